@@ -1,0 +1,41 @@
+"""How the benchmarks measure: alternating runs for times, the allocator's own events for memory.
+
+This machine and yours are shared and noisy, so a time is only ever compared with another of the same process: the
+candidates take turns, and the ratio of their medians is what is reported.
+"""
+
+import gc
+import statistics
+import time
+from collections.abc import Callable
+
+import torch
+
+
+def alternate(candidates: dict[str, Callable[[], object]], rounds: int = 9, warmup: int = 1) -> dict[str, float]:
+    """Median seconds of each candidate, run in turn `rounds` times."""
+    seconds: dict[str, list[float]] = {name: [] for name in candidates}
+    for turn in range(warmup + rounds):
+        for name, run in candidates.items():
+            start = time.perf_counter()
+            run()
+            if turn >= warmup:
+                seconds[name].append(time.perf_counter() - start)
+    return {name: statistics.median(values) for name, values in seconds.items()}
+
+
+def peak_bytes(run: Callable[[], object]) -> int:
+    """The most that torch's CPU allocator held during `run`, above what it held before."""
+    gc.collect()
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as profile:
+        run()
+    held = peak = 0
+    events = profile.profiler.kineto_results.events()
+    for event in sorted((e for e in events if e.name() == "[memory]"), key=lambda e: e.start_ns()):
+        held += event.nbytes()
+        peak = max(peak, held)
+    return peak
+
+
+def mebibytes(count: float) -> str:
+    return f"{count / 2**20:,.1f} MiB"

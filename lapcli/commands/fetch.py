@@ -1,0 +1,70 @@
+"""`lap fetch RECIPE`: do everything that a run needs the network for, and print the sizes."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+EXAMPLES = """Examples:
+
+lap fetch recipes/gpt561m.yaml
+
+lap fetch recipes/gpt561m.yaml --data ~/fineweb-edu --json
+
+lap fetch recipes/quickstart.yaml --set tokenizer.vocab=8192
+"""
+
+
+def fetch(
+    recipe: Annotated[Path, typer.Argument(help="The recipe whose data to get.", metavar="RECIPE")],
+    set_: Annotated[
+        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change a key of the recipe; repeatable.")
+    ] = None,
+    data: Annotated[
+        Path | None, typer.Option("--data", help="Local file or folder to read instead of the recipe's source.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
+) -> None:
+    """Download and tokenise the text of RECIPE, once. Afterwards everything runs with HF_HUB_OFFLINE=1."""
+    import json
+
+    from lapcli.data.progress import shown_progress
+    from lapcli.data.tokens import prepare_text
+    from lapcli.errors import UsageError
+    from lapcli.recipe import load_recipe
+    from lapcli.recipe.schema import LanguageModelRecipe
+
+    # A local copy has the hub's files but not its revisions.
+    local = [] if data is None else [f"data.train={json.dumps(str(data))}", "data.revision=null"]
+    loaded = load_recipe(recipe, [*(set_ or []), *local])
+    if not isinstance(loaded, LanguageModelRecipe):
+        raise UsageError(f"{recipe} trains on no text, so there is nothing to fetch for it")
+    with shown_progress() as progress:
+        prepared = prepare_text(loaded.data, loaded.tokenizer, progress=progress)
+    on_disk = sum(path.stat().st_size for path in prepared.folder.iterdir())
+    if as_json:
+        facts = {
+            "source": loaded.data.train,
+            "source_files": prepared.source_files,
+            "source_bytes": prepared.source_bytes,
+            "documents": prepared.documents,
+            "vocab": prepared.tokenizer.vocab_size,
+            "train_tokens": len(prepared.train),
+            "validation_tokens": len(prepared.validation),
+            "bytes_on_disk": on_disk,
+            "folder": str(prepared.folder),
+            "identity": prepared.identity,
+            "tokenizer_sha256": prepared.tokenizer.sha256,
+        }
+        print(json.dumps(facts, indent=2))
+        return
+    rows = {
+        "source": f"{loaded.data.train}, files: {prepared.source_files:,}, {prepared.source_bytes / 1e6:,.1f} MB",
+        "documents": f"{prepared.documents:,}",
+        "train": f"{len(prepared.train):,} tokens",
+        "validation": f"{len(prepared.validation):,} tokens",
+        "vocabulary": f"{prepared.tokenizer.vocab_size:,} tokens, sha256 {prepared.tokenizer.sha256[:16]}",
+        "tokenised": f"{on_disk / 1e6:,.1f} MB in {prepared.folder}",
+    }
+    for name, value in rows.items():
+        print(f"{name:<12}{value}")

@@ -1,0 +1,1 @@
+"""Data: from a recipe's source to batches. Text today; `tokens.prepare_text` is the way in."""

@@ -1,0 +1,106 @@
+"""Build a folder of the cache once, however many processes ask and whenever they are killed.
+
+A folder that exists under its final name is finished: it was written under a temporary name, flushed and renamed. One
+process builds (an advisory lock that the kernel releases when its holder dies), the others wait and then read.
+"""
+
+import errno
+import fcntl
+import hashlib
+import json
+import logging
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from lapcli.errors import LapError
+
+log = logging.getLogger(__name__)
+
+UNFINISHED = ".unfinished"
+
+
+def digest(*parts: object) -> str:
+    """A key for the cache: the sha256 of JSON-able values, the same on every machine."""
+    return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
+
+
+def build_once(folder: Path, build: Callable[[Path], None], is_whole: Callable[[Path], bool]) -> Path:
+    """`folder`, after `build` has filled it if it was not there or `is_whole` finds it damaged."""
+    if folder.is_dir() and is_whole(folder):
+        return folder
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        with _locked(folder):
+            if folder.is_dir():
+                if is_whole(folder):  # another process built it while this one waited for the lock
+                    return folder
+                log.warning("%s is damaged (a file is missing or cut short); building it again", folder)
+                shutil.rmtree(folder)
+            _remove_abandoned(folder.parent)
+            unfinished = folder.with_name(folder.name + UNFINISHED)
+            shutil.rmtree(unfinished, ignore_errors=True)
+            unfinished.mkdir()
+            try:
+                build(unfinished)
+                for path in sorted(unfinished.iterdir()):
+                    _flush(path)
+                _flush(unfinished)
+                unfinished.rename(folder)
+            except BaseException:
+                shutil.rmtree(unfinished, ignore_errors=True)
+                raise
+            _flush(folder.parent)
+    except OSError as error:
+        if error.errno == errno.ENOSPC:
+            raise LapError(f"the disk is full while writing {folder}; free some, or set LAP_CACHE elsewhere") from error
+        raise LapError(f"cannot write {folder} ({error}); set LAP_CACHE to a folder that you can write") from error
+    return folder
+
+
+@contextmanager
+def _locked(folder: Path) -> Iterator[None]:
+    # The lock file stays: removing it would let a third process lock a new file of the same name beside a waiting one.
+    with open(_lock_path(folder), "w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            log.info("another process is building %s; waiting for it", folder)
+            fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+def _remove_abandoned(parent: Path) -> None:
+    """What killed builds of other keys left: nobody holds their locks. The next recipe need not be the killed one's."""
+    for leftover in parent.glob("*" + UNFINISHED):
+        with open(_lock_path(leftover.with_name(leftover.name.removesuffix(UNFINISHED))), "w") as lock:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                continue
+            shutil.rmtree(leftover, ignore_errors=True)
+
+
+def _lock_path(folder: Path) -> Path:
+    return folder.with_name(folder.name + ".lock")
+
+
+def _flush(path: Path) -> None:
+    """To the disk, not only to the kernel: a rename may otherwise survive a power cut that the contents do not."""
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def write_atomically(path: Path, text: str) -> None:
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        temporary.write_text(text, encoding="utf-8")
+        _flush(temporary)
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)

@@ -1,0 +1,89 @@
+"""Token ids on disk: shards of bounded size, written once, read as one memory-mapped stream."""
+
+import hashlib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import BinaryIO
+
+import numpy as np
+
+SHARD_TOKENS = 1 << 27
+
+
+def token_dtype(vocab: int) -> np.dtype:
+    """Little-endian on every machine, so that hashes and copied caches agree."""
+    return np.dtype("<u2" if vocab <= 1 << 16 else "<u4")
+
+
+class ShardWriter:
+    """Appends ids to `NAME-00000.bin`, `NAME-00001.bin`, ... and hashes what it writes."""
+
+    def __init__(self, folder: Path, name: str, dtype: np.dtype, shard_tokens: int = SHARD_TOKENS) -> None:
+        self._folder, self._name, self._dtype, self._shard_tokens = folder, name, dtype, shard_tokens
+        self._file: BinaryIO | None = None
+        self._hash = hashlib.sha256()
+        self.shards: list[tuple[str, int]] = []  # file name and tokens of each
+        self.tokens = 0
+
+    def append(self, ids: np.ndarray) -> None:
+        ids = ids.astype(self._dtype, copy=False)
+        self.tokens += len(ids)
+        while len(ids):
+            if self._file is None or self.shards[-1][1] == self._shard_tokens:
+                self._next_shard()
+            assert self._file is not None
+            name, written = self.shards[-1]
+            taken = np.ascontiguousarray(ids[: self._shard_tokens - written])
+            self._file.write(taken.data)
+            self._hash.update(taken.data)
+            self.shards[-1] = (name, written + len(taken))
+            ids = ids[len(taken) :]
+
+    def close(self) -> str:
+        """The sha256 of all ids."""
+        if self._file is not None:
+            self._file.close()
+        return self._hash.hexdigest()
+
+    def _next_shard(self) -> None:
+        self.close()
+        self.shards.append((f"{self._name}-{len(self.shards):05d}.bin", 0))
+        self._file = (self._folder / self.shards[-1][0]).open("wb")
+
+
+class TokenStream:
+    """Shards as ONE stream of token ids. Nothing is read before it is asked for."""
+
+    def __init__(self, folder: Path, shards: Sequence[tuple[str, int]], dtype: np.dtype) -> None:
+        self._shards = [np.memmap(folder / name, dtype=dtype, mode="r", shape=(tokens,)) for name, tokens in shards]
+        self._starts = np.cumsum([0, *(tokens for _, tokens in shards)])
+        self._dtype = dtype
+
+    def __len__(self) -> int:
+        return int(self._starts[-1])
+
+    def read(self, start: int, count: int) -> np.ndarray:
+        """int64 copy of ids [start, start + count), across shard borders."""
+        return self.read_raw(start, count).astype(np.int64)
+
+    def read_raw(self, start: int, count: int) -> np.ndarray:
+        """As stored; a view of the file where one shard holds all of it."""
+        if start < 0 or count < 0 or start + count > len(self):
+            raise IndexError(f"tokens {start:,} to {start + count:,} of a stream of {len(self):,}")
+        if count == 0:
+            return np.empty(0, dtype=self._dtype)
+        shard = int(np.searchsorted(self._starts, start, side="right")) - 1
+        pieces = []
+        while count:
+            offset = start - int(self._starts[shard])
+            piece = self._shards[shard][offset : offset + count]
+            pieces.append(piece)
+            start, count, shard = start + len(piece), count - len(piece), shard + 1
+        return pieces[0] if len(pieces) == 1 else np.concatenate(pieces)
+
+
+def shards_are_whole(folder: Path, shards: Sequence[tuple[str, int]], dtype: np.dtype) -> bool:
+    return all(
+        (folder / name).is_file() and (folder / name).stat().st_size == tokens * dtype.itemsize
+        for name, tokens in shards
+    )

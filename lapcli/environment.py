@@ -1,0 +1,26 @@
+"""Every environment variable that `lap` reads, declared once.
+
+LAP_RUNS        folder of the run directories                (default `runs`)
+LAP_CACHE       tokenizers, tokenised text, decoded images   (default `$XDG_CACHE_HOME/lap`, else `~/.cache/lap`)
+LAP_TEST_DATA   real benchmark files for the tests           (default none: those tests skip)
+
+Others' variables are honoured where they mean something here: HF_HOME, HF_ENDPOINT, HF_HUB_OFFLINE, NO_COLOR,
+OMP_NUM_THREADS, and torchrun's RANK, LOCAL_RANK, WORLD_SIZE.
+"""
+
+import os
+from pathlib import Path
+
+
+def runs_dir() -> Path:
+    return Path(os.environ.get("LAP_RUNS") or "runs")
+
+
+def cache_dir() -> Path:
+    if given := os.environ.get("LAP_CACHE"):
+        return Path(given)
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "lap"
+
+
+def hub_is_offline() -> bool:
+    return os.environ.get("HF_HUB_OFFLINE", "").upper() in {"1", "TRUE", "YES", "ON"}

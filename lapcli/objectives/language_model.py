@@ -1,0 +1,182 @@
+"""Next-token prediction with a GPT: Muon for the block matrices, AdamW for embedding and head, bits per byte.
+
+Shapes: B sequences, T tokens.
+"""
+
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from lapcli.data.batches import TokenBatches
+from lapcli.data.tokens import TextData
+from lapcli.evaluation.bigram import bigram_bits_per_byte
+from lapcli.evaluation.engine import generate
+from lapcli.models.gpt import GPT, GPTConfig
+from lapcli.objectives.batching import plan_batches
+from lapcli.objectives.objective import ParameterGroup
+from lapcli.recipe.schema import LanguageModelRecipe
+from lapcli.training.distributed import World
+from lapcli.training.schedules import learning_rate_multiplier, muon_momentum
+
+DTYPES = {"float32": torch.float32, "bf16": torch.bfloat16, "auto": None}
+
+
+def gpt_config(recipe: LanguageModelRecipe) -> GPTConfig:
+    section = recipe.model
+    return GPTConfig(
+        layers=section.layers,
+        heads=section.heads,
+        width=section.width,
+        vocab=recipe.tokenizer.vocab,
+        context=section.context,
+        kv_heads=section.kv_heads,
+        laplacian_heads=section.head_plan().per_layer,
+        rotary_base=section.rotary_base,
+        rotary_precision=section.rotary_precision,
+        softcap=section.softcap,
+    )
+
+
+def parameter_groups(recipe: LanguageModelRecipe, model: GPT) -> list[ParameterGroup]:
+    """Section 2 of nanochat's recipe; the two AdamW rates shrink with the width, Muon's does not."""
+    settings = recipe.optimizer
+    width_factor = (recipe.model.width / settings.reference_width) ** -0.5
+    adamw = {"betas": tuple(settings.betas), "eps": settings.eps, "weight_decay": settings.weight_decay}
+    muon = {"steps": settings.newton_schulz_steps, "dtype": DTYPES[settings.newton_schulz_precision]}
+    named = dict(model.named_parameters())
+    embedding, head = ({name: named.pop(name)} for name in ("embed.weight", "head.weight"))
+    return [
+        ParameterGroup("matrices", "muon", settings.lr, named, {**muon, "momentum": settings.momentum}),
+        ParameterGroup("embedding", "adamw", settings.embedding_lr * width_factor, embedding, adamw),
+        ParameterGroup("head", "adamw", settings.head_lr * width_factor, head, adamw),
+    ]
+
+
+class LanguageModel:
+    unit = "tokens"
+
+    def __init__(self, recipe: LanguageModelRecipe, data: TextData, world: World) -> None:
+        self._recipe, self._data, self._world = recipe, data, world
+        train, context = recipe.train, recipe.model.context
+        self.batches = plan_batches(train.batch, train.micro_batch, world.size)
+        self._sequences = TokenBatches(
+            data.train, context=context, batch=train.batch, seed=recipe.seed, shuffled=recipe.data.shuffled
+        )
+        # The whole validation text in stream order, one "batch" of all of it.
+        self._validation = TokenBatches(data.validation, context=context, batch=1, seed=0, shuffled=True)
+        self._validation_sequences = max(
+            1, min(recipe.validation.tokens // context, self._validation.sequences_per_epoch)
+        )
+        self._byte_lengths = torch.from_numpy(data.tokenizer.byte_lengths().astype(np.int64)).to(world.device)
+        self.steps = train.steps or max(
+            1, int((train.epochs or 0) * self._sequences.sequences_per_epoch) // train.batch
+        )
+        self.model = self._build_model()
+        self.units_per_step = train.batch * context
+        self.flops_per_step = float(self.model.flops_per_token()) * self.units_per_step
+
+    def _build_model(self) -> GPT:
+        train, device = self._recipe.train, self._world.device
+        with torch.device("meta"):
+            model = GPT(gpt_config(self._recipe))
+        # Drawn on the CPU: one seed gives the same weights on every rank and every device.
+        model.to_empty(device="cpu").initialise(torch.Generator().manual_seed(self._recipe.seed))
+        if train.precision == "bf16" or (train.precision == "auto" and device.type == "cuda"):
+            model.use_bf16()
+        model.to(device)
+        if train.compile is True or (train.compile == "auto" and device.type == "cuda"):
+            model.use_compile()
+        return model
+
+    def parameter_groups(self) -> list[ParameterGroup]:
+        return parameter_groups(self._recipe, self.model)
+
+    def batch(self, step: int, micro_step: int) -> tuple[Tensor, Tensor]:
+        first = self.batches.first(micro_step, self._world.rank)
+        return self._to_device(*self._sequences.sequences(step, first, self.batches.micro_batch))
+
+    def loss(self, batch: tuple[Tensor, Tensor]) -> Tensor:
+        return self.model.loss(*batch)
+
+    def learning_rate_multiplier(self, step: int) -> float:
+        return learning_rate_multiplier(self._recipe.schedule, step, self.steps)
+
+    def momentum(self, step: int) -> float:
+        return muon_momentum(self._recipe.optimizer, step)
+
+    def after_step(self, step: int) -> None:
+        pass
+
+    @torch.no_grad()
+    def validate(self, is_interrupted: Callable[[], bool]) -> dict[str, float]:
+        """Loss, and bits per byte: nats over ln 2 and the raw bytes of the targets (special tokens have none)."""
+        count, size = self._validation_sequences, self.batches.micro_batch
+        nats = targets = counted_nats = counted_bytes = 0.0
+        # Every rank walks the same number of rounds, so that all of them ask `is_interrupted` together.
+        for start in range(0, count, size * self._world.size):
+            is_interrupted()
+            first = min(count, start + self._world.rank * size)
+            rows = min(count - first, size)
+            if rows == 0:
+                continue
+            tokens_BT, targets_BT = self._to_device(*self._validation.sequences(0, first, rows))
+            losses_BT = self.model.loss(tokens_BT, targets_BT, reduction="none")
+            bytes_BT = self._byte_lengths[targets_BT]
+            nats += float(losses_BT.sum())
+            targets += losses_BT.numel()
+            counted_nats += float(losses_BT[bytes_BT > 0].sum())
+            counted_bytes += float(bytes_BT.sum())
+        nats, targets, counted_nats, counted_bytes = self._world.sum([nats, targets, counted_nats, counted_bytes])
+        return {
+            "validation_loss": nats / targets,
+            "validation_bits_per_byte": counted_nats / (math.log(2) * max(counted_bytes, 1)),
+        }
+
+    def describe_batch(self, step: int) -> str:
+        return self._sequences.identity(step)
+
+    def weights_metadata(self) -> dict[str, str]:
+        return {"laplacian_heads": str(self.model.config.head_plan), "tokenizer_sha256": self._data.tokenizer.sha256}
+
+    def finish(self, run_dir: Path) -> dict[str, Any]:
+        """Continues the recipe's prompts, and says what a bigram model reaches if the recipe asks."""
+        left: dict[str, Any] = {}
+        settings = self._recipe.validation
+        if settings.prompts:
+            tokenizer = self._data.tokenizer
+            left["samples"] = [
+                {"prompt": prompt, "continuation": tokenizer.decode(self._continue(prompt))}
+                for prompt in settings.prompts
+            ]
+        if settings.bigram:
+            train, validation = self._data.train, self._data.validation
+            tokens = self._validation_sequences * self._recipe.model.context + 1
+            left["bigram_bits_per_byte"] = bigram_bits_per_byte(
+                train.read(0, len(train)), validation.read(0, tokens), self._data.tokenizer.byte_lengths()
+            )
+        return left
+
+    def _continue(self, prompt: str) -> list[int]:
+        settings, tokenizer = self._recipe.validation, self._data.tokenizer
+        ids = [tokenizer.bos, *tokenizer.encode(prompt)]
+        return generate(
+            self.model,
+            ids,
+            settings.sample_tokens,
+            temperature=settings.temperature,
+            top_k=settings.top_k,
+            seed=self._recipe.seed,
+        )
+
+    def _to_device(self, tokens_BT: Tensor, targets_BT: Tensor) -> tuple[Tensor, Tensor]:
+        if self._world.device.type == "cuda":  # pinned, so that the copy overlaps with what the GPU still does
+            return (
+                tokens_BT.pin_memory().to(self._world.device, non_blocking=True),
+                targets_BT.pin_memory().to(self._world.device, non_blocking=True),
+            )
+        return tokens_BT.to(self._world.device), targets_BT.to(self._world.device)

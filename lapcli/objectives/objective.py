@@ -1,0 +1,66 @@
+"""What an objective gives the training loop. The loop owns the rest: accumulation, precision of the clock, clipping,
+schedules, checkpoints, signals, metrics and progress are the same for all of them."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal, Protocol
+
+from torch import Tensor, nn
+
+
+@dataclass
+class ParameterGroup:
+    """Parameters that share an optimizer and a peak learning rate."""
+
+    name: str
+    kind: Literal["muon", "adamw"]
+    lr: float
+    parameters: Mapping[str, Tensor]  # by their names in the model's state dict
+    options: dict[str, Any] = field(default_factory=dict)  # of the optimizer: betas, eps, weight_decay, steps, dtype
+
+
+@dataclass(frozen=True)
+class BatchPlan:
+    """How the global batch of a step is taken: `accumulation` forwards of `micro_batch` on each of the processes."""
+
+    batch: int
+    micro_batch: int
+    accumulation: int
+    processes: int
+
+    def first(self, micro_step: int, rank: int) -> int:
+        """Position in the global batch of the first example of a micro-batch."""
+        return (micro_step * self.processes + rank) * self.micro_batch
+
+
+class Objective(Protocol):
+    model: nn.Module
+    batches: BatchPlan
+    steps: int
+    unit: str  # what throughput counts: tokens or images
+    units_per_step: int
+    flops_per_step: float
+
+    def parameter_groups(self) -> list[ParameterGroup]: ...
+
+    def batch(self, step: int, micro_step: int) -> Any:
+        """A function of the recipe, the seed and these two: nothing is consumed."""
+
+    def loss(self, batch: Any) -> Tensor: ...
+
+    def learning_rate_multiplier(self, step: int) -> float: ...
+
+    def momentum(self, step: int) -> float | None:
+        """Of Muon at that step; None where there is nothing to set."""
+
+    def after_step(self, step: int) -> None: ...
+
+    def validate(self, is_interrupted: Callable[[], bool]) -> dict[str, float]:
+        """The same on every rank; `is_interrupted` is asked on every rank equally often and raises by itself."""
+
+    def describe_batch(self, step: int) -> str: ...
+
+    def weights_metadata(self) -> dict[str, str]: ...
+
+    def finish(self, run_dir: Any) -> dict[str, Any]:
+        """After the last step, on rank 0: what the run leaves beside its weights, and what to show of it."""

@@ -1,0 +1,181 @@
+"""From YAML text to values that know where they stand; nothing is executed and nothing can grow without bound.
+
+Built from PyYAML's events rather than its constructor: each value keeps its line, the number rules are ours, and
+tags never reach anything that could act on them.
+"""
+
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from lapcli.recipe.problems import Problem, Unreadable, key_shown
+from lapcli.recipe.scalars import Scalar, read_plain
+
+MAX_DEPTH = 20
+_MAX_VALUES = 10_000  # aliases counted as what they stand for
+_MAX_BYTES = 2**20
+
+
+@dataclass(frozen=True)
+class Node:
+    """A value and the place of its key (in a list: of itself)."""
+
+    value: "Scalar | list[Node] | dict[str, Node]"
+    where: str
+
+
+def plain(node: Node) -> Any:
+    """The bare value, without places."""
+    if isinstance(node.value, dict):
+        return {key: plain(child) for key, child in node.value.items()}
+    if isinstance(node.value, list):
+        return [plain(child) for child in node.value]
+    return node.value
+
+
+def read_file(path: Path) -> tuple[dict[str, Node], list[Problem]]:
+    """The top level of a recipe file, and problems that do not hinder the reading of the rest.
+
+    A file that turns out not to be a recipe is never quoted: an `extends` must not show what stands in other files.
+    """
+    name = str(path)
+    try:
+        with path.open("rb") as file:
+            content = file.read(_MAX_BYTES + 1)
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or "not a file name"
+        raise Unreadable(Problem(name, "", f"cannot be read ({reason}); check the file and its permissions")) from None
+    if len(content) > _MAX_BYTES:
+        raise Unreadable(Problem(name, "", "is larger than 1 MB, which no recipe is; check the name"))
+    try:
+        text = content.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        line = content.count(b"\n", 0, error.start) + 1
+        raise Unreadable(Problem(f"{name}:{line}", "", "is not UTF-8 text; save the recipe as UTF-8")) from None
+    node, problems = read_text(text, lambda line: f"{name}:{line}")
+    if node is None or node.value is None:
+        raise Unreadable(Problem(name, "", "is empty; a recipe starts with `objective:` or `extends:`"))
+    if not isinstance(node.value, dict):
+        kind = "a list" if isinstance(node.value, list) else "text"
+        raise Unreadable(Problem(node.where, "", f"expected `key: value` lines, got {kind}; is this a recipe?"))
+    return node.value, problems
+
+
+def read_text(text: str, where: Callable[[int], str], under: tuple[str, ...] = ()) -> tuple[Node | None, list[Problem]]:
+    """One YAML document; none if there is nothing but comments. `under` is the key that it is the value of."""
+    builder = _Builder(where, under)
+    try:
+        # The pure-Python SafeLoader: its parser keeps its own stack, so that deep nesting reaches our check.
+        return builder.document(yaml.parse(text, Loader=yaml.SafeLoader)), builder.problems
+    except yaml.MarkedYAMLError as error:
+        line = error.problem_mark.line + 1 if error.problem_mark else 1
+        raise Unreadable(Problem(where(line), "", f"is not YAML: {_without_quotes(error)}")) from None
+    except yaml.reader.ReaderError as error:
+        line = text.count("\n", 0, error.position) + 1
+        raise Unreadable(Problem(where(line), "", "is not YAML: found a control character; remove it")) from None
+    except (yaml.YAMLError, ValueError, OverflowError):
+        # PyYAML lets these through for impossible escapes ("\UFFFFFFFF") and version numbers.
+        raise Unreadable(Problem(where(builder.line), "", "is not YAML: an escape or a directive is wrong")) from None
+
+
+def _without_quotes(error: yaml.MarkedYAMLError) -> str:
+    """PyYAML's reason without the words of the file that it repeats; signs, tabs and token names may stay."""
+
+    def harmless(quote: re.Match[str]) -> str:
+        return quote[0] if re.fullmatch(r"'(<[a-z ]+>|\\t|[^\w\s])'", quote[0]) else "..."
+
+    reason = re.sub(r"""'[^']*'|"[^"]*\"""", harmless, error.problem or "cannot be read")
+    return reason.replace(r"'\t'", "tab")
+
+
+class _Builder:
+    def __init__(self, where: Callable[[int], str], under: tuple[str, ...]) -> None:
+        self.where = where
+        self._path = list(under)  # the key that is being read
+        self.problems: list[Problem] = []
+        self.line = 1
+        self._anchors: dict[str, tuple[Node, int] | None] = {}  # none while the anchored value is still being read
+        self._count = 0
+
+    def document(self, events: Iterator[yaml.Event]) -> Node | None:
+        self._events = events
+        root = None
+        for event in events:
+            if isinstance(event, yaml.DocumentStartEvent):
+                if root is not None:
+                    raise self._stop(event, "a second document starts here; a recipe is one")
+                root = self._node(next(events), 0)
+        return root
+
+    def _add(self, where: str, message: str) -> None:
+        self.problems.append(Problem(where, ".".join(map(key_shown, self._path)), message))
+
+    def _stop(self, event: yaml.Event, message: str) -> Unreadable:
+        return Unreadable(Problem(self._place(event), "", message))
+
+    def _place(self, event: yaml.Event) -> str:
+        self.line = event.start_mark.line + 1 if event.start_mark else self.line
+        return self.where(self.line)
+
+    def _node(self, event: yaml.Event, depth: int, where: str | None = None) -> Node:
+        where = where or self._place(event)
+        before = self._count
+        self._count += 1
+        if depth > MAX_DEPTH:
+            raise self._stop(event, f"is nested deeper than {MAX_DEPTH} levels; no recipe is")
+        if isinstance(event, yaml.AliasEvent):
+            name = event.anchor or ""
+            known = self._anchors.get(name)
+            if known is None:
+                inside = name in self._anchors
+                raise self._stop(event, "an alias stands inside its own anchor" if inside else "an alias has no anchor")
+            self._bound(event, known[1])
+            return Node(known[0].value, where)
+        self._bound(event, 0)
+        if getattr(event, "tag", None) is not None:
+            self._add(self._place(event), "tags (`!name`) are not used in recipes; remove it")
+        anchor = getattr(event, "anchor", None)
+        if anchor is not None:
+            self._anchors[anchor] = None
+        node = Node(self._value(event, depth), where)
+        if anchor is not None:
+            self._anchors[anchor] = (node, self._count - before)
+        return node
+
+    def _bound(self, event: yaml.Event, more: int) -> None:
+        self._count += more
+        if self._count > _MAX_VALUES:
+            raise self._stop(event, f"holds more than {_MAX_VALUES} values (aliases count in full); no recipe does")
+
+    def _value(self, event: yaml.Event, depth: int) -> "Scalar | list[Node] | dict[str, Node]":
+        if isinstance(event, yaml.ScalarEvent):
+            # A lone surrogate ("\ud800") cannot be printed or saved again.
+            if any("\ud800" <= c <= "\udfff" for c in event.value):
+                raise self._stop(event, "holds half a character (a surrogate escape)")
+            return read_plain(event.value) if event.style is None else event.value
+        if isinstance(event, yaml.SequenceStartEvent):
+            items: list[Node] = []
+            while not isinstance(item := next(self._events), yaml.SequenceEndEvent):
+                items.append(self._node(item, depth + 1))
+            return items
+        return self._mapping(depth)
+
+    def _mapping(self, depth: int) -> dict[str, Node]:
+        entries: dict[str, Node] = {}
+        while not isinstance(key := next(self._events), yaml.MappingEndEvent):
+            where = self._place(key)
+            if not isinstance(key, yaml.ScalarEvent):
+                raise self._stop(key, "a key must be a word")
+            name = key.value  # as written: `on`, `1` and `null` are words here
+            self._path.append(name)
+            self._node(key, depth + 1)  # for its tag and its bounds
+            value = self._node(next(self._events), depth + 1, where)
+            if name in entries:
+                self._add(where, f"is given twice (first at {entries[name].where}); keep one")
+            entries[name] = value
+            self._path.pop()
+        return entries

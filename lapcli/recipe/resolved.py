@@ -1,0 +1,58 @@
+"""A checked recipe as data: to keep in a run, to name by its hash, and to compare with another."""
+
+import hashlib
+import json
+from collections.abc import Mapping
+from typing import Any
+
+import yaml
+
+from lapcli.recipe.scalars import read_plain
+from lapcli.recipe.schema import BaseRecipe
+
+
+def recipe_to_dict(recipe: BaseRecipe) -> dict[str, Any]:
+    """Plain JSON values, with every default written out."""
+    return recipe.model_dump(mode="json")
+
+
+def recipe_to_yaml(recipe: BaseRecipe) -> str:
+    """A recipe file that loads to an equal recipe."""
+    return yaml.dump(recipe_to_dict(recipe), Dumper=_RecipeDumper, sort_keys=False, allow_unicode=True, width=120)
+
+
+def recipe_hash(recipe: BaseRecipe) -> str:
+    """The sha256 of the recipe's canonical JSON: equal for recipes that mean the same, however they are written."""
+    canonical = json.dumps(recipe_to_dict(recipe), sort_keys=True, separators=(",", ":"), allow_nan=False)
+    return hashlib.sha256(canonical.encode()).hexdigest()
+
+
+def differing_keys(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[tuple[str, Any, Any]]:
+    """(dotted key, old value, new value) for each key that differs; a key that one of them lacks counts as null."""
+    return list(_differences("", old, new))
+
+
+def _differences(key: str, old: Any, new: Any) -> list[tuple[str, Any, Any]]:
+    if not (isinstance(old, Mapping | None) and isinstance(new, Mapping | None)) or (old is None and new is None):
+        return [] if old == new else [(key, old, new)]
+    old, new = old or {}, new or {}
+    rows: list[tuple[str, Any, Any]] = []
+    for name in dict.fromkeys((*old, *new)):
+        rows += _differences(f"{key}.{name}" if key else name, old.get(name), new.get(name))
+    return rows
+
+
+class _RecipeDumper(yaml.SafeDumper):
+    """Quotes text that our reader would take for a number, and never writes an alias."""
+
+    def ignore_aliases(self, data: Any) -> bool:
+        return True
+
+
+def _represent_text(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
+    # PyYAML would also leave line breaks of other scripts (U+0085, U+2028) bare, and read them back as spaces.
+    style = None if text.isprintable() and isinstance(read_plain(text), str) else '"'
+    return dumper.represent_scalar("tag:yaml.org,2002:str", text, style=style)
+
+
+_RecipeDumper.add_representer(str, _represent_text)

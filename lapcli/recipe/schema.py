@@ -1,0 +1,257 @@
+"""What a recipe may say: one typed model for each section, and one recipe for each objective.
+
+Every key has a meaning here or it is refused; nothing is parsed and then ignored. Batch sizes are global.
+"""
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from lapcli.head_plan import HeadPlan, head_plan
+from lapcli.recipe.section import (
+    Count,
+    Fraction,
+    NonNegative,
+    Positive,
+    Section,
+    Size,
+    Text,
+    Whole,
+    combination,
+)
+
+
+class LayerRange(Section):
+    """Laplacian heads in some layers only: `{layers: 6-11, heads: 12}`."""
+
+    layers: Whole | str | list[Whole]
+    heads: Annotated[Whole, Field(ge=0)]
+
+
+class GPTModel(Section):
+    """The GPT: `lapcli/models/gpt.py`."""
+
+    layers: Annotated[Whole, Field(ge=1, le=1000)]
+    width: Size
+    heads: Annotated[Whole, Field(ge=1, le=1024)]
+    kv_heads: Annotated[Whole, Field(ge=1, le=1024)] | None = None  # none: as many as heads
+    context: Size = 2048  # tokens in a training sequence
+    laplacian_heads: Annotated[Whole, Field(ge=0)] | list[Annotated[Whole, Field(ge=0)]] | str | LayerRange = Field(
+        default=0, description="a number, a list with one number a layer, `linear(a, b)` or {layers:, heads:}"
+    )
+    rotary_base: Annotated[float, Field(gt=1, le=1e9)] = 10_000.0
+    rotary_precision: Literal["float32", "bf16"] = "float32"
+    softcap: Annotated[float, Field(gt=0, le=50)] = 15.0
+
+    @combination("width", "heads")
+    def _heads_divide_the_width(self) -> str | None:
+        if self.width % self.heads:
+            return f"{self.width} is not a multiple of heads {self.heads}"
+        if (self.width // self.heads) % 2:
+            return f"the head size {self.width // self.heads} (width / heads) must be even for rotary"
+        return None
+
+    @combination("kv_heads", "heads")
+    def _kv_heads_divide_the_heads(self) -> str | None:
+        if self.kv_heads and self.heads % self.kv_heads:
+            return f"heads {self.heads} is not a multiple of kv_heads {self.kv_heads}"
+        return None
+
+    @combination("laplacian_heads", "layers", "heads")
+    def _plan_fits(self) -> str | None:
+        try:
+            self.head_plan()
+        except ValueError as error:
+            return str(error)
+        return None
+
+    def head_plan(self) -> HeadPlan:
+        spec = self.laplacian_heads
+        return head_plan(spec.model_dump() if isinstance(spec, LayerRange) else spec, self.layers, self.heads)
+
+
+class TokenizerSection(Section):
+    """Trained once and shared by content, unless `file` names one."""
+
+    file: Text | None = None
+    vocab: Annotated[Whole, Field(ge=256 + 9, le=2**20)] = 65_536  # nine special tokens included
+    train_chars: Count = 2_000_000_000  # training stops after this many characters
+    train_crop: Count = 10_000  # characters of each document that it sees
+
+
+class TextSource(Section):
+    """Where text comes from: `builtin`, `hub:OWNER/NAME`, or a local file or folder."""
+
+    train: Text
+    files: Text | list[Text] | None = None  # names, ranges such as a_{00..23}.txt, local globs; in order
+    revision: Text | None = None  # of the hub data set
+    column: Text = "text"
+    separator: Annotated[str, Field(min_length=1, max_length=100)] | None = None  # between a text file's documents
+    crop: Count | None = None  # characters kept of each document
+    shuffled: bool = False  # the source is in random order already
+    shuffle_seed: Annotated[Whole, Field(ge=0, lt=2**63)] = 0
+    # `last_file` holds the last file out; a fraction holds out that share of the documents; none chooses by what
+    # there is: the last of several files, a twentieth of one.
+    validation: Literal["last_file"] | Annotated[float, Field(gt=0, lt=1)] | None = None
+
+    @combination("train")
+    def _hub_name(self) -> str | None:
+        owner, _, name = self.train.removeprefix("hub:").partition("/")
+        if self.train.startswith("hub:") and (not owner or not name or "/" in name):
+            return f"expected hub:OWNER/NAME, got {self.train[:60]!r}"
+        return None
+
+    @combination("files", "train")
+    def _files_of_the_source(self) -> str | None:
+        if self.train == "builtin" and self.files is not None:
+            return "means nothing for the built-in text; remove it"
+        if self.train.startswith("hub:") and self.files is None:
+            return "name the hub data set's files, so that the list is fixed by the recipe"
+        if self.train.startswith("hub:") and any(mark in str(self.files) for mark in "*?"):
+            return "a pattern is not a fixed list; name the files or give a range such as shard_{000..239}.parquet"
+        if self.files == []:
+            return "name at least one file, or remove it"
+        return None
+
+    @combination("revision", "train")
+    def _revision_of_the_hub(self) -> str | None:
+        if self.revision is not None and not self.train.startswith("hub:"):
+            return "only a hub data set (train: hub:OWNER/NAME) has one; remove it"
+        return None
+
+    @combination("separator", "train")
+    def _separator_of_files(self) -> str | None:
+        if self.separator is not None and self.train == "builtin":
+            return "means nothing for the built-in text; remove it"
+        return None
+
+    @combination("column", "train")
+    def _builtin_has_no_columns(self) -> str | None:
+        if self.train == "builtin" and self.column != "text":
+            return "means nothing for the built-in text; remove it"
+        return None
+
+    @combination("shuffle_seed", "shuffled")
+    def _seed_of_a_shuffle(self) -> str | None:
+        if self.shuffled and self.shuffle_seed != 0:
+            return "means nothing for a source that is shuffled already; remove it"
+        return None
+
+    @combination("validation", "train")
+    def _builtin_has_no_files(self) -> str | None:
+        if self.train == "builtin" and self.validation == "last_file":
+            return "the built-in text has no files; give a fraction"
+        return None
+
+
+class TrainSection(Section):
+    """How long, in what batches, on what."""
+
+    batch: Count  # sequences or images of one optimizer step, over all processes
+    micro_batch: Count  # at most this many that one process takes in one forward
+    steps: Count | None = None
+    epochs: Positive | None = None  # used if no steps are given
+    precision: Literal["auto", "float32", "bf16"] = "auto"  # auto: bf16 on CUDA, float32 elsewhere
+    compile: Literal["auto"] | bool = "auto"  # auto: on CUDA
+    device: Literal["auto", "cpu", "cuda", "mps"] = "auto"
+    threads: Annotated[Whole, Field(ge=1, le=1024)] | None = None  # CPU threads of each process
+
+    @combination("micro_batch", "batch")
+    def _micro_batch_fits(self) -> str | None:
+        if self.micro_batch > self.batch:
+            return f"{self.micro_batch} is beyond the global batch {self.batch}"
+        return None
+
+    @combination("steps", "epochs")
+    def _has_a_length(self) -> str | None:
+        return "give steps or epochs" if self.steps is None and self.epochs is None else None
+
+
+class OptimizerSection(Section):
+    """What every optimizer has."""
+
+    lr: Positive
+    weight_decay: NonNegative = 0.0
+    clip: Positive | None = None  # global norm of the averaged gradient
+
+
+class MuonSection(OptimizerSection):
+    """Muon for the block matrices, AdamW for the embedding and the head."""
+
+    name: Literal["muon"] = "muon"
+    lr: Positive = 0.02  # of Muon, times sqrt(max(1, out/in)) of each matrix
+    momentum: Annotated[float, Field(ge=0, lt=1)] = 0.95
+    momentum_start: Annotated[float, Field(ge=0, lt=1)] = 0.85
+    momentum_warmup: Annotated[Whole, Field(ge=0, le=10**9)] = 300  # steps from momentum_start to momentum
+    newton_schulz_steps: Annotated[Whole, Field(ge=1, le=50)] = 5
+    newton_schulz_precision: Literal["auto", "float32", "bf16"] = "auto"  # auto: float32 on the CPU, bf16 elsewhere
+    embedding_lr: Positive = 0.2
+    head_lr: Positive = 0.004
+    reference_width: Positive = 768.0  # the AdamW rates are multiplied by (width / reference_width)^(-1/2)
+    betas: Annotated[list[Annotated[float, Field(ge=0, lt=1)]], Field(min_length=2, max_length=2)] = Field(
+        default_factory=lambda: [0.8, 0.95]
+    )
+    eps: Positive = 1e-10
+    weight_decay: NonNegative = 0.0  # of AdamW; Muon has none
+    clip: Positive | None = 1.0
+
+
+class PlateauSchedule(Section):
+    """Warm-up, plateau, then linear warm-down; shares are of all steps."""
+
+    warmup: Fraction = 0.0
+    warmdown: Fraction = 0.2
+    final: Fraction = 0.0  # multiplier at the end of the warm-down
+
+    @combination("warmdown", "warmup")
+    def _parts_fit(self) -> str | None:
+        if self.warmup + self.warmdown > 1:
+            return f"warmup {self.warmup} and warmdown {self.warmdown} are more than the whole run"
+        return None
+
+
+class ValidationSection(Section):
+    every: Count | None = None  # steps; the first and the last are always validated; none: only those
+
+
+class TextValidation(ValidationSection):
+    every: Count | None = 250
+    tokens: Count = 10_485_760
+    # Continued at the end of the run.
+    prompts: list[Annotated[str, Field(max_length=10_000)]] = Field(default_factory=list)
+    sample_tokens: Annotated[Whole, Field(ge=1, le=100_000)] = 16
+    temperature: Annotated[float, Field(ge=0, le=100)] = 0.0
+    top_k: Count | None = None
+    bigram: bool = False  # also say what an add-one token-bigram model reaches (needs the training text in memory)
+
+
+class CheckpointSection(Section):
+    every: Count | None = None  # steps; the last step is always saved
+    keep: Annotated[Whole, Field(ge=1, le=10**6)] = 2  # newest checkpoints kept
+
+
+class BaseRecipe(Section):
+    """What all objectives share."""
+
+    objective: str
+    seed: Annotated[Whole, Field(ge=0, lt=2**31)] = 0
+    train: TrainSection
+    optimizer: OptimizerSection
+    validation: ValidationSection = ValidationSection()
+    checkpoint: CheckpointSection = CheckpointSection()
+
+
+class LanguageModelRecipe(BaseRecipe):
+    """Next-token prediction with a GPT."""
+
+    objective: Literal["language_model"]
+    model: GPTModel
+    tokenizer: TokenizerSection = TokenizerSection()
+    data: TextSource
+    optimizer: MuonSection = MuonSection()
+    schedule: PlateauSchedule = PlateauSchedule()
+    validation: TextValidation = TextValidation()
+
+
+#: The recipe of each objective; later objectives add theirs.
+RECIPES: dict[str, type[BaseRecipe]] = {"language_model": LanguageModelRecipe}

@@ -1,0 +1,74 @@
+"""What a section of a recipe is made of: strict types in plain ranges, and combinations that cannot work.
+
+Every key has a meaning or is refused; nothing is parsed and then ignored.
+"""
+
+from collections.abc import Callable, Iterator
+from types import UnionType
+from typing import Annotated, Any, Self, TypeVar, Union, get_args, get_origin
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic.fields import FieldInfo
+
+
+def _whole(value: Any) -> Any:
+    """`steps: 1e3` is a whole number to its writer, though YAML reads a float."""
+    return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
+Whole = Annotated[int, BeforeValidator(_whole)]
+# Wide enough for any real model and far below what overflows; a typo with ten zeros too many is caught here.
+Count = Annotated[Whole, Field(ge=1, le=10**12)]
+Size = Annotated[Whole, Field(ge=1, le=2**20)]
+Positive = Annotated[float, Field(gt=0, le=1e6)]
+NonNegative = Annotated[float, Field(ge=0, le=1e6)]
+Fraction = Annotated[float, Field(ge=0, le=1)]
+Text = Annotated[str, Field(min_length=1, max_length=4096)]
+
+Check = Callable[[Any], str | None]
+C = TypeVar("C", bound=Check)
+
+
+def combination(*keys: str) -> Callable[[C], C]:
+    """Marks a method that says why `keys` cannot go together (none: they can); the first key is the one blamed.
+
+    The keys are named so that the check also runs when another key of the section is wrong: all problems of a
+    recipe are listed at once.
+    """
+
+    def mark(check: C) -> C:
+        check.combination_keys = keys  # type: ignore[attr-defined]
+        return check
+
+    return mark
+
+
+class Section(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
+
+    @classmethod
+    def combinations(cls) -> Iterator[tuple[tuple[str, ...], Check]]:
+        for parent in cls.__mro__:
+            for member in list(vars(parent).values()):  # pydantic adds to a class when it is first used
+                if keys := getattr(member, "combination_keys", None):
+                    yield keys, member
+
+    @model_validator(mode="after")
+    def _combinations_hold(self) -> Self:
+        found = [f"{keys[0]}: {reason}" for keys, check in self.combinations() if (reason := check(self))]
+        if found:
+            raise ValueError("; ".join(found))
+        return self
+
+
+def members(annotation: Any) -> list[Any]:
+    """What a union may be, without none; any other annotation alone."""
+    if get_origin(annotation) in (Union, UnionType):
+        return [member for member in get_args(annotation) if member is not type(None)]
+    return [annotation]
+
+
+def subsection(field: FieldInfo) -> type[Section] | None:
+    """The section that a key holds, if it holds one."""
+    only = members(field.annotation)[0] if len(members(field.annotation)) == 1 else None
+    return only if isinstance(only, type) and issubclass(only, Section) else None

@@ -1,0 +1,158 @@
+"""Run directories: `runs/<name>/` with the resolved recipe, `run.json`, metrics, checkpoints and what is made of them.
+
+A run is never overwritten: the same command goes on with an unfinished one, reports a finished one, and refuses one
+whose recipe differs, with the keys; `fresh` moves the old one aside.
+"""
+
+import fcntl
+import json
+import os
+import platform
+import re
+import shutil
+import time
+from dataclasses import dataclass, field
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from lapcli import __version__
+from lapcli.errors import UsageError
+from lapcli.files import write_json, write_text
+from lapcli.recipe import differing_keys, load_recipe, recipe_hash, recipe_to_dict, recipe_to_yaml
+from lapcli.recipe.schema import BaseRecipe
+
+RECIPE, INFO, METRICS, CHECKPOINTS = "recipe.yaml", "run.json", "metrics.jsonl", "checkpoints"
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]{0,127}")
+
+
+@dataclass
+class Run:
+    path: Path
+    recipe: BaseRecipe
+    info: dict[str, Any]
+    _lock: Any = field(default=None, repr=False)
+
+    @property
+    def name(self) -> str:
+        return self.path.name
+
+    @property
+    def is_finished(self) -> bool:
+        return self.info.get("status") == "finished"
+
+    @property
+    def checkpoints(self) -> Path:
+        return self.path / CHECKPOINTS
+
+    @property
+    def metrics(self) -> Path:
+        return self.path / METRICS
+
+    def update(self, **changes: Any) -> None:
+        """Changes `run.json`, whole or not at all."""
+        self.info.update(changes, updated=_now())
+        write_json(self.path / INFO, self.info)
+
+    def lock(self) -> None:
+        """One process trains a run; the lock ends with it, however it ends."""
+        handle = (self.path / ".lock").open("w")
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            raise UsageError(f"{self.path} is being trained by another process; wait for it or use --name") from None
+        self._lock = handle
+
+    def unlock(self) -> None:
+        if self._lock is not None:
+            self._lock.close()
+            self._lock = None
+
+
+def open_run(runs_dir: Path, name: str, recipe: BaseRecipe, fresh: bool = False) -> Run:
+    """The run of that name: made if there is none, gone on with if its recipe is this one."""
+    if not _NAME.fullmatch(name):
+        raise UsageError(f"{name[:60]!r} cannot name a run: letters, digits, dot, dash and underscore; use --name")
+    path = runs_dir / name
+    if fresh and path.exists():
+        _move_aside(path)
+    if not path.exists():
+        return _create(path, recipe)
+    run = read_run(path)
+    differing = differing_keys(recipe_to_dict(run.recipe), recipe_to_dict(recipe))
+    if differing:
+        lines = "\n".join(f"  {key}: {_short(old)} in the run, {_short(new)} now" for key, old, new in differing)
+        raise UsageError(
+            f"{path} was started with another recipe:\n{lines}\n"
+            "Use --name for a new run beside it, or --fresh to move the old one aside."
+        )
+    return run
+
+
+def read_run(path: Path) -> Run:
+    try:
+        info = json.loads((path / INFO).read_text(encoding="utf-8"))
+        if not isinstance(info, dict):
+            raise ValueError("not an object")
+    except (OSError, ValueError) as error:
+        raise UsageError(f"{path} is not a run directory ({INFO}: {error}); name another with --name") from None
+    return Run(path, load_recipe(path / RECIPE), info)
+
+
+def newest_run(runs_dir: Path, objectives: set[str]) -> Run:
+    """The newest finished run of a kind that the caller accepts."""
+    found: list[tuple[float, Path]] = []
+    for path in runs_dir.glob(f"*/{INFO}"):
+        try:
+            info = json.loads(path.read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            continue
+        if info.get("status") == "finished" and info.get("objective") in objectives:
+            found.append((path.stat().st_mtime, path.parent))
+    if not found:
+        raise UsageError(f"no finished run of {' or '.join(sorted(objectives))} in {runs_dir}; train one or use --run")
+    return read_run(max(found)[1])
+
+
+def versions() -> dict[str, str]:
+    packages = ("torch", "numpy", "tokenizers", "safetensors")
+    return {"lap": __version__, "python": platform.python_version(), **{name: version(name) for name in packages}}
+
+
+def _create(path: Path, recipe: BaseRecipe) -> Run:
+    info = {
+        "name": path.name,
+        "objective": recipe.objective,
+        "status": "running",
+        "step": 0,
+        "seed": recipe.seed,
+        "recipe_sha256": recipe_hash(recipe),
+        "created": _now(),
+        "versions": versions(),
+    }
+    # A kill between the two files must not leave half a run: they appear together.
+    temporary = path.with_name(f".new-{path.name}-{os.getpid()}")
+    temporary.mkdir(parents=True)
+    try:
+        write_text(temporary / RECIPE, recipe_to_yaml(recipe))
+        write_json(temporary / INFO, info)
+        temporary.rename(path)
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+    return Run(path, recipe, info)
+
+
+def _move_aside(path: Path) -> None:
+    number = 1
+    while (aside := path.with_name(f"{path.name}.old-{number}")).exists():
+        number += 1
+    path.rename(aside)
+
+
+def _short(value: Any) -> str:
+    text = json.dumps(value)
+    return text if len(text) <= 60 else text[:57] + "..."
+
+
+def _now() -> str:
+    return time.strftime("%Y-%m-%dT%H:%M:%S%z")

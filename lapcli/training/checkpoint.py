@@ -1,0 +1,168 @@
+"""Checkpoints: `checkpoints/step-000500/` with `model.safetensors`, `optimizer.safetensors` and `state.json`.
+
+Written to a temporary folder, flushed, then renamed: a checkpoint is there whole or not at all. `state.json` holds the
+sha256 of the other files; a damaged checkpoint is named and the one before it is used. Only safetensors and JSON, so
+that loading somebody's checkpoint cannot run code.
+"""
+
+import json
+import os
+import re
+import shutil
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+
+from lapcli.errors import DataError, LapError
+from lapcli.files import flush_to_disk, sha256_of_file, write_json
+
+MODEL, OPTIMIZER, STATE = "model.safetensors", "optimizer.safetensors", "state.json"
+_NAME = re.compile(r"step-(\d{6,})")
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """One that was found whole: every file has the hash that was written down."""
+
+    path: Path
+    step: int
+    state: dict[str, Any]
+
+    @property
+    def weights(self) -> Path:
+        return self.path / MODEL
+
+    @property
+    def weights_sha256(self) -> str:
+        return str(self.state["files"][MODEL])
+
+    def optimizer_state(self) -> dict[str, Tensor]:
+        return dict(load_file(self.path / OPTIMIZER))
+
+
+def reached(point: str) -> None:
+    """Does nothing; the moments of a save at which the tests kill the process."""
+
+
+def save(
+    folder: Path,
+    step: int,
+    model: Mapping[str, Tensor],
+    optimizer: Mapping[str, Tensor],
+    metadata: Mapping[str, str],
+    state: Mapping[str, Any],
+    keep: int,
+) -> Checkpoint:
+    """Writes a checkpoint, then removes all but the newest `keep`."""
+    final = folder / f"step-{step:06d}"
+    temporary = folder / f".writing-step-{step:06d}"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        remove_unfinished(folder)
+        temporary.mkdir()
+        reached("folder made")
+        save_file(_plain(model), temporary / MODEL, metadata={"format": "pt", **metadata, "step": str(step)})
+        reached("model written")
+        save_file(_plain(optimizer), temporary / OPTIMIZER, metadata={"format": "pt"})
+        reached("optimizer written")
+        files = {}
+        for name in (MODEL, OPTIMIZER):
+            flush_to_disk(temporary / name)
+            files[name] = sha256_of_file(temporary / name)
+        content = {**state, "step": step, "files": files}
+        write_json(temporary / STATE, content)
+        flush_to_disk(temporary)
+        reached("before rename")
+        if final.exists():  # a damaged one of the same step that a resume passed over
+            shutil.rmtree(final)
+        temporary.rename(final)
+        flush_to_disk(folder)
+        reached("after rename")
+    except (OSError, SafetensorError) as error:
+        shutil.rmtree(temporary, ignore_errors=True)  # gives a full disk its space back
+        last = steps_in(folder)
+        kept = f"the last good checkpoint is {folder / f'step-{last[-1]:06d}'}" if last else "there is no earlier one"
+        raise LapError(
+            f"could not save step {step} in {folder} ({error}); {kept}. Make room, then run the same command to go on."
+        ) from error
+    for old in steps_in(folder)[:-keep]:
+        _remove(folder / f"step-{old:06d}")
+    return Checkpoint(final, step, content)
+
+
+def newest(folder: Path, warn: Callable[[str], None]) -> Checkpoint | None:
+    """The newest checkpoint that is whole; damaged ones are named through `warn`."""
+    for step in reversed(steps_in(folder)):
+        path = folder / f"step-{step:06d}"
+        damage = find_damage(path)
+        if damage is None:
+            return Checkpoint(path, step, json.loads((path / STATE).read_text(encoding="utf-8")))
+        warn(f"damaged checkpoint passed over: {damage}")
+    return None
+
+
+def find_damage(path: Path) -> str | None:
+    """What is wrong with a checkpoint, naming the file; None if nothing is."""
+    try:
+        state = json.loads((path / STATE).read_text(encoding="utf-8"))
+        files = dict(state["files"])
+        if set(files) != {MODEL, OPTIMIZER} or not isinstance(state["step"], int):
+            raise ValueError
+    except (OSError, ValueError, KeyError, TypeError):
+        return f"{path / STATE} is missing or not readable"
+    for name, digest in files.items():
+        if not (path / name).is_file():
+            return f"{path / name} is missing"
+        if sha256_of_file(path / name) != digest:
+            return f"{path / name} is not what was saved (its sha256 differs)"
+    return None
+
+
+def steps_in(folder: Path) -> list[int]:
+    if not folder.is_dir():
+        return []
+    return sorted(int(match[1]) for p in folder.iterdir() if (match := _NAME.fullmatch(p.name)))
+
+
+def load_weights(path: Path, model: nn.Module, laplacian_heads: str) -> None:
+    """Loads weights whose head plan is the model's: with another one the shapes would match and the numbers be wrong."""
+    try:
+        with safe_open(path, framework="pt") as file:
+            metadata = file.metadata() or {}
+        tensors = load_file(path)
+    except (OSError, SafetensorError) as error:
+        raise DataError(f"{path} is not a readable safetensors file ({error})") from None
+    saved = metadata.get("laplacian_heads")
+    if saved != laplacian_heads:
+        raise DataError(
+            f"{path} was trained with laplacian_heads {saved or '(not said in its metadata)'}, "
+            f"the model here has {laplacian_heads}; build it with the same number"
+        )
+    missing, unexpected = model.load_state_dict(tensors, strict=False)
+    if missing or unexpected:
+        raise DataError(f"{path} does not fit the model: missing {missing[:3]}, unknown {unexpected[:3]}")
+
+
+def remove_unfinished(folder: Path) -> None:
+    """What a kill left half written or half removed."""
+    for path in folder.glob(".writing-*"):
+        shutil.rmtree(path)
+    for path in folder.glob(".removing-*"):
+        shutil.rmtree(path)
+
+
+def _remove(path: Path) -> None:
+    """By way of another name, so that a kill in between leaves nothing that looks like a damaged checkpoint."""
+    doomed = path.with_name(f".removing-{path.name}")
+    os.rename(path, doomed)
+    reached("removing")
+    shutil.rmtree(doomed)
+
+
+def _plain(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    return {name: tensor.detach().contiguous() for name, tensor in tensors.items()}

@@ -1,0 +1,248 @@
+"""The one training loop. An objective says what a step minimises; everything else about a run happens here.
+
+A step: for each micro-batch forward and backward, average over the ranks, check that the loss is finite, clip the
+averaged gradient, update, log; then save if it is time or if a signal came; then validate, after the save.
+
+`step` counts finished updates: the line of step 1 in `metrics.jsonl` is the first update, `step-000500` holds the
+weights after 500 of them.
+"""
+
+import contextlib
+import math
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from rich.console import Console
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+from lapcli.errors import Interrupted, LapError
+from lapcli.hardware import peak_flops
+from lapcli.objectives.objective import Objective
+from lapcli.recipe.schema import BaseRecipe
+from lapcli.runs import Run
+from lapcli.training import checkpoint
+from lapcli.training.distributed import World
+from lapcli.training.metrics import MetricsLog
+from lapcli.training.optimizers import Optimizers
+from lapcli.training.progress import StepProgress
+from lapcli.training.signals import StopRequest, stop_on_signal
+
+
+class Loop:
+    """Trains `objective` for a run, from wherever its newest whole checkpoint is."""
+
+    def __init__(self, objective: Objective, recipe: BaseRecipe, run: Run, world: World, console: Console) -> None:
+        self.objective, self.run, self.world, self.console = objective, run, world, console
+        self.seed = recipe.seed
+        self.clip = recipe.optimizer.clip
+        self.checkpoint_every, self.keep = recipe.checkpoint.every, recipe.checkpoint.keep
+        self.validate_every = recipe.validation.every
+        self.optimizers = Optimizers(objective.parameter_groups())
+        self.metrics = MetricsLog(run.metrics)
+        self.step = 0
+        self.validated: dict[int, dict[str, float]] = {}
+        self.saved: checkpoint.Checkpoint | None = None
+        self.module = self._parallel()
+        self.peak = _peak_of(world)
+
+    def train(self) -> None:
+        """Returns when all steps are done, saved and validated; raises Interrupted if a signal came first."""
+        self._resume()
+        first, steps = self.step, self.objective.steps
+        with (
+            stop_on_signal() as stop,
+            StepProgress(self.console, first, steps, self.objective.unit, self.world.is_main) as progress,
+        ):
+            self._validate_if_due(stop, progress)
+            while self.step < steps:
+                line, stopping = self._update(self.step, stop)
+                self.step += 1
+                if self.world.is_main:
+                    self.metrics.append(line)
+                    share = None if self.peak is None else self._achieved(line) / self.peak
+                    progress.step(self.step, line["loss"], line["lr"], line[f"{self.objective.unit}_per_second"], share)
+                if stopping or self.step == steps or _is_due(self.step, self.checkpoint_every):
+                    self._save()
+                if stopping and self.step < steps:
+                    raise self._interrupted(stop)
+                self._validate_if_due(stop, progress)
+
+    def _update(self, step: int, stop: StopRequest) -> tuple[dict[str, Any], bool]:
+        """One optimizer step; returns its metrics, and whether any rank was asked to stop."""
+        started = time.perf_counter()
+        accumulation = self.objective.batches.accumulation
+        multiplier = self.objective.learning_rate_multiplier(step)
+        self.optimizers.set_learning_rates(multiplier)
+        momentum = self.objective.momentum(step)
+        if momentum is not None:
+            self.optimizers.set_momentum(momentum)
+
+        total = torch.zeros((), device=self.world.device)
+        for micro_step in range(accumulation):
+            batch = self.objective.batch(step, micro_step)
+            _seed_model(self.seed, step, micro_step, self.world.rank)
+            with self._without_averaging() if micro_step < accumulation - 1 else contextlib.nullcontext():
+                loss = self.module(batch)
+                (loss / accumulation).backward()
+            total += loss.detach()
+        loss_sum, stopping = self.world.sum([float(total) / accumulation, float(bool(stop))])
+        mean_loss = loss_sum / self.world.size
+        if not math.isfinite(mean_loss):
+            raise self._diverged(step, mean_loss)
+
+        gradient_norm = self._clip()
+        self.optimizers.step()
+        self.optimizers.zero_grad()
+        self.objective.after_step(step)
+        seconds = time.perf_counter() - started
+        line = {
+            "step": step + 1,
+            "loss": mean_loss,
+            "lr": self.optimizers.groups[0].lr * multiplier,
+            "gradient_norm": gradient_norm,
+            f"{self.objective.unit}_per_second": self.objective.units_per_step / seconds,
+        }
+        return line, stopping > 0
+
+    def _clip(self) -> float:
+        """Of the averaged gradient; below the limit nothing is touched, which spares a pass over all gradients."""
+        gradients = [p.grad for p in self.optimizers.parameters() if p.grad is not None]
+        norm = torch.nn.utils.get_total_norm(gradients)
+        if self.clip is not None and norm > self.clip:
+            torch.nn.utils.clip_grads_with_norm_(self.optimizers.parameters(), self.clip, norm)
+        return float(norm)
+
+    def _validate_if_due(self, stop: StopRequest, progress: StepProgress) -> None:
+        """At the start, at the end and every so often; a resumed run makes up for one that was cut off."""
+        due = self.step in (0, self.objective.steps) or _is_due(self.step, self.validate_every)
+        if not due or self.step in self.validated:
+            return
+
+        def is_interrupted() -> bool:
+            if self.world.any(bool(stop)):
+                if self.saved is None or self.saved.step != self.step:
+                    self._save()
+                raise self._interrupted(stop)
+            return False
+
+        values = self.objective.validate(is_interrupted)
+        self.validated[self.step] = values
+        if self.world.is_main:
+            self.metrics.append({"step": self.step, **values})
+            shown = "  ".join(f"{name.removeprefix('validation_')} {value:.4f}" for name, value in values.items())
+            progress.note(f"step {self.step}/{self.objective.steps}  validation: {shown}")
+
+    def _save(self) -> None:
+        """Rank 0 writes; the others wait, so that none of them runs ahead of a save that fails."""
+        failure: str | None = None
+        if self.world.is_main:
+            try:
+                self.saved = checkpoint.save(
+                    self.run.checkpoints,
+                    self.step,
+                    self.objective.model.state_dict(),
+                    self.optimizers.state(),
+                    {**self.objective.weights_metadata(), "recipe_sha256": self.run.info["recipe_sha256"]},
+                    {"world_size": self.world.size, "threads": torch.get_num_threads(), "seed": self.seed},
+                    self.keep,
+                )
+                self.run.update(step=self.step, weights_sha256=self.saved.weights_sha256)
+            except (LapError, OSError) as error:
+                failure = str(error)
+        failure = str(self.world.from_main(failure or ""))
+        if failure:
+            raise LapError(failure)
+
+    def _resume(self) -> None:
+        """Every rank loads the same newest whole checkpoint; the metrics beyond it are dropped."""
+        warn = self._warn if self.world.is_main else _ignore
+        self.saved = checkpoint.newest(self.run.checkpoints, warn)
+        if self.saved is not None:
+            plan = self.objective.weights_metadata()["laplacian_heads"]
+            checkpoint.load_weights(self.saved.weights, self.objective.model, plan)
+            self.optimizers.load_state(self.saved.optimizer_state())
+            self.step = self.saved.step
+            for key, now in (("world_size", self.world.size), ("threads", torch.get_num_threads())):
+                before = self.saved.state.get(key, now)
+                if before != now:
+                    warn(f"{key} was {before} and is {now}: the same batches, but not the same rounding")
+            if self.world.is_main:
+                self.console.print(f"going on from {self.saved.path} of {self.objective.steps} steps", highlight=False)
+        kept: object = self.metrics.keep_until(self.step) if self.world.is_main else None
+        for line in self.world.from_main(kept):  # type: ignore[attr-defined]
+            if "loss" not in line:
+                self.validated[line["step"]] = {name: value for name, value in line.items() if name != "step"}
+        self.world.barrier()
+
+    def _parallel(self) -> nn.Module:
+        module = _LossModule(self.objective)
+        if self.world.size == 1:
+            return module
+        devices = [self.world.device.index] if self.world.device.type == "cuda" else None
+        return DistributedDataParallel(
+            module, device_ids=devices, broadcast_buffers=False, gradient_as_bucket_view=True
+        )
+
+    def _without_averaging(self) -> contextlib.AbstractContextManager[None]:
+        """Gradients are averaged over the ranks once a step, with the last micro-batch."""
+        if isinstance(self.module, DistributedDataParallel):
+            return self.module.no_sync()
+        return contextlib.nullcontext()
+
+    def _achieved(self, line: dict[str, Any]) -> float:
+        per_unit = self.objective.flops_per_step / self.objective.units_per_step
+        return float(line[f"{self.objective.unit}_per_second"]) * per_unit
+
+    def _interrupted(self, stop: StopRequest) -> Interrupted:
+        return Interrupted(
+            f"stopped by {stop.name or 'a signal to another rank'} at step {self.step} of {self.objective.steps}; "
+            "saved. Run the same command to go on."
+        )
+
+    def _diverged(self, step: int, loss: float) -> LapError:
+        last = self.saved.path if self.saved else "none, the run had not saved yet"
+        return LapError(
+            f"the loss is {loss} at step {step + 1}, in {self.objective.describe_batch(step)}; nothing was updated. "
+            f"Last good checkpoint: {last}. Lower the learning rate or look at that batch."
+        )
+
+    def _warn(self, text: str) -> None:
+        self.console.print(f"[yellow]warning:[/yellow] {text}", highlight=False)
+
+
+class _LossModule(nn.Module):
+    """What DDP wraps: it averages gradients of what is called through `forward`."""
+
+    def __init__(self, objective: Objective) -> None:
+        super().__init__()
+        self.model = objective.model
+        self._loss: Callable[[Any], Tensor] = objective.loss
+
+    def forward(self, batch: Any) -> Tensor:
+        return self._loss(batch)
+
+
+def _seed_model(seed: int, step: int, micro_step: int, rank: int) -> None:
+    """Whatever the model draws (drop path) is a function of these four, so that a resume needs no generator state."""
+    key = 0
+    for part in (seed, step, micro_step, rank):
+        key = (key * 0x9E3779B97F4A7C15 + part + 1) % 2**63
+    torch.manual_seed(key)
+
+
+def _is_due(step: int, every: int | None) -> bool:
+    return every is not None and step % every == 0
+
+
+def _peak_of(world: World) -> float | None:
+    if world.device.type != "cuda":
+        return None
+    peak = peak_flops(torch.cuda.get_device_name(world.device))
+    return None if peak is None else peak * world.size
+
+
+def _ignore(text: str) -> None:
+    pass

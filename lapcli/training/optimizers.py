@@ -1,0 +1,73 @@
+"""The optimizers of an objective's parameter groups, with a state that is plain named tensors."""
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from lapcli.errors import LapError
+from lapcli.objectives.objective import ParameterGroup
+from lapcli.training.muon import Muon
+
+
+class Optimizers:
+    """All groups, stepped together; the schedule multiplies each group's own rate."""
+
+    def __init__(self, groups: list[ParameterGroup]) -> None:
+        self.groups = groups
+        self._optimizers = [_build(group) for group in groups]
+
+    def parameters(self) -> list[Tensor]:
+        return [p for group in self.groups for p in group.parameters.values()]
+
+    def set_learning_rates(self, multiplier: float) -> None:
+        for group, optimizer in zip(self.groups, self._optimizers, strict=True):
+            for inner in optimizer.param_groups:
+                inner["lr"] = group.lr * multiplier
+
+    def set_momentum(self, momentum: float) -> None:
+        """Of Muon; AdamW keeps its betas."""
+        for optimizer in self._optimizers:
+            if isinstance(optimizer, Muon):
+                for inner in optimizer.param_groups:
+                    inner["momentum"] = momentum
+
+    def step(self) -> None:
+        for optimizer in self._optimizers:
+            optimizer.step()
+
+    def zero_grad(self) -> None:
+        for optimizer in self._optimizers:
+            optimizer.zero_grad(set_to_none=True)
+
+    def state(self) -> dict[str, Tensor]:
+        """`<state>/<parameter>`: the same whatever the number of ranks, and nothing but tensors."""
+        named: dict[str, Tensor] = {}
+        for group, optimizer in zip(self.groups, self._optimizers, strict=True):
+            for name, p in group.parameters.items():
+                for key, value in optimizer.state[p].items():
+                    named[f"{key}/{name}"] = value if isinstance(value, Tensor) else torch.tensor(float(value))
+        return named
+
+    @torch.no_grad()
+    def load_state(self, named: Mapping[str, Tensor]) -> None:
+        by_parameter: dict[str, dict[str, Tensor]] = {}
+        for full, value in named.items():
+            key, _, name = full.partition("/")
+            by_parameter.setdefault(name, {})[key] = value
+        for group, optimizer in zip(self.groups, self._optimizers, strict=True):
+            for name, p in group.parameters.items():
+                for key, value in by_parameter.pop(name, {}).items():
+                    # The step counter of AdamW lives on the CPU unless it is fused on CUDA; moments beside their weights.
+                    device = p.device if value.ndim or p.device.type == "cuda" else torch.device("cpu")
+                    optimizer.state[p][key] = value.to(device)
+        if by_parameter:
+            raise LapError(f"the optimizer state names parameters the model has not: {sorted(by_parameter)[:3]}")
+
+
+def _build(group: ParameterGroup) -> torch.optim.Optimizer:
+    parameters = list(group.parameters.values())
+    if group.kind == "muon":
+        return Muon(parameters, lr=group.lr, **group.options)
+    fused = parameters[0].device.type in {"cpu", "cuda"}
+    return torch.optim.AdamW(parameters, lr=group.lr, fused=fused, **group.options)

@@ -1,0 +1,132 @@
+"""From a recipe to a finished run: opens the run directory, builds the objective, trains, and leaves the results."""
+
+import os
+from collections.abc import Callable
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import Console
+
+from lapcli.data.progress import shown_progress
+from lapcli.data.tokens import prepare_text
+from lapcli.errors import Interrupted, LapError, UsageError
+from lapcli.files import write_json
+from lapcli.objectives.language_model import LanguageModel
+from lapcli.objectives.objective import Objective
+from lapcli.recipe.schema import BaseRecipe, LanguageModelRecipe
+from lapcli.runs import Run, open_run, read_run
+from lapcli.training.distributed import World, join_world, leave_world
+from lapcli.training.loop import Loop
+
+SUMMARY = "summary.json"
+
+
+def train_recipe(recipe: BaseRecipe, *, runs_dir: Path, name: str, fresh: bool = False, console: Console) -> Run:
+    """Trains the run of that name to its end; a finished one is returned as it is."""
+    world = join_world(recipe.train.device)
+    try:
+        run = _open_together(world, runs_dir, name, recipe, fresh)
+        try:
+            if not run.is_finished:
+                _train(recipe, run, world, console)
+        finally:
+            run.unlock()
+    finally:
+        leave_world()
+    return run
+
+
+def _train(recipe: BaseRecipe, run: Run, world: World, console: Console) -> None:
+    _set_threads(recipe, run, world)
+    report = run.update if world.is_main else _nothing
+    try:
+        objective, facts = _build(recipe, world, run)
+        report(
+            status="running",
+            failure=None,
+            steps=objective.steps,
+            world_size=world.size,
+            threads=torch.get_num_threads(),
+            device=_device_name(world),
+            **facts,
+        )
+        if world.is_main:
+            batches = objective.batches
+            console.print(
+                f"{run.path}: {objective.steps} steps of {objective.units_per_step:,} {objective.unit} "
+                f"({batches.processes} x {batches.micro_batch} x {batches.accumulation} accumulated), "
+                f"{sum(p.numel() for p in objective.model.parameters()):,} parameters, on {_device_name(world)}",
+                highlight=False,
+            )
+        loop = Loop(objective, recipe, run, world, console)
+        loop.train()
+        if world.is_main:
+            _finish(run, loop)
+        world.barrier()
+    except Interrupted:
+        report(status="interrupted")
+        raise
+    except Exception as error:
+        report(status="failed", failure=str(error))
+        raise
+
+
+def _build(recipe: BaseRecipe, world: World, run: Run) -> tuple[Objective, dict[str, Any]]:
+    """The objective, and what `run.json` says of its data."""
+    if not isinstance(recipe, LanguageModelRecipe):
+        raise UsageError(f"objective {recipe.objective} cannot be trained yet")
+    with shown_progress() if world.is_main else nullcontext() as progress:
+        data = prepare_text(recipe.data, recipe.tokenizer, progress=progress)
+    if world.is_main:
+        data.tokenizer.save(run.path / "tokenizer.json")
+    facts = {"data": data.description, "data_sha256": data.identity, "tokenizer_sha256": data.tokenizer.sha256}
+    return LanguageModel(recipe, data, world), facts
+
+
+def _finish(run: Run, loop: Loop) -> None:
+    """What is computed from the final weights comes after they are saved; only then is the run finished."""
+    steps = loop.objective.steps
+    start, end = loop.validated.get(0, {}), loop.validated.get(steps, {})
+    summary = {"start": start, "end": end, **loop.objective.finish(run.path)}
+    write_json(run.path / SUMMARY, summary)
+    run.update(status="finished", step=steps)
+
+
+def _open_together(world: World, runs_dir: Path, name: str, recipe: BaseRecipe, fresh: bool) -> Run:
+    """Rank 0 makes or opens the run and holds its lock; what it refuses, every rank refuses."""
+    run: Run | None = None
+    refusal: tuple[str, bool] | None = None
+    if world.is_main:
+        try:
+            run = open_run(runs_dir, name, recipe, fresh)
+            if not run.is_finished:
+                run.lock()
+        except LapError as error:
+            refusal = str(error), isinstance(error, UsageError)
+    shared = world.from_main(refusal)
+    if isinstance(shared, tuple):
+        message, is_usage = shared
+        raise UsageError(message) if is_usage else LapError(message)
+    return run if run is not None else read_run(runs_dir / name)
+
+
+def _set_threads(recipe: BaseRecipe, run: Run, world: World) -> None:
+    """The recipe's number, else what the run had before (rounding depends on it), else a fair share of the cores."""
+    before = run.info.get("threads") if run.info.get("world_size") == world.size else None
+    threads = recipe.train.threads or before
+    if threads is None and world.size > 1 and "OMP_NUM_THREADS" not in os.environ:
+        local = int(os.environ.get("LOCAL_WORLD_SIZE", world.size))
+        threads = max(1, (os.cpu_count() or 1) // local)
+    if threads:
+        torch.set_num_threads(threads)
+
+
+def _device_name(world: World) -> str:
+    if world.device.type == "cuda":
+        return f"{world.size} x {torch.cuda.get_device_name(world.device)}"
+    return f"{world.size} x {world.device.type}"
+
+
+_nothing: Callable[..., None] = lambda **changes: None  # noqa: E731

@@ -1,0 +1,74 @@
+import json
+
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from lapcli.commands.fetch import EXAMPLES, fetch
+from lapcli.errors import DataError, UsageError
+
+RECIPE = """
+objective: language_model
+model: {layers: 1, width: 16, heads: 2, context: 16}
+tokenizer: {vocab: 280}
+data: {train: TRAIN}
+train: {batch: 2, micro_batch: 2, steps: 1}
+"""
+
+
+@pytest.fixture
+def recipe(tmp_path, monkeypatch):
+    monkeypatch.setenv("LAP_CACHE", str(tmp_path / "cache"))
+    (tmp_path / "text").mkdir()
+    for name in "ab":
+        lines = [json.dumps({"text": f"{name} has text number {i} in it"}) + "\n" for i in range(20)]
+        (tmp_path / "text" / f"{name}.jsonl").write_text("".join(lines))
+    path = tmp_path / "recipe.yaml"
+    path.write_text(RECIPE.replace("TRAIN", str(tmp_path / "text")))
+    return path
+
+
+def run(*arguments):
+    app = typer.Typer(context_settings={"help_option_names": ["-h", "--help"]})
+    app.command(epilog=EXAMPLES)(fetch)
+    return CliRunner().invoke(app, [str(argument) for argument in arguments], catch_exceptions=True)
+
+
+def test_it_prints_sizes(recipe, tmp_path):
+    done = run(recipe)
+    assert done.exit_code == 0, done.output
+    rows = dict(line.split(maxsplit=1) for line in done.stdout.splitlines())
+    assert rows["documents"] == "40"
+    assert rows["train"].endswith(" tokens")
+    assert "files: 2" in rows["source"]
+    assert str(tmp_path / "cache") in rows["tokenised"]
+
+
+def test_json_is_data_and_overrides_count(recipe):
+    facts = json.loads(run(recipe, "--json", "--set", "tokenizer.vocab=266", "--set", "data.crop=5").stdout)
+    assert facts["vocab"] == 266
+    assert facts["documents"] == 40
+    assert facts["train_tokens"] > 0
+    assert facts["bytes_on_disk"] > 2 * facts["train_tokens"]
+    assert len(facts["identity"]) == 64
+    assert json.loads(run(recipe, "--json").stdout)["identity"] != facts["identity"]
+
+
+def test_local_files_instead_of_the_recipes(recipe, tmp_path):
+    recipe.write_text(RECIPE.replace("{train: TRAIN}", "{train: 'hub:a/b', revision: v1, files: [a.jsonl, b.jsonl]}"))
+    facts = json.loads(run(recipe, "--json", "--data", tmp_path / "text").stdout)
+    assert facts["source_files"] == 2
+    assert facts["documents"] == 40
+
+
+def test_errors_are_ours(recipe, tmp_path):
+    assert isinstance(run(recipe, "--data", tmp_path / "nowhere").exception, DataError)
+    assert isinstance(run(recipe, "--set", "data.column=body").exception, DataError)
+    assert isinstance(run(recipe, "--set", "data.colum=body").exception, UsageError)
+    assert isinstance(run(tmp_path / "none.yaml").exception, UsageError)
+
+
+def test_help_ends_with_examples():
+    done = run("-h")
+    assert done.exit_code == 0
+    assert "lap fetch recipes/gpt561m.yaml" in done.stdout.split("Examples:")[1]

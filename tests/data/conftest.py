@@ -1,0 +1,86 @@
+"""Every test has a cache of its own and no network; `hub` is a hub on 127.0.0.1."""
+
+import hashlib
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+import pytest
+
+
+class HubServer:
+    """Serves `files` (name to bytes) of one commit, in as much of the protocol as downloading them takes."""
+
+    repository = "someone/some-text"
+
+    def __init__(self) -> None:
+        self.files: dict[str, bytes] = {}
+        self.commit = "a" * 40
+        self.requests: list[str] = []
+        hub = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_HEAD(self) -> None:
+                hub._answer(self, body=False)
+
+            def do_GET(self) -> None:
+                hub._answer(self, body=True)
+
+            def log_message(self, *_: object) -> None:
+                pass
+
+        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.url = f"http://127.0.0.1:{self._server.server_port}"
+
+    def _answer(self, request: BaseHTTPRequestHandler, body: bool) -> None:
+        self.requests.append(f"{request.command} {request.path}")
+        prefix = f"/datasets/{self.repository}/resolve/"
+        content = None
+        if request.path.startswith(prefix):
+            revision, _, name = request.path.removeprefix(prefix).partition("/")
+            content = self.files.get(name) if revision in ("main", self.commit) else None
+            missing = "EntryNotFound" if revision in ("main", self.commit) else "RevisionNotFound"
+        else:
+            missing = "RepoNotFound"
+        request.send_response(404 if content is None else 200)
+        if content is None:
+            request.send_header("X-Error-Code", missing)
+            content = b""
+        else:
+            request.send_header("ETag", f'"{hashlib.sha1(content).hexdigest()}"')
+        request.send_header("X-Repo-Commit", self.commit)
+        request.send_header("Content-Length", str(len(content)))
+        request.end_headers()
+        if body:
+            request.wfile.write(content)
+
+    def __enter__(self) -> "HubServer":
+        self._thread = threading.Thread(target=self._server.serve_forever, args=(0.02,), daemon=True)
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+    def stop(self) -> None:
+        self._server.shutdown()
+        self._server.server_close()
+        self._thread.join()
+
+
+@pytest.fixture(autouse=True)
+def lap_cache(tmp_path_factory, monkeypatch):
+    cache = tmp_path_factory.mktemp("cache")
+    monkeypatch.setenv("LAP_CACHE", str(cache))
+    monkeypatch.setenv("HF_HOME", str(cache / "huggingface"))
+    monkeypatch.delenv("HF_HUB_CACHE", raising=False)
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    return cache
+
+
+@pytest.fixture
+def hub(monkeypatch):
+    """An empty hub that is set as HF_ENDPOINT; a test gives it files."""
+    monkeypatch.delenv("HF_HUB_OFFLINE")
+    with HubServer() as server:
+        monkeypatch.setenv("HF_ENDPOINT", server.url)
+        yield server

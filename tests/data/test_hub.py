@@ -1,0 +1,120 @@
+import io
+import os
+import subprocess
+import sys
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from lapcli.data.hub import hub_files
+from lapcli.data.tokens import describe_source, prepare_text
+from lapcli.errors import DataError
+from lapcli.recipe.schema import TextSource, TokenizerSection
+
+REPOSITORY = "someone/some-text"
+TOKENIZER = TokenizerSection(vocab=280)
+
+
+def parquet(texts):
+    buffer = io.BytesIO()
+    pq.write_table(pa.table({"text": texts}), buffer, row_group_size=3)
+    return buffer.getvalue()
+
+
+def shards(count):
+    return {
+        f"shard_{i:05d}.parquet": parquet([f"file {i} text {j} says hello there" for j in range(9)])
+        for i in range(count)
+    }
+
+
+@pytest.fixture
+def online(hub):
+    hub.files = shards(4)
+    return hub
+
+
+def source(**keys):
+    return TextSource(**{"train": f"hub:{REPOSITORY}", "files": "shard_{00000..00003}.parquet", **keys})
+
+
+def test_everything_works_with_the_hub_gone(online, monkeypatch, lap_cache):
+    assert "not on this machine yet: `lap fetch RECIPE`" in describe_source(source(), TOKENIZER)
+    first = prepare_text(source(), TOKENIZER)
+    assert first.documents == 36
+    assert len(first.validation) > 0
+    asked = len(online.requests)
+    assert prepare_text(source(), TOKENIZER).identity == first.identity
+    assert len(online.requests) == asked, "what is here already was asked for again"
+
+    online.stop()
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    assert "tokenised already" in describe_source(source(), TOKENIZER)
+    again = prepare_text(source(), TOKENIZER)
+    assert (again.identity, again.folder) == (first.identity, first.folder)
+    # Also from the downloaded files alone, in a process that never saw the hub.
+    code = (
+        "from lapcli.data.tokens import prepare_text\n"
+        "from lapcli.recipe.schema import TextSource, TokenizerSection\n"
+        f"source = TextSource(train='hub:{REPOSITORY}', files='shard_{{00000..00003}}.parquet')\n"
+        "print(prepare_text(source, TokenizerSection(vocab=280)).identity)"
+    )
+    environment = {**os.environ, "LAP_CACHE": str(lap_cache / "other")}
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == first.identity
+
+
+def test_the_last_file_of_the_list_is_validation(online):
+    prepared = prepare_text(source(files=[f"shard_0000{i}.parquet" for i in (2, 0, 1)]), TOKENIZER)
+    held = prepared.tokenizer.decode(prepared.validation.read(0, len(prepared.validation)))
+    trained = prepared.tokenizer.decode(prepared.train.read(0, len(prepared.train)))
+    assert held.count("file 1 text") == 9
+    assert "file 1 text" not in trained
+    assert trained.count("file ") == 18
+
+
+def test_a_new_commit_is_only_read_when_files_are_missing(online):
+    first = hub_files(REPOSITORY, ["shard_00000.parquet"], None)
+    online.commit = "b" * 40
+    online.files = {**shards(4), "shard_00000.parquet": parquet(["quite another text"])}
+    assert hub_files(REPOSITORY, ["shard_00000.parquet"], None) == first
+    both = hub_files(REPOSITORY, ["shard_00000.parquet", "shard_00001.parquet"], None)
+    assert {path.parent.name for path in both} == {"b" * 40}
+    assert pq.read_table(both[0])["text"].to_pylist() == ["quite another text"]
+
+
+def test_offline_and_missing_names_the_data_set_and_the_command(monkeypatch):
+    with pytest.raises(DataError, match=r"shard_00000.parquet of the data set someone/some-text.*`lap fetch RECIPE`"):
+        prepare_text(source(), TOKENIZER)
+
+
+def test_a_download_that_failed_half_way_is_completed(online):
+    del online.files["shard_00002.parquet"]
+    with pytest.raises(DataError, match=r"has no file shard_00002\.parquet"):
+        prepare_text(source(), TOKENIZER)
+    online.files, online.commit = shards(4), "b" * 40
+    assert prepare_text(source(), TOKENIZER).documents == 36
+
+
+@pytest.mark.parametrize(
+    ("keys", "message"),
+    [
+        ({"train": "hub:no/body"}, "no public data set no/body"),
+        ({"revision": "v9"}, "no revision v9"),
+        ({"files": ["shard_1.parquet"]}, "no file shard_1.parquet"),
+        ({"files": ["../shard_1.parquet"]}, "shard_1.parquet"),
+        ({"column": "content"}, "no column content; it has text"),
+    ],
+)
+def test_what_is_wrong_is_named(online, keys, message):
+    with pytest.raises(DataError, match=message):
+        prepare_text(source(**keys), TOKENIZER)
+
+
+def test_a_hub_that_does_not_answer_is_named_with_the_command(monkeypatch):
+    monkeypatch.delenv("HF_HUB_OFFLINE")
+    monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
+    monkeypatch.setattr("time.sleep", lambda seconds: None)  # between the library's five attempts
+    with pytest.raises(DataError, match=r"shard_00000.parquet of the data set .* could not be downloaded.*lap fetch"):
+        prepare_text(source(), TOKENIZER)

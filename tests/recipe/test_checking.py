@@ -1,0 +1,190 @@
+"""Each kind of problem, with its exact line, key and words."""
+
+from pathlib import Path
+
+import pytest
+
+from lapcli.recipe import RecipeError, load_recipe
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "line"),
+    [
+        # Unknown keys: the nearest in the section, in another section, or what there is.
+        ("steps:", "stpes:", "x.yaml:13  train.stpes: unknown key; did you mean `steps`?"),
+        ("seed: 7", "lr: 7", "x.yaml:2  lr: unknown key here; did you mean `optimizer.lr`?"),
+        ("  lr: 3e-4", "  layers: 3", "x.yaml:15  optimizer.layers: unknown key here; did you mean `model.layers`?"),
+        (
+            "  lr: 3e-4",
+            "  every: 3",
+            "x.yaml:15  optimizer.every: unknown key here; did you mean `checkpoint.every` or `validation.every`?",
+        ),
+        (
+            "  steps: 100",
+            "  steps: 100\n  weight_deacy: 1",
+            "x.yaml:14  train.weight_deacy: unknown key here; did you mean `optimizer.weight_decay`?",
+        ),
+        ("seed: 7", "train.steps: 7", "x.yaml:2  train.steps: unknown key; write `steps:` in the section `train:`"),
+        (
+            "seed: 7",
+            "<<: {a: 1}",
+            "x.yaml:2  <<: unknown key; merge keys are not supported, use `extends` or repeat the keys",
+        ),
+        (
+            "  train: builtin",
+            "  train: builtin\n  Q: 1",
+            "x.yaml:10  data.Q: unknown key; known here: train, files, revision, column, separator, crop, shuffled, "
+            "shuffle_seed, validation",
+        ),
+        # Wrong types.
+        ("steps: 100", "steps: ten", 'x.yaml:13  train.steps: expected a whole number, got "ten"'),
+        ("steps: 100", 'steps: "3"', 'x.yaml:13  train.steps: expected a whole number, got "3"; remove the quotes'),
+        ("steps: 100", "steps: true", "x.yaml:13  train.steps: expected a whole number, got true"),
+        ("steps: 100", "steps: 1.5", "x.yaml:13  train.steps: expected a whole number, got 1.5"),
+        ("steps: 100", "steps: .nan", "x.yaml:13  train.steps: expected a whole number, got .nan"),
+        ("layers: 4", "layers:", "x.yaml:4  model.layers: expected a whole number, got nothing (null)"),
+        ("lr: 3e-4", "lr: [1]", "x.yaml:15  optimizer.lr: expected a number, got [1]"),
+        ("lr: 3e-4", "lr: true", "x.yaml:15  optimizer.lr: expected a number, got true"),
+        ("lr: 3e-4", "lr: 1e999", "x.yaml:15  optimizer.lr: expected a finite number, got .inf"),
+        ("train: builtin", "train: 5", "x.yaml:9  data.train: expected text, got 5; put it in quotes"),
+        ("betas: [0.8, 0.95]", "betas: 0.8", "x.yaml:16  optimizer.betas: expected a list, got 0.8"),
+        (
+            "steps: 100",
+            "steps: 100\n  precision: fp16",
+            'x.yaml:14  train.precision: expected `auto`, `float32` or `bf16`, got "fp16"',
+        ),
+        (
+            "data:\n  train: builtin",
+            "data: builtin",
+            'x.yaml:8  data: expected keys under it, such as `train:`, got "builtin"',
+        ),
+        ("- 'a time'", "- {a: time}", 'x.yaml:20  validation.prompts[1]: expected text, got {"a": "time"}'),
+        # Out of range.
+        ("steps: 100", "steps: 0", "x.yaml:13  train.steps: expected at least 1, got 0"),
+        (
+            "steps: 100",
+            "steps: " + "9" * 99,
+            f"x.yaml:13  train.steps: expected at most 1000000000000, got {'9' * 59}…",
+        ),
+        ("lr: 3e-4", "lr: -1", "x.yaml:15  optimizer.lr: expected more than 0.0, got -1"),
+        ("0.95]", "1.5]", "x.yaml:16  optimizer.betas[1]: expected less than 1.0, got 1.5"),
+        ("0.95]", "0.95, 1]", "x.yaml:16  optimizer.betas: expected a list of at most 2 items, got [0.8, 0.95, 1]"),
+        ("train: builtin", "train: ''", 'x.yaml:9  data.train: expected text of at least 1 characters, got ""'),
+        # Unions: one line for all their forms.
+        (
+            "laplacian_heads: 2",
+            "laplacian_heads: 2.5",
+            "x.yaml:7  model.laplacian_heads: expected a number, a list with one number a layer, `linear(a, b)` or "
+            "{layers:, heads:}, got 2.5",
+        ),
+        (
+            "laplacian_heads: 2",
+            "laplacian_heads: {layer: 1, heads: 2}",
+            "x.yaml:7  model.laplacian_heads: expected a number, a list with one number a layer, `linear(a, b)` or "
+            '{layers:, heads:}, got {"layer": 1, "heads": 2}',
+        ),
+        (
+            "train: builtin",
+            "train: a.txt\n  files: [a, 3]",
+            'x.yaml:10  data.files: expected text or a list of texts, got ["a", 3]',
+        ),
+        (
+            "train: builtin",
+            "train: a.txt\n  validation: 1.5",
+            "x.yaml:10  data.validation: expected `last_file` or a number (above 0 and below 1), got 1.5",
+        ),
+        (
+            "steps: 100",
+            "steps: 100\n  compile: 1",
+            "x.yaml:14  train.compile: expected `auto`, true or false, got 1",
+        ),
+        # Missing: the line of the section.
+        ("  batch: 32\n", "", "x.yaml:10  train.batch: is missing; add it"),
+        ("data:\n  train: builtin\n", "", "x.yaml:1  data: the section is missing; it needs train"),
+        ("objective: language_model", "", "x.yaml:1  objective: is missing; expected `language_model`"),
+        ("language_model", "dance", 'x.yaml:1  objective: expected `language_model`, got "dance"'),
+        # Combinations.
+        ("micro_batch: 8", "micro_batch: 64", "x.yaml:12  train.micro_batch: 64 is beyond the global batch 32"),
+        ("  steps: 100\n", "", "x.yaml:10  train.steps: give steps or epochs"),
+        ("width: 64", "width: 65", "x.yaml:5  model.width: 65 is not a multiple of heads 4"),
+        ("heads: 2", "heads: 2\n  kv_heads: 3", "x.yaml:8  model.kv_heads: heads 4 is not a multiple of kv_heads 3"),
+        (
+            "laplacian_heads: 2",
+            "laplacian_heads: 5",
+            "x.yaml:7  model.laplacian_heads: layer 0 has 4 heads, so 0 to 4 can be Laplacian, got 5",
+        ),
+        (
+            "laplacian_heads: 2",
+            "laplacian_heads: liner(0, 3)",
+            "x.yaml:7  model.laplacian_heads: expected a number, a list, `linear(a, b)` or {layers:, heads:}, got "
+            "'liner(0, 3)'",
+        ),
+        (
+            "train: builtin",
+            "train: hub:a/b",
+            "x.yaml:9  data.files: name the hub data set's files, so that the list is fixed by the recipe",
+        ),
+    ],
+)
+def test_one_problem(problems, valid: str, old: str, new: str, line: str) -> None:
+    assert valid.count(old) >= 1
+    assert problems(valid.replace(old, new, 1)) == [line]
+
+
+def test_all_problems_at_once_in_reading_order(problems, valid: str) -> None:
+    """Also a combination in a section whose other keys are wrong: here micro_batch and the head plan."""
+    text = (
+        valid.replace("seed: 7", "seed: -1")
+        .replace("layers: 4", "layers: 4\n  rotary: 3")
+        .replace("width: 64", "width: 63")
+        .replace("laplacian_heads: 2", "laplacian_heads: [1, 2]")
+        .replace("micro_batch: 8", "micro_batch: 64")
+        .replace("steps: 100", "stpes: ten")
+        .replace("lr: 3e-4", "lr: fast")
+    )
+    assert problems(text, "checkpoint.kep=3", "nothing") == [
+        "x.yaml:2  seed: expected at least 0, got -1",
+        "x.yaml:5  model.rotary: unknown key; did you mean `rotary_base`?",
+        "x.yaml:6  model.width: 63 is not a multiple of heads 4",
+        "x.yaml:8  model.laplacian_heads: a list needs one number for each of the 4 layers, got 2",
+        "x.yaml:13  train.micro_batch: 64 is beyond the global batch 32",
+        "x.yaml:14  train.stpes: unknown key; did you mean `steps`?",
+        'x.yaml:14  train.stpes: expected a whole number, got "ten"',
+        'x.yaml:16  optimizer.lr: expected a number, got "fast"',
+        '--set  nothing: expected key.path=value, such as train.steps=100, got "nothing"',
+        "--set  checkpoint.kep: unknown key; did you mean `keep`?",
+    ]
+
+
+def test_a_misspelt_section_is_checked_as_what_it_means(problems, valid: str) -> None:
+    assert problems(valid.replace("model:", "modle:").replace("layers: 4", "layers: four")) == [
+        "x.yaml:3  modle: unknown key; did you mean `model`?",
+        'x.yaml:4  modle.layers: expected a whole number, got "four"',
+    ]
+
+
+def test_a_misspelt_objective_does_not_hide_the_rest(problems, valid: str) -> None:
+    assert problems(valid.replace("language_model", "langauge_model").replace("steps", "stpes")) == [
+        'x.yaml:1  objective: expected `language_model`, got "langauge_model"',
+        "x.yaml:13  train.stpes: unknown key; did you mean `steps`?",
+    ]
+
+
+def test_messages_stay_on_their_line_and_do_not_steer_the_terminal(problems, valid: str) -> None:
+    lines = problems(valid + '"a\\e[31m\\nb": 1\n"' + "k" * 500 + '": 2\n', 'seed="\\e[31m\\n' + "v" * 500 + '"')
+    assert len(lines) == 3
+    assert all(line.isprintable() for line in lines)
+    assert lines[0].startswith("x.yaml:21  a\\x1b[31m\\nb: unknown key")
+    assert lines[1].startswith(f"x.yaml:22  {'k' * 59}…: unknown key")
+    assert len(lines[2]) < 140
+
+
+def test_a_thousand_wrong_items_are_counted_not_printed(folder: Path, valid: str) -> None:
+    (folder / "x.yaml").write_text(valid.replace("'a time'", "1\n" + "    - 1\n" * 999))
+    with pytest.raises(RecipeError) as caught:
+        load_recipe("x.yaml")
+    lines = str(caught.value).splitlines()
+    assert len(caught.value.problems) == 1000
+    assert lines[0] == "1000 errors in x.yaml; nothing was started."
+    assert lines[50].startswith("x.yaml:69  validation.prompts[50]: expected text, got 1")
+    assert lines[51:] == ["... and 950 more"]

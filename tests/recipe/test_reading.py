@@ -1,0 +1,116 @@
+"""Files that are not recipes: each is refused with its place, and none is quoted."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from lapcli.recipe import RecipeError, load_recipe
+
+
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [
+        ("", "x.yaml  is empty; a recipe starts with `objective:` or `extends:`"),
+        ("# only a comment\n", "x.yaml  is empty; a recipe starts with `objective:` or `extends:`"),
+        ("---\n", "x.yaml  is empty; a recipe starts with `objective:` or `extends:`"),
+        ("\n- a\n", "x.yaml:2  expected `key: value` lines, got a list; is this a recipe?"),
+        ("secret words\n", "x.yaml:1  expected `key: value` lines, got text; is this a recipe?"),
+        ("a: 1\n---\nb: 2\n", "x.yaml:2  a second document starts here; a recipe is one"),
+        (b"a: 1\nb: \xff\n", "x.yaml:2  is not UTF-8 text; save the recipe as UTF-8"),
+        ("a: 1\nb: \x07\n", "x.yaml:2  is not YAML: found a control character; remove it"),
+        ("a: [1,\nb: 2\n", "x.yaml:3  is not YAML: expected ',' or ']', but got '<stream end>'"),
+        ("a:\n\tb: 1\n", "x.yaml:2  is not YAML: found character tab that cannot start any token"),
+        ('a: "\\UFFFFFFFF"\n', "x.yaml:1  is not YAML: an escape or a directive is wrong"),
+        ('a: "\\ud800"\n', "x.yaml:1  holds half a character (a surrogate escape)"),
+        ("%YAML " + "9" * 5000 + ".1\n---\na: 1\n", "x.yaml:1  is not YAML: an escape or a directive is wrong"),
+        ("a: *secret\n", "x.yaml:1  an alias has no anchor"),
+        ("a: 1\nb: &b\n  - *b\n", "x.yaml:3  an alias stands inside its own anchor"),
+        ("? [a, b]\n: 1\n", "x.yaml:1  a key must be a word"),
+        ("a: " + "[" * 5000, "x.yaml:1  is nested deeper than 20 levels; no recipe is"),
+        ("- " * 5000, "x.yaml:1  is nested deeper than 20 levels; no recipe is"),
+        ("a: " + "{a: " * 5000, "x.yaml:1  is nested deeper than 20 levels; no recipe is"),
+        ("a: 1\n" * 300_000, "x.yaml  is larger than 1 MB, which no recipe is; check the name"),
+    ],
+)
+def test_what_is_not_a_recipe(problems, text: str | bytes, line: str) -> None:
+    assert problems(text) == [line]
+
+
+def test_billion_laughs_are_not_laughed(problems) -> None:
+    """Lines of 10, 91, 820 and 7,381 values still pass; the fifth would be 66,430."""
+    laughs = ["a0: &a0 [ha, ha, ha, ha, ha, ha, ha, ha, ha]"]
+    laughs += [f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 9)}]" for i in range(1, 10)]
+    message = "holds more than 10000 values (aliases count in full); no recipe does"
+    assert problems("\n".join(laughs)) == [f"x.yaml:5  {message}"]
+
+
+def test_aliases_are_allowed(folder: Path, valid: str) -> None:
+    (folder / "x.yaml").write_text(
+        valid.replace("batch: 32", "batch: &b 32").replace("micro_batch: 8", "micro_batch: *b")
+    )
+    assert load_recipe("x.yaml").train.micro_batch == 32  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("tag", ["!!python/object/apply:os.system", "!x", "!!int", "!", "!<tag:x>"])
+def test_tags_are_refused_where_they_stand(problems, valid: str, tag: str) -> None:
+    assert problems(valid.replace("steps: 100", f"steps: {tag} 100")) == [
+        "x.yaml:13  train.steps: tags (`!name`) are not used in recipes; remove it"
+    ]
+
+
+def test_a_key_given_twice(problems, valid: str) -> None:
+    text = valid.replace("  steps: 100\n", "  steps: 100\n  batch: 64\n") + "seed: 8\n"
+    assert problems(text) == [
+        "x.yaml:14  train.batch: is given twice (first at x.yaml:11); keep one",
+        "x.yaml:22  seed: is given twice (first at x.yaml:2); keep one",
+    ]
+
+
+def test_missing_file_names_the_nearest(folder: Path, valid: str) -> None:
+    (folder / "tiny.yaml").write_text(valid)
+    for name, hint in (
+        ("tinny.yaml", "did you mean tiny.yaml?"),
+        ("tiny", "did you mean tiny.yaml?"),
+        ("q", "check the name"),
+    ):
+        with pytest.raises(RecipeError) as caught:
+            load_recipe(name)
+        assert str(caught.value).splitlines()[1] == f"{name}  does not exist; {hint}"
+
+
+@pytest.mark.parametrize("name", [".", "none/x.yaml", "a\0b.yaml", "x" * 5000, "", os.devnull])
+def test_names_of_no_file(folder: Path, name: str) -> None:
+    with pytest.raises(RecipeError, match="nothing was started"):
+        load_recipe(name)
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root reads everything")
+def test_unreadable_file(folder: Path, valid: str) -> None:
+    (folder / "x.yaml").write_text(valid)
+    (folder / "x.yaml").chmod(0)
+    with pytest.raises(RecipeError, match="cannot be read \\(Permission denied\\)"):
+        load_recipe("x.yaml")
+
+
+@pytest.mark.skipif(not Path("/proc/self/mem").is_file(), reason="a Linux file that opens but does not read")
+def test_file_that_fails_while_it_is_read() -> None:
+    with pytest.raises(RecipeError, match=r"cannot be read \(Input/output error\); check the file"):
+        load_recipe("/proc/self/mem")
+
+
+def test_byte_order_mark_is_not_part_of_the_first_key(folder: Path, valid: str) -> None:
+    (folder / "x.yaml").write_bytes(b"\xef\xbb\xbf" + valid.encode())
+    assert load_recipe("x.yaml").seed == 7
+
+
+@pytest.mark.parametrize(
+    "text", ["hunter2", "- hunter2", "*hunter2", "hunter2: [", "'hunter2", "!hunter2 a", "%hunter2 a\n"]
+)
+def test_extends_does_not_show_another_files_text(folder: Path, text: str) -> None:
+    (folder / "secret.yaml").write_text(text)
+    (folder / "x.yaml").write_text("extends: secret.yaml\n")
+    with pytest.raises(RecipeError) as caught:
+        load_recipe("x.yaml")
+    assert "secret.yaml" in str(caught.value)
+    assert "hunter" not in str(caught.value)

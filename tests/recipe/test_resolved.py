@@ -1,0 +1,116 @@
+"""A recipe as data: it loads to itself, hashes by meaning, and differs by key."""
+
+import json
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from lapcli.recipe import (
+    RecipeError,
+    differing_keys,
+    load_recipe,
+    recipe_from_dict,
+    recipe_hash,
+    recipe_to_dict,
+    recipe_to_yaml,
+)
+
+SMALL = {
+    "objective": "language_model",
+    "model": {"layers": 4, "width": 64, "heads": 4},
+    "data": {"train": "a.txt"},
+    "train": {"batch": 4, "micro_batch": 2, "steps": 10},
+}
+# What YAML can hold: surrogates are not characters, and control characters are escaped by the writer.
+TEXT = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=80)
+TRICKY = st.sampled_from(
+    [
+        "3e-4",
+        "1e6",
+        ".5",
+        "0o17",
+        "no",
+        "null",
+        "~",
+        "<<",
+        "1_000",
+        "2024-01-01",
+        "- a",
+        "a: b",
+        "#",
+        " x ",
+        "\x85\u2028",
+    ]
+)
+
+
+@pytest.mark.parametrize("heads", [2, [0, 1, 2, 4], "linear(0, 4)", {"layers": "1-2", "heads": 3}])
+def test_round_trip_of_every_form_of_heads(tmp_path: Path, heads: object) -> None:
+    recipe = recipe_from_dict({**SMALL, "model": {**SMALL["model"], "laplacian_heads": heads}})  # type: ignore[dict-item]
+    (tmp_path / "r.yaml").write_text(recipe_to_yaml(recipe), encoding="utf-8")
+    assert load_recipe(tmp_path / "r.yaml") == recipe
+    assert recipe_from_dict(json.loads(json.dumps(recipe_to_dict(recipe)))) == recipe
+    assert recipe_to_dict(recipe)["model"]["laplacian_heads"] == heads
+
+
+@settings(deadline=None)
+@given(
+    prompts=st.lists(st.one_of(TEXT, TRICKY), max_size=4),
+    column=st.one_of(TEXT, TRICKY),
+    lr=st.floats(1e-300, 1e6),
+    tokens=st.integers(1, 10**12),
+)
+def test_round_trip_of_any_value(tmp_path_factory, prompts: list[str], column: str, lr: float, tokens: int) -> None:
+    recipe = recipe_from_dict(
+        {
+            **SMALL,
+            "data": {"train": "a.txt", "column": column},
+            "optimizer": {"lr": lr},
+            "validation": {"prompts": prompts, "tokens": tokens},
+        }
+    )
+    path = tmp_path_factory.getbasetemp() / "round.yaml"
+    path.write_bytes(recipe_to_yaml(recipe).encode())
+    again = load_recipe(path)
+    assert again == recipe
+    assert again.validation.prompts == prompts  # type: ignore[attr-defined]
+    assert recipe_hash(again) == recipe_hash(recipe)
+
+
+def test_resolved_recipe_writes_its_defaults() -> None:
+    values = recipe_to_dict(recipe_from_dict(SMALL))
+    assert values["checkpoint"] == {"every": None, "keep": 2}
+    assert values["optimizer"]["betas"] == [0.8, 0.95]
+    assert values["train"]["precision"] == "auto"
+
+
+def test_hash_is_of_the_meaning(tmp_path: Path, valid: str) -> None:
+    (tmp_path / "a.yaml").write_text(valid)
+    written_otherwise = valid.replace("3e-4", "0.0003 # slow").replace("steps: 100", "steps: 1e2\n  precision: auto")
+    (tmp_path / "b.yaml").write_text(written_otherwise)
+    same = recipe_hash(load_recipe(tmp_path / "a.yaml"))
+    assert len(same) == 64
+    assert recipe_hash(load_recipe(tmp_path / "b.yaml")) == same
+    assert recipe_hash(load_recipe(tmp_path / "a.yaml", seed=8)) != same
+
+
+def test_differing_keys() -> None:
+    old = {"seed": 1, "model": {"heads": 4, "plan": 5}, "list": [1, 2], "gone": {"a": 1, "b": None}, "same": None}
+    new = {"seed": 1, "model": {"heads": 8, "plan": {"layers": 1}}, "list": [1, 3], "new": 2}
+    assert differing_keys(old, new) == [
+        ("model.heads", 4, 8),
+        ("model.plan", 5, {"layers": 1}),
+        ("list", [1, 2], [1, 3]),
+        ("gone.a", 1, None),
+        ("new", None, 2),
+    ]
+    assert differing_keys(old, old) == []
+
+
+def test_recipe_from_a_wrong_dict_is_an_error_of_ours() -> None:
+    with pytest.raises(RecipeError) as caught:
+        recipe_from_dict({**SMALL, "sed": 3, "seed": object()})
+    assert [problem.key for problem in caught.value.problems] == ["sed", "seed"]
+    assert str(caught.value).startswith("2 errors in the recipe; nothing was started.\n")
