@@ -14,6 +14,7 @@ Shapes: B batch, H query heads, G key and value heads (G divides H), T query tok
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 __all__ = ["dense_laplacian_attention", "laplacian_attention"]
 
@@ -47,12 +48,16 @@ def laplacian_attention(
         raise ValueError(f"{H} heads, so 0 to {H} of them can be Laplacian, got {laplacian_heads}")
     if H % G:
         raise ValueError(f"{H} query heads cannot share {G} key and value heads evenly")
+    if causal and mask is not None:
+        raise ValueError("a mask is given instead of causal, not with it")
+    if T > S and (causal or (laplacian_heads and current_v_BGTD is None)):
+        raise ValueError(f"{T} query tokens cannot be the last of {S} key tokens")
     if causal and S != T:
         # SDPA aligns its causal flag to the first key; with a cache the last query is the last key.
         causal = False
         mask = None if T == 1 else torch.ones(T, S, dtype=torch.bool, device=q_BHTD.device).tril(S - T)
 
-    plain = current_v_BGTD is None and mask is None and S == T and G == H
+    plain = current_v_BGTD is None and mask is None
     if laplacian_heads and fused and plain and _FusedOnCPU.fits(q_BHTD, k_BGSD, v_BGSD):
         return _FusedOnCPU.apply(q_BHTD, k_BGSD, v_BGSD, laplacian_heads, causal, scale)
 
@@ -109,11 +114,17 @@ class _FusedOnCPU(torch.autograd.Function):
 
     @staticmethod
     def fits(q: Tensor, k: Tensor, v: Tensor) -> bool:
-        # Compiled code does not need it: the partitioner recomputes `v - out` by itself.
+        """What SDPA asks before it takes this kernel: one shape and dtype, dense channels, at least one token.
+
+        Compiled code does not need it: the partitioner recomputes `v - out` by itself.
+        """
         return (
             q.device.type == "cpu"
             and q.dtype in (torch.float32, torch.bfloat16)
             and q.dtype == k.dtype == v.dtype
+            and q.shape == k.shape == v.shape
+            and q.numel() > 0
+            and q.stride(-1) == k.stride(-1) == v.stride(-1) == 1
             and not torch.compiler.is_compiling()
         )
 
@@ -127,11 +138,12 @@ class _FusedOnCPU(torch.autograd.Function):
         return out
 
     @staticmethod
+    @once_differentiable
     def backward(ctx, dy):  # type: ignore[no-untyped-def]
         q, k, v, y, logsumexp = ctx.saved_tensors
         # Once the output projection is done with `y` nobody else holds it, and it can turn into `out` and back.
         ours_alone = _is_only_held_here(y)
-        out = y.detach() if ours_alone else y.clone()
+        out = y.data if ours_alone else y.clone()  # .data: it is y again before autograd can look at its version
         _subtract_from(v, out, ctx.first)
         dq, dk, dv = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward(
             dy, q, k, v, out, logsumexp, 0.0, ctx.causal, scale=ctx.scale

@@ -22,7 +22,7 @@ from lapcli.files import write_json, write_text
 from lapcli.recipe import differing_keys, load_recipe, recipe_hash, recipe_to_dict, recipe_to_yaml
 from lapcli.recipe.schema import BaseRecipe
 
-RECIPE, INFO, METRICS, CHECKPOINTS = "recipe.yaml", "run.json", "metrics.jsonl", "checkpoints"
+RECIPE, INFO, METRICS, CHECKPOINTS, SUMMARY = "recipe.yaml", "run.json", "metrics.jsonl", "checkpoints", "summary.json"
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]{0,127}")
 
 
@@ -97,6 +97,19 @@ def read_run(path: Path) -> Run:
     except (OSError, ValueError) as error:
         raise UsageError(f"{path} is not a run directory ({INFO}: {error}); name another with --name") from None
     return Run(path, load_recipe(path / RECIPE), info)
+
+
+def write_summary(run: Run, summary: dict[str, Any]) -> None:
+    write_json(run.path / SUMMARY, summary)
+
+
+def read_summary(run: Run) -> dict[str, Any]:
+    """First and last validation, samples: what a finished run has to show."""
+    try:
+        summary = json.loads((run.path / SUMMARY).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return summary if isinstance(summary, dict) else {}
 
 
 def newest_run(runs_dir: Path, objectives: set[str]) -> Run:

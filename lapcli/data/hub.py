@@ -5,6 +5,7 @@ started next week read the same, with or without a network. Only missing files a
 needs them and by `lap fetch` ahead of it. `revision` (a commit, tag or branch) pins the data set itself.
 """
 
+import errno
 import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -105,13 +106,13 @@ def _download_file(repository: str, name: str, revision: str | None) -> None:
             f"the data set {repository} is gated; accept its terms and log in with `hf auth login`"
         ) from None
     except errors.RepositoryNotFoundError:
-        raise DataError(f"the hub has no public data set {repository}; check data.train") from None
+        raise DataError(f"the hub has no public data set {repository}; check data.train, or `hf auth login`") from None
     except errors.RevisionNotFoundError:
         raise DataError(f"the data set {repository} has no revision {revision}; check data.revision") from None
     except errors.RemoteEntryNotFoundError:
         raise DataError(f"the data set {repository} has no file {name}; check data.files") from None
     except Exception as error:  # whatever the connection, its proxies or the library's transports raise
-        if isinstance(error, OSError) and error.errno == 28:
+        if isinstance(error, OSError) and error.errno == errno.ENOSPC:
             raise LapError(f"the disk is full while downloading {name}; free some, or set HF_HOME elsewhere") from error
         cause = str(error.__cause__ or error).splitlines() or [type(error).__name__]
         raise DataError(

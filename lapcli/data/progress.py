@@ -5,7 +5,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from lapcli.data.text import Progress
+from lapcli.data.corpus import Progress
 
 SECONDS_BETWEEN_LINES = 10.0
 

@@ -132,17 +132,20 @@ def _bytes_of_ids(inner: tokenizers.Tokenizer) -> list[bytes]:
     expected = {name: size - len(SPECIAL_TOKENS) + i for i, name in enumerate(SPECIAL_TOKENS)}
     if added != expected or len(inner.get_added_tokens_decoder()) != len(added):
         raise DataError(f"its last ids must be the special tokens {' '.join(SPECIAL_TOKENS)} and no others")
+    vocab = inner.get_vocab()
+    if set(vocab.values()) != set(range(size)):
+        raise DataError("its ids have gaps")
+    ordinary = [token for token in vocab if token not in added]
+    if not set("".join(ordinary)) <= BYTE_OF_CHARACTER.keys():
+        raise DataError("its tokens are not byte-level")
+    to_byte = str.maketrans({character: chr(byte) for character, byte in BYTE_OF_CHARACTER.items()})
     table = [b""] * size
-    try:
-        for token, id_ in inner.get_vocab().items():
-            if token in added:
-                table[id_] = token.encode()
-            else:
-                table[id_] = bytes(BYTE_OF_CHARACTER[character] for character in token)
-    except (KeyError, IndexError):
-        raise DataError("its tokens are not byte-level, or its ids have gaps") from None
-    if not all(table) or not {bytes([byte]) for byte in range(256)} <= set(table):
-        raise DataError("some of the 256 bytes or of its ids are missing")
+    for token in ordinary:
+        table[vocab[token]] = token.translate(to_byte).encode("latin-1")
+    for name, id_ in added.items():
+        table[id_] = name.encode()
+    if not {bytes([byte]) for byte in range(256)} <= set(table):
+        raise DataError("some of the 256 bytes are missing")
     if getattr(inner.model, "dropout", None):
         raise DataError("it has BPE dropout, which makes encoding random")
     return table

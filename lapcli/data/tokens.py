@@ -12,9 +12,10 @@ from pathlib import Path
 import numpy as np
 
 from lapcli.data.cache import build_once, digest
+from lapcli.data.corpus import Corpus, Progress
 from lapcli.data.documents import DocumentWriter
 from lapcli.data.shards import TokenStream, shards_are_whole, token_dtype
-from lapcli.data.text import Corpus, Progress, corpus_at_hand, hub_list, open_corpus
+from lapcli.data.text import corpus_at_hand, hub_list, open_corpus
 from lapcli.data.tokenizer import SPLIT_PATTERN, Tokenizer, train_tokenizer
 from lapcli.environment import cache_dir
 from lapcli.errors import DataError
@@ -42,9 +43,9 @@ class TextData:
 def prepare_text(source: TextSource, tokenizer: TokenizerSection, *, progress: Progress | None = None) -> TextData:
     """Download, train the tokenizer, tokenise: whatever of it has not been done before. Safe to call on every rank."""
     corpus = open_corpus(source, progress)
-    used = _prepare_tokenizer(corpus, tokenizer, progress)
+    used = _prepare_tokenizer(corpus, tokenizer)
     folder = build_once(
-        _text_folder(corpus, used.sha256), lambda unfinished: _tokenise(unfinished, corpus, used, progress), _is_whole
+        _text_folder(corpus, used.sha256), lambda unfinished: _tokenise(unfinished, corpus, used), _is_whole
     )
     return _open(folder, corpus, used)
 
@@ -79,7 +80,7 @@ def _prepared_tokenizer(corpus: Corpus, section: TokenizerSection) -> Tokenizer 
     return Tokenizer.from_file(path) if path.is_file() else None
 
 
-def _prepare_tokenizer(corpus: Corpus, section: TokenizerSection, progress: Progress | None) -> Tokenizer:
+def _prepare_tokenizer(corpus: Corpus, section: TokenizerSection) -> Tokenizer:
     """The one that the recipe names, or one trained on the documents to train on."""
     if section.file:
         given = Tokenizer.from_file(Path(section.file).expanduser())
@@ -92,7 +93,7 @@ def _prepare_tokenizer(corpus: Corpus, section: TokenizerSection, progress: Prog
 
     def train(folder: Path) -> None:
         trained = train_tokenizer(
-            _train_documents(corpus, progress), section.vocab, max_chars=section.train_chars, crop=section.train_crop
+            _train_documents(corpus), section.vocab, max_chars=section.train_chars, crop=section.train_crop
         )
         trained.save(folder / "tokenizer.json")
         ready.append(trained)
@@ -109,8 +110,8 @@ def _prepare_tokenizer(corpus: Corpus, section: TokenizerSection, progress: Prog
     return ready[-1]
 
 
-def _train_documents(corpus: Corpus, progress: Progress | None) -> Iterator[str]:
-    for part in corpus.parts("training the tokenizer", progress, only_train=True):
+def _train_documents(corpus: Corpus) -> Iterator[str]:
+    for part in corpus.parts("training the tokenizer", only_train=True):
         yield from part.train
 
 
@@ -123,10 +124,10 @@ def _text_folder(corpus: Corpus, tokenizer_sha256: str) -> Path:
     return cache_dir() / "text" / digest(VERSION, corpus.key, tokenizer_sha256)[:32]
 
 
-def _tokenise(folder: Path, corpus: Corpus, tokenizer: Tokenizer, progress: Progress | None) -> None:
+def _tokenise(folder: Path, corpus: Corpus, tokenizer: Tokenizer) -> None:
     seed = None if corpus.source.shuffled else corpus.source.shuffle_seed
     writers = {part: DocumentWriter(folder, part, tokenizer, seed) for part in ("train", "validation")}
-    for parts in corpus.parts("tokenising", progress):
+    for parts in corpus.parts("tokenising"):
         writers["train"].add(parts.train)
         writers["validation"].add(parts.validation)
     shards, hashes = {}, {}

@@ -50,9 +50,9 @@ def softcapped_cross_entropy(
     if reduction == "none":
         with torch.no_grad():
             return _each(x_ND, weight_VD, targets_N, softcap)
-    scale = torch.ones((), device=x_ND.device)
+    scale = torch.ones((), dtype=_accumulation_dtype(x_ND), device=x_ND.device)
     if reduction == "mean":
-        scale = 1.0 / (targets_N >= 0).sum().clamp(min=1)
+        scale = scale / (targets_N >= 0).sum().clamp(min=1)
     if not (torch.is_grad_enabled() and (x_ND.requires_grad or weight_VD.requires_grad)):
         return _each(x_ND, weight_VD, targets_N, softcap).sum() * scale
     total: Tensor = _ChunkedLoss.apply(x_ND, weight_VD, targets_N, softcap, scale, compiled)
@@ -136,7 +136,6 @@ class _ChunkedLoss(torch.autograd.Function):
         dx_ND = torch.empty_like(x_ND)
         dw_VD = torch.zeros_like(weight_VD, dtype=dtype)
         total = torch.zeros((), dtype=dtype, device=x_ND.device)
-        scale = scale.to(dtype)
         step = _compiled_losses_and_gradients() if compiled else _losses_and_gradients
         chunks = _chunks(x_ND, len(w_VD))
         size = (chunks[0].stop, len(w_VD)) if chunks else (0, 0)
@@ -160,7 +159,7 @@ class _ChunkedLoss(torch.autograd.Function):
         return total * scale
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         if ctx.gradients is None:
             raise RuntimeError("the chunked loss can be differentiated once; compute the loss again")
         dx_ND, dw_VD = ctx.gradients

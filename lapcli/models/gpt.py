@@ -42,6 +42,11 @@ class GPTConfig:
     softcap: float = 15.0
 
     def __post_init__(self) -> None:
+        for name in ("layers", "heads", "width", "vocab", "context", "groups"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{'kv_heads' if name == 'groups' else name} must be at least 1")
+        if self.rotary_base <= 1 or self.rotary_precision not in ("float32", "bf16"):
+            raise ValueError("rotary_base must be above 1, and rotary_precision float32 or bf16")
         if self.width % self.heads or self.head_size % 2:
             raise ValueError(f"width {self.width} does not give {self.heads} heads of an even size")
         if self.heads % self.groups:
@@ -56,7 +61,7 @@ class GPTConfig:
 
     @property
     def groups(self) -> int:
-        return self.kv_heads or self.heads
+        return self.heads if self.kv_heads is None else self.kv_heads
 
     @property
     def head_plan(self) -> HeadPlan:
@@ -174,15 +179,15 @@ class GPT(nn.Module):
     @torch.no_grad()
     def initialise(self, generator: torch.Generator | None = None) -> None:
         """Sets every weight and table; needed after a model built on the meta device was given storage."""
-        nn.init.normal_(self.embed.weight, generator=generator)
-        nn.init.zeros_(self.head.weight)
-        for block in self.blocks:
-            for matrix in (block.attn.q, block.attn.k, block.attn.v, block.mlp.up):
-                outputs, inputs = matrix.weight.shape
+        for name, weight in self.named_parameters():
+            if name == "embed.weight":
+                nn.init.normal_(weight, generator=generator)
+            elif name.endswith(("attn.out.weight", "mlp.down.weight", "head.weight")):
+                nn.init.zeros_(weight)
+            else:
+                outputs, inputs = weight.shape
                 std = inputs**-0.5 * min(1.0, (outputs / inputs) ** 0.5)
-                nn.init.normal_(matrix.weight, std=std, generator=generator)
-            nn.init.zeros_(block.attn.out.weight)
-            nn.init.zeros_(block.mlp.down.weight)
+                nn.init.normal_(weight, std=std, generator=generator)
         self._fill_rotary_tables()
 
     def _fill_rotary_tables(self) -> None:
@@ -235,6 +240,6 @@ class GPT(nn.Module):
         return loss.view(targets_BT.shape) if reduction == "none" else loss
 
     def flops_per_token(self) -> int:
-        """Of forward and backward at the training context: 6 for each weight of a matrix product, 12 L C T of attention."""
+        """Of forward and backward at the training context: 6 a weight of a matrix product, 12 L C T of attention."""
         matrices = sum(p.numel() for p in self.parameters()) - self.embed.weight.numel()
         return 6 * matrices + 12 * self.config.layers * self.config.width * self.config.context

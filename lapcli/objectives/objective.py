@@ -34,12 +34,24 @@ class BatchPlan:
 
 
 class Objective(Protocol):
-    model: nn.Module
-    batches: BatchPlan
-    steps: int
-    unit: str  # what throughput counts: tokens or images
-    units_per_step: int
-    flops_per_step: float
+    @property
+    def model(self) -> nn.Module: ...
+
+    @property
+    def batches(self) -> BatchPlan: ...
+
+    @property
+    def steps(self) -> int: ...
+
+    @property
+    def unit(self) -> str:
+        """What throughput counts: tokens or images."""
+
+    @property
+    def units_per_step(self) -> int: ...
+
+    @property
+    def flops_per_step(self) -> float: ...
 
     def parameter_groups(self) -> list[ParameterGroup]: ...
 

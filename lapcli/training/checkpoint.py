@@ -1,10 +1,11 @@
 """Checkpoints: `checkpoints/step-000500/` with `model.safetensors`, `optimizer.safetensors` and `state.json`.
 
 Written to a temporary folder, flushed, then renamed: a checkpoint is there whole or not at all. `state.json` holds the
-sha256 of the other files; a damaged checkpoint is named and the one before it is used. Only safetensors and JSON, so
+sha256 of the other files and of itself; a damaged checkpoint is named and the one before it is used. Only safetensors and JSON, so
 that loading somebody's checkpoint cannot run code.
 """
 
+import hashlib
 import json
 import os
 import re
@@ -75,7 +76,7 @@ def save(
             flush_to_disk(temporary / name)
             files[name] = sha256_of_file(temporary / name)
         content = {**state, "step": step, "files": files}
-        write_json(temporary / STATE, content)
+        write_json(temporary / STATE, {**content, "sha256": _digest(content)})
         flush_to_disk(temporary)
         reached("before rename")
         if final.exists():  # a damaged one of the same step that a resume passed over
@@ -110,10 +111,10 @@ def find_damage(path: Path) -> str | None:
     """What is wrong with a checkpoint, naming the file; None if nothing is."""
     try:
         state = json.loads((path / STATE).read_text(encoding="utf-8"))
-        files = dict(state["files"])
-        if set(files) != {MODEL, OPTIMIZER} or not isinstance(state["step"], int):
-            raise ValueError
-    except (OSError, ValueError, KeyError, TypeError):
+        if state.pop("sha256") != _digest(state):
+            return f"{path / STATE} is not what was saved (its sha256 differs)"
+        files = {name: str(state["files"][name]) for name in (MODEL, OPTIMIZER)}
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return f"{path / STATE} is missing or not readable"
     for name, digest in files.items():
         if not (path / name).is_file():
@@ -130,7 +131,7 @@ def steps_in(folder: Path) -> list[int]:
 
 
 def load_weights(path: Path, model: nn.Module, laplacian_heads: str) -> None:
-    """Loads weights whose head plan is the model's: with another one the shapes would match and the numbers be wrong."""
+    """Loads weights whose head plan is the model's: with another one the shapes would match, wrongly."""
     try:
         with safe_open(path, framework="pt") as file:
             metadata = file.metadata() or {}
@@ -162,6 +163,10 @@ def _remove(path: Path) -> None:
     os.rename(path, doomed)
     reached("removing")
     shutil.rmtree(doomed)
+
+
+def _digest(state: Mapping[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(state, sort_keys=True).encode()).hexdigest()
 
 
 def _plain(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -79,3 +79,8 @@ def pick_device(wanted: str) -> str:
     if wanted == "mps" or (wanted == "auto" and torch.backends.mps.is_available()):
         return "mps"
     return "cpu"
+
+
+def is_main_process() -> bool:
+    """Also after the process group is gone."""
+    return os.environ.get("RANK", "0") == "0"

@@ -58,8 +58,9 @@ class Loop:
         ):
             self._validate_if_due(stop, progress)
             while self.step < steps:
-                line, stopping = self._update(self.step, stop)
+                line = self._update(self.step)
                 self.step += 1
+                stopping = self.world.any(bool(stop))
                 if self.world.is_main:
                     self.metrics.append(line)
                     share = None if self.peak is None else self._achieved(line) / self.peak
@@ -70,8 +71,8 @@ class Loop:
                     raise self._interrupted(stop)
                 self._validate_if_due(stop, progress)
 
-    def _update(self, step: int, stop: StopRequest) -> tuple[dict[str, Any], bool]:
-        """One optimizer step; returns its metrics, and whether any rank was asked to stop."""
+    def _update(self, step: int) -> dict[str, Any]:
+        """One optimizer step; returns its line of the metrics."""
         started = time.perf_counter()
         accumulation = self.objective.batches.accumulation
         multiplier = self.objective.learning_rate_multiplier(step)
@@ -88,8 +89,7 @@ class Loop:
                 loss = self.module(batch)
                 (loss / accumulation).backward()
             total += loss.detach()
-        loss_sum, stopping = self.world.sum([float(total) / accumulation, float(bool(stop))])
-        mean_loss = loss_sum / self.world.size
+        mean_loss = self.world.sum([float(total) / accumulation])[0] / self.world.size
         if not math.isfinite(mean_loss):
             raise self._diverged(step, mean_loss)
 
@@ -98,14 +98,13 @@ class Loop:
         self.optimizers.zero_grad()
         self.objective.after_step(step)
         seconds = time.perf_counter() - started
-        line = {
+        return {
             "step": step + 1,
             "loss": mean_loss,
             "lr": self.optimizers.groups[0].lr * multiplier,
             "gradient_norm": gradient_norm,
             f"{self.objective.unit}_per_second": self.objective.units_per_step / seconds,
         }
-        return line, stopping > 0
 
     def _clip(self) -> float:
         """Of the averaged gradient; below the limit nothing is touched, which spares a pass over all gradients."""

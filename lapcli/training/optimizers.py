@@ -58,7 +58,7 @@ class Optimizers:
         for group, optimizer in zip(self.groups, self._optimizers, strict=True):
             for name, p in group.parameters.items():
                 for key, value in by_parameter.pop(name, {}).items():
-                    # The step counter of AdamW lives on the CPU unless it is fused on CUDA; moments beside their weights.
+                    # AdamW's step counter lives on the CPU unless it is fused on CUDA; moments beside their weights.
                     device = p.device if value.ndim or p.device.type == "cuda" else torch.device("cpu")
                     optimizer.state[p][key] = value.to(device)
         if by_parameter:

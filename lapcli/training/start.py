@@ -12,15 +12,12 @@ from rich.console import Console
 from lapcli.data.progress import shown_progress
 from lapcli.data.tokens import prepare_text
 from lapcli.errors import Interrupted, LapError, UsageError
-from lapcli.files import write_json
 from lapcli.objectives.language_model import LanguageModel
 from lapcli.objectives.objective import Objective
 from lapcli.recipe.schema import BaseRecipe, LanguageModelRecipe
-from lapcli.runs import Run, open_run, read_run
+from lapcli.runs import Run, open_run, read_run, write_summary
 from lapcli.training.distributed import World, join_world, leave_world
 from lapcli.training.loop import Loop
-
-SUMMARY = "summary.json"
 
 
 def train_recipe(recipe: BaseRecipe, *, runs_dir: Path, name: str, fresh: bool = False, console: Console) -> Run:
@@ -90,7 +87,7 @@ def _finish(run: Run, loop: Loop) -> None:
     steps = loop.objective.steps
     start, end = loop.validated.get(0, {}), loop.validated.get(steps, {})
     summary = {"start": start, "end": end, **loop.objective.finish(run.path)}
-    write_json(run.path / SUMMARY, summary)
+    write_summary(run, summary)
     run.update(status="finished", step=steps)
 
 

@@ -34,6 +34,7 @@ def test_sources_are_never_run(tmp_path, monkeypatch):
     (tmp_path / "evil.py").write_text('"""A docstring."""\nraise SystemExit("ran")\n')
     (tmp_path / "broken.py").write_text("def (:\n")
     (tmp_path / "latin.py").write_bytes(b'"""\xe9"""\n')
+    (tmp_path / "nowhere.py").symlink_to(tmp_path / "missing.py")
     (tmp_path / "package").mkdir()
     (tmp_path / "package" / "__init__.py").write_text(
         'class A:\n    """Of A."""\n    if True:\n        async def f(self):\n            """Of f."""\n'

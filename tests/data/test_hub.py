@@ -118,3 +118,8 @@ def test_a_hub_that_does_not_answer_is_named_with_the_command(monkeypatch):
     monkeypatch.setattr("time.sleep", lambda seconds: None)  # between the library's five attempts
     with pytest.raises(DataError, match=r"shard_00000.parquet of the data set .* could not be downloaded.*lap fetch"):
         prepare_text(source(), TOKENIZER)
+
+
+def test_a_pattern_is_no_fixed_list():
+    with pytest.raises(ValueError, match="a pattern is not a fixed list"):
+        source(files="*.parquet")

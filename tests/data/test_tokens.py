@@ -99,6 +99,8 @@ def test_nulls_and_empty_documents_are_counted(tmp_path):
     prepared = prepare_text(source(tmp_path, column="body"), TOKENIZER)
     assert prepared.documents == 10
     assert "10 empty ones left out" in prepared.description
+    (prepared.folder / "index.json").unlink()
+    assert prepare_text(source(tmp_path, column="body"), TOKENIZER).description == prepared.description
 
 
 @pytest.mark.parametrize("content", ["", "\n\n", '{"text": ""}\n{"text": null}\n'])
@@ -271,7 +273,7 @@ def test_the_second_start_reads_no_text(stories, monkeypatch):
     def fail(*_, **__):
         raise AssertionError("the corpus was read again")
 
-    monkeypatch.setattr("lapcli.data.text.read_batches", fail)
+    monkeypatch.setattr("lapcli.data.corpus.read_batches", fail)
     start = time.monotonic()
     prepare_text(source(stories), TOKENIZER)
     assert time.monotonic() - start < 1
@@ -280,7 +282,7 @@ def test_the_second_start_reads_no_text(stories, monkeypatch):
 def test_progress_counts_up_to_everything(stories):
     seen = []
     prepare_text(source(stories), TOKENIZER, progress=lambda *report: seen.append(report))
-    assert {doing for doing, _, _ in seen} == {"training the tokenizer", "tokenising"}
+    assert {doing for doing, _, _ in seen} == {"counting documents", "training the tokenizer", "tokenising"}
     assert all(0 <= done <= total == stories.stat().st_size for _, done, total in seen)
     assert seen[-1][1] == seen[-1][2]
 

@@ -1,0 +1,41 @@
+# `make quickstart` and `make test` set up everything they need in .venv; a second call finds it there.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+# Wheels for torch with its CUDA parts are a few GB: uv installs them in half a minute, pip needs eight.
+INSTALLED := $(VENV)/.installed
+export UV_SYSTEM_CERTS ?= 1
+export UV_LINK_MODE ?= copy
+
+.PHONY: quickstart test lint format bench long clean
+
+quickstart: $(INSTALLED)
+	$(BIN)/lap train recipes/quickstart.yaml
+
+test: $(INSTALLED)
+	$(BIN)/python -m pytest
+
+lint: $(INSTALLED)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+format: $(INSTALLED)
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+bench: $(INSTALLED)
+	@for file in attention loss training_step real_size; do echo "== $$file"; $(BIN)/python benchmarks/$$file.py || exit 1; done
+
+long: $(INSTALLED)
+	$(BIN)/python -m pytest -m long
+
+$(INSTALLED): pyproject.toml constraints.txt
+	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "lap needs Python 3.11 or newer: make PYTHON=python3.12 ...")'
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check uv
+	$(BIN)/uv pip install --quiet --python $(BIN)/python --constraint constraints.txt --editable '.[dev]'
+	touch $(INSTALLED)
+
+clean:
+	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis

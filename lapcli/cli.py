@@ -1,0 +1,64 @@
+"""The command line: names the commands and turns errors into exit codes. No torch in here: help answers at once."""
+
+import sys
+from typing import Annotated
+
+import typer
+
+from lapcli import __version__
+from lapcli.commands.fetch import EXAMPLES as FETCH_EXAMPLES
+from lapcli.commands.fetch import fetch
+from lapcli.commands.train import EXAMPLES as TRAIN_EXAMPLES
+from lapcli.commands.train import train
+from lapcli.errors import Interrupted, LapError, UsageError
+
+app = typer.Typer(
+    name="lap",
+    help="Transformers with Laplacian heads (I - P in place of P): train them and reproduce the paper.",
+    epilog="First time here: lap train recipes/quickstart.yaml",
+    context_settings={"help_option_names": ["-h", "--help"]},
+    no_args_is_help=True,
+    rich_markup_mode="rich",
+    pretty_exceptions_enable=False,
+)
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        print(f"lap {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
+    pass
+
+
+app.command(epilog=TRAIN_EXAMPLES)(train)
+app.command(epilog=FETCH_EXAMPLES)(fetch)
+
+
+def main() -> None:
+    """Runs a command; an error that a user can cause is one message on stderr and an exit code, never a traceback."""
+    try:
+        app()
+    except LapError as error:
+        if not _said_by_rank_0(error):
+            print(f"lap: {error}", file=sys.stderr)
+        raise SystemExit(int(error.exit_code)) from None
+    except KeyboardInterrupt:
+        print("lap: stopped; what was saved is kept, run the same command to go on", file=sys.stderr)
+        raise SystemExit(130) from None
+    except BrokenPipeError:  # `lap ... | head`
+        raise SystemExit(1) from None
+
+
+def _said_by_rank_0(error: LapError) -> bool:
+    """Ranks refuse and stop together; one of them says so."""
+    import os
+
+    return os.environ.get("RANK", "0") != "0" and isinstance(error, UsageError | Interrupted)

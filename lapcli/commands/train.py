@@ -1,0 +1,102 @@
+"""`lap train RECIPE`: train a model, or go on with a run that was interrupted."""
+
+import sys
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from lapcli.commands import options
+
+if TYPE_CHECKING:
+    from lapcli.runs import Run
+
+EXAMPLES = """Examples:
+
+lap train recipes/quickstart.yaml
+
+lap train recipes/gpt561m_5L.yaml --dry-run
+
+lap train recipes/quickstart.yaml --set 'model.laplacian_heads=linear(0, 4)' --name schedule
+
+lap train recipes/gpt561m_5L.yaml --nproc 8 --max-restarts 3
+"""
+
+
+def train(
+    recipe: options.Recipe,
+    set_: options.Set = None,
+    data: options.Data = None,
+    name: options.Name = None,
+    runs_dir: options.RunsDir = None,
+    seed: options.Seed = None,
+    fresh: Annotated[bool, typer.Option("--fresh", help="Move an old run of that name aside and start anew.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would be trained; touch no data.")] = False,
+    nproc: Annotated[str, typer.Option("--nproc", metavar="N|auto", help="Processes here; auto: one a GPU.")] = "auto",
+    nnodes: Annotated[int, typer.Option("--nnodes", help="Machines.")] = 1,
+    node_rank: Annotated[int | None, typer.Option("--node-rank", help="Number of this machine, from 0.")] = None,
+    rdzv: Annotated[str | None, typer.Option("--rdzv", metavar="HOST:PORT", help="Where the machines meet.")] = None,
+    max_restarts: Annotated[int, typer.Option("--max-restarts", help="Times to go on after a rank died.")] = 0,
+    as_json: options.Json = False,
+) -> None:
+    """Train a model. The same command goes on with an unfinished run, exactly where it was."""
+    from lapcli.environment import runs_dir as default_runs_dir
+    from lapcli.launch import Processes, launch, needs_launch
+    from lapcli.recipe import load_recipe
+
+    loaded = load_recipe(recipe, options.overrides(set_, data), seed)
+    processes = Processes(nproc, nnodes, node_rank, rdzv, max_restarts)
+    device = loaded.train.device
+    if dry_run:
+        from lapcli.planning import plan_training
+
+        processes.check()
+        plan = plan_training(loaded, processes.here(device) * nnodes)
+        print(plan.to_json() if as_json else plan.to_text())
+        return
+    if needs_launch(processes, device):
+        raise typer.Exit(launch(processes, sys.argv[1:], device))
+
+    from rich.console import Console
+
+    from lapcli.training.start import train_recipe
+
+    run_name = name or (recipe.stem if seed is None else f"{recipe.stem}-seed{seed}")
+    console = Console(stderr=True, soft_wrap=True)
+    run = train_recipe(loaded, runs_dir=runs_dir or default_runs_dir(), name=run_name, fresh=fresh, console=console)
+    from lapcli.training.distributed import is_main_process
+
+    if is_main_process():
+        _print_result(run, as_json)
+
+
+def _print_result(run: "Run", as_json: bool) -> None:
+    """The numbers, a sample, the place of the run and what to try next."""
+    import json
+
+    from lapcli.runs import read_summary
+
+    summary = read_summary(run)
+    if as_json:
+        print(json.dumps({"run": str(run.path), **run.info, **summary}, indent=2))
+        return
+    print(f"\n{run.path} is finished: {run.info['step']:,} steps, weights sha256 {run.info['weights_sha256'][:16]}")
+    for line in summary_lines(summary):
+        print(line)
+    print("\nNext:")
+    print(f"  cat {run.path}/metrics.jsonl                 loss and learning rate of every step")
+    print(f"  lap train {run.path}/recipe.yaml --set model.laplacian_heads=0 --name {run.name}-0L      the baseline")
+
+
+def summary_lines(summary: dict) -> list[str]:
+    lines = []
+    start, end = summary.get("start", {}), summary.get("end", {})
+    for key, value in end.items():
+        text = f"  {key.replace('_', ' '):<28}{value:.4f}"
+        if start.get(key):
+            text += f"   from {start[key]:.4f} ({value / start[key] - 1:+.0%})"
+        if key == "validation_bits_per_byte" and "bigram_bits_per_byte" in summary:
+            text += f"; a token-bigram model has {summary['bigram_bits_per_byte']:.4f}"
+        lines.append(text)
+    for sample in summary.get("samples", []):
+        lines.append(f"  sample: [{sample['prompt']}]{sample['continuation']}".replace("\n", "\n    "))
+    return lines

@@ -1,0 +1,53 @@
+"""What all tests share: a cache of their own, no network, real data where there is some, and one small run."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+# Before torch is imported: more threads than cores spin for seconds when the machine is busy.
+os.environ.setdefault("OMP_NUM_THREADS", "2")
+
+ROOT = Path(__file__).parent.parent
+_with_real_data: set[str] = set()
+
+
+@pytest.fixture(scope="session")
+def shared_cache(tmp_path_factory) -> Path:
+    """One cache for the tests that train, so that the built-in text is prepared once."""
+    return tmp_path_factory.mktemp("shared-cache")
+
+
+@pytest.fixture(autouse=True)
+def surroundings(monkeypatch, shared_cache):
+    monkeypatch.setenv("LAP_CACHE", str(shared_cache))
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    monkeypatch.setenv("NO_COLOR", "1")
+    for name in ("LAP_RUNS", "RANK", "WORLD_SIZE", "LOCAL_RANK"):
+        monkeypatch.delenv(name, raising=False)
+
+
+@pytest.fixture
+def test_data(request) -> Path:
+    """The folder of real benchmark files; a test that needs them skips where there is none."""
+    given = os.environ.get("LAP_TEST_DATA")
+    if not given:
+        pytest.skip("LAP_TEST_DATA names no folder of real benchmark files")
+    _with_real_data.add(request.node.nodeid)
+    return Path(given)
+
+
+def pytest_terminal_summary(terminalreporter):
+    terminalreporter.write_line(f"tests on real benchmark files that ran: {len(_with_real_data)}")
+
+
+@pytest.fixture(scope="session")
+def quickstart(tmp_path_factory, shared_cache):
+    """The quickstart recipe cut to a few steps and trained by the command, once for all tests that look at a run."""
+    from support import lap
+
+    runs = tmp_path_factory.mktemp("quickstart-runs")
+    cut = ["--set", "train.steps=24", "--set", "validation.every=12", "--set", "checkpoint.every=12"]
+    result = lap("train", "recipes/quickstart.yaml", *cut, "--runs-dir", str(runs), cache=shared_cache)
+    assert result.returncode == 0, result.stderr
+    return runs / "quickstart", result

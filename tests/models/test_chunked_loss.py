@@ -1,0 +1,162 @@
+"""The chunked loss against the plain one: full logits, soft cap, torch's cross entropy."""
+
+import runpy
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from lapcli.models import chunked_loss
+from lapcli.models.chunked_loss import softcapped_cross_entropy
+
+torch.set_num_threads(2)
+
+peak_bytes = runpy.run_path(str(Path(__file__).parents[2] / "benchmarks" / "measure.py"))["peak_bytes"]
+
+
+def plain(x: Tensor, weight: Tensor, targets: Tensor, softcap: float, reduction: str = "mean") -> Tensor:
+    logits = softcap * torch.tanh(x @ weight.T / softcap)
+    return F.cross_entropy(logits, targets, ignore_index=-1, reduction=reduction)
+
+
+def draw(
+    N: int, V: int, D: int, ignored: float = 0.3, dtype: torch.dtype = torch.float32
+) -> tuple[Tensor, Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(N + V)
+    x, weight = (torch.randn(n, D, generator=generator).to(dtype).requires_grad_() for n in (N, V))
+    targets = torch.randint(V, (N,), generator=generator)
+    targets[torch.rand(N, generator=generator) < ignored] = -1
+    return x, weight, targets
+
+
+@pytest.fixture
+def rows(monkeypatch: pytest.MonkeyPatch):
+    """Sets the rows of a chunk, so that small inputs have several."""
+
+    def set_rows(count: int, vocab: int) -> None:
+        monkeypatch.setattr(chunked_loss, "_CHUNK_ELEMENTS", {"cpu": count * vocab})
+        monkeypatch.setattr(chunked_loss, "_FEWEST_ROWS", 1)
+
+    return set_rows
+
+
+def assert_same(x: Tensor, weight: Tensor, targets: Tensor, softcap: float, reduction: str, tolerance: float) -> None:
+    ours = softcapped_cross_entropy(x, weight, targets, softcap, reduction)
+    theirs = plain(x, weight, targets, softcap, reduction)
+    torch.testing.assert_close(ours, theirs, atol=tolerance, rtol=tolerance)
+    pairs = [torch.autograd.grad(3 * loss, (x, weight)) for loss in (ours, theirs)]
+    for a, b in zip(*pairs, strict=True):
+        torch.testing.assert_close(a, b, atol=tolerance, rtol=tolerance)
+
+
+@pytest.mark.parametrize("reduction", ["mean", "sum"])
+@pytest.mark.parametrize("chunk", [1, 4, 7, 20, 21, 1000])
+def test_value_and_gradients_in_chunks_of_any_size(rows, chunk: int, reduction: str) -> None:
+    rows(chunk, 50)
+    assert_same(*draw(20, 50, 8), 15.0, reduction, 1e-5)
+
+
+@settings(deadline=None, max_examples=40)
+@given(
+    N=st.integers(1, 40),
+    V=st.integers(1, 60),
+    D=st.integers(1, 9),
+    chunk=st.integers(1, 50),
+    softcap=st.floats(0.5, 50.0),
+    ignored=st.sampled_from([0.0, 0.3, 0.9]),
+)
+def test_any_shape_in_float64(N: int, V: int, D: int, chunk: int, softcap: float, ignored: float) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(chunked_loss, "_CHUNK_ELEMENTS", {"cpu": chunk * V})
+        patch.setattr(chunked_loss, "_FEWEST_ROWS", 1)
+        x, weight, targets = draw(N, V, D, ignored, torch.float64)
+        targets[0] = 0  # the plain mean over nothing is not a number
+        assert_same(x, weight, targets, softcap, "mean", 1e-12)
+
+
+def test_each_token(rows) -> None:
+    rows(6, 50)
+    x, weight, targets = draw(20, 50, 8)
+    each = softcapped_cross_entropy(x, weight, targets, 15.0, "none")
+    torch.testing.assert_close(each, plain(x, weight, targets, 15.0, "none"), atol=1e-5, rtol=1e-5)
+    assert not each.requires_grad
+    assert (each[targets < 0] == 0).all()
+    assert (targets < 0).any()
+
+
+@pytest.mark.parametrize("reduction", ["mean", "sum"])
+def test_without_gradients(rows, reduction: str) -> None:
+    rows(6, 50)
+    x, weight, targets = draw(20, 50, 8)
+    with torch.no_grad():
+        ours = softcapped_cross_entropy(x, weight, targets, 15.0, reduction)
+    torch.testing.assert_close(ours, plain(x, weight, targets, 15.0, reduction), atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("reduction", ["mean", "sum"])
+@pytest.mark.parametrize("N", [0, 9])
+def test_no_target_counts(rows, N: int, reduction: str) -> None:
+    rows(4, 50)
+    x, weight, _ = draw(N, 50, 8)
+    loss = softcapped_cross_entropy(x, weight, torch.full((N,), -1), 15.0, reduction)
+    loss.backward()
+    assert loss.item() == 0
+    for gradient in (x.grad, weight.grad):
+        assert gradient is not None
+        assert (gradient == 0).all()
+
+
+def test_the_largest_cap_stays_finite() -> None:
+    """z = 50 for one of 60,000 ids and -50 for the others, and the other way round."""
+    weight = torch.full((60_000, 1), -1000.0)
+    weight[7] = 1000.0
+    x = torch.tensor([[1.0], [-1.0]], requires_grad=True)
+    loss = softcapped_cross_entropy(x, weight.requires_grad_(), torch.tensor([8, 7]), chunked_loss.LARGEST_SOFTCAP)
+    expected = plain(x.double(), weight.double(), torch.tensor([8, 7]), chunked_loss.LARGEST_SOFTCAP)
+    assert loss.item() == pytest.approx(expected.item(), rel=1e-6)
+
+
+def test_only_one_of_the_two_needs_a_gradient(rows) -> None:
+    rows(6, 50)
+    x, weight, targets = draw(20, 50, 8)
+    both = torch.autograd.grad(softcapped_cross_entropy(x, weight, targets, 15.0), (x, weight))
+    (dx,) = torch.autograd.grad(softcapped_cross_entropy(x, weight.detach(), targets, 15.0), x)
+    (dw,) = torch.autograd.grad(softcapped_cross_entropy(x.detach(), weight, targets, 15.0), weight)
+    assert torch.equal(dx, both[0])
+    assert torch.equal(dw, both[1])
+
+
+def test_a_second_backward_is_refused_rather_than_wrong() -> None:
+    x, weight, targets = draw(20, 50, 8)
+    loss = softcapped_cross_entropy(x, weight, targets, 15.0)
+    loss.backward(retain_graph=True)
+    with pytest.raises(RuntimeError, match="once"):
+        loss.backward()
+
+
+def test_bf16_input_with_float32_weights(rows) -> None:
+    rows(6, 50)
+    x, weight, targets = draw(20, 50, 64, dtype=torch.bfloat16)
+    weight = weight.detach().float().requires_grad_()
+    loss = softcapped_cross_entropy(x, weight, targets, 15.0)
+    assert loss.dtype == torch.float32
+    expected = plain(x.float(), weight, targets, 15.0)
+    assert loss.item() == pytest.approx(expected.item(), rel=0.01)
+    pairs = [torch.autograd.grad(total, (x, weight)) for total in (loss, expected)]
+    for ours, theirs in zip(*pairs, strict=True):
+        assert ours.dtype == theirs.dtype
+        assert (ours.float() - theirs.float()).norm() < 0.02 * theirs.float().norm()
+
+
+def test_memory_is_at_most_a_quarter_of_the_plain_loss() -> None:
+    x, weight, targets = draw(1024, 65_536, 4)
+    peaks = [peak_bytes(lambda loss=loss: loss(x, weight, targets, 15.0).backward()) for loss in
+             (softcapped_cross_entropy, plain)]  # fmt: skip
+    assert peaks[1] > 3 * 1024 * 65_536 * 4  # the plain one holds several copies of all logits
+    assert peaks[0] <= peaks[1] / 4
+    evaluated = peak_bytes(lambda: softcapped_cross_entropy(x, weight, targets, 15.0, "none"))
+    assert evaluated <= peaks[0]

@@ -1,0 +1,333 @@
+"""The GPT against its description: counts, names, initial values, and a forward pass written a second time."""
+
+import math
+
+import pytest
+import torch
+from torch import Tensor
+
+from lapcli.models.gpt import GPT, GPTConfig, KVCache
+from lapcli.objectives.objective import ParameterGroup
+from lapcli.training.optimizers import Optimizers
+
+torch.set_num_threads(2)
+
+SMALL = {"layers": 2, "heads": 4, "width": 32, "vocab": 40, "context": 16}
+PLANS = [0, 1, 4, [3, 0], "linear(1, 4)"]
+
+
+def randomised(seed: int = 0, **changes) -> GPT:
+    """No weight is zero: at initialisation Laplacian heads change nothing."""
+    model = GPT(GPTConfig(**{**SMALL, **changes}))
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for p in model.parameters():
+            p.copy_(torch.randn(p.shape, generator=generator) * (1.0 if p is model.embed.weight else 0.3))
+    return model
+
+
+def tokens_and_targets(B: int = 2, T: int = 16, vocab: int = 40) -> tuple[Tensor, Tensor]:
+    ids = torch.randint(vocab, (B, T + 1), generator=torch.Generator().manual_seed(5))
+    return ids[:, :-1].contiguous(), ids[:, 1:].contiguous()
+
+
+def assert_heads_matter(**changes) -> None:
+    tokens, _ = tokens_and_targets()
+    plain, laplacian = (randomised(**{**changes, "laplacian_heads": k})(tokens) for k in (0, SMALL["heads"]))
+    assert (plain - laplacian).abs().max() > 0.1
+
+
+class TestSize:
+    @pytest.mark.parametrize("laplacian_heads", range(11))
+    def test_of_the_paper_for_every_number_of_laplacian_heads(self, laplacian_heads: int) -> None:
+        config = GPTConfig(layers=20, heads=10, width=1280, vocab=65_536, laplacian_heads=laplacian_heads)
+        with torch.device("meta"):
+            model = GPT(config)
+        assert sum(p.numel() for p in model.parameters()) == 560_988_160
+        assert len(list(model.parameters())) == len(model.state_dict()) == 122
+        assert model.flops_per_token() == 3_491_758_080
+        assert model.cos_PD.shape == (20_480, 64)
+
+    def test_names_are_those_of_the_design(self) -> None:
+        blocks = [
+            f"blocks.{layer}.{name}.weight"
+            for layer in range(2)
+            for name in ("attn.q", "attn.k", "attn.v", "attn.out", "mlp.up", "mlp.down")
+        ]
+        state = GPT(GPTConfig(**SMALL, kv_heads=2)).state_dict()
+        assert sorted(state) == sorted(["embed.weight", *blocks, "head.weight"])
+        shapes = {name: tuple(tensor.shape) for name, tensor in state.items()}
+        assert shapes["embed.weight"] == shapes["head.weight"] == (40, 32)
+        assert shapes["blocks.1.attn.q.weight"] == shapes["blocks.1.attn.out.weight"] == (32, 32)
+        assert shapes["blocks.1.attn.k.weight"] == shapes["blocks.1.attn.v.weight"] == (16, 32)
+        assert shapes["blocks.1.mlp.up.weight"] == (128, 32)
+        assert shapes["blocks.1.mlp.down.weight"] == (32, 128)
+
+
+class TestStart:
+    def test_first_loss_is_the_logarithm_of_the_vocabulary(self) -> None:
+        loss = GPT(GPTConfig(**SMALL, laplacian_heads=2)).loss(*tokens_and_targets())
+        assert loss.item() == pytest.approx(math.log(40), rel=1e-6)
+
+    def test_only_the_head_gets_a_gradient(self) -> None:
+        model = GPT(GPTConfig(**SMALL, laplacian_heads=2))
+        model.loss(*tokens_and_targets()).backward()
+        moved = {name for name, p in model.named_parameters() if p.grad is not None and p.grad.abs().max() > 0}
+        assert moved == {"head.weight"}
+
+    def test_spread_of_the_weights(self) -> None:
+        """Samples of n weights have a standard deviation within 4 / sqrt(2 n) of the true one."""
+        config = GPTConfig(layers=2, heads=4, kv_heads=1, width=256, vocab=512)
+        model = GPT(config)
+        model.initialise(torch.Generator().manual_seed(1))
+        expected = {"embed": 1.0, "q": 256**-0.5, "k": 256**-0.5 * 0.5, "v": 256**-0.5 * 0.5, "up": 256**-0.5}
+        for name, p in model.named_parameters():
+            std = expected.get(name.split(".")[-2], 0.0)
+            if std == 0:
+                assert not p.any(), name
+            else:
+                assert p.std().item() == pytest.approx(std, rel=4 / (2 * p.numel()) ** 0.5), name
+                assert abs(p.mean().item()) < 4 * std / p.numel() ** 0.5, name
+
+    def test_a_seed_gives_the_weights_whether_built_on_meta_or_not(self) -> None:
+        direct = GPT(GPTConfig(**SMALL))
+        with torch.device("meta"):
+            late = GPT(GPTConfig(**SMALL))
+        late.to_empty(device="cpu")
+        for model in (direct, late):
+            model.initialise(torch.Generator().manual_seed(3))
+        other = GPT(GPTConfig(**SMALL))
+        other.initialise(torch.Generator().manual_seed(4))
+        for name, weight in direct.state_dict().items():
+            assert torch.equal(weight, late.state_dict()[name])
+        assert torch.equal(direct.cos_PD, late.cos_PD)
+        assert not torch.equal(direct.embed.weight, other.embed.weight)
+
+
+def reference_logits(state: dict[str, Tensor], config: GPTConfig, tokens_T: list[int]) -> Tensor:
+    """Section 1.3 of the fact sheet for one sequence, in float64: a token, a head, a pair of channels at a time."""
+    H, D, T = config.heads, config.width // config.heads, len(tokens_T)
+    G = config.kv_heads or H
+    tiny = torch.finfo(torch.float64).eps
+
+    def norm(x: Tensor) -> Tensor:
+        return x / ((x**2).sum(-1, keepdim=True) / x.shape[-1] + tiny).sqrt()
+
+    def rotary(x: Tensor, position: int) -> Tensor:
+        turned = x.clone()
+        for i in range(D // 2):
+            theta = position / config.rotary_base ** (2 * i / D)
+            turn = torch.tensor(
+                [[math.cos(theta), math.sin(theta)], [-math.sin(theta), math.cos(theta)]], dtype=torch.float64
+            )
+            turned[[i, i + D // 2]] = turn @ x[[i, i + D // 2]]
+        return turned
+
+    x = norm(state["embed.weight"][tokens_T])
+    for layer, laplacian in enumerate(config.head_plan.per_layer):
+        W = {name.split(".")[-2]: w for name, w in state.items() if name.startswith(f"blocks.{layer}.")}
+        z = norm(x)
+        heads = []
+        for h in range(H):
+            g = h // (H // G)
+            q = torch.stack([norm(rotary(W["q"][h * D : (h + 1) * D] @ z[t], t)) for t in range(T)])
+            k = torch.stack([norm(rotary(W["k"][g * D : (g + 1) * D] @ z[t], t)) for t in range(T)])
+            v = z @ W["v"][g * D : (g + 1) * D].T
+            P = torch.zeros(T, T, dtype=torch.float64)
+            for t in range(T):
+                weights = (k[: t + 1] @ q[t] / math.sqrt(D)).exp()
+                P[t, : t + 1] = weights / weights.sum()
+            heads.append(v - P @ v if h >= H - laplacian else P @ v)
+        x = x + torch.cat(heads, dim=1) @ W["out"].T
+        hidden = (norm(x) @ W["up"].T).clamp(min=0) ** 2
+        x = x + hidden @ W["down"].T
+    return config.softcap * torch.tanh(norm(x) @ state["head.weight"].T / config.softcap)
+
+
+class TestForward:
+    @pytest.mark.parametrize("kv_heads", [None, 2, 1])
+    @pytest.mark.parametrize("plan", PLANS)
+    def test_against_the_description(self, plan, kv_heads) -> None:
+        assert_heads_matter(kv_heads=kv_heads)
+        model = randomised(laplacian_heads=plan, kv_heads=kv_heads).double()
+        model.cos_PD, model.sin_PD = exact_tables(model.config)
+        tokens, _ = tokens_and_targets(T=7)
+        state = {name: weight.detach() for name, weight in model.state_dict().items()}
+        expected = torch.stack([reference_logits(state, model.config, row.tolist()) for row in tokens])
+        torch.testing.assert_close(model(tokens), expected, atol=1e-10, rtol=0)
+
+    def test_loss_is_the_cross_entropy_of_the_logits(self) -> None:
+        model = randomised(laplacian_heads=2).double()
+        tokens, targets = tokens_and_targets()
+        targets[0, :5] = -1
+        log_p = model(tokens).log_softmax(-1)
+        each = torch.tensor(
+            [[0.0 if t < 0 else -log_p[b, i, t].item() for i, t in enumerate(row)] for b, row in enumerate(targets)],
+            dtype=torch.float64,
+        )
+        torch.testing.assert_close(model.loss(tokens, targets, reduction="none"), each, atol=1e-12, rtol=0)
+        assert model.loss(tokens, targets).item() == pytest.approx(each.sum().item() / 27, rel=1e-12)
+        assert model.loss(tokens, targets, reduction="sum").item() == pytest.approx(each.sum().item(), rel=1e-12)
+
+    def test_no_token_sees_its_future(self) -> None:
+        model = randomised(laplacian_heads=2)
+        tokens, _ = tokens_and_targets()
+        changed = tokens.clone()
+        changed[:, 9:] = (changed[:, 9:] + 1) % 40
+        before, after = model(tokens), model(changed)
+        torch.testing.assert_close(before[:, :9], after[:, :9], atol=1e-5, rtol=0)
+        assert (before[:, 9:] - after[:, 9:]).abs().amax(-1).min() > 0.1
+
+    def test_logits_are_float32_and_within_the_cap(self) -> None:
+        model = randomised(softcap=3.0).use_bf16()
+        model.head.weight.data *= 10
+        logits = model(tokens_and_targets()[0])
+        assert logits.dtype == torch.float32
+        assert 2.9 < logits.abs().max() <= 3.0
+
+    def test_rotary_tables(self) -> None:
+        cos, sin = exact_tables(GPTConfig(**SMALL))
+        exact = randomised()
+        assert exact.cos_PD.dtype == exact.sin_PD.dtype == torch.float32
+        # An angle of up to 160 is rounded to float32 before its cosine is taken.
+        torch.testing.assert_close(exact.cos_PD.double(), cos, atol=4e-5, rtol=0)
+        torch.testing.assert_close(exact.sin_PD.double(), sin, atol=4e-5, rtol=0)
+        coarse = randomised(rotary_precision="bf16")
+        assert coarse.cos_PD.dtype == coarse.sin_PD.dtype == torch.bfloat16
+        assert torch.equal(coarse.cos_PD, exact.cos_PD.bfloat16())
+        tokens, _ = tokens_and_targets()
+        assert exact(tokens).dtype == coarse(tokens).dtype == torch.float32
+        assert 0 < (exact(tokens) - coarse(tokens)).abs().max() < 0.5
+
+    def test_positions_end_at_ten_contexts(self) -> None:
+        model = randomised()
+        assert model(torch.zeros(1, 160, dtype=torch.long)).shape == (1, 160, 40)
+        with pytest.raises(ValueError, match="positions end at 160, cannot place token 161"):
+            model(torch.zeros(1, 161, dtype=torch.long))
+
+
+def exact_tables(config: GPTConfig) -> tuple[Tensor, Tensor]:
+    half = config.width // config.heads // 2
+    angles = [[p / config.rotary_base ** (i / half) for i in range(half)] for p in range(10 * config.context)]
+    table = torch.tensor(angles, dtype=torch.float64)
+    return table.cos(), table.sin()
+
+
+class TestCache:
+    @pytest.mark.parametrize("kv_heads", [None, 2])
+    @pytest.mark.parametrize("plan", PLANS)
+    def test_piece_by_piece_is_the_whole(self, plan, kv_heads) -> None:
+        assert_heads_matter(kv_heads=kv_heads)
+        model = randomised(laplacian_heads=plan, kv_heads=kv_heads)
+        tokens, _ = tokens_and_targets()
+        whole = model(tokens)
+        for pieces in ([1] * 16, [7, 1, 1, 4, 3], [16]):
+            cache = KVCache(model.config, 2, 16, torch.float32, "cpu")
+            with torch.no_grad():
+                parts = [model(piece, cache) for piece in tokens.split(pieces, dim=1)]
+            torch.testing.assert_close(torch.cat(parts, dim=1), whole, atol=1e-5, rtol=1e-5)
+            assert cache.position == 16
+
+    def test_a_full_cache_says_so(self) -> None:
+        model = randomised()
+        cache = KVCache(model.config, 1, 4, torch.float32, "cpu")
+        with pytest.raises(ValueError, match="the cache holds 4 tokens, 5 do not fit"), torch.no_grad():
+            model(torch.zeros(1, 5, dtype=torch.long), cache)
+
+
+class TestCompiled:
+    def test_same_loss_and_gradients(self) -> None:
+        assert_heads_matter(layers=1)
+        batch = tokens_and_targets()
+        losses, gradients = [], []
+        for compiled in (False, True):
+            model = randomised(layers=1, laplacian_heads=2)
+            loss = (model.use_compile() if compiled else model).loss(*batch)
+            loss.backward()
+            losses.append(loss.item())
+            gradients.append({name: p.grad for name, p in model.named_parameters()})
+        assert losses[1] == pytest.approx(losses[0], rel=1e-6)
+        for name, plain in gradients[0].items():
+            difference = (gradients[1][name] - plain).norm() / plain.norm()
+            assert difference < 1e-5, name
+
+
+class TestBf16:
+    def test_the_stream_is_bf16_and_the_other_weights_are_not(self) -> None:
+        model = randomised(laplacian_heads=2).use_bf16()
+        assert {name for name, p in model.named_parameters() if p.dtype == torch.bfloat16} == {"embed.weight"}
+        seen: dict[str, torch.dtype] = {}
+        for name, module in model.named_modules():
+            if name:
+                module.register_forward_hook(lambda m, i, output, name=name: seen.update({name: output.dtype}))
+        tokens, targets = tokens_and_targets()
+        assert model.hidden(tokens).dtype == torch.bfloat16
+        assert set(seen) >= {"embed", "blocks.0", "blocks.1.attn.q", "blocks.1.mlp.down"}
+        assert set(seen.values()) == {torch.bfloat16}
+        loss = model.loss(tokens, targets)
+        assert loss.dtype == torch.float32
+        loss.backward()
+        for name, p in model.named_parameters():
+            assert p.grad is not None, name
+            assert p.grad.dtype == p.dtype, name
+            assert p.grad.isfinite().all(), name
+
+    def test_loss_and_gradients_are_close_to_float32(self) -> None:
+        assert_heads_matter()
+        batch = tokens_and_targets()
+        exact, rounded = randomised(laplacian_heads=2), randomised(laplacian_heads=2).use_bf16()
+        losses = [model.loss(*batch) for model in (exact, rounded)]
+        for loss in losses:
+            loss.backward()
+        assert losses[1].item() == pytest.approx(losses[0].item(), rel=0.02)
+        a, b = (torch.cat([p.grad.float().flatten() for p in model.parameters()]) for model in (exact, rounded))
+        assert torch.cosine_similarity(a, b, dim=0) > 0.99
+
+    def test_moments_of_the_embedding_are_bf16(self) -> None:
+        model = randomised().use_bf16()
+        named = dict(model.named_parameters())
+        groups = [
+            ParameterGroup(name, "adamw", 0.1, {name: named[name]}, {"betas": (0.8, 0.95), "eps": 1e-10})
+            for name in ("embed.weight", "head.weight")
+        ]
+        optimizers = Optimizers(groups)
+        before = model.embed.weight.detach().clone()
+        model.loss(*tokens_and_targets()).backward()
+        optimizers.step()
+        state = optimizers.state()
+        assert {state[f"{moment}/embed.weight"].dtype for moment in ("exp_avg", "exp_avg_sq")} == {torch.bfloat16}
+        assert {state[f"{moment}/head.weight"].dtype for moment in ("exp_avg", "exp_avg_sq")} == {torch.float32}
+        assert model.embed.weight.dtype == torch.bfloat16
+        assert not torch.equal(model.embed.weight, before)
+
+    def test_cache(self) -> None:
+        model = randomised(laplacian_heads=2).use_bf16()
+        tokens, _ = tokens_and_targets()
+        cache = KVCache(model.config, 2, 16, torch.bfloat16, "cpu")
+        with torch.no_grad():
+            parts = torch.cat([model(piece, cache) for piece in tokens.split([9, 1, 6], dim=1)], dim=1)
+            torch.testing.assert_close(parts, model(tokens), atol=0.5, rtol=0)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"width": 30}, "width 30 does not give 4 heads of an even size"),
+        ({"width": 12}, "width 12 does not give 4 heads of an even size"),
+        ({"kv_heads": 3}, "4 heads cannot share 3"),
+        ({"laplacian_heads": 5}, "0 to 4 can be Laplacian, got 5"),
+        ({"laplacian_heads": [1, 2, 3]}, "one number for each of the 2 layers"),
+        ({"softcap": 0.0}, "softcap 0.0"),
+        ({"softcap": 60.0}, "softcap 60.0"),
+        ({"heads": 0}, "heads"),
+        ({"kv_heads": 0}, "kv_heads"),
+        ({"layers": 0}, "layers"),
+        ({"vocab": 0}, "vocab"),
+        ({"context": 0}, "context"),
+        ({"rotary_base": 0.0}, "rotary_base"),
+        ({"rotary_precision": "float16"}, "rotary_precision"),
+    ],
+)
+def test_what_cannot_be_a_gpt(changes: dict, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        GPTConfig(**{**SMALL, **changes})

@@ -1,0 +1,246 @@
+"""A killed run, started again, ends bit for bit where the uninterrupted one does."""
+
+import json
+import os
+import random
+import resource
+import signal
+import time
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from support import LOG, die_at, die_in_update, exit_code, start_child, tiny_recipe, write_text
+
+from lapcli.training.metrics import read_metrics
+
+STEPS = 10
+# The moments of a save at which a kill could leave something half done.
+FAULT_POINTS = [
+    ("folder made", 1),
+    ("model written", 1),
+    ("optimizer written", 2),
+    ("before rename", 2),
+    ("after rename", 2),
+    ("removing", 1),
+]
+
+
+@pytest.fixture(scope="module")
+def text(tmp_path_factory):
+    return write_text(tmp_path_factory.mktemp("text") / "text.txt")
+
+
+def final_state(runs):
+    """The last checkpoint's tensors, by file."""
+    folder = runs / "run" / "checkpoints" / f"step-{STEPS:06d}"
+    return {name: load_file(folder / f"{name}.safetensors") for name in ("model", "optimizer")}
+
+
+def bits(tensor):
+    return tensor.flatten().view(torch.uint8)
+
+
+def assert_same_bits(a, b):
+    for name in ("model", "optimizer"):
+        assert a[name].keys() == b[name].keys()
+        for key in a[name]:
+            assert torch.equal(bits(a[name][key]), bits(b[name][key])), f"{name} {key}"
+
+
+def numbers(runs):
+    """Losses, rates and validations by step: all of the metrics that do not depend on the clock."""
+    lines = read_metrics(runs / "run" / "metrics.jsonl")
+    return [{key: value for key, value in line.items() if key != "tokens_per_second"} for line in lines]
+
+
+@pytest.fixture(scope="module")
+def uninterrupted(text, tmp_path_factory, shared_cache):
+    runs = tmp_path_factory.mktemp("uninterrupted")
+    recipe = tiny_recipe(text)
+    assert exit_code(start_child(recipe, runs, shared_cache)) == 0
+    return recipe, runs
+
+
+def test_laplacian_heads_matter_in_these_runs(text, uninterrupted, tmp_path, shared_cache):
+    ends = []
+    for heads in (0, 4):
+        runs = tmp_path / str(heads)
+        recipe = tiny_recipe(text, model={"laplacian_heads": heads})
+        assert exit_code(start_child(recipe, runs, shared_cache)) == 0
+        ends.append(final_state(runs)["model"]["blocks.0.attn.v.weight"])
+    assert not torch.allclose(ends[0], ends[1], atol=1e-3)
+
+
+def test_each_step_is_logged_once(uninterrupted):
+    _, runs = uninterrupted
+    lines = numbers(runs)
+    assert [line["step"] for line in lines if "loss" in line] == list(range(1, STEPS + 1))
+    assert [line["step"] for line in lines if "validation_loss" in line] == [0, 4, 8, 10]
+    info = json.loads((runs / "run" / "run.json").read_text())
+    assert (info["status"], info["step"], info["steps"], info["world_size"]) == ("finished", STEPS, STEPS, 1)
+
+
+@pytest.mark.parametrize(("point", "times"), FAULT_POINTS)
+def test_killed_inside_a_save(uninterrupted, tmp_path, shared_cache, point, times):
+    recipe, reference = uninterrupted
+    if point == "removing":  # happens once there are more checkpoints than are kept
+        recipe = recipe.model_copy(update={"checkpoint": recipe.checkpoint.model_copy(update={"keep": 1})})
+    assert exit_code(start_child(recipe, tmp_path, shared_cache, die_at, point, times)) == -signal.SIGKILL
+    assert exit_code(start_child(recipe, tmp_path, shared_cache)) == 0
+    assert_same_bits(final_state(tmp_path), final_state(reference))
+    assert numbers(tmp_path) == numbers(reference)
+    left = sorted(path.name for path in (tmp_path / "run" / "checkpoints").iterdir())
+    assert all(name.startswith("step-") for name in left), left
+
+
+def test_killed_inside_an_update_again_and_again(uninterrupted, tmp_path, shared_cache):
+    recipe, reference = uninterrupted
+    for _ in range(3):  # from step 0 to 3, from 3 to 6, from 6 to 9
+        assert exit_code(start_child(recipe, tmp_path, shared_cache, die_in_update, 4)) == -signal.SIGKILL
+    assert exit_code(start_child(recipe, tmp_path, shared_cache)) == 0
+    assert_same_bits(final_state(tmp_path), final_state(reference))
+    assert numbers(tmp_path) == numbers(reference)
+
+
+def test_killed_at_random_moments(uninterrupted, tmp_path, shared_cache):
+    recipe, reference = uninterrupted
+    moments = random.Random(os.environ.get("PYTEST_RANDOM_SEED", time.time_ns()))
+    kills = 0
+    for _ in range(40):
+        child = start_child(recipe, tmp_path, shared_cache)
+        child.join(moments.uniform(0.05, 1.0) if kills < 6 else 120)
+        if child.exitcode is None:
+            os.kill(child.pid, signal.SIGKILL)
+            kills += 1
+        if exit_code(child) == 0:
+            break
+    assert_same_bits(final_state(tmp_path), final_state(reference))
+    assert numbers(tmp_path) == numbers(reference)
+
+
+@pytest.mark.parametrize("signal_number", [signal.SIGTERM, signal.SIGINT, signal.SIGUSR1])
+def test_a_signal_saves_and_exits_with_75(uninterrupted, tmp_path, shared_cache, signal_number):
+    recipe, reference = uninterrupted
+    child = start_child(recipe, tmp_path, shared_cache, _ask_to_stop_in_update, 5, signal_number)
+    assert exit_code(child) == 75
+    info = json.loads((tmp_path / "run" / "run.json").read_text())
+    assert (info["status"], info["step"]) == ("interrupted", 5)
+    assert exit_code(start_child(recipe, tmp_path, shared_cache)) == 0
+    assert_same_bits(final_state(tmp_path), final_state(reference))
+    assert numbers(tmp_path) == numbers(reference)
+
+
+def _ask_to_stop_in_update(step, number):
+    from lapcli.training.optimizers import Optimizers
+
+    before = Optimizers.step
+    done = 0
+
+    def update(self):
+        nonlocal done
+        done += 1
+        if done == step:
+            os.kill(os.getpid(), number)
+        before(self)
+
+    Optimizers.step = update
+
+
+def _stop_after(step):
+    """Ends the child right after the checkpoint of that step, so that later ones are not there yet."""
+    die_at("after rename", step // 3)
+
+
+@pytest.mark.parametrize("damage", ["truncated", "flipped"])
+@pytest.mark.parametrize("file", ["model.safetensors", "optimizer.safetensors", "state.json"])
+def test_a_damaged_checkpoint_is_named_and_the_one_before_is_used(
+    uninterrupted, tmp_path, shared_cache, file, damage
+):
+    recipe, reference = uninterrupted
+    assert exit_code(start_child(recipe, tmp_path, shared_cache, _stop_after, 6)) == -signal.SIGKILL
+    path = tmp_path / "run" / "checkpoints" / "step-000006" / file
+    content = bytearray(path.read_bytes())
+    if damage == "truncated":
+        path.write_bytes(content[: len(content) // 2])
+    else:
+        content[len(content) // 2] ^= 0x10
+        path.write_bytes(content)
+    assert exit_code(start_child(recipe, tmp_path, shared_cache)) == 0
+    warnings = (tmp_path / LOG).read_text()
+    assert str(path) in warnings
+    assert "step-000003" in warnings  # where it went on
+    assert_same_bits(final_state(tmp_path), final_state(reference))
+    assert numbers(tmp_path) == numbers(reference)
+
+
+def _no_room_from(step):
+    """From that save on files cannot grow beyond 20 kB: the kernel refuses the write, as on a full disk."""
+    from lapcli.training import checkpoint
+
+    save = checkpoint.save
+
+    def limited(folder, at, *rest):
+        if at >= step:
+            signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+            resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, resource.getrlimit(resource.RLIMIT_FSIZE)[1]))
+        return save(folder, at, *rest)
+
+    checkpoint.save = limited
+
+
+def test_a_full_disk_fails_clearly_and_loses_nothing(uninterrupted, tmp_path, shared_cache):
+    recipe, reference = uninterrupted
+    assert exit_code(start_child(recipe, tmp_path, shared_cache, _no_room_from, 6)) == 1
+    message = (tmp_path / LOG).read_text()
+    assert "could not save step 6" in message
+    assert "step-000003" in message
+    assert "Traceback" not in message
+    assert [p.name for p in (tmp_path / "run" / "checkpoints").iterdir()] == ["step-000003"]
+    assert [line["step"] for line in numbers(tmp_path) if "loss" in line] == [1, 2, 3, 4, 5, 6]
+    assert exit_code(start_child(recipe, tmp_path, shared_cache)) == 0
+    assert_same_bits(final_state(tmp_path), final_state(reference))
+    assert numbers(tmp_path) == numbers(reference)
+
+
+def _break_the_loss_at(step):
+    from lapcli.objectives.language_model import LanguageModel
+
+    batch, loss = LanguageModel.batch, LanguageModel.loss
+    now = 0
+
+    def remembered(self, at, micro_step):
+        nonlocal now
+        now = at
+        return batch(self, at, micro_step)
+
+    LanguageModel.batch = remembered
+    LanguageModel.loss = lambda self, given: loss(self, given) * (float("nan") if now == step else 1.0)
+
+
+def test_a_loss_that_is_not_finite_stops_the_run(uninterrupted, tmp_path, shared_cache):
+    recipe, reference = uninterrupted
+    assert exit_code(start_child(recipe, tmp_path, shared_cache, _break_the_loss_at, 4)) == 1
+    message = (tmp_path / LOG).read_text()
+    assert "nan at step 5" in message
+    assert "sequences" in message  # the batch's identity
+    assert "step-000003" in message
+    info = json.loads((tmp_path / "run" / "run.json").read_text())
+    assert info["status"] == "failed"
+    assert exit_code(start_child(recipe, tmp_path, shared_cache)) == 0  # the fault is gone, and nothing was lost
+    assert_same_bits(final_state(tmp_path), final_state(reference))
+
+
+def test_bf16_on_the_cpu_trains_resumes_and_generates(text, tmp_path, shared_cache):
+    recipe = tiny_recipe(text, train={"precision": "bf16", "steps": 3}, checkpoint={"every": 1})
+    assert exit_code(start_child(recipe, tmp_path / "whole", shared_cache)) == 0
+    assert exit_code(start_child(recipe, tmp_path / "cut", shared_cache, die_at, "after rename", 2)) == -signal.SIGKILL
+    assert exit_code(start_child(recipe, tmp_path / "cut", shared_cache)) == 0
+    ends = [
+        load_file(tmp_path / runs / "run" / "checkpoints" / "step-000003" / "model.safetensors") for runs in ("whole", "cut")
+    ]
+    for name, tensor in ends[0].items():
+        assert torch.equal(bits(tensor), bits(ends[1][name])), name
+        assert tensor.dtype == (torch.bfloat16 if name == "embed.weight" else torch.float32)
+    summary = json.loads((tmp_path / "whole" / "run" / "summary.json").read_text())
+    assert summary["samples"][0]["prompt"] == "once"
