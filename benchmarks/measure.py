@@ -5,7 +5,9 @@ candidates take turns, and the ratio of their medians is what is reported.
 """
 
 import gc
+import resource
 import statistics
+import sys
 import time
 from collections.abc import Callable
 
@@ -35,6 +37,12 @@ def peak_bytes(run: Callable[[], object]) -> int:
         held += event.nbytes()
         peak = max(peak, held)
     return peak
+
+
+def peak_rss() -> int:
+    """The most memory this process ever had, in bytes."""
+    unit = 1 if sys.platform == "darwin" else 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
 
 
 def mebibytes(count: float) -> str:

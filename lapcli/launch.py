@@ -10,6 +10,7 @@ import logging
 import os
 import signal
 import sys
+import uuid
 from dataclasses import dataclass
 
 from lapcli.errors import ExitCode, UsageError
@@ -64,14 +65,17 @@ def launch(processes: Processes, arguments: list[str], device: str = "auto") -> 
     """Runs `lap ARGUMENTS` under torchrun and returns the exit code of the whole."""
     from torch.distributed.elastic.multiprocessing.api import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
-    from torch.distributed.run import parse_args, run
+    from torch.distributed.launcher.api import elastic_launch
+    from torch.distributed.run import config_from_args, parse_args
 
     # The workers say themselves what went wrong, in one sentence; the agent's own report would bury it.
     logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)
     if "OMP_NUM_THREADS" not in os.environ:  # else torchrun gives each process one thread
         os.environ["OMP_NUM_THREADS"] = str(max(1, (os.cpu_count() or 1) // processes.here(device)))
     try:
-        run(parse_args([*_torchrun_options(processes, device), "-m", "lapcli", *arguments]))
+        # Our own arguments come after: torchrun's parser would take `--nproc` for one of its options.
+        config, command, first = config_from_args(parse_args([*_torchrun_options(processes, device), "-m", "lapcli"]))
+        elastic_launch(config, command)(*first, *arguments)
     except SignalException:
         return ExitCode.INTERRUPTED
     except ChildFailedError as error:
@@ -87,7 +91,7 @@ def _torchrun_options(processes: Processes, device: str) -> list[str]:
         "--signals-to-handle=SIGTERM,SIGINT,SIGHUP,SIGQUIT,SIGUSR1",
     ]
     if processes.nnodes == 1 and processes.rdzv is None:
-        return [*options, "--standalone"]
+        return [*options, "--rdzv-backend=c10d", "--rdzv-endpoint=localhost:0", f"--rdzv-id={uuid.uuid4()}"]
     host, _, port = (processes.rdzv or "").rpartition(":")
     options.append(f"--nnodes={processes.nnodes}")
     if processes.node_rank is None:  # the machines number themselves
@@ -101,7 +105,5 @@ def _explain(error: object) -> int:
     code = int(failure.exitcode)
     if code < 0:
         name = signal.Signals(-code).name
-        print(
-            f"lap: rank {rank} was ended by {name}; run the same command to go on", file=sys.stderr
-        )
+        print(f"lap: rank {rank} was ended by {name}; run the same command to go on", file=sys.stderr)
     return code if code in {ExitCode.USAGE, ExitCode.INTERRUPTED} else ExitCode.FAILED

@@ -14,11 +14,12 @@ def generate(
     device = model.embed.weight.device
     cache = KVCache(model.config, 1, len(prompt) + max_tokens, model.embed.weight.dtype, device)
     generator = torch.Generator().manual_seed(seed)  # on the CPU, so that every device draws the same
-    logits_V = model(torch.tensor([prompt], device=device), cache)[0, -1]
-    tokens = [_pick(logits_V, temperature, top_k, generator)]
+    tokens: list[int] = []
+    ahead = prompt
     while len(tokens) < max_tokens:
-        logits_V = model(torch.tensor([tokens[-1:]], device=device), cache)[0, -1]
-        tokens.append(_pick(logits_V, temperature, top_k, generator))
+        x_C = model.hidden(torch.tensor([ahead], device=device), cache)[0, -1]  # only the last token's logits
+        tokens.append(_pick(model.logits(x_C), temperature, top_k, generator))
+        ahead = tokens[-1:]
     return tokens
 
 

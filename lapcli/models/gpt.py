@@ -223,7 +223,11 @@ class GPT(nn.Module):
 
     def forward(self, tokens_BT: Tensor, cache: KVCache | None = None) -> Tensor:
         """Soft-capped logits, B x T x V, in float32 (float64 for a float64 model)."""
-        logits = self.head(self.hidden(tokens_BT, cache))
+        return self.logits(self.hidden(tokens_BT, cache))
+
+    def logits(self, x: Tensor) -> Tensor:
+        """Of any outputs of `hidden`."""
+        logits = self.head(x)
         logits = logits if logits.dtype == torch.float64 else logits.float()
         return self.config.softcap * torch.tanh(logits / self.config.softcap)
 

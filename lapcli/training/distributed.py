@@ -9,6 +9,8 @@ import torch.distributed as dist
 
 from lapcli.errors import UsageError
 
+TIMEOUT = timedelta(minutes=30)
+
 
 @dataclass(frozen=True)
 class World:
@@ -60,7 +62,12 @@ def join_world(device: str = "auto") -> World:
     if kind == "cuda":
         torch.cuda.set_device(chosen)
     if not dist.is_initialized():
-        dist.init_process_group("nccl" if kind == "cuda" else "gloo", timeout=timedelta(minutes=30))
+        # torchrun's agent keeps its store over a restart, with the addresses of ranks that are dead; a prefix for
+        # each attempt keeps the new ranks from waiting for them.
+        store, rank, size = next(dist.rendezvous("env://", timeout=TIMEOUT))
+        attempt = dist.PrefixStore(f"attempt-{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", store)
+        backend = "nccl" if kind == "cuda" else "gloo"
+        dist.init_process_group(backend, store=attempt, rank=rank, world_size=size, timeout=TIMEOUT)
     return World(dist.get_rank(), dist.get_world_size(), chosen)
 
 

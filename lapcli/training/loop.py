@@ -182,7 +182,7 @@ class Loop:
             return module
         devices = [self.world.device.index] if self.world.device.type == "cuda" else None
         return DistributedDataParallel(
-            module, device_ids=devices, broadcast_buffers=False, gradient_as_bucket_view=True
+            module, device_ids=devices, forward_sync_buffers=False, gradient_as_bucket_view=True
         )
 
     def _without_averaging(self) -> contextlib.AbstractContextManager[None]:

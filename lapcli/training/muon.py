@@ -112,6 +112,6 @@ def _shared_over_ranks(matrices: list[Tensor], work: Callable[[Tensor], Tensor])
         matrices[i] if i < len(matrices) else torch.zeros_like(matrices[0]) for i in range(rank, share * world, world)
     ]
     done = work(torch.stack(mine)).contiguous()
-    gathered = torch.empty((world, *done.shape), dtype=done.dtype, device=done.device)
+    gathered = done.new_empty((world * share, *done.shape[1:]))
     dist.all_gather_into_tensor(gathered, done)
-    return [gathered[i % world, i // world] for i in range(len(matrices))]
+    return [gathered[i % world * share + i // world] for i in range(len(matrices))]

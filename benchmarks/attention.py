@@ -1,0 +1,66 @@
+"""What Laplacian heads cost: an attention layer, forward and backward, with half of its heads Laplacian.
+
+1 sequence of 2048, width 1280, 10 heads, float32: projections, rotary, QK norm, attention, output projection.
+"""
+
+import torch
+from measure import alternate, mebibytes, peak_bytes
+from torch import Tensor
+
+from lapcli.laplacian import dense_laplacian_attention
+from lapcli.models import gpt
+from lapcli.models.gpt import Attention, GPTConfig
+
+TARGET_TIME, TARGET_MEMORY = 1.03, 1.05
+HEADS, TOKENS, WIDTH = 10, 2048, 1280
+
+
+class DenseAttention(Attention):
+    """The same layer with `P` written out."""
+
+    def forward(self, x_BTC: Tensor, rotary: tuple[Tensor, Tensor], cache: None = None) -> Tensor:  # type: ignore[override]
+        fused, gpt.laplacian_attention = gpt.laplacian_attention, dense_laplacian_attention
+        try:
+            return super().forward(x_BTC, rotary)
+        finally:
+            gpt.laplacian_attention = fused
+
+
+def main() -> None:
+    candidates = {}
+    for name, kind, k in (
+        ("k = 0", Attention, 0),
+        ("k = H/2", Attention, HEADS // 2),
+        ("k = H", Attention, HEADS),
+        ("k = H/2, dense", DenseAttention, HEADS // 2),
+    ):
+        candidates[name] = forward_and_backward(kind, k)
+    seconds = alternate(candidates, rounds=15)
+    memory = {name: peak_bytes(run) for name, run in candidates.items()}
+    print(f"attention layer, {TOKENS} tokens, width {WIDTH}, {HEADS} heads, {torch.get_num_threads()} threads")
+    print(f"{'':<16}{'ms':>9}{'ratio':>8}{'peak':>14}{'ratio':>8}")
+    for name in candidates:
+        time_ratio, memory_ratio = seconds[name] / seconds["k = 0"], memory[name] / memory["k = 0"]
+        print(
+            f"{name:<16}{seconds[name] * 1e3:>9.1f}{time_ratio:>8.3f}{mebibytes(memory[name]):>14}{memory_ratio:>8.3f}"
+        )
+    print(f"target for k = H/2: time at most {TARGET_TIME}, peak memory at most {TARGET_MEMORY}")
+
+
+def forward_and_backward(kind: type[Attention], laplacian_heads: int):  # type: ignore[no-untyped-def]
+    config = GPTConfig(layers=1, heads=HEADS, width=WIDTH, vocab=1, context=TOKENS, laplacian_heads=laplacian_heads)
+    torch.manual_seed(0)
+    layer = kind(config, 0)
+    angles = torch.rand(TOKENS, 1, config.head_size // 2)
+    x_BTC = torch.randn(1, TOKENS, WIDTH, requires_grad=True)
+
+    def run() -> None:
+        layer(x_BTC, (angles.cos(), angles.sin())).sum().backward()
+        layer.zero_grad(set_to_none=True)
+        x_BTC.grad = None
+
+    return run
+
+
+if __name__ == "__main__":
+    main()

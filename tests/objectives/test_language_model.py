@@ -1,0 +1,192 @@
+"""Next-token prediction: parameter groups of the paper's recipe, and bits per byte worked by hand."""
+
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from lapcli.data.shards import ShardWriter, TokenStream, token_dtype
+from lapcli.data.tokenizer import Tokenizer, train_tokenizer
+from lapcli.data.tokens import TextData
+from lapcli.models.gpt import GPT
+from lapcli.objectives.language_model import LanguageModel, gpt_config, parameter_groups
+from lapcli.recipe import recipe_from_dict
+from lapcli.recipe.schema import LanguageModelRecipe
+from lapcli.training.distributed import World
+
+torch.set_num_threads(2)
+
+TEXT = "the cat sat on the mat; the dog sat on the log. " * 40
+
+
+def recipe(**sections) -> LanguageModelRecipe:
+    values = {
+        "objective": "language_model",
+        "model": {"layers": 1, "width": 32, "heads": 4, "context": 16, "laplacian_heads": 2},
+        "tokenizer": {"vocab": 275},
+        "data": {"train": "builtin"},
+        "train": {"batch": 4, "micro_batch": 2, "steps": 10},
+        **sections,
+    }
+    made = recipe_from_dict(values)
+    assert isinstance(made, LanguageModelRecipe)
+    return made
+
+
+class TestParameterGroups:
+    def test_of_the_paper(self) -> None:
+        paper = recipe(
+            model={"layers": 20, "width": 1280, "heads": 10, "laplacian_heads": 5}, tokenizer={"vocab": 65_536}
+        )
+        with torch.device("meta"):
+            model = GPT(gpt_config(paper))
+        matrices, embedding, head = parameter_groups(paper, model)
+        assert (matrices.kind, embedding.kind, head.kind) == ("muon", "adamw", "adamw")
+        assert matrices.lr == 0.02  # Muon's does not shrink with the width
+        assert embedding.lr == pytest.approx(0.154919, abs=5e-7)
+        assert head.lr == pytest.approx(0.00309839, abs=5e-9)
+        assert len(matrices.parameters) == 120
+        assert {p.ndim for p in matrices.parameters.values()} == {2}
+        assert sum(p.numel() for p in matrices.parameters.values()) == 393_216_000
+        assert (set(embedding.parameters), set(head.parameters)) == ({"embed.weight"}, {"head.weight"})
+        for group in (embedding, head):
+            assert group.options == {"betas": (0.8, 0.95), "eps": 1e-10, "weight_decay": 0.0}
+
+    def test_every_parameter_is_in_one_group_by_its_name(self) -> None:
+        small = recipe()
+        model = GPT(gpt_config(small))
+        named = [item for group in parameter_groups(small, model) for item in group.parameters.items()]
+        assert len(named) == len(dict(named))
+        assert dict(named).keys() == dict(model.named_parameters()).keys()
+        assert all(dict(model.named_parameters())[name] is p for name, p in named)
+
+    def test_settings_of_the_recipe_arrive(self) -> None:
+        made = recipe(
+            optimizer={
+                "lr": 0.5,
+                "embedding_lr": 0.3,
+                "head_lr": 0.1,
+                "reference_width": 128,
+                "weight_decay": 0.7,
+                "newton_schulz_steps": 3,
+                "newton_schulz_precision": "bf16",
+            }
+        )
+        matrices, embedding, head = parameter_groups(made, GPT(gpt_config(made)))
+        assert (matrices.lr, embedding.lr, head.lr) == (0.5, pytest.approx(0.6), pytest.approx(0.2))
+        assert matrices.options == {"steps": 3, "dtype": torch.bfloat16, "momentum": 0.95}
+        assert embedding.options["weight_decay"] == 0.7
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> Tokenizer:
+    return train_tokenizer([TEXT], vocab=275, max_chars=10_000, crop=10_000)
+
+
+@pytest.fixture
+def data(tokenizer: Tokenizer, tmp_path: Path) -> TextData:
+    """Documents of the text with the start token before each, in both streams."""
+    dtype = token_dtype(275)
+
+    def stream(name: str, documents: int) -> TokenStream:
+        writer = ShardWriter(tmp_path, name, dtype)
+        for i in range(documents):
+            writer.append(np.array([tokenizer.bos, *tokenizer.encode(TEXT[i * 7 : i * 7 + 50])]))
+        writer.close()
+        return TokenStream(tmp_path, writer.shards, dtype)
+
+    return TextData(tokenizer, stream("train", 30), stream("validation", 9), "", 39, "", tmp_path, 1, 1)
+
+
+def alone() -> World:
+    return World(0, 1, torch.device("cpu"))
+
+
+def validate(objective: LanguageModel) -> dict[str, float]:
+    return objective.validate(lambda: False)
+
+
+def targets_of(data: TextData, sequences: int) -> list[int]:
+    """Sequence i reads tokens 16 i to 16 i + 16: its targets are all but the first."""
+    return data.validation.read(1, 16 * sequences).tolist()
+
+
+class TestBitsPerByte:
+    def test_a_model_that_knows_nothing(self, data: TextData) -> None:
+        """At the start every token costs log2(V) bits; the bytes are those of the text."""
+        objective = LanguageModel(recipe(), data, alone())
+        sequences = (len(data.validation) - 1) // 16
+        ordinary = [t for t in targets_of(data, sequences) if t != data.tokenizer.bos]
+        assert len(ordinary) < 16 * sequences  # some targets are start tokens, which have no bytes
+        size = len(data.tokenizer.decode_bytes(ordinary))
+        values = validate(objective)
+        assert values["validation_loss"] == pytest.approx(math.log(275), rel=1e-6)
+        assert values["validation_bits_per_byte"] == pytest.approx(math.log2(275) * len(ordinary) / size, rel=1e-6)
+
+    def test_a_model_with_random_weights_token_by_token(self, data: TextData) -> None:
+        objective = LanguageModel(recipe(validation={"tokens": 5 * 16 + 3}), data, alone())  # five whole sequences
+        generator = torch.Generator().manual_seed(1)
+        with torch.no_grad():
+            for p in objective.model.parameters():
+                p.copy_(torch.randn(p.shape, generator=generator) * 0.3)
+        nats, bits, size = 0.0, 0.0, 0
+        for sequence in range(5):
+            ids = data.validation.read(16 * sequence, 17).tolist()
+            log_p = objective.model(torch.tensor([ids[:-1]]))[0].double().log_softmax(-1)
+            for t, target in enumerate(ids[1:]):
+                nats -= log_p[t, target].item()
+                if target != data.tokenizer.bos:
+                    bits -= log_p[t, target].item() / math.log(2)
+                    size += len(data.tokenizer.decode_bytes([target]))
+        values = validate(objective)
+        assert values["validation_loss"] == pytest.approx(nats / 80, rel=1e-5)
+        assert values["validation_bits_per_byte"] == pytest.approx(bits / size, rel=1e-5)
+
+    def test_it_does_not_depend_on_the_micro_batch(self, data: TextData) -> None:
+        results = []
+        for micro_batch in (1, 2, 4):
+            train = {"batch": 4, "micro_batch": micro_batch, "steps": 10}
+            objective = LanguageModel(recipe(train=train), data, alone())
+            torch.nn.init.normal_(objective.model.head.weight, generator=torch.Generator().manual_seed(2))
+            results.append(validate(objective)["validation_bits_per_byte"])
+        assert results[1:] == pytest.approx(results[:1] * 2, rel=1e-6)
+
+
+class TestObjective:
+    def test_targets_are_the_next_tokens(self, data: TextData) -> None:
+        objective = LanguageModel(recipe(), data, alone())
+        tokens, targets = objective.batch(0, 0)
+        assert tokens.shape == targets.shape == (2, 16)
+        assert torch.equal(tokens[:, 1:], targets[:, :-1])
+
+    def test_the_seed_gives_the_weights(self, data: TextData) -> None:
+        models = [LanguageModel(recipe(seed=seed), data, alone()).model for seed in (1, 1, 2)]
+        weights = [model.embed.weight for model in models]
+        assert torch.equal(weights[0], weights[1])
+        assert not torch.equal(weights[0], weights[2])
+
+    @pytest.mark.parametrize("precision", ["float32", "bf16"])
+    def test_precision(self, data: TextData, precision: str) -> None:
+        train = {"batch": 4, "micro_batch": 2, "steps": 10, "precision": precision}
+        objective = LanguageModel(recipe(train=train), data, alone())
+        expected = torch.bfloat16 if precision == "bf16" else torch.float32
+        assert objective.model.embed.weight.dtype == expected
+        assert objective.model.head.weight.dtype == torch.float32
+        objective.loss(objective.batch(0, 0)).backward()
+
+    def test_length_from_epochs(self, data: TextData) -> None:
+        """1,500 or so tokens are some 90 sequences; two epochs of them in batches of four."""
+        objective = LanguageModel(recipe(train={"batch": 4, "micro_batch": 2, "epochs": 2}), data, alone())
+        assert objective.steps == 2 * ((len(data.train) - 1) // 16) // 4
+        assert objective.units_per_step == 4 * 16
+
+    def test_what_a_run_leaves(self, data: TextData, tmp_path: Path) -> None:
+        settings = {"prompts": ["the cat"], "sample_tokens": 6, "bigram": True}
+        objective = LanguageModel(recipe(validation=settings), data, alone())
+        left = objective.finish(tmp_path)
+        assert left["samples"][0]["prompt"] == "the cat"
+        assert isinstance(left["samples"][0]["continuation"], str)
+        assert 0 < left["bigram_bits_per_byte"] < math.log2(275)
+        assert objective.weights_metadata()["laplacian_heads"] == "2"
