@@ -35,7 +35,9 @@ def main() -> None:
     }
     seconds = alternate(candidates, rounds=5)
     memory = {name: peak_bytes(run) for name, run in candidates.items()}
-    print(f"loss and gradients, {TOKENS} tokens, vocabulary {VOCAB:,}, width {WIDTH}, {torch.get_num_threads()} threads")
+    print(
+        f"loss and gradients, {TOKENS} tokens, vocabulary {VOCAB:,}, width {WIDTH}, {torch.get_num_threads()} threads"
+    )
     print(f"{'':<10}{'ms':>9}{'ratio':>8}{'peak':>15}{'ratio':>8}")
     for name in candidates:
         time_ratio, memory_ratio = seconds[name] / seconds["plain"], memory[name] / memory["plain"]

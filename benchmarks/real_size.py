@@ -27,7 +27,9 @@ def main() -> None:
     print(f"{count:,} parameters, one sequence of {TOKENS}, float32, {torch.get_num_threads()} threads")
     print(f"loss {loss.item():.4f} (ln 65,536 = 11.0904)")
     print(f"forward and backward  {seconds[0]:.1f} s, again {seconds[1]:.1f} s")
-    print(f"peak memory           {mebibytes(peak_rss())} ({mebibytes(before)} before, {mebibytes(built)} with the model)")
+    print(
+        f"peak memory           {mebibytes(peak_rss())} ({mebibytes(before)} before, {mebibytes(built)} with the model)"
+    )
     print(f"weights and gradients {mebibytes(8 * count)} of it")
 
 

@@ -35,7 +35,12 @@ def lap(*arguments: str, cache: Path | None = None, environment: dict[str, str] 
     """Runs the command as a user would."""
     given = {**os.environ, **({"LAP_CACHE": str(cache)} if cache else {}), **(environment or {})}
     return subprocess.run(
-        [sys.executable, "-m", "lapcli", *arguments], cwd=ROOT, env=given, capture_output=True, text=True, timeout=timeout
+        [sys.executable, "-m", "lapcli", *arguments],
+        cwd=ROOT,
+        env=given,
+        capture_output=True,
+        text=True,
+        timeout=timeout,
     )
 
 
@@ -68,7 +73,9 @@ def train_here(recipe: Any, runs: Path, name: str = "run", log: IO[str] | None =
     return train_recipe(recipe, runs_dir=runs, name=name, console=console)
 
 
-def start_child(recipe: Any, runs: Path, cache: Path, before: Callable[..., None] | None = None, *extra: Any) -> BaseProcess:
+def start_child(
+    recipe: Any, runs: Path, cache: Path, before: Callable[..., None] | None = None, *extra: Any
+) -> BaseProcess:
     """Starts a child that trains `recipe` as `lap train` would; `before(*extra)` runs in it first."""
     from lapcli.recipe import recipe_to_dict
 

@@ -1,9 +1,6 @@
 """`lap fetch RECIPE`: do everything that a run needs the network for, and print the sizes."""
 
-from pathlib import Path
-from typing import Annotated
-
-import typer
+from lapcli.commands import options
 
 EXAMPLES = """Examples:
 
@@ -16,14 +13,7 @@ lap fetch recipes/quickstart.yaml --set tokenizer.vocab=8192
 
 
 def fetch(
-    recipe: Annotated[Path, typer.Argument(help="The recipe whose data to get.", metavar="RECIPE")],
-    set_: Annotated[
-        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change a key of the recipe; repeatable.")
-    ] = None,
-    data: Annotated[
-        Path | None, typer.Option("--data", help="Local file or folder to read instead of the recipe's source.")
-    ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
+    recipe: options.Recipe, set_: options.Set = None, data: options.Data = None, as_json: options.Json = False
 ) -> None:
     """Download and tokenise the text of RECIPE, once. Afterwards everything runs with HF_HUB_OFFLINE=1."""
     import json
@@ -34,9 +24,7 @@ def fetch(
     from lapcli.recipe import load_recipe
     from lapcli.recipe.schema import LanguageModelRecipe
 
-    # A local copy has the hub's files but not its revisions.
-    local = [] if data is None else [f"data.train={json.dumps(str(data))}", "data.revision=null"]
-    loaded = load_recipe(recipe, [*(set_ or []), *local])
+    loaded = load_recipe(recipe, options.overrides(set_, data))
     if not isinstance(loaded, LanguageModelRecipe):
         raise UsageError(f"{recipe} trains on no text, so there is nothing to fetch for it")
     with shown_progress() as progress:

@@ -17,7 +17,7 @@ from lapcli.recipe import RecipeError, load_recipe
         (
             "  lr: 3e-4",
             "  every: 3",
-            "x.yaml:15  optimizer.every: unknown key here; did you mean `checkpoint.every` or `validation.every`?",
+            "x.yaml:15  optimizer.every: unknown key here; did you mean `validation.every` or `checkpoint.every`?",
         ),
         (
             "  steps: 100",

@@ -154,9 +154,7 @@ def _stop_after(step):
 
 @pytest.mark.parametrize("damage", ["truncated", "flipped"])
 @pytest.mark.parametrize("file", ["model.safetensors", "optimizer.safetensors", "state.json"])
-def test_a_damaged_checkpoint_is_named_and_the_one_before_is_used(
-    uninterrupted, tmp_path, shared_cache, file, damage
-):
+def test_a_damaged_checkpoint_is_named_and_the_one_before_is_used(uninterrupted, tmp_path, shared_cache, file, damage):
     recipe, reference = uninterrupted
     assert exit_code(start_child(recipe, tmp_path, shared_cache, _stop_after, 6)) == -signal.SIGKILL
     path = tmp_path / "run" / "checkpoints" / "step-000006" / file
@@ -237,7 +235,8 @@ def test_bf16_on_the_cpu_trains_resumes_and_generates(text, tmp_path, shared_cac
     assert exit_code(start_child(recipe, tmp_path / "cut", shared_cache, die_at, "after rename", 2)) == -signal.SIGKILL
     assert exit_code(start_child(recipe, tmp_path / "cut", shared_cache)) == 0
     ends = [
-        load_file(tmp_path / runs / "run" / "checkpoints" / "step-000003" / "model.safetensors") for runs in ("whole", "cut")
+        load_file(tmp_path / runs / "run" / "checkpoints" / "step-000003" / "model.safetensors")
+        for runs in ("whole", "cut")
     ]
     for name, tensor in ends[0].items():
         assert torch.equal(bits(tensor), bits(ends[1][name])), name

@@ -44,7 +44,8 @@ def test_every_update_has_a_rate_above_nothing(steps: int, warmup: float, warmdo
 
 
 @pytest.mark.parametrize(
-    ("step", "momentum"), [(0, 0.85), (1, 0.85 + 0.1 / 300), (150, 0.90), (299, 0.95 - 0.1 / 300), (300, 0.95), (N, 0.95)]
+    ("step", "momentum"),
+    [(0, 0.85), (1, 0.85 + 0.1 / 300), (150, 0.90), (299, 0.95 - 0.1 / 300), (300, 0.95), (N, 0.95)],
 )
 def test_momentum_of_muon(step: int, momentum: float) -> None:
     assert muon_momentum(MuonSection(), step) == pytest.approx(momentum, rel=1e-12)
