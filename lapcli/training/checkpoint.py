@@ -58,8 +58,9 @@ def save(
     metadata: Mapping[str, str],
     state: Mapping[str, Any],
     keep: int,
+    best: int | None = None,
 ) -> Checkpoint:
-    """Writes a checkpoint, then removes all but the newest `keep`."""
+    """Writes a checkpoint, then removes all but the newest `keep` and the one of step `best`."""
     final = folder / f"step-{step:06d}"
     temporary = folder / f".writing-step-{step:06d}"
     try:
@@ -92,7 +93,8 @@ def save(
             f"could not save step {step} in {folder} ({error}); {kept}. Make room, then run the same command to go on."
         ) from error
     for old in steps_in(folder)[:-keep]:
-        _remove(folder / f"step-{old:06d}")
+        if old != best:
+            _remove(folder / f"step-{old:06d}")
     return Checkpoint(final, step, content)
 
 
