@@ -128,7 +128,7 @@ def newest_run(runs_dir: Path, objectives: set[str]) -> Run:
 
 
 def versions() -> dict[str, str]:
-    packages = ("torch", "numpy", "tokenizers", "safetensors")
+    packages = ("torch", "numpy", "tokenizers", "safetensors", "timm", "pillow")
     return {"lap": __version__, "python": platform.python_version(), **{name: version(name) for name in packages}}
 
 

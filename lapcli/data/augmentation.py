@@ -3,6 +3,8 @@
 Normalising comes after, in `normalise`, on the device: bytes travel from the workers, not floats.
 """
 
+from collections.abc import Sequence
+
 import torch
 from timm.data import create_transform
 from timm.data.random_erasing import RandomErasing
@@ -18,9 +20,9 @@ def training_transform(source: ImageSource, size: int) -> Compose:
     transform = create_transform(
         size,
         is_training=True,
-        scale=tuple(wanted.scale) if wanted.scale else None,
+        scale=(wanted.scale[0], wanted.scale[1]) if wanted.scale else None,
         hflip=wanted.flip,
-        color_jitter=wanted.color_jitter,
+        color_jitter=wanted.color_jitter,  # type: ignore[arg-type]
         auto_augment=wanted.policy,
         interpolation=source.interpolation,
         mean=tuple(source.mean),  # what RandAugment fills with
@@ -28,7 +30,9 @@ def training_transform(source: ImageSource, size: int) -> Compose:
         normalize=False,
     )
     if wanted.crop == "padded":  # as in the DeiT repository for images of 32 pixels
-        transform.transforms[0] = _Sized(size, source, RandomCrop(size, padding=4 if wanted.padding is None else wanted.padding))
+        transform.transforms[0] = _Sized(
+            size, source, RandomCrop(size, padding=4 if wanted.padding is None else wanted.padding)
+        )
     elif wanted.crop == "none":
         transform.transforms[0] = _Sized(size, source, None)
     return transform
@@ -70,7 +74,7 @@ class Eraser:
         self._erase = RandomErasing(probability, mode="pixel", device="cpu")
         self._device = device
 
-    def __call__(self, images_BCHW: Tensor, keys: list[tuple[int, ...]]) -> Tensor:
+    def __call__(self, images_BCHW: Tensor, keys: Sequence[tuple[int, ...]]) -> Tensor:
         """On the CPU: its generator draws the same on every machine."""
         erased = images_BCHW.cpu()
         for image_CHW, key in zip(erased, keys, strict=True):

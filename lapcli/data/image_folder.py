@@ -49,9 +49,7 @@ def _images_below(folder: Path, only_first: bool = False) -> list[str]:
     for where, folders, files in os.walk(folder, followlinks=True):
         folders[:] = sorted(name for name in folders if name[:1] != ".")
         found += [
-            os.path.join(where, name)
-            for name in sorted(files)
-            if name.lower().endswith(SUFFIXES) and name[:1] != "."
+            os.path.join(where, name) for name in sorted(files) if name.lower().endswith(SUFFIXES) and name[:1] != "."
         ]
         if found and only_first:
             break

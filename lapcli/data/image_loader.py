@@ -81,9 +81,9 @@ class ImageLoader:
 
     def _start(self, first: Request) -> None:
         self.close()
-        loader = DataLoader(
+        loader: DataLoader = DataLoader(
             self._reader,  # type: ignore[arg-type]
-            batch_sampler=_Requests(self._from(first)),  # type: ignore[arg-type]
+            batch_sampler=_Requests(self._from(first)),
             num_workers=self._workers,
             collate_fn=_as_it_is,
             prefetch_factor=BATCHES_AHEAD,

@@ -86,7 +86,7 @@ class HeldImages(ImageSet):
             pieces.append(pixels.reshape(-1))
             if progress and index % 1000 == 0:
                 progress("decoding images", index, len(source))
-        self._shapes = np.array(shapes)
+        self._shapes: np.ndarray = np.array(shapes)
         self._ends = np.cumsum(3 * self._shapes.prod(axis=1))
         self._pixels = torch.from_numpy(np.concatenate(pieces)).share_memory_()
 

@@ -106,7 +106,9 @@ def _column(table: Any, source: str, wanted: str | None, found: list[str], kind:
     if wanted is not None and wanted not in table.column_names:
         raise DataError(f"{source} has no column {wanted}; it has {have} (data.{kind}_column)")
     if wanted is None and len(found) != 1:
-        raise DataError(f"{source} has {len(found) or 'no'} columns that hold {kind}s; it has {have}: give data.{kind}_column")
+        raise DataError(
+            f"{source} has {len(found) or 'no'} columns that hold {kind}s; it has {have}: give data.{kind}_column"
+        )
     return wanted or found[0]
 
 

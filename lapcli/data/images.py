@@ -36,7 +36,9 @@ def open_images(source: ImageSource, classes: int, progress: Progress | None = N
             )
     if train.classes != validation.classes:
         differing = sorted(set(train.classes) ^ set(validation.classes))[:5]
-        raise DataError(f"training and validation images have different classes: {', '.join(differing)} are in one only")
+        raise DataError(
+            f"training and validation images have different classes: {', '.join(differing)} are in one only"
+        )
     train = hold(train, source.decoded_gigabytes, progress)
     validation = hold(validation, source.decoded_gigabytes, progress)
     return ImageData(

@@ -6,7 +6,7 @@ so that weights move freely between timm and here. A layer without Laplacian hea
 Shapes: B images, T tokens, C channels, H heads, D head size.
 """
 
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 import torch.nn.functional as F
@@ -24,9 +24,9 @@ Model = TypeVar("Model", bound=nn.Module)
 def laplacianize(model: Model, laplacian_heads: HeadSpec) -> Model:
     """Turns the last heads of each layer of a timm ViT into Laplacian heads, in place, and returns the model.
 
-    `laplacian_heads` is a number, a list with one number a layer, `"linear(0, 12)"` or `{"layers": "6-11", "heads": 12}`;
-    0 gives back the plain model. Plain, RoPE and EVA attention are known; anything else is refused with the attention
-    classes that were seen, and nothing is changed.
+    `laplacian_heads` is a number, a list with one number a layer, `"linear(0, 12)"` or
+    `{"layers": "6-11", "heads": 12}`; 0 gives back the plain model. Plain, RoPE and EVA attention are known; anything
+    else is refused with the attention classes that were seen, and nothing is changed.
 
     Weights and their names stay as they are, but a Laplacian head computes something else from them: a pretrained
     model needs fine-tuning afterwards.
@@ -130,10 +130,11 @@ class _WithRope(_LaplacianHeads):
     def _qkv(self, x: Tensor) -> tuple[Tensor, ...]:
         if self.qkv is not None:  # type: ignore[attr-defined]
             return self._fused_split(self._fused_qkv(x))
+        kv_heads: Any = getattr(self, "num_kv_heads", self.num_heads)  # type: ignore[attr-defined]
         return (
             self._split(self.q_proj(x), self.num_heads),  # type: ignore[attr-defined]
-            self._split(self.k_proj(x), getattr(self, "num_kv_heads", self.num_heads)),  # type: ignore[attr-defined]
-            self._split(self.v_proj(x), getattr(self, "num_kv_heads", self.num_heads)),  # type: ignore[attr-defined]
+            self._split(self.k_proj(x), kv_heads),  # type: ignore[attr-defined]
+            self._split(self.v_proj(x), kv_heads),  # type: ignore[attr-defined]
         )
 
     def _fused_qkv(self, x: Tensor) -> Tensor:
@@ -150,7 +151,7 @@ class LaplacianEvaAttention(_WithRope, EvaAttention):
     def _fused_qkv(self, x: Tensor) -> Tensor:
         if self.q_bias is None:
             return self.qkv(x)
-        return F.linear(x, self.qkv.weight, torch.cat((self.q_bias, self.k_bias, self.v_bias)))
+        return F.linear(x, self.qkv.weight, torch.cat((self.q_bias, self.k_bias, self.v_bias)))  # type: ignore[arg-type]
 
 
 _LAPLACIAN: dict[type, type] = {

@@ -5,6 +5,8 @@ deviation of 1e-6 against 0.02, and drop path grows over the blocks against one 
 values are the defaults of the recipe; timm's can be set there. State-dict names are timm's.
 """
 
+from typing import Any
+
 import timm
 import torch
 from timm.layers.drop import DropPath
@@ -19,7 +21,7 @@ def build_vit(section: ViTModel, seed: int | None = None) -> nn.Module:
     with torch.random.fork_rng(devices=[]):
         if seed is not None:
             torch.manual_seed(seed)
-        model = timm.create_model(
+        model: Any = timm.create_model(
             "deit3_base_patch16_224",
             img_size=section.image,
             patch_size=section.patch,

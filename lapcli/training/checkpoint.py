@@ -109,6 +109,14 @@ def newest(folder: Path, warn: Callable[[str], None]) -> Checkpoint | None:
     return None
 
 
+def read(path: Path) -> Checkpoint:
+    """One checkpoint that has to be whole."""
+    if damage := find_damage(path):
+        raise DataError(f"damaged checkpoint: {damage}; name another")
+    state = json.loads((path / STATE).read_text(encoding="utf-8"))
+    return Checkpoint(path, int(state["step"]), state)
+
+
 def find_damage(path: Path) -> str | None:
     """What is wrong with a checkpoint, naming the file; None if nothing is."""
     try:

@@ -19,8 +19,12 @@ class Optimizers:
         lamb = [group for group in groups if group.kind == "lamb"]
         self._optimizers = [_build(group) for group in groups if group.kind != "lamb"]
         self._optimizers += [_build_lamb(lamb)] if lamb else []
-        inner = {id(p): (optimizer, part) for optimizer in self._optimizers for part in optimizer.param_groups
-                 for p in part["params"]}
+        inner = {
+            id(p): (optimizer, part)
+            for optimizer in self._optimizers
+            for part in optimizer.param_groups
+            for p in part["params"]
+        }
         self._inner = [inner[id(next(iter(group.parameters.values())))] for group in groups]
 
     @property
