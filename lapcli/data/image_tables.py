@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from lapcli.data.image_set import ImageSet, check_labels
-from lapcli.environment import cache_dir
+from lapcli.environment import cache_dir, hub_is_offline
 from lapcli.errors import DataError
 
 #: Where a source keeps what is not trained on, in this order. ImageNet's `test` has no labels, but a `validation` too.
@@ -81,12 +81,15 @@ def open_tables(
 
 def _load(source: str, revision: str | None) -> Any:
     import datasets
+    from huggingface_hub import constants
     from huggingface_hub.errors import GatedRepoError
 
     is_hub = source.startswith("hub:")
     # Local files are converted beside our other caches; the hub's stay where the Hugging Face library keeps them.
     place = None if is_hub else str(cache_dir() / "datasets")
     datasets.disable_progress_bars()
+    if hub_is_offline():  # the libraries read it when they are imported, which may have been long ago
+        datasets.config.HF_HUB_OFFLINE = constants.HF_HUB_OFFLINE = True
     try:
         return datasets.load_dataset(source.removeprefix("hub:"), revision=revision, cache_dir=place)
     except GatedRepoError:

@@ -82,9 +82,7 @@ def test_the_seed_gives_the_weights_and_the_heads_do_not_matter():
 
 def test_weight_decay_passes_over_what_timm_passes_over():
     model = build_vit(ViTModel(**SMALL))
-    exempt, decayed = param_groups_weight_decay(
-        model, weight_decay=0.05, no_weight_decay_list=model.no_weight_decay()
-    )
+    exempt, decayed = param_groups_weight_decay(model, weight_decay=0.05, no_weight_decay_list=model.no_weight_decay())
     assert exempt["weight_decay"] == 0.0
     assert {id(p) for p in exempt["params"]} == {
         id(p) for name, p in model.named_parameters() if name in without_decay(model)
