@@ -4,6 +4,7 @@ A batch is what was asked for, never "the next one": the workers are given the b
 request that was not foreseen (a resume, another step) starts them anew.
 """
 
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -87,6 +88,8 @@ class ImageLoader:
             num_workers=self._workers,
             collate_fn=_as_it_is,
             prefetch_factor=BATCHES_AHEAD,
+            # Newer Pythons would start each worker anew, which imports torch and timm for seconds.
+            multiprocessing_context="fork" if sys.platform == "linux" else None,
         )
         self._ahead = iter(loader)
 
