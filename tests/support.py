@@ -29,7 +29,14 @@ TINY = {
 
 _context = multiprocessing.get_context("forkserver")
 _context.set_forkserver_preload(
-    ["torch", "torch._dynamo", "lapcli.training.start", "lapcli.objectives.classification", "support"]
+    [
+        "torch",
+        "torch._dynamo",
+        "sklearn.datasets",
+        "lapcli.training.start",
+        "lapcli.objectives.classification",
+        "support",
+    ]
 )
 
 

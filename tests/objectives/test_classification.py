@@ -121,3 +121,56 @@ def test_workers_leave_the_cpu_to_the_model(monkeypatch):
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "4")
     assert worker_count(recipe, torch.device("cuda")) == 7
     assert worker_count(image_recipe(data={"workers": 5}), torch.device("cpu")) == 5
+
+
+def test_no_image_is_decoded_twice(data):
+    """Over all processes of a step, mixing included, as many images are opened as the batch has."""
+    opened = []
+
+    class Counted(type(data.train)):
+        def __init__(self, inner):
+            self.__dict__.update(inner.__dict__)
+
+        def image(self, index):
+            opened.append(index)
+            return super().image(index)
+
+    counted = type(data)(Counted(data.train), data.validation, data.description, data.identity)
+    recipe = image_recipe(train={"micro_batch": 4})
+    for rank in range(2):
+        objective = Classification(recipe, counted, World(rank, 2, torch.device("cpu")))
+        for micro_step in range(objective.batches.accumulation):
+            objective.batch(2, micro_step)
+    assert len(opened) == len(set(opened)) == 16
+
+
+def test_an_image_that_breaks_in_the_middle_leaves_a_failed_run(tmp_path):
+    """Read on demand, so that the broken one is met while training: the run says failed, never finished."""
+    import json
+
+    from image_support import write_folder
+    from support import train_here
+
+    from lapcli.errors import DataError
+
+    root = write_folder(tmp_path / "images", {"train": {"a": 20, "b": 20}, "val": {"a": 2, "b": 2}})
+    broken = root / "train" / "b" / "11.png"
+    broken.write_bytes(b"")
+    recipe = image_recipe(
+        model={"classes": 2},
+        data={"train": str(root), "validation": None, "decoded_gigabytes": 0.0, "workers": 1},
+        train={"steps": 30},
+    )
+    # The sample that is judged by its size must not be the broken one.
+    from lapcli.data import image_set
+
+    image_set_sample, image_set.SAMPLED_IMAGES = image_set.SAMPLED_IMAGES, 2
+    try:
+        with pytest.raises(DataError, match=r"b/11\.png cannot be decoded"):
+            train_here(recipe, tmp_path / "runs")
+    finally:
+        image_set.SAMPLED_IMAGES = image_set_sample
+    info = json.loads((tmp_path / "runs" / "run" / "run.json").read_text())
+    assert info["status"] == "failed"
+    assert "11.png" in info["failure"]
+    assert not (tmp_path / "runs" / "run" / "summary.json").exists()

@@ -80,3 +80,30 @@ def test_best_and_last_are_kept(uninterrupted, tmp_path, shared_cache):
     assert {f"step-{best:06d}", "step-000010"} <= set(kept)
     # At a save it is not yet known whether that step is the best, so one more may be there.
     assert len(kept) <= 3
+
+
+def test_a_signal_saves_and_exits_with_75_while_workers_read_ahead(uninterrupted, tmp_path, shared_cache):
+    recipe, reference = uninterrupted
+    assert exit_code(start_child(recipe, tmp_path, shared_cache, _ask_to_stop_in_update, 5)) == 75
+    info = json.loads((tmp_path / "run" / "run.json").read_text())
+    assert (info["status"], info["step"]) == ("interrupted", 5)
+    assert exit_code(start_child(recipe, tmp_path, shared_cache)) == 0
+    assert_same_bits(final_state(tmp_path), final_state(reference))
+
+
+def _ask_to_stop_in_update(step):
+    import os
+
+    from lapcli.training.optimizers import Optimizers
+
+    before = Optimizers.step
+    done = 0
+
+    def update(self):
+        nonlocal done
+        done += 1
+        if done == step:
+            os.kill(os.getpid(), signal.SIGTERM)
+        before(self)
+
+    Optimizers.step = update
