@@ -30,7 +30,7 @@ from lapcli.recipe.vision import Augmentation, ImageSource, ViTModel
 BATCH, WORKERS = 16, 2
 POLICIES = {
     "photographs, 3-Augment": ("3a", 0.3, 224, (500, 375), 48),
-    "64 px, RandAugment": ("rand-m9-mstd0.5-inc1", None, 64, (64, 64), 480),
+    "64 px, RandAugment": ("rand-m7-mstd0.5-inc1", None, 64, (64, 64), 480),
 }
 
 

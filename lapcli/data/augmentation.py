@@ -6,7 +6,8 @@ Normalising comes after, in `normalise`, on the device: bytes travel from the wo
 from collections.abc import Sequence
 
 import torch
-from timm.data import create_transform
+from PIL import Image
+from timm.data import auto_augment, create_transform
 from timm.data.random_erasing import RandomErasing
 from torch import Tensor
 from torchvision.transforms import Compose, InterpolationMode, RandomCrop, Resize
@@ -35,7 +36,22 @@ def training_transform(source: ImageSource, size: int) -> Compose:
         )
     elif wanted.crop == "none":
         transform.transforms[0] = _Sized(size, source, None)
+    _keep_posterising(transform)
     return transform
+
+
+def _keep_posterising(transform: Compose) -> None:
+    """At its highest level timm's RandAugment keeps 0 bits of a colour, which Pillow refuses since version 13."""
+    for part in transform.transforms:
+        policies = getattr(part, "policy", [])
+        for operation in [*getattr(part, "ops", []), *(op for policy in policies for op in policy)]:
+            if operation.aug_fn is auto_augment.posterize:
+                operation.aug_fn = _posterise
+
+
+def _posterise(image, bits, **options):  # type: ignore[no-untyped-def]
+    """A black image for 0 bits, as with every Pillow before."""
+    return auto_augment.posterize(image, bits, **options) if bits > 0 else Image.new(image.mode, image.size)
 
 
 def evaluation_transform(source: ImageSource, size: int) -> Compose:
