@@ -6,6 +6,8 @@ from typing import Annotated
 import typer
 
 from lapcli import __version__
+from lapcli.commands.eval import EXAMPLES as EVAL_EXAMPLES
+from lapcli.commands.eval import evaluate
 from lapcli.commands.fetch import EXAMPLES as FETCH_EXAMPLES
 from lapcli.commands.fetch import fetch
 from lapcli.commands.train import EXAMPLES as TRAIN_EXAMPLES
@@ -40,6 +42,7 @@ def options(
 
 
 app.command(epilog=TRAIN_EXAMPLES)(train)
+app.command("eval", epilog=EVAL_EXAMPLES)(evaluate)
 app.command(epilog=FETCH_EXAMPLES)(fetch)
 
 

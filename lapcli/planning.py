@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -12,7 +13,11 @@ from lapcli.objectives.batching import plan_batches
 from lapcli.objectives.language_model import gpt_config, parameter_groups
 from lapcli.objectives.objective import ParameterGroup
 from lapcli.recipe.schema import BaseRecipe, LanguageModelRecipe
+from lapcli.recipe.vision import ClassificationRecipe
 from lapcli.training.distributed import pick_device
+
+if TYPE_CHECKING:
+    from lapcli.planning_images import ImagePlan
 
 
 @dataclass(frozen=True)
@@ -67,8 +72,12 @@ class Plan:
         )
 
 
-def plan_training(recipe: BaseRecipe, processes: int = 1) -> Plan:
+def plan_training(recipe: BaseRecipe, processes: int = 1) -> "Plan | ImagePlan":
     """The plan of any recipe on that many processes."""
+    if isinstance(recipe, ClassificationRecipe):
+        from lapcli.planning_images import plan_images
+
+        return plan_images(recipe, processes)
     if not isinstance(recipe, LanguageModelRecipe):
         raise UsageError(f"objective {recipe.objective} cannot be planned yet")
     config = gpt_config(recipe)

@@ -62,11 +62,25 @@ class Run:
         except OSError:
             raise UsageError(f"{self.path} is being trained by another process; wait for it or use --name") from None
         self._lock = handle
+        _locks.add(handle)
 
     def unlock(self) -> None:
         if self._lock is not None:
+            _locks.discard(self._lock)
             self._lock.close()
             self._lock = None
+
+
+_locks: set[Any] = set()
+
+
+def _leave_locks_to_the_parent() -> None:
+    """A worker that outlives a killed run for a moment must not keep the next one from starting."""
+    for handle in _locks:
+        handle.close()
+
+
+os.register_at_fork(after_in_child=_leave_locks_to_the_parent)
 
 
 def open_run(runs_dir: Path, name: str, recipe: BaseRecipe, fresh: bool = False) -> Run:
@@ -128,7 +142,7 @@ def newest_run(runs_dir: Path, objectives: set[str]) -> Run:
 
 
 def versions() -> dict[str, str]:
-    packages = ("torch", "numpy", "tokenizers", "safetensors")
+    packages = ("torch", "numpy", "tokenizers", "safetensors", "timm", "pillow")
     return {"lap": __version__, "python": platform.python_version(), **{name: version(name) for name in packages}}
 
 

@@ -28,7 +28,16 @@ TINY = {
 }
 
 _context = multiprocessing.get_context("forkserver")
-_context.set_forkserver_preload(["torch", "torch._dynamo", "lapcli.training.start", "support"])
+_context.set_forkserver_preload(
+    [
+        "torch",
+        "torch._dynamo",
+        "sklearn.datasets",
+        "lapcli.training.start",
+        "lapcli.objectives.classification",
+        "support",
+    ]
+)
 
 
 def lap(*arguments: str, cache: Path | None = None, environment: dict[str, str] | None = None, timeout: float = 300):

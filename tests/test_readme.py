@@ -23,7 +23,12 @@ def test_command(long, line, capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(ROOT)
     monkeypatch.setenv("LAP_RUNS", str(tmp_path))
     words = shlex.split(line)[1:]
-    if words[0] == "train":
+    if words[0] == "eval":  # measures what the line before it trained
+        cut = ["--set", "train.steps=2"]
+        assert run_main(capsys, "train", f"recipes/{words[words.index('--run') + 1]}.yaml", *cut)[0] == 0
+    elif words[0] == "train" and "vit" in words[1]:
+        words += ["--dry-run"] if long else ["--set", "train.steps=2"]
+    elif words[0] == "train":
         words += ["--dry-run"] if long else ["--set", "train.steps=2", "--set", "validation.tokens=2048"]
     elif long:
         words[0] = "train"

@@ -82,3 +82,21 @@ def test_the_newest_finished_run_of_a_kind(recipe, tmp_path):
     assert newest_run(tmp_path, {"language_model"}).name == "b"
     with pytest.raises(UsageError):
         newest_run(tmp_path, {"classification"})
+
+
+def test_a_forked_worker_does_not_hold_the_lock(tmp_path, recipe):
+    """Workers that read data outlive a killed run for a few seconds; the next start must not wait for them."""
+    import multiprocessing
+    import time
+
+    run = open_run(tmp_path, "run", recipe)
+    run.lock()
+    worker = multiprocessing.get_context("fork").Process(target=time.sleep, args=(30,))
+    worker.start()
+    try:
+        with pytest.raises(UsageError, match="trained by another process"):
+            open_run(tmp_path, "run", recipe).lock()
+        run.unlock()
+        open_run(tmp_path, "run", recipe).lock()
+    finally:
+        worker.kill()

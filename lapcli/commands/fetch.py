@@ -1,6 +1,11 @@
 """`lap fetch RECIPE`: do everything that a run needs the network for, and print the sizes."""
 
+from typing import TYPE_CHECKING
+
 from lapcli.commands import options
+
+if TYPE_CHECKING:
+    from lapcli.recipe.vision import ClassificationRecipe
 
 EXAMPLES = """Examples:
 
@@ -15,7 +20,7 @@ lap fetch recipes/quickstart.yaml --set tokenizer.vocab=8192
 def fetch(
     recipe: options.Recipe, set_: options.Set = None, data: options.Data = None, as_json: options.Json = False
 ) -> None:
-    """Download and tokenise the text of RECIPE, once. Afterwards everything runs with HF_HUB_OFFLINE=1."""
+    """Download RECIPE's data, once, and tokenise its text. Afterwards everything runs with HF_HUB_OFFLINE=1."""
     import json
 
     from lapcli.data.progress import shown_progress
@@ -23,10 +28,14 @@ def fetch(
     from lapcli.errors import UsageError
     from lapcli.recipe import load_recipe
     from lapcli.recipe.schema import LanguageModelRecipe
+    from lapcli.recipe.vision import ClassificationRecipe
 
     loaded = load_recipe(recipe, options.overrides(set_, data))
+    if isinstance(loaded, ClassificationRecipe):
+        _fetch_images(loaded, as_json)
+        return
     if not isinstance(loaded, LanguageModelRecipe):
-        raise UsageError(f"{recipe} trains on no text, so there is nothing to fetch for it")
+        raise UsageError(f"{recipe} trains on nothing that could be fetched")
     with shown_progress() as progress:
         prepared = prepare_text(loaded.data, loaded.tokenizer, progress=progress)
     on_disk = sum(path.stat().st_size for path in prepared.folder.iterdir())
@@ -56,3 +65,25 @@ def fetch(
     }
     for name, value in rows.items():
         print(f"{name:<12}{value}")
+
+
+def _fetch_images(recipe: "ClassificationRecipe", as_json: bool) -> None:
+    import json
+
+    from lapcli.data.images import open_images
+    from lapcli.data.progress import shown_progress
+
+    with shown_progress() as progress:
+        data = open_images(recipe.data, recipe.model.classes, progress)
+    facts = {
+        "source": recipe.data.train,
+        "classes": len(data.train.classes),
+        "train_images": len(data.train),
+        "validation_images": len(data.validation),
+        "identity": data.identity,
+    }
+    if as_json:
+        print(json.dumps(facts, indent=2))
+        return
+    for name, value in facts.items():
+        print(f"{name.replace('_', ' '):<19}{f'{value:,}' if isinstance(value, int) else value}")

@@ -83,6 +83,10 @@ def _print_result(run: "Run", as_json: bool) -> None:
     for line in summary_lines(summary):
         print(line)
     print("\nNext:")
+    if "best_step" in summary:
+        print(
+            f"  lap eval --run {run.name}    accuracy with its interval; --checkpoint best: step {summary['best_step']}"
+        )
     print(f"  cat {run.path}/metrics.jsonl                 loss and learning rate of every step")
     print(f"  lap train {run.path}/recipe.yaml --set model.laplacian_heads=0 --name {run.name}-0L      the baseline")
 

@@ -59,6 +59,7 @@ def parameter_groups(recipe: LanguageModelRecipe, model: GPT) -> list[ParameterG
 
 class LanguageModel:
     unit = "tokens"
+    best_metric = None
 
     def __init__(self, recipe: LanguageModelRecipe, data: TextData, world: World) -> None:
         self._recipe, self._data, self._world = recipe, data, world

@@ -13,7 +13,7 @@ class ParameterGroup:
     """Parameters that share an optimizer and a peak learning rate."""
 
     name: str
-    kind: Literal["muon", "adamw"]
+    kind: Literal["muon", "adamw", "lamb"]
     lr: float
     parameters: Mapping[str, Tensor]  # by their names in the model's state dict
     options: dict[str, Any] = field(default_factory=dict)  # of the optimizer: betas, eps, weight_decay, steps, dtype
@@ -46,6 +46,10 @@ class Objective(Protocol):
     @property
     def unit(self) -> str:
         """What throughput counts: tokens or images."""
+
+    @property
+    def best_metric(self) -> str | None:
+        """A value of `validate` whose largest is kept as the best checkpoint; None: only the newest are kept."""
 
     @property
     def units_per_step(self) -> int: ...

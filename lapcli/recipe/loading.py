@@ -11,7 +11,8 @@ from lapcli.recipe.checking import check_recipe
 from lapcli.recipe.layering import apply_overrides, read_with_parents
 from lapcli.recipe.problems import Problem, RecipeError, Unreadable, in_reading_order, listed, quoted
 from lapcli.recipe.reading import Node, plain
-from lapcli.recipe.schema import RECIPES, BaseRecipe
+from lapcli.recipe.registry import RECIPES
+from lapcli.recipe.schema import BaseRecipe
 
 
 def load_recipe(path: str | Path, overrides: Sequence[str] = (), seed: int | None = None) -> BaseRecipe:

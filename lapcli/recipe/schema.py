@@ -251,7 +251,3 @@ class LanguageModelRecipe(BaseRecipe):
     optimizer: MuonSection = MuonSection()
     schedule: PlateauSchedule = PlateauSchedule()
     validation: TextValidation = TextValidation()
-
-
-#: The recipe of each objective; later objectives add theirs.
-RECIPES: dict[str, type[BaseRecipe]] = {"language_model": LanguageModelRecipe}

@@ -58,8 +58,9 @@ def save(
     metadata: Mapping[str, str],
     state: Mapping[str, Any],
     keep: int,
+    best: int | None = None,
 ) -> Checkpoint:
-    """Writes a checkpoint, then removes all but the newest `keep`."""
+    """Writes a checkpoint, then removes all but the newest `keep` and the one of step `best`."""
     final = folder / f"step-{step:06d}"
     temporary = folder / f".writing-step-{step:06d}"
     try:
@@ -92,7 +93,8 @@ def save(
             f"could not save step {step} in {folder} ({error}); {kept}. Make room, then run the same command to go on."
         ) from error
     for old in steps_in(folder)[:-keep]:
-        _remove(folder / f"step-{old:06d}")
+        if old != best:
+            _remove(folder / f"step-{old:06d}")
     return Checkpoint(final, step, content)
 
 
@@ -105,6 +107,14 @@ def newest(folder: Path, warn: Callable[[str], None]) -> Checkpoint | None:
             return Checkpoint(path, step, json.loads((path / STATE).read_text(encoding="utf-8")))
         warn(f"damaged checkpoint passed over: {damage}")
     return None
+
+
+def read(path: Path) -> Checkpoint:
+    """One checkpoint that has to be whole."""
+    if damage := find_damage(path):
+        raise DataError(f"damaged checkpoint: {damage}; name another")
+    state = json.loads((path / STATE).read_text(encoding="utf-8"))
+    return Checkpoint(path, int(state["step"]), state)
 
 
 def find_damage(path: Path) -> str | None:

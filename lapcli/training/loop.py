@@ -111,7 +111,7 @@ class Loop:
         """Of the averaged gradient; below the limit nothing is touched, which spares a pass over all gradients."""
         gradients = [p.grad for p in self.optimizers.parameters() if p.grad is not None]
         norm = torch.nn.utils.get_total_norm(gradients)
-        if self.clip is not None and norm > self.clip:
+        if self.clip is not None and norm > self.clip and not self.optimizers.clip_themselves:
             torch.nn.utils.clip_grads_with_norm_(self.optimizers.parameters(), self.clip, norm)
         return float(norm)
 
@@ -128,12 +128,20 @@ class Loop:
                 raise self._interrupted(stop)
             return False
 
+        if self.objective.best_metric and self.step and (self.saved is None or self.saved.step != self.step):
+            self._save()  # the best weights can only be kept if they were saved
         values = self.objective.validate(is_interrupted)
         self.validated[self.step] = values
         if self.world.is_main:
             self.metrics.append({"step": self.step, **values})
             shown = "  ".join(f"{name.removeprefix('validation_')} {value:.4f}" for name, value in values.items())
             progress.note(f"step {self.step}/{self.objective.steps}  validation: {shown}")
+
+    def best_step(self) -> int | None:
+        """The validated step of the largest `best_metric`, the first of equals; step 0 has no checkpoint."""
+        metric = self.objective.best_metric
+        values = {step: found[metric] for step, found in self.validated.items() if metric and step > 0}
+        return max(sorted(values), key=lambda step: values[step]) if values else None
 
     def _save(self) -> None:
         """Rank 0 writes; the others wait, so that none of them runs ahead of a save that fails."""
@@ -148,6 +156,7 @@ class Loop:
                     {**self.objective.weights_metadata(), "recipe_sha256": self.run.info["recipe_sha256"]},
                     {"world_size": self.world.size, "threads": torch.get_num_threads(), "seed": self.seed},
                     self.keep,
+                    self.best_step(),
                 )
                 self.run.update(step=self.step, weights_sha256=self.saved.weights_sha256)
             except (LapError, OSError) as error:

@@ -15,15 +15,28 @@ class Optimizers:
 
     def __init__(self, groups: list[ParameterGroup]) -> None:
         self.groups = groups
-        self._optimizers = [_build(group) for group in groups]
+        # LAMB clips the norm of everything it updates, so all its groups share one optimizer.
+        lamb = [group for group in groups if group.kind == "lamb"]
+        self._optimizers = [_build(group) for group in groups if group.kind != "lamb"]
+        self._optimizers += [_build_lamb(lamb)] if lamb else []
+        inner = {
+            id(p): (optimizer, part)
+            for optimizer in self._optimizers
+            for part in optimizer.param_groups
+            for p in part["params"]
+        }
+        self._inner = [inner[id(next(iter(group.parameters.values())))] for group in groups]
+
+    @property
+    def clip_themselves(self) -> bool:
+        return any(group.kind == "lamb" for group in self.groups)
 
     def parameters(self) -> list[Tensor]:
         return [p for group in self.groups for p in group.parameters.values()]
 
     def set_learning_rates(self, multiplier: float) -> None:
-        for group, optimizer in zip(self.groups, self._optimizers, strict=True):
-            for inner in optimizer.param_groups:
-                inner["lr"] = group.lr * multiplier
+        for group, (_, inner) in zip(self.groups, self._inner, strict=True):
+            inner["lr"] = group.lr * multiplier
 
     def set_momentum(self, momentum: float) -> None:
         """Of Muon; AdamW keeps its betas."""
@@ -43,8 +56,10 @@ class Optimizers:
     def state(self) -> dict[str, Tensor]:
         """`<state>/<parameter>`: the same whatever the number of ranks, and nothing but tensors."""
         named: dict[str, Tensor] = {}
-        for group, optimizer in zip(self.groups, self._optimizers, strict=True):
+        for group, (optimizer, inner) in zip(self.groups, self._inner, strict=True):
             for name, p in group.parameters.items():
+                if group.kind == "lamb":  # counts its steps once for a whole group
+                    named[f"step/{name}"] = torch.tensor(float(inner.get("step", 0.0)))
                 for key, value in optimizer.state[p].items():
                     named[f"{key}/{name}"] = value if isinstance(value, Tensor) else torch.tensor(float(value))
         return named
@@ -55,9 +70,12 @@ class Optimizers:
         for full, value in named.items():
             key, _, name = full.partition("/")
             by_parameter.setdefault(name, {})[key] = value
-        for group, optimizer in zip(self.groups, self._optimizers, strict=True):
+        for group, (optimizer, inner) in zip(self.groups, self._inner, strict=True):
             for name, p in group.parameters.items():
-                for key, value in by_parameter.pop(name, {}).items():
+                saved = by_parameter.pop(name, {})
+                if group.kind == "lamb":
+                    inner["step"] = saved.pop("step", torch.zeros(())).cpu()
+                for key, value in saved.items():
                     # AdamW's step counter lives on the CPU unless it is fused on CUDA; moments beside their weights.
                     device = p.device if value.ndim or p.device.type == "cuda" else torch.device("cpu")
                     optimizer.state[p][key] = value.to(device)
@@ -71,3 +89,11 @@ def _build(group: ParameterGroup) -> torch.optim.Optimizer:
         return Muon(parameters, lr=group.lr, **group.options)
     fused = parameters[0].device.type in {"cpu", "cuda"}
     return torch.optim.AdamW(parameters, lr=group.lr, fused=fused, **group.options)
+
+
+def _build_lamb(groups: list[ParameterGroup]) -> torch.optim.Optimizer:
+    from timm.optim.lamb import Lamb
+
+    parts = [{"params": list(group.parameters.values()), "lr": group.lr, **group.options} for group in groups]
+    # timm reads the clipping from the defaults, not from the groups.
+    return Lamb(parts, lr=groups[0].lr, max_grad_norm=groups[0].options.get("max_grad_norm", 1.0))

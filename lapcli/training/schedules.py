@@ -1,6 +1,9 @@
 """What changes with the step: learning-rate multiplier and Muon's momentum. Steps count from 0, before the update."""
 
+import math
+
 from lapcli.recipe.schema import MuonSection, PlateauSchedule
+from lapcli.recipe.vision import CosineSchedule
 
 
 def learning_rate_multiplier(schedule: PlateauSchedule, step: int, steps: int) -> float:
@@ -19,3 +22,19 @@ def muon_momentum(optimizer: MuonSection, step: int) -> float:
         return optimizer.momentum
     share = step / optimizer.momentum_warmup
     return (1 - share) * optimizer.momentum_start + share * optimizer.momentum
+
+
+def cosine_multiplier(schedule: CosineSchedule, peak: float, step: int, steps: int, steps_per_epoch: int) -> float:
+    """timm's cosine: linear from `start_lr` over the warm-up, then the half-cosine of the whole run to `final_lr`.
+
+    The warm-up is the beginning of the cosine's own time, so that after it the rate is a little below the peak.
+    """
+    time, length, warmup = float(step), float(steps), schedule.warmup_epochs * steps_per_epoch
+    if schedule.update == "epoch":  # set after each epoch from its number: the first two have the same rate
+        time, length, warmup = max(0, step // steps_per_epoch - 1), steps / steps_per_epoch, schedule.warmup_epochs
+    if time < warmup:
+        rate = schedule.start_lr + (peak - schedule.start_lr) * time / warmup
+    else:
+        share = 0.5 * (1 + math.cos(math.pi * min(1.0, time / length)))
+        rate = schedule.final_lr + (peak - schedule.final_lr) * share
+    return rate / peak

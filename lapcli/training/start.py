@@ -15,6 +15,7 @@ from lapcli.errors import Interrupted, LapError, UsageError
 from lapcli.objectives.language_model import LanguageModel
 from lapcli.objectives.objective import Objective
 from lapcli.recipe.schema import BaseRecipe, LanguageModelRecipe
+from lapcli.recipe.vision import ClassificationRecipe
 from lapcli.runs import Run, open_run, read_run, write_summary
 from lapcli.training.distributed import World, join_world, leave_world
 from lapcli.training.loop import Loop
@@ -72,8 +73,13 @@ def _train(recipe: BaseRecipe, run: Run, world: World, console: Console) -> None
 
 def _build(recipe: BaseRecipe, world: World, run: Run) -> tuple[Objective, dict[str, Any]]:
     """The objective, and what `run.json` says of its data."""
-    if not isinstance(recipe, LanguageModelRecipe):
-        raise UsageError(f"objective {recipe.objective} cannot be trained yet")
+    for kind, build in _BUILDERS.items():
+        if isinstance(recipe, kind):
+            return build(recipe, world, run)
+    raise UsageError(f"objective {recipe.objective} cannot be trained yet")
+
+
+def _build_language_model(recipe: LanguageModelRecipe, world: World, run: Run) -> tuple[Objective, dict[str, Any]]:
     with shown_progress() if world.is_main else nullcontext() as progress:
         data = prepare_text(recipe.data, recipe.tokenizer, progress=progress)
     if world.is_main:
@@ -82,11 +88,29 @@ def _build(recipe: BaseRecipe, world: World, run: Run) -> tuple[Objective, dict[
     return LanguageModel(recipe, data, world), facts
 
 
+def _build_classification(recipe: ClassificationRecipe, world: World, run: Run) -> tuple[Objective, dict[str, Any]]:
+    from lapcli.data.images import open_images
+    from lapcli.objectives.classification import Classification
+
+    with shown_progress() if world.is_main else nullcontext() as progress:
+        data = open_images(recipe.data, recipe.model.classes, progress)
+    facts = {"data": data.description, "data_sha256": data.identity, "classes": data.train.classes}
+    return Classification(recipe, data, world), facts
+
+
+_BUILDERS: dict[type[BaseRecipe], Callable[..., tuple[Objective, dict[str, Any]]]] = {
+    LanguageModelRecipe: _build_language_model,
+    ClassificationRecipe: _build_classification,
+}
+
+
 def _finish(run: Run, loop: Loop) -> None:
     """What is computed from the final weights comes after they are saved; only then is the run finished."""
     steps = loop.objective.steps
     start, end = loop.validated.get(0, {}), loop.validated.get(steps, {})
-    summary = {"start": start, "end": end, **loop.objective.finish(run.path)}
+    best = loop.best_step()
+    kept = {} if best is None else {"best_step": best, "best": loop.validated[best]}
+    summary = {"start": start, "end": end, **kept, **loop.objective.finish(run.path)}
     write_summary(run, summary)
     run.update(status="finished", step=steps)
 

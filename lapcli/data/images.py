@@ -1,0 +1,96 @@
+"""The images of a recipe: where they come from, what is held out, and that they are what the recipe says."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from lapcli.data.cache import digest
+from lapcli.data.digits import Digits
+from lapcli.data.image_folder import FolderImages, is_image_folder
+from lapcli.data.image_set import ImageSet, Part, Progress, hold
+from lapcli.data.image_tables import HELD_OUT, has_tables, open_tables
+from lapcli.errors import DataError
+from lapcli.recipe.vision import ImageSource
+
+#: Training images of sets known by name, so that a plan can count steps without touching data.
+KNOWN_SIZES = {"hub:uoft-cs/cifar10": 50_000, "hub:uoft-cs/cifar100": 50_000, "hub:ILSVRC/imagenet-1k": 1_281_167}
+
+
+@dataclass(frozen=True)
+class ImageData:
+    train: ImageSet
+    validation: ImageSet
+    description: str
+    identity: str  # of both parts
+
+
+def open_images(source: ImageSource, classes: int, progress: Progress | None = None) -> ImageData:
+    """Both parts, checked, small ones decoded and held in memory."""
+    train, validation = _parts(source)
+    for images, part in ((train, "training"), (validation, "validation")):
+        if len(images.classes) != classes:
+            raise DataError(
+                f"the {part} images of {source.train} have {len(images.classes)} classes, "
+                f"model.classes is {classes}; make them equal"
+            )
+    if train.classes != validation.classes:
+        differing = sorted(set(train.classes) ^ set(validation.classes))[:5]
+        raise DataError(
+            f"training and validation images have different classes: {', '.join(differing)} are in one only"
+        )
+    train = hold(train, source.decoded_gigabytes, progress)
+    validation = hold(validation, source.decoded_gigabytes, progress)
+    return ImageData(
+        train,
+        validation,
+        f"{source.train}: {len(train):,} training and {len(validation):,} validation images of {classes} classes",
+        digest(train.identity(), validation.identity()),
+    )
+
+
+def _parts(source: ImageSource) -> tuple[ImageSet, ImageSet]:
+    train, own = _open(source, source.train)
+    if isinstance(source.validation, str):
+        # A folder of images for each class, or one of tables with a split of its own.
+        other, held_out = _open(source, source.validation)
+        return train, held_out or other
+    if isinstance(source.validation, float):
+        return _held_out_fraction(train, source.validation, source.split_seed)
+    if own is None:
+        raise DataError(
+            f"{source.train} has no part to validate on ({', '.join(HELD_OUT)}); give data.validation, a folder or a "
+            "fraction such as 0.1"
+        )
+    return train, own
+
+
+def _open(source: ImageSource, where: str) -> tuple[ImageSet, ImageSet | None]:
+    """The training part of a source, and its own held-out part if it has one."""
+    if where == "builtin":
+        return Digits(), None
+    if where.startswith("hub:"):
+        return open_tables(where, source.revision, source.image_column, source.label_column)
+    folder = Path(where).expanduser()
+    if not folder.is_dir():
+        raise DataError(f"there is no folder {folder}; data.train is `builtin`, `hub:OWNER/NAME` or a folder")
+    if (folder / "train").is_dir() and is_image_folder(folder / "train"):
+        held_out = next((folder / name for name in HELD_OUT if (folder / name).is_dir()), None)
+        return FolderImages(folder / "train"), FolderImages(held_out) if held_out else None
+    if has_tables(folder):
+        return open_tables(str(folder), None, source.image_column, source.label_column)
+    return FolderImages(folder), None
+
+
+def _held_out_fraction(images: ImageSet, fraction: float, seed: int) -> tuple[ImageSet, ImageSet]:
+    """Of each class alike, so that a small part still has all of them."""
+    generator = np.random.default_rng([seed, len(images)])
+    held_out = []
+    for label in range(len(images.classes)):
+        of_class = generator.permutation(np.flatnonzero(images.labels == label))
+        held_out.append(of_class[: max(1, round(fraction * len(of_class)))])
+    mask = np.zeros(len(images), dtype=bool)
+    mask[np.concatenate(held_out)] = True
+    if mask.all():
+        raise DataError(f"data.validation {fraction} leaves nothing to train on")
+    return Part(images, np.flatnonzero(~mask)), Part(images, np.flatnonzero(mask))

@@ -1,0 +1,88 @@
+"""Evaluates a run: finds it and its weights, measures, and keeps the result under the run's `eval/`."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from lapcli.errors import UsageError
+from lapcli.evaluation.tasks import EVALUATORS, Request, Score, chosen_tasks
+from lapcli.files import write_json
+from lapcli.runs import Run, newest_run, read_run, read_summary
+from lapcli.training import checkpoint
+from lapcli.training.distributed import join_world, leave_world
+
+EVAL = "eval"
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    run: Run
+    step: int
+    weights_sha256: str
+    data: str
+    data_sha256: str
+    scores: list[Score]
+    path: Path  # where it is kept
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "run": self.run.name,
+            "objective": self.run.recipe.objective,
+            "step": self.step,
+            "weights_sha256": self.weights_sha256,
+            "data": self.data,
+            "data_sha256": self.data_sha256,
+            "tasks": {score.task: score.to_dict() for score in self.scores},
+        }
+
+
+def find_run(runs_dir: Path, name: str | None) -> Run:
+    """The run of that name (or path), or the newest finished one that has tasks."""
+    if name is None:
+        return newest_run(runs_dir, set(EVALUATORS))
+    path = Path(name) if (Path(name) / "run.json").is_file() else runs_dir / name
+    if not path.is_dir():
+        raise UsageError(f"there is no run {name} in {runs_dir}; see --run and --runs-dir")
+    return read_run(path)
+
+
+def find_weights(run: Run, which: str) -> checkpoint.Checkpoint:
+    """`last`, `best`, or a step number; whole, by its hashes."""
+    steps = checkpoint.steps_in(run.checkpoints)
+    if not steps:
+        raise UsageError(f"{run.path} has no checkpoint yet")
+    if which == "last":
+        step: Any = steps[-1]
+    elif which == "best":
+        step = read_summary(run).get("best_step")
+        if step is None:
+            raise UsageError(f"{run.path} has no best checkpoint (unfinished, or of a kind that keeps none); use last")
+    else:
+        step = int(which) if which.isdecimal() else None
+    if step not in steps:
+        kept = ", ".join(map(str, steps))
+        raise UsageError(f"--checkpoint takes last, best or one of the kept steps {kept}; got {which[:40]!r}")
+    return checkpoint.read(run.checkpoints / f"step-{step:06d}")
+
+
+def evaluate_run(
+    run: Run, tasks: str | None = None, which: str = "last", batch: int | None = None, data: Path | None = None
+) -> Evaluation:
+    """Measures on every process there is; rank 0 keeps the result."""
+    names = chosen_tasks(run.recipe.objective, tasks)
+    weights = find_weights(run, which)
+    world = join_world(run.recipe.train.device)
+    try:
+        request = Request(run, weights, names, world, batch, data)
+        measured = EVALUATORS[run.recipe.objective].evaluate(request)
+        path = run.path / EVAL / f"step-{weights.step:06d}_{'+'.join(names)}_{measured.data_sha256[:8]}.json"
+        found = Evaluation(
+            run, weights.step, weights.weights_sha256, measured.data, measured.data_sha256, measured.scores, path
+        )
+        if world.is_main:
+            path.parent.mkdir(exist_ok=True)
+            write_json(path, found.to_dict())
+        world.barrier()
+    finally:
+        leave_world()
+    return found

@@ -1,0 +1,55 @@
+"""The paper's ViT: timm's own DeiT-III model with the DeiT repository's initial values, some heads Laplacian.
+
+timm and the repository differ where it changes results: LayerScale starts at 1e-6 against 1e-4, the class token with a
+deviation of 1e-6 against 0.02, and drop path grows over the blocks against one rate in all of them. The repository's
+values are the defaults of the recipe; timm's can be set there. State-dict names are timm's.
+"""
+
+from typing import Any
+
+import timm
+import torch
+from timm.layers.drop import DropPath
+from torch import nn
+
+from lapcli.models.timm_attention import laplacianize
+from lapcli.recipe.vision import ViTModel
+
+
+def build_vit(section: ViTModel, seed: int | None = None) -> nn.Module:
+    """The model of a recipe, on the CPU; the same weights for one seed whatever `laplacian_heads` is."""
+    with torch.random.fork_rng(devices=[]):
+        if seed is not None:
+            torch.manual_seed(seed)
+        model: Any = timm.create_model(
+            "deit3_base_patch16_224",
+            img_size=section.image,
+            patch_size=section.patch,
+            embed_dim=section.width,
+            depth=section.layers,
+            num_heads=section.heads,
+            mlp_ratio=section.mlp_ratio,
+            num_classes=section.classes,
+            init_values=section.layer_scale,
+            drop_path_rate=section.drop_path if section.drop_path_shape == "linear" else 0.0,
+        )
+        nn.init.trunc_normal_(model.cls_token, std=section.class_token_std)
+    if section.drop_path_shape == "uniform" and section.drop_path > 0:
+        for block in model.blocks:
+            block.drop_path1, block.drop_path2 = DropPath(section.drop_path), DropPath(section.drop_path)
+    return laplacianize(model, list(section.head_plan().per_layer))
+
+
+def without_decay(model: nn.Module) -> set[str]:
+    """Names that weight decay passes over: vectors (biases, norms, LayerScale), positions and the class token."""
+    listed = model.no_weight_decay()  # type: ignore[operator]
+    return {name for name, p in model.named_parameters() if p.ndim <= 1 or name in listed}
+
+
+def forward_flops(section: ViTModel) -> int:
+    """Multiplications and additions of one image's forward: matrix products only, two for each pair of factors."""
+    patches = (section.image // section.patch) ** 2
+    tokens, width = patches + 1, section.width
+    block = 2 * tokens * width * width * (4 + 2 * section.mlp_ratio) + 4 * tokens * tokens * width
+    embedding = 2 * patches * width * 3 * section.patch**2
+    return int(section.layers * block + embedding + 2 * width * section.classes)

@@ -1,0 +1,173 @@
+"""Image classification with a ViT: mixed images, soft targets, cross entropy or binary cross entropy, top-1 and top-5.
+
+Shapes: B images, K classes.
+"""
+
+import contextlib
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from timm.loss import BinaryCrossEntropy, SoftTargetCrossEntropy
+from torch import Tensor, nn
+
+from lapcli.data.augmentation import Eraser, normalise, training_transform
+from lapcli.data.image_batches import Example, ImageBatches
+from lapcli.data.image_loader import ImageLoader, Reader
+from lapcli.data.images import ImageData
+from lapcli.data.mixing import Mixer
+from lapcli.evaluation.accuracy import measure_accuracy
+from lapcli.models.vit import build_vit, forward_flops, without_decay
+from lapcli.objectives.batching import plan_batches
+from lapcli.objectives.objective import ParameterGroup
+from lapcli.recipe.vision import ClassificationRecipe
+from lapcli.training.distributed import World
+from lapcli.training.schedules import cosine_multiplier
+
+
+def parameter_groups(recipe: ClassificationRecipe, model: nn.Module) -> list[ParameterGroup]:
+    """With and without weight decay, at one learning rate."""
+    settings = recipe.optimizer
+    exempt = without_decay(model)
+    named = dict(model.named_parameters())
+    shared: dict[str, Any] = {"betas": tuple(settings.betas), "eps": settings.eps}
+    if settings.name == "lamb":
+        shared["max_grad_norm"] = settings.clip
+    parts = {
+        "weights": ({name: p for name, p in named.items() if name not in exempt}, settings.weight_decay),
+        "without decay": ({name: p for name, p in named.items() if name in exempt}, 0.0),
+    }
+    return [
+        ParameterGroup(name, settings.name, settings.lr, parameters, {**shared, "weight_decay": decay})
+        for name, (parameters, decay) in parts.items()
+    ]
+
+
+def uses_bf16(recipe: ClassificationRecipe, device: torch.device) -> bool:
+    precision = recipe.train.precision
+    return precision == "bf16" or (precision == "auto" and device.type == "cuda")
+
+
+def build_loss(recipe: ClassificationRecipe) -> nn.Module:
+    """Of logits and class shares. Binary: a class with any share is a whole target, whatever lambda was."""
+    if recipe.train.loss == "binary_cross_entropy":
+        return BinaryCrossEntropy(smoothing=0.0, target_threshold=0.0, sum_classes=False)
+    return SoftTargetCrossEntropy()
+
+
+def worker_count(recipe: ClassificationRecipe, device: torch.device) -> int:
+    """On the CPU the model needs the cores itself; beside a GPU they are shared by the processes of this machine."""
+    if recipe.data.workers != "auto":
+        return recipe.data.workers
+    here = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    return 0 if device.type == "cpu" else max(1, min(16, (os.cpu_count() or 1) // here - 1))
+
+
+class Classification:
+    unit = "images"
+    best_metric = "validation_top1"
+
+    def __init__(self, recipe: ClassificationRecipe, data: ImageData, world: World) -> None:
+        self._recipe, self._data, self._world = recipe, data, world
+        train, section, augmentation = recipe.train, recipe.model, recipe.data.augmentation
+        self._mixer = Mixer(
+            recipe.data.mixing, classes=section.classes, image=section.image, batch=train.batch, seed=recipe.seed
+        )
+        self.batches = plan_batches(
+            train.batch, train.micro_batch, world.size, multiple=2 if recipe.data.mixing.is_on else 1
+        )
+        self._images = ImageBatches(
+            len(data.train),
+            batch=train.batch,
+            group=self._mixer.group,
+            repeats=augmentation.repeats,
+            seed=recipe.seed,
+        )
+        self.steps = train.steps or max(1, int((train.epochs or 0) * self._images.steps_per_epoch))
+        self._loader = ImageLoader(
+            Reader(data.train, training_transform(recipe.data, section.image), section.image, recipe.seed),
+            self._examples,
+            micro_steps=self.batches.accumulation,
+            last=(self.steps - 1, self.batches.accumulation - 1),
+            workers=worker_count(recipe, world.device),
+        )
+        self._eraser = Eraser(augmentation.erase, world.device) if augmentation.erase else None
+        self._criterion = build_loss(recipe)
+        self.model = self._build_model()
+        self.units_per_step = train.batch
+        self.flops_per_step = 3.0 * forward_flops(section) * train.batch
+
+    def _build_model(self) -> nn.Module:
+        compile_, device = self._recipe.train.compile, self._world.device
+        model = build_vit(self._recipe.model, self._recipe.seed).to(device)
+        if compile_ is True or (compile_ == "auto" and device.type == "cuda"):
+            model.compile()
+        return model.train()
+
+    def parameter_groups(self) -> list[ParameterGroup]:
+        return parameter_groups(self._recipe, self.model)
+
+    def _examples(self, step: int, micro_step: int) -> list[Example]:
+        first = self.batches.first(micro_step, self._world.rank)
+        return self._images.examples(step, first, self.batches.micro_batch)
+
+    def batch(self, step: int, micro_step: int) -> tuple[Tensor, Tensor]:
+        """Normalised, erased and mixed images, and the share of each class in them."""
+        images_BCHW, labels_B = self._to_device(*self._loader.batch(step, micro_step))
+        images_BCHW = normalise(images_BCHW, self._recipe.data)
+        if self._eraser:
+            keys = [(self._recipe.seed, e.epoch, e.index, e.repeat) for e in self._examples(step, micro_step)]
+            images_BCHW = self._eraser(images_BCHW, keys)
+        return self._mixer(images_BCHW, labels_B, step, self.batches.first(micro_step, self._world.rank))
+
+    def loss(self, batch: tuple[Tensor, Tensor]) -> Tensor:
+        images_BCHW, targets_BK = batch
+        with self._autocast():
+            logits_BK = self.model(images_BCHW)
+        return self._criterion(logits_BK.float(), targets_BK)
+
+    def _autocast(self) -> contextlib.AbstractContextManager[Any]:
+        if uses_bf16(self._recipe, self._world.device):
+            return torch.autocast(self._world.device.type, torch.bfloat16)
+        return contextlib.nullcontext()
+
+    def learning_rate_multiplier(self, step: int) -> float:
+        return cosine_multiplier(
+            self._recipe.schedule, self._recipe.optimizer.lr, step, self.steps, self._images.steps_per_epoch
+        )
+
+    def momentum(self, step: int) -> float | None:
+        return None
+
+    def after_step(self, step: int) -> None:
+        pass
+
+    def validate(self, is_interrupted: Callable[[], bool]) -> dict[str, float]:
+        size = self._recipe.validation.batch or self._recipe.train.micro_batch
+        with self._autocast():
+            found = measure_accuracy(
+                self.model, self._data.validation, self._recipe, self._world, size, is_interrupted=is_interrupted
+            )
+        return {
+            "validation_loss": found.loss,
+            "validation_top1": found.top(1),
+            "validation_top5": found.top(5),
+        }
+
+    def describe_batch(self, step: int) -> str:
+        return self._images.identity(step)
+
+    def weights_metadata(self) -> dict[str, str]:
+        return {"laplacian_heads": str(self._recipe.model.head_plan())}
+
+    def finish(self, run_dir: Path) -> dict[str, Any]:
+        self._loader.close()
+        return {}
+
+    def _to_device(self, images_BCHW: Tensor, labels_B: Tensor) -> tuple[Tensor, Tensor]:
+        device = self._world.device
+        if device.type == "cuda":  # pinned, so that the copy overlaps with what the GPU still does
+            images_BCHW, labels_B = images_BCHW.pin_memory(), labels_B.pin_memory()
+        return images_BCHW.to(device, non_blocking=True), labels_B.to(device, non_blocking=True)

@@ -1,0 +1,227 @@
+"""What a recipe of image classification may say: the ViT, its images, augmentation, mixing, optimizer, schedule.
+
+Values of the paper's table `tab:training_recipe` stand in `recipes/vitb_*.yaml`; the defaults here are DeiT-III's.
+"""
+
+import re
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from lapcli.head_plan import HeadPlan, head_plan
+from lapcli.recipe.schema import BaseRecipe, LayerRange, OptimizerSection, TrainSection, ValidationSection
+from lapcli.recipe.section import Count, Fraction, NonNegative, Positive, Section, Size, Text, Whole, combination
+
+Beta = Annotated[float, Field(ge=0, lt=1)]
+Pair = Annotated[list[Beta], Field(min_length=2, max_length=2)]
+Channels = Annotated[list[NonNegative], Field(min_length=3, max_length=3)]
+_POLICY = re.compile(
+    r"3a|originalr?|v0r?|augmix(-(m\d+|w\d+|d-?\d+|a[\d.]+|b\d|mstd[\d.]+))*"
+    r"|rand(-(m\d+|n\d+|w\d+|mstd[\d.]+|mmax\d+|inc[01]?|p[\d.]+|t[a-z]*))*"
+)
+
+
+class ViTModel(Section):
+    """timm's DeiT-III ViT with the DeiT repository's values: `lapcli/models/vit.py`."""
+
+    layers: Annotated[Whole, Field(ge=1, le=1000)] = 12
+    width: Size = 768
+    heads: Annotated[Whole, Field(ge=1, le=1024)] = 12
+    mlp_ratio: Positive = 4.0
+    image: Size = 224  # pixels of a side
+    patch: Size = 16
+    classes: Annotated[Whole, Field(ge=2, le=10**6)] = 1000
+    laplacian_heads: Annotated[Whole, Field(ge=0)] | list[Annotated[Whole, Field(ge=0)]] | str | LayerRange = Field(
+        default=0, description="a number, a list with one number a layer, `linear(a, b)` or {layers:, heads:}"
+    )
+    drop_path: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    drop_path_shape: Literal["uniform", "linear"] = "uniform"  # linear: from 0 in the first block, timm's own
+    layer_scale: Positive | None = 1e-4  # timm's own: 1e-6
+    class_token_std: Positive = 0.02  # timm's own: 1e-6
+
+    @combination("width", "heads")
+    def _heads_divide_the_width(self) -> str | None:
+        return f"{self.width} is not a multiple of heads {self.heads}" if self.width % self.heads else None
+
+    @combination("image", "patch")
+    def _patches_tile_the_image(self) -> str | None:
+        return f"{self.image} is not a multiple of patch {self.patch}" if self.image % self.patch else None
+
+    @combination("laplacian_heads", "layers", "heads")
+    def _plan_fits(self) -> str | None:
+        try:
+            self.head_plan()
+        except ValueError as error:
+            return str(error)
+        return None
+
+    def head_plan(self) -> HeadPlan:
+        spec = self.laplacian_heads
+        return head_plan(spec.model_dump() if isinstance(spec, LayerRange) else spec, self.layers, self.heads)
+
+
+class Augmentation(Section):
+    """What a training image goes through before mixing; all of it is timm's."""
+
+    crop: Literal["random_resized", "padded", "none"] = "random_resized"
+    scale: Annotated[list[Annotated[float, Field(gt=0, le=1)]], Field(min_length=2, max_length=2)] | None = Field(
+        default=None, description="two shares of the area, [0.08, 1.0] if none is given"
+    )
+    padding: Annotated[Whole, Field(ge=0, le=1024)] | None = None  # of a padded crop, in pixels; 4 if none is given
+    flip: Fraction = 0.5
+    policy: Text | None = None  # timm's name: 3a, rand-m9-mstd0.5-inc1, ...
+    color_jitter: Positive | None = None
+    erase: Fraction = 0.0  # random erasing, filled with noise
+    repeats: Annotated[Whole, Field(ge=1, le=100)] = 1  # copies of an image in an epoch, each cropped in its own way
+
+    @combination("scale", "crop")
+    def _scale_of_a_resized_crop(self) -> str | None:
+        if self.scale is not None and self.crop != "random_resized":
+            return "means nothing without crop: random_resized; remove it"
+        if self.scale is not None and self.scale[0] > self.scale[1]:
+            return "goes from the smaller share to the larger"
+        return None
+
+    @combination("padding", "crop")
+    def _padding_of_a_padded_crop(self) -> str | None:
+        if self.padding is not None and self.crop != "padded":
+            return "means nothing without crop: padded; remove it"
+        return None
+
+    @combination("policy")
+    def _policy_is_known(self) -> str | None:
+        if self.policy is not None and not _POLICY.fullmatch(self.policy):
+            return f"expected 3a or a policy such as rand-m9-mstd0.5-inc1, got {self.policy[:60]!r}"
+        return None
+
+    @combination("color_jitter", "policy")
+    def _jitter_beside_the_policy(self) -> str | None:
+        if self.color_jitter is not None and self.policy not in (None, "3a"):
+            return f"is switched off by the policy {self.policy}; remove one of them"
+        return None
+
+
+class Mixing(Section):
+    """Mixup and CutMix; one lambda and box for each group of the global batch."""
+
+    mixup: NonNegative = 0.0  # alpha; 0: none
+    cutmix: NonNegative = 0.0
+    probability: Fraction = 1.0
+    cutmix_share: Fraction = 0.5  # of the groups, where both are on
+    label_smoothing: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    group: Count | None = None  # images that share a lambda; none: the whole batch
+
+    @property
+    def is_on(self) -> bool:
+        return self.probability > 0 and (self.mixup > 0 or self.cutmix > 0)
+
+    @combination("group", "mixup", "cutmix", "probability")
+    def _group_of_a_mixture(self) -> str | None:
+        if self.group is not None and not self.is_on:
+            return "means nothing without mixup or cutmix; remove it"
+        if self.group is not None and self.group % 2:
+            return "partners come in pairs: give an even number"
+        return None
+
+
+class ImageSource(Section):
+    """Images and labels: `builtin` (scikit-learn's digits), `hub:OWNER/NAME`, a folder of parquet files or images."""
+
+    train: Text
+    # A folder; a fraction of the training images; none: the source's own validation or test images.
+    validation: Text | Annotated[float, Field(gt=0, lt=1)] | None = None
+    split_seed: Annotated[Whole, Field(ge=0, lt=2**63)] = 0
+    revision: Text | None = None  # of the hub data set
+    image_column: Text | None = None  # of parquet files and hub sets; none: the only one that holds images
+    label_column: Text | None = None  # none: the only one that holds classes
+    decoded_gigabytes: NonNegative = 2.0  # a set within this is decoded once and held in memory
+    workers: Literal["auto"] | Annotated[Whole, Field(ge=0, le=256)] = "auto"  # processes that read ahead
+    interpolation: Literal["bicubic", "bilinear"] = "bicubic"
+    crop_ratio: Annotated[float, Field(gt=0, le=1)] = 1.0  # of the shorter side, when evaluating
+    mean: Channels = Field(default_factory=lambda: [0.485, 0.456, 0.406])
+    std: Annotated[list[Positive], Field(min_length=3, max_length=3)] = Field(
+        default_factory=lambda: [0.229, 0.224, 0.225]
+    )
+    augmentation: Augmentation = Augmentation()
+    mixing: Mixing = Mixing()
+
+    @combination("train")
+    def _hub_name(self) -> str | None:
+        owner, _, name = self.train.removeprefix("hub:").partition("/")
+        if self.train.startswith("hub:") and (not owner or not name or "/" in name):
+            return f"expected hub:OWNER/NAME, got {self.train[:60]!r}"
+        return None
+
+    @combination("revision", "train")
+    def _revision_of_the_hub(self) -> str | None:
+        if self.revision is not None and not self.train.startswith("hub:"):
+            return "only a hub data set (train: hub:OWNER/NAME) has one; remove it"
+        return None
+
+    @combination("validation", "train")
+    def _builtin_has_one_part(self) -> str | None:
+        if self.train == "builtin" and not isinstance(self.validation, float):
+            return "the digits come in one part; give a fraction, such as 0.2"
+        return None
+
+
+class ClassificationTrain(TrainSection):
+    loss: Literal["cross_entropy", "binary_cross_entropy"] = "cross_entropy"
+
+
+class AdamWSection(OptimizerSection):
+    """AdamW, or LAMB with its own clipping; no decay for biases, norms, LayerScale, positions and the class token."""
+
+    name: Literal["adamw", "lamb"] = "adamw"
+    betas: Pair = Field(default_factory=lambda: [0.9, 0.999])
+    eps: Positive = 1e-8
+    clip: Positive | None = 1.0
+
+
+class CosineSchedule(Section):
+    """Linear from `start_lr` over the warm-up epochs, then along one half-cosine to `final_lr`."""
+
+    warmup_epochs: NonNegative = 0.0
+    start_lr: NonNegative = 0.0
+    final_lr: NonNegative = 0.0
+    update: Literal["step", "epoch"] = "step"  # epoch: as in the DeiT repository, which lags by one
+
+
+class ImageValidation(ValidationSection):
+    batch: Count | None = None  # images a process takes at once; none: train.micro_batch
+
+
+class ClassificationRecipe(BaseRecipe):
+    """Image classification with a ViT."""
+
+    objective: Literal["classification"]
+    model: ViTModel
+    data: ImageSource
+    train: ClassificationTrain
+    optimizer: AdamWSection
+    schedule: CosineSchedule = CosineSchedule()
+    validation: ImageValidation = ImageValidation()
+
+    @combination("train", "data")
+    def _groups_fit_the_batch(self) -> str | None:
+        mixing, batch = self.data.mixing, self.train.batch
+        if not mixing.is_on:
+            return None
+        group = mixing.group or batch
+        if batch % group:
+            return f"batch {batch} is not a multiple of data.mixing.group {group}"
+        if group % 2 or self.train.micro_batch < 2:
+            return "mixup and CutMix need pairs: an even batch and a micro_batch of at least 2"
+        return None
+
+    @combination("data", "train")
+    def _smoothing_keeps_two_classes(self) -> str | None:
+        if self.train.loss == "binary_cross_entropy" and self.data.mixing.label_smoothing > 0:
+            return "mixing.label_smoothing makes every class a target of the binary cross entropy; set it to 0"
+        return None
+
+    @combination("schedule", "optimizer")
+    def _rates_are_in_order(self) -> str | None:
+        if max(self.schedule.start_lr, self.schedule.final_lr) > self.optimizer.lr:
+            return f"start_lr and final_lr are beyond the peak, optimizer.lr {self.optimizer.lr}"
+        return None

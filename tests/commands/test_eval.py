@@ -1,0 +1,65 @@
+"""`lap eval` on a small image run, as a user types it."""
+
+import hashlib
+import json
+
+import pytest
+from image_support import TINY_IMAGES
+from support import lap
+
+from lapcli.recipe import recipe_from_dict, recipe_to_yaml
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory, shared_cache):
+    folder = tmp_path_factory.mktemp("eval")
+    (folder / "tiny.yaml").write_text(recipe_to_yaml(recipe_from_dict(TINY_IMAGES)))
+    runs = folder / "runs"
+    result = lap("train", str(folder / "tiny.yaml"), "--runs-dir", str(runs), cache=shared_cache)
+    assert result.returncode == 0, result.stderr
+    assert "lap eval --run tiny" in result.stdout
+    return runs
+
+
+def evaluated(runs, *arguments):
+    result = lap("eval", "--runs-dir", str(runs), *arguments)
+    assert result.returncode == 0, result.stderr
+    return result
+
+
+def test_the_table_and_what_is_kept(trained):
+    result = evaluated(trained, "--tasks", "top1,top5")
+    weights = trained / "tiny" / "checkpoints" / "step-000010" / "model.safetensors"
+    digest = hashlib.sha256(weights.read_bytes()).hexdigest()
+    assert digest in result.stdout
+    assert digest in result.stderr  # also said before the work starts
+    for word in ("top1", "top5", "95% interval", "359", "builtin"):
+        assert word in result.stdout
+    (kept,) = (trained / "tiny" / "eval").glob("step-000010_top1+top5_*.json")
+    content = json.loads(kept.read_text())
+    assert content["weights_sha256"] == digest
+    assert content["tasks"]["top1"]["count"] == 359
+    last = [json.loads(line) for line in (trained / "tiny" / "metrics.jsonl").read_text().splitlines()][-1]
+    assert content["tasks"]["top1"]["value"] == last["validation_top1"]
+    assert content["tasks"]["top5"]["value"] == last["validation_top5"]
+
+
+def test_one_and_two_processes_and_any_batch_give_the_same(trained):
+    found = [
+        json.loads(evaluated(trained, "--run", "tiny", "--json", *options).stdout)
+        for options in ((), ("--nproc", "2", "--batch", "7"))
+    ]
+    assert found[0] == found[1]
+    assert found[0]["tasks"]["top1"]["count"] == 359
+
+
+def test_wrong_use_is_one_sentence(trained):
+    for arguments, message in (
+        (("--tasks", "topp"), "there are top1, top5"),
+        (("--run", "nothing"), "there is no run nothing"),
+        (("--checkpoint", "7"), "takes last, best or one of the kept steps"),
+    ):
+        result = lap("eval", "--runs-dir", str(trained), *arguments)
+        assert result.returncode == 2
+        assert message in result.stderr
+        assert "Traceback" not in result.stderr

@@ -1,0 +1,99 @@
+"""The paper's ViT: timm's model with the DeiT repository's initial values."""
+
+import pytest
+import timm
+import torch
+from timm.layers import DropPath
+from timm.optim import param_groups_weight_decay
+from torch.utils.flop_counter import FlopCounterMode
+
+from lapcli.models.vit import build_vit, forward_flops, without_decay
+from lapcli.recipe.vision import ViTModel
+
+SMALL = {"layers": 3, "width": 48, "heads": 4, "image": 16, "patch": 4, "classes": 7}
+
+
+@pytest.mark.parametrize("heads", [0, 6, 12])
+@pytest.mark.parametrize(
+    ("sizes", "count"),
+    [
+        ({}, 86_585_320),
+        ({"image": 32, "patch": 4, "classes": 10}, 85_169_674),
+        ({"image": 32, "patch": 4, "classes": 100}, 85_238_884),
+    ],
+)
+def test_parameters_of_the_papers_models(sizes, count, heads):
+    with torch.device("meta"):
+        model = build_vit(ViTModel(**sizes, laplacian_heads=heads))
+    assert sum(p.numel() for p in model.parameters()) == count
+
+
+def test_without_laplacian_heads_it_is_timms_model_to_the_bit():
+    ours = build_vit(ViTModel(**SMALL, drop_path=0.2), seed=0).eval()
+    stock = timm.create_model(
+        "deit3_base_patch16_224",
+        img_size=16,
+        patch_size=4,
+        embed_dim=48,
+        depth=3,
+        num_heads=4,
+        num_classes=7,
+        init_values=1e-4,
+    ).eval()
+    assert list(ours.state_dict()) == list(stock.state_dict())
+    stock.load_state_dict(ours.state_dict())
+    x = torch.randn(5, 3, 16, 16)
+    assert torch.equal(ours(x), stock(x))
+    turned = build_vit(ViTModel(**SMALL, drop_path=0.2, laplacian_heads=4, layer_scale=1.0), seed=0).eval()
+    turned.load_state_dict(ours.state_dict())
+    assert not torch.equal(turned(x), stock(x))
+
+
+def test_initial_values_are_the_repositorys():
+    model = build_vit(ViTModel(**{**SMALL, "width": 768, "heads": 12}), seed=0)
+    assert model.cls_token.std().item() == pytest.approx(0.02, rel=0.1)
+    assert model.pos_embed.std().item() == pytest.approx(0.02, rel=0.1)
+    assert model.pos_embed.shape == (1, 16, 768)  # none for the class token
+    for block in model.blocks:
+        assert torch.equal(block.ls1.gamma, torch.full((768,), 1e-4))
+        assert torch.equal(block.ls2.gamma, torch.full((768,), 1e-4))
+
+
+def test_drop_path_has_one_rate_in_every_block_or_timms():
+    uniform = build_vit(ViTModel(**SMALL, drop_path=0.3))
+    rates = [drop.drop_prob for block in uniform.blocks for drop in (block.drop_path1, block.drop_path2)]
+    assert rates == [0.3] * 6
+    linear = build_vit(ViTModel(**SMALL, drop_path=0.3, drop_path_shape="linear"))
+    rates = [b.drop_path1.drop_prob if isinstance(b.drop_path1, DropPath) else 0.0 for b in linear.blocks]
+    assert rates == pytest.approx([0.0, 0.15, 0.3])
+
+
+def test_the_seed_gives_the_weights_and_the_heads_do_not_matter():
+    torch.manual_seed(5)
+    a = build_vit(ViTModel(**SMALL), seed=1).state_dict()
+    after = torch.rand(1)
+    b = build_vit(ViTModel(**SMALL, laplacian_heads=4), seed=1).state_dict()
+    c = build_vit(ViTModel(**SMALL), seed=2).state_dict()
+    assert all(torch.equal(a[name], b[name]) for name in a)
+    assert not torch.equal(a["head.weight"], c["head.weight"])
+    torch.manual_seed(5)
+    assert torch.equal(after, torch.rand(1))  # nobody else's generator was touched
+
+
+def test_weight_decay_passes_over_what_timm_passes_over():
+    model = build_vit(ViTModel(**SMALL))
+    exempt, decayed = param_groups_weight_decay(model, weight_decay=0.05, no_weight_decay_list=model.no_weight_decay())
+    assert exempt["weight_decay"] == 0.0
+    assert {id(p) for p in exempt["params"]} == {
+        id(p) for name, p in model.named_parameters() if name in without_decay(model)
+    }
+    assert len(decayed["params"]) > 0
+
+
+@pytest.mark.parametrize("sizes", [SMALL, {**SMALL, "image": 32, "mlp_ratio": 2.0}])
+def test_flops_are_what_torch_counts(sizes):
+    section = ViTModel(**sizes)
+    model = build_vit(section)
+    with FlopCounterMode(display=False) as counter, torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH):
+        model(torch.randn(1, 3, section.image, section.image))
+    assert forward_flops(section) == pytest.approx(counter.get_total_flops(), rel=1e-6)

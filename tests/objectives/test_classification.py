@@ -1,0 +1,176 @@
+"""The classification objective: groups, losses, precision, and batches that cannot be shared."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from image_support import image_recipe
+
+from lapcli.data.images import open_images
+from lapcli.errors import UsageError
+from lapcli.models.vit import without_decay
+from lapcli.objectives.classification import Classification, uses_bf16, worker_count
+from lapcli.recipe import RecipeError
+from lapcli.training.distributed import World
+
+ALONE = World(0, 1, torch.device("cpu"))
+
+
+@pytest.fixture(scope="module")
+def data():
+    return open_images(image_recipe().data, 10)
+
+
+def test_epochs_are_whole_batches(data):
+    recipe = image_recipe(train={"steps": None, "epochs": 3.0})
+    objective = Classification(recipe, data, ALONE)
+    assert objective.steps == 3 * (len(data.train) // 16)
+
+
+@pytest.mark.parametrize("loss", ["cross_entropy", "binary_cross_entropy"])
+def test_losses(data, loss):
+    objective = Classification(image_recipe(train={"loss": loss}), data, ALONE)
+    objective.model.eval()
+    images, targets = objective.batch(0, 0)
+    assert (targets > 0).sum(dim=1).max() == 2
+    logits = objective.model(images)
+    if loss == "cross_entropy":
+        expected = -(targets * F.log_softmax(logits, dim=1)).sum(dim=1).mean()
+    else:
+        expected = F.binary_cross_entropy_with_logits(logits, (targets > 0).float())
+    torch.testing.assert_close(objective.loss((images, targets)), expected)
+
+
+def test_decay_is_for_matrices_only(data):
+    objective = Classification(image_recipe(), data, ALONE)
+    weights, rest = objective.parameter_groups()
+    assert (weights.options["weight_decay"], rest.options["weight_decay"]) == (0.02, 0.0)
+    assert set(rest.parameters) == without_decay(objective.model)
+    assert {"pos_embed", "cls_token", "blocks.0.ls1.gamma", "norm.bias"} <= set(rest.parameters)
+    assert weights.kind == "lamb"
+    assert weights.options["max_grad_norm"] == 1.0
+
+
+def test_bf16_runs_on_the_cpu_where_it_is_asked_for(data):
+    recipe = image_recipe(train={"precision": "bf16"})
+    assert uses_bf16(recipe, ALONE.device)
+    assert not uses_bf16(image_recipe(), ALONE.device)
+    assert uses_bf16(image_recipe(), torch.device("cuda"))
+    objective = Classification(recipe, data, ALONE)
+    images, targets = objective.batch(0, 0)
+    seen = []
+    objective.model.blocks[0].attn.register_forward_hook(lambda m, i, out: seen.append(out.dtype))
+    loss = objective.loss((images, targets))
+    loss.backward()
+    assert seen == [torch.bfloat16]
+    assert loss.dtype == torch.float32
+    assert all(p.dtype == p.grad.dtype == torch.float32 for p in objective.model.parameters())
+    full = Classification(image_recipe(), data, ALONE)
+    full.model.eval(), objective.model.eval()
+    assert objective.loss((images, targets)).item() == pytest.approx(full.loss((images, targets)).item(), rel=0.02)
+
+
+def test_accumulation_keeps_the_global_batch(data):
+    """The averaged gradient of two micro-batches is that of one, with the model's own randomness off."""
+    gradients = []
+    for micro_batch in (16, 4):
+        recipe = image_recipe(train={"micro_batch": micro_batch}, model={"drop_path": 0.0})
+        objective = Classification(recipe, data, ALONE)
+        for micro_step in range(objective.batches.accumulation):
+            (objective.loss(objective.batch(1, micro_step)) / objective.batches.accumulation).backward()
+        gradients.append({name: p.grad for name, p in objective.model.named_parameters()})
+    for name in gradients[0]:
+        torch.testing.assert_close(gradients[0][name], gradients[1][name], atol=1e-6, rtol=1e-4)
+
+
+def test_pairs_stay_together(data):
+    odd = Classification(
+        image_recipe(train={"batch": 24, "micro_batch": 3}, data={"mixing": {"group": 8}}), data, ALONE
+    )
+    assert odd.batches.micro_batch == 2
+    with pytest.raises(UsageError, match="cannot be shared evenly by 3 processes"):
+        Classification(image_recipe(), data, World(0, 3, torch.device("cpu")))
+
+
+@pytest.mark.parametrize(
+    ("sections", "message"),
+    [
+        ({"data": {"mixing": {"group": 6}}}, "batch 16 is not a multiple of data.mixing.group 6"),
+        ({"data": {"mixing": {"group": 7}}}, "even number"),
+        ({"train": {"micro_batch": 1}}, "micro_batch of at least 2"),
+        ({"train": {"loss": "binary_cross_entropy"}, "data": {"mixing": {"label_smoothing": 0.1}}}, "label_smoothing"),
+        ({"schedule": {"start_lr": 1.0}}, "beyond the peak"),
+        ({"data": {"augmentation": {"policy": "randm9"}}}, "expected 3a or a policy"),
+        ({"data": {"augmentation": {"color_jitter": 0.3}}}, "switched off by the policy"),
+        ({"data": {"augmentation": {"scale": [0.5, 1.0]}}}, "means nothing without crop: random_resized"),
+        ({"data": {"validation": None}}, "the digits come in one part"),
+        ({"data": {"revision": "main"}}, "only a hub data set"),
+        ({"model": {"patch": 3}}, "8 is not a multiple of patch 3"),
+        ({"model": {"laplacian_heads": 5}}, "0 to 4 can be Laplacian"),
+        ({"data": {"mixing": {"mixup": 0.0, "cutmix": 0.0}}}, "means nothing without mixup or cutmix"),
+    ],
+)
+def test_what_cannot_go_together_is_refused(sections, message):
+    with pytest.raises(RecipeError, match=message):
+        image_recipe(**sections)
+
+
+def test_workers_leave_the_cpu_to_the_model(monkeypatch):
+    recipe = image_recipe()
+    assert worker_count(recipe, torch.device("cpu")) == 0
+    monkeypatch.setattr("os.cpu_count", lambda: 32)
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "4")
+    assert worker_count(recipe, torch.device("cuda")) == 7
+    assert worker_count(image_recipe(data={"workers": 5}), torch.device("cpu")) == 5
+
+
+def test_no_image_is_decoded_twice(data):
+    """Over all processes of a step, mixing included, as many images are opened as the batch has."""
+    opened = []
+
+    class Counted(type(data.train)):
+        def __init__(self, inner):
+            self.__dict__.update(inner.__dict__)
+
+        def image(self, index):
+            opened.append(index)
+            return super().image(index)
+
+    counted = type(data)(Counted(data.train), data.validation, data.description, data.identity)
+    recipe = image_recipe(train={"micro_batch": 4})
+    for rank in range(2):
+        objective = Classification(recipe, counted, World(rank, 2, torch.device("cpu")))
+        for micro_step in range(objective.batches.accumulation):
+            objective.batch(2, micro_step)
+    assert len(opened) == len(set(opened)) == 16
+
+
+def test_an_image_that_breaks_in_the_middle_leaves_a_failed_run(tmp_path):
+    """Read on demand, so that the broken one is met while training: the run says failed, never finished."""
+    import json
+
+    from image_support import write_folder
+    from support import train_here
+
+    from lapcli.errors import DataError
+
+    root = write_folder(tmp_path / "images", {"train": {"a": 20, "b": 20}, "val": {"a": 2, "b": 2}})
+    broken = root / "train" / "b" / "11.png"
+    broken.write_bytes(b"")
+    recipe = image_recipe(
+        model={"classes": 2},
+        data={"train": str(root), "validation": None, "decoded_gigabytes": 0.0, "workers": 1},
+        train={"steps": 30},
+    )
+    # The sample that is judged by its size must not be the broken one.
+    from lapcli.data import image_set
+
+    image_set_sample, image_set.SAMPLED_IMAGES = image_set.SAMPLED_IMAGES, 2
+    try:
+        with pytest.raises(DataError, match=r"b/11\.png cannot be decoded"):
+            train_here(recipe, tmp_path / "runs")
+    finally:
+        image_set.SAMPLED_IMAGES = image_set_sample
+    info = json.loads((tmp_path / "runs" / "run" / "run.json").read_text())
+    assert info["status"] == "failed"
+    assert "11.png" in info["failure"]
+    assert not (tmp_path / "runs" / "run" / "summary.json").exists()

@@ -1,0 +1,88 @@
+"""The paper's image recipes say what its table `tab:training_recipe` says."""
+
+from pathlib import Path
+
+import pytest
+
+from lapcli.planning import plan_training
+from lapcli.recipe import load_recipe, recipe_to_dict
+
+RECIPES = Path(__file__).parent.parent.parent / "recipes"
+HEADS = (0, 3, 6, 9, 11, 12)
+# Rows of the table: CIFAR-10, CIFAR-100, ImageNet.
+TABLE = {
+    "train.loss": ("cross_entropy", "cross_entropy", "binary_cross_entropy"),
+    "optimizer.name": ("adamw", "adamw", "lamb"),
+    "optimizer.betas": ([0.9, 0.99], [0.9, 0.99], [0.9, 0.999]),
+    "schedule.start_lr": (3e-6, 3e-6, 1e-3),
+    "optimizer.lr": (3e-4, 3e-4, 3e-3),
+    "schedule.final_lr": (0.0, 0.0, 1e-6),
+    "optimizer.weight_decay": (0.05, 0.05, 0.02),
+    "model.drop_path": (0.1, 0.1, 0.3),
+    "train.batch": (512, 512, 2048),
+    "optimizer.clip": (1.0, 1.0, 1.0),
+    "schedule.warmup_epochs": (5, 5, 5),
+    "data.augmentation.policy": ("rand-m9-mstd0.5-inc1", "rand-m9-mstd0.5-inc1", "3a"),
+    "data.mixing.mixup": (0.8, 0.8, 0.8),
+    "data.mixing.probability": (1.0, 1.0, 1.0),
+    "model.image": (32, 32, 224),
+    "model.patch": (4, 4, 16),
+    "train.precision": ("float32", "float32", "auto"),
+    "train.epochs": (300, 300, 300),
+    "model.classes": (10, 100, 1000),
+    "model.layers": (12, 12, 12),
+    "model.heads": (12, 12, 12),
+    "model.width": (768, 768, 768),
+}
+
+
+def value(recipe, key):
+    found = recipe_to_dict(recipe)
+    for part in key.split("."):
+        found = found[part]
+    return found
+
+
+@pytest.mark.parametrize(("column", "name"), [(0, "cifar10"), (1, "cifar100"), (2, "imagenet")])
+def test_table_4(column, name):
+    recipe = load_recipe(RECIPES / f"vitb_{name}.yaml")
+    assert {key: value(recipe, key) for key in TABLE} == {key: row[column] for key, row in TABLE.items()}
+    assert recipe.data.mixing.group == recipe.train.batch // 4  # the share of one of the paper's 4 GPUs
+
+
+@pytest.mark.parametrize("name", ["cifar10", "cifar100", "imagenet"])
+def test_every_number_of_heads_is_two_lines(name):
+    base = recipe_to_dict(load_recipe(RECIPES / f"vitb_{name}.yaml"))
+    for heads in HEADS:
+        path = RECIPES / f"vitb_{name}_{heads}L.yaml"
+        assert len(path.read_text().splitlines()) == 2
+        found = recipe_to_dict(load_recipe(path))
+        assert found["model"].pop("laplacian_heads") == heads
+        assert {**found, "model": {**found["model"], "laplacian_heads": 0}} == base
+
+
+def test_the_second_reading_of_imagenet():
+    assert load_recipe(RECIPES / "vitb_imagenet_dp04.yaml").model.drop_path == 0.4
+    assert load_recipe(RECIPES / "vitb_imagenet_3L.yaml", ["model.drop_path=0.4"]).model.drop_path == 0.4
+
+
+@pytest.mark.parametrize(
+    ("name", "parameters", "steps"),
+    [
+        ("vitb_imagenet_12L", 86_585_320, 187_500),
+        ("vitb_cifar10_3L", 85_169_674, 29_100),
+        ("vitb_cifar100_0L", 85_238_884, 29_100),
+    ],
+)
+def test_plans(name, parameters, steps):
+    plan = plan_training(load_recipe(RECIPES / f"{name}.yaml"), processes=4)
+    assert (plan.parameters, plan.steps) == (parameters, steps)
+    assert plan.micro_batch * plan.accumulation * plan.processes == plan.batch
+    assert f"{parameters:,}" in plan.to_text()
+
+
+def test_the_small_vit_has_about_a_million_parameters():
+    for overrides in ([], ["model.laplacian_heads=4"]):
+        plan = plan_training(load_recipe(RECIPES / "vit_cifar10_small.yaml", overrides))
+        assert 1.0e6 < plan.parameters < 1.3e6
+        assert len(plan.laplacian_heads) == 6
