@@ -8,6 +8,8 @@ import typer
 from lapcli import __version__
 from lapcli.commands.fetch import EXAMPLES as FETCH_EXAMPLES
 from lapcli.commands.fetch import fetch
+from lapcli.commands.sft import EXAMPLES as SFT_EXAMPLES
+from lapcli.commands.sft import sft
 from lapcli.commands.train import EXAMPLES as TRAIN_EXAMPLES
 from lapcli.commands.train import train
 from lapcli.errors import Interrupted, LapError, UsageError
@@ -39,6 +41,7 @@ def options(
 
 
 app.command(epilog=TRAIN_EXAMPLES)(train)
+app.command(epilog=SFT_EXAMPLES)(sft)
 app.command(epilog=FETCH_EXAMPLES)(fetch)
 
 

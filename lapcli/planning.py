@@ -11,7 +11,7 @@ from lapcli.models.gpt import GPT
 from lapcli.objectives.batching import plan_batches
 from lapcli.objectives.language_model import gpt_config, parameter_groups
 from lapcli.objectives.objective import ParameterGroup
-from lapcli.recipe.schema import BaseRecipe, LanguageModelRecipe
+from lapcli.recipe.schema import AnyRecipe, LanguageModelRecipe
 from lapcli.training.distributed import pick_device
 
 
@@ -67,7 +67,7 @@ class Plan:
         )
 
 
-def plan_training(recipe: BaseRecipe, processes: int = 1) -> Plan:
+def plan_training(recipe: AnyRecipe, processes: int = 1) -> Plan:
     """The plan of any recipe on that many processes."""
     if not isinstance(recipe, LanguageModelRecipe):
         raise UsageError(f"objective {recipe.objective} cannot be planned yet")

@@ -14,8 +14,10 @@ from lapcli.data.tokens import prepare_text
 from lapcli.errors import Interrupted, LapError, UsageError
 from lapcli.objectives.language_model import LanguageModel
 from lapcli.objectives.objective import Objective
+from lapcli.recipe.chat import ChatStageRecipe
 from lapcli.recipe.schema import BaseRecipe, LanguageModelRecipe
 from lapcli.runs import Run, open_run, read_run, write_summary
+from lapcli.training.chat_start import build_chat
 from lapcli.training.distributed import World, join_world, leave_world
 from lapcli.training.loop import Loop
 
@@ -24,14 +26,21 @@ def train_recipe(recipe: BaseRecipe, *, runs_dir: Path, name: str, fresh: bool =
     """Trains the run of that name to its end; a finished one is returned as it is."""
     world = join_world(recipe.train.device)
     try:
-        run = _open_together(world, runs_dir, name, recipe, fresh)
-        try:
-            if not run.is_finished:
-                _train(recipe, run, world, console)
-        finally:
-            run.unlock()
+        return train_in_world(world, recipe, runs_dir=runs_dir, name=name, fresh=fresh, console=console)
     finally:
         leave_world()
+
+
+def train_in_world(
+    world: World, recipe: BaseRecipe, *, runs_dir: Path, name: str, fresh: bool = False, console: Console
+) -> Run:
+    """The same for processes that have met already, who may train several runs one after the other."""
+    run = _open_together(world, runs_dir, name, recipe, fresh)
+    try:
+        if not run.is_finished:
+            _train(recipe, run, world, console)
+    finally:
+        run.unlock()
     return run
 
 
@@ -72,6 +81,8 @@ def _train(recipe: BaseRecipe, run: Run, world: World, console: Console) -> None
 
 def _build(recipe: BaseRecipe, world: World, run: Run) -> tuple[Objective, dict[str, Any]]:
     """The objective, and what `run.json` says of its data."""
+    if isinstance(recipe, ChatStageRecipe):
+        return build_chat(recipe, world, run)
     if not isinstance(recipe, LanguageModelRecipe):
         raise UsageError(f"objective {recipe.objective} cannot be trained yet")
     with shown_progress() if world.is_main else nullcontext() as progress:
