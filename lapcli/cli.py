@@ -6,6 +6,8 @@ from typing import Annotated
 import typer
 
 from lapcli import __version__
+from lapcli.commands.chat import EXAMPLES as CHAT_EXAMPLES
+from lapcli.commands.chat import chat
 from lapcli.commands.fetch import EXAMPLES as FETCH_EXAMPLES
 from lapcli.commands.fetch import fetch
 from lapcli.commands.sft import EXAMPLES as SFT_EXAMPLES
@@ -42,6 +44,7 @@ def options(
 
 app.command(epilog=TRAIN_EXAMPLES)(train)
 app.command(epilog=SFT_EXAMPLES)(sft)
+app.command(epilog=CHAT_EXAMPLES)(chat)
 app.command(epilog=FETCH_EXAMPLES)(fetch)
 
 

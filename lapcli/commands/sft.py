@@ -25,7 +25,9 @@ lap sft recipes/chat561m.yaml --dry-run
 
 def sft(
     recipe: options.Recipe,
-    run: Annotated[str | None, typer.Option("--run", help="Pretrained run; by default the newest finished one.")] = None,
+    run: Annotated[
+        str | None, typer.Option("--run", help="Pretrained run; by default the newest finished one.")
+    ] = None,
     stage: Annotated[Literal["midtrain", "sft"] | None, typer.Option("--stage", help="Do one stage alone.")] = None,
     set_: options.Set = None,
     data: options.Data = None,

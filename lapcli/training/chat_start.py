@@ -28,7 +28,9 @@ def build_chat(recipe: ChatStageRecipe, world: World, run: Run) -> tuple[Chat, d
     own = run.path / TOKENIZER
     tokenizer = Tokenizer.from_file(own if own.is_file() else before / TOKENIZER)
     if tokenizer.vocab_size != recipe.tokenizer.vocab:
-        raise DataError(f"{before / TOKENIZER} has {tokenizer.vocab_size:,} tokens, its model {recipe.tokenizer.vocab:,}")
+        raise DataError(
+            f"{before / TOKENIZER} has {tokenizer.vocab_size:,} tokens, its model {recipe.tokenizer.vocab:,}"
+        )
     with shown_progress() if world.is_main else nullcontext() as progress:
         data = prepare_chat(recipe, tokenizer, progress)
     if world.is_main and not own.is_file():

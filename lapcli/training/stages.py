@@ -51,9 +51,7 @@ def train_stages(
                 raise UsageError(f"{start.path} is no run of a GPT; use --run")
             place = start.name if start.path.parent.resolve() == runs_dir.resolve() else str(start.path.resolve())
             staged = stage_recipe(recipe, stage, start.recipe, place, str(start.info["weights_sha256"]))
-            run = train_in_world(
-                world, staged, runs_dir=runs_dir, name=f"{name}-{stage}", fresh=fresh, console=console
-            )
+            run = train_in_world(world, staged, runs_dir=runs_dir, name=f"{name}-{stage}", fresh=fresh, console=console)
             start = read_run(run.path)
             runs.append(start)
     finally:

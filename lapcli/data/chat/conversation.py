@@ -77,10 +77,10 @@ def _parts(content: Any, role: str, number: int) -> tuple[Part, ...]:
         raise Malformed(f"the content of message {number} is not text")
     parts = []
     for part in content:
-        kind, text = (part.get("type"), part.get("text")) if isinstance(part, Mapping) else (None, None)
+        kind: Any = part.get("type") if isinstance(part, Mapping) else None
         if kind not in get_args(PartKind):
             raise Malformed(f"message {number} has a part of type {str(kind)[:30]!r}")
-        if not isinstance(text, str):
+        if not isinstance(text := part.get("text"), str):
             raise Malformed(f"message {number} has a part without text")
         parts.append(Part(kind, text))
     return tuple(parts)

@@ -5,6 +5,9 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from lapcli.data.chat.prepared import rows_at_hand
+from lapcli.data.chat.sources import source_files
+from lapcli.data.corpus import Progress
+from lapcli.files import sha256_of_file
 from lapcli.recipe.chat import ChatRecipe, DataSet, Stage
 
 
@@ -48,6 +51,25 @@ class StageCounts:
 
 def count_stages(recipe: ChatRecipe) -> list[StageCounts]:
     return [_count_stage(name, stage) for name, stage in recipe.stages.given().items()]
+
+
+def fetch_data_sets(recipe: ChatRecipe, progress: Progress | None = None) -> list[dict[str, Any]]:
+    """Downloads what the mixtures need and is not here; one line a data set."""
+    rows: dict[tuple, dict[str, Any]] = {}
+    for stage in recipe.stages.given().values():
+        for data_set in (*stage.mixture, *stage.validation.mixture):
+            key = (data_set.format, data_set.source, str(data_set.files), data_set.revision)
+            files = [] if data_set.source in ("builtin", "system") else source_files(data_set, progress) or []
+            found = rows_at_hand(data_set) or 0
+            before = rows.get(key, {"rows": 0})
+            rows[key] = {
+                "name": data_set.name,
+                "source": data_set.source,
+                "rows": max(found, before["rows"]),
+                "bytes": sum(path.stat().st_size for path in files),
+                "sha256": [sha256_of_file(path) for path in files],
+            }
+    return list(rows.values())
 
 
 def _count_stage(name: str, stage: Stage) -> StageCounts:

@@ -88,7 +88,10 @@ class Mixture:
 
     def _gather(self, of_sets: Sequence[np.ndarray]) -> np.ndarray:
         return np.concatenate(
-            [np.tile(values[part.chosen], part.data_set.repeats) for part, values in zip(self.parts, of_sets, strict=True)]
+            [
+                np.tile(values[part.chosen], part.data_set.repeats)
+                for part, values in zip(self.parts, of_sets, strict=True)
+            ]
         )
 
 

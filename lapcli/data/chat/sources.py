@@ -85,7 +85,7 @@ def with_local_data(recipe: ChatRecipe, folder: Path) -> ChatRecipe:
 
     if not folder.is_dir():
         raise DataError(f"--data {folder} is no folder; it holds copies of the data sets, by their names")
-    stages = {name: stage(given) for name, given in recipe.stages.given().items()}
+    stages: dict[str, Stage] = {str(name): stage(given) for name, given in recipe.stages.given().items()}
     return recipe.model_copy(update={"stages": recipe.stages.model_copy(update=stages)})
 
 

@@ -90,9 +90,7 @@ def spelling_bee(words: Sequence[str], number: int, split: str = "train") -> lis
     if draw.random() < 0.3:
         template = template.lower()
     letter_quote, word_quote = draw.choice(_QUOTES), draw.choice(_QUOTES)
-    question = template.format(
-        letter=f"{letter_quote}{letter}{letter_quote}", word=f"{word_quote}{word}{word_quote}"
-    )
+    question = template.format(letter=f"{letter_quote}{letter}{letter_quote}", word=f"{word_quote}{word}{word_quote}")
     if draw.random() < 0.5:
         question += "?"
     return question_and_answer(question, *_answer(word, letter))

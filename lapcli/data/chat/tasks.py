@@ -58,16 +58,16 @@ def _read_choices(row: Any) -> tuple[str, list[str], list[str], str]:
         row = row["train"]
     question = row.get("question") if isinstance(row, Mapping) else None
     if isinstance(question, Mapping):  # AI2's own file of ARC
-        given = question.get("choices") or []
-        if not isinstance(given, Sequence) or not all(isinstance(choice, Mapping) for choice in given):
+        pairs = question.get("choices") or []
+        if not isinstance(pairs, Sequence):
             raise Malformed("no list of choices")
-        texts, labels = ([_text(choice, key) for choice in given] for key in ("text", "label"))
+        texts, labels = ([_text(choice, key) for choice in pairs] for key in ("text", "label"))
         return _text(question, "stem"), texts, labels, _text(row, "answerKey")
-    choices = row.get("choices") if isinstance(row, Mapping) else None
-    if isinstance(choices, Mapping):  # the hub's ARC
-        texts, labels = (_texts(choices.get(key)) for key in ("text", "label"))
+    given = row.get("choices") if isinstance(row, Mapping) else None
+    if isinstance(given, Mapping):  # the hub's ARC
+        texts, labels = (_texts(given.get(key)) for key in ("text", "label"))
         return _text(row, "question"), texts, labels, _text(row, "answerKey")
-    texts = _texts(choices)  # the hub's MMLU
+    texts = _texts(given)  # the hub's MMLU
     answer = row.get("answer")
     if not isinstance(answer, int) or not 0 <= answer < len(texts):
         raise Malformed(f"the answer {str(answer)[:20]!r} is no number of a choice")
