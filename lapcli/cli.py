@@ -14,6 +14,7 @@ from lapcli.commands.sft import EXAMPLES as SFT_EXAMPLES
 from lapcli.commands.sft import sft
 from lapcli.commands.train import EXAMPLES as TRAIN_EXAMPLES
 from lapcli.commands.train import train
+from lapcli.environment import wait_politely
 from lapcli.errors import Interrupted, LapError, UsageError
 
 app = typer.Typer(
@@ -50,6 +51,7 @@ app.command(epilog=FETCH_EXAMPLES)(fetch)
 
 def main() -> None:
     """Runs a command; an error that a user can cause is one message on stderr and an exit code, never a traceback."""
+    wait_politely()
     try:
         app()
     except LapError as error:

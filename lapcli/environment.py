@@ -5,11 +5,20 @@ LAP_CACHE       tokenizers, tokenised text, decoded images   (default `$XDG_CACH
 LAP_TEST_DATA   real benchmark files for the tests           (default none: those tests skip)
 
 Others' variables are honoured where they mean something here: HF_HOME, HF_ENDPOINT, HF_HUB_OFFLINE, NO_COLOR,
-OMP_NUM_THREADS, and torchrun's RANK, LOCAL_RANK, WORLD_SIZE.
+OMP_NUM_THREADS, OMP_WAIT_POLICY, and torchrun's RANK, LOCAL_RANK, WORLD_SIZE.
 """
 
 import os
 from pathlib import Path
+
+
+def wait_politely() -> None:
+    """Idle CPU threads sleep instead of spinning; has to be said before torch is imported.
+
+    With another program on the machine, a thread that spins keeps the one it waits for off its core: a small model
+    then trains fifty times slower. OMP_WAIT_POLICY=ACTIVE has it the other way.
+    """
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 
 def runs_dir() -> Path:

@@ -5,8 +5,9 @@ from pathlib import Path
 
 import pytest
 
-# Before torch is imported: more threads than cores spin for seconds when the machine is busy.
+# Before torch is imported: threads that wait actively starve each other when the machine is busy.
 os.environ.setdefault("OMP_NUM_THREADS", "2")
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 ROOT = Path(__file__).parent.parent
 _with_real_data: set[str] = set()

@@ -57,7 +57,7 @@ def tiny_recipe(text: Path, **sections: dict[str, Any]):
 
 def write_text(path: Path) -> Path:
     """A few hundred lines with some structure to learn."""
-    words = "the cat sat on a mat while one dog ran round and round it".split()
+    words = ["the", "cat", "sat", "on", "a", "mat", "while", "one", "dog", "ran", "round", "and", "round", "it"]
     lines = [" ".join(words[(i * i + j * (i % 5 + 1)) % len(words)] for j in range(12)) for i in range(600)]
     path.write_text("\n".join(lines), encoding="utf-8")
     return path
@@ -157,3 +157,20 @@ def die_in_update(step: int) -> None:
         before(self)
 
     Optimizers.step = update
+
+
+def run_main(capsys: Any, *arguments: str) -> tuple[int, str, str]:
+    """The command in this process: exit code, stdout, stderr."""
+    from unittest.mock import patch
+
+    from lapcli.cli import main
+
+    capsys.readouterr()
+    code: Any = 0
+    with patch.object(sys, "argv", ["lap", *arguments]):
+        try:
+            main()
+        except SystemExit as stopped:
+            code = stopped.code
+    out, err = capsys.readouterr()
+    return int(code or 0), out, err

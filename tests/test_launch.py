@@ -115,7 +115,7 @@ def test_two_ranks_take_different_halves_of_the_same_batch(text, tmp_path):
             for position in range(plan.first(micro_step, rank), plan.first(micro_step, rank) + plan.micro_batch)
         ]
         assert taken == list(range(8))
-    with pytest.raises(UsageError, match="train.batch=9"):
+    with pytest.raises(UsageError, match=r"train\.batch=9"):
         plan_batches(8, 4, 3)
     recipe = tiny_recipe(text)
     assert plan_batches(recipe.train.batch, 3, 1).micro_batch == 2  # the largest within 3 that divides 8

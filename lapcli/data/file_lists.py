@@ -9,6 +9,8 @@ from lapcli.errors import DataError
 
 #: What a text source is read from, by the end of the name.
 SUFFIXES = (".parquet", ".jsonl", ".jsonl.gz", ".txt", ".txt.gz")
+#: Read when it is named, but not taken from a folder, where it is mostly about the data.
+ONLY_BY_NAME = (".md",)
 
 RANGE = re.compile(r"\{(\d{1,12})\.\.(\d{1,12})\}")
 MOST_FILES = 1_000_000
@@ -70,7 +72,7 @@ def check_file_list(names: Sequence[str]) -> None:
     """Refuse what cannot be read, and a file named twice: it could be trained on and validated on."""
     seen: set[str] = set()
     for name in names:
-        if not name.endswith(SUFFIXES):
+        if not name.endswith(SUFFIXES + ONLY_BY_NAME):
             raise DataError(f"data.files: {name} is of no kind that is read here ({', '.join(SUFFIXES)})")
         if name in seen:
             raise DataError(f"data.files: {name} is named twice; validation would not be held out")

@@ -28,7 +28,7 @@ def read_batches(path: Path, *, name: str, column: str, separator: str | None) -
 
 
 def is_text(name: str) -> bool:
-    return name.endswith((".txt", ".txt.gz"))
+    return name.endswith((".txt", ".txt.gz", ".md"))
 
 
 def _parquet(path: Path, name: str, column: str) -> Iterator[Batch]:

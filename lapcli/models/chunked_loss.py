@@ -7,12 +7,13 @@ chunks, and since the loss is a scalar each chunk's gradients are taken on the s
 
     dloss/dlogit = (softmax(z) - onehot) (1 - (z/c)^2)
 
-so the work is the plain loss's three matrix products and the memory is two chunks. |z| <= c, so exp needs no maximum
+so the work is the plain loss's three matrix products and the memory is one chunk. |z| <= c, so exp needs no maximum
 subtracted.
 
 Shapes: N tokens, D width, V vocabulary, R rows of a chunk.
 """
 
+import math
 from collections.abc import Callable
 from typing import Any, Literal
 
@@ -29,6 +30,8 @@ LARGEST_SOFTCAP = 50.0
 # fewer rows than 256 would wait for the weights.
 _CHUNK_ELEMENTS = {"cpu": 2**22, "cuda": 2**27}
 _FEWEST_ROWS = 256
+# Elements that the elementwise work of a chunk takes at once.
+_BLOCK_ELEMENTS = {"cpu": 2**18}
 
 
 def softcapped_cross_entropy(
@@ -80,45 +83,54 @@ def _each(x_ND: Tensor, weight_VD: Tensor, targets_N: Tensor, softcap: float) ->
     return losses_N
 
 
-def _losses_and_gradients(
-    t_RV: Tensor, e_RV: Tensor, targets_R: Tensor, softcap: float, scale: Tensor
-) -> tuple[Tensor, Tensor]:
-    """From logits / softcap in `t` (overwritten; `e` is scratch): each row's loss, and dloss/dlogits times `scale`."""
-    t_RV.tanh_()
-    counts_R = targets_R >= 0
-    target_R1 = targets_R.clamp(min=0)[:, None]
-    z_target_R = t_RV.gather(1, target_R1)[:, 0] * softcap
-    torch.mul(t_RV, softcap, out=e_RV).exp_()
-    sum_R = e_RV.sum(1)
-    losses_R = torch.where(counts_R, sum_R.log() - z_target_R, 0.0)
-    weight_R = torch.where(counts_R, scale, 0.0).to(t_RV.dtype)
-    e_RV.mul_((weight_R / sum_R)[:, None])
-    e_RV.scatter_add_(1, target_R1, -weight_R[:, None])
-    t_RV.mul_(t_RV)
-    return losses_R, e_RV.addcmul_(e_RV, t_RV, value=-1)
+def _losses_and_gradients(u_RV: Tensor, targets_R: Tensor, softcap: float, scale: Tensor) -> Tensor:
+    """From u = 2 logits / softcap each row's loss; `u` is overwritten with dloss/dlogits times `scale`.
+
+    A few rows at a time, which stay in the cache. With s = sigmoid(u), tanh(u/2) = 2 s - 1 and 1 - tanh(u/2)^2 =
+    4 s (1 - s): sigmoid and exp2 take a third of the time of tanh and half of that of exp.
+    """
+    losses_R = u_RV.new_empty(len(u_RV))
+    size = max(1, _BLOCK_ELEMENTS.get(u_RV.device.type, u_RV.numel()) // u_RV.shape[1])
+    s_RV = u_RV.new_empty(min(size, len(u_RV)), u_RV.shape[1])
+    # exp(z) = exp2(2 cap s - cap) with the cap of base 2
+    cap = softcap * math.log2(math.e)
+    minus_cap = u_RV.new_full((), -cap)
+    for first in range(0, len(u_RV), size):
+        rows = slice(first, first + size)
+        e = u_RV[rows]
+        targets = targets_R[rows]
+        counts, target_1 = targets >= 0, targets.clamp(min=0)[:, None]
+        s = torch.sigmoid(e, out=s_RV[: len(e)])
+        z_target = softcap * (2 * s.gather(1, target_1)[:, 0] - 1)
+        torch.add(minus_cap, s, alpha=2 * cap, out=e).exp2_()
+        sums = e.sum(1)
+        losses_R[rows] = torch.where(counts, sums.log() - z_target, 0.0)
+        weight = torch.where(counts, 4 * scale, 0.0)
+        e.mul_((weight / sums)[:, None]).scatter_add_(1, target_1, -weight[:, None])
+        e.mul_(s.addcmul_(s, s, value=-1))
+    return losses_R
 
 
-def _losses_and_gradients_fused(
-    t_RV: Tensor, e_RV: Tensor, targets_R: Tensor, softcap: float, scale: Tensor
-) -> tuple[Tensor, Tensor]:
+def _losses_and_gradients_fused(u_RV: Tensor, targets_R: Tensor, softcap: float, scale: Tensor) -> Tensor:
     """The same written without in-place steps, which the compiler turns into two loops over the chunk."""
-    t_RV = t_RV.tanh()
+    t_RV = (u_RV / 2).tanh()
     counts_R = targets_R >= 0
     target_R1 = targets_R.clamp(min=0)[:, None]
     z_target_R = t_RV.gather(1, target_R1)[:, 0] * softcap
     sum_R = (t_RV * softcap).exp().sum(1)
     losses_R = torch.where(counts_R, sum_R.log() - z_target_R, 0.0)
-    weight_R = torch.where(counts_R, scale, 0.0).to(t_RV.dtype)
+    weight_R = torch.where(counts_R, scale, 0.0)
     ids_V = torch.arange(t_RV.shape[1], device=t_RV.device)
     onehot_RV = (ids_V == target_R1).to(t_RV.dtype)
     softmax_RV = (t_RV * softcap).exp() / sum_R[:, None]
-    return losses_R, (softmax_RV - onehot_RV) * (1 - t_RV * t_RV) * weight_R[:, None]
+    u_RV.copy_((softmax_RV - onehot_RV) * (1 - t_RV * t_RV) * weight_R[:, None])
+    return losses_R
 
 
-_compiled: Callable[..., tuple[Tensor, Tensor]] | None = None
+_compiled: Callable[..., Tensor] | None = None
 
 
-def _compiled_losses_and_gradients() -> Callable[..., tuple[Tensor, Tensor]]:
+def _compiled_losses_and_gradients() -> Callable[..., Tensor]:
     global _compiled
     if _compiled is None:
         _compiled = torch.compile(_losses_and_gradients_fused, dynamic=False)
@@ -139,17 +151,16 @@ class _ChunkedLoss(torch.autograd.Function):
         step = _compiled_losses_and_gradients() if compiled else _losses_and_gradients
         chunks = _chunks(x_ND, len(w_VD))
         size = (chunks[0].stop, len(w_VD)) if chunks else (0, 0)
-        buffer_RV, scratch_RV = (torch.empty(size, dtype=dtype, device=x_ND.device) for _ in range(2))
+        buffer_RV = torch.empty(size, dtype=dtype, device=x_ND.device)
         for rows in chunks:
             x_RD = x_ND[rows]
-            t_RV, e_RV = buffer_RV[: len(x_RD)], scratch_RV[: len(x_RD)]
+            u_RV = buffer_RV[: len(x_RD)]
             if same:  # the division by the cap rides on the matrix product
-                torch.addmm(t_RV, x_RD, w_VD.t(), beta=0, alpha=1 / softcap, out=t_RV)
+                torch.addmm(u_RV, x_RD, w_VD.t(), beta=0, alpha=2 / softcap, out=u_RV)
             else:
-                t_RV.copy_(F.linear(x_RD, w_VD)).div_(softcap)
-            losses_R, dlogits_RV = step(t_RV, e_RV, targets_N[rows], softcap, scale)
-            total += losses_R.sum()
-            dlogits_RV = dlogits_RV.to(x_ND.dtype)
+                u_RV.copy_(F.linear(x_RD, w_VD)).mul_(2 / softcap)
+            total += step(u_RV, targets_N[rows], softcap, scale).sum()
+            dlogits_RV = u_RV.to(x_ND.dtype)
             torch.mm(dlogits_RV, w_VD, out=dx_ND[rows])
             if same:
                 dw_VD.addmm_(dlogits_RV.t(), x_RD)

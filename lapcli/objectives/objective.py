@@ -1,4 +1,4 @@
-"""What an objective gives the training loop. The loop owns the rest: accumulation, precision of the clock, clipping,
+"""What an objective gives the training loop. The loop owns the rest: accumulation, clipping,
 schedules, checkpoints, signals, metrics and progress are the same for all of them."""
 
 from collections.abc import Callable, Mapping

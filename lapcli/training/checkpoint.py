@@ -1,8 +1,8 @@
 """Checkpoints: `checkpoints/step-000500/` with `model.safetensors`, `optimizer.safetensors` and `state.json`.
 
 Written to a temporary folder, flushed, then renamed: a checkpoint is there whole or not at all. `state.json` holds the
-sha256 of the other files and of itself; a damaged checkpoint is named and the one before it is used. Only safetensors and JSON, so
-that loading somebody's checkpoint cannot run code.
+sha256 of the other files and of itself; a damaged checkpoint is named and the one before it is used. Only safetensors
+and JSON, so that loading somebody's checkpoint cannot run code.
 """
 
 import hashlib

@@ -53,7 +53,7 @@ class Loop:
         self._resume()
         first, steps = self.step, self.objective.steps
         with (
-            stop_on_signal() as stop,
+            stop_on_signal(self._stopping) as stop,
             StepProgress(self.console, first, steps, self.objective.unit, self.world.is_main) as progress,
         ):
             self._validate_if_due(stop, progress)
@@ -91,9 +91,10 @@ class Loop:
             total += loss.detach()
         mean_loss = self.world.sum([float(total) / accumulation])[0] / self.world.size
         if not math.isfinite(mean_loss):
-            raise self._diverged(step, mean_loss)
-
+            raise self._diverged(step, "loss", mean_loss)
         gradient_norm = self._clip()
+        if not math.isfinite(gradient_norm):
+            raise self._diverged(step, "norm of the gradient", gradient_norm)
         self.optimizers.step()
         self.optimizers.zero_grad()
         self.objective.after_step(step)
@@ -201,12 +202,16 @@ class Loop:
             "saved. Run the same command to go on."
         )
 
-    def _diverged(self, step: int, loss: float) -> LapError:
+    def _diverged(self, step: int, what: str, value: float) -> LapError:
         last = self.saved.path if self.saved else "none, the run had not saved yet"
         return LapError(
-            f"the loss is {loss} at step {step + 1}, in {self.objective.describe_batch(step)}; nothing was updated. "
+            f"the {what} is {value} at step {step + 1}, in {self.objective.describe_batch(step)}; nothing was updated. "
             f"Last good checkpoint: {last}. Lower the learning rate or look at that batch."
         )
+
+    def _stopping(self, name: str) -> None:
+        if self.world.is_main:
+            self.console.print(f"{name}: finishing the step and saving; Ctrl-C again stops at once", highlight=False)
 
     def _warn(self, text: str) -> None:
         self.console.print(f"[yellow]warning:[/yellow] {text}", highlight=False)

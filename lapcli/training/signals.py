@@ -1,7 +1,7 @@
 """SIGTERM, SIGINT and SIGUSR1 ask a run to stop: it finishes its step, saves, and exits with 75."""
 
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
 
@@ -11,8 +11,9 @@ ASKING = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
 class StopRequest:
     """Whether a signal came. A second Ctrl-C stops at once."""
 
-    def __init__(self) -> None:
+    def __init__(self, announce: Callable[[str], None]) -> None:
         self.name: str | None = None
+        self._announce = announce
 
     def __bool__(self) -> bool:
         return self.name is not None
@@ -20,13 +21,15 @@ class StopRequest:
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
         if self.name is not None and number == signal.SIGINT:
             raise KeyboardInterrupt
-        self.name = signal.Signals(number).name
+        first, self.name = self.name is None, signal.Signals(number).name
+        if first:
+            self._announce(self.name)
 
 
 @contextmanager
-def stop_on_signal() -> Iterator[StopRequest]:
+def stop_on_signal(announce: Callable[[str], None]) -> Iterator[StopRequest]:
     """Handles the signals inside the block; outside the main thread Python cannot, and nothing is caught."""
-    request = StopRequest()
+    request = StopRequest(announce)
     before = {}
     try:
         for number in ASKING:

@@ -56,5 +56,5 @@ def test_nothing_there_is_an_error_that_says_where(folder, where, files):
 def test_twice_the_same_file_and_unknown_kinds_are_refused():
     with pytest.raises(DataError, match=r"b.txt is named twice"):
         check_file_list(["a.txt", "b.txt", "b.txt"])
-    with pytest.raises(DataError, match=r"notes.md is of no kind"):
-        check_file_list(["notes.md"])
+    with pytest.raises(DataError, match=r"notes.csv is of no kind"):
+        check_file_list(["notes.csv"])

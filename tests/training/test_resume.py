@@ -131,6 +131,32 @@ def test_a_signal_saves_and_exits_with_75(uninterrupted, tmp_path, shared_cache,
     assert numbers(tmp_path) == numbers(reference)
 
 
+def test_a_signal_while_validating_loses_nothing(uninterrupted, tmp_path, shared_cache):
+    recipe, reference = uninterrupted
+    assert exit_code(start_child(recipe, tmp_path, shared_cache, _ask_to_stop_in_validation, 2)) == 75
+    info = json.loads((tmp_path / "run" / "run.json").read_text())
+    assert (info["status"], info["step"]) == ("interrupted", 4)  # saved for the purpose: every third step is
+    assert exit_code(start_child(recipe, tmp_path, shared_cache)) == 0
+    assert_same_bits(final_state(tmp_path), final_state(reference))
+    assert numbers(tmp_path) == numbers(reference)
+
+
+def _ask_to_stop_in_validation(times):
+    from lapcli.objectives.language_model import LanguageModel
+
+    before = LanguageModel.validate
+    done = 0
+
+    def validate(self, is_interrupted):
+        nonlocal done
+        done += 1
+        if done == times:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return before(self, is_interrupted)
+
+    LanguageModel.validate = validate
+
+
 def _ask_to_stop_in_update(step, number):
     from lapcli.training.optimizers import Optimizers
 

@@ -1,0 +1,191 @@
+"""The command line: help, streams, exit codes, second starts. In this process, except where a process is the point."""
+
+import json
+import re
+import subprocess
+import sys
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from support import ROOT, lap, run_main, write_text
+
+QUICKSTART = ROOT / "recipes/quickstart.yaml"
+# Where a value or a key can be spoiled: lines of the quickstart recipe with a key of their own.
+LINES = QUICKSTART.read_text().splitlines()
+KEYED = [number for number, line in enumerate(LINES) if re.match(r"\s*\w+:", line)]
+
+
+def test_help_names_the_commands_and_imports_no_torch():
+    code = "import sys; from lapcli.cli import main; sys.argv[1:] = ['-h']\ntry: main()\nfinally: print(*sys.modules)"
+    shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    assert "train" in shown
+    assert "fetch" in shown
+    loaded = set(shown.split())
+    assert not loaded & {"torch", "timm", "datasets", "lm_eval", "numpy", "pydantic"}
+
+
+@pytest.mark.parametrize("command", ["train", "fetch"])
+@pytest.mark.parametrize("flag", ["-h", "--help"])
+def test_each_help_ends_with_examples(command, flag, capsys):
+    code, out, _ = run_main(capsys, command, flag)
+    assert code == 0
+    examples = out[out.index("Examples:") :]
+    assert 2 <= examples.count(f"lap {command} ") <= 4
+
+
+def test_version(capsys):
+    assert run_main(capsys, "--version") == (0, "lap 0.1.0\n", "")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "named"),
+    [
+        (["trian", "x.yaml"], "train"),
+        (["train"], "RECIPE"),
+        (["train", "recipes/quickstrat.yaml"], "quickstart.yaml"),
+        (["train", "recipes"], "recipes"),
+        (["train", str(QUICKSTART), "--set", "train.stpes=3"], "did you mean `steps`"),
+        (["train", str(QUICKSTART), "--set", "train.steps"], "--set"),
+        (["train", str(QUICKSTART), "--set", "train.micro_batch=64"], "global batch"),
+        (["train", str(QUICKSTART), "--seed", "-1"], "seed"),
+        (["train", str(QUICKSTART), "--nproc", "few", "--dry-run"], "--nproc"),
+        (["train", str(QUICKSTART), "--name", "../elsewhere"], "cannot name a run"),
+        (["train", str(QUICKSTART), "--data", "nowhere/at/all"], "nowhere/at/all"),
+        (["fetch", str(QUICKSTART), "--data", "nowhere/at/all"], "nowhere/at/all"),
+        (["fetch", "recipes/gpt561m.yaml"], "lap fetch"),
+    ],
+)
+def test_wrong_usage_is_one_message_and_exit_code_2(arguments, named, capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(ROOT)
+    monkeypatch.setenv("LAP_RUNS", str(tmp_path))
+    code, out, err = run_main(capsys, *arguments)
+    assert code == 2
+    assert named in err
+    assert "Traceback" not in err
+    assert out == ""
+
+
+@settings(max_examples=250, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    at=st.sampled_from(KEYED),
+    spoil=st.one_of(
+        st.from_regex(r"zq[a-z]{1,8}", fullmatch=True).map(lambda name: ("key", name)),
+        st.sampled_from(
+            ["[[1]]", "{a: 1}", "!!python/object/apply:os.system [id]", "&a [*a]", ".nan", "'", "1: 2: 3", "9" * 400]
+        ).map(lambda value: ("value", value)),
+    ),
+)
+def test_spoiled_recipes_exit_with_2_and_no_traceback(at, spoil, capsys, tmp_path):
+    what, new = spoil
+    key, _, _ = LINES[at].partition(":")
+    indent = key[: len(key) - len(key.lstrip())]
+    line = f"{indent}{new}: 1" if what == "key" else f"{key}: {new}"
+    kept = [] if what == "value" else [LINES[at]]
+    path = tmp_path / "spoiled.yaml"
+    path.write_text("\n".join([*LINES[:at], line, *kept, *LINES[at + 1 :]]))
+    code, out, err = run_main(capsys, "train", str(path), "--dry-run")
+    assert (code, out) == (2, "")
+    assert err.startswith("lap: ")
+    assert "spoiled.yaml" in err
+    assert "Traceback" not in err
+
+
+def test_dry_run_touches_no_data_and_makes_no_run(capsys, tmp_path, monkeypatch):
+    monkeypatch.setenv("LAP_CACHE", str(tmp_path / "cache"))
+    code, out, _ = run_main(
+        capsys, "train", "recipes/gpt561m_5L.yaml", "--dry-run", "--runs-dir", str(tmp_path / "runs")
+    )
+    assert code == 0
+    assert "560,988,160" in out
+    assert list(tmp_path.iterdir()) == []
+    code, out, _ = run_main(capsys, "train", "recipes/gpt561m_5L.yaml", "--dry-run", "--json")
+    assert json.loads(out)["parameters"] == 560_988_160
+
+
+def test_the_quickstart_learns_and_says_so(quickstart):
+    """A tenth of its steps; `make quickstart` and `make long` do all of them."""
+    run, result = quickstart
+    info = json.loads((run / "run.json").read_text())
+    assert info["status"] == "finished"
+    summary = json.loads((run / "summary.json").read_text())
+    start, end = (summary[when]["validation_bits_per_byte"] for when in ("start", "end"))
+    assert end < 0.8 * start
+    assert end < summary["bigram_bits_per_byte"]
+    for shown in (f"{end:.4f}", "sample:", str(run), "lap train", "token-bigram"):
+        assert shown in result.stdout
+    assert "step 24/24" in result.stderr
+    assert "Traceback" not in result.stderr
+
+
+def test_a_finished_run_is_reported_as_finished(quickstart, capsys):
+    run, _ = quickstart
+    before = (run / "metrics.jsonl").read_bytes()
+    code, out, err = run_main(
+        capsys, "train", str(run / "recipe.yaml"), "--name", "quickstart", "--runs-dir", str(run.parent)
+    )
+    assert code == 0
+    assert "is finished: 24 steps" in out
+    assert "step 1/" not in err
+    assert (run / "metrics.jsonl").read_bytes() == before
+
+
+def test_a_changed_recipe_is_refused(quickstart, capsys):
+    run, _ = quickstart
+    arguments = ["train", str(run / "recipe.yaml"), "--name", "quickstart", "--runs-dir", str(run.parent)]
+    code, _, err = run_main(capsys, *arguments, "--set", "optimizer.lr=0.5")
+    assert code == 2
+    assert "optimizer.lr: 0.02 in the run, 0.5 now" in err
+
+
+def test_json_goes_to_stdout_alone_and_progress_to_stderr(tmp_path, capsys):
+    text = write_text(tmp_path / "text.txt")
+    small = ["model.layers=1", "model.context=32", "tokenizer.vocab=300", "train.steps=2", "train.batch=2"]
+    sets = [part for key in [*small, "train.micro_batch=2", "data.validation=0.2"] for part in ("--set", key)]
+    code, out, err = run_main(
+        capsys,
+        "train",
+        str(QUICKSTART),
+        *sets,
+        "--data",
+        str(text),
+        "--runs-dir",
+        str(tmp_path),
+        "--json",
+        "--seed",
+        "3",
+    )
+    assert code == 0, err
+    facts = json.loads(out)
+    assert (facts["status"], facts["seed"], facts["step"]) == ("finished", 3, 2)
+    assert facts["run"] == str(tmp_path / "quickstart-seed3")
+    assert "step 2/2" in err
+
+
+def test_ctrl_c_while_it_trains(tmp_path, shared_cache):
+    """As a user sees it: SIGINT to the command, exit code 75, and the same command finishes."""
+    import os
+    import signal
+    import time
+
+    arguments = ["train", str(QUICKSTART), "--set", "train.steps=30", "--runs-dir", str(tmp_path)]
+    environment = {**os.environ, "LAP_CACHE": str(shared_cache)}
+    process = subprocess.Popen(
+        [sys.executable, "-m", "lapcli", *arguments], cwd=ROOT, env=environment, stderr=subprocess.PIPE, text=True
+    )
+    metrics = tmp_path / "quickstart" / "metrics.jsonl"
+    deadline = time.monotonic() + 120
+    while not (metrics.exists() and '"step": 2' in metrics.read_text()):
+        assert process.poll() is None, process.stderr.read()
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=120)
+    assert process.returncode == 75, err
+    assert "saved. Run the same command to go on." in err
+    assert "Traceback" not in err
+    again = lap(*arguments, cache=shared_cache)
+    assert again.returncode == 0, again.stderr
+    assert "going on from" in again.stderr
+    steps = [json.loads(line)["step"] for line in metrics.read_text().splitlines() if 'loss"' in line and "lr" in line]
+    assert steps == list(range(1, 31))

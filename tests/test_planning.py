@@ -1,0 +1,58 @@
+"""The dry run's numbers against the fact sheet's, which were worked out by hand."""
+
+import json
+
+import pytest
+from support import ROOT
+
+from lapcli.planning import plan_training
+from lapcli.recipe import load_recipe
+
+
+@pytest.mark.parametrize("heads", [0, 1, 3, 5, 7, 9, 10])
+def test_the_papers_gpts(heads):
+    plan = plan_training(load_recipe(ROOT / f"recipes/gpt561m_{heads}L.yaml"), processes=8)
+    assert plan.parameters == 560_988_160
+    assert plan.steps == 21_400
+    assert plan.tokens_per_step == 524_288
+    assert plan.tokens == 11_219_763_200
+    assert plan.flops_per_token == 3_491_758_080
+    assert plan.flops == pytest.approx(3.918e19, rel=1e-3)
+    assert plan.laplacian_heads == [heads] * 20
+    assert (plan.micro_batch, plan.accumulation) == (32, 1)
+    assert plan.learning_rates == {
+        "matrices": 0.02,
+        "embedding": pytest.approx(0.154919, rel=1e-5),
+        "head": pytest.approx(0.00309839, rel=1e-5),
+    }
+
+
+def test_fewer_processes_accumulate_and_keep_the_global_batch():
+    recipe = load_recipe(ROOT / "recipes/gpt561m.yaml")
+    for processes, accumulation in ((1, 8), (2, 4), (4, 2), (8, 1), (16, 1)):
+        plan = plan_training(recipe, processes)
+        assert plan.accumulation == accumulation
+        assert plan.processes * plan.micro_batch * plan.accumulation == 256
+
+
+def test_memory_of_the_weights_and_moments_by_hand():
+    memory = plan_training(load_recipe(ROOT / "recipes/gpt561m.yaml", ["train.precision=bf16"])).memory
+    matrices, table = 393_216_000, 83_886_080
+    assert memory["weights"] == 4 * matrices + 2 * table + 4 * table  # the embedding is bf16
+    assert memory["optimizer"] == 4 * matrices + 2 * 2 * table + 2 * 4 * table  # and its two moments
+
+
+def test_text_and_json_say_the_same():
+    plan = plan_training(load_recipe(ROOT / "recipes/gpt561m_5L.yaml"))
+    text = plan.to_text()
+    for shown in ("560,988,160", "21,400", "524,288", "11,219,763,200", "A A A A A L L L L L", "0.154919"):
+        assert shown in text
+    assert "karpathy/fineweb-edu-100b-shuffle" in text
+    assert json.loads(plan.to_json())["tokens"] == 11_219_763_200
+
+
+def test_epochs_leave_the_steps_to_the_data():
+    overrides = ["train.steps=null", "train.epochs=2"]
+    plan = plan_training(load_recipe(ROOT / "recipes/quickstart.yaml", overrides))
+    assert (plan.steps, plan.tokens, plan.flops) == (None, None, None)
+    assert "epochs" in plan.to_text()

@@ -1,0 +1,46 @@
+"""The README's commands run: cut to a few steps, except that blocks marked long are only parsed and planned."""
+
+import re
+import shlex
+
+import pytest
+from support import ROOT, run_main
+
+README = (ROOT / "README.md").read_text()
+BLOCKS = re.findall(r"(<!-- long[^>]*-->\n)?```(\w+)\n(.*?)```", README, re.DOTALL)
+COMMANDS = [
+    (bool(long), line) for long, language, body in BLOCKS if language == "sh" for line in body.splitlines() if line
+]
+
+
+def test_there_are_commands_to_run():
+    assert len(COMMANDS) >= 5
+    assert all(line.startswith("lap ") for _, line in COMMANDS)
+
+
+@pytest.mark.parametrize(("long", "line"), COMMANDS, ids=[line for _, line in COMMANDS])
+def test_command(long, line, capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(ROOT)
+    monkeypatch.setenv("LAP_RUNS", str(tmp_path))
+    words = shlex.split(line)[1:]
+    if words[0] == "train":
+        words += ["--dry-run"] if long else ["--set", "train.steps=2", "--set", "validation.tokens=2048"]
+    elif long:
+        words[0] = "train"
+        words += ["--dry-run"]
+    code, out, err = run_main(capsys, *words)
+    assert code == 0, err
+    assert out
+
+
+@pytest.mark.parametrize("body", [body for _, language, body in BLOCKS if language == "python"])
+def test_python(body):
+    exec(compile(body, "README.md", "exec"), {})
+
+
+def test_the_file_tree_is_complete():
+    """Each module has its half line, and each line its module."""
+    tree = README[README.index("## Files") :]
+    named = set(re.findall(r"(\w+\.py)\b", tree))
+    there = {path.name for path in (ROOT / "lapcli").rglob("*.py") if path.name not in {"__init__.py", "__main__.py"}}
+    assert named == there

@@ -1,0 +1,81 @@
+"""What a checkpoint promises beyond the resumes of test_resume.py."""
+
+import pytest
+import torch
+from safetensors import safe_open
+from safetensors.torch import save_file
+from torch import nn
+
+from lapcli.errors import DataError
+from lapcli.training import checkpoint
+
+
+@pytest.fixture
+def model():
+    torch.manual_seed(0)
+    return nn.Linear(4, 3)
+
+
+def save(folder, model, step, keep=2, plan="2"):
+    optimizer = {"momentum/weight": torch.randn(3, 4), "step/bias": torch.tensor(5.0)}
+    return checkpoint.save(folder, step, model.state_dict(), optimizer, {"laplacian_heads": plan}, {"seed": 1}, keep)
+
+
+def test_what_was_saved_comes_back(model, tmp_path):
+    saved = save(tmp_path, model, 12)
+    assert saved.path == tmp_path / "step-000012"
+    found = checkpoint.newest(tmp_path, pytest.fail)
+    assert (found.step, found.state["seed"]) == (12, 1)
+    other = nn.Linear(4, 3)
+    checkpoint.load_weights(found.weights, other, "2")
+    assert all(torch.equal(a, b) for a, b in zip(model.parameters(), other.parameters(), strict=True))
+    assert found.optimizer_state()["step/bias"] == 5
+
+
+def test_only_the_newest_are_kept(model, tmp_path):
+    for step in (1, 2, 3, 4):
+        save(tmp_path, model, step, keep=2)
+    assert checkpoint.steps_in(tmp_path) == [3, 4]
+    assert len(list(tmp_path.iterdir())) == 2
+
+
+def test_weights_carry_their_head_plan_and_refuse_another(model, tmp_path):
+    saved = save(tmp_path, model, 1, plan="[0, 2]")
+    with safe_open(saved.weights, framework="pt") as file:
+        metadata = file.metadata()
+    assert metadata["laplacian_heads"] == "[0, 2]"
+    assert metadata["step"] == "1"
+    with pytest.raises(DataError, match=r"laplacian_heads \[0, 2\].*has 1"):
+        checkpoint.load_weights(saved.weights, nn.Linear(4, 3), "1")
+
+
+def test_weights_without_a_plan_are_refused(model, tmp_path):
+    save_file(model.state_dict(), tmp_path / "stock.safetensors")
+    with pytest.raises(DataError, match="not said in its metadata"):
+        checkpoint.load_weights(tmp_path / "stock.safetensors", model, "0")
+
+
+def test_weights_of_another_model_are_refused(model, tmp_path):
+    saved = save(tmp_path, nn.Sequential(nn.Linear(4, 3)), 1)
+    with pytest.raises(DataError, match="does not fit the model"):
+        checkpoint.load_weights(saved.weights, model, "2")
+
+
+def test_a_file_that_is_no_safetensors_is_refused_without_running_anything(model, tmp_path):
+    path = tmp_path / "model.safetensors"
+    torch.save({"weight": torch.zeros(3, 4)}, path)  # a pickle
+    with pytest.raises(DataError, match="not a readable safetensors file"):
+        checkpoint.load_weights(path, model, "2")
+
+
+def test_nothing_saved_yet(tmp_path):
+    assert checkpoint.newest(tmp_path / "none", pytest.fail) is None
+
+
+def test_all_damaged_is_none_and_each_is_named(model, tmp_path):
+    for step in (1, 2):
+        saved = save(tmp_path, model, step)
+        saved.weights.write_bytes(b"")
+    named = []
+    assert checkpoint.newest(tmp_path, named.append) is None
+    assert ["step-000002" in named[0], "step-000001" in named[1]] == [True, True]
