@@ -1,5 +1,5 @@
-"""Calls of the calculator within generated tokens: what is between <|python_start|> and <|python_end|> is evaluated, and
-the result is to follow as <|output_start|> result <|output_end|>."""
+"""Calls of the calculator within generated tokens: what is between <|python_start|> and <|python_end|> is evaluated,
+and the result is to follow as <|output_start|> result <|output_end|>."""
 
 from lapcli.data.tokenizer import Tokenizer
 from lapcli.evaluation.calculator import calculate
@@ -21,8 +21,7 @@ class ToolUse:
             result = calculate(self._tokenizer.decode(self._expression))
             self._expression = None
             if result is not None:
-                output = (self._tokenizer.special(name) for name in ("<|output_start|>", "<|output_end|>"))
-                start, end = output
+                start, end = (self._tokenizer.special(name) for name in ("<|output_start|>", "<|output_end|>"))
                 return [start, *self._tokenizer.encode(result), end]
         elif self._expression is not None:
             self._expression.append(token)

@@ -3,6 +3,7 @@
 import codecs
 import unicodedata
 from collections.abc import Iterable
+from typing import Literal
 
 from lapcli.data.tokenizer import SPECIAL_TOKENS, Tokenizer
 
@@ -14,31 +15,39 @@ class Transcript:
         self._tokenizer = tokenizer
         self._special = {tokenizer.special(name): name for name in SPECIAL_TOKENS}
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
-        self._awaits_result = False
+        self._call: Literal["none", "expression", "called", "result"] = "none"
 
     def add(self, token: int) -> str:
         """What can be shown now."""
         name = self._special.get(token)
         if name is None:
-            return self._without_result() + _harmless(self._decoder.decode(self._tokenizer.decode_bytes([token])))
+            closed = self._close() if self._call == "called" else ""
+            return closed + _harmless(self._decoder.decode(self._tokenizer.decode_bytes([token])))
         text = self._broken_character()
-        if name == "<|output_start|>" and self._awaits_result:
-            self._awaits_result = False
-            return text + " = "
-        text += self._without_result()
-        if name == "<|python_start|>":
-            return text + "[calculator: "
-        if name == "<|python_end|>":
-            self._awaits_result = True
-        return text + ("]" if name == "<|output_end|>" else "")
+        if name == "<|python_end|>" and self._call == "expression":
+            self._call = "called"
+        elif name == "<|output_start|>" and self._call == "called":
+            self._call = "result"
+            text += " = "
+        elif name == "<|output_end|>" and self._call == "result":
+            self._call = "none"
+            text += "]"
+        else:
+            text += self._close()
+            if name == "<|python_start|>":
+                self._call = "expression"
+                text += "[calculator: "
+        return text
 
     def end(self) -> str:
         """What was held back."""
-        return self._broken_character() + self._without_result()
+        return self._broken_character() + self._close()
 
-    def _without_result(self) -> str:
-        awaited, self._awaits_result = self._awaits_result, False
-        return " has no result]" if awaited else ""
+    def _close(self) -> str:
+        """A call that comes to nothing: not understood, or cut off."""
+        endings = {"none": "", "expression": " ...]", "called": " has no result]", "result": " ...]"}
+        ending, self._call = endings[self._call], "none"
+        return ending
 
     def _broken_character(self) -> str:
         text = self._decoder.decode(b"", final=True)

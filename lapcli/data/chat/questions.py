@@ -7,6 +7,7 @@ docstring answers what that thing is.
 import json
 import re
 from collections.abc import Iterator
+from itertools import pairwise
 
 from lapcli.data.builtin import builtin_text
 from lapcli.data.chat.conversation import Turn, question_and_answer
@@ -28,7 +29,7 @@ def builtin_questions() -> Iterator[list[Turn]]:
     with builtin_text().open(encoding="utf-8") as lines:
         for line in lines:
             paragraphs = json.loads(line)["text"].split("\n\n")
-            for name, answer in zip(paragraphs, paragraphs[1:], strict=False):
+            for name, answer in pairwise(paragraphs):
                 answer = " ".join(answer.split())
                 is_pair = _NAME.fullmatch(name) and not _NAME.fullmatch(answer) and "._" not in name
                 if not is_pair or name in seen or not 10 <= len(answer) <= _LONGEST:

@@ -155,8 +155,7 @@ def _parquet(path: Path) -> Iterator[Any]:
 
 
 def _jsonl(path: Path) -> Iterator[Any]:
-    opened = gzip.open(path, "rb") if path.name.endswith(".gz") else path.open("rb")
-    with opened as lines:
+    with gzip.open(path, "rb") if path.name.endswith(".gz") else path.open("rb") as lines:
         for number, line in enumerate(lines, start=1):
             if not line.strip():
                 continue

@@ -1,8 +1,8 @@
 """Two generated tasks that teach a model of tokens which letters they stand for.
 
-SimpleSpelling: spell a word. SpellingBee: count a letter in a word, by hand and then with the calculator. Row i is drawn
-from `Random(i)`, a test row from `Random(10,000,000 + i)`; the calls of the generator and their order are nanochat's,
-the wording is our own.
+SimpleSpelling: spell a word. SpellingBee: count a letter in a word, by hand and then with the calculator. Row i is
+drawn from `Random(i)`, a test row from `Random(10,000,000 + i)`; the calls of the generator and their order are
+nanochat's, the wording is our own.
 """
 
 import random
