@@ -43,6 +43,7 @@ def build_chat(recipe: ChatStageRecipe, world: World, run: Run) -> tuple[Chat, d
         "rows_without_target": data.train.dropped,
         "malformed_rows": sum(part.rows.malformed for part in data.train.parts),
         "tokenizer_sha256": tokenizer.sha256,
+        "notes": [data.description, *data.train.malformed_examples()],
     }
     return Chat(recipe, data, weights, world), facts
 

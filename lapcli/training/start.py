@@ -49,6 +49,7 @@ def _train(recipe: BaseRecipe, run: Run, world: World, console: Console) -> None
     report = run.update if world.is_main else _nothing
     try:
         objective, facts = _build(recipe, world, run)
+        notes = facts.pop("notes", [])
         report(
             status="running",
             failure=None,
@@ -66,6 +67,8 @@ def _train(recipe: BaseRecipe, run: Run, world: World, console: Console) -> None
                 f"{sum(p.numel() for p in objective.model.parameters()):,} parameters, on {_device_name(world)}",
                 highlight=False,
             )
+            for note in notes:
+                console.print(note, highlight=False, markup=False)
         loop = Loop(objective, recipe, run, world, console)
         loop.train()
         if world.is_main:

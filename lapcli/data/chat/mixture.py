@@ -80,6 +80,10 @@ class Mixture:
         skipped = f"; {malformed:,} malformed ones are left out" if malformed else ""
         return f"{' + '.join(parts)} = {self.rows_asked_for:,} rows{dropped}{skipped}"
 
+    def malformed_examples(self) -> list[str]:
+        """The first ones that were left out."""
+        return [f"left out: {example}" for part in self.parts for example in part.rows.examples_of_malformed]
+
     def _compute_order(self, epoch: int) -> np.ndarray:
         numbers = list(range(self.rows_asked_for))
         random.Random(self._seed if epoch == 0 else f"{self._seed} epoch {epoch}").shuffle(numbers)

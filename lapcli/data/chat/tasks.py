@@ -79,7 +79,8 @@ def _letters(choices: Sequence[str]) -> list[str]:
 
 
 def _texts(values: Any) -> list[str]:
-    if not isinstance(values, Sequence) or not all(isinstance(value, str) for value in values):
+    is_list = isinstance(values, Sequence) and not isinstance(values, str)
+    if not is_list or not all(isinstance(value, str) for value in values):
         raise Malformed("no list of choices")
     return list(values)
 
