@@ -59,9 +59,13 @@ def read_rows(path: Path) -> Iterator[Any]:
 def count_rows(path: Path) -> int:
     """Of parquet without reading it."""
     if path.name.endswith(".parquet"):
+        import pyarrow as pa
         import pyarrow.parquet as pq
 
-        return int(pq.read_metadata(path).num_rows)
+        try:
+            return int(pq.read_metadata(path).num_rows)
+        except (pa.ArrowException, OSError) as error:
+            raise DataError(f"{path} is not a whole parquet file ({str(error)[:200]}); get it again") from None
     return sum(1 for _ in read_rows(path))
 
 
