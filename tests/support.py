@@ -55,6 +55,15 @@ def tiny_recipe(text: Path, **sections: dict[str, Any]):
     return recipe_from_dict(merged)
 
 
+# `lap sft recipes/chat_quickstart.yaml` in seconds.
+CHAT_CUT = [
+    *("--set", "stages.midtrain.train.steps=3", "--set", "stages.midtrain.validation.tokens=1024"),
+    *("--set", "stages.sft.train.steps=3", "--set", "stages.sft.validation.rows=8"),
+    *("--set", "stages.sft.train.batch=8", "--set", "stages.sft.train.micro_batch=8"),
+    *("--set", "stages.midtrain.train.batch=4", "--set", "stages.midtrain.train.micro_batch=4"),
+    *("--set", "stages.sft.validation.sample_tokens=8"),
+]
+
 TINY_STAGE = {
     "train": {"steps": 6, "batch": 4, "micro_batch": 2, "threads": 1},
     "optimizer": {"lr_scale": 0.5},
@@ -71,7 +80,7 @@ def tiny_chat_recipe(folder: Path, **stages: dict[str, Any]):
 
     path = folder / "chats.jsonl"
     if not path.exists():
-        words = "the cat sat on a mat while one dog ran".split()
+        words = ["the", "cat", "sat", "on", "a", "mat", "while", "one", "dog", "ran"]
         rows = [
             [
                 {"role": "user", "content": " ".join(words[n % 7 : n % 7 + n % 3 + 1])},
@@ -97,6 +106,7 @@ def tiny_chat_recipe(folder: Path, **stages: dict[str, Any]):
             merged = {**given[name].get(key, {}), **value} if isinstance(value, dict) else value
             given[name][key] = merged
     return recipe_from_dict({"objective": "chat", "stages": given})
+
 
 def write_text(path: Path) -> Path:
     """A few hundred lines with some structure to learn."""

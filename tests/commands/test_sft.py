@@ -1,35 +1,22 @@
 """`lap train`, `lap sft`, `lap chat`: the quickstart pair as a user runs it, cut to a few steps."""
 
 import json
+import subprocess
+import sys
 
 import pytest
-from support import ROOT, lap, run_main
+from support import CHAT_CUT as CUT
+from support import ROOT, run_main
 
-CUT = [
-    *("--set", "stages.midtrain.train.steps=3", "--set", "stages.midtrain.validation.tokens=1024"),
-    *("--set", "stages.sft.train.steps=3", "--set", "stages.sft.validation.rows=8"),
-    *("--set", "stages.sft.train.batch=8", "--set", "stages.sft.train.micro_batch=8"),
-    *("--set", "stages.midtrain.train.batch=4", "--set", "stages.midtrain.train.micro_batch=4"),
-    *("--set", "stages.sft.validation.sample_tokens=8"),
-]
 RECIPE = "recipes/chat_quickstart.yaml"
-
-
-@pytest.fixture(scope="module")
-def pair(quickstart, shared_cache):
-    """Both stages on the quickstart run, without naming it."""
-    run, _ = quickstart
-    result = lap("sft", RECIPE, *CUT, "--runs-dir", str(run.parent), cache=shared_cache)
-    assert result.returncode == 0, result.stderr
-    return run.parent, result
 
 
 def info(runs, name):
     return json.loads((runs / name / "run.json").read_text())
 
 
-def test_the_stages_are_runs(pair):
-    runs, result = pair
+def test_the_stages_are_runs(chat_runs):
+    runs, result = chat_runs
     pretrained, midtrain, sft = (info(runs, name) for name in ("quickstart", "quickstart-midtrain", "quickstart-sft"))
     assert midtrain["objective"] == sft["objective"] == "chat"
     assert midtrain["status"] == sft["status"] == "finished"
@@ -41,8 +28,8 @@ def test_the_stages_are_runs(pair):
     assert "[Spell this word: method]" in result.stdout
 
 
-def test_a_second_start_finds_them_finished(pair, capsys):
-    runs, _ = pair
+def test_a_second_start_finds_them_finished(chat_runs, capsys):
+    runs, _ = chat_runs
     code, out, err = run_main(capsys, "sft", str(ROOT / RECIPE), *CUT, "--runs-dir", str(runs), "--json")
     assert code == 0, err
     assert [run["name"] for run in json.loads(out)] == ["quickstart-midtrain", "quickstart-sft"]
@@ -51,8 +38,8 @@ def test_a_second_start_finds_them_finished(pair, capsys):
     assert "train.steps" in err
 
 
-def test_chat_answers_a_prompt(pair, capsys, monkeypatch):
-    runs, _ = pair
+def test_chat_answers_a_prompt(chat_runs, capsys, monkeypatch):
+    runs, _ = chat_runs
     monkeypatch.setenv("LAP_RUNS", str(runs))
     command = ["chat", "--prompt", "Spell this word: cat", "--max-tokens", "12"]
     code, out, err = run_main(capsys, *command)
@@ -64,11 +51,8 @@ def test_chat_answers_a_prompt(pair, capsys, monkeypatch):
     assert greedy == run_main(capsys, *command, "--temperature", "2", "--top-k", "1", "--seed", "5")[1]
 
 
-def test_chat_reads_questions(pair, shared_cache):
-    runs, _ = pair
-    import subprocess
-    import sys
-
+def test_chat_reads_questions(chat_runs, shared_cache):
+    runs, _ = chat_runs
     asked = "hello\n/clear\nSpell this word: dog\n/quit\nnever read\n"
     command = [sys.executable, "-m", "lapcli", "chat", "--runs-dir", str(runs), "--max-tokens", "5"]
     result = subprocess.run(command, input=asked, capture_output=True, text=True, cwd=ROOT, timeout=200)
@@ -86,8 +70,8 @@ def test_chat_reads_questions(pair, shared_cache):
         (["sft", RECIPE, "--run", "nothing"], "not a run directory"),
     ],
 )
-def test_refusals(pair, capsys, monkeypatch, arguments, message):
-    runs, _ = pair
+def test_refusals(chat_runs, capsys, monkeypatch, arguments, message):
+    runs, _ = chat_runs
     monkeypatch.chdir(ROOT)
     code, out, err = run_main(capsys, *arguments, "--runs-dir", str(runs))
     assert (code, out) == (2, "")

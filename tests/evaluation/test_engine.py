@@ -1,5 +1,7 @@
 """Generation with a cache against the whole forward for every token."""
 
+from itertools import pairwise
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -178,7 +180,7 @@ def chain(tokenizer, model_tokens: list[int]) -> Scripted:
     """A model whose every token has one follower: the next one of `model_tokens`."""
     model = Scripted(GPTConfig(layers=1, heads=2, width=8, vocab=tokenizer.vocab_size, context=64))
     model.following = torch.full((tokenizer.vocab_size,), tokenizer.special("<|assistant_end|>"))
-    for token, after in zip(model_tokens, model_tokens[1:], strict=False):
+    for token, after in pairwise(model_tokens):
         model.following[token] = after
     return model
 

@@ -117,7 +117,9 @@ def test_the_last_step_of_the_epoch_can_be_left_out(pretrained, tmp_path):
 def test_a_stage_starts_from_the_weights_before_it(pretrained, tmp_path):
     randomised = built(pretrained, tmp_path)
     recipe = randomised._recipe
-    fresh = Chat(recipe, randomised._data, weights_with(pretrained.checkpoints, recipe.start.weights_sha256), randomised._world)
+    fresh = Chat(
+        recipe, randomised._data, weights_with(pretrained.checkpoints, recipe.start.weights_sha256), randomised._world
+    )
     from safetensors.torch import load_file
 
     for name, tensor in load_file(next(pretrained.checkpoints.glob("step-*/model.safetensors"))).items():
@@ -134,5 +136,3 @@ def test_the_summary_has_answers(pretrained, tmp_path):
     assert summary["end"]["validation_loss"] > 0
     assert runs[0].info["started_from"]["weights_sha256"] == pretrained.info["weights_sha256"]
     assert runs[1].info["started_from"] == {"run": "x-midtrain", "weights_sha256": runs[0].info["weights_sha256"]}
-
-

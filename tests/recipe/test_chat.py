@@ -90,7 +90,9 @@ def test_an_empty_mixture(tmp_path, monkeypatch):
 
 
 def test_all_problems_of_a_list_at_once(tmp_path, monkeypatch):
-    text = RECIPE.replace("format: conversations", "format: x").replace("rows: 10", "rows: ten").replace("epochs: 1,", "")
+    text = (
+        RECIPE.replace("format: conversations", "format: x").replace("rows: 10", "rows: ten").replace("epochs: 1,", "")
+    )
     assert len(problems(tmp_path, monkeypatch, text)) == 3
 
 

@@ -4,6 +4,7 @@ import csv
 import json
 import re
 from fractions import Fraction
+from itertools import pairwise
 
 import pytest
 
@@ -62,7 +63,11 @@ def test_multiple_choice_in_every_form():
     assert question.startswith("Multiple choice: Which is warm?\n")
     assert answer == "2"
     mmlu = texts(multiple_choice(MMLU))
-    assert mmlu == texts(multiple_choice({"train": MMLU})) == texts(multiple_choice(["Which is warm?", "ice", "fire", "B"]))
+    assert (
+        mmlu
+        == texts(multiple_choice({"train": MMLU}))
+        == texts(multiple_choice(["Which is warm?", "ice", "fire", "B"]))
+    )
     assert mmlu[1] == ("assistant", [("text", "B")])
 
 
@@ -123,7 +128,7 @@ def test_the_calculator_agrees_with_the_real_calls(test_data):
     agreed = differing = unread = 0
     for row in read_rows(test_data / "gsm8k" / "train.jsonl"):
         parts = gsm8k(row)[1].parts
-        for call, output in zip(parts, parts[1:], strict=False):
+        for call, output in pairwise(parts):
             if call.kind != "python":
                 continue
             result = calculate(call.text)
