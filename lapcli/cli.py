@@ -6,10 +6,14 @@ from typing import Annotated
 import typer
 
 from lapcli import __version__
+from lapcli.commands.chat import EXAMPLES as CHAT_EXAMPLES
+from lapcli.commands.chat import chat
 from lapcli.commands.eval import EXAMPLES as EVAL_EXAMPLES
 from lapcli.commands.eval import evaluate
 from lapcli.commands.fetch import EXAMPLES as FETCH_EXAMPLES
 from lapcli.commands.fetch import fetch
+from lapcli.commands.sft import EXAMPLES as SFT_EXAMPLES
+from lapcli.commands.sft import sft
 from lapcli.commands.train import EXAMPLES as TRAIN_EXAMPLES
 from lapcli.commands.train import train
 from lapcli.environment import wait_politely
@@ -43,6 +47,8 @@ def options(
 
 app.command(epilog=TRAIN_EXAMPLES)(train)
 app.command("eval", epilog=EVAL_EXAMPLES)(evaluate)
+app.command(epilog=SFT_EXAMPLES)(sft)
+app.command(epilog=CHAT_EXAMPLES)(chat)
 app.command(epilog=FETCH_EXAMPLES)(fetch)
 
 

@@ -12,7 +12,7 @@ from lapcli.models.gpt import GPT
 from lapcli.objectives.batching import plan_batches
 from lapcli.objectives.language_model import gpt_config, parameter_groups
 from lapcli.objectives.objective import ParameterGroup
-from lapcli.recipe.schema import BaseRecipe, LanguageModelRecipe
+from lapcli.recipe.schema import AnyRecipe, LanguageModelRecipe
 from lapcli.recipe.vision import ClassificationRecipe
 from lapcli.training.distributed import pick_device
 
@@ -72,7 +72,7 @@ class Plan:
         )
 
 
-def plan_training(recipe: BaseRecipe, processes: int = 1) -> "Plan | ImagePlan":
+def plan_training(recipe: AnyRecipe, processes: int = 1) -> "Plan | ImagePlan":
     """The plan of any recipe on that many processes."""
     if isinstance(recipe, ClassificationRecipe):
         from lapcli.planning_images import plan_images

@@ -110,7 +110,10 @@ def read_run(path: Path) -> Run:
             raise ValueError("not an object")
     except (OSError, ValueError) as error:
         raise UsageError(f"{path} is not a run directory ({INFO}: {error}); name another with --name") from None
-    return Run(path, load_recipe(path / RECIPE), info)
+    recipe = load_recipe(path / RECIPE)
+    if not isinstance(recipe, BaseRecipe):
+        raise UsageError(f"{path / RECIPE} is no recipe of a run; name another with --name")
+    return Run(path, recipe, info)
 
 
 def write_summary(run: Run, summary: dict[str, Any]) -> None:
@@ -124,6 +127,19 @@ def read_summary(run: Run) -> dict[str, Any]:
     except (OSError, ValueError):
         return {}
     return summary if isinstance(summary, dict) else {}
+
+
+def find_run(runs_dir: Path, name: str | None, objectives: set[str]) -> Run:
+    """The finished run of that name (or path), of a kind that the caller accepts; the newest if none is named."""
+    if name is None:
+        return newest_run(runs_dir, objectives)
+    run = read_run(runs_dir / name if (runs_dir / name / INFO).exists() else Path(name))
+    kinds = " or ".join(sorted(objectives))
+    if run.info.get("objective") not in objectives:
+        raise UsageError(f"{run.path} is a run of {run.info.get('objective')}, and {kinds} is needed; use --run")
+    if not run.is_finished:
+        raise UsageError(f"{run.path} is {run.info.get('status')}, not finished; finish it first, or use --run")
+    return run
 
 
 def newest_run(runs_dir: Path, objectives: set[str]) -> Run:

@@ -52,3 +52,14 @@ def quickstart(tmp_path_factory, shared_cache):
     result = lap("train", "recipes/quickstart.yaml", *cut, "--runs-dir", str(runs), cache=shared_cache)
     assert result.returncode == 0, result.stderr
     return runs / "quickstart", result
+
+
+@pytest.fixture(scope="session")
+def chat_runs(quickstart, shared_cache):
+    """The folder of runs with both stages of the chat quickstart, cut short too, and what the command said."""
+    from support import CHAT_CUT, lap
+
+    run, _ = quickstart
+    result = lap("sft", "recipes/chat_quickstart.yaml", *CHAT_CUT, "--runs-dir", str(run.parent), cache=shared_cache)
+    assert result.returncode == 0, result.stderr
+    return run.parent, result

@@ -64,6 +64,59 @@ def tiny_recipe(text: Path, **sections: dict[str, Any]):
     return recipe_from_dict(merged)
 
 
+# `lap sft recipes/chat_quickstart.yaml` in seconds.
+CHAT_CUT = [
+    *("--set", "stages.midtrain.train.steps=3", "--set", "stages.midtrain.validation.tokens=1024"),
+    *("--set", "stages.sft.train.steps=3", "--set", "stages.sft.validation.rows=8"),
+    *("--set", "stages.sft.train.batch=8", "--set", "stages.sft.train.micro_batch=8"),
+    *("--set", "stages.midtrain.train.batch=4", "--set", "stages.midtrain.train.micro_batch=4"),
+    *("--set", "stages.sft.validation.sample_tokens=8"),
+]
+
+TINY_STAGE = {
+    "train": {"steps": 6, "batch": 4, "micro_batch": 2, "threads": 1},
+    "optimizer": {"lr_scale": 0.5},
+    "checkpoint": {"every": 2, "keep": 2},
+    "skip_malformed": False,
+}
+
+
+def tiny_chat_recipe(folder: Path, **stages: dict[str, Any]):
+    """Two small stages on conversations in `folder`, with some keys of some stages replaced."""
+    import json
+
+    from lapcli.recipe import recipe_from_dict
+
+    path = folder / "chats.jsonl"
+    if not path.exists():
+        words = ["the", "cat", "sat", "on", "a", "mat", "while", "one", "dog", "ran"]
+        rows = [
+            [
+                {"role": "user", "content": " ".join(words[n % 7 : n % 7 + n % 3 + 1])},
+                {"role": "assistant", "content": " ".join(words[n % 5 : n % 5 + n % 4 + 1])},
+            ]
+            for n in range(40)
+        ]
+        path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    mixture = [{"name": "chats", "format": "conversations", "source": str(path)}]
+    validation = {"every": 4, "mixture": mixture, "tokens": 128, "rows": 8}
+    given: dict[str, Any] = {
+        "midtrain": {**TINY_STAGE, "mixture": mixture, "loss": "all", "batching": "packed", "validation": validation},
+        "sft": {
+            **TINY_STAGE,
+            "mixture": mixture,
+            "loss": "assistant",
+            "batching": "padded",
+            "validation": {**validation, "prompts": ["what?"], "sample_tokens": 4},
+        },
+    }
+    for name, changes in stages.items():
+        for key, value in changes.items():
+            merged = {**given[name].get(key, {}), **value} if isinstance(value, dict) else value
+            given[name][key] = merged
+    return recipe_from_dict({"objective": "chat", "stages": given})
+
+
 def write_text(path: Path) -> Path:
     """A few hundred lines with some structure to learn."""
     words = ["the", "cat", "sat", "on", "a", "mat", "while", "one", "dog", "ran", "round", "and", "round", "it"]

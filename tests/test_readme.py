@@ -4,7 +4,7 @@ import re
 import shlex
 
 import pytest
-from support import ROOT, run_main
+from support import CHAT_CUT, ROOT, run_main
 
 README = (ROOT / "README.md").read_text()
 BLOCKS = re.findall(r"(<!-- long[^>]*-->\n)?```(\w+)\n(.*?)```", README, re.DOTALL)
@@ -19,15 +19,21 @@ def test_there_are_commands_to_run():
 
 
 @pytest.mark.parametrize(("long", "line"), COMMANDS, ids=[line for _, line in COMMANDS])
-def test_command(long, line, capsys, tmp_path, monkeypatch):
+def test_command(long, line, capsys, tmp_path, monkeypatch, request):
     monkeypatch.chdir(ROOT)
-    monkeypatch.setenv("LAP_RUNS", str(tmp_path))
     words = shlex.split(line)[1:]
+    needs_runs = words[0] in {"sft", "chat"} and not long
+    runs = request.getfixturevalue("chat_runs")[0] if needs_runs else tmp_path
+    monkeypatch.setenv("LAP_RUNS", str(runs))
     if words[0] == "eval":  # measures what the line before it trained
         cut = ["--set", "train.steps=2"]
         assert run_main(capsys, "train", f"recipes/{words[words.index('--run') + 1]}.yaml", *cut)[0] == 0
     elif words[0] == "train" and "vit" in words[1]:
         words += ["--dry-run"] if long else ["--set", "train.steps=2"]
+    elif words[0] == "sft" or (long and "chat561m" in words[1]):
+        words = ["sft", *words[1:], *(["--dry-run"] if long else CHAT_CUT)]
+    elif words[0] == "chat":
+        words += ["--max-tokens", "8"]
     elif words[0] == "train":
         words += ["--dry-run"] if long else ["--set", "train.steps=2", "--set", "validation.tokens=2048"]
     elif long:

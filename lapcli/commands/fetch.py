@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 from lapcli.commands import options
 
 if TYPE_CHECKING:
+    from lapcli.recipe.chat import ChatRecipe
     from lapcli.recipe.vision import ClassificationRecipe
 
 EXAMPLES = """Examples:
@@ -13,7 +14,7 @@ lap fetch recipes/gpt561m.yaml
 
 lap fetch recipes/gpt561m.yaml --data ~/fineweb-edu --json
 
-lap fetch recipes/quickstart.yaml --set tokenizer.vocab=8192
+lap fetch recipes/chat561m.yaml
 """
 
 
@@ -27,9 +28,14 @@ def fetch(
     from lapcli.data.tokens import prepare_text
     from lapcli.errors import UsageError
     from lapcli.recipe import load_recipe
+    from lapcli.recipe.chat import ChatRecipe
     from lapcli.recipe.schema import LanguageModelRecipe
     from lapcli.recipe.vision import ClassificationRecipe
 
+    loaded = load_recipe(recipe, set_ or [])
+    if isinstance(loaded, ChatRecipe):
+        _fetch_chat(options.chat_recipe(recipe, set_, data), as_json)
+        return
     loaded = load_recipe(recipe, options.overrides(set_, data))
     if isinstance(loaded, ClassificationRecipe):
         _fetch_images(loaded, as_json)
@@ -87,3 +93,20 @@ def _fetch_images(recipe: "ClassificationRecipe", as_json: bool) -> None:
         return
     for name, value in facts.items():
         print(f"{name.replace('_', ' '):<19}{f'{value:,}' if isinstance(value, int) else value}")
+
+
+def _fetch_chat(recipe: "ChatRecipe", as_json: bool) -> None:
+    """Every data set of every mixture, each once."""
+    import json
+
+    from lapcli.data.chat.counts import fetch_data_sets
+    from lapcli.data.progress import shown_progress
+
+    with shown_progress() as progress:
+        found = fetch_data_sets(recipe, progress)
+    if as_json:
+        print(json.dumps(found, indent=2))
+        return
+    for row in found:
+        size = f"{row['bytes'] / 1e6:,.1f} MB" if row["bytes"] else "generated"
+        print(f"{row['name']:<24}{row['rows']:>10,} rows   {size:<12}{row['source']}")

@@ -1,9 +1,12 @@
 """The options that commands share, declared once so that they read the same everywhere."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
+
+if TYPE_CHECKING:
+    from lapcli.recipe.chat import ChatRecipe
 
 Recipe = Annotated[Path, typer.Argument(metavar="RECIPE", help="A YAML recipe, such as recipes/quickstart.yaml.")]
 Set = Annotated[
@@ -18,6 +21,13 @@ RunsDir = Annotated[
     Path | None, typer.Option("--runs-dir", help="Folder of the runs.", envvar="LAP_RUNS", show_default="runs")
 ]
 Seed = Annotated[int | None, typer.Option("--seed", help="The recipe's seed, replaced.")]
+Fresh = Annotated[bool, typer.Option("--fresh", help="Move an old run of that name aside and start anew.")]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Say what would be trained; touch no data.")]
+Nproc = Annotated[str, typer.Option("--nproc", metavar="N|auto", help="Processes here; auto: one a GPU.")]
+Nnodes = Annotated[int, typer.Option("--nnodes", help="Machines.")]
+NodeRank = Annotated[int | None, typer.Option("--node-rank", help="Number of this machine, from 0.")]
+Rdzv = Annotated[str | None, typer.Option("--rdzv", metavar="HOST:PORT", help="Where the machines meet.")]
+MaxRestarts = Annotated[int, typer.Option("--max-restarts", help="Times to go on after a rank died.")]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")]
 
 
@@ -28,3 +38,16 @@ def overrides(set_: list[str] | None, data: Path | None) -> list[str]:
     # A local copy has the hub's files but not its revisions.
     local = [] if data is None else [f"data.train={json.dumps(str(data))}", "data.revision=null"]
     return [*(set_ or []), *local]
+
+
+def chat_recipe(path: Path, set_: list[str] | None, data: Path | None, seed: int | None = None) -> "ChatRecipe":
+    """A recipe with stages; `--data` is a folder with copies of its data sets."""
+    from lapcli.data.chat.sources import with_local_data
+    from lapcli.errors import UsageError
+    from lapcli.recipe import load_recipe
+    from lapcli.recipe.chat import ChatRecipe
+
+    loaded = load_recipe(path, set_ or [], seed)
+    if not isinstance(loaded, ChatRecipe):
+        raise UsageError(f"{path} has no stages; it is trained by `lap train {path}`")
+    return loaded if data is None else with_local_data(loaded, data)

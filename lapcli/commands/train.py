@@ -1,11 +1,12 @@
 """`lap train RECIPE`: train a model, or go on with a run that was interrupted."""
 
 import sys
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
 import typer
 
 from lapcli.commands import options
+from lapcli.errors import UsageError
 
 if TYPE_CHECKING:
     from lapcli.runs import Run
@@ -29,21 +30,23 @@ def train(
     name: options.Name = None,
     runs_dir: options.RunsDir = None,
     seed: options.Seed = None,
-    fresh: Annotated[bool, typer.Option("--fresh", help="Move an old run of that name aside and start anew.")] = False,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would be trained; touch no data.")] = False,
-    nproc: Annotated[str, typer.Option("--nproc", metavar="N|auto", help="Processes here; auto: one a GPU.")] = "auto",
-    nnodes: Annotated[int, typer.Option("--nnodes", help="Machines.")] = 1,
-    node_rank: Annotated[int | None, typer.Option("--node-rank", help="Number of this machine, from 0.")] = None,
-    rdzv: Annotated[str | None, typer.Option("--rdzv", metavar="HOST:PORT", help="Where the machines meet.")] = None,
-    max_restarts: Annotated[int, typer.Option("--max-restarts", help="Times to go on after a rank died.")] = 0,
+    fresh: options.Fresh = False,
+    dry_run: options.DryRun = False,
+    nproc: options.Nproc = "auto",
+    nnodes: options.Nnodes = 1,
+    node_rank: options.NodeRank = None,
+    rdzv: options.Rdzv = None,
+    max_restarts: options.MaxRestarts = 0,
     as_json: options.Json = False,
 ) -> None:
     """Train a model. The same command goes on with an unfinished run, exactly where it was."""
     from lapcli.environment import runs_dir as default_runs_dir
     from lapcli.launch import Processes, launch, needs_launch
-    from lapcli.recipe import load_recipe
+    from lapcli.recipe import BaseRecipe, load_recipe
 
     loaded = load_recipe(recipe, options.overrides(set_, data), seed)
+    if not isinstance(loaded, BaseRecipe):
+        raise UsageError(f"{recipe} has stages; they are trained by `lap sft {recipe}`")
     processes = Processes(nproc, nnodes, node_rank, rdzv, max_restarts)
     device = loaded.train.device
     if dry_run:

@@ -1,34 +1,158 @@
-"""Text from a GPT: prefill the prompt once, then one token at a time with a cache."""
+"""Text from a GPT: each prompt is read once, then its samples are decoded together, a token a step, with a cache.
+
+Rows of different prompts and lengths share a batch. A row that is done leaves, and one that waits takes its place, so
+that time goes only to rows still running. With a tokenizer, an answer ends at <|assistant_end|> or <|bos|>, and the
+calculator answers its calls.
+
+Shapes: B rows, V vocabulary.
+"""
+
+from collections import deque
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from lapcli.data.tokenizer import Tokenizer
+from lapcli.errors import UsageError
+from lapcli.evaluation.row_cache import RowCache
+from lapcli.evaluation.sampling import Sampling, draw, noise_key, uniform
+from lapcli.evaluation.tool_use import ToolUse
 from lapcli.models.gpt import GPT, KVCache
 
+__all__ = ["Completion", "Engine", "Event", "Sampling", "generate"]
 
-@torch.inference_mode()
+
+class Event(NamedTuple):
+    """One token of one sample of one prompt, as it comes."""
+
+    prompt: int
+    sample: int
+    token: int
+    is_forced: bool  # the calculator's, not the model's
+    is_end: bool  # the token that ends an answer, which is no part of it
+
+
+@dataclass
+class Completion:
+    tokens: list[int] = field(default_factory=list)
+    is_forced: list[bool] = field(default_factory=list)
+    has_ended: bool = False  # by its own end, not by the number of tokens
+
+
+@dataclass
+class _Row:
+    prompt: int
+    sample: int
+    key: int
+    tool: ToolUse | None
+    forced: deque[int] = field(default_factory=deque)
+    count: int = 0
+    token: int = -1
+    is_done: bool = False
+
+
+class _Prefix(NamedTuple):
+    prompt: int
+    cache: KVCache
+    logits_1V: Tensor
+
+
+class Engine:
+    """`batch`: the most rows that are decoded together."""
+
+    def __init__(self, model: GPT, tokenizer: Tokenizer | None = None, batch: int = 32) -> None:
+        self.model, self.tokenizer, self.batch = model, tokenizer, batch
+        ends = ("<|assistant_end|>", "<|bos|>") if tokenizer else ()
+        self._ends = {tokenizer.special(name) for name in ends} if tokenizer else set()
+
+    def complete(
+        self, prompts: Sequence[Sequence[int]], sampling: Sampling, samples: int = 1
+    ) -> list[list[Completion]]:
+        """`samples` completions of every prompt."""
+        completions = [[Completion() for _ in range(samples)] for _ in prompts]
+        for event in self.stream(prompts, sampling, samples):
+            completion = completions[event.prompt][event.sample]
+            if event.is_end:
+                completion.has_ended = True
+            else:
+                completion.tokens.append(event.token)
+                completion.is_forced.append(event.is_forced)
+        return completions
+
+    def stream(self, prompts: Sequence[Sequence[int]], sampling: Sampling, samples: int = 1) -> Iterator[Event]:
+        """Every token as it is there."""
+        self._check(prompts, sampling)
+        weight = self.model.embed.weight
+        waiting = deque((p, s) for p in range(len(prompts)) for s in range(samples) if sampling.max_tokens > 0)
+        cache = RowCache(self.model.config, min(self.batch, len(waiting)), weight.dtype, weight.device)
+        rows: list[_Row] = []
+        prefix: _Prefix | None = None
+        while waiting or rows:
+            while waiting and len(rows) < self.batch:
+                number, sample = waiting.popleft()
+                if prefix is None or prefix.prompt != number:
+                    prefix = self._read(number, prompts[number])
+                key = noise_key(prompts[number], sampling.seed, sample)
+                row = _Row(number, sample, key, ToolUse(self.tokenizer) if self.tokenizer else None)
+                (token,) = draw(prefix.logits_1V, sampling, [uniform(key, 0)])
+                yield self._take(row, token, sampling)
+                if not row.is_done:
+                    cache.add(prefix.cache)
+                    rows.append(row)
+            if not rows:
+                continue
+            logits_BV = self._decode([row.token for row in rows], cache)
+            tokens = draw(logits_BV, sampling, [uniform(row.key, row.count) for row in rows])
+            for row, token in zip(rows, tokens, strict=True):
+                yield self._take(row, token, sampling)
+            for place in reversed(range(len(rows))):
+                if rows[place].is_done:
+                    cache.remove(place)
+                    rows[place] = rows[-1]
+                    rows.pop()
+
+    @torch.inference_mode()
+    def _read(self, number: int, prompt: Sequence[int]) -> _Prefix:
+        weight = self.model.embed.weight
+        cache = KVCache(self.model.config, 1, len(prompt), weight.dtype, weight.device)
+        x_1TC = self.model.hidden(torch.tensor([list(prompt)], device=weight.device), cache)
+        return _Prefix(number, cache, self.model.logits(x_1TC[:, -1]))  # only the last token's logits
+
+    @torch.inference_mode()
+    def _decode(self, tokens: list[int], cache: RowCache) -> Tensor:
+        tokens_B1 = torch.tensor(tokens, device=self.model.embed.weight.device)[:, None]
+        return self.model.logits(self.model.hidden(tokens_B1, cache)[:, -1])
+
+    def _take(self, row: _Row, drawn: int, sampling: Sampling) -> Event:
+        """The drawn token, unless the calculator has the word."""
+        is_forced = bool(row.forced)
+        token = row.forced.popleft() if is_forced else drawn
+        row.token = token
+        row.count += 1
+        is_end = token in self._ends
+        row.is_done = is_end or row.count >= sampling.max_tokens
+        if row.tool is not None and not is_forced:
+            row.forced.extend(row.tool.after(token))
+        return Event(row.prompt, row.sample, token, is_forced, is_end)
+
+    def _check(self, prompts: Sequence[Sequence[int]], sampling: Sampling) -> None:
+        longest = max((len(prompt) for prompt in prompts), default=0)
+        positions = self.model.config.positions
+        if not all(prompts):
+            raise UsageError("an empty prompt cannot be continued; begin it with <|bos|>")
+        if longest + sampling.max_tokens > positions:
+            raise UsageError(
+                f"a prompt of {longest:,} tokens and {sampling.max_tokens:,} more go beyond the model's {positions:,} "
+                "positions; shorten one of them"
+            )
+
+
 def generate(
     model: GPT, prompt: list[int], max_tokens: int, *, temperature: float = 0.0, top_k: int | None = None, seed: int = 0
 ) -> list[int]:
-    """The tokens that follow the prompt; temperature 0 takes the likeliest."""
-    device = model.embed.weight.device
-    cache = KVCache(model.config, 1, len(prompt) + max_tokens, model.embed.weight.dtype, device)
-    generator = torch.Generator().manual_seed(seed)  # on the CPU, so that every device draws the same
-    tokens: list[int] = []
-    ahead = prompt
-    while len(tokens) < max_tokens:
-        x_C = model.hidden(torch.tensor([ahead], device=device), cache)[0, -1]  # only the last token's logits
-        tokens.append(_pick(model.logits(x_C), temperature, top_k, generator))
-        ahead = tokens[-1:]
-    return tokens
-
-
-def _pick(logits_V: Tensor, temperature: float, top_k: int | None, generator: torch.Generator) -> int:
-    if temperature == 0:
-        return int(logits_V.argmax())
-    logits_V = logits_V.float().cpu()
-    ids: Tensor | None = None
-    if top_k is not None:
-        logits_V, ids = logits_V.topk(min(top_k, len(logits_V)))
-    drawn = int(torch.multinomial((logits_V / temperature).softmax(0), 1, generator=generator))
-    return drawn if ids is None else int(ids[drawn])
+    """The tokens that follow one prompt, exactly so many, whatever they are."""
+    sampling = Sampling(max_tokens, temperature, top_k, seed)
+    return Engine(model).complete([prompt], sampling)[0][0].tokens

@@ -94,6 +94,15 @@ class KVCache:
         self.k_LBGSD = torch.empty(shape, dtype=dtype, device=device)
         self.v_LBGSD = torch.empty(shape, dtype=dtype, device=device)
         self.position = 0
+        self.mask: Tensor | None = None  # B, 1, T, S where rows differ in length; none: causal
+
+    def positions(self, tokens: int) -> "slice | Tensor":
+        """Where the next tokens stand: one range for all rows (a cache of unequal rows gives B x T numbers)."""
+        return slice(self.position, self.position + tokens)
+
+    def advance(self, tokens: int) -> None:
+        """Called once all layers have inserted."""
+        self.position += tokens
 
     def insert(self, layer: int, k_BGTD: Tensor, v_BGTD: Tensor) -> tuple[Tensor, Tensor]:
         """Stores the new tokens and returns everything up to them; `position` moves once all layers are done."""
@@ -122,9 +131,14 @@ class Attention(nn.Module):
         q_BHTD = rms_norm(rotate(q_BTHD, rotary)).transpose(1, 2)
         k_BGSD = rms_norm(rotate(k_BTGD, rotary)).transpose(1, 2)
         v_BGSD = v_BTGD.transpose(1, 2)
+        mask, current_v = None, None
         if cache is not None:
+            # Of rows of unequal length the last of the S values is not the current token's.
+            mask, current_v = cache.mask, None if cache.mask is None else v_BGSD
             k_BGSD, v_BGSD = cache.insert(self.layer, k_BGSD, v_BGSD)
-        y_BHTD = laplacian_attention(q_BHTD, k_BGSD, v_BGSD, self.laplacian_heads, causal=True)
+        y_BHTD = laplacian_attention(
+            q_BHTD, k_BGSD, v_BGSD, self.laplacian_heads, causal=mask is None, mask=mask, current_v_BGTD=current_v
+        )
         return self.out(y_BHTD.transpose(1, 2).reshape(B, T, -1))
 
 
@@ -210,12 +224,13 @@ class GPT(nn.Module):
         first = 0 if cache is None else cache.position
         if first + T > self.config.positions:
             raise ValueError(f"positions end at {self.config.positions}, cannot place token {first + T}")
-        rotary = self.cos_PD[first : first + T, None], self.sin_PD[first : first + T, None]
+        places = slice(0, T) if cache is None else cache.positions(T)
+        rotary = self.cos_PD[places].unsqueeze(-2), self.sin_PD[places].unsqueeze(-2)
         x_BTC = rms_norm(self.embed(tokens_BT))
         for block in self.blocks:
             x_BTC = block(x_BTC, rotary, cache)
         if cache is not None:
-            cache.position += T
+            cache.advance(T)
         return rms_norm(x_BTC)
 
     def forward(self, tokens_BT: Tensor, cache: KVCache | None = None) -> Tensor:

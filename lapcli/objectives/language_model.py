@@ -19,14 +19,14 @@ from lapcli.evaluation.engine import generate
 from lapcli.models.gpt import GPT, GPTConfig
 from lapcli.objectives.batching import plan_batches
 from lapcli.objectives.objective import ParameterGroup
-from lapcli.recipe.schema import LanguageModelRecipe
+from lapcli.recipe.schema import GPTRecipe, LanguageModelRecipe
 from lapcli.training.distributed import World
 from lapcli.training.schedules import learning_rate_multiplier, muon_momentum
 
 DTYPES = {"float32": torch.float32, "bf16": torch.bfloat16, "auto": None}
 
 
-def gpt_config(recipe: LanguageModelRecipe) -> GPTConfig:
+def gpt_config(recipe: GPTRecipe) -> GPTConfig:
     section = recipe.model
     return GPTConfig(
         layers=section.layers,
@@ -42,7 +42,7 @@ def gpt_config(recipe: LanguageModelRecipe) -> GPTConfig:
     )
 
 
-def parameter_groups(recipe: LanguageModelRecipe, model: GPT) -> list[ParameterGroup]:
+def parameter_groups(recipe: GPTRecipe, model: GPT) -> list[ParameterGroup]:
     """Section 2 of nanochat's recipe; the two AdamW rates shrink with the width, Muon's does not."""
     settings = recipe.optimizer
     width_factor = (recipe.model.width / settings.reference_width) ** -0.5
@@ -55,6 +55,29 @@ def parameter_groups(recipe: LanguageModelRecipe, model: GPT) -> list[ParameterG
         ParameterGroup("embedding", "adamw", settings.embedding_lr * width_factor, embedding, adamw),
         ParameterGroup("head", "adamw", settings.head_lr * width_factor, head, adamw),
     ]
+
+
+def build_gpt(recipe: GPTRecipe, device: torch.device) -> GPT:
+    """A model to train, with fresh weights."""
+    train = recipe.train
+    with torch.device("meta"):
+        model = GPT(gpt_config(recipe))
+    # Drawn on the CPU: one seed gives the same weights on every rank and every device.
+    model.to_empty(device="cpu").initialise(torch.Generator().manual_seed(recipe.seed))
+    if train.precision == "bf16" or (train.precision == "auto" and device.type == "cuda"):
+        model.use_bf16()
+    model.to(device)
+    if train.compile is True or (train.compile == "auto" and device.type == "cuda"):
+        model.use_compile()
+    return model
+
+
+def to_device(pair: tuple[Tensor, Tensor], device: torch.device) -> tuple[Tensor, Tensor]:
+    """Tokens and targets."""
+    tokens_BT, targets_BT = pair
+    if device.type == "cuda":  # pinned, so that the copy overlaps with what the GPU still does
+        tokens_BT, targets_BT = tokens_BT.pin_memory(), targets_BT.pin_memory()
+    return tokens_BT.to(device, non_blocking=True), targets_BT.to(device, non_blocking=True)
 
 
 class LanguageModel:
@@ -77,29 +100,16 @@ class LanguageModel:
         self.steps = train.steps or max(
             1, int((train.epochs or 0) * self._sequences.sequences_per_epoch) // train.batch
         )
-        self.model = self._build_model()
+        self.model = build_gpt(recipe, world.device)
         self.units_per_step = train.batch * context
         self.flops_per_step = float(self.model.flops_per_token()) * self.units_per_step
-
-    def _build_model(self) -> GPT:
-        train, device = self._recipe.train, self._world.device
-        with torch.device("meta"):
-            model = GPT(gpt_config(self._recipe))
-        # Drawn on the CPU: one seed gives the same weights on every rank and every device.
-        model.to_empty(device="cpu").initialise(torch.Generator().manual_seed(self._recipe.seed))
-        if train.precision == "bf16" or (train.precision == "auto" and device.type == "cuda"):
-            model.use_bf16()
-        model.to(device)
-        if train.compile is True or (train.compile == "auto" and device.type == "cuda"):
-            model.use_compile()
-        return model
 
     def parameter_groups(self) -> list[ParameterGroup]:
         return parameter_groups(self._recipe, self.model)
 
     def batch(self, step: int, micro_step: int) -> tuple[Tensor, Tensor]:
         first = self.batches.first(micro_step, self._world.rank)
-        return self._to_device(*self._sequences.sequences(step, first, self.batches.micro_batch))
+        return to_device(self._sequences.sequences(step, first, self.batches.micro_batch), self._world.device)
 
     def loss(self, batch: tuple[Tensor, Tensor]) -> Tensor:
         return self.model.loss(*batch)
@@ -125,7 +135,7 @@ class LanguageModel:
             rows = min(count - first, size)
             if rows == 0:
                 continue
-            tokens_BT, targets_BT = self._to_device(*self._validation.sequences(0, first, rows))
+            tokens_BT, targets_BT = to_device(self._validation.sequences(0, first, rows), self._world.device)
             losses_BT = self.model.loss(tokens_BT, targets_BT, reduction="none")
             bytes_BT = self._byte_lengths[targets_BT]
             nats += float(losses_BT.sum())
@@ -173,11 +183,3 @@ class LanguageModel:
             top_k=settings.top_k,
             seed=self._recipe.seed,
         )
-
-    def _to_device(self, tokens_BT: Tensor, targets_BT: Tensor) -> tuple[Tensor, Tensor]:
-        if self._world.device.type == "cuda":  # pinned, so that the copy overlaps with what the GPU still does
-            return (
-                tokens_BT.pin_memory().to(self._world.device, non_blocking=True),
-                targets_BT.pin_memory().to(self._world.device, non_blocking=True),
-            )
-        return tokens_BT.to(self._world.device), targets_BT.to(self._world.device)

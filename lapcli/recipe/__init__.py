@@ -4,10 +4,11 @@ from lapcli.recipe.loading import load_recipe, recipe_from_dict
 from lapcli.recipe.problems import Problem, RecipeError
 from lapcli.recipe.registry import RECIPES
 from lapcli.recipe.resolved import differing_keys, recipe_hash, recipe_to_dict, recipe_to_yaml
-from lapcli.recipe.schema import BaseRecipe
+from lapcli.recipe.schema import AnyRecipe, BaseRecipe
 
 __all__ = [
     "RECIPES",
+    "AnyRecipe",
     "BaseRecipe",
     "Problem",
     "RecipeError",

@@ -12,12 +12,12 @@ from pydantic.fields import FieldInfo
 from lapcli.recipe.nearest import Path, misspelt, unknown_key
 from lapcli.recipe.problems import Problem, key_shown, quoted
 from lapcli.recipe.reading import Node, plain
-from lapcli.recipe.schema import BaseRecipe
-from lapcli.recipe.section import Section, subsection
+from lapcli.recipe.schema import AnyRecipe
+from lapcli.recipe.section import Section, item_section, subsection
 from lapcli.recipe.wording import any_form, expected, is_choice_of_forms, quotes_hint
 
 
-def check_recipe(recipe: type[BaseRecipe], root: Node) -> list[Problem]:
+def check_recipe(recipe: type[AnyRecipe], root: Node) -> list[Problem]:
     """What keeps `root` from being a `recipe`; empty if nothing does."""
     check = _Check(recipe)
     check.section(recipe, root, ())
@@ -35,7 +35,7 @@ def _adapter(section: type[Section], name: str) -> TypeAdapter[Any]:
 
 
 class _Check:
-    def __init__(self, recipe: type[BaseRecipe]) -> None:
+    def __init__(self, recipe: type[AnyRecipe]) -> None:
         self.recipe = recipe
         self.problems: list[Problem] = []
 
@@ -77,8 +77,12 @@ class _Check:
         try:
             values[name] = _adapter(section, name).validate_python(plain(node))
         except ValidationError as error:
+            items = item_section(field)
             if inner:
                 self.section(inner, node, path)
+            elif items and isinstance(node.value, list) and node.value:
+                for number, item in enumerate(node.value):
+                    self.section(items, item, (*path[:-1], f"{path[-1]}[{number}]"))
             elif is_choice_of_forms(field):
                 self._add(node, path, f"{any_form(field)}, got {quoted(plain(node))}")
             else:

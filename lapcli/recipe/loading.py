@@ -7,15 +7,16 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from lapcli.recipe.chat import ChatStageRecipe
 from lapcli.recipe.checking import check_recipe
 from lapcli.recipe.layering import apply_overrides, read_with_parents
 from lapcli.recipe.problems import Problem, RecipeError, Unreadable, in_reading_order, listed, quoted
 from lapcli.recipe.reading import Node, plain
 from lapcli.recipe.registry import RECIPES
-from lapcli.recipe.schema import BaseRecipe
+from lapcli.recipe.schema import AnyRecipe
 
 
-def load_recipe(path: str | Path, overrides: Sequence[str] = (), seed: int | None = None) -> BaseRecipe:
+def load_recipe(path: str | Path, overrides: Sequence[str] = (), seed: int | None = None) -> AnyRecipe:
     """Reads, inherits, applies `--set` and `--seed`, and validates; RecipeError lists every problem at once."""
     source = str(path)
     try:
@@ -28,7 +29,7 @@ def load_recipe(path: str | Path, overrides: Sequence[str] = (), seed: int | Non
     return _build(source, root, problems + refused)
 
 
-def recipe_from_dict(values: Mapping[str, Any], source: str = "the recipe") -> BaseRecipe:
+def recipe_from_dict(values: Mapping[str, Any], source: str = "the recipe") -> AnyRecipe:
     """The recipe that `recipe_to_dict` gave; `source` is what errors call it."""
     return _build(source, _node(values, source), [])
 
@@ -41,7 +42,7 @@ def _node(value: Any, where: str) -> Node:
     return Node(value, where)
 
 
-def _build(source: str, root: Node, problems: list[Problem]) -> BaseRecipe:
+def _build(source: str, root: Node, problems: list[Problem]) -> AnyRecipe:
     recipe, wrong_objective = _recipe_type(root)
     problems = problems + wrong_objective
     if recipe is not None:
@@ -57,10 +58,12 @@ def _build(source: str, root: Node, problems: list[Problem]) -> BaseRecipe:
         raise RecipeError(source, rest) from None
 
 
-def _recipe_type(root: Node) -> tuple[type[BaseRecipe] | None, list[Problem]]:
+def _recipe_type(root: Node) -> tuple[type[AnyRecipe] | None, list[Problem]]:
     """The recipe of the objective; for a wrong one, the nearest, so that the rest is checked as well."""
     node = root.value.get("objective") if isinstance(root.value, dict) else None
     value = None if node is None else node.value
+    if value == "chat" and isinstance(root.value, dict) and "stage" in root.value:
+        return ChatStageRecipe, []  # what a run of one stage keeps
     if isinstance(value, str) and value in RECIPES:
         return RECIPES[value], []
     near = get_close_matches(value, RECIPES, 1) if isinstance(value, str) else []

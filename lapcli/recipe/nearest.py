@@ -3,7 +3,7 @@
 from difflib import get_close_matches
 
 from lapcli.recipe.problems import listed
-from lapcli.recipe.section import Section, subsection
+from lapcli.recipe.section import Section, item_section, subsection
 
 Path = tuple[str, ...]
 
@@ -13,7 +13,7 @@ def key_paths(section: type[Section], under: Path = ()) -> list[Path]:
     paths: list[Path] = []
     for name, field in section.model_fields.items():
         paths.append((*under, name))
-        if inner := subsection(field):
+        if inner := subsection(field) or item_section(field):
             paths += key_paths(inner, (*under, name))
     return paths
 

@@ -1,9 +1,11 @@
 """The recipe of each objective."""
 
-from lapcli.recipe.schema import BaseRecipe, LanguageModelRecipe
+from lapcli.recipe.chat import ChatRecipe
+from lapcli.recipe.schema import AnyRecipe, LanguageModelRecipe
 from lapcli.recipe.vision import ClassificationRecipe
 
-RECIPES: dict[str, type[BaseRecipe]] = {
+RECIPES: dict[str, type[AnyRecipe]] = {
     "language_model": LanguageModelRecipe,
+    "chat": ChatRecipe,
     "classification": ClassificationRecipe,
 }

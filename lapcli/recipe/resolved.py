@@ -8,20 +8,20 @@ from typing import Any
 import yaml
 
 from lapcli.recipe.scalars import read_plain
-from lapcli.recipe.schema import BaseRecipe
+from lapcli.recipe.schema import AnyRecipe
 
 
-def recipe_to_dict(recipe: BaseRecipe) -> dict[str, Any]:
+def recipe_to_dict(recipe: AnyRecipe) -> dict[str, Any]:
     """Plain JSON values, with every default written out."""
     return recipe.model_dump(mode="json")
 
 
-def recipe_to_yaml(recipe: BaseRecipe) -> str:
+def recipe_to_yaml(recipe: AnyRecipe) -> str:
     """A recipe file that loads to an equal recipe."""
     return yaml.dump(recipe_to_dict(recipe), Dumper=_RecipeDumper, sort_keys=False, allow_unicode=True, width=120)
 
 
-def recipe_hash(recipe: BaseRecipe) -> str:
+def recipe_hash(recipe: AnyRecipe) -> str:
     """The sha256 of the recipe's canonical JSON: equal for recipes that mean the same, however they are written."""
     canonical = json.dumps(recipe_to_dict(recipe), sort_keys=True, separators=(",", ":"), allow_nan=False)
     return hashlib.sha256(canonical.encode()).hexdigest()

@@ -230,24 +230,34 @@ class CheckpointSection(Section):
     keep: Annotated[Whole, Field(ge=1, le=10**6)] = 2  # newest checkpoints kept
 
 
-class BaseRecipe(Section):
-    """What all objectives share."""
+class AnyRecipe(Section):
+    """What every recipe has."""
 
     objective: str
     seed: Annotated[Whole, Field(ge=0, lt=2**31)] = 0
+
+
+class BaseRecipe(AnyRecipe):
+    """What all runs share."""
+
     train: TrainSection
     optimizer: OptimizerSection
     validation: ValidationSection = ValidationSection()
     checkpoint: CheckpointSection = CheckpointSection()
 
 
-class LanguageModelRecipe(BaseRecipe):
+class GPTRecipe(BaseRecipe):
+    """A run whose weights are a GPT's."""
+
+    model: GPTModel
+    tokenizer: TokenizerSection = TokenizerSection()
+    optimizer: MuonSection = MuonSection()
+    schedule: PlateauSchedule = PlateauSchedule()
+
+
+class LanguageModelRecipe(GPTRecipe):
     """Next-token prediction with a GPT."""
 
     objective: Literal["language_model"]
-    model: GPTModel
-    tokenizer: TokenizerSection = TokenizerSection()
     data: TextSource
-    optimizer: MuonSection = MuonSection()
-    schedule: PlateauSchedule = PlateauSchedule()
     validation: TextValidation = TextValidation()

@@ -72,3 +72,12 @@ def subsection(field: FieldInfo) -> type[Section] | None:
     """The section that a key holds, if it holds one."""
     only = members(field.annotation)[0] if len(members(field.annotation)) == 1 else None
     return only if isinstance(only, type) and issubclass(only, Section) else None
+
+
+def item_section(field: FieldInfo) -> type[Section] | None:
+    """The section of which a key holds a list, if it holds one."""
+    annotation = field.annotation
+    if get_origin(annotation) is not list:
+        return None
+    (item,) = get_args(annotation)
+    return item if isinstance(item, type) and issubclass(item, Section) else None

@@ -34,6 +34,12 @@ class Checkpoint:
     step: int
     state: dict[str, Any]
 
+    @classmethod
+    def read(cls, path: Path) -> "Checkpoint":
+        """One in which `find_damage` found none."""
+        state = json.loads((path / STATE).read_text(encoding="utf-8"))
+        return cls(path, int(state["step"]), state)
+
     @property
     def weights(self) -> Path:
         return self.path / MODEL
@@ -104,7 +110,7 @@ def newest(folder: Path, warn: Callable[[str], None]) -> Checkpoint | None:
         path = folder / f"step-{step:06d}"
         damage = find_damage(path)
         if damage is None:
-            return Checkpoint(path, step, json.loads((path / STATE).read_text(encoding="utf-8")))
+            return Checkpoint.read(path)
         warn(f"damaged checkpoint passed over: {damage}")
     return None
 

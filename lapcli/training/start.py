@@ -14,9 +14,11 @@ from lapcli.data.tokens import prepare_text
 from lapcli.errors import Interrupted, LapError, UsageError
 from lapcli.objectives.language_model import LanguageModel
 from lapcli.objectives.objective import Objective
+from lapcli.recipe.chat import ChatStageRecipe
 from lapcli.recipe.schema import BaseRecipe, LanguageModelRecipe
 from lapcli.recipe.vision import ClassificationRecipe
 from lapcli.runs import Run, open_run, read_run, write_summary
+from lapcli.training.chat_start import build_chat
 from lapcli.training.distributed import World, join_world, leave_world
 from lapcli.training.loop import Loop
 
@@ -25,14 +27,21 @@ def train_recipe(recipe: BaseRecipe, *, runs_dir: Path, name: str, fresh: bool =
     """Trains the run of that name to its end; a finished one is returned as it is."""
     world = join_world(recipe.train.device)
     try:
-        run = _open_together(world, runs_dir, name, recipe, fresh)
-        try:
-            if not run.is_finished:
-                _train(recipe, run, world, console)
-        finally:
-            run.unlock()
+        return train_in_world(world, recipe, runs_dir=runs_dir, name=name, fresh=fresh, console=console)
     finally:
         leave_world()
+
+
+def train_in_world(
+    world: World, recipe: BaseRecipe, *, runs_dir: Path, name: str, fresh: bool = False, console: Console
+) -> Run:
+    """The same for processes that have met already, who may train several runs one after the other."""
+    run = _open_together(world, runs_dir, name, recipe, fresh)
+    try:
+        if not run.is_finished:
+            _train(recipe, run, world, console)
+    finally:
+        run.unlock()
     return run
 
 
@@ -41,6 +50,7 @@ def _train(recipe: BaseRecipe, run: Run, world: World, console: Console) -> None
     report = run.update if world.is_main else _nothing
     try:
         objective, facts = _build(recipe, world, run)
+        notes = facts.pop("notes", [])
         report(
             status="running",
             failure=None,
@@ -58,6 +68,8 @@ def _train(recipe: BaseRecipe, run: Run, world: World, console: Console) -> None
                 f"{sum(p.numel() for p in objective.model.parameters()):,} parameters, on {_device_name(world)}",
                 highlight=False,
             )
+            for note in notes:
+                console.print(note, highlight=False, markup=False)
         loop = Loop(objective, recipe, run, world, console)
         loop.train()
         if world.is_main:
@@ -101,6 +113,7 @@ def _build_classification(recipe: ClassificationRecipe, world: World, run: Run) 
 _BUILDERS: dict[type[BaseRecipe], Callable[..., tuple[Objective, dict[str, Any]]]] = {
     LanguageModelRecipe: _build_language_model,
     ClassificationRecipe: _build_classification,
+    ChatStageRecipe: build_chat,
 }
 
 

@@ -1,0 +1,105 @@
+"""`lap sft RECIPE`: turn a pretrained GPT into one that answers, or go on with a stage that was interrupted."""
+
+import sys
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import typer
+
+from lapcli.commands import options
+
+if TYPE_CHECKING:
+    from lapcli.recipe.chat import ChatRecipe
+    from lapcli.runs import Run
+
+EXAMPLES = """Examples:
+
+lap sft recipes/chat_quickstart.yaml
+
+lap sft recipes/chat561m.yaml --run gpt561m_5L --nproc 8
+
+lap sft recipes/chat561m.yaml --stage sft --run gpt561m_5L --nproc 8
+
+lap sft recipes/chat561m.yaml --dry-run
+"""
+
+
+def sft(
+    recipe: options.Recipe,
+    run: Annotated[
+        str | None, typer.Option("--run", help="Pretrained run; by default the newest finished one.")
+    ] = None,
+    stage: Annotated[Literal["midtrain", "sft"] | None, typer.Option("--stage", help="Do one stage alone.")] = None,
+    set_: options.Set = None,
+    data: options.Data = None,
+    name: Annotated[
+        str | None, typer.Option("--name", help="The runs are NAME-midtrain and NAME-sft; by default the pretrained's.")
+    ] = None,
+    runs_dir: options.RunsDir = None,
+    seed: options.Seed = None,
+    fresh: options.Fresh = False,
+    dry_run: options.DryRun = False,
+    nproc: options.Nproc = "auto",
+    nnodes: options.Nnodes = 1,
+    node_rank: options.NodeRank = None,
+    rdzv: options.Rdzv = None,
+    max_restarts: options.MaxRestarts = 0,
+    as_json: options.Json = False,
+) -> None:
+    """Mid-train and fine-tune a pretrained GPT on conversations. The same command goes on with an unfinished run."""
+    from lapcli.environment import runs_dir as default_runs_dir
+    from lapcli.launch import Processes, launch, needs_launch
+
+    loaded = options.chat_recipe(recipe, set_, data, seed)
+    processes = Processes(nproc, nnodes, node_rank, rdzv, max_restarts)
+    if dry_run:
+        processes.check()
+        _print_counts(loaded, as_json)
+        return
+    from lapcli.training.stages import start_of, train_stages
+
+    folder = runs_dir or default_runs_dir()
+    start = start_of(folder, run)
+    device = next(iter(loaded.stages.given().values())).train.device
+    if needs_launch(processes, device):
+        # The newest run could be another one by the time that the processes look.
+        named = [] if run is not None else ["--run", str(start.path.resolve())]
+        raise typer.Exit(launch(processes, [*sys.argv[1:], *named], device))
+
+    from rich.console import Console
+
+    from lapcli.training.distributed import is_main_process
+
+    run_name = (name or start.name.removesuffix("-midtrain")) + ("" if seed is None or name else f"-seed{seed}")
+    console = Console(stderr=True, soft_wrap=True)
+    runs = train_stages(loaded, start, runs_dir=folder, name=run_name, only=stage, fresh=fresh, console=console)
+    if is_main_process():
+        _print_result(runs, as_json)
+
+
+def _print_counts(recipe: "ChatRecipe", as_json: bool) -> None:
+    import json
+
+    from lapcli.data.chat.counts import count_stages
+
+    counts = count_stages(recipe)
+    if as_json:
+        print(json.dumps({count.stage: count.to_dict() for count in counts}, indent=2))
+    else:
+        print("\n\n".join(count.to_text() for count in counts))
+
+
+def _print_result(runs: "list[Run]", as_json: bool) -> None:
+    import json
+
+    from lapcli.commands.train import summary_lines
+    from lapcli.runs import read_summary
+
+    if as_json:
+        print(json.dumps([{"run": str(run.path), **run.info, **read_summary(run)} for run in runs], indent=2))
+        return
+    for run in runs:
+        print(f"\n{run.path} is finished: {run.info['step']:,} steps, weights sha256 {run.info['weights_sha256'][:16]}")
+        for line in summary_lines(read_summary(run)):
+            print(line)
+    print("\nNext:")
+    print(f"  lap chat --run {runs[-1].name}")

@@ -1,0 +1,123 @@
+"""Batches of conversations, each a function of (seed, step): packed into one stream, or one conversation a row.
+
+B rows, T tokens. Targets that do not count are -1.
+"""
+
+from functools import lru_cache
+from typing import NamedTuple, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from lapcli.data.chat.mixture import Mixture
+from lapcli.errors import DataError
+
+
+class ChatBatch(NamedTuple):
+    tokens_BT: Tensor
+    targets_BT: Tensor
+
+
+class ChatBatches(Protocol):
+    @property
+    def per_epoch(self) -> int:
+        """Sequences or rows of an epoch."""
+
+    @property
+    def tokens_per_item(self) -> float:
+        """On average."""
+
+    def items(self, first: int, count: int) -> ChatBatch:
+        """Those from number `first` of the run on."""
+
+    def target_count(self, first: int, count: int) -> int: ...
+
+    def identity(self, first: int, count: int) -> str: ...
+
+
+class PackedBatches:
+    """All conversations of an epoch, one after the other, cut into sequences of T tokens and their targets.
+
+    Sequence i covers tokens [i T, i T + T] of the epoch: the last target of one is the first input of the next.
+    """
+
+    def __init__(self, mixture: Mixture, context: int, only_marked: bool) -> None:
+        self._mixture, self._context, self._only_marked = mixture, context, only_marked
+        total = int(mixture.lengths[mixture.order(0)].sum())  # of every epoch: only the order changes
+        self.per_epoch = max(total - 1, 0) // context
+        self.tokens_per_item = float(context)
+        if self.per_epoch == 0:
+            raise DataError(
+                f"the mixture has {total:,} tokens, less than one sequence of {context:,}; add rows or repeats"
+            )
+        self._ends = lru_cache(maxsize=2)(lambda epoch: np.cumsum(mixture.lengths[mixture.order(epoch)]))
+
+    def items(self, first: int, count: int) -> ChatBatch:
+        tokens = np.empty((count, self._context + 1), dtype=np.int64)
+        marks = np.empty((count, self._context + 1), dtype=bool)
+        for row in range(count):
+            self._read(first + row, tokens[row], marks[row])
+        targets = tokens[:, 1:].copy()
+        if self._only_marked:
+            targets[~marks[:, 1:]] = -1
+        return ChatBatch(torch.from_numpy(tokens[:, :-1].copy()), torch.from_numpy(targets))
+
+    def target_count(self, first: int, count: int) -> int:
+        if not self._only_marked:
+            return count * self._context
+        return int((self.items(first, count).targets_BT >= 0).sum())
+
+    def identity(self, first: int, count: int) -> str:
+        epoch, number = divmod(first, self.per_epoch)
+        start = int(np.searchsorted(self._ends(epoch), number * self._context, side="right"))
+        name = self._mixture.name(int(self._mixture.order(epoch)[start]))
+        return f"packed sequences {first:,} to {first + count - 1:,}, the first one in {name}"
+
+    def _read(self, item: int, tokens: np.ndarray, marks: np.ndarray) -> None:
+        epoch, number = divmod(item, self.per_epoch)
+        order, ends = self._mixture.order(epoch), self._ends(epoch)
+        position = number * self._context
+        place = int(np.searchsorted(ends, position, side="right"))
+        filled = 0
+        while filled < len(tokens):
+            ids, is_target = self._mixture.row(int(order[place]))
+            skip = len(ids) - int(ends[place] - position)
+            taken = min(len(ids) - skip, len(tokens) - filled)
+            tokens[filled : filled + taken] = ids[skip : skip + taken]
+            marks[filled : filled + taken] = is_target[skip : skip + taken]
+            filled, position, place = filled + taken, position + taken, place + 1
+
+
+class PaddedBatches:
+    """A conversation a row, padded on the right to the longest of those that are taken together."""
+
+    def __init__(self, mixture: Mixture, padding: int, only_marked: bool) -> None:
+        self._mixture, self._padding, self._only_marked = mixture, padding, only_marked
+        self.per_epoch = len(mixture)
+        self.tokens_per_item = float(mixture.lengths[mixture.order(0)].mean()) - 1
+
+    def items(self, first: int, count: int) -> ChatBatch:
+        rows = [self._mixture.row(number) for number in self._numbers(first, count)]
+        longest = max(len(ids) for ids, _ in rows) - 1
+        tokens = np.full((count, longest), self._padding, dtype=np.int64)
+        targets = np.full((count, longest), -1, dtype=np.int64)
+        for row, (ids, is_target) in enumerate(rows):
+            tokens[row, : len(ids) - 1] = ids[:-1]
+            counts = is_target[1:] if self._only_marked else np.ones(len(ids) - 1, dtype=bool)
+            targets[row, : len(ids) - 1] = np.where(counts, ids[1:].astype(np.int64), -1)
+        return ChatBatch(torch.from_numpy(tokens), torch.from_numpy(targets))
+
+    def target_count(self, first: int, count: int) -> int:
+        numbers = self._numbers(first, count)
+        if self._only_marked:
+            return int(self._mixture.target_counts[numbers].sum())
+        return int(self._mixture.lengths[numbers].sum()) - count
+
+    def identity(self, first: int, count: int) -> str:
+        first_of, last_of = (self._mixture.name(n) for n in self._numbers(first, count)[[0, -1]])
+        return f"conversations {first:,} to {first + count - 1:,} ({first_of} to {last_of})"
+
+    def _numbers(self, first: int, count: int) -> np.ndarray:
+        pairs = [divmod(item, self.per_epoch) for item in range(first, first + count)]
+        return np.array([self._mixture.order(epoch)[place] for epoch, place in pairs])

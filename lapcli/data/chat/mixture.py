@@ -1,0 +1,138 @@
+"""A mixture: rows of several data sets in an order that is a function of (seed, epoch).
+
+Each data set of a file is shuffled and its first `rows` are taken, then all rows of all data sets, each as often as it
+`repeats`, are shuffled together. With the seed 42 both shuffles are nanochat's.
+"""
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+
+from lapcli.data.cache import digest
+from lapcli.data.chat.prepared import RenderedRows, prepare_rows
+from lapcli.data.corpus import Progress
+from lapcli.data.tokenizer import Tokenizer
+from lapcli.errors import DataError
+from lapcli.recipe.chat import GENERATED, DataSet
+
+
+@dataclass(frozen=True)
+class Part:
+    """One data set's share of a mixture."""
+
+    data_set: DataSet
+    rows: RenderedRows
+    chosen: np.ndarray  # numbers of the rows that are in it, once each
+
+    @property
+    def count(self) -> int:
+        return len(self.chosen) * self.data_set.repeats
+
+
+class Mixture:
+    """`needs_targets`: rows without a token that an assistant is to learn are left out, and counted."""
+
+    def __init__(self, parts: Sequence[Part], seed: int, needs_targets: bool) -> None:
+        self.parts, self._seed = parts, seed
+        set_of = [np.full(part.count, number) for number, part in enumerate(parts)]
+        row_of = [np.tile(part.chosen, part.data_set.repeats) for part in parts]
+        self._set_of, self._row_of = np.concatenate(set_of), np.concatenate(row_of)
+        self.lengths = self._gather([part.rows.lengths for part in parts])
+        self.target_counts = self._gather([part.rows.target_counts for part in parts])
+        usable = (self.target_counts > 0) if needs_targets else (self.lengths > 1)
+        self._usable = np.flatnonzero(usable)
+        self.rows_asked_for = len(usable)
+        self.dropped = int(len(usable) - usable.sum())
+        if len(self._usable) == 0:
+            raise DataError("no row of the mixture has a token to learn; check the data sets, or use loss: all")
+        # Two epochs: a batch may end one and begin the next.
+        self.order = lru_cache(maxsize=2)(self._compute_order)
+
+    def __len__(self) -> int:
+        """Rows of an epoch."""
+        return len(self._usable)
+
+    @property
+    def identity(self) -> str:
+        return digest(
+            self._seed, [(part.rows.identity, len(part.chosen), part.data_set.repeats) for part in self.parts]
+        )
+
+    def row(self, number: int) -> tuple[np.ndarray, np.ndarray]:
+        """Ids and marks of the row that `order` calls so."""
+        return self.parts[self._set_of[number]].rows.row(int(self._row_of[number]))
+
+    def name(self, number: int) -> str:
+        """For messages."""
+        return f"row {self._row_of[number]:,} of {self.parts[self._set_of[number]].data_set.name}"
+
+    def describe(self) -> str:
+        parts = [
+            f"{part.data_set.name} {'' if part.data_set.repeats == 1 else f'{part.data_set.repeats} x '}"
+            f"{len(part.chosen):,}"
+            for part in self.parts
+        ]
+        dropped = f"; {self.dropped:,} without a token to learn are left out" if self.dropped else ""
+        malformed = sum(part.rows.malformed for part in self.parts)
+        skipped = f"; {malformed:,} malformed ones are left out" if malformed else ""
+        return f"{' + '.join(parts)} = {self.rows_asked_for:,} rows{dropped}{skipped}"
+
+    def malformed_examples(self) -> list[str]:
+        """The first ones that were left out."""
+        return [f"left out: {example}" for part in self.parts for example in part.rows.examples_of_malformed]
+
+    def _compute_order(self, epoch: int) -> np.ndarray:
+        numbers = list(range(self.rows_asked_for))
+        random.Random(self._seed if epoch == 0 else f"{self._seed} epoch {epoch}").shuffle(numbers)
+        order = np.array(numbers)
+        return order if self.dropped == 0 else order[np.isin(order, self._usable)]
+
+    def _gather(self, of_sets: Sequence[np.ndarray]) -> np.ndarray:
+        return np.concatenate(
+            [
+                np.tile(values[part.chosen], part.data_set.repeats)
+                for part, values in zip(self.parts, of_sets, strict=True)
+            ]
+        )
+
+
+def prepare_mixture(
+    data_sets: Sequence[DataSet],
+    tokenizer: Tokenizer,
+    *,
+    seed: int,
+    longest: int,
+    needs_targets: bool,
+    skip_malformed: bool,
+    progress: Progress | None = None,
+) -> Mixture:
+    parts = []
+    for data_set in data_sets:
+        rows = prepare_rows(data_set, tokenizer, longest, progress)
+        if rows.malformed and not skip_malformed:
+            raise _malformed(data_set, rows)
+        parts.append(Part(data_set, rows, chosen_rows(data_set, len(rows), seed)))
+    return Mixture(parts, seed, needs_targets)
+
+
+def chosen_rows(data_set: DataSet, available: int, seed: int) -> np.ndarray:
+    """Generated rows are random already and are taken as they come."""
+    wanted = data_set.rows or available
+    if wanted > available:
+        raise DataError(f"{data_set.name} has {available:,} rows, the recipe asks for {wanted:,}; change its rows")
+    if data_set.format in GENERATED:
+        return np.arange(wanted)
+    return np.random.default_rng(seed).permutation(available)[:wanted]
+
+
+def _malformed(data_set: DataSet, rows: RenderedRows) -> DataError:
+    examples = "".join(f"\n  {example}" for example in rows.examples_of_malformed)
+    more = rows.malformed - len(rows.examples_of_malformed)
+    rest = f"\n  and {more:,} more" if more else ""
+    return DataError(
+        f"{rows.malformed:,} of {rows.malformed + len(rows):,} conversations of {data_set.name} are malformed:"
+        f"{examples}{rest}\nMend them, or set skip_malformed: true in the stage to leave them out."
+    )

@@ -1,0 +1,134 @@
+"""The calculator that a chat model can call: numbers, + - * / ( ), thousands' commas, and 'text'.count('x').
+
+A parser of our own over exact fractions: nothing is ever executed, whatever the model writes. Expressions, nesting and
+numbers are bounded, so that every call ends at once. What is not understood has no result.
+
+    sum      = product (("+" | "-") product)*
+    product  = factor (("*" | "/") factor)*
+    factor   = ("+" | "-") factor | number | "(" sum ")" | text ".count(" text ")"
+"""
+
+import re
+from fractions import Fraction
+
+LONGEST_EXPRESSION = 500  # characters
+DEEPEST = 40  # parentheses and signs within each other
+LARGEST = 10**60  # of numerator and denominator
+LONGEST_RESULT = 40  # characters
+
+_TOKEN = re.compile(
+    r"\s*(?:(?P<number>[0-9][0-9,]*\.?[0-9]*|\.[0-9]+)"
+    r"|(?P<text>'[^'\\\n]*'|\"[^\"\\\n]*\")"
+    r"|(?P<count>\.\s*count\b)"
+    r"|(?P<sign>[-+*/()]))"
+)
+
+
+class NoResult(Exception):
+    """The expression is not one of the calculator's."""
+
+
+def calculate(expression: str) -> str | None:
+    """What the calculator prints, or none. Whole numbers are printed as such: 0.2*50 is 10, not 10.0."""
+    try:
+        return _printed(_Parser(_tokens(expression)).result())
+    except NoResult:
+        return None
+
+
+def _tokens(expression: str) -> list[tuple[str, str]]:
+    if len(expression) > LONGEST_EXPRESSION:
+        raise NoResult
+    expression = expression.rstrip()
+    tokens: list[tuple[str, str]] = []
+    place = 0
+    while place < len(expression):
+        match = _TOKEN.match(expression, place)
+        if match is None or match.lastgroup is None:
+            raise NoResult
+        tokens.append((match.lastgroup, match[match.lastgroup]))
+        place = match.end()
+    return tokens
+
+
+class _Parser:
+    def __init__(self, tokens: list[tuple[str, str]]) -> None:
+        self._tokens = tokens
+        self._place = 0
+        self._depth = 0
+
+    def result(self) -> Fraction:
+        value = self._sum()
+        if self._place != len(self._tokens):
+            raise NoResult
+        return value
+
+    def _sum(self) -> Fraction:
+        value = self._product()
+        while sign := self._take("sign", "+-"):
+            right = self._product()
+            value = _bounded(value + right if sign == "+" else value - right)
+        return value
+
+    def _product(self) -> Fraction:
+        value = self._factor()
+        while sign := self._take("sign", "*/"):
+            right = self._factor()
+            if sign == "/" and right == 0:
+                raise NoResult
+            value = _bounded(value * right if sign == "*" else value / right)
+        return value
+
+    def _factor(self) -> Fraction:
+        self._depth += 1
+        if self._depth > DEEPEST:
+            raise NoResult
+        value = self._inner()
+        self._depth -= 1
+        return value
+
+    def _inner(self) -> Fraction:
+        if sign := self._take("sign", "+-"):
+            value = self._factor()
+            return -value if sign == "-" else value
+        if self._take("sign", "("):
+            value = self._sum()
+            self._need("sign", ")")
+            return value
+        if text := self._take("text"):
+            self._need("count")
+            self._need("sign", "(")
+            counted = self._need("text")
+            self._need("sign", ")")
+            return Fraction(text[1:-1].count(counted[1:-1]))
+        return _bounded(Fraction(self._need("number").replace(",", "")))
+
+    def _take(self, kind: str, among: str | None = None) -> str | None:
+        """The next token if it is of that kind (a sign: one of those)."""
+        if self._place == len(self._tokens):
+            return None
+        found, text = self._tokens[self._place]
+        if found != kind or (among is not None and text not in among):
+            return None
+        self._place += 1
+        return text
+
+    def _need(self, kind: str, among: str | None = None) -> str:
+        text = self._take(kind, among)
+        if text is None:
+            raise NoResult
+        return text
+
+
+def _bounded(value: Fraction) -> Fraction:
+    if abs(value.numerator) > LARGEST or value.denominator > LARGEST:
+        raise NoResult
+    return value
+
+
+def _printed(value: Fraction) -> str:
+    """As Python prints it: the shortest decimal that reads back, but no `.0` after a whole number."""
+    text = str(value.numerator) if value.denominator == 1 else repr(float(value))
+    if len(text) > LONGEST_RESULT:
+        raise NoResult
+    return text

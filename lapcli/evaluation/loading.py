@@ -1,0 +1,37 @@
+"""A finished run's GPT with its tokenizer, ready to be used."""
+
+import sys
+from typing import NamedTuple
+
+from lapcli.data.tokenizer import Tokenizer
+from lapcli.errors import DataError, UsageError
+from lapcli.models.gpt import GPT
+from lapcli.objectives.language_model import build_gpt
+from lapcli.recipe.schema import GPTRecipe
+from lapcli.runs import Run
+from lapcli.training import checkpoint
+from lapcli.training.distributed import World, join_world
+
+
+class LoadedGPT(NamedTuple):
+    model: GPT
+    tokenizer: Tokenizer
+    weights_sha256: str
+
+
+def load_gpt(run: Run, world: World | None = None) -> LoadedGPT:
+    """Weights are checked against their hash and their head plan, the tokenizer against the one they were made with."""
+    recipe = run.recipe
+    if not isinstance(recipe, GPTRecipe):
+        raise UsageError(f"{run.path} is no run of a GPT; use --run")
+    saved = checkpoint.newest(run.checkpoints, warn=lambda text: print(f"lap: {text}", file=sys.stderr))
+    if saved is None:
+        raise DataError(f"{run.path} has no whole checkpoint; run its command again")
+    tokenizer = Tokenizer.from_file(run.path / "tokenizer.json")
+    device = (world or join_world(recipe.train.device)).device
+    plain = recipe.model_copy(update={"train": recipe.train.model_copy(update={"compile": False})})
+    model = build_gpt(plain, device)
+    checkpoint.load_weights(saved.weights, model, str(model.config.head_plan))
+    if run.info.get("tokenizer_sha256") not in (None, tokenizer.sha256):
+        raise DataError(f"{run.path / 'tokenizer.json'} is not the one that the model was trained with")
+    return LoadedGPT(model.eval(), tokenizer, saved.weights_sha256)

@@ -1,0 +1,195 @@
+"""A stage of chat training: next-token prediction on conversations, on all tokens or on the assistant's alone.
+
+Shapes: B rows, T tokens.
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from lapcli.data.chat.batches import ChatBatches, PackedBatches, PaddedBatches
+from lapcli.data.chat.conversation import conversation
+from lapcli.data.chat.mixture import Mixture, prepare_mixture
+from lapcli.data.chat.rendering import render_prompt
+from lapcli.data.corpus import Progress
+from lapcli.data.tokenizer import Tokenizer
+from lapcli.errors import UsageError
+from lapcli.evaluation.engine import Engine, Sampling
+from lapcli.evaluation.transcript import transcript
+from lapcli.objectives.batching import plan_batches
+from lapcli.objectives.language_model import build_gpt, parameter_groups, to_device
+from lapcli.objectives.objective import ParameterGroup
+from lapcli.recipe.chat import ChatStageRecipe
+from lapcli.training.checkpoint import load_weights
+from lapcli.training.distributed import World
+from lapcli.training.schedules import learning_rate_multiplier, muon_momentum
+
+
+@dataclass(frozen=True)
+class ChatData:
+    tokenizer: Tokenizer
+    train: Mixture
+    validation: Mixture | None
+
+    @property
+    def description(self) -> str:
+        held = f"; held out: {self.validation.describe()}" if self.validation else ""
+        return f"{self.train.describe()}{held}"
+
+
+def prepare_chat(recipe: ChatStageRecipe, tokenizer: Tokenizer, progress: Progress | None = None) -> ChatData:
+    """Download, read and render whatever has not been before. Safe to call on every rank."""
+
+    def mixture(data_sets: Any) -> Mixture:
+        return prepare_mixture(
+            data_sets,
+            tokenizer,
+            seed=recipe.seed,
+            longest=recipe.model.context,
+            needs_targets=recipe.loss == "assistant",
+            skip_malformed=recipe.skip_malformed,
+            progress=progress,
+        )
+
+    held_out = recipe.validation.mixture
+    return ChatData(tokenizer, mixture(recipe.mixture), mixture(held_out) if held_out else None)
+
+
+class _Batch(NamedTuple):
+    tokens_BT: Tensor
+    targets_BT: Tensor
+    weight: float  # of the sum over the targets
+
+
+class Chat:
+    """`start`: the weights to begin with; none if the run has a checkpoint of its own."""
+
+    def __init__(self, recipe: ChatStageRecipe, data: ChatData, start: Path | None, world: World) -> None:
+        self._recipe, self._data, self._world = recipe, data, world
+        train = recipe.train
+        self.batches = plan_batches(train.batch, train.micro_batch, world.size)
+        if recipe.average == "micro_batch" and self.batches.micro_batch != train.micro_batch:
+            raise UsageError(
+                f"average: micro_batch is of {train.micro_batch} rows, but {world.size} processes share a batch of "
+                f"{train.batch} as {self.batches.micro_batch} rows each; use another --nproc, or average: tokens"
+            )
+        self._items = self._batches_of(data.train)
+        self._held_out = self._batches_of(data.validation) if data.validation else None
+        self._byte_lengths = torch.from_numpy(data.tokenizer.byte_lengths().astype(np.int64)).to(world.device)
+        scheduled = train.steps or max(1, int((train.epochs or 0) * self._items.per_epoch) // train.batch)
+        self._scheduled_steps = scheduled
+        self.steps = max(1, scheduled - 1) if recipe.drop_last_update else scheduled
+        self.model = build_gpt(_compiled_if_it_pays(recipe), world.device)
+        if start is not None:
+            load_weights(start, self.model, self.weights_metadata()["laplacian_heads"])
+        packed = recipe.batching == "packed"
+        self.unit = "tokens" if packed else "conversations"
+        self.units_per_step = train.batch * (recipe.model.context if packed else 1)
+        self.flops_per_step = float(self.model.flops_per_token()) * train.batch * self._items.tokens_per_item
+
+    def _batches_of(self, mixture: Mixture) -> ChatBatches:
+        only_marked = self._recipe.loss == "assistant"
+        if self._recipe.batching == "packed":
+            return PackedBatches(mixture, self._recipe.model.context, only_marked)
+        return PaddedBatches(mixture, self._data.tokenizer.special("<|assistant_end|>"), only_marked)
+
+    def parameter_groups(self) -> list[ParameterGroup]:
+        return parameter_groups(self._recipe, self.model)
+
+    def batch(self, step: int, micro_step: int) -> _Batch:
+        size, start = self.batches.batch, step * self.batches.batch
+        first = start + self.batches.first(micro_step, self._world.rank)
+        rows = self._items.items(first, self.batches.micro_batch)
+        tokens_BT, targets_BT = to_device(rows, self._world.device)
+        if self._recipe.average == "micro_batch":
+            weight = 1 / max(1, int((rows.targets_BT >= 0).sum()))
+        else:
+            # The loop takes the mean over micro-batches and ranks; this makes it one over the targets of the step.
+            parts = self.batches.accumulation * self.batches.processes
+            weight = parts / max(1, self._items.target_count(start, size))
+        return _Batch(tokens_BT, targets_BT, weight)
+
+    def loss(self, batch: _Batch) -> Tensor:
+        return self.model.loss(batch.tokens_BT, batch.targets_BT, reduction="sum") * batch.weight
+
+    def learning_rate_multiplier(self, step: int) -> float:
+        scale = self._recipe.optimizer.lr_scale
+        return scale * learning_rate_multiplier(self._recipe.schedule, step, self._scheduled_steps)
+
+    def momentum(self, step: int) -> float:
+        return muon_momentum(self._recipe.optimizer, step)
+
+    def after_step(self, step: int) -> None:
+        pass
+
+    @torch.no_grad()
+    def validate(self, is_interrupted: Callable[[], bool]) -> dict[str, float]:
+        """The loss on what is held out, weighted as in training; of packed stages also bits per byte."""
+        if self._held_out is None:
+            return {}
+        settings, size = self._recipe.validation, self._recipe.train.micro_batch
+        packed = self._recipe.batching == "packed"
+        wanted = settings.tokens // self._recipe.model.context if packed else settings.rows
+        count = max(1, min(wanted, self._held_out.per_epoch))
+        nats = targets = means = groups = counted_nats = counted_bytes = 0.0
+        # Every rank walks the same number of rounds, so that all of them ask `is_interrupted` together.
+        for start in range(0, count, size * self._world.size):
+            is_interrupted()
+            first = min(count, start + self._world.rank * size)
+            rows = min(count - first, size)
+            if rows == 0:
+                continue
+            tokens_BT, targets_BT = to_device(self._held_out.items(first, rows), self._world.device)
+            losses_BT = self.model.loss(tokens_BT, targets_BT, reduction="none")
+            here = int((targets_BT >= 0).sum())
+            nats, targets = nats + float(losses_BT.sum()), targets + here
+            means, groups = means + float(losses_BT.sum()) / max(1, here), groups + 1
+            bytes_BT = self._byte_lengths[targets_BT.clamp(min=0)] * (targets_BT >= 0)
+            counted_nats += float(losses_BT[bytes_BT > 0].sum())
+            counted_bytes += float(bytes_BT.sum())
+        nats, targets, means, groups, counted_nats, counted_bytes = self._world.sum(
+            [nats, targets, means, groups, counted_nats, counted_bytes]
+        )
+        by_group = self._recipe.average == "micro_batch"
+        values = {"validation_loss": means / groups if by_group else nats / max(1.0, targets)}
+        if packed:
+            values["validation_bits_per_byte"] = counted_nats / (math.log(2) * max(counted_bytes, 1))
+        return values
+
+    def describe_batch(self, step: int) -> str:
+        return self._items.identity(step * self.batches.batch, self.batches.batch)
+
+    def weights_metadata(self) -> dict[str, str]:
+        return {
+            "laplacian_heads": str(self.model.config.head_plan),
+            "tokenizer_sha256": self._data.tokenizer.sha256,
+            "started_from_sha256": self._recipe.start.weights_sha256,
+        }
+
+    def finish(self, run_dir: Path) -> dict[str, Any]:
+        """Answers the recipe's prompts."""
+        settings, tokenizer = self._recipe.validation, self._data.tokenizer
+        if not settings.prompts:
+            return {}
+        turns = [conversation([{"role": "user", "content": prompt}]) for prompt in settings.prompts]
+        sampling = Sampling(settings.sample_tokens, settings.temperature, settings.top_k, self._recipe.seed)
+        completions = Engine(self.model, tokenizer).complete([render_prompt(t, tokenizer) for t in turns], sampling)
+        return {
+            "samples": [
+                {"prompt": prompt, "continuation": " " + transcript(samples[0].tokens, tokenizer)}
+                for prompt, samples in zip(settings.prompts, completions, strict=True)
+            ]
+        }
+
+
+def _compiled_if_it_pays(recipe: ChatStageRecipe) -> ChatStageRecipe:
+    """Padded rows have a length of their own in every micro-batch, and each would be compiled anew."""
+    if recipe.batching == "packed" or recipe.train.compile != "auto":
+        return recipe
+    return recipe.model_copy(update={"train": recipe.train.model_copy(update={"compile": False})})

@@ -1,0 +1,110 @@
+"""`lap train`, `lap sft`, `lap chat`: the quickstart pair as a user runs it, cut to a few steps."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+from support import CHAT_CUT as CUT
+from support import ROOT, run_main
+
+RECIPE = "recipes/chat_quickstart.yaml"
+
+
+def info(runs, name):
+    return json.loads((runs / name / "run.json").read_text())
+
+
+def test_the_stages_are_runs(chat_runs):
+    runs, result = chat_runs
+    pretrained, midtrain, sft = (info(runs, name) for name in ("quickstart", "quickstart-midtrain", "quickstart-sft"))
+    assert midtrain["objective"] == sft["objective"] == "chat"
+    assert midtrain["status"] == sft["status"] == "finished"
+    assert midtrain["started_from"] == {"run": "quickstart", "weights_sha256": pretrained["weights_sha256"]}
+    assert sft["started_from"] == {"run": "quickstart-midtrain", "weights_sha256": midtrain["weights_sha256"]}
+    assert f"weights sha256 {pretrained['weights_sha256'][:16]}" in result.stderr
+    assert "questions " in result.stderr
+    assert "lap chat --run quickstart-sft" in result.stdout
+    assert "[Spell this word: method]" in result.stdout
+
+
+def test_a_second_start_finds_them_finished(chat_runs, capsys):
+    runs, _ = chat_runs
+    code, out, err = run_main(capsys, "sft", str(ROOT / RECIPE), *CUT, "--runs-dir", str(runs), "--json")
+    assert code == 0, err
+    assert [run["name"] for run in json.loads(out)] == ["quickstart-midtrain", "quickstart-sft"]
+    code, _, err = run_main(capsys, "sft", str(ROOT / RECIPE), "--runs-dir", str(runs))
+    assert code == 2
+    assert "train.steps" in err
+
+
+def test_chat_answers_a_prompt(chat_runs, capsys, monkeypatch):
+    runs, _ = chat_runs
+    monkeypatch.setenv("LAP_RUNS", str(runs))
+    command = ["chat", "--prompt", "Spell this word: cat", "--max-tokens", "12"]
+    code, out, err = run_main(capsys, *command)
+    assert code == 0, err
+    assert out.strip()
+    assert f"quickstart-sft, weights sha256 {info(runs, 'quickstart-sft')['weights_sha256'][:16]}" in err
+    assert run_main(capsys, *command) == (0, out, err)
+    greedy = run_main(capsys, *command, "--temperature", "0")[1]
+    assert greedy == run_main(capsys, *command, "--temperature", "2", "--top-k", "1", "--seed", "5")[1]
+
+
+def test_chat_reads_questions(chat_runs, shared_cache):
+    runs, _ = chat_runs
+    asked = "hello\n/clear\nSpell this word: dog\n/quit\nnever read\n"
+    command = [sys.executable, "-m", "lapcli", "chat", "--runs-dir", str(runs), "--max-tokens", "5"]
+    result = subprocess.run(command, input=asked, capture_output=True, text=True, cwd=ROOT, timeout=200)
+    assert result.returncode == 0, result.stderr
+    assert "(forgotten)" in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["chat", "--run", "quickstart", "--prompt", "x"], "is a run of language_model, and chat is needed"),
+        (["chat", "--run", "nothing", "--prompt", "x"], "not a run directory"),
+        (["sft", "recipes/quickstart.yaml"], "it is trained by `lap train"),
+        (["train", RECIPE], "they are trained by `lap sft"),
+        (["sft", RECIPE, "--run", "nothing"], "not a run directory"),
+    ],
+)
+def test_refusals(chat_runs, capsys, monkeypatch, arguments, message):
+    runs, _ = chat_runs
+    monkeypatch.chdir(ROOT)
+    code, out, err = run_main(capsys, *arguments, "--runs-dir", str(runs))
+    assert (code, out) == (2, "")
+    assert message in err
+
+
+def test_no_run_to_start_from(tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(ROOT)
+    for command in (["sft", RECIPE], ["chat", "--prompt", "x"]):
+        code, _, err = run_main(capsys, *command, "--runs-dir", str(tmp_path))
+        assert code == 2
+        assert "no finished run of" in err
+
+
+def test_the_counts_before_anything_starts(capsys, monkeypatch):
+    monkeypatch.chdir(ROOT)
+    code, out, _ = run_main(capsys, "sft", "recipes/chat561m.yaml", "--dry-run")
+    assert code == 0
+    for number in ("460,341", "99,842", "7,473", "2 x 1,000", "200,000", "80,000", "849,656", "22,443", "steps: 700"):
+        assert number in out
+    code, out, _ = run_main(capsys, "sft", "recipes/chat561m.yaml", "--dry-run", "--json")
+    counts = json.loads(out)
+    assert (counts["midtrain"]["rows"], counts["sft"]["rows"], counts["sft"]["steps"]) == (849_656, 22_443, 700)
+    assert counts["midtrain"]["validation_rows"] == 29_849
+
+
+def test_fetch_names_every_data_set(capsys, monkeypatch):
+    monkeypatch.chdir(ROOT)
+    code, out, err = run_main(capsys, "fetch", RECIPE)
+    assert code == 0, err
+    assert "questions" in out
+    assert "spelling bee" in out
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    code, _, err = run_main(capsys, "fetch", "recipes/chat561m.yaml")
+    assert code == 2
+    assert "smol-smoltalk" in err

@@ -1,0 +1,26 @@
+"""Small data sets of conversations on disk."""
+
+import json
+
+import pytest
+
+from lapcli.data.tokenizer import train_tokenizer
+from lapcli.recipe.chat import DataSet
+
+
+@pytest.fixture(scope="session")
+def tokenizer():
+    """One token a byte, then the nine special ones."""
+    return train_tokenizer(["a"], 265, max_chars=10, crop=10)
+
+
+@pytest.fixture
+def data_set(tmp_path):
+    """Writes rows to a file and gives the data set of it."""
+
+    def write(name, lines, **changes):
+        path = tmp_path / f"{name}.jsonl"
+        path.write_text("".join(json.dumps(row) + "\n" for row in lines))
+        return DataSet(name=name, format="conversations", source=str(path), **changes)
+
+    return write

@@ -1,0 +1,202 @@
+"""Mixtures: how many rows of what, in which order."""
+
+import random
+import shutil
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from support import ROOT
+
+from lapcli.data.chat.counts import count_stages
+from lapcli.data.chat.mixture import Mixture, Part, chosen_rows, prepare_mixture
+from lapcli.data.chat.prepared import prepare_rows
+from lapcli.data.chat.sources import with_local_data
+from lapcli.errors import DataError
+from lapcli.recipe import load_recipe
+from lapcli.recipe.chat import DataSet
+
+# What the hub has, where the folder of real files has no copy.
+OFFICIAL = {
+    "smol-smoltalk/data/test-00000-of-00001.parquet": 24_229,
+    "mmlu/auxiliary_train/train-00000-of-00001.parquet": 99_842,
+    **{f"smol-smoltalk/data/train-{n:05}-of-00004.parquet": 115_085 + (n == 0) for n in range(4)},
+}
+MIDTRAIN = {"SmolTalk": 460_341, "MMLU auxiliary": 99_842, "GSM8K": 7_473, "identity": 2_000,
+            "simple spelling": 200_000, "spelling bee": 80_000}  # fmt: skip
+SFT = {"ARC-Easy": 2_251, "ARC-Challenge": 1_119, "GSM8K": 7_473, "SmolTalk": 10_000, "identity": 1_000,
+       "simple spelling": 300, "spelling bee": 300}  # fmt: skip
+
+
+def talk(*texts):
+    return [{"role": ("user", "assistant")[n % 2], "content": text} for n, text in enumerate(texts)]
+
+
+def prepare(data_sets, tokenizer, seed=0, **changes):
+    settings = {"longest": 64, "needs_targets": True, "skip_malformed": False, **changes}
+    return prepare_mixture(data_sets, tokenizer, seed=seed, **settings)
+
+
+def texts(mixture, tokenizer, epoch=0):
+    return [tokenizer.decode(mixture.row(int(n))[0]) for n in mixture.order(epoch)]
+
+
+class StandIn:
+    """As many rows as a real data set, and nothing in them."""
+
+    malformed, examples_of_malformed, identity = 0, (), ""
+
+    def __init__(self, count):
+        self.lengths = self.target_counts = np.full(count, 2)
+
+    def __len__(self):
+        return len(self.lengths)
+
+
+@pytest.mark.parametrize(("stage", "expected"), [("midtrain", MIDTRAIN), ("sft", SFT)])
+def test_the_papers_mixtures(stage, expected):
+    """The rows of an epoch by data set, each row of the smaller mixture at most once but for the repeats."""
+    recipe = load_recipe(ROOT / "recipes/chat561m.yaml")
+    official = {"SmolTalk": 460_341, "MMLU auxiliary": 99_842, "GSM8K": 7_473, "identity": 1_000,
+                "ARC-Easy": 2_251, "ARC-Challenge": 1_119}  # fmt: skip
+    parts = []
+    for data_set in recipe.stages.given()[stage].mixture:
+        rows = StandIn(official.get(data_set.name, data_set.rows))
+        parts.append(Part(data_set, rows, chosen_rows(data_set, len(rows), recipe.seed)))
+    mixture = Mixture(parts, recipe.seed, needs_targets=True)
+    order = mixture.order(0)
+    assert len(order) == len(set(order.tolist())) == sum(expected.values())
+    assert len(order) == {"midtrain": 849_656, "sft": 22_443}[stage]
+    counts = np.bincount(mixture._set_of[order], minlength=len(parts))
+    assert dict(zip((part.data_set.name for part in parts), counts.tolist(), strict=True)) == expected
+    assert f"{sum(expected.values()):,} rows" in mixture.describe()
+
+
+def test_the_counts_of_files_are_printed(tmp_path, test_data):
+    """`--data` with real ARC, GSM8K, MMLU and identity files, and stand-ins of the official row counts."""
+    for name, count in OFFICIAL.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        pq.write_table(pa.table({"messages": pa.nulls(count)}), tmp_path / name)
+    shutil.copytree(test_data / "arc" / "hf", tmp_path / "ai2_arc")
+    (tmp_path / "mmlu" / "all").mkdir()
+    shutil.copy(test_data / "mmlu/hf/all/test-00000-of-00001.parquet", tmp_path / "mmlu" / "all")
+    (tmp_path / "gsm8k" / "main").mkdir(parents=True)
+    for split in ("train", "test"):
+        pq.write_table(
+            pa.Table.from_pylist(list(_jsonl(test_data / "gsm8k" / f"{split}.jsonl"))),
+            tmp_path / "gsm8k" / "main" / f"{split}-00000-of-00001.parquet",
+        )
+    shutil.copy(test_data / "chat/nanochat_identity_conversations.jsonl", tmp_path / "identity_conversations.jsonl")
+    shutil.copy(test_data / "words/words_alpha.txt", tmp_path)
+    recipe = with_local_data(load_recipe(ROOT / "recipes/chat561m.yaml"), tmp_path)
+    midtrain, sft = count_stages(recipe)
+    assert {count.name: count.total for count in midtrain.train} == MIDTRAIN
+    assert {count.name: count.total for count in sft.train} == SFT
+    assert [count.total for count in midtrain.validation] == [24_229, 5_200, 420]
+    assert (midtrain.rows, sft.rows, sft.steps) == (849_656, 22_443, 700)
+    found = {count.name: count.available for count in (*midtrain.train, *sft.train)}
+    assert found["SmolTalk"] == 460_341
+    assert (found["GSM8K"], found["ARC-Easy"], found["identity"]) == (7_473, 2_251, 1_000)
+    text = "\n".join(count.to_text() for count in (midtrain, sft))
+    assert "849,656" in text
+    assert "2 x 1,000" in text
+
+
+def _jsonl(path):
+    import json
+
+    return map(json.loads, path.open(encoding="utf-8"))
+
+
+def test_a_source_has_no_copy_in_the_folder(tmp_path):
+    recipe = load_recipe(ROOT / "recipes/chat561m.yaml")
+    assert with_local_data(recipe, tmp_path) == recipe
+    with pytest.raises(DataError, match="no folder"):
+        with_local_data(recipe, tmp_path / "missing")
+
+
+def test_the_order_is_a_function_of_the_seed(data_set, tokenizer):
+    sets = [data_set(name, [talk(f"{name}{n}", "x") for n in range(20)]) for name in "ab"]
+    one, same, other = (texts(prepare(sets, tokenizer, seed=seed), tokenizer) for seed in (1, 1, 2))
+    assert one == same != other
+    assert sorted(one) == sorted(other)
+    mixture = prepare(sets, tokenizer, seed=1)
+    assert sorted(texts(mixture, tokenizer, epoch=1)) == sorted(one) != texts(mixture, tokenizer, epoch=1)
+
+
+def test_both_shuffles_are_the_fact_sheets(data_set, tokenizer):
+    """numpy's permutation of each data set, its first rows, then Random(seed) over all pairs in order."""
+    sets = [
+        data_set("a", [talk(f"a{n}", "x") for n in range(10)], rows=4),
+        data_set("b", [talk(f"b{n}", "x") for n in range(3)], repeats=2),
+    ]
+    pairs = [f"a{n}" for n in np.random.default_rng(42).permutation(10)[:4]]
+    pairs += [f"b{n}" for n in np.random.default_rng(42).permutation(3)] * 2
+    random.Random(42).shuffle(pairs)
+    shown = [text.split("<|user_start|>")[1].split("<|user_end|>")[0] for text in
+             texts(prepare(sets, tokenizer, seed=42), tokenizer)]  # fmt: skip
+    assert shown == pairs
+
+
+def test_more_rows_than_there_are(data_set, tokenizer):
+    with pytest.raises(DataError, match="a has 2 rows, the recipe asks for 3"):
+        prepare([data_set("a", [talk("a", "b")] * 2, rows=3)], tokenizer)
+
+
+def test_malformed_rows_stop_or_are_skipped(data_set, tokenizer):
+    rows = [talk("q", "a"), [], talk("q", "b"), [{"role": "assistant", "content": "x"}], {"x": 1}, [3]]
+    data = data_set("chats", rows)
+    with pytest.raises(DataError) as error:
+        prepare([data], tokenizer)
+    message = str(error.value)
+    assert message.startswith("4 of 6 conversations of chats are malformed:")
+    assert "chats.jsonl row 2: empty" in message
+    assert "chats.jsonl row 4: message 1 is of 'assistant', expected user" in message
+    assert "and 1 more" in message
+    assert "skip_malformed" in message
+    mixture = prepare([data], tokenizer, skip_malformed=True)
+    assert len(mixture) == 2
+    assert "4 malformed" in mixture.describe()
+
+
+def test_rows_without_a_target_are_dropped_and_counted(data_set, tokenizer):
+    """A question beyond the longest row leaves no room for its answer."""
+    rows = [talk("q" * 100, "a"), talk("q", "a"), talk("alone"), talk("q", "b")]
+    mixture = prepare([data_set("chats", rows)], tokenizer)
+    assert (len(mixture), mixture.dropped, mixture.rows_asked_for) == (2, 2, 4)
+    assert "2 without a token to learn" in mixture.describe()
+    assert all(mixture.target_counts[mixture.order(epoch)].min() > 0 for epoch in range(3))
+    assert len(prepare([data_set("chats", rows)], tokenizer, needs_targets=False)) == 4
+    with pytest.raises(DataError, match="no row of the mixture"):
+        prepare([data_set("none", rows[:1])], tokenizer)
+
+
+def test_rendered_once(data_set, tokenizer, monkeypatch):
+    from lapcli.data.chat import prepared
+
+    data = data_set("chats", [talk("q", "a"), talk("q", "bb")])
+    first = prepare_rows(data, tokenizer, 64)
+    monkeypatch.setattr(prepared, "_render", None)  # a second rendering would call it
+    again = prepare_rows(data, tokenizer, 64)
+    assert again.identity == first.identity
+    assert again.lengths.tolist() == [7, 8]
+    assert again.target_counts.tolist() == [2, 3]
+
+
+def test_files_that_cannot_be_read(tmp_path, tokenizer):
+    (tmp_path / "bad.jsonl").write_text('{"messages": []}\n{"mess')
+    (tmp_path / "bad.parquet").write_bytes(b"PAR1 no")
+    for name, words in (("bad.jsonl", "bad.jsonl:2"), ("bad.parquet", "bad.parquet"), ("none.jsonl", "there is no")):
+        data = DataSet(name="x", format="conversations", source=str(tmp_path / name))
+        with pytest.raises(DataError, match=words):
+            prepare_rows(data, tokenizer, 64)
+
+
+def test_what_is_not_here_is_named_with_what_would_fetch_it(tokenizer, monkeypatch):
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    hub = DataSet(name="x", format="gsm8k", source="hub:someone/something", files="a.parquet")
+    web = DataSet(name="x", format="gsm8k", source="https://example.invalid/a.jsonl")
+    for data in (hub, web):
+        with pytest.raises(DataError, match="lap fetch"):
+            prepare_rows(data, tokenizer, 64)

@@ -1,0 +1,138 @@
+"""What a step of a chat stage minimises, against the mean worked out on whole batches."""
+
+import io
+import json
+
+import pytest
+import torch
+from rich.console import Console
+from support import tiny_chat_recipe, tiny_recipe, train_here, write_text
+
+from lapcli.errors import UsageError
+from lapcli.objectives.chat import Chat, prepare_chat
+from lapcli.recipe.chat import stage_recipe
+from lapcli.training.chat_start import weights_with
+from lapcli.training.distributed import World
+from lapcli.training.stages import train_stages
+
+torch.set_num_threads(1)
+CPU = torch.device("cpu")
+
+
+@pytest.fixture(scope="module")
+def pretrained(tmp_path_factory, shared_cache):
+    folder = tmp_path_factory.mktemp("pretrained")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("LAP_CACHE", str(shared_cache))
+        recipe = tiny_recipe(write_text(folder / "text.txt"), train={"steps": 2}, checkpoint={"every": 2})
+        return train_here(recipe, folder / "runs")
+
+
+def built(pretrained, folder, world=None, stage="sft", **changes):
+    recipe = stage_recipe(
+        tiny_chat_recipe(folder, **{stage: changes}), stage, pretrained.recipe, "run", pretrained.info["weights_sha256"]
+    )
+    from lapcli.data.tokenizer import Tokenizer
+
+    tokenizer = Tokenizer.from_file(pretrained.path / "tokenizer.json")
+    start = weights_with(pretrained.checkpoints, pretrained.info["weights_sha256"])
+    assert start is not None
+    chat = Chat(recipe, prepare_chat(recipe, tokenizer), start, world or World(0, 1, CPU))
+    generator = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for p in chat.model.parameters():
+            p.normal_(std=0.2, generator=generator)
+    return chat
+
+
+def step_loss(chats, step=1):
+    """As the loop takes it: the mean over the micro-batches of all ranks."""
+    losses = [chat.loss(chat.batch(step, n)) for chat in chats for n in range(chats[0].batches.accumulation)]
+    return float((sum(losses) / len(losses)).detach())
+
+
+def each_target(chat, step=1):
+    """The losses of all targets of the step's global batch, row by row without any padding."""
+    rows = []
+    for place in range(chat.batches.batch):
+        tokens, targets = chat._items.items(step * chat.batches.batch + place, 1)
+        losses = chat.model.loss(tokens, targets, reduction="none")
+        rows.append(losses[targets >= 0])
+    return rows
+
+
+@pytest.mark.parametrize("stage", ["midtrain", "sft"])
+@pytest.mark.parametrize("micro_batch", [1, 2, 8])
+def test_each_target_of_a_step_weighs_the_same(pretrained, tmp_path, stage, micro_batch):
+    chat = built(pretrained, tmp_path, stage=stage, train={"batch": 8, "micro_batch": micro_batch, "steps": 4})
+    assert chat.batches.accumulation == 8 // micro_batch
+    expected = torch.cat(each_target(chat)).mean()
+    assert step_loss([chat]) == pytest.approx(float(expected), rel=1e-5)
+
+
+def test_the_number_of_processes_changes_nothing(pretrained, tmp_path):
+    train = {"batch": 8, "micro_batch": 2, "steps": 4}
+    one = built(pretrained, tmp_path, train=train)
+    two = [built(pretrained, tmp_path, World(rank, 2, CPU), train=train) for rank in range(2)]
+    assert step_loss(two) == pytest.approx(step_loss([one]), rel=1e-5)
+
+
+def test_upstreams_average_is_the_mean_of_means_of_four_rows(pretrained, tmp_path):
+    train = {"batch": 8, "micro_batch": 4, "steps": 4}
+    chat = built(pretrained, tmp_path, average="micro_batch", train=train)
+    rows = each_target(chat)
+    expected = (torch.cat(rows[:4]).mean() + torch.cat(rows[4:]).mean()) / 2
+    assert step_loss([chat]) == pytest.approx(float(expected), rel=1e-5)
+    assert abs(float(expected) - float(torch.cat(rows).mean())) > 1e-4
+    with pytest.raises(UsageError, match="micro_batch is of 4 rows"):
+        built(pretrained, tmp_path, World(0, 4, CPU), average="micro_batch", train=train)
+
+
+def test_the_assistants_tokens_alone_are_targets(pretrained, tmp_path):
+    masked, everything = (
+        built(pretrained, tmp_path, loss=loss, train={"batch": 8, "micro_batch": 8, "steps": 4})
+        for loss in ("assistant", "all")
+    )
+    tokens, targets, _ = masked.batch(0, 0)
+    starts = (tokens == masked._data.tokenizer.special("<|user_start|>")).any(dim=1)
+    assert starts.all()
+    for name in ("<|bos|>", "<|user_start|>", "<|user_end|>", "<|assistant_start|>", "<|output_start|>"):
+        assert not (targets == masked._data.tokenizer.special(name)).any()
+    assert (targets == masked._data.tokenizer.special("<|assistant_end|>")).sum() == 8
+    assert (everything.batch(0, 0).targets_BT == masked._data.tokenizer.special("<|user_end|>")).sum() == 8
+
+
+def test_the_last_step_of_the_epoch_can_be_left_out(pretrained, tmp_path):
+    """40 rows in batches of 8: 5 steps, or upstream's 4 of 5 on the same schedule."""
+    train = {"batch": 8, "micro_batch": 8, "epochs": 1, "steps": None}
+    whole = built(pretrained, tmp_path, train=train, schedule={"warmdown": 1.0})
+    short = built(pretrained, tmp_path, train=train, schedule={"warmdown": 1.0}, drop_last_update=True)
+    assert (whole.steps, short.steps) == (5, 4)
+    rates = [1.0, 0.8, 0.6, 0.4]
+    for chat in (whole, short):
+        multipliers = [chat.learning_rate_multiplier(step) for step in range(4)]
+        assert multipliers == pytest.approx([0.5 * rate for rate in rates])  # lr_scale is 0.5
+
+
+def test_a_stage_starts_from_the_weights_before_it(pretrained, tmp_path):
+    randomised = built(pretrained, tmp_path)
+    recipe = randomised._recipe
+    fresh = Chat(
+        recipe, randomised._data, weights_with(pretrained.checkpoints, recipe.start.weights_sha256), randomised._world
+    )
+    from safetensors.torch import load_file
+
+    for name, tensor in load_file(next(pretrained.checkpoints.glob("step-*/model.safetensors"))).items():
+        assert torch.equal(fresh.model.state_dict()[name], tensor)
+
+
+def test_the_summary_has_answers(pretrained, tmp_path):
+    console = Console(file=io.StringIO())
+    recipe = tiny_chat_recipe(tmp_path)
+    runs = train_stages(recipe, pretrained, runs_dir=tmp_path / "runs", name="x", console=console)
+    assert [run.name for run in runs] == ["x-midtrain", "x-sft"]
+    summary = json.loads((runs[1].path / "summary.json").read_text())
+    assert [sample["prompt"] for sample in summary["samples"]] == ["what?"]
+    assert summary["end"]["validation_loss"] > 0
+    assert runs[0].info["started_from"]["weights_sha256"] == pretrained.info["weights_sha256"]
+    assert runs[1].info["started_from"] == {"run": "x-midtrain", "weights_sha256": runs[0].info["weights_sha256"]}

@@ -1,0 +1,142 @@
+"""Chat recipes: what they accept, and where their problems are said to stand."""
+
+import pytest
+from support import ROOT
+
+from lapcli.recipe import RecipeError, load_recipe, recipe_from_dict, recipe_to_dict, recipe_to_yaml
+
+RECIPE = """objective: chat
+stages:
+  sft:
+    mixture:
+      - {name: a, format: conversations, source: a.jsonl}
+      - name: b
+        format: spelling_bee
+        rows: 10
+    loss: assistant
+    batching: padded
+    train: {epochs: 1, batch: 8, micro_batch: 4}
+"""
+
+
+def problems(tmp_path, monkeypatch, text):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "x.yaml").write_text(text)
+    try:
+        load_recipe("x.yaml")
+    except RecipeError as error:
+        return [str(problem) for problem in error.problems]
+    return []
+
+
+def test_it_loads(tmp_path, monkeypatch):
+    assert problems(tmp_path, monkeypatch, RECIPE) == []
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "line"),
+    [
+        (
+            "format: spelling_bee",
+            "format: dance",
+            "x.yaml:7  stages.sft.mixture[1].format: expected `conversations`, `multiple_choice`, `gsm8k`, "
+            '`simple_spelling`, `spelling_bee` or `questions`, got "dance"',
+        ),
+        ("        rows: 10\n", "", "x.yaml:7  stages.sft.mixture[1].rows: say how many rows to generate"),
+        ("rows: 10", "rowss: 10", "x.yaml:8  stages.sft.mixture[1].rowss: unknown key; did you mean `rows`?"),
+        ("name: b", "name: 3", "x.yaml:6  stages.sft.mixture[1].name: expected text, got 3; put it in quotes"),
+        (
+            "source: a.jsonl",
+            "source: builtin",
+            "x.yaml:5  stages.sft.mixture[0].source: `builtin` has no conversations; expected hub:OWNER/NAME, "
+            "https://... or a file",
+        ),
+        (
+            "source: a.jsonl",
+            "source: hub:a/b",
+            "x.yaml:5  stages.sft.mixture[0].files: name the hub data set's files, so that the list is fixed by the "
+            "recipe",
+        ),
+        (
+            "loss: assistant",
+            "loss: user",
+            'x.yaml:9  stages.sft.loss: expected `all` or `assistant`, got "user"',
+        ),
+        (
+            "batching: padded",
+            "batching: packed\n    average: micro_batch",
+            "x.yaml:11  stages.sft.average: packed micro-batches have the same number of tokens; use tokens",
+        ),
+        ("epochs: 1", "steps: 5", None),
+        (
+            "train: {epochs: 1",
+            "drop_last_update: true\n    train: {steps: 5",
+            "x.yaml:11  stages.sft.drop_last_update: counts the steps of an epoch; give train.epochs instead of "
+            "train.steps",
+        ),
+        ("  sft:", "  sfts:", "x.yaml:3  stages.sfts: unknown key; did you mean `sft`?"),
+    ],
+)
+def test_one_problem(tmp_path, monkeypatch, old, new, line):
+    found = problems(tmp_path, monkeypatch, RECIPE.replace(old, new, 1))
+    assert (found[0] if found else None) == line
+
+
+def test_an_empty_mixture(tmp_path, monkeypatch):
+    text = RECIPE[: RECIPE.index("      - {name: a")].rstrip("\n") + " []\n" + RECIPE[RECIPE.index("    loss:") :]
+    assert problems(tmp_path, monkeypatch, text) == [
+        "x.yaml:4  stages.sft.mixture: expected a list of at least 1 items, got []"
+    ]
+
+
+def test_all_problems_of_a_list_at_once(tmp_path, monkeypatch):
+    text = (
+        RECIPE.replace("format: conversations", "format: x").replace("rows: 10", "rows: ten").replace("epochs: 1,", "")
+    )
+    assert len(problems(tmp_path, monkeypatch, text)) == 3
+
+
+def test_no_stage(tmp_path, monkeypatch):
+    assert problems(tmp_path, monkeypatch, "objective: chat\nstages: {}\n") == [
+        "x.yaml:2  stages.midtrain: give midtrain, sft or both"
+    ]
+    (missing,) = problems(tmp_path, monkeypatch, "objective: chat\n")
+    assert missing.startswith("x.yaml:1  stages: the section is missing")
+
+
+def test_set_reaches_a_stage():
+    path = ROOT / "recipes/chat_quickstart.yaml"
+    recipe = load_recipe(path, ["stages.sft.train.steps=3", "stages.midtrain=null"])
+    assert list(recipe.stages.given()) == ["sft"]
+    assert recipe.stages.sft.train.steps == 3
+
+
+@pytest.mark.parametrize("name", ["chat561m", "chat_quickstart"])
+def test_it_is_kept_as_it_is(name, tmp_path):
+    recipe = load_recipe(ROOT / f"recipes/{name}.yaml")
+    assert recipe_from_dict(recipe_to_dict(recipe)) == recipe
+    (tmp_path / "again.yaml").write_text(recipe_to_yaml(recipe))
+    assert load_recipe(tmp_path / "again.yaml") == recipe
+
+
+def test_the_papers_stages():
+    """Sections 5 and 6 of the fact sheet, number by number."""
+    stages = load_recipe(ROOT / "recipes/chat561m.yaml").stages
+    midtrain, sft = stages.midtrain, stages.sft
+    assert (midtrain.loss, midtrain.batching, midtrain.average) == ("all", "packed", "tokens")
+    assert midtrain.train.batch * 2048 == 524_288
+    assert (midtrain.schedule.warmup, midtrain.schedule.warmdown, midtrain.schedule.final) == (0.0, 0.2, 0.0)
+    assert (midtrain.optimizer.lr_scale, midtrain.optimizer.clip, midtrain.optimizer.weight_decay) == (1.0, None, 0.0)
+    assert (midtrain.optimizer.momentum_start, midtrain.optimizer.momentum_warmup) == (0.85, 300)
+    assert (midtrain.validation.every, midtrain.validation.tokens) == (150, 10_485_760)
+    assert (sft.loss, sft.batching, sft.average, sft.drop_last_update) == ("assistant", "padded", "micro_batch", True)
+    assert (sft.train.batch, sft.train.micro_batch, sft.train.epochs) == (32, 4, 1)
+    assert sft.schedule.warmdown == 1.0
+    assert (sft.optimizer.momentum, sft.optimizer.momentum_warmup, sft.optimizer.clip) == (0.95, 0, None)
+    scale, width = sft.optimizer.lr_scale, (1280 / 768) ** -0.5
+    assert sft.optimizer.lr * scale == pytest.approx(4e-4)
+    assert sft.optimizer.embedding_lr * width * scale == pytest.approx(3.098e-3, rel=1e-3)
+    assert sft.optimizer.head_lr * width * scale == pytest.approx(6.197e-5, rel=1e-3)
+    assert sft.validation.every == 100
+    quickstart = load_recipe(ROOT / "recipes/chat_quickstart.yaml").stages.sft
+    assert (quickstart.average, quickstart.drop_last_update) == ("tokens", False)

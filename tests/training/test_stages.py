@@ -1,0 +1,159 @@
+"""Chat stages as runs: killed ones go on bit for bit, and what does not fit together is refused."""
+
+import io
+import json
+import signal
+
+import pytest
+import torch
+from rich.console import Console
+from safetensors.torch import load_file
+from support import (
+    LOG,
+    die_at,
+    die_in_update,
+    exit_code,
+    start_child,
+    tiny_chat_recipe,
+    tiny_recipe,
+    train_here,
+    write_text,
+)
+
+from lapcli.errors import DataError, UsageError
+from lapcli.recipe import recipe_from_dict, recipe_to_dict
+from lapcli.recipe.chat import stage_recipe
+from lapcli.training.metrics import read_metrics
+from lapcli.training.stages import start_of, train_stages
+
+torch.set_num_threads(1)
+
+
+@pytest.fixture(scope="module")
+def pretrained(tmp_path_factory, shared_cache):
+    folder = tmp_path_factory.mktemp("pretrained")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("LAP_CACHE", str(shared_cache))
+        recipe = tiny_recipe(write_text(folder / "text.txt"), train={"steps": 2}, checkpoint={"every": 2})
+        return train_here(recipe, folder / "runs", "base")
+
+
+def staged(pretrained, folder, stage, **changes):
+    recipe = tiny_chat_recipe(folder, **{stage: changes})
+    return stage_recipe(recipe, stage, pretrained.recipe, str(pretrained.path), pretrained.info["weights_sha256"])
+
+
+def train(pretrained, folder, recipe=None, **options):
+    return train_stages(
+        recipe or tiny_chat_recipe(folder),
+        pretrained,
+        runs_dir=folder / "runs",
+        name="x",
+        console=Console(file=io.StringIO()),
+        **options,
+    )
+
+
+def left(runs):
+    """The last checkpoint and the metrics that do not depend on the clock."""
+    folder = runs / "run" / "checkpoints" / "step-000006"
+    tensors = {name: load_file(folder / f"{name}.safetensors") for name in ("model", "optimizer")}
+    lines = read_metrics(runs / "run" / "metrics.jsonl")
+    return tensors, [{k: v for k, v in line.items() if not k.endswith("_per_second")} for line in lines]
+
+
+@pytest.mark.parametrize("stage", ["midtrain", "sft"])
+def test_a_killed_stage_goes_on_bit_for_bit(pretrained, tmp_path, shared_cache, stage):
+    recipe = staged(pretrained, tmp_path, stage)
+    whole, killed = tmp_path / "whole", tmp_path / "killed"
+    assert exit_code(start_child(recipe, whole, shared_cache)) == 0
+    for before, *arguments in ((die_in_update, 4), (die_at, "model written", 1), (die_in_update, 2)):
+        assert exit_code(start_child(recipe, killed, shared_cache, before, *arguments)) == -signal.SIGKILL
+    assert exit_code(start_child(recipe, killed, shared_cache)) == 0
+    assert "going on from" in (killed / LOG).read_text()
+    (tensors, metrics), (tensors_again, metrics_again) = left(whole), left(killed)
+    assert metrics == metrics_again
+    assert [line["step"] for line in metrics if "loss" in line] == [1, 2, 3, 4, 5, 6]
+    for name in tensors:
+        for key, tensor in tensors[name].items():
+            assert torch.equal(tensor.flatten().view(torch.uint8), tensors_again[name][key].flatten().view(torch.uint8))
+
+
+def test_the_recipe_of_a_stage_is_read_back(pretrained, tmp_path):
+    recipe = staged(pretrained, tmp_path, "sft")
+    assert recipe_from_dict(recipe_to_dict(recipe)) == recipe
+
+
+def test_one_stage_at_a_time(pretrained, tmp_path):
+    with pytest.raises(UsageError, match="x-midtrain, which is not finished; run --stage midtrain first"):
+        train(pretrained, tmp_path, only="sft")
+    (midtrain,) = train(pretrained, tmp_path, only="midtrain")
+    (sft,) = train(pretrained, tmp_path, only="sft")
+    assert sft.info["started_from"] == {"run": "x-midtrain", "weights_sha256": midtrain.info["weights_sha256"]}
+    again = train(pretrained, tmp_path)  # both are finished
+    assert [run.info["updated"] for run in again] == [midtrain.info["updated"], sft.info["updated"]]
+    assert (sft.path / "tokenizer.json").read_text() == (pretrained.path / "tokenizer.json").read_text()
+    only_sft = recipe_to_dict(tiny_chat_recipe(tmp_path))
+    only_sft["stages"]["midtrain"] = None
+    with pytest.raises(UsageError, match="no stage midtrain"):
+        train(pretrained, tmp_path, recipe_from_dict(only_sft), only="midtrain")
+
+
+def test_other_weights_are_another_run(pretrained, tmp_path):
+    train(pretrained, tmp_path, only="midtrain")
+    other = train_here(pretrained.recipe.model_copy(update={"seed": 5}), tmp_path / "runs", "other")
+    with pytest.raises(UsageError, match=r"start\.weights_sha256"):
+        train(other, tmp_path, only="midtrain")
+
+
+def test_weights_that_are_gone(pretrained, tmp_path):
+    recipe = staged(pretrained, tmp_path, "sft")
+    missing = recipe.model_copy(update={"start": recipe.start.model_copy(update={"weights_sha256": "0" * 64})})
+    with pytest.raises(DataError, match="no whole checkpoint of them any more"):
+        train_here(missing, tmp_path / "runs")
+
+
+def test_another_head_plan_is_refused(pretrained, tmp_path):
+    recipe = staged(pretrained, tmp_path, "sft")
+    model = recipe.model.model_copy(update={"laplacian_heads": 1})
+    with pytest.raises(DataError, match="was trained with laplacian_heads"):
+        train_here(recipe.model_copy(update={"model": model}), tmp_path / "runs")
+
+
+def test_malformed_conversations_stop_the_run_unless_allowed(pretrained, tmp_path):
+    tiny_chat_recipe(tmp_path)  # writes the file
+    with (tmp_path / "chats.jsonl").open("a") as file:
+        file.write(json.dumps([{"role": "assistant", "content": "hi"}]) + "\n")
+    with pytest.raises(DataError, match="1 of 41 conversations of chats are malformed"):
+        train_here(staged(pretrained, tmp_path, "sft"), tmp_path / "runs")
+    info = json.loads((tmp_path / "runs" / "run" / "run.json").read_text())
+    assert info["status"] == "failed"
+    log = io.StringIO()
+    run = train_here(staged(pretrained, tmp_path, "sft", skip_malformed=True), tmp_path / "runs", "allowed", log)
+    assert run.info["malformed_rows"] == 1
+    assert "left out: chats.jsonl row 41: message 1 is of 'assistant'" in log.getvalue()
+
+
+def test_rows_without_a_target_are_never_a_nan(pretrained, tmp_path):
+    """A question beyond the context leaves nothing of its answer."""
+    tiny_chat_recipe(tmp_path)
+    long = [{"role": "user", "content": "the cat " * 200}, {"role": "assistant", "content": "sat"}]
+    rows = (tmp_path / "chats.jsonl").read_text()
+    (tmp_path / "chats.jsonl").write_text(rows + (json.dumps(long) + "\n") * 40)
+    for stage, dropped in (("sft", 40), ("midtrain", 0)):
+        run = train_here(
+            staged(pretrained, tmp_path, stage, train={"batch": 1, "micro_batch": 1}), tmp_path / "r", stage
+        )
+        assert run.info["rows_without_target"] == dropped
+        losses = [line["loss"] for line in read_metrics(run.metrics) if "loss" in line]
+        assert all(loss == loss and loss > 0 for loss in losses)
+
+
+def test_where_to_start(pretrained, tmp_path):
+    runs = pretrained.path.parent
+    assert start_of(runs, None).name == "base"
+    assert start_of(runs, "base").path == start_of(tmp_path, str(pretrained.path)).path
+    with pytest.raises(UsageError, match="no finished run of language_model"):
+        start_of(tmp_path, None)
+    with pytest.raises(UsageError, match="not a run directory"):
+        start_of(runs, "nothing")
