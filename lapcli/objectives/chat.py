@@ -70,6 +70,8 @@ class _Batch(NamedTuple):
 class Chat:
     """`start`: the weights to begin with; none if the run has a checkpoint of its own."""
 
+    best_metric = None
+
     def __init__(self, recipe: ChatStageRecipe, data: ChatData, start: Path | None, world: World) -> None:
         self._recipe, self._data, self._world = recipe, data, world
         train = recipe.train
