@@ -20,7 +20,7 @@ lap fetch recipes/chat561m.yaml
 def fetch(
     recipe: options.Recipe, set_: options.Set = None, data: options.Data = None, as_json: options.Json = False
 ) -> None:
-    """Download and tokenise the text of RECIPE, once. Afterwards everything runs with HF_HUB_OFFLINE=1."""
+    """Download the data of RECIPE and tokenise its text, once. Afterwards everything runs with HF_HUB_OFFLINE=1."""
     import json
 
     from lapcli.data.progress import shown_progress

@@ -151,6 +151,16 @@ def test_rows_without_a_target_are_never_a_nan(pretrained, tmp_path):
         assert all(loss == loss and loss > 0 for loss in losses)
 
 
+def test_a_run_does_not_go_on_with_other_conversations(pretrained, tmp_path, shared_cache):
+    recipe = staged(pretrained, tmp_path, "sft")
+    runs = tmp_path / "runs"
+    assert exit_code(start_child(recipe, runs, shared_cache, die_in_update, 4)) == -signal.SIGKILL
+    rows = (tmp_path / "chats.jsonl").read_text().splitlines(keepends=True)
+    (tmp_path / "chats.jsonl").write_text("".join(rows[:-1]))
+    with pytest.raises(DataError, match="have changed since it began"):
+        train_here(recipe, runs)
+
+
 def test_where_to_start(pretrained, tmp_path):
     runs = pretrained.path.parent
     assert start_of(runs, None).name == "base"
