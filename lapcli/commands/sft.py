@@ -1,6 +1,7 @@
 """`lap sft RECIPE`: turn a pretrained GPT into one that answers, or go on with a stage that was interrupted."""
 
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
@@ -30,7 +31,9 @@ def sft(
     ] = None,
     stage: Annotated[Literal["midtrain", "sft"] | None, typer.Option("--stage", help="Do one stage alone.")] = None,
     set_: options.Set = None,
-    data: options.Data = None,
+    data: Annotated[
+        Path | None, typer.Option("--data", help="Folder with copies of the recipe's data sets, by their names.")
+    ] = None,
     name: Annotated[
         str | None, typer.Option("--name", help="The runs are NAME-midtrain and NAME-sft; by default the pretrained's.")
     ] = None,

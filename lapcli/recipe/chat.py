@@ -4,7 +4,7 @@ A recipe has `stages:`, up to two, done in this order: `midtrain`, then `sft`. E
 run keeps is a `ChatStageRecipe`: the stage, the model it is of and the weights it started from.
 """
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from pydantic import Field
 
@@ -181,7 +181,9 @@ class ChatStageRecipe(StageSettings, GPTRecipe):
     validation: ChatValidation
 
 
-def stage_recipe(recipe: ChatRecipe, name: StageName, start: GPTRecipe, run: str, weights_sha256: str) -> Any:
+def stage_recipe(
+    recipe: ChatRecipe, name: StageName, start: GPTRecipe, run: str, weights_sha256: str
+) -> ChatStageRecipe:
     """The recipe of one stage's run, on the model of the run it starts from."""
     stage = recipe.stages.given()[name]
     return ChatStageRecipe(

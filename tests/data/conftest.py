@@ -81,6 +81,8 @@ def lap_cache(tmp_path_factory, monkeypatch):
 def hub(monkeypatch):
     """An empty hub that is set as HF_ENDPOINT; a test gives it files."""
     monkeypatch.delenv("HF_HUB_OFFLINE")
+    # The library reads it when it is imported, which an earlier test may have done offline.
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
     with HubServer() as server:
         monkeypatch.setenv("HF_ENDPOINT", server.url)
         yield server

@@ -2,6 +2,7 @@
 
 import io
 import json
+import shutil
 import signal
 
 import pytest
@@ -13,6 +14,7 @@ from support import (
     die_at,
     die_in_update,
     exit_code,
+    lap,
     start_child,
     tiny_chat_recipe,
     tiny_recipe,
@@ -21,7 +23,7 @@ from support import (
 )
 
 from lapcli.errors import DataError, UsageError
-from lapcli.recipe import recipe_from_dict, recipe_to_dict
+from lapcli.recipe import recipe_from_dict, recipe_to_dict, recipe_to_yaml
 from lapcli.recipe.chat import stage_recipe
 from lapcli.training.metrics import read_metrics
 from lapcli.training.stages import start_of, train_stages
@@ -149,6 +151,16 @@ def test_rows_without_a_target_are_never_a_nan(pretrained, tmp_path):
         assert all(loss == loss and loss > 0 for loss in losses)
 
 
+def test_a_run_does_not_go_on_with_other_conversations(pretrained, tmp_path, shared_cache):
+    recipe = staged(pretrained, tmp_path, "sft")
+    runs = tmp_path / "runs"
+    assert exit_code(start_child(recipe, runs, shared_cache, die_in_update, 4)) == -signal.SIGKILL
+    rows = (tmp_path / "chats.jsonl").read_text().splitlines(keepends=True)
+    (tmp_path / "chats.jsonl").write_text("".join(rows[:-1]))
+    with pytest.raises(DataError, match="have changed since it began"):
+        train_here(recipe, runs)
+
+
 def test_where_to_start(pretrained, tmp_path):
     runs = pretrained.path.parent
     assert start_of(runs, None).name == "base"
@@ -157,3 +169,24 @@ def test_where_to_start(pretrained, tmp_path):
         start_of(tmp_path, None)
     with pytest.raises(UsageError, match="not a run directory"):
         start_of(runs, "nothing")
+
+
+def test_two_processes_train_both_stages_to_the_same_losses(pretrained, tmp_path, shared_cache):
+    """Ranks that meet once for two runs; the newest pretrained run is found before they start."""
+    recipe = tiny_chat_recipe(tmp_path)
+    (tmp_path / "tiny.yaml").write_text(recipe_to_yaml(recipe))
+    shutil.copytree(pretrained.path, tmp_path / "two" / "base")
+    result = lap(
+        *("sft", str(tmp_path / "tiny.yaml"), "--nproc", "2", "--runs-dir", str(tmp_path / "two"), "--name", "x"),
+        cache=shared_cache,
+    )
+    assert result.returncode == 0, result.stderr
+    one = train(pretrained, tmp_path, recipe)
+    for run in one:
+        two = tmp_path / "two" / run.name
+        assert json.loads((two / "run.json").read_text())["world_size"] == 2
+        expected, found = (
+            [line["loss"] for line in read_metrics(folder / "metrics.jsonl") if "loss" in line]
+            for folder in (run.path, two)
+        )
+        assert found == pytest.approx(expected, rel=1e-4)

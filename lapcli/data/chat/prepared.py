@@ -1,6 +1,8 @@
 """A data set of conversations as token ids on disk: rendered once, kept in the cache, opened at once ever after.
 
-cache/chat/KEY/{tokens.bin, targets.bin, ends.npy, index.json}      by content, tokenizer and longest row
+cache/chat/KEY/{tokens.bin, targets.bin, ends.npy, target_counts.npy, index.json}
+
+KEY is of the content, the tokenizer and the longest row.
 """
 
 import json
@@ -21,6 +23,7 @@ from lapcli.data.chat.sources import count_rows, read_rows, source_files
 from lapcli.data.chat.spelling import QUESTIONS, shuffled_words, simple_spelling, spelling_bee
 from lapcli.data.chat.words import SYSTEM, builtin_words, read_words, system_words
 from lapcli.data.corpus import Progress
+from lapcli.data.fingerprint import hub_fingerprint
 from lapcli.data.shards import token_dtype
 from lapcli.data.tokenizer import Tokenizer
 from lapcli.environment import cache_dir
@@ -31,6 +34,7 @@ from lapcli.recipe.chat import GENERATED, DataSet
 VERSION = 1  # of the files and of the wording of generated rows
 SHOWN = 3  # malformed conversations that a message quotes
 _ROWS_AT_ONCE = 2048
+_ARRAYS = ("ends.npy", "target_counts.npy")
 
 Reader = Callable[[Any], list[Turn]]
 READERS: dict[str, Reader] = {
@@ -52,8 +56,7 @@ class RenderedRows:
         self._tokens = _mapped(folder / "tokens.bin", token_dtype(index["vocab"]))
         self._targets = _mapped(folder / "targets.bin", np.dtype(bool))
         self.lengths = np.diff(self._ends, prepend=0)
-        marked = np.concatenate([[0], np.cumsum(self._targets, dtype=np.int64)])
-        self.target_counts = marked[self._ends] - marked[self._ends - self.lengths]
+        self.target_counts = np.load(folder / "target_counts.npy")
 
     def __len__(self) -> int:
         return len(self._ends)
@@ -94,7 +97,10 @@ def _content_key(data_set: DataSet, progress: Progress | None) -> list[Any]:
         return [builtin_sha256(builtin_text())]
     if data_set.format in GENERATED:
         return [_words_key(data_set), data_set.rows, data_set.split, digest(QUESTIONS)]
-    return [sha256_of_file(path) for path in source_files(data_set, progress) or []]
+    files = source_files(data_set, progress) or []
+    if data_set.source.startswith("hub:"):  # whose cache knows the hashes of its gigabytes
+        return [hub_fingerprint(path) for path in files]
+    return [sha256_of_file(path) for path in files]
 
 
 def _words_key(data_set: DataSet) -> str:
@@ -142,6 +148,7 @@ def _render(folder: Path, data_set: DataSet, tokenizer: Tokenizer, longest: int,
     total = rows_at_hand(data_set) or 0
     dtype: np.dtype = token_dtype(tokenizer.vocab_size)
     lengths: list[int] = []
+    target_counts: list[int] = []
     malformed: list[str] = []
     done = 0
     with (folder / "tokens.bin").open("wb") as tokens, (folder / "targets.bin").open("wb") as targets:
@@ -153,12 +160,14 @@ def _render(folder: Path, data_set: DataSet, tokenizer: Tokenizer, longest: int,
                 tokens.write(ids.astype(dtype).tobytes())
                 targets.write(is_target.tobytes())
                 lengths.append(len(ids))
+                target_counts.append(int(is_target.sum()))
             done += len(rows)
             if progress:
                 progress(f"rendering {data_set.name}", done, max(total, done))
     if not lengths and not malformed:
         raise DataError(f"{data_set.name} has no rows; check its source")
     np.save(folder / "ends.npy", np.cumsum(np.array(lengths, dtype=np.int64)))
+    np.save(folder / "target_counts.npy", np.array(target_counts, dtype=np.int64))
     index = {
         "vocab": tokenizer.vocab_size,
         "tokens": int(sum(lengths)),
@@ -173,7 +182,8 @@ def _is_whole(folder: Path) -> bool:
     try:
         index = json.loads((folder / "index.json").read_text(encoding="utf-8"))
         size = token_dtype(index["vocab"]).itemsize * index["tokens"]
-        return (folder / "tokens.bin").stat().st_size == size and (folder / "ends.npy").is_file()
+        sizes = [(folder / name).stat().st_size for name in ("tokens.bin", "targets.bin")]
+        return sizes == [size, index["tokens"]] and all((folder / name).is_file() for name in _ARRAYS)
     except (OSError, ValueError, KeyError):
         return False
 

@@ -200,3 +200,50 @@ def test_what_is_not_here_is_named_with_what_would_fetch_it(tokenizer, monkeypat
     for data in (hub, web):
         with pytest.raises(DataError, match="lap fetch"):
             prepare_rows(data, tokenizer, 64)
+
+
+def test_rows_of_a_hub_data_set(hub, tokenizer, tmp_path, monkeypatch):
+    from lapcli.data.chat.counts import fetch_data_sets
+    from lapcli.recipe import recipe_from_dict
+
+    rows = [{"question": f"{n}?", "answer": f"<<{n}+1={n + 1}>>{n + 1}"} for n in range(5)]
+    pq.write_table(pa.Table.from_pylist(rows), tmp_path / "train.parquet")
+    hub.files["main/train.parquet"] = (tmp_path / "train.parquet").read_bytes()
+    data = {"name": "sums", "format": "gsm8k", "source": f"hub:{hub.repository}", "files": "main/train.parquet"}
+    stage = {
+        "mixture": [data],
+        "loss": "all",
+        "batching": "padded",
+        "train": {"epochs": 1, "batch": 2, "micro_batch": 2},
+    }
+    recipe = recipe_from_dict({"objective": "chat", "stages": {"sft": stage}})
+    assert count_stages(recipe)[0].rows is None  # not on this machine
+    (fetched,) = fetch_data_sets(recipe)
+    assert (fetched["rows"], fetched["bytes"]) == (5, len(hub.files["main/train.parquet"]))
+    assert count_stages(recipe)[0].rows == 5
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    assert len(prepare(recipe.stages.sft.mixture, tokenizer)) == 5
+
+
+def test_a_download_is_kept_and_checked(tmp_path, monkeypatch, tokenizer):
+    import hashlib
+    import urllib.request
+
+    content = (tmp_path / "a.jsonl").write_bytes(b'[{"role": "user", "content": "hi"}]\n') and (
+        tmp_path / "a.jsonl"
+    ).read_bytes()
+    asked = []
+    opened = urllib.request.urlopen
+    monkeypatch.delenv("HF_HUB_OFFLINE")
+    monkeypatch.setattr(  # only the transport: a file of this machine for the address
+        urllib.request,
+        "urlopen",
+        lambda address, timeout: asked.append(address) or opened((tmp_path / "a.jsonl").as_uri()),
+    )
+    address = "https://example.invalid/a.jsonl"
+    good = DataSet(name="x", format="conversations", source=address, sha256=hashlib.sha256(content).hexdigest())
+    for _ in range(2):
+        assert len(prepare_rows(good, tokenizer, 64)) == 1
+    assert asked == [address]
+    with pytest.raises(DataError, match="has the sha256"):
+        prepare_rows(good.model_copy(update={"sha256": "0" * 64}), tokenizer, 64)
