@@ -25,7 +25,7 @@ format: $(INSTALLED)
 	$(BIN)/ruff format .
 
 bench: $(INSTALLED)
-	@for file in attention loss training_step real_size images; do echo "== $$file"; $(BIN)/python benchmarks/$$file.py || exit 1; done
+	@for file in attention loss data training_step real_size images; do echo "== $$file"; $(BIN)/python benchmarks/$$file.py || exit 1; done
 
 long: $(INSTALLED)
 	$(BIN)/python -m pytest -m long

@@ -24,7 +24,7 @@ def write_json(path: Path, value: Any) -> None:
 
 
 def flush_to_disk(path: Path) -> None:
-    """fsync of a file, or of a folder so that its entries are on disk."""
+    """Not only to the kernel: a rename may survive a power cut that the contents do not. A folder's are its entries."""
     handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)

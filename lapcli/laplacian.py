@@ -42,7 +42,7 @@ def laplacian_attention(
             the S values, which is right with and without a cache; a padded cache has to pass its own.
         fused: One copy less on the CPU, where the kernel allows it; the output is the same to the bit.
     """
-    B, H, T, D = q_BHTD.shape
+    H, T = q_BHTD.shape[1:3]
     G, S = k_BGSD.shape[1], k_BGSD.shape[2]
     if not 0 <= laplacian_heads <= H:
         raise ValueError(f"{H} heads, so 0 to {H} of them can be Laplacian, got {laplacian_heads}")

@@ -108,13 +108,14 @@ def plan_training(recipe: BaseRecipe, processes: int = 1) -> "Plan | ImagePlan":
         flops_per_token=model.flops_per_token(),
         flops=None if tokens is None else float(tokens) * model.flops_per_token(),
         precision="bf16" if bf16 else "float32",
-        memory=_memory(model, groups, batches.micro_batch, 2 if bf16 else 4),
+        memory=_memory(model, groups, batches.micro_batch, bf16),
         data=describe_source(recipe.data, recipe.tokenizer),
     )
 
 
-def _memory(model: GPT, groups: list[ParameterGroup], micro_batch: int, bytes_of_activation: int) -> dict[str, int]:
-    """Bytes by part. Activations are what a block keeps for its backward: 18 numbers of the width for each token."""
+def _memory(model: GPT, groups: list[ParameterGroup], micro_batch: int, bf16: bool) -> dict[str, int]:
+    """Bytes by part. A block keeps 10 numbers of the width for each token in float32; in bf16 18, and a copy of its
+    weights (measured with the allocator's events)."""
     config = model.config
     weights = sum(p.numel() * p.element_size() for p in model.parameters())
     moments = {"muon": 1, "adamw": 2}
@@ -122,10 +123,13 @@ def _memory(model: GPT, groups: list[ParameterGroup], micro_batch: int, bytes_of
         moments[group.kind] * p.numel() * p.element_size() for group in groups for p in group.parameters.values()
     )
     tokens = micro_batch * config.context
-    activations = tokens * config.width * (18 * config.layers + 4) * bytes_of_activation
-    # Two chunks of float32 logits, and the head's gradient while the chunks add to it.
+    kept, size = (18, 2) if bf16 else (10, 4)
+    activations = tokens * config.width * (kept * config.layers + 4) * size
+    if bf16:
+        activations += 2 * sum(p.numel() for name, p in model.named_parameters() if name.startswith("blocks."))
+    # A chunk of float32 logits, and the head's gradient while the chunks add to it.
     chunk_rows = min(tokens, max(256, 2**22 // config.vocab))
-    loss = 2 * chunk_rows * config.vocab * 4 + config.vocab * config.width * 4
+    loss = chunk_rows * config.vocab * 4 + config.vocab * config.width * 4
     return {
         "weights": weights,
         "gradients": weights,

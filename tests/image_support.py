@@ -10,8 +10,15 @@ from PIL import Image
 TINY_IMAGES: dict[str, Any] = {
     "objective": "classification",
     "model": {
-        **{"layers": 2, "width": 32, "heads": 4, "image": 8, "patch": 2, "classes": 10},
-        **{"laplacian_heads": 2, "drop_path": 0.2, "layer_scale": 1.0},
+        "layers": 2,
+        "width": 32,
+        "heads": 4,
+        "image": 8,
+        "patch": 2,
+        "classes": 10,
+        "laplacian_heads": 2,
+        "drop_path": 0.2,
+        "layer_scale": 1.0,
     },
     "data": {
         "train": "builtin",

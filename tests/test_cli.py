@@ -168,7 +168,10 @@ def test_ctrl_c_while_it_trains(tmp_path, shared_cache):
     import signal
     import time
 
-    arguments = ["train", str(QUICKSTART), "--set", "train.steps=30", "--runs-dir", str(tmp_path)]
+    small = ["model.layers=1", "model.context=32", "tokenizer.vocab=300", "train.batch=2", "train.micro_batch=2"]
+    sets = [part for key in [*small, "train.steps=200", "checkpoint.every=50"] for part in ("--set", key)]
+    text = write_text(tmp_path / "text.txt")
+    arguments = ["train", str(QUICKSTART), *sets, "--data", str(text), "--runs-dir", str(tmp_path)]
     environment = {**os.environ, "LAP_CACHE": str(shared_cache)}
     process = subprocess.Popen(
         [sys.executable, "-m", "lapcli", *arguments], cwd=ROOT, env=environment, stderr=subprocess.PIPE, text=True
@@ -188,4 +191,4 @@ def test_ctrl_c_while_it_trains(tmp_path, shared_cache):
     assert again.returncode == 0, again.stderr
     assert "going on from" in again.stderr
     steps = [json.loads(line)["step"] for line in metrics.read_text().splitlines() if 'loss"' in line and "lr" in line]
-    assert steps == list(range(1, 31))
+    assert steps == list(range(1, 201))

@@ -9,13 +9,13 @@ import fcntl
 import hashlib
 import json
 import logging
-import os
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 from lapcli.errors import LapError
+from lapcli.files import flush_to_disk
 
 log = logging.getLogger(__name__)
 
@@ -46,13 +46,13 @@ def build_once(folder: Path, build: Callable[[Path], None], is_whole: Callable[[
             try:
                 build(unfinished)
                 for path in sorted(unfinished.iterdir()):
-                    _flush(path)
-                _flush(unfinished)
+                    flush_to_disk(path)
+                flush_to_disk(unfinished)
                 unfinished.rename(folder)
             except BaseException:
                 shutil.rmtree(unfinished, ignore_errors=True)
                 raise
-            _flush(folder.parent)
+            flush_to_disk(folder.parent)
     except OSError as error:
         if error.errno == errno.ENOSPC:
             raise LapError(f"the disk is full while writing {folder}; free some, or set LAP_CACHE elsewhere") from error
@@ -85,22 +85,3 @@ def _remove_abandoned(parent: Path) -> None:
 
 def _lock_path(folder: Path) -> Path:
     return folder.with_name(folder.name + ".lock")
-
-
-def _flush(path: Path) -> None:
-    """To the disk, not only to the kernel: a rename may otherwise survive a power cut that the contents do not."""
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
-
-
-def write_atomically(path: Path, text: str) -> None:
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        temporary.write_text(text, encoding="utf-8")
-        _flush(temporary)
-        temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)

@@ -16,8 +16,8 @@ import numpy as np
 import tokenizers
 from tokenizers import AddedToken, Regex, decoders, models, pre_tokenizers, trainers
 
-from lapcli.data.cache import write_atomically
 from lapcli.errors import DataError
+from lapcli.files import write_text
 
 SPECIAL_TOKENS: tuple[str, ...] = (
     "<|bos|>",
@@ -93,7 +93,7 @@ class Tokenizer:
         return tokenizer
 
     def save(self, path: str | Path) -> None:
-        write_atomically(Path(path), self._inner.to_str())
+        write_text(Path(path), self._inner.to_str())
 
     def special(self, name: str) -> int:
         return self._special[name]

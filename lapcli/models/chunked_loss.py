@@ -72,11 +72,27 @@ def _accumulation_dtype(x: Tensor) -> torch.dtype:
     return torch.float64 if x.dtype == torch.float64 else torch.float32
 
 
+def _buffer(chunks: list[slice], x_ND: Tensor, vocab: int) -> Tensor:
+    """One for all chunks: fresh pages cost more than what is computed in them."""
+    rows = chunks[0].stop if chunks else 0
+    return torch.empty((rows, vocab), dtype=_accumulation_dtype(x_ND), device=x_ND.device)
+
+
+def _scaled_logits(x_RD: Tensor, weight_VD: Tensor, factor: float, buffer_RV: Tensor) -> Tensor:
+    """factor * x @ weight.T in the buffer."""
+    out_RV = buffer_RV[: len(x_RD)]
+    if x_RD.dtype == out_RV.dtype:  # the factor rides on the matrix product
+        return torch.addmm(out_RV, x_RD, weight_VD.t(), beta=0, alpha=factor, out=out_RV)
+    return out_RV.copy_(F.linear(x_RD, weight_VD)).mul_(factor)
+
+
 def _each(x_ND: Tensor, weight_VD: Tensor, targets_N: Tensor, softcap: float) -> Tensor:
     weight_VD = weight_VD.to(x_ND.dtype)
     losses_N = torch.empty(len(x_ND), dtype=_accumulation_dtype(x_ND), device=x_ND.device)
-    for rows in _chunks(x_ND, len(weight_VD)):
-        z_RV = F.linear(x_ND[rows], weight_VD).to(losses_N.dtype).div_(softcap).tanh_().mul_(softcap)
+    chunks = _chunks(x_ND, len(weight_VD))
+    buffer_RV = _buffer(chunks, x_ND, len(weight_VD))
+    for rows in chunks:
+        z_RV = _scaled_logits(x_ND[rows], weight_VD, 1 / softcap, buffer_RV).tanh_().mul_(softcap)
         target_R1 = targets_N[rows].clamp(min=0)[:, None]
         z_target_R = z_RV.gather(1, target_R1)[:, 0]
         losses_N[rows] = z_RV.exp_().sum(1).log_().sub_(z_target_R).masked_fill_(targets_N[rows] < 0, 0.0)
@@ -113,18 +129,16 @@ def _losses_and_gradients(u_RV: Tensor, targets_R: Tensor, softcap: float, scale
 
 def _losses_and_gradients_fused(u_RV: Tensor, targets_R: Tensor, softcap: float, scale: Tensor) -> Tensor:
     """The same written without in-place steps, which the compiler turns into two loops over the chunk."""
-    t_RV = (u_RV / 2).tanh()
-    counts_R = targets_R >= 0
-    target_R1 = targets_R.clamp(min=0)[:, None]
-    z_target_R = t_RV.gather(1, target_R1)[:, 0] * softcap
-    sum_R = (t_RV * softcap).exp().sum(1)
-    losses_R = torch.where(counts_R, sum_R.log() - z_target_R, 0.0)
-    weight_R = torch.where(counts_R, scale, 0.0)
-    ids_V = torch.arange(t_RV.shape[1], device=t_RV.device)
-    onehot_RV = (ids_V == target_R1).to(t_RV.dtype)
-    softmax_RV = (t_RV * softcap).exp() / sum_R[:, None]
-    u_RV.copy_((softmax_RV - onehot_RV) * (1 - t_RV * t_RV) * weight_R[:, None])
-    return losses_R
+    s_RV = u_RV.sigmoid()
+    counts_R, target_R1 = targets_R >= 0, targets_R.clamp(min=0)[:, None]
+    z_target_R = softcap * (2 * s_RV.gather(1, target_R1)[:, 0] - 1)
+    cap = softcap * math.log2(math.e)
+    e_RV = (2 * cap * s_RV - cap).exp2()
+    sum_R = e_RV.sum(1)
+    weight_R = torch.where(counts_R, 4 * scale, 0.0)
+    onehot_RV = (torch.arange(s_RV.shape[1], device=s_RV.device) == target_R1).to(s_RV.dtype)
+    u_RV.copy_((e_RV / sum_R[:, None] - onehot_RV) * (s_RV - s_RV * s_RV) * weight_R[:, None])
+    return torch.where(counts_R, sum_R.log() - z_target_R, 0.0)
 
 
 _compiled: Callable[..., Tensor] | None = None
@@ -150,15 +164,10 @@ class _ChunkedLoss(torch.autograd.Function):
         total = torch.zeros((), dtype=dtype, device=x_ND.device)
         step = _compiled_losses_and_gradients() if compiled else _losses_and_gradients
         chunks = _chunks(x_ND, len(w_VD))
-        size = (chunks[0].stop, len(w_VD)) if chunks else (0, 0)
-        buffer_RV = torch.empty(size, dtype=dtype, device=x_ND.device)
+        buffer_RV = _buffer(chunks, x_ND, len(w_VD))
         for rows in chunks:
             x_RD = x_ND[rows]
-            u_RV = buffer_RV[: len(x_RD)]
-            if same:  # the division by the cap rides on the matrix product
-                torch.addmm(u_RV, x_RD, w_VD.t(), beta=0, alpha=2 / softcap, out=u_RV)
-            else:
-                u_RV.copy_(F.linear(x_RD, w_VD)).mul_(2 / softcap)
+            u_RV = _scaled_logits(x_RD, w_VD, 2 / softcap, buffer_RV)
             total += step(u_RV, targets_N[rows], softcap, scale).sum()
             dlogits_RV = u_RV.to(x_ND.dtype)
             torch.mm(dlogits_RV, w_VD, out=dx_ND[rows])

@@ -17,16 +17,16 @@ Shapes: B batch, T tokens, C width, H heads, G key and value heads, D head size,
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.autograd.function import once_differentiable
 
 from lapcli.head_plan import HeadPlan, HeadSpec, head_plan
 from lapcli.laplacian import laplacian_attention
 from lapcli.models.chunked_loss import LARGEST_SOFTCAP, Reduction, softcapped_cross_entropy
+from lapcli.models.lean import relu_squared, rms_norm
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,10 +74,6 @@ class GPTConfig:
         return 10 * self.context
 
 
-def norm(x: Tensor) -> Tensor:
-    return F.rms_norm(x, (x.shape[-1],))
-
-
 class Linear(nn.Linear):
     """Without bias; the float32 weight is cast to the dtype of its input."""
 
@@ -123,8 +119,8 @@ class Attention(nn.Module):
     def forward(self, x_BTC: Tensor, rotary: tuple[Tensor, Tensor], cache: KVCache | None = None) -> Tensor:
         B, T, _ = x_BTC.shape
         q_BTHD, k_BTGD, v_BTGD = (p(x_BTC).view(B, T, -1, self.head_size) for p in (self.q, self.k, self.v))
-        q_BHTD = norm(rotate(q_BTHD, rotary)).transpose(1, 2)
-        k_BGSD = norm(rotate(k_BTGD, rotary)).transpose(1, 2)
+        q_BHTD = rms_norm(rotate(q_BTHD, rotary)).transpose(1, 2)
+        k_BGSD = rms_norm(rotate(k_BTGD, rotary)).transpose(1, 2)
         v_BGSD = v_BTGD.transpose(1, 2)
         if cache is not None:
             k_BGSD, v_BGSD = cache.insert(self.layer, k_BGSD, v_BGSD)
@@ -149,30 +145,6 @@ class MLP(nn.Module):
         return self.down(relu_squared(self.up(x)))
 
 
-def relu_squared(x: Tensor) -> Tensor:
-    """relu(x)^2, in place of `x` where autograd is left to us; compiled code does as well by itself."""
-    return F.relu(x).square() if torch.compiler.is_compiling() else _ReLUSquared.apply(x)
-
-
-class _ReLUSquared(torch.autograd.Function):
-    """Keeps only its output y, which the next matrix product keeps anyway: dy/dx = 2 relu(x) = 2 sqrt(y)."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor) -> Tensor:
-        ctx.mark_dirty(x)
-        y = x.relu_().square_()
-        ctx.save_for_backward(y)
-        return y
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, dy: Tensor) -> Tensor:
-        (y,) = ctx.saved_tensors
-        # y / sqrt(y): torch's sqrt is ten times slower than its rsqrt on a CPU
-        half = y.clamp_min(torch.finfo(y.dtype).tiny).rsqrt_().mul_(y)
-        return torch.addcmul(half.new_zeros(()), half, dy, value=2, out=half)
-
-
 class Block(nn.Module):
     def __init__(self, config: GPTConfig, layer: int) -> None:
         super().__init__()
@@ -180,8 +152,8 @@ class Block(nn.Module):
         self.mlp = MLP(config.width)
 
     def forward(self, x_BTC: Tensor, rotary: tuple[Tensor, Tensor], cache: KVCache | None = None) -> Tensor:
-        x_BTC = x_BTC + self.attn(norm(x_BTC), rotary, cache)
-        return x_BTC + self.mlp(norm(x_BTC))
+        x_BTC = x_BTC + self.attn(rms_norm(x_BTC), rotary, cache)
+        return x_BTC + self.mlp(rms_norm(x_BTC))
 
 
 class GPT(nn.Module):
@@ -239,12 +211,12 @@ class GPT(nn.Module):
         if first + T > self.config.positions:
             raise ValueError(f"positions end at {self.config.positions}, cannot place token {first + T}")
         rotary = self.cos_PD[first : first + T, None], self.sin_PD[first : first + T, None]
-        x_BTC = norm(self.embed(tokens_BT))
+        x_BTC = rms_norm(self.embed(tokens_BT))
         for block in self.blocks:
             x_BTC = block(x_BTC, rotary, cache)
         if cache is not None:
             cache.position += T
-        return norm(x_BTC)
+        return rms_norm(x_BTC)
 
     def forward(self, tokens_BT: Tensor, cache: KVCache | None = None) -> Tensor:
         """Soft-capped logits, B x T x V, in float32 (float64 for a float64 model)."""

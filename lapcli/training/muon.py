@@ -84,9 +84,9 @@ class Muon(torch.optim.Optimizer):
 
     def _update(self, params: list[Tensor], group: dict[str, Any]) -> None:
         averages = [self._average(p) for p in params]
-        gradients = [p.grad for p in params]
+        gradients = [p.grad for p in params if p.grad is not None]
         torch._foreach_lerp_(averages, gradients, 1 - group["momentum"])
-        updates = torch._foreach_lerp(gradients, averages, group["momentum"])
+        updates = list(torch._foreach_lerp(gradients, averages, group["momentum"]))
         dtype = group["dtype"] or (torch.float32 if params[0].device.type == "cpu" else torch.bfloat16)
         orthogonal = _shared_over_ranks(updates, lambda stack: orthogonalise(stack, group["steps"], dtype))
         rows, columns = params[0].shape

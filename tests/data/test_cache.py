@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from lapcli.data.cache import UNFINISHED, build_once, digest, write_atomically
+from lapcli.data.cache import UNFINISHED, build_once, digest
 from lapcli.errors import DataError, LapError
 
 
@@ -105,11 +105,3 @@ def test_a_build_under_way_is_not_taken_for_abandoned(tmp_path):
 def test_keys_depend_on_every_part():
     assert digest(1, ["a", 2]) == digest(1, ("a", 2))
     assert len({digest(1, ["a"]), digest(1, "a"), digest(["a"], 1), digest(1), digest("1")}) == 5
-
-
-def test_writing_a_file_is_all_or_nothing(tmp_path):
-    write_atomically(tmp_path / "a.json", "old")
-    with pytest.raises(UnicodeEncodeError):
-        write_atomically(tmp_path / "a.json", "\ud800")
-    assert (tmp_path / "a.json").read_text() == "old"
-    assert [path.name for path in tmp_path.iterdir()] == ["a.json"]

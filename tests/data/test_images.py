@@ -125,7 +125,7 @@ def test_a_label_column_must_be_named_where_there_are_two(tmp_path):
 
 def test_a_hub_set_that_is_not_here_names_the_way(tmp_path, monkeypatch):
     monkeypatch.setenv("HF_HOME", str(tmp_path))
-    with pytest.raises(DataError, match="could not be loaded .* run `lap fetch RECIPE`"):
+    with pytest.raises(DataError, match=r"could not be loaded .* run `lap fetch RECIPE`"):
         open_images(ImageSource(train="hub:nobody/nothing"), 10)
 
 
@@ -201,7 +201,7 @@ def test_cifar100_needs_its_label_column(test_data):
     data = open_images(ImageSource(train=source, label_column="fine_label"), 100)
     assert (len(data.train), len(data.validation)) == (2_000, 1_000)
     assert data.train.classes[0] == "apple"
-    with pytest.raises(DataError, match="have 20 classes, model.classes is 100"):
+    with pytest.raises(DataError, match=r"have 20 classes, model\.classes is 100"):
         open_images(ImageSource(train=source, label_column="coarse_label"), 100)
 
 

@@ -2,6 +2,7 @@
 
 import math
 from collections import Counter
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -12,9 +13,9 @@ from lapcli.evaluation.bigram import bigram_bits_per_byte
 
 
 def by_counting(train: list[int], validation: list[int], lengths: list[int]) -> float:
-    pairs, firsts = Counter(zip(train, train[1:], strict=False)), Counter(train[:-1])
+    pairs, firsts = Counter(pairwise(train)), Counter(train[:-1])
     bits, total = 0.0, 0
-    for a, b in zip(validation, validation[1:], strict=False):
+    for a, b in pairwise(validation):
         if lengths[b]:
             bits -= math.log2((pairs[a, b] + 1) / (firsts[a] + len(lengths)))
             total += lengths[b]

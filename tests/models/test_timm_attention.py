@@ -155,7 +155,7 @@ def test_the_value_bias_of_a_laplacian_head_has_no_gradient():
 def test_what_is_not_recognised_is_refused_with_the_classes_seen(name, seen):
     with torch.device("meta"):
         model = timm.create_model(name)
-    with pytest.raises(ValueError, match="expected timm.layers.attention.Attention") as error:
+    with pytest.raises(ValueError, match=r"expected timm\.layers\.attention\.Attention") as error:
         lapcli.laplacianize(model, 1)
     assert f"saw {seen}" in str(error.value)
 

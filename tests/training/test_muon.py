@@ -103,7 +103,7 @@ class TestStep:
                 m = mu * m + (1 - mu) * G
                 U = (1 - mu) * G + mu * m
                 out, into = W.shape
-                W = W - lr * (out / into if out > into else 1) ** 0.5 * newton_schulz(U)  # noqa: PLW2901
+                W = W - lr * (out / into if out > into else 1) ** 0.5 * newton_schulz(U)
             torch.testing.assert_close(p.double(), W, atol=1e-5, rtol=0)
             torch.testing.assert_close(optimizer.state[p]["momentum"].double(), m, atol=1e-6, rtol=0)
 

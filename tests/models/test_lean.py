@@ -1,0 +1,96 @@
+"""RMSNorm and relu^2 that keep only their outputs: against torch's, by differences, and what they hold."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from lapcli.models.lean import relu_squared, rms_norm
+
+torch.set_num_threads(2)
+
+SHAPES = [(3, 8), (2, 5, 16), (2, 3, 4, 6), (1, 1), (0, 4)]
+
+
+def torch_norm(x: Tensor) -> Tensor:
+    return F.rms_norm(x, (x.shape[-1],))
+
+
+def torch_relu_squared(x: Tensor) -> Tensor:
+    return F.relu(x).square()
+
+
+def relu_squared_of_a_copy(x: Tensor) -> Tensor:
+    return relu_squared(x.clone())
+
+
+PAIRS = [(rms_norm, torch_norm), (relu_squared_of_a_copy, torch_relu_squared)]
+
+
+@pytest.mark.parametrize(("ours", "theirs"), PAIRS)
+@pytest.mark.parametrize(
+    ("dtype", "tolerance"), [(torch.float64, 1e-12), (torch.float32, 1e-5), (torch.bfloat16, 0.02)]
+)
+@pytest.mark.parametrize("shape", SHAPES)
+def test_same_as_torch(ours, theirs, shape: tuple[int, ...], dtype: torch.dtype, tolerance: float) -> None:
+    generator = torch.Generator().manual_seed(1)
+    x, dy = (torch.randn(shape, generator=generator).to(dtype) for _ in range(2))
+    results = []
+    for function in (ours, theirs):
+        leaf = x.clone().requires_grad_()
+        y = function(leaf)
+        assert y.dtype == dtype
+        results.append((y, *torch.autograd.grad(y, leaf, dy)))
+    for a, b in zip(*results, strict=True):
+        torch.testing.assert_close(a, b, atol=tolerance, rtol=tolerance)
+
+
+@pytest.mark.parametrize("function", [rms_norm, relu_squared_of_a_copy])
+def test_gradients_by_differences(function) -> None:
+    x = torch.randn(4, 6, dtype=torch.float64, generator=torch.Generator().manual_seed(2)).requires_grad_()
+    assert torch.autograd.gradcheck(function, (x,))
+
+
+def test_zeros_give_zeros() -> None:
+    x = torch.zeros(2, 4, requires_grad=True)
+    for function in (rms_norm, relu_squared_of_a_copy):
+        y = function(x)
+        (gradient,) = torch.autograd.grad(y, x, torch.zeros(2, 4))
+        assert not y.any()
+        assert not gradient.any()
+
+
+@pytest.mark.parametrize("expanded", [False, True])
+@pytest.mark.parametrize("function", [rms_norm, relu_squared_of_a_copy])
+def test_the_gradient_that_comes_in_is_not_changed(function, expanded: bool) -> None:
+    x = torch.randn(3, 4, requires_grad=True)
+    dy = torch.ones(1, 1).expand(3, 4) if expanded else torch.ones(3, 4)
+    y = function(x)
+    before = y.detach().clone()
+    first = torch.autograd.grad(y, x, dy, retain_graph=True)[0].clone()
+    (second,) = torch.autograd.grad(y, x, dy)
+    assert torch.equal(first, second)
+    assert torch.equal(y, before)
+    assert (dy == 1).all()
+
+
+@pytest.mark.parametrize("function", [rms_norm, relu_squared_of_a_copy])
+def test_only_the_output_is_kept(function) -> None:
+    """Of what is as large as the output, autograd holds nothing but the output."""
+    kept: list[Tensor] = []
+
+    def pack(tensor: Tensor) -> Tensor:
+        kept.append(tensor)
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        y = function(torch.randn(8, 16, requires_grad=True))
+    large = [tensor for tensor in kept if tensor.numel() == y.numel()]
+    assert [tensor.data_ptr() for tensor in large] == [y.data_ptr()]
+
+
+def test_relu_squared_takes_the_place_of_its_input() -> None:
+    x = torch.randn(4, 4)
+    inner = x * 1
+    assert relu_squared(inner).data_ptr() == inner.data_ptr()
+    assert torch.equal(inner, torch_relu_squared(x))
