@@ -4,7 +4,10 @@ from pathlib import Path
 
 import pytest
 
-from lapcli.recipe import RecipeError, load_recipe
+from lapcli.recipe import RECIPES, RecipeError, load_recipe
+from lapcli.recipe.problems import listed
+
+OBJECTIVES = listed([f"`{name}`" for name in RECIPES])
 
 
 @pytest.mark.parametrize(
@@ -101,16 +104,8 @@ from lapcli.recipe import RecipeError, load_recipe
         # Missing: the line of the section.
         ("  batch: 32\n", "", "x.yaml:10  train.batch: is missing; add it"),
         ("data:\n  train: builtin\n", "", "x.yaml:1  data: the section is missing; it needs train"),
-        (
-            "objective: language_model",
-            "",
-            "x.yaml:1  objective: is missing; expected `language_model`, `chat` or `classification`",
-        ),
-        (
-            "language_model",
-            "dance",
-            'x.yaml:1  objective: expected `language_model`, `chat` or `classification`, got "dance"',
-        ),
+        ("objective: language_model", "", f"x.yaml:1  objective: is missing; expected {OBJECTIVES}"),
+        ("language_model", "dance", f'x.yaml:1  objective: expected {OBJECTIVES}, got "dance"'),
         # Combinations.
         ("micro_batch: 8", "micro_batch: 64", "x.yaml:12  train.micro_batch: 64 is beyond the global batch 32"),
         ("  steps: 100\n", "", "x.yaml:10  train.steps: give steps or epochs"),
@@ -173,7 +168,7 @@ def test_a_misspelt_section_is_checked_as_what_it_means(problems, valid: str) ->
 
 def test_a_misspelt_objective_does_not_hide_the_rest(problems, valid: str) -> None:
     assert problems(valid.replace("language_model", "langauge_model").replace("steps", "stpes")) == [
-        'x.yaml:1  objective: expected `language_model`, `chat` or `classification`, got "langauge_model"',
+        f'x.yaml:1  objective: expected {OBJECTIVES}, got "langauge_model"',
         "x.yaml:13  train.stpes: unknown key; did you mean `steps`?",
     ]
 
