@@ -44,7 +44,8 @@ class Loop:
         self.metrics = MetricsLog(run.metrics)
         self.step = 0
         self.validated: dict[int, dict[str, float]] = {}
-        self.saved: checkpoint.Checkpoint | None = None
+        self.saved: checkpoint.Checkpoint | None = None  # on rank 0, which writes
+        self.saved_step: int | None = None  # on every rank: all of them decide alike whether to save
         self.module = self._parallel()
         self.peak = _peak_of(world)
 
@@ -123,12 +124,12 @@ class Loop:
 
         def is_interrupted() -> bool:
             if self.world.any(bool(stop)):
-                if self.saved is None or self.saved.step != self.step:
+                if self.saved_step != self.step:
                     self._save()
                 raise self._interrupted(stop)
             return False
 
-        if self.objective.best_metric and self.step and (self.saved is None or self.saved.step != self.step):
+        if self.objective.best_metric and self.step and self.saved_step != self.step:
             self._save()  # the best weights can only be kept if they were saved
         values = self.objective.validate(is_interrupted)
         self.validated[self.step] = values
@@ -164,6 +165,7 @@ class Loop:
         failure = str(self.world.from_main(failure or ""))
         if failure:
             raise LapError(failure)
+        self.saved_step = self.step
 
     def _resume(self) -> None:
         """Every rank loads the same newest whole checkpoint; the metrics beyond it are dropped."""
@@ -173,7 +175,7 @@ class Loop:
             plan = self.objective.weights_metadata()["laplacian_heads"]
             checkpoint.load_weights(self.saved.weights, self.objective.model, plan)
             self.optimizers.load_state(self.saved.optimizer_state())
-            self.step = self.saved.step
+            self.step = self.saved_step = self.saved.step
             for key, now in (("world_size", self.world.size), ("threads", torch.get_num_threads())):
                 before = self.saved.state.get(key, now)
                 if before != now:
