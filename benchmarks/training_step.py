@@ -1,7 +1,7 @@
 """A whole training step of ours, plain and compiled, against a plain reference step.
 
-Layers 4, width 256, heads 4, vocabulary 16,384, 8 sequences of 512, float32. The reference is the step of nanochat as
-our fact sheet describes it, written here for the purpose: all logits at once, cross entropy of torch, five bf16
+Layers 4, width 256, heads 4, vocabulary 16,384, 8 sequences of 512, float32. The reference is the step of nanochat
+of late 2025, written here for the purpose: all logits at once, cross entropy of torch, five bf16
 Newton-Schulz iterations matrix by matrix, fused AdamW, clipping; nothing compiled. A processor without bf16 arithmetic
 spends most of the reference step in those iterations, so the same with float32 ones stands beside it for scale.
 

@@ -1,4 +1,4 @@
-"""The dry run's numbers against the fact sheet's, which were worked out by hand."""
+"""The dry run's numbers against ones worked out by hand."""
 
 import json
 

@@ -105,7 +105,7 @@ class TestStart:
 
 
 def reference_logits(state: dict[str, Tensor], config: GPTConfig, tokens_T: list[int]) -> Tensor:
-    """Section 1.3 of the fact sheet for one sequence, in float64: a token, a head, a pair of channels at a time."""
+    """The model's definition for one sequence, in float64: a token, a head, a pair of channels at a time."""
     H, D, T = config.heads, config.width // config.heads, len(tokens_T)
     G = config.kv_heads or H
     tiny = torch.finfo(torch.float64).eps

@@ -120,7 +120,7 @@ def test_it_is_kept_as_it_is(name, tmp_path):
 
 
 def test_the_papers_stages():
-    """Sections 5 and 6 of the fact sheet, number by number."""
+    """nanochat's two stages, number by number."""
     stages = load_recipe(ROOT / "recipes/chat561m.yaml").stages
     midtrain, sft = stages.midtrain, stages.sft
     assert (midtrain.loss, midtrain.batching, midtrain.average) == ("all", "packed", "tokens")

@@ -23,7 +23,7 @@ def draw(shape: tuple[int, ...], seed: int = 0, dtype: torch.dtype = torch.float
 
 
 def newton_schulz(G: Tensor, steps: int = 5) -> Tensor:
-    """One matrix in float64, as the fact sheet writes it."""
+    """One matrix in float64, iteration by iteration."""
     X = G.double()
     if X.shape[0] > X.shape[1]:
         return newton_schulz(G.T, steps).T
