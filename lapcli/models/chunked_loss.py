@@ -31,7 +31,7 @@ LARGEST_SOFTCAP = 50.0
 _CHUNK_ELEMENTS = {"cpu": 2**22, "cuda": 2**27}
 _FEWEST_ROWS = 256
 # Elements that the elementwise work of a chunk takes at once.
-_BLOCK_ELEMENTS = {"cpu": 2**18}
+_BLOCK_ELEMENTS = {"cpu": 2**19}
 
 
 def softcapped_cross_entropy(
