@@ -48,7 +48,7 @@ def quickstart(tmp_path_factory, shared_cache):
     from support import lap
 
     runs = tmp_path_factory.mktemp("quickstart-runs")
-    cut = ["--set", "train.steps=24", "--set", "validation.every=12", "--set", "checkpoint.every=12"]
+    cut = ["--set", "train.steps=40", "--set", "validation.every=20", "--set", "checkpoint.every=20"]
     result = lap("train", "recipes/quickstart.yaml", *cut, "--runs-dir", str(runs), cache=shared_cache)
     assert result.returncode == 0, result.stderr
     return runs / "quickstart", result

@@ -104,7 +104,7 @@ def test_dry_run_touches_no_data_and_makes_no_run(capsys, tmp_path, monkeypatch)
 
 
 def test_the_quickstart_learns_and_says_so(quickstart):
-    """A tenth of its steps; `make quickstart` and `make long` do all of them."""
+    """A seventh of its steps; `make quickstart` and `make long` do all of them."""
     run, result = quickstart
     info = json.loads((run / "run.json").read_text())
     assert info["status"] == "finished"
@@ -114,7 +114,7 @@ def test_the_quickstart_learns_and_says_so(quickstart):
     assert end < summary["bigram_bits_per_byte"]
     for shown in (f"{end:.4f}", "sample:", str(run), "lap train", "token-bigram"):
         assert shown in result.stdout
-    assert "step 24/24" in result.stderr
+    assert "step 40/40" in result.stderr
     assert "Traceback" not in result.stderr
 
 
@@ -125,7 +125,7 @@ def test_a_finished_run_is_reported_as_finished(quickstart, capsys):
         capsys, "train", str(run / "recipe.yaml"), "--name", "quickstart", "--runs-dir", str(run.parent)
     )
     assert code == 0
-    assert "is finished: 24 steps" in out
+    assert "is finished: 40 steps" in out
     assert "step 1/" not in err
     assert (run / "metrics.jsonl").read_bytes() == before
 
