@@ -6,6 +6,8 @@ BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 export UV_SYSTEM_CERTS ?= 1
 export UV_LINK_MODE ?= copy
+# As `lap` does by itself: threads that spin starve each other on a busy machine.
+export OMP_WAIT_POLICY ?= PASSIVE
 
 .PHONY: quickstart test lint format bench long clean
 

@@ -41,6 +41,12 @@ def _expand(pattern: str) -> list[str]:
 def local_files(train: str, files: str | Sequence[str] | None) -> list[Path]:
     """The files of a local source: itself, or what `files` names in it, or everything readable in it by name."""
     source = Path(train).expanduser()
+    try:
+        source.stat()
+    except (OSError, ValueError):  # not there, a name too long, a zero byte
+        raise DataError(
+            f"there is no {train[:200]}; data.train is `builtin`, `hub:OWNER/NAME`, or a file or folder"
+        ) from None
     if source.is_file():
         if files is not None:
             raise DataError(f"data.files: {source} is a single file; remove files, or name its folder in data.train")
