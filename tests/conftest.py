@@ -4,12 +4,18 @@ import os
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 
 # Before torch is imported: threads that wait actively starve each other when the machine is busy.
 os.environ.setdefault("OMP_NUM_THREADS", "2")
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 ROOT = Path(__file__).parent.parent
+
+# In CI the same examples every time: a red run can be repeated, and a new find belongs to somebody's own machine.
+settings.register_profile("ci", derandomize=True)
+if os.environ.get("CI"):
+    settings.load_profile("ci")
 _with_real_data: set[str] = set()
 
 
