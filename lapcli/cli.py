@@ -23,9 +23,9 @@ app = typer.Typer(
     name="lap",
     help="Transformers with Laplacian heads (I - P in place of P): train them and reproduce the paper.",
     epilog="First time here: lap train recipes/quickstart.yaml",
-    context_settings={"help_option_names": ["-h", "--help"]},
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
     no_args_is_help=True,
-    rich_markup_mode="rich",
+    rich_markup_mode=None,
     pretty_exceptions_enable=False,
 )
 

@@ -6,13 +6,11 @@ import typer
 
 from lapcli.commands import options
 
-EXAMPLES = """Examples:
-
-lap chat
-
-lap chat --run quickstart-sft --temperature 0
-
-lap chat --prompt "How many r are in strawberry?"
+EXAMPLES = """\b
+Examples:
+  lap chat
+  lap chat --run quickstart-sft --temperature 0
+  lap chat --prompt "How many r are in strawberry?"
 """
 
 

@@ -11,15 +11,12 @@ from lapcli.commands import options
 if TYPE_CHECKING:
     from lapcli.evaluation.run_tasks import Evaluation
 
-EXAMPLES = """Examples:
-
-lap eval
-
-lap eval --run vit_digits --tasks top1,top5
-
-lap eval --run vitb_cifar100_12L --checkpoint best --json
-
-lap eval --run vitb_imagenet_3L --data /data/imagenet --nproc 4
+EXAMPLES = """\b
+Examples:
+  lap eval
+  lap eval --run vit_digits --tasks top1,top5
+  lap eval --run vitb_cifar100_12L --checkpoint best --json
+  lap eval --run vitb_imagenet_3L --data /data/imagenet --nproc 4
 """
 
 

@@ -8,13 +8,11 @@ if TYPE_CHECKING:
     from lapcli.recipe.chat import ChatRecipe
     from lapcli.recipe.vision import ClassificationRecipe
 
-EXAMPLES = """Examples:
-
-lap fetch recipes/gpt561m.yaml
-
-lap fetch recipes/gpt561m.yaml --data ~/fineweb-edu --json
-
-lap fetch recipes/chat561m.yaml
+EXAMPLES = """\b
+Examples:
+  lap fetch recipes/gpt561m.yaml
+  lap fetch recipes/gpt561m.yaml --data ~/fineweb-edu --json
+  lap fetch recipes/chat561m.yaml
 """
 
 

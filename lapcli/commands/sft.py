@@ -12,15 +12,12 @@ if TYPE_CHECKING:
     from lapcli.recipe.chat import ChatRecipe
     from lapcli.runs import Run
 
-EXAMPLES = """Examples:
-
-lap sft recipes/chat_quickstart.yaml
-
-lap sft recipes/chat561m.yaml --run gpt561m_5L --nproc 8
-
-lap sft recipes/chat561m.yaml --stage sft --run gpt561m_5L --nproc 8
-
-lap sft recipes/chat561m.yaml --dry-run
+EXAMPLES = """\b
+Examples:
+  lap sft recipes/chat_quickstart.yaml
+  lap sft recipes/chat561m.yaml --run gpt561m_5L --nproc 8
+  lap sft recipes/chat561m.yaml --stage sft --run gpt561m_5L --nproc 8
+  lap sft recipes/chat561m.yaml --dry-run
 """
 
 

@@ -11,15 +11,12 @@ from lapcli.errors import UsageError
 if TYPE_CHECKING:
     from lapcli.runs import Run
 
-EXAMPLES = """Examples:
-
-lap train recipes/quickstart.yaml
-
-lap train recipes/gpt561m_5L.yaml --dry-run
-
-lap train recipes/quickstart.yaml --set 'model.laplacian_heads=linear(0, 4)' --name schedule
-
-lap train recipes/gpt561m_5L.yaml --nproc 8 --max-restarts 3
+EXAMPLES = """\b
+Examples:
+  lap train recipes/quickstart.yaml
+  lap train recipes/gpt561m_5L.yaml --dry-run
+  lap train recipes/quickstart.yaml --set 'model.laplacian_heads=linear(0, 4)' --name schedule
+  lap train recipes/gpt561m_5L.yaml --nproc 8 --max-restarts 3
 """
 
 
