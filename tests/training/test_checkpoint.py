@@ -35,7 +35,7 @@ def test_what_was_saved_comes_back(model, tmp_path):
 def test_equal_weights_make_equal_files(tmp_path):
     """In any process: the order in which safetensors writes metadata is drawn anew for each file."""
     model = nn.Linear(3, 2)
-    names = {f"key {n} \"é\"": str(n) for n in range(8)}
+    names = {f'key {n} "é"': str(n) for n in range(8)}
     files = {
         checkpoint.save(tmp_path / str(n), 1, model.state_dict(), {}, names, {}, 1).weights.read_bytes()
         for n in range(4)
