@@ -101,7 +101,9 @@ def evaluate_run(
         request = Request(run, weights, names, world, batch, data, limit, chosen)
         measured = EVALUATORS[run.recipe.objective].evaluate(request)
         limited = "" if limit is None else f"_limit{limit}"
-        name = f"step-{weights.step:06d}_{'+'.join(names)}{limited}_{measured.data_sha256[:8]}.json"
+        how = f"_{measured.name}" if measured.name else ""
+        what = "+".join(names).replace("/", "_")[:100]
+        name = f"step-{weights.step:06d}_{what}{how}{limited}_{measured.data_sha256[:8]}.json"
         path = run.path / EVAL / name
         found = Evaluation(
             run,

@@ -54,6 +54,7 @@ class Measured:
     details: dict[str, Any] = field(default_factory=dict)  # what else the result has to name
     lines: list[str] = field(default_factory=list)  # a table of its own; by default value and interval of every score
     notes: dict[str, str] = field(default_factory=dict)  # lines under the table, by their first word
+    name: str = ""  # what tells results of other settings apart, in the name of the file
 
 
 @dataclass(frozen=True)
@@ -80,7 +81,7 @@ _LANGUAGE = Evaluator(
         "spelling": "letters in words, counted (needs no data)",
         "bpb": "bits per byte of held-out text",
     },
-    "lapcli.evaluation.language",
+    "lapcli.evaluation.harness.run",
     options=(
         "protocol",
         "samples",
@@ -140,7 +141,7 @@ def _evaluator(objective: str) -> Evaluator:
     return EVALUATORS[objective]
 
 
-def wilson_interval(successes: int, count: int, z: float = 1.959963984540054) -> tuple[float, float]:
+def wilson_interval(successes: float, count: int, z: float = 1.959963984540054) -> tuple[float, float]:
     """The 95% score interval of a proportion; within [0, 1] and of some width even at 0 and 1."""
     share = successes / count
     centre = share + z * z / (2 * count)
