@@ -111,15 +111,15 @@ class LapLM(TemplateLM):
         """Answers that would be compared by chance: without a token, or letters of unequal tokens."""
         if not all(continuations):
             raise DataError(
-                f"{self._task}: an answer ({', '.join(map(repr, texts))[:80]}) is no token of its own after its prompt, "
-                "whose last token swallows it; this tokenizer cannot be evaluated on it"
+                f"{self._task}: one of the answers {', '.join(map(repr, texts))[:80]} is no token of its own after its "
+                "prompt, whose last token swallows it; this tokenizer cannot be evaluated on it"
             )
         letters = {text.strip() for text in texts}
         are_letters = len(letters) > 1 and all(len(letter) == 1 for letter in letters)
         if are_letters and (any(len(each) != 1 for each in continuations) or len(continuations) != len(letters)):
             raise DataError(
-                f"{self._task}: not every one of the letters {', '.join(sorted(letters))} is a token of its own in this "
-                "tokenizer, so that they cannot be compared; train with a larger tokenizer.vocab, or evaluate by answer text"
+                f"{self._task}: not every one of the letters {', '.join(sorted(letters))} is a token of its own in "
+                "this tokenizer, so that they cannot be compared; train with a larger tokenizer.vocab"
             )
 
     def _questions(self, context: tuple[int, ...], continuations: list[tuple[int, ...]], text: str) -> list[Question]:
@@ -176,8 +176,8 @@ class LapLM(TemplateLM):
         draws = bool(given.get("do_sample")) and float(given.get("temperature", 1.0)) > 0
         if unknown and (draws or unknown[0] not in _NEUTRAL):
             raise UsageError(
-                f"{self._task} asks for generation with {', '.join(sorted(unknown))}, which `lap` does not have; choose "
-                "another task"
+                f"{self._task} asks for generation with {', '.join(sorted(unknown))}, which `lap` does not have; "
+                "choose another task"
             )
         until = given.get("until") or []
         tokens = next((given[n] for n in ("max_gen_toks", "max_new_tokens", "max_tokens") if n in given), None)

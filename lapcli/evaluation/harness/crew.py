@@ -1,8 +1,8 @@
 """The processes of an evaluation: rank 0 talks to lm-eval, the others answer what it hands out.
 
 lm-eval's own way of sharing documents pads with copies of the last one and fails with fewer documents than processes.
-Here it sees one process; its requests are dealt out, and the answers come back in their order. Prompts, few-shot examples
-and scores are therefore the same for any number of processes.
+Here it sees one process; its requests are dealt out, and the answers come back in their order. Prompts, few-shot
+examples and scores are therefore the same for any number of processes.
 """
 
 from collections.abc import Callable, Sequence

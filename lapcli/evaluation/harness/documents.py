@@ -100,8 +100,7 @@ def _mmlu(row: Any, path: Path) -> Document:
 def _with_choices(row: Any) -> Any:
     """A csv with a header: columns A to D, the answer's letter."""
     if isinstance(row, Mapping) and "choices" not in row and "A" in row:
-        cells = [row.get("question"), *(row[letter] for letter in "ABCD" if letter in row), row.get("answer")]
-        return cells
+        return [row.get("question"), *(row[letter] for letter in "ABCD" if letter in row), row.get("answer")]
     return row
 
 

@@ -1,7 +1,7 @@
 """The files of the benchmarks: from the hub, or in a local folder in any of the forms in which people have them.
 
-`--data DIR` is a folder with the benchmarks' folders in it (`DIR/arc`, `DIR/mmlu` ...), or one of these. In each of them
-the first form that is there is read; a benchmark that is not there is an error, never another source.
+`--data DIR` is a folder with the benchmarks' folders in it (`DIR/arc`, `DIR/mmlu` ...), or one of these. In each of
+them the first form that is there is read; a benchmark that is not there is an error, never another source.
 """
 
 import os
@@ -114,9 +114,9 @@ def _from_hub(task: str, benchmark: Benchmark, split: str) -> list[Path]:
         except DataError as error:
             problem = str(error.__cause__ or error).splitlines()[0][:200]
     raise DataError(
-        f"{task}: {name} of the hub's {benchmark.repository} is not on this machine and cannot be downloaded ({problem}); "
-        f"put {benchmark.local[split][0]} into DIR/{benchmark.folders[0]} and use --data DIR, or, where there is a network, "
-        f"`hf download --repo-type dataset {benchmark.repository} {name}`"
+        f"{task}: {name} of the hub's {benchmark.repository} is not on this machine and cannot be downloaded "
+        f"({problem}); put {benchmark.local[split][0]} into DIR/{benchmark.folders[0]} and use --data DIR, or get it where "
+        f"there is a network with `hf download --repo-type dataset {benchmark.repository} {name}`"
     )
 
 

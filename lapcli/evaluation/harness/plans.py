@@ -88,13 +88,11 @@ class Planner:
     def _other(self, name: str) -> Plan:
         if self._settings.protocol != "harness":
             raise UsageError(
-                f"--tasks: {name[:60]!r} is none of the paper's tasks ({', '.join(BENCHMARKS)}, spelling, bpb); lm-eval's "
-                "other tasks need --protocol harness"
+                f"--tasks: {name[:60]!r} is none of the paper's tasks ({', '.join(BENCHMARKS)}, spelling, bpb); "
+                "lm-eval's other tasks need --protocol harness"
             )
         if self._data is not None:
-            raise UsageError(
-                f"--data is not for {name}, whose files lm-eval finds itself; evaluate it in a call without"
-            )
+            raise UsageError(f"--data is not for {name}, whose files lm-eval finds itself; call it without")
         loaded = stock_tasks.other_task(name, self._allow_unsafe)
         unsafe = any(getattr(task, "UNSAFE_CODE", False) for task in loaded["tasks"].values())
         return self._seeded(Plan(name, loaded, False, runs_unsafe_code=unsafe))

@@ -10,8 +10,8 @@ Protocol = Literal["paper", "harness"]
 SEED = 1234  # lm-eval's, so that few-shot examples are the ones that it draws
 _SAMPLING = ("samples", "temperature", "top_k", "max_new_tokens")
 REASON = (
-    "the paper gives neither temperature nor top-k nor length: 1.0 and 50 are those with which nanochat itself estimates "
-    "pass@k, 512 tokens its evaluation's; at temperature 0 ten samples would be ten copies"
+    "the paper gives neither temperature nor top-k nor length; the defaults 1.0 and 50 are nanochat's own for pass@k, "
+    "512 tokens its evaluation's; at temperature 0 ten samples would be ten copies"
 )
 
 
@@ -38,15 +38,15 @@ def read_settings(objective: str, options: Mapping[str, Any]) -> Settings:
         raise UsageError(f"--protocol takes paper or harness, got {str(protocol)[:40]!r}")
     if protocol == "paper" and not is_chat:
         raise UsageError(
-            f"--protocol paper asks in chat form, which a run of {objective} has not learned; use --protocol harness, or "
-            "the run of `lap sft`"
+            f"--protocol paper asks in chat form, which a run of {objective} has not learned; use --protocol harness, "
+            "or the run of `lap sft`"
         )
     given = {name: options[name] for name in (*_SAMPLING, "seed") if name in options}
     unused = [name for name in _SAMPLING if name in given]
     if protocol == "harness" and unused:
         raise UsageError(
-            f"--{unused[0].replace('_', '-')} means nothing with --protocol harness, whose tasks bring their own sampling; "
-            "leave it out, or use --protocol paper"
+            f"--{unused[0].replace('_', '-')} means nothing with --protocol harness, whose tasks bring their own "
+            "sampling; leave it out, or use --protocol paper"
         )
     settings = Settings(protocol, **given)
     if settings.temperature == 0 and settings.samples > 1:

@@ -1,5 +1,5 @@
-"""lm-eval's own tasks. The paper's benchmarks are read from its definitions one by one, over our documents; any other name
-is looked up in its index, which takes it seconds to build."""
+"""lm-eval's own tasks. The paper's benchmarks are read from its definitions one by one, over our documents; any other
+name is looked up in its index, which takes it seconds to build."""
 
 import os
 import sys
@@ -66,13 +66,13 @@ def other_task(name: str, allow_unsafe: bool) -> Loaded:
         except Exception as error:  # whatever a task's own code, the hub's library or the connection raise
             first = (str(error).splitlines() or [type(error).__name__])[0]
             raise DataError(
-                f"lm-eval could not load {name} ({first[:200]}); check the network, or download its data set where there is one"
+                f"lm-eval could not load {name} ({first[:200]}); check the network, or download its data set elsewhere"
             ) from error
     for task in loaded["tasks"].values():
         if getattr(task, "UNSAFE_CODE", False) and not allow_unsafe:
             raise UsageError(
-                f"{name} runs generated code in lm-eval's own process; add --unsafe-code-execution to accept that, or use "
-                "humaneval, which runs in a sandbox"
+                f"{name} runs generated code in lm-eval's own process; add --unsafe-code-execution to accept that, or "
+                "use humaneval, which runs in a sandbox"
             )
     return dict(loaded)
 
