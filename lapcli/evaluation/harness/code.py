@@ -1,7 +1,7 @@
 """Verdicts on generated Python: every program of a task is run in the sandbox, several at a time."""
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,8 @@ class CodeJudge:
         self._program_of, self._progress = program_of, progress
         self._workers = workers or os.cpu_count() or 1
 
-    def __call__(self, answers: Sequence[Sequence[str]], documents: Sequence[dict[str, Any]]) -> list[list[Any]]:
+    def __call__(self, answers: Iterable[Sequence[str]], documents: Sequence[dict[str, Any]]) -> list[list[Any]]:
+        answers = list(answers)  # a filter before this one may hand on an iterator
         candidates = [
             Candidate(document["prompt"], self._program_of(document, answer), document["test"], document["entry_point"])
             for document, given in zip(documents, answers, strict=True)
