@@ -52,7 +52,10 @@ def make_run(runs: Path, objective: str = "chat", *, seed: int = 0, damage: bool
     )
     recipe: Any = base
     if objective == "chat":
-        stage = {"mixture": [{"name": "x", "format": "conversations", "source": "x.jsonl"}], "train": {"steps": 1, "batch": 1, "micro_batch": 1}}
+        stage = {
+            "mixture": [{"name": "x", "format": "conversations", "source": "x.jsonl"}],
+            "train": {"steps": 1, "batch": 1, "micro_batch": 1},
+        }
         chat = recipe_from_dict({"objective": "chat", "stages": {"sft": stage}})
         recipe = stage_recipe(chat, "sft", base, "base", "0" * 64)
     run = open_run(runs, objective, recipe)
@@ -75,7 +78,9 @@ def arc_rows(count: int = 7) -> list[dict[str, Any]]:
         labels = ["ABCD", "1234", "ABC", "ABCDE"][number % 4]
         stem = QUOTING if number == 2 else f"Which {draw.choice(WORDS)} has more {draw.choice(WORDS)} number {number}?"
         choices = [{"text": " ".join(draw.sample(WORDS, draw.randint(1, 3))), "label": label} for label in labels]
-        rows.append({"id": f"q{number}", "question": {"stem": stem, "choices": choices}, "answerKey": draw.choice(labels)})
+        rows.append(
+            {"id": f"q{number}", "question": {"stem": stem, "choices": choices}, "answerKey": draw.choice(labels)}
+        )
     return rows
 
 
@@ -88,7 +93,7 @@ def humaneval_rows() -> list[dict[str, str]]:
             "task_id": f"Test/{n}",
             "prompt": f"from typing import List\n\n\ndef add_{n}(a, b):\n    '''Sum and {n}.'''\n",
             "canonical_solution": f"    return a + b + {n}\n",
-            "test": f"def check(candidate):\n    assert candidate(1, 2) == {3 + n}\n    assert candidate(0, 0) == {n}\n",
+            "test": f"def check(candidate):\n    assert candidate(1, 2) == {3 + n} and candidate(0, 0) == {n}\n",
             "entry_point": f"add_{n}",
         }
         for n in range(2)
@@ -109,7 +114,10 @@ def write_benchmarks(folder: Path) -> Path:
                     csv.writer(file).writerow([f"{subject} {n}, which?", *WORDS[n : n + 4], "ABCD"[n % 4]])
     (folder / "gsm8k").mkdir()
     for split, count in (("test", 5), ("train", 6)):
-        rows = [{"question": f"What is {n} and {n}?", "answer": f"<<{n}+{n}={2 * n}>>{2 * n}\n#### {2 * n}"} for n in range(count)]
+        rows = [
+            {"question": f"What is {n} and {n}?", "answer": f"<<{n}+{n}={2 * n}>>{2 * n}\n#### {2 * n}"}
+            for n in range(count)
+        ]
         (folder / "gsm8k" / f"{split}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     (folder / "humaneval").mkdir()
     with gzip.open(folder / "humaneval" / "HumanEval.jsonl.gz", "wt") as file:
@@ -120,7 +128,9 @@ def write_benchmarks(folder: Path) -> Path:
 QUICK = {"samples": 3, "max_new_tokens": 6}
 
 
-def evaluated(run: Run, tasks: str, data: Path | None, *, limit: int | None = None, batch: int | None = None, **options):
+def evaluated(
+    run: Run, tasks: str, data: Path | None, *, limit: int | None = None, batch: int | None = None, **options
+):
     """`evaluate_run` as a dictionary."""
     from lapcli.evaluation.run_tasks import evaluate_run
 
@@ -144,10 +154,13 @@ def evaluate_in_processes(count: int, run: Run, tasks: str, data: Path, **option
     for rank in range(count):
         world = {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(count)}
         world |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-        child = _context.Process(target=_evaluate, args=(world if count > 1 else {}, str(run.path), tasks, str(data), options))
+        child = _context.Process(
+            target=_evaluate, args=(world if count > 1 else {}, str(run.path), tasks, str(data), options)
+        )
         child.start()
         children.append(child)
-    return [exit_code(child) for child in children][0]
+    codes = [exit_code(child) for child in children]
+    return codes[0]
 
 
 def _evaluate(environment: dict[str, str], run: str, tasks: str, data: str, options: dict[str, Any]) -> None:

@@ -115,8 +115,8 @@ def _from_hub(task: str, benchmark: Benchmark, split: str) -> list[Path]:
             problem = str(error.__cause__ or error).splitlines()[0][:200]
     raise DataError(
         f"{task}: {name} of the hub's {benchmark.repository} is not on this machine and cannot be downloaded "
-        f"({problem}); put {benchmark.local[split][0]} into DIR/{benchmark.folders[0]} and use --data DIR, or get it where "
-        f"there is a network with `hf download --repo-type dataset {benchmark.repository} {name}`"
+        f"({problem}); put {benchmark.local[split][0]} into DIR/{benchmark.folders[0]} and use --data DIR, or get it "
+        f"where there is a network with `hf download --repo-type dataset {benchmark.repository} {name}`"
     )
 
 

@@ -77,7 +77,9 @@ def test_known_pass_at_1_and_10():
 def test_known_pass_of_programs():
     tokenizer = tiny_tokenizer()
     rows = humaneval_rows()
-    numbers = {chat_prompt([{"role": "user", "content": row["prompt"]}], tokenizer).ids: n for n, row in enumerate(rows)}
+    numbers = {
+        chat_prompt([{"role": "user", "content": row["prompt"]}], tokenizer).ids: n for n, row in enumerate(rows)
+    }
 
     def rule(ids):
         n = numbers[ids]
@@ -113,7 +115,9 @@ def test_letters_are_the_rows_own_labels_and_the_prompt_is_training_s():
     for row in arc_rows():
         turns = multiple_choice(row)
         rights[tuple(render_prompt(turns[:1], tokenizer))] = tokenizer.encode(row["answerKey"])[0]
-    oracle = Oracle(lambda item: [[-1.0 if c == (rights[item[0].context],) else -2.0, False] for c in item[0].continuations])
+    oracle = Oracle(
+        lambda item: [[-1.0 if c == (rights[item[0].context],) else -2.0, False] for c in item[0].continuations]
+    )
     results = run(lm_of(oracle, tokenizer), letters_task("arc_easy", Documents(documents, {})))
     assert results["results"]["arc_easy"]["acc,none"] == 1.0
     (job,) = oracle.jobs
@@ -134,7 +138,11 @@ def test_special_tokens_in_a_question_are_text():
 
 def test_a_system_message_and_the_beginning_of_an_answer():
     tokenizer = tiny_tokenizer()
-    history = [{"role": "system", "content": "Be."}, {"role": "user", "content": "Q"}, {"role": "assistant", "content": "The"}]
+    history = [
+        {"role": "system", "content": "Be."},
+        {"role": "user", "content": "Q"},
+        {"role": "assistant", "content": "The"},
+    ]
     prompt = lm_of(Oracle(None), tokenizer).apply_chat_template(history, add_generation_prompt=False)
     assert prompt == "<|bos|><|user_start|>Be.\n\nQ<|user_end|><|assistant_start|>The"
 
@@ -180,7 +188,9 @@ def test_rolling_predicts_every_token_once():
     tokenizer = tiny_tokenizer()
     oracle = Oracle(lambda item: [[-1.0 * len(c), False] for question in item for c in question.continuations])
     text = "water plant light stone metal cloud heat " * 5
-    (found,) = lm_of(oracle, tokenizer, context=16).loglikelihood_rolling([Instance("loglikelihood_rolling", {}, (text,), 0)])
+    (found,) = lm_of(oracle, tokenizer, context=16).loglikelihood_rolling(
+        [Instance("loglikelihood_rolling", {}, (text,), 0)]
+    )
     assert found == -len(tokenizer.encode(text))
     (item,) = oracle.jobs[0].items
     assert [token for question in item for token in question.continuations[0]] == tokenizer.encode(text)
@@ -212,7 +222,9 @@ def test_generation_settings_that_are_not_ours_are_refused():
 
 def test_ten_samples_differ_from_the_first_token_on_and_do_not_depend_on_the_batch():
     tokenizer, model = tiny_tokenizer(), tiny_model(320)
-    prompts = [chat_prompt([{"role": "user", "content": text}], tokenizer).ids for text in ("water", "light", "a stone")]
+    prompts = [
+        chat_prompt([{"role": "user", "content": text}], tokenizer).ids for text in ("water", "light", "a stone")
+    ]
     job = GenerationJob(prompts, "task", Sampling(8, 1.0, None, 3), 10, (), True)
     found = [Worker(model, tokenizer, batch, 0, None).work(job) for batch in (1, 3, 8)]
     assert found[0] == found[1] == found[2]

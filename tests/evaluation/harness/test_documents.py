@@ -36,7 +36,9 @@ def test_real_parquet_holds_the_same_questions(task, test_data):
     assert next(iter(parquet.files)).endswith(".parquet")
 
     def asked(documents):
-        return sorted((d["question"].strip(), json.dumps(d["choices"]), d.get("answerKey", d.get("answer"))) for d in documents)
+        return sorted(
+            (d["question"].strip(), json.dumps(d["choices"]), d.get("answerKey", d.get("answer"))) for d in documents
+        )
 
     assert len(parquet) == len(official)
     same = sum(a == b for a, b in zip(asked(official), asked(parquet), strict=True))
@@ -65,7 +67,9 @@ def test_small_files(tmp_path):
 def test_csv_with_a_header(tmp_path):
     (tmp_path / "gsm8k").mkdir()
     (tmp_path / "gsm8k" / "test.csv").write_text('question,answer\n"One, two?","x\n#### 3"\n')
-    assert load_documents("gsm8k", "test", tmp_path) == [{"question": "One, two?", "answer": "x\n#### 3", "number": "3"}]
+    assert load_documents("gsm8k", "test", tmp_path) == [
+        {"question": "One, two?", "answer": "x\n#### 3", "number": "3"}
+    ]
     (tmp_path / "mmlu").mkdir()
     (tmp_path / "mmlu" / "test.csv").write_text("question,A,B,C,D,answer\nWhich?,a,b,c,d,C\n")
     (document,) = load_documents("mmlu", "test", tmp_path)

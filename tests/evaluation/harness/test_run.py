@@ -1,7 +1,10 @@
-"""Whole evaluations of a tiny run with random weights, on small files: what is written down, and what changes nothing."""
+"""Whole evaluations of a tiny run with random weights, on small files: what is kept, and what changes nothing."""
 
 import json
+import os
 import shutil
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -15,7 +18,7 @@ from harness_support import (
 )
 from lm_eval import evaluator
 from lm_eval.tasks import TaskManager
-from support import run_main
+from support import ROOT, run_main
 
 from lapcli.errors import LapError, UsageError
 from lapcli.files import sha256_of_file
@@ -67,7 +70,7 @@ def test_each_task_is_one_call_of_lm_eval(made, calls):
 
 
 def test_the_result_names_what_it_is(made, whole):
-    run, data = made
+    run, _ = made
     assert whole["protocol"] == "paper"
     assert whole["settings"] == {"samples": 3, "temperature": 1.0, "top_k": 50, "max_new_tokens": 6, "seed": 1234}
     assert (whole["dtype"], whole["world_size"], whole["limit"]) == ("float32", 1, None)
@@ -137,6 +140,29 @@ def test_killed_and_resumed(made, whole, tmp_path, capsys):
     assert "already" not in capsys.readouterr().err
 
 
+def test_without_any_network(made, whole):
+    """In an empty network namespace, and nobody told the hub's library that it is offline."""
+    alone = next((way for way in (["unshare", "-n"], ["unshare", "-rn"]) if _works([*way, "true"])), None)
+    if alone is None:
+        pytest.skip("this system lets nobody make a network namespace")
+    run, data = made
+    environment = {name: value for name, value in os.environ.items() if name != "HF_HUB_OFFLINE"}
+    options = ["--run", str(run.path), "--tasks", PAPER, "--data", str(data), "--fresh", "--json"]
+    for name, value in QUICK.items():
+        options += [f"--{name.replace('_', '-')}", str(value)]
+    command = [*alone, sys.executable, "-m", "lapcli", "eval", *options]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, cwd=ROOT, timeout=600)
+    assert done.returncode == 0, done.stderr
+    assert numbers(json.loads(done.stdout)) == numbers(whole)
+
+
+def _works(command):
+    try:
+        return subprocess.run(command, capture_output=True).returncode == 0
+    except OSError:
+        return False
+
+
 def test_samples_and_prompts(made, whole, tmp_path, capsys):
     run, data = made
     out = tmp_path / "samples.jsonl"
@@ -147,7 +173,10 @@ def test_samples_and_prompts(made, whole, tmp_path, capsys):
         assert line["prompt"].startswith("<|bos|><|user_start|>")
         assert line["prompt"].endswith("<|user_end|><|assistant_start|>")
     assert [len(line["answers"]) for line in lines[:4]] == [4, 4, 3, 5]
-    assert len(lines[-1]["answers"]) == len(lines[-1]["verdicts"][0:1][0]) if isinstance(lines[-1]["verdicts"][0], list) else 3
+    assert [len(line["answers"]) for line in lines[7:]] == [3] * 5
+    for line in lines[7:]:
+        passed = [verdict["passed"] for verdict in line["verdicts"][0]]
+        assert passed == [f"#### {line['target'].rpartition('#### ')[2]}" in answer for answer in line["answers"]]
     shown = capsys.readouterr().err
     assert lines[0]["prompt"] in shown
     assert lines[7]["prompt"] in shown
@@ -244,7 +273,9 @@ def test_options_of_other_kinds_are_refused(tmp_path, capsys):
 def test_the_table(made, whole, capsys):
     run, data = made
     options = ["--samples", "3", "--max-new-tokens", "6", "--data", str(data)]
-    code, out, err = run_main(capsys, "eval", "--runs-dir", str(run.path.parent), "--run", "chat", "--tasks", PAPER, *options)
+    code, out, err = run_main(
+        capsys, "eval", "--runs-dir", str(run.path.parent), "--run", "chat", "--tasks", PAPER, *options
+    )
     assert code == 0, err
     rows = [line.split() for line in out.splitlines()]
     arc = whole["tasks"]["arc_easy"]
