@@ -54,6 +54,8 @@ def make_run(runs: Path, objective: str = "chat", *, seed: int = 0, damage: bool
     if objective == "chat":
         stage = {
             "mixture": [{"name": "x", "format": "conversations", "source": "x.jsonl"}],
+            "loss": "assistant",
+            "batching": "padded",
             "train": {"steps": 1, "batch": 1, "micro_batch": 1},
         }
         chat = recipe_from_dict({"objective": "chat", "stages": {"sft": stage}})

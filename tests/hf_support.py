@@ -80,9 +80,9 @@ def hf_tokenizer(tokenizer: Tokenizer, folder: Path) -> PreTrainedTokenizerFast:
         pad_token=bos,
         extra_special_tokens=list(SPECIAL_TOKENS[1:]),
         clean_up_tokenization_spaces=False,
+        split_special_tokens=True,  # a text that quotes a special token is text
     )
     found._tokenizer.post_processor = TemplateProcessing(single=f"{bos} $A", special_tokens=[(bos, tokenizer.bos)])
-    found._tokenizer.encode_special_tokens = True
     return found
 
 

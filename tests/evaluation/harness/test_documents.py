@@ -3,6 +3,7 @@
 import io
 import json
 import time
+from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -26,7 +27,7 @@ def test_real_files_completely(task, test_data):
     alone = load_documents(task, "test", test_data / FOLDERS.get(task, task))  # the benchmark's own folder
     assert alone == documents
     for path, digest in documents.files.items():
-        assert digest == sha256_of_file(path)
+        assert digest == sha256_of_file(Path(path))
 
 
 @pytest.mark.parametrize("task", ["arc_easy", "arc_challenge", "mmlu"])

@@ -5,6 +5,7 @@ import os
 import shutil
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -83,7 +84,7 @@ def test_the_result_names_what_it_is(made, whole):
         assert len(details["prompt_sha256"]) == 64
         assert details["version"] == 1
         for path, digest in details["files"].items():
-            assert digest == sha256_of_file(path)
+            assert digest == sha256_of_file(Path(path))
         assert set(details["metrics"]) == ({"pass@1", "pass@3"} if task in ("gsm8k", "humaneval") else {"acc"})
     assert whole["tasks"]["humaneval"]["details"]["code_execution"] in ("bubblewrap", "landlock+seccomp")
     values = [score["value"] for score in whole["tasks"].values()]
