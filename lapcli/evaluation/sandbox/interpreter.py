@@ -1,4 +1,4 @@
-"""The Python that runs inside, and the files that it needs to be able to read: itself, its library, shared libraries."""
+"""The Python that runs inside, and the files that it needs to read: itself, its library, shared libraries."""
 
 import os
 import sys
@@ -6,13 +6,20 @@ import sysconfig
 from functools import cache
 from pathlib import Path
 
+# Imported for their compiled form, which the sandbox can read and not write.
+from lapcli.evaluation.sandbox.inside import landlock as _landlock  # noqa: F401
+from lapcli.evaluation.sandbox.inside import seccomp as _seccomp  # noqa: F401
+from lapcli.evaluation.sandbox.inside import start as _start  # noqa: F401
+
 INSIDE = Path(__file__).parent / "inside"
 _START = "import sys; sys.path.append(sys.argv[1]); from inside.start import main; main(sys.argv[2])"
 
 
 def command(order: str) -> list[str]:
-    """How Python is started: without site-packages, the current folder or the user's folder. A virtual environment is left
-    behind; what counts is the interpreter that it was made from."""
+    """How Python is started: without site-packages, the current folder or the user's folder.
+
+    A virtual environment is left behind; what counts is the interpreter that it was made from.
+    """
     return [executable(), "-P", "-s", "-S", "-B", "-c", _START, str(INSIDE.parent), order]
 
 

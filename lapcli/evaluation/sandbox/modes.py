@@ -1,8 +1,8 @@
 """The ways to run generated code, and which of them this machine can do.
 
-    bubblewrap         namespaces: no network, no host files but Python's own, no other processes; and the filter inside
-    landlock+seccomp   the same filter, files by Landlock, no capabilities; needs no privileges and no namespaces
-    unsafe             limits on time and memory only
+bubblewrap         namespaces: no network, no host files but Python's own, no other processes; and the filter inside
+landlock+seccomp   the same filter, files by Landlock, no capabilities; needs no privileges and no namespaces
+unsafe             limits on time and memory only
 """
 
 import shutil
@@ -27,7 +27,7 @@ class Mode(StrEnum):
 
 
 def choose_mode(allow_unsafe: bool) -> Mode:
-    """The safest mode that works here. Without a sandbox: the unsafe one, loudly, if it is allowed, and else an error."""
+    """The safest mode that works here. If none does: the unsafe one, loudly, if it is allowed, and else an error."""
     problems = []
     for mode in (Mode.BUBBLEWRAP, Mode.LANDLOCK):
         problem = probe(mode)
@@ -38,13 +38,13 @@ def choose_mode(allow_unsafe: bool) -> Mode:
         print(WARNING, *problems, sep="\n  ", file=sys.stderr)
         return Mode.UNSAFE
     raise UsageError(
-        "generated code needs a sandbox, and this machine offers none: install bubblewrap (`apt-get install bubblewrap`, "
-        "`dnf install bubblewrap`), use Linux 5.13 or newer with Landlock and seccomp, or accept the danger with "
-        "--unsafe-code-execution (" + "; ".join(problems) + ")"
+        "generated code needs a sandbox, and this machine offers none: install bubblewrap "
+        "(`apt-get install bubblewrap`, `dnf install bubblewrap`), use Linux 5.13 or newer with Landlock and seccomp, "
+        "or accept the danger with --unsafe-code-execution (" + "; ".join(problems) + ")"
     )
 
 
-# A sample like any other, whose answer is right only if the sandbox holds: no files of the host, no network, no processes.
+# A sample like any other, whose answer is right only if the sandbox holds: no host files, no network, no processes.
 _PROBE = Candidate(
     prompt="",
     program="""

@@ -19,6 +19,7 @@ import time
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
+from dataclasses import asdict
 from typing import IO, Any
 
 from lapcli.errors import LapError
@@ -82,47 +83,36 @@ class _Sample:
         with ExitStack() as stack:
             errors = stack.enter_context(tempfile.TemporaryFile())
             try:
-                processes, verdicts = self._start(stack, errors)
+                candidate, tests, verdicts = self._start(stack, errors)
             except OSError as error:
-                raise NotStarted(f"the sandbox could not be started: {error}") from error
-            passed, reason = self._watch(*processes, verdicts, errors)
+                raise NotStarted(f"the sandbox ({self._mode}) could not be started: {error}") from error
+            passed, reason = self._watch(candidate, tests, verdicts, errors)
         return Verdict(passed, _printable(reason), time.monotonic() - began)
 
-    def _start(self, stack: ExitStack, errors: IO[bytes]) -> tuple[list["_Process"], int]:
-        ends = socket.socketpair()
+    def _start(self, stack: ExitStack, errors: IO[bytes]) -> tuple["_Process", "_Process", int]:
+        """Both processes, which end with `stack`, and where the verdict is to be read."""
         reading, writing = os.pipe()
         stack.callback(os.close, reading)
-        processes = []
-        try:
-            given = tempfile.TemporaryFile("w+", encoding="ascii")
-            with given:
-                json.dump({name: getattr(self._candidate, name) for name in Candidate.__annotations__}, given)
-                given.seek(0)
-                for role, end, more in (("candidate", ends[0], {}), ("tests", ends[1], {"verdict": writing})):
-                    process = self._process(role, end.fileno(), more, given if more else None, errors)
-                    stack.callback(process.end)
-                    processes.append(process)
-        finally:
-            for end in ends:
-                end.close()
-            os.close(writing)
-        return processes, reading
+        with ExitStack() as handed_over:  # our copies of what the processes get: as long as we hold one, nothing ends
+            handed_over.callback(os.close, writing)
+            one, other = (handed_over.enter_context(end) for end in socket.socketpair())
+            task = handed_over.enter_context(tempfile.TemporaryFile("w+", encoding="ascii"))
+            json.dump(asdict(self._candidate), task)
+            task.seek(0)
+            candidate = self._process({"role": "candidate", "socket": one.fileno()}, None, errors)
+            stack.callback(candidate.end)
+            tests = self._process({"role": "tests", "socket": other.fileno(), "verdict": writing}, task, errors)
+            stack.callback(tests.end)
+        return candidate, tests, reading
 
-    def _process(
-        self, role: str, end: int, more: dict[str, int], given: IO[str] | None, errors: IO[bytes]
-    ) -> "_Process":
-        locked, bare = self._mode is not Mode.UNSAFE, self._mode is Mode.LANDLOCK
-        order = {
-            "role": role,
-            "socket": end,
-            **more,
-            "confinement": {
-                "memory": self._limits.memory,
-                "cpu_seconds": self._limits.cpu_seconds,
-                "lock": locked,
-                "parent": os.getpid() if bare else None,
-                "readable": list(interpreter.readable()) if bare else None,
-            },
+    def _process(self, order: dict[str, Any], task: IO[str] | None, errors: IO[bytes]) -> "_Process":
+        alone = self._mode is Mode.LANDLOCK  # nothing around it: it has to see to all by itself
+        order["confinement"] = {
+            "memory": self._limits.memory,
+            "cpu_seconds": self._limits.cpu_seconds,
+            "lock": self._mode is not Mode.UNSAFE,
+            "parent": os.getpid() if alone else None,
+            "readable": list(interpreter.readable()) if alone else None,
         }
         command = interpreter.command(json.dumps(order))
         if self._mode is Mode.BUBBLEWRAP:
@@ -130,23 +120,19 @@ class _Sample:
         return _Process(
             subprocess.Popen(
                 command,
-                stdin=given or subprocess.DEVNULL,
+                stdin=task or subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 stderr=errors,
-                pass_fds=[end, *more.values()],
+                pass_fds=[order[name] for name in ("socket", "verdict") if name in order],
                 env=interpreter.environment(),
                 cwd="/",
                 start_new_session=True,
             )
         )
 
-    def _watch(
-        self, candidate: "_Process", tests: "_Process", verdicts: int, errors: IO[bytes]
-    ) -> tuple[bool, str]:
+    def _watch(self, candidate: "_Process", tests: "_Process", verdicts: int, errors: IO[bytes]) -> tuple[bool, str]:
         started = self._line(verdicts, START_SECONDS)
         if not started or "started" not in started:
-            for process in (candidate, tests):
-                process.end()
             errors.seek(0)
             said = errors.read(LONGEST_VERDICT).decode("utf-8", "replace").strip().splitlines()
             why = said[-1] if said else "no answer" if started is None else "it ended at once"
@@ -163,15 +149,19 @@ class _Sample:
         return found["passed"] is True, found["reason"]
 
     def _line(self, verdicts: int, seconds: float) -> dict[str, Any] | None:
-        """The next line of the tests' process; empty if it ended without one, none if the time is over."""
-        deadline = time.monotonic() + seconds
+        """The next line of the tests' process; empty if it ended without one, none if the time is over.
+
+        Time is counted in short turns, so that an evaluation that was itself suspended fails nobody.
+        """
+        turn = 0.25
         while b"\n" not in self._received:
             if self._stop.is_set():
-                raise Stopped("stopped")
-            left = deadline - time.monotonic()
-            if left <= 0:
-                return None
-            if not select.select([verdicts], [], [], min(left, 0.25))[0]:
+                raise Stopped("the evaluation was stopped")
+            began = time.monotonic()
+            if not _readable(verdicts, min(seconds, turn)):
+                seconds -= min(time.monotonic() - began, 2 * turn)
+                if seconds <= 0:
+                    return None
                 continue
             part = os.read(verdicts, 4096)
             if not part or len(self._received) > LONGEST_VERDICT:
@@ -190,14 +180,59 @@ class _Process:
         self._seconds: float | None = None
 
     def end(self) -> float:
-        """Kills it with all that it started, and tells the processor time that it had."""
+        """Kills it with all that it started, and tells the processor time that they had."""
         if self._seconds is None:
-            # The group is ours until we wait for its leader. In bubblewrap the sandbox dies with it.
-            os.killpg(self._process.pid, signal.SIGKILL)
+            # Bubblewrap's first process inside takes all others with it. Killed by way of it, bubblewrap itself still
+            # cleans up; killed first, it would leave its child to init, and a container often has none.
+            if not (_kill_children(self._process.pid) and _ends(self._process.pid)):
+                os.killpg(self._process.pid, signal.SIGKILL)  # the group is ours until we have waited for its leader
             _, status, usage = os.wait4(self._process.pid, 0)
             self._process.returncode = os.waitstatus_to_exitcode(status)
             self._seconds = usage.ru_utime + usage.ru_stime
         return self._seconds
+
+
+def _kill_children(parent: int) -> bool:
+    """Whether there were some and all were killed. A handle is taken before it is looked whether it is still theirs."""
+    children = _children(parent)
+    killed = False
+    for child in children:
+        try:
+            handle = os.pidfd_open(child)
+        except OSError:
+            continue
+        try:
+            if child in _children(parent):
+                signal.pidfd_send_signal(handle, signal.SIGKILL)
+                killed = True
+        except ProcessLookupError:
+            killed = True
+        finally:
+            os.close(handle)
+    return killed
+
+
+def _children(parent: int) -> list[int]:
+    try:
+        with open(f"/proc/{parent}/task/{parent}/children") as file:
+            return [int(word) for word in file.read().split()]
+    except OSError:
+        return []
+
+
+def _ends(process: int, seconds: float = 5.0) -> bool:
+    handle = os.pidfd_open(process)
+    try:
+        return _readable(handle, seconds)
+    finally:
+        os.close(handle)
+
+
+def _readable(descriptor: int, seconds: float) -> bool:
+    """Whether there is something to read within that time. Not `select`, which knows no descriptors beyond 1,023."""
+    waiting = select.poll()
+    waiting.register(descriptor, select.POLLIN)
+    return bool(waiting.poll(1000 * seconds))
 
 
 def _printable(text: str) -> str:

@@ -18,6 +18,9 @@ if TYPE_CHECKING:
     from typing import Any
 
 
+_OUT_OF_MEMORY: dict[str, Any] = {"raised": ["MemoryError", ""]}
+
+
 def serve(channel: Channel) -> None:
     """First the program and the function's name, then calls: number, arguments, keyword arguments."""
     channel.send({"ready": True})
@@ -34,6 +37,8 @@ def serve(channel: Channel) -> None:
             if problem is not None:
                 raise problem
             answer = {"value": pack(function(*unpack(call["arguments"]), **unpack(call["keywords"])))}
+        except MemoryError:  # nothing can be built here: what fills the memory is still held by the error's frames
+            answer = _OUT_OF_MEMORY
         except BaseException as error:
             answer = _raised(error)
         try:

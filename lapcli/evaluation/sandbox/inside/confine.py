@@ -15,8 +15,8 @@ _SIGKILL = 9
 def confine(*, memory: int, cpu_seconds: int, lock: bool, parent: int | None, readable: list[str] | None) -> None:
     """Limits, and with `lock` no privileges and the seccomp filter.
 
-    `memory`: bytes of address space. `parent`: die when this process, our parent, does. `readable`: the only paths that can
-    still be read, by Landlock; none where something else sees to that.
+    `memory`: bytes of address space. `parent`: die when this process, our parent, does. `readable`: the only paths that
+    can still be read, by Landlock; none where something else sees to that.
     """
     _limit(memory, cpu_seconds, strict=lock)
     if lock:

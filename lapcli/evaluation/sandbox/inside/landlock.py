@@ -1,6 +1,7 @@
 """Landlock: from here on this process can read the given paths, and nothing else of the file system.
 
-Later versions of the kernel's interface also close TCP and signals to processes outside; each is used where it is there.
+Later versions of the kernel's interface also close TCP and signals to processes outside; each is used where it is
+there. What no version hides is whether a file exists, and its size and dates.
 """
 
 import ctypes
@@ -26,15 +27,15 @@ def restrict(libc: ctypes.CDLL, readable: list[str]) -> None:
     known = version(libc)
     if known == 0:
         raise OSError("the kernel has no Landlock, or it is switched off")
-    # Access rights to files that each version knows; all of them are handled, that is, denied unless a rule says otherwise.
+    # Access rights that each version knows; all of them are handled, that is, denied unless a rule says otherwise.
     rights = {1: 13, 2: 14, 3: 15, 4: 15}.get(known, 16)
 
     class Ruleset(ctypes.Structure):
-        _fields_ = [("files", ctypes.c_uint64), ("tcp", ctypes.c_uint64), ("scoped", ctypes.c_uint64)]  # noqa: RUF012
+        _fields_ = [("files", ctypes.c_uint64), ("tcp", ctypes.c_uint64), ("scoped", ctypes.c_uint64)]
 
     class PathBeneath(ctypes.Structure):
         _pack_ = 1
-        _fields_ = [("access", ctypes.c_uint64), ("parent", ctypes.c_int32)]  # noqa: RUF012
+        _fields_ = [("access", ctypes.c_uint64), ("parent", ctypes.c_int32)]
 
     handled = Ruleset((1 << rights) - 1, 0b11 if known >= 4 else 0, 0b11 if known >= 6 else 0)
     size = 8 if known < 4 else 16 if known < 6 else 24

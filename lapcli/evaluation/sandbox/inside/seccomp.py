@@ -3,8 +3,8 @@
 Allowed are memory, time, reading, writing to what is already open, and leaving. Not allowed are, among all others,
 sockets, new processes and threads, other programs, signals to anyone, limits, ioctl, and opening anything for writing.
 
-Three calls are looked at more closely. `open` and `openat` may only read. `fcntl` may duplicate and ask, but neither set
-an owner nor ask for signals: that would send a signal, even SIGKILL, to a process of the same user.
+Three calls are looked at more closely. `open` and `openat` may only read. `fcntl` may duplicate and ask, but neither
+set an owner nor ask for signals: that would send a signal, even SIGKILL, to a process of the same user.
 """
 
 import ctypes
@@ -65,7 +65,7 @@ def install(libc: ctypes.CDLL) -> None:
     code = ctypes.create_string_buffer(b"".join(struct.pack("HBBI", *line) for line in program))
 
     class Program(ctypes.Structure):  # struct sock_fprog
-        _fields_ = [("length", ctypes.c_ushort), ("filter", ctypes.c_void_p)]  # noqa: RUF012
+        _fields_ = [("length", ctypes.c_ushort), ("filter", ctypes.c_void_p)]
 
     header = Program(len(program), ctypes.addressof(code))
     if libc.prctl(_PR_SET_SECCOMP, _SECCOMP_MODE_FILTER, ctypes.byref(header), 0, 0) != 0:

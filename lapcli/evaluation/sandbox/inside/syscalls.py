@@ -1,7 +1,7 @@
 """System calls by name and number, for the two machines that are supported.
 
-The numbers are Linux' own and never change. A name that a machine does not have (aarch64 has no `open`, only `openat`) is
-left out of its column.
+The numbers are Linux' own and never change. A name that a machine does not have is a dash: aarch64 has no `open`, only
+`openat`.
 """
 
 import os

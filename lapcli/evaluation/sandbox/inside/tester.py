@@ -6,7 +6,6 @@ an answer to the call that was made ends in a failure at once, where no `except`
 
 from __future__ import annotations
 
-import builtins
 import json
 import os
 import sys
@@ -16,16 +15,16 @@ from .values import pack, unpack
 
 TYPE_CHECKING = False  # importing `typing` would cost as much as starting Python does
 if TYPE_CHECKING:
-    from collections.abc import Callable
     from typing import Any, NoReturn
 
 # Raised for the tests as the candidate raised them. Not among them is what means something to a caller that goes on:
 # StopIteration would end a `map` over the tests early.
-_RAISED = frozenset(
-    "ArithmeticError AssertionError AttributeError EOFError ImportError IndexError KeyError LookupError MemoryError "
-    "ModuleNotFoundError NameError NotImplementedError OSError OverflowError RecursionError RuntimeError SyntaxError "
-    "TypeError UnboundLocalError ValueError ZeroDivisionError".split()
-)
+_RAISED: dict[str, type[Exception]] = {
+    kind.__name__: kind
+    for kind in (ArithmeticError, AssertionError, AttributeError, EOFError, ImportError, IndexError, KeyError,
+                 LookupError, MemoryError, ModuleNotFoundError, NameError, NotImplementedError, OSError, OverflowError,
+                 RecursionError, RuntimeError, SyntaxError, TypeError, UnboundLocalError, ValueError, ZeroDivisionError)
+}  # fmt: skip
 
 
 class Raised(RuntimeError):
@@ -100,8 +99,7 @@ class _Tester:
 
 
 def _error(name: str, text: str) -> Exception:
-    kind: Callable[[str], Exception] = getattr(builtins, name) if name in _RAISED else Raised
-    error = kind(text if name in _RAISED else f"{name}: {text}")
+    error = _RAISED[name](text) if name in _RAISED else Raised(f"{name}: {text}")
     error.of_candidate = True  # type: ignore[attr-defined]
     return error
 

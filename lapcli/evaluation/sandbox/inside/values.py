@@ -1,8 +1,8 @@
 """Python values as JSON, so that nothing but plain values ever crosses between candidate and tests.
 
 None, bool, str, float and int are themselves; everything else is a list that starts with the name of its kind. What
-arrives is built anew from built-in types, whatever the sender claims: a subclass of `list` arrives as a list, so an `__eq__`
-of its own stays behind. An object of any other class arrives as something that equals nothing.
+arrives is built anew from built-in types, whatever the sender claims: a subclass of `list` arrives as a list, so an
+`__eq__` of its own stays behind. An object of any other class arrives as something that equals nothing.
 
 Changes that a candidate makes to its arguments do not come back, and neither does the identity of objects.
 """
@@ -67,7 +67,7 @@ _FLAT: dict[type, Callable[[Any], Any]] = {
     dict: lambda value: [[pack(key), pack(item)] for key, item in dict.items(value)],
     bytes: bytes.hex,
     bytearray: bytearray.hex,
-    complex: lambda value: [complex.real.__get__(value), complex.imag.__get__(value)],  # type: ignore[attr-defined]
+    complex: lambda value: [complex.real.__get__(value), complex.imag.__get__(value)],
     range: lambda value: [value.start, value.stop, value.step],
 }
 
