@@ -196,6 +196,7 @@ class LapLM(TemplateLM):
         if isinstance(context, Prompt):
             self.beyond_context += len(ids) > self.max_length
             return ids
+        # lm-eval leaves room for the whole answer; of a small context half is kept all the same.
         room = max(self.max_length - new_tokens, self.max_length // 2)
         self.truncated += len(ids) > room
         return ids[-room:]

@@ -68,7 +68,7 @@ def test_contexts_that_are_cut(data, tmp_path):
 
 
 def test_greedy_answers_of_gsm8k(data, tmp_path):
-    ours, theirs = both(1, tmp_path, context=300)
+    ours, theirs = both(1, tmp_path, context=512)
     (mine, results), (expected, reference) = answers(ours, "gsm8k", data), answers(theirs, "gsm8k", data)
     assert mine == expected
     assert results["results"] == reference["results"]
