@@ -55,10 +55,30 @@ def calls(monkeypatch):
 
 
 @pytest.fixture(scope="module")
-def whole(made):
+def samples(tmp_path_factory):
+    return tmp_path_factory.mktemp("samples") / "whole.jsonl"
+
+
+@pytest.fixture(scope="module")
+def whole(made, samples):
     """The paper's five tasks in one go, answers journalled."""
     run, data = made
-    return evaluated(run, PAPER, data, **QUICK)
+    return evaluated(run, PAPER, data, samples_out=samples, **QUICK)
+
+
+def assert_same_answers(found, expected):
+    """Sampled texts to the letter, log-likelihoods to rounding: much stronger than the same accuracies."""
+    mine, theirs = ([json.loads(line) for line in path.read_text().splitlines()] for path in (found, expected))
+    tasks = {line["task"] for line in mine}
+    theirs = [line for line in theirs if line["task"] in tasks]
+    assert len(mine) == len(theirs) >= 5
+    for one, other in zip(mine, theirs, strict=True):
+        assert one["prompt"] == other["prompt"]
+        if "choices" in one:
+            assert [p for p, _ in one["answers"]] == pytest.approx([p for p, _ in other["answers"]], abs=1e-4)
+        else:
+            assert one["answers"] == other["answers"]
+            assert one["verdicts"] == other["verdicts"]
 
 
 def test_each_task_is_one_call_of_lm_eval(made, calls):
@@ -91,23 +111,27 @@ def test_the_result_names_what_it_is(made, whole):
     assert whole["average"]["value"] == pytest.approx(sum(values) / 5)
     assert whole["average"]["is_the_papers"] is True
     kept = [path for path in (run.path / "eval").glob("*.json") if "limit" not in path.name and "paper" in path.name]
-    assert json.loads(kept[0].read_text()) == whole
+    assert json.loads(kept[0].read_text()) == json.loads(json.dumps(whole))
 
 
 @pytest.mark.parametrize("batch", [1, 3, 8])
-def test_batches_do_not_change_numbers(made, whole, batch):
+def test_batches_do_not_change_numbers(made, whole, batch, samples, tmp_path):
     run, data = made
-    again = evaluated(run, "arc_easy,mmlu,gsm8k", data, batch=batch, fresh=True, **QUICK)
+    out = tmp_path / "samples.jsonl"
+    again = evaluated(run, "arc_easy,mmlu,gsm8k", data, batch=batch, fresh=True, samples_out=out, **QUICK)
     assert numbers(again) == {task: found for task, found in numbers(whole).items() if task in again["tasks"]}
+    assert_same_answers(out, samples)
 
 
-def test_two_processes_with_uneven_documents_give_the_same(made, whole, tmp_path):
+def test_two_processes_with_uneven_documents_give_the_same(made, whole, samples, tmp_path):
     run, data = made
     copy = tmp_path / "copy"
     shutil.copytree(run.path, copy, ignore=shutil.ignore_patterns("eval"))
     from lapcli.runs import read_run
 
-    assert evaluate_in_processes(2, read_run(copy), PAPER, data, **QUICK) == 0
+    out = tmp_path / "samples.jsonl"
+    assert evaluate_in_processes(2, read_run(copy), PAPER, data, samples_out=out, **QUICK) == 0
+    assert_same_answers(out, samples)
     (kept,) = (copy / "eval").glob("*.json")
     result = json.loads(kept.read_text())
     assert result["world_size"] == 2
@@ -120,7 +144,7 @@ def test_two_processes_with_uneven_documents_give_the_same(made, whole, tmp_path
     assert [score["count"] for score in json.loads(kept.read_text())["tasks"].values()] == [1, 1]
 
 
-def test_killed_and_resumed(made, whole, tmp_path, capsys):
+def test_killed_and_resumed(made, whole, samples, tmp_path, capsys):
     run, data = made
     copy = tmp_path / "copy"
     shutil.copytree(run.path, copy, ignore=shutil.ignore_patterns("eval"))
@@ -131,11 +155,13 @@ def test_killed_and_resumed(made, whole, tmp_path, capsys):
     assert results == {"arc_easy", "arc_challenge", "mmlu"}
     assert not list((copy / "eval").glob("*.json"))
     capsys.readouterr()
-    resumed = evaluated(read_run(copy), PAPER, data, **QUICK)
+    out = tmp_path / "samples.jsonl"
+    resumed = evaluated(read_run(copy), PAPER, data, samples_out=out, **QUICK)
     said = capsys.readouterr().err
     assert "mmlu: 6 answers were there already" in said
     assert "gsm8k: 2 answers were there already" in said
     assert numbers(resumed) == numbers(whole)
+    assert_same_answers(out, samples)
     # Other settings find nothing of it.
     evaluated(read_run(copy), "gsm8k", data, **{**QUICK, "seed": 5})
     assert "already" not in capsys.readouterr().err
