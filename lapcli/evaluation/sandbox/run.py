@@ -18,7 +18,7 @@ import threading
 import time
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import asdict
 from typing import IO, Any
 
@@ -185,7 +185,8 @@ class _Process:
             # Bubblewrap's first process inside takes all others with it. Killed by way of it, bubblewrap itself still
             # cleans up; killed first, it would leave its child to init, and a container often has none.
             if not (_kill_children(self._process.pid) and _ends(self._process.pid)):
-                os.killpg(self._process.pid, signal.SIGKILL)  # the group is ours until we have waited for its leader
+                with suppress(ProcessLookupError, PermissionError):  # macOS says so of processes that have ended
+                    os.killpg(self._process.pid, signal.SIGKILL)  # ours until we have waited for its leader
             _, status, usage = os.wait4(self._process.pid, 0)
             self._process.returncode = os.waitstatus_to_exitcode(status)
             self._seconds = usage.ru_utime + usage.ru_stime

@@ -1,5 +1,6 @@
 """Right programs pass, wrong ones do not, and the reason says why; on problems written here."""
 
+import subprocess
 import sys
 import threading
 import time
@@ -165,6 +166,12 @@ def test_a_reason_is_one_printable_line(any_mode):
     assert reason.startswith("error: ValueError")
     assert reason.isprintable()
     assert len(reason) <= 300
+
+
+def test_it_needs_the_standard_library_alone():
+    """So that it starts at once, and whoever evaluates without torch can use it."""
+    code = "import sys, lapcli.evaluation.sandbox; print({'torch', 'numpy', 'pydantic', 'rich'} & set(sys.modules))"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout == "set()\n"
 
 
 class TestChoice:
