@@ -1,7 +1,8 @@
 """What a sample of generated code costs: the canonical solutions of HumanEval against a bare start of Python.
 
-A sample is two interpreters, each in a sandbox of its own, from nothing to the verdict, with the tests' own time in it. A
-bare `python -I -S -c pass` takes turns with the samples. Without the real problems (LAP_TEST_DATA) a small one is used.
+A sample is two interpreters, each in a sandbox of its own, from nothing to the verdict, with the tests' own time in it.
+A bare `python -I -S -c pass` takes turns with the samples. Without the real problems (LAP_TEST_DATA) a small one is
+used.
 """
 
 import gzip
@@ -44,8 +45,8 @@ def main() -> None:
         workers = os.cpu_count() or 1
         assert all(verdict.passed for verdict in run_all(samples, mode, workers))
         rate = len(samples) / (time.perf_counter() - began)
-        print(f"  {mode:<18}{1000 * statistics.median(whole):>7.0f} ms, times bare {ratio:>5.2f}   target <= {TARGET}   "
-              f"(bare {1000 * statistics.median(bare):.0f} ms; {workers} workers: {rate:.1f} samples/s)")  # fmt: skip
+        print(f"  {mode:<18}{1000 * statistics.median(whole):>5.0f} ms, times bare {ratio:>5.2f}   target <= {TARGET}  "
+              f" (bare {1000 * statistics.median(bare):.0f} ms; {workers} workers: {rate:.1f} samples/s)")  # fmt: skip
 
 
 def problems() -> tuple[list[Candidate], str]:
