@@ -31,7 +31,7 @@ SETTINGS = Sampling(TOKENS, temperature=1.0, top_k=50)
 def main() -> None:
     torch.manual_seed(0)
     text = " ".join(f"{a}{b}" for a in "bcdfghjklm" for b in ("ara", "eri", "ilo", "ono", "uto")) * 40
-    tokenizer = train_tokenizer([text], 400, max_chars=10**6, crop=10**6)
+    tokenizer = train_tokenizer([text], 320, max_chars=10**6, crop=10**6)
     model = GPT(GPTConfig(layers=4, width=192, heads=4, vocab=3072, context=1024, laplacian_heads=2)).eval()
     with torch.no_grad():
         for p in model.parameters():

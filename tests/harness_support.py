@@ -161,7 +161,7 @@ def evaluate_in_processes(count: int, run: Run, tasks: str, data: Path, **option
         )
         child.start()
         children.append(child)
-    codes = [exit_code(child) for child in children]
+    codes = [exit_code(child, 600) for child in children]
     return codes[0]
 
 

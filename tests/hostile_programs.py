@@ -72,7 +72,7 @@ class Canaries:
     def _state(self) -> list[str]:
         """Limits, priority, processors and tracer of the victim."""
         status = Path(f"/proc/{self.victim.pid}/status").read_text().splitlines()
-        kept = [line for line in status if line.startswith(("TracerPid", "Cpus_allowed:", "SigIgn", "State:\tT"))]
+        kept = [line for line in status if line.startswith(("TracerPid", "Cpus_allowed:", "SigIgn"))]
         limits = Path(f"/proc/{self.victim.pid}/limits").read_text()
         return [*kept, limits, str(os.getpriority(os.PRIO_PROCESS, self.victim.pid))]
 

@@ -89,7 +89,7 @@ class LapLM(TemplateLM):
         return [context.rstrip(), context + continuation]
 
     def _loglikelihood_tokens(
-        self, requests: list[tuple[tuple[str, str], list[int], list[int]]], **_: Any
+        self, requests: list[tuple[tuple[str, str], list[int], list[int]]], **_options: Any
     ) -> list[tuple[float, bool]]:
         groups: dict[tuple[int, ...], dict[tuple[int, ...], list[int]]] = {}  # context: continuation: requests
         for number, (_, context, continuation) in enumerate(requests):

@@ -22,7 +22,8 @@ _PATIENCE = timedelta(days=7)
 class Job(Protocol):
     """What a worker can do; `items` are shared out."""
 
-    items: Sequence[Any]
+    @property
+    def items(self) -> Sequence[Any]: ...
 
     def share(self, numbers: Sequence[int]) -> "Job":
         """The job with these of its items."""
@@ -42,7 +43,7 @@ class Crew:
 
     def __init__(self, world: World, work: Work) -> None:
         self._world, self._work = world, work
-        self._group = dist.new_group(backend="gloo", timeout=_PATIENCE) if world.size > 1 else None
+        self._group: Any = dist.new_group(backend="gloo", timeout=_PATIENCE) if world.size > 1 else None
 
     def do(self, job: Job, cost: Callable[[Any], float]) -> list[Any]:
         """On rank 0: the answers to all items."""

@@ -13,7 +13,8 @@ def wrapped(bwrap: str, command: list[str], readable: tuple[str, ...]) -> list[s
         bwrap,
         *("--unshare-all", "--unshare-user", *_no_more_namespaces(bwrap)),
         *("--uid", "65534", "--gid", "65534", "--cap-drop", "ALL", "--hostname", "sandbox"),
-        *("--die-with-parent", "--new-session"),
+        # Python is the first process inside. Bubblewrap's own would be left to init, and a container often has none.
+        *("--die-with-parent", "--new-session", "--as-pid-1"),
         *("--dir", "/tmp", *binds, "--remount-ro", "/", "--chdir", "/tmp"),
         *("--", *command),
     ]

@@ -1,5 +1,6 @@
 """Hostile programs neither escape nor forge a pass nor stop the evaluation, whichever sandbox holds them."""
 
+import ctypes
 import os
 import sys
 
@@ -9,6 +10,7 @@ from hostile_programs import ATTACKS, Canaries, run_out
 from lapcli.evaluation.sandbox import Candidate, Mode, run_all, run_candidate
 
 pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="the sandboxes are Linux'")
+PR_SET_CHILD_SUBREAPER = 36
 IDS = [attack.name for attack in ATTACKS]
 HONEST = Candidate("", "def f(): return 1", "def check(candidate):\n    assert candidate() == 1\n", "f")
 
@@ -21,6 +23,15 @@ def canaries(tmp_path, monkeypatch):
     placed.close()
 
 
+@pytest.fixture
+def heir():
+    """Whatever outlives its parent becomes our child, alive or not, as it would become init's."""
+    libc = ctypes.CDLL(None)
+    libc.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    yield
+    libc.prctl(PR_SET_CHILD_SUBREAPER, 0, 0, 0, 0)
+
+
 def children() -> set[int]:
     found = set()
     for thread in os.listdir("/proc/self/task"):
@@ -30,7 +41,7 @@ def children() -> set[int]:
 
 
 @pytest.mark.parametrize("attack", ATTACKS, ids=IDS)
-def test_nothing_happens(attack, mode, canaries):
+def test_nothing_happens(attack, mode, canaries, heir):
     before = children()
     verdict = run_candidate(canaries.candidate(attack), mode, attack.limits)
     run_out(attack)

@@ -1,8 +1,12 @@
 """Right programs pass, wrong ones do not, and the reason says why; on problems written here."""
 
+import contextlib
+import os
+import subprocess
 import sys
 import threading
 import time
+from pathlib import Path
 
 import pytest
 
@@ -48,7 +52,7 @@ def test_reasons(mode):
         ("error: ZeroDivisionError: division by zero", unshifted("return 1 / 0")),
         ("error: AssertionError: no", unshifted("assert xs is None, 'no'")),
         ("error: NameError: the program defines no unshifted", Candidate(PROMPT, "x = 1", TEST, "unshifted")),
-        ("error: SyntaxError: '(' was never closed (candidate, line 7)", unshifted("return (")),
+        ("error: SyntaxError: '(' was never closed (candidate, line 8)", unshifted("return (")),
         ("error: RecursionError: maximum recursion depth exceeded", unshifted("return unshifted(xs)")),
         ("memory", unshifted("return bytearray(2 << 30)")),
         ("timeout", unshifted("while True: pass")),
@@ -165,6 +169,53 @@ def test_a_reason_is_one_printable_line(any_mode):
     assert reason.startswith("error: ValueError")
     assert reason.isprintable()
     assert len(reason) <= 300
+
+
+def test_nothing_outlives_an_evaluation_that_is_killed(mode, tmp_path):
+    """The evaluation is another process here; its samples hold a file open for as long as they live."""
+    code = f"""
+import os
+from lapcli.evaluation.sandbox import Candidate, Mode, run, run_candidate
+
+held = os.open({str(tmp_path / "held")!r}, os.O_RDWR | os.O_CREAT)
+start = run.subprocess.Popen
+
+def popen(*arguments, pass_fds=(), **more):
+    return start(*arguments, pass_fds=[*pass_fds, held], **more)
+
+run.subprocess.Popen = popen
+program = "import time\\ndef f(): time.sleep(60)"
+run_candidate(Candidate("", program, "def check(c): c()", "f"), Mode({mode.value!r}))
+"""
+    evaluation = subprocess.Popen([sys.executable, "-c", code])
+    held = tmp_path / "held"
+    deadline = time.monotonic() + 60
+    while not (held.exists() and len(holders(held)) >= 3):  # the evaluation itself and two processes, once they are up
+        assert time.monotonic() < deadline
+        assert evaluation.poll() is None
+        time.sleep(0.1)
+    time.sleep(0.5)
+    evaluation.kill()
+    evaluation.wait()
+    while holders(held):
+        assert time.monotonic() < deadline, holders(held)
+        time.sleep(0.1)
+
+
+def holders(path: Path) -> list[int]:
+    """Processes that have a file open."""
+    found = []
+    for process in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            if any(os.path.realpath(link) == str(path.resolve()) for link in (process / "fd").iterdir()):
+                found.append(int(process.name))
+    return found
+
+
+def test_it_needs_the_standard_library_alone():
+    """So that it starts at once, and whoever evaluates without torch can use it."""
+    code = "import sys, lapcli.evaluation.sandbox; print({'torch', 'numpy', 'pydantic', 'rich'} & set(sys.modules))"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout == "set()\n"
 
 
 class TestChoice:
