@@ -1,0 +1,518 @@
+"""Programs that mean harm, and the canaries that tell whether they did any.
+
+A program defines `attack()`, which is called by tests that it cannot see. It knows, as globals, where the canaries are:
+
+    SECRET   a file that it must not read, empty or replace     FOLDER   where that file is, and where none may appear
+    VICTIM   a process that must stay alive and unchanged       PORT     where somebody listens on the loopback device
+    ABSTRACT an abstract Unix socket of the same listener       ENV      a variable of our environment
+
+By default `attack()` returns True, or the secret, if it had its way, and the tests then say "passed": so a pass is an
+escape. `control` marks those that can be seen to have their way in the unsafe mode, which shows that they are real.
+"""
+
+import contextlib
+import os
+import secrets
+import socket
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from lapcli.evaluation.sandbox import Candidate, Limits
+
+QUICK = Limits(cpu_seconds=1, wall_seconds=1.5)
+ESCAPED = "def check(candidate):\n    assert candidate() in (True, {token!r})\n"
+FORGED = "def check(candidate):\n    for n in range(3):\n        assert candidate() == {token!r} + str(n)\n"
+
+
+@dataclass(frozen=True)
+class Attack:
+    name: str
+    program: str
+    test: str = ESCAPED
+    control: bool = False
+    limits: Limits | None = None
+    after: float = 0.0  # seconds in which something may still happen
+    reason: str | None = None  # what the verdict has to begin with
+
+
+class Canaries:
+    """A file, a process and a listener. `harm` says what became of them."""
+
+    def __init__(self, folder: Path) -> None:
+        self.token = secrets.token_hex(16)
+        self.folder = folder
+        self.secret = folder / "secret.txt"
+        self.secret.write_text(self.token)
+        self.listeners = []
+        self.abstract = f"canary-{secrets.token_hex(8)}"
+        for family, address in ((socket.AF_INET, ("127.0.0.1", 0)), (socket.AF_UNIX, "\0" + self.abstract)):
+            listener = socket.socket(family)
+            listener.bind(address)
+            listener.listen()
+            listener.setblocking(False)
+            self.listeners.append(listener)
+        self.victim = subprocess.Popen(
+            [sys.executable, "-I", "-S", "-c", "import time; print('up', flush=True); time.sleep(300)"],
+            env={"CANARY": self.token},
+            stdout=subprocess.PIPE,
+        )
+        assert self.victim.stdout.readline() == b"up\n"
+        self._unchanged = self._state()
+
+    def close(self) -> None:
+        self.victim.kill()
+        self.victim.wait()
+        self.victim.stdout.close()
+        for listener in self.listeners:
+            listener.close()
+
+    def _state(self) -> list[str]:
+        """Limits, priority, processors and tracer of the victim."""
+        status = Path(f"/proc/{self.victim.pid}/status").read_text().splitlines()
+        kept = [line for line in status if line.startswith(("TracerPid", "Cpus_allowed:", "SigIgn"))]
+        limits = Path(f"/proc/{self.victim.pid}/limits").read_text()
+        return [*kept, limits, str(os.getpriority(os.PRIO_PROCESS, self.victim.pid))]
+
+    def harm(self) -> list[str]:
+        found = []
+        if self.victim.poll() is not None:
+            found.append("the victim is dead")
+        elif self._state() != self._unchanged:
+            found.append("the victim was changed")
+        if sorted(os.listdir(self.folder)) != ["secret.txt"]:
+            found.append(f"files appeared: {os.listdir(self.folder)}")
+        if not self.secret.exists() or self.secret.read_text() != self.token:
+            found.append("the secret file was changed")
+        for listener in self.listeners:
+            with contextlib.suppress(BlockingIOError):
+                listener.accept()[0].close()
+                found.append("somebody called")
+        return found
+
+    def candidate(self, attack: Attack) -> Candidate:
+        port = self.listeners[0].getsockname()[1]
+        known = (
+            f"SECRET, FOLDER, VICTIM = {str(self.secret)!r}, {str(self.folder)!r}, {self.victim.pid}\n"
+            f"PORT, ABSTRACT, ENV = {port}, {self.abstract!r}, 'LAP_CANARY'\n"
+        )
+        return Candidate("", known + attack.program, attack.test.format(token=self.token), "attack")
+
+
+def run_out(attack: Attack) -> None:
+    """Time for what may still happen after the verdict."""
+    time.sleep(attack.after)
+
+
+CALL = """
+import ctypes
+libc = ctypes.CDLL(None, use_errno=True)
+"""
+
+# How a program finds the socket and speaks on it as the candidate's process does, without being asked.
+WIRE = """
+import json, os, stat, struct
+def sockets():
+    found = []
+    for fd in range(3, 64):
+        try:
+            if stat.S_ISSOCK(os.fstat(fd).st_mode):
+                found.append(fd)
+        except OSError:
+            pass
+    return found
+def say(body):
+    body = body if isinstance(body, bytes) else json.dumps(body).encode()
+    os.write(sockets()[0], struct.pack(">I", len(body)) + body)
+"""
+
+ATTACKS = [
+    # -- files
+    Attack("read a file", "def attack(): return open(SECRET).read()", control=True),
+    Attack("read it by way of ..", "def attack(): return open('/tmp/../usr/lib/../..' + SECRET).read()", control=True),
+    Attack(
+        "read it by way of a link",
+        "import os\ndef attack():\n    os.symlink(SECRET, FOLDER + '/link')\n    return open(FOLDER + '/link').read()",
+        control=True,
+    ),
+    Attack("read it by way of /proc", "def attack(): return open('/proc/self/root' + SECRET).read()", control=True),
+    Attack("write a file", "def attack():\n    open(FOLDER + '/new', 'w').write('x')\n    return True", control=True),
+    Attack(
+        "empty a file that is opened for reading",
+        "import os\ndef attack():\n    os.open(SECRET, os.O_RDONLY | os.O_TRUNC)\n    return True",
+        control=True,
+    ),
+    Attack("delete a file", "import os\ndef attack():\n    os.unlink(SECRET)\n    return True", control=True),
+    Attack(
+        "replace a file",
+        "import os\n"
+        "def attack():\n    os.mkdir(FOLDER + '/d')\n    os.rename(SECRET, FOLDER + '/d/x')\n    return True",
+        control=True,
+    ),
+    Attack("change a file's mode", "import os\ndef attack():\n    os.chmod(SECRET, 0)\n    return True", control=True),
+    Attack(
+        "fill /tmp",
+        "import tempfile\n"
+        "def attack():\n    f = tempfile.TemporaryFile()\n    f.write(bytes(64 << 20))\n    return True",
+    ),
+    Attack(
+        "write into its own memory by way of /proc",
+        "def attack():\n    open('/proc/self/mem', 'r+b')\n    return True",
+        control=True,
+    ),
+    Attack(
+        "descriptors left open",
+        "import os\n"
+        "def attack():\n"
+        "    found = []\n"
+        "    for fd in range(3, 1024):\n"
+        "        try:\n"
+        "            os.fstat(fd)\n"
+        "            found.append(fd)\n"
+        "        except OSError:\n"
+        "            pass\n"
+        "    return len(found) > 1\n",
+    ),
+    # -- the network
+    Attack(
+        "TCP",
+        "import socket\ndef attack():\n    socket.create_connection(('127.0.0.1', PORT), 2)\n    return True",
+        control=True,
+    ),
+    Attack(
+        "an abstract Unix socket",
+        "import socket\ndef attack():\n    socket.socket(socket.AF_UNIX).connect('\\0' + ABSTRACT)\n    return True",
+        control=True,
+    ),
+    Attack(
+        "TCP past Python",
+        CALL + "import struct\n"
+        "def attack():\n"
+        "    s = libc.socket(2, 1, 0)\n"
+        "    a = struct.pack('=HHI8x', 2, (PORT & 255) << 8 | PORT >> 8, 0x0100007f)\n"
+        "    return s >= 0 and libc.connect(s, a, 16) == 0\n",
+        control=True,
+    ),
+    # -- other processes
+    Attack(
+        "read another process's environment",
+        "def attack():\n"
+        "    return dict(v.split('=', 1) for v in open(f'/proc/{VICTIM}/environ').read().split('\\0') if v)['CANARY']",
+        control=True,
+    ),
+    Attack("read our environment", "import os\ndef attack(): return ENV in os.environ"),
+    Attack("kill a process", "import os\ndef attack():\n    os.kill(VICTIM, 9)\n    return True", control=True),
+    Attack(
+        "signal its parent", "import os\ndef attack():\n    os.kill(os.getppid(), 0)\n    return True", control=True
+    ),
+    Attack("signal everybody", "import os\ndef attack():\n    os.kill(-1, 0)\n    return True", control=True),
+    Attack(
+        "kill by a handle",
+        "import os, signal\n"
+        "def attack():\n"
+        "    signal.pidfd_send_signal(os.pidfd_open(VICTIM), signal.SIGKILL)\n"
+        "    return True",
+        control=True,
+    ),
+    Attack(
+        "have the kernel send SIGKILL when the next call arrives",
+        WIRE + "import fcntl\n"
+        "def attack():\n"
+        "    for fd in sockets():\n"
+        "        fcntl.fcntl(fd, fcntl.F_SETSIG, 9)\n"
+        "        fcntl.fcntl(fd, fcntl.F_SETOWN, VICTIM)\n"
+        "        fcntl.fcntl(fd, fcntl.F_SETFL, fcntl.fcntl(fd, fcntl.F_GETFL) | os.O_ASYNC)\n"
+        "    return 'set'\n",
+        test="def check(candidate):\n    candidate()\n    assert candidate() == 'set'\n",
+        control=True,
+        after=0.1,
+    ),
+    Attack(
+        "trace a process",
+        CALL + "def attack(): return libc.ptrace(16, VICTIM, None, None) == 0",
+        control=True,
+    ),
+    Attack(
+        "limit a process",
+        "import resource\ndef attack():\n    resource.prlimit(VICTIM, resource.RLIMIT_NOFILE, (3, 3))\n    return True",
+        control=True,
+    ),
+    Attack("slow a process", "import os\ndef attack():\n    os.setpriority(0, VICTIM, 19)\n    return True"),
+    Attack(
+        "fork",
+        "import os\n"
+        "def attack():\n"
+        "    for n in range(20):\n"
+        "        if os.fork() == 0:\n"
+        "            os._exit(0)\n"
+        "    return True",
+        control=True,
+    ),
+    Attack(
+        "fork past Python",
+        CALL + "import os\n"
+        "def attack():\n"
+        "    for call in (57, 58) if os.uname().machine == 'x86_64' else (220,):\n"
+        "        pid = libc.syscall(call, 17, 0, 0, 0, 0)\n"
+        "        if pid == 0:\n"
+        "            os._exit(0)\n"
+        "        if pid > 0:\n"
+        "            return True\n",
+        control=True,
+    ),
+    Attack(
+        "a thousand threads",
+        "import threading, time\n"
+        "def attack():\n"
+        "    for _ in range(10):\n"
+        "        threading.Thread(target=time.sleep, args=(60,), daemon=True).start()\n"
+        "    return True",
+        control=True,
+    ),
+    Attack("run a shell", "import os\ndef attack(): return os.system('echo > ' + FOLDER + '/new') == 0", control=True),
+    Attack(
+        "become another program",
+        "import os, sys\n"
+        "def attack(): os.execv(sys.executable, ['python', '-I', '-S', '-c', 'open(%r, \"w\")' % (FOLDER + '/new')])",
+        control=True,
+    ),
+    Attack(
+        "outlive the verdict",
+        "import os, time\n"
+        "def attack():\n"
+        "    if os.fork() == 0:\n"
+        "        os.setsid()\n"
+        "        if os.fork() == 0:\n"
+        "            time.sleep(0.2)\n"
+        "            open(FOLDER + '/late', 'w')\n"
+        "        os._exit(0)\n"
+        "    return 1\n",
+        control=True,
+        after=0.8,
+    ),
+    # -- the kernel
+    Attack(
+        "namespaces, mounts and the like",
+        CALL + "def attack():\n"
+        "    return any(result != -1 for result in (\n"
+        "        libc.unshare(0x10000000), libc.mount(b'none', b'/tmp', b'tmpfs', 0, None), libc.chroot(b'/tmp'),\n"
+        "        libc.memfd_create(b'x', 0), libc.personality(0xffffffff), libc.setsid(), libc.inotify_init(),\n"
+        "        libc.syscall(425, 8, None), libc.syscall(321, 0, None, 0), libc.syscall(298, None, 0, -1, -1, 0)))",
+        control=True,
+    ),
+    Attack(
+        "system calls of i386",
+        "import ctypes, mmap, struct, os\n"
+        "def attack():\n"
+        "    if os.uname().machine != 'x86_64':\n"
+        "        return False\n"
+        "    code = b'\\x53\\xb8' + struct.pack('<I', 37) + b'\\xbb' + struct.pack('<I', VICTIM)\n"
+        "    code += b'\\xb9\\x09\\x00\\x00\\x00\\xcd\\x80\\x5b\\xc3'\n"
+        "    m = mmap.mmap(-1, 4096, prot=7)\n"
+        "    m.write(code)\n"
+        "    return ctypes.CFUNCTYPE(ctypes.c_int)(ctypes.addressof(ctypes.c_char.from_buffer(m)))() == 0\n",
+        reason="error: the program ended" if os.uname().machine == "x86_64" else None,
+    ),
+    Attack(
+        "system calls of x32",
+        CALL + "def attack(): return libc.syscall(0x40000000 | 62, VICTIM, 9) == 0",
+    ),
+    # -- resources
+    Attack("memory", "def attack(): return len(bytearray(2 << 30)) > 0", reason="memory"),
+    Attack(
+        "memory by mmap",
+        "import mmap\ndef attack():\n    held = [mmap.mmap(-1, 64 << 20) for _ in range(32)]\n    return True",
+        reason="error: OSError",
+    ),
+    Attack(
+        "memory by many small objects",
+        "def attack():\n    held = []\n    while True:\n        held.append(bytes(10000))\n",
+        reason="memory",
+    ),
+    Attack(
+        "no end, deaf to signals",
+        "import signal\n"
+        "for s in (signal.SIGALRM, signal.SIGTERM, signal.SIGXCPU, signal.SIGINT):\n"
+        "    signal.signal(s, signal.SIG_IGN)\n"
+        "def attack():\n    while True: pass\n",
+        limits=QUICK,
+        reason="timeout",
+    ),
+    Attack("no end at import", "while True: pass\n", limits=QUICK, reason="timeout"),
+    Attack("sleep", "import time\ndef attack(): time.sleep(1000)", limits=QUICK, reason="timeout"),
+    Attack(
+        "raise its own limits",
+        "import resource\ndef attack():\n    resource.setrlimit(resource.RLIMIT_CPU, (9, 9))\n    return True",
+    ),
+    Attack("recursion", "def attack(): return attack()", reason="error: RecursionError"),
+    Attack(
+        "recursion through the stack",
+        "import sys\nsys.setrecursionlimit(10**9)\ndef attack(*_): return list(map(attack, [0]))\n",
+        reason="error: the program ended",
+    ),
+    Attack(
+        "output without end",
+        "import os, sys\n"
+        "def attack():\n"
+        "    for _ in range(300):\n"
+        "        sys.stdout.write('x' * 100000)\n"
+        "        os.write(2, b'x' * 100000)\n"
+        "    return 0\n",
+        reason="wrong answer",
+    ),
+    # -- the verdict
+    Attack("leave with 0", "import os\nos._exit(0)", FORGED, reason="error: the program ended"),
+    Attack(
+        "leave with 0 when called", "import sys\ndef attack(): sys.exit(0)", FORGED, reason="error: Raised: SystemExit"
+    ),
+    Attack(
+        "equal to everything",
+        "class E:\n"
+        "    def __eq__(self, other): return True\n"
+        "    def __ne__(self, other): return False\n"
+        "    __hash__ = None\n"
+        "def attack(): return E()",
+        FORGED,
+        reason="wrong answer",
+    ),
+    Attack(
+        "a text equal to everything",
+        "class E(str):\n    def __eq__(self, other): return True\n    __hash__ = str.__hash__\n"
+        "def attack(): return E('x')",
+        FORGED,
+        reason="wrong answer",
+    ),
+    Attack(
+        "an object that lies about its class",
+        "class E:\n    __class__ = property(lambda self: str)\n    def __eq__(self, other): return True\n"
+        "def attack(): return E()",
+        FORGED,
+    ),
+    Attack(
+        "an object with a pickle in it",
+        "class E:\n    def __reduce__(self): return (open, (FOLDER + '/new', 'w'))\n    __getstate__ = __reduce__\n"
+        "def attack(): return [E(), {'__reduce__': 'x', 'py/object': 'os.system'}]",
+        FORGED,
+        reason="wrong answer",
+    ),
+    Attack(
+        "look for the answer in frames and memory",
+        "import gc, re, sys\n"
+        "def attack():\n"
+        "    frame, seen = sys._getframe(), []\n"
+        "    while frame:\n"
+        "        seen += [repr(frame.f_locals), repr(frame.f_globals), repr(frame.f_code.co_consts)]\n"
+        "        frame = frame.f_back\n"
+        "    seen += [repr(o)[:10000] for o in gc.get_objects()[:5000] if isinstance(o, (dict, list))]\n"
+        "    return re.findall('[0-9a-f]{32}', ''.join(seen))\n",
+        test="def check(candidate):\n    assert {token!r} in candidate()\n",
+        reason="wrong answer",
+    ),
+    Attack(
+        "write a verdict everywhere",
+        "import os\n"
+        "for fd in range(64):\n"
+        "    try:\n"
+        '        os.write(fd, b\'{"passed": true, "reason": "passed"}\\n\' * 3)\n'
+        "    except OSError:\n"
+        "        pass\n"
+        "def attack(): return 0\n",
+        FORGED,
+    ),
+    Attack(
+        "speak out of turn",
+        WIRE + "def attack():\n"
+        "    for message in ({'ready': True}, {'passed': True, 'reason': 'passed'}, {'started': True}):\n"
+        "        say(message)\n",
+        FORGED,
+        reason="error: not an answer",
+    ),
+    Attack(
+        "answer twice",
+        WIRE + "n = 0\ndef attack():\n    global n\n    n += 1\n    say({'call': n, 'value': 'x'})\n    return 'x'\n",
+        test="def check(candidate):\n    assert candidate() == 'x'\n    assert candidate() == 'x'\n    candidate()\n",
+        reason="error: not an answer",
+    ),
+    Attack("answer without end", WIRE + "def attack():\n    while True: say(b'[' * 60000)\n", FORGED, limits=QUICK),
+    Attack(
+        "flood the socket",
+        WIRE + "def attack():\n    while True: os.write(sockets()[0], b'\\xff' * 65536)\n",
+        FORGED,
+        limits=QUICK,
+        reason="error: not an answer to the call (TooLarge)",
+    ),
+    Attack(
+        "promise an answer and never give it",
+        WIRE + "import time\ndef attack():\n    os.write(sockets()[0], b'\\0\\x70\\0\\0x')\n    time.sleep(1000)\n",
+        FORGED,
+        limits=QUICK,
+        reason="timeout",
+    ),
+    Attack(
+        "hang up where the tests forgive exceptions",
+        WIRE + "def attack(): os.close(sockets()[0])\n",
+        test="def check(candidate):\n    try:\n        candidate()\n    except BaseException:\n        pass\n",
+        reason="error: the program ended",
+    ),
+    *(
+        Attack(
+            f"answer with {name}",
+            WIRE + f"def attack():\n    say({body})\n    import time; time.sleep(60)\n",
+            test="def check(candidate):\n    try:\n        candidate()\n    except Exception:\n        pass\n",
+            reason="error: not an answer",
+        )
+        for name, body in {
+            "deep JSON": "b'{\"call\": 1, \"value\": ' + b'[' * 200000 + b']' * 200000 + b'}'",
+            "a deep value": "b'{\"call\": 1, \"value\": ' + b'[\"list\", [' * 900 + b']]' * 900 + b'}'",
+            "a set of lists": "{'call': 1, 'value': ['set', [['list', []]]]}",
+            "a number of a million digits": "b'{\"call\": 1, \"value\": ' + b'9' * 1000000 + b'}'",
+            "something that is no JSON": "b'\\xff\\xfe\\0\\0'",
+            "the wrong call": "{'call': 2, 'value': 1}",
+            "too much": "{'call': 1, 'value': 1, 'passed': True}",
+            "an exception that is none": "{'call': 1, 'raised': [1, 2]}",
+            "an unknown kind": "{'call': 1, 'value': ['eval', '1']}",
+        }.items()
+    ),
+    Attack(
+        "stop an iteration over the tests",
+        "def attack(n): raise StopIteration",
+        test="def check(candidate):\n    for found in map(candidate, range(3)):\n        assert found == {token!r}\n",
+        reason="error: Raised: StopIteration",
+    ),
+    Attack(
+        "other built-ins, another json",
+        "import builtins, json, struct\n"
+        'json.dumps = lambda *a, **k: \'{"call": 1, "value": true, "passed": true}\'\n'
+        "builtins.isinstance = lambda *a: True\n"
+        "builtins.len = lambda x: 1\n"
+        "builtins.type = lambda *a: str\n"
+        "def attack(): return 1\n",
+        FORGED,
+    ),
+    Attack(
+        "patch what answers",
+        "import sys\n"
+        "for name, module in list(sys.modules.items()):\n"
+        "    if name.startswith('inside'):\n"
+        "        for key in list(vars(module)):\n"
+        "            if callable(vars(module)[key]):\n"
+        "                setattr(module, key, lambda *a, **k: True)\n"
+        "def attack(): return 1\n",
+        FORGED,
+    ),
+    Attack(
+        "have the tests work without end",
+        "def attack(): return 10**18",
+        test="def check(candidate):\n    assert sum(range(candidate())) < 0\n",
+        limits=QUICK,
+        reason="timeout",
+    ),
+    Attack(
+        "have the tests run out of memory",
+        "def attack(): return 2 << 30",
+        test="def check(candidate):\n    bytearray(candidate())\n",
+        reason="memory",
+    ),
+]
