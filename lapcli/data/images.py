@@ -25,11 +25,11 @@ class ImageData:
     identity: str  # of both parts
 
 
-def open_images(source: ImageSource, classes: int, progress: Progress | None = None) -> ImageData:
-    """Both parts, checked, small ones decoded and held in memory."""
+def open_images(source: ImageSource, classes: int | None, progress: Progress | None = None) -> ImageData:
+    """Both parts, checked, small ones decoded and held in memory; `classes` none: as many as there are."""
     train, validation = _parts(source)
     for images, part in ((train, "training"), (validation, "validation")):
-        if len(images.classes) != classes:
+        if classes is not None and len(images.classes) != classes:
             raise DataError(
                 f"the {part} images of {source.train} have {len(images.classes)} classes, "
                 f"model.classes is {classes}; make them equal"
@@ -44,7 +44,8 @@ def open_images(source: ImageSource, classes: int, progress: Progress | None = N
     return ImageData(
         train,
         validation,
-        f"{source.train}: {len(train):,} training and {len(validation):,} validation images of {classes} classes",
+        f"{source.train}: {len(train):,} training and {len(validation):,} validation images "
+        f"of {len(train.classes)} classes",
         digest(train.identity(), validation.identity()),
     )
 
@@ -56,7 +57,7 @@ def _parts(source: ImageSource) -> tuple[ImageSet, ImageSet]:
         other, held_out = _open(source, source.validation)
         return train, held_out or other
     if isinstance(source.validation, float):
-        return _held_out_fraction(train, source.validation, source.split_seed)
+        return held_out_fraction(train, source.validation, source.split_seed)
     if own is None:
         raise DataError(
             f"{source.train} has no part to validate on ({', '.join(HELD_OUT)}); give data.validation, a folder or a "
@@ -82,7 +83,7 @@ def _open(source: ImageSource, where: str) -> tuple[ImageSet, ImageSet | None]:
     return FolderImages(folder), None
 
 
-def _held_out_fraction(images: ImageSet, fraction: float, seed: int) -> tuple[ImageSet, ImageSet]:
+def held_out_fraction(images: ImageSet, fraction: float, seed: int) -> tuple[ImageSet, ImageSet]:
     """Of each class alike, so that a small part still has all of them."""
     generator = np.random.default_rng([seed, len(images)])
     held_out = []

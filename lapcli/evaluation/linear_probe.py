@@ -70,5 +70,6 @@ class LinearProbes:
     def is_finite(self) -> list[bool]:
         """Of each rate: whether its classifier is still made of numbers."""
         return [
-            bool(torch.isfinite(w).all() and torch.isfinite(b).all()) for w, b in zip(self.weight_RKD, self.bias_RK)
+            bool(torch.isfinite(w).all() and torch.isfinite(b).all())
+            for w, b in zip(self.weight_RKD, self.bias_RK, strict=True)
         ]
