@@ -11,7 +11,7 @@ from lapcli.data.image_folder import FolderImages, is_image_folder
 from lapcli.data.image_set import ImageSet, Part, Progress, hold
 from lapcli.data.image_tables import HELD_OUT, has_tables, open_tables
 from lapcli.errors import DataError
-from lapcli.recipe.vision import ImageSource
+from lapcli.recipe.vision import ImageFiles
 
 #: Training images of sets known by name, so that a plan can count steps without touching data.
 KNOWN_SIZES = {"hub:uoft-cs/cifar10": 50_000, "hub:uoft-cs/cifar100": 50_000, "hub:ILSVRC/imagenet-1k": 1_281_167}
@@ -25,7 +25,7 @@ class ImageData:
     identity: str  # of both parts
 
 
-def open_images(source: ImageSource, classes: int | None, progress: Progress | None = None) -> ImageData:
+def open_images(source: ImageFiles, classes: int | None, progress: Progress | None = None) -> ImageData:
     """Both parts, checked, small ones decoded and held in memory; `classes` none: as many as there are."""
     train, validation = _parts(source)
     for images, part in ((train, "training"), (validation, "validation")):
@@ -50,7 +50,7 @@ def open_images(source: ImageSource, classes: int | None, progress: Progress | N
     )
 
 
-def _parts(source: ImageSource) -> tuple[ImageSet, ImageSet]:
+def _parts(source: ImageFiles) -> tuple[ImageSet, ImageSet]:
     train, own = _open(source, source.train)
     if isinstance(source.validation, str):
         # A folder of images for each class, or one of tables with a split of its own.
@@ -66,7 +66,7 @@ def _parts(source: ImageSource) -> tuple[ImageSet, ImageSet]:
     return train, own
 
 
-def _open(source: ImageSource, where: str) -> tuple[ImageSet, ImageSet | None]:
+def _open(source: ImageFiles, where: str) -> tuple[ImageSet, ImageSet | None]:
     """The training part of a source, and its own held-out part if it has one."""
     if where == "builtin":
         return Digits(), None

@@ -50,7 +50,7 @@ class SceneReader(Reader):
         pixels_HWC, labels_HW = pixels_HWC[window], labels_HW[window]
         if random.random() < 0.5:
             pixels_HWC, labels_HW = pixels_HWC[:, ::-1], labels_HW[:, ::-1]
-        pixels_HWC = distort_colours(np.ascontiguousarray(pixels_HWC))
+        pixels_HWC = distort_colours(pixels_HWC.copy())
         padded_HWC = np.broadcast_to(self._fill, (size, size, 3)).copy()
         padded_HW = np.full((size, size), IGNORED, dtype=np.uint8)
         height, width = labels_HW.shape

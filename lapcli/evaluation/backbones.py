@@ -98,3 +98,11 @@ class TimmBackbone(Backbone):
         model: Any = copy.deepcopy(self.model)
         model.set_input_size(img_size=(size, size))
         return TimmBackbone(model, name=self.name, mean=self.mean, std=self.std, device=self.device)
+
+
+class DinoBackbone(Backbone):
+    """The teacher of a self-supervised run; rotary positions suit any size."""
+
+    def tokens(self, images_BCHW: Tensor) -> tuple[Tensor, Tensor]:
+        model: Any = self.model
+        return model.features(images_BCHW)[-1]

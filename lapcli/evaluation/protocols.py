@@ -21,6 +21,7 @@ CROP_RATIO = 224 / 256
 #: The share of the training images that `--holdout` keeps for choosing the learning rate.
 HOLDOUT = 0.1
 
+PLACES = {"data", "revision", "image_column", "label_column"}
 Seed = Annotated[Whole, Field(ge=0, lt=2**62)]
 Share = Annotated[float, Field(gt=0, le=1)]
 
@@ -99,7 +100,12 @@ def read_protocols(overrides: Sequence[str], holdout: bool = False) -> Protocols
 
 
 def written_out(protocol: Section) -> dict[str, Any]:
-    """Every setting as plain values, and under `changed` those that are not the default's: name, default, used."""
+    """Every setting as plain values, and under `changed` those that are not the default's: name, default, used.
+
+    Where the data come from is no part of how they are measured.
+    """
     used, default = protocol.model_dump(mode="json"), type(protocol)().model_dump(mode="json")
-    changed = {key: {"default": old, "used": new} for key, old, new in differing_keys(default, used)}
+    changed = {
+        key: {"default": old, "used": new} for key, old, new in differing_keys(default, used) if key not in PLACES
+    }
     return {**used, "changed": changed}
