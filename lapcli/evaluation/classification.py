@@ -10,6 +10,8 @@ from lapcli.data.cache import digest
 from lapcli.data.images import open_images
 from lapcli.errors import UsageError
 from lapcli.evaluation.accuracy import measure_accuracy
+from lapcli.evaluation.backbones import TimmBackbone
+from lapcli.evaluation.probes import Settings, measure_probes, read_settings
 from lapcli.evaluation.tasks import PROBES, Measured, Request, Score, wilson_interval
 from lapcli.models.vit import build_vit
 from lapcli.objectives.classification import uses_bf16, worker_count
@@ -23,6 +25,7 @@ def evaluate(request: Request) -> Measured:
     recipe, world = request.run.recipe, request.world
     if not isinstance(recipe, ClassificationRecipe):
         raise UsageError(f"{request.run.path} is not a classification run")
+    settings = read_settings(request.tasks, request.options, request.data)
     model = build_vit(recipe.model)
     load_weights(request.checkpoint.weights, model, str(recipe.model.head_plan()))
     model.to(world.device)
@@ -30,7 +33,7 @@ def evaluate(request: Request) -> Measured:
     probes = [task for task in request.tasks if task in PROBES]
     if not probes:
         return _accuracy(request, recipe, model, top)
-    probed = _probes(request, recipe, model, probes)  # also refuses wrong settings before anything is measured
+    probed = _probes(request, recipe, model, probes, settings)
     if not top:
         return probed
     first = _accuracy(request, recipe, model, top)
@@ -67,15 +70,14 @@ def _accuracy(request: Request, recipe: ClassificationRecipe, model: nn.Module, 
     return Measured(scores, data.description, data.validation.identity())
 
 
-def _probes(request: Request, recipe: ClassificationRecipe, model: nn.Module, tasks: list[str]) -> Measured:
-    from lapcli.evaluation.backbones import TimmBackbone
-    from lapcli.evaluation.probes import measure_probes, read_settings
-
+def _probes(
+    request: Request, recipe: ClassificationRecipe, model: nn.Module, tasks: list[str], settings: Settings
+) -> Measured:
     name, source = str(request.run.path), recipe.data
     return measure_probes(
         TimmBackbone(model, name=name, mean=source.mean, std=source.std, device=request.world.device),
         tasks,
-        read_settings(tasks, request.options, request.data),
+        settings,
         source,
         request.world,
         batch=request.batch or recipe.validation.batch or recipe.train.micro_batch,

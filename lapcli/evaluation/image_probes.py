@@ -25,7 +25,7 @@ from lapcli.evaluation.features import (
 )
 from lapcli.evaluation.linear_probe import LinearProbes
 from lapcli.evaluation.nearest_neighbours import classify
-from lapcli.evaluation.protocols import KnnProtocol, LinearProtocol, written_out
+from lapcli.evaluation.protocols import KnnProtocol, LinearProtocol, within, written_out
 from lapcli.evaluation.tasks import Score, wilson_interval
 from lapcli.recipe.vision import Augmentation, ImageSource
 
@@ -42,8 +42,11 @@ def limited(data: ImageData, limit: int | None) -> ImageData:
     return replace(data, train=some(data.train), validation=some(data.validation))
 
 
-def measure_knn(backbone: Backbone, data: ImageData, protocol: KnnProtocol, how: Pass) -> list[Score]:
+def measure_knn(
+    backbone: Backbone, data: ImageData, protocol: KnnProtocol, how: Pass, limit: int | None = None
+) -> list[Score]:
     """One score for each number of neighbours that the training images can give."""
+    data = limited(data, limit)
     counts = [k for k in protocol.neighbours if k <= len(data.train)]
     if not counts:
         raise UsageError(
@@ -78,11 +81,15 @@ def measure_knn(backbone: Backbone, data: ImageData, protocol: KnnProtocol, how:
     return scores
 
 
-def measure_linear(backbone: Backbone, data: ImageData, protocol: LinearProtocol, how: Pass) -> Score:
+def measure_linear(
+    backbone: Backbone, data: ImageData, protocol: LinearProtocol, how: Pass, limit: int | None = None
+) -> Score:
     """Top-1 of the best learning rate, chosen on the validation images or on held-out training images."""
+    data = limited(data, limit)
     train, chosen_on = data.train, data.validation
     if protocol.holdout:
         train, chosen_on = held_out_fraction(data.train, protocol.holdout, protocol.seed)
+    protocol = within(protocol, len(train), limit)
     width = 2 * backbone.width
     probes = LinearProbes(
         width,

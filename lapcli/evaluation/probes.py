@@ -62,7 +62,7 @@ def measure_probes(
     limit: int | None,
 ) -> Measured:
     """The tasks in their order; images of `source` unless other ones were asked for."""
-    from lapcli.evaluation.image_probes import limited, measure_knn, measure_linear
+    from lapcli.evaluation.image_probes import measure_knn, measure_linear
     from lapcli.evaluation.segmentation import measure_ade20k, window_size
 
     with _shown(world) as progress:
@@ -73,12 +73,12 @@ def measure_probes(
             opened = open_images(_images(source, settings, limit), None, progress)
             described.append(opened.description)
             identities.append(opened.identity)
-            images = limited(opened, limit)
+            images = opened
         for task in tasks:
             if task == "linear":
-                scores.append(measure_linear(backbone, images, settings.protocols.linear, how))
+                scores.append(measure_linear(backbone, images, settings.protocols.linear, how, limit))
             elif task == "knn":
-                scores += measure_knn(backbone, images, settings.protocols.knn, how)
+                scores += measure_knn(backbone, images, settings.protocols.knn, how, limit)
             else:
                 protocol = settings.protocols.ade20k
                 scenes = open_ade20k(protocol.data, protocol.revision, protocol.image_column, protocol.label_column)

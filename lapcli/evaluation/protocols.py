@@ -5,7 +5,7 @@ was used is written into every result, together with what differs from the defau
 """
 
 from collections.abc import Sequence
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
 from pydantic import Field
 
@@ -81,6 +81,9 @@ class Ade20kProtocol(Section):
         return "goes from the smaller to the larger" if self.scale[0] > self.scale[1] else None
 
 
+P = TypeVar("P", LinearProtocol, Ade20kProtocol)
+
+
 class Protocols(Section):
     linear: LinearProtocol = LinearProtocol()
     knn: KnnProtocol = KnnProtocol()
@@ -97,6 +100,13 @@ def read_protocols(overrides: Sequence[str], holdout: bool = False) -> Protocols
     if holdout and not found.linear.holdout:
         found = found.model_copy(update={"linear": found.linear.model_copy(update={"holdout": HOLDOUT})})
     return found
+
+
+def within(protocol: P, examples: int, limit: int | None) -> P:
+    """A batch that a `--limit` has made too large shrinks to what is left, which the result then says."""
+    if limit is None or protocol.batch <= examples:
+        return protocol
+    return protocol.model_copy(update={"batch": examples})
 
 
 def written_out(protocol: Section) -> dict[str, Any]:

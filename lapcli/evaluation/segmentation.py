@@ -24,7 +24,7 @@ from lapcli.errors import UsageError
 from lapcli.evaluation.backbones import Backbone
 from lapcli.evaluation.confusion import confusion_matrix, interval_over_images, mean_iou, overlaps
 from lapcli.evaluation.features import Pass, spread
-from lapcli.evaluation.protocols import Ade20kProtocol, written_out
+from lapcli.evaluation.protocols import Ade20kProtocol, within, written_out
 from lapcli.evaluation.tasks import Score
 
 INITIAL_STD = 0.01
@@ -209,6 +209,7 @@ def measure_ade20k(
 ) -> Score:
     """The best mean IoU among the validations on the way and the last one, as the DINOv3 scripts report it."""
     data = limited(data, limit)
+    protocol = within(protocol, len(data.train), limit)
     check_scenes(data, how.progress)
     task = Segmentation(backbone, data, protocol, how)
     validations: list[dict[str, float]] = []
