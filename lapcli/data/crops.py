@@ -8,7 +8,8 @@
     blurred, executed    0          0.9        0.5     9 x 9, deviation 0.1 to 2; `documented`: 1, 0.1, 0.5
     solarised at 128     -          0.2        -
 
-What an image's crops draw is a function of (seed, epoch, image). Bytes travel from the workers; normalising comes after.
+What an image's crops draw is a function of (seed, epoch, image). Bytes travel from the workers; normalising comes
+after.
 
 Shapes: G global and Q local crops, B images.
 """
@@ -70,7 +71,7 @@ class CropReader(Reader):
     """A list of examples to G x B global and Q x B local crops, uint8."""
 
     def __init__(self, images: ImageSet, source: CropSource, seed: int) -> None:
-        self._images, self._seed, self._crops = images, seed, source.crops
+        self._images, self._key, self._crops = images, seed, source.crops
         self._transforms = crop_transforms(source)
 
     def read(self, examples: Sequence[Example]) -> tuple[Tensor, Tensor]:
@@ -79,7 +80,7 @@ class CropReader(Reader):
         local_QBCHW = torch.empty(crops.locals, count, 3, crops.local_size, crops.local_size, dtype=torch.uint8)
         for row, example in enumerate(examples):
             image = self._images.image(example.index)
-            seed_everything(self._seed, example.epoch, example.index, example.repeat)
+            seed_everything(self._key, example.epoch, example.index, example.repeat)
             for crop in range(GLOBALS):
                 global_GBCHW[crop, row] = self._transforms[crop](image)
             for crop in range(crops.locals):

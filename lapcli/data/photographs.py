@@ -9,7 +9,7 @@ from PIL import Image
 
 from lapcli.data.image_set import ImageSet
 
-CELL = 32  # pixels of a side
+CELL = 24  # pixels of a side
 REGIONS = (3, 4)  # rows and columns of regions in a photograph
 NAMES = ("temple", "flower")
 

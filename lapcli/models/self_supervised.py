@@ -60,8 +60,8 @@ class StudentTeacher(nn.Module):
 
     @torch.no_grad()
     def update_teacher(self, momentum: float) -> None:
-        teacher, student = list(self.teacher.parameters()), list(self.student.parameters())
-        torch._foreach_lerp_(teacher, student, 1 - momentum)
+        teacher: list[Tensor] = list(self.teacher.parameters())
+        torch._foreach_lerp_(teacher, list[Tensor](self.student.parameters()), 1 - momentum)
 
     def trained(self) -> Iterator[tuple[str, nn.Parameter]]:
         """The student's parameters, by their names in the state dict."""

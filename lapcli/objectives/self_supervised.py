@@ -7,7 +7,8 @@ them. Afterwards the teacher follows the student.
 Masks and KoLeo's neighbours belong to fixed groups of the global batch, so that the number of processes changes
 neither. With accumulation Sinkhorn-Knopp sees the images of one micro-step of all processes, not of the whole batch.
 
-Shapes: G global and Q local crops of B images, M = G B, P patches, N masked patches, C width, D bottleneck, K prototypes.
+Shapes: G global and Q local crops of B images, M = G B, L = Q B, P patches, N masked patches, C width, D bottleneck,
+K prototypes.
 """
 
 import contextlib
