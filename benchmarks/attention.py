@@ -19,7 +19,12 @@ class DenseAttention(Attention):
     """The same layer with `P` written out."""
 
     def forward(self, x_BTC: Tensor, rotary: tuple[Tensor, Tensor], cache: None = None) -> Tensor:  # type: ignore[override]
-        fused, gpt.laplacian_attention = gpt.laplacian_attention, dense_laplacian_attention
+        def dense(
+            q: Tensor, k: Tensor, v: Tensor, laplacian_heads: int, *, causal: bool, **without_cache: None
+        ) -> Tensor:
+            return dense_laplacian_attention(q, k, v, laplacian_heads, causal=causal)
+
+        fused, gpt.laplacian_attention = gpt.laplacian_attention, dense  # type: ignore[assignment]
         try:
             return super().forward(x_BTC, rotary)
         finally:

@@ -9,6 +9,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -40,17 +41,32 @@ _context.set_forkserver_preload(
 )
 
 
-def lap(*arguments: str, cache: Path | None = None, environment: dict[str, str] | None = None, timeout: float = 300):
-    """Runs the command as a user would."""
+def lap(
+    *arguments: str, cache: Path | None = None, environment: dict[str, str] | None = None, timeout: float = 300
+) -> subprocess.CompletedProcess[str]:
+    """Runs the command in a process of its own, as a user would, but for the imports that the fork server has done."""
     given = {**os.environ, **({"LAP_CACHE": str(cache)} if cache else {}), **(environment or {})}
-    return subprocess.run(
-        [sys.executable, "-m", "lapcli", *arguments],
-        cwd=ROOT,
-        env=given,
-        capture_output=True,
-        text=True,
-        timeout=timeout,
-    )
+    with tempfile.TemporaryDirectory() as folder:
+        out, err = Path(folder) / "out", Path(folder) / "err"
+        child = _context.Process(target=_command, args=(arguments, given, str(out), str(err)))
+        child.start()
+        code = exit_code(child, timeout)
+        return subprocess.CompletedProcess(["lap", *arguments], code, out.read_text(), err.read_text())
+
+
+def _command(arguments: tuple[str, ...], environment: dict[str, str], out: str, err: str) -> None:
+    for path, descriptor in ((os.devnull, 0), (out, 1), (err, 2)):
+        opened = os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC)
+        os.dup2(opened, descriptor)
+        os.close(opened)
+    os.environ.clear()
+    os.environ.update(environment)
+    os.chdir(ROOT)
+    sys.stdin, sys.stdout, sys.stderr = open(0), open(1, "w"), open(2, "w")  # noqa: SIM115
+    sys.argv = [str(ROOT / "lapcli" / "__main__.py"), *arguments]
+    from lapcli.cli import main
+
+    main()
 
 
 def tiny_recipe(text: Path, **sections: dict[str, Any]):

@@ -1,5 +1,6 @@
 """A conversation with a chat model: what was said so far, answers as they come, and the loop of a terminal."""
 
+import re
 import sys
 from collections.abc import Callable, Iterator
 
@@ -76,6 +77,8 @@ def converse(dialogue: Dialogue, read: Callable[[str], str] = input) -> None:
         if question == "/clear":
             dialogue.clear()
             print("(forgotten)", file=sys.stderr)
+        elif re.fullmatch(r"/\w+", question):
+            print(f"(no command {question}; /clear forgets what was said, /quit leaves)", file=sys.stderr)
         elif question:
             _print_answer(dialogue, question)
             if dialogue.forgotten > forgotten:

@@ -28,34 +28,19 @@ class LayerRange(Section):
     heads: Annotated[Whole, Field(ge=0)]
 
 
-class GPTModel(Section):
-    """The GPT: `lapcli/models/gpt.py`."""
+class TransformerModel(Section):
+    """What all models share: their blocks, and which heads of each are Laplacian."""
 
     layers: Annotated[Whole, Field(ge=1, le=1000)]
     width: Size
     heads: Annotated[Whole, Field(ge=1, le=1024)]
-    kv_heads: Annotated[Whole, Field(ge=1, le=1024)] | None = None  # none: as many as heads
-    context: Size = 2048  # tokens in a training sequence
     laplacian_heads: Annotated[Whole, Field(ge=0)] | list[Annotated[Whole, Field(ge=0)]] | str | LayerRange = Field(
         default=0, description="a number, a list with one number a layer, `linear(a, b)` or {layers:, heads:}"
     )
-    rotary_base: Annotated[float, Field(gt=1, le=1e9)] = 10_000.0
-    rotary_precision: Literal["float32", "bf16"] = "float32"
-    softcap: Annotated[float, Field(gt=0, le=50)] = 15.0
 
     @combination("width", "heads")
     def _heads_divide_the_width(self) -> str | None:
-        if self.width % self.heads:
-            return f"{self.width} is not a multiple of heads {self.heads}"
-        if (self.width // self.heads) % 2:
-            return f"the head size {self.width // self.heads} (width / heads) must be even for rotary"
-        return None
-
-    @combination("kv_heads", "heads")
-    def _kv_heads_divide_the_heads(self) -> str | None:
-        if self.kv_heads and self.heads % self.kv_heads:
-            return f"heads {self.heads} is not a multiple of kv_heads {self.kv_heads}"
-        return None
+        return f"{self.width} is not a multiple of heads {self.heads}" if self.width % self.heads else None
 
     @combination("laplacian_heads", "layers", "heads")
     def _plan_fits(self) -> str | None:
@@ -68,6 +53,28 @@ class GPTModel(Section):
     def head_plan(self) -> HeadPlan:
         spec = self.laplacian_heads
         return head_plan(spec.model_dump() if isinstance(spec, LayerRange) else spec, self.layers, self.heads)
+
+
+class GPTModel(TransformerModel):
+    """The GPT: `lapcli/models/gpt.py`."""
+
+    kv_heads: Annotated[Whole, Field(ge=1, le=1024)] | None = None  # none: as many as heads
+    context: Size = 2048  # tokens in a training sequence
+    rotary_base: Annotated[float, Field(gt=1, le=1e9)] = 10_000.0
+    rotary_precision: Literal["float32", "bf16"] = "float32"
+    softcap: Annotated[float, Field(gt=0, le=50)] = 15.0
+
+    @combination("width", "heads")
+    def _head_size_is_even(self) -> str | None:
+        if self.width % (2 * self.heads) == self.heads:
+            return f"the head size {self.width // self.heads} (width / heads) must be even for rotary"
+        return None
+
+    @combination("kv_heads", "heads")
+    def _kv_heads_divide_the_heads(self) -> str | None:
+        if self.kv_heads and self.heads % self.kv_heads:
+            return f"heads {self.heads} is not a multiple of kv_heads {self.kv_heads}"
+        return None
 
 
 class TokenizerSection(Section):

@@ -8,8 +8,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from lapcli.head_plan import HeadPlan, head_plan
-from lapcli.recipe.schema import BaseRecipe, LayerRange, OptimizerSection, TrainSection, ValidationSection
+from lapcli.recipe.schema import BaseRecipe, OptimizerSection, TrainSection, TransformerModel, ValidationSection
 from lapcli.recipe.section import Count, Fraction, NonNegative, Positive, Section, Size, Text, Whole, combination
 
 Beta = Annotated[float, Field(ge=0, lt=1)]
@@ -21,7 +20,7 @@ _POLICY = re.compile(
 )
 
 
-class ViTModel(Section):
+class ViTModel(TransformerModel):
     """timm's DeiT-III ViT with the DeiT repository's values: `lapcli/models/vit.py`."""
 
     layers: Annotated[Whole, Field(ge=1, le=1000)] = 12
@@ -31,33 +30,14 @@ class ViTModel(Section):
     image: Size = 224  # pixels of a side
     patch: Size = 16
     classes: Annotated[Whole, Field(ge=2, le=10**6)] = 1000
-    laplacian_heads: Annotated[Whole, Field(ge=0)] | list[Annotated[Whole, Field(ge=0)]] | str | LayerRange = Field(
-        default=0, description="a number, a list with one number a layer, `linear(a, b)` or {layers:, heads:}"
-    )
     drop_path: Annotated[float, Field(ge=0, lt=1)] = 0.0
     drop_path_shape: Literal["uniform", "linear"] = "uniform"  # linear: from 0 in the first block, timm's own
     layer_scale: Positive | None = 1e-4  # timm's own: 1e-6
     class_token_std: Positive = 0.02  # timm's own: 1e-6
 
-    @combination("width", "heads")
-    def _heads_divide_the_width(self) -> str | None:
-        return f"{self.width} is not a multiple of heads {self.heads}" if self.width % self.heads else None
-
     @combination("image", "patch")
     def _patches_tile_the_image(self) -> str | None:
         return f"{self.image} is not a multiple of patch {self.patch}" if self.image % self.patch else None
-
-    @combination("laplacian_heads", "layers", "heads")
-    def _plan_fits(self) -> str | None:
-        try:
-            self.head_plan()
-        except ValueError as error:
-            return str(error)
-        return None
-
-    def head_plan(self) -> HeadPlan:
-        spec = self.laplacian_heads
-        return head_plan(spec.model_dump() if isinstance(spec, LayerRange) else spec, self.layers, self.heads)
 
 
 class Augmentation(Section):

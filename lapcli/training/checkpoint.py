@@ -75,6 +75,7 @@ def save(
         temporary.mkdir()
         reached("folder made")
         save_file(_plain(model), temporary / MODEL, metadata={"format": "pt", **metadata, "step": str(step)})
+        _sort_metadata(temporary / MODEL)
         reached("model written")
         save_file(_plain(optimizer), temporary / OPTIMIZER, metadata={"format": "pt"})
         reached("optimizer written")
@@ -102,6 +103,17 @@ def save(
         if old != best:
             _remove(folder / f"step-{old:06d}")
     return Checkpoint(final, step, content)
+
+
+def _sort_metadata(path: Path) -> None:
+    """Equal weights make equal files: safetensors writes the metadata in an order that differs between processes."""
+    with path.open("r+b") as file:
+        size = int.from_bytes(file.read(8), "little")
+        header = json.loads(file.read(size))
+        header = {"__metadata__": dict(sorted(header.pop("__metadata__").items())), **header}
+        text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
+        file.seek(8)
+        file.write(text.ljust(size))
 
 
 def newest(folder: Path, warn: Callable[[str], None]) -> Checkpoint | None:

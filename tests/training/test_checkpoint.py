@@ -32,6 +32,20 @@ def test_what_was_saved_comes_back(model, tmp_path):
     assert found.optimizer_state()["step/bias"] == 5
 
 
+def test_equal_weights_make_equal_files(tmp_path):
+    """In any process: the order in which safetensors writes metadata is drawn anew for each file."""
+    model = nn.Linear(3, 2)
+    names = {f'key {n} "é"': str(n) for n in range(8)}
+    files = {
+        checkpoint.save(tmp_path / str(n), 1, model.state_dict(), {}, names, {}, 1).weights.read_bytes()
+        for n in range(4)
+    }
+    assert len(files) == 1
+    with safe_open(tmp_path / "0" / "step-000001" / "model.safetensors", framework="pt") as file:
+        assert file.metadata() == {"format": "pt", "step": "1", **names}
+        assert torch.equal(file.get_tensor("weight"), model.weight)
+
+
 def test_only_the_newest_are_kept(model, tmp_path):
     for step in (1, 2, 3, 4):
         save(tmp_path, model, step, keep=2)
