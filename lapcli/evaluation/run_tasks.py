@@ -185,7 +185,8 @@ def evaluate_model(
 def _file_name(tasks: list[str], limit: int | None, measured: Measured) -> str:
     limited = "" if limit is None else f"_limit{limit}"
     variant = f"_{measured.variant}" if measured.variant else ""
-    return f"{'+'.join(tasks)}{limited}{variant}_{measured.data_sha256[:8]}.json"
+    what = "+".join(tasks).replace("/", "_")[:100]
+    return f"{what}{limited}{variant}_{measured.data_sha256[:8]}.json"
 
 
 def _keep(found: Evaluation, world: World) -> None:

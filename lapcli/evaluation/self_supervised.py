@@ -1,12 +1,18 @@
 """Probes of a self-supervised run: the features of its teacher."""
 
+from pathlib import Path
+
+import torch
+
 from lapcli.errors import UsageError
 from lapcli.evaluation.backbones import DinoBackbone
 from lapcli.evaluation.probes import measure_probes, read_settings
 from lapcli.evaluation.tasks import Measured, Request
-from lapcli.models.self_supervised import load_teacher
-from lapcli.objectives.classification import count_workers
-from lapcli.recipe.self_supervised import SelfSupervisedRecipe
+from lapcli.models.dino_vit import DinoViT
+from lapcli.models.self_supervised import StudentTeacher
+from lapcli.objectives.classification import worker_count
+from lapcli.recipe.self_supervised import DinoModel, SelfSupervisedRecipe
+from lapcli.training.checkpoint import load_weights
 
 
 def evaluate(request: Request) -> Measured:
@@ -32,6 +38,15 @@ def evaluate(request: Request) -> Measured:
         recipe.data,
         world,
         batch=request.batch or recipe.validation.batch or recipe.train.micro_batch,
-        workers=count_workers(recipe.data.workers, world.device),
+        workers=worker_count(recipe, world.device),
         limit=request.limit,
     )
+
+
+def load_teacher(weights: Path, section: DinoModel) -> DinoViT:
+    """The teacher's backbone of a run's weights; nothing is drawn only to be overwritten."""
+    with torch.device("meta"):
+        model = StudentTeacher(section)
+    model.to_empty(device="cpu")
+    load_weights(weights, model, str(section.head_plan()))
+    return model.teacher.backbone

@@ -81,7 +81,7 @@ _LANGUAGE = Evaluator(
         "spelling": "letters in words, counted (needs no data)",
         "bpb": "bits per byte of held-out text",
     },
-    "lapcli.evaluation.language",
+    "lapcli.evaluation.harness.run",
     options=(
         "protocol",
         "samples",
@@ -166,7 +166,7 @@ def _evaluator(objective: str) -> Evaluator:
     return EVALUATORS[objective]
 
 
-def wilson_interval(successes: int, count: int, z: float = 1.959963984540054) -> tuple[float, float]:
+def wilson_interval(successes: float, count: int, z: float = 1.959963984540054) -> tuple[float, float]:
     """The 95% score interval of a proportion; within [0, 1] and of some width even at 0 and 1."""
     share = successes / count
     centre = share + z * z / (2 * count)
