@@ -35,7 +35,7 @@ def test_probabilities_of_each_crop(mode, blur):
 
 
 def test_blur_is_applied_as_often_as_it_says():
-    """A picture of one white dot: blurred, its brightest pixel is far below white. Colours aside, counted over draws."""
+    """A picture of one white dot: blurred, its brightest pixel is below white. Counted over draws."""
     dot = np.zeros((16, 16, 3), dtype=np.uint8)
     dot[8, 8] = 255
     for mode, expected in (("executed", 0.9), ("documented", 0.1)):
