@@ -38,7 +38,12 @@ def runs(tmp_path_factory):
         {
             "objective": "self_supervised",
             "model": {
-                "layers": 2, "width": 32, "heads": 4, "patch": 2, "laplacian_heads": 2, "layer_scale": 1.0,
+                "layers": 2,
+                "width": 32,
+                "heads": 4,
+                "patch": 2,
+                "laplacian_heads": 2,
+                "layer_scale": 1.0,
                 "head": {"hidden": 16, "bottleneck": 8, "dino_prototypes": 8, "ibot_prototypes": 8},
             },
             "data": {"train": "builtin", "validation": 0.2, "crops": {"global_size": 8, "local_size": 4}},
