@@ -63,7 +63,7 @@ class LinearProbes:
         rate_R = self._rates_R * (0.5 * (1 + math.cos(math.pi * self.step_number / self._steps)))
         for value, speed, gradient in zip((self.weight_RKD, self.bias_RK), self._speed, gradients, strict=True):
             speed.mul_(self._momentum).add_(gradient)
-            value.sub_(rate_R.view(-1, *[1] * (value.ndim - 1)) * speed)
+            value.addcmul_(speed, rate_R.view(-1, *[1] * (value.ndim - 1)), value=-1)
         self.step_number += 1
         return loss_R
 

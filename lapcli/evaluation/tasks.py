@@ -116,15 +116,13 @@ EVALUATORS: dict[str, Evaluator] = {
         options=_PROBE_OPTIONS,
         default=("top1", "top5"),
     ),
-    "self_supervised": Evaluator(
-        PROBES, "lapcli.evaluation.self_supervised", options=_PROBE_OPTIONS, default=("linear", "knn")
-    ),
+    "self_supervised": Evaluator(PROBES, "lapcli.evaluation.self_supervised", options=_PROBE_OPTIONS, default=("knn",)),
     "language_model": _LANGUAGE,
     "chat": _LANGUAGE,
 }
 #: `--model`: no run, so no objective; what is measured is a stock model's features.
 STOCK = "a stock model"
-_STOCK_EVALUATOR = Evaluator(PROBES, "lapcli.evaluation.run_tasks", options=_PROBE_OPTIONS, default=("linear", "knn"))
+_STOCK_EVALUATOR = Evaluator(PROBES, "lapcli.evaluation.run_tasks", options=_PROBE_OPTIONS, default=("knn",))
 
 
 def chosen_tasks(objective: str, text: str | None) -> list[str]:

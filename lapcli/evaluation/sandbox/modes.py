@@ -1,8 +1,8 @@
 """The ways to run generated code, and which of them this machine can do.
 
-    bubblewrap         namespaces: no network, no host files but Python's own, no other processes; and the filter inside
-    landlock+seccomp   the same filter, files by Landlock, no capabilities; needs no privileges and no namespaces
-    unsafe             limits on time and memory only
+bubblewrap         namespaces: no network, no host files but Python's own, no other processes; and the filter inside
+landlock+seccomp   the same filter, files by Landlock, no capabilities; needs no privileges and no namespaces
+unsafe             limits on time and memory only
 """
 
 import shutil

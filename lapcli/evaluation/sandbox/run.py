@@ -140,9 +140,7 @@ class _Sample:
             )
         )
 
-    def _watch(
-        self, candidate: "_Process", tests: "_Process", verdicts: int, errors: IO[bytes]
-    ) -> tuple[bool, str]:
+    def _watch(self, candidate: "_Process", tests: "_Process", verdicts: int, errors: IO[bytes]) -> tuple[bool, str]:
         started = self._line(verdicts, START_SECONDS)
         if not started or "started" not in started:
             for process in (candidate, tests):
