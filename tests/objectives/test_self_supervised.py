@@ -2,13 +2,11 @@
 teacher that follows its student, and a collapse that is named."""
 
 import multiprocessing
-import os
 
 import numpy as np
 import pytest
 import torch
-import torch.distributed as dist
-from dino_support import dino_recipe, objective
+from dino_support import WHOLE, dino_recipe, loss_in_two_processes, objective
 from support import ROOT
 
 from lapcli.errors import UsageError
@@ -17,8 +15,6 @@ from lapcli.objectives.dino.watch import collapse, teacher_health
 from lapcli.recipe import RecipeError, load_recipe
 from lapcli.training.loop import Loop
 from lapcli.training.optimizers import Optimizers
-
-WHOLE = {"train": {"batch": 8, "micro_batch": 8, "group": 4}, "model": {"drop_path": 0.0}}
 
 
 def by_group(step, processes, micro_batch):
@@ -62,32 +58,10 @@ def test_accumulation_is_said():
     assert len(objective(dino_recipe(**WHOLE)).notes()) == 1
 
 
-def _two_processes(rank, folder):
-    os.environ["OMP_NUM_THREADS"] = "1"
-    dist.init_process_group("gloo", store=dist.FileStore(f"{folder}/store", 2), rank=rank, world_size=2)
-    try:
-        logits = torch.randn(12, 7, generator=torch.Generator().manual_seed(0))
-        share = slice(0, 5) if rank == 0 else slice(5, 12)  # not the same number on both
-        recipe = dino_recipe(**{**WHOLE, "train": {"batch": 8, "micro_batch": 4}})
-        ours = objective(recipe, rank, 2)
-        loss = ours.loss(ours.batch(5, 0))
-        loss.backward()
-        values = {name: p.grad / 2 for name, p in ours.model.named_parameters() if p.grad is not None}
-        found = {
-            "targets": sinkhorn_targets(logits[share].clone(), 0.05),
-            "loss": loss.detach(),
-            "gradients": values,
-            "watch": ours.watch(5)[0],
-        }
-        torch.save(found, f"{folder}/{rank}.pt")
-    finally:
-        dist.destroy_process_group()
-
-
 def test_two_processes_give_the_sinkhorn_and_the_loss_of_one(tmp_path):
     """Rows differ in number; each process has one group, the single one both."""
     context = multiprocessing.get_context("forkserver")
-    children = [context.Process(target=_two_processes, args=(rank, str(tmp_path))) for rank in range(2)]
+    children = [context.Process(target=loss_in_two_processes, args=(rank, str(tmp_path))) for rank in range(2)]
     for child in children:
         child.start()
     alone = objective(dino_recipe(**WHOLE))
