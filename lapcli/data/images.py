@@ -25,9 +25,10 @@ class ImageData:
     identity: str  # of both parts
 
 
-def open_images(source: ImageSource, classes: int, progress: Progress | None = None) -> ImageData:
-    """Both parts, checked, small ones decoded and held in memory."""
+def open_images(source: ImageSource, classes: int | None, progress: Progress | None = None) -> ImageData:
+    """Both parts, checked, small ones decoded and held in memory; without `classes` any number of them will do."""
     train, validation = _parts(source)
+    classes = len(train.classes) if classes is None else classes
     for images, part in ((train, "training"), (validation, "validation")):
         if len(images.classes) != classes:
             raise DataError(
