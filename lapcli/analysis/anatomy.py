@@ -125,7 +125,9 @@ class TimmAnatomy(Anatomy):
         block: Any = self.blocks[layer]
         attn = block.attn
         if not isinstance(attn.norm, nn.Identity) or attn.gate is not None:
-            raise UsageError("the attention of this model norms or gates its heads together; `updates` cannot part them")
+            raise UsageError(
+                "the attention of this model norms or gates its heads together; `updates` cannot part them"
+            )
         rope = kwargs.get("rope", args[1] if len(args) > 1 else None)
         q, k, v = queries_keys_values(attn, args[0], rope)
         scale = getattr(getattr(block, "ls1", None), "gamma", None)

@@ -180,9 +180,7 @@ def _stacked(axes: Any, runs: Sequence["Measured"], parts: Sequence[str], suffix
         name, colour, hatch = PARTS[part]
         values = np.array([_number(next(iter(r.layers.values())).values[f"{part}_share{suffix}"]) for r in runs])
         values = np.nan_to_num(values)
-        axes.bar(
-            range(len(runs)), values, 0.66, bottom=base, color=colour, hatch=hatch, edgecolor="white", label=name
-        )
+        axes.bar(range(len(runs)), values, 0.66, bottom=base, color=colour, hatch=hatch, edgecolor="white", label=name)
         for place, value in enumerate(values):
             if value > 0.06:
                 box = {"facecolor": "white", "edgecolor": "none", "pad": 1.2, "alpha": 0.9}
@@ -208,9 +206,219 @@ def _lines(name: str, label: str) -> Callable[["Analysis"], Figure]:
     return drawn
 
 
+NC = {
+    "nc1": "NC1: within over between",
+    "nc2_equinorm": "NC2: equinorm",
+    "nc2_equiangular": "NC2: equiangular",
+    "nc3": "NC3: self-duality",
+    "nc4": "NC4: nearest mean disagrees",
+}
+_OF = {
+    "centred": ("class means, centred", COLOURS[0], "o", "-"),
+    "as_printed": ("class means, as printed", COLOURS[1], "s", "--"),
+    "classifier": ("classifier rows", COLOURS[2], "D", "-."),
+}
+
+
+def _collapse(analysis: "Analysis") -> Figure:
+    """The paper's four panels and NC1: against the number of heads, or against the layer if several were asked for."""
+    runs = analysis.runs
+    figure, panels = _panels(3, 2, width=3.2, height=2.6)
+    axes = panels.reshape(-1)
+    by_layer = any(len(run.layers) > 1 for run in runs)
+    for panel, (name, title) in zip(axes, NC.items(), strict=False):
+        split = name.startswith("nc2")
+        if by_layer:
+            _by_layer(panel, runs, f"{name}_centred" if split else name)
+        else:
+            kinds = _OF.items() if split else {"": ("", "#333333", "o", "-")}.items()
+            for suffix, (label, colour, marker, line) in kinds:
+                key = f"{name}_{suffix}" if split else name
+                values = [_number(next(iter(run.layers.values())).values[key]) for run in runs]
+                panel.plot(range(len(runs)), values, color=colour, marker=marker, linestyle=line, label=label)
+            panel.set_xticks(range(len(runs)), labels(runs))
+            if max(map(len, labels(runs))) > 6:
+                panel.tick_params(axis="x", labelrotation=30)
+            panel.set_xlabel("Laplacian heads in a layer")
+        panel.set_title(title + (", centred means" if split and by_layer else ""))
+        panel.set_ylim(bottom=0)
+    axes[0].set_ylabel("smaller is closer to collapse")
+    axes[3].set_ylabel("smaller is closer to collapse")
+    handles, names = (axes[0] if by_layer else axes[1]).get_legend_handles_labels()
+    axes[5].axis("off")
+    axes[5].legend(handles, names, loc="center", title=legend_title(runs) if by_layer else None)
+    return figure
+
+
+def _scatter(axes: Any, found: Any, order: list[int], names: Sequence[str]) -> None:
+    """Points in the colour and marker of their class."""
+    places, classes = found.points["place"], found.points["class"]
+    for number, label in enumerate(order):
+        own = places[classes == label]
+        axes.scatter(
+            own[:, 0],
+            own[:, 1],
+            s=9,
+            marker=MARKERS[number % len(MARKERS)],
+            color=COLOURS[number % len(COLOURS)],
+            alpha=0.6,
+            linewidth=0,
+            label=names[label],
+            rasterized=True,
+        )
+
+
+def _class_order(runs: Sequence["Measured"]) -> list[int]:
+    seen = [found.points["class"] for run in runs for found in run.layers.values() if "class" in found.points]
+    return sorted(int(label) for label in np.unique(np.concatenate(seen))) if seen else []
+
+
+def _pca(analysis: "Analysis") -> Figure | None:
+    """A row a run, a column a layer."""
+    runs, order = analysis.runs, _class_order(analysis.runs)
+    if not order:
+        return None
+    columns = max(len(run.layers) for run in runs)
+    figure, panels = _panels(columns, len(runs), width=2.3, height=2.2)
+    for row, run, label in zip(panels, runs, labels(runs), strict=True):
+        for panel, (layer, found) in zip(row, run.layers.items(), strict=False):
+            if "place" in found.points:
+                _scatter(panel, found, order, run.class_names)
+                first, second = (_number(found.values[f"variance_share_{n}"]) for n in (1, 2))
+                panel.set_xlabel(f"component 1 ({first:.0%})")
+                panel.set_ylabel(f"component 2 ({second:.0%})")
+            panel.set_title(f"{label}, layer {layer}")
+            panel.set_xticks([])
+            panel.set_yticks([])
+    _class_legend(figure, panels[0][0], "next token" if runs[0].subject.kind == "language" else "class")
+    return figure
+
+
+def _class_legend(figure: Figure, panel: Any, title: str) -> None:
+    handles, names = panel.get_legend_handles_labels()
+    legend = figure.legend(handles, names, loc="outside right center", title=title, markerscale=1.8)
+    for handle in legend.legend_handles:
+        handle.set_alpha(1.0)
+
+
+def _simplex(analysis: "Analysis") -> Figure | None:
+    """A panel a run, with the classifier's three directions as arrows."""
+    runs, order = analysis.runs, _class_order(analysis.runs)
+    if not order:
+        return None
+    columns = min(3, len(runs))
+    figure, panels = _panels(columns, -(-len(runs) // columns), width=2.6, height=2.6)
+    flat = panels.reshape(-1)
+    for panel, run, label in zip(flat, runs, labels(runs), strict=False):
+        found = run.layers[max(run.layers)]
+        panel.set_title(label)
+        panel.set_aspect("equal", "datalim")
+        if "place" not in found.points:
+            continue
+        _scatter(panel, found, order, run.class_names)
+        reach = float(np.quantile(np.linalg.norm(found.points["place"], axis=1), 0.98))
+        corners = np.stack([found.series["corner_x"], found.series["corner_y"]], axis=1)
+        corners = corners / np.maximum(np.linalg.norm(corners, axis=1), 1e-300)[:, None] * reach
+        for corner, label_ in zip(corners, found.series["corner_class"], strict=True):
+            panel.annotate("", corner, (0, 0), arrowprops={"arrowstyle": "-|>", "color": "#222222", "linewidth": 1.2})
+            panel.annotate(
+                run.class_names[int(label_)],
+                corner * 1.12,
+                ha="center",
+                va="center",
+                fontsize=9,
+                fontweight="bold",
+                bbox={"facecolor": "white", "edgecolor": "none", "alpha": 0.7, "pad": 0.8},
+            )
+        panel.set_xlabel("first axis of the plane")
+        panel.set_ylabel("second axis of the plane")
+    for panel in flat[len(runs) :]:
+        panel.axis("off")
+    _class_legend(figure, flat[0], "class")
+    return figure
+
+
+UPDATES = {
+    "cosine_with_mean": "cosine of the update\nwith the weighted mean",
+    "cosine_towards_mean": "cosine of the update\nwith mean minus token",
+    "variance_change": "relative change of the\nwithin-sequence variance",
+}
+
+
+def _updates(analysis: "Analysis") -> Figure:
+    """A point a head, against the layer; a row a run."""
+    runs = analysis.runs
+    figure, panels = _panels(3, len(runs), width=3.1, height=2.3)
+    for row, run, label in zip(panels, runs, labels(runs), strict=True):
+        for panel, (name, title) in zip(row, UPDATES.items(), strict=True):
+            for kind, colour, marker, shift in (
+                ("attention", COLOURS[0], "o", -0.12),
+                ("Laplacian", COLOURS[5], "^", 0.12),
+            ):
+                points = [
+                    (layer + shift, value)
+                    for layer, found in run.layers.items()
+                    for value, laplacian in zip(found.series[name], found.series["is_laplacian"], strict=True)
+                    if bool(laplacian) == (kind == "Laplacian") and np.isfinite(value)
+                ]
+                x, y = np.array(points).reshape(-1, 2).T
+                panel.scatter(x, y, s=22, color=colour, marker=marker, alpha=0.8, linewidth=0, label=f"{kind} head")
+            panel.axhline(0, color="#888888", linewidth=0.8)
+            panel.set_xlim(min(run.layers) - 0.5, max(run.layers) + 0.5)
+            panel.xaxis.get_major_locator().set_params(integer=True)
+            panel.set_xlabel("layer (0: first block)")
+            panel.set_ylabel(title)
+            panel.set_title(label)
+            if name != "variance_change":
+                panel.set_ylim(-1.05, 1.05)
+            else:
+                panel.set_yscale("symlog", linthresh=0.1)
+    handles, names = panels[0][0].get_legend_handles_labels()
+    figure.legend(handles, names, loc="outside upper center", ncols=2)
+    return figure
+
+
+def _features(analysis: "Analysis") -> Figure | None:
+    """A row an image: the image, then a column a run (and a layer, if several were asked for)."""
+    runs = analysis.runs
+    columns = [
+        (f"{label}" + (f", layer {layer}" if len(run.layers) > 1 else ""), found.pictures)
+        for run, label in zip(runs, labels(runs), strict=True)
+        for layer, found in run.layers.items()
+    ]
+    count = len(columns[0][1])
+    if not count:
+        return None
+    figure, panels = _panels(1 + len(columns), count, width=1.9, height=1.9)
+    for number, row in enumerate(panels):
+        first = columns[0][1][number]
+        row[0].imshow(first.picture, interpolation="nearest")
+        row[0].set_ylabel(first.name if len(first.name) <= 24 else "..." + first.name[-21:], fontsize=7)
+        for panel, (title, maps) in zip(row[1:], columns, strict=True):
+            shown = maps[number]
+            extent = (0, shown.picture.shape[1], shown.picture.shape[0], 0)
+            if analysis.settings.overlay:
+                panel.imshow(shown.picture, extent=extent)
+            panel.imshow(
+                shown.colours, extent=extent, interpolation="nearest", alpha=0.6 if analysis.settings.overlay else 1.0
+            )
+            panel.set_title(title if number == 0 else "")
+        row[0].set_title("image" if number == 0 else "")
+        for panel in row:
+            panel.set_xticks([])
+            panel.set_yticks([])
+            panel.grid(visible=False)
+    return figure
+
+
 _DRAW: dict[str, Callable[["Analysis"], Figure | None]] = {
     "spectrum": _spectrum,
     "anova": _anova,
     "cossim": _lines("cosine_similarity", "cosine similarity of two tokens,\nmean over pairs and sequences"),
     "snr": _lines("snr", "length of the mean token\nover the spread of the tokens"),
+    "collapse": _collapse,
+    "simplex": _simplex,
+    "pca": _pca,
+    "updates": _updates,
+    "features": _features,
 }

@@ -16,6 +16,16 @@ COLUMNS: dict[str, list[str]] = {
     "anova": ["between_class_share", "within_class_share", "within_sequence_share", "classes", "classes_left_out"],
     "cossim": ["cosine_similarity", "cosine_similarity_std"],
     "snr": ["snr", "snr_std"],
+    "collapse": ["nc1", "nc2_equinorm_centred", "nc2_equiangular_centred", "nc2_equinorm_as_printed"]
+    + ["nc2_equiangular_as_printed", "nc2_equinorm_classifier", "nc2_equiangular_classifier", "nc3", "nc4"],
+    "simplex": ["tokens_shown", "nearest_corner_share"],
+    "pca": ["tokens_shown", "variance_share_1", "variance_share_2"],
+    "updates": [
+        f"{kind}_{name}"
+        for name in ("cosine_with_mean", "cosine_towards_mean", "variance_change")
+        for kind in ("attention", "laplacian")
+    ],
+    "features": ["pictures", "patches", "variance_share_1", "variance_share_2", "variance_share_3"],
 }
 BY_EXAMPLE = ["between_class_share_by_example", "within_class_share_by_example"]
 

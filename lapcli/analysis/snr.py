@@ -1,6 +1,6 @@
 """Mean-to-spread ratio of a sequence's tokens after the norm before the MLP (SNR of appendix C).
 
-    ave_b  |mean_t x_t| / sqrt(mean_t |x_t - mean|^2)
+ave_b  |mean_t x_t| / sqrt(mean_t |x_t - mean|^2)
 """
 
 import torch

@@ -109,7 +109,9 @@ def _stage_of(run: Run, stage: str, runs_dir: Path) -> Run:
         return run
     path = runs_dir / f"{run.name}-{stage}"
     if not isinstance(run.recipe, LanguageModelRecipe) or not (path / INFO).is_file():
-        raise UsageError(f"there is no {stage} stage of {run.name} ({path}); train it with `lap sft`, or name it: --run")
+        raise UsageError(
+            f"there is no {stage} stage of {run.name} ({path}); train it with `lap sft`, or name it: --run"
+        )
     return read_run(path)
 
 

@@ -46,9 +46,7 @@ _SHARED: dict[str, tuple[Any, Any]] = {
         None,
     ),
     "init": (
-        Annotated[
-            bool, typer.Option("--init", help="Also each run's model untrained; of --model, untrained instead.")
-        ],
+        Annotated[bool, typer.Option("--init", help="Also each run's model untrained; of --model, untrained instead.")],
         False,
     ),
     "checkpoint": (
@@ -133,9 +131,9 @@ def _command(what: str | None) -> Callable[..., None]:
 
 
 for _name in (*CATALOGUE, "all"):
-    app.command(_name, epilog=f"\b\nExamples:\n  lap analyze {_name}\n  lap analyze {_name} --runs 'vit_digits_*' --json")(
-        _command(None if _name == "all" else _name)
-    )
+    app.command(
+        _name, epilog=f"\b\nExamples:\n  lap analyze {_name}\n  lap analyze {_name} --runs 'vit_digits_*' --json"
+    )(_command(None if _name == "all" else _name))
 
 
 def _analyze(what: str | None, **given: Any) -> None:
