@@ -46,7 +46,7 @@ class Measured:
                 {
                     "layer": layer,
                     **found.values,
-                    **{name: values.tolist() for name, values in found.series.items()},
+                    **{name: [_known(value) for value in values.tolist()] for name, values in found.series.items()},
                     "notes": found.notes,
                 }
                 for layer, found in self.layers.items()
@@ -126,6 +126,11 @@ def _measure(names: Sequence[str], subject: Subject, settings: Settings) -> dict
         )
         for name, result in results.items()
     }
+
+
+def _known(value: float) -> float | None:
+    """JSON has no "not a number"."""
+    return value if value == value else None
 
 
 def _plain(value: Any) -> Any:

@@ -49,6 +49,10 @@ class Anatomy:
         """One forward; logits where there is a classifier of sequences. Not the compiled one: hooks have to be seen."""
         raise NotImplementedError
 
+    def sequences(self, x: Tensor, count: int) -> Tensor:
+        """What a block takes and gives for `count` sequences, as B x T x C."""
+        return x
+
     def final_norm(self, x_BTC: Tensor) -> Tensor:
         raise NotImplementedError
 

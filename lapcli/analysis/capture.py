@@ -104,9 +104,13 @@ class Capture:
         return hooks
 
     def _count(self, _: Any, args: tuple) -> None:
-        self.tokens += args[0].shape[0] * args[0].shape[1]
+        self.tokens += self._sequences(args[0])[..., 0].numel()
 
-    def _see(self, sites: list[Site], x_BTC: Tensor) -> None:
+    def _sequences(self, x: Tensor) -> Tensor:
+        return self._anatomy.sequences(x, len(self._batch.inputs))
+
+    def _see(self, sites: list[Site], x: Tensor) -> None:
+        x_BTC = self._sequences(x)
         for site in sites:
             chosen = chosen_tokens(self._anatomy, x_BTC, site.tokens)
             tokens = double(self._anatomy.final_norm(chosen) if site.norm == "after" else chosen)
@@ -119,7 +123,7 @@ class Capture:
                 listener(tokens, self._batch)
 
     def _keep_input(self, _: Any, args: tuple) -> None:
-        self._block_input = args[0]
+        self._block_input = self._sequences(args[0])
 
     def _see_heads(self, layer: int, args: tuple, kwargs: dict[str, Any]) -> None:
         inputs = self._anatomy.heads(layer, self._block_input, args, kwargs)

@@ -49,6 +49,8 @@ class Collapse:
         C, D = len(present), self._classifier.shape[1]
         mean_CD, W_CD = sums.mean_CD[present], self._classifier[present]
         centred_CD = mean_CD - mean_CD.mean(axis=0)
+        if np.abs(centred_CD).max(initial=0) <= 1e-13 * np.abs(mean_CD).max(initial=0):
+            centred_CD = np.zeros_like(centred_CD)  # equal means leave the rounding of their mean
         found = Found({"classes": C, "examples": int(sums.count_C.sum())})
         values = found.values
         scatter_DD = sums.scatter_DD.numpy() / max(int(sums.count_C.sum()), 1)  # type: ignore[union-attr]
@@ -58,7 +60,7 @@ class Collapse:
             values[f"nc2_equiangular_{name}"] = equiangular(vectors)
         values["nc3"] = self_duality(W_CD, centred_CD)
         values["nc4"] = self._nearest_mean_disagrees(present, mean_CD)
-        if C < len(self._classifier):
+        if len(self._classifier) > C:
             found.notes.append(f"{len(self._classifier) - C:,} classes have no example here; the measures are of {C:,}")
         if C == 1:
             found.notes.append("one class: its mean has nothing to be compared with, so NC1 to NC3 are not defined")

@@ -31,7 +31,6 @@ STYLE = {
     "lines.linewidth": 1.6,
     "lines.markersize": 5,
     "svg.hashsalt": "lap",  # the same picture, the same file
-    "svg.fonttype": "none",
 }
 
 
@@ -88,17 +87,21 @@ def _panels(columns: int, rows: int = 1, width: float = 3.6, height: float = 2.9
     return figure, figure.subplots(rows, columns, squeeze=False)
 
 
-def _by_layer(axes: Any, runs: Sequence["Measured"], name: str, spread: str | None = None) -> None:
+def _by_layer(axes: Any, runs: Sequence["Measured"], name: str) -> None:
     """A value against the layer, a line a run."""
     for run, style, label in zip(runs, _styles(runs), labels(runs), strict=True):
         layers = list(run.layers)
-        values = np.array([_number(run.layers[layer].values[name]) for layer in layers])
-        axes.plot(layers, values, label=label, **style)
-        if spread:
-            std = np.array([_number(run.layers[layer].values[spread]) for layer in layers])
-            axes.fill_between(layers, values - std, values + std, color=style["color"], alpha=0.12, linewidth=0)
+        axes.plot(layers, [_number(run.layers[layer].values[name]) for layer in layers], label=label, **style)
     axes.xaxis.get_major_locator().set_params(integer=True)
     axes.set_xlabel("layer (0: first block)")
+
+
+def _name_runs(axes: Any, runs: Sequence["Measured"]) -> None:
+    """Runs along the horizontal axis; long labels go on two lines and, where many, upright."""
+    shown = [label.replace(", ", "\n").replace(" (", "\n(") for label in labels(runs)]
+    long = max(max(map(len, label.split("\n"))) for label in shown) > 6
+    axes.set_xticks(range(len(runs)), shown, fontsize=7 if long else 9, rotation=90 if long and len(runs) > 3 else 0)
+    axes.set_xlabel("Laplacian heads in a layer")
 
 
 def _bars(axes: Any, runs: Sequence["Measured"], values: Sequence[float], form: str = "{:.1f}") -> None:
@@ -109,10 +112,7 @@ def _bars(axes: Any, runs: Sequence["Measured"], values: Sequence[float], form: 
             axes.annotate(
                 form.format(value), (place, value), xytext=(0, 2), textcoords="offset points", ha="center", fontsize=8
             )
-    axes.set_xticks(range(len(runs)), labels(runs))
-    if max(map(len, labels(runs))) > 6:
-        axes.tick_params(axis="x", labelrotation=30)
-    axes.set_xlabel("Laplacian heads in a layer")
+    _name_runs(axes, runs)
     axes.grid(axis="x", visible=False)
     axes.margins(y=0.12)
 
@@ -126,18 +126,20 @@ def _spectrum(analysis: "Analysis") -> Figure:
         shown = mean > 1e-12 * max(mean[0], 1e-300)  # centring leaves one eigenvalue of rounding
         rank, mean, std = np.arange(1, len(mean) + 1)[shown], mean[shown], std[shown]
         left.plot(rank, mean, label=label, color=style["color"], linestyle=style["linestyle"])
-        lowest = np.maximum(mean - std, mean * 1e-2)
-        left.fill_between(rank, lowest, mean + std, color=style["color"], alpha=0.15, linewidth=0)
+        if len(runs) <= 3:  # more bands than that hide each other
+            lowest = np.maximum(mean - std, mean * 1e-2)
+            left.fill_between(rank, lowest, mean + std, color=style["color"], alpha=0.15, linewidth=0)
     left.set_yscale("log")
     left.set_xscale("log")
     left.set_xlabel("rank of the eigenvalue")
-    left.set_ylabel("eigenvalue, mean over sequences\n(band: one standard deviation)")
+    band = "\n(band: one standard deviation)" if len(runs) <= 3 else ""
+    left.set_ylabel(f"eigenvalue, mean over sequences{band}")
     left.legend(title=legend_title(runs))
     if all(len(run.layers) == 1 for run in runs):
         _bars(right, runs, [_number(next(iter(run.layers.values())).values["k_0.99"]) for run in runs])
         right.set_ylabel("components for 99% of the variance")
     else:
-        _by_layer(right, runs, "k_0.99", "k_0.99_std")
+        _by_layer(right, runs, "k_0.99")
         right.set_ylabel("components for 99% of the variance")
     return figure
 
@@ -187,10 +189,7 @@ def _stacked(axes: Any, runs: Sequence["Measured"], parts: Sequence[str], suffix
                 text = f"{value:.0%}"
                 axes.text(place, base[place] + value / 2, text, ha="center", va="center", fontsize=8, bbox=box)
         base = base + values
-    axes.set_xticks(range(len(runs)), labels(runs))
-    if max(map(len, labels(runs))) > 6:
-        axes.tick_params(axis="x", labelrotation=30)
-    axes.set_xlabel("Laplacian heads in a layer")
+    _name_runs(axes, runs)
     axes.set_ylim(0, 1)
     axes.grid(axis="x", visible=False)
 
@@ -198,7 +197,7 @@ def _stacked(axes: Any, runs: Sequence["Measured"], parts: Sequence[str], suffix
 def _lines(name: str, label: str) -> Callable[["Analysis"], Figure]:
     def drawn(analysis: "Analysis") -> Figure:
         figure, ((axes,),) = _panels(1, width=4.6, height=3.0)
-        _by_layer(axes, analysis.runs, name, f"{name}_std")
+        _by_layer(axes, analysis.runs, name)
         axes.set_ylabel(label)
         axes.legend(title=legend_title(analysis.runs), loc="center left", bbox_to_anchor=(1.0, 0.5))
         return figure
@@ -236,12 +235,9 @@ def _collapse(analysis: "Analysis") -> Figure:
                 key = f"{name}_{suffix}" if split else name
                 values = [_number(next(iter(run.layers.values())).values[key]) for run in runs]
                 panel.plot(range(len(runs)), values, color=colour, marker=marker, linestyle=line, label=label)
-            panel.set_xticks(range(len(runs)), labels(runs))
-            if max(map(len, labels(runs))) > 6:
-                panel.tick_params(axis="x", labelrotation=30)
-            panel.set_xlabel("Laplacian heads in a layer")
+            _name_runs(panel, runs)
         panel.set_title(title + (", centred means" if split and by_layer else ""))
-        panel.set_ylim(bottom=0)
+        panel.set_ylim(0, max(panel.get_ylim()[1], 1e-6) * 1.08)
     axes[0].set_ylabel("smaller is closer to collapse")
     axes[3].set_ylabel("smaller is closer to collapse")
     handles, names = (axes[0] if by_layer else axes[1]).get_legend_handles_labels()
@@ -312,7 +308,7 @@ def _simplex(analysis: "Analysis") -> Figure | None:
     for panel, run, label in zip(flat, runs, labels(runs), strict=False):
         found = run.layers[max(run.layers)]
         panel.set_title(label)
-        panel.set_aspect("equal", "datalim")
+        panel.set_aspect("equal")
         if "place" not in found.points:
             continue
         _scatter(panel, found, order, run.class_names)
@@ -330,6 +326,9 @@ def _simplex(analysis: "Analysis") -> Figure | None:
                 fontweight="bold",
                 bbox={"facecolor": "white", "edgecolor": "none", "alpha": 0.7, "pad": 0.8},
             )
+        edge = 1.3 * reach
+        panel.set_xlim(-edge, edge)
+        panel.set_ylim(-edge, edge)
         panel.set_xlabel("first axis of the plane")
         panel.set_ylabel("second axis of the plane")
     for panel in flat[len(runs) :]:
@@ -348,7 +347,9 @@ UPDATES = {
 def _updates(analysis: "Analysis") -> Figure:
     """A point a head, against the layer; a row a run."""
     runs = analysis.runs
-    figure, panels = _panels(3, len(runs), width=3.1, height=2.3)
+    figure, panels = _panels(3, len(runs), width=3.1, height=2.1)
+    changes = [found.series["variance_change"] for run in runs for found in run.layers.values()]
+    largest = max((float(np.nanmax(np.abs(change))) for change in changes if np.isfinite(change).any()), default=1.0)
     for row, run, label in zip(panels, runs, labels(runs), strict=True):
         for panel, (name, title) in zip(row, UPDATES.items(), strict=True):
             for kind, colour, marker, shift in (
@@ -366,13 +367,15 @@ def _updates(analysis: "Analysis") -> Figure:
             panel.axhline(0, color="#888888", linewidth=0.8)
             panel.set_xlim(min(run.layers) - 0.5, max(run.layers) + 0.5)
             panel.xaxis.get_major_locator().set_params(integer=True)
-            panel.set_xlabel("layer (0: first block)")
+            panel.set_xlabel("layer (0: first block)" if row is panels[-1] else "")
             panel.set_ylabel(title)
             panel.set_title(label)
             if name != "variance_change":
                 panel.set_ylim(-1.05, 1.05)
-            else:
-                panel.set_yscale("symlog", linthresh=0.1)
+            else:  # one scale for all runs; a head that multiplies the variance would hide the others
+                if largest > 2:
+                    panel.set_yscale("symlog", linthresh=0.1)
+                panel.set_ylim(-1.15 * max(largest, 1e-12), 1.15 * max(largest, 1e-12))
     handles, names = panels[0][0].get_legend_handles_labels()
     figure.legend(handles, names, loc="outside upper center", ncols=2)
     return figure
@@ -408,6 +411,7 @@ def _features(analysis: "Analysis") -> Figure | None:
             panel.set_xticks([])
             panel.set_yticks([])
             panel.grid(visible=False)
+            panel.spines[:].set_visible(False)
     return figure
 
 

@@ -16,8 +16,12 @@ COLUMNS: dict[str, list[str]] = {
     "anova": ["between_class_share", "within_class_share", "within_sequence_share", "classes", "classes_left_out"],
     "cossim": ["cosine_similarity", "cosine_similarity_std"],
     "snr": ["snr", "snr_std"],
-    "collapse": ["nc1", "nc2_equinorm_centred", "nc2_equiangular_centred", "nc2_equinorm_as_printed"]
-    + ["nc2_equiangular_as_printed", "nc2_equinorm_classifier", "nc2_equiangular_classifier", "nc3", "nc4"],
+    "collapse": [
+        "nc1",
+        *(f"nc2_{what}_{of}" for of in ("centred", "as_printed", "classifier") for what in ("equinorm", "equiangular")),
+        "nc3",
+        "nc4",
+    ],
     "simplex": ["tokens_shown", "nearest_corner_share"],
     "pca": ["tokens_shown", "variance_share_1", "variance_share_2"],
     "updates": [
@@ -53,7 +57,7 @@ def _numbers(found: Found) -> list[tuple[str, Any, Any]]:
     """None is an empty field, never 0."""
     numbers: list[tuple[str, Any, Any]] = [(k, "", "" if v is None else repr(v)) for k, v in found.values.items()]
     for name, values in found.series.items():
-        numbers += [(name, index, repr(float(value))) for index, value in enumerate(values)]
+        numbers += [(name, n, repr(value) if value == value else "") for n, value in enumerate(values.tolist())]
     for name, values in found.points.items():
         flat = values.reshape(len(values), -1)
         for column in range(flat.shape[1]):

@@ -19,8 +19,8 @@ from lapcli.recipe.chat import ChatStageRecipe
 from lapcli.recipe.schema import GPTRecipe, LanguageModelRecipe
 from lapcli.recipe.vision import ClassificationRecipe, ImageSource
 from lapcli.runs import INFO, Run, newest_run, read_run
-from lapcli.training.checkpoint import load_weights
 from lapcli.training.chat_start import folder_of
+from lapcli.training.checkpoint import load_weights
 from lapcli.training.distributed import pick_device
 
 SEQUENCES = 512  # of text, where --limit does not say

@@ -9,6 +9,7 @@ variance within the sequence: (V(x + u) - V(x)) / V(x), V = ave_t |x_t - mean|^2
 Shapes: B sequences, T tokens, C channels, H heads, D head size.
 """
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -67,7 +68,7 @@ class Updates:
         found = Found()
         for column, name in enumerate(NAMES):
             found.series[name] = _column(self._heads, column)
-        is_laplacian = torch.arange(len(self._heads)).numpy() >= self._first_laplacian
+        is_laplacian = np.arange(len(self._heads)) >= self._first_laplacian
         found.series["is_laplacian"] = is_laplacian.astype(float)
         for kind, chosen in (("attention", ~is_laplacian), ("laplacian", is_laplacian)):
             for name in NAMES:
@@ -78,14 +79,12 @@ class Updates:
             found.notes.append("heads whose output projection is zero add nothing and have no direction")
         if self._constant:
             found.notes.append(
-                f"the tokens of {self._constant:,} of {self._sequences:,} sequences are all equal: no variance to change"
+                f"the tokens of {self._constant:,} of {self._sequences:,} sequences are equal: no variance to change"
             )
         return found
 
 
-def _column(heads: list[Running], column: int):  # type: ignore[no-untyped-def]
-    import numpy as np
-
+def _column(heads: list[Running], column: int) -> np.ndarray:
     known = [running.count_D is not None and running.count_D[column] > 0 for running in heads]
     pairs = zip(heads, known, strict=True)
     return np.array([running.mean_D[column] if is_known else np.nan for running, is_known in pairs])
