@@ -30,3 +30,34 @@ def vit(laplacian_heads, name="deit3_base_patch16_224", **options: Any):
         for parameter in model.parameters():
             parameter.normal_(std=0.3)
     return lapcli.laplacianize(model.eval(), laplacian_heads), torch.randn(2, 3, 8, 8)
+
+
+TINY_SELF_SUPERVISED: dict[str, Any] = {
+    "objective": "self_supervised",
+    "model": {
+        "layers": 2,
+        "width": 32,
+        "heads": 4,
+        "patch": 4,
+        "laplacian_heads": 2,
+        "layer_scale": 0.5,
+        "head": {"hidden": 16, "bottleneck": 8, "dino_prototypes": 16, "ibot_prototypes": 16},
+    },
+    "data": {"train": "builtin:photographs", "crops": {"global_size": 16, "locals": 2, "local_size": 8}},
+    "train": {"steps": 4, "batch": 8, "micro_batch": 8, "group": 8, "threads": 1},
+    "optimizer": {"lr": 1e-3},
+    "schedule": {"epoch_steps": 2, "warmup_epochs": 1, "teacher_warmup_epochs": 1},
+    "validation": {"every": 2, "neighbours": 5, "train_images": 50, "images": 30, "batch": 50},
+    "checkpoint": {"every": 4, "keep": 1},
+}
+
+
+def self_supervised_recipe(**sections: Any):
+    """A tiny self-supervised recipe with some keys of some sections replaced."""
+    from lapcli.recipe import recipe_from_dict
+
+    given = {
+        name: {**value, **sections.get(name, {})} if isinstance(value, dict) else value
+        for name, value in TINY_SELF_SUPERVISED.items()
+    }
+    return recipe_from_dict(given)

@@ -7,7 +7,7 @@ from typing import Any
 from lapcli.analysis.capture import Capture
 from lapcli.analysis.catalogue import CATALOGUE, fitting
 from lapcli.analysis.found import Found
-from lapcli.analysis.measure import Settings, attach
+from lapcli.analysis.measure import DoesNotFit, Settings, attach
 from lapcli.analysis.subjects import Subject, say, weights_note
 from lapcli.data.progress import shown_progress
 from lapcli.errors import UsageError
@@ -97,18 +97,26 @@ def analyze(what: Sequence[str] | None, subjects: Sequence[Subject], settings: S
     analyses = {name: Analysis(name, settings) for name in names}
     for subject in subjects:
         say(weights_note(subject))
-        for name, measured in _measure(names, subject, settings).items():
+        for name, measured in _measure(names, subject, settings, skip=what is None).items():
             analyses[name].runs.append(measured)
     for analysis in analyses.values():
         analysis.runs.sort(key=lambda run: (run.subject.weights == "untrained", run.plan.total / run.plan.heads))
-    return list(analyses.values())
+    return [analysis for analysis in analyses.values() if analysis.runs]
 
 
-def _measure(names: Sequence[str], subject: Subject, settings: Settings) -> dict[str, Measured]:
+def _measure(names: Sequence[str], subject: Subject, settings: Settings, skip: bool) -> dict[str, Measured]:
+    """`skip`: leave out what does not fit this model on this data, and say so."""
     opened = subject.open()
     examples = opened.examples
     capture = Capture(opened.anatomy, subject.name)
-    results = {name: attach(name, capture, opened, settings) for name in names}
+    results = {}
+    for name in names:
+        try:
+            results[name] = attach(name, capture, opened, settings)
+        except DoesNotFit as error:
+            if not skip:
+                raise
+            say(f"left out: {error}")
     with shown_progress() as progress:
         capture.run(examples.batches(), lambda done: progress(f"analysing {subject.name}", done, len(examples)))
     origin = examples.origin

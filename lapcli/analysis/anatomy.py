@@ -15,6 +15,8 @@ from torch import Tensor, nn
 
 from lapcli.errors import UsageError
 from lapcli.head_plan import HeadPlan
+from lapcli.models.dino_vit import DinoViT
+from lapcli.models.dino_vit import rotate as rotate_in_space
 from lapcli.models.gpt import GPT, rotate
 from lapcli.models.lean import rms_norm
 
@@ -44,6 +46,7 @@ class Anatomy:
     prefix_tokens = 0  # before the patches: class token, registers
     has_class_token = False
     classifier: nn.Linear | None = None
+    patch: int | None = None  # pixels of a side, of models that take pictures of any size
 
     def run(self, inputs: Tensor) -> Tensor | None:
         """One forward; logits where there is a classifier of sequences. Not the compiled one: hooks have to be seen."""
@@ -139,9 +142,41 @@ class TimmAnatomy(Anatomy):
         return HeadInputs(x_BTC, q, k, v, attn.proj.weight, scale, False, getattr(attn, "laplacian_heads", 0))
 
 
+class DinoAnatomy(Anatomy):
+    """The self-supervised ViT, whose blocks take the tokens of all images as one matrix; pictures of any size."""
+
+    causal = False
+    prefix_tokens = 1
+    has_class_token = True
+
+    def __init__(self, model: DinoViT) -> None:
+        self.model, self._vit = model, model
+        self.blocks = list(model.blocks)
+        self.plan, self.width, self.patch = model.plan, model.width, model.patch
+
+    def run(self, inputs: Tensor) -> None:
+        self._vit.tokens([inputs])
+
+    def sequences(self, x: Tensor, count: int) -> Tensor:
+        return x.view(count, -1, self.width)
+
+    def final_norm(self, x_BTC: Tensor) -> Tensor:
+        return self._vit.norm(x_BTC)
+
+    def heads(self, layer: int, x_BTC: Tensor, args: tuple, kwargs: Mapping[str, Any]) -> HeadInputs:
+        block: Any = self.blocks[layer]
+        attn, normed_NC, group = block.attn, args[0], args[1][0]
+        B, T, _ = x_BTC.shape
+        q, k, v = attn.qkv(normed_NC).view(B, T, 3, attn.heads, -1).permute(2, 0, 3, 1, 4).unbind(0)
+        q, k = (rotate_in_space(part, group.cos_TD, group.sin_TD) for part in (q, k))
+        return HeadInputs(x_BTC, q, k, v, attn.proj.weight, block.gamma_1, False, attn.laplacian_heads)
+
+
 def anatomy_of(model: nn.Module) -> Anatomy:
     """The adapter of a built model."""
-    return GPTAnatomy(model) if isinstance(model, GPT) else TimmAnatomy(model)
+    if isinstance(model, GPT):
+        return GPTAnatomy(model)
+    return DinoAnatomy(model) if isinstance(model, DinoViT) else TimmAnatomy(model)
 
 
 def chosen_tokens(anatomy: Anatomy, x_BTC: Tensor, tokens: str) -> Tensor:

@@ -3,13 +3,14 @@
 Shapes: B sequences, T tokens, C channels.
 """
 
+import contextlib
 from collections import defaultdict
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from lapcli.analysis.anatomy import Anatomy, HeadInputs, chosen_tokens, double
 from lapcli.errors import LapError
@@ -69,7 +70,8 @@ class Capture:
         try:
             for batch in batches:
                 self._batch = batch
-                logits = self._anatomy.run(batch.inputs)
+                with _uncompiled(model):
+                    logits = self._anatomy.run(batch.inputs)
                 if logits is not None:
                     for listener in self._logits:
                         listener(logits.detach(), batch)
@@ -129,3 +131,10 @@ class Capture:
         inputs = self._anatomy.heads(layer, self._block_input, args, kwargs)
         for listener in self._heads[layer]:
             listener(inputs, self._batch)
+
+
+def _uncompiled(model: nn.Module) -> contextlib.AbstractContextManager[Any]:
+    """Blocks that training compiled run as they are written here: hooks would break them into pieces."""
+    if all(module._compiled_call_impl is None for module in model.modules()):
+        return contextlib.nullcontext()
+    return torch.compiler.set_stance("force_eager")

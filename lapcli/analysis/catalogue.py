@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-LANGUAGE, IMAGES, LABELLED = "language", "images", "images with classes"
+LANGUAGE, IMAGES, CLASSIFIED = "language", "self-supervised images", "image classification"
 
 
 @dataclass(frozen=True)
@@ -23,7 +23,7 @@ CATALOGUE: dict[str, Entry] = {
         "over sequences. k_alpha: the fewest leading eigenvalues that reach the share alpha of their sum, averaged "
         "over sequences.",
         _TOKENS,
-        (LANGUAGE, IMAGES, LABELLED),
+        (LANGUAGE, IMAGES, CLASSIFIED),
         "last",
     ),
     "anova": Entry(
@@ -33,7 +33,7 @@ CATALOGUE: dict[str, Entry] = {
         "example of the class of its next token. Averages are nested, every class weighs the same; `by_example` "
         "weighs classes by their examples.",
         (*_TOKENS, "min_count"),
-        (LANGUAGE, LABELLED),
+        (LANGUAGE, IMAGES, CLASSIFIED),
         "last",
     ),
     "cossim": Entry(
@@ -41,7 +41,7 @@ CATALOGUE: dict[str, Entry] = {
         "Cosine similarity of two different tokens of a sequence, averaged over all pairs and over sequences, of the "
         "output of each block.",
         _TOKENS,
-        (LANGUAGE, IMAGES, LABELLED),
+        (LANGUAGE, IMAGES, CLASSIFIED),
         "all",
     ),
     "snr": Entry(
@@ -49,7 +49,7 @@ CATALOGUE: dict[str, Entry] = {
         "Length of the mean token of a sequence over the root of the mean squared distance from it, averaged over "
         "sequences, of the output of the norm before the MLP.",
         ("layer", "tokens"),
-        (LANGUAGE, IMAGES, LABELLED),
+        (LANGUAGE, IMAGES, CLASSIFIED),
         "all",
         None,
     ),
@@ -62,7 +62,7 @@ CATALOGUE: dict[str, Entry] = {
         "share of examples whose class by the logits is not that of the nearest class mean. `centred` takes M' for "
         "the means in NC2, `as_printed` the means themselves, as the paper writes.",
         _TOKENS,
-        (LABELLED,),
+        (CLASSIFIED,),
         "last",
         "after",
     ),
@@ -71,7 +71,7 @@ CATALOGUE: dict[str, Entry] = {
         "Algorithm 1: W' are the three rows of the classifier, each of length 1; U S V^T its thin SVD; A the map of "
         "the three corners to an equilateral triangle. Plotted is A U V^T x of tokens x of the three classes.",
         (*_TOKENS, "center", "classes"),
-        (LABELLED,),
+        (CLASSIFIED,),
         "last",
         "after",
     ),
@@ -79,7 +79,7 @@ CATALOGUE: dict[str, Entry] = {
         "Tokens on their top two principal components, coloured by class, by layer.",
         "Tokens of a few classes, a seeded sample, minus their mean, on the two directions of largest variance.",
         (*_TOKENS, "classes"),
-        (LANGUAGE, LABELLED),
+        (LANGUAGE, IMAGES, CLASSIFIED),
         "spread",
     ),
     "updates": Entry(
@@ -88,7 +88,7 @@ CATALOGUE: dict[str, Entry] = {
         "Cosine of u_t with m_t and with m_t - x_t, averaged over tokens; variance_change: what adding u_t alone does "
         "to the variance within the sequence, as a share of it.",
         ("layer",),
-        (LANGUAGE, IMAGES, LABELLED),
+        (LANGUAGE, IMAGES, CLASSIFIED),
         "all",
         None,
     ),
@@ -97,7 +97,7 @@ CATALOGUE: dict[str, Entry] = {
         "Patch tokens of one image, minus their mean, on their top three principal components, each divided by its "
         "deviation; sigmoid(2 z) is red, green and blue. The largest entry of a component is positive.",
         ("layer", "norm", "images", "overlay"),
-        (IMAGES, LABELLED),
+        (IMAGES, CLASSIFIED),
         "last",
         "after",
     ),

@@ -31,7 +31,7 @@ class Collapse:
 
     def __init__(self, classifier_CD: np.ndarray) -> None:
         self._classifier = classifier_CD
-        self._sums = ByClass(*classifier_CD.shape, scatter=True)
+        self._sums = ByClass(classifier_CD.shape[0], classifier_CD.shape[1], scatter=True)
         self._waiting = tempfile.TemporaryFile()  # noqa: SIM115  lives as long as this object
         self._predicted: list[np.ndarray] = []
 

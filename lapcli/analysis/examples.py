@@ -21,9 +21,10 @@ from lapcli.data.image_set import ImageSet, decode
 from lapcli.data.shards import TokenStream
 from lapcli.data.tokenizer import Tokenizer
 from lapcli.errors import UsageError
-from lapcli.recipe.vision import ImageSource
+from lapcli.recipe.vision import ImageFiles
 
 TOKENS_AT_ONCE = 8192
+ROWS = 48  # of patches in a feature map, where the model takes pictures of any size
 
 
 @dataclass(frozen=True)
@@ -36,11 +37,10 @@ class Origin:
 
 
 class Examples:
-    """`labelled`: examples have classes; `by_token`: each token has one of its own."""
+    """`by_token`: each token has a class of its own; else a sequence has one."""
 
     origin: Origin
     classes: Sequence[str]  # names by index
-    labelled: bool
     by_token: bool
 
     def __len__(self) -> int:
@@ -57,7 +57,7 @@ class Examples:
 class TextExamples(Examples):
     """The first sequences of a token stream, whole contexts, each token with the class of its next."""
 
-    labelled = by_token = True
+    by_token = True
 
     def __init__(
         self,
@@ -112,7 +112,7 @@ class ImageExamples(Examples):
     def __init__(
         self,
         images: ImageSet,
-        source: ImageSource,
+        source: ImageFiles,
         size: int,
         origin: Origin,
         *,
@@ -121,9 +121,8 @@ class ImageExamples(Examples):
         batch: int,
         device: torch.device,
         workers: int = 0,
-        labelled: bool = True,
     ) -> None:
-        self.origin, self.labelled, self.classes = origin, labelled, images.classes
+        self.origin, self.classes = origin, images.classes
         self._images, self._source, self._size, self._device = images, source, size, device
         self._transform = evaluation_transform(source, size)
         self._batch, self._workers = batch, workers
@@ -147,7 +146,7 @@ class ImageExamples(Examples):
             for turn in range(rounds):
                 images_BCHW, labels_B = loader.batch(turn, 0)
                 inputs = normalise(images_BCHW.to(self._device), self._source)
-                yield Batch(inputs, labels_B.to(self._device) if self.labelled else None, turn * self._batch)
+                yield Batch(inputs, labels_B.to(self._device), turn * self._batch)
         finally:
             loader.close()
 
@@ -162,9 +161,18 @@ class ImageExamples(Examples):
         chosen = [int(self._indices[index]) for index in spread]
         return [(self._images.name(index), self._images.image(index)) for index in chosen]
 
-    def prepare(self, image: Image.Image) -> tuple[Tensor, Tensor]:
-        """What the model takes, 1 x 3 x S x S, and the same picture as bytes, 3 x S x S."""
-        pixels_CHW = self._transform(image)
+    def prepare(self, image: Image.Image, patch: int | None) -> tuple[Tensor, Tensor]:
+        """What the model takes, 1 x 3 x H x W, and the same picture as bytes, 3 x H x W.
+
+        A model that takes any size (`patch` pixels a patch) gets the whole picture, ROWS patches high.
+        """
+        if patch is None:
+            pixels_CHW = self._transform(image)
+        else:
+            height = ROWS * patch
+            width = max(1, image.width * ROWS // image.height) * patch
+            resized = image.resize((width, height), Image.Resampling.BICUBIC)
+            pixels_CHW = torch.from_numpy(np.array(resized)).permute(2, 0, 1)
         return normalise(pixels_CHW[None].to(self._device), self._source), pixels_CHW
 
 

@@ -50,7 +50,7 @@ class Features:
         maps: list[FeatureMap] = []
         shares = []
         for name, picture in pictures:
-            inputs, pixels_CHW = self._examples.prepare(picture)
+            inputs, pixels_CHW = self._examples.prepare(picture, self._anatomy.patch)
             tokens_TD = self._tokens(inputs)
             rows, columns = self._grid(inputs, len(tokens_TD))
             rgb, share = colours(tokens_TD)

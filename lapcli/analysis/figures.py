@@ -19,7 +19,7 @@ MARKERS = "osD^vP*Xph"
 LINES = ("-", "--", "-.", ":")
 #: Okabe and Ito's colours, for classes and shares, which have no order.
 COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#F0E442", "#000000", "#999999", "#7F3C8D")
-STYLE = {
+STYLE: Any = {
     "font.size": 9,
     "axes.spines.top": False,
     "axes.spines.right": False,
@@ -294,7 +294,8 @@ def _class_legend(figure: Figure, panel: Any, title: str) -> None:
     handles, names = panel.get_legend_handles_labels()
     legend = figure.legend(handles, names, loc="outside right center", title=title, markerscale=1.8)
     for handle in legend.legend_handles:
-        handle.set_alpha(1.0)
+        if handle is not None:
+            handle.set_alpha(1.0)
 
 
 def _simplex(analysis: "Analysis") -> Figure | None:
@@ -350,7 +351,7 @@ def _updates(analysis: "Analysis") -> Figure:
     figure, panels = _panels(3, len(runs), width=3.1, height=2.1)
     changes = [found.series["variance_change"] for run in runs for found in run.layers.values()]
     largest = max((float(np.nanmax(np.abs(change))) for change in changes if np.isfinite(change).any()), default=1.0)
-    for row, run, label in zip(panels, runs, labels(runs), strict=True):
+    for number, (row, run, label) in enumerate(zip(panels, runs, labels(runs), strict=True)):
         for panel, (name, title) in zip(row, UPDATES.items(), strict=True):
             for kind, colour, marker, shift in (
                 ("attention", COLOURS[0], "o", -0.12),
@@ -367,7 +368,7 @@ def _updates(analysis: "Analysis") -> Figure:
             panel.axhline(0, color="#888888", linewidth=0.8)
             panel.set_xlim(min(run.layers) - 0.5, max(run.layers) + 0.5)
             panel.xaxis.get_major_locator().set_params(integer=True)
-            panel.set_xlabel("layer (0: first block)" if row is panels[-1] else "")
+            panel.set_xlabel("layer (0: first block)" if number == len(runs) - 1 else "")
             panel.set_ylabel(title)
             panel.set_title(label)
             if name != "variance_change":

@@ -47,6 +47,10 @@ class Settings:
         return own if own is None or self.norm is None else self.norm
 
 
+class DoesNotFit(UsageError):
+    """A measurement that this model on this data cannot have."""
+
+
 Results = Callable[[], dict[int, Found]]
 
 
@@ -123,7 +127,7 @@ def _attach_simplex(capture: Capture, opened: Opened, settings: Settings, layers
     classifier = _classifier(opened, "simplex")
     classes = chosen_classes(settings, opened.examples, 3)
     if len(classes) != 3:
-        raise UsageError(f"simplex shows three classes, --classes or the data gives {len(classes)}; name three")
+        raise DoesNotFit(f"simplex shows three classes, --classes or the data gives {len(classes)}; name three")
     rows, center = classifier[classes], settings.center == "global"
     parts = {layer: Simplex(rows, classes, center=center, seed=settings.seed) for layer in layers}
     for layer, part in parts.items():
@@ -161,8 +165,7 @@ def _listen(capture: Capture, site: Site, update: Callable[[Tensor, Tensor, int]
     """Tokens with their classes and the number of the first sequence."""
 
     def listener(tokens: Tensor, batch: Batch) -> None:
-        if batch.labels is None:
-            raise UsageError("these images have no classes, which this analysis needs; see --data")
+        assert batch.labels is not None
         update(tokens, batch.labels.to(tokens.device), batch.first)
 
     capture.on_tokens(site, listener)
@@ -173,7 +176,7 @@ def _classifier(opened: Opened, what: str) -> np.ndarray:
     classes = len(opened.examples.classes)
     if head is None or head.out_features != classes:
         has = "no classifier" if head is None else f"a classifier of {head.out_features:,} classes"
-        raise UsageError(f"{what}: the model has {has} and the data {classes:,} classes; see --data")
+        raise DoesNotFit(f"{what}: the model has {has} and the data {classes:,} classes; see --data")
     return head.weight.detach().double().cpu().numpy()
 
 

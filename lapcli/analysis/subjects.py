@@ -10,14 +10,15 @@ from typing import Any
 import torch
 
 from lapcli.analysis.anatomy import Anatomy, anatomy_of
-from lapcli.analysis.catalogue import LABELLED, LANGUAGE
+from lapcli.analysis.catalogue import CLASSIFIED, IMAGES, LANGUAGE
 from lapcli.analysis.examples import Examples, ImageExamples, Origin, TextExamples
 from lapcli.errors import DataError, UsageError
 from lapcli.evaluation.run_tasks import find_weights
 from lapcli.head_plan import HeadPlan
 from lapcli.recipe.chat import ChatStageRecipe
 from lapcli.recipe.schema import GPTRecipe, LanguageModelRecipe
-from lapcli.recipe.vision import ClassificationRecipe, ImageSource
+from lapcli.recipe.self_supervised import SelfSupervisedRecipe
+from lapcli.recipe.vision import ClassificationRecipe, ImageFiles
 from lapcli.runs import INFO, Run, newest_run, read_run
 from lapcli.training.chat_start import folder_of
 from lapcli.training.checkpoint import load_weights
@@ -25,7 +26,7 @@ from lapcli.training.distributed import pick_device
 
 SEQUENCES = 512  # of text, where --limit does not say
 IMAGES_AT_ONCE = 64
-OBJECTIVES = {"language_model", "classification"}
+OBJECTIVES = {"language_model", "classification", "self_supervised"}
 
 
 @dataclass(frozen=True)
@@ -120,7 +121,9 @@ def _of_run(run: Run, choice: Choice, trained: bool) -> Subject:
     if isinstance(recipe, GPTRecipe):
         kind, opener = LANGUAGE, _open_language
     elif isinstance(recipe, ClassificationRecipe):
-        kind, opener = LABELLED, _open_classification
+        kind, opener = CLASSIFIED, _open_classification
+    elif isinstance(recipe, SelfSupervisedRecipe):
+        kind, opener = IMAGES, _open_self_supervised
     else:
         raise UsageError(f"{run.path} is a run of {recipe.objective}, which cannot be analysed; use --run")
     if not trained:
@@ -190,21 +193,37 @@ def _open_classification(run: Run, weights: Path | None, choice: Choice) -> Open
     model = build_vit(recipe.model, recipe.seed)
     if weights is not None:
         load_weights(weights, model, str(recipe.model.head_plan()))
-    source = recipe.data
-    if choice.data is not None:
-        source = source.model_copy(update={"train": choice.data, "validation": None, "revision": None})
     batch = choice.batch or recipe.validation.batch or IMAGES_AT_ONCE
-    examples = _images(
-        source, recipe.model.image, recipe.model.classes, choice, batch, device, worker_count(recipe, device)
-    )
+    workers = worker_count(recipe, device)
+    examples = _images(recipe.data, recipe.model.image, recipe.model.classes, choice, batch, device, workers)
     return Opened(anatomy_of(model.to(device)), examples)
 
 
+def _open_self_supervised(run: Run, weights: Path | None, choice: Choice) -> Opened:
+    """The teacher's backbone, which is what is evaluated, on whole images of the global crops' size."""
+    from lapcli.models.self_supervised import StudentTeacher
+    from lapcli.objectives.classification import worker_count
+
+    recipe = run.recipe
+    assert isinstance(recipe, SelfSupervisedRecipe)
+    device = torch.device(pick_device(recipe.train.device))
+    model = StudentTeacher(recipe.model, recipe.seed)
+    if weights is not None:
+        load_weights(weights, model, str(recipe.model.head_plan()))
+    batch = choice.batch or recipe.validation.batch or IMAGES_AT_ONCE
+    workers = worker_count(recipe, device)
+    examples = _images(recipe.data, recipe.data.crops.global_size, None, choice, batch, device, workers)
+    return Opened(anatomy_of(model.teacher.backbone.to(device)), examples)
+
+
 def _images(
-    source: ImageSource, size: int, classes: int | None, choice: Choice, batch: int, device: torch.device, workers: int
+    source: ImageFiles, size: int, classes: int | None, choice: Choice, batch: int, device: torch.device, workers: int
 ) -> ImageExamples:
     from lapcli.data.images import open_images
 
+    if choice.data is not None:
+        changes = {"train": choice.data, "validation": 0.2 if choice.data == "builtin" else None, "revision": None}
+        source = source.model_copy(update=changes)
     data = open_images(source, classes)
     part = data.train if choice.split == "train" else data.validation
     origin = Origin(data.description, part.identity(), choice.split)
@@ -219,7 +238,7 @@ def _stock(name: str, choice: Choice) -> Subject:
     if prefix != "timm" or not model:
         raise UsageError(f"--model {name[:60]!r}: expected timm:NAME, such as timm:vit_tiny_patch16_224")
     weights = "untrained" if choice.init else "pretrained"
-    return Subject(model, weights, None, None, LABELLED, lambda: _open_stock(model, choice))
+    return Subject(model, weights, None, None, CLASSIFIED, lambda: _open_stock(model, choice))
 
 
 def _open_stock(name: str, choice: Choice) -> Opened:
@@ -242,12 +261,10 @@ def _open_stock(name: str, choice: Choice) -> Opened:
             ) from None
     device = torch.device(pick_device("auto"))
     config = resolve_model_data_config(model)
-    interpolation = config["interpolation"] if config["interpolation"] in ("bicubic", "bilinear") else "bicubic"
-    where = choice.data or "builtin"
-    source = ImageSource(
-        train=where,
-        validation=0.2 if where == "builtin" else None,
-        interpolation=interpolation,
+    source = ImageFiles(
+        train="builtin",  # the digits, unless --data says otherwise
+        validation=0.2,
+        interpolation="bilinear" if config["interpolation"] == "bilinear" else "bicubic",
         crop_ratio=float(config["crop_pct"]),
         mean=list(config["mean"]),
         std=list(config["std"]),

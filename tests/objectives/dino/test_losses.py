@@ -20,9 +20,7 @@ def entropy(target_K, x_D, prototypes_KD):
 
 
 def assert_same_gradients(ours, theirs, *inputs):
-    for found, expected in zip(
-        torch.autograd.grad(ours, inputs), torch.autograd.grad(theirs, inputs), strict=True
-    ):
+    for found, expected in zip(torch.autograd.grad(ours, inputs), torch.autograd.grad(theirs, inputs), strict=True):
         assert torch.allclose(found, expected, rtol=1e-6, atol=1e-8)
 
 

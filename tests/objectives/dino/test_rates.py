@@ -49,7 +49,9 @@ def test_both_ends():
 
 def test_learning_rate():
     schedule = paper().schedule
-    rates = {s: 1.5e-3 * rate_multiplier(schedule, 1.5e-3, s, STEPS) for s in (0, 6250, 12_499, 12_500, 68_750, 124_999)}
+    rates = {
+        s: 1.5e-3 * rate_multiplier(schedule, 1.5e-3, s, STEPS) for s in (0, 6250, 12_499, 12_500, 68_750, 124_999)
+    }
     assert rates[0] == 0
     assert rates[6250] == pytest.approx(1.5e-3 * 6250 / 12_499)
     assert rates[12_499] == rates[12_500] == pytest.approx(1.5e-3)
