@@ -32,6 +32,17 @@ def vit(laplacian_heads, name="deit3_base_patch16_224", **options: Any):
     return lapcli.laplacianize(model.eval(), laplacian_heads), torch.randn(2, 3, 8, 8)
 
 
+def dino(laplacian_heads):
+    from lapcli.models.dino_vit import DinoViT
+
+    torch.manual_seed(0)
+    model = DinoViT(layers=2, width=16, heads=4, patch=4, laplacian_heads=laplacian_heads)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.normal_(std=0.3)
+    return model.eval(), torch.randn(2, 3, 8, 12)
+
+
 TINY_SELF_SUPERVISED: dict[str, Any] = {
     "objective": "self_supervised",
     "model": {

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from analysis_support import gpt, vit
+from analysis_support import dino, gpt, vit
 
 from lapcli.analysis.anatomy import anatomy_of
 from lapcli.analysis.capture import Batch, Capture, Site
@@ -47,6 +47,17 @@ def test_a_vits_patches_and_class_token():
     block = model.blocks[0]
     x = model._pos_embed(model.patch_embed(images))
     torch.testing.assert_close(found[sites[2]].float(), block.norm2(x + block.ls1(block.attn(block.norm1(x)))))
+
+
+@torch.no_grad()
+def test_a_self_supervised_models_tokens_by_image():
+    model, images = dino(2)
+    sites = [Site(1, norm="after"), Site(1, tokens="patch", norm="after")]
+    found, capture = seen(model, images, *sites)
+    (tokens,) = model.tokens([images])
+    torch.testing.assert_close(found[sites[0]].float(), tokens)
+    torch.testing.assert_close(found[sites[1]].float(), tokens[:, 1:])
+    assert capture.tokens == 2 * (1 + 2 * 3)
 
 
 def test_a_pass_leaves_no_trace_and_runs_the_model_once():

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from analysis_support import gpt, vit
+from analysis_support import dino, gpt, vit
 
 from lapcli.analysis.anatomy import HeadInputs, anatomy_of
 from lapcli.analysis.capture import Batch, Capture
@@ -16,6 +16,7 @@ MODELS = {
     "vit 0": lambda: vit(0),
     "vit 2": lambda: vit(2),
     "eva rope": lambda: vit(3, "vit_small_patch16_dinov3", init_values=0.5),
+    "self-supervised": lambda: dino(1),
 }
 
 
@@ -40,7 +41,7 @@ def test_the_heads_updates_sum_to_what_the_layer_adds(name):
     capture.run([Batch(inputs, None, 0)])
     for layer, block in enumerate(anatomy.blocks):
         bias = getattr(getattr(block.attn, "proj", None), "bias", None)
-        theirs = added[layer] - (0 if bias is None else bias)
+        theirs = anatomy.sequences(added[layer], 2) - (0 if bias is None else bias)
         theirs = theirs * added.get(f"scale {layer}", 1)
         torch.testing.assert_close(summed[layer].float(), theirs, rtol=1e-4, atol=1e-4)
     assert any(key.startswith("scale") for key in map(str, added)) == (not name.startswith("gpt"))
