@@ -21,8 +21,8 @@ NAMES = ("cosine_with_mean", "cosine_towards_mean", "variance_change")
 
 
 def attention_matrix(inputs: HeadInputs, head: int) -> Tensor:
-    """P of one head, B x T x T, written out in float64."""
-    q, k = double(inputs.q_BHTD[:, head]), double(inputs.k_BHTD[:, head])
+    """P of one head, B x T x T, written out, in the model's own precision."""
+    q, k = inputs.q_BHTD[:, head], inputs.k_BHTD[:, head]
     logits = q @ k.transpose(1, 2) * q.shape[-1] ** -0.5
     if inputs.causal:
         T = logits.shape[-1]
@@ -32,13 +32,13 @@ def attention_matrix(inputs: HeadInputs, head: int) -> Tensor:
 
 def head_update(inputs: HeadInputs, head: int, P_BTT: Tensor) -> Tensor:
     """u, B x T x C: what this head adds (the output projection's bias belongs to no head)."""
-    v_BTD = double(inputs.v_BHTD[:, head])
+    v_BTD = inputs.v_BHTD[:, head]
     y_BTD = P_BTT @ v_BTD
     if head >= inputs.q_BHTD.shape[1] - inputs.laplacian_heads:
         y_BTD = v_BTD - y_BTD
     D = v_BTD.shape[-1]
-    u_BTC = y_BTD @ double(inputs.out_CI)[:, head * D : (head + 1) * D].T
-    return u_BTC if inputs.scale_C is None else u_BTC * double(inputs.scale_C)
+    u_BTC = y_BTD @ inputs.out_CI[:, head * D : (head + 1) * D].T
+    return u_BTC if inputs.scale_C is None else u_BTC * inputs.scale_C
 
 
 class Updates:
@@ -57,8 +57,8 @@ class Updates:
         self._constant += int((~varies_B).sum())
         for head, running in enumerate(self._heads):
             P_BTT = attention_matrix(inputs, head)
-            u_BTC = head_update(inputs, head, P_BTT)
-            m_BTC = P_BTT @ x_BTC
+            u_BTC = double(head_update(inputs, head, P_BTT))
+            m_BTC = double(P_BTT @ inputs.x_BTC)
             change_B = torch.where(varies_B, (_variance(x_BTC + u_BTC) - before_B) / before_B, torch.nan)
             along_B, towards_B = (_mean_cosine(u_BTC, other) for other in (m_BTC, m_BTC - x_BTC))
             running.update(torch.stack([along_B, towards_B, change_B], dim=1))
@@ -101,9 +101,7 @@ def _mean_cosine(a_BTC: Tensor, b_BTC: Tensor) -> Tensor:
     """
     lengths_BT = a_BTC.norm(dim=2) * b_BTC.norm(dim=2)
     # Of a difference of nearly equal tokens rounding is left, which has no direction either.
-    known_BT = lengths_BT > 1e-12 * a_BTC.norm(dim=2).amax(dim=1, keepdim=True) * b_BTC.norm(dim=2).amax(
-        1, keepdim=True
-    )
+    known_BT = lengths_BT > 1e-6 * a_BTC.norm(dim=2).amax(dim=1, keepdim=True) * b_BTC.norm(dim=2).amax(1, keepdim=True)
     cosine_BT = torch.where(known_BT, (a_BTC * b_BTC).sum(dim=2) / torch.where(known_BT, lengths_BT, 1), 0)
     count_B = known_BT.sum(dim=1)
     return torch.where(count_B > 0, cosine_BT.sum(dim=1) / count_B.clamp(min=1), torch.nan)
