@@ -25,9 +25,10 @@ def test_command(long, line, capsys, tmp_path, monkeypatch, request):
     needs_runs = words[0] in {"sft", "chat"} and not long
     runs = request.getfixturevalue("chat_runs")[0] if needs_runs else tmp_path
     monkeypatch.setenv("LAP_RUNS", str(runs))
-    if words[0] == "eval":  # measures what the line before it trained
+    if words[0] in {"eval", "analyze"}:  # measures what a line before it trained
         cut = ["--set", "train.steps=2"]
         assert run_main(capsys, "train", f"recipes/{words[words.index('--run') + 1]}.yaml", *cut)[0] == 0
+        words += ["--limit", "32"] if words[0] == "analyze" else []
     elif words[0] == "train" and "vit" in words[1]:
         words += ["--dry-run"] if long else ["--set", "train.steps=2"]
     elif words[0] == "sft" or (long and "chat561m" in words[1]):
