@@ -31,6 +31,23 @@ COLUMNS: dict[str, list[str]] = {
     ],
     "features": ["pictures", "patches", "variance_share_1", "variance_share_2", "variance_share_3"],
 }
+SHORT = {
+    "_class_share_by_example": " by token",
+    "between_class_share": "between",
+    "within_class_share": "within class",
+    "within_sequence_share": "within sequence",
+    "classes_left_out": "left out",
+    "nc2_equinorm_": "norm ",
+    "nc2_equiangular_": "angle ",
+    "as_printed": "printed",
+    "classifier": "W",
+    "attention_": "A ",
+    "laplacian_": "L ",
+    "cosine_with_mean": "along",
+    "cosine_towards_mean": "towards",
+    "variance_change": "variance",
+    "variance_share_": "share ",
+}
 BY_EXAMPLE = ["between_class_share_by_example", "within_class_share_by_example"]
 
 
@@ -72,7 +89,7 @@ def to_table(analysis: Analysis) -> str:
     columns = [name for name in COLUMNS[analysis.what] if name in first.values]
     if analysis.what == "anova" and "within_sequence_share" not in first.values:
         columns = [*columns[:2], *BY_EXAMPLE, *columns[2:]]
-    rows = [["run", "laplacian", "layer", *(name.replace("_", " ") for name in columns)]]
+    rows = [["run", "laplacian", "layer", *(_heading(name) for name in columns)]]
     for run, label in zip(analysis.runs, labels(analysis.runs), strict=True):
         for layer, found in run.layers.items():
             rows.append([run.subject.name, label, str(layer), *(_shown(found.values.get(name)) for name in columns)])
@@ -85,6 +102,13 @@ def to_table(analysis: Analysis) -> str:
         for row in rows
     ]
     return "\n".join(lines)
+
+
+def _heading(name: str) -> str:
+    """Short enough that a table fits a terminal; the files have the full names."""
+    for long, short in SHORT.items():
+        name = name.replace(long, short)
+    return name.replace("_", " ").strip()
 
 
 def to_text(analysis: Analysis, paths: list[Path]) -> str:
