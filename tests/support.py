@@ -35,6 +35,7 @@ _context.set_forkserver_preload(
         "sklearn.datasets",
         "lapcli.training.start",
         "lapcli.objectives.classification",
+        "lapcli.objectives.self_supervised",
         "support",
     ]
 )

@@ -29,7 +29,7 @@ def test_command(long, line, capsys, tmp_path, monkeypatch, request):
         cut = ["--set", "train.steps=2"]
         assert run_main(capsys, "train", f"recipes/{words[words.index('--run') + 1]}.yaml", *cut)[0] == 0
         words += ["--limit", "32"] if words[0] == "analyze" else []
-    elif words[0] == "train" and "vit" in words[1]:
+    elif words[0] == "train" and ("vit" in words[1] or "dino" in words[1]):
         words += ["--dry-run"] if long else ["--set", "train.steps=2"]
     elif words[0] == "sft" or (long and "chat561m" in words[1]):
         words = ["sft", *words[1:], *(["--dry-run"] if long else CHAT_CUT)]

@@ -212,7 +212,8 @@ class DinoViT(nn.Module):
             patches_BPC = self.patch_embed(images_BCHW)
             if mask_BP is not None:
                 patches_BPC = torch.where(mask_BP[:, :, None], self.mask_token.to(patches_BPC.dtype), patches_BPC)
-            first_B1C = self.cls_token.expand(len(patches_BPC), -1, -1).to(patches_BPC.dtype)
+            # In float32 whatever the convolution gave, and so is all that blocks add to.
+            first_B1C = self.cls_token.expand(len(patches_BPC), -1, -1)
             parts.append(torch.cat([first_B1C, patches_BPC], dim=1).flatten(0, 1))
             cos_TD, sin_TD = self._rotary(rows, columns, images_BCHW.device)
             groups.append(CropGroup(len(images_BCHW), 1 + rows * columns, cos_TD, sin_TD))
