@@ -4,7 +4,7 @@ import csv
 import hashlib
 import io
 import json
-import os
+import shutil
 from xml.etree import ElementTree
 
 import numpy as np
@@ -199,7 +199,7 @@ def test_weights_that_are_not_finite(runs, capsys, tmp_path):
     from lapcli.training import checkpoint
 
     broken = tmp_path / "broken"
-    os.system(f"cp -r {runs / 'vit_0L'} {broken}")
+    shutil.copytree(runs / "vit_0L", broken)
     place = broken / "checkpoints" / "step-000002"
     weights = load_file(place / "model.safetensors")
     weights["blocks.1.mlp.fc2.bias"][0] = torch.inf
