@@ -9,13 +9,15 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal
 
+import numpy as np
 import torch
 from timm.loss import BinaryCrossEntropy, SoftTargetCrossEntropy
 from torch import Tensor, nn
 
-from lapcli.data.augmentation import Eraser, normalise, training_transform
+from lapcli.data.augmentation import Eraser, evaluation_transform, normalise, training_transform
 from lapcli.data.image_batches import Example, ImageBatches
 from lapcli.data.image_loader import ImageLoader, Reader
+from lapcli.data.image_set import ImageSet
 from lapcli.data.images import ImageData
 from lapcli.data.mixing import Mixer
 from lapcli.evaluation.accuracy import measure_accuracy
@@ -24,7 +26,7 @@ from lapcli.objectives.batching import plan_batches
 from lapcli.objectives.objective import ParameterGroup
 from lapcli.recipe.schema import BaseRecipe
 from lapcli.recipe.self_supervised import SelfSupervisedRecipe
-from lapcli.recipe.vision import ClassificationRecipe
+from lapcli.recipe.vision import ClassificationRecipe, ImageFiles
 from lapcli.training.distributed import World
 from lapcli.training.schedules import cosine_multiplier
 
@@ -69,6 +71,15 @@ def count_workers(wanted: int | Literal["auto"], device: torch.device) -> int:
         return wanted
     here = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
     return 0 if device.type == "cpu" else max(1, min(16, (os.cpu_count() or 1) // here - 1))
+
+
+def probe_images(images: ImageSet, source: ImageFiles, size: int) -> Tensor:
+    """A few images spread over a set, as they are evaluated, for `validation.smoothing`."""
+    from lapcli.analysis.smoothing import IMAGES
+
+    spread = np.unique(np.linspace(0, len(images) - 1, min(IMAGES, len(images))).astype(int))
+    reader = Reader(images, evaluation_transform(source, size), size, None)
+    return normalise(reader.read([Example(0, int(index), 0) for index in spread])[0], source)
 
 
 class Classification:
@@ -156,11 +167,17 @@ class Classification:
             found = measure_accuracy(
                 self.model, self._data.validation, self._recipe, self._world, size, is_interrupted=is_interrupted
             )
-        return {
+        values = {
             "validation_loss": found.loss,
             "validation_top1": found.top(1),
             "validation_top5": found.top(5),
         }
+        if self._recipe.validation.smoothing:
+            from lapcli.analysis.smoothing import smoothing
+
+            probe_BCHW = probe_images(self._data.validation, self._recipe.data, self._recipe.model.image)
+            values |= smoothing(self.model, probe_BCHW.to(self._world.device))
+        return values
 
     def describe_batch(self, step: int) -> str:
         return self._images.identity(step)

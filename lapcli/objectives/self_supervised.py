@@ -28,7 +28,7 @@ from lapcli.data.image_loader import ImageLoader
 from lapcli.data.images import ImageData
 from lapcli.models.self_supervised import Head, StudentTeacher, crop_flops
 from lapcli.objectives.batching import plan_batches
-from lapcli.objectives.classification import uses_bf16, worker_count
+from lapcli.objectives.classification import probe_images, uses_bf16, worker_count
 from lapcli.objectives.dino.groups import parameter_groups
 from lapcli.objectives.dino.losses import dino_loss, ibot_loss, koleo_loss
 from lapcli.objectives.dino.masks import deal_masks
@@ -191,7 +191,13 @@ class SelfSupervised:
             found = neighbour_accuracy(
                 self.model.teacher.backbone, self._data, self._recipe, self._world, is_interrupted
             )
-        return {"validation_knn": found}
+        values = {"validation_knn": found}
+        if self._recipe.validation.smoothing:
+            from lapcli.analysis.smoothing import smoothing
+
+            probe_BCHW = probe_images(self._data.validation, self._recipe.data, self._recipe.data.crops.global_size)
+            values |= smoothing(self.model.teacher.backbone, probe_BCHW.to(self._world.device))
+        return values
 
     def describe_batch(self, step: int) -> str:
         return self._images.identity(step)

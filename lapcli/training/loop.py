@@ -151,7 +151,10 @@ class Loop:
         self.validated[self.step] = values
         if self.world.is_main:
             self.metrics.append({"step": self.step, **values})
-            shown = "  ".join(f"{name.removeprefix('validation_')} {value:.4f}" for name, value in values.items())
+            short = {
+                k.removeprefix("validation_"): v for k, v in values.items() if not k.startswith("smoothing_cosine")
+            }
+            shown = "  ".join(f"{name} {value:.4f}" for name, value in short.items())
             progress.note(f"step {self.step}/{self.objective.steps}  validation: {shown}")
 
     def best_step(self) -> int | None:
