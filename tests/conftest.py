@@ -17,20 +17,36 @@ ROOT = Path(__file__).parent.parent
 settings.register_profile("ci", derandomize=True)
 if os.environ.get("CI"):
     settings.load_profile("ci")
-# Trained once, so all tests that look at them share a process; what takes longest starts first.
-SHARED_RUNS = {"quickstart", "chat_runs"}
-FIRST = ["shared runs", "test_digits.py"]
+
+# Files that look at the runs trained once for all of them, and so share a process; then what takes longest.
+SHARED_RUNS = {
+    "tests/test_cli.py",
+    "tests/test_readme.py",
+    "tests/commands/test_sft.py",
+    "tests/evaluation/harness/test_run.py",
+}
+FIRST = [*sorted(SHARED_RUNS), "tests/test_digits.py", "tests/test_launch.py"]
 
 
-@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items):
+    def place(item):
+        file = item.nodeid.split("::")[0]
+        return FIRST.index(file) if file in FIRST else len(FIRST)
+
+    items.sort(key=place)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config, log):
     """The tests of a file share a process, for their fixtures' sake."""
-    groups = {}
-    for item in items:
-        shares = SHARED_RUNS & set(getattr(item, "fixturenames", ()))
-        groups[item] = "shared runs" if shares else item.path.relative_to(ROOT / "tests").as_posix()
-        item.add_marker(pytest.mark.xdist_group(groups[item]))
-    items.sort(key=lambda item: FIRST.index(groups[item]) if groups[item] in FIRST else len(FIRST))
+    from xdist.scheduler import LoadScopeScheduling
+
+    class ByFile(LoadScopeScheduling):
+        def _split_scope(self, nodeid):
+            file = nodeid.split("::")[0]
+            return "shared runs" if file in SHARED_RUNS else file
+
+    return ByFile(config, log)
 
 
 @pytest.fixture(scope="session")
