@@ -15,7 +15,7 @@ quickstart: $(INSTALLED)
 	$(BIN)/lap train recipes/quickstart.yaml
 
 test: $(INSTALLED)
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n 2 --dist loadgroup
 
 lint: $(INSTALLED)
 	$(BIN)/ruff check .

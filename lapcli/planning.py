@@ -13,11 +13,13 @@ from lapcli.objectives.batching import plan_batches
 from lapcli.objectives.language_model import gpt_config, parameter_groups
 from lapcli.objectives.objective import ParameterGroup
 from lapcli.recipe.schema import AnyRecipe, LanguageModelRecipe
+from lapcli.recipe.self_supervised import SelfSupervisedRecipe
 from lapcli.recipe.vision import ClassificationRecipe
 from lapcli.training.distributed import pick_device
 
 if TYPE_CHECKING:
     from lapcli.planning_images import ImagePlan
+    from lapcli.planning_self_supervised import SelfSupervisedPlan
 
 
 @dataclass(frozen=True)
@@ -72,12 +74,16 @@ class Plan:
         )
 
 
-def plan_training(recipe: AnyRecipe, processes: int = 1) -> "Plan | ImagePlan":
+def plan_training(recipe: AnyRecipe, processes: int = 1) -> "Plan | ImagePlan | SelfSupervisedPlan":
     """The plan of any recipe on that many processes."""
     if isinstance(recipe, ClassificationRecipe):
         from lapcli.planning_images import plan_images
 
         return plan_images(recipe, processes)
+    if isinstance(recipe, SelfSupervisedRecipe):
+        from lapcli.planning_self_supervised import plan_self_supervised
+
+        return plan_self_supervised(recipe, processes)
     if not isinstance(recipe, LanguageModelRecipe):
         raise UsageError(f"objective {recipe.objective} cannot be planned yet")
     config = gpt_config(recipe)

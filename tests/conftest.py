@@ -6,8 +6,9 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
-# Before torch is imported: threads that wait actively starve each other when the machine is busy.
-os.environ.setdefault("OMP_NUM_THREADS", "2")
+# Before torch is imported: one thread for each of the two processes that `make test` runs the tests in, and threads
+# that wait actively starve each other when the machine is busy.
+os.environ.setdefault("OMP_NUM_THREADS", "1" if os.environ.get("PYTEST_XDIST_WORKER") else "2")
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 ROOT = Path(__file__).parent.parent
@@ -16,7 +17,20 @@ ROOT = Path(__file__).parent.parent
 settings.register_profile("ci", derandomize=True)
 if os.environ.get("CI"):
     settings.load_profile("ci")
-_with_real_data: set[str] = set()
+# Trained once, so all tests that look at them share a process; what takes longest starts first.
+SHARED_RUNS = {"quickstart", "chat_runs"}
+FIRST = ["shared runs", "test_digits.py"]
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items):
+    """The tests of a file share a process, for their fixtures' sake."""
+    groups = {}
+    for item in items:
+        shares = SHARED_RUNS & set(getattr(item, "fixturenames", ()))
+        groups[item] = "shared runs" if shares else item.path.relative_to(ROOT / "tests").as_posix()
+        item.add_marker(pytest.mark.xdist_group(groups[item]))
+    items.sort(key=lambda item: FIRST.index(groups[item]) if groups[item] in FIRST else len(FIRST))
 
 
 @pytest.fixture(scope="session")
@@ -40,12 +54,14 @@ def test_data(request) -> Path:
     given = os.environ.get("LAP_TEST_DATA")
     if not given:
         pytest.skip("LAP_TEST_DATA names no folder of real benchmark files")
-    _with_real_data.add(request.node.nodeid)
+    request.node.user_properties.append(("real files", True))
     return Path(given)
 
 
 def pytest_terminal_summary(terminalreporter):
-    terminalreporter.write_line(f"tests on real benchmark files that ran: {len(_with_real_data)}")
+    reports = (report for kind in ("passed", "failed") for report in terminalreporter.stats.get(kind, []))
+    count = sum(("real files", True) in report.user_properties for report in reports if report.when == "call")
+    terminalreporter.write_line(f"tests on real benchmark files that ran: {count}")
 
 
 @pytest.fixture(scope="session")

@@ -37,6 +37,7 @@ _context.set_forkserver_preload(
         "lapcli.training.start",
         "lapcli.objectives.classification",
         "lapcli.evaluation.harness.run",
+        "lapcli.objectives.self_supervised",
         "support",
         "harness_support",
     ]

@@ -5,6 +5,7 @@ import json
 import pytest
 from support import ROOT
 
+from lapcli.errors import UsageError
 from lapcli.planning import plan_training
 from lapcli.recipe import load_recipe
 
@@ -56,3 +57,30 @@ def test_epochs_leave_the_steps_to_the_data():
     plan = plan_training(load_recipe(ROOT / "recipes/quickstart.yaml", overrides))
     assert (plan.steps, plan.tokens, plan.flops) == (None, None, None)
     assert "epochs" in plan.to_text()
+
+
+@pytest.mark.parametrize("heads", [0, 1, 3, 5, 6])
+def test_the_papers_self_supervised_vits(heads):
+    plan = plan_training(load_recipe(ROOT / f"recipes/dino_vits_{heads}L.yaml"), processes=4)
+    assert plan.backbone_parameters == 21_599_616
+    assert plan.head_parameters == 2 * 22_286_592
+    assert plan.laplacian_heads == [heads] * 12
+    assert (plan.batch, plan.micro_batch, plan.accumulation, plan.notes) == (896, 224, 1, [])
+    assert plan.tokens_per_crop == {"global": 197, "local": 37}
+    assert plan.masked_patches == pytest.approx(224 * 58.5, rel=1e-2)
+    assert (plan.steps, plan.epochs) == (125_000, 100)
+    assert plan.passes == pytest.approx(87.4, abs=0.05)
+    text = plan.to_text()
+    for shown in ("100 epochs of 1,250 steps", "87.42 passes over 1,281,167 images", "21,599,616"):
+        assert shown in text
+    assert plan.learning_rates["backbone block 11"] == pytest.approx(0.95 * 1.5e-3)
+    assert json.loads(plan.to_json())["masked_patches"] == plan.masked_patches
+
+
+def test_self_supervised_groups_are_not_cut_by_processes():
+    recipe = load_recipe(ROOT / "recipes/dino_vits.yaml")
+    one = plan_training(recipe, 1)
+    assert (one.micro_batch, one.accumulation) == (224, 4)
+    assert "Sinkhorn-Knopp balances each by itself" in one.to_text()
+    with pytest.raises(UsageError, match="--nproc"):
+        plan_training(recipe, 8)

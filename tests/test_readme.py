@@ -27,14 +27,18 @@ def test_command(long, line, capsys, tmp_path, monkeypatch, request):
     monkeypatch.setenv("LAP_RUNS", str(runs))
     if words[0] == "eval" and long:  # its options are known, its run is not there
         code, _, err = run_main(capsys, *words)
+        if "--model" in words:  # nor are its weights
+            assert (code, "give a file with --weights" in err) == (2, True), err
+            return
         assert (code, f"there is no run {words[words.index('--run') + 1]}" in err) == (2, True), err
         return
     if "quickstart-sft" in words and words[0] == "eval":
         words += ["--limit", "2", "--samples", "2", "--max-new-tokens", "8"]
-    elif words[0] == "eval":  # measures what the line before it trained
+    elif words[0] in {"eval", "analyze"}:  # measures what a line before it trained
         cut = ["--set", "train.steps=2"]
         assert run_main(capsys, "train", f"recipes/{words[words.index('--run') + 1]}.yaml", *cut)[0] == 0
-    elif words[0] == "train" and "vit" in words[1]:
+        words += ["--limit", "32"] if words[0] == "analyze" else []
+    elif words[0] == "train" and ("vit" in words[1] or "dino" in words[1]):
         words += ["--dry-run"] if long else ["--set", "train.steps=2"]
     elif words[0] == "sft" or (long and "chat561m" in words[1]):
         words = ["sft", *words[1:], *(["--dry-run"] if long else CHAT_CUT)]

@@ -6,6 +6,7 @@ from lapcli.commands import options
 
 if TYPE_CHECKING:
     from lapcli.recipe.chat import ChatRecipe
+    from lapcli.recipe.self_supervised import SelfSupervisedRecipe
     from lapcli.recipe.vision import ClassificationRecipe
 
 EXAMPLES = """\b
@@ -28,6 +29,7 @@ def fetch(
     from lapcli.recipe import load_recipe
     from lapcli.recipe.chat import ChatRecipe
     from lapcli.recipe.schema import LanguageModelRecipe
+    from lapcli.recipe.self_supervised import SelfSupervisedRecipe
     from lapcli.recipe.vision import ClassificationRecipe
 
     loaded = load_recipe(recipe, set_ or [])
@@ -35,7 +37,7 @@ def fetch(
         _fetch_chat(options.chat_recipe(recipe, set_, data), as_json)
         return
     loaded = load_recipe(recipe, options.overrides(set_, data))
-    if isinstance(loaded, ClassificationRecipe):
+    if isinstance(loaded, ClassificationRecipe | SelfSupervisedRecipe):
         _fetch_images(loaded, as_json)
         return
     if not isinstance(loaded, LanguageModelRecipe):
@@ -71,14 +73,14 @@ def fetch(
         print(f"{name:<12}{value}")
 
 
-def _fetch_images(recipe: "ClassificationRecipe", as_json: bool) -> None:
+def _fetch_images(recipe: "ClassificationRecipe | SelfSupervisedRecipe", as_json: bool) -> None:
     import json
 
     from lapcli.data.images import open_images
     from lapcli.data.progress import shown_progress
 
     with shown_progress() as progress:
-        data = open_images(recipe.data, recipe.model.classes, progress)
+        data = open_images(recipe.data, getattr(recipe.model, "classes", None), progress)
     facts = {
         "source": recipe.data.train,
         "classes": len(data.train.classes),

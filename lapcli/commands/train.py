@@ -87,6 +87,7 @@ def _print_result(run: "Run", as_json: bool) -> None:
         print(
             f"  lap eval --run {run.name}    accuracy with its interval; --checkpoint best: step {summary['best_step']}"
         )
+    print(f"  lap analyze all --run {run.name}    the paper's measurements and figures of its tokens")
     print(f"  cat {run.path}/metrics.jsonl                 loss and learning rate of every step")
     print(f"  lap train {run.path}/recipe.yaml --set model.laplacian_heads=0 --name {run.name}-0L      the baseline")
 
@@ -95,7 +96,9 @@ def summary_lines(summary: dict) -> list[str]:
     lines = []
     start, end = summary.get("start", {}), summary.get("end", {})
     for key, value in end.items():
-        text = f"  {key.replace('_', ' '):<28}{value:.4f}"
+        if key.startswith("smoothing_cosine"):  # a number a layer: they are in metrics.jsonl
+            continue
+        text = f"  {key.replace('_', ' '):<34}{value:.4f}"
         if start.get(key):
             text += f"   from {start[key]:.4f} ({value / start[key] - 1:+.0%})"
         if key == "validation_bits_per_byte" and "bigram_bits_per_byte" in summary:

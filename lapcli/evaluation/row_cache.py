@@ -19,6 +19,7 @@ class RowCache(KVCache):
         self.lengths: list[int] = []  # of the rows in use, which are the first ones
         self._at: tuple[Tensor, Tensor] | None = None  # row and place of each new token, where they differ
 
+    @torch.inference_mode()  # as the steps in which the cache may have grown
     def add(self, prefix: KVCache) -> None:
         """A new last row with the tokens of the only row of `prefix`."""
         row, length = len(self.lengths), prefix.position
@@ -27,6 +28,7 @@ class RowCache(KVCache):
         self.v_LBGSD[:, row, :, :length] = prefix.v_LBGSD[:, 0, :, :length]
         self.lengths.append(length)
 
+    @torch.inference_mode()
     def remove(self, row: int) -> None:
         """The last row takes its place."""
         last = len(self.lengths) - 1

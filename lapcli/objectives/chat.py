@@ -134,7 +134,7 @@ class Chat:
     def validate(self, is_interrupted: Callable[[], bool]) -> dict[str, float]:
         """The loss on what is held out, weighted as in training; of packed stages also bits per byte."""
         if self._held_out is None:
-            return {}
+            return self._smoothing() if self._recipe.validation.smoothing else {}
         settings, size = self._recipe.validation, self._recipe.train.micro_batch
         packed = self._recipe.batching == "packed"
         wanted = settings.tokens // self._recipe.model.context if packed else settings.rows
@@ -162,7 +162,17 @@ class Chat:
         values = {"validation_loss": means / groups if by_group else nats / max(1.0, targets)}
         if packed:
             values["validation_bits_per_byte"] = counted_nats / (math.log(2) * max(counted_bytes, 1))
-        return values
+        return values | self._smoothing() if settings.smoothing else values
+
+    def _smoothing(self) -> dict[str, float]:
+        """Of the first rows that are held out; of a stage that holds none out, of its first rows."""
+        from lapcli.analysis.smoothing import SEQUENCES, smoothing, whole_tokens
+
+        items = self._held_out or self._items
+        tokens_BT, targets_BT = items.items(0, min(SEQUENCES, items.per_epoch))
+        packed = self._recipe.batching == "packed"
+        probe_BT = tokens_BT if packed else whole_tokens(tokens_BT, targets_BT)
+        return smoothing(self.model, probe_BT.to(self._world.device))
 
     def describe_batch(self, step: int) -> str:
         return self._items.identity(step * self.batches.batch, self.batches.batch)

@@ -7,22 +7,26 @@ import contextlib
 import os
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
+import numpy as np
 import torch
 from timm.loss import BinaryCrossEntropy, SoftTargetCrossEntropy
 from torch import Tensor, nn
 
-from lapcli.data.augmentation import Eraser, normalise, training_transform
+from lapcli.data.augmentation import Eraser, evaluation_transform, normalise, training_transform
 from lapcli.data.image_batches import Example, ImageBatches
 from lapcli.data.image_loader import ImageLoader, Reader
+from lapcli.data.image_set import ImageSet
 from lapcli.data.images import ImageData
 from lapcli.data.mixing import Mixer
 from lapcli.evaluation.accuracy import measure_accuracy
 from lapcli.models.vit import build_vit, forward_flops, without_decay
 from lapcli.objectives.batching import plan_batches
 from lapcli.objectives.objective import ParameterGroup
-from lapcli.recipe.vision import ClassificationRecipe
+from lapcli.recipe.schema import BaseRecipe
+from lapcli.recipe.self_supervised import SelfSupervisedRecipe
+from lapcli.recipe.vision import ClassificationRecipe, ImageFiles
 from lapcli.training.distributed import World
 from lapcli.training.schedules import cosine_multiplier
 
@@ -45,7 +49,7 @@ def parameter_groups(recipe: ClassificationRecipe, model: nn.Module) -> list[Par
     ]
 
 
-def uses_bf16(recipe: ClassificationRecipe, device: torch.device) -> bool:
+def uses_bf16(recipe: BaseRecipe, device: torch.device) -> bool:
     precision = recipe.train.precision
     return precision == "bf16" or (precision == "auto" and device.type == "cuda")
 
@@ -57,12 +61,25 @@ def build_loss(recipe: ClassificationRecipe) -> nn.Module:
     return SoftTargetCrossEntropy()
 
 
-def worker_count(recipe: ClassificationRecipe, device: torch.device) -> int:
+def worker_count(recipe: ClassificationRecipe | SelfSupervisedRecipe, device: torch.device) -> int:
+    return count_workers(recipe.data.workers, device)
+
+
+def count_workers(wanted: int | Literal["auto"], device: torch.device) -> int:
     """On the CPU the model needs the cores itself; beside a GPU they are shared by the processes of this machine."""
-    if recipe.data.workers != "auto":
-        return recipe.data.workers
+    if wanted != "auto":
+        return wanted
     here = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
     return 0 if device.type == "cpu" else max(1, min(16, (os.cpu_count() or 1) // here - 1))
+
+
+def probe_images(images: ImageSet, source: ImageFiles, size: int) -> Tensor:
+    """A few images spread over a set, as they are evaluated, for `validation.smoothing`."""
+    from lapcli.analysis.smoothing import IMAGES
+
+    spread = np.unique(np.linspace(0, len(images) - 1, min(IMAGES, len(images))).astype(int))
+    reader = Reader(images, evaluation_transform(source, size), size, None)
+    return normalise(reader.read([Example(0, int(index), 0) for index in spread])[0], source)
 
 
 class Classification:
@@ -150,11 +167,17 @@ class Classification:
             found = measure_accuracy(
                 self.model, self._data.validation, self._recipe, self._world, size, is_interrupted=is_interrupted
             )
-        return {
+        values = {
             "validation_loss": found.loss,
             "validation_top1": found.top(1),
             "validation_top5": found.top(5),
         }
+        if self._recipe.validation.smoothing:
+            from lapcli.analysis.smoothing import smoothing
+
+            probe_BCHW = probe_images(self._data.validation, self._recipe.data, self._recipe.model.image)
+            values |= smoothing(self.model, probe_BCHW.to(self._world.device))
+        return values
 
     def describe_batch(self, step: int) -> str:
         return self._images.identity(step)

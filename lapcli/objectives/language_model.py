@@ -143,10 +143,17 @@ class LanguageModel:
             counted_nats += float(losses_BT[bytes_BT > 0].sum())
             counted_bytes += float(bytes_BT.sum())
         nats, targets, counted_nats, counted_bytes = self._world.sum([nats, targets, counted_nats, counted_bytes])
-        return {
+        values = {
             "validation_loss": nats / targets,
             "validation_bits_per_byte": counted_nats / (math.log(2) * max(counted_bytes, 1)),
         }
+        return values | self._smoothing() if self._recipe.validation.smoothing else values
+
+    def _smoothing(self) -> dict[str, float]:
+        from lapcli.analysis.smoothing import SEQUENCES, smoothing
+
+        tokens_BT, _ = self._validation.sequences(0, 0, min(SEQUENCES, self._validation.sequences_per_epoch))
+        return smoothing(self.model, tokens_BT.to(self._world.device))
 
     def describe_batch(self, step: int) -> str:
         return self._sequences.identity(step)

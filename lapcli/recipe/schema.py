@@ -219,6 +219,7 @@ class PlateauSchedule(Section):
 
 class ValidationSection(Section):
     every: Count | None = None  # steps; the first and the last are always validated; none: only those
+    smoothing: bool = False  # also log how smooth the tokens of a few fixed sequences are
 
 
 class TextValidation(ValidationSection):

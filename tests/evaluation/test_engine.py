@@ -90,6 +90,26 @@ def test_the_batch_size_changes_nothing(laplacian_heads, kv_heads, temperature) 
     assert alone == by_size[0]
 
 
+def test_rows_come_and_go_after_the_cache_has_grown() -> None:
+    """In the midst of decoding: 250 tokens and 30 more pass the 256 that are reserved at once."""
+    model = randomised(context=320)
+    prompts = [[n % 40 for n in range(start, start + 250)] for start in range(3)]
+
+    def tokens(batch: int) -> dict[int, list[int]]:
+        found: dict[int, list[int]] = {0: [], 1: [], 2: []}
+        ends = {0: 12, 1: 30, 2: 20}  # the first one leaves, and the last row takes its place
+
+        def is_over(event) -> bool:
+            found[event.prompt].append(event.token)
+            return len(found[event.prompt]) == ends[event.prompt]
+
+        for _ in Engine(model, batch=batch).stream(prompts, Sampling(30, 1.0, seed=3), is_over=is_over):
+            pass
+        return found
+
+    assert tokens(1) == tokens(2) == tokens(3)
+
+
 def test_every_sample_draws_its_own_first_token() -> None:
     completions = Engine(randomised()).complete([PROMPT], Sampling(1, temperature=3.0), samples=64)[0]
     assert len({completion.tokens[0] for completion in completions}) > 10

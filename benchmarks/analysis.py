@@ -1,0 +1,202 @@
+"""What the analyses cost: eigenvalues against singular values, memory as the data grows, and real sizes.
+
+Parts: eigenvalues, anova, smoothing, vit, gpt; all of them if none is named. LAPACK runs on one thread.
+"""
+
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import numpy as np
+import torch
+from measure import alternate, mebibytes, peak_rss
+
+TARGET_SPEED, TARGET_ERROR = 3.0, 1e-6
+SEQUENCES, TOKENS, WIDTH, AT_ONCE = 512, 197, 768, 32
+
+
+def bench_eigenvalues() -> None:
+    """512 sequences of 197 tokens and width 768, in float64: batched Gram matrices against svdvals of each sequence."""
+    from lapcli.analysis.spectrum import eigenvalues
+
+    torch.set_num_threads(1)
+    generator = torch.Generator().manual_seed(0)
+    decay = torch.arange(1, WIDTH + 1, dtype=torch.float64) ** -0.7
+    tokens_BTD = torch.randn(SEQUENCES, TOKENS, WIDTH, dtype=torch.float64, generator=generator) * decay
+    found: dict[str, torch.Tensor] = {}
+
+    def gram() -> None:
+        found["gram"] = torch.cat([eigenvalues(part) for part in tokens_BTD.split(AT_ONCE)])
+
+    def singular() -> None:
+        centred = (x_TD - x_TD.mean(dim=0) for x_TD in tokens_BTD)
+        found["svdvals"] = torch.stack([torch.linalg.svdvals(x_TD).square() for x_TD in centred])
+
+    seconds = alternate({"gram": gram, "svdvals": singular}, rounds=3, warmup=0)
+    error = ((found["gram"] - found["svdvals"]).abs().amax(dim=1) / found["svdvals"][:, 0]).max()
+    print(f"eigenvalues of {SEQUENCES} sequences, {TOKENS} x {WIDTH}, float64, one thread")
+    print(f"  Gram matrices {seconds['gram']:.2f} s, svdvals of each {seconds['svdvals']:.2f} s: ", end="")
+    print(f"{seconds['svdvals'] / seconds['gram']:.1f} times faster (target: {TARGET_SPEED:g})")
+    print(f"  largest difference {float(error):.1e} of a sequence's largest eigenvalue (target: {TARGET_ERROR:g})")
+
+
+def anova_peak(batches: int) -> None:
+    """Streams batches of 2,048 tokens of width 256 in 4,096 classes, and says the process's peak."""
+    from lapcli.analysis.anova import Anova
+
+    anova = Anova(4096, 256, by_token=True)
+    generator = torch.Generator().manual_seed(0)
+    for _ in range(batches):
+        tokens_BTD = torch.randn(8, 256, 256, dtype=torch.float64, generator=generator)
+        anova.update(tokens_BTD, torch.randint(4096, (8, 256), generator=generator))
+    assert anova.result().values["examples"]
+    print(peak_rss())
+
+
+def bench_anova() -> None:
+    """Each size in a process of its own: a peak cannot be taken back."""
+    peaks = {batches: _in_a_process("anova_peak", batches) for batches in (30, 300)}
+    print("anova, 4,096 classes of width 256 (8 MiB of class means); target: the same peak for ten times the tokens")
+    for batches, peak in peaks.items():
+        print(f"  {batches * 2048:>9,} tokens: peak {mebibytes(peak)}")
+    print(f"  difference {mebibytes(peaks[300] - peaks[30])}")
+
+
+def _in_a_process(function: str, argument: int) -> int:
+    code = f"import analysis; analysis.{function}({argument})"
+    told = subprocess.run([sys.executable, "-c", code], cwd=Path(__file__).parent, capture_output=True, text=True)
+    if told.returncode:
+        raise SystemExit(told.stderr)
+    return int(told.stdout.split()[-1])
+
+
+def bench_smoothing() -> None:
+    """`validation.smoothing` on the quickstart's model: all probes of a run against all of its steps."""
+    from lapcli.analysis.smoothing import SEQUENCES as PROBE
+    from lapcli.analysis.smoothing import smoothing
+    from lapcli.models.gpt import GPT
+    from lapcli.objectives.language_model import gpt_config
+    from lapcli.recipe import load_recipe
+
+    recipe = load_recipe(Path(__file__).parent.parent / "recipes/quickstart.yaml")
+    model = GPT(gpt_config(recipe))  # type: ignore[arg-type]
+    section = recipe.model  # type: ignore[attr-defined]
+    tokens_BT = torch.randint(recipe.tokenizer.vocab, (recipe.train.batch, section.context))  # type: ignore[attr-defined]
+
+    def step() -> None:
+        model.loss(tokens_BT, tokens_BT).backward()
+        model.zero_grad()
+
+    seconds = alternate({"step": step, "probe": lambda: smoothing(model, tokens_BT[:PROBE])}, rounds=5)
+    probes = recipe.train.steps // recipe.validation.every + 1  # type: ignore[attr-defined, operator]
+    share = probes * seconds["probe"] / (recipe.train.steps * seconds["step"])  # type: ignore[attr-defined, operator]
+    times = f"a probe {seconds['probe'] * 1e3:.0f} ms, forward and backward of a step {seconds['step'] * 1e3:.0f} ms"
+    print(f"validation.smoothing, quickstart: {times}; {share:.2%} of the run (target: 1%)")
+
+
+def _everything(subject, classes: int) -> None:  # type: ignore[no-untyped-def]
+    """All that fits, with figures, in one pass; says time and peak memory of this process."""
+    from lapcli.analysis import output
+    from lapcli.analysis.analyze import analyze
+    from lapcli.analysis.measure import Settings
+
+    before, start = peak_rss(), time.perf_counter()
+    analyses = analyze(None, [subject], Settings())
+    with tempfile.TemporaryDirectory() as place:
+        for analysis in analyses:
+            output.write(analysis, Path(place))
+    run = analyses[0].runs[0]
+    print(f"  {', '.join(analysis.what for analysis in analyses)}")
+    size = f"{run.sequences} sequences, {run.tokens:,} tokens, {classes:,} classes"
+    peak = f"peak memory {mebibytes(peak_rss())} ({mebibytes(before)} before)"
+    print(f"  {size}: {time.perf_counter() - start:.0f} s, {peak}")
+
+
+def bench_vit() -> None:
+    """ViT-B of random weights, 197 tokens, half of its heads Laplacian, on the digits as photographs of 224 pixels."""
+    from lapcli.analysis.anatomy import anatomy_of
+    from lapcli.analysis.catalogue import CLASSIFIED
+    from lapcli.analysis.examples import ImageExamples, Origin
+    from lapcli.analysis.subjects import Opened, Subject
+    from lapcli.data.digits import Digits
+    from lapcli.models.vit import build_vit
+    from lapcli.recipe.vision import ImageFiles, ViTModel
+
+    def opened() -> Opened:
+        model = build_vit(ViTModel(classes=10, laplacian_heads=6), 0)
+        source = ImageFiles(train="builtin", validation=0.2)
+        origin = Origin("the digits", "", "validation")
+        device = torch.device("cpu")
+        examples = ImageExamples(Digits(), source, 224, origin, limit=32, seed=0, batch=8, device=device)
+        return Opened(anatomy_of(model), examples)
+
+    print("every analysis of a ViT-B, 12 layers, 197 tokens, float32, random weights")
+    _everything(Subject("ViT-B", "untrained", 0, None, CLASSIFIED, opened), 10)
+
+
+class _RandomText:
+    """A few sequences of random tokens, of a tokenizer that nobody trained."""
+
+    by_token = True
+
+    def __init__(self, sequences: int, context: int, vocab: int) -> None:
+        from lapcli.analysis.examples import Origin
+
+        self.origin = Origin("random tokens", "", "validation")
+        self.classes = [str(number) for number in range(vocab)]
+        # As words are: a few of them often, most of them hardly ever.
+        self._tokens = (np.random.default_rng(0).zipf(1.2, (sequences, context + 1)) % vocab).astype(np.int64)
+
+    def __len__(self) -> int:
+        return len(self._tokens)
+
+    def batches(self):  # type: ignore[no-untyped-def]
+        from lapcli.analysis.capture import Batch
+
+        for number, row in enumerate(self._tokens):
+            tokens = torch.from_numpy(row)[None]
+            yield Batch(tokens[:, :-1], tokens[:, 1:], number)
+
+    def class_counts(self) -> np.ndarray:
+        return np.bincount(self._tokens[:, 1:].reshape(-1), minlength=len(self.classes))
+
+
+def bench_gpt() -> None:
+    """The paper's 20 layers at context 2048 with random weights, two sequences; mostly what `updates` takes."""
+    from lapcli.analysis.anatomy import anatomy_of
+    from lapcli.analysis.catalogue import LANGUAGE
+    from lapcli.analysis.subjects import Opened, Subject
+    from lapcli.models.gpt import GPT, GPTConfig
+
+    vocab = 65_536
+
+    def opened() -> Opened:
+        model = GPT(GPTConfig(layers=20, heads=10, width=1280, vocab=vocab, laplacian_heads=5))
+        with torch.no_grad():
+            for block in model.blocks:  # they start at zero, and every layer would be the same
+                block.attn.out.weight.normal_(std=0.01)  # type: ignore[union-attr, operator]
+                block.mlp.down.weight.normal_(std=0.01)  # type: ignore[union-attr, operator]
+        return Opened(anatomy_of(model), _RandomText(2, 2048, vocab))  # type: ignore[arg-type]
+
+    print("every analysis of the 561M GPT, 20 layers, context 2048, float32, random weights (2,140 MiB of them)")
+    _everything(Subject("GPT", "untrained", 0, None, LANGUAGE, opened), vocab)
+
+
+PARTS = {
+    "eigenvalues": bench_eigenvalues,
+    "anova": bench_anova,
+    "smoothing": bench_smoothing,
+    "vit": bench_vit,
+    "gpt": bench_gpt,
+}
+
+if __name__ == "__main__":
+    if len(sys.argv) > 1:
+        for part in sys.argv[1:]:
+            PARTS[part]()
+    else:
+        for part in PARTS:  # a process each, so that a peak is of one part
+            sys.stdout.flush()
+            subprocess.run([sys.executable, __file__, part], check=True)

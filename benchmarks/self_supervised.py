@@ -1,0 +1,136 @@
+"""Self-supervised training: our step against the plain way, and the paper's ViT-S for real.
+
+The plain way passes each crop size through the network by itself and holds every matrix of samples and prototypes
+whole: Q of Sinkhorn-Knopp, the student's logits and log-probabilities. Both start from the same weights and see the
+same batch; the losses must agree. `python benchmarks/self_supervised.py [step|real]` runs one part.
+"""
+
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+from measure import alternate, mebibytes, peak_bytes, peak_rss
+from torch import Tensor
+
+from lapcli.data.images import open_images
+from lapcli.objectives.dino.losses import koleo_loss, patch_weights
+from lapcli.objectives.dino.rates import teacher_temperature
+from lapcli.objectives.self_supervised import CropBatch, SelfSupervised
+from lapcli.recipe import load_recipe
+from lapcli.training.distributed import World
+from lapcli.training.optimizers import Optimizers
+
+RECIPES = Path(__file__).parent.parent / "recipes"
+PROTOTYPES = 16_384
+TARGET_TIME, TARGET_MEMORY = 1.0, 0.5
+
+
+def plain_targets(logits_NK: Tensor, temperature: float) -> Tensor:
+    Q = torch.exp(logits_NK / temperature).t()
+    K, N = Q.shape
+    Q = Q / Q.sum()
+    for _ in range(3):
+        Q = Q / Q.sum(1, keepdim=True) / K
+        Q = Q / Q.sum(0, keepdim=True) / N
+    return (Q * N).t()
+
+
+def plain_loss(objective: SelfSupervised, batch: CropBatch) -> Tensor:
+    student, teacher = objective.model.student, objective.model.teacher
+    train = objective._recipe.train
+    temperature, B = teacher_temperature(objective._recipe.schedule, batch.step), batch.images
+    with torch.no_grad():
+        seen = teacher.backbone.tokens([batch.global_MCHW])[0]
+        dino = plain_targets(teacher.dino_head.prototypes(teacher.dino_head(seen[:, 0])), temperature)
+        ibot = plain_targets(teacher.ibot_head.prototypes(teacher.ibot_head(seen[:, 1:][batch.masks_MP])), temperature)
+    whole = student.backbone.tokens([batch.global_MCHW], [batch.masks_MP])[0]
+    small = student.backbone.tokens([batch.local_LCHW])[0]
+    logits = [student.dino_head.prototypes(student.dino_head(tokens[:, 0])) for tokens in (whole, small)]
+    likely_global, likely_local = (
+        F.log_softmax(z / train.student_temperature, -1).unflatten(0, (-1, B)) for z in logits
+    )
+    targets = dino.unflatten(0, (2, B))
+    local = -torch.einsum("tbk,sbk->", targets, likely_local) / (B * 2 * len(likely_local))
+    among = -(targets * likely_global.flip(0)).sum() / (B * 2)
+    pairs = 2 * len(likely_local)
+    patches = student.ibot_head.prototypes(student.ibot_head(whole[:, 1:][batch.masks_MP]))
+    each = -(ibot * F.log_softmax(patches / train.student_temperature, -1)).sum(-1)
+    koleo = koleo_loss(whole[:, 0], 2, train.group)
+    return (
+        train.dino * (pairs * local + 2 * among) / (pairs + 2)
+        + train.koleo * koleo
+        + train.ibot * (each * patch_weights(batch.masks_MP)).sum()
+    )
+
+
+def build(recipe_name: str, overrides: list[str]) -> SelfSupervised:
+    recipe = load_recipe(RECIPES / recipe_name, overrides)
+    return SelfSupervised(recipe, open_images(recipe.data, None), World(0, 1, torch.device("cpu")))  # type: ignore[arg-type]
+
+
+def step_of(objective: SelfSupervised, loss: Callable[[CropBatch], Tensor], batch: CropBatch) -> Callable[[], float]:
+    """Loss, gradients, update, teacher; as the loop does it, without clipping."""
+    optimizers = Optimizers(objective.parameter_groups())
+    optimizers.set_learning_rates(0.1)
+
+    def step() -> float:
+        value = loss(batch)
+        value.backward()
+        optimizers.step()
+        optimizers.zero_grad()
+        objective.after_step(batch.step)
+        objective._seen.clear()
+        return float(value.detach())
+
+    return step
+
+
+def bench_step() -> None:
+    sizes = [f"model.head.{name}_prototypes={PROTOTYPES}" for name in ("dino", "ibot")]
+    ours, plain = (build("dino_quickstart.yaml", [*sizes, "train.compile=false"]) for _ in range(2))
+    batch = ours.batch(0, 0)
+    first = float(ours.loss(batch).detach()), float(plain_loss(plain, batch).detach())
+    steps = {
+        "plain": step_of(plain, lambda given: plain_loss(plain, given), batch),
+        "ours": step_of(ours, ours.loss, batch),
+    }
+    seconds = alternate(steps, rounds=5, warmup=2)
+    memory = {name: peak_bytes(step) for name, step in steps.items()}
+    print(f"training step of the quickstart with {PROTOTYPES:,} prototypes, {torch.get_num_threads()} threads")
+    print(f"first loss: ours {first[0]:.5f}, plain {first[1]:.5f}")
+    for name in steps:
+        print(
+            f"  {name:<8}{seconds[name] * 1e3:>8.0f} ms{seconds[name] / seconds['plain']:>7.2f}"
+            f"{mebibytes(memory[name]):>14}{memory[name] / memory['plain']:>7.2f}"
+        )
+    print(f"target for ours: time at most {TARGET_TIME}, peak memory at most {TARGET_MEMORY}")
+
+
+def bench_real() -> None:
+    """One whole step of two images, 2 global and 8 local crops, 65,536 prototypes, 5 of 6 heads Laplacian."""
+    before = peak_rss()
+    small = ["train.batch=2", "train.micro_batch=2", "train.group=2", "data.train=builtin:photographs"]
+    objective = build("dino_vits_5L.yaml", [*small, "train.compile=false"])
+    batch = objective.batch(0, 0)
+    step = step_of(objective, objective.loss, batch)
+    counts = {
+        name: sum(p.numel() for p in part.parameters()) for name, part in objective.model.student.named_children()
+    }
+    for _ in range(2):  # the first touches its memory for the first time
+        start = time.perf_counter()
+        loss = step()
+        seconds = time.perf_counter() - start
+        print(f"step of {batch.images} images: loss {loss:.3f}, {seconds:.1f} s")
+    shown = ", ".join(f"{name} {count:,}" for name, count in counts.items())
+    print(f"{shown}; {len(batch.local_LCHW)} local crops, {int(batch.masks_MP.sum())} masked patches")
+    print(f"peak memory {mebibytes(peak_rss())} ({mebibytes(before)} before)")
+
+
+PARTS = {"step": bench_step, "real": bench_real}
+
+if __name__ == "__main__":
+    for part in sys.argv[1:] or PARTS:
+        PARTS[part]()

@@ -1,0 +1,222 @@
+"""`lap analyze` on tiny runs of each kind, as a user types it, in this process."""
+
+import csv
+import hashlib
+import io
+import json
+import shutil
+from xml.etree import ElementTree
+
+import numpy as np
+import pytest
+import torch
+from analysis_support import self_supervised_recipe
+from image_support import image_recipe, picture
+from PIL import Image
+from support import run_main, tiny_chat_recipe, tiny_recipe, train_here, write_text
+
+from lapcli.analysis.analyze import analyze
+from lapcli.analysis.catalogue import CATALOGUE, CLASSIFIED, IMAGES, LANGUAGE, fitting
+from lapcli.analysis.measure import Settings
+from lapcli.analysis.subjects import Choice, find_subjects
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory, shared_cache):
+    """Runs of two steps: vit_{0,2,4}L, gpt_{0,4}L, dino_2L."""
+    folder = tmp_path_factory.mktemp("analyze")
+    place = folder / "runs"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("LAP_CACHE", str(shared_cache))
+        text = write_text(folder / "text.txt")
+        for k in (0, 2, 4):
+            train_here(image_recipe(model={"laplacian_heads": k}, train={"steps": 2}), place, f"vit_{k}L")
+        for k in (0, 4):
+            train_here(tiny_recipe(text, model={"laplacian_heads": k}, train={"steps": 2}), place, f"gpt_{k}L")
+        train_here(self_supervised_recipe(train={"steps": 2}), place, "dino_2L")
+    return place
+
+
+def analyzed(capsys, runs, *arguments):
+    code, out, err = run_main(capsys, "analyze", *arguments, "--runs-dir", str(runs))
+    assert code == 0, err
+    return out
+
+
+def check_files(folder, what):
+    """Whatever a measurement leaves can be read by those who will."""
+    told = json.loads((folder / f"{what}.json").read_text(), parse_constant=lambda name: pytest.fail(name))
+    assert told["definition"] == CATALOGUE[what].definition
+    rows = list(csv.DictReader(io.StringIO((folder / f"{what}.csv").read_text())))
+    assert {row["run"] for row in rows} == {run["name"] for run in told["runs"]}
+    assert min(Image.open(folder / f"{what}.png").size) > 200
+    assert ElementTree.parse(folder / f"{what}.svg").getroot().tag.endswith("svg")
+    return told
+
+
+@pytest.mark.parametrize(
+    ("pattern", "kind", "count"), [("vit_*", CLASSIFIED, 3), ("gpt_*", LANGUAGE, 2), ("dino_*", IMAGES, 1)]
+)
+def test_all_that_fits_each_kind(pattern, kind, count, runs, capsys, tmp_path):
+    out = analyzed(capsys, runs, "all", "--runs", pattern, "--limit", "40", "--out", str(tmp_path))
+    assert sorted(path.stem for path in tmp_path.glob("*.json")) == sorted(fitting(kind))
+    for what in fitting(kind):
+        told = check_files(tmp_path, what)
+        assert f"{what}: {told['definition']}" in out
+        heads = [run["laplacian_heads"][0] for run in told["runs"]]
+        assert len(heads) == count
+        assert heads == sorted(heads)
+        for run in told["runs"]:
+            weights = runs / run["name"] / "checkpoints" / "step-000002" / "model.safetensors"
+            assert run["weights_sha256"] == hashlib.sha256(weights.read_bytes()).hexdigest()
+            assert len(run["data_sha256"]) == 64
+            assert run["split"] == "validation"
+            assert run["tokens"] == run["sequences"] * {CLASSIFIED: 17, LANGUAGE: 32, IMAGES: 17}[kind]
+
+
+def test_a_run_keeps_its_own_and_the_newest_is_the_default(runs, capsys):
+    out = analyzed(capsys, runs, "cossim", "--limit", "10")
+    assert "dino_2L" in out
+    assert str(runs / "dino_2L" / "analysis") in out
+    check_files(runs / "dino_2L" / "analysis", "cossim")
+
+
+def numbers(capsys, runs, *arguments):
+    return json.loads(analyzed(capsys, runs, *arguments, "--json"))
+
+
+def test_results_do_not_depend_on_the_batch(runs):
+    what = ["spectrum", "anova", "cossim", "snr", "collapse", "simplex", "pca", "updates"]
+
+    def layers(batch):
+        choice = Choice(runs, ["vit_2L"], limit=30, batch=batch)
+        return {a.what: a.to_dict()["runs"][0]["layers"] for a in analyze(what, find_subjects(choice), Settings())}
+
+    one, other = layers(7), layers(30)
+    for name in what:
+        for first, second in zip(one[name], other[name], strict=True):
+            for key, value in first.items():
+                if key == "notes" or value is None:
+                    assert value == second[key]
+                else:  # the model's own float32 sums differ with the batch
+                    np.testing.assert_allclose(value, second[key], rtol=1e-4, atol=1e-4, err_msg=f"{name} {key}")
+
+
+def test_language_shares_come_both_ways_with_the_number_of_classes(runs, capsys, tmp_path):
+    given = "anova", "--run", "gpt_4L", "--limit", "8", "--out", str(tmp_path)
+    (layer,) = numbers(capsys, runs, *given)["runs"][0]["layers"]
+    for suffix in ("", "_by_example"):
+        parts = layer[f"between_class_share{suffix}"] + layer[f"within_class_share{suffix}"]
+        assert parts == pytest.approx(1)
+    assert "within_sequence_share" not in layer
+    (all_of_them,) = numbers(capsys, runs, *given, "--min-count", "1")["runs"][0]["layers"]
+    assert all_of_them["classes"] == layer["classes"] + layer["classes_left_out"]
+    assert all_of_them["examples"] == 8 * 32
+
+
+def test_an_untrained_model_stands_beside_the_trained(runs, capsys, tmp_path):
+    told = numbers(capsys, runs, "cossim", "--run", "vit_4L", "--init", "--limit", "10", "--out", str(tmp_path))
+    assert [run["weights"] for run in told["runs"]] == ["trained", "untrained"]
+    assert told["runs"][1]["weights_sha256"] is None
+    assert told["runs"][0]["layers"][0]["cosine_similarity"] != told["runs"][1]["layers"][0]["cosine_similarity"]
+
+
+def test_a_stock_timm_model(runs, capsys, tmp_path):
+    name = "timm:test_vit"  # timm's own model for tests
+    out = analyzed(capsys, runs, "all", "--model", name, "--init", "--limit", "6", "--out", str(tmp_path))
+    assert "0L, untrained" in out
+    told = check_files(tmp_path, "spectrum")
+    assert told["runs"][0]["laplacian_heads"][0] == 0
+    assert not (tmp_path / "collapse.json").exists()  # its classifier knows other classes than the digits
+
+
+def test_feature_maps_of_a_picture_of_any_size(runs, capsys, tmp_path):
+    picture(1, size=(60, 40)).save(tmp_path / "photo.png")
+    given = "features", "--run", "dino_2L", "--image", str(tmp_path / "photo.png"), "--out", str(tmp_path)
+    (layer,) = numbers(capsys, runs, *given, "--overlay", "--limit", "2")["runs"][0]["layers"]
+    assert (layer["pictures"], layer["patches"]) == (1, 48 * 72)
+    check_files(tmp_path, "features")
+
+
+def test_a_chat_stage_is_measured_on_the_text_of_its_pretraining(runs, capsys, tmp_path, shared_cache):
+    from rich.console import Console
+
+    from lapcli.runs import read_run
+    from lapcli.training.stages import train_stages
+
+    recipe = tiny_chat_recipe(tmp_path, sft={"train": {"steps": 2}})
+    console = Console(file=io.StringIO())
+    (stage,) = train_stages(
+        recipe.model_copy(update={"stages": recipe.stages.model_copy(update={"midtrain": None})}),
+        read_run(runs / "gpt_4L"),
+        runs_dir=runs,
+        name="gpt_4L",
+        console=console,
+    )
+    given = "spectrum", "--run", "gpt_4L", "--limit", "4", "--out", str(tmp_path)
+    before, after = numbers(capsys, runs, *given), numbers(capsys, runs, *given, "--stage", "sft")
+    assert after["runs"][0]["name"] == stage.name == "gpt_4L-sft"
+    assert after["runs"][0]["data_sha256"] == before["runs"][0]["data_sha256"]
+    assert after["runs"][0]["weights_sha256"] == stage.info["weights_sha256"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "named"),
+    [
+        (["spectrum", "--run", "nothing"], "there is no run nothing"),
+        (["spectrum", "--runs", "zzz*"], "--runs"),
+        (["spectrum", "--run", "vit_0L", "--run", "gpt_0L"], "one kind"),
+        (["collapse", "--run", "gpt_0L"], "not for models of language"),
+        (["simplex", "--run", "dino_2L"], "not for models of self-supervised"),
+        (["spectrum", "--run", "vit_0L", "--layer", "7"], "layers 0 to 1"),
+        (["spectrum", "--run", "vit_0L", "--layer", "last-but-one"], "--layer"),
+        (["spectrum", "--run", "gpt_0L", "--tokens", "patch"], "--tokens"),
+        (["simplex", "--run", "vit_0L", "--classes", "1,2"], "three classes"),
+        (["simplex", "--run", "vit_0L", "--classes", "1,2,cat"], "no class 'cat'"),
+        (["pca", "--run", "vit_0L", "--classes", "1,1"], "twice"),
+        (["features", "--run", "vit_0L", "--image", "nowhere.png"], "nowhere.png"),
+        (["spectrum", "--model", "resnet18"], "timm:NAME"),
+        (["spectrum", "--model", "timm:resnet18", "--init"], "cannot be analysed"),
+        (["spectrum", "--model", "timm:vit_tinny"], "timm has no model"),
+        (["spectrum", "--run", "vit_0L", "--checkpoint", "7"], "--checkpoint"),
+        (["spectrum", "--run", "gpt_0L", "--stage", "midtrain"], "midtrain"),
+        (["spectrum", "--run", "vit_0L", "--data", "nowhere/at/all"], "nowhere/at/all"),
+        (["cossim", "--min-count", "3"], "--min-count"),  # an option that would do nothing is refused
+    ],
+)
+def test_wrong_usage_is_one_message(arguments, named, runs, capsys):
+    code, out, err = run_main(capsys, "analyze", *arguments, "--runs-dir", str(runs))
+    assert code == 2
+    assert named in err
+    assert "Traceback" not in err
+    assert out == ""
+
+
+def test_weights_that_are_not_finite(runs, capsys, tmp_path):
+    from safetensors.torch import load_file, save_file
+
+    from lapcli.files import sha256_of_file
+    from lapcli.training import checkpoint
+
+    broken = tmp_path / "broken"
+    shutil.copytree(runs / "vit_0L", broken)
+    place = broken / "checkpoints" / "step-000002"
+    weights = load_file(place / "model.safetensors")
+    weights["blocks.1.mlp.fc2.bias"][0] = torch.inf
+    save_file(weights, place / "model.safetensors", metadata={"format": "pt", "laplacian_heads": "0"})
+    state = json.loads((place / "state.json").read_text())
+    state.pop("sha256")
+    state["files"]["model.safetensors"] = sha256_of_file(place / "model.safetensors")
+    (place / "state.json").write_text(json.dumps({**state, "sha256": checkpoint._digest(state)}))
+    code, _, err = run_main(capsys, "analyze", "all", "--run", str(broken), "--limit", "4")
+    assert code == 1
+    assert "layer 1 of broken" in err
+    assert "Traceback" not in err
+
+
+def test_help_of_each_measurement_has_examples_and_its_own_options(capsys):
+    for what, entry in CATALOGUE.items():
+        code, out, _ = run_main(capsys, "analyze", what, "-h")
+        assert code == 0
+        assert f"lap analyze {what}" in out[out.index("Examples:") :]
+        assert ("--classes" in out) == ("classes" in entry.options)

@@ -1,0 +1,88 @@
+"""A tiny self-supervised recipe on the photographs, for the tests."""
+
+from functools import cache
+from typing import Any
+
+TINY_CROPS: dict[str, Any] = {
+    "objective": "self_supervised",
+    "model": {
+        "layers": 2,
+        "width": 16,
+        "heads": 2,
+        "patch": 4,
+        "laplacian_heads": 1,
+        "drop_path": 0.3,
+        "layer_scale": 0.5,
+        "head": {"hidden": 16, "bottleneck": 8, "dino_prototypes": 32, "ibot_prototypes": 24},
+    },
+    "data": {"train": "builtin:photographs", "crops": {"global_size": 16, "locals": 2, "local_size": 8}},
+    "train": {"steps": 6, "batch": 8, "micro_batch": 4, "group": 4, "threads": 1},
+    "optimizer": {"lr": 1e-2},
+    "schedule": {
+        "epoch_steps": 2,
+        "warmup_epochs": 1,
+        "teacher_warmup_epochs": 2,
+        "teacher_momentum": [0.9, 1.0],
+        "frozen_epochs": 1,
+    },
+    "validation": {"every": 4, "train_images": 40, "images": 20, "neighbours": 5, "batch": 20},
+    "checkpoint": {"every": 3, "keep": 3},
+}
+
+# Both groups of a batch in one forward, and nothing that is drawn by rank.
+WHOLE: dict[str, Any] = {"train": {"batch": 8, "micro_batch": 8, "group": 4}, "model": {"drop_path": 0.0}}
+
+
+def dino_recipe(**sections: Any):
+    """The tiny recipe with some keys of some sections replaced; sections within sections are merged too."""
+    from image_support import _merged
+
+    from lapcli.recipe import recipe_from_dict
+
+    return recipe_from_dict(_merged(TINY_CROPS, sections))
+
+
+def objective(recipe: Any, rank: int = 0, size: int = 1) -> Any:
+    """As that rank of so many processes would build it."""
+    import torch
+
+    from lapcli.objectives.self_supervised import SelfSupervised
+    from lapcli.training.distributed import World
+
+    return SelfSupervised(recipe, _photographs(), World(rank, size, torch.device("cpu")))
+
+
+@cache
+def _photographs() -> Any:
+    """Opened once for all tests."""
+    from lapcli.data.images import open_images
+
+    return open_images(dino_recipe().data, None)
+
+
+def loss_in_two_processes(rank: int, folder: str) -> None:
+    """What one of two processes finds, saved for the test; here because children import it by name."""
+    import torch
+    import torch.distributed as dist
+
+    from lapcli.objectives.dino.sinkhorn import sinkhorn_targets
+
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", store=dist.FileStore(f"{folder}/store", 2), rank=rank, world_size=2)
+    try:
+        logits = torch.randn(12, 7, generator=torch.Generator().manual_seed(0))
+        share = slice(0, 5) if rank == 0 else slice(5, 12)  # not the same number on both
+        recipe = dino_recipe(**{**WHOLE, "train": {"batch": 8, "micro_batch": 4}})
+        ours = objective(recipe, rank, 2)
+        loss = ours.loss(ours.batch(5, 0))
+        loss.backward()
+        values = {name: p.grad / 2 for name, p in ours.model.named_parameters() if p.grad is not None}
+        found = {
+            "targets": sinkhorn_targets(logits[share].clone(), 0.05),
+            "loss": loss.detach(),
+            "gradients": values,
+            "watch": ours.watch(5)[0],
+        }
+        torch.save(found, f"{folder}/{rank}.pt")
+    finally:
+        dist.destroy_process_group()

@@ -1,0 +1,217 @@
+"""The objective: batches and masks that the world's size does not change, two processes that compute one's loss, a
+teacher that follows its student, and a collapse that is named."""
+
+import multiprocessing
+
+import numpy as np
+import pytest
+import torch
+from dino_support import WHOLE, dino_recipe, loss_in_two_processes, objective
+from support import ROOT
+
+from lapcli.errors import UsageError
+from lapcli.objectives.dino.sinkhorn import sinkhorn_targets
+from lapcli.objectives.dino.watch import collapse, teacher_health
+from lapcli.recipe import RecipeError, load_recipe
+from lapcli.training.loop import Loop
+from lapcli.training.optimizers import Optimizers
+
+
+def by_group(step, processes, micro_batch):
+    """{group: its crops, masks and images} over all processes and micro-steps of a step."""
+    found = {}
+    for rank in range(processes):
+        ours = objective(dino_recipe(train={"batch": 16, "micro_batch": micro_batch}), rank, processes)
+        for micro_step in range(ours.batches.accumulation):
+            batch = ours.batch(step, micro_step)
+            first = ours.batches.first(micro_step, rank)
+            masks = batch.masks_MP.view(2, batch.images, -1)
+            crops = batch.global_MCHW.unflatten(0, (2, batch.images))
+            for place in range(0, batch.images, 4):
+                part = slice(place, place + 4)
+                found[(first + place) // 4] = (masks[:, part], crops[:, part])
+    return [found[group] for group in sorted(found)]
+
+
+@pytest.mark.parametrize(("processes", "micro_batch"), [(1, 4), (2, 8), (4, 4)])
+def test_masks_and_crops_of_a_group_do_not_depend_on_the_world(processes, micro_batch):
+    one, other = by_group(3, 1, 16), by_group(3, processes, micro_batch)
+    assert len(one) == len(other) == 4
+    for (masks, crops), (other_masks, other_crops) in zip(one, other, strict=True):
+        assert torch.equal(masks, other_masks)
+        assert torch.equal(crops, other_crops)
+    assert not torch.equal(one[0][0], one[1][0])
+
+
+def test_a_group_cannot_be_cut():
+    with pytest.raises(RecipeError, match="would cut"):
+        dino_recipe(train={"micro_batch": 2})
+    with pytest.raises(UsageError, match="--nproc"):
+        objective(dino_recipe(), 0, 4)  # two groups, four processes
+
+
+def test_accumulation_is_said():
+    notes = objective(dino_recipe()).notes()
+    assert "3 epochs of 2 steps" in notes[0]
+    assert "passes over 442 images" in notes[0]
+    assert "Sinkhorn-Knopp balances each by itself" in notes[1]
+    assert len(objective(dino_recipe(**WHOLE)).notes()) == 1
+
+
+def test_two_processes_give_the_sinkhorn_and_the_loss_of_one(tmp_path):
+    """Rows differ in number; each process has one group, the single one both."""
+    context = multiprocessing.get_context("forkserver")
+    children = [context.Process(target=loss_in_two_processes, args=(rank, str(tmp_path))) for rank in range(2)]
+    for child in children:
+        child.start()
+    alone = objective(dino_recipe(**WHOLE))
+    loss = alone.loss(alone.batch(5, 0))
+    loss.backward()
+    for child in children:
+        child.join(300)
+        assert child.exitcode == 0
+    parts = [torch.load(tmp_path / f"{rank}.pt") for rank in range(2)]
+    logits = torch.randn(12, 7, generator=torch.Generator().manual_seed(0))
+    assert torch.allclose(torch.cat([p["targets"] for p in parts]), sinkhorn_targets(logits, 0.05), atol=1e-6)
+    assert float(sum(p["loss"] for p in parts)) / 2 == pytest.approx(float(loss.detach()), rel=1e-5)
+    for name, parameter in alone.model.named_parameters():
+        if parameter.grad is not None:
+            both = parts[0]["gradients"][name] + parts[1]["gradients"][name]
+            assert torch.allclose(both, parameter.grad, atol=1e-5), name
+    assert parts[0]["watch"] == parts[1]["watch"]
+    assert parts[0]["watch"]["loss_ibot"] == pytest.approx(alone.watch(5)[0]["loss_ibot"], rel=1e-5)
+
+
+def test_the_loss_is_the_weighted_sum_of_its_parts():
+    for weights in ({"dino": 1.0, "koleo": 0.1, "ibot": 1.0}, {"dino": 0.5, "koleo": 2.0, "ibot": 3.0}):
+        ours = objective(dino_recipe(**{**WHOLE, "train": {**WHOLE["train"], **weights}}))
+        loss = float(ours.loss(ours.batch(0, 0)).detach())
+        seen, _ = ours.watch(0)
+        dino = (4 * seen["loss_local"] + 2 * seen["loss_global"]) / 6  # 2 local and 2 global crops: 4 and 2 pairs
+        parts = weights["dino"] * dino + weights["koleo"] * seen["loss_koleo"] + weights["ibot"] * seen["loss_ibot"]
+        assert loss == pytest.approx(parts, rel=1e-5)
+
+
+def test_the_teacher_follows_and_nothing_else_moves_it():
+    ours = objective(dino_recipe(**WHOLE))
+    teacher, student = ours.model.teacher, ours.model.student
+    for a, b in zip(teacher.parameters(), student.parameters(), strict=True):
+        assert torch.equal(a, b)
+    ours.loss(ours.batch(0, 0)).backward()
+    assert all(p.grad is None for p in teacher.parameters())
+    assert all(p.grad is not None for p in student.parameters())
+    before = [p.detach().clone() for p in teacher.parameters()]
+    with torch.no_grad():
+        for p in student.parameters():
+            p.add_(1.0)
+    ours.after_step(0)  # momentum 0.9
+    for old, new, p in zip(before, teacher.parameters(), student.parameters(), strict=True):
+        assert torch.allclose(new, 0.9 * old + 0.1 * p, atol=1e-6)
+
+
+def test_a_masked_patch_of_the_student_is_a_whole_one_of_the_teacher():
+    """With the student at rest and nothing masked twice, iBOT's targets come from what the student does not see."""
+    ours = objective(dino_recipe(**WHOLE))
+    batch = ours.batch(0, 0)
+    changed = batch.global_MCHW.clone()
+    row, patch = next(iter(batch.masks_MP.nonzero().tolist()))
+    top, left = patch // 4 * 4, patch % 4 * 4
+    changed[row, :, top : top + 4, left : left + 4] += 1.0
+    seen = [
+        network.backbone.tokens([crops], [mask])[0].detach()
+        for network, mask in ((ours.model.student, batch.masks_MP), (ours.model.teacher, None))
+        for crops in (batch.global_MCHW, changed)
+    ]
+    assert torch.equal(seen[0], seen[1])
+    assert not torch.equal(seen[2], seen[3])
+
+
+def test_each_set_of_parameters_is_clipped_by_its_own_norm():
+    ours = objective(dino_recipe(**WHOLE))
+    ours.loss(ours.batch(0, 0)).backward()
+    loop = object.__new__(Loop)
+    loop.optimizers, loop.clip = Optimizers(ours.parameter_groups()), 1e-3
+    before = {name: p.grad.clone() for name, p in ours.model.student.named_parameters()}
+    total = loop._clip()
+    norms = {}
+    for part in ("backbone", "dino_head", "ibot_head"):
+        old = torch.cat([g.flatten() for name, g in before.items() if name.startswith(part)])
+        grads = [p.grad.flatten() for name, p in ours.model.student.named_parameters() if name.startswith(part)]
+        norms[part] = float(old.norm())
+        assert float(torch.cat(grads).norm()) == pytest.approx(min(1e-3, norms[part]), rel=1e-2)
+    assert total == pytest.approx(float(np.linalg.norm(list(norms.values()))), rel=1e-5)
+
+
+def test_a_collapse_is_named_once_and_not_during_warm_up():
+    ours = objective(dino_recipe(**WHOLE))
+    with torch.no_grad():
+        for network in (ours.model.student, ours.model.teacher):
+            for block in network.backbone.blocks:
+                block.gamma_1.zero_()  # the class token sees no image
+    warnings = []
+    for step in (0, 2, 3):
+        ours.loss(ours.batch(step, 0))
+        values, warning = ours.watch(step)
+        warnings.append(warning)
+        assert values["feature_variance"] == pytest.approx(0, abs=1e-5)
+        assert values["teacher_entropy"] == pytest.approx(1, abs=1e-5)
+    assert warnings[0] is None
+    assert "collapse" in warnings[1]
+    assert warnings[2] is None
+
+
+def test_health_by_hand():
+    """Two orthogonal tokens: the mean has length sqrt(1/2). One target is uniform over 4, the other certain."""
+    tokens = torch.tensor([[3.0, 0.0], [0.0, 5.0]])
+    targets = torch.tensor([[0.25, 0.25, 0.25, 0.25], [0.0, 0.0, 1.0, 0.0]])
+    found = {name: float(value) for name, value in teacher_health(tokens, targets).items()}
+    assert found == pytest.approx({"teacher_entropy": 0.5, "prototypes_used": 1.0, "feature_variance": 0.5})
+    assert collapse(found, 2) is None
+    assert "one prototype" in collapse({**found, "prototypes_used": 0.5}, 2)
+    assert "uniform" in collapse({**found, "teacher_entropy": 1.0}, 2)
+
+
+@pytest.mark.parametrize("heads", [0, 1, 3, 5, 6])
+def test_the_five_recipes_differ_in_their_heads_alone(heads):
+    ours, base = load_recipe(ROOT / f"recipes/dino_vits_{heads}L.yaml"), load_recipe(ROOT / "recipes/dino_vits.yaml")
+    assert ours.model.laplacian_heads == heads
+    assert ours.model_copy(update={"model": base.model}) == base
+
+
+def test_the_recipe_is_the_papers_table():
+    recipe = load_recipe(ROOT / "recipes/dino_vits.yaml")
+    model, train, data, schedule = recipe.model, recipe.train, recipe.data, recipe.schedule
+    assert (model.layers, model.width, model.heads, model.patch, model.rope_base) == (12, 384, 6, 16, 100)
+    assert (model.drop_path, model.head.dino_prototypes, model.head.ibot_prototypes) == (0.1, 65_536, 65_536)
+    assert (recipe.steps / schedule.epoch_steps, train.group, recipe.optimizer.lr) == (100, 224, 1.5e-3)
+    assert (schedule.warmup_epochs, schedule.final_lr, recipe.optimizer.clip) == (10, 1e-6, 3.0)
+    assert (recipe.optimizer.weight_decay, schedule.final_weight_decay, recipe.optimizer.layer_decay) == (
+        0.04,
+        0.1,
+        0.95,
+    )
+    assert (schedule.teacher_momentum, schedule.teacher_temperature) == ([0.992, 1.0], [0.04, 0.07])
+    assert (schedule.teacher_warmup_epochs, train.dino, train.koleo, train.ibot) == (30, 1.0, 0.1, 1.0)
+    assert (data.masks.probability, data.masks.ratio) == (0.5, [0.1, 0.5])
+    crops = data.crops
+    assert (crops.global_size, crops.global_scale, crops.locals) == (224, [0.32, 1.0], 8)
+    assert (crops.local_size, crops.local_scale) == (96, [0.05, 0.32])
+    assert recipe.optimizer.betas == [0.9, 0.999]
+
+
+@pytest.mark.parametrize(
+    ("sections", "words"),
+    [
+        ({"data": {"crops": {"global_size": 18}}}, "not a multiple of model.patch"),
+        ({"data": {"masks": {"ratio": [0.01, 0.05]}}}, "hide no patch"),
+        ({"train": {"group": 1, "micro_batch": 8}}, "neighbours"),
+        ({"train": {"dino": 0, "ibot": 0}}, "nothing would be learned"),
+        ({"model": {"width": 12}}, "multiple of 4"),
+        ({"schedule": {"final_lr": 1.0}}, "beyond the peak"),
+        ({"train": {"batch": 6}}, "not a multiple of group"),
+        ({"data": {"crops": {"global_scale": [1.0, 0.3]}}}, "smaller share"),
+    ],
+)
+def test_what_cannot_be_trained_is_refused(sections, words):
+    with pytest.raises(RecipeError, match=words):
+        dino_recipe(**sections)
