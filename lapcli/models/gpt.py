@@ -85,7 +85,7 @@ class Linear(nn.Linear):
 
 
 class Embedding(nn.Embedding):
-    """Drawn by `GPT.initialise` alone: torch's own draw on the meta device imports its compiler, which takes seconds."""
+    """Drawn by `GPT.initialise`: torch's own draw on the meta device imports its compiler, which takes seconds."""
 
     def reset_parameters(self) -> None:
         if self.weight.device.type != "meta":
@@ -196,7 +196,7 @@ class GPT(nn.Module):
             self.initialise()
 
     def materialise(self) -> "GPT":
-        """Gives a model built on the meta device its storage on the CPU, as `to_empty` does, which first imports sympy."""
+        """Gives a model built on the meta device storage on the CPU. `to_empty` does so too, but imports sympy first."""
         for module in self.modules():
             for name, weight in module.named_parameters(recurse=False):
                 setattr(module, name, nn.Parameter(torch.empty(weight.shape, dtype=weight.dtype, device="cpu")))
