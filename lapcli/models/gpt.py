@@ -84,6 +84,14 @@ class Linear(nn.Linear):
         return F.linear(x, self.weight.to(x.dtype))
 
 
+class Embedding(nn.Embedding):
+    """Drawn by `GPT.initialise`: torch's own draw on the meta device imports its compiler, which takes seconds."""
+
+    def reset_parameters(self) -> None:
+        if self.weight.device.type != "meta":
+            super().reset_parameters()
+
+
 class KVCache:
     """Keys (after rotary and norm) and values of the tokens so far, for every layer."""
 
@@ -178,7 +186,7 @@ class GPT(nn.Module):
         super().__init__()
         self.config = config
         self._compiled_hidden: Callable[[Tensor], Tensor] | None = None
-        self.embed = nn.Embedding(config.vocab, config.width)
+        self.embed = Embedding(config.vocab, config.width)
         self.blocks = nn.ModuleList(Block(config, layer) for layer in range(config.layers))
         self.head = Linear(config.width, config.vocab)
         for name in ("cos_PD", "sin_PD"):
@@ -186,6 +194,15 @@ class GPT(nn.Module):
             self.register_buffer(name, table, persistent=False)
         if self.embed.weight.device.type != "meta":
             self.initialise()
+
+    def materialise(self) -> "GPT":
+        """Gives a model built on the meta device storage on the CPU. `to_empty` does so too, but imports sympy first."""
+        for module in self.modules():
+            for name, weight in module.named_parameters(recurse=False):
+                setattr(module, name, nn.Parameter(torch.empty(weight.shape, dtype=weight.dtype, device="cpu")))
+            for name, table in module.named_buffers(recurse=False):
+                setattr(module, name, torch.empty(table.shape, dtype=table.dtype, device="cpu"))
+        return self
 
     @torch.no_grad()
     def initialise(self, generator: torch.Generator | None = None) -> None:

@@ -63,7 +63,7 @@ def build_gpt(recipe: GPTRecipe, device: torch.device) -> GPT:
     with torch.device("meta"):
         model = GPT(gpt_config(recipe))
     # Drawn on the CPU: one seed gives the same weights on every rank and every device.
-    model.to_empty(device="cpu").initialise(torch.Generator().manual_seed(recipe.seed))
+    model.materialise().initialise(torch.Generator().manual_seed(recipe.seed))
     if train.precision == "bf16" or (train.precision == "auto" and device.type == "cuda"):
         model.use_bf16()
     model.to(device)

@@ -36,5 +36,6 @@ def chat_prompt(messages: Sequence[Mapping[str, str]], tokenizer: Tokenizer, ans
         raise DataError(f"a prompt cannot be rendered as a conversation: {error}") from None
     if not turns or turns[-1].role != "user":
         raise DataError("a prompt cannot be rendered as a conversation: it does not end with the user")
-    ids = [*render_prompt(turns, tokenizer), *tokenizer.encode(begun)]
-    return Prompt(tokenizer.decode(ids), ids)
+    ids = [*render_prompt(turns, tokenizer), *(tokenizer.encode(begun) if begun else ())]
+    said = "".join(f"<|{turn.role}_start|>{turn.parts[0].text}<|{turn.role}_end|>" for turn in turns)
+    return Prompt(f"<|bos|>{said}<|assistant_start|>{begun}", ids)  # as decoding the tokens would give, but at once

@@ -145,6 +145,7 @@ def test_a_system_message_and_the_beginning_of_an_answer():
     ]
     prompt = lm_of(Oracle(None), tokenizer).apply_chat_template(history, add_generation_prompt=False)
     assert prompt == "<|bos|><|user_start|>Be.\n\nQ<|user_end|><|assistant_start|>The"
+    assert tokenizer.decode(prompt.ids) == prompt
 
 
 def likelihood(context, *continuations):
