@@ -36,7 +36,9 @@ _context.set_forkserver_preload(
         "sklearn.datasets",
         "lapcli.training.start",
         "lapcli.objectives.classification",
+        "lapcli.evaluation.harness.run",
         "support",
+        "harness_support",
     ]
 )
 

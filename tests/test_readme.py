@@ -22,10 +22,16 @@ def test_there_are_commands_to_run():
 def test_command(long, line, capsys, tmp_path, monkeypatch, request):
     monkeypatch.chdir(ROOT)
     words = shlex.split(line)[1:]
-    needs_runs = words[0] in {"sft", "chat"} and not long
+    needs_runs = (words[0] in {"sft", "chat"} or "quickstart-sft" in words) and not long
     runs = request.getfixturevalue("chat_runs")[0] if needs_runs else tmp_path
     monkeypatch.setenv("LAP_RUNS", str(runs))
-    if words[0] == "eval":  # measures what the line before it trained
+    if words[0] == "eval" and long:  # its options are known, its run is not there
+        code, _, err = run_main(capsys, *words)
+        assert (code, f"there is no run {words[words.index('--run') + 1]}" in err) == (2, True), err
+        return
+    if "quickstart-sft" in words and words[0] == "eval":
+        words += ["--limit", "2", "--samples", "2", "--max-new-tokens", "8"]
+    elif words[0] == "eval":  # measures what the line before it trained
         cut = ["--set", "train.steps=2"]
         assert run_main(capsys, "train", f"recipes/{words[words.index('--run') + 1]}.yaml", *cut)[0] == 0
     elif words[0] == "train" and "vit" in words[1]:

@@ -2,7 +2,7 @@
 
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -17,6 +17,8 @@ Examples:
   lap eval --run vit_digits --tasks top1,top5
   lap eval --run vitb_cifar100_12L --checkpoint best --json
   lap eval --run vitb_imagenet_3L --data /data/imagenet --nproc 4
+  lap eval --run quickstart-sft --tasks spelling --limit 20
+  lap eval --run d20-sft --tasks arc_easy,arc_challenge,mmlu,gsm8k,humaneval --data /data/benchmarks
 """
 
 
@@ -30,18 +32,55 @@ def evaluate(
     checkpoint: Annotated[str, typer.Option("--checkpoint", help="last, best, or a step that was kept.")] = "last",
     batch: Annotated[int | None, typer.Option("--batch", min=1, help="Examples a process takes at once.")] = None,
     data: Annotated[Path | None, typer.Option("--data", help="Local folder to evaluate on, not the run's own.")] = None,
+    limit: Annotated[
+        int | None, typer.Option("--limit", min=1, help="Only the first N examples of each task; for a quick look.")
+    ] = None,
+    protocol: Annotated[
+        str | None,
+        typer.Option("--protocol", metavar="paper|harness", help="paper: chat runs' default; harness: lm-eval's own."),
+    ] = None,
+    samples: Annotated[
+        int | None, typer.Option("--samples", min=1, help="Answers to each question of gsm8k, humaneval, spelling.")
+    ] = None,
+    temperature: Annotated[float | None, typer.Option("--temperature", min=0, help="Of those answers.")] = None,
+    top_k: Annotated[int | None, typer.Option("--top-k", min=1, help="Draw among the K likeliest tokens.")] = None,
+    max_new_tokens: Annotated[int | None, typer.Option("--max-new-tokens", min=1, help="Longest answer.")] = None,
+    seed: Annotated[int | None, typer.Option("--seed", help="Of sampled answers and few-shot examples.")] = None,
+    show_prompt: Annotated[
+        int | None, typer.Option("--show-prompt", min=1, metavar="N", help="Print the first N prompts of each task.")
+    ] = None,
+    samples_out: Annotated[
+        Path | None, typer.Option("--samples-out", help="Keep every prompt, answer and verdict as jsonl here.")
+    ] = None,
+    unsafe_code_execution: Annotated[
+        bool, typer.Option("--unsafe-code-execution", help="Run generated code WITHOUT a sandbox.")
+    ] = False,
+    fresh: Annotated[bool, typer.Option("--fresh", help="Answer again what was answered before.")] = False,
     runs_dir: options.RunsDir = None,
     nproc: Annotated[str, typer.Option("--nproc", metavar="N|auto", help="Processes here; auto: one a GPU.")] = "auto",
     as_json: options.Json = False,
 ) -> None:
-    """Measure a run's weights on every example of its held-out data."""
+    """Measure a run's weights: images of its held-out data, benchmarks of a language model."""
     from lapcli.environment import runs_dir as default_runs_dir
     from lapcli.evaluation.run_tasks import evaluate_run, find_run, find_weights
-    from lapcli.evaluation.tasks import chosen_tasks
+    from lapcli.evaluation.tasks import chosen_options, chosen_tasks
     from lapcli.launch import Processes, launch, needs_launch
 
     found = find_run(runs_dir or default_runs_dir(), run)
     chosen_tasks(found.recipe.objective, tasks)
+    given: dict[str, Any] = {
+        "protocol": protocol,
+        "samples": samples,
+        "temperature": temperature,
+        "top_k": top_k,
+        "max_new_tokens": max_new_tokens,
+        "seed": seed,
+        "show_prompt": show_prompt,
+        "samples_out": samples_out,
+        "unsafe_code_execution": unsafe_code_execution,
+        "fresh": fresh,
+    }
+    chosen_options(found.recipe.objective, given)
     weights = find_weights(found, checkpoint)
     processes = Processes(nproc)
     if needs_launch(processes, found.recipe.train.device):
@@ -53,7 +92,7 @@ def evaluate(
     if is_main_process():
         shown = f"{found.path}, step {weights.step}, weights sha256 {weights.weights_sha256}"
         print(shown, file=sys.stderr)
-    evaluation = evaluate_run(found, tasks, checkpoint, batch, data)
+    evaluation = evaluate_run(found, tasks, checkpoint, batch, data, limit, given)
     if is_main_process():
         _print(evaluation, as_json)
 
@@ -64,13 +103,14 @@ def _print(evaluation: "Evaluation", as_json: bool) -> None:
     if as_json:
         print(json.dumps(evaluation.to_dict(), indent=2))
         return
-    print(f"{'task':<12}{'value':>9}{'95% interval':>20}{'examples':>11}")
-    for score in evaluation.scores:
-        low, high = score.interval
-        interval = f"{low:.2%} - {high:.2%}"
-        print(f"{score.task:<12}{score.value:>9.2%}{interval:>20}{score.count:>11,}")
+    if evaluation.limit is not None:
+        print(f"only the first {evaluation.limit:,} examples of each task (--limit)")
+    for line in evaluation.table():
+        print(line)
     print(f"\nrun          {evaluation.run.path}, step {evaluation.step}")
     print(f"weights      sha256 {evaluation.weights_sha256}")
+    for name, text in evaluation.notes.items():
+        print(f"{name:<12} {text}")
     print(f"data         {evaluation.data}")
     print(f"             sha256 {evaluation.data_sha256}")
     print(f"kept in      {evaluation.path}")

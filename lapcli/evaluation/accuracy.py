@@ -41,15 +41,20 @@ def measure_accuracy(
     batch: int,
     *,
     workers: int = 0,
+    limit: int | None = None,
     is_interrupted: Callable[[], bool] | None = None,
 ) -> Accuracy:
-    """Counts are whole numbers summed over the processes, each image once; the model's mode is put back."""
+    """Counts are whole numbers summed over the processes, each image once; the model's mode is put back.
+
+    A `limit` takes the first so many images.
+    """
     size = recipe.model.image
-    rounds = math.ceil(len(images) / (batch * world.size))
+    count = len(images) if limit is None else min(len(images), limit)
+    rounds = math.ceil(count / (batch * world.size))
 
     def examples(turn: int, _: int) -> list[Example]:
-        first = min(len(images), (turn * world.size + world.rank) * batch)
-        return [Example(0, index, 0) for index in range(first, min(len(images), first + batch))]
+        first = min(count, (turn * world.size + world.rank) * batch)
+        return [Example(0, index, 0) for index in range(first, min(count, first + batch))]
 
     reader = Reader(images, evaluation_transform(recipe.data, size), size, None)
     loader = ImageLoader(reader, examples, micro_steps=1, last=(rounds - 1, 0), workers=workers)

@@ -36,6 +36,7 @@ def evaluate(request: Request) -> Measured:
             world,
             request.batch or recipe.validation.batch or recipe.train.micro_batch,
             workers=worker_count(recipe, world.device),
+            limit=request.limit,
         )
     scores = [
         Score(task, found.top(TOP[task]), found.images, wilson_interval(found.correct[TOP[task]], found.images))

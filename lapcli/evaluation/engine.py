@@ -8,7 +8,7 @@ Shapes: B rows, V vocabulary.
 """
 
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from lapcli.data.tokenizer import Tokenizer
-from lapcli.errors import UsageError
+from lapcli.errors import LapError, UsageError
 from lapcli.evaluation.row_cache import RowCache
 from lapcli.evaluation.sampling import Sampling, draw, noise_key, uniform
 from lapcli.evaluation.tool_use import ToolUse
@@ -61,10 +61,13 @@ class _Prefix(NamedTuple):
 
 
 class Engine:
-    """`batch`: the most rows that are decoded together."""
+    """`batch`: the most rows that are decoded together. Without `uses_tools` nobody answers calls of the calculator."""
 
-    def __init__(self, model: GPT, tokenizer: Tokenizer | None = None, batch: int = 32) -> None:
+    def __init__(
+        self, model: GPT, tokenizer: Tokenizer | None = None, batch: int = 32, uses_tools: bool = True
+    ) -> None:
         self.model, self.tokenizer, self.batch = model, tokenizer, batch
+        self._tool_user = tokenizer if uses_tools else None
         ends = ("<|assistant_end|>", "<|bos|>") if tokenizer else ()
         self._ends = {tokenizer.special(name) for name in ends} if tokenizer else set()
 
@@ -82,8 +85,14 @@ class Engine:
                 completion.is_forced.append(event.is_forced)
         return completions
 
-    def stream(self, prompts: Sequence[Sequence[int]], sampling: Sampling, samples: int = 1) -> Iterator[Event]:
-        """Every token as it is there."""
+    def stream(
+        self,
+        prompts: Sequence[Sequence[int]],
+        sampling: Sampling,
+        samples: int = 1,
+        is_over: Callable[[Event], bool] | None = None,
+    ) -> Iterator[Event]:
+        """Every token as it is there. `is_over` is asked after each whether its sample is to end with it."""
         self._check(prompts, sampling)
         weight = self.model.embed.weight
         waiting = deque((p, s) for p in range(len(prompts)) for s in range(samples) if sampling.max_tokens > 0)
@@ -96,9 +105,9 @@ class Engine:
                 if prefix is None or prefix.prompt != number:
                     prefix = self._read(number, prompts[number])
                 key = noise_key(prompts[number], sampling.seed, sample)
-                row = _Row(number, sample, key, ToolUse(self.tokenizer) if self.tokenizer else None)
+                row = _Row(number, sample, key, ToolUse(self._tool_user) if self._tool_user else None)
                 (token,) = draw(prefix.logits_1V, sampling, [uniform(key, 0)])
-                yield self._take(row, token, sampling)
+                yield self._take(row, token, sampling, is_over)
                 if not row.is_done:
                     cache.add(prefix.cache)
                     rows.append(row)
@@ -107,7 +116,7 @@ class Engine:
             logits_BV = self._decode([row.token for row in rows], cache)
             tokens = draw(logits_BV, sampling, [uniform(row.key, row.count) for row in rows])
             for row, token in zip(rows, tokens, strict=True):
-                yield self._take(row, token, sampling)
+                yield self._take(row, token, sampling, is_over)
             for place in reversed(range(len(rows))):
                 if rows[place].is_done:
                     cache.remove(place)
@@ -119,14 +128,21 @@ class Engine:
         weight = self.model.embed.weight
         cache = KVCache(self.model.config, 1, len(prompt), weight.dtype, weight.device)
         x_1TC = self.model.hidden(torch.tensor([list(prompt)], device=weight.device), cache)
-        return _Prefix(number, cache, self.model.logits(x_1TC[:, -1]))  # only the last token's logits
+        return _Prefix(number, cache, self._logits(x_1TC))
 
     @torch.inference_mode()
     def _decode(self, tokens: list[int], cache: RowCache) -> Tensor:
         tokens_B1 = torch.tensor(tokens, device=self.model.embed.weight.device)[:, None]
-        return self.model.logits(self.model.hidden(tokens_B1, cache)[:, -1])
+        return self._logits(self.model.hidden(tokens_B1, cache))
 
-    def _take(self, row: _Row, drawn: int, sampling: Sampling) -> Event:
+    def _logits(self, x_BTC: Tensor) -> Tensor:
+        """Of the last token only."""
+        logits_BV = self.model.logits(x_BTC[:, -1])
+        if not torch.isfinite(logits_BV).all():
+            raise LapError("the model gives logits that are not finite; nothing can be drawn from these weights")
+        return logits_BV
+
+    def _take(self, row: _Row, drawn: int, sampling: Sampling, is_over: Callable[[Event], bool] | None) -> Event:
         """The drawn token, unless the calculator has the word."""
         is_forced = bool(row.forced)
         token = row.forced.popleft() if is_forced else drawn
@@ -136,7 +152,10 @@ class Engine:
         row.is_done = is_end or row.count >= sampling.max_tokens
         if row.tool is not None and not is_forced:
             row.forced.extend(row.tool.after(token))
-        return Event(row.prompt, row.sample, token, is_forced, is_end)
+        event = Event(row.prompt, row.sample, token, is_forced, is_end)
+        if is_over is not None and is_over(event):
+            row.is_done = True
+        return event
 
     def _check(self, prompts: Sequence[Sequence[int]], sampling: Sampling) -> None:
         longest = max((len(prompt) for prompt in prompts), default=0)

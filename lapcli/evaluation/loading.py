@@ -19,12 +19,16 @@ class LoadedGPT(NamedTuple):
     weights_sha256: str
 
 
-def load_gpt(run: Run, world: World | None = None) -> LoadedGPT:
-    """Weights are checked against their hash and their head plan, the tokenizer against the one they were made with."""
+def load_gpt(run: Run, world: World | None = None, saved: checkpoint.Checkpoint | None = None) -> LoadedGPT:
+    """Weights are checked against their hash and their head plan, the tokenizer against the one they were made with.
+
+    `saved`: the checkpoint to load; by default the newest that is whole.
+    """
     recipe = run.recipe
     if not isinstance(recipe, GPTRecipe):
         raise UsageError(f"{run.path} is no run of a GPT; use --run")
-    saved = checkpoint.newest(run.checkpoints, warn=lambda text: print(f"lap: {text}", file=sys.stderr))
+    if saved is None:
+        saved = checkpoint.newest(run.checkpoints, warn=lambda text: print(f"lap: {text}", file=sys.stderr))
     if saved is None:
         raise DataError(f"{run.path} has no whole checkpoint; run its command again")
     tokenizer = Tokenizer.from_file(run.path / "tokenizer.json")

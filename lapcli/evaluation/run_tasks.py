@@ -1,11 +1,12 @@
 """Evaluates a run: finds it and its weights, measures, and keeps the result under the run's `eval/`."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from lapcli.errors import UsageError
-from lapcli.evaluation.tasks import EVALUATORS, Request, Score, chosen_tasks
+from lapcli.evaluation.tasks import EVALUATORS, Request, Score, chosen_options, chosen_tasks
 from lapcli.files import write_json
 from lapcli.runs import Run, newest_run, read_run, read_summary
 from lapcli.training import checkpoint
@@ -23,6 +24,10 @@ class Evaluation:
     data_sha256: str
     scores: list[Score]
     path: Path  # where it is kept
+    limit: int | None = None
+    details: dict[str, Any] = field(default_factory=dict)
+    lines: list[str] = field(default_factory=list)
+    notes: dict[str, str] = field(default_factory=dict)
 
     def to_dict(self) -> dict[str, Any]:
         return {
@@ -32,8 +37,21 @@ class Evaluation:
             "weights_sha256": self.weights_sha256,
             "data": self.data,
             "data_sha256": self.data_sha256,
+            "limit": self.limit,
+            **self.details,
             "tasks": {score.task: score.to_dict() for score in self.scores},
         }
+
+    def table(self) -> list[str]:
+        """For people: a line a task, or what the evaluator laid out itself."""
+        if self.lines:
+            return self.lines
+        lines = [f"{'task':<12}{'value':>9}{'95% interval':>20}{'examples':>11}"]
+        for score in self.scores:
+            low, high = score.interval
+            interval = f"{low:.2%} - {high:.2%}"
+            lines.append(f"{score.task:<12}{score.value:>9.2%}{interval:>20}{score.count:>11,}")
+        return lines
 
 
 def find_run(runs_dir: Path, name: str | None) -> Run:
@@ -66,18 +84,39 @@ def find_weights(run: Run, which: str) -> checkpoint.Checkpoint:
 
 
 def evaluate_run(
-    run: Run, tasks: str | None = None, which: str = "last", batch: int | None = None, data: Path | None = None
+    run: Run,
+    tasks: str | None = None,
+    which: str = "last",
+    batch: int | None = None,
+    data: Path | None = None,
+    limit: int | None = None,
+    options: Mapping[str, Any] | None = None,
 ) -> Evaluation:
     """Measures on every process there is; rank 0 keeps the result."""
     names = chosen_tasks(run.recipe.objective, tasks)
+    chosen = chosen_options(run.recipe.objective, options or {})
     weights = find_weights(run, which)
     world = join_world(run.recipe.train.device)
     try:
-        request = Request(run, weights, names, world, batch, data)
+        request = Request(run, weights, names, world, batch, data, limit, chosen)
         measured = EVALUATORS[run.recipe.objective].evaluate(request)
-        path = run.path / EVAL / f"step-{weights.step:06d}_{'+'.join(names)}_{measured.data_sha256[:8]}.json"
+        limited = "" if limit is None else f"_limit{limit}"
+        how = f"_{measured.name}" if measured.name else ""
+        what = "+".join(names).replace("/", "_")[:100]
+        name = f"step-{weights.step:06d}_{what}{how}{limited}_{measured.data_sha256[:8]}.json"
+        path = run.path / EVAL / name
         found = Evaluation(
-            run, weights.step, weights.weights_sha256, measured.data, measured.data_sha256, measured.scores, path
+            run,
+            weights.step,
+            weights.weights_sha256,
+            measured.data,
+            measured.data_sha256,
+            measured.scores,
+            path,
+            limit,
+            measured.details,
+            measured.lines,
+            measured.notes,
         )
         if world.is_main:
             path.parent.mkdir(exist_ok=True)

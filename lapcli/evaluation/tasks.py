@@ -1,7 +1,8 @@
 """What `lap eval` can measure: a registry of evaluators keyed by the kind of run, that is its objective.
 
-An evaluator names its tasks and measures some of them on the weights of a run. One that needs a library of its own
-imports it when it is asked, so that listing the tasks costs nothing.
+An evaluator names its tasks and options and measures some of the tasks on the weights of a run. One that needs a
+library of its own imports it when it is asked, so that listing the tasks costs nothing. An option that a kind of run
+does not name is refused there, not ignored.
 """
 
 import math
@@ -41,6 +42,8 @@ class Request:
     world: World
     batch: int | None = None
     data: Path | None = None  # instead of the run's own
+    limit: int | None = None  # only the first so many examples of each task
+    options: Mapping[str, Any] = field(default_factory=dict)  # what was asked for, of those that the evaluator names
 
 
 @dataclass(frozen=True)
@@ -48,39 +51,97 @@ class Measured:
     scores: list[Score]
     data: str  # where it came from
     data_sha256: str
+    details: dict[str, Any] = field(default_factory=dict)  # what else the result has to name
+    lines: list[str] = field(default_factory=list)  # a table of its own; by default value and interval of every score
+    notes: dict[str, str] = field(default_factory=dict)  # lines under the table, by their first word
+    name: str = ""  # what tells results of other settings apart, in the name of the file
 
 
 @dataclass(frozen=True)
 class Evaluator:
     tasks: Mapping[str, str]  # name: what it measures
     module: str  # has `evaluate(request: Request) -> Measured`
+    options: Sequence[str] = ()  # of its own, besides the batch, the data and the limit
+    default: Sequence[str] | None = None  # the tasks of a call that names none; all of them if none are given
+    other_tasks: bool = False  # names that are not among `tasks` are for the module to find
 
     @property
     def evaluate(self) -> Callable[[Request], Measured]:
         return import_module(self.module).evaluate
 
 
+PAPER_TASKS = ("arc_easy", "arc_challenge", "mmlu", "gsm8k", "humaneval")
+_LANGUAGE = Evaluator(
+    {
+        "arc_easy": "questions of school science, easy ones",
+        "arc_challenge": "... hard ones",
+        "mmlu": "questions of 57 subjects",
+        "gsm8k": "word problems of school mathematics",
+        "humaneval": "Python functions, by running their tests",
+        "spelling": "letters in words, counted (needs no data)",
+        "bpb": "bits per byte of held-out text",
+    },
+    "lapcli.evaluation.harness.run",
+    options=(
+        "protocol",
+        "samples",
+        "temperature",
+        "top_k",
+        "max_new_tokens",
+        "seed",
+        "show_prompt",
+        "samples_out",
+        "unsafe_code_execution",
+        "fresh",
+    ),
+    default=PAPER_TASKS,
+    other_tasks=True,
+)
+
 EVALUATORS: dict[str, Evaluator] = {
     "classification": Evaluator(
         {"top1": "share of images whose class is the first guess", "top5": "... is among the first five guesses"},
         "lapcli.evaluation.classification",
     ),
+    "language_model": _LANGUAGE,
+    "chat": _LANGUAGE,
 }
 
 
 def chosen_tasks(objective: str, text: str | None) -> list[str]:
-    """The tasks of a comma-separated list, all of the kind's if there is none."""
-    if objective not in EVALUATORS:
-        raise UsageError(f"a run of {objective} has no evaluation tasks yet; runs of {', '.join(EVALUATORS)} have")
-    known = EVALUATORS[objective].tasks
-    names = list(known) if text is None else list(dict.fromkeys(part.strip() for part in text.split(",")))
+    """The tasks of a comma-separated list, the kind's own if there is none."""
+    evaluator = _evaluator(objective)
+    known = evaluator.tasks
+    if text is None:
+        return list(known if evaluator.default is None else evaluator.default)
+    names = list(dict.fromkeys(part.strip() for part in text.split(",")))
     for name in names:
-        if name not in known:
+        if name not in known and not (evaluator.other_tasks and name):
             raise UsageError(f"--tasks: no task {name[:60]!r} for a run of {objective}; there are {', '.join(known)}")
     return names
 
 
-def wilson_interval(successes: int, count: int, z: float = 1.959963984540054) -> tuple[float, float]:
+def chosen_options(objective: str, given: Mapping[str, Any]) -> dict[str, Any]:
+    """The options that were asked for (neither none nor false); one that the kind of run does not have is refused."""
+    evaluator = _evaluator(objective)
+    chosen = {name: value for name, value in given.items() if value is not None and value is not False}
+    for name in chosen:
+        if name not in evaluator.options:
+            kinds = [kind for kind, other in EVALUATORS.items() if name in other.options]
+            raise UsageError(
+                f"--{name.replace('_', '-')} means nothing for a run of {objective}, only for {' and '.join(kinds)}; "
+                "leave it out"
+            )
+    return chosen
+
+
+def _evaluator(objective: str) -> Evaluator:
+    if objective not in EVALUATORS:
+        raise UsageError(f"a run of {objective} has no evaluation tasks yet; runs of {', '.join(EVALUATORS)} have")
+    return EVALUATORS[objective]
+
+
+def wilson_interval(successes: float, count: int, z: float = 1.959963984540054) -> tuple[float, float]:
     """The 95% score interval of a proportion; within [0, 1] and of some width even at 0 and 1."""
     share = successes / count
     centre = share + z * z / (2 * count)

@@ -17,12 +17,18 @@ def multiple_choice_question(question: str, choices: Sequence[str], labels: Sequ
 
 def multiple_choice(row: Any) -> list[Turn]:
     """A row of MMLU or ARC in any of the forms in which they are around."""
+    question, choices, labels, answer = read_choices(row)
+    return question_and_answer(multiple_choice_question(question, choices, labels), answer)
+
+
+def read_choices(row: Any) -> tuple[str, list[str], list[str], str]:
+    """Question, choices, their labels, and the right one's label; raises Malformed."""
     question, choices, labels, answer = _read_choices(row)
     if len(choices) != len(labels) or not choices:
         raise Malformed(f"{len(choices)} choices and {len(labels)} labels")
     if answer not in labels:
         raise Malformed(f"the answer {str(answer)[:20]!r} is none of the labels {', '.join(labels)[:60]}")
-    return question_and_answer(multiple_choice_question(question, choices, labels), answer)
+    return question, choices, labels, answer
 
 
 def gsm8k(row: Any) -> list[Turn]:

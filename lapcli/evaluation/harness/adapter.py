@@ -1,0 +1,219 @@
+"""Our GPT as a model of lm-eval: requests in, answers out, journalled and shared over the processes.
+
+Text prompts get <|bos|> before them, as every document has in training; chat prompts carry their tokens. A text that is
+longer than the training context loses its beginning, as in lm-eval's own models; chat prompts stay whole.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from lm_eval.api.instance import Instance
+from lm_eval.api.model import TemplateLM
+from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
+
+from lapcli.data.tokenizer import Tokenizer
+from lapcli.errors import DataError, UsageError
+from lapcli.evaluation.harness.crew import Crew
+from lapcli.evaluation.harness.journal import Journal
+from lapcli.evaluation.harness.likelihood import Question
+from lapcli.evaluation.harness.prompt import Prompt, chat_prompt
+from lapcli.evaluation.harness.worker import GenerationJob, LikelihoodJob
+from lapcli.evaluation.sampling import Sampling
+
+DEFAULT_NEW_TOKENS = 256  # lm-eval's
+_UNDERSTOOD = {"until", "do_sample", "temperature", "top_k", "max_gen_toks", "max_tokens", "max_new_tokens"}
+_NEUTRAL: dict[str, Any] = {"top_p": 1.0, "num_beams": 1, "min_p": 0.0}
+
+
+class LapLM(TemplateLM):
+    """One for each task: it knows where the task's answers are journalled."""
+
+    def __init__(
+        self, tokenizer: Tokenizer, context: int, crew: Crew, *, task: str, seed: int, journal: Path | None = None
+    ) -> None:
+        super().__init__()
+        self._tokenizer, self._crew, self._task, self._seed = tokenizer, crew, task, seed
+        self.max_length = context
+        self._folder = journal
+        self._known: dict[str, Any] = Journal(journal).read()
+        self._encoded: dict[str, list[int]] = {}
+        self.resumed = 0  # documents whose answers were there already
+        self.truncated = 0  # prompts that lost their beginning
+        self.beyond_context = 0  # chat prompts, whole, that are longer than the training context
+
+    @property
+    def eot_token_id(self) -> int:
+        return self._tokenizer.bos
+
+    @property
+    def max_gen_toks(self) -> int:
+        return DEFAULT_NEW_TOKENS
+
+    @property
+    def tokenizer_name(self) -> str:
+        return self._tokenizer.sha256
+
+    def tok_encode(self, string: str, add_special_tokens: bool | None = None, **_: Any) -> list[int]:
+        if isinstance(string, Prompt):
+            return list(string.ids)
+        found = self._encoded.get(string)
+        ids = self._tokenizer.encode(string) if found is None else found
+        return ids if add_special_tokens is False else [self._tokenizer.bos, *ids]
+
+    def apply_chat_template(
+        self, chat_history: list[dict[str, str]], add_generation_prompt: bool = True, **_: Any
+    ) -> Prompt:
+        return chat_prompt(chat_history, self._tokenizer, answer_begins=not add_generation_prompt)
+
+    def _encode_pair(self, context: str, continuation: str) -> tuple[list[int], list[int]]:
+        if isinstance(context, Prompt):
+            return list(context.ids), self.tok_encode(continuation, add_special_tokens=False)
+        return super()._encode_pair(context, continuation)
+
+    def loglikelihood(self, requests: list[Instance], disable_tqdm: bool = True) -> list[tuple[float, bool]]:
+        for request in requests:
+            if not request.args[1]:
+                raise DataError(f"{self._task}: document {request.doc_id} has an empty answer, which has no likelihood")
+        texts = {text for request in requests for text in self._texts(*request.args[:2])}
+        self._encoded = dict(zip(texts, self._tokenizer.encode_batch(list(texts)), strict=True))
+        try:
+            return super().loglikelihood(requests, disable_tqdm=True)
+        finally:
+            self._encoded = {}
+
+    def _texts(self, context: str, continuation: str) -> list[str]:
+        """What will be encoded, so that it can be in one call on all cores."""
+        if isinstance(context, Prompt) or not context:
+            return [continuation]
+        return [context.rstrip(), context + continuation]
+
+    def _loglikelihood_tokens(
+        self, requests: list[tuple[tuple[str, str], list[int], list[int]]], **_: Any
+    ) -> list[tuple[float, bool]]:
+        groups: dict[tuple[int, ...], dict[tuple[int, ...], list[int]]] = {}  # context: continuation: requests
+        for number, (_, context, continuation) in enumerate(requests):
+            groups.setdefault(tuple(context), {}).setdefault(tuple(continuation), []).append(number)
+        for group in groups.values():
+            self._check([requests[number][0][1] for numbers in group.values() for number in numbers], list(group))
+        items = [
+            self._questions(context, list(group), requests[next(iter(group.values()))[0]][0][0])
+            for context, group in groups.items()
+        ]
+        answers: list[tuple[float, bool]] = [(0.0, False)] * len(requests)
+        for group, found in zip(groups.values(), self._likelihoods(items), strict=True):
+            for numbers, (logprob, is_greedy) in zip(group.values(), found, strict=True):
+                for number in numbers:
+                    answers[number] = (logprob, is_greedy)
+        return answers
+
+    def _check(self, texts: list[str], continuations: list[tuple[int, ...]]) -> None:
+        """Answers that would be compared by chance: without a token, or letters of unequal tokens."""
+        if not all(continuations):
+            raise DataError(
+                f"{self._task}: one of the answers {', '.join(map(repr, texts))[:80]} is no token of its own after its "
+                "prompt, whose last token swallows it; this tokenizer cannot be evaluated on it"
+            )
+        letters = {text.strip() for text in texts}
+        are_letters = len(letters) > 1 and all(len(letter) == 1 for letter in letters)
+        if are_letters and (any(len(each) != 1 for each in continuations) or len(continuations) != len(letters)):
+            raise DataError(
+                f"{self._task}: not every one of the letters {', '.join(sorted(letters))} is a token of its own in "
+                "this tokenizer, so that they cannot be compared; train with a larger tokenizer.vocab"
+            )
+
+    def _questions(self, context: tuple[int, ...], continuations: list[tuple[int, ...]], text: str) -> list[Question]:
+        longest = len(context) + max(map(len, continuations)) - 1
+        if longest <= self.max_length:
+            return [Question(context, tuple(continuations))]
+        if isinstance(text, Prompt):
+            self.beyond_context += 1
+            return [Question(context, tuple(continuations))]
+        # Each continuation leaves another part of the context, so that nothing is shared.
+        self.truncated += 1
+        cut = []
+        for continuation in continuations:
+            continuation = continuation[-self.max_length :]
+            room = self.max_length + 1 - len(continuation)
+            cut.append(Question(context[-room:], (continuation,)))
+        return cut
+
+    def loglikelihood_rolling(self, requests: list[Instance], disable_tqdm: bool = True) -> list[float]:
+        texts = [request.args[0] for request in requests]
+        items = []
+        for text, ids in zip(texts, self._tokenizer.encode_batch(texts), strict=True):
+            if not ids:
+                raise DataError(f"{self._task}: an empty document has no likelihood; remove it")
+            del text
+            windows = get_rolling_token_windows(
+                ids, prefix_token=self._tokenizer.bos, max_seq_len=self.max_length, context_len=1
+            )
+            pairs = (make_disjoint_window(window) for window in windows)
+            items.append([Question(tuple(context), (tuple(target),)) for context, target in pairs])
+        return [sum(logprob for logprob, _ in found) for found in self._likelihoods(items)]
+
+    def generate_until(self, requests: list[Instance], disable_tqdm: bool = True) -> list[str]:
+        """lm-eval repeats a request as often as it wants samples; they are drawn together."""
+        groups: list[tuple[Instance, int]] = []
+        for request in requests:
+            if groups and groups[-1][0] is request:
+                groups[-1] = (request, groups[-1][1] + 1)
+            else:
+                groups.append((request, 1))
+        jobs: dict[Any, list[int]] = {}
+        for number, (request, samples) in enumerate(groups):
+            jobs.setdefault((*self._sampling(request.args[1]), samples, _is_chat(request)), []).append(number)
+        answers: list[list[str]] = [[] for _ in groups]
+        for (sampling, until, samples, is_chat), numbers in jobs.items():
+            items = [self._prompt(groups[number][0].args[0], sampling.max_tokens) for number in numbers]
+            job = GenerationJob(items, self._task, sampling, samples, until, is_chat, self._folder)
+            for number, found in zip(numbers, self._do(job, len), strict=True):
+                answers[number] = found
+        return [text for group in answers for text in group]
+
+    def _sampling(self, given: Mapping[str, Any]) -> tuple[Sampling, tuple[str, ...]]:
+        unknown = [name for name in given if name not in _UNDERSTOOD and given[name] != _NEUTRAL.get(name)]
+        draws = bool(given.get("do_sample")) and float(given.get("temperature", 1.0)) > 0
+        if unknown and (draws or unknown[0] not in _NEUTRAL):
+            raise UsageError(
+                f"{self._task} asks for generation with {', '.join(sorted(unknown))}, which `lap` does not have; "
+                "choose another task"
+            )
+        until = given.get("until") or []
+        tokens = next((given[n] for n in ("max_gen_toks", "max_new_tokens", "max_tokens") if n in given), None)
+        return (
+            Sampling(
+                int(tokens or DEFAULT_NEW_TOKENS),
+                float(given.get("temperature", 1.0)) if draws else 0.0,
+                given.get("top_k") if draws else None,
+                self._seed,
+            ),
+            tuple([until] if isinstance(until, str) else until),
+        )
+
+    def _prompt(self, context: str, new_tokens: int) -> tuple[int, ...]:
+        ids = tuple(self.tok_encode(context))
+        if isinstance(context, Prompt):
+            self.beyond_context += len(ids) > self.max_length
+            return ids
+        room = max(self.max_length - new_tokens, self.max_length // 2)
+        self.truncated += len(ids) > room
+        return ids[-room:]
+
+    def _likelihoods(self, items: Sequence[Sequence[Question]]) -> list[Any]:
+        job = LikelihoodJob(items, self._task, self._folder)
+        return self._do(job, lambda item: sum(question.length for question in item))
+
+    def _do(self, job: LikelihoodJob | GenerationJob, cost: Callable[[Any], float]) -> list[Any]:
+        """What the journal does not have is worked on."""
+        keys = [job.key(item) for item in job.items]  # type: ignore[arg-type]
+        missing = [number for number, key in enumerate(keys) if key not in self._known]
+        self.resumed += len(keys) - len(missing)
+        if missing:
+            for number, answer in zip(missing, self._crew.do(job.share(missing), cost), strict=True):
+                self._known[keys[number]] = answer
+        return [self._known[key] for key in keys]
+
+
+def _is_chat(request: Instance) -> bool:
+    return isinstance(request.args[0], Prompt)

@@ -1,0 +1,58 @@
+"""What was answered already: a line of JSON for each document, written as soon as it is scored.
+
+A killed evaluation reads it and goes on. The folder belongs to one set of weights, task and settings, and a line to the
+very tokens of its prompt, so that nothing stale can be found in it. Batch sizes and numbers of processes are no part of
+it: they do not change answers. Every process writes a file of its own.
+"""
+
+import hashlib
+import json
+import shutil
+from pathlib import Path
+from typing import IO, Any
+
+
+def line_key(*parts: Any) -> str:
+    return hashlib.blake2b(json.dumps(parts, sort_keys=True).encode(), digest_size=16).hexdigest()
+
+
+class Journal:
+    """`folder`: none keeps nothing."""
+
+    def __init__(self, folder: Path | None, rank: int = 0) -> None:
+        self._folder, self._rank = folder, rank
+        self._file: IO[str] | None = None
+
+    def read(self) -> dict[str, Any]:
+        """Of all processes; a line that a kill cut short is as if it had not been written."""
+        found: dict[str, Any] = {}
+        for path in sorted(self._folder.glob("*.jsonl")) if self._folder else ():
+            for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
+                try:
+                    entry = json.loads(line)
+                    found[entry["key"]] = entry["value"]
+                except (ValueError, KeyError, TypeError):
+                    continue
+        return found
+
+    def add(self, key: str, value: Any) -> None:
+        if self._folder is None:
+            return
+        if self._file is None:
+            self._folder.mkdir(parents=True, exist_ok=True)
+            path = self._folder / f"process-{self._rank}.jsonl"
+            is_cut = path.is_file() and not path.read_bytes().endswith(b"\n")
+            self._file = path.open("a", encoding="utf-8")
+            if is_cut:
+                self._file.write("\n")
+        self._file.write(json.dumps({"key": key, "value": value}) + "\n")
+        self._file.flush()
+
+    def clear(self) -> None:
+        if self._folder is not None:
+            shutil.rmtree(self._folder, ignore_errors=True)
+
+    def close(self) -> None:
+        if self._file is not None:
+            self._file.close()
+            self._file = None

@@ -1,0 +1,143 @@
+"""Log-likelihoods of continuations, with whatever they share computed once.
+
+A question is a context and its continuations. All of them are one row of a forward: the context, then the continuations
+side by side, each at the positions that follow the context and blind to the others. The head is applied only where a
+token is predicted. A question whose continuations are single tokens (letters) is its context alone: one row, one
+position.
+
+Shapes: B questions, T tokens of a row, N predicting positions, C width, V vocabulary.
+"""
+
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from lapcli.errors import LapError
+from lapcli.models.gpt import GPT, KVCache
+
+_LOGITS_AT_ONCE = 1 << 24
+
+NOT_FINITE = "the model gives logits that are not finite; these weights cannot be evaluated"
+
+
+class Question(NamedTuple):
+    context: tuple[int, ...]
+    continuations: tuple[tuple[int, ...], ...]
+
+    @property
+    def length(self) -> int:
+        """Of its row: the last token of a continuation is only predicted."""
+        return len(self.context) + sum(len(continuation) - 1 for continuation in self.continuations)
+
+
+class Likelihood(NamedTuple):
+    logprob: float
+    is_greedy: bool  # every token is the likeliest one
+
+
+class _SideBySide(KVCache):
+    """Not a cache: positions and mask of rows whose continuations stand side by side."""
+
+    def __init__(self, positions_BT: Tensor, mask_B1TT: Tensor) -> None:
+        self.position = 0
+        self.mask = mask_B1TT
+        self._positions_BT = positions_BT
+
+    def positions(self, tokens: int) -> slice | Tensor:
+        return self._positions_BT
+
+    def advance(self, tokens: int) -> None:
+        pass
+
+    def insert(self, layer: int, k_BGTD: Tensor, v_BGTD: Tensor) -> tuple[Tensor, Tensor]:
+        return k_BGTD, v_BGTD
+
+
+def score(model: GPT, questions: Sequence[Question], batch: int) -> Iterator[tuple[int, list[Likelihood]]]:
+    """The number of a question and the likelihoods of its continuations, as they come: longest rows first."""
+    for question in questions:
+        if not question.context or not all(question.continuations):
+            raise LapError("an empty context or continuation has no likelihood")
+    order = sorted(range(len(questions)), key=lambda number: (-questions[number].length, number))
+    for start in range(0, len(order), batch):
+        numbers = order[start : start + batch]
+        yield from zip(numbers, _score_batch(model, [questions[number] for number in numbers]), strict=True)
+
+
+@torch.inference_mode()
+def _score_batch(model: GPT, questions: Sequence[Question]) -> list[list[Likelihood]]:
+    device = model.embed.weight.device
+    longest = max(question.length for question in questions)
+    tokens_BT = torch.zeros(len(questions), longest, dtype=torch.long)
+    positions_BT = torch.zeros_like(tokens_BT)
+    segments_BT = torch.full_like(tokens_BT, -1)  # 0: the context, n: the n-th continuation, -1: padding
+    places: list[list[list[int]]] = []  # of each question and continuation: where its tokens are predicted
+    for row, (context, continuations) in enumerate(questions):
+        end = len(context)
+        tokens_BT[row, :end] = torch.tensor(context)
+        positions_BT[row, :end] = torch.arange(end)
+        segments_BT[row, :end] = 0
+        here = []
+        for number, continuation in enumerate(continuations, start=1):
+            inputs = len(continuation) - 1
+            part = slice(end, end + inputs)
+            tokens_BT[row, part] = torch.tensor(continuation[:-1], dtype=torch.long)
+            positions_BT[row, part] = torch.arange(len(context), len(context) + inputs)
+            segments_BT[row, part] = number
+            here.append([len(context) - 1, *range(end, end + inputs)])
+            end += inputs
+        places.append(here)
+    cache = None
+    if int(segments_BT.max()) > 0:  # contexts alone are plain causal rows; padding comes after what is read
+        cache = _SideBySide(positions_BT.to(device), _mask(positions_BT, segments_BT).to(device))
+    x_BTC = model.hidden(tokens_BT.to(device), cache)
+
+    predicting = {(row, place): 0 for row, here in enumerate(places) for each in here for place in each}
+    predicting = {key: number for number, key in enumerate(predicting)}
+    wanted: list[list[int]] = [[] for _ in predicting]
+    for row, question in enumerate(questions):
+        for each, continuation in zip(places[row], question.continuations, strict=True):
+            for place, token in zip(each, continuation, strict=True):
+                wanted[predicting[row, place]].append(token)
+    rows, columns = zip(*predicting, strict=True)
+    found = _log_probabilities(model, x_BTC[list(rows), list(columns)], wanted)
+    return [
+        [
+            _likelihood([found[predicting[row, place]][token] for place, token in zip(each, continuation, strict=True)])
+            for each, continuation in zip(places[row], question.continuations, strict=True)
+        ]
+        for row, question in enumerate(questions)
+    ]
+
+
+def _mask(positions_BT: Tensor, segments_BT: Tensor) -> Tensor:
+    """Who sees whom: the context and one's own continuation, up to oneself."""
+    mine, theirs = segments_BT[:, :, None], segments_BT[:, None, :]
+    not_later = positions_BT[:, None, :] <= positions_BT[:, :, None]
+    return (((theirs == 0) | (theirs == mine)) & not_later)[:, None]
+
+
+def _log_probabilities(model: GPT, x_NC: Tensor, wanted: list[list[int]]) -> list[dict[int, Likelihood]]:
+    """Of the wanted tokens at each position. Logits are float32, their sum is taken in float64 where the device can."""
+    found: list[dict[int, Likelihood]] = []
+    at_once = max(1, _LOGITS_AT_ONCE // model.config.vocab)
+    for start in range(0, len(x_NC), at_once):
+        logits_NV = model.logits(x_NC[start : start + at_once])
+        if not torch.isfinite(logits_NV).all():
+            raise LapError(NOT_FINITE)
+        if logits_NV.device.type != "mps":
+            logits_NV = logits_NV.double()
+        total_N = logits_NV.logsumexp(dim=-1)
+        likeliest_N = logits_NV.argmax(dim=-1).tolist()
+        for row, tokens in enumerate(wanted[start : start + at_once]):
+            logprobs = (logits_NV[row, tokens] - total_N[row]).tolist()
+            found.append(
+                {token: Likelihood(p, token == likeliest_N[row]) for token, p in zip(tokens, logprobs, strict=True)}
+            )
+    return found
+
+
+def _likelihood(tokens: Sequence[Likelihood]) -> Likelihood:
+    return Likelihood(sum(token.logprob for token in tokens), all(token.is_greedy for token in tokens))

@@ -1,0 +1,128 @@
+"""What each process does with its share: likelihoods and generations, journalled as they come."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from lapcli.data.tokenizer import SPECIAL_TOKENS, Tokenizer
+from lapcli.evaluation.engine import Engine, Event
+from lapcli.evaluation.harness.journal import Journal, line_key
+from lapcli.evaluation.harness.likelihood import Question, score
+from lapcli.evaluation.sampling import Sampling
+from lapcli.models.gpt import GPT
+
+Progress = Callable[[str, int, int], None]
+
+
+@dataclass(frozen=True)
+class LikelihoodJob:
+    """An item is a document as questions: one, or several where it does not fit into one row."""
+
+    items: Sequence[Sequence[Question]]
+    task: str
+    journal: Path | None = None
+
+    def key(self, item: Sequence[Question]) -> str:
+        return line_key("likelihood", item)
+
+    def share(self, numbers: Sequence[int]) -> "LikelihoodJob":
+        return replace(self, items=[self.items[number] for number in numbers])
+
+
+@dataclass(frozen=True)
+class GenerationJob:
+    """An item is a prompt's tokens; its answer is `samples` texts."""
+
+    items: Sequence[tuple[int, ...]]
+    task: str
+    sampling: Sampling
+    samples: int
+    until: tuple[str, ...]  # texts that end an answer and are no part of it
+    is_chat: bool  # the calculator answers, and special tokens stay visible
+    journal: Path | None = None
+
+    def key(self, item: tuple[int, ...]) -> str:
+        given = self.sampling
+        settings = [given.max_tokens, given.temperature, given.top_k, given.seed]
+        return line_key("generation", item, settings, self.samples, self.until, self.is_chat)
+
+    def share(self, numbers: Sequence[int]) -> "GenerationJob":
+        return replace(self, items=[self.items[number] for number in numbers])
+
+
+class Worker:
+    """`batch`: questions at once."""
+
+    def __init__(self, model: GPT, tokenizer: Tokenizer, batch: int, rank: int, progress: Progress | None) -> None:
+        self._model, self._tokenizer, self._batch, self._rank = model, tokenizer, batch, rank
+        self._progress = progress or (lambda doing, done, total: None)
+        self._special = {tokenizer.special(name) for name in SPECIAL_TOKENS}
+
+    def work(self, job: LikelihoodJob | GenerationJob) -> list[Any]:
+        journal = Journal(job.journal, self._rank)
+        try:
+            if isinstance(job, LikelihoodJob):
+                return self._likelihoods(job, journal)
+            return self._generate(job, journal)
+        finally:
+            journal.close()
+
+    def _likelihoods(self, job: LikelihoodJob, journal: Journal) -> list[Any]:
+        questions = [(number, part) for number, item in enumerate(job.items) for part in range(len(item))]
+        found: list[list[Any]] = [[None] * len(item) for item in job.items]
+        missing = [len(item) for item in job.items]
+        done = 0
+        for place, likelihoods in score(self._model, [job.items[n][part] for n, part in questions], self._batch):
+            number, part = questions[place]
+            found[number][part] = [[likelihood.logprob, likelihood.is_greedy] for likelihood in likelihoods]
+            missing[number] -= 1
+            if not missing[number]:
+                found[number] = [likelihood for each in found[number] for likelihood in each]
+                journal.add(job.key(job.items[number]), found[number])
+                done += 1
+                self._progress(job.task, done, len(job.items))
+        return found
+
+    def _generate(self, job: GenerationJob, journal: Journal) -> list[Any]:
+        engine = Engine(self._model, self._tokenizer, batch=self._batch * job.samples, uses_tools=job.is_chat)
+        tokens: list[list[list[int]]] = [[[] for _ in range(job.samples)] for _ in job.items]
+        running = [job.samples] * len(job.items)
+        answers: list[Any] = [None] * len(job.items)
+        stops = [text.encode() for text in job.until]
+        done = 0
+
+        def is_over(event: Event) -> bool:
+            """Also counts the answers of a prompt, and keeps them when the last one is there."""
+            nonlocal done
+            mine = tokens[event.prompt][event.sample]
+            if not event.is_end:
+                mine.append(event.token)
+            over = event.is_end or len(mine) >= job.sampling.max_tokens or self._has_stop(mine, stops)
+            if over:
+                running[event.prompt] -= 1
+                if not running[event.prompt]:
+                    answers[event.prompt] = [self._text(each, job) for each in tokens[event.prompt]]
+                    journal.add(job.key(job.items[event.prompt]), answers[event.prompt])
+                    done += 1
+                    self._progress(job.task, done, len(job.items))
+            return over
+
+        for _ in engine.stream(job.items, job.sampling, job.samples, is_over):
+            pass
+        return answers
+
+    def _has_stop(self, tokens: list[int], stops: list[bytes]) -> bool:
+        if not stops:
+            return False
+        # Every token has a byte at least, so that a stop which the newest one completes is within so many tokens.
+        newest = self._tokenizer.decode_bytes(tokens[-max(map(len, stops)) :])
+        return any(stop in newest for stop in stops)
+
+    def _text(self, tokens: list[int], job: GenerationJob) -> str:
+        if not job.is_chat:
+            tokens = [token for token in tokens if token not in self._special]
+        text = self._tokenizer.decode(tokens)
+        for stop in job.until:
+            text = text.split(stop)[0]
+        return text

@@ -1,0 +1,110 @@
+"""The tests' process: executes the prompt and the tests, calls the candidate over the channel, and gives the verdict.
+
+The only code here is the data set's. Values from the candidate are checked and built anew; anything that is not exactly
+an answer to the call that was made ends in a failure at once, where no `except` of a test can swallow it.
+"""
+
+from __future__ import annotations
+
+import builtins
+import json
+import os
+import sys
+
+from .channel import Channel, Closed
+from .values import pack, unpack
+
+TYPE_CHECKING = False  # importing `typing` would cost as much as starting Python does
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Any, NoReturn
+
+# Raised for the tests as the candidate raised them. Not among them is what means something to a caller that goes on:
+# StopIteration would end a `map` over the tests early.
+_RAISED = frozenset(
+    "ArithmeticError AssertionError AttributeError EOFError ImportError IndexError KeyError LookupError MemoryError "
+    "ModuleNotFoundError NameError NotImplementedError OSError OverflowError RecursionError RuntimeError SyntaxError "
+    "TypeError UnboundLocalError ValueError ZeroDivisionError".split()
+)
+
+
+class Raised(RuntimeError):
+    """The candidate raised something of another class."""
+
+
+class _Tester:
+    def __init__(self, channel: Channel, verdict: int) -> None:
+        self._channel = channel
+        self._verdict = verdict
+        self._calls = 0
+
+    def run(self, task: dict[str, str]) -> NoReturn:
+        if self._channel.receive() != {"ready": True}:
+            sys.exit("the candidate's process did not start")
+        self._write({"started": True})
+        try:
+            self._channel.send({"program": task["program"], "entry_point": task["entry_point"]})
+        except Exception as error:
+            self.end(False, f"error: {type(error).__name__}: {error}")
+        try:
+            self._check(task)
+        except AssertionError as error:
+            # The candidate's own assertions are errors of the program like any others.
+            own = getattr(error, "of_candidate", False)
+            self.end(False, f"error: AssertionError: {error}" if own else "wrong answer")
+        except MemoryError:
+            self.end(False, "memory")
+        except BaseException as error:
+            self.end(False, f"error: {type(error).__name__}: {error}")
+        self.end(True, "passed")
+
+    def _check(self, task: dict[str, str]) -> None:
+        if "random" in task["test"]:  # a verdict is the same the next time
+            import random
+
+            random.seed(0)
+        names: dict[str, Any] = {"__name__": "tests"}
+        exec(compile(task["prompt"], "prompt", "exec"), names)
+        names[task["entry_point"]] = self._call
+        exec(compile(task["test"], "test", "exec"), names)
+        names["check"](self._call)
+
+    def _call(self, *arguments: Any, **keywords: Any) -> Any:
+        self._calls += 1
+        sent = {"call": self._calls, "arguments": pack(list(arguments)), "keywords": pack(keywords)}
+        try:
+            self._channel.send(sent)
+            answer = self._channel.receive()
+            if type(answer) is not dict or len(answer) != 2 or answer.get("call") != self._calls:
+                self.end(False, "error: not an answer to the call")
+            if "value" in answer:
+                return unpack(answer["value"])
+            name, text = answer["raised"]
+            if type(name) is not str or type(text) is not str:
+                self.end(False, "error: not an answer to the call")
+        except Closed:
+            self.end(False, "ended")
+        except MemoryError:
+            self.end(False, "memory")
+        except Exception as error:
+            self.end(False, f"error: not an answer to the call ({type(error).__name__})")
+        raise _error(name, text)
+
+    def end(self, passed: bool, reason: str) -> NoReturn:
+        """The verdict, and out, past whatever the tests would do about an exception."""
+        self._write({"passed": passed, "reason": reason[:300]})
+        os._exit(0)
+
+    def _write(self, line: dict[str, Any]) -> None:
+        os.write(self._verdict, json.dumps(line).encode("ascii") + b"\n")
+
+
+def _error(name: str, text: str) -> Exception:
+    kind: Callable[[str], Exception] = getattr(builtins, name) if name in _RAISED else Raised
+    error = kind(text if name in _RAISED else f"{name}: {text}")
+    error.of_candidate = True  # type: ignore[attr-defined]
+    return error
+
+
+def judge(channel: Channel, verdict: int, task: dict[str, str]) -> NoReturn:
+    _Tester(channel, verdict).run(task)

@@ -1,0 +1,231 @@
+"""What lm-eval's requests become, with a crew that answers by rule instead of a model."""
+
+import copy
+import pickle
+
+import pytest
+import torch
+from harness_support import QUOTING, arc_rows, humaneval_rows, tiny_model, tiny_tokenizer
+from lm_eval import evaluator
+from lm_eval.api.instance import Instance
+from lm_eval.api.task import ConfigurableTask
+
+from lapcli.data.chat.conversation import question_and_answer
+from lapcli.data.chat.rendering import render_prompt
+from lapcli.data.tokenizer import train_tokenizer
+from lapcli.errors import DataError, UsageError
+from lapcli.evaluation.engine import Engine
+from lapcli.evaluation.harness.adapter import LapLM
+from lapcli.evaluation.harness.code import CodeJudge
+from lapcli.evaluation.harness.crew import Crew
+from lapcli.evaluation.harness.documents import Documents
+from lapcli.evaluation.harness.paper_tasks import code_task, letters_task, number_task, program_of
+from lapcli.evaluation.harness.prompt import Prompt, chat_prompt
+from lapcli.evaluation.harness.settings import Settings
+from lapcli.evaluation.harness.worker import GenerationJob, Worker
+from lapcli.evaluation.sampling import Sampling
+from lapcli.evaluation.sandbox import choose_mode
+from lapcli.training.distributed import World
+
+
+class Oracle:
+    """Answers by a rule on the job's items."""
+
+    def __init__(self, rule):
+        self.rule, self.jobs = rule, []
+
+    def do(self, job, cost):
+        self.jobs.append(job)
+        assert [cost(item) > 0 for item in job.items]
+        return [self.rule(item) for item in job.items]
+
+
+def lm_of(crew, tokenizer=None, context=128, **options):
+    return LapLM(tokenizer or tiny_tokenizer(), context, crew, task="task", seed=0, **options)
+
+
+def run(lm, definition):
+    name = definition["task"]
+    loaded = {"tasks": {name: ConfigurableTask(config=definition)}, "groups": {}, "group_map": {}}
+    return evaluator.evaluate(lm=lm, task_dict=loaded, apply_chat_template=True)
+
+
+def alone(model, tokenizer, batch=4):
+    return Crew(World(0, 1, torch.device("cpu")), Worker(model, tokenizer, batch, 0, None).work)
+
+
+SETTINGS = Settings("paper", samples=10)
+
+
+def test_known_pass_at_1_and_10():
+    """3 of 10 right on even questions, none on odd ones, of five."""
+    tokenizer = tiny_tokenizer()
+    rows = [{"question": f"number {n}", "answer": f"#### {n}", "number": str(n)} for n in range(5)]
+    right = {chat_prompt([{"role": "user", "content": row["question"]}], tokenizer).ids: row["number"] for row in rows}
+
+    def rule(ids):
+        number = right[ids]
+        return [f"so\n#### {number}" if s in (1, 4, 9) and int(number) % 2 == 0 else "#### 77" for s in range(10)]
+
+    results = run(lm_of(Oracle(rule), tokenizer), number_task("gsm8k", Documents(rows, {}), SETTINGS))
+    assert results["results"]["gsm8k"]["pass@1,verdicts"] == pytest.approx(0.3 * 3 / 5)
+    assert results["results"]["gsm8k"]["pass@10,verdicts"] == pytest.approx(3 / 5)
+    # Standard error of a mean of {1, 0, 1, 0, 1}: s / sqrt(5).
+    assert results["results"]["gsm8k"]["pass@10_stderr,verdicts"] == pytest.approx((0.3) ** 0.5 / 5**0.5)
+
+
+def test_known_pass_of_programs():
+    tokenizer = tiny_tokenizer()
+    rows = humaneval_rows()
+    numbers = {
+        chat_prompt([{"role": "user", "content": row["prompt"]}], tokenizer).ids: n for n, row in enumerate(rows)
+    }
+
+    def rule(ids):
+        n = numbers[ids]
+        right = f"```python\ndef add_{n}(a, b):\n    return a + b + {n}\n```"
+        return [right if n == 0 and s < 2 else f"def add_{n}(a, b):\n    return None" for s in range(4)]
+
+    judge = CodeJudge(choose_mode(False), program_of, lambda *_: None)
+    definition = code_task("humaneval", Documents(rows, {}), Settings("paper", samples=4), judge.__call__)
+    found = run(lm_of(Oracle(rule), tokenizer), definition)["results"]["humaneval"]
+    assert found["pass@1,verdicts"] == pytest.approx(0.25)
+    assert found["pass@4,verdicts"] == pytest.approx(0.5)
+
+
+def test_one_request_for_all_samples_of_a_question():
+    rows = [{"question": f"number {n}", "answer": "#### 1", "number": "1"} for n in range(3)]
+    oracle = Oracle(lambda ids: ["#### 1"] * 10)
+    run(lm_of(oracle), number_task("gsm8k", Documents(rows, {}), SETTINGS))
+    (job,) = oracle.jobs
+    assert (len(job.items), job.samples, job.is_chat, job.until) == (3, 10, True, ())
+    assert job.sampling == Sampling(512, 1.0, 50, 0)
+
+
+def test_letters_are_the_rows_own_labels_and_the_prompt_is_training_s():
+    tokenizer = tiny_tokenizer()
+    from lapcli.data.chat.tasks import multiple_choice, read_choices
+
+    documents = []
+    for row in arc_rows():
+        question, texts, labels, answer = read_choices(row)
+        documents.append({"question": question, "choices": {"text": texts, "label": labels}, "answerKey": answer})
+    # An oracle that always prefers the right label, whatever the labels are.
+    rights = {}
+    for row in arc_rows():
+        turns = multiple_choice(row)
+        rights[tuple(render_prompt(turns[:1], tokenizer))] = tokenizer.encode(row["answerKey"])[0]
+    oracle = Oracle(
+        lambda item: [[-1.0 if c == (rights[item[0].context],) else -2.0, False] for c in item[0].continuations]
+    )
+    results = run(lm_of(oracle, tokenizer), letters_task("arc_easy", Documents(documents, {})))
+    assert results["results"]["arc_easy"]["acc,none"] == 1.0
+    (job,) = oracle.jobs
+    assert [len(item[0].continuations) for item in job.items] == [4, 4, 3, 5, 4, 4, 3]
+    assert all(len(c) == 1 for item in job.items for c in item[0].continuations)
+
+
+def test_special_tokens_in_a_question_are_text():
+    tokenizer = tiny_tokenizer()
+    prompt = lm_of(Oracle(None), tokenizer).apply_chat_template([{"role": "user", "content": QUOTING}])
+    ends = [n for n, id_ in enumerate(prompt.ids) if id_ == tokenizer.special("<|user_end|>")]
+    assert ends == [len(prompt.ids) - 2]
+    assert list(prompt.ids) == render_prompt(question_and_answer(QUOTING)[:1], tokenizer)
+    assert prompt == f"<|bos|><|user_start|>{QUOTING}<|user_end|><|assistant_start|>"
+    for same in (pickle.loads(pickle.dumps(prompt)), copy.deepcopy(prompt)):
+        assert (same, same.ids, type(same)) == (prompt, prompt.ids, Prompt)
+
+
+def test_a_system_message_and_the_beginning_of_an_answer():
+    tokenizer = tiny_tokenizer()
+    history = [
+        {"role": "system", "content": "Be."},
+        {"role": "user", "content": "Q"},
+        {"role": "assistant", "content": "The"},
+    ]
+    prompt = lm_of(Oracle(None), tokenizer).apply_chat_template(history, add_generation_prompt=False)
+    assert prompt == "<|bos|><|user_start|>Be.\n\nQ<|user_end|><|assistant_start|>The"
+
+
+def likelihood(context, *continuations):
+    return [Instance("loglikelihood", {}, (context, each), n, ("task", 0, 1)) for n, each in enumerate(continuations)]
+
+
+def test_letters_that_are_not_tokens_are_an_error():
+    small = train_tokenizer(["hello hello"], 267, max_chars=100, crop=100)  # bytes and two merges: " A" is two tokens
+    with pytest.raises(DataError, match="A, B is a token of its own"):
+        lm_of(Oracle(None), small).loglikelihood(likelihood("Question", " A", " B"))
+
+
+def test_an_empty_continuation_is_an_error():
+    with pytest.raises(DataError, match="empty answer"):
+        lm_of(Oracle(None)).loglikelihood(likelihood("Question", ""))
+    tokenizer = train_tokenizer(["aaab" * 50], 268, max_chars=1000, crop=1000)
+    # The last token of the prompt and the answer are one token, which leaves the answer none.
+    whole, context = tokenizer.encode("aaab"), tokenizer.encode("aaa")
+    assert len(whole) <= len(context)
+    with pytest.raises(DataError, match="swallows"):
+        lm_of(Oracle(None), tokenizer).loglikelihood(likelihood("aaa", "b"))
+
+
+def test_text_beyond_the_context_loses_its_beginning_as_in_lm_eval():
+    tokenizer = tiny_tokenizer()
+    oracle = Oracle(lambda item: [[0.0, True] for question in item for _ in question.continuations])
+    lm = lm_of(oracle, tokenizer, context=16)
+    text = "water plant light stone metal cloud heat energy animal river " * 3
+    lm.loglikelihood(likelihood(text.strip(), " water", " water plant light stone metal"))
+    (item,) = oracle.jobs[0].items
+    whole = [tokenizer.bos, *tokenizer.encode(text.strip())]
+    for question, answer in zip(item, (" water", " water plant light stone metal"), strict=True):
+        (continuation,) = question.continuations
+        assert list(continuation) == tokenizer.encode(answer)
+        # lm-eval: the last 16 + 1 tokens of both together, of which the last is only predicted.
+        assert list(question.context) == [*whole, *continuation][-17 : -len(continuation)]
+    assert lm.truncated == 1
+
+
+def test_rolling_predicts_every_token_once():
+    tokenizer = tiny_tokenizer()
+    oracle = Oracle(lambda item: [[-1.0 * len(c), False] for question in item for c in question.continuations])
+    text = "water plant light stone metal cloud heat " * 5
+    (found,) = lm_of(oracle, tokenizer, context=16).loglikelihood_rolling(
+        [Instance("loglikelihood_rolling", {}, (text,), 0)]
+    )
+    assert found == -len(tokenizer.encode(text))
+    (item,) = oracle.jobs[0].items
+    assert [token for question in item for token in question.continuations[0]] == tokenizer.encode(text)
+    assert item[0].context == (tokenizer.bos,)
+
+
+def generation(context, samples=1, **settings):
+    request = Instance("generate_until", {}, (context, settings), 0, ("task", 0, samples))
+    return [request] * samples
+
+
+def test_stops_end_an_answer_and_are_no_part_of_it():
+    tokenizer, model = tiny_tokenizer(), tiny_model(320)
+    ids = [tokenizer.bos, *tokenizer.encode("water")]
+    (free,) = Engine(model, tokenizer, uses_tools=False).complete([ids], Sampling(30))[0]
+    text = tokenizer.decode(free.tokens)
+    stop = text[9:11]
+    lm = lm_of(alone(model, tokenizer), tokenizer)
+    assert lm.generate_until(generation("water", max_gen_toks=30, until=[stop])) == [text.split(stop)[0]]
+    assert lm.generate_until(generation("water", max_gen_toks=30, until=[])) == [text]
+
+
+def test_generation_settings_that_are_not_ours_are_refused():
+    lm = lm_of(Oracle(lambda ids: ["x"]))
+    with pytest.raises(UsageError, match="top_p"):
+        lm.generate_until(generation("a", do_sample=True, temperature=0.2, top_p=0.95))
+    assert lm.generate_until(generation("a", do_sample=False, temperature=0.0, top_p=0.95)) == ["x"]
+
+
+def test_ten_samples_differ_from_the_first_token_on_and_do_not_depend_on_the_batch():
+    tokenizer, model = tiny_tokenizer(), tiny_model(320)
+    prompts = [
+        chat_prompt([{"role": "user", "content": text}], tokenizer).ids for text in ("water", "light", "a stone")
+    ]
+    job = GenerationJob(prompts, "task", Sampling(8, 1.0, None, 3), 10, (), True)
+    found = [Worker(model, tokenizer, batch, 0, None).work(job) for batch in (1, 3, 8)]
+    assert found[0] == found[1] == found[2]
+    assert len({text[:1] for text in found[0][0]}) > 3

@@ -1,0 +1,74 @@
+"""lm-eval's own HFLM over the same weights: an implementation that nobody here wrote."""
+
+import pytest
+import torch
+from harness_support import tiny_model, tiny_tokenizer, write_benchmarks
+from lm_eval import evaluator
+
+from lapcli.evaluation.harness.adapter import LapLM
+from lapcli.evaluation.harness.crew import Crew
+from lapcli.evaluation.harness.documents import load_documents
+from lapcli.evaluation.harness.stock_tasks import SPLITS, stock_task
+from lapcli.evaluation.harness.worker import Worker
+from lapcli.training.distributed import World
+
+pytest.importorskip("transformers", reason="lm-eval's HFLM needs it; the dev extra has it")
+pytest.importorskip("accelerate", reason="lm-eval's HFLM needs it; the dev extra has it")
+
+torch.set_num_threads(1)
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    return write_benchmarks(tmp_path_factory.mktemp("stock"))
+
+
+def answers(lm, task, data):
+    splits = {split: load_documents(task, split, data) for split in SPLITS[task]}
+    loaded = stock_task(task, splits, None)
+    for each in loaded["tasks"].values():
+        each.set_fewshot_seed(seed=1234)
+    results = evaluator.evaluate(lm=lm, task_dict=loaded, limit=3 if task == "gsm8k" else None)
+    found = {}
+    for name, samples in results["samples"].items():
+        for sample in samples:
+            found[name, sample["doc_id"], sample["filter"]] = [answer for each in sample["resps"] for answer in each]
+    return found, results
+
+
+def both(laplacian_heads, folder, context=128):
+    from hf_support import hflm
+
+    tokenizer = tiny_tokenizer()
+    model = tiny_model(tokenizer.vocab_size, laplacian_heads, context=context)
+    crew = Crew(World(0, 1, torch.device("cpu")), Worker(model, tokenizer, 3, 0, None).work)
+    return LapLM(tokenizer, context, crew, task="task", seed=0), hflm(model, tokenizer, folder)
+
+
+@pytest.mark.parametrize("laplacian_heads", [0, 1])
+def test_log_likelihoods_of_three_stock_tasks(laplacian_heads, data, tmp_path):
+    ours, theirs = both(laplacian_heads, tmp_path)
+    for task in ("arc_easy", "arc_challenge", "mmlu"):
+        (mine, results), (expected, reference) = answers(ours, task, data), answers(theirs, task, data)
+        assert mine.keys() == expected.keys()
+        for key, found in mine.items():
+            assert [p for p, _ in found] == pytest.approx([p for p, _ in expected[key]], abs=1e-4)
+            assert [greedy for _, greedy in found] == [bool(greedy) for _, greedy in expected[key]]
+        for name in reference["results"]:
+            for metric in ("acc,none", "acc_norm,none"):
+                assert results["results"][name].get(metric) == reference["results"][name].get(metric)
+
+
+def test_contexts_that_are_cut(data, tmp_path):
+    ours, theirs = both(1, tmp_path, context=24)
+    (mine, _), (expected, _) = answers(ours, "arc_easy", data), answers(theirs, "arc_easy", data)
+    assert ours.truncated > 3
+    for key, found in mine.items():
+        assert [p for p, _ in found] == pytest.approx([p for p, _ in expected[key]], abs=1e-4)
+
+
+def test_greedy_answers_of_gsm8k(data, tmp_path):
+    ours, theirs = both(1, tmp_path, context=300)
+    (mine, results), (expected, reference) = answers(ours, "gsm8k", data), answers(theirs, "gsm8k", data)
+    assert mine == expected
+    assert results["results"] == reference["results"]

@@ -1,0 +1,84 @@
+"""Questions packed into rows against the whole forward of every choice by itself."""
+
+import pytest
+import torch
+from harness_support import tiny_model
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from lapcli.errors import LapError
+from lapcli.evaluation.harness.likelihood import Question, score
+from lapcli.models.gpt import GPT
+
+VOCAB = 50
+tokens = st.lists(st.integers(0, VOCAB - 1), min_size=1, max_size=6).map(tuple)
+question = st.builds(Question, tokens, st.lists(tokens, min_size=1, max_size=5).map(tuple))
+
+
+@torch.no_grad()
+def one_by_one(model: GPT, question: Question) -> list[tuple[float, bool]]:
+    """A forward of context and continuation for each, float64 log-softmax over everything."""
+    found = []
+    for continuation in question.continuations:
+        ids = [*question.context, *continuation]
+        logits = model(torch.tensor([ids]))[0].double().log_softmax(-1)[len(question.context) - 1 : -1]
+        chosen = logits[range(len(continuation)), list(continuation)]
+        found.append((float(chosen.sum()), logits.argmax(-1).tolist() == list(continuation)))
+    return found
+
+
+@pytest.mark.parametrize("laplacian_heads", [0, 1, 2])
+@settings(max_examples=15, deadline=None)
+@given(questions=st.lists(question, min_size=1, max_size=5), batch=st.sampled_from([1, 3, 8]))
+def test_packed_is_one_by_one(laplacian_heads, questions, batch):
+    model = tiny_model(VOCAB, laplacian_heads)
+    found = dict(score(model, questions, batch))
+    assert sorted(found) == list(range(len(questions)))
+    for number, each in enumerate(questions):
+        expected = one_by_one(model, each)
+        assert [p.logprob for p in found[number]] == pytest.approx([p for p, _ in expected], abs=1e-4)
+        assert [p.is_greedy for p in found[number]] == [greedy for _, greedy in expected]
+
+
+def test_a_greedy_continuation_is_called_so():
+    model = tiny_model(VOCAB)
+    best = int(model(torch.tensor([[1, 2, 3]]))[0, -1].argmax())
+    ((_, (first, other)),) = score(model, [Question((1, 2, 3), ((best,), ((best + 1) % VOCAB,)))], 1)
+    assert first.is_greedy
+    assert not other.is_greedy
+    assert first.logprob > other.logprob
+
+
+def test_letters_cost_one_row_and_one_position_a_question():
+    model = tiny_model(VOCAB)
+    letters = ((1,), (2,), (3,), (4,))
+    questions = [Question(tuple(range(5, 5 + length)), letters) for length in (9, 4, 7)]
+    seen = {"tokens": 0, "positions": 0}
+    hidden, logits = model.hidden, model.logits
+
+    def counting_hidden(tokens_BT, cache=None):
+        seen["tokens"] += tokens_BT.numel()
+        assert cache is None, "letters need no mask"
+        return hidden(tokens_BT, cache)
+
+    def counting_logits(x):
+        seen["positions"] += x.shape[0]
+        return logits(x)
+
+    model.hidden, model.logits = counting_hidden, counting_logits
+    assert len(list(score(model, questions, 8))) == 3
+    assert seen == {"tokens": 27, "positions": 3}
+
+
+@pytest.mark.parametrize("continuations", [((1,), (2,)), ((1, 2), (3, 4, 5))])
+def test_weights_that_are_not_finite_are_an_error(continuations):
+    model = tiny_model(VOCAB)
+    with torch.no_grad():
+        model.blocks[1].mlp.up.weight[0, 0] = float("nan")
+    with pytest.raises(LapError, match="not finite"):
+        list(score(model, [Question((1, 2), continuations)], 4))
+
+
+def test_nothing_to_score_is_an_error():
+    with pytest.raises(LapError, match="empty"):
+        list(score(tiny_model(VOCAB), [Question((1,), ((),))], 1))

@@ -1,0 +1,296 @@
+"""Whole evaluations of a tiny run with random weights, on small files: what is kept, and what changes nothing."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+
+import pytest
+import torch
+from harness_support import (
+    QUICK,
+    evaluate_in_processes,
+    evaluated,
+    make_run,
+    numbers,
+    write_benchmarks,
+)
+from lm_eval import evaluator
+from lm_eval.tasks import TaskManager
+from support import ROOT, run_main
+
+from lapcli.errors import LapError, UsageError
+from lapcli.files import sha256_of_file
+
+torch.set_num_threads(1)
+PAPER = "arc_easy,arc_challenge,mmlu,gsm8k,humaneval"
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("harness")
+    return make_run(folder / "runs"), write_benchmarks(folder / "data")
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory):
+    return make_run(tmp_path_factory.mktemp("harness-base"), "language_model")
+
+
+@pytest.fixture
+def calls(monkeypatch):
+    """Every call of lm-eval's `evaluate`: the tasks of each; its index of all tasks must not be built."""
+    seen = []
+    before = evaluator.evaluate
+
+    def watched(*args, **options):
+        seen.append(sorted(options["task_dict"]["tasks"]))
+        return before(*args, **options)
+
+    monkeypatch.setattr(evaluator, "evaluate", watched)
+    monkeypatch.setattr(TaskManager, "__init__", lambda *_, **__: pytest.fail("lm-eval's index was built"))
+    return seen
+
+
+@pytest.fixture(scope="module")
+def whole(made):
+    """The paper's five tasks in one go, answers journalled."""
+    run, data = made
+    return evaluated(run, PAPER, data, **QUICK)
+
+
+def test_each_task_is_one_call_of_lm_eval(made, calls):
+    run, data = made
+    evaluated(run, f"{PAPER},spelling", data, limit=2, **QUICK)
+    assert calls == [[name] for name in (*PAPER.split(","), "spelling")]
+    calls.clear()
+    evaluated(run, PAPER, data, limit=1, protocol="harness")
+    assert [names[0] for names in calls] == ["arc_easy", "arc_challenge", "mmlu_astronomy", "gsm8k", "humaneval"]
+
+
+def test_the_result_names_what_it_is(made, whole):
+    run, _ = made
+    assert whole["protocol"] == "paper"
+    assert whole["settings"] == {"samples": 3, "temperature": 1.0, "top_k": 50, "max_new_tokens": 6, "seed": 1234}
+    assert (whole["dtype"], whole["world_size"], whole["limit"]) == ("float32", 1, None)
+    weights = run.checkpoints / "step-000001" / "model.safetensors"
+    assert whole["weights_sha256"] == sha256_of_file(weights)
+    assert [score["count"] for score in whole["tasks"].values()] == [7, 5, 6, 5, 2]
+    for task, score in whole["tasks"].items():
+        details = score["details"]
+        assert details["protocol"] == "paper"
+        assert len(details["prompt_sha256"]) == 64
+        assert details["version"] == 1
+        for path, digest in details["files"].items():
+            assert digest == sha256_of_file(path)
+        assert set(details["metrics"]) == ({"pass@1", "pass@3"} if task in ("gsm8k", "humaneval") else {"acc"})
+    assert whole["tasks"]["humaneval"]["details"]["code_execution"] in ("bubblewrap", "landlock+seccomp")
+    values = [score["value"] for score in whole["tasks"].values()]
+    assert whole["average"]["value"] == pytest.approx(sum(values) / 5)
+    assert whole["average"]["is_the_papers"] is True
+    kept = [path for path in (run.path / "eval").glob("*.json") if "limit" not in path.name and "paper" in path.name]
+    assert json.loads(kept[0].read_text()) == whole
+
+
+@pytest.mark.parametrize("batch", [1, 3, 8])
+def test_batches_do_not_change_numbers(made, whole, batch):
+    run, data = made
+    again = evaluated(run, "arc_easy,mmlu,gsm8k", data, batch=batch, fresh=True, **QUICK)
+    assert numbers(again) == {task: found for task, found in numbers(whole).items() if task in again["tasks"]}
+
+
+def test_two_processes_with_uneven_documents_give_the_same(made, whole, tmp_path):
+    run, data = made
+    copy = tmp_path / "copy"
+    shutil.copytree(run.path, copy, ignore=shutil.ignore_patterns("eval"))
+    from lapcli.runs import read_run
+
+    assert evaluate_in_processes(2, read_run(copy), PAPER, data, **QUICK) == 0
+    (kept,) = (copy / "eval").glob("*.json")
+    result = json.loads(kept.read_text())
+    assert result["world_size"] == 2
+    assert numbers(result) == numbers(whole)
+    journals = {path.name for path in (copy / "eval").rglob("process-*.jsonl")}
+    assert journals == {"process-0.jsonl", "process-1.jsonl"}
+    # Fewer documents than processes.
+    assert evaluate_in_processes(2, read_run(copy), "arc_easy,gsm8k", data, limit=1, **QUICK) == 0
+    (kept,) = (copy / "eval").glob("*limit1*.json")
+    assert [score["count"] for score in json.loads(kept.read_text())["tasks"].values()] == [1, 1]
+
+
+def test_killed_and_resumed(made, whole, tmp_path, capsys):
+    run, data = made
+    copy = tmp_path / "copy"
+    shutil.copytree(run.path, copy, ignore=shutil.ignore_patterns("eval"))
+    from lapcli.runs import read_run
+
+    assert evaluate_in_processes(1, read_run(copy), PAPER, data, die_after=20, **QUICK) == -9  # in the middle of gsm8k
+    results = {path.parent.name.rpartition("-")[0] for path in (copy / "eval").rglob("result.json")}
+    assert results == {"arc_easy", "arc_challenge", "mmlu"}
+    assert not list((copy / "eval").glob("*.json"))
+    capsys.readouterr()
+    resumed = evaluated(read_run(copy), PAPER, data, **QUICK)
+    said = capsys.readouterr().err
+    assert "mmlu: 6 answers were there already" in said
+    assert "gsm8k: 2 answers were there already" in said
+    assert numbers(resumed) == numbers(whole)
+    # Other settings find nothing of it.
+    evaluated(read_run(copy), "gsm8k", data, **{**QUICK, "seed": 5})
+    assert "already" not in capsys.readouterr().err
+
+
+def test_without_any_network(made, whole):
+    """In an empty network namespace, and nobody told the hub's library that it is offline."""
+    alone = next((way for way in (["unshare", "-n"], ["unshare", "-rn"]) if _works([*way, "true"])), None)
+    if alone is None:
+        pytest.skip("this system lets nobody make a network namespace")
+    run, data = made
+    environment = {name: value for name, value in os.environ.items() if name != "HF_HUB_OFFLINE"}
+    options = ["--run", str(run.path), "--tasks", PAPER, "--data", str(data), "--fresh", "--json"]
+    for name, value in QUICK.items():
+        options += [f"--{name.replace('_', '-')}", str(value)]
+    command = [*alone, sys.executable, "-m", "lapcli", "eval", *options]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, cwd=ROOT, timeout=600)
+    assert done.returncode == 0, done.stderr
+    assert numbers(json.loads(done.stdout)) == numbers(whole)
+
+
+def _works(command):
+    try:
+        return subprocess.run(command, capture_output=True).returncode == 0
+    except OSError:
+        return False
+
+
+def test_samples_and_prompts(made, whole, tmp_path, capsys):
+    run, data = made
+    out = tmp_path / "samples.jsonl"
+    evaluated(run, "arc_easy,gsm8k", data, samples_out=out, show_prompt=1, **QUICK)
+    lines = [json.loads(line) for line in out.read_text().splitlines()]
+    assert [line["task"] for line in lines] == ["arc_easy"] * 7 + ["gsm8k"] * 5
+    for line in lines:
+        assert line["prompt"].startswith("<|bos|><|user_start|>")
+        assert line["prompt"].endswith("<|user_end|><|assistant_start|>")
+    assert [len(line["answers"]) for line in lines[:4]] == [4, 4, 3, 5]
+    assert [len(line["answers"]) for line in lines[7:]] == [3] * 5
+    for line in lines[7:]:
+        passed = [verdict["passed"] for verdict in line["verdicts"][0]]
+        assert passed == [f"#### {line['target'].rpartition('#### ')[2]}" in answer for answer in line["answers"]]
+    shown = capsys.readouterr().err
+    assert lines[0]["prompt"] in shown
+    assert lines[7]["prompt"] in shown
+    assert lines[1]["prompt"] not in shown
+    scored = [line["scores"]["acc"] for line in lines[:7]]
+    assert sum(scored) / 7 == whole["tasks"]["arc_easy"]["value"]
+
+
+def test_harness_prompts_are_lm_evals(made, base, tmp_path):
+    _, data = made
+    out = tmp_path / "samples.jsonl"
+    result = evaluated(base, "arc_easy,mmlu,gsm8k", data, limit=2, samples_out=out)
+    assert result["protocol"] == "harness"  # the default of a base run
+    lines = [json.loads(line) for line in out.read_text().splitlines()]
+    by_task = {line["task"]: line for line in reversed(lines)}
+    arc = by_task["arc_easy"]
+    assert arc["prompt"].startswith("Question: Which ")
+    assert arc["prompt"].endswith("\nAnswer:")
+    assert [choice[0] for choice in arc["choices"]] == [" "] * 4
+    mmlu = by_task["mmlu_astronomy"]
+    assert mmlu["prompt"].startswith("The following are multiple choice questions (with answers) about astronomy.\n\n")
+    assert mmlu["choices"] == [" A", " B", " C", " D"]
+    assert by_task["gsm8k"]["prompt"].count("Question:") == 6  # five examples
+    assert set(result["tasks"]["gsm8k"]["details"]["metrics"]) == {
+        "exact_match (strict-match)",
+        "exact_match (flexible-extract)",
+    }
+    assert result["tasks"]["mmlu"]["count"] == 4
+    assert set(result["tasks"]["arc_easy"]["details"]["metrics"]) == {"acc", "acc_norm"}
+
+
+def test_bits_per_byte_of_held_out_text(base, tmp_path):
+    from harness_support import tiny_model, tiny_tokenizer
+
+    (tmp_path / "some.txt").write_text("the cat sat on a mat")
+    (tmp_path / "more.txt").write_text("one dog")
+    found = evaluated(base, "bpb", tmp_path)["tasks"]["bpb"]
+    tokenizer = tiny_tokenizer()
+    model = tiny_model(tokenizer.vocab_size)
+    nats = 0.0
+    for text in ("the cat sat on a mat", "one dog"):
+        ids = tokenizer.encode(text)
+        logits = model(torch.tensor([[tokenizer.bos, *ids[:-1]]]))[0].double().log_softmax(-1)
+        nats -= float(logits[range(len(ids)), ids].sum().detach())
+    assert found["value"] == pytest.approx(nats / (torch.log(torch.tensor(2.0)).item() * 27), rel=1e-4)
+    assert found["count"] == 2
+
+
+@pytest.mark.parametrize(
+    ("tasks", "options", "said"),
+    [
+        ("gsm8k", {"temperature": 0.0}, "are the same; use --samples 1"),
+        ("gsm8k", {"protocol": "paper1"}, "--protocol takes paper or harness"),
+        ("gsm8k", {"protocol": "harness", "samples": 3}, "--samples means nothing with --protocol harness"),
+        ("hellaswag", {}, "other tasks need --protocol harness"),
+        ("bpb", {}, "give --data DIR with text files"),
+    ],
+)
+def test_wrong_use_is_one_sentence(made, tasks, options, said):
+    with pytest.raises(UsageError) as error:
+        evaluated(made[0], tasks, None, **options)
+    assert said in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def test_what_a_base_run_cannot_do(base, made):
+    for tasks, options, said in (
+        ("arc_easy", {"protocol": "paper"}, "use --protocol harness"),
+        ("spelling", {}, "use the run of `lap sft`"),
+    ):
+        with pytest.raises(UsageError, match=said):
+            evaluated(base, tasks, made[1], **options)
+
+
+@pytest.mark.parametrize("tasks", ["arc_easy", "gsm8k"])
+def test_diverged_weights_are_an_error(made, tmp_path, tasks):
+    run = make_run(tmp_path / "runs", damage=True)
+    with pytest.raises(LapError, match="not finite"):
+        evaluated(run, tasks, made[1], **QUICK)
+
+
+def test_options_of_other_kinds_are_refused(tmp_path, capsys):
+    from image_support import TINY_IMAGES
+
+    from lapcli.recipe import recipe_from_dict
+    from lapcli.runs import open_run
+
+    open_run(tmp_path, "images", recipe_from_dict(TINY_IMAGES)).update(status="finished")
+    code, _, err = run_main(capsys, "eval", "--runs-dir", str(tmp_path), "--run", "images", "--samples", "3")
+    assert code == 2
+    assert "--samples means nothing for a run of classification" in err
+
+
+def test_the_table(made, whole, capsys):
+    run, data = made
+    options = ["--samples", "3", "--max-new-tokens", "6", "--data", str(data)]
+    code, out, err = run_main(
+        capsys, "eval", "--runs-dir", str(run.path.parent), "--run", "chat", "--tasks", PAPER, *options
+    )
+    assert code == 0, err
+    rows = [line.split() for line in out.splitlines()]
+    arc = whole["tasks"]["arc_easy"]
+    assert ["arc_easy", "acc", f"{arc['value']:.2%}", f"{arc['details']['stderr']:.2%}", "7"] in rows
+    assert any(row[:1] == ["average"] and f"{whole['average']['value']:.2%}" in row for row in rows)
+    assert "the paper gives neither temperature" in out
+    assert "answers were there already" in err
+
+
+def test_the_chat_quickstart_end_to_end(chat_runs, tmp_path, capsys):
+    runs, _ = chat_runs
+    options = ["--tasks", "spelling", "--limit", "3", "--samples", "2", "--max-new-tokens", "12", "--json"]
+    code, out, err = run_main(capsys, "eval", "--runs-dir", str(runs), *options)
+    assert code == 0, err
+    result = json.loads(out)
+    assert result["limit"] == 3
+    assert result["tasks"]["spelling"]["count"] == 3
+    assert set(result["tasks"]["spelling"]["details"]["metrics"]) == {"pass@1", "pass@2"}

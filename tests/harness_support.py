@@ -1,0 +1,194 @@
+"""A tiny GPT with random weights as a finished run, benchmark files of a few rows, and processes that evaluate."""
+
+import csv
+import gzip
+import json
+import os
+import random
+import signal
+import socket
+from pathlib import Path
+from typing import Any
+
+import torch
+from support import _context, exit_code, tiny_recipe, write_text
+
+from lapcli.data.tokenizer import Tokenizer, train_tokenizer
+from lapcli.models.gpt import GPT, GPTConfig
+from lapcli.runs import Run, open_run, read_run
+from lapcli.training import checkpoint
+
+WORDS = ["water", "plant", "light", "stone", "metal", "cloud", "heat", "energy", "animal", "river"]
+QUOTING = "What does <|user_end|><|assistant_start|> mean?"  # text, not tokens
+
+
+def tiny_tokenizer() -> Tokenizer:
+    """Letters with a space before them are tokens too, as in any tokenizer that lm-eval's MMLU makes sense with."""
+    text = " A B C D E" * 20 + " ".join(WORDS * 10) + "\nQuestion: Answer: The following are multiple choice\n" * 5
+    return train_tokenizer([text], 320, max_chars=10**6, crop=10**6)
+
+
+def tiny_model(vocab: int, laplacian_heads: Any = 1, seed: int = 0, context: int = 128) -> GPT:
+    model = GPT(GPTConfig(layers=2, heads=2, width=32, vocab=vocab, context=context, laplacian_heads=laplacian_heads))
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for p in model.parameters():
+            p.copy_(torch.randn(p.shape, generator=generator) * (1.0 if p is model.embed.weight else 0.2))
+    return model.eval()
+
+
+def make_run(runs: Path, objective: str = "chat", *, seed: int = 0, damage: bool = False) -> Run:
+    """As training leaves it: recipe, tokenizer, a checkpoint, status finished."""
+    from lapcli.recipe import recipe_from_dict
+    from lapcli.recipe.chat import stage_recipe
+
+    runs.mkdir(parents=True, exist_ok=True)
+    tokenizer = tiny_tokenizer()
+    text = write_text(runs / "text.txt")
+    base = tiny_recipe(
+        text,
+        model={"layers": 2, "width": 32, "heads": 2, "context": 128, "laplacian_heads": 1},
+        tokenizer={"vocab": tokenizer.vocab_size},
+    )
+    recipe: Any = base
+    if objective == "chat":
+        stage = {
+            "mixture": [{"name": "x", "format": "conversations", "source": "x.jsonl"}],
+            "train": {"steps": 1, "batch": 1, "micro_batch": 1},
+        }
+        chat = recipe_from_dict({"objective": "chat", "stages": {"sft": stage}})
+        recipe = stage_recipe(chat, "sft", base, "base", "0" * 64)
+    run = open_run(runs, objective, recipe)
+    model = tiny_model(tokenizer.vocab_size, seed=seed)
+    if damage:
+        with torch.no_grad():
+            model.head.weight[5, 5] = float("nan")
+    metadata = {"laplacian_heads": str(model.config.head_plan), "tokenizer_sha256": tokenizer.sha256}
+    checkpoint.save(run.checkpoints, 1, model.state_dict(), {"x": torch.zeros(1)}, metadata, {}, keep=1)
+    tokenizer.save(run.path / "tokenizer.json")
+    run.update(status="finished", tokenizer_sha256=tokenizer.sha256)
+    return read_run(run.path)
+
+
+def arc_rows(count: int = 7) -> list[dict[str, Any]]:
+    """Labels A to D, 1 to 4, three options, five options; a question that quotes special tokens."""
+    draw = random.Random(0)
+    rows = []
+    for number in range(count):
+        labels = ["ABCD", "1234", "ABC", "ABCDE"][number % 4]
+        stem = QUOTING if number == 2 else f"Which {draw.choice(WORDS)} has more {draw.choice(WORDS)} number {number}?"
+        choices = [{"text": " ".join(draw.sample(WORDS, draw.randint(1, 3))), "label": label} for label in labels]
+        rows.append(
+            {"id": f"q{number}", "question": {"stem": stem, "choices": choices}, "answerKey": draw.choice(labels)}
+        )
+    return rows
+
+
+SOLVED = "def add_{n}(a, b):\n    return a + b + {n}\n"
+
+
+def humaneval_rows() -> list[dict[str, str]]:
+    return [
+        {
+            "task_id": f"Test/{n}",
+            "prompt": f"from typing import List\n\n\ndef add_{n}(a, b):\n    '''Sum and {n}.'''\n",
+            "canonical_solution": f"    return a + b + {n}\n",
+            "test": f"def check(candidate):\n    assert candidate(1, 2) == {3 + n} and candidate(0, 0) == {n}\n",
+            "entry_point": f"add_{n}",
+        }
+        for n in range(2)
+    ]
+
+
+def write_benchmarks(folder: Path) -> Path:
+    """Every benchmark in the form in which its authors give it away, with a few rows."""
+    for name in ("ARC-Easy", "ARC-Challenge"):
+        (folder / "arc" / name).mkdir(parents=True)
+        lines = "".join(json.dumps(row) + "\n" for row in arc_rows(7 if name == "ARC-Easy" else 5))
+        (folder / "arc" / name / f"{name}-Test.jsonl").write_text(lines)
+    for split, count in (("test", 3), ("dev", 2)):
+        (folder / "mmlu" / split).mkdir(parents=True)
+        for subject in ("astronomy", "virology"):
+            with (folder / "mmlu" / split / f"{subject}_{split}.csv").open("w", newline="") as file:
+                for n in range(count):
+                    csv.writer(file).writerow([f"{subject} {n}, which?", *WORDS[n : n + 4], "ABCD"[n % 4]])
+    (folder / "gsm8k").mkdir()
+    for split, count in (("test", 5), ("train", 6)):
+        rows = [
+            {"question": f"What is {n} and {n}?", "answer": f"<<{n}+{n}={2 * n}>>{2 * n}\n#### {2 * n}"}
+            for n in range(count)
+        ]
+        (folder / "gsm8k" / f"{split}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (folder / "humaneval").mkdir()
+    with gzip.open(folder / "humaneval" / "HumanEval.jsonl.gz", "wt") as file:
+        file.writelines(json.dumps(row) + "\n" for row in humaneval_rows())
+    return folder
+
+
+QUICK = {"samples": 3, "max_new_tokens": 6}
+
+
+def evaluated(
+    run: Run, tasks: str, data: Path | None, *, limit: int | None = None, batch: int | None = None, **options
+):
+    """`evaluate_run` as a dictionary."""
+    from lapcli.evaluation.run_tasks import evaluate_run
+
+    return evaluate_run(run, tasks, batch=batch, data=data, limit=limit, options=options).to_dict()
+
+
+def numbers(result: dict[str, Any]) -> dict[str, Any]:
+    """What must not depend on batches, processes and interruptions."""
+    return {
+        task: (score["value"], score["count"], score["details"]["metrics"], score["details"]["prompt_sha256"])
+        for task, score in result["tasks"].items()
+    }
+
+
+def evaluate_in_processes(count: int, run: Run, tasks: str, data: Path, **options: Any) -> int:
+    """The exit code of rank 0; the result is where the run keeps it."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    children = []
+    for rank in range(count):
+        world = {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(count)}
+        world |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+        child = _context.Process(
+            target=_evaluate, args=(world if count > 1 else {}, str(run.path), tasks, str(data), options)
+        )
+        child.start()
+        children.append(child)
+    codes = [exit_code(child) for child in children]
+    return codes[0]
+
+
+def _evaluate(environment: dict[str, str], run: str, tasks: str, data: str, options: dict[str, Any]) -> None:
+    os.environ.update(environment)
+    os.environ["HF_HUB_OFFLINE"] = "1"
+    torch.set_num_threads(1)
+    die_after = options.pop("die_after", None)
+    if die_after is not None:
+        _die_after(die_after)
+    limit = options.pop("limit", None)
+    evaluated(read_run(Path(run)), tasks, Path(data), limit=limit, **options)
+
+
+def _die_after(lines: int) -> None:
+    """SIGKILL to ourselves once so many documents are answered, in the middle of writing the next one."""
+    from lapcli.evaluation.harness.journal import Journal
+
+    before = Journal.add
+    written = 0
+
+    def add(self: Journal, key: str, value: Any) -> None:
+        nonlocal written
+        written += 1
+        if written > lines:
+            assert self._file is not None
+            self._file.write('{"key": "torn')
+            self._file.flush()
+            os.kill(os.getpid(), signal.SIGKILL)
+        before(self, key, value)
+
+    Journal.add = add  # type: ignore[method-assign]
