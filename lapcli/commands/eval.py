@@ -17,6 +17,8 @@ Examples:
   lap eval --run vit_digits --tasks top1,top5
   lap eval --run vitb_cifar100_12L --checkpoint best --json
   lap eval --run vitb_imagenet_3L --data /data/imagenet --nproc 4
+  lap eval --run dino_vits_5L --tasks linear,knn,ade20k --holdout
+  lap eval --model timm:vit_small_patch16_224 --tasks knn --data /data/imagenet
   lap eval --run quickstart-sft --tasks spelling --limit 20
   lap eval --run d20-sft --tasks arc_easy,arc_challenge,mmlu,gsm8k,humaneval --data /data/benchmarks
 """
@@ -33,8 +35,21 @@ def evaluate(
     batch: Annotated[int | None, typer.Option("--batch", min=1, help="Examples a process takes at once.")] = None,
     data: Annotated[Path | None, typer.Option("--data", help="Local folder to evaluate on, not the run's own.")] = None,
     limit: Annotated[
-        int | None, typer.Option("--limit", min=1, help="Only the first N examples of each task; for a quick look.")
+        int | None, typer.Option("--limit", min=1, help="Only N examples of each task; for a quick look.")
     ] = None,
+    model: Annotated[
+        str | None, typer.Option("--model", metavar="timm:NAME", help="A stock ViT of timm instead of a run.")
+    ] = None,
+    weights_file: Annotated[
+        Path | None, typer.Option("--weights", help="Weights of --model; by default the hub's.")
+    ] = None,
+    set_: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="KEY=VALUE", help="A setting of linear, knn or ade20k, as linear.steps=500."),
+    ] = None,
+    holdout: Annotated[
+        bool, typer.Option("--holdout", help="Choose linear's rate on held-out training images.")
+    ] = False,
     protocol: Annotated[
         str | None,
         typer.Option("--protocol", metavar="paper|harness", help="paper: chat runs' default; harness: lm-eval's own."),
@@ -62,12 +77,12 @@ def evaluate(
 ) -> None:
     """Measure a run's weights: images of its held-out data, benchmarks of a language model."""
     from lapcli.environment import runs_dir as default_runs_dir
-    from lapcli.evaluation.run_tasks import evaluate_run, find_run, find_weights
-    from lapcli.evaluation.tasks import chosen_options, chosen_tasks
+    from lapcli.errors import UsageError
+    from lapcli.evaluation.run_tasks import evaluate_model, evaluate_run, find_run, find_weights
+    from lapcli.evaluation.tasks import STOCK, chosen_options, chosen_tasks
     from lapcli.launch import Processes, launch, needs_launch
+    from lapcli.training.distributed import is_main_process
 
-    found = find_run(runs_dir or default_runs_dir(), run)
-    chosen_tasks(found.recipe.objective, tasks)
     given: dict[str, Any] = {
         "protocol": protocol,
         "samples": samples,
@@ -79,15 +94,31 @@ def evaluate(
         "samples_out": samples_out,
         "unsafe_code_execution": unsafe_code_execution,
         "fresh": fresh,
+        "set": set_ or None,
+        "holdout": holdout,
     }
+    where = runs_dir or default_runs_dir()
+    processes = Processes(nproc)
+    if model is not None:
+        if run is not None or checkpoint != "last":
+            raise UsageError("--model is measured instead of a run; leave out --run and --checkpoint, or --model")
+        chosen_tasks(STOCK, tasks)
+        chosen_options(STOCK, given)
+        if needs_launch(processes):
+            raise typer.Exit(launch(processes, sys.argv[1:]))
+        evaluation = evaluate_model(model, weights_file, where, tasks, batch, data, limit, given)
+        if is_main_process():
+            _print(evaluation, as_json)
+        return
+    if weights_file is not None:
+        raise UsageError("--weights are those of --model timm:NAME; a run has its own (--checkpoint)")
+    found = find_run(where, run)
+    chosen_tasks(found.recipe.objective, tasks)
     chosen_options(found.recipe.objective, given)
     weights = find_weights(found, checkpoint)
-    processes = Processes(nproc)
     if needs_launch(processes, found.recipe.train.device):
         arguments = sys.argv[1:] if run is not None else [*sys.argv[1:], "--run", str(found.path)]
         raise typer.Exit(launch(processes, arguments, found.recipe.train.device))
-
-    from lapcli.training.distributed import is_main_process
 
     if is_main_process():
         shown = f"{found.path}, step {weights.step}, weights sha256 {weights.weights_sha256}"
@@ -104,10 +135,10 @@ def _print(evaluation: "Evaluation", as_json: bool) -> None:
         print(json.dumps(evaluation.to_dict(), indent=2))
         return
     if evaluation.limit is not None:
-        print(f"only the first {evaluation.limit:,} examples of each task (--limit)")
+        print(f"only {evaluation.limit:,} examples of each task (--limit)")
     for line in evaluation.table():
         print(line)
-    print(f"\nrun          {evaluation.run.path}, step {evaluation.step}")
+    print(f"\n{'run' if evaluation.run else 'model':<12} {evaluation.subject}")
     print(f"weights      sha256 {evaluation.weights_sha256}")
     for name, text in evaluation.notes.items():
         print(f"{name:<12} {text}")

@@ -65,7 +65,7 @@ def open_tables(
     source: str, revision: str | None, image_column: str | None, label_column: str | None
 ) -> tuple[TableImages, TableImages | None]:
     """The training images, and what the source holds out; `source` is hub:OWNER/NAME or a folder."""
-    splits = _load(source, revision)
+    splits = load_tables(source, revision)
     if "train" not in splits:
         raise DataError(f"{source} has no split `train`; it has {', '.join(splits)}")
     held_out = next((name for name in HELD_OUT if name in splits), None)
@@ -79,7 +79,8 @@ def open_tables(
     return parts[0], parts[1] if len(parts) > 1 else None
 
 
-def _load(source: str, revision: str | None) -> Any:
+def load_tables(source: str, revision: str | None, **options: Any) -> Any:
+    """The splits of a hub data set or of a folder of parquet files; DataError with the next step if there are none."""
     import datasets
     from huggingface_hub import constants
     from huggingface_hub.errors import GatedRepoError
@@ -91,7 +92,7 @@ def _load(source: str, revision: str | None) -> Any:
     if hub_is_offline():  # the libraries read it when they are imported, which may have been long ago
         datasets.config.HF_HUB_OFFLINE = constants.HF_HUB_OFFLINE = True
     try:
-        return datasets.load_dataset(source.removeprefix("hub:"), revision=revision, cache_dir=place)
+        return datasets.load_dataset(source.removeprefix("hub:"), revision=revision, cache_dir=place, **options)
     except GatedRepoError:
         raise DataError(f"{source} is gated; accept its terms and log in with `hf auth login`") from None
     except Exception as error:

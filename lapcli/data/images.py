@@ -11,7 +11,7 @@ from lapcli.data.image_folder import FolderImages, is_image_folder
 from lapcli.data.image_set import ImageSet, Part, Progress, hold
 from lapcli.data.image_tables import HELD_OUT, has_tables, open_tables
 from lapcli.errors import DataError
-from lapcli.recipe.vision import ImageSource
+from lapcli.recipe.vision import ImageFiles
 
 #: Training images of sets known by name, so that a plan can count steps without touching data.
 KNOWN_SIZES = {"hub:uoft-cs/cifar10": 50_000, "hub:uoft-cs/cifar100": 50_000, "hub:ILSVRC/imagenet-1k": 1_281_167}
@@ -25,11 +25,11 @@ class ImageData:
     identity: str  # of both parts
 
 
-def open_images(source: ImageSource, classes: int, progress: Progress | None = None) -> ImageData:
-    """Both parts, checked, small ones decoded and held in memory."""
+def open_images(source: ImageFiles, classes: int | None, progress: Progress | None = None) -> ImageData:
+    """Both parts, checked, small ones decoded and held in memory; `classes` none: as many as there are."""
     train, validation = _parts(source)
     for images, part in ((train, "training"), (validation, "validation")):
-        if len(images.classes) != classes:
+        if classes is not None and len(images.classes) != classes:
             raise DataError(
                 f"the {part} images of {source.train} have {len(images.classes)} classes, "
                 f"model.classes is {classes}; make them equal"
@@ -44,19 +44,20 @@ def open_images(source: ImageSource, classes: int, progress: Progress | None = N
     return ImageData(
         train,
         validation,
-        f"{source.train}: {len(train):,} training and {len(validation):,} validation images of {classes} classes",
+        f"{source.train}: {len(train):,} training and {len(validation):,} validation images "
+        f"of {len(train.classes)} classes",
         digest(train.identity(), validation.identity()),
     )
 
 
-def _parts(source: ImageSource) -> tuple[ImageSet, ImageSet]:
+def _parts(source: ImageFiles) -> tuple[ImageSet, ImageSet]:
     train, own = _open(source, source.train)
     if isinstance(source.validation, str):
         # A folder of images for each class, or one of tables with a split of its own.
         other, held_out = _open(source, source.validation)
         return train, held_out or other
     if isinstance(source.validation, float):
-        return _held_out_fraction(train, source.validation, source.split_seed)
+        return held_out_fraction(train, source.validation, source.split_seed)
     if own is None:
         raise DataError(
             f"{source.train} has no part to validate on ({', '.join(HELD_OUT)}); give data.validation, a folder or a "
@@ -65,7 +66,7 @@ def _parts(source: ImageSource) -> tuple[ImageSet, ImageSet]:
     return train, own
 
 
-def _open(source: ImageSource, where: str) -> tuple[ImageSet, ImageSet | None]:
+def _open(source: ImageFiles, where: str) -> tuple[ImageSet, ImageSet | None]:
     """The training part of a source, and its own held-out part if it has one."""
     if where == "builtin":
         return Digits(), None
@@ -82,7 +83,7 @@ def _open(source: ImageSource, where: str) -> tuple[ImageSet, ImageSet | None]:
     return FolderImages(folder), None
 
 
-def _held_out_fraction(images: ImageSet, fraction: float, seed: int) -> tuple[ImageSet, ImageSet]:
+def held_out_fraction(images: ImageSet, fraction: float, seed: int) -> tuple[ImageSet, ImageSet]:
     """Of each class alike, so that a small part still has all of them."""
     generator = np.random.default_rng([seed, len(images)])
     held_out = []

@@ -1,13 +1,18 @@
-"""Top-1 and top-5 accuracy of a classification run's weights."""
+"""A classification run's weights: top-1 and top-5 accuracy, and the probes of its features."""
 
 import contextlib
 
 import torch
+from torch import nn
 
+from lapcli.data.ade20k import is_ade20k
+from lapcli.data.cache import digest
 from lapcli.data.images import open_images
 from lapcli.errors import UsageError
 from lapcli.evaluation.accuracy import measure_accuracy
-from lapcli.evaluation.tasks import Measured, Request, Score, wilson_interval
+from lapcli.evaluation.backbones import TimmBackbone
+from lapcli.evaluation.probes import Settings, measure_probes, read_settings
+from lapcli.evaluation.tasks import PROBES, Measured, Request, Score, wilson_interval
 from lapcli.models.vit import build_vit
 from lapcli.objectives.classification import uses_bf16, worker_count
 from lapcli.recipe.vision import ClassificationRecipe
@@ -20,13 +25,33 @@ def evaluate(request: Request) -> Measured:
     recipe, world = request.run.recipe, request.world
     if not isinstance(recipe, ClassificationRecipe):
         raise UsageError(f"{request.run.path} is not a classification run")
-    if request.data is not None:
-        source = recipe.data.model_copy(update={"train": str(request.data), "validation": None, "revision": None})
-        recipe = recipe.model_copy(update={"data": source})
-    data = open_images(recipe.data, recipe.model.classes)
+    settings = read_settings(request.tasks, request.options, request.data)
     model = build_vit(recipe.model)
     load_weights(request.checkpoint.weights, model, str(recipe.model.head_plan()))
     model.to(world.device)
+    top = [task for task in request.tasks if task in TOP]
+    probes = [task for task in request.tasks if task in PROBES]
+    if not probes:
+        return _accuracy(request, recipe, model, top)
+    probed = _probes(request, recipe, model, probes, settings)
+    if not top:
+        return probed
+    first = _accuracy(request, recipe, model, top)
+    return Measured(
+        [*first.scores, *probed.scores],
+        "; ".join(dict.fromkeys([first.data, *probed.data.split("; ")])),
+        digest(first.data_sha256, probed.data_sha256),
+        notes=probed.notes,
+        variant=probed.variant,
+    )
+
+
+def _accuracy(request: Request, recipe: ClassificationRecipe, model: nn.Module, tasks: list[str]) -> Measured:
+    world = request.world
+    if request.data is not None and not ("ade20k" in request.tasks and is_ade20k(request.data)):
+        source = recipe.data.model_copy(update={"train": str(request.data), "validation": None, "revision": None})
+        recipe = recipe.model_copy(update={"data": source})
+    data = open_images(recipe.data, recipe.model.classes)
     bf16 = uses_bf16(recipe, world.device)
     with torch.autocast(world.device.type, torch.bfloat16) if bf16 else contextlib.nullcontext():
         found = measure_accuracy(
@@ -40,6 +65,22 @@ def evaluate(request: Request) -> Measured:
         )
     scores = [
         Score(task, found.top(TOP[task]), found.images, wilson_interval(found.correct[TOP[task]], found.images))
-        for task in request.tasks
+        for task in tasks
     ]
     return Measured(scores, data.description, data.validation.identity())
+
+
+def _probes(
+    request: Request, recipe: ClassificationRecipe, model: nn.Module, tasks: list[str], settings: Settings
+) -> Measured:
+    name, source = str(request.run.path), recipe.data
+    return measure_probes(
+        TimmBackbone(model, name=name, mean=source.mean, std=source.std, device=request.world.device),
+        tasks,
+        settings,
+        source,
+        request.world,
+        batch=request.batch or recipe.validation.batch or recipe.train.micro_batch,
+        workers=worker_count(recipe, request.world.device),
+        limit=request.limit,
+    )

@@ -6,19 +6,20 @@ from pathlib import Path
 from typing import Any
 
 from lapcli.errors import UsageError
-from lapcli.evaluation.tasks import EVALUATORS, Request, Score, chosen_options, chosen_tasks
+from lapcli.evaluation.tasks import EVALUATORS, STOCK, Measured, Request, Score, chosen_options, chosen_tasks
 from lapcli.files import write_json
 from lapcli.runs import Run, newest_run, read_run, read_summary
 from lapcli.training import checkpoint
-from lapcli.training.distributed import join_world, leave_world
+from lapcli.training.distributed import World, join_world, leave_world
 
 EVAL = "eval"
+STOCK_IMAGES = "hub:ILSVRC/imagenet-1k"  # what a stock model is probed on if no --data is given
 
 
 @dataclass(frozen=True)
 class Evaluation:
-    run: Run
-    step: int
+    run: Run | None  # none: a stock model
+    step: int | None
     weights_sha256: str
     data: str
     data_sha256: str
@@ -28,12 +29,21 @@ class Evaluation:
     details: dict[str, Any] = field(default_factory=dict)
     lines: list[str] = field(default_factory=list)
     notes: dict[str, str] = field(default_factory=dict)
+    model: str | None = None  # timm:NAME
+
+    @property
+    def subject(self) -> str:
+        """What was measured, for people."""
+        return f"{self.run.path}, step {self.step}" if self.run else str(self.model)
 
     def to_dict(self) -> dict[str, Any]:
+        subject = (
+            {"run": self.run.name, "objective": self.run.recipe.objective, "step": self.step}
+            if self.run
+            else {"model": self.model}
+        )
         return {
-            "run": self.run.name,
-            "objective": self.run.recipe.objective,
-            "step": self.step,
+            **subject,
             "weights_sha256": self.weights_sha256,
             "data": self.data,
             "data_sha256": self.data_sha256,
@@ -100,11 +110,7 @@ def evaluate_run(
     try:
         request = Request(run, weights, names, world, batch, data, limit, chosen)
         measured = EVALUATORS[run.recipe.objective].evaluate(request)
-        limited = "" if limit is None else f"_limit{limit}"
-        how = f"_{measured.name}" if measured.name else ""
-        what = "+".join(names).replace("/", "_")[:100]
-        name = f"step-{weights.step:06d}_{what}{how}{limited}_{measured.data_sha256[:8]}.json"
-        path = run.path / EVAL / name
+        path = run.path / EVAL / f"step-{weights.step:06d}_{_file_name(names, limit, measured)}"
         found = Evaluation(
             run,
             weights.step,
@@ -118,10 +124,73 @@ def evaluate_run(
             measured.lines,
             measured.notes,
         )
-        if world.is_main:
-            path.parent.mkdir(exist_ok=True)
-            write_json(path, found.to_dict())
-        world.barrier()
+        _keep(found, world)
     finally:
         leave_world()
     return found
+
+
+def evaluate_model(
+    name: str,
+    weights: Path | None,
+    runs_dir: Path,
+    tasks: str | None = None,
+    batch: int | None = None,
+    data: Path | None = None,
+    limit: int | None = None,
+    options: Mapping[str, Any] | None = None,
+) -> Evaluation:
+    """The same for a stock model's features; the result is kept under `eval/` in the folder of the runs."""
+    from lapcli.evaluation.probes import measure_probes, read_settings
+    from lapcli.evaluation.stock_model import open_stock_model
+    from lapcli.objectives.classification import count_workers
+    from lapcli.recipe.vision import ImageFiles
+
+    names = chosen_tasks(STOCK, tasks)
+    settings = read_settings(names, chosen_options(STOCK, options or {}), data)
+    world = join_world()
+    try:
+        stock = open_stock_model(name, weights, world.device)
+        measured = measure_probes(
+            stock.backbone,
+            names,
+            settings,
+            ImageFiles(train=STOCK_IMAGES),
+            world,
+            batch=batch or (16 if world.device.type == "cpu" else 128),
+            workers=count_workers("auto", world.device),
+            limit=limit,
+        )
+        file = f"{name.replace(':', '_')}_{stock.weights_sha256[:8]}_{_file_name(names, limit, measured)}"
+        found = Evaluation(
+            None,
+            None,
+            stock.weights_sha256,
+            measured.data,
+            measured.data_sha256,
+            measured.scores,
+            runs_dir / EVAL / file,
+            limit,
+            {"weights": str(stock.weights), **measured.details},
+            measured.lines,
+            measured.notes,
+            name,
+        )
+        _keep(found, world)
+    finally:
+        leave_world()
+    return found
+
+
+def _file_name(tasks: list[str], limit: int | None, measured: Measured) -> str:
+    limited = "" if limit is None else f"_limit{limit}"
+    variant = f"_{measured.variant}" if measured.variant else ""
+    what = "+".join(tasks).replace("/", "_")[:100]
+    return f"{what}{limited}{variant}_{measured.data_sha256[:8]}.json"
+
+
+def _keep(found: Evaluation, world: World) -> None:
+    if world.is_main:
+        found.path.parent.mkdir(parents=True, exist_ok=True)
+        write_json(found.path, found.to_dict())
+    world.barrier()

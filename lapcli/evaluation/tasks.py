@@ -42,7 +42,7 @@ class Request:
     world: World
     batch: int | None = None
     data: Path | None = None  # instead of the run's own
-    limit: int | None = None  # only the first so many examples of each task
+    limit: int | None = None  # only so many examples of each task
     options: Mapping[str, Any] = field(default_factory=dict)  # what was asked for, of those that the evaluator names
 
 
@@ -54,7 +54,7 @@ class Measured:
     details: dict[str, Any] = field(default_factory=dict)  # what else the result has to name
     lines: list[str] = field(default_factory=list)  # a table of its own; by default value and interval of every score
     notes: dict[str, str] = field(default_factory=dict)  # lines under the table, by their first word
-    name: str = ""  # what tells results of other settings apart, in the name of the file
+    variant: str = ""  # tells results of other settings apart in the name of their file
 
 
 @dataclass(frozen=True)
@@ -98,14 +98,33 @@ _LANGUAGE = Evaluator(
     other_tasks=True,
 )
 
+PROBES = {
+    "linear": "top-1 of a linear classifier on frozen features",
+    "knn": "top-1 by the nearest training images",
+    "ade20k": "mean IoU of a linear segmentation head on frozen patches",
+}
+_PROBE_OPTIONS = ("set", "holdout")
+
 EVALUATORS: dict[str, Evaluator] = {
     "classification": Evaluator(
-        {"top1": "share of images whose class is the first guess", "top5": "... is among the first five guesses"},
+        {
+            "top1": "share of images whose class is the first guess",
+            "top5": "... is among the first five guesses",
+            **PROBES,
+        },
         "lapcli.evaluation.classification",
+        options=_PROBE_OPTIONS,
+        default=("top1", "top5"),
+    ),
+    "self_supervised": Evaluator(
+        PROBES, "lapcli.evaluation.self_supervised", options=_PROBE_OPTIONS, default=("linear", "knn")
     ),
     "language_model": _LANGUAGE,
     "chat": _LANGUAGE,
 }
+#: `--model`: no run, so no objective; what is measured is a stock model's features.
+STOCK = "a stock model"
+_STOCK_EVALUATOR = Evaluator(PROBES, "lapcli.evaluation.run_tasks", options=_PROBE_OPTIONS, default=("linear", "knn"))
 
 
 def chosen_tasks(objective: str, text: str | None) -> list[str]:
@@ -117,7 +136,7 @@ def chosen_tasks(objective: str, text: str | None) -> list[str]:
     names = list(dict.fromkeys(part.strip() for part in text.split(",")))
     for name in names:
         if name not in known and not (evaluator.other_tasks and name):
-            raise UsageError(f"--tasks: no task {name[:60]!r} for a run of {objective}; there are {', '.join(known)}")
+            raise UsageError(f"--tasks: no task {name[:60]!r} for {_kind(objective)}; there are {', '.join(known)}")
     return names
 
 
@@ -129,13 +148,19 @@ def chosen_options(objective: str, given: Mapping[str, Any]) -> dict[str, Any]:
         if name not in evaluator.options:
             kinds = [kind for kind, other in EVALUATORS.items() if name in other.options]
             raise UsageError(
-                f"--{name.replace('_', '-')} means nothing for a run of {objective}, only for {' and '.join(kinds)}; "
+                f"--{name.replace('_', '-')} means nothing for {_kind(objective)}, only for {' and '.join(kinds)}; "
                 "leave it out"
             )
     return chosen
 
 
+def _kind(objective: str) -> str:
+    return objective if objective == STOCK else f"a run of {objective}"
+
+
 def _evaluator(objective: str) -> Evaluator:
+    if objective == STOCK:
+        return _STOCK_EVALUATOR
     if objective not in EVALUATORS:
         raise UsageError(f"a run of {objective} has no evaluation tasks yet; runs of {', '.join(EVALUATORS)} have")
     return EVALUATORS[objective]

@@ -7,7 +7,7 @@ import contextlib
 import os
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from timm.loss import BinaryCrossEntropy, SoftTargetCrossEntropy
@@ -58,9 +58,13 @@ def build_loss(recipe: ClassificationRecipe) -> nn.Module:
 
 
 def worker_count(recipe: ClassificationRecipe, device: torch.device) -> int:
+    return count_workers(recipe.data.workers, device)
+
+
+def count_workers(wanted: int | Literal["auto"], device: torch.device) -> int:
     """On the CPU the model needs the cores itself; beside a GPU they are shared by the processes of this machine."""
-    if recipe.data.workers != "auto":
-        return recipe.data.workers
+    if wanted != "auto":
+        return wanted
     here = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
     return 0 if device.type == "cpu" else max(1, min(16, (os.cpu_count() or 1) // here - 1))
 

@@ -104,8 +104,9 @@ class Mixing(Section):
         return None
 
 
-class ImageSource(Section):
-    """Images and labels: `builtin` (scikit-learn's digits), `hub:OWNER/NAME`, a folder of parquet files or images."""
+class ImageFiles(Section):
+    """Images and labels: `builtin` (scikit-learn's digits), `builtin:photographs` (pieces of its two photographs),
+    `hub:OWNER/NAME`, a folder of parquet files or images."""
 
     train: Text
     # A folder; a fraction of the training images; none: the source's own validation or test images.
@@ -122,8 +123,6 @@ class ImageSource(Section):
     std: Annotated[list[Positive], Field(min_length=3, max_length=3)] = Field(
         default_factory=lambda: [0.229, 0.224, 0.225]
     )
-    augmentation: Augmentation = Augmentation()
-    mixing: Mixing = Mixing()
 
     @combination("train")
     def _hub_name(self) -> str | None:
@@ -143,6 +142,11 @@ class ImageSource(Section):
         if self.train == "builtin" and not isinstance(self.validation, float):
             return "the digits come in one part; give a fraction, such as 0.2"
         return None
+
+
+class ImageSource(ImageFiles):
+    augmentation: Augmentation = Augmentation()
+    mixing: Mixing = Mixing()
 
 
 class ClassificationTrain(TrainSection):

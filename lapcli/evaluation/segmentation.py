@@ -1,0 +1,261 @@
+"""`ade20k`: what frozen patch tokens know about the things in a scene, by a linear head and the mean IoU.
+
+The head is small and its upsampled logits are large (150 classes x 512 x 512 pixels), so they exist for one image at a
+time: its loss goes back to the logits of the patches, and from there all images go back through the head together. The
+processes share out the images; features and gradients of the patch logits are added up, and each process updates the
+head from all of them. So batch norm sees the whole batch, and the number of processes changes nothing.
+
+Shapes: B images, D features, K classes, H x W pixels, h x w patches.
+"""
+
+import math
+from collections.abc import Callable
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from lapcli.data.ade20k import CLASSES, IGNORED, SceneData, Scenes, SomeScenes, check_scenes
+from lapcli.data.image_batches import Example, ImageBatches
+from lapcli.data.image_loader import ImageLoader
+from lapcli.data.scene_batches import SceneReader, resize_short_side
+from lapcli.errors import UsageError
+from lapcli.evaluation.backbones import Backbone
+from lapcli.evaluation.confusion import confusion_matrix, interval_over_images, mean_iou, overlaps
+from lapcli.evaluation.features import Pass, spread
+from lapcli.evaluation.protocols import Ade20kProtocol, within, written_out
+from lapcli.evaluation.tasks import Score
+
+INITIAL_STD = 0.01
+CLASSES_AT_ONCE = 10  # resized to the size of a label map
+
+
+class LinearHead(nn.Module):
+    """Dropout of whole channels, batch norm, 1 x 1 convolution."""
+
+    def __init__(self, width: int, classes: int, dropout: float, seed: int) -> None:
+        super().__init__()
+        self.norm = nn.BatchNorm2d(width)
+        self.classify = nn.Conv2d(width, classes, 1)
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            nn.init.normal_(self.classify.weight, std=INITIAL_STD)
+        nn.init.zeros_(self.classify.bias)  # type: ignore[arg-type]
+        self._dropout, self._seed = dropout, seed
+
+    def forward(self, features_BDhw: Tensor, step: int = 0) -> Tensor:
+        """In training mode the channels to drop are drawn by (seed, step): the same on every process."""
+        if self.training and self._dropout:
+            generator = torch.Generator().manual_seed(self._seed + 1 + step)
+            kept_BD = torch.rand(features_BDhw.shape[:2], generator=generator) >= self._dropout
+            features_BDhw = features_BDhw * (kept_BD / (1 - self._dropout)).to(features_BDhw.device)[:, :, None, None]
+        return self.classify(self.norm(features_BDhw))
+
+
+def learning_rate(protocol: Ade20kProtocol, step: int) -> float:
+    """A cosine over all steps; during the warm-up, t / warm-up times (1 - t / steps) instead."""
+    warmup = protocol.warmup_share * protocol.steps
+    done = step / protocol.steps
+    share = step / warmup * (1 - done) if step < warmup else 0.5 * (1 + math.cos(math.pi * done))
+    return protocol.lr * share
+
+
+def window_size(protocol: Ade20kProtocol, patch: int) -> int:
+    return max(1, round(protocol.window / patch)) * patch
+
+
+def starts(length: int, window: int, stride: int) -> list[int]:
+    """Where the windows along one side begin; the last one ends with the image."""
+    count = math.ceil(max(0, length - window) / stride) + 1
+    return [min(number * stride, length - window) for number in range(count)]
+
+
+def slide(logits_of: Callable[[Tensor], Tensor], image_CHW: Tensor, window: int, stride: int, at_once: int) -> Tensor:
+    """(K, H, W) logits of an image at least as large as the window: means over the windows that cover a pixel."""
+    _, height, width = image_CHW.shape
+    places = [(y, x) for y in starts(height, window, stride) for x in starts(width, window, stride)]
+    total_KHW: Tensor | None = None
+    times_HW = torch.zeros(height, width)
+    for first in range(0, len(places), at_once):
+        some = places[first : first + at_once]
+        coarse_BKhw = logits_of(torch.stack([image_CHW[:, y : y + window, x : x + window] for y, x in some]))
+        if total_KHW is None:
+            total_KHW = torch.zeros(coarse_BKhw.shape[1], height, width, device=coarse_BKhw.device)
+        for (y, x), coarse_Khw in zip(some, coarse_BKhw, strict=True):
+            total_KHW[:, y : y + window, x : x + window] += _upsampled(coarse_Khw, (window, window))
+            times_HW[y : y + window, x : x + window] += 1
+    assert total_KHW is not None
+    return total_KHW.div_(times_HW.to(total_KHW.device))
+
+
+def classes_at(logits_KHW: Tensor, size: tuple[int, int]) -> Tensor:
+    """The class of each pixel of the logits resized to `size` (height, width), a few classes at a time."""
+    best = torch.full(size, -math.inf, device=logits_KHW.device)
+    found = torch.zeros(size, dtype=torch.int64, device=logits_KHW.device)
+    for first in range(0, len(logits_KHW), CLASSES_AT_ONCE):
+        values, classes = _upsampled(logits_KHW[first : first + CLASSES_AT_ONCE], size).max(dim=0)
+        better = values > best
+        best, found = torch.where(better, values, best), torch.where(better, classes + first, found)
+    return found
+
+
+def _upsampled(logits_KHW: Tensor, size: tuple[int, int]) -> Tensor:
+    return F.interpolate(logits_KHW[None], size, mode="bilinear", align_corners=False)[0]
+
+
+class Segmentation:
+    """Trains the head on frozen features and measures it."""
+
+    def __init__(self, backbone: Backbone, data: SceneData, protocol: Ade20kProtocol, how: Pass) -> None:
+        self._protocol, self._how, self._data = protocol, how, data
+        self.window = window_size(protocol, backbone.patch)
+        self.stride = self.window * 2 // 3
+        self._backbone = backbone.at_size(self.window)
+        self.head = LinearHead(backbone.width, CLASSES, protocol.dropout, protocol.seed).to(backbone.device)
+        self._optimizer = torch.optim.AdamW(
+            self.head.parameters(), lr=protocol.lr, betas=(0.9, 0.999), weight_decay=protocol.weight_decay
+        )
+        batch = protocol.batch
+        if batch > len(data.train):
+            raise UsageError(
+                f"there are {len(data.train):,} training scenes, fewer than a batch of {batch:,}; "
+                "use a smaller --set ade20k.batch"
+            )
+        self._order = ImageBatches(len(data.train), batch=batch, group=1, repeats=1, seed=protocol.seed)
+        self._turns = how.turns(batch)
+        reader = SceneReader(data.train, self.window, protocol.scale, backbone.mean, protocol.seed)
+        self._loader = ImageLoader(
+            reader,
+            self._examples,
+            micro_steps=self._turns,
+            last=(protocol.steps - 1, self._turns - 1),
+            workers=how.workers,
+        )
+
+    def _examples(self, step: int, turn: int) -> list[Example]:
+        chunk = self._how.chunk(turn, self._protocol.batch)
+        return self._order.examples(step, chunk.start, len(chunk))
+
+    def _features(self, images_BCHW: Tensor) -> Tensor:
+        """(B, D, h, w), in float32 throughout."""
+        side = self.window // self._backbone.patch
+        _, patches_BPD = self._backbone(images_BCHW)
+        return patches_BPD.transpose(1, 2).unflatten(2, (side, side))
+
+    def step(self, step: int) -> float:
+        """One update of the head; the loss before it: cross entropy over all pixels, 0 for those without a label."""
+        batch, device, side = self._protocol.batch, self._backbone.device, self.window // self._backbone.patch
+        features_BDhw = torch.zeros(batch, self._backbone.width, side, side, device=device)
+        labels: dict[int, Tensor] = {}
+        for turn in range(self._turns):
+            images_BCHW, labels_BHW = self._loader.batch(step, turn)
+            chunk = self._how.chunk(turn, batch)
+            if len(chunk):
+                features_BDhw[chunk.start : chunk.stop] = self._features(images_BCHW)
+                labels.update(zip(chunk, labels_BHW, strict=True))
+        self._how.together(features_BDhw)
+        coarse_BKhw = self.head.train()(features_BDhw, step)
+        gradient_BKhw, total = torch.zeros_like(coarse_BKhw), 0.0
+        for row, labels_HW in labels.items():
+            coarse_Khw = coarse_BKhw[row].detach().requires_grad_()
+            logits_KHW = _upsampled(coarse_Khw, (self.window, self.window))
+            truth_HW = labels_HW.to(device, torch.int64)
+            loss = F.cross_entropy(logits_KHW[None], truth_HW[None], ignore_index=IGNORED, reduction="sum")
+            loss = loss / (batch * truth_HW.numel())
+            (gradient_BKhw[row],) = torch.autograd.grad(loss, coarse_Khw)
+            total += loss.item()
+        for group in self._optimizer.param_groups:
+            group["lr"] = learning_rate(self._protocol, step)
+        self._optimizer.zero_grad()
+        coarse_BKhw.backward(self._how.together(gradient_BKhw))
+        self._optimizer.step()
+        return self._how.world.sum([total])[0]
+
+    @torch.no_grad()
+    def measure(self) -> np.ndarray:
+        """(N, 2, K): of each validation scene, intersection and union in pixels for each class; on every process."""
+        scenes, how = self._data.validation, self._how
+        found_N2K = torch.zeros(len(scenes), 2, CLASSES, dtype=torch.int64)
+        self.head.eval()
+        for number in range(how.world.rank, len(scenes), how.world.size):
+            found_N2K[number] = overlaps(self._confusion(scenes, number)).cpu()
+            if how.progress:
+                how.progress("scoring scenes", number + 1, len(scenes))
+        device = self._backbone.device
+        if how.world.size > 1:
+            found_N2K = how.together(found_N2K.to(device)).cpu()
+        return found_N2K.numpy()
+
+    def _confusion(self, scenes: Scenes, index: int) -> Tensor:
+        image, labels_HW = scenes.scene(index)
+        resized = torch.from_numpy(np.array(resize_short_side(image, self.window))).permute(2, 0, 1)
+
+        def logits_of(images_BCHW: Tensor) -> Tensor:
+            return self.head(self._features(images_BCHW))
+
+        logits_KHW = slide(logits_of, resized, self.window, self.stride, self._how.batch)
+        height, width = labels_HW.shape
+        classes_HW = classes_at(logits_KHW, (height, width))
+        truth_N = torch.from_numpy(labels_HW).to(classes_HW.device).flatten()
+        return confusion_matrix(truth_N, classes_HW.flatten(), CLASSES, IGNORED)
+
+    def close(self) -> None:
+        self._loader.close()
+
+
+def measure_ade20k(
+    backbone: Backbone, data: SceneData, protocol: Ade20kProtocol, how: Pass, limit: int | None = None
+) -> Score:
+    """The best mean IoU among the validations on the way and the last one, as the DINOv3 scripts report it."""
+    data = limited(data, limit)
+    protocol = within(protocol, len(data.train), limit)
+    check_scenes(data, how.progress)
+    task = Segmentation(backbone, data, protocol, how)
+    validations: list[dict[str, float]] = []
+    best_N2K, best = np.zeros((0, 2, CLASSES)), -1.0
+    loss = math.nan
+    try:
+        for step in range(protocol.steps):
+            loss = task.step(step)
+            done = step + 1
+            if how.progress:
+                how.progress("ade20k head", done, protocol.steps)
+            if done % protocol.validate_every == 0 or done == protocol.steps:
+                found_N2K = task.measure()
+                value = mean_iou(*found_N2K.sum(axis=0))
+                validations.append({"step": done, "miou": value})
+                if value > best:
+                    best, best_N2K = value, found_N2K
+    finally:
+        task.close()
+    if not validations or math.isnan(best) or best < 0:
+        raise UsageError("no pixel of the validation scenes has a label; the mean IoU has nothing to measure")
+    intersection_K, union_K = best_N2K.sum(axis=0)
+    details = {
+        "feature": "patch tokens of the last block, after the final norm",
+        "window": task.window,
+        "stride": task.stride,
+        "classes_seen": int((union_K > 0).sum()),  # in truth or prediction; the others are skipped
+        "iou": [round(float(i / u), 6) if u else None for i, u in zip(intersection_K, union_K, strict=True)],
+        "best_step": next(v["step"] for v in validations if v["miou"] == best),
+        "best_step_chosen_on": "the validation scenes themselves",
+        "validations": validations,
+        "last_loss": loss,
+        "interval": "95%, from 1,000 draws of the validation scenes with replacement",
+        "training_scenes": len(data.train),
+        "data": data.description,
+        "data_sha256": data.identity,
+        "protocol": written_out(protocol),
+    }
+    return Score("ade20k", best, len(data.validation), interval_over_images(best_N2K), details)
+
+
+def limited(data: SceneData, limit: int | None) -> SceneData:
+    """At most `limit` training and `limit` validation scenes, evenly over each set."""
+
+    def some(scenes: Scenes) -> Scenes:
+        positions = spread(len(scenes), limit)
+        return scenes if positions is None else SomeScenes(scenes, positions)
+
+    return SceneData(some(data.train), some(data.validation), data.description, data.identity)

@@ -1,0 +1,260 @@
+"""The self-supervised ViT: class token and patches, rotary positions in two dimensions, some heads Laplacian.
+
+A pre-norm block with LayerScale on both branches, no absolute positions, one final norm for all tokens, and a mask
+token that stands in for hidden patches. Crops of several sizes go through together: norms and linear layers see the
+tokens of all of them in one matrix, attention each size by itself.
+
+Stochastic depth leaves whole images out of a branch: of b images `max(int(b (1 - rate)), 1)` are kept, by a draw of its
+own for each branch and crop size, and what the branch adds to them is scaled by b / kept.
+
+State-dict names are those of timm's `vit_small_patch16_dinov3` (built with `attn_type="rope"` and biases), to which only
+the mask token has no counterpart: `to_timm` and `from_timm`.
+
+Shapes: B images, T tokens, P patches, C channels, H heads, D head size, N tokens of all images of all crop sizes.
+"""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from lapcli.head_plan import HeadSpec, head_plan
+from lapcli.laplacian import laplacian_attention
+
+Precision = Literal["float32", "bf16"]
+
+
+def rotary_tables(
+    rows: int, columns: int, head_size: int, base: float, dtype: torch.dtype = torch.float32
+) -> tuple[Tensor, Tensor]:
+    """cos and sin of each token, T x D: the class token first, which turns by nothing, then the patches row by row.
+
+    The centre of patch (i, j) is at ((i + 0.5) / rows, (j + 0.5) / columns), mapped to [-1, 1]. With the D / 4 periods
+    base^(2 j / (D / 2)) the angles are 2 pi coordinate / period: a quarter from the row, a quarter from the column, and
+    both once more for the second half of the head.
+    """
+    quarter = head_size // 4
+    periods = base ** (2 * torch.arange(quarter, dtype=dtype) / (head_size // 2))
+    y, x = ((torch.arange(count, dtype=dtype) + 0.5) / count * 2 - 1 for count in (rows, columns))
+    centres_P2 = torch.cartesian_prod(y, x)
+    angles = (2 * math.pi * centres_P2[:, :, None] / periods).flatten(1).tile(2)
+    return F.pad(angles.cos(), (0, 0, 1, 0), value=1.0), F.pad(angles.sin(), (0, 0, 1, 0))
+
+
+def rotate(x_BHTD: Tensor, cos_TD: Tensor, sin_TD: Tensor) -> Tensor:
+    """Element d of the first half turns with element d of the second."""
+    turned = x_BHTD.to(cos_TD.dtype)
+    first, second = turned.chunk(2, dim=-1)
+    return (turned * cos_TD + torch.cat([-second, first], dim=-1) * sin_TD).to(x_BHTD.dtype)
+
+
+@dataclass(frozen=True)
+class CropGroup:
+    """Images of one size among the tokens that go through a block together."""
+
+    images: int
+    tokens: int  # of an image
+    cos_TD: Tensor
+    sin_TD: Tensor
+
+    @property
+    def size(self) -> int:
+        return self.images * self.tokens
+
+    def of(self, images: int) -> "CropGroup":
+        return CropGroup(images, self.tokens, self.cos_TD, self.sin_TD)
+
+
+class RotaryAttention(nn.Module):
+    def __init__(self, width: int, heads: int, laplacian_heads: int) -> None:
+        super().__init__()
+        self.heads, self.laplacian_heads = heads, laplacian_heads
+        self.qkv = nn.Linear(width, 3 * width)
+        self.proj = nn.Linear(width, width)
+
+    def forward(self, x_NC: Tensor, groups: Sequence[CropGroup]) -> Tensor:
+        parts = self.qkv(x_NC).split([group.size for group in groups])
+        mixed = [self._attend(part, group) for part, group in zip(parts, groups, strict=True)]
+        return self.proj(torch.cat(mixed) if len(mixed) > 1 else mixed[0])
+
+    def _attend(self, qkv_NC: Tensor, group: CropGroup) -> Tensor:
+        split = qkv_NC.view(group.images, group.tokens, 3, self.heads, -1)
+        q_BHTD, k_BHTD, v_BHTD = split.permute(2, 0, 3, 1, 4).unbind(0)
+        q_BHTD, k_BHTD = (rotate(x, group.cos_TD, group.sin_TD) for x in (q_BHTD, k_BHTD))
+        y_BHTD = laplacian_attention(q_BHTD, k_BHTD, v_BHTD, self.laplacian_heads)
+        return y_BHTD.transpose(1, 2).reshape(group.size, -1)
+
+
+class MLP(nn.Module):
+    def __init__(self, width: int, hidden: int) -> None:
+        super().__init__()
+        self.fc1 = nn.Linear(width, hidden)
+        self.fc2 = nn.Linear(hidden, width)
+
+    def forward(self, x_NC: Tensor) -> Tensor:
+        return self.fc2(F.gelu(self.fc1(x_NC)))
+
+
+class Block(nn.Module):
+    def __init__(
+        self, width: int, heads: int, laplacian_heads: int, hidden: int, layer_scale: float, drop_path: float
+    ) -> None:
+        super().__init__()
+        self.drop_path = drop_path
+        self.norm1 = nn.LayerNorm(width, eps=1e-6)
+        self.attn = RotaryAttention(width, heads, laplacian_heads)
+        self.gamma_1 = nn.Parameter(torch.full((width,), layer_scale))
+        self.norm2 = nn.LayerNorm(width, eps=1e-6)
+        self.mlp = MLP(width, hidden)
+        self.gamma_2 = nn.Parameter(torch.full((width,), layer_scale))
+
+    def forward(self, x_NC: Tensor, groups: Sequence[CropGroup]) -> Tensor:
+        x_NC = self._add(x_NC, groups, lambda x, kept: self.gamma_1 * self.attn(self.norm1(x), kept))
+        return self._add(x_NC, groups, lambda x, kept: self.gamma_2 * self.mlp(self.norm2(x)))
+
+    def _add(
+        self, x_NC: Tensor, groups: Sequence[CropGroup], branch: Callable[[Tensor, Sequence[CropGroup]], Tensor]
+    ) -> Tensor:
+        if not (self.training and self.drop_path):
+            return x_NC + branch(x_NC, groups)
+        kept = [group.of(max(int(group.images * (1 - self.drop_path)), 1)) for group in groups]
+        rows, scales, first = [], [], 0
+        for group, part in zip(groups, kept, strict=True):
+            images = torch.randperm(group.images, device=x_NC.device)[: part.images]
+            inside = torch.arange(group.tokens, device=x_NC.device)
+            rows.append((first + images[:, None] * group.tokens + inside).flatten())
+            scales.append(x_NC.new_full((part.size, 1), group.images / part.images))
+            first += group.size
+        rows_N = torch.cat(rows)
+        added = branch(x_NC[rows_N], kept) * torch.cat(scales)
+        return x_NC.index_add(0, rows_N, added.to(x_NC.dtype))
+
+
+class PatchEmbedding(nn.Module):
+    def __init__(self, width: int, patch: int) -> None:
+        super().__init__()
+        self.proj = nn.Conv2d(3, width, patch, patch)  # torch's own start: uniform within 1 / sqrt(3 patch^2)
+
+    def forward(self, images_BCHW: Tensor) -> Tensor:
+        return self.proj(images_BCHW).flatten(2).transpose(1, 2)
+
+
+class DinoViT(nn.Module):
+    """ViT-S/16 unless told otherwise: 21,599,616 parameters."""
+
+    def __init__(
+        self,
+        *,
+        layers: int = 12,
+        width: int = 384,
+        heads: int = 6,
+        mlp_ratio: float = 4.0,
+        patch: int = 16,
+        layer_scale: float = 1e-5,
+        drop_path: float = 0.0,
+        rope_base: float = 100.0,
+        rope_precision: Precision = "float32",
+        laplacian_heads: HeadSpec = 0,
+    ) -> None:
+        super().__init__()
+        if width % heads or (width // heads) % 4:
+            raise ValueError(f"width {width} over {heads} heads must give a head size that is a multiple of 4")
+        self.plan = head_plan(laplacian_heads, layers, heads)
+        self.width, self.patch, self.head_size = width, patch, width // heads
+        self.rope_base = rope_base
+        self.rope_dtype = torch.bfloat16 if rope_precision == "bf16" else torch.float32
+        self._tables: dict[tuple[int, int, torch.device], tuple[Tensor, Tensor]] = {}
+        self.patch_embed = PatchEmbedding(width, patch)
+        self.cls_token = nn.Parameter(torch.empty(1, 1, width))
+        self.mask_token = nn.Parameter(torch.zeros(1, width))
+        hidden = int(mlp_ratio * width)
+        self.blocks = nn.ModuleList(Block(width, heads, k, hidden, layer_scale, drop_path) for k in self.plan.per_layer)
+        self.norm = nn.LayerNorm(width, eps=1e-6)
+        self.apply(initialise)
+        nn.init.normal_(self.cls_token, std=0.02)
+
+    def forward(self, images_BCHW: Tensor) -> Tensor:
+        """The class token after the final norm."""
+        return self.tokens([images_BCHW])[0][:, 0]
+
+    def tokens(self, crops: Sequence[Tensor], masks: Sequence[Tensor | None] | None = None) -> list[Tensor]:
+        """Class token and patches after the final norm, for each crop size; all sizes share each linear layer.
+
+        `masks` has, for each size, B x P booleans (True: the patch is hidden behind the mask token) or None.
+        """
+        x_NC, groups = self._embed(crops, masks or [None] * len(crops))
+        for block in self.blocks:
+            x_NC = block(x_NC, groups)
+        return _by_image(self.norm(x_NC), groups)
+
+    def features(self, images_BCHW: Tensor, blocks: int = 1) -> list[tuple[Tensor, Tensor]]:
+        """(class token B x C, patches B x P x C) of each of the last `blocks` blocks, the last one last, all normed."""
+        if not 1 <= blocks <= len(self.blocks):
+            raise ValueError(f"there are {len(self.blocks)} blocks, got blocks={blocks}")
+        x_NC, groups = self._embed([images_BCHW], [None])
+        found = []
+        for number, block in enumerate(self.blocks, start=1):
+            x_NC = block(x_NC, groups)
+            if number > len(self.blocks) - blocks:
+                tokens_BTC = _by_image(self.norm(x_NC), groups)[0]
+                found.append((tokens_BTC[:, 0], tokens_BTC[:, 1:]))
+        return found
+
+    def _embed(self, crops: Sequence[Tensor], masks: Sequence[Tensor | None]) -> tuple[Tensor, list[CropGroup]]:
+        parts, groups = [], []
+        for images_BCHW, mask_BP in zip(crops, masks, strict=True):
+            rows, columns = (size // self.patch for size in images_BCHW.shape[-2:])
+            patches_BPC = self.patch_embed(images_BCHW)
+            if mask_BP is not None:
+                patches_BPC = torch.where(mask_BP[:, :, None], self.mask_token.to(patches_BPC.dtype), patches_BPC)
+            first_B1C = self.cls_token.expand(len(patches_BPC), -1, -1).to(patches_BPC.dtype)
+            parts.append(torch.cat([first_B1C, patches_BPC], dim=1).flatten(0, 1))
+            cos_TD, sin_TD = self._rotary(rows, columns, images_BCHW.device)
+            groups.append(CropGroup(len(images_BCHW), 1 + rows * columns, cos_TD, sin_TD))
+        return torch.cat(parts), groups
+
+    def _rotary(self, rows: int, columns: int, device: torch.device) -> tuple[Tensor, Tensor]:
+        key = rows, columns, device
+        if key not in self._tables:
+            tables = rotary_tables(rows, columns, self.head_size, self.rope_base, self.rope_dtype)
+            self._tables[key] = tables[0].to(device), tables[1].to(device)
+        return self._tables[key]
+
+
+def initialise(module: nn.Module) -> None:
+    """Linear layers: truncated normal of deviation 0.02, no bias. Norms, convolution and the rest start as torch's."""
+    if isinstance(module, nn.Linear):
+        nn.init.trunc_normal_(module.weight, std=0.02)
+        if module.bias is not None:
+            nn.init.zeros_(module.bias)
+
+
+def _by_image(x_NC: Tensor, groups: Sequence[CropGroup]) -> list[Tensor]:
+    parts = x_NC.split([group.size for group in groups])
+    return [part.view(group.images, group.tokens, -1) for part, group in zip(parts, groups, strict=True)]
+
+
+def to_timm(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """For `timm.create_model("vit_small_patch16_dinov3", **TIMM_OPTIONS)`; the mask token stays behind."""
+    return {name: value for name, value in state.items() if name != "mask_token"}
+
+
+def from_timm(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The other way; timm's models hide no patches, so the mask token starts at zero."""
+    return {**state, "mask_token": torch.zeros_like(state["cls_token"][0])}
+
+
+#: What makes timm's model the same function; the head is left off.
+TIMM_OPTIONS = {
+    "attn_type": "rope",
+    "qkv_bias": True,
+    "num_reg_tokens": 0,
+    "norm_layer": partial(nn.LayerNorm, eps=1e-6),
+    "global_pool": "token",
+    "num_classes": 0,
+}

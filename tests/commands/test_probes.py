@@ -1,0 +1,186 @@
+"""`lap eval --tasks linear,knn,ade20k` on small runs and on a stock ViT, as a user types it."""
+
+import hashlib
+import json
+
+import numpy as np
+import pytest
+import timm
+import torch
+from image_support import image_recipe, write_folder
+from safetensors.torch import save_file
+from scene_support import write_scenes
+from support import lap, run_main, train_here
+
+from lapcli.models.self_supervised import StudentTeacher
+from lapcli.recipe import recipe_from_dict
+from lapcli.runs import open_run
+from lapcli.training import checkpoint
+
+QUICK = [
+    *("--set", "linear.steps=6", "--set", "linear.batch=32", "--set", "linear.rates=[0.01, 0.1]"),
+    *("--set", "ade20k.window=16", "--set", "ade20k.batch=4", "--set", "ade20k.steps=3"),
+]
+TASKS = ["--tasks", "linear,knn,ade20k"]
+
+
+@pytest.fixture(scope="module")
+def scenes(tmp_path_factory):
+    return write_scenes(tmp_path_factory.mktemp("scenes") / "ade", 8, 3)
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    """A classification run, and the weights of a self-supervised one at its start."""
+    folder = tmp_path_factory.mktemp("probes") / "runs"
+    train_here(image_recipe(train={"steps": 2}, checkpoint={"every": None, "keep": 1}), folder, "tiny")
+    recipe = recipe_from_dict(
+        {
+            "objective": "self_supervised",
+            "model": {
+                "layers": 2, "width": 32, "heads": 4, "patch": 2, "laplacian_heads": 2, "layer_scale": 1.0,
+                "head": {"hidden": 16, "bottleneck": 8, "dino_prototypes": 8, "ibot_prototypes": 8},
+            },
+            "data": {"train": "builtin", "validation": 0.2, "crops": {"global_size": 8, "local_size": 4}},
+            "train": {"steps": 1, "batch": 16, "micro_batch": 16, "group": 16},
+            "optimizer": {"lr": 1e-3},
+        }
+    )
+    run = open_run(folder, "dino", recipe)
+    model = StudentTeacher(recipe.model, seed=0)
+    with torch.no_grad():  # so that it can be told whether the student or the teacher is measured
+        model.student.backbone.norm.weight.fill_(torch.nan)
+    metadata = {"laplacian_heads": str(recipe.model.head_plan())}
+    checkpoint.save(run.checkpoints, 1, model.state_dict(), {"x": torch.zeros(1)}, metadata, {}, keep=1)
+    run.update(status="finished", step=1)
+    return folder
+
+
+def measured(capsys, runs, *arguments):
+    code, out, err = run_main(capsys, "eval", "--runs-dir", str(runs), *arguments, "--json")
+    assert code == 0, err
+    return json.loads(out)
+
+
+@pytest.mark.parametrize("name", ["tiny", "dino"])
+def test_all_three_on_a_run(capsys, runs, scenes, name):
+    found = measured(capsys, runs, "--run", name, *TASKS, *QUICK, "--data", str(scenes))
+    (weights,) = (runs / name / "checkpoints").glob("*/model.safetensors")
+    assert found["weights_sha256"] == hashlib.sha256(weights.read_bytes()).hexdigest()
+    assert list(found["tasks"]) == ["linear", "knn10", "knn20", "knn100", "knn200", "ade20k"]
+    assert found["tasks"]["knn20"]["count"] == 359  # the run's own digits
+    assert found["tasks"]["ade20k"]["count"] == 3  # --data has ADE20K's layout
+    assert found["limit"] is None
+    for task in ("linear", "knn10", "ade20k"):
+        protocol = found["tasks"][task]["details"]["protocol"]
+        assert {"linear": "steps", "knn10": "temperature", "ade20k": "window"}[task] in protocol
+    assert found["tasks"]["linear"]["details"]["protocol"]["changed"]["steps"] == {"default": 12500, "used": 6}
+    (kept,) = (runs / name / "eval").glob("step-*_linear+knn+ade20k_*.json")
+    assert json.loads(kept.read_text()) == found
+
+
+def test_two_processes_give_the_numbers_of_one(capsys, runs, scenes):
+    arguments = ["--run", "tiny", *TASKS, *QUICK, "--set", f"ade20k.data={scenes}", "--batch", "24"]
+    one = measured(capsys, runs, *arguments)
+    result = lap(
+        "eval", "--runs-dir", str(runs), *arguments, "--nproc", "2", "--json", environment={"OMP_NUM_THREADS": "1"}
+    )
+    assert result.returncode == 0, result.stderr
+    two = json.loads(result.stdout)
+    for task, score in one["tasks"].items():
+        other = two["tasks"][task]
+        for key in ("value", "count", "interval"):
+            assert other[key] == score[key], task
+    assert two["data_sha256"] == one["data_sha256"]
+    losses = [[row["loss"] for row in found["tasks"]["linear"]["details"]["rates"]] for found in (one, two)]
+    assert losses[1] == pytest.approx(losses[0], rel=1e-5)
+
+
+def test_the_table_says_how_the_rate_was_chosen_and_what_was_limited(capsys, runs):
+    arguments = ["eval", "--runs-dir", str(runs), "--run", "tiny", "--tasks", "top1,linear,knn", "--limit", "40"]
+    code, out, err = run_main(capsys, *arguments, *QUICK[:6])
+    assert code == 0, err
+    assert "chosen on the validation images themselves" in out
+    assert "only 40 examples of each task" in out
+    assert "steps 6 (12500)" in out
+    assert "k = 100, 200 left out: only 40 training images" in out
+    code, held_out, err = run_main(capsys, *arguments, *QUICK[:6], "--holdout")
+    assert code == 0, err
+    assert "held-out training images" in held_out
+    kept = sorted((runs / "tiny" / "eval").glob("*_limit40_*.json"))
+    assert len(kept) == 2  # other settings, another file
+    assert all(json.loads(path.read_text())["limit"] == 40 for path in kept)
+    assert all(json.loads(path.read_text())["tasks"]["top1"]["count"] == 40 for path in kept)
+
+
+def test_a_stock_vit(capsys, tmp_path, scenes):
+    torch.manual_seed(0)
+    model = timm.create_model("vit_tiny_patch16_224")
+    save_file(model.state_dict(), tmp_path / "tiny.safetensors")
+    images = write_folder(tmp_path / "images", {"train": {"a": 6, "b": 6}, "val": {"a": 2, "b": 3}})
+    found = measured(
+        capsys,
+        tmp_path / "runs",
+        *("--model", "timm:vit_tiny_patch16_224", "--weights", str(tmp_path / "tiny.safetensors"), *TASKS),
+        *("--set", "linear.steps=2", "--set", "linear.batch=4", "--set", "knn.neighbours=[1, 10]"),
+        *("--set", "ade20k.window=64", "--set", "ade20k.batch=2", "--set", "ade20k.steps=1"),
+        *("--data", str(images), "--set", f"ade20k.data={scenes}"),
+    )
+    assert found["model"] == "timm:vit_tiny_patch16_224"
+    assert found["weights_sha256"] == hashlib.sha256((tmp_path / "tiny.safetensors").read_bytes()).hexdigest()
+    assert {task: score["count"] for task, score in found["tasks"].items()} == {
+        "linear": 5,
+        "knn1": 5,
+        "knn10": 5,
+        "ade20k": 3,
+    }
+    (kept,) = (tmp_path / "runs" / "eval").glob("timm_vit_tiny_patch16_224_*.json")
+    assert json.loads(kept.read_text()) == found
+
+
+def test_wrong_use_is_one_sentence(capsys, runs, tmp_path, scenes):
+    bad = scenes / "annotations" / "training" / "0002.png"
+    for arguments, message in (
+        (["--run", "dino", "--tasks", "top1"], "no task 'top1' for a run of self_supervised; there are linear, knn"),
+        (["--run", "tiny", "--tasks", "top1", "--holdout"], "`linear`, which is not among the tasks"),
+        (["--run", "tiny", "--tasks", "knn", "--set", "linear.steps=3"], "linear is not among the tasks"),
+        (["--run", "tiny", "--tasks", "knn", "--set", "knn.k=3"], "knn.k"),
+        (["--run", "tiny", "--tasks", "linear"], "fewer than a batch"),
+        (["--run", "tiny", "--model", "timm:vit_tiny_patch16_224"], "instead of a run"),
+        (["--run", "tiny", "--weights", "x.pth"], "--weights are those of --model"),
+        (["--model", "timm:vit_tiny_patch16_224", "--tasks", "top1"], "for a stock model; there are linear, knn"),
+        (["--model", "timm:vit_tiny_patch16_224", "--tasks", "knn"], "give a file with --weights"),
+        (["--run", "dino", "--tasks", "ade20k"], "--set ade20k.data=DIR"),
+        (["--run", "dino", "--tasks", "ade20k", "--data", str(tmp_path)], "expected images/training"),
+    ):
+        if "fewer than" in message:
+            arguments = [*arguments, "--set", "linear.batch=2048"]
+        code, _, err = run_main(capsys, "eval", "--runs-dir", str(runs), *arguments)
+        assert code == 2, (arguments, err)
+        assert message in err, arguments
+        assert "Traceback" not in err
+    from PIL import Image
+
+    whole = bad.read_bytes()
+    Image.fromarray(np.full((16, 24), 200, dtype=np.uint8)).save(bad)
+    code, _, err = run_main(
+        capsys, "eval", "--runs-dir", str(runs), "--run", "dino", "--tasks", "ade20k", "--data", str(scenes), *QUICK[6:]
+    )
+    bad.write_bytes(whole)
+    assert code == 2
+    assert str(bad) in err
+    assert "it has the label 200" in err
+
+
+def test_real_images(capsys, runs, test_data):
+    """Photographs of 64 pixels and real scenes through a network of 8 pixels."""
+    found = measured(
+        capsys,
+        runs,
+        *("--run", "dino", *TASKS, *QUICK, "--limit", "60", "--data", str(test_data / "tiny_imagenet20")),
+        *("--set", f"ade20k.data={test_data / 'ade20k_subset'}"),
+    )
+    assert found["tasks"]["knn20"]["count"] == 60
+    assert "20 classes" in found["data"]
+    assert found["tasks"]["ade20k"]["count"] == 25
+    assert found["tasks"]["ade20k"]["details"]["classes_seen"] > 20

@@ -1,0 +1,197 @@
+"""Features are timm's and the teacher's own, whatever the batch; each image is passed through once."""
+
+import numpy as np
+import pytest
+import timm
+import torch
+from image_support import image_recipe
+from probe_support import ALONE, CPU, Pixels, alone, one_of
+
+from lapcli.data.augmentation import evaluation_transform, training_transform
+from lapcli.data.images import open_images
+from lapcli.errors import LapError, UsageError
+from lapcli.evaluation.backbones import DinoBackbone, TimmBackbone
+from lapcli.evaluation.features import (
+    Pass,
+    TrainingFeatures,
+    all_features,
+    class_token,
+    class_token_and_mean_patch,
+    spread,
+)
+from lapcli.models.dino_vit import DinoViT
+from lapcli.models.vit import build_vit
+
+MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+
+
+def images_of(size, count=3):
+    return torch.randint(256, (count, 3, size, size), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+
+
+def normal(images):
+    return (images / 255 - torch.tensor(MEAN)[:, None, None]) / torch.tensor(STD)[:, None, None]
+
+
+def timm_backbone(model):
+    return TimmBackbone(model, name="it", mean=MEAN, std=STD, device=CPU)
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("deit3_small_patch16_224", {}),
+        ("vit_small_patch16_dinov3", {"img_size": 32}),  # four registers, rotary positions
+        ("vit_base_patch16_siglip_224", {}),  # no class token
+        ("vit_base_patch16_224.mae", {"global_pool": "avg"}),  # its final norm comes after pooling
+    ],
+)
+def test_features_are_timms_own_intermediates(name, options):
+    size = options.setdefault("img_size", 32)
+    model = timm.create_model(name, depth=2, embed_dim=48, num_heads=3, num_classes=0, **options).eval()
+    images = images_of(size)
+    with torch.no_grad():
+        (found,) = model.forward_intermediates(
+            normal(images), indices=[1], norm=True, output_fmt="NLC", return_prefix_tokens=True, intermediates_only=True
+        )
+        patches, prefix = found if isinstance(found, tuple) else (found, found[:, :0])
+        if isinstance(model.norm, torch.nn.Identity):
+            patches, prefix = model.fc_norm(patches), model.fc_norm(prefix)
+    first, rest = timm_backbone(model)(images)
+    assert torch.allclose(rest, patches, atol=1e-4)
+    expected = prefix[:, 0] if model.cls_token is not None else patches.mean(dim=1)
+    assert torch.allclose(first, expected, atol=1e-4)
+
+
+def test_laplacian_heads_are_in_the_features():
+    """The same weights with and without them: what is probed is the run's own network."""
+    recipes = [image_recipe(model={"laplacian_heads": k, "drop_path": 0.0}).model for k in (0, 2)]
+    plain, laplacian = (timm_backbone(build_vit(section, 0))(images_of(8))[0] for section in recipes)
+    assert (plain - laplacian).abs().max() > 1e-3
+
+
+def test_another_size_is_timms_dynamic_one():
+    options = {"depth": 2, "embed_dim": 48, "num_heads": 3, "num_classes": 0, "img_size": 32}
+    torch.manual_seed(0)
+    fixed = timm.create_model("deit3_small_patch16_224", **options).eval()
+    dynamic = timm.create_model("deit3_small_patch16_224", dynamic_img_size=True, **options).eval()
+    dynamic.load_state_dict(fixed.state_dict())
+    backbone = timm_backbone(fixed)
+    _, patches = backbone.at_size(64)(images_of(64))
+    with torch.no_grad():
+        expected = dynamic.forward_features(normal(images_of(64)))[:, 1:]
+    assert torch.allclose(patches, expected, atol=1e-4)
+    assert patches.shape[1] == 16
+    assert backbone(images_of(32))[1].shape[1] == 4  # the first one is as it was
+
+
+def test_the_teachers_features_are_its_tokens():
+    torch.manual_seed(0)
+    model = DinoViT(layers=2, width=48, heads=3, patch=4, layer_scale=1.0, laplacian_heads=1).eval()
+    options = {"width": 48, "patch": 4, "image": 16, "mean": MEAN, "std": STD, "has_class_token": True, "device": CPU}
+    backbone = DinoBackbone(model, name="teacher", **options)
+    for size in (16, 32):
+        first, rest = backbone.at_size(size)(images_of(size))
+        with torch.no_grad():
+            expected = model.tokens([normal(images_of(size))])[0]
+        assert torch.allclose(torch.cat([first[:, None], rest], dim=1), expected, atol=1e-4)
+
+
+def test_what_is_no_plain_vit_is_refused():
+    with pytest.raises(UsageError, match="it is a ResNet; the probes need a plain ViT"):
+        timm_backbone(timm.create_model("resnet18", num_classes=0))
+
+
+def test_broken_weights_are_not_measured():
+    model = build_vit(image_recipe().model, 0)
+    torch.nn.init.constant_(model.cls_token, float("nan"))
+    with pytest.raises(LapError, match="not finite"):
+        timm_backbone(model)(images_of(8))
+
+
+@pytest.fixture(scope="module")
+def digits():
+    return open_images(image_recipe().data, None)
+
+
+def test_features_do_not_depend_on_the_batch(digits):
+    backbone = timm_backbone(build_vit(image_recipe().model, 0))
+    transform = evaluation_transform(image_recipe().data, 8)
+    found = [
+        all_features(backbone, digits.validation, transform, class_token, 32, Pass(ALONE, batch), "")
+        for batch in (1000, 64, 7)
+    ]
+    assert found[0].shape == (359, 32)
+    assert all(torch.allclose(found[0], other, atol=1e-5) for other in found[1:])
+
+
+@pytest.mark.parametrize("size", [2, 3])
+def test_processes_compute_the_chunks_of_one_process(digits, size):
+    """Bit for bit: each chunk has the same images on one process as on several, and nothing is computed twice."""
+    transform = evaluation_transform(image_recipe().data, 8)
+    backbone = timm_backbone(build_vit(image_recipe().model, 0))
+    whole = all_features(backbone, digits.validation, transform, class_token, 32, alone(50), "")
+    total = torch.zeros_like(whole)
+    for rank in range(size):
+        part = all_features(backbone, digits.validation, transform, class_token, 32, one_of(rank, size), "")
+        assert not (total.any(dim=1) & part.any(dim=1)).any()
+        total += part
+    assert torch.equal(total, whole)
+
+
+def training(digits, how, backbone, steps=3):
+    source = image_recipe().data
+    return TrainingFeatures(
+        backbone,
+        digits.train,
+        training_transform(source, 8),
+        class_token_and_mean_patch,
+        2 * backbone.width,
+        how,
+        batch=64,
+        steps=steps,
+        seed=5,
+    )
+
+
+def test_a_steps_features_are_the_same_however_they_are_shared_out(digits):
+    whole = training(digits, alone(20), Pixels())
+    parts = [training(digits, one_of(rank, 2), Pixels()) for rank in range(2)]
+    for step in range(3):
+        features, labels = whole.batch(step)
+        shares = [part.batch(step) for part in parts]
+        assert torch.equal(shares[0][0] + shares[1][0], features)
+        assert torch.equal(shares[0][1], labels)
+        assert features.shape == (64, 128)
+
+
+def test_each_image_goes_through_once(digits):
+    backbone = Pixels()
+    features = training(digits, alone(20), backbone)
+    for step in range(3):
+        features.batch(step)
+    assert backbone.seen == 3 * 64  # whatever the number of learning rates
+
+
+def test_the_batches_are_images_with_their_labels(digits):
+    """Without augmentation the class token of `Pixels` is the image; it has to have its own label."""
+    backbone = Pixels()
+    plain = image_recipe(data={"augmentation": {"crop": "none", "flip": 0.0, "padding": None, "policy": None}}).data
+    features = TrainingFeatures(
+        backbone, digits.train, training_transform(plain, 8), class_token, 64, alone(), batch=100, steps=14, seed=0
+    )
+    known = {}
+    for index in range(len(digits.train)):
+        known[np.asarray(digits.train.image(index))[..., 0].tobytes()] = int(digits.train.labels[index])
+    for step in (0, 13):
+        found, labels = features.batch(step)
+        pixels = (found * 255).round().to(torch.uint8).numpy()
+        assert [known[row.tobytes()] for row in pixels] == labels.tolist()
+
+
+def test_a_limit_is_spread_evenly():
+    assert spread(10, None) is None
+    assert spread(10, 10) is None
+    assert spread(11, 3) == [0, 5, 10]
+    assert spread(100, 1) == [0]
+    assert len(set(spread(1000, 999))) == 999

@@ -1,0 +1,140 @@
+"""`linear` and `knn` on the digits: scikit-learn as oracle, the choice of the rate, holdout, limit, what is written."""
+
+import numpy as np
+import pytest
+import torch
+from image_support import image_recipe
+from probe_support import Pixels, alone
+from sklearn.neighbors import KNeighborsClassifier
+
+from lapcli.data.images import open_images
+from lapcli.errors import LapError, UsageError
+from lapcli.evaluation import image_probes
+from lapcli.evaluation.image_probes import limited, measure_knn, measure_linear
+from lapcli.evaluation.protocols import KnnProtocol, LinearProtocol, read_protocols
+from lapcli.recipe.problems import RecipeError
+
+QUICK = LinearProtocol(steps=40, batch=64, scale=None, flip=0.0, crop_ratio=1.0, rates=[1e-4, 0.5, 2.0])
+
+
+@pytest.fixture(scope="module")
+def digits():
+    return open_images(image_recipe().data, None)
+
+
+def pixels(images):
+    rows = [np.asarray(images.image(index))[..., 0].reshape(-1) / 255 for index in range(len(images))]
+    return np.stack(rows)
+
+
+def test_knn_is_scikit_learns_on_the_pixels(digits):
+    scores = measure_knn(Pixels(), digits, KnnProtocol(crop_ratio=1.0), alone())
+    assert [score.task for score in scores] == ["knn10", "knn20", "knn100", "knn200"]
+    train, validation = pixels(digits.train), pixels(digits.validation)
+    for score, k in zip(scores, (10, 20, 100, 200), strict=True):
+        oracle = KNeighborsClassifier(
+            k, metric="cosine", algorithm="brute", weights=lambda distance: np.exp((1 - distance) / 0.07)
+        ).fit(train, digits.train.labels)
+        assert score.value == pytest.approx(oracle.score(validation, digits.validation.labels), abs=1e-9)
+        assert score.count == 359
+        assert score.interval[0] < score.value < score.interval[1]
+
+
+def test_more_neighbours_than_images_are_left_out_and_said(digits):
+    few = limited(digits, 30)
+    scores = measure_knn(Pixels(), few, KnnProtocol(crop_ratio=1.0), alone())
+    assert [score.task for score in scores] == ["knn10", "knn20"]
+    assert scores[0].details["left_out"] == [100, 200]
+    assert scores[0].details["training_images"] == 30
+    with pytest.raises(UsageError, match=r"fewer than any of knn\.neighbours"):
+        measure_knn(Pixels(), few, KnnProtocol(neighbours=[31]), alone())
+
+
+def test_a_limit_keeps_all_classes(digits):
+    few = limited(digits, 100)
+    assert (len(few.train), len(few.validation)) == (100, 100)
+    assert set(few.train.labels) == set(few.validation.labels) == set(range(10))
+    assert len(limited(digits, None).train) == len(digits.train)
+
+
+def test_linear_finds_the_best_rate_on_the_validation_images(digits):
+    backbone = Pixels()
+    score = measure_linear(backbone, digits, QUICK, alone())
+    # Each training image of each step once and each validation image once, for three rates as for one.
+    assert backbone.seen == 40 * 64 + 359
+    by_rate = {row["rate"]: row["top1"] for row in score.details["rates"]}
+    assert score.value == max(by_rate.values()) > 0.8 > by_rate[1e-4]
+    assert by_rate[score.details["best_rate"]] == score.value
+    assert score.details["best_rate_chosen_on"] == "the validation images themselves"
+    assert score.details["protocol"]["changed"]["steps"] == {"default": 12_500, "used": 40}
+    assert score.details["top5"] >= score.value
+
+
+def test_a_rate_alone_gives_the_same(digits):
+    together = measure_linear(Pixels(), digits, QUICK, alone())
+    alone_ = measure_linear(Pixels(), digits, QUICK.model_copy(update={"rates": [0.5]}), alone())
+    assert alone_.value == next(row["top1"] for row in together.details["rates"] if row["rate"] == 0.5)
+
+
+def test_holdout_chooses_without_the_validation_images(digits):
+    """The validation labels are made wrong: nothing but the score may notice."""
+    protocol = QUICK.model_copy(update={"holdout": 0.1})
+    right = measure_linear(Pixels(), digits, protocol, alone())
+    wrong = limited(digits, None)
+    wrong.validation.labels = (wrong.validation.labels + 1) % 10
+    spoilt = measure_linear(Pixels(), wrong, protocol, alone())
+    wrong.validation.labels = (wrong.validation.labels - 1) % 10
+    assert right.details["best_rate"] == spoilt.details["best_rate"]
+    held_out = [row["top1_held_out"] for row in right.details["rates"]]
+    assert held_out == [row["top1_held_out"] for row in spoilt.details["rates"]]
+    assert right.details["rates"][int(np.argmax(held_out))]["rate"] == right.details["best_rate"]
+    assert "held-out training images" in right.details["best_rate_chosen_on"]
+    assert right.details["training_images"] < len(digits.train)
+    assert spoilt.value < 0.3 < right.value
+
+
+def test_divergence_is_not_a_score(digits):
+    """A rate that overflows is left out of the choice; where all do, that is the message."""
+    bright = Pixels(std=(1e-25, 1.0, 1.0))
+    with pytest.raises(LapError, match="diverged at every learning rate"):
+        measure_linear(bright, digits, QUICK.model_copy(update={"steps": 4, "rates": [1e6]}), alone())
+    score = measure_linear(Pixels(), digits, QUICK.model_copy(update={"steps": 4, "rates": [0.5]}), alone())
+    assert torch.isfinite(torch.tensor(score.value))
+
+
+def test_too_large_a_batch_is_one_sentence(digits):
+    with pytest.raises(
+        UsageError, match=r"1,438 training images, fewer than a batch of 4,096; use --set linear.batch="
+    ):
+        measure_linear(Pixels(), digits, QUICK.model_copy(update={"batch": 4096}), alone())
+
+
+def test_the_rates_are_scaled_with_the_batch(digits, monkeypatch):
+    seen = []
+
+    class Watched(image_probes.LinearProbes):
+        def __init__(self, width, classes, rates, **options):
+            seen.append(rates)
+            super().__init__(width, classes, rates, **options)
+
+    monkeypatch.setattr(image_probes, "LinearProbes", Watched)
+    measure_linear(Pixels(), digits, QUICK.model_copy(update={"steps": 1}), alone())
+    assert seen == [pytest.approx([1e-4 / 4, 0.5 / 4, 2.0 / 4])]
+
+
+def test_the_defaults_are_the_protocols():
+    found = read_protocols([])
+    assert found.linear.rates == [1e-5, 2e-5, 5e-5, 1e-4, 2e-4, 5e-4, 1e-3, 2e-3, 5e-3, 1e-2, 2e-2, 5e-2, 0.1]
+    assert (found.linear.steps, found.linear.crop_ratio, found.linear.holdout) == (12_500, 0.875, 0.0)
+    assert (found.knn.neighbours, found.knn.temperature) == ([10, 20, 100, 200], 0.07)
+    assert (found.ade20k.window, found.ade20k.batch, found.ade20k.steps) == (512, 16, 40_000)
+    assert read_protocols([], holdout=True).linear.holdout == 0.1
+    assert read_protocols(["linear.holdout=0.3"], holdout=True).linear.holdout == 0.3
+
+
+def test_wrong_settings_are_all_named_at_once():
+    with pytest.raises(RecipeError) as error:
+        read_protocols(["linear.stepps=3", "knn.temperature=-1", "ade20k.scale=[2, 1]", "linear"])
+    message = str(error.value)
+    for words in ("linear.stepps", "steps", "knn.temperature", "ade20k.scale", "expected key.path=value"):
+        assert words in message

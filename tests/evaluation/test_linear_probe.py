@@ -1,0 +1,67 @@
+"""Classifiers trained side by side are those that torch trains one at a time."""
+
+import pytest
+import torch
+from torch import nn
+
+from lapcli.evaluation.linear_probe import LinearProbes
+
+RATES = [1e-3, 0.02, 0.1, 1.0]
+STEPS, BATCH, WIDTH, CLASSES = 30, 16, 12, 5
+
+
+@pytest.fixture(scope="module")
+def batches():
+    generator = torch.Generator().manual_seed(1)
+    return [
+        (torch.randn(BATCH, WIDTH, generator=generator), torch.randint(CLASSES, (BATCH,), generator=generator))
+        for _ in range(STEPS)
+    ]
+
+
+def probes(rates):
+    return LinearProbes(WIDTH, CLASSES, rates, steps=STEPS, seed=3, device=torch.device("cpu"))
+
+
+def test_each_rate_is_torchs_own_sgd(batches):
+    ours = probes(RATES)
+    singles = []
+    for rate, weight in zip(RATES, ours.weight_RKD.clone(), strict=True):
+        layer = nn.Linear(WIDTH, CLASSES)
+        layer.weight.data, layer.bias.data = weight, torch.zeros(CLASSES)
+        optimizer = torch.optim.SGD(layer.parameters(), lr=rate, momentum=0.9)
+        singles.append((layer, optimizer, torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, STEPS)))
+    for features, labels in batches:
+        losses = ours.step(features, labels)
+        for number, (layer, optimizer, schedule) in enumerate(singles):
+            loss = nn.functional.cross_entropy(layer(features), labels)
+            assert losses[number].item() == pytest.approx(loss.item(), rel=1e-4)
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            schedule.step()
+    for number, (layer, _, _) in enumerate(singles):
+        assert torch.allclose(ours.weight_RKD[number], layer.weight, rtol=1e-4, atol=1e-5)
+        assert torch.allclose(ours.bias_RK[number], layer.bias, rtol=1e-4, atol=1e-5)
+        assert torch.allclose(ours.logits(batches[0][0])[:, number], layer(batches[0][0]), rtol=1e-4, atol=1e-4)
+
+
+def test_a_rate_does_not_depend_on_its_neighbours(batches):
+    together, alone = probes(RATES), probes(RATES[2:3])
+    for features, labels in batches:
+        together.step(features, labels)
+        alone.step(features, labels)
+    assert torch.allclose(together.weight_RKD[2], alone.weight_RKD[0], rtol=1e-5, atol=1e-6)
+
+
+def test_the_start_has_the_protocols_deviation():
+    start = LinearProbes(768, 1000, [0.1], steps=1, seed=0, device=torch.device("cpu"))
+    assert start.weight_RKD.std().item() == pytest.approx(0.01, rel=0.01)
+    assert not start.bias_RK.any()
+
+
+def test_a_rate_that_diverges_is_known(batches):
+    ours = probes([0.1, 1e38])
+    for features, labels in batches:
+        ours.step(features, labels)
+    assert ours.is_finite() == [True, False]

@@ -1,0 +1,168 @@
+"""The ADE20K head against plain autograd, windows and resizing against dense computations, and what it learns."""
+
+import copy
+import math
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from probe_support import Colours, alone, one_of
+from scene_support import write_scenes
+
+from lapcli.data.ade20k import CLASSES, IGNORED, open_ade20k
+from lapcli.errors import UsageError
+from lapcli.evaluation.protocols import Ade20kProtocol
+from lapcli.evaluation.segmentation import (
+    LinearHead,
+    Segmentation,
+    classes_at,
+    learning_rate,
+    measure_ade20k,
+    slide,
+    starts,
+    window_size,
+)
+
+SMALL = Ade20kProtocol(window=16, batch=4, steps=40, lr=0.05, scale=[1.0, 1.0], validate_every=20)
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    return open_ade20k(str(write_scenes(tmp_path_factory.mktemp("scenes") / "ade", 8, 4, size=(32, 20))))
+
+
+def test_windows_by_hand():
+    assert starts(512, 512, 341) == [0]
+    assert starts(683, 512, 341) == [0, 171]  # one more, moved back to the edge
+    assert starts(853, 512, 341) == [0, 341]
+    assert starts(854, 512, 341) == [0, 341, 342]
+
+
+def test_the_window_is_the_nearest_multiple_of_the_patch():
+    assert window_size(Ade20kProtocol(), 16) == 512
+    assert window_size(Ade20kProtocol(), 14) == 518
+
+
+def test_sliding_a_function_of_single_pixels_changes_nothing():
+    image = torch.rand(3, 16, 41)
+    logits = slide(lambda x: torch.cat([x, -x], dim=1), image, 16, 10, at_once=3)
+    assert torch.allclose(logits, torch.cat([image, -image]), atol=1e-6)
+
+
+def test_overlaps_are_means():
+    """Windows that answer 1, 2, 3 in turn: pixels in two of them get the mean."""
+    answers = iter([1.0, 2.0, 3.0])
+
+    def logits_of(x):
+        return torch.stack([torch.full((1, 4, 4), next(answers)) for _ in x])
+
+    row = slide(logits_of, torch.zeros(3, 4, 9), 4, 3, at_once=2)[0, 0]
+    assert starts(9, 4, 3) == [0, 3, 5]
+    assert row.tolist() == [1, 1, 1, 1.5, 2, 2.5, 2.5, 3, 3]
+
+
+def test_classes_are_those_of_all_resized_logits():
+    logits = torch.randn(23, 7, 9)
+    dense = F.interpolate(logits[None], (19, 31), mode="bilinear", align_corners=False)[0].argmax(dim=0)
+    assert torch.equal(classes_at(logits, (19, 31)), dense)
+
+
+def test_learning_rate():
+    """With 40,000 steps: 0 at first, 0.9625e-3 at the end of the ramp, 0.9965e-3 right after it, 0 at the end."""
+    protocol = Ade20kProtocol()
+    assert learning_rate(protocol, 0) == 0
+    assert learning_rate(protocol, 750) == pytest.approx(1e-3 * 0.5 * (1 - 750 / 40_000))
+    assert learning_rate(protocol, 1499) == pytest.approx(0.962e-3, abs=1e-6)
+    assert learning_rate(protocol, 1500) == pytest.approx(0.9965e-3, abs=1e-7)
+    assert learning_rate(protocol, 20_000) == pytest.approx(0.5e-3)
+    assert learning_rate(protocol, 40_000) == pytest.approx(0, abs=1e-12)
+
+
+def test_a_step_is_plain_autograds(data):
+    """All images at once, cross entropy summed over labelled pixels and divided by all of them, torch's AdamW."""
+    task = Segmentation(Colours(), data, SMALL, alone(batch=3))  # chunks of 3 and 1
+    plain = copy.deepcopy(task.head)
+    optimizer = torch.optim.AdamW(plain.parameters(), lr=SMALL.lr, weight_decay=SMALL.weight_decay)
+    ignored = 0
+    for step in range(4):
+        reads = [task._loader.batch(step, turn) for turn in range(2)]
+        images, labels = (torch.cat(parts) for parts in zip(*reads, strict=True))
+        ignored += int((labels == IGNORED).sum())
+        features = F.avg_pool2d((images.float() / 255 - 0.5) / 0.25, 4)
+        logits = F.interpolate(plain.train()(features, step), (16, 16), mode="bilinear", align_corners=False)
+        loss = F.cross_entropy(logits, labels.long(), ignore_index=IGNORED, reduction="sum") / labels.numel()
+        for group in optimizer.param_groups:
+            group["lr"] = learning_rate(SMALL, step)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        assert task.step(step) == pytest.approx(loss.item(), rel=1e-5)
+    assert ignored > 0
+    for ours, theirs in zip(task.head.state_dict().values(), plain.state_dict().values(), strict=True):
+        assert torch.allclose(ours.float(), theirs.float(), rtol=1e-4, atol=1e-5)
+
+
+def test_the_head_starts_as_the_protocol_says_and_drops_whole_channels():
+    head = LinearHead(400, CLASSES, 0.1, seed=0)
+    assert head.classify.weight.std().item() == pytest.approx(0.01, rel=0.02)
+    assert not head.classify.bias.any()
+    features = torch.ones(8, 400, 2, 2)
+    seen = []
+    head.norm.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0]))
+    head.train()(features, step=5)
+    head(features, step=5)
+    head(features, step=6)
+    head.eval()(features, step=5)
+    first, again, other, evaluated = seen
+    assert torch.equal(first, again)  # a function of the step, so the same on every process
+    assert not torch.equal(first, other)
+    assert torch.equal(evaluated, features)
+    assert torch.equal(first, first[:, :, :1, :1].expand_as(first))
+    assert first.unique().tolist() == pytest.approx([0.0, 1 / 0.9])
+    assert (first == 0).float().mean().item() == pytest.approx(0.1, abs=0.02)
+
+
+def test_colours_are_learned(data):
+    """Classes are colours and the features are colours, if distorted ones: much is found; without training, little."""
+    found = measure_ade20k(Colours(), data, SMALL, alone(batch=4))
+    untrained = measure_ade20k(Colours(), data, SMALL.model_copy(update={"steps": 1, "lr": 1e-9}), alone(batch=4))
+    assert found.value > 0.3 > 0.1 > untrained.value
+    assert found.interval[0] <= found.value <= found.interval[1]
+    assert found.count == 4
+    assert [v["step"] for v in found.details["validations"]] == [20, 40]
+    assert found.value == max(v["miou"] for v in found.details["validations"])
+    iou = found.details["iou"]
+    assert len(iou) == CLASSES
+    assert found.value == pytest.approx(np.mean([x for x in iou if x is not None]), abs=1e-5)
+    assert found.details["protocol"]["changed"]["window"] == {"default": 512, "used": 16}
+    limited = measure_ade20k(Colours(), data, SMALL.model_copy(update={"steps": 1}), alone(4), limit=2)
+    assert limited.count == 2
+    assert limited.details["protocol"]["changed"]["batch"] == {"default": 16, "used": 2}
+
+
+def test_processes_share_the_images_and_change_nothing(data):
+    """What each of two processes would add is added up by hand: the same patches and the same counts as one's."""
+    whole = Segmentation(Colours(), data, SMALL, alone(batch=4)).measure()
+    parts = []
+    for rank in range(2):
+        parts.append(Segmentation(Colours(), data, SMALL, one_of(rank, 2, batch=4)).measure())
+    assert (parts[0] + parts[1] == whole).all()
+    assert parts[0].any()
+    assert parts[1].any()
+
+
+def test_too_large_a_batch_is_refused(data):
+    with pytest.raises(UsageError, match="8 training scenes, fewer than a batch of 16"):
+        Segmentation(Colours(), data, SMALL.model_copy(update={"batch": 16}), alone())
+
+
+def test_a_real_scene(test_data):
+    """Windows of a real photograph, and its own label map's size: every labelled pixel is counted once."""
+    data = open_ade20k(str(test_data / "ade20k_subset"))
+    task = Segmentation(Colours(patch=16), data, Ade20kProtocol(window=64, batch=2), alone(batch=8))
+    _, labels = data.validation.scene(3)
+    confusion = task._confusion(data.validation, 3)
+    assert int(confusion.sum()) == int((labels != IGNORED).sum())
+    assert (confusion.sum(dim=1).numpy() == np.bincount(labels[labels != IGNORED], minlength=CLASSES)).all()
+    assert math.isfinite(task.step(0))

@@ -1,0 +1,74 @@
+"""`--model timm:NAME`: weights from a file, exactly those, or a sentence that says why not."""
+
+import hashlib
+
+import pytest
+import timm
+import torch
+from probe_support import CPU
+from safetensors.torch import save_file
+
+from lapcli.errors import DataError, UsageError
+from lapcli.evaluation.stock_model import open_stock_model
+
+NAME = "vit_tiny_patch16_224"
+
+
+@pytest.fixture(scope="module")
+def weights(tmp_path_factory):
+    """With a head of 1,000 classes, as the hub's files have."""
+    torch.manual_seed(3)
+    state = timm.create_model(NAME).state_dict()
+    folder = tmp_path_factory.mktemp("weights")
+    save_file(state, folder / "model.safetensors")
+    torch.save(state, folder / "model.pth")
+    return folder, state
+
+
+@pytest.mark.parametrize("file", ["model.safetensors", "model.pth"])
+def test_a_file_is_loaded_whole(weights, file):
+    folder, state = weights
+    stock = open_stock_model(f"timm:{NAME}", folder / file, CPU)
+    loaded = stock.backbone.model.state_dict()
+    assert all(torch.equal(loaded[key], value) for key, value in state.items() if not key.startswith("head."))
+    assert stock.weights_sha256 == hashlib.sha256((folder / file).read_bytes()).hexdigest()
+    assert (stock.backbone.width, stock.backbone.patch, stock.backbone.image) == (192, 16, 224)
+    assert not any(parameter.requires_grad for parameter in stock.backbone.model.parameters())
+    assert stock.backbone.mean == [0.5, 0.5, 0.5]  # this model's own
+
+
+def test_weights_that_do_not_fit_are_refused(weights, tmp_path):
+    _, state = weights
+    save_file({k: v for k, v in state.items() if not k.startswith("blocks.3.")}, tmp_path / "less.safetensors")
+    save_file({**state, "extra.weight": torch.zeros(2)}, tmp_path / "more.safetensors")
+    save_file(state, tmp_path / "turned.safetensors", metadata={"laplacian_heads": "[0, 1]"})
+    save_file(timm.create_model("vit_small_patch16_224").state_dict(), tmp_path / "other.safetensors")
+    (tmp_path / "junk.safetensors").write_bytes(b"junk")
+    (tmp_path / "junk.pth").write_bytes(b"junk")
+    for file, message in (
+        ("less.safetensors", "lacks blocks.3"),
+        ("more.safetensors", "has no extra.weight"),
+        ("turned.safetensors", r"trained with laplacian_heads \[0, 1\], a stock ViT has none; use --run"),
+        ("other.safetensors", "cannot be loaded into VisionTransformer"),
+        ("junk.safetensors", "not a readable safetensors file"),
+        ("junk.pth", "cannot be loaded"),
+    ):
+        with pytest.raises(DataError, match=message):
+            open_stock_model(f"timm:{NAME}", tmp_path / file, CPU)
+    with pytest.raises(UsageError, match="there is no file"):
+        open_stock_model(f"timm:{NAME}", tmp_path / "none.safetensors", CPU)
+
+
+def test_names():
+    for name, message in (
+        ("vit_tiny", "--model takes timm:NAME"),
+        ("timm:vit_tinny_patch16_224", "did you mean timm:vit_tiny_patch16_224?"),
+        ("timm:resnet18", "need a plain ViT"),
+    ):
+        with pytest.raises(UsageError, match=message):
+            open_stock_model(name, None, CPU)
+
+
+def test_without_a_network_the_next_step_is_named():
+    with pytest.raises(DataError, match=r"HF_HUB_OFFLINE is set.*--weights"):
+        open_stock_model(f"timm:{NAME}", None, CPU)

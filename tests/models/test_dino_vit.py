@@ -1,0 +1,158 @@
+"""The self-supervised backbone against timm's own, and against what its parts are defined as."""
+
+import math
+
+import pytest
+import timm
+import torch
+
+from lapcli.models.dino_vit import TIMM_OPTIONS, Block, CropGroup, DinoViT, from_timm, rotary_tables, rotate, to_timm
+
+TINY = {"layers": 3, "width": 32, "heads": 4, "patch": 4, "layer_scale": 0.7}
+
+
+def tiny(**changes):
+    torch.manual_seed(0)
+    return DinoViT(**{**TINY, **changes})
+
+
+def tiny_timm(heads=4):
+    options = {"embed_dim": 32, "depth": 3, "num_heads": heads, "patch_size": 4, "img_size": 16, "init_values": 0.7}
+    return timm.create_model("vit_small_patch16_dinov3", **TIMM_OPTIONS, **options).eval()
+
+
+def test_the_papers_size():
+    assert sum(p.numel() for p in DinoViT().parameters()) == 21_599_616
+
+
+def test_start_values():
+    model = DinoViT(layers=2)
+    assert float(model.mask_token.detach().abs().max()) == 0
+    assert float(model.cls_token.detach().std()) == pytest.approx(0.02, rel=0.2)
+    assert float(model.patch_embed.proj.weight.detach().abs().max()) == pytest.approx(
+        1 / math.sqrt(3 * 16 * 16), rel=1e-3
+    )
+    for block in model.blocks:
+        assert float(block.gamma_1.detach()[0]) == pytest.approx(1e-5)
+        assert float(block.mlp.fc1.weight.detach().std()) == pytest.approx(0.02, rel=0.05)
+        assert not block.attn.qkv.bias.any()
+
+
+def test_timm_computes_the_same_and_the_names_map_both_ways():
+    ours, theirs = tiny().eval(), tiny_timm()
+    theirs.load_state_dict(to_timm(ours.state_dict()))
+    images = torch.randn(2, 3, 16, 16)
+    expected = theirs.forward_features(images)
+    assert torch.allclose(ours.tokens([images])[0], expected, atol=1e-5)
+    other = tiny(laplacian_heads=0)
+    other.load_state_dict(from_timm(tiny_timm().state_dict()))
+    back = to_timm(other.state_dict())
+    assert back.keys() == theirs.state_dict().keys()
+
+
+def test_laplacian_heads_are_those_of_timm_turned():
+    from lapcli import laplacianize
+
+    ours, theirs = tiny(laplacian_heads=[0, 2, 4]).eval(), tiny_timm()
+    laplacianize(theirs, [0, 2, 4])
+    theirs.load_state_dict(to_timm(ours.state_dict()))
+    images = torch.randn(2, 3, 16, 16)
+    assert torch.allclose(ours.tokens([images])[0], theirs.forward_features(images), atol=1e-5)
+
+
+def test_rotary_tables_by_hand():
+    cos, sin = rotary_tables(2, 4, 8, base=100.0)
+    assert cos.shape == (9, 8)
+    assert cos[0].tolist() == [1.0] * 8  # the class token stays
+    assert sin[0].tolist() == [0.0] * 8
+    # Patch (row 1, column 0) is token 5: its centre is (0.5, -0.75); the periods are 1 and 100^(2/4) = 10.
+    angles = [2 * math.pi * x for x in (0.5 / 1, 0.5 / 10, -0.75 / 1, -0.75 / 10)] * 2
+    assert cos[5].tolist() == pytest.approx([math.cos(a) for a in angles], abs=1e-6)
+    assert sin[5].tolist() == pytest.approx([math.sin(a) for a in angles], abs=1e-6)
+
+
+def test_periods_of_a_head_of_64():
+    """At the last row of a grid of one column the angle of quarter j is 2 pi y / 100^(2j / 32)."""
+    cos, _ = rotary_tables(14, 14, 64, base=100.0)
+    y = 13.5 / 14 * 2 - 1
+    expected = [math.cos(2 * math.pi * y / 100 ** (2 * j / 32)) for j in range(16)]
+    assert cos[-1, :16].tolist() == pytest.approx(expected, abs=1e-5)
+
+
+def test_rotating_is_a_complex_product_and_only_differences_matter():
+    cos, sin = rotary_tables(3, 3, 8, base=100.0)
+    q, k = torch.randn(2, 1, 1, 10, 8)
+    turned = rotate(q, cos, sin)
+    first, second = q[..., :4], q[..., 4:]
+    expected = torch.complex(first, second) * torch.complex(cos[:, :4], sin[:, :4])
+    assert torch.allclose(turned, torch.cat([expected.real, expected.imag], -1), atol=1e-6)
+    same_q, same_k = q[:, :, :1].expand_as(q), k[:, :, :1].expand_as(k)
+    scores = rotate(same_q, cos, sin)[0, 0] @ rotate(same_k, cos, sin)[0, 0].T
+    # Patches (0,0) -> (1,1) and (1,1) -> (2,2) are tokens 1, 5, 9.
+    assert float(scores[1, 5]) == pytest.approx(float(scores[5, 9]), abs=1e-5)
+
+
+def test_rotary_precision_is_a_switch():
+    images = torch.randn(2, 3, 16, 16)
+    exact, rough = tiny().eval(), tiny(rope_precision="bf16").eval()
+    difference = (exact(images) - rough(images)).abs().max()
+    assert 0 < float(difference) < 0.05
+
+
+def test_crop_sizes_that_go_through_together_do_not_touch_each_other():
+    model = tiny(laplacian_heads=2).eval()
+    large, small = torch.randn(2, 3, 16, 16), torch.randn(5, 3, 8, 8)
+    together = model.tokens([large, small])
+    for joint, alone in zip(together, (model.tokens([large])[0], model.tokens([small])[0]), strict=True):
+        assert torch.allclose(joint, alone, atol=1e-5)
+
+
+def test_a_masked_patch_is_not_seen():
+    model = tiny().eval()
+    with torch.no_grad():
+        model.mask_token.normal_()
+    one, other = torch.randn(2, 1, 3, 16, 16)
+    other[:, :, :, :12] = one[:, :, :, :12]  # they differ in the last column of patches
+    mask = torch.zeros(1, 16, dtype=torch.bool)
+    mask[0, 3::4] = True
+    assert torch.equal(model.tokens([one], [mask])[0], model.tokens([other], [mask])[0])
+    assert not torch.equal(model.tokens([one])[0], model.tokens([other])[0])
+
+
+def test_features_of_the_last_blocks():
+    model = tiny().eval()
+    images = torch.randn(2, 3, 16, 16)
+    kept = []
+    for block in model.blocks:
+        block.register_forward_hook(lambda module, inputs, output: kept.append(model.norm(output).view(2, 17, 32)))
+    found = model.features(images, blocks=2)
+    assert [(c.shape, p.shape) for c, p in found] == [((2, 32), (2, 16, 32))] * 2
+    for (class_token, patches), tokens in zip(found, kept[-2:], strict=True):
+        assert torch.equal(class_token, tokens[:, 0])
+        assert torch.equal(patches, tokens[:, 1:])
+    assert torch.equal(found[-1][0], model(images))
+
+
+def test_drop_path_keeps_a_fixed_number_of_images_and_scales_them():
+    """Each branch changes exactly the kept images, by b / kept times what it adds without drop path."""
+    torch.manual_seed(1)
+    block = Block(8, 2, 1, 16, 1.0, drop_path=0.3)
+    block.gamma_2.data.zero_()  # the attention branch alone
+    cos, sin = rotary_tables(1, 2, 4, 100.0)
+    groups = [CropGroup(10, 3, cos, sin), CropGroup(1, 3, cos, sin)]
+    x = torch.randn(33, 8)
+    whole = (block.eval()(x, groups) - x).view(11, 3, 8)
+    changed = (block.train()(x, groups) - x).view(11, 3, 8)
+    moved = changed.flatten(1).abs().amax(1) > 0
+    assert int(moved[:10].sum()) == 7  # int(10 * 0.7)
+    assert bool(moved[10])  # never none
+    assert torch.allclose(changed[:10][moved[:10]], whole[:10][moved[:10]] * 10 / 7, atol=1e-5)
+    assert torch.allclose(changed[10], whole[10], atol=1e-5)
+
+
+def test_the_value_bias_of_laplacian_heads_gets_no_gradient():
+    model = tiny(laplacian_heads=4).double()
+    model.tokens([torch.randn(2, 3, 16, 16, dtype=torch.float64)])[0].square().sum().backward()
+    for block in model.blocks:
+        value_bias = block.attn.qkv.bias.grad[64:]
+        assert float(value_bias.abs().max()) < 1e-12 * float(block.attn.qkv.bias.grad.abs().max() + 1)

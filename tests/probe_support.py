@@ -1,0 +1,70 @@
+"""Backbones that can be worked by hand, and one process of several."""
+
+import torch
+from torch import nn
+
+from lapcli.evaluation.backbones import Backbone
+from lapcli.evaluation.features import Pass
+from lapcli.training.distributed import World
+
+CPU = torch.device("cpu")
+ALONE = World(0, 1, CPU)
+
+
+class Pixels(Backbone):
+    """The class token is the red channel itself; a patch is its mean colour. `seen` counts the images."""
+
+    def __init__(self, image: int = 8, patch: int = 2, mean=(0.0, 0.0, 0.0), std=(1.0, 1.0, 1.0)):
+        super().__init__(
+            nn.Identity(),
+            name="pixels",
+            width=image * image,
+            patch=patch,
+            image=image,
+            mean=mean,
+            std=std,
+            has_class_token=True,
+            device=CPU,
+        )
+        self.seen = 0
+
+    def tokens(self, images_BCHW):
+        self.seen += len(images_BCHW)
+        red_BHW = images_BCHW[:, 0]
+        patches_BPD = red_BHW.unfold(1, 2, 2).unfold(2, 2, 2).flatten(1, 2).flatten(2)
+        return red_BHW.flatten(1), patches_BPD.repeat(1, 1, self.width // 4)
+
+
+class Colours(Backbone):
+    """Patch tokens are the mean colours of the patches."""
+
+    def __init__(self, patch: int = 4):
+        super().__init__(
+            nn.Identity(),
+            name="colours",
+            width=3,
+            patch=patch,
+            image=16,
+            mean=(0.5, 0.5, 0.5),
+            std=(0.25, 0.25, 0.25),
+            has_class_token=False,
+            device=CPU,
+        )
+
+    def tokens(self, images_BCHW):
+        patches_BPD = torch.nn.functional.avg_pool2d(images_BCHW, self.patch).flatten(2).transpose(1, 2)
+        return patches_BPD.mean(dim=1), patches_BPD
+
+
+def alone(batch: int = 50) -> Pass:
+    return Pass(ALONE, batch)
+
+
+class _Unsummed(Pass):
+    def together(self, rows):
+        return rows
+
+
+def one_of(rank: int, size: int, batch: int = 50) -> Pass:
+    """One process of several; what the others would add is left out, for the test to add up."""
+    return _Unsummed(World(rank, size, CPU), batch)
