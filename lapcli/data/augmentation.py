@@ -13,7 +13,7 @@ from torch import Tensor
 from torchvision.transforms import Compose, InterpolationMode, RandomCrop, Resize
 
 from lapcli.data.keyed import seed_everything
-from lapcli.recipe.vision import ImageSource
+from lapcli.recipe.vision import ImageFiles, ImageSource
 
 
 def training_transform(source: ImageSource, size: int) -> Compose:
@@ -54,7 +54,7 @@ def _posterise(image, bits, **options):  # type: ignore[no-untyped-def]
     return auto_augment.posterize(image, bits, **options) if bits > 0 else Image.new(image.mode, image.size)
 
 
-def evaluation_transform(source: ImageSource, size: int) -> Compose:
+def evaluation_transform(source: ImageFiles, size: int) -> Compose:
     """Shorter side to size / crop_ratio, then the centre; an image of the right size stays as it is."""
     return create_transform(
         size,
@@ -77,7 +77,7 @@ class _Sized:
         return image if self._crop is None else self._crop(image)
 
 
-def normalise(images_BCHW: Tensor, source: ImageSource) -> Tensor:
+def normalise(images_BCHW: Tensor, source: ImageFiles) -> Tensor:
     """uint8 to float32 of mean 0 and deviation 1, by the recipe's numbers."""
     mean, std = (torch.tensor(x, device=images_BCHW.device)[:, None, None] * 255 for x in (source.mean, source.std))
     return images_BCHW.float().sub_(mean).div_(std)

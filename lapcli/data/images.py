@@ -10,6 +10,7 @@ from lapcli.data.digits import Digits
 from lapcli.data.image_folder import FolderImages, is_image_folder
 from lapcli.data.image_set import ImageSet, Part, Progress, hold
 from lapcli.data.image_tables import HELD_OUT, has_tables, open_tables
+from lapcli.data.photographs import Photographs
 from lapcli.errors import DataError
 from lapcli.recipe.vision import ImageFiles
 
@@ -70,11 +71,15 @@ def _open(source: ImageFiles, where: str) -> tuple[ImageSet, ImageSet | None]:
     """The training part of a source, and its own held-out part if it has one."""
     if where == "builtin":
         return Digits(), None
+    if where == "builtin:photographs":
+        return Photographs(), Photographs(held_out=True)
     if where.startswith("hub:"):
         return open_tables(where, source.revision, source.image_column, source.label_column)
     folder = Path(where).expanduser()
     if not folder.is_dir():
-        raise DataError(f"there is no folder {folder}; data.train is `builtin`, `hub:OWNER/NAME` or a folder")
+        raise DataError(
+            f"there is no folder {folder}; data.train is `builtin`, `builtin:photographs`, `hub:OWNER/NAME` or a folder"
+        )
     if (folder / "train").is_dir() and is_image_folder(folder / "train"):
         held_out = next((folder / name for name in HELD_OUT if (folder / name).is_dir()), None)
         return FolderImages(folder / "train"), FolderImages(held_out) if held_out else None

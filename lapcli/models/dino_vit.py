@@ -7,7 +7,7 @@ tokens of all of them in one matrix, attention each size by itself.
 Stochastic depth leaves whole images out of a branch: of b images `max(int(b (1 - rate)), 1)` are kept, by a draw of its
 own for each branch and crop size, and what the branch adds to them is scaled by b / kept.
 
-State-dict names are those of timm's `vit_small_patch16_dinov3` (built with `attn_type="rope"` and biases), to which only
+State-dict names are those of timm's `vit_small_patch16_dinov3` (built with `attn_type="rope"` and biases), where only
 the mask token has no counterpart: `to_timm` and `from_timm`.
 
 Shapes: B images, T tokens, P patches, C channels, H heads, D head size, N tokens of all images of all crop sizes.

@@ -8,7 +8,6 @@ Shapes: N tokens, C width, D bottleneck, K prototypes.
 """
 
 from collections.abc import Iterator
-from pathlib import Path
 
 import torch
 import torch.nn.functional as F
@@ -61,8 +60,8 @@ class StudentTeacher(nn.Module):
 
     @torch.no_grad()
     def update_teacher(self, momentum: float) -> None:
-        teacher, student = list(self.teacher.parameters()), list(self.student.parameters())
-        torch._foreach_lerp_(teacher, student, 1 - momentum)
+        teacher: list[Tensor] = list(self.teacher.parameters())
+        torch._foreach_lerp_(teacher, list[Tensor](self.student.parameters()), 1 - momentum)
 
     def trained(self) -> Iterator[tuple[str, nn.Parameter]]:
         """The student's parameters, by their names in the state dict."""
@@ -82,17 +81,6 @@ def build_backbone(section: DinoModel, drop_path: float = 0.0) -> DinoViT:
         rope_precision=section.rope_precision,
         laplacian_heads=list(section.head_plan().per_layer),
     )
-
-
-def load_teacher(weights: Path, section: DinoModel) -> DinoViT:
-    """The teacher's backbone of a run's checkpoint, ready to evaluate."""
-    from lapcli.training.checkpoint import load_weights
-
-    with torch.device("meta"):
-        model = StudentTeacher(section)
-    model.to_empty(device="cpu")
-    load_weights(weights, model, str(section.head_plan()))
-    return model.teacher.backbone.eval()
 
 
 def crop_flops(section: DinoModel, size: int) -> int:

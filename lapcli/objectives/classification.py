@@ -22,6 +22,8 @@ from lapcli.evaluation.accuracy import measure_accuracy
 from lapcli.models.vit import build_vit, forward_flops, without_decay
 from lapcli.objectives.batching import plan_batches
 from lapcli.objectives.objective import ParameterGroup
+from lapcli.recipe.schema import BaseRecipe
+from lapcli.recipe.self_supervised import SelfSupervisedRecipe
 from lapcli.recipe.vision import ClassificationRecipe
 from lapcli.training.distributed import World
 from lapcli.training.schedules import cosine_multiplier
@@ -45,7 +47,7 @@ def parameter_groups(recipe: ClassificationRecipe, model: nn.Module) -> list[Par
     ]
 
 
-def uses_bf16(recipe: ClassificationRecipe, device: torch.device) -> bool:
+def uses_bf16(recipe: BaseRecipe, device: torch.device) -> bool:
     precision = recipe.train.precision
     return precision == "bf16" or (precision == "auto" and device.type == "cuda")
 
@@ -57,7 +59,7 @@ def build_loss(recipe: ClassificationRecipe) -> nn.Module:
     return SoftTargetCrossEntropy()
 
 
-def worker_count(recipe: ClassificationRecipe, device: torch.device) -> int:
+def worker_count(recipe: ClassificationRecipe | SelfSupervisedRecipe, device: torch.device) -> int:
     return count_workers(recipe.data.workers, device)
 
 

@@ -3,7 +3,7 @@ schedules, checkpoints, signals, metrics and progress are the same for all of th
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, runtime_checkable
 
 from torch import Tensor, nn
 
@@ -17,6 +17,8 @@ class ParameterGroup:
     lr: float
     parameters: Mapping[str, Tensor]  # by their names in the model's state dict
     options: dict[str, Any] = field(default_factory=dict)  # of the optimizer: betas, eps, weight_decay, steps, dtype
+    at_step: Callable[[int], dict[str, float]] | None = None  # options that change with the step; `lr` sets it outright
+    clipped_with: str = "all"  # groups of one name share a gradient norm
 
 
 @dataclass(frozen=True)
@@ -80,3 +82,11 @@ class Objective(Protocol):
 
     def finish(self, run_dir: Any) -> dict[str, Any]:
         """After the last step, on rank 0: what the run leaves beside its weights, and what to show of it."""
+
+
+@runtime_checkable
+class Watching(Protocol):
+    """An objective that sees more of an update than its loss."""
+
+    def watch(self, step: int) -> tuple[dict[str, float], str | None]:
+        """After an update, on every rank: numbers for its line of the metrics, and a warning if something is wrong."""

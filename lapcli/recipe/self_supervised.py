@@ -115,8 +115,8 @@ class SelfSupervisedTrain(TrainSection):
             return f"batch {self.batch} is not a multiple of group {self.group}"
         if self.micro_batch < self.group:
             return (
-                f"masks and neighbours belong to {self.group} images, so micro_batch {self.micro_batch} cannot be less; "
-                "lower group as well, which changes what is trained"
+                f"masks and neighbours belong to groups of {self.group} images, which micro_batch {self.micro_batch} "
+                "would cut; lower group as well, which changes what is trained"
             )
         return None
 

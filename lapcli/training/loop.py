@@ -20,7 +20,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from lapcli.errors import Interrupted, LapError
 from lapcli.hardware import peak_flops
-from lapcli.objectives.objective import Objective
+from lapcli.objectives.objective import Objective, Watching
 from lapcli.recipe.schema import BaseRecipe
 from lapcli.runs import Run
 from lapcli.training import checkpoint
@@ -78,6 +78,7 @@ class Loop:
         accumulation = self.objective.batches.accumulation
         multiplier = self.objective.learning_rate_multiplier(step)
         self.optimizers.set_learning_rates(multiplier)
+        self.optimizers.set_options(step)
         momentum = self.objective.momentum(step)
         if momentum is not None:
             self.optimizers.set_momentum(momentum)
@@ -99,6 +100,7 @@ class Loop:
         self.optimizers.step()
         self.optimizers.zero_grad()
         self.objective.after_step(step)
+        watched = self._watch(step)
         seconds = time.perf_counter() - started
         return {
             "step": step + 1,
@@ -106,15 +108,29 @@ class Loop:
             "lr": self.optimizers.groups[0].lr * multiplier,
             "gradient_norm": gradient_norm,
             f"{self.objective.unit}_per_second": self.objective.units_per_step / seconds,
+            **watched,
         }
 
     def _clip(self) -> float:
-        """Of the averaged gradient; below the limit nothing is touched, which spares a pass over all gradients."""
-        gradients = [p.grad for p in self.optimizers.parameters() if p.grad is not None]
-        norm = torch.nn.utils.get_total_norm(gradients)
-        if self.clip is not None and norm > self.clip and not self.optimizers.clip_themselves:
-            torch.nn.utils.clip_grads_with_norm_(self.optimizers.parameters(), self.clip, norm)
-        return float(norm)
+        """Of the averaged gradient, each set of parameters by its own norm; returns the norm of all of it.
+
+        Below the limit nothing is touched, which spares a pass over all gradients.
+        """
+        norms = []
+        for parameters in self.optimizers.clipped_together():
+            norm = torch.nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None])
+            if self.clip is not None and norm > self.clip and not self.optimizers.clip_themselves:
+                torch.nn.utils.clip_grads_with_norm_(parameters, self.clip, norm)
+            norms.append(float(norm))
+        return norms[0] if len(norms) == 1 else math.hypot(*norms)
+
+    def _watch(self, step: int) -> dict[str, float]:
+        if not isinstance(self.objective, Watching):
+            return {}
+        values, warning = self.objective.watch(step)
+        if warning and self.world.is_main:
+            self._warn(f"step {step + 1}: {warning}")
+        return values
 
     def _validate_if_due(self, stop: StopRequest, progress: StepProgress) -> None:
         """At the start, at the end and every so often; a resumed run makes up for one that was cut off."""

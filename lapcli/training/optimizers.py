@@ -38,6 +38,19 @@ class Optimizers:
         for group, (_, inner) in zip(self.groups, self._inner, strict=True):
             inner["lr"] = group.lr * multiplier
 
+    def set_options(self, step: int) -> None:
+        """What groups change by the step, after the learning rates are set."""
+        for group, (_, inner) in zip(self.groups, self._inner, strict=True):
+            if group.at_step is not None:
+                inner.update(group.at_step(step))
+
+    def clipped_together(self) -> list[list[Tensor]]:
+        """Parameters that share a gradient norm."""
+        sets: dict[str, list[Tensor]] = {}
+        for group in self.groups:
+            sets.setdefault(group.clipped_with, []).extend(group.parameters.values())
+        return list(sets.values())
+
     def set_momentum(self, momentum: float) -> None:
         """Of Muon; AdamW keeps its betas."""
         for optimizer in self._optimizers:

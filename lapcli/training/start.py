@@ -16,6 +16,7 @@ from lapcli.objectives.language_model import LanguageModel
 from lapcli.objectives.objective import Objective
 from lapcli.recipe.chat import ChatStageRecipe
 from lapcli.recipe.schema import BaseRecipe, LanguageModelRecipe
+from lapcli.recipe.self_supervised import SelfSupervisedRecipe
 from lapcli.recipe.vision import ClassificationRecipe
 from lapcli.runs import Run, open_run, read_run, write_summary
 from lapcli.training.chat_start import build_chat
@@ -110,9 +111,21 @@ def _build_classification(recipe: ClassificationRecipe, world: World, run: Run) 
     return Classification(recipe, data, world), facts
 
 
+def _build_self_supervised(recipe: SelfSupervisedRecipe, world: World, run: Run) -> tuple[Objective, dict[str, Any]]:
+    from lapcli.data.images import open_images
+    from lapcli.objectives.self_supervised import SelfSupervised
+
+    with shown_progress() if world.is_main else nullcontext() as progress:
+        data = open_images(recipe.data, None, progress)
+    objective = SelfSupervised(recipe, data, world)
+    facts = {"data": data.description, "data_sha256": data.identity, "classes": data.train.classes}
+    return objective, {**facts, "notes": objective.notes()}
+
+
 _BUILDERS: dict[type[BaseRecipe], Callable[..., tuple[Objective, dict[str, Any]]]] = {
     LanguageModelRecipe: _build_language_model,
     ClassificationRecipe: _build_classification,
+    SelfSupervisedRecipe: _build_self_supervised,
     ChatStageRecipe: build_chat,
 }
 

@@ -25,7 +25,7 @@ CHUNK_ELEMENTS = {"cpu": 2**20, "cuda": 2**26}
 def sinkhorn_targets(logits_NK: Tensor, temperature: float, iterations: int = 3) -> Tensor:
     """Turns logits into targets, in their place; rows sum to 1. Processes take part together, each with its samples."""
     scaled_NK = logits_NK.div_(temperature)
-    chunks = row_chunks(*scaled_NK.shape, scaled_NK.device)
+    chunks = row_chunks(len(scaled_NK), scaled_NK.shape[1], scaled_NK.device)
     buffer = torch.empty_like(scaled_NK[: len(chunks[0])]) if chunks else scaled_NK
     s_K = -_log_sums(scaled_NK, chunks, buffer)
     for _ in range(iterations - 1):

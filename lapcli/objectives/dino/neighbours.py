@@ -1,0 +1,74 @@
+"""k-nearest-neighbour accuracy while training: the teacher's class token on held-out images, without any fitting.
+
+Shapes: B images, N training and Q held-out images, C width.
+"""
+
+import math
+from collections.abc import Callable
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from lapcli.data.augmentation import evaluation_transform, normalise
+from lapcli.data.image_batches import Example
+from lapcli.data.image_loader import Reader
+from lapcli.data.image_set import ImageSet, Part
+from lapcli.data.images import ImageData
+from lapcli.evaluation.nearest_neighbours import classify
+from lapcli.models.dino_vit import DinoViT
+from lapcli.recipe.self_supervised import SelfSupervisedRecipe
+from lapcli.training.distributed import World
+
+TEMPERATURE = 0.07
+
+
+@torch.no_grad()
+def neighbour_accuracy(
+    backbone: DinoViT,
+    data: ImageData,
+    recipe: SelfSupervisedRecipe,
+    world: World,
+    is_interrupted: Callable[[], bool] | None = None,
+) -> float:
+    """The share of held-out images whose class is that of most of their neighbours, weighted by likeness."""
+    section = recipe.validation
+    keys, queries = _spread(data.train, section.train_images), _spread(data.validation, section.images)
+    keys_NC = class_tokens(backbone, keys, recipe, world, is_interrupted)
+    queries_QC = class_tokens(backbone, queries, recipe, world, is_interrupted)
+    labels_N, labels_Q = (torch.from_numpy(part.labels).to(world.device) for part in (keys, queries))
+    k = min(section.neighbours, len(keys))
+    found = classify(queries_QC, keys_NC, labels_N, len(keys.classes), [k], TEMPERATURE)[k]
+    return float((found == labels_Q).float().mean())
+
+
+def class_tokens(
+    backbone: DinoViT,
+    images: ImageSet,
+    recipe: SelfSupervisedRecipe,
+    world: World,
+    is_interrupted: Callable[[], bool] | None = None,
+) -> Tensor:
+    """Of every image with the evaluation transform, on every process; each passes its share through the network."""
+    size, batch = recipe.data.crops.global_size, recipe.validation.batch or recipe.train.micro_batch
+    reader = Reader(images, evaluation_transform(recipe.data, size), size, None)
+    found_NC = torch.zeros(len(images), backbone.width, device=world.device)
+    for turn in range(math.ceil(len(images) / (batch * world.size))):
+        if is_interrupted is not None:
+            is_interrupted()
+        first = (turn * world.size + world.rank) * batch
+        rows = range(first, min(len(images), first + batch))
+        if len(rows):
+            images_BCHW, _ = reader.read([Example(0, index, 0) for index in rows])
+            tokens_BC = backbone(normalise(images_BCHW.to(world.device), recipe.data))
+            found_NC[rows.start : rows.stop] = tokens_BC.float()
+    if world.size > 1:
+        dist.all_reduce(found_NC)
+    return found_NC
+
+
+def _spread(images: ImageSet, most: int) -> ImageSet:
+    if len(images) <= most:
+        return images
+    return Part(images, np.linspace(0, len(images) - 1, most).astype(np.int64))

@@ -1,0 +1,243 @@
+"""Self-supervised training: DINO between class tokens, iBOT between masked patches, KoLeo to spread the features.
+
+A step: the teacher sees both global crops of each image, the student the same with patches masked, and the local
+crops. Teacher outputs become targets by Sinkhorn-Knopp over the images of all processes; the student is to predict
+them. Afterwards the teacher follows the student.
+
+Masks and KoLeo's neighbours belong to fixed groups of the global batch, so that the number of processes changes
+neither. With accumulation Sinkhorn-Knopp sees the images of one micro-step of all processes, not of the whole batch.
+
+Shapes: G global and Q local crops of B images, M = G B, L = Q B, P patches, N masked patches, C width, D bottleneck,
+K prototypes.
+"""
+
+import contextlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from lapcli.data.augmentation import normalise
+from lapcli.data.crops import GLOBALS, CropReader
+from lapcli.data.image_batches import Example, ImageBatches
+from lapcli.data.image_loader import ImageLoader
+from lapcli.data.images import ImageData
+from lapcli.models.self_supervised import Head, StudentTeacher, crop_flops
+from lapcli.objectives.batching import plan_batches
+from lapcli.objectives.classification import uses_bf16, worker_count
+from lapcli.objectives.dino.groups import parameter_groups
+from lapcli.objectives.dino.losses import dino_loss, ibot_loss, koleo_loss
+from lapcli.objectives.dino.masks import deal_masks
+from lapcli.objectives.dino.neighbours import neighbour_accuracy
+from lapcli.objectives.dino.rates import peak_rate, rate_multiplier, teacher_momentum, teacher_temperature
+from lapcli.objectives.dino.sinkhorn import sinkhorn_targets
+from lapcli.objectives.dino.watch import collapse, teacher_health
+from lapcli.objectives.objective import ParameterGroup
+from lapcli.recipe.self_supervised import SelfSupervisedRecipe
+from lapcli.training.distributed import World
+
+
+@dataclass(frozen=True)
+class CropBatch:
+    global_MCHW: Tensor  # crop by crop, normalised
+    local_LCHW: Tensor
+    masks_MP: Tensor  # True: hidden from the student
+    images: int
+    step: int
+
+
+class SelfSupervised:
+    unit = "images"
+    best_metric = None  # the teacher of the last step is what is evaluated
+
+    def __init__(self, recipe: SelfSupervisedRecipe, data: ImageData, world: World) -> None:
+        self._recipe, self._data, self._world = recipe, data, world
+        train = recipe.train
+        self.steps = recipe.steps
+        self.batches = plan_batches(train.batch, train.micro_batch, world.size, multiple=train.group)
+        self._images = ImageBatches(len(data.train), batch=train.batch, group=train.group, repeats=1, seed=recipe.seed)
+        self._loader = ImageLoader(
+            CropReader(data.train, recipe.data, recipe.seed),
+            self._examples,
+            micro_steps=self.batches.accumulation,
+            last=(self.steps - 1, self.batches.accumulation - 1),
+            workers=worker_count(recipe, world.device),
+        )
+        self.model = self._build_model()
+        self.units_per_step = train.batch
+        self.flops_per_step = float(image_flops(recipe)) * train.batch
+        self._seen: list[dict[str, Tensor]] = []  # of the micro-steps of an update
+        self._has_collapsed = False
+
+    def _build_model(self) -> StudentTeacher:
+        compile_, device = self._recipe.train.compile, self._world.device
+        model = StudentTeacher(self._recipe.model, self._recipe.seed).to(device)
+        if compile_ is True or (compile_ == "auto" and device.type == "cuda"):
+            for network in (model.student, model.teacher):
+                for block in network.backbone.blocks:
+                    block.compile()
+        return model.train()
+
+    def parameter_groups(self) -> list[ParameterGroup]:
+        return parameter_groups(self._recipe, self.model)
+
+    def _examples(self, step: int, micro_step: int) -> list[Example]:
+        first = self.batches.first(micro_step, self._world.rank)
+        return self._images.examples(step, first, self.batches.micro_batch)
+
+    def batch(self, step: int, micro_step: int) -> CropBatch:
+        global_GBCHW, local_QBCHW = (
+            normalise(crops.flatten(0, 1).to(self._world.device, non_blocking=True), self._recipe.data)
+            for crops in self._loader.batch(step, micro_step)
+        )
+        masks_MP = torch.from_numpy(self.masks(step, micro_step)).to(self._world.device)
+        return CropBatch(global_GBCHW, local_QBCHW, masks_MP, self.batches.micro_batch, step)
+
+    def masks(self, step: int, micro_step: int) -> np.ndarray:
+        """Of this process's groups, in the order of its global crops."""
+        recipe, group = self._recipe, self._recipe.train.group
+        side = recipe.data.crops.global_size // recipe.model.patch
+        first = self.batches.first(micro_step, self._world.rank) // group
+        wanted = recipe.data.masks
+        ratios = wanted.ratio[0], wanted.ratio[1]
+        dealt = [
+            deal_masks(GLOBALS * group, (side, side), wanted.probability, ratios, (recipe.seed, step, number))
+            for number in range(first, first + self.batches.micro_batch // group)
+        ]
+        by_crop = [masks.reshape(GLOBALS, group, -1) for masks in dealt]
+        return np.concatenate(by_crop, axis=1).reshape(GLOBALS * self.batches.micro_batch, -1)
+
+    def loss(self, batch: CropBatch) -> Tensor:
+        train = self._recipe.train
+        temperature = teacher_temperature(self._recipe.schedule, batch.step)
+        student, teacher = self.model.student, self.model.teacher
+        with torch.no_grad(), self._autocast():
+            (tokens_MTC,) = teacher.backbone.tokens([batch.global_MCHW])
+            teacher_MC = tokens_MTC[:, 0]
+            dino_MD = teacher.dino_head(teacher_MC)
+            ibot_ND = teacher.ibot_head(tokens_MTC[:, 1:][batch.masks_MP])
+        dino_MK = self._targets(teacher.dino_head, dino_MD, temperature)
+
+        with self._autocast():
+            global_MTC, local_LTC = self._student_tokens(batch)
+            class_SC = torch.cat([global_MTC[:, 0], local_LTC[:, 0]])
+            class_SD = student.dino_head(class_SC)
+            patch_ND = student.ibot_head(global_MTC[:, 1:][batch.masks_MP])
+        tau = train.student_temperature
+        dino, local, among = dino_loss(
+            self._rows(class_SD), student.dino_head.prototypes.weight, dino_MK, batch.images, tau
+        )
+        seen = teacher_health(teacher_MC, dino_MK)
+        del dino_MK
+        ibot_NK = self._targets(teacher.ibot_head, ibot_ND, temperature)
+        ibot = ibot_loss(self._rows(patch_ND), student.ibot_head.prototypes.weight, ibot_NK, batch.masks_MP, tau)
+        koleo = koleo_loss(global_MTC[:, 0], GLOBALS, train.group)
+        seen |= {"loss_local": local, "loss_global": among, "loss_ibot": ibot, "loss_koleo": koleo}
+        self._seen.append({name: value.detach() for name, value in seen.items()})
+        return train.dino * dino + train.koleo * koleo + train.ibot * ibot
+
+    def _student_tokens(self, batch: CropBatch) -> tuple[Tensor, Tensor]:
+        """Global and local crops in one pass; without local crops there are no rows of theirs."""
+        if not len(batch.local_LCHW):
+            (global_MTC,) = self.model.student.backbone.tokens([batch.global_MCHW], [batch.masks_MP])
+            return global_MTC, global_MTC[:0]
+        found = self.model.student.backbone.tokens([batch.global_MCHW, batch.local_LCHW], [batch.masks_MP, None])
+        return found[0], found[1]
+
+    def _targets(self, head: Head, x_ND: Tensor, temperature: float) -> Tensor:
+        """float32 whatever the logits are computed in; the logits turn into the targets."""
+        weight_KD = head.prototypes.weight
+        logits_NK = (self._rows(x_ND) @ weight_KD.to(self._rows(x_ND).dtype).t()).float()
+        return sinkhorn_targets(logits_NK, temperature, self._recipe.train.sinkhorn_iterations)
+
+    def _rows(self, x_ND: Tensor) -> Tensor:
+        """What is multiplied with the prototypes: bf16 where the run computes in it."""
+        return x_ND.bfloat16() if uses_bf16(self._recipe, self._world.device) else x_ND
+
+    def _autocast(self) -> contextlib.AbstractContextManager[Any]:
+        if uses_bf16(self._recipe, self._world.device):
+            return torch.autocast(self._world.device.type, torch.bfloat16)
+        return contextlib.nullcontext()
+
+    def learning_rate_multiplier(self, step: int) -> float:
+        return rate_multiplier(self._recipe.schedule, peak_rate(self._recipe), step, self.steps)
+
+    def momentum(self, step: int) -> float | None:
+        return None
+
+    def after_step(self, step: int) -> None:
+        self.model.update_teacher(teacher_momentum(self._recipe.schedule, step, self.steps))
+
+    def watch(self, step: int) -> tuple[dict[str, float], str | None]:
+        """Means over the micro-steps of all processes. A collapse is named when it begins, once warm-up is over."""
+        names = list(self._seen[0])
+        means = [float(torch.stack([seen[name] for seen in self._seen]).mean()) for name in names]
+        self._seen = []
+        totals = self._world.sum(means)
+        values = {name: total / self._world.size for name, total in zip(names, totals, strict=True)}
+        schedule = self._recipe.schedule
+        warm = step >= schedule.warmup_epochs * schedule.epoch_steps
+        found = collapse(values, GLOBALS * self.batches.micro_batch) if warm else None
+        is_new = found is not None and not self._has_collapsed
+        self._has_collapsed = found is not None
+        return values, found if is_new else None
+
+    def validate(self, is_interrupted: Callable[[], bool]) -> dict[str, float]:
+        with self._autocast():
+            found = neighbour_accuracy(
+                self.model.teacher.backbone, self._data, self._recipe, self._world, is_interrupted
+            )
+        return {"validation_knn": found}
+
+    def describe_batch(self, step: int) -> str:
+        return self._images.identity(step)
+
+    def weights_metadata(self) -> dict[str, str]:
+        return {"laplacian_heads": str(self._recipe.model.head_plan())}
+
+    def finish(self, run_dir: Path) -> dict[str, Any]:
+        self._loader.close()
+        return {}
+
+    def notes(self) -> list[str]:
+        """What a reader of the log should know before the first step."""
+        return [epochs_in_words(self._recipe, len(self._data.train)), *accumulation_in_words(self.batches.accumulation)]
+
+
+def epochs_in_words(recipe: SelfSupervisedRecipe, images: int | None) -> str:
+    """Both counts: a schedule's epoch is a number of steps, a pass goes once over the images."""
+    steps, per_epoch = recipe.steps, recipe.schedule.epoch_steps
+    text = f"{steps:,} steps are {steps / per_epoch:.4g} epochs of {per_epoch:,} steps"
+    if images:
+        text += f", and {steps * recipe.train.batch / images:.4g} passes over {images:,} images"
+    return text
+
+
+def accumulation_in_words(accumulation: int) -> list[str]:
+    if accumulation == 1:
+        return []
+    return [
+        f"{accumulation} micro-steps are accumulated: Sinkhorn-Knopp balances each by itself, not the whole batch; "
+        "masks and neighbours are the same"
+    ]
+
+
+def image_flops(recipe: SelfSupervisedRecipe) -> int:
+    """Of one image: forward and backward of the student, forward of the teacher, both with their heads."""
+    model, crops = recipe.model, recipe.data.crops
+    head, masks = model.head, recipe.data.masks
+    body = 2 * (model.width * head.hidden + head.hidden**2 + head.hidden * head.bottleneck)
+    per_token = {name: body + 2 * head.bottleneck * count for name, count in _prototypes(recipe).items()}
+    patches = (crops.global_size // model.patch) ** 2
+    masked = GLOBALS * masks.probability * patches * sum(masks.ratio) / 2
+    teacher = GLOBALS * (crop_flops(model, crops.global_size) + per_token["dino"]) + masked * per_token["ibot"]
+    student = teacher + crops.locals * (crop_flops(model, crops.local_size) + per_token["dino"])
+    return int(3 * student + teacher)
+
+
+def _prototypes(recipe: SelfSupervisedRecipe) -> dict[str, int]:
+    return {"dino": recipe.model.head.dino_prototypes, "ibot": recipe.model.head.ibot_prototypes}

@@ -1,0 +1,151 @@
+"""Each loss against loops over pairs, patches and neighbours in float64, values and gradients."""
+
+import math
+
+import pytest
+import torch
+
+from lapcli.objectives.dino.cross_entropy import target_cross_entropy
+from lapcli.objectives.dino.losses import dino_loss, ibot_loss, koleo_loss, patch_weights
+
+TAU = 0.1
+
+
+def drawn(*shape, seed=0):
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+def entropy(target_K, x_D, prototypes_KD):
+    return -(target_K * torch.log_softmax(prototypes_KD @ x_D / TAU, 0)).sum()
+
+
+def assert_same_gradients(ours, theirs, *inputs):
+    for found, expected in zip(
+        torch.autograd.grad(ours, inputs), torch.autograd.grad(theirs, inputs), strict=True
+    ):
+        assert torch.allclose(found, expected, rtol=1e-6, atol=1e-8)
+
+
+@pytest.mark.parametrize("locals_", [0, 1, 8])
+def test_dino_is_the_mean_over_18_pairs(locals_):
+    B, G, K, D = 3, 2, 7, 5
+    student = drawn(B * (G + locals_), D).requires_grad_()
+    prototypes = drawn(K, D, seed=1).requires_grad_()
+    targets = drawn(G * B, K, seed=2).softmax(1)
+    pairs = {"local": [], "global": []}
+    for image in range(B):
+        for teacher in range(G):
+            for crop in range(G + locals_):
+                if crop != teacher:
+                    value = entropy(targets[teacher * B + image], student[crop * B + image], prototypes)
+                    pairs["global" if crop < G else "local"].append(value)
+    total, local, among = dino_loss(student, prototypes, targets, B, TAU)
+    means = {name: sum(values) / len(values) if values else torch.zeros(()) for name, values in pairs.items()}
+    terms = G * locals_ + G * (G - 1)
+    expected = (G * locals_ / terms) * means["local"] + (G * (G - 1) / terms) * means["global"]
+    if locals_ == 8:
+        assert (G * locals_ / terms, G * (G - 1) / terms) == (16 / 18, 2 / 18)
+    assert float(total.detach()) == pytest.approx(float(expected.detach()))
+    assert [float(local), float(among)] == pytest.approx([float(means[n].detach()) for n in ("local", "global")])
+    assert_same_gradients(total, expected, student, prototypes)
+
+
+def test_ibot_is_divided_by_all_crops():
+    """Two of four crops are masked; a crop counts by the mean of its patches, and the sum is divided by four."""
+    masks = torch.zeros(4, 6, dtype=torch.bool)
+    masks[1, :3] = masks[3, 5] = True
+    student, prototypes = drawn(4, 5).requires_grad_(), drawn(7, 5, seed=1).requires_grad_()
+    targets = drawn(4, 7, seed=2).softmax(1)
+    values = [entropy(t, x, prototypes) for t, x in zip(targets, student, strict=True)]
+    expected = (sum(values[:3]) / 3 + values[3]) / 4
+    found = ibot_loss(student, prototypes, targets, masks, TAU)
+    assert float(found.detach()) == pytest.approx(float(expected.detach()))
+    assert_same_gradients(found, expected, student, prototypes)
+    assert patch_weights(masks).tolist() == pytest.approx([1 / 12] * 3 + [1 / 4])
+
+
+def test_koleo_by_hand():
+    """At angles 0, 90 and 120 degrees the neighbours are 1, 2 and 1, at chords 2 sin(angle / 2)."""
+    angles = torch.tensor([0.0, 90.0, 120.0]) * math.pi / 180
+    one_crop = 5 * torch.stack([angles.cos(), angles.sin()], 1)  # length does not matter
+    near, far = 2 * math.sin(math.radians(15)), 2 * math.sin(math.radians(45))
+    expected = -(math.log(far) + 2 * math.log(near)) / 3
+    assert float(koleo_loss(one_crop, crops=1, group=3)) == pytest.approx(expected, rel=1e-5)
+    # Both crops count in full: upstream's mean over them times 2.
+    assert float(koleo_loss(one_crop.repeat(2, 1), crops=2, group=3)) == pytest.approx(2 * expected, rel=1e-5)
+
+
+def test_koleo_looks_within_a_crop_and_a_group():
+    tokens = drawn(2 * 6, 4).float()
+    expected = 0.0
+    for crop in tokens.view(2, 6, 4):
+        per_image = []
+        for group in torch.nn.functional.normalize(crop, dim=1).view(2, 3, 4):
+            distances = torch.cdist(group, group) + 10 * torch.eye(3)
+            per_image += (-distances.amin(1).log()).tolist()
+        expected += sum(per_image) / 6
+    assert float(koleo_loss(tokens, crops=2, group=3)) == pytest.approx(expected, rel=1e-4)
+
+
+def test_koleo_pushes_apart():
+    tokens = torch.tensor([[1.0, 0.0], [1.0, 0.1], [-1.0, 0.0]], requires_grad=True)
+    koleo_loss(tokens, crops=1, group=3).backward()
+    moved = torch.nn.functional.normalize((tokens - 1e-3 * tokens.grad).detach(), dim=1)
+    before = torch.nn.functional.normalize(tokens.detach(), dim=1)
+    assert torch.dist(moved[0], moved[1]) > torch.dist(before[0], before[1])
+
+
+def test_the_chunked_loss_in_float32_and_at_4096_masked_patches(monkeypatch):
+    """Same value and gradients to 1e-5 as the plain one, with a third of its memory."""
+    from lapcli.objectives.dino import sinkhorn
+
+    monkeypatch.setitem(sinkhorn.CHUNK_ELEMENTS, "cpu", 2**16)
+    N, K, D = 4096, 512, 16
+    x = torch.nn.functional.normalize(drawn(N, D).float(), dim=1).requires_grad_()
+    prototypes = (drawn(K, D, seed=1).float() * 0.5).requires_grad_()
+    logits = drawn(N, K, seed=2).float() * 0.2
+    weights = torch.full((N,), 1 / N)
+
+    def plain():
+        Q = (logits / 0.05).exp()
+        Q = Q / Q.sum()
+        for _ in range(3):
+            Q = Q / Q.sum(0, keepdim=True) / K
+            Q = Q / Q.sum(1, keepdim=True) / N
+        each = -(Q * N * torch.log_softmax(x @ prototypes.t() / TAU, 1)).sum(1)
+        return torch.autograd.grad((each * weights).sum(), [x, prototypes]), float((each * weights).sum().detach())
+
+    def chunked():
+        targets = sinkhorn.sinkhorn_targets(logits.clone(), 0.05)
+        total, _ = target_cross_entropy(x, prototypes, targets, weights, TAU)
+        return torch.autograd.grad(total, [x, prototypes]), float(total.detach())
+
+    expected, value = plain()
+    found, ours = chunked()
+    assert ours == pytest.approx(value, rel=1e-5)
+    for a, b in zip(found, expected, strict=True):
+        assert float((a - b).abs().max()) <= 1e-5 * max(1.0, float(b.abs().max()))
+    assert peak_bytes(chunked) <= peak_bytes(plain) / 3
+
+
+def peak_bytes(run):
+    """The most that torch's CPU allocator held during `run`, above what it held before."""
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as profile:
+        run()
+    held = peak = 0
+    events = (e for e in profile.profiler.kineto_results.events() if e.name() == "[memory]")
+    for event in sorted(events, key=lambda e: e.start_ns()):
+        held += event.nbytes()
+        peak = max(peak, held)
+    return peak
+
+
+def test_bf16_rows_give_nearly_the_same():
+    x, prototypes = drawn(30, 16).float(), drawn(50, 16, seed=1).float().requires_grad_()
+    targets, weights = drawn(30, 50, seed=2).float().softmax(1), torch.full((30,), 1 / 30)
+    exact, _ = target_cross_entropy(x, prototypes, targets, weights, TAU)
+    rough, _ = target_cross_entropy(x.bfloat16(), prototypes, targets, weights, TAU)
+    assert float(rough.detach()) == pytest.approx(float(exact.detach()), rel=1e-2)
+    a, b = (torch.autograd.grad(loss, prototypes)[0] for loss in (exact, rough))
+    assert b.dtype == torch.float32
+    assert float((a - b).norm() / a.norm()) < 0.02
