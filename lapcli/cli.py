@@ -6,6 +6,7 @@ from typing import Annotated
 import typer
 
 from lapcli import __version__
+from lapcli.commands.analyze import app as analyze
 from lapcli.commands.chat import EXAMPLES as CHAT_EXAMPLES
 from lapcli.commands.chat import chat
 from lapcli.commands.eval import EXAMPLES as EVAL_EXAMPLES
@@ -47,6 +48,7 @@ def options(
 
 app.command(epilog=TRAIN_EXAMPLES)(train)
 app.command("eval", epilog=EVAL_EXAMPLES)(evaluate)
+app.add_typer(analyze, name="analyze")
 app.command(epilog=SFT_EXAMPLES)(sft)
 app.command(epilog=CHAT_EXAMPLES)(chat)
 app.command(epilog=FETCH_EXAMPLES)(fetch)

@@ -93,52 +93,19 @@ class _LaplacianHeads:
             y_BTC = y_BTC * self.gate(x_BTC).sigmoid()  # type: ignore[attr-defined]
         return self.proj_drop(self.proj(y_BTC))  # type: ignore[attr-defined]
 
-    def _split(self, x_BTC: Tensor, heads: int) -> Tensor:
-        return x_BTC.unflatten(2, (heads, -1)).transpose(1, 2)
-
-    def _fused_split(self, qkv_BTC: Tensor) -> tuple[Tensor, ...]:
-        return qkv_BTC.unflatten(2, (3, self.num_heads, -1)).permute(2, 0, 3, 1, 4).unbind(0)  # type: ignore[attr-defined]
-
 
 class LaplacianAttention(_LaplacianHeads, Attention):
     """timm's plain attention with Laplacian heads."""
 
     def forward(self, x: Tensor, attn_mask: Tensor | None = None, is_causal: bool = False) -> Tensor:
-        q, k, v = self._fused_split(self.qkv(x))
-        return self._project(x, self._attend(self.q_norm(q), self.k_norm(k), v, attn_mask, is_causal))
+        return self._project(x, self._attend(*queries_keys_values(self, x), attn_mask, is_causal))
 
 
 class _WithRope(_LaplacianHeads):
     def forward(
         self, x: Tensor, rope: Tensor | None = None, attn_mask: Tensor | None = None, is_causal: bool = False
     ) -> Tensor:
-        q, k, v = self._qkv(x)
-        q, k = self.q_norm(q), self.k_norm(k)  # type: ignore[attr-defined]
-        if rope is not None:
-            q, k = self._rotate(q, rope).type_as(v), self._rotate(k, rope).type_as(v)
-        groups = q.shape[1] // k.shape[1]
-        if groups > 1:
-            k, v = k.repeat_interleave(groups, dim=1), v.repeat_interleave(groups, dim=1)
-        return self._project(x, self._attend(q, k, v, attn_mask, is_causal))
-
-    def _rotate(self, x_BHTD: Tensor, rope: Tensor) -> Tensor:
-        """Class and register tokens have no place in the image and are not rotated."""
-        prefix = self.num_prefix_tokens  # type: ignore[attr-defined]
-        half = getattr(self, "rotate_half", False)
-        return torch.cat([x_BHTD[:, :, :prefix], apply_rot_embed_cat(x_BHTD[:, :, prefix:], rope, half=half)], dim=2)
-
-    def _qkv(self, x: Tensor) -> tuple[Tensor, ...]:
-        if self.qkv is not None:  # type: ignore[attr-defined]
-            return self._fused_split(self._fused_qkv(x))
-        kv_heads: Any = getattr(self, "num_kv_heads", self.num_heads)  # type: ignore[attr-defined]
-        return (
-            self._split(self.q_proj(x), self.num_heads),  # type: ignore[attr-defined]
-            self._split(self.k_proj(x), kv_heads),  # type: ignore[attr-defined]
-            self._split(self.v_proj(x), kv_heads),  # type: ignore[attr-defined]
-        )
-
-    def _fused_qkv(self, x: Tensor) -> Tensor:
-        return self.qkv(x)  # type: ignore[attr-defined]
+        return self._project(x, self._attend(*queries_keys_values(self, x, rope), attn_mask, is_causal))
 
 
 class LaplacianAttentionRope(_WithRope, AttentionRope):
@@ -148,10 +115,35 @@ class LaplacianAttentionRope(_WithRope, AttentionRope):
 class LaplacianEvaAttention(_WithRope, EvaAttention):
     """timm's EVA attention with Laplacian heads; its keys have no bias."""
 
-    def _fused_qkv(self, x: Tensor) -> Tensor:
-        if self.q_bias is None:
-            return self.qkv(x)
-        return F.linear(x, self.qkv.weight, torch.cat((self.q_bias, self.k_bias, self.v_bias)))  # type: ignore[arg-type]
+
+def queries_keys_values(module: Any, x_BTC: Tensor, rope: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
+    """What enters the softmax of any attention known here, B x H x T x D: normed, rotated, a key for each head."""
+    q, k, v = _projected(module, x_BTC)
+    q, k = module.q_norm(q), module.k_norm(k)
+    if rope is not None:
+        q, k = _rotate(module, q, rope).type_as(v), _rotate(module, k, rope).type_as(v)
+    groups = q.shape[1] // k.shape[1]
+    if groups > 1:
+        k, v = k.repeat_interleave(groups, dim=1), v.repeat_interleave(groups, dim=1)
+    return q, k, v
+
+
+def _projected(module: Any, x_BTC: Tensor) -> tuple[Tensor, ...]:
+    if module.qkv is not None:
+        biased = getattr(module, "q_bias", None) is not None
+        bias = torch.cat((module.q_bias, module.k_bias, module.v_bias)) if biased else None
+        qkv_BTC = F.linear(x_BTC, module.qkv.weight, bias) if biased else module.qkv(x_BTC)
+        return qkv_BTC.unflatten(2, (3, module.num_heads, -1)).permute(2, 0, 3, 1, 4).unbind(0)
+    kv_heads = getattr(module, "num_kv_heads", module.num_heads)
+    parts = (module.q_proj, module.num_heads), (module.k_proj, kv_heads), (module.v_proj, kv_heads)
+    return tuple(part(x_BTC).unflatten(2, (heads, -1)).transpose(1, 2) for part, heads in parts)
+
+
+def _rotate(module: Any, x_BHTD: Tensor, rope: Tensor) -> Tensor:
+    """Class and register tokens have no place in the image and are not rotated."""
+    prefix = module.num_prefix_tokens
+    half = getattr(module, "rotate_half", False)
+    return torch.cat([x_BHTD[:, :, :prefix], apply_rot_embed_cat(x_BHTD[:, :, prefix:], rope, half=half)], dim=2)
 
 
 _LAPLACIAN: dict[type, type] = {

@@ -1,0 +1,163 @@
+"""Where the tokens and the heads of a model are: one adapter for each kind of model.
+
+Every kind has blocks that map B x T x C to B x T x C, an `attn` and an `mlp` in each of them, and a norm behind the
+last. What differs is how the queries, keys and values come about, and what the tokens are.
+
+Shapes: B sequences, T tokens, C channels, H heads, D head size, K classes.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from lapcli.errors import UsageError
+from lapcli.head_plan import HeadPlan
+from lapcli.models.gpt import GPT, rotate
+from lapcli.models.lean import rms_norm
+
+
+@dataclass(frozen=True)
+class HeadInputs:
+    """One layer's heads on one batch: what they attend with, and how their outputs reach the residual stream."""
+
+    x_BTC: Tensor  # the residual stream before the layer
+    q_BHTD: Tensor
+    k_BHTD: Tensor
+    v_BHTD: Tensor
+    out_CI: Tensor  # output projection; its inputs are the heads side by side
+    scale_C: Tensor | None  # LayerScale
+    causal: bool
+    laplacian_heads: int
+
+
+class Anatomy:
+    """What analyses need to know of a model."""
+
+    model: nn.Module
+    blocks: Sequence[nn.Module]
+    plan: HeadPlan
+    width: int
+    causal: bool
+    prefix_tokens = 0  # before the patches: class token, registers
+    has_class_token = False
+    classifier: nn.Linear | None = None
+
+    def run(self, inputs: Tensor) -> Tensor | None:
+        """One forward; logits where there is a classifier of sequences. Not the compiled one: hooks have to be seen."""
+        raise NotImplementedError
+
+    def sequences(self, x: Tensor, count: int) -> Tensor:
+        """What a block takes and gives for `count` sequences, as B x T x C."""
+        return x
+
+    def final_norm(self, x_BTC: Tensor) -> Tensor:
+        raise NotImplementedError
+
+    def heads(self, layer: int, x_BTC: Tensor, args: tuple, kwargs: Mapping[str, Any]) -> HeadInputs:
+        """From a block's input and the arguments of its attention."""
+        raise NotImplementedError
+
+    @property
+    def layers(self) -> int:
+        return len(self.blocks)
+
+
+class GPTAnatomy(Anatomy):
+    causal = True
+
+    def __init__(self, model: GPT) -> None:
+        self.model, self._gpt = model, model
+        self.blocks = list(model.blocks)
+        self.plan, self.width = model.config.head_plan, model.config.width
+
+    def run(self, inputs: Tensor) -> None:
+        self._gpt.hidden(inputs)
+
+    def final_norm(self, x_BTC: Tensor) -> Tensor:
+        return rms_norm(x_BTC)
+
+    def heads(self, layer: int, x_BTC: Tensor, args: tuple, kwargs: Mapping[str, Any]) -> HeadInputs:
+        attn: Any = self.blocks[layer].attn
+        normed_BTC, rotary = args[0], args[1]
+        B, T, _ = normed_BTC.shape
+        q, k, v = (p(normed_BTC).view(B, T, -1, attn.head_size) for p in (attn.q, attn.k, attn.v))
+        q, k = rms_norm(rotate(q, rotary)), rms_norm(rotate(k, rotary))
+        groups = q.shape[2] // k.shape[2]
+        k, v = (part.repeat_interleave(groups, dim=2) if groups > 1 else part for part in (k, v))
+        q, k, v = (part.transpose(1, 2) for part in (q, k, v))
+        return HeadInputs(x_BTC, q, k, v, attn.out.weight, None, True, attn.laplacian_heads)
+
+
+class TimmAnatomy(Anatomy):
+    """timm's ViTs with plain, RoPE or EVA attention, ours or stock."""
+
+    causal = False
+
+    def __init__(self, model: nn.Module) -> None:
+        from lapcli.models.timm_attention import attention_layers, head_plan_of
+
+        name = type(model).__name__
+        blocks = getattr(model, "blocks", None)
+        try:
+            plan, layers = head_plan_of(model), attention_layers(model)
+        except ValueError as error:
+            raise UsageError(f"{name} cannot be analysed: {error}") from None
+        if not isinstance(blocks, nn.Sequential | nn.ModuleList) or len(layers) != len(blocks):
+            raise UsageError(f"{name} cannot be analysed: it is not a plain stack of blocks with one attention each")
+        if not all(hasattr(block, "attn") and hasattr(block, "mlp") for block in blocks):
+            raise UsageError(f"{name} cannot be analysed: its blocks have no `attn` and `mlp` of their own")
+        self.model, self.blocks, self.plan = model, list(blocks), plan
+        self.width = int(model.embed_dim)  # type: ignore[arg-type]
+        self.prefix_tokens = int(getattr(model, "num_prefix_tokens", 0))
+        self.has_class_token = getattr(model, "cls_token", None) is not None
+        head = getattr(model, "head", None)
+        self.classifier = head if isinstance(head, nn.Linear) else None
+
+    def run(self, inputs: Tensor) -> Tensor | None:
+        logits = self.model.forward(inputs)
+        return logits if self.classifier is not None else None
+
+    def final_norm(self, x_BTC: Tensor) -> Tensor:
+        return self.model.norm(x_BTC)  # type: ignore[operator]
+
+    def heads(self, layer: int, x_BTC: Tensor, args: tuple, kwargs: Mapping[str, Any]) -> HeadInputs:
+        from lapcli.models.timm_attention import queries_keys_values
+
+        block: Any = self.blocks[layer]
+        attn = block.attn
+        if not isinstance(attn.norm, nn.Identity) or attn.gate is not None:
+            raise UsageError(
+                "the attention of this model norms or gates its heads together; `updates` cannot part them"
+            )
+        rope = kwargs.get("rope", args[1] if len(args) > 1 else None)
+        q, k, v = queries_keys_values(attn, args[0], rope)
+        scale = getattr(getattr(block, "ls1", None), "gamma", None)
+        scale = getattr(block, "gamma_1", None) if scale is None else scale
+        return HeadInputs(x_BTC, q, k, v, attn.proj.weight, scale, False, getattr(attn, "laplacian_heads", 0))
+
+
+def anatomy_of(model: nn.Module) -> Anatomy:
+    """The adapter of a built model."""
+    return GPTAnatomy(model) if isinstance(model, GPT) else TimmAnatomy(model)
+
+
+def chosen_tokens(anatomy: Anatomy, x_BTC: Tensor, tokens: str) -> Tensor:
+    """`all` tokens, the `patch` tokens or the `class` token."""
+    if tokens == "patch":
+        return x_BTC[:, anatomy.prefix_tokens :]
+    return x_BTC[:, :1] if tokens == "class" else x_BTC
+
+
+def check_tokens(anatomy: Anatomy, tokens: str) -> None:
+    if tokens != "all" and anatomy.prefix_tokens == 0:
+        raise UsageError(f"--tokens {tokens}: this model has no class token beside its tokens; use --tokens all")
+    if tokens == "class" and not anatomy.has_class_token:
+        raise UsageError("--tokens class: this model has no class token; use --tokens all or patch")
+
+
+def double(x: Tensor) -> Tensor:
+    """float64, on the CPU where the device has none."""
+    return x.detach().to("cpu" if x.device.type == "mps" else x.device, torch.float64)

@@ -1,0 +1,175 @@
+"""The data of an analysis: sequences of text or images, the same for every run that is compared.
+
+Shapes: B sequences, T tokens.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from PIL import Image
+from torch import Tensor
+
+from lapcli.analysis.capture import Batch
+from lapcli.data.augmentation import evaluation_transform, normalise
+from lapcli.data.batches import TokenBatches
+from lapcli.data.image_batches import Example
+from lapcli.data.image_loader import ImageLoader, Reader
+from lapcli.data.image_set import ImageSet, decode
+from lapcli.data.shards import TokenStream
+from lapcli.data.tokenizer import Tokenizer
+from lapcli.errors import UsageError
+from lapcli.recipe.vision import ImageSource
+
+TOKENS_AT_ONCE = 8192
+
+
+@dataclass(frozen=True)
+class Origin:
+    """Where examples come from, for the output."""
+
+    description: str
+    sha256: str
+    split: str
+
+
+class Examples:
+    """`labelled`: examples have classes; `by_token`: each token has one of its own."""
+
+    origin: Origin
+    classes: Sequence[str]  # names by index
+    labelled: bool
+    by_token: bool
+
+    def __len__(self) -> int:
+        raise NotImplementedError
+
+    def batches(self) -> Iterator[Batch]:
+        raise NotImplementedError
+
+    def class_counts(self) -> np.ndarray:
+        """Examples of each class, without running anything."""
+        raise NotImplementedError
+
+
+class TextExamples(Examples):
+    """The first sequences of a token stream, whole contexts, each token with the class of its next."""
+
+    labelled = by_token = True
+
+    def __init__(
+        self,
+        stream: TokenStream,
+        tokenizer: Tokenizer,
+        origin: Origin,
+        *,
+        context: int,
+        limit: int,
+        batch: int | None,
+        device: torch.device,
+    ) -> None:
+        self.origin, self._device, self._tokenizer = origin, device, tokenizer
+        self._sequences = TokenBatches(stream, context=context, batch=1, seed=0, shuffled=True)
+        self._count = min(limit, self._sequences.sequences_per_epoch)
+        self._batch = batch or max(1, TOKENS_AT_ONCE // context)
+        self.classes = _TokenNames(tokenizer)
+
+    def __len__(self) -> int:
+        return self._count
+
+    def batches(self) -> Iterator[Batch]:
+        for first in range(0, self._count, self._batch):
+            tokens_BT, targets_BT = self._sequences.sequences(0, first, min(self._batch, self._count - first))
+            yield Batch(tokens_BT.to(self._device), targets_BT.to(self._device), first)
+
+    def class_counts(self) -> np.ndarray:
+        counts = np.zeros(len(self.classes), dtype=np.int64)
+        for first in range(self._count):
+            counts += np.bincount(self._sequences.sequences(0, first, 1)[1].numpy()[0], minlength=len(counts))
+        return counts
+
+
+class _TokenNames(Sequence[str]):
+    """A token as text, quoted, so that a space and a line break can be seen."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+
+    def __len__(self) -> int:
+        return self._tokenizer.vocab_size
+
+    def __getitem__(self, index):  # type: ignore[no-untyped-def]
+        return repr(self._tokenizer.decode([index]))
+
+
+class ImageExamples(Examples):
+    """Images as they are evaluated: resized, cropped, not augmented; `limit` takes a seeded choice of them."""
+
+    by_token = False
+
+    def __init__(
+        self,
+        images: ImageSet,
+        source: ImageSource,
+        size: int,
+        origin: Origin,
+        *,
+        limit: int | None,
+        seed: int,
+        batch: int,
+        device: torch.device,
+        workers: int = 0,
+        labelled: bool = True,
+    ) -> None:
+        self.origin, self.labelled, self.classes = origin, labelled, images.classes
+        self._images, self._source, self._size, self._device = images, source, size, device
+        self._transform = evaluation_transform(source, size)
+        self._batch, self._workers = batch, workers
+        count = len(images) if limit is None else min(limit, len(images))
+        # Of a folder for each class the first images would be of one class.
+        self._indices = np.sort(np.random.default_rng([seed, len(images)]).permutation(len(images))[:count])
+
+    def __len__(self) -> int:
+        return len(self._indices)
+
+    def batches(self) -> Iterator[Batch]:
+        rounds = -(-len(self) // self._batch)
+
+        def examples(turn: int, _: int) -> list[Example]:
+            part = self._indices[turn * self._batch : (turn + 1) * self._batch]
+            return [Example(0, int(index), 0) for index in part]
+
+        reader = Reader(self._images, self._transform, self._size, None)
+        loader = ImageLoader(reader, examples, micro_steps=1, last=(rounds - 1, 0), workers=self._workers)
+        try:
+            for turn in range(rounds):
+                images_BCHW, labels_B = loader.batch(turn, 0)
+                inputs = normalise(images_BCHW.to(self._device), self._source)
+                yield Batch(inputs, labels_B.to(self._device) if self.labelled else None, turn * self._batch)
+        finally:
+            loader.close()
+
+    def class_counts(self) -> np.ndarray:
+        return np.bincount(self._images.labels[self._indices], minlength=len(self.classes))
+
+    def pictures(self, files: Sequence[Path], count: int) -> list[tuple[str, Image.Image]]:
+        """Named images: the files, or without any the first few of the data."""
+        if files:
+            return [(path.name, _read(path)) for path in files]
+        spread = np.unique(np.linspace(0, len(self) - 1, min(count, len(self))).astype(int))
+        chosen = [int(self._indices[index]) for index in spread]
+        return [(self._images.name(index), self._images.image(index)) for index in chosen]
+
+    def prepare(self, image: Image.Image) -> tuple[Tensor, Tensor]:
+        """What the model takes, 1 x 3 x S x S, and the same picture as bytes, 3 x S x S."""
+        pixels_CHW = self._transform(image)
+        return normalise(pixels_CHW[None].to(self._device), self._source), pixels_CHW
+
+
+def _read(path: Path) -> Image.Image:
+    try:
+        return decode(path.read_bytes(), str(path))
+    except OSError as error:
+        raise UsageError(f"--image {path} cannot be read ({error.strerror}); name a file with an image") from None

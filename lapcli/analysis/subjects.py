@@ -1,0 +1,267 @@
+"""What is analysed: the weights of runs, the same models untrained, and stock timm models, each with its data."""
+
+import fnmatch
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from lapcli.analysis.anatomy import Anatomy, anatomy_of
+from lapcli.analysis.catalogue import LABELLED, LANGUAGE
+from lapcli.analysis.examples import Examples, ImageExamples, Origin, TextExamples
+from lapcli.errors import DataError, UsageError
+from lapcli.evaluation.run_tasks import find_weights
+from lapcli.head_plan import HeadPlan
+from lapcli.recipe.chat import ChatStageRecipe
+from lapcli.recipe.schema import GPTRecipe, LanguageModelRecipe
+from lapcli.recipe.vision import ClassificationRecipe, ImageSource
+from lapcli.runs import INFO, Run, newest_run, read_run
+from lapcli.training.chat_start import folder_of
+from lapcli.training.checkpoint import load_weights
+from lapcli.training.distributed import pick_device
+
+SEQUENCES = 512  # of text, where --limit does not say
+IMAGES_AT_ONCE = 64
+OBJECTIVES = {"language_model", "classification"}
+
+
+@dataclass(frozen=True)
+class Choice:
+    """Which models on which data, as the command was asked."""
+
+    runs_dir: Path
+    runs: Sequence[str] = ()
+    pattern: str | None = None
+    models: Sequence[str] = ()  # timm:NAME
+    init: bool = False
+    checkpoint: str = "last"
+    stage: str | None = None
+    data: str | None = None
+    split: str = "validation"
+    limit: int | None = None
+    batch: int | None = None
+    seed: int = 0
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A model that can be opened: built, loaded and given its data only when its turn comes."""
+
+    name: str
+    weights: str  # trained, untrained, pretrained
+    step: int | None
+    weights_sha256: str | None
+    kind: str  # of the catalogue
+    open: Callable[[], "Opened"]
+    path: Path | None = None  # of the run
+
+
+@dataclass(frozen=True)
+class Opened:
+    anatomy: Anatomy
+    examples: Examples
+
+    @property
+    def plan(self) -> HeadPlan:
+        return self.anatomy.plan
+
+
+def find_subjects(choice: Choice) -> list[Subject]:
+    """In the order they were named; the newest finished run if none was."""
+    subjects: list[Subject] = []
+    for run in _runs(choice):
+        subjects.append(_of_run(run, choice, trained=True))
+        if choice.init:
+            subjects.append(_of_run(run, choice, trained=False))
+    subjects += [_stock(name, choice) for name in choice.models]
+    if len({subject.kind == LANGUAGE for subject in subjects}) > 1:
+        raise UsageError("language models and image models cannot be compared in one figure; name runs of one kind")
+    return subjects
+
+
+def _runs(choice: Choice) -> list[Run]:
+    found = [_named(choice.runs_dir, name) for name in choice.runs]
+    if choice.pattern is not None:
+        paths = sorted(path.parent for path in choice.runs_dir.glob(f"*/{INFO}"))
+        matching = [path for path in paths if fnmatch.fnmatchcase(path.name, choice.pattern)]
+        if not matching:
+            raise UsageError(f"no run in {choice.runs_dir} matches --runs {choice.pattern!r}; see --runs-dir")
+        found += [read_run(path) for path in matching]
+    if not found and not choice.models:
+        found = [newest_run(choice.runs_dir, OBJECTIVES)]
+    found = list({run.path.resolve(): run for run in found}.values())
+    return found if choice.stage is None else [_stage_of(run, choice.stage, choice.runs_dir) for run in found]
+
+
+def _named(runs_dir: Path, name: str) -> Run:
+    path = Path(name) if (Path(name) / INFO).is_file() else runs_dir / name
+    if not path.is_dir():
+        raise UsageError(f"there is no run {name} in {runs_dir}; see --run and --runs-dir")
+    return read_run(path)
+
+
+def _stage_of(run: Run, stage: str, runs_dir: Path) -> Run:
+    """The run of a chat stage that began with a pretrained one."""
+    if isinstance(run.recipe, ChatStageRecipe) and run.recipe.stage == stage:
+        return run
+    path = runs_dir / f"{run.name}-{stage}"
+    if not isinstance(run.recipe, LanguageModelRecipe) or not (path / INFO).is_file():
+        raise UsageError(
+            f"there is no {stage} stage of {run.name} ({path}); train it with `lap sft`, or name it: --run"
+        )
+    return read_run(path)
+
+
+def _of_run(run: Run, choice: Choice, trained: bool) -> Subject:
+    recipe = run.recipe
+    if isinstance(recipe, GPTRecipe):
+        kind, opener = LANGUAGE, _open_language
+    elif isinstance(recipe, ClassificationRecipe):
+        kind, opener = LABELLED, _open_classification
+    else:
+        raise UsageError(f"{run.path} is a run of {recipe.objective}, which cannot be analysed; use --run")
+    if not trained:
+        return Subject(run.name, "untrained", 0, None, kind, lambda: opener(run, None, choice), run.path)
+    weights = find_weights(run, choice.checkpoint)
+    return Subject(
+        run.name,
+        "trained",
+        weights.step,
+        weights.weights_sha256,
+        kind,
+        lambda: opener(run, weights.weights, choice),
+        run.path,
+    )
+
+
+def _open_language(run: Run, weights: Path | None, choice: Choice) -> Opened:
+    from lapcli.data.progress import shown_progress
+    from lapcli.data.tokenizer import Tokenizer
+    from lapcli.data.tokens import prepare_text
+    from lapcli.objectives.language_model import build_gpt
+
+    recipe, base = run.recipe, _pretrained(run)
+    assert isinstance(recipe, GPTRecipe)
+    device = torch.device(pick_device(recipe.train.device))
+    # In float32 whatever it was trained in: the measurements are of the weights, not of bf16's rounding.
+    plain = recipe.train.model_copy(update={"compile": False, "precision": "float32"})
+    model = build_gpt(recipe.model_copy(update={"train": plain}), device)
+    if weights is not None:
+        load_weights(weights, model, str(model.config.head_plan))
+    source, own = base.recipe.data, base.path / "tokenizer.json"  # type: ignore[attr-defined]
+    if choice.data is not None:
+        changes = {"train": choice.data, "files": None, "revision": None, "validation": None}
+        source = source.model_copy(update=changes)
+    section = recipe.tokenizer.model_copy(update={"file": str(own)})
+    with shown_progress() as progress:
+        data = prepare_text(source, section, progress=progress)
+    if choice.data is None and base.info.get("data_sha256") not in (None, data.identity):
+        raise DataError(f"the text of {base.path} has changed since it was trained; name the text with --data")
+    stream = data.train if choice.split == "train" else data.validation
+    examples = TextExamples(
+        stream,
+        Tokenizer.from_file(own),
+        Origin(data.description, data.identity, choice.split),
+        context=recipe.model.context,
+        limit=choice.limit or SEQUENCES,
+        batch=choice.batch,
+        device=device,
+    )
+    return Opened(anatomy_of(model), examples)
+
+
+def _pretrained(run: Run) -> Run:
+    """The run whose text the model was pretrained on: a chat stage is measured on the same."""
+    while isinstance(run.recipe, ChatStageRecipe):
+        run = read_run(folder_of(run.recipe.start.run, run.path.parent))
+    return run
+
+
+def _open_classification(run: Run, weights: Path | None, choice: Choice) -> Opened:
+    from lapcli.models.vit import build_vit
+    from lapcli.objectives.classification import worker_count
+
+    recipe = run.recipe
+    assert isinstance(recipe, ClassificationRecipe)
+    device = torch.device(pick_device(recipe.train.device))
+    model = build_vit(recipe.model, recipe.seed)
+    if weights is not None:
+        load_weights(weights, model, str(recipe.model.head_plan()))
+    source = recipe.data
+    if choice.data is not None:
+        source = source.model_copy(update={"train": choice.data, "validation": None, "revision": None})
+    batch = choice.batch or recipe.validation.batch or IMAGES_AT_ONCE
+    examples = _images(
+        source, recipe.model.image, recipe.model.classes, choice, batch, device, worker_count(recipe, device)
+    )
+    return Opened(anatomy_of(model.to(device)), examples)
+
+
+def _images(
+    source: ImageSource, size: int, classes: int | None, choice: Choice, batch: int, device: torch.device, workers: int
+) -> ImageExamples:
+    from lapcli.data.images import open_images
+
+    data = open_images(source, classes)
+    part = data.train if choice.split == "train" else data.validation
+    origin = Origin(data.description, part.identity(), choice.split)
+    return ImageExamples(
+        part, source, size, origin, limit=choice.limit, seed=choice.seed, batch=batch, device=device, workers=workers
+    )
+
+
+def _stock(name: str, choice: Choice) -> Subject:
+    """`timm:NAME` with its pretrained weights, or untrained with --init."""
+    prefix, _, model = name.partition(":")
+    if prefix != "timm" or not model:
+        raise UsageError(f"--model {name[:60]!r}: expected timm:NAME, such as timm:vit_tiny_patch16_224")
+    weights = "untrained" if choice.init else "pretrained"
+    return Subject(model, weights, None, None, LABELLED, lambda: _open_stock(model, choice))
+
+
+def _open_stock(name: str, choice: Choice) -> Opened:
+    import timm
+    from timm.data import resolve_model_data_config
+
+    if not timm.is_model(name.split(".")[0]):
+        near = timm.list_models(f"*{name.split('_')[0]}*")[:3]
+        hint = f"; there are {', '.join(near)}" if near else ""
+        raise UsageError(f"timm has no model {name[:60]!r}{hint}; see timm.list_models()")
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(choice.seed)
+        try:
+            model: Any = timm.create_model(name, pretrained=not choice.init)
+        except Exception as error:  # the hub's own, of many kinds: no network, no such weights, no disk
+            reason = str(error).splitlines()[0][:200] if str(error) else type(error).__name__
+            raise DataError(
+                f"the weights of timm:{name} cannot be had ({reason}); fetch them where there is a network, "
+                "or use --init for untrained ones"
+            ) from None
+    device = torch.device(pick_device("auto"))
+    config = resolve_model_data_config(model)
+    interpolation = config["interpolation"] if config["interpolation"] in ("bicubic", "bilinear") else "bicubic"
+    where = choice.data or "builtin"
+    source = ImageSource(
+        train=where,
+        validation=0.2 if where == "builtin" else None,
+        interpolation=interpolation,
+        crop_ratio=float(config["crop_pct"]),
+        mean=list(config["mean"]),
+        std=list(config["std"]),
+    )
+    size = int(config["input_size"][-1])
+    examples = _images(source, size, None, choice, choice.batch or IMAGES_AT_ONCE, device, 0)
+    return Opened(anatomy_of(model.to(device)), examples)
+
+
+def weights_note(subject: Subject) -> str:
+    step = "" if subject.step is None else f", step {subject.step}"
+    sha256 = "" if subject.weights_sha256 is None else f", sha256 {subject.weights_sha256}"
+    return f"{subject.path or subject.name}: {subject.weights} weights{step}{sha256}"
+
+
+def say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
