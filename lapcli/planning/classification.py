@@ -33,13 +33,13 @@ class Classifying:
         per_epoch = KNOWN_SIZES.get(self._recipe.data.train, 0) // train.batch
         return train.steps or (int((train.epochs or 0) * per_epoch) or None)
 
-    def sketch(self, device: torch.device, bf16: bool, layers: int | None = None) -> Sketch:
+    def sketch(self, device: torch.device, bf16: bool, layers: int | None = None, compiled: bool = False) -> Sketch:
         recipe = with_layers(self._recipe, layers)
         section = recipe.model
-        with torch.device("meta"):
+        with device:
             model = build_vit(section).train()
-        if device.type != "meta":
-            model = build_vit(section).to(device).train()
+        if compiled:
+            model.compile()
         criterion = build_loss(recipe)
 
         def forward(examples: int) -> tuple[torch.Tensor, torch.Tensor]:

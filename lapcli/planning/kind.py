@@ -7,6 +7,7 @@ import torch
 from lapcli.head_plan import HeadPlan
 from lapcli.planning.plan import Plan
 from lapcli.planning.sketch import Sketch
+from lapcli.recipe.schema import BaseRecipe
 
 
 class Kind(Protocol):
@@ -21,7 +22,9 @@ class Kind(Protocol):
     @property
     def steps(self) -> int | None: ...
 
-    def sketch(self, device: torch.device, bf16: bool, layers: int | None = None) -> Sketch:
+    def sketch(
+        self, device: torch.device, bf16: bool, layers: int | None = None, compiled: bool = False
+    ) -> Sketch:
         """The model and its step on a device; `layers` instead of the recipe's."""
 
     def download(self) -> tuple[int | None, str]:
@@ -29,6 +32,11 @@ class Kind(Protocol):
 
     def plan(self, shared: dict[str, Any]) -> Plan:
         """The kind's own counts beside the ones that all share."""
+
+
+def would_compile(recipe: BaseRecipe, device_type: str) -> bool:
+    wanted = recipe.train.compile
+    return wanted is True or (wanted == "auto" and device_type == "cuda")
 
 
 def with_layers(recipe: Any, layers: int | None) -> Any:

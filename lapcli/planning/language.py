@@ -31,8 +31,8 @@ class Language:
     def steps(self) -> int | None:
         return self._recipe.train.steps
 
-    def sketch(self, device: torch.device, bf16: bool, layers: int | None = None) -> Sketch:
-        return gpt_sketch(with_layers(self._recipe, layers), device, bf16)
+    def sketch(self, device: torch.device, bf16: bool, layers: int | None = None, compiled: bool = False) -> Sketch:
+        return gpt_sketch(with_layers(self._recipe, layers), device, bf16, compiled)
 
     def download(self) -> tuple[int | None, str]:
         return text_download(self._recipe.data)
@@ -49,18 +49,21 @@ class Language:
         )
 
 
-def gpt_sketch(recipe: GPTRecipe, device: torch.device, bf16: bool) -> Sketch:
+def gpt_sketch(recipe: GPTRecipe, device: torch.device, bf16: bool, compiled: bool) -> Sketch:
     config = gpt_config(recipe)
     with device:
         model = GPT(config)
     if bf16:
         model.use_bf16()
+    hidden = torch.compile(model.hidden, dynamic=False) if compiled else model.hidden
 
     def forward(examples: int) -> tuple[torch.Tensor, torch.Tensor]:
         tokens_BT = torch.zeros(examples, config.context, dtype=torch.long, device=device)
-        return model.hidden(tokens_BT).flatten(0, 1), torch.zeros_like(tokens_BT).flatten()
+        return hidden(tokens_BT).flatten(0, 1), torch.zeros_like(tokens_BT).flatten()
 
     def loss(output: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
-        return softcapped_cross_entropy(output[0], model.head.weight, output[1], config.softcap)
+        return softcapped_cross_entropy(
+            output[0], model.head.weight, output[1], config.softcap, compiled=compiled
+        )
 
     return Sketch(model, parameter_groups(recipe, model), forward, loss)

@@ -41,10 +41,13 @@ class SelfSupervising:
     def steps(self) -> int | None:
         return self._recipe.steps
 
-    def sketch(self, device: torch.device, bf16: bool, layers: int | None = None) -> Sketch:
+    def sketch(self, device: torch.device, bf16: bool, layers: int | None = None, compiled: bool = False) -> Sketch:
         recipe = with_layers(self._recipe, layers)
         with device:
             model = StudentTeacher(recipe.model).train()
+        if compiled:
+            for block in (*model.student.backbone.blocks, *model.teacher.backbone.blocks):
+                block.compile()
         step = _Step(recipe, model, device, bf16)
         return Sketch(
             model,
@@ -88,7 +91,7 @@ class _Output(NamedTuple):
 
 
 class _Step:
-    """The objective's loss with masks of which only the number of hidden patches is known: the first of each batch."""
+    """The objective's loss, with masks of which only the number of hidden patches matters."""
 
     def __init__(self, recipe: SelfSupervisedRecipe, model: StudentTeacher, device: torch.device, bf16: bool) -> None:
         self._recipe, self._model, self._device, self._bf16 = recipe, model, device, bf16
@@ -102,10 +105,10 @@ class _Step:
     def forward(self, images: int) -> _Output:
         crops, patch = self._recipe.data.crops, self._recipe.model.patch
         student, teacher = self._model.student, self._model.teacher
-        made = {"device": self._device}
-        global_MCHW = torch.zeros(GLOBALS * images, 3, crops.global_size, crops.global_size, **made)  # type: ignore[arg-type]
-        local_LCHW = torch.zeros(crops.locals * images, 3, crops.local_size, crops.local_size, **made)  # type: ignore[arg-type]
-        masks_MP = torch.zeros(len(global_MCHW), (crops.global_size // patch) ** 2, dtype=torch.bool, **made)  # type: ignore[arg-type]
+        with self._device:
+            global_MCHW = torch.zeros(GLOBALS * images, 3, crops.global_size, crops.global_size)
+            local_LCHW = torch.zeros(crops.locals * images, 3, crops.local_size, crops.local_size)
+            masks_MP = torch.zeros(len(global_MCHW), (crops.global_size // patch) ** 2, dtype=torch.bool)
         masked = self._masked(images)
         with torch.no_grad(), autocast(self._device, self._bf16):
             (tokens_MTC,) = teacher.backbone.tokens([global_MCHW])

@@ -9,7 +9,7 @@ from lapcli.errors import UsageError
 from lapcli.hardware import Device, this_device
 from lapcli.objectives.batching import plan_batches
 from lapcli.objectives.objective import BatchPlan
-from lapcli.planning.kind import Kind
+from lapcli.planning.kind import Kind, would_compile
 from lapcli.planning.plan import Plan
 from lapcli.planning.pretending import pretended
 from lapcli.planning.sketch import Sketch
@@ -114,9 +114,8 @@ class Memory:
     """Of one process of a recipe on a device."""
 
     def __init__(self, recipe: BaseRecipe, kind: Kind, device: Device, bf16: bool) -> None:
-        self._recipe, self._kind, self._device, self._bf16 = recipe, kind, device, bf16
-        compile_ = recipe.train.compile
-        self._compiled = compile_ is True or (compile_ == "auto" and device.type == "cuda")
+        self._kind, self._device, self._bf16 = kind, device, bf16
+        self._compiled = would_compile(recipe, device.type)
 
     def limit(self, processes: int) -> int | None:
         """Processes on the CPU share its memory; each GPU has its own."""
