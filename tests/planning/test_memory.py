@@ -1,0 +1,160 @@
+"""The plan's memory against torch's own tracker on fake tensors, and against what processes really grow by."""
+
+import json
+import multiprocessing
+from pathlib import Path
+
+import pytest
+import support
+import torch
+from support import ROOT, exit_code, write_text
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.distributed._tools.mem_tracker import MemTracker
+
+from lapcli.hardware import GPUS, this_cpu
+from lapcli.models.gpt import GPT
+from lapcli.models.vit import build_vit
+from lapcli.objectives.classification import build_loss
+from lapcli.objectives.classification import parameter_groups as image_groups
+from lapcli.objectives.language_model import gpt_config, parameter_groups
+from lapcli.planning import plan_training
+from lapcli.recipe import load_recipe, recipe_from_dict, recipe_to_dict
+from lapcli.training.optimizers import Optimizers
+
+
+def tracked_peak(model, optimizers, loss):
+    """Bytes of a second training step at its fullest, as torch counts them; the first one makes the states."""
+    tracker = MemTracker()
+    tracker.track_external(model)
+    with tracker:
+        for _ in range(2):
+            loss().backward()
+            optimizers.step()
+            optimizers.zero_grad()
+    return tracker.get_tracker_snapshot("peak")[torch.device("cpu")]["Total"]
+
+
+@pytest.mark.parametrize("sequences", [1, 2])
+def test_the_561m_gpt_against_torchs_tracker(sequences):
+    overrides = [f"train.micro_batch={sequences}", f"train.batch={sequences}"]
+    recipe = load_recipe(ROOT / "recipes/gpt561m_5L.yaml", overrides)
+    with torch.device("meta"):
+        model = GPT(gpt_config(recipe))
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        model.to_empty(device="cpu")
+        tokens_BT = torch.zeros(sequences, 2048, dtype=torch.long)
+        optimizers = Optimizers(parameter_groups(recipe, model))
+        tracked = tracked_peak(model, optimizers, lambda: model.loss(tokens_BT, tokens_BT))
+    assert plan_training(recipe, device=this_cpu()).memory_total == pytest.approx(tracked, rel=0.05)
+
+
+@pytest.mark.parametrize("precision", ["float32", "bf16"])
+@pytest.mark.parametrize("images", [8, 64])
+def test_vit_b_against_torchs_tracker(images, precision):
+    overrides = [f"train.micro_batch={images}", f"train.batch={images}", f"data.mixing.group={images}"]
+    recipe = load_recipe(
+        ROOT / "recipes/vitb_imagenet_3L.yaml", [*overrides, "optimizer.name=adamw", f"train.precision={precision}"]
+    )
+    with torch.device("meta"):
+        model = build_vit(recipe.model).train()
+    criterion = build_loss(recipe)
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        model.to_empty(device="cpu")
+        images_BCHW, targets_BK = torch.zeros(images, 3, 224, 224), torch.zeros(images, 1000)
+
+        def loss():
+            with torch.autocast("cpu", torch.bfloat16, enabled=precision == "bf16"):
+                logits_BK = model(images_BCHW)
+            return criterion(logits_BK.float(), targets_BK)
+
+        tracked = tracked_peak(model, Optimizers(image_groups(recipe, model)), loss)
+    assert plan_training(recipe, device=this_cpu()).memory_total == pytest.approx(tracked, rel=0.05)
+
+
+GPT_RUN = {
+    "objective": "language_model",
+    "model": {"layers": 8, "width": 64, "heads": 4, "context": 128, "laplacian_heads": 2},
+    "tokenizer": {"vocab": 512},
+    "train": {"steps": 2, "batch": 256, "micro_batch": 256, "threads": 1},
+    "validation": {"tokens": 128},
+}
+VIT_RUN = {
+    "objective": "classification",
+    "model": {"layers": 8, "width": 64, "heads": 4, "image": 32, "patch": 4, "classes": 10, "laplacian_heads": 2},
+    "data": {"train": "builtin", "validation": 0.2},
+    "train": {"steps": 2, "batch": 192, "micro_batch": 192, "threads": 1},
+    "optimizer": {"lr": 1e-3},
+    "validation": {"batch": 8},
+}
+
+
+@pytest.mark.parametrize(("kind", "given"), [("gpt", GPT_RUN), ("vit", VIT_RUN)])
+def test_what_a_run_on_the_cpu_grows_by(kind, given, tmp_path):
+    """A process that has trained something tiny, and so has all code in memory, trains the recipe."""
+    data = {"train": str(write_text(tmp_path / "text.txt")), "validation": 0.2}
+    recipe = recipe_from_dict({**given, "data": given.get("data", data)})
+    child = multiprocessing.get_context("forkserver").Process(
+        target=_grow, args=(recipe_to_dict(recipe), kind, str(tmp_path))
+    )
+    child.start()
+    assert exit_code(child, 300) == 0
+    grown = json.loads((tmp_path / "grown.json").read_text())
+    assert grown > 500e6
+    assert plan_training(recipe, device=this_cpu()).memory_total == pytest.approx(grown, rel=0.25)
+
+
+def _grow(given: dict, kind: str, folder: str) -> None:
+    import os
+
+    os.environ["LAP_CACHE"] = f"{folder}/cache"
+    from lapcli.hardware import peak_memory, resident_memory
+
+    tiny = json.loads(json.dumps(given))
+    tiny["model"]["layers"], tiny["train"]["batch"], tiny["train"]["micro_batch"] = 2, 2, 2
+    support.train_here(recipe_from_dict(tiny), Path(folder), "tiny")
+    before = resident_memory()
+    support.train_here(recipe_from_dict(given), Path(folder), "large")
+    (Path(folder) / "grown.json").write_text(json.dumps(peak_memory() - before))
+
+
+PAPER = sorted(
+    path.stem
+    for pattern in ("gpt561m*", "vitb_*", "dino_vits*")
+    for path in (ROOT / "recipes").glob(f"{pattern}.yaml")
+)
+ENDS = ["gpt561m_0L", "gpt561m_10L", "vitb_cifar100_12L", "vitb_imagenet_0L", "vitb_imagenet_6L", "dino_vits_3L"]
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=() if name in ENDS else pytest.mark.long) for name in PAPER]
+)
+def test_the_papers_recipes_fit_its_machine(name):
+    plan = plan_training(load_recipe(ROOT / f"recipes/{name}.yaml"), processes=4, device=GPUS["l40"])
+    assert plan.fits
+    assert plan.memory_total < 46_068 * 2**20
+    assert "L40" in plan.to_text()
+
+
+def test_what_does_not_fit_comes_with_the_largest_that_does():
+    overrides = ["train.micro_batch=64", "model.layers=6"]
+    recipe = load_recipe(ROOT / "recipes/gpt561m_0L.yaml", overrides)
+    small = GPUS["l40"].__class__("small", "cuda", 12 * 10**9, 181e12, 90.5e12)
+    plan = plan_training(recipe, device=small)
+    assert plan.fits is False
+    assert f"train.micro_batch={plan.largest_micro_batch} does" in plan.to_text()
+    for size, fits in ((plan.largest_micro_batch, True), (2 * plan.largest_micro_batch, False)):
+        again = load_recipe(ROOT / "recipes/gpt561m_0L.yaml", [*overrides, f"train.micro_batch={size}"])
+        assert plan_training(again, device=small).fits is fits
+
+
+def test_nothing_fits_into_nothing():
+    nothing = GPUS["l40"].__class__("tiny", "cuda", 10**9 + 10**6, 1e12, 1e12)
+    plan = plan_training(load_recipe(ROOT / "recipes/quickstart.yaml"), device=nothing)
+    assert (plan.fits, plan.largest_micro_batch) == (False, 0)
+
+
+def test_gradients_stay_where_they_are_accumulated_or_shared():
+    """With several micro-batches they are beside the activations; with one they come as activations go."""
+    recipe = load_recipe(ROOT / "recipes/gpt561m_0L.yaml", ["train.batch=2", "train.micro_batch=1", "model.layers=4"])
+    plan = plan_training(recipe, device=this_cpu())
+    assert plan.memory["gradients"] >= plan.memory["weights"]
