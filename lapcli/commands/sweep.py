@@ -114,7 +114,8 @@ def _run(grid: "Sweep", where: Path, jobs: int, only: str | None, nproc: str, as
 
     from rich.console import Console
 
-    from lapcli.sweep.runner import Runner, failure, make_reports
+    from lapcli.sweep.ending import failure, make_reports
+    from lapcli.sweep.runner import Runner
     from lapcli.sweep.slots import share_machine
     from lapcli.sweep.table import LiveTable, as_data, final_table
 

@@ -5,6 +5,7 @@ A cell is an ordinary run, trained by `lap train` with its own name, and the com
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +29,7 @@ class Cell:
     then: tuple[str, ...] = ()
     is_search: bool = False
 
-    @property
+    @cached_property
     def recipe_sha256(self) -> str:
         return recipe_hash(self.loaded)
 

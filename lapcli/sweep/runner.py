@@ -5,22 +5,18 @@ sweep itself is killed outright, the system tells the cells to stop, and their l
 a cell that is still saving.
 """
 
-import ctypes
-import os
-import shlex
 import signal
 import subprocess
-import sys
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import IO, Any
+from typing import IO
 
-from lapcli.errors import ExitCode, Interrupted, LapError, UsageError
-from lapcli.recipe.chat import STAGES
+from lapcli.errors import ExitCode, Interrupted, UsageError
+from lapcli.sweep import children
 from lapcli.sweep import then as follow
 from lapcli.sweep.cells import Cell, Grid, Sweep
 from lapcli.sweep.search import Choice, choose, is_tried
@@ -29,7 +25,6 @@ from lapcli.sweep.state import commands_left, log_of, note_done, progress, take
 from lapcli.training.signals import StopRequest, stop_on_signal
 
 _POLL = 0.2  # seconds
-_PR_SET_PDEATHSIG = 1
 
 
 @dataclass
@@ -90,8 +85,8 @@ class Runner:
         runs_dir: Path,
         slots: Sequence[Slot],
         *,
-        only: str | None,
-        nproc: str,
+        only: str | None = None,
+        nproc: str = "auto",
         show: Show,
         tell: Tell,
     ) -> None:
@@ -137,7 +132,6 @@ class Runner:
                 passed_on = True
                 self._ask_to_stop(wait=False)
             if not stop:
-                self._decide()
                 self._start_some()
             self.show(self.tracks)
             if not self.jobs and (stop or all(track.is_settled for track in self.tracks)):
@@ -147,7 +141,16 @@ class Runner:
     def _add(self, cells: Sequence[Cell]) -> None:
         known = {track.cell.name for track in self.tracks}
         wanted = [cell for cell in cells if self.only is None or fnmatchcase(cell.name, self.only)]
-        self.tracks += [Track(cell) for cell in wanted if cell.name not in known]
+        for cell in wanted:
+            if cell.name not in known:
+                self.tracks.append(track := Track(cell))
+                self._settle_if_done(track)
+
+    def _settle_if_done(self, track: Track) -> bool:
+        if self._commands(track.cell):
+            return False
+        track.state = "finished" if progress(track.cell, self.runs_dir).is_trained else "diverged"
+        return True
 
     def _decide(self) -> None:
         """Opens the grids whose search is through."""
@@ -161,7 +164,7 @@ class Runner:
                 self._add(grid.cells(choice.values))
 
     def _start_some(self) -> None:
-        for track in self.tracks:
+        for track in list(self.tracks):
             if track.state not in {"waiting", "elsewhere"} or not self.free:
                 continue
             lock = take(track.cell, self.runs_dir)
@@ -170,15 +173,14 @@ class Runner:
                     self.tell(f"{track.cell.name} is being worked on by another process; waiting for it")
                 track.state = "elsewhere"
                 continue
-            commands = self._commands(track.cell)
-            if commands:
-                job = _Job(track, self.free.popleft(), lock, commands)
-                self.jobs.append(job)
-                track.state, track.started = "running", time.monotonic()
-                self._next_command(job)
-            else:
+            if self._settle_if_done(track):  # by the one who had it
                 lock.close()
-                track.state = "finished" if progress(track.cell, self.runs_dir).is_trained else "diverged"
+                self._decide()
+                continue
+            job = _Job(track, self.free.popleft(), lock, self._commands(track.cell))
+            self.jobs.append(job)
+            track.state, track.started = "running", time.monotonic()
+            self._next_command(job)
 
     def _commands(self, cell: Cell) -> deque[tuple[str, list[str]]]:
         """What is left to do for a cell."""
@@ -196,20 +198,9 @@ class Runner:
         track = job.track
         track.doing = what
         self.tell(f"{track.cell.name}: {what if what != 'train' else 'training'}")
-        path = log_of(track.cell, self.runs_dir)
-        with path.open("ab") as log:
+        with log_of(track.cell, self.runs_dir).open("ab") as log:
             job.log_start = log.tell()
-            job.process = subprocess.Popen(
-                [sys.executable, "-m", "lapcli", *arguments],
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                env={**os.environ, "NO_COLOR": "1", **job.slot.environment},
-                pass_fds=(job.lock.fileno(),),
-                # A group of its own: Ctrl-C reaches a cell through the sweep alone, and so only once.
-                process_group=0,
-                preexec_fn=_stop_with_the_sweep if sys.platform == "linux" else None,
-            )
+            job.process = children.start(arguments, log, job.lock, job.slot.environment)
 
     def _look_at(self, job: _Job, stopping: bool) -> None:
         assert job.process is not None
@@ -228,9 +219,9 @@ class Runner:
         elif code == ExitCode.INTERRUPTED or (stopping and code == -signal.SIGTERM):
             self._settle(job, "interrupted")
         elif track.cell.is_search and progress(track.cell, self.runs_dir).diverged:
-            self._settle(job, "diverged", reason_in(log_of(track.cell, self.runs_dir), job.log_start, code))
+            self._settle(job, "diverged", children.reason_in(log_of(track.cell, self.runs_dir), job.log_start, code))
         else:
-            self._settle(job, "failed", reason_in(log_of(track.cell, self.runs_dir), job.log_start, code))
+            self._settle(job, "failed", children.reason_in(log_of(track.cell, self.runs_dir), job.log_start, code))
 
     def _settle(self, job: _Job, state: str, reason: str = "") -> None:
         track = job.track
@@ -241,6 +232,8 @@ class Runner:
         self.free.append(job.slot)
         first = reason.splitlines()[0] if reason else ""
         self.tell(f"{track.cell.name}: {state}" + (f": {first}" if first else f" after {track.seconds:.0f} s"))
+        if track.cell.is_search:
+            self._decide()
 
     def _ask_to_stop(self, wait: bool = True) -> None:
         """Only the cell itself: it tells its own processes, and those that read its data must outlive the step."""
@@ -254,53 +247,5 @@ class Runner:
     def _kill(self) -> None:
         """At once; what the cells saved before is kept."""
         for job in self.jobs:
-            if job.process is not None and job.process.poll() is None:
-                os.killpg(job.process.pid, signal.SIGKILL)
-                job.process.wait()
-
-
-def reason_in(log: Path, start: int, code: int) -> str:
-    """Why a command ended: its own message, else the last thing it said, else the signal that ended it."""
-    with log.open("rb") as file:
-        file.seek(start)
-        lines = file.read().decode(errors="replace").splitlines()
-    said = [number for number, line in enumerate(lines) if line.startswith("lap: ")]
-    if said:
-        return "\n".join([lines[said[-1]].removeprefix("lap: "), *lines[said[-1] + 1 :]][:10])
-    if code < 0:
-        return f"ended by {signal.Signals(-code).name}; see {log}"
-    last = next((line.strip() for line in reversed(lines) if line.strip()), "it said nothing")
-    return f"{last[:300]}; see {log}"
-
-
-def _stop_with_the_sweep() -> None:
-    """In the child, before it becomes `lap`: when the sweep dies, the system sends SIGTERM, and the cell saves."""
-    _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
-
-
-_libc: Any = ctypes.CDLL(None)  # loaded before a fork could be in the way
-
-
-def make_reports(sweep: Sweep, tracks: Sequence[Track], runs_dir: Path, to_stderr: bool) -> int:
-    """`lap report` for each `report` of the sweep, on the cells' runs and their chat stages; its first bad exit code."""
-    cells = [track.cell.name for track in tracks if not track.cell.is_search]
-    names = [name for cell in cells for name in (cell, *(f"{cell}-{stage}" for stage in STAGES))]
-    there = [name for name in names if (runs_dir / name / "run.json").exists()]
-    for text in sweep.reports if there else ():
-        words = ["report", *there, *shlex.split(text), "--runs-dir", str(runs_dir)]
-        command = [sys.executable, "-m", "lapcli", *words]
-        done = subprocess.run(command, stdout=sys.stderr if to_stderr else None, check=False)
-        if done.returncode:
-            return done.returncode
-    return 0
-
-
-def failure(outcome: Outcome) -> LapError | None:
-    """What the command ends with, if not with success."""
-    if outcome.failed:
-        count = len(outcome.failed)
-        return LapError(f"{count} of {len(outcome.tracks)} cells failed; run the same command to try them again")
-    if outcome.interrupted:
-        count = len(outcome.interrupted)
-        return Interrupted(f"{count} of {len(outcome.tracks)} cells were interrupted; run the same command to go on")
-    return None
+            if job.process is not None:
+                children.kill(job.process)

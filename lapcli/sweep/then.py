@@ -73,11 +73,15 @@ def _refused(text: str, allowed: Sequence[str], objective: str | None) -> str | 
     except TyperException as error:
         message = error.format_message() if hasattr(error, "format_message") else str(error)
         return str(message).rstrip(".")
-    if name == "eval" and objective and given.get("tasks"):
-        from lapcli.evaluation.tasks import chosen_tasks
+    try:
+        if name == "eval" and objective and given["tasks"]:
+            from lapcli.evaluation.tasks import chosen_tasks
 
-        try:
             chosen_tasks(objective, given["tasks"])
-        except LapError as error:
-            return str(error)
+        if name == "sft":
+            from lapcli.commands.options import chat_recipe
+
+            chat_recipe(given["recipe"], list(given["set_"] or []), given["data"], given["seed"])
+    except LapError as error:
+        return str(error)
     return None
