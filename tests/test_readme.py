@@ -36,6 +36,8 @@ def test_command(long, line, capsys, tmp_path, monkeypatch, request):
         assert run_main(capsys, "train", f"recipes/{words[words.index('--run') + 1]}.yaml", *cut)[0] == 0
     elif words[0] == "train" and "vit" in words[1]:
         words += ["--dry-run"] if long else ["--set", "train.steps=2"]
+    elif words[0] == "sweep":
+        words += [] if {"--dry-run", "--slurm"} & set(words) else ["--dry-run"]
     elif words[0] == "sft" or (long and "chat561m" in words[1]):
         words = ["sft", *words[1:], *(["--dry-run"] if long else CHAT_CUT)]
     elif words[0] == "chat":

