@@ -17,6 +17,8 @@ from lapcli.commands.plan import EXAMPLES as PLAN_EXAMPLES
 from lapcli.commands.plan import plan
 from lapcli.commands.sft import EXAMPLES as SFT_EXAMPLES
 from lapcli.commands.sft import sft
+from lapcli.commands.sweep import EXAMPLES as SWEEP_EXAMPLES
+from lapcli.commands.sweep import sweep
 from lapcli.commands.train import EXAMPLES as TRAIN_EXAMPLES
 from lapcli.commands.train import train
 from lapcli.environment import wait_politely
@@ -49,6 +51,7 @@ def options(
 
 
 app.command(epilog=TRAIN_EXAMPLES)(train)
+app.command(epilog=SWEEP_EXAMPLES)(sweep)
 app.command("eval", epilog=EVAL_EXAMPLES)(evaluate)
 app.add_typer(analyze, name="analyze")
 app.command(epilog=SFT_EXAMPLES)(sft)

@@ -19,6 +19,10 @@ class LapError(Exception):
     exit_code = ExitCode.FAILED
 
 
+class Diverged(LapError):
+    """The loss or its gradient is no longer finite; a search counts such a run as tried."""
+
+
 class UsageError(LapError):
     """Wrong usage, recipe or data; nothing was started and nothing is lost."""
 

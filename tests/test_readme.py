@@ -40,6 +40,8 @@ def test_command(long, line, capsys, tmp_path, monkeypatch, request):
         words += ["--limit", "32"] if words[0] == "analyze" else []
     elif words[0] == "train" and ("vit" in words[1] or "dino" in words[1]):
         words += ["--dry-run"] if long else ["--set", "train.steps=2"]
+    elif words[0] == "sweep":
+        words += [] if {"--dry-run", "--slurm"} & set(words) else ["--dry-run"]
     elif words[0] == "sft" or (long and "chat561m" in words[1]):
         words = ["sft", *words[1:], *(["--dry-run"] if long else CHAT_CUT)]
     elif words[0] == "chat":

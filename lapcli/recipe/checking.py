@@ -12,12 +12,11 @@ from pydantic.fields import FieldInfo
 from lapcli.recipe.nearest import Path, misspelt, unknown_key
 from lapcli.recipe.problems import Problem, key_shown, quoted
 from lapcli.recipe.reading import Node, plain
-from lapcli.recipe.schema import AnyRecipe
 from lapcli.recipe.section import Section, item_section, subsection
 from lapcli.recipe.wording import any_form, expected, is_choice_of_forms, quotes_hint
 
 
-def check_recipe(recipe: type[AnyRecipe], root: Node) -> list[Problem]:
+def check_recipe(recipe: type[Section], root: Node) -> list[Problem]:
     """What keeps `root` from being a `recipe`; empty if nothing does."""
     check = _Check(recipe)
     check.section(recipe, root, ())
@@ -35,7 +34,7 @@ def _adapter(section: type[Section], name: str) -> TypeAdapter[Any]:
 
 
 class _Check:
-    def __init__(self, recipe: type[AnyRecipe]) -> None:
+    def __init__(self, recipe: type[Section]) -> None:
         self.recipe = recipe
         self.problems: list[Problem] = []
 
@@ -92,9 +91,12 @@ class _Check:
         for detail in error.errors(include_url=False, include_input=False):
             place, key = node, path
             for step in detail["loc"]:
-                if not (isinstance(step, int) and isinstance(place.value, list) and step < len(place.value)):
+                if isinstance(step, int) and isinstance(place.value, list) and step < len(place.value):
+                    place, key = place.value[step], (*key[:-1], f"{key[-1]}[{step}]")
+                elif isinstance(step, str) and isinstance(place.value, dict) and step in place.value:
+                    place, key = place.value[step], (*key, step)
+                else:
                     break
-                place, key = place.value[step], (*key[:-1], f"{key[-1]}[{step}]")
             value = plain(place)
             self._add(place, key, f"{expected(detail, field)}, got {quoted(value)}{quotes_hint(detail, value)}")
 

@@ -18,7 +18,7 @@ from rich.console import Console
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from lapcli.errors import Interrupted, LapError
+from lapcli.errors import Diverged, Interrupted, LapError
 from lapcli.hardware import peak_flops
 from lapcli.objectives.objective import Objective, Watching
 from lapcli.recipe.schema import BaseRecipe
@@ -232,9 +232,9 @@ class Loop:
             "saved. Run the same command to go on."
         )
 
-    def _diverged(self, step: int, what: str, value: float) -> LapError:
+    def _diverged(self, step: int, what: str, value: float) -> Diverged:
         last = self.saved.path if self.saved else "none, the run had not saved yet"
-        return LapError(
+        return Diverged(
             f"the {what} is {value} at step {step + 1}, in {self.objective.describe_batch(step)}; nothing was updated. "
             f"Last good checkpoint: {last}. Lower the learning rate or look at that batch."
         )

@@ -11,7 +11,7 @@ from rich.console import Console
 
 from lapcli.data.progress import shown_progress
 from lapcli.data.tokens import prepare_text
-from lapcli.errors import Interrupted, LapError, UsageError
+from lapcli.errors import Diverged, Interrupted, LapError, UsageError
 from lapcli.objectives.language_model import LanguageModel
 from lapcli.objectives.objective import Objective
 from lapcli.recipe.chat import ChatStageRecipe
@@ -80,7 +80,7 @@ def _train(recipe: BaseRecipe, run: Run, world: World, console: Console) -> None
         report(status="interrupted")
         raise
     except Exception as error:
-        report(status="failed", failure=str(error))
+        report(status="failed", failure=str(error), diverged=isinstance(error, Diverged))
         raise
 
 

@@ -1,0 +1,141 @@
+"""`lap sweep RECIPE --over KEY=A,B`: train a grid of runs, or go on with one."""
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from lapcli.commands import options
+from lapcli.errors import UsageError
+
+if TYPE_CHECKING:
+    from lapcli.sweep.cells import Sweep
+
+EXAMPLES = """\b
+Examples:
+  lap sweep recipes/vitb_cifar100.yaml --over model.laplacian_heads=0,3,6,9,11,12 --over seed=0,1,2 --dry-run
+  lap sweep recipes/vit_digits.yaml --over 'model.laplacian_heads=0,4,linear(0, 4)' --then "eval --tasks top1"
+  lap sweep recipes/sweeps/cifar100.yaml --jobs 4
+  lap sweep recipes/sweeps/laptop.yaml --slurm > laptop.sbatch
+"""
+
+
+def sweep(
+    recipe: Annotated[Path, typer.Argument(metavar="RECIPE", help="A recipe, or a sweep file of recipes/sweeps.")],
+    over: Annotated[
+        list[str] | None,
+        typer.Option("--over", metavar="KEY=A,B", help="Values of a key; repeatable: all combinations."),
+    ] = None,
+    then: Annotated[
+        list[str] | None,
+        typer.Option("--then", metavar="COMMAND", help='After each run, such as "eval --tasks top1"; repeatable.'),
+    ] = None,
+    jobs: Annotated[
+        int | None, typer.Option("--jobs", min=1, max=1024, help="Cells at a time; they share the GPUs. Default: 1.")
+    ] = None,
+    only: Annotated[
+        str | None, typer.Option("--only", metavar="PATTERN", help="Only cells of such names, as '*-seed0'.")
+    ] = None,
+    no_search: Annotated[
+        bool, typer.Option("--no-search", help="Leave out a file's search; use the recipe's own values.")
+    ] = False,
+    set_: options.Set = None,
+    data: options.Data = None,
+    name: Annotated[str | None, typer.Option("--name", help="First part of the runs' names.")] = None,
+    runs_dir: options.RunsDir = None,
+    nproc: options.Nproc = "auto",
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the grid with each cell's cost.")] = False,
+    slurm: Annotated[bool, typer.Option("--slurm", help="Print a SLURM array script instead of running.")] = False,
+    as_json: options.Json = False,
+) -> None:
+    """Train every cell of a grid. The same command skips finished cells and goes on with the others."""
+    from lapcli.environment import runs_dir as default_runs_dir
+
+    if slurm and (dry_run or as_json):
+        raise UsageError("--slurm prints a script; leave out --dry-run and --json")
+    where = runs_dir or default_runs_dir()
+    grid = _read(recipe, over, then, options.overrides(set_, data), name, no_search)
+    grid.check()
+    if dry_run:
+        from lapcli.sweep.cost import sweep_cost
+
+        cost = sweep_cost(grid, where, only)
+        print(cost.to_json() if as_json else cost.to_text())
+    elif slurm:
+        given = {"--over": over, "--then": then, "--set": set_}
+        repeated = [word for option, texts in given.items() for text in texts or [] for word in (option, text)]
+        once = {"--data": data, "--name": name, "--runs-dir": where, "--nproc": nproc}
+        single = [word for option, value in once.items() if value is not None for word in (option, str(value))]
+        arguments = [str(recipe), *repeated, *single, *(["--no-search"] if no_search else [])]
+        _print_script(grid, where, only, jobs, arguments)
+    else:
+        _run(grid, where, jobs or 1, only, nproc, as_json)
+
+
+def _read(
+    recipe: Path,
+    over: list[str] | None,
+    then: list[str] | None,
+    overrides: list[str],
+    name: str | None,
+    no_search: bool,
+) -> "Sweep":
+    from lapcli.recipe.sweep import load_sweep
+    from lapcli.sweep.cells import sweep_from_file, sweep_from_options
+    from lapcli.sweep.grid import parse_over
+
+    loaded = load_sweep(recipe)
+    if loaded is None:
+        if no_search:
+            raise UsageError("--no-search is of sweep files; leave it out")
+        return sweep_from_options(recipe, parse_over(over or []), then or [], overrides, name)
+    if over or then:
+        raise UsageError(f"{recipe} has its own grid; leave out --over and --then, or copy the file and change it")
+    return sweep_from_file(loaded, overrides, name, search=not no_search)
+
+
+def _print_script(grid: "Sweep", where: Path, only: str | None, jobs: int | None, arguments: list[str]) -> None:
+    from lapcli.sweep.search import known_cells
+    from lapcli.sweep.slurm import array_script
+
+    cells = known_cells(grid, where, only)
+    ready = [cell for cell, waits in cells if not waits]
+    print(array_script(ready, arguments, where, jobs), end="")
+    if len(ready) < len(cells):
+        count = len(cells) - len(ready)
+        print(f"lap: this is the search; when it is through, the same command gives its {count} cells", file=sys.stderr)
+    if grid.reports:
+        print("lap: when all cells are finished, the same command without --slurm makes the report", file=sys.stderr)
+
+
+def _run(grid: "Sweep", where: Path, jobs: int, only: str | None, nproc: str, as_json: bool) -> None:
+    import json
+
+    from rich.console import Console
+
+    from lapcli.sweep.ending import failure, make_reports
+    from lapcli.sweep.runner import Runner
+    from lapcli.sweep.slots import share_machine
+    from lapcli.sweep.table import LiveTable, as_data, final_table
+
+    slots, words = share_machine(jobs)
+    console = Console(stderr=True, soft_wrap=True)
+    with LiveTable(console, where) as table:
+        table.tell(words)
+        runner = Runner(grid, where, slots, only=only, nproc=nproc, show=table.show, tell=table.tell)
+        outcome = runner.run()
+    if as_json:
+        chosen = {choice.cell: dict(choice.values) for choice in outcome.choices}
+        print(json.dumps({"cells": as_data(outcome.tracks, where), "chosen": chosen}, indent=2))
+    else:
+        print(final_table(outcome.tracks, where))
+    for note in outcome.notes():
+        print(f"lap: {note}", file=sys.stderr)
+    code = 0
+    if only is None:
+        code = make_reports(grid, outcome.tracks, where, to_stderr=as_json)
+    if error := failure(outcome):
+        raise error
+    if code:
+        raise typer.Exit(code)

@@ -1,0 +1,116 @@
+"""What a sweep file may say: grids of recipes, what follows each run, and the report at the end.
+
+    cells:
+      - recipe: ../vitb_cifar100.yaml         # beside this file
+        search:                               # first: the best of these goes into every cell of `over`
+          over: {optimizer.lr: [3e-4, 5e-4]}
+          set: {data.validation: 0.1}
+          by: validation_top1
+          best: highest
+        over: {model.laplacian_heads: [0, 6, 12], seed: [0, 1, 2]}
+        then: eval --tasks top1
+    report: --rows model.laplacian_heads
+
+Errors are as strict as a recipe's, and stand with file and line.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
+
+from lapcli.recipe.checking import check_recipe
+from lapcli.recipe.layering import read_with_parents
+from lapcli.recipe.nearest import misspelt
+from lapcli.recipe.problems import RecipeError, Unreadable, in_reading_order
+from lapcli.recipe.reading import Node, plain
+from lapcli.recipe.section import Section, Text, combination
+
+Values = Annotated[list[Any], Field(min_length=1, max_length=1000)]
+
+
+class Search(Section):
+    """Runs of which the best by a validation number decides what the grid is trained with."""
+
+    over: Annotated[dict[str, Values], Field(min_length=1)]
+    set: dict[str, Any] = Field(default_factory=dict)  # in the search alone, such as images held out from training
+    by: Text  # a number of the last validation, such as validation_top1
+    best: Literal["highest", "lowest"]
+
+
+class CellGroup(Section):
+    """One recipe and what is varied of it; every combination is a cell."""
+
+    recipe: Text  # path from the sweep file
+    name: Text | None = None  # first part of the runs' names; none: the recipe's
+    set: dict[str, Any] = Field(default_factory=dict)  # in every cell
+    search: Search | None = None
+    over: dict[str, Values] = Field(default_factory=dict)
+    # Commands after training: eval, analyze or sft. {run}, {seed} and {folder} (of this file) are filled in; without
+    # {run}, `--run` is added.
+    then: Text | list[Text] = Field(default_factory=list, description="a command, such as eval --tasks top1, or a list")
+
+    @combination("over", "set")
+    def _varied_or_set(self) -> str | None:
+        both = [key for key in self.over if key in self.set]
+        return f"{', '.join(both)} stands in set too; keep one" if both else None
+
+    @combination("search", "over", "set")
+    def _chosen_once(self) -> str | None:
+        taken = [] if self.search is None else [key for key in self.search.over if key in {**self.over, **self.set}]
+        return f"{', '.join(taken)} would be chosen and stands in over or set too; keep one" if taken else None
+
+    def commands(self) -> list[str]:
+        return [self.then] if isinstance(self.then, str) else list(self.then)
+
+
+class SweepFile(Section):
+    cells: Annotated[list[CellGroup], Field(min_length=1, max_length=100)]
+    report: Text | list[Text] = Field(  # options of `lap report`, which gets the runs of the cells
+        default_factory=list, description="options of lap report, such as --format html, or a list of such texts"
+    )
+
+    def reports(self) -> list[str]:
+        return [self.report] if isinstance(self.report, str) else list(self.report)
+
+
+@dataclass(frozen=True)
+class LoadedSweep:
+    path: Path
+    sweep: SweepFile
+    root: Node
+
+    def place(self, *keys: str | int) -> str:
+        """File and line of a key, or of the nearest thing above it that the file has."""
+        node = self.root
+        for key in keys:
+            inner = None
+            if isinstance(node.value, dict) and isinstance(key, str):
+                inner = node.value.get(key)
+            elif isinstance(node.value, list) and isinstance(key, int) and key < len(node.value):
+                inner = node.value[key]
+            if inner is None:
+                break
+            node = inner
+        return node.where
+
+
+def load_sweep(path: Path) -> LoadedSweep | None:
+    """The sweep of that file; none if the file is a recipe. RecipeError lists every problem at once."""
+    try:
+        root, problems = read_with_parents(path)
+    except Unreadable as error:
+        raise RecipeError(str(path), [error.problem]) from None
+    if not isinstance(root.value, dict) or not _is_sweep(root.value):
+        return None
+    problems = [*problems, *check_recipe(SweepFile, root)]
+    if problems:
+        raise RecipeError(str(path), in_reading_order(problems, str(path)))
+    return LoadedSweep(path, SweepFile.model_validate(plain(root)), root)
+
+
+def _is_sweep(entries: dict[str, Node]) -> bool:
+    return "objective" not in entries and any(
+        key in SweepFile.model_fields or misspelt(key, SweepFile) for key in entries
+    )

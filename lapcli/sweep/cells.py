@@ -1,0 +1,207 @@
+"""The cells of a sweep: checked before anything starts, all problems at once.
+
+A cell is an ordinary run, trained by `lap train` with its own name, and the commands that follow it.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from lapcli.errors import UsageError
+from lapcli.recipe import BaseRecipe, RecipeError, load_recipe, recipe_hash, recipe_to_dict
+from lapcli.recipe.problems import Problem, in_reading_order, quoted
+from lapcli.recipe.sweep import LoadedSweep
+from lapcli.sweep.grid import Over, cell_name, combinations, override, repeated
+from lapcli.sweep.then import check_report, check_then, filled
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One run of the grid."""
+
+    name: str
+    recipe: Path
+    overrides: tuple[str, ...]  # in the form of `--set`
+    values: Mapping[str, Any]  # what makes it this cell
+    loaded: BaseRecipe = field(repr=False)
+    then: tuple[str, ...] = ()
+    is_search: bool = False
+
+    @cached_property
+    def recipe_sha256(self) -> str:
+        return recipe_hash(self.loaded)
+
+    def arguments(self, runs_dir: Path) -> list[str]:
+        """Of `lap train`."""
+        sets = [word for text in self.overrides for word in ("--set", text)]
+        return ["train", str(self.recipe), *sets, "--name", self.name, "--runs-dir", str(runs_dir)]
+
+
+@dataclass(frozen=True)
+class SearchSpec:
+    over: Over
+    set: Mapping[str, Any]
+    by: str
+    best: str
+
+
+@dataclass(frozen=True)
+class Grid:
+    """One recipe and what is varied of it."""
+
+    recipe: Path
+    over: Over
+    prefix: str
+    set: Mapping[str, Any] = field(default_factory=dict)
+    options: tuple[str, ...] = ()  # `--set` of the command line: above the file's, in every cell
+    then: tuple[str, ...] = ()
+    search: SearchSpec | None = None
+    folder: Path = Path()
+    place: Callable[..., str] = lambda *keys: "--over"  # where a key stands: ("over", key), ("then", 0)
+
+    def cells(self, chosen: Mapping[str, Any] | None = None) -> list[Cell]:
+        """The grid, with what a search chose; values that are the recipe's own anyway do not change the names."""
+        extra = _changes(self, chosen or {})
+        return _load(self, self.over, {**self.set, **(chosen or {})}, extra, ("over",), is_search=False)
+
+    def search_cells(self) -> list[Cell]:
+        if self.search is None:
+            return []
+        return _load(self, self.search.over, {**self.set, **self.search.set}, {}, ("search", "over"), is_search=True)
+
+
+@dataclass(frozen=True)
+class Sweep:
+    name: str
+    grids: tuple[Grid, ...]
+    reports: tuple[str, ...] = ()
+    report_place: str = ""
+
+    def check(self) -> None:
+        """Raises RecipeError with every problem of every cell; nothing was started."""
+        problems: list[Problem] = []
+        seen: dict[str, Cell] = {}
+        source = self.name
+        for grid in self.grids:
+            for make in (grid.search_cells, grid.cells):
+                try:
+                    cells = make()
+                except RecipeError as error:
+                    problems += [problem for problem in error.problems if problem not in problems]
+                    continue
+                problems += check_then(grid.then, cells, grid.place)
+                for cell in cells:
+                    other = seen.setdefault(cell.name, cell)
+                    if other is not cell and other.recipe_sha256 != cell.recipe_sha256:
+                        message = f"two cells would both be the run {cell.name}; give one of them a `name`"
+                        problems.append(Problem(grid.place("name"), "name", message))
+        problems += check_report(self.reports, self.report_place)
+        if problems:
+            raise RecipeError(source, in_reading_order(problems, source))
+
+
+def sweep_from_options(
+    recipe: Path, over: Over, then: Sequence[str], options: Sequence[str], name: str | None = None
+) -> Sweep:
+    """The sweep that a command line says."""
+    if not over:
+        raise UsageError(f"what to vary? Give --over, such as --over seed=0,1,2; one run: lap train {recipe}")
+    for key, values in over.items():
+        if (twice := repeated(values)) is not None:
+            raise UsageError(f"--over {key} has {quoted(twice)} twice; keep one")
+    _not_set_too(over, options)
+    place = lambda *keys: "--then" if keys[0] == "then" else "--over"  # noqa: E731
+    grid = Grid(recipe, over, name or recipe.stem, options=tuple(options), then=tuple(then), place=place)
+    return Sweep(str(recipe), (grid,))
+
+
+def sweep_from_file(loaded: LoadedSweep, options: Sequence[str], name: str | None = None, search: bool = True) -> Sweep:
+    """The sweep of a file, with the command line's `--set` in every cell; `search` false leaves the recipe's values."""
+    grids = []
+    problems = []
+    for number, group in enumerate(loaded.sweep.cells):
+        recipe = loaded.path.parent / group.recipe
+        for where, over in (("over", group.over), ("search", group.search.over if group.search else {})):
+            _not_set_too(over, options)
+            for key, values in over.items():
+                if (twice := repeated(values)) is not None:
+                    place = loaded.place("cells", number, *(("over",) if where == "over" else ("search", "over")), key)
+                    problems.append(Problem(place, f"cells[{number}].{where}.{key}", f"has {quoted(twice)} twice"))
+        spec = group.search
+        grids.append(
+            Grid(
+                recipe=recipe,
+                over=group.over,
+                prefix=(f"{name}-" if name else "") + (group.name or recipe.stem),
+                set=group.set,
+                options=tuple(options),
+                then=tuple(group.commands()),
+                search=SearchSpec(spec.over, spec.set, spec.by, spec.best) if spec and search else None,
+                folder=loaded.path.parent,
+                place=lambda *keys, number=number: loaded.place("cells", number, *keys),
+            )
+        )
+    if problems:
+        raise RecipeError(str(loaded.path), problems)
+    return Sweep(str(loaded.path), tuple(grids), tuple(loaded.sweep.reports()), loaded.place("report"))
+
+
+def _not_set_too(over: Over, options: Sequence[str]) -> None:
+    for text in options:
+        if (key := text.partition("=")[0].strip()) in over:
+            raise UsageError(f"{key} is varied by the sweep and given by --set too; leave one out")
+
+
+def _changes(grid: Grid, chosen: Mapping[str, Any]) -> dict[str, Any]:
+    """What of a choice differs from the grid's own recipe, and so belongs into the names."""
+    if not chosen:
+        return {}
+    own = load_recipe(grid.recipe, [*(override(k, v) for k, v in grid.set.items()), *grid.options])
+    values = recipe_to_dict(own)
+    return {key: value for key, value in chosen.items() if _value(values, key) != value}
+
+
+def _value(values: Any, key: str) -> Any:
+    for part in key.split("."):
+        values = values.get(part) if isinstance(values, Mapping) else None
+    return values
+
+
+def _load(
+    grid: Grid, over: Over, set_: Mapping[str, Any], named: Mapping[str, Any], where: tuple[str, ...], is_search: bool
+) -> list[Cell]:
+    cells = []
+    problems: list[Problem] = []
+    places = {key: grid.place("set", key) for key in set_} | {key: grid.place(*where, key) for key in over}
+    prefix = f"{grid.prefix}-search" if is_search else grid.prefix
+    for values in combinations(over):
+        overrides = (*(override(k, v) for k, v in set_.items()), *grid.options)
+        overrides = (*overrides, *(override(key, value) for key, value in values.items()))
+        try:
+            recipe = load_recipe(grid.recipe, overrides)
+        except RecipeError as error:
+            found = [_at_its_place(problem, places) for problem in error.problems]
+            problems += [problem for problem in found if problem not in problems]
+            continue
+        if not isinstance(recipe, BaseRecipe):
+            message = "has stages, which follow a run: put it into `then`, as sft RECIPE"
+            raise RecipeError(str(grid.recipe), [Problem(str(grid.recipe), "stages", message)])
+        name = cell_name(prefix, {**named, **values})
+        then = () if is_search else tuple(filled(text, name, recipe.seed, grid.folder) for text in grid.then)
+        cells.append(Cell(name, grid.recipe, overrides, values, recipe, then, is_search))
+    if problems:
+        raise RecipeError(str(grid.recipe), problems)
+    return cells
+
+
+def _at_its_place(problem: Problem, places: Mapping[str, str]) -> Problem:
+    """A cell is told its values by `--set`; the writer wrote them elsewhere."""
+    message = problem.message.replace("is from --set", "is from the grid")
+    if problem.where != "--set":
+        return Problem(problem.where, problem.key, message)
+    for key, place in places.items():
+        if f"{problem.key}.".startswith((f"{key}.", f"{key}[")) or key.startswith(f"{problem.key}."):
+            return Problem(place, problem.key, message)
+    return Problem(problem.where, problem.key, message)

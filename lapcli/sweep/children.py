@@ -1,0 +1,59 @@
+"""A command of a cell as a child process: it keeps the cell's lock, writes to its log, and ends with the sweep."""
+
+import ctypes
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import IO, Any
+
+_PR_SET_PDEATHSIG = 1
+_libc: Any = ctypes.CDLL(None)  # loaded here: between fork and exec nothing may be
+
+
+def start(
+    arguments: Sequence[str], log: IO[bytes], lock: IO[str], environment: Mapping[str, str]
+) -> subprocess.Popen[bytes]:
+    """`lap ARGUMENTS`; the lock is handed down, so that it is held for as long as the child lives."""
+    return subprocess.Popen(
+        [sys.executable, "-m", "lapcli", *arguments],
+        stdin=subprocess.DEVNULL,
+        stdout=log,
+        stderr=log,
+        env={**os.environ, "NO_COLOR": "1", **environment},
+        pass_fds=(lock.fileno(),),
+        # A group of its own: Ctrl-C reaches a cell through the sweep alone, and so only once.
+        process_group=0,
+        preexec_fn=partial(_stop_with, os.getpid()) if sys.platform == "linux" else None,
+    )
+
+
+def _stop_with(sweep: int) -> None:
+    """In the child, before it becomes `lap`: when the sweep dies, the system sends SIGTERM, and the cell saves."""
+    _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+    if os.getppid() != sweep:  # it died just before
+        os.kill(os.getpid(), signal.SIGTERM)
+
+
+def kill(process: subprocess.Popen[bytes]) -> None:
+    """At once, with all that it started."""
+    if process.poll() is None:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+
+
+def reason_in(log: Path, start: int, code: int) -> str:
+    """Why a command ended: its own message, else the last thing it said, else the signal that ended it."""
+    with log.open("rb") as file:
+        file.seek(start)
+        lines = file.read().decode(errors="replace").splitlines()
+    said = [number for number, line in enumerate(lines) if line.startswith("lap: ")]
+    if said:
+        return "\n".join([lines[said[-1]].removeprefix("lap: "), *lines[said[-1] + 1 :]][:10])
+    if code < 0:
+        return f"ended by {signal.Signals(-code).name}; see {log}"
+    last = next((line.strip() for line in reversed(lines) if line.strip()), "it said nothing")
+    return f"{last[:300]}; see {log}"

@@ -1,0 +1,55 @@
+"""The sweep as a SLURM array script: a task for each cell, saved and queued again when its time is up."""
+
+import shlex
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from lapcli.sweep.cells import Cell
+from lapcli.sweep.state import WORK
+
+_SECONDS_TO_SAVE = 300
+
+
+def array_script(cells: Sequence[Cell], arguments: Sequence[str], runs_dir: Path, jobs: int | None) -> str:
+    """`arguments` are those of the `lap sweep` of all cells; `jobs` is how many SLURM runs at a time."""
+    title = shlex.quote(cells[0].name)
+    at_once = f"%{jobs}" if jobs else ""
+    width = len(str(len(cells) - 1))
+    listed = "\n".join(f"  {shlex.quote(cell.name)}  # {number:>{width}}" for number, cell in enumerate(cells))
+    gpus = "" if all(cell.loaded.train.device == "cpu" for cell in cells) else "#SBATCH --gpus-per-node=1\n"
+    logs = (runs_dir / WORK).absolute()
+    command = " ".join(map(shlex.quote, [sys.executable, "-m", "lapcli", "sweep", *arguments]))
+    return f"""#!/bin/bash
+# {len(cells)} cells as a SLURM array; submit it with `sbatch FILE`. The lines up to the empty one are yours to change.
+#SBATCH --job-name={title}
+#SBATCH --array=0-{len(cells) - 1}{at_once}
+#SBATCH --nodes=1
+{gpus}#SBATCH --cpus-per-task=8
+#SBATCH --time=24:00:00
+#SBATCH --requeue
+#SBATCH --open-mode=append
+#SBATCH --output={logs}/slurm-%A_%a.log
+#SBATCH --signal=B:TERM@{_SECONDS_TO_SAVE}
+
+cells=(
+{listed}
+)
+cell=${{cells[$SLURM_ARRAY_TASK_ID]}}
+cd {shlex.quote(str(Path.cwd()))} || exit 1
+
+# A finished cell is skipped, an interrupted one goes on. Before the time is up SLURM sends TERM, and the cell saves.
+{command} --only "$cell" &
+sweep=$!
+trap 'kill -TERM "$sweep"' TERM
+wait "$sweep"
+code=$?
+while kill -0 "$sweep" 2>/dev/null; do  # the trap ended the first wait
+  wait "$sweep"
+  code=$?
+done
+if [ "$code" = 75 ]; then  # saved, and not finished: once more
+  scontrol requeue "${{SLURM_ARRAY_JOB_ID}}_${{SLURM_ARRAY_TASK_ID}}"
+fi
+exit "$code"
+"""

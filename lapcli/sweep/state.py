@@ -1,0 +1,109 @@
+"""What has become of a cell, read from its run directory: nothing about a sweep is kept anywhere else.
+
+`runs/.sweeps/NAME.lock` is held while somebody works on the cell, `NAME.log` is what its commands said;
+`runs/NAME/sweep.json` lists the commands that followed its training, with the weights that they saw.
+"""
+
+import fcntl
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any
+
+from lapcli.files import write_json
+from lapcli.sweep.cells import Cell
+
+WORK, DONE = ".sweeps", "sweep.json"
+_TAIL = 8192  # bytes of a metrics file that surely hold its last lines
+
+
+@dataclass(frozen=True)
+class Progress:
+    status: str  # new, or the run's: running, interrupted, failed, finished
+    step: int = 0
+    steps: int | None = None
+    loss: float | None = None
+    failure: str | None = None
+    diverged: bool = False
+    weights_sha256: str | None = None
+
+    @property
+    def is_trained(self) -> bool:
+        return self.status == "finished"
+
+
+def progress(cell: Cell, runs_dir: Path) -> Progress:
+    """How far the cell's training is. A run of that name with another recipe is not its own, as `lap train` says."""
+    info = _read(runs_dir / cell.name / "run.json")
+    if not info or info.get("recipe_sha256") != cell.recipe_sha256:
+        return Progress("new")
+    last = _last_metrics(runs_dir / cell.name / "metrics.jsonl")
+    return Progress(
+        status=str(info.get("status")),
+        step=max(int(last.get("step", 0)), int(info.get("step") or 0)),
+        steps=info.get("steps"),
+        loss=last.get("loss"),
+        failure=info.get("failure"),
+        diverged=bool(info.get("diverged")) and info.get("status") == "failed",
+        weights_sha256=info.get("weights_sha256"),
+    )
+
+
+def last_validation(cell: Cell, runs_dir: Path) -> dict[str, float]:
+    """The numbers of a finished run's last validation."""
+    end = _read(runs_dir / cell.name / "summary.json").get("end")
+    return end if isinstance(end, dict) else {}
+
+
+def commands_left(cell: Cell, runs_dir: Path) -> list[str]:
+    """Those of `then` that were not done yet with the weights that the run has now."""
+    weights = progress(cell, runs_dir).weights_sha256
+    done = _read(runs_dir / cell.name / DONE)
+    return [text for text in cell.then if done.get(text) != weights or weights is None]
+
+
+def note_done(cell: Cell, runs_dir: Path, command: str) -> None:
+    path = runs_dir / cell.name / DONE
+    write_json(path, {**_read(path), command: progress(cell, runs_dir).weights_sha256})
+
+
+def log_of(cell: Cell, runs_dir: Path) -> Path:
+    return runs_dir / WORK / f"{cell.name}.log"
+
+
+def take(cell: Cell, runs_dir: Path) -> IO[str] | None:
+    """The cell's lock; none if somebody has it. Children inherit it, so that it outlives a killed sweep with them."""
+    (runs_dir / WORK).mkdir(parents=True, exist_ok=True)
+    handle = (runs_dir / WORK / f"{cell.name}.lock").open("w")
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        handle.close()
+        return None
+    return handle
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def _last_metrics(path: Path) -> dict[str, Any]:
+    """The newest line of a training step, without reading the whole file."""
+    try:
+        with path.open("rb") as file:
+            file.seek(max(0, path.stat().st_size - _TAIL))
+            lines = file.read().splitlines()
+    except OSError:
+        return {}
+    for text in reversed(lines):
+        try:
+            line = json.loads(text)
+        except ValueError:
+            continue
+        if isinstance(line, dict) and "loss" in line and isinstance(line.get("step"), int):
+            return line
+    return {}

@@ -1,0 +1,260 @@
+"""Sweeps as files and as options: what they make, and what is wrong with them, all at once."""
+
+import pytest
+from support import ROOT, run_main
+from sweep_support import train_cells, write_recipe
+
+from lapcli.errors import UsageError
+from lapcli.recipe import RecipeError
+from lapcli.recipe.sweep import load_sweep
+from lapcli.sweep.cells import sweep_from_file, sweep_from_options
+from lapcli.sweep.search import known_cells
+
+HEADS = "model.laplacian_heads"
+
+
+def read(path, text, *options, **changes):
+    path.write_text(text)
+    loaded = load_sweep(path)
+    assert loaded is not None
+    sweep = sweep_from_file(loaded, options, **changes)
+    sweep.check()
+    return sweep
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    write_recipe(tmp_path)
+    return tmp_path
+
+
+def problems(folder, text, *options):
+    with pytest.raises(RecipeError) as caught:
+        read(folder / "s.yaml", text, *options)
+    return [str(problem).replace(f"{folder}/", "") for problem in caught.value.problems]
+
+
+def test_a_file_and_the_same_options_make_the_same_cells(folder):
+    text = f"cells:\n  - recipe: tiny.yaml\n    over: {{{HEADS}: [0, 'linear(0, 4)'], seed: [0, 1]}}\n"
+    from_file = read(folder / "s.yaml", text, "train.steps=3").grids[0].cells()
+    over = {HEADS: [0, "linear(0, 4)"], "seed": [0, 1]}
+    from_options = sweep_from_options(folder / "tiny.yaml", over, [], ["train.steps=3"]).grids[0].cells()
+    assert [cell.name for cell in from_file] == [cell.name for cell in from_options]
+    assert [cell.recipe_sha256 for cell in from_file] == [cell.recipe_sha256 for cell in from_options]
+    assert [cell.name for cell in from_file][:3] == ["tiny-0L-seed0", "tiny-0L-seed1", "tiny-linear_0_4L-seed0"]
+    assert {cell.loaded.train.steps for cell in from_file} == {3}
+    assert [cell.loaded.seed for cell in from_file] == [0, 1, 0, 1]
+
+
+def test_every_problem_of_a_file_at_once_with_its_line(folder):
+    text = f"""\
+cells:
+  - recipe: tiny.yaml
+    ovr: {{seed: [0]}}
+    over:
+      {HEADS}: [0, 5]
+      optimizer.lrr: [1]
+      seed: 3
+    then: eval --tasks bpb
+reports: --format html
+"""
+    found = problems(folder, text)
+    assert found == [
+        "s.yaml:3  cells[0].ovr: unknown key; did you mean `over`?",
+        "s.yaml:7  cells[0].over.seed: expected a list, got 3",
+        "s.yaml:9  reports: unknown key; did you mean `report`?",
+    ]
+    fixed = (
+        text.replace("    ovr: {seed: [0]}\n", "").replace("seed: 3", "seed: [3]").replace("reports: --format html", "")
+    )
+    assert problems(folder, fixed) == [
+        f"s.yaml:4  {HEADS}: layer 0 has 4 heads, so 0 to 4 can be Laplacian, got 5",
+        "s.yaml:5  optimizer.lrr: unknown key; did you mean `lr`?",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("group", "said"),
+    [
+        ("over: {seed: []}", "s.yaml:3  cells[0].over.seed: expected a list of at least 1 items, got []"),
+        ("over: {seed: [1, 2, 1.0]}\n    set: {seed: 3}", "s.yaml:3  cells[0].over: seed stands in set too; keep one"),
+        ("over: {seed: [1, 1]}", "s.yaml:3  cells[0].over.seed: has 1 twice"),
+        ("over: {optimizer: {lr: [1]}}", 's.yaml:3  cells[0].over.optimizer: expected a list, got {"lr": [1]}'),
+        ("then: train tiny.yaml", "s.yaml:3  then: expected a command among eval, analyze, sft, in 'train tiny.yaml'"),
+        ("then: [eval --taskss bpb]", "s.yaml:3  then: No such option: --taskss"),
+        ("then: analyze everything", "s.yaml:3  then: expected one of"),
+        ("then: 'eval --tasks \"bpb'", "s.yaml:3  then: quotes do not match"),
+        ("then: sft nowhere.yaml", "s.yaml:3  then: 1 error in nowhere.yaml"),
+    ],
+)
+def test_a_wrong_group(folder, group, said):
+    found = problems(folder, f"cells:\n  - recipe: tiny.yaml\n    {group}\n")
+    assert any(line.startswith(said) for line in found), found
+
+
+def test_tasks_that_do_not_fit_the_runs(folder):
+    text = f"cells:\n  - recipe: {ROOT}/recipes/vit_digits.yaml\n    then: eval --tasks top1,top9\n"
+    (line,) = problems(folder, text)
+    assert "no task 'top9' for a run of classification" in line
+
+
+def test_a_recipe_that_is_not_there_and_one_with_stages(folder):
+    (line,) = problems(folder, "cells:\n  - recipe: tny.yaml\n")
+    assert line == "tny.yaml  does not exist; did you mean tiny.yaml?"
+    (line,) = problems(folder, f"cells:\n  - recipe: {ROOT}/recipes/chat_quickstart.yaml\n")
+    assert "put it into `then`" in line
+
+
+def test_two_cells_of_one_name_are_refused_and_equal_ones_are_one(folder):
+    group = "  - recipe: tiny.yaml\n    set: {train.steps: STEPS}\n    over: {seed: [0]}\n"
+    (line,) = problems(folder, "cells:\n" + group.replace("STEPS", "3") + group.replace("STEPS", "4"))
+    assert "two cells would both be the run tiny-seed0" in line
+    same = read(folder / "s.yaml", "cells:\n" + 2 * group.replace("STEPS", "3"))
+    assert [cell.name for cell, _ in known_cells(same, folder / "runs")] == ["tiny-seed0"]
+
+
+def test_a_key_that_is_varied_and_set(folder):
+    with pytest.raises(UsageError, match="seed is varied by the sweep and given by --set too"):
+        sweep_from_options(folder / "tiny.yaml", {"seed": [0, 1]}, [], ["seed=3"])
+
+
+def test_options_of_the_command(folder, capsys):
+    for words, said in (
+        (["tiny.yaml"], "what to vary? Give --over"),
+        (["tiny.yaml", "--over", "seed=0,0"], "--over seed has 0 twice"),
+        (["tiny.yaml", "--over", "sed=0,1"], "--over  sed: unknown key; did you mean `seed`?"),
+        (["tiny.yaml", "--over", f"{HEADS}=0,[1,2,3]"], "a list needs one number for each of the 2 layers, got 3"),
+        (["tiny.yaml", "--over", "seed=0,1", "--then", "evil"], "--then  then: expected a command among"),
+        (["tiny.yaml", "--over", "seed=0,1", "--only", "x*", "--dry-run"], "no cell is called x*"),
+        (["tiny.yaml", "--over", "seed=0,1", "--slurm", "--json"], "--slurm prints a script"),
+        (["tiny.yaml", "--over", "seed=0,1", "--no-search"], "--no-search is of sweep files"),
+    ):
+        code, out, err = run_main(capsys, "sweep", *words)
+        assert (code, out) == (2, ""), err
+        assert said in err
+        assert "Traceback" not in err
+    (folder / "s.yaml").write_text("cells: [{recipe: tiny.yaml}]")
+    code, _, err = run_main(capsys, "sweep", "s.yaml", "--over", "seed=0,1")
+    assert (code, "has its own grid" in err) == (2, True)
+
+
+def test_the_dry_run_prints_cells_costs_and_their_sum(folder, capsys):
+    """Each cell's cost is that of its own plan."""
+    from lapcli.planning import plan_training
+    from lapcli.recipe import load_recipe
+
+    flops = plan_training(load_recipe(folder / "tiny.yaml")).flops
+    assert flops
+    over = ["--over", f"{HEADS}=0,[1,3]", "--over", "seed=0,1"]
+    code, out, err = run_main(capsys, "sweep", "tiny.yaml", *over, "--dry-run")
+    assert code == 0, err
+    lines = [line.split() for line in out.splitlines()]
+    assert [line[:4] for line in lines[1:5]] == [
+        [name, "new", "10", f"{flops:.3e}"]
+        for name in ("tiny-0L-seed0", "tiny-0L-seed1", "tiny-1_3L-seed0", "tiny-1_3L-seed1")
+    ]
+    assert lines[5] == ["in", "all", f"{4 * flops:.3e}", f"{4 * flops:.3e}"]
+    assert out.splitlines()[-1] == "4 cells, 4 to do"
+    assert not (folder / "runs").exists()
+
+
+SEARCH = """\
+cells:
+  - recipe: tiny.yaml
+    search:
+      over: {optimizer.lr: [LRS]}
+      set: {model.laplacian_heads: 0, train.steps: 4}
+      by: validation_loss
+      best: lowest
+    over: {model.laplacian_heads: [4], seed: [0, 1]}
+"""
+
+
+def test_a_search_decides_what_the_grid_is_trained_with(folder, capsys):
+    """Without a process: what is finished is not trained again, and here everything is."""
+    import json
+
+    runs = folder / "runs"
+    sweep = read(folder / "s.yaml", SEARCH.replace("LRS", "1e-7, 0.05, 1e-6"))
+    before = known_cells(sweep, runs)
+    assert [(cell.name, waits) for cell, waits in before] == [
+        ("tiny-search-lr1e-07", False),
+        ("tiny-search-lr0.05", False),
+        ("tiny-search-lr1e-06", False),
+        ("tiny-4L-seed0", True),
+        ("tiny-4L-seed1", True),
+    ]
+    train_cells([cell for cell, waits in before if not waits], runs)
+    ends = {
+        rate: json.loads((runs / f"tiny-search-lr{rate}/summary.json").read_text())["end"]["validation_loss"]
+        for rate in ("1e-07", "0.05", "1e-06")
+    }
+    assert min(ends, key=ends.get) == "0.05"  # two of them cannot learn in four steps
+    after = [cell for cell, waits in known_cells(sweep, runs) if not cell.is_search and not waits]
+    assert [cell.name for cell in after] == ["tiny-lr0.05-4L-seed0", "tiny-lr0.05-4L-seed1"]
+    assert {(cell.loaded.optimizer.lr, cell.loaded.train.steps) for cell in after} == {(0.05, 10)}
+    train_cells(after, runs)
+    code, out, err = run_main(capsys, "sweep", "s.yaml", "--json")
+    assert code == 0, err
+    assert f"optimizer.lr=0.05: validation_loss {ends['0.05']:.4f}, the best of 3" in err
+    told = json.loads(out)
+    assert [cell["state"] for cell in told["cells"]] == ["finished"] * 5
+    assert told["chosen"] == {"tiny-search-lr0.05": {"optimizer.lr": 0.05}}
+
+
+def test_a_choice_that_is_the_recipes_own_shares_its_runs_with_no_search(folder):
+    runs = folder / "runs"
+    text = SEARCH.replace("LRS", "1e-7, 0.02")  # the recipe's own is Muon's default
+    train_cells(read(folder / "s.yaml", text).grids[0].search_cells(), runs)
+    searched = [cell for cell, _ in known_cells(read(folder / "s.yaml", text), runs) if not cell.is_search]
+    plain = [cell for cell, _ in known_cells(read(folder / "s.yaml", text, search=False), runs)]
+    assert [(c.name, c.recipe_sha256) for c in searched] == [(c.name, c.recipe_sha256) for c in plain]
+
+
+def test_a_diverged_run_is_tried_and_a_failed_one_is_not(folder):
+    import json
+
+    runs = folder / "runs"
+    sweep = read(folder / "s.yaml", SEARCH.replace("LRS", "0.01, 0.05"))
+    cells = sweep.grids[0].search_cells()
+    train_cells(cells, runs)
+    path = runs / cells[1].name / "run.json"
+    info = json.loads(path.read_text())
+    path.write_text(json.dumps({**info, "status": "failed", "failure": "the disk is full"}))
+    assert any(waits for _, waits in known_cells(sweep, runs))
+    path.write_text(json.dumps({**info, "status": "failed", "failure": "the loss is nan", "diverged": True}))
+    assert not any(waits for _, waits in known_cells(sweep, runs))
+    assert {cell.loaded.optimizer.lr for cell, _ in known_cells(sweep, runs) if not cell.is_search} == {0.01}
+
+
+@pytest.mark.parametrize(
+    ("name", "search", "grid"),
+    [
+        ("cifar10", 15, 54),
+        ("cifar100", 15, 54),
+        ("imagenet", 15, 54),
+        ("language", 0, 14),
+        ("dino", 0, 5),
+        ("laptop", 0, 18),
+    ],
+)
+def test_the_shipped_sweeps(name, search, grid, tmp_path):
+    """The paper's numbers of runs: 6 head counts x 3 drop paths x 3 seeds, 5 rates x 3 decays, 7 GPTs, 5 ViT-S."""
+    loaded = load_sweep(ROOT / f"recipes/sweeps/{name}.yaml")
+    assert loaded is not None
+    sweep = sweep_from_file(loaded, [])
+    searched = [cell for one in sweep.grids for cell in one.search_cells()]
+    cells = [cell for one in sweep.grids for cell in one.cells()]
+    assert (len(searched), len(cells)) == (search, grid)
+    assert len({cell.name for cell in (*searched, *cells)}) == search + grid
+    for cell in searched:
+        assert (cell.loaded.model.laplacian_heads, cell.loaded.seed) == (0, 0)
+        assert 0 < cell.loaded.data.validation < 1  # of the training images: the test images decide nothing
+    sweep_without_reports = type(sweep)(sweep.name, sweep.grids)
+    sweep_without_reports.check()
+
+
+def test_every_shipped_sweep_is_tested():
+    names = {path.stem for path in (ROOT / "recipes/sweeps").glob("*.yaml")}
+    assert names == {"cifar10", "cifar100", "imagenet", "language", "dino", "laptop"}

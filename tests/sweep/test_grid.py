@@ -1,0 +1,101 @@
+"""Values of `--over`, their combinations, and the names of the cells."""
+
+import re
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from lapcli.errors import UsageError
+from lapcli.sweep.grid import cell_name, combinations, override, parse_over, split_values
+
+HEADS = "model.laplacian_heads"
+
+
+def test_numbers_lists_schedules_and_ranges():
+    over = parse_over([HEADS + "=0,[0,1,2,4],linear(0, 4),{layers: 2-3, heads: 4}", "optimizer.lr=3e-4,1"])
+    assert over == {
+        HEADS: [0, [0, 1, 2, 4], "linear(0, 4)", {"layers": "2-3", "heads": 4}],
+        "optimizer.lr": [0.0003, 1],
+    }
+
+
+@pytest.mark.parametrize(
+    ("text", "parts"),
+    [
+        ("0", ["0"]),
+        ("0, 1 ,2", ["0", "1", "2"]),
+        ("[1,2],[3]", ["[1,2]", "[3]"]),
+        ("linear(0, 4),f(g(1, 2), 3)", ["linear(0, 4)", "f(g(1, 2), 3)"]),
+        ("'a,b',\"c,d\"", ["'a,b'", '"c,d"']),
+        ("a,,b", ["a", "", "b"]),
+    ],
+)
+def test_commas_in_brackets_and_quotes_do_not_part(text, parts):
+    assert split_values(text) == parts
+
+
+@pytest.mark.parametrize(
+    ("option", "said"),
+    [
+        (["seed"], "takes KEY=VALUE,VALUE"),
+        (["seed="], "takes KEY=VALUE,VALUE"),
+        (["=1"], "takes KEY=VALUE,VALUE"),
+        (["seed=0,,1"], "no value between two commas"),
+        (["seed=0", "seed=1"], "given twice"),
+        (["seed=[0"], "is not YAML"),
+    ],
+)
+def test_what_over_does_not_accept(option, said):
+    with pytest.raises(UsageError, match=re.escape(said)):
+        parse_over(option)
+
+
+def test_every_combination_once_and_the_last_key_fastest():
+    cells = combinations({HEADS: [0, 3], "seed": [0, 1, 2]})
+    assert [(cell[HEADS], cell["seed"]) for cell in cells] == [(0, 0), (0, 1), (0, 2), (3, 0), (3, 1), (3, 2)]
+    assert combinations({}) == [{}]
+
+
+@pytest.mark.parametrize(
+    ("values", "name"),
+    [
+        ({HEADS: 12, "model.drop_path": 0.1, "seed": 2}, "vitb-12L-drop_path0.1-seed2"),
+        ({HEADS: [0, 1, 2, 4]}, "vitb-0_1_2_4L"),
+        ({HEADS: "linear(0, 4)"}, "vitb-linear_0_4L"),
+        ({HEADS: {"layers": "2-3", "heads": 4}}, "vitb-layers2-3_heads4L"),
+        ({"optimizer.lr": 4e-05, "train.compile": False}, "vitb-lr4e-05-compilefalse"),
+        ({"train.batch": 8, "validation.batch": 4}, "vitb-train.batch8-validation.batch4"),
+    ],
+)
+def test_names(values, name):
+    assert cell_name("vitb", values) == name
+
+
+def test_a_number_has_one_name_however_it_is_written():
+    assert cell_name("x", parse_over(["train.steps=1e3"])) == cell_name("x", parse_over(["train.steps=1000"]))
+
+
+# Control characters and halves of characters are no YAML, and are refused as such.
+texts = st.text(st.characters(categories=("L", "N", "P", "S")), max_size=40)
+values = st.one_of(st.integers(), st.booleans(), st.none(), st.floats(allow_nan=False, allow_infinity=False), texts)
+
+
+@given(st.dictionaries(st.sampled_from([HEADS, "seed", "data.train", "a.b", "c.b"]), values, min_size=1), st.text())
+def test_any_value_gives_a_name_that_a_run_can_have(found, prefix):
+    assert re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._+-]{0,109}", cell_name(prefix, found))
+
+
+@given(st.lists(st.text(max_size=40), min_size=2, max_size=2, unique=True))
+def test_two_texts_have_two_names(texts):
+    assert len({cell_name("x", {"data.train": text}) for text in texts}) == 2
+
+
+@given(st.one_of(values, st.lists(values, max_size=4)))
+def test_an_override_is_read_as_the_value_that_it_was(value):
+    from lapcli.recipe.layering import apply_overrides
+    from lapcli.recipe.reading import Node, plain
+
+    root, problems = apply_overrides(Node({}, "x"), [override("a.b", value)])
+    assert not problems
+    assert plain(root) == {"a": {"b": value}}

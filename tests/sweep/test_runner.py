@@ -1,0 +1,144 @@
+"""Sweeps that run: killed and finished, with a failing cell, beside another sweep, and through a SLURM script."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+from support import ROOT, lap, train_here
+from sweep_support import train_cells, write_recipe
+
+from lapcli.sweep.cells import sweep_from_options
+from lapcli.sweep.runner import Runner
+from lapcli.sweep.slots import Slot
+from lapcli.sweep.state import log_of, take
+
+STEPS = 300
+HEADS = "model.laplacian_heads"
+
+
+def steps_of(run):
+    try:
+        lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    except (OSError, ValueError):
+        return []
+    return [line["step"] for line in lines if "loss" in line]
+
+
+def start(arguments, cache):
+    environment = {**os.environ, "LAP_CACHE": str(cache)}
+    command = [sys.executable, "-m", "lapcli", "sweep", *arguments]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    return subprocess.Popen(command, cwd=ROOT, env=environment, **pipes)
+
+
+def wait_for_step(run, step, sweep):
+    deadline = time.monotonic() + 300
+    while not any(found >= step for found in steps_of(run)[-1:]):
+        assert sweep.poll() is None, sweep.stderr.read()
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def test_killed_twice_stopped_once_and_finished(tmp_path, shared_cache):
+    """Nothing is lost or done twice, and the weights are those of runs that nobody disturbed."""
+    recipe = write_recipe(tmp_path, train={"steps": STEPS}, checkpoint={"every": 50}, validation={"every": 100})
+    runs = tmp_path / "runs"
+    over = {HEADS: [0, 4]}
+    arguments = [str(recipe), "--over", f"{HEADS}=0,4", "--runs-dir", str(runs)]
+    first, second = (runs / name for name in ("tiny-0L", "tiny-4L"))
+    for run, step, kind in ((first, 5, signal.SIGKILL), (second, 5, signal.SIGKILL), (second, 100, signal.SIGTERM)):
+        sweep = start(arguments, shared_cache)
+        wait_for_step(run, step, sweep)
+        sweep.send_signal(kind)
+        _, err = sweep.communicate(timeout=300)
+        assert sweep.returncode == (75 if kind == signal.SIGTERM else -kind), err
+    assert "1 running cells saved" in err
+    info = json.loads((second / "run.json").read_text())
+    assert info["status"] == "interrupted"
+    assert info["step"] == steps_of(second)[-1]
+    result = lap("sweep", *arguments, cache=shared_cache)
+    assert result.returncode == 0, result.stderr
+    assert "tiny-0L: training" not in result.stderr  # it was finished before
+    assert [line.split()[:3] for line in result.stdout.splitlines()[1:]] == [
+        [run.name, "finished", f"{STEPS}/{STEPS}"] for run in (first, second)
+    ]
+    for cell in sweep_from_options(recipe, over, [], []).grids[0].cells():
+        assert steps_of(runs / cell.name) == list(range(1, STEPS + 1))
+        alone = train_here(cell.loaded, tmp_path / "alone", cell.name)
+        assert json.loads((runs / cell.name / "run.json").read_text())["weights_sha256"] == alone.info["weights_sha256"]
+
+
+def test_a_failing_cell_is_shown_and_stops_no_other(tmp_path, shared_cache):
+    recipe = write_recipe(tmp_path)
+    runs = tmp_path / "runs"
+    missing, there = tmp_path / "no.txt", tmp_path / "text.txt"
+    over = ["--over", f"data.train={missing},{there}"]
+    result = lap("sweep", str(recipe), *over, "--runs-dir", str(runs), "--json", cache=shared_cache)
+    assert result.returncode == 1
+    assert "lap: 1 of 2 cells failed; run the same command to try them again" in result.stderr
+    failed, finished = json.loads(result.stdout)["cells"]
+    assert (failed["state"], finished["state"]) == ("failed", "finished")
+    assert str(missing) in failed["reason"]
+    assert "Traceback" not in result.stderr
+    assert finished["validation"]["validation_loss"] > 0
+
+
+def show_nothing(tracks):
+    pass
+
+
+def test_a_cell_that_another_sweep_has_is_waited_for_and_not_trained_twice(tmp_path):
+    recipe, runs = write_recipe(tmp_path), tmp_path / "runs"
+    sweep = sweep_from_options(recipe, {"seed": [7]}, [], [])
+    (cell,) = sweep.grids[0].cells()
+    other = take(cell, runs)
+    assert other is not None
+    states = []
+
+    def show(tracks):
+        """The other one finishes the cell while we wait for it."""
+        states.append(tracks[0].state)
+        if len(states) == 2:
+            train_cells([cell], runs)
+            other.close()
+
+    outcome = Runner(sweep, runs, [Slot({})], show=show, tell=lambda text: None).run()
+    assert states[:2] == ["elsewhere", "elsewhere"]
+    assert [track.state for track in outcome.tracks] == ["finished"]
+    assert not log_of(cell, runs).exists()
+
+
+def test_a_run_of_that_name_with_another_recipe_is_not_taken_for_the_cell(tmp_path):
+    recipe, runs = write_recipe(tmp_path), tmp_path / "runs"
+    train_cells(sweep_from_options(recipe, {"seed": [1]}, [], []).grids[0].cells(), runs)
+    changed = sweep_from_options(recipe, {"seed": [1]}, [], ["optimizer.lr=0.5"])
+    runner = Runner(changed, runs, [Slot({})], show=show_nothing, tell=lambda text: None)
+    assert [track.state for track in runner.tracks] == ["waiting"]
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="SLURM runs bash")
+def test_the_slurm_script_finishes_the_cell_of_its_task(tmp_path, shared_cache):
+    """Its body under bash, as SLURM would start task 1; and what follows the training is done."""
+    runs = tmp_path / "runs"
+    cut = ["--set", "train.steps=3", "--set", "validation.every=3", "--set", "data.workers=0"]
+    arguments = ["recipes/vit_digits.yaml", "--over", f"{HEADS}=[0, 1, 2, 4],linear(4, 0)", *cut]
+    script = lap("sweep", *arguments, "--then", "eval --tasks top1", "--runs-dir", str(runs), "--jobs", "2", "--slurm")
+    assert script.returncode == 0, script.stderr
+    assert "#SBATCH --array=0-1%2\n" in script.stdout
+    environment = {**os.environ, "LAP_CACHE": str(shared_cache), "SLURM_ARRAY_TASK_ID": "1", "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(["bash"], input=script.stdout, env=environment, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    (run,) = [path for path in runs.iterdir() if path.name != ".sweeps"]
+    assert run.name == "vit_digits-linear_4_0L"
+    info = json.loads((run / "run.json").read_text())
+    assert (info["status"], info["step"]) == ("finished", 3)
+    assert json.loads((run / "sweep.json").read_text()) == {
+        f"eval --tasks top1 --run {run.name}": info["weights_sha256"]
+    }
+    assert list((run / "eval").iterdir())
+    again = lap("sweep", *arguments, "--then", "eval --tasks top1", "--runs-dir", str(runs), "--dry-run", "--json")
+    assert [cell["state"] for cell in json.loads(again.stdout)["cells"]] == ["new", "finished"]

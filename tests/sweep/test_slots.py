@@ -1,0 +1,38 @@
+"""Cells at a time share what the machine has."""
+
+import pytest
+
+from lapcli.sweep.slots import cores, share_machine
+
+
+@pytest.mark.parametrize(
+    ("gpus", "jobs", "shares", "words"),
+    [
+        ("0,1,2,3", 4, ["0", "1", "2", "3"], "1 GPU each"),
+        ("0,1,2,3", 2, ["0,1", "2,3"], "2 GPUs each"),
+        ("4,6,7", 2, ["4", "6"], "1 GPU each, 1 idle"),
+        ("GPU-a,GPU-b", 3, ["GPU-a", "GPU-b", "GPU-a"], "sharing 2 GPUs"),
+    ],
+)
+def test_gpus(gpus, jobs, shares, words, monkeypatch):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", gpus)
+    slots, said = share_machine(jobs)
+    assert [slot.environment["CUDA_VISIBLE_DEVICES"] for slot in slots] == shares
+    assert words in said
+
+
+def test_one_job_is_told_nothing(monkeypatch):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
+    assert [slot.environment for slot in share_machine(1)[0]] == [{}]
+
+
+def test_threads_are_divided_and_never_none(monkeypatch):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    monkeypatch.delenv("OMP_NUM_THREADS")
+    for jobs in (2, 1000):
+        threads = [int(slot.environment["OMP_NUM_THREADS"]) for slot in share_machine(jobs)[0]]
+        assert len(threads) == jobs
+        assert min(threads) >= 1
+        assert sum(threads) <= max(cores(), jobs)
+    monkeypatch.setenv("OMP_NUM_THREADS", "3")
+    assert "OMP_NUM_THREADS" not in share_machine(2)[0][0].environment

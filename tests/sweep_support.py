@@ -1,0 +1,25 @@
+"""A tiny recipe as a file, and sweeps over it whose cells can be trained in this process."""
+
+import copy
+from pathlib import Path
+from typing import Any
+
+import yaml
+from support import TINY, train_here, write_text
+
+
+def write_recipe(folder: Path, **sections: dict[str, Any]) -> Path:
+    """`tiny.yaml` in that folder, on a text file beside it."""
+    values = copy.deepcopy(TINY)
+    values["data"]["train"] = str(write_text(folder / "text.txt"))
+    for name, keys in sections.items():
+        values[name] = {**values.get(name, {}), **keys}
+    path = folder / "tiny.yaml"
+    path.write_text(yaml.safe_dump(values))
+    return path
+
+
+def train_cells(cells: Any, runs: Path) -> None:
+    """As their `lap train` would."""
+    for cell in cells:
+        train_here(cell.loaded, runs, cell.name)
