@@ -13,6 +13,8 @@ from lapcli.commands.eval import EXAMPLES as EVAL_EXAMPLES
 from lapcli.commands.eval import evaluate
 from lapcli.commands.fetch import EXAMPLES as FETCH_EXAMPLES
 from lapcli.commands.fetch import fetch
+from lapcli.commands.report import EXAMPLES as REPORT_EXAMPLES
+from lapcli.commands.report import report
 from lapcli.commands.sft import EXAMPLES as SFT_EXAMPLES
 from lapcli.commands.sft import sft
 from lapcli.commands.train import EXAMPLES as TRAIN_EXAMPLES
@@ -52,6 +54,7 @@ app.add_typer(analyze, name="analyze")
 app.command(epilog=SFT_EXAMPLES)(sft)
 app.command(epilog=CHAT_EXAMPLES)(chat)
 app.command(epilog=FETCH_EXAMPLES)(fetch)
+app.command(epilog=REPORT_EXAMPLES)(report)
 
 
 def main() -> None:
