@@ -17,6 +17,7 @@ Examples:
   lap report --format html --out report.html
 """
 
+HEADS = "model.laplacian_heads"
 Format = Literal["table", "markdown", "latex", "csv", "html", "json"]
 
 
@@ -29,7 +30,7 @@ def report(
     ] = None,
     rows: Annotated[
         str, typer.Option("--rows", metavar="KEY,...", help="Keys of the recipe whose values are the rows.")
-    ] = "model.laplacian_heads",
+    ] = HEADS,
     columns: Annotated[
         str | None,
         typer.Option(
@@ -69,8 +70,10 @@ def report(
     from lapcli.report.tables import FORMATS
 
     folder = runs_dir or default_runs_dir()
-    if paper is not None and columns is not None:
-        raise UsageError("--columns has no say in --paper, whose columns are the paper's; leave one of them out")
+    if paper is not None and (columns or baseline or rows != HEADS):
+        raise UsageError("--paper has the paper's rows and columns; leave out --rows, --columns and --baseline")
+    if paper is not None and format_ == "html":
+        raise UsageError("the html page has all three of the paper's tables; leave out --paper")
     made = report_on(
         runs or [],
         folder,
@@ -80,18 +83,23 @@ def report(
         which=checkpoint,
         ddof=1 if ddof is None else ddof,
     )
-    text = FORMATS[format_](made.tables)
-    for note in made.notes:
-        print(f"note: {note}", file=sys.stderr)
-    if out is None:
-        print(text)
+    if paper is not None:
+        from lapcli.report.compare import paper_tables
+
+        made.tables = paper_tables(paper, made.collection.runs, ddof)
+    if format_ == "html":
+        from lapcli.report.write import write_page
+
+        for path in write_page(made, out or folder / "report.html"):
+            print(path)
+    elif out is None:
+        print(FORMATS[format_](made.tables))
     else:
-        write_text(out, text + "\n")
+        write_text(out, FORMATS[format_](made.tables) + "\n")
         print(out)
-    gaps = made.gaps()
-    for gap in gaps:
-        print(f"gap: {gap}", file=sys.stderr)
-    if strict and gaps:
+    for line in [*(f"note: {note}" for note in made.notes), *(f"gap: {gap}" for gap in made.gaps())]:
+        print(line, file=sys.stderr)
+    if strict and made.gaps():
         raise typer.Exit(1)
 
 

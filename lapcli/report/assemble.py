@@ -6,7 +6,7 @@ from pathlib import Path
 
 from lapcli.errors import UsageError
 from lapcli.report.collect import Collection, Which, collect
-from lapcli.report.grouping import DATA, HEADS, Grid, RowKey, differences, group
+from lapcli.report.grouping import DATA, HEADS, Grid, RowKey, alike, differences, group
 from lapcli.report.tables import LABELS, Table, table_of
 
 #: What a grid shows if nothing was measured yet.
@@ -60,10 +60,9 @@ def baseline_of(grid: Grid, asked: str | None) -> RowKey | None:
 
 
 def describe_differences(grids: Sequence[Grid]) -> list[str]:
-    """Why runs of one objective are in several tables: the keys in which they differ."""
+    """Why runs of one kind on the same data are in several tables: the keys in which they differ."""
     lines = []
-    for objective in dict.fromkeys(grid.objective for grid in grids):
-        own = [grid for grid in grids if grid.objective == objective]
+    for own in alike(grids):
         differing = differences(own)
         if not differing:
             continue
@@ -71,8 +70,8 @@ def describe_differences(grids: Sequence[Grid]) -> list[str]:
         shown = "; ".join(f"{key}: {', '.join(_distinct(differing[key]))}" for key in keys[:12])
         more = f"; and {len(keys) - 12} more" if len(keys) > 12 else ""
         lines.append(
-            f"{sum(len(grid.runs) for grid in own)} runs of {objective} are in {len(own)} tables, not averaged together, "
-            f"because they differ in {shown}{more}"
+            f"{sum(len(grid.runs) for grid in own)} runs of {own[0].objective} are in {len(own)} tables, not averaged "
+            f"together, because they differ in {shown}{more}"
         )
     return lines
 

@@ -55,6 +55,7 @@ class RunResult:
     series: dict[str, list[float]] = field(default_factory=dict)  # of analyses, last layer: eigenvalues
     curve: list[dict[str, Any]] = field(default_factory=list)  # metrics.jsonl
     figures: dict[str, Path] = field(default_factory=dict)  # of analyses of this run alone, by name
+    identity: dict[str, str] | None = None  # what has to agree for an average, once it was asked for
 
     @property
     def is_finished(self) -> bool:

@@ -65,7 +65,7 @@ def group(runs: Sequence[RunResult], rows: Sequence[str], notes: list[str]) -> l
     """Grids in the order of their objective and first run; a seed that is there twice counts once, its newest run."""
     known = {key for run in runs for key, _ in flatten(run.recipe)}
     for key in rows:
-        if key not in known:
+        if runs and key not in known:
             close = get_close_matches(key, sorted(known), 1)
             hint = f"; did you mean {close[0]}?" if close else ""
             raise UsageError(f"--rows: no recipe of these runs has a key {key[:60]!r}{hint}")
@@ -92,18 +92,19 @@ def group(runs: Sequence[RunResult], rows: Sequence[str], notes: list[str]) -> l
 
 def identity_of(run: RunResult, rows: Sequence[str] = (HEADS,)) -> dict[str, str]:
     """All that has to agree; the model of the stages before a chat run is the chat run's own."""
-    kept = {}
-    for key, value in flatten(run.recipe):
-        own = key
-        while own.startswith("start."):
-            own = own.removeprefix("start.")
-        if key in rows or own == "seed" or (own != key and own.startswith(("model.", "tokenizer."))):
-            continue
-        kept[key] = json.dumps(value, sort_keys=True)
-    # Of conversations the order is a part of the identity, and with it the seed.
-    if run.objective != "chat" and run.info.get("data_sha256"):
-        kept[DATA] = json.dumps(str(run.info["data_sha256"])[:16])
-    return kept
+    if run.identity is None:
+        run.identity = {}
+        for key, value in flatten(run.recipe):
+            own = key
+            while own.startswith("start."):
+                own = own.removeprefix("start.")
+            if own != key and own.startswith(("model.", "tokenizer.")):
+                continue
+            run.identity[key] = json.dumps(value, sort_keys=True)
+        # Of conversations the order is a part of the identity, and with it the seed.
+        if run.objective != "chat" and run.info.get("data_sha256"):
+            run.identity[DATA] = json.dumps(str(run.info["data_sha256"])[:16])
+    return {key: value for key, value in run.identity.items() if key not in rows}
 
 
 def flatten(value: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
@@ -147,23 +148,29 @@ def differences(grids: Sequence[Grid]) -> dict[str, list[str | None]]:
     return {key: found for key, found in values.items() if len(set(found)) > 1}
 
 
+def alike(grids: Sequence[Grid]) -> list[list[Grid]]:
+    """Grids of the same kind of training on the same data: those that one would expect in one table."""
+    found: dict[tuple[str, str], list[Grid]] = {}
+    for grid in grids:
+        found.setdefault(_kind(grid), []).append(grid)
+    return list(found.values())
+
+
+def _kind(grid: Grid) -> tuple[str, str]:
+    run = grid.runs[0]
+    stage = f", {run.recipe['stage']}" if run.recipe.get("stage") else ""
+    data = (run.recipe.get("data") or {}).get("train") or run.info.get("data") or ""
+    return run.objective.replace("_", " ") + stage, str(data)
+
+
 def _name(grids: Sequence[Grid]) -> None:
-    """Objective and data, and of what differs within an objective the keys that tell the grids apart."""
-    for objective in dict.fromkeys(grid.objective for grid in grids):
-        own = [grid for grid in grids if grid.objective == objective]
-        differing = differences(own)
+    """Objective and data, and of what differs the keys that tell the grids apart."""
+    for own in alike(grids):
+        differing = {key: values for key, values in differences(own).items() if key != DATA}
         for number, grid in enumerate(own):
-            first = grid.runs[0]
-            stage = f", {first.recipe['stage']}" if first.recipe.get("stage") else ""
-            shown = [
-                f"{key} {_plain(values[number])}" for key, values in differing.items() if key != DATA and values[number]
-            ]
+            shown = [f"{key} {_plain(values[number])}" for key, values in differing.items()]
             more = f" and {len(shown) - 3} more keys" if len(shown) > 3 else ""
-            parts = [
-                f"{objective.replace('_', ' ')}{stage}",
-                str(first.info.get("data", "")),
-                ", ".join(shown[:3]) + more,
-            ]
+            parts = [*_kind(grid), ", ".join(shown[:3]) + more]
             grid.title = " · ".join(part for part in parts if part)
 
 

@@ -29,7 +29,7 @@ class Column:
         return f"{value * self.scale:.{self.digits}f}"
 
     def signed(self, value: float) -> str:
-        return f"{value * self.scale:+.{self.digits}f}"
+        return f"{value * self.scale:+z.{self.digits}f}"
 
     @property
     def scale(self) -> float:
@@ -200,7 +200,7 @@ def paper_text(column: Column, cell: Cell) -> str:
     mean, std = cell.paper
     text = f"{mean:.{column.digits}f}" + (f" ± {std:.{column.digits}f}" if std is not None else "")
     if cell.summary is not None:
-        text += f" ({cell.summary.mean * column.scale - mean:+.{column.digits}f})"
+        text += f" ({cell.summary.mean * column.scale - mean:+z.{column.digits}f})"
     return text
 
 
@@ -217,12 +217,16 @@ def _headers(table: Table) -> list[tuple[Column, list[str]]]:
     return shown
 
 
+def _baseline(row: Row) -> str:
+    return " (baseline)" if row.is_baseline and row.label != "Baseline" else ""
+
+
 def _part_name(table: Table, column: Column, part: str) -> str:
     return {"mean": column.label, "paired": f"Δ to {table.baseline}", "paper": "paper (ours − paper)"}[part]
 
 
 def to_text(table: Table) -> str:
-    header, body = [table.row_name], [[row.label + (" (baseline)" if row.is_baseline else "")] for row in table.rows]
+    header, body = [table.row_name], [[row.label + _baseline(row)] for row in table.rows]
     for number, (column, parts) in enumerate(_headers(table)):
         for part in parts:
             header.append(_part_name(table, column, part))
@@ -246,7 +250,7 @@ def _text_part(column: Column, cell: Cell, part: str) -> str:
 
 def to_markdown(table: Table) -> str:
     header = [_markdown(table.row_name)]
-    body = [[_markdown(row.label) + (" (baseline)" if row.is_baseline else "")] for row in table.rows]
+    body = [[_markdown(row.label) + _baseline(row)] for row in table.rows]
     for number, (column, parts) in enumerate(_headers(table)):
         for part in parts:
             header.append(_markdown(_part_name(table, column, part)))
@@ -297,11 +301,12 @@ def to_latex(table: Table) -> str:
     header = [latex_escape(table.row_name)]
     for column, parts in _headers(table):
         header += [latex_escape(_part_name(table, column, part)) for part in parts]
+    caption = f"{table.title}. {' '.join(explanation(table))} Best in bold, second best underlined."
     lines = [
         "% needs \\usepackage{booktabs}",
         "\\begin{table}[h]",
         "  \\centering",
-        f"  \\caption{{{latex_escape(table.title)}. {latex_escape(' '.join(explanation(table)))} Best in bold, second best underlined.}}",
+        f"  \\caption{{{latex_escape(caption)}}}",
         f"  \\begin{{tabular}}{{@{{}}l{'c' * (len(header) - 1)}@{{}}}}",
         "    \\toprule",
         "    " + " & ".join(f"\\textbf{{{name}}}" for name in header) + " \\\\",
