@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -9,8 +10,6 @@ from support import ROOT
 
 from lapcli.recipe import load_recipe, recipe_to_dict, recipe_to_yaml
 from lapcli.recipe.chat import stage_recipe
-
-CLASSES = {"vitb_cifar10": 10, "vitb_cifar100": 100, "vitb_imagenet": 1000}
 
 
 def write_run(
@@ -28,8 +27,13 @@ def write_run(
 ) -> Path:
     """A run of `recipes/<recipe>.yaml` with some keys changed; `scores` are what `lap eval` left, as shares."""
     settings = [f"model.laplacian_heads={json.dumps(heads)}", *(change or [])]
-    loaded = load_recipe(ROOT / "recipes" / f"{recipe}.yaml", settings, seed)
+    loaded = _recipe(recipe, tuple(settings)).model_copy(update={"seed": seed})
     return write_directory(runs, name, loaded, scores, status=status, curve=curve, **evaluation)
+
+
+@cache
+def _recipe(name: str, settings: tuple[str, ...] = ()) -> Any:
+    return load_recipe(ROOT / "recipes" / f"{name}.yaml", list(settings))
 
 
 def write_directory(
@@ -103,9 +107,9 @@ def write_evaluation(path: Path, scores: dict[str, float], file: str = "step-000
 
 def write_chat_run(runs: Path, name: str, *, heads: int, seed: int, scores: dict[str, float] | None) -> Path:
     """The paper's pretraining, mid-training and fine-tuning, three runs; only the last has scores."""
-    chat = load_recipe(ROOT / "recipes" / "chat561m.yaml")
+    chat = _recipe("chat561m")
     write_run(runs, name, "gpt561m", heads=heads, seed=seed)
-    model = load_recipe(ROOT / "recipes" / "gpt561m.yaml", [f"model.laplacian_heads={heads}"], seed)
+    model = _recipe("gpt561m", (f"model.laplacian_heads={heads}",)).model_copy(update={"seed": seed})
     write_directory(runs, f"{name}-midtrain", stage_recipe(chat, "midtrain", model, name, weights_of(name)), None)
     last = stage_recipe(chat, "sft", model, f"{name}-midtrain", weights_of(f"{name}-midtrain"))
     return write_directory(runs, f"{name}-sft", last, scores)

@@ -6,16 +6,17 @@ colours on white, in the page its text and lines take the page's colours, light 
 
 import io
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from lapcli.report import paper
 from lapcli.report.compare import DROP_PATH, by_drop_path
 from lapcli.report.grouping import Grid
 from lapcli.report.paper import data_set_of
 from lapcli.report.statistics import summarise
-from lapcli.report.tables import column_of
+from lapcli.report.tables import LABELS, column_of
 
 #: Okabe and Ito's colours, which read on white and on black; lines differ in their markers too.
 COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#D55E00", "#56B4E9", "#8a8a8a")
@@ -31,6 +32,7 @@ _STYLE = {
     "axes.edgecolor": _TEXT,
     "xtick.color": _TEXT,
     "ytick.color": _TEXT,
+    "axes.facecolor": "none",
     "axes.spines.top": False,
     "axes.spines.right": False,
     "axes.grid": True,
@@ -43,7 +45,7 @@ _STYLE = {
     "lines.markersize": 5,
 }
 POINTS = 120  # of a training curve
-MAIN = ("top1", "linear", "ade20k", "arc_easy", "validation_knn", "validation_bits_per_byte", "validation_loss")
+VALIDATION = ("validation_knn", "validation_bits_per_byte", "validation_loss")  # where nothing else was measured
 
 
 @dataclass(frozen=True)
@@ -101,11 +103,10 @@ def _of_family(family: Sequence[Grid], number: int) -> list[Drawing | None]:
     title = f"{first.objective.replace('_', ' ')}{stage}, {what}"
     name = re.sub(r"[^a-z0-9]+", "-", f"{number + 1}-{title}".lower()).strip("-")[:60]
     metrics = {metric for grid in family for metric in grid.metrics()}
-    main = next((metric for metric in MAIN if metric in metrics), None)
     shares = [m for m in ("between_class", "within_class", "within_sequence") if f"anova.{m}_share" in metrics]
     components = [m for m in ("spectrum.k_0.9", "spectrum.k_0.99", "spectrum.k_0.999") if m in metrics]
     return [
-        _against_heads(family, {main: main}, f"{name}-score", title, column_of(main).label) if main else None,
+        *(_against_heads(family, lines, f"{name}-{what}", title, label) for what, lines, label in _scores(metrics)),
         _against_heads(
             family[:1],
             {m: m.removeprefix("spectrum.") for m in components},
@@ -126,6 +127,17 @@ def _of_family(family: Sequence[Grid], number: int) -> list[Drawing | None]:
         else None,
         *(_curves(grid, f"{name}-loss-{place + 1}", title) for place, grid in enumerate(family)),
     ]
+
+
+def _scores(metrics: Collection[str]) -> list[tuple[str, dict[str, str], str]]:
+    """(name, measures with the names of their lines, label of the axis) of what tells how good the models are."""
+    found = [(task, {task: task}, column_of(task).label) for task in ("top1", "linear", "ade20k") if task in metrics]
+    tasks = {task: LABELS[task].removesuffix(" (%)") for task in paper.LANGUAGE if task in metrics}
+    if tasks:
+        found.append(("tasks", tasks, "accuracy (%)"))
+    if not found:
+        found = [(name, {name: name}, column_of(name).label) for name in VALIDATION if name in metrics][:1]
+    return found
 
 
 def _against_heads(
@@ -159,10 +171,9 @@ def _against_heads(
     if drawn > 1 or len(metrics) > 1:
         axes.legend()
     n = sorted({len(row) for grid in family for row in grid.rows.values()})
-    seeds = f"{n[0]}" if len(n) == 1 else f"{n[0]} to {n[-1]}"
+    seeds = f"{n[0]} seed{'s' if n[0] > 1 else ''}" if len(n) == 1 else f"{n[0]} to {n[-1]} seeds"
     caption = (
-        f"{label} against the number of Laplacian heads; means over {seeds} seeds, band: one standard deviation "
-        "(ddof 1)."
+        f"{label} against the number of Laplacian heads; means over {seeds}, band: one standard deviation (ddof 1)."
     )
     return Drawing(name, title, caption, *_files(figure))
 

@@ -17,7 +17,7 @@ from lapcli.report.figures import Drawing
 from lapcli.report.grouping import Grid
 from lapcli.report.page_style import STYLE
 from lapcli.report.paper import recipe_differences
-from lapcli.report.tables import Cell, Column, Table, explanation, mean_text, p_text
+from lapcli.report.tables import Cell, Column, Table, mean_text, p_text, paper_text, reading
 
 STATUS = {"reproduced": "reproduced", "partly": "partly", "not": "not reproduced", "not run": "not run"}
 _LARGEST = 3_000_000  # bytes of an analysis figure as a drawing; beyond it the picture is shown
@@ -65,47 +65,49 @@ def _class(status: str) -> str:
     return "s-" + status.replace(" ", "-")
 
 
-def _tables(tables: Iterable[Table]) -> str:
-    return "".join(_table(table) for table in tables)
+def _tables(tables: Sequence[Table]) -> str:
+    """Side by side where they fit; what is the same for all is said once."""
+    if not tables:
+        return ""
+    lines = _distinct(line for table in tables for line in reading(table))
+    return f'<div class="tables">{"".join(_table(table) for table in tables)}</div>{_fine(lines)}'
 
 
 def _table(table: Table) -> str:
     header = "".join(f"<th>{escape(column.label)}</th>" for column in table.columns)
     rows = []
     for row in table.rows:
-        cells = "".join(_cell(column, cell, table) for column, cell in zip(table.columns, row.cells, strict=True))
-        rows.append(
-            f'<tr{" class=base" if row.is_baseline else ""}><th scope="row">{escape(row.label)}</th>{cells}</tr>'
-        )
-    notes = "".join(f"<li>{escape(line)}</li>" for line in explanation(table))
+        cells = "".join(f"<td>{_cell(*pair)}</td>" for pair in zip(table.columns, row.cells, strict=True))
+        base = ' class="base"' if row.is_baseline else ""
+        rows.append(f'<tr{base}><th scope="row">{escape(row.label)}</th>{cells}</tr>')
+    ddof = f" · ddof&nbsp;{table.ddof}" if any(cell.summary for row in table.rows for cell in row.cells) else ""
     return (
-        f'<article><h3>{escape(table.title)}</h3><div class="wide" tabindex="0"><table><thead><tr>'
+        f'<article><h3>{escape(table.title)}<small>{ddof}</small></h3><div class="wide" tabindex="0"><table><thead><tr>'
         f"<th>{escape(table.row_name)}</th>{header}</tr></thead><tbody>{''.join(rows)}</tbody></table></div>"
-        f'<ul class="fine">{notes}</ul></article>'
+        f"{_fine(table.notes)}</article>"
     )
 
 
-def _cell(column: Column, cell: Cell, table: Table) -> str:
-    lines = []
-    if cell.summary is not None:
+def _fine(lines: Sequence[str]) -> str:
+    return f'<ul class="fine">{"".join(f"<li>{escape(line)}</li>" for line in lines)}</ul>' if lines else ""
+
+
+def _cell(column: Column, cell: Cell) -> str:
+    if cell.summary is None:
+        lines = ['<span class="gap" title="no score">–</span>']
+    else:
         text = escape(mean_text(column, cell))
         marked = {"best": f"<b>{text}</b>", "second": f"<u>{text}</u>", None: text}[cell.mark]
-        lines.append(f'{marked} <small class="n">n={cell.summary.n}</small>')
-    elif cell.paper is None or table.rows:
-        lines.append('<span class="gap" title="no score">–</span>')
+        lines = [f"{marked} <small>({cell.summary.n})</small>"]
     if cell.paired is not None:
-        told = column.signed(cell.paired.difference)
+        p = f", {p_text(cell.paired.p)}" if cell.paired.p is not None else ""
+        lines.append(f"<small>Δ {escape(column.signed(cell.paired.difference) + p)}</small>")
         if cell.paired.interval is not None:
             low, high = cell.paired.interval
-            told += f" [{column.signed(low)}, {column.signed(high)}]"
-        told += f", {p_text(cell.paired.p)}" if cell.paired.p is not None else ""
-        lines.append(f"<small>Δ {escape(told)}</small>")
+            lines.append(f"<small>[{column.signed(low)}, {column.signed(high)}]</small>")
     if cell.paper is not None:
-        mean, std = cell.paper
-        told = f"{mean:.{column.digits}f}" + (f" ± {std:.{column.digits}f}" if std is not None else "")
-        ours = f", ours − paper {cell.summary.mean * column.scale - mean:+z.{column.digits}f}" if cell.summary else ""
-        lines.append(f'<small class="paper">paper {told}{ours}</small>')
-    return f"<td>{'<br>'.join(lines)}</td>"
+        lines.append(f"<small>paper {escape(paper_text(column, cell))}</small>")
+    return "<br>".join(lines)
 
 
 def _claims(verdicts: Sequence[Verdict]) -> str:
@@ -215,25 +217,28 @@ def _run_line(run: RunResult) -> str:
 
 
 def _recipe_differences(grids: Sequence[Grid]) -> str:
-    parts = []
+    """Grids that differ from the paper in the same way are named together."""
+    titles: dict[str, list[str]] = {}
     for grid in grids:
-        found = recipe_differences(grid.runs[0])
-        if found is None:
-            told = "<p>The paper has no such experiment, or its recipe is not beside this installation.</p>"
-        elif not found:
-            told = "<p>The paper's recipe; Laplacian heads, drop path and seed are its grid.</p>"
-        else:
-            rows = "".join(
-                f"<tr><td>{escape(key)}</td><td>{escape(_short(theirs))}</td><td>{escape(_short(ours))}</td></tr>"
-                for key, theirs, ours in found
-            )
-            told = (
-                f"<details><summary>{len(found)} keys differ from the paper's recipe</summary>"
-                '<div class="wide" tabindex="0"><table class="left"><thead><tr><th>Key</th><th>Paper</th><th>Here</th>'
-                f"</tr></thead><tbody>{rows}</tbody></table></div></details>"
-            )
-        parts.append(f"<h4>{escape(grid.title)}</h4>{told}")
+        titles.setdefault(_difference(recipe_differences(grid.runs[0])), []).append(escape(grid.title))
+    parts = [f"<h4>{'<br>'.join(names)}</h4>{told}" for told, names in titles.items()]
     return "<h3>Recipes against the paper's</h3>" + "".join(parts)
+
+
+def _difference(found: list[tuple[str, Any, Any]] | None) -> str:
+    if found is None:
+        return "<p>The paper has no such experiment, or its recipe is not beside this installation.</p>"
+    if not found:
+        return "<p>The paper's recipe; Laplacian heads, drop path and seed are its grid.</p>"
+    rows = "".join(
+        f"<tr><td>{escape(key)}</td><td>{escape(_short(theirs))}</td><td>{escape(_short(ours))}</td></tr>"
+        for key, theirs, ours in found
+    )
+    return (
+        f"<details><summary>{len(found)} keys differ from the paper's recipe</summary>"
+        '<div class="wide" tabindex="0"><table class="left"><thead><tr><th>Key</th><th>Paper</th><th>Here</th>'
+        f"</tr></thead><tbody>{rows}</tbody></table></div></details>"
+    )
 
 
 def _notes(report: Report) -> str:

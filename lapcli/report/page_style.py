@@ -24,13 +24,17 @@ background:var(--card)}
 .counts b{font-size:1.15rem}
 .s-reproduced{color:var(--ok)}.s-partly{color:var(--mid)}.s-not{color:var(--bad)}.s-not-run{color:var(--none)}
 .wide{overflow-x:auto;border:1px solid var(--line);border-radius:6px}
+.tables{display:flex;flex-wrap:wrap;gap:.2rem 2rem;align-items:flex-start}
+article{max-width:100%;min-width:min(100%,17rem)}
+article h3,article .fine{width:0;min-width:100%}
 table{border-collapse:collapse;width:100%;font-size:.93rem;font-variant-numeric:tabular-nums;overflow-wrap:normal}
-th,td{padding:.45rem .8rem;text-align:right;vertical-align:top;white-space:nowrap}
+th,td{padding:.35rem .75rem;text-align:right;vertical-align:top;white-space:nowrap}
 th:first-child,table.left th,table.left td{text-align:left}
 thead th{background:var(--card);border-bottom:1px solid var(--line);vertical-align:bottom}
 tbody tr+tr>*{border-top:1px solid var(--line)}
 tbody th{font-weight:600}
 tr.base>*{background:var(--card)}
+td br+small,td small+br+small{line-height:1.35}
 table.left td{white-space:normal;min-width:6rem}
 small{font-size:.82rem;color:var(--soft)}
 .gap{color:var(--soft)}

@@ -159,7 +159,12 @@ def mark(table: Table) -> None:
 
 
 def explanation(table: Table) -> list[str]:
-    """What the numbers are, in words; belongs under every form of the table."""
+    """What the numbers are, in words, and what has to be said of this table; belongs under every form of it."""
+    return [*reading(table), *table.notes]
+
+
+def reading(table: Table) -> list[str]:
+    """How to read it; the same for tables of the same kind."""
     lines = [f"Mean ± standard deviation over seeds (ddof {table.ddof}), n in parentheses; {GAP} is a gap, not a zero."]
     if table.baseline is not None and any(cell.paired for row in table.rows for cell in row.cells):
         lines.append(
@@ -167,8 +172,8 @@ def explanation(table: Table) -> list[str]:
             "the two-sided paired t-test (not corrected for the number of rows)."
         )
     if table.has_paper:
-        lines.append("paper: its number; ours − paper: the difference.")
-    return lines + table.notes
+        lines.append("paper: its number (ours − paper).")
+    return lines
 
 
 def mean_text(column: Column, cell: Cell, sign: str = "±") -> str:
