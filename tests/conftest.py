@@ -46,6 +46,9 @@ def test_data(request) -> Path:
 
 def pytest_terminal_summary(terminalreporter):
     terminalreporter.write_line(f"tests on real benchmark files that ran: {len(_with_real_data)}")
+    reasons = [str(skipped.longrepr[2]) for skipped in terminalreporter.stats.get("skipped", [])]
+    for reason in sorted(set(reasons)):
+        terminalreporter.write_line(f"not run ({reasons.count(reason)}): {reason.removeprefix('Skipped: ')}")
 
 
 @pytest.fixture(scope="session")

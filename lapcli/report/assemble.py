@@ -41,7 +41,7 @@ def report_on(
     notes = collection.notes
     grids = group(collection.runs, rows, notes)
     notes += describe_differences(grids)
-    chosen = _columns(grids, columns)
+    chosen = _columns(grids, columns, notes)
     tables = []
     for grid, metrics in zip(grids, chosen, strict=True):
         if metrics:
@@ -81,10 +81,10 @@ def _distinct(values: Sequence[str | None]) -> list[str]:
     return [text if len(text) <= 40 else text[:37] + "..." for text in dict.fromkeys(plain)]
 
 
-def _columns(grids: Sequence[Grid], asked: Sequence[str] | None) -> list[list[str]]:
+def _columns(grids: Sequence[Grid], asked: Sequence[str] | None, notes: list[str]) -> list[list[str]]:
     """Of each grid; a measure that a grid's kind of run does not have is no column of it."""
     if asked is None:
-        return [_default(grid) for grid in grids]
+        return [_default(grid, notes) for grid in grids]
     available = list(dict.fromkeys(name for grid in grids for name in grid.metrics()))
     chosen: list[list[str]] = [[] for _ in grids]
     for name in asked:
@@ -110,10 +110,16 @@ def resolve(name: str, available: Sequence[str]) -> list[str]:
     return []
 
 
-def _default(grid: Grid) -> list[str]:
-    """What `lap eval` measured, in the order of the tasks; without any, the validation at the end of training."""
+def _default(grid: Grid, notes: list[str]) -> list[str]:
+    """What `lap eval` measured, in the order of the tasks; without any, the validation at the end of training.
+
+    What was measured otherwise (fewer examples, another protocol) is shown only where nothing else was.
+    """
     names = [name for name in grid.metrics() if "." not in name.split(" [")[0]]
     order = list(LABELS)
     measured = [name for name in names if not name.startswith("validation_")]
-    measured.sort(key=lambda name: order.index(name) if name in order else len(order))
-    return measured or names or _EXPECTED.get(grid.objective, ["validation_loss"])
+    aside = [name for name in measured if " [" in name and name.split(" [")[0] in measured]
+    notes += [f"{grid.title}: {name} is not shown; ask for it with --columns" for name in aside]
+    kept = [name for name in measured if name not in aside]
+    kept.sort(key=lambda name: order.index(name) if name in order else len(order))
+    return kept or names or _EXPECTED.get(grid.objective, ["validation_loss"])

@@ -117,13 +117,13 @@ def _runs_in(folder: Path) -> list[Path]:
 
 
 def _read(run: Run, which: Which, notes: list[str]) -> RunResult:
-    recipe, seeds = _whole_recipe(run)
+    recipe, seeds = _whole_recipe(run, notes)
     result = RunResult(
         run.name,
         run.path,
         run.recipe.objective,
         str(run.info.get("status")),
-        "+".join(map(str, seeds)),
+        "+".join(seeds),
         recipe,
         run.info,
         curve=read_metrics(run.metrics),
@@ -145,18 +145,20 @@ def _read(run: Run, which: Which, notes: list[str]) -> RunResult:
     return result
 
 
-def _whole_recipe(run: Run) -> tuple[dict[str, Any], list[int]]:
+def _whole_recipe(run: Run, notes: list[str]) -> tuple[dict[str, Any], list[str]]:
     """With the recipes of the stages before it in place of their names, and the seeds of all, first stage first."""
     recipe = recipe_to_dict(run.recipe)
-    seeds = [int(recipe.pop("seed", 0))]
+    seeds = [str(recipe.pop("seed", 0))]
     start = recipe.get("start")
     if isinstance(start, dict) and "run" in start:
-        before = run.path.parent / str(start["run"])
-        before = before if (before / INFO).is_file() else Path(str(start["run"]))
-        recipe["start"] = None
+        name = str(start["run"])
+        before = run.path.parent / name if (run.path.parent / name / INFO).is_file() else Path(name)
         if (before / INFO).is_file():
-            recipe["start"], earlier = _whole_recipe(read_run(before))
-            seeds = [*earlier, *seeds]
+            recipe["start"], earlier = _whole_recipe(read_run(before), notes)
+            return recipe, [*earlier, *seeds]
+        notes.append(f"{run.name} started from {name}, which is not here: how that was trained is not compared")
+        recipe["start"] = None
+        return recipe, [Path(name).name.replace("+", "-"), *seeds]
     return recipe, seeds
 
 

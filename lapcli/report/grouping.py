@@ -31,6 +31,7 @@ class Grid:
     identity: dict[str, str]  # every key but the rows' and the seeds, as JSON
     rows: dict[RowKey, dict[str, RunResult]] = field(default_factory=dict)  # by seed
     title: str = ""
+    rows_by: tuple[str, ...] = (HEADS,)
 
     @property
     def runs(self) -> list[RunResult]:
@@ -46,11 +47,12 @@ class Grid:
 
     @property
     def baseline(self) -> RowKey | None:
-        """The row without Laplacian heads, where the rows are by heads; else the first."""
-        rows = sorted(self.rows)
-        if HEADS not in self.identity:
-            return next((row for row in rows if row.order[0] == 0), None)
-        return rows[0] if rows else None
+        """The one row without Laplacian heads; none where the rows are not by heads, or several are without."""
+        if HEADS not in self.rows_by:
+            return None
+        place = self.rows_by.index(HEADS)
+        without = [row for row in self.rows if row.order[place] == 0]
+        return without[0] if len(without) == 1 else None
 
     def values(self, row: RowKey, metric: str) -> dict[str, float]:
         """By seed; a run that lacks the number is not there."""
@@ -72,7 +74,7 @@ def group(runs: Sequence[RunResult], rows: Sequence[str], notes: list[str]) -> l
     grids: dict[str, Grid] = {}
     for run in runs:
         identity = identity_of(run, rows)
-        grid = grids.setdefault(json.dumps(identity, sort_keys=True), Grid(identity))
+        grid = grids.setdefault(json.dumps(identity, sort_keys=True), Grid(identity, rows_by=tuple(rows)))
         row = grid.rows.setdefault(row_key(run, rows), {})
         other = row.get(run.seed)
         if other is not None:
@@ -185,5 +187,5 @@ def _newer(one: RunResult, other: RunResult) -> tuple[RunResult, RunResult]:
     return (one, other) if key(one) >= key(other) else (other, one)
 
 
-def _seed_order(seed: str) -> tuple[int, ...]:
-    return tuple(int(part) for part in seed.split("+"))
+def _seed_order(seed: str) -> tuple[tuple[int, str], ...]:
+    return tuple((int(part), "") if part.isdecimal() else (-1, part) for part in seed.split("+"))

@@ -106,7 +106,7 @@ def test_a_seed_that_is_there_twice_counts_once(capsys, runs):
     path = write_run(runs, "again", heads=2, seed=1, scores={"top1": 0.86})
     info = json.loads((path / "run.json").read_text())
     (path / "run.json").write_text(json.dumps({**info, "updated": "2027-01-01T00:00:00+0000"}))
-    code, out, err = report(capsys, runs)
+    _, out, err = report(capsys, runs)
     assert "86.00 ± 1.00 (3)" in out
     assert "digits_2L_1 has the recipe and the seed of again" in err
 
@@ -135,9 +135,11 @@ def test_measurements_of_other_conditions_stay_apart(capsys, runs):
     """A score of 100 examples, or of an older checkpoint, is not the score."""
     write_evaluation(runs / "digits_0L_0", {"top1": 0.01}, "few.json", limit=100)
     write_evaluation(runs / "digits_0L_0", {"top1": 0.02}, "early.json", step=50)
-    code, out, err = report(capsys, runs)
+    _, out, err = report(capsys, runs)
     assert "82.00 ± 2.00 (3)" in out
-    assert "top1 [limit 100]" in out
+    assert "top1 [limit 100] is not shown" in err
+    (table,) = told(capsys, runs, "--columns", "top1 [limit 100]")
+    assert [row["cells"]["top1 [limit 100]"]["mean"] for row in table["rows"]] == [1.0, None, None]
     assert "early.json is of step 50, not of the last weights" in err
 
 
