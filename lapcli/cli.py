@@ -15,6 +15,8 @@ from lapcli.commands.fetch import EXAMPLES as FETCH_EXAMPLES
 from lapcli.commands.fetch import fetch
 from lapcli.commands.plan import EXAMPLES as PLAN_EXAMPLES
 from lapcli.commands.plan import plan
+from lapcli.commands.report import EXAMPLES as REPORT_EXAMPLES
+from lapcli.commands.report import report
 from lapcli.commands.sft import EXAMPLES as SFT_EXAMPLES
 from lapcli.commands.sft import sft
 from lapcli.commands.sweep import EXAMPLES as SWEEP_EXAMPLES
@@ -58,6 +60,7 @@ app.command(epilog=SFT_EXAMPLES)(sft)
 app.command(epilog=CHAT_EXAMPLES)(chat)
 app.command(epilog=FETCH_EXAMPLES)(fetch)
 app.command(epilog=PLAN_EXAMPLES)(plan)
+app.command(epilog=REPORT_EXAMPLES)(report)
 
 
 def main() -> None:

@@ -78,6 +78,9 @@ def pytest_terminal_summary(terminalreporter):
     reports = (report for kind in ("passed", "failed") for report in terminalreporter.stats.get(kind, []))
     count = sum(("real files", True) in report.user_properties for report in reports if report.when == "call")
     terminalreporter.write_line(f"tests on real benchmark files that ran: {count}")
+    reasons = [str(skipped.longrepr[2]) for skipped in terminalreporter.stats.get("skipped", [])]
+    for reason in sorted(set(reasons)):
+        terminalreporter.write_line(f"not run ({reasons.count(reason)}): {reason.removeprefix('Skipped: ')}")
 
 
 @pytest.fixture(scope="session")

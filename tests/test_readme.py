@@ -22,7 +22,7 @@ def test_there_are_commands_to_run():
 def test_command(long, line, capsys, tmp_path, monkeypatch, request):
     monkeypatch.chdir(ROOT)
     words = shlex.split(line)[1:]
-    needs_runs = (words[0] in {"sft", "chat"} or "quickstart-sft" in words) and not long
+    needs_runs = (words[0] in {"sft", "chat", "report"} or "quickstart-sft" in words) and not long
     runs = request.getfixturevalue("chat_runs")[0] if needs_runs else tmp_path
     monkeypatch.setenv("LAP_RUNS", str(runs))
     if words[0] == "eval" and long:  # its options are known, its run is not there
@@ -31,6 +31,10 @@ def test_command(long, line, capsys, tmp_path, monkeypatch, request):
             assert (code, "give a file with --weights" in err) == (2, True), err
             return
         assert (code, f"there is no run {words[words.index('--run') + 1]}" in err) == (2, True), err
+        return
+    if words[0] == "report" and long:
+        code, _, err = run_main(capsys, *words)
+        assert (code, "no run in" in err) == (2, True), err
         return
     if "quickstart-sft" in words and words[0] == "eval":
         words += ["--limit", "2", "--samples", "2", "--max-new-tokens", "8"]
@@ -44,6 +48,8 @@ def test_command(long, line, capsys, tmp_path, monkeypatch, request):
         words += [] if {"--dry-run", "--slurm"} & set(words) else ["--dry-run"]
     elif words[0] == "sft" or (long and "chat561m" in words[1]):
         words = ["sft", *words[1:], *(["--dry-run"] if long else CHAT_CUT)]
+    elif words[0] == "report":
+        words += ["--out", str(tmp_path / "report.html")] if "html" in words else []
     elif words[0] == "chat":
         words += ["--max-tokens", "8"]
     elif words[0] == "train":

@@ -1,0 +1,112 @@
+"""`lap report`: tables of runs, beside the paper's, and a page that shows everything."""
+
+import sys
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+
+from lapcli.commands import options
+
+EXAMPLES = """\b
+Examples:
+  lap report
+  lap report 'vitb_cifar100_*' --columns top1 --format latex
+  lap report --paper table1 --strict
+  lap report 'laptop-*' --columns validation_loss,k_0.99 --format csv --out laptop.csv
+  lap report --format html --out report.html
+"""
+
+HEADS = "model.laplacian_heads"
+Format = Literal["table", "markdown", "latex", "csv", "html", "json"]
+
+
+def report(
+    runs: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[RUNS]...", help="Names, folders or patterns of runs; by default all.", show_default=False
+        ),
+    ] = None,
+    rows: Annotated[
+        str, typer.Option("--rows", metavar="KEY,...", help="Keys of the recipe whose values are the rows.")
+    ] = HEADS,
+    columns: Annotated[
+        str | None,
+        typer.Option(
+            "--columns", metavar="NAME,...", help="Measures, as top1 or k_0.99; by default the evaluated ones."
+        ),
+    ] = None,
+    format_: Annotated[Format, typer.Option("--format", help="Form of the tables; html writes the page.")] = "table",
+    paper: Annotated[
+        Literal["table1", "table2", "table3"] | None,
+        typer.Option("--paper", help="The paper's table beside ours: images, language, self-supervised."),
+    ] = None,
+    baseline: Annotated[
+        str | None,
+        typer.Option(
+            "--baseline", metavar="ROW", help="Row to compare with; by default the one without Laplacian heads."
+        ),
+    ] = None,
+    ddof: Annotated[
+        int | None,
+        typer.Option("--ddof", min=0, max=1, help="Deviations divide by n - ddof.", show_default="1; 0 in table2"),
+    ] = None,
+    checkpoint: Annotated[
+        Literal["last", "best"], typer.Option("--checkpoint", help="Whose numbers: of the last weights or the best.")
+    ] = "last",
+    strict: Annotated[bool, typer.Option("--strict", help="Exit with 1 if a score is missing.")] = False,
+    out: Annotated[
+        Path | None,
+        typer.Option("--out", help="File to write instead of printing.", show_default="of html RUNS_DIR/report.html"),
+    ] = None,
+    runs_dir: options.RunsDir = None,
+) -> None:
+    """Tables over seeds, beside the paper's, and a page with figures and claims."""
+    from lapcli.environment import runs_dir as default_runs_dir
+    from lapcli.errors import UsageError
+    from lapcli.files import write_text
+    from lapcli.report.assemble import report_on
+    from lapcli.report.tables import FORMATS
+
+    folder = runs_dir or default_runs_dir()
+    if paper is not None and (columns or baseline or rows != HEADS):
+        raise UsageError("--paper has the paper's rows and columns; leave out --rows, --columns and --baseline")
+    if paper is not None and format_ == "html":
+        raise UsageError("the html page has all three of the paper's tables; leave out --paper")
+    made = report_on(
+        runs or [],
+        folder,
+        rows=_names("--rows", rows),
+        columns=None if columns is None else _names("--columns", columns),
+        baseline=baseline,
+        which=checkpoint,
+        ddof=1 if ddof is None else ddof,
+    )
+    if paper is not None:
+        from lapcli.report.compare import paper_tables
+
+        made.tables = paper_tables(paper, made.collection.runs, ddof)
+    if format_ == "html":
+        from lapcli.report.write import write_page
+
+        for path in write_page(made, out or folder / "report.html"):
+            print(path)
+    elif out is None:
+        print(FORMATS[format_](made.tables))
+    else:
+        write_text(out, FORMATS[format_](made.tables) + "\n")
+        print(out)
+    for line in [*(f"note: {note}" for note in made.notes), *(f"gap: {gap}" for gap in made.gaps())]:
+        print(line, file=sys.stderr)
+    if strict and made.gaps():
+        raise typer.Exit(1)
+
+
+def _names(option: str, text: str) -> list[str]:
+    from lapcli.errors import UsageError
+
+    names = list(dict.fromkeys(part.strip() for part in text.split(",")))
+    if not all(names):
+        raise UsageError(f"{option} takes names with commas between them, got {text[:60]!r}")
+    return names

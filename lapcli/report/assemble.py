@@ -1,0 +1,125 @@
+"""From runs to tables: which columns, which baseline, and what has to be said about them."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from lapcli.errors import UsageError
+from lapcli.report.collect import Collection, Which, collect
+from lapcli.report.grouping import DATA, HEADS, Grid, RowKey, alike, differences, group
+from lapcli.report.tables import LABELS, Table, table_of
+
+#: What a grid shows if nothing was measured yet.
+_EXPECTED = {"classification": ["top1"], "self_supervised": ["linear"]}
+ROW_NAMES = {HEADS: "Laplacian heads"}
+
+
+@dataclass
+class Report:
+    collection: Collection
+    grids: list[Grid]
+    tables: list[Table]
+    rows: list[str]
+    notes: list[str] = field(default_factory=list)
+
+    def gaps(self) -> list[str]:
+        return [gap for table in self.tables for gap in table.gaps()]
+
+
+def report_on(
+    names: Sequence[str],
+    runs_dir: Path,
+    *,
+    rows: Sequence[str] = (HEADS,),
+    columns: Sequence[str] | None = None,
+    baseline: str | None = None,
+    which: Which = "last",
+    ddof: int = 1,
+) -> Report:
+    """A table for each grid of the runs."""
+    collection = collect(names, runs_dir, which)
+    notes = collection.notes
+    grids = group(collection.runs, rows, notes)
+    notes += describe_differences(grids)
+    chosen = _columns(grids, columns, notes)
+    tables = []
+    for grid, metrics in zip(grids, chosen, strict=True):
+        if metrics:
+            row_name = ", ".join(ROW_NAMES.get(key, key) for key in rows)
+            tables.append(table_of(grid, metrics, row_name, ddof, baseline_of(grid, baseline)))
+    if baseline is not None and not any(table.baseline == baseline for table in tables):
+        labels = ", ".join(dict.fromkeys(row.label for table in tables for row in table.rows))
+        raise UsageError(f"--baseline: no row is called {baseline[:60]!r}; the rows are {labels}")
+    return Report(collection, grids, tables, list(rows), notes)
+
+
+def baseline_of(grid: Grid, asked: str | None) -> RowKey | None:
+    if asked is None:
+        return grid.baseline
+    return next((row for row in grid.rows if row.label == asked), None)
+
+
+def describe_differences(grids: Sequence[Grid]) -> list[str]:
+    """Why runs of one kind on the same data are in several tables: the keys in which they differ."""
+    lines = []
+    for own in alike(grids):
+        differing = differences(own)
+        if not differing:
+            continue
+        keys = [key for key in differing if key != DATA] or [DATA]
+        shown = "; ".join(f"{key}: {', '.join(_distinct(differing[key]))}" for key in keys[:12])
+        more = f"; and {len(keys) - 12} more" if len(keys) > 12 else ""
+        lines.append(
+            f"{sum(len(grid.runs) for grid in own)} runs of {own[0].objective} are in {len(own)} tables, not averaged "
+            f"together, because they differ in {shown}{more}"
+        )
+    return lines
+
+
+def _distinct(values: Sequence[str | None]) -> list[str]:
+    plain = ["none" if value is None else value.strip('"') for value in values]
+    return [text if len(text) <= 40 else text[:37] + "..." for text in dict.fromkeys(plain)]
+
+
+def _columns(grids: Sequence[Grid], asked: Sequence[str] | None, notes: list[str]) -> list[list[str]]:
+    """Of each grid; a measure that a grid's kind of run does not have is no column of it."""
+    if asked is None:
+        return [_default(grid, notes) for grid in grids]
+    available = list(dict.fromkeys(name for grid in grids for name in grid.metrics()))
+    chosen: list[list[str]] = [[] for _ in grids]
+    for name in asked:
+        having = {grid.objective for grid in grids if resolve(name, grid.metrics())}
+        if not having and name not in LABELS:
+            listed = ", ".join(available[:20]) + (", ..." if len(available) > 20 else "")
+            raise UsageError(f"--columns: no run has a number {name[:60]!r}; there are {listed or 'none yet'}")
+        for grid, own in zip(grids, chosen, strict=True):
+            if not having or grid.objective in having:
+                own += [found for found in resolve(name, grid.metrics()) or [name] if found not in own]
+    return chosen
+
+
+def resolve(name: str, available: Sequence[str]) -> list[str]:
+    """A measure's full names: `k_0.99` is `spectrum.k_0.99`, `arc_easy` also `arc_easy [limit 100]`."""
+    for matches in (
+        [found for found in available if found == name],
+        [found for found in available if found.split(" [")[0] == name],
+        [found for found in available if found.split(" [")[0].partition(".")[2] == name],
+    ):
+        if matches:
+            return matches
+    return []
+
+
+def _default(grid: Grid, notes: list[str]) -> list[str]:
+    """What `lap eval` measured, in the order of the tasks; without any, the validation at the end of training.
+
+    What was measured otherwise (fewer examples, another protocol) is shown only where nothing else was.
+    """
+    names = [name for name in grid.metrics() if "." not in name.split(" [")[0]]
+    order = list(LABELS)
+    measured = [name for name in names if not name.startswith("validation_")]
+    aside = [name for name in measured if " [" in name and name.split(" [")[0] in measured]
+    notes += [f"{grid.title}: {name} is not shown; ask for it with --columns" for name in aside]
+    kept = [name for name in measured if name not in aside]
+    kept.sort(key=lambda name: order.index(name) if name in order else len(order))
+    return kept or names or _EXPECTED.get(grid.objective, ["validation_loss"])

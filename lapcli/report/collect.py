@@ -1,0 +1,289 @@
+"""What runs have to show: their recipe, and every number measured on the weights that they ended with.
+
+Numbers have dotted names by where they come from:
+
+    top1, arc_easy, linear ...         `eval/*.json`
+    validation_loss ...                `summary.json`, the validation at the end of training
+    spectrum.k_0.99, snr.snr ...       `analysis/*.json` of the run or of the folder of runs, last layer
+
+A number that is not there is not in the dictionary: it becomes a gap in the tables, never a zero. Only finished runs
+have numbers; what was measured on other weights than the chosen ones is left out and said.
+"""
+
+import fnmatch
+import json
+import math
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from lapcli.analysis.catalogue import CATALOGUE
+from lapcli.errors import UsageError
+from lapcli.recipe import recipe_to_dict
+from lapcli.runs import INFO, Run, read_run, read_summary
+from lapcli.training.metrics import read_metrics
+
+Which = Literal["last", "best"]
+_ASIDE = re.compile(r".*\.old-\d+")
+#: Values of an analysis that describe the measurement and not the model.
+_NOT_MEASURES = {"classes", "classes_left_out", "examples", "tokens_shown", "pictures", "patches", "layer"}
+
+
+@dataclass(frozen=True)
+class Number:
+    value: float
+    conditions: tuple[tuple[str, str], ...] = ()  # how it was measured; numbers of other conditions are not compared
+    count: int | None = None  # examples
+    source: str = ""  # the file
+
+
+@dataclass
+class RunResult:
+    """One run with its numbers."""
+
+    name: str
+    path: Path
+    objective: str
+    status: str
+    seed: str  # of all stages: `0`, or `1+42+42` of a chat run, its pretraining first
+    recipe: dict[str, Any]  # as data; a chat run's `start` is the recipe that it started from
+    info: dict[str, Any]
+    numbers: dict[str, Number] = field(default_factory=dict)
+    by_layer: dict[str, dict[int, float]] = field(default_factory=dict)  # of analyses
+    series: dict[str, list[float]] = field(default_factory=dict)  # of analyses, last layer: eigenvalues
+    curve: list[dict[str, Any]] = field(default_factory=list)  # metrics.jsonl
+    figures: dict[str, Path] = field(default_factory=dict)  # of analyses of this run alone, by name
+    identity: dict[str, str] | None = None  # what has to agree for an average, once it was asked for
+
+    @property
+    def is_finished(self) -> bool:
+        return self.status == "finished"
+
+
+@dataclass
+class Collection:
+    runs: list[RunResult]
+    notes: list[str] = field(default_factory=list)  # what was left out, and why
+    figures: dict[str, Path] = field(default_factory=dict)  # of analyses that compare runs
+    folders: list[Path] = field(default_factory=list)
+
+
+def collect(names: Sequence[str], runs_dir: Path, which: Which = "last") -> Collection:
+    """The runs of those names, folders or patterns; all of the folder if none is named."""
+    paths = _find(names, runs_dir)
+    notes: list[str] = []
+    results: list[RunResult] = []
+    for path in paths:
+        try:
+            run = read_run(path)
+        except UsageError as error:
+            if names and str(path) in names:
+                raise
+            notes.append(f"{path.name} is left out: {str(error).splitlines()[0]}")
+            continue
+        results.append(_read(run, which, notes))
+    if not results:
+        raise UsageError(f"there is no run to report on in {runs_dir}; name runs, or see --runs-dir")
+    collection = Collection(results, notes, folders=list(dict.fromkeys(path.parent for path in paths)))
+    for folder in collection.folders:
+        _read_analyses(folder / "analysis", results, which, notes, collection.figures)
+    for result in results:
+        _read_analyses(result.path / "analysis", [result], which, notes, result.figures)
+    return collection
+
+
+def _find(names: Sequence[str], runs_dir: Path) -> list[Path]:
+    if not names:
+        return [path for path in _runs_in(runs_dir) if not _ASIDE.fullmatch(path.name)]
+    found: dict[Path, None] = {}
+    for name in names:
+        direct = Path(name) if (Path(name) / INFO).is_file() else runs_dir / name
+        if (direct / INFO).is_file():
+            matching = [direct]
+        elif Path(name).is_dir() and _runs_in(Path(name)):
+            matching = [path for path in _runs_in(Path(name)) if not _ASIDE.fullmatch(path.name)]
+        else:
+            matching = [path for path in _runs_in(runs_dir) if fnmatch.fnmatchcase(path.name, name)]
+        if not matching:
+            raise UsageError(f"no run in {runs_dir} is called {name[:80]!r} or matches it; see --runs-dir")
+        found.update(dict.fromkeys(matching))
+    return list(found)
+
+
+def _runs_in(folder: Path) -> list[Path]:
+    return sorted(path.parent for path in folder.glob(f"*/{INFO}") if not path.parent.name.startswith("."))
+
+
+def _read(run: Run, which: Which, notes: list[str]) -> RunResult:
+    recipe, seeds = _whole_recipe(run, notes)
+    result = RunResult(
+        run.name,
+        run.path,
+        run.recipe.objective,
+        str(run.info.get("status")),
+        "+".join(seeds),
+        recipe,
+        run.info,
+        curve=read_metrics(run.metrics),
+    )
+    if not result.is_finished:
+        done = f"step {run.info.get('step', 0)} of {run.info.get('steps', '?')}"
+        why = f": {run.info['failure']}" if run.info.get("failure") else ""
+        notes.append(f"{run.name} is {result.status} at {done}{why}; it counts as a gap")
+        return result
+    summary = read_summary(run)
+    for name, value in (summary.get("end" if which == "last" else "best") or {}).items():
+        if _is_number(value):
+            result.numbers[name] = Number(float(value), source="summary.json")
+    step = run.info.get("step") if which == "last" else summary.get("best_step")
+    _read_evaluations(result, step, which, notes)
+    for task in ("top1", "top5"):  # the same images, measured at the end of training
+        if task not in result.numbers and f"validation_{task}" in result.numbers:
+            result.numbers[task] = result.numbers[f"validation_{task}"]
+    return result
+
+
+def _whole_recipe(run: Run, notes: list[str]) -> tuple[dict[str, Any], list[str]]:
+    """With the recipes of the stages before it in place of their names, and the seeds of all, first stage first."""
+    recipe = recipe_to_dict(run.recipe)
+    seeds = [str(recipe.pop("seed", 0))]
+    start = recipe.get("start")
+    if isinstance(start, dict) and "run" in start:
+        name = str(start["run"])
+        before = run.path.parent / name if (run.path.parent / name / INFO).is_file() else Path(name)
+        if (before / INFO).is_file():
+            recipe["start"], earlier = _whole_recipe(read_run(before), notes)
+            return recipe, [*earlier, *seeds]
+        notes.append(f"{run.name} started from {name}, which is not here: how that was trained is not compared")
+        recipe["start"] = None
+        return recipe, [Path(name).name.replace("+", "-"), *seeds]
+    return recipe, seeds
+
+
+def _read_evaluations(result: RunResult, step: Any, which: Which, notes: list[str]) -> None:
+    found: dict[str, list[tuple[float, Number]]] = {}
+    for path, told in _json_files(result.path / "eval", notes):
+        if not isinstance(told.get("tasks"), dict):
+            continue
+        if told.get("step") != step:
+            notes.append(f"{result.name}: {path.name} is of step {told.get('step')}, not of the {which} weights")
+            continue
+        for task, score in told["tasks"].items():
+            if isinstance(score, dict) and _is_number(score.get("value")):
+                number = Number(
+                    float(score["value"]), _conditions(task, score, told, result.info), score.get("count"), path.name
+                )
+                found.setdefault(task, []).append((path.stat().st_mtime, number))
+    for task, numbers in found.items():
+        by_conditions: dict[Any, Number] = {}
+        for _, number in sorted(numbers, key=lambda pair: pair[0]):  # the newest of those that were measured alike
+            by_conditions[number.conditions] = number
+        for number in by_conditions.values():
+            result.numbers[numbered_name(task, number.conditions)] = number
+
+
+def numbered_name(task: str, conditions: tuple[tuple[str, str], ...]) -> str:
+    """`arc_easy`, or `arc_easy [limit 100, protocol harness]`: never two measurements under one name."""
+    told = ", ".join(f"{key} {value}" for key, value in conditions)
+    return f"{task} [{told}]" if told else task
+
+
+def _conditions(
+    task: str, score: Mapping[str, Any], told: Mapping[str, Any], info: Mapping[str, Any]
+) -> tuple[tuple[str, str], ...]:
+    """What makes this another measurement than the default one of that name; empty for the default one."""
+    details = score.get("details") or {}
+    conditions: dict[str, str] = {}
+    if told.get("limit") is not None:
+        conditions["limit"] = str(told["limit"])
+    if told.get("protocol") is not None:
+        default = "paper" if told.get("objective") == "chat" else "harness"
+        if told["protocol"] != default:
+            conditions["protocol"] = str(told["protocol"])
+        sampling = details.get("sampling") or {}
+        metric = str(details.get("metric", ""))
+        if sampling and metric.startswith("pass@") and metric != "pass@10":
+            conditions["metric"] = metric
+        usual = {"temperature": 1.0, "top_k": 50, "max_new_tokens": 512}
+        conditions |= {key: str(sampling[key]) for key in usual if key in sampling and sampling[key] != usual[key]}
+    elif task != "ade20k":
+        first = str(told.get("data", "")).split("; ")[0]
+        if first and info.get("data") not in (None, first):
+            conditions["on"] = first
+    changed = details.get("protocol") if isinstance(details.get("protocol"), dict) else {}
+    for key, value in (changed or {}).get("changed", {}).items():
+        used = value.get("used") if isinstance(value, dict) else value
+        if key != "data":
+            conditions[key] = str(used)
+    return tuple(sorted(conditions.items()))
+
+
+def _read_analyses(
+    folder: Path, results: Sequence[RunResult], which: Which, notes: list[str], figures: dict[str, Path]
+) -> None:
+    by_name = {result.name: result for result in results}
+    for path, told in _json_files(folder, notes):
+        what, entries = told.get("what"), told.get("runs")
+        if not isinstance(what, str) or not isinstance(entries, list):
+            continue
+        seen = False
+        for entry in entries:
+            result = by_name.get(entry.get("name"))
+            if result is None or entry.get("weights") != "trained" or not result.is_finished:
+                continue
+            if which == "last" and entry.get("weights_sha256") != result.info.get("weights_sha256"):
+                notes.append(f"{result.name}: {path.name} was measured on other weights than its last ones")
+                continue
+            seen = True
+            _add_layers(result, what, entry, told.get("settings") or {})
+        if seen:
+            for form in (".svg", ".png"):
+                if path.with_suffix(form).is_file():
+                    figures[what] = path.with_suffix(form)
+                    break
+
+
+def _add_layers(result: RunResult, what: str, entry: Mapping[str, Any], settings: Mapping[str, Any]) -> None:
+    layers = [layer for layer in entry.get("layers", []) if isinstance(layer, dict) and "layer" in layer]
+    if not layers:
+        return
+    for layer in layers:
+        for name, value in layer.items():
+            if name not in _NOT_MEASURES and _is_number(value):
+                result.by_layer.setdefault(f"{what}.{name}", {})[int(layer["layer"])] = float(value)
+    last = max(layers, key=lambda layer: layer["layer"])
+    usual = {"tokens": "all", "norm": CATALOGUE[what].norm if what in CATALOGUE else None, "center": "none"}
+    told = {key: str(settings[key]) for key in usual if settings.get(key) not in (None, usual[key])}
+    if last["layer"] != len(entry.get("laplacian_heads") or []) - 1:  # of some layers, the last one not among them
+        told["layer"] = str(last["layer"])
+    conditions = tuple(sorted(told.items()))
+    for name, value in last.items():
+        if name in _NOT_MEASURES:
+            continue
+        if _is_number(value):
+            number = Number(float(value), conditions, entry.get("sequences"), f"{what}.json")
+            result.numbers[numbered_name(f"{what}.{name}", conditions)] = number
+        elif (
+            not conditions
+            and isinstance(value, list)
+            and value
+            and all(item is None or _is_number(item) for item in value)
+        ):
+            result.series[f"{what}.{name}"] = [math.nan if item is None else float(item) for item in value]
+
+
+def _json_files(folder: Path, notes: list[str]) -> Iterator[tuple[Path, dict[str, Any]]]:
+    for path in sorted(folder.glob("*.json")):
+        try:
+            told = json.loads(path.read_text(encoding="utf-8"))
+        except (OSError, ValueError) as error:
+            notes.append(f"{path} cannot be read ({error}); it is left out")
+            continue
+        if isinstance(told, dict):
+            yield path, told
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)

@@ -1,0 +1,245 @@
+"""Our runs in the form of the paper's three tables, its numbers beside ours."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from lapcli.report import paper
+from lapcli.report.collect import RunResult
+from lapcli.report.grouping import HEADS, Grid, RowKey, group
+from lapcli.report.paper import data_set_of, recipe_differences
+from lapcli.report.statistics import compare, summarise
+from lapcli.report.tables import Cell, Column, Row, Table, cell_of, column_of, mark
+
+DROP_PATH = "model.drop_path"
+TABLES = ("table1", "table2", "table3")
+#: The paper's deviations in table 2 are half the difference of two seeds.
+DDOF = {"table1": 1, "table2": 0, "table3": 1}
+NAMES = {0: "Baseline", 1: "1 Laplacian"}
+
+
+@dataclass
+class Source:
+    """What fills a column: a grid, and the measure in it."""
+
+    column: Column
+    grid: Grid | None
+    metric: str
+    paper: paper.Numbers
+
+
+def paper_tables(which: str, runs: Sequence[RunResult], ddof: int | None = None) -> list[Table]:
+    """The table; of language models also the numbers that the paper gives in its text."""
+    used = DDOF[which] if ddof is None else ddof
+    if which == "table1":
+        return [_table1(runs, used)]
+    return [_table2(runs, used), _components(runs, used)] if which == "table2" else [_table3(runs, used)]
+
+
+def _table1(runs: Sequence[RunResult], ddof: int) -> Table:
+    notes: list[str] = []
+    sources = []
+    for data_set, numbers in paper.CLASSIFICATION.items():
+        own = [run for run in runs if run.objective == "classification" and data_set_of(run) == data_set]
+        grid = best_drop_path(data_set, own, notes)
+        column = Column(data_set, f"{data_set} (%)", True, "higher")
+        sources.append(Source(column, grid, "top1", numbers))
+        if grid is not None:
+            notes += _differences(data_set, grid)
+        else:
+            notes.append(f"{data_set}: no runs.")
+    return _table("Table 1: top-1 accuracy (%) of image classification", sources, ddof, notes)
+
+
+def best_drop_path(data_set: str, runs: Sequence[RunResult], notes: list[str]) -> Grid | None:
+    """The grid at the drop path with the best baseline, as the paper chose; `notes` gets which and against what."""
+    if not runs:
+        return None
+    families = by_drop_path(runs)
+    family = min(families, key=lambda grids: (_distance(grids[0]), -sum(len(grid.runs) for grid in grids)))
+    if len(families) > 1:
+        notes.append(
+            f"{data_set}: {sum(len(grids) for grids in families)} grids of different recipes; the one nearest to the "
+            "paper's recipe is used."
+        )
+    baselines = {}
+    for grid in family:
+        found = summarise(list(grid.values(grid.baseline, "top1").values()), 1) if grid.baseline else None
+        if found is not None:
+            baselines[_drop_path(grid)] = found.mean
+    if not baselines:
+        grid = max(family, key=lambda grid: len(grid.runs))
+        notes.append(
+            f"{data_set}: no baseline has a score; drop path {_drop_path(grid)} has the most runs and is shown."
+        )
+        return grid
+    best = max(baselines, key=lambda rate: baselines[rate])
+    tried = ", ".join(f"{rate}: {value * 100:.2f}" for rate, value in sorted(baselines.items()))
+    notes.append(
+        f"{data_set}: drop path {best}, the one with the best baseline (top-1 of the baselines by drop path: {tried})."
+    )
+    return next(grid for grid in family if _drop_path(grid) == best)
+
+
+def by_drop_path(runs: Sequence[RunResult]) -> list[list[Grid]]:
+    """Families of grids that differ in nothing but the drop path, which is one grid for each rate."""
+    families: dict[str, list[Grid]] = {}
+    for grid in group(runs, [HEADS], []):
+        rest = {key: value for key, value in grid.identity.items() if key != DROP_PATH}
+        families.setdefault(repr(sorted(rest.items())), []).append(grid)
+    return [sorted(grids, key=_drop_path) for grids in families.values()]
+
+
+def _drop_path(grid: Grid) -> str:
+    return grid.identity.get(DROP_PATH, "none")
+
+
+def _distance(grid: Grid) -> int:
+    found = recipe_differences(grid.runs[0])
+    return 10_000 if found is None else len(found)
+
+
+def _table2(runs: Sequence[RunResult], ddof: int) -> Table:
+    notes: list[str] = []
+    own = [run for run in runs if run.objective == "chat" and run.recipe.get("stage") == "sft"]
+    grid = nearest_grid("language", own, notes)
+    sources = [Source(column_of(task), grid, task, numbers) for task, numbers in paper.LANGUAGE.items()]
+    if grid is None:
+        notes.append("no fine-tuned language models (`lap sft`) among the runs.")
+    else:
+        notes += _differences("language", grid)
+        measured = grid.metrics()
+        for task in paper.LANGUAGE:
+            others = [name for name in measured if name.startswith(f"{task} [")]
+            if others:
+                notes.append(
+                    f"{task}: measured otherwise than by the paper's protocol and not shown: {', '.join(others)}."
+                )
+    table = _table("Table 2: accuracy (%) of language models", sources, ddof, notes, random=paper.RANDOM)
+    _add_average(table, grid, ddof)
+    return table
+
+
+def _add_average(table: Table, grid: Grid | None, ddof: int) -> None:
+    """The plain mean over the five tasks of each run; a run that lacks one of them has no average."""
+    column = Column("average", "Avg", True, "higher")
+    table.columns.append(column)
+    keys = {_heads(row): row for row in grid.rows} if grid else {}
+    baseline = averages(grid, grid.baseline) if grid and grid.baseline else {}
+    for row, heads in zip(table.rows, [None, *_all_heads(grid, paper.LANGUAGE_AVERAGE)], strict=True):
+        values = averages(grid, keys[heads]) if grid and heads in keys else {}
+        cell = Cell(summarise(list(values.values()), ddof))
+        cell.missing = [seed for seed in table.seeds if seed not in values] if values else []
+        if heads is not None:
+            cell.paper = paper.LANGUAGE_AVERAGE.get(_whole(heads))
+            cell.paired = compare(values, baseline) if values and baseline and heads != 0 else None
+        row.cells.append(cell)
+    mark(table)
+
+
+def averages(grid: Grid, row: RowKey) -> dict[str, float]:
+    """By seed."""
+    columns = [grid.values(row, task) for task in paper.LANGUAGE]
+    shared = set.intersection(*(set(column) for column in columns))
+    return {seed: sum(column[seed] for column in columns) / len(columns) for seed in columns[0] if seed in shared}
+
+
+def _components(runs: Sequence[RunResult], ddof: int) -> Table:
+    """k_0.99: of the pretrained models, or of the stage that was analysed."""
+    metric = "spectrum.k_0.99"
+    notes: list[str] = []
+    own = [run for run in runs if run.objective in ("language_model", "chat") and metric in run.numbers]
+    grid = nearest_grid("k_0.99", own, notes)
+    if grid is None:
+        notes.append("no language model has been analysed: `lap analyze spectrum --runs PATTERN`.")
+    else:
+        notes += _differences("k_0.99", grid)
+    column = Column(metric, "k_0.99", False, None, 1)
+    return _table(
+        "Section 4.2: components for 99% of the variance of a language model's tokens",
+        [Source(column, grid, metric, paper.COMPONENTS)],
+        ddof,
+        notes,
+    )
+
+
+def _table3(runs: Sequence[RunResult], ddof: int) -> Table:
+    notes: list[str] = []
+    own = [run for run in runs if run.objective == "self_supervised" and data_set_of(run) == "ImageNet"]
+    grid = nearest_grid("self-supervised", own, notes)
+    if grid is None:
+        notes.append("no self-supervised runs on ImageNet.")
+    else:
+        notes += _differences("self-supervised", grid)
+    labels = {"linear": "ImageNet Top-1 (%)", "ade20k": "ADE20K mIoU (%)"}
+    sources = [
+        Source(Column(task, labels[task], True, "higher"), grid, task, numbers)
+        for task, numbers in paper.SELF_SUPERVISED.items()
+    ]
+    return _table("Table 3: linear probes of self-supervised ViT-S", sources, ddof, notes)
+
+
+def nearest_grid(what: str, runs: Sequence[RunResult], notes: list[str]) -> Grid | None:
+    """Of several recipes the one nearest to the paper's, then the one with the most runs."""
+    grids = group(runs, [HEADS], [])
+    if len(grids) > 1:
+        notes.append(f"{what}: {len(grids)} grids of different recipes; the one nearest to the paper's recipe is used.")
+    return min(grids, key=lambda grid: (_distance(grid), -len(grid.runs))) if grids else None
+
+
+def _differences(what: str, grid: Grid) -> list[str]:
+    found = recipe_differences(grid.runs[0])
+    if found is None:
+        return [f"{what}: the paper's recipe is not at hand, so differences from it are not known."]
+    if not found:
+        return []
+    shown = ", ".join(f"{key} {ours} (paper: {theirs})" for key, theirs, ours in found[:6])
+    more = f" and {len(found) - 6} more" if len(found) > 6 else ""
+    return [f"{what}: NOT the paper's recipe, {len(found)} keys differ: {shown}{more}."]
+
+
+def _table(
+    title: str, sources: Sequence[Source], ddof: int, notes: list[str], random: dict[str, float] | None = None
+) -> Table:
+    heads = list(dict.fromkeys(number for source in sources for number in _all_heads(source.grid, source.paper)))
+    heads.sort()
+    rows = []
+    if random is not None:
+        given = [Cell(paper=(random[source.metric], None)) for source in sources]
+        rows.append(Row("Random", given, is_given=True))
+    for number in heads:
+        cells = []
+        for source in sources:
+            keys = {_heads(row): row for row in source.grid.rows} if source.grid else {}
+            row = keys.get(number)
+            cell = (
+                cell_of(source.grid, row, source.metric, ddof, source.grid.baseline) if source.grid and row else Cell()
+            )
+            cell.paper = source.paper.get(_whole(number))
+            cells.append(cell)
+        rows.append(Row(_row_name(number, sources), cells, number == 0))
+    seeds = list(dict.fromkeys(seed for source in sources if source.grid for seed in source.grid.seeds))
+    columns = [source.column for source in sources]
+    table = Table(title, "Model", columns, rows, ddof, seeds, notes, "Baseline", has_paper=True)
+    mark(table)
+    return table
+
+
+def _heads(row: RowKey) -> float:
+    return row.order[0]
+
+
+def _all_heads(grid: Grid | None, numbers: paper.Numbers) -> list[float]:
+    """The paper's rows and ours; a plan that differs by layer has its mean."""
+    ours = [_heads(row) for row in grid.rows] if grid else []
+    return sorted({*map(float, numbers), *ours})
+
+
+def _whole(heads: float) -> int:
+    return int(heads) if heads == int(heads) else -1
+
+
+def _row_name(heads: float, sources: Sequence[Source]) -> str:
+    if heads == int(heads):
+        return NAMES.get(int(heads), f"{int(heads)} Laplacians")
+    labels = [row.label for source in sources if source.grid for row in source.grid.rows if _heads(row) == heads]
+    return labels[0] if labels else f"{heads:.2f} Laplacians"

@@ -1,0 +1,237 @@
+"""Figures of the grids: accuracy, k_alpha and variance shares against the number of Laplacian heads, training curves.
+
+Each is one panel, so that a page can stack them on a narrow screen. A figure is drawn once: as a file it has its own
+colours on white, in the page its text and lines take the page's colours, light or dark.
+"""
+
+import io
+import re
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from lapcli.report import paper
+from lapcli.report.compare import DROP_PATH, by_drop_path
+from lapcli.report.grouping import Grid
+from lapcli.report.paper import data_set_of
+from lapcli.report.statistics import summarise
+from lapcli.report.tables import LABELS, column_of
+
+#: Okabe and Ito's colours, which read on white and on black; lines differ in their markers too.
+COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#D55E00", "#56B4E9", "#8a8a8a")
+MARKERS = "osD^vPX"
+_TEXT, _LINES = "#101112", "#c0c1c2"  # stand for the page's colours
+_STYLE = {
+    "font.size": 9,
+    "font.family": "sans-serif",
+    "svg.fonttype": "none",
+    "svg.hashsalt": "lap",  # the same picture, the same file
+    "text.color": _TEXT,
+    "axes.labelcolor": _TEXT,
+    "axes.edgecolor": _TEXT,
+    "xtick.color": _TEXT,
+    "ytick.color": _TEXT,
+    "axes.facecolor": "none",
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "axes.axisbelow": True,
+    "grid.color": _LINES,
+    "grid.linewidth": 0.6,
+    "legend.frameon": False,
+    "legend.fontsize": 8,
+    "lines.linewidth": 1.6,
+    "lines.markersize": 5,
+}
+POINTS = 120  # of a training curve
+VALIDATION = ("validation_knn", "validation_bits_per_byte", "validation_loss")  # where nothing else was measured
+
+
+@dataclass(frozen=True)
+class Drawing:
+    name: str  # of the files
+    title: str
+    caption: str
+    svg: str  # as a file
+    png: bytes
+
+    def inline(self, number: int) -> str:
+        """For a page with other drawings: its colours, and names that no other drawing has."""
+        text = self.svg[self.svg.index("<svg") :]
+        text = re.sub(r'\bid="', f'id="d{number}-', text)
+        text = re.sub(r"(url\(#|href=\"#)", rf"\g<1>d{number}-", text)
+        text = re.sub(r'(<svg[^>]*?) width="[^"]*"', r"\1", text, count=1)
+        text = re.sub(r'(<svg[^>]*?) height="[^"]*"', r"\1", text, count=1)
+        text = re.sub(r"<metadata>.*?</metadata>", "", text, flags=re.DOTALL)
+        return text.replace(_TEXT, "currentColor").replace(_LINES, "var(--line)")
+
+
+def draw_all(grids: Sequence[Grid]) -> list[Drawing]:
+    """What the grids have numbers for; nothing is drawn of nothing."""
+    import matplotlib as mpl
+
+    runs = [run for grid in grids for run in grid.runs]
+    drawings: list[Drawing] = []
+    with mpl.rc_context(_STYLE):
+        families = [
+            family
+            for objective in dict.fromkeys(run.objective for run in runs)
+            for family in by_drop_path([run for run in runs if run.objective == objective])
+        ]
+        for number, family in enumerate(families):
+            drawings += [drawing for drawing in _of_family(family, number) if drawing is not None]
+    return drawings
+
+
+def write_files(drawings: Sequence[Drawing], folder: Path) -> list[Path]:
+    folder.mkdir(parents=True, exist_ok=True)
+    paths = []
+    for drawing in drawings:
+        vector, picture = folder / f"{drawing.name}.svg", folder / f"{drawing.name}.png"
+        vector.write_text(drawing.svg, encoding="utf-8")
+        picture.write_bytes(drawing.png)
+        paths += [vector, picture]
+    return paths
+
+
+def _of_family(family: Sequence[Grid], number: int) -> list[Drawing | None]:
+    """Grids that differ in the drop path alone: a line each."""
+    first = family[0].runs[0]
+    what = data_set_of(first) or str(first.info.get("data", "")).split(":")[0] or "runs"
+    stage = f" {first.recipe['stage']}" if first.recipe.get("stage") else ""
+    title = f"{first.objective.replace('_', ' ')}{stage}, {what}"
+    name = re.sub(r"[^a-z0-9]+", "-", f"{number + 1}-{title}".lower()).strip("-")[:60]
+    metrics = {metric for grid in family for metric in grid.metrics()}
+    shares = [m for m in ("between_class", "within_class", "within_sequence") if f"anova.{m}_share" in metrics]
+    components = [m for m in ("spectrum.k_0.9", "spectrum.k_0.99", "spectrum.k_0.999") if m in metrics]
+    return [
+        *(_against_heads(family, lines, f"{name}-{what}", title, label) for what, lines, label in _scores(metrics)),
+        _against_heads(
+            family[:1],
+            {m: m.removeprefix("spectrum.") for m in components},
+            f"{name}-components",
+            title,
+            "components of the tokens' variance",
+        )
+        if components
+        else None,
+        _against_heads(
+            family[:1],
+            {f"anova.{m}_share": m.replace("_", " ") for m in shares},
+            f"{name}-shares",
+            title,
+            "share of the tokens' variance (%)",
+        )
+        if shares
+        else None,
+        *(_curves(grid, f"{name}-loss-{place + 1}", title) for place, grid in enumerate(family)),
+    ]
+
+
+def _scores(metrics: Collection[str]) -> list[tuple[str, dict[str, str], str]]:
+    """(name, measures with the names of their lines, label of the axis) of what tells how good the models are."""
+    found = [(task, {task: task}, column_of(task).label) for task in ("top1", "linear", "ade20k") if task in metrics]
+    tasks = {task: LABELS[task].removesuffix(" (%)") for task in paper.LANGUAGE if task in metrics}
+    if tasks:
+        found.append(("tasks", tasks, "accuracy (%)"))
+    if not found:
+        found = [(name, {name: name}, column_of(name).label) for name in VALIDATION if name in metrics][:1]
+    return found
+
+
+def _against_heads(
+    family: Sequence[Grid], metrics: dict[str, str], name: str, title: str, label: str
+) -> Drawing | None:
+    """Means with their deviations as a band: a line for each drop path, or for each of several measures."""
+    figure, axes = _panel()
+    lines = [(grid, metric) for grid in family for metric in metrics]
+    drawn = 0
+    for place, (grid, metric) in enumerate(lines):
+        points = []
+        for row in grid.rows:
+            found = summarise(list(grid.values(row, metric).values()), 1)
+            if found is not None:
+                points.append((row.order[0], found.mean, found.std or 0.0))
+        if not points:
+            continue
+        drawn += 1
+        scale = column_of(metric).scale
+        x, y, spread = ([point[n] * (scale if n else 1) for point in points] for n in range(3))
+        colour, marker = COLOURS[place % len(COLOURS)], MARKERS[place % len(MARKERS)]
+        drop_path = f"drop path {grid.identity.get(DROP_PATH, 'none')}"
+        axes.plot(x, y, color=colour, marker=marker, label=metrics[metric] if len(metrics) > 1 else drop_path)
+        low, high = [a - b for a, b in zip(y, spread, strict=True)], [a + b for a, b in zip(y, spread, strict=True)]
+        axes.fill_between(x, low, high, color=colour, alpha=0.18, linewidth=0)
+    if not drawn:
+        return None
+    axes.set_xlabel(_row_label(family[0]))
+    axes.set_ylabel(_safe(label))
+    axes.xaxis.get_major_locator().set_params(integer=True)
+    if drawn > 1 or len(metrics) > 1:
+        axes.legend()
+    n = sorted({len(row) for grid in family for row in grid.rows.values()})
+    seeds = f"{n[0]} seed{'s' if n[0] > 1 else ''}" if len(n) == 1 else f"{n[0]} to {n[-1]} seeds"
+    caption = (
+        f"{label} against the number of Laplacian heads; means over {seeds}, band: one standard deviation (ddof 1)."
+    )
+    return Drawing(name, title, caption, *_files(figure))
+
+
+def _curves(grid: Grid, name: str, title: str) -> Drawing | None:
+    """The training loss of each run, averaged over stretches of steps."""
+    figure, axes = _panel()
+    drawn = 0
+    for place, (row, runs) in enumerate(grid.rows.items()):
+        for number, run in enumerate(runs.values()):
+            points = _stretches(
+                [(line["step"], line["loss"]) for line in run.curve if isinstance(line.get("loss"), int | float)]
+            )
+            if not points:
+                continue
+            drawn += 1
+            x, y = zip(*points, strict=True)
+            label = _safe(f"{row.label}") if number == 0 else None
+            axes.plot(x, y, color=COLOURS[place % len(COLOURS)], linewidth=1.1, alpha=0.85, label=label)
+    if not drawn:
+        return None
+    axes.set_xlabel("step")
+    axes.set_ylabel("training loss")
+    if len(grid.rows) <= 12:
+        axes.legend(title=_row_label(grid))
+    drop_path = f", drop path {grid.identity[DROP_PATH]}" if DROP_PATH in grid.identity else ""
+    caption = (
+        f"Training loss of {drawn} runs{drop_path}, each point a mean over a stretch of steps (at most {POINTS} points "
+        "a run)."
+    )
+    return Drawing(name, title, caption, *_files(figure))
+
+
+def _stretches(points: Sequence[tuple[int, float]]) -> list[tuple[float, float]]:
+    size = -(-len(points) // POINTS) or 1
+    parts = [points[start : start + size] for start in range(0, len(points), size)]
+    return [(sum(x for x, _ in part) / len(part), sum(y for _, y in part) / len(part)) for part in parts]
+
+
+def _row_label(grid: Grid) -> str:
+    heads = {run.recipe["model"]["heads"] for run in grid.runs}
+    return f"Laplacian heads (of {heads.pop()})" if len(heads) == 1 else "Laplacian heads"
+
+
+def _panel() -> tuple[Any, Any]:
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(4.4, 3.0), layout="constrained")
+    return figure, figure.subplots()
+
+
+def _files(figure: Any) -> tuple[str, bytes]:
+    text, picture = io.StringIO(), io.BytesIO()
+    figure.savefig(text, format="svg", facecolor="none", metadata={"Date": None, "Creator": None})
+    figure.savefig(picture, format="png", dpi=160)
+    return text.getvalue(), picture.getvalue()
+
+
+def _safe(text: str) -> str:
+    """matplotlib would read mathematics between dollar signs."""
+    return text.replace("$", r"\$")

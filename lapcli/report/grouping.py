@@ -1,0 +1,191 @@
+"""Which runs are averaged: those whose recipes and data agree in everything but the seed and the keys of the rows.
+
+Runs that agree but for rows and seeds are one grid, and get one table. A run that differs in any other key goes to
+another grid, and the differing keys are printed: nothing that was trained otherwise is ever averaged in.
+"""
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from difflib import get_close_matches
+from typing import Any
+
+from lapcli.errors import UsageError
+from lapcli.head_plan import head_plan
+from lapcli.report.collect import RunResult
+
+HEADS = "model.laplacian_heads"
+DATA = "(data sha256)"  # a key of the grid beside the recipe's
+
+
+@dataclass(frozen=True, order=True)
+class RowKey:
+    """The value of a row: sorts as a number where it is one."""
+
+    order: tuple[float, ...]
+    label: str
+
+
+@dataclass
+class Grid:
+    identity: dict[str, str]  # every key but the rows' and the seeds, as JSON
+    rows: dict[RowKey, dict[str, RunResult]] = field(default_factory=dict)  # by seed
+    title: str = ""
+    rows_by: tuple[str, ...] = (HEADS,)
+
+    @property
+    def runs(self) -> list[RunResult]:
+        return [run for row in self.rows.values() for run in row.values()]
+
+    @property
+    def objective(self) -> str:
+        return self.runs[0].objective
+
+    @property
+    def seeds(self) -> list[str]:
+        return sorted({seed for row in self.rows.values() for seed in row}, key=_seed_order)
+
+    @property
+    def baseline(self) -> RowKey | None:
+        """The one row without Laplacian heads; none where the rows are not by heads, or several are without."""
+        if HEADS not in self.rows_by:
+            return None
+        place = self.rows_by.index(HEADS)
+        without = [row for row in self.rows if row.order[place] == 0]
+        return without[0] if len(without) == 1 else None
+
+    def values(self, row: RowKey, metric: str) -> dict[str, float]:
+        """By seed; a run that lacks the number is not there."""
+        found = {seed: run.numbers.get(metric) for seed, run in self.rows[row].items()}
+        return {seed: number.value for seed, number in found.items() if number is not None}
+
+    def metrics(self) -> list[str]:
+        return list(dict.fromkeys(name for run in self.runs for name in run.numbers))
+
+
+def group(runs: Sequence[RunResult], rows: Sequence[str], notes: list[str]) -> list[Grid]:
+    """Grids in the order of their objective and first run; a seed that is there twice counts once, its newest run."""
+    known = {key for run in runs for key, _ in flatten(run.recipe)}
+    for key in rows:
+        if runs and key not in known:
+            close = get_close_matches(key, sorted(known), 1)
+            hint = f"; did you mean {close[0]}?" if close else ""
+            raise UsageError(f"--rows: no recipe of these runs has a key {key[:60]!r}{hint}")
+    grids: dict[str, Grid] = {}
+    for run in runs:
+        identity = identity_of(run, rows)
+        grid = grids.setdefault(json.dumps(identity, sort_keys=True), Grid(identity, rows_by=tuple(rows)))
+        row = grid.rows.setdefault(row_key(run, rows), {})
+        other = row.get(run.seed)
+        if other is not None:
+            kept, left = _newer(run, other)
+            notes.append(f"{left.name} has the recipe and the seed of {kept.name}, which is used; it is left out")
+            run = kept
+        row[run.seed] = run
+    found = list(grids.values())
+    for grid in found:
+        grid.rows = dict(sorted(grid.rows.items()))
+        grid.rows = {
+            key: dict(sorted(row.items(), key=lambda item: _seed_order(item[0]))) for key, row in grid.rows.items()
+        }
+    _name(found)
+    return found
+
+
+def identity_of(run: RunResult, rows: Sequence[str] = (HEADS,)) -> dict[str, str]:
+    """All that has to agree; the model of the stages before a chat run is the chat run's own."""
+    if run.identity is None:
+        run.identity = {}
+        for key, value in flatten(run.recipe):
+            own = key
+            while own.startswith("start."):
+                own = own.removeprefix("start.")
+            if own != key and own.startswith(("model.", "tokenizer.")):
+                continue
+            run.identity[key] = json.dumps(value, sort_keys=True)
+        # Of conversations the order is a part of the identity, and with it the seed.
+        if run.objective != "chat" and run.info.get("data_sha256"):
+            run.identity[DATA] = json.dumps(str(run.info["data_sha256"])[:16])
+    return {key: value for key, value in run.identity.items() if key not in rows}
+
+
+def flatten(value: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Leaves with their dotted keys; `laplacian_heads` and lists are leaves."""
+    for name, inner in value.items():
+        key = f"{prefix}{name}"
+        if isinstance(inner, Mapping) and key != HEADS and not key.endswith(f".{HEADS}"):
+            yield from flatten(inner, f"{key}.")
+        else:
+            yield key, inner
+
+
+def row_key(run: RunResult, rows: Sequence[str]) -> RowKey:
+    leaves = dict(flatten(run.recipe))
+    orders: list[float] = []
+    labels = []
+    for key in rows:
+        value = leaves.get(key)
+        if key == HEADS:
+            order, label = _heads(run, value)
+        elif isinstance(value, int | float):
+            order, label = float(value), f"{value:g}" if isinstance(value, float) else str(value)
+        else:
+            order, label = float("inf"), value if isinstance(value, str) else json.dumps(value)
+        orders.append(order)
+        labels.append(label)
+    return RowKey(tuple(orders), ", ".join(labels))
+
+
+def _heads(run: RunResult, value: Any) -> tuple[float, str]:
+    """`3` and `[3, 3, 3, 3]` are the same plan; the order is the mean number in a layer."""
+    model = run.recipe["model"]
+    plan = head_plan(value, model["layers"], model["heads"])
+    return plan.total / len(plan.per_layer), str(plan)
+
+
+def differences(grids: Sequence[Grid]) -> dict[str, list[str | None]]:
+    """Keys in which the grids differ, with the value of each."""
+    keys = list(dict.fromkeys(key for grid in grids for key in grid.identity))
+    values = {key: [grid.identity.get(key) for grid in grids] for key in keys}
+    return {key: found for key, found in values.items() if len(set(found)) > 1}
+
+
+def alike(grids: Sequence[Grid]) -> list[list[Grid]]:
+    """Grids of the same kind of training on the same data: those that one would expect in one table."""
+    found: dict[tuple[str, str], list[Grid]] = {}
+    for grid in grids:
+        found.setdefault(_kind(grid), []).append(grid)
+    return list(found.values())
+
+
+def _kind(grid: Grid) -> tuple[str, str]:
+    run = grid.runs[0]
+    stage = f", {run.recipe['stage']}" if run.recipe.get("stage") else ""
+    data = (run.recipe.get("data") or {}).get("train") or run.info.get("data") or ""
+    return run.objective.replace("_", " ") + stage, str(data)
+
+
+def _name(grids: Sequence[Grid]) -> None:
+    """Objective and data, and of what differs the keys that tell the grids apart."""
+    for own in alike(grids):
+        differing = {key: values for key, values in differences(own).items() if key != DATA}
+        for number, grid in enumerate(own):
+            shown = [f"{key} {_plain(values[number])}" for key, values in differing.items()]
+            more = f" and {len(shown) - 3} more keys" if len(shown) > 3 else ""
+            parts = [*_kind(grid), ", ".join(shown[:3]) + more]
+            grid.title = " · ".join(part for part in parts if part)
+
+
+def _plain(value: str | None) -> str:
+    text = "none" if value is None else value.strip('"')
+    return text if len(text) <= 40 else text[:37] + "..."
+
+
+def _newer(one: RunResult, other: RunResult) -> tuple[RunResult, RunResult]:
+    """A finished run before one that is not, then by when it was last written."""
+    key = lambda run: (run.is_finished, str(run.info.get("updated") or run.info.get("created") or ""))  # noqa: E731
+    return (one, other) if key(one) >= key(other) else (other, one)
+
+
+def _seed_order(seed: str) -> tuple[tuple[int, str], ...]:
+    return tuple((int(part), "") if part.isdecimal() else (-1, part) for part in seed.split("+"))

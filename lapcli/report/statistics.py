@@ -1,0 +1,81 @@
+"""Means and deviations over seeds, their intervals, and the paired test against a baseline.
+
+std      sqrt(sum (x - mean)^2 / (n - ddof));  none for n <= ddof
+interval mean -+ t_{0.975, n-1} s / sqrt(n), s with ddof 1 whatever the table shows
+paired   d_i = x_i - b_i over the seeds that both have;  t = mean(d) / (s_d / sqrt(n)),  two-sided p
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Summary:
+    mean: float
+    std: float | None
+    n: int
+    interval: tuple[float, float] | None  # 95%, of the mean
+
+
+@dataclass(frozen=True)
+class Paired:
+    """A row against the baseline, seed by seed."""
+
+    difference: float
+    n: int
+    interval: tuple[float, float] | None
+    p: float | None  # none: fewer than two pairs, or all differences equal
+
+
+def summarise(values: Sequence[float], ddof: int) -> Summary | None:
+    if not values:
+        return None
+    n = len(values)
+    mean = math.fsum(values) / n
+    squares = math.fsum((value - mean) ** 2 for value in values)
+    std = math.sqrt(squares / (n - ddof)) if n > ddof and n > 1 else None
+    return Summary(mean, std, n, _interval(mean, squares, n))
+
+
+def compare(values: Mapping[str, float], baseline: Mapping[str, float]) -> Paired | None:
+    """Both by seed; none where no seed is in both."""
+    differences = [values[seed] - baseline[seed] for seed in values if seed in baseline]
+    if not differences:
+        return None
+    n = len(differences)
+    mean = math.fsum(differences) / n
+    squares = math.fsum((value - mean) ** 2 for value in differences)
+    error = math.sqrt(squares / (n - 1) / n) if n > 1 else 0.0
+    # Equal differences leave the rounding of their mean.
+    if n < 2 or error <= 1e-12 * max(map(abs, differences)):
+        return Paired(mean, n, None, None)
+    from scipy.special import stdtr
+
+    return Paired(mean, n, _interval(mean, squares, n), float(2 * stdtr(n - 1, -abs(mean / error))))
+
+
+def _interval(mean: float, squares: float, n: int) -> tuple[float, float] | None:
+    if n < 2:
+        return None
+    from scipy.special import stdtrit
+
+    half = float(stdtrit(n - 1, 0.975)) * math.sqrt(squares / (n - 1) / n)
+    return mean - half, mean + half
+
+
+def rank_correlation(x: Sequence[float], y: Sequence[float]) -> float | None:
+    """Spearman's: the correlation of the ranks, ties sharing their mean rank; none for fewer than three points."""
+    if len(x) < 3:
+        return None
+    a, b = _ranks(x), _ranks(y)
+    mean = (len(x) + 1) / 2
+    top = math.fsum((p - mean) * (q - mean) for p, q in zip(a, b, strict=True))
+    bottom = math.sqrt(math.fsum((p - mean) ** 2 for p in a) * math.fsum((q - mean) ** 2 for q in b))
+    return top / bottom if bottom > 0 else None
+
+
+def _ranks(values: Sequence[float]) -> list[float]:
+    return [
+        sum(other < value for other in values) + (sum(other == value for other in values) + 1) / 2 for value in values
+    ]

@@ -1,0 +1,268 @@
+"""The paper's tables beside ours, and its claims: judged on run directories that hold the paper's own numbers."""
+
+import re
+
+import pytest
+from report_support import write_analysis, write_chat_run, write_evaluation, write_run
+from support import run_main
+
+from lapcli.report import paper
+from lapcli.report.claims import CLAIMS, judge_all
+from lapcli.report.collect import collect
+from lapcli.report.compare import paper_tables
+from lapcli.report.paper import data_set_of, recipe_differences
+
+RECIPES = {"CIFAR10": "vitb_cifar10", "CIFAR100": "vitb_cifar100", "ImageNet": "vitb_imagenet"}
+#: Where the paper's ImageNet row must come from: it is not monotone there.
+DROP_PATHS = {"CIFAR10": "0.1", "CIFAR100": "0.1", "ImageNet": "0.4"}
+SEEDS = (0, 1)
+
+
+def write_paper(runs, sign=1):
+    """Two seeds, a deviation (ddof 0) to either side of each mean; sign -1 mirrors all gains at the baseline."""
+
+    def value(numbers, heads, seed):
+        mean = numbers[0][0] + sign * (numbers[heads][0] - numbers[0][0])
+        return (mean + (1 - 2 * seed) * (numbers[heads][1] or 0.0)) / 100
+
+    found = {what: {} for what in ("anova", "spectrum", "cossim", "snr", "collapse")}
+
+    def analyse(name, heads, of, layers, seed):
+        share = sign * heads / of
+        between, within = 0.2 + 0.1 * share, 0.4 - 0.08 * share
+        sequence = {} if of == 10 else {"within_sequence_share": 1 - between - within}
+        shares = {"between_class_share": between, "within_class_share": within, **sequence}
+        found["anova"][name] = (heads, layers, [{"layer": layers - 1, **shares}])
+        # A spectrum of 200 ranks: the tail falls as heads are replaced; of DINO the head grows too.
+        larger = 1.0 if of == 10 else 1 + 0.3 * share
+        values = [larger * 100 / (rank + 1) ** (1 + 0.3 * share * (rank > 99)) for rank in range(200)]
+        components = 547.7 + sign * (430.4 - 547.7) * heads / of
+        found["spectrum"][name] = (
+            heads,
+            layers,
+            [{"layer": layers - 1, "k_0.99": components, "eigenvalue_mean": values}],
+        )
+        found["cossim"][name] = (heads, layers, [{"layer": layers - 1, "cosine_similarity": 0.3 + 0.4 * share}])
+        found["snr"][name] = (heads, layers, [{"layer": layers - 1, "snr": 2 + share}])
+        near = {
+            f"nc2_{a}_{b}": 0.5 - 0.2 * share for a in ("equinorm", "equiangular") for b in ("centred", "classifier")
+        }
+        found["collapse"][name] = (
+            heads,
+            layers,
+            [{"layer": layers - 1, **near, "nc3": 1 - share / 2, "nc4": 0.3 - share / 9}],
+        )
+
+    for data_set, numbers in paper.CLASSIFICATION.items():
+        for heads in numbers:
+            for seed in SEEDS:
+                name = f"{data_set}_{heads}L_{seed}"
+                change = [f"model.drop_path={DROP_PATHS[data_set]}"]
+                scores = {"top1": value(numbers, heads, seed)}
+                write_run(runs, name, RECIPES[data_set], heads=heads, seed=seed, change=change, scores=scores)
+                analyse(name, heads, 12, 12, seed)
+    for heads in paper.CLASSIFICATION["ImageNet"]:  # a second drop path with a worse baseline, where k helps
+        scores = {"top1": 0.8 + sign * heads / 1000}
+        write_run(
+            runs, f"dp03_{heads}L", RECIPES["ImageNet"], heads=heads, change=["model.drop_path=0.3"], scores=scores
+        )
+    for heads in paper.LANGUAGE_AVERAGE:
+        for seed in SEEDS:
+            scores = {task: value(numbers, heads, seed) for task, numbers in paper.LANGUAGE.items()}
+            write_chat_run(runs, f"gpt_{heads}L_{seed}", heads=heads, seed=seed, scores=scores)
+            analyse(f"gpt_{heads}L_{seed}", heads, 10, 20, seed)
+    for heads in paper.SELF_SUPERVISED["linear"]:
+        scores = {task: value(numbers, heads, 0) for task, numbers in paper.SELF_SUPERVISED.items()}
+        write_run(runs, f"dino_{heads}L", "dino_vits", heads=heads, scores=scores)
+        analyse(f"dino_{heads}L", heads, 6, 12, 0)
+    for what, entries in found.items():
+        write_analysis(runs / "analysis", what, entries)
+
+
+@pytest.fixture(scope="module")
+def papers(tmp_path_factory):
+    runs = tmp_path_factory.mktemp("paper")
+    write_paper(runs)
+    return runs
+
+
+@pytest.fixture(scope="module")
+def collected(papers):
+    return collect([], papers).runs
+
+
+def test_the_numbers_are_the_papers(test_data):
+    """Against the paper's source, where it lies beside the real data."""
+    source = test_data.parent / "paper.tex"
+    if not source.is_file():
+        pytest.skip("the paper's source is not here")
+    text = source.read_text()
+    number = r"\D{0,20}(\d+\.\d+)"
+
+    def rows(label):
+        table = (
+            text[: text.index(f"\\label{{{label}}}")].rsplit("\\begin{table}", 1)[1]
+            + text[text.index(f"\\label{{{label}}}") :]
+        )
+        return table[: table.index("\\end{table}")]
+
+    one = rows("tab:top1-accuracy")
+    for heads in (0, 3, 6, 9, 11, 12):
+        name = "Baseline" if heads == 0 else f"{heads} Laplacians"
+        line = one[one.index(f"    {name}") :].split("\\\\")[0].replace(name, "")
+        found = [float(value) for value in re.findall(r"\d+\.\d+", line)]
+        expected = [value for numbers in paper.CLASSIFICATION.values() for value in numbers[heads]]
+        assert found == expected
+    two = rows("tab:sft-llm")
+    for heads in paper.LANGUAGE_AVERAGE:
+        name = "Baseline" if heads == 0 else f"{heads} Laplacian"
+        line = two[two.index(f"\n{name}") :].split("\\\\")[0].replace(name, "")
+        found = [float(value) for value in re.findall(r"\d+\.\d+", line)]
+        expected = [value for numbers in paper.LANGUAGE.values() for value in numbers[heads]]
+        assert found == [*expected, paper.LANGUAGE_AVERAGE[heads][0]]
+    random = two[two.index("\nRandom") :].split("\\\\")[0]
+    assert [float(value) for value in re.findall(r"\d+\.\d+", random)] == list(paper.RANDOM.values())
+    three = rows("tab:dino_linear_probe")
+    for name, task in (("ImageNet Top-1", "linear"), ("ADE20K mIoU", "ade20k")):
+        line = three[three.index(f"\n{name}") :].split("\\\\")[0]
+        found = [float(value) for value in re.findall(r"\d+\.\d+", line)]
+        assert found == [value for value, _ in paper.SELF_SUPERVISED[task].values()]
+    components = re.search(rf"drops from{number} in the baseline to{number}", text)
+    assert tuple(map(float, components.groups())) == tuple(value for value, _ in paper.COMPONENTS.values())
+
+
+def test_the_papers_averages_are_means_of_its_columns():
+    for heads, (average, _) in paper.LANGUAGE_AVERAGE.items():
+        mean = sum(numbers[heads][0] for numbers in paper.LANGUAGE.values()) / 5
+        assert mean == pytest.approx(average, abs=0.0051)
+
+
+def test_table1_takes_the_drop_path_with_the_best_baseline(collected):
+    (table,) = paper_tables("table1", collected)
+    assert [row.label for row in table.rows] == ["Baseline", *(f"{k} Laplacians" for k in (3, 6, 9, 11, 12))]
+    for place, numbers in enumerate(paper.CLASSIFICATION.values()):
+        for row, (mean, std) in zip(table.rows, numbers.values(), strict=True):
+            cell = row.cells[place]
+            assert cell.summary.mean * 100 == pytest.approx(mean)
+            assert cell.summary.std * 100 == pytest.approx(std * 2**0.5)  # two seeds at +-std, n - 1
+            assert cell.paper == (mean, std)
+    said = " ".join(table.notes)
+    assert "ImageNet: drop path 0.4, the one with the best baseline" in said
+    assert "0.3: 80.00, 0.4: 81.45" in said
+    # The paper's own marks, read from its table.
+    marks = [[row.cells[place].mark for row in table.rows] for place in range(3)]
+    assert marks[0] == [None, None, None, None, "best", "second"]
+    assert marks[1] == [None, None, None, None, "second", "best"]
+    assert marks[2] == [None, "best", "second", None, None, None]
+
+
+def test_table2_has_random_average_and_ddof_0(collected):
+    table, components = paper_tables("table2", collected)
+    assert table.ddof == 0
+    assert table.rows[0].label == "Random"
+    assert [cell.paper[0] for cell in table.rows[0].cells[:5]] == [25.0, 25.0, 25.0, 0.0, 0.0]
+    assert table.rows[0].cells[5].paper is None
+    assert not [gap for gap in table.gaps() if "Random" in gap]
+    for row, heads in zip(table.rows[1:], paper.LANGUAGE_AVERAGE, strict=True):
+        for cell, numbers in zip(row.cells, paper.LANGUAGE.values(), strict=False):
+            assert cell.summary.mean * 100 == pytest.approx(numbers[heads][0])
+            assert cell.summary.std * 100 == pytest.approx(numbers[heads][1], abs=1e-9)
+            assert cell.summary.n == 2
+        assert row.cells[5].summary.mean * 100 == pytest.approx(paper.LANGUAGE_AVERAGE[heads][0], abs=0.0051)
+    averages = {row.label: row.cells[5].mark for row in table.rows}
+    assert (averages["9 Laplacians"], averages["5 Laplacians"]) == ("best", "second")
+    assert [row.cells[0].paper[0] for row in components.rows if row.cells[0].paper] == [547.7, 430.4]
+    assert components.rows[-1].cells[0].summary.mean == pytest.approx(430.4)
+
+
+def test_table3_ties_are_both_best(collected):
+    (table,) = paper_tables("table3", collected)
+    by_row = {row.label: row.cells for row in table.rows}
+    assert (by_row["3 Laplacians"][0].mark, by_row["5 Laplacians"][0].mark) == ("best", "best")
+    assert by_row["5 Laplacians"][1].mark == "best"
+    assert by_row["6 Laplacians"][1].summary.std is None
+
+
+def test_ours_minus_paper(capsys, tmp_path):
+    write_run(tmp_path, "a", "vitb_cifar10", heads=0, scores={"top1": 0.96})
+    code, out, err = run_main(capsys, "report", "--runs-dir", str(tmp_path), "--paper", "table1")
+    assert code == 0
+    assert "95.35 ± 0.16 (+0.65)" in out
+    assert "row Baseline, ImageNet (%): no score" in err
+    assert run_main(capsys, "report", "--runs-dir", str(tmp_path), "--paper", "table1", "--strict")[0] == 1
+
+
+def test_another_protocol_is_not_the_papers(tmp_path):
+    path = write_chat_run(tmp_path, "gpt", heads=0, seed=0, scores={"mmlu": 0.3})
+    write_evaluation(path, {"arc_easy": 0.9}, "other.json", protocol="harness")
+    table, _ = paper_tables("table2", collect([], tmp_path).runs)
+    baseline = next(row for row in table.rows if row.label == "Baseline")
+    assert baseline.cells[0].summary is None
+    assert baseline.cells[2].summary.mean == 0.3
+    assert baseline.cells[5].summary is None  # no average of one task
+    assert any("arc_easy [protocol harness]" in note for note in table.notes)
+
+
+def test_data_sets_and_recipes_are_recognised(collected, tmp_path):
+    by_name = {run.name: run for run in collected}
+    assert data_set_of(by_name["CIFAR10_0L_0"]) == "CIFAR10"
+    assert data_set_of(by_name["CIFAR100_0L_0"]) == "CIFAR100"
+    assert data_set_of(by_name["dino_0L"]) == "ImageNet"
+    for name in (
+        "CIFAR10_0L_0",
+        "CIFAR100_12L_1",
+        "dp03_6L",
+        "dino_5L",
+        "gpt_3L_1",
+        "gpt_3L_1-midtrain",
+        "gpt_3L_1-sft",
+    ):
+        assert recipe_differences(by_name[name]) == [], name
+    write_run(tmp_path, "digits", "vit_digits")
+    write_run(tmp_path, "short", "vitb_cifar10", change=["train.epochs=3", "optimizer.lr=1e-4", "data.workers=2"])
+    digits, short = collect([], tmp_path).runs
+    assert data_set_of(digits) is None
+    assert recipe_differences(digits) is None
+    assert {key for key, _, _ in recipe_differences(short)} == {"optimizer.lr", "train (length)"}
+
+
+def test_the_papers_numbers_reproduce_its_claims(collected):
+    verdicts = {verdict.claim.key: verdict for verdict in judge_all(collected)}
+    assert {key: verdict.status for key, verdict in verdicts.items()} == {claim.key: "reproduced" for claim in CLAIMS}
+    assert all(not verdict.elsewhere for verdict in verdicts.values())
+
+
+def test_mirrored_numbers_reproduce_none(tmp_path):
+    write_paper(tmp_path, sign=-1)
+    verdicts = judge_all(collect([], tmp_path).runs)
+    assert not [verdict.claim.key for verdict in verdicts if verdict.status == "reproduced"]
+    told = {verdict.claim.key: verdict.status for verdict in verdicts}
+    for key in (
+        "imagenet-gain",
+        "cifar100-gain",
+        "arc-easy",
+        "k99",
+        "variance-shift",
+        "cossim",
+        "snr",
+        "neural-collapse",
+    ):
+        assert told[key] == "not", key
+
+
+def test_other_runs_are_evidence_but_no_reproduction(tmp_path):
+    for heads, value in ((0, 0.5), (2, 0.6), (4, 0.7)):
+        write_run(tmp_path, f"digits_{heads}", heads=heads, scores={"top1": value})
+    verdicts = {verdict.claim.key: verdict for verdict in judge_all(collect([], tmp_path).runs)}
+    assert {verdict.status for verdict in verdicts.values()} == {"not run"}
+    assert [status for _, status, _ in verdicts["monotone"].elsewhere] == ["holds"]
+    assert verdicts["imagenet-gain"].elsewhere == []
+
+
+def test_one_data_set_of_three_is_partly(tmp_path):
+    for heads, (mean, _) in paper.CLASSIFICATION["CIFAR100"].items():
+        write_run(tmp_path, f"r{heads}", "vitb_cifar100", heads=heads, scores={"top1": mean / 100})
+    verdicts = {verdict.claim.key: verdict for verdict in judge_all(collect([], tmp_path).runs)}
+    assert verdicts["cifar100-gain"].status == "reproduced"
+    assert verdicts["every-drop-path"].status == "partly"
+    assert any("ImageNet: no runs" in line for line in verdicts["every-drop-path"].evidence)

@@ -1,0 +1,233 @@
+"""Tables over run directories with known numbers: means, deviations, gaps, and runs that must not be averaged."""
+
+import csv
+import io
+import json
+import re
+import shutil
+import subprocess
+
+import pytest
+from report_support import write_analysis, write_evaluation, write_run
+from support import run_main
+
+TOP1 = {0: (0.80, 0.82, 0.84), 2: (0.85, 0.86, 0.87), 4: (0.90, 0.90, 0.93)}
+
+
+@pytest.fixture
+def runs(tmp_path):
+    for heads, values in TOP1.items():
+        for seed, value in enumerate(values):
+            write_run(tmp_path, f"digits_{heads}L_{seed}", heads=heads, seed=seed, scores={"top1": value})
+    return tmp_path
+
+
+def report(capsys, runs, *arguments):
+    return run_main(capsys, "report", "--runs-dir", str(runs), *arguments)
+
+
+def told(capsys, runs, *arguments):
+    code, out, err = report(capsys, runs, "--format", "json", *arguments)
+    assert code == 0, err
+    return json.loads(out)
+
+
+def test_means_deviations_and_n(capsys, runs):
+    (table,) = told(capsys, runs)
+    cells = {row["row"]: row["cells"]["top1"] for row in table["rows"]}
+    assert [cells[row]["mean"] for row in "024"] == pytest.approx([82.0, 86.0, 91.0])
+    assert [cells[row]["std"] for row in "024"] == pytest.approx([2.0, 1.0, 3**0.5])  # by hand, n - 1
+    assert {cell["n"] for cell in cells.values()} == {3}
+    assert (table["ddof"], table["seeds"], table["baseline"]) == (1, ["0", "1", "2"], "0")
+    assert [cells[row]["mark"] for row in "024"] == [None, "second", "best"]
+    # Differences to the baseline: 5, 4, 3 and 10, 8, 9.
+    assert cells["2"]["paired"]["difference"] == pytest.approx(4.0)
+    assert cells["4"]["paired"]["difference"] == pytest.approx(9.0)
+    assert cells["0"]["paired"] is None
+
+
+def test_ddof_0_divides_by_n(capsys, runs):
+    (table,) = told(capsys, runs, "--ddof", "0")
+    assert table["rows"][0]["cells"]["top1"]["std"] == pytest.approx((8 / 3) ** 0.5)
+    assert "ddof 0" in table["notes"][0]
+
+
+def test_a_gap_is_never_a_zero(capsys, runs):
+    shutil.rmtree(runs / "digits_2L_1" / "eval")
+    for seed in range(3):
+        shutil.rmtree(runs / f"digits_4L_{seed}" / "eval")
+    code, out, err = report(capsys, runs, "--columns", "top1")
+    assert code == 0
+    lines = {line.split()[0]: line for line in out.splitlines() if re.match(r"[024] ", line)}
+    assert "86.00 ± 1.41 (2)" in lines["2"]
+    assert lines["4"].split() == ["4", "-"]
+    assert "row 4, top-1 (%): no score" in err
+    assert "row 2, top-1 (%): no score of seed 1" in err
+    (table,) = told(capsys, runs, "--columns", "top1")
+    empty = table["rows"][2]["cells"]["top1"]
+    assert (empty["mean"], empty["std"], empty["n"]) == (None, None, 0)
+    rows = list(csv.DictReader(io.StringIO(report(capsys, runs, "--columns", "top1", "--format", "csv")[1])))
+    assert [(row["mean"], row["n"]) for row in rows if row["row"] == "4"] == [("", "0")]
+    assert report(capsys, runs, "--columns", "top1", "--strict")[0] == 1
+
+
+def test_strict_passes_without_gaps(capsys, runs):
+    assert report(capsys, runs, "--strict")[0] == 0
+
+
+@pytest.mark.parametrize("status", ["running", "interrupted", "failed"])
+def test_an_unfinished_run_is_a_gap(capsys, runs, status):
+    write_run(runs, "more", heads=4, seed=3, scores={"top1": 0.1}, status=status)
+    code, out, err = report(capsys, runs, "--strict")
+    assert code == 1
+    assert "91.00 ± 1.73 (3)" in out
+    assert f"more is {status} at step 40 of 100" in err
+
+
+def test_recipes_that_differ_are_not_averaged(capsys, runs):
+    write_run(runs, "other", heads=2, seed=3, change=["optimizer.lr=1e-3"], scores={"top1": 0.10})
+    tables = told(capsys, runs)
+    assert len(tables) == 2
+    rows = {row["row"]: row["cells"]["top1"] for row in tables[0]["rows"]}
+    assert (rows["2"]["mean"], rows["2"]["n"]) == (pytest.approx(86.0), 3)
+    _, out, err = report(capsys, runs)
+    assert "optimizer.lr 0.001" in out
+    assert re.search(r"not averaged together, because they differ in optimizer.lr: 0.002, 0.001", err)
+
+
+def test_other_data_is_not_averaged_either(capsys, runs):
+    path = write_run(runs, "other", heads=2, seed=3, scores={"top1": 0.10})
+    info = json.loads((path / "run.json").read_text())
+    (path / "run.json").write_text(json.dumps({**info, "data_sha256": "0" * 64}))
+    assert len(told(capsys, runs)) == 2
+
+
+def test_a_seed_that_is_there_twice_counts_once(capsys, runs):
+    path = write_run(runs, "again", heads=2, seed=1, scores={"top1": 0.86})
+    info = json.loads((path / "run.json").read_text())
+    (path / "run.json").write_text(json.dumps({**info, "updated": "2027-01-01T00:00:00+0000"}))
+    _, out, err = report(capsys, runs)
+    assert "86.00 ± 1.00 (3)" in out
+    assert "digits_2L_1 has the recipe and the seed of again" in err
+
+
+def test_one_plan_written_in_two_ways_is_one_row(capsys, tmp_path):
+    write_run(tmp_path, "a", heads=2, seed=0, scores={"top1": 0.5})
+    write_run(tmp_path, "b", heads=[2, 2, 2, 2], seed=1, scores={"top1": 0.7})
+    write_run(tmp_path, "c", heads="linear(0, 3)", seed=0, scores={"top1": 0.9})
+    (table,) = told(capsys, tmp_path)
+    assert [(row["row"], row["cells"]["top1"]["n"]) for row in table["rows"]] == [("[0, 1, 2, 3]", 1), ("2", 2)]
+
+
+def test_rows_by_another_key(capsys, tmp_path):
+    for rate in ("1e-3", "2e-3"):
+        for seed in (0, 1):
+            value = 0.5 + seed / 10 + (rate == "2e-3") / 10
+            write_run(tmp_path, f"r{rate}-{seed}", seed=seed, change=[f"optimizer.lr={rate}"], scores={"top1": value})
+    (table,) = told(capsys, tmp_path, "--rows", "optimizer.lr")
+    assert [(row["row"], round(row["cells"]["top1"]["mean"], 6)) for row in table["rows"]] == [
+        ("0.001", 55.0),
+        ("0.002", 65.0),
+    ]
+
+
+def test_measurements_of_other_conditions_stay_apart(capsys, runs):
+    """A score of 100 examples, or of an older checkpoint, is not the score."""
+    write_evaluation(runs / "digits_0L_0", {"top1": 0.01}, "few.json", limit=100)
+    write_evaluation(runs / "digits_0L_0", {"top1": 0.02}, "early.json", step=50)
+    _, out, err = report(capsys, runs)
+    assert "82.00 ± 2.00 (3)" in out
+    assert "top1 [limit 100] is not shown" in err
+    (table,) = told(capsys, runs, "--columns", "top1 [limit 100]")
+    assert [row["cells"]["top1 [limit 100]"]["mean"] for row in table["rows"]] == [1.0, None, None]
+    assert "early.json is of step 50, not of the last weights" in err
+
+
+def test_analyses_are_columns(capsys, runs):
+    found = {f"digits_{k}L_{s}": (k, 4, [{"layer": 3, "k_0.99": 20.0 - k + s}]) for k in TOP1 for s in range(3)}
+    write_analysis(runs / "analysis", "spectrum", found)
+    (table,) = told(capsys, runs, "--columns", "k_0.99")
+    cells = [row["cells"]["spectrum.k_0.99"] for row in table["rows"]]
+    assert [cell["mean"] for cell in cells] == pytest.approx([21.0, 19.0, 17.0])
+    assert {cell["mark"] for cell in cells} == {None}  # neither more nor fewer is better
+
+
+def test_an_analysis_of_other_weights_is_left_out(capsys, runs):
+    write_analysis(runs / "analysis", "spectrum", {"digits_0L_0": (0, 4, [{"layer": 3, "k_0.99": 20.0}])})
+    path = runs / "analysis" / "spectrum.json"
+    path.write_text(path.read_text().replace('"weights_sha256": "', '"weights_sha256": "00'))
+    code, _, err = report(capsys, runs, "--columns", "k_0.99")
+    assert code == 2
+    assert "no run has a number 'k_0.99'" in err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["nothing*"], "no run in"),
+        (["--rows", "model.laplacian_head"], "did you mean model.laplacian_heads?"),
+        (["--columns", "top7"], "no run has a number 'top7'; there are"),
+        (["--baseline", "7"], "no row is called '7'; the rows are 0, 2, 4"),
+        (["--paper", "table1", "--columns", "top1"], "leave out --rows, --columns and --baseline"),
+        (["--columns", "top1,,"], "names with commas between them"),
+    ],
+)
+def test_wrong_usage(capsys, runs, arguments, message):
+    code, out, err = report(capsys, runs, *arguments)
+    assert (code, out) == (2, "")
+    assert message in err
+    assert "Traceback" not in err
+
+
+def test_markdown(capsys, runs):
+    _, out, _ = report(capsys, runs, "--format", "markdown")
+    assert "| **91.00 ± 1.73 (3)** |" in out
+    assert "| <u>86.00 ± 1.00 (3)</u> |" in out
+    widths = {line.count("|") - line.count("\\|") for line in out.splitlines() if line.startswith("|")}
+    assert len(widths) == 1
+
+
+def test_text_from_recipes_is_no_markup(capsys, tmp_path):
+    """Names can hold anything; here a text with marks of every form."""
+    odd = "cost $5_{x} & 100% #1 ~ ^ \\ | <b>*x*</b>"
+    write_run(tmp_path, "a", "quickstart", heads=0, change=[f"validation.prompts={json.dumps([odd])}"])
+    write_run(tmp_path, "b", "quickstart", heads=0, change=['validation.prompts=["plain"]'])
+    arguments = ("--rows", "validation.prompts", "--columns", "validation_loss")
+    _, latex, _ = report(capsys, tmp_path, "--format", "latex", *arguments)
+    row = next(line for line in latex.splitlines() if "cost" in line)
+    assert r"cost \$5\_\{x\} \& 100\% \#1 \textasciitilde{} \textasciicircum{}" in row
+    _, markdown, _ = report(capsys, tmp_path, "--format", "markdown", *arguments)
+    row = next(line for line in markdown.splitlines() if "cost" in line)
+    assert r"\<b\>\*x\*\</b\>" in row
+
+
+COMPILERS = ("pdflatex", "lualatex", "xelatex", "tectonic")
+
+
+def test_latex_is_in_the_papers_style(capsys, runs):
+    _, out, _ = report(capsys, runs, "--format", "latex")
+    assert r"$\mathbf{91.00 \pm 1.73}$ (3)" in out
+    assert r"\underline{$86.00 \pm 1.00$} (3)" in out
+    body = [line for line in out.splitlines() if line.endswith(r"\\")]
+    assert len({line.count("&") - line.count(r"\&") for line in body}) == 1
+    for environment in ("table", "tabular"):
+        assert out.count(f"\\begin{{{environment}}}") == out.count(f"\\end{{{environment}}}") == 1
+
+
+def test_latex_compiles(capsys, runs, tmp_path):
+    compiler = next((name for name in COMPILERS if shutil.which(name)), None)
+    if compiler is None:
+        pytest.skip("there is no LaTeX compiler here")
+    _, out, _ = report(capsys, runs, "--format", "latex")
+    document = tmp_path / "table.tex"
+    document.write_text(f"\\documentclass{{article}}\\usepackage{{booktabs}}\\begin{{document}}{out}\\end{{document}}")
+    options = [] if compiler == "tectonic" else ["-interaction=nonstopmode", "-halt-on-error"]
+    done = subprocess.run([compiler, *options, document.name], cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout[-2000:]
+
+
+def test_out_writes_a_file(capsys, runs, tmp_path):
+    path = tmp_path / "table.csv"
+    code, out, _ = report(capsys, runs, "--format", "csv", "--out", str(path))
+    assert (code, out.strip()) == (0, str(path))
+    assert len(path.read_text().splitlines()) == 1 + 3
