@@ -93,7 +93,7 @@ class Protocols(Section):
 def read_protocols(overrides: Sequence[str], holdout: bool = False) -> Protocols:
     """The defaults with `--set linear.steps=100` and the like over them; all problems at once."""
     root, problems = apply_overrides(Node({}, "--set"), overrides)
-    problems += check_recipe(Protocols, root)  # type: ignore[arg-type]
+    problems += check_recipe(Protocols, root)
     if problems:
         raise RecipeError("--set", problems)
     found = Protocols.model_validate(plain(root))

@@ -22,9 +22,7 @@ class Kind(Protocol):
     @property
     def steps(self) -> int | None: ...
 
-    def sketch(
-        self, device: torch.device, bf16: bool, layers: int | None = None, compiled: bool = False
-    ) -> Sketch:
+    def sketch(self, device: torch.device, bf16: bool, layers: int | None = None, compiled: bool = False) -> Sketch:
         """The model and its step on a device; `layers` instead of the recipe's."""
 
     def download(self) -> tuple[int | None, str]:

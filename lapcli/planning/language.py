@@ -62,8 +62,6 @@ def gpt_sketch(recipe: GPTRecipe, device: torch.device, bf16: bool, compiled: bo
         return hidden(tokens_BT).flatten(0, 1), torch.zeros_like(tokens_BT).flatten()
 
     def loss(output: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
-        return softcapped_cross_entropy(
-            output[0], model.head.weight, output[1], config.softcap, compiled=compiled
-        )
+        return softcapped_cross_entropy(output[0], model.head.weight, output[1], config.softcap, compiled=compiled)
 
     return Sketch(model, parameter_groups(recipe, model), forward, loss)

@@ -22,7 +22,7 @@ from lapcli.report.tables import LABELS, column_of
 COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#D55E00", "#56B4E9", "#8a8a8a")
 MARKERS = "osD^vPX"
 _TEXT, _LINES = "#101112", "#c0c1c2"  # stand for the page's colours
-_STYLE = {
+_STYLE: dict[Any, Any] = {
     "font.size": 9,
     "font.family": "sans-serif",
     "svg.fonttype": "none",

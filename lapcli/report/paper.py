@@ -155,9 +155,9 @@ def recipe_differences(run: RunResult) -> list[tuple[str, Any, Any]] | None:
             found.append((key, theirs.get(key), ours.get(key)))
     prefixes = {key.removesuffix(_LENGTH[0]) for key in theirs if key.endswith(_LENGTH[0])}
     for prefix in sorted(prefixes):
-        lengths = [_length(leaves, prefix) for leaves in (theirs, ours)]
-        if lengths[0] != lengths[1]:
-            found.append((f"{prefix}train (length)", *lengths))
+        papers, own_length = _length(theirs, prefix), _length(ours, prefix)
+        if papers != own_length:
+            found.append((f"{prefix}train (length)", papers, own_length))
     return found
 
 

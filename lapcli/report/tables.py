@@ -155,7 +155,7 @@ def mark(table: Table) -> None:
         ranked = sorted(set(shown.values()), reverse=column.better == "higher")
         for cell in cells:
             place = ranked.index(shown[id(cell)])
-            cell.mark = ("best", "second")[place] if place < 2 and len(ranked) > 1 else None  # type: ignore[assignment]
+            cell.mark = ("best", "second")[place] if place < 2 and len(ranked) > 1 else None
 
 
 def explanation(table: Table) -> list[str]:

@@ -118,16 +118,12 @@ def _grow(given: dict, kind: str, folder: str) -> None:
 
 
 PAPER = sorted(
-    path.stem
-    for pattern in ("gpt561m*", "vitb_*", "dino_vits*")
-    for path in (ROOT / "recipes").glob(f"{pattern}.yaml")
+    path.stem for pattern in ("gpt561m*", "vitb_*", "dino_vits*") for path in (ROOT / "recipes").glob(f"{pattern}.yaml")
 )
 ENDS = ["gpt561m_0L", "gpt561m_10L", "vitb_cifar100_12L", "vitb_imagenet_0L", "vitb_imagenet_6L", "dino_vits_3L"]
 
 
-@pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=() if name in ENDS else pytest.mark.long) for name in PAPER]
-)
+@pytest.mark.parametrize("name", [pytest.param(name, marks=() if name in ENDS else pytest.mark.long) for name in PAPER])
 def test_the_papers_recipes_fit_its_machine(name):
     plan = plan_training(load_recipe(ROOT / f"recipes/{name}.yaml"), processes=4, device=GPUS["l40"])
     assert plan.fits
