@@ -196,7 +196,7 @@ class GPT(nn.Module):
             self.initialise()
 
     def materialise(self) -> "GPT":
-        """Gives a model built on the meta device storage on the CPU. `to_empty` does so too, but imports sympy first."""
+        """Gives a model built on the meta device storage on the CPU. `to_empty` would import sympy for it."""
         for module in self.modules():
             for name, weight in module.named_parameters(recurse=False):
                 setattr(module, name, nn.Parameter(torch.empty(weight.shape, dtype=weight.dtype, device="cpu")))
