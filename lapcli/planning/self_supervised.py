@@ -73,12 +73,17 @@ class SelfSupervising:
             tokens_per_image=GLOBALS * global_tokens + crops.locals * local_tokens,
             flops_per_image=shared["flops_per_step"] // train.batch,
             notes={
+                "backbone": f"{self._backbone_parameters():,} parameters, student and teacher each",
                 "crops": f"{GLOBALS} of {crops.global_size} and {crops.locals} of {crops.local_size} pixels an image",
                 "groups": f"masks and neighbours of {train.group} images",
                 "length": "\n".join(notes),
             },
             data=recipe.data.train,
         )
+
+    def _backbone_parameters(self) -> int:
+        with torch.device("meta"):
+            return sum(p.numel() for p in StudentTeacher(self._recipe.model).student.backbone.parameters())
 
 
 class _Output(NamedTuple):
