@@ -29,7 +29,7 @@ def write_paper(runs, sign=1):
 
     def analyse(name, heads, of, layers, seed):
         share = sign * heads / of
-        between, within = 0.21 + 0.19 * share, 0.52 - 0.11 * share
+        between, within = 0.15 + 0.15 * share * abs(share), 0.4 - 0.08 * share
         sequence = {} if of == 10 else {"within_sequence_share": 1 - between - within}
         shares = {"between_class_share": between, "within_class_share": within, **sequence}
         found["anova"][name] = (heads, layers, [{"layer": layers - 1, **shares}])
