@@ -75,7 +75,7 @@ def evaluate(
     nproc: Annotated[str, typer.Option("--nproc", metavar="N|auto", help="Processes here; auto: one a GPU.")] = "auto",
     as_json: options.Json = False,
 ) -> None:
-    """Measure a run's weights: images of its held-out data, benchmarks of a language model."""
+    """Measure a run: accuracy, probes of features, language benchmarks."""
     from lapcli.environment import runs_dir as default_runs_dir
     from lapcli.errors import UsageError
     from lapcli.evaluation.run_tasks import evaluate_model, evaluate_run, find_run, find_weights

@@ -51,7 +51,7 @@ def test_the_561m_gpt_against_torchs_tracker(sequences):
     assert plan_training(recipe, device=this_cpu()).memory_total == pytest.approx(tracked, rel=0.05)
 
 
-@pytest.mark.parametrize("precision", ["float32", "bf16"])
+@pytest.mark.parametrize("precision", ["float32", pytest.param("bf16", marks=pytest.mark.long)])
 @pytest.mark.parametrize("images", [8, pytest.param(64, marks=pytest.mark.long)])
 def test_vit_b_against_torchs_tracker(images, precision):
     overrides = [f"train.micro_batch={images}", f"train.batch={images}", f"data.mixing.group={images}"]
