@@ -25,7 +25,7 @@ SHARED_RUNS = {
     "tests/commands/test_sft.py",
     "tests/evaluation/harness/test_run.py",
 }
-FIRST = [*sorted(SHARED_RUNS), "tests/test_digits.py", "tests/test_launch.py"]
+FIRST = [*sorted(SHARED_RUNS), "tests/sweep/test_runner.py", "tests/test_digits.py", "tests/test_launch.py"]
 
 
 def pytest_collection_modifyitems(items):

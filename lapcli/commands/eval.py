@@ -13,14 +13,10 @@ if TYPE_CHECKING:
 
 EXAMPLES = """\b
 Examples:
-  lap eval
   lap eval --run vit_digits --tasks top1,top5
-  lap eval --run vitb_cifar100_12L --checkpoint best --json
-  lap eval --run vitb_imagenet_3L --data /data/imagenet --nproc 4
-  lap eval --run dino_vits_5L --tasks linear,knn,ade20k --holdout
-  lap eval --model timm:vit_small_patch16_224 --tasks knn --data /data/imagenet
-  lap eval --run quickstart-sft --tasks spelling --limit 20
-  lap eval --run d20-sft --tasks arc_easy,arc_challenge,mmlu,gsm8k,humaneval --data /data/benchmarks
+  lap eval --run dino_vits_5L --tasks linear,knn,ade20k --nproc 4
+  lap eval --run quickstart-sft --tasks spelling --limit 20 --show-prompt 1
+  lap eval --run gpt561m_5L-sft --data /data/benchmarks --tasks arc_easy,arc_challenge,mmlu,gsm8k,humaneval
 """
 
 

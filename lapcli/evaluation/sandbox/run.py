@@ -142,7 +142,8 @@ class _Sample:
         if found is None:
             return False, "timeout"
         if not found or found.get("reason") == "ended":
-            if max(used) >= 0.9 * self._limits.cpu_seconds:  # the kernel's two ways to count differ by a little
+            # The kernel ends a process by counted ticks, which on a busy machine run well ahead of the time it reports.
+            if max(used) >= 0.5 * self._limits.cpu_seconds:
                 return False, "timeout"
             who = "program ended before it answered" if found else "tests ended without a verdict"
             return False, f"error: the {who}"
