@@ -25,7 +25,7 @@ def test_help_names_the_commands_and_imports_no_torch():
     assert not loaded & {"torch", "timm", "datasets", "lm_eval", "numpy", "pydantic"}
 
 
-@pytest.mark.parametrize("command", ["train", "sft", "chat", "fetch"])
+@pytest.mark.parametrize("command", ["train", "sft", "chat", "fetch", "report"])
 @pytest.mark.parametrize("flag", ["-h", "--help"])
 def test_each_help_ends_with_examples(command, flag, capsys):
     code, out, _ = run_main(capsys, command, flag)
