@@ -10,7 +10,6 @@ from lapcli.commands import options
 
 EXAMPLES = """\b
 Examples:
-  lap report
   lap report 'vitb_cifar100_*' --columns top1 --format latex
   lap report --paper table1 --strict
   lap report 'laptop-*' --columns validation_loss,k_0.99 --format csv --out laptop.csv

@@ -6,10 +6,11 @@ import json
 import re
 import shutil
 import subprocess
+import sys
 
 import pytest
 from report_support import write_analysis, write_evaluation, write_run
-from support import run_main
+from support import ROOT, run_main
 
 TOP1 = {0: (0.80, 0.82, 0.84), 2: (0.85, 0.86, 0.87), 4: (0.90, 0.90, 0.93)}
 
@@ -224,6 +225,15 @@ def test_latex_compiles(capsys, runs, tmp_path):
     options = [] if compiler == "tectonic" else ["-interaction=nonstopmode", "-halt-on-error"]
     done = subprocess.run([compiler, *options, document.name], cwd=tmp_path, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout[-2000:]
+
+
+def test_a_report_needs_no_torch(runs):
+    """Importing it would cost seconds, and a laptop that only reads results may not have it."""
+    code = "import sys\nsys.modules['torch'] = None\nfrom lapcli.cli import main\nmain()"
+    arguments = ["report", "--runs-dir", str(runs), "--format", "html"]
+    done = subprocess.run([sys.executable, "-c", code, *arguments], capture_output=True, text=True, cwd=ROOT)
+    assert done.returncode == 0, done.stderr
+    assert (runs / "report.html").is_file()
 
 
 def test_out_writes_a_file(capsys, runs, tmp_path):
