@@ -10,8 +10,8 @@ TEXT_FILE_BYTES = {"karpathy/fineweb-edu-100b-shuffle": 100_000_000}
 #: Bytes of all files of image sets, roughly.
 IMAGE_SET_BYTES = {
     "hub:uoft-cs/cifar10": 144_000_000,
-    "hub:uoft-cs/cifar100": 143_000_000,
-    "hub:ILSVRC/imagenet-1k": 167_000_000_000,
+    "hub:uoft-cs/cifar100": 142_000_000,
+    "hub:ILSVRC/imagenet-1k": 166_000_000_000,
 }
 NOTHING = 0, "nothing"
 

@@ -104,7 +104,8 @@ class Plan:
         return self._per_unit() + ("" if self.flops is None else f", {self.flops:.3e} in all")
 
     def _memory(self) -> str:
-        return f"{gigabytes(self.memory_total)} a process, estimated, in {self.precision}, in the {self.memory_peak_in}"
+        fullest = f"fullest in the {self.memory_peak_in}"
+        return f"{gigabytes(self.memory_total)} a process, estimated, in {self.precision}; {fullest}"
 
     def _fit(self) -> str:
         if self.memory_limit is None or self.fits is None:

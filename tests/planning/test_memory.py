@@ -33,6 +33,7 @@ def tracked_peak(model, optimizers, loss):
             loss().backward()
             optimizers.step()
             optimizers.zero_grad()
+            tracker.reset_mod_stats()
     return tracker.get_tracker_snapshot("peak")[torch.device("cpu")]["Total"]
 
 
