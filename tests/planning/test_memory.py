@@ -27,9 +27,7 @@ def tracked_peak(model, optimizers, loss):
     tracker = MemTracker()
     tracker.track_external(model)
     with tracker:
-        for step in range(2):
-            if step:
-                tracker.reset_mod_stats()
+        for _ in range(2):
             loss().backward()
             optimizers.step()
             optimizers.zero_grad()
