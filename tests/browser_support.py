@@ -3,6 +3,7 @@
 import contextlib
 import json
 import os
+import select
 import shutil
 import signal
 import subprocess
@@ -14,6 +15,7 @@ from typing import Any
 
 import pytest
 
+SECONDS = 120
 NAMES = ("chromium", "chromium-browser", "google-chrome", "chrome")
 
 
@@ -54,6 +56,7 @@ class Browser:
 
     def _receive(self) -> dict[str, Any]:
         while b"\0" not in self._waiting:
+            assert select.select([self._reading], [], [], SECONDS)[0], "the browser does not answer"
             part = os.read(self._reading, 1 << 20)
             assert part, "the browser has gone"
             self._waiting += part
@@ -65,7 +68,7 @@ class Browser:
         scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
         self.call("Emulation.setEmulatedMedia", features=[scheme])
         self.call("Page.navigate", url=page.as_uri())
-        end = time.monotonic() + 60
+        end = time.monotonic() + SECONDS
         while self.ask("document.readyState + location.protocol") != "completefile:":
             assert time.monotonic() < end, "the page did not load"
             time.sleep(0.05)
