@@ -2,7 +2,7 @@
 
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
@@ -46,21 +46,29 @@ def sweep(
     runs_dir: options.RunsDir = None,
     nproc: options.Nproc = "auto",
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the grid with each cell's cost.")] = False,
+    gpu: Annotated[
+        Literal["l40", "h100", "a100"] | None,
+        typer.Option("--gpu", help="With --dry-run: hours on it; by default on what is here."),
+    ] = None,
+    gpus: Annotated[int | None, typer.Option("--gpus", min=1, max=4096, help="... on so many for each cell.")] = None,
     slurm: Annotated[bool, typer.Option("--slurm", help="Print a SLURM array script instead of running.")] = False,
     as_json: options.Json = False,
 ) -> None:
     """Train every cell of a grid. The same command skips finished cells and goes on with the others."""
     from lapcli.environment import runs_dir as default_runs_dir
 
+    if (gpu or gpus) and not dry_run:
+        raise UsageError("--gpu and --gpus are of --dry-run; a sweep takes what is here")
     if slurm and (dry_run or as_json):
         raise UsageError("--slurm prints a script; leave out --dry-run and --json")
     where = runs_dir or default_runs_dir()
     grid = _read(recipe, over, then, options.overrides(set_, data), name, no_search)
     grid.check()
     if dry_run:
+        from lapcli.hardware import GPUS
         from lapcli.sweep.cost import sweep_cost
 
-        cost = sweep_cost(grid, where, only)
+        cost = sweep_cost(grid, where, only, GPUS[gpu] if gpu else None, gpus or 1)
         print(cost.to_json() if as_json else cost.to_text())
     elif slurm:
         given = {"--over": over, "--then": then, "--set": set_}

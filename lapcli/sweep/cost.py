@@ -4,8 +4,8 @@ import json
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from lapcli.errors import UsageError
-from lapcli.planning import plan_training
+from lapcli.hardware import Device
+from lapcli.planning import Plan, plan_training
 from lapcli.recipe import recipe_to_dict
 from lapcli.sweep.cells import Cell, Sweep
 from lapcli.sweep.search import known_cells
@@ -20,11 +20,13 @@ class CellCost:
     steps: int | None  # none: so many epochs of data that was not looked at
     flops: float | None
     flops_left: float | None
+    hours: float | None  # where the device's peak is known
 
 
 @dataclass(frozen=True)
 class SweepCost:
     cells: list[CellCost]
+    devices: str  # what the hours are reckoned for
 
     @property
     def flops(self) -> float:
@@ -34,43 +36,56 @@ class SweepCost:
     def flops_left(self) -> float:
         return sum(cost.flops_left or 0 for cost in self.cells)
 
+    @property
+    def hours(self) -> float | None:
+        """Of all cells, one after the other."""
+        known = [cost.hours for cost in self.cells if cost.hours is not None]
+        return sum(known) if len(known) == len(self.cells) else None
+
     def to_text(self) -> str:
-        rows = [("cell", "state", "steps", "FLOPs", "left")]
+        timed = any(cost.hours is not None for cost in self.cells)
+        rows = [("cell", "state", "steps", "FLOPs", "left", *(("hours",) if timed else ()))]
         for cost in self.cells:
             steps = "by epochs" if cost.steps is None else f"{cost.steps:,}"
-            rows.append((cost.cell, cost.state, steps, _number(cost.flops), _number(cost.flops_left)))
+            hours = (_hours(cost.hours),) if timed else ()
+            rows.append((cost.cell, cost.state, steps, _number(cost.flops), _number(cost.flops_left), *hours))
+        total = (_hours(self.hours),) if timed else ()
+        rows.append(("in all", "", "", _number(self.flops), _number(self.flops_left), *total))
         unknown = sum(cost.flops is None for cost in self.cells)
-        rows.append(("in all", "", "", _number(self.flops), _number(self.flops_left)))
         left = sum(cost.state != "finished" for cost in self.cells)
         text = f"{len(self.cells)} cells, {left} to do" + (f"; {unknown} of unknown cost" if unknown else "")
-        return "\n".join([*aligned(rows), "", text])
+        return "\n".join([*aligned(rows), "", text, *((f"hours on {self.devices}, estimated",) if timed else ())])
 
     def to_json(self) -> str:
         cells = [asdict(cost) for cost in self.cells]
-        return json.dumps({"cells": cells, "flops": self.flops, "flops_left": self.flops_left}, indent=2)
+        total = {"flops": self.flops, "flops_left": self.flops_left, "hours": self.hours, "devices": self.devices}
+        return json.dumps({"cells": cells, **total}, indent=2)
 
 
-def sweep_cost(sweep: Sweep, runs_dir: Path, only: str | None = None) -> SweepCost:
-    """Of every cell; a grid whose search is not through is counted with the recipe's own values."""
-    known: dict[str, tuple[int | None, float | None]] = {}
-    return SweepCost([_cost(cell, waits, runs_dir, known) for cell, waits in known_cells(sweep, runs_dir, only)])
+def sweep_cost(
+    sweep: Sweep, runs_dir: Path, only: str | None = None, device: Device | None = None, devices: int = 1
+) -> SweepCost:
+    """Of every cell on so many devices (none: what is here); before its search, a grid has the recipe's own values."""
+    known: dict[str, Plan] = {}
+    costs = []
+    for cell, waits in known_cells(sweep, runs_dir, only):
+        shape = _shape(cell)
+        if shape not in known:
+            known[shape] = plan_training(cell.loaded, devices, device)
+        costs.append(_cost(cell, waits, runs_dir, known[shape]))
+    plan = next(iter(known.values()))
+    share = "" if plan.share_of_peak is None else f" at {plan.share_of_peak:.0%} of the peak"
+    return SweepCost(costs, f"{devices} x {plan.device}{share}")
 
 
-def _cost(cell: Cell, waits: bool, runs_dir: Path, known: dict[str, tuple[int | None, float | None]]) -> CellCost:
-    shape = _shape(cell)
-    if shape not in known:
-        try:
-            plan = plan_training(cell.loaded)
-            known[shape] = plan.steps, plan.flops
-        except UsageError:  # a kind of recipe without a plan
-            known[shape] = cell.loaded.train.steps, None
-    steps, flops = known[shape]
+def _cost(cell: Cell, waits: bool, runs_dir: Path, plan: Plan) -> CellCost:
+    steps, flops = plan.steps, plan.flops
     found = progress(cell, runs_dir)
     state = "after the search" if waits else found.status
     if found.is_trained and commands_left(cell, runs_dir):
         state = "trained"
     share = 0.0 if found.is_trained else 1 - found.step / steps if steps else 1.0
-    return CellCost(cell.name, state, steps, flops, None if flops is None else flops * share)
+    return CellCost(cell.name, state, steps, flops, None if flops is None else flops * share, plan.hours)
 
 
 def _shape(cell: Cell) -> str:
@@ -85,3 +100,7 @@ def _shape(cell: Cell) -> str:
 
 def _number(flops: float | None) -> str:
     return "-" if flops is None else f"{flops:.3e}"
+
+
+def _hours(hours: float | None) -> str:
+    return "-" if hours is None else f"{hours:,.1f}"

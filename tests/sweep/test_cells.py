@@ -158,6 +158,25 @@ def test_the_dry_run_prints_cells_costs_and_their_sum(folder, capsys):
     assert not (folder / "runs").exists()
 
 
+def test_the_dry_run_for_the_papers_machine(tmp_path, capsys):
+    """The hours of a cell are those of `lap plan`, and the sum counts every cell."""
+    import json
+
+    from lapcli.hardware import GPUS
+    from lapcli.planning import plan_training
+    from lapcli.recipe import load_recipe
+
+    recipe = ROOT / "recipes/gpt561m.yaml"
+    words = [str(recipe), "--over", f"{HEADS}=0,5,10", "--over", "seed=0,1", "--runs-dir", str(tmp_path)]
+    code, out, err = run_main(capsys, "sweep", *words, "--dry-run", "--gpu", "l40", "--gpus", "4", "--json")
+    assert code == 0, err
+    told = json.loads(out)
+    hours = plan_training(load_recipe(recipe), 4, GPUS["l40"]).hours
+    assert [cell["hours"] for cell in told["cells"]] == [hours] * 6
+    assert told["hours"] == pytest.approx(6 * hours)
+    assert told["devices"] == "4 x L40 at 40% of the peak"
+
+
 SEARCH = """\
 cells:
   - recipe: tiny.yaml
