@@ -6,6 +6,8 @@ BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 export UV_SYSTEM_CERTS ?= 1
 export UV_LINK_MODE ?= copy
+# Modules are compiled once and kept in .venv; where that is switched off, every import of torch takes twice as long.
+unexport PYTHONDONTWRITEBYTECODE
 # As `lap` does by itself: threads that spin starve each other on a busy machine.
 export OMP_WAIT_POLICY ?= PASSIVE
 

@@ -6,12 +6,11 @@ import json
 import os
 import random
 import signal
-import socket
 from pathlib import Path
 from typing import Any
 
 import torch
-from support import _context, exit_code, tiny_recipe, write_text
+from support import exit_code, process, ranks, tiny_recipe, write_text
 
 from lapcli.data.tokenizer import Tokenizer, train_tokenizer
 from lapcli.models.gpt import GPT, GPTConfig
@@ -149,18 +148,9 @@ def numbers(result: dict[str, Any]) -> dict[str, Any]:
 
 def evaluate_in_processes(count: int, run: Run, tasks: str, data: Path, **options: Any) -> int:
     """The exit code of rank 0; the result is where the run keeps it."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    children = []
-    for rank in range(count):
-        world = {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(count)}
-        world |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-        child = _context.Process(
-            target=_evaluate, args=(world if count > 1 else {}, str(run.path), tasks, str(data), options)
-        )
+    children = [process(_evaluate, world, str(run.path), tasks, str(data), options) for world in ranks(count)]
+    for child in children:
         child.start()
-        children.append(child)
     codes = [exit_code(child, 600) for child in children]
     return codes[0]
 

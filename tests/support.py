@@ -7,9 +7,11 @@ import io
 import multiprocessing
 import os
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Callable
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -44,22 +46,83 @@ _context.set_forkserver_preload(
 )
 
 
-def lap(
-    *arguments: str, cache: Path | None = None, environment: dict[str, str] | None = None, timeout: float = 300
-) -> subprocess.CompletedProcess[str]:
-    """Runs the command in a process of its own, as a user would, but for the imports that the fork server has done."""
+class Command:
+    """`lap ARGUMENTS` in a process of its own, as a user would start it, but for the imports that are done already."""
+
+    def __init__(self, arguments: tuple[str, ...], environment: dict[str, str], asked: str = "") -> None:
+        self.arguments = arguments
+        self.folder = tempfile.TemporaryDirectory()
+        self.files = [Path(self.folder.name) / name for name in ("in", "out", "err")]
+        self.files[0].write_text(asked)
+        self.child = process(_command, arguments, environment, [str(file) for file in self.files])
+        self.child.start()
+
+    def wait_for(self, what: Callable[[], bool], seconds: float = 120) -> None:
+        """Until `what()` holds, while the command runs."""
+        deadline = time.monotonic() + seconds
+        while not what():
+            assert self.child.is_alive(), self.files[2].read_text()
+            assert time.monotonic() < deadline, "it did not come to that in time"
+            time.sleep(0.02)
+
+    def send(self, kind: signal.Signals) -> None:
+        assert self.child.pid is not None
+        os.kill(self.child.pid, kind)
+
+    def result(self, timeout: float = 300) -> subprocess.CompletedProcess[str]:
+        code = exit_code(self.child, timeout)
+        out, err = (file.read_text() for file in self.files[1:])
+        self.folder.cleanup()
+        return subprocess.CompletedProcess(["lap", *self.arguments], code, out, err)
+
+
+def start_lap(
+    *arguments: str,
+    cache: Path | None = None,
+    environment: dict[str, str] | None = None,
+    asked: str = "",
+) -> Command:
+    """The command, running; `asked` is what it reads from its standard input."""
     given = {**os.environ, **({"LAP_CACHE": str(cache)} if cache else {}), **(environment or {})}
-    with tempfile.TemporaryDirectory() as folder:
-        out, err = Path(folder) / "out", Path(folder) / "err"
-        child = _context.Process(target=_command, args=(arguments, given, str(out), str(err)))
-        child.start()
-        code = exit_code(child, timeout)
-        return subprocess.CompletedProcess(["lap", *arguments], code, out.read_text(), err.read_text())
+    return Command(arguments, given, asked)
 
 
-def _command(arguments: tuple[str, ...], environment: dict[str, str], out: str, err: str) -> None:
-    for path, descriptor in ((os.devnull, 0), (out, 1), (err, 2)):
-        opened = os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC)
+def lap(
+    *arguments: str,
+    cache: Path | None = None,
+    environment: dict[str, str] | None = None,
+    processes: int = 1,
+    asked: str = "",
+    timeout: float = 300,
+) -> subprocess.CompletedProcess[str]:
+    """The command, ended; of several `processes`, the ranks that torchrun would start, what rank 0 said."""
+    started = [
+        start_lap(*arguments, cache=cache, environment={**(environment or {}), **rank}, asked=asked)
+        for rank in ranks(processes)
+    ]
+    results = [command.result(timeout) for command in started]
+    failed = [result for result in results if result.returncode]
+    return failed[0] if failed else results[0]
+
+
+def ranks(count: int) -> list[dict[str, str]]:
+    """What torchrun would set in each of so many processes; nothing in a single one."""
+    if count == 1:
+        return [{}]
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    world = {"WORLD_SIZE": str(count), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    return [{**world, "RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(count)]
+
+
+def process(target: Callable[..., None], *arguments: Any) -> BaseProcess:
+    """A child of the fork server, not yet started."""
+    return _context.Process(target=target, args=arguments)
+
+
+def _command(arguments: tuple[str, ...], environment: dict[str, str], files: list[str]) -> None:
+    for descriptor, path in enumerate(files):
+        opened = os.open(path, os.O_RDWR | os.O_CREAT)
         os.dup2(opened, descriptor)
         os.close(opened)
     os.environ.clear()
@@ -160,7 +223,7 @@ def start_child(
     """Starts a child that trains `recipe` as `lap train` would; `before(*extra)` runs in it first."""
     from lapcli.recipe import recipe_to_dict
 
-    child = _context.Process(target=_child, args=(recipe_to_dict(recipe), str(runs), str(cache), before, extra))
+    child = process(_child, recipe_to_dict(recipe), str(runs), str(cache), before, extra)
     child.start()
     return child
 

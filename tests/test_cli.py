@@ -2,13 +2,14 @@
 
 import json
 import re
+import signal
 import subprocess
 import sys
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from support import ROOT, lap, run_main, write_text
+from support import ROOT, lap, run_main, start_lap, write_text
 
 QUICKSTART = ROOT / "recipes/quickstart.yaml"
 # Where a value or a key can be spoiled: lines of the quickstart recipe with a key of their own.
@@ -164,29 +165,18 @@ def test_json_goes_to_stdout_alone_and_progress_to_stderr(tmp_path, capsys):
 
 def test_ctrl_c_while_it_trains(tmp_path, shared_cache):
     """As a user sees it: SIGINT to the command, exit code 75, and the same command finishes."""
-    import os
-    import signal
-    import time
-
     small = ["model.layers=1", "model.context=32", "tokenizer.vocab=300", "train.batch=2", "train.micro_batch=2"]
     sets = [part for key in [*small, "train.steps=200", "checkpoint.every=50"] for part in ("--set", key)]
     text = write_text(tmp_path / "text.txt")
     arguments = ["train", str(QUICKSTART), *sets, "--data", str(text), "--runs-dir", str(tmp_path)]
-    environment = {**os.environ, "LAP_CACHE": str(shared_cache)}
-    process = subprocess.Popen(
-        [sys.executable, "-m", "lapcli", *arguments], cwd=ROOT, env=environment, stderr=subprocess.PIPE, text=True
-    )
     metrics = tmp_path / "quickstart" / "metrics.jsonl"
-    deadline = time.monotonic() + 120
-    while not (metrics.exists() and '"step": 2' in metrics.read_text()):
-        assert process.poll() is None, process.stderr.read()
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
-    process.send_signal(signal.SIGINT)
-    _, err = process.communicate(timeout=120)
-    assert process.returncode == 75, err
-    assert "saved. Run the same command to go on." in err
-    assert "Traceback" not in err
+    command = start_lap(*arguments, cache=shared_cache)
+    command.wait_for(lambda: metrics.exists() and '"step": 2' in metrics.read_text())
+    command.send(signal.SIGINT)
+    stopped = command.result()
+    assert stopped.returncode == 75, stopped.stderr
+    assert "saved. Run the same command to go on." in stopped.stderr
+    assert "Traceback" not in stopped.stderr
     again = lap(*arguments, cache=shared_cache)
     assert again.returncode == 0, again.stderr
     assert "going on from" in again.stderr

@@ -99,7 +99,8 @@ class Tokenizer:
         return self._special[name]
 
     def encode(self, text: str) -> list[int]:
-        return self.encode_batch([text])[0]
+        ids: list[int] = self._inner.encode(LONE_SURROGATE.sub("\ufffd", text), add_special_tokens=False).ids
+        return ids
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
         """On all cores. A lone surrogate has no UTF-8 bytes and becomes U+FFFD."""

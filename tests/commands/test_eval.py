@@ -21,8 +21,8 @@ def trained(tmp_path_factory, shared_cache):
     return runs
 
 
-def evaluated(runs, *arguments):
-    result = lap("eval", "--runs-dir", str(runs), *arguments)
+def evaluated(runs, *arguments, processes=1):
+    result = lap("eval", "--runs-dir", str(runs), *arguments, processes=processes)
     assert result.returncode == 0, result.stderr
     return result
 
@@ -46,8 +46,8 @@ def test_the_table_and_what_is_kept(trained):
 
 def test_one_and_two_processes_and_any_batch_give_the_same(trained):
     found = [
-        json.loads(evaluated(trained, "--run", "tiny", "--json", *options).stdout)
-        for options in ((), ("--nproc", "2", "--batch", "7"))
+        json.loads(evaluated(trained, "--run", "tiny", "--json", "--batch", batch, processes=processes).stdout)
+        for processes, batch in ((1, "64"), (2, "7"))
     ]
     assert found[0] == found[1]
     assert found[0]["tasks"]["top1"]["count"] == 359

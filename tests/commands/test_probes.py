@@ -87,9 +87,7 @@ def test_all_three_on_a_run(capsys, runs, scenes, name):
 def test_two_processes_give_the_numbers_of_one(capsys, runs, scenes):
     arguments = ["--run", "tiny", *TASKS, *QUICK, "--set", f"ade20k.data={scenes}", "--batch", "24"]
     one = measured(capsys, runs, *arguments)
-    result = lap(
-        "eval", "--runs-dir", str(runs), *arguments, "--nproc", "2", "--json", environment={"OMP_NUM_THREADS": "1"}
-    )
+    result = lap("eval", "--runs-dir", str(runs), *arguments, "--json", processes=2)
     assert result.returncode == 0, result.stderr
     two = json.loads(result.stdout)
     for task, score in one["tasks"].items():

@@ -1,12 +1,10 @@
 """`lap train`, `lap sft`, `lap chat`: the quickstart pair as a user runs it, cut to a few steps."""
 
 import json
-import subprocess
-import sys
 
 import pytest
 from support import CHAT_CUT as CUT
-from support import ROOT, run_main
+from support import ROOT, lap, run_main
 
 RECIPE = "recipes/chat_quickstart.yaml"
 
@@ -54,8 +52,7 @@ def test_chat_answers_a_prompt(chat_runs, capsys, monkeypatch):
 def test_chat_reads_questions(chat_runs, shared_cache):
     runs, _ = chat_runs
     asked = "hello\n/clear\nSpell this word: dog\n/quit\nnever read\n"
-    command = [sys.executable, "-m", "lapcli", "chat", "--runs-dir", str(runs), "--max-tokens", "5"]
-    result = subprocess.run(command, input=asked, capture_output=True, text=True, cwd=ROOT, timeout=200)
+    result = lap("chat", "--runs-dir", str(runs), "--max-tokens", "5", asked=asked)
     assert result.returncode == 0, result.stderr
     assert "(forgotten)" in result.stderr
 

@@ -1,13 +1,11 @@
 """The objective: batches and masks that the world's size does not change, two processes that compute one's loss, a
 teacher that follows its student, and a collapse that is named."""
 
-import multiprocessing
-
 import numpy as np
 import pytest
 import torch
 from dino_support import WHOLE, dino_recipe, loss_in_two_processes, objective
-from support import ROOT
+from support import ROOT, process
 
 from lapcli.errors import UsageError
 from lapcli.objectives.dino.sinkhorn import sinkhorn_targets
@@ -60,8 +58,7 @@ def test_accumulation_is_said():
 
 def test_two_processes_give_the_sinkhorn_and_the_loss_of_one(tmp_path):
     """Rows differ in number; each process has one group, the single one both."""
-    context = multiprocessing.get_context("forkserver")
-    children = [context.Process(target=loss_in_two_processes, args=(rank, str(tmp_path))) for rank in range(2)]
+    children = [process(loss_in_two_processes, rank, str(tmp_path)) for rank in range(2)]
     for child in children:
         child.start()
     alone = objective(dino_recipe(**WHOLE))

@@ -1,13 +1,12 @@
 """The plan's memory against torch's own tracker on fake tensors, and against what processes really grow by."""
 
 import json
-import multiprocessing
 from pathlib import Path
 
 import pytest
 import support
 import torch
-from support import ROOT, exit_code, write_text
+from support import ROOT, exit_code, process, write_text
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributed._tools.mem_tracker import MemTracker
 
@@ -97,9 +96,7 @@ def test_what_a_run_on_the_cpu_grows_by(kind, given, tmp_path):
     """A process that has trained something tiny, and so has all code in memory, trains the recipe."""
     data = {"train": str(write_text(tmp_path / "text.txt")), "validation": 0.2}
     recipe = recipe_from_dict({**given, "data": given.get("data", data)})
-    child = multiprocessing.get_context("forkserver").Process(
-        target=_grow, args=(recipe_to_dict(recipe), kind, str(tmp_path))
-    )
+    child = process(_grow, recipe_to_dict(recipe), kind, str(tmp_path))
     child.start()
     assert exit_code(child, 300) == 0
     grown = json.loads((tmp_path / "grown.json").read_text())

@@ -5,10 +5,9 @@ import os
 import signal
 import subprocess
 import sys
-import time
 
 import pytest
-from support import ROOT, lap, train_here
+from support import ROOT, lap, start_lap, train_here
 from sweep_support import train_cells, write_recipe
 
 from lapcli.sweep.cells import sweep_from_options
@@ -28,21 +27,6 @@ def steps_of(run):
     return [line["step"] for line in lines if "loss" in line]
 
 
-def start(arguments, cache):
-    environment = {**os.environ, "LAP_CACHE": str(cache)}
-    command = [sys.executable, "-m", "lapcli", "sweep", *arguments]
-    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-    return subprocess.Popen(command, cwd=ROOT, env=environment, **pipes)
-
-
-def wait_for_step(run, step, sweep):
-    deadline = time.monotonic() + 300
-    while not any(found >= step for found in steps_of(run)[-1:]):
-        assert sweep.poll() is None, sweep.stderr.read()
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
-
-
 def test_killed_twice_stopped_once_and_finished(tmp_path, shared_cache):
     """Nothing is lost or done twice, and the weights are those of runs that nobody disturbed."""
     recipe = write_recipe(tmp_path, train={"steps": STEPS}, checkpoint={"every": 50}, validation={"every": 100})
@@ -51,12 +35,12 @@ def test_killed_twice_stopped_once_and_finished(tmp_path, shared_cache):
     arguments = [str(recipe), "--over", f"{HEADS}=0,4", "--runs-dir", str(runs)]
     first, second = (runs / name for name in ("tiny-0L", "tiny-4L"))
     for run, step, kind in ((first, 5, signal.SIGKILL), (second, 5, signal.SIGKILL), (second, 100, signal.SIGTERM)):
-        sweep = start(arguments, shared_cache)
-        wait_for_step(run, step, sweep)
-        sweep.send_signal(kind)
-        _, err = sweep.communicate(timeout=300)
-        assert sweep.returncode == (75 if kind == signal.SIGTERM else -kind), err
-    assert "1 running cells saved" in err
+        sweep = start_lap("sweep", *arguments, cache=shared_cache)
+        sweep.wait_for(lambda run=run, step=step: any(found >= step for found in steps_of(run)[-1:]))
+        sweep.send(kind)
+        stopped = sweep.result()
+        assert stopped.returncode == (75 if kind == signal.SIGTERM else -kind), stopped.stderr
+    assert "1 running cells saved" in stopped.stderr
     info = json.loads((second / "run.json").read_text())
     assert info["status"] == "interrupted"
     assert info["step"] == steps_of(second)[-1]

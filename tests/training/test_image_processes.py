@@ -12,9 +12,9 @@ def test_two_processes_follow_one(tmp_path, shared_cache):
     recipe = image_recipe(model={"drop_path": 0.0}, train={"steps": 6}, checkpoint={"every": None, "keep": 1})
     (tmp_path / "tiny.yaml").write_text(recipe_to_yaml(recipe))
     found = []
-    for processes in ("1", "2"):
-        options = ["--nproc", processes, "--name", f"run{processes}", "--runs-dir", str(tmp_path / "runs")]
-        result = lap("train", str(tmp_path / "tiny.yaml"), *options, cache=shared_cache)
+    for processes in (1, 2):
+        options = ["--name", f"run{processes}", "--runs-dir", str(tmp_path / "runs")]
+        result = lap("train", str(tmp_path / "tiny.yaml"), *options, cache=shared_cache, processes=processes)
         assert result.returncode == 0, result.stderr
         found.append(read_metrics(tmp_path / "runs" / f"run{processes}" / "metrics.jsonl"))
     one, two = found

@@ -1,13 +1,12 @@
 """Muon against torch's, against plain Newton-Schulz in float64, and alone against shared over two processes."""
 
-import subprocess
-import sys
-import textwrap
 from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import load_file
+import torch.distributed as dist
+from safetensors.torch import load_file, save_file
+from support import exit_code, process
 from torch import Tensor
 
 from lapcli.training import muon
@@ -148,42 +147,29 @@ class TestStep:
         assert (ours - exact).norm() > 1e-4 * moved
 
 
-RANK = """
-    import sys, torch, torch.distributed as dist
-    from safetensors.torch import save_file
-    from lapcli.training.muon import Muon
-    rank, store, result = int(sys.argv[1]), sys.argv[2], sys.argv[3]
+UNEVEN = [*SHAPES, (24, 24)]  # three matrices of one shape (an odd number: one share is padded), and one each of others
+
+
+def three_steps() -> list[torch.Tensor]:
+    params = [draw(shape, seed=50 + i) for i, shape in enumerate(UNEVEN)]
+    train(Muon(params, lr=0.02, momentum=0.9), params, steps=3)
+    return params
+
+
+def three_steps_of_a_rank(rank: int, store: str, result: str) -> None:
     torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method="file://" + store, rank=rank, world_size=2)
-    def draw(shape, seed):
-        return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64).float()
-    params = [draw(shape, 50 + i) for i, shape in enumerate(SHAPES)]
-    optimizer = Muon(params, lr=0.02, momentum=0.9)
-    for step in range(3):
-        for i, p in enumerate(params):
-            p.grad = draw(p.shape, 1000 * step + i)
-        optimizer.step()
-    save_file({str(i): p for i, p in enumerate(params)}, result)
+    dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=2)
+    save_file({str(i): p for i, p in enumerate(three_steps())}, result)
     dist.destroy_process_group()
-"""
 
 
 def test_two_ranks_take_the_steps_of_one(tmp_path: Path) -> None:
-    """Three matrices of one shape (an odd number: one share is padded), and one each of others."""
-    shapes = [*SHAPES, (24, 24)]
-    script = f"SHAPES = {shapes}\n" + textwrap.dedent(RANK)
     results = [tmp_path / f"{rank}.safetensors" for rank in range(2)]
-    ranks = [
-        subprocess.Popen([sys.executable, "-c", script, str(rank), str(tmp_path / "store"), str(results[rank])])
-        for rank in range(2)
-    ]
-    alone = [draw(shape, seed=50 + i) for i, shape in enumerate(shapes)]
-    train(Muon(alone, lr=0.02, momentum=0.9), alone, steps=3)
-    try:
-        assert [process.wait(timeout=120) for process in ranks] == [0, 0]
-    finally:
-        for process in ranks:
-            process.kill()
+    children = [process(three_steps_of_a_rank, rank, str(tmp_path / "store"), str(results[rank])) for rank in range(2)]
+    for child in children:
+        child.start()
+    alone = three_steps()
+    assert [exit_code(child) for child in children] == [0, 0]
     first, second = (load_file(result) for result in results)
     for i, p in enumerate(alone):
         assert torch.equal(first[str(i)], second[str(i)])

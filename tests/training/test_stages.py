@@ -172,14 +172,12 @@ def test_where_to_start(pretrained, tmp_path):
 
 
 def test_two_processes_train_both_stages_to_the_same_losses(pretrained, tmp_path, shared_cache):
-    """Ranks that meet once for two runs; the newest pretrained run is found before they start."""
+    """Ranks that meet once for two runs."""
     recipe = tiny_chat_recipe(tmp_path)
     (tmp_path / "tiny.yaml").write_text(recipe_to_yaml(recipe))
     shutil.copytree(pretrained.path, tmp_path / "two" / "base")
-    result = lap(
-        *("sft", str(tmp_path / "tiny.yaml"), "--nproc", "2", "--runs-dir", str(tmp_path / "two"), "--name", "x"),
-        cache=shared_cache,
-    )
+    options = ["--runs-dir", str(tmp_path / "two"), "--name", "x"]
+    result = lap("sft", str(tmp_path / "tiny.yaml"), *options, cache=shared_cache, processes=2)
     assert result.returncode == 0, result.stderr
     one = train(pretrained, tmp_path, recipe)
     for run in one:

@@ -63,9 +63,14 @@ def render_batch(
 
 def render_prompt(turns: Sequence[Turn], tokenizer: Tokenizer) -> list[int]:
     """A conversation that ends with the user, and the token after which the assistant answers."""
-    if not turns or turns[-1].role != "user":
+    return render_prompts([turns], tokenizer)[0]
+
+
+def render_prompts(conversations: Sequence[Sequence[Turn]], tokenizer: Tokenizer) -> list[list[int]]:
+    if not all(turns and turns[-1].role == "user" for turns in conversations):
         raise ValueError("a prompt ends with a turn of the user")
-    return [*render(turns, tokenizer).ids.tolist(), tokenizer.special("<|assistant_start|>")]
+    start = tokenizer.special("<|assistant_start|>")
+    return [[*rendered.ids.tolist(), start] for rendered in render_batch(conversations, tokenizer)]
 
 
 def _pieces(turns: Sequence[Turn]) -> Iterator[_Piece]:

@@ -4,7 +4,7 @@ Text prompts get <|bos|> before them, as every document has in training; chat pr
 longer than the training context loses its beginning, as in lm-eval's own models; chat prompts stay whole.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,11 +17,12 @@ from lapcli.errors import DataError, UsageError
 from lapcli.evaluation.harness.crew import Crew
 from lapcli.evaluation.harness.journal import Journal
 from lapcli.evaluation.harness.likelihood import Question
-from lapcli.evaluation.harness.prompt import Prompt, chat_prompt
+from lapcli.evaluation.harness.prompt import Prompt, chat_prompt, encode_prompts
 from lapcli.evaluation.harness.worker import GenerationJob, LikelihoodJob
 from lapcli.evaluation.sampling import Sampling
 
 DEFAULT_NEW_TOKENS = 256  # lm-eval's
+REQUESTS_AT_ONCE = 4096
 _UNDERSTOOD = {"until", "do_sample", "temperature", "top_k", "max_gen_toks", "max_tokens", "max_new_tokens"}
 _NEUTRAL: dict[str, Any] = {"top_p": 1.0, "num_beams": 1, "min_p": 0.0}
 
@@ -38,6 +39,7 @@ class LapLM(TemplateLM):
         self._folder = journal
         self._known: dict[str, Any] = Journal(journal).read()
         self._encoded: dict[str, list[int]] = {}
+        self._part = (0.0, 1.0)  # of a task's requests that are being scored
         self.resumed = 0  # documents whose answers were there already
         self.truncated = 0  # prompts that lost their beginning
         self.beyond_context = 0  # chat prompts, whole, that are longer than the training context
@@ -75,12 +77,15 @@ class LapLM(TemplateLM):
         for request in requests:
             if not request.args[1]:
                 raise DataError(f"{self._task}: document {request.doc_id} has an empty answer, which has no likelihood")
-        texts = {text for request in requests for text in self._texts(*request.args[:2])}
-        self._encoded = dict(zip(texts, self._tokenizer.encode_batch(list(texts)), strict=True))
-        try:
-            return super().loglikelihood(requests, disable_tqdm=True)
-        finally:
-            self._encoded = {}
+        answers: list[tuple[float, bool]] = []
+        for block in _blocks(requests):
+            self._part = (len(answers) / len(requests), (len(answers) + len(block)) / len(requests))
+            encode_prompts(request.args[0] for request in block if isinstance(request.args[0], Prompt))
+            texts = {text for request in block for text in self._texts(*request.args[:2])}
+            self._encoded = dict(zip(texts, self._tokenizer.encode_batch(list(texts)), strict=True))
+            answers += super().loglikelihood(block, disable_tqdm=True)
+        self._encoded, self._part = {}, (0.0, 1.0)
+        return answers
 
     def _texts(self, context: str, continuation: str) -> list[str]:
         """What will be encoded, so that it can be in one call on all cores."""
@@ -154,6 +159,7 @@ class LapLM(TemplateLM):
 
     def generate_until(self, requests: list[Instance], disable_tqdm: bool = True) -> list[str]:
         """lm-eval repeats a request as often as it wants samples; they are drawn together."""
+        encode_prompts(request.args[0] for request in requests if isinstance(request.args[0], Prompt))
         groups: list[tuple[Instance, int]] = []
         for request in requests:
             if groups and groups[-1][0] is request:
@@ -202,18 +208,32 @@ class LapLM(TemplateLM):
         return ids[-room:]
 
     def _likelihoods(self, items: Sequence[Sequence[Question]]) -> list[Any]:
-        job = LikelihoodJob(items, self._task, self._folder)
+        job = LikelihoodJob(items, self._task, self._folder, self._part)
         return self._do(job, lambda item: sum(question.length for question in item))
 
     def _do(self, job: LikelihoodJob | GenerationJob, cost: Callable[[Any], float]) -> list[Any]:
         """What the journal does not have is worked on."""
-        keys = [job.key(item) for item in job.items]  # type: ignore[arg-type]
-        missing = [number for number, key in enumerate(keys) if key not in self._known]
-        self.resumed += len(keys) - len(missing)
+        answers: list[Any] = [None] * len(job.items)
+        if self._known:
+            answers = [self._known.get(job.key(item)) for item in job.items]  # type: ignore[arg-type]
+        missing = [number for number, answer in enumerate(answers) if answer is None]
+        self.resumed += len(answers) - len(missing)
         if missing:
             for number, answer in zip(missing, self._crew.do(job.share(missing), cost), strict=True):
-                self._known[keys[number]] = answer
-        return [self._known[key] for key in keys]
+                answers[number] = answer
+        return answers
+
+
+def _blocks(requests: list[Instance]) -> Iterator[list[Instance]]:
+    """Whole documents, tokenised and scored together: the first forward pass need not wait for MMLU's 8 MB of text."""
+    start = 0
+    for number, request in enumerate(requests):
+        is_next = request.doc_id != requests[number - 1].doc_id or request.task_name != requests[number - 1].task_name
+        if number - start >= REQUESTS_AT_ONCE and is_next:
+            yield requests[start:number]
+            start = number
+    if start < len(requests):
+        yield requests[start:]
 
 
 def _is_chat(request: Instance) -> bool:

@@ -13,6 +13,7 @@ from lapcli.evaluation.sampling import Sampling
 from lapcli.models.gpt import GPT
 
 Progress = Callable[[str, int, int], None]
+PARTS = 1000  # of a bar that spans several jobs
 
 
 @dataclass(frozen=True)
@@ -22,6 +23,7 @@ class LikelihoodJob:
     items: Sequence[Sequence[Question]]
     task: str
     journal: Path | None = None
+    part: tuple[float, float] = (0.0, 1.0)  # of the task, for the progress bar
 
     def key(self, item: Sequence[Question]) -> str:
         return line_key("likelihood", item)
@@ -81,7 +83,8 @@ class Worker:
                 found[number] = [likelihood for each in found[number] for likelihood in each]
                 journal.add(job.key(job.items[number]), found[number])
                 done += 1
-                self._progress(job.task, done, len(job.items))
+                begin, end = job.part
+                self._progress(job.task, round(PARTS * (begin + (end - begin) * done / len(job.items))), PARTS)
         return found
 
     def _generate(self, job: GenerationJob, journal: Journal) -> list[Any]:

@@ -12,6 +12,7 @@ from lm_eval.api.task import ConfigurableTask
 
 from lapcli.data.chat.conversation import question_and_answer
 from lapcli.data.chat.rendering import render_prompt
+from lapcli.data.chat.tasks import multiple_choice, read_choices
 from lapcli.data.tokenizer import train_tokenizer
 from lapcli.errors import DataError, UsageError
 from lapcli.evaluation.engine import Engine
@@ -102,14 +103,16 @@ def test_one_request_for_all_samples_of_a_question():
     assert job.sampling == Sampling(512, 1.0, 50, 0)
 
 
-def test_letters_are_the_rows_own_labels_and_the_prompt_is_training_s():
-    tokenizer = tiny_tokenizer()
-    from lapcli.data.chat.tasks import multiple_choice, read_choices
-
+def arc_documents():
     documents = []
     for row in arc_rows():
         question, texts, labels, answer = read_choices(row)
         documents.append({"question": question, "choices": {"text": texts, "label": labels}, "answerKey": answer})
+    return Documents(documents, {})
+
+
+def test_letters_are_the_rows_own_labels_and_the_prompt_is_training_s():
+    tokenizer = tiny_tokenizer()
     # An oracle that always prefers the right label, whatever the labels are.
     rights = {}
     for row in arc_rows():
@@ -118,11 +121,30 @@ def test_letters_are_the_rows_own_labels_and_the_prompt_is_training_s():
     oracle = Oracle(
         lambda item: [[-1.0 if c == (rights[item[0].context],) else -2.0, False] for c in item[0].continuations]
     )
-    results = run(lm_of(oracle, tokenizer), letters_task("arc_easy", Documents(documents, {})))
+    results = run(lm_of(oracle, tokenizer), letters_task("arc_easy", arc_documents()))
     assert results["results"]["arc_easy"]["acc,none"] == 1.0
     (job,) = oracle.jobs
     assert [len(item[0].continuations) for item in job.items] == [4, 4, 3, 5, 4, 4, 3]
     assert all(len(c) == 1 for item in job.items for c in item[0].continuations)
+
+
+def test_blocks_hold_whole_documents_and_change_no_answer(monkeypatch):
+    """Documents have 3, 4 or 5 requests; the first block is scored before the text of the others is tokenised."""
+    tokenizer, model = tiny_tokenizer(), tiny_model(320)
+    task = letters_task("arc_easy", arc_documents())
+    whole = run(lm_of(alone(model, tokenizer), tokenizer), task)
+    monkeypatch.setattr("lapcli.evaluation.harness.adapter.REQUESTS_AT_ONCE", 5)
+    oracle = Oracle(alone(model, tokenizer))
+    oracle.do = lambda job, cost: oracle.jobs.append(job) or oracle.rule.do(job, cost)
+    parts = run(lm_of(oracle, tokenizer), task)
+    assert [len(job.items) for job in oracle.jobs] == [2, 2, 2, 1]
+    assert [job.part[1] for job in oracle.jobs[:-1]] == [job.part[0] for job in oracle.jobs[1:]]
+    assert (oracle.jobs[0].part[0], oracle.jobs[-1].part[1]) == (0.0, 1.0)
+    found, expected = (
+        [float(each[0][0]) for sample in result["samples"]["arc_easy"] for each in sample["resps"]]
+        for result in (parts, whole)
+    )
+    assert found == pytest.approx(expected, abs=1e-5)
 
 
 def test_special_tokens_in_a_question_are_text():
