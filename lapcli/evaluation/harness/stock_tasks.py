@@ -5,6 +5,7 @@ import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -55,7 +56,7 @@ def other_task(name: str, allow_unsafe: bool) -> Loaded:
     print(f"looking for {name} among lm-eval's tasks", file=sys.stderr)
     if allow_unsafe:
         os.environ["HF_ALLOW_CODE_EVAL"] = "1"  # read by the metric's own code, when the task is loaded
-    manager = TaskManager()
+    manager = _index()
     if name not in manager.all_tasks and not Path(name).is_file():
         raise UsageError(
             f"--tasks: {name[:60]!r} is neither a task of `lap` nor one of lm-eval's; `lm-eval ls tasks` lists those"
@@ -75,6 +76,12 @@ def other_task(name: str, allow_unsafe: bool) -> Loaded:
                 "use humaneval, which runs in a sandbox"
             )
     return dict(loaded)
+
+
+@cache
+def _index() -> TaskManager:
+    """Of thousands of files, which takes seconds; not paid for the tasks of `lap`."""
+    return TaskManager()
 
 
 def _over(definition: dict[str, Any], splits: dict[str, Documents]) -> dict[str, Any]:

@@ -7,6 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import datasets
 import pytest
 import torch
 from harness_support import (
@@ -321,3 +322,33 @@ def test_the_chat_quickstart_end_to_end(chat_runs, tmp_path, capsys):
     assert result["limit"] == 3
     assert result["tasks"]["spelling"]["count"] == 3
     assert set(result["tasks"]["spelling"]["details"]["metrics"]) == {"pass@1", "pass@2"}
+
+
+def test_any_task_of_lm_eval_with_its_data_from_the_hubs_cache(base, tmp_path, monkeypatch):
+    """SciQ, of which `lap` knows nothing: lm-eval finds the definition, and the hub's library what it has on disk."""
+    rows = {
+        "support": ["Plants need light.", "", "Rivers carry water."],
+        "question": ["What do plants need?", "Which is a metal?", "What do rivers carry?"],
+        "correct_answer": ["light", "iron", "water"],
+        **{f"distractor{n}": [f"stone {n}", f"cloud {n}", f"heat {n}"] for n in (1, 2, 3)},
+    }
+    files = {split: tmp_path / f"{split}.parquet" for split in ("train", "validation", "test")}
+    for file in files.values():
+        datasets.Dataset.from_dict(rows).to_parquet(file)
+    names = {split: str(file) for split, file in files.items()}
+    datasets.load_dataset("parquet", data_files=names, cache_dir=str(tmp_path / "made"))
+    (made,) = (tmp_path / "made").rglob("dataset_info.json")
+    kept = tmp_path / "hub" / "allenai___sciq" / "default" / "0.0.0" / "c0ffee"
+    shutil.copytree(made.parent, kept)
+    for file in kept.glob("*.arrow"):
+        file.rename(kept / file.name.replace("parquet", "sciq"))
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "hub")
+    monkeypatch.setattr(datasets.config, "HF_HUB_OFFLINE", True)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    score = evaluated(base, "sciq", None, protocol="harness")["tasks"]["sciq"]
+    assert score["count"] == 3
+    assert score["value"] in (0.0, pytest.approx(1 / 3), pytest.approx(2 / 3), 1.0)
+    with pytest.raises(LapError, match="could not load piqa"):
+        evaluated(base, "piqa", None, protocol="harness")
+    with pytest.raises(UsageError, match="nor one of lm-eval's"):
+        evaluated(base, "scique", None, protocol="harness")

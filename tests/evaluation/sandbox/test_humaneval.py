@@ -28,6 +28,6 @@ def test_canonical_solutions_pass(problems, mode):
     assert not {task: verdict.reason for task, verdict in found.items() if not verdict.passed}
 
 
-def test_return_none_never_passes(problems, any_mode):
-    found = verdicts(problems, lambda row: "    return None\n", any_mode)
+def test_return_none_never_passes(problems, mode):
+    found = verdicts(problems, lambda row: "    return None\n", mode)
     assert not {task: verdict.reason for task, verdict in found.items() if verdict.passed}
