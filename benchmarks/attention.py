@@ -3,8 +3,10 @@
 1 sequence of 2048, width 1280, 10 heads, float32: projections, rotary, QK norm, attention, output projection.
 """
 
+from functools import partial
+
 import torch
-from measure import alternate, mebibytes, peak_bytes
+from measure import compare, mebibytes, peak_bytes
 from torch import Tensor
 
 from lapcli.laplacian import dense_laplacian_attention
@@ -32,23 +34,20 @@ class DenseAttention(Attention):
 
 
 def main() -> None:
-    candidates = {}
-    for name, kind, k in (
-        ("k = 0", Attention, 0),
-        ("k = H/2", Attention, HEADS // 2),
-        ("k = H", Attention, HEADS),
-        ("k = H/2, dense", DenseAttention, HEADS // 2),
-    ):
-        candidates[name] = forward_and_backward(kind, k)
-    seconds = alternate(candidates, rounds=15)
-    memory = {name: peak_bytes(run) for name, run in candidates.items()}
-    print(f"attention layer, {TOKENS} tokens, width {WIDTH}, {HEADS} heads, {torch.get_num_threads()} threads")
-    print(f"{'':<16}{'ms':>9}{'ratio':>8}{'peak':>14}{'ratio':>8}")
-    for name in candidates:
-        time_ratio, memory_ratio = seconds[name] / seconds["k = 0"], memory[name] / memory["k = 0"]
-        print(
-            f"{name:<16}{seconds[name] * 1e3:>9.1f}{time_ratio:>8.3f}{mebibytes(memory[name]):>14}{memory_ratio:>8.3f}"
-        )
+    torch.set_num_threads(1)  # which waits for nobody
+    builders = {
+        "k = 0": partial(forward_and_backward, Attention, 0),
+        "k = H/2": partial(forward_and_backward, Attention, HEADS // 2),
+        "k = H": partial(forward_and_backward, Attention, HEADS),
+        "k = H/2, dense": partial(forward_and_backward, DenseAttention, HEADS // 2),
+    }
+    times = compare({name: builder for name, builder in builders.items() if "dense" not in name}, builds=3, rounds=6)
+    times |= compare({name: builders[name] for name in ("k = 0", "k = H/2, dense")}, builds=1, rounds=2)
+    memory = {name: peak_bytes(builder()) for name, builder in builders.items()}
+    print(f"attention layer, {TOKENS} tokens, width {WIDTH}, {HEADS} heads, one thread")
+    print(f"{'':<16}{'time':>8}{'peak':>14}{'ratio':>8}")
+    for name in builders:
+        print(f"{name:<16}{times[name]:>8.3f}{mebibytes(memory[name]):>14}{memory[name] / memory['k = 0']:>8.3f}")
     print(f"target for k = H/2: time at most {TARGET_TIME}, peak memory at most {TARGET_MEMORY}")
 
 

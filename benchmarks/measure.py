@@ -6,6 +6,7 @@ candidates take turns, and what is compared is the fastest turn of each: what ot
 
 import gc
 import resource
+import statistics
 import sys
 import time
 from collections.abc import Callable
@@ -23,6 +24,31 @@ def alternate(candidates: dict[str, Callable[[], object]], rounds: int = 9, warm
             if turn >= warmup:
                 seconds[name].append(time.perf_counter() - start)
     return {name: min(values) for name, values in seconds.items()}
+
+
+def compare(
+    builders: dict[str, Callable[[], Callable[[], object]]], builds: int = 6, rounds: int = 12
+) -> dict[str, float]:
+    """Seconds of each candidate relative to the first: the median over rounds of what neighbours in time took.
+
+    For differences of a percent. The machine's speed drifts over seconds, so only turns of one round are compared;
+    where a candidate's memory happens to lie counts too, so each is built several times, in changing order.
+    """
+    names = list(builders)
+    ratios: dict[str, list[float]] = {name: [] for name in names}
+    for build in range(builds):
+        order = [names[(build + place) % len(names)] for place in range(len(names))]
+        runs = {name: builders[name]() for name in order}
+        for turn in range(rounds + 1):
+            seconds = {}
+            for name, run in runs.items():
+                start = time.perf_counter()
+                run()
+                seconds[name] = time.perf_counter() - start
+            if turn:
+                for name in names:
+                    ratios[name].append(seconds[name] / seconds[names[0]])
+    return {name: statistics.median(values) for name, values in ratios.items()}
 
 
 def peak_bytes(run: Callable[[], object]) -> int:

@@ -166,7 +166,7 @@ def test_json_goes_to_stdout_alone_and_progress_to_stderr(tmp_path, capsys):
 def test_ctrl_c_while_it_trains(tmp_path, shared_cache):
     """As a user sees it: SIGINT to the command, exit code 75, and the same command finishes."""
     small = ["model.layers=1", "model.context=32", "tokenizer.vocab=300", "train.batch=2", "train.micro_batch=2"]
-    sets = [part for key in [*small, "train.steps=200", "checkpoint.every=50"] for part in ("--set", key)]
+    sets = [part for key in [*small, "train.steps=60", "checkpoint.every=20"] for part in ("--set", key)]
     text = write_text(tmp_path / "text.txt")
     arguments = ["train", str(QUICKSTART), *sets, "--data", str(text), "--runs-dir", str(tmp_path)]
     metrics = tmp_path / "quickstart" / "metrics.jsonl"
@@ -181,4 +181,4 @@ def test_ctrl_c_while_it_trains(tmp_path, shared_cache):
     assert again.returncode == 0, again.stderr
     assert "going on from" in again.stderr
     steps = [json.loads(line)["step"] for line in metrics.read_text().splitlines() if 'loss"' in line and "lr" in line]
-    assert steps == list(range(1, 201))
+    assert steps == list(range(1, 61))

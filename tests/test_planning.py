@@ -30,7 +30,7 @@ def test_the_papers_gpts(heads):
 
 def test_fewer_processes_accumulate_and_keep_the_global_batch():
     recipe = load_recipe(ROOT / "recipes/gpt561m.yaml")
-    for processes, accumulation in ((1, 8), (2, 4), (4, 2), (8, 1), (16, 1)):
+    for processes, accumulation in ((1, 8), (16, 1)):
         plan = plan_training(recipe, processes)
         assert plan.accumulation == accumulation
         assert plan.processes * plan.micro_batch * plan.accumulation == 256

@@ -18,12 +18,19 @@ def test_there_are_commands_to_run():
     assert all(line.startswith("lap ") for _, line in COMMANDS)
 
 
+@pytest.fixture(scope="module")
+def measured_runs(tmp_path_factory):
+    """Where the runs that `lap eval` and `lap analyze` look at are trained, each once."""
+    return tmp_path_factory.mktemp("measured-runs")
+
+
 @pytest.mark.parametrize(("long", "line"), COMMANDS, ids=[line for _, line in COMMANDS])
-def test_command(long, line, capsys, tmp_path, monkeypatch, request):
+def test_command(long, line, capsys, tmp_path, measured_runs, monkeypatch, request):
     monkeypatch.chdir(ROOT)
     words = shlex.split(line)[1:]
     needs_runs = (words[0] in {"sft", "chat", "report"} or "quickstart-sft" in words) and not long
-    runs = request.getfixturevalue("chat_runs")[0] if needs_runs else tmp_path
+    runs = measured_runs if words[0] in {"eval", "analyze"} and not long else tmp_path
+    runs = request.getfixturevalue("chat_runs")[0] if needs_runs else runs
     monkeypatch.setenv("LAP_RUNS", str(runs))
     if words[0] == "eval" and long:  # its options are known, its run is not there
         code, _, err = run_main(capsys, *words)

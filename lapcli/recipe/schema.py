@@ -86,12 +86,28 @@ class TokenizerSection(Section):
     train_crop: Count = 10_000  # characters of each document that it sees
 
 
-class TextSource(Section):
-    """Where text comes from: `builtin`, `hub:OWNER/NAME`, or a local file or folder."""
+class Source(Section):
+    """Where examples come from: `builtin`, `hub:OWNER/NAME`, or a local file or folder."""
 
     train: Text
-    files: Text | list[Text] | None = None  # names, ranges such as a_{00..23}.txt, local globs; in order
     revision: Text | None = None  # of the hub data set
+
+    @combination("train")
+    def _hub_name(self) -> str | None:
+        owner, _, name = self.train.removeprefix("hub:").partition("/")
+        if self.train.startswith("hub:") and (not owner or not name or "/" in name):
+            return f"expected hub:OWNER/NAME, got {self.train[:60]!r}"
+        return None
+
+    @combination("revision", "train")
+    def _revision_of_the_hub(self) -> str | None:
+        if self.revision is not None and not self.train.startswith("hub:"):
+            return "only a hub data set (train: hub:OWNER/NAME) has one; remove it"
+        return None
+
+
+class TextSource(Source):
+    files: Text | list[Text] | None = None  # names, ranges such as a_{00..23}.txt, local globs; in order
     column: Text = "text"
     separator: Annotated[str, Field(min_length=1, max_length=100)] | None = None  # between a text file's documents
     crop: Count | None = None  # characters kept of each document
@@ -100,13 +116,6 @@ class TextSource(Section):
     # `last_file` holds the last file out; a fraction holds out that share of the documents; none chooses by what
     # there is: the last of several files, a twentieth of one.
     validation: Literal["last_file"] | Annotated[float, Field(gt=0, lt=1)] | None = None
-
-    @combination("train")
-    def _hub_name(self) -> str | None:
-        owner, _, name = self.train.removeprefix("hub:").partition("/")
-        if self.train.startswith("hub:") and (not owner or not name or "/" in name):
-            return f"expected hub:OWNER/NAME, got {self.train[:60]!r}"
-        return None
 
     @combination("files", "train")
     def _files_of_the_source(self) -> str | None:
@@ -118,12 +127,6 @@ class TextSource(Section):
             return "a pattern is not a fixed list; name the files or give a range such as shard_{000..239}.parquet"
         if self.files == []:
             return "name at least one file, or remove it"
-        return None
-
-    @combination("revision", "train")
-    def _revision_of_the_hub(self) -> str | None:
-        if self.revision is not None and not self.train.startswith("hub:"):
-            return "only a hub data set (train: hub:OWNER/NAME) has one; remove it"
         return None
 
     @combination("separator", "train")

@@ -8,8 +8,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from lapcli.head_plan import HeadPlan, head_plan
-from lapcli.recipe.schema import BaseRecipe, LayerRange, OptimizerSection, TrainSection, ValidationSection
+from lapcli.recipe.schema import BaseRecipe, OptimizerSection, TrainSection, TransformerModel, ValidationSection
 from lapcli.recipe.section import Count, Fraction, NonNegative, Positive, Section, Size, Whole, combination
 from lapcli.recipe.vision import ImageFiles, Pair
 
@@ -26,7 +25,7 @@ class HeadSection(Section):
     ibot_prototypes: Annotated[Whole, Field(ge=2, le=2**20)] = 65_536
 
 
-class DinoModel(Section):
+class DinoModel(TransformerModel):
     """The self-supervised ViT: `lapcli/models/dino_vit.py`."""
 
     layers: Annotated[Whole, Field(ge=1, le=1000)] = 12
@@ -34,9 +33,6 @@ class DinoModel(Section):
     heads: Annotated[Whole, Field(ge=1, le=1024)] = 6
     mlp_ratio: Positive = 4.0
     patch: Size = 16
-    laplacian_heads: Annotated[Whole, Field(ge=0)] | list[Annotated[Whole, Field(ge=0)]] | str | LayerRange = Field(
-        default=0, description="a number, a list with one number a layer, `linear(a, b)` or {layers:, heads:}"
-    )
     drop_path: Annotated[float, Field(ge=0, lt=1)] = 0.0  # of the student
     layer_scale: Positive = 1e-5
     rope_base: Annotated[float, Field(gt=1, le=1e9)] = 100.0
@@ -44,24 +40,10 @@ class DinoModel(Section):
     head: HeadSection = HeadSection()
 
     @combination("width", "heads")
-    def _heads_divide_the_width(self) -> str | None:
-        if self.width % self.heads:
-            return f"{self.width} is not a multiple of heads {self.heads}"
-        if (self.width // self.heads) % 4:
+    def _heads_can_be_rotated(self) -> str | None:
+        if self.width % self.heads == 0 and (self.width // self.heads) % 4:
             return f"the head size {self.width // self.heads} (width / heads) must be a multiple of 4 for rotary"
         return None
-
-    @combination("laplacian_heads", "layers", "heads")
-    def _plan_fits(self) -> str | None:
-        try:
-            self.head_plan()
-        except ValueError as error:
-            return str(error)
-        return None
-
-    def head_plan(self) -> HeadPlan:
-        spec = self.laplacian_heads
-        return head_plan(spec.model_dump() if isinstance(spec, LayerRange) else spec, self.layers, self.heads)
 
 
 class Crops(Section):

@@ -8,7 +8,14 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from lapcli.recipe.schema import BaseRecipe, OptimizerSection, TrainSection, TransformerModel, ValidationSection
+from lapcli.recipe.schema import (
+    BaseRecipe,
+    OptimizerSection,
+    Source,
+    TrainSection,
+    TransformerModel,
+    ValidationSection,
+)
 from lapcli.recipe.section import Count, Fraction, NonNegative, Positive, Section, Size, Text, Whole, combination
 
 Beta = Annotated[float, Field(ge=0, lt=1)]
@@ -104,15 +111,13 @@ class Mixing(Section):
         return None
 
 
-class ImageFiles(Section):
+class ImageFiles(Source):
     """Images and labels: `builtin` (scikit-learn's digits), `builtin:photographs` (pieces of its two photographs),
     `hub:OWNER/NAME`, a folder of parquet files or images."""
 
-    train: Text
     # A folder; a fraction of the training images; none: the source's own validation or test images.
     validation: Text | Annotated[float, Field(gt=0, lt=1)] | None = None
     split_seed: Annotated[Whole, Field(ge=0, lt=2**63)] = 0
-    revision: Text | None = None  # of the hub data set
     image_column: Text | None = None  # of parquet files and hub sets; none: the only one that holds images
     label_column: Text | None = None  # none: the only one that holds classes
     decoded_gigabytes: NonNegative = 2.0  # a set within this is decoded once and held in memory
@@ -123,19 +128,6 @@ class ImageFiles(Section):
     std: Annotated[list[Positive], Field(min_length=3, max_length=3)] = Field(
         default_factory=lambda: [0.229, 0.224, 0.225]
     )
-
-    @combination("train")
-    def _hub_name(self) -> str | None:
-        owner, _, name = self.train.removeprefix("hub:").partition("/")
-        if self.train.startswith("hub:") and (not owner or not name or "/" in name):
-            return f"expected hub:OWNER/NAME, got {self.train[:60]!r}"
-        return None
-
-    @combination("revision", "train")
-    def _revision_of_the_hub(self) -> str | None:
-        if self.revision is not None and not self.train.startswith("hub:"):
-            return "only a hub data set (train: hub:OWNER/NAME) has one; remove it"
-        return None
 
     @combination("validation", "train")
     def _builtin_has_one_part(self) -> str | None:

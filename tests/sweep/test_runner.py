@@ -15,7 +15,7 @@ from lapcli.sweep.runner import Runner
 from lapcli.sweep.slots import Slot
 from lapcli.sweep.state import log_of, take
 
-STEPS = 300
+STEPS = 120
 HEADS = "model.laplacian_heads"
 
 
@@ -29,12 +29,12 @@ def steps_of(run):
 
 def test_killed_twice_stopped_once_and_finished(tmp_path, shared_cache):
     """Nothing is lost or done twice, and the weights are those of runs that nobody disturbed."""
-    recipe = write_recipe(tmp_path, train={"steps": STEPS}, checkpoint={"every": 50}, validation={"every": 100})
+    recipe = write_recipe(tmp_path, train={"steps": STEPS}, checkpoint={"every": 20}, validation={"every": 60})
     runs = tmp_path / "runs"
     over = {HEADS: [0, 4]}
     arguments = [str(recipe), "--over", f"{HEADS}=0,4", "--runs-dir", str(runs)]
     first, second = (runs / name for name in ("tiny-0L", "tiny-4L"))
-    for run, step, kind in ((first, 5, signal.SIGKILL), (second, 5, signal.SIGKILL), (second, 100, signal.SIGTERM)):
+    for run, step, kind in ((first, 5, signal.SIGKILL), (second, 5, signal.SIGKILL), (second, 40, signal.SIGTERM)):
         sweep = start_lap("sweep", *arguments, cache=shared_cache)
         sweep.wait_for(lambda run=run, step=step: any(found >= step for found in steps_of(run)[-1:]))
         sweep.send(kind)
