@@ -25,6 +25,7 @@ from torch import Tensor, nn
 
 from lapcli.head_plan import HeadSpec, head_plan
 from lapcli.laplacian import laplacian_attention
+from lapcli.models.lean import gelu_linear
 
 Precision = Literal["float32", "bf16"]
 
@@ -86,6 +87,7 @@ class RotaryAttention(nn.Module):
         split = qkv_NC.view(group.images, group.tokens, 3, self.heads, -1)
         q_BHTD, k_BHTD, v_BHTD = split.permute(2, 0, 3, 1, 4).unbind(0)
         q_BHTD, k_BHTD = (rotate(x, group.cos_TD, group.sin_TD) for x in (q_BHTD, k_BHTD))
+        v_BHTD = v_BHTD.contiguous()  # else the backward would hold the values in the memory of all three
         y_BHTD = laplacian_attention(q_BHTD, k_BHTD, v_BHTD, self.laplacian_heads)
         return y_BHTD.transpose(1, 2).reshape(group.size, -1)
 
@@ -97,7 +99,7 @@ class MLP(nn.Module):
         self.fc2 = nn.Linear(hidden, width)
 
     def forward(self, x_NC: Tensor) -> Tensor:
-        return self.fc2(F.gelu(self.fc1(x_NC)))
+        return gelu_linear(self.fc1(x_NC), self.fc2)
 
 
 class Block(nn.Module):

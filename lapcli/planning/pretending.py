@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from lapcli import laplacian
-from lapcli.models import chunked_loss, gpt, lean
+from lapcli.models import chunked_loss, dino_vit, gpt, lean
 from lapcli.objectives.dino import cross_entropy, sinkhorn
 
 _linear, _conv2d = F.linear, F.conv2d
@@ -35,6 +35,7 @@ def pretended(device: str, *, bf16: bool, compiled: bool, whole_loss: bool = Fal
         swap(F, "scaled_dot_product_attention", _attention)
         if keeps_little:
             swap(gpt, "rms_norm", lambda x: lean._RMSNorm.apply(x))
+            swap(dino_vit, "gelu_linear", lambda x, layer: lean._GELULinear.apply(x, layer.weight, layer.bias))
         if compiled or device == "cpu":
             swap(laplacian._FusedOnCPU, "fits", staticmethod(lambda q, k, v: q.shape == k.shape == v.shape))
         for table, default in ((chunked_loss._CHUNK_ELEMENTS, 2**24), (sinkhorn.CHUNK_ELEMENTS, 2**24)):

@@ -1,11 +1,11 @@
-"""RMSNorm and relu^2 that keep only their outputs: against torch's, by differences, and what they hold."""
+"""RMSNorm, relu^2 and GELU with a linear layer: against torch's, by differences, and what they hold."""
 
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
-from lapcli.models.lean import relu_squared, rms_norm
+from lapcli.models.lean import gelu_linear, relu_squared, rms_norm
 
 torch.set_num_threads(2)
 
@@ -94,3 +94,32 @@ def test_relu_squared_takes_the_place_of_its_input() -> None:
     inner = x * 1
     assert relu_squared(inner).data_ptr() == inner.data_ptr()
     assert torch.equal(inner, torch_relu_squared(x))
+
+
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("shape", [(3, 8), (2, 5, 8), (0, 8)])
+def test_gelu_and_a_linear_layer(shape: tuple[int, ...], bias: bool) -> None:
+    torch.manual_seed(3)
+    layer = nn.Linear(8, 5, bias=bias, dtype=torch.float64)
+    dy = torch.randn(*shape[:-1], 5, dtype=torch.float64)
+    x = torch.randn(shape, dtype=torch.float64, requires_grad=True)
+    wanted = [x, *layer.parameters()]
+    ours, theirs = (torch.autograd.grad(y, wanted, dy) for y in (gelu_linear(x, layer), layer(F.gelu(x))))
+    assert torch.equal(gelu_linear(x, layer), layer(F.gelu(x)))
+    for a, b in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(a, b, atol=1e-12, rtol=1e-12)
+
+
+def test_gelu_keeps_its_input_alone() -> None:
+    layer = nn.Linear(64, 16)
+    held = []
+    with torch.autograd.graph.saved_tensors_hooks(lambda x: held.append(x.numel()) or x, lambda x: x):
+        gelu_linear(torch.randn(100, 64, requires_grad=True), layer)
+    assert sorted(held) == [16 * 64, 100 * 64]
+
+
+def test_gelu_under_autocast_is_torchs() -> None:
+    layer, x = nn.Linear(8, 5), torch.randn(3, 8)
+    with torch.autocast("cpu", torch.bfloat16):
+        y = gelu_linear(x, layer)
+    assert y.dtype == torch.bfloat16

@@ -36,7 +36,7 @@ OBJECTIVES = listed([f"`{name}`" for name in RECIPES])
         (
             "  train: builtin",
             "  train: builtin\n  Q: 1",
-            "x.yaml:10  data.Q: unknown key; known here: train, files, revision, column, separator, crop, shuffled, "
+            "x.yaml:10  data.Q: unknown key; known here: train, revision, files, column, separator, crop, shuffled, "
             "shuffle_seed, validation",
         ),
         # Wrong types.
