@@ -9,12 +9,13 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import timm
 import torch
-from measure import alternate, compare, mebibytes, peak_rss
+from measure import compare, mebibytes, peak_rss
 from PIL import Image, ImageFilter
 from timm.data import ImageDataset, create_loader
 from torch import nn
@@ -95,16 +96,19 @@ def bench_loader() -> None:
             source = ImageSource(
                 train=str(folder), augmentation=Augmentation(crop="random_resized", policy=policy, color_jitter=jitter)
             )
-            candidates = {
-                "timm": timm_epoch(folder, source, size, prefetch=False),
-                "timm, prefetcher": timm_epoch(folder, source, size, prefetch=True),
-                "ours": our_epoch(folder, source, size, held=False),
-                "ours, decoded once": our_epoch(folder, source, size, held=True),
-            }
-            seconds = alternate(candidates, rounds=12)
-        best = min(seconds["timm"], seconds["timm, prefetcher"])
-        for candidate, time_ in seconds.items():
-            print(f"  {name:<26}{candidate:<20}{count / time_:>8.0f} images/s{best / time_:>7.2f} of timm's faster one")
+            found = compare(
+                {
+                    "timm": partial(timm_epoch, folder, source, size, prefetch=False),
+                    "timm, prefetcher": partial(timm_epoch, folder, source, size, prefetch=True),
+                    "ours": partial(our_epoch, folder, source, size, held=False),
+                    "ours, decoded once": partial(our_epoch, folder, source, size, held=True),
+                },
+                builds=4,
+                rounds=6,
+            )
+        best = min(found["timm"], found["timm, prefetcher"])
+        for candidate, time_ in found.items():
+            print(f"  {name:<26}{candidate:<20}{best / time_:>7.2f} of timm's faster one")
 
 
 def stock_model(section: ViTModel) -> nn.Module:
