@@ -1,6 +1,7 @@
 """What is analysed: the weights of runs, the same models untrained, and stock timm models, each with its data."""
 
 import fnmatch
+import re
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -12,6 +13,7 @@ import torch
 from lapcli.analysis.anatomy import Anatomy, anatomy_of
 from lapcli.analysis.catalogue import CLASSIFIED, IMAGES, LANGUAGE
 from lapcli.analysis.examples import Examples, ImageExamples, Origin, TextExamples
+from lapcli.data.cache import digest
 from lapcli.errors import DataError, UsageError
 from lapcli.evaluation.run_tasks import find_weights
 from lapcli.head_plan import HeadPlan
@@ -58,6 +60,19 @@ class Subject:
     kind: str  # of the catalogue
     open: Callable[[], "Opened"]
     path: Path | None = None  # of the run
+
+
+def place_of(subjects: Sequence[Subject], runs_dir: Path) -> Path:
+    """Where results go: into the run, or for several into a folder of their names, so that no set replaces another."""
+    paths = {subject.path for subject in subjects}
+    alone = paths.pop() if len(paths) == 1 else None
+    if alone is not None:
+        return alone / "analysis"
+    names = sorted({re.sub(r"[^\w.+-]", "_", subject.name) for subject in subjects})
+    joined = "+".join(names)
+    if len(joined) > 120:
+        joined = f"{names[0][:60]}+{len(names) - 1}-more-{digest(*names)[:6]}"
+    return runs_dir / "analysis" / joined
 
 
 @dataclass(frozen=True)

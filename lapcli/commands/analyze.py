@@ -142,7 +142,7 @@ def _analyze(what: str | None, **given: Any) -> None:
     from lapcli.analysis import output
     from lapcli.analysis.analyze import analyze
     from lapcli.analysis.measure import Settings
-    from lapcli.analysis.subjects import Choice, find_subjects
+    from lapcli.analysis.subjects import Choice, find_subjects, place_of
     from lapcli.environment import runs_dir as default_runs_dir
 
     runs_dir = given["runs_dir"] or default_runs_dir()
@@ -159,9 +159,7 @@ def _analyze(what: str | None, **given: Any) -> None:
     settings = Settings(**own, seed=given["seed"])
     subjects = find_subjects(choice)
     analyses = analyze(None if what is None else [what], subjects, settings)
-    paths = {subject.path for subject in subjects}
-    alone = paths.pop() if len(paths) == 1 else None
-    folder = given["out"] or (alone or runs_dir) / "analysis"
+    folder = given["out"] or place_of(subjects, runs_dir)
     written = {analysis.what: output.write(analysis, folder) for analysis in analyses}
     if given["as_json"]:
         told = [analysis.to_dict() for analysis in analyses]

@@ -66,7 +66,7 @@ class RunResult:
 class Collection:
     runs: list[RunResult]
     notes: list[str] = field(default_factory=list)  # what was left out, and why
-    figures: dict[str, Path] = field(default_factory=dict)  # of analyses that compare runs
+    figures: dict[tuple[str, str], Path] = field(default_factory=dict)  # of analyses that compare runs: whose, what
     folders: list[Path] = field(default_factory=list)
 
 
@@ -88,7 +88,11 @@ def collect(names: Sequence[str], runs_dir: Path, which: Which = "last") -> Coll
         raise UsageError(f"there is no run to report on in {runs_dir}; name runs, or see --runs-dir")
     collection = Collection(results, notes, folders=list(dict.fromkeys(path.parent for path in paths)))
     for folder in collection.folders:
-        _read_analyses(folder / "analysis", results, which, notes, collection.figures)
+        for place in (folder / "analysis", *sorted((folder / "analysis").glob("*/"))):
+            found: dict[str, Path] = {}
+            _read_analyses(place, results, which, notes, found)
+            whose = "several runs" if place.name == "analysis" else place.name
+            collection.figures.update({(whose, what): path for what, path in found.items()})
     for result in results:
         _read_analyses(result.path / "analysis", [result], which, notes, result.figures)
     return collection

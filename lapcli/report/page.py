@@ -152,7 +152,7 @@ def _drawings(drawings: Sequence[Drawing]) -> str:
 
 def _analysis_figures(report: Report) -> str:
     """Those that compare runs first; as images, which cannot do anything but be seen."""
-    found = [("several runs", what, path) for what, path in report.collection.figures.items()]
+    found = [(whose, what, path) for (whose, what), path in report.collection.figures.items()]
     found += [(run.name, what, path) for run in report.collection.runs for what, path in run.figures.items()]
     figures = []
     for whose, what, path in found:

@@ -1,10 +1,13 @@
 """`lap analyze` on tiny runs of each kind, as a user types it, in this process."""
 
 import csv
+import dataclasses
 import hashlib
 import io
 import json
+import re
 import shutil
+from pathlib import Path
 from xml.etree import ElementTree
 
 import numpy as np
@@ -18,7 +21,7 @@ from support import run_main, tiny_chat_recipe, tiny_recipe, train_here, write_t
 from lapcli.analysis.analyze import analyze
 from lapcli.analysis.catalogue import CATALOGUE, CLASSIFIED, IMAGES, LANGUAGE, fitting
 from lapcli.analysis.measure import Settings
-from lapcli.analysis.subjects import Choice, find_subjects
+from lapcli.analysis.subjects import Choice, find_subjects, place_of
 
 
 @pytest.fixture(scope="module")
@@ -79,6 +82,18 @@ def test_a_run_keeps_its_own_and_the_newest_is_the_default(runs, capsys):
     assert "dino_2L" in out
     assert str(runs / "dino_2L" / "analysis") in out
     check_files(runs / "dino_2L" / "analysis", "cossim")
+
+
+def test_a_set_of_runs_has_a_folder_of_its_names(runs, capsys):
+    """So that one comparison does not replace another."""
+    analyzed(capsys, runs, "cossim", "--run", "vit_0L", "--run", "vit_2L", "--limit", "10")
+    check_files(runs / "analysis" / "vit_0L+vit_2L", "cossim")
+    subjects = find_subjects(Choice(runs, ["vit_4L", "vit_0L"]))
+    assert place_of(subjects, runs) == runs / "analysis" / "vit_0L+vit_4L"
+    many = [dataclasses.replace(subjects[0], name=f"a_rather_long_name/{n}", path=Path(str(n))) for n in range(9)]
+    name = place_of(many, runs).name
+    assert re.fullmatch(r"a_rather_long_name_0\+8-more-[0-9a-f]{6}", name)
+    assert place_of(many[1:], runs).name != name
 
 
 def numbers(capsys, runs, *arguments):

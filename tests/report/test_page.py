@@ -35,8 +35,9 @@ def page(tmp_path_factory):
             }
             analysed[f"digits_{heads}L_0.0_{seed}"] = (heads, 4, [{"layer": 3, **shares, "k_0.99": 9.0 - heads}])
     for what in ("anova", "spectrum"):
-        write_analysis(runs / "analysis", what, analysed)
-        (runs / "analysis" / f"{what}.svg").write_text(SVG)
+        for place in (runs / "analysis", runs / "analysis" / "two+others"):  # of several runs; of a set by its names
+            write_analysis(place, what, analysed)
+            (place / f"{what}.svg").write_text(SVG)
     write_run(runs, "half", "quickstart", heads=2, status="interrupted")
     evil = write_run(runs, "evil", "quickstart", heads=0, change=[f"validation.prompts={json.dumps([EVIL])}"])
     info = json.loads((evil / "run.json").read_text())
@@ -90,6 +91,13 @@ def test_it_says_what_was_run(written):
     for expected in (weights[:16], "torch 2.15.0", "half is interrupted at step 40 of 100", "ddof", "no score"):
         assert expected in text, expected
     assert len(re.findall(r'class="claim ', text)) >= 20
+
+
+def test_each_set_of_runs_keeps_its_analyses(written):
+    page, _ = written
+    text = (page / "report.html").read_text()
+    for title in ("anova, several runs", "anova, two+others", "spectrum, two+others"):
+        assert f"<figcaption>{title}</figcaption>" in text
 
 
 def test_figures_are_files_too(written):
