@@ -91,9 +91,12 @@ def test_a_forked_worker_does_not_hold_the_lock(tmp_path, recipe):
 
     run = open_run(tmp_path, "run", recipe)
     run.lock()
-    worker = multiprocessing.get_context("fork").Process(target=time.sleep, args=(30,))
+    fork = multiprocessing.get_context("fork")
+    runs = fork.Event()
+    worker = fork.Process(target=lambda: runs.set() or time.sleep(30))
     worker.start()
     try:
+        assert runs.wait(60)
         with pytest.raises(UsageError, match="trained by another process"):
             open_run(tmp_path, "run", recipe).lock()
         run.unlock()
