@@ -63,6 +63,9 @@ app.command(epilog=PLAN_EXAMPLES)(plan)
 app.command(epilog=REPORT_EXAMPLES)(report)
 
 
+STOPPED = 130  # a shell's 128 + SIGINT, which typer makes of a KeyboardInterrupt
+
+
 def main() -> None:
     """Runs a command; an error that a user can cause is one message on stderr and an exit code, never a traceback."""
     wait_politely()
@@ -72,9 +75,10 @@ def main() -> None:
         if not _said_by_rank_0(error):
             print(f"lap: {error}", file=sys.stderr)
         raise SystemExit(int(error.exit_code)) from None
-    except KeyboardInterrupt:
-        print("lap: stopped; what was saved is kept, run the same command to go on", file=sys.stderr)
-        raise SystemExit(130) from None
+    except SystemExit as stop:
+        if stop.code == STOPPED:  # by Ctrl-C, where nothing was in the making that could be saved
+            print("lap: stopped; what was saved is kept, run the same command to go on", file=sys.stderr)
+        raise
     except BrokenPipeError:  # `lap ... | head`
         raise SystemExit(1) from None
 

@@ -22,6 +22,7 @@ from lapcli.files import write_json, write_text
 from lapcli.recipe import differing_keys, load_recipe, recipe_hash, recipe_to_dict, recipe_to_yaml
 from lapcli.recipe.schema import BaseRecipe
 
+LOCK = ".lock"
 RECIPE, INFO, METRICS, CHECKPOINTS, SUMMARY = "recipe.yaml", "run.json", "metrics.jsonl", "checkpoints", "summary.json"
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]{0,127}")
 
@@ -56,7 +57,7 @@ class Run:
 
     def lock(self) -> None:
         """One process trains a run; the lock ends with it, however it ends."""
-        handle = (self.path / ".lock").open("w")
+        handle = (self.path / LOCK).open("w")
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
@@ -86,7 +87,9 @@ os.register_at_fork(after_in_child=_leave_locks_to_the_parent)
 def open_run(runs_dir: Path, name: str, recipe: BaseRecipe, fresh: bool = False) -> Run:
     """The run of that name: made if there is none, gone on with if its recipe is this one."""
     if not _NAME.fullmatch(name):
-        raise UsageError(f"{name[:60]!r} cannot name a run: letters, digits, dot, dash and underscore; use --name")
+        raise UsageError(
+            f"{name[:60]!r} cannot name a run: it takes ASCII letters, digits and, after the first, . _ + -; use --name"
+        )
     path = runs_dir / name
     if fresh and path.exists():
         _move_aside(path)
@@ -94,6 +97,11 @@ def open_run(runs_dir: Path, name: str, recipe: BaseRecipe, fresh: bool = False)
         return _create(path, recipe)
     run = read_run(path)
     differing = differing_keys(recipe_to_dict(run.recipe), recipe_to_dict(recipe))
+    if differing and _has_nothing(run):  # it failed or was stopped before its first step: a typo in --data, say
+        run.lock()
+        shutil.rmtree(path)
+        run.unlock()
+        return _create(path, recipe)
     if differing:
         lines = "\n".join(f"  {key}: {_short(old)} in the run, {_short(new)} now" for key, old, new in differing)
         raise UsageError(
@@ -103,16 +111,26 @@ def open_run(runs_dir: Path, name: str, recipe: BaseRecipe, fresh: bool = False)
     return run
 
 
+def _has_nothing(run: Run) -> bool:
+    """Neither a step, nor a checkpoint, nor anything that somebody else has put there."""
+    made = {RECIPE, INFO, METRICS, CHECKPOINTS, LOCK, "tokenizer.json"}
+    steps = run.metrics.read_text(encoding="utf-8", errors="replace") if run.metrics.is_file() else ""
+    is_ours = all(path.name in made for path in run.path.iterdir())
+    return is_ours and '"loss"' not in steps and not any(run.checkpoints.glob("*"))
+
+
 def read_run(path: Path) -> Run:
     try:
         info = json.loads((path / INFO).read_text(encoding="utf-8"))
         if not isinstance(info, dict):
             raise ValueError("not an object")
     except (OSError, ValueError) as error:
-        raise UsageError(f"{path} is not a run directory ({INFO}: {error}); name another with --name") from None
+        if not (path / INFO).exists():
+            raise UsageError(f"{path} is not a run directory: it has no {INFO}; name another") from None
+        raise UsageError(f"{path} is not a run directory ({INFO}: {error}); name another") from None
     recipe = load_recipe(path / RECIPE)
     if not isinstance(recipe, BaseRecipe):
-        raise UsageError(f"{path / RECIPE} is no recipe of a run; name another with --name")
+        raise UsageError(f"{path / RECIPE} is no recipe of a run; name another")
     return Run(path, recipe, info)
 
 
@@ -175,7 +193,10 @@ def _create(path: Path, recipe: BaseRecipe) -> Run:
     }
     # A kill between the two files must not leave half a run: they appear together.
     temporary = path.with_name(f".new-{path.name}-{os.getpid()}")
-    temporary.mkdir(parents=True)
+    try:
+        temporary.mkdir(parents=True)
+    except OSError as error:
+        raise UsageError(f"{path} cannot be made: {error.strerror}; choose another --runs-dir") from None
     try:
         write_text(temporary / RECIPE, recipe_to_yaml(recipe))
         write_json(temporary / INFO, info)

@@ -163,6 +163,17 @@ def test_json_goes_to_stdout_alone_and_progress_to_stderr(tmp_path, capsys):
     assert "step 2/2" in err
 
 
+def test_ctrl_c_before_the_first_step(tmp_path, capsys, monkeypatch):
+    def interrupted(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("lapcli.training.start._build", interrupted)
+    code, _, err = run_main(capsys, "train", str(QUICKSTART), "--runs-dir", str(tmp_path))
+    assert code == 130
+    assert err == "lap: stopped; what was saved is kept, run the same command to go on\n"
+    assert json.loads((tmp_path / "quickstart" / "run.json").read_text())["status"] == "interrupted"
+
+
 def test_ctrl_c_while_it_trains(tmp_path, shared_cache):
     """As a user sees it: SIGINT to the command, exit code 75, and the same command finishes."""
     small = ["model.layers=1", "model.context=32", "tokenizer.vocab=300", "train.batch=2", "train.micro_batch=2"]

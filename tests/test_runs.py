@@ -30,8 +30,31 @@ def test_the_same_recipe_goes_on(recipe, tmp_path):
     assert open_run(tmp_path, "first", recipe).info["step"] == 7
 
 
+def test_another_recipe_may_take_the_name_of_a_run_without_a_step(recipe, tmp_path):
+    """A typo in --data must not block the name; but what is being prepared, or has more in it, stays."""
+    other = tiny_recipe(tmp_path / "text.txt", train={"steps": 11})
+    run = open_run(tmp_path, "first", recipe)
+    run.update(status="failed")
+    run.lock()
+    with pytest.raises(UsageError, match="trained by another process"):
+        open_run(tmp_path, "first", other)
+    run.unlock()
+    (run.path / "notes.txt").write_text("mine")
+    with pytest.raises(UsageError, match="another recipe"):
+        open_run(tmp_path, "first", other)
+    (run.path / "notes.txt").unlink()
+    again = open_run(tmp_path, "first", other)
+    assert (again.recipe, again.info["status"]) == (other, "running")
+
+
+def test_a_place_that_cannot_be_is_one_sentence(recipe, tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UsageError, match="choose another --runs-dir"):
+        open_run(tmp_path / "file" / "runs", "first", recipe)
+
+
 def test_another_recipe_is_refused_with_the_differing_keys(recipe, tmp_path):
-    open_run(tmp_path, "first", recipe)
+    open_run(tmp_path, "first", recipe).metrics.write_text('{"step": 1, "loss": 5.0}\n')
     other = tiny_recipe(tmp_path / "text.txt", train={"steps": 11}, seed=3)
     with pytest.raises(UsageError) as refused:
         open_run(tmp_path, "first", other)

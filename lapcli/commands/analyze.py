@@ -13,7 +13,7 @@ from lapcli.commands import options
 EXAMPLES = """\b
 Examples:
   lap analyze all
-  lap analyze spectrum --runs 'vit_digits_*'
+  lap analyze spectrum --runs 'vit_digits-*'
   lap analyze cossim --run vit_digits --init
   lap analyze features --run vit_digits --image photo.jpg
 """
@@ -132,7 +132,7 @@ def _command(what: str | None) -> Callable[..., None]:
 
 for _name in (*CATALOGUE, "all"):
     app.command(
-        _name, epilog=f"\b\nExamples:\n  lap analyze {_name}\n  lap analyze {_name} --runs 'vit_digits_*' --json"
+        _name, epilog=f"\b\nExamples:\n  lap analyze {_name}\n  lap analyze {_name} --runs 'vit_digits-*' --json"
     )(_command(None if _name == "all" else _name))
 
 

@@ -12,7 +12,7 @@ EXAMPLES = """\b
 Examples:
   lap report 'vitb_cifar100_*' --columns top1 --format latex
   lap report --paper table1 --strict
-  lap report 'laptop-*' --columns validation_loss,k_0.99 --format csv --out laptop.csv
+  lap report 'quickstart-*' --columns validation_loss,k_0.99 --format csv --out laptop.csv
   lap report --format html --out report.html
 """
 
@@ -94,6 +94,8 @@ def report(
     elif out is None:
         print(FORMATS[format_](made.tables))
     else:
+        if not out.parent.is_dir():
+            raise UsageError(f"--out {out}: there is no folder {out.parent}; make it first")
         write_text(out, FORMATS[format_](made.tables) + "\n")
         print(out)
     for line in [*(f"note: {note}" for note in made.notes), *(f"gap: {gap}" for gap in made.gaps())]:

@@ -60,7 +60,7 @@ def train(
 
     from lapcli.training.start import train_recipe
 
-    run_name = name or (recipe.stem if seed is None else f"{recipe.stem}-seed{seed}")
+    run_name = name if name is not None else (recipe.stem if seed is None else f"{recipe.stem}-seed{seed}")
     console = Console(stderr=True, soft_wrap=True)
     run = train_recipe(loaded, runs_dir=runs_dir or default_runs_dir(), name=run_name, fresh=fresh, console=console)
     from lapcli.training.distributed import is_main_process
@@ -73,6 +73,7 @@ def _print_result(run: "Run", as_json: bool) -> None:
     """The numbers, a sample, the place of the run and what to try next."""
     import json
 
+    from lapcli.environment import runs_dir as default_runs_dir
     from lapcli.runs import read_summary
 
     summary = read_summary(run)
@@ -82,14 +83,15 @@ def _print_result(run: "Run", as_json: bool) -> None:
     print(f"\n{run.path} is finished: {run.info['step']:,} steps, weights sha256 {run.info['weights_sha256'][:16]}")
     for line in summary_lines(summary):
         print(line)
+    where = "" if run.path.parent == default_runs_dir() else f" --runs-dir {run.path.parent}"
     print("\nNext:")
     if "best_step" in summary:
-        print(
-            f"  lap eval --run {run.name}    accuracy with its interval; --checkpoint best: step {summary['best_step']}"
-        )
-    print(f"  lap analyze all --run {run.name}    the paper's measurements and figures of its tokens")
+        best = summary["best_step"]
+        print(f"  lap eval --run {run.name}{where}    accuracy with its interval; --checkpoint best: step {best}")
+    print(f"  lap analyze all --run {run.name}{where}    the paper's measurements and figures of its tokens")
     print(f"  cat {run.path}/metrics.jsonl                 loss and learning rate of every step")
-    print(f"  lap train {run.path}/recipe.yaml --set model.laplacian_heads=0 --name {run.name}-0L      the baseline")
+    baseline = f"--set model.laplacian_heads=0 --name {run.name}-0L{where}"
+    print(f"  lap train {run.path}/recipe.yaml {baseline}      the baseline")
 
 
 def summary_lines(summary: dict) -> list[str]:

@@ -15,7 +15,12 @@ from lapcli.errors import DataError
 from lapcli.recipe.vision import ImageFiles
 
 #: Training images of sets known by name, so that a plan can count steps without touching data.
-KNOWN_SIZES = {"hub:uoft-cs/cifar10": 50_000, "hub:uoft-cs/cifar100": 50_000, "hub:ILSVRC/imagenet-1k": 1_281_167}
+KNOWN_SIZES = {
+    "builtin": 1_797,
+    "hub:uoft-cs/cifar10": 50_000,
+    "hub:uoft-cs/cifar100": 50_000,
+    "hub:ILSVRC/imagenet-1k": 1_281_167,
+}
 
 
 @dataclass(frozen=True)

@@ -29,8 +29,9 @@ class Classifying:
 
     @property
     def steps(self) -> int | None:
-        train = self._recipe.train
-        per_epoch = KNOWN_SIZES.get(self._recipe.data.train, 0) // train.batch
+        train, data = self._recipe.train, self._recipe.data
+        held_out = data.validation if isinstance(data.validation, float) else 0.0
+        per_epoch = int(KNOWN_SIZES.get(data.train, 0) * (1 - held_out)) // train.batch
         return train.steps or (int((train.epochs or 0) * per_epoch) or None)
 
     def sketch(self, device: torch.device, bf16: bool, layers: int | None = None, compiled: bool = False) -> Sketch:

@@ -69,5 +69,7 @@ def _recipe_type(root: Node) -> tuple[type[AnyRecipe] | None, list[Problem]]:
     near = get_close_matches(value, RECIPES, 1) if isinstance(value, str) else []
     guess = near or (list(RECIPES) if len(RECIPES) == 1 else [])
     choices = listed([f"`{name}`" for name in RECIPES])
+    if node is None and isinstance(root.value, dict) and "cells" in root.value:
+        return None, [Problem(root.where, "cells", "this is a file of `lap sweep`, not a recipe")]
     message = f"is missing; expected {choices}" if node is None else f"expected {choices}, got {quoted(plain(node))}"
     return (RECIPES[guess[0]] if guess else None), [Problem((node or root).where, "objective", message)]

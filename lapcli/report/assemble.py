@@ -113,13 +113,19 @@ def resolve(name: str, available: Sequence[str]) -> list[str]:
 def _default(grid: Grid, notes: list[str]) -> list[str]:
     """What `lap eval` measured, in the order of the tasks; without any, the validation at the end of training.
 
-    What was measured otherwise (fewer examples, another protocol) is shown only where nothing else was.
+    What was measured otherwise (fewer examples, another protocol) is shown only where nothing else was; a quick look
+    at a few examples (`--limit`) replaces not even the validation.
     """
     names = [name for name in grid.metrics() if "." not in name.split(" [")[0]]
     order = list(LABELS)
     measured = [name for name in names if not name.startswith("validation_")]
-    aside = [name for name in measured if " [" in name and name.split(" [")[0] in measured]
+    has_whole = any("[limit " not in name for name in names)
+    aside = [
+        name
+        for name in measured
+        if (" [" in name and name.split(" [")[0] in measured) or ("[limit " in name and has_whole)
+    ]
     notes += [f"{grid.title}: {name} is not shown; ask for it with --columns" for name in aside]
     kept = [name for name in measured if name not in aside]
     kept.sort(key=lambda name: order.index(name) if name in order else len(order))
-    return kept or names or _EXPECTED.get(grid.objective, ["validation_loss"])
+    return kept or [name for name in names if name not in aside] or _EXPECTED.get(grid.objective, ["validation_loss"])

@@ -76,7 +76,7 @@ def _train(recipe: BaseRecipe, run: Run, world: World, console: Console) -> None
         if world.is_main:
             _finish(run, loop)
         world.barrier()
-    except Interrupted:
+    except (Interrupted, KeyboardInterrupt):  # the latter before the first step, where there is nothing to save
         report(status="interrupted")
         raise
     except Exception as error:

@@ -144,6 +144,21 @@ def test_measurements_of_other_conditions_stay_apart(capsys, runs):
     assert "early.json is of step 50, not of the last weights" in err
 
 
+def test_a_quick_look_does_not_replace_the_validation(capsys, tmp_path):
+    for seed in range(2):
+        write_run(tmp_path, f"digits_0L_{seed}", seed=seed, curve=[2.0, 1.0])
+    (before,) = told(capsys, tmp_path)
+    write_evaluation(tmp_path / "digits_0L_0", {"top1": 0.01}, "few.json", limit=100)
+    _, _, err = report(capsys, tmp_path)
+    assert "top1 [limit 100] is not shown" in err
+    assert told(capsys, tmp_path) == [before]
+
+
+def test_a_folder_that_is_not_there_is_one_sentence(capsys, runs, tmp_path):
+    code, _, err = report(capsys, runs, "--format", "csv", "--out", str(tmp_path / "no" / "x.csv"))
+    assert (code, "make it first" in err) == (2, True)
+
+
 def test_analyses_are_columns(capsys, runs):
     found = {f"digits_{k}L_{s}": (k, 4, [{"layer": 3, "k_0.99": 20.0 - k + s}]) for k in TOP1 for s in range(3)}
     write_analysis(runs / "analysis", "spectrum", found)
