@@ -9,6 +9,9 @@ if TYPE_CHECKING:
     from lapcli.recipe.chat import ChatRecipe
 
 Recipe = Annotated[Path, typer.Argument(metavar="RECIPE", help="A YAML recipe, such as recipes/quickstart.yaml.")]
+ChatRecipeFile = Annotated[
+    Path, typer.Argument(metavar="RECIPE", help="A chat recipe, such as recipes/chat_quickstart.yaml.")
+]
 Set = Annotated[
     list[str] | None,
     typer.Option("--set", metavar="KEY=VALUE", help="Change a key of the recipe, such as train.steps=100; repeatable."),

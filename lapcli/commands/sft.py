@@ -22,7 +22,7 @@ Examples:
 
 
 def sft(
-    recipe: options.Recipe,
+    recipe: options.ChatRecipeFile,
     run: Annotated[
         str | None, typer.Option("--run", help="Pretrained run; by default the newest finished one.")
     ] = None,
