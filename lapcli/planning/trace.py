@@ -70,7 +70,10 @@ def trace_memory(sketch: Sketch, examples: int, *, keeps_gradients: bool, muon_d
             p.grad = torch.empty_like(p)
         log.add((p.grad for p in parameters), "gradients")
         log.part = "optimizer"
-        states = [_updated(group, muon_dtype) for group in sketch.groups]
+        states = [_states(group, muon_dtype) for group in sketch.groups]
+        for optimizer in states:  # with the states of all of them there; AdamW works in place
+            if isinstance(optimizer, Muon):
+                optimizer.step()
         sketch.after_step()
         if not keeps_gradients:
             for p in parameters:
@@ -89,13 +92,14 @@ def trace_memory(sketch: Sketch, examples: int, *, keeps_gradients: bool, muon_d
     return log.peak()
 
 
-def _updated(group: ParameterGroup, muon_dtype: torch.dtype) -> Any:
-    """The optimizer's states, after an update that has left its traces in the log. AdamW works in place."""
+def _states(group: ParameterGroup, muon_dtype: torch.dtype) -> Any:
+    """What the optimizer keeps between updates; of Muon the whole, which has more in the making during one."""
     parameters = list(group.parameters.values())
     if group.kind == "muon":
         options = {**group.options, "dtype": group.options.get("dtype") or muon_dtype}
         optimizer = Muon(parameters, lr=group.lr, **options)
-        optimizer.step()
+        for p in parameters:
+            optimizer.state[p]["momentum"] = torch.empty_like(p)
         return optimizer
     return [torch.empty_like(p) for p in parameters for _ in MOMENTS[group.kind]]
 
