@@ -66,7 +66,7 @@ def report(
     from lapcli.errors import UsageError
     from lapcli.files import write_text
     from lapcli.report.assemble import report_on
-    from lapcli.report.tables import FORMATS
+    from lapcli.report.forms import FORMATS
 
     folder = runs_dir or default_runs_dir()
     if paper is not None and (columns or baseline or rows != HEADS):
