@@ -19,7 +19,7 @@ from lapcli.recipe.schema import (
     TrainSection,
     ValidationSection,
 )
-from lapcli.recipe.section import Count, NonNegative, Positive, Section, Text, Whole, combination
+from lapcli.recipe.section import Count, NonNegative, Positive, Section, Text, Whole, combination, wrong_hub_name
 
 StageName = Literal["midtrain", "sft"]
 STAGES: tuple[StageName, ...] = ("midtrain", "sft")
@@ -49,10 +49,7 @@ class DataSet(Section):
             return f"`{self.source}` has no {self.format}; expected hub:OWNER/NAME, https://... or a file"
         if self.format == "questions" and self.source != "builtin":
             return "questions are made from the built-in text alone; remove it"
-        owner, _, name = self.source.removeprefix("hub:").partition("/")
-        if self.source.startswith("hub:") and (not owner or not name or "/" in name):
-            return f"expected hub:OWNER/NAME, got {self.source[:60]!r}"
-        return None
+        return wrong_hub_name(self.source)
 
     @combination("files", "source")
     def _files_of_the_source(self) -> str | None:

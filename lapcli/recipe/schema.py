@@ -18,6 +18,7 @@ from lapcli.recipe.section import (
     Text,
     Whole,
     combination,
+    wrong_hub_name,
 )
 
 
@@ -94,10 +95,7 @@ class Source(Section):
 
     @combination("train")
     def _hub_name(self) -> str | None:
-        owner, _, name = self.train.removeprefix("hub:").partition("/")
-        if self.train.startswith("hub:") and (not owner or not name or "/" in name):
-            return f"expected hub:OWNER/NAME, got {self.train[:60]!r}"
-        return None
+        return wrong_hub_name(self.train)
 
     @combination("revision", "train")
     def _revision_of_the_hub(self) -> str | None:

@@ -29,6 +29,14 @@ Check = Callable[[Any], str | None]
 C = TypeVar("C", bound=Check)
 
 
+def wrong_hub_name(source: str) -> str | None:
+    """Why `hub:...` names no data set; none: it does, or is no name of the hub."""
+    owner, _, name = source.removeprefix("hub:").partition("/")
+    if source.startswith("hub:") and (not owner or not name or "/" in name):
+        return f"expected hub:OWNER/NAME, got {source[:60]!r}"
+    return None
+
+
 def combination(*keys: str) -> Callable[[C], C]:
     """Marks a method that says why `keys` cannot go together (none: they can); the first key is the one blamed.
 

@@ -22,7 +22,7 @@ from lapcli.evaluation.harness.worker import GenerationJob, LikelihoodJob
 from lapcli.evaluation.sampling import Sampling
 
 DEFAULT_NEW_TOKENS = 256  # lm-eval's
-REQUESTS_AT_ONCE = 4096
+REQUESTS_AT_ONCE = 1024
 _UNDERSTOOD = {"until", "do_sample", "temperature", "top_k", "max_gen_toks", "max_tokens", "max_new_tokens"}
 _NEUTRAL: dict[str, Any] = {"top_p": 1.0, "num_beams": 1, "min_p": 0.0}
 

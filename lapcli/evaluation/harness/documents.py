@@ -34,8 +34,12 @@ class Documents(list[Document]):
     def features(self) -> dict[str, None]:
         return dict.fromkeys(self[0])
 
-    def where(self, keep: Callable[[Document], bool]) -> "Documents":
-        return Documents([document for document in self if keep(document)], self.files)
+    def by(self, key: str) -> "dict[str, Documents]":
+        """The documents of each value of a key, in their order."""
+        found: dict[str, Documents] = {}
+        for document in self:
+            found.setdefault(document[key], Documents([], self.files)).append(document)
+        return found
 
 
 def load_documents(task: str, split: str, data: Path | None) -> Documents:

@@ -105,21 +105,20 @@ def _mmlu(splits: dict[str, Documents]) -> Loaded:
     whole = Group.from_config(GroupConfig(**top))
     parts = {name: Group.from_config(GroupConfig(**definition)) for name, definition in groups.items()}
     by_tag = {definition["task"][0]: parts[name] for name, definition in groups.items()}
+    by_subject = {split: documents.by("subject") for split, documents in splits.items()}
     tasks: dict[str, Any] = {}
     seen: set[str] = set()
     for path in sorted(folder.glob("mmlu_*.yaml")):
         definition = load_yaml(path)
         subject = definition["dataset_name"]
-        mine = {split: documents.where(_is_of(subject)) for split, documents in splits.items()}
-        if not mine["test"]:
+        mine = {split: by_subject[split][subject] for split in splits if subject in by_subject[split]}
+        if "test" not in mine:
             continue
-        if not mine["dev"]:
-            del mine["dev"]
         task = ConfigurableTask(config=_over(definition, mine))
         tasks[definition["task"]] = task
         by_tag[definition["tag"]].add(task)
         seen.add(subject)
-    unknown = {document["subject"] for document in splits["test"]} - seen
+    unknown = by_subject["test"].keys() - seen
     if unknown:
         raise DataError(f"mmlu: lm-eval knows no subject {min(unknown)[:60]!r}; use --protocol paper, or check --data")
     for part in parts.values():
@@ -127,10 +126,6 @@ def _mmlu(splits: dict[str, Documents]) -> Loaded:
             whole.add(part)
     used = {whole.name: whole, **{name: part for name, part in parts.items() if len(part)}}
     return {"tasks": tasks, "groups": used, "group_map": {name: group.child_names for name, group in used.items()}}
-
-
-def _is_of(subject: str) -> Callable[[Document], bool]:
-    return lambda document: document["subject"] == subject
 
 
 def _with_our_sandbox(definition: dict[str, Any], judge: Callable[..., Any]) -> dict[str, Any]:
