@@ -23,7 +23,6 @@ from torchvision.transforms import (
     Compose,
     GaussianBlur,
     InterpolationMode,
-    PILToTensor,
     RandomApply,
     RandomGrayscale,
     RandomHorizontalFlip,
@@ -31,6 +30,7 @@ from torchvision.transforms import (
     RandomSolarize,
 )
 
+from lapcli.data.augmentation import as_pixels
 from lapcli.data.image_batches import Example
 from lapcli.data.image_loader import Reader
 from lapcli.data.image_set import ImageSet
@@ -62,7 +62,7 @@ def _transform(source: CropSource, size: int, scale: Sequence[float], blur: floa
             RandomGrayscale(0.2),
             RandomApply([GaussianBlur(9, (0.1, 2.0))], blur),
             *([RandomSolarize(128, solarise)] if solarise else []),
-            PILToTensor(),
+            as_pixels,
         ]
     )
 
@@ -78,11 +78,12 @@ class CropReader(Reader):
         crops, count = self._crops, len(examples)
         global_GBCHW = torch.empty(GLOBALS, count, 3, crops.global_size, crops.global_size, dtype=torch.uint8)
         local_QBCHW = torch.empty(crops.locals, count, 3, crops.local_size, crops.local_size, dtype=torch.uint8)
+        globals_, locals_ = global_GBCHW.numpy(), local_QBCHW.numpy()  # the same memory, filled faster
         for row, example in enumerate(examples):
             image = self._images.image(example.index)
             seed_everything(self._key, example.epoch, example.index, example.repeat)
             for crop in range(GLOBALS):
-                global_GBCHW[crop, row] = self._transforms[crop](image)
+                globals_[crop, row] = self._transforms[crop](image)
             for crop in range(crops.locals):
-                local_QBCHW[crop, row] = self._transforms[GLOBALS](image)
+                locals_[crop, row] = self._transforms[GLOBALS](image)
         return global_GBCHW, local_QBCHW

@@ -27,7 +27,8 @@ class FolderImages(ImageSet):
 
     def encoded(self, index: int) -> bytes:
         try:
-            return Path(self._files[index]).read_bytes()
+            with open(self._files[index], "rb") as file:
+                return file.read()
         except OSError as error:
             raise DataError(f"{self._files[index]} cannot be read ({error.strerror}); was it moved?") from None
 

@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Sampler
@@ -18,24 +19,25 @@ from lapcli.data.keyed import seed_everything
 from lapcli.errors import DataError, LapError
 
 BATCHES_AHEAD = 2  # of each worker
+Transform = Callable[[Any], np.ndarray]  # an image to its pixels, channels first
 Request = tuple[int, int]  # step and micro-step
 
 
 class Reader:
     """A list of examples to one uint8 tensor and their labels."""
 
-    def __init__(self, images: ImageSet, transform: Callable[[Any], Tensor], size: int, seed: int | None) -> None:
+    def __init__(self, images: ImageSet, transform: Transform, size: int, seed: int | None) -> None:
         self._images, self._transform, self._size, self._seed = images, transform, size, seed
 
     def read(self, examples: Sequence[Example]) -> tuple[Tensor, Tensor]:
-        images_BCHW = torch.empty(len(examples), 3, self._size, self._size, dtype=torch.uint8)
+        images_BCHW = np.empty((len(examples), 3, self._size, self._size), dtype=np.uint8)
         for row, example in enumerate(examples):
             image = self._images.image(example.index)
             if self._seed is not None:
                 seed_everything(self._seed, example.epoch, example.index, example.repeat)
             images_BCHW[row] = self._transform(image)
         labels_B = torch.from_numpy(self._images.labels[[example.index for example in examples]])
-        return images_BCHW, labels_B
+        return torch.from_numpy(images_BCHW), labels_B
 
     def __getitems__(self, examples: Sequence[Example]) -> Any:
         """What DataLoader's workers call; an error travels as a value, so that its message arrives as it is."""

@@ -16,6 +16,8 @@ Progress = Callable[[str, int, int], None]
 HASHED_IMAGES = 1000
 #: Images whose sizes tell whether all of them fit into memory.
 SAMPLED_IMAGES = 64
+#: Where a JPEG may say that it is turned. One that has none of them needs neither parsing nor the copy that it makes.
+_PLACES_OF_ORIENTATION = {"exif", "xmp", "XML:com.adobe.xmp", "Raw profile type exif"}
 
 
 class ImageSet:
@@ -110,8 +112,12 @@ class HeldImages(ImageSet):
 
 def decode(encoded: bytes, name: str) -> Image.Image:
     try:
+        image: Image.Image
         with Image.open(io.BytesIO(encoded)) as image:
-            return ImageOps.exif_transpose(image).convert("RGB")
+            if image.format != "JPEG" or not _PLACES_OF_ORIENTATION.isdisjoint(image.info):
+                image = ImageOps.exif_transpose(image)
+            image.load()
+            return image if image.mode == "RGB" else image.convert("RGB")
     except (OSError, ValueError, SyntaxError, UnidentifiedImageError, Image.DecompressionBombError) as error:
         reason = str(error).split(" <")[0] or type(error).__name__
         raise DataError(f"{name} cannot be decoded as an image ({reason}); mend or remove it") from None

@@ -9,20 +9,17 @@ Shapes: B images, N images of a whole set, P patches, D features.
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
 from lapcli.data.image_batches import Example, ImageBatches
-from lapcli.data.image_loader import ImageLoader, Reader
+from lapcli.data.image_loader import ImageLoader, Reader, Transform
 from lapcli.data.image_set import ImageSet, Progress
 from lapcli.errors import UsageError
 from lapcli.evaluation.backbones import Backbone
 from lapcli.training.distributed import World
-
-Transform = Callable[[Any], Tensor]
 
 
 @dataclass(frozen=True)

@@ -141,6 +141,19 @@ def test_decoding_gives_upright_rgb():
     assert decode(encoded(picture(0).convert("CMYK"), "TIFF"), "cmyk").mode == "RGB"
 
 
+def test_a_turned_jpeg_is_upright_wherever_it_says_so():
+    """A JPEG without any such tag is taken as it is, which saves parsing and a copy; each place has to be known."""
+    plain = np.asarray(decode(encoded(picture(0, (12, 10)), "JPEG"), "plain"))
+    exif = Image.Exif()
+    exif[0x0112] = 3  # upside down
+    xmp = b'<x:xmpmeta xmlns:x="adobe:ns:meta/"><rdf:Description tiff:Orientation="3"/></x:xmpmeta>'
+    for tag in ({"exif": exif}, {"xmp": xmp}):
+        turned = decode(encoded(picture(0, (12, 10)), "JPEG", **tag), "turned")
+        assert np.array_equal(np.asarray(turned), np.rot90(plain, 2))
+    assert np.array_equal(plain, np.asarray(Image.open(io.BytesIO(encoded(picture(0, (12, 10)), "JPEG")))))
+    assert decode(encoded(picture(0, mode="L"), "JPEG"), "grey").mode == "RGB"
+
+
 def test_held_images_are_the_decoded_ones(tmp_path):
     root = write_folder(tmp_path, {"train": {"a": 4, "b": 3}})
     picture(9, (5, 31)).save(root / "train" / "a" / "odd.png")
