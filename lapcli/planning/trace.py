@@ -14,6 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
 
 from lapcli.objectives.objective import ParameterGroup
+from lapcli.planning.shapes import ShapeMemory
 from lapcli.planning.sketch import Sketch
 from lapcli.training.muon import Muon
 
@@ -55,12 +56,14 @@ class Peak:
         return sum(self.parts.values())
 
 
-def trace_memory(sketch: Sketch, examples: int, *, keeps_gradients: bool, muon_dtype: torch.dtype) -> Peak:
+def trace_memory(
+    sketch: Sketch, examples: int, shapes: ShapeMemory, *, keeps_gradients: bool, muon_dtype: torch.dtype
+) -> Peak:
     """The peak of a training step in the middle of a run: the optimizers have their states.
 
     `keeps_gradients`: they are there during the forward already, from the micro-batch before or in DDP's buckets.
     """
-    log = _Log()
+    log = _Log(shapes)
     parameters = [p for p in sketch.model.parameters() if p.requires_grad]
     with log:
         log.add(sketch.model.parameters(), "weights")
@@ -123,14 +126,15 @@ class _Storage:
 class _Log(TorchDispatchMode):
     """Every storage that an operation makes, with its part, until it is gone."""
 
-    def __init__(self) -> None:
+    def __init__(self, shapes: ShapeMemory) -> None:
         super().__init__()
         self.part, self.phase = "weights", "update"
+        self._shapes = shapes
         self._alive: dict[int, tuple[_Storage, Any]] = {}
         self._events: list[tuple[_Storage, int, str]] = []
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        out = func(*args, **(kwargs or {}))
+        out = self._shapes.call(func, args, kwargs or {})
         for x in out if isinstance(out, tuple | list) else (out,):
             if isinstance(x, Tensor):
                 self._see(x)

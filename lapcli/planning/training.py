@@ -12,8 +12,10 @@ from lapcli.objectives.objective import BatchPlan
 from lapcli.planning.kind import Kind, would_compile
 from lapcli.planning.plan import Plan
 from lapcli.planning.pretending import pretended
+from lapcli.planning.shapes import ShapeMemory
 from lapcli.planning.sketch import Sketch
 from lapcli.planning.trace import Peak, count_flops, optimizer_bytes, trace_memory
+from lapcli.planning.uncompiled import without_compiler
 from lapcli.recipe.schema import AnyRecipe, BaseRecipe, LanguageModelRecipe
 from lapcli.recipe.self_supervised import SelfSupervisedRecipe
 from lapcli.recipe.vision import ClassificationRecipe
@@ -31,12 +33,17 @@ def plan_training(recipe: AnyRecipe, processes: int = 1, device: Device | None =
     kind = kind_of(recipe)
     if device is None:
         device = this_device(pick_device("auto" if recipe.train.device == "cuda" else recipe.train.device))
+    with without_compiler():
+        return _plan(recipe, kind, processes, device)
+
+
+def _plan(recipe: BaseRecipe, kind: Kind, processes: int, device: Device) -> Plan:
     train = recipe.train
     bf16 = train.precision == "bf16" or (train.precision == "auto" and device.type == "cuda")
     batches = plan_batches(train.batch, train.micro_batch, processes, kind.multiple)
     sketch = kind.sketch(META, bf16)
     memory = Memory(recipe, kind, device, bf16)
-    peak = memory.peak(batches, sketch)
+    peak = memory.peak(batches)
     limit = memory.limit(processes)
     fits = None if limit is None else peak.total <= limit
     flops = _flops_per_step(kind, device, bf16, batches)
@@ -115,6 +122,7 @@ class Memory:
 
     def __init__(self, recipe: BaseRecipe, kind: Kind, device: Device, bf16: bool) -> None:
         self._kind, self._device, self._bf16 = kind, device, bf16
+        self._shapes = ShapeMemory()
         self._compiled = would_compile(recipe, device.type)
 
     def limit(self, processes: int) -> int | None:
@@ -122,11 +130,12 @@ class Memory:
         usable = self._device.usable
         return usable // processes if usable and self._device.type == "cpu" else usable
 
-    def peak(self, batches: BatchPlan, sketch: Sketch | None = None) -> Peak:
+    def peak(self, batches: BatchPlan) -> Peak:
         with pretended(self._device.type, bf16=self._bf16, compiled=self._compiled):
             return trace_memory(
-                sketch or self._kind.sketch(META, self._bf16),
+                self._kind.sketch(META, self._bf16),  # a new one: models keep tables that they made
                 batches.micro_batch,
+                self._shapes,
                 keeps_gradients=batches.accumulation > 1 or batches.processes > 1,
                 muon_dtype=torch.float32 if self._device.type == "cpu" else torch.bfloat16,
             )
