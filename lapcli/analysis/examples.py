@@ -167,7 +167,7 @@ class ImageExamples(Examples):
         A model that takes any size (`patch` pixels a patch) gets the whole picture, ROWS patches high.
         """
         if patch is None:
-            pixels_CHW = self._transform(image)
+            pixels_CHW = torch.tensor(self._transform(image))
         else:
             height = ROWS * patch
             width = max(1, image.width * ROWS // image.height) * patch
