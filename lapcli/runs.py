@@ -84,12 +84,16 @@ def _leave_locks_to_the_parent() -> None:
 os.register_at_fork(after_in_child=_leave_locks_to_the_parent)
 
 
-def open_run(runs_dir: Path, name: str, recipe: BaseRecipe, fresh: bool = False) -> Run:
-    """The run of that name: made if there is none, gone on with if its recipe is this one."""
+def check_name(name: str) -> None:
     if not _NAME.fullmatch(name):
         raise UsageError(
             f"{name[:60]!r} cannot name a run: it takes ASCII letters, digits and, after the first, . _ + -; use --name"
         )
+
+
+def open_run(runs_dir: Path, name: str, recipe: BaseRecipe, fresh: bool = False) -> Run:
+    """The run of that name: made if there is none, gone on with if its recipe is this one."""
+    check_name(name)
     path = runs_dir / name
     if fresh and path.exists():
         _move_aside(path)
@@ -147,11 +151,19 @@ def read_summary(run: Run) -> dict[str, Any]:
     return summary if isinstance(summary, dict) else {}
 
 
+def named_run(runs_dir: Path, name: str) -> Run:
+    """By its name in `runs_dir`, or by its folder."""
+    path = Path(name) if (Path(name) / INFO).is_file() else runs_dir / name
+    if not path.is_dir():
+        raise UsageError(f"there is no run {name} in {runs_dir}; see --run and --runs-dir")
+    return read_run(path)
+
+
 def find_run(runs_dir: Path, name: str | None, objectives: set[str]) -> Run:
     """The finished run of that name (or path), of a kind that the caller accepts; the newest if none is named."""
     if name is None:
         return newest_run(runs_dir, objectives)
-    run = read_run(runs_dir / name if (runs_dir / name / INFO).exists() else Path(name))
+    run = named_run(runs_dir, name)
     kinds = " or ".join(sorted(objectives))
     if run.info.get("objective") not in objectives:
         raise UsageError(f"{run.path} is a run of {run.info.get('objective')}, and {kinds} is needed; use --run")

@@ -26,6 +26,26 @@ def test_help_names_the_commands_and_imports_no_torch():
     assert not loaded & {"torch", "timm", "datasets", "lm_eval", "numpy", "pydantic"}
 
 
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["eval", "--run", "nobody"],
+        ["chat", "--run", "nobody"],
+        ["analyze", "all", "--run", "nobody"],
+        ["train", str(QUICKSTART), "--name", "no/body", "--dry-run"],
+        ["train", str(QUICKSTART), "--set", "train.steps=none"],
+    ],
+)
+def test_what_cannot_work_is_refused_before_torch_is_imported(arguments, tmp_path):
+    code = "import sys; from lapcli.cli import main\ntry: main()\nfinally: print(*sys.modules)"
+    refused = subprocess.run(
+        [sys.executable, "-c", code, *arguments], capture_output=True, text=True, cwd=tmp_path, check=False
+    )
+    assert refused.returncode == 2
+    assert refused.stderr.startswith("lap: ")
+    assert not set(refused.stdout.split()) & {"torch", "timm", "datasets", "lm_eval"}
+
+
 @pytest.mark.parametrize("command", ["train", "eval", "sft", "chat", "fetch", "analyze", "plan", "sweep", "report"])
 @pytest.mark.parametrize("flag", ["-h", "--help"])
 def test_each_help_ends_with_examples(command, flag, capsys):

@@ -1,6 +1,5 @@
 """What is analysed: the weights of runs, the same models untrained, and stock timm models, each with its data."""
 
-import fnmatch
 import re
 import sys
 from collections.abc import Callable, Sequence
@@ -12,41 +11,23 @@ import torch
 
 from lapcli.analysis.anatomy import Anatomy, anatomy_of
 from lapcli.analysis.catalogue import CLASSIFIED, IMAGES, LANGUAGE
+from lapcli.analysis.choice import Choice
 from lapcli.analysis.examples import Examples, ImageExamples, Origin, TextExamples
 from lapcli.data.cache import digest
 from lapcli.errors import DataError, UsageError
 from lapcli.evaluation.run_tasks import find_weights
 from lapcli.head_plan import HeadPlan
 from lapcli.recipe.chat import ChatStageRecipe
-from lapcli.recipe.schema import GPTRecipe, LanguageModelRecipe
+from lapcli.recipe.schema import GPTRecipe
 from lapcli.recipe.self_supervised import SelfSupervisedRecipe
 from lapcli.recipe.vision import ClassificationRecipe, ImageFiles
-from lapcli.runs import INFO, Run, newest_run, read_run
+from lapcli.runs import Run, read_run
 from lapcli.training.chat_start import folder_of
 from lapcli.training.checkpoint import load_weights
 from lapcli.training.distributed import pick_device
 
 SEQUENCES = 512  # of text, where --limit does not say
 IMAGES_AT_ONCE = 64
-OBJECTIVES = {"language_model", "classification", "self_supervised"}
-
-
-@dataclass(frozen=True)
-class Choice:
-    """Which models on which data, as the command was asked."""
-
-    runs_dir: Path
-    runs: Sequence[str] = ()
-    pattern: str | None = None
-    models: Sequence[str] = ()  # timm:NAME
-    init: bool = False
-    checkpoint: str = "last"
-    stage: str | None = None
-    data: str | None = None
-    split: str = "validation"
-    limit: int | None = None
-    batch: int | None = None
-    seed: int = 0
 
 
 @dataclass(frozen=True)
@@ -85,10 +66,10 @@ class Opened:
         return self.anatomy.plan
 
 
-def find_subjects(choice: Choice) -> list[Subject]:
-    """In the order they were named; the newest finished run if none was."""
+def find_subjects(choice: Choice, runs: Sequence[Run]) -> list[Subject]:
+    """Of the chosen runs, in their order, then of the stock models."""
     subjects: list[Subject] = []
-    for run in _runs(choice):
+    for run in runs:
         subjects.append(_of_run(run, choice, trained=True))
         if choice.init:
             subjects.append(_of_run(run, choice, trained=False))
@@ -96,39 +77,6 @@ def find_subjects(choice: Choice) -> list[Subject]:
     if len({subject.kind == LANGUAGE for subject in subjects}) > 1:
         raise UsageError("language models and image models cannot be compared in one figure; name runs of one kind")
     return subjects
-
-
-def _runs(choice: Choice) -> list[Run]:
-    found = [_named(choice.runs_dir, name) for name in choice.runs]
-    if choice.pattern is not None:
-        paths = sorted(path.parent for path in choice.runs_dir.glob(f"*/{INFO}"))
-        matching = [path for path in paths if fnmatch.fnmatchcase(path.name, choice.pattern)]
-        if not matching:
-            raise UsageError(f"no run in {choice.runs_dir} matches --runs {choice.pattern!r}; see --runs-dir")
-        found += [read_run(path) for path in matching]
-    if not found and not choice.models:
-        found = [newest_run(choice.runs_dir, OBJECTIVES)]
-    found = list({run.path.resolve(): run for run in found}.values())
-    return found if choice.stage is None else [_stage_of(run, choice.stage, choice.runs_dir) for run in found]
-
-
-def _named(runs_dir: Path, name: str) -> Run:
-    path = Path(name) if (Path(name) / INFO).is_file() else runs_dir / name
-    if not path.is_dir():
-        raise UsageError(f"there is no run {name} in {runs_dir}; see --run and --runs-dir")
-    return read_run(path)
-
-
-def _stage_of(run: Run, stage: str, runs_dir: Path) -> Run:
-    """The run of a chat stage that began with a pretrained one."""
-    if isinstance(run.recipe, ChatStageRecipe) and run.recipe.stage == stage:
-        return run
-    path = runs_dir / f"{run.name}-{stage}"
-    if not isinstance(run.recipe, LanguageModelRecipe) or not (path / INFO).is_file():
-        raise UsageError(
-            f"there is no {stage} stage of {run.name} ({path}); train it with `lap sft`, or name it: --run"
-        )
-    return read_run(path)
 
 
 def _of_run(run: Run, choice: Choice, trained: bool) -> Subject:

@@ -139,11 +139,9 @@ for _name in (*CATALOGUE, "all"):
 def _analyze(what: str | None, **given: Any) -> None:
     import json
 
-    from lapcli.analysis import output
-    from lapcli.analysis.analyze import analyze
-    from lapcli.analysis.measure import Settings
-    from lapcli.analysis.subjects import Choice, find_subjects, place_of
+    from lapcli.analysis.choice import Choice, find_runs
     from lapcli.environment import runs_dir as default_runs_dir
+    from lapcli.errors import UsageError
 
     runs_dir = given["runs_dir"] or default_runs_dir()
     choice = Choice(
@@ -153,11 +151,21 @@ def _analyze(what: str | None, **given: Any) -> None:
         given["model"] or (),
         **{name: given[name] for name in ("init", "checkpoint", "stage", "data", "split", "limit", "batch", "seed")},
     )
+    runs = find_runs(choice)
+    for path in given.get("images") or ():
+        if not path.is_file():
+            raise UsageError(f"--image {path} is not there; name a file with an image")
+
+    from lapcli.analysis import output
+    from lapcli.analysis.analyze import analyze
+    from lapcli.analysis.measure import Settings
+    from lapcli.analysis.subjects import find_subjects, place_of
+
     own = {name: given[name] for name in _OWN if name in given}
     if "images" in own:
         own["images"] = tuple(own["images"] or ())
     settings = Settings(**own, seed=given["seed"])
-    subjects = find_subjects(choice)
+    subjects = find_subjects(choice, runs)
     analyses = analyze(None if what is None else [what], subjects, settings)
     folder = given["out"] or place_of(subjects, runs_dir)
     written = {analysis.what: output.write(analysis, folder) for analysis in analyses}

@@ -27,12 +27,14 @@ def chat(
     import sys
 
     from lapcli.environment import runs_dir as default_runs_dir
-    from lapcli.evaluation.dialogue import Dialogue, converse
-    from lapcli.evaluation.loading import load_gpt
-    from lapcli.evaluation.sampling import Sampling
     from lapcli.runs import find_run
 
     found = find_run(runs_dir or default_runs_dir(), run, {"chat"})
+
+    from lapcli.evaluation.dialogue import Dialogue, converse
+    from lapcli.evaluation.loading import load_gpt
+    from lapcli.evaluation.sampling import Sampling
+
     loaded = load_gpt(found)
     print(f"{found.path}, weights sha256 {loaded.weights_sha256[:16]}", file=sys.stderr)
     dialogue = Dialogue(loaded.model, loaded.tokenizer, Sampling(max_tokens, temperature, top_k, seed))

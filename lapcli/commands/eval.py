@@ -74,10 +74,9 @@ def evaluate(
     """Measure a run: accuracy, probes of features, language benchmarks."""
     from lapcli.environment import runs_dir as default_runs_dir
     from lapcli.errors import UsageError
-    from lapcli.evaluation.run_tasks import evaluate_model, evaluate_run, find_run, find_weights
-    from lapcli.evaluation.tasks import STOCK, chosen_options, chosen_tasks
+    from lapcli.evaluation.tasks import EVALUATORS, STOCK, chosen_options, chosen_tasks
     from lapcli.launch import Processes, launch, needs_launch
-    from lapcli.training.distributed import is_main_process
+    from lapcli.runs import named_run, newest_run
 
     given: dict[str, Any] = {
         "protocol": protocol,
@@ -102,15 +101,22 @@ def evaluate(
         chosen_options(STOCK, given)
         if needs_launch(processes):
             raise typer.Exit(launch(processes, sys.argv[1:]))
+        from lapcli.evaluation.run_tasks import evaluate_model
+        from lapcli.training.distributed import is_main_process
+
         evaluation = evaluate_model(model, weights_file, where, tasks, batch, data, limit, given)
         if is_main_process():
             _print(evaluation, as_json)
         return
     if weights_file is not None:
         raise UsageError("--weights are those of --model timm:NAME; a run has its own (--checkpoint)")
-    found = find_run(where, run)
+    found = newest_run(where, set(EVALUATORS)) if run is None else named_run(where, run)
     chosen_tasks(found.recipe.objective, tasks)
     chosen_options(found.recipe.objective, given)
+
+    from lapcli.evaluation.run_tasks import evaluate_run, find_weights
+    from lapcli.training.distributed import is_main_process
+
     weights = find_weights(found, checkpoint)
     if needs_launch(processes, found.recipe.train.device):
         arguments = sys.argv[1:] if run is not None else [*sys.argv[1:], "--run", str(found.path)]

@@ -40,10 +40,13 @@ def train(
     from lapcli.environment import runs_dir as default_runs_dir
     from lapcli.launch import Processes, launch, needs_launch
     from lapcli.recipe import BaseRecipe, load_recipe
+    from lapcli.runs import check_name
 
     loaded = load_recipe(recipe, options.overrides(set_, data), seed)
     if not isinstance(loaded, BaseRecipe):
         raise UsageError(f"{recipe} has stages; they are trained by `lap sft {recipe}`")
+    run_name = name if name is not None else (recipe.stem if seed is None else f"{recipe.stem}-seed{seed}")
+    check_name(run_name)
     processes = Processes(nproc, nnodes, node_rank, rdzv, max_restarts)
     device = loaded.train.device
     if dry_run:
@@ -60,7 +63,6 @@ def train(
 
     from lapcli.training.start import train_recipe
 
-    run_name = name if name is not None else (recipe.stem if seed is None else f"{recipe.stem}-seed{seed}")
     console = Console(stderr=True, soft_wrap=True)
     run = train_recipe(loaded, runs_dir=runs_dir or default_runs_dir(), name=run_name, fresh=fresh, console=console)
     from lapcli.training.distributed import is_main_process

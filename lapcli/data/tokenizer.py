@@ -76,7 +76,9 @@ class Tokenizer:
         try:
             inner = tokenizers.Tokenizer.from_str(Path(path).read_text(encoding="utf-8"))
         except OSError as error:
-            raise DataError(f"cannot read the tokenizer {path} ({error.strerror}); check tokenizer.file") from None
+            raise DataError(
+                f"cannot read the tokenizer {path} ({error.strerror}); put it back, or check tokenizer.file"
+            ) from None
         except Exception as error:  # the library raises plain Exception for anything that it cannot read
             raise DataError(
                 f"{path} is not a whole tokenizer.json ({str(error)[:200]}); name another, or leave tokenizer.file out "

@@ -1,4 +1,4 @@
-"""Evaluates a run: finds it and its weights, measures, and keeps the result under the run's `eval/`."""
+"""Evaluates a run: finds its weights, measures, and keeps the result under the run's `eval/`."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -8,7 +8,7 @@ from typing import Any
 from lapcli.errors import UsageError
 from lapcli.evaluation.tasks import EVALUATORS, STOCK, Measured, Request, Score, chosen_options, chosen_tasks
 from lapcli.files import write_json
-from lapcli.runs import Run, newest_run, read_run, read_summary
+from lapcli.runs import Run, read_summary
 from lapcli.training import checkpoint
 from lapcli.training.distributed import World, join_world, leave_world
 
@@ -62,16 +62,6 @@ class Evaluation:
             interval = f"{low:.2%} - {high:.2%}"
             lines.append(f"{score.task:<12}{score.value:>9.2%}{interval:>20}{score.count:>11,}")
         return lines
-
-
-def find_run(runs_dir: Path, name: str | None) -> Run:
-    """The run of that name (or path), or the newest finished one that has tasks."""
-    if name is None:
-        return newest_run(runs_dir, set(EVALUATORS))
-    path = Path(name) if (Path(name) / "run.json").is_file() else runs_dir / name
-    if not path.is_dir():
-        raise UsageError(f"there is no run {name} in {runs_dir}; see --run and --runs-dir")
-    return read_run(path)
 
 
 def find_weights(run: Run, which: str) -> checkpoint.Checkpoint:

@@ -10,12 +10,14 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from lapcli.errors import UsageError
 from lapcli.runs import Run
-from lapcli.training.checkpoint import Checkpoint
-from lapcli.training.distributed import World
+
+if TYPE_CHECKING:  # no torch in here: a wrong name is refused at once
+    from lapcli.training.checkpoint import Checkpoint
+    from lapcli.training.distributed import World
 
 
 @dataclass(frozen=True)
@@ -37,9 +39,9 @@ class Request:
     """A run's weights to measure, and how."""
 
     run: Run
-    checkpoint: Checkpoint
+    checkpoint: "Checkpoint"
     tasks: Sequence[str]
-    world: World
+    world: "World"
     batch: int | None = None
     data: Path | None = None  # instead of the run's own
     limit: int | None = None  # only so many examples of each task

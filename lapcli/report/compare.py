@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from lapcli.report import paper
 from lapcli.report.collect import RunResult
 from lapcli.report.grouping import HEADS, Grid, RowKey, group
-from lapcli.report.paper import data_set_of, recipe_differences
+from lapcli.report.paper import data_set_of, recipe_differences, value_in_words
 from lapcli.report.statistics import compare, summarise
 from lapcli.report.tables import Cell, Column, Row, Table, cell_of, column_of, mark
 
@@ -192,7 +192,9 @@ def _differences(what: str, grid: Grid) -> list[str]:
         return [f"{what}: the paper's recipe is not at hand, so differences from it are not known."]
     if not found:
         return []
-    shown = ", ".join(f"{key} {ours} (paper: {theirs})" for key, theirs, ours in found[:6])
+    shown = ", ".join(
+        f"{key} {value_in_words(ours)} (paper: {value_in_words(theirs)})" for key, theirs, ours in found[:6]
+    )
     more = f" and {len(found) - 6} more" if len(found) > 6 else ""
     return [f"{what}: NOT the paper's recipe, {len(found)} keys differ: {shown}{more}."]
 

@@ -16,7 +16,7 @@ from lapcli.report.collect import RunResult
 from lapcli.report.figures import Drawing
 from lapcli.report.grouping import Grid
 from lapcli.report.page_style import STYLE
-from lapcli.report.paper import recipe_differences
+from lapcli.report.paper import recipe_differences, value_in_words
 from lapcli.report.tables import Cell, Column, Table, mean_text, p_text, paper_text, reading
 
 STATUS = {"reproduced": "reproduced", "partly": "partly", "not": "not reproduced", "not run": "not run"}
@@ -249,7 +249,7 @@ def _notes(report: Report) -> str:
 
 
 def _short(value: Any) -> str:
-    text = str(value)
+    text = value_in_words(value)
     return text if len(text) <= 200 else text[:197] + "..."
 
 

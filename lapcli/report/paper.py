@@ -135,6 +135,11 @@ _TECHNICAL = re.compile(
 _LENGTH = ("train.steps", "train.epochs")
 
 
+def value_in_words(value: Any) -> str:
+    """As it would stand in a recipe, more or less."""
+    return "none" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
+
+
 def recipe_differences(run: RunResult) -> list[tuple[str, Any, Any]] | None:
     """(key, the paper's, the run's) against the recipe of the paper for that experiment; none if there is no such.
 

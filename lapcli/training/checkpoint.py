@@ -130,7 +130,7 @@ def newest(folder: Path, warn: Callable[[str], None]) -> Checkpoint | None:
 def read(path: Path) -> Checkpoint:
     """One checkpoint that has to be whole."""
     if damage := find_damage(path):
-        raise DataError(f"damaged checkpoint: {damage}; name another")
+        raise DataError(f"damaged checkpoint: {damage}; choose another one (--checkpoint) or get its files again")
     state = json.loads((path / STATE).read_text(encoding="utf-8"))
     return Checkpoint(path, int(state["step"]), state)
 

@@ -20,8 +20,9 @@ from support import run_main, tiny_chat_recipe, tiny_recipe, train_here, write_t
 
 from lapcli.analysis.analyze import analyze
 from lapcli.analysis.catalogue import CATALOGUE, CLASSIFIED, IMAGES, LANGUAGE, fitting
+from lapcli.analysis.choice import Choice, find_runs
 from lapcli.analysis.measure import Settings
-from lapcli.analysis.subjects import Choice, find_subjects, place_of
+from lapcli.analysis.subjects import find_subjects, place_of
 
 
 @pytest.fixture(scope="module")
@@ -84,11 +85,15 @@ def test_a_run_keeps_its_own_and_the_newest_is_the_default(runs, capsys):
     check_files(runs / "dino_2L" / "analysis", "cossim")
 
 
+def chosen(choice):
+    return find_subjects(choice, find_runs(choice))
+
+
 def test_a_set_of_runs_has_a_folder_of_its_names(runs, capsys):
     """So that one comparison does not replace another."""
     analyzed(capsys, runs, "cossim", "--run", "vit_0L", "--run", "vit_2L", "--limit", "10")
     check_files(runs / "analysis" / "vit_0L+vit_2L", "cossim")
-    subjects = find_subjects(Choice(runs, ["vit_4L", "vit_0L"]))
+    subjects = chosen(Choice(runs, ["vit_4L", "vit_0L"]))
     assert place_of(subjects, runs) == runs / "analysis" / "vit_0L+vit_4L"
     many = [dataclasses.replace(subjects[0], name=f"a_rather_long_name/{n}", path=Path(str(n))) for n in range(9)]
     name = place_of(many, runs).name
@@ -105,7 +110,7 @@ def test_results_do_not_depend_on_the_batch(runs):
 
     def layers(batch):
         choice = Choice(runs, ["vit_2L"], limit=30, batch=batch)
-        return {a.what: a.to_dict()["runs"][0]["layers"] for a in analyze(what, find_subjects(choice), Settings())}
+        return {a.what: a.to_dict()["runs"][0]["layers"] for a in analyze(what, chosen(choice), Settings())}
 
     one, other = layers(7), layers(30)
     for name in what:
