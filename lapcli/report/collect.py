@@ -138,6 +138,9 @@ def _read(run: Run, which: Which, notes: list[str]) -> RunResult:
         notes.append(f"{run.name} is {result.status} at {done}{why}; it counts as a gap")
         return result
     summary = read_summary(run)
+    if which == "best" and summary.get("best_step") is None:
+        notes.append(f"{run.name} is of a kind that keeps no best checkpoint; it counts as a gap (--checkpoint last)")
+        return result
     for name, value in (summary.get("end" if which == "last" else "best") or {}).items():
         if _is_number(value):
             result.numbers[name] = Number(float(value), source="summary.json")

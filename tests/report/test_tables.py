@@ -53,6 +53,29 @@ def test_ddof_0_divides_by_n(capsys, runs):
     assert "ddof 0" in table["notes"][0]
 
 
+def test_best_is_another_column_of_numbers_and_a_gap_where_none_was_kept(capsys, tmp_path):
+    kept = {"end": {"validation_top1": 0.8}, "best": {"validation_top1": 0.9}, "best_step": 50}
+    (write_run(tmp_path, "kept", heads=0) / "summary.json").write_text(json.dumps(kept))
+    write_run(tmp_path, "without", heads=2, scores={"top1": 0.7})
+    for which, expected in (("last", {"0": 80.0, "2": 70.0}), ("best", {"0": 90.0, "2": None})):
+        code, out, err = report(
+            capsys,
+            tmp_path,
+            "--checkpoint",
+            which,
+            "--columns",
+            "top1",
+            "--rows",
+            "model.laplacian_heads",
+            "--format",
+            "json",
+        )
+        (table,) = json.loads(out)
+        assert code == 0
+        assert {row["row"]: row["cells"]["top1"]["mean"] for row in table["rows"]} == expected
+        assert ("without is of a kind that keeps no best checkpoint" in err) == (which == "best")
+
+
 def test_a_gap_is_never_a_zero(capsys, runs):
     shutil.rmtree(runs / "digits_2L_1" / "eval")
     for seed in range(3):
