@@ -38,13 +38,16 @@ def _key(operation: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 
 def _way_to(out: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Way | None:
     """A result is the argument that was written to, or new tensors; none where it is neither for certain."""
+    given = [x for x in _leaves((args, tuple(kwargs.values()))) if isinstance(x, Tensor)]
+    if any(x.device.type != "meta" for x in given):  # what is in them may count
+        return None
     if args and out is args[0]:
         return lambda args, _: args[0]
     if out is kwargs.get("out", ()):
         return lambda _, kwargs: kwargs["out"]
-    given = {x.untyped_storage()._cdata for x in _leaves((args, tuple(kwargs.values()))) if isinstance(x, Tensor)}
+    storages = {x.untyped_storage()._cdata for x in given}
     for x in _leaves(out):
-        if not isinstance(x, Tensor) or x.untyped_storage()._cdata in given:
+        if not isinstance(x, Tensor) or x.device.type != "meta" or x.untyped_storage()._cdata in storages:
             return None
         if x.untyped_storage().nbytes() != _made(_layout(x)).untyped_storage().nbytes():
             return None
@@ -55,7 +58,7 @@ def _way_to(out: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Way | No
 def _layout(x: Any) -> Any:
     """All that counts of a tensor here; other arguments as they are."""
     if isinstance(x, Tensor):
-        return _Layout((x.shape, x.stride(), x.dtype, x.device))
+        return _Layout((x.shape, x.stride(), x.dtype, x.device.type))
     if isinstance(x, tuple | list):
         return tuple(_layout(each) for each in x)
     return x, type(x)  # 1, 1.0 and True are equal, but give different results

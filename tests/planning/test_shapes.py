@@ -75,6 +75,14 @@ def test_an_output_that_has_to_grow_grows_each_time():
         assert out.shape == (2, 3)
 
 
+def test_real_tensors_are_computed_each_time():
+    memory, x = ShapeMemory(), torch.ones(3)
+    for expected in (2.0, 4.0, 8.0):
+        assert memory.call(aten.mul_.Tensor, (x, 2.0), {}).tolist() == [expected] * 3
+        assert memory.call(aten.arange.default, (3,), {"device": torch.device("cpu")}).tolist() == [0, 1, 2]
+        assert memory.call(aten.add.Tensor, (x, 1), {}).tolist() == [expected + 1] * 3
+
+
 @pytest.mark.parametrize("operation", [aten.view.default, aten._unsafe_view.default])
 def test_views_share_their_storage(operation):
     memory = ShapeMemory()
