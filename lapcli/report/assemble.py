@@ -6,7 +6,7 @@ from pathlib import Path
 
 from lapcli.errors import UsageError
 from lapcli.report.collect import Collection, Which, collect
-from lapcli.report.grouping import DATA, HEADS, Grid, RowKey, alike, differences, group
+from lapcli.report.grouping import DATA, HEADS, Grid, RowKey, alike, differences, group, in_words
 from lapcli.report.tables import LABELS, Table, table_of
 
 #: What a grid shows if nothing was measured yet.
@@ -67,18 +67,13 @@ def describe_differences(grids: Sequence[Grid]) -> list[str]:
         if not differing:
             continue
         keys = [key for key in differing if key != DATA] or [DATA]
-        shown = "; ".join(f"{key}: {', '.join(_distinct(differing[key]))}" for key in keys[:12])
+        shown = "; ".join(f"{key}: {', '.join(dict.fromkeys(map(in_words, differing[key])))}" for key in keys[:12])
         more = f"; and {len(keys) - 12} more" if len(keys) > 12 else ""
         lines.append(
             f"{sum(len(grid.runs) for grid in own)} runs of {own[0].objective} are in {len(own)} tables, not averaged "
             f"together, because they differ in {shown}{more}"
         )
     return lines
-
-
-def _distinct(values: Sequence[str | None]) -> list[str]:
-    plain = ["none" if value is None else value.strip('"') for value in values]
-    return [text if len(text) <= 40 else text[:37] + "..." for text in dict.fromkeys(plain)]
 
 
 def _columns(grids: Sequence[Grid], asked: Sequence[str] | None, notes: list[str]) -> list[list[str]]:

@@ -123,15 +123,14 @@ def _add_average(table: Table, grid: Grid | None, ddof: int) -> None:
     """The plain mean over the five tasks of each run; a run that lacks one of them has no average."""
     column = Column("average", "Avg", True, "higher")
     table.columns.append(column)
-    keys = {_heads(row): row for row in grid.rows} if grid else {}
     baseline = averages(grid, grid.baseline) if grid and grid.baseline else {}
-    for row, heads in zip(table.rows, [None, *_all_heads(grid, paper.LANGUAGE_AVERAGE)], strict=True):
-        values = averages(grid, keys[heads]) if grid and heads in keys else {}
+    for row, key in zip(table.rows, [None, *_keys(grid, paper.LANGUAGE_AVERAGE)], strict=True):
+        values = averages(grid, key) if grid and key in grid.rows else {}
         cell = Cell(summarise(list(values.values()), ddof))
         cell.missing = [seed for seed in table.seeds if seed not in values] if values else []
-        if heads is not None:
-            cell.paper = paper.LANGUAGE_AVERAGE.get(_whole(heads))
-            cell.paired = compare(values, baseline) if values and baseline and heads != 0 else None
+        if key is not None:
+            cell.paper = _of_paper(paper.LANGUAGE_AVERAGE, key)
+            cell.paired = compare(values, baseline) if values and baseline and key.heads != 0 else None
         row.cells.append(cell)
     mark(table)
 
@@ -202,23 +201,20 @@ def _differences(what: str, grid: Grid) -> list[str]:
 def _table(
     title: str, sources: Sequence[Source], ddof: int, notes: list[str], random: dict[str, float] | None = None
 ) -> Table:
-    heads = list(dict.fromkeys(number for source in sources for number in _all_heads(source.grid, source.paper)))
-    heads.sort()
+    keys = sorted({key for source in sources for key in _keys(source.grid, source.paper)})
     rows = []
     if random is not None:
         given = [Cell(paper=(random[source.metric], None)) for source in sources]
         rows.append(Row("Random", given, is_given=True))
-    for number in heads:
+    for key in keys:
         cells = []
         for source in sources:
-            keys = {_heads(row): row for row in source.grid.rows} if source.grid else {}
-            row = keys.get(number)
-            cell = (
-                cell_of(source.grid, row, source.metric, ddof, source.grid.baseline) if source.grid and row else Cell()
-            )
-            cell.paper = source.paper.get(_whole(number))
+            grid = source.grid
+            is_ours = grid is not None and key in grid.rows
+            cell = cell_of(grid, key, source.metric, ddof, grid.baseline) if grid and is_ours else Cell()
+            cell.paper = _of_paper(source.paper, key)
             cells.append(cell)
-        rows.append(Row(_row_name(number, sources), cells, number == 0))
+        rows.append(Row(_row_name(key), cells, key.heads == 0))
     seeds = list(dict.fromkeys(seed for source in sources if source.grid for seed in source.grid.seeds))
     columns = [source.column for source in sources]
     table = Table(title, "Model", columns, rows, ddof, seeds, notes, "Baseline", has_paper=True)
@@ -226,22 +222,14 @@ def _table(
     return table
 
 
-def _heads(row: RowKey) -> float:
-    return row.order[0]
+def _keys(grid: Grid | None, numbers: paper.Numbers) -> list[RowKey]:
+    """The paper's rows and ours; a plan that differs by layer is a row of its own, after the one of its mean."""
+    return sorted({*map(RowKey.of_heads, numbers), *(grid.rows if grid else ())})
 
 
-def _all_heads(grid: Grid | None, numbers: paper.Numbers) -> list[float]:
-    """The paper's rows and ours; a plan that differs by layer has its mean."""
-    ours = [_heads(row) for row in grid.rows] if grid else []
-    return sorted({*map(float, numbers), *ours})
+def _of_paper(numbers: paper.Numbers, key: RowKey) -> tuple[float, float | None] | None:
+    return None if key.heads is None else numbers.get(key.heads)
 
 
-def _whole(heads: float) -> int:
-    return int(heads) if heads == int(heads) else -1
-
-
-def _row_name(heads: float, sources: Sequence[Source]) -> str:
-    if heads == int(heads):
-        return NAMES.get(int(heads), f"{int(heads)} Laplacians")
-    labels = [row.label for source in sources if source.grid for row in source.grid.rows if _heads(row) == heads]
-    return labels[0] if labels else f"{heads:.2f} Laplacians"
+def _row_name(key: RowKey) -> str:
+    return key.label if key.heads is None else NAMES.get(key.heads, f"{key.heads} Laplacians")

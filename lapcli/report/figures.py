@@ -9,11 +9,12 @@ import re
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from lapcli.report import paper
+from lapcli.report.collect import RunResult
 from lapcli.report.compare import DROP_PATH, by_drop_path
-from lapcli.report.grouping import Grid
+from lapcli.report.grouping import DATA, Grid, differences, in_words
 from lapcli.report.paper import data_set_of
 from lapcli.report.statistics import summarise
 from lapcli.report.tables import LABELS, column_of
@@ -79,8 +80,8 @@ def draw_all(grids: Sequence[Grid]) -> list[Drawing]:
             for objective in dict.fromkeys(run.objective for run in runs)
             for family in by_drop_path([run for run in runs if run.objective == objective])
         ]
-        for number, family in enumerate(families):
-            drawings += [drawing for drawing in _of_family(family, number) if drawing is not None]
+        for number, (family, title) in enumerate(zip(families, _titles(families), strict=True)):
+            drawings += [drawing for drawing in _of_family(family, number, title) if drawing is not None]
     return drawings
 
 
@@ -95,12 +96,28 @@ def write_files(drawings: Sequence[Drawing], folder: Path) -> list[Path]:
     return paths
 
 
-def _of_family(family: Sequence[Grid], number: int) -> list[Drawing | None]:
+def _titles(families: Sequence[Sequence[Grid]]) -> list[str]:
+    """Objective and data; where that is the same for several, also the keys in which they differ."""
+    plain = [_plain_title(family[0].runs[0]) for family in families]
+    titles = []
+    for family, title in zip(families, plain, strict=True):
+        same = [other[0] for other, name in zip(families, plain, strict=True) if name == title]
+        place = next(number for number, grid in enumerate(same) if grid is family[0])
+        differing = [key for key in differences(same) if key not in (DATA, DROP_PATH)]
+        told = [f"{key} {in_words(same[place].identity.get(key))}" for key in differing]
+        more = f" and {len(told) - 2} more" if len(told) > 2 else ""
+        titles.append("; ".join([title, *told[:2]]) + more)
+    return titles
+
+
+def _plain_title(run: RunResult) -> str:
+    what = data_set_of(run) or str(run.info.get("data", "")).split(":")[0] or "runs"
+    stage = f" {run.recipe['stage']}" if run.recipe.get("stage") else ""
+    return f"{run.objective.replace('_', ' ')}{stage}, {what}"
+
+
+def _of_family(family: Sequence[Grid], number: int, title: str) -> list[Drawing | None]:
     """Grids that differ in the drop path alone: a line each."""
-    first = family[0].runs[0]
-    what = data_set_of(first) or str(first.info.get("data", "")).split(":")[0] or "runs"
-    stage = f" {first.recipe['stage']}" if first.recipe.get("stage") else ""
-    title = f"{first.objective.replace('_', ' ')}{stage}, {what}"
     name = re.sub(r"[^a-z0-9]+", "-", f"{number + 1}-{title}".lower()).strip("-")[:60]
     metrics = {metric for grid in family for metric in grid.metrics()}
     shares = [m for m in ("between_class", "within_class", "within_sequence") if f"anova.{m}_share" in metrics]
@@ -145,37 +162,58 @@ def _against_heads(
 ) -> Drawing | None:
     """Means with their deviations as a band: a line for each drop path, or for each of several measures."""
     figure, axes = _panel()
-    lines = [(grid, metric) for grid in family for metric in metrics]
-    drawn = 0
-    for place, (grid, metric) in enumerate(lines):
-        points = []
-        for row in grid.rows:
-            found = summarise(list(grid.values(row, metric).values()), 1)
-            if found is not None:
-                points.append((row.order[0], found.mean, found.std or 0.0))
+    drawn: list[_Point] = []
+    lines = 0
+    for place, (grid, metric) in enumerate((grid, metric) for grid in family for metric in metrics):
+        points = _points(grid, metric)
         if not points:
             continue
-        drawn += 1
-        scale = column_of(metric).scale
-        x, y, spread = ([point[n] * (scale if n else 1) for point in points] for n in range(3))
-        colour, marker = COLOURS[place % len(COLOURS)], MARKERS[place % len(MARKERS)]
+        drawn += points
+        lines += 1
+        style = {"color": COLOURS[place % len(COLOURS)], "marker": MARKERS[place % len(MARKERS)]}
         drop_path = f"drop path {grid.identity.get(DROP_PATH, 'none')}"
-        axes.plot(x, y, color=colour, marker=marker, label=metrics[metric] if len(metrics) > 1 else drop_path)
-        low, high = [a - b for a, b in zip(y, spread, strict=True)], [a + b for a, b in zip(y, spread, strict=True)]
-        axes.fill_between(x, low, high, color=colour, alpha=0.18, linewidth=0)
+        even = [point for point in points if not point.differs]
+        x = [point.heads for point in even]
+        axes.plot(x, [p.mean for p in even], **style, label=metrics[metric] if len(metrics) > 1 else drop_path)
+        low, high = [p.mean - p.deviation for p in even], [p.mean + p.deviation for p in even]
+        axes.fill_between(x, low, high, color=style["color"], alpha=0.18, linewidth=0)
+        for point in points:
+            if point.differs:
+                axes.errorbar(point.heads, point.mean, point.deviation, **style, markerfacecolor="none", capsize=2)
     if not drawn:
         return None
     axes.set_xlabel(_row_label(family[0]))
     axes.set_ylabel(_safe(label))
-    axes.xaxis.get_major_locator().set_params(integer=True)
-    if drawn > 1 or len(metrics) > 1:
+    ticks = sorted({point.heads for point in drawn})
+    axes.set_xticks(ticks, [f"{number:.3g}" for number in ticks])
+    if lines > 1 or len(metrics) > 1:
         axes.legend()
-    n = sorted({len(row) for grid in family for row in grid.rows.values()})
-    seeds = f"{n[0]} seed{'s' if n[0] > 1 else ''}" if len(n) == 1 else f"{n[0]} to {n[-1]} seeds"
+    fewest, most = min(point.n for point in drawn), max(point.n for point in drawn)
+    seeds = f"{fewest} to {most} seeds" if fewest < most else f"{most} seed{'s' if most > 1 else ''}"
     caption = (
         f"{label} against the number of Laplacian heads; means over {seeds}, band: one standard deviation (ddof 1)."
     )
+    if any(point.differs for point in drawn):
+        caption += " Hollow: plans that differ by layer, at their mean."
     return Drawing(name, title, caption, *_files(figure))
+
+
+class _Point(NamedTuple):
+    heads: float  # a layer, on average
+    mean: float
+    deviation: float
+    n: int
+    differs: bool  # by layer
+
+
+def _points(grid: Grid, metric: str) -> list[_Point]:
+    scale = column_of(metric).scale
+    found = [(row, summarise(list(grid.values(row, metric).values()), 1)) for row in grid.rows]
+    return [
+        _Point(row.order[0], scale * summary.mean, scale * (summary.std or 0.0), summary.n, row.heads is None)
+        for row, summary in found
+        if summary is not None
+    ]
 
 
 def _curves(grid: Grid, name: str, title: str) -> Drawing | None:
@@ -198,7 +236,7 @@ def _curves(grid: Grid, name: str, title: str) -> Drawing | None:
     axes.set_xlabel("step")
     axes.set_ylabel("training loss")
     if len(grid.rows) <= 12:
-        axes.legend(title=_row_label(grid))
+        figure.legend(title=_row_label(grid).replace(" (", "\n("), loc="outside right upper")
     drop_path = f", drop path {grid.identity[DROP_PATH]}" if DROP_PATH in grid.identity else ""
     caption = (
         f"Training loss of {drawn} runs{drop_path}, each point a mean over a stretch of steps (at most {POINTS} points "

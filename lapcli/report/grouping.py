@@ -5,7 +5,7 @@ another grid, and the differing keys are printed: nothing that was trained other
 """
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from difflib import get_close_matches
 from typing import Any
@@ -24,6 +24,15 @@ class RowKey:
 
     order: tuple[float, ...]
     label: str
+
+    @property
+    def heads(self) -> int | None:
+        """Laplacian heads of every layer, in rows by heads; none where the plan differs by layer."""
+        return int(self.label) if self.label.isdecimal() else None
+
+    @classmethod
+    def of_heads(cls, number: int) -> "RowKey":
+        return cls((float(number),), str(number))
 
 
 @dataclass
@@ -72,8 +81,9 @@ def group(runs: Sequence[RunResult], rows: Sequence[str], notes: list[str]) -> l
             hint = f"; did you mean {close[0]}?" if close else ""
             raise UsageError(f"--rows: no recipe of these runs has a key {key[:60]!r}{hint}")
     grids: dict[str, Grid] = {}
-    for run in runs:
-        identity = identity_of(run, rows)
+    # A run that was stopped before it had read its data is a gap in the grid of its recipe, not a grid of its own.
+    for run in sorted(runs, key=lambda run: DATA not in identity_of(run)):
+        identity = _with_data(identity_of(run, rows), grids.values())
         grid = grids.setdefault(json.dumps(identity, sort_keys=True), Grid(identity, rows_by=tuple(rows)))
         row = grid.rows.setdefault(row_key(run, rows), {})
         other = row.get(run.seed)
@@ -107,6 +117,14 @@ def identity_of(run: RunResult, rows: Sequence[str] = (HEADS,)) -> dict[str, str
         if run.objective != "chat" and run.info.get("data_sha256"):
             run.identity[DATA] = json.dumps(str(run.info["data_sha256"])[:16])
     return {key: value for key, value in run.identity.items() if key not in rows}
+
+
+def _with_data(identity: dict[str, str], grids: Iterable[Grid]) -> dict[str, str]:
+    """The identity of the one grid that agrees in all else, for a run whose data is not known yet."""
+    if DATA in identity:
+        return identity
+    same = [grid.identity for grid in grids if {**grid.identity, DATA: ""} == {**identity, DATA: ""}]
+    return same[0] if len(same) == 1 else identity
 
 
 def flatten(value: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
@@ -170,13 +188,14 @@ def _name(grids: Sequence[Grid]) -> None:
     for own in alike(grids):
         differing = {key: values for key, values in differences(own).items() if key != DATA}
         for number, grid in enumerate(own):
-            shown = [f"{key} {_plain(values[number])}" for key, values in differing.items()]
+            shown = [f"{key} {in_words(values[number])}" for key, values in differing.items()]
             more = f" and {len(shown) - 3} more keys" if len(shown) > 3 else ""
             parts = [*_kind(grid), ", ".join(shown[:3]) + more]
             grid.title = " · ".join(part for part in parts if part)
 
 
-def _plain(value: str | None) -> str:
+def in_words(value: str | None) -> str:
+    """A value of an identity, not too long."""
     text = "none" if value is None else value.strip('"')
     return text if len(text) <= 40 else text[:37] + "..."
 

@@ -40,12 +40,12 @@ Judge = Callable[[Case], Finding]
 
 
 def means(grid: Grid, metric: str) -> dict[float, float]:
-    """By Laplacian heads, fewest first; a gap is not there."""
+    """By Laplacian heads of every layer, fewest first; neither gaps nor plans that differ by layer are there."""
     found = {}
     for row in sorted(grid.rows):
         values = (averages(grid, row) if metric == "average" else grid.values(row, metric)).values()
-        if values:
-            found[row.order[0]] = sum(values) / len(values)
+        if values and row.heads is not None:
+            found[float(row.heads)] = sum(values) / len(values)
     return found
 
 
@@ -246,8 +246,8 @@ def spectrum(kind: Literal["language", "self-supervised"]) -> Judge:
                 for run in grid.rows[row].values()
                 if "spectrum.eigenvalue_mean" in run.series
             ]
-            if found and len({len(series) for series in found}) == 1:
-                by_heads[row.order[0]] = [sum(values) / len(found) for values in zip(*found, strict=True)]
+            if row.heads is not None and found and len({len(series) for series in found}) == 1:
+                by_heads[float(row.heads)] = [sum(values) / len(found) for values in zip(*found, strict=True)]
         if 0 not in by_heads or len(by_heads) < 2:
             return Finding("not run", "the spectra of the baseline and of another model are needed")
         told, holds = [], []
