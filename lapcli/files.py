@@ -6,6 +6,8 @@ import os
 from pathlib import Path
 from typing import Any
 
+from lapcli.errors import UsageError
+
 
 def write_text(path: Path, text: str) -> None:
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
@@ -17,6 +19,18 @@ def write_text(path: Path, text: str) -> None:
         temporary.replace(path)
     finally:
         temporary.unlink(missing_ok=True)
+
+
+def write_for_user(path: Path, text: str) -> None:
+    """To a place that a user named with --out."""
+    if not path.parent.is_dir():
+        raise UsageError(f"--out {path}: there is no folder {path.parent}; make it first")
+    if path.is_dir():
+        raise UsageError(f"--out {path} is a folder; name a file in it")
+    try:
+        write_text(path, text)
+    except OSError as error:
+        raise UsageError(f"--out {path} cannot be written ({error.strerror}); name another file") from None
 
 
 def write_json(path: Path, value: Any) -> None:

@@ -101,7 +101,7 @@ def open_run(runs_dir: Path, name: str, recipe: BaseRecipe, fresh: bool = False)
         return _create(path, recipe)
     run = read_run(path)
     differing = differing_keys(recipe_to_dict(run.recipe), recipe_to_dict(recipe))
-    if differing and _has_nothing(run):  # it failed or was stopped before its first step: a typo in --data, say
+    if differing and has_nothing(run):  # it failed or was stopped before its first step: a typo in --data, say
         run.lock()
         shutil.rmtree(path)
         run.unlock()
@@ -115,7 +115,7 @@ def open_run(runs_dir: Path, name: str, recipe: BaseRecipe, fresh: bool = False)
     return run
 
 
-def _has_nothing(run: Run) -> bool:
+def has_nothing(run: Run) -> bool:
     """Neither a step, nor a checkpoint, nor anything that somebody else has put there."""
     made = {RECIPE, INFO, METRICS, CHECKPOINTS, LOCK, "tokenizer.json"}
     steps = run.metrics.read_text(encoding="utf-8", errors="replace") if run.metrics.is_file() else ""

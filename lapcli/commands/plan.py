@@ -1,5 +1,6 @@
 """`lap plan RECIPE`: what a recipe would train and what that takes, before anything starts."""
 
+import sys
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
@@ -43,7 +44,9 @@ def plan(
         raise UsageError(f"{recipe} has stages, whose model is a run's; `lap sft {recipe} --dry-run` counts their rows")
     device = _device(gpu, loaded, probing=probe is not None)
     found = plan_training(loaded, gpus or _how_many(gpu, loaded), device)
-    if probe is not None:
+    if probe is not None and found.fits is False:
+        print("lap: it would not fit, so no step was tried", file=sys.stderr)
+    elif probe is not None:
         from lapcli.planning.probe import probe_plan
 
         found = probe_plan(loaded, found, probe)

@@ -64,7 +64,7 @@ def report(
     """Tables over seeds, beside the paper's, and a page with figures and claims."""
     from lapcli.environment import runs_dir as default_runs_dir
     from lapcli.errors import UsageError
-    from lapcli.files import write_text
+    from lapcli.files import write_for_user
     from lapcli.report.assemble import report_on
     from lapcli.report.forms import FORMATS
 
@@ -94,9 +94,7 @@ def report(
     elif out is None:
         print(FORMATS[format_](made.tables))
     else:
-        if not out.parent.is_dir():
-            raise UsageError(f"--out {out}: there is no folder {out.parent}; make it first")
-        write_text(out, FORMATS[format_](made.tables) + "\n")
+        write_for_user(out, FORMATS[format_](made.tables) + "\n")
         print(out)
     for line in [*(f"note: {note}" for note in made.notes), *(f"gap: {gap}" for gap in made.gaps())]:
         print(line, file=sys.stderr)

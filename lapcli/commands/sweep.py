@@ -56,6 +56,8 @@ def sweep(
 ) -> None:
     """Train every cell of a grid. The same command skips finished cells and goes on with the others."""
     from lapcli.environment import runs_dir as default_runs_dir
+    from lapcli.sweep.search import known_cells
+    from lapcli.sweep.state import refuse_others
 
     if (gpu or gpus) and not dry_run:
         raise UsageError("--gpu and --gpus are of --dry-run; a sweep takes what is here")
@@ -64,6 +66,7 @@ def sweep(
     where = runs_dir or default_runs_dir()
     grid = _read(recipe, over, then, options.overrides(set_, data), name, no_search)
     grid.check()
+    refuse_others((cell for cell, waits in known_cells(grid, where, only) if not waits), where)
     if dry_run:
         from lapcli.hardware import GPUS
         from lapcli.sweep.cost import sweep_cost
@@ -106,7 +109,9 @@ def _read(
 def _print_script(grid: "Sweep", where: Path, only: str | None, jobs: int | None, arguments: list[str]) -> None:
     from lapcli.sweep.search import known_cells
     from lapcli.sweep.slurm import array_script
+    from lapcli.sweep.state import make_work_folder
 
+    make_work_folder(where)  # SLURM does not make the folder of its logs
     cells = known_cells(grid, where, only)
     ready = [cell for cell, waits in cells if not waits]
     print(array_script(ready, arguments, where, jobs), end="")

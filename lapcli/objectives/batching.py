@@ -13,7 +13,7 @@ def plan_batches(batch: int, micro_batch: int, processes: int, multiple: int = 1
         nearest = max(1, round(batch / (processes * multiple))) * processes * multiple
         raise UsageError(
             f"a global batch of {batch} cannot be shared evenly by {processes} processes; "
-            f"use --set train.batch={nearest} or another number of processes (--nproc)"
+            f"use --set train.batch={nearest} or another number of processes"
         )
     share = batch // processes
     micro = next(size for size in range(min(micro_batch, share), 0, -1) if share % size == 0 and size % multiple == 0)

@@ -141,7 +141,7 @@ def _read(run: Run, which: Which, notes: list[str]) -> RunResult:
     if which == "best" and summary.get("best_step") is None:
         notes.append(f"{run.name} is of a kind that keeps no best checkpoint; it counts as a gap (--checkpoint last)")
         return result
-    for name, value in (summary.get("end" if which == "last" else "best") or {}).items():
+    for name, value in _mapping(summary.get("end" if which == "last" else "best")).items():
         if _is_number(value):
             result.numbers[name] = Number(float(value), source="summary.json")
     step = run.info.get("step") if which == "last" else summary.get("best_step")
@@ -177,6 +177,9 @@ def _read_evaluations(result: RunResult, step: Any, which: Which, notes: list[st
         if told.get("step") != step:
             notes.append(f"{result.name}: {path.name} is of step {told.get('step')}, not of the {which} weights")
             continue
+        if which == "last" and told.get("weights_sha256") != result.info.get("weights_sha256"):
+            notes.append(f"{result.name}: {path.name} was measured on other weights than its last ones")
+            continue
         for task, score in told["tasks"].items():
             if isinstance(score, dict) and _is_number(score.get("value")):
                 number = Number(
@@ -191,6 +194,11 @@ def _read_evaluations(result: RunResult, step: Any, which: Which, notes: list[st
             result.numbers[numbered_name(task, number.conditions)] = number
 
 
+def _mapping(value: Any) -> dict[str, Any]:
+    """What a damaged file has in its place is nothing."""
+    return value if isinstance(value, dict) else {}
+
+
 def numbered_name(task: str, conditions: tuple[tuple[str, str], ...]) -> str:
     """`arc_easy`, or `arc_easy [limit 100, protocol harness]`: never two measurements under one name."""
     told = ", ".join(f"{key} {value}" for key, value in conditions)
@@ -201,7 +209,7 @@ def _conditions(
     task: str, score: Mapping[str, Any], told: Mapping[str, Any], info: Mapping[str, Any]
 ) -> tuple[tuple[str, str], ...]:
     """What makes this another measurement than the default one of that name; empty for the default one."""
-    details = score.get("details") or {}
+    details = _mapping(score.get("details"))
     conditions: dict[str, str] = {}
     if told.get("limit") is not None:
         conditions["limit"] = str(told["limit"])
@@ -209,7 +217,7 @@ def _conditions(
         default = "paper" if told.get("objective") == "chat" else "harness"
         if told["protocol"] != default:
             conditions["protocol"] = str(told["protocol"])
-        sampling = details.get("sampling") or {}
+        sampling = _mapping(details.get("sampling"))
         metric = str(details.get("metric", ""))
         if sampling and metric.startswith("pass@") and metric != "pass@10":
             conditions["metric"] = metric
@@ -219,8 +227,7 @@ def _conditions(
         first = str(told.get("data", "")).split("; ")[0]
         if first and info.get("data") not in (None, first):
             conditions["on"] = first
-    changed = details.get("protocol") if isinstance(details.get("protocol"), dict) else {}
-    for key, value in (changed or {}).get("changed", {}).items():
+    for key, value in _mapping(_mapping(details.get("protocol")).get("changed")).items():
         used = value.get("used") if isinstance(value, dict) else value
         if key != "data":
             conditions[key] = str(used)
@@ -244,7 +251,7 @@ def _read_analyses(
                 notes.append(f"{result.name}: {path.name} was measured on other weights than its last ones")
                 continue
             seen = True
-            _add_layers(result, what, entry, told.get("settings") or {})
+            _add_layers(result, what, entry, _mapping(told.get("settings")))
         if seen:
             for form in (".svg", ".png"):
                 if path.with_suffix(form).is_file():

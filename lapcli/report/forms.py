@@ -16,6 +16,7 @@ from lapcli.report.tables import (
     Row,
     Table,
     explanation,
+    marking,
     mean_text,
     paired_text,
     paper_text,
@@ -80,7 +81,7 @@ def to_markdown(table: Table) -> str:
                 line.append(text)
     lines = ["| " + " | ".join(line) + " |" for line in [header, *body]]
     lines.insert(1, "|" + " --- |" * len(header))
-    said = [_markdown(line) + "  " for line in explanation(table)]
+    said = [_markdown(line) + "  " for line in [*explanation(table), *marking(table)]]
     return "\n".join([f"**{_markdown(table.title)}**", "", *lines, "", *said])
 
 
@@ -121,7 +122,7 @@ def to_latex(table: Table) -> str:
     header = [latex_escape(table.row_name)]
     for column, parts in _headers(table):
         header += [latex_escape(_part_name(table, column, part)) for part in parts]
-    caption = f"{table.title}. {' '.join(explanation(table))} Best in bold, second best underlined."
+    caption = " ".join([f"{table.title}.", *explanation(table), *marking(table)])
     lines = [
         "% needs \\usepackage{booktabs}",
         "\\begin{table}[h]",

@@ -17,7 +17,7 @@ from lapcli.report.figures import Drawing
 from lapcli.report.grouping import Grid
 from lapcli.report.page_style import STYLE
 from lapcli.report.paper import recipe_differences, value_in_words
-from lapcli.report.tables import Cell, Column, Table, mean_text, p_text, paper_text, reading
+from lapcli.report.tables import Cell, Column, Table, marking, mean_text, p_text, paper_text, reading
 
 STATUS = {"reproduced": "reproduced", "partly": "partly", "not": "not reproduced", "not run": "not run"}
 _LARGEST = 3_000_000  # bytes of an analysis figure as a drawing; beyond it the picture is shown
@@ -69,7 +69,11 @@ def _tables(tables: Sequence[Table]) -> str:
     """Side by side where they fit; what is the same for all is said once."""
     if not tables:
         return ""
-    lines = _distinct(line for table in tables for line in reading(table))
+    lines = _distinct(
+        line for table in tables for line in [*reading(table, "–", "ddof beside the title"), *marking(table)]
+    )
+    if any(row.is_baseline for table in tables for row in table.rows):
+        lines.append("The shaded row is the baseline.")
     return f'<div class="tables">{"".join(_table(table) for table in tables)}</div>{_fine(lines)}'
 
 
@@ -179,7 +183,9 @@ def _data_uri(path: Path) -> str | None:
 def _provenance(report: Report) -> str:
     runs = report.collection.runs
     versions = _distinct(
-        ", ".join(f"{name} {version}" for name, version in (run.info.get("versions") or {}).items()) for run in runs
+        ", ".join(f"{name} {version}" for name, version in versions.items())
+        for run in runs
+        if isinstance(versions := run.info.get("versions"), dict)
     )
     machines = _distinct(
         f"{run.info.get('device', 'unknown')}, {run.info.get('threads', '?')} threads a process" for run in runs

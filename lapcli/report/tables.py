@@ -159,9 +159,16 @@ def explanation(table: Table) -> list[str]:
     return [*reading(table), *table.notes]
 
 
-def reading(table: Table) -> list[str]:
+def marking(table: Table) -> list[str]:
+    """What bold and underlined mean, in the forms that have them."""
+    has_marks = any(cell.mark for row in table.rows for cell in row.cells)
+    return ["Best in bold, second best underlined."] if has_marks else []
+
+
+def reading(table: Table, gap: str = GAP, ddof: str | None = None) -> list[str]:
     """How to read it; the same for tables of the same kind."""
-    lines = [f"Mean ± standard deviation over seeds (ddof {table.ddof}), n in parentheses; {GAP} is a gap, not a zero."]
+    divisor = ddof or f"ddof {table.ddof}"
+    lines = [f"Mean ± standard deviation over seeds ({divisor}), n in parentheses; {gap} is a gap, not a zero."]
     if table.baseline is not None and any(cell.paired for row in table.rows for cell in row.cells):
         lines.append(
             f"Δ: mean difference from row {table.baseline} over the seeds that both have, its 95% interval, and p of "

@@ -2,8 +2,7 @@
 
 from pathlib import Path
 
-from lapcli.errors import UsageError
-from lapcli.files import write_text
+from lapcli.files import write_for_user
 from lapcli.report.assemble import Report
 from lapcli.report.claims import judge_all
 from lapcli.report.compare import TABLES, paper_tables
@@ -13,12 +12,10 @@ from lapcli.report.page import page
 
 def write_page(report: Report, path: Path) -> list[Path]:
     """The page's path, then the folder of its figures if there are any."""
-    if not path.parent.is_dir():
-        raise UsageError(f"--out {path}: there is no folder {path.parent}; make it first")
     runs = report.collection.runs
     drawings = draw_all(report.grids)
     papers = [table for which in TABLES for table in paper_tables(which, runs)]
-    write_text(path, page(report, papers, judge_all(runs), drawings))
+    write_for_user(path, page(report, papers, judge_all(runs), drawings))
     if not drawings:
         return [path]
     folder = path.with_name(f"{path.stem}_figures")

@@ -107,8 +107,10 @@ class Runner:
 
     def run(self) -> Outcome:
         """Until every cell is settled; raises Interrupted if a signal came first, after the cells have saved."""
-        if not self.tracks:
-            raise UsageError(f"no cell is called {self.only}; --dry-run lists them")
+        if not self.tracks:  # cells of that name are known, else the command would have said so
+            raise UsageError(
+                f"the cells called {self.only} wait for their search; run it first, without --only, or use --no-search"
+            )
         with stop_on_signal(lambda name: self.tell(f"{name}: the running cells finish their step and save")) as stop:
             try:
                 self._work(stop)
@@ -119,8 +121,9 @@ class Runner:
                 self._ask_to_stop()
                 raise
         if stop:
-            saved = sum(track.state == "interrupted" for track in self.tracks)
-            raise Interrupted(f"stopped by {stop.name}; {saved} running cells saved. Run the same command to go on.")
+            stopped = sum(track.state == "interrupted" for track in self.tracks)
+            cells = f"{stopped} running cell{'s' if stopped != 1 else ''} stopped and saved what there was"
+            raise Interrupted(f"stopped by {stop.name}; {cells}. Run the same command to go on.")
         return Outcome(self.tracks, self.choices, [grid for grid, _ in self.searching])
 
     def _work(self, stop: StopRequest) -> None:

@@ -6,14 +6,19 @@
 
 import fcntl
 import json
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
+from lapcli.errors import UsageError
 from lapcli.files import write_json
+from lapcli.recipe import differing_keys, recipe_to_dict
+from lapcli.runs import has_nothing, read_run
 from lapcli.sweep.cells import Cell
 
 WORK, DONE = ".sweeps", "sweep.json"
+_SHOWN = 8  # of the cells in a message
 _TAIL = 8192  # bytes of a metrics file that surely hold its last lines
 
 
@@ -52,7 +57,8 @@ def progress(cell: Cell, runs_dir: Path) -> Progress:
 def last_validation(cell: Cell, runs_dir: Path) -> dict[str, float]:
     """The numbers of a finished run's last validation."""
     end = _read(runs_dir / cell.name / "summary.json").get("end")
-    return end if isinstance(end, dict) else {}
+    numbers = end if isinstance(end, dict) else {}
+    return {name: float(value) for name, value in numbers.items() if isinstance(value, int | float)}
 
 
 def commands_left(cell: Cell, runs_dir: Path) -> list[str]:
@@ -71,9 +77,39 @@ def log_of(cell: Cell, runs_dir: Path) -> Path:
     return runs_dir / WORK / f"{cell.name}.log"
 
 
+def make_work_folder(runs_dir: Path) -> Path:
+    folder = runs_dir / WORK
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UsageError(f"{folder} cannot be made: {error.strerror}; choose another --runs-dir") from None
+    return folder
+
+
+def refuse_others(cells: Iterable[Cell], runs_dir: Path) -> None:
+    """Runs of the cells' names that were trained by another recipe: `lap train` would refuse each of them."""
+    others = []
+    for cell in cells:
+        info = _read(runs_dir / cell.name / "run.json")
+        if not info or info.get("recipe_sha256") == cell.recipe_sha256:
+            continue
+        run = read_run(runs_dir / cell.name)
+        differing = differing_keys(recipe_to_dict(run.recipe), recipe_to_dict(cell.loaded))
+        if differing and not has_nothing(run):
+            key, old, new = differing[0]
+            more = f" and {len(differing) - 1} more keys" if len(differing) > 1 else ""
+            others.append(f"  {cell.name}: {key} {json.dumps(old)} in the run, {json.dumps(new)} now{more}")
+    if others:
+        shown = "\n".join([*others[:_SHOWN], *([f"  and {len(others) - _SHOWN} more"] if len(others) > _SHOWN else [])])
+        raise UsageError(
+            f"runs of {len(others)} of the cells' names in {runs_dir} were started with another recipe:\n{shown}\n"
+            "Use --name for new names, or another --runs-dir; nothing was started."
+        )
+
+
 def take(cell: Cell, runs_dir: Path) -> IO[str] | None:
     """The cell's lock; none if somebody has it. Children inherit it, so that it outlives a killed sweep with them."""
-    (runs_dir / WORK).mkdir(parents=True, exist_ok=True)
+    make_work_folder(runs_dir)
     handle = (runs_dir / WORK / f"{cell.name}.lock").open("w")
     try:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)

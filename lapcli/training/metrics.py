@@ -41,7 +41,7 @@ class MetricsLog:
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:
     """The whole lines; a torn last one is left out."""
-    if not path.exists():
+    if not path.is_file():
         return []
     lines = []
     for text in path.read_text(encoding="utf-8", errors="replace").splitlines():

@@ -46,6 +46,15 @@ def test_too_large_is_exit_code_3_with_the_way_out(capsys):
     assert "--set train.micro_batch=" in out
 
 
+def test_what_does_not_fit_is_not_tried(capsys):
+    code, out, err = run_main(
+        capsys, "plan", QUICKSTART, "--set", "train.batch=1000000", "--set", "train.micro_batch=1000000", "--probe", "1"
+    )
+    assert code == 3
+    assert "does not fit" in out
+    assert "no step was tried" in err
+
+
 def test_a_probe_measures(capsys):
     recipe = ("recipes/vit_digits.yaml", "--set", "train.steps=3600", "--set", "train.device=cpu")
     code, out, _ = run_main(capsys, "plan", *recipe, "--probe", "2", "--json")

@@ -266,3 +266,21 @@ def test_one_data_set_of_three_is_partly(tmp_path):
     assert verdicts["cifar100-gain"].status == "reproduced"
     assert verdicts["every-drop-path"].status == "partly"
     assert any("ImageNet: no runs" in line for line in verdicts["every-drop-path"].evidence)
+
+
+def test_a_plan_that_differs_by_layer_is_not_the_papers_k_of_its_mean(tmp_path):
+    """Six heads in every layer, and none or twelve in turn: the same mean, another model."""
+    turns = [0, 12] * 6
+    for heads, value in ((0, 0.70), (6, 0.75), (turns, 0.30)):
+        name = "turns" if heads == turns else str(heads)
+        write_run(tmp_path, name, "vitb_cifar100", heads=heads, scores={"top1": value})
+    runs = collect([], tmp_path).runs
+    (table,) = paper_tables("table1", runs)
+    cells = {row.label: row.cells[1] for row in table.rows}
+    assert cells["6 Laplacians"].summary.mean == pytest.approx(0.75)
+    assert cells["6 Laplacians"].paper is not None
+    assert cells[str(turns)].summary.mean == pytest.approx(0.30)
+    assert cells[str(turns)].paper is None
+    verdicts = {verdict.claim.key: verdict for verdict in judge_all(runs)}
+    assert verdicts["cifar100-gain"].status == "reproduced"
+    assert "6L +5.00 points" in " ".join(verdicts["cifar100-gain"].evidence)

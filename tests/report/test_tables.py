@@ -9,7 +9,7 @@ import subprocess
 import sys
 
 import pytest
-from report_support import write_analysis, write_evaluation, write_run
+from report_support import weights_of, write_analysis, write_evaluation, write_run
 from support import ROOT, run_main
 
 TOP1 = {0: (0.80, 0.82, 0.84), 2: (0.85, 0.86, 0.87), 4: (0.90, 0.90, 0.93)}
@@ -124,6 +124,50 @@ def test_other_data_is_not_averaged_either(capsys, runs):
     info = json.loads((path / "run.json").read_text())
     (path / "run.json").write_text(json.dumps({**info, "data_sha256": "0" * 64}))
     assert len(told(capsys, runs)) == 2
+
+
+def test_a_run_that_was_stopped_before_it_read_its_data_is_a_gap_of_its_grid(capsys, runs):
+    path = write_run(runs, "stopped", heads=2, seed=3, status="interrupted")
+    info = json.loads((path / "run.json").read_text())
+    (path / "run.json").write_text(json.dumps({key: info[key] for key in info if not key.startswith("data")}))
+    (table,) = told(capsys, runs, "--columns", "top1")
+    assert table["seeds"] == ["0", "1", "2", "3"]
+    assert {row["row"]: row["cells"]["top1"]["missing_seeds"] for row in table["rows"]}["2"] == ["3"]
+
+
+def test_scores_of_other_weights_are_left_out(capsys, runs):
+    (path,) = (runs / "digits_4L_1" / "eval").iterdir()
+    path.write_text(json.dumps({**json.loads(path.read_text()), "weights_sha256": "00"}))
+    code, out, err = report(capsys, runs, "--format", "json")
+    assert code == 0
+    (table,) = json.loads(out)
+    assert [row["cells"]["top1"]["n"] for row in table["rows"]] == [3, 3, 2]
+    assert f"digits_4L_1: {path.name} was measured on other weights" in err
+
+
+@pytest.mark.parametrize(
+    ("file", "content"),
+    [
+        ("summary.json", '{"end": [1]}'),
+        ("summary.json", '{"end": {"validation_loss": null}}'),
+        ("run.json", '{"objective": "classification", "status": "finished", "versions": "x", "step": 100}'),
+        ("run.json", "[]"),
+        ("eval/step-000100_all.json", '{"top1": {"value": 0.5, "details": [1]}}'),
+        ("eval/step-000100_all.json", '{"top1": {"value": 0.5, "details": {"protocol": {"changed": [1]}}}}'),
+        ("metrics.jsonl", None),  # a folder of that name
+    ],
+)
+@pytest.mark.parametrize("form", ["table", "html"])
+def test_a_damaged_file_costs_its_numbers_alone(capsys, runs, file, content, form):
+    path = runs / "digits_4L_1" / file
+    if content is None:
+        path.unlink()
+        path.mkdir()
+    else:
+        tasks = {"step": 100, "weights_sha256": weights_of("digits_4L_1"), "tasks": json.loads(content)}
+        path.write_text(json.dumps(tasks) if file.startswith("eval") else content)
+    code, _, err = report(capsys, runs, "--format", form)
+    assert code == 0, err
 
 
 def test_a_seed_that_is_there_twice_counts_once(capsys, runs):
@@ -243,6 +287,14 @@ def test_text_from_recipes_is_no_markup(capsys, tmp_path):
 COMPILERS = ("pdflatex", "lualatex", "xelatex", "tectonic")
 
 
+def test_a_row_of_latex_does_not_begin_with_a_bracket(capsys, tmp_path):
+    """Which would be an option of the line before."""
+    write_run(tmp_path, "a", heads=[0, 0, 4, 4], scores={"top1": 0.5})
+    _, out, _ = report(capsys, tmp_path, "--format", "latex")
+    assert "{[}0, 0, 4, 4{]} &" in out
+    assert not re.search(r"^\s*\[", out, re.MULTILINE)
+
+
 def test_latex_is_in_the_papers_style(capsys, runs):
     _, out, _ = report(capsys, runs, "--format", "latex")
     assert r"$\mathbf{91.00 \pm 1.73}$ (3)" in out
@@ -272,6 +324,14 @@ def test_a_report_needs_no_torch(runs):
     done = subprocess.run([sys.executable, "-c", code, *arguments], capture_output=True, text=True, cwd=ROOT)
     assert done.returncode == 0, done.stderr
     assert (runs / "report.html").is_file()
+
+
+@pytest.mark.parametrize("form", ["csv", "html"])
+def test_out_that_cannot_be_written_is_one_sentence(capsys, runs, form):
+    for out in (runs, runs / "no" / "where.txt", runs / "digits_0L_0" / "run.json" / "x.txt"):
+        code, _, err = report(capsys, runs, "--format", form, "--out", str(out))
+        assert code == 2
+        assert err.startswith(f"lap: --out {out}")
 
 
 def test_out_writes_a_file(capsys, runs, tmp_path):

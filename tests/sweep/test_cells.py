@@ -203,6 +203,9 @@ def test_a_search_decides_what_the_grid_is_trained_with(folder, capsys):
         ("tiny-4L-seed0", True),
         ("tiny-4L-seed1", True),
     ]
+    code, _, err = run_main(capsys, "sweep", "s.yaml", "--only", "*-4L-*")
+    assert code == 2
+    assert "wait for their search" in err
     train_cells([cell for cell, waits in before if not waits], runs)
     ends = {
         rate: json.loads((runs / f"tiny-search-lr{rate}/summary.json").read_text())["end"]["validation_loss"]

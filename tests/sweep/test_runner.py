@@ -2,12 +2,14 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
-from support import ROOT, lap, start_lap, train_here
+from support import ROOT, lap, run_main, start_lap, train_here
 from sweep_support import train_cells, write_recipe
 
 from lapcli.sweep.cells import sweep_from_options
@@ -40,7 +42,7 @@ def test_killed_twice_stopped_once_and_finished(tmp_path, shared_cache):
         sweep.send(kind)
         stopped = sweep.result()
         assert stopped.returncode == (75 if kind == signal.SIGTERM else -kind), stopped.stderr
-    assert "1 running cells saved" in stopped.stderr
+    assert "1 running cell stopped and saved" in stopped.stderr
     info = json.loads((second / "run.json").read_text())
     assert info["status"] == "interrupted"
     assert info["step"] == steps_of(second)[-1]
@@ -104,6 +106,28 @@ def test_a_run_of_that_name_with_another_recipe_is_not_taken_for_the_cell(tmp_pa
     assert [track.state for track in runner.tracks] == ["waiting"]
 
 
+def test_names_that_are_taken_by_another_recipe_are_refused_before_anything_starts(tmp_path, capsys):
+    recipe, runs = write_recipe(tmp_path), tmp_path / "runs"
+    train_cells(sweep_from_options(recipe, {"seed": [1, 2]}, [], []).grids[0].cells(), runs)
+    arguments = [str(recipe), "--over", "seed=1,2,3", "--runs-dir", str(runs), "--set", "optimizer.lr=0.5"]
+    for mode in ([], ["--dry-run"], ["--slurm"]):
+        code, out, err = run_main(capsys, "sweep", *arguments, *mode)
+        assert (code, out) == (2, "")
+        assert "runs of 2 of the cells' names" in err
+        assert "tiny-seed1: optimizer.lr" in err
+        assert "--name" in err
+    assert not (runs / "tiny-seed3").exists()
+
+
+def test_a_folder_for_runs_that_cannot_be_is_one_sentence(tmp_path, capsys):
+    (tmp_path / "file").write_text("")
+    code, _, err = run_main(
+        capsys, "sweep", str(write_recipe(tmp_path)), "--over", "seed=1", "--runs-dir", str(tmp_path / "file")
+    )
+    assert code == 2
+    assert "choose another --runs-dir" in err
+
+
 @pytest.mark.skipif(sys.platform == "win32", reason="SLURM runs bash")
 def test_the_slurm_script_finishes_the_cell_of_its_task(tmp_path, shared_cache):
     """Its body under bash, as SLURM would start task 1; and what follows the training is done."""
@@ -113,6 +137,8 @@ def test_the_slurm_script_finishes_the_cell_of_its_task(tmp_path, shared_cache):
     script = lap("sweep", *arguments, "--then", "eval --tasks top1", "--runs-dir", str(runs), "--jobs", "2", "--slurm")
     assert script.returncode == 0, script.stderr
     assert "#SBATCH --array=0-1%2\n" in script.stdout
+    (log,) = re.findall(r"^#SBATCH --output=(.*)$", script.stdout, re.MULTILINE)
+    assert Path(log).parent.is_dir()  # SLURM does not make it
     environment = {**os.environ, "LAP_CACHE": str(shared_cache), "SLURM_ARRAY_TASK_ID": "1", "PYTHONPATH": str(ROOT)}
     done = subprocess.run(["bash"], input=script.stdout, env=environment, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
