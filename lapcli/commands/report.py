@@ -63,20 +63,15 @@ def report(
 ) -> None:
     """Tables over seeds, beside the paper's, and a page with figures and claims."""
     from lapcli.environment import runs_dir as default_runs_dir
-    from lapcli.errors import UsageError
     from lapcli.files import write_for_user
     from lapcli.report.assemble import report_on
     from lapcli.report.forms import FORMATS
 
     folder = runs_dir or default_runs_dir()
-    if paper is not None and (columns or baseline or rows != HEADS):
-        raise UsageError("--paper has the paper's rows and columns; leave out --rows, --columns and --baseline")
-    if paper is not None and format_ == "html":
-        raise UsageError("the html page has all three of the paper's tables; leave out --paper")
     made = report_on(
         runs or [],
         folder,
-        rows=_names("--rows", rows),
+        rows=checked_rows(paper, format_, rows, columns, baseline),
         columns=None if columns is None else _names("--columns", columns),
         baseline=baseline,
         which=checkpoint,
@@ -100,6 +95,17 @@ def report(
         print(line, file=sys.stderr)
     if strict and made.gaps():
         raise typer.Exit(1)
+
+
+def checked_rows(paper: str | None, format_: str, rows: str, columns: str | None, baseline: str | None) -> list[str]:
+    """The keys of the rows; raises UsageError for options that do not go together."""
+    from lapcli.errors import UsageError
+
+    if paper is not None and (columns or baseline or rows != HEADS):
+        raise UsageError("--paper has the paper's rows and columns; leave out --rows, --columns and --baseline")
+    if paper is not None and format_ == "html":
+        raise UsageError("the html page has all three of the paper's tables; leave out --paper")
+    return _names("--rows", rows)
 
 
 def _names(option: str, text: str) -> list[str]:

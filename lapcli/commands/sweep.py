@@ -56,6 +56,8 @@ def sweep(
 ) -> None:
     """Train every cell of a grid. The same command skips finished cells and goes on with the others."""
     from lapcli.environment import runs_dir as default_runs_dir
+    from lapcli.launch import Processes
+    from lapcli.runs import check_name
     from lapcli.sweep.search import known_cells
     from lapcli.sweep.state import refuse_others
 
@@ -63,6 +65,10 @@ def sweep(
         raise UsageError("--gpu and --gpus are of --dry-run; a sweep takes what is here")
     if slurm and (dry_run or as_json):
         raise UsageError("--slurm prints a script; leave out --dry-run and --json")
+    if name is not None:
+        check_name(name)
+    if nproc != "auto":
+        Processes(nproc).here()
     where = runs_dir or default_runs_dir()
     grid = _read(recipe, over, then, options.overrides(set_, data), name, no_search)
     grid.check()

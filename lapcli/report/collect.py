@@ -81,7 +81,7 @@ def collect(names: Sequence[str], runs_dir: Path, which: Which = "last") -> Coll
         except UsageError as error:
             if names and str(path) in names:
                 raise
-            notes.append(f"{path.name} is left out: {str(error).splitlines()[0]}")
+            notes.append(f"{path.name} is left out: {' '.join(map(str.strip, str(error).splitlines()[:2]))}")
             continue
         results.append(_read(run, which, notes))
     if not results:

@@ -74,12 +74,7 @@ class Grid:
 
 def group(runs: Sequence[RunResult], rows: Sequence[str], notes: list[str]) -> list[Grid]:
     """Grids in the order of their objective and first run; a seed that is there twice counts once, its newest run."""
-    known = {key for run in runs for key, _ in flatten(run.recipe)}
-    for key in rows:
-        if runs and key not in known:
-            close = get_close_matches(key, sorted(known), 1)
-            hint = f"; did you mean {close[0]}?" if close else ""
-            raise UsageError(f"--rows: no recipe of these runs has a key {key[:60]!r}{hint}")
+    check_rows(rows, [run.recipe for run in runs])
     grids: dict[str, Grid] = {}
     # A run that was stopped before it had read its data is a gap in the grid of its recipe, not a grid of its own.
     for run in sorted(runs, key=lambda run: DATA not in identity_of(run)):
@@ -89,7 +84,8 @@ def group(runs: Sequence[RunResult], rows: Sequence[str], notes: list[str]) -> l
         other = row.get(run.seed)
         if other is not None:
             kept, left = _newer(run, other)
-            notes.append(f"{left.name} has the recipe and the seed of {kept.name}, which is used; it is left out")
+            one, other_one = (left.path, kept.path) if left.name == kept.name else (left.name, kept.name)
+            notes.append(f"{one} has the recipe and the seed of {other_one}, which is used; it is left out")
             run = kept
         row[run.seed] = run
     found = list(grids.values())
@@ -100,6 +96,17 @@ def group(runs: Sequence[RunResult], rows: Sequence[str], notes: list[str]) -> l
         }
     _name(found)
     return found
+
+
+def check_rows(rows: Sequence[str], recipes: Sequence[Mapping[str, Any]]) -> None:
+    known = {key for recipe in recipes for key, _ in flatten(recipe)}
+    for key in rows:
+        if key == "seed":
+            raise UsageError("--rows: tables are over seeds, which cannot be their rows; name another key")
+        if recipes and key not in known:
+            close = get_close_matches(key, sorted(known), 1)
+            hint = f"; did you mean {close[0]}?" if close else ""
+            raise UsageError(f"--rows: no recipe of these runs has a key {key[:60]!r}{hint}")
 
 
 def identity_of(run: RunResult, rows: Sequence[str] = (HEADS,)) -> dict[str, str]:

@@ -92,14 +92,35 @@ class Sweep:
                     problems += [problem for problem in error.problems if problem not in problems]
                     continue
                 problems += check_then(grid.then, cells, grid.place)
+                problems += _check_search(grid, cells)
                 for cell in cells:
                     other = seen.setdefault(cell.name, cell)
                     if other is not cell and other.recipe_sha256 != cell.recipe_sha256:
-                        message = f"two cells would both be the run {cell.name}; give one of them a `name`"
+                        message = f"two cells would both be the run {cell.name}; keep one, or give it another `name`"
                         problems.append(Problem(grid.place("name"), "name", message))
-        problems += check_report(self.reports, self.report_place)
+        has_stages = any(text.startswith("sft") for grid in self.grids for text in grid.then)
+        problems += check_report(self.reports, [] if has_stages else list(seen.values()), self.report_place)
         if problems:
             raise RecipeError(source, in_reading_order(problems, source))
+
+
+#: What the last validation of a run tells, by its objective.
+VALIDATED = {
+    "language_model": ("validation_loss", "validation_bits_per_byte"),
+    "classification": ("validation_loss", "validation_top1", "validation_top5"),
+    "self_supervised": ("validation_knn",),
+}
+
+
+def _check_search(grid: Grid, cells: Sequence[Cell]) -> list[Problem]:
+    """Whether the number that decides is one that the runs will have."""
+    if grid.search is None or not cells or not cells[0].is_search:
+        return []
+    known = VALIDATED.get(cells[0].loaded.objective, ())
+    if not known or grid.search.by in known or grid.search.by.startswith("smoothing"):
+        return []
+    message = f"no validation tells {quoted(grid.search.by)}; there are {', '.join(known)}"
+    return [Problem(grid.place("search", "by"), "search.by", message)]
 
 
 def sweep_from_options(

@@ -43,12 +43,12 @@ def check_then(texts: Sequence[str], cells: "Sequence[Cell]", place: Callable[..
     return problems
 
 
-def check_report(texts: Sequence[str], place: str) -> list[Problem]:
-    found = [(text, _refused(f"report {text}", ("report",), None)) for text in texts]
+def check_report(texts: Sequence[str], cells: "Sequence[Cell]", place: str) -> list[Problem]:
+    found = [(text, _refused(f"report {text}", ("report",), None, cells)) for text in texts]
     return [Problem(place, "report", f"{reason}, in {text[:100]!r}") for text, reason in found if reason]
 
 
-def _refused(text: str, allowed: Sequence[str], objective: str | None) -> str | None:
+def _refused(text: str, allowed: Sequence[str], objective: str | None, reported: "Sequence[Cell]" = ()) -> str | None:
     """Why `lap TEXT` would be refused, found by its own parser; none if it would not."""
     from typer.exceptions import TyperException
     from typer.main import get_command
@@ -82,6 +82,13 @@ def _refused(text: str, allowed: Sequence[str], objective: str | None) -> str | 
             from lapcli.commands.options import chat_recipe
 
             chat_recipe(given["recipe"], list(given["set_"] or []), given["data"], given["seed"])
+        if name == "report":
+            from lapcli.commands.report import checked_rows
+            from lapcli.recipe import recipe_to_dict
+            from lapcli.report.grouping import check_rows
+
+            options = (given[option] for option in ("paper", "format_", "rows", "columns", "baseline"))
+            check_rows(checked_rows(*options), [recipe_to_dict(cell.loaded) for cell in reported])
     except LapError as error:
         return str(error)
     return None

@@ -7,7 +7,7 @@ from sweep_support import train_cells, write_recipe
 from lapcli.errors import UsageError
 from lapcli.recipe import RecipeError
 from lapcli.recipe.sweep import load_sweep
-from lapcli.sweep.cells import sweep_from_file, sweep_from_options
+from lapcli.sweep.cells import VALIDATED, sweep_from_file, sweep_from_options
 from lapcli.sweep.search import known_cells
 
 HEADS = "model.laplacian_heads"
@@ -85,6 +85,13 @@ reports: --format html
         ("then: analyze everything", "s.yaml:3  then: expected one of"),
         ("then: 'eval --tasks \"bpb'", "s.yaml:3  then: quotes do not match"),
         ("then: sft nowhere.yaml", "s.yaml:3  then: 1 error in nowhere.yaml"),
+        ("over: {seed: [1]}\nreport: --rows nosuchkey", "s.yaml:4  report: --rows: no recipe of these runs has a key"),
+        ("over: {seed: [1]}\nreport: --rows seed", "s.yaml:4  report: --rows: tables are over seeds"),
+        ("over: {seed: [1]}\nreport: --paper table1 --format html", "s.yaml:4  report: the html page has all three"),
+        (
+            "search: {over: {optimizer.lr: [0.1]}, by: validation_los, best: lowest}",
+            's.yaml:3  search.by: no validation tells "validation_los"; there are validation_loss',
+        ),
     ],
 )
 def test_a_wrong_group(folder, group, said):
@@ -211,6 +218,8 @@ def test_a_search_decides_what_the_grid_is_trained_with(folder, capsys):
         rate: json.loads((runs / f"tiny-search-lr{rate}/summary.json").read_text())["end"]["validation_loss"]
         for rate in ("1e-07", "0.05", "1e-06")
     }
+    told = json.loads((runs / "tiny-search-lr0.05/summary.json").read_text())["end"]
+    assert set(told) == set(VALIDATED["language_model"])
     assert min(ends, key=ends.get) == "0.05"  # two of them cannot learn in four steps
     after = [cell for cell, waits in known_cells(sweep, runs) if not cell.is_search and not waits]
     assert [cell.name for cell in after] == ["tiny-lr0.05-4L-seed0", "tiny-lr0.05-4L-seed1"]
