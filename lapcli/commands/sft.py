@@ -65,12 +65,11 @@ def sft(
         named = [] if run is not None else ["--run", str(start.path.resolve())]
         raise typer.Exit(launch(processes, [*sys.argv[1:], *named], device))
 
-    from rich.console import Console
-
+    from lapcli.console import LogConsole
     from lapcli.training.distributed import is_main_process
 
     run_name = (name or start.name.removesuffix("-midtrain")) + ("" if seed is None or name else f"-seed{seed}")
-    console = Console(stderr=True, soft_wrap=True)
+    console = LogConsole()
     runs = train_stages(loaded, start, runs_dir=folder, name=run_name, only=stage, fresh=fresh, console=console)
     if is_main_process():
         _print_result(runs, as_json)

@@ -131,15 +131,14 @@ def _print_script(grid: "Sweep", where: Path, only: str | None, jobs: int | None
 def _run(grid: "Sweep", where: Path, jobs: int, only: str | None, nproc: str, as_json: bool) -> None:
     import json
 
-    from rich.console import Console
-
+    from lapcli.console import LogConsole
     from lapcli.sweep.ending import failure, make_reports
     from lapcli.sweep.runner import Runner
     from lapcli.sweep.slots import share_machine
     from lapcli.sweep.table import LiveTable, as_data, final_table
 
     slots, words = share_machine(jobs)
-    console = Console(stderr=True, soft_wrap=True)
+    console = LogConsole()
     with LiveTable(console, where) as table:
         table.tell(words)
         runner = Runner(grid, where, slots, only=only, nproc=nproc, show=table.show, tell=table.tell)

@@ -59,11 +59,10 @@ def train(
     if needs_launch(processes, device):
         raise typer.Exit(launch(processes, sys.argv[1:], device))
 
-    from rich.console import Console
-
+    from lapcli.console import LogConsole
     from lapcli.training.start import train_recipe
 
-    console = Console(stderr=True, soft_wrap=True)
+    console = LogConsole()
     run = train_recipe(loaded, runs_dir=runs_dir or default_runs_dir(), name=run_name, fresh=fresh, console=console)
     from lapcli.training.distributed import is_main_process
 

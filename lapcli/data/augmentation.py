@@ -14,12 +14,30 @@ from torch import Tensor
 from torchvision.transforms import Compose, InterpolationMode, RandomCrop, Resize
 
 from lapcli.data.keyed import seed_everything
+from lapcli.errors import UsageError
 from lapcli.recipe.vision import ImageFiles, ImageSource
 
 
 def training_transform(source: ImageSource, size: int) -> Compose:
     wanted = source.augmentation
-    transform = create_transform(
+    try:
+        transform = _create(source, size)
+    except (AssertionError, KeyError, ValueError) as error:
+        raise UsageError(f"data.augmentation.policy {wanted.policy!r} is none that timm knows: {error}") from None
+    if wanted.crop == "padded":  # as in the DeiT repository for images of 32 pixels
+        transform.transforms[0] = _Sized(
+            size, source, RandomCrop(size, padding=4 if wanted.padding is None else wanted.padding)
+        )
+    elif wanted.crop == "none":
+        transform.transforms[0] = _Sized(size, source, None)
+    _keep_posterising(transform)
+    transform.transforms[-1] = as_pixels
+    return transform
+
+
+def _create(source: ImageSource, size: int) -> Compose:
+    wanted = source.augmentation
+    return create_transform(
         size,
         is_training=True,
         scale=(wanted.scale[0], wanted.scale[1]) if wanted.scale else None,
@@ -31,15 +49,6 @@ def training_transform(source: ImageSource, size: int) -> Compose:
         std=tuple(source.std),
         normalize=False,
     )
-    if wanted.crop == "padded":  # as in the DeiT repository for images of 32 pixels
-        transform.transforms[0] = _Sized(
-            size, source, RandomCrop(size, padding=4 if wanted.padding is None else wanted.padding)
-        )
-    elif wanted.crop == "none":
-        transform.transforms[0] = _Sized(size, source, None)
-    _keep_posterising(transform)
-    transform.transforms[-1] = as_pixels
-    return transform
 
 
 def _keep_posterising(transform: Compose) -> None:

@@ -2,6 +2,7 @@
 
 import hashlib
 import io
+import warnings
 from collections.abc import Callable, Sequence
 
 import numpy as np
@@ -9,6 +10,9 @@ import torch
 from PIL import Image, ImageOps, UnidentifiedImageError
 
 from lapcli.errors import DataError
+
+# A photograph of a hundred megapixels is large, not an attack; Pillow refuses at twice that.
+warnings.simplefilter("ignore", Image.DecompressionBombWarning)
 
 Progress = Callable[[str, int, int], None]
 
@@ -117,10 +121,20 @@ def decode(encoded: bytes, name: str) -> Image.Image:
             if image.format != "JPEG" or not _PLACES_OF_ORIENTATION.isdisjoint(image.info):
                 image = ImageOps.exif_transpose(image)
             image.load()
-            return image if image.mode == "RGB" else image.convert("RGB")
+            return image if image.mode == "RGB" else _eight_bits(image).convert("RGB")
     except (OSError, ValueError, SyntaxError, UnidentifiedImageError, Image.DecompressionBombError) as error:
         reason = str(error).split(" <")[0] or type(error).__name__
         raise DataError(f"{name} cannot be decoded as an image ({reason}); mend or remove it") from None
+
+
+def _eight_bits(image: Image.Image) -> Image.Image:
+    """Of greys with more bits, which Pillow would clip at 255; ValueError where their range is anybody's guess."""
+    if image.mode != "F" and not image.mode.startswith("I"):
+        return image
+    grey = np.asarray(image)
+    if image.mode == "F" or grey.min() < 0 or grey.max() >= 2**16:
+        raise ValueError(f"greys of mode {image.mode}, whose range is not known, instead of 8 or 16 bits")
+    return Image.fromarray(np.rint(grey / 257).astype(np.uint8))
 
 
 def hold(images: ImageSet, gigabytes: float, progress: Progress | None = None) -> ImageSet:
@@ -135,6 +149,8 @@ def hold(images: ImageSet, gigabytes: float, progress: Progress | None = None) -
 def check_labels(labels: Sequence[int | None] | np.ndarray, classes: int, name: Callable[[int], str]) -> np.ndarray:
     """Whole numbers from 0 to classes - 1, else DataError with the row."""
     for index, label in enumerate(labels):
-        if label is None or isinstance(label, float | bool) or not 0 <= label < classes:
+        if isinstance(label, bool) or not isinstance(label, int | np.integer):
+            raise DataError(f"{name(index)} has the label {repr(label)[:60]}; expected the number of a class, from 0")
+        if not 0 <= label < classes:
             raise DataError(f"{name(index)} has the label {label}; expected a class from 0 to {classes - 1}")
     return np.array(labels, dtype=np.int64)

@@ -34,29 +34,48 @@ class ImageData:
 def open_images(source: ImageFiles, classes: int | None, progress: Progress | None = None) -> ImageData:
     """Both parts, checked, small ones decoded and held in memory; `classes` none: as many as there are."""
     train, validation = _parts(source)
-    for images, part in ((train, "training"), (validation, "validation")):
-        if classes is not None and len(images.classes) != classes:
-            raise DataError(
-                f"the {part} images of {source.train} have {len(images.classes)} classes, "
-                f"model.classes is {classes}; make them equal"
-            )
     if train.classes != validation.classes:
         differing = sorted(set(train.classes) ^ set(validation.classes))[:5]
         raise DataError(
             f"training and validation images have different classes: {', '.join(differing)} are in one only"
         )
+    _check_count(train, classes, f"the images of {source.train}")
     train = hold(train, source.decoded_gigabytes, progress)
     validation = hold(validation, source.decoded_gigabytes, progress)
     return ImageData(
-        train,
-        validation,
-        f"{source.train}: {len(train):,} training and {len(validation):,} validation images "
-        f"of {len(train.classes)} classes",
-        digest(train.identity(), validation.identity()),
+        train, validation, _described(source, train, validation), digest(train.identity(), validation.identity())
     )
 
 
-def _parts(source: ImageFiles) -> tuple[ImageSet, ImageSet]:
+def open_held_out(source: ImageFiles, classes: list[str]) -> tuple[ImageSet, str]:
+    """What a model of those classes is evaluated on, in words too. No training image is read.
+
+    A folder without parts is taken as a whole.
+    """
+    train, validation = _parts(source, whole=True)
+    _check_count(validation, len(classes), f"the images of {source.train}")
+    are_named = validation.classes != [str(number) for number in range(len(validation.classes))]
+    if are_named and validation.classes != classes:
+        ours, theirs = next(pair for pair in zip(validation.classes, classes, strict=True) if pair[0] != pair[1])
+        raise DataError(
+            f"{source.train} has other classes than the model was trained on, or in another order: {ours!r} instead of "
+            f"{theirs!r}; name the folders as those of the training images"
+        )
+    return hold(validation, source.decoded_gigabytes), _described(source, train, validation)
+
+
+def _check_count(images: ImageSet, classes: int | None, what: str) -> None:
+    if classes is not None and len(images.classes) != classes:
+        raise DataError(f"{what} have {len(images.classes)} classes, model.classes is {classes}; make them equal")
+
+
+def _described(source: ImageFiles, train: ImageSet, validation: ImageSet) -> str:
+    training = f"{len(train):,} training and " if train is not validation else ""
+    kind = "validation images" if training else "images"
+    return f"{source.train}: {training}{len(validation):,} {kind} of {len(validation.classes)} classes"
+
+
+def _parts(source: ImageFiles, whole: bool = False) -> tuple[ImageSet, ImageSet]:
     train, own = _open(source, source.train)
     if isinstance(source.validation, str):
         # A folder of images for each class, or one of tables with a split of its own.
@@ -64,6 +83,8 @@ def _parts(source: ImageFiles) -> tuple[ImageSet, ImageSet]:
         return train, held_out or other
     if isinstance(source.validation, float):
         return held_out_fraction(train, source.validation, source.split_seed)
+    if own is None and whole:
+        return train, train
     if own is None:
         raise DataError(
             f"{source.train} has no part to validate on ({', '.join(HELD_OUT)}); give data.validation, a folder or a "

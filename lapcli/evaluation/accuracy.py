@@ -41,15 +41,10 @@ def measure_accuracy(
     batch: int,
     *,
     workers: int = 0,
-    limit: int | None = None,
     is_interrupted: Callable[[], bool] | None = None,
 ) -> Accuracy:
-    """Counts are whole numbers summed over the processes, each image once; the model's mode is put back.
-
-    A `limit` takes the first so many images.
-    """
-    size = recipe.model.image
-    count = len(images) if limit is None else min(len(images), limit)
+    """Counts are whole numbers summed over the processes, each image once; the model's mode is put back."""
+    size, count = recipe.model.image, len(images)
     rounds = math.ceil(count / (batch * world.size))
 
     def examples(turn: int, _: int) -> list[Example]:

@@ -2,15 +2,18 @@
 
 import contextlib
 
+import numpy as np
 import torch
 from torch import nn
 
 from lapcli.data.ade20k import is_ade20k
 from lapcli.data.cache import digest
-from lapcli.data.images import open_images
+from lapcli.data.image_set import Part
+from lapcli.data.images import open_held_out
 from lapcli.errors import UsageError
 from lapcli.evaluation.accuracy import measure_accuracy
 from lapcli.evaluation.backbones import TimmBackbone
+from lapcli.evaluation.features import spread
 from lapcli.evaluation.probes import Settings, measure_probes, read_settings
 from lapcli.evaluation.tasks import PROBES, Measured, Request, Score, wilson_interval
 from lapcli.models.vit import build_vit
@@ -51,23 +54,25 @@ def _accuracy(request: Request, recipe: ClassificationRecipe, model: nn.Module, 
     if request.data is not None and not ("ade20k" in request.tasks and is_ade20k(request.data)):
         source = recipe.data.model_copy(update={"train": str(request.data), "validation": None, "revision": None})
         recipe = recipe.model_copy(update={"data": source})
-    data = open_images(recipe.data, recipe.model.classes)
+    numbers = [str(number) for number in range(recipe.model.classes)]
+    images, description = open_held_out(recipe.data, request.run.info.get("classes") or numbers)
+    positions = spread(len(images), request.limit)
+    measured = images if positions is None else Part(images, np.array(positions))
     bf16 = uses_bf16(recipe, world.device)
     with torch.autocast(world.device.type, torch.bfloat16) if bf16 else contextlib.nullcontext():
         found = measure_accuracy(
             model,
-            data.validation,
+            measured,
             recipe,
             world,
             request.batch or recipe.validation.batch or recipe.train.micro_batch,
             workers=worker_count(recipe, world.device),
-            limit=request.limit,
         )
     scores = [
         Score(task, found.top(TOP[task]), found.images, wilson_interval(found.correct[TOP[task]], found.images))
         for task in tasks
     ]
-    return Measured(scores, data.description, data.validation.identity())
+    return Measured(scores, description, images.identity())
 
 
 def _probes(

@@ -23,10 +23,17 @@ def load_recipe(path: str | Path, overrides: Sequence[str] = (), seed: int | Non
         root, problems = read_with_parents(Path(path))
     except Unreadable as error:
         raise RecipeError(source, [error.problem]) from None
-    root, refused = apply_overrides(root, overrides)
+    root, refused = apply_overrides(root, _with_lengths(overrides))
     if seed is not None and isinstance(root.value, dict):
         root = Node({**root.value, "seed": Node(seed, "--seed")}, root.where)
     return _build(source, root, problems + refused)
+
+
+def _with_lengths(overrides: Sequence[str]) -> list[str]:
+    """Steps count before epochs, so that epochs asked for on the command line put a recipe's steps aside."""
+    keys = {text.split("=", 1)[0].strip() for text in overrides}
+    lengths = [key.removesuffix("epochs") for key in keys if key == "train.epochs" or key.endswith(".train.epochs")]
+    return [*(f"{section}steps=null" for section in lengths if f"{section}steps" not in keys), *overrides]
 
 
 def recipe_from_dict(values: Mapping[str, Any], source: str = "the recipe") -> AnyRecipe:

@@ -33,8 +33,6 @@ def build_chat(recipe: ChatStageRecipe, world: World, run: Run) -> tuple[Chat, d
         )
     with shown_progress() if world.is_main else nullcontext() as progress:
         data = prepare_chat(recipe, tokenizer, progress)
-    if run.info.get("step", 0) > 0 and run.info.get("data_sha256", data.train.identity) != data.train.identity:
-        raise DataError(f"the conversations of {run.path} have changed since it began; put them back, or use --fresh")
     if world.is_main and not own.is_file():
         tokenizer.save(own)
     world.barrier()

@@ -1,9 +1,13 @@
 """SIGTERM, SIGINT and SIGUSR1 ask a run to stop: it finishes its step, saves, and exits with 75."""
 
+import contextlib
+import os
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from types import FrameType
+
+from lapcli.errors import Interrupted
 
 ASKING = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
 
@@ -27,17 +31,39 @@ class StopRequest:
 
 
 @contextmanager
+def stop_before_the_first_step() -> Iterator[None]:
+    """Inside, SIGTERM and SIGUSR1 end the command in order, as Ctrl-C does: there is nothing to save yet."""
+
+    def stop(number: int, frame: FrameType | None) -> None:
+        name = signal.Signals(number).name
+        raise Interrupted(f"stopped by {name} before the first step; run the same command to begin again")
+
+    with _handled((signal.SIGTERM, signal.SIGUSR1), stop):
+        yield
+
+
+@contextmanager
 def stop_on_signal(announce: Callable[[str], None]) -> Iterator[StopRequest]:
     """Handles the signals inside the block; outside the main thread Python cannot, and nothing is caught."""
     request = StopRequest(announce)
-    before = {}
-    try:
-        for number in ASKING:
-            before[number] = signal.signal(number, request._on_signal)
-    except ValueError:
-        pass
-    try:
+    with _handled(ASKING, request._on_signal):
         yield request
+
+
+@contextmanager
+def _handled(numbers: Sequence[signal.Signals], handler: Callable[[int, FrameType | None], None]) -> Iterator[None]:
+    owner = os.getpid()
+
+    def handle(number: int, frame: FrameType | None) -> None:
+        if os.getpid() == owner:  # those who read its data inherit the handler; the run itself tells them when to end
+            handler(number, frame)
+
+    before = {}
+    with contextlib.suppress(ValueError):
+        for number in numbers:
+            before[number] = signal.signal(number, handle)
+    try:
+        yield
     finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+        for number, earlier in before.items():
+            signal.signal(number, earlier)

@@ -11,7 +11,7 @@ from rich.console import Console
 
 from lapcli.data.progress import shown_progress
 from lapcli.data.tokens import prepare_text
-from lapcli.errors import Diverged, Interrupted, LapError, UsageError
+from lapcli.errors import DataError, Diverged, Interrupted, LapError, UsageError
 from lapcli.objectives.language_model import LanguageModel
 from lapcli.objectives.objective import Objective
 from lapcli.recipe.chat import ChatStageRecipe
@@ -22,6 +22,7 @@ from lapcli.runs import Run, open_run, read_run, write_summary
 from lapcli.training.chat_start import build_chat
 from lapcli.training.distributed import World, join_world, leave_world
 from lapcli.training.loop import Loop
+from lapcli.training.signals import stop_before_the_first_step
 
 
 def train_recipe(recipe: BaseRecipe, *, runs_dir: Path, name: str, fresh: bool = False, console: Console) -> Run:
@@ -50,7 +51,9 @@ def _train(recipe: BaseRecipe, run: Run, world: World, console: Console) -> None
     _set_threads(recipe, run, world)
     report = run.update if world.is_main else _nothing
     try:
-        objective, facts = _build(recipe, world, run)
+        with stop_before_the_first_step():
+            objective, facts = _build(recipe, world, run)
+        _refuse_other_data(run, facts)
         notes = facts.pop("notes", [])
         report(
             status="running",
@@ -82,6 +85,16 @@ def _train(recipe: BaseRecipe, run: Run, world: World, console: Console) -> None
     except Exception as error:
         report(status="failed", failure=str(error), diverged=isinstance(error, Diverged))
         raise
+
+
+def _refuse_other_data(run: Run, facts: dict[str, Any]) -> None:
+    """A run goes on with what it began with, or not at all."""
+    began_with = run.info.get("data_sha256")
+    if run.info.get("step", 0) > 0 and began_with not in (None, facts["data_sha256"]):
+        raise DataError(
+            f"the data of {run.path} has changed since it began (sha256 {began_with[:16]} then, "
+            f"{facts['data_sha256'][:16]} now); put it back, or use --fresh or --name for a new run"
+        )
 
 
 def _build(recipe: BaseRecipe, world: World, run: Run) -> tuple[Objective, dict[str, Any]]:

@@ -3,10 +3,14 @@
 import hashlib
 import json
 
+import numpy as np
 import pytest
 from image_support import TINY_IMAGES
 from support import lap
 
+from lapcli.data.digits import Digits
+from lapcli.data.image_folder import FolderImages
+from lapcli.evaluation.features import spread
 from lapcli.recipe import recipe_from_dict, recipe_to_yaml
 
 
@@ -51,6 +55,35 @@ def test_one_and_two_processes_and_any_batch_give_the_same(trained):
     ]
     assert found[0] == found[1]
     assert found[0]["tasks"]["top1"]["count"] == 359
+
+
+def write_digits(folder, names):
+    """Six images of each class, in a folder of its name."""
+    digits = Digits()
+    for label, name in enumerate(names):
+        (folder / name).mkdir(parents=True)
+        for number, index in enumerate(np.flatnonzero(digits.labels == label)[:6]):
+            digits.image(int(index)).save(folder / name / f"{number}.png")
+    return folder
+
+
+def test_a_plain_folder_is_evaluated_on_as_a_whole_and_a_limit_is_spread_over_it(trained, tmp_path):
+    folder = write_digits(tmp_path / "digits", [str(number) for number in range(10)])
+    whole = json.loads(evaluated(trained, "--tasks", "top1", "--data", str(folder), "--json").stdout)
+    assert (whole["tasks"]["top1"]["count"], "60 images of 10 classes" in whole["data"]) == (60, True)
+    first = FolderImages(folder)
+    assert len(set(first.labels[spread(60, 10)])) == 10
+    some = json.loads(evaluated(trained, "--tasks", "top5", "--data", str(folder), "--limit", "10", "--json").stdout)
+    assert some["tasks"]["top5"]["count"] == 10
+
+
+def test_other_classes_than_the_models_are_refused(trained, tmp_path):
+    words = ["zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine"]
+    folder = write_digits(tmp_path / "digits", words)
+    result = lap("eval", "--runs-dir", str(trained), "--tasks", "top1", "--data", str(folder))
+    assert result.returncode == 2
+    assert "has other classes than the model was trained on" in result.stderr
+    assert "'eight' instead of '0'" in result.stderr
 
 
 def test_wrong_use_is_one_sentence(trained):

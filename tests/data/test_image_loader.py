@@ -13,7 +13,7 @@ from lapcli.data.image_batches import Example, ImageBatches
 from lapcli.data.image_folder import FolderImages
 from lapcli.data.image_loader import ImageLoader, Reader
 from lapcli.data.keyed import seed_everything
-from lapcli.errors import DataError
+from lapcli.errors import DataError, UsageError
 from lapcli.recipe.vision import Augmentation, ImageSource
 
 SOURCE = ImageSource(
@@ -121,6 +121,12 @@ def test_the_strongest_randaugment_works():
     for index in range(30):
         seed_everything(0, 0, index, 0)
         transform(image)
+
+
+@pytest.mark.parametrize("policy", ["rand-m9-w0", "rand-mstd0.5.5"])
+def test_a_policy_that_timm_does_not_know_is_one_sentence(policy):
+    with pytest.raises(UsageError, match=r"data.augmentation.policy .* is none that timm knows"):
+        training_transform(ImageSource(train="x", augmentation=Augmentation(policy=policy)), 8)
 
 
 def test_the_padded_crop_is_the_deit_repositorys():

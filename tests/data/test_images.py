@@ -45,7 +45,7 @@ def test_two_folders_of_classes(tmp_path):
         (
             {"train": {"a": 1, "b": 1}, "val": {"a": 1, "b": 1}},
             3,
-            r"training images of .* have 2 classes, model.classes",
+            r"images of .* have 2 classes, model.classes",
         ),
         ({"train": {"a": 1, "b": 1}, "val": {"a": 1, "c": 1}}, 2, r"different classes: b, c are in one only"),
         ({"train": {"a": 1, "b": 1}}, 2, r"no part to validate on"),
@@ -94,7 +94,12 @@ def test_parquet_files_without_metadata(tmp_path):
     ("keys", "labels", "message"),
     [
         ({}, [0, -1, 2], r"row 1 has the label -1; expected a class from 0 to 2"),
-        ({}, [0, None, 2], r"row 1 has the label None"),
+        ({}, [0, None, 2], r"row 1 has the label None; expected the number of a class"),
+        (
+            {"label_column": "label"},
+            ["cat", "dog", "cat"],
+            r"row 0 has the label 'cat'; expected the number of a class",
+        ),
         ({"label_column": "fine"}, [0, 1, 2], r"no column fine; it has img, label \(data.label_column\)"),
         ({"image_column": "photo"}, [0, 1, 2], r"no column photo; it has img, label \(data.image_column\)"),
     ],
@@ -139,6 +144,20 @@ def test_decoding_gives_upright_rgb():
     assert np.array_equal(np.asarray(turned), np.rot90(np.asarray(picture(0, (12, 10))), k=-1))
     assert decode(encoded(picture(0, mode="P"), "GIF"), "palette").mode == "RGB"
     assert decode(encoded(picture(0).convert("CMYK"), "TIFF"), "cmyk").mode == "RGB"
+
+
+@pytest.mark.parametrize(("form", "dtype"), [("PNG", np.uint16), ("TIFF", np.uint16), ("TIFF", np.int32)])
+def test_greys_of_more_bits_keep_their_shades(form, dtype):
+    eight = np.asarray(picture(0, mode="L"))
+    assert len(np.unique(eight)) > 50
+    sixteen = Image.fromarray((eight.astype(np.int64) * 257).astype(dtype))
+    assert np.array_equal(np.asarray(decode(encoded(sixteen, form), "deep"))[..., 1], eight)
+
+
+@pytest.mark.parametrize("values", [np.float32([[0.0, 0.5], [1.0, 0.2]]), np.int32([[0, 5], [70_000, 3]])])
+def test_greys_of_unknown_range_are_refused(values):
+    with pytest.raises(DataError, match=r"deep.tiff cannot be decoded .*range is not known"):
+        decode(encoded(Image.fromarray(values), "TIFF"), "deep.tiff")
 
 
 def test_a_turned_jpeg_is_upright_wherever_it_says_so():

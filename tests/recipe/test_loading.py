@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from support import ROOT
 
 from lapcli.errors import ExitCode, UsageError
 from lapcli.recipe import BaseRecipe, RecipeError, load_recipe, recipe_to_yaml
@@ -202,3 +203,14 @@ def test_most_random_damage_is_noticed(tmp_path: Path) -> None:
         except RecipeError:
             refused += 1
     assert 170 <= refused < 200
+
+
+def test_epochs_on_the_command_line_put_the_recipes_steps_aside():
+    path = ROOT / "recipes" / "quickstart.yaml"
+    assert load_recipe(path).train.steps is not None
+    asked = load_recipe(path, ["train.epochs=2"]).train
+    assert (asked.steps, asked.epochs) == (None, 2)
+    both = load_recipe(path, ["train.epochs=2", "train.steps=7"]).train
+    assert (both.steps, both.epochs) == (7, 2)
+    stage = load_recipe(ROOT / "recipes" / "chat_quickstart.yaml", ["stages.sft.train.epochs=2"]).stages.sft.train
+    assert (stage.steps, stage.epochs) == (None, 2)

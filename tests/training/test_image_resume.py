@@ -8,10 +8,11 @@ import signal
 
 import pytest
 import torch
-from image_support import image_recipe
+from image_support import image_recipe, write_folder
 from safetensors.torch import load_file
-from support import die_at, die_in_update, exit_code, start_child
+from support import die_at, die_in_update, exit_code, start_child, train_here
 
+from lapcli.errors import DataError
 from lapcli.training.metrics import read_metrics
 
 STEPS = 10
@@ -54,6 +55,22 @@ def uninterrupted(request, tmp_path_factory, shared_cache):
     recipe = recipe_with(request.param)
     assert exit_code(start_child(recipe, runs, shared_cache)) == 0, (runs / "child.log").read_text()
     return recipe, runs
+
+
+def test_a_run_does_not_go_on_with_other_images(tmp_path, shared_cache):
+    """The same files with two labels exchanged."""
+    data = write_folder(tmp_path / "data", {"train": {"a": 8, "b": 8}, "val": {"a": 2, "b": 2}})
+    recipe = image_recipe(
+        model={"classes": 2},
+        data={"train": str(data), "validation": None, "workers": 0},
+        train={"batch": 8, "micro_batch": 8},
+    )
+    runs = tmp_path / "runs"
+    assert exit_code(start_child(recipe, runs, shared_cache, die_in_update, 4)) == -signal.SIGKILL
+    for old, new in (("a", "c"), ("b", "a"), ("c", "b")):
+        (data / "train" / old).rename(data / "train" / new)
+    with pytest.raises(DataError, match=r"the data of .* has changed since it began"):
+        train_here(recipe, runs)
 
 
 def test_killed_and_resumed(uninterrupted, tmp_path, shared_cache):

@@ -157,7 +157,7 @@ def test_a_run_does_not_go_on_with_other_conversations(pretrained, tmp_path, sha
     assert exit_code(start_child(recipe, runs, shared_cache, die_in_update, 4)) == -signal.SIGKILL
     rows = (tmp_path / "chats.jsonl").read_text().splitlines(keepends=True)
     (tmp_path / "chats.jsonl").write_text("".join(rows[:-1]))
-    with pytest.raises(DataError, match="have changed since it began"):
+    with pytest.raises(DataError, match="has changed since it began"):
         train_here(recipe, runs)
 
 
@@ -167,7 +167,7 @@ def test_where_to_start(pretrained, tmp_path):
     assert start_of(runs, "base").path == start_of(tmp_path, str(pretrained.path)).path
     with pytest.raises(UsageError, match="no finished run of language_model"):
         start_of(tmp_path, None)
-    with pytest.raises(UsageError, match="not a run directory"):
+    with pytest.raises(UsageError, match="there is no run nothing"):
         start_of(runs, "nothing")
 
 
