@@ -24,6 +24,8 @@ from lapcli.recipe.schema import BaseRecipe
 
 LOCK = ".lock"
 RECIPE, INFO, METRICS, CHECKPOINTS, SUMMARY = "recipe.yaml", "run.json", "metrics.jsonl", "checkpoints", "summary.json"
+#: Keys of a recipe that a run may go on with another value of.
+CHANGE_NOTHING = ("data.workers",)
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]{0,127}")
 
 
@@ -100,7 +102,11 @@ def open_run(runs_dir: Path, name: str, recipe: BaseRecipe, fresh: bool = False)
     if not path.exists():
         return _create(path, recipe)
     run = read_run(path)
-    differing = differing_keys(recipe_to_dict(run.recipe), recipe_to_dict(recipe))
+    differing = [
+        row
+        for row in differing_keys(recipe_to_dict(run.recipe), recipe_to_dict(recipe))
+        if row[0] not in CHANGE_NOTHING
+    ]
     if differing and has_nothing(run):  # it failed or was stopped before its first step: a typo in --data, say
         run.lock()
         shutil.rmtree(path)

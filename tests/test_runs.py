@@ -3,6 +3,7 @@
 import json
 
 import pytest
+from image_support import image_recipe
 from support import tiny_recipe
 
 from lapcli.errors import UsageError
@@ -64,6 +65,15 @@ def test_another_recipe_is_refused_with_the_differing_keys(recipe, tmp_path):
     assert "--name" in message
     assert "--fresh" in message
     assert load_recipe(tmp_path / "first" / "recipe.yaml") == recipe
+
+
+def test_another_number_of_workers_goes_on(tmp_path):
+    """They change no batch, and the next machine may have other cores."""
+    run = open_run(tmp_path, "images", image_recipe(data={"workers": 1}))
+    (run.checkpoints / "step-000001").mkdir(parents=True)
+    assert open_run(tmp_path, "images", image_recipe(data={"workers": 2})).info == run.info
+    with pytest.raises(UsageError, match="data.split_seed"):
+        open_run(tmp_path, "images", image_recipe(data={"workers": 2, "split_seed": 7}))
 
 
 def test_fresh_moves_the_old_run_aside(recipe, tmp_path):

@@ -99,10 +99,15 @@ def save(
         raise LapError(
             f"could not save step {step} in {folder} ({error}); {kept}. Make room, then run the same command to go on."
         ) from error
+    prune(folder, keep, best)
+    return Checkpoint(final, step, content)
+
+
+def prune(folder: Path, keep: int, best: int | None = None) -> None:
+    """Removes all but the newest `keep` and the one of step `best`."""
     for old in steps_in(folder)[:-keep]:
         if old != best:
             _remove(folder / f"step-{old:06d}")
-    return Checkpoint(final, step, content)
 
 
 def _sort_metadata(path: Path) -> None:

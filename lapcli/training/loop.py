@@ -156,6 +156,7 @@ class Loop:
             }
             shown = "  ".join(f"{name} {value:.4f}" for name, value in short.items())
             progress.note(f"step {self.step}/{self.objective.steps}  validation: {shown}")
+            checkpoint.prune(self.run.checkpoints, self.keep, self.best_step())  # the best so far may be another now
 
     def best_step(self) -> int | None:
         """The validated step of the largest `best_metric`, the first of equals; step 0 has no checkpoint."""
