@@ -102,11 +102,7 @@ def open_run(runs_dir: Path, name: str, recipe: BaseRecipe, fresh: bool = False)
     if not path.exists():
         return _create(path, recipe)
     run = read_run(path)
-    differing = [
-        row
-        for row in differing_keys(recipe_to_dict(run.recipe), recipe_to_dict(recipe))
-        if row[0] not in CHANGE_NOTHING
-    ]
+    differing = changes(run, recipe)
     if differing and has_nothing(run):  # it failed or was stopped before its first step: a typo in --data, say
         run.lock()
         shutil.rmtree(path)
@@ -119,6 +115,12 @@ def open_run(runs_dir: Path, name: str, recipe: BaseRecipe, fresh: bool = False)
             "Use --name for a new run beside it, or --fresh to move the old one aside."
         )
     return run
+
+
+def changes(run: Run, recipe: BaseRecipe) -> list[tuple[str, Any, Any]]:
+    """(key, the run's value, the recipe's) for which the run cannot go on with that recipe."""
+    differing = differing_keys(recipe_to_dict(run.recipe), recipe_to_dict(recipe))
+    return [row for row in differing if row[0] not in CHANGE_NOTHING]
 
 
 def has_nothing(run: Run) -> bool:

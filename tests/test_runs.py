@@ -72,7 +72,7 @@ def test_another_number_of_workers_goes_on(tmp_path):
     run = open_run(tmp_path, "images", image_recipe(data={"workers": 1}))
     (run.checkpoints / "step-000001").mkdir(parents=True)
     assert open_run(tmp_path, "images", image_recipe(data={"workers": 2})).info == run.info
-    with pytest.raises(UsageError, match="data.split_seed"):
+    with pytest.raises(UsageError, match=r"data\.split_seed"):
         open_run(tmp_path, "images", image_recipe(data={"workers": 2, "split_seed": 7}))
 
 

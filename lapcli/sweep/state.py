@@ -13,8 +13,7 @@ from typing import IO, Any
 
 from lapcli.errors import UsageError
 from lapcli.files import write_json
-from lapcli.recipe import differing_keys, recipe_to_dict
-from lapcli.runs import has_nothing, read_run
+from lapcli.runs import changes, has_nothing, read_run
 from lapcli.sweep.cells import Cell
 
 WORK, DONE = ".sweeps", "sweep.json"
@@ -94,7 +93,7 @@ def refuse_others(cells: Iterable[Cell], runs_dir: Path) -> None:
         if not info or info.get("recipe_sha256") == cell.recipe_sha256:
             continue
         run = read_run(runs_dir / cell.name)
-        differing = differing_keys(recipe_to_dict(run.recipe), recipe_to_dict(cell.loaded))
+        differing = changes(run, cell.loaded)
         if differing and not has_nothing(run):
             key, old, new = differing[0]
             more = f" and {len(differing) - 1} more keys" if len(differing) > 1 else ""
