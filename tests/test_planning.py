@@ -77,5 +77,5 @@ def test_self_supervised_groups_are_not_cut_by_processes():
     one = plan_training(recipe, 1)
     assert (one.micro_batch, one.accumulation) == (224, 4)
     assert "Sinkhorn-Knopp balances each by itself" in one.to_text()
-    with pytest.raises(UsageError, match="--nproc"):
+    with pytest.raises(UsageError, match="shared evenly"):
         plan_training(recipe, 8)

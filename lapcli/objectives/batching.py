@@ -11,8 +11,9 @@ def plan_batches(batch: int, micro_batch: int, processes: int, multiple: int = 1
     """
     if batch % (processes * multiple):
         nearest = max(1, round(batch / (processes * multiple))) * processes * multiple
+        whole = f" in groups of {multiple}" if multiple > 1 else ""
         raise UsageError(
-            f"a global batch of {batch} cannot be shared evenly by {processes} processes; "
+            f"a global batch of {batch} cannot be shared evenly by {processes} processes{whole}; "
             f"use --set train.batch={nearest} or another number of processes"
         )
     share = batch // processes

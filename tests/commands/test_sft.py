@@ -61,10 +61,10 @@ def test_chat_reads_questions(chat_runs, shared_cache):
     ("arguments", "message"),
     [
         (["chat", "--run", "quickstart", "--prompt", "x"], "is a run of language_model, and chat is needed"),
-        (["chat", "--run", "nothing", "--prompt", "x"], "not a run directory"),
+        (["chat", "--run", "nothing", "--prompt", "x"], "there is no run nothing"),
         (["sft", "recipes/quickstart.yaml"], "it is trained by `lap train"),
         (["train", RECIPE], "they are trained by `lap sft"),
-        (["sft", RECIPE, "--run", "nothing"], "not a run directory"),
+        (["sft", RECIPE, "--run", "nothing"], "there is no run nothing"),
     ],
 )
 def test_refusals(chat_runs, capsys, monkeypatch, arguments, message):

@@ -44,7 +44,7 @@ def test_masks_and_crops_of_a_group_do_not_depend_on_the_world(processes, micro_
 def test_a_group_cannot_be_cut():
     with pytest.raises(RecipeError, match="would cut"):
         dino_recipe(train={"micro_batch": 2})
-    with pytest.raises(UsageError, match="--nproc"):
+    with pytest.raises(UsageError, match="shared evenly"):
         objective(dino_recipe(), 0, 4)  # two groups, four processes
 
 
