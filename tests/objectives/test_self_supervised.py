@@ -74,7 +74,8 @@ def test_two_processes_give_the_sinkhorn_and_the_loss_of_one(tmp_path):
     for name, parameter in alone.model.named_parameters():
         if parameter.grad is not None:
             both = parts[0]["gradients"][name] + parts[1]["gradients"][name]
-            assert torch.allclose(both, parameter.grad, atol=1e-5), name
+            rounding = 1e-5 * max(1.0, float(parameter.grad.abs().max()))  # of sums in another order
+            assert torch.allclose(both, parameter.grad, rtol=0, atol=rounding), name
     assert parts[0]["watch"] == parts[1]["watch"]
     assert parts[0]["watch"]["loss_ibot"] == pytest.approx(alone.watch(5)[0]["loss_ibot"], rel=1e-5)
 
