@@ -6,7 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from lapcli.analysis.analyze import Analysis
-from lapcli.analysis.figures import draw, labels
+from lapcli.analysis.figure_parts import labels
+from lapcli.analysis.figures import draw
 from lapcli.analysis.found import Found
 from lapcli.files import write_json, write_text
 

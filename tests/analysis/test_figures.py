@@ -6,7 +6,7 @@ import matplotlib as mpl
 import numpy as np
 import pytest
 
-from lapcli.analysis import figures
+from lapcli.analysis import figure_parts, figures
 from lapcli.analysis.analyze import Analysis, Measured
 from lapcli.analysis.features import FeatureMap
 from lapcli.analysis.found import Found
@@ -76,14 +76,14 @@ def test_runs_are_labelled_by_their_heads(what):
 
 def test_labels_tell_runs_apart():
     both = Analysis("snr", Settings(), [*analysis("snr").runs, *analysis("snr", weights="untrained").runs])
-    assert figures.labels(both.runs) == ["0L", "2L", "4L", "0L, untrained", "2L, untrained", "4L, untrained"]
-    assert figures.labels(analysis("snr", heads=(2, 2)).runs) == ["2L (run0)", "2L (run1)"]
+    assert figure_parts.labels(both.runs) == ["0L", "2L", "4L", "0L, untrained", "2L, untrained", "4L, untrained"]
+    assert figure_parts.labels(analysis("snr", heads=(2, 2)).runs) == ["2L (run0)", "2L (run1)"]
 
 
 def test_colours_differ_in_brightness():
     """Lines can be told apart without colour: their grey values are in order and apart."""
     grey = []
-    for style in figures._styles(analysis("snr", heads=(0, 1, 2, 3, 4)).runs):
+    for style in figure_parts.styles(analysis("snr", heads=(0, 1, 2, 3, 4)).runs):
         red, green, blue = mpl.colors.to_rgb(style["color"])
         grey.append(0.299 * red + 0.587 * green + 0.114 * blue)
     assert (np.diff(grey) > 0.08).all()
