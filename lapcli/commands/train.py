@@ -85,14 +85,18 @@ def _print_result(run: "Run", as_json: bool) -> None:
     for line in summary_lines(summary):
         print(line)
     where = "" if run.path.parent == default_runs_dir() else f" --runs-dir {run.path.parent}"
-    print("\nNext:")
-    if "best_step" in summary:
-        best = summary["best_step"]
-        print(f"  lap eval --run {run.name}{where}    accuracy with its interval; --checkpoint best: step {best}")
-    print(f"  lap analyze all --run {run.name}{where}    the paper's measurements and figures of its tokens")
-    print(f"  cat {run.path}/metrics.jsonl                 loss and learning rate of every step")
     baseline = f"--set model.laplacian_heads=0 --name {run.name}-0L{where}"
-    print(f"  lap train {run.path}/recipe.yaml {baseline}      the baseline")
+    following = {
+        f"lap analyze all --run {run.name}{where}": "the paper's measurements and figures of its tokens",
+        f"cat {run.path}/metrics.jsonl": "loss and learning rate of every step",
+        f"lap train {run.path}/recipe.yaml {baseline}": "the baseline",
+    }
+    if "best_step" in summary:
+        what = f"accuracy with its interval; --checkpoint best: step {summary['best_step']}"
+        following = {f"lap eval --run {run.name}{where}": what, **following}
+    print("\nNext:")
+    for command, what in following.items():
+        print(f"  {command}\n      {what}")
 
 
 def summary_lines(summary: dict) -> list[str]:
