@@ -7,9 +7,9 @@ values are the defaults of the recipe; timm's can be set there. State-dict names
 
 from typing import Any
 
-import timm
 import torch
 from timm.layers.drop import DropPath
+from timm.models.deit import deit3_base_patch16_224
 from torch import nn
 
 from lapcli.models.timm_attention import laplacianize
@@ -21,8 +21,8 @@ def build_vit(section: ViTModel, seed: int | None = None) -> nn.Module:
     with torch.random.fork_rng(devices=[]):
         if seed is not None:
             torch.manual_seed(seed)
-        model: Any = timm.create_model(
-            "deit3_base_patch16_224",
+        # Not timm.create_model: it drops arguments that are None, so that `layer_scale: null` would mean timm's 1e-6.
+        model: Any = deit3_base_patch16_224(
             img_size=section.image,
             patch_size=section.patch,
             embed_dim=section.width,

@@ -39,7 +39,7 @@ class ViTModel(TransformerModel):
     classes: Annotated[Whole, Field(ge=2, le=10**6)] = 1000
     drop_path: Annotated[float, Field(ge=0, lt=1)] = 0.0
     drop_path_shape: Literal["uniform", "linear"] = "uniform"  # linear: from 0 in the first block, timm's own
-    layer_scale: Positive | None = 1e-4  # timm's own: 1e-6
+    layer_scale: Positive | None = 1e-4  # null: no LayerScale; timm's own: 1e-6
     class_token_std: Positive = 0.02  # timm's own: 1e-6
 
     @combination("image", "patch")

@@ -24,6 +24,7 @@ from lapcli.files import flush_to_disk, sha256_of_file, write_json
 
 MODEL, OPTIMIZER, STATE = "model.safetensors", "optimizer.safetensors", "state.json"
 _NAME = re.compile(r"step-(\d{6,})")
+_LAYER_SCALE = re.compile(r"\.ls[12]\.gamma$")
 
 
 @dataclass(frozen=True)
@@ -178,6 +179,12 @@ def load_weights(path: Path, model: nn.Module, laplacian_heads: str) -> None:
             f"the model here has {laplacian_heads}; build it with the same number"
         )
     missing, unexpected = model.load_state_dict(tensors, strict=False)
+    if unexpected and not missing and all(_LAYER_SCALE.search(name) for name in unexpected):
+        raise DataError(
+            f"{path} has LayerScale ({unexpected[0]}) although its recipe says model.layer_scale: null: version 0.1 "
+            "trained such recipes with a LayerScale of 1e-6; train the run again with --fresh, "
+            "or with --name and --set model.layer_scale=1e-6 for the model that version 0.1 trained"
+        )
     if missing or unexpected:
         raise DataError(f"{path} does not fit the model: missing {missing[:3]}, unknown {unexpected[:3]}")
 

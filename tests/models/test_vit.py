@@ -49,6 +49,26 @@ def test_without_laplacian_heads_it_is_timms_model_to_the_bit():
     assert not torch.equal(turned(x), stock(x))
 
 
+def test_null_is_no_layer_scale_as_in_timms_plain_vit():
+    """timm.create_model drops None, and DeiT-III's own 1e-6 would stand: blocks that hardly act."""
+    ours = build_vit(ViTModel(**SMALL, layer_scale=None), seed=0).eval()
+    plain = timm.create_model(
+        "vit_base_patch16_224",
+        img_size=16,
+        patch_size=4,
+        embed_dim=48,
+        depth=3,
+        num_heads=4,
+        num_classes=7,
+        no_embed_class=True,
+    ).eval()
+    assert list(ours.state_dict()) == list(plain.state_dict())
+    assert not any("gamma" in name for name in ours.state_dict())
+    plain.load_state_dict(ours.state_dict())
+    x = torch.randn(5, 3, 16, 16)
+    assert torch.equal(ours(x), plain(x))
+
+
 def test_initial_values_are_the_repositorys():
     model = build_vit(ViTModel(**{**SMALL, "width": 768, "heads": 12}), seed=0)
     assert model.cls_token.std().item() == pytest.approx(0.02, rel=0.1)
