@@ -4,7 +4,6 @@ A run is never overwritten: the same command goes on with an unfinished one, rep
 whose recipe differs, with the keys; `fresh` moves the old one aside.
 """
 
-import fcntl
 import json
 import os
 import platform
@@ -18,7 +17,7 @@ from typing import Any
 
 from lapcli import __version__
 from lapcli.errors import UsageError
-from lapcli.files import write_json, write_text
+from lapcli.files import Lock, lock_file, write_json, write_text
 from lapcli.recipe import differing_keys, load_recipe, recipe_hash, recipe_to_dict, recipe_to_yaml
 from lapcli.recipe.schema import BaseRecipe
 
@@ -60,10 +59,9 @@ class Run:
     def lock(self) -> None:
         """One process trains a run; the lock ends with it, however it ends."""
         handle = (self.path / LOCK).open("w")
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            raise UsageError(f"{self.path} is being trained by another process; wait for it or use --name") from None
+        if lock_file(handle) is Lock.TAKEN:
+            handle.close()
+            raise UsageError(f"{self.path} is being trained by another process; wait for it or use --name")
         self._lock = handle
         _locks.add(handle)
 

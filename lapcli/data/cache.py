@@ -1,21 +1,22 @@
 """Build a folder of the cache once, however many processes ask and whenever they are killed.
 
 A folder that exists under its final name is finished: it was written under a temporary name, flushed and renamed. One
-process builds (an advisory lock that the kernel releases when its holder dies), the others wait and then read.
+process builds (an advisory lock that the kernel releases when its holder dies), the others wait and then read. On a
+file system without locks each builds under a name of its own, and the first one done gives the folder its name.
 """
 
 import errno
-import fcntl
 import hashlib
 import json
 import logging
 import shutil
+import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 from lapcli.errors import LapError
-from lapcli.files import flush_to_disk
+from lapcli.files import Lock, flush_to_disk, lock_file
 
 log = logging.getLogger(__name__)
 
@@ -33,14 +34,16 @@ def build_once(folder: Path, build: Callable[[Path], None], is_whole: Callable[[
         return folder
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
-        with _locked(folder):
+        with _locked(folder) as is_alone:
             if folder.is_dir():
                 if is_whole(folder):  # another process built it while this one waited for the lock
                     return folder
                 log.warning("%s is damaged (a file is missing or cut short); building it again", folder)
                 shutil.rmtree(folder)
-            _remove_abandoned(folder.parent)
-            unfinished = folder.with_name(folder.name + UNFINISHED)
+            if is_alone:
+                _remove_abandoned(folder.parent)
+            own = "" if is_alone else f"-{uuid.uuid4()}"
+            unfinished = folder.with_name(folder.name + own + UNFINISHED)
             shutil.rmtree(unfinished, ignore_errors=True)
             unfinished.mkdir()
             try:
@@ -48,7 +51,7 @@ def build_once(folder: Path, build: Callable[[Path], None], is_whole: Callable[[
                 for path in sorted(unfinished.iterdir()):
                     flush_to_disk(path)
                 flush_to_disk(unfinished)
-                unfinished.rename(folder)
+                _give_name(unfinished, folder, is_whole)
             except BaseException:
                 shutil.rmtree(unfinished, ignore_errors=True)
                 raise
@@ -61,26 +64,32 @@ def build_once(folder: Path, build: Callable[[Path], None], is_whole: Callable[[
 
 
 @contextmanager
-def _locked(folder: Path) -> Iterator[None]:
+def _locked(folder: Path) -> Iterator[bool]:
+    """Inside, nobody else builds the folder; False if that cannot be had."""
     # The lock file stays: removing it would let a third process lock a new file of the same name beside a waiting one.
-    with open(_lock_path(folder), "w") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
+    with open(_lock_path(folder), "w") as file:
+        lock = lock_file(file)
+        if lock is Lock.TAKEN:
             log.info("another process is building %s; waiting for it", folder)
-            fcntl.flock(lock, fcntl.LOCK_EX)
-        yield
+            lock = lock_file(file, wait=True)
+        yield lock is Lock.HELD
+
+
+def _give_name(unfinished: Path, folder: Path, is_whole: Callable[[Path], bool]) -> None:
+    try:
+        unfinished.rename(folder)
+    except OSError:  # without locks another process may have been faster
+        if not (folder.is_dir() and is_whole(folder)):
+            raise
+        shutil.rmtree(unfinished)
 
 
 def _remove_abandoned(parent: Path) -> None:
     """What killed builds of other keys left: nobody holds their locks. The next recipe need not be the killed one's."""
     for leftover in parent.glob("*" + UNFINISHED):
-        with open(_lock_path(leftover.with_name(leftover.name.removesuffix(UNFINISHED))), "w") as lock:
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                continue
-            shutil.rmtree(leftover, ignore_errors=True)
+        with open(_lock_path(leftover.with_name(leftover.name.removesuffix(UNFINISHED))), "w") as file:
+            if lock_file(file) is Lock.HELD:
+                shutil.rmtree(leftover, ignore_errors=True)
 
 
 def _lock_path(folder: Path) -> Path:

@@ -4,7 +4,6 @@
 `runs/NAME/sweep.json` lists the commands that followed its training, with the weights that they saw.
 """
 
-import fcntl
 import json
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -12,7 +11,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from lapcli.errors import UsageError
-from lapcli.files import write_json
+from lapcli.files import Lock, lock_file, write_json
 from lapcli.runs import changes, has_nothing, read_run
 from lapcli.sweep.cells import Cell
 
@@ -110,9 +109,7 @@ def take(cell: Cell, runs_dir: Path) -> IO[str] | None:
     """The cell's lock; none if somebody has it. Children inherit it, so that it outlives a killed sweep with them."""
     make_work_folder(runs_dir)
     handle = (runs_dir / WORK / f"{cell.name}.lock").open("w")
-    try:
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
+    if lock_file(handle) is Lock.TAKEN:
         handle.close()
         return None
     return handle
