@@ -120,7 +120,7 @@ def bench_vit() -> None:
     from lapcli.analysis.catalogue import CLASSIFIED
     from lapcli.analysis.examples import ImageExamples, Origin
     from lapcli.analysis.subjects import Opened, Subject
-    from lapcli.data.digits import Digits
+    from lapcli.data.images.digits import Digits
     from lapcli.models.vit import build_vit
     from lapcli.recipe.vision import ImageFiles, ViTModel
 

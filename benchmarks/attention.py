@@ -9,7 +9,7 @@ import torch
 from measure import compare, mebibytes, peak_bytes
 from torch import Tensor
 
-from lapcli.laplacian import dense_laplacian_attention
+from lapcli.heads.laplacian import dense_laplacian_attention
 from lapcli.models import gpt
 from lapcli.models.gpt import Attention, GPTConfig
 

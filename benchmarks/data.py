@@ -16,11 +16,11 @@ ROOT = Path(__file__).parent.parent
 def main() -> None:
     with tempfile.TemporaryDirectory() as cache:
         os.environ["LAP_CACHE"] = cache
-        from lapcli.data.tokens import prepare_text
+        from lapcli.data.text.tokens import prepare_text
         from lapcli.objectives.language_model import LanguageModel
         from lapcli.recipe import load_recipe
         from lapcli.recipe.schema import LanguageModelRecipe
-        from lapcli.training.distributed import join_world
+        from lapcli.runtime.ranks import join_world
 
         recipe = load_recipe(ROOT / "recipes/quickstart.yaml")
         assert isinstance(recipe, LanguageModelRecipe)

@@ -16,9 +16,9 @@ from pathlib import Path
 import torch
 from measure import alternate
 
-from lapcli.data.tokenizer import train_tokenizer
-from lapcli.evaluation.engine import Engine, Sampling
+from lapcli.data.text.tokenizer import train_tokenizer
 from lapcli.evaluation.harness.likelihood import Question, score
+from lapcli.generation.engine import Engine, Sampling
 from lapcli.models.gpt import GPT, GPTConfig
 
 QUESTIONS, CONTEXT, ANSWER, BATCH = 16, 330, 20, 8

@@ -7,7 +7,7 @@ nothing ends an answer early, so that every sample has its 64 tokens.
 import torch
 from measure import alternate
 
-from lapcli.evaluation.engine import Engine, Sampling
+from lapcli.generation.engine import Engine, Sampling
 from lapcli.models.gpt import GPT, GPTConfig
 
 SAMPLES, TOKENS, PROMPT = 10, 64, 256

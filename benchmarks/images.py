@@ -20,11 +20,11 @@ from PIL import Image, ImageFilter
 from timm.data import ImageDataset, create_loader
 from torch import nn
 
-from lapcli.data.augmentation import normalise, training_transform
-from lapcli.data.image_batches import ImageBatches
-from lapcli.data.image_folder import FolderImages
-from lapcli.data.image_loader import ImageLoader, Reader
-from lapcli.data.image_set import hold
+from lapcli.data.images.augmentation import normalise, training_transform
+from lapcli.data.images.batches import ImageBatches
+from lapcli.data.images.folder import FolderImages
+from lapcli.data.images.image_set import hold
+from lapcli.data.images.loader import ImageLoader, Reader
 from lapcli.models.vit import build_vit
 from lapcli.recipe.vision import Augmentation, ImageSource, ViTModel
 

@@ -13,8 +13,8 @@ from measure import alternate, mebibytes, peak_bytes
 from lapcli.evaluation.backbones import TimmBackbone
 from lapcli.evaluation.features import class_token_and_mean_patch
 from lapcli.evaluation.linear_probe import LinearProbes
-from lapcli.evaluation.nearest_neighbours import KEYS_AT_ONCE, QUERIES_AT_ONCE, classify
 from lapcli.evaluation.protocols import LinearProtocol
+from lapcli.measures.nearest_neighbours import KEYS_AT_ONCE, QUERIES_AT_ONCE, classify
 from lapcli.models.vit import build_vit
 from lapcli.recipe.vision import ViTModel
 

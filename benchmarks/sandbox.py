@@ -13,9 +13,9 @@ import subprocess
 import time
 from pathlib import Path
 
-from lapcli.evaluation.sandbox import Candidate, Mode, run_all, run_candidate
-from lapcli.evaluation.sandbox.interpreter import executable
-from lapcli.evaluation.sandbox.modes import probe
+from lapcli.sandbox import Candidate, Mode, run_all, run_candidate
+from lapcli.sandbox.interpreter import executable
+from lapcli.sandbox.modes import probe
 
 TARGET = 12.0
 SMALL = Candidate(

@@ -15,12 +15,12 @@ import torch.nn.functional as F
 from measure import alternate, mebibytes, peak_bytes, peak_rss
 from torch import Tensor
 
-from lapcli.data.images import open_images
+from lapcli.data.images.sources import open_images
 from lapcli.objectives.dino.losses import koleo_loss, patch_weights
 from lapcli.objectives.dino.rates import teacher_temperature
 from lapcli.objectives.self_supervised import CropBatch, SelfSupervised
 from lapcli.recipe import load_recipe
-from lapcli.training.distributed import World
+from lapcli.runtime.ranks import World
 from lapcli.training.optimizers import Optimizers
 
 RECIPES = Path(__file__).parent.parent / "recipes"

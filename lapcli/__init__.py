@@ -3,7 +3,7 @@
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from lapcli.models.timm_attention import laplacianize as laplacianize
+    from lapcli.heads.timm_attention import laplacianize as laplacianize
 
 __version__ = "0.1.0"
 
@@ -11,7 +11,7 @@ __version__ = "0.1.0"
 def __getattr__(name: str) -> Any:
     """`lapcli.laplacianize`, imported when it is asked for: timm takes seconds, the command line must not."""
     if name == "laplacianize":
-        from lapcli.models.timm_attention import laplacianize
+        from lapcli.heads.timm_attention import laplacianize
 
         return laplacianize
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -24,8 +24,8 @@ from lapcli.commands.sweep import EXAMPLES as SWEEP_EXAMPLES
 from lapcli.commands.sweep import sweep
 from lapcli.commands.train import EXAMPLES as TRAIN_EXAMPLES
 from lapcli.commands.train import train
-from lapcli.environment import wait_politely
-from lapcli.errors import Interrupted, LapError, UsageError
+from lapcli.runtime.environment import wait_politely
+from lapcli.runtime.errors import Interrupted, LapError, UsageError
 
 app = typer.Typer(
     name="lap",

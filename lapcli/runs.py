@@ -16,10 +16,10 @@ from pathlib import Path
 from typing import Any
 
 from lapcli import __version__
-from lapcli.errors import UsageError
-from lapcli.files import Lock, lock_file, write_json, write_text
 from lapcli.recipe import differing_keys, load_recipe, recipe_hash, recipe_to_dict, recipe_to_yaml
 from lapcli.recipe.schema import BaseRecipe
+from lapcli.runtime.errors import UsageError
+from lapcli.runtime.files import Lock, lock_file, write_json, write_text
 
 LOCK = ".lock"
 RECIPE, INFO, METRICS, CHECKPOINTS, SUMMARY = "recipe.yaml", "run.json", "metrics.jsonl", "checkpoints", "summary.json"

@@ -47,7 +47,7 @@ def objective(recipe: Any, rank: int = 0, size: int = 1) -> Any:
     import torch
 
     from lapcli.objectives.self_supervised import SelfSupervised
-    from lapcli.training.distributed import World
+    from lapcli.runtime.ranks import World
 
     return SelfSupervised(recipe, _photographs(), World(rank, size, torch.device("cpu")))
 
@@ -55,7 +55,7 @@ def objective(recipe: Any, rank: int = 0, size: int = 1) -> Any:
 @cache
 def _photographs() -> Any:
     """Opened once for all tests."""
-    from lapcli.data.images import open_images
+    from lapcli.data.images.sources import open_images
 
     return open_images(dino_recipe().data, None)
 

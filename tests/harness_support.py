@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from support import exit_code, process, ranks, tiny_recipe, write_text
 
-from lapcli.data.tokenizer import Tokenizer, train_tokenizer
+from lapcli.data.text.tokenizer import Tokenizer, train_tokenizer
 from lapcli.models.gpt import GPT, GPTConfig
 from lapcli.runs import Run, open_run, read_run
 from lapcli.training import checkpoint

@@ -11,7 +11,7 @@ from transformers import GenerationMixin, PretrainedConfig, PreTrainedModel, Pre
 from transformers.cache_utils import DynamicCache
 from transformers.modeling_outputs import CausalLMOutputWithPast
 
-from lapcli.data.tokenizer import SPECIAL_TOKENS, Tokenizer
+from lapcli.data.text.tokenizer import SPECIAL_TOKENS, Tokenizer
 from lapcli.models.gpt import GPT, GPTConfig, KVCache
 
 

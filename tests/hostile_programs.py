@@ -20,7 +20,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from lapcli.evaluation.sandbox import Candidate, Limits
+from lapcli.sandbox import Candidate, Limits
 
 QUICK = Limits(cpu_seconds=1, wall_seconds=1.5)
 ESCAPED = "def check(candidate):\n    assert candidate() in (True, {token!r})\n"

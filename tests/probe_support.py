@@ -5,7 +5,7 @@ from torch import nn
 
 from lapcli.evaluation.backbones import Backbone
 from lapcli.evaluation.features import Pass
-from lapcli.training.distributed import World
+from lapcli.runtime.ranks import World
 
 CPU = torch.device("cpu")
 ALONE = World(0, 1, CPU)

@@ -248,8 +248,8 @@ def exit_code(child: BaseProcess, seconds: float = 120) -> int:
 def _child(recipe: dict, runs: str, cache: str, before: Callable[..., None] | None, extra: tuple) -> None:
     _end_with_the_tests()
     os.environ["LAP_CACHE"] = cache
-    from lapcli.errors import LapError
     from lapcli.recipe import recipe_from_dict
+    from lapcli.runtime.errors import LapError
 
     randomise_weights()
     if before is not None:

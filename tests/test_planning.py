@@ -5,9 +5,9 @@ import json
 import pytest
 from support import ROOT
 
-from lapcli.errors import UsageError
 from lapcli.planning import plan_training
 from lapcli.recipe import load_recipe
+from lapcli.runtime.errors import UsageError
 
 
 @pytest.mark.parametrize("heads", [0, 1, 3, 5, 7, 9, 10])

@@ -6,9 +6,9 @@ import pytest
 from image_support import image_recipe
 from support import tiny_recipe
 
-from lapcli.errors import UsageError
 from lapcli.recipe import load_recipe
 from lapcli.runs import newest_run, open_run, read_run
+from lapcli.runtime.errors import UsageError
 
 
 @pytest.fixture

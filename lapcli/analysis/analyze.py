@@ -9,9 +9,9 @@ from lapcli.analysis.catalogue import CATALOGUE, fitting
 from lapcli.analysis.found import Found
 from lapcli.analysis.measure import DoesNotFit, Settings, attach
 from lapcli.analysis.subjects import Subject, say, weights_note
-from lapcli.data.progress import shown_progress
-from lapcli.errors import UsageError
-from lapcli.head_plan import HeadPlan
+from lapcli.heads.plan import HeadPlan
+from lapcli.runtime.errors import UsageError
+from lapcli.runtime.progress import shown_progress
 
 
 @dataclass(frozen=True)

@@ -13,12 +13,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from lapcli.errors import UsageError
-from lapcli.head_plan import HeadPlan
+from lapcli.heads.plan import HeadPlan
 from lapcli.models.dino_vit import DinoViT
 from lapcli.models.dino_vit import rotate as rotate_in_space
 from lapcli.models.gpt import GPT, rotate
 from lapcli.models.lean import rms_norm
+from lapcli.runtime.errors import UsageError
 
 
 @dataclass(frozen=True)
@@ -100,7 +100,7 @@ class TimmAnatomy(Anatomy):
     causal = False
 
     def __init__(self, model: nn.Module) -> None:
-        from lapcli.models.timm_attention import attention_layers, head_plan_of
+        from lapcli.heads.timm_attention import attention_layers, head_plan_of
 
         name = type(model).__name__
         blocks = getattr(model, "blocks", None)
@@ -127,7 +127,7 @@ class TimmAnatomy(Anatomy):
         return self.model.norm(x_BTC)  # type: ignore[operator]
 
     def heads(self, layer: int, x_BTC: Tensor, args: tuple, kwargs: Mapping[str, Any]) -> HeadInputs:
-        from lapcli.models.timm_attention import queries_keys_values
+        from lapcli.heads.timm_attention import queries_keys_values
 
         block: Any = self.blocks[layer]
         attn = block.attn

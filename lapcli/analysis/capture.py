@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from lapcli.analysis.anatomy import Anatomy, HeadInputs, chosen_tokens, double
-from lapcli.errors import LapError
+from lapcli.runtime.errors import LapError
 
 
 @dataclass(frozen=True)

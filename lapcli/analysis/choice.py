@@ -5,10 +5,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from lapcli.errors import UsageError
 from lapcli.recipe.chat import ChatStageRecipe
 from lapcli.recipe.schema import LanguageModelRecipe
 from lapcli.runs import INFO, Run, named_run, newest_run, read_run
+from lapcli.runtime.errors import UsageError
 
 OBJECTIVES = {"language_model", "classification", "self_supervised"}
 

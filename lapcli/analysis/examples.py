@@ -13,15 +13,15 @@ from PIL import Image
 from torch import Tensor
 
 from lapcli.analysis.capture import Batch
-from lapcli.data.augmentation import evaluation_transform, normalise
-from lapcli.data.batches import TokenBatches
-from lapcli.data.image_batches import Example
-from lapcli.data.image_loader import ImageLoader, Reader
-from lapcli.data.image_set import ImageSet, decode
-from lapcli.data.shards import TokenStream
-from lapcli.data.tokenizer import Tokenizer
-from lapcli.errors import UsageError
+from lapcli.data.images.augmentation import evaluation_transform, normalise
+from lapcli.data.images.batches import Example
+from lapcli.data.images.image_set import ImageSet, decode
+from lapcli.data.images.loader import ImageLoader, Reader
+from lapcli.data.text.batches import TokenBatches
+from lapcli.data.text.shards import TokenStream
+from lapcli.data.text.tokenizer import Tokenizer
 from lapcli.recipe.vision import ImageFiles
+from lapcli.runtime.errors import UsageError
 
 TOKENS_AT_ONCE = 8192
 ROWS = 48  # of patches in a feature map, where the model takes pictures of any size

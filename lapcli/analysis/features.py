@@ -18,7 +18,7 @@ from lapcli.analysis.capture import Batch, Capture, Site
 from lapcli.analysis.examples import ImageExamples
 from lapcli.analysis.found import Found
 from lapcli.analysis.pca import principal_components
-from lapcli.errors import UsageError
+from lapcli.runtime.errors import UsageError
 
 PICTURES = 4  # of the data, where no --image is named
 

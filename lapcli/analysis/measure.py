@@ -22,7 +22,7 @@ from lapcli.analysis.snr import SignalToNoise
 from lapcli.analysis.spectrum import Spectrum
 from lapcli.analysis.subjects import Opened
 from lapcli.analysis.updates import Updates
-from lapcli.errors import UsageError
+from lapcli.runtime.errors import UsageError
 
 SPREAD = 6  # layers of a figure that shows some of them
 COLOURED = 10  # classes of a figure that colours them

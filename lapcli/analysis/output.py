@@ -9,7 +9,7 @@ from lapcli.analysis.analyze import Analysis
 from lapcli.analysis.figure_parts import labels
 from lapcli.analysis.figures import draw
 from lapcli.analysis.found import Found
-from lapcli.files import write_json, write_text
+from lapcli.runtime.files import write_json, write_text
 
 #: Columns of the terminal's table; the files have everything.
 COLUMNS: dict[str, list[str]] = {

@@ -14,17 +14,17 @@ from lapcli.analysis.catalogue import CLASSIFIED, IMAGES, LANGUAGE
 from lapcli.analysis.choice import Choice
 from lapcli.analysis.examples import Examples, ImageExamples, Origin, TextExamples
 from lapcli.data.cache import digest
-from lapcli.errors import DataError, UsageError
 from lapcli.evaluation.run_tasks import find_weights
-from lapcli.head_plan import HeadPlan
+from lapcli.heads.plan import HeadPlan
 from lapcli.recipe.chat import ChatStageRecipe
 from lapcli.recipe.schema import GPTRecipe
 from lapcli.recipe.self_supervised import SelfSupervisedRecipe
 from lapcli.recipe.vision import ClassificationRecipe, ImageFiles
 from lapcli.runs import Run, read_run
+from lapcli.runtime.errors import DataError, UsageError
+from lapcli.runtime.ranks import pick_device
 from lapcli.training.chat_start import folder_of
 from lapcli.training.checkpoint import load_weights
-from lapcli.training.distributed import pick_device
 
 SEQUENCES = 512  # of text, where --limit does not say
 IMAGES_AT_ONCE = 64
@@ -104,10 +104,10 @@ def _of_run(run: Run, choice: Choice, trained: bool) -> Subject:
 
 
 def _open_language(run: Run, weights: Path | None, choice: Choice) -> Opened:
-    from lapcli.data.progress import shown_progress
-    from lapcli.data.tokenizer import Tokenizer
-    from lapcli.data.tokens import prepare_text
+    from lapcli.data.text.tokenizer import Tokenizer
+    from lapcli.data.text.tokens import prepare_text
     from lapcli.objectives.language_model import build_gpt
+    from lapcli.runtime.progress import shown_progress
 
     recipe, base = run.recipe, _pretrained(run)
     assert isinstance(recipe, GPTRecipe)
@@ -182,7 +182,7 @@ def _open_self_supervised(run: Run, weights: Path | None, choice: Choice) -> Ope
 def _images(
     source: ImageFiles, size: int, classes: int | None, choice: Choice, batch: int, device: torch.device, workers: int
 ) -> ImageExamples:
-    from lapcli.data.images import open_images
+    from lapcli.data.images.sources import open_images
 
     if choice.data is not None:
         changes = {"train": choice.data, "validation": 0.2 if choice.data == "builtin" else None, "revision": None}

@@ -140,8 +140,8 @@ def _analyze(what: str | None, **given: Any) -> None:
     import json
 
     from lapcli.analysis.choice import Choice, find_runs
-    from lapcli.environment import runs_dir as default_runs_dir
-    from lapcli.errors import UsageError
+    from lapcli.runtime.environment import runs_dir as default_runs_dir
+    from lapcli.runtime.errors import UsageError
 
     runs_dir = given["runs_dir"] or default_runs_dir()
     choice = Choice(

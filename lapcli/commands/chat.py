@@ -26,14 +26,14 @@ def chat(
     """Talk to a fine-tuned model. /clear forgets the conversation, /quit leaves, Ctrl-C stops an answer."""
     import sys
 
-    from lapcli.environment import runs_dir as default_runs_dir
     from lapcli.runs import find_run
+    from lapcli.runtime.environment import runs_dir as default_runs_dir
 
     found = find_run(runs_dir or default_runs_dir(), run, {"chat"})
 
-    from lapcli.evaluation.dialogue import Dialogue, converse
     from lapcli.evaluation.loading import load_gpt
-    from lapcli.evaluation.sampling import Sampling
+    from lapcli.generation.dialogue import Dialogue, converse
+    from lapcli.generation.sampling import Sampling
 
     loaded = load_gpt(found)
     print(f"{found.path}, weights sha256 {loaded.weights_sha256[:16]}", file=sys.stderr)

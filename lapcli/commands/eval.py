@@ -72,11 +72,11 @@ def evaluate(
     as_json: options.Json = False,
 ) -> None:
     """Measure a run: accuracy, probes of features, language benchmarks."""
-    from lapcli.environment import runs_dir as default_runs_dir
-    from lapcli.errors import UsageError
     from lapcli.evaluation.tasks import EVALUATORS, STOCK, chosen_options, chosen_tasks
-    from lapcli.launch import Processes, launch, needs_launch
     from lapcli.runs import named_run, newest_run
+    from lapcli.runtime.environment import runs_dir as default_runs_dir
+    from lapcli.runtime.errors import UsageError
+    from lapcli.runtime.launch import Processes, launch, needs_launch
 
     given: dict[str, Any] = {
         "protocol": protocol,
@@ -102,7 +102,7 @@ def evaluate(
         if needs_launch(processes):
             raise typer.Exit(launch(processes, sys.argv[1:]))
         from lapcli.evaluation.run_tasks import evaluate_model
-        from lapcli.training.distributed import is_main_process
+        from lapcli.runtime.ranks import is_main_process
 
         evaluation = evaluate_model(model, weights_file, where, tasks, batch, data, limit, given)
         if is_main_process():
@@ -115,7 +115,7 @@ def evaluate(
     chosen_options(found.recipe.objective, given)
 
     from lapcli.evaluation.run_tasks import evaluate_run, find_weights
-    from lapcli.training.distributed import is_main_process
+    from lapcli.runtime.ranks import is_main_process
 
     weights = find_weights(found, checkpoint)
     if needs_launch(processes, found.recipe.train.device):

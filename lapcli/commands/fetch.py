@@ -23,14 +23,14 @@ def fetch(
     """Download RECIPE's data, once, and tokenise its text. Afterwards everything runs with HF_HUB_OFFLINE=1."""
     import json
 
-    from lapcli.data.progress import shown_progress
-    from lapcli.data.tokens import prepare_text
-    from lapcli.errors import UsageError
+    from lapcli.data.text.tokens import prepare_text
     from lapcli.recipe import load_recipe
     from lapcli.recipe.chat import ChatRecipe
     from lapcli.recipe.schema import LanguageModelRecipe
     from lapcli.recipe.self_supervised import SelfSupervisedRecipe
     from lapcli.recipe.vision import ClassificationRecipe
+    from lapcli.runtime.errors import UsageError
+    from lapcli.runtime.progress import shown_progress
 
     loaded = load_recipe(recipe, set_ or [])
     if isinstance(loaded, ChatRecipe):
@@ -76,8 +76,8 @@ def fetch(
 def _fetch_images(recipe: "ClassificationRecipe | SelfSupervisedRecipe", as_json: bool) -> None:
     import json
 
-    from lapcli.data.images import open_images
-    from lapcli.data.progress import shown_progress
+    from lapcli.data.images.sources import open_images
+    from lapcli.runtime.progress import shown_progress
 
     with shown_progress() as progress:
         data = open_images(recipe.data, getattr(recipe.model, "classes", None), progress)
@@ -100,7 +100,7 @@ def _fetch_chat(recipe: "ChatRecipe", as_json: bool) -> None:
     import json
 
     from lapcli.data.chat.counts import fetch_data_sets
-    from lapcli.data.progress import shown_progress
+    from lapcli.runtime.progress import shown_progress
 
     with shown_progress() as progress:
         found = fetch_data_sets(recipe, progress)

@@ -46,9 +46,9 @@ def overrides(set_: list[str] | None, data: Path | None) -> list[str]:
 def chat_recipe(path: Path, set_: list[str] | None, data: Path | None, seed: int | None = None) -> "ChatRecipe":
     """A recipe with stages; `--data` is a folder with copies of its data sets."""
     from lapcli.data.chat.sources import with_local_data
-    from lapcli.errors import UsageError
     from lapcli.recipe import load_recipe
     from lapcli.recipe.chat import ChatRecipe
+    from lapcli.runtime.errors import UsageError
 
     loaded = load_recipe(path, set_ or [], seed)
     if not isinstance(loaded, ChatRecipe):

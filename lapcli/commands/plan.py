@@ -6,11 +6,11 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from lapcli.commands import options
-from lapcli.errors import ExitCode, UsageError
+from lapcli.runtime.errors import ExitCode, UsageError
 
 if TYPE_CHECKING:
-    from lapcli.hardware import Device
     from lapcli.recipe import BaseRecipe
+    from lapcli.runtime.devices import Device
 
 EXAMPLES = """\b
 Examples:
@@ -56,7 +56,7 @@ def plan(
 
 
 def _device(gpu: str | None, recipe: "BaseRecipe", probing: bool) -> "Device | None":
-    from lapcli.hardware import GPUS, this_cpu
+    from lapcli.runtime.devices import GPUS, this_cpu
 
     if gpu is None:
         return None
@@ -73,6 +73,6 @@ def _device(gpu: str | None, recipe: "BaseRecipe", probing: bool) -> "Device | N
 
 def _how_many(gpu: str | None, recipe: "BaseRecipe") -> int:
     """One of a named device; of this machine's, as many as `lap train` would use."""
-    from lapcli.launch import Processes
+    from lapcli.runtime.launch import Processes
 
     return 1 if gpu else Processes().here(recipe.train.device)

@@ -62,10 +62,10 @@ def report(
     runs_dir: options.RunsDir = None,
 ) -> None:
     """Tables over seeds, beside the paper's, and a page with figures and claims."""
-    from lapcli.environment import runs_dir as default_runs_dir
-    from lapcli.files import write_for_user
     from lapcli.report.assemble import report_on
     from lapcli.report.forms import FORMATS
+    from lapcli.runtime.environment import runs_dir as default_runs_dir
+    from lapcli.runtime.files import write_for_user
 
     folder = runs_dir or default_runs_dir()
     made = report_on(
@@ -99,7 +99,7 @@ def report(
 
 def checked_rows(paper: str | None, format_: str, rows: str, columns: str | None, baseline: str | None) -> list[str]:
     """The keys of the rows; raises UsageError for options that do not go together."""
-    from lapcli.errors import UsageError
+    from lapcli.runtime.errors import UsageError
 
     if paper is not None and (columns or baseline or rows != HEADS):
         raise UsageError("--paper has the paper's rows and columns; leave out --rows, --columns and --baseline")
@@ -109,7 +109,7 @@ def checked_rows(paper: str | None, format_: str, rows: str, columns: str | None
 
 
 def _names(option: str, text: str) -> list[str]:
-    from lapcli.errors import UsageError
+    from lapcli.runtime.errors import UsageError
 
     names = list(dict.fromkeys(part.strip() for part in text.split(",")))
     if not all(names):

@@ -46,8 +46,8 @@ def sft(
     as_json: options.Json = False,
 ) -> None:
     """Mid-train and fine-tune a pretrained GPT on conversations. The same command goes on with an unfinished run."""
-    from lapcli.environment import runs_dir as default_runs_dir
-    from lapcli.launch import Processes, launch, needs_launch
+    from lapcli.runtime.environment import runs_dir as default_runs_dir
+    from lapcli.runtime.launch import Processes, launch, needs_launch
 
     loaded = options.chat_recipe(recipe, set_, data, seed)
     processes = Processes(nproc, nnodes, node_rank, rdzv, max_restarts)
@@ -65,8 +65,8 @@ def sft(
         named = [] if run is not None else ["--run", str(start.path.resolve())]
         raise typer.Exit(launch(processes, [*sys.argv[1:], *named], device))
 
-    from lapcli.console import LogConsole
-    from lapcli.training.distributed import is_main_process
+    from lapcli.runtime.console import LogConsole
+    from lapcli.runtime.ranks import is_main_process
 
     run_name = (name or start.name.removesuffix("-midtrain")) + ("" if seed is None or name else f"-seed{seed}")
     console = LogConsole()

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from lapcli.commands import options
-from lapcli.errors import UsageError
+from lapcli.runtime.errors import UsageError
 
 if TYPE_CHECKING:
     from lapcli.sweep.cells import Sweep
@@ -55,9 +55,9 @@ def sweep(
     as_json: options.Json = False,
 ) -> None:
     """Train every cell of a grid. The same command skips finished cells and goes on with the others."""
-    from lapcli.environment import runs_dir as default_runs_dir
-    from lapcli.launch import Processes
     from lapcli.runs import check_name
+    from lapcli.runtime.environment import runs_dir as default_runs_dir
+    from lapcli.runtime.launch import Processes
     from lapcli.sweep.search import known_cells
     from lapcli.sweep.state import refuse_others
 
@@ -74,7 +74,7 @@ def sweep(
     grid.check()
     refuse_others((cell for cell, waits in known_cells(grid, where, only) if not waits), where)
     if dry_run:
-        from lapcli.hardware import GPUS
+        from lapcli.runtime.devices import GPUS
         from lapcli.sweep.cost import sweep_cost
 
         cost = sweep_cost(grid, where, only, GPUS[gpu] if gpu else None, gpus or 1)
@@ -131,7 +131,7 @@ def _print_script(grid: "Sweep", where: Path, only: str | None, jobs: int | None
 def _run(grid: "Sweep", where: Path, jobs: int, only: str | None, nproc: str, as_json: bool) -> None:
     import json
 
-    from lapcli.console import LogConsole
+    from lapcli.runtime.console import LogConsole
     from lapcli.sweep.ending import failure, make_reports
     from lapcli.sweep.runner import Runner
     from lapcli.sweep.slots import share_machine

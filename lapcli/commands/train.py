@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 import typer
 
 from lapcli.commands import options
-from lapcli.errors import UsageError
+from lapcli.runtime.errors import UsageError
 
 if TYPE_CHECKING:
     from lapcli.runs import Run
@@ -37,10 +37,10 @@ def train(
     as_json: options.Json = False,
 ) -> None:
     """Train a model. The same command goes on with an unfinished run, exactly where it was."""
-    from lapcli.environment import runs_dir as default_runs_dir
-    from lapcli.launch import Processes, launch, needs_launch
     from lapcli.recipe import BaseRecipe, load_recipe
     from lapcli.runs import check_name
+    from lapcli.runtime.environment import runs_dir as default_runs_dir
+    from lapcli.runtime.launch import Processes, launch, needs_launch
 
     loaded = load_recipe(recipe, options.overrides(set_, data), seed)
     if not isinstance(loaded, BaseRecipe):
@@ -59,12 +59,12 @@ def train(
     if needs_launch(processes, device):
         raise typer.Exit(launch(processes, sys.argv[1:], device))
 
-    from lapcli.console import LogConsole
+    from lapcli.runtime.console import LogConsole
     from lapcli.training.start import train_recipe
 
     console = LogConsole()
     run = train_recipe(loaded, runs_dir=runs_dir or default_runs_dir(), name=run_name, fresh=fresh, console=console)
-    from lapcli.training.distributed import is_main_process
+    from lapcli.runtime.ranks import is_main_process
 
     if is_main_process():
         _print_result(run, as_json)
@@ -74,8 +74,8 @@ def _print_result(run: "Run", as_json: bool) -> None:
     """The numbers, a sample, the place of the run and what to try next."""
     import json
 
-    from lapcli.environment import runs_dir as default_runs_dir
     from lapcli.runs import read_summary
+    from lapcli.runtime.environment import runs_dir as default_runs_dir
 
     summary = read_summary(run)
     if as_json:

@@ -15,8 +15,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from lapcli.errors import LapError
-from lapcli.files import Lock, flush_to_disk, lock_file
+from lapcli.runtime.errors import LapError
+from lapcli.runtime.files import Lock, flush_to_disk, lock_file
 
 log = logging.getLogger(__name__)
 

@@ -5,7 +5,7 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
-from lapcli.errors import DataError
+from lapcli.runtime.errors import DataError
 
 #: What a text source is read from, by the end of the name.
 SUFFIXES = (".parquet", ".jsonl", ".jsonl.gz", ".txt", ".txt.gz")

@@ -12,8 +12,8 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from lapcli.environment import hub_is_offline
-from lapcli.errors import DataError, LapError
+from lapcli.runtime.environment import hub_is_offline
+from lapcli.runtime.errors import DataError, LapError
 
 DOWNLOADS_AT_ONCE = 8
 

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from lapcli.errors import LapError, UsageError
+from lapcli.runtime.errors import LapError, UsageError
 
 
 class Backbone:

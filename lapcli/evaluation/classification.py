@@ -6,19 +6,19 @@ import numpy as np
 import torch
 from torch import nn
 
-from lapcli.data.ade20k import is_ade20k
 from lapcli.data.cache import digest
-from lapcli.data.image_set import Part
-from lapcli.data.images import open_held_out
-from lapcli.errors import UsageError
-from lapcli.evaluation.accuracy import measure_accuracy
+from lapcli.data.images.ade20k import is_ade20k
+from lapcli.data.images.image_set import Part
+from lapcli.data.images.sources import open_held_out
 from lapcli.evaluation.backbones import TimmBackbone
 from lapcli.evaluation.features import spread
 from lapcli.evaluation.probes import Settings, measure_probes, read_settings
 from lapcli.evaluation.tasks import PROBES, Measured, Request, Score, wilson_interval
+from lapcli.measures.accuracy import measure_accuracy
 from lapcli.models.vit import build_vit
 from lapcli.objectives.classification import uses_bf16, worker_count
 from lapcli.recipe.vision import ClassificationRecipe
+from lapcli.runtime.errors import UsageError
 from lapcli.training.checkpoint import load_weights
 
 TOP = {"top1": 1, "top5": 5}

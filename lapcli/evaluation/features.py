@@ -14,12 +14,12 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from lapcli.data.image_batches import Example, ImageBatches
-from lapcli.data.image_loader import ImageLoader, Reader, Transform
-from lapcli.data.image_set import ImageSet, Progress
-from lapcli.errors import UsageError
+from lapcli.data.images.batches import Example, ImageBatches
+from lapcli.data.images.image_set import ImageSet, Progress
+from lapcli.data.images.loader import ImageLoader, Reader, Transform
 from lapcli.evaluation.backbones import Backbone
-from lapcli.training.distributed import World
+from lapcli.runtime.errors import UsageError
+from lapcli.runtime.ranks import World
 
 
 @dataclass(frozen=True)

@@ -9,10 +9,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from lapcli.data.augmentation import evaluation_transform, training_transform
-from lapcli.data.image_set import ImageSet, Part
-from lapcli.data.images import ImageData, held_out_fraction
-from lapcli.errors import LapError, UsageError
+from lapcli.data.images.augmentation import evaluation_transform, training_transform
+from lapcli.data.images.image_set import ImageSet, Part
+from lapcli.data.images.sources import ImageData, held_out_fraction
 from lapcli.evaluation.backbones import Backbone
 from lapcli.evaluation.features import (
     Pass,
@@ -24,10 +23,11 @@ from lapcli.evaluation.features import (
     spread,
 )
 from lapcli.evaluation.linear_probe import LinearProbes
-from lapcli.evaluation.nearest_neighbours import classify
 from lapcli.evaluation.protocols import KnnProtocol, LinearProtocol, within, written_out
 from lapcli.evaluation.tasks import Score, wilson_interval
+from lapcli.measures.nearest_neighbours import classify
 from lapcli.recipe.vision import Augmentation, ImageSource
+from lapcli.runtime.errors import LapError, UsageError
 
 REFERENCE_BATCH = 256  # the learning rates are meant for this many images
 

@@ -3,14 +3,14 @@
 import sys
 from typing import NamedTuple
 
-from lapcli.data.tokenizer import Tokenizer
-from lapcli.errors import DataError, UsageError
+from lapcli.data.text.tokenizer import Tokenizer
 from lapcli.models.gpt import GPT
 from lapcli.objectives.language_model import build_gpt
 from lapcli.recipe.schema import GPTRecipe
 from lapcli.runs import Run
+from lapcli.runtime.errors import DataError, UsageError
+from lapcli.runtime.ranks import World, join_world
 from lapcli.training import checkpoint
-from lapcli.training.distributed import World, join_world
 
 
 class LoadedGPT(NamedTuple):

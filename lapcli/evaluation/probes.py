@@ -6,17 +6,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from lapcli.data.ade20k import is_ade20k, open_ade20k
 from lapcli.data.cache import digest
-from lapcli.data.image_set import Progress
-from lapcli.data.images import open_images
-from lapcli.errors import UsageError
+from lapcli.data.images.ade20k import is_ade20k, open_ade20k
+from lapcli.data.images.image_set import Progress
+from lapcli.data.images.sources import open_images
 from lapcli.evaluation.backbones import Backbone
 from lapcli.evaluation.features import Pass
 from lapcli.evaluation.protocols import Protocols, read_protocols
 from lapcli.evaluation.tasks import PROBES, Measured, Score
 from lapcli.recipe.vision import ImageFiles
-from lapcli.training.distributed import World
+from lapcli.runtime.errors import UsageError
+from lapcli.runtime.ranks import World
 
 
 @dataclass(frozen=True)
@@ -128,7 +128,7 @@ def _notes(scores: Sequence[Score]) -> dict[str, str]:
 
 @contextmanager
 def _shown(world: World) -> Iterator[Progress | None]:
-    from lapcli.data.progress import shown_progress
+    from lapcli.runtime.progress import shown_progress
 
     if not world.is_main:
         yield None

@@ -5,12 +5,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from lapcli.errors import UsageError
 from lapcli.evaluation.tasks import EVALUATORS, STOCK, Measured, Request, Score, chosen_options, chosen_tasks
-from lapcli.files import write_json
 from lapcli.runs import Run, read_summary
+from lapcli.runtime.errors import UsageError
+from lapcli.runtime.files import write_json
+from lapcli.runtime.ranks import World, join_world, leave_world
 from lapcli.training import checkpoint
-from lapcli.training.distributed import World, join_world, leave_world
 
 EVAL = "eval"
 STOCK_IMAGES = "hub:ILSVRC/imagenet-1k"  # what a stock model is probed on if no --data is given

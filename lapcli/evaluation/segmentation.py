@@ -16,16 +16,16 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from lapcli.data.ade20k import CLASSES, IGNORED, SceneData, Scenes, SomeScenes, check_scenes
-from lapcli.data.image_batches import Example, ImageBatches
-from lapcli.data.image_loader import ImageLoader
-from lapcli.data.scene_batches import SceneReader, resize_short_side
-from lapcli.errors import UsageError
+from lapcli.data.images.ade20k import CLASSES, IGNORED, SceneData, Scenes, SomeScenes, check_scenes
+from lapcli.data.images.batches import Example, ImageBatches
+from lapcli.data.images.loader import ImageLoader
+from lapcli.data.images.scene_batches import SceneReader, resize_short_side
 from lapcli.evaluation.backbones import Backbone
-from lapcli.evaluation.confusion import confusion_matrix, interval_over_images, mean_iou, overlaps
 from lapcli.evaluation.features import Pass, spread
 from lapcli.evaluation.protocols import Ade20kProtocol, within, written_out
 from lapcli.evaluation.tasks import Score
+from lapcli.measures.confusion import confusion_matrix, interval_over_images, mean_iou, overlaps
+from lapcli.runtime.errors import UsageError
 
 INITIAL_STD = 0.01
 CLASSES_AT_ONCE = 10  # resized to the size of a label map

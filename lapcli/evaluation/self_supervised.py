@@ -4,7 +4,6 @@ from pathlib import Path
 
 import torch
 
-from lapcli.errors import UsageError
 from lapcli.evaluation.backbones import DinoBackbone
 from lapcli.evaluation.probes import measure_probes, read_settings
 from lapcli.evaluation.tasks import Measured, Request
@@ -12,6 +11,7 @@ from lapcli.models.dino_vit import DinoViT
 from lapcli.models.self_supervised import StudentTeacher
 from lapcli.objectives.classification import worker_count
 from lapcli.recipe.self_supervised import DinoModel, SelfSupervisedRecipe
+from lapcli.runtime.errors import UsageError
 from lapcli.training.checkpoint import load_weights
 
 

@@ -9,10 +9,10 @@ from typing import Any, NamedTuple
 
 import torch
 
-from lapcli.environment import hub_is_offline
-from lapcli.errors import DataError, UsageError
 from lapcli.evaluation.backbones import TimmBackbone
-from lapcli.files import sha256_of_file
+from lapcli.runtime.environment import hub_is_offline
+from lapcli.runtime.errors import DataError, UsageError
+from lapcli.runtime.files import sha256_of_file
 
 PREFIX = "timm:"
 SAFE = "model.safetensors"

@@ -12,12 +12,12 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from lapcli.errors import UsageError
 from lapcli.runs import Run
+from lapcli.runtime.errors import UsageError
 
 if TYPE_CHECKING:  # no torch in here: a wrong name is refused at once
+    from lapcli.runtime.ranks import World
     from lapcli.training.checkpoint import Checkpoint
-    from lapcli.training.distributed import World
 
 
 @dataclass(frozen=True)

@@ -23,8 +23,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from lapcli.head_plan import HeadSpec, head_plan
-from lapcli.laplacian import laplacian_attention
+from lapcli.heads.laplacian import laplacian_attention
+from lapcli.heads.plan import HeadSpec, head_plan
 from lapcli.models.lean import gelu_linear
 
 Precision = Literal["float32", "bf16"]

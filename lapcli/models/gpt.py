@@ -23,8 +23,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from lapcli.head_plan import HeadPlan, HeadSpec, head_plan
-from lapcli.laplacian import laplacian_attention
+from lapcli.heads.laplacian import laplacian_attention
+from lapcli.heads.plan import HeadPlan, HeadSpec, head_plan
 from lapcli.models.chunked_loss import LARGEST_SOFTCAP, Reduction, softcapped_cross_entropy
 from lapcli.models.lean import relu_squared, rms_norm
 

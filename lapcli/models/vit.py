@@ -12,7 +12,7 @@ from timm.layers.drop import DropPath
 from timm.models.deit import deit3_base_patch16_224
 from torch import nn
 
-from lapcli.models.timm_attention import laplacianize
+from lapcli.heads.timm_attention import laplacianize
 from lapcli.recipe.vision import ViTModel
 
 

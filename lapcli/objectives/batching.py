@@ -1,7 +1,7 @@
 """From the global batch of a recipe to what one process takes at once."""
 
-from lapcli.errors import UsageError
 from lapcli.objectives.objective import BatchPlan
+from lapcli.runtime.errors import UsageError
 
 
 def plan_batches(batch: int, micro_batch: int, processes: int, multiple: int = 1) -> BatchPlan:

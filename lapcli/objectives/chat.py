@@ -17,18 +17,18 @@ from lapcli.data.chat.batches import ChatBatches, PackedBatches, PaddedBatches
 from lapcli.data.chat.conversation import conversation
 from lapcli.data.chat.mixture import Mixture, prepare_mixture
 from lapcli.data.chat.rendering import render_prompt
-from lapcli.data.corpus import Progress
-from lapcli.data.tokenizer import Tokenizer
-from lapcli.errors import UsageError
-from lapcli.evaluation.engine import Engine, Sampling
-from lapcli.evaluation.transcript import transcript
+from lapcli.data.text.corpus import Progress
+from lapcli.data.text.tokenizer import Tokenizer
+from lapcli.generation.engine import Engine, Sampling
+from lapcli.generation.transcript import transcript
 from lapcli.objectives.batching import plan_batches
 from lapcli.objectives.language_model import build_gpt, parameter_groups, to_device
 from lapcli.objectives.objective import ParameterGroup
+from lapcli.objectives.schedules import learning_rate_multiplier, muon_momentum
 from lapcli.recipe.chat import ChatStageRecipe
+from lapcli.runtime.errors import UsageError
+from lapcli.runtime.ranks import World
 from lapcli.training.checkpoint import load_weights
-from lapcli.training.distributed import World
-from lapcli.training.schedules import learning_rate_multiplier, muon_momentum
 
 
 @dataclass(frozen=True)

@@ -14,21 +14,21 @@ import torch
 from timm.loss import BinaryCrossEntropy, SoftTargetCrossEntropy
 from torch import Tensor, nn
 
-from lapcli.data.augmentation import Eraser, evaluation_transform, normalise, training_transform
-from lapcli.data.image_batches import Example, ImageBatches
-from lapcli.data.image_loader import ImageLoader, Reader
-from lapcli.data.image_set import ImageSet
-from lapcli.data.images import ImageData
-from lapcli.data.mixing import Mixer
-from lapcli.evaluation.accuracy import measure_accuracy
+from lapcli.data.images.augmentation import Eraser, evaluation_transform, normalise, training_transform
+from lapcli.data.images.batches import Example, ImageBatches
+from lapcli.data.images.image_set import ImageSet
+from lapcli.data.images.loader import ImageLoader, Reader
+from lapcli.data.images.mixing import Mixer
+from lapcli.data.images.sources import ImageData
+from lapcli.measures.accuracy import measure_accuracy
 from lapcli.models.vit import build_vit, forward_flops, without_decay
 from lapcli.objectives.batching import plan_batches
 from lapcli.objectives.objective import ParameterGroup
+from lapcli.objectives.schedules import cosine_multiplier
 from lapcli.recipe.schema import BaseRecipe
 from lapcli.recipe.self_supervised import SelfSupervisedRecipe
 from lapcli.recipe.vision import ClassificationRecipe, ImageFiles
-from lapcli.training.distributed import World
-from lapcli.training.schedules import cosine_multiplier
+from lapcli.runtime.ranks import World
 
 
 def parameter_groups(recipe: ClassificationRecipe, model: nn.Module) -> list[ParameterGroup]:

@@ -12,16 +12,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lapcli.data.batches import TokenBatches
-from lapcli.data.tokens import TextData
-from lapcli.evaluation.bigram import bigram_bits_per_byte
-from lapcli.evaluation.engine import generate
+from lapcli.data.text.batches import TokenBatches
+from lapcli.data.text.tokens import TextData
+from lapcli.generation.engine import generate
+from lapcli.measures.bigram import bigram_bits_per_byte
 from lapcli.models.gpt import GPT, GPTConfig
 from lapcli.objectives.batching import plan_batches
 from lapcli.objectives.objective import ParameterGroup
+from lapcli.objectives.schedules import learning_rate_multiplier, muon_momentum
 from lapcli.recipe.schema import GPTRecipe, LanguageModelRecipe
-from lapcli.training.distributed import World
-from lapcli.training.schedules import learning_rate_multiplier, muon_momentum
+from lapcli.runtime.ranks import World
 
 DTYPES = {"float32": torch.float32, "bf16": torch.bfloat16, "auto": None}
 

@@ -21,11 +21,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lapcli.data.augmentation import normalise
-from lapcli.data.crops import GLOBALS, CropReader
-from lapcli.data.image_batches import Example, ImageBatches
-from lapcli.data.image_loader import ImageLoader
-from lapcli.data.images import ImageData
+from lapcli.data.images.augmentation import normalise
+from lapcli.data.images.batches import Example, ImageBatches
+from lapcli.data.images.crops import GLOBALS, CropReader
+from lapcli.data.images.loader import ImageLoader
+from lapcli.data.images.sources import ImageData
 from lapcli.models.self_supervised import Head, StudentTeacher, crop_flops
 from lapcli.objectives.batching import plan_batches
 from lapcli.objectives.classification import probe_images, uses_bf16, worker_count
@@ -38,7 +38,7 @@ from lapcli.objectives.dino.sinkhorn import sinkhorn_targets
 from lapcli.objectives.dino.watch import collapse, teacher_health
 from lapcli.objectives.objective import ParameterGroup
 from lapcli.recipe.self_supervised import SelfSupervisedRecipe
-from lapcli.training.distributed import World
+from lapcli.runtime.ranks import World
 
 
 @dataclass(frozen=True)

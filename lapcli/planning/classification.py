@@ -4,8 +4,8 @@ from typing import Any
 
 import torch
 
-from lapcli.data.images import KNOWN_SIZES
-from lapcli.head_plan import HeadPlan
+from lapcli.data.images.sources import KNOWN_SIZES
+from lapcli.heads.plan import HeadPlan
 from lapcli.models.vit import build_vit
 from lapcli.objectives.classification import build_loss, parameter_groups
 from lapcli.planning.download import image_download

@@ -1,7 +1,7 @@
 """How much a recipe would still download, as far as it is known without asking the hub."""
 
 from lapcli.data.hub import cached_hub_files
-from lapcli.data.text import hub_list
+from lapcli.data.text.sources import hub_list
 from lapcli.recipe.schema import TextSource
 from lapcli.recipe.vision import ImageFiles
 

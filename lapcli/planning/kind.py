@@ -4,7 +4,7 @@ from typing import Any, Protocol
 
 import torch
 
-from lapcli.head_plan import HeadPlan
+from lapcli.heads.plan import HeadPlan
 from lapcli.planning.plan import Plan
 from lapcli.planning.sketch import Sketch
 from lapcli.recipe.schema import BaseRecipe

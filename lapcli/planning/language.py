@@ -4,8 +4,8 @@ from typing import Any
 
 import torch
 
-from lapcli.data.tokens import describe_source
-from lapcli.head_plan import HeadPlan
+from lapcli.data.text.tokens import describe_source
+from lapcli.heads.plan import HeadPlan
 from lapcli.models.chunked_loss import softcapped_cross_entropy
 from lapcli.models.gpt import GPT
 from lapcli.objectives.language_model import gpt_config, parameter_groups

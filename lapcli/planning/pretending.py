@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from lapcli import laplacian
+from lapcli.heads import laplacian
 from lapcli.models import chunked_loss, dino_vit, gpt, lean
 from lapcli.objectives.dino import cross_entropy, sinkhorn
 

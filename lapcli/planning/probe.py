@@ -6,13 +6,13 @@ import time
 
 import torch
 
-from lapcli.hardware import peak_memory, resident_memory
 from lapcli.planning.kind import would_compile
 from lapcli.planning.plan import Plan
 from lapcli.planning.sketch import Sketch
 from lapcli.planning.training import kind_of
 from lapcli.recipe.schema import BaseRecipe
-from lapcli.training.distributed import pick_device
+from lapcli.runtime.devices import peak_memory, resident_memory
+from lapcli.runtime.ranks import pick_device
 from lapcli.training.optimizers import Optimizers
 
 

@@ -8,9 +8,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from lapcli.data.crops import GLOBALS
-from lapcli.data.images import KNOWN_SIZES
-from lapcli.head_plan import HeadPlan
+from lapcli.data.images.crops import GLOBALS
+from lapcli.data.images.sources import KNOWN_SIZES
+from lapcli.heads.plan import HeadPlan
 from lapcli.models.self_supervised import Head, StudentTeacher
 from lapcli.objectives.dino.cross_entropy import target_cross_entropy
 from lapcli.objectives.dino.groups import parameter_groups

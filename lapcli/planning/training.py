@@ -5,8 +5,6 @@ from typing import Any
 
 import torch
 
-from lapcli.errors import UsageError
-from lapcli.hardware import Device, this_device
 from lapcli.objectives.batching import plan_batches
 from lapcli.objectives.objective import BatchPlan
 from lapcli.planning.kind import Kind, would_compile
@@ -19,7 +17,9 @@ from lapcli.planning.uncompiled import without_compiler
 from lapcli.recipe.schema import AnyRecipe, BaseRecipe, LanguageModelRecipe
 from lapcli.recipe.self_supervised import SelfSupervisedRecipe
 from lapcli.recipe.vision import ClassificationRecipe
-from lapcli.training.distributed import pick_device
+from lapcli.runtime.devices import Device, this_device
+from lapcli.runtime.errors import UsageError
+from lapcli.runtime.ranks import pick_device
 
 META = torch.device("meta")
 #: Of a GPU's peak, where nothing was measured: upstream's run of the 561M GPT on eight H100 had a little more.

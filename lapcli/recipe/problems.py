@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from lapcli.errors import UsageError
+from lapcli.runtime.errors import UsageError
 
 _QUOTED = 60  # characters of a user's value that a message repeats
 _PRINTED = 50  # a list of ten thousand wrong items is one mistake, not ten thousand lines

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from lapcli.head_plan import HeadPlan, head_plan
+from lapcli.heads.plan import HeadPlan, head_plan
 from lapcli.recipe.section import (
     Count,
     Fraction,

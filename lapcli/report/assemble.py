@@ -4,10 +4,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from lapcli.errors import UsageError
 from lapcli.report.collect import Collection, Which, collect
 from lapcli.report.grouping import DATA, HEADS, Grid, RowKey, alike, differences, group, in_words
 from lapcli.report.tables import LABELS, Table, table_of
+from lapcli.runtime.errors import UsageError
 
 #: What a grid shows if nothing was measured yet.
 _EXPECTED = {"classification": ["top1"], "self_supervised": ["linear"]}

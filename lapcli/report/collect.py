@@ -20,9 +20,9 @@ from pathlib import Path
 from typing import Any, Literal
 
 from lapcli.analysis.catalogue import CATALOGUE
-from lapcli.errors import UsageError
 from lapcli.recipe import recipe_to_dict
 from lapcli.runs import INFO, Run, read_run, read_summary
+from lapcli.runtime.errors import UsageError
 from lapcli.training.metrics import read_metrics
 
 Which = Literal["last", "best"]

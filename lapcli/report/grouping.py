@@ -10,9 +10,9 @@ from dataclasses import dataclass, field
 from difflib import get_close_matches
 from typing import Any
 
-from lapcli.errors import UsageError
-from lapcli.head_plan import head_plan
+from lapcli.heads.plan import head_plan
 from lapcli.report.collect import RunResult
+from lapcli.runtime.errors import UsageError
 
 HEADS = "model.laplacian_heads"
 DATA = "(data sha256)"  # a key of the grid beside the recipe's

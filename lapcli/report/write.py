@@ -2,12 +2,12 @@
 
 from pathlib import Path
 
-from lapcli.files import write_for_user
 from lapcli.report.assemble import Report
 from lapcli.report.claims import judge_all
 from lapcli.report.compare import TABLES, paper_tables
 from lapcli.report.figures import draw_all, write_files
 from lapcli.report.page import page
+from lapcli.runtime.files import write_for_user
 
 
 def write_page(report: Report, path: Path) -> list[Path]:

@@ -9,10 +9,10 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from lapcli.errors import UsageError
 from lapcli.recipe import BaseRecipe, RecipeError, load_recipe, recipe_hash, recipe_to_dict
 from lapcli.recipe.problems import Problem, in_reading_order, quoted
 from lapcli.recipe.sweep import LoadedSweep
+from lapcli.runtime.errors import UsageError
 from lapcli.sweep.grid import Over, cell_name, combinations, override, repeated
 from lapcli.sweep.then import check_report, check_then, filled
 

@@ -4,9 +4,9 @@ import json
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from lapcli.hardware import Device
 from lapcli.planning import Plan, plan_training
 from lapcli.recipe import recipe_to_dict
+from lapcli.runtime.devices import Device
 from lapcli.sweep.cells import Cell, Sweep
 from lapcli.sweep.search import known_cells
 from lapcli.sweep.state import commands_left, progress

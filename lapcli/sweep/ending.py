@@ -6,8 +6,8 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from lapcli.errors import Interrupted, LapError
 from lapcli.recipe.chat import STAGES
+from lapcli.runtime.errors import Interrupted, LapError
 from lapcli.sweep.cells import Sweep
 from lapcli.sweep.runner import Outcome, Track
 

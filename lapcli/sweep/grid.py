@@ -14,9 +14,9 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from lapcli.errors import UsageError
 from lapcli.recipe.problems import Unreadable
 from lapcli.recipe.reading import plain, read_text
+from lapcli.runtime.errors import UsageError
 
 Over = dict[str, list[Any]]
 LAPLACIAN_HEADS = "model.laplacian_heads"

@@ -15,14 +15,14 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import IO
 
-from lapcli.errors import ExitCode, Interrupted, UsageError
+from lapcli.runtime.errors import ExitCode, Interrupted, UsageError
+from lapcli.runtime.signals import StopRequest, stop_on_signal
 from lapcli.sweep import children
 from lapcli.sweep import then as follow
 from lapcli.sweep.cells import Cell, Grid, Sweep
 from lapcli.sweep.search import Choice, choose, is_tried
 from lapcli.sweep.slots import Slot
 from lapcli.sweep.state import commands_left, log_of, note_done, progress, take
-from lapcli.training.signals import StopRequest, stop_on_signal
 
 _POLL = 0.2  # seconds
 

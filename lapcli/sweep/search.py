@@ -7,7 +7,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
-from lapcli.errors import LapError, UsageError
+from lapcli.runtime.errors import LapError, UsageError
 from lapcli.sweep.cells import Cell, SearchSpec, Sweep
 from lapcli.sweep.state import last_validation, progress
 

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
-from lapcli.errors import UsageError
-from lapcli.files import Lock, lock_file, write_json
 from lapcli.runs import changes, has_nothing, read_run
+from lapcli.runtime.errors import UsageError
+from lapcli.runtime.files import Lock, lock_file, write_json
 from lapcli.sweep.cells import Cell
 
 WORK, DONE = ".sweeps", "sweep.json"

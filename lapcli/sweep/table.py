@@ -12,9 +12,9 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
+from lapcli.runtime.step_progress import duration
 from lapcli.sweep.runner import Track
 from lapcli.sweep.state import last_validation, progress
-from lapcli.training.progress import duration
 
 _SECONDS = 1.0  # between two looks at the files of running cells
 _SHOWN_FIRST = ("running", "failed", "interrupted", "elsewhere", "waiting", "diverged", "finished")

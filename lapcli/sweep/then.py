@@ -5,8 +5,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from lapcli.errors import LapError
 from lapcli.recipe.problems import Problem
+from lapcli.runtime.errors import LapError
 
 if TYPE_CHECKING:
     from lapcli.sweep.cells import Cell

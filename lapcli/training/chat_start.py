@@ -4,14 +4,14 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
-from lapcli.data.progress import shown_progress
-from lapcli.data.tokenizer import Tokenizer
-from lapcli.errors import DataError
+from lapcli.data.text.tokenizer import Tokenizer
 from lapcli.objectives.chat import Chat, prepare_chat
 from lapcli.recipe.chat import ChatStageRecipe
 from lapcli.runs import CHECKPOINTS, Run
+from lapcli.runtime.errors import DataError
+from lapcli.runtime.progress import shown_progress
+from lapcli.runtime.ranks import World
 from lapcli.training import checkpoint
-from lapcli.training.distributed import World
 
 TOKENIZER = "tokenizer.json"
 

@@ -19,8 +19,8 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from lapcli.errors import DataError, LapError
-from lapcli.files import flush_to_disk, sha256_of_file, write_json
+from lapcli.runtime.errors import DataError, LapError
+from lapcli.runtime.files import flush_to_disk, sha256_of_file, write_json
 
 MODEL, OPTIMIZER, STATE = "model.safetensors", "optimizer.safetensors", "state.json"
 _NAME = re.compile(r"step-(\d{6,})")

@@ -18,17 +18,17 @@ from rich.console import Console
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from lapcli.errors import Diverged, Interrupted, LapError
-from lapcli.hardware import peak_flops
 from lapcli.objectives.objective import Objective, Watching
 from lapcli.recipe.schema import BaseRecipe
 from lapcli.runs import Run
+from lapcli.runtime.devices import peak_flops
+from lapcli.runtime.errors import Diverged, Interrupted, LapError
+from lapcli.runtime.ranks import World
+from lapcli.runtime.signals import StopRequest, stop_on_signal
+from lapcli.runtime.step_progress import StepProgress
 from lapcli.training import checkpoint
-from lapcli.training.distributed import World
 from lapcli.training.metrics import MetricsLog
 from lapcli.training.optimizers import Optimizers
-from lapcli.training.progress import StepProgress
-from lapcli.training.signals import StopRequest, stop_on_signal
 
 
 class Loop:

@@ -5,8 +5,8 @@ import os
 from pathlib import Path
 from typing import Any
 
-from lapcli.errors import LapError
-from lapcli.files import write_text
+from lapcli.runtime.errors import LapError
+from lapcli.runtime.files import write_text
 
 
 class MetricsLog:

@@ -5,8 +5,8 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from lapcli.errors import LapError
 from lapcli.objectives.objective import ParameterGroup
+from lapcli.runtime.errors import LapError
 from lapcli.training.muon import Muon
 
 

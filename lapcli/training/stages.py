@@ -4,11 +4,11 @@ from pathlib import Path
 
 from rich.console import Console
 
-from lapcli.errors import UsageError
 from lapcli.recipe.chat import STAGES, ChatRecipe, StageName, stage_recipe
 from lapcli.recipe.schema import GPTRecipe
 from lapcli.runs import INFO, Run, find_run, read_run
-from lapcli.training.distributed import join_world, leave_world
+from lapcli.runtime.errors import UsageError
+from lapcli.runtime.ranks import join_world, leave_world
 from lapcli.training.start import train_in_world
 
 #: What a stage can start from.

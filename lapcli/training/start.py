@@ -9,9 +9,7 @@ from typing import Any
 import torch
 from rich.console import Console
 
-from lapcli.data.progress import shown_progress
-from lapcli.data.tokens import prepare_text
-from lapcli.errors import DataError, Diverged, Interrupted, LapError, UsageError
+from lapcli.data.text.tokens import prepare_text
 from lapcli.objectives.language_model import LanguageModel
 from lapcli.objectives.objective import Objective
 from lapcli.recipe.chat import ChatStageRecipe
@@ -19,10 +17,12 @@ from lapcli.recipe.schema import BaseRecipe, LanguageModelRecipe
 from lapcli.recipe.self_supervised import SelfSupervisedRecipe
 from lapcli.recipe.vision import ClassificationRecipe
 from lapcli.runs import Run, open_run, read_run, write_summary
+from lapcli.runtime.errors import DataError, Diverged, Interrupted, LapError, UsageError
+from lapcli.runtime.progress import shown_progress
+from lapcli.runtime.ranks import World, join_world, leave_world
+from lapcli.runtime.signals import stop_before_the_first_step
 from lapcli.training.chat_start import build_chat
-from lapcli.training.distributed import World, join_world, leave_world
 from lapcli.training.loop import Loop
-from lapcli.training.signals import stop_before_the_first_step
 
 
 def train_recipe(recipe: BaseRecipe, *, runs_dir: Path, name: str, fresh: bool = False, console: Console) -> Run:
@@ -115,7 +115,7 @@ def _build_language_model(recipe: LanguageModelRecipe, world: World, run: Run) -
 
 
 def _build_classification(recipe: ClassificationRecipe, world: World, run: Run) -> tuple[Objective, dict[str, Any]]:
-    from lapcli.data.images import open_images
+    from lapcli.data.images.sources import open_images
     from lapcli.objectives.classification import Classification
 
     with shown_progress() if world.is_main else nullcontext() as progress:
@@ -125,7 +125,7 @@ def _build_classification(recipe: ClassificationRecipe, world: World, run: Run) 
 
 
 def _build_self_supervised(recipe: SelfSupervisedRecipe, world: World, run: Run) -> tuple[Objective, dict[str, Any]]:
-    from lapcli.data.images import open_images
+    from lapcli.data.images.sources import open_images
     from lapcli.objectives.self_supervised import SelfSupervised
 
     with shown_progress() if world.is_main else nullcontext() as progress:

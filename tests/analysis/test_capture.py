@@ -6,8 +6,8 @@ from analysis_support import dino, gpt, vit
 
 from lapcli.analysis.anatomy import anatomy_of
 from lapcli.analysis.capture import Batch, Capture, Site
-from lapcli.errors import LapError, UsageError
 from lapcli.models.lean import rms_norm
+from lapcli.runtime.errors import LapError, UsageError
 
 
 def seen(model, inputs, *sites):

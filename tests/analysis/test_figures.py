@@ -12,8 +12,8 @@ from lapcli.analysis.features import FeatureMap
 from lapcli.analysis.found import Found
 from lapcli.analysis.measure import Settings, chosen_layers
 from lapcli.analysis.subjects import Subject
-from lapcli.errors import UsageError
-from lapcli.head_plan import HeadPlan
+from lapcli.heads.plan import HeadPlan
+from lapcli.runtime.errors import UsageError
 
 rng = np.random.default_rng(0)
 

@@ -59,8 +59,8 @@ def test_every_validation_has_it_and_training_is_the_same(kind, tmp_path):
 def test_the_numbers_are_of_the_first_held_out_sequences(tmp_path):
     run = train_here(recipe("language", tmp_path / "text.txt", True), tmp_path)
     model = load_gpt(run).model
-    from lapcli.data.batches import TokenBatches
-    from lapcli.data.tokens import prepare_text
+    from lapcli.data.text.batches import TokenBatches
+    from lapcli.data.text.tokens import prepare_text
 
     data = prepare_text(run.recipe.data, run.recipe.tokenizer)
     tokens, _ = TokenBatches(data.validation, context=32, batch=1, seed=0, shuffled=True).sequences(0, 0, 4)

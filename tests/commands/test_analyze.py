@@ -215,7 +215,7 @@ def test_wrong_usage_is_one_message(arguments, named, runs, capsys):
 def test_weights_that_are_not_finite(runs, capsys, tmp_path):
     from safetensors.torch import load_file, save_file
 
-    from lapcli.files import sha256_of_file
+    from lapcli.runtime.files import sha256_of_file
     from lapcli.training import checkpoint
 
     broken = tmp_path / "broken"

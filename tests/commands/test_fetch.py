@@ -5,7 +5,7 @@ import typer
 from typer.testing import CliRunner
 
 from lapcli.commands.fetch import EXAMPLES, fetch
-from lapcli.errors import DataError, UsageError
+from lapcli.runtime.errors import DataError, UsageError
 
 RECIPE = """
 objective: language_model

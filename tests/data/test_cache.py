@@ -9,7 +9,7 @@ import time
 import pytest
 
 from lapcli.data.cache import UNFINISHED, build_once, digest
-from lapcli.errors import DataError, LapError
+from lapcli.runtime.errors import DataError, LapError
 
 
 def fill(folder):

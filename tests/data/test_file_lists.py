@@ -1,7 +1,7 @@
 import pytest
 
 from lapcli.data.file_lists import check_file_list, expand_ranges, local_files
-from lapcli.errors import DataError
+from lapcli.runtime.errors import DataError
 
 
 def test_a_range_is_a_fixed_list_in_order():

@@ -8,9 +8,9 @@ import pyarrow.parquet as pq
 import pytest
 
 from lapcli.data.hub import hub_files
-from lapcli.data.tokens import describe_source, prepare_text
-from lapcli.errors import DataError
+from lapcli.data.text.tokens import describe_source, prepare_text
 from lapcli.recipe.schema import TextSource, TokenizerSection
+from lapcli.runtime.errors import DataError
 
 REPOSITORY = "someone/some-text"
 TOKENIZER = TokenizerSection(vocab=280)
@@ -55,7 +55,7 @@ def test_everything_works_with_the_hub_gone(online, monkeypatch, lap_cache):
     assert (again.identity, again.folder) == (first.identity, first.folder)
     # Also from the downloaded files alone, in a process that never saw the hub.
     code = (
-        "from lapcli.data.tokens import prepare_text\n"
+        "from lapcli.data.text.tokens import prepare_text\n"
         "from lapcli.recipe.schema import TextSource, TokenizerSection\n"
         f"source = TextSource(train='hub:{REPOSITORY}', files='shard_{{00000..00003}}.parquet')\n"
         "print(prepare_text(source, TokenizerSection(vocab=280)).identity)"

@@ -7,9 +7,8 @@ import torch
 from image_support import image_recipe
 from probe_support import ALONE, CPU, Pixels, alone, one_of
 
-from lapcli.data.augmentation import evaluation_transform, training_transform
-from lapcli.data.images import open_images
-from lapcli.errors import LapError, UsageError
+from lapcli.data.images.augmentation import evaluation_transform, training_transform
+from lapcli.data.images.sources import open_images
 from lapcli.evaluation.backbones import DinoBackbone, TimmBackbone
 from lapcli.evaluation.features import (
     Pass,
@@ -21,6 +20,7 @@ from lapcli.evaluation.features import (
 )
 from lapcli.models.dino_vit import DinoViT
 from lapcli.models.vit import build_vit
+from lapcli.runtime.errors import LapError, UsageError
 
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 

@@ -10,8 +10,7 @@ import torch.nn.functional as F
 from probe_support import Colours, alone, one_of
 from scene_support import write_scenes
 
-from lapcli.data.ade20k import CLASSES, IGNORED, open_ade20k
-from lapcli.errors import UsageError
+from lapcli.data.images.ade20k import CLASSES, IGNORED, open_ade20k
 from lapcli.evaluation.protocols import Ade20kProtocol
 from lapcli.evaluation.segmentation import (
     LinearHead,
@@ -23,6 +22,7 @@ from lapcli.evaluation.segmentation import (
     starts,
     window_size,
 )
+from lapcli.runtime.errors import UsageError
 
 SMALL = Ade20kProtocol(window=16, batch=4, steps=40, lr=0.05, scale=[1.0, 1.0], validate_every=20)
 

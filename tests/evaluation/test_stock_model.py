@@ -8,8 +8,8 @@ import torch
 from probe_support import CPU
 from safetensors.torch import save_file
 
-from lapcli.errors import DataError, UsageError
 from lapcli.evaluation.stock_model import open_stock_model
+from lapcli.runtime.errors import DataError, UsageError
 
 NAME = "vit_tiny_patch16_224"
 

@@ -8,11 +8,11 @@ import torch
 from rich.console import Console
 from support import tiny_chat_recipe, tiny_recipe, train_here, write_text
 
-from lapcli.errors import UsageError
 from lapcli.objectives.chat import Chat, prepare_chat
 from lapcli.recipe.chat import stage_recipe
+from lapcli.runtime.errors import UsageError
+from lapcli.runtime.ranks import World
 from lapcli.training.chat_start import weights_with
-from lapcli.training.distributed import World
 from lapcli.training.stages import train_stages
 
 torch.set_num_threads(1)
@@ -32,7 +32,7 @@ def built(pretrained, folder, world=None, stage="sft", **changes):
     recipe = stage_recipe(
         tiny_chat_recipe(folder, **{stage: changes}), stage, pretrained.recipe, "run", pretrained.info["weights_sha256"]
     )
-    from lapcli.data.tokenizer import Tokenizer
+    from lapcli.data.text.tokenizer import Tokenizer
 
     tokenizer = Tokenizer.from_file(pretrained.path / "tokenizer.json")
     start = weights_with(pretrained.checkpoints, pretrained.info["weights_sha256"])

@@ -5,12 +5,12 @@ import torch
 import torch.nn.functional as F
 from image_support import image_recipe
 
-from lapcli.data.images import open_images
-from lapcli.errors import UsageError
+from lapcli.data.images.sources import open_images
 from lapcli.models.vit import without_decay
 from lapcli.objectives.classification import Classification, uses_bf16, worker_count
 from lapcli.recipe import RecipeError
-from lapcli.training.distributed import World
+from lapcli.runtime.errors import UsageError
+from lapcli.runtime.ranks import World
 
 ALONE = World(0, 1, torch.device("cpu"))
 
@@ -151,7 +151,7 @@ def test_an_image_that_breaks_in_the_middle_leaves_a_failed_run(tmp_path):
     from image_support import write_folder
     from support import train_here
 
-    from lapcli.errors import DataError
+    from lapcli.runtime.errors import DataError
 
     root = write_folder(tmp_path / "images", {"train": {"a": 20, "b": 20}, "val": {"a": 2, "b": 2}})
     broken = root / "train" / "b" / "11.png"
@@ -162,7 +162,7 @@ def test_an_image_that_breaks_in_the_middle_leaves_a_failed_run(tmp_path):
         train={"steps": 30},
     )
     # The sample that is judged by its size must not be the broken one.
-    from lapcli.data import image_set
+    from lapcli.data.images import image_set
 
     image_set_sample, image_set.SAMPLED_IMAGES = image_set.SAMPLED_IMAGES, 2
     try:

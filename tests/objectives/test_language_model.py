@@ -7,14 +7,14 @@ import numpy as np
 import pytest
 import torch
 
-from lapcli.data.shards import ShardWriter, TokenStream, token_dtype
-from lapcli.data.tokenizer import Tokenizer, train_tokenizer
-from lapcli.data.tokens import TextData
+from lapcli.data.text.shards import ShardWriter, TokenStream, token_dtype
+from lapcli.data.text.tokenizer import Tokenizer, train_tokenizer
+from lapcli.data.text.tokens import TextData
 from lapcli.models.gpt import GPT
 from lapcli.objectives.language_model import LanguageModel, gpt_config, parameter_groups
 from lapcli.recipe import recipe_from_dict
 from lapcli.recipe.schema import LanguageModelRecipe
-from lapcli.training.distributed import World
+from lapcli.runtime.ranks import World
 
 torch.set_num_threads(2)
 

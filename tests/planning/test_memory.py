@@ -12,7 +12,6 @@ from support import ROOT, exit_code, process, write_text
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributed._tools.mem_tracker import MemTracker
 
-from lapcli.hardware import GPUS, this_cpu
 from lapcli.models.gpt import GPT
 from lapcli.models.vit import build_vit
 from lapcli.objectives.classification import build_loss
@@ -20,6 +19,7 @@ from lapcli.objectives.classification import parameter_groups as image_groups
 from lapcli.objectives.language_model import gpt_config, parameter_groups
 from lapcli.planning import plan_training
 from lapcli.recipe import load_recipe, recipe_from_dict, recipe_to_dict
+from lapcli.runtime.devices import GPUS, this_cpu
 from lapcli.training.optimizers import Optimizers
 
 M_MMAP_THRESHOLD = -3  # of glibc's mallopt
@@ -115,7 +115,7 @@ def _grow(given: dict, gives_back: bool, folder: str) -> None:
     if gives_back:
         ctypes.CDLL(None).mallopt(M_MMAP_THRESHOLD, 2**18)
     os.environ["LAP_CACHE"] = f"{folder}/cache"
-    from lapcli.hardware import peak_memory, resident_memory
+    from lapcli.runtime.devices import peak_memory, resident_memory
 
     tiny = json.loads(json.dumps(given))
     tiny["model"]["layers"], tiny["train"]["batch"], tiny["train"]["micro_batch"] = 2, 2, 2

@@ -10,8 +10,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from support import ROOT
 
-from lapcli.errors import ExitCode, UsageError
 from lapcli.recipe import BaseRecipe, RecipeError, load_recipe, recipe_to_yaml
+from lapcli.runtime.errors import ExitCode, UsageError
 
 
 def test_the_recipe_that_is_damaged_below_is_whole(folder: Path) -> None:

@@ -4,9 +4,9 @@ import pytest
 from support import ROOT, run_main
 from sweep_support import train_cells, write_recipe
 
-from lapcli.errors import UsageError
 from lapcli.recipe import RecipeError
 from lapcli.recipe.sweep import load_sweep
+from lapcli.runtime.errors import UsageError
 from lapcli.sweep.cells import VALIDATED, sweep_from_file, sweep_from_options
 from lapcli.sweep.search import known_cells
 
@@ -169,9 +169,9 @@ def test_the_dry_run_for_the_papers_machine(tmp_path, capsys):
     """The hours of a cell are those of `lap plan`, and the sum counts every cell."""
     import json
 
-    from lapcli.hardware import GPUS
     from lapcli.planning import plan_training
     from lapcli.recipe import load_recipe
+    from lapcli.runtime.devices import GPUS
 
     recipe = ROOT / "recipes/gpt561m.yaml"
     words = [str(recipe), "--over", f"{HEADS}=0,5,10", "--over", "seed=0,1", "--runs-dir", str(tmp_path)]

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lapcli.errors import UsageError
+from lapcli.runtime.errors import UsageError
 from lapcli.sweep.grid import cell_name, combinations, override, parse_over, split_values
 
 HEADS = "model.laplacian_heads"

@@ -6,7 +6,7 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import nn
 
-from lapcli.errors import DataError
+from lapcli.runtime.errors import DataError
 from lapcli.training import checkpoint
 
 

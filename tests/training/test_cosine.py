@@ -4,8 +4,8 @@ import pytest
 import torch
 from timm.scheduler import CosineLRScheduler
 
+from lapcli.objectives.schedules import cosine_multiplier
 from lapcli.recipe.vision import CosineSchedule
-from lapcli.training.schedules import cosine_multiplier
 
 STEPS_PER_EPOCH, EPOCHS = 7, 20
 STEPS = STEPS_PER_EPOCH * EPOCHS

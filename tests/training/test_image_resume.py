@@ -13,7 +13,7 @@ from image_support import image_recipe, write_folder
 from safetensors.torch import load_file
 from support import die_at, die_in_update, exit_code, run_main, start_child, train_here
 
-from lapcli.errors import DataError
+from lapcli.runtime.errors import DataError
 from lapcli.training import checkpoint
 from lapcli.training.metrics import read_metrics
 

@@ -4,8 +4,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from lapcli.errors import LapError
 from lapcli.objectives.objective import ParameterGroup
+from lapcli.runtime.errors import LapError
 from lapcli.training.optimizers import Optimizers
 
 torch.set_num_threads(2)

@@ -22,9 +22,9 @@ from support import (
     write_text,
 )
 
-from lapcli.errors import DataError, UsageError
 from lapcli.recipe import recipe_from_dict, recipe_to_dict, recipe_to_yaml
 from lapcli.recipe.chat import stage_recipe
+from lapcli.runtime.errors import DataError, UsageError
 from lapcli.training.metrics import read_metrics
 from lapcli.training.stages import start_of, train_stages
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from lapcli.data.chat.mixture import Mixture
-from lapcli.errors import DataError
+from lapcli.runtime.errors import DataError
 
 
 class ChatBatch(NamedTuple):

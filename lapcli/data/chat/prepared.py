@@ -13,7 +13,6 @@ from typing import Any
 
 import numpy as np
 
-from lapcli.data.builtin import builtin_sha256, builtin_text
 from lapcli.data.cache import build_once, digest
 from lapcli.data.chat import tasks
 from lapcli.data.chat.conversation import Malformed, Turn
@@ -22,14 +21,15 @@ from lapcli.data.chat.rendering import render_batch
 from lapcli.data.chat.sources import count_rows, read_rows, source_files
 from lapcli.data.chat.spelling import QUESTIONS, shuffled_words, simple_spelling, spelling_bee
 from lapcli.data.chat.words import SYSTEM, builtin_words, read_words, system_words
-from lapcli.data.corpus import Progress
 from lapcli.data.fingerprint import hub_fingerprint
-from lapcli.data.shards import token_dtype
-from lapcli.data.tokenizer import Tokenizer
-from lapcli.environment import cache_dir
-from lapcli.errors import DataError
-from lapcli.files import sha256_of_file
+from lapcli.data.text.builtin import builtin_sha256, builtin_text
+from lapcli.data.text.corpus import Progress
+from lapcli.data.text.shards import token_dtype
+from lapcli.data.text.tokenizer import Tokenizer
 from lapcli.recipe.chat import GENERATED, DataSet
+from lapcli.runtime.environment import cache_dir
+from lapcli.runtime.errors import DataError
+from lapcli.runtime.files import sha256_of_file
 
 VERSION = 1  # of the files and of the wording of generated rows
 SHOWN = 3  # malformed conversations that a message quotes

@@ -9,8 +9,8 @@ import re
 from collections.abc import Iterator
 from itertools import pairwise
 
-from lapcli.data.builtin import builtin_text
 from lapcli.data.chat.conversation import Turn, question_and_answer
+from lapcli.data.text.builtin import builtin_text
 
 _NAME = re.compile(r"[a-zA-Z_]\w*(\.[a-zA-Z_]\w*)+")
 _LONGEST = 240  # characters of an answer

@@ -18,7 +18,7 @@ from typing import NamedTuple
 import numpy as np
 
 from lapcli.data.chat.conversation import Part, Turn
-from lapcli.data.tokenizer import Tokenizer
+from lapcli.data.text.tokenizer import Tokenizer
 
 _AROUND = {
     "python": ("<|python_start|>", "<|python_end|>", True),

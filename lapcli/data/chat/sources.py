@@ -11,12 +11,12 @@ from pathlib import Path
 from typing import Any
 
 from lapcli.data.cache import build_once, digest
-from lapcli.data.corpus import Progress
 from lapcli.data.file_lists import expand_ranges
 from lapcli.data.hub import cached_hub_files, hub_files
-from lapcli.environment import cache_dir, hub_is_offline
-from lapcli.errors import DataError
+from lapcli.data.text.corpus import Progress
 from lapcli.recipe.chat import ChatRecipe, DataSet, Stage
+from lapcli.runtime.environment import cache_dir, hub_is_offline
+from lapcli.runtime.errors import DataError
 
 SUFFIXES = (".parquet", ".jsonl", ".jsonl.gz", ".json", ".csv", ".txt")
 _SECONDS = 60

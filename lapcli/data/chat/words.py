@@ -4,8 +4,8 @@ import json
 import re
 from pathlib import Path
 
-from lapcli.data.builtin import builtin_text
-from lapcli.errors import DataError
+from lapcli.data.text.builtin import builtin_text
+from lapcli.runtime.errors import DataError
 
 SYSTEM = Path("/usr/share/dict/words")
 _WORD = re.compile(r"[a-z]{3,}")

@@ -12,14 +12,14 @@ from lm_eval.api.instance import Instance
 from lm_eval.api.model import TemplateLM
 from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
 
-from lapcli.data.tokenizer import Tokenizer
-from lapcli.errors import DataError, UsageError
+from lapcli.data.text.tokenizer import Tokenizer
 from lapcli.evaluation.harness.crew import Crew
 from lapcli.evaluation.harness.journal import Journal
 from lapcli.evaluation.harness.likelihood import Question
 from lapcli.evaluation.harness.prompt import Prompt, chat_prompt, encode_prompts
 from lapcli.evaluation.harness.worker import GenerationJob, LikelihoodJob
-from lapcli.evaluation.sampling import Sampling
+from lapcli.generation.sampling import Sampling
+from lapcli.runtime.errors import DataError, UsageError
 
 DEFAULT_NEW_TOKENS = 256  # lm-eval's
 REQUESTS_AT_ONCE = 1024

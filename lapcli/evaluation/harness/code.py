@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from lapcli.evaluation.harness.journal import Journal, line_key
-from lapcli.evaluation.sandbox import Candidate, Mode, run_all
+from lapcli.sandbox import Candidate, Mode, run_all
 
 Progress = Callable[[str, int, int], None]
 ProgramOf = Callable[[dict[str, Any], str], str]

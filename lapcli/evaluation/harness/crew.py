@@ -12,8 +12,8 @@ from typing import Any, Protocol
 
 import torch.distributed as dist
 
-from lapcli.errors import LapError, UsageError
-from lapcli.training.distributed import World
+from lapcli.runtime.errors import LapError, UsageError
+from lapcli.runtime.ranks import World
 
 # Others wait while rank 0 builds prompts or runs generated code.
 _PATIENCE = timedelta(days=7)

@@ -7,16 +7,16 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from lapcli.data.builtin import builtin_sha256, builtin_text
 from lapcli.data.chat.conversation import Malformed
 from lapcli.data.chat.sources import read_rows
 from lapcli.data.chat.spelling import spelling_bee
 from lapcli.data.chat.tasks import read_choices
 from lapcli.data.chat.words import builtin_words
-from lapcli.errors import DataError
+from lapcli.data.text.builtin import builtin_sha256, builtin_text
 from lapcli.evaluation.harness.answers import final_number
 from lapcli.evaluation.harness.files import benchmark_files
-from lapcli.files import sha256_of_file
+from lapcli.runtime.errors import DataError
+from lapcli.runtime.files import sha256_of_file
 
 Document = dict[str, Any]
 

@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from lapcli.data.hub import cached_hub_files, hub_files
-from lapcli.environment import hub_is_offline
-from lapcli.errors import DataError
+from lapcli.runtime.environment import hub_is_offline
+from lapcli.runtime.errors import DataError
 
 _PROXIES = ("HTTPS_PROXY", "https_proxy", "ALL_PROXY", "all_proxy")
 

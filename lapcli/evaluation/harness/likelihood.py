@@ -14,8 +14,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from lapcli.errors import LapError
 from lapcli.models.gpt import GPT, KVCache
+from lapcli.runtime.errors import LapError
 
 _LOGITS_AT_ONCE = 1 << 24
 

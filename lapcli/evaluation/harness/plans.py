@@ -7,15 +7,15 @@ from typing import Any
 
 from lm_eval.api.task import ConfigurableTask
 
-from lapcli.errors import UsageError
 from lapcli.evaluation.harness import paper_tasks, stock_tasks
 from lapcli.evaluation.harness.code import CodeJudge
 from lapcli.evaluation.harness.documents import Documents, load_documents, spelling_documents
 from lapcli.evaluation.harness.files import BENCHMARKS
 from lapcli.evaluation.harness.settings import Settings
 from lapcli.evaluation.harness.text_task import text_documents, text_task
-from lapcli.evaluation.sandbox import choose_mode
 from lapcli.runs import Run
+from lapcli.runtime.errors import UsageError
+from lapcli.sandbox import choose_mode
 
 Progress = Callable[[str, int, int], None]
 

@@ -10,8 +10,8 @@ from typing import Any
 
 from lapcli.data.chat.conversation import Malformed, Turn, conversation
 from lapcli.data.chat.rendering import render_prompts
-from lapcli.data.tokenizer import Tokenizer
-from lapcli.errors import DataError
+from lapcli.data.text.tokenizer import Tokenizer
+from lapcli.runtime.errors import DataError
 
 
 class Prompt(str):

@@ -16,8 +16,6 @@ import torch
 from lm_eval import evaluator
 
 from lapcli.data.cache import digest
-from lapcli.data.progress import shown_progress
-from lapcli.errors import UsageError
 from lapcli.evaluation.harness.adapter import LapLM
 from lapcli.evaluation.harness.crew import Crew
 from lapcli.evaluation.harness.journal import Journal
@@ -27,7 +25,9 @@ from lapcli.evaluation.harness.settings import REASON, Settings, read_settings
 from lapcli.evaluation.harness.worker import Worker
 from lapcli.evaluation.loading import LoadedGPT, load_gpt
 from lapcli.evaluation.tasks import Measured, Request, Score
-from lapcli.files import write_json
+from lapcli.runtime.errors import UsageError
+from lapcli.runtime.files import write_json
+from lapcli.runtime.progress import shown_progress
 
 BATCH = 16  # questions at once
 

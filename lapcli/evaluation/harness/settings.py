@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from lapcli.errors import UsageError
+from lapcli.runtime.errors import UsageError
 
 Protocol = Literal["paper", "harness"]
 SEED = 1234  # lm-eval's, so that few-shot examples are the ones that it draws

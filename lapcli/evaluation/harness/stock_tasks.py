@@ -16,11 +16,11 @@ from lm_eval.config.group import GroupConfig
 from lm_eval.tasks import TaskManager
 from lm_eval.tasks._yaml_loader import load_yaml
 
-from lapcli.environment import hub_is_offline
-from lapcli.errors import DataError, UsageError
 from lapcli.evaluation.harness.answers import pass_at
 from lapcli.evaluation.harness.documents import Document, Documents
 from lapcli.evaluation.harness.files import unreachable
+from lapcli.runtime.environment import hub_is_offline
+from lapcli.runtime.errors import DataError, UsageError
 
 DEFINITIONS = Path(lm_eval.tasks.__file__).parent
 FILES = {

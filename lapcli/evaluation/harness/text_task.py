@@ -13,13 +13,13 @@ from typing import Any
 import numpy as np
 
 from lapcli.data.file_lists import local_files
-from lapcli.data.formats import read_batches
-from lapcli.data.tokens import prepare_text
-from lapcli.errors import UsageError
+from lapcli.data.text.formats import read_batches
+from lapcli.data.text.tokens import prepare_text
 from lapcli.evaluation.harness.documents import Document, Documents
-from lapcli.files import sha256_of_file
 from lapcli.recipe.schema import LanguageModelRecipe
 from lapcli.runs import Run
+from lapcli.runtime.errors import UsageError
+from lapcli.runtime.files import sha256_of_file
 
 VERSION = 1
 METRIC = "bits_per_byte"

@@ -5,11 +5,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from lapcli.data.tokenizer import SPECIAL_TOKENS, Tokenizer
-from lapcli.evaluation.engine import Engine, Event
+from lapcli.data.text.tokenizer import SPECIAL_TOKENS, Tokenizer
 from lapcli.evaluation.harness.journal import Journal, line_key
 from lapcli.evaluation.harness.likelihood import Question, score
-from lapcli.evaluation.sampling import Sampling
+from lapcli.generation.engine import Engine, Event
+from lapcli.generation.sampling import Sampling
 from lapcli.models.gpt import GPT
 
 Progress = Callable[[str, int, int], None]

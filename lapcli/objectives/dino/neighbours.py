@@ -11,15 +11,15 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from lapcli.data.augmentation import evaluation_transform, normalise
-from lapcli.data.image_batches import Example
-from lapcli.data.image_loader import Reader
-from lapcli.data.image_set import ImageSet, Part
-from lapcli.data.images import ImageData
-from lapcli.evaluation.nearest_neighbours import classify
+from lapcli.data.images.augmentation import evaluation_transform, normalise
+from lapcli.data.images.batches import Example
+from lapcli.data.images.image_set import ImageSet, Part
+from lapcli.data.images.loader import Reader
+from lapcli.data.images.sources import ImageData
+from lapcli.measures.nearest_neighbours import classify
 from lapcli.models.dino_vit import DinoViT
 from lapcli.recipe.self_supervised import SelfSupervisedRecipe
-from lapcli.training.distributed import World
+from lapcli.runtime.ranks import World
 
 TEMPERATURE = 0.07
 

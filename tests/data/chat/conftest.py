@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from lapcli.data.tokenizer import train_tokenizer
+from lapcli.data.text.tokenizer import train_tokenizer
 from lapcli.recipe.chat import DataSet
 
 

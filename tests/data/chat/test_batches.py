@@ -5,7 +5,7 @@ import pytest
 
 from lapcli.data.chat.batches import PackedBatches, PaddedBatches
 from lapcli.data.chat.mixture import prepare_mixture
-from lapcli.errors import DataError
+from lapcli.runtime.errors import DataError
 
 PADDING = 260
 

@@ -13,9 +13,9 @@ from lapcli.data.chat.counts import count_stages
 from lapcli.data.chat.mixture import Mixture, Part, chosen_rows, prepare_mixture
 from lapcli.data.chat.prepared import prepare_rows
 from lapcli.data.chat.sources import with_local_data
-from lapcli.errors import DataError
 from lapcli.recipe import load_recipe
 from lapcli.recipe.chat import DataSet
+from lapcli.runtime.errors import DataError
 
 # What the hub has, where the folder of real files has no copy.
 OFFICIAL = {

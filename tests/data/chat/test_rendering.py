@@ -4,7 +4,7 @@ import pytest
 
 from lapcli.data.chat.conversation import Malformed, conversation
 from lapcli.data.chat.rendering import render, render_batch, render_prompt
-from lapcli.data.tokenizer import train_tokenizer
+from lapcli.data.text.tokenizer import train_tokenizer
 
 BOS, USER, USER_END, ASSISTANT, ASSISTANT_END, PYTHON, PYTHON_END, OUTPUT, OUTPUT_END = range(256, 265)
 

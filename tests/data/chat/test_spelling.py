@@ -7,8 +7,8 @@ import pytest
 
 from lapcli.data.chat.spelling import QUESTIONS, TEST_SEED, shuffled_words, simple_spelling, spelling_bee
 from lapcli.data.chat.words import read_words
-from lapcli.errors import DataError
-from lapcli.evaluation.calculator import calculate
+from lapcli.generation.calculator import calculate
+from lapcli.runtime.errors import DataError
 
 WORDS = ["banana", "strawberry", "it", "zoo", "misspelling", "ten"]
 

@@ -12,8 +12,8 @@ from lapcli.data.chat.conversation import Malformed
 from lapcli.data.chat.rendering import render_batch
 from lapcli.data.chat.sources import read_rows
 from lapcli.data.chat.tasks import gsm8k, messages, multiple_choice
-from lapcli.data.tokenizer import train_tokenizer
-from lapcli.evaluation.calculator import calculate
+from lapcli.data.text.tokenizer import train_tokenizer
+from lapcli.generation.calculator import calculate
 
 HUB_ARC = {
     "question": "Which is warm?",

@@ -13,9 +13,7 @@ from lm_eval.api.task import ConfigurableTask
 from lapcli.data.chat.conversation import question_and_answer
 from lapcli.data.chat.rendering import render_prompt
 from lapcli.data.chat.tasks import multiple_choice, read_choices
-from lapcli.data.tokenizer import train_tokenizer
-from lapcli.errors import DataError, UsageError
-from lapcli.evaluation.engine import Engine
+from lapcli.data.text.tokenizer import train_tokenizer
 from lapcli.evaluation.harness.adapter import LapLM
 from lapcli.evaluation.harness.code import CodeJudge
 from lapcli.evaluation.harness.crew import Crew
@@ -24,9 +22,11 @@ from lapcli.evaluation.harness.paper_tasks import code_task, letters_task, numbe
 from lapcli.evaluation.harness.prompt import Prompt, chat_prompt
 from lapcli.evaluation.harness.settings import Settings
 from lapcli.evaluation.harness.worker import GenerationJob, Worker
-from lapcli.evaluation.sampling import Sampling
-from lapcli.evaluation.sandbox import choose_mode
-from lapcli.training.distributed import World
+from lapcli.generation.engine import Engine
+from lapcli.generation.sampling import Sampling
+from lapcli.runtime.errors import DataError, UsageError
+from lapcli.runtime.ranks import World
+from lapcli.sandbox import choose_mode
 
 
 class Oracle:

@@ -10,7 +10,7 @@ from lapcli.evaluation.harness.crew import Crew
 from lapcli.evaluation.harness.documents import load_documents
 from lapcli.evaluation.harness.stock_tasks import SPLITS, stock_task
 from lapcli.evaluation.harness.worker import Worker
-from lapcli.training.distributed import World
+from lapcli.runtime.ranks import World
 
 pytest.importorskip("transformers", reason="lm-eval's HFLM needs it; the dev extra has it")
 pytest.importorskip("accelerate", reason="lm-eval's HFLM needs it; the dev extra has it")

@@ -11,10 +11,10 @@ import pytest
 from harness_support import QUOTING, write_benchmarks
 
 from lapcli.data.chat.words import builtin_words
-from lapcli.errors import DataError
 from lapcli.evaluation.harness.documents import load_documents, spelling_documents
 from lapcli.evaluation.harness.paper_tasks import labels_of
-from lapcli.files import sha256_of_file
+from lapcli.runtime.errors import DataError
+from lapcli.runtime.files import sha256_of_file
 
 COUNTS = {"arc_easy": 2376, "arc_challenge": 1172, "mmlu": 14042, "gsm8k": 1319, "humaneval": 164}
 FOLDERS = {"arc_easy": "arc", "arc_challenge": "arc"}

@@ -6,9 +6,9 @@ from harness_support import tiny_model
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lapcli.errors import LapError
 from lapcli.evaluation.harness.likelihood import Question, score
 from lapcli.models.gpt import GPT
+from lapcli.runtime.errors import LapError
 
 VOCAB = 50
 tokens = st.lists(st.integers(0, VOCAB - 1), min_size=1, max_size=6).map(tuple)

@@ -22,8 +22,8 @@ from lm_eval import evaluator
 from lm_eval.tasks import TaskManager
 from support import ROOT, run_main
 
-from lapcli.errors import LapError, UsageError
-from lapcli.files import sha256_of_file
+from lapcli.runtime.errors import LapError, UsageError
+from lapcli.runtime.files import sha256_of_file
 
 torch.set_num_threads(1)
 PAPER = "arc_easy,arc_challenge,mmlu,gsm8k,humaneval"

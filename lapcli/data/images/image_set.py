@@ -1,0 +1,156 @@
+"""A set of labelled images: decoded on demand, or once and then held in memory; and a part of another set."""
+
+import hashlib
+import io
+import warnings
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import torch
+from PIL import Image, ImageOps, UnidentifiedImageError
+
+from lapcli.runtime.errors import DataError
+
+# A photograph of a hundred megapixels is large, not an attack; Pillow refuses at twice that.
+warnings.simplefilter("ignore", Image.DecompressionBombWarning)
+
+Progress = Callable[[str, int, int], None]
+
+#: Images whose content goes into a set's identity, spread over all of it; labels and encoded sizes are all in.
+HASHED_IMAGES = 1000
+#: Images whose sizes tell whether all of them fit into memory.
+SAMPLED_IMAGES = 64
+#: Where a JPEG may say that it is turned. One that has none of them needs neither parsing nor the copy that it makes.
+_PLACES_OF_ORIENTATION = {"exif", "xmp", "XML:com.adobe.xmp", "Raw profile type exif"}
+
+
+class ImageSet:
+    """Labels and encoded images; readers of files and tables say where the bytes come from."""
+
+    def __init__(self, labels: np.ndarray, classes: Sequence[str]) -> None:
+        self.labels = labels.astype(np.int64)
+        self.classes = list(classes)
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def encoded(self, index: int) -> bytes:
+        raise NotImplementedError
+
+    def sizes(self) -> np.ndarray:
+        """Bytes of each encoded image, without reading them."""
+        raise NotImplementedError
+
+    def name(self, index: int) -> str:
+        """The file or row, for messages."""
+        raise NotImplementedError
+
+    def image(self, index: int) -> Image.Image:
+        """RGB and upright, whatever the file holds."""
+        return decode(self.encoded(index), self.name(index))
+
+    def identity(self) -> str:
+        """The same for the same images, labels and classes in the same order, on every machine."""
+        content = hashlib.sha256(repr((self.classes, len(self))).encode())
+        content.update(self.labels.tobytes())
+        content.update(self.sizes().astype(np.int64).tobytes())
+        for index in np.unique(np.linspace(0, len(self) - 1, min(len(self), HASHED_IMAGES)).astype(int)):
+            content.update(self.encoded(int(index)))
+        return content.hexdigest()
+
+
+class Part(ImageSet):
+    """Some images of another set, in the given order."""
+
+    def __init__(self, whole: ImageSet, indices: np.ndarray) -> None:
+        super().__init__(whole.labels[indices], whole.classes)
+        self._whole, self._indices = whole, indices
+
+    def encoded(self, index: int) -> bytes:
+        return self._whole.encoded(int(self._indices[index]))
+
+    def sizes(self) -> np.ndarray:
+        return self._whole.sizes()[self._indices]
+
+    def name(self, index: int) -> str:
+        return self._whole.name(int(self._indices[index]))
+
+    def image(self, index: int) -> Image.Image:
+        return self._whole.image(int(self._indices[index]))
+
+
+class HeldImages(ImageSet):
+    """Decoded once. One torch tensor for all pixels: worker processes share its memory however they are started."""
+
+    def __init__(self, source: ImageSet, progress: Progress | None = None) -> None:
+        super().__init__(source.labels, source.classes)
+        self._source, self._identity = source, source.identity()
+        shapes, pieces = [], []
+        for index in range(len(source)):
+            pixels = np.asarray(source.image(index))
+            shapes.append(pixels.shape[:2])
+            pieces.append(pixels.reshape(-1))
+            if progress and index % 1000 == 0:
+                progress("decoding images", index, len(source))
+        self._shapes: np.ndarray = np.array(shapes)
+        self._ends = np.cumsum(3 * self._shapes.prod(axis=1))
+        self._pixels = torch.from_numpy(np.concatenate(pieces)).share_memory_()
+
+    def encoded(self, index: int) -> bytes:
+        return self._source.encoded(index)
+
+    def sizes(self) -> np.ndarray:
+        return self._source.sizes()
+
+    def name(self, index: int) -> str:
+        return self._source.name(index)
+
+    def identity(self) -> str:
+        return self._identity
+
+    def image(self, index: int) -> Image.Image:
+        height, width = self._shapes[index]
+        end = int(self._ends[index])
+        return Image.fromarray(self._pixels[end - 3 * height * width : end].numpy().reshape(height, width, 3))
+
+
+def decode(encoded: bytes, name: str) -> Image.Image:
+    try:
+        image: Image.Image
+        with Image.open(io.BytesIO(encoded)) as image:
+            if image.format != "JPEG" or not _PLACES_OF_ORIENTATION.isdisjoint(image.info):
+                image = ImageOps.exif_transpose(image)
+            image.load()
+            return image if image.mode == "RGB" else _eight_bits(image).convert("RGB")
+    except (OSError, ValueError, SyntaxError, UnidentifiedImageError, Image.DecompressionBombError) as error:
+        reason = str(error).split(" <")[0] or type(error).__name__
+        raise DataError(f"{name} cannot be decoded as an image ({reason}); mend or remove it") from None
+
+
+def _eight_bits(image: Image.Image) -> Image.Image:
+    """Of greys with more bits, which Pillow would clip at 255; ValueError where their range is anybody's guess."""
+    if image.mode != "F" and not image.mode.startswith("I"):
+        return image
+    grey = np.asarray(image)
+    if image.mode == "F" or grey.min() < 0 or grey.max() >= 2**16:
+        raise ValueError(f"greys of mode {image.mode}, whose range is not known, instead of 8 or 16 bits")
+    return Image.fromarray(np.rint(grey / 257).astype(np.uint8))
+
+
+def hold(images: ImageSet, gigabytes: float, progress: Progress | None = None) -> ImageSet:
+    """The set decoded in memory if it fits, judged by a sample; else as it is."""
+    sample = np.linspace(0, len(images) - 1, min(len(images), SAMPLED_IMAGES)).astype(int)
+    pixels = [3 * image.width * image.height for image in (images.image(int(i)) for i in sample)]
+    if np.mean(pixels) * len(images) > gigabytes * 1e9:
+        return images
+    return HeldImages(images, progress)
+
+
+def check_labels(labels: Sequence[int | None] | np.ndarray, classes: int, name: Callable[[int], str]) -> np.ndarray:
+    """Whole numbers from 0 to classes - 1, else DataError with the row."""
+    for index, label in enumerate(labels):
+        if isinstance(label, bool) or not isinstance(label, int | np.integer):
+            raise DataError(f"{name(index)} has the label {repr(label)[:60]}; expected the number of a class, from 0")
+        if not 0 <= label < classes:
+            raise DataError(f"{name(index)} has the label {label}; expected a class from 0 to {classes - 1}")
+    return np.array(labels, dtype=np.int64)

@@ -1,0 +1,118 @@
+"""Reads and augments images ahead of the training loop, in worker processes; without any, on the spot.
+
+A batch is what was asked for, never "the next one": the workers are given the batches that will be asked for, and a
+request that was not foreseen (a resume, another step) starts them anew.
+"""
+
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader, Sampler
+
+from lapcli.data.images.batches import Example
+from lapcli.data.images.image_set import ImageSet
+from lapcli.data.keyed import seed_everything
+from lapcli.runtime.errors import DataError, LapError
+
+BATCHES_AHEAD = 2  # of each worker
+Transform = Callable[[Any], np.ndarray]  # an image to its pixels, channels first
+Request = tuple[int, int]  # step and micro-step
+
+
+class Reader:
+    """A list of examples to one uint8 tensor and their labels."""
+
+    def __init__(self, images: ImageSet, transform: Transform, size: int, seed: int | None) -> None:
+        self._images, self._transform, self._size, self._seed = images, transform, size, seed
+
+    def read(self, examples: Sequence[Example]) -> tuple[Tensor, Tensor]:
+        images_BCHW = np.empty((len(examples), 3, self._size, self._size), dtype=np.uint8)
+        for row, example in enumerate(examples):
+            image = self._images.image(example.index)
+            if self._seed is not None:
+                seed_everything(self._seed, example.epoch, example.index, example.repeat)
+            images_BCHW[row] = self._transform(image)
+        labels_B = torch.from_numpy(self._images.labels[[example.index for example in examples]])
+        return torch.from_numpy(images_BCHW), labels_B
+
+    def __getitems__(self, examples: Sequence[Example]) -> Any:
+        """What DataLoader's workers call; an error travels as a value, so that its message arrives as it is."""
+        try:
+            return self.read(examples)
+        except DataError as error:
+            return error
+
+
+class ImageLoader:
+    """`examples(step, micro_step)` says what a batch consists of; `micro_steps` follow each other in a step."""
+
+    def __init__(
+        self,
+        reader: Reader,
+        examples: Callable[[int, int], list[Example]],
+        *,
+        micro_steps: int,
+        last: Request,
+        workers: int,
+    ) -> None:
+        self._reader, self._examples, self._micro_steps, self._last = reader, examples, micro_steps, last
+        self._workers = workers
+        self._ahead: Iterator[Any] | None = None
+        self._next: Request | None = None
+
+    def batch(self, step: int, micro_step: int) -> tuple[Tensor, Tensor]:
+        if self._workers == 0:
+            return self._reader.read(self._examples(step, micro_step))
+        if self._ahead is None or self._next != (step, micro_step):
+            self._start((step, micro_step))
+        try:
+            read = next(self._ahead)  # type: ignore[arg-type]
+        except RuntimeError as error:  # a worker was killed, mostly for want of memory
+            raise LapError(f"a worker that reads images died ({error}); use fewer with data.workers") from error
+        if isinstance(read, DataError):
+            raise read
+        self._next = self._after((step, micro_step))
+        return read
+
+    def close(self) -> None:
+        """Ends the workers."""
+        self._ahead, self._next = None, None
+
+    def _start(self, first: Request) -> None:
+        self.close()
+        loader: DataLoader = DataLoader(
+            self._reader,  # type: ignore[arg-type]
+            batch_sampler=_Requests(self._from(first)),
+            num_workers=self._workers,
+            collate_fn=_as_it_is,
+            prefetch_factor=BATCHES_AHEAD,
+            # Newer Pythons would start each worker anew, which imports torch and timm for seconds.
+            multiprocessing_context="fork" if sys.platform == "linux" else None,
+        )
+        self._ahead = iter(loader)
+
+    def _from(self, first: Request) -> Iterator[list[Example]]:
+        request = first
+        while request <= self._last:
+            yield self._examples(*request)
+            request = self._after(request)
+
+    def _after(self, request: Request) -> Request:
+        step, micro_step = request
+        return (step, micro_step + 1) if micro_step + 1 < self._micro_steps else (step + 1, 0)
+
+
+class _Requests(Sampler):
+    def __init__(self, requests: Iterator[list[Example]]) -> None:
+        self._requests = requests
+
+    def __iter__(self) -> Iterator[list[Example]]:
+        return self._requests
+
+
+def _as_it_is(read: Any) -> Any:
+    return read

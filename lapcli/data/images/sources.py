@@ -1,0 +1,128 @@
+"""The images of a recipe: where they come from, what is held out, and that they are what the recipe says."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from lapcli.data.cache import digest
+from lapcli.data.images.digits import Digits
+from lapcli.data.images.folder import FolderImages, is_image_folder
+from lapcli.data.images.image_set import ImageSet, Part, Progress, hold
+from lapcli.data.images.photographs import Photographs
+from lapcli.data.images.tables import HELD_OUT, has_tables, open_tables
+from lapcli.recipe.vision import ImageFiles
+from lapcli.runtime.errors import DataError
+
+#: Training images of sets known by name, so that a plan can count steps without touching data.
+KNOWN_SIZES = {
+    "builtin": 1_797,
+    "hub:uoft-cs/cifar10": 50_000,
+    "hub:uoft-cs/cifar100": 50_000,
+    "hub:ILSVRC/imagenet-1k": 1_281_167,
+}
+
+
+@dataclass(frozen=True)
+class ImageData:
+    train: ImageSet
+    validation: ImageSet
+    description: str
+    identity: str  # of both parts
+
+
+def open_images(source: ImageFiles, classes: int | None, progress: Progress | None = None) -> ImageData:
+    """Both parts, checked, small ones decoded and held in memory; `classes` none: as many as there are."""
+    train, validation = _parts(source)
+    if train.classes != validation.classes:
+        differing = sorted(set(train.classes) ^ set(validation.classes))[:5]
+        raise DataError(
+            f"training and validation images have different classes: {', '.join(differing)} are in one only"
+        )
+    _check_count(train, classes, f"the images of {source.train}")
+    train = hold(train, source.decoded_gigabytes, progress)
+    validation = hold(validation, source.decoded_gigabytes, progress)
+    return ImageData(
+        train, validation, _described(source, train, validation), digest(train.identity(), validation.identity())
+    )
+
+
+def open_held_out(source: ImageFiles, classes: list[str]) -> tuple[ImageSet, str]:
+    """What a model of those classes is evaluated on, in words too. No training image is read.
+
+    A folder without parts is taken as a whole.
+    """
+    train, validation = _parts(source, whole=True)
+    _check_count(validation, len(classes), f"the images of {source.train}")
+    are_named = validation.classes != [str(number) for number in range(len(validation.classes))]
+    if are_named and validation.classes != classes:
+        ours, theirs = next(pair for pair in zip(validation.classes, classes, strict=True) if pair[0] != pair[1])
+        raise DataError(
+            f"{source.train} has other classes than the model was trained on, or in another order: {ours!r} instead of "
+            f"{theirs!r}; name the folders as those of the training images"
+        )
+    return hold(validation, source.decoded_gigabytes), _described(source, train, validation)
+
+
+def _check_count(images: ImageSet, classes: int | None, what: str) -> None:
+    if classes is not None and len(images.classes) != classes:
+        raise DataError(f"{what} have {len(images.classes)} classes, model.classes is {classes}; make them equal")
+
+
+def _described(source: ImageFiles, train: ImageSet, validation: ImageSet) -> str:
+    training = f"{len(train):,} training and " if train is not validation else ""
+    kind = "validation images" if training else "images"
+    return f"{source.train}: {training}{len(validation):,} {kind} of {len(validation.classes)} classes"
+
+
+def _parts(source: ImageFiles, whole: bool = False) -> tuple[ImageSet, ImageSet]:
+    train, own = _open(source, source.train)
+    if isinstance(source.validation, str):
+        # A folder of images for each class, or one of tables with a split of its own.
+        other, held_out = _open(source, source.validation)
+        return train, held_out or other
+    if isinstance(source.validation, float):
+        return held_out_fraction(train, source.validation, source.split_seed)
+    if own is None and whole:
+        return train, train
+    if own is None:
+        raise DataError(
+            f"{source.train} has no part to validate on ({', '.join(HELD_OUT)}); give data.validation, a folder or a "
+            "fraction such as 0.1"
+        )
+    return train, own
+
+
+def _open(source: ImageFiles, where: str) -> tuple[ImageSet, ImageSet | None]:
+    """The training part of a source, and its own held-out part if it has one."""
+    if where == "builtin":
+        return Digits(), None
+    if where == "builtin:photographs":
+        return Photographs(), Photographs(held_out=True)
+    if where.startswith("hub:"):
+        return open_tables(where, source.revision, source.image_column, source.label_column)
+    folder = Path(where).expanduser()
+    if not folder.is_dir():
+        raise DataError(
+            f"there is no folder {folder}; data.train is `builtin`, `builtin:photographs`, `hub:OWNER/NAME` or a folder"
+        )
+    if (folder / "train").is_dir() and is_image_folder(folder / "train"):
+        held_out = next((folder / name for name in HELD_OUT if (folder / name).is_dir()), None)
+        return FolderImages(folder / "train"), FolderImages(held_out) if held_out else None
+    if has_tables(folder):
+        return open_tables(str(folder), None, source.image_column, source.label_column)
+    return FolderImages(folder), None
+
+
+def held_out_fraction(images: ImageSet, fraction: float, seed: int) -> tuple[ImageSet, ImageSet]:
+    """Of each class alike, so that a small part still has all of them."""
+    generator = np.random.default_rng([seed, len(images)])
+    held_out = []
+    for label in range(len(images.classes)):
+        of_class = generator.permutation(np.flatnonzero(images.labels == label))
+        held_out.append(of_class[: max(1, round(fraction * len(of_class)))])
+    mask = np.zeros(len(images), dtype=bool)
+    mask[np.concatenate(held_out)] = True
+    if mask.all():
+        raise DataError(f"data.validation {fraction} leaves nothing to train on")
+    return Part(images, np.flatnonzero(~mask)), Part(images, np.flatnonzero(mask))

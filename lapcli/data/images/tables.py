@@ -1,0 +1,138 @@
+"""Images in tables: hub data sets by name, and local folders of parquet files with the hub's columns and splits.
+
+Both go through `datasets.load_dataset`, so that what works with local files works with the hub's.
+"""
+
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from lapcli.data.images.image_set import ImageSet, check_labels
+from lapcli.runtime.environment import cache_dir, hub_is_offline
+from lapcli.runtime.errors import DataError
+
+#: Where a source keeps what is not trained on, in this order. ImageNet's `test` has no labels, but a `validation` too.
+HELD_OUT = ("validation", "valid", "val", "test")
+
+
+class TableImages(ImageSet):
+    def __init__(self, table: Any, source: str, split: str, image_column: str, label_column: str) -> None:
+        from datasets import ClassLabel
+        from datasets import Image as ImageFeature
+
+        self._place = f"{source}, split {split}"
+        labels = table[label_column][:]
+        feature = table.features[label_column]
+        if isinstance(feature, ClassLabel):
+            classes = list(feature.names)
+        else:
+            known = [label for label in labels if isinstance(label, int)]
+            classes = [str(number) for number in range(max(known, default=-1) + 1)]
+        super().__init__(check_labels(labels, len(classes), self.name), classes)
+        if not len(self):
+            raise DataError(f"{self._place} has no rows")
+        self._column = image_column
+        self._table = table.select_columns([image_column]).cast_column(image_column, ImageFeature(decode=False))
+
+    def encoded(self, index: int) -> bytes:
+        cell = self._table[index][self._column]
+        if cell and cell["bytes"] is not None:
+            return bytes(cell["bytes"])
+        if not cell or not cell["path"]:
+            raise DataError(f"{self.name(index)} has no image in column {self._column}")
+        try:
+            return Path(cell["path"]).read_bytes()
+        except OSError as error:
+            raise DataError(f"{self.name(index)}: {cell['path']} cannot be read ({error.strerror})") from None
+
+    def sizes(self) -> np.ndarray:
+        """From Arrow's offsets: no image is read."""
+        import pyarrow.compute as pc
+
+        lengths = [
+            pc.fill_null(pc.binary_length(pc.struct_field(chunk, "bytes")), 0).to_numpy(zero_copy_only=False)
+            for chunk in self._table.with_format("arrow")[:][self._column].chunks
+        ]
+        return np.concatenate(lengths)
+
+    def name(self, index: int) -> str:
+        return f"{self._place}, row {index}"
+
+
+def open_tables(
+    source: str, revision: str | None, image_column: str | None, label_column: str | None
+) -> tuple[TableImages, TableImages | None]:
+    """The training images, and what the source holds out; `source` is hub:OWNER/NAME or a folder."""
+    splits = load_tables(source, revision)
+    if "train" not in splits:
+        raise DataError(f"{source} has no split `train`; it has {', '.join(splits)}")
+    held_out = next((name for name in HELD_OUT if name in splits), None)
+    parts = []
+    for split in ("train", held_out):
+        if split is not None:
+            table = splits[split]
+            image = _column(table, source, image_column, _images(table), "image")
+            label = _column(table, source, label_column, _labels(table), "label")
+            parts.append(TableImages(table, source, split, image, label))
+    return parts[0], parts[1] if len(parts) > 1 else None
+
+
+def load_tables(source: str, revision: str | None, **options: Any) -> Any:
+    """The splits of a hub data set or of a folder of parquet files; DataError with the next step if there are none."""
+    import datasets
+    from huggingface_hub import constants
+    from huggingface_hub.errors import GatedRepoError
+
+    is_hub = source.startswith("hub:")
+    # Local files are converted beside our other caches; the hub's stay where the Hugging Face library keeps them.
+    place = None if is_hub else str(cache_dir() / "datasets")
+    datasets.disable_progress_bars()
+    if hub_is_offline():  # the libraries read it when they are imported, which may have been long ago
+        datasets.config.HF_HUB_OFFLINE = constants.HF_HUB_OFFLINE = True
+    try:
+        return datasets.load_dataset(source.removeprefix("hub:"), revision=revision, cache_dir=place, **options)
+    except GatedRepoError:
+        raise DataError(f"{source} is gated; accept its terms and log in with `hf auth login`") from None
+    except Exception as error:
+        reason = (str(error.__cause__ or error).splitlines() or [type(error).__name__])[0][:200]
+        if is_hub:
+            raise DataError(
+                f"{source} could not be loaded ({reason}); run `lap fetch RECIPE` where the hub can be reached, "
+                "or give local files with --data DIR"
+            ) from error
+        raise DataError(f"{source} could not be read as a data set ({reason})") from error
+
+
+def _column(table: Any, source: str, wanted: str | None, found: list[str], kind: str) -> str:
+    have = ", ".join(table.column_names)
+    if wanted is not None and wanted not in table.column_names:
+        raise DataError(f"{source} has no column {wanted}; it has {have} (data.{kind}_column)")
+    if wanted is None and len(found) != 1:
+        raise DataError(
+            f"{source} has {len(found) or 'no'} columns that hold {kind}s; it has {have}: give data.{kind}_column"
+        )
+    return wanted or found[0]
+
+
+def _images(table: Any) -> list[str]:
+    from datasets import Image
+
+    return [name for name, feature in table.features.items() if isinstance(feature, Image) or _holds_bytes(feature)]
+
+
+def _holds_bytes(feature: Any) -> bool:
+    return isinstance(feature, dict) and set(feature) == {"bytes", "path"}
+
+
+def _labels(table: Any) -> list[str]:
+    from datasets import ClassLabel, Value
+
+    features = table.features.items()
+    classes = [name for name, feature in features if isinstance(feature, ClassLabel)]
+    return classes or [name for name, f in features if isinstance(f, Value) and f.dtype.startswith(("int", "uint"))]
+
+
+def has_tables(folder: Path) -> bool:
+    return any(name.endswith(".parquet") for _, _, files in os.walk(folder) for name in files)

@@ -1,0 +1,51 @@
+"""A batch is a function of (seed, step): sequences of a token stream in an order that is computed, not stored.
+
+Sequence n of a run is sequence n % sequences_per_epoch of epoch n // sequences_per_epoch. Sequence i of the stream
+covers tokens [i T, i T + T]: the last target of one is the first input of the next, and every token but the stream's
+first (and the few after the last whole sequence) is a target once an epoch. Which rank takes which positions changes
+nothing.
+
+B sequences, T tokens of context.
+"""
+
+from functools import lru_cache
+
+import numpy as np
+import torch
+
+from lapcli.data.text.shards import TokenStream
+from lapcli.runtime.errors import DataError
+
+
+class TokenBatches:
+    """`shuffled`: the source is in random order already and is read as it comes; else each epoch has its own order."""
+
+    def __init__(self, stream: TokenStream, *, context: int, batch: int, seed: int, shuffled: bool) -> None:
+        self.sequences_per_epoch = max(len(stream) - 1, 0) // context
+        if self.sequences_per_epoch == 0:
+            raise DataError(
+                f"the text has {len(stream):,} tokens, less than one sequence of {context:,} and its targets; "
+                "give more text or a smaller model.context"
+            )
+        self._stream, self._context, self._batch, self._seed, self._shuffled = stream, context, batch, seed, shuffled
+        # Two epochs: a batch may end one and begin the next.
+        self._order = lru_cache(maxsize=2)(self._compute_order)
+
+    def sequences(self, step: int, first: int, count: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """int64 inputs_BT and targets_BT of positions first to first + count of the global batch of `step`."""
+        tokens = np.empty((count, self._context + 1), dtype=np.int64)
+        for row in range(count):
+            epoch, index = divmod(step * self._batch + first + row, self.sequences_per_epoch)
+            index = index if self._shuffled else int(self._order(epoch)[index])
+            tokens[row] = self._stream.read_raw(index * self._context, self._context + 1)
+        tokens_BT = torch.from_numpy(tokens)
+        return tokens_BT[:, :-1].contiguous(), tokens_BT[:, 1:].contiguous()
+
+    def identity(self, step: int) -> str:
+        """The batch by name, for messages about it."""
+        first, last = step * self._batch, (step + 1) * self._batch - 1
+        names = [f"{n % self.sequences_per_epoch:,} of epoch {n // self.sequences_per_epoch}" for n in (first, last)]
+        return f"sequences {names[0]} to {names[1]} ({self.sequences_per_epoch:,} an epoch, seed {self._seed})"
+
+    def _compute_order(self, epoch: int) -> np.ndarray:
+        return np.random.default_rng([self._seed, epoch]).permutation(self.sequences_per_epoch)

@@ -1,0 +1,200 @@
+"""The tokenizer: byte-level BPE with GPT-4-style splitting and nine special tokens.
+
+Text is split into pieces (SPLIT_PATTERN), each piece is its UTF-8 bytes, and the learned merges join them. Ids 0-255
+are the bytes themselves, then come the merges in the order in which they were learned, and the last nine are special
+tokens. Tests compare the ids with rustbpe, the trainer of nanochat: they are the same, ties included.
+"""
+
+import hashlib
+import json
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import chain
+from pathlib import Path
+
+import numpy as np
+import tokenizers
+from tokenizers import AddedToken, Regex, decoders, models, pre_tokenizers, trainers
+
+from lapcli.runtime.errors import DataError
+from lapcli.runtime.files import write_text
+
+SPECIAL_TOKENS: tuple[str, ...] = (
+    "<|bos|>",
+    "<|user_start|>",
+    "<|user_end|>",
+    "<|assistant_start|>",
+    "<|assistant_end|>",
+    "<|python_start|>",
+    "<|python_end|>",
+    "<|output_start|>",
+    "<|output_end|>",
+)
+
+# As GPT-4's, but digits in pairs instead of triples. By priority: contractions; letters with one other character
+# before them; one or two digits; punctuation with a space before and newlines after; blanks that end in a newline;
+# other blanks.
+SPLIT_PATTERN = (
+    r"'(?i:[sdmt]|ll|ve|re)|[^\r\n\p{L}\p{N}]?+\p{L}+|\p{N}{1,2}"
+    r"| ?[^\s\p{L}\p{N}]++[\r\n]*|\s*[\r\n]|\s+(?!\S)|\s+"
+)
+
+LONE_SURROGATE = re.compile("[\ud800-\udfff]")
+
+# What a tokenizer that changes text (lower-casing, normalising, a space in front) would not give back.
+PROBE = "Zwölf  Boxkämpfer\r\n\te\u0301 \u00e9\u3000\U0001f600\x00 it's 1234<|bos|>\n\n"
+
+
+def _byte_characters() -> list[str]:
+    """The printable character by which `tokenizers` writes each byte: itself where printable, else from U+0100 on."""
+    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    others = [byte for byte in range(256) if byte not in printable]
+    return [chr(byte) if byte in printable else chr(256 + others.index(byte)) for byte in range(256)]
+
+
+BYTE_CHARACTERS = _byte_characters()
+BYTE_OF_CHARACTER = {character: byte for byte, character in enumerate(BYTE_CHARACTERS)}
+
+
+class Tokenizer:
+    """Text to ids and back. Ordinary text never gives a special token, whatever it contains."""
+
+    def __init__(self, inner: tokenizers.Tokenizer) -> None:
+        inner.no_padding()
+        inner.no_truncation()
+        # Not part of the saved file: without it "<|bos|>" inside a document would become the special token.
+        inner.encode_special_tokens = True
+        self._inner = inner
+        self.vocab_size: int = inner.get_vocab_size()
+        self._bytes = _bytes_of_ids(inner)
+        self._special = {name: self.vocab_size - len(SPECIAL_TOKENS) + i for i, name in enumerate(SPECIAL_TOKENS)}
+        self.bos = self._special["<|bos|>"]
+        self.sha256 = hashlib.sha256(inner.to_str().encode()).hexdigest()
+
+    @classmethod
+    def from_file(cls, path: str | Path) -> "Tokenizer":
+        try:
+            inner = tokenizers.Tokenizer.from_str(Path(path).read_text(encoding="utf-8"))
+        except OSError as error:
+            raise DataError(
+                f"cannot read the tokenizer {path} ({error.strerror}); put it back, or check tokenizer.file"
+            ) from None
+        except Exception as error:  # the library raises plain Exception for anything that it cannot read
+            raise DataError(
+                f"{path} is not a whole tokenizer.json ({str(error)[:200]}); name another, or leave tokenizer.file out "
+                "to train one"
+            ) from None
+        try:
+            tokenizer = cls(inner)
+            if tokenizer.decode_bytes(tokenizer.encode(PROBE)) != PROBE.encode():
+                raise DataError("it changes the text that it encodes")
+        except DataError as error:
+            raise DataError(
+                f"{path} is not a tokenizer of this project: {error}; leave tokenizer.file out to train one"
+            ) from None
+        return tokenizer
+
+    def save(self, path: str | Path) -> None:
+        write_text(Path(path), self._inner.to_str())
+
+    def special(self, name: str) -> int:
+        return self._special[name]
+
+    def encode(self, text: str) -> list[int]:
+        ids: list[int] = self._inner.encode(LONE_SURROGATE.sub("\ufffd", text), add_special_tokens=False).ids
+        return ids
+
+    def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
+        """On all cores. A lone surrogate has no UTF-8 bytes and becomes U+FFFD."""
+        clean = [LONE_SURROGATE.sub("\ufffd", text) for text in texts]
+        return [encoding.ids for encoding in self._inner.encode_batch_fast(clean, add_special_tokens=False)]
+
+    def decode(self, ids: Iterable[int]) -> str:
+        """As text; bytes that are no UTF-8 (half a character) become U+FFFD."""
+        return self.decode_bytes(ids).decode("utf-8", errors="replace")
+
+    def decode_bytes(self, ids: Iterable[int]) -> bytes:
+        """Exact for any ids; a special token gives its name."""
+        return b"".join(self._bytes[self._checked(int(id_))] for id_ in ids)
+
+    def byte_lengths(self) -> np.ndarray:
+        """int32 [vocab]: the bytes of text that each id stands for, none for special tokens (for bits per byte)."""
+        ordinary = [len(raw) for raw in self._bytes[: -len(SPECIAL_TOKENS)]]
+        return np.array(ordinary + [0] * len(SPECIAL_TOKENS), dtype=np.int32)
+
+    def _checked(self, id_: int) -> int:
+        if not 0 <= id_ < self.vocab_size:  # -1 would silently be the last special token
+            raise ValueError(f"{id_} is not a token id of a vocabulary of {self.vocab_size}")
+        return id_
+
+
+def _bytes_of_ids(inner: tokenizers.Tokenizer) -> list[bytes]:
+    """The bytes of every id; refuses a tokenizer that is not byte-level or lacks our special tokens at its end."""
+    size = inner.get_vocab_size()
+    added = {token.content: id_ for id_, token in inner.get_added_tokens_decoder().items() if token.special}
+    expected = {name: size - len(SPECIAL_TOKENS) + i for i, name in enumerate(SPECIAL_TOKENS)}
+    if added != expected or len(inner.get_added_tokens_decoder()) != len(added):
+        raise DataError(f"its last ids must be the special tokens {' '.join(SPECIAL_TOKENS)} and no others")
+    vocab = inner.get_vocab()
+    if set(vocab.values()) != set(range(size)):
+        raise DataError("its ids have gaps")
+    ordinary = [token for token in vocab if token not in added]
+    if not set("".join(ordinary)) <= BYTE_OF_CHARACTER.keys():
+        raise DataError("its tokens are not byte-level")
+    to_byte = str.maketrans({character: chr(byte) for character, byte in BYTE_OF_CHARACTER.items()})
+    table = [b""] * size
+    for token in ordinary:
+        table[vocab[token]] = token.translate(to_byte).encode("latin-1")
+    for name, id_ in added.items():
+        table[id_] = name.encode()
+    if not {bytes([byte]) for byte in range(256)} <= set(table):
+        raise DataError("some of the 256 bytes are missing")
+    if getattr(inner.model, "dropout", None):
+        raise DataError("it has BPE dropout, which makes encoding random")
+    return table
+
+
+def _assemble(model: models.BPE) -> tokenizers.Tokenizer:
+    inner = tokenizers.Tokenizer(model)
+    inner.pre_tokenizer = pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.Split(Regex(SPLIT_PATTERN), behavior="isolated"),
+            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+        ]
+    )
+    inner.decoder = decoders.ByteLevel()
+    return inner
+
+
+def train_tokenizer(texts: Iterable[str], vocab: int, *, max_chars: int, crop: int) -> Tokenizer:
+    """Learn `vocab` tokens, specials included, from the first `crop` characters of each text, `max_chars` in all."""
+    texts = iter(texts)
+    first = next(texts, None)
+    if first is None:
+        raise DataError("there is no text to train the tokenizer on; check data.train, data.files and data.column")
+    ordinary = vocab - len(SPECIAL_TOKENS)
+    learner = _assemble(models.BPE())
+    # Ties among equally frequent pairs go to the smaller ids. The trainer would number the bytes by their printable
+    # characters; handing them over as "special" tokens numbers them by value, which makes ties fall as in rustbpe.
+    trainer = trainers.BpeTrainer(vocab_size=ordinary, special_tokens=BYTE_CHARACTERS, show_progress=False)
+    learner.train_from_iterator(_excerpts(chain([first], texts), max_chars, crop), trainer)
+    learned = json.loads(learner.to_str())["model"]
+    if len(learned["vocab"]) < ordinary:
+        possible = len(learned["vocab"]) + len(SPECIAL_TOKENS)
+        raise DataError(
+            f"the text is too small for a vocabulary of {vocab:,} tokens: it gives {possible:,}; set tokenizer.vocab "
+            f"to {possible} or less, give more text, or raise tokenizer.train_crop (now {crop:,} characters a document)"
+        )
+    inner = _assemble(models.BPE(vocab=learned["vocab"], merges=[tuple(merge) for merge in learned["merges"]]))
+    inner.add_special_tokens([AddedToken(name, special=True, normalized=False) for name in SPECIAL_TOKENS])
+    return Tokenizer(inner)
+
+
+def _excerpts(texts: Iterable[str], max_chars: int, crop: int) -> Iterator[str]:
+    seen = 0
+    for text in texts:
+        excerpt = text[:crop]
+        yield LONE_SURROGATE.sub("\ufffd", excerpt)
+        seen += len(excerpt)
+        if seen > max_chars:
+            return

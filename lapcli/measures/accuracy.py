@@ -1,0 +1,80 @@
+"""Top-k accuracy over every image of a set, whatever the batch size and the number of processes.
+
+Shapes: B images, K classes.
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from lapcli.data.images.augmentation import evaluation_transform, normalise
+from lapcli.data.images.batches import Example
+from lapcli.data.images.image_set import ImageSet
+from lapcli.data.images.loader import ImageLoader, Reader
+from lapcli.recipe.vision import ClassificationRecipe
+from lapcli.runtime.errors import LapError
+from lapcli.runtime.ranks import World
+
+TOP = (1, 5)
+
+
+@dataclass(frozen=True)
+class Accuracy:
+    images: int
+    correct: dict[int, int]  # images whose class is among the first k, by k
+    loss: float  # mean cross entropy
+
+    def top(self, k: int) -> float:
+        return self.correct[k] / self.images
+
+
+@torch.no_grad()
+def measure_accuracy(
+    model: nn.Module,
+    images: ImageSet,
+    recipe: ClassificationRecipe,
+    world: World,
+    batch: int,
+    *,
+    workers: int = 0,
+    is_interrupted: Callable[[], bool] | None = None,
+) -> Accuracy:
+    """Counts are whole numbers summed over the processes, each image once; the model's mode is put back."""
+    size, count = recipe.model.image, len(images)
+    rounds = math.ceil(count / (batch * world.size))
+
+    def examples(turn: int, _: int) -> list[Example]:
+        first = min(count, (turn * world.size + world.rank) * batch)
+        return [Example(0, index, 0) for index in range(first, min(count, first + batch))]
+
+    reader = Reader(images, evaluation_transform(recipe.data, size), size, None)
+    loader = ImageLoader(reader, examples, micro_steps=1, last=(rounds - 1, 0), workers=workers)
+    was_training = model.training
+    model.eval()
+    seen = nats = 0.0
+    correct = dict.fromkeys(TOP, 0.0)
+    try:
+        for turn in range(rounds):  # as many on every process, so that all of them ask `is_interrupted` together
+            if is_interrupted is not None:
+                is_interrupted()
+            images_BCHW, labels_B = loader.batch(turn, 0)
+            if not len(labels_B):
+                continue
+            labels_B = labels_B.to(world.device)
+            logits_BK = model(normalise(images_BCHW.to(world.device), recipe.data)).float()
+            if not torch.isfinite(logits_BK).all():
+                raise LapError("the model gives logits that are not finite; these weights cannot be evaluated")
+            nats += float(F.cross_entropy(logits_BK, labels_B, reduction="sum"))
+            seen += len(labels_B)
+            first_BK = logits_BK.topk(min(max(TOP), logits_BK.shape[1]), dim=1).indices == labels_B[:, None]
+            for k in TOP:
+                correct[k] += int(first_BK[:, :k].sum())
+    finally:
+        loader.close()
+        model.train(was_training)
+    seen, nats, *counts = world.sum([seen, nats, *correct.values()])
+    return Accuracy(int(seen), {k: int(count) for k, count in zip(TOP, counts, strict=True)}, nats / seen)

@@ -1,0 +1,93 @@
+"""The processes of one run: who we are, on which device, and the few collectives the loop needs."""
+
+import os
+from dataclasses import dataclass
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+
+from lapcli.runtime.errors import UsageError
+
+TIMEOUT = timedelta(minutes=30)
+
+
+@dataclass(frozen=True)
+class World:
+    rank: int
+    size: int
+    device: torch.device
+
+    @property
+    def is_main(self) -> bool:
+        return self.rank == 0
+
+    def barrier(self) -> None:
+        if self.size > 1:
+            dist.barrier()
+
+    def any(self, flag: bool) -> bool:
+        """Whether the flag is up on any rank; all ranks must ask."""
+        return self.sum([float(flag)])[0] > 0
+
+    def sum(self, values: list[float]) -> list[float]:
+        if self.size == 1:
+            return values
+        # float64 so that counts of tokens and bytes stay exact.
+        dtype = torch.float32 if self.device.type == "mps" else torch.float64
+        total = torch.tensor(values, dtype=dtype, device=self.device)
+        dist.all_reduce(total)
+        return [float(x) for x in total.tolist()]
+
+    def from_main(self, value: object) -> object:
+        """What rank 0 has, on every rank (a path, an error message: plain values only)."""
+        if self.size == 1:
+            return value
+        box = [value]
+        dist.broadcast_object_list(box, src=0)
+        return box[0]
+
+
+def inside_torchrun() -> bool:
+    return "RANK" in os.environ and "WORLD_SIZE" in os.environ
+
+
+def join_world(device: str = "auto") -> World:
+    """Joins the process group that torchrun set up, or stands alone."""
+    kind = pick_device(device)
+    if not inside_torchrun():
+        return World(0, 1, torch.device(kind))
+    local_rank = int(os.environ.get("LOCAL_RANK", "0"))
+    chosen = torch.device(kind, local_rank) if kind == "cuda" else torch.device(kind)
+    if kind == "cuda":
+        torch.cuda.set_device(chosen)
+    if not dist.is_initialized():
+        # torchrun's agent keeps its store over a restart, with the addresses of ranks that are dead; a prefix for
+        # each attempt keeps the new ranks from waiting for them.
+        store, rank, size = next(dist.rendezvous("env://", timeout=TIMEOUT))
+        attempt = dist.PrefixStore(f"attempt-{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", store)
+        backend = "nccl" if kind == "cuda" else "gloo"
+        dist.init_process_group(backend, store=attempt, rank=rank, world_size=size, timeout=TIMEOUT)
+    return World(dist.get_rank(), dist.get_world_size(), chosen)
+
+
+def leave_world() -> None:
+    if dist.is_initialized():
+        dist.destroy_process_group()
+
+
+def pick_device(wanted: str) -> str:
+    if wanted in {"auto", "cuda"} and torch.cuda.is_available():
+        return "cuda"
+    if wanted == "cuda":
+        raise UsageError("train.device is cuda, but torch sees no CUDA device; use --set train.device=cpu")
+    if wanted == "mps" and not torch.backends.mps.is_available():
+        raise UsageError("train.device is mps, but torch sees no Apple GPU; use --set train.device=cpu")
+    if wanted == "mps" or (wanted == "auto" and torch.backends.mps.is_available()):
+        return "mps"
+    return "cpu"
+
+
+def is_main_process() -> bool:
+    """Also after the process group is gone."""
+    return os.environ.get("RANK", "0") == "0"

@@ -1,0 +1,242 @@
+"""Running a sample: two processes, each in a sandbox of its own, joined by a socket pair.
+
+    candidate   executes the program and answers calls; sees neither the tests nor where the verdict goes
+    tests       executes prompt and tests, and gives the verdict to us over a pipe
+
+A sample that could not be started says nothing about the program: it is tried again, and then an error. After the start
+everything that goes wrong is a failed sample.
+"""
+
+import json
+import os
+import select
+import signal
+import socket
+import subprocess
+import tempfile
+import threading
+import time
+from collections.abc import Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, suppress
+from dataclasses import asdict
+from typing import IO, Any
+
+from lapcli.runtime.errors import LapError
+from lapcli.sandbox import interpreter
+from lapcli.sandbox.bubblewrap import wrapped
+from lapcli.sandbox.modes import Mode, bubblewrap
+from lapcli.sandbox.sample import Candidate, Limits, Verdict
+
+START_SECONDS = 60.0
+ATTEMPTS = 3
+LONGEST_VERDICT = 16 << 10  # bytes
+
+
+class NotStarted(LapError):
+    """The sandbox did not come up; nothing is known about the program."""
+
+
+class Stopped(LapError):
+    """The evaluation was given up."""
+
+
+def run_candidate(
+    candidate: Candidate, mode: Mode, limits: Limits | None = None, stop: threading.Event | None = None
+) -> Verdict:
+    """The verdict on one sample. Raises only if the sandbox cannot be started; never for what the program does."""
+    for attempt in range(ATTEMPTS):
+        try:
+            return _Sample(candidate, mode, limits or Limits(), stop or threading.Event()).verdict()
+        except NotStarted:
+            if attempt == ATTEMPTS - 1:
+                raise
+            time.sleep(0.2 * (attempt + 1))
+    raise AssertionError("unreachable")
+
+
+def run_all(
+    candidates: Iterable[Candidate], mode: Mode, workers: int, limits: Limits | None = None
+) -> Iterator[Verdict]:
+    """The verdicts in the order of the samples, `workers` at a time. Whoever stops iterating stops the samples too."""
+    stop = threading.Event()
+    pool = ThreadPoolExecutor(max(1, workers), thread_name_prefix="sandbox")
+    try:
+        waiting = [pool.submit(run_candidate, candidate, mode, limits, stop) for candidate in candidates]
+        for future in waiting:
+            yield future.result()
+    finally:
+        stop.set()
+        pool.shutdown(wait=True, cancel_futures=True)
+
+
+class _Sample:
+    def __init__(self, candidate: Candidate, mode: Mode, limits: Limits, stop: threading.Event) -> None:
+        self._candidate = candidate
+        self._mode = mode
+        self._limits = limits
+        self._stop = stop
+        self._received = b""
+
+    def verdict(self) -> Verdict:
+        began = time.monotonic()
+        with ExitStack() as stack:
+            errors = stack.enter_context(tempfile.TemporaryFile())
+            try:
+                candidate, tests, verdicts = self._start(stack, errors)
+            except OSError as error:
+                raise NotStarted(f"the sandbox ({self._mode}) could not be started: {error}") from error
+            passed, reason = self._watch(candidate, tests, verdicts, errors)
+        return Verdict(passed, _printable(reason), time.monotonic() - began)
+
+    def _start(self, stack: ExitStack, errors: IO[bytes]) -> tuple["_Process", "_Process", int]:
+        """Both processes, which end with `stack`, and where the verdict is to be read."""
+        reading, writing = os.pipe()
+        stack.callback(os.close, reading)
+        with ExitStack() as handed_over:  # our copies of what the processes get: as long as we hold one, nothing ends
+            handed_over.callback(os.close, writing)
+            one, other = (handed_over.enter_context(end) for end in socket.socketpair())
+            task = handed_over.enter_context(tempfile.TemporaryFile("w+", encoding="ascii"))
+            json.dump(asdict(self._candidate), task)
+            task.seek(0)
+            candidate = self._process({"role": "candidate", "socket": one.fileno()}, None, errors)
+            stack.callback(candidate.end)
+            tests = self._process({"role": "tests", "socket": other.fileno(), "verdict": writing}, task, errors)
+            stack.callback(tests.end)
+        return candidate, tests, reading
+
+    def _process(self, order: dict[str, Any], task: IO[str] | None, errors: IO[bytes]) -> "_Process":
+        alone = self._mode is Mode.LANDLOCK  # nothing around it: it has to see to all by itself
+        order["confinement"] = {
+            "memory": self._limits.memory,
+            "cpu_seconds": self._limits.cpu_seconds,
+            "lock": self._mode is not Mode.UNSAFE,
+            "parent": os.getpid() if alone else None,
+            "readable": list(interpreter.readable()) if alone else None,
+        }
+        command = interpreter.command(json.dumps(order))
+        if self._mode is Mode.BUBBLEWRAP:
+            command = wrapped(bubblewrap() or "bwrap", command, interpreter.readable())
+        return _Process(
+            subprocess.Popen(
+                command,
+                stdin=task or subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=errors,
+                pass_fds=[order[name] for name in ("socket", "verdict") if name in order],
+                env=interpreter.environment(),
+                cwd="/",
+                start_new_session=True,
+            )
+        )
+
+    def _watch(self, candidate: "_Process", tests: "_Process", verdicts: int, errors: IO[bytes]) -> tuple[bool, str]:
+        started = self._line(verdicts, START_SECONDS)
+        if not started or "started" not in started:
+            errors.seek(0)
+            said = errors.read(LONGEST_VERDICT).decode("utf-8", "replace").strip().splitlines()
+            why = said[-1] if said else "no answer" if started is None else "it ended at once"
+            raise NotStarted(f"the sandbox ({self._mode}) did not start: {_printable(why)}")
+        found = self._line(verdicts, self._limits.wall_seconds)
+        used = [process.end() for process in (candidate, tests)]
+        if found is None:
+            return False, "timeout"
+        if not found or found.get("reason") == "ended":
+            # The kernel ends a process by counted ticks, which on a busy machine run well ahead of the time it reports.
+            if max(used) >= 0.5 * self._limits.cpu_seconds:
+                return False, "timeout"
+            who = "program ended before it answered" if found else "tests ended without a verdict"
+            return False, f"error: the {who}"
+        return found["passed"] is True, found["reason"]
+
+    def _line(self, verdicts: int, seconds: float) -> dict[str, Any] | None:
+        """The next line of the tests' process; empty if it ended without one, none if the time is over.
+
+        Time is counted in short turns, so that an evaluation that was itself suspended fails nobody.
+        """
+        turn = 0.25
+        while b"\n" not in self._received:
+            if self._stop.is_set():
+                raise Stopped("the evaluation was stopped")
+            began = time.monotonic()
+            if not _readable(verdicts, min(seconds, turn)):
+                seconds -= min(time.monotonic() - began, 2 * turn)
+                if seconds <= 0:
+                    return None
+                continue
+            part = os.read(verdicts, 4096)
+            if not part or len(self._received) > LONGEST_VERDICT:
+                return {}
+            self._received += part
+        line, _, self._received = self._received.partition(b"\n")
+        found = json.loads(line)
+        return found if isinstance(found, dict) else {}
+
+
+class _Process:
+    """A process that leaves nothing behind."""
+
+    def __init__(self, process: subprocess.Popen[bytes]) -> None:
+        self._process = process
+        self._seconds: float | None = None
+
+    def end(self) -> float:
+        """Kills it with all that it started, and tells the processor time that they had."""
+        if self._seconds is None:
+            # Killed by way of the process inside, bubblewrap itself still cleans up; killed first, it would leave its
+            # child to init, and a container often has none.
+            if not (_kill_children(self._process.pid) and _ends(self._process.pid)):
+                with suppress(ProcessLookupError, PermissionError):  # macOS says so of processes that have ended
+                    os.killpg(self._process.pid, signal.SIGKILL)  # ours until we have waited for its leader
+            _, status, usage = os.wait4(self._process.pid, 0)
+            self._process.returncode = os.waitstatus_to_exitcode(status)
+            self._seconds = usage.ru_utime + usage.ru_stime
+        return self._seconds
+
+
+def _kill_children(parent: int) -> bool:
+    """Whether there were some and all were killed. A handle is taken before it is looked whether it is still theirs."""
+    children = _children(parent)
+    killed = False
+    for child in children:
+        try:
+            handle = os.pidfd_open(child)
+        except OSError:
+            continue
+        try:
+            if child in _children(parent):
+                signal.pidfd_send_signal(handle, signal.SIGKILL)
+                killed = True
+        except ProcessLookupError:
+            killed = True
+        finally:
+            os.close(handle)
+    return killed
+
+
+def _children(parent: int) -> list[int]:
+    try:
+        with open(f"/proc/{parent}/task/{parent}/children") as file:
+            return [int(word) for word in file.read().split()]
+    except OSError:
+        return []
+
+
+def _ends(process: int, seconds: float = 5.0) -> bool:
+    handle = os.pidfd_open(process)
+    try:
+        return _readable(handle, seconds)
+    finally:
+        os.close(handle)
+
+
+def _readable(descriptor: int, seconds: float) -> bool:
+    """Whether there is something to read within that time. Not `select`, which knows no descriptors beyond 1,023."""
+    waiting = select.poll()
+    waiting.register(descriptor, select.POLLIN)
+    return bool(waiting.poll(1000 * seconds))
+
+
+def _printable(text: str) -> str:
+    """What a program says about itself goes into a terminal and into files: one line, no control characters."""
+    return "".join(c if c.isprintable() else "?" for c in text)[:300]

@@ -1,0 +1,199 @@
+"""Augmentation and loading: what an example draws depends on nothing but its key."""
+
+import numpy as np
+import pytest
+import torch
+from image_support import image_recipe, write_folder
+from timm.data import create_transform
+from torchvision.transforms import RandomCrop
+
+from lapcli.data.images.augmentation import Eraser, evaluation_transform, normalise, training_transform
+from lapcli.data.images.batches import Example, ImageBatches
+from lapcli.data.images.digits import Digits
+from lapcli.data.images.folder import FolderImages
+from lapcli.data.images.loader import ImageLoader, Reader
+from lapcli.data.keyed import seed_everything
+from lapcli.recipe.vision import Augmentation, ImageSource
+from lapcli.runtime.errors import DataError, UsageError
+
+SOURCE = ImageSource(
+    train="builtin",
+    validation=0.2,
+    augmentation=Augmentation(crop="random_resized", policy="rand-m9-mstd0.5-inc1"),
+)
+
+
+def loader(workers, images=None, source=SOURCE, seed=0, size=8):
+    images = images or Digits()
+    batches = ImageBatches(len(images), batch=12, group=12, repeats=2, seed=seed)
+    reader = Reader(images, training_transform(source, size), size, seed)
+    return ImageLoader(
+        reader,
+        lambda step, micro_step: batches.examples(step, 4 * micro_step, 4),
+        micro_steps=3,
+        last=(5, 2),
+        workers=workers,
+    )
+
+
+def stream(loaded, steps=range(3)):
+    found = [loaded.batch(step, micro_step) for step in steps for micro_step in range(3)]
+    loaded.close()
+    return torch.cat([images for images, _ in found]), torch.cat([labels for _, labels in found])
+
+
+def test_workers_change_nothing():
+    expected = stream(loader(0))
+    assert expected[0].dtype == torch.uint8
+    for workers in (1, 3):
+        images, labels = stream(loader(workers))
+        assert torch.equal(images, expected[0])
+        assert torch.equal(labels, expected[1])
+    assert not torch.equal(stream(loader(0, seed=1))[0], expected[0])
+
+
+def test_any_batch_can_be_asked_for_at_any_time():
+    expected = stream(loader(0), steps=[2, 1])
+    images, _ = stream(loader(2), steps=[2, 1])
+    assert torch.equal(images, expected[0])
+
+
+def test_copies_of_an_image_are_augmented_differently_and_epochs_too():
+    reader = Reader(Digits(), training_transform(SOURCE, 8), 8, 0)
+    examples = [Example(0, 5, 0), Example(0, 5, 1), Example(1, 5, 0), Example(0, 5, 0)]
+    images, labels = reader.read(examples)
+    assert not torch.equal(images[0], images[1])
+    assert not torch.equal(images[0], images[2])
+    assert torch.equal(images[0], images[3])
+    assert len(set(labels.tolist())) == 1
+
+
+def test_an_error_in_a_worker_arrives_as_it_is(tmp_path):
+    root = write_folder(tmp_path, {"train": {"a": 10, "b": 10}})
+    for path in (root / "train" / "b").iterdir():
+        path.write_bytes(b"nothing")
+    for workers in (0, 2):
+        with pytest.raises(DataError, match=r"^[^\n]*b/\d\.png cannot be decoded[^\n]*$"):
+            stream(loader(workers, FolderImages(root / "train")), steps=range(4))
+
+
+def test_a_worker_that_dies_is_said_so():
+    from lapcli.runtime.errors import LapError
+
+    class Deadly(Digits):
+        def image(self, index):
+            import os
+
+            os._exit(9)
+
+    with pytest.raises(LapError, match=r"a worker that reads images died"):
+        loader(1, Deadly()).batch(0, 0)
+
+
+@pytest.mark.parametrize(("policy", "jitter"), [("3a", 0.3), ("rand-m9-mstd0.5-inc1", None), (None, 0.4)])
+def test_transforms_are_timms(policy, jitter):
+    """A photograph-sized crop against `create_transform` itself, drawing from the same generators."""
+    source = ImageSource(
+        train="x", augmentation=Augmentation(crop="random_resized", policy=policy, color_jitter=jitter)
+    )
+    options = {"auto_augment": policy, "color_jitter": jitter, "interpolation": "bicubic", "re_prob": 0.0}
+    stock = create_transform(24, is_training=True, **options)
+    pixels = np.random.default_rng(0).integers(0, 256, (40, 50, 3), dtype=np.uint8)
+    from PIL import Image
+
+    image = Image.fromarray(pixels)
+    for index in range(20):
+        seed_everything(0, 0, index, 0)
+        ours = training_transform(source, 24)(image)
+        seed_everything(0, 0, index, 0)
+        expected = stock(image)
+        torch.testing.assert_close(normalise(torch.tensor(ours)[None], source)[0], expected, atol=1e-5, rtol=0)
+
+
+def test_the_strongest_randaugment_works():
+    """timm asks Pillow for 0 bits then, which Pillow refuses since version 13; it used to give black."""
+    source = ImageSource(train="x", augmentation=Augmentation(crop="none", flip=0.0, policy="rand-m10-n15-p1.0-inc1"))
+    transform = training_transform(source, 8)
+    (augment,) = [part for part in transform.transforms if hasattr(part, "ops")]
+    (posterise,) = [operation for operation in augment.ops if "Posterize" in operation.name]
+    image = Digits().image(3)
+    assert not np.asarray(posterise(image)).any()
+    for index in range(30):
+        seed_everything(0, 0, index, 0)
+        transform(image)
+
+
+@pytest.mark.parametrize("policy", ["rand-m9-w0", "rand-mstd0.5.5"])
+def test_a_policy_that_timm_does_not_know_is_one_sentence(policy):
+    with pytest.raises(UsageError, match=r"data.augmentation.policy .* is none that timm knows"):
+        training_transform(ImageSource(train="x", augmentation=Augmentation(policy=policy)), 8)
+
+
+def test_the_padded_crop_is_the_deit_repositorys():
+    source = ImageSource(train="x", augmentation=Augmentation(crop="padded", flip=0.0))
+    transform = training_transform(source, 8)
+    image = Digits().image(3)
+    seed_everything(1)
+    ours = transform(image)
+    seed_everything(1)
+    expected = RandomCrop(8, padding=4)(image)
+    assert np.array_equal(ours.transpose(1, 2, 0), np.asarray(expected))
+
+
+def test_evaluation_leaves_an_image_of_the_right_size_alone():
+    source = ImageSource(train="x")
+    image = Digits().image(0)
+    assert np.array_equal(evaluation_transform(source, 8)(image).transpose(1, 2, 0), np.asarray(image))
+
+
+def test_evaluation_is_resize_and_centre_crop():
+    from PIL import Image
+
+    source = ImageSource(train="x", crop_ratio=0.5)
+    pixels = np.random.default_rng(0).integers(0, 256, (64, 48, 3), dtype=np.uint8)
+    image = Image.fromarray(pixels)
+    # The shorter side of 48 becomes 8 / 0.5 = 16, then the centre of 16 x 21.
+    resized = np.asarray(image.resize((16, 21), Image.Resampling.BICUBIC))
+    ours = evaluation_transform(source, 8)(image).transpose(1, 2, 0)
+    assert any(np.array_equal(ours, resized[top : top + 8, 4:12]) for top in (6, 7))
+
+
+def test_normalising_is_by_the_recipes_numbers():
+    source = ImageSource(train="x", mean=[0.5, 0.25, 0.0], std=[0.5, 0.25, 1.0])
+    images = torch.tensor([0, 255], dtype=torch.uint8).view(2, 1, 1, 1).expand(2, 3, 1, 1)
+    assert normalise(images, source).flatten(1).tolist() == [[-1, -1, 0], [1, 3, 1]]
+
+
+def test_erasing_is_keyed_and_as_frequent_as_asked():
+    eraser = Eraser(0.25, torch.device("cpu"))
+    images = torch.zeros(400, 3, 8, 8)
+    keys = [(0, 0, index, 0) for index in range(400)]
+    erased = eraser(images.clone(), keys)
+    touched = (erased.flatten(1) != 0).any(dim=1)
+    assert 70 < touched.sum() < 130
+    part = eraser(images[100:110].clone(), keys[100:110])
+    assert torch.equal(part, erased[100:110])
+
+
+def test_the_global_batch_is_the_same_for_one_and_two_processes():
+    """Images and targets after augmentation, erasing and mixing."""
+    from lapcli.data.images.sources import open_images
+    from lapcli.objectives.classification import Classification
+    from lapcli.runtime.ranks import World
+
+    batches = {}
+    for size, micro_batch in ((1, 8), (2, 8), (2, 2), (1, 16)):
+        recipe = image_recipe(train={"micro_batch": micro_batch}, data={"augmentation": {"repeats": 3}})
+        data = open_images(recipe.data, 10)
+        parts = {}
+        for rank in range(size):
+            objective = Classification(recipe, data, World(rank, size, torch.device("cpu")))
+            for micro_step in range(objective.batches.accumulation):
+                first = objective.batches.first(micro_step, rank)
+                parts[first] = objective.batch(3, micro_step)
+        batches[size, micro_batch] = [torch.cat([parts[first][i] for first in sorted(parts)]) for i in (0, 1)]
+    expected = batches.pop((1, 8))
+    assert len(expected[0]) == 16
+    for images, targets in batches.values():
+        assert torch.equal(images, expected[0])
+        assert torch.equal(targets, expected[1])

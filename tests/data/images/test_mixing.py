@@ -1,0 +1,157 @@
+"""Mixup and CutMix: hand-worked targets, and timm's own mixing of the whole group as the oracle."""
+
+import random
+
+import numpy as np
+import pytest
+import torch
+from timm.data import Mixup
+from timm.loss import BinaryCrossEntropy, SoftTargetCrossEntropy
+
+from lapcli.data.images.mixing import Mixer, Mixture, pair_order
+from lapcli.data.keyed import seed_everything
+from lapcli.recipe.vision import Mixing
+
+BATCH, GROUP, CLASSES, SIZE, SEED = 24, 8, 5, 16, 3
+
+
+def mixer(batch=BATCH, **keys):
+    section = Mixing(**{"mixup": 0.8, "cutmix": 1.0, "group": GROUP, **keys})
+    return Mixer(section, classes=CLASSES, image=SIZE, batch=batch, seed=SEED)
+
+
+def batch():
+    generator = torch.Generator().manual_seed(0)
+    return (
+        torch.randn(BATCH, 3, SIZE, SIZE, generator=generator),
+        torch.randint(CLASSES, (BATCH,), generator=generator),
+    )
+
+
+def fixed(monkeypatch, mixture, **keys):
+    made = mixer(**keys)
+    monkeypatch.setattr(made, "mixture", lambda step, group: mixture)
+    return made
+
+
+@pytest.mark.parametrize("size", [1, 2, 7, 8])
+def test_partners_are_neighbours(size):
+    order = pair_order(size)
+    assert sorted(order) == list(range(size))
+    for left, right in zip(order[0::2], order[1::2], strict=False):
+        assert left + right == size - 1
+
+
+@pytest.mark.parametrize("keys", [{}, {"cutmix": 0.0}, {"mixup": 0.0}, {"probability": 0.5}, {"label_smoothing": 0.1}])
+def test_a_group_is_mixed_as_timm_mixes_a_gpus_batch(keys):
+    made = mixer(**keys)
+    section = Mixing(**{"mixup": 0.8, "cutmix": 1.0, **keys})
+    stock = Mixup(
+        mixup_alpha=section.mixup,
+        cutmix_alpha=section.cutmix,
+        prob=section.probability,
+        label_smoothing=section.label_smoothing,
+        num_classes=CLASSES,
+    )
+    kinds = set()
+    for step in range(12):
+        images, labels = batch()
+        mixed, targets = made(images.clone(), labels, step, 0)
+        for group in range(BATCH // GROUP):
+            inside = slice(group * GROUP, (group + 1) * GROUP)
+            # timm's order: image i with image n - 1 - i.
+            back = np.argsort(pair_order(GROUP))
+            seed_everything(SEED, step, group)
+            expected, shares = stock(images[inside][back].clone(), labels[inside][back])
+            torch.testing.assert_close(mixed[inside][back], expected, atol=1e-6, rtol=0)
+            torch.testing.assert_close(targets[inside][back], shares, atol=1e-6, rtol=0)
+            kinds.add(made.mixture(step, group).box is not None)
+    assert len(kinds) == (1 if section.mixup == 0 or section.cutmix == 0 else 2)
+
+
+def test_hand_worked_targets(monkeypatch):
+    images, _ = batch()
+    labels = torch.tensor([0, 1, 2, 2])
+    mixup = fixed(monkeypatch, Mixture(0.75, None))
+    mixed, targets = mixup(images[:4].clone(), labels, 0, 0)
+    assert targets.tolist() == [
+        [0.75, 0.25, 0, 0, 0],
+        [0.25, 0.75, 0, 0, 0],
+        [0, 0, 1, 0, 0],
+        [0, 0, 1, 0, 0],
+    ]
+    torch.testing.assert_close(mixed[0], 0.75 * images[0] + 0.25 * images[1])
+    torch.testing.assert_close(mixed[1], 0.75 * images[1] + 0.25 * images[0])
+    torch.testing.assert_close(mixed[3], 0.75 * images[3] + 0.25 * images[2])
+
+
+def test_hand_worked_box(monkeypatch):
+    images, _ = batch()
+    # A box of 4 x 8 of 16 x 16 pixels: an eighth comes from the partner.
+    cutmix = fixed(monkeypatch, Mixture(1 - 32 / 256, (2, 6, 8, 16)))
+    mixed, targets = cutmix(images[:2].clone(), torch.tensor([4, 0]), 0, 0)
+    expected = images[0].clone()
+    expected[:, 2:6, 8:16] = images[1][:, 2:6, 8:16]
+    assert torch.equal(mixed[0], expected)
+    assert targets.tolist() == [[0.125, 0, 0, 0, 0.875], [0.875, 0, 0, 0, 0.125]]
+
+
+def test_cutmix_keeps_the_share_of_pixels_that_it_says():
+    made = mixer(mixup=0.0)
+    shares = []
+    for step in range(200):
+        mixture = made.mixture(step, 0)
+        if mixture.box is not None:
+            top, bottom, left, right = mixture.box
+            assert 0 <= top <= bottom <= SIZE
+            assert 0 <= left <= right <= SIZE
+            assert mixture.share == pytest.approx(1 - (bottom - top) * (right - left) / SIZE**2)
+        shares.append(mixture.share)
+    assert len(set(shares)) > 50
+
+
+def test_binary_targets_have_two_ones_and_one_where_partners_agree(monkeypatch):
+    images, _ = batch()
+    made = fixed(monkeypatch, Mixture(0.9, None))
+    _, targets = made(images[:4].clone(), torch.tensor([0, 1, 2, 2]), 0, 0)
+    logits = torch.randn(4, CLASSES)
+    whole = torch.tensor([[1.0, 1, 0, 0, 0], [1, 1, 0, 0, 0], [0, 0, 1, 0, 0], [0, 0, 1, 0, 0]])
+    p = torch.sigmoid(logits)
+    by_hand = -(whole * p.log() + (1 - whole) * (1 - p).log()).mean()
+    loss = BinaryCrossEntropy(smoothing=0.0, target_threshold=0.0, sum_classes=False)
+    torch.testing.assert_close(loss(logits, targets), by_hand)
+    soft = -(targets * torch.log_softmax(logits, dim=1)).sum(dim=1).mean()
+    torch.testing.assert_close(SoftTargetCrossEntropy()(logits, targets), soft)
+
+
+@pytest.mark.parametrize("micro_batch", [2, 4, 6, 8, 12, 24])
+def test_the_micro_batch_does_not_change_what_is_mixed(micro_batch):
+    images, labels = batch()
+    made = mixer()
+    whole = made(images.clone(), labels, 7, 0)
+    parts = [
+        made(images[first : first + micro_batch].clone(), labels[first : first + micro_batch], 7, first)
+        for first in range(0, BATCH, micro_batch)
+    ]
+    for i in (0, 1):
+        assert torch.equal(torch.cat([part[i] for part in parts]), whole[i])
+
+
+def test_groups_and_steps_draw_their_own_and_disturb_nobody():
+    made = mixer()
+    random.seed(1), np.random.seed(1), torch.manual_seed(1)
+    drawn = [made.mixture(step, group) for step in range(4) for group in range(3)]
+    after = random.random(), np.random.rand(), torch.rand(1).item()
+    random.seed(1), np.random.seed(1), torch.manual_seed(1)
+    assert after == (random.random(), np.random.rand(), torch.rand(1).item())
+    assert len({mixture.share for mixture in drawn}) == len(drawn)
+    assert drawn == [made.mixture(step, group) for step in range(4) for group in range(3)]
+
+
+def test_without_mixing_targets_are_one_hot_and_smoothed():
+    images, labels = batch()
+    none = Mixer(Mixing(label_smoothing=0.1), classes=CLASSES, image=SIZE, batch=BATCH, seed=0)
+    mixed, targets = none(images.clone(), labels, 0, 0)
+    assert torch.equal(mixed, images)
+    assert targets.sum(dim=1).tolist() == pytest.approx([1.0] * BATCH)
+    assert targets[0, labels[0]].item() == pytest.approx(0.92)

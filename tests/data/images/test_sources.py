@@ -1,0 +1,269 @@
+"""Where images come from: folders, tables through `datasets.load_dataset`, the digits; and what is refused."""
+
+import io
+import shutil
+
+import numpy as np
+import pytest
+from image_support import encoded, picture, write_folder, write_parquet
+from PIL import Image
+
+from lapcli.data.images.digits import Digits
+from lapcli.data.images.folder import FolderImages
+from lapcli.data.images.image_set import HeldImages, Part, decode, hold
+from lapcli.data.images.sources import open_images
+from lapcli.recipe.vision import ImageSource
+from lapcli.runtime.errors import DataError
+
+
+def pixels(images, index):
+    return np.asarray(images.image(index))
+
+
+def test_folders(tmp_path):
+    root = write_folder(tmp_path, {"train": {"b": 3, "a": 2}, "val": {"a": 1, "b": 1}})
+    data = open_images(ImageSource(train=str(root)), 2)
+    assert data.train.classes == ["a", "b"]
+    assert data.train.labels.tolist() == [0, 0, 1, 1, 1]
+    assert data.validation.labels.tolist() == [0, 1]
+    with Image.open(root / "train" / "b" / "1.png") as image:
+        assert np.array_equal(pixels(data.train, 3), np.asarray(image))
+    assert data.train.name(3) == str(root / "train" / "b" / "1.png")
+
+
+def test_two_folders_of_classes(tmp_path):
+    root = write_folder(tmp_path, {"x": {"a": 2, "b": 2}, "y": {"a": 1, "b": 1}})
+    data = open_images(ImageSource(train=str(root / "x"), validation=str(root / "y")), 2)
+    assert (len(data.train), len(data.validation)) == (4, 2)
+
+
+@pytest.mark.parametrize(
+    ("parts", "classes", "message"),
+    [
+        ({"train": {"a": 1, "b": 0}, "val": {"a": 1, "b": 1}}, 2, r"train/b has no images"),
+        ({"train": {"a": 1, "b": 1}, "val": {"a": 1, "b": 0}}, 2, r"val/b has no images"),
+        (
+            {"train": {"a": 1, "b": 1}, "val": {"a": 1, "b": 1}},
+            3,
+            r"images of .* have 2 classes, model.classes",
+        ),
+        ({"train": {"a": 1, "b": 1}, "val": {"a": 1, "c": 1}}, 2, r"different classes: b, c are in one only"),
+        ({"train": {"a": 1, "b": 1}}, 2, r"no part to validate on"),
+    ],
+)
+def test_folders_that_are_refused(tmp_path, parts, classes, message):
+    root = write_folder(tmp_path, parts)
+    with pytest.raises(DataError, match=message):
+        open_images(ImageSource(train=str(root)), classes)
+
+
+def test_an_empty_folder_and_none_at_all(tmp_path):
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(DataError, match="empty has no folders of images"):
+        open_images(ImageSource(train=str(tmp_path / "empty"), validation=0.5), 2)
+    with pytest.raises(DataError, match="there is no folder"):
+        open_images(ImageSource(train=str(tmp_path / "nowhere")), 2)
+
+
+def test_an_undecodable_image_is_named_before_training(tmp_path):
+    root = write_folder(tmp_path, {"train": {"a": 3, "b": 3}, "val": {"a": 1, "b": 1}})
+    broken = root / "train" / "a" / "1.png"
+    broken.write_bytes(broken.read_bytes()[:60])
+    with pytest.raises(DataError, match=r"train/a/1\.png cannot be decoded"):
+        open_images(ImageSource(train=str(root)), 2)
+    held_back = ImageSource(train=str(root), decoded_gigabytes=0.0)
+    with pytest.raises(DataError, match=r"train/a/1\.png cannot be decoded"):
+        open_images(held_back, 2).train.image(1)
+
+
+def table(labels, classes=3, **names):
+    cells = [{"bytes": encoded(picture(i)), "path": None} for i in range(len(labels))]
+    return {names.get("image", "img"): cells, names.get("label", "label"): labels}
+
+
+def test_parquet_files_without_metadata(tmp_path):
+    write_parquet(tmp_path / "train-00000-of-00001.parquet", table([0, 2, 1, 2]))
+    write_parquet(tmp_path / "test-00000-of-00001.parquet", table([2, 0]))
+    data = open_images(ImageSource(train=str(tmp_path)), 3)
+    assert data.train.labels.tolist() == [0, 2, 1, 2]
+    assert np.array_equal(pixels(data.train, 2), np.asarray(picture(2)))
+    assert data.validation.name(1).endswith("split test, row 1")
+
+
+@pytest.mark.parametrize(
+    ("keys", "labels", "message"),
+    [
+        ({}, [0, -1, 2], r"row 1 has the label -1; expected a class from 0 to 2"),
+        ({}, [0, None, 2], r"row 1 has the label None; expected the number of a class"),
+        (
+            {"label_column": "label"},
+            ["cat", "dog", "cat"],
+            r"row 0 has the label 'cat'; expected the number of a class",
+        ),
+        ({"label_column": "fine"}, [0, 1, 2], r"no column fine; it has img, label \(data.label_column\)"),
+        ({"image_column": "photo"}, [0, 1, 2], r"no column photo; it has img, label \(data.image_column\)"),
+    ],
+)
+def test_tables_that_are_refused(tmp_path, keys, labels, message):
+    write_parquet(tmp_path / "train.parquet", table(labels))
+    write_parquet(tmp_path / "test.parquet", table([0, 1, 2]))
+    with pytest.raises(DataError, match=message):
+        open_images(ImageSource(train=str(tmp_path), **keys), 3)
+
+
+def test_a_row_without_an_image_is_named(tmp_path):
+    rows = table([0, 1, 2])
+    rows["img"][1] = {"bytes": b"no image", "path": None}
+    write_parquet(tmp_path / "train.parquet", rows)
+    write_parquet(tmp_path / "test.parquet", table([0, 1, 2]))
+    with pytest.raises(DataError, match=r"split train, row 1 cannot be decoded"):
+        open_images(ImageSource(train=str(tmp_path)), 3)
+
+
+def test_a_label_column_must_be_named_where_there_are_two(tmp_path):
+    for name in ("train", "test"):
+        write_parquet(tmp_path / f"{name}.parquet", {**table([0, 1, 2]), "coarse": [0, 0, 1]})
+    with pytest.raises(DataError, match=r"2 columns that hold labels; it has img, label, coarse"):
+        open_images(ImageSource(train=str(tmp_path)), 3)
+    assert len(open_images(ImageSource(train=str(tmp_path), label_column="label"), 3).train) == 3
+
+
+def test_a_hub_set_that_is_not_here_names_the_way(tmp_path, monkeypatch):
+    monkeypatch.setenv("HF_HOME", str(tmp_path))
+    with pytest.raises(DataError, match=r"could not be loaded .* run `lap fetch RECIPE`"):
+        open_images(ImageSource(train="hub:nobody/nothing"), 10)
+
+
+def test_decoding_gives_upright_rgb():
+    grey = decode(encoded(picture(0, mode="L")), "grey")
+    assert grey.mode == "RGB"
+    assert np.array_equal(np.asarray(grey)[..., 0], np.asarray(picture(0, mode="L")))
+    exif = Image.Exif()
+    exif[0x0112] = 6  # turned by 90 degrees
+    turned = decode(encoded(picture(0, (12, 10)), exif=exif), "turned")
+    assert np.array_equal(np.asarray(turned), np.rot90(np.asarray(picture(0, (12, 10))), k=-1))
+    assert decode(encoded(picture(0, mode="P"), "GIF"), "palette").mode == "RGB"
+    assert decode(encoded(picture(0).convert("CMYK"), "TIFF"), "cmyk").mode == "RGB"
+
+
+@pytest.mark.parametrize(("form", "dtype"), [("PNG", np.uint16), ("TIFF", np.uint16), ("TIFF", np.int32)])
+def test_greys_of_more_bits_keep_their_shades(form, dtype):
+    eight = np.asarray(picture(0, mode="L"))
+    assert len(np.unique(eight)) > 50
+    sixteen = Image.fromarray((eight.astype(np.int64) * 257).astype(dtype))
+    assert np.array_equal(np.asarray(decode(encoded(sixteen, form), "deep"))[..., 1], eight)
+
+
+@pytest.mark.parametrize("values", [np.float32([[0.0, 0.5], [1.0, 0.2]]), np.int32([[0, 5], [70_000, 3]])])
+def test_greys_of_unknown_range_are_refused(values):
+    with pytest.raises(DataError, match=r"deep.tiff cannot be decoded .*range is not known"):
+        decode(encoded(Image.fromarray(values), "TIFF"), "deep.tiff")
+
+
+def test_a_turned_jpeg_is_upright_wherever_it_says_so():
+    """A JPEG without any such tag is taken as it is, which saves parsing and a copy; each place has to be known."""
+    plain = np.asarray(decode(encoded(picture(0, (12, 10)), "JPEG"), "plain"))
+    exif = Image.Exif()
+    exif[0x0112] = 3  # upside down
+    xmp = b'<x:xmpmeta xmlns:x="adobe:ns:meta/"><rdf:Description tiff:Orientation="3"/></x:xmpmeta>'
+    for tag in ({"exif": exif}, {"xmp": xmp}):
+        turned = decode(encoded(picture(0, (12, 10)), "JPEG", **tag), "turned")
+        assert np.array_equal(np.asarray(turned), np.rot90(plain, 2))
+    assert np.array_equal(plain, np.asarray(Image.open(io.BytesIO(encoded(picture(0, (12, 10)), "JPEG")))))
+    assert decode(encoded(picture(0, mode="L"), "JPEG"), "grey").mode == "RGB"
+
+
+def test_held_images_are_the_decoded_ones(tmp_path):
+    root = write_folder(tmp_path, {"train": {"a": 4, "b": 3}})
+    picture(9, (5, 31)).save(root / "train" / "a" / "odd.png")
+    files = FolderImages(root / "train")
+    held = hold(files, 1.0)
+    assert isinstance(held, HeldImages)
+    assert hold(files, 1e-9) is files
+    shutil.rmtree(root)  # nothing is read again
+    assert len(held) == 8
+    assert np.array_equal(pixels(held, 4), np.asarray(picture(9, (5, 31))))
+
+
+def test_the_identity_is_of_content_not_of_place(tmp_path):
+    a = write_folder(tmp_path / "a", {"train": {"a": 2, "b": 2}})
+    b = tmp_path / "moved"
+    shutil.copytree(a, b)
+    assert FolderImages(a / "train").identity() == FolderImages(b / "train").identity()
+    picture(77).save(b / "train" / "a" / "0.png")
+    assert FolderImages(a / "train").identity() != FolderImages(b / "train").identity()
+    images = FolderImages(a / "train")
+    swapped = Part(images, np.array([1, 0, 2, 3]))
+    assert swapped.identity() != images.identity()
+
+
+def test_the_digits_hold_out_a_fifth_of_each_class():
+    data = open_images(ImageSource(train="builtin", validation=0.2), 10)
+    assert len(data.train) + len(data.validation) == 1797
+    assert len(data.validation) == pytest.approx(1797 / 5, abs=5)
+    for label in range(10):
+        share = (data.validation.labels == label).sum() / (Digits().labels == label).sum()
+        assert share == pytest.approx(0.2, abs=0.01)
+    again = open_images(ImageSource(train="builtin", validation=0.2), 10)
+    other = open_images(ImageSource(train="builtin", validation=0.2, split_seed=1), 10)
+    assert data.identity == again.identity != other.identity
+    seen = {pixels(data.train, i).tobytes() for i in range(len(data.train))}
+    held_out = [pixels(data.validation, i).tobytes() for i in range(len(data.validation))]
+    assert sum(image in seen for image in held_out) <= 3  # the set itself has a few equal pictures
+
+
+def test_cifar10_as_the_hub_has_it(test_data):
+    data = open_images(ImageSource(train=str(test_data / "cifar10")), 10)
+    assert (len(data.train), len(data.validation)) == (10_000, 2_000)
+    assert data.train.classes[:3] == ["airplane", "automobile", "bird"]
+    assert np.bincount(data.train.labels).tolist() == [1005, 974, 1032, 1016, 999, 937, 1030, 1001, 1025, 981]
+    assert isinstance(data.train, HeldImages)
+    import pyarrow.parquet as pq
+
+    rows = pq.read_table(test_data / "cifar10" / "train-00000-of-00001.parquet").slice(1234, 1).to_pylist()
+    with Image.open(io.BytesIO(rows[0]["img"]["bytes"])) as image:
+        assert np.array_equal(pixels(data.train, 1234), np.asarray(image))
+    assert data.train.labels[1234] == rows[0]["label"]
+
+
+def test_cifar100_needs_its_label_column(test_data):
+    source = str(test_data / "cifar100")
+    with pytest.raises(DataError, match="fine_label, coarse_label"):
+        open_images(ImageSource(train=source), 100)
+    data = open_images(ImageSource(train=source, label_column="fine_label"), 100)
+    assert (len(data.train), len(data.validation)) == (2_000, 1_000)
+    assert data.train.classes[0] == "apple"
+    with pytest.raises(DataError, match=r"have 20 classes, model\.classes is 100"):
+        open_images(ImageSource(train=source, label_column="coarse_label"), 100)
+
+
+def test_imagenet_as_the_hub_has_it(test_data, tmp_path):
+    """Photographs in the hub's columns (image, label) and splits, whose `test` has no labels."""
+    from datasets import ClassLabel, Dataset, Features
+    from datasets import Image as ImageFeature
+
+    files = sorted((test_data / "imagenet_samples").iterdir())
+    features = Features({"image": ImageFeature(), "label": ClassLabel(names=[file.stem for file in files])})
+    cells = [{"bytes": file.read_bytes(), "path": file.name} for file in files]
+    for split, labels in (("train", range(40)), ("validation", range(40)), ("test", [-1] * 40)):
+        rows = Dataset.from_dict({"image": cells, "label": list(labels)}, features=features)
+        (tmp_path / "data").mkdir(exist_ok=True)
+        rows.to_parquet(tmp_path / "data" / f"{split}-00000-of-00001.parquet")
+    data = open_images(ImageSource(train=str(tmp_path), decoded_gigabytes=0.0), 40)
+    assert data.validation.labels.tolist() == list(range(40))
+    grey = turned = 0
+    for index, file in enumerate(files):
+        ours = data.train.image(index)
+        with Image.open(file) as image:
+            orientation = image.getexif().get(0x0112, 1)
+            assert ours.mode == "RGB"
+            assert ours.size == (image.size[::-1] if orientation >= 5 else image.size)
+            grey += image.mode == "L"
+            turned += orientation > 1
+    assert (grey, turned) == (6, 1)
+
+
+def test_tiny_imagenet_folders(test_data):
+    data = open_images(ImageSource(train=str(test_data / "tiny_imagenet20")), 20)
+    assert (len(data.train), len(data.validation)) == (2_000, 1_000)
+    assert data.train.image(0).size == (64, 64)

@@ -1,0 +1,163 @@
+"""The calculator against Python's own arithmetic, and against what a model could write to harm."""
+
+import time
+from fractions import Fraction
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from lapcli.generation import calculator
+from lapcli.generation.calculator import calculate
+
+HOSTILE = [
+    "",
+    " ",
+    "10**10**10",
+    "2**2",
+    "9" * 400 + "*" + "9" * 90,
+    "9" * 5000,
+    "*".join(["99999999999999999999"] * 20),
+    "/".join(["99999999999999999999"] * 20),
+    "(" * 200 + "1" + ")" * 200,
+    "-" * 300 + "1",
+    "(" * 100_000,
+    "1+" * 100_000 + "1",
+    "'" + "a" * 1_000_000 + "'.count('a')",
+    "'a'*1000000000",
+    "'a'.upper()",
+    "'a'.count",
+    "'a'.count('a'",
+    "'a'.count(a)",
+    "'a'.count('a').real",
+    "'a'.__class__",
+    "''.join(['a'])",
+    "'a'.count('a', 0, 1)",
+    "'\\x61'.count('a')",
+    "__import__('os').system('true')",
+    "().__class__.__base__.__subclasses__()",
+    "open('/etc/passwd').read()",
+    "exec('1')",
+    "print(1)",
+    "x+1",
+    "abs(-1)",
+    "lambda: 1",
+    "[1]*10",
+    "1 if 1 else 2",
+    "1;2",
+    "1\n2",
+    "1=1",
+    "1==1",
+    "5%2",
+    "20%",
+    "1//2",
+    "1<<100",
+    "~1",
+    "1j",
+    "1e999",
+    "0x10",
+    "1__0",
+    "1..2",
+    "1.2.3",
+    ",",
+    "1/0",
+    "1/(2-2)",
+    "()",
+    "(1",
+    "1)",
+    "1+",
+    "*1",
+    "1 2",
+    "$5+1",
+    "١+١",
+    "nan",
+    "inf",
+    "\x00",
+    "f'{1}'",
+]
+
+
+@pytest.mark.parametrize("expression", HOSTILE, ids=lambda text: repr(text[:24]))
+def test_hostile_expressions_have_no_result_and_take_no_time(expression):
+    start = time.process_time()
+    assert calculate(expression) is None
+    assert time.process_time() - start < 0.1
+
+
+@pytest.mark.parametrize(
+    ("expression", "result"),
+    [
+        ("48/2", "24"),
+        ("0.2*50", "10"),
+        ("12/60", "0.2"),
+        ("1,000*3", "3000"),
+        ("1,234,567+1", "1234568"),
+        (" ( 1 + 2 ) * 3 ", "9"),
+        ("2*-3", "-6"),
+        ("--3", "3"),
+        ("-(2-5)", "3"),
+        (".5+.5", "1"),
+        ("5.", "5"),
+        ("10-4-3", "3"),
+        ("100/10/5", "2"),
+        ("2+3*4", "14"),
+        ("0.1+0.2", "0.3"),
+        ("1/3", "0.3333333333333333"),
+        ("9999999999999999*3", "29999999999999997"),
+        ("'strawberry'.count('r')", "3"),
+        ('"a,b".count(",")', "1"),
+        ("'banana'.count('ana')", "1"),
+        ("'zoo'.count('x')", "0"),
+        ("'open'.count('o')", "1"),
+        ("'aa'.count('a')*2+1", "5"),
+        ("''.count('a')", "0"),
+    ],
+)
+def test_results(expression, result):
+    assert calculate(expression) == result
+
+
+leaves = st.integers(0, 10_000).map(str) | st.decimals(0, 1000, places=2, allow_nan=False).map(str)
+
+
+def combined(inner):
+    return st.tuples(inner, st.sampled_from("+-*/"), inner).map(lambda t: f"({t[0]}{t[1]}{t[2]})") | inner.map(
+        lambda text: f"-{text}"
+    )
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.recursive(leaves, combined, max_leaves=8))
+def test_as_exact_arithmetic(expression):
+    """Python evaluates the same text with its numbers wrapped in Fraction."""
+    import ast
+
+    def exact(node):
+        if isinstance(node, ast.Constant):
+            return Fraction(ast.get_source_segment(expression, node))
+        if isinstance(node, ast.UnaryOp):
+            return -exact(node.operand)
+        left, right = exact(node.left), exact(node.right)
+        if isinstance(node.op, ast.Div):
+            return left / right
+        return {ast.Add: left + right, ast.Sub: left - right, ast.Mult: left * right}[type(node.op)]
+
+    # Python refuses 007 as a number; the calculator reads it as 7.
+    try:
+        expected = exact(ast.parse(expression, mode="eval").body)
+    except ZeroDivisionError:
+        assert calculate(expression) is None
+        return
+    result = calculate(expression)
+    assert result is not None
+    if expected.denominator == 1:
+        assert result == str(expected)
+    else:
+        assert float(result) == float(expected)
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.text(alphabet="0123456789.,+-*/()'\" acount_x", max_size=60))
+def test_any_text_ends_quietly(text):
+    result = calculate(text)
+    assert result is None or len(result) <= calculator.LONGEST_RESULT

@@ -1,0 +1,141 @@
+"""Transcripts and the terminal's conversation."""
+
+import io
+
+import pytest
+import torch
+
+from lapcli.data.text.tokenizer import train_tokenizer
+from lapcli.generation.dialogue import Dialogue, converse
+from lapcli.generation.sampling import Sampling
+from lapcli.generation.transcript import Transcript, transcript
+from lapcli.models.gpt import GPT, GPTConfig
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    """One token a byte: every character beyond ASCII is several tokens."""
+    return train_tokenizer(["a"], 265, max_chars=10, crop=10)
+
+
+@pytest.fixture(scope="module")
+def model():
+    torch.manual_seed(0)
+    model = GPT(GPTConfig(layers=1, heads=2, width=16, vocab=265, context=64, laplacian_heads=1))
+    with torch.no_grad():
+        for p in model.parameters():
+            p.normal_(std=0.5)
+        model.head.weight[256:] -= 5  # says bytes, so that answers are as long as they may be
+    return model
+
+
+def special(tokenizer, name):
+    return tokenizer.special(f"<|{name}|>")
+
+
+def test_no_piece_breaks_a_character(tokenizer):
+    text = "a é 漢字 🙂 👩‍💻 z"
+    shown = Transcript(tokenizer)
+    pieces = [shown.add(token) for token in tokenizer.encode(text)]
+    assert "".join([*pieces, shown.end()]) == text
+    assert "\ufffd" not in "".join(pieces)
+    assert pieces[2:4] == ["", "é"]
+
+
+def test_half_a_character_at_the_end_is_shown_as_such(tokenizer):
+    assert transcript(tokenizer.encode("é")[:1], tokenizer) == "\ufffd"
+    assert transcript([0xC3, special(tokenizer, "python_start"), ord("1")], tokenizer) == "\ufffd[calculator: 1 ...]"
+
+
+def test_calls_of_the_calculator_are_shown(tokenizer):
+    start, end, out, out_end = (
+        special(tokenizer, name) for name in ("python_start", "python_end", "output_start", "output_end")
+    )
+    call = [start, *tokenizer.encode("6*7"), end]
+    assert transcript([*call, out, *tokenizer.encode("42"), out_end, ord("!")], tokenizer) == "[calculator: 6*7 = 42]!"
+    assert transcript([*call, ord("!")], tokenizer) == "[calculator: 6*7 has no result]!"
+    assert transcript(call, tokenizer) == "[calculator: 6*7 has no result]"
+    assert transcript([*call, *call], tokenizer).count("[") == 2
+
+
+def test_nothing_steers_the_terminal(tokenizer):
+    assert transcript(tokenizer.encode("\x1b[2Ja\tb\nc\x9b\x07"), tokenizer) == "\ufffd[2Ja\tb\nc\ufffd\ufffd"
+
+
+def test_the_prompt_holds_what_was_said(model, tokenizer, monkeypatch):
+    dialogue = Dialogue(model, tokenizer, Sampling(4, 1.0))
+    prompts = []
+    stream = dialogue._engine.stream
+    monkeypatch.setattr(
+        dialogue._engine, "stream", lambda given, sampling: prompts.append(given[0]) or stream(given, sampling)
+    )
+    answers = ["".join(dialogue.answer(question)) for question in ("hi", "you")]
+    asked = [[special(tokenizer, "user_start"), *tokenizer.encode(q), special(tokenizer, "user_end"),
+              special(tokenizer, "assistant_start")] for q in ("hi", "you")]  # fmt: skip
+    assert prompts[0] == [tokenizer.bos, *asked[0]]
+    assert prompts[1][: len(prompts[0])] == prompts[0]
+    assert prompts[1][-len(asked[1]) :] == asked[1]
+    said = prompts[1][len(prompts[0]) : -len(asked[1])]
+    assert said[-1] == special(tokenizer, "assistant_end")
+    assert transcript(said[:-1], tokenizer) == answers[0]
+    dialogue.clear()
+    list(dialogue.answer("hi"))
+    assert prompts[2] == prompts[0]
+
+
+def test_what_no_longer_fits_is_forgotten(model, tokenizer):
+    dialogue = Dialogue(model, tokenizer, Sampling(8, 1.0))
+    for _ in range(12):
+        list(dialogue.answer("a question"))
+    assert dialogue.forgotten > 5
+    prompt = dialogue._prompt(dialogue._user_turn("x" * 1000))
+    assert len(prompt) + 8 <= 64
+    assert prompt[-2:] == [special(tokenizer, "user_end"), special(tokenizer, "assistant_start")]
+    assert prompt[:2] == [tokenizer.bos, special(tokenizer, "user_start")]
+
+
+def typed(*lines):
+    waiting = iter(lines)
+
+    def read(prompt):
+        line = next(waiting, EOFError)
+        if isinstance(line, type):
+            raise line
+        return line
+
+    return read
+
+
+def test_commands(model, tokenizer, capsys):
+    dialogue = Dialogue(model, tokenizer, Sampling(4, 0.0))
+    converse(dialogue, typed("hi", "", "/clear", "hi", "/quit", "never"))
+    captured = capsys.readouterr()
+    first, second = captured.out.splitlines()[:1], captured.out.splitlines()[-1:]
+    assert len(dialogue._exchanges) == 1  # the one after /clear
+    assert "forgotten" in captured.err
+    assert first
+    assert second
+    converse(dialogue, typed("/help"))  # not a question
+    assert "/clear forgets" in capsys.readouterr().err
+    converse(dialogue, typed(KeyboardInterrupt, "hi"))  # at the prompt it only says how to leave
+    assert "/quit" in capsys.readouterr().err
+    assert len(dialogue._exchanges) == 2
+
+
+def test_ctrl_c_stops_the_answer_not_the_program(model, tokenizer, monkeypatch):
+    dialogue = Dialogue(model, tokenizer, Sampling(30, 1.0))
+
+    class Terminal(io.StringIO):
+        presses = 0
+
+        def write(self, text):
+            Terminal.presses += 1
+            if Terminal.presses == 4:
+                raise KeyboardInterrupt
+            return super().write(text)
+
+    monkeypatch.setattr("sys.stdout", terminal := Terminal())
+    converse(dialogue, typed("hi", "and you?"))
+    assert " ..." in terminal.getvalue()
+    assert len(dialogue._exchanges) == 2  # the one that was stopped, as far as it went, and the next
+    assert len(dialogue._exchanges[0]) < len(dialogue._exchanges[1])

@@ -1,0 +1,299 @@
+"""Laplacian attention against the definition: `I - P` written out in float64, head by head and token by token."""
+
+import math
+from functools import partial
+
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from lapcli.heads import laplacian
+from lapcli.heads.laplacian import _is_only_held_here, dense_laplacian_attention, laplacian_attention
+
+torch.set_num_threads(2)
+
+
+def oracle(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    laplacian_heads: int,
+    *,
+    causal: bool = False,
+    mask: Tensor | None = None,
+    scale: float | None = None,
+    current_v: Tensor | None = None,
+) -> Tensor:
+    """One head of one example after the other, with its T x S operator in float64."""
+    q, k, v = q.double(), k.double(), v.double()
+    (B, H, T, D), (G, S) = q.shape, k.shape[1:3]
+    future = torch.tensor([[causal and s > S - T + t for s in range(S)] for t in range(T)])
+    I = torch.tensor([[float(s == S - T + t) for s in range(S)] for t in range(T)], dtype=torch.float64)  # noqa: E741
+    outputs = []
+    for b in range(B):
+        for h in range(H):
+            g = h // (H // G)
+            logits = q[b, h] @ k[b, g].T * (1 / math.sqrt(D) if scale is None else scale)
+            logits = logits.masked_fill(future, -torch.inf)
+            if mask is not None:
+                here = mask.expand(B, H, T, S)[b, h]
+                logits = logits.masked_fill(~here, -torch.inf) if here.dtype == torch.bool else logits + here
+            P = logits.exp() / logits.exp().sum(1, keepdim=True)
+            if h < H - laplacian_heads:
+                outputs.append(P @ v[b, g])
+            elif current_v is not None:
+                outputs.append(current_v[b, g].double() - P @ v[b, g])
+            else:
+                outputs.append((I - P) @ v[b, g])
+    return torch.stack(outputs).view(B, H, T, v.shape[-1])
+
+
+def draw(B: int, H: int, G: int, T: int, S: int, D: int, dtype: torch.dtype = torch.float64) -> tuple[Tensor, ...]:
+    generator = torch.Generator().manual_seed(B + 10 * H + 100 * T + 1000 * S)
+    q = torch.randn(B, H, T, D, generator=generator, dtype=torch.float64)
+    k, v = (torch.randn(B, G, S, D, generator=generator, dtype=torch.float64) for _ in range(2))
+    return tuple(x.to(dtype).requires_grad_() for x in (q, k, v))
+
+
+def gradients(y: Tensor, inputs: tuple[Tensor, ...], retain_graph: bool = False) -> list[Tensor]:
+    direction = torch.randn(y.shape, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    return list(torch.autograd.grad(y, inputs, direction.to(y.dtype), retain_graph=retain_graph))
+
+
+def assert_matches_oracle(q: Tensor, k: Tensor, v: Tensor, heads: int, tolerance: float, **options) -> None:
+    y, expected = laplacian_attention(q, k, v, heads, **options), oracle(q, k, v, heads, **options)
+    torch.testing.assert_close(y.double(), expected, atol=tolerance, rtol=tolerance)
+    for ours, theirs in zip(gradients(y, (q, k, v)), gradients(expected, (q, k, v)), strict=True):
+        torch.testing.assert_close(ours.double(), theirs.double(), atol=tolerance, rtol=tolerance)
+
+
+@settings(deadline=None, max_examples=60)
+@given(
+    batch=st.integers(1, 2),
+    groups=st.integers(1, 3),
+    share=st.integers(1, 3),
+    tokens=st.integers(1, 6),
+    cached=st.integers(0, 4),
+    size=st.integers(1, 8),
+    data=st.data(),
+    causal=st.booleans(),
+)
+def test_any_shape_grouping_and_head_count(batch, groups, share, tokens, cached, size, data, causal) -> None:
+    heads = groups * share
+    laplacian_heads = data.draw(st.integers(0, heads))
+    inputs = draw(batch, heads, groups, tokens, tokens + cached, size)
+    assert_matches_oracle(*inputs, laplacian_heads, tolerance=1e-12, causal=causal)
+    torch.testing.assert_close(
+        dense_laplacian_attention(*inputs, laplacian_heads, causal=causal),
+        oracle(*inputs, laplacian_heads, causal=causal),
+        atol=1e-12,
+        rtol=0,
+    )
+
+
+@pytest.mark.parametrize("laplacian_heads", [1, 2, 4])
+@pytest.mark.parametrize("kind", ["boolean", "additive", "per head"])
+def test_mask_and_scale(laplacian_heads: int, kind: str) -> None:
+    q, k, v = draw(2, 4, 2, 5, 7, 6)
+    generator = torch.Generator().manual_seed(3)
+    allowed = torch.rand(2, 4 if kind == "per head" else 1, 5, 7, generator=generator) < 0.6
+    allowed[..., 0] = True  # no token may be left with nothing to look at
+    mask = torch.randn(5, 7, generator=generator, dtype=torch.float64) if kind == "additive" else allowed
+    assert_matches_oracle(q, k, v, laplacian_heads, 1e-12, mask=mask)
+    assert_matches_oracle(q, k, v, laplacian_heads, 1e-12, mask=mask, scale=0.3)
+    assert_matches_oracle(q, k, v, laplacian_heads, 1e-12, causal=True, scale=1.7)
+
+
+@pytest.mark.parametrize("T", [1, 3])
+def test_values_of_the_queries_can_be_given(T: int) -> None:
+    """A cache padded to 9 holds 5 + T tokens: its last values are not those of the queries."""
+    q, k, v = draw(2, 4, 2, T, 9, 6)
+    filled = torch.arange(9)[None] <= 5 + torch.arange(T)[:, None]
+    current_v = v[:, :, 5 : 5 + T]
+    y = laplacian_attention(q, k, v, 3, mask=filled, current_v_BGTD=current_v)
+    expected = oracle(q, k, v, 3, mask=filled, current_v=current_v)
+    torch.testing.assert_close(y, expected, atol=1e-12, rtol=0)
+    unpadded = oracle(q, k[:, :, : 5 + T], v[:, :, : 5 + T], 3, causal=True)
+    torch.testing.assert_close(y, unpadded, atol=1e-12, rtol=0)
+    wrong = laplacian_attention(q, k, v, 3, mask=filled)
+    assert (wrong - expected).abs().max() > 0.1
+    for ours, theirs in zip(gradients(y, (q, k, v)), gradients(expected, (q, k, v)), strict=True):
+        torch.testing.assert_close(ours, theirs, atol=1e-12, rtol=0)
+
+
+@pytest.mark.parametrize(("G", "T", "S", "causal"), [(4, 3, 3, True), (2, 3, 5, True), (1, 2, 2, False)])
+def test_gradients_by_differences(G: int, T: int, S: int, causal: bool) -> None:
+    q, k, v = draw(1, 4, G, T, S, 2)
+    assert torch.autograd.gradcheck(lambda *x: laplacian_attention(*x, 3, causal=causal), (q, k, v))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+@pytest.mark.parametrize(("G", "T", "S"), [(4, 6, 6), (2, 6, 6), (2, 1, 6), (4, 3, 6)])
+def test_no_laplacian_head_is_plain_attention_to_the_bit(dtype: torch.dtype, G: int, T: int, S: int) -> None:
+    q, k, v = draw(2, 4, G, T, S, 8, dtype)
+    y = laplacian_attention(q, k, v, 0)
+    assert torch.equal(y, F.scaled_dot_product_attention(q, k, v, enable_gqa=G != 4))
+    causal = laplacian_attention(q, k, v, 0, causal=True)
+    prefix = torch.ones(T, S, dtype=torch.bool).tril(S - T)
+    how = {"is_causal": True} if T == S else {"attn_mask": None if T == 1 else prefix}
+    plain = F.scaled_dot_product_attention(q, k, v, enable_gqa=G != 4, **how)
+    assert torch.equal(causal, plain)
+    for ours, theirs in zip(gradients(causal, (q, k, v)), gradients(plain, (q, k, v)), strict=True):
+        assert torch.equal(ours, theirs)
+
+
+@pytest.mark.parametrize(("G", "T", "S"), [(4, 6, 6), (2, 6, 6), (2, 1, 6), (4, 3, 6)])
+def test_what_is_constant_over_tokens_vanishes(G: int, T: int, S: int) -> None:
+    q, k, v = draw(2, 4, G, T, S, 8)
+    bias = torch.randn(G, 1, 8, dtype=torch.float64, requires_grad=True)
+    y = laplacian_attention(q, k, v + bias, 4, causal=True)
+    without = laplacian_attention(q, k, v, 4, causal=True)
+    assert (y - without).abs().max() < 1e-12
+    (gradient,) = gradients(y, (bias,))
+    assert gradient.abs().max() < 1e-12
+    (plain,) = gradients(laplacian_attention(q, k, v + bias, 0, causal=True), (bias,))
+    assert plain.abs().max() > 0.1
+
+
+class TestFusedOnCPU:
+    """The path that training takes on the CPU: float32 or bf16, as many key as query heads, no mask."""
+
+    @pytest.mark.parametrize("causal", [True, False])
+    @pytest.mark.parametrize("laplacian_heads", [1, 3, 4])
+    @pytest.mark.parametrize("T", [1, 5, 40])
+    def test_forward_and_gradients(self, laplacian_heads: int, T: int, causal: bool) -> None:
+        q, k, v = draw(2, 4, 4, T, T, 8, torch.float32)
+        assert_fused(laplacian_attention(q, k, v, laplacian_heads, causal=causal))
+        assert_matches_oracle(q, k, v, laplacian_heads, 2e-6, causal=causal)
+        assert_matches_oracle(q, k, v, laplacian_heads, 2e-6, causal=causal, scale=0.2)
+
+    def test_same_to_the_bit_as_composed(self) -> None:
+        q, k, v = draw(2, 4, 4, 33, 33, 8, torch.float32)
+        fused = laplacian_attention(q, k, v, 2, causal=True)
+        composed = laplacian_attention(q, k, v, 2, causal=True, fused=False)
+        assert_fused(fused)
+        assert not torch.equal(fused, laplacian_attention(q, k, v, 0, causal=True))
+        assert torch.equal(fused, composed)
+
+    @pytest.mark.parametrize("layout", ["heads inside tokens", "channels not dense", "expanded gradient"])
+    def test_layouts(self, layout: str) -> None:
+        q, k, v = draw(2, 3, 3, 7, 7, 8, torch.float32)
+        if layout == "heads inside tokens":  # as the model has them
+            q, k, v = (x.detach().transpose(1, 2).contiguous().transpose(1, 2).requires_grad_() for x in (q, k, v))
+        elif layout == "channels not dense":
+            q, k, v = (x.detach().mT.contiguous().mT.requires_grad_() for x in (q, k, v))
+        assert_matches_oracle(q, k, v, 2, 2e-6, causal=True)
+        ours = torch.autograd.grad(laplacian_attention(q, k, v, 2, causal=True).sum(), (q, k, v))
+        theirs = torch.autograd.grad(oracle(q, k, v, 2, causal=True).sum(), (q, k, v))
+        for a, b in zip(ours, theirs, strict=True):
+            torch.testing.assert_close(a, b, atol=2e-6, rtol=2e-6)
+
+    @pytest.mark.parametrize("held", [False, True])
+    def test_backward_twice(self, held: bool) -> None:
+        q, k, v = draw(2, 4, 4, 9, 9, 8, torch.float32)
+        y = laplacian_attention(q, k, v, 3, causal=True)
+        assert_fused(y)
+        expected = gradients(oracle(q, k, v, 3, causal=True), (q, k, v))
+        total = (y * torch.randn(y.shape, generator=torch.Generator().manual_seed(1), dtype=torch.float64)).sum()
+        kept = y if held else None
+        del y
+        for _ in range(3):
+            again = torch.autograd.grad(total, (q, k, v), retain_graph=True)
+            for ours, theirs in zip(again, expected, strict=True):
+                torch.testing.assert_close(ours, theirs, atol=2e-6, rtol=2e-6)
+        if kept is not None:
+            torch.testing.assert_close(kept.double(), oracle(q, k, v, 3, causal=True), atol=2e-6, rtol=0)
+
+    @pytest.mark.parametrize("holder", ["nobody", "hook", "view", "numpy"])
+    def test_an_output_that_others_keep_is_left_alone(self, holder: str, monkeypatch: pytest.MonkeyPatch) -> None:
+        """The backward turns y into `out` and back, to the bit, but only where nobody could see it happen."""
+        decisions: list[bool] = []
+
+        def is_only_held_here(saved: Tensor) -> bool:
+            decisions.append(_is_only_held_here(saved))
+            return decisions[-1]
+
+        monkeypatch.setattr(laplacian, "_is_only_held_here", is_only_held_here)
+        q, k, v = draw(2, 4, 4, 9, 9, 8, torch.float32)
+        y = laplacian_attention(q, k, v, 3, causal=True)
+        assert_fused(y)
+        before = y.detach().clone()
+        total, seen = y.sum(), []
+        if holder == "hook":  # what a capture of activations does, looked at when the backward is over
+            y.register_hook(partial(lambda kept, gradient: seen.append(kept), y.detach()))
+        elif holder == "view":
+            seen.append(y.detach()[:, :, 3:])
+            before = before[:, :, 3:]
+        elif holder == "numpy":
+            seen.append(torch.from_numpy(y.detach().numpy()))
+        del y
+        total.backward()
+        assert decisions == [holder == "nobody"]
+        assert all(torch.equal(kept, before) for kept in seen)
+        assert len(seen) == (holder != "nobody")
+
+    def test_an_output_that_another_backward_needs(self) -> None:
+        q, k, v = draw(2, 4, 4, 9, 9, 8, torch.float32)
+        y, expected = laplacian_attention(q, k, v, 3, causal=True), oracle(q, k, v, 3, causal=True)
+        assert_fused(y)
+        total, same = (y * y).sum(), torch.autograd.grad((expected * expected).sum(), (q, k, v))
+        del y
+        for _ in range(2):
+            for ours, theirs in zip(torch.autograd.grad(total, (q, k, v), retain_graph=True), same, strict=True):
+                torch.testing.assert_close(ours, theirs, atol=1e-5, rtol=1e-5)
+
+    def test_bf16_is_close(self) -> None:
+        q, k, v = draw(2, 4, 4, 33, 33, 16, torch.bfloat16)
+        y = laplacian_attention(q, k, v, 2, causal=True)
+        assert_fused(y)
+        assert y.dtype == torch.bfloat16
+        expected = oracle(q, k, v, 2, causal=True)
+        torch.testing.assert_close(y.double(), expected, atol=0.04, rtol=0.02)
+        for ours, theirs in zip(gradients(y, (q, k, v)), gradients(expected, (q, k, v)), strict=True):
+            assert (ours.double() - theirs.double()).norm() < 0.02 * theirs.double().norm()
+
+    def test_second_derivatives_are_refused(self) -> None:
+        q, k, v = draw(1, 2, 2, 4, 4, 4, torch.float32)
+        y = laplacian_attention(q, k, v, 1)
+        (gradient,) = torch.autograd.grad((y * y).sum(), q, create_graph=True)
+        with pytest.raises(RuntimeError, match="once_differentiable"):
+            gradient.sum().backward()
+
+    def test_what_the_kernel_cannot_take_goes_the_composed_way(self) -> None:
+        q, k, v = draw(1, 2, 2, 4, 4, 4, torch.float32)
+        narrow = v[..., :3]
+        assert_not_fused(laplacian_attention(q, k, narrow, 1))
+        torch.testing.assert_close(
+            laplacian_attention(q, k, narrow, 1).double(), oracle(q, k, narrow, 1), atol=2e-6, rtol=0
+        )
+        assert_not_fused(laplacian_attention(q.double(), k.double(), v.double(), 1))
+        assert laplacian_attention(q[:, :, :0], k[:, :, :0], v[:, :, :0], 1).shape == (1, 2, 0, 4)
+
+
+def assert_fused(y: Tensor) -> None:
+    assert type(y.grad_fn).__name__ == "_FusedOnCPUBackward"
+
+
+def assert_not_fused(y: Tensor) -> None:
+    assert y.grad_fn is not None
+    assert type(y.grad_fn).__name__ != "_FusedOnCPUBackward"
+
+
+@pytest.mark.parametrize(
+    ("heads", "G", "T", "S", "options", "message"),
+    [
+        (5, 4, 3, 3, {}, "4 heads, so 0 to 4 of them can be Laplacian, got 5"),
+        (-1, 4, 3, 3, {}, "got -1"),
+        (1, 3, 3, 3, {}, "4 query heads cannot share 3"),
+        (1, 4, 3, 2, {}, "3 query tokens cannot be the last of 2 key tokens"),
+        (0, 4, 3, 2, {"causal": True}, "3 query tokens cannot be the last of 2 key tokens"),
+        (1, 4, 3, 4, {"causal": True, "mask": torch.ones(3, 4, dtype=torch.bool)}, "instead of causal"),
+    ],
+)
+def test_impossible_requests(heads: int, G: int, T: int, S: int, options: dict, message: str) -> None:
+    q, k, v = draw(1, 4, G, T, S, 4)
+    with pytest.raises(ValueError, match=message):
+        laplacian_attention(q, k, v, heads, **options)

@@ -1,0 +1,93 @@
+"""Head plans, worked by hand."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from lapcli.heads.plan import HeadPlan, head_plan
+
+
+@pytest.mark.parametrize(
+    ("spec", "layers", "heads", "per_layer"),
+    [
+        (0, 3, 4, (0, 0, 0)),
+        (4, 3, 4, (4, 4, 4)),  # all heads may be Laplacian
+        ([0, 0, 3, 3], 4, 4, (0, 0, 3, 3)),
+        ("linear(0, 10)", 6, 10, (0, 2, 4, 6, 8, 10)),
+        ("linear(10,0)", 6, 10, (10, 8, 6, 4, 2, 0)),
+        (" linear( 0 , 1 ) ", 3, 1, (0, 1, 1)),  # a half goes up
+        ("linear(0, 3)", 3, 4, (0, 2, 3)),  # so does one and a half
+        ("linear(0, 5)", 3, 6, (0, 3, 5)),  # and two and a half, which Python would round to two
+        ("linear(3, 9)", 1, 10, (3,)),  # one layer is the first
+        ("linear(0, 10)", 12, 10, (0, 1, 2, 3, 4, 5, 5, 6, 7, 8, 9, 10)),
+        ({"layers": "2-3", "heads": 4}, 6, 4, (0, 0, 4, 4, 0, 0)),
+        ({"layers": "0, 4 - 5", "heads": 1}, 6, 4, (1, 0, 0, 0, 1, 1)),
+        ({"layers": 5, "heads": 2}, 6, 4, (0, 0, 0, 0, 0, 2)),
+        ({"layers": [0, 2], "heads": 3}, 3, 4, (3, 0, 3)),
+    ],
+)
+def test_every_form_by_hand(spec: object, layers: int, heads: int, per_layer: tuple[int, ...]) -> None:
+    plan = head_plan(spec, layers, heads)  # type: ignore[arg-type]
+    assert plan == HeadPlan(per_layer, heads)
+    assert plan.total == sum(per_layer)
+
+
+@pytest.mark.parametrize(
+    ("spec", "message"),
+    [
+        (5, "layer 0 has 4 heads, so 0 to 4 can be Laplacian, got 5"),
+        (-1, "layer 0 has 4 heads, so 0 to 4 can be Laplacian, got -1"),
+        (True, "expected a number of heads, not true or false"),
+        (2.5, "expected a number, a list, `linear(a, b)` or {layers:, heads:}, got 2.5"),
+        (None, "expected a number, a list, `linear(a, b)` or {layers:, heads:}, got None"),
+        ("five", "expected a number, a list, `linear(a, b)` or {layers:, heads:}, got 'five'"),
+        ("linear(0, 5)", "layer 2 has 4 heads, so 0 to 4 can be Laplacian, got 5"),
+        ([1, 2], "a list needs one number for each of the 3 layers, got 2"),
+        ([1, 2, 9], "layer 2 has 4 heads, so 0 to 4 can be Laplacian, got 9"),
+        ([1, True, 2], "layer 1 has 4 heads, so 0 to 4 can be Laplacian, got True"),
+        ({"layers": "0-3", "heads": 1}, "layers: 0-3 is not within the 3 layers 0 to 2"),
+        ({"layers": "2-1", "heads": 1}, "layers: 2-1 is not within the 3 layers 0 to 2"),
+        ({"layers": "last", "heads": 1}, "layers: expected numbers or ranges such as 6-11, got 'last'"),
+        ({"layers": 1}, "expected the keys layers and heads, got ['layers']"),
+        ({"layers": 1, "heads": 7}, "layer 1 has 4 heads, so 0 to 4 can be Laplacian, got 7"),
+    ],
+)
+def test_what_cannot_be_a_plan_says_what_is_expected(spec: object, message: str) -> None:
+    with pytest.raises(ValueError) as caught:  # noqa: PT011, the message is compared whole
+        head_plan(spec, layers=3, heads=4)  # type: ignore[arg-type]
+    assert str(caught.value) == message
+
+
+def test_grid_joins_equal_neighbours() -> None:
+    assert head_plan([0, 0, 1, 3], 4, 3).grid() == (
+        "layers 0-1    A A A\n"
+        "layer 2       A A L\n"
+        "layer 3       L L L"
+    )  # fmt: skip
+    assert head_plan(2, 12, 4).grid() == "layers 0-11   A A L L"
+
+
+def test_text_is_the_shortest_form() -> None:
+    assert str(head_plan("linear(2, 2)", 3, 4)) == "2"
+    assert str(head_plan({"layers": "1-2", "heads": 3}, 3, 4)) == "[0, 3, 3]"
+
+
+@given(st.integers(0, 64), st.integers(0, 64), st.integers(1, 100))
+def test_linear_never_turns_back_and_hits_both_ends(start: int, end: int, layers: int) -> None:
+    per_layer = head_plan(f"linear({start}, {end})", layers, 64).per_layer
+    assert len(per_layer) == layers
+    assert per_layer[0] == start
+    assert layers == 1 or per_layer[-1] == end
+    assert list(per_layer) == sorted(per_layer, reverse=end < start)
+
+
+@given(st.lists(st.integers(0, 16), min_size=1, max_size=40))
+def test_grid_shows_every_layer_and_head(per_layer: list[int]) -> None:
+    layers = 0
+    for row in head_plan(per_layer, len(per_layer), 16).grid().splitlines():
+        name, letters = row[:14].split()[1], row[14:].split()
+        first, _, last = name.partition("-")
+        for layer in range(int(first), int(last or first) + 1):
+            assert letters == ["A"] * (16 - per_layer[layer]) + ["L"] * per_layer[layer]
+            layers += 1
+    assert layers == len(per_layer)

@@ -1,0 +1,181 @@
+"""Laplacian heads in timm's own models, against `I - P` written out and against hooks on the stock modules."""
+
+import copy
+
+import pytest
+import timm
+import torch
+from timm.layers.attention import Attention, AttentionRope
+from timm.models.eva import EvaAttention
+
+import lapcli
+from lapcli.heads.timm_attention import attention_layers, head_plan_of
+
+TINY = {"img_size": 32, "depth": 2, "num_classes": 5}
+MODELS = {
+    "plain": ("deit3_small_patch16_224", {**TINY, "embed_dim": 48, "num_heads": 4, "patch_size": 8}),
+    "rope": ("vit_small_patch16_rope_224", {**TINY, "embed_dim": 48, "num_heads": 4}),
+    "eva": ("eva02_tiny_patch14_224", {"img_size": 28, "depth": 2, "num_classes": 5, "embed_dim": 48, "num_heads": 4}),
+    "dinov3": ("vit_small_patch16_dinov3", {**TINY, "embed_dim": 48, "num_heads": 4}),
+}
+
+
+def build(kind):
+    name, options = MODELS[kind]
+    torch.manual_seed(0)
+    model = timm.create_model(name, **options).double().eval()
+    with torch.no_grad():  # every weight is drawn, LayerScale too: else a tiny model hides what its heads do
+        for parameter in model.parameters():
+            parameter.normal_(std=0.3)
+    size = options["img_size"]
+    return model, torch.randn(2, 3, size, size, dtype=torch.float64)
+
+
+def dense_tokens(module, x, laplacian_heads, rope=None):
+    """The layer with `P` and `I` as matrices, from the module's weights alone."""
+    B, T, _ = x.shape
+    H = module.num_heads
+    if module.qkv is not None:
+        weights = module.qkv.weight.chunk(3)
+        if getattr(module, "q_bias", None) is not None:
+            biases = [module.q_bias, module.k_bias, module.v_bias]
+        else:
+            biases = module.qkv.bias.chunk(3) if module.qkv.bias is not None else [0, 0, 0]
+    else:
+        parts = [module.q_proj, module.k_proj, module.v_proj]
+        weights = [part.weight for part in parts]
+        biases = [0 if part.bias is None else part.bias for part in parts]
+    q, k, v = ((x @ w.T + b).view(B, T, H, -1).permute(0, 2, 1, 3) for w, b in zip(weights, biases, strict=True))
+    q, k = module.q_norm(q), module.k_norm(k)
+    assert rope is None
+    P = torch.softmax(q @ k.transpose(-1, -2) / q.shape[-1] ** 0.5, dim=-1)
+    operator = P.clone()
+    for head in range(H - laplacian_heads, H):
+        operator[:, head] = torch.eye(T, dtype=x.dtype) - P[:, head]
+    y = (operator @ v).permute(0, 2, 1, 3).reshape(B, T, -1)
+    return module.proj(module.norm(y))
+
+
+@pytest.mark.parametrize("heads", [1, 3, 4])
+@pytest.mark.parametrize(
+    "module",
+    [
+        Attention(24, num_heads=4, qkv_bias=True, qk_norm=True, norm_layer=torch.nn.LayerNorm),
+        AttentionRope(24, num_heads=4, qkv_fused=False),
+        AttentionRope(24, num_heads=4, scale_norm=True, norm_layer=torch.nn.LayerNorm),
+        EvaAttention(24, num_heads=4, norm_layer=torch.nn.LayerNorm),
+        EvaAttention(24, num_heads=4, qkv_fused=False, scale_norm=False),
+    ],
+    ids=["plain", "rope split", "rope fused", "eva fused", "eva split"],
+)
+def test_a_layer_is_the_dense_operator(module, heads):
+    module = copy.deepcopy(module).double()
+    x = torch.randn(2, 7, 24, dtype=torch.float64)
+    lapcli.laplacianize(module, heads)
+    torch.testing.assert_close(module(x), dense_tokens(module, x, heads), atol=1e-12, rtol=0)
+
+
+def test_gate_mask_and_dropout_keep_their_meaning():
+    torch.manual_seed(0)
+    plain = Attention(24, num_heads=4, gated=True, attn_drop=0.5).double()
+    turned = lapcli.laplacianize(copy.deepcopy(plain), 4)
+    x = torch.randn(2, 7, 24, dtype=torch.float64)
+    v = plain.qkv(x).chunk(3, dim=-1)[2]
+    own = plain.proj(v * plain.gate(x).sigmoid())  # I v, then the gate
+    mask = torch.ones(7, 7, dtype=torch.bool).tril()
+    for mode in (plain.eval, plain.train):
+        mode()
+        turned.train(plain.training)
+        for options in ({"attn_mask": mask}, {"is_causal": True}):
+            outputs = []
+            for module in (plain, turned):
+                torch.manual_seed(1)
+                outputs.append(module(x, **options))
+            bias = plain.proj.bias
+            torch.testing.assert_close(outputs[0] + outputs[1] - bias, own, atol=1e-12, rtol=0)
+
+
+@pytest.mark.parametrize("kind", MODELS)
+def test_plain_and_laplacian_heads_add_up_to_the_values(kind):
+    """P v + (I - P) v = v, layer by layer in the whole model, with positions rotated and prefix tokens not."""
+    stock, x = build(kind)
+    seen = {}
+    layer = stock.blocks[1].attn
+    layer.register_forward_hook(
+        lambda module, inputs, options, output: seen.update(x=inputs[0], options=options, out=output), with_kwargs=True
+    )
+    stock(x)
+    turned = lapcli.laplacianize(copy.deepcopy(layer), layer.num_heads)
+    identity = copy.deepcopy(layer)  # attention of each token to itself alone: the values themselves
+    T = seen["x"].shape[1]
+    options = {**seen["options"], "attn_mask": torch.eye(T, dtype=torch.bool)}
+    if not isinstance(getattr(layer, "norm", torch.nn.Identity()), torch.nn.Identity):
+        turned.norm = identity.norm = torch.nn.Identity()  # a norm between is not linear
+        stock_out = copy.deepcopy(layer)
+        stock_out.norm = torch.nn.Identity()
+        seen["out"] = stock_out(seen["x"], **seen["options"])
+    total = seen["out"] + turned(seen["x"], **seen["options"]) - layer.proj.bias
+    torch.testing.assert_close(total, identity(seen["x"], **options), atol=1e-10, rtol=0)
+
+
+@pytest.mark.parametrize("kind", MODELS)
+def test_names_weights_and_the_way_back(kind):
+    stock, x = build(kind)
+    before = {name: tensor.clone() for name, tensor in stock.state_dict().items()}
+    expected = stock(x)
+    model = lapcli.laplacianize(stock, [1, 4])
+    assert model is stock
+    assert head_plan_of(model).per_layer == (1, 4)
+    assert not torch.allclose(model(x), expected)
+    assert list(model.state_dict()) == list(before)
+    assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
+    assert torch.equal(copy.deepcopy(model)(x), model(x))
+    lapcli.laplacianize(model, 0)
+    assert torch.equal(model(x), expected)
+    assert {type(module) for module in attention_layers(model)} <= {Attention, AttentionRope, EvaAttention}
+
+
+def test_the_value_bias_of_a_laplacian_head_has_no_gradient():
+    model, x = build("plain")
+    lapcli.laplacianize(model, 2)
+    model(x).square().sum().backward()
+    value_bias = model.blocks[0].attn.qkv.bias.grad.chunk(3)[2]
+    plain, laplacian = value_bias.chunk(2)
+    assert laplacian.abs().max() < 1e-9 * plain.abs().max()
+
+
+@pytest.mark.parametrize(
+    ("name", "seen"),
+    [
+        ("resnet18", "none"),
+        ("swin_tiny_patch4_window7_224", "timm.models.swin_transformer.WindowAttention"),
+        ("beit_base_patch16_224", "timm.models.beit.Attention"),
+    ],
+)
+def test_what_is_not_recognised_is_refused_with_the_classes_seen(name, seen):
+    with torch.device("meta"):
+        model = timm.create_model(name)
+    with pytest.raises(ValueError, match=r"expected timm\.layers\.attention\.Attention") as error:
+        lapcli.laplacianize(model, 1)
+    assert f"saw {seen}" in str(error.value)
+
+
+def test_pooling_by_attention_is_left_alone():
+    torch.manual_seed(0)
+    options = {"img_size": 32, "depth": 1, "embed_dim": 48, "num_heads": 4}
+    model = timm.create_model("vit_base_patch16_siglip_224", **options)
+    lapcli.laplacianize(model, 4)
+    assert type(model.attn_pool).__name__ == "AttentionPoolLatent"
+    assert type(model.blocks[0].attn).__name__ == "LaplacianAttention"
+
+
+def test_a_pretrained_model_needs_fine_tuning_says_the_docstring():
+    assert "fine-tuning" in lapcli.laplacianize.__doc__
+
+
+def test_too_many_heads_are_refused_and_nothing_is_changed():
+    model, x = build("plain")
+    expected = model(x)
+    with pytest.raises(ValueError, match="0 to 4"):
+        lapcli.laplacianize(model, 5)
+    assert torch.equal(model(x), expected)

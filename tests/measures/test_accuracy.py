@@ -1,0 +1,104 @@
+"""Accuracy over every image, and its interval."""
+
+import pytest
+import torch
+from image_support import image_recipe
+from scipy.stats import binomtest
+
+from lapcli.data.images.sources import open_images
+from lapcli.evaluation.tasks import EVALUATORS, chosen_tasks, wilson_interval
+from lapcli.measures.accuracy import measure_accuracy
+from lapcli.runtime.errors import LapError, UsageError
+from lapcli.runtime.ranks import World
+
+
+class Guess(torch.nn.Module):
+    """Logits that depend on each image alone: the grey levels of its first ten pixels."""
+
+    def forward(self, images_BCHW):
+        return images_BCHW[:, 0].flatten(1)[:, 20:30] + torch.arange(10) * 1e-3
+
+
+@pytest.fixture(scope="module")
+def images():
+    return open_images(image_recipe().data, 10).validation
+
+
+def by_hand(images):
+    """Top-1 and top-5 counts from sorted pixel values."""
+    import numpy as np
+
+    recipe = image_recipe().data
+    correct = {1: 0, 5: 0}
+    for index in range(len(images)):
+        pixels = np.asarray(images.image(index))[..., 0].reshape(-1)[20:30].astype(np.float64)
+        logits = (pixels / 255 - recipe.mean[0]) / recipe.std[0] + np.arange(10) * 1e-3
+        ranking = np.argsort(-logits, kind="stable")
+        for k in correct:
+            correct[k] += int(images.labels[index] in ranking[:k])
+    return correct
+
+
+@pytest.mark.parametrize("batch", [1, 7, 100, 1000])
+@pytest.mark.parametrize("size", [1, 2, 3])
+def test_every_image_is_counted_once(images, batch, size):
+    recipe = image_recipe()
+    total = {"images": 0, 1: 0, 5: 0}
+    for rank in range(size):
+        world = OneOf(rank, size)
+        measure_accuracy(Guess(), images, recipe, world, batch)
+        seen, _, top1, top5 = world.counted[0]
+        for key, count in (("images", seen), (1, top1), (5, top5)):
+            total[key] += int(count)
+    assert total == {"images": len(images), **by_hand(images)}
+
+
+class OneOf(World):
+    """One process of several; what it would add to the sum is kept for the test to add up."""
+
+    def __init__(self, rank, size):
+        super().__init__(rank, size, torch.device("cpu"))
+        object.__setattr__(self, "counted", [])
+
+    def sum(self, values):
+        self.counted.append(values)
+        return [max(values[0], 1.0), *values[1:]]
+
+
+def test_the_models_mode_is_put_back_and_drop_path_is_off(images):
+    seen = []
+
+    class Watched(Guess):
+        def forward(self, x):
+            seen.append(self.training)
+            return super().forward(x)
+
+    model = Watched().train()
+    measure_accuracy(model, images, image_recipe(), World(0, 1, torch.device("cpu")), 100)
+    assert not any(seen)
+    assert model.training
+
+
+def test_weights_that_give_nonsense_are_not_scored(images):
+    class Broken(Guess):
+        def forward(self, x):
+            return super().forward(x) * float("nan")
+
+    with pytest.raises(LapError, match="not finite"):
+        measure_accuracy(Broken(), images, image_recipe(), World(0, 1, torch.device("cpu")), 100)
+
+
+@pytest.mark.parametrize(("successes", "count"), [(0, 10), (10, 10), (351, 359), (9535, 10_000), (1, 2)])
+def test_the_interval_is_scipys(successes, count):
+    expected = binomtest(successes, count).proportion_ci(0.95, method="wilson")
+    assert wilson_interval(successes, count) == pytest.approx((expected.low, expected.high), abs=1e-12)
+
+
+def test_tasks_are_a_registry_by_kind_of_run():
+    assert chosen_tasks("classification", None) == ["top1", "top5"]
+    assert chosen_tasks("classification", "top5, top1,top5") == ["top5", "top1"]
+    with pytest.raises(UsageError, match="no task 'top3' for a run of classification; there are top1, top5"):
+        chosen_tasks("classification", "top3")
+    with pytest.raises(UsageError, match="no evaluation tasks yet"):
+        chosen_tasks("nonsense", None)
+    assert callable(EVALUATORS["classification"].evaluate)

@@ -1,0 +1,77 @@
+"""Files that are written whole or not at all, and locks where the file system has none."""
+
+import errno
+import fcntl
+import json
+import os
+
+import pytest
+from support import run_main
+from sweep_support import write_recipe
+
+from lapcli.data.cache import build_once
+from lapcli.runtime import files
+from lapcli.runtime.errors import LapError
+from lapcli.sweep.cells import sweep_from_options
+from lapcli.sweep.state import take
+
+
+def test_writing_a_file_is_all_or_nothing(tmp_path):
+    files.write_text(tmp_path / "a.json", "old")
+    with pytest.raises(UnicodeEncodeError):
+        files.write_text(tmp_path / "a.json", "\ud800")
+    assert (tmp_path / "a.json").read_text() == "old"
+    assert [path.name for path in tmp_path.iterdir()] == ["a.json"]
+
+
+@pytest.fixture(params=[errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOLCK], ids=["Lustre", "FUSE", "NFS"])
+def no_locks(request, monkeypatch):
+    """`flock` as on a file system that does not have it."""
+
+    def flock(file, operation):
+        raise OSError(request.param, os.strerror(request.param))
+
+    monkeypatch.setattr(fcntl, "flock", flock)
+    monkeypatch.setattr(files, "_warned_about", set())
+    return os.strerror(request.param)
+
+
+def test_without_locks_a_run_trains_and_one_line_says_so(no_locks, tmp_path, capsys, caplog, monkeypatch):
+    monkeypatch.setenv("LAP_CACHE", str(tmp_path / "cache"))
+    recipe, runs = write_recipe(tmp_path, train={"steps": 2}), tmp_path / "runs"
+    for _ in range(2):  # the second finds its run finished and its text prepared
+        code, _, _ = run_main(capsys, "train", str(recipe), "--runs-dir", str(runs))
+        assert code == 0
+    assert json.loads((runs / "tiny" / "run.json").read_text())["status"] == "finished"
+    (warning,) = [record.getMessage() for record in caplog.records if "locks" in record.getMessage()]
+    assert f"has no locks ({no_locks})" in warning
+    assert not list((tmp_path / "cache").rglob("*.unfinished"))
+    (cell,) = sweep_from_options(recipe, {"seed": [1]}, [], []).grids[0].cells()
+    assert take(cell, runs) is not None
+
+
+def test_without_locks_two_builders_do_not_disturb_each_other(no_locks, tmp_path):
+    """The second begins and ends while the first is at work; both find the folder whole."""
+
+    def fill(folder):
+        (folder / "content").write_text("whole")
+
+    def is_whole(folder):
+        return (folder / "content").exists()
+
+    def slow(folder):
+        assert build_once(tmp_path / "key", fill, is_whole) == tmp_path / "key"
+        assert folder.is_dir()
+        fill(folder)
+
+    assert is_whole(build_once(tmp_path / "key", slow, is_whole))
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["key", "key.lock"]
+
+
+def test_a_lock_that_fails_for_another_reason_is_not_passed_over(tmp_path, monkeypatch):
+    def flock(file, operation):
+        raise OSError(errno.EIO, "Input/output error")
+
+    monkeypatch.setattr(fcntl, "flock", flock)
+    with open(tmp_path / "lock", "w") as file, pytest.raises(LapError, match=r"lock cannot be locked \(Input/output"):
+        files.lock_file(file)

@@ -1,0 +1,35 @@
+"""The modes that this machine can try, and a line at the end about those that it could not."""
+
+import pytest
+
+from lapcli.sandbox import Mode
+from lapcli.sandbox.modes import probe
+
+SAFE = (Mode.BUBBLEWRAP, Mode.LANDLOCK)
+_used: set[Mode] = set()
+
+
+@pytest.fixture(params=SAFE, ids=[mode.name.lower() for mode in SAFE])
+def mode(request) -> Mode:
+    """Each sandbox in turn; skips where this machine does not have it."""
+    problem = probe(request.param)
+    if problem is not None:
+        pytest.skip(f"cannot try {request.param}: {problem}")
+    _used.add(request.param)
+    return request.param
+
+
+@pytest.fixture
+def any_mode() -> Mode:
+    """The first sandbox that works, where it does not matter which."""
+    for candidate in reversed(SAFE):
+        if probe(candidate) is None:
+            _used.add(candidate)
+            return candidate
+    pytest.skip("this machine has no sandbox")
+
+
+def pytest_terminal_summary(terminalreporter):
+    tried = ", ".join(sorted(_used)) or "none"
+    missing = [f"{mode} ({problem})" for mode in SAFE if _used and (problem := probe(mode)) is not None]
+    terminalreporter.write_line(f"sandboxes tried: {tried}" + "".join(f"; not tried: {text}" for text in missing))

@@ -1,0 +1,253 @@
+"""Right programs pass, wrong ones do not, and the reason says why; on problems written here."""
+
+import contextlib
+import os
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from lapcli.runtime.errors import UsageError
+from lapcli.sandbox import Candidate, Limits, Mode, choose_mode, run_all, run_candidate
+from lapcli.sandbox import modes as modes_module
+
+SHORT = Limits(cpu_seconds=1, wall_seconds=2.0)
+
+PROMPT = '''from typing import List
+
+def shifted(xs: List[int]) -> List[int]:
+    return [x + 1 for x in xs]
+
+def unshifted(xs: List[int]) -> List[int]:
+    """The opposite of shifted."""
+'''
+TEST = """
+METADATA = {}
+
+def check(candidate):
+    for n in range(20):
+        assert candidate(shifted(list(range(n)))) == list(range(n))
+    assert unshifted(xs=[5]) == [4]
+"""
+
+
+def unshifted(body: str, test: str = TEST) -> Candidate:
+    return Candidate(PROMPT, PROMPT + f"    {body}\n", test, "unshifted")
+
+
+def returning(expression: str, test: str) -> Candidate:
+    """A program whose function `f` gives an expression of `x`."""
+    return Candidate("", f"def f(x=None):\n    return {expression}\n", f"def check(candidate):\n    {test}\n", "f")
+
+
+def test_reasons(mode):
+    """One line a kind of program, all at once."""
+    programs = [
+        ("passed", unshifted("return [x - 1 for x in xs]")),
+        ("wrong answer", unshifted("return xs")),
+        ("wrong answer", unshifted("return None")),
+        ("error: ZeroDivisionError: division by zero", unshifted("return 1 / 0")),
+        ("error: AssertionError: no", unshifted("assert xs is None, 'no'")),
+        ("error: NameError: the program defines no unshifted", Candidate(PROMPT, "x = 1", TEST, "unshifted")),
+        ("error: SyntaxError: '(' was never closed (candidate, line 8)", unshifted("return (")),
+        ("error: RecursionError: maximum recursion depth exceeded", unshifted("return unshifted(xs)")),
+        ("memory", unshifted("return bytearray(2 << 30)")),
+        ("timeout", unshifted("while True: pass")),
+        ("timeout", unshifted("import time; time.sleep(100)")),
+        ("error: the program ended before it answered", unshifted("import os; os._exit(0)")),
+        ("error: Raised: SystemExit: 0", unshifted("raise SystemExit(0)")),
+        ("error: KeyError: 'check'", unshifted("return [x - 1 for x in xs]", test="x = 1")),
+        ("passed", unshifted("print('x' * 10**6); return [x - 1 for x in xs]")),
+        ("passed", returning("sorted(x)", "assert candidate({3, 1}) == [1, 3]")),
+    ]
+    verdicts = list(run_all([program for _, program in programs], mode, workers=2, limits=SHORT))
+    print(f"mode: {mode}")
+    assert [verdict.reason for verdict in verdicts] == [reason for reason, _ in programs]
+    assert [verdict.passed for verdict in verdicts] == [reason == "passed" for reason, _ in programs]
+    assert all(verdict.seconds > 0 for verdict in verdicts)
+
+
+def test_the_usual_library_is_there(mode):
+    """What solutions import, in both modes: modules written in C open shared libraries when they are imported."""
+    names = (
+        "math cmath re random hashlib collections itertools functools heapq bisect string datetime decimal fractions "
+        "statistics operator copy json typing dataclasses enum abc zlib bz2 lzma sqlite3 ssl struct array unicodedata "
+        "textwrap calendar time queue threading asyncio"
+    )
+    program = f"""
+import importlib
+
+def missing():
+    found = []
+    for name in {names!r}.split():
+        try:
+            importlib.import_module(name)
+        except ImportError as error:
+            found.append(name)
+    import hashlib, random
+    hashlib.md5(b"x").hexdigest(), random.random()
+    return found
+"""
+    here = []
+    for name in names.split():  # a Python may have been built without one of them
+        try:
+            __import__(name)
+        except ImportError:
+            here.append(name)
+    test = f"def check(candidate):\n    found = candidate()\n    assert found == {here!r}, found\n"
+    assert run_candidate(Candidate("", program, test, "missing"), mode).passed
+
+
+def test_values_both_ways(any_mode):
+    """Arguments and results of every kind, keyword arguments, and exceptions that tests expect."""
+    test = """
+def check(candidate):
+    for value in (None, True, 3, 10**5000, 2.5, "x\\u00e9\\ud800", b"ab", [1, [2]], (1, (2,)), {1, 2}, frozenset({3}),
+                  {"a": [1], 2: (3,)}, 1j, range(4)):
+        got = candidate(x=value)
+        assert got == value and type(got) is type(value), value
+    try:
+        candidate(ValueError)
+    except TypeError:
+        return
+    assert False
+"""
+    program = "def f(x):\n    if type(x).__name__ == 'Opaque':\n        raise TypeError('no')\n    return x\n"
+    assert run_candidate(Candidate("", program, test, "f"), any_mode).reason == "passed"
+
+
+def test_verdicts_are_the_same_the_next_time(any_mode):
+    """The order of sets and what `random` draws, in program and tests."""
+    program = "import random\ndef f():\n    return [hash('a'), random.random(), list({'a', 'b', 'c'})]\n"
+    test = (
+        "import random\ndef check(candidate):\n    raise ValueError(str((candidate(), random.random(), hash('b'))))\n"
+    )
+    once, again = (run_candidate(Candidate("", program, test, "f"), any_mode).reason for _ in range(2))
+    assert once == again
+    assert "0." in once
+
+
+def test_verdicts_come_in_order(any_mode):
+    """The first takes longest."""
+    programs = [
+        returning(f"__import__('time').sleep({(4 - n) / 10}) or {n}", f"assert candidate() == {n % 2}")
+        for n in range(4)
+    ]
+    found = [verdict.passed for verdict in run_all(programs, any_mode, workers=4)]
+    assert found == [True, True, False, False]
+
+
+def test_who_stops_listening_stops_the_samples(any_mode):
+    slow = returning("__import__('time').sleep(60)", "candidate()")
+    verdicts = run_all([returning("1", "assert candidate() == 1"), *[slow] * 6], any_mode, workers=2)
+    began = time.monotonic()
+    assert next(verdicts).passed
+    verdicts.close()
+    assert time.monotonic() - began < 20
+    assert not [thread for thread in threading.enumerate() if thread.name.startswith("sandbox")]
+
+
+def test_what_cannot_start_is_an_error_and_no_verdict(any_mode, monkeypatch):
+    """A broken sandbox must not be written down as a wrong answer."""
+    from lapcli.sandbox import interpreter, run
+
+    monkeypatch.setattr(run, "ATTEMPTS", 1)
+    monkeypatch.setattr(interpreter, "_START", "raise OSError('no such luck')")
+    with pytest.raises(run.NotStarted, match="did not start: OSError: no such luck"):
+        run_candidate(returning("1", "assert candidate() == 1"), any_mode)
+    monkeypatch.setattr(interpreter, "executable", lambda: "/nowhere/python")
+    with pytest.raises(run.NotStarted):
+        run_candidate(returning("1", "assert candidate() == 1"), any_mode)
+
+
+def test_a_reason_is_one_printable_line(any_mode):
+    evil = returning("(_ for _ in ()).throw(ValueError('\\x1b[2J\\n' * 1000))", "candidate()")
+    reason = run_candidate(evil, any_mode).reason
+    assert reason.startswith("error: ValueError")
+    assert reason.isprintable()
+    assert len(reason) <= 300
+
+
+def test_nothing_outlives_an_evaluation_that_is_killed(mode, tmp_path):
+    """The evaluation is another process here; its samples hold a file open for as long as they live."""
+    code = f"""
+import os
+from lapcli.sandbox import Candidate, Mode, run, run_candidate
+
+held = os.open({str(tmp_path / "held")!r}, os.O_RDWR | os.O_CREAT)
+start = run.subprocess.Popen
+
+def popen(*arguments, pass_fds=(), **more):
+    return start(*arguments, pass_fds=[*pass_fds, held], **more)
+
+run.subprocess.Popen = popen
+program = "import time\\ndef f(): time.sleep(60)"
+run_candidate(Candidate("", program, "def check(c): c()", "f"), Mode({mode.value!r}))
+"""
+    evaluation = subprocess.Popen([sys.executable, "-c", code])
+    held = tmp_path / "held"
+    deadline = time.monotonic() + 60
+    while not (held.exists() and len(holders(held)) >= 3):  # the evaluation itself and two processes, once they are up
+        assert time.monotonic() < deadline
+        assert evaluation.poll() is None
+        time.sleep(0.1)
+    time.sleep(0.5)
+    evaluation.kill()
+    evaluation.wait()
+    while holders(held):
+        assert time.monotonic() < deadline, holders(held)
+        time.sleep(0.1)
+
+
+def holders(path: Path) -> list[int]:
+    """Processes that have a file open."""
+    found = []
+    for process in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            if any(os.path.realpath(link) == str(path.resolve()) for link in (process / "fd").iterdir()):
+                found.append(int(process.name))
+    return found
+
+
+def test_it_needs_the_standard_library_alone():
+    """So that it starts at once, and whoever evaluates without torch can use it."""
+    code = "import sys, lapcli.sandbox; print({'torch', 'numpy', 'pydantic', 'rich'} & set(sys.modules))"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout == "set()\n"
+
+
+class TestChoice:
+    def test_the_safest_that_works(self, monkeypatch):
+        monkeypatch.setattr(modes_module, "probe", {Mode.BUBBLEWRAP: None, Mode.LANDLOCK: None}.get)
+        assert choose_mode(allow_unsafe=True) is Mode.BUBBLEWRAP
+        monkeypatch.setattr(modes_module, "probe", {Mode.BUBBLEWRAP: "no", Mode.LANDLOCK: None}.get)
+        assert choose_mode(allow_unsafe=True) is Mode.LANDLOCK
+
+    def test_none_is_a_refusal_with_the_next_step(self, monkeypatch):
+        monkeypatch.setattr(modes_module, "probe", lambda mode: "broken here")
+        with pytest.raises(UsageError, match=r"apt-get install bubblewrap.*--unsafe-code-execution.*broken here"):
+            choose_mode(allow_unsafe=False)
+
+    def test_unsafe_is_loud_and_named(self, monkeypatch, capsys):
+        monkeypatch.setattr(modes_module, "probe", lambda mode: "broken here")
+        chosen = choose_mode(allow_unsafe=True)
+        assert "WITHOUT A SANDBOX" in capsys.readouterr().err
+        assert "unsafe" in chosen
+
+    def test_unsafe_still_gives_verdicts(self):
+        right, wrong = unshifted("return [x - 1 for x in xs]"), unshifted("return xs")
+        assert [v.reason for v in run_all([right, wrong], Mode.UNSAFE, workers=1)] == ["passed", "wrong answer"]
+
+    def test_a_sandbox_that_does_not_hold_is_not_chosen(self, monkeypatch):
+        """The probe looks: a bubblewrap that wraps nothing is found out."""
+        if not sys.platform.startswith("linux"):
+            pytest.skip("only on Linux is there anything to probe")
+        from lapcli.sandbox import run
+
+        monkeypatch.setattr(run, "wrapped", lambda bwrap, command, readable: command)
+        monkeypatch.setattr(modes_module, "bubblewrap", lambda: "/bin/true")
+        problem = modes_module.probe.__wrapped__(Mode.BUBBLEWRAP)
+        assert problem is not None
+        assert "does not hold" in problem
