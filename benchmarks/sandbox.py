@@ -13,6 +13,7 @@ import subprocess
 import time
 from pathlib import Path
 
+from lapcli.runtime.machine import usable_cores
 from lapcli.sandbox import Candidate, Mode, run_all, run_candidate
 from lapcli.sandbox.interpreter import executable
 from lapcli.sandbox.modes import probe
@@ -42,7 +43,7 @@ def main() -> None:
             whole.append(verdict.seconds)
         ratio = statistics.median(whole) / statistics.median(bare)
         began = time.perf_counter()
-        workers = os.cpu_count() or 1
+        workers = usable_cores()
         assert all(verdict.passed for verdict in run_all(samples, mode, workers))
         rate = len(samples) / (time.perf_counter() - began)
         print(f"  {mode:<18}{1000 * statistics.median(whole):>5.0f} ms, times bare {ratio:>5.2f}   target <= {TARGET}  "

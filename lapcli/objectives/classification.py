@@ -28,6 +28,7 @@ from lapcli.objectives.schedules import cosine_multiplier
 from lapcli.recipe.schema import BaseRecipe
 from lapcli.recipe.self_supervised import SelfSupervisedRecipe
 from lapcli.recipe.vision import ClassificationRecipe, ImageFiles
+from lapcli.runtime.machine import check_compiler, check_shared_memory, usable_cores
 from lapcli.runtime.ranks import World
 
 
@@ -70,7 +71,13 @@ def count_workers(wanted: int | Literal["auto"], device: torch.device) -> int:
     if wanted != "auto":
         return wanted
     here = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
-    return 0 if device.type == "cpu" else max(1, min(16, (os.cpu_count() or 1) // here - 1))
+    return 0 if device.type == "cpu" else max(1, min(16, usable_cores() // here - 1))
+
+
+def check_room_for_workers(loader: ImageLoader, loaders: int) -> None:
+    """Shared memory has to hold what the workers of all processes here read ahead, of so many loaders at a time."""
+    here = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    check_shared_memory(here * loaders * loader.bytes_ahead(), loader.workers)
 
 
 def probe_images(images: ImageSet, source: ImageFiles, size: int) -> Tensor:
@@ -110,6 +117,7 @@ class Classification:
             last=(self.steps - 1, self.batches.accumulation - 1),
             workers=worker_count(recipe, world.device),
         )
+        check_room_for_workers(self._loader, loaders=2)  # the second for validation
         self._eraser = Eraser(augmentation.erase, world.device) if augmentation.erase else None
         self._criterion = build_loss(recipe)
         self.model = self._build_model()
@@ -120,6 +128,7 @@ class Classification:
         compile_, device = self._recipe.train.compile, self._world.device
         model = build_vit(self._recipe.model, self._recipe.seed).to(device)
         if compile_ is True or (compile_ == "auto" and device.type == "cuda"):
+            check_compiler(device.type)
             model.compile()
         return model.train()
 

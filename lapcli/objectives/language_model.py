@@ -21,6 +21,7 @@ from lapcli.objectives.batching import plan_batches
 from lapcli.objectives.objective import ParameterGroup
 from lapcli.objectives.schedules import learning_rate_multiplier, muon_momentum
 from lapcli.recipe.schema import GPTRecipe, LanguageModelRecipe
+from lapcli.runtime.machine import check_compiler
 from lapcli.runtime.ranks import World
 
 DTYPES = {"float32": torch.float32, "bf16": torch.bfloat16, "auto": None}
@@ -68,6 +69,7 @@ def build_gpt(recipe: GPTRecipe, device: torch.device) -> GPT:
         model.use_bf16()
     model.to(device)
     if train.compile is True or (train.compile == "auto" and device.type == "cuda"):
+        check_compiler(device.type)
         model.use_compile()
     return model
 

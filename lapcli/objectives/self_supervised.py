@@ -28,7 +28,7 @@ from lapcli.data.images.loader import ImageLoader
 from lapcli.data.images.sources import ImageData
 from lapcli.models.self_supervised import Head, StudentTeacher, crop_flops
 from lapcli.objectives.batching import plan_batches
-from lapcli.objectives.classification import probe_images, uses_bf16, worker_count
+from lapcli.objectives.classification import check_room_for_workers, probe_images, uses_bf16, worker_count
 from lapcli.objectives.dino.groups import parameter_groups
 from lapcli.objectives.dino.losses import dino_loss, ibot_loss, koleo_loss
 from lapcli.objectives.dino.masks import deal_masks
@@ -38,6 +38,7 @@ from lapcli.objectives.dino.sinkhorn import sinkhorn_targets
 from lapcli.objectives.dino.watch import collapse, teacher_health
 from lapcli.objectives.objective import ParameterGroup
 from lapcli.recipe.self_supervised import SelfSupervisedRecipe
+from lapcli.runtime.machine import check_compiler
 from lapcli.runtime.ranks import World
 
 
@@ -67,6 +68,7 @@ class SelfSupervised:
             last=(self.steps - 1, self.batches.accumulation - 1),
             workers=worker_count(recipe, world.device),
         )
+        check_room_for_workers(self._loader, loaders=1)
         self.model = self._build_model()
         self.units_per_step = train.batch
         self.flops_per_step = float(image_flops(recipe)) * train.batch
@@ -77,6 +79,7 @@ class SelfSupervised:
         compile_, device = self._recipe.train.compile, self._world.device
         model = StudentTeacher(self._recipe.model, self._recipe.seed).to(device)
         if compile_ is True or (compile_ == "auto" and device.type == "cuda"):
+            check_compiler(device.type)
             for network in (model.student, model.teacher):
                 for block in network.backbone.blocks:
                     block.compile()

@@ -14,6 +14,7 @@ import uuid
 from dataclasses import dataclass
 
 from lapcli.runtime.errors import ExitCode, UsageError
+from lapcli.runtime.machine import usable_cores
 
 # A save of the largest model takes longer than torchrun's 30 seconds between SIGTERM and SIGKILL.
 SECONDS_TO_SAVE = 600
@@ -70,8 +71,10 @@ def launch(processes: Processes, arguments: list[str], device: str = "auto") -> 
 
     # The workers say themselves what went wrong, in one sentence; the agent's own report would bury it.
     logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)
-    if "OMP_NUM_THREADS" not in os.environ:  # else torchrun gives each process one thread
-        os.environ["OMP_NUM_THREADS"] = str(max(1, (os.cpu_count() or 1) // processes.here(device)))
+    # Without a number torchrun gives each process one thread. A sweep gives a cell as many as it has cores, for all of
+    # its processes together.
+    if os.environ.get("OMP_NUM_THREADS") in (None, os.environ.get("LAP_CORES")):
+        os.environ["OMP_NUM_THREADS"] = str(max(1, usable_cores() // processes.here(device)))
     try:
         # Our own arguments come after: torchrun's parser would take `--nproc` for one of its options.
         config, command, first = config_from_args(parse_args([*_torchrun_options(processes, device), "-m", "lapcli"]))

@@ -3,6 +3,8 @@
 import os
 from dataclasses import dataclass
 
+from lapcli.runtime.machine import usable_cores
+
 
 @dataclass(frozen=True)
 class Slot:
@@ -15,9 +17,10 @@ def share_machine(jobs: int) -> tuple[list[Slot], str]:
     """Slots of equal size, and in words what each has; one job has everything, and needs to be told nothing."""
     if jobs == 1:
         return [Slot({})], "one cell at a time, on all there is"
-    threads = {}
+    share = str(max(1, usable_cores() // jobs))
+    threads = {"LAP_CORES": share}  # of all processes of a cell, and of those that read its data
     if "OMP_NUM_THREADS" not in os.environ:
-        threads["OMP_NUM_THREADS"] = str(max(1, cores() // jobs))
+        threads["OMP_NUM_THREADS"] = share
     gpus = visible_gpus()
     if not gpus:
         count = threads.get("OMP_NUM_THREADS", os.environ.get("OMP_NUM_THREADS"))
@@ -41,10 +44,3 @@ def visible_gpus() -> list[str]:
     import torch
 
     return [str(number) for number in range(torch.cuda.device_count())]
-
-
-def cores() -> int:
-    """Those that this process may use: a batch system gives fewer than the machine has."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1

@@ -18,6 +18,7 @@ from lapcli.recipe.self_supervised import SelfSupervisedRecipe
 from lapcli.recipe.vision import ClassificationRecipe
 from lapcli.runs import Run, open_run, read_run, write_summary
 from lapcli.runtime.errors import DataError, Diverged, Interrupted, LapError, UsageError
+from lapcli.runtime.machine import usable_cores
 from lapcli.runtime.progress import shown_progress
 from lapcli.runtime.ranks import World, join_world, leave_world
 from lapcli.runtime.signals import stop_before_the_first_step
@@ -176,10 +177,12 @@ def _set_threads(recipe: BaseRecipe, run: Run, world: World) -> None:
     """The recipe's number, else what the run had before (rounding depends on it), else a fair share of the cores."""
     before = run.info.get("threads") if run.info.get("world_size") == world.size else None
     threads = recipe.train.threads or before
-    if threads is None and world.size > 1 and "OMP_NUM_THREADS" not in os.environ:
+    if threads is None and "OMP_NUM_THREADS" not in os.environ:
         local = int(os.environ.get("LOCAL_WORLD_SIZE", world.size))
-        threads = max(1, (os.cpu_count() or 1) // local)
-    if threads:
+        threads = max(1, usable_cores() // local)
+        if local == 1:  # torch's own choice, unless it is beyond a container's quota
+            threads = min(threads, torch.get_num_threads())
+    if threads and threads != torch.get_num_threads():
         torch.set_num_threads(threads)
 
 

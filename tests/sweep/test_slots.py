@@ -1,8 +1,11 @@
 """Cells at a time share what the machine has."""
 
 import pytest
+import torch
 
-from lapcli.sweep.slots import cores, share_machine
+from lapcli.objectives.classification import count_workers
+from lapcli.runtime.machine import usable_cores
+from lapcli.sweep.slots import share_machine
 
 
 @pytest.mark.parametrize(
@@ -33,6 +36,18 @@ def test_threads_are_divided_and_never_none(monkeypatch):
         threads = [int(slot.environment["OMP_NUM_THREADS"]) for slot in share_machine(jobs)[0]]
         assert len(threads) == jobs
         assert min(threads) >= 1
-        assert sum(threads) <= max(cores(), jobs)
+        assert sum(threads) <= max(usable_cores(), jobs)
     monkeypatch.setenv("OMP_NUM_THREADS", "3")
     assert "OMP_NUM_THREADS" not in share_machine(2)[0][0].environment
+
+
+def test_the_jobs_of_a_sweep_share_the_cores_of_their_data_loaders(monkeypatch):
+    monkeypatch.setattr("os.sched_getaffinity", lambda pid: set(range(32)), raising=False)
+    monkeypatch.setattr("lapcli.runtime.machine._container_cores", lambda *paths: None)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1,2,3")
+    assert count_workers("auto", torch.device("cuda")) == 16
+    for slot in share_machine(4)[0]:
+        with monkeypatch.context() as cell:
+            cell.setenv("LAP_CORES", slot.environment["LAP_CORES"])
+            assert usable_cores() == 8
+            assert count_workers("auto", torch.device("cuda")) == 7

@@ -74,6 +74,11 @@ class CropReader(Reader):
         self._images, self._key, self._crops = images, seed, source.crops
         self._transforms = crop_transforms(source)
 
+    @property
+    def example_bytes(self) -> int:
+        crops = self._crops
+        return 3 * (GLOBALS * crops.global_size**2 + crops.locals * crops.local_size**2)
+
     def read(self, examples: Sequence[Example]) -> tuple[Tensor, Tensor]:
         crops, count = self._crops, len(examples)
         global_GBCHW = torch.empty(GLOBALS, count, 3, crops.global_size, crops.global_size, dtype=torch.uint8)

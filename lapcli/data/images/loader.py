@@ -17,6 +17,7 @@ from lapcli.data.images.batches import Example
 from lapcli.data.images.image_set import ImageSet
 from lapcli.data.keyed import seed_everything
 from lapcli.runtime.errors import DataError, LapError
+from lapcli.runtime.machine import check_shared_memory
 
 BATCHES_AHEAD = 2  # of each worker
 Transform = Callable[[Any], np.ndarray]  # an image to its pixels, channels first
@@ -39,6 +40,11 @@ class Reader:
         labels_B = torch.from_numpy(self._images.labels[[example.index for example in examples]])
         return torch.from_numpy(images_BCHW), labels_B
 
+    @property
+    def example_bytes(self) -> int:
+        """What one example takes on its way from a worker."""
+        return 3 * self._size**2
+
     def __getitems__(self, examples: Sequence[Example]) -> Any:
         """What DataLoader's workers call; an error travels as a value, so that its message arrives as it is."""
         try:
@@ -60,12 +66,12 @@ class ImageLoader:
         workers: int,
     ) -> None:
         self._reader, self._examples, self._micro_steps, self._last = reader, examples, micro_steps, last
-        self._workers = workers
+        self.workers = workers
         self._ahead: Iterator[Any] | None = None
         self._next: Request | None = None
 
     def batch(self, step: int, micro_step: int) -> tuple[Tensor, Tensor]:
-        if self._workers == 0:
+        if self.workers == 0:
             return self._reader.read(self._examples(step, micro_step))
         if self._ahead is None or self._next != (step, micro_step):
             self._start((step, micro_step))
@@ -78,16 +84,23 @@ class ImageLoader:
         self._next = self._after((step, micro_step))
         return read
 
+    def bytes_ahead(self, first: Request = (0, 0)) -> int:
+        """Shared memory that batches take on their way from the workers; 0 without workers."""
+        if self.workers == 0:
+            return 0
+        return self.workers * BATCHES_AHEAD * len(self._examples(*first)) * self._reader.example_bytes
+
     def close(self) -> None:
         """Ends the workers."""
         self._ahead, self._next = None, None
 
     def _start(self, first: Request) -> None:
         self.close()
+        check_shared_memory(self.bytes_ahead(first), self.workers)
         loader: DataLoader = DataLoader(
             self._reader,  # type: ignore[arg-type]
             batch_sampler=_Requests(self._from(first)),
-            num_workers=self._workers,
+            num_workers=self.workers,
             collate_fn=_as_it_is,
             prefetch_factor=BATCHES_AHEAD,
             # Newer Pythons would start each worker anew, which imports torch and timm for seconds.

@@ -1,11 +1,11 @@
 """Verdicts on generated Python: every program of a task is run in the sandbox, several at a time."""
 
-import os
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 from lapcli.evaluation.harness.journal import Journal, line_key
+from lapcli.runtime.machine import usable_cores
 from lapcli.sandbox import Candidate, Mode, run_all
 
 Progress = Callable[[str, int, int], None]
@@ -19,7 +19,7 @@ class CodeJudge:
         self.mode = mode
         self.journal: Path | None = None
         self._program_of, self._progress = program_of, progress
-        self._workers = workers or os.cpu_count() or 1
+        self._workers = workers or usable_cores()
 
     def __call__(self, answers: Iterable[Sequence[str]], documents: Sequence[dict[str, Any]]) -> list[list[Any]]:
         answers = list(answers)  # a filter before this one may hand on an iterator

@@ -53,6 +53,7 @@ def test_sizes_and_keys():
     examples = [Example(0, 5, 0), Example(0, 9, 0), Example(1, 5, 0)]
     global_GBCHW, local_QBCHW = reader.read(examples)
     assert (global_GBCHW.shape, local_QBCHW.shape) == ((2, 3, 3, 16, 16), (3, 3, 3, 8, 8))
+    assert global_GBCHW.nbytes + local_QBCHW.nbytes == 3 * reader.example_bytes
     torch.manual_seed(123)
     alone = reader.read(examples[1:2])
     assert torch.equal(alone[0][:, 0], global_GBCHW[:, 1])

@@ -46,7 +46,9 @@ def test_workers_change_nothing():
     expected = stream(loader(0))
     assert expected[0].dtype == torch.uint8
     for workers in (1, 3):
-        images, labels = stream(loader(workers))
+        ahead = loader(workers)
+        assert ahead.bytes_ahead() == workers * 2 * ahead.batch(0, 0)[0].nbytes
+        images, labels = stream(ahead)
         assert torch.equal(images, expected[0])
         assert torch.equal(labels, expected[1])
     assert not torch.equal(stream(loader(0, seed=1))[0], expected[0])

@@ -1,0 +1,129 @@
+"""What this machine gives a run besides its GPUs: cores, shared memory and a compiler.
+
+What is missing is said before the first step, where it would otherwise be a crash in the middle of one.
+"""
+
+import importlib.util
+import os
+import shutil
+import sys
+import sysconfig
+from pathlib import Path, PurePosixPath
+
+from lapcli.runtime.environment import cores_given
+from lapcli.runtime.errors import UsageError
+
+SHARED_MEMORY = Path("/dev/shm")
+#: NCCL's buffers in shared memory, a process: two channels in a ring and a tree, 9,637,888 bytes each.
+NCCL_BYTES = 4 * 9_637_888
+
+
+def usable_cores() -> int:
+    """Cores that this process may use: a batch system, a container or a sweep gives fewer than the machine has."""
+    if hasattr(os, "sched_getaffinity"):
+        cores = len(os.sched_getaffinity(0))
+    else:
+        cores = os.cpu_count() or 1
+    limits = (_container_cores(Path("/proc/self/cgroup"), Path("/sys/fs/cgroup")), cores_given())
+    return max(1, min([cores, *(limit for limit in limits if limit is not None)]))
+
+
+def _container_cores(membership: Path, mount: Path) -> int | None:
+    """The tightest CPU quota of this process's control groups, in whole cores; none if there is no quota."""
+    try:
+        lines = membership.read_text().splitlines()
+    except OSError:
+        return None
+    quotas = []
+    for line in lines:
+        _, controllers, group = line.split(":", 2)
+        if controllers and "cpu" not in controllers.split(","):
+            continue
+        root = mount / "cpu" if controllers else mount  # version 1 has a tree for each controller, version 2 has one
+        place = PurePosixPath(group.lstrip("/"))
+        for folder in (place, *place.parents):
+            quotas.append(_quota_v1(root / folder) if controllers else _quota_v2(root / folder))
+    found = [quota for quota in quotas if quota is not None]
+    return max(1, int(min(found))) if found else None
+
+
+def _quota_v2(folder: Path) -> float | None:
+    try:
+        quota, period = (folder / "cpu.max").read_text().split()
+    except (OSError, ValueError):
+        return None
+    return None if quota == "max" else int(quota) / int(period)
+
+
+def _quota_v1(folder: Path) -> float | None:
+    try:
+        quota, period = (int((folder / f"cpu.cfs_{name}_us").read_text()) for name in ("quota", "period"))
+    except (OSError, ValueError):
+        return None
+    return None if quota <= 0 else quota / period
+
+
+def free_shared_memory() -> int | None:
+    """Bytes; none where there is no /dev/shm (shared memory then comes from elsewhere)."""
+    try:
+        place = os.statvfs(SHARED_MEMORY)
+    except OSError:
+        return None
+    return place.f_bavail * place.f_frsize
+
+
+def check_shared_memory(needed: int, workers: int) -> None:
+    """Batches of images travel from the workers in shared memory; without room for them a worker dies of a bus error.
+
+    `workers` are those of one process, `needed` the bytes of all of them on this machine.
+    """
+    free = free_shared_memory()
+    if free is None or needed <= free:
+        return
+    fit = workers * free // needed
+    raise UsageError(
+        f"reading images with data.workers={workers} takes {_size(needed)} of shared memory, and {SHARED_MEMORY} has "
+        f"{_size(free)} free; make it larger (docker run --shm-size={_size(needed, up=True)}) or use "
+        f"--set data.workers={fit}"
+    )
+
+
+def missing_for_nccl(processes: int) -> str | None:
+    """A warning if shared memory is too small for NCCL, which needs it between GPUs that cannot reach each other."""
+    free, needed = free_shared_memory(), processes * NCCL_BYTES
+    if free is None or needed <= free:
+        return None
+    return (
+        f"{SHARED_MEMORY} has {_size(free)} free, and NCCL may need {_size(needed)} for {processes} processes; if it "
+        f"fails, make it larger (docker run --shm-size={_size(needed, up=True)})"
+    )
+
+
+def _size(count: int, up: bool = False) -> str:
+    """For people; `up`: rounded up, as docker takes it."""
+    return f"{-(-count // 10**6)}m" if up else f"{count / 10**6:,.0f} MB"
+
+
+def check_compiler(device_type: str) -> None:
+    """Refuses to start what `torch.compile` could not build: Triton compiles C for CUDA, Inductor C++ for the CPU."""
+    missing = _missing_for_compile(device_type)
+    if missing:
+        raise UsageError(f"train.compile needs {missing}, or use --set train.compile=false")
+
+
+def _missing_for_compile(device_type: str) -> str | None:
+    if device_type == "cuda":
+        if importlib.util.find_spec("triton") is None:
+            return "Triton, which is not installed; install it (pip install triton)"
+        language, variable, names = "C", "CC", ["gcc", "clang"]
+    else:
+        language, variable, names = "C++", "CXX", ["clang++" if sys.platform == "darwin" else "g++"]
+    given = os.environ.get(variable)
+    if given and shutil.which(given.split()[0]) is None:
+        return f"a {language} compiler, and {variable} names {given!r}, which is not there; correct it"
+    if not given and not any(shutil.which(name) for name in names):
+        return f"a {language} compiler, and there is no {' or '.join(names)}; install one or set {variable}"
+    header = Path(sysconfig.get_paths()["include"]) / "Python.h"
+    if not header.is_file():
+        return f"Python's header files, and there is no {header}; install them (python3-dev, python3-devel)"
+    return None

@@ -1,0 +1,118 @@
+"""What a machine gives a run, and one sentence where it gives too little."""
+
+import os
+import re
+import sysconfig
+from collections import namedtuple
+
+import pytest
+from support import run_main
+from sweep_support import write_recipe
+
+from lapcli.runtime import machine
+from lapcli.runtime.errors import UsageError
+from lapcli.runtime.machine import check_compiler, missing_for_nccl, usable_cores
+
+
+def write(path, text):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+
+
+@pytest.mark.parametrize(
+    ("membership", "files", "cores"),
+    [
+        ("0::/\n", {"cpu.max": "max 100000\n"}, None),
+        ("0::/\n", {"cpu.max": "250000 100000\n"}, 2),  # docker run --cpus 2.5
+        ("0::/\n", {"cpu.max": "50000 100000\n"}, 1),
+        ("0::/job/step\n", {"job/cpu.max": "400000 100000", "job/step/cpu.max": "max 100000"}, 4),  # SLURM
+        (
+            "5:cpu,cpuacct:/job\n4:memory:/job\n",
+            {"cpu/job/cpu.cfs_quota_us": "300000\n", "cpu/job/cpu.cfs_period_us": "100000\n"},
+            3,
+        ),
+        ("5:cpu,cpuacct:/\n", {"cpu/cpu.cfs_quota_us": "-1\n", "cpu/cpu.cfs_period_us": "100000\n"}, None),
+        ("1:name=systemd:/\n", {}, None),
+    ],
+)
+def test_a_containers_quota(tmp_path, membership, files, cores):
+    write(tmp_path / "membership", membership)
+    for name, text in files.items():
+        write(tmp_path / "mount" / name, text)
+    assert machine._container_cores(tmp_path / "membership", tmp_path / "mount") == cores
+    assert machine._container_cores(tmp_path / "nowhere", tmp_path) is None
+
+
+@pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="affinity masks are Linux's")
+def test_cores_come_from_the_affinity_mask():
+    child = os.fork()
+    if child == 0:
+        os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
+        os._exit(usable_cores())
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 1
+
+
+def test_cores_that_are_given_are_a_limit(monkeypatch):
+    monkeypatch.setenv("LAP_CORES", "1")
+    assert usable_cores() == 1
+    monkeypatch.setenv("LAP_CORES", "100000")
+    assert usable_cores() <= (os.cpu_count() or 1)
+    monkeypatch.setenv("LAP_CORES", "all")
+    with pytest.raises(UsageError, match="LAP_CORES takes a number"):
+        usable_cores()
+
+
+@pytest.fixture
+def small_shared_memory(monkeypatch):
+    """1 MB, as `df` would show it."""
+    real, found = os.statvfs, namedtuple("statvfs", "f_bavail f_frsize")
+
+    def statvfs(path):
+        return found(250, 4000) if str(path) == "/dev/shm" else real(path)
+
+    monkeypatch.setattr(os, "statvfs", statvfs)
+
+
+def test_too_little_shared_memory_for_workers_is_said_before_the_first_step(small_shared_memory, tmp_path, capsys):
+    """1,000 images of 8 x 8 pixels and 3 colours in a batch, 2 batches ahead, 2 workers, training and validation."""
+    changes = ["train.batch=1000", "train.micro_batch=1000", "data.workers=2", "train.steps=1"]
+    given = [word for change in changes for word in ("--set", change)]
+    code, out, err = run_main(capsys, "train", "recipes/vit_digits.yaml", "--runs-dir", str(tmp_path), *given)
+    assert (code, out) == (2, "")
+    assert "data.workers=2 takes 2 MB of shared memory, and /dev/shm has 1 MB free" in err
+    assert "--shm-size=2m" in err
+    assert "--set data.workers=1" in err
+    assert not list(tmp_path.rglob("step-*"))
+
+
+def test_too_little_shared_memory_for_nccl_is_a_warning(small_shared_memory, monkeypatch):
+    assert "NCCL may need 308 MB for 8 processes" in missing_for_nccl(8)
+    monkeypatch.setattr(machine, "SHARED_MEMORY", "/no/such/place")  # not Linux
+    assert missing_for_nccl(8) is None
+
+
+@pytest.mark.parametrize(("device", "language", "variable"), [("cuda", "C", "CC"), ("cpu", "C++", "CXX")])
+def test_without_a_compiler_one_sentence_names_the_key(device, language, variable, monkeypatch, tmp_path):
+    check_compiler(device)  # here is one
+    monkeypatch.setenv(variable, "no-such-compiler -O2")
+    with pytest.raises(UsageError, match=rf"{variable} names 'no-such-compiler -O2'.*train\.compile=false"):
+        check_compiler(device)
+    monkeypatch.delenv(variable)
+    with monkeypatch.context() as empty:
+        empty.setenv("PATH", str(tmp_path))
+        with pytest.raises(
+            UsageError, match=rf"{re.escape(language)} compiler, and there is no .*train\.compile=false"
+        ):
+            check_compiler(device)
+    monkeypatch.setattr(sysconfig, "get_paths", lambda: {"include": str(tmp_path)})
+    with pytest.raises(UsageError, match=r"Python\.h; install .*train\.compile=false"):
+        check_compiler(device)
+
+
+def test_a_run_that_compiles_asks_for_the_compiler_first(tmp_path, capsys, monkeypatch):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.delenv("CXX", raising=False)
+    recipe = write_recipe(tmp_path, train={"compile": True, "steps": 1})
+    code, _, err = run_main(capsys, "train", str(recipe), "--runs-dir", str(tmp_path / "runs"))
+    assert code == 2
+    assert "--set train.compile=false" in err
