@@ -21,6 +21,9 @@ from torch import Tensor
 # Keller Jordan's quintic: it drives singular values into about [0.7, 1.2] in five steps.
 A, B, C = 3.4445, -4.7750, 2.0315
 
+# How large a rounding error of the Gram matrix may become, where singular values of 1 are wanted.
+_GRAM_TOLERANCE = 5e-3
+
 # Matrices that go through one iteration together: bounds the scratch memory at a few of these.
 _LARGEST_STACK = 2**26
 
@@ -34,8 +37,19 @@ def orthogonalise(matrices_MRC: Tensor, steps: int, dtype: torch.dtype) -> Tenso
     X = X / (torch.linalg.matrix_norm(X, keepdim=True) + 1e-7)
     # The iteration multiplies X from the left by polynomials of A = X X^T. For a wide X it is cheaper to iterate on
     # the small A alone and to multiply X once: 17 R^3 + 2 R^2 C products against 5 R^3 + 10 R^2 C.
-    X = _through_gram(X, steps) if X.shape[-1] >= 2 * X.shape[-2] else _directly(X, steps)
+    wide = X.shape[-1] >= 2 * X.shape[-2]
+    X = _through_gram(X, steps) if wide and _gram_is_safe(steps, dtype) else _directly(X, steps)
     return X.mT if tall else X
+
+
+def _gram_is_safe(steps: int, dtype: torch.dtype) -> bool:
+    """Whether the iteration on the Gram matrix stays near the iteration on X.
+
+    Rounding gives X X^T eigenvalues of about -eps beside a largest one near 1. Small eigenvalues grow by A^2 in each of
+    the steps - 1 updates, the negative ones too, and beyond -1 they explode. Gradients have steep spectra, so there
+    are always such eigenvalues: in float32 five steps are the most, bf16 cannot take this route at all.
+    """
+    return torch.finfo(dtype).eps * A ** (2 * (steps - 1)) < _GRAM_TOLERANCE
 
 
 def _directly(X: Tensor, steps: int) -> Tensor:

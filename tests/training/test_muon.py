@@ -1,16 +1,23 @@
 """Muon against torch's, against plain Newton-Schulz in float64, and alone against shared over two processes."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
 from safetensors.torch import load_file, save_file
-from support import exit_code, process
+from support import ROOT, exit_code, process
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
+from lapcli.data.tokens import prepare_text
+from lapcli.objectives.language_model import LanguageModel
+from lapcli.recipe import load_recipe
 from lapcli.training import muon
+from lapcli.training.distributed import World
 from lapcli.training.muon import Muon, orthogonalise
+from lapcli.training.optimizers import Optimizers
 
 torch.set_num_threads(2)
 
@@ -31,6 +38,17 @@ def newton_schulz(G: Tensor, steps: int = 5) -> Tensor:
         A = X @ X.T
         X = 3.4445 * X + (-4.7750 * A + 2.0315 * A @ A) @ X
     return X
+
+
+def with_spectrum(shape: tuple[int, int], values: Tensor) -> Tensor:
+    """A matrix of random singular vectors and these singular values, in float64."""
+    U, _ = torch.linalg.qr(draw((shape[0], len(values)), 1, torch.float64))
+    V, _ = torch.linalg.qr(draw((shape[1], len(values)), 2, torch.float64))
+    return U @ torch.diag(values) @ V.T
+
+
+def cosine(a: Tensor, b: Tensor) -> float:
+    return float((a * b).sum() / (a.norm() * b.norm()))
 
 
 class TestOrthogonalise:
@@ -63,6 +81,23 @@ class TestOrthogonalise:
         inside = U.T @ X @ V  # diagonal if the singular vectors are G's
         off_diagonal = inside - torch.diag(inside.diagonal())
         assert off_diagonal.abs().max() < (1e-4 if dtype == torch.float32 else 0.1)
+
+    @pytest.mark.parametrize("shape", [(128, 128), (128, 512), (512, 128), (128, 200)])
+    @pytest.mark.parametrize("decay", [0.5, 1.0, 2.0])
+    def test_steep_spectra_in_bf16(self, shape: tuple[int, int], decay: float) -> None:
+        """Singular values i^-decay, as steep as those of gradients: small ones lie below bf16's rounding."""
+        G = with_spectrum(shape, torch.arange(1, 129, dtype=torch.float64) ** -decay).float()
+        exact, rounded = (orthogonalise(G[None], 5, dtype)[0].double() for dtype in (torch.float32, torch.bfloat16))
+        assert torch.linalg.svdvals(rounded)[0] < 1.4
+        assert cosine(rounded, exact) > (0.97 if decay == 2 else 0.99)
+
+    @pytest.mark.parametrize("steps", [5, 8])
+    def test_more_iterations_stay_near_float64(self, steps: int) -> None:
+        """A rounding error of the Gram matrix would grow twelvefold with each iteration, in float32 too."""
+        G = with_spectrum((64, 256), torch.arange(1, 65, dtype=torch.float64) ** -4)
+        ours = orthogonalise(G[None].float(), steps, torch.float32)[0].double()
+        expected = newton_schulz(G, steps)
+        assert (ours - expected).norm() < 0.01 * expected.norm()
 
     def test_zero_stays_zero(self) -> None:
         assert not orthogonalise(torch.zeros(2, 4, 12), 5, torch.float32).any()
@@ -145,6 +180,69 @@ class TestStep:
         moved = (exact - start).norm()
         assert (ours - theirs).norm() < 0.02 * moved
         assert (ours - exact).norm() > 1e-4 * moved
+
+
+class TensorCores(TorchDispatchMode):
+    """Products of bf16 matrices as tensor cores take them: exact factors, sums in float32, one rounding at the end.
+
+    A processor without bf16 arithmetic takes ten times as long for the same.
+    """
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func in (torch.ops.aten.bmm.default, torch.ops.aten.baddbmm.default) and args[0].dtype == torch.bfloat16:
+            return func(*(x.float() if isinstance(x, Tensor) else x for x in args), **(kwargs or {})).bfloat16()
+        return func(*args, **(kwargs or {}))
+
+
+def test_tensor_cores_are_emulated() -> None:
+    """Within one rounding of what this processor gives."""
+    stack = (draw((2, 40, 60)) / 10).bfloat16()
+    plain = torch.baddbmm(stack, stack @ stack.mT, stack, beta=2, alpha=3)
+    with TensorCores():
+        emulated = torch.baddbmm(stack, stack @ stack.mT, stack, beta=2, alpha=3)
+    assert emulated.dtype == torch.bfloat16
+    torch.testing.assert_close(emulated, plain, rtol=2**-7, atol=2**-6)
+
+
+class TestQuickstart:
+    """The quickstart at half its width on a quarter of its batch, step by step without the loop around it."""
+
+    STEPS, CAPTURED = 24, 5
+
+    def run(self, precision: str) -> tuple[float, list[Tensor]]:
+        """The mean of the last losses, and the gradients of all matrices in the first steps."""
+        cut = ["model.width=128", "train.batch=2", "train.micro_batch=2", "train.steps=40"]
+        recipe: Any = load_recipe(
+            ROOT / "recipes" / "quickstart.yaml", [*cut, f"optimizer.newton_schulz_precision={precision}"]
+        )
+        data = prepare_text(recipe.data, recipe.tokenizer)
+        objective = LanguageModel(recipe, data, World(0, 1, torch.device("cpu")))
+        optimizers = Optimizers(objective.parameter_groups())
+        losses, gradients = [], []
+        for step in range(self.STEPS):
+            optimizers.set_learning_rates(objective.learning_rate_multiplier(step))
+            optimizers.set_momentum(objective.momentum(step))
+            loss = objective.loss(objective.batch(step, 0))
+            loss.backward()
+            torch.nn.utils.clip_grad_norm_(optimizers.parameters(), recipe.optimizer.clip)
+            if step < self.CAPTURED:
+                matrices = optimizers.groups[0].parameters.values()
+                gradients += [p.grad.clone() for p in matrices if p.grad is not None and p.grad.any()]
+            with TensorCores():
+                optimizers.step()
+            optimizers.zero_grad()
+            losses.append(loss.item())
+        return sum(losses[-4:]) / 4, gradients
+
+    def test_bf16_follows_float32(self) -> None:
+        loss, gradients = self.run("float32")
+        assert len(gradients) > self.CAPTURED * 6
+        assert self.run("bf16")[0] == pytest.approx(loss, rel=0.01)
+        for G in gradients:
+            with TensorCores():
+                rounded = orthogonalise(G[None], 5, torch.bfloat16)[0].double()
+            assert torch.linalg.svdvals(rounded)[0] < 1.4
+            assert cosine(rounded, orthogonalise(G[None], 5, torch.float32)[0].double()) > 0.99
 
 
 UNEVEN = [*SHAPES, (24, 24)]  # three matrices of one shape (an odd number: one share is padded), and one each of others
