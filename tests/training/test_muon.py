@@ -11,11 +11,11 @@ from support import ROOT, exit_code, process
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from lapcli.data.tokens import prepare_text
+from lapcli.data.text.tokens import prepare_text
 from lapcli.objectives.language_model import LanguageModel
 from lapcli.recipe import load_recipe
+from lapcli.runtime.ranks import World
 from lapcli.training import muon
-from lapcli.training.distributed import World
 from lapcli.training.muon import Muon, orthogonalise
 from lapcli.training.optimizers import Optimizers
 
