@@ -10,9 +10,8 @@ from typing import Annotated, Any, TypeVar
 from pydantic import Field
 
 from lapcli.recipe.checking import check_recipe
-from lapcli.recipe.layering import apply_overrides
-from lapcli.recipe.problems import RecipeError
-from lapcli.recipe.reading import Node, plain
+from lapcli.recipe.loading import apply_overrides
+from lapcli.recipe.reading import Node, RecipeError, plain
 from lapcli.recipe.resolved import differing_keys
 from lapcli.recipe.section import Count, Fraction, NonNegative, Positive, Section, Size, Text, Whole, combination
 

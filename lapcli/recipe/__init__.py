@@ -1,8 +1,7 @@
 """The recipe: what a run is told to do. Loading, inheriting, checking and comparing; no torch in here."""
 
-from lapcli.recipe.loading import load_recipe, recipe_from_dict
-from lapcli.recipe.problems import Problem, RecipeError
-from lapcli.recipe.registry import RECIPES
+from lapcli.recipe.loading import RECIPES, load_recipe, recipe_from_dict
+from lapcli.recipe.reading import Problem, RecipeError
 from lapcli.recipe.resolved import differing_keys, recipe_hash, recipe_to_dict, recipe_to_yaml
 from lapcli.recipe.schema import AnyRecipe, BaseRecipe
 

@@ -1,19 +1,22 @@
-"""Every problem of a recipe at once: unknown and missing keys, wrong values, combinations that cannot work.
+"""Checks a recipe and lists all of its problems at once, each with its place and what is expected there.
 
-Key by key rather than with one call to pydantic, which stops a section's later checks at its first wrong key.
+pydantic validates one key at a time here: on a whole section it skips the checks of combinations as soon as one key
+is wrong, and its messages speak of types, not of recipes.
 """
 
+from difflib import get_close_matches
 from functools import cache
-from typing import Annotated, Any, cast
+from types import UnionType
+from typing import Annotated, Any, Literal, Union, cast, get_args, get_origin
 
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 from pydantic.fields import FieldInfo
+from pydantic_core import ErrorDetails
 
-from lapcli.recipe.nearest import Path, misspelt, unknown_key
-from lapcli.recipe.problems import Problem, key_shown, quoted
-from lapcli.recipe.reading import Node, plain
-from lapcli.recipe.section import Section, item_section, subsection
-from lapcli.recipe.wording import any_form, expected, is_choice_of_forms, quotes_hint
+from lapcli.recipe.reading import Node, Problem, key_shown, listed, plain, quoted, read_plain
+from lapcli.recipe.section import Section, item_section, members, subsection
+
+KeyPath = tuple[str, ...]
 
 
 def check_recipe(recipe: type[Section], root: Node) -> list[Problem]:
@@ -38,7 +41,7 @@ class _Check:
         self.recipe = recipe
         self.problems: list[Problem] = []
 
-    def section(self, section: type[Section], node: Node, path: Path) -> None:
+    def section(self, section: type[Section], node: Node, path: KeyPath) -> None:
         if not isinstance(node.value, dict):
             first = next(iter(section.model_fields))
             self._add(node, path, f"expected keys under it, such as `{first}:`, got {quoted(plain(node))}")
@@ -54,10 +57,12 @@ class _Check:
                 values[name] = field.get_default(call_default_factory=True)
         self._combinations(section, node, path, given, values)
 
-    def _add(self, node: Node, path: Path, message: str) -> None:
+    def _add(self, node: Node, path: KeyPath, message: str) -> None:
         self.problems.append(Problem(node.where, ".".join(map(key_shown, path)), message))
 
-    def _known_keys(self, section: type[Section], entries: dict[str, Node], path: Path) -> dict[str, tuple[str, Node]]:
+    def _known_keys(
+        self, section: type[Section], entries: dict[str, Node], path: KeyPath
+    ) -> dict[str, tuple[str, Node]]:
         """Key: how it is written and its value. A clear misspelling is reported, then checked as what it means."""
         given = {name: (name, node) for name, node in entries.items() if name in section.model_fields}
         for written, node in entries.items():
@@ -69,7 +74,7 @@ class _Check:
                 given[meant] = (written, node)
         return given
 
-    def _key(self, section: type[Section], name: str, node: Node, path: Path, values: dict[str, Any]) -> None:
+    def _key(self, section: type[Section], name: str, node: Node, path: KeyPath, values: dict[str, Any]) -> None:
         """Checks one key; `values` gets it if it is right."""
         field = section.model_fields[name]
         inner = subsection(field)
@@ -87,7 +92,7 @@ class _Check:
             else:
                 self._wrong_value(error, field, node, path)
 
-    def _wrong_value(self, error: ValidationError, field: FieldInfo, node: Node, path: Path) -> None:
+    def _wrong_value(self, error: ValidationError, field: FieldInfo, node: Node, path: KeyPath) -> None:
         for detail in error.errors(include_url=False, include_input=False):
             place, key = node, path
             for step in detail["loc"]:
@@ -104,7 +109,7 @@ class _Check:
         self,
         section: type[Section],
         node: Node,
-        path: Path,
+        path: KeyPath,
         given: dict[str, tuple[str, Node]],
         values: dict[str, Any],
     ) -> None:
@@ -130,3 +135,130 @@ def _missing(field: FieldInfo) -> str:
         return "is missing; add it"
     needed = [name for name, key in inner.model_fields.items() if key.is_required()]
     return f"the section is missing; it needs {', '.join(needed)}" if needed else "the section is missing"
+
+
+def key_paths(section: type[Section], under: KeyPath = ()) -> list[KeyPath]:
+    """Every key that a recipe may say, sections included."""
+    paths: list[KeyPath] = []
+    for name, field in section.model_fields.items():
+        paths.append((*under, name))
+        if inner := subsection(field) or item_section(field):
+            paths += key_paths(inner, (*under, name))
+    return paths
+
+
+def misspelt(key: str, section: type[Section]) -> str | None:
+    """The key of this section that `key` surely is, for a slip of a letter or two."""
+    return next(iter(get_close_matches(key, list(section.model_fields), 1, cutoff=0.8)), None)
+
+
+def unknown_key(key: str, section: type[Section], recipe: type[Section]) -> str:
+    """What to say of a key that its section does not have."""
+    if key == "<<":
+        return "unknown key; merge keys are not supported, use `extends` or repeat the keys"
+    paths = key_paths(recipe)
+    if (path := tuple(key.split("."))) in paths and len(path) > 1:
+        return f"unknown key; write `{path[-1]}:` in the section `{'.'.join(path[:-1])}:`"
+    here = get_close_matches(key, list(section.model_fields), 1)
+    elsewhere = [path for path in paths if path[-1] == key]
+    if not elsewhere and not here:
+        close = get_close_matches(key, [path[-1] for path in paths], 1, cutoff=0.7)
+        elsewhere = [path for path in paths if path[-1] in close]
+    if elsewhere:
+        return f"unknown key here; did you mean {listed(['`' + '.'.join(path) + '`' for path in elsewhere])}?"
+    if here:
+        return f"unknown key; did you mean `{here[0]}`?"
+    return f"unknown key; known here: {', '.join(section.model_fields)}"
+
+
+_WORDS: dict[Any, tuple[str, str]] = {  # one, several
+    int: ("a whole number", "whole numbers"),
+    float: ("a number", "numbers"),
+    bool: ("true or false", "true or false values"),
+    str: ("text", "texts"),
+}
+_BOUNDS = {"ge": "at least", "gt": "above", "le": "at most", "lt": "below"}
+
+_BY_ERROR = {
+    "int_type": "a whole number",
+    "int_parsing": "a whole number",
+    "int_from_float": "a whole number",
+    "int_parsing_size": "a smaller number",
+    "float_type": "a number",
+    "float_parsing": "a number",
+    "finite_number": "a finite number",
+    "bool_type": "true or false",
+    "bool_parsing": "true or false",
+    "string_type": "text",
+    "list_type": "a list",
+    "dict_type": "keys and values",
+    "model_type": "keys and values",
+    "model_attributes_type": "keys and values",
+    "greater_than_equal": "at least {ge}",
+    "greater_than": "more than {gt}",
+    "less_than_equal": "at most {le}",
+    "less_than": "less than {lt}",
+    "string_too_short": "text of at least {min_length} characters",
+    "string_too_long": "text of at most {max_length} characters",
+    "too_short": "a list of at least {min_length} items",
+    "too_long": "a list of at most {max_length} items",
+}
+
+
+def expected(error: ErrorDetails, field: FieldInfo) -> str:
+    """The words for one of pydantic's errors on `field`."""
+    context = error.get("ctx", {})
+    if error["type"] == "literal_error":
+        return "expected " + listed([form for member in members(field.annotation) for form in _forms(member)])
+    if words := _BY_ERROR.get(error["type"]):
+        return "expected " + words.format(**context)
+    if error["type"] == "value_error":
+        return str(context.get("error", error["msg"]))
+    return error["msg"][:1].lower() + error["msg"][1:]
+
+
+def quotes_hint(error: ErrorDetails, value: Any) -> str:
+    """Quotes are what makes a number text, and are easily forgotten or one too many."""
+    if error["type"] == "string_type" and isinstance(value, int | float):
+        return "; put it in quotes"
+    if error["type"] in ("int_type", "float_type", "bool_type") and isinstance(value, str):
+        return "" if isinstance(read_plain(value), str | None) else "; remove the quotes"
+    return ""
+
+
+def is_choice_of_forms(field: FieldInfo) -> bool:
+    """A union; pydantic reports one error for each of its branches, a reader wants one for all."""
+    return len(members(field.annotation)) > 1
+
+
+def any_form(field: FieldInfo) -> str:
+    """What a union accepts; its own description if the schema gives one."""
+    return "expected " + (field.description or describe(field.annotation))
+
+
+def describe(annotation: Any) -> str:
+    if get_origin(annotation) is Annotated:
+        base, *metadata = get_args(annotation)
+        return describe(base) + _range(metadata)
+    if get_origin(annotation) in (Union, UnionType):
+        return listed([form for member in members(annotation) for form in _forms(member)])
+    if get_origin(annotation) is list:
+        item = get_args(annotation)[0]
+        base, *metadata = get_args(item) if get_origin(item) is Annotated else (item,)
+        return f"a list of {_WORDS[base][1] if base in _WORDS else describe(base)}{_range(metadata)}"
+    if isinstance(annotation, type) and issubclass(annotation, Section):
+        return f"{{{', '.join(f'{key}:' for key in annotation.model_fields)}}}"
+    return _WORDS[annotation][0] if annotation in _WORDS else str(annotation)
+
+
+def _forms(member: Any) -> list[str]:
+    if get_origin(member) is Literal:
+        return [f"`{choice}`" for choice in get_args(member)]
+    return ["true", "false"] if member is bool else [describe(member)]
+
+
+def _range(metadata: list[Any]) -> str:
+    """` (at least 0)`, from the bounds in an annotation; lengths of texts go without saying."""
+    bounds = [inner for item in metadata for inner in (item.metadata if isinstance(item, FieldInfo) else [item])]
+    words = [f"{word} {getattr(b, name)}" for b in bounds for name, word in _BOUNDS.items() if hasattr(b, name)]
+    return f" ({listed(words, 'and')})" if words else ""

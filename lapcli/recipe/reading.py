@@ -1,23 +1,130 @@
-"""From YAML text to values that know where they stand; nothing is executed and nothing can grow without bound.
+"""From YAML text to values that know their file and line, and the problems that a reader finds on the way.
 
-Built from PyYAML's events rather than its constructor: each value keeps its line, the number rules are ours, and
-tags never reach anything that could act on them.
+The text is read from PyYAML's events instead of its constructor: each value keeps its line, the rules for numbers are
+ours, tags never reach anything that could act on them, and depth, size and aliases are bounded.
 """
 
+import json
+import math
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import yaml
 
-from lapcli.recipe.problems import Problem, Unreadable, key_shown
-from lapcli.recipe.scalars import Scalar, read_plain
+from lapcli.runtime.errors import UsageError
 
 MAX_DEPTH = 20
 _MAX_VALUES = 10_000  # aliases counted as what they stand for
 _MAX_BYTES = 2**20
+_QUOTED = 60  # characters of a user's value that a message repeats
+_PRINTED = 50  # a list of ten thousand wrong items is one mistake, not ten thousand lines
+
+
+@dataclass(frozen=True)
+class Problem:
+    """`where` is file:line, or the option (`--set`, `--seed`) that said it; `key` is dotted, or empty for a file."""
+
+    where: str
+    key: str
+    message: str
+
+    def __str__(self) -> str:
+        return f"{shown(self.where)}  {shown(self.key)}{': ' if self.key else ''}{self.message}"
+
+
+def in_reading_order(problems: Sequence[Problem], source: str) -> list[Problem]:
+    """The recipe from top to bottom, then the files it extends, then the options."""
+
+    def order(problem: Problem) -> tuple[bool, bool, str, int]:
+        file, _, line = problem.where.rpartition(":")
+        return problem.where.startswith("--"), file != source, file, int(line) if line.isdecimal() else 0
+
+    return sorted(problems, key=order)
+
+
+class RecipeError(UsageError):
+    """A recipe that cannot be used; its text is what the command prints."""
+
+    def __init__(self, source: str, problems: Sequence[Problem]) -> None:
+        self.source = source
+        self.problems = list(problems)
+        count = "1 error" if len(self.problems) == 1 else f"{len(self.problems)} errors"
+        lines = [f"{count} in {shown(source)}; nothing was started."]
+        lines += [str(problem) for problem in self.problems[:_PRINTED]]
+        if len(self.problems) > _PRINTED:
+            lines.append(f"... and {len(self.problems) - _PRINTED} more")
+        super().__init__("\n".join(lines))
+
+
+class Unreadable(Exception):
+    """Stops the reading: with this problem there are no keys to check."""
+
+    def __init__(self, problem: Problem) -> None:
+        self.problem = problem
+        super().__init__(str(problem))
+
+
+def shown(text: str) -> str:
+    """Text of a user on one line, with nothing in it that steers a terminal."""
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+
+
+def key_shown(key: str) -> str:
+    return shown(key if len(key) <= _QUOTED else key[: _QUOTED - 1] + "…")
+
+
+def quoted(value: Any) -> str:
+    """A value as the recipe would write it, cut to a readable length."""
+    if value is None:
+        return "nothing (null)"
+    if isinstance(value, float) and not math.isfinite(value):
+        return ".nan" if math.isnan(value) else ".inf" if value > 0 else "-.inf"
+    text = shown(json.dumps(value, ensure_ascii=False, default=repr))
+    return text if len(text) <= _QUOTED else text[: _QUOTED - 1] + "…"
+
+
+def listed(names: Sequence[str], last: str = "or") -> str:
+    """`a`, `a or b`, `a, b or c`."""
+    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} {last} {names[-1]}"
+
+
+# How a plain word is read: the core schema of YAML 1.2, with underscores in whole numbers. PyYAML follows YAML 1.1,
+# where `3e-4` is text, `no` is false, `010` is eight, `1:30` is ninety and `2024-01-01` is a date.
+Scalar = None | bool | int | float | str
+_WORDS: dict[str, Scalar] = {
+    **dict.fromkeys(("", "~", "null", "Null", "NULL")),
+    **dict.fromkeys(("true", "True", "TRUE"), True),
+    **dict.fromkeys(("false", "False", "FALSE"), False),
+}
+# ASCII: \d would also take the digits of every other script.
+_WHOLE = re.compile(r"[-+]?[0-9]+(_[0-9]+)*")
+_BASED = re.compile(r"0o[0-7]+|0x[0-9a-fA-F]+")
+_FLOAT = re.compile(r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?")
+_NOT_FINITE = re.compile(r"[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN)")
+
+# Longer ones stay text, which no number key accepts: Python refuses to read integers beyond 4,300 digits, and a
+# whole number must still fit a float.
+_LONGEST_NUMBER = 200
+
+
+def read_plain(text: str) -> Scalar:
+    """The value of an unquoted word."""
+    if text in _WORDS:
+        return _WORDS[text]
+    if len(text) > _LONGEST_NUMBER:
+        return text
+    if _WHOLE.fullmatch(text):
+        return int(text)
+    if _BASED.fullmatch(text):
+        return int(text, 0)
+    if _FLOAT.fullmatch(text):
+        return float(text)
+    if _NOT_FINITE.fullmatch(text):
+        return float(text.replace(".", ""))
+    return text
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ from typing import Any
 
 import yaml
 
-from lapcli.recipe.scalars import read_plain
+from lapcli.recipe.reading import read_plain
 from lapcli.recipe.schema import AnyRecipe
 
 

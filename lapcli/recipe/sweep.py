@@ -20,11 +20,9 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from lapcli.recipe.checking import check_recipe
-from lapcli.recipe.layering import read_with_parents
-from lapcli.recipe.nearest import misspelt
-from lapcli.recipe.problems import RecipeError, Unreadable, in_reading_order
-from lapcli.recipe.reading import Node, plain
+from lapcli.recipe.checking import check_recipe, misspelt
+from lapcli.recipe.loading import read_with_parents
+from lapcli.recipe.reading import Node, RecipeError, Unreadable, in_reading_order, plain
 from lapcli.recipe.section import Section, Text, combination
 
 Values = Annotated[list[Any], Field(min_length=1, max_length=1000)]

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from lapcli.recipe import BaseRecipe, RecipeError, load_recipe, recipe_hash, recipe_to_dict
-from lapcli.recipe.problems import Problem, in_reading_order, quoted
+from lapcli.recipe.reading import Problem, in_reading_order, quoted
 from lapcli.recipe.sweep import LoadedSweep
 from lapcli.runtime.errors import UsageError
 from lapcli.sweep.grid import Over, cell_name, combinations, override, repeated

@@ -14,8 +14,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from lapcli.recipe.problems import Unreadable
-from lapcli.recipe.reading import plain, read_text
+from lapcli.recipe.reading import Unreadable, plain, read_text
 from lapcli.runtime.errors import UsageError
 
 Over = dict[str, list[Any]]

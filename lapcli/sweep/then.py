@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from lapcli.recipe.problems import Problem
+from lapcli.recipe.reading import Problem
 from lapcli.runtime.errors import LapError
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ from lapcli.data.images.sources import open_images
 from lapcli.evaluation import image_probes
 from lapcli.evaluation.image_probes import limited, measure_knn, measure_linear
 from lapcli.evaluation.protocols import KnnProtocol, LinearProtocol, read_protocols
-from lapcli.recipe.problems import RecipeError
+from lapcli.recipe.reading import RecipeError
 from lapcli.runtime.errors import LapError, UsageError
 
 QUICK = LinearProtocol(steps=40, batch=64, scale=None, flip=0.0, crop_ratio=1.0, rates=[1e-4, 0.5, 2.0])

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from lapcli.recipe import RECIPES, RecipeError, load_recipe
-from lapcli.recipe.problems import listed
+from lapcli.recipe.reading import listed
 
 OBJECTIVES = listed([f"`{name}`" for name in RECIPES])
 

@@ -93,7 +93,7 @@ def test_two_texts_have_two_names(texts):
 
 @given(st.one_of(values, st.lists(values, max_size=4)))
 def test_an_override_is_read_as_the_value_that_it_was(value):
-    from lapcli.recipe.layering import apply_overrides
+    from lapcli.recipe.loading import apply_overrides
     from lapcli.recipe.reading import Node, plain
 
     root, problems = apply_overrides(Node({}, "x"), [override("a.b", value)])
