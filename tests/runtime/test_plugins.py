@@ -1,4 +1,4 @@
-"""Packages that declare `lap.plugins`: found, imported only when needed, skipped when broken, refused when in the way."""
+"""Packages that declare `lap.plugins` are found, imported only when needed, skipped when broken, refused on a clash."""
 
 import os
 import subprocess
