@@ -16,8 +16,9 @@ from lapcli.evaluation.probes import Settings, measure_probes, read_settings
 from lapcli.evaluation.tasks import PROBES, Measured, Request, Score, wilson_interval
 from lapcli.measures.accuracy import measure_accuracy
 from lapcli.models.vit import build_vit
-from lapcli.objectives.classification import uses_bf16, worker_count
+from lapcli.objectives.classification import worker_count
 from lapcli.recipe.vision import ClassificationRecipe
+from lapcli.runtime.devices import uses_bf16
 from lapcli.runtime.errors import UsageError
 from lapcli.training.checkpoint import load_weights
 
@@ -58,7 +59,7 @@ def _accuracy(request: Request, recipe: ClassificationRecipe, model: nn.Module, 
     images, description = open_held_out(recipe.data, request.run.info.get("classes") or numbers)
     positions = spread(len(images), request.limit)
     measured = images if positions is None else Part(images, np.array(positions))
-    bf16 = uses_bf16(recipe, world.device)
+    bf16 = uses_bf16(recipe.train.precision, world.device)
     with torch.autocast(world.device.type, torch.bfloat16) if bf16 else contextlib.nullcontext():
         found = measure_accuracy(
             model,

@@ -15,6 +15,7 @@ from lapcli.evaluation.features import Pass
 from lapcli.evaluation.protocols import Protocols, read_protocols
 from lapcli.evaluation.tasks import PROBES, Measured, Score
 from lapcli.recipe.vision import ImageFiles
+from lapcli.runtime.devices import uses_bf16
 from lapcli.runtime.errors import UsageError
 from lapcli.runtime.ranks import World
 
@@ -66,7 +67,7 @@ def measure_probes(
     from lapcli.evaluation.segmentation import measure_ade20k, window_size
 
     with _shown(world) as progress:
-        how = Pass(world, batch, workers, bf16=world.device.type == "cuda", progress=progress)
+        how = Pass(world, batch, workers, bf16=uses_bf16("auto", world.device), progress=progress)
         scores: list[Score] = []
         described, identities = [], []
         if {"linear", "knn"} & set(tasks):

@@ -25,9 +25,9 @@ from lapcli.models.vit import build_vit, forward_flops, without_decay
 from lapcli.objectives.batching import plan_batches
 from lapcli.objectives.objective import ParameterGroup
 from lapcli.objectives.schedules import cosine_multiplier
-from lapcli.recipe.schema import BaseRecipe
 from lapcli.recipe.self_supervised import SelfSupervisedRecipe
 from lapcli.recipe.vision import ClassificationRecipe, ImageFiles
+from lapcli.runtime.devices import uses_bf16
 from lapcli.runtime.machine import check_compiler, check_shared_memory, usable_cores
 from lapcli.runtime.ranks import World
 
@@ -48,11 +48,6 @@ def parameter_groups(recipe: ClassificationRecipe, model: nn.Module) -> list[Par
         ParameterGroup(name, settings.name, settings.lr, parameters, {**shared, "weight_decay": decay})
         for name, (parameters, decay) in parts.items()
     ]
-
-
-def uses_bf16(recipe: BaseRecipe, device: torch.device) -> bool:
-    precision = recipe.train.precision
-    return precision == "bf16" or (precision == "auto" and device.type == "cuda")
 
 
 def build_loss(recipe: ClassificationRecipe) -> nn.Module:
@@ -155,7 +150,7 @@ class Classification:
         return self._criterion(logits_BK.float(), targets_BK)
 
     def _autocast(self) -> contextlib.AbstractContextManager[Any]:
-        if uses_bf16(self._recipe, self._world.device):
+        if uses_bf16(self._recipe.train.precision, self._world.device):
             return torch.autocast(self._world.device.type, torch.bfloat16)
         return contextlib.nullcontext()
 

@@ -21,6 +21,7 @@ from lapcli.objectives.batching import plan_batches
 from lapcli.objectives.objective import ParameterGroup
 from lapcli.objectives.schedules import learning_rate_multiplier, muon_momentum
 from lapcli.recipe.schema import GPTRecipe, LanguageModelRecipe
+from lapcli.runtime.devices import uses_bf16
 from lapcli.runtime.machine import check_compiler
 from lapcli.runtime.ranks import World
 
@@ -65,7 +66,7 @@ def build_gpt(recipe: GPTRecipe, device: torch.device) -> GPT:
         model = GPT(gpt_config(recipe))
     # Drawn on the CPU: one seed gives the same weights on every rank and every device.
     model.materialise().initialise(torch.Generator().manual_seed(recipe.seed))
-    if train.precision == "bf16" or (train.precision == "auto" and device.type == "cuda"):
+    if uses_bf16(train.precision, device):
         model.use_bf16()
     model.to(device)
     if train.compile is True or (train.compile == "auto" and device.type == "cuda"):

@@ -28,7 +28,7 @@ from lapcli.data.images.loader import ImageLoader
 from lapcli.data.images.sources import ImageData
 from lapcli.models.self_supervised import Head, StudentTeacher, crop_flops
 from lapcli.objectives.batching import plan_batches
-from lapcli.objectives.classification import check_room_for_workers, probe_images, uses_bf16, worker_count
+from lapcli.objectives.classification import check_room_for_workers, probe_images, worker_count
 from lapcli.objectives.dino.groups import parameter_groups
 from lapcli.objectives.dino.losses import dino_loss, ibot_loss, koleo_loss
 from lapcli.objectives.dino.masks import deal_masks
@@ -38,6 +38,7 @@ from lapcli.objectives.dino.sinkhorn import sinkhorn_targets
 from lapcli.objectives.dino.watch import collapse, teacher_health
 from lapcli.objectives.objective import ParameterGroup
 from lapcli.recipe.self_supervised import SelfSupervisedRecipe
+from lapcli.runtime.devices import uses_bf16
 from lapcli.runtime.machine import check_compiler
 from lapcli.runtime.ranks import World
 
@@ -159,10 +160,10 @@ class SelfSupervised:
 
     def _rows(self, x_ND: Tensor) -> Tensor:
         """What is multiplied with the prototypes: bf16 where the run computes in it."""
-        return x_ND.bfloat16() if uses_bf16(self._recipe, self._world.device) else x_ND
+        return x_ND.bfloat16() if uses_bf16(self._recipe.train.precision, self._world.device) else x_ND
 
     def _autocast(self) -> contextlib.AbstractContextManager[Any]:
-        if uses_bf16(self._recipe, self._world.device):
+        if uses_bf16(self._recipe.train.precision, self._world.device):
             return torch.autocast(self._world.device.type, torch.bfloat16)
         return contextlib.nullcontext()
 

@@ -39,7 +39,7 @@ def plan_training(recipe: AnyRecipe, processes: int = 1, device: Device | None =
 
 def _plan(recipe: BaseRecipe, kind: Kind, processes: int, device: Device) -> Plan:
     train = recipe.train
-    bf16 = train.precision == "bf16" or (train.precision == "auto" and device.type == "cuda")
+    bf16 = device.uses_bf16(train.precision)
     batches = plan_batches(train.batch, train.micro_batch, processes, kind.multiple)
     sketch = kind.sketch(META, bf16)
     memory = Memory(recipe, kind, device, bf16)
@@ -137,7 +137,7 @@ class Memory:
                 batches.micro_batch,
                 self._shapes,
                 keeps_gradients=batches.accumulation > 1 or batches.processes > 1,
-                muon_dtype=torch.float32 if self._device.type == "cpu" else torch.bfloat16,
+                muon_dtype=torch.bfloat16 if self._device.uses_bf16("auto") else torch.float32,
             )
 
     def largest(self, batches: BatchPlan, peak: Peak) -> int:

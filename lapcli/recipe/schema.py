@@ -159,7 +159,7 @@ class TrainSection(Section):
     micro_batch: Count  # at most this many that one process takes in one forward
     steps: Count | None = None
     epochs: Positive | None = None  # used if no steps are given
-    precision: Literal["auto", "float32", "bf16"] = "auto"  # auto: bf16 on CUDA, float32 elsewhere
+    precision: Literal["auto", "float32", "bf16"] = "auto"  # auto: bf16 on GPUs with bf16 hardware
     compile: Literal["auto"] | bool = "auto"  # auto: on CUDA
     device: Literal["auto", "cpu", "cuda", "mps"] = "auto"
     threads: Annotated[Whole, Field(ge=1, le=1024)] | None = None  # CPU threads of each process
@@ -192,7 +192,7 @@ class MuonSection(OptimizerSection):
     momentum_start: Annotated[float, Field(ge=0, lt=1)] = 0.85
     momentum_warmup: Annotated[Whole, Field(ge=0, le=10**9)] = 300  # steps from momentum_start to momentum
     newton_schulz_steps: Annotated[Whole, Field(ge=1, le=50)] = 5
-    newton_schulz_precision: Literal["auto", "float32", "bf16"] = "auto"  # auto: float32 on the CPU, bf16 elsewhere
+    newton_schulz_precision: Literal["auto", "float32", "bf16"] = "auto"  # auto: as train.precision
     embedding_lr: Positive = 0.2
     head_lr: Positive = 0.004
     reference_width: Positive = 768.0  # the AdamW rates are multiplied by (width / reference_width)^(-1/2)

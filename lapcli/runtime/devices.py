@@ -1,16 +1,23 @@
-"""What devices can do at best, from the vendors' data sheets: dense FLOP/s of their tensor cores in bf16, FLOP/s of
-plain float32, and memory."""
+"""Devices: in which precision a run computes on one, and what it can do at best, from the vendors' data sheets: dense
+FLOP/s of its tensor cores in bf16, FLOP/s of plain float32, and memory."""
 
 import os
+import re
 import resource
 import sys
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import torch
 
 PEAK_FLOPS = {
     "B200": 2250e12,
     "H200": 989e12,
     "H100 PCIe": 756e12,
+    "H100 NVL": 835e12,
     "H100": 989e12,
     "A100": 312e12,
     "L40S": 362e12,
@@ -21,9 +28,43 @@ PEAK_FLOPS = {
 }
 
 
+#: Words that make a GPU another one than its number says.
+_OTHER_MODELS = {"laptop", "max-q", "ti", "super", "d"}
+
+
+def uses_bf16(precision: str, device: "torch.device") -> bool:
+    """What `precision: auto` means: bf16 on GPUs that have it in hardware. Those before Ampere (a T4) emulate it, at a
+    fraction of their float32 speed."""
+    import torch
+
+    return precision == "bf16" or (
+        precision == "auto" and device.type == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False)
+    )
+
+
+def use_whole_float32() -> None:
+    """Turns TF32 off, so that float32 is float32 on every GPU.
+
+    torch has it on for convolutions, and NVIDIA's containers turn it on for matrix products through an environment
+    variable. It keeps 10 bits of a factor: too few for Newton-Schulz on a Gram matrix and for measurements.
+    """
+    import torch
+
+    torch.set_float32_matmul_precision("highest")
+    torch.backends.cudnn.allow_tf32 = False
+
+
 def peak_flops(device_name: str) -> float | None:
     """Of one device, None where it is not known (a CPU, an unlisted GPU)."""
-    return next((peak for name, peak in PEAK_FLOPS.items() if name.lower() in device_name.lower()), None)
+    found = _listed(PEAK_FLOPS, device_name)
+    return None if found is None else PEAK_FLOPS[found]
+
+
+def _listed(names: Iterable[str], device_name: str) -> str | None:
+    """The first of the names whose words all stand in the device's name: an "RTX A4000" is not an "A40"."""
+    if _OTHER_MODELS & set(device_name.lower().split()):
+        return None
+    return next((name for name in names if re.search(rf"\b{re.escape(name)}\b", device_name, re.IGNORECASE)), None)
 
 
 @dataclass(frozen=True)
@@ -35,6 +76,7 @@ class Device:
     memory: int | None  # bytes
     bf16_flops: float | None = None  # a second, at best
     float32_flops: float | None = None
+    native_bf16: bool = True  # of a GPU: not emulated
 
     @property
     def usable(self) -> int | None:
@@ -44,11 +86,15 @@ class Device:
             return None
         return int((self.memory - 10**9) * 0.98) if self.type == "cuda" else self.memory
 
+    def uses_bf16(self, precision: str) -> bool:
+        """The same for a device that may not be here."""
+        return precision == "bf16" or (precision == "auto" and self.type == "cuda" and self.native_bf16)
+
     def peak(self, bf16: bool) -> float | None:
         return self.bf16_flops if bf16 else self.float32_flops
 
 
-#: By the names that `lap plan --gpu` takes. float32 is without TF32, which torch does not use by itself.
+#: By the names that `lap plan --gpu` takes. float32 is without TF32, which runs do not use.
 GPUS = {
     "l40": Device("L40", "cuda", 46_068 * 2**20, 181e12, 90.5e12),
     "h100": Device("H100", "cuda", 81_559 * 2**20, 989e12, 67e12),
@@ -67,8 +113,10 @@ def this_device(type_: str) -> Device:
         import torch
 
         name, memory = torch.cuda.get_device_name(), torch.cuda.get_device_properties(0).total_memory
-        known = next((gpu for gpu in GPUS.values() if gpu.name.split()[0].lower() in name.lower().split()), None)
-        return Device(name, "cuda", memory, peak_flops(name), known.float32_flops if known else None)
+        known = _listed(GPUS, name)
+        float32_flops = GPUS[known].float32_flops if known else None
+        native = torch.cuda.is_bf16_supported(including_emulation=False)
+        return Device(name, "cuda", memory, peak_flops(name), float32_flops, native)
     return this_cpu() if type_ == "cpu" else Device(type_, type_, None)
 
 

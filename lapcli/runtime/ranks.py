@@ -7,6 +7,7 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 
+from lapcli.runtime.devices import use_whole_float32
 from lapcli.runtime.errors import UsageError
 
 TIMEOUT = timedelta(minutes=30)
@@ -77,6 +78,8 @@ def leave_world() -> None:
 
 
 def pick_device(wanted: str) -> str:
+    """The kind of device to compute on: `wanted`, or for `auto` the best there is. float32 is whole from here on."""
+    use_whole_float32()
     if wanted in {"auto", "cuda"} and torch.cuda.is_available():
         return "cuda"
     if wanted == "cuda":

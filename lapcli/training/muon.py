@@ -80,7 +80,7 @@ class Muon(torch.optim.Optimizer):
         lr: float,
         momentum: float = 0.95,
         steps: int = 5,
-        dtype: torch.dtype | None = None,
+        dtype: torch.dtype = torch.float32,
     ) -> None:
         super().__init__(params, {"lr": lr, "momentum": momentum, "steps": steps, "dtype": dtype})
 
@@ -101,8 +101,7 @@ class Muon(torch.optim.Optimizer):
         gradients = [p.grad for p in params if p.grad is not None]
         torch._foreach_lerp_(averages, gradients, 1 - group["momentum"])
         updates = list(torch._foreach_lerp(gradients, averages, group["momentum"]))
-        dtype = group["dtype"] or (torch.float32 if params[0].device.type == "cpu" else torch.bfloat16)
-        orthogonal = _shared_over_ranks(updates, lambda stack: orthogonalise(stack, group["steps"], dtype))
+        orthogonal = _shared_over_ranks(updates, lambda stack: orthogonalise(stack, group["steps"], group["dtype"]))
         rows, columns = params[0].shape
         lr = group["lr"] * max(1.0, rows / columns) ** 0.5
         torch._foreach_add_(params, [x.to(p.dtype) for x, p in zip(orthogonal, params, strict=True)], alpha=-lr)

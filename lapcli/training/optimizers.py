@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from lapcli.objectives.objective import ParameterGroup
+from lapcli.runtime.devices import uses_bf16
 from lapcli.runtime.errors import LapError
 from lapcli.training.muon import Muon
 
@@ -99,7 +100,9 @@ class Optimizers:
 def _build(group: ParameterGroup) -> torch.optim.Optimizer:
     parameters = list(group.parameters.values())
     if group.kind == "muon":
-        return Muon(parameters, lr=group.lr, **group.options)
+        bf16 = uses_bf16("auto", parameters[0].device)
+        dtype = group.options.get("dtype") or (torch.bfloat16 if bf16 else torch.float32)
+        return Muon(parameters, lr=group.lr, **{**group.options, "dtype": dtype})
     fused = parameters[0].device.type in {"cpu", "cuda"}
     return torch.optim.AdamW(parameters, lr=group.lr, fused=fused, **group.options)
 

@@ -1,0 +1,84 @@
+"""Precision by device, and GPUs by the names that their drivers give; a GPU is what torch says of it."""
+
+import os
+import subprocess
+import sys
+from types import SimpleNamespace
+
+import pytest
+import torch
+from support import tiny_recipe, write_text
+
+from lapcli.planning.training import plan_training
+from lapcli.runtime.devices import GPUS, peak_flops, this_device, uses_bf16
+
+
+def use_gpu(monkeypatch: pytest.MonkeyPatch, name: str, major: int) -> None:
+    properties = SimpleNamespace(name=name, major=major, minor=0, total_memory=40 * 10**9)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device=None: name)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device=None: properties)
+
+
+@pytest.mark.parametrize(
+    ("name", "listed"),
+    [
+        ("NVIDIA A40", 150e12),
+        ("NVIDIA RTX A4000", None),
+        ("NVIDIA L40", 181e12),
+        ("NVIDIA L40S", 362e12),
+        ("NVIDIA L4", None),
+        ("NVIDIA A100-SXM4-80GB", 312e12),
+        ("NVIDIA A100 80GB PCIe", 312e12),
+        ("NVIDIA H100 80GB HBM3", 989e12),
+        ("NVIDIA H100 PCIe", 756e12),
+        ("NVIDIA H100 NVL", 835e12),
+        ("NVIDIA GH200 480GB", None),
+        ("NVIDIA GeForce RTX 4090", 165e12),
+        ("NVIDIA GeForce RTX 4090 Laptop GPU", None),
+        ("NVIDIA GeForce RTX 3090 Ti", None),
+    ],
+)
+def test_names_match_by_whole_words(name: str, listed: float | None) -> None:
+    assert peak_flops(name) == listed
+
+
+def test_float32_speed_is_of_the_listed_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    use_gpu(monkeypatch, "NVIDIA A100-SXM4-40GB", 8)
+    assert this_device("cuda").float32_flops == GPUS["a100"].float32_flops
+    use_gpu(monkeypatch, "NVIDIA L40S", 8)
+    assert this_device("cuda").float32_flops is None
+
+
+@pytest.mark.parametrize(("name", "major", "native"), [("Tesla T4", 7, False), ("NVIDIA A100-SXM4-80GB", 8, True)])
+def test_auto_is_bf16_where_the_hardware_has_it(
+    monkeypatch: pytest.MonkeyPatch, tmp_path, name: str, major: int, native: bool
+) -> None:
+    """In a run and in its plan alike."""
+    use_gpu(monkeypatch, name, major)
+    cuda = torch.device("cuda")
+    assert uses_bf16("auto", cuda) is native
+    assert uses_bf16("bf16", cuda)
+    assert not uses_bf16("float32", cuda)
+    recipe = tiny_recipe(write_text(tmp_path / "text.txt"))
+    assert plan_training(recipe, device=this_device("cuda")).precision == ("bf16" if native else "float32")
+
+
+def test_auto_is_float32_on_the_cpu() -> None:
+    assert not uses_bf16("auto", torch.device("cpu"))
+    assert uses_bf16("bf16", torch.device("cpu"))
+
+
+def test_tf32_is_off_whatever_the_surroundings_say() -> None:
+    """NVIDIA's containers set the variable; torch itself has TF32 on in convolutions."""
+    script = """
+import torch
+from lapcli.runtime.ranks import pick_device
+before = torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32
+pick_device("cpu")
+print(*before, torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32)
+"""
+    surroundings = {**os.environ, "TORCH_ALLOW_TF32_CUBLAS_OVERRIDE": "1"}
+    out = subprocess.run([sys.executable, "-c", script], env=surroundings, capture_output=True, text=True, timeout=300)
+    assert out.stdout.split() == ["True", "True", "False", "False"], out.stderr
