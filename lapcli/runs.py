@@ -23,6 +23,7 @@ from lapcli.runtime.files import Lock, lock_file, write_json, write_text
 
 LOCK = ".lock"
 RECIPE, INFO, METRICS, CHECKPOINTS, SUMMARY = "recipe.yaml", "run.json", "metrics.jsonl", "checkpoints", "summary.json"
+SWEEP = "sweep.json"  # what a sweep did with the run
 #: Keys of a recipe that a run may go on with another value of.
 CHANGE_NOTHING = ("data.workers",)
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]{0,127}")

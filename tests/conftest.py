@@ -4,7 +4,7 @@ import os
 from pathlib import Path
 
 import pytest
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 
 # Before torch is imported: one thread for each of the two processes that `make test` runs the tests in, and threads
 # that wait actively starve each other when the machine is busy.
@@ -13,10 +13,11 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 ROOT = Path(__file__).parent.parent
 
+# No test depends on how busy the machine is: neither an example's time nor that of making examples is measured.
+settings.register_profile("any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 # In CI the same examples every time: a red run can be repeated, and a new find belongs to somebody's own machine.
-settings.register_profile("ci", derandomize=True)
-if os.environ.get("CI"):
-    settings.load_profile("ci")
+settings.register_profile("ci", settings.get_profile("any machine"), derandomize=True)
+settings.load_profile("ci" if os.environ.get("CI") else "any machine")
 
 # Files that look at the runs trained once for all of them, and so share a process; then what takes longest.
 SHARED_RUNS = {

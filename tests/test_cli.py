@@ -87,7 +87,7 @@ def test_wrong_usage_is_one_message_and_exit_code_2(arguments, named, capsys, tm
     assert out == ""
 
 
-@settings(max_examples=250, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=250, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 @given(
     at=st.sampled_from(KEYED),
     spoil=st.one_of(

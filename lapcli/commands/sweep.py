@@ -58,7 +58,7 @@ def sweep(
     from lapcli.runs import check_name
     from lapcli.runtime.environment import runs_dir as default_runs_dir
     from lapcli.runtime.launch import Processes
-    from lapcli.sweep.search import known_cells
+    from lapcli.sweep.search import startable_cells
     from lapcli.sweep.state import refuse_others
 
     if (gpu or gpus) and not dry_run:
@@ -72,7 +72,7 @@ def sweep(
     where = runs_dir or default_runs_dir()
     grid = _read(recipe, over, then, options.overrides(set_, data), name, no_search)
     grid.check()
-    refuse_others((cell for cell, waits in known_cells(grid, where, only) if not waits), where)
+    refuse_others(startable_cells(grid, where, only), where)
     if dry_run:
         from lapcli.runtime.devices import GPUS
         from lapcli.sweep.cost import sweep_cost

@@ -1,6 +1,6 @@
 """The recipe: what a run is told to do. Loading, inheriting, checking and comparing; no torch in here."""
 
-from lapcli.recipe.loading import RECIPES, load_recipe, recipe_from_dict
+from lapcli.recipe.loading import RECIPES, load_recipe, recipe_from_dict, recipe_loader
 from lapcli.recipe.reading import Problem, RecipeError
 from lapcli.recipe.resolved import differing_keys, recipe_hash, recipe_to_dict, recipe_to_yaml
 from lapcli.recipe.schema import AnyRecipe, BaseRecipe
@@ -15,6 +15,7 @@ __all__ = [
     "load_recipe",
     "recipe_from_dict",
     "recipe_hash",
+    "recipe_loader",
     "recipe_to_dict",
     "recipe_to_yaml",
 ]

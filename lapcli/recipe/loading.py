@@ -1,7 +1,7 @@
 """Loads a recipe: reads the file and those it `extends`, applies `--set` and `--seed`, checks, and builds it."""
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
@@ -38,15 +38,24 @@ RECIPES: dict[str, type[AnyRecipe]] = {
 
 def load_recipe(path: str | Path, overrides: Sequence[str] = (), seed: int | None = None) -> AnyRecipe:
     """Reads, inherits, applies `--set` and `--seed`, and validates; RecipeError lists every problem at once."""
+    return recipe_loader(path)(overrides, seed)
+
+
+def recipe_loader(path: str | Path) -> Callable[[Sequence[str], int | None], AnyRecipe]:
+    """`load_recipe` of one file for many overrides: the file is read once, which is most of the work."""
     source = str(path)
     try:
-        root, problems = read_with_parents(Path(path))
+        file, problems = read_with_parents(Path(path))
     except Unreadable as error:
         raise RecipeError(source, [error.problem]) from None
-    root, refused = apply_overrides(root, _with_lengths(overrides))
-    if seed is not None and isinstance(root.value, dict):
-        root = Node({**root.value, "seed": Node(seed, "--seed")}, root.where)
-    return _build(source, root, problems + refused)
+
+    def load(overrides: Sequence[str], seed: int | None) -> AnyRecipe:
+        root, refused = apply_overrides(file, _with_lengths(overrides))
+        if seed is not None and isinstance(root.value, dict):
+            root = Node({**root.value, "seed": Node(seed, "--seed")}, root.where)
+        return _build(source, root, problems + refused)
+
+    return load
 
 
 def _with_lengths(overrides: Sequence[str]) -> list[str]:

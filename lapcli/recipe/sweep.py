@@ -4,7 +4,8 @@
       - recipe: ../vitb_cifar100.yaml         # beside this file
         search:                               # first: the best of these goes into every cell of `over`
           over: {optimizer.lr: [3e-4, 5e-4]}
-          set: {data.validation: 0.1}
+          set: {data.validation: 0.1}         # in the search alone
+          keep: {schedule.start_lr: 3e-6}     # in the search and in the grid that follows it
           by: validation_top1
           best: highest
         over: {model.laplacian_heads: [0, 6, 12], seed: [0, 1, 2]}
@@ -33,6 +34,9 @@ class Search(Section):
 
     over: Annotated[dict[str, Values], Field(min_length=1)]
     set: dict[str, Any] = Field(default_factory=dict)  # in the search alone, such as images held out from training
+    # In the search and in the grid after it, which would otherwise be trained in another way than was searched; without
+    # the search (`--no-search`) the recipe's own values stay.
+    keep: dict[str, Any] = Field(default_factory=dict)
     by: Text  # a number of the last validation, such as validation_top1
     best: Literal["highest", "lowest"]
 
@@ -58,6 +62,15 @@ class CellGroup(Section):
     def _chosen_once(self) -> str | None:
         taken = [] if self.search is None else [key for key in self.search.over if key in {**self.over, **self.set}]
         return f"{', '.join(taken)} would be chosen and stands in over or set too; keep one" if taken else None
+
+    @combination("search", "over", "set")
+    def _kept_once(self) -> str | None:
+        search = self.search
+        if search is None:
+            return None
+        others = {**search.over, **search.set, **self.over, **self.set}
+        twice = [key for key in search.keep if key in others]
+        return f"{', '.join(twice)} stands in keep and in another over or set too; leave one" if twice else None
 
     def commands(self) -> list[str]:
         return [self.then] if isinstance(self.then, str) else list(self.then)

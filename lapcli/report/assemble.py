@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from lapcli.report.collect import Collection, Which, collect
-from lapcli.report.grouping import DATA, HEADS, Grid, RowKey, alike, differences, group, in_words
+from lapcli.report.collect import Collection, RunResult, Which, collect
+from lapcli.report.grouping import DATA, HEADS, Grid, RowKey, alike, differences, group, in_words, key_in_words
 from lapcli.report.tables import LABELS, Table, table_of
 from lapcli.runtime.errors import UsageError
 
@@ -39,7 +39,7 @@ def report_on(
     """A table for each grid of the runs."""
     collection = collect(names, runs_dir, which)
     notes = collection.notes
-    grids = group(collection.runs, rows, notes)
+    grids = group(_results(collection.runs, names, notes), rows, notes)
     notes += describe_differences(grids)
     chosen = _columns(grids, columns, notes)
     tables = []
@@ -51,6 +51,20 @@ def report_on(
         labels = ", ".join(dict.fromkeys(row.label for table in tables for row in table.rows))
         raise UsageError(f"--baseline: no row is called {baseline[:60]!r}; the rows are {labels}")
     return Report(collection, grids, tables, list(rows), notes)
+
+
+def _results(runs: Sequence[RunResult], names: Sequence[str], notes: list[str]) -> list[RunResult]:
+    """Without the runs of searches, unless they were named one by one or there is nothing else."""
+    named = {Path(name).name for name in names}
+    shown = [run for run in runs if not run.is_search or run.name in named]
+    left = [run.name for run in runs if run.is_search and run.name not in named]
+    if shown and left:
+        more = ", ..." if len(left) > 3 else ""
+        notes.append(
+            f"{len(left)} runs of a search are no results and are not shown ({', '.join(left[:3])}{more}); "
+            "name one to see it"
+        )
+    return shown or list(runs)
 
 
 def baseline_of(grid: Grid, asked: str | None) -> RowKey | None:
@@ -66,8 +80,9 @@ def describe_differences(grids: Sequence[Grid]) -> list[str]:
         differing = differences(own)
         if not differing:
             continue
-        keys = [key for key in differing if key != DATA] or [DATA]
-        shown = "; ".join(f"{key}: {', '.join(dict.fromkeys(map(in_words, differing[key])))}" for key in keys[:12])
+        keys = sorted(differing, key=lambda key: key != DATA)  # the data first: the rest may be cut
+        told = [f"{key_in_words(key)}: {', '.join(dict.fromkeys(map(in_words, differing[key])))}" for key in keys]
+        shown = "; ".join(told[:12])
         more = f"; and {len(keys) - 12} more" if len(keys) > 12 else ""
         lines.append(
             f"{sum(len(grid.runs) for grid in own)} runs of {own[0].objective} are in {len(own)} tables, not averaged "

@@ -53,7 +53,9 @@ class Verdict:
 
 
 def judge_all(runs: Sequence[RunResult]) -> list[Verdict]:
-    return [judge_claim(claim, runs) for claim in CLAIMS]
+    """Without the runs of searches, which are no results."""
+    results = [run for run in runs if not run.is_search]
+    return [judge_claim(claim, results) for claim in CLAIMS]
 
 
 def judge_claim(claim: Claim, runs: Sequence[RunResult]) -> Verdict:

@@ -21,7 +21,7 @@ from typing import Any, Literal
 
 from lapcli.analysis.catalogue import CATALOGUE
 from lapcli.recipe import recipe_to_dict
-from lapcli.runs import INFO, Run, read_run, read_summary
+from lapcli.runs import INFO, SWEEP, Run, read_run, read_summary
 from lapcli.runtime.errors import UsageError
 from lapcli.training.metrics import read_metrics
 
@@ -56,6 +56,7 @@ class RunResult:
     curve: list[dict[str, Any]] = field(default_factory=list)  # metrics.jsonl
     figures: dict[str, Path] = field(default_factory=dict)  # of analyses of this run alone, by name
     identity: dict[str, str] | None = None  # what has to agree for an average, once it was asked for
+    is_search: bool = False  # of a sweep: it decided what others are trained with, and is no result
 
     @property
     def is_finished(self) -> bool:
@@ -131,6 +132,7 @@ def _read(run: Run, which: Which, notes: list[str]) -> RunResult:
         recipe,
         run.info,
         curve=read_metrics(run.metrics),
+        is_search=_is_search(run.path),
     )
     if not result.is_finished:
         done = f"step {run.info.get('step', 0)} of {run.info.get('steps', '?')}"
@@ -150,6 +152,16 @@ def _read(run: Run, which: Which, notes: list[str]) -> RunResult:
         if task not in result.numbers and f"validation_{task}" in result.numbers:
             result.numbers[task] = result.numbers[f"validation_{task}"]
     return result
+
+
+def _is_search(path: Path) -> bool:
+    """By the sweep's own mark; sweeps of version 0.1 left none, but a name and a log."""
+    try:
+        told = json.loads((path / SWEEP).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        told = None
+    is_named_so = "-search-" in path.name and (path.parent / ".sweeps" / f"{path.name}.log").is_file()
+    return is_named_so or _mapping(told).get("search") is True
 
 
 def _whole_recipe(run: Run, notes: list[str]) -> tuple[dict[str, Any], list[str]]:

@@ -28,8 +28,12 @@ class Source:
 
 
 def paper_tables(which: str, runs: Sequence[RunResult], ddof: int | None = None) -> list[Table]:
-    """The table; of language models also the numbers that the paper gives in its text."""
+    """The table; of language models also the numbers that the paper gives in its text.
+
+    Runs of a search stand in none: they decided what the others were trained with.
+    """
     used = DDOF[which] if ddof is None else ddof
+    runs = [run for run in runs if not run.is_search]
     if which == "table1":
         return [_table1(runs, used)]
     return [_table2(runs, used), _components(runs, used)] if which == "table2" else [_table3(runs, used)]
@@ -40,7 +44,7 @@ def _table1(runs: Sequence[RunResult], ddof: int) -> Table:
     sources = []
     for data_set, numbers in paper.CLASSIFICATION.items():
         own = [run for run in runs if run.objective == "classification" and data_set_of(run) == data_set]
-        grid = best_drop_path(data_set, own, notes)
+        grid = best_drop_path(data_set, _on_test_images(data_set, own, notes), notes)
         column = Column(data_set, f"{data_set} (%)", True, "higher")
         sources.append(Source(column, grid, "top1", numbers))
         if grid is not None:
@@ -50,17 +54,23 @@ def _table1(runs: Sequence[RunResult], ddof: int) -> Table:
     return _table("Table 1: top-1 accuracy (%) of image classification", sources, ddof, notes)
 
 
+def _on_test_images(data_set: str, runs: Sequence[RunResult], notes: list[str]) -> list[RunResult]:
+    """Without runs whose top-1 is that of training images: another number than the paper's."""
+    kept = [run for run in runs if not isinstance((run.recipe.get("data") or {}).get("validation"), float)]
+    if len(kept) < len(runs):
+        left = len(runs) - len(kept)
+        notes.append(
+            f"{data_set}: {left} run{'s were' if left > 1 else ' was'} measured on training images held out "
+            "(data.validation), not on the test images, and left out."
+        )
+    return kept
+
+
 def best_drop_path(data_set: str, runs: Sequence[RunResult], notes: list[str]) -> Grid | None:
     """The grid at the drop path with the best baseline, as the paper chose; `notes` gets which and against what."""
     if not runs:
         return None
-    families = by_drop_path(runs)
-    family = min(families, key=lambda grids: (_distance(grids[0]), -sum(len(grid.runs) for grid in grids)))
-    if len(families) > 1:
-        notes.append(
-            f"{data_set}: {sum(len(grids) for grids in families)} grids of different recipes; the one nearest to the "
-            "paper's recipe is used."
-        )
+    family = _nearest(data_set, by_drop_path(runs), ["top1"], notes)
     baselines = {}
     for grid in family:
         found = summarise(list(grid.values(grid.baseline, "top1").values()), 1) if grid.baseline else None
@@ -93,6 +103,29 @@ def _drop_path(grid: Grid) -> str:
     return grid.identity.get(DROP_PATH, "none")
 
 
+def _nearest(what: str, families: Sequence[list[Grid]], metrics: Sequence[str], notes: list[str]) -> list[Grid]:
+    """Grids with something to compare first, then those nearest to the paper's recipe, then those of the most runs."""
+
+    def is_comparison(grid: Grid) -> bool:
+        scored = [[row for row in grid.rows if grid.values(row, metric)] for metric in metrics]
+        return any(grid.baseline in rows and len(rows) > 1 for rows in scored)
+
+    def rank(grids: list[Grid]) -> tuple[bool, int, int]:
+        return not any(map(is_comparison, grids)), _distance(grids[0]), -sum(len(grid.runs) for grid in grids)
+
+    ordered = sorted(families, key=rank)
+    if len(ordered) > 1:
+        left = "; ".join(
+            f"{family[0].title} ({sum(len(grid.runs) for grid in family)} runs)" for family in ordered[1:4]
+        )
+        more = f"; and {len(ordered) - 4} more" if len(ordered) > 4 else ""
+        notes.append(
+            f"{what}: runs of {len(ordered)} recipes; of those with a baseline and another row the one nearest to the "
+            f"paper's is used. Not used: {left}{more}."
+        )
+    return ordered[0]
+
+
 def _distance(grid: Grid) -> int:
     found = recipe_differences(grid.runs[0])
     return 10_000 if found is None else len(found)
@@ -101,7 +134,7 @@ def _distance(grid: Grid) -> int:
 def _table2(runs: Sequence[RunResult], ddof: int) -> Table:
     notes: list[str] = []
     own = [run for run in runs if run.objective == "chat" and run.recipe.get("stage") == "sft"]
-    grid = nearest_grid("language", own, notes)
+    grid = nearest_grid("language", own, list(paper.LANGUAGE), notes)
     sources = [Source(column_of(task), grid, task, numbers) for task, numbers in paper.LANGUAGE.items()]
     if grid is None:
         notes.append("no fine-tuned language models (`lap sft`) among the runs.")
@@ -147,7 +180,7 @@ def _components(runs: Sequence[RunResult], ddof: int) -> Table:
     metric = "spectrum.k_0.99"
     notes: list[str] = []
     own = [run for run in runs if run.objective in ("language_model", "chat") and metric in run.numbers]
-    grid = nearest_grid("k_0.99", own, notes)
+    grid = nearest_grid("k_0.99", own, [metric], notes)
     if grid is None:
         notes.append("no language model has been analysed: `lap analyze spectrum --runs PATTERN`.")
     else:
@@ -164,7 +197,7 @@ def _components(runs: Sequence[RunResult], ddof: int) -> Table:
 def _table3(runs: Sequence[RunResult], ddof: int) -> Table:
     notes: list[str] = []
     own = [run for run in runs if run.objective == "self_supervised" and data_set_of(run) == "ImageNet"]
-    grid = nearest_grid("self-supervised", own, notes)
+    grid = nearest_grid("self-supervised", own, list(paper.SELF_SUPERVISED), notes)
     if grid is None:
         notes.append("no self-supervised runs on ImageNet.")
     else:
@@ -177,12 +210,10 @@ def _table3(runs: Sequence[RunResult], ddof: int) -> Table:
     return _table("Table 3: linear probes of self-supervised ViT-S", sources, ddof, notes)
 
 
-def nearest_grid(what: str, runs: Sequence[RunResult], notes: list[str]) -> Grid | None:
-    """Of several recipes the one nearest to the paper's, then the one with the most runs."""
+def nearest_grid(what: str, runs: Sequence[RunResult], metrics: Sequence[str], notes: list[str]) -> Grid | None:
+    """Of several recipes the one nearest to the paper's, among those with something to compare in these measures."""
     grids = group(runs, [HEADS], [])
-    if len(grids) > 1:
-        notes.append(f"{what}: {len(grids)} grids of different recipes; the one nearest to the paper's recipe is used.")
-    return min(grids, key=lambda grid: (_distance(grid), -len(grid.runs))) if grids else None
+    return _nearest(what, [[grid] for grid in grids], metrics, notes)[0] if grids else None
 
 
 def _differences(what: str, grid: Grid) -> list[str]:

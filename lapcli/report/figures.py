@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from lapcli.report import paper
 from lapcli.report.collect import RunResult
 from lapcli.report.compare import DROP_PATH, by_drop_path
-from lapcli.report.grouping import DATA, Grid, differences, in_words
+from lapcli.report.grouping import Grid, told_apart
 from lapcli.report.paper import data_set_of
 from lapcli.report.statistics import summarise
 from lapcli.report.tables import LABELS, column_of
@@ -103,10 +103,8 @@ def _titles(families: Sequence[Sequence[Grid]]) -> list[str]:
     for family, title in zip(families, plain, strict=True):
         same = [other[0] for other, name in zip(families, plain, strict=True) if name == title]
         place = next(number for number, grid in enumerate(same) if grid is family[0])
-        differing = [key for key in differences(same) if key not in (DATA, DROP_PATH)]
-        told = [f"{key} {in_words(same[place].identity.get(key))}" for key in differing]
-        more = f" and {len(told) - 2} more" if len(told) > 2 else ""
-        titles.append("; ".join([title, *told[:2]]) + more)
+        told = told_apart(same, [DROP_PATH], 2)[place]
+        titles.append(f"{title}; {told}" if told else title)
     return titles
 
 

@@ -4,6 +4,7 @@ Runs that agree but for rows and seeds are one grid, and get one table. A run th
 another grid, and the differing keys are printed: nothing that was trained otherwise is ever averaged in.
 """
 
+import hashlib
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -123,6 +124,8 @@ def identity_of(run: RunResult, rows: Sequence[str] = (HEADS,)) -> dict[str, str
         # Of conversations the order is a part of the identity, and with it the seed.
         if run.objective != "chat" and run.info.get("data_sha256"):
             run.identity[DATA] = json.dumps(str(run.info["data_sha256"])[:16])
+        if run.is_search:
+            run.identity["(search)"] = "true"
     return {key: value for key, value in run.identity.items() if key not in rows}
 
 
@@ -187,24 +190,58 @@ def _kind(grid: Grid) -> tuple[str, str]:
     run = grid.runs[0]
     stage = f", {run.recipe['stage']}" if run.recipe.get("stage") else ""
     data = (run.recipe.get("data") or {}).get("train") or run.info.get("data") or ""
-    return run.objective.replace("_", " ") + stage, str(data)
+    search = ", search" if run.is_search else ""
+    return run.objective.replace("_", " ") + stage + search, str(data)
 
 
 def _name(grids: Sequence[Grid]) -> None:
-    """Objective and data, and of what differs the keys that tell the grids apart."""
+    """Objective and data, and the keys that tell the grids apart: no two grids share a title."""
     for own in alike(grids):
-        differing = {key: values for key, values in differences(own).items() if key != DATA}
-        for number, grid in enumerate(own):
-            shown = [f"{key} {in_words(values[number])}" for key, values in differing.items()]
-            more = f" and {len(shown) - 3} more keys" if len(shown) > 3 else ""
-            parts = [*_kind(grid), ", ".join(shown[:3]) + more]
-            grid.title = " · ".join(part for part in parts if part)
+        for grid, told in zip(own, told_apart(own), strict=True):
+            grid.title = " · ".join(part for part in (*_kind(grid), told) if part)
+
+
+def told_apart(grids: Sequence[Grid], left_out: Sequence[str] = (), most: int = 3) -> list[str]:
+    """What differs, in words, no two alike: the data if it does, the first keys, and as many more as that takes."""
+    differing = {key: values for key, values in differences(grids).items() if key not in left_out}
+    words = {key: [f"{key_in_words(key)} {in_words(value)}" for value in differing[key]] for key in differing}
+    keys = [key for key in differing if key != DATA]
+    shown = [*keys[:most], *([DATA] if DATA in differing else [])]
+    for key in keys[most:]:
+        texts = [tuple(words[known][number] for known in shown) for number in range(len(grids))]
+        if len(set(texts)) == len(grids):
+            break
+        alike_still = [number for number, text in enumerate(texts) if texts.count(text) > 1]
+        if len({words[key][number] for number in alike_still}) > 1:
+            shown.append(key)
+    more = len(differing) - len(shown)
+    rest = f" and {more} more key{'s' if more > 1 else ''}" if more else ""
+    return [", ".join(words[key][number] for key in shown) + rest for number in range(len(grids))]
+
+
+def key_in_words(key: str) -> str:
+    return "data sha256" if key == DATA else key
 
 
 def in_words(value: str | None) -> str:
-    """A value of an identity, not too long."""
-    text = "none" if value is None else value.strip('"')
-    return text if len(text) <= 40 else text[:37] + "..."
+    """A value of an identity, without the quotes of JSON where it is clear, and not too long.
+
+    Two values that differ never read the same.
+    """
+    if value is None:
+        return "none"
+    text = json.loads(value)
+    if not isinstance(text, str) or not text.isprintable() or text in ("", "none") or _is_json(text):
+        text = value
+    return text if len(text) <= 40 else f"{text[:30]}...{hashlib.sha256(text.encode()).hexdigest()[:6]}"
+
+
+def _is_json(text: str) -> bool:
+    try:
+        json.loads(text)
+    except ValueError:
+        return False
+    return True
 
 
 def _newer(one: RunResult, other: RunResult) -> tuple[RunResult, RunResult]:

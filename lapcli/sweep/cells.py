@@ -3,13 +3,13 @@
 A cell is an ordinary run, trained by `lap train` with its own name, and the commands that follow it.
 """
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from lapcli.recipe import BaseRecipe, RecipeError, load_recipe, recipe_hash, recipe_to_dict
+from lapcli.recipe import BaseRecipe, RecipeError, recipe_hash, recipe_loader, recipe_to_dict
 from lapcli.recipe.reading import Problem, in_reading_order, quoted
 from lapcli.recipe.sweep import LoadedSweep
 from lapcli.runtime.errors import UsageError
@@ -43,6 +43,7 @@ class Cell:
 class SearchSpec:
     over: Over
     set: Mapping[str, Any]
+    keep: Mapping[str, Any]
     by: str
     best: str
 
@@ -61,15 +62,55 @@ class Grid:
     folder: Path = Path()
     place: Callable[..., str] = lambda *keys: "--over"  # where a key stands: ("over", key), ("then", 0)
 
-    def cells(self, chosen: Mapping[str, Any] | None = None) -> list[Cell]:
-        """The grid, with what a search chose; values that are the recipe's own anyway do not change the names."""
-        extra = _changes(self, chosen or {})
-        return _load(self, self.over, {**self.set, **(chosen or {})}, extra, ("over",), is_search=False)
+    def cells(
+        self, chosen: Mapping[str, Any] | None = None, only: Callable[[str], bool] = lambda name: True
+    ) -> list[Cell]:
+        """The grid, with what a search chose; values that are the recipe's own anyway do not change the names.
+
+        `only` picks cells by their names.
+        """
+        values = {**self._kept(), **(chosen or {})}
+        places = {key: self.place("set", key) for key in self.set} | {
+            **{key: self.place("search", "keep", key) for key in self._kept()},
+            **{key: self.place("search", "over", key) for key in chosen or {}},
+            **{key: self.place("over", key) for key in self.over},
+        }
+        return _load(self, self.prefix, self.over, {**self.set, **values}, _changes(self, values), places, only=only)
 
     def search_cells(self) -> list[Cell]:
-        if self.search is None:
+        search = self.search
+        if search is None:
             return []
-        return _load(self, self.search.over, {**self.set, **self.search.set}, {}, ("search", "over"), is_search=True)
+        places = {key: self.place("set", key) for key in self.set}
+        for name, keys in (("keep", search.keep), ("set", search.set), ("over", search.over)):
+            places |= {key: self.place("search", name, key) for key in keys}
+        set_ = {**self.set, **self._kept(), **search.set}
+        return _load(self, f"{self.prefix}-search", search.over, set_, {}, places, is_search=True)
+
+    def choices(self) -> list[dict[str, Any]]:
+        """Every choice that the search can make; none without a search."""
+        return [] if self.search is None else combinations(self.search.over)
+
+    def possible_cells(self) -> Iterator[tuple[dict[str, Any], list[Cell] | RecipeError]]:
+        """Every choice of the search with the cells that it leads to, or with what is wrong with them.
+
+        Of the seeds only the first is there: no other key of a recipe depends on it.
+        """
+        fewer = replace(self, over={key: v[:1] if key == "seed" else v for key, v in self.over.items()})
+        for choice in self.choices():
+            try:
+                yield choice, fewer.cells(choice)
+            except RecipeError as error:
+                yield choice, error
+
+    def _kept(self) -> dict[str, Any]:
+        """What the grid keeps of its search; `--set` comes before it."""
+        given = {text.partition("=")[0].strip() for text in self.options}
+        return {key: value for key, value in (self.search.keep if self.search else {}).items() if key not in given}
+
+    @cached_property
+    def load(self) -> Callable[[Sequence[str], int | None], Any]:
+        return recipe_loader(self.recipe)
 
 
 @dataclass(frozen=True)
@@ -80,7 +121,7 @@ class Sweep:
     report_place: str = ""
 
     def check(self) -> None:
-        """Raises RecipeError with every problem of every cell; nothing was started."""
+        """Raises RecipeError with every problem of every cell that can come; nothing was started."""
         problems: list[Problem] = []
         seen: dict[str, Cell] = {}
         source = self.name
@@ -93,15 +134,40 @@ class Sweep:
                     continue
                 problems += check_then(grid.then, cells, grid.place)
                 problems += _check_search(grid, cells)
-                for cell in cells:
-                    other = seen.setdefault(cell.name, cell)
-                    if other is not cell and other.recipe_sha256 != cell.recipe_sha256:
-                        message = f"two cells would both be the run {cell.name}; keep one, or give it another `name`"
-                        problems.append(Problem(grid.place("name"), "name", message))
+                problems += _check_names(grid, cells, seen)
+        for grid in self.grids:
+            problems += _check_choices(grid, seen, problems)
         has_stages = any(text.startswith("sft") for grid in self.grids for text in grid.then)
         problems += check_report(self.reports, [] if has_stages else list(seen.values()), self.report_place)
         if problems:
             raise RecipeError(source, in_reading_order(problems, source))
+
+
+def _check_names(grid: Grid, cells: Sequence[Cell], seen: dict[str, Cell]) -> list[Problem]:
+    """Two cells of one name are one cell, or a mistake; `seen` gets the new ones."""
+    problems = []
+    for cell in cells:
+        other = seen.setdefault(cell.name, cell)
+        if other is not cell and other.recipe_sha256 != cell.recipe_sha256:
+            message = f"two cells would both be the run {cell.name}; keep one, or give it another `name`"
+            problems.append(Problem(grid.place("name"), "name", message))
+    return problems
+
+
+def _check_choices(grid: Grid, seen: Mapping[str, Cell], known: Sequence[Problem]) -> list[Problem]:
+    """What is wrong with the cells that a choice of the search leads to, beside what is known already."""
+    found: dict[Problem, list[Mapping[str, Any]]] = {}
+    for choice, cells in grid.possible_cells():
+        wrong = cells.problems if isinstance(cells, RecipeError) else _check_names(grid, cells, dict(seen))
+        for problem in wrong:
+            if problem not in known:
+                found.setdefault(problem, []).append(choice)
+    problems = []
+    for problem, choices in found.items():
+        words = " ".join(f"{key}={value}" for key, value in choices[0].items())
+        more = f" or {len(choices) - 1} others" if len(choices) > 1 else ""
+        problems.append(replace(problem, message=f"{problem.message}, if the search chooses {words}{more}"))
+    return problems
 
 
 #: What the last validation of a run tells, by its objective.
@@ -159,7 +225,7 @@ def sweep_from_file(loaded: LoadedSweep, options: Sequence[str], name: str | Non
                 set=group.set,
                 options=tuple(options),
                 then=tuple(group.commands()),
-                search=SearchSpec(spec.over, spec.set, spec.by, spec.best) if spec and search else None,
+                search=SearchSpec(spec.over, spec.set, spec.keep, spec.by, spec.best) if spec and search else None,
                 folder=loaded.path.parent,
                 place=lambda *keys, number=number: loaded.place("cells", number, *keys),
             )
@@ -179,7 +245,7 @@ def _changes(grid: Grid, chosen: Mapping[str, Any]) -> dict[str, Any]:
     """What of a choice differs from the grid's own recipe, and so belongs into the names."""
     if not chosen:
         return {}
-    own = load_recipe(grid.recipe, [*(override(k, v) for k, v in grid.set.items()), *grid.options])
+    own = grid.load([*(override(k, v) for k, v in grid.set.items()), *grid.options], None)
     values = recipe_to_dict(own)
     return {key: value for key, value in chosen.items() if _value(values, key) != value}
 
@@ -191,17 +257,27 @@ def _value(values: Any, key: str) -> Any:
 
 
 def _load(
-    grid: Grid, over: Over, set_: Mapping[str, Any], named: Mapping[str, Any], where: tuple[str, ...], is_search: bool
+    grid: Grid,
+    prefix: str,
+    over: Over,
+    set_: Mapping[str, Any],
+    named: Mapping[str, Any],
+    places: Mapping[str, str],
+    *,
+    is_search: bool = False,
+    only: Callable[[str], bool] = lambda name: True,
 ) -> list[Cell]:
+    """`named`: what stands in the names beside the values of `over`; `places`: where each key was written."""
     cells = []
     problems: list[Problem] = []
-    places = {key: grid.place("set", key) for key in set_} | {key: grid.place(*where, key) for key in over}
-    prefix = f"{grid.prefix}-search" if is_search else grid.prefix
     for values in combinations(over):
+        name = cell_name(prefix, {**named, **values})
+        if not only(name):
+            continue
         overrides = (*(override(k, v) for k, v in set_.items()), *grid.options)
         overrides = (*overrides, *(override(key, value) for key, value in values.items()))
         try:
-            recipe = load_recipe(grid.recipe, overrides)
+            recipe = grid.load(overrides, None)
         except RecipeError as error:
             found = [_at_its_place(problem, places) for problem in error.problems]
             problems += [problem for problem in found if problem not in problems]
@@ -209,7 +285,6 @@ def _load(
         if not isinstance(recipe, BaseRecipe):
             message = "has stages, which follow a run: put it into `then`, as sft RECIPE"
             raise RecipeError(str(grid.recipe), [Problem(str(grid.recipe), "stages", message)])
-        name = cell_name(prefix, {**named, **values})
         then = () if is_search else tuple(filled(text, name, recipe.seed, grid.folder) for text in grid.then)
         cells.append(Cell(name, grid.recipe, overrides, values, recipe, then, is_search))
     if problems:

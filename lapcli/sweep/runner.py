@@ -22,7 +22,7 @@ from lapcli.sweep import then as follow
 from lapcli.sweep.cells import Cell, Grid, Sweep
 from lapcli.sweep.search import Choice, choose, is_tried
 from lapcli.sweep.slots import Slot
-from lapcli.sweep.state import commands_left, log_of, note_done, progress, take
+from lapcli.sweep.state import commands_left, log_of, note_done, note_search, progress, take
 
 _POLL = 0.2  # seconds
 
@@ -153,6 +153,8 @@ class Runner:
         if self._commands(track.cell):
             return False
         track.state = "finished" if progress(track.cell, self.runs_dir).is_trained else "diverged"
+        if track.cell.is_search:
+            note_search(track.cell, self.runs_dir)
         return True
 
     def _decide(self) -> None:
@@ -236,6 +238,7 @@ class Runner:
         first = reason.splitlines()[0] if reason else ""
         self.tell(f"{track.cell.name}: {state}" + (f": {first}" if first else f" after {track.seconds:.0f} s"))
         if track.cell.is_search:
+            note_search(track.cell, self.runs_dir)
             self._decide()
 
     def _ask_to_stop(self, wait: bool = True) -> None:

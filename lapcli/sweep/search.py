@@ -81,3 +81,17 @@ def known_cells(sweep: Sweep, runs_dir: Path, only: str | None = None) -> list[t
     if not wanted:
         raise UsageError(f"no cell is called {only}; --dry-run lists them")
     return wanted
+
+
+def startable_cells(sweep: Sweep, runs_dir: Path, only: str | None = None) -> list[Cell]:
+    """The cells that can be started now, and of those that a search may lead to the ones whose names are taken.
+
+    For a check before the first start: after the search it would be too late.
+    """
+    found = {cell.name: cell for cell, waits in known_cells(sweep, runs_dir, only) if not waits}
+    taken = lambda name: (only is None or fnmatchcase(name, only)) and (runs_dir / name).exists()  # noqa: E731
+    for grid in sweep.grids:
+        if grid.search is not None and choose(grid.search_cells(), grid.search, runs_dir) is None:
+            for choice in grid.choices():
+                found |= {cell.name: cell for cell in grid.cells(choice, taken)}
+    return list(found.values())

@@ -1,7 +1,8 @@
 """What has become of a cell, read from its run directory: nothing about a sweep is kept anywhere else.
 
 `runs/.sweeps/NAME.lock` is held while somebody works on the cell, `NAME.log` is what its commands said;
-`runs/NAME/sweep.json` lists the commands that followed its training, with the weights that they saw.
+`runs/NAME/sweep.json` lists the commands that followed its training, with the weights that they saw, and says of a run
+of a search that it is one.
 """
 
 import json
@@ -10,12 +11,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
-from lapcli.runs import changes, has_nothing, read_run
+from lapcli.runs import SWEEP, changes, has_nothing, read_run
 from lapcli.runtime.errors import UsageError
 from lapcli.runtime.files import Lock, lock_file, write_json
 from lapcli.sweep.cells import Cell
 
-WORK, DONE = ".sweeps", "sweep.json"
+WORK = ".sweeps"
 _SHOWN = 8  # of the cells in a message
 _TAIL = 8192  # bytes of a metrics file that surely hold its last lines
 
@@ -62,13 +63,20 @@ def last_validation(cell: Cell, runs_dir: Path) -> dict[str, float]:
 def commands_left(cell: Cell, runs_dir: Path) -> list[str]:
     """Those of `then` that were not done yet with the weights that the run has now."""
     weights = progress(cell, runs_dir).weights_sha256
-    done = _read(runs_dir / cell.name / DONE)
+    done = _read(runs_dir / cell.name / SWEEP)
     return [text for text in cell.then if done.get(text) != weights or weights is None]
 
 
 def note_done(cell: Cell, runs_dir: Path, command: str) -> None:
-    path = runs_dir / cell.name / DONE
+    path = runs_dir / cell.name / SWEEP
     write_json(path, {**_read(path), command: progress(cell, runs_dir).weights_sha256})
+
+
+def note_search(cell: Cell, runs_dir: Path) -> None:
+    """Marks a run that only decided what others are trained with: reports do not take it for a result."""
+    path = runs_dir / cell.name / SWEEP
+    if path.parent.is_dir() and not (known := _read(path)).get("search"):
+        write_json(path, {**known, "search": True})
 
 
 def log_of(cell: Cell, runs_dir: Path) -> Path:

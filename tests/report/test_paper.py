@@ -183,6 +183,62 @@ def test_table3_ties_are_both_best(collected):
     assert by_row["6 Laplacians"][1].summary.std is None
 
 
+def write_search(runs, *, mark):
+    """What `recipes/sweeps/imagenet.yaml` leaves: a search that chose another rate and decay, and a grid with them."""
+    keep = "schedule.start_lr=3e-6"
+    for rate, decay, value in (("3e-3", "0.02", 0.805), ("4e-3", "0.05", 0.81)):
+        name = f"vitb_imagenet-search-lr{rate}-weight_decay{decay}"
+        change = [f"optimizer.lr={rate}", f"optimizer.weight_decay={decay}", keep, "data.validation=0.01"]
+        write_run(runs, name, "vitb_imagenet", change=change, scores={"top1": value})
+        if mark == "mark":
+            (runs / name / "sweep.json").write_text('{"search": true}')
+        elif mark == "log":  # of version 0.1
+            (runs / ".sweeps").mkdir(exist_ok=True)
+            (runs / ".sweeps" / f"{name}.log").write_text("")
+    for heads, value in ((0, 0.79), (3, 0.80)):
+        for rate in ("0.3", "0.4"):
+            change = ["optimizer.lr=4e-3", "optimizer.weight_decay=0.05", keep, f"model.drop_path={rate}"]
+            scores = {"top1": value + (rate == "0.4") / 100}
+            write_run(runs, f"grid-{heads}L-{rate}", "vitb_imagenet", heads=heads, change=change, scores=scores)
+
+
+@pytest.mark.parametrize("mark", ["mark", "log", "neither"])
+def test_a_run_of_a_search_is_no_result(tmp_path, capsys, mark):
+    """Of which the paper's own rate and decay are two, so that it is nearer to the paper's recipe than the grid is."""
+    write_search(tmp_path, mark=mark)
+    runs = collect([], tmp_path).runs
+    (table,) = paper_tables("table1", runs)
+    shown = {row.label: row.cells[2].summary for row in table.rows if row.cells[2].summary}
+    assert {row: round(100 * summary.mean, 6) for row, summary in shown.items()} == {
+        "Baseline": 80.0,
+        "3 Laplacians": 81.0,
+    }
+    said = " ".join(table.notes)
+    assert "ImageNet: drop path 0.4" in said
+    assert "optimizer.lr 0.004 (paper: 0.003)" in said
+    assert "schedule.start_lr 3e-06 (paper: 0.001)" in said
+    assert not [v for v in judge_all(runs) if v.status != "not run"]
+    code, out, err = run_main(capsys, "report", "--runs-dir", str(tmp_path), "--paper", "table1")
+    assert code == 0
+    assert "80.50" not in out
+    if mark == "neither":  # then what it was measured on tells
+        assert "ImageNet: 2 runs were measured on training images held out (data.validation)" in said
+    else:
+        assert "2 runs of a search are no results and are not shown" in err
+
+
+def test_a_grid_with_something_to_compare_comes_before_one_run_of_the_papers_recipe(tmp_path):
+    write_run(tmp_path, "alone", "vitb_cifar100", heads=0, scores={"top1": 0.5})
+    for heads in (0, 6):
+        write_run(
+            tmp_path, f"r{heads}", "vitb_cifar100", heads=heads, change=["optimizer.lr=1e-3"], scores={"top1": 0.7}
+        )
+    (table,) = paper_tables("table1", collect([], tmp_path).runs)
+    assert [row.cells[1].summary.mean for row in table.rows if row.cells[1].summary] == [0.7, 0.7]
+    (said,) = [note for note in table.notes if "Not used" in note]
+    assert "optimizer.lr 0.0003 (1 runs)" in said
+
+
 def test_ours_minus_paper(capsys, tmp_path):
     write_run(tmp_path, "a", "vitb_cifar10", heads=0, scores={"top1": 0.96})
     code, out, err = run_main(capsys, "report", "--runs-dir", str(tmp_path), "--paper", "table1")

@@ -12,6 +12,10 @@ import pytest
 from report_support import weights_of, write_analysis, write_evaluation, write_run
 from support import ROOT, run_main
 
+from lapcli.report.collect import collect
+from lapcli.report.figures import draw_all
+from lapcli.report.grouping import HEADS, group
+
 TOP1 = {0: (0.80, 0.82, 0.84), 2: (0.85, 0.86, 0.87), 4: (0.90, 0.90, 0.93)}
 
 
@@ -124,6 +128,38 @@ def test_other_data_is_not_averaged_either(capsys, runs):
     info = json.loads((path / "run.json").read_text())
     (path / "run.json").write_text(json.dumps({**info, "data_sha256": "0" * 64}))
     assert len(told(capsys, runs)) == 2
+
+
+def test_tables_that_differ_in_data_and_in_a_key_name_both(capsys, runs):
+    """Two data sets at one path, each with two rates."""
+    for name, heads, rate, data in (("x", 0, "1e-3", "a"), ("y", 0, "1e-3", "b"), ("z", 0, "2e-3", "b")):
+        path = write_run(runs, name, heads=heads, change=[f"optimizer.lr={rate}"], scores={"top1": 0.5})
+        info = json.loads((path / "run.json").read_text())
+        (path / "run.json").write_text(json.dumps({**info, "data_sha256": data * 64}))
+    titles = [table["title"] for table in told(capsys, runs)]
+    assert len(set(titles)) == len(titles) == 4
+    assert sum("optimizer.lr 0.001, data sha256 aaaaaaaaaaaaaaaa" in title for title in titles) == 1
+    assert sum("optimizer.lr 0.001, data sha256 bbbbbbbbbbbbbbbb" in title for title in titles) == 1
+    assert sum("optimizer.lr 0.002, data sha256 bbbbbbbbbbbbbbbb" in title for title in titles) == 1
+    _, _, err = report(capsys, runs)
+    assert re.search(r"differ in data sha256: \w+, a{16}, b{16}; optimizer.lr: 0.002, 0.001", err)
+
+
+def test_no_two_tables_share_a_title(capsys, tmp_path):
+    """Whatever tells them apart: a fourth key, the end of a long value, or nothing but the data."""
+    first = ["optimizer.lr=1e-3", "optimizer.weight_decay=0.1", "train.batch=64", "train.micro_batch=64"]
+    write_run(tmp_path, "a", change=first)
+    write_run(tmp_path, "b", change=[*first, "schedule.final_lr=1e-5"])
+    write_run(tmp_path, "c")
+    path = write_run(tmp_path, "d")
+    info = json.loads((path / "run.json").read_text())
+    (path / "run.json").write_text(json.dumps({**info, "data_sha256": "0" * 64}))
+    for name in ("e", "f"):
+        write_run(tmp_path, name, "quickstart", change=[f"validation.prompts=[{json.dumps('long ' * 20 + name)}]"])
+    titles = [table["title"] for table in told(capsys, tmp_path)]
+    assert len(set(titles)) == len(titles) == 6
+    drawn = [drawing.title for drawing in draw_all(group(collect([], tmp_path).runs, [HEADS], []))]
+    assert len(set(drawn)) == 6
 
 
 def test_a_run_that_was_stopped_before_it_read_its_data_is_a_gap_of_its_grid(capsys, runs):

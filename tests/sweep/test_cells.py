@@ -4,8 +4,9 @@ import pytest
 from support import ROOT, run_main
 from sweep_support import train_cells, write_recipe
 
-from lapcli.recipe import RecipeError
+from lapcli.recipe import RecipeError, recipe_to_dict
 from lapcli.recipe.sweep import load_sweep
+from lapcli.report.grouping import flatten
 from lapcli.runtime.errors import UsageError
 from lapcli.sweep.cells import VALIDATED, sweep_from_file, sweep_from_options
 from lapcli.sweep.search import known_cells
@@ -88,6 +89,11 @@ reports: --format html
         ("over: {seed: [1]}\nreport: --rows nosuchkey", "s.yaml:4  report: --rows: no recipe of these runs has a key"),
         ("over: {seed: [1]}\nreport: --rows seed", "s.yaml:4  report: --rows: tables are over seeds"),
         ("over: {seed: [1]}\nreport: --paper table1 --format html", "s.yaml:4  report: the html page has all three"),
+        (
+            "search: {over: {optimizer.lr: [0.1]}, keep: {seed: 1}, by: validation_loss, best: lowest}\n"
+            "    over: {seed: [1]}",
+            "s.yaml:3  cells[0].search: seed stands in keep and in another over or set too; leave one",
+        ),
         (
             "search: {over: {optimizer.lr: [0.1]}, by: validation_los, best: lowest}",
             's.yaml:3  search.by: no validation tells "validation_los"; there are validation_loss',
@@ -231,6 +237,73 @@ def test_a_search_decides_what_the_grid_is_trained_with(folder, capsys):
     told = json.loads(out)
     assert [cell["state"] for cell in told["cells"]] == ["finished"] * 5
     assert told["chosen"] == {"tiny-search-lr0.05": {"optimizer.lr": 0.05}}
+    # The runs of the search are marked, and reports take them for no results.
+    code, out, err = run_main(capsys, "report", "--columns", "validation_loss", "--format", "json")
+    assert code == 0, err
+    (table,) = json.loads(out)
+    assert [(row["row"], row["cells"]["validation_loss"]["n"]) for row in table["rows"]] == [("4", 2)]
+    assert "3 runs of a search are no results and are not shown" in err
+    code, out, err = run_main(capsys, "report", "tiny-search-lr0.05", "--format", "json")
+    (table,) = json.loads(out)
+    assert table["title"].startswith("language model, search · ")
+
+
+CHOICES = """\
+cells:
+  - recipe: tiny.yaml
+    set: {schedule.warmup: 0.4}
+    search:
+      over: {schedule.warmdown: [0.1, 0.7, 0.8], optimizer.lr: [0.01, 0.02]}
+      set: {schedule.warmup: 0.0}
+      by: validation_loss
+      best: lowest
+    over: {model.laplacian_heads: [0, 4], seed: [0, 1]}
+"""
+
+
+def test_a_choice_that_leads_to_a_refused_cell_is_refused_before_the_search(folder):
+    """The recipe's own values are fine and so are those of the search, but not every grid that it can lead to."""
+    first, second = problems(folder, CHOICES)
+    assert "warmup 0.4 and warmdown 0.7 are more than the whole run" in first
+    assert first.endswith("if the search chooses schedule.warmdown=0.7 optimizer.lr=0.01 or 1 others")
+    assert "warmdown 0.8" in second
+    read(folder / "s.yaml", CHOICES.replace(", 0.7, 0.8", ""))
+
+
+def test_what_the_search_keeps_is_in_the_grid_that_follows_it_and_nowhere_else(folder):
+    text = CHOICES.replace("    set: {schedule.warmup: 0.4}\n", "").replace("      set:", "      keep:")
+    sweep = read(folder / "s.yaml", text.replace("0.0}", "0.1}"))
+    (grid,) = sweep.grids
+    chosen = grid.cells({"schedule.warmdown": 0.8, "optimizer.lr": 0.02})
+    assert {cell.loaded.schedule.warmup for cell in (*grid.search_cells(), *grid.cells(), *chosen)} == {0.1}
+    assert chosen[0].name == "tiny-warmup0.1-warmdown0.8-0L-seed0"  # not the run that --no-search would train
+    (plain,) = read(folder / "s.yaml", text.replace("0.0}", "0.1}"), search=False).grids
+    assert {cell.loaded.schedule.warmup for cell in plain.cells()} == {0.0}
+    (given,) = read(folder / "s.yaml", text.replace("0.0}", "0.1}"), "schedule.warmup=0.05").grids
+    assert {cell.loaded.schedule.warmup for cell in (*given.search_cells(), *given.cells())} == {0.05}
+    assert given.cells()[0].name == "tiny-0L-seed0"
+
+
+def test_a_name_that_a_choice_leads_to_and_that_is_taken_is_refused_before_the_search(folder, capsys):
+    """Found after it, that would have cost the whole search."""
+    runs = folder / "runs"
+    text = SEARCH.replace("LRS", "0.01, 0.05")
+    over = {"optimizer.lr": [0.05], HEADS: [4], "seed": [1]}
+    train_cells(sweep_from_options(folder / "tiny.yaml", over, [], ["train.steps=3"]).grids[0].cells(), runs)
+    assert (runs / "tiny-lr0.05-4L-seed1").is_dir()
+    (folder / "s.yaml").write_text(text)
+    code, out, err = run_main(capsys, "sweep", "s.yaml")
+    assert (code, out) == (2, "")
+    assert "tiny-lr0.05-4L-seed1: train.steps 3 in the run, 10 now" in err
+    assert [path.name for path in runs.iterdir()] == ["tiny-lr0.05-4L-seed1"]
+
+
+def test_two_groups_that_meet_in_a_name_by_a_choice_are_refused(folder):
+    other = "  - {recipe: tiny.yaml, set: {train.steps: 3}, over: {optimizer.lr: [0.05], model.laplacian_heads: [4]}}\n"
+    text = SEARCH.replace("LRS", "0.01, 0.05").replace(", seed: [0, 1]", "")
+    (line,) = problems(folder, text + other)
+    assert "two cells would both be the run tiny-lr0.05-4L" in line
+    assert line.endswith("if the search chooses optimizer.lr=0.05")
 
 
 def test_a_choice_that_is_the_recipes_own_shares_its_runs_with_no_search(folder):
@@ -283,6 +356,30 @@ def test_the_shipped_sweeps(name, search, grid, tmp_path):
         assert 0 < cell.loaded.data.validation < 1  # of the training images: the test images decide nothing
     sweep_without_reports = type(sweep)(sweep.name, sweep.grids)
     sweep_without_reports.check()
+
+
+@pytest.mark.parametrize("name", ["cifar10", "cifar100", "imagenet"])
+def test_the_grid_is_trained_as_it_was_searched(name):
+    """Whatever is chosen, a cell differs from the best run of the search in what only the one or the other may have."""
+    loaded = load_sweep(ROOT / f"recipes/sweeps/{name}.yaml")
+    (grid,) = sweep_from_file(loaded, []).grids
+    allowed = {*grid.search.set, *grid.over}
+    choices = grid.choices()
+    assert len(choices) == 15
+    for choice, searched in zip(choices, grid.search_cells(), strict=True):
+        assert dict(searched.values) == choice
+        own = dict(flatten(recipe_to_dict(searched.loaded)))
+        first = grid.cells(choice, lambda name: name.endswith("-0L-drop_path0.1-seed0"))
+        assert len(first) == 1
+        found = dict(flatten(recipe_to_dict(first[0].loaded)))
+        assert {key for key in {**own, **found} if own.get(key) != found.get(key)} <= allowed
+
+
+def test_without_the_search_the_grid_on_imagenet_has_the_papers_values():
+    (grid,) = sweep_from_file(load_sweep(ROOT / "recipes/sweeps/imagenet.yaml"), [], search=False).grids
+    for cell in grid.cells():
+        assert cell.loaded.schedule.start_lr == 1e-3
+        assert (cell.loaded.optimizer.lr, cell.loaded.optimizer.weight_decay) == (3e-3, 0.02)
 
 
 def test_every_shipped_sweep_is_tested():
