@@ -41,11 +41,15 @@ class StepProgress:
         if self._bar:
             self._bar.stop()
 
-    def step(self, step: int, loss: float, lr: float, units_per_second: float, share_of_peak: float | None) -> None:
-        """`step` updates are done."""
+    def step(
+        self, step: int, loss: float, lr: float, units_per_second: float | None, share_of_peak: float | None
+    ) -> None:
+        """`step` updates are done. The first of a process has no throughput: it compiles and warms up."""
         if not self._shown:
             return
-        text = f"loss {loss:.4f}  lr {lr:.3g}  {units_per_second:,.0f} {self._unit}/s"
+        text = f"loss {loss:.4f}  lr {lr:.3g}"
+        if units_per_second is not None:
+            text += f"  {units_per_second:,.0f} {self._unit}/s"
         if share_of_peak is not None:
             text += f"  {share_of_peak:.0%} of peak"
         if self._bar:

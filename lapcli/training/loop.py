@@ -9,7 +9,6 @@ weights after 500 of them.
 
 import contextlib
 import math
-import time
 from collections.abc import Callable
 from typing import Any
 
@@ -27,7 +26,7 @@ from lapcli.runtime.ranks import World
 from lapcli.runtime.signals import StopRequest, stop_on_signal
 from lapcli.runtime.step_progress import StepProgress
 from lapcli.training import checkpoint
-from lapcli.training.metrics import MetricsLog
+from lapcli.training.metrics import MetricsLog, StepClock, without_times
 from lapcli.training.optimizers import Optimizers
 
 
@@ -52,6 +51,7 @@ class Loop:
     def train(self) -> None:
         """Returns when all steps are done, saved and validated; raises Interrupted if a signal came first."""
         self._resume()
+        self.clock = StepClock(self.world.device)
         first, steps = self.step, self.objective.steps
         with (
             stop_on_signal(self._stopping) as stop,
@@ -62,10 +62,11 @@ class Loop:
                 line = self._update(self.step)
                 self.step += 1
                 stopping = self.world.any(bool(stop))
+                line |= self.clock.end_step(self.objective.units_per_step, self.objective.unit)
                 if self.world.is_main:
                     self.metrics.append(line)
-                    share = None if self.peak is None else self._achieved(line) / self.peak
-                    progress.step(self.step, line["loss"], line["lr"], line[f"{self.objective.unit}_per_second"], share)
+                    throughput = line.get(f"{self.objective.unit}_per_second")
+                    progress.step(self.step, line["loss"], line["lr"], throughput, self._share_of_peak(throughput))
                 if stopping or self.step == steps or _is_due(self.step, self.checkpoint_every):
                     self._save()
                 if stopping and self.step < steps:
@@ -74,7 +75,6 @@ class Loop:
 
     def _update(self, step: int) -> dict[str, Any]:
         """One optimizer step; returns its line of the metrics."""
-        started = time.perf_counter()
         accumulation = self.objective.batches.accumulation
         multiplier = self.objective.learning_rate_multiplier(step)
         self.optimizers.set_learning_rates(multiplier)
@@ -100,15 +100,12 @@ class Loop:
         self.optimizers.step()
         self.optimizers.zero_grad()
         self.objective.after_step(step)
-        watched = self._watch(step)
-        seconds = time.perf_counter() - started
         return {
             "step": step + 1,
             "loss": mean_loss,
             "lr": self.optimizers.groups[0].lr * multiplier,
             "gradient_norm": gradient_norm,
-            f"{self.objective.unit}_per_second": self.objective.units_per_step / seconds,
-            **watched,
+            **self._watch(step),
         }
 
     def _clip(self) -> float:
@@ -147,10 +144,12 @@ class Loop:
 
         if self.objective.best_metric and self.step and self.saved_step != self.step:
             self._save()  # the best weights can only be kept if they were saved
-        values = self.objective.validate(is_interrupted)
+        with self.clock.between_steps("validating"):
+            values = self.objective.validate(is_interrupted)
         self.validated[self.step] = values
+        times = self.clock.since_last_line()
         if self.world.is_main:
-            self.metrics.append({"step": self.step, **values})
+            self.metrics.append({"step": self.step, **values, **times})
             short = {
                 k.removeprefix("validation_"): v for k, v in values.items() if not k.startswith("smoothing_cosine")
             }
@@ -165,6 +164,10 @@ class Loop:
         return max(sorted(values), key=lambda step: values[step]) if values else None
 
     def _save(self) -> None:
+        with self.clock.between_steps("saving"):
+            self._save_together()
+
+    def _save_together(self) -> None:
         """Rank 0 writes; the others wait, so that none of them runs ahead of a save that fails."""
         failure: str | None = None
         if self.world.is_main:
@@ -205,7 +208,8 @@ class Loop:
         kept: object = self.metrics.keep_until(self.step) if self.world.is_main else None
         for line in self.world.from_main(kept):  # type: ignore[attr-defined]
             if "loss" not in line:
-                self.validated[line["step"]] = {name: value for name, value in line.items() if name != "step"}
+                values = without_times(line)
+                self.validated[values.pop("step")] = values
         self.world.barrier()
 
     def _parallel(self) -> nn.Module:
@@ -223,9 +227,10 @@ class Loop:
             return self.module.no_sync()
         return contextlib.nullcontext()
 
-    def _achieved(self, line: dict[str, Any]) -> float:
-        per_unit = self.objective.flops_per_step / self.objective.units_per_step
-        return float(line[f"{self.objective.unit}_per_second"]) * per_unit
+    def _share_of_peak(self, throughput: float | None) -> float | None:
+        if self.peak is None or throughput is None:
+            return None
+        return throughput * self.objective.flops_per_step / self.objective.units_per_step / self.peak
 
     def _interrupted(self, stop: StopRequest) -> Interrupted:
         return Interrupted(

@@ -10,7 +10,7 @@ from dino_support import dino_recipe
 from safetensors.torch import load_file
 from support import die_at, die_in_update, exit_code, start_child
 
-from lapcli.training.metrics import read_metrics
+from lapcli.training.metrics import read_metrics, without_times
 
 
 def outcome(runs):
@@ -18,7 +18,7 @@ def outcome(runs):
     lines = read_metrics(runs / "run" / "metrics.jsonl")
     return (
         {name: load_file(folder / f"{name}.safetensors") for name in ("model", "optimizer")},
-        [{key: value for key, value in line.items() if key != "images_per_second"} for line in lines],
+        [without_times(line) for line in lines],
     )
 
 

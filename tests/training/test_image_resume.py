@@ -15,7 +15,7 @@ from support import die_at, die_in_update, exit_code, run_main, start_child, tra
 
 from lapcli.runtime.errors import DataError
 from lapcli.training import checkpoint
-from lapcli.training.metrics import read_metrics
+from lapcli.training.metrics import read_metrics, without_times
 
 STEPS = 10
 OPTIMIZERS = {
@@ -48,7 +48,7 @@ def assert_same_bits(a, b):
 
 def numbers(runs):
     lines = read_metrics(runs / "run" / "metrics.jsonl")
-    return [{key: value for key, value in line.items() if key != "images_per_second"} for line in lines]
+    return [without_times(line) for line in lines]
 
 
 @pytest.fixture(scope="module", params=["lamb", "adamw"])

@@ -1,4 +1,12 @@
-from lapcli.training.metrics import MetricsLog, read_metrics
+import json
+
+from support import tiny_recipe, train_here, write_text
+
+from lapcli.objectives.language_model import LanguageModel
+from lapcli.runtime.ranks import World
+from lapcli.training import checkpoint
+from lapcli.training.metrics import MetricsLog, StepClock, read_metrics, without_times
+from lapcli.training.optimizers import Optimizers
 
 
 def test_a_torn_last_line_and_later_steps_are_dropped(tmp_path):
@@ -17,3 +25,69 @@ def test_a_torn_last_line_and_later_steps_are_dropped(tmp_path):
 def test_no_file_is_no_metrics(tmp_path):
     assert MetricsLog(tmp_path / "metrics.jsonl").keep_until(10) == []
     assert not (tmp_path / "metrics.jsonl").exists()
+
+
+class VirtualGPU:
+    """A clock that moves by what the host does and waits for; kernels are queued, and run when somebody waits."""
+
+    def __init__(self) -> None:
+        self.now = self.queued = 0.0
+
+    def wait(self) -> None:
+        self.now, self.queued = self.now + self.queued, 0.0
+
+    def host(self, seconds: float) -> None:
+        self.wait()
+        self.now += seconds
+
+    def queue(self, seconds: float) -> None:
+        self.queued += seconds
+
+
+def test_times_add_up_to_the_wall_time(tmp_path, monkeypatch):
+    """Ten steps of two micro-batches: each 2 (1 of reading + 2 of computing) and an update of 4, that nobody waits for
+    until the ranks ask each other whether to stop. Compiling takes 10,000, a validation 100, a save 1,000."""
+    gpu = VirtualGPU()
+    calls = iter([10_000.0])
+
+    def timed(owner, name, take):
+        inner = getattr(owner, name)
+
+        def call(*arguments, **options):
+            take()
+            return inner(*arguments, **options)
+
+        monkeypatch.setattr(owner, name, call)
+
+    timed(LanguageModel, "batch", lambda: setattr(gpu, "now", gpu.now + 1))
+    timed(LanguageModel, "loss", lambda: gpu.queue(2 + next(calls, 0)))
+    timed(Optimizers, "step", lambda: gpu.queue(4))
+    timed(World, "sum", gpu.wait)  # a number that all ranks add up is waited for
+    timed(LanguageModel, "validate", lambda: gpu.host(100))
+    timed(checkpoint, "save", lambda: gpu.host(1000))
+    monkeypatch.setattr(StepClock, "now", lambda self: gpu.now)
+    monkeypatch.setattr(StepClock, "_finish_work", lambda self: gpu.wait())
+
+    run = train_here(tiny_recipe(write_text(tmp_path / "text.txt")), tmp_path / "runs")
+    lines = read_metrics(run.metrics)
+    steps = [line for line in lines if "loss" in line]
+    assert [line["step"] for line in steps] == list(range(1, 11))
+    assert steps[0]["seconds_first_step"] == 10_010
+    assert not {"seconds", "tokens_per_second"} & steps[0].keys()
+    assert [line["seconds"] for line in steps[1:]] == [10] * 9
+    assert [line["tokens_per_second"] for line in steps[1:]] == [8 * 32 / 10] * 9
+    # Saved after steps 3, 6, 9 and 10, validated at 0, 4, 8 and 10; the line after says so.
+    assert [line["step"] for line in lines if line.get("seconds_saving") == 1000] == [4, 7, 10, 10]
+    assert [line["step"] for line in lines if line.get("seconds_validating") == 100] == [0, 4, 8, 10]
+    logged = sum(value for line in lines for name, value in line.items() if name.startswith("seconds"))
+    assert logged == gpu.now == 10_010 + 9 * 10 + 4 * 100 + 4 * 1000
+
+
+def test_times_do_not_enter_the_summary(tmp_path):
+    """What a run reports is the same whether or not it was interrupted."""
+    run = train_here(tiny_recipe(write_text(tmp_path / "text.txt"), train={"steps": 1}), tmp_path / "runs")
+    summary = json.loads((run.path / "summary.json").read_text())
+    assert set(summary["end"]) == {"validation_loss", "validation_bits_per_byte"}
+    last = read_metrics(run.metrics)[-1]
+    assert {"seconds_validating", "seconds_saving"} < last.keys()
+    assert without_times(last) == {"step": 1, **summary["end"]}

@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import load_file
 from support import LOG, die_at, die_in_update, exit_code, start_child, tiny_recipe, write_text
 
-from lapcli.training.metrics import read_metrics
+from lapcli.training.metrics import read_metrics, without_times
 
 STEPS = 10
 # The moments of a save at which a kill could leave something half done.
@@ -51,7 +51,7 @@ def assert_same_bits(a, b):
 def numbers(runs):
     """Losses, rates and validations by step: all of the metrics that do not depend on the clock."""
     lines = read_metrics(runs / "run" / "metrics.jsonl")
-    return [{key: value for key, value in line.items() if key != "tokens_per_second"} for line in lines]
+    return [without_times(line) for line in lines]
 
 
 @pytest.fixture(scope="module")

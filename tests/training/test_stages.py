@@ -25,7 +25,7 @@ from support import (
 from lapcli.recipe import recipe_from_dict, recipe_to_dict, recipe_to_yaml
 from lapcli.recipe.chat import stage_recipe
 from lapcli.runtime.errors import DataError, UsageError
-from lapcli.training.metrics import read_metrics
+from lapcli.training.metrics import read_metrics, without_times
 from lapcli.training.stages import start_of, train_stages
 
 torch.set_num_threads(1)
@@ -61,7 +61,7 @@ def left(runs):
     folder = runs / "run" / "checkpoints" / "step-000006"
     tensors = {name: load_file(folder / f"{name}.safetensors") for name in ("model", "optimizer")}
     lines = read_metrics(runs / "run" / "metrics.jsonl")
-    return tensors, [{k: v for k, v in line.items() if not k.endswith("_per_second")} for line in lines]
+    return tensors, [without_times(line) for line in lines]
 
 
 @pytest.mark.parametrize("stage", ["midtrain", "sft"])
