@@ -92,4 +92,4 @@ def _said_by_rank_0(error: LapError) -> bool:
     """Ranks refuse and stop together; one of them says so."""
     import os
 
-    return os.environ.get("RANK", "0") != "0" and isinstance(error, UsageError | Interrupted)
+    return os.environ.get("RANK", "0") != "0" and (error.is_echo or isinstance(error, UsageError | Interrupted))

@@ -1,6 +1,9 @@
 """The processes of one run: who we are, on which device, and the few collectives the loop needs."""
 
 import os
+import platform
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
 
@@ -8,7 +11,7 @@ import torch
 import torch.distributed as dist
 
 from lapcli.runtime.devices import use_whole_float32
-from lapcli.runtime.errors import UsageError
+from lapcli.runtime.errors import DataError, ExitCode, Interrupted, LapError, UsageError
 
 TIMEOUT = timedelta(minutes=30)
 
@@ -47,6 +50,40 @@ class World:
         box = [value]
         dist.broadcast_object_list(box, src=0)
         return box[0]
+
+    def from_all(self, value: object) -> list[object]:
+        """What each rank has, in their order, on every rank (plain values only)."""
+        if self.size == 1:
+            return [value]
+        found: list[object] = [None] * self.size
+        dist.all_gather_object(found, value)
+        return found
+
+    @contextmanager
+    def together(self) -> Iterator[None]:
+        """Where one rank fails, all of them fail, with its message: none is left waiting for it.
+
+        For work without collectives of its own: a rank that fails would skip them.
+        """
+        error: Exception | None = None
+        try:
+            yield
+        except Interrupted:  # ends at once: the signal goes to all ranks
+            raise
+        except Exception as caught:
+            error = caught
+        mine = None
+        if error is not None:
+            code = error.exit_code if isinstance(error, LapError) else ExitCode.FAILED
+            mine = f"rank {self.rank} on {platform.node()}: {error or type(error).__name__}", int(code)
+        said = [found for found in self.from_all(mine) if isinstance(found, tuple)]
+        if error is not None:
+            raise error
+        if said:
+            message, code = said[0]
+            echo = DataError(message) if code == ExitCode.USAGE else LapError(message)
+            echo.is_echo = True
+            raise echo
 
 
 def inside_torchrun() -> bool:

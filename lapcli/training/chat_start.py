@@ -35,7 +35,6 @@ def build_chat(recipe: ChatStageRecipe, world: World, run: Run) -> tuple[Chat, d
         data = prepare_chat(recipe, tokenizer, progress)
     if world.is_main and not own.is_file():
         tokenizer.save(own)
-    world.barrier()
     facts = {
         "started_from": {"run": recipe.start.run, "weights_sha256": recipe.start.weights_sha256},
         "data": data.description,

@@ -13,14 +13,18 @@ import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import load_file, save_file
+from safetensors import SafetensorError
+from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from lapcli.runtime.errors import DataError, LapError
+from lapcli.runtime.errors import DataError, Diverged, LapError
 from lapcli.runtime.files import flush_to_disk, sha256_of_file, write_json
+from lapcli.training.tensors import check_tensors, first_not_finite, read_tensors
+
+if TYPE_CHECKING:
+    from lapcli.training.optimizers import Optimizers
 
 MODEL, OPTIMIZER, STATE = "model.safetensors", "optimizer.safetensors", "state.json"
 _NAME = re.compile(r"step-(\d{6,})")
@@ -39,6 +43,7 @@ class Checkpoint:
     def read(cls, path: Path) -> "Checkpoint":
         """One in which `find_damage` found none."""
         state = json.loads((path / STATE).read_text(encoding="utf-8"))
+        state.pop("sha256")
         return cls(path, int(state["step"]), state)
 
     @property
@@ -49,8 +54,19 @@ class Checkpoint:
     def weights_sha256(self) -> str:
         return str(self.state["files"][MODEL])
 
-    def optimizer_state(self) -> dict[str, Tensor]:
-        return dict(load_file(self.path / OPTIMIZER))
+    @property
+    def sha256(self) -> str:
+        """Of everything: the state holds the hashes of the other files."""
+        return _digest(self.state)
+
+    def load(self, model: nn.Module, optimizers: "Optimizers", laplacian_heads: str) -> list[str]:
+        """Loads weights and optimizer state; returns the names of the tensors that were converted to another float."""
+        converted = load_weights(self.weights, model, laplacian_heads)
+        path = self.path / OPTIMIZER
+        _, state = read_tensors(path)
+        if not state and self.step == 0:  # a run that was interrupted before its first update
+            return converted
+        return converted + optimizers.load_state(state, path)
 
 
 def reached(point: str) -> None:
@@ -67,7 +83,12 @@ def save(
     keep: int,
     best: int | None = None,
 ) -> Checkpoint:
-    """Writes a checkpoint, then removes all but the newest `keep` and the one of step `best`."""
+    """Writes a checkpoint, then removes all but the newest `keep` and the one of step `best`.
+
+    Tensors that are not finite are not saved: they could not be loaded again, and a good checkpoint would have gone.
+    """
+    if broken := first_not_finite(model) or first_not_finite(optimizer):
+        raise Diverged(f"{broken} is not finite after step {step}, which was not saved; {_last_good(folder)}")
     final = folder / f"step-{step:06d}"
     temporary = folder / f".writing-step-{step:06d}"
     try:
@@ -95,13 +116,17 @@ def save(
         reached("after rename")
     except (OSError, SafetensorError) as error:
         shutil.rmtree(temporary, ignore_errors=True)  # gives a full disk its space back
-        last = steps_in(folder)
-        kept = f"the last good checkpoint is {folder / f'step-{last[-1]:06d}'}" if last else "there is no earlier one"
         raise LapError(
-            f"could not save step {step} in {folder} ({error}); {kept}. Make room, then run the same command to go on."
+            f"could not save step {step} in {folder} ({error}); {_last_good(folder)}. "
+            "Make room, then run the same command to resume."
         ) from error
     prune(folder, keep, best)
     return Checkpoint(final, step, content)
+
+
+def _last_good(folder: Path) -> str:
+    steps = steps_in(folder)
+    return f"the last good checkpoint is {folder / f'step-{steps[-1]:06d}'}" if steps else "there is no checkpoint yet"
 
 
 def prune(folder: Path, keep: int, best: int | None = None) -> None:
@@ -137,8 +162,22 @@ def read(path: Path) -> Checkpoint:
     """One checkpoint that has to be whole."""
     if damage := find_damage(path):
         raise DataError(f"damaged checkpoint: {damage}; choose another one (--checkpoint) or get its files again")
-    state = json.loads((path / STATE).read_text(encoding="utf-8"))
-    return Checkpoint(path, int(state["step"]), state)
+    return Checkpoint.read(path)
+
+
+def chosen_by_rank_0(folder: Path, step: int, sha256: str) -> Checkpoint:
+    """The checkpoint that rank 0 resumes from, as this rank sees it; folders of machines may differ."""
+    path = folder / f"step-{step:06d}"
+    differs = find_damage(path)
+    if differs is None:
+        found = Checkpoint.read(path)
+        if found.sha256 == sha256:
+            return found
+        differs = f"{path} holds other files than rank 0's (sha256 {found.sha256[:16]} here, {sha256[:16]} there)"
+    raise DataError(
+        f"cannot resume from step {step}, which rank 0 chose: {differs}; all machines need the same --runs-dir on a "
+        "shared file system, and a file system that lags needs a moment: run the same command again"
+    )
 
 
 def find_damage(path: Path) -> str | None:
@@ -148,8 +187,11 @@ def find_damage(path: Path) -> str | None:
         if state.pop("sha256") != _digest(state):
             return f"{path / STATE} is not what was saved (its sha256 differs)"
         files = {name: str(state["files"][name]) for name in (MODEL, OPTIMIZER)}
+        step = int(state["step"])
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return f"{path / STATE} is missing or not readable"
+    if path.name != f"step-{step:06d}":
+        return f"{path} holds the files of step {step}"
     for name, digest in files.items():
         if not (path / name).is_file():
             return f"{path / name} is missing"
@@ -164,29 +206,29 @@ def steps_in(folder: Path) -> list[int]:
     return sorted(int(match[1]) for p in folder.iterdir() if (match := _NAME.fullmatch(p.name)))
 
 
-def load_weights(path: Path, model: nn.Module, laplacian_heads: str) -> None:
-    """Loads weights whose head plan is the model's: with another one the shapes would match, wrongly."""
-    try:
-        with safe_open(path, framework="pt") as file:
-            metadata = file.metadata() or {}
-        tensors = load_file(path)
-    except (OSError, SafetensorError) as error:
-        raise DataError(f"{path} is not a readable safetensors file ({error})") from None
+def load_weights(path: Path, model: nn.Module, laplacian_heads: str) -> list[str]:
+    """Loads weights whose head plan is the model's: with another one the shapes would match, wrongly.
+
+    Returns the names of the weights that were converted to another float.
+    """
+    metadata, tensors = read_tensors(path)
     saved = metadata.get("laplacian_heads")
     if saved != laplacian_heads:
         raise DataError(
             f"{path} was trained with laplacian_heads {saved or '(not said in its metadata)'}, "
             f"the model here has {laplacian_heads}; build it with the same number"
         )
-    missing, unexpected = model.load_state_dict(tensors, strict=False)
-    if unexpected and not missing and all(_LAYER_SCALE.search(name) for name in unexpected):
+    expected = model.state_dict()
+    unknown = [name for name in tensors if name not in expected]
+    if unknown and expected.keys() <= tensors.keys() and all(_LAYER_SCALE.search(name) for name in unknown):
         raise DataError(
-            f"{path} has LayerScale ({unexpected[0]}) although its recipe says model.layer_scale: null: version 0.1 "
+            f"{path} has LayerScale ({unknown[0]}) although its recipe says model.layer_scale: null: version 0.1 "
             "trained such recipes with a LayerScale of 1e-6; train the run again with --fresh, "
             "or with --name and --set model.layer_scale=1e-6 for the model that version 0.1 trained"
         )
-    if missing or unexpected:
-        raise DataError(f"{path} does not fit the model: missing {missing[:3]}, unknown {unexpected[:3]}")
+    converted = check_tensors(path, tensors, expected)
+    model.load_state_dict(tensors)
+    return converted
 
 
 def remove_unfinished(folder: Path) -> None:

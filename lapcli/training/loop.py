@@ -169,42 +169,37 @@ class Loop:
 
     def _save_together(self) -> None:
         """Rank 0 writes; the others wait, so that none of them runs ahead of a save that fails."""
-        failure: str | None = None
-        if self.world.is_main:
-            try:
-                self.saved = checkpoint.save(
-                    self.run.checkpoints,
-                    self.step,
-                    self.objective.model.state_dict(),
-                    self.optimizers.state(),
-                    {**self.objective.weights_metadata(), "recipe_sha256": self.run.info["recipe_sha256"]},
-                    {"world_size": self.world.size, "threads": torch.get_num_threads(), "seed": self.seed},
-                    self.keep,
-                    self.best_step(),
-                )
-                self.run.update(step=self.step, weights_sha256=self.saved.weights_sha256)
-            except (LapError, OSError) as error:
-                failure = str(error)
-        failure = str(self.world.from_main(failure or ""))
-        if failure:
-            raise LapError(failure)
+        with self.world.together():
+            if self.world.is_main:
+                self._write()
         self.saved_step = self.step
 
+    def _write(self) -> None:
+        try:
+            self.saved = checkpoint.save(
+                self.run.checkpoints,
+                self.step,
+                self.objective.model.state_dict(),
+                self.optimizers.state(),
+                {**self.objective.weights_metadata(), "recipe_sha256": self.run.info["recipe_sha256"]},
+                {"world_size": self.world.size, "threads": torch.get_num_threads(), "seed": self.seed},
+                self.keep,
+                self.best_step(),
+            )
+            self.run.update(step=self.step, weights_sha256=self.saved.weights_sha256)
+        except OSError as error:
+            raise LapError(str(error)) from error
+
     def _resume(self) -> None:
-        """Every rank loads the same newest whole checkpoint; the metrics beyond it are dropped."""
+        """Rank 0 chooses the newest whole checkpoint and all ranks load that one; the metrics beyond it are dropped."""
         warn = self._warn if self.world.is_main else _ignore
-        self.saved = checkpoint.newest(self.run.checkpoints, warn)
-        if self.saved is not None:
-            plan = self.objective.weights_metadata()["laplacian_heads"]
-            checkpoint.load_weights(self.saved.weights, self.objective.model, plan)
-            self.optimizers.load_state(self.saved.optimizer_state())
-            self.step = self.saved_step = self.saved.step
-            for key, now in (("world_size", self.world.size), ("threads", torch.get_num_threads())):
-                before = self.saved.state.get(key, now)
-                if before != now:
-                    warn(f"{key} was {before} and is {now}: the same batches, but not the same rounding")
-            if self.world.is_main:
-                self.console.print(f"going on from {self.saved.path} of {self.objective.steps} steps", highlight=False)
+        with self.world.together():
+            self.saved = checkpoint.newest(self.run.checkpoints, warn) if self.world.is_main else None
+        chosen = self.world.from_main(self.saved and (self.saved.step, self.saved.sha256))
+        with self.world.together():
+            if isinstance(chosen, tuple):
+                self.saved = self.saved or checkpoint.chosen_by_rank_0(self.run.checkpoints, *chosen)
+                self._load(self.saved, warn)
         kept: object = self.metrics.keep_until(self.step) if self.world.is_main else None
         for line in self.world.from_main(kept):  # type: ignore[attr-defined]
             if "loss" not in line:
@@ -212,14 +207,33 @@ class Loop:
                 self.validated[values.pop("step")] = values
         self.world.barrier()
 
+    def _load(self, saved: checkpoint.Checkpoint, warn: Callable[[str], None]) -> None:
+        plan = self.objective.weights_metadata()["laplacian_heads"]
+        converted = saved.load(self.objective.model, self.optimizers, plan)
+        self.step = self.saved_step = saved.step
+        if converted:
+            warn(f"{converted[0]} and {len(converted) - 1} more were saved in another precision: not the same rounding")
+        for key, now in (("world_size", self.world.size), ("threads", torch.get_num_threads())):
+            before = saved.state.get(key, now)
+            if before != now:
+                warn(f"{key} was {before} and is {now}: the same batches, but not the same rounding")
+        if self.world.is_main:
+            self.console.print(f"going on from {saved.path} of {self.objective.steps} steps", highlight=False)
+
     def _parallel(self) -> nn.Module:
         module = _LossModule(self.objective)
         if self.world.size == 1:
             return module
         devices = [self.world.device.index] if self.world.device.type == "cuda" else None
-        return DistributedDataParallel(
+        parallel = DistributedDataParallel(
             module, device_ids=devices, forward_sync_buffers=False, gradient_as_bucket_view=True
         )
+        # DDP lays out its buckets anew after its first backward, and with three processes or more the layout decides in
+        # which order gradients are added up. A backward of zeros moves that before the first step, so that a resumed
+        # run adds up as the uninterrupted one does.
+        parallel(None).backward()
+        self.optimizers.zero_grad()
+        return parallel
 
     def _without_averaging(self) -> contextlib.AbstractContextManager[None]:
         """Gradients are averaged over the ranks once a step, with the last micro-batch."""
@@ -262,6 +276,9 @@ class _LossModule(nn.Module):
         self._loss: Callable[[Any], Tensor] = objective.loss
 
     def forward(self, batch: Any) -> Tensor:
+        """The loss of a batch; of none, a zero that all parameters have a part in."""
+        if batch is None:
+            return torch.stack([0.0 * p.sum().float() for p in self.parameters() if p.requires_grad]).sum()
         return self._loss(batch)
 
 

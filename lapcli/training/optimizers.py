@@ -1,14 +1,19 @@
 """The optimizers of an objective's parameter groups, with a state that is plain named tensors."""
 
 from collections.abc import Mapping
+from pathlib import Path
 
 import torch
 from torch import Tensor
 
 from lapcli.objectives.objective import ParameterGroup
 from lapcli.runtime.devices import uses_bf16
-from lapcli.runtime.errors import LapError
 from lapcli.training.muon import Muon
+from lapcli.training.tensors import check_tensors
+
+#: What each optimizer keeps for a parameter: tensors of its shape and dtype, but for the count of steps.
+STEP = "step"
+STATE = {"muon": ("momentum",), "adamw": (STEP, "exp_avg", "exp_avg_sq"), "lamb": (STEP, "exp_avg", "exp_avg_sq")}
 
 
 class Optimizers:
@@ -68,33 +73,45 @@ class Optimizers:
             optimizer.zero_grad(set_to_none=True)
 
     def state(self) -> dict[str, Tensor]:
-        """`<state>/<parameter>`: the same whatever the number of ranks, and nothing but tensors."""
+        """`<state>/<parameter>`: the same whatever the number of ranks, and nothing but tensors.
+
+        A parameter that had no gradient yet has the zeros that its optimizer would begin with.
+        """
         named: dict[str, Tensor] = {}
         for group, (optimizer, inner) in zip(self.groups, self._inner, strict=True):
             for name, p in group.parameters.items():
+                state = dict(optimizer.state[p])
                 if group.kind == "lamb":  # counts its steps once for a whole group
-                    named[f"step/{name}"] = torch.tensor(float(inner.get("step", 0.0)))
-                for key, value in optimizer.state[p].items():
+                    state[STEP] = float(inner.get(STEP, 0.0))
+                for key in STATE[group.kind]:
+                    value = state.get(key, 0.0 if key == STEP else None)
+                    value = torch.zeros_like(p) if value is None else value
                     named[f"{key}/{name}"] = value if isinstance(value, Tensor) else torch.tensor(float(value))
         return named
 
     @torch.no_grad()
-    def load_state(self, named: Mapping[str, Tensor]) -> None:
-        by_parameter: dict[str, dict[str, Tensor]] = {}
-        for full, value in named.items():
-            key, _, name = full.partition("/")
-            by_parameter.setdefault(name, {})[key] = value
+    def load_state(self, named: Mapping[str, Tensor], source: Path) -> list[str]:
+        """Checks and takes over what `state` gave; returns the names of what was converted to another float."""
+        expected: dict[str, Tensor] = {}
+        count = torch.empty((), dtype=torch.float32, device="meta")
+        for group in self.groups:
+            for name, p in group.parameters.items():
+                for key in STATE[group.kind]:
+                    expected[f"{key}/{name}"] = count if key == STEP else p
+        converted = check_tensors(source, named, expected)
         for group, (optimizer, inner) in zip(self.groups, self._inner, strict=True):
             for name, p in group.parameters.items():
-                saved = by_parameter.pop(name, {})
-                if group.kind == "lamb":
-                    inner["step"] = saved.pop("step", torch.zeros(())).cpu()
-                for key, value in saved.items():
-                    # AdamW's step counter lives on the CPU unless it is fused on CUDA; moments beside their weights.
-                    device = p.device if value.ndim or p.device.type == "cuda" else torch.device("cpu")
-                    optimizer.state[p][key] = value.to(device)
-        if by_parameter:
-            raise LapError(f"the optimizer state names parameters the model has not: {sorted(by_parameter)[:3]}")
+                for key in STATE[group.kind]:
+                    # A copy, for the tensor may be the pages of a file that will be removed.
+                    value = named[f"{key}/{name}"]
+                    if key != STEP:
+                        optimizer.state[p][key] = value.to(p.device, p.dtype, copy=True)
+                    elif group.kind == "lamb":
+                        inner[STEP] = value.clone()
+                    else:  # lives on the CPU unless AdamW is fused on CUDA
+                        device = p.device if p.device.type == "cuda" else torch.device("cpu")
+                        optimizer.state[p][key] = value.to(device, copy=True)
+        return converted
 
 
 def _build(group: ParameterGroup) -> torch.optim.Optimizer:

@@ -17,7 +17,7 @@ from lapcli.recipe.schema import BaseRecipe, LanguageModelRecipe
 from lapcli.recipe.self_supervised import SelfSupervisedRecipe
 from lapcli.recipe.vision import ClassificationRecipe
 from lapcli.runs import Run, open_run, read_run, write_summary
-from lapcli.runtime.errors import DataError, Diverged, Interrupted, LapError, UsageError
+from lapcli.runtime.errors import DataError, Diverged, Interrupted, UsageError
 from lapcli.runtime.machine import usable_cores
 from lapcli.runtime.progress import shown_progress
 from lapcli.runtime.ranks import World, join_world, leave_world
@@ -52,9 +52,9 @@ def _train(recipe: BaseRecipe, run: Run, world: World, console: Console) -> None
     _set_threads(recipe, run, world)
     report = run.update if world.is_main else _nothing
     try:
-        with stop_before_the_first_step():
+        with stop_before_the_first_step(), world.together():
             objective, facts = _build(recipe, world, run)
-        _refuse_other_data(run, facts)
+            _refuse_other_data(run, facts)
         notes = facts.pop("notes", [])
         report(
             status="running",
@@ -77,9 +77,9 @@ def _train(recipe: BaseRecipe, run: Run, world: World, console: Console) -> None
                 console.print(note, highlight=False, markup=False)
         loop = Loop(objective, recipe, run, world, console)
         loop.train()
-        if world.is_main:
-            _finish(run, loop)
-        world.barrier()
+        with world.together():
+            if world.is_main:
+                _finish(run, loop)
     except (Interrupted, KeyboardInterrupt):  # the latter before the first step, where there is nothing to save
         report(status="interrupted")
         raise
@@ -156,21 +156,20 @@ def _finish(run: Run, loop: Loop) -> None:
 
 
 def _open_together(world: World, runs_dir: Path, name: str, recipe: BaseRecipe, fresh: bool) -> Run:
-    """Rank 0 makes or opens the run and holds its lock; what it refuses, every rank refuses."""
+    """Rank 0 makes or opens the run and holds its lock; what one rank refuses, every rank refuses."""
     run: Run | None = None
-    refusal: tuple[str, bool] | None = None
-    if world.is_main:
-        try:
-            run = open_run(runs_dir, name, recipe, fresh)
-            if not run.is_finished:
-                run.lock()
-        except LapError as error:
-            refusal = str(error), isinstance(error, UsageError)
-    shared = world.from_main(refusal)
-    if isinstance(shared, tuple):
-        message, is_usage = shared
-        raise UsageError(message) if is_usage else LapError(message)
-    return run if run is not None else read_run(runs_dir / name)
+    try:
+        with world.together():
+            if world.is_main:
+                run = open_run(runs_dir, name, recipe, fresh)
+                if not run.is_finished:
+                    run.lock()
+        with world.together():
+            return run if run is not None else read_run(runs_dir / name)
+    except BaseException:
+        if run is not None:
+            run.unlock()
+        raise
 
 
 def _set_threads(recipe: BaseRecipe, run: Run, world: World) -> None:

@@ -12,11 +12,10 @@ from xml.etree import ElementTree
 
 import numpy as np
 import pytest
-import torch
 from analysis_support import self_supervised_recipe
 from image_support import image_recipe, picture
 from PIL import Image
-from support import run_main, tiny_chat_recipe, tiny_recipe, train_here, write_text
+from support import edit_checkpoint, run_main, tiny_chat_recipe, tiny_recipe, train_here, write_text
 
 from lapcli.analysis.analyze import analyze
 from lapcli.analysis.catalogue import CATALOGUE, CLASSIFIED, IMAGES, LANGUAGE, fitting
@@ -212,22 +211,14 @@ def test_wrong_usage_is_one_message(arguments, named, runs, capsys):
     assert out == ""
 
 
-def test_weights_that_are_not_finite(runs, capsys, tmp_path):
-    from safetensors.torch import load_file, save_file
-
-    from lapcli.runtime.files import sha256_of_file
-    from lapcli.training import checkpoint
-
+def test_tokens_that_are_not_finite(runs, capsys, tmp_path):
     broken = tmp_path / "broken"
     shutil.copytree(runs / "vit_0L", broken)
-    place = broken / "checkpoints" / "step-000002"
-    weights = load_file(place / "model.safetensors")
-    weights["blocks.1.mlp.fc2.bias"][0] = torch.inf
-    save_file(weights, place / "model.safetensors", metadata={"format": "pt", "laplacian_heads": "0"})
-    state = json.loads((place / "state.json").read_text())
-    state.pop("sha256")
-    state["files"]["model.safetensors"] = sha256_of_file(place / "model.safetensors")
-    (place / "state.json").write_text(json.dumps({**state, "sha256": checkpoint._digest(state)}))
+
+    def too_large(weights):
+        weights["blocks.1.mlp.fc2.weight"].fill_(3e38)  # finite itself
+
+    edit_checkpoint(broken / "checkpoints" / "step-000002", "model.safetensors", too_large)
     code, _, err = run_main(capsys, "analyze", "all", "--run", str(broken), "--limit", "4")
     assert code == 1
     assert "layer 1 of broken" in err

@@ -43,13 +43,19 @@ def test_weights_that_do_not_fit_are_refused(weights, tmp_path):
     save_file({**state, "extra.weight": torch.zeros(2)}, tmp_path / "more.safetensors")
     save_file(state, tmp_path / "turned.safetensors", metadata={"laplacian_heads": "[0, 1]"})
     save_file(timm.create_model("vit_small_patch16_224").state_dict(), tmp_path / "other.safetensors")
+    save_file({**state, "blocks.1.attn.proj.bias": torch.ones(192, dtype=torch.int8)}, tmp_path / "eighths.safetensors")
+    broken = {**state, "blocks.2.mlp.fc1.weight": state["blocks.2.mlp.fc1.weight"].clone()}
+    broken["blocks.2.mlp.fc1.weight"][5, 7] = torch.nan
+    save_file(broken, tmp_path / "broken.safetensors")
     (tmp_path / "junk.safetensors").write_bytes(b"junk")
     (tmp_path / "junk.pth").write_bytes(b"junk")
     for file, message in (
-        ("less.safetensors", "lacks blocks.3"),
-        ("more.safetensors", "has no extra.weight"),
+        ("less.safetensors", r"blocks.3.norm1.weight \(and 11 more\) is missing from it"),
+        ("more.safetensors", "extra.weight is not a tensor of the model"),
         ("turned.safetensors", r"trained with laplacian_heads \[0, 1\], a stock ViT has none; use --run"),
-        ("other.safetensors", "cannot be loaded into VisionTransformer"),
+        ("other.safetensors", "cls_token has shape 1 x 1 x 384 and the model's has 1 x 1 x 192"),
+        ("eighths.safetensors", "blocks.1.attn.proj.bias is int8, not float32 or bfloat16 or float16"),
+        ("broken.safetensors", "blocks.2.mlp.fc1.weight has values that are not finite"),
         ("junk.safetensors", "not a readable safetensors file"),
         ("junk.pth", "cannot be loaded"),
     ):

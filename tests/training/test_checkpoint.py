@@ -6,8 +6,10 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import nn
 
+from lapcli.objectives.objective import ParameterGroup
 from lapcli.runtime.errors import DataError
 from lapcli.training import checkpoint
+from lapcli.training.optimizers import Optimizers
 
 
 @pytest.fixture
@@ -17,7 +19,8 @@ def model():
 
 
 def save(folder, model, step, keep=2, plan="2"):
-    optimizer = {"momentum/weight": torch.randn(3, 4), "step/bias": torch.tensor(5.0)}
+    moments = {"exp_avg/bias": torch.randn(3), "exp_avg_sq/bias": torch.rand(3)}
+    optimizer = {"momentum/weight": torch.randn(3, 4), "step/bias": torch.tensor(5.0), **moments}
     return checkpoint.save(folder, step, model.state_dict(), optimizer, {"laplacian_heads": plan}, {"seed": 1}, keep)
 
 
@@ -27,9 +30,15 @@ def test_what_was_saved_comes_back(model, tmp_path):
     found = checkpoint.newest(tmp_path, pytest.fail)
     assert (found.step, found.state["seed"]) == (12, 1)
     other = nn.Linear(4, 3)
-    checkpoint.load_weights(found.weights, other, "2")
+    groups = [
+        ParameterGroup("matrix", "muon", 0.1, {"weight": other.weight}),
+        ParameterGroup("vector", "adamw", 0.1, {"bias": other.bias}),
+    ]
+    optimizers = Optimizers(groups)
+    assert found.load(other, optimizers, "2") == []
     assert all(torch.equal(a, b) for a, b in zip(model.parameters(), other.parameters(), strict=True))
-    assert found.optimizer_state()["step/bias"] == 5
+    assert optimizers.state()["step/bias"] == 5
+    assert found.sha256 == saved.sha256
 
 
 def test_equal_weights_make_equal_files(tmp_path):

@@ -1,6 +1,7 @@
 """LAMB through our optimizers: timm's own on all groups at once, with a state that survives a save."""
 
 import copy
+from pathlib import Path
 
 import torch
 from timm.optim.lamb import Lamb
@@ -68,7 +69,7 @@ def test_the_state_survives_a_save():
     assert state["step/weight"].item() == 3
     resumed = {name: torch.nn.Parameter(p.detach().clone()) for name, p in named.items()}
     again = ours(resumed)
-    again.load_state(state)
+    again.load_state(state, Path("optimizer.safetensors"))
     for step in range(3, 6):
         for side, who in ((named, optimizers), (resumed, again)):
             set_gradients(side, step)

@@ -1,11 +1,13 @@
 """All groups stepped together, and a state of plain named tensors that gives back the very same run."""
 
+from pathlib import Path
+
 import pytest
 import torch
 from torch import Tensor
 
 from lapcli.objectives.objective import ParameterGroup
-from lapcli.runtime.errors import LapError
+from lapcli.runtime.errors import DataError
 from lapcli.training.optimizers import Optimizers
 
 torch.set_num_threads(2)
@@ -58,7 +60,7 @@ def test_state_gives_back_the_very_same_run() -> None:
         "exp_avg_sq/embed.weight",
     }
     second = optimizers_of(halved)
-    second.load_state(state)
+    second.load_state(state, Path("optimizer.safetensors"))
     train(second, halved, range(3, 6))
     for name, p in whole.items():
         assert torch.equal(halved[name], p), name
@@ -102,5 +104,6 @@ def test_zero_grad_frees_the_gradients() -> None:
 
 def test_a_state_of_another_model_is_refused() -> None:
     optimizers = optimizers_of(parameters())
-    with pytest.raises(LapError, match=r"parameters the model has not: \['blocks.9.attn.q.weight'\]"):
-        optimizers.load_state({"momentum/blocks.9.attn.q.weight": torch.zeros(2, 2)})
+    state = {**optimizers.state(), "momentum/blocks.9.attn.q.weight": torch.zeros(2, 2)}
+    with pytest.raises(DataError, match=r"momentum/blocks\.9\.attn\.q\.weight is not a tensor of the model"):
+        optimizers.load_state(state, Path("optimizer.safetensors"))

@@ -1,0 +1,128 @@
+"""Ranks that resume: all from the checkpoint that rank 0 chose, or none; and to the bits of the uninterrupted run."""
+
+import shutil
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from support import edit_checkpoint, lap, ranks, start_lap, tiny_recipe, train_here, write_text
+
+from lapcli.recipe import recipe_to_yaml
+
+STEPS = 6
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory, shared_cache):
+    """A recipe, and the folder `runs` with a run of it that was interrupted after four of six steps."""
+    folder = tmp_path_factory.mktemp("ranks")
+    recipe = tiny_recipe(
+        write_text(folder / "text.txt"),
+        train={"steps": STEPS, "batch": 12, "micro_batch": 2},
+        validation={"every": None, "tokens": 32, "prompts": []},
+        checkpoint={"every": 2, "keep": 3},
+    )
+    (folder / "run.yaml").write_text(recipe_to_yaml(recipe))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("LAP_CACHE", str(shared_cache))
+        run = train_here(recipe, folder / "runs")
+    cut(run)
+    return folder
+
+
+def cut(run):
+    shutil.rmtree(run.checkpoints / f"step-{STEPS:06d}")
+    run.update(status="interrupted", step=STEPS - 2)
+
+
+def resumed_by_two(place, folder, shared_cache):
+    """The results of rank 0, which sees the runs in `folder/0`, and of rank 1, which sees those in `folder/1`."""
+    command = ["train", str(place / "run.yaml"), "--runs-dir"]
+    started = [
+        start_lap(*command, str(folder / str(number)), cache=shared_cache, environment=rank)
+        for number, rank in enumerate(ranks(2))
+    ]
+    return [command.result() for command in started]
+
+
+def views(place, folder):
+    """A copy of the runs for each rank; returns their folders of checkpoints."""
+    for rank in "01":
+        shutil.copytree(place / "runs", folder / rank)
+    return [folder / rank / "run" / "checkpoints" for rank in "01"]
+
+
+def remove(path):
+    shutil.rmtree(path / "step-000004")
+
+
+def damage(path):
+    (path / "step-000004" / "model.safetensors").write_bytes(b"")
+
+
+def other_weights(path):
+    edit_checkpoint(path / "step-000004", "model.safetensors", lambda tensors: tensors["head.weight"].mul_(2))
+
+
+def other_moments(path):
+    edit_checkpoint(path / "step-000004", "optimizer.safetensors", lambda state: state["exp_avg/head.weight"].zero_())
+
+
+def no_run(path):
+    shutil.rmtree(path.parent)
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (remove, "cannot resume from step 4, which rank 0 chose"),
+        (damage, "model.safetensors is not what was saved"),
+        (other_weights, "holds other files than rank 0's"),
+        (other_moments, "holds other files than rank 0's"),
+        (no_run, "is not a run directory"),
+    ],
+)
+def test_ranks_that_see_different_checkpoints_refuse(place, tmp_path, shared_cache, change, said):
+    change(views(place, tmp_path)[1])
+    first, second = resumed_by_two(place, tmp_path, shared_cache)
+    assert (first.returncode, second.returncode) == (2, 2), (first.stderr, second.stderr)
+    assert "lap: rank 1 on " in first.stderr
+    assert said in first.stderr
+    assert "Traceback" not in first.stderr + second.stderr
+    assert not (tmp_path / "0" / "run" / "checkpoints" / f"step-{STEPS:06d}").exists()
+
+
+def test_the_choice_is_rank_0s_even_where_another_rank_sees_a_newer_one(place, tmp_path, shared_cache):
+    """Ranks that each took their newest would train on with different weights."""
+    remove(views(place, tmp_path)[0])
+    for result in resumed_by_two(place, tmp_path, shared_cache):
+        assert result.returncode == 0, result.stderr
+    shutil.rmtree(tmp_path / "1")
+    shutil.copytree(place / "runs", tmp_path / "1")
+    remove(tmp_path / "1" / "run" / "checkpoints")
+    again = lap("train", str(place / "run.yaml"), "--runs-dir", str(tmp_path / "1"), cache=shared_cache, processes=2)
+    assert again.returncode == 0, again.stderr
+    one, other = (last_weights(tmp_path / rank) for rank in "01")
+    for name, tensor in one.items():
+        assert torch.equal(tensor, other[name]), name
+
+
+def last_weights(runs):
+    return load_file(runs / "run" / "checkpoints" / f"step-{STEPS:06d}" / "model.safetensors")
+
+
+def test_three_ranks_end_at_the_bits_of_the_uninterrupted_run(place, tmp_path, shared_cache):
+    """Two numbers have one sum in any order; from three on the order in which gradients are added up counts."""
+    from lapcli.runs import read_run
+
+    for name in ("whole", "cut"):
+        if name == "cut":
+            shutil.copytree(tmp_path / "whole", tmp_path / "cut")
+            cut(read_run(tmp_path / "cut" / "run"))
+        runs = ["--runs-dir", str(tmp_path / name)]
+        result = lap("train", str(place / "run.yaml"), *runs, cache=shared_cache, processes=3)
+        assert result.returncode == 0, result.stderr
+        assert ("step-000004" in result.stderr) == (name == "cut")
+    whole, again = last_weights(tmp_path / "whole"), last_weights(tmp_path / "cut")
+    for name, tensor in whole.items():
+        assert torch.equal(tensor, again[name]), name

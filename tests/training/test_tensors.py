@@ -1,0 +1,252 @@
+"""Files whose hashes are right and whose tensors are wrong: every command that loads them names the tensor, exit 2."""
+
+import io
+import shutil
+
+import pytest
+import torch
+from analysis_support import self_supervised_recipe
+from image_support import image_recipe
+from rich.console import Console
+from support import edit_checkpoint, run_main, tiny_chat_recipe, tiny_recipe, train_here, write_text
+from torch import nn
+
+from lapcli.objectives.objective import ParameterGroup
+from lapcli.recipe import recipe_to_yaml
+from lapcli.runtime.errors import DataError, Diverged
+from lapcli.training import checkpoint
+from lapcli.training.optimizers import Optimizers
+from lapcli.training.stages import train_stages
+from lapcli.training.tensors import check_tensors, first_not_finite
+
+MODEL, OPTIMIZER = "model.safetensors", "optimizer.safetensors"
+
+
+def put(name, change):
+    def edit(tensors):
+        tensors[name] = change(tensors[name])
+
+    return edit
+
+
+def with_value(value):
+    def change(tensor):
+        tensor.view(-1)[tensor.numel() // 2] = value
+        return tensor
+
+    return change
+
+
+# What was done to a tensor, and what the message says of it.
+DAMAGES = {
+    "transposed": (lambda tensor: tensor.mT.contiguous(), "has shape"),
+    "flattened": (lambda tensor: tensor.flatten(), "has shape"),
+    "one row": (lambda tensor: tensor[:1].clone(), "has shape 1 x"),
+    "no rows": (lambda tensor: tensor[:0].clone(), "has shape 0 x"),
+    "int8": (lambda tensor: tensor.to(torch.int8), "is int8"),
+    "bool": (lambda tensor: tensor.bool(), "is bool"),
+    "float64": (lambda tensor: tensor.double(), "is float64"),
+    "nan": (with_value(float("nan")), "not finite"),
+    "inf": (with_value(-float("inf")), "not finite"),
+}
+
+
+@pytest.fixture(scope="module")
+def unfinished(tmp_path_factory, shared_cache):
+    """A recipe of four steps and a run of it that has done two."""
+    folder = tmp_path_factory.mktemp("tensors")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("LAP_CACHE", str(shared_cache))
+        text = write_text(folder / "text.txt")
+        recipe = tiny_recipe(text, train={"steps": 4}, checkpoint={"every": 2}, validation={"tokens": 32})
+        run = train_here(recipe, folder / "runs")
+    shutil.rmtree(run.checkpoints / "step-000004")
+    run.update(status="interrupted", step=2)
+    return recipe, run
+
+
+def resumed(unfinished, folder, file, edit):
+    recipe, run = unfinished
+    shutil.copytree(run.path.parent, folder / "runs")
+    path = edit_checkpoint(folder / "runs" / "run" / "checkpoints" / "step-000002", file, edit)
+    with pytest.raises(DataError) as refused:
+        train_here(recipe, folder / "runs")
+    assert str(path) in str(refused.value)
+    return str(refused.value)
+
+
+def test_an_edit_that_changes_nothing_is_resumed_from(unfinished, tmp_path):
+    recipe, run = unfinished
+    shutil.copytree(run.path.parent, tmp_path / "runs")
+    for file in (MODEL, OPTIMIZER):
+        edit_checkpoint(tmp_path / "runs" / "run" / "checkpoints" / "step-000002", file, lambda tensors: None)
+    log = io.StringIO()
+    assert train_here(recipe, tmp_path / "runs", log=log).is_finished
+    assert "step-000002" in log.getvalue()
+
+
+@pytest.mark.parametrize("name", ["momentum/blocks.1.mlp.up.weight", "exp_avg_sq/embed.weight", "exp_avg/head.weight"])
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_a_moment_that_does_not_fit_is_named(unfinished, tmp_path, name, damage):
+    change, problem = DAMAGES[damage]
+    message = resumed(unfinished, tmp_path, OPTIMIZER, put(name, change))
+    assert name in message
+    assert problem in message
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_a_weight_that_does_not_fit_is_named(unfinished, tmp_path, damage):
+    change, problem = DAMAGES[damage]
+    message = resumed(unfinished, tmp_path, MODEL, put("blocks.1.mlp.up.weight", change))
+    assert "blocks.1.mlp.up.weight" in message
+    assert problem in message
+
+
+@pytest.mark.parametrize(
+    ("file", "name"),
+    [
+        (MODEL, "head.weight"),
+        (OPTIMIZER, "momentum/blocks.0.attn.q.weight"),
+        (OPTIMIZER, "exp_avg/embed.weight"),
+        (OPTIMIZER, "step/head.weight"),
+    ],
+)
+def test_a_missing_and_an_unknown_tensor_are_named(unfinished, tmp_path, file, name):
+    message = resumed(unfinished, tmp_path / "less", file, lambda tensors: tensors.pop(name))
+    assert f"{name} is missing" in message
+    message = resumed(unfinished, tmp_path / "more", file, lambda tensors: tensors.update(more=torch.zeros(2)))
+    assert "more is not a tensor of the model" in message
+
+
+def test_a_count_of_steps_is_one_finite_number(unfinished, tmp_path):
+    for number, wrong in enumerate((torch.zeros(3), torch.tensor(2), torch.tensor(float("nan")))):
+        message = resumed(unfinished, tmp_path / str(number), OPTIMIZER, put("step/embed.weight", lambda _, w=wrong: w))
+        assert "step/embed.weight" in message
+
+
+def test_a_run_may_be_resumed_in_another_float_and_says_so(unfinished, tmp_path):
+    """What was trained in bf16 on a GPU goes on in float32 where there is none: moments are converted too."""
+    recipe, run = unfinished
+    shutil.copytree(run.path.parent, tmp_path / "runs")
+    place = tmp_path / "runs" / "run" / "checkpoints" / "step-000002"
+    edit_checkpoint(place, MODEL, put("embed.weight", torch.Tensor.bfloat16))
+    for moment in ("exp_avg", "exp_avg_sq"):
+        edit_checkpoint(place, OPTIMIZER, put(f"{moment}/embed.weight", torch.Tensor.bfloat16))
+    log = io.StringIO()
+    assert train_here(recipe, tmp_path / "runs", log=log).is_finished
+    assert "embed.weight and 2 more were saved in another precision" in log.getvalue()
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory, shared_cache):
+    """Finished runs of each kind: gpt, chat-sft, vit, dino."""
+    folder = tmp_path_factory.mktemp("finished")
+    runs = folder / "runs"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("LAP_CACHE", str(shared_cache))
+        text = write_text(folder / "text.txt")
+        base = train_here(tiny_recipe(text, train={"steps": 1}, validation={"tokens": 32}), runs, "gpt")
+        stages = tiny_chat_recipe(folder, sft={"train": {"steps": 1}, "validation": {"prompts": []}})
+        train_stages(stages, base, runs_dir=runs, name="chat", only="midtrain", console=Console(file=io.StringIO()))
+        train_stages(stages, base, runs_dir=runs, name="chat", only="sft", console=Console(file=io.StringIO()))
+        train_here(image_recipe(train={"steps": 1}), runs, "vit")
+        train_here(self_supervised_recipe(train={"steps": 1}), runs, "dino")
+    (folder / "chat.yaml").write_text(recipe_to_yaml(stages))
+    return runs
+
+
+COMMANDS = {
+    "eval vit": ("vit", ["eval", "--run", "vit", "--tasks", "top1"], "blocks.1.attn.qkv.weight"),
+    "eval dino": ("dino", ["eval", "--run", "dino", "--tasks", "knn"], "teacher.backbone.blocks.1.mlp.fc1.weight"),
+    "eval chat": ("chat-sft", ["eval", "--run", "chat-sft", "--tasks", "spelling"], "blocks.1.attn.q.weight"),
+    "analyze gpt": ("gpt", ["analyze", "spectrum", "--run", "gpt"], "blocks.1.attn.q.weight"),
+    "analyze vit": ("vit", ["analyze", "spectrum", "--run", "vit"], "blocks.1.attn.qkv.weight"),
+    "analyze dino": ("dino", ["analyze", "spectrum", "--run", "dino"], "teacher.backbone.blocks.1.mlp.fc1.weight"),
+    "chat": ("chat-sft", ["chat", "--run", "chat-sft", "--prompt", "hi"], "blocks.1.attn.q.weight"),
+    "sft": ("gpt", ["sft", "chat.yaml", "--run", "gpt", "--name", "new"], "blocks.1.attn.q.weight"),
+}
+
+
+@pytest.mark.parametrize("damage", ["one row", "int8", "nan"])
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_command_that_loads_weights_names_the_tensor(finished, tmp_path, capsys, monkeypatch, command, damage):
+    run, arguments, name = COMMANDS[command]
+    monkeypatch.chdir(finished.parent)
+    shutil.copytree(finished, tmp_path / "runs")
+    place = sorted((tmp_path / "runs" / run / "checkpoints").iterdir())[-1]
+    change, problem = DAMAGES[damage]
+    path = edit_checkpoint(place, MODEL, put(name, change))
+    if command == "sft":  # starts from the weights with the sha256 that the run has written down
+        import hashlib
+        import json
+
+        info = json.loads((place.parents[1] / "run.json").read_text())
+        info["weights_sha256"] = hashlib.sha256(path.read_bytes()).hexdigest()
+        (place.parents[1] / "run.json").write_text(json.dumps(info))
+    code, _, err = run_main(capsys, *arguments, "--runs-dir", str(tmp_path / "runs"))
+    assert code == 2, err
+    assert str(path) in err
+    assert f"{name} " in err
+    assert problem in err
+    assert "Traceback" not in err
+
+
+def test_finite_to_the_last_element():
+    for dtype in (torch.float32, torch.bfloat16, torch.float16):
+        for size in (1, 7, 1001):
+            tensors = {"zeros": torch.zeros(0), "whole": torch.randn(size).to(dtype), "counts": torch.arange(3)}
+            assert first_not_finite(tensors) is None
+            for place in range(0, size, 50):
+                for value in (float("nan"), float("inf"), -float("inf")):
+                    broken = tensors["whole"].clone()
+                    broken[place] = value
+                    assert first_not_finite({**tensors, "whole": broken}) == "whole"
+
+
+def test_tables_that_are_not_floats_keep_their_dtype(tmp_path):
+    expected = {"table": torch.arange(3), "weight": torch.zeros(2)}
+    assert check_tensors(tmp_path, {"table": torch.arange(3), "weight": torch.zeros(2).half()}, expected) == ["weight"]
+    with pytest.raises(DataError, match="table is float32, not int64"):
+        check_tensors(tmp_path, {"table": torch.zeros(3), "weight": torch.zeros(2)}, expected)
+
+
+def test_what_is_not_finite_is_not_saved(tmp_path):
+    """It could not be resumed from, and the good checkpoint before it would have been removed."""
+    model = nn.Linear(3, 2)
+
+    def save(step, optimizer):
+        checkpoint.save(tmp_path, step, model.state_dict(), optimizer, {"laplacian_heads": "0"}, {}, keep=1)
+
+    save(1, {})
+    for broken in (model.weight, torch.zeros(4)):
+        with torch.no_grad():
+            broken.view(-1)[1] = torch.inf
+        with pytest.raises(Diverged, match=r"(weight|moment) is not finite after step 2.*step-000001"):
+            save(2, {"moment": broken.detach()})
+        with torch.no_grad():
+            model.weight.zero_()
+    assert [path.name for path in tmp_path.iterdir()] == ["step-000001"]
+
+
+def test_parameters_without_a_gradient_are_saved_as_their_optimizer_would_begin(tmp_path):
+    """So that a missing moment is always a damage; what is loaded trains as what was never saved."""
+    ends = []
+    for saves in (False, True):
+        torch.manual_seed(0)
+        used, late = nn.Parameter(torch.randn(3, 2)), nn.Parameter(torch.randn(3, 2))
+        for kind in ("adamw", "muon", "lamb"):
+            groups = [ParameterGroup("all", kind, 0.1, {"used": used, "late": late})]
+            optimizers = Optimizers(groups)
+            used.grad = torch.ones_like(used)
+            optimizers.step()
+            if saves:
+                state = optimizers.state()
+                assert {name.partition("/")[2] for name in state} == {"used", "late"}
+                optimizers = Optimizers(groups)
+                assert optimizers.load_state(state, tmp_path) == []
+            used.grad, late.grad = torch.ones_like(used), torch.arange(6.0).view(3, 2)
+            optimizers.step()
+            optimizers.zero_grad()
+        ends.append([used.detach(), late.detach()])
+    for one, other in zip(*ends, strict=True):
+        assert torch.equal(one, other)
