@@ -28,17 +28,27 @@ def digest(*parts: object) -> str:
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
 
 
-def build_once(folder: Path, build: Callable[[Path], None], is_whole: Callable[[Path], bool]) -> Path:
-    """`folder`, after `build` has filled it if it was not there or `is_whole` finds it damaged."""
+def build_once(
+    folder: Path,
+    build: Callable[[Path], None],
+    is_whole: Callable[[Path], bool],
+    adopt: Callable[[Path], object] | None = None,
+) -> Path:
+    """`folder`, after `build` has filled it if it was not there or `is_whole` finds it damaged.
+
+    `adopt` may first make it whole out of what an older version left.
+    """
     if folder.is_dir() and is_whole(folder):
         return folder
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
-        with _locked(folder) as is_alone:
+        with locked(folder) as is_alone:
+            if adopt is not None:
+                adopt(folder)
+            if folder.is_dir() and is_whole(folder):  # or another process built it while this one waited for the lock
+                return folder
             if folder.is_dir():
-                if is_whole(folder):  # another process built it while this one waited for the lock
-                    return folder
-                log.warning("%s is damaged (a file is missing or cut short); building it again", folder)
+                log.warning("%s is damaged (a file is missing, cut short or changed); building it again", folder)
                 shutil.rmtree(folder)
             if is_alone:
                 _remove_abandoned(folder.parent)
@@ -64,13 +74,13 @@ def build_once(folder: Path, build: Callable[[Path], None], is_whole: Callable[[
 
 
 @contextmanager
-def _locked(folder: Path) -> Iterator[bool]:
-    """Inside, nobody else builds the folder; False if that cannot be had."""
+def locked(folder: Path) -> Iterator[bool]:
+    """Inside, nobody else makes the folder; False if that cannot be had."""
     # The lock file stays: removing it would let a third process lock a new file of the same name beside a waiting one.
     with open(_lock_path(folder), "w") as file:
         lock = lock_file(file)
         if lock is Lock.TAKEN:
-            log.info("another process is building %s; waiting for it", folder)
+            log.info("another process is making %s; waiting for it", folder)
             lock = lock_file(file, wait=True)
         yield lock is Lock.HELD
 

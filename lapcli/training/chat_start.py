@@ -40,6 +40,8 @@ def build_chat(recipe: ChatStageRecipe, world: World, run: Run) -> tuple[Chat, d
         "data": data.description,
         "data_sha256": data.train.identity,
         "rows_without_target": data.train.dropped,
+        "cut_rows": data.train.cut,
+        "cut_share": data.train.cut / len(data.train),
         "malformed_rows": sum(part.rows.malformed for part in data.train.parts),
         "tokenizer_sha256": tokenizer.sha256,
         "notes": [data.description, *data.train.malformed_examples()],

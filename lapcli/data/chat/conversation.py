@@ -51,6 +51,13 @@ def question_and_answer(question: str, *answer: Part | str) -> list[Turn]:
     return [Turn("user", (Part("text", question),)), Turn("assistant", parts)]
 
 
+def refuse_empty_turns(turns: Sequence[Turn]) -> None:
+    """Raises Malformed: nothing can be learned from a turn without text, but to say nothing."""
+    for number, turn in enumerate(turns, start=1):
+        if not any(part.text.strip() for part in turn.parts):
+            raise Malformed(f"turn {number}, of the {turn.role}, is empty")
+
+
 def _role_and_content(message: Any) -> tuple[Any, Any]:
     if not isinstance(message, Mapping) or "role" not in message or "content" not in message:
         raise Malformed("a message without role and content")
@@ -67,6 +74,8 @@ def _with_system_merged(messages: list[tuple[Any, Any]]) -> list[tuple[Any, Any]
     user = messages[1][1]
     if not isinstance(system, str) or not isinstance(user, str):
         raise Malformed("the content of a system or user message is not text")
+    if not user.strip():
+        raise Malformed("the user's message after the system message is empty")
     return [("user", f"{system}\n\n{user}"), *messages[2:]]
 
 

@@ -44,6 +44,7 @@ class Mixture:
         self.target_counts = self._gather([part.rows.target_counts for part in parts])
         usable = (self.target_counts > 0) if needs_targets else (self.lengths > 1)
         self._usable = np.flatnonzero(usable)
+        self.cut = int(self._gather([part.rows.is_cut for part in parts])[self._usable].sum())  # at the context
         self.rows_asked_for = len(usable)
         self.dropped = int(len(usable) - usable.sum())
         if len(self._usable) == 0:
@@ -78,7 +79,9 @@ class Mixture:
         dropped = f"; {self.dropped:,} without a token to learn are left out" if self.dropped else ""
         malformed = sum(part.rows.malformed for part in self.parts)
         skipped = f"; {malformed:,} malformed ones are left out" if malformed else ""
-        return f"{' + '.join(parts)} = {self.rows_asked_for:,} rows{dropped}{skipped}"
+        longest = self.parts[0].rows.longest
+        cut = f"; {self.cut:,} ({self.cut / len(self):.1%}) are cut at {longest:,} tokens" if self.cut else ""
+        return f"{' + '.join(parts)} = {self.rows_asked_for:,} rows{dropped}{skipped}{cut}"
 
     def malformed_examples(self) -> list[str]:
         """The first ones that were left out."""

@@ -1,11 +1,13 @@
 """A data set of conversations as token ids on disk: rendered once, kept in the cache, opened at once ever after.
 
-cache/chat/KEY/{tokens.bin, targets.bin, ends.npy, target_counts.npy, index.json}
+cache/chat/KEY/{tokens.bin, targets.bin, ends.npy, target_counts.npy, is_cut.npy, index.json}
 
-KEY is of the content, the tokenizer and the longest row.
+KEY is of the content, the tokenizer and the longest row. Tokens and targets are verified by block when they are read,
+the smaller files whole when they are opened.
 """
 
 import json
+import logging
 from collections.abc import Callable, Iterator
 from itertools import islice
 from pathlib import Path
@@ -15,13 +17,14 @@ import numpy as np
 
 from lapcli.data.cache import build_once, digest
 from lapcli.data.chat import tasks
-from lapcli.data.chat.conversation import Malformed, Turn
+from lapcli.data.chat.conversation import Malformed, Turn, refuse_empty_turns
 from lapcli.data.chat.questions import builtin_questions
 from lapcli.data.chat.rendering import render_batch
 from lapcli.data.chat.sources import count_rows, read_rows, source_files
 from lapcli.data.chat.spelling import QUESTIONS, shuffled_words, simple_spelling, spelling_bee
 from lapcli.data.chat.words import SYSTEM, builtin_words, read_words, system_words
-from lapcli.data.fingerprint import hub_fingerprint
+from lapcli.data.checksums import INDEX, BlockHasher, CheckedFile, read_index, write_index
+from lapcli.data.fingerprint import content_sha256, hub_fingerprint
 from lapcli.data.text.builtin import builtin_sha256, builtin_text
 from lapcli.data.text.corpus import Progress
 from lapcli.data.text.shards import token_dtype
@@ -31,10 +34,14 @@ from lapcli.runtime.environment import cache_dir
 from lapcli.runtime.errors import DataError
 from lapcli.runtime.files import sha256_of_file
 
+log = logging.getLogger(__name__)
+
 VERSION = 1  # of the files and of the wording of generated rows
 SHOWN = 3  # malformed conversations that a message quotes
 _ROWS_AT_ONCE = 2048
-_ARRAYS = ("ends.npy", "target_counts.npy")
+_READ_AT_ONCE = 1 << 22
+_STREAMS = ("tokens.bin", "targets.bin")
+_ARRAYS = ("ends.npy", "target_counts.npy", "is_cut.npy")
 
 Reader = Callable[[Any], list[Turn]]
 READERS: dict[str, Reader] = {
@@ -47,25 +54,27 @@ READERS: dict[str, Reader] = {
 class RenderedRows:
     """Rows of token ids, memory-mapped, in the order of the source."""
 
-    def __init__(self, folder: Path) -> None:
-        index = json.loads((folder / "index.json").read_text(encoding="utf-8"))
+    def __init__(self, folder: Path, longest: int) -> None:
+        index = read_index(folder)
         self.identity: str = index["identity"]
         self.malformed: int = index["malformed"]
         self.examples_of_malformed: list[str] = index["examples"]
-        self._ends = np.load(folder / "ends.npy")
-        self._tokens = _mapped(folder / "tokens.bin", token_dtype(index["vocab"]))
-        self._targets = _mapped(folder / "targets.bin", np.dtype(bool))
+        self.longest = longest
+        self._ends, self.target_counts, self.is_cut = (np.load(folder / name) for name in _ARRAYS)
         self.lengths = np.diff(self._ends, prepend=0)
-        self.target_counts = np.load(folder / "target_counts.npy")
+        tokens, targets = (folder / name for name in _STREAMS)
+        vocab = index["vocab"]
+        self._tokens = CheckedFile(tokens, token_dtype(vocab), index["sums"][tokens.name], vocab)
+        self._targets = CheckedFile(targets, np.dtype(bool), index["sums"][targets.name])
 
     def __len__(self) -> int:
         return len(self._ends)
 
     def row(self, number: int) -> tuple[np.ndarray, np.ndarray]:
         """Its ids and which of them an assistant is to learn."""
-        end = self._ends[number]
-        part = slice(end - self.lengths[number], end)
-        return self._tokens[part], self._targets[part]
+        end = int(self._ends[number])
+        start = end - int(self.lengths[number])
+        return self._tokens.read(start, end), self._targets.read(start, end)
 
 
 def prepare_rows(
@@ -77,8 +86,11 @@ def prepare_rows(
 
     def build(unfinished: Path) -> None:
         _render(unfinished, data_set, tokenizer, longest, progress)
+        if _content_key(data_set, progress) != content:
+            raise DataError(f"{data_set.name} changed while it was being read; run it again when it is complete")
 
-    return RenderedRows(build_once(folder, build, _is_whole))
+    build_once(folder, build, _is_whole, lambda folder: _adopt(folder, tokenizer, longest))
+    return RenderedRows(folder, longest)
 
 
 def rows_at_hand(data_set: DataSet) -> int | None:
@@ -99,14 +111,15 @@ def _content_key(data_set: DataSet, progress: Progress | None) -> list[Any]:
         return [_words_key(data_set), data_set.rows, data_set.split, digest(QUESTIONS)]
     files = source_files(data_set, progress) or []
     if data_set.source.startswith("hub:"):  # whose cache knows the hashes of its gigabytes
-        return [hub_fingerprint(path) for path in files]
-    return [sha256_of_file(path) for path in files]
+        known = [hub_fingerprint(path) for path in files]
+        return [content_sha256([path]) if key is None else key for path, key in zip(files, known, strict=True)]
+    return content_sha256(files, progress)
 
 
 def _words_key(data_set: DataSet) -> str:
     if data_set.source == "builtin":
         return builtin_sha256(builtin_text())
-    return sha256_of_file(_words_file(data_set))
+    return content_sha256([_words_file(data_set)])[0]
 
 
 def _words_file(data_set: DataSet) -> Path:
@@ -139,7 +152,9 @@ def conversations_of(data_set: DataSet) -> Iterator[list[Turn] | Malformed]:
     for path in source_files(data_set) or []:
         for number, row in enumerate(read_rows(path), start=1):
             try:
-                yield read(row)
+                turns = read(row)
+                refuse_empty_turns(turns)
+                yield turns
             except Malformed as error:
                 yield Malformed(f"{path.name} row {number}: {error}")
 
@@ -149,6 +164,7 @@ def _render(folder: Path, data_set: DataSet, tokenizer: Tokenizer, longest: int,
     dtype: np.dtype = token_dtype(tokenizer.vocab_size)
     lengths: list[int] = []
     target_counts: list[int] = []
+    is_cut: list[bool] = []
     malformed: list[str] = []
     done = 0
     with (folder / "tokens.bin").open("wb") as tokens, (folder / "targets.bin").open("wb") as targets:
@@ -156,37 +172,91 @@ def _render(folder: Path, data_set: DataSet, tokenizer: Tokenizer, longest: int,
         while rows := list(islice(conversations, _ROWS_AT_ONCE)):
             malformed += [str(row) for row in rows if isinstance(row, Malformed)]
             good = [row for row in rows if not isinstance(row, Malformed)]
-            for ids, is_target in render_batch(good, tokenizer, longest):
-                tokens.write(ids.astype(dtype).tobytes())
-                targets.write(is_target.tobytes())
-                lengths.append(len(ids))
-                target_counts.append(int(is_target.sum()))
+            for ids, is_target in render_batch(good, tokenizer):
+                tokens.write(ids[:longest].astype(dtype).tobytes())
+                targets.write(is_target[:longest].tobytes())
+                lengths.append(min(len(ids), longest))
+                target_counts.append(int(is_target[:longest].sum()))
+                is_cut.append(len(ids) > longest)
             done += len(rows)
             if progress:
                 progress(f"rendering {data_set.name}", done, max(total, done))
     if not lengths and not malformed:
         raise DataError(f"{data_set.name} has no rows; check its source")
-    np.save(folder / "ends.npy", np.cumsum(np.array(lengths, dtype=np.int64)))
-    np.save(folder / "target_counts.npy", np.array(target_counts, dtype=np.int64))
+    ends = np.cumsum(np.array(lengths, dtype=np.int64))
+    _keep_arrays(folder, ends, np.array(target_counts, dtype=np.int64), np.array(is_cut, dtype=bool))
     index = {
         "vocab": tokenizer.vocab_size,
         "tokens": int(sum(lengths)),
         "malformed": len(malformed),
         "examples": malformed[:SHOWN],
-        "identity": digest(*(sha256_of_file(folder / name) for name in ("tokens.bin", "targets.bin", "ends.npy"))),
+        "identity": _identity(folder),
     }
-    (folder / "index.json").write_text(json.dumps(index, indent=1), encoding="utf-8")
+    write_index(folder, {**index, **_checksums(folder)})
+
+
+def _keep_arrays(folder: Path, *arrays: np.ndarray) -> None:
+    for name, array in zip(_ARRAYS, arrays, strict=True):
+        np.save(folder / name, array)
+
+
+def _identity(folder: Path) -> str:
+    return digest(*(sha256_of_file(folder / name) for name in (*_STREAMS, "ends.npy")))
+
+
+def _checksums(folder: Path) -> dict[str, Any]:
+    sums = {}
+    for name in _STREAMS:
+        blocks = BlockHasher()
+        with (folder / name).open("rb") as file:
+            while content := file.read(_READ_AT_ONCE):
+                blocks.update(content)
+        sums[name] = blocks.hexdigest()
+    return {"sums": sums, "sha256": {name: sha256_of_file(folder / name) for name in _ARRAYS}}
 
 
 def _is_whole(folder: Path) -> bool:
+    """The index, the sizes and the arrays; rows are verified where they are read."""
     try:
-        index = json.loads((folder / "index.json").read_text(encoding="utf-8"))
-        size = token_dtype(index["vocab"]).itemsize * index["tokens"]
-        sizes = [(folder / name).stat().st_size for name in ("tokens.bin", "targets.bin")]
-        return sizes == [size, index["tokens"]] and all((folder / name).is_file() for name in _ARRAYS)
-    except (OSError, ValueError, KeyError):
+        index = read_index(folder)
+        return _has_sizes(folder, index) and all(
+            sha256_of_file(folder / name) == index["sha256"][name] for name in _ARRAYS
+        )
+    except (OSError, ValueError, KeyError, TypeError):
         return False
 
 
-def _mapped(path: Path, dtype: np.dtype) -> np.ndarray:
-    return np.memmap(path, dtype=dtype, mode="r") if path.stat().st_size else np.empty(0, dtype=dtype)
+def _has_sizes(folder: Path, index: dict[str, Any]) -> bool:
+    size = token_dtype(index["vocab"]).itemsize * index["tokens"]
+    return [(folder / name).stat().st_size for name in _STREAMS] == [size, index["tokens"]]
+
+
+def _adopt(folder: Path, tokenizer: Tokenizer, longest: int) -> None:
+    """Rows of version 0.1, which kept no checksums: hashed once, and compared with the identity written with them."""
+    try:
+        index = json.loads((folder / INDEX).read_text(encoding="utf-8"))
+        if set(index) != {"vocab", "tokens", "malformed", "examples", "identity"} or not _has_sizes(folder, index):
+            return
+        log.warning("%s is of version 0.1, which kept no checksums; hashing it once", folder)
+        if _identity(folder) != index["identity"]:
+            return
+        ends = np.load(folder / "ends.npy")
+    except (OSError, ValueError, KeyError, TypeError):
+        return
+    tokens = np.fromfile(folder / "tokens.bin", dtype=token_dtype(index["vocab"]))
+    targets = np.fromfile(folder / "targets.bin", dtype=bool)
+    if _has_empty_turns(tokens, tokenizer):  # they were accepted then
+        return
+    counts = np.diff(np.cumsum(targets)[ends - 1], prepend=0) if len(ends) else np.zeros(0, dtype=np.int64)
+    # Which rows were cut was not written down: those that are full and do not end with the end of an answer.
+    is_full = np.diff(ends, prepend=0) == longest
+    _keep_arrays(folder, ends, counts, is_full & (tokens[ends - 1] != tokenizer.special("<|assistant_end|>")))
+    write_index(folder, {**index, **_checksums(folder)})
+
+
+def _has_empty_turns(tokens: np.ndarray, tokenizer: Tokenizer) -> bool:
+    return any(
+        bool(np.any((tokens[:-1] == tokenizer.special(f"<|{role}_start|>")) & (tokens[1:] == end)))
+        for role in ("user", "assistant")
+        for end in [tokenizer.special(f"<|{role}_end|>")]
+    )

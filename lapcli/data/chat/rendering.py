@@ -37,14 +37,12 @@ class _Piece(NamedTuple):
     is_target: bool
 
 
-def render(turns: Sequence[Turn], tokenizer: Tokenizer, max_tokens: int | None = None) -> Rendered:
-    return render_batch([turns], tokenizer, max_tokens)[0]
+def render(turns: Sequence[Turn], tokenizer: Tokenizer) -> Rendered:
+    return render_batch([turns], tokenizer)[0]
 
 
-def render_batch(
-    conversations: Sequence[Sequence[Turn]], tokenizer: Tokenizer, max_tokens: int | None = None
-) -> list[Rendered]:
-    """All texts are tokenised in one call, which uses all cores; the first `max_tokens` of each are kept."""
+def render_batch(conversations: Sequence[Sequence[Turn]], tokenizer: Tokenizer) -> list[Rendered]:
+    """All texts are tokenised in one call, which uses all cores."""
     pieces = [list(_pieces(turns)) for turns in conversations]
     texts = iter(tokenizer.encode_batch([piece.text for row in pieces for piece in row if piece.special is None]))
     rendered = []
@@ -55,9 +53,7 @@ def render_batch(
             added = next(texts) if piece.special is None else [tokenizer.special(piece.special)]
             ids += added
             is_target += [piece.is_target] * len(added)
-        rendered.append(
-            Rendered(np.array(ids[:max_tokens], dtype=np.int64), np.array(is_target[:max_tokens], dtype=bool))
-        )
+        rendered.append(Rendered(np.array(ids, dtype=np.int64), np.array(is_target, dtype=bool)))
     return rendered
 
 

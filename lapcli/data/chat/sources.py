@@ -11,12 +11,14 @@ from pathlib import Path
 from typing import Any
 
 from lapcli.data.cache import build_once, digest
+from lapcli.data.checksums import INDEX, read_index, write_index
 from lapcli.data.file_lists import expand_ranges
 from lapcli.data.hub import cached_hub_files, hub_files
 from lapcli.data.text.corpus import Progress
 from lapcli.recipe.chat import ChatRecipe, DataSet, Stage
 from lapcli.runtime.environment import cache_dir, hub_is_offline
 from lapcli.runtime.errors import DataError
+from lapcli.runtime.files import sha256_of_file
 
 SUFFIXES = (".parquet", ".jsonl", ".jsonl.gz", ".json", ".csv", ".txt")
 _SECONDS = 60
@@ -119,19 +121,23 @@ def _downloaded(data_set: DataSet, download: bool) -> list[Path] | None:
     """Kept for good: the address may serve another file tomorrow, and a run that goes on must not read it."""
     name = Path(urllib.parse.urlsplit(data_set.source).path).name or "file"
     folder = cache_dir() / "downloads" / digest(data_set.source, data_set.sha256)[:16]
-    if not (folder / name).is_file():
-        if not download:
-            return None
-        if hub_is_offline():
-            raise DataError(
-                f"{data_set.name}: {data_set.source} is not on this machine and HF_HUB_OFFLINE is set; run `lap fetch "
-                "RECIPE` where it can be reached, or put the file in a folder and use --data"
-            )
-    build_once(folder, lambda new: _download(data_set, new / name), lambda old: (old / name).is_file())
+    if not download and not (folder / name).is_file():
+        return None
+    build_once(
+        folder,
+        lambda new: _download(data_set, new / name),
+        lambda old: _is_kept(data_set, old / name),
+        lambda old: _adopt(old / name),
+    )
     return [folder / name]
 
 
 def _download(data_set: DataSet, path: Path) -> None:
+    if hub_is_offline():
+        raise DataError(
+            f"{data_set.name}: {data_set.source} is not on this machine and HF_HUB_OFFLINE is set; run `lap fetch "
+            "RECIPE` where it can be reached, or put the file in a folder and use --data"
+        )
     try:
         with urllib.request.urlopen(data_set.source, timeout=_SECONDS) as answer:
             content = answer.read()
@@ -144,6 +150,22 @@ def _download(data_set: DataSet, path: Path) -> None:
     if data_set.sha256 not in (None, found):
         raise DataError(f"{data_set.name}: {data_set.source} has the sha256 {found}, the recipe says {data_set.sha256}")
     path.write_bytes(content)
+    write_index(path.parent, {"sha256": found})
+
+
+def _is_kept(data_set: DataSet, path: Path) -> bool:
+    """Whether the file is what was downloaded."""
+    try:
+        expected = read_index(path.parent)["sha256"]
+        return expected == sha256_of_file(path) and data_set.sha256 in (None, expected)
+    except (OSError, ValueError, KeyError):
+        return False
+
+
+def _adopt(path: Path) -> None:
+    """A file that version 0.1 downloaded, which kept no hash of it, is taken as it is."""
+    if path.is_file() and not (path.parent / INDEX).exists():
+        write_index(path.parent, {"sha256": sha256_of_file(path)})
 
 
 def _parquet(path: Path) -> Iterator[Any]:

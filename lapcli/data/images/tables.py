@@ -1,18 +1,29 @@
 """Images in tables: hub data sets by name, and local folders of parquet files with the hub's columns and splits.
 
-Both go through `datasets.load_dataset`, so that what works with local files works with the hub's.
+Both go through `datasets.load_dataset`, so that what works with local files works with the hub's. It converts local
+files once and knows them by name and modification time; whether a conversion still holds is decided here, by content.
 """
 
+import json
+import logging
 import os
+import shutil
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from lapcli.data.cache import digest, locked
+from lapcli.data.fingerprint import content_sha256
 from lapcli.data.images.image_set import ImageSet, check_labels
 from lapcli.runtime.environment import cache_dir, hub_is_offline
 from lapcli.runtime.errors import DataError
+from lapcli.runtime.files import write_json
 
+log = logging.getLogger(__name__)
+
+#: In a folder of converted files: what they were converted from.
+CONVERTED_FROM = "converted_from.json"
 #: Where a source keeps what is not trained on, in this order. ImageNet's `test` has no labels, but a `validation` too.
 HELD_OUT = ("validation", "valid", "val", "test")
 
@@ -86,13 +97,15 @@ def load_tables(source: str, revision: str | None, **options: Any) -> Any:
     from huggingface_hub.errors import GatedRepoError
 
     is_hub = source.startswith("hub:")
-    # Local files are converted beside our other caches; the hub's stay where the Hugging Face library keeps them.
-    place = None if is_hub else str(cache_dir() / "datasets")
     datasets.disable_progress_bars()
     if hub_is_offline():  # the libraries read it when they are imported, which may have been long ago
         datasets.config.HF_HUB_OFFLINE = constants.HF_HUB_OFFLINE = True
     try:
-        return datasets.load_dataset(source.removeprefix("hub:"), revision=revision, cache_dir=place, **options)
+        if is_hub:
+            return datasets.load_dataset(source.removeprefix("hub:"), revision=revision, **options)
+        return _load_local(Path(source).expanduser(), cache_dir() / "datasets", options)
+    except DataError:
+        raise
     except GatedRepoError:
         raise DataError(f"{source} is gated; accept its terms and log in with `hf auth login`") from None
     except Exception as error:
@@ -103,6 +116,52 @@ def load_tables(source: str, revision: str | None, **options: Any) -> Any:
                 "or give local files with --data DIR"
             ) from error
         raise DataError(f"{source} could not be read as a data set ({reason})") from error
+
+
+def _load_local(folder: Path, place: Path, options: dict[str, Any]) -> Any:
+    """A folder of parquet files, converted in `place`, beside our other caches, unless that was done before."""
+    import datasets
+
+    place.mkdir(parents=True, exist_ok=True)
+    with locked(place / digest(str(folder.resolve()))[:32]):  # the ranks of a machine convert once
+        files = _described_files(folder)
+        builder = datasets.load_dataset_builder(str(folder), cache_dir=str(place), **options)
+        converted = Path(builder.cache_dir)
+        if converted.is_dir() and not _is_of(converted, folder, files):
+            log.warning("%s is not of the files that are in %s now; converting them again", converted, folder)
+            shutil.rmtree(converted)
+        splits = datasets.load_dataset(str(folder), cache_dir=str(place), **options)
+        if _described_files(folder) != files:
+            shutil.rmtree(converted, ignore_errors=True)
+            raise DataError(f"{folder} changed while it was being read; run it again when it is complete")
+        if not (converted / CONVERTED_FROM).is_file():
+            write_json(converted / CONVERTED_FROM, files)
+    return splits
+
+
+def _described_files(folder: Path) -> dict[str, str]:
+    """The sha256 of the parquet files, and of what describes them, by name."""
+    names = sorted(
+        os.path.relpath(os.path.join(where, name), folder)
+        for where, _, files in os.walk(folder)
+        for name in files
+        if name.endswith(".parquet") or name in ("README.md", "dataset_infos.json")
+    )
+    return dict(zip(names, content_sha256([folder / name for name in names]), strict=True))
+
+
+def _is_of(converted: Path, folder: Path, files: dict[str, str]) -> bool:
+    """Whether converted files are of these contents. Version 0.1 did not write that down: then they have to be newer
+    than the last change of each file, which no copy or archive can set back as it can a modification time."""
+    try:
+        found: object = json.loads((converted / CONVERTED_FROM).read_text(encoding="utf-8"))
+        return found == files
+    except FileNotFoundError:
+        written = [path.stat().st_mtime_ns for path in converted.glob("*.arrow")]
+        changed = [(folder / name).stat().st_ctime_ns for name in files]
+        return bool(written) and max(changed) < min(written)
+    except ValueError:
+        return False
 
 
 def _column(table: Any, source: str, wanted: str | None, found: list[str], kind: str) -> str:

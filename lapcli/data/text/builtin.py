@@ -19,6 +19,7 @@ from pathlib import Path
 from lapcli.data.cache import build_once, digest
 from lapcli.runtime.environment import cache_dir
 from lapcli.runtime.errors import DataError
+from lapcli.runtime.files import sha256_of_file
 
 # Installed or not by the taste of distributors, or no library documentation.
 SKIPPED_FOLDERS = {
@@ -61,7 +62,7 @@ def _extract(root: Path, folder: Path) -> None:
     lines = [json.dumps({"text": document}) + "\n" for document in documents]
     (folder / TEXT_FILE).write_text("".join(lines), encoding="utf-8")
     content = hashlib.sha256("".join(lines).encode()).hexdigest()
-    (folder / "index.json").write_text(json.dumps({"bytes": sum(map(len, lines)), "sha256": content}))
+    (folder / "index.json").write_text(json.dumps({"sha256": content}))
 
 
 @contextmanager
@@ -99,8 +100,8 @@ def builtin_sha256(text: Path) -> str:
 
 def _is_whole(folder: Path) -> bool:
     try:
-        return (folder / TEXT_FILE).stat().st_size == json.loads((folder / "index.json").read_text())["bytes"]
-    except (OSError, ValueError, KeyError):
+        return sha256_of_file(folder / TEXT_FILE) == builtin_sha256(folder / TEXT_FILE)
+    except (OSError, ValueError, KeyError, TypeError):
         return False
 
 

@@ -9,15 +9,18 @@ from typing import NamedTuple
 import numpy as np
 
 from lapcli.data.cache import digest
+from lapcli.data.fingerprint import content_sha256, fingerprint_of_0_1, remembered_sha256
 from lapcli.data.text.formats import read_batches
 from lapcli.data.text.split import cut_in_two, held_out
 from lapcli.recipe.schema import TextSource
 from lapcli.runtime.errors import DataError
+from lapcli.runtime.files import sha256_of_file
 
 #: Called with what is being done, how much of it is done, and how much there is.
 Progress = Callable[[str, int, int], None]
 
 DEFAULT_FRACTION = 1 / 20
+_READ_AT_ONCE = 1 << 26  # bytes of a file that are read without a second thought
 
 
 @dataclass(frozen=True)
@@ -25,7 +28,7 @@ class SourceFile:
     name: str  # within the source, as the recipe and error messages call it
     path: Path
     size: int
-    fingerprint: tuple[str | int, ...]
+    content: tuple[str | int, ...] | None  # a hash known without reading the file; none: it has to be read
 
 
 class Parts(NamedTuple):
@@ -53,13 +56,39 @@ class Corpus:
     def size(self) -> int:
         return sum(file.size for file in self.files)
 
-    @property
+    @cached_property
     def key(self) -> str:
         """Of the content and of everything that decides which document goes where."""
+        unknown = [file.path for file in self.files if file.content is None]
+        hashes = iter(content_sha256(unknown, self._progress))
+        return self._key([[next(hashes)] if file.content is None else file.content for file in self.files])
+
+    def key_at_hand(self) -> str | None:
+        """The key, if it is known without reading large files; nothing is written."""
+        hashes = []
+        for file in self.files:
+            known = file.content or [remembered_sha256(file.path)]
+            if known == [None] and file.size <= _READ_AT_ONCE:
+                known = [sha256_of_file(file.path)]
+            hashes.append(known)
+        return None if [None] in hashes else self._key(hashes)
+
+    def key_of_0_1(self) -> str:
+        """The key of version 0.1, under which its caches are found."""
+        return self._key(
+            [fingerprint_of_0_1(file.path) if file.content is None else file.content for file in self.files]
+        )
+
+    def is_older_than(self, cache: Path) -> bool:
+        """Whether no local file has changed since that file was written, whatever its modification time says."""
+        written = cache.stat().st_mtime_ns
+        return all(file.path.stat().st_ctime_ns < written for file in self.files if file.content is None)
+
+    def _key(self, contents: Sequence[Sequence[str | int | None]]) -> str:
         settings = self.source.model_dump(
             include={"column", "separator", "crop", "shuffled", "shuffle_seed", "validation"}
         )
-        return digest(settings, [(file.name, file.fingerprint) for file in self.files])
+        return digest(settings, [(file.name, content) for file, content in zip(self.files, contents, strict=True)])
 
     def parts(self, doing: str, *, only_train: bool = False) -> Iterator[Parts]:
         """Every document once, in source order."""

@@ -4,6 +4,7 @@ import re
 from array import array
 from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
@@ -26,6 +27,12 @@ def pieces(document: str, limit: int = PIECE) -> Iterator[str]:
         yield document[start : cut.end()]
         start = cut.end()
     yield document[start:] if start else document
+
+
+class Written(NamedTuple):
+    shards: list[tuple[str, int]]  # file name and tokens of each
+    sums: dict[str, str]  # of the blocks of each file
+    sha256: str  # of all tokens
 
 
 class DocumentWriter:
@@ -51,12 +58,11 @@ class DocumentWriter:
                 if self._waiting_characters > ENCODED_AT_ONCE:
                     self._encode()
 
-    def finish(self) -> tuple[list[tuple[str, int]], str]:
-        """The shards (name and tokens of each) and the sha256 of all their tokens."""
+    def finish(self) -> Written:
         self._encode()
         content = self._writer.close()
         if self._seed is None:
-            return self._writer.shards, content
+            return Written(self._writer.shards, self._writer.sums, content)
         return self._shuffle(self._seed)
 
     def _encode(self) -> None:
@@ -69,7 +75,7 @@ class DocumentWriter:
             self._writer.append(np.array(ids, dtype=self._dtype))
         self._waiting, self._waiting_characters = [], 0
 
-    def _shuffle(self, seed: int) -> tuple[list[tuple[str, int]], str]:
+    def _shuffle(self, seed: int) -> Written:
         """From a memory map in source order to the final shards: the corpus may be larger than memory."""
         source = TokenStream(self._folder, self._writer.shards, self._dtype)
         ends = np.append(np.frombuffer(self._starts, dtype=np.int64)[1:], len(source))
@@ -80,4 +86,4 @@ class DocumentWriter:
         content = final.close()
         for name, _ in self._writer.shards:
             (self._folder / name).unlink()
-        return final.shards, content
+        return Written(final.shards, final.sums, content)

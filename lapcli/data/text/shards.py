@@ -1,11 +1,13 @@
 """Token ids on disk: shards of bounded size, written once, read as one memory-mapped stream."""
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import BinaryIO
 
 import numpy as np
+
+from lapcli.data.checksums import BlockHasher, CheckedFile
 
 SHARD_TOKENS = 1 << 27
 
@@ -22,7 +24,9 @@ class ShardWriter:
         self._folder, self._name, self._dtype, self._shard_tokens = folder, name, dtype, shard_tokens
         self._file: BinaryIO | None = None
         self._hash = hashlib.sha256()
+        self._blocks = BlockHasher()
         self.shards: list[tuple[str, int]] = []  # file name and tokens of each
+        self.sums: dict[str, str] = {}  # of the blocks of each closed file
         self.tokens = 0
 
     def append(self, ids: np.ndarray) -> None:
@@ -36,13 +40,16 @@ class ShardWriter:
             taken = np.ascontiguousarray(ids[: self._shard_tokens - written])
             self._file.write(taken.data)
             self._hash.update(taken.data)
+            self._blocks.update(taken.data)
             self.shards[-1] = (name, written + len(taken))
             ids = ids[len(taken) :]
 
     def close(self) -> str:
         """The sha256 of all ids."""
-        if self._file is not None:
+        if self._file is not None and not self._file.closed:
             self._file.close()
+            self.sums[self.shards[-1][0]] = self._blocks.hexdigest()
+            self._blocks = BlockHasher()
         return self._hash.hexdigest()
 
     def _next_shard(self) -> None:
@@ -52,10 +59,26 @@ class ShardWriter:
 
 
 class TokenStream:
-    """Shards as ONE stream of token ids. Nothing is read before it is asked for."""
+    """Shards as ONE stream of token ids. Nothing is read before it is asked for.
 
-    def __init__(self, folder: Path, shards: Sequence[tuple[str, int]], dtype: np.dtype) -> None:
-        self._shards = [np.memmap(folder / name, dtype=dtype, mode="r", shape=(tokens,)) for name, tokens in shards]
+    `sums` holds the checksums of each file's blocks, which are verified when they are first read, and `vocab` the bound
+    of the ids; files that are still being made have none.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        shards: Sequence[tuple[str, int]],
+        dtype: np.dtype,
+        sums: Mapping[str, str] | None = None,
+        vocab: int | None = None,
+    ) -> None:
+        self._shards: list[CheckedFile | np.ndarray] = [
+            np.memmap(folder / name, dtype=dtype, mode="r", shape=(tokens,))
+            if sums is None
+            else CheckedFile(folder / name, dtype, sums[name], vocab)
+            for name, tokens in shards
+        ]
         self._starts = np.cumsum([0, *(tokens for _, tokens in shards)])
         self._dtype = dtype
 
@@ -76,7 +99,8 @@ class TokenStream:
         pieces = []
         while count:
             offset = start - int(self._starts[shard])
-            piece = self._shards[shard][offset : offset + count]
+            source, stop = self._shards[shard], min(offset + count, int(self._starts[shard + 1] - self._starts[shard]))
+            piece = source.read(offset, stop) if isinstance(source, CheckedFile) else source[offset:stop]
             pieces.append(piece)
             start, count, shard = start + len(piece), count - len(piece), shard + 1
         return pieces[0] if len(pieces) == 1 else np.concatenate(pieces)

@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from lapcli.data.file_lists import check_file_list, expand_ranges, local_files
-from lapcli.data.fingerprint import hub_fingerprint, local_fingerprint
+from lapcli.data.fingerprint import hub_fingerprint
 from lapcli.data.hub import cached_hub_files, hub_files
 from lapcli.data.text.builtin import builtin_folder, builtin_sha256, builtin_text
 from lapcli.data.text.corpus import Corpus, Progress, SourceFile
@@ -26,7 +26,7 @@ def open_corpus(source: TextSource, progress: Progress | None = None) -> Corpus:
     folder = Path(source.train).expanduser()
     names = [path.name if folder.is_file() else path.relative_to(folder).as_posix() for path in paths]
     _check(source, names)
-    return Corpus(source, _files(names, paths, local_fingerprint), progress)
+    return Corpus(source, _files(names, paths, lambda path: None), progress)
 
 
 def corpus_at_hand(source: TextSource) -> Corpus | None:
@@ -48,12 +48,13 @@ def hub_list(source: TextSource) -> tuple[str, list[str]]:
 
 
 def _files(
-    names: Sequence[str], paths: Sequence[Path], fingerprint: Callable[[Path], list[str | int]]
+    names: Sequence[str], paths: Sequence[Path], known: Callable[[Path], Sequence[str | int] | None]
 ) -> list[SourceFile]:
     try:
+        contents = [known(path) for path in paths]
         return [
-            SourceFile(name, path, path.stat().st_size, tuple(fingerprint(path)))
-            for name, path in zip(names, paths, strict=True)
+            SourceFile(name, path, path.stat().st_size, None if content is None else tuple(content))
+            for name, path, content in zip(names, paths, contents, strict=True)
         ]
     except OSError as error:
         raise DataError(f"cannot read {error.filename} ({error.strerror}); check data.train") from None

@@ -1,17 +1,27 @@
 """From a recipe's text source to memory-mapped token ids: done once, kept in the cache, opened at once ever after.
 
-cache/tokenizers/KEY/tokenizer.json     by the source's content and the tokenizer's settings
-cache/text/KEY/{index.json, *.bin}      by the source's content, the split and the tokenizer
+cache/tokenizers/KEY/{index.json, tokenizer.json}     by the source's content and the tokenizer's settings
+cache/text/KEY/{index.json, *.bin}                    by the source's content, the split and the tokenizer
+
+Both are verified when they are read: the tokenizer whole, token ids by block. Version 0.1 kept no checksums, and knew
+local files by size, modification time and both ends; what it left is verified once, by the identity that it wrote, and
+kept.
 """
 
+import contextlib
+import hashlib
 import json
+import logging
+import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from lapcli.data.cache import build_once, digest
+from lapcli.data.checksums import INDEX, BlockHasher, read_index, write_index
 from lapcli.data.text.corpus import Corpus, Progress
 from lapcli.data.text.documents import DocumentWriter
 from lapcli.data.text.shards import TokenStream, shards_are_whole, token_dtype
@@ -21,8 +31,12 @@ from lapcli.recipe.schema import TextSource, TokenizerSection
 from lapcli.runtime.environment import cache_dir
 from lapcli.runtime.errors import DataError
 
+log = logging.getLogger(__name__)
+
 VERSION = 1  # of the files under cache/text and cache/tokenizers; a change of it builds them again
-INDEX = "index.json"
+TOKENIZER = "tokenizer.json"
+_PARTS = ("train", "validation")
+_READ_AT_ONCE = 1 << 22
 
 
 @dataclass(frozen=True)
@@ -45,7 +59,10 @@ def prepare_text(source: TextSource, tokenizer: TokenizerSection, *, progress: P
     corpus = open_corpus(source, progress)
     used = _prepare_tokenizer(corpus, tokenizer)
     folder = build_once(
-        _text_folder(corpus, used.sha256), lambda unfinished: _tokenise(unfinished, corpus, used), _is_whole
+        _text_folder(corpus.key, used.sha256),
+        lambda unfinished: _tokenise(unfinished, corpus, used),
+        _is_whole,
+        lambda folder: _adopt_text(folder, corpus, used),
     )
     return _open(folder, corpus, used)
 
@@ -66,7 +83,7 @@ def describe_source(source: TextSource, tokenizer: TokenizerSection) -> str:
             state = (
                 "not on this machine yet: `lap fetch RECIPE` gets it" if remote else "the first run prepares it, once"
             )
-        elif (ready := _prepared_tokenizer(corpus, tokenizer)) and _is_whole(_text_folder(corpus, ready.sha256)):
+        elif _is_tokenised(corpus, tokenizer):
             state = f"{len(corpus.files):,} files, {corpus.size / 1e6:,.1f} MB, tokenised already"
         else:
             state = f"{len(corpus.files):,} files, {corpus.size / 1e6:,.1f} MB; the first run tokenises them, once"
@@ -75,9 +92,16 @@ def describe_source(source: TextSource, tokenizer: TokenizerSection) -> str:
     return f"{where}\n{state}"
 
 
-def _prepared_tokenizer(corpus: Corpus, section: TokenizerSection) -> Tokenizer | None:
-    path = Path(section.file).expanduser() if section.file else _tokenizer_folder(corpus, section) / "tokenizer.json"
-    return Tokenizer.from_file(path) if path.is_file() else None
+def _is_tokenised(corpus: Corpus, section: TokenizerSection) -> bool:
+    for key in (corpus.key_at_hand(), corpus.key_of_0_1()):
+        path = Path(section.file).expanduser() if section.file else None
+        if path is None and key is not None:
+            path = _tokenizer_folder(key, section) / TOKENIZER
+        if path is not None and key is not None and path.is_file():
+            folder = _text_folder(key, Tokenizer.from_file(path).sha256)
+            if _is_whole(folder) or _index_of_0_1(folder):
+                return True
+    return False
 
 
 def _prepare_tokenizer(corpus: Corpus, section: TokenizerSection) -> Tokenizer:
@@ -95,18 +119,39 @@ def _prepare_tokenizer(corpus: Corpus, section: TokenizerSection) -> Tokenizer:
         trained = train_tokenizer(
             _train_documents(corpus), section.vocab, max_chars=section.train_chars, crop=section.train_crop
         )
-        trained.save(folder / "tokenizer.json")
         ready.append(trained)
+        keep(folder, trained)
+
+    def keep(folder: Path, tokenizer: Tokenizer) -> None:
+        tokenizer.save(folder / TOKENIZER)
+        write_index(folder, {"sha256": tokenizer.sha256})
 
     def is_whole(folder: Path) -> bool:
         try:
-            ready.append(Tokenizer.from_file(folder / "tokenizer.json"))
-        except DataError:
+            found = Tokenizer.from_file(folder / TOKENIZER)
+            if read_index(folder) != {"sha256": found.sha256}:
+                return False
+        except (DataError, OSError, ValueError):
             return False
+        ready.append(found)
         return True
 
+    def adopt(folder: Path) -> None:
+        """One of version 0.1, if there is text that was tokenised with it: that folder's name tells its sha256."""
+        key = corpus.key_of_0_1()
+        old = _tokenizer_folder(key, section)
+        if (old / INDEX).exists() or not (old / TOKENIZER).is_file():
+            return
+        try:
+            found = Tokenizer.from_file(old / TOKENIZER)
+        except DataError:
+            return
+        if _index_of_0_1(_text_folder(key, found.sha256)):
+            keep(old, found)
+            _rename(old, folder)
+
     ready: list[Tokenizer] = []
-    build_once(_tokenizer_folder(corpus, section), train, is_whole)
+    build_once(_tokenizer_folder(corpus.key, section), train, is_whole, adopt)
     return ready[-1]
 
 
@@ -115,24 +160,24 @@ def _train_documents(corpus: Corpus) -> Iterator[str]:
         yield from part.train
 
 
-def _tokenizer_folder(corpus: Corpus, section: TokenizerSection) -> Path:
-    key = digest(VERSION, corpus.key, SPLIT_PATTERN, section.vocab, section.train_chars, section.train_crop)
+def _tokenizer_folder(corpus_key: str, section: TokenizerSection) -> Path:
+    key = digest(VERSION, corpus_key, SPLIT_PATTERN, section.vocab, section.train_chars, section.train_crop)
     return cache_dir() / "tokenizers" / key[:32]
 
 
-def _text_folder(corpus: Corpus, tokenizer_sha256: str) -> Path:
-    return cache_dir() / "text" / digest(VERSION, corpus.key, tokenizer_sha256)[:32]
+def _text_folder(corpus_key: str, tokenizer_sha256: str) -> Path:
+    return cache_dir() / "text" / digest(VERSION, corpus_key, tokenizer_sha256)[:32]
 
 
 def _tokenise(folder: Path, corpus: Corpus, tokenizer: Tokenizer) -> None:
     seed = None if corpus.source.shuffled else corpus.source.shuffle_seed
-    writers = {part: DocumentWriter(folder, part, tokenizer, seed) for part in ("train", "validation")}
+    writers = {part: DocumentWriter(folder, part, tokenizer, seed) for part in _PARTS}
     for parts in corpus.parts("tokenising"):
         writers["train"].add(parts.train)
         writers["validation"].add(parts.validation)
-    shards, hashes = {}, {}
+    shards, sums, hashes = {}, {}, {}
     for part, writer in writers.items():
-        shards[part], hashes[part] = writer.finish()
+        shards[part], sums[part], hashes[part] = writer.finish()
         if not writer.documents:
             raise DataError(
                 f"{corpus.source.train} has no text for {part}; check data.train, data.files and data.validation"
@@ -145,23 +190,75 @@ def _tokenise(folder: Path, corpus: Corpus, tokenizer: Tokenizer) -> None:
         "documents": {part: writer.documents for part, writer in writers.items()},
         "skipped": corpus.skipped,
         "shards": shards,
+        "sums": sums,
     }
-    (folder / INDEX).write_text(json.dumps(index, indent=1), encoding="utf-8")
+    write_index(folder, index)
 
 
 def _is_whole(folder: Path) -> bool:
+    """The index and the sizes; the shards' content is verified where it is read."""
     try:
-        index = json.loads((folder / INDEX).read_text(encoding="utf-8"))
+        index = read_index(folder)
         dtype = token_dtype(index["vocab"])
         return all(shards_are_whole(folder, shards, dtype) for shards in index["shards"].values())
     except (OSError, ValueError, KeyError, TypeError):
         return False
 
 
+def _adopt_text(folder: Path, corpus: Corpus, tokenizer: Tokenizer) -> None:
+    """Token ids of version 0.1, hashed once: they must have the identity that was written with them."""
+    old = _text_folder(corpus.key_of_0_1(), tokenizer.sha256)
+    index = _index_of_0_1(old)
+    if index is None:
+        return
+    if not corpus.is_older_than(old / INDEX):
+        log.warning("%s is not used: a file of its source has changed since, so that it cannot be verified", old)
+        return
+    log.warning("%s is of version 0.1, which kept no checksums; hashing it once", old)
+    hashes: dict[str, str] = {}
+    sums: dict[str, dict[str, str]] = {part: {} for part in _PARTS}
+    for part in _PARTS:
+        whole = hashlib.sha256()
+        for name, _ in index["shards"][part]:
+            blocks = BlockHasher()
+            with (old / name).open("rb") as file:
+                while content := file.read(_READ_AT_ONCE):
+                    whole.update(content)
+                    blocks.update(content)
+            sums[part][name] = blocks.hexdigest()
+        hashes[part] = whole.hexdigest()
+    if digest(hashes, tokenizer.sha256) != index["identity"] or index["vocab"] != tokenizer.vocab_size:
+        log.warning("%s is damaged (its content is not that of its identity); building it again", old)
+        shutil.rmtree(old)
+        return
+    write_index(old, {**index, "sums": sums})
+    _rename(old, folder)
+
+
+def _rename(old: Path, folder: Path) -> None:
+    if old != folder:
+        with contextlib.suppress(OSError):  # without locks another process may have been faster
+            old.rename(folder)
+
+
+def _index_of_0_1(folder: Path) -> dict[str, Any] | None:
+    """The index of a folder that version 0.1 finished, whose files have their sizes."""
+    try:
+        index = json.loads((folder / INDEX).read_text(encoding="utf-8"))
+        if set(index) != {"identity", "vocab", "documents", "skipped", "shards"}:
+            return None
+        dtype = token_dtype(index["vocab"])
+        return index if all(shards_are_whole(folder, index["shards"][part], dtype) for part in _PARTS) else None
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
 def _open(folder: Path, corpus: Corpus, tokenizer: Tokenizer) -> TextData:
-    index = json.loads((folder / INDEX).read_text(encoding="utf-8"))
+    index = read_index(folder)
     dtype: np.dtype = token_dtype(index["vocab"])
-    train, validation = (TokenStream(folder, index["shards"][part], dtype) for part in ("train", "validation"))
+    train, validation = (
+        TokenStream(folder, index["shards"][part], dtype, index["sums"][part], tokenizer.vocab_size) for part in _PARTS
+    )
     documents = index["documents"]
     return TextData(
         tokenizer=tokenizer,

@@ -45,10 +45,11 @@ def texts(mixture, tokenizer, epoch=0):
 class StandIn:
     """As many rows as a real data set, and nothing in them."""
 
-    malformed, examples_of_malformed, identity = 0, (), ""
+    malformed, examples_of_malformed, identity, longest = 0, (), "", 64
 
     def __init__(self, count):
         self.lengths = self.target_counts = np.full(count, 2)
+        self.is_cut = np.zeros(count, dtype=bool)
 
     def __len__(self):
         return len(self.lengths)

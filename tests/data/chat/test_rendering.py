@@ -49,13 +49,6 @@ def test_token_by_token(tokenizer):
     assert rendered.is_target.tolist() == [bool(mark) for _, mark in by_hand]
 
 
-def test_the_first_tokens_are_kept(tokenizer):
-    turns = spoken(("user", "abc"), ("assistant", "def"))
-    whole, cut = render(turns, tokenizer), render(turns, tokenizer, max_tokens=7)
-    assert cut.ids.tolist() == whole.ids.tolist()[:7]
-    assert len(cut.is_target) == 7
-
-
 def test_text_never_gives_special_tokens(tokenizer):
     turns = spoken(("user", "<|assistant_start|>"), ("assistant", "<|bos|>"))
     ids = render(turns, tokenizer).ids.tolist()

@@ -1,6 +1,7 @@
 """Where images come from: folders, tables through `datasets.load_dataset`, the digits; and what is refused."""
 
 import io
+import os
 import shutil
 
 import numpy as np
@@ -118,6 +119,36 @@ def test_a_row_without_an_image_is_named(tmp_path):
     write_parquet(tmp_path / "test.parquet", table([0, 1, 2]))
     with pytest.raises(DataError, match=r"split train, row 1 cannot be decoded"):
         open_images(ImageSource(train=str(tmp_path)), 3)
+
+
+def test_a_table_replaced_by_another_with_the_old_time_is_converted_again(tmp_path):
+    """As after `cp -p`: the name and the modification time are the same, the labels are not."""
+    for name in ("train", "test"):
+        write_parquet(tmp_path / f"{name}.parquet", table([0, 2, 1, 2]))
+    path = tmp_path / "train.parquet"
+    assert open_images(ImageSource(train=str(tmp_path)), 3).train.labels.tolist() == [0, 2, 1, 2]
+    before = path.stat()
+    for labels in ([2, 1, 0, 2], [0, 2, 1, 2]):
+        write_parquet(path, table(labels))
+        os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+        assert open_images(ImageSource(train=str(tmp_path)), 3).train.labels.tolist() == labels
+
+
+def test_a_conversion_of_version_0_1_is_kept_if_it_is_newer_than_the_files(tmp_path, lap_cache, caplog):
+    for name in ("train", "test"):
+        write_parquet(tmp_path / f"{name}.parquet", table([0, 2, 1, 2]))
+    open_images(ImageSource(train=str(tmp_path)), 3)
+    (written,) = lap_cache.rglob("converted_from.json")
+    written.unlink()  # version 0.1 did not write it
+    open_images(ImageSource(train=str(tmp_path)), 3)
+    assert not caplog.records
+    assert written.is_file()
+    written.unlink()
+    for arrow in written.parent.glob("*.arrow"):
+        os.utime(arrow, ns=(1, 1))
+    open_images(ImageSource(train=str(tmp_path)), 3)
+    assert "converting them again" in caplog.text
+    assert written.is_file()
 
 
 def test_a_label_column_must_be_named_where_there_are_two(tmp_path):

@@ -32,7 +32,7 @@ def written(folder, tokenizer, texts, seed):
     writer = DocumentWriter(folder, "train", tokenizer, seed)
     for text in texts:
         writer.add([text])
-    names, content = writer.finish()
+    names, _, content = writer.finish()
     assert writer.documents == len(texts)
     stream = TokenStream(folder, names, token_dtype(tokenizer.vocab_size))
     assert sorted(path.name for path in folder.iterdir()) == sorted(name for name, _ in names)
