@@ -220,10 +220,11 @@ def train_here(recipe: Any, runs: Path, name: str = "run", log: IO[str] | None =
     """Trains in this process; what it would show goes to `log`."""
     from rich.console import Console
 
+    from lapcli.kinds import kind_of
     from lapcli.training.start import train_recipe
 
     console = Console(file=log or io.StringIO(), soft_wrap=True)
-    return train_recipe(recipe, runs_dir=runs, name=name, console=console)
+    return train_recipe(kind_of(recipe), recipe, runs_dir=runs, name=name, console=console)
 
 
 def edit_checkpoint(folder: Path, file: str, change: Callable[[dict[str, Any]], None]) -> Path:

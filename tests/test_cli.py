@@ -187,7 +187,7 @@ def test_ctrl_c_before_the_first_step(tmp_path, capsys, monkeypatch):
     def interrupted(*_):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("lapcli.training.start._build", interrupted)
+    monkeypatch.setattr("lapcli.kinds.language_model.LanguageModelKind.start", interrupted)
     code, _, err = run_main(capsys, "train", str(QUICKSTART), "--runs-dir", str(tmp_path))
     assert code == 130
     assert err == "lap: stopped; what was saved is kept, run the same command to go on\n"

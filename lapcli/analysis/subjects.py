@@ -16,6 +16,7 @@ from lapcli.analysis.examples import Examples, ImageExamples, Origin, TextExampl
 from lapcli.data.cache import digest
 from lapcli.evaluation.run_tasks import find_weights
 from lapcli.heads.plan import HeadPlan
+from lapcli.kinds.chat import folder_of
 from lapcli.recipe.chat import ChatStageRecipe
 from lapcli.recipe.schema import GPTRecipe
 from lapcli.recipe.self_supervised import SelfSupervisedRecipe
@@ -23,7 +24,6 @@ from lapcli.recipe.vision import ClassificationRecipe, ImageFiles
 from lapcli.runs import Run, read_run
 from lapcli.runtime.errors import DataError, UsageError
 from lapcli.runtime.ranks import pick_device
-from lapcli.training.chat_start import folder_of
 from lapcli.training.checkpoint import load_weights
 
 SEQUENCES = 512  # of text, where --limit does not say

@@ -55,7 +55,7 @@ def sft(
         processes.check()
         _print_counts(loaded, as_json)
         return
-    from lapcli.training.stages import start_of, train_stages
+    from lapcli.kinds.chat import start_of, train_stages
 
     folder = runs_dir or default_runs_dir()
     start = start_of(folder, run)

@@ -59,11 +59,13 @@ def train(
     if needs_launch(processes, device):
         raise typer.Exit(launch(processes, sys.argv[1:], device))
 
+    from lapcli.kinds import kind_of
     from lapcli.runtime.console import LogConsole
     from lapcli.training.start import train_recipe
 
     console = LogConsole()
-    run = train_recipe(loaded, runs_dir=runs_dir or default_runs_dir(), name=run_name, fresh=fresh, console=console)
+    folder = runs_dir or default_runs_dir()
+    run = train_recipe(kind_of(loaded), loaded, runs_dir=folder, name=run_name, fresh=fresh, console=console)
     from lapcli.runtime.ranks import is_main_process
 
     if is_main_process():

@@ -15,10 +15,11 @@ import torch.distributed as dist
 from torch import Tensor
 
 from lapcli.data.images.batches import Example, ImageBatches
-from lapcli.data.images.image_set import ImageSet, Progress
+from lapcli.data.images.image_set import ImageSet
 from lapcli.data.images.loader import ImageLoader, Reader, Transform
 from lapcli.evaluation.backbones import Backbone
 from lapcli.runtime.errors import UsageError
+from lapcli.runtime.progress import Progress
 from lapcli.runtime.ranks import World
 
 

@@ -8,7 +8,6 @@ from typing import Any
 
 from lapcli.data.cache import digest
 from lapcli.data.images.ade20k import is_ade20k, open_ade20k
-from lapcli.data.images.image_set import Progress
 from lapcli.data.images.sources import open_images
 from lapcli.evaluation.backbones import Backbone
 from lapcli.evaluation.features import Pass
@@ -17,6 +16,7 @@ from lapcli.evaluation.tasks import PROBES, Measured, Score
 from lapcli.recipe.vision import ImageFiles
 from lapcli.runtime.devices import uses_bf16
 from lapcli.runtime.errors import UsageError
+from lapcli.runtime.progress import Progress
 from lapcli.runtime.ranks import World
 
 

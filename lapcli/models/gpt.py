@@ -216,9 +216,9 @@ class GPT(nn.Module):
                 outputs, inputs = weight.shape
                 std = inputs**-0.5 * min(1.0, (outputs / inputs) ** 0.5)
                 nn.init.normal_(weight, std=std, generator=generator)
-        self._fill_rotary_tables()
+        self.fill_rotary_tables()
 
-    def _fill_rotary_tables(self) -> None:
+    def fill_rotary_tables(self) -> None:
         device, half = self.cos_PD.device, self.config.head_size // 2
         frequencies = self.config.rotary_base ** (-torch.arange(half, dtype=torch.float32, device=device) / half)
         angles_PD = torch.arange(self.config.positions, dtype=torch.float32, device=device)[:, None] * frequencies

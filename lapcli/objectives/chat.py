@@ -17,7 +17,6 @@ from lapcli.data.chat.batches import ChatBatches, PackedBatches, PaddedBatches
 from lapcli.data.chat.conversation import conversation
 from lapcli.data.chat.mixture import Mixture, prepare_mixture
 from lapcli.data.chat.rendering import render_prompt
-from lapcli.data.text.corpus import Progress
 from lapcli.data.text.tokenizer import Tokenizer
 from lapcli.generation.engine import Engine, Sampling
 from lapcli.generation.transcript import transcript
@@ -27,8 +26,8 @@ from lapcli.objectives.objective import ParameterGroup
 from lapcli.objectives.schedules import learning_rate_multiplier, muon_momentum
 from lapcli.recipe.chat import ChatStageRecipe
 from lapcli.runtime.errors import UsageError
+from lapcli.runtime.progress import Progress
 from lapcli.runtime.ranks import World
-from lapcli.training.checkpoint import load_weights
 
 
 @dataclass(frozen=True)
@@ -68,11 +67,9 @@ class _Batch(NamedTuple):
 
 
 class Chat:
-    """`start`: the weights to begin with; none if the run has a checkpoint of its own."""
-
     best_metric = None
 
-    def __init__(self, recipe: ChatStageRecipe, data: ChatData, start: Path | None, world: World) -> None:
+    def __init__(self, recipe: ChatStageRecipe, data: ChatData, world: World) -> None:
         self._recipe, self._data, self._world = recipe, data, world
         train = recipe.train
         self.batches = plan_batches(train.batch, train.micro_batch, world.size)
@@ -88,8 +85,6 @@ class Chat:
         self._scheduled_steps = scheduled
         self.steps = max(1, scheduled - 1) if recipe.drop_last_update else scheduled
         self.model = build_gpt(_compiled_if_it_pays(recipe), world.device)
-        if start is not None:
-            load_weights(start, self.model, self.weights_metadata()["laplacian_heads"])
         packed = recipe.batching == "packed"
         self.unit = "tokens" if packed else "conversations"
         self.units_per_step = train.batch * (recipe.model.context if packed else 1)

@@ -59,13 +59,16 @@ def parameter_groups(recipe: GPTRecipe, model: GPT) -> list[ParameterGroup]:
     ]
 
 
-def build_gpt(recipe: GPTRecipe, device: torch.device) -> GPT:
-    """A model to train, with fresh weights."""
+def build_gpt(recipe: GPTRecipe, device: torch.device, *, is_drawn: bool = True) -> GPT:
+    """The model of a recipe. Without `is_drawn` its weights are whatever was in memory, to be loaded over."""
     train = recipe.train
     with torch.device("meta"):
         model = GPT(gpt_config(recipe))
-    # Drawn on the CPU: one seed gives the same weights on every rank and every device.
-    model.materialise().initialise(torch.Generator().manual_seed(recipe.seed))
+    model.materialise()
+    if is_drawn:  # on the CPU: one seed gives the same weights on every rank and every device
+        model.initialise(torch.Generator().manual_seed(recipe.seed))
+    else:
+        model.fill_rotary_tables()
     if uses_bf16(train.precision, device):
         model.use_bf16()
     model.to(device)

@@ -1,23 +1,34 @@
-"""Progress of preparing data, on stderr: a bar on a terminal, a line every so often elsewhere."""
+"""Progress on stderr: a bar on a terminal, a plain line every so often elsewhere, nothing on other ranks than 0."""
 
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self
 
-from lapcli.data.text.corpus import Progress
+if TYPE_CHECKING:
+    from rich.console import Console
 
+#: What long work calls: what is being done, how much is done, and of how much.
+Progress = Callable[[str, int, int], None]
 SECONDS_BETWEEN_LINES = 10.0
 
 
 @contextmanager
-def shown_progress() -> Iterator[Progress]:
-    """A callback for `prepare_text`."""
-    if sys.stderr.isatty():
+def shown_progress(is_shown: bool = True) -> Iterator[Progress]:
+    """A callback for work that reports its progress; on other ranks than 0 it shows nothing."""
+    if not is_shown:
+        yield _nothing
+    elif sys.stderr.isatty():
         with _bar() as progress:
             yield progress
     else:
         yield _lines()
+
+
+def _nothing(doing: str, done: int, total: int) -> None:
+    pass
 
 
 @contextmanager
@@ -48,3 +59,69 @@ def _lines() -> Progress:
             print(f"{doing}: {done / max(total, 1):.0%}", file=sys.stderr, flush=True)
 
     return show
+
+
+class StepProgress:
+    """Shows step, loss, learning rate, throughput, share of the peak where it is known, and the time left."""
+
+    def __init__(self, console: "Console", first: int, steps: int, unit: str, shown: bool = True) -> None:
+        self._console, self._first, self._steps, self._unit = console, first, steps, unit
+        self._shown = shown
+        self._started = time.monotonic()
+        self._last_line = float("-inf")
+        self._bar: Any = None
+        if shown and console.is_terminal:
+            from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
+            from rich.progress import Progress as Bars
+
+            self._bar = Bars(
+                TextColumn("step"),
+                MofNCompleteColumn(),
+                BarColumn(bar_width=None),
+                TextColumn("{task.description}"),
+                TimeRemainingColumn(),
+                console=console,
+            )
+            self._task = self._bar.add_task("", total=steps, completed=first)
+
+    def __enter__(self) -> Self:
+        if self._bar:
+            self._bar.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._bar:
+            self._bar.stop()
+
+    def step(
+        self, step: int, loss: float, lr: float, units_per_second: float | None, share_of_peak: float | None
+    ) -> None:
+        """`step` updates are done. The first of a process has no throughput: it compiles and warms up."""
+        if not self._shown:
+            return
+        text = f"loss {loss:.4f}  lr {lr:.3g}"
+        if units_per_second is not None:
+            text += f"  {units_per_second:,.0f} {self._unit}/s"
+        if share_of_peak is not None:
+            text += f"  {share_of_peak:.0%} of peak"
+        if self._bar:
+            self._bar.update(self._task, completed=step, description=text)
+            return
+        now = time.monotonic()
+        if step in (self._first + 1, self._steps) or now - self._last_line >= SECONDS_BETWEEN_LINES:
+            self._last_line = now
+            left = (now - self._started) / max(step - self._first, 1) * (self._steps - step)
+            self._console.print(f"step {step}/{self._steps}  {text}  {duration(left)} left", highlight=False)
+
+    def note(self, text: str) -> None:
+        """A line of its own, above the bar where there is one."""
+        if self._shown:
+            self._console.print(text, highlight=False, markup=False)
+
+
+def duration(seconds: float) -> str:
+    minutes, rest = divmod(int(seconds + 0.5), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}h{minutes:02d}m" if hours else f"{minutes}m{rest:02d}s" if minutes else f"{rest}s"

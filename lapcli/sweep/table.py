@@ -12,7 +12,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from lapcli.runtime.step_progress import duration
+from lapcli.runtime.progress import duration
 from lapcli.sweep.runner import Track
 from lapcli.sweep.state import last_validation, progress
 

@@ -22,9 +22,9 @@ from lapcli.recipe.schema import BaseRecipe
 from lapcli.runs import Run
 from lapcli.runtime.devices import peak_flops
 from lapcli.runtime.errors import Diverged, Interrupted, LapError
+from lapcli.runtime.progress import StepProgress
 from lapcli.runtime.ranks import World
 from lapcli.runtime.signals import StopRequest, stop_on_signal
-from lapcli.runtime.step_progress import StepProgress
 from lapcli.training import checkpoint
 from lapcli.training.metrics import MetricsLog, StepClock, without_times
 from lapcli.training.optimizers import Optimizers

@@ -2,60 +2,80 @@
 
 import os
 from collections.abc import Callable
-from contextlib import nullcontext
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from rich.console import Console
 
-from lapcli.data.text.tokens import prepare_text
-from lapcli.objectives.language_model import LanguageModel
 from lapcli.objectives.objective import Objective
-from lapcli.recipe.chat import ChatStageRecipe
-from lapcli.recipe.schema import BaseRecipe, LanguageModelRecipe
-from lapcli.recipe.self_supervised import SelfSupervisedRecipe
-from lapcli.recipe.vision import ClassificationRecipe
+from lapcli.recipe.schema import BaseRecipe
 from lapcli.runs import Run, open_run, read_run, write_summary
 from lapcli.runtime.errors import DataError, Diverged, Interrupted, UsageError
 from lapcli.runtime.machine import usable_cores
-from lapcli.runtime.progress import shown_progress
 from lapcli.runtime.ranks import World, join_world, leave_world
 from lapcli.runtime.signals import stop_before_the_first_step
-from lapcli.training.chat_start import build_chat
 from lapcli.training.loop import Loop
 
 
-def train_recipe(recipe: BaseRecipe, *, runs_dir: Path, name: str, fresh: bool = False, console: Console) -> Run:
+class Start(Protocol):
+    """What a kind of training begins with: its objective, what `run.json` records of its data, lines for the log."""
+
+    @property
+    def objective(self) -> Objective: ...
+
+    @property
+    def facts(self) -> dict[str, Any]: ...
+
+    @property
+    def notes(self) -> list[str]: ...
+
+
+class Startable(Protocol):
+    """A kind of training, as far as its start is concerned."""
+
+    def start(self, recipe: Any, world: World, run: Run) -> Start: ...
+
+
+def train_recipe(
+    kind: Startable, recipe: BaseRecipe, *, runs_dir: Path, name: str, fresh: bool = False, console: Console
+) -> Run:
     """Trains the run of that name to its end; a finished one is returned as it is."""
     world = join_world(recipe.train.device)
     try:
-        return train_in_world(world, recipe, runs_dir=runs_dir, name=name, fresh=fresh, console=console)
+        return train_in_world(world, kind, recipe, runs_dir=runs_dir, name=name, fresh=fresh, console=console)
     finally:
         leave_world()
 
 
 def train_in_world(
-    world: World, recipe: BaseRecipe, *, runs_dir: Path, name: str, fresh: bool = False, console: Console
+    world: World,
+    kind: Startable,
+    recipe: BaseRecipe,
+    *,
+    runs_dir: Path,
+    name: str,
+    fresh: bool = False,
+    console: Console,
 ) -> Run:
     """The same for processes that have met already, who may train several runs one after the other."""
     run = _open_together(world, runs_dir, name, recipe, fresh)
     try:
         if not run.is_finished:
-            _train(recipe, run, world, console)
+            _train(kind, recipe, run, world, console)
     finally:
         run.unlock()
     return run
 
 
-def _train(recipe: BaseRecipe, run: Run, world: World, console: Console) -> None:
+def _train(kind: Startable, recipe: BaseRecipe, run: Run, world: World, console: Console) -> None:
     _set_threads(recipe, run, world)
     report = run.update if world.is_main else _nothing
     try:
         with stop_before_the_first_step(), world.together():
-            objective, facts = _build(recipe, world, run)
+            start = kind.start(recipe, world, run)
+            objective, facts = start.objective, start.facts
             _refuse_other_data(run, facts)
-        notes = facts.pop("notes", [])
         report(
             status="running",
             failure=None,
@@ -73,7 +93,7 @@ def _train(recipe: BaseRecipe, run: Run, world: World, console: Console) -> None
                 f"{sum(p.numel() for p in objective.model.parameters()):,} parameters, on {_device_name(world)}",
                 highlight=False,
             )
-            for note in notes:
+            for note in start.notes:
                 console.print(note, highlight=False, markup=False)
         loop = Loop(objective, recipe, run, world, console)
         loop.train()
@@ -96,52 +116,6 @@ def _refuse_other_data(run: Run, facts: dict[str, Any]) -> None:
             f"the data of {run.path} has changed since it began (sha256 {began_with[:16]} then, "
             f"{facts['data_sha256'][:16]} now); put it back, or use --fresh or --name for a new run"
         )
-
-
-def _build(recipe: BaseRecipe, world: World, run: Run) -> tuple[Objective, dict[str, Any]]:
-    """The objective, and what `run.json` says of its data."""
-    for kind, build in _BUILDERS.items():
-        if isinstance(recipe, kind):
-            return build(recipe, world, run)
-    raise UsageError(f"objective {recipe.objective} cannot be trained yet")
-
-
-def _build_language_model(recipe: LanguageModelRecipe, world: World, run: Run) -> tuple[Objective, dict[str, Any]]:
-    with shown_progress() if world.is_main else nullcontext() as progress:
-        data = prepare_text(recipe.data, recipe.tokenizer, progress=progress)
-    if world.is_main:
-        data.tokenizer.save(run.path / "tokenizer.json")
-    facts = {"data": data.description, "data_sha256": data.identity, "tokenizer_sha256": data.tokenizer.sha256}
-    return LanguageModel(recipe, data, world), facts
-
-
-def _build_classification(recipe: ClassificationRecipe, world: World, run: Run) -> tuple[Objective, dict[str, Any]]:
-    from lapcli.data.images.sources import open_images
-    from lapcli.objectives.classification import Classification
-
-    with shown_progress() if world.is_main else nullcontext() as progress:
-        data = open_images(recipe.data, recipe.model.classes, progress)
-    facts = {"data": data.description, "data_sha256": data.identity, "classes": data.train.classes}
-    return Classification(recipe, data, world), facts
-
-
-def _build_self_supervised(recipe: SelfSupervisedRecipe, world: World, run: Run) -> tuple[Objective, dict[str, Any]]:
-    from lapcli.data.images.sources import open_images
-    from lapcli.objectives.self_supervised import SelfSupervised
-
-    with shown_progress() if world.is_main else nullcontext() as progress:
-        data = open_images(recipe.data, None, progress)
-    objective = SelfSupervised(recipe, data, world)
-    facts = {"data": data.description, "data_sha256": data.identity, "classes": data.train.classes}
-    return objective, {**facts, "notes": objective.notes()}
-
-
-_BUILDERS: dict[type[BaseRecipe], Callable[..., tuple[Objective, dict[str, Any]]]] = {
-    LanguageModelRecipe: _build_language_model,
-    ClassificationRecipe: _build_classification,
-    SelfSupervisedRecipe: _build_self_supervised,
-    ChatStageRecipe: build_chat,
-}
 
 
 def _finish(run: Run, loop: Loop) -> None:

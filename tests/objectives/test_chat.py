@@ -8,12 +8,13 @@ import torch
 from rich.console import Console
 from support import tiny_chat_recipe, tiny_recipe, train_here, write_text
 
+from lapcli.kinds import KINDS
+from lapcli.kinds.chat import train_stages
 from lapcli.objectives.chat import Chat, prepare_chat
 from lapcli.recipe.chat import stage_recipe
+from lapcli.runs import open_run
 from lapcli.runtime.errors import UsageError
 from lapcli.runtime.ranks import World
-from lapcli.training.chat_start import weights_with
-from lapcli.training.stages import train_stages
 
 torch.set_num_threads(1)
 CPU = torch.device("cpu")
@@ -35,9 +36,7 @@ def built(pretrained, folder, world=None, stage="sft", **changes):
     from lapcli.data.text.tokenizer import Tokenizer
 
     tokenizer = Tokenizer.from_file(pretrained.path / "tokenizer.json")
-    start = weights_with(pretrained.checkpoints, pretrained.info["weights_sha256"])
-    assert start is not None
-    chat = Chat(recipe, prepare_chat(recipe, tokenizer), start, world or World(0, 1, CPU))
+    chat = Chat(recipe, prepare_chat(recipe, tokenizer), world or World(0, 1, CPU))
     generator = torch.Generator().manual_seed(0)
     with torch.no_grad():
         for p in chat.model.parameters():
@@ -115,11 +114,9 @@ def test_the_last_step_of_the_epoch_can_be_left_out(pretrained, tmp_path):
 
 
 def test_a_stage_starts_from_the_weights_before_it(pretrained, tmp_path):
-    randomised = built(pretrained, tmp_path)
-    recipe = randomised._recipe
-    fresh = Chat(
-        recipe, randomised._data, weights_with(pretrained.checkpoints, recipe.start.weights_sha256), randomised._world
-    )
+    recipe = built(pretrained, tmp_path)._recipe
+    run = open_run(pretrained.path.parent, "stage", recipe)
+    fresh = KINDS["chat"].start(recipe, World(0, 1, CPU), run).objective
     from safetensors.torch import load_file
 
     for name, tensor in load_file(next(pretrained.checkpoints.glob("step-*/model.safetensors"))).items():

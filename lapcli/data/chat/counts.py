@@ -6,9 +6,9 @@ from typing import Any
 
 from lapcli.data.chat.prepared import rows_at_hand
 from lapcli.data.chat.sources import source_files
-from lapcli.data.text.corpus import Progress
 from lapcli.recipe.chat import ChatRecipe, DataSet, Stage
 from lapcli.runtime.files import sha256_of_file
+from lapcli.runtime.progress import Progress
 
 
 @dataclass(frozen=True)

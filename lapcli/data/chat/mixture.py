@@ -13,10 +13,10 @@ import numpy as np
 
 from lapcli.data.cache import digest
 from lapcli.data.chat.prepared import RenderedRows, prepare_rows
-from lapcli.data.text.corpus import Progress
 from lapcli.data.text.tokenizer import Tokenizer
 from lapcli.recipe.chat import GENERATED, DataSet
 from lapcli.runtime.errors import DataError
+from lapcli.runtime.progress import Progress
 
 
 @dataclass(frozen=True)

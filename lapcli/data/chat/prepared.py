@@ -26,13 +26,13 @@ from lapcli.data.chat.words import SYSTEM, builtin_words, read_words, system_wor
 from lapcli.data.checksums import INDEX, BlockHasher, CheckedFile, read_index, write_index
 from lapcli.data.fingerprint import content_sha256, hub_fingerprint
 from lapcli.data.text.builtin import builtin_sha256, builtin_text
-from lapcli.data.text.corpus import Progress
 from lapcli.data.text.shards import token_dtype
 from lapcli.data.text.tokenizer import Tokenizer
 from lapcli.recipe.chat import GENERATED, DataSet
 from lapcli.runtime.environment import cache_dir
 from lapcli.runtime.errors import DataError
 from lapcli.runtime.files import sha256_of_file
+from lapcli.runtime.progress import Progress
 
 log = logging.getLogger(__name__)
 

@@ -14,11 +14,11 @@ from lapcli.data.cache import build_once, digest
 from lapcli.data.checksums import INDEX, read_index, write_index
 from lapcli.data.file_lists import expand_ranges
 from lapcli.data.hub import cached_hub_files, hub_files
-from lapcli.data.text.corpus import Progress
 from lapcli.recipe.chat import ChatRecipe, DataSet, Stage
 from lapcli.runtime.environment import cache_dir, hub_is_offline
 from lapcli.runtime.errors import DataError
 from lapcli.runtime.files import sha256_of_file
+from lapcli.runtime.progress import Progress
 
 SUFFIXES = (".parquet", ".jsonl", ".jsonl.gz", ".json", ".csv", ".txt")
 _SECONDS = 60

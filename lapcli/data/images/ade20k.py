@@ -17,10 +17,11 @@ from PIL import Image, UnidentifiedImageError
 
 from lapcli.data.cache import digest
 from lapcli.data.images.folder import SUFFIXES
-from lapcli.data.images.image_set import HASHED_IMAGES, Progress, decode
+from lapcli.data.images.image_set import HASHED_IMAGES, decode
 from lapcli.data.images.tables import has_tables, load_tables
 from lapcli.runtime.environment import hub_is_offline
 from lapcli.runtime.errors import DataError
+from lapcli.runtime.progress import Progress
 
 CLASSES = 150
 IGNORED = 255  # what label 0 becomes; class c of the file is c - 1

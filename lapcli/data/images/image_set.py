@@ -10,11 +10,11 @@ import torch
 from PIL import Image, ImageOps, UnidentifiedImageError
 
 from lapcli.runtime.errors import DataError
+from lapcli.runtime.progress import Progress
 
 # A photograph of a hundred megapixels is large, not an attack; Pillow refuses at twice that.
 warnings.simplefilter("ignore", Image.DecompressionBombWarning)
 
-Progress = Callable[[str, int, int], None]
 
 #: Images whose content goes into a set's identity, spread over all of it; labels and encoded sizes are all in.
 HASHED_IMAGES = 1000

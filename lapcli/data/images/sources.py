@@ -8,11 +8,12 @@ import numpy as np
 from lapcli.data.cache import digest
 from lapcli.data.images.digits import Digits
 from lapcli.data.images.folder import FolderImages, is_image_folder
-from lapcli.data.images.image_set import ImageSet, Part, Progress, hold
+from lapcli.data.images.image_set import ImageSet, Part, hold
 from lapcli.data.images.photographs import Photographs
 from lapcli.data.images.tables import HELD_OUT, has_tables, open_tables
 from lapcli.recipe.vision import ImageFiles
 from lapcli.runtime.errors import DataError
+from lapcli.runtime.progress import Progress
 
 #: Training images of sets known by name, so that a plan can count steps without touching data.
 KNOWN_SIZES = {

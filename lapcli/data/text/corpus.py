@@ -1,6 +1,6 @@
 """A corpus: files read as one sequence of documents, those to train on and those held out kept apart."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -15,9 +15,8 @@ from lapcli.data.text.split import cut_in_two, held_out
 from lapcli.recipe.schema import TextSource
 from lapcli.runtime.errors import DataError
 from lapcli.runtime.files import sha256_of_file
+from lapcli.runtime.progress import Progress
 
-#: Called with what is being done, how much of it is done, and how much there is.
-Progress = Callable[[str, int, int], None]
 
 DEFAULT_FRACTION = 1 / 20
 _READ_AT_ONCE = 1 << 26  # bytes of a file that are read without a second thought

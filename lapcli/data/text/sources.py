@@ -7,10 +7,11 @@ from lapcli.data.file_lists import check_file_list, expand_ranges, local_files
 from lapcli.data.fingerprint import hub_fingerprint
 from lapcli.data.hub import cached_hub_files, hub_files
 from lapcli.data.text.builtin import builtin_folder, builtin_sha256, builtin_text
-from lapcli.data.text.corpus import Corpus, Progress, SourceFile
+from lapcli.data.text.corpus import Corpus, SourceFile
 from lapcli.data.text.formats import is_text
 from lapcli.recipe.schema import TextSource
 from lapcli.runtime.errors import DataError
+from lapcli.runtime.progress import Progress
 
 
 def open_corpus(source: TextSource, progress: Progress | None = None) -> Corpus:

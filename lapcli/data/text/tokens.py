@@ -22,7 +22,7 @@ import numpy as np
 
 from lapcli.data.cache import build_once, digest
 from lapcli.data.checksums import INDEX, BlockHasher, read_index, write_index
-from lapcli.data.text.corpus import Corpus, Progress
+from lapcli.data.text.corpus import Corpus
 from lapcli.data.text.documents import DocumentWriter
 from lapcli.data.text.shards import TokenStream, shards_are_whole, token_dtype
 from lapcli.data.text.sources import corpus_at_hand, hub_list, open_corpus
@@ -30,6 +30,7 @@ from lapcli.data.text.tokenizer import SPLIT_PATTERN, Tokenizer, train_tokenizer
 from lapcli.recipe.schema import TextSource, TokenizerSection
 from lapcli.runtime.environment import cache_dir
 from lapcli.runtime.errors import DataError
+from lapcli.runtime.progress import Progress
 
 log = logging.getLogger(__name__)
 

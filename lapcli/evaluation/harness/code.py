@@ -6,9 +6,9 @@ from typing import Any
 
 from lapcli.evaluation.harness.journal import Journal, line_key
 from lapcli.runtime.machine import usable_cores
+from lapcli.runtime.progress import Progress
 from lapcli.sandbox import Candidate, Mode, run_all
 
-Progress = Callable[[str, int, int], None]
 ProgramOf = Callable[[dict[str, Any], str], str]
 
 

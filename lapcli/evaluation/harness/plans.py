@@ -1,6 +1,5 @@
 """From a task's name to what lm-eval evaluates: the definition, its documents, and how prompts are made."""
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -15,9 +14,8 @@ from lapcli.evaluation.harness.settings import Settings
 from lapcli.evaluation.harness.text_task import text_documents, text_task
 from lapcli.runs import Run
 from lapcli.runtime.errors import UsageError
+from lapcli.runtime.progress import Progress
 from lapcli.sandbox import choose_mode
-
-Progress = Callable[[str, int, int], None]
 
 
 @dataclass

@@ -19,7 +19,7 @@ from lapcli.data.cache import digest
 from lapcli.evaluation.harness.adapter import LapLM
 from lapcli.evaluation.harness.crew import Crew
 from lapcli.evaluation.harness.journal import Journal
-from lapcli.evaluation.harness.plans import Plan, Planner, Progress
+from lapcli.evaluation.harness.plans import Plan, Planner
 from lapcli.evaluation.harness.record import average, prompts_of, sample_lines, scores_of, table
 from lapcli.evaluation.harness.settings import REASON, Settings, read_settings
 from lapcli.evaluation.harness.worker import Worker
@@ -27,7 +27,7 @@ from lapcli.evaluation.loading import LoadedGPT, load_gpt
 from lapcli.evaluation.tasks import Measured, Request, Score
 from lapcli.runtime.errors import UsageError
 from lapcli.runtime.files import write_json
-from lapcli.runtime.progress import shown_progress
+from lapcli.runtime.progress import Progress, shown_progress
 
 BATCH = 16  # questions at once
 

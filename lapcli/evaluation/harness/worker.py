@@ -1,6 +1,6 @@
 """What each process does with its share: likelihoods and generations, journalled as they come."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -11,8 +11,8 @@ from lapcli.evaluation.harness.likelihood import Question, score
 from lapcli.generation.engine import Engine, Event
 from lapcli.generation.sampling import Sampling
 from lapcli.models.gpt import GPT
+from lapcli.runtime.progress import Progress
 
-Progress = Callable[[str, int, int], None]
 PARTS = 1000  # of a bar that spans several jobs
 
 

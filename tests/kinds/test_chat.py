@@ -22,11 +22,11 @@ from support import (
     write_text,
 )
 
+from lapcli.kinds.chat import start_of, train_stages
 from lapcli.recipe import recipe_from_dict, recipe_to_dict, recipe_to_yaml
 from lapcli.recipe.chat import stage_recipe
 from lapcli.runtime.errors import DataError, UsageError
 from lapcli.training.metrics import read_metrics, without_times
-from lapcli.training.stages import start_of, train_stages
 
 torch.set_num_threads(1)
 
@@ -111,7 +111,7 @@ def test_other_weights_are_another_run(pretrained, tmp_path):
 def test_weights_that_are_gone(pretrained, tmp_path):
     recipe = staged(pretrained, tmp_path, "sft")
     missing = recipe.model_copy(update={"start": recipe.start.model_copy(update={"weights_sha256": "0" * 64})})
-    with pytest.raises(DataError, match="no whole checkpoint of them any more"):
+    with pytest.raises(DataError, match="no longer has a whole checkpoint"):
         train_here(missing, tmp_path / "runs")
 
 

@@ -1,0 +1,26 @@
+"""The kinds of training: one module for each, and the registry that everything else asks.
+
+A kind is found by the `objective` of its recipe. Nothing here imports torch before a kind is asked to train or to load
+something, so that a wrong name is refused at once.
+"""
+
+from lapcli.kinds.kind import Kind, LoadedModel, Start
+from lapcli.recipe.schema import AnyRecipe
+from lapcli.runtime.plugins import Registry
+
+KINDS: Registry[Kind] = Registry(
+    "kind",
+    {
+        "language_model": "lapcli.kinds.language_model:KIND",
+        "chat": "lapcli.kinds.chat:KIND",
+        "classification": "lapcli.kinds.classification:KIND",
+        "self_supervised": "lapcli.kinds.self_supervised:KIND",
+    },
+)
+
+
+def kind_of(recipe: AnyRecipe) -> Kind:
+    return KINDS[recipe.objective]
+
+
+__all__ = ["KINDS", "Kind", "LoadedModel", "Start", "kind_of"]

@@ -1,0 +1,166 @@
+"""The one way from a name to a model: a run, one of its checkpoints, or `timm:NAME` with its own or a file's weights.
+
+Weights that do not fit are refused, not loaded in part.
+"""
+
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from lapcli.kinds import kind_of
+from lapcli.kinds.kind import CLASSES, FEATURES, LoadedModel
+from lapcli.recipe.vision import ImageFiles
+from lapcli.runs import Run, read_summary
+from lapcli.runtime.environment import hub_is_offline
+from lapcli.runtime.errors import DataError, UsageError
+from lapcli.runtime.files import sha256_of_file
+from lapcli.training import checkpoint as checkpoints
+from lapcli.training.checkpoint import Checkpoint
+
+TIMM = "timm:"
+SAFE = "model.safetensors"
+STOCK_IMAGES = "hub:ILSVRC/imagenet-1k"  # what timm's weights were trained on
+
+
+def find_checkpoint(run: Run, which: str) -> Checkpoint:
+    """`last`, `best`, or a step number; whole, by its hashes."""
+    steps = checkpoints.steps_in(run.checkpoints)
+    if not steps:
+        raise UsageError(f"{run.path} has no checkpoint yet; train it first")
+    if which == "last":
+        step: Any = steps[-1]
+    elif which == "best":
+        step = read_summary(run).get("best_step")
+        if step is None:
+            raise UsageError(f"{run.path} has no best checkpoint (unfinished, or of a kind that keeps none); use last")
+    else:
+        step = int(which) if which.isdecimal() else None
+    if step not in steps:
+        kept = ", ".join(map(str, steps))
+        raise UsageError(f"--checkpoint takes last, best or one of the kept steps {kept}; got {which[:40]!r}")
+    return checkpoints.read(run.checkpoints / f"step-{step:06d}")
+
+
+def open_run(run: Run, checkpoint: Checkpoint | None, device: torch.device, *, float32: bool = False) -> LoadedModel:
+    """The run's model with the weights of that checkpoint, or untrained."""
+    return kind_of(run.recipe).load(run, checkpoint, device, float32=float32)
+
+
+def is_timm_name(name: str) -> bool:
+    return name.startswith(TIMM)
+
+
+def open_timm(name: str, device: torch.device, *, weights: Path | None = None, seed: int | None = None) -> LoadedModel:
+    """A stock timm model: with its weights from the hub, those of a file, or with `seed` untrained."""
+    import timm
+    from timm.data import resolve_model_data_config
+
+    known = _known_timm_name(name)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed or 0)
+        try:
+            model: Any = timm.create_model(known, pretrained=False)
+        except (RuntimeError, TypeError, ValueError) as error:
+            raise UsageError(f"timm cannot build {known} ({str(error).splitlines()[0][:200]})") from None
+    config = resolve_model_data_config(model)
+    path = None
+    if seed is None:
+        path = weights if weights is not None else _hub_weights(known, model.pretrained_cfg)
+        _load(model, path)
+    source = ImageFiles(
+        train=STOCK_IMAGES,
+        interpolation="bilinear" if config["interpolation"] == "bilinear" else "bicubic",
+        crop_ratio=float(config["crop_pct"]),
+        mean=list(config["mean"]),
+        std=list(config["std"]),
+    )
+    return LoadedModel(
+        name=name,
+        module=model.to(device).eval(),
+        gives=frozenset({CLASSES, FEATURES}),
+        weights="untrained" if path is None else "pretrained",
+        weights_sha256=None if path is None else sha256_of_file(path),
+        step=None,
+        device=device,
+        file=path,
+        images=source,
+        image_size=int(config["input_size"][-1]),
+    )
+
+
+def _known_timm_name(name: str) -> str:
+    import timm
+
+    known = name.removeprefix(TIMM)
+    if not name.startswith(TIMM) or not known:
+        raise UsageError(f"--model takes timm:NAME, such as timm:vit_small_patch16_224, got {name[:80]!r}")
+    if not timm.is_model(known.split(".")[0]):
+        near = get_close_matches(known, timm.list_models(["*vit*", "eva*"]), 1, cutoff=0.4)
+        raise UsageError(f"timm has no model {known[:80]!r}{f'; did you mean timm:{near[0]}?' if near else ''}")
+    return known
+
+
+def _load(model: Any, path: Path) -> None:
+    from timm.models import eva, load_state_dict, vision_transformer
+
+    if not path.is_file():
+        raise UsageError(f"there is no file {path}; --weights takes a .safetensors or .pth file of the model")
+    if path.suffix == ".safetensors":
+        _refuse_laplacian(path)
+    try:
+        state = load_state_dict(str(path), device="cpu")  # tensors alone: nothing in the file is executed
+        adapt = eva.checkpoint_filter_fn if isinstance(model, eva.Eva) else vision_transformer.checkpoint_filter_fn
+        found = model.load_state_dict(adapt(state, model), strict=False)
+    except Exception as error:  # whatever pickle, safetensors or torch's shape check raise
+        lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
+        reason = lines[1] if len(lines) > 1 and lines[0].startswith("Error(s) in loading") else lines[0]
+        raise DataError(f"{path} cannot be loaded into {type(model).__name__} ({reason[:200]})") from None
+    if found.missing_keys:
+        raise DataError(f"{path} does not fit the model: it lacks {', '.join(found.missing_keys[:3])}")
+    unknown = [key for key in found.unexpected_keys if not key.startswith(("head", "fc_norm", "norm.", "mask_token"))]
+    if unknown:
+        raise DataError(f"{path} does not fit the model, which has no {', '.join(unknown[:3])}")
+
+
+def _refuse_laplacian(path: Path) -> None:
+    """Weights of a run with Laplacian heads would fit a stock ViT, wrongly."""
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with safe_open(path, framework="pt") as file:
+            plan = (file.metadata() or {}).get("laplacian_heads")
+    except (OSError, SafetensorError) as error:
+        raise DataError(f"{path} is not a readable safetensors file ({error})") from None
+    if plan is not None and any(digit in "123456789" for digit in plan):
+        raise DataError(f"{path} was trained with laplacian_heads {plan}, a stock ViT has none; use --run for its run")
+
+
+def _hub_weights(name: str, settings: dict[str, Any]) -> Path:
+    from huggingface_hub import hf_hub_download
+    from huggingface_hub.errors import EntryNotFoundError
+
+    repository = settings.get("hf_hub_id")
+    if not repository:
+        raise UsageError(f"the hub has no weights for {name}; give a file with --weights")
+    repository, _, revision = str(repository).partition("@")
+    files = [settings["hf_hub_filename"]] if settings.get("hf_hub_filename") else [SAFE, "pytorch_model.bin"]
+    try:
+        for number, file in enumerate(files):
+            try:
+                return Path(
+                    hf_hub_download(repository, file, revision=revision or None, local_files_only=hub_is_offline())
+                )
+            except EntryNotFoundError:
+                if number + 1 == len(files):
+                    raise
+    except Exception as error:  # whatever the connection, its proxies or the library's transports raise
+        why = (
+            "HF_HUB_OFFLINE is set and they are not on this machine" if hub_is_offline() else str(error).splitlines()[0]
+        )
+        raise DataError(
+            f"the weights of {name} could not be had from {repository} on the hub ({why[:200]}); run this where the "
+            "hub can be reached, or give a file with --weights"
+        ) from None
+    raise AssertionError("not reached")
