@@ -11,7 +11,7 @@ from rich.console import Console
 from lapcli.objectives.objective import Objective
 from lapcli.recipe.schema import BaseRecipe
 from lapcli.runs import Run, open_run, read_run, write_summary
-from lapcli.runtime.errors import DataError, Diverged, Interrupted, UsageError
+from lapcli.runtime.errors import DataError, Diverged, Interrupted
 from lapcli.runtime.machine import usable_cores
 from lapcli.runtime.ranks import World, join_world, leave_world
 from lapcli.runtime.signals import stop_before_the_first_step

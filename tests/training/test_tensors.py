@@ -7,6 +7,7 @@ import pytest
 import torch
 from analysis_support import self_supervised_recipe
 from image_support import image_recipe
+from lapcli.training.stages import train_stages
 from rich.console import Console
 from support import edit_checkpoint, run_main, tiny_chat_recipe, tiny_recipe, train_here, write_text
 from torch import nn
@@ -16,7 +17,6 @@ from lapcli.recipe import recipe_to_yaml
 from lapcli.runtime.errors import DataError, Diverged
 from lapcli.training import checkpoint
 from lapcli.training.optimizers import Optimizers
-from lapcli.training.stages import train_stages
 from lapcli.training.tensors import check_tensors, first_not_finite
 
 MODEL, OPTIMIZER = "model.safetensors", "optimizer.safetensors"

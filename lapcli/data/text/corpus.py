@@ -17,7 +17,6 @@ from lapcli.runtime.errors import DataError
 from lapcli.runtime.files import sha256_of_file
 from lapcli.runtime.progress import Progress
 
-
 DEFAULT_FRACTION = 1 / 20
 _READ_AT_ONCE = 1 << 26  # bytes of a file that are read without a second thought
 
