@@ -57,6 +57,8 @@ def _accuracy(request: Request, recipe: ClassificationRecipe, model: nn.Module, 
         recipe = recipe.model_copy(update={"data": source})
     numbers = [str(number) for number in range(recipe.model.classes)]
     images, description = open_held_out(recipe.data, request.run.info.get("classes") or numbers)
+    identity = images.identity()
+    world.require_same({"data": identity})
     positions = spread(len(images), request.limit)
     measured = images if positions is None else Part(images, np.array(positions))
     bf16 = uses_bf16(recipe.train.precision, world.device)
@@ -73,7 +75,7 @@ def _accuracy(request: Request, recipe: ClassificationRecipe, model: nn.Module, 
         Score(task, found.top(TOP[task]), found.images, wilson_interval(found.correct[TOP[task]], found.images))
         for task in tasks
     ]
-    return Measured(scores, description, images.identity())
+    return Measured(scores, description, identity)
 
 
 def _probes(

@@ -72,6 +72,7 @@ def measure_probes(
         described, identities = [], []
         if {"linear", "knn"} & set(tasks):
             opened = open_images(_images(source, settings, limit), None, progress)
+            world.require_same({"data": opened.identity})
             described.append(opened.description)
             identities.append(opened.identity)
             images = opened
@@ -83,6 +84,7 @@ def measure_probes(
             else:
                 protocol = settings.protocols.ade20k
                 scenes = open_ade20k(protocol.data, protocol.revision, protocol.image_column, protocol.label_column)
+                world.require_same({"data": scenes.identity})
                 described.append(scenes.description)
                 identities.append(scenes.identity)
                 # As many pixels at once as the images of the other tasks have.

@@ -98,6 +98,7 @@ def evaluate_run(
     weights = find_weights(run, which)
     world = join_world(run.recipe.train.device)
     try:
+        world.require_same({"weights": weights.weights_sha256})
         request = Request(run, weights, names, world, batch, data, limit, chosen)
         measured = EVALUATORS[run.recipe.objective].evaluate(request)
         path = run.path / EVAL / f"step-{weights.step:06d}_{_file_name(names, limit, measured)}"
@@ -141,6 +142,7 @@ def evaluate_model(
     world = join_world()
     try:
         stock = open_stock_model(name, weights, world.device)
+        world.require_same({"weights": stock.weights_sha256})
         measured = measure_probes(
             stock.backbone,
             names,

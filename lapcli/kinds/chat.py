@@ -56,6 +56,7 @@ class ChatKind(Kind):
             "started_from": {"run": recipe.start.run, "weights_sha256": recipe.start.weights_sha256},
             "data": data.description,
             "data_sha256": data.train.identity,
+            "held_out_sha256": data.validation.identity if data.validation else None,
             "rows_without_target": data.train.dropped,
             "cut_rows": data.train.cut,
             "cut_share": data.train.cut / len(data.train),

@@ -2,10 +2,11 @@
 
 import os
 import platform
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -58,6 +59,25 @@ class World:
         found: list[object] = [None] * self.size
         dist.all_gather_object(found, value)
         return found
+
+    def require_same(self, identities: Mapping[str, str | None]) -> None:
+        """DataError on every rank if one of them has another identity (a sha256, by what it is of) than rank 0."""
+        found: list[Any] = self.from_all((platform.node(), dict(identities)))
+        hosts, theirs = [host for host, _ in found], [given for _, given in found]
+        others = [rank for rank in range(self.size) if theirs[rank] != theirs[0]]
+        if not others:
+            return
+        named = [f"rank {rank} on {hosts[rank]}" for rank in others[:8]]
+        more = f" and {len(others) - 8} more" if len(others) > 8 else ""
+        what = [
+            f"{name} (sha256 {(theirs[others[0]].get(name) or 'none')[:16]} instead of {(value or 'none')[:16]})"
+            for name, value in theirs[0].items()
+            if any(theirs[rank].get(name) != value for rank in others)
+        ]
+        raise DataError(
+            f"{', '.join(named)}{more} {'differs' if len(others) == 1 else 'differ'} from rank 0 on {hosts[0]} in "
+            f"{' and '.join(what)}; copy the same files to every machine, then run it again"
+        )
 
     @contextmanager
     def together(self) -> Iterator[None]:

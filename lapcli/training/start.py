@@ -1,7 +1,8 @@
 """From a recipe to a finished run: opens the run directory, builds the objective, trains, and leaves the results."""
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -9,9 +10,10 @@ import torch
 from rich.console import Console
 
 from lapcli.objectives.objective import Objective
+from lapcli.recipe import differing_keys, recipe_to_dict
 from lapcli.recipe.schema import BaseRecipe
-from lapcli.runs import Run, open_run, read_run, write_summary
-from lapcli.runtime.errors import DataError, Diverged, Interrupted
+from lapcli.runs import CHANGE_NOTHING, Run, open_run, read_run, write_summary
+from lapcli.runtime.errors import DataError, Diverged, ExitCode, Interrupted, LapError, UsageError
 from lapcli.runtime.machine import usable_cores
 from lapcli.runtime.ranks import World, join_world, leave_world
 from lapcli.runtime.signals import stop_before_the_first_step
@@ -59,6 +61,7 @@ def train_in_world(
     console: Console,
 ) -> Run:
     """The same for processes that have met already, who may train several runs one after the other."""
+    _refuse_other_recipes(world, recipe)
     run = _open_together(world, runs_dir, name, recipe, fresh)
     try:
         if not run.is_finished:
@@ -66,6 +69,21 @@ def train_in_world(
     finally:
         run.unlock()
     return run
+
+
+def _refuse_other_recipes(world: World, recipe: BaseRecipe) -> None:
+    """Ranks with another learning rate or other weights to start from would train with each other, unnoticed."""
+    ours: Any
+    ours, *others = world.from_all(recipe_to_dict(recipe))
+    for rank, theirs in enumerate(others, start=1):
+        differing = [row for row in differing_keys(ours, theirs) if row[0] not in CHANGE_NOTHING]  # type: ignore[arg-type]
+        if differing:
+            key, ours_of, theirs_of = differing[0]
+            more = f" and {len(differing) - 1} more keys" if len(differing) > 1 else ""
+            raise UsageError(
+                f"rank {rank} has another recipe than rank 0: {key} is {theirs_of} instead of {ours_of}{more}; start "
+                "every machine with the same command and the same recipe"
+            )
 
 
 def _train(kind: Startable, recipe: BaseRecipe, run: Run, world: World, console: Console) -> None:
@@ -76,6 +94,7 @@ def _train(kind: Startable, recipe: BaseRecipe, run: Run, world: World, console:
             start = kind.start(recipe, world, run)
             objective, facts = start.objective, start.facts
             _refuse_other_data(run, facts)
+        world.require_same(_identities(facts))
         report(
             status="running",
             failure=None,
@@ -96,7 +115,8 @@ def _train(kind: Startable, recipe: BaseRecipe, run: Run, world: World, console:
             for note in start.notes:
                 console.print(note, highlight=False, markup=False)
         loop = Loop(objective, recipe, run, world, console)
-        loop.train()
+        with _named_rank(world):
+            loop.train()
         with world.together():
             if world.is_main:
                 _finish(run, loop)
@@ -108,6 +128,19 @@ def _train(kind: Startable, recipe: BaseRecipe, run: Run, world: World, console:
         raise
 
 
+@contextmanager
+def _named_rank(world: World) -> Iterator[None]:
+    """Data that only one rank reads, and finds damaged: rank 0 has nothing to say of it, so that this rank does."""
+    try:
+        yield
+    except DataError as error:
+        if world.is_main:
+            raise
+        found = LapError(f"rank {world.rank}: {error}")
+        found.exit_code = ExitCode.USAGE
+        raise found from error
+
+
 def _refuse_other_data(run: Run, facts: dict[str, Any]) -> None:
     """A run goes on with what it began with, or not at all."""
     began_with = run.info.get("data_sha256")
@@ -116,6 +149,15 @@ def _refuse_other_data(run: Run, facts: dict[str, Any]) -> None:
             f"the data of {run.path} has changed since it began (sha256 {began_with[:16]} then, "
             f"{facts['data_sha256'][:16]} now); put it back, or use --fresh or --name for a new run"
         )
+
+
+def _identities(facts: dict[str, Any]) -> dict[str, str | None]:
+    """What must be the same on every rank: otherwise one model would be trained on several kinds of data."""
+    return {
+        "data": facts["data_sha256"],
+        "held-out data": facts.get("held_out_sha256"),
+        "tokenizer": facts.get("tokenizer_sha256"),
+    }
 
 
 def _finish(run: Run, loop: Loop) -> None:
