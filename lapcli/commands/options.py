@@ -8,9 +8,28 @@ import typer
 if TYPE_CHECKING:
     from lapcli.recipe.chat import ChatRecipe
 
-Recipe = Annotated[Path, typer.Argument(metavar="RECIPE", help="A YAML recipe, such as recipes/quickstart.yaml.")]
+
+def _found(recipe: Path) -> Path:
+    from lapcli.recipe import find_recipe
+
+    return find_recipe(recipe)
+
+
+Recipe = Annotated[
+    Path,
+    typer.Argument(
+        metavar="RECIPE", callback=_found, help="A YAML file, or the name of a shipped recipe, such as quickstart."
+    ),
+]
 ChatRecipeFile = Annotated[
-    Path, typer.Argument(metavar="RECIPE", help="A chat recipe, such as recipes/chat_quickstart.yaml.")
+    Path,
+    typer.Argument(
+        metavar="RECIPE", callback=_found, help="A chat recipe: a file, or a shipped one, such as chat_quickstart."
+    ),
+]
+SweepFile = Annotated[
+    Path,
+    typer.Argument(metavar="RECIPE", callback=_found, help="A recipe, or a sweep file, such as sweeps/laptop."),
 ]
 Set = Annotated[
     list[str] | None,

@@ -22,7 +22,7 @@ Examples:
 
 
 def sweep(
-    recipe: Annotated[Path, typer.Argument(metavar="RECIPE", help="A recipe, or a sweep file of recipes/sweeps.")],
+    recipe: options.SweepFile,
     over: Annotated[
         list[str] | None,
         typer.Option("--over", metavar="KEY=A,B", help="Values of a key; repeatable: all combinations."),

@@ -1,6 +1,6 @@
 """The recipe: what a run is told to do. Loading, inheriting, checking and comparing; no torch in here."""
 
-from lapcli.recipe.loading import RECIPES, load_recipe, recipe_from_dict, recipe_loader
+from lapcli.recipe.loading import RECIPES, find_recipe, load_recipe, recipe_from_dict, recipe_loader
 from lapcli.recipe.reading import Problem, RecipeError
 from lapcli.recipe.resolved import differing_keys, recipe_hash, recipe_to_dict, recipe_to_yaml
 from lapcli.recipe.schema import AnyRecipe, BaseRecipe
@@ -12,6 +12,7 @@ __all__ = [
     "Problem",
     "RecipeError",
     "differing_keys",
+    "find_recipe",
     "load_recipe",
     "recipe_from_dict",
     "recipe_hash",

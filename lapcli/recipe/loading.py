@@ -36,6 +36,30 @@ RECIPES: dict[str, type[AnyRecipe]] = {
 }
 
 
+def shipped_recipes() -> Path:
+    """The folder of the recipes that come with lap: in a checkout beside the package, in an installation inside it."""
+    package = Path(__file__).parent.parent
+    checkout = package.parent / "recipes"
+    return checkout if (checkout / "quickstart.yaml").is_file() else package / "recipes"
+
+
+def find_recipe(name: str | Path) -> Path:
+    """A file as it is named; else the shipped recipe of that name, such as `quickstart` or `sweeps/laptop`."""
+    path, shipped = Path(name), shipped_recipes()
+    try:
+        if path.is_file():
+            return path
+    except (OSError, ValueError):  # not a name that a file can have; reading it says why
+        return path
+    short = path.with_suffix("") if path.suffix in (".yaml", ".yml") else path
+    parts = short.parts[1:] if short.parts[:1] == ("recipes",) else short.parts
+    if parts and ".." not in parts and not short.is_absolute():
+        for folder in (shipped, shipped / "sweeps"):
+            if (found := folder.joinpath(*parts[:-1], f"{parts[-1]}.yaml")).is_file():
+                return found
+    return path
+
+
 def load_recipe(path: str | Path, overrides: Sequence[str] = (), seed: int | None = None) -> AnyRecipe:
     """Reads, inherits, applies `--set` and `--seed`, and validates; RecipeError lists every problem at once."""
     return recipe_loader(path)(overrides, seed)
@@ -211,4 +235,8 @@ def _must_be_a_file(path: Path, said: str | None) -> None:
         raise Unreadable(Problem(where, key, f"{about}cannot be found; check the name")) from None
     near = get_close_matches(path.name, names, 1, cutoff=0.5)
     hint = f"did you mean {path.parent / near[0]}?" if near else "check the name"
+    if not near and not said and len(path.parts) == 1:
+        shipped = [entry.stem for entry in shipped_recipes().glob("*.yaml")]
+        close = get_close_matches(path.stem, shipped, 1, cutoff=0.5)
+        hint = f"did you mean the shipped recipe {close[0]}?" if close else hint
     raise Unreadable(Problem(where, key, f"{about}does not exist; {hint}"))

@@ -22,7 +22,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from lapcli.recipe.checking import check_recipe, misspelt
-from lapcli.recipe.loading import read_with_parents
+from lapcli.recipe.loading import find_recipe, read_with_parents
 from lapcli.recipe.reading import Node, RecipeError, Unreadable, in_reading_order, plain
 from lapcli.recipe.section import Section, Text, combination
 
@@ -109,6 +109,7 @@ class LoadedSweep:
 
 def load_sweep(path: Path) -> LoadedSweep | None:
     """The sweep of that file; none if the file is a recipe. RecipeError lists every problem at once."""
+    path = find_recipe(path)
     try:
         root, problems = read_with_parents(path)
     except Unreadable as error:

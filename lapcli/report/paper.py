@@ -9,7 +9,6 @@ import json
 import re
 from collections.abc import Mapping
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 from lapcli.report.collect import RunResult
@@ -194,14 +193,11 @@ def _paper_recipe(run: RunResult) -> dict[str, Any] | None:
 
 
 @cache
-def _load(name: str) -> dict[str, Any] | None:
-    """From the recipes beside the package, which an installation without them does not have."""
+def _load(name: str) -> dict[str, Any]:
     from lapcli.recipe import load_recipe, recipe_to_dict
+    from lapcli.recipe.loading import shipped_recipes
 
-    path = Path(__file__).parent.parent.parent / "recipes" / f"{name}.yaml"
-    if not path.is_file():
-        return None
-    recipe = recipe_to_dict(load_recipe(path))
+    recipe = recipe_to_dict(load_recipe(shipped_recipes() / f"{name}.yaml"))
     recipe.pop("seed", None)
     return recipe
 
@@ -211,13 +207,16 @@ def _paper_chat(stage: str) -> dict[str, Any] | None:
     """A stage's recipe as a run keeps it, on top of the stages before it."""
     from lapcli.recipe import load_recipe, recipe_from_dict, recipe_to_dict
     from lapcli.recipe.chat import ChatRecipe, stage_recipe
+    from lapcli.recipe.loading import shipped_recipes
     from lapcli.recipe.schema import LanguageModelRecipe
 
     pretraining = _load("gpt561m")
-    path = Path(__file__).parent.parent.parent / "recipes" / "chat561m.yaml"
-    if pretraining is None or not path.is_file() or stage not in ("midtrain", "sft"):
+    if stage not in ("midtrain", "sft"):
         return None
-    chat, model = load_recipe(path), recipe_from_dict({**json.loads(json.dumps(pretraining)), "seed": 0})
+    chat, model = (
+        load_recipe(shipped_recipes() / "chat561m.yaml"),
+        recipe_from_dict({**json.loads(json.dumps(pretraining)), "seed": 0}),
+    )
     assert isinstance(chat, ChatRecipe)
     assert isinstance(model, LanguageModelRecipe)
     before = pretraining

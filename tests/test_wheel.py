@@ -1,0 +1,52 @@
+"""The wheel, installed where there is no checkout: the command works and has its recipes with it."""
+
+import os
+import subprocess
+import sys
+import sysconfig
+from pathlib import Path
+
+import pytest
+from support import ROOT
+
+
+def run(*words: str, cwd: Path, **environment: str) -> str:
+    clean = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "VIRTUAL_ENV")}
+    done = subprocess.run(words, cwd=cwd, env={**clean, **environment}, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@pytest.fixture(scope="module")
+def installed(tmp_path_factory) -> Path:
+    """The `lap` of an environment that has the wheel; its dependencies are those of the one that runs the tests."""
+    folder = tmp_path_factory.mktemp("wheel")
+    source = folder / "source"
+    files = run("git", "ls-files", "-z", "lapcli", "recipes", "pyproject.toml", "setup.py", "README.md", cwd=ROOT)
+    for name in files.split("\0")[:-1]:  # a copy: building leaves folders beside the sources
+        target = source / name
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.write_bytes((ROOT / name).read_bytes())
+    run(sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", str(folder), ".", cwd=source)
+    run(sys.executable, "-m", "venv", str(folder / "environment"), cwd=folder)
+    python = folder / "environment" / "bin" / "python"
+    (wheel,) = folder.glob("*.whl")
+    run(str(python), "-m", "pip", "install", "--quiet", "--no-deps", "--no-index", str(wheel), cwd=folder)
+    packages = run(str(python), "-c", "import sysconfig; print(sysconfig.get_path('purelib'))", cwd=folder).strip()
+    (Path(packages) / "dependencies.pth").write_text(sysconfig.get_path("purelib") + "\n")
+    return folder / "environment" / "bin" / "lap"
+
+
+def test_shipped_recipes_are_found_by_name_from_any_folder(installed, tmp_path):
+    text = run(str(installed), "train", "quickstart", "--dry-run", cwd=tmp_path)
+    assert "2 of 4" not in text  # heads are counted over all layers
+    assert "6 of 12 Laplacian" in text
+    where = run(str(installed.parent / "python"), "-c", "import lapcli; print(lapcli.__file__)", cwd=tmp_path)
+    assert str(installed.parent.parent) in where  # the wheel's own, not the checkout
+
+
+def test_a_file_wins_over_a_shipped_recipe_of_its_name(installed, tmp_path):
+    (tmp_path / "quickstart.yaml").write_text("objective: nothing_known\n")
+    done = subprocess.run([installed, "train", "quickstart.yaml"], cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 2
+    assert "nothing_known" in done.stderr
