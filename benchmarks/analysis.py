@@ -19,7 +19,7 @@ SEQUENCES, TOKENS, WIDTH, AT_ONCE = 512, 197, 768, 32
 
 def bench_eigenvalues() -> None:
     """512 sequences of 197 tokens and width 768, in float64: batched Gram matrices against svdvals of each sequence."""
-    from lapcli.analysis.spectrum import eigenvalues
+    from lapcli.measures.tokens import eigenvalues
 
     torch.set_num_threads(1)
     generator = torch.Generator().manual_seed(0)
@@ -44,9 +44,9 @@ def bench_eigenvalues() -> None:
 
 def anova_peak(batches: int) -> None:
     """Streams batches of 2,048 tokens of width 256 in 4,096 classes, and says the process's peak."""
-    from lapcli.analysis.anova import Anova
+    from lapcli.analysis.measurements.anova import AnovaAccumulator
 
-    anova = Anova(4096, 256, by_token=True)
+    anova = AnovaAccumulator(4096, 256, by_token=True)
     generator = torch.Generator().manual_seed(0)
     for _ in range(batches):
         tokens_BTD = torch.randn(8, 256, 256, dtype=torch.float64, generator=generator)
@@ -74,8 +74,7 @@ def _in_a_process(function: str, argument: int) -> int:
 
 def bench_smoothing() -> None:
     """`validation.smoothing` on the quickstart's model: all probes of a run against all of its steps."""
-    from lapcli.analysis.smoothing import SEQUENCES as PROBE
-    from lapcli.analysis.smoothing import smoothing
+    from lapcli.measures.smoothing import PROBE_SEQUENCES, smoothing
     from lapcli.models.gpt import GPT
     from lapcli.objectives.language_model import gpt_config
     from lapcli.recipe import load_recipe
@@ -89,21 +88,21 @@ def bench_smoothing() -> None:
         model.loss(tokens_BT, tokens_BT).backward()
         model.zero_grad()
 
-    seconds = alternate({"step": step, "probe": lambda: smoothing(model, tokens_BT[:PROBE])}, rounds=5)
+    seconds = alternate({"step": step, "probe": lambda: smoothing(model, tokens_BT[:PROBE_SEQUENCES])}, rounds=5)
     probes = recipe.train.steps // recipe.validation.every + 1  # type: ignore[attr-defined, operator]
     share = probes * seconds["probe"] / (recipe.train.steps * seconds["step"])  # type: ignore[attr-defined, operator]
     times = f"a probe {seconds['probe'] * 1e3:.0f} ms, forward and backward of a step {seconds['step'] * 1e3:.0f} ms"
     print(f"validation.smoothing, quickstart: {times}; {share:.2%} of the run (target: 1%)")
 
 
-def _everything(subject, classes: int) -> None:  # type: ignore[no-untyped-def]
+def _everything(model, classes: int) -> None:  # type: ignore[no-untyped-def]
     """All that fits, with figures, in one pass; says time and peak memory of this process."""
     from lapcli.analysis import output
     from lapcli.analysis.analyze import analyze
-    from lapcli.analysis.measure import Settings
+    from lapcli.analysis.measurement import Settings
 
     before, start = peak_rss(), time.perf_counter()
-    analyses = analyze(None, [subject], Settings())
+    analyses = analyze(None, [model], Settings())
     with tempfile.TemporaryDirectory() as place:
         for analysis in analyses:
             output.write(analysis, Path(place))
@@ -116,24 +115,23 @@ def _everything(subject, classes: int) -> None:  # type: ignore[no-untyped-def]
 
 def bench_vit() -> None:
     """ViT-B of random weights, 197 tokens, half of its heads Laplacian, on the digits as photographs of 224 pixels."""
-    from lapcli.analysis.anatomy import anatomy_of
-    from lapcli.analysis.catalogue import CLASSIFIED
+    from lapcli.analysis.analyzed_models import CLASSIFICATION, AnalyzedModel, OpenedModel
     from lapcli.analysis.examples import ImageExamples, Origin
-    from lapcli.analysis.subjects import Opened, Subject
     from lapcli.data.images.digits import Digits
+    from lapcli.models.anatomy import anatomy_of
     from lapcli.models.vit import build_vit
     from lapcli.recipe.vision import ImageFiles, ViTModel
 
-    def opened() -> Opened:
+    def opened() -> OpenedModel:
         model = build_vit(ViTModel(classes=10, laplacian_heads=6), 0)
         source = ImageFiles(train="builtin", validation=0.2)
         origin = Origin("the digits", "", "validation")
         device = torch.device("cpu")
         examples = ImageExamples(Digits(), source, 224, origin, limit=32, seed=0, batch=8, device=device)
-        return Opened(anatomy_of(model), examples)
+        return OpenedModel(anatomy_of(model), examples)
 
     print("every analysis of a ViT-B, 12 layers, 197 tokens, float32, random weights")
-    _everything(Subject("ViT-B", "untrained", 0, None, CLASSIFIED, opened), 10)
+    _everything(AnalyzedModel("ViT-B", "untrained", 0, None, CLASSIFICATION, opened), 10)
 
 
 class _RandomText:
@@ -153,7 +151,7 @@ class _RandomText:
         return len(self._tokens)
 
     def batches(self):  # type: ignore[no-untyped-def]
-        from lapcli.analysis.capture import Batch
+        from lapcli.measures.capture import Batch
 
         for number, row in enumerate(self._tokens):
             tokens = torch.from_numpy(row)[None]
@@ -165,23 +163,22 @@ class _RandomText:
 
 def bench_gpt() -> None:
     """The paper's 20 layers at context 2048 with random weights, two sequences; mostly what `updates` takes."""
-    from lapcli.analysis.anatomy import anatomy_of
-    from lapcli.analysis.catalogue import LANGUAGE
-    from lapcli.analysis.subjects import Opened, Subject
+    from lapcli.analysis.analyzed_models import LANGUAGE, AnalyzedModel, OpenedModel
+    from lapcli.models.anatomy import anatomy_of
     from lapcli.models.gpt import GPT, GPTConfig
 
     vocab = 65_536
 
-    def opened() -> Opened:
+    def opened() -> OpenedModel:
         model = GPT(GPTConfig(layers=20, heads=10, width=1280, vocab=vocab, laplacian_heads=5))
         with torch.no_grad():
             for block in model.blocks:  # they start at zero, and every layer would be the same
                 block.attn.out.weight.normal_(std=0.01)  # type: ignore[union-attr, operator]
                 block.mlp.down.weight.normal_(std=0.01)  # type: ignore[union-attr, operator]
-        return Opened(anatomy_of(model), _RandomText(2, 2048, vocab))  # type: ignore[arg-type]
+        return OpenedModel(anatomy_of(model), _RandomText(2, 2048, vocab))  # type: ignore[arg-type]
 
     print("every analysis of the 561M GPT, 20 layers, context 2048, float32, random weights (2,140 MiB of them)")
-    _everything(Subject("GPT", "untrained", 0, None, LANGUAGE, opened), vocab)
+    _everything(AnalyzedModel("GPT", "untrained", 0, None, LANGUAGE, opened), vocab)
 
 
 PARTS = {

@@ -1,26 +1,25 @@
-"""Runs measurements on subjects: one pass of each model feeds all of them."""
+"""Runs measurements on models: one pass of each model feeds all measurements."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from lapcli.analysis.capture import Capture
-from lapcli.analysis.catalogue import CATALOGUE, fitting
-from lapcli.analysis.found import Found
-from lapcli.analysis.measure import DoesNotFit, Settings, attach
-from lapcli.analysis.subjects import Subject, say, weights_note
+from lapcli.analysis.analyzed_models import AnalyzedModel, say, weights_note
+from lapcli.analysis.measurement import DoesNotFit, LayerResult, Measurement, Settings
+from lapcli.analysis.registry import MEASUREMENTS
 from lapcli.heads.plan import HeadPlan
+from lapcli.measures.capture import Capture
 from lapcli.runtime.errors import UsageError
 from lapcli.runtime.progress import shown_progress
 
 
 @dataclass(frozen=True)
-class Measured:
+class ModelResult:
     """One measurement of one model."""
 
-    subject: Subject
+    model: AnalyzedModel
     plan: HeadPlan
-    layers: dict[int, Found]
+    layers: dict[int, LayerResult]
     sequences: int
     tokens: int  # that went through the model
     data: str
@@ -29,14 +28,14 @@ class Measured:
     class_names: Sequence[str]
 
     def to_dict(self) -> dict[str, Any]:
-        subject = self.subject
+        model = self.model
         return {
-            "name": subject.name,
+            "name": model.name,
             "laplacian_heads": list(self.plan.per_layer),
             "heads": self.plan.heads,
-            "weights": subject.weights,
-            "step": subject.step,
-            "weights_sha256": subject.weights_sha256,
+            "weights": model.weights,
+            "step": model.step,
+            "weights_sha256": model.weights_sha256,
             "data": self.data,
             "data_sha256": self.data_sha256,
             "split": self.split,
@@ -45,11 +44,11 @@ class Measured:
             "layers": [
                 {
                     "layer": layer,
-                    **found.values,
-                    **{name: [_known(value) for value in values.tolist()] for name, values in found.series.items()},
-                    "notes": found.notes,
+                    **result.values,
+                    **{name: [_none_if_nan(v) for v in values.tolist()] for name, values in result.series.items()},
+                    "notes": result.notes,
                 }
-                for layer, found in self.layers.items()
+                for layer, result in self.layers.items()
             ],
         }
 
@@ -58,73 +57,72 @@ class Measured:
 class Analysis:
     """One measurement of all models that are compared."""
 
-    what: str
+    measurement: type[Measurement]
     settings: Settings
-    runs: list[Measured] = field(default_factory=list)
+    runs: list[ModelResult] = field(default_factory=list)
+
+    @property
+    def what(self) -> str:
+        return self.measurement.name
 
     def to_dict(self) -> dict[str, Any]:
-        entry = CATALOGUE[self.what]
-        told = {name: _plain(getattr(self.settings, name)) for name in entry.options if name != "norm"}
-        if "layer" in told:
-            told["layer"] = told["layer"] or entry.layers
-        if entry.norm is not None:
-            told["norm"] = self.settings.norm_of(self.what)
         return {
             "what": self.what,
-            "definition": entry.definition,
-            "settings": {**told, "seed": self.settings.seed},
-            "runs": [measured.to_dict() for measured in self.runs],
+            "definition": self.measurement.definition,
+            "settings": self.measurement.described_settings(self.settings),
+            "runs": [run.to_dict() for run in self.runs],
         }
 
     def notes(self) -> list[str]:
-        """Each once, with where it was seen."""
-        seen: dict[str, list[str]] = {}
+        """Each note once, with the first place where it occurs."""
+        places: dict[str, list[str]] = {}
         for run in self.runs:
-            for layer, found in run.layers.items():
-                for note in found.notes:
-                    seen.setdefault(note, []).append(f"{run.subject.name} layer {layer}")
-        return [f"{note} ({places[0]}{' and others' if len(places) > 1 else ''})" for note, places in seen.items()]
+            for layer, result in run.layers.items():
+                for note in result.notes:
+                    places.setdefault(note, []).append(f"{run.model.name} layer {layer}")
+        return [f"{note} ({seen[0]}{' and others' if len(seen) > 1 else ''})" for note, seen in places.items()]
 
 
-def analyze(what: Sequence[str] | None, subjects: Sequence[Subject], settings: Settings) -> list[Analysis]:
-    """`what`: names of the catalogue; None: everything that fits all of the subjects."""
-    fits = [name for name in CATALOGUE if all(name in fitting(subject.kind) for subject in subjects)]
-    names = list(what) if what is not None else fits
+def analyze(what: Sequence[str] | None, models: Sequence[AnalyzedModel], settings: Settings) -> list[Analysis]:
+    """`what`: names of measurements; None: all that fit every model."""
+    fitting = MEASUREMENTS.fitting(frozenset.intersection(*(model.kind.offers for model in models)))
+    names = list(what) if what is not None else fitting
     for name in names:
-        if name not in fits:
-            kinds = " and ".join(sorted({subject.kind for subject in subjects}))
-            raise UsageError(f"{name} is not for models of {kinds}; these are: {', '.join(fits)}")
-    analyses = {name: Analysis(name, settings) for name in names}
-    for subject in subjects:
-        say(weights_note(subject))
-        for name, measured in _measure(names, subject, settings, skip=what is None).items():
-            analyses[name].runs.append(measured)
+        if name not in fitting:
+            kinds = " and ".join(sorted({model.kind.name for model in models}))
+            raise UsageError(f"{name} is not for models of {kinds}; these are: {', '.join(fitting)}")
+    analyses = {name: Analysis(MEASUREMENTS[name], settings) for name in names}
+    for model in models:
+        say(weights_note(model))
+        for name, result in _measure(names, model, settings, skip=what is None).items():
+            analyses[name].runs.append(result)
     for analysis in analyses.values():
-        analysis.runs.sort(key=lambda run: (run.subject.weights == "untrained", run.plan.total / run.plan.heads))
+        analysis.runs.sort(key=lambda run: (run.model.weights == "untrained", run.plan.total / run.plan.heads))
     return [analysis for analysis in analyses.values() if analysis.runs]
 
 
-def _measure(names: Sequence[str], subject: Subject, settings: Settings, skip: bool) -> dict[str, Measured]:
-    """`skip`: leave out what does not fit this model on this data, and say so."""
-    opened = subject.open()
-    examples = opened.examples
-    capture = Capture(opened.anatomy, subject.name)
-    results = {}
+def _measure(names: Sequence[str], model: AnalyzedModel, settings: Settings, skip: bool) -> dict[str, ModelResult]:
+    """`skip`: leave out measurements that this model on this data does not allow, and say so."""
+    opened = model.open()
+    examples, origin = opened.examples, opened.examples.origin
+    capture = Capture(opened.anatomy, model.name)
+    accumulators = {}
     for name in names:
         try:
-            results[name] = attach(name, capture, opened, settings)
+            measurement = MEASUREMENTS[name](opened, settings)
         except DoesNotFit as error:
             if not skip:
                 raise
             say(f"left out: {error}")
+            continue
+        accumulators[name] = {layer: measurement.listen(capture, layer) for layer in measurement.layers}
     with shown_progress() as progress:
-        capture.run(examples.batches(), lambda done: progress(f"analysing {subject.name}", done, len(examples)))
-    origin = examples.origin
+        capture.run(examples.batches(), lambda done: progress(f"analysing {model.name}", done, len(examples)))
     return {
-        name: Measured(
-            subject,
+        name: ModelResult(
+            model,
             opened.plan,
-            result(),
+            {layer: accumulator.result() for layer, accumulator in by_layer.items()},
             capture.sequences,
             capture.tokens,
             origin.description,
@@ -132,14 +130,10 @@ def _measure(names: Sequence[str], subject: Subject, settings: Settings, skip: b
             origin.split,
             examples.classes,
         )
-        for name, result in results.items()
+        for name, by_layer in accumulators.items()
     }
 
 
-def _known(value: float) -> float | None:
-    """JSON has no "not a number"."""
+def _none_if_nan(value: float) -> float | None:
+    """JSON has no NaN."""
     return value if value == value else None
-
-
-def _plain(value: Any) -> Any:
-    return [str(item) for item in value] if isinstance(value, tuple) else value

@@ -12,7 +12,6 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from lapcli.analysis.capture import Batch
 from lapcli.data.images.augmentation import evaluation_transform, normalise
 from lapcli.data.images.batches import Example
 from lapcli.data.images.image_set import ImageSet, decode
@@ -20,6 +19,7 @@ from lapcli.data.images.loader import ImageLoader, Reader
 from lapcli.data.text.batches import TokenBatches
 from lapcli.data.text.shards import TokenStream
 from lapcli.data.text.tokenizer import Tokenizer
+from lapcli.measures.capture import Batch
 from lapcli.recipe.vision import ImageFiles
 from lapcli.runtime.errors import UsageError
 

@@ -1,4 +1,4 @@
-"""What an analysis leaves: `<what>.json`, `.csv`, `.png` and `.svg` in a folder, and a table for the terminal."""
+"""The output of an analysis: `<what>.json`, `.csv`, `.png` and `.svg` in a folder, and a table for the terminal."""
 
 import csv
 import io
@@ -6,77 +6,36 @@ from pathlib import Path
 from typing import Any
 
 from lapcli.analysis.analyze import Analysis
-from lapcli.analysis.figure_parts import labels
-from lapcli.analysis.figures import draw
-from lapcli.analysis.found import Found
+from lapcli.analysis.drawing import labels, save_figure
+from lapcli.analysis.measurement import LayerResult
 from lapcli.runtime.files import write_json, write_text
-
-#: Columns of the terminal's table; the files have everything.
-COLUMNS: dict[str, list[str]] = {
-    "spectrum": ["k_0.9", "k_0.99", "k_0.999", "variance"],
-    "anova": ["between_class_share", "within_class_share", "within_sequence_share", "classes", "classes_left_out"],
-    "cossim": ["cosine_similarity", "cosine_similarity_std"],
-    "snr": ["snr", "snr_std"],
-    "collapse": [
-        "nc1",
-        *(f"nc2_{what}_{of}" for of in ("centred", "as_printed", "classifier") for what in ("equinorm", "equiangular")),
-        "nc3",
-        "nc4",
-    ],
-    "simplex": ["tokens_shown", "nearest_corner_share"],
-    "pca": ["tokens_shown", "variance_share_1", "variance_share_2"],
-    "updates": [
-        f"{kind}_{name}"
-        for name in ("cosine_with_mean", "cosine_towards_mean", "variance_change")
-        for kind in ("attention", "laplacian")
-    ],
-    "features": ["pictures", "patches", "variance_share_1", "variance_share_2", "variance_share_3"],
-}
-SHORT = {
-    "_class_share_by_example": " by token",
-    "between_class_share": "between",
-    "within_class_share": "within class",
-    "within_sequence_share": "within sequence",
-    "classes_left_out": "left out",
-    "nc2_equinorm_": "norm ",
-    "nc2_equiangular_": "angle ",
-    "as_printed": "printed",
-    "classifier": "W",
-    "attention_": "A ",
-    "laplacian_": "L ",
-    "cosine_with_mean": "along",
-    "cosine_towards_mean": "towards",
-    "variance_change": "variance",
-    "variance_share_": "share ",
-}
-BY_EXAMPLE = ["between_class_share_by_example", "within_class_share_by_example"]
 
 
 def write(analysis: Analysis, folder: Path) -> list[Path]:
     folder.mkdir(parents=True, exist_ok=True)
     write_json(folder / f"{analysis.what}.json", analysis.to_dict())
     write_text(folder / f"{analysis.what}.csv", to_csv(analysis))
-    return [folder / f"{analysis.what}.json", folder / f"{analysis.what}.csv", *draw(analysis, folder)]
+    return [folder / f"{analysis.what}.json", folder / f"{analysis.what}.csv", *save_figure(analysis, folder)]
 
 
 def to_csv(analysis: Analysis) -> str:
-    """One number a line: `index` is the rank or the head of a series, or the point of a picture."""
+    """One number in each line: `index` is the rank or the head of a series, or the point of a scatter plot."""
     text = io.StringIO()
     rows = csv.writer(text, lineterminator="\n")
     rows.writerow(["run", "weights", "laplacian_heads", "layer", "quantity", "index", "value"])
     for run, label in zip(analysis.runs, labels(analysis.runs), strict=True):
-        for layer, found in run.layers.items():
-            for quantity, index, value in _numbers(found):
-                rows.writerow([run.subject.name, run.subject.weights, label, layer, quantity, index, value])
+        for layer, result in run.layers.items():
+            for quantity, index, value in _numbers(result):
+                rows.writerow([run.model.name, run.model.weights, label, layer, quantity, index, value])
     return text.getvalue()
 
 
-def _numbers(found: Found) -> list[tuple[str, Any, Any]]:
+def _numbers(result: LayerResult) -> list[tuple[str, Any, Any]]:
     """None is an empty field, never 0."""
-    numbers: list[tuple[str, Any, Any]] = [(k, "", "" if v is None else repr(v)) for k, v in found.values.items()]
-    for name, values in found.series.items():
+    numbers: list[tuple[str, Any, Any]] = [(k, "", "" if v is None else repr(v)) for k, v in result.values.items()]
+    for name, values in result.series.items():
         numbers += [(name, n, repr(value) if value == value else "") for n, value in enumerate(values.tolist())]
-    for name, values in found.points.items():
+    for name, values in result.points.items():
         flat = values.reshape(len(values), -1)
         for column in range(flat.shape[1]):
             quantity = name if flat.shape[1] == 1 else f"{name}_{column}"
@@ -85,15 +44,13 @@ def _numbers(found: Found) -> list[tuple[str, Any, Any]]:
 
 
 def to_table(analysis: Analysis) -> str:
-    """Runs by layers; a long list of layers is cut to its ends."""
+    """One row for each layer of each run."""
     first = next(iter(analysis.runs[0].layers.values()))
-    columns = [name for name in COLUMNS[analysis.what] if name in first.values]
-    if analysis.what == "anova" and "within_sequence_share" not in first.values:
-        columns = [*columns[:2], *BY_EXAMPLE, *columns[2:]]
-    rows = [["run", "laplacian", "layer", *(_heading(name) for name in columns)]]
+    columns = analysis.measurement.shown_columns(first.values)
+    rows = [["run", "laplacian", "layer", *columns.values()]]
     for run, label in zip(analysis.runs, labels(analysis.runs), strict=True):
-        for layer, found in run.layers.items():
-            rows.append([run.subject.name, label, str(layer), *(_shown(found.values.get(name)) for name in columns)])
+        for layer, result in run.layers.items():
+            rows.append([run.model.name, label, str(layer), *(_shown(result.values.get(name)) for name in columns)])
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     lines = [
         "  ".join(
@@ -103,13 +60,6 @@ def to_table(analysis: Analysis) -> str:
         for row in rows
     ]
     return "\n".join(lines)
-
-
-def _heading(name: str) -> str:
-    """Short enough that a table fits a terminal; the files have the full names."""
-    for long, short in SHORT.items():
-        name = name.replace(long, short)
-    return name.replace("_", " ").strip()
 
 
 def to_text(analysis: Analysis, paths: list[Path]) -> str:

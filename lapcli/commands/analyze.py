@@ -1,14 +1,18 @@
 """`lap analyze WHAT`: the paper's measurements and figures, on any model."""
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
+from typer.core import TyperGroup
+from typer.main import get_group
 
-from lapcli.analysis.catalogue import CATALOGUE
 from lapcli.commands import options
+
+if TYPE_CHECKING:
+    from lapcli.analysis.measurement import Option, Settings
 
 EXAMPLES = """\b
 Examples:
@@ -18,15 +22,7 @@ Examples:
   lap analyze features --run vit_digits --image photo.jpg
 """
 
-app = typer.Typer(
-    help="Measure the tokens of a run and draw the paper's figures.",
-    epilog=EXAMPLES,
-    no_args_is_help=True,
-    rich_markup_mode=None,
-    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
-)
-
-#: Options that every measurement has, then those that some have; each is declared here, once.
+#: Options that every measurement has; those of its own are declared in its file.
 _SHARED: dict[str, tuple[Any, Any]] = {
     "run": (
         Annotated[
@@ -77,50 +73,59 @@ _SHARED: dict[str, tuple[Any, Any]] = {
     "runs_dir": (options.RunsDir, None),
     "as_json": (options.Json, False),
 }
-_OWN: dict[str, tuple[Any, Any]] = {
-    "layer": (
-        Annotated[str | None, typer.Option("--layer", help="last, all, 3, 0,5,11 or 6-11; from 0, -1 is the last.")],
-        None,
-    ),
-    "tokens": (
-        Annotated[Literal["all", "patch", "class"], typer.Option("--tokens", help="Which tokens of an image.")],
-        "all",
-    ),
-    "norm": (
-        Annotated[
-            Literal["before", "after"] | None, typer.Option("--norm", help="Before or after the model's last norm.")
-        ],
-        None,
-    ),
-    "min_count": (
-        Annotated[int, typer.Option("--min-count", min=1, help="Leave out classes with fewer examples.")],
-        2,
-    ),
-    "center": (
-        Annotated[Literal["none", "global"], typer.Option("--center", help="Subtract the mean token first.")],
-        "none",
-    ),
-    "classes": (
-        Annotated[str | None, typer.Option("--classes", metavar="A,B,C", help="Names or numbers of classes to show.")],
-        None,
-    ),
-    "images": (
-        Annotated[list[Path] | None, typer.Option("--image", help="An image file; repeatable.")],
-        None,
-    ),
-    "overlay": (Annotated[bool, typer.Option("--overlay", help="Colours over the image, not beside it.")], False),
-}
 
 
-def _command(what: str | None) -> Callable[..., None]:
-    """The command of one measurement (None: all), with the options that mean something for it and no others."""
-    own = CATALOGUE[what].options if what else tuple(_OWN)
-    declared = {name: _OWN[name] for name in own} | _SHARED
+def _measurement_commands() -> typer.Typer:
+    from lapcli.analysis.registry import MEASUREMENTS
+
+    commands = typer.Typer(rich_markup_mode=None)
+    entries: list[tuple[str, str, Sequence[Option], list[str] | None]] = [
+        (name, measurement.help, measurement.options, [name]) for name, measurement in MEASUREMENTS.items()
+    ]
+    help_of_all = "Everything that fits the run's kind, in one pass over the data."
+    entries.append(("all", help_of_all, MEASUREMENTS.options(), None))
+    for name, help, own, what in entries:
+        epilog = f"\b\nExamples:\n  lap analyze {name}\n  lap analyze {name} --runs 'vit_digits-*' --json"
+        commands.command(name, help=help, epilog=epilog)(_command(own, what))
+    return commands
+
+
+class _MeasurementGroup(TyperGroup):
+    """A command for each measurement, added when they are first asked for: `lap --help` does not import them."""
+
+    def _complete(self) -> None:
+        if not self.commands:
+            self.commands.update(get_group(_measurement_commands()).commands)
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        self._complete()
+        return super().list_commands(ctx)
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        self._complete()
+        return super().get_command(ctx, cmd_name)
+
+
+app = typer.Typer(
+    cls=_MeasurementGroup,
+    help="Measure the tokens of a run and draw the paper's figures.",
+    epilog=EXAMPLES,
+    no_args_is_help=True,
+    rich_markup_mode=None,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
+)
+
+
+def _command(own: Sequence["Option"], what: list[str] | None) -> Callable[..., None]:
+    """A command with the options that the measurement has, and those that all have."""
+    declared = {option.name: _declaration(option) for option in own} | _SHARED
 
     def run(**given: Any) -> None:
-        _analyze(what, **given)
+        from lapcli.analysis.measurement import Settings
 
-    run.__doc__ = CATALOGUE[what].help if what else "Everything that fits the run's kind, in one pass over the data."
+        values = {o.name: tuple(given[o.name] or ()) if o.is_repeatable else given[o.name] for o in own}
+        _analyze(what, Settings(values, given["seed"]), given)
+
     parameters = [
         inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
         for name, (annotation, default) in declared.items()
@@ -130,44 +135,41 @@ def _command(what: str | None) -> Callable[..., None]:
     return run
 
 
-for _name in (*CATALOGUE, "all"):
-    app.command(
-        _name, epilog=f"\b\nExamples:\n  lap analyze {_name}\n  lap analyze {_name} --runs 'vit_digits-*' --json"
-    )(_command(None if _name == "all" else _name))
+def _declaration(option: "Option") -> tuple[Any, Any]:
+    """What typer needs: an annotation and a default."""
+    parameter = typer.Option(option.flag, help=option.help, metavar=option.metavar, min=option.minimum)
+    if option.is_repeatable:
+        return Annotated[list[option.type] | None, parameter], None  # type: ignore[name-defined]
+    return Annotated[option.type, parameter], option.default
 
 
-def _analyze(what: str | None, **given: Any) -> None:
+def _analyze(what: list[str] | None, settings: "Settings", given: dict[str, Any]) -> None:
+    """`what`: names of measurements; None: all that fit."""
     import json
 
-    from lapcli.analysis.choice import Choice, find_runs
+    from lapcli.analysis.registry import MEASUREMENTS
+    from lapcli.analysis.selection import Selection, find_runs
     from lapcli.runtime.environment import runs_dir as default_runs_dir
-    from lapcli.runtime.errors import UsageError
 
     runs_dir = given["runs_dir"] or default_runs_dir()
-    choice = Choice(
+    selection = Selection(
         runs_dir,
         given["run"] or (),
         given["runs"],
         given["model"] or (),
         **{name: given[name] for name in ("init", "checkpoint", "stage", "data", "split", "limit", "batch", "seed")},
     )
-    runs = find_runs(choice)
-    for path in given.get("images") or ():
-        if not path.is_file():
-            raise UsageError(f"--image {path} is not there; name a file with an image")
+    runs = find_runs(selection)
+    for name in what or MEASUREMENTS:
+        MEASUREMENTS[name].check_options(settings)
 
     from lapcli.analysis import output
     from lapcli.analysis.analyze import analyze
-    from lapcli.analysis.measure import Settings
-    from lapcli.analysis.subjects import find_subjects, place_of
+    from lapcli.analysis.analyzed_models import find_models, results_folder
 
-    own = {name: given[name] for name in _OWN if name in given}
-    if "images" in own:
-        own["images"] = tuple(own["images"] or ())
-    settings = Settings(**own, seed=given["seed"])
-    subjects = find_subjects(choice, runs)
-    analyses = analyze(None if what is None else [what], subjects, settings)
-    folder = given["out"] or place_of(subjects, runs_dir)
+    models = find_models(selection, runs)
+    analyses = analyze(what, models, settings)
+    folder = given["out"] or results_folder(models, runs_dir)
     written = {analysis.what: output.write(analysis, folder) for analysis in analyses}
     if given["as_json"]:
         told = [analysis.to_dict() for analysis in analyses]

@@ -20,6 +20,7 @@ from lapcli.data.chat.rendering import render_prompt
 from lapcli.data.text.tokenizer import Tokenizer
 from lapcli.generation.engine import Engine, Sampling
 from lapcli.generation.transcript import transcript
+from lapcli.measures.smoothing import PROBE_SEQUENCES, smoothing, without_padding
 from lapcli.objectives.batching import plan_batches
 from lapcli.objectives.language_model import build_gpt, parameter_groups, to_device
 from lapcli.objectives.objective import ParameterGroup
@@ -160,13 +161,11 @@ class Chat:
         return values | self._smoothing() if settings.smoothing else values
 
     def _smoothing(self) -> dict[str, float]:
-        """Of the first rows that are held out; of a stage that holds none out, of its first rows."""
-        from lapcli.analysis.smoothing import SEQUENCES, smoothing, whole_tokens
-
+        """Measured on the first held-out rows, or on the first training rows if the stage holds none out."""
         items = self._held_out or self._items
-        tokens_BT, targets_BT = items.items(0, min(SEQUENCES, items.per_epoch))
+        tokens_BT, targets_BT = items.items(0, min(PROBE_SEQUENCES, items.per_epoch))
         packed = self._recipe.batching == "packed"
-        probe_BT = tokens_BT if packed else whole_tokens(tokens_BT, targets_BT)
+        probe_BT = tokens_BT if packed else without_padding(tokens_BT, targets_BT)
         return smoothing(self.model, probe_BT.to(self._world.device))
 
     def describe_batch(self, step: int) -> str:

@@ -21,6 +21,7 @@ from lapcli.data.images.loader import ImageLoader, Reader
 from lapcli.data.images.mixing import Mixer
 from lapcli.data.images.sources import ImageData
 from lapcli.measures.accuracy import measure_accuracy
+from lapcli.measures.smoothing import PROBE_IMAGES, smoothing
 from lapcli.models.vit import build_vit, forward_flops, without_decay
 from lapcli.objectives.batching import plan_batches
 from lapcli.objectives.objective import ParameterGroup
@@ -77,9 +78,7 @@ def check_room_for_workers(loader: ImageLoader, loaders: int) -> None:
 
 def probe_images(images: ImageSet, source: ImageFiles, size: int) -> Tensor:
     """A few images spread over a set, as they are evaluated, for `validation.smoothing`."""
-    from lapcli.analysis.smoothing import IMAGES
-
-    spread = np.unique(np.linspace(0, len(images) - 1, min(IMAGES, len(images))).astype(int))
+    spread = np.unique(np.linspace(0, len(images) - 1, min(PROBE_IMAGES, len(images))).astype(int))
     reader = Reader(images, evaluation_transform(source, size), size, None)
     return normalise(reader.read([Example(0, int(index), 0) for index in spread])[0], source)
 
@@ -177,8 +176,6 @@ class Classification:
             "validation_top5": found.top(5),
         }
         if self._recipe.validation.smoothing:
-            from lapcli.analysis.smoothing import smoothing
-
             probe_BCHW = probe_images(self._data.validation, self._recipe.data, self._recipe.model.image)
             values |= smoothing(self.model, probe_BCHW.to(self._world.device))
         return values

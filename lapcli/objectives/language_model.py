@@ -16,6 +16,7 @@ from lapcli.data.text.batches import TokenBatches
 from lapcli.data.text.tokens import TextData
 from lapcli.generation.engine import generate
 from lapcli.measures.bigram import bigram_bits_per_byte
+from lapcli.measures.smoothing import PROBE_SEQUENCES, smoothing
 from lapcli.models.gpt import GPT, GPTConfig
 from lapcli.objectives.batching import plan_batches
 from lapcli.objectives.objective import ParameterGroup
@@ -156,9 +157,7 @@ class LanguageModel:
         return values | self._smoothing() if self._recipe.validation.smoothing else values
 
     def _smoothing(self) -> dict[str, float]:
-        from lapcli.analysis.smoothing import SEQUENCES, smoothing
-
-        tokens_BT, _ = self._validation.sequences(0, 0, min(SEQUENCES, self._validation.sequences_per_epoch))
+        tokens_BT, _ = self._validation.sequences(0, 0, min(PROBE_SEQUENCES, self._validation.sequences_per_epoch))
         return smoothing(self.model, tokens_BT.to(self._world.device))
 
     def describe_batch(self, step: int) -> str:

@@ -26,6 +26,7 @@ from lapcli.data.images.batches import Example, ImageBatches
 from lapcli.data.images.crops import GLOBALS, CropReader
 from lapcli.data.images.loader import ImageLoader
 from lapcli.data.images.sources import ImageData
+from lapcli.measures.smoothing import smoothing
 from lapcli.models.self_supervised import Head, StudentTeacher, crop_flops
 from lapcli.objectives.batching import plan_batches
 from lapcli.objectives.classification import check_room_for_workers, probe_images, worker_count
@@ -197,8 +198,6 @@ class SelfSupervised:
             )
         values = {"validation_knn": found}
         if self._recipe.validation.smoothing:
-            from lapcli.analysis.smoothing import smoothing
-
             probe_BCHW = probe_images(self._data.validation, self._recipe.data, self._recipe.data.crops.global_size)
             values |= smoothing(self.model.teacher.backbone, probe_BCHW.to(self._world.device))
         return values

@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from lapcli.analysis.catalogue import CATALOGUE
+from lapcli.analysis.registry import MEASUREMENTS
 from lapcli.recipe import recipe_to_dict
 from lapcli.runs import INFO, SWEEP, Run, read_run, read_summary
 from lapcli.runtime.errors import UsageError
@@ -27,8 +27,6 @@ from lapcli.training.metrics import read_metrics
 
 Which = Literal["last", "best"]
 _ASIDE = re.compile(r".*\.old-\d+")
-#: Values of an analysis that describe the measurement and not the model.
-_NOT_MEASURES = {"classes", "classes_left_out", "examples", "tokens_shown", "pictures", "patches", "layer"}
 
 
 @dataclass(frozen=True)
@@ -275,18 +273,20 @@ def _add_layers(result: RunResult, what: str, entry: Mapping[str, Any], settings
     layers = [layer for layer in entry.get("layers", []) if isinstance(layer, dict) and "layer" in layer]
     if not layers:
         return
+    measurement = MEASUREMENTS.get(what)
+    skipped = {"layer", *(measurement.counts if measurement else ())}
     for layer in layers:
         for name, value in layer.items():
-            if name not in _NOT_MEASURES and _is_number(value):
+            if name not in skipped and _is_number(value):
                 result.by_layer.setdefault(f"{what}.{name}", {})[int(layer["layer"])] = float(value)
     last = max(layers, key=lambda layer: layer["layer"])
-    usual = {"tokens": "all", "norm": CATALOGUE[what].norm if what in CATALOGUE else None, "center": "none"}
+    usual = {"tokens": "all", "norm": measurement.default_norm if measurement else None, "center": "none"}
     told = {key: str(settings[key]) for key in usual if settings.get(key) not in (None, usual[key])}
     if last["layer"] != len(entry.get("laplacian_heads") or []) - 1:  # of some layers, the last one not among them
         told["layer"] = str(last["layer"])
     conditions = tuple(sorted(told.items()))
     for name, value in last.items():
-        if name in _NOT_MEASURES:
+        if name in skipped:
             continue
         if _is_number(value):
             number = Number(float(value), conditions, entry.get("sequences"), f"{what}.json")

@@ -50,6 +50,8 @@ def check_report(texts: Sequence[str], cells: "Sequence[Cell]", place: str) -> l
 
 def _refused(text: str, allowed: Sequence[str], objective: str | None, reported: "Sequence[Cell]" = ()) -> str | None:
     """Why `lap TEXT` would be refused, found by its own parser; none if it would not."""
+    from typer import Context
+    from typer.core import TyperGroup
     from typer.exceptions import TyperException
     from typer.main import get_command
 
@@ -64,10 +66,12 @@ def _refused(text: str, allowed: Sequence[str], objective: str | None, reported:
     if "--help" in words or "-h" in words or "--runs-dir" in words:
         return "--help and --runs-dir mean nothing here"
     command: Any = get_command(app)
-    while inner := getattr(command, "commands", None):
-        if not words or words[0] not in inner:
-            return f"expected one of {', '.join(inner)}, got {words[0] if words else 'nothing'}"
-        command, name, words = inner[words[0]], words[0], words[1:]
+    while isinstance(command, TyperGroup):
+        context = Context(command)
+        known = command.list_commands(context)
+        if not words or words[0] not in known:
+            return f"expected one of {', '.join(known)}, got {words[0] if words else 'nothing'}"
+        command, name, words = command.get_command(context, words[0]), words[0], words[1:]
     try:
         given = command.make_context(name, words).params
     except TyperException as error:

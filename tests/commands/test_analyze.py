@@ -18,10 +18,10 @@ from PIL import Image
 from support import edit_checkpoint, run_main, tiny_chat_recipe, tiny_recipe, train_here, write_text
 
 from lapcli.analysis.analyze import analyze
-from lapcli.analysis.catalogue import CATALOGUE, CLASSIFIED, IMAGES, LANGUAGE, fitting
-from lapcli.analysis.choice import Choice, find_runs
-from lapcli.analysis.measure import Settings
-from lapcli.analysis.subjects import find_subjects, place_of
+from lapcli.analysis.analyzed_models import CLASSIFICATION, LANGUAGE, SELF_SUPERVISED, find_models, results_folder
+from lapcli.analysis.measurement import CLASSES, Settings
+from lapcli.analysis.registry import MEASUREMENTS
+from lapcli.analysis.selection import Selection, find_runs
 
 
 @pytest.fixture(scope="module")
@@ -49,7 +49,7 @@ def analyzed(capsys, runs, *arguments):
 def check_files(folder, what):
     """Whatever a measurement leaves can be read by those who will."""
     told = json.loads((folder / f"{what}.json").read_text(), parse_constant=lambda name: pytest.fail(name))
-    assert told["definition"] == CATALOGUE[what].definition
+    assert told["definition"] == MEASUREMENTS[what].definition
     rows = list(csv.DictReader(io.StringIO((folder / f"{what}.csv").read_text())))
     assert {row["run"] for row in rows} == {run["name"] for run in told["runs"]}
     assert min(Image.open(folder / f"{what}.png").size) > 200
@@ -58,12 +58,12 @@ def check_files(folder, what):
 
 
 @pytest.mark.parametrize(
-    ("pattern", "kind", "count"), [("vit_*", CLASSIFIED, 3), ("gpt_*", LANGUAGE, 2), ("dino_*", IMAGES, 1)]
+    ("pattern", "kind", "count"), [("vit_*", CLASSIFICATION, 3), ("gpt_*", LANGUAGE, 2), ("dino_*", SELF_SUPERVISED, 1)]
 )
 def test_all_that_fits_each_kind(pattern, kind, count, runs, capsys, tmp_path):
     out = analyzed(capsys, runs, "all", "--runs", pattern, "--limit", "40", "--out", str(tmp_path))
-    assert sorted(path.stem for path in tmp_path.glob("*.json")) == sorted(fitting(kind))
-    for what in fitting(kind):
+    assert sorted(path.stem for path in tmp_path.glob("*.json")) == sorted(MEASUREMENTS.fitting(kind.offers))
+    for what in MEASUREMENTS.fitting(kind.offers):
         told = check_files(tmp_path, what)
         assert f"{what}: {told['definition']}" in out
         heads = [run["laplacian_heads"][0] for run in told["runs"]]
@@ -74,7 +74,7 @@ def test_all_that_fits_each_kind(pattern, kind, count, runs, capsys, tmp_path):
             assert run["weights_sha256"] == hashlib.sha256(weights.read_bytes()).hexdigest()
             assert len(run["data_sha256"]) == 64
             assert run["split"] == "validation"
-            assert run["tokens"] == run["sequences"] * {CLASSIFIED: 17, LANGUAGE: 32, IMAGES: 17}[kind]
+            assert run["tokens"] == run["sequences"] * {CLASSIFICATION: 17, LANGUAGE: 32, SELF_SUPERVISED: 17}[kind]
 
 
 def test_a_run_keeps_its_own_and_the_newest_is_the_default(runs, capsys):
@@ -84,20 +84,20 @@ def test_a_run_keeps_its_own_and_the_newest_is_the_default(runs, capsys):
     check_files(runs / "dino_2L" / "analysis", "cossim")
 
 
-def chosen(choice):
-    return find_subjects(choice, find_runs(choice))
+def chosen(selection):
+    return find_models(selection, find_runs(selection))
 
 
 def test_a_set_of_runs_has_a_folder_of_its_names(runs, capsys):
     """So that one comparison does not replace another."""
     analyzed(capsys, runs, "cossim", "--run", "vit_0L", "--run", "vit_2L", "--limit", "10")
     check_files(runs / "analysis" / "vit_0L+vit_2L", "cossim")
-    subjects = chosen(Choice(runs, ["vit_4L", "vit_0L"]))
-    assert place_of(subjects, runs) == runs / "analysis" / "vit_0L+vit_4L"
-    many = [dataclasses.replace(subjects[0], name=f"a_rather_long_name/{n}", path=Path(str(n))) for n in range(9)]
-    name = place_of(many, runs).name
+    models = chosen(Selection(runs, ["vit_4L", "vit_0L"]))
+    assert results_folder(models, runs) == runs / "analysis" / "vit_0L+vit_4L"
+    many = [dataclasses.replace(models[0], name=f"a_rather_long_name/{n}", path=Path(str(n))) for n in range(9)]
+    name = results_folder(many, runs).name
     assert re.fullmatch(r"a_rather_long_name_0\+8-more-[0-9a-f]{6}", name)
-    assert place_of(many[1:], runs).name != name
+    assert results_folder(many[1:], runs).name != name
 
 
 def numbers(capsys, runs, *arguments):
@@ -108,8 +108,8 @@ def test_results_do_not_depend_on_the_batch(runs):
     what = ["spectrum", "anova", "cossim", "snr", "collapse", "simplex", "pca", "updates"]
 
     def layers(batch):
-        choice = Choice(runs, ["vit_2L"], limit=30, batch=batch)
-        return {a.what: a.to_dict()["runs"][0]["layers"] for a in analyze(what, chosen(choice), Settings())}
+        selection = Selection(runs, ["vit_2L"], limit=30, batch=batch)
+        return {a.what: a.to_dict()["runs"][0]["layers"] for a in analyze(what, chosen(selection), Settings())}
 
     one, other = layers(7), layers(30)
     for name in what:
@@ -226,8 +226,8 @@ def test_tokens_that_are_not_finite(runs, capsys, tmp_path):
 
 
 def test_help_of_each_measurement_has_examples_and_its_own_options(capsys):
-    for what, entry in CATALOGUE.items():
+    for what, measurement in MEASUREMENTS.items():
         code, out, _ = run_main(capsys, "analyze", what, "-h")
         assert code == 0
         assert f"lap analyze {what}" in out[out.index("Examples:") :]
-        assert ("--classes" in out) == ("classes" in entry.options)
+        assert ("--classes" in out) == (CLASSES in measurement.options)

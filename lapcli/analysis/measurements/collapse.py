@@ -1,0 +1,228 @@
+"""Neural collapse of class means and classifier, NC1 to NC4 (appendix D, after Han et al.).
+
+    mu_c  mean of all tokens of all examples of class c;  mu_G  mean of the mu_c;  M' = [mu_c - mu_G]
+    h_i   mean of the tokens of example i;                W     rows of the classifier
+
+    NC1              tr(S_W S_B^+):  S_W = ave_i (h_i - mu_c)(h_i - mu_c)^T,  S_B = ave_c (mu_c - mu_G)(mu_c - mu_G)^T
+    NC2 equinorm     std / mean of the lengths, of class means and of rows of W
+    NC2 equiangular  ave_{i != j} |cos(v_i, v_j) + 1/(C-1)|
+    NC3              |W^T/|W|_F - M'/|M'|_F|_F^2
+    NC4              share of examples whose largest logit is not the class of the nearest class mean
+
+The paper prints NC2 with the class means themselves, where the target -1/(C-1) cannot be reached; Han et al. centre
+them. Both are given. NC4 needs all class means before the first example can be compared: the h_i, one row for each
+example, wait in a temporary file and not in memory.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from typing import TYPE_CHECKING, ClassVar
+
+import numpy as np
+
+from lapcli.analysis.drawing import COLOURS, first_layer_values, legend_title, name_runs, panels, plot_by_layer
+from lapcli.analysis.measurement import CLASSIFIER, LABELS, LayerResult, Measurement, Settings
+from lapcli.measures.streaming import ClassMoments
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+    from torch import Tensor
+
+    from lapcli.analysis.analyze import Analysis
+    from lapcli.analysis.analyzed_models import OpenedModel
+    from lapcli.measures.capture import Capture
+
+_ROWS = 1024  # of the temporary file at once
+#: The panels of the figure.
+TITLES = {
+    "nc1": "NC1: within over between",
+    "nc2_equinorm": "NC2: equinorm",
+    "nc2_equiangular": "NC2: equiangular",
+    "nc3": "NC3: self-duality",
+    "nc4": "NC4: nearest mean disagrees",
+}
+#: The vectors that NC2 is computed of: heading in the table, then label, colour, marker and line in the figure.
+NC2_VECTORS = {
+    "centred": ("centred", ("class means, centred", COLOURS[0], "o", "-")),
+    "as_printed": ("printed", ("class means, as printed", COLOURS[1], "s", "--")),
+    "classifier": ("W", ("classifier rows", COLOURS[2], "D", "-.")),
+}
+
+
+class Collapse(Measurement):
+    name = "collapse"
+    help = "Neural collapse, NC1 to NC4."
+    definition = (
+        "Class means average all tokens of all examples of a class; M' are the means minus their mean, W the rows of "
+        "the classifier, C classes, an example's feature h is the mean of its tokens. NC1 = tr(S_W S_B^+), S_W the "
+        "covariance of h about its class mean, S_B that of the class means. NC2 equinorm = std / mean of the lengths "
+        "(std with C - 1). NC2 equiangular = mean over pairs of |cosine + 1/(C-1)|. NC3 = |W^T/|W| - M'/|M'||^2. NC4 = "
+        "share of examples whose class by the logits is not that of the nearest class mean. `centred` takes M' for "
+        "the means in NC2, `as_printed` the means themselves, as the paper writes."
+    )
+    needs = frozenset({LABELS, CLASSIFIER})
+    default_norm = "after"
+    columns: ClassVar = {
+        "nc1": "nc1",
+        **{
+            f"nc2_{measure}_{vectors}": f"{short} {heading}"
+            for vectors, (heading, _) in NC2_VECTORS.items()
+            for measure, short in (("equinorm", "norm"), ("equiangular", "angle"))
+        },
+        "nc3": "nc3",
+        "nc4": "nc4",
+    }
+    counts = frozenset({"classes", "examples"})
+    order = 5
+
+    def __init__(self, model: OpenedModel, settings: Settings) -> None:
+        super().__init__(model, settings)
+        self._classifier_CD = self.classifier_CD()
+
+    def listen(self, capture: Capture, layer: int) -> CollapseAccumulator:
+        accumulator = CollapseAccumulator(self._classifier_CD)
+        capture.on_labelled_tokens(self.site(layer), lambda tokens, labels, _: accumulator.update(tokens, labels))
+        capture.on_logits(lambda logits, _: accumulator.update_logits(logits))
+        return accumulator
+
+    @classmethod
+    def draw(cls, analysis: Analysis) -> Figure:
+        """The paper's four panels and NC1: against the number of heads, or against the layer if there are several."""
+        runs = analysis.runs
+        figure, axes_RC = panels(3, 2, width=3.2, height=2.6)
+        axes = axes_RC.reshape(-1)
+        by_layer = any(len(run.layers) > 1 for run in runs)
+        for panel, (name, title) in zip(axes, TITLES.items(), strict=False):
+            is_nc2 = name.startswith("nc2")
+            if by_layer:
+                plot_by_layer(panel, runs, f"{name}_centred" if is_nc2 else name)
+            else:
+                lines = {name: ("", "#333333", "o", "-")}
+                if is_nc2:
+                    lines = {f"{name}_{vectors}": line for vectors, (_, line) in NC2_VECTORS.items()}
+                for key, (label, colour, marker, line) in lines.items():
+                    values = first_layer_values(runs, key)
+                    panel.plot(range(len(runs)), values, color=colour, marker=marker, linestyle=line, label=label)
+                name_runs(panel, runs)
+            panel.set_title(title + (", centred means" if is_nc2 and by_layer else ""))
+            panel.set_ylim(0, max(panel.get_ylim()[1], 1e-6) * 1.08)
+        axes[0].set_ylabel("smaller is closer to collapse")
+        axes[3].set_ylabel("smaller is closer to collapse")
+        handles, names = (axes[0] if by_layer else axes[1]).get_legend_handles_labels()
+        axes[5].axis("off")
+        axes[5].legend(handles, names, loc="center", title=legend_title(runs) if by_layer else None)
+        return figure
+
+
+class CollapseAccumulator:
+    """`classifier_CD`: W; its rows are the classes."""
+
+    def __init__(self, classifier_CD: np.ndarray) -> None:
+        self._classifier = classifier_CD
+        self._moments = ClassMoments(classifier_CD.shape[0], classifier_CD.shape[1], scatter=True)
+        self._waiting = tempfile.TemporaryFile()  # noqa: SIM115  lives as long as this object
+        self._predicted: list[np.ndarray] = []
+
+    def update(self, tokens_BTD: Tensor, labels_B: Tensor) -> None:
+        mean_BD = tokens_BTD.mean(dim=1)
+        self._moments.update(mean_BD, labels_B)
+        self._waiting.write(np.ascontiguousarray(mean_BD.cpu().numpy()).tobytes())
+
+    def update_logits(self, logits_BC: Tensor) -> None:
+        self._predicted.append(logits_BC.argmax(dim=1).cpu().numpy())
+
+    def result(self) -> LayerResult:
+        moments = self._moments
+        present = np.flatnonzero(moments.count_C > 0)
+        C, D = len(present), self._classifier.shape[1]
+        mean_CD, W_CD = moments.mean_CD[present], self._classifier[present]
+        centred_CD = mean_CD - mean_CD.mean(axis=0)
+        if np.abs(centred_CD).max(initial=0) <= 1e-13 * np.abs(mean_CD).max(initial=0):
+            centred_CD = np.zeros_like(centred_CD)  # of equal means the rounding of their mean is left
+        result = LayerResult({"classes": C, "examples": int(moments.count_C.sum())})
+        values = result.values
+        assert moments.scatter_DD is not None
+        scatter_DD = moments.scatter_DD / max(int(moments.count_C.sum()), 1)
+        values["nc1"] = _within_over_between(scatter_DD, centred_CD)
+        for name, vectors in (("centred", centred_CD), ("as_printed", mean_CD), ("classifier", W_CD)):
+            values[f"nc2_equinorm_{name}"] = equinorm(vectors)
+            values[f"nc2_equiangular_{name}"] = equiangular(vectors)
+        values["nc3"] = self_duality(W_CD, centred_CD)
+        values["nc4"] = self._nearest_mean_disagrees(present, mean_CD)
+        if len(self._classifier) > C:
+            missing = len(self._classifier) - C
+            result.notes.append(f"{missing:,} classes have no example here; the measures are of {C:,}")
+        if C == 1:
+            result.notes.append("one class: its mean has nothing to be compared with, so NC1 to NC3 are not defined")
+        elif values["nc3"] is None:
+            result.notes.append("all class means are equal, or the classifier is zero: NC3 is not defined")
+        if C - 1 > D:
+            result.notes.append(
+                f"{C:,} classes in {D:,} dimensions: a simplex of so many corners does not fit, NC2 > 0"
+            )
+        if C and int(moments.count_C[present].min()) == 1:
+            result.notes.append("a class with one example adds nothing to the within-class scatter of NC1")
+        return result
+
+    def _nearest_mean_disagrees(self, present: np.ndarray, mean_CD: np.ndarray) -> float | None:
+        import torch
+
+        if not self._predicted or not len(present):
+            return None
+        predicted = np.concatenate(self._predicted)
+        width = self._classifier.shape[1]
+        means = torch.from_numpy(mean_CD)
+        self._waiting.seek(0)
+        disagree = 0
+        for first in range(0, len(predicted), _ROWS):
+            rows = np.frombuffer(self._waiting.read(_ROWS * width * 8)).reshape(-1, width)
+            # Written out and not |h|^2 - 2 h m + |m|^2, which loses the digits that near ties need.
+            distance = torch.cdist(torch.from_numpy(rows.copy()), means, compute_mode="donot_use_mm_for_euclid_dist")
+            nearest = present[distance.argmin(dim=1).numpy()]
+            disagree += int((nearest != predicted[first : first + len(rows)]).sum())
+        return disagree / len(predicted)
+
+
+def equinorm(vectors_CD: np.ndarray) -> float | None:
+    """Coefficient of variation of the lengths; the deviation is divided by C - 1."""
+    lengths = np.linalg.norm(vectors_CD, axis=1)
+    if len(lengths) < 2 or lengths.mean() <= _rounding(vectors_CD):
+        return None
+    return float(lengths.std(ddof=1) / lengths.mean())
+
+
+def equiangular(vectors_CD: np.ndarray) -> float | None:
+    """Mean distance of the cosines of pairs from -1/(C-1), which those of a simplex have."""
+    C = len(vectors_CD)
+    lengths = np.linalg.norm(vectors_CD, axis=1, keepdims=True)
+    if C < 2 or lengths.min() <= _rounding(vectors_CD):
+        return None
+    unit = vectors_CD / lengths
+    cosines = unit @ unit.T
+    off_diagonal = ~np.eye(C, dtype=bool)
+    return float(np.abs(cosines[off_diagonal] + 1 / (C - 1)).mean())
+
+
+def self_duality(W_CD: np.ndarray, centred_CD: np.ndarray) -> float | None:
+    """Squared distance of classifier and centred class means, each of Frobenius norm 1."""
+    lengths = np.linalg.norm(W_CD), np.linalg.norm(centred_CD)
+    if min(lengths) <= _rounding(W_CD) or len(W_CD) < 2:
+        return None
+    return float(((W_CD / lengths[0] - centred_CD / lengths[1]) ** 2).sum())
+
+
+def _within_over_between(scatter_DD: np.ndarray, centred_CD: np.ndarray) -> float | None:
+    """tr(S_W S_B^+) through the singular vectors of the centred means: S_B = M' M'^T / C has rank C - 1 at most."""
+    C = len(centred_CD)
+    _, singular, directions = np.linalg.svd(centred_CD, full_matrices=False)
+    kept = singular > max(singular.max(initial=0) * 1e-10, _rounding(centred_CD))
+    kept[max(C - 1, 0) :] = False
+    if not kept.any():
+        return None
+    inside = np.einsum("rd,de,re->r", directions[kept], scatter_DD, directions[kept])
+    return float((inside / (singular[kept] ** 2 / C)).sum())
+
+
+def _rounding(vectors: np.ndarray) -> float:
+    return 1e-14 * float(np.abs(vectors).max(initial=0)) + 1e-300

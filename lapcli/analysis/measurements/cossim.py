@@ -1,0 +1,63 @@
+"""Mean pairwise cosine similarity of a sequence's tokens (CosSim of section 4.1).
+
+ave_b  1 / (T (T - 1))  sum_{i != j} <x_i, x_j> / (|x_i| |x_j|)
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, ClassVar
+
+from lapcli.analysis.drawing import figure_by_layer
+from lapcli.analysis.measurement import LayerResult, Measurement
+from lapcli.measures.streaming import StreamingMoments
+from lapcli.measures.tokens import cosine_similarity
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+    from torch import Tensor
+
+    from lapcli.analysis.analyze import Analysis
+    from lapcli.measures.capture import Capture
+
+
+class CosineSimilarity(Measurement):
+    name = "cossim"
+    help = "Mean pairwise cosine similarity of a sequence's tokens, by layer."
+    definition = (
+        "Cosine similarity of two different tokens of a sequence, averaged over all pairs and over sequences, of the "
+        "output of each block."
+    )
+    default_layers = "all"
+    columns: ClassVar = {"cosine_similarity": "cosine similarity", "cosine_similarity_std": "cosine similarity std"}
+    order = 3
+
+    def listen(self, capture: Capture, layer: int) -> CosineSimilarityAccumulator:
+        accumulator = CosineSimilarityAccumulator()
+        capture.on_tokens(self.site(layer), lambda tokens, _: accumulator.update(tokens))
+        return accumulator
+
+    @classmethod
+    def draw(cls, analysis: Analysis) -> Figure:
+        label = "cosine similarity of two tokens,\nmean over pairs and sequences"
+        return figure_by_layer(analysis.runs, "cosine_similarity", label)
+
+
+class CosineSimilarityAccumulator:
+    def __init__(self) -> None:
+        self._similarity = StreamingMoments()
+        self._zeros = self._tokens = 0
+
+    def update(self, tokens_BTD: Tensor) -> None:
+        self._similarity.update(cosine_similarity(tokens_BTD)[:, None])
+        self._zeros += int((tokens_BTD == 0).all(dim=2).sum())
+        self._tokens = tokens_BTD.shape[1]
+
+    def result(self) -> LayerResult:
+        result = LayerResult(
+            {"cosine_similarity": self._similarity.mean(), "cosine_similarity_std": self._similarity.std()}
+        )
+        if self._tokens == 1:
+            result.notes.append("one token a sequence: there are no pairs")
+        if self._zeros:
+            result.notes.append(f"{self._zeros:,} tokens are zero and count as cosine 0 with every other")
+        return result

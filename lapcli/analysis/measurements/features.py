@@ -1,0 +1,171 @@
+"""Feature maps: the top three components of an image's patches as colours (4.3).
+
+    z = projection of the centred patch tokens on their top three components, each divided by its deviation
+    red, green, blue = sigmoid(2 z)
+
+All patches of the image are used, without a mask of the foreground. The largest entry of a component is positive.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, ClassVar, cast
+
+import numpy as np
+
+from lapcli.analysis.drawing import labels, panels
+from lapcli.analysis.measurement import IMAGES, LAYER, NORM, LayerResult, Measurement, Option, Settings
+from lapcli.measures.tokens import principal_components
+from lapcli.runtime.errors import UsageError
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+    from PIL import Image
+    from torch import Tensor
+
+    from lapcli.analysis.analyze import Analysis
+    from lapcli.analysis.analyzed_models import OpenedModel
+    from lapcli.analysis.examples import ImageExamples
+    from lapcli.measures.capture import Capture
+    from lapcli.models.anatomy import Anatomy
+
+IMAGE = Option("images", "--image", Path, (), "An image file; repeatable.", is_repeatable=True)
+OVERLAY = Option("overlay", "--overlay", bool, False, "Colours over the image, not beside it.")
+PICTURES = 4  # of the data, where no --image is given
+
+
+class Features(Measurement):
+    """Runs the model on a few images of its own after the pass, one by one because their sizes may differ."""
+
+    name = "features"
+    help = "Top three components of an image's patches as colours."
+    definition = (
+        "Patch tokens of one image, minus their mean, on their top three principal components, each divided by its "
+        "deviation; sigmoid(2 z) is red, green and blue. The largest entry of a component is positive."
+    )
+    options = (LAYER, NORM, IMAGE, OVERLAY)
+    needs = frozenset({IMAGES})
+    default_norm = "after"
+    columns: ClassVar = {
+        "pictures": "pictures",
+        "patches": "patches",
+        **{f"variance_share_{number}": f"share {number}" for number in (1, 2, 3)},
+    }
+    counts = frozenset({"pictures", "patches"})
+    order = 9
+
+    def __init__(self, model: OpenedModel, settings: Settings) -> None:
+        super().__init__(model, settings)
+        self._examples = cast("ImageExamples", model.examples)
+        self._pictures = self._examples.pictures(settings[IMAGE], PICTURES)
+
+    @classmethod
+    def check_options(cls, settings: Settings) -> None:
+        for path in settings[IMAGE]:
+            if not path.is_file():
+                raise UsageError(f"--image {path} is not there; name a file with an image")
+
+    def listen(self, capture: Capture, layer: int) -> FeatureMaps:
+        return FeatureMaps(self.model.anatomy, self._examples, self._pictures, layer, self.norm)
+
+    @classmethod
+    def draw(cls, analysis: Analysis) -> Figure | None:
+        """One row for each image: the image, then one column for each run (and layer, if there are several)."""
+        columns = [
+            (f"{label}" + (f", layer {layer}" if len(run.layers) > 1 else ""), result.pictures)
+            for run, label in zip(analysis.runs, labels(analysis.runs), strict=True)
+            for layer, result in run.layers.items()
+        ]
+        count = len(columns[0][1])
+        if not count:
+            return None
+        is_overlay = analysis.settings[OVERLAY]
+        figure, axes_RC = panels(1 + len(columns), count, width=1.9, height=1.9)
+        for number, row in enumerate(axes_RC):
+            first = columns[0][1][number]
+            row[0].imshow(first.picture, interpolation="nearest")
+            row[0].set_ylabel(first.name if len(first.name) <= 24 else "..." + first.name[-21:], fontsize=7)
+            for panel, (title, maps) in zip(row[1:], columns, strict=True):
+                shown = maps[number]
+                extent = (0, shown.picture.shape[1], shown.picture.shape[0], 0)
+                if is_overlay:
+                    panel.imshow(shown.picture, extent=extent)
+                panel.imshow(shown.colours, extent=extent, interpolation="nearest", alpha=0.6 if is_overlay else 1.0)
+                panel.set_title(title if number == 0 else "")
+            row[0].set_title("image" if number == 0 else "")
+            for panel in row:
+                panel.set_xticks([])
+                panel.set_yticks([])
+                panel.grid(visible=False)
+                panel.spines[:].set_visible(False)
+        return figure
+
+
+@dataclass(frozen=True)
+class FeatureMap:
+    name: str
+    picture: np.ndarray  # H x W x 3 bytes, as the model saw it
+    colours: np.ndarray  # rows x columns x 3, from 0 to 1
+
+
+def colours(tokens_TD: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """T x 3 from 0 to 1, and the components' shares of the variance; a component that does not exist is grey."""
+    z, _, shares = principal_components(tokens_TD, 3)
+    deviation = z.std(axis=0)
+    z = z / np.where(deviation > 0, deviation, 1)
+    return 1 / (1 + np.exp(-2 * z)), shares
+
+
+class FeatureMaps:
+    """The maps of one layer, computed when the result is asked for."""
+
+    def __init__(
+        self,
+        anatomy: Anatomy,
+        examples: ImageExamples,
+        pictures: Sequence[tuple[str, Image.Image]],
+        layer: int,
+        norm: str,
+    ) -> None:
+        self._anatomy, self._examples, self._pictures = anatomy, examples, pictures
+        self._layer, self._norm = layer, norm
+
+    def result(self) -> LayerResult:
+        result = LayerResult()
+        maps: list[FeatureMap] = []
+        shares = []
+        for name, picture in self._pictures:
+            inputs_1CHW, pixels_CHW = self._examples.prepare(picture, self._anatomy.patch)
+            tokens_TD = self._tokens(inputs_1CHW)
+            rows, columns = _grid(inputs_1CHW, len(tokens_TD))
+            rgb, share = colours(tokens_TD)
+            shares.append(share)
+            maps.append(FeatureMap(name, pixels_CHW.permute(1, 2, 0).numpy(), rgb.reshape(rows, columns, 3)))
+            if not share.any():
+                result.notes.append(f"the patches of {name} are all equal: the map is grey")
+        result.values = {"pictures": len(maps), "patches": int(np.prod(maps[0].colours.shape[:2])) if maps else 0}
+        for component, value in enumerate(np.mean(shares, axis=0) if shares else []):
+            result.values[f"variance_share_{component + 1}"] = float(value)
+        result.pictures = maps
+        return result
+
+    def _tokens(self, inputs_1CHW: Tensor) -> np.ndarray:
+        from lapcli.measures.capture import Batch, Capture, Site
+
+        seen: list[np.ndarray] = []
+        capture = Capture(self._anatomy)
+        site = Site(self._layer, "output", "patch", self._norm)
+        capture.on_tokens(site, lambda tokens, _: seen.append(tokens[0].cpu().numpy()))
+        capture.run([Batch(inputs_1CHW, None, 0)])
+        return seen[0]
+
+
+def _grid(inputs_1CHW: Tensor, tokens: int) -> tuple[int, int]:
+    """Rows and columns of the patches, from the proportions of the image."""
+    height, width = inputs_1CHW.shape[2:]
+    rows = round((tokens * height / width) ** 0.5)
+    if rows * (tokens // max(rows, 1)) != tokens:
+        raise UsageError(f"{tokens} patches do not form a grid of {height} x {width} pixels")
+    return rows, tokens // rows

@@ -1,0 +1,74 @@
+"""Mean-to-spread ratio of a sequence's tokens after the norm before the MLP (SNR of appendix C).
+
+ave_b  |mean_t x_t| / sqrt(mean_t |x_t - mean|^2)
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, ClassVar
+
+from lapcli.analysis.drawing import figure_by_layer
+from lapcli.analysis.measurement import LAYER, TOKENS, LayerResult, Measurement
+from lapcli.measures.streaming import StreamingMoments
+from lapcli.measures.tokens import ROUNDING
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+    from torch import Tensor
+
+    from lapcli.analysis.analyze import Analysis
+    from lapcli.measures.capture import Capture
+
+
+class SignalToNoise(Measurement):
+    name = "snr"
+    help = "Mean-to-spread ratio after the norm before the MLP, by layer."
+    definition = (
+        "Length of the mean token of a sequence over the root of the mean squared distance from it, averaged over "
+        "sequences, of the output of the norm before the MLP."
+    )
+    options = (LAYER, TOKENS)
+    default_layers = "all"
+    columns: ClassVar = {"snr": "snr", "snr_std": "snr std"}
+    order = 4
+
+    def listen(self, capture: Capture, layer: int) -> SignalToNoiseAccumulator:
+        from lapcli.measures.capture import Site
+
+        accumulator = SignalToNoiseAccumulator()
+        site = Site(layer, "mlp_input", self.settings[TOKENS])
+        capture.on_tokens(site, lambda tokens, _: accumulator.update(tokens))
+        return accumulator
+
+    @classmethod
+    def draw(cls, analysis: Analysis) -> Figure:
+        return figure_by_layer(analysis.runs, "snr", "length of the mean token\nover the spread of the tokens")
+
+
+def signal_to_noise(tokens_BTD: Tensor) -> Tensor:
+    """One number for each sequence; NaN where the tokens do not vary."""
+    mean_BD = tokens_BTD.mean(dim=1)
+    variance_B = (tokens_BTD - mean_BD[:, None]).square().sum(dim=2).mean(dim=1)
+    length_B = mean_BD.norm(dim=1)
+    return (length_B / variance_B.sqrt()).where(variance_B > ROUNDING * length_B.square(), float("nan"))
+
+
+class SignalToNoiseAccumulator:
+    def __init__(self) -> None:
+        self._ratio = StreamingMoments()
+        self._sequences = self._constant = 0
+
+    def update(self, tokens_BTD: Tensor) -> None:
+        ratio_B = signal_to_noise(tokens_BTD)
+        self._ratio.update(ratio_B[:, None])
+        self._sequences += len(ratio_B)
+        self._constant += int(ratio_B.isnan().sum())
+
+    def result(self) -> LayerResult:
+        result = LayerResult({"snr": self._ratio.mean(), "snr_std": self._ratio.std()})
+        if self._constant:
+            result.notes.append(
+                f"the tokens of {self._constant:,} of {self._sequences:,} sequences are all equal: "
+                "their spread is 0, and they are left out"
+            )
+        return result

@@ -1,0 +1,107 @@
+"""Eigenvalues of the centred tokens of a sequence, and how many of them carry a share of the variance (4.2, 4.3).
+
+    X~ = X - 1 mu^T;   lambda_1 >= lambda_2 >= ...  eigenvalues of X~^T X~
+    k_alpha = fewest leading eigenvalues whose sum reaches alpha of the sum of all
+
+Mean and standard deviation of lambda_j, and the mean of k_alpha, are over sequences.
+
+Shapes: B sequences, T tokens, D channels, R = min(T, D) ranks.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, ClassVar
+
+import numpy as np
+
+from lapcli.analysis.drawing import first_layer_values, labels, legend_title, panels, plot_bars, plot_by_layer, styles
+from lapcli.analysis.measurement import LayerResult, Measurement
+from lapcli.measures.streaming import StreamingMoments
+from lapcli.measures.tokens import eigenvalues, k_alpha
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+    from torch import Tensor
+
+    from lapcli.analysis.analyze import Analysis
+    from lapcli.measures.capture import Capture
+
+ALPHAS = (0.9, 0.99, 0.999)
+
+
+class Spectrum(Measurement):
+    name = "spectrum"
+    help = "Eigenvalues of the centred tokens of a sequence, and k_alpha."
+    definition = (
+        "Eigenvalues of X~^T X~ in each sequence, X~ its tokens minus their mean: mean and standard deviation by rank "
+        "over sequences. k_alpha: the fewest leading eigenvalues that reach the share alpha of their sum, averaged "
+        "over sequences."
+    )
+    columns: ClassVar = {**{f"k_{alpha}": f"k {alpha}" for alpha in ALPHAS}, "variance": "variance"}
+    order = 1
+
+    def listen(self, capture: Capture, layer: int) -> SpectrumAccumulator:
+        accumulator = SpectrumAccumulator()
+        capture.on_tokens(self.site(layer), lambda tokens, _: accumulator.update(tokens))
+        return accumulator
+
+    @classmethod
+    def draw(cls, analysis: Analysis) -> Figure:
+        """Eigenvalues of the last layer by rank, and k_0.99 of each run or layer."""
+        runs = analysis.runs
+        figure, ((left, right),) = panels(2)
+        for run, style, label in zip(runs, styles(runs), labels(runs), strict=True):
+            series = run.layers[max(run.layers)].series
+            mean, std = series["eigenvalue_mean"], series["eigenvalue_std"]
+            shown = mean > 1e-12 * max(mean[0], 1e-300)  # centring leaves one eigenvalue of rounding
+            rank, mean, std = np.arange(1, len(mean) + 1)[shown], mean[shown], std[shown]
+            left.plot(rank, mean, label=label, color=style["color"], linestyle=style["linestyle"])
+            if len(runs) <= 3:  # more bands than that hide each other
+                lowest = np.maximum(mean - std, mean * 1e-2)
+                left.fill_between(rank, lowest, mean + std, color=style["color"], alpha=0.15, linewidth=0)
+        left.set_yscale("log")
+        left.set_xscale("log")
+        left.set_xlabel("rank of the eigenvalue")
+        band = "\n(band: one standard deviation)" if len(runs) <= 3 else ""
+        left.set_ylabel(f"eigenvalue, mean over sequences{band}")
+        left.legend(title=legend_title(runs))
+        if all(len(run.layers) == 1 for run in runs):
+            plot_bars(right, runs, first_layer_values(runs, "k_0.99"))
+        else:
+            plot_by_layer(right, runs, "k_0.99")
+        right.set_ylabel("components for 99% of the variance")
+        return figure
+
+
+class SpectrumAccumulator:
+    """Streams over sequences of one length."""
+
+    def __init__(self) -> None:
+        self._eigenvalues, self._k = StreamingMoments(), StreamingMoments()
+        self._sequences = self._constant = 0
+        self._tokens = 0
+
+    def update(self, tokens_BTD: Tensor) -> None:
+        import torch
+
+        values_BR = eigenvalues(tokens_BTD)
+        self._eigenvalues.update(values_BR)
+        self._k.update(torch.stack([k_alpha(values_BR, alpha) for alpha in ALPHAS], dim=1))
+        self._sequences += len(values_BR)
+        self._constant += int((values_BR.sum(dim=1) == 0).sum())
+        self._tokens = tokens_BTD.shape[1]
+
+    def result(self) -> LayerResult:
+        result = LayerResult()
+        for column, alpha in enumerate(ALPHAS):
+            result.values[f"k_{alpha}"] = self._k.mean(column)
+            result.values[f"k_{alpha}_std"] = self._k.std(column)
+        result.values["variance"] = float(self._eigenvalues.mean_D.sum())
+        result.series = {"eigenvalue_mean": self._eigenvalues.mean_D, "eigenvalue_std": self._eigenvalues.std_D}
+        if self._tokens == 1:
+            result.notes.append("one token a sequence: nothing is left after centring, so k_alpha is not defined")
+        elif self._constant:
+            result.notes.append(
+                f"the tokens of {self._constant:,} of {self._sequences:,} sequences are all equal; they have no k_alpha"
+            )
+        return result

@@ -1,0 +1,187 @@
+"""What each head adds to the residual stream (Motivation 1 and Figure 2).
+
+    head h adds  u_t = (P v)_t W_o   (attention)   or   (v_t - (P v)_t) W_o   (Laplacian), times LayerScale
+    m_t = (P x)_t  mean of the tokens, weighted by the head's attention
+
+Along the mean: cosine of u_t with m_t. Towards it: cosine of u_t with m_t - x_t. And what adding u alone does to the
+variance within the sequence: (V(x + u) - V(x)) / V(x), V = ave_t |x_t - mean|^2.
+
+Shapes: B sequences, T tokens, C channels, H heads, D head size.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, ClassVar
+
+import numpy as np
+
+from lapcli.analysis.drawing import COLOURS, labels, number_or_nan, panels
+from lapcli.analysis.measurement import HEADS, LAYER, LayerResult, Measurement
+from lapcli.measures.streaming import StreamingMoments
+from lapcli.measures.tokens import ROUNDING, to_float64
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+    from torch import Tensor
+
+    from lapcli.analysis.analyze import Analysis
+    from lapcli.measures.capture import Capture
+    from lapcli.models.anatomy import HeadInputs
+
+#: The values of a head: heading in the table, label in the figure.
+QUANTITIES = {
+    "cosine_with_mean": ("along", "cosine of the update\nwith the weighted mean"),
+    "cosine_towards_mean": ("towards", "cosine of the update\nwith mean minus token"),
+    "variance_change": ("variance", "relative change of the\nwithin-sequence variance"),
+}
+
+
+class HeadUpdates(Measurement):
+    name = "updates"
+    help = "What each head adds: along the mean, towards it, and the variance."
+    definition = (
+        "A head adds u_t to token x_t of the residual stream; m_t is the mean of the tokens weighted by its attention. "
+        "Cosine of u_t with m_t and with m_t - x_t, averaged over tokens; variance_change: what adding u_t alone does "
+        "to the variance within the sequence, as a share of it."
+    )
+    options = (LAYER,)
+    needs = frozenset({HEADS})
+    default_layers = "all"
+    columns: ClassVar = {
+        f"{kind}_{name}": f"{short} {heading}"
+        for name, (heading, _) in QUANTITIES.items()
+        for kind, short in (("attention", "A"), ("laplacian", "L"))
+    }
+    order = 8
+
+    def listen(self, capture: Capture, layer: int) -> HeadUpdatesAccumulator:
+        plan = self.model.plan
+        accumulator = HeadUpdatesAccumulator(plan.heads, plan.per_layer[layer])
+        capture.on_heads(layer, lambda inputs, _: accumulator.update(inputs))
+        return accumulator
+
+    @classmethod
+    def draw(cls, analysis: Analysis) -> Figure:
+        """One point for each head, against the layer; one row for each run."""
+        runs = analysis.runs
+        figure, axes_RC = panels(3, len(runs), width=3.1, height=2.1)
+        changes = [result.series["variance_change"] for run in runs for result in run.layers.values()]
+        largest = max(
+            (float(np.nanmax(np.abs(change))) for change in changes if np.isfinite(change).any()), default=1.0
+        )
+        for number, (row, run, label) in enumerate(zip(axes_RC, runs, labels(runs), strict=True)):
+            for panel, (name, (_, title)) in zip(row, QUANTITIES.items(), strict=True):
+                for kind, colour, marker, shift in (
+                    ("attention", COLOURS[0], "o", -0.12),
+                    ("Laplacian", COLOURS[5], "^", 0.12),
+                ):
+                    points = [
+                        (layer + shift, value)
+                        for layer, result in run.layers.items()
+                        for value, laplacian in zip(result.series[name], result.series["is_laplacian"], strict=True)
+                        if bool(laplacian) == (kind == "Laplacian") and np.isfinite(value)
+                    ]
+                    x, y = np.array(points).reshape(-1, 2).T
+                    panel.scatter(x, y, s=22, color=colour, marker=marker, alpha=0.8, linewidth=0, label=f"{kind} head")
+                panel.axhline(0, color="#888888", linewidth=0.8)
+                panel.set_xlim(min(run.layers) - 0.5, max(run.layers) + 0.5)
+                panel.xaxis.get_major_locator().set_params(integer=True)
+                panel.set_xlabel("layer (0: first block)" if number == len(runs) - 1 else "")
+                panel.set_ylabel(title)
+                panel.set_title(label)
+                if name != "variance_change":
+                    panel.set_ylim(-1.05, 1.05)
+                else:  # one scale for all runs; a head that multiplies the variance would hide the others
+                    if largest > 2:
+                        panel.set_yscale("symlog", linthresh=0.1)
+                    panel.set_ylim(-1.15 * max(largest, 1e-12), 1.15 * max(largest, 1e-12))
+        handles, names = axes_RC[0][0].get_legend_handles_labels()
+        figure.legend(handles, names, loc="outside upper center", ncols=2)
+        return figure
+
+
+def attention_matrix(inputs: HeadInputs, head: int) -> Tensor:
+    """P of one head, B x T x T, as a dense matrix, in the model's own precision."""
+    import torch
+
+    q, k = inputs.q_BHTD[:, head], inputs.k_BHTD[:, head]
+    logits = q @ k.transpose(1, 2) * q.shape[-1] ** -0.5
+    if inputs.causal:
+        T = logits.shape[-1]
+        logits.masked_fill_(torch.ones(T, T, dtype=torch.bool, device=logits.device).triu(1), float("-inf"))
+    return logits.softmax(dim=-1)
+
+
+def head_update(inputs: HeadInputs, head: int, P_BTT: Tensor) -> Tensor:
+    """u, B x T x C: what this head adds (the output projection's bias belongs to no head)."""
+    v_BTD = inputs.v_BHTD[:, head]
+    y_BTD = P_BTT @ v_BTD
+    if head >= inputs.q_BHTD.shape[1] - inputs.laplacian_heads:
+        y_BTD = v_BTD - y_BTD
+    D = v_BTD.shape[-1]
+    u_BTC = y_BTD @ inputs.out_CI[:, head * D : (head + 1) * D].T
+    return u_BTC if inputs.scale_C is None else u_BTC * inputs.scale_C
+
+
+class HeadUpdatesAccumulator:
+    """One layer; heads one after the other, so that one T x T matrix for each sequence is held at a time."""
+
+    def __init__(self, heads: int, laplacian_heads: int) -> None:
+        self._heads = [StreamingMoments() for _ in range(heads)]
+        self._first_laplacian = heads - laplacian_heads
+        self._constant = self._sequences = self._silent = 0
+
+    def update(self, inputs: HeadInputs) -> None:
+        import torch
+
+        x_BTC = to_float64(inputs.x_BTC)
+        before_B = _variance(x_BTC)
+        varies_B = before_B > ROUNDING * x_BTC.square().sum(dim=2).mean(dim=1)
+        self._sequences += len(x_BTC)
+        self._constant += int((~varies_B).sum())
+        for head, moments in enumerate(self._heads):
+            P_BTT = attention_matrix(inputs, head)
+            u_BTC = to_float64(head_update(inputs, head, P_BTT))
+            m_BTC = to_float64(P_BTT @ inputs.x_BTC)
+            change_B = torch.where(varies_B, (_variance(x_BTC + u_BTC) - before_B) / before_B, torch.nan)
+            along_B, towards_B = (_mean_cosine(u_BTC, other) for other in (m_BTC, m_BTC - x_BTC))
+            moments.update(torch.stack([along_B, towards_B, change_B], dim=1))
+            self._silent += int((u_BTC == 0).all())
+
+    def result(self) -> LayerResult:
+        result = LayerResult()
+        for column, name in enumerate(QUANTITIES):
+            result.series[name] = np.array([number_or_nan(moments.mean(column)) for moments in self._heads])
+        is_laplacian = np.arange(len(self._heads)) >= self._first_laplacian
+        result.series["is_laplacian"] = is_laplacian.astype(float)
+        for kind, chosen in (("attention", ~is_laplacian), ("laplacian", is_laplacian)):
+            for name in QUANTITIES:
+                values = result.series[name][chosen]
+                known = values[values == values]
+                result.values[f"{kind}_{name}"] = float(known.mean()) if len(known) else None
+        if self._silent:
+            result.notes.append("heads whose output projection is zero add nothing and have no direction")
+        if self._constant:
+            result.notes.append(
+                f"the tokens of {self._constant:,} of {self._sequences:,} sequences are equal: no variance to change"
+            )
+        return result
+
+
+def _variance(x_BTC: Tensor) -> Tensor:
+    return (x_BTC - x_BTC.mean(dim=1, keepdim=True)).square().sum(dim=2).mean(dim=1)
+
+
+def _mean_cosine(a_BTC: Tensor, b_BTC: Tensor) -> Tensor:
+    """Mean over the tokens of each sequence where both have a direction; NaN where none has.
+
+    The first token of a causal sequence attends to itself alone: its mean minus itself is zero.
+    """
+    import torch
+
+    lengths_BT = a_BTC.norm(dim=2) * b_BTC.norm(dim=2)
+    # What is left of a difference of nearly equal tokens is rounding, which has no direction either.
+    known_BT = lengths_BT > 1e-6 * a_BTC.norm(dim=2).amax(dim=1, keepdim=True) * b_BTC.norm(dim=2).amax(1, keepdim=True)
+    cosine_BT = torch.where(known_BT, (a_BTC * b_BTC).sum(dim=2) / torch.where(known_BT, lengths_BT, 1), 0)
+    count_B = known_BT.sum(dim=1)
+    return torch.where(count_B > 0, cosine_BT.sum(dim=1) / count_B.clamp(min=1), torch.nan)

@@ -1,0 +1,112 @@
+"""Samples of the tokens of a few classes, and how they are plotted, for figures that show tokens themselves."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from lapcli.analysis.drawing import COLOURS, MARKERS
+from lapcli.analysis.measurement import CLASSES, LayerResult, Settings
+from lapcli.runtime.errors import UsageError
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+    from torch import Tensor
+
+    from lapcli.analysis.analyze import ModelResult
+    from lapcli.analysis.examples import Examples
+
+POINTS = 2000
+
+
+class TokenSample:
+    """At most `size` tokens of the classes in `classes`.
+
+    Every token has a random number keyed by (seed, its sequence), and those with the smallest are kept: the same tokens
+    in every layer and for every batch size.
+    """
+
+    def __init__(self, classes: list[int], seed: int, size: int = POINTS) -> None:
+        self._classes, self._seed, self._size = np.array(sorted(classes)), seed, size
+        self._key = np.empty(0)
+        self._class = np.empty(0, dtype=np.int64)
+        self._tokens: np.ndarray | None = None
+
+    def update(self, tokens_BTD: Tensor, labels: Tensor, first: int) -> None:
+        """Labels: B of sequences, or B x T of tokens; `first` is the number of the first sequence."""
+        B, T, D = tokens_BTD.shape
+        labels_BT = labels.cpu().numpy() if labels.ndim == 2 else np.repeat(labels.cpu().numpy()[:, None], T, axis=1)
+        key_BT = np.stack([np.random.default_rng([self._seed, first + row]).random(T) for row in range(B)])
+        wanted = np.isin(labels_BT, self._classes).reshape(-1)
+        if len(self._key) == self._size:  # most later tokens do not enter a full sample; they are not copied
+            wanted &= key_BT.reshape(-1) < self._key.max()
+        rows = np.flatnonzero(wanted)
+        here = tokens_BTD.reshape(B * T, D)[labels.new_tensor(rows)].cpu().numpy()
+        key = np.concatenate([self._key, key_BT.reshape(-1)[rows]])
+        label = np.concatenate([self._class, labels_BT.reshape(-1)[rows]])
+        tokens = here if self._tokens is None else np.concatenate([self._tokens, here])
+        order = np.argsort(key, kind="stable")[: self._size]
+        self._key, self._class, self._tokens = key[order], label[order], tokens[order]
+
+    def tokens(self) -> tuple[np.ndarray, np.ndarray]:
+        """N x D tokens and their N classes."""
+        return (np.empty((0, 0)) if self._tokens is None else self._tokens), self._class
+
+
+def chosen_classes(settings: Settings, examples: Examples, count: int) -> list[int]:
+    """The classes of --classes; without it `count` classes of the data: drawn by seed, or the most frequent tokens."""
+    names, given = examples.classes, settings[CLASSES]
+    if given is None:
+        counts = examples.class_counts()
+        if examples.by_token:
+            order = np.argsort(-counts, kind="stable")
+        else:
+            order = np.random.default_rng(settings.seed).permutation(len(counts))
+        return [int(index) for index in order if counts[index] > 0][:count]
+    chosen = []
+    for part in (part.strip() for part in given.split(",")):
+        named = [index for index in range(len(names)) if names[index] == part]
+        if not named and part.isdecimal() and int(part) < len(names):
+            named = [int(part)]
+        if not named:
+            raise UsageError(
+                f"--classes: there is no class {part[:60]!r}; give names, or numbers 0 to {len(names) - 1}"
+            )
+        chosen.append(named[0])
+    if len(set(chosen)) != len(chosen):
+        raise UsageError(f"--classes {given[:60]!r} names a class twice")
+    return chosen
+
+
+def classes_in_order(runs: Sequence[ModelResult]) -> list[int]:
+    """The classes that occur in any sample, so that each has the same colour in all panels."""
+    seen = [result.points["class"] for run in runs for result in run.layers.values() if "class" in result.points]
+    return sorted(int(label) for label in np.unique(np.concatenate(seen))) if seen else []
+
+
+def scatter(axes: Any, result: LayerResult, order: list[int], names: Sequence[str]) -> None:
+    """Points in the colour and marker of their class."""
+    places, classes = result.points["place"], result.points["class"]
+    for number, label in enumerate(order):
+        own = places[classes == label]
+        axes.scatter(
+            own[:, 0],
+            own[:, 1],
+            s=9,
+            marker=MARKERS[number % len(MARKERS)],
+            color=COLOURS[number % len(COLOURS)],
+            alpha=0.6,
+            linewidth=0,
+            label=names[label],
+            rasterized=True,
+        )
+
+
+def class_legend(figure: Figure, panel: Any, title: str) -> None:
+    handles, names = panel.get_legend_handles_labels()
+    legend = figure.legend(handles, names, loc="outside right center", title=title, markerscale=1.8)
+    for handle in legend.legend_handles:
+        if handle is not None:
+            handle.set_alpha(1.0)

@@ -1,0 +1,184 @@
+"""Where the blocks, norms, tokens and heads of a model are: one adapter for each kind of model.
+
+Every kind has blocks that map B x T x C to B x T x C, an `attn` and an `mlp` in each of them, and a norm after the
+last. What differs is how queries, keys and values are computed, and what the tokens are.
+
+Shapes: B sequences, T tokens, C channels, H heads, D head size, K classes.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor, nn
+
+from lapcli.heads.plan import HeadPlan
+from lapcli.models.dino_vit import DinoViT
+from lapcli.models.dino_vit import rotate as rotate_in_space
+from lapcli.models.gpt import GPT, rotate
+from lapcli.models.lean import rms_norm
+from lapcli.runtime.errors import UsageError
+
+
+@dataclass(frozen=True)
+class HeadInputs:
+    """One layer's heads on one batch: what they attend with, and how their outputs reach the residual stream."""
+
+    x_BTC: Tensor  # the residual stream before the layer
+    q_BHTD: Tensor
+    k_BHTD: Tensor
+    v_BHTD: Tensor
+    out_CI: Tensor  # output projection; its inputs are the heads side by side
+    scale_C: Tensor | None  # LayerScale
+    causal: bool
+    laplacian_heads: int
+
+
+class Anatomy:
+    """How to run a model, and where its blocks, norms and heads are."""
+
+    model: nn.Module
+    blocks: Sequence[nn.Module]
+    plan: HeadPlan
+    width: int
+    causal: bool
+    prefix_tokens = 0  # before the patches: class token, registers
+    has_class_token = False
+    classifier: nn.Linear | None = None
+    patch: int | None = None  # side in pixels, if the model takes images of any size
+
+    def run(self, inputs: Tensor) -> Tensor | None:
+        """One forward, not compiled, so that hooks run; returns logits if the model classifies sequences."""
+        raise NotImplementedError
+
+    def sequences(self, x: Tensor, count: int) -> Tensor:
+        """The input or output of a block for `count` sequences, as B x T x C."""
+        return x
+
+    def chosen_tokens(self, x_BTC: Tensor, tokens: str) -> Tensor:
+        """`all` tokens, the `patch` tokens or the `class` token."""
+        if tokens == "patch":
+            return x_BTC[:, self.prefix_tokens :]
+        return x_BTC[:, :1] if tokens == "class" else x_BTC
+
+    def final_norm(self, x_BTC: Tensor) -> Tensor:
+        raise NotImplementedError
+
+    def heads(self, layer: int, x_BTC: Tensor, args: tuple, kwargs: Mapping[str, Any]) -> HeadInputs:
+        """Computed from a block's input and the arguments of its attention."""
+        raise NotImplementedError
+
+    @property
+    def layers(self) -> int:
+        return len(self.blocks)
+
+
+class GPTAnatomy(Anatomy):
+    causal = True
+
+    def __init__(self, model: GPT) -> None:
+        self.model, self._gpt = model, model
+        self.blocks = list(model.blocks)
+        self.plan, self.width = model.config.head_plan, model.config.width
+
+    def run(self, inputs: Tensor) -> None:
+        self._gpt.hidden(inputs)
+
+    def final_norm(self, x_BTC: Tensor) -> Tensor:
+        return rms_norm(x_BTC)
+
+    def heads(self, layer: int, x_BTC: Tensor, args: tuple, kwargs: Mapping[str, Any]) -> HeadInputs:
+        attn: Any = self.blocks[layer].attn
+        normed_BTC, rotary = args[0], args[1]
+        B, T, _ = normed_BTC.shape
+        q, k, v = (p(normed_BTC).view(B, T, -1, attn.head_size) for p in (attn.q, attn.k, attn.v))
+        q, k = rms_norm(rotate(q, rotary)), rms_norm(rotate(k, rotary))
+        groups = q.shape[2] // k.shape[2]
+        k, v = (part.repeat_interleave(groups, dim=2) if groups > 1 else part for part in (k, v))
+        q, k, v = (part.transpose(1, 2) for part in (q, k, v))
+        return HeadInputs(x_BTC, q, k, v, attn.out.weight, None, True, attn.laplacian_heads)
+
+
+class TimmAnatomy(Anatomy):
+    """timm's ViTs with plain, RoPE or EVA attention, ours or stock."""
+
+    causal = False
+
+    def __init__(self, model: nn.Module) -> None:
+        from lapcli.heads.timm_attention import attention_layers, head_plan_of
+
+        name = type(model).__name__
+        blocks = getattr(model, "blocks", None)
+        try:
+            plan, layers = head_plan_of(model), attention_layers(model)
+        except ValueError as error:
+            raise UsageError(f"{name} cannot be analysed: {error}") from None
+        if not isinstance(blocks, nn.Sequential | nn.ModuleList) or len(layers) != len(blocks):
+            raise UsageError(f"{name} cannot be analysed: it is not a plain stack of blocks with one attention each")
+        if not all(hasattr(block, "attn") and hasattr(block, "mlp") for block in blocks):
+            raise UsageError(f"{name} cannot be analysed: its blocks have no `attn` and `mlp` of their own")
+        self.model, self.blocks, self.plan = model, list(blocks), plan
+        self.width = int(model.embed_dim)  # type: ignore[arg-type]
+        self.prefix_tokens = int(getattr(model, "num_prefix_tokens", 0))
+        self.has_class_token = getattr(model, "cls_token", None) is not None
+        head = getattr(model, "head", None)
+        self.classifier = head if isinstance(head, nn.Linear) else None
+
+    def run(self, inputs: Tensor) -> Tensor | None:
+        logits = self.model.forward(inputs)
+        return logits if self.classifier is not None else None
+
+    def final_norm(self, x_BTC: Tensor) -> Tensor:
+        return self.model.norm(x_BTC)  # type: ignore[operator]
+
+    def heads(self, layer: int, x_BTC: Tensor, args: tuple, kwargs: Mapping[str, Any]) -> HeadInputs:
+        from lapcli.heads.timm_attention import queries_keys_values
+
+        block: Any = self.blocks[layer]
+        attn = block.attn
+        if not isinstance(attn.norm, nn.Identity) or attn.gate is not None:
+            raise UsageError(
+                "the attention of this model norms or gates its heads together; `updates` cannot part them"
+            )
+        rope = kwargs.get("rope", args[1] if len(args) > 1 else None)
+        q, k, v = queries_keys_values(attn, args[0], rope)
+        scale = getattr(getattr(block, "ls1", None), "gamma", None)
+        scale = getattr(block, "gamma_1", None) if scale is None else scale
+        return HeadInputs(x_BTC, q, k, v, attn.proj.weight, scale, False, getattr(attn, "laplacian_heads", 0))
+
+
+class DinoAnatomy(Anatomy):
+    """The self-supervised ViT, whose blocks take the tokens of all images as one matrix, and images of any size."""
+
+    causal = False
+    prefix_tokens = 1
+    has_class_token = True
+
+    def __init__(self, model: DinoViT) -> None:
+        self.model, self._vit = model, model
+        self.blocks = list(model.blocks)
+        self.plan, self.width, self.patch = model.plan, model.width, model.patch
+
+    def run(self, inputs: Tensor) -> None:
+        self._vit.tokens([inputs])
+
+    def sequences(self, x: Tensor, count: int) -> Tensor:
+        return x.view(count, -1, self.width)
+
+    def final_norm(self, x_BTC: Tensor) -> Tensor:
+        return self._vit.norm(x_BTC)
+
+    def heads(self, layer: int, x_BTC: Tensor, args: tuple, kwargs: Mapping[str, Any]) -> HeadInputs:
+        block: Any = self.blocks[layer]
+        attn, normed_NC, group = block.attn, args[0], args[1][0]
+        B, T, _ = x_BTC.shape
+        q, k, v = attn.qkv(normed_NC).view(B, T, 3, attn.heads, -1).permute(2, 0, 3, 1, 4).unbind(0)
+        q, k = (rotate_in_space(part, group.cos_TD, group.sin_TD) for part in (q, k))
+        return HeadInputs(x_BTC, q, k, v, attn.proj.weight, block.gamma_1, False, attn.laplacian_heads)
+
+
+def anatomy_of(model: nn.Module) -> Anatomy:
+    """The adapter for a built model."""
+    if isinstance(model, GPT):
+        return GPTAnatomy(model)
+    return DinoAnatomy(model) if isinstance(model, DinoViT) else TimmAnatomy(model)

@@ -1,0 +1,94 @@
+"""NC1 to NC4: an exact simplex, hand-worked cases, plain loops, and input that has no answer."""
+
+import numpy as np
+import pytest
+import torch
+
+from lapcli.analysis.measurements.collapse import CollapseAccumulator, equiangular, equinorm, self_duality
+
+
+def simplex(classes, width, seed=0):
+    """An equiangular tight frame: C unit corners with cosines -1/(C-1), turned into `width` dimensions."""
+    frame = np.linalg.qr(np.random.default_rng(seed).normal(size=(width, classes)))[0].T
+    return np.sqrt(classes / (classes - 1)) * (frame - frame.mean(axis=0))
+
+
+def measured(h_BTD, labels, classifier, logits=None, batch=100):
+    collapse = CollapseAccumulator(classifier)
+    for x, y in zip(torch.from_numpy(h_BTD).split(batch), torch.from_numpy(labels).split(batch), strict=True):
+        collapse.update(x, y)
+    if logits is not None:
+        for part in torch.from_numpy(logits).split(batch):
+            collapse.update_logits(part)
+    return collapse.result()
+
+
+@pytest.mark.parametrize(("classes", "width"), [(3, 7), (10, 12)])
+def test_an_exact_simplex_is_complete_collapse(classes, width):
+    W = simplex(classes, width)
+    labels = np.repeat(np.arange(classes), 3)
+    offset = np.random.default_rng(1).normal(size=width)  # the means are centred first
+    h = np.repeat((2.5 * W + offset)[labels][:, None], 4, axis=1)
+    found = measured(h, labels, W, logits=(h.mean(axis=1) - offset) @ W.T).values
+    for name in ("nc1", "nc2_equinorm_centred", "nc2_equiangular_centred", "nc3", "nc4"):
+        assert found[name] == pytest.approx(0, abs=1e-10), name
+    assert found["nc2_equiangular_classifier"] == pytest.approx(0, abs=1e-10)
+    assert found["nc2_equiangular_as_printed"] > 1e-3  # with the offset the printed form is no simplex
+
+
+@pytest.mark.parametrize("batch", [1, 4, 100])
+def test_random_features_are_as_by_loops(batch):
+    rng = np.random.default_rng(0)
+    C, D, N, T = 4, 6, 23, 3
+    W, labels = rng.normal(size=(C, D)), np.concatenate([np.arange(C), rng.integers(0, C, N - C)])
+    tokens = rng.normal(size=(N, T, D)) + 2 * rng.normal(size=(C, D))[labels][:, None]
+    logits = rng.normal(size=(N, C))
+    found = measured(tokens, labels, W, logits, batch).values
+    h = tokens.mean(axis=1)
+    M = np.stack([h[labels == c].mean(axis=0) for c in range(C)])
+    centred = M - M.mean(axis=0)
+    S_W = sum(np.outer(x - M[c], x - M[c]) for x, c in zip(h, labels, strict=True)) / N
+    assert found["nc1"] == pytest.approx(np.trace(S_W @ np.linalg.pinv(centred.T @ centred / C)), rel=1e-8)
+    for name, v in (("centred", centred), ("as_printed", M), ("classifier", W)):
+        lengths = np.linalg.norm(v, axis=1)
+        assert found[f"nc2_equinorm_{name}"] == pytest.approx(np.std(lengths, ddof=1) / np.mean(lengths))
+        pairs = [abs(v[i] @ v[j] / lengths[i] / lengths[j] + 1 / (C - 1)) for i in range(C) for j in range(C) if i != j]
+        assert found[f"nc2_equiangular_{name}"] == pytest.approx(np.mean(pairs))
+    expected = np.linalg.norm(W.T / np.linalg.norm(W) - centred.T / np.linalg.norm(centred)) ** 2
+    assert found["nc3"] == pytest.approx(expected)
+    nearest = [np.argmin([np.linalg.norm(x - m) for m in M]) for x in h]
+    assert found["nc4"] == pytest.approx(np.mean(np.array(nearest) != logits.argmax(axis=1)))
+
+
+def test_hand_worked_pairs():
+    assert equinorm(np.array([[3.0, 4.0], [0.0, 5.0]])) == pytest.approx(0)
+    assert equiangular(np.array([[1.0, 0.0], [-2.0, 0.0]])) == pytest.approx(0)  # two classes: opposite
+    assert equiangular(np.array([[1.0, 0.0], [0.0, 1.0]])) == pytest.approx(1)
+    assert self_duality(np.eye(2), -np.eye(2)) == pytest.approx(4)  # |a - (-a)|^2 of a unit a
+
+
+def test_the_order_and_a_rotation_change_nothing():
+    rng = np.random.default_rng(2)
+    W, labels, x = rng.normal(size=(3, 5)), rng.integers(0, 3, 20), rng.normal(size=(20, 2, 5))
+    turn, order = np.linalg.qr(rng.normal(size=(5, 5)))[0], rng.permutation(20)
+    one, other = measured(x, labels, W).values, measured((x @ turn)[order], labels[order], W @ turn, batch=7).values
+    for name in one:
+        assert one[name] == pytest.approx(other[name]), name
+
+
+def test_degenerate_input_has_an_answer():
+    rng = np.random.default_rng(3)
+    W = rng.normal(size=(3, 4))
+    one = measured(rng.normal(size=(5, 2, 4)), np.ones(5, dtype=np.int64), W, logits=np.eye(3)[np.ones(5, dtype=int)])
+    assert one.values["nc1"] is None
+    assert one.values["nc3"] is None
+    assert one.values["nc4"] == 0  # the only mean is the nearest
+    assert any("one class" in note for note in one.notes)
+    equal = measured(np.full((6, 2, 4), 0.1), np.array([0, 0, 1, 1, 2, 2]), W)
+    assert equal.values["nc2_equiangular_centred"] is None
+    assert equal.values["nc1"] is None
+    labels = np.arange(9)
+    crowded = measured(rng.normal(size=(9, 2, 2)), labels, rng.normal(size=(9, 2)))  # more classes than dimensions
+    assert np.isfinite(crowded.values["nc1"])
+    assert any("does not fit" in note for note in crowded.notes)
+    assert any("one example" in note for note in crowded.notes)

@@ -1,0 +1,88 @@
+"""What heads add: their sum is what the attention module adds, and the paper's picture in a case worked by hand."""
+
+import pytest
+import torch
+from analysis_support import dino, gpt, vit
+
+from lapcli.analysis.measurements.updates import HeadUpdatesAccumulator, attention_matrix, head_update
+from lapcli.measures.capture import Batch, Capture
+from lapcli.models.anatomy import HeadInputs, anatomy_of
+
+MODELS = {
+    "gpt 0": lambda: gpt(0),
+    "gpt 2": lambda: gpt(2),
+    "gpt 4": lambda: gpt(4),
+    "gpt grouped": lambda: gpt([1, 3], kv_heads=2),
+    "vit 0": lambda: vit(0),
+    "vit 2": lambda: vit(2),
+    "eva rope": lambda: vit(3, "vit_small_patch16_dinov3", init_values=0.5),
+    "self-supervised": lambda: dino(1),
+}
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_the_heads_updates_sum_to_what_the_layer_adds(name):
+    model, inputs = MODELS[name]()
+    anatomy = anatomy_of(model)
+    summed, added = {}, {}
+
+    def listener(layer):
+        def listen(heads: HeadInputs, batch: Batch) -> None:
+            summed[layer] = sum(head_update(heads, h, attention_matrix(heads, h)) for h in range(heads.q_BHTD.shape[1]))
+            if heads.scale_C is not None:
+                added[f"scale {layer}"] = heads.scale_C
+
+        return listen
+
+    capture = Capture(anatomy)
+    for layer, block in enumerate(anatomy.blocks):
+        capture.on_heads(layer, listener(layer))
+        block.attn.register_forward_hook(lambda _, __, out, layer=layer: added.__setitem__(layer, out.detach()))
+    capture.run([Batch(inputs, None, 0)])
+    for layer, block in enumerate(anatomy.blocks):
+        bias = getattr(getattr(block.attn, "proj", None), "bias", None)
+        theirs = anatomy.sequences(added[layer], 2) - (0 if bias is None else bias)
+        theirs = theirs * added.get(f"scale {layer}", 1)
+        torch.testing.assert_close(summed[layer].float(), theirs, rtol=1e-4, atol=1e-4)
+    assert any(key.startswith("scale") for key in map(str, added)) == (not name.startswith("gpt"))
+
+
+def one_head(laplacian, out, causal=False):
+    """Zero queries attend to all tokens alike; values are the tokens themselves."""
+    x_BTC = torch.randn(3, 6, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(0)) + 1
+    zeros, values = torch.zeros(3, 1, 6, 4, dtype=torch.float64), x_BTC[:, None]
+    updates = HeadUpdatesAccumulator(1, int(laplacian))
+    updates.update(HeadInputs(x_BTC, zeros, zeros, values, out, None, causal, int(laplacian)))
+    return updates.result()
+
+
+def test_an_attention_head_moves_tokens_along_the_mean():
+    """Each token gets the mean: parallel to it, and a shift of all tokens leaves the variance."""
+    found = one_head(False, torch.eye(4, dtype=torch.float64))
+    assert found.values["attention_cosine_with_mean"] == pytest.approx(1)
+    assert found.values["attention_variance_change"] == pytest.approx(0, abs=1e-12)
+    assert found.values["laplacian_cosine_with_mean"] is None
+
+
+def test_a_laplacian_head_moves_tokens_towards_the_mean():
+    """With the output -I each token is moved onto the mean: all variance is gone. Half way, a quarter is left."""
+    found = one_head(True, -torch.eye(4, dtype=torch.float64))
+    assert found.values["laplacian_cosine_towards_mean"] == pytest.approx(1)
+    assert found.values["laplacian_variance_change"] == pytest.approx(-1)
+    half = one_head(True, -0.5 * torch.eye(4, dtype=torch.float64))
+    assert half.values["laplacian_variance_change"] == pytest.approx(-0.75)
+    away = one_head(True, torch.eye(4, dtype=torch.float64))
+    assert away.values["laplacian_cosine_towards_mean"] == pytest.approx(-1)
+    assert away.values["laplacian_variance_change"] == pytest.approx(3)
+
+
+def test_a_causal_head_has_no_direction_at_its_first_token():
+    found = one_head(True, -torch.eye(4, dtype=torch.float64), causal=True)
+    assert found.values["laplacian_cosine_towards_mean"] == pytest.approx(1)
+
+
+def test_a_silent_head_says_so():
+    found = one_head(False, torch.zeros(4, 4, dtype=torch.float64))
+    assert found.values["attention_cosine_with_mean"] is None
+    assert found.values["attention_variance_change"] == 0
+    assert "add nothing" in found.notes[0]

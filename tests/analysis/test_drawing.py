@@ -1,0 +1,100 @@
+"""Figures say what they show: every panel with data has named axes, and runs are labelled by their Laplacian heads."""
+
+from pathlib import Path
+
+import matplotlib as mpl
+import numpy as np
+import pytest
+
+from lapcli.analysis.analyze import Analysis, ModelResult
+from lapcli.analysis.analyzed_models import CLASSIFICATION, AnalyzedModel
+from lapcli.analysis.drawing import STYLE, labels, save_figure, styles
+from lapcli.analysis.measurement import LayerResult, Settings
+from lapcli.analysis.measurements import anova, collapse, updates
+from lapcli.analysis.measurements.features import FeatureMap
+from lapcli.analysis.registry import MEASUREMENTS
+from lapcli.heads.plan import HeadPlan
+
+rng = np.random.default_rng(0)
+
+
+def made_up(what):
+    """A result of the right form with made-up numbers."""
+    shares = {f"{part}_share{s}": 1 / 3 for part in anova.PARTS for s in ("", "_by_example")}
+    nc = {f"{n}_{of}" if n.startswith("nc2") else n: 0.3 for n in collapse.TITLES for of in collapse.NC2_VECTORS}
+    points = {"place": rng.normal(size=(30, 2)), "class": np.repeat([0, 1, 2], 10)}
+    corners = {"corner_x": np.array([1.0, -1, 0]), "corner_y": np.array([-1.0, -1, 1]), "corner_class": np.arange(3)}
+    heads = {name: rng.uniform(-1, 1, 4) for name in updates.QUANTITIES} | {"is_laplacian": np.array([0.0, 0, 1, 1])}
+    picture = FeatureMap("photo.png", np.zeros((8, 8, 3), dtype=np.uint8), rng.random((4, 4, 3)))
+    return {
+        "spectrum": LayerResult(
+            {"k_0.9": 2.0, "k_0.99": 4.0, "k_0.999": None},
+            {"eigenvalue_mean": np.array([9.0, 3, 1, 0]), "eigenvalue_std": np.array([1.0, 1, 2, 0])},
+        ),
+        "anova": LayerResult(shares),
+        "cossim": LayerResult({"cosine_similarity": 0.4, "cosine_similarity_std": 0.1}),
+        "snr": LayerResult({"snr": 1.4, "snr_std": 0.1}),
+        "collapse": LayerResult(nc),
+        "simplex": LayerResult({"tokens_shown": 30}, corners, points),
+        "pca": LayerResult({"tokens_shown": 30, "variance_share_1": 0.5, "variance_share_2": 0.2}, {}, points),
+        "updates": LayerResult({}, heads),
+        "features": LayerResult({"pictures": 1}, pictures=[picture]),
+    }[what]
+
+
+def analysis(what, heads=(0, 2, 4), layers=(0, 1), weights="trained"):
+    runs = []
+    for number, k in enumerate(heads):
+        model = AnalyzedModel(f"run{number}", weights, 1, "0" * 64, CLASSIFICATION, lambda: None)
+        results = {layer: made_up(what) for layer in layers}
+        runs.append(ModelResult(model, HeadPlan((k, k), 4), results, 1, 1, "", "", "validation", ["a", "b", "c"]))
+    return Analysis(MEASUREMENTS[what], Settings(), runs)
+
+
+@pytest.mark.parametrize("layers", [(1,), (0, 1)])
+@pytest.mark.parametrize("what", MEASUREMENTS)
+def test_axes_are_named(what, layers):
+    with mpl.rc_context(STYLE):
+        figure = MEASUREMENTS[what].draw(analysis(what, layers=layers))
+    drawn = [axes for axes in figure.axes if axes.has_data() and not axes.images]
+    assert bool(drawn) != (what == "features")
+    assert any(axes.get_ylabel() for axes in drawn) or not drawn
+    bottom = max((axes.get_subplotspec().rowspan.stop for axes in drawn), default=0)
+    for axes in drawn:
+        if axes.get_subplotspec().rowspan.stop == bottom:
+            assert axes.get_xlabel()
+
+
+@pytest.mark.parametrize("what", MEASUREMENTS)
+def test_runs_are_labelled_by_their_heads(what):
+    with mpl.rc_context(STYLE):
+        figure = MEASUREMENTS[what].draw(analysis(what, layers=(1,)))
+    shown = {text.get_text() for text in figure.findobj(mpl.text.Text)}
+    for label in ("0L", "2L", "4L"):
+        assert any(text.startswith(label) for text in shown), shown
+
+
+def test_labels_tell_runs_apart():
+    both = Analysis(
+        MEASUREMENTS["snr"], Settings(), [*analysis("snr").runs, *analysis("snr", weights="untrained").runs]
+    )
+    assert labels(both.runs) == ["0L", "2L", "4L", "0L, untrained", "2L, untrained", "4L, untrained"]
+    assert labels(analysis("snr", heads=(2, 2)).runs) == ["2L (run0)", "2L (run1)"]
+
+
+def test_colours_differ_in_brightness():
+    """Lines can be told apart without colour: their grey values are in order and apart."""
+    grey = []
+    for style in styles(analysis("snr", heads=(0, 1, 2, 3, 4)).runs):
+        red, green, blue = mpl.colors.to_rgb(style["color"])
+        grey.append(0.299 * red + 0.587 * green + 0.114 * blue)
+    assert (np.diff(grey) > 0.08).all()
+
+
+def test_the_same_numbers_give_the_same_files(tmp_path):
+    for name in ("one", "two"):
+        (tmp_path / name).mkdir()
+        save_figure(analysis("cossim"), tmp_path / name)
+    for form in ("png", "svg"):
+        first, second = ((Path(tmp_path) / name / f"cossim.{form}").read_bytes() for name in ("one", "two"))
+        assert first == second

@@ -1,0 +1,148 @@
+"""A measurement is one file or one call from outside: help, `all`, options, output and reports know it from then on."""
+
+import json
+import pkgutil
+import subprocess
+import sys
+
+import pytest
+import torch
+from report_support import write_analysis, write_run
+from support import run_main
+
+from lapcli.analysis import measurements
+from lapcli.analysis.drawing import figure_by_layer
+from lapcli.analysis.measurement import IMAGES, LAYER, LayerResult, Measurement, Option
+from lapcli.analysis.registry import MEASUREMENTS
+from lapcli.report.collect import collect
+from lapcli.runtime.errors import LapError
+
+POWER = Option("power", "--power", int, 2, "Exponent of the lengths.", minimum=1)
+
+
+class Lengths(Measurement):
+    """Mean length of the tokens of images, to a power: what somebody else might add."""
+
+    name = "lengths"
+    help = "Mean length of the tokens."
+    definition = "Length of a token, to a power, averaged over all tokens."
+    options = (LAYER, POWER)
+    needs = frozenset({IMAGES})
+    default_layers = "all"
+    columns = {"length": "mean length"}  # noqa: RUF012
+    counts = frozenset({"tokens_seen"})
+
+    def listen(self, capture, layer):
+        lengths = []
+        power = self.settings[POWER]
+        capture.on_tokens(self.site(layer), lambda tokens, _: lengths.append(tokens.norm(dim=2) ** power))
+
+        class Accumulator:
+            def result(self):
+                seen = torch.cat(lengths)
+                return LayerResult({"length": float(seen.mean()), "tokens_seen": seen.numel()})
+
+        return Accumulator()
+
+    @classmethod
+    def draw(cls, analysis):
+        return figure_by_layer(analysis.runs, "length", "mean length")
+
+
+@pytest.fixture
+def added(monkeypatch):
+    monkeypatch.setattr(MEASUREMENTS, "_measurements", dict(MEASUREMENTS))
+    MEASUREMENTS.add(Lengths)
+
+
+def test_each_file_holds_one_measurement_of_its_name():
+    files = [found.name for found in pkgutil.iter_modules(measurements.__path__)]
+    assert sorted(MEASUREMENTS) == sorted(files)
+    for name, measurement in MEASUREMENTS.items():
+        assert measurement.name == name
+        assert measurement.__module__ == f"{measurements.__name__}.{name}"
+
+
+@pytest.mark.usefixtures("added")
+def test_one_from_outside_has_help_options_and_output(capsys, tmp_path):
+    code, out, _ = run_main(capsys, "analyze", "-h")
+    assert code == 0
+    assert "lengths" in out
+    _, out, _ = run_main(capsys, "analyze", "lengths", "-h")
+    assert Lengths.help in out
+    assert "--power" in out
+    assert "--norm" not in out
+    model = ["--model", "timm:test_vit", "--init", "--limit", "3", "--out", str(tmp_path)]
+    code, out, err = run_main(capsys, "analyze", "all", *model, "--power", "1")
+    assert code == 0, err
+    assert "mean length" in out
+    assert {"lengths.json", "lengths.csv", "lengths.png", "lengths.svg"} <= {path.name for path in tmp_path.iterdir()}
+    one = json.loads((tmp_path / "lengths.json").read_text())
+    assert one["definition"] == Lengths.definition
+    assert one["settings"] == {"layer": "all", "power": 1, "seed": 0}
+    _, out, _ = run_main(capsys, "analyze", "lengths", *model, "--power", "2", "--json")
+    two = json.loads(out)
+    for first, second in zip(one["runs"][0]["layers"], two["runs"][0]["layers"], strict=True):
+        assert second["length"] > first["length"] ** 2 > 0  # Jensen
+    code, _, err = run_main(capsys, "analyze", "lengths", *model, "--power", "0")
+    assert code == 2
+    assert "--power" in err
+    code, _, err = run_main(capsys, "analyze", "spectrum", *model, "--power", "1")  # it has no such option
+    assert code == 2
+
+
+@pytest.mark.usefixtures("added")
+def test_one_from_outside_is_in_reports_without_its_counts(tmp_path):
+    write_run(tmp_path, "vit")
+    write_analysis(tmp_path / "analysis", "lengths", {"vit": (0, 1, [{"layer": 0, "length": 3.0, "tokens_seen": 51}])})
+    (result,) = collect([], tmp_path).runs
+    assert result.numbers["lengths.length"].value == 3.0
+    assert "lengths.tokens_seen" not in result.numbers
+
+
+@pytest.mark.usefixtures("added")
+def test_what_does_not_fit_is_refused():
+    with pytest.raises(LapError, match="already a measurement called 'lengths'"):
+        MEASUREMENTS.add(Lengths)
+    other = Option("power", "--power", str, "two", "As a word.")
+    with pytest.raises(LapError, match="--power differently"):
+        MEASUREMENTS.add(type("Other", (Lengths,), {"name": "other", "options": (other,)}))
+    with pytest.raises(LapError, match="does not declare help, definition, columns"):
+        MEASUREMENTS.add(type("Empty", (Measurement,), {"name": "empty"}))
+
+
+def test_help_and_wrong_usage_are_answered_without_torch(tmp_path):
+    """In a process of its own, in which nothing has been imported yet."""
+    lines = [
+        *(["analyze", *name, "-h"] for name in ([], *([name] for name in MEASUREMENTS), ["all"])),
+        ["analyze", "spectrun"],
+        ["analyze", "spectrum", "--run", "nobody"],
+        ["analyze", "cossim", "--min-count", "3"],
+        ["analyze", "features", "--model", "timm:test_vit", "--image", "nowhere.png"],
+    ]
+    code = f"""
+import sys
+from lapcli.cli import main
+codes = []
+for line in {lines!r}:
+    sys.argv[1:] = line
+    try: main()
+    except SystemExit as stop: codes.append(stop.code)
+print(codes, *sys.modules, file=sys.stderr)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=tmp_path, check=True)
+    last = done.stderr.splitlines()[-1]
+    assert last.startswith(str([0] * (len(MEASUREMENTS) + 2) + [2] * 4))
+    assert not set(last.split()) & {"torch", "timm", "matplotlib", "sklearn"}
+    assert "nowhere.png" in done.stderr
+
+
+def test_measures_stand_below_what_uses_them():
+    """Objectives use measures: a measure that imported any of these would close a circle."""
+    import lapcli.measures
+
+    names = [found.name for found in pkgutil.iter_modules(lapcli.measures.__path__, "lapcli.measures.")]
+    code = f"import importlib, sys\nfor name in {names!r}: importlib.import_module(name)\nprint(*sys.modules)"
+    loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
+    above = ("analysis", "evaluation", "training", "objectives", "commands", "planning")
+    assert not [name for name in loaded for package in above if f"{name}.".startswith(f"lapcli.{package}.")]

@@ -1,0 +1,80 @@
+"""One pass hands on what the layers really give: the tokens of blocks, norms and choices of tokens."""
+
+import pytest
+import torch
+from analysis_support import dino, gpt, vit
+
+from lapcli.measures.capture import Batch, Capture, Site
+from lapcli.models.anatomy import anatomy_of
+from lapcli.models.lean import rms_norm
+from lapcli.runtime.errors import LapError
+
+
+def seen(model, inputs, *sites):
+    capture, found = Capture(anatomy_of(model), "tiny"), {}
+    for site in sites:
+        capture.on_tokens(site, lambda tokens, _, site=site: found.__setitem__(site, tokens))
+    capture.run([Batch(inputs, None, 0)])
+    return found, capture
+
+
+@torch.no_grad()
+def test_a_gpts_blocks_norms_and_mlp_inputs():
+    model, tokens = gpt(2)
+    sites = [Site(0), Site(1), Site(1, norm="after"), Site(1, "mlp_input")]
+    found, capture = seen(model, tokens, *sites)
+    rotary = model.cos_PD[:8].unsqueeze(-2), model.sin_PD[:8].unsqueeze(-2)
+    x = rms_norm(model.embed(tokens))
+    x = model.blocks[0](x, rotary)
+    torch.testing.assert_close(found[sites[0]].float(), x)
+    x = x + model.blocks[1].attn(rms_norm(x), rotary)
+    torch.testing.assert_close(found[sites[3]].float(), rms_norm(x))
+    x = x + model.blocks[1].mlp(rms_norm(x))
+    torch.testing.assert_close(found[sites[1]].float(), x)
+    torch.testing.assert_close(found[sites[2]].float(), model.hidden(tokens))
+    assert found[sites[0]].dtype == torch.float64
+    assert (capture.sequences, capture.tokens) == (2, 16)
+
+
+@torch.no_grad()
+def test_a_vits_patches_and_class_token():
+    model, images = vit(2)
+    sites = [Site(1, tokens="patch", norm="after"), Site(1, tokens="class", norm="after"), Site(0, "mlp_input")]
+    found, _ = seen(model, images, *sites)
+    features = model.forward_features(images)
+    torch.testing.assert_close(found[sites[0]].float(), features[:, 1:])
+    torch.testing.assert_close(found[sites[1]].float(), features[:, :1])
+    block = model.blocks[0]
+    x = model._pos_embed(model.patch_embed(images))
+    torch.testing.assert_close(found[sites[2]].float(), block.norm2(x + block.ls1(block.attn(block.norm1(x)))))
+
+
+@torch.no_grad()
+def test_a_self_supervised_models_tokens_by_image():
+    model, images = dino(2)
+    sites = [Site(1, norm="after"), Site(1, tokens="patch", norm="after")]
+    found, capture = seen(model, images, *sites)
+    (tokens,) = model.tokens([images])
+    torch.testing.assert_close(found[sites[0]].float(), tokens)
+    torch.testing.assert_close(found[sites[1]].float(), tokens[:, 1:])
+    assert capture.tokens == 2 * (1 + 2 * 3)
+
+
+def test_a_pass_leaves_no_trace_and_runs_the_model_once():
+    model, images = vit(2)
+    model.train()
+    calls = []
+    model.patch_embed.register_forward_hook(lambda *_: calls.append(1))
+    seen(model, images, *(Site(layer, place) for layer in (0, 1) for place in ("output", "mlp_input")))
+    assert len(calls) == 1
+    assert model.training
+    assert not any(block._forward_hooks or block._forward_pre_hooks for block in model.blocks)
+
+
+def test_weights_that_are_not_finite_are_named():
+    model, tokens = gpt(2)
+    with torch.no_grad():
+        model.blocks[1].mlp.down.weight[0, 0] = float("nan")
+    with pytest.raises(LapError, match="layer 1 of tiny"):
+        seen(model, tokens, Site(0), Site(1))
+    assert not any(block._forward_hooks for block in model.blocks)
