@@ -74,6 +74,22 @@ def test_runs_are_labelled_by_their_heads(what):
         assert any(text.startswith(label) for text in shown), shown
 
 
+def test_tokens_that_do_not_vary_have_no_spectrum_to_draw(tmp_path):
+    """One token in each sequence (`--tokens class`): nothing fits a logarithmic axis."""
+    constant = LayerResult(
+        {"k_0.9": None, "k_0.99": None, "k_0.999": None},
+        {"eigenvalue_mean": np.zeros(4), "eigenvalue_std": np.zeros(4)},
+    )
+    nothing = analysis("spectrum", layers=(0, 1))
+    for run in nothing.runs:
+        run.layers.update({0: constant, 1: constant})
+    assert save_figure(nothing, tmp_path) == []
+    some = analysis("spectrum", layers=(0, 1))
+    for run in some.runs:
+        run.layers[1] = constant
+    assert len(save_figure(some, tmp_path)) == 2  # k_0.99 of the other layer is shown
+
+
 def test_labels_tell_runs_apart():
     both = Analysis(
         MEASUREMENTS["snr"], Settings(), [*analysis("snr").runs, *analysis("snr", weights="untrained").runs]

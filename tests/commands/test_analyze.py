@@ -140,6 +140,12 @@ def test_an_untrained_model_stands_beside_the_trained(runs, capsys, tmp_path):
     assert told["runs"][0]["layers"][0]["cosine_similarity"] != told["runs"][1]["layers"][0]["cosine_similarity"]
 
 
+def test_one_token_of_each_image_has_no_spectrum(runs, capsys, tmp_path):
+    given = "spectrum", "--run", "vit_2L", "--tokens", "class", "--limit", "5", "--out", str(tmp_path)
+    assert "nothing is left after centring" in analyzed(capsys, runs, *given)
+    assert {path.name for path in tmp_path.iterdir()} == {"spectrum.json", "spectrum.csv"}
+
+
 def test_a_stock_timm_model(runs, capsys, tmp_path):
     name = "timm:test_vit"  # timm's own model for tests
     out = analyzed(capsys, runs, "all", "--model", name, "--init", "--limit", "6", "--out", str(tmp_path))

@@ -46,9 +46,11 @@ class Spectrum(Measurement):
         return accumulator
 
     @classmethod
-    def draw(cls, analysis: Analysis) -> Figure:
+    def draw(cls, analysis: Analysis) -> Figure | None:
         """Eigenvalues of the last layer by rank, and k_0.99 of each run or layer."""
         runs = analysis.runs
+        if all(result.values["k_0.99"] is None for run in runs for result in run.layers.values()):
+            return None
         figure, ((left, right),) = panels(2)
         for run, style, label in zip(runs, styles(runs), labels(runs), strict=True):
             series = run.layers[max(run.layers)].series
@@ -59,8 +61,9 @@ class Spectrum(Measurement):
             if len(runs) <= 3:  # more bands than that hide each other
                 lowest = np.maximum(mean - std, mean * 1e-2)
                 left.fill_between(rank, lowest, mean + std, color=style["color"], alpha=0.15, linewidth=0)
-        left.set_yscale("log")
-        left.set_xscale("log")
+        if any(len(line.get_xdata()) for line in left.lines):  # a logarithmic axis without a positive value fails
+            left.set_yscale("log")
+            left.set_xscale("log")
         left.set_xlabel("rank of the eigenvalue")
         band = "\n(band: one standard deviation)" if len(runs) <= 3 else ""
         left.set_ylabel(f"eigenvalue, mean over sequences{band}")
