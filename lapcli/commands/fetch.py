@@ -17,13 +17,14 @@ def fetch(
     import json
 
     from lapcli.kinds import kind_of
+    from lapcli.kinds.chat import load_chat_recipe
     from lapcli.recipe import load_recipe
     from lapcli.recipe.chat import ChatRecipe
     from lapcli.runtime.progress import shown_progress
 
     loaded = load_recipe(recipe, set_ or [])
     if isinstance(loaded, ChatRecipe):
-        loaded = options.chat_recipe(recipe, set_, data)
+        loaded = load_chat_recipe(recipe, set_ or [], data)
     else:
         loaded = load_recipe(recipe, options.overrides(set_, data))
     with shown_progress() as progress:

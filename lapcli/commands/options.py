@@ -1,12 +1,9 @@
 """The options that commands share, declared once so that they read the same everywhere."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
-
-if TYPE_CHECKING:
-    from lapcli.recipe.chat import ChatRecipe
 
 
 def _found(recipe: Path) -> Path:
@@ -60,16 +57,3 @@ def overrides(set_: list[str] | None, data: Path | None) -> list[str]:
     # A local copy has the hub's files but not its revisions.
     local = [] if data is None else [f"data.train={json.dumps(str(data))}", "data.revision=null"]
     return [*(set_ or []), *local]
-
-
-def chat_recipe(path: Path, set_: list[str] | None, data: Path | None, seed: int | None = None) -> "ChatRecipe":
-    """A recipe with stages; `--data` is a folder with copies of its data sets."""
-    from lapcli.data.chat.sources import with_local_data
-    from lapcli.recipe import load_recipe
-    from lapcli.recipe.chat import ChatRecipe
-    from lapcli.runtime.errors import UsageError
-
-    loaded = load_recipe(path, set_ or [], seed)
-    if not isinstance(loaded, ChatRecipe):
-        raise UsageError(f"{path} has no stages; it is trained by `lap train {path}`")
-    return loaded if data is None else with_local_data(loaded, data)

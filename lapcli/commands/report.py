@@ -64,6 +64,7 @@ def report(
     """Tables over seeds, beside the paper's, and a page with figures and claims."""
     from lapcli.report.assemble import report_on
     from lapcli.report.forms import FORMATS
+    from lapcli.report.grouping import names_in, row_keys
     from lapcli.runtime.environment import runs_dir as default_runs_dir
     from lapcli.runtime.files import write_for_user
 
@@ -71,8 +72,8 @@ def report(
     made = report_on(
         runs or [],
         folder,
-        rows=checked_rows(paper, format_, rows, columns, baseline),
-        columns=None if columns is None else _names("--columns", columns),
+        rows=row_keys(paper, format_, rows, columns, baseline),
+        columns=None if columns is None else names_in("--columns", columns),
         baseline=baseline,
         which=checkpoint,
         ddof=1 if ddof is None else ddof,
@@ -95,23 +96,3 @@ def report(
         print(line, file=sys.stderr)
     if strict and made.gaps():
         raise typer.Exit(1)
-
-
-def checked_rows(paper: str | None, format_: str, rows: str, columns: str | None, baseline: str | None) -> list[str]:
-    """The keys of the rows; raises UsageError for options that do not go together."""
-    from lapcli.runtime.errors import UsageError
-
-    if paper is not None and (columns or baseline or rows != HEADS):
-        raise UsageError("--paper has the paper's rows and columns; leave out --rows, --columns and --baseline")
-    if paper is not None and format_ == "html":
-        raise UsageError("the html page has all three of the paper's tables; leave out --paper")
-    return _names("--rows", rows)
-
-
-def _names(option: str, text: str) -> list[str]:
-    from lapcli.runtime.errors import UsageError
-
-    names = list(dict.fromkeys(part.strip() for part in text.split(",")))
-    if not all(names):
-        raise UsageError(f"{option} takes names with commas between them, got {text[:60]!r}")
-    return names

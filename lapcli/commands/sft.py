@@ -46,10 +46,11 @@ def sft(
     as_json: options.Json = False,
 ) -> None:
     """Mid-train and fine-tune a pretrained GPT on conversations. The same command goes on with an unfinished run."""
+    from lapcli.kinds.chat import load_chat_recipe
     from lapcli.runtime.environment import runs_dir as default_runs_dir
     from lapcli.runtime.launch import Processes, launch, needs_launch
 
-    loaded = options.chat_recipe(recipe, set_, data, seed)
+    loaded = load_chat_recipe(recipe, set_ or [], data, seed)
     processes = Processes(nproc, nnodes, node_rank, rdzv, max_restarts)
     if dry_run:
         processes.check()

@@ -1,8 +1,9 @@
 """`lap sweep RECIPE --over KEY=A,B`: train a grid of runs, or go on with one."""
 
 import sys
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -22,6 +23,7 @@ Examples:
 
 
 def sweep(
+    context: typer.Context,
     recipe: options.SweepFile,
     over: Annotated[
         list[str] | None,
@@ -71,7 +73,7 @@ def sweep(
         Processes(nproc).here()
     where = runs_dir or default_runs_dir()
     grid = _read(recipe, over, then, options.overrides(set_, data), name, no_search)
-    grid.check()
+    grid.check(partial(parse_command, context.find_root().command))
     refuse_others(startable_cells(grid, where, only), where)
     if dry_run:
         from lapcli.runtime.devices import GPUS
@@ -88,6 +90,25 @@ def sweep(
         _print_script(grid, where, only, jobs, arguments)
     else:
         _run(grid, where, jobs or 1, only, nproc, as_json)
+
+
+def parse_command(command: Any, words: list[str]) -> tuple[str, dict[str, Any]]:
+    """The name and the options of `lap WORDS`, read by the parser of the command line; `command` is `lap` itself."""
+    from typer.core import TyperGroup
+    from typer.exceptions import TyperException
+
+    name = "lap"
+    while isinstance(command, TyperGroup):
+        context = typer.Context(command)
+        known = command.list_commands(context)
+        if not words or words[0] not in known:
+            raise UsageError(f"expected one of {', '.join(known)}, got {words[0] if words else 'nothing'}")
+        command, name, words = command.get_command(context, words[0]), words[0], words[1:]
+    try:
+        return name, command.make_context(name, words).params
+    except TyperException as error:
+        message = error.format_message() if hasattr(error, "format_message") else str(error)
+        raise UsageError(str(message).rstrip(".")) from None
 
 
 def _read(

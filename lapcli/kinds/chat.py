@@ -1,10 +1,12 @@
 """Chat training in stages: each stage is a run of its own that starts from the weights of the one before."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lapcli.kinds.kind import LANGUAGE, Fetched, Kind, LoadedModel, Start
 from lapcli.kinds.language_model import TOKENIZER, load_gpt
+from lapcli.recipe import load_recipe
 from lapcli.recipe.chat import STAGES, ChatRecipe, ChatStageRecipe, StageName, stage_recipe
 from lapcli.recipe.schema import GPTRecipe, Source
 from lapcli.runs import CHECKPOINTS, INFO, Run, find_run, read_run
@@ -90,6 +92,18 @@ class ChatKind(Kind):
             run = read_run(folder_of(run.recipe.start.run, run.path.parent))
         recipe: Any = run.recipe
         return run, recipe.data
+
+
+def load_chat_recipe(
+    path: Path, overrides: Sequence[str] = (), data: Path | None = None, seed: int | None = None
+) -> ChatRecipe:
+    """A recipe with stages; `data` is a folder with copies of its data sets."""
+    from lapcli.data.chat.sources import with_local_data
+
+    loaded = load_recipe(path, overrides, seed)
+    if not isinstance(loaded, ChatRecipe):
+        raise UsageError(f"{path} has no stages; it is trained by `lap train {path}`")
+    return loaded if data is None else with_local_data(loaded, data)
 
 
 def folder_of(run: str, runs_dir: Path) -> Path:

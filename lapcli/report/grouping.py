@@ -99,6 +99,23 @@ def group(runs: Sequence[RunResult], rows: Sequence[str], notes: list[str]) -> l
     return found
 
 
+def row_keys(paper: str | None, format_: str, rows: str, columns: str | None, baseline: str | None) -> list[str]:
+    """The keys of the rows that `lap report` was asked for; UsageError for options that do not go together."""
+    if paper is not None and (columns or baseline or rows != HEADS):
+        raise UsageError("--paper has the paper's rows and columns; leave out --rows, --columns and --baseline")
+    if paper is not None and format_ == "html":
+        raise UsageError("the html page has all three of the paper's tables; leave out --paper")
+    return names_in("--rows", rows)
+
+
+def names_in(option: str, text: str) -> list[str]:
+    """The names of a comma-separated list, each once."""
+    names = list(dict.fromkeys(part.strip() for part in text.split(",")))
+    if not all(names):
+        raise UsageError(f"{option} takes names with commas between them, got {text[:60]!r}")
+    return names
+
+
 def check_rows(rows: Sequence[str], recipes: Sequence[Mapping[str, Any]]) -> None:
     known = {key for recipe in recipes for key, _ in flatten(recipe)}
     for key in rows:

@@ -9,12 +9,13 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from lapcli.kinds import KINDS
 from lapcli.recipe import BaseRecipe, RecipeError, recipe_hash, recipe_loader, recipe_to_dict
 from lapcli.recipe.reading import Problem, in_reading_order, quoted
 from lapcli.recipe.sweep import LoadedSweep
 from lapcli.runtime.errors import UsageError
 from lapcli.sweep.grid import Over, cell_name, combinations, override, repeated
-from lapcli.sweep.then import check_report, check_then, filled
+from lapcli.sweep.then import Parse, check_report, check_then, filled
 
 
 @dataclass(frozen=True)
@@ -120,8 +121,12 @@ class Sweep:
     reports: tuple[str, ...] = ()
     report_place: str = ""
 
-    def check(self) -> None:
-        """Raises RecipeError with every problem of every cell that can come; nothing was started."""
+    def check(self, parse: Parse | None = None) -> None:
+        """Raises RecipeError with every problem of every cell that can come; nothing was started.
+
+        `parse` reads the commands of `then` and `report` as the command line would; without it only their names are
+        checked.
+        """
         problems: list[Problem] = []
         seen: dict[str, Cell] = {}
         source = self.name
@@ -132,13 +137,13 @@ class Sweep:
                 except RecipeError as error:
                     problems += [problem for problem in error.problems if problem not in problems]
                     continue
-                problems += check_then(grid.then, cells, grid.place)
+                problems += check_then(grid.then, cells, grid.place, parse)
                 problems += _check_search(grid, cells)
                 problems += _check_names(grid, cells, seen)
         for grid in self.grids:
             problems += _check_choices(grid, seen, problems)
         has_stages = any(text.startswith("sft") for grid in self.grids for text in grid.then)
-        problems += check_report(self.reports, [] if has_stages else list(seen.values()), self.report_place)
+        problems += check_report(self.reports, [] if has_stages else list(seen.values()), self.report_place, parse)
         if problems:
             raise RecipeError(source, in_reading_order(problems, source))
 
@@ -170,20 +175,12 @@ def _check_choices(grid: Grid, seen: Mapping[str, Cell], known: Sequence[Problem
     return problems
 
 
-#: What the last validation of a run tells, by its objective.
-VALIDATED = {
-    "language_model": ("validation_loss", "validation_bits_per_byte"),
-    "classification": ("validation_loss", "validation_top1", "validation_top5"),
-    "self_supervised": ("validation_knn",),
-}
-
-
 def _check_search(grid: Grid, cells: Sequence[Cell]) -> list[Problem]:
     """Whether the number that decides is one that the runs will have."""
     if grid.search is None or not cells or not cells[0].is_search:
         return []
-    known = VALIDATED.get(cells[0].loaded.objective, ())
-    if not known or grid.search.by in known or grid.search.by.startswith("smoothing"):
+    known = KINDS[cells[0].loaded.objective].metrics
+    if grid.search.by in known or grid.search.by.startswith("smoothing"):
         return []
     message = f"no validation tells {quoted(grid.search.by)}; there are {', '.join(known)}"
     return [Problem(grid.place("search", "by"), "search.by", message)]

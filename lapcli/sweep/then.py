@@ -1,12 +1,16 @@
 """What follows a cell's training (`eval`, `analyze`, `sft`) and what ends a sweep (`report`), checked beforehand."""
 
 import shlex
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from lapcli.evaluation.tasks import chosen_tasks
+from lapcli.kinds.chat import load_chat_recipe
+from lapcli.recipe import recipe_to_dict
 from lapcli.recipe.reading import Problem
-from lapcli.runtime.errors import LapError
+from lapcli.report.grouping import check_rows, row_keys
+from lapcli.runtime.errors import LapError, UsageError
 
 if TYPE_CHECKING:
     from lapcli.sweep.cells import Cell
@@ -28,8 +32,14 @@ def arguments(text: str, runs_dir: Path) -> list[str]:
     return [*shlex.split(text), "--runs-dir", str(runs_dir)]
 
 
-def check_then(texts: Sequence[str], cells: "Sequence[Cell]", place: Callable[..., str]) -> list[Problem]:
-    """Commands that there are, with options that they have and tasks that fit the runs."""
+#: The words after `lap` to the name and the options of their command; UsageError says why they would be refused.
+Parse = Callable[[list[str]], tuple[str, Mapping[str, Any]]]
+
+
+def check_then(
+    texts: Sequence[str], cells: "Sequence[Cell]", place: Callable[..., str], parse: Parse | None
+) -> list[Problem]:
+    """Reports commands that do not exist, options that they do not have, and tasks that do not fit the runs."""
     problems = []
     for number, text in enumerate(texts):
         sample = next((cell.then[number] for cell in cells if cell.then), None)
@@ -37,62 +47,39 @@ def check_then(texts: Sequence[str], cells: "Sequence[Cell]", place: Callable[..
             continue
         objective = next(cell.loaded.objective for cell in cells if cell.then)
         named = objective if "{run}" not in text else None  # a chat stage of the run is of another kind
-        reason = _refused(sample, COMMANDS, named)
-        if reason:
-            problems.append(Problem(place("then", number), "then", f"{reason}, in {text[:100]!r}"))
+        try:
+            name, options = _parsed(sample, COMMANDS, parse)
+            if name == "eval" and named and options.get("tasks"):
+                chosen_tasks(named, options["tasks"])
+            if name == "sft":
+                recipe, set_ = options["recipe"], list(options["set_"] or [])
+                load_chat_recipe(recipe, set_, options["data"], options["seed"])
+        except LapError as error:
+            problems.append(Problem(place("then", number), "then", f"{error}, in {text[:100]!r}"))
     return problems
 
 
-def check_report(texts: Sequence[str], cells: "Sequence[Cell]", place: str) -> list[Problem]:
-    found = [(text, _refused(f"report {text}", ("report",), None, cells)) for text in texts]
-    return [Problem(place, "report", f"{reason}, in {text[:100]!r}") for text, reason in found if reason]
+def check_report(texts: Sequence[str], cells: "Sequence[Cell]", place: str, parse: Parse | None) -> list[Problem]:
+    """The same for the options of the reports that end a sweep."""
+    problems = []
+    for text in texts:
+        try:
+            _, options = _parsed(f"report {text}", ("report",), parse)
+            if options:
+                given = (options[option] for option in ("paper", "format_", "rows", "columns", "baseline"))
+                check_rows(row_keys(*given), [recipe_to_dict(cell.loaded) for cell in cells])
+        except LapError as error:
+            problems.append(Problem(place, "report", f"{error}, in {text[:100]!r}"))
+    return problems
 
 
-def _refused(text: str, allowed: Sequence[str], objective: str | None, reported: "Sequence[Cell]" = ()) -> str | None:
-    """Why `lap TEXT` would be refused, found by its own parser; none if it would not."""
-    from typer import Context
-    from typer.core import TyperGroup
-    from typer.exceptions import TyperException
-    from typer.main import get_command
-
-    from lapcli.cli import app
-
+def _parsed(text: str, allowed: Sequence[str], parse: Parse | None) -> tuple[str, Mapping[str, Any]]:
     try:
         words = shlex.split(text)
     except ValueError as error:
-        return f"quotes do not match ({error})"
+        raise UsageError(f"quotes do not match ({error})") from None
     if not words or words[0] not in allowed:
-        return f"expected a command among {', '.join(allowed)}"
+        raise UsageError(f"expected a command among {', '.join(allowed)}")
     if "--help" in words or "-h" in words or "--runs-dir" in words:
-        return "--help and --runs-dir mean nothing here"
-    command: Any = get_command(app)
-    while isinstance(command, TyperGroup):
-        context = Context(command)
-        known = command.list_commands(context)
-        if not words or words[0] not in known:
-            return f"expected one of {', '.join(known)}, got {words[0] if words else 'nothing'}"
-        command, name, words = command.get_command(context, words[0]), words[0], words[1:]
-    try:
-        given = command.make_context(name, words).params
-    except TyperException as error:
-        message = error.format_message() if hasattr(error, "format_message") else str(error)
-        return str(message).rstrip(".")
-    try:
-        if name == "eval" and objective and given["tasks"]:
-            from lapcli.evaluation.tasks import chosen_tasks
-
-            chosen_tasks(objective, given["tasks"])
-        if name == "sft":
-            from lapcli.commands.options import chat_recipe
-
-            chat_recipe(given["recipe"], list(given["set_"] or []), given["data"], given["seed"])
-        if name == "report":
-            from lapcli.commands.report import checked_rows
-            from lapcli.recipe import recipe_to_dict
-            from lapcli.report.grouping import check_rows
-
-            options = (given[option] for option in ("paper", "format_", "rows", "columns", "baseline"))
-            check_rows(checked_rows(*options), [recipe_to_dict(cell.loaded) for cell in reported])
-    except LapError as error:
-        return str(error)
-    return None
+        raise UsageError("--help and --runs-dir mean nothing here")
+    return ("", {}) if parse is None else parse(words)

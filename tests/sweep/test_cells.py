@@ -8,10 +8,18 @@ from lapcli.recipe import RecipeError, recipe_to_dict
 from lapcli.recipe.sweep import load_sweep
 from lapcli.report.grouping import flatten
 from lapcli.runtime.errors import UsageError
-from lapcli.sweep.cells import VALIDATED, sweep_from_file, sweep_from_options
+from functools import partial
+from typer.main import get_command
+from lapcli.cli import app
+from lapcli.commands.sweep import parse_command
+from lapcli.kinds import KINDS
+from lapcli.sweep.cells import sweep_from_file, sweep_from_options
 from lapcli.sweep.search import known_cells
 
 HEADS = "model.laplacian_heads"
+
+
+PARSE = partial(parse_command, get_command(app))
 
 
 def read(path, text, *options, **changes):
@@ -19,7 +27,7 @@ def read(path, text, *options, **changes):
     loaded = load_sweep(path)
     assert loaded is not None
     sweep = sweep_from_file(loaded, options, **changes)
-    sweep.check()
+    sweep.check(PARSE)
     return sweep
 
 
@@ -225,7 +233,7 @@ def test_a_search_decides_what_the_grid_is_trained_with(folder, capsys):
         for rate in ("1e-07", "0.05", "1e-06")
     }
     told = json.loads((runs / "tiny-search-lr0.05/summary.json").read_text())["end"]
-    assert set(told) == set(VALIDATED["language_model"])
+    assert set(told) == set(KINDS["language_model"].metrics)
     assert min(ends, key=ends.get) == "0.05"  # two of them cannot learn in four steps
     after = [cell for cell, waits in known_cells(sweep, runs) if not cell.is_search and not waits]
     assert [cell.name for cell in after] == ["tiny-lr0.05-4L-seed0", "tiny-lr0.05-4L-seed1"]
@@ -355,7 +363,7 @@ def test_the_shipped_sweeps(name, search, grid, tmp_path):
         assert (cell.loaded.model.laplacian_heads, cell.loaded.seed) == (0, 0)
         assert 0 < cell.loaded.data.validation < 1  # of the training images: the test images decide nothing
     sweep_without_reports = type(sweep)(sweep.name, sweep.grids)
-    sweep_without_reports.check()
+    sweep_without_reports.check(PARSE)
 
 
 @pytest.mark.parametrize("name", ["cifar10", "cifar100", "imagenet"])
