@@ -2,10 +2,10 @@
 
 from typing import TYPE_CHECKING, Any
 
+from lapcli.runtime import __version__ as __version__
+
 if TYPE_CHECKING:
     from lapcli.heads.timm_attention import laplacianize as laplacianize
-
-__version__ = "0.1.0"
 
 
 def __getattr__(name: str) -> Any:

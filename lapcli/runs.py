@@ -15,9 +15,9 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from lapcli import __version__
 from lapcli.recipe import differing_keys, load_recipe, recipe_hash, recipe_to_dict, recipe_to_yaml
 from lapcli.recipe.schema import BaseRecipe
+from lapcli.runtime import __version__
 from lapcli.runtime.errors import UsageError
 from lapcli.runtime.files import Lock, lock_file, write_json, write_text
 

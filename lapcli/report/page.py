@@ -9,7 +9,6 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
-from lapcli import __version__
 from lapcli.report.assemble import Report
 from lapcli.report.claims import Verdict
 from lapcli.report.collect import RunResult
@@ -18,6 +17,7 @@ from lapcli.report.grouping import Grid
 from lapcli.report.page_style import STYLE
 from lapcli.report.paper import recipe_differences, value_in_words
 from lapcli.report.tables import Cell, Column, Table, marking, mean_text, p_text, paper_text, reading
+from lapcli.runtime import __version__
 
 STATUS = {"reproduced": "reproduced", "partly": "partly", "not": "not reproduced", "not run": "not run"}
 _LARGEST = 3_000_000  # bytes of an analysis figure as a drawing; beyond it the picture is shown

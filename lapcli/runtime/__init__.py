@@ -1,0 +1,3 @@
+"""The floor that everything stands on: files, console, progress, errors, devices, ranks and collectives, launch."""
+
+__version__ = "0.2.0.dev0"

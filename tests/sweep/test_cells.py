@@ -1,18 +1,19 @@
 """Sweeps as files and as options: what they make, and what is wrong with them, all at once."""
 
+from functools import partial
+
 import pytest
 from support import ROOT, run_main
 from sweep_support import train_cells, write_recipe
+from typer.main import get_command
 
+from lapcli.cli import app
+from lapcli.commands.sweep import parse_command
+from lapcli.kinds import KINDS
 from lapcli.recipe import RecipeError, recipe_to_dict
 from lapcli.recipe.sweep import load_sweep
 from lapcli.report.grouping import flatten
 from lapcli.runtime.errors import UsageError
-from functools import partial
-from typer.main import get_command
-from lapcli.cli import app
-from lapcli.commands.sweep import parse_command
-from lapcli.kinds import KINDS
 from lapcli.sweep.cells import sweep_from_file, sweep_from_options
 from lapcli.sweep.search import known_cells
 
