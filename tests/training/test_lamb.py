@@ -4,8 +4,10 @@ import copy
 from pathlib import Path
 
 import torch
+from image_support import image_recipe
 from timm.optim.lamb import Lamb
 
+from lapcli.objectives.classification import parameter_groups
 from lapcli.objectives.objective import ParameterGroup
 from lapcli.training.optimizers import Optimizers
 
@@ -57,6 +59,23 @@ def test_it_is_timms_lamb_with_one_norm_over_all_groups():
         stock.step()
     for name in named:
         assert torch.equal(named[name], other[name])
+
+
+def test_no_clip_in_the_recipe_is_no_clipping():
+    """Against a limit that no gradient reaches; timm's own default is 1."""
+
+    def trained(clip):
+        torch.manual_seed(0)
+        model = torch.nn.Linear(4, 6)
+        model.no_weight_decay = set
+        optimizers = Optimizers(parameter_groups(image_recipe(optimizer={"name": "lamb", "clip": clip}), model))
+        for step in range(3):
+            set_gradients(dict(model.named_parameters()), step)
+            optimizers.step()
+        return model.weight.detach()
+
+    assert torch.equal(trained(None), trained(1e6))
+    assert not torch.equal(trained(None), trained(1.0))
 
 
 def test_the_state_survives_a_save():

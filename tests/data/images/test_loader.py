@@ -112,6 +112,25 @@ def test_transforms_are_timms(policy, jitter):
         torch.testing.assert_close(normalise(torch.tensor(ours)[None], source)[0], expected, atol=1e-5, rtol=0)
 
 
+def test_null_in_an_augmentation_is_none_of_it():
+    """timm's own defaults would be a colour jitter of 0.4, which an image of one colour shows."""
+    from PIL import Image
+
+    def drawn(image, **keys):
+        transform = training_transform(ImageSource(train="x", augmentation=Augmentation(**keys)), 8)
+        for index in range(20):
+            seed_everything(0, 0, index, 0)
+            yield np.asarray(transform(image))
+
+    plain = Image.new("RGB", (20, 16), (200, 90, 30))
+    expected = np.broadcast_to(np.array([200, 90, 30], dtype=np.uint8)[:, None, None], (3, 8, 8))
+    assert all(np.array_equal(found, expected) for found in drawn(plain, policy=None, color_jitter=None))
+    assert not all(np.array_equal(found, expected) for found in drawn(plain, policy=None, color_jitter=0.4))
+    noise = Image.fromarray(np.random.default_rng(0).integers(0, 256, (16, 20, 3), dtype=np.uint8))
+    for ours, stated in zip(drawn(noise, scale=None), drawn(noise, scale=[0.08, 1.0]), strict=True):
+        assert np.array_equal(ours, stated)
+
+
 def test_the_strongest_randaugment_works():
     """timm asks Pillow for 0 bits then, which Pillow refuses since version 13; it used to give black."""
     source = ImageSource(train="x", augmentation=Augmentation(crop="none", flip=0.0, policy="rand-m10-n15-p1.0-inc1"))
