@@ -396,6 +396,57 @@ ATTACKS = [
         FORGED,
         reason="wrong answer",
     ),
+    *(
+        Attack(
+            f"{value} equal to everything",
+            "import collections, datetime, decimal, fractions\n"
+            f"class E({kind}):\n"
+            "    def __eq__(self, other): return True\n"
+            "    def __ne__(self, other): return False\n"
+            "    def __bool__(self): return True\n"
+            "    def __hash__(self): return 0\n"
+            "    def __str__(self): return 'x'\n"
+            "    def __getattr__(self, name): return self\n"
+            f"def attack(): return {value}",
+            FORGED,
+            reason="wrong answer",
+        )
+        for kind, value in {
+            "decimal.Decimal": "E('1')",
+            "fractions.Fraction": "E(1, 2)",
+            "collections.deque": "E([1])",
+            "collections.OrderedDict": "E(a=1)",
+            "collections.Counter": "E('aab')",
+            "collections.defaultdict": "E(lambda: E(), a=1)",
+            "collections.namedtuple('point', 'x y')": "E(1, 2)",
+            "datetime.date": "E(2024, 2, 29)",
+            "complex": "E(1, 2)",
+            "dict": "E(a=1).keys()",
+            "collections.UserString": "E('x')",
+        }.items()
+    ),
+    Attack(
+        "a class that claims to be the library's",
+        "class Decimal:\n"
+        "    __module__, __qualname__ = 'decimal', 'Decimal'\n"
+        "    def __eq__(self, other): return True\n"
+        "    def __str__(self): return '1); print(1'\n"
+        "def attack(): return Decimal()",
+        FORGED,
+        reason="error: not an answer",
+    ),
+    Attack(
+        "a number that takes all memory to write out",
+        "from decimal import Decimal\ndef attack(): return Decimal('1E+999999999999')",
+        test="def check(candidate):\n    assert int(candidate()) > 0\n",
+        limits=QUICK,
+    ),
+    Attack(
+        "names of fields that are code",
+        "class Point(tuple):\n    _fields = ('x', 'y=__import__(\"os\")._exit(0)')\ndef attack(): return Point((1, 2))",
+        test="def check(candidate):\n    assert candidate().y == 2\n",
+        reason="error: AttributeError",
+    ),
     Attack(
         "an object that lies about its class",
         "class E:\n    __class__ = property(lambda self: str)\n    def __eq__(self, other): return True\n"
@@ -484,6 +535,15 @@ ATTACKS = [
             "the wrong call": "{'call': 2, 'value': 1}",
             "too much": "{'call': 1, 'value': 1, 'passed': True}",
             "an exception that is none": "{'call': 1, 'raised': [1, 2]}",
+            "an exception without a class": "{'call': 1, 'raised': [[], '']}",
+            "an exception of another kind": "{'call': 1, 'raised': [['ValueError', 1], '']}",
+            "code for a field": "{'call': 1, 'value': ['namedtuple', ['p', ['x=print()'], [1]]]}",
+            "a field of Python's": "{'call': 1, 'value': ['namedtuple', ['p', ['__eq__'], [1]]]}",
+            "a default of its own": "{'call': 1, 'value': ['defaultdict', ['eval', []]]}",
+            "a number that is none": "{'call': 1, 'value': ['Decimal', '__import__(\"os\")']}",
+            "a fraction of nothing": "{'call': 1, 'value': ['Fraction', [1, 0]]}",
+            "a day that was not": "{'call': 1, 'value': ['date', '2023-02-29']}",
+            "a truth of its own": "{'call': 1, 'value': ['opaque', ['x', 'yes']]}",
             "an unknown kind": "{'call': 1, 'value': ['eval', '1']}",
         }.items()
     ),

@@ -1,10 +1,10 @@
-"""The calculator that a chat model can call: numbers, + - * / ( ), thousands' commas, and 'text'.count('x').
+"""The calculator that a chat model can call: numbers, + - * / // ( ), thousands' commas, and 'text'.count('x').
 
 A parser of our own over exact fractions: nothing is ever executed, whatever the model writes. Expressions, nesting and
 numbers are bounded, so that every call ends at once. What is not understood has no result.
 
     sum      = product (("+" | "-") product)*
-    product  = factor (("*" | "/") factor)*
+    product  = factor (("*" | "/" | "//") factor)*
     factor   = ("+" | "-") factor | number | "(" sum ")" | text ".count(" text ")"
 """
 
@@ -20,7 +20,7 @@ _TOKEN = re.compile(
     r"\s*(?:(?P<number>[0-9][0-9,]*\.?[0-9]*|\.[0-9]+)"
     r"|(?P<text>'[^'\\\n]*'|\"[^\"\\\n]*\")"
     r"|(?P<count>\.\s*count\b)"
-    r"|(?P<sign>[-+*/()]))"
+    r"|(?P<sign>//|[-+*/()]))"
 )
 
 
@@ -65,18 +65,21 @@ class _Parser:
 
     def _sum(self) -> Fraction:
         value = self._product()
-        while sign := self._take("sign", "+-"):
+        while sign := self._take("sign", "+", "-"):
             right = self._product()
             value = _bounded(value + right if sign == "+" else value - right)
         return value
 
     def _product(self) -> Fraction:
         value = self._factor()
-        while sign := self._take("sign", "*/"):
+        while sign := self._take("sign", "*", "/", "//"):
             right = self._factor()
-            if sign == "/" and right == 0:
+            if sign != "*" and right == 0:
                 raise NoResult
-            value = _bounded(value * right if sign == "*" else value / right)
+            if sign == "//":  # rounds down, as in Python
+                value = _bounded(Fraction(value // right))
+            else:
+                value = _bounded(value * right if sign == "*" else value / right)
         return value
 
     def _factor(self) -> Fraction:
@@ -88,7 +91,7 @@ class _Parser:
         return value
 
     def _inner(self) -> Fraction:
-        if sign := self._take("sign", "+-"):
+        if sign := self._take("sign", "+", "-"):
             value = self._factor()
             return -value if sign == "-" else value
         if self._take("sign", "("):
@@ -103,18 +106,18 @@ class _Parser:
             return Fraction(text[1:-1].count(counted[1:-1]))
         return _bounded(Fraction(self._need("number").replace(",", "")))
 
-    def _take(self, kind: str, among: str | None = None) -> str | None:
+    def _take(self, kind: str, *among: str) -> str | None:
         """The next token if it is of that kind (a sign: one of those)."""
         if self._place == len(self._tokens):
             return None
         found, text = self._tokens[self._place]
-        if found != kind or (among is not None and text not in among):
+        if found != kind or (among and text not in among):
             return None
         self._place += 1
         return text
 
-    def _need(self, kind: str, among: str | None = None) -> str:
-        text = self._take(kind, among)
+    def _need(self, kind: str, *among: str) -> str:
+        text = self._take(kind, *among)
         if text is None:
             raise NoResult
         return text

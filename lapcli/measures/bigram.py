@@ -1,4 +1,5 @@
-"""The add-one token-bigram model: what a language model has to beat to have learned anything beyond pairs.
+"""Bits per byte, and those of the add-one token-bigram model: what a language model has to beat to have learned
+anything beyond pairs.
 
 p(b | a) = (count(a, b) + 1) / (count(a) + V)
 """
@@ -6,6 +7,15 @@ p(b | a) = (count(a, b) + 1) / (count(a) + V)
 import math
 
 import numpy as np
+
+from lapcli.runtime.errors import DataError
+
+
+def bits_per_byte(nats: float, count: float, text: str) -> float:
+    """Of `count` bytes. A text without any has no bits per byte: 0.0 would be the best result there is."""
+    if count <= 0:
+        raise DataError(f"{text} has no bytes, so that bits per byte are not defined; hold out other or more text")
+    return nats / (math.log(2) * count)
 
 
 def bigram_bits_per_byte(train: np.ndarray, validation: np.ndarray, byte_lengths: np.ndarray) -> float:
@@ -19,4 +29,4 @@ def bigram_bits_per_byte(train: np.ndarray, validation: np.ndarray, byte_lengths
     seen = np.where(pairs[found] == wanted, counts[found], 0)
     nats = np.log(firsts[a] + vocab) - np.log(seen + 1)
     lengths = byte_lengths[b]
-    return float(nats[lengths > 0].sum() / (math.log(2) * lengths.sum()))
+    return bits_per_byte(float(nats[lengths > 0].sum()), int(lengths.sum()), "the held-out text")

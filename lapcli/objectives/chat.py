@@ -3,7 +3,6 @@
 Shapes: B rows, T tokens.
 """
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +19,7 @@ from lapcli.data.chat.rendering import render_prompt
 from lapcli.data.text.tokenizer import Tokenizer
 from lapcli.generation.engine import Engine, Sampling
 from lapcli.generation.transcript import transcript
+from lapcli.measures.bigram import bits_per_byte
 from lapcli.measures.smoothing import PROBE_SEQUENCES, smoothing, without_padding
 from lapcli.objectives.batching import plan_batches
 from lapcli.objectives.language_model import build_gpt, parameter_groups, to_device
@@ -155,9 +155,10 @@ class Chat:
             [nats, targets, means, groups, counted_nats, counted_bytes]
         )
         by_group = self._recipe.average == "micro_batch"
-        values = {"validation_loss": means / groups if by_group else nats / max(1.0, targets)}
+        values = {"validation_loss": means / groups if by_group else nats / targets}
         if packed:
-            values["validation_bits_per_byte"] = counted_nats / (math.log(2) * max(counted_bytes, 1))
+            text = "what the loss counts of validation.mixture"
+            values["validation_bits_per_byte"] = bits_per_byte(counted_nats, counted_bytes, text)
         return values | self._smoothing() if settings.smoothing else values
 
     def _smoothing(self) -> dict[str, float]:

@@ -3,7 +3,6 @@
 Shapes: B sequences, T tokens.
 """
 
-import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,7 +14,7 @@ from torch import Tensor
 from lapcli.data.text.batches import TokenBatches
 from lapcli.data.text.tokens import TextData
 from lapcli.generation.engine import generate
-from lapcli.measures.bigram import bigram_bits_per_byte
+from lapcli.measures.bigram import bigram_bits_per_byte, bits_per_byte
 from lapcli.measures.smoothing import PROBE_SEQUENCES, smoothing
 from lapcli.models.gpt import GPT, GPTConfig
 from lapcli.objectives.batching import plan_batches
@@ -152,7 +151,7 @@ class LanguageModel:
         nats, targets, counted_nats, counted_bytes = self._world.sum([nats, targets, counted_nats, counted_bytes])
         values = {
             "validation_loss": nats / targets,
-            "validation_bits_per_byte": counted_nats / (math.log(2) * max(counted_bytes, 1)),
+            "validation_bits_per_byte": bits_per_byte(counted_nats, counted_bytes, "the held-out text"),
         }
         return values | self._smoothing() if self._recipe.validation.smoothing else values
 

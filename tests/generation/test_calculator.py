@@ -1,5 +1,6 @@
 """The calculator against Python's own arithmetic, and against what a model could write to harm."""
 
+import math
 import time
 from fractions import Fraction
 
@@ -50,7 +51,12 @@ HOSTILE = [
     "1==1",
     "5%2",
     "20%",
-    "1//2",
+    "1///2",
+    "1/ /2",
+    "1//0",
+    "1//(2-2)",
+    "//2",
+    "1//",
     "1<<100",
     "~1",
     "1j",
@@ -102,6 +108,15 @@ def test_hostile_expressions_have_no_result_and_take_no_time(expression):
         ("100/10/5", "2"),
         ("2+3*4", "14"),
         ("0.1+0.2", "0.3"),
+        ("7//2", "3"),
+        ("-7//2", "-4"),
+        ("7//-2", "-4"),
+        ("7.5//2", "3"),
+        ("0.3//0.1", "3"),
+        ("1//2", "0"),
+        ("100//7*7+100-100//7*7", "100"),
+        ("2*7//4", "3"),
+        ("1,000//3", "333"),
         ("1/3", "0.3333333333333333"),
         ("9999999999999999*3", "29999999999999997"),
         ("'strawberry'.count('r')", "3"),
@@ -121,9 +136,9 @@ leaves = st.integers(0, 10_000).map(str) | st.decimals(0, 1000, places=2, allow_
 
 
 def combined(inner):
-    return st.tuples(inner, st.sampled_from("+-*/"), inner).map(lambda t: f"({t[0]}{t[1]}{t[2]})") | inner.map(
-        lambda text: f"-{text}"
-    )
+    return st.tuples(inner, st.sampled_from(["+", "-", "*", "/", "//"]), inner).map(
+        lambda t: f"({t[0]}{t[1]}{t[2]})"
+    ) | inner.map(lambda text: f"-{text}")
 
 
 @settings(max_examples=300, deadline=None)
@@ -140,6 +155,8 @@ def test_as_exact_arithmetic(expression):
         left, right = exact(node.left), exact(node.right)
         if isinstance(node.op, ast.Div):
             return left / right
+        if isinstance(node.op, ast.FloorDiv):
+            return Fraction(math.floor(left / right))
         return {ast.Add: left + right, ast.Sub: left - right, ast.Mult: left * right}[type(node.op)]
 
     # Python refuses 007 as a number; the calculator reads it as 7.

@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lapcli.measures.bigram import bigram_bits_per_byte
+from lapcli.measures.bigram import bigram_bits_per_byte, bits_per_byte
+from lapcli.runtime.errors import DataError
 
 
 def by_counting(train: list[int], validation: list[int], lengths: list[int]) -> float:
@@ -49,3 +50,12 @@ def test_ids_beyond_sixteen_bits_of_pairs() -> None:
     train = np.array([65_535, 65_534, 65_535, 65_534], dtype=np.uint16)
     ours = bigram_bits_per_byte(train, train[:2], lengths)
     assert ours == pytest.approx(-math.log2(3 / (2 + 65_536)), rel=1e-12)
+
+
+def test_a_text_without_bytes_has_no_bits_per_byte() -> None:
+    starts = np.full(5, 2, dtype=np.uint16)
+    with pytest.raises(DataError, match="the held-out text has no bytes"):
+        bigram_bits_per_byte(np.array([0, 1, 2], dtype=np.uint16), starts, np.array([1, 2, 0]))
+    with pytest.raises(DataError, match="of nothing has no bytes"):
+        bits_per_byte(0.0, 0, "a text of nothing")
+    assert bits_per_byte(math.log(2), 2, "two bytes") == pytest.approx(0.5)

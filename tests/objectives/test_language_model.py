@@ -1,6 +1,7 @@
 """Next-token prediction: parameter groups of the paper's recipe, and bits per byte worked by hand."""
 
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +15,7 @@ from lapcli.models.gpt import GPT
 from lapcli.objectives.language_model import LanguageModel, gpt_config, parameter_groups
 from lapcli.recipe import recipe_from_dict
 from lapcli.recipe.schema import LanguageModelRecipe
+from lapcli.runtime.errors import DataError
 from lapcli.runtime.ranks import World
 
 torch.set_num_threads(2)
@@ -143,6 +145,16 @@ class TestBitsPerByte:
         values = validate(objective)
         assert values["validation_loss"] == pytest.approx(nats / 80, rel=1e-5)
         assert values["validation_bits_per_byte"] == pytest.approx(bits / size, rel=1e-5)
+
+    def test_a_text_without_bytes_has_none(self, data: TextData, tmp_path: Path) -> None:
+        """Documents of nothing but their start: 0.0 would be the best result of all."""
+        writer = ShardWriter(tmp_path, "starts", token_dtype(275))
+        writer.append(np.full(100, data.tokenizer.bos))
+        writer.close()
+        starts = TokenStream(tmp_path, writer.shards, token_dtype(275))
+        objective = LanguageModel(recipe(), replace(data, validation=starts), alone())
+        with pytest.raises(DataError, match="the held-out text has no bytes"):
+            validate(objective)
 
     def test_it_does_not_depend_on_the_micro_batch(self, data: TextData) -> None:
         results = []

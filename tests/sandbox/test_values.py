@@ -1,9 +1,12 @@
 """Values cross as what they are, subclasses as what they are made of, and lies not at all."""
 
 import collections
+import datetime
 import enum
 import json
 import math
+from decimal import Decimal
+from fractions import Fraction
 
 import pytest
 from hypothesis import given, settings
@@ -13,7 +16,8 @@ from lapcli.sandbox.inside.values import NotAValue, pack, unpack
 
 SCALARS = (
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text() | st.binary()
-    | st.complex_numbers(allow_nan=False)
+    | st.complex_numbers(allow_nan=False) | st.decimals(allow_nan=False) | st.fractions() | st.dates() | st.datetimes()
+    | st.times() | st.timedeltas()
 )  # fmt: skip
 HASHABLE = st.recursive(SCALARS, lambda inner: st.tuples(inner, inner) | st.frozensets(inner, max_size=4), max_leaves=6)
 VALUES = st.recursive(
@@ -23,6 +27,10 @@ VALUES = st.recursive(
         | st.tuples(inner, inner)
         | st.sets(HASHABLE, max_size=4)
         | st.dictionaries(HASHABLE, inner, max_size=4)
+        | st.dictionaries(HASHABLE, inner, max_size=4).map(collections.OrderedDict)
+        | st.dictionaries(HASHABLE, inner, max_size=4).map(lambda pairs: collections.defaultdict(list, pairs))
+        | st.lists(HASHABLE, max_size=4).map(collections.Counter)
+        | st.lists(inner, max_size=4).map(lambda items: collections.deque(items, 5))
     ),
     max_leaves=12,
 )
@@ -36,11 +44,14 @@ def same(one, other) -> bool:
     """Equal, and of the same types all the way down (1, 1.0 and True are equal in Python)."""
     if type(one) is not type(other):
         return False
-    if isinstance(one, (list, tuple)):
-        return len(one) == len(other) and all(map(same, one, other))
+    if isinstance(one, (list, tuple, collections.deque)):
+        lengths = [getattr(value, "maxlen", None) for value in (one, other)]
+        return lengths[0] == lengths[1] and len(one) == len(other) and all(map(same, one, other))
     if isinstance(one, dict):
-        return list(one) == list(other) and all(map(same, one.values(), other.values()))
-    return one == other
+        defaults = [getattr(value, "default_factory", None) for value in (one, other)]
+        alike = defaults[0] is defaults[1] and list(one) == list(other)
+        return alike and all(map(same, one.values(), other.values()))
+    return one == other and (not isinstance(one, Decimal) or str(one) == str(other))
 
 
 @settings(max_examples=50)
@@ -60,48 +71,107 @@ def test_values_that_json_has_trouble_with():
     assert list(crossed(n * n for n in range(4))) == [0, 1, 4, 9]
 
 
+def test_what_a_dictionary_shows_of_itself():
+    """A view equals sets as it does in one process, and has the order of its dictionary."""
+    moved = collections.OrderedDict(a=1, b=2, c=3)
+    moved.move_to_end("a")
+    for plain in ({"b": 2, "c": 3, "a": 1}, moved):
+        keys, values, items = map(crossed, (plain.keys(), plain.values(), plain.items()))
+        assert list(keys) == ["b", "c", "a"]
+        assert list(values) == [2, 3, 1]
+        assert list(items) == [("b", 2), ("c", 3), ("a", 1)]
+        assert keys == {"a", "b", "c"}
+        assert keys & {"a", "x"} == {"a"}
+        assert items == {("a", 1), ("b", 2), ("c", 3)}
+        assert values != [2, 3, 1]
+        assert not isinstance(keys, list)
+    assert list(crossed(moved).items()) == list(moved.items())
+    assert crossed(moved) == moved
+    assert crossed(moved) != collections.OrderedDict(a=1, b=2, c=3)
+
+
+def test_named_tuples_keep_their_names():
+    point = collections.namedtuple("point", "x count")
+    arrived = crossed([point(1, [2]), point(3, 4)])
+    assert [(one.x, one.count) for one in arrived] == [(1, [2]), (3, 4)]
+    assert arrived == [(1, [2]), (3, 4)]
+    assert type(arrived[0]) is type(arrived[1])
+    assert arrived[0]._asdict() == {"x": 1, "count": [2]}
+    assert repr(arrived[0]) == "point(x=1, count=[2])"
+
+    class Odd(tuple):
+        _fields = ("__eq__", "b")
+
+    assert same(crossed(Odd([1, 2])), (1, 2))
+    assert same(crossed(collections.namedtuple("odd", "a class", rename=True)(1, 2)), (1, 2))
+
+
+def test_defaults_are_known_if_they_are_built_in():
+    assert crossed(collections.defaultdict(int, a=1))["b"] == 0
+    assert crossed(collections.defaultdict(list))["b"] == []
+    assert crossed(collections.Counter("aab"))["z"] == 0
+    for default in (None, lambda: 3, Decimal):
+        arrived = crossed(collections.defaultdict(default, a=1))
+        assert arrived == {"a": 1}
+        with pytest.raises(KeyError):
+            arrived["b"]
+
+
 def test_subclasses_arrive_as_what_they_are_made_of():
-    class Always(list):
-        def __eq__(self, other):
-            return True
+    """With no method of their own: what they say they equal, or print as, stays behind."""
 
-        __hash__ = None
-
-    class Number(int):
-        def __eq__(self, other):
-            return True
-
-        __hash__ = int.__hash__
-
-        def __int__(self):
-            return 7
+    def liar(kind, **more):
+        names = {"__eq__": lambda self, other: True, "__hash__": lambda self: 0, "__str__": lambda self: "7", **more}
+        return type("Liar", (kind,), names)
 
     class Colour(enum.IntEnum):
         RED = 1
 
-    point = collections.namedtuple("point", "x y")
-    assert crossed(collections.Counter("aab")) == {"a": 2, "b": 1}
+    pair = collections.namedtuple("pair", "x y")
     for value, plain in [
-        (Always([1, 2]), [1, 2]),
-        (Number(3), 3),
+        (liar(list)([1, 2]), [1, 2]),
+        (liar(int, __int__=lambda self: 7)(3), 3),
+        (liar(str)("a"), "a"),
         (Colour.RED, 1),
-        (point(1, 2), (1, 2)),
-        (collections.OrderedDict(a=1), {"a": 1}),
+        (liar(Decimal)("1.50"), Decimal("1.50")),
+        (liar(Fraction, numerator=7, denominator=1)(1, 3), Fraction(1, 3)),
+        (liar(collections.deque, maxlen=9)([1, 2], 3), collections.deque([1, 2], 3)),
+        (liar(collections.OrderedDict, items=lambda self: [])(a=1), collections.OrderedDict(a=1)),
+        (liar(collections.Counter)("aab"), collections.Counter("aab")),
+        (liar(collections.defaultdict, default_factory=str)(int, a=1), collections.defaultdict(int, a=1)),
+        (liar(datetime.date, isoformat=lambda self: "1970-01-01")(2024, 2, 29), datetime.date(2024, 2, 29)),
+        (liar(datetime.timedelta, days=0)(1, 2, 3), datetime.timedelta(1, 2, 3)),
+        (liar(complex)(1, 2), 1 + 2j),
     ]:
         assert same(crossed(value), plain)
+    assert crossed(liar(pair)(1, 2)) == (1, 2)
+    assert crossed(liar(pair)(1, 2)) != (1, 3)
 
 
-def test_other_objects_equal_nothing():
+def test_other_objects_equal_nothing_and_are_as_true_as_they_were():
     class Anything:
+        def __init__(self, truth):
+            self.truth = truth
+
         def __eq__(self, other):
             return True
 
+        def __bool__(self):
+            if self.truth is None:
+                raise ValueError("no truth")
+            return self.truth
+
         __hash__ = None
 
-    arrived = crossed(Anything())
+    arrived = crossed(Anything(True))
     assert arrived != 1
     assert arrived != Anything.__name__
-    assert arrived != crossed(Anything())
+    assert arrived != crossed(Anything(True))
+    assert arrived
+    assert not crossed(Anything(False))
+    assert not crossed(collections.UserList())
+    with pytest.raises(TypeError):
+        bool(crossed(Anything(None)))
 
 
 @pytest.mark.parametrize(
@@ -125,6 +195,34 @@ def test_other_objects_equal_nothing():
         ["bytes", 5],
         ["int", 5],
         ["iterator", None],
+        ["Decimal", 5],
+        ["Fraction", [1]],
+        ["Fraction", [1.5, 2]],
+        ["Fraction", [True, 2]],
+        ["deque", [1]],
+        ["deque", [True, []]],
+        ["deque", ["3", []]],
+        ["OrderedDict", [[1]]],
+        ["Counter", ["aab"]],
+        ["defaultdict", [5, []]],
+        ["date", 5],
+        ["timedelta", [1, 2]],
+        ["timedelta", [1, 2, "3"]],
+        ["opaque", "name"],
+        ["opaque", ["name", 1]],
+        ["opaque", [5, True]],
+        ["namedtuple", ["point", ["x"]]],
+        ["namedtuple", ["point", "x", [1]]],
+        ["namedtuple", ["point", ["x, y"], [1, 2]]],
+        ["namedtuple", ["point", ["__eq__"], [1]]],
+        ["namedtuple", ["point", ["_make"], [1]]],
+        ["namedtuple", ["point", ["x=print(1)"], [1]]],
+        ["namedtuple", ["point", ["x:print(1)"], [1]]],
+        ["namedtuple", ["point", ["\ufb01"], [1]]],
+        ["namedtuple", ["point", ["x" * 101], [1]]],
+        ["namedtuple", ["point", [["x"]], [1]]],
+        ["namedtuple", ["a b", ["x"], [1]]],
+        ["namedtuple", ["point", [f"x{n}" for n in range(257)], list(range(257))]],
     ],
 )
 def test_what_is_no_value_is_refused(packed):
@@ -132,7 +230,27 @@ def test_what_is_no_value_is_refused(packed):
         unpack(packed)
 
 
-@pytest.mark.parametrize("packed", [["set", [["list", []]]], ["dict", [[["list", []], 1]]], ["range", [1, 2, 0]]])
+@pytest.mark.parametrize(
+    "packed",
+    [
+        ["set", [["list", []]]],
+        ["dict", [[["list", []], 1]]],
+        ["range", [1, 2, 0]],
+        ["dict_keys", [["list", []]]],
+        ["dict_items", [1]],
+        ["Decimal", "one"],
+        ["Decimal", "__import__('os')"],
+        ["Fraction", [1, 0]],
+        ["deque", [-1, []]],
+        ["date", "2023-02-29"],
+        ["timedelta", [10**12, 0, 0]],
+        ["defaultdict", ["eval", []]],
+        ["defaultdict", ["object", []]],
+        ["namedtuple", ["point", ["class"], [1]]],
+        ["namedtuple", ["point", ["x", "x"], [1, 2]]],
+        ["namedtuple", ["point", ["x"], [1, 2]]],
+    ],
+)
 def test_values_that_cannot_exist_are_errors(packed):
-    with pytest.raises((TypeError, ValueError)):
+    with pytest.raises((ArithmeticError, LookupError, TypeError, ValueError)):
         unpack(packed)

@@ -119,6 +119,91 @@ def check(candidate):
     assert run_candidate(Candidate("", program, test, "f"), any_mode).reason == "passed"
 
 
+LIBRARY = """
+from collections import Counter, OrderedDict, defaultdict, deque, namedtuple
+from datetime import date, datetime, timedelta, timezone
+from decimal import Decimal
+from fractions import Fraction
+Point = namedtuple("Point", "x y")
+class Empty:
+    def __len__(self): return 0
+class Late(ValueError): pass
+"""
+# An expression of a program, what tests may find out about its value, and what they may not.
+OF_THE_LIBRARY = [
+    ("Decimal('0.1') + Decimal('0.2')", "got == Decimal('0.3') and got > 0", "got == 0.3"),
+    ("Decimal('0')", "not got", "got"),
+    ("Fraction(1, 3)", "got == Fraction(2, 6) and abs(got - 1 / 3) < 1e-9", "got == Fraction(1, 2)"),
+    ("Fraction(0)", "got == 0 and not got", "got != 0"),
+    ("deque([1, 2], 2)", "got == deque([1, 2]) and list(got) == [1, 2] and got.maxlen == 2", "got == [1, 2]"),
+    ("deque()", "len(got) == 0", "bool(got)"),
+    ("OrderedDict(a=1, b=2)", "got == {'b': 2, 'a': 1}", "got == OrderedDict(b=2, a=1)"),
+    ("Counter('aab')", "got == {'a': 2, 'b': 1} and got['z'] == 0", "got == Counter('ab')"),
+    ("Counter('aab').most_common(1)", "got == [('a', 2)]", "got == [['a', 2]]"),
+    ("defaultdict(list, a=[1])", "got == {'a': [1]} and got['b'] == []", "got == {}"),
+    ("{'a': 1}.keys()", "got == {'a'} and 'a' in got and sorted(got) == ['a']", "got == ['a']"),
+    ("{'a': 1}.values()", "list(got) == [1] and sum(got) == 1", "got == [1]"),
+    ("{'a': [1]}.items()", "dict(got) == {'a': [1]} and ('a', [1]) in got", "got == [('a', [1])]"),
+    ("{}.keys()", "got == set()", "bool(got)"),
+    ("range(2, 8, 3)", "got == range(2, 6, 3) and list(got) == [2, 5]", "got == [2, 5]"),
+    ("Point(1, 2)", "got == (1, 2) and got.x == 1 and got._asdict() == {'x': 1, 'y': 2}", "got == [1, 2]"),
+    ("date(2024, 2, 29)", "got == date(2024, 2, 29) and got.year == 2024", "got == '2024-02-29'"),
+    ("datetime(2024, 2, 29, 1, tzinfo=timezone.utc)", "got.tzinfo is not None", "got == datetime(2024, 2, 29, 1)"),
+    ("date(2024, 3, 1) - date(2024, 2, 28)", "got == timedelta(2) and got.days == 2", "got == 2"),
+    ("(-1) ** 0.5", "abs(got - 1j) < 1e-9", "got == 1"),
+    ("Empty()", "not got", "got"),
+    ("Empty", "bool(got)", "got == 0"),
+]
+
+
+def test_values_of_the_library_are_judged_as_in_one_process(mode):
+    """What holds there holds over the channel, and what does not does not."""
+    cases = [(number, holds, fails) for number, (_, holds, fails) in enumerate(OF_THE_LIBRARY)]
+    values = ", ".join(f"lambda: {expression}" for expression, _, _ in OF_THE_LIBRARY)
+    program = f"{LIBRARY}\nVALUES = [{values}]\ndef f(n):\n    return VALUES[n]()\n"
+    test = f"""
+def check(candidate):
+    for number, holds, fails in {cases!r}:
+        assert eval(holds, globals(), {{"got": candidate(number)}}), holds
+        assert not eval(fails, globals(), {{"got": candidate(number)}}), fails
+"""
+    here: dict = {}
+    exec(program + test, here)
+    here["check"](here["f"])
+    assert run_candidate(Candidate(LIBRARY, program, test, "f"), mode).reason == "passed"
+
+
+def test_values_of_the_library_are_arguments_too(any_mode):
+    values = ", ".join(
+        expression for expression, *_ in OF_THE_LIBRARY if "Empty" not in expression and ".values()" not in expression
+    )
+    program = f"""{LIBRARY}
+VALUES = [{values}]
+def f(n, x):
+    return x == VALUES[n] and type(x).__name__ == type(VALUES[n]).__name__
+"""
+    test = f"""
+def check(candidate):
+    for n, value in enumerate([{values}]):
+        assert candidate(n, value) is True, value
+"""
+    assert run_candidate(Candidate(LIBRARY, program, test, "f"), any_mode).reason == "passed"
+
+
+def test_exceptions_are_caught_by_the_class_they_are_derived_from(any_mode):
+    test = """
+def check(candidate):
+    for name, kind in (("Late()", ValueError), ("TabError()", SyntaxError), ("Decimal(1) / 0", ArithmeticError)):
+        try:
+            candidate(name)
+        except kind:
+            continue
+        assert False, name
+"""
+    program = LIBRARY + "def f(x):\n    found = eval(x)\n    raise found\n"
+    assert run_candidate(Candidate("", program, test, "f"), any_mode).reason == "passed"
+
+
 def test_verdicts_are_the_same_the_next_time(any_mode):
     """The order of sets and what `random` draws, in program and tests."""
     program = "import random\ndef f():\n    return [hash('a'), random.random(), list({'a', 'b', 'c'})]\n"

@@ -9,6 +9,7 @@ from lapcli.runtime.machine import usable_cores
 from lapcli.runtime.progress import Progress
 from lapcli.sandbox import Candidate, Mode, run_all
 
+VERDICTS = 2  # of what the sandbox judges right: a journal's verdicts of another version are given anew
 ProgramOf = Callable[[dict[str, Any], str], str]
 
 
@@ -29,7 +30,7 @@ class CodeJudge:
             for answer in given
         ]
         keys = [
-            line_key("code", str(self.mode), each.prompt, each.program, each.test, each.entry_point)
+            line_key("code", VERDICTS, str(self.mode), each.prompt, each.program, each.test, each.entry_point)
             for each in candidates
         ]
         journal = Journal(self.journal)

@@ -12,7 +12,8 @@ from lapcli.evaluation.harness.answers import final_number, pass_at, python_prog
 from lapcli.evaluation.harness.documents import Document, Documents
 from lapcli.evaluation.harness.settings import Settings
 
-VERSION = 1  # of prompts and scoring
+LETTERS_VERSION = 1  # of prompts and scoring
+GENERATED_VERSION = 2  # 2: more ways to write a number or a program are read, and the calculator knows //
 
 
 def labels_of(document: Document) -> list[str]:
@@ -35,7 +36,7 @@ def _right_label(document: Document) -> int:
 
 def letters_task(name: str, documents: Documents) -> dict[str, Any]:
     return {
-        **_task(name, documents),
+        **_task(name, documents, LETTERS_VERSION),
         "output_type": "multiple_choice",
         "doc_to_text": _question,
         "doc_to_choice": labels_of,
@@ -83,7 +84,7 @@ def _generated(name: str, documents: Documents, settings: Settings, judge: Calla
         return {f"pass@{k}": pass_at(k, passed) for k in pass_metrics(settings.samples)}
 
     return {
-        **_task(name, documents),
+        **_task(name, documents, GENERATED_VERSION),
         "output_type": "generate_until",
         "repeats": settings.samples,
         "generation_kwargs": {
@@ -107,7 +108,7 @@ def _generated(name: str, documents: Documents, settings: Settings, judge: Calla
     }
 
 
-def _task(name: str, documents: Documents) -> dict[str, Any]:
+def _task(name: str, documents: Documents, version: int) -> dict[str, Any]:
     def load(**_: Any) -> dict[str, Documents]:
         return {"test": documents}
 
@@ -116,7 +117,7 @@ def _task(name: str, documents: Documents) -> dict[str, Any]:
         "custom_dataset": load,
         "test_split": "test",
         "num_fewshot": 0,
-        "metadata": {"version": VERSION},
+        "metadata": {"version": version},
     }
 
 

@@ -16,6 +16,7 @@ from lapcli.data.file_lists import local_files
 from lapcli.data.text.formats import read_batches
 from lapcli.data.text.tokens import prepare_text
 from lapcli.evaluation.harness.documents import Document, Documents
+from lapcli.measures.bigram import bits_per_byte
 from lapcli.recipe.schema import LanguageModelRecipe
 from lapcli.runs import Run
 from lapcli.runtime.errors import UsageError
@@ -54,13 +55,14 @@ def text_task(name: str, documents: Documents) -> dict[str, Any]:
         "doc_to_target": _text,
         "num_fewshot": 0,
         "process_results": _nats_and_bytes,
-        "metric_list": [{"metric": METRIC, "aggregation": bits_per_byte, "higher_is_better": False}],
+        "metric_list": [{"metric": METRIC, "aggregation": bits_of_all, "higher_is_better": False}],
         "metadata": {"version": VERSION},
     }
 
 
-def bits_per_byte(pairs: Sequence[tuple[float, int]]) -> float:
-    return -sum(nats for nats, _ in pairs) / (math.log(2) * sum(count for _, count in pairs))
+def bits_of_all(pairs: Sequence[tuple[float, int]]) -> float:
+    """Of (log-likelihood, bytes) of the documents."""
+    return bits_per_byte(-sum(nats for nats, _ in pairs), sum(count for _, count in pairs), "bpb: the text")
 
 
 def standard_error(pairs: Sequence[tuple[float, int]]) -> float | None:
@@ -68,7 +70,7 @@ def standard_error(pairs: Sequence[tuple[float, int]]) -> float | None:
     n = len(pairs)
     if n < 2:
         return None
-    ratio, total = bits_per_byte(pairs), sum(count for _, count in pairs)
+    ratio, total = bits_of_all(pairs), sum(count for _, count in pairs)
     squares = sum((-nats / math.log(2) - ratio * count) ** 2 for nats, count in pairs)
     return math.sqrt(squares * n / (n - 1)) / total
 

@@ -78,8 +78,8 @@ class _Tester:
                 self.end(False, "error: not an answer to the call")
             if "value" in answer:
                 return unpack(answer["value"])
-            name, text = answer["raised"]
-            if type(name) is not str or type(text) is not str:
+            names, text = answer["raised"]
+            if type(names) is not list or not names or not all(type(name) is str for name in [*names, text]):
                 self.end(False, "error: not an answer to the call")
         except Closed:
             self.end(False, "ended")
@@ -87,7 +87,7 @@ class _Tester:
             self.end(False, "memory")
         except Exception as error:
             self.end(False, f"error: not an answer to the call ({type(error).__name__})")
-        raise _error(name, text)
+        raise _error(names, text)
 
     def end(self, passed: bool, reason: str) -> NoReturn:
         """The verdict, and out, past whatever the tests would do about an exception."""
@@ -98,8 +98,10 @@ class _Tester:
         os.write(self._verdict, json.dumps(line).encode("ascii") + b"\n")
 
 
-def _error(name: str, text: str) -> Exception:
-    error = _RAISED[name](text) if name in _RAISED else Raised(f"{name}: {text}")
+def _error(names: list[str], text: str) -> Exception:
+    """What the candidate raised, or the nearest of its bases that is known here."""
+    known = next((_RAISED[name] for name in names if name in _RAISED), None)
+    error = known(text) if known else Raised(f"{names[0]}: {text}")
     error.of_candidate = True  # type: ignore[attr-defined]
     return error
 

@@ -1,8 +1,12 @@
 """Python values as JSON, so that nothing but plain values ever crosses between candidate and tests.
 
 None, bool, str, float and int are themselves; everything else is a list that starts with the name of its kind. What
-arrives is built anew from built-in types, whatever the sender claims: a subclass of `list` arrives as a list, so an
-`__eq__` of its own stays behind. An object of any other class arrives as something that equals nothing.
+arrives is built anew from the standard library's own classes, whatever the sender claims: a subclass of `list` arrives
+as a list, so an `__eq__` of its own stays behind. An object of any other class arrives as something that equals nothing
+and is as true as its sender says, who might as well have answered True or False.
+
+The classes of `collections`, `decimal`, `fractions` and `datetime` are imported when a value of theirs arrives: most
+samples have none. Their values hold data alone. Of a `defaultdict` the default is known if it is a built-in class.
 
 Changes that a candidate makes to its arguments do not come back, and neither does the identity of objects.
 """
@@ -18,6 +22,10 @@ if TYPE_CHECKING:
 
 WHOLE_INTS = 8192  # bits; larger ones travel as hex, which is read in linear time and without Python's limit on digits
 LONGEST_ITERATOR = 100_000
+MOST_FIELDS = 256  # of a named tuple
+LONGEST_NAME = 100
+_NAMED: dict[tuple[str, ...], Any] = {}  # classes of named tuples that have arrived; making one takes a while
+_DEFAULTS = {kind.__name__: kind for kind in (bool, bytes, dict, float, frozenset, int, list, set, str, tuple)}
 
 
 class NotAValue(Exception):
@@ -27,15 +35,20 @@ class NotAValue(Exception):
 class Opaque:
     """Stands for an object of a class that only the candidate knows. Equals nothing but itself."""
 
-    def __init__(self, name: str) -> None:
-        self._name = name
+    def __init__(self, name: str, truth: bool | None) -> None:
+        self._name, self._truth = name, truth
+
+    def __bool__(self) -> bool:
+        if self._truth is None:
+            raise TypeError(f"{self!r} is neither true nor false")
+        return self._truth
 
     def __repr__(self) -> str:
         return f"<{self._name} of the candidate>"
 
 
 def pack(value: Any) -> Any:
-    """The value for `json.dumps`. Subclasses are flattened through the methods of the built-in class."""
+    """The value for `json.dumps`. Subclasses are flattened through the methods of the library's own class."""
     if value is None or isinstance(value, bool):
         return value
     if isinstance(value, str):
@@ -45,30 +58,89 @@ def pack(value: Any) -> Any:
         return whole if whole.bit_length() <= WHOLE_INTS else ["int", hex(whole)]
     if isinstance(value, float):
         return float.__float__(value)
-    for kind, flat in _FLAT.items():
-        if isinstance(value, kind):
-            return [kind.__name__, flat(value)]
+    # By name, so that nothing has to be imported to find out that the value is none of its classes.
+    for kind in type(value).__mro__:
+        name = (kind.__module__, kind.__qualname__)
+        if name in _FLAT:
+            return _FLAT[name](kind, value)
     if isinstance(value, Iterator):
         items = list(itertools.islice(value, LONGEST_ITERATOR + 1))
         if len(items) <= LONGEST_ITERATOR:
             return ["iterator", [pack(item) for item in items]]
-    return ["opaque", str(type(value).__name__)[:100]]
+    return ["opaque", [str(type(value).__name__)[:LONGEST_NAME], _truth(value)]]
 
 
-def _items(of: Callable[[Any], Iterator[Any]]) -> Callable[[Any], list[Any]]:
-    return lambda value: [pack(item) for item in of(value)]
+def _truth(value: Any) -> bool | None:
+    try:
+        return bool(value)
+    except Exception:
+        return None
 
 
-_FLAT: dict[type, Callable[[Any], Any]] = {
-    list: _items(list.__iter__),
-    tuple: _items(tuple.__iter__),
-    set: _items(set.__iter__),
-    frozenset: _items(frozenset.__iter__),
-    dict: lambda value: [[pack(key), pack(item)] for key, item in dict.items(value)],
-    bytes: bytes.hex,
-    bytearray: bytearray.hex,
-    complex: lambda value: [complex.real.__get__(value), complex.imag.__get__(value)],
-    range: lambda value: [value.start, value.stop, value.step],
+def _items(kind: Any, value: Any) -> Any:
+    """Views of an OrderedDict, whose order is its own, arrive as those of a dict in that order."""
+    return [kind.__name__.removeprefix("o"), [pack(item) for item in kind.__iter__(value)]]
+
+
+def _pairs(kind: Any, value: Any) -> Any:
+    return [kind.__name__, [[pack(key), pack(item)] for key, item in kind.items(value)]]
+
+
+def _tuple(kind: Any, value: Any) -> Any:
+    """A named tuple with its names, as far as they are those of one."""
+    items = [pack(item) for item in tuple.__iter__(value)]
+    fields = getattr(type(value), "_fields", None)
+    if isinstance(fields, tuple) and len(fields) == len(items) <= MOST_FIELDS and all(map(_is_field, fields)):
+        name = type(value).__name__
+        return ["namedtuple", [name if _is_field(name) else "named", list(fields), items]]
+    return ["tuple", items]
+
+
+def _is_field(name: Any) -> bool:
+    """Whether it can name a field: an identifier, and none that Python or `namedtuple` use themselves."""
+    is_text = type(name) is str and name.isascii() and len(name) <= LONGEST_NAME
+    return is_text and name.isidentifier() and not name.startswith("_")
+
+
+def _defaultdict(kind: Any, value: Any) -> Any:
+    default = kind.default_factory.__get__(value)
+    name = getattr(default, "__name__", None) if isinstance(default, type) else None
+    known = name if _DEFAULTS.get(name or "") is default else None
+    return ["defaultdict", [known, _pairs(kind, value)[1]]]
+
+
+_FLAT: dict[tuple[str, str], Callable[[Any, Any], Any]] = {
+    ("builtins", "list"): _items,
+    ("builtins", "tuple"): _tuple,
+    ("builtins", "set"): _items,
+    ("builtins", "frozenset"): _items,
+    ("builtins", "dict"): _pairs,
+    ("builtins", "dict_keys"): _items,
+    ("builtins", "dict_values"): _items,
+    ("builtins", "dict_items"): _items,
+    ("builtins", "odict_keys"): _items,
+    ("builtins", "odict_values"): _items,
+    ("builtins", "odict_items"): _items,
+    ("builtins", "bytes"): lambda kind, value: ["bytes", kind.hex(value)],
+    ("builtins", "bytearray"): lambda kind, value: ["bytearray", kind.hex(value)],
+    ("builtins", "complex"): lambda kind, value: ["complex", [kind.real.__get__(value), kind.imag.__get__(value)]],
+    ("builtins", "range"): lambda kind, value: ["range", [pack(n) for n in (value.start, value.stop, value.step)]],
+    ("collections", "OrderedDict"): _pairs,
+    ("collections", "Counter"): _pairs,
+    ("collections", "defaultdict"): _defaultdict,
+    ("collections", "deque"): lambda kind, value: ["deque", [kind.maxlen.__get__(value), _items(kind, value)[1]]],
+    ("decimal", "Decimal"): lambda kind, value: ["Decimal", kind.__str__(value)],
+    ("fractions", "Fraction"): lambda kind, value: [
+        "Fraction",
+        [pack(kind.numerator.__get__(value)), pack(kind.denominator.__get__(value))],
+    ],
+    ("datetime", "date"): lambda kind, value: ["date", kind.isoformat(value)],
+    ("datetime", "datetime"): lambda kind, value: ["datetime", kind.isoformat(value)],
+    ("datetime", "time"): lambda kind, value: ["time", kind.isoformat(value)],
+    ("datetime", "timedelta"): lambda kind, value: [
+        "timedelta",
+        [kind.days.__get__(value), kind.seconds.__get__(value), kind.microseconds.__get__(value)],
+    ],
 }
 
 
@@ -84,22 +156,23 @@ def unpack(packed: Any) -> Any:
     return build(packed[1])
 
 
-def _list(packed: Any) -> list[Any]:
+def _built_list(packed: Any) -> list[Any]:
     if type(packed) is not list:
         raise NotAValue("not a list")
     return [unpack(item) for item in packed]
 
 
-def _dict(packed: Any) -> dict[Any, Any]:
+def _built_pairs(packed: Any) -> list[tuple[Any, Any]]:
     if type(packed) is not list or not all(type(pair) is list and len(pair) == 2 for pair in packed):
         raise NotAValue("not pairs of key and value")
-    return {unpack(key): unpack(value) for key, value in packed}
+    return [(unpack(key), unpack(value)) for key, value in packed]
 
 
-def _numbers(packed: Any, kinds: set[type], count: int) -> list[Any]:
-    if type(packed) is not list or len(packed) != count or not all(type(item) in kinds for item in packed):
+def _numbers(packed: Any, kind: type, count: int) -> list[Any]:
+    numbers = _built_list(packed)
+    if len(numbers) != count or not all(type(number) is kind for number in numbers):
         raise NotAValue("not numbers")
-    return packed
+    return numbers
 
 
 def _text(packed: Any) -> str:
@@ -108,17 +181,78 @@ def _text(packed: Any) -> str:
     return packed
 
 
+def _parts(packed: Any, count: int) -> list[Any]:
+    if type(packed) is not list or len(packed) != count:
+        raise NotAValue("not all of its parts")
+    return packed
+
+
+def _opaque(packed: Any) -> Opaque:
+    name, truth = _parts(packed, 2)
+    if truth is not None and type(truth) is not bool:
+        raise NotAValue("not a truth")
+    return Opaque(_text(name)[:LONGEST_NAME], truth)
+
+
+def _namedtuple(packed: Any) -> Any:
+    """`collections.namedtuple` makes its constructor from text: names are let through that cannot be anything else."""
+    from collections import namedtuple
+
+    name, fields, items = _parts(packed, 3)
+    if type(fields) is not list or len(fields) > MOST_FIELDS or not all(map(_is_field, [name, *fields])):
+        raise NotAValue("not the names of fields")
+    key = (name, *fields)
+    if key not in _NAMED:
+        _NAMED[key] = namedtuple(name, fields)
+    return _NAMED[key]._make(_built_list(items))
+
+
+def _built_defaultdict(packed: Any) -> Any:
+    from collections import defaultdict
+
+    default, pairs = _parts(packed, 2)
+    return defaultdict(None if default is None else _DEFAULTS[_text(default)], _built_pairs(pairs))
+
+
+def _deque(packed: Any) -> Any:
+    from collections import deque
+
+    longest, items = _parts(packed, 2)
+    if longest is not None and type(longest) is not int:
+        raise NotAValue("not a length")
+    return deque(_built_list(items), longest)
+
+
+def _of(module: str, name: str, build: Callable[[Any, Any], Any]) -> Callable[[Any], Any]:
+    """`build` with a class of the standard library, imported when the first such value arrives."""
+    return lambda packed: build(getattr(__import__(module), name), packed)
+
+
 _BUILD: dict[str, Callable[[Any], Any]] = {
-    "list": _list,
-    "tuple": lambda packed: tuple(_list(packed)),
-    "set": lambda packed: set(_list(packed)),
-    "frozenset": lambda packed: frozenset(_list(packed)),
-    "dict": _dict,
-    "iterator": lambda packed: iter(_list(packed)),
+    "list": _built_list,
+    "tuple": lambda packed: tuple(_built_list(packed)),
+    "set": lambda packed: set(_built_list(packed)),
+    "frozenset": lambda packed: frozenset(_built_list(packed)),
+    "dict": lambda packed: dict(_built_pairs(packed)),
+    "dict_keys": lambda packed: dict.fromkeys(_built_list(packed)).keys(),
+    "dict_values": lambda packed: dict(enumerate(_built_list(packed))).values(),
+    "dict_items": lambda packed: dict(_built_list(packed)).items(),
+    "iterator": lambda packed: iter(_built_list(packed)),
     "bytes": lambda packed: bytes.fromhex(_text(packed)),
     "bytearray": lambda packed: bytearray.fromhex(_text(packed)),
-    "complex": lambda packed: complex(*_numbers(packed, {float}, 2)),
-    "range": lambda packed: range(*_numbers(packed, {int}, 3)),
+    "complex": lambda packed: complex(*_numbers(packed, float, 2)),
+    "range": lambda packed: range(*_numbers(packed, int, 3)),
     "int": lambda packed: int(_text(packed), 16),
-    "opaque": lambda packed: Opaque(_text(packed)[:100]),
+    "namedtuple": _namedtuple,
+    "OrderedDict": _of("collections", "OrderedDict", lambda kind, packed: kind(_built_pairs(packed))),
+    "Counter": _of("collections", "Counter", lambda kind, packed: kind(dict(_built_pairs(packed)))),
+    "defaultdict": _built_defaultdict,
+    "deque": _deque,
+    "Decimal": _of("decimal", "Decimal", lambda kind, packed: kind(_text(packed))),
+    "Fraction": _of("fractions", "Fraction", lambda kind, packed: kind(*_numbers(packed, int, 2))),
+    "date": _of("datetime", "date", lambda kind, packed: kind.fromisoformat(_text(packed))),
+    "datetime": _of("datetime", "datetime", lambda kind, packed: kind.fromisoformat(_text(packed))),
+    "time": _of("datetime", "time", lambda kind, packed: kind.fromisoformat(_text(packed))),
+    "timedelta": _of("datetime", "timedelta", lambda kind, packed: kind(*_numbers(packed, int, 3))),
+    "opaque": _opaque,
 }

@@ -18,6 +18,7 @@ from lapcli.evaluation.harness.adapter import LapLM
 from lapcli.evaluation.harness.code import CodeJudge
 from lapcli.evaluation.harness.crew import Crew
 from lapcli.evaluation.harness.documents import Documents
+from lapcli.evaluation.harness.journal import Journal, line_key
 from lapcli.evaluation.harness.paper_tasks import code_task, letters_task, number_task, program_of
 from lapcli.evaluation.harness.prompt import Prompt, chat_prompt
 from lapcli.evaluation.harness.settings import Settings
@@ -92,6 +93,18 @@ def test_known_pass_of_programs():
     found = run(lm_of(Oracle(rule), tokenizer), definition)["results"]["humaneval"]
     assert found["pass@1,verdicts"] == pytest.approx(0.25)
     assert found["pass@4,verdicts"] == pytest.approx(0.5)
+
+
+def test_verdicts_of_an_earlier_sandbox_are_not_taken_over(tmp_path):
+    """Version 0.1 judged this program wrong, whose value did not cross; its journal has no version in the key."""
+    program = "from decimal import Decimal\ndef half():\n    return Decimal('0.5')"
+    row = {"prompt": "", "test": "def check(candidate):\n    assert candidate() == 0.5\n", "entry_point": "half"}
+    judge = CodeJudge(choose_mode(False), lambda document, answer: answer, lambda *_: None)
+    old = Journal(tmp_path)
+    old.add(line_key("code", str(judge.mode), "", program, row["test"], "half"), {"passed": False, "reason": "old"})
+    old.close()
+    judge.journal = tmp_path
+    assert judge([[program]], [row]) == [[{"passed": True, "reason": "passed"}]]
 
 
 def test_one_request_for_all_samples_of_a_question():
