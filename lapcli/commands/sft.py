@@ -47,10 +47,13 @@ def sft(
 ) -> None:
     """Mid-train and fine-tune a pretrained GPT on conversations. The same command goes on with an unfinished run."""
     from lapcli.kinds.chat import load_chat_recipe
+    from lapcli.runtime.determinism import prepare_determinism
     from lapcli.runtime.environment import runs_dir as default_runs_dir
     from lapcli.runtime.launch import Processes, launch, needs_launch
 
     loaded = load_chat_recipe(recipe, set_ or [], data, seed)
+    if any(stage.train.deterministic for stage in loaded.stages.given().values()):
+        prepare_determinism()  # before torch is imported
     processes = Processes(nproc, nnodes, node_rank, rdzv, max_restarts)
     if dry_run:
         processes.check()

@@ -36,9 +36,14 @@ def train(
     max_restarts: options.MaxRestarts = 0,
     as_json: options.Json = False,
 ) -> None:
-    """Train a model. The same command goes on with an unfinished run, exactly where it was."""
+    """Train a model. The same command resumes an unfinished run from its last checkpoint.
+
+    A resumed run ends at the bits of an uninterrupted one: on the CPU always, on CUDA with --set
+    train.deterministic=true, each with the same number of processes.
+    """
     from lapcli.recipe import BaseRecipe, load_recipe
     from lapcli.runs import check_name
+    from lapcli.runtime.determinism import prepare_determinism
     from lapcli.runtime.environment import runs_dir as default_runs_dir
     from lapcli.runtime.launch import Processes, launch, needs_launch
 
@@ -47,6 +52,8 @@ def train(
         raise UsageError(f"{recipe} has stages; they are trained by `lap sft {recipe}`")
     run_name = name if name is not None else (recipe.stem if seed is None else f"{recipe.stem}-seed{seed}")
     check_name(run_name)
+    if loaded.train.deterministic:
+        prepare_determinism()  # before torch is imported
     processes = Processes(nproc, nnodes, node_rank, rdzv, max_restarts)
     device = loaded.train.device
     if dry_run:

@@ -140,6 +140,7 @@ def train_stages(
     console: "Console",
 ) -> list[Run]:
     """Trains `<name>-midtrain`, then `<name>-sft`; with `only`, one of them. Finished ones are left as they are."""
+    from lapcli.runtime.determinism import prepare_determinism
     from lapcli.runtime.ranks import join_world, leave_world
     from lapcli.training.start import train_in_world
 
@@ -149,6 +150,8 @@ def train_stages(
     stages = [stage for stage in given if only in (None, stage)]
     if only is not None and start.recipe.objective in PRETRAINED:
         start = _stage_before(only, given, runs_dir, name) or start
+    if any(given[stage].train.deterministic for stage in stages):
+        prepare_determinism()
     world = join_world(given[stages[0]].train.device)
     runs: list[Run] = []
     try:

@@ -18,9 +18,11 @@ from lapcli.runtime.errors import DataError, UsageError
 from lapcli.runtime.files import sha256_of_file
 from lapcli.training import checkpoint as checkpoints
 from lapcli.training.checkpoint import Checkpoint
+from lapcli.training.tensors import check_tensors, read_tensors
 
 TIMM = "timm:"
 SAFE = "model.safetensors"
+REMEDY = "give another file with --weights"
 STOCK_IMAGES = "hub:ILSVRC/imagenet-1k"  # what timm's weights were trained on
 
 
@@ -103,36 +105,34 @@ def _known_timm_name(name: str) -> str:
 
 
 def _load(model: Any, path: Path) -> None:
-    from timm.models import eva, load_state_dict, vision_transformer
+    from timm.models import clean_state_dict, eva, load_state_dict, vision_transformer
 
     if not path.is_file():
         raise UsageError(f"there is no file {path}; --weights takes a .safetensors or .pth file of the model")
-    if path.suffix == ".safetensors":
-        _refuse_laplacian(path)
+    adapt = eva.checkpoint_filter_fn if isinstance(model, eva.Eva) else vision_transformer.checkpoint_filter_fn
     try:
-        state = load_state_dict(str(path), device="cpu")  # tensors alone: nothing in the file is executed
-        adapt = eva.checkpoint_filter_fn if isinstance(model, eva.Eva) else vision_transformer.checkpoint_filter_fn
-        found = model.load_state_dict(adapt(state, model), strict=False)
-    except Exception as error:  # whatever pickle, safetensors or torch's shape check raise
-        lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
-        reason = lines[1] if len(lines) > 1 and lines[0].startswith("Error(s) in loading") else lines[0]
-        raise DataError(f"{path} cannot be loaded into {type(model).__name__} ({reason[:200]})") from None
-    if found.missing_keys:
-        raise DataError(f"{path} does not fit the model: it lacks {', '.join(found.missing_keys[:3])}")
-    unknown = [key for key in found.unexpected_keys if not key.startswith(("head", "fc_norm", "norm.", "mask_token"))]
-    if unknown:
-        raise DataError(f"{path} does not fit the model, which has no {', '.join(unknown[:3])}")
+        if path.suffix == ".safetensors":
+            metadata, tensors = read_tensors(path, REMEDY)
+            _refuse_laplacian(path, metadata)
+            state = clean_state_dict(tensors)
+        else:
+            state = load_state_dict(str(path), device="cpu")  # tensors alone: nothing in the file is executed
+        found = adapt(state, model)
+    except DataError:
+        raise
+    except Exception as error:  # whatever pickle or timm's conversions raise
+        reason = next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
+        raise DataError(f"{path} cannot be loaded into {type(model).__name__} ({reason[:200]}); {REMEDY}") from None
+    wanted = model.state_dict()
+    spare = ("head", "fc_norm", "norm.", "mask_token")  # of other tasks that the weights were trained for
+    fitting = {key: tensor for key, tensor in found.items() if key in wanted or not key.startswith(spare)}
+    check_tensors(path, fitting, wanted, REMEDY)
+    model.load_state_dict(fitting)
 
 
-def _refuse_laplacian(path: Path) -> None:
+def _refuse_laplacian(path: Path, metadata: dict[str, str]) -> None:
     """Weights of a run with Laplacian heads would fit a stock ViT, wrongly."""
-    from safetensors import SafetensorError, safe_open
-
-    try:
-        with safe_open(path, framework="pt") as file:
-            plan = (file.metadata() or {}).get("laplacian_heads")
-    except (OSError, SafetensorError) as error:
-        raise DataError(f"{path} is not a readable safetensors file ({error})") from None
+    plan = metadata.get("laplacian_heads")
     if plan is not None and any(digit in "123456789" for digit in plan):
         raise DataError(f"{path} was trained with laplacian_heads {plan}, a stock ViT has none; use --run for its run")
 

@@ -163,6 +163,7 @@ class TrainSection(Section):
     compile: Literal["auto"] | bool = "auto"  # auto: on CUDA
     device: Literal["auto", "cpu", "cuda", "mps"] = "auto"
     threads: Annotated[Whole, Field(ge=1, le=1024)] | None = None  # CPU threads of each process
+    deterministic: bool = False  # on CUDA: the same bits again, and slower; on the CPU they always are
 
     @combination("micro_batch", "batch")
     def _micro_batch_fits(self) -> str | None:

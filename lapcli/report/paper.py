@@ -128,8 +128,8 @@ def data_set_of(run: RunResult) -> str | None:
 #: Keys that say where data lies and how a machine works through it; they change no number but by rounding.
 _TECHNICAL = re.compile(
     r"(start\.)*(model\.(laplacian_heads|drop_path)|data\.(train|revision|files|image_column|label_column|workers|"
-    r"decoded_gigabytes)|train\.(micro_batch|device|threads|compile|steps|epochs)|checkpoint\..*|validation(\..*)?|"
-    r"tokenizer\.file)"
+    r"decoded_gigabytes)|train\.(micro_batch|device|threads|compile|deterministic|steps|epochs)|checkpoint\..*|"
+    r"validation(\..*)?|tokenizer\.file)"
 )
 _LENGTH = ("train.steps", "train.epochs")
 

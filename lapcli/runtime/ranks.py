@@ -98,11 +98,13 @@ class World:
             mine = f"rank {self.rank} on {platform.node()}: {error or type(error).__name__}", int(code)
         said = [found for found in self.from_all(mine) if isinstance(found, tuple)]
         if error is not None:
+            if isinstance(error, LapError):
+                error.is_echo = not self.is_main  # rank 0 says it
             raise error
         if said:
             message, code = said[0]
             echo = DataError(message) if code == ExitCode.USAGE else LapError(message)
-            echo.is_echo = True
+            echo.is_echo = not self.is_main
             raise echo
 
 

@@ -13,6 +13,7 @@ from lapcli.objectives.objective import Objective
 from lapcli.recipe import differing_keys, recipe_to_dict
 from lapcli.recipe.schema import BaseRecipe
 from lapcli.runs import CHANGE_NOTHING, Run, open_run, read_run, write_summary
+from lapcli.runtime.determinism import deterministic, prepare_determinism
 from lapcli.runtime.errors import DataError, Diverged, ExitCode, Interrupted, LapError, UsageError
 from lapcli.runtime.machine import usable_cores
 from lapcli.runtime.ranks import World, join_world, leave_world
@@ -43,6 +44,8 @@ def train_recipe(
     kind: Startable, recipe: BaseRecipe, *, runs_dir: Path, name: str, fresh: bool = False, console: Console
 ) -> Run:
     """Trains the run of that name to its end; a finished one is returned as it is."""
+    if recipe.train.deterministic:
+        prepare_determinism()
     world = join_world(recipe.train.device)
     try:
         return train_in_world(world, kind, recipe, runs_dir=runs_dir, name=name, fresh=fresh, console=console)
@@ -61,6 +64,8 @@ def train_in_world(
     console: Console,
 ) -> Run:
     """The same for processes that have met already, who may train several runs one after the other."""
+    if recipe.train.deterministic and world.device.type == "mps":
+        raise UsageError("train.deterministic: Apple GPUs have no deterministic algorithms; use --set train.device=cpu")
     _refuse_other_recipes(world, recipe)
     run = _open_together(world, runs_dir, name, recipe, fresh)
     try:
@@ -115,7 +120,7 @@ def _train(kind: Startable, recipe: BaseRecipe, run: Run, world: World, console:
             for note in start.notes:
                 console.print(note, highlight=False, markup=False)
         loop = Loop(objective, recipe, run, world, console)
-        with _named_rank(world):
+        with _named_rank(world), deterministic(recipe.train.deterministic):  # off again for what is sampled at the end
             loop.train()
         with world.together():
             if world.is_main:
@@ -134,7 +139,7 @@ def _named_rank(world: World) -> Iterator[None]:
     try:
         yield
     except DataError as error:
-        if world.is_main:
+        if world.is_main or error.is_echo:
             raise
         found = LapError(f"rank {world.rank}: {error}")
         found.exit_code = ExitCode.USAGE

@@ -7,11 +7,11 @@ import pytest
 import torch
 from analysis_support import self_supervised_recipe
 from image_support import image_recipe
-from lapcli.training.stages import train_stages
 from rich.console import Console
 from support import edit_checkpoint, run_main, tiny_chat_recipe, tiny_recipe, train_here, write_text
 from torch import nn
 
+from lapcli.kinds.chat import train_stages
 from lapcli.objectives.objective import ParameterGroup
 from lapcli.recipe import recipe_to_yaml
 from lapcli.runtime.errors import DataError, Diverged

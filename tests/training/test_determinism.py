@@ -1,0 +1,211 @@
+"""`train.deterministic`: in force inside a step and at no other time, set before CUDA could start, harmless on the CPU.
+
+There is no GPU here. What can be shown without one: the settings, their order, and that no step of any kind uses an
+operation that torch refuses on CUDA in this mode.
+"""
+
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+from analysis_support import self_supervised_recipe
+from image_support import image_recipe
+from safetensors.torch import load_file
+from support import tiny_chat_recipe, tiny_recipe, train_here, write_text
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from lapcli.objectives.language_model import LanguageModel
+from lapcli.recipe import recipe_hash, recipe_to_dict
+from lapcli.recipe.chat import stage_recipe
+from lapcli.runtime.determinism import CUBLAS, INDUCTOR, prepare_determinism
+from lapcli.runtime.errors import LapError
+
+ON = {"train": {"steps": 2, "deterministic": True}}
+OFF = {"train": {"steps": 2}}
+
+
+@pytest.fixture(autouse=True)
+def _environment(monkeypatch):
+    """Set by the code under test, and gone afterwards."""
+    for name in (CUBLAS, INDUCTOR):
+        monkeypatch.setenv(name, "unset")
+        monkeypatch.delenv(name)
+
+
+@pytest.fixture(scope="module")
+def text(tmp_path_factory):
+    return write_text(tmp_path_factory.mktemp("text") / "text.txt")
+
+
+@pytest.fixture(scope="module")
+def kinds(text, tmp_path_factory, shared_cache):
+    """A function that gives a recipe of each kind, with some keys replaced."""
+    folder = tmp_path_factory.mktemp("kinds")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("LAP_CACHE", str(shared_cache))
+        base = train_here(tiny_recipe(text, train={"steps": 1}), folder / "runs", "base")
+
+    def chat(**changes):
+        stages = tiny_chat_recipe(folder, sft=changes)
+        return stage_recipe(stages, "sft", base.recipe, str(base.path), base.info["weights_sha256"])
+
+    return {
+        "language_model": lambda **changes: tiny_recipe(text, **changes),
+        "chat": chat,
+        "classification": lambda **changes: image_recipe(**changes),
+        "self_supervised": lambda **changes: self_supervised_recipe(**changes),
+    }
+
+
+KINDS = ["language_model", "chat", "classification", "self_supervised"]
+
+
+def settings():
+    from torch._inductor import config
+
+    return (
+        torch.are_deterministic_algorithms_enabled(),
+        torch.is_deterministic_algorithms_warn_only_enabled(),
+        torch.utils.deterministic.fill_uninitialized_memory,
+        torch.backends.cudnn.deterministic,
+        torch.backends.cudnn.benchmark,
+        config.deterministic,
+    )
+
+
+@pytest.mark.parametrize("wanted", [True, False])
+def test_in_force_inside_a_step_and_off_while_sampling_and_afterwards(text, tmp_path, monkeypatch, wanted):
+    seen = {}
+
+    def watched(name):
+        method = getattr(LanguageModel, name)
+
+        def call(self, *arguments):
+            seen.setdefault(name, set()).add(settings())
+            return method(self, *arguments)
+
+        monkeypatch.setattr(LanguageModel, name, call)
+
+    for name in ("loss", "after_step", "finish"):
+        watched(name)
+    before = settings()
+    assert not before[0]
+    assert not before[3]
+    run = train_here(tiny_recipe(text, **(ON if wanted else OFF)), tmp_path)
+    assert run.is_finished
+    inside = (True, False, False, True, False, True) if wanted else before
+    assert seen == {"loss": {inside}, "after_step": {inside}, "finish": {before}}
+    assert settings() == before
+    assert (os.environ.get(CUBLAS), os.environ.get(INDUCTOR)) == ((":4096:8", "1") if wanted else (None, None))
+
+
+def test_off_after_a_run_that_failed(text, tmp_path, monkeypatch):
+    before = settings()
+    monkeypatch.setattr(LanguageModel, "loss", lambda self, batch: torch.tensor(float("nan"), requires_grad=True))
+    with pytest.raises(LapError, match="loss is nan"):
+        train_here(tiny_recipe(text, **ON), tmp_path)
+    assert settings() == before
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_on_the_cpu_it_changes_no_bit(kinds, tmp_path, kind):
+    ends = []
+    for name, changes in (("off", OFF), ("on", ON)):
+        run = train_here(kinds[kind](**changes), tmp_path, name)
+        place = sorted(run.checkpoints.iterdir())[-1]
+        ends.append([load_file(place / file) for file in ("model.safetensors", "optimizer.safetensors")])
+    for one, other in zip(*ends, strict=True):
+        assert one.keys() == other.keys()
+        for name, tensor in one.items():
+            assert torch.equal(tensor.flatten().view(torch.uint8), other[name].flatten().view(torch.uint8)), name
+
+
+# Of the operations that `torch.use_deterministic_algorithms` says will throw on CUDA, the kernels by their names.
+REFUSED = (
+    *("avg_pool3d_backward", "_adaptive_avg_pool2d_backward", "_adaptive_avg_pool3d_backward"),
+    *("adaptive_max_pool2d_backward", "fractional_max_pool2d_backward", "fractional_max_pool3d_backward"),
+    *("max_unpool2d", "max_unpool3d", "upsample_linear1d_backward", "upsample_bilinear2d_backward"),
+    *("upsample_bicubic2d_backward", "upsample_trilinear3d_backward", "_upsample_bilinear2d_aa_backward"),
+    *("_upsample_bicubic2d_aa_backward", "reflection_pad1d_backward", "reflection_pad2d_backward"),
+    *("reflection_pad3d_backward", "nll_loss2d_forward", "nll_loss2d_backward", "_ctc_loss_backward"),
+    *("_embedding_bag_backward", "put_", "put", "histc", "bincount", "median", "grid_sampler_2d_backward"),
+    *("grid_sampler_3d_backward", "scatter_reduce", "scatter_reduce_"),
+)
+
+
+class _Refusing(TorchDispatchMode):
+    def __torch_dispatch__(self, function, types, arguments=(), keywords=None):
+        name = function.overloadpacket.__name__
+        if name in REFUSED:
+            raise AssertionError(f"{name} has no deterministic form on CUDA")
+        return function(*arguments, **(keywords or {}))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_no_operation_of_any_kind_is_refused_on_cuda(kinds, tmp_path, kind):
+    """Steps with their optimizers, and validations."""
+    with _Refusing():
+        assert train_here(kinds[kind](**OFF), tmp_path).is_finished
+
+
+def test_the_list_of_refused_operations_is_not_empty_talk():
+    x = torch.randn(1, 1, 4, 4, requires_grad=True)
+    with pytest.raises(AssertionError, match="upsample_bilinear2d_backward"), _Refusing():
+        torch.nn.functional.interpolate(x, scale_factor=2.0, mode="bilinear").sum().backward()
+
+
+# `lap` in a process of its own, which ends when something imports torch, and says what the environment was then.
+FIRST_IMPORT = """
+import os, sys
+
+class Watch:
+    def find_spec(self, name, path=None, target=None):
+        if name == "torch":
+            print(os.environ.get("CUBLAS_WORKSPACE_CONFIG"), os.environ.get("TORCHINDUCTOR_DETERMINISTIC"), flush=True)
+            os._exit(7)
+
+sys.meta_path.insert(0, Watch())
+from lapcli.cli import main
+sys.argv = ["lap", *sys.argv[1:]]
+main()
+"""
+
+
+def environment_when_torch_comes(*arguments, **variables):
+    kept = {name: value for name, value in os.environ.items() if name not in (CUBLAS, INDUCTOR)}
+    result = subprocess.run(
+        [sys.executable, "-c", FIRST_IMPORT, *arguments], env={**kept, **variables}, capture_output=True, text=True
+    )
+    assert result.returncode == 7, result.stderr
+    return result.stdout.strip()
+
+
+def test_the_environment_is_set_before_torch_is_imported_and_so_before_cuda(tmp_path):
+    on = ["train", "recipes/quickstart.yaml", "--runs-dir", str(tmp_path), "--set", "train.deterministic=true"]
+    assert environment_when_torch_comes(*on) == ":4096:8 1"
+    rank = {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1"}
+    assert environment_when_torch_comes(*on, **rank) == ":4096:8 1"
+    assert environment_when_torch_comes(*on, CUBLAS_WORKSPACE_CONFIG=":16:8") == ":16:8 1"
+    assert environment_when_torch_comes(*on, CUBLAS_WORKSPACE_CONFIG=":0:0") == ":4096:8 1"
+    assert environment_when_torch_comes(*on[:-2]) == "None None"
+    stages = ["sft", "recipes/chat_quickstart.yaml", "--runs-dir", str(tmp_path)]
+    some = ["--set", "stages.sft.train.deterministic=true"]
+    assert environment_when_torch_comes(*stages, *some) == ":4096:8 1"
+
+
+def test_too_late_is_an_error(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    with pytest.raises(LapError, match=f"{CUBLAS}=:4096:8 before CUDA starts"):
+        prepare_determinism()
+    monkeypatch.setenv(CUBLAS, ":16:8")
+    prepare_determinism()
+
+
+def test_the_key_at_its_default_is_no_other_recipe(text):
+    plain, named = tiny_recipe(text), tiny_recipe(text, train={"deterministic": False})
+    assert plain.train.deterministic is False
+    assert recipe_to_dict(plain) == recipe_to_dict(named)
+    assert recipe_hash(plain) == recipe_hash(named)
+    assert recipe_hash(tiny_recipe(text, train={"deterministic": True})) != recipe_hash(plain)
