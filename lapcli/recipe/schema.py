@@ -163,7 +163,8 @@ class TrainSection(Section):
     compile: Literal["auto"] | bool = "auto"  # auto: on CUDA
     device: Literal["auto", "cpu", "cuda", "mps"] = "auto"
     threads: Annotated[Whole, Field(ge=1, le=1024)] | None = None  # CPU threads of each process
-    deterministic: bool = False  # on CUDA: the same bits again, and slower; on the CPU they always are
+    # On CUDA: the same bits again, and slower; on the CPU they always are.
+    deterministic: bool = Field(default=False, json_schema_extra={"added": True})
 
     @combination("micro_batch", "batch")
     def _micro_batch_fits(self) -> str | None:

@@ -17,7 +17,7 @@ class LapError(Exception):
     """Something failed while running: a full disk, a diverged loss, a dead rank."""
 
     exit_code = ExitCode.FAILED
-    is_echo = False  # of another rank's error
+    is_echo = False  # rank 0 says the same
 
 
 class Diverged(LapError):

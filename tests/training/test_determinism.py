@@ -40,12 +40,16 @@ def text(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def kinds(text, tmp_path_factory, shared_cache):
-    """A function that gives a recipe of each kind, with some keys replaced."""
-    folder = tmp_path_factory.mktemp("kinds")
+def base(text, tmp_path_factory, shared_cache):
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("LAP_CACHE", str(shared_cache))
-        base = train_here(tiny_recipe(text, train={"steps": 1}), folder / "runs", "base")
+        return train_here(tiny_recipe(text, train={"steps": 1}), tmp_path_factory.mktemp("base"), "base")
+
+
+@pytest.fixture(scope="module")
+def kinds(text, base, tmp_path_factory):
+    """A function that gives a recipe of each kind, with some keys replaced."""
+    folder = tmp_path_factory.mktemp("chats")
 
     def chat(**changes):
         stages = tiny_chat_recipe(folder, sft=changes)
@@ -182,7 +186,7 @@ def environment_when_torch_comes(*arguments, **variables):
     return result.stdout.strip()
 
 
-def test_the_environment_is_set_before_torch_is_imported_and_so_before_cuda(tmp_path):
+def test_the_environment_is_set_before_torch_is_imported_and_so_before_cuda(base, tmp_path):
     on = ["train", "recipes/quickstart.yaml", "--runs-dir", str(tmp_path), "--set", "train.deterministic=true"]
     assert environment_when_torch_comes(*on) == ":4096:8 1"
     rank = {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1"}
@@ -190,7 +194,7 @@ def test_the_environment_is_set_before_torch_is_imported_and_so_before_cuda(tmp_
     assert environment_when_torch_comes(*on, CUBLAS_WORKSPACE_CONFIG=":16:8") == ":16:8 1"
     assert environment_when_torch_comes(*on, CUBLAS_WORKSPACE_CONFIG=":0:0") == ":4096:8 1"
     assert environment_when_torch_comes(*on[:-2]) == "None None"
-    stages = ["sft", "recipes/chat_quickstart.yaml", "--runs-dir", str(tmp_path)]
+    stages = ["sft", "recipes/chat_quickstart.yaml", "--runs-dir", str(base.path.parent)]
     some = ["--set", "stages.sft.train.deterministic=true"]
     assert environment_when_torch_comes(*stages, *some) == ":4096:8 1"
 

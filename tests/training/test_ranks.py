@@ -89,6 +89,7 @@ def test_ranks_that_see_different_checkpoints_refuse(place, tmp_path, shared_cac
     assert "lap: rank 1 on " in first.stderr
     assert said in first.stderr
     assert "Traceback" not in first.stderr + second.stderr
+    assert "lap:" not in second.stderr  # rank 0 has said it
     assert not (tmp_path / "0" / "run" / "checkpoints" / f"step-{STEPS:06d}").exists()
 
 
