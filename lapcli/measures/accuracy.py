@@ -15,11 +15,13 @@ from lapcli.data.images.augmentation import evaluation_transform, normalise
 from lapcli.data.images.batches import Example
 from lapcli.data.images.image_set import ImageSet
 from lapcli.data.images.loader import ImageLoader, Reader
+from lapcli.models.compiling import pad_rows
 from lapcli.recipe.vision import ClassificationRecipe
 from lapcli.runtime.errors import LapError
 from lapcli.runtime.ranks import World
 
 TOP = (1, 5)
+NO_CLASS = -1  # of an image that does not count
 
 
 @dataclass(frozen=True)
@@ -41,9 +43,13 @@ def measure_accuracy(
     batch: int,
     *,
     workers: int = 0,
+    pads: bool = False,
     is_interrupted: Callable[[], bool] | None = None,
 ) -> Accuracy:
-    """Counts are whole numbers summed over the processes, each image once; the model's mode is put back."""
+    """Counts are whole numbers summed over the processes, each image once; the model's mode is put back.
+
+    `pads`: the model sees whole batches alone, the last one filled up with images that do not count.
+    """
     size, count = recipe.model.image, len(images)
     rounds = math.ceil(count / (batch * world.size))
 
@@ -64,12 +70,15 @@ def measure_accuracy(
             images_BCHW, labels_B = loader.batch(turn, 0)
             if not len(labels_B):
                 continue
+            here = len(labels_B)
+            if pads:
+                images_BCHW, labels_B = pad_rows(images_BCHW, batch), pad_rows(labels_B, batch, NO_CLASS)
             labels_B = labels_B.to(world.device)
             logits_BK = model(normalise(images_BCHW.to(world.device), recipe.data)).float()
             if not torch.isfinite(logits_BK).all():
                 raise LapError("the model gives logits that are not finite; these weights cannot be evaluated")
-            nats += float(F.cross_entropy(logits_BK, labels_B, reduction="sum"))
-            seen += len(labels_B)
+            nats += float(F.cross_entropy(logits_BK, labels_B, reduction="sum", ignore_index=NO_CLASS))
+            seen += here
             first_BK = logits_BK.topk(min(max(TOP), logits_BK.shape[1]), dim=1).indices == labels_B[:, None]
             for k in TOP:
                 correct[k] += int(first_BK[:, :k].sum())

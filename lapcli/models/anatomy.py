@@ -160,7 +160,7 @@ class DinoAnatomy(Anatomy):
         self.plan, self.width, self.patch = model.plan, model.width, model.patch
 
     def run(self, inputs: Tensor) -> None:
-        self._vit.tokens([inputs])
+        self._vit.features(inputs)
 
     def sequences(self, x: Tensor, count: int) -> Tensor:
         return x.view(count, -1, self.width)

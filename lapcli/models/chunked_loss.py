@@ -21,6 +21,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from lapcli.models.compiling import compiled as compile_function
+
 Reduction = Literal["mean", "sum", "none"]
 
 #: Beyond this exp(z) of a large vocabulary would leave float32.
@@ -147,7 +149,7 @@ _compiled: Callable[..., Tensor] | None = None
 def _compiled_losses_and_gradients() -> Callable[..., Tensor]:
     global _compiled
     if _compiled is None:
-        _compiled = torch.compile(_losses_and_gradients_fused, dynamic=False)
+        _compiled = compile_function(_losses_and_gradients_fused)
     return _compiled
 
 

@@ -25,6 +25,7 @@ from torch import Tensor, nn
 
 from lapcli.heads.laplacian import laplacian_attention
 from lapcli.heads.plan import HeadSpec, head_plan
+from lapcli.models.compiling import compiled
 from lapcli.models.lean import gelu_linear
 
 Precision = Literal["float32", "bf16"]
@@ -170,6 +171,7 @@ class DinoViT(nn.Module):
         self.width, self.patch, self.head_size = width, patch, width // heads
         self.rope_base = rope_base
         self.rope_dtype = torch.bfloat16 if rope_precision == "bf16" else torch.float32
+        self._compiled_blocks: Callable[[Tensor, list[CropGroup]], Tensor] | None = None
         self._tables: dict[tuple[int, int, torch.device], tuple[Tensor, Tensor]] = {}
         self.patch_embed = PatchEmbedding(width, patch)
         self.cls_token = nn.Parameter(torch.empty(1, 1, width))
@@ -190,9 +192,17 @@ class DinoViT(nn.Module):
         `masks` has, for each size, B x P booleans (True: the patch is hidden behind the mask token) or None.
         """
         x_NC, groups = self._embed(crops, masks or [None] * len(crops))
+        return _by_image((self._compiled_blocks or self._through_blocks)(x_NC, groups), groups)
+
+    def _through_blocks(self, x_NC: Tensor, groups: list[CropGroup]) -> Tensor:
         for block in self.blocks:
             x_NC = block(x_NC, groups)
-        return _by_image(self.norm(x_NC), groups)
+        return self.norm(x_NC)
+
+    def use_compile(self) -> "DinoViT":
+        """Compile `tokens`, which training and its validation call."""
+        self._compiled_blocks = compiled(self._through_blocks)
+        return self
 
     def features(self, images_BCHW: Tensor, blocks: int = 1) -> list[tuple[Tensor, Tensor]]:
         """(class token B x C, patches B x P x C) of each of the last `blocks` blocks, the last one last, all normed."""

@@ -26,6 +26,7 @@ from torch import Tensor, nn
 from lapcli.heads.laplacian import laplacian_attention
 from lapcli.heads.plan import HeadPlan, HeadSpec, head_plan
 from lapcli.models.chunked_loss import LARGEST_SOFTCAP, Reduction, softcapped_cross_entropy
+from lapcli.models.compiling import compiled
 from lapcli.models.lean import relu_squared, rms_norm
 
 
@@ -186,6 +187,7 @@ class GPT(nn.Module):
         super().__init__()
         self.config = config
         self._compiled_hidden: Callable[[Tensor], Tensor] | None = None
+        self._compiles_loss = False
         self.embed = Embedding(config.vocab, config.width)
         self.blocks = nn.ModuleList(Block(config, layer) for layer in range(config.layers))
         self.head = Linear(config.width, config.vocab)
@@ -230,9 +232,13 @@ class GPT(nn.Module):
         self.embed.to(torch.bfloat16)
         return self
 
-    def use_compile(self) -> "GPT":
-        """Compile training: the blocks, and the elementwise part of the loss. Evaluation has too many shapes for it."""
-        self._compiled_hidden = torch.compile(self.hidden, dynamic=False)
+    def use_compile(self, *, any_length: bool = False) -> "GPT":
+        """Compile training: the blocks, and the elementwise part of the loss. Evaluation has too many shapes for it.
+
+        `any_length`: sequences have another length in each batch, so one graph of the blocks serves them all.
+        """
+        self._compiled_hidden = compiled(self.hidden, any_length=any_length)
+        self._compiles_loss = not any_length
         return self
 
     def hidden(self, tokens_BT: Tensor, cache: KVCache | None = None) -> Tensor:
@@ -265,10 +271,10 @@ class GPT(nn.Module):
 
         `none` gives B x T losses without gradients.
         """
-        compiled = self._compiled_hidden if torch.is_grad_enabled() else None
-        x_NC = (compiled or self.hidden)(tokens_BT).flatten(0, 1)
+        hidden = self._compiled_hidden if torch.is_grad_enabled() else None
+        x_NC = (hidden or self.hidden)(tokens_BT).flatten(0, 1)
         loss = softcapped_cross_entropy(
-            x_NC, self.head.weight, targets_BT.flatten(), self.config.softcap, reduction, compiled is not None
+            x_NC, self.head.weight, targets_BT.flatten(), self.config.softcap, reduction, self._compiles_loss
         )
         return loss.view(targets_BT.shape) if reduction == "none" else loss
 

@@ -85,7 +85,7 @@ class Chat:
         scheduled = train.steps or max(1, int((train.epochs or 0) * self._items.per_epoch) // train.batch)
         self._scheduled_steps = scheduled
         self.steps = max(1, scheduled - 1) if recipe.drop_last_update else scheduled
-        self.model = build_gpt(_compiled_if_it_pays(recipe), world.device)
+        self.model = build_gpt(recipe, world.device, any_length=recipe.batching == "padded")
         packed = recipe.batching == "packed"
         self.unit = "tokens" if packed else "conversations"
         self.units_per_step = train.batch * (recipe.model.context if packed else 1)
@@ -193,10 +193,3 @@ class Chat:
                 for prompt, samples in zip(settings.prompts, completions, strict=True)
             ]
         }
-
-
-def _compiled_if_it_pays(recipe: ChatStageRecipe) -> ChatStageRecipe:
-    """Padded rows have a length of their own in every micro-batch, and each would be compiled anew."""
-    if recipe.batching == "packed" or recipe.train.compile != "auto":
-        return recipe
-    return recipe.model_copy(update={"train": recipe.train.model_copy(update={"compile": False})})

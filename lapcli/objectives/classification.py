@@ -22,6 +22,7 @@ from lapcli.data.images.mixing import Mixer
 from lapcli.data.images.sources import ImageData
 from lapcli.measures.accuracy import measure_accuracy
 from lapcli.measures.smoothing import PROBE_IMAGES, smoothing
+from lapcli.models import compiling
 from lapcli.models.vit import build_vit, forward_flops, without_decay
 from lapcli.objectives.batching import plan_batches
 from lapcli.objectives.objective import ParameterGroup
@@ -114,16 +115,17 @@ class Classification:
         check_room_for_workers(self._loader, loaders=2)  # the second for validation
         self._eraser = Eraser(augmentation.erase, world.device) if augmentation.erase else None
         self._criterion = build_loss(recipe)
+        self._is_compiled = compiling.would_compile(train.compile, world.device.type)
         self.model = self._build_model()
         self.units_per_step = train.batch
         self.flops_per_step = 3.0 * forward_flops(section) * train.batch
 
     def _build_model(self) -> nn.Module:
-        compile_, device = self._recipe.train.compile, self._world.device
+        device = self._world.device
         model = build_vit(self._recipe.model, self._recipe.seed).to(device)
-        if compile_ is True or (compile_ == "auto" and device.type == "cuda"):
+        if self._is_compiled:
             check_compiler(device.type)
-            model.compile()
+            model.compile(**compiling.OPTIONS)
         return model.train()
 
     def parameter_groups(self) -> list[ParameterGroup]:
@@ -168,7 +170,13 @@ class Classification:
         size = self._recipe.validation.batch or self._recipe.train.micro_batch
         with self._autocast():
             found = measure_accuracy(
-                self.model, self._data.validation, self._recipe, self._world, size, is_interrupted=is_interrupted
+                self.model,
+                self._data.validation,
+                self._recipe,
+                self._world,
+                size,
+                pads=self._is_compiled,
+                is_interrupted=is_interrupted,
             )
         values = {
             "validation_loss": found.loss,

@@ -16,6 +16,7 @@ from lapcli.data.text.tokens import TextData
 from lapcli.generation.engine import generate
 from lapcli.measures.bigram import bigram_bits_per_byte, bits_per_byte
 from lapcli.measures.smoothing import PROBE_SEQUENCES, smoothing
+from lapcli.models.compiling import would_compile
 from lapcli.models.gpt import GPT, GPTConfig
 from lapcli.objectives.batching import plan_batches
 from lapcli.objectives.objective import ParameterGroup
@@ -59,8 +60,11 @@ def parameter_groups(recipe: GPTRecipe, model: GPT) -> list[ParameterGroup]:
     ]
 
 
-def build_gpt(recipe: GPTRecipe, device: torch.device, *, is_drawn: bool = True) -> GPT:
-    """The model of a recipe. Without `is_drawn` its weights are whatever was in memory, to be loaded over."""
+def build_gpt(recipe: GPTRecipe, device: torch.device, *, is_drawn: bool = True, any_length: bool = False) -> GPT:
+    """The model of a recipe. Without `is_drawn` its weights are whatever was in memory, to be loaded over.
+
+    `any_length`: it is trained on sequences of another length in each batch.
+    """
     train = recipe.train
     with torch.device("meta"):
         model = GPT(gpt_config(recipe))
@@ -72,9 +76,10 @@ def build_gpt(recipe: GPTRecipe, device: torch.device, *, is_drawn: bool = True)
     if uses_bf16(train.precision, device):
         model.use_bf16()
     model.to(device)
-    if train.compile is True or (train.compile == "auto" and device.type == "cuda"):
+    # A graph for any length pays less than one for the only length there is, so it has to be asked for.
+    if would_compile(False if any_length and train.compile == "auto" else train.compile, device.type):
         check_compiler(device.type)
-        model.use_compile()
+        model.use_compile(any_length=any_length)
     return model
 
 

@@ -27,6 +27,7 @@ from lapcli.data.images.crops import GLOBALS, CropReader
 from lapcli.data.images.loader import ImageLoader
 from lapcli.data.images.sources import ImageData
 from lapcli.measures.smoothing import smoothing
+from lapcli.models.compiling import would_compile
 from lapcli.models.self_supervised import Head, StudentTeacher, crop_flops
 from lapcli.objectives.batching import plan_batches
 from lapcli.objectives.classification import check_room_for_workers, probe_images, worker_count
@@ -71,6 +72,7 @@ class SelfSupervised:
             workers=worker_count(recipe, world.device),
         )
         check_room_for_workers(self._loader, loaders=1)
+        self._is_compiled = would_compile(train.compile, world.device.type)
         self.model = self._build_model()
         self.units_per_step = train.batch
         self.flops_per_step = float(image_flops(recipe)) * train.batch
@@ -78,13 +80,12 @@ class SelfSupervised:
         self._has_collapsed = False
 
     def _build_model(self) -> StudentTeacher:
-        compile_, device = self._recipe.train.compile, self._world.device
+        device = self._world.device
         model = StudentTeacher(self._recipe.model, self._recipe.seed).to(device)
-        if compile_ is True or (compile_ == "auto" and device.type == "cuda"):
+        if self._is_compiled:
             check_compiler(device.type)
-            for network in (model.student, model.teacher):
-                for block in network.backbone.blocks:
-                    block.compile()
+            model.student.backbone.use_compile()
+            model.teacher.backbone.use_compile()
         return model.train()
 
     def parameter_groups(self) -> list[ParameterGroup]:
@@ -194,7 +195,12 @@ class SelfSupervised:
     def validate(self, is_interrupted: Callable[[], bool]) -> dict[str, float]:
         with self._autocast():
             found = neighbour_accuracy(
-                self.model.teacher.backbone, self._data, self._recipe, self._world, is_interrupted
+                self.model.teacher.backbone,
+                self._data,
+                self._recipe,
+                self._world,
+                pads=self._is_compiled,
+                is_interrupted=is_interrupted,
             )
         values = {"validation_knn": found}
         if self._recipe.validation.smoothing:

@@ -6,6 +6,7 @@ import torch
 
 from lapcli.data.images.sources import KNOWN_SIZES
 from lapcli.heads.plan import HeadPlan
+from lapcli.models import compiling
 from lapcli.models.vit import build_vit
 from lapcli.objectives.classification import build_loss, parameter_groups
 from lapcli.planning.download import image_download
@@ -40,7 +41,7 @@ class Classifying:
         with device:
             model = build_vit(section).train()
         if compiled:
-            model.compile()
+            model.compile(**compiling.OPTIONS)
         criterion = build_loss(recipe)
 
         def forward(examples: int) -> tuple[torch.Tensor, torch.Tensor]:

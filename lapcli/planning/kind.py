@@ -7,7 +7,6 @@ import torch
 from lapcli.heads.plan import HeadPlan
 from lapcli.planning.plan import Plan
 from lapcli.planning.sketch import Sketch
-from lapcli.recipe.schema import BaseRecipe
 
 
 class Kind(Protocol):
@@ -30,11 +29,6 @@ class Kind(Protocol):
 
     def plan(self, shared: dict[str, Any]) -> Plan:
         """The kind's own counts beside the ones that all share."""
-
-
-def would_compile(recipe: BaseRecipe, device_type: str) -> bool:
-    wanted = recipe.train.compile
-    return wanted is True or (wanted == "auto" and device_type == "cuda")
 
 
 def with_layers(recipe: Any, layers: int | None) -> Any:

@@ -6,6 +6,7 @@ import torch
 
 from lapcli.data.text.tokens import describe_source
 from lapcli.heads.plan import HeadPlan
+from lapcli.models import compiling
 from lapcli.models.chunked_loss import softcapped_cross_entropy
 from lapcli.models.gpt import GPT
 from lapcli.objectives.language_model import gpt_config, parameter_groups
@@ -55,7 +56,7 @@ def gpt_sketch(recipe: GPTRecipe, device: torch.device, bf16: bool, compiled: bo
         model = GPT(config)
     if bf16:
         model.use_bf16()
-    hidden = torch.compile(model.hidden, dynamic=False) if compiled else model.hidden
+    hidden = compiling.compiled(model.hidden) if compiled else model.hidden
 
     def forward(examples: int) -> tuple[torch.Tensor, torch.Tensor]:
         tokens_BT = torch.zeros(examples, config.context, dtype=torch.long, device=device)

@@ -6,7 +6,7 @@ import time
 
 import torch
 
-from lapcli.planning.kind import would_compile
+from lapcli.models.compiling import would_compile
 from lapcli.planning.plan import Plan
 from lapcli.planning.sketch import Sketch
 from lapcli.planning.training import kind_of
@@ -22,7 +22,9 @@ def probe_plan(recipe: BaseRecipe, plan: Plan, steps: int) -> Plan:
     if recipe.train.threads:
         torch.set_num_threads(recipe.train.threads)
     before = 0 if device.type == "cuda" else resident_memory()
-    sketch = kind_of(recipe).sketch(device, plan.precision == "bf16", compiled=would_compile(recipe, device.type))
+    sketch = kind_of(recipe).sketch(
+        device, plan.precision == "bf16", compiled=would_compile(recipe.train.compile, device.type)
+    )
     found = measure_steps(sketch, plan.micro_batch, plan.accumulation, steps, device, before)
     hours = None if plan.steps is None else plan.steps * found["seconds_per_step"] / 3600
     return dataclasses.replace(plan, probe=found, hours=hours, share_of_peak=None)

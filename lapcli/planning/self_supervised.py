@@ -46,8 +46,8 @@ class SelfSupervising:
         with device:
             model = StudentTeacher(recipe.model).train()
         if compiled:
-            for block in (*model.student.backbone.blocks, *model.teacher.backbone.blocks):
-                block.compile()
+            model.student.backbone.use_compile()
+            model.teacher.backbone.use_compile()
         step = _Step(recipe, model, device, bf16)
         return Sketch(
             model,

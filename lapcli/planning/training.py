@@ -5,9 +5,10 @@ from typing import Any
 
 import torch
 
+from lapcli.models.compiling import would_compile
 from lapcli.objectives.batching import plan_batches
 from lapcli.objectives.objective import BatchPlan
-from lapcli.planning.kind import Kind, would_compile
+from lapcli.planning.kind import Kind
 from lapcli.planning.plan import Plan
 from lapcli.planning.pretending import pretended
 from lapcli.planning.shapes import ShapeMemory
@@ -123,7 +124,7 @@ class Memory:
     def __init__(self, recipe: BaseRecipe, kind: Kind, device: Device, bf16: bool) -> None:
         self._kind, self._device, self._bf16 = kind, device, bf16
         self._shapes = ShapeMemory()
-        self._compiled = would_compile(recipe, device.type)
+        self._compiled = would_compile(recipe.train.compile, device.type)
 
     def limit(self, processes: int) -> int | None:
         """Processes on the CPU share its memory; each GPU has its own."""

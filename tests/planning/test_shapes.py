@@ -100,9 +100,8 @@ def test_a_trace_is_the_same_without_memory(name, bf16):
     def peak(shapes):
         with pretended("cuda" if bf16 else "cpu", bf16=bf16, compiled=bf16):
             sketch = kind.sketch(META, bf16)
-            return trace_memory(
-                sketch, 2 * kind.multiple, shapes, keeps_gradients=False, muon_dtype=torch.bfloat16 if bf16 else None
-            )
+            dtype = torch.bfloat16 if bf16 else torch.float32
+            return trace_memory(sketch, 2 * kind.multiple, shapes, keeps_gradients=False, muon_dtype=dtype)
 
     memory = ShapeMemory()
     assert peak(memory) == peak(memory) == peak(Forgetful())  # the second time everything is known

@@ -17,6 +17,7 @@ from lapcli.data.images.image_set import ImageSet, Part
 from lapcli.data.images.loader import Reader
 from lapcli.data.images.sources import ImageData
 from lapcli.measures.nearest_neighbours import classify
+from lapcli.models.compiling import pad_rows
 from lapcli.models.dino_vit import DinoViT
 from lapcli.recipe.self_supervised import SelfSupervisedRecipe
 from lapcli.runtime.ranks import World
@@ -30,13 +31,15 @@ def neighbour_accuracy(
     data: ImageData,
     recipe: SelfSupervisedRecipe,
     world: World,
+    *,
+    pads: bool = False,
     is_interrupted: Callable[[], bool] | None = None,
 ) -> float:
     """The share of held-out images whose class is that of most of their neighbours, weighted by likeness."""
     section = recipe.validation
     keys, queries = _spread(data.train, section.train_images), _spread(data.validation, section.images)
-    keys_NC = class_tokens(backbone, keys, recipe, world, is_interrupted)
-    queries_QC = class_tokens(backbone, queries, recipe, world, is_interrupted)
+    keys_NC = class_tokens(backbone, keys, recipe, world, pads=pads, is_interrupted=is_interrupted)
+    queries_QC = class_tokens(backbone, queries, recipe, world, pads=pads, is_interrupted=is_interrupted)
     labels_N, labels_Q = (torch.from_numpy(part.labels).to(world.device) for part in (keys, queries))
     k = min(section.neighbours, len(keys))
     found = classify(queries_QC, keys_NC, labels_N, len(keys.classes), [k], TEMPERATURE)[k]
@@ -48,9 +51,14 @@ def class_tokens(
     images: ImageSet,
     recipe: SelfSupervisedRecipe,
     world: World,
+    *,
+    pads: bool = False,
     is_interrupted: Callable[[], bool] | None = None,
 ) -> Tensor:
-    """Of every image with the evaluation transform, on every process; each passes its share through the network."""
+    """Of every image with the evaluation transform, on every process; each passes its share through the network.
+
+    `pads`: the network sees whole batches alone, the last one filled up with images that do not count.
+    """
     size, batch = recipe.data.crops.global_size, recipe.validation.batch or recipe.train.micro_batch
     reader = Reader(images, evaluation_transform(recipe.data, size), size, None)
     found_NC = torch.zeros(len(images), backbone.width, device=world.device)
@@ -61,8 +69,10 @@ def class_tokens(
         rows = range(first, min(len(images), first + batch))
         if len(rows):
             images_BCHW, _ = reader.read([Example(0, index, 0) for index in rows])
+            if pads:
+                images_BCHW = pad_rows(images_BCHW, batch)
             tokens_BC = backbone(normalise(images_BCHW.to(world.device), recipe.data))
-            found_NC[rows.start : rows.stop] = tokens_BC.float()
+            found_NC[rows.start : rows.stop] = tokens_BC[: len(rows)].float()
     if world.size > 1:
         dist.all_reduce(found_NC)
     return found_NC

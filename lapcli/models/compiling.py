@@ -1,0 +1,40 @@
+"""Compiling for training: which recipes compile their model, and how.
+
+A model is compiled as a whole, once for each shape that training and validation give it, so a run has two or three
+graphs. torch.compile left to itself would have more of them, and worse ones:
+
+- After a batch of another size it compiles for any size, and then trains on that slower graph. So shapes are fixed,
+  and a short last batch of a validation is padded (`pad_rows`).
+- It counts the graphs of all models of one class together, and of all blocks if each is compiled by itself; a plan
+  that varies by layer makes each block another graph. Beyond `recompile_limit` it runs uncompiled, and only its log
+  says so. So each model keeps a count of its own, in which its layers are one.
+"""
+
+from collections.abc import Callable
+from typing import Any, Literal, ParamSpec, TypeVar
+
+import torch
+from torch import Tensor
+
+Arguments = ParamSpec("Arguments")
+Result = TypeVar("Result")
+
+#: Of torch.compile, and of a module's `compile`.
+OPTIONS: dict[str, Any] = {"dynamic": False, "isolate_recompiles": True}
+
+
+def would_compile(setting: Literal["auto"] | bool, device_type: str) -> bool:
+    """What `train.compile` means on a device."""
+    return setting is True or (setting == "auto" and device_type == "cuda")
+
+
+def compiled(function: Callable[Arguments, Result], *, any_length: bool = False) -> Callable[Arguments, Result]:
+    """`any_length`: one graph for all shapes, where no two batches have the same."""
+    return torch.compile(function, **{**OPTIONS, "dynamic": any_length})
+
+
+def pad_rows(x: Tensor, rows: int, value: float = 0) -> Tensor:
+    """`x` with as many rows as all batches have; those added hold `value`."""
+    if len(x) == rows:
+        return x
+    return torch.cat([x, x.new_full((rows - len(x), *x.shape[1:]), value)])

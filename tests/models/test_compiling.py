@@ -1,0 +1,126 @@
+"""What a run compiles: graphs are counted over training, a validation whose last batch is short, and training again."""
+
+from typing import Any
+
+import pytest
+import torch
+from kinds_support import KINDS, build_kind
+from torch import Tensor
+from torch._dynamo.utils import counters
+
+from lapcli.measures.accuracy import measure_accuracy
+from lapcli.models.compiling import pad_rows, would_compile
+from lapcli.objectives.dino.neighbours import class_tokens
+from lapcli.runtime.ranks import World
+from lapcli.training.optimizers import Optimizers
+
+torch.set_num_threads(1)
+
+
+class Graphs(list[torch.fx.GraphModule]):
+    """A compiler that keeps what it is given and runs it as it is."""
+
+    def __init__(self) -> None:
+        self.symbolic: list[Any] = []
+
+    def __call__(self, graph: torch.fx.GraphModule, inputs: list[Any]) -> Any:
+        self.append(graph)
+        sizes = [size for x in inputs for size in (x.shape if isinstance(x, Tensor) else [x])]
+        self.symbolic += [size for size in sizes if isinstance(size, torch.SymInt)]
+        return graph.forward
+
+
+@pytest.fixture
+def graphs(monkeypatch: pytest.MonkeyPatch) -> Graphs:
+    """Of everything that is compiled from now on."""
+    from lapcli.models import chunked_loss
+
+    kept, compile_ = Graphs(), torch.compile
+    monkeypatch.setattr(torch, "compile", lambda *args, **options: compile_(*args, **options, backend=kept))
+    monkeypatch.setattr(chunked_loss, "_compiled", None)
+    torch.compiler.reset()
+    counters.clear()
+    return kept
+
+
+def train(objective: Any, steps: range) -> list[float]:
+    optimizers, losses = Optimizers(objective.parameter_groups()), []
+    for step in steps:
+        optimizers.set_learning_rates(0.01)
+        loss = objective.loss(objective.batch(step, 0))
+        loss.backward()
+        optimizers.step()
+        optimizers.zero_grad()
+        objective.after_step(step)
+        losses.append(loss.item())
+    return losses
+
+
+def outcome(objective: Any) -> tuple[list[float], dict[str, float]]:
+    before = train(objective, range(2))
+    validated = objective.validate(lambda: False)
+    return before + train(objective, range(2, 4)), validated
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_run_has_few_graphs_of_fixed_shapes(kind: str, graphs: Graphs, tmp_path) -> None:
+    """With a plan that varies by layer. Rows padded to the longest of their batch are the exception: their lengths
+    differ from batch to batch, and one graph serves them all."""
+    losses, validated = outcome(build_kind(kind, tmp_path, compile=True))
+    assert 1 <= len(graphs) <= 3
+    assert not counters["graph_break"]
+    assert bool(graphs.symbolic) is (kind == "padded_chat")
+    plain_losses, plain_validated = outcome(build_kind(kind, tmp_path, compile=False))
+    assert losses == pytest.approx(plain_losses, rel=1e-4)
+    assert validated == pytest.approx(plain_validated, rel=1e-3)
+    assert len(set(losses)) == len(losses)
+
+
+def test_padded_rows_have_lengths_of_their_own(tmp_path) -> None:
+    chat = build_kind("padded_chat", tmp_path)
+    assert len({chat.batch(step, 0).tokens_BT.shape[1] for step in range(4)}) > 1
+
+
+def test_two_models_do_not_share_their_limit(graphs: Graphs, monkeypatch: pytest.MonkeyPatch, tmp_path) -> None:
+    """Runs one after the other in a process: the second is compiled although the first used the limit up."""
+    monkeypatch.setattr(torch._dynamo.config, "recompile_limit", 1)
+    for layers in (1, 2):
+        model = build_kind("language_model", tmp_path, compile=True).model
+        model.blocks = model.blocks[:layers]
+        tokens_BT = torch.zeros(2, 8, dtype=torch.long)
+        model.loss(tokens_BT, tokens_BT).backward()
+    assert len(graphs) == 3  # the blocks of each, and the loss that they share
+
+
+def test_padding_does_not_count(tmp_path) -> None:
+    """Neither in accuracy and loss nor in the tokens that neighbours are looked for with."""
+    alone = World(0, 1, torch.device("cpu"))
+    vit = build_kind("classification", tmp_path)
+    images = vit._data.validation
+    assert len(images) % 100
+    found = [measure_accuracy(vit.model, images, vit._recipe, alone, 100, pads=pads) for pads in (False, True)]
+    assert found[0].images == found[1].images == len(images)
+    assert found[0].correct == found[1].correct
+    assert found[1].loss == pytest.approx(found[0].loss, rel=1e-5)
+
+    dino = build_kind("self_supervised", tmp_path)
+    images = dino._data.validation
+    assert len(images) % 16
+    tokens = [class_tokens(dino.model.teacher.backbone, images, dino._recipe, alone, pads=pads) for pads in (0, 1)]
+    torch.testing.assert_close(tokens[1], tokens[0])
+
+
+def test_pad_rows() -> None:
+    x = torch.arange(6).view(3, 2)
+    assert pad_rows(x, 3) is x
+    assert pad_rows(x, 5, -1).tolist() == [[0, 1], [2, 3], [4, 5], [-1, -1], [-1, -1]]
+
+
+def test_auto_compiles_on_cuda() -> None:
+    assert [
+        would_compile(setting, device) for device in ("cuda", "cpu", "mps") for setting in ("auto", True, False)
+    ] == [
+        *(True, True, False),
+        *(False, True, False),
+        *(False, True, False),
+    ]
