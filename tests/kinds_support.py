@@ -68,7 +68,7 @@ def _chat(kind: str, folder: Path, world: Any, train: dict[str, Any]) -> Any:
     stage: Any = "midtrain" if kind == "packed_chat" else "sft"
     stages = tiny_chat_recipe(folder, **{stage: {"train": train, "validation": {"rows": 7, "tokens": 7 * 32}}})
     recipe = stage_recipe(stages, stage, base, "run", "0" * 64)
-    return Chat(recipe, prepare_chat(recipe, data.tokenizer), None, world)
+    return Chat(recipe, prepare_chat(recipe, data.tokenizer), world)
 
 
 def _classification(kind: str, folder: Path, world: Any, train: dict[str, Any]) -> Any:
