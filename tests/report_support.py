@@ -10,6 +10,7 @@ from support import ROOT
 
 from lapcli.recipe import load_recipe, recipe_to_dict, recipe_to_yaml
 from lapcli.recipe.chat import stage_recipe
+from lapcli.report import paper
 
 
 def write_run(
@@ -115,7 +116,9 @@ def write_chat_run(runs: Path, name: str, *, heads: int, seed: int, scores: dict
     return write_directory(runs, f"{name}-sft", last, scores)
 
 
-def write_analysis(folder: Path, what: str, runs: dict[str, tuple[int, int, list[dict[str, Any]]]]) -> None:
+def write_analysis(
+    folder: Path, what: str, runs: dict[str, tuple[int, int, list[dict[str, Any]]]], **told: Any
+) -> None:
     """`runs`: name to (Laplacian heads, layers of the model, what was found in each measured layer)."""
     folder.mkdir(parents=True, exist_ok=True)
     entries = [
@@ -127,6 +130,7 @@ def write_analysis(folder: Path, what: str, runs: dict[str, tuple[int, int, list
             "step": 100,
             "weights_sha256": weights_of(name),
             "sequences": 64,
+            **told,
             "layers": found,
         }
         for name, (heads, layers, found) in runs.items()
@@ -134,3 +138,78 @@ def write_analysis(folder: Path, what: str, runs: dict[str, tuple[int, int, list
     (folder / f"{what}.json").write_text(
         json.dumps({"what": what, "definition": "by hand", "settings": {}, "runs": entries})
     )
+
+
+RECIPES = {"CIFAR10": "vitb_cifar10", "CIFAR100": "vitb_cifar100", "ImageNet": "vitb_imagenet"}
+#: Where the paper's ImageNet row must come from: it is not monotone there.
+DROP_PATHS = {"CIFAR10": "0.1", "CIFAR100": "0.1", "ImageNet": "0.4"}
+SEEDS = (0, 1)
+
+
+def write_paper(runs: Path) -> None:
+    """The paper's numbers, and measurements such that its claims hold.
+
+    Two seeds, a deviation (ddof 0) to either side of each mean.
+    """
+
+    def value(numbers, heads, seed):
+        mean, deviation = numbers[heads]
+        return (mean + (1 - 2 * seed) * (deviation or 0.0)) / 100
+
+    found = {what: {} for what in ("anova", "spectrum", "cossim", "snr", "collapse")}
+
+    def analyse(name, heads, of, layers, seed):
+        share = heads / of
+        between, within = 0.15 + 0.15 * share**2, 0.4 - 0.08 * share
+        sequence = {} if of == 10 else {"within_sequence_share": 1 - between - within}
+        shares = {"between_class_share": between, "within_class_share": within, **sequence}
+        found["anova"][name] = (heads, layers, [{"layer": layers - 1, **shares}])
+        # A spectrum of 200 ranks: the tail falls as heads are replaced; of DINO the head grows too.
+        larger = 1.0 if of == 10 else 1 + 0.3 * share
+        values = [larger * 100 / (rank + 1) ** (1 + 0.3 * share * (rank > 99)) for rank in range(200)]
+        components = 547.7 + (430.4 - 547.7) * heads / of
+        found["spectrum"][name] = (
+            heads,
+            layers,
+            [{"layer": layers - 1, "k_0.99": components, "eigenvalue_mean": values}],
+        )
+        depth = [(layer, (layer + 1) / layers) for layer in range(layers)]
+        found["cossim"][name] = (
+            heads,
+            layers,
+            [{"layer": n, "cosine_similarity": 0.3 + 0.4 * share * d} for n, d in depth],
+        )
+        found["snr"][name] = (heads, layers, [{"layer": n, "snr": 2 + share * d} for n, d in depth])
+        near = {
+            f"nc2_{a}_{b}": 0.5 - 0.2 * share for a in ("equinorm", "equiangular") for b in ("centred", "classifier")
+        }
+        found["collapse"][name] = (
+            heads,
+            layers,
+            [{"layer": layers - 1, **near, "nc3": 1 - share / 2, "nc4": 0.3 - share / 9}],
+        )
+
+    for data_set, numbers in paper.CLASSIFICATION.items():
+        for heads in numbers:
+            for seed in SEEDS:
+                name = f"{data_set}_{heads}L_{seed}"
+                change = [f"model.drop_path={DROP_PATHS[data_set]}"]
+                scores = {"top1": value(numbers, heads, seed)}
+                write_run(runs, name, RECIPES[data_set], heads=heads, seed=seed, change=change, scores=scores)
+                analyse(name, heads, 12, 12, seed)
+        for rate in {"0.1", "0.3", "0.4"} - {DROP_PATHS[data_set]}:  # with worse baselines, where k helps
+            for heads in numbers:
+                name, scores = f"{data_set}_dp{rate}_{heads}L", {"top1": 0.7 + heads / 1000}
+                change = [f"model.drop_path={rate}"]
+                write_run(runs, name, RECIPES[data_set], heads=heads, change=change, scores=scores)
+    for heads in paper.LANGUAGE_AVERAGE:
+        for seed in SEEDS:
+            scores = {task: value(numbers, heads, seed) for task, numbers in paper.LANGUAGE.items()}
+            write_chat_run(runs, f"gpt_{heads}L_{seed}", heads=heads, seed=seed, scores=scores)
+            analyse(f"gpt_{heads}L_{seed}", heads, 10, 20, seed)
+    for heads in paper.SELF_SUPERVISED["linear"]:
+        scores = {task: value(numbers, heads, 0) for task, numbers in paper.SELF_SUPERVISED.items()}
+        write_run(runs, f"dino_{heads}L", "dino_vits", heads=heads, scores=scores)
+        analyse(f"dino_{heads}L", heads, 6, 12, 0)
+    for what, entries in found.items():
+        write_analysis(runs / "analysis", what, entries)

@@ -50,3 +50,8 @@ def test_a_file_wins_over_a_shipped_recipe_of_its_name(installed, tmp_path):
     done = subprocess.run([installed, "train", "quickstart.yaml"], cwd=tmp_path, capture_output=True, text=True)
     assert done.returncode == 2
     assert "nothing_known" in done.stderr
+
+
+def test_the_papers_claims_are_there(installed, tmp_path):
+    count = "from lapcli.report.claims import claims; print(len(claims()))"
+    assert int(run(str(installed.parent / "python"), "-c", count, cwd=tmp_path)) > 20

@@ -49,7 +49,9 @@ def report(
     ] = None,
     ddof: Annotated[
         int | None,
-        typer.Option("--ddof", min=0, max=1, help="Deviations divide by n - ddof.", show_default="1; 0 in table2"),
+        typer.Option(
+            "--ddof", min=0, max=1, help="Deviations divide by n - ddof.", show_default="1; table2: standard errors"
+        ),
     ] = None,
     checkpoint: Annotated[
         Literal["last", "best"], typer.Option("--checkpoint", help="Whose numbers: of the last weights or the best.")

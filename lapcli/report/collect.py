@@ -54,6 +54,7 @@ class RunResult:
     curve: list[dict[str, Any]] = field(default_factory=list)  # metrics.jsonl
     figures: dict[str, Path] = field(default_factory=dict)  # of analyses of this run alone, by name
     identity: dict[str, str] | None = None  # what has to agree for an average, once it was asked for
+    pretraining: dict[str, Any] = field(default_factory=dict)  # `run.json` of what it began with, or its own
     is_search: bool = False  # of a sweep: it decided what others are trained with, and is no result
 
     @property
@@ -120,7 +121,7 @@ def _runs_in(folder: Path) -> list[Path]:
 
 
 def _read(run: Run, which: Which, notes: list[str]) -> RunResult:
-    recipe, seeds = _whole_recipe(run, notes)
+    recipe, seeds, pretraining = _whole_recipe(run, notes)
     result = RunResult(
         run.name,
         run.path,
@@ -130,6 +131,7 @@ def _read(run: Run, which: Which, notes: list[str]) -> RunResult:
         recipe,
         run.info,
         curve=read_metrics(run.metrics),
+        pretraining=pretraining,
         is_search=_is_search(run.path),
     )
     if not result.is_finished:
@@ -162,8 +164,9 @@ def _is_search(path: Path) -> bool:
     return is_named_so or _mapping(told).get("search") is True
 
 
-def _whole_recipe(run: Run, notes: list[str]) -> tuple[dict[str, Any], list[str]]:
-    """With the recipes of the stages before it in place of their names, and the seeds of all, first stage first."""
+def _whole_recipe(run: Run, notes: list[str]) -> tuple[dict[str, Any], list[str], dict[str, Any]]:
+    """With the recipes of the stages before it in place of their names; the seeds of all, first stage first; and
+    `run.json` of the first stage, empty if that is not here."""
     recipe = recipe_to_dict(run.recipe)
     seeds = [str(recipe.pop("seed", 0))]
     start = recipe.get("start")
@@ -171,12 +174,12 @@ def _whole_recipe(run: Run, notes: list[str]) -> tuple[dict[str, Any], list[str]
         name = str(start["run"])
         before = run.path.parent / name if (run.path.parent / name / INFO).is_file() else Path(name)
         if (before / INFO).is_file():
-            recipe["start"], earlier = _whole_recipe(read_run(before), notes)
-            return recipe, [*earlier, *seeds]
+            recipe["start"], earlier, first = _whole_recipe(read_run(before), notes)
+            return recipe, [*earlier, *seeds], first
         notes.append(f"{run.name} started from {name}, which is not here: how that was trained is not compared")
         recipe["start"] = None
-        return recipe, [Path(name).name.replace("+", "-"), *seeds]
-    return recipe, seeds
+        return recipe, [Path(name).name.replace("+", "-"), *seeds], {}
+    return recipe, seeds, run.info
 
 
 def _read_evaluations(result: RunResult, step: Any, which: Which, notes: list[str]) -> None:
@@ -275,13 +278,17 @@ def _add_layers(result: RunResult, what: str, entry: Mapping[str, Any], settings
         return
     measurement = MEASUREMENTS.get(what)
     skipped = {"layer", *(measurement.counts if measurement else ())}
-    for layer in layers:
-        for name, value in layer.items():
-            if name not in skipped and _is_number(value):
-                result.by_layer.setdefault(f"{what}.{name}", {})[int(layer["layer"])] = float(value)
     last = max(layers, key=lambda layer: layer["layer"])
-    usual = {"tokens": "all", "norm": measurement.default_norm if measurement else None, "center": "none"}
+    usual = {
+        "tokens": "all",
+        "norm": measurement.default_norm if measurement else None,
+        "center": "none",
+        "min_count": 2,
+    }
     told = {key: str(settings[key]) for key in usual if settings.get(key) not in (None, usual[key])}
+    told |= _other_data(result, entry)
+    if not told:
+        _add_by_layer(result, what, layers, skipped)
     if last["layer"] != len(entry.get("laplacian_heads") or []) - 1:  # of some layers, the last one not among them
         told["layer"] = str(last["layer"])
     conditions = tuple(sorted(told.items()))
@@ -298,6 +305,26 @@ def _add_layers(result: RunResult, what: str, entry: Mapping[str, Any], settings
             and all(item is None or _is_number(item) for item in value)
         ):
             result.series[f"{what}.{name}"] = [math.nan if item is None else float(item) for item in value]
+
+
+def _add_by_layer(result: RunResult, what: str, layers: Sequence[Mapping[str, Any]], skipped: set[str]) -> None:
+    """A measure's layers come from one file, the one with the most of them: two measurements are not mixed."""
+    names = {name for layer in layers for name, value in layer.items() if name not in skipped and _is_number(value)}
+    for name in names:
+        found = {int(layer["layer"]): float(layer[name]) for layer in layers if _is_number(layer.get(name))}
+        if len(found) >= len(result.by_layer.get(f"{what}.{name}", {})):
+            result.by_layer[f"{what}.{name}"] = found
+
+
+def _other_data(result: RunResult, entry: Mapping[str, Any]) -> dict[str, str]:
+    """What an analysis was made on, if not on the run's own validation data; of a chat run its pretraining's."""
+    told = {} if entry.get("split") in (None, "validation") else {"split": str(entry["split"])}
+    name, sha256 = entry.get("data"), entry.get("data_sha256")
+    if result.objective in ("language_model", "chat"):  # by its contents, wherever it lay
+        is_other = sha256 is not None and result.pretraining.get("data_sha256") not in (None, sha256)
+    else:  # a part's hash is not the whole's
+        is_other = name is not None and result.info.get("data") not in (None, name)
+    return {**told, "on": f"{str(name).split(': ')[0]} {str(sha256)[:8]}"} if is_other else told
 
 
 def _json_files(folder: Path, notes: list[str]) -> Iterator[tuple[Path, dict[str, Any]]]:

@@ -157,7 +157,7 @@ def _latex_part(column: Column, cell: Cell, part: str) -> str:
 CSV_HEADER = [
     *("table", "row", "measure", "unit", "mean", "std", "ddof", "n", "interval_low", "interval_high"),
     *("difference", "pairs", "difference_low", "difference_high", "p", "paper_mean", "paper_std", "ours_minus_paper"),
-    "missing_seeds",
+    *("missing_seeds", "standard_error"),
 ]
 
 
@@ -180,6 +180,7 @@ def to_csv(tables: Sequence[Table]) -> str:
                 ]
                 paper = told["paper"] or {}
                 flat += [paper.get("mean"), paper.get("std"), paper.get("ours_minus_paper"), " ".join(cell.missing)]
+                flat.append(told["standard_error"])
                 unit = "%" if column.percent else ""
                 writer.writerow(
                     [table.title, row.label, column.name, unit, *("" if value is None else value for value in flat)]
@@ -195,6 +196,7 @@ def cell_to_dict(column: Column, cell: Cell, ddof: int) -> dict[str, Any]:
         "mean": scaled(summary.mean) if summary else None,
         "std": scaled(summary.std) if summary else None,
         "ddof": ddof,
+        "standard_error": scaled(summary.error) if summary else None,
         "n": summary.n if summary else 0,
         "interval": [bound * scale for bound in summary.interval] if summary and summary.interval else None,
         "missing_seeds": cell.missing,
@@ -225,7 +227,13 @@ def to_dict(table: Table) -> dict[str, Any]:
         "ddof": table.ddof,
         "baseline": table.baseline,
         "columns": [
-            {"name": c.name, "label": c.label, "unit": "%" if c.percent else None, "better": c.better}
+            {
+                "name": c.name,
+                "label": c.label,
+                "unit": "%" if c.percent else None,
+                "better": c.better,
+                "spread": c.spread,
+            }
             for c in table.columns
         ],
         "rows": [

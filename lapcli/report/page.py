@@ -84,7 +84,9 @@ def _table(table: Table) -> str:
         cells = "".join(f"<td>{_cell(*pair)}</td>" for pair in zip(table.columns, row.cells, strict=True))
         base = ' class="base"' if row.is_baseline else ""
         rows.append(f'<tr{base}><th scope="row">{escape(row.label)}</th>{cells}</tr>')
-    ddof = f" · ddof&nbsp;{table.ddof}" if any(cell.summary for row in table.rows for cell in row.cells) else ""
+    is_error = all(column.spread == "error" for column in table.columns)
+    spread = "standard errors" if is_error else f"ddof&nbsp;{table.ddof}"
+    ddof = f" · {spread}" if any(cell.summary for row in table.rows for cell in row.cells) else ""
     return (
         f'<article><h3>{escape(table.title)}<small>{ddof}</small></h3><div class="wide" tabindex="0"><table><thead><tr>'
         f"<th>{escape(table.row_name)}</th>{header}</tr></thead><tbody>{''.join(rows)}</tbody></table></div>"

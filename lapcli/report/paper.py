@@ -1,13 +1,14 @@
 """The paper's own numbers, as printed, and which of our runs stand for which of its experiments.
 
-Table 1: top-1 in % with its deviation over three seeds. Table 2: accuracies in % (pass@10 for GSM8K and HumanEval); its
-deviations fit two seeds with ddof 0, that is half a difference. Table 3: one number each, no deviation.
+Table 1: top-1 in % with its deviation over three seeds. Table 2: accuracies in % (pass@10 for GSM8K and HumanEval).
+What its ± is, the paper does not say: standard errors of three seeds for the baseline and of two for the other rows
+fit, half a difference of two seeds does not fit the baseline. Table 3: one number each, no deviation.
 Text: the components for 99% of the variance of a language model's tokens.
 """
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from functools import cache
 from typing import Any
 
@@ -125,13 +126,16 @@ def data_set_of(run: RunResult) -> str | None:
     return None
 
 
-#: Keys that say where data lies and how a machine works through it; they change no number but by rounding.
+#: Keys that say where data lies and how a machine works through it; they change no number but by rounding. Which images
+#: `data.train` has is known by `data_set_of`, which text by its name.
 _TECHNICAL = re.compile(
-    r"(start\.)*(model\.(laplacian_heads|drop_path)|data\.(train|revision|files|image_column|label_column|workers|"
+    r"(start\.)*(model\.laplacian_heads|data\.(train|revision|files|image_column|label_column|workers|"
     r"decoded_gigabytes)|train\.(micro_batch|device|threads|compile|deterministic|steps|epochs)|checkpoint\..*|"
     r"validation(\..*)?|tokenizer\.file)"
 )
 _LENGTH = ("train.steps", "train.epochs")
+DROP_PATHS = (0.1, 0.3, 0.4)  # of the paper's image classifiers
+_TEXT = re.compile(r"fineweb[-_ ]?edu", re.IGNORECASE)
 
 
 def value_in_words(value: Any) -> str:
@@ -142,14 +146,16 @@ def value_in_words(value: Any) -> str:
 def recipe_differences(run: RunResult) -> list[tuple[str, Any, Any]] | None:
     """(key, the paper's, the run's) against the recipe of the paper for that experiment; none if there is no such.
 
-    Laplacian heads and drop path are the paper's grid. Where data lies, micro-batches, workers, devices, validation
-    and checkpoints are left out; the length of training is compared in steps or epochs, whichever is given.
+    Laplacian heads and the three drop paths are the paper's grid. Where data lies, micro-batches, workers, devices,
+    validation and checkpoints are left out; the length of training is compared in steps or epochs, whichever is given.
     """
     paper = _paper_recipe(run)
     if paper is None:
         return None
     ours, theirs = dict(flatten(_without_places(run.recipe))), dict(flatten(_without_places(paper)))
-    found = []
+    found = list(_text_differences(theirs, ours))
+    if run.objective == "classification" and ours.get("model.drop_path") in DROP_PATHS:
+        theirs["model.drop_path"] = ours["model.drop_path"]
     for key in dict.fromkeys((*theirs, *ours)):
         own = key
         while own.startswith("start."):
@@ -171,10 +177,30 @@ def _length(leaves: Mapping[str, Any], prefix: str) -> str:
     return f"{steps} steps" if steps is not None else f"{epochs} epochs"
 
 
+def _text_differences(theirs: Mapping[str, Any], ours: Mapping[str, Any]) -> Iterator[tuple[str, Any, Any]]:
+    """Where a language model, or what it began with, was trained on another text than the paper's FineWeb-Edu.
+
+    A copy is known by its name, or by the paper's shards, which `--data DIR` leaves in the recipe.
+    """
+    for key, source in theirs.items():
+        if not re.fullmatch(r"(start\.)*data\.train", key) or not _TEXT.search(str(source)):
+            continue
+        files = key.removesuffix("train") + "files"
+        if ours.get(files) == theirs.get(files):
+            continue
+        if not _TEXT.search(str(ours.get(key))):
+            yield key, source, ours.get(key)
+        elif ours.get(files) is not None:
+            yield files, theirs.get(files), ours[files]
+
+
 def _without_places(value: Any) -> Any:
-    """Inside the lists of a chat mixture, where each data set comes from."""
+    """Inside the lists of a chat mixture: each data set by its last name, whether of the hub, an address or a copy."""
     if isinstance(value, dict):
-        return {key: _without_places(inner) for key, inner in value.items() if key not in ("source", "files", "sha256")}
+        kept = {key: _without_places(inner) for key, inner in value.items() if key not in ("sha256", "revision")}
+        if isinstance(value.get("source"), str):
+            kept["source"] = value["source"].rstrip("/").rpartition("/")[2].rpartition(":")[2]
+        return kept
     return [_without_places(inner) for inner in value] if isinstance(value, list) else value
 
 

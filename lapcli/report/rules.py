@@ -1,171 +1,241 @@
-"""The rules that decide the paper's claims, each on grids of runs.
+"""The rules that decide the paper's claims, each on grids of runs. `claims.yaml` says which claim has which rule.
 
 Rules go by means over seeds. "Rises with k" is Spearman's rank correlation of the means with the number of Laplacian
 heads: at least 0.8 is yes, above 0 partly. A gain of x points is reproduced by at least three quarters of x, partly by
-any gain. A number that is missing makes a rule "not run", never a failure.
+any gain. Without a baseline or a model to compare with it a rule is "not run", never a failure. What the paper's set of
+heads, drop paths, measures or layers has and the runs have not is listed as missing, and then a claim that holds on the
+rest is "partly".
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from lapcli.report import paper
-from lapcli.report.compare import averages, best_drop_path
+from lapcli.report.compare import DROP_PATH, averages, best_drop_path
 from lapcli.report.grouping import Grid
 from lapcli.report.statistics import rank_correlation
 
 Status = Literal["reproduced", "partly", "not", "not run"]
-IMAGES = tuple(paper.CLASSIFICATION)
-_STRONG, _SHARE = 0.8, 0.75
+STRONG, _SHARE = 0.8, 0.75
 
 
 @dataclass(frozen=True)
 class Finding:
     status: Status
     evidence: str
+    missing: tuple[str, ...] = ()  # of what the claim asks for
+    holds: bool = False  # on what there is
 
 
 @dataclass(frozen=True)
 class Case:
-    """Grids that a claim is judged on: one, or several drop paths of one recipe."""
+    """Grids that a claim is judged on: one, or several drop paths of one recipe.
+
+    `heads` and `drop_paths` are what the claim asks for, and all that it is judged on; none where the runs are not of
+    the paper's recipe, which are judged on what there is.
+    """
 
     scope: str  # CIFAR10 ..., language, self-supervised
     title: str
     grids: list[Grid]
     is_papers: bool
+    heads: tuple[int, ...] = ()
+    drop_paths: tuple[str, ...] = ()
+
+    def counts(self, heads: int | None) -> bool:
+        """Whether a row is one that the claim is about; plans that differ by layer never are."""
+        return heads is not None and (not self.heads or heads in self.heads)
+
+    def means(self, grid: Grid, metric: str) -> dict[float, float]:
+        """By Laplacian heads of every layer, fewest first, without gaps."""
+        found = {}
+        for row in sorted(grid.rows):
+            values = (averages(grid, row) if metric == "average" else grid.values(row, metric)).values()
+            if values and self.counts(row.heads):
+                found[float(row.heads or 0)] = sum(values) / len(values)
+        return found
+
+    def absent(self, values: Mapping[float, object], where: str = "") -> list[str]:
+        """Rows that the claim asks for and that are not there."""
+        return [("the baseline" if k == 0 else f"{k}L") + where for k in self.heads if k not in values]
+
+    def at(self, rate: str) -> Grid | None:
+        return next((grid for grid in self.grids if grid.identity.get(DROP_PATH) == rate), None)
+
+    def absent_rates(self, metric: str) -> list[str]:
+        """Of those that the claim asks for."""
+        found = {rate: self.at(rate) for rate in self.drop_paths}
+        return [f"drop path {rate}" for rate, grid in found.items() if grid is None or not self.means(grid, metric)]
+
+    def rate_in_words(self, grid: Grid, before: str = "") -> str:
+        """Where there are several."""
+        return f"{before}drop path {grid.identity.get(DROP_PATH)}" if len(self.grids) > 1 or self.drop_paths else ""
 
 
 Judge = Callable[[Case], Finding]
 
 
-def means(grid: Grid, metric: str) -> dict[float, float]:
-    """By Laplacian heads of every layer, fewest first; neither gaps nor plans that differ by layer are there."""
-    found = {}
-    for row in sorted(grid.rows):
-        values = (averages(grid, row) if metric == "average" else grid.values(row, metric)).values()
-        if values and row.heads is not None:
-            found[float(row.heads)] = sum(values) / len(values)
-    return found
+def judged(holds: bool, somewhat: bool, evidence: str, missing: Sequence[str] = ()) -> Finding:
+    """Reproduced with all that the claim asks for; partly by a part of it, or by a part of what it asks for."""
+    status: Status = "reproduced" if holds and not missing else "partly" if holds or somewhat else "not"
+    return Finding(status, evidence, tuple(dict.fromkeys(missing)), holds)
+
+
+def _not_run(metric: str) -> Finding:
+    return Finding("not run", f"no {metric} of the baseline and of a model with Laplacian heads")
+
+
+def is_comparison(values: Mapping[float, object]) -> bool:
+    """A baseline, and a model with Laplacian heads."""
+    return 0 in values and len(values) > 1
 
 
 def _heads_of(grid: Grid) -> int:
     return int(grid.runs[0].recipe["model"]["heads"])
 
 
-def _told(values: dict[float, float], scale: float = 1.0, digits: int = 2) -> str:
+def in_numbers(values: Mapping[float, float], scale: float = 1.0, digits: int = 2) -> str:
     return ", ".join(f"{k:g}L {value * scale:.{digits}f}" for k, value in values.items())
 
 
-def _without_baseline(values: dict[float, float], metric: str) -> Finding | None:
-    if 0 not in values or len(values) < 2:
-        return Finding("not run", f"no {metric} of the baseline and of a model with Laplacian heads")
-    return None
+def _scale(metric: str) -> int:
+    """Analyses are shown as they are, but for shares; scores in %."""
+    return 100 if "." not in metric or "share" in metric else 1
 
 
-def _at_best_baseline(case: Case) -> Grid:
-    """Table 1's choice of the drop path."""
-    chosen = best_drop_path(case.scope, [run for grid in case.grids for run in grid.runs], [])
-    return chosen or case.grids[0]
+def gain(metric: str, points: float, heads: int | None = None, exactly: bool = False, best: bool = True) -> Judge:
+    """The best k (or that of `heads`) gains that many points over the baseline, in %.
 
-
-def gain(metric: str, points: float, heads: int | None = None, *, exactly: bool = False, best: bool = True) -> Judge:
-    """The best k (or that of `heads`) gains that many points over the baseline, in %."""
+    Of images at the drop path with the best baseline, which takes the baselines of all drop paths to know.
+    """
 
     def judge(case: Case) -> Finding:
-        values = means(_at_best_baseline(case) if case.scope in IMAGES else case.grids[0], metric)
-        if missing := _without_baseline(values, metric):
-            return missing
+        grid = case.grids[0]
+        if DROP_PATH in grid.identity:
+            runs = [run for one in case.grids for run in one.runs]
+            grid = best_drop_path(case.scope, runs, []) or grid
+        values = case.means(grid, metric)
+        if not is_comparison(values):
+            return _not_run(metric)
         others = {k: value for k, value in values.items() if k > 0}
         if heads is not None and heads not in others:
             return Finding("not run", f"no {metric} of {heads} Laplacian heads")
         top = max(others, key=lambda k: others[k])
         chosen = float(heads) if heads is not None else top
+        is_best = not best or others[chosen] >= others[top]
         gained = 100 * (others[chosen] - values[0])
-        evidence = f"{chosen:g}L {gained:+.2f} points over the baseline ({_told(values, 100)})"
-        needed = points if exactly else _SHARE * points
-        enough = gained > needed if exactly else gained >= needed
-        if enough and (heads is None or not best or top == heads):
-            return Finding("reproduced", evidence)
-        if heads is not None and best and top != heads:
-            evidence += f"; the best is {top:g}L"
-        return Finding("partly" if gained > 0 else "not", evidence)
+        evidence = f"{chosen:g}L {gained:+.2f} points over the baseline{case.rate_in_words(grid, ' at ')}"
+        evidence += f" ({in_numbers(values, 100)})" + ("" if is_best else f"; the best is {top:g}L")
+        enough = gained > points if exactly else gained >= _SHARE * points
+        rates = {rate: case.at(rate) for rate in case.drop_paths}
+        unknown = [rate for rate, one in rates.items() if one is None or 0 not in case.means(one, metric)]
+        missing = [*case.absent(values), *(f"the baseline at drop path {rate}" for rate in unknown)]
+        return judged(enough and is_best, gained > 0, evidence, missing)
 
     return judge
 
 
-def above_baseline(metric: str, expected: Sequence[int]) -> Judge:
-    """Every k, in every grid of the case."""
+def against_baseline(
+    metrics: Sequence[str], better: Literal["above", "below"] = "above", share: Literal["all", "most"] = "all"
+) -> Judge:
+    """Every k, or more than half of them, on one side of the baseline, in each measure and every grid of the case."""
 
     def judge(case: Case) -> Finding:
-        told, above, below = [], 0, 0
-        absent: set[int] = set()
-        for grid in case.grids:
-            values = means(grid, metric)
-            if _without_baseline(values, metric):
-                continue
-            wins = [k for k, value in values.items() if k > 0 and value > values[0]]
-            above, below = above + len(wins), below + len(values) - 1 - len(wins)
-            absent |= {k for k in expected if k > 0 and k not in values} if case.is_papers else set()
-            rate = grid.identity.get("model.drop_path")
-            told.append((f"drop path {rate}: " if len(case.grids) > 1 else "") + _told(values, 100))
-        if not told:
-            return Finding("not run", f"no {metric} of the baseline and of a model with Laplacian heads")
-        evidence = f"{above} of {above + below} above the baseline ({'; '.join(told)})"
-        if absent:
-            evidence += f"; not run: {', '.join(f'{k}L' for k in sorted(absent))}"
-        if not below and not absent:
-            return Finding("reproduced", evidence)
-        return Finding("partly" if above else "not", evidence)
+        told, missing = [], []
+        parts: list[tuple[int, int]] = []  # on the right side, of so many
+        for metric in metrics:
+            known = [grid for grid in case.grids if is_comparison(case.means(grid, metric))]
+            missing += [metric] if not known else case.absent_rates(metric)
+            for grid in known:
+                values = case.means(grid, metric)
+                sign = 1 if better == "above" else -1
+                wins = sum(sign * (value - values[0]) > 0 for k, value in values.items() if k > 0)
+                parts.append((wins, len(values) - 1))
+                missing += case.absent(values, case.rate_in_words(grid, " at "))
+                name = f"{metric}: " if len(metrics) > 1 else ""
+                rate = case.rate_in_words(grid)
+                digits = 2 if _scale(metric) == 100 else 1
+                told.append(name + (f"{rate}: " if rate else "") + in_numbers(values, _scale(metric), digits))
+        if not parts:
+            return _not_run(" and ".join(metrics))
+        wins, number = (sum(part[place] for part in parts) for place in (0, 1))
+        evidence = f"{wins} of {number} {better} the baseline ({'; '.join(told)})"
+        holds = all(right == of if share == "all" else 2 * right > of for right, of in parts)
+        somewhat = wins > 0 if share == "all" else any(2 * right > of for right, of in parts)
+        return judged(holds, somewhat, evidence, missing)
 
     return judge
 
 
-def rising(*metrics: tuple[str, int], skip: Callable[[Grid, str], bool] = lambda grid, scope: False) -> Judge:
-    """Each measure rises (+1) or falls (-1) with k, in every grid of the case."""
+def rising(metrics: Sequence[str] = (), falling: Sequence[str] = ()) -> Judge:
+    """Each measure rises or falls with k, in every grid of the case."""
+    signs = {**dict.fromkeys(metrics, 1), **dict.fromkeys(falling, -1)}
 
     def judge(case: Case) -> Finding:
+        told, missing = [], []
         correlations: list[float] = []
-        told = []
-        for grid in case.grids:
-            if skip(grid, case.scope):
-                continue
-            for metric, sign in metrics:
-                values = means(grid, metric)
-                found = rank_correlation(list(values), list(values.values())) if 0 in values else None
-                if found is None:
-                    continue
+        for metric, sign in signs.items():
+            known = [grid for grid in case.grids if rise(case.means(grid, metric)) is not None]
+            missing += [metric] if not known else case.absent_rates(metric)
+            for grid in known:
+                values = case.means(grid, metric)
+                found = rise(values) or 0.0
                 correlations.append(sign * found)
-                rate = f" at drop path {grid.identity['model.drop_path']}" if len(case.grids) > 1 else ""
-                scale = 100 if metric == "top1" or "share" in metric else 1
-                told.append(f"{metric}{rate}: correlation {found:+.2f} ({_told(values, scale)})")
-        if not correlations or len({metric for metric, _ in metrics}) > len(told):
-            names = " and ".join(metric for metric, _ in metrics)
-            return Finding("not run", f"{names} of the baseline and two other numbers of heads are needed")
-        evidence = "; ".join(told)
-        if min(correlations) >= _STRONG:
-            return Finding("reproduced", evidence)
-        return Finding("partly" if max(correlations) > 0 else "not", evidence)
+                missing += case.absent(values, case.rate_in_words(grid, " at "))
+                rate = case.rate_in_words(grid, " at ")
+                told.append(f"{metric}{rate}: correlation {found:+.2f} ({in_numbers(values, _scale(metric))})")
+        if not correlations:
+            return Finding(
+                "not run", f"{' and '.join(signs)} of the baseline and two other numbers of heads are needed"
+            )
+        return judged(min(correlations) >= STRONG, max(correlations) > 0, "; ".join(told), missing)
 
     return judge
 
 
-def best_rows(metric: str, expected: set[int], *, below: int | None = None) -> Judge:
+def rise(values: Mapping[float, float]) -> float | None:
+    """Spearman's correlation with the number of heads, 0 for a measure that stays the same; none for too few."""
+    if 0 not in values or len(values) < 3:
+        return None
+    return rank_correlation(list(values), list(values.values())) or 0.0
+
+
+def best_rows(metric: str, best: Sequence[int], below: int | None = None) -> Judge:
     """The best rows are those; with `below`, that row is under the baseline."""
 
     def judge(case: Case) -> Finding:
-        values = means(case.grids[0], metric)
-        needed = expected | ({0, below} if below is not None else {0})
+        grid = case.grids[0]
+        values = case.means(grid, metric)
+        needed = {0, *best, *(() if below is None else (below,))}
         absent = sorted(k for k in needed if k not in values)
-        if absent or len(values) <= len(expected) + 1:
-            return Finding("not run", f"no {metric} of " + ", ".join(f"{k}L" for k in absent or [*expected]))
-        ranked = sorted(values, key=lambda k: values[k], reverse=True)[: len(expected)]
-        hits = len(expected & set(map(int, ranked)))
-        parts = [hits == len(expected)] + ([values[below] < values[0]] if below is not None else [])
-        evidence = f"best: {', '.join(f'{k:g}L' for k in ranked)} ({_told(values, 100)})"
-        if all(parts):
-            return Finding("reproduced", evidence)
-        return Finding("partly" if hits or any(parts) else "not", evidence)
+        if absent or len(values) <= len(best) + 1:
+            return Finding("not run", f"no {metric} of " + ", ".join(f"{k}L" for k in absent or ["the others"]))
+        # Rows that tie share their place, as in the paper's own table.
+        hits = [k for k in best if sum(value > values[k] for value in values.values()) < len(best)]
+        ranked = sorted(values, key=lambda k: values[k], reverse=True)[: len(best)]
+        parts = [len(hits) == len(best)] + ([values[below] < values[0]] if below is not None else [])
+        rate = case.rate_in_words(grid, " at ")
+        evidence = f"best{rate}: {', '.join(f'{k:g}L' for k in ranked)} ({in_numbers(values, 100)})"
+        return judged(all(parts), bool(hits) or any(parts), evidence, case.absent(values))
+
+    return judge
+
+
+def comparable(metric: str, points: float, best: int) -> Judge:
+    """More than half of the k within so many points of the baseline, and one of them the best."""
+
+    def judge(case: Case) -> Finding:
+        values = case.means(case.grids[0], metric)
+        if not is_comparison(values):
+            return _not_run(metric)
+        others = {k: value for k, value in values.items() if k > 0}
+        near = sum(100 * abs(value - values[0]) <= points for value in others.values())
+        is_best = best in others and others[best] >= max(values.values())
+        evidence = f"{near} of {len(others)} within {points:g} points of the baseline, "
+        evidence += f"{best}L is {'' if is_best else 'not '}the best ({in_numbers(values, 100)})"
+        parts = [2 * near > len(others), is_best]
+        return judged(all(parts), any(parts), evidence, case.absent(values))
 
     return judge
 
@@ -174,43 +244,33 @@ def falls_by(metric: str, share: float) -> Judge:
     """From the baseline to all heads Laplacian."""
 
     def judge(case: Case) -> Finding:
-        values, heads = means(case.grids[0], metric), _heads_of(case.grids[0])
+        values, heads = case.means(case.grids[0], metric), _heads_of(case.grids[0])
         if 0 not in values or heads not in values:
             return Finding("not run", f"{metric} of the baseline and of all {heads} heads Laplacian is needed")
         fall = 1 - values[heads] / values[0]
-        evidence = f"{values[0]:.1f} to {values[heads]:.1f}, {fall:.1%} less ({_told(values, 1, 1)})"
-        return Finding("reproduced" if fall >= _SHARE * share else "partly" if fall > 0 else "not", evidence)
+        evidence = f"{values[0]:.1f} to {values[heads]:.1f}, {fall:.1%} less ({in_numbers(values, 1, 1)})"
+        return judged(fall >= _SHARE * share, fall > 0, evidence, case.absent(values))
 
     return judge
 
 
-def below_baseline(metric: str) -> Judge:
-    def judge(case: Case) -> Finding:
-        values = means(case.grids[0], metric)
-        if missing := _without_baseline(values, metric):
-            return missing
-        lower = [k for k, value in values.items() if k > 0 and value < values[0]]
-        evidence = f"{len(lower)} of {len(values) - 1} below the baseline ({_told(values, 1, 1)})"
-        return Finding("reproduced" if len(lower) == len(values) - 1 else "partly" if lower else "not", evidence)
-
-    return judge
-
-
-def shares_meet(case: Case) -> Finding:
+def shares_meet() -> Judge:
     """Within-class against between-class share: far apart for few Laplacian heads, near for many."""
-    grid = case.grids[0]
-    within, between = means(grid, "anova.within_class_share"), means(grid, "anova.between_class_share")
-    ratios = {k: within[k] / between[k] for k in within if between.get(k)}
-    half = _heads_of(grid) / 2
-    few, many = {k: r for k, r in ratios.items() if k <= half}, {k: r for k, r in ratios.items() if k > half}
-    if 0 not in few or not many:
-        return Finding("not run", "the shares of the baseline and of more than half of the heads Laplacian are needed")
-    far, near = [r >= 1.5 for r in few.values()], [2 / 3 <= r <= 1.5 for r in many.values()]
-    evidence = f"within over between: {_told(ratios)}"
-    if all(far) and all(near):
-        return Finding("reproduced", evidence)
-    narrows = abs(math.log(ratios[max(many)])) < abs(math.log(ratios[0]))
-    return Finding("partly" if narrows else "not", evidence)
+
+    def judge(case: Case) -> Finding:
+        grid = case.grids[0]
+        within, between = (case.means(grid, f"anova.{part}_class_share") for part in ("within", "between"))
+        ratios = {k: within[k] / between[k] for k in within if between.get(k)}
+        half = _heads_of(grid) / 2
+        few, many = {k: r for k, r in ratios.items() if k <= half}, {k: r for k, r in ratios.items() if k > half}
+        if 0 not in few or not many:
+            needed = "the shares of the baseline and of more than half of the heads Laplacian are needed"
+            return Finding("not run", needed)
+        holds = all(r >= 1.5 for r in few.values()) and all(2 / 3 <= r <= 1.5 for r in many.values())
+        narrows = abs(math.log(ratios[max(many)])) < abs(math.log(ratios[0]))
+        return judged(holds, narrows, f"within over between: {in_numbers(ratios)}", case.absent(ratios))
+
+    return judge
 
 
 NC = (
@@ -219,69 +279,28 @@ NC = (
 )
 
 
-def nearer_collapse(case: Case) -> Finding:
-    grid = case.grids[0]
-    told, nearer = [], []
-    for metric in NC:
-        values = means(grid, metric)
-        if 0 in values and len(values) > 1:
+def nearer_collapse() -> Judge:
+    def judge(case: Case) -> Finding:
+        told, nearer, missing = [], [], []
+        for metric in NC:
+            values = case.means(case.grids[0], metric)
+            short = metric.removeprefix("collapse.")
+            if not is_comparison(values):
+                missing.append(short)
+                continue
             last = max(values)
             nearer.append(values[last] < values[0])
-            told.append(f"{metric.removeprefix('collapse.')} {values[0]:.3g} to {values[last]:.3g}")
-    if not nearer:
-        return Finding("not run", "the collapse measures of the baseline and of another model are needed")
-    evidence = f"{sum(nearer)} of {len(nearer)} smaller at the most heads: {', '.join(told)}"
-    return Finding("reproduced" if all(nearer) else "partly" if any(nearer) else "not", evidence)
-
-
-def spectrum(kind: Literal["language", "self-supervised"]) -> Judge:
-    """Head: the leading hundredth of the eigenvalues; tail: the second half; ratios are geometric means."""
-
-    def judge(case: Case) -> Finding:
-        grid = case.grids[0]
-        by_heads = {}
-        for row in sorted(grid.rows):
-            found = [
-                run.series["spectrum.eigenvalue_mean"]
-                for run in grid.rows[row].values()
-                if "spectrum.eigenvalue_mean" in run.series
-            ]
-            if row.heads is not None and found and len({len(series) for series in found}) == 1:
-                by_heads[float(row.heads)] = [sum(values) / len(found) for values in zip(*found, strict=True)]
-        if 0 not in by_heads or len(by_heads) < 2:
-            return Finding("not run", "the spectra of the baseline and of another model are needed")
-        told, holds = [], []
-        base = by_heads.pop(0)
-        for k, values in by_heads.items():
-            ranks = _ranks_shown(base, values)
-            head = _ratio(values, base, range(max(1, len(ranks) // 100)))
-            tail = _ratio(values, base, range(len(ranks) // 2, len(ranks)))
-            told.append(f"{k:g}L head x{head:.2f} tail x{tail:.2f}")
-            if kind == "language":
-                holds.append((0.8 <= head <= 1.25, tail < 1))
-            else:
-                holds.append((head > 1, tail < head))
-        evidence = ", ".join(told) + " of the baseline's"
-        flat = [part for parts in holds for part in parts]
-        return Finding(
-            "reproduced" if all(flat) else "partly" if any(all(parts) for parts in holds) else "not", evidence
-        )
+            missing += case.absent(values)
+            told.append(f"{short} {values[0]:.3g} to {values[last]:.3g}")
+        if not nearer:
+            return Finding("not run", "the collapse measures of the baseline and of another model are needed")
+        evidence = f"{sum(nearer)} of {len(nearer)} smaller at the most heads: {', '.join(told)}"
+        return judged(all(nearer), any(nearer), evidence, missing)
 
     return judge
 
 
-def _ranks_shown(one: Sequence[float], other: Sequence[float]) -> range:
-    """Centring leaves a last eigenvalue that is rounding."""
-    ranks = min(len(one), len(other))
-    while ranks > 2 and min(one[ranks - 1] / one[0], other[ranks - 1] / other[0]) < 1e-12:
-        ranks -= 1
-    return range(ranks)
-
-
-def _ratio(values: Sequence[float], base: Sequence[float], ranks: range) -> float:
-    logs = [math.log(max(values[rank], 1e-300) / max(base[rank], 1e-300)) for rank in ranks]
-    return math.exp(sum(logs) / len(logs))
-
-
-def papers_exception(grid: Grid, scope: str) -> bool:
-    return scope == "ImageNet" and grid.identity.get("model.drop_path") == "0.4"
+RULES = {
+    rule.__name__: rule
+    for rule in (gain, against_baseline, rising, best_rows, comparable, falls_by, shares_meet, nearer_collapse)
+}

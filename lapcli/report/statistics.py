@@ -1,6 +1,7 @@
 """Means and deviations over seeds, their intervals, and the paired test against a baseline.
 
 std      sqrt(sum (x - mean)^2 / (n - ddof));  none for n <= ddof
+error    of the mean: s / sqrt(n), s with ddof 1; of two seeds half their difference
 interval mean -+ t_{0.975, n-1} s / sqrt(n), s with ddof 1 whatever the table shows
 paired   d_i = x_i - b_i over the seeds that both have;  t = mean(d) / (s_d / sqrt(n)),  two-sided p
 """
@@ -16,6 +17,7 @@ class Summary:
     std: float | None
     n: int
     interval: tuple[float, float] | None  # 95%, of the mean
+    error: float | None = None  # standard, of the mean
 
 
 @dataclass(frozen=True)
@@ -35,7 +37,7 @@ def summarise(values: Sequence[float], ddof: int) -> Summary | None:
     mean = math.fsum(values) / n
     squares = math.fsum((value - mean) ** 2 for value in values)
     std = math.sqrt(squares / (n - ddof)) if n > ddof and n > 1 else None
-    return Summary(mean, std, n, _interval(mean, squares, n))
+    return Summary(mean, std, n, _interval(mean, squares, n), math.sqrt(squares / (n - 1) / n) if n > 1 else None)
 
 
 def compare(values: Mapping[str, float], baseline: Mapping[str, float]) -> Paired | None:

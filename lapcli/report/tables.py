@@ -20,6 +20,7 @@ class Column:
     percent: bool
     better: Literal["higher", "lower"] | None = None
     digits: int = 2
+    spread: Literal["deviation", "error"] = "deviation"  # what stands after the ±
 
     def shown(self, value: float) -> str:
         return f"{value * self.scale:.{self.digits}f}"
@@ -167,8 +168,7 @@ def marking(table: Table) -> list[str]:
 
 def reading(table: Table, gap: str = GAP, ddof: str | None = None) -> list[str]:
     """How to read it; the same for tables of the same kind."""
-    divisor = ddof or f"ddof {table.ddof}"
-    lines = [f"Mean ± standard deviation over seeds ({divisor}), n in parentheses; {gap} is a gap, not a zero."]
+    lines = [f"Mean ± {_spread(table, ddof)}, n in parentheses; {gap} is a gap, not a zero."]
     if table.baseline is not None and any(cell.paired for row in table.rows for cell in row.cells):
         lines.append(
             f"Δ: mean difference from row {table.baseline} over the seeds that both have, its 95% interval, and p of "
@@ -179,11 +179,18 @@ def reading(table: Table, gap: str = GAP, ddof: str | None = None) -> list[str]:
     return lines
 
 
+def _spread(table: Table, ddof: str | None) -> str:
+    if all(column.spread == "error" for column in table.columns):
+        return "standard error of the mean over seeds (deviation with ddof 1 over the root of n)"
+    return f"standard deviation over seeds ({ddof or f'ddof {table.ddof}'})"
+
+
 def mean_text(column: Column, cell: Cell, sign: str = "±") -> str:
     if cell.summary is None:
         return GAP
-    std = f" {sign} {column.shown(cell.summary.std)}" if cell.summary.std is not None else ""
-    return f"{column.shown(cell.summary.mean)}{std}"
+    spread = cell.summary.error if column.spread == "error" else cell.summary.std
+    told = f" {sign} {column.shown(spread)}" if spread is not None else ""
+    return f"{column.shown(cell.summary.mean)}{told}"
 
 
 def paired_text(column: Column, cell: Cell) -> str:
