@@ -11,12 +11,13 @@ import os
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
-
-import torch
+from typing import TYPE_CHECKING, Any
 
 from lapcli.runtime.errors import LapError
 from lapcli.runtime.files import write_text
+
+if TYPE_CHECKING:  # a report reads metrics without torch
+    import torch
 
 
 class MetricsLog:
@@ -58,7 +59,7 @@ class StepClock:
 
     now: Callable[[], float] = staticmethod(time.perf_counter)
 
-    def __init__(self, device: torch.device) -> None:
+    def __init__(self, device: "torch.device") -> None:
         self._device = device
         self._is_first = True
         self._between: dict[str, float] = {}
@@ -92,6 +93,8 @@ class StepClock:
 
     def _finish_work(self) -> None:
         if self._device.type == "cuda":
+            import torch
+
             torch.cuda.synchronize(self._device)
 
 
