@@ -83,3 +83,13 @@ def check_file_list(names: Sequence[str]) -> None:
         if name in seen:
             raise DataError(f"data.files: {name} is named twice; validation would not be held out")
         seen.add(name)
+
+
+def refuse_same_file(paths: Sequence[Path]) -> None:
+    """A file under two names, by a link or a loop of links, would count twice and could be validated on."""
+    seen: dict[tuple[int, int], Path] = {}
+    for path in paths:
+        status = path.stat()
+        other = seen.setdefault((status.st_dev, status.st_ino), path)
+        if other != path:
+            raise DataError(f"{other} and {path} are the same file, by a link; remove the link, or name the files")

@@ -27,8 +27,8 @@ class ClassificationKind(Kind):
 
         with shown_progress(world.is_main) as progress:
             data = open_images(recipe.data, recipe.model.classes, progress)
-        facts = {"data": data.description, "data_sha256": data.identity, "classes": data.train.classes}
-        return Start(Classification(recipe, data, world), facts)
+        size = recipe.model.image
+        return Start(Classification(recipe, data, world), data.facts(size), data.notes(size))
 
     def load(
         self, run: Run, checkpoint: "Checkpoint | None", device: "torch.device", *, float32: bool = False

@@ -29,8 +29,8 @@ class SelfSupervisedKind(Kind):
         with shown_progress(world.is_main) as progress:
             data = open_images(recipe.data, None, progress)
         objective = SelfSupervised(recipe, data, world)
-        facts = {"data": data.description, "data_sha256": data.identity, "classes": data.train.classes}
-        return Start(objective, facts, objective.notes())
+        size = recipe.data.crops.global_size
+        return Start(objective, data.facts(size), [*objective.notes(), *data.notes(size)])
 
     def load(
         self, run: Run, checkpoint: "Checkpoint | None", device: "torch.device", *, float32: bool = False

@@ -120,6 +120,8 @@ class ImageFiles(Source):
     split_seed: Annotated[Whole, Field(ge=0, lt=2**63)] = 0
     image_column: Text | None = None  # of parquet files and hub sets; none: the only one that holds images
     label_column: Text | None = None  # none: the only one that holds classes
+    # `ignore`: pixels as they are stored, as torchvision's and timm's loaders read them; `apply`: turned by the tag.
+    exif_orientation: Literal["ignore", "apply"] = "ignore"
     decoded_gigabytes: NonNegative = 2.0  # a set within this is decoded once and held in memory
     workers: Literal["auto"] | Annotated[Whole, Field(ge=0, le=256)] = "auto"  # processes that read ahead
     interpolation: Literal["bicubic", "bilinear"] = "bicubic"

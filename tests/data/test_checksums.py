@@ -16,7 +16,7 @@ from text_support import TOKENIZER, documents, flip, jsonl, source, story, write
 
 from lapcli.data import checksums
 from lapcli.data.cache import digest
-from lapcli.data.text import tokens
+from lapcli.data.text import formats, tokens
 from lapcli.data.text.tokenizer import SPLIT_PATTERN, train_tokenizer
 from lapcli.data.text.tokens import describe_source, prepare_text
 from lapcli.recipe.schema import TokenizerSection
@@ -207,6 +207,18 @@ def test_what_version_0_1_made_itself_is_kept(tmp_path, lap_cache, monkeypatch):
     assert (prepared.identity, prepared.tokenizer.sha256) == (run["data_sha256"], run["tokenizer_sha256"])
     (train,), (held,) = documents(prepared, "train"), documents(prepared, "validation")
     assert train + held == content.decode()
+
+
+def test_text_full_of_zero_bytes_that_version_0_1_accepted_is_found(tmp_path, lap_cache, monkeypatch):
+    path = tmp_path / "wide.txt"
+    path.write_bytes("".join(story(i) for i in range(30)).encode("utf-16le"))
+    with monkeypatch.context() as patched:
+        patched.setattr(formats, "zero_bytes", None)
+        patched.setattr(formats, "_characters", lambda raw, name: [raw.read().decode()])  # as it was
+        first = prepare_text(source(path), TOKENIZER)
+    as_of_0_1(lap_cache, path, first)
+    with pytest.raises(DataError, match=r"wide\.txt has zero bytes.*iconv -f utf-16le"):
+        prepare_text(source(path), TOKENIZER)
 
 
 @pytest.mark.parametrize("spoil", ["shard", "tokenizer", "later change"])

@@ -12,8 +12,9 @@ from typing import Any
 
 from lapcli.data.cache import build_once, digest
 from lapcli.data.checksums import INDEX, read_index, write_index
-from lapcli.data.file_lists import expand_ranges
+from lapcli.data.file_lists import expand_ranges, refuse_same_file
 from lapcli.data.hub import cached_hub_files, hub_files
+from lapcli.data.text.formats import zero_bytes
 from lapcli.recipe.chat import ChatRecipe, DataSet, Stage
 from lapcli.runtime.environment import cache_dir, hub_is_offline
 from lapcli.runtime.errors import DataError
@@ -45,6 +46,7 @@ def read_rows(path: Path) -> Iterator[Any]:
         if name.endswith(".parquet"):
             yield from _parquet(path)
         elif name.endswith(".csv"):
+            refuse_zero_bytes(path)
             with path.open(encoding="utf-8", newline="") as lines:
                 yield from csv.reader(lines)
         elif name.endswith(".json"):
@@ -56,6 +58,13 @@ def read_rows(path: Path) -> Iterator[Any]:
             yield from _jsonl(path)
     except (OSError, UnicodeDecodeError, ValueError, RecursionError, EOFError, csv.Error) as error:
         raise DataError(f"{path} cannot be read ({str(error).splitlines()[0][:200]}); get or mend it") from None
+
+
+def refuse_zero_bytes(path: Path) -> None:
+    """Text in UTF-16 or UTF-32 would be read as UTF-8 full of zero bytes."""
+    content = path.read_bytes()
+    if 0 in content:
+        raise DataError(f"{path} {zero_bytes(content)}")
 
 
 def count_rows(path: Path) -> int:
@@ -107,6 +116,7 @@ def _local(data_set: DataSet) -> list[Path]:
         found = [path for pattern in expand_ranges(data_set.files) for path in _matches(source, pattern)]
     if not found:
         raise DataError(f"{data_set.name}: {source} has no {', '.join(SUFFIXES)} files; name the folder that has them")
+    refuse_same_file(found)
     return found
 
 

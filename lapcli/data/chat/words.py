@@ -5,6 +5,7 @@ import re
 from pathlib import Path
 
 from lapcli.data.text.builtin import builtin_text
+from lapcli.data.text.formats import zero_bytes
 from lapcli.runtime.errors import DataError
 
 SYSTEM = Path("/usr/share/dict/words")
@@ -14,9 +15,12 @@ _WORD = re.compile(r"[a-z]{3,}")
 def read_words(path: Path) -> list[str]:
     """One word a line; blanks and CRLF are dropped."""
     try:
-        words = path.read_text(encoding="utf-8").split()
+        text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise DataError(f"cannot read the words of {path} ({error}); name another file as source") from None
+    if "\0" in text:
+        raise DataError(f"{path} {zero_bytes(text.encode())}")
+    words = text.split()
     if not words:
         raise DataError(f"{path} has no words; name another file as source")
     return words

@@ -162,11 +162,11 @@ def decode_labels(encoded: bytes, name: str, size: tuple[int, int]) -> np.ndarra
             f"{name} is no label map of its photograph: it has {found[0]} x {found[1]} pixels, "
             f"the photograph {size[0]} x {size[1]}"
         )
-    highest = int(values.max())
-    if highest > CLASSES:
-        raise DataError(
-            f"{name} is no label map of ADE20K: it has the label {highest}, expected 0 to {CLASSES} (0: not labelled)"
-        )
+    for label in (int(values.min()), int(values.max())):
+        if not 0 <= label <= CLASSES:
+            raise DataError(
+                f"{name} is no label map of ADE20K: it has the label {label}, expected 0 to {CLASSES} (0: not labelled)"
+            )
     return (values.astype(np.int16) - 1).astype(np.uint8)  # 0 becomes 255
 
 

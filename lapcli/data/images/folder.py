@@ -12,18 +12,35 @@ SUFFIXES = (".jpeg", ".jpg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff", "
 
 
 class FolderImages(ImageSet):
-    def __init__(self, folder: Path) -> None:
-        classes = sorted(entry.name for entry in os.scandir(folder) if entry.is_dir() and entry.name[:1] != ".")
+    """Links are followed, but no image may be in two classes, and no folder may be met twice."""
+
+    def __init__(self, folder: Path, turned: bool = False) -> None:
+        classes = sorted(entry.name for entry in os.scandir(folder) if _is_folder(entry) and entry.name[:1] != ".")
         if not classes:
             raise DataError(f"{folder} has no folders of images; expected one for each class")
-        self._folder, self._files, labels = folder, [], []
+        walk = _Walk()
+        labels: list[int] = []
         for label, name in enumerate(classes):
-            found = _images_below(folder / name)
-            if not found:
+            before = len(walk.files)
+            walk.add(str(folder / name))
+            if len(walk.files) == before:
                 raise DataError(f"{folder / name} has no images ({', '.join(SUFFIXES)}); remove it or fill it")
-            self._files += found
-            labels += [label] * len(found)
-        super().__init__(np.array(labels), classes)
+            labels += [label] * (len(walk.files) - before)
+        self._files, self._identities = walk.files, np.array(walk.identities, dtype=np.uint64)
+        super().__init__(np.array(labels), classes, turned)
+        self._refuse_two_classes()
+
+    def _refuse_two_classes(self) -> None:
+        """One file in the folders of two classes, by a link, would be trained on as both."""
+        order = np.lexsort((self.labels, *self._identities.T))
+        identities, labels = self._identities[order], self.labels[order]
+        same = (identities[1:] == identities[:-1]).all(axis=1) & (labels[1:] != labels[:-1])
+        if same.any():
+            place = int(np.flatnonzero(same)[0])
+            first, second = (self._files[order[place + offset]] for offset in (0, 1))
+            raise DataError(
+                f"{first} and {second} are the same file, by a link, in the folders of two classes; remove one of them"
+            )
 
     def encoded(self, index: int) -> bytes:
         try:
@@ -38,20 +55,71 @@ class FolderImages(ImageSet):
     def name(self, index: int) -> str:
         return self._files[index]
 
+    def files(self) -> np.ndarray:
+        return self._identities
+
 
 def is_image_folder(folder: Path) -> bool:
     """Whether a folder holds a folder of images for each class, rather than the parts of a data set."""
-    return any(entry.is_dir() and _images_below(Path(entry.path), only_first=True) for entry in os.scandir(folder))
+    for entry in os.scandir(folder):
+        if _is_folder(entry):
+            walk = _Walk()
+            walk.add(entry.path, only_first=True)
+            if walk.files:
+                return True
+    return False
 
 
-def _images_below(folder: Path, only_first: bool = False) -> list[str]:
-    """Paths of a class's images in the order of their names; some data sets have one more folder in between."""
-    found: list[str] = []
-    for where, folders, files in os.walk(folder, followlinks=True):
-        folders[:] = sorted(name for name in folders if name[:1] != ".")
-        found += [
-            os.path.join(where, name) for name in sorted(files) if name.lower().endswith(SUFFIXES) and name[:1] != "."
-        ]
-        if found and only_first:
-            break
-    return found
+class _Walk:
+    """Images below folders in the order of their names; some data sets have one more folder in between."""
+
+    def __init__(self) -> None:
+        self.files: list[str] = []
+        self.identities: list[tuple[int, int]] = []  # device and inode of each
+        self._folders: dict[tuple[int, int], str] = {}
+
+    def add(self, folder: str, only_first: bool = False) -> None:
+        try:
+            status = os.stat(folder)
+            entries = sorted(os.scandir(folder), key=lambda entry: entry.name)
+        except OSError as error:
+            raise DataError(f"{folder} cannot be read ({error.strerror}); mend or remove it") from None
+        other = self._folders.setdefault((status.st_dev, status.st_ino), folder)
+        if other != folder:
+            raise DataError(
+                f"{other} and {folder} are the same folder, by a link: its images would count several times, or in two "
+                "classes; remove the link"
+            )
+        below = []
+        for entry in entries:
+            if entry.name.startswith("."):
+                continue
+            if _is_folder(entry):
+                below.append(entry.path)
+            elif entry.name.lower().endswith(SUFFIXES):
+                self.files.append(entry.path)
+                self.identities.append(_identity(entry, status.st_dev))
+                if only_first:
+                    return
+        for path in below:
+            self.add(path, only_first)
+            if only_first and self.files:
+                return
+
+
+def _is_folder(entry: os.DirEntry[str]) -> bool:
+    try:
+        return entry.is_dir()
+    except OSError:  # a link to itself
+        return False
+
+
+def _identity(entry: os.DirEntry[str], device: int) -> tuple[int, int]:
+    """Device and inode, which a folder's list already has but for links."""
+    if not entry.is_symlink():
+        return device, entry.inode()
+    try:
+        status = entry.stat()
+    except OSError:  # a link that leads nowhere is named when it is read
+        return device, entry.inode()
+    return status.st_dev, status.st_ino

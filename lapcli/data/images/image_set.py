@@ -25,11 +25,15 @@ _PLACES_OF_ORIENTATION = {"exif", "xmp", "XML:com.adobe.xmp", "Raw profile type 
 
 
 class ImageSet:
-    """Labels and encoded images; readers of files and tables say where the bytes come from."""
+    """Labels and encoded images; readers of files and tables say where the bytes come from.
 
-    def __init__(self, labels: np.ndarray, classes: Sequence[str]) -> None:
+    `turned`: as their EXIF orientation says, rather than as their pixels are stored.
+    """
+
+    def __init__(self, labels: np.ndarray, classes: Sequence[str], turned: bool = False) -> None:
         self.labels = labels.astype(np.int64)
         self.classes = list(classes)
+        self._turned = turned
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -46,8 +50,12 @@ class ImageSet:
         raise NotImplementedError
 
     def image(self, index: int) -> Image.Image:
-        """RGB and upright, whatever the file holds."""
-        return decode(self.encoded(index), self.name(index))
+        """RGB, whatever the file holds."""
+        return decode(self.encoded(index), self.name(index), self._turned)
+
+    def files(self) -> np.ndarray | None:
+        """Device and inode of each image's file, where images are files."""
+        return None
 
     def identity(self) -> str:
         """The same for the same images, labels and classes in the same order, on every machine."""
@@ -77,6 +85,10 @@ class Part(ImageSet):
 
     def image(self, index: int) -> Image.Image:
         return self._whole.image(int(self._indices[index]))
+
+    def files(self) -> np.ndarray | None:
+        files = self._whole.files()
+        return None if files is None else files[self._indices]
 
 
 class HeldImages(ImageSet):
@@ -108,17 +120,21 @@ class HeldImages(ImageSet):
     def identity(self) -> str:
         return self._identity
 
+    def files(self) -> np.ndarray | None:
+        return self._source.files()
+
     def image(self, index: int) -> Image.Image:
         height, width = self._shapes[index]
         end = int(self._ends[index])
         return Image.fromarray(self._pixels[end - 3 * height * width : end].numpy().reshape(height, width, 3))
 
 
-def decode(encoded: bytes, name: str) -> Image.Image:
+def decode(encoded: bytes, name: str, turned: bool = False) -> Image.Image:
+    """RGB, with the pixels as they are stored, or `turned` as the EXIF orientation says."""
     try:
         image: Image.Image
         with Image.open(io.BytesIO(encoded)) as image:
-            if image.format != "JPEG" or not _PLACES_OF_ORIENTATION.isdisjoint(image.info):
+            if turned and (image.format != "JPEG" or not _PLACES_OF_ORIENTATION.isdisjoint(image.info)):
                 image = ImageOps.exif_transpose(image)
             image.load()
             return image if image.mode == "RGB" else _eight_bits(image).convert("RGB")
@@ -137,11 +153,18 @@ def _eight_bits(image: Image.Image) -> Image.Image:
     return Image.fromarray(np.rint(grey / 257).astype(np.uint8))
 
 
-def hold(images: ImageSet, gigabytes: float, progress: Progress | None = None) -> ImageSet:
-    """The set decoded in memory if it fits, judged by a sample; else as it is."""
+def sampled_sizes(images: ImageSet) -> np.ndarray:
+    """(N, 2): width and height of a few images, spread over the set."""
     sample = np.linspace(0, len(images) - 1, min(len(images), SAMPLED_IMAGES)).astype(int)
-    pixels = [3 * image.width * image.height for image in (images.image(int(i)) for i in sample)]
-    if np.mean(pixels) * len(images) > gigabytes * 1e9:
+    return np.array([images.image(int(index)).size for index in sample])
+
+
+def hold(
+    images: ImageSet, gigabytes: float, progress: Progress | None = None, sizes: np.ndarray | None = None
+) -> ImageSet:
+    """The set decoded in memory if it fits, judged by the sizes of a sample; else as it is."""
+    sizes = sampled_sizes(images) if sizes is None else sizes
+    if 3 * sizes.prod(axis=1).mean() * len(images) > gigabytes * 1e9:
         return images
     return HeldImages(images, progress)
 

@@ -2,13 +2,14 @@
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from lapcli.data.cache import digest
 from lapcli.data.images.digits import Digits
 from lapcli.data.images.folder import FolderImages, is_image_folder
-from lapcli.data.images.image_set import ImageSet, Part, hold
+from lapcli.data.images.image_set import ImageSet, Part, hold, sampled_sizes
 from lapcli.data.images.photographs import Photographs
 from lapcli.data.images.tables import HELD_OUT, has_tables, open_tables
 from lapcli.recipe.vision import ImageFiles
@@ -30,6 +31,41 @@ class ImageData:
     validation: ImageSet
     description: str
     identity: str  # of both parts
+    pixels: tuple[int, int]  # width and height of the training images, the median of a few
+    seen_twice: int = 0  # training images that are another one's file, by a link
+    held_out_seen: int = 0  # validation images that are a training image's file, by a link
+
+    def facts(self, size: int) -> dict[str, Any]:
+        """What `run.json` keeps of data that is trained at `size` pixels."""
+        return {
+            "data": self.description,
+            "data_sha256": self.identity,
+            "classes": self.train.classes,
+            "image_pixels": list(self.pixels),
+            "pixels_kept": self._kept(size),
+            "images_seen_twice": self.seen_twice,
+            "held_out_images_seen": self.held_out_seen,
+        }
+
+    def notes(self, size: int) -> list[str]:
+        """What a reader of the log should know of it before the first step."""
+        width, height = self.pixels
+        notes = []
+        if self._kept(size) < 1:
+            notes.append(
+                f"images of {width} x {height} pixels (the median) are trained at {size} x {size}, which keeps "
+                f"{self._kept(size):.1%} of their pixels"
+            )
+        for count, images, what in (
+            (self.seen_twice, self.train, "training images are the same file as another, by a link"),
+            (self.held_out_seen, self.validation, "validation images are the same file as a training image, by a link"),
+        ):
+            if count:
+                notes.append(f"{count:,} ({count / len(images):.1%}) of the {what}")
+        return notes
+
+    def _kept(self, size: int) -> float:
+        return min(1.0, size * size / (self.pixels[0] * self.pixels[1]))
 
 
 def open_images(source: ImageFiles, classes: int | None, progress: Progress | None = None) -> ImageData:
@@ -41,11 +77,31 @@ def open_images(source: ImageFiles, classes: int | None, progress: Progress | No
             f"training and validation images have different classes: {', '.join(differing)} are in one only"
         )
     _check_count(train, classes, f"the images of {source.train}")
-    train = hold(train, source.decoded_gigabytes, progress)
+    sizes = sampled_sizes(train)
+    train = hold(train, source.decoded_gigabytes, progress, sizes)
     validation = hold(validation, source.decoded_gigabytes, progress)
+    width, height = np.median(sizes, axis=0).astype(int).tolist()
+    seen_twice, held_out_seen = _linked(train, validation)
     return ImageData(
-        train, validation, _described(source, train, validation), digest(train.identity(), validation.identity())
+        train,
+        validation,
+        _described(source, train, validation),
+        digest(train.identity(), validation.identity()),
+        (width, height),
+        seen_twice,
+        held_out_seen,
     )
+
+
+def _linked(train: ImageSet, validation: ImageSet) -> tuple[int, int]:
+    """Training images beyond the first of the same file, and validation images of a training image's file."""
+    trained, held_out = train.files(), validation.files()
+    if trained is None or held_out is None:
+        return 0, 0
+    names = np.dtype([("device", np.uint64), ("inode", np.uint64)])
+    trained, held_out = (np.ascontiguousarray(files).view(names).reshape(-1) for files in (trained, held_out))
+    distinct = np.unique(trained)
+    return len(trained) - len(distinct), int(np.isin(held_out, distinct).sum())
 
 
 def open_held_out(source: ImageFiles, classes: list[str]) -> tuple[ImageSet, str]:
@@ -96,12 +152,13 @@ def _parts(source: ImageFiles, whole: bool = False) -> tuple[ImageSet, ImageSet]
 
 def _open(source: ImageFiles, where: str) -> tuple[ImageSet, ImageSet | None]:
     """The training part of a source, and its own held-out part if it has one."""
+    turned = source.exif_orientation == "apply"
     if where == "builtin":
         return Digits(), None
     if where == "builtin:photographs":
         return Photographs(), Photographs(held_out=True)
     if where.startswith("hub:"):
-        return open_tables(where, source.revision, source.image_column, source.label_column)
+        return open_tables(where, source.revision, source.image_column, source.label_column, turned)
     folder = Path(where).expanduser()
     if not folder.is_dir():
         raise DataError(
@@ -109,10 +166,10 @@ def _open(source: ImageFiles, where: str) -> tuple[ImageSet, ImageSet | None]:
         )
     if (folder / "train").is_dir() and is_image_folder(folder / "train"):
         held_out = next((folder / name for name in HELD_OUT if (folder / name).is_dir()), None)
-        return FolderImages(folder / "train"), FolderImages(held_out) if held_out else None
+        return FolderImages(folder / "train", turned), FolderImages(held_out, turned) if held_out else None
     if has_tables(folder):
-        return open_tables(str(folder), None, source.image_column, source.label_column)
-    return FolderImages(folder), None
+        return open_tables(str(folder), None, source.image_column, source.label_column, turned)
+    return FolderImages(folder, turned), None
 
 
 def held_out_fraction(images: ImageSet, fraction: float, seed: int) -> tuple[ImageSet, ImageSet]:

@@ -29,7 +29,9 @@ HELD_OUT = ("validation", "valid", "val", "test")
 
 
 class TableImages(ImageSet):
-    def __init__(self, table: Any, source: str, split: str, image_column: str, label_column: str) -> None:
+    def __init__(
+        self, table: Any, source: str, split: str, image_column: str, label_column: str, turned: bool = False
+    ) -> None:
         from datasets import ClassLabel
         from datasets import Image as ImageFeature
 
@@ -41,7 +43,7 @@ class TableImages(ImageSet):
         else:
             known = [label for label in labels if isinstance(label, int)]
             classes = [str(number) for number in range(max(known, default=-1) + 1)]
-        super().__init__(check_labels(labels, len(classes), self.name), classes)
+        super().__init__(check_labels(labels, len(classes), self.name), classes, turned)
         if not len(self):
             raise DataError(f"{self._place} has no rows")
         self._column = image_column
@@ -73,7 +75,7 @@ class TableImages(ImageSet):
 
 
 def open_tables(
-    source: str, revision: str | None, image_column: str | None, label_column: str | None
+    source: str, revision: str | None, image_column: str | None, label_column: str | None, turned: bool = False
 ) -> tuple[TableImages, TableImages | None]:
     """The training images, and what the source holds out; `source` is hub:OWNER/NAME or a folder."""
     splits = load_tables(source, revision)
@@ -86,7 +88,7 @@ def open_tables(
             table = splits[split]
             image = _column(table, source, image_column, _images(table), "image")
             label = _column(table, source, label_column, _labels(table), "label")
-            parts.append(TableImages(table, source, split, image, label))
+            parts.append(TableImages(table, source, split, image, label, turned))
     return parts[0], parts[1] if len(parts) > 1 else None
 
 

@@ -16,6 +16,13 @@ from lapcli.runtime.errors import DataError
 Batch = tuple[float, list[str | None]]
 
 BATCH_BYTES = 1 << 20
+# The four-byte marks come first: that of UTF-32 begins as that of UTF-16.
+_MARKS = {
+    codecs.BOM_UTF32_LE: "utf-32",
+    codecs.BOM_UTF32_BE: "utf-32",
+    codecs.BOM_UTF16_LE: "utf-16",
+    codecs.BOM_UTF16_BE: "utf-16",
+}
 
 
 def read_batches(path: Path, *, name: str, column: str, separator: str | None) -> Iterator[Batch]:
@@ -71,6 +78,8 @@ def _json_document(line: bytes, place: str, column: str) -> str | None:
     try:
         row: Any = json.loads(line.decode("utf-8-sig"))
     except (ValueError, RecursionError) as error:
+        if b"\0" in line:  # which JSON never has
+            raise DataError(f"{place} {zero_bytes(line)}") from None
         raise DataError(f"{place} is not a line of JSON ({_first_line(error)}); mend or remove it") from None
     if not isinstance(row, dict):
         raise DataError(f"{place} is not a JSON object with a {column} key")
@@ -116,13 +125,39 @@ def _characters(raw: BinaryIO, name: str) -> Iterator[str]:
             except UnicodeDecodeError as error:
                 raise DataError(
                     f"{name} is not UTF-8 (near byte {read + error.start:,}); convert it, such as with "
-                    "`iconv -f latin1 -t utf-8`"
+                    f"`iconv -f {wide_encoding(block) if read == 0 else 'latin1'} -t utf-8`"
                 ) from None
+            if "\0" in characters:
+                raise DataError(f"{name} {zero_bytes(block, read)}")
             read += len(block)
             held = "\r" if block and characters.endswith("\r") else ""
             yield characters.removesuffix(held).replace("\r\n", "\n")
             if not block:
                 return
+
+
+def zero_bytes(block: bytes, start: int = 0) -> str:
+    """What is wrong with a text that has zero bytes, and how to mend it; `start` is the block's place in its file."""
+    where = f"has zero bytes, the first near byte {start + max(block.find(0), 0):,}"
+    if block.count(0) * 10 < len(block):
+        return f"{where}; remove them, such as with `tr -d '\\000'`"
+    encoding = wide_encoding(block)
+    return f"{where}, and seems to be {encoding.upper()}; convert it, such as with `iconv -f {encoding} -t utf-8`"
+
+
+def wide_encoding(block: bytes) -> str:
+    """The encoding of a text that is not UTF-8, by its byte-order mark or by where its zero bytes are."""
+    for mark, encoding in _MARKS.items():
+        if block.startswith(mark):
+            return encoding
+    start = block[: 1 << 12]
+    zeros = [start[place::4].count(0) for place in range(4)]
+    most = len(start) // 5  # of a quarter
+    if not sum(zeros):
+        return "latin1"
+    if min(zeros[2:]) > most or min(zeros[:2]) > most:  # UTF-32: no character needs the two high bytes, but symbols
+        return "utf-32le" if min(zeros[2:]) > most else "utf-32be"
+    return "utf-16le" if zeros[1] + zeros[3] > zeros[0] + zeros[2] else "utf-16be"
 
 
 class _Unpacked:

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from lapcli.data.file_lists import check_file_list, expand_ranges, local_files
+from lapcli.data.file_lists import check_file_list, expand_ranges, local_files, refuse_same_file
 from lapcli.data.fingerprint import hub_fingerprint
 from lapcli.data.hub import cached_hub_files, hub_files
 from lapcli.data.text.builtin import builtin_folder, builtin_sha256, builtin_text
@@ -27,6 +27,7 @@ def open_corpus(source: TextSource, progress: Progress | None = None) -> Corpus:
     folder = Path(source.train).expanduser()
     names = [path.name if folder.is_file() else path.relative_to(folder).as_posix() for path in paths]
     _check(source, names)
+    refuse_same_file(paths)
     return Corpus(source, _files(names, paths, lambda path: None), progress)
 
 

@@ -24,6 +24,7 @@ from lapcli.data.cache import build_once, digest
 from lapcli.data.checksums import INDEX, BlockHasher, read_index, write_index
 from lapcli.data.text.corpus import Corpus
 from lapcli.data.text.documents import DocumentWriter
+from lapcli.data.text.formats import is_text
 from lapcli.data.text.shards import TokenStream, shards_are_whole, token_dtype
 from lapcli.data.text.sources import corpus_at_hand, hub_list, open_corpus
 from lapcli.data.text.tokenizer import SPLIT_PATTERN, Tokenizer, train_tokenizer
@@ -216,6 +217,8 @@ def _adopt_text(folder: Path, corpus: Corpus, tokenizer: Tokenizer) -> None:
         log.warning("%s is not used: a file of its source has changed since, so that it cannot be verified", old)
         return
     log.warning("%s is of version 0.1, which kept no checksums; hashing it once", old)
+    has_zero_bytes = np.array([0 in tokenizer.decode_bytes([id_]) for id_ in range(tokenizer.vocab_size)])
+    dtype, zero_bytes = token_dtype(tokenizer.vocab_size), False
     hashes: dict[str, str] = {}
     sums: dict[str, dict[str, str]] = {part: {} for part in _PARTS}
     for part in _PARTS:
@@ -226,12 +229,16 @@ def _adopt_text(folder: Path, corpus: Corpus, tokenizer: Tokenizer) -> None:
                 while content := file.read(_READ_AT_ONCE):
                     whole.update(content)
                     blocks.update(content)
+                    ids = np.frombuffer(content, dtype)
+                    zero_bytes |= bool(has_zero_bytes[ids[ids < len(has_zero_bytes)]].any())
             sums[part][name] = blocks.hexdigest()
         hashes[part] = whole.hexdigest()
     if digest(hashes, tokenizer.sha256) != index["identity"] or index["vocab"] != tokenizer.vocab_size:
         log.warning("%s is damaged (its content is not that of its identity); building it again", old)
         shutil.rmtree(old)
         return
+    if zero_bytes and any(is_text(file.name) for file in corpus.files):
+        return  # text files with zero bytes, such as those of UTF-16, were accepted then
     write_index(old, {**index, "sums": sums})
     _rename(old, folder)
 

@@ -13,6 +13,7 @@ from lapcli.data import checksums
 from lapcli.data.chat import prepared
 from lapcli.data.chat.mixture import prepare_mixture
 from lapcli.data.chat.prepared import prepare_rows
+from lapcli.recipe.chat import DataSet
 from lapcli.runtime.errors import DataError
 
 LONGEST = 40
@@ -164,6 +165,21 @@ def test_a_source_that_changes_while_it_is_rendered_is_refused(chats, tokenizer,
     monkeypatch.setattr(prepared, "_render", append_then_render)
     with pytest.raises(DataError, match="chats changed while it was being read"):
         prepare_rows(chats, tokenizer, LONGEST)
+
+
+def test_wide_text_and_files_under_two_names_are_refused(tmp_path, tokenizer):
+    (tmp_path / "q.csv").write_bytes("which?,this,that,A\n".encode("utf-16le"))
+    (tmp_path / "words.txt").write_bytes("word\nother\n".encode("utf-16le"))
+    choices = DataSet(name="q", format="multiple_choice", source=str(tmp_path / "q.csv"))
+    words = DataSet(name="w", format="simple_spelling", source=str(tmp_path / "words.txt"), rows=3)
+    for data, name in ((choices, "q.csv"), (words, "words.txt")):
+        with pytest.raises(DataError, match=rf"{name} has zero bytes.*`iconv -f utf-16le -t utf-8`"):
+            prepare_rows(data, tokenizer, LONGEST)
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "folder" / "a.jsonl").write_text(json.dumps(talk("q", "a")) + "\n")
+    (tmp_path / "folder" / "b.jsonl").symlink_to("a.jsonl")
+    with pytest.raises(DataError, match=r"a\.jsonl and .*b\.jsonl are the same file, by a link"):
+        prepare_rows(DataSet(name="x", format="conversations", source=str(tmp_path / "folder")), tokenizer, LONGEST)
 
 
 def test_target_counts_are_those_of_the_rows(chats, tokenizer):

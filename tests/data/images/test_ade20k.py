@@ -48,18 +48,26 @@ def too_high(labels):
     return Image.fromarray(labels)
 
 
+def negative(labels):
+    labels = labels.astype(np.int32)
+    labels[3, 5] = -1
+    return Image.fromarray(labels)
+
+
 @pytest.mark.parametrize(
     ("spoil", "message"),
     [
         (lambda labels: Image.fromarray(labels).convert("RGB"), "is no label map: its mode is RGB"),
         (lambda labels: Image.fromarray(labels[:, :-1]), "it has 23 x 16 pixels, the photograph 24 x 16"),
         (too_high, "it has the label 151, expected 0 to 150"),
+        (negative, "it has the label -1, expected 0 to 150"),
     ],
 )
 def test_what_is_no_label_map_is_named(tmp_path, spoil, message):
     root = write_scenes(tmp_path / "ade")
     bad = root / "annotations" / "training" / "0004.png"
-    spoil(np.array(Image.open(bad))).save(bad)
+    labels = spoil(np.array(Image.open(bad)))
+    labels.save(bad, "TIFF" if labels.mode == "I" else "PNG")  # PNG has no negative numbers
     with pytest.raises(DataError, match=message) as error:
         check_scenes(open_ade20k(str(root)))
     assert str(bad) in str(error.value)

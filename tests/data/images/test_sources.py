@@ -12,7 +12,7 @@ from PIL import Image
 from lapcli.data.images.digits import Digits
 from lapcli.data.images.folder import FolderImages
 from lapcli.data.images.image_set import HeldImages, Part, decode, hold
-from lapcli.data.images.sources import open_images
+from lapcli.data.images.sources import open_held_out, open_images
 from lapcli.recipe.vision import ImageSource
 from lapcli.runtime.errors import DataError
 
@@ -165,16 +165,39 @@ def test_a_hub_set_that_is_not_here_names_the_way(tmp_path, monkeypatch):
         open_images(ImageSource(train="hub:nobody/nothing"), 10)
 
 
-def test_decoding_gives_upright_rgb():
+def test_decoding_gives_rgb():
     grey = decode(encoded(picture(0, mode="L")), "grey")
     assert grey.mode == "RGB"
     assert np.array_equal(np.asarray(grey)[..., 0], np.asarray(picture(0, mode="L")))
-    exif = Image.Exif()
-    exif[0x0112] = 6  # turned by 90 degrees
-    turned = decode(encoded(picture(0, (12, 10)), exif=exif), "turned")
-    assert np.array_equal(np.asarray(turned), np.rot90(np.asarray(picture(0, (12, 10))), k=-1))
     assert decode(encoded(picture(0, mode="P"), "GIF"), "palette").mode == "RGB"
     assert decode(encoded(picture(0).convert("CMYK"), "TIFF"), "cmyk").mode == "RGB"
+
+
+def test_an_orientation_is_ignored_as_by_the_reference_loaders_or_applied(tmp_path):
+    from torchvision.datasets import ImageFolder
+
+    exif = Image.Exif()
+    exif[0x0112] = 6  # turned by 90 degrees
+    stored = picture(0, (12, 10))
+    for part in ("train", "val"):
+        for name in ("a", "b"):
+            (tmp_path / part / name).mkdir(parents=True)
+            (tmp_path / part / name / "0.png").write_bytes(encoded(stored, exif=exif))
+    cells = [{"bytes": encoded(stored, exif=exif), "path": None}] * 2
+    for part in ("train", "test"):
+        write_parquet(tmp_path / "tables" / f"{part}.parquet", {"img": cells, "label": [0, 1]})
+    reference, _ = ImageFolder(str(tmp_path / "train"))[0]
+    turned = np.rot90(np.asarray(stored), k=-1)
+    for where in (tmp_path, tmp_path / "tables"):
+        for gigabytes in (0.0, 1.0):
+            for key, expected in (("ignore", np.asarray(reference)), ("apply", turned)):
+                source = ImageSource(train=str(where), exif_orientation=key, decoded_gigabytes=gigabytes)
+                data = open_images(source, 2)
+                assert np.array_equal(pixels(data.train, 0), expected)
+                assert np.array_equal(pixels(data.validation, 1), expected)
+                assert np.array_equal(pixels(open_held_out(source, data.train.classes)[0], 1), expected)
+    assert ImageSource(train=str(tmp_path)).exif_orientation == "ignore"
+    assert np.array_equal(np.asarray(reference), np.asarray(stored))
 
 
 @pytest.mark.parametrize(("form", "dtype"), [("PNG", np.uint16), ("TIFF", np.uint16), ("TIFF", np.int32)])
@@ -191,15 +214,16 @@ def test_greys_of_unknown_range_are_refused(values):
         decode(encoded(Image.fromarray(values), "TIFF"), "deep.tiff")
 
 
-def test_a_turned_jpeg_is_upright_wherever_it_says_so():
+def test_the_orientation_of_a_jpeg_is_found_wherever_it_stands():
     """A JPEG without any such tag is taken as it is, which saves parsing and a copy; each place has to be known."""
     plain = np.asarray(decode(encoded(picture(0, (12, 10)), "JPEG"), "plain"))
     exif = Image.Exif()
     exif[0x0112] = 3  # upside down
     xmp = b'<x:xmpmeta xmlns:x="adobe:ns:meta/"><rdf:Description tiff:Orientation="3"/></x:xmpmeta>'
     for tag in ({"exif": exif}, {"xmp": xmp}):
-        turned = decode(encoded(picture(0, (12, 10)), "JPEG", **tag), "turned")
-        assert np.array_equal(np.asarray(turned), np.rot90(plain, 2))
+        turned = encoded(picture(0, (12, 10)), "JPEG", **tag)
+        assert np.array_equal(np.asarray(decode(turned, "turned", turned=True)), np.rot90(plain, 2))
+        assert np.array_equal(np.asarray(decode(turned, "turned")), plain)
     assert np.array_equal(plain, np.asarray(Image.open(io.BytesIO(encoded(picture(0, (12, 10)), "JPEG")))))
     assert decode(encoded(picture(0, mode="L"), "JPEG"), "grey").mode == "RGB"
 
@@ -226,6 +250,62 @@ def test_the_identity_is_of_content_not_of_place(tmp_path):
     images = FolderImages(a / "train")
     swapped = Part(images, np.array([1, 0, 2, 3]))
     assert swapped.identity() != images.identity()
+
+
+def test_links_are_followed_but_no_image_counts_in_two_classes(tmp_path):
+    root = write_folder(tmp_path, {"train": {"a": 3, "b": 3}, "store": {"c": 2}})
+    (root / "train" / "c").symlink_to(root / "store" / "c")  # a class on another disk
+    (root / "train" / "a" / "far.png").symlink_to(root / "store" / "c" / "nowhere.png")
+    images = FolderImages(root / "train")
+    assert images.classes == ["a", "b", "c"]
+    assert np.bincount(images.labels).tolist() == [4, 3, 2]
+    with pytest.raises(DataError, match=r"far\.png cannot be read"):
+        images.encoded(3)
+    (root / "train" / "a" / "far.png").unlink()
+    (root / "train" / "b" / "other.png").symlink_to(root / "train" / "a" / "1.png")
+    with pytest.raises(DataError, match=r"a/1\.png and .*b/other\.png are the same file, by a link, in the folders"):
+        FolderImages(root / "train")
+    (root / "train" / "b" / "other.png").unlink()
+    os.link(root / "train" / "a" / "1.png", root / "train" / "b" / "other.png")
+    with pytest.raises(DataError, match="in the folders of two classes"):
+        FolderImages(root / "train")
+
+
+@pytest.mark.parametrize("target", ["..", ".", "../b", "../.."])
+def test_a_link_to_a_folder_that_is_met_twice_is_refused(tmp_path, target):
+    root = write_folder(tmp_path, {"train": {"a": 3, "b": 3}, "val": {"a": 1, "b": 1}})
+    (root / "train" / "a" / "link").symlink_to(target)
+    with pytest.raises(DataError, match=r"are the same folder, by a link.*remove the link"):
+        open_images(ImageSource(train=str(root)), 2)
+    (root / "train" / "a" / "link").unlink()
+    (root / "train" / "a" / "self").symlink_to("self")  # leads nowhere, and is no image
+    assert len(open_images(ImageSource(train=str(root)), 2).train) == 6
+
+
+def test_images_that_are_seen_twice_are_counted(tmp_path):
+    root = write_folder(tmp_path, {"train": {"a": 4, "b": 4}, "val": {"a": 2, "b": 2}})
+    (root / "train" / "a" / "again.png").symlink_to("1.png")
+    os.link(root / "train" / "b" / "2.png", root / "val" / "b" / "trained.png")
+    data = open_images(ImageSource(train=str(root)), 2)
+    facts, notes = data.facts(10), data.notes(10)
+    assert (facts["images_seen_twice"], facts["held_out_images_seen"]) == (1, 1)
+    assert "1 (11.1%) of the training images are the same file as another, by a link" in notes
+    assert "1 (20.0%) of the validation images are the same file as a training image, by a link" in notes
+    plain = open_images(ImageSource(train=str(root / "val"), validation=0.3), 2)
+    assert (plain.seen_twice, plain.held_out_seen) == (0, 0)
+
+
+def test_how_much_of_the_images_is_trained_on_is_said(tmp_path):
+    for part in ("train", "val"):
+        for name in ("a", "b"):
+            (tmp_path / part / name).mkdir(parents=True)
+            picture(0, (32, 32)).save(tmp_path / part / name / "0.png")
+    data = open_images(ImageSource(train=str(tmp_path)), 2)
+    assert data.notes(8) == [
+        "images of 32 x 32 pixels (the median) are trained at 8 x 8, which keeps 6.2% of their pixels"
+    ]
+    assert (data.facts(8)["image_pixels"], data.facts(8)["pixels_kept"]) == ([32, 32], 1 / 16)
+    assert data.notes(32) == data.notes(64) == []
 
 
 def test_the_digits_hold_out_a_fifth_of_each_class():
@@ -288,7 +368,7 @@ def test_imagenet_as_the_hub_has_it(test_data, tmp_path):
         with Image.open(file) as image:
             orientation = image.getexif().get(0x0112, 1)
             assert ours.mode == "RGB"
-            assert ours.size == (image.size[::-1] if orientation >= 5 else image.size)
+            assert ours.size == image.size  # as it is stored
             grey += image.mode == "L"
             turned += orientation > 1
     assert (grey, turned) == (6, 1)

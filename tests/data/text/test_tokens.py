@@ -99,6 +99,20 @@ def test_an_empty_held_out_file_is_an_error(tmp_path):
         prepare_text(source(tmp_path), TOKENIZER)
 
 
+def test_a_loop_of_links_does_not_multiply_the_text(tmp_path):
+    (tmp_path / "deep").mkdir()
+    for name in ("a.txt", "deep/b.txt"):
+        (tmp_path / name).write_text(story(1) * 20)
+    assert prepare_text(source(tmp_path, files="**/*.txt"), TOKENIZER).source_files == 2
+    (tmp_path / "deep" / "loop").symlink_to("..")
+    with pytest.raises(DataError, match=r"a\.txt and .*loop/a\.txt are the same file, by a link; remove the link"):
+        prepare_text(source(tmp_path, files="**/*.txt"), TOKENIZER)
+    (tmp_path / "deep" / "loop").unlink()
+    (tmp_path / "latest.txt").symlink_to("a.txt")
+    with pytest.raises(DataError, match=r"a\.txt and .*latest\.txt are the same file"):
+        prepare_text(source(tmp_path), TOKENIZER)
+
+
 def test_keys_that_do_nothing_are_refused(stories, tmp_path):
     with pytest.raises(DataError, match=r"data\.separator"):
         prepare_text(source(stories, separator="---"), TOKENIZER)
