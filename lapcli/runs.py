@@ -139,7 +139,7 @@ def read_run(path: Path) -> Run:
         if not (path / INFO).exists():
             raise UsageError(f"{path} is not a run directory: it has no {INFO}; name another") from None
         raise UsageError(f"{path} is not a run directory ({INFO}: {error}); name another") from None
-    recipe = load_recipe(path / RECIPE)
+    recipe = load_recipe(path / RECIPE, is_kept=True)
     if not isinstance(recipe, BaseRecipe):
         raise UsageError(f"{path / RECIPE} is no recipe of a run; name another")
     return Run(path, recipe, info)

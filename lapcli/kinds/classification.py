@@ -27,8 +27,10 @@ class ClassificationKind(Kind):
 
         with shown_progress(world.is_main) as progress:
             data = open_images(recipe.data, recipe.model.classes, progress)
-        size = recipe.model.image
-        return Start(Classification(recipe, data, world), data.facts(size), data.notes(size))
+        objective, size = Classification(recipe, data, world), recipe.model.image
+        if run.info.get("step", 0) == 0:  # a run that began with such a schedule goes on
+            objective.refuse_long_warmup()
+        return Start(objective, data.facts(size), data.notes(size))
 
     def load(
         self, run: Run, checkpoint: "Checkpoint | None", device: "torch.device", *, float32: bool = False

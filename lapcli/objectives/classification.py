@@ -30,6 +30,7 @@ from lapcli.objectives.schedules import cosine_multiplier
 from lapcli.recipe.self_supervised import SelfSupervisedRecipe
 from lapcli.recipe.vision import ClassificationRecipe, ImageFiles
 from lapcli.runtime.devices import uses_bf16
+from lapcli.runtime.errors import UsageError
 from lapcli.runtime.machine import check_compiler, check_shared_memory, usable_cores
 from lapcli.runtime.ranks import World
 
@@ -159,6 +160,15 @@ class Classification:
         return cosine_multiplier(
             self._recipe.schedule, self._recipe.optimizer.lr, step, self.steps, self._images.steps_per_epoch
         )
+
+    def refuse_long_warmup(self) -> None:
+        """UsageError for a warm-up that takes the whole run or more of it."""
+        epochs, per_epoch = self._recipe.schedule.warmup_epochs, self._images.steps_per_epoch
+        if epochs and epochs * per_epoch >= self.steps:
+            raise UsageError(
+                f"schedule.warmup_epochs {epochs:g} is {epochs * per_epoch:,.0f} steps ({per_epoch:,} an epoch), which "
+                f"do not fit into a run of {self.steps:,} steps; lower it, such as with --set schedule.warmup_epochs=0"
+            )
 
     def momentum(self, step: int) -> float | None:
         return None

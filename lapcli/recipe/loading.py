@@ -60,12 +60,17 @@ def find_recipe(name: str | Path) -> Path:
     return path
 
 
-def load_recipe(path: str | Path, overrides: Sequence[str] = (), seed: int | None = None) -> AnyRecipe:
-    """Reads, inherits, applies `--set` and `--seed`, and validates; RecipeError lists every problem at once."""
-    return recipe_loader(path)(overrides, seed)
+def load_recipe(
+    path: str | Path, overrides: Sequence[str] = (), seed: int | None = None, *, is_kept: bool = False
+) -> AnyRecipe:
+    """Reads, inherits, applies `--set` and `--seed`, and validates; RecipeError lists every problem at once.
+
+    `is_kept`: the recipe is that of a run, which stays readable whatever is asked of recipes of new runs.
+    """
+    return recipe_loader(path, is_kept=is_kept)(overrides, seed)
 
 
-def recipe_loader(path: str | Path) -> Callable[[Sequence[str], int | None], AnyRecipe]:
+def recipe_loader(path: str | Path, *, is_kept: bool = False) -> Callable[[Sequence[str], int | None], AnyRecipe]:
     """`load_recipe` of one file for many overrides: the file is read once, which is most of the work."""
     source = str(path)
     try:
@@ -77,9 +82,23 @@ def recipe_loader(path: str | Path) -> Callable[[Sequence[str], int | None], Any
         root, refused = apply_overrides(file, _with_lengths(overrides))
         if seed is not None and isinstance(root.value, dict):
             root = Node({**root.value, "seed": Node(seed, "--seed")}, root.where)
-        return _build(source, root, problems + refused)
+        recipe = _build(source, root, problems + refused)
+        misfits = [] if is_kept else recipe.misfits()
+        if misfits:
+            raise RecipeError(source, [Problem(_place(root, key), key, reason) for key, reason in misfits])
+        return recipe
 
     return load
+
+
+def _place(root: Node, key: str) -> str:
+    """Where a key stands, or its section if the key is not given."""
+    node = root
+    for part in key.split("."):
+        if not isinstance(node.value, dict) or part not in node.value:
+            break
+        node = node.value[part]
+    return node.where
 
 
 def _with_lengths(overrides: Sequence[str]) -> list[str]:

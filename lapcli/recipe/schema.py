@@ -247,6 +247,13 @@ class AnyRecipe(Section):
     objective: str
     seed: Annotated[Whole, Field(ge=0, lt=2**31)] = 0
 
+    def misfits(self) -> list[tuple[str, str]]:
+        """Keys that do not fit the length of the run, each with the reason.
+
+        Asked before a run starts; the recipe that a run keeps is read as it is.
+        """
+        return []
+
 
 class BaseRecipe(AnyRecipe):
     """What all runs share."""

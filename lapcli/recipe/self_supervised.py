@@ -184,3 +184,22 @@ class SelfSupervisedRecipe(BaseRecipe):
     def steps(self) -> int:
         """Of the run: as given, or so many epochs of `schedule.epoch_steps`."""
         return self.train.steps or max(1, int((self.train.epochs or 0) * self.schedule.epoch_steps))
+
+    def misfits(self) -> list[tuple[str, str]]:
+        schedule, found = self.schedule, []
+        for key, what in (
+            ("warmup_epochs", "the learning rate would never reach its peak"),
+            ("teacher_warmup_epochs", "the teacher's temperature would never reach its end"),
+            ("frozen_epochs", "the prototypes would never be trained"),
+        ):
+            steps = getattr(schedule, key) * schedule.epoch_steps
+            # The temperature may take the whole run to its end; the other two leave nothing after them.
+            if steps > self.steps or (steps == self.steps and key != "teacher_warmup_epochs"):
+                found.append(
+                    (
+                        f"schedule.{key}",
+                        f"{getattr(schedule, key):g} epochs of {schedule.epoch_steps:,} steps do not fit into a run of "
+                        f"{self.steps:,} steps: {what}; lower it, or schedule.epoch_steps",
+                    )
+                )
+        return found

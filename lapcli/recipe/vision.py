@@ -203,3 +203,10 @@ class ClassificationRecipe(BaseRecipe):
         if max(self.schedule.start_lr, self.schedule.final_lr) > self.optimizer.lr:
             return f"start_lr and final_lr are beyond the peak, optimizer.lr {self.optimizer.lr}"
         return None
+
+    def misfits(self) -> list[tuple[str, str]]:
+        """With `train.steps` the epochs of a run depend on the data, so that they are compared when it starts."""
+        warmup, epochs = self.schedule.warmup_epochs, self.train.epochs
+        if self.train.steps is None and epochs is not None and 0 < epochs <= warmup:
+            return [("schedule.warmup_epochs", f"{warmup:g} do not fit into a run of {epochs:g} epochs; lower it")]
+        return []

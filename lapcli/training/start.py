@@ -96,6 +96,7 @@ def _train(kind: Startable, recipe: BaseRecipe, run: Run, world: World, console:
     report = run.update if world.is_main else _nothing
     try:
         with stop_before_the_first_step(), world.together():
+            _refuse_misfits(recipe, run)
             start = kind.start(recipe, world, run)
             objective, facts = start.objective, start.facts
             _refuse_other_data(run, facts)
@@ -154,6 +155,12 @@ def _refuse_other_data(run: Run, facts: dict[str, Any]) -> None:
             f"the data of {run.path} has changed since it began (sha256 {began_with[:16]} then, "
             f"{facts['data_sha256'][:16]} now); put it back, or use --fresh or --name for a new run"
         )
+
+
+def _refuse_misfits(recipe: BaseRecipe, run: Run) -> None:
+    """A schedule that does not fit into the run; a run that began with one goes on."""
+    for key, reason in recipe.misfits() if run.info.get("step", 0) == 0 else []:
+        raise UsageError(f"{key} {reason}")
 
 
 def _identities(facts: dict[str, Any]) -> dict[str, str | None]:

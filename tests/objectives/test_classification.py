@@ -1,5 +1,8 @@
 """The classification objective: groups, losses, precision, and batches that cannot be shared."""
 
+import contextlib
+from dataclasses import replace
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -132,7 +135,7 @@ def test_no_image_is_decoded_twice(data):
             opened.append(index)
             return super().image(index)
 
-    counted = type(data)(Counted(data.train), data.validation, data.description, data.identity)
+    counted = replace(data, train=Counted(data.train))
     recipe = image_recipe(train={"micro_batch": 4})
     for rank in range(2):
         objective = Classification(recipe, counted, World(rank, 2, torch.device("cpu")))
@@ -171,3 +174,17 @@ def test_an_image_that_breaks_in_the_middle_leaves_a_failed_run(tmp_path):
     assert info["status"] == "failed"
     assert "11.png" in info["failure"]
     assert not (tmp_path / "runs" / "run" / "summary.json").exists()
+
+
+def test_a_warmup_that_does_not_fit_into_the_steps_is_refused_before_the_first(data, tmp_path):
+    """1,438 training images, 89 steps of 16: an epoch's length is known only then."""
+    from support import train_here
+
+    recipe = image_recipe(train={"steps": 12}, schedule={"warmup_epochs": 3.5})
+    with pytest.raises(UsageError, match=r"warmup_epochs 3\.5 is 312 steps \(89 an epoch\).*a run of 12 steps"):
+        train_here(recipe, tmp_path)
+    assert not (tmp_path / "run" / "metrics.jsonl").exists()
+    for warmup, fits in ((0.0, True), (11.9 / 89, True), (12 / 89, False)):
+        objective = Classification(image_recipe(train={"steps": 12}, schedule={"warmup_epochs": warmup}), data, ALONE)
+        with contextlib.nullcontext() if fits else pytest.raises(UsageError):
+            objective.refuse_long_warmup()

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from lapcli.planning import plan_training
-from lapcli.recipe import load_recipe, recipe_to_dict
+from lapcli.recipe import RecipeError, load_recipe, recipe_to_dict
 
 RECIPES = Path(__file__).parent.parent.parent / "recipes"
 HEADS = (0, 3, 6, 9, 11, 12)
@@ -86,3 +86,43 @@ def test_the_small_vit_has_about_a_million_parameters():
         plan = plan_training(load_recipe(RECIPES / "vit_cifar10_small.yaml", overrides))
         assert 1.0e6 < plan.parameters < 1.3e6
         assert len(plan.laplacian_heads) == 6
+
+
+def refused(path, *overrides):
+    with pytest.raises(RecipeError) as error:
+        load_recipe(path, overrides)
+    return [f"{problem.where}  {problem.key}: {problem.message}" for problem in error.value.problems]
+
+
+def test_a_warmup_that_does_not_fit_into_the_epochs_is_refused_with_its_place(tmp_path):
+    (tmp_path / "x.yaml").write_text(
+        f"extends: {RECIPES}/vit_digits.yaml\ntrain:\n  epochs: 4\nschedule:\n  warmup_epochs: 5\n"
+    )
+    path = tmp_path / "x.yaml"
+    expected = "schedule.warmup_epochs: 5 do not fit into a run of 4 epochs; lower it"
+    assert refused(path) == [f"{path}:5  {expected}"]
+    assert refused(path, "train.epochs=5") == [f"{path}:5  {expected.replace('4', '5')}"]
+    assert load_recipe(path, ["schedule.warmup_epochs=3.9"]).schedule.warmup_epochs == 3.9
+    assert load_recipe(path, ["train.epochs=5.1"]).train.epochs == 5.1
+    assert load_recipe(path, ["train.steps=3"]).train.steps == 3  # in epochs of data that nobody has counted yet
+    assert load_recipe(path, is_kept=True).train.epochs == 4  # runs stay readable
+
+
+def test_schedules_of_self_supervised_training_must_fit_into_the_steps():
+    path = RECIPES / "dino_quickstart.yaml"
+    found = refused(path, "train.steps=12")
+    assert [line.split("  ")[1].split(":")[0] for line in found] == [
+        "schedule.warmup_epochs",
+        "schedule.teacher_warmup_epochs",
+        "schedule.frozen_epochs",
+    ]
+    assert "1 epochs of 30 steps do not fit into a run of 12 steps: the learning rate would never" in found[0]
+    assert load_recipe(path, ["train.steps=90"]).steps == 90  # the temperature's 3 epochs are all of it
+    assert len(refused(path, "train.steps=89")) == 1
+    assert len(refused(path, "train.steps=30")) == 3
+    assert load_recipe(path, ["train.steps=12"], is_kept=True).steps == 12
+
+
+def test_every_shipped_recipe_fits():
+    for path in sorted(RECIPES.glob("*.yaml")):
+        assert load_recipe(path).misfits() == []

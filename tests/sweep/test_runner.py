@@ -132,7 +132,8 @@ def test_a_folder_for_runs_that_cannot_be_is_one_sentence(tmp_path, capsys):
 def test_the_slurm_script_finishes_the_cell_of_its_task(tmp_path, shared_cache):
     """Its body under bash, as SLURM would start task 1; and what follows the training is done."""
     runs = tmp_path / "runs"
-    cut = ["--set", "train.steps=3", "--set", "validation.every=3", "--set", "data.workers=0"]
+    keys = ("train.steps=3", "schedule.warmup_epochs=0", "validation.every=3", "data.workers=0")
+    cut = [part for key in keys for part in ("--set", key)]
     arguments = ["recipes/vit_digits.yaml", "--over", f"{HEADS}=[0, 1, 2, 4],linear(4, 0)", *cut]
     script = lap("sweep", *arguments, "--then", "eval --tasks top1", "--runs-dir", str(runs), "--jobs", "2", "--slurm")
     assert script.returncode == 0, script.stderr
