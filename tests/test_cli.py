@@ -11,6 +11,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from support import ROOT, lap, run_main, start_lap, write_text
 
+import lapcli
+
 QUICKSTART = ROOT / "recipes/quickstart.yaml"
 # Where a value or a key can be spoiled: lines of the quickstart recipe with a key of their own.
 LINES = QUICKSTART.read_text().splitlines()
@@ -56,7 +58,7 @@ def test_each_help_ends_with_examples(command, flag, capsys):
 
 
 def test_version(capsys):
-    assert run_main(capsys, "--version") == (0, "lap 0.1.0\n", "")
+    assert run_main(capsys, "--version") == (0, f"lap {lapcli.__version__}\n", "")
 
 
 @pytest.mark.parametrize(

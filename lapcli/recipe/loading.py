@@ -8,7 +8,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from lapcli.recipe.chat import ChatRecipe, ChatStageRecipe
+from lapcli.recipe.chat import ChatStageRecipe
 from lapcli.recipe.checking import check_recipe
 from lapcli.recipe.reading import (
     MAX_DEPTH,
@@ -24,16 +24,19 @@ from lapcli.recipe.reading import (
     read_file,
     read_text,
 )
-from lapcli.recipe.schema import AnyRecipe, LanguageModelRecipe
-from lapcli.recipe.self_supervised import SelfSupervisedRecipe
-from lapcli.recipe.vision import ClassificationRecipe
+from lapcli.recipe.schema import AnyRecipe
+from lapcli.runtime.plugins import Registry
 
-RECIPES: dict[str, type[AnyRecipe]] = {
-    "language_model": LanguageModelRecipe,
-    "chat": ChatRecipe,
-    "classification": ClassificationRecipe,
-    "self_supervised": SelfSupervisedRecipe,
-}
+#: The recipe of each objective; a package that adds a kind of training adds its recipe here.
+RECIPES: Registry[type[AnyRecipe]] = Registry(
+    "recipe",
+    {
+        "language_model": "lapcli.recipe.schema:LanguageModelRecipe",
+        "chat": "lapcli.recipe.chat:ChatRecipe",
+        "classification": "lapcli.recipe.vision:ClassificationRecipe",
+        "self_supervised": "lapcli.recipe.self_supervised:SelfSupervisedRecipe",
+    },
+)
 
 
 def shipped_recipes() -> Path:
@@ -145,13 +148,12 @@ def _recipe_type(root: Node) -> tuple[type[AnyRecipe] | None, list[Problem]]:
         return ChatStageRecipe, []  # what a run of one stage keeps
     if isinstance(value, str) and value in RECIPES:
         return RECIPES[value], []
-    near = get_close_matches(value, RECIPES, 1) if isinstance(value, str) else []
-    guess = near or (list(RECIPES) if len(RECIPES) == 1 else [])
+    near = get_close_matches(value, list(RECIPES), 1) if isinstance(value, str) else []
     choices = listed([f"`{name}`" for name in RECIPES])
     if node is None and isinstance(root.value, dict) and "cells" in root.value:
         return None, [Problem(root.where, "cells", "this is a file of `lap sweep`, not a recipe")]
     message = f"is missing; expected {choices}" if node is None else f"expected {choices}, got {quoted(plain(node))}"
-    return (RECIPES[guess[0]] if guess else None), [Problem((node or root).where, "objective", message)]
+    return (RECIPES[near[0]] if near else None), [Problem((node or root).where, "objective", message)]
 
 
 def read_with_parents(path: Path) -> tuple[Node, list[Problem]]:

@@ -29,7 +29,7 @@ class Named(Protocol):
     def name(self) -> str: ...
 
 
-E = TypeVar("E", bound=Named)
+E = TypeVar("E")
 
 
 @dataclass(frozen=True)
@@ -109,15 +109,20 @@ class Extensions:
         self._origin = origin
 
     def add(self, sort: str, entry: Named) -> None:
-        """`sort`: kind, analysis, benchmark, data source, optimizer or operator; the entry's `name` is its key."""
+        """`sort`: kind or analysis; the entry's `name` is its key. A kind brings its recipe along."""
+        self._add(sort, entry.name, entry)
+        if sort == "kind":
+            self._add("recipe", entry.name, entry.recipe_file)  # type: ignore[attr-defined]
+
+    def _add(self, sort: str, name: str, entry: Any) -> None:
         registry = Registry.by_sort.get(sort)
         if registry is not None:
-            registry._add(entry.name, entry, self._origin)
+            registry._add(name, entry, self._origin)
             return
         waiting = _waiting.setdefault(sort, {})
-        if entry.name in waiting:
-            raise UsageError(f"two packages add the {sort} {entry.name!r}; uninstall one of them")
-        waiting[entry.name] = entry, self._origin
+        if name in waiting:
+            raise UsageError(f"two packages add the {sort} {name!r}; uninstall one of them")
+        waiting[name] = entry, self._origin
 
 
 def load_plugins() -> None:
