@@ -155,6 +155,9 @@ def train_stages(
     world = join_world(given[stages[0]].train.device)
     runs: list[Run] = []
     try:
+        with world.together():
+            later = [stage for stage in stages[1:] if fresh or not _is_finished(runs_dir / f"{name}-{stage}")]
+            _check_stages(recipe, later, start, world)
         for stage in stages:
             if world.is_main:
                 console.print(
@@ -173,6 +176,28 @@ def train_stages(
     finally:
         leave_world()
     return runs
+
+
+def _check_stages(recipe: ChatRecipe, stages: list[StageName], start: Run, world: "World") -> None:
+    """Data, batches and prompts of stages whose turn comes later: a missing file is found now, not after days."""
+    from lapcli.data.text.tokenizer import Tokenizer
+    from lapcli.objectives.chat import plan_stage, prepare_chat
+
+    if not stages or not isinstance(start.recipe, GPTRecipe):
+        return
+    tokenizer = Tokenizer.from_file(start.path / TOKENIZER)
+    for stage in stages:
+        staged = stage_recipe(recipe, stage, start.recipe, start.name, str(start.info["weights_sha256"]))
+        with shown_progress(world.is_main) as progress:
+            data = prepare_chat(staged, tokenizer, progress)
+        try:
+            plan_stage(staged, data, world)
+        except UsageError as error:
+            raise type(error)(f"stage {stage}: {error}") from None
+
+
+def _is_finished(path: Path) -> bool:
+    return (path / INFO).exists() and read_run(path).is_finished
 
 
 def _stage_before(stage: StageName, given: dict, runs_dir: Path, name: str) -> Run | None:

@@ -22,8 +22,8 @@ from lapcli.generation.transcript import transcript
 from lapcli.measures.bigram import bits_per_byte
 from lapcli.measures.smoothing import PROBE_SEQUENCES, smoothing, without_padding
 from lapcli.objectives.batching import plan_batches
-from lapcli.objectives.language_model import build_gpt, parameter_groups, to_device
-from lapcli.objectives.objective import ParameterGroup
+from lapcli.objectives.language_model import build_gpt, check_samples, parameter_groups, to_device
+from lapcli.objectives.objective import BatchPlan, ParameterGroup
 from lapcli.objectives.schedules import learning_rate_multiplier, muon_momentum
 from lapcli.recipe.chat import ChatStageRecipe
 from lapcli.runtime.errors import UsageError
@@ -61,6 +61,37 @@ def prepare_chat(recipe: ChatStageRecipe, tokenizer: Tokenizer, progress: Progre
     return ChatData(tokenizer, mixture(recipe.mixture), mixture(held_out) if held_out else None)
 
 
+class StagePlan(NamedTuple):
+    """What a stage needs besides its model."""
+
+    batches: BatchPlan
+    items: ChatBatches
+    held_out: ChatBatches | None
+    prompts: list[list[int]]  # answered at the end
+
+
+def plan_stage(recipe: ChatStageRecipe, data: ChatData, world: World) -> StagePlan:
+    """Raises UsageError or DataError for everything that would fail later."""
+    train, tokenizer = recipe.train, data.tokenizer
+    batches = plan_batches(train.batch, train.micro_batch, world.size)
+    if recipe.average == "micro_batch" and batches.micro_batch != train.micro_batch:
+        raise UsageError(
+            f"average: micro_batch is of {train.micro_batch} rows, but {world.size} processes share a batch of "
+            f"{train.batch} as {batches.micro_batch} rows each; use another --nproc, or average: tokens"
+        )
+
+    def items(mixture: Mixture) -> ChatBatches:
+        only_marked = recipe.loss == "assistant"
+        if recipe.batching == "packed":
+            return PackedBatches(mixture, recipe.model.context, only_marked)
+        return PaddedBatches(mixture, tokenizer.special("<|assistant_end|>"), only_marked)
+
+    turns = [conversation([{"role": "user", "content": prompt}]) for prompt in recipe.validation.prompts]
+    prompts = [render_prompt(turn, tokenizer) for turn in turns]
+    check_samples(prompts, recipe)
+    return StagePlan(batches, items(data.train), items(data.validation) if data.validation else None, prompts)
+
+
 class _Batch(NamedTuple):
     tokens_BT: Tensor
     targets_BT: Tensor
@@ -73,14 +104,7 @@ class Chat:
     def __init__(self, recipe: ChatStageRecipe, data: ChatData, world: World) -> None:
         self._recipe, self._data, self._world = recipe, data, world
         train = recipe.train
-        self.batches = plan_batches(train.batch, train.micro_batch, world.size)
-        if recipe.average == "micro_batch" and self.batches.micro_batch != train.micro_batch:
-            raise UsageError(
-                f"average: micro_batch is of {train.micro_batch} rows, but {world.size} processes share a batch of "
-                f"{train.batch} as {self.batches.micro_batch} rows each; use another --nproc, or average: tokens"
-            )
-        self._items = self._batches_of(data.train)
-        self._held_out = self._batches_of(data.validation) if data.validation else None
+        self.batches, self._items, self._held_out, self._prompts = plan_stage(recipe, data, world)
         self._byte_lengths = torch.from_numpy(data.tokenizer.byte_lengths().astype(np.int64)).to(world.device)
         scheduled = train.steps or max(1, int((train.epochs or 0) * self._items.per_epoch) // train.batch)
         self._scheduled_steps = scheduled
@@ -90,12 +114,6 @@ class Chat:
         self.unit = "tokens" if packed else "conversations"
         self.units_per_step = train.batch * (recipe.model.context if packed else 1)
         self.flops_per_step = float(self.model.flops_per_token()) * train.batch * self._items.tokens_per_item
-
-    def _batches_of(self, mixture: Mixture) -> ChatBatches:
-        only_marked = self._recipe.loss == "assistant"
-        if self._recipe.batching == "packed":
-            return PackedBatches(mixture, self._recipe.model.context, only_marked)
-        return PaddedBatches(mixture, self._data.tokenizer.special("<|assistant_end|>"), only_marked)
 
     def parameter_groups(self) -> list[ParameterGroup]:
         return parameter_groups(self._recipe, self.model)
@@ -184,9 +202,8 @@ class Chat:
         settings, tokenizer = self._recipe.validation, self._data.tokenizer
         if not settings.prompts:
             return {}
-        turns = [conversation([{"role": "user", "content": prompt}]) for prompt in settings.prompts]
         sampling = Sampling(settings.sample_tokens, settings.temperature, settings.top_k, self._recipe.seed)
-        completions = Engine(self.model, tokenizer).complete([render_prompt(t, tokenizer) for t in turns], sampling)
+        completions = Engine(self.model, tokenizer).complete(self._prompts, sampling)
         return {
             "samples": [
                 {"prompt": prompt, "continuation": " " + transcript(samples[0].tokens, tokenizer)}

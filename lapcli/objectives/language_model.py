@@ -3,7 +3,7 @@
 Shapes: B sequences, T tokens.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +21,10 @@ from lapcli.models.gpt import GPT, GPTConfig
 from lapcli.objectives.batching import plan_batches
 from lapcli.objectives.objective import ParameterGroup
 from lapcli.objectives.schedules import learning_rate_multiplier, muon_momentum
+from lapcli.recipe.chat import ChatStageRecipe
 from lapcli.recipe.schema import GPTRecipe, LanguageModelRecipe
-from lapcli.runtime.devices import uses_bf16
+from lapcli.runtime.devices import this_cpu, uses_bf16
+from lapcli.runtime.errors import UsageError
 from lapcli.runtime.machine import check_compiler
 from lapcli.runtime.ranks import World
 
@@ -83,6 +85,17 @@ def build_gpt(recipe: GPTRecipe, device: torch.device, *, is_drawn: bool = True,
     return model
 
 
+def check_samples(prompts: Sequence[Sequence[int]], recipe: LanguageModelRecipe | ChatStageRecipe) -> None:
+    """Refuses samples that do not fit the model before the training, which they come after."""
+    wanted, positions = recipe.validation.sample_tokens, gpt_config(recipe).positions
+    longest = max(map(len, prompts), default=0)
+    if prompts and longest + wanted > positions:
+        raise UsageError(
+            f"validation.sample_tokens: {wanted:,} tokens after a prompt of {longest:,} go beyond the model's "
+            f"{positions:,} positions, which are 10 times model.context; lower it or shorten validation.prompts"
+        )
+
+
 def to_device(pair: tuple[Tensor, Tensor], device: torch.device) -> tuple[Tensor, Tensor]:
     """Tokens and targets."""
     tokens_BT, targets_BT = pair
@@ -107,6 +120,10 @@ class LanguageModel:
         self._validation_sequences = max(
             1, min(recipe.validation.tokens // context, self._validation.sequences_per_epoch)
         )
+        self._prompts = [[data.tokenizer.bos, *data.tokenizer.encode(prompt)] for prompt in recipe.validation.prompts]
+        check_samples(self._prompts, recipe)
+        if recipe.validation.bigram:
+            _check_memory_for_bigrams(len(data.train))
         self._byte_lengths = torch.from_numpy(data.tokenizer.byte_lengths().astype(np.int64)).to(world.device)
         self.steps = train.steps or max(
             1, int((train.epochs or 0) * self._sequences.sequences_per_epoch) // train.batch
@@ -177,8 +194,8 @@ class LanguageModel:
         if settings.prompts:
             tokenizer = self._data.tokenizer
             left["samples"] = [
-                {"prompt": prompt, "continuation": tokenizer.decode(self._continue(prompt))}
-                for prompt in settings.prompts
+                {"prompt": prompt, "continuation": tokenizer.decode(self._continue(ids))}
+                for prompt, ids in zip(settings.prompts, self._prompts, strict=True)
             ]
         if settings.bigram:
             train, validation = self._data.train, self._data.validation
@@ -188,14 +205,23 @@ class LanguageModel:
             )
         return left
 
-    def _continue(self, prompt: str) -> list[int]:
-        settings, tokenizer = self._recipe.validation, self._data.tokenizer
-        ids = [tokenizer.bos, *tokenizer.encode(prompt)]
+    def _continue(self, prompt: list[int]) -> list[int]:
+        settings = self._recipe.validation
         return generate(
             self.model,
-            ids,
+            prompt,
             settings.sample_tokens,
             temperature=settings.temperature,
             top_k=settings.top_k,
             seed=self._recipe.seed,
+        )
+
+
+def _check_memory_for_bigrams(tokens: int) -> None:
+    """Counting pairs takes four arrays of 8 bytes a token; the count comes at the end of the run."""
+    needed, there = 32 * tokens, this_cpu().memory
+    if there is not None and needed > there:
+        raise UsageError(
+            f"validation.bigram counts the pairs of {tokens:,} tokens in {needed / 2**30:,.0f} GB of memory, and this "
+            f"machine has {there / 2**30:,.0f}; set it to false"
         )
