@@ -1,0 +1,196 @@
+"""The end of a run: what it needs is checked before the first step, and a failure after the last save loses nothing."""
+
+import io
+import json
+import os
+
+import pytest
+import torch
+from analysis_support import self_supervised_recipe
+from image_support import image_recipe
+from rich.console import Console
+from safetensors.torch import load_file
+from support import exit_code, ranks, start_child, tiny_chat_recipe, tiny_recipe, train_here, write_text
+
+from lapcli.kinds.chat import train_stages
+from lapcli.objectives import language_model
+from lapcli.objectives.chat import Chat
+from lapcli.objectives.classification import Classification
+from lapcli.objectives.language_model import LanguageModel
+from lapcli.objectives.self_supervised import SelfSupervised
+from lapcli.recipe.chat import stage_recipe
+from lapcli.runtime.devices import Device
+from lapcli.runtime.errors import DataError, LapError, UsageError
+from lapcli.training import start
+
+STEPS = {"train": {"steps": 2}}
+OBJECTIVES = {
+    "language_model": LanguageModel,
+    "chat": Chat,
+    "classification": Classification,
+    "self_supervised": SelfSupervised,
+}
+POSITIONS = 320  # of the tiny GPT: ten times its context
+
+
+@pytest.fixture(scope="module")
+def text(tmp_path_factory):
+    return write_text(tmp_path_factory.mktemp("text") / "text.txt")
+
+
+@pytest.fixture(scope="module")
+def base(text, tmp_path_factory, shared_cache):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("LAP_CACHE", str(shared_cache))
+        return train_here(tiny_recipe(text, train={"steps": 1}), tmp_path_factory.mktemp("base"), "base")
+
+
+@pytest.fixture(scope="module")
+def chats(tmp_path_factory):
+    return tmp_path_factory.mktemp("chats")
+
+
+@pytest.fixture(scope="module")
+def kinds(text, base, chats):
+    def chat(**changes):
+        stages = tiny_chat_recipe(chats, sft=changes)
+        return stage_recipe(stages, "sft", base.recipe, str(base.path), base.info["weights_sha256"])
+
+    return {
+        "language_model": lambda **changes: tiny_recipe(text, **changes),
+        "chat": chat,
+        "classification": lambda **changes: image_recipe(**changes),
+        "self_supervised": lambda **changes: self_supervised_recipe(**changes),
+    }
+
+
+def never(*arguments, **options):
+    raise AssertionError("a step was taken")
+
+
+@pytest.mark.parametrize("kind", ["language_model", "chat"])
+def test_samples_beyond_the_positions_are_refused_before_the_first_step(kinds, tmp_path, monkeypatch, kind):
+    from lapcli.training.loop import Loop
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Loop, "_update", never)
+        for number, sampled in enumerate(
+            ({"prompts": ["the"], "sample_tokens": POSITIONS}, {"prompts": ["cat " * 300], "sample_tokens": 30})
+        ):
+            with pytest.raises(UsageError, match=r"validation\.sample_tokens.*beyond the model's 320 positions"):
+                train_here(kinds[kind](**STEPS, validation=sampled), tmp_path, f"run{number}")
+    allowed = kinds[kind](**STEPS, validation={"prompts": [], "sample_tokens": POSITIONS})
+    assert train_here(allowed, tmp_path, "none").is_finished
+
+
+def test_the_most_tokens_that_fit_are_sampled(kinds, tmp_path, base):
+    from lapcli.data.text.tokenizer import Tokenizer
+
+    prompt = "the cat sat"
+    taken = 1 + len(Tokenizer.from_file(base.path / "tokenizer.json").encode(prompt))
+    for more in (0, 1):
+        sampled = {"prompts": [prompt], "sample_tokens": POSITIONS - taken + more}
+        recipe = kinds["language_model"](**STEPS, validation=sampled)
+        if more:
+            with pytest.raises(UsageError, match="beyond"):
+                train_here(recipe, tmp_path, "more")
+        else:
+            run = train_here(recipe, tmp_path, "most")
+            assert json.loads((run.path / "summary.json").read_text())["samples"][0]["prompt"] == prompt
+
+
+def test_pairs_that_do_not_fit_into_memory_are_refused_before_the_first_step(kinds, tmp_path, monkeypatch):
+    recipe = kinds["language_model"](**STEPS, validation={"bigram": True})
+    with monkeypatch.context() as patch:
+        patch.setattr(language_model, "this_cpu", lambda: Device("CPU", "cpu", 1000))
+        with pytest.raises(UsageError, match=r"validation\.bigram counts the pairs"):
+            train_here(recipe, tmp_path)
+    assert train_here(recipe, tmp_path).is_finished
+
+
+def test_a_later_stage_is_checked_before_the_first_begins(base, tmp_path):
+    def train(recipe):
+        runs = tmp_path / "runs"
+        return train_stages(recipe, base, runs_dir=runs, name="x", console=Console(file=io.StringIO()))
+
+    recipe = tiny_chat_recipe(tmp_path, sft={"validation": {"prompts": ["what?"], "sample_tokens": POSITIONS}})
+    with pytest.raises(UsageError, match=r"stage sft: validation\.sample_tokens"):
+        train(recipe)
+    missing = [{"name": "chats", "format": "conversations", "source": str(tmp_path / "nowhere.jsonl")}]
+    with pytest.raises(DataError, match=r"nowhere\.jsonl"):
+        train(tiny_chat_recipe(tmp_path, sft={"mixture": missing}))
+    assert not (tmp_path / "runs").exists()
+
+
+def fail_once(monkeypatch, owner, name, error):
+    before = getattr(owner, name)
+
+    def failing(*arguments, **options):
+        monkeypatch.setattr(owner, name, before)
+        raise error
+
+    monkeypatch.setattr(owner, name, failing)
+
+
+@pytest.mark.parametrize(
+    ("kind", "where"), [*((kind, "finish") for kind in OBJECTIVES), ("language_model", "write_summary")]
+)
+def test_a_run_that_failed_at_its_end_is_finished_by_the_same_command(kinds, tmp_path, monkeypatch, kind, where):
+    recipe = kinds[kind](**STEPS)
+    owner = start if where == "write_summary" else OBJECTIVES[kind]
+    whole = train_here(recipe, tmp_path, "whole")
+    fail_once(monkeypatch, owner, where, OSError("No space left on device"))
+    with pytest.raises(OSError, match="No space left"):
+        train_here(recipe, tmp_path, "run")
+    info = json.loads((tmp_path / "run" / "run.json").read_text())
+    assert (info["status"], info["step"]) == ("failed", 2)
+    monkeypatch.setattr("lapcli.training.loop.Loop._update", never)  # nothing is left to train
+    run = train_here(recipe, tmp_path, "run")
+    assert run.is_finished
+    one, other = (load_file(r.checkpoints / "step-000002" / "model.safetensors") for r in (whole, run))
+    assert all(torch.equal(tensor, other[name]) for name, tensor in one.items())
+    summaries = [json.loads((r.path / "summary.json").read_text()) for r in (whole, run)]
+    for summary in summaries:
+        summary.pop("sha256", None)  # a checksum of the file counts its own
+    assert summaries[0] == summaries[1]
+
+
+def test_a_failure_of_the_last_validation_comes_after_the_save(kinds, tmp_path, monkeypatch):
+    validate = LanguageModel.validate
+    calls = []
+
+    def failing(self, is_interrupted):
+        calls.append(0)
+        if len(calls) == 2:
+            raise RuntimeError("out of memory")
+        return validate(self, is_interrupted)
+
+    monkeypatch.setattr(LanguageModel, "validate", failing)
+    recipe = kinds["language_model"](**STEPS)
+    with pytest.raises(RuntimeError, match="out of memory"):
+        train_here(recipe, tmp_path)
+    assert (tmp_path / "run" / "checkpoints" / "step-000002").is_dir()
+    run = train_here(recipe, tmp_path)
+    assert run.is_finished
+    assert "validation_loss" in json.loads((run.path / "summary.json").read_text())["end"]
+
+
+def _become(rank, fails):
+    def finish(self, run_dir):
+        raise LapError("the disk is full")
+
+    os.environ.update(rank)
+    if fails:
+        LanguageModel.finish = finish
+
+
+def test_two_ranks_end_together_when_the_end_fails(text, tmp_path, shared_cache):
+    """The other one waits for rank 0, and would wait for half an hour."""
+    recipe, runs = tiny_recipe(text, **STEPS), tmp_path / "runs"
+    children = [start_child(recipe, runs, shared_cache, _become, rank, True) for rank in ranks(2)]
+    assert [exit_code(child) for child in children] == [1, 1]
+    info = json.loads((runs / "run" / "run.json").read_text())
+    assert (info["status"], info["failure"], info["step"]) == ("failed", "the disk is full", 2)
+    children = [start_child(recipe, runs, shared_cache, _become, rank, False) for rank in ranks(2)]
+    assert [exit_code(child) for child in children] == [0, 0]
+    assert json.loads((runs / "run" / "run.json").read_text())["status"] == "finished"
