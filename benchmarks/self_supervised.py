@@ -62,7 +62,7 @@ def plain_loss(objective: SelfSupervised, batch: CropBatch) -> Tensor:
     return (
         train.dino * (pairs * local + 2 * among) / (pairs + 2)
         + train.koleo * koleo
-        + train.ibot * (each * patch_weights(batch.masks_MP)).sum()
+        + train.ibot * (each * patch_weights(batch.masks_MP, batch.hidden_N)).sum()
     )
 
 

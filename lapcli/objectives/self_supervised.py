@@ -32,7 +32,7 @@ from lapcli.models.self_supervised import Head, StudentTeacher, crop_flops
 from lapcli.objectives.batching import plan_batches
 from lapcli.objectives.classification import check_room_for_workers, probe_images, worker_count
 from lapcli.objectives.dino.groups import parameter_groups
-from lapcli.objectives.dino.losses import dino_loss, ibot_loss, koleo_loss
+from lapcli.objectives.dino.losses import dino_loss, ibot_loss, koleo_loss, patch_weights
 from lapcli.objectives.dino.masks import deal_masks
 from lapcli.objectives.dino.neighbours import neighbour_accuracy
 from lapcli.objectives.dino.rates import peak_rate, rate_multiplier, teacher_momentum, teacher_temperature
@@ -50,6 +50,7 @@ class CropBatch:
     global_MCHW: Tensor  # crop by crop, normalised
     local_LCHW: Tensor
     masks_MP: Tensor  # True: hidden from the student
+    hidden_N: Tensor  # the places of those among all M P patches
     images: int
     step: int
 
@@ -100,8 +101,11 @@ class SelfSupervised:
             normalise(crops.flatten(0, 1).to(self._world.device, non_blocking=True), self._recipe.data)
             for crops in self._loader.batch(step, micro_step)
         )
-        masks_MP = torch.from_numpy(self.masks(step, micro_step)).to(self._world.device)
-        return CropBatch(global_GBCHW, local_QBCHW, masks_MP, self.batches.micro_batch, step)
+        masks = self.masks(step, micro_step)
+        # Found here, where it costs nothing: a GPU that looks for them makes the host wait until it knows how many.
+        hidden = np.flatnonzero(masks)
+        masks_MP, hidden_N = (torch.from_numpy(x).to(self._world.device) for x in (masks, hidden))
+        return CropBatch(global_GBCHW, local_QBCHW, masks_MP, hidden_N, self.batches.micro_batch, step)
 
     def masks(self, step: int, micro_step: int) -> np.ndarray:
         """Of this process's groups, in the order of its global crops."""
@@ -125,14 +129,14 @@ class SelfSupervised:
             (tokens_MTC,) = teacher.backbone.tokens([batch.global_MCHW])
             teacher_MC = tokens_MTC[:, 0]
             dino_MD = teacher.dino_head(teacher_MC)
-            ibot_ND = teacher.ibot_head(tokens_MTC[:, 1:][batch.masks_MP])
+            ibot_ND = teacher.ibot_head(_patches(tokens_MTC, batch.hidden_N))
         dino_MK = self._targets(teacher.dino_head, dino_MD, temperature)
 
         with self._autocast():
             global_MTC, local_LTC = self._student_tokens(batch)
             class_SC = torch.cat([global_MTC[:, 0], local_LTC[:, 0]])
             class_SD = student.dino_head(class_SC)
-            patch_ND = student.ibot_head(global_MTC[:, 1:][batch.masks_MP])
+            patch_ND = student.ibot_head(_patches(global_MTC, batch.hidden_N))
         tau = train.student_temperature
         dino, local, among = dino_loss(
             self._rows(class_SD), student.dino_head.prototypes.weight, dino_MK, batch.images, tau
@@ -140,7 +144,8 @@ class SelfSupervised:
         seen = teacher_health(teacher_MC, dino_MK)
         del dino_MK
         ibot_NK = self._targets(teacher.ibot_head, ibot_ND, temperature)
-        ibot = ibot_loss(self._rows(patch_ND), student.ibot_head.prototypes.weight, ibot_NK, batch.masks_MP, tau)
+        weights_N = patch_weights(batch.masks_MP, batch.hidden_N)
+        ibot = ibot_loss(self._rows(patch_ND), student.ibot_head.prototypes.weight, ibot_NK, weights_N, tau)
         koleo = koleo_loss(global_MTC[:, 0], GLOBALS, train.group)
         seen |= {"loss_local": local, "loss_global": among, "loss_ibot": ibot, "loss_koleo": koleo}
         self._seen.append({name: value.detach() for name, value in seen.items()})
@@ -181,9 +186,9 @@ class SelfSupervised:
     def watch(self, step: int) -> tuple[dict[str, float], str | None]:
         """Means over the micro-steps of all processes. A collapse is named when it begins, once warm-up is over."""
         names = list(self._seen[0])
-        means = [float(torch.stack([seen[name] for seen in self._seen]).mean()) for name in names]
+        means = [torch.stack([seen[name] for seen in self._seen]).mean() for name in names]
         self._seen = []
-        totals = self._world.sum(means)
+        totals = self._world.sum(torch.stack(means).tolist())
         values = {name: total / self._world.size for name, total in zip(names, totals, strict=True)}
         schedule = self._recipe.schedule
         warm = step >= schedule.warmup_epochs * schedule.epoch_steps
@@ -221,6 +226,12 @@ class SelfSupervised:
     def notes(self) -> list[str]:
         """What a reader of the log should know before the first step."""
         return [epochs_in_words(self._recipe, len(self._data.train)), *accumulation_in_words(self.batches.accumulation)]
+
+
+def _patches(tokens_MTC: Tensor, places_N: Tensor) -> Tensor:
+    """Tokens of patches, by their places among all M P; each image has a class token before its P patches."""
+    patches = tokens_MTC.shape[1] - 1
+    return tokens_MTC.flatten(0, 1)[places_N + places_N // patches + 1]
 
 
 def epochs_in_words(recipe: SelfSupervisedRecipe, images: int | None) -> str:

@@ -113,12 +113,14 @@ class Loop:
 
         Below the limit nothing is touched, which spares a pass over all gradients.
         """
-        norms = []
-        for parameters in self.optimizers.clipped_together():
-            norm = torch.nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None])
+        together = self.optimizers.clipped_together()
+        totals = [
+            torch.nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None]) for parameters in together
+        ]
+        norms: list[float] = torch.stack(totals).tolist()  # all at once: the host waits for the GPU here
+        for parameters, total, norm in zip(together, totals, norms, strict=True):
             if self.clip is not None and norm > self.clip and not self.optimizers.clip_themselves:
-                torch.nn.utils.clip_grads_with_norm_(parameters, self.clip, norm)
-            norms.append(float(norm))
+                torch.nn.utils.clip_grads_with_norm_(parameters, self.clip, total)
         return norms[0] if len(norms) == 1 else math.hypot(*norms)
 
     def _watch(self, step: int) -> dict[str, float]:

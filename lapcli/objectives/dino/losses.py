@@ -31,9 +31,11 @@ def dino_loss(
     G, crops = len(targets_MK) // images, len(student_ND) // images
     L = crops - G
     local_pairs, global_pairs = L * G, G * (G - 1)
-    # Targets of crop c: all global crops but itself.
-    seen = [[other for other in range(G) if other != crop] + [-1] * (crop < G) for crop in range(crops)]
-    crop_CJ = torch.tensor(seen, device=student_ND.device)
+    # Targets of crop c: all global crops but itself, so a global crop skips one; -1 where none is left.
+    crop_C1, other_J = (torch.arange(count, device=student_ND.device) for count in (crops, G))
+    crop_C1 = crop_C1[:, None]
+    crop_CJ = other_J + ((crop_C1 < G) & (other_J >= crop_C1))
+    crop_CJ = torch.where(crop_CJ < G, crop_CJ, -1)
     image_B = torch.arange(images, device=student_ND.device)
     rows_CBJ = torch.where(crop_CJ[:, None] >= 0, crop_CJ[:, None] * images + image_B[None, :, None], -1)
     weights_N = targets_MK.new_full((len(student_ND),), 1 / (images * (local_pairs + global_pairs)))
@@ -48,23 +50,23 @@ def ibot_loss(
     student_ND: Tensor,
     prototypes_KD: Tensor,
     targets_NK: Tensor,
-    masks_MP: Tensor,
+    weights_N: Tensor,
     temperature: float = 0.1,
 ) -> Tensor:
     """Cross entropy at the masked patches of the M = G B global crops:
 
         sum over the crops of (mean over the crop's masked patches) / M
 
-    divided by all crops, also by those without a mask. Rows are the masked patches in the order of `masks_MP`.
+    divided by all crops, also by those without a mask. Rows are the masked patches, with their `patch_weights`.
     """
-    total, _ = target_cross_entropy(student_ND, prototypes_KD, targets_NK, patch_weights(masks_MP), temperature)
+    total, _ = target_cross_entropy(student_ND, prototypes_KD, targets_NK, weights_N, temperature)
     return total
 
 
-def patch_weights(masks_MP: Tensor) -> Tensor:
-    """1 / (masked patches of its crop) / (all crops), for each masked patch."""
-    counts_M1 = masks_MP.sum(1, keepdim=True).clamp(min=1)
-    return (1.0 / (counts_M1 * len(masks_MP))).expand_as(masks_MP)[masks_MP]
+def patch_weights(masks_MP: Tensor, hidden_N: Tensor) -> Tensor:
+    """1 / (masked patches of its crop) / (all crops), for each masked patch, by its place among all M P."""
+    counts_M = masks_MP.sum(1).clamp(min=1)
+    return (1.0 / (counts_M * len(masks_MP)))[hidden_N // masks_MP.shape[1]]
 
 
 def koleo_loss(tokens_MC: Tensor, crops: int, group: int) -> Tensor:

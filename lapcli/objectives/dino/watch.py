@@ -24,7 +24,7 @@ def teacher_health(tokens_MC: Tensor, targets_MK: Tensor) -> dict[str, Tensor]:
     chunks = targets_MK.split(max(1, 2**22 // K))
     return {
         "teacher_entropy": torch.stack([torch.special.entr(part).sum() for part in chunks]).sum() / (M * math.log(K)),
-        "prototypes_used": targets_MK.argmax(1).unique().numel() * mean_C.new_ones(()) / min(M, K),
+        "prototypes_used": mean_C.new_zeros(K).index_fill_(0, targets_MK.argmax(1), 1.0).sum() / min(M, K),
         "feature_variance": 1 - mean_C.square().sum(),
     }
 

@@ -52,14 +52,15 @@ def test_ibot_is_divided_by_all_crops():
     """Two of four crops are masked; a crop counts by the mean of its patches, and the sum is divided by four."""
     masks = torch.zeros(4, 6, dtype=torch.bool)
     masks[1, :3] = masks[3, 5] = True
+    hidden = torch.tensor([6, 7, 8, 23])  # patches 0 to 2 of the second crop, 5 of the fourth
     student, prototypes = drawn(4, 5).requires_grad_(), drawn(7, 5, seed=1).requires_grad_()
     targets = drawn(4, 7, seed=2).softmax(1)
     values = [entropy(t, x, prototypes) for t, x in zip(targets, student, strict=True)]
     expected = (sum(values[:3]) / 3 + values[3]) / 4
-    found = ibot_loss(student, prototypes, targets, masks, TAU)
+    found = ibot_loss(student, prototypes, targets, patch_weights(masks, hidden), TAU)
     assert float(found.detach()) == pytest.approx(float(expected.detach()))
     assert_same_gradients(found, expected, student, prototypes)
-    assert patch_weights(masks).tolist() == pytest.approx([1 / 12] * 3 + [1 / 4])
+    assert patch_weights(masks, hidden).tolist() == pytest.approx([1 / 12] * 3 + [1 / 4])
 
 
 def test_koleo_by_hand():
