@@ -6,7 +6,7 @@ from typing import Any
 
 from lapcli.analysis.analyzed_models import AnalyzedModel, say, weights_note
 from lapcli.analysis.measurement import DoesNotFit, LayerResult, Measurement, Settings
-from lapcli.analysis.registry import MEASUREMENTS
+from lapcli.analysis.registry import MEASUREMENTS, fitting
 from lapcli.heads.plan import HeadPlan
 from lapcli.measures.capture import Capture
 from lapcli.runtime.errors import UsageError
@@ -66,8 +66,10 @@ class Analysis:
         return self.measurement.name
 
     def to_dict(self) -> dict[str, Any]:
+        origin = MEASUREMENTS.origin(self.what)
         return {
             "what": self.what,
+            **({"package": origin.package, "package_version": origin.version} if origin else {}),
             "definition": self.measurement.definition,
             "settings": self.measurement.described_settings(self.settings),
             "runs": [run.to_dict() for run in self.runs],
@@ -85,12 +87,12 @@ class Analysis:
 
 def analyze(what: Sequence[str] | None, models: Sequence[AnalyzedModel], settings: Settings) -> list[Analysis]:
     """`what`: names of measurements; None: all that fit every model."""
-    fitting = MEASUREMENTS.fitting(frozenset.intersection(*(model.kind.offers for model in models)))
-    names = list(what) if what is not None else fitting
+    possible = fitting(frozenset.intersection(*(model.kind.offers for model in models)))
+    names = list(what) if what is not None else possible
     for name in names:
-        if name not in fitting:
+        if name not in possible:
             kinds = " and ".join(sorted({model.kind.name for model in models}))
-            raise UsageError(f"{name} is not for models of {kinds}; these are: {', '.join(fitting)}")
+            raise UsageError(f"{name} is not for models of {kinds}; these are: {', '.join(possible)}")
     analyses = {name: Analysis(MEASUREMENTS[name], settings) for name in names}
     for model in models:
         say(weights_note(model))

@@ -58,26 +58,37 @@ class Option:
     metavar: str | None = None
     minimum: int | None = None
     is_repeatable: bool = False  # its value is a tuple
+    is_condition: bool = True  # reports do not compare numbers that were measured with other values of it
 
 
-LAYER = Option("layer", "--layer", str | None, None, "last, all, 3, 0,5,11 or 6-11; from 0, -1 is the last.")
+LAYER = Option(
+    "layer", "--layer", str | None, None, "last, all, 3, 0,5,11 or 6-11; from 0, -1 is the last.", is_condition=False
+)
 TOKENS = Option("tokens", "--tokens", Literal["all", "patch", "class"], "all", "Which tokens of an image.")
 NORM = Option("norm", "--norm", Literal["before", "after"] | None, None, "Before or after the model's last norm.")
-CLASSES = Option("classes", "--classes", str | None, None, "Names or numbers of classes to show.", metavar="A,B,C")
+CLASSES = Option(
+    "classes",
+    "--classes",
+    str | None,
+    None,
+    "Names or numbers of classes to show.",
+    metavar="A,B,C",
+    is_condition=False,
+)
 
 
 @dataclass(frozen=True)
 class Settings:
-    """How to measure: values of options by name; an option without a value has its default."""
+    """How to measure: values of options; an option without a value has its default."""
 
-    values: Mapping[str, Any] = field(default_factory=dict)
+    values: Mapping[Option, Any] = field(default_factory=dict)
     seed: int = 0
 
     def __getitem__(self, option: Option) -> Any:
-        return self.values.get(option.name, option.default)
+        return self.values.get(option, option.default)
 
     def only(self, options: Sequence[Option]) -> Settings:
-        return Settings({option.name: self[option] for option in options}, self.seed)
+        return Settings({option: self[option] for option in options}, self.seed)
 
 
 class DoesNotFit(UsageError):
@@ -104,6 +115,11 @@ class Measurement:
     columns: ClassVar[Mapping[str, str]]
     counts: ClassVar[frozenset[str]] = frozenset()
     order: ClassVar[int] = 100
+
+    def __init_subclass__(cls) -> None:
+        missing = [name for name in ("name", "help", "definition", "columns") if not hasattr(cls, name)]
+        if missing:
+            raise TypeError(f"the measurement {cls.__qualname__} does not declare {', '.join(missing)}")
 
     def __init__(self, model: OpenedModel, settings: Settings) -> None:
         """Raises DoesNotFit or UsageError where the model, its data or the settings do not allow the measurement."""

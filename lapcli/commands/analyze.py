@@ -1,7 +1,6 @@
 """`lap analyze WHAT`: the paper's measurements and figures, on any model."""
 
 import inspect
-from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -22,6 +21,7 @@ Examples:
   lap analyze features --run vit_digits --image photo.jpg
 """
 
+ALL = "all"  # every measurement that fits
 #: Options that every measurement has; those of its own are declared in its file.
 _SHARED: dict[str, tuple[Any, Any]] = {
     "run": (
@@ -75,35 +75,35 @@ _SHARED: dict[str, tuple[Any, Any]] = {
 }
 
 
-def _measurement_commands() -> typer.Typer:
-    from lapcli.analysis.registry import MEASUREMENTS
-
-    commands = typer.Typer(rich_markup_mode=None)
-    entries: list[tuple[str, str, Sequence[Option], list[str] | None]] = [
-        (name, measurement.help, measurement.options, [name]) for name, measurement in MEASUREMENTS.items()
-    ]
-    help_of_all = "Everything that fits the run's kind, in one pass over the data."
-    entries.append(("all", help_of_all, MEASUREMENTS.options(), None))
-    for name, help, own, what in entries:
-        epilog = f"\b\nExamples:\n  lap analyze {name}\n  lap analyze {name} --runs 'vit_digits-*' --json"
-        commands.command(name, help=help, epilog=epilog)(_command(own, what))
-    return commands
-
-
 class _MeasurementGroup(TyperGroup):
-    """A command for each measurement, added when they are first asked for: `lap --help` does not import them."""
+    """A command for each measurement, added when they are first asked for: `lap --help` does not import them.
 
-    def _complete(self) -> None:
-        if not self.commands:
-            self.commands.update(get_group(_measurement_commands()).commands)
+    Help lists the built-in ones; a name that is unknown is looked for in other packages.
+    """
 
     def list_commands(self, ctx: Any) -> list[str]:
-        self._complete()
+        self._add_built_in()
         return super().list_commands(ctx)
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
-        self._complete()
+        from lapcli.analysis.registry import MEASUREMENTS
+
+        self._add_built_in()
+        if cmd_name not in self.commands and cmd_name in MEASUREMENTS:
+            self._add([cmd_name])
         return super().get_command(ctx, cmd_name)
+
+    def _add_built_in(self) -> None:
+        from lapcli.analysis.registry import MEASUREMENTS
+
+        if not self.commands:
+            self._add([*MEASUREMENTS.built_in(), ALL])
+
+    def _add(self, names: list[str]) -> None:
+        commands = typer.Typer(rich_markup_mode=None)
+        for name in names:
+            _add_command(commands, name)
+        self.commands.update(get_group(commands).commands)
 
 
 app = typer.Typer(
@@ -116,23 +116,30 @@ app = typer.Typer(
 )
 
 
-def _command(own: Sequence["Option"], what: list[str] | None) -> Callable[..., None]:
-    """A command with the options that the measurement has, and those that all have."""
+def _add_command(commands: typer.Typer, name: str) -> None:
+    """A command with the options that the measurement has, and those that every measurement has."""
+    from lapcli.analysis.registry import MEASUREMENTS, built_in_options
+
+    if name == ALL:
+        help, own = "Everything that fits the run's kind, in one pass over the data.", tuple(built_in_options())
+    else:
+        help, own = MEASUREMENTS[name].help, MEASUREMENTS[name].options
     declared = {option.name: _declaration(option) for option in own} | _SHARED
 
     def run(**given: Any) -> None:
         from lapcli.analysis.measurement import Settings
 
-        values = {o.name: tuple(given[o.name] or ()) if o.is_repeatable else given[o.name] for o in own}
-        _analyze(what, Settings(values, given["seed"]), given)
+        values = {o: tuple(given[o.name] or ()) if o.is_repeatable else given[o.name] for o in own}
+        _analyze(None if name == ALL else name, Settings(values, given["seed"]), given)
 
     parameters = [
-        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
-        for name, (annotation, default) in declared.items()
+        inspect.Parameter(parameter, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
+        for parameter, (annotation, default) in declared.items()
     ]
     run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
-    run.__annotations__ = {name: annotation for name, (annotation, _) in declared.items()}
-    return run
+    run.__annotations__ = {parameter: annotation for parameter, (annotation, _) in declared.items()}
+    epilog = f"\b\nExamples:\n  lap analyze {name}\n  lap analyze {name} --runs 'vit_digits-*' --json"
+    commands.command(name, help=help, epilog=epilog)(run)
 
 
 def _declaration(option: "Option") -> tuple[Any, Any]:
@@ -143,8 +150,8 @@ def _declaration(option: "Option") -> tuple[Any, Any]:
     return Annotated[option.type, parameter], option.default
 
 
-def _analyze(what: list[str] | None, settings: "Settings", given: dict[str, Any]) -> None:
-    """`what`: names of measurements; None: all that fit."""
+def _analyze(what: str | None, settings: "Settings", given: dict[str, Any]) -> None:
+    """`what`: the name of a measurement; None: all that fit."""
     import json
 
     from lapcli.analysis.registry import MEASUREMENTS
@@ -160,7 +167,7 @@ def _analyze(what: list[str] | None, settings: "Settings", given: dict[str, Any]
         **{name: given[name] for name in ("init", "checkpoint", "stage", "data", "split", "limit", "batch", "seed")},
     )
     runs = find_runs(selection)
-    for name in what or MEASUREMENTS:
+    for name in MEASUREMENTS if what is None else [what]:
         MEASUREMENTS[name].check_options(settings)
 
     from lapcli.analysis import output
@@ -168,7 +175,7 @@ def _analyze(what: list[str] | None, settings: "Settings", given: dict[str, Any]
     from lapcli.analysis.analyzed_models import find_models, results_folder
 
     models = find_models(selection, runs)
-    analyses = analyze(what, models, settings)
+    analyses = analyze(None if what is None else [what], models, settings)
     folder = given["out"] or results_folder(models, runs_dir)
     written = {analysis.what: output.write(analysis, folder) for analysis in analyses}
     if given["as_json"]:

@@ -19,6 +19,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+from lapcli.analysis.measurement import Measurement
 from lapcli.analysis.registry import MEASUREMENTS
 from lapcli.recipe import recipe_to_dict
 from lapcli.runs import INFO, SWEEP, Run, read_run, read_summary
@@ -276,15 +277,11 @@ def _add_layers(result: RunResult, what: str, entry: Mapping[str, Any], settings
     layers = [layer for layer in entry.get("layers", []) if isinstance(layer, dict) and "layer" in layer]
     if not layers:
         return
-    measurement = MEASUREMENTS.get(what)
-    skipped = {"layer", *(measurement.counts if measurement else ())}
+    measurement = MEASUREMENTS[what] if what in MEASUREMENTS else Measurement  # noqa: SIM401  a registry has no `get`
+    skipped = {"layer", *measurement.counts}
     last = max(layers, key=lambda layer: layer["layer"])
-    usual = {
-        "tokens": "all",
-        "norm": measurement.default_norm if measurement else None,
-        "center": "none",
-        "min_count": 2,
-    }
+    usual = {option.name: option.default for option in measurement.options if option.is_condition}
+    usual["norm"] = measurement.default_norm
     told = {key: str(settings[key]) for key in usual if settings.get(key) not in (None, usual[key])}
     told |= _other_data(result, entry)
     if not told:

@@ -4,7 +4,7 @@ A registry holds the entries of one sort (kinds of training, analyses, benchmark
 theirs through the entry point group `lap.plugins`: one entry point names one module with `register(extensions)`:
 
     def register(extensions):
-        extensions.add("analysis", Entropy())
+        extensions.add("analysis", Entropy)
 
 Those modules are imported when a name is unknown or when names are listed, and never for `--help`. A module that
 cannot be imported is named in a warning and skipped; a name that is already taken is an error. Recipes stay data: they

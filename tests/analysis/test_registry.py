@@ -13,9 +13,9 @@ from support import run_main
 from lapcli.analysis import measurements
 from lapcli.analysis.drawing import figure_by_layer
 from lapcli.analysis.measurement import IMAGES, LAYER, LayerResult, Measurement, Option
-from lapcli.analysis.registry import MEASUREMENTS
+from lapcli.analysis.registry import MEASUREMENTS, built_in_options
 from lapcli.report.collect import collect
-from lapcli.runtime.errors import LapError
+from lapcli.runtime.plugins import Extensions, Origin
 
 POWER = Option("power", "--power", int, 2, "Exponent of the lengths.", minimum=1)
 
@@ -51,37 +51,44 @@ class Lengths(Measurement):
 
 @pytest.fixture
 def added(monkeypatch):
-    monkeypatch.setattr(MEASUREMENTS, "_measurements", dict(MEASUREMENTS))
-    MEASUREMENTS.add(Lengths)
+    """As the `register` of another package would add it; forgotten after the test."""
+    for name in ("_entries", "_origins"):
+        monkeypatch.setattr(MEASUREMENTS, name, dict(getattr(MEASUREMENTS, name)))
+    Extensions(Origin("ruler", "1.2")).add("analysis", Lengths)
 
 
 def test_each_file_holds_one_measurement_of_its_name():
     files = [found.name for found in pkgutil.iter_modules(measurements.__path__)]
-    assert sorted(MEASUREMENTS) == sorted(files)
-    for name, measurement in MEASUREMENTS.items():
-        assert measurement.name == name
-        assert measurement.__module__ == f"{measurements.__name__}.{name}"
+    assert sorted(MEASUREMENTS.built_in()) == sorted(files)
+    for name in files:
+        assert MEASUREMENTS[name].__module__ == f"{measurements.__name__}.{name}"
+
+
+def test_an_option_of_one_name_is_one_option():
+    """`lap analyze all` takes them all, and its output knows them by name."""
+    options = [option for name in MEASUREMENTS.built_in() for option in MEASUREMENTS[name].options]
+    for key in ("name", "flag"):
+        assert len({getattr(option, key) for option in options}) == len(set(options)) == len(built_in_options())
 
 
 @pytest.mark.usefixtures("added")
 def test_one_from_outside_has_help_options_and_output(capsys, tmp_path):
-    code, out, _ = run_main(capsys, "analyze", "-h")
+    code, out, _ = run_main(capsys, "analyze", "lengths", "-h")
     assert code == 0
-    assert "lengths" in out
-    _, out, _ = run_main(capsys, "analyze", "lengths", "-h")
     assert Lengths.help in out
     assert "--power" in out
     assert "--norm" not in out
     model = ["--model", "timm:test_vit", "--init", "--limit", "3", "--out", str(tmp_path)]
-    code, out, err = run_main(capsys, "analyze", "all", *model, "--power", "1")
+    code, out, err = run_main(capsys, "analyze", "all", *model)
     assert code == 0, err
     assert "mean length" in out
     assert {"lengths.json", "lengths.csv", "lengths.png", "lengths.svg"} <= {path.name for path in tmp_path.iterdir()}
-    one = json.loads((tmp_path / "lengths.json").read_text())
-    assert one["definition"] == Lengths.definition
-    assert one["settings"] == {"layer": "all", "power": 1, "seed": 0}
-    _, out, _ = run_main(capsys, "analyze", "lengths", *model, "--power", "2", "--json")
-    two = json.loads(out)
+    two = json.loads((tmp_path / "lengths.json").read_text())
+    assert two["definition"] == Lengths.definition
+    assert two["settings"] == {"layer": "all", "power": 2, "seed": 0}
+    assert (two["package"], two["package_version"]) == ("ruler", "1.2")
+    _, out, _ = run_main(capsys, "analyze", "lengths", *model, "--power", "1", "--json")
+    one = json.loads(out)
     for first, second in zip(one["runs"][0]["layers"], two["runs"][0]["layers"], strict=True):
         assert second["length"] > first["length"] ** 2 > 0  # Jensen
     code, _, err = run_main(capsys, "analyze", "lengths", *model, "--power", "0")
@@ -98,23 +105,22 @@ def test_one_from_outside_is_in_reports_without_its_counts(tmp_path):
     (result,) = collect([], tmp_path).runs
     assert result.numbers["lengths.length"].value == 3.0
     assert "lengths.tokens_seen" not in result.numbers
+    path = tmp_path / "analysis" / "lengths.json"
+    path.write_text(path.read_text().replace('"settings": {}', '"settings": {"power": 3}'))
+    (result,) = collect([], tmp_path).runs
+    assert result.numbers["lengths.length [power 3]"].value == 3.0  # not averaged with those of the usual power
+    assert "lengths.length" not in result.numbers
 
 
-@pytest.mark.usefixtures("added")
-def test_what_does_not_fit_is_refused():
-    with pytest.raises(LapError, match="already a measurement called 'lengths'"):
-        MEASUREMENTS.add(Lengths)
-    other = Option("power", "--power", str, "two", "As a word.")
-    with pytest.raises(LapError, match="--power differently"):
-        MEASUREMENTS.add(type("Other", (Lengths,), {"name": "other", "options": (other,)}))
-    with pytest.raises(LapError, match="does not declare help, definition, columns"):
-        MEASUREMENTS.add(type("Empty", (Measurement,), {"name": "empty"}))
+def test_a_declaration_that_is_not_complete_is_refused():
+    with pytest.raises(TypeError, match="Empty does not declare help, definition, columns"):
+        type("Empty", (Measurement,), {"name": "empty"})
 
 
 def test_help_and_wrong_usage_are_answered_without_torch(tmp_path):
     """In a process of its own, in which nothing has been imported yet."""
     lines = [
-        *(["analyze", *name, "-h"] for name in ([], *([name] for name in MEASUREMENTS), ["all"])),
+        *(["analyze", *name, "-h"] for name in ([], *([name] for name in MEASUREMENTS.built_in()), ["all"])),
         ["analyze", "spectrun"],
         ["analyze", "spectrum", "--run", "nobody"],
         ["analyze", "cossim", "--min-count", "3"],
@@ -132,7 +138,7 @@ print(codes, *sys.modules, file=sys.stderr)
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=tmp_path, check=True)
     last = done.stderr.splitlines()[-1]
-    assert last.startswith(str([0] * (len(MEASUREMENTS) + 2) + [2] * 4))
+    assert last.startswith(str([0] * (len(MEASUREMENTS.built_in()) + 2) + [2] * 4))
     assert not set(last.split()) & {"torch", "timm", "matplotlib", "sklearn"}
     assert "nowhere.png" in done.stderr
 

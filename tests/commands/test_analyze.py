@@ -20,7 +20,7 @@ from support import edit_checkpoint, run_main, tiny_chat_recipe, tiny_recipe, tr
 from lapcli.analysis.analyze import analyze
 from lapcli.analysis.analyzed_models import CLASSIFICATION, LANGUAGE, SELF_SUPERVISED, find_models, results_folder
 from lapcli.analysis.measurement import CLASSES, Settings
-from lapcli.analysis.registry import MEASUREMENTS
+from lapcli.analysis.registry import MEASUREMENTS, fitting
 from lapcli.analysis.selection import Selection, find_runs
 
 
@@ -62,8 +62,8 @@ def check_files(folder, what):
 )
 def test_all_that_fits_each_kind(pattern, kind, count, runs, capsys, tmp_path):
     out = analyzed(capsys, runs, "all", "--runs", pattern, "--limit", "40", "--out", str(tmp_path))
-    assert sorted(path.stem for path in tmp_path.glob("*.json")) == sorted(MEASUREMENTS.fitting(kind.offers))
-    for what in MEASUREMENTS.fitting(kind.offers):
+    assert sorted(path.stem for path in tmp_path.glob("*.json")) == sorted(fitting(kind.offers))
+    for what in fitting(kind.offers):
         told = check_files(tmp_path, what)
         assert f"{what}: {told['definition']}" in out
         heads = [run["laplacian_heads"][0] for run in told["runs"]]
@@ -232,8 +232,8 @@ def test_tokens_that_are_not_finite(runs, capsys, tmp_path):
 
 
 def test_help_of_each_measurement_has_examples_and_its_own_options(capsys):
-    for what, measurement in MEASUREMENTS.items():
+    for what in MEASUREMENTS.built_in():
         code, out, _ = run_main(capsys, "analyze", what, "-h")
         assert code == 0
         assert f"lap analyze {what}" in out[out.index("Examples:") :]
-        assert ("--classes" in out) == (CLASSES in measurement.options)
+        assert ("--classes" in out) == (CLASSES in MEASUREMENTS[what].options)

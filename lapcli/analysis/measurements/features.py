@@ -31,8 +31,8 @@ if TYPE_CHECKING:
     from lapcli.measures.capture import Capture
     from lapcli.models.anatomy import Anatomy
 
-IMAGE = Option("images", "--image", Path, (), "An image file; repeatable.", is_repeatable=True)
-OVERLAY = Option("overlay", "--overlay", bool, False, "Colours over the image, not beside it.")
+IMAGE = Option("images", "--image", Path, (), "An image file; repeatable.", is_repeatable=True, is_condition=False)
+OVERLAY = Option("overlay", "--overlay", bool, False, "Colours over the image, not beside it.", is_condition=False)
 PICTURES = 4  # of the data, where no --image is given
 
 
