@@ -100,10 +100,11 @@ def parse_command(command: Any, words: list[str]) -> tuple[str, dict[str, Any]]:
     name = "lap"
     while isinstance(command, TyperGroup):
         context = typer.Context(command)
-        known = command.list_commands(context)
-        if not words or words[0] not in known:
-            raise UsageError(f"expected one of {', '.join(known)}, got {words[0] if words else 'nothing'}")
-        command, name, words = command.get_command(context, words[0]), words[0], words[1:]
+        named = command.get_command(context, words[0]) if words else None  # other packages' commands are not listed
+        if named is None:
+            known = ", ".join(command.list_commands(context))
+            raise UsageError(f"expected one of {known}, got {words[0] if words else 'nothing'}")
+        command, name, words = named, words[0], words[1:]
     try:
         return name, command.make_context(name, words).params
     except TyperException as error:

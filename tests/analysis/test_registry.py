@@ -9,12 +9,16 @@ import pytest
 import torch
 from report_support import write_analysis, write_run
 from support import run_main
+from typer.main import get_command
 
 from lapcli.analysis import measurements
 from lapcli.analysis.drawing import figure_by_layer
 from lapcli.analysis.measurement import IMAGES, LAYER, LayerResult, Measurement, Option
 from lapcli.analysis.registry import MEASUREMENTS, built_in_options
+from lapcli.cli import app
+from lapcli.commands.sweep import parse_command
 from lapcli.report.collect import collect
+from lapcli.runtime.errors import UsageError
 from lapcli.runtime.plugins import Extensions, Origin
 
 POWER = Option("power", "--power", int, 2, "Exponent of the lengths.", minimum=1)
@@ -99,6 +103,14 @@ def test_one_from_outside_has_help_options_and_output(capsys, tmp_path):
 
 
 @pytest.mark.usefixtures("added")
+def test_one_from_outside_may_follow_the_cells_of_a_sweep():
+    name, given = parse_command(get_command(app), ["analyze", "lengths", "--power", "3"])
+    assert (name, given["power"]) == ("lengths", 3)
+    with pytest.raises(UsageError, match="expected one of spectrum"):
+        parse_command(get_command(app), ["analyze", "lenghts"])
+
+
+@pytest.mark.usefixtures("added")
 def test_one_from_outside_is_in_reports_without_its_counts(tmp_path):
     write_run(tmp_path, "vit")
     write_analysis(tmp_path / "analysis", "lengths", {"vit": (0, 1, [{"layer": 0, "length": 3.0, "tokens_seen": 51}])})
@@ -141,14 +153,3 @@ print(codes, *sys.modules, file=sys.stderr)
     assert last.startswith(str([0] * (len(MEASUREMENTS.built_in()) + 2) + [2] * 4))
     assert not set(last.split()) & {"torch", "timm", "matplotlib", "sklearn"}
     assert "nowhere.png" in done.stderr
-
-
-def test_measures_stand_below_what_uses_them():
-    """Objectives use measures: a measure that imported any of these would close a circle."""
-    import lapcli.measures
-
-    names = [found.name for found in pkgutil.iter_modules(lapcli.measures.__path__, "lapcli.measures.")]
-    code = f"import importlib, sys\nfor name in {names!r}: importlib.import_module(name)\nprint(*sys.modules)"
-    loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
-    above = ("analysis", "evaluation", "training", "objectives", "commands", "planning")
-    assert not [name for name in loaded for package in above if f"{name}.".startswith(f"lapcli.{package}.")]
