@@ -1,4 +1,4 @@
-"""The README's commands run: cut to a few steps, except that blocks marked long are only parsed and planned."""
+"""The commands of README and docs run: cut to a few steps; blocks marked long are only parsed and planned."""
 
 import re
 import shlex
@@ -6,16 +6,22 @@ import shlex
 import pytest
 from support import CHAT_CUT, ROOT, run_main
 
-README = (ROOT / "README.md").read_text()
-BLOCKS = re.findall(r"(<!-- long[^>]*-->\n)?```(\w+)\n(.*?)```", README, re.DOTALL)
-COMMANDS = [
-    (bool(long), line) for long, language, body in BLOCKS if language == "sh" for line in body.splitlines() if line
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+BLOCKS = [
+    block
+    for page in PAGES
+    for block in re.findall(r"(<!-- long[^>]*-->\n)?```(\w+)\n(.*?)```", page.read_text(), re.DOTALL)
 ]
+COMMANDS = list(  # each once
+    {
+        line: bool(long) for long, language, body in BLOCKS if language == "sh" for line in body.splitlines() if line
+    }.items()
+)
 
 
 def test_there_are_commands_to_run():
     assert len(COMMANDS) >= 5
-    assert all(line.startswith("lap ") for _, line in COMMANDS)
+    assert all(line.startswith("lap ") for line, _ in COMMANDS)
 
 
 @pytest.fixture(scope="module")
@@ -31,8 +37,8 @@ def shortened(recipe: str) -> list[str]:
     return [part for value in ("train.steps=2", *kept) for part in ("--set", value)]
 
 
-@pytest.mark.parametrize(("long", "line"), COMMANDS, ids=[line for _, line in COMMANDS])
-def test_command(long, line, capsys, tmp_path, measured_runs, monkeypatch, request):
+@pytest.mark.parametrize(("line", "long"), COMMANDS, ids=[line for line, _ in COMMANDS])
+def test_command(line, long, capsys, tmp_path, measured_runs, monkeypatch, request):
     monkeypatch.chdir(ROOT)
     words = shlex.split(line)[1:]
     needs_runs = (words[0] in {"sft", "chat", "report"} or "quickstart-sft" in words) and not long
@@ -82,8 +88,30 @@ def test_python(body):
 
 
 def test_the_file_tree_is_complete():
-    """Each module has its half line, and each line its module."""
-    tree = README[README.index("## Files") :]
-    named = set(re.findall(r"(\w+\.py)\b", tree))
-    there = {path.name for path in (ROOT / "lapcli").rglob("*.py") if path.name not in {"__init__.py", "__main__.py"}}
+    """Each module has its half line in its place, and each line its module."""
+    text = (ROOT / "docs" / "ARCHITECTURE.md").read_text()
+    folders: list[tuple[int, str]] = []
+    named = set()
+    for indent, name, words in re.findall(
+        r"^( {4,})(\w+(?:/|\.py))(.*)$", text[text.index("## Files") :], re.MULTILINE
+    ):
+        folders = [folder for folder in folders if folder[0] < len(indent)]
+        path = "".join(folder for _, folder in folders) + name
+        if name.endswith("/"):
+            folders.append((len(indent), name))
+        else:
+            assert words.strip(), f"{path} has no half line"
+            named.add(path)
+    files = (ROOT / "lapcli").rglob("*.py")
+    there = {str(path.relative_to(ROOT)) for path in files if path.name not in {"__init__.py", "__main__.py"}}
     assert named == there
+
+
+def test_links_lead_somewhere():
+    for page in PAGES:
+        for target in re.findall(r"\]\(([^)#]+)\)", page.read_text()):
+            assert target.startswith("https://") or (page.parent / target).exists(), f"{page.name}: {target}"
+
+
+def test_the_readme_is_short():
+    assert len((ROOT / "README.md").read_text().splitlines()) <= 250
