@@ -6,8 +6,9 @@ modification time and change time. A copy or an archive can restore a modificati
 
 import hashlib
 import json
+import re
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,13 +17,13 @@ from lapcli.data.checksums import CHECKSUM
 from lapcli.runtime.environment import cache_dir
 from lapcli.runtime.errors import DataError
 from lapcli.runtime.files import write_json
+from lapcli.runtime.progress import Progress
 
 #: A file that changed less than this before it was hashed may change again within the same tick of its change time.
 _TICK_NS = 1_000_000_000
 _READ_AT_ONCE = 1 << 22
 _HASHED_ENDS = 1 << 16
-
-Progress = Callable[[str, int, int], None]
+_SHA256 = re.compile(r"[0-9a-f]{64}")
 
 
 def content_sha256(paths: Sequence[Path], progress: Progress | None = None) -> list[str]:
@@ -48,6 +49,20 @@ def remembered_sha256(path: Path) -> str | None:
 def hub_fingerprint(path: Path) -> list[str | int] | None:
     """The hub's own content hash: its cache names blobs by it and links to them. None where it holds copies."""
     return [path.resolve().name, path.stat().st_size] if path.is_symlink() else None
+
+
+def refuse_damaged_blobs(paths: Sequence[Path], progress: Progress | None = None) -> None:
+    """DataError for a file of the hub whose content is not that of its name, where the name is its sha256.
+
+    Asked before the files are read; small text files have a name of another kind.
+    """
+    blobs = [path for path in paths if path.is_symlink() and _SHA256.fullmatch(path.resolve().name)]
+    for path, found in zip(blobs, content_sha256(blobs, progress), strict=True):
+        if found != path.resolve().name:
+            raise DataError(
+                f"{path.name} is damaged: {path.resolve()} does not have the sha256 of its name; remove that file, "
+                "then run `lap fetch RECIPE`"
+            )
 
 
 def fingerprint_of_0_1(path: Path) -> list[str | int]:

@@ -84,6 +84,18 @@ def test_a_new_commit_is_only_read_when_files_are_missing(online):
     assert pq.read_table(both[0])["text"].to_pylist() == ["quite another text"]
 
 
+def test_a_damaged_file_of_the_hubs_cache_is_named_before_it_is_read(online):
+    online.hash = "sha256"
+    paths = hub_files(REPOSITORY, sorted(online.files), None)
+    content = bytearray(paths[1].read_bytes())
+    content[content.index(b"says hello")] ^= 1  # a text in which only one letter is wrong
+    paths[1].resolve().write_bytes(content)
+    with pytest.raises(DataError, match=r"shard_00001\.parquet is damaged: .* remove that file, then run `lap fetch"):
+        prepare_text(source(), TOKENIZER)
+    paths[1].resolve().unlink()
+    assert prepare_text(source(), TOKENIZER).documents == 36
+
+
 def test_offline_and_missing_names_the_data_set_and_the_command(monkeypatch):
     with pytest.raises(DataError, match=r"shard_00000.parquet of the data set someone/some-text.*`lap fetch RECIPE`"):
         prepare_text(source(), TOKENIZER)

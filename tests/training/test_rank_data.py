@@ -153,3 +153,5 @@ def test_damage_that_only_another_rank_reads_is_named_by_it(homes, tmp_path):
     assert "lap: rank 1: " in one.stderr
     assert "train-00000.bin is damaged" in one.stderr
     assert zero.returncode != 0
+    for result in start_ranks("train", [recipe] * 2, homes, tmp_path / "runs", caches):  # builds that cache again
+        assert result.returncode == 0, result.stderr

@@ -24,7 +24,7 @@ from lapcli.data.chat.sources import count_rows, read_rows, source_files
 from lapcli.data.chat.spelling import QUESTIONS, shuffled_words, simple_spelling, spelling_bee
 from lapcli.data.chat.words import SYSTEM, builtin_words, read_words, system_words
 from lapcli.data.checksums import INDEX, BlockHasher, CheckedFile, read_index, write_index
-from lapcli.data.fingerprint import content_sha256, hub_fingerprint
+from lapcli.data.fingerprint import content_sha256, hub_fingerprint, refuse_damaged_blobs
 from lapcli.data.text.builtin import builtin_sha256, builtin_text
 from lapcli.data.text.shards import token_dtype
 from lapcli.data.text.tokenizer import Tokenizer
@@ -85,6 +85,8 @@ def prepare_rows(
     folder = cache_dir() / "chat" / digest(VERSION, data_set.format, content, tokenizer.sha256, longest)[:32]
 
     def build(unfinished: Path) -> None:
+        if data_set.source.startswith("hub:"):
+            refuse_damaged_blobs(source_files(data_set) or [], progress)
         _render(unfinished, data_set, tokenizer, longest, progress)
         if _content_key(data_set, progress) != content:
             raise DataError(f"{data_set.name} changed while it was being read; run it again when it is complete")

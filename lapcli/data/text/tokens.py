@@ -22,6 +22,7 @@ import numpy as np
 
 from lapcli.data.cache import build_once, digest
 from lapcli.data.checksums import INDEX, BlockHasher, read_index, write_index
+from lapcli.data.fingerprint import refuse_damaged_blobs
 from lapcli.data.text.corpus import Corpus
 from lapcli.data.text.documents import DocumentWriter
 from lapcli.data.text.formats import is_text
@@ -59,10 +60,10 @@ class TextData:
 def prepare_text(source: TextSource, tokenizer: TokenizerSection, *, progress: Progress | None = None) -> TextData:
     """Download, train the tokenizer, tokenise: whatever of it has not been done before. Safe to call on every rank."""
     corpus = open_corpus(source, progress)
-    used = _prepare_tokenizer(corpus, tokenizer)
+    used = _prepare_tokenizer(corpus, tokenizer, progress)
     folder = build_once(
         _text_folder(corpus.key, used.sha256),
-        lambda unfinished: _tokenise(unfinished, corpus, used),
+        lambda unfinished: _tokenise(unfinished, corpus, used, progress),
         _is_whole,
         lambda folder: _adopt_text(folder, corpus, used),
     )
@@ -106,7 +107,7 @@ def _is_tokenised(corpus: Corpus, section: TokenizerSection) -> bool:
     return False
 
 
-def _prepare_tokenizer(corpus: Corpus, section: TokenizerSection) -> Tokenizer:
+def _prepare_tokenizer(corpus: Corpus, section: TokenizerSection, progress: Progress | None) -> Tokenizer:
     """The one that the recipe names, or one trained on the documents to train on."""
     if section.file:
         given = Tokenizer.from_file(Path(section.file).expanduser())
@@ -118,6 +119,7 @@ def _prepare_tokenizer(corpus: Corpus, section: TokenizerSection) -> Tokenizer:
         return given
 
     def train(folder: Path) -> None:
+        refuse_damaged_blobs([file.path for file in corpus.files], progress)
         trained = train_tokenizer(
             _train_documents(corpus), section.vocab, max_chars=section.train_chars, crop=section.train_crop
         )
@@ -171,7 +173,8 @@ def _text_folder(corpus_key: str, tokenizer_sha256: str) -> Path:
     return cache_dir() / "text" / digest(VERSION, corpus_key, tokenizer_sha256)[:32]
 
 
-def _tokenise(folder: Path, corpus: Corpus, tokenizer: Tokenizer) -> None:
+def _tokenise(folder: Path, corpus: Corpus, tokenizer: Tokenizer, progress: Progress | None) -> None:
+    refuse_damaged_blobs([file.path for file in corpus.files], progress)
     seed = None if corpus.source.shuffled else corpus.source.shuffle_seed
     writers = {part: DocumentWriter(folder, part, tokenizer, seed) for part in _PARTS}
     for parts in corpus.parts("tokenising"):
