@@ -143,10 +143,14 @@ def test_rows_without_a_target_are_never_a_nan(pretrained, tmp_path):
     rows = (tmp_path / "chats.jsonl").read_text()
     (tmp_path / "chats.jsonl").write_text(rows + (json.dumps(long) + "\n") * 40)
     for stage, dropped in (("sft", 40), ("midtrain", 0)):
+        log = io.StringIO()
         run = train_here(
-            staged(pretrained, tmp_path, stage, train={"batch": 1, "micro_batch": 1}), tmp_path / "r", stage
+            staged(pretrained, tmp_path, stage, train={"batch": 1, "micro_batch": 1}), tmp_path / "r", stage, log
         )
         assert run.info["rows_without_target"] == dropped
+        cut = 40 - dropped  # of those that are left: all of the long ones, or none
+        assert (run.info["cut_rows"], run.info["cut_share"]) == (cut, cut / (80 - dropped))
+        assert ("40 (50.0%) are cut at 32 tokens" in log.getvalue()) == (cut > 0)
         losses = [line["loss"] for line in read_metrics(run.metrics) if "loss" in line]
         assert all(loss == loss and loss > 0 for loss in losses)
 

@@ -70,7 +70,7 @@ class ImageData:
 
 def open_images(source: ImageFiles, classes: int | None, progress: Progress | None = None) -> ImageData:
     """Both parts, checked, small ones decoded and held in memory; `classes` none: as many as there are."""
-    train, validation = _parts(source)
+    train, validation = _parts(source, progress=progress)
     if train.classes != validation.classes:
         differing = sorted(set(train.classes) ^ set(validation.classes))[:5]
         raise DataError(
@@ -132,11 +132,11 @@ def _described(source: ImageFiles, train: ImageSet, validation: ImageSet) -> str
     return f"{source.train}: {training}{len(validation):,} {kind} of {len(validation.classes)} classes"
 
 
-def _parts(source: ImageFiles, whole: bool = False) -> tuple[ImageSet, ImageSet]:
-    train, own = _open(source, source.train)
+def _parts(source: ImageFiles, whole: bool = False, progress: Progress | None = None) -> tuple[ImageSet, ImageSet]:
+    train, own = _open(source, source.train, progress)
     if isinstance(source.validation, str):
         # A folder of images for each class, or one of tables with a split of its own.
-        other, held_out = _open(source, source.validation)
+        other, held_out = _open(source, source.validation, progress)
         return train, held_out or other
     if isinstance(source.validation, float):
         return held_out_fraction(train, source.validation, source.split_seed)
@@ -150,7 +150,7 @@ def _parts(source: ImageFiles, whole: bool = False) -> tuple[ImageSet, ImageSet]
     return train, own
 
 
-def _open(source: ImageFiles, where: str) -> tuple[ImageSet, ImageSet | None]:
+def _open(source: ImageFiles, where: str, progress: Progress | None) -> tuple[ImageSet, ImageSet | None]:
     """The training part of a source, and its own held-out part if it has one."""
     turned = source.exif_orientation == "apply"
     if where == "builtin":
@@ -158,7 +158,7 @@ def _open(source: ImageFiles, where: str) -> tuple[ImageSet, ImageSet | None]:
     if where == "builtin:photographs":
         return Photographs(), Photographs(held_out=True)
     if where.startswith("hub:"):
-        return open_tables(where, source.revision, source.image_column, source.label_column, turned)
+        return open_tables(where, source.revision, source.image_column, source.label_column, turned, progress)
     folder = Path(where).expanduser()
     if not folder.is_dir():
         raise DataError(
@@ -168,7 +168,7 @@ def _open(source: ImageFiles, where: str) -> tuple[ImageSet, ImageSet | None]:
         held_out = next((folder / name for name in HELD_OUT if (folder / name).is_dir()), None)
         return FolderImages(folder / "train", turned), FolderImages(held_out, turned) if held_out else None
     if has_tables(folder):
-        return open_tables(str(folder), None, source.image_column, source.label_column, turned)
+        return open_tables(str(folder), None, source.image_column, source.label_column, turned, progress)
     return FolderImages(folder, turned), None
 
 

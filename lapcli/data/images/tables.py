@@ -19,6 +19,7 @@ from lapcli.data.images.image_set import ImageSet, check_labels
 from lapcli.runtime.environment import cache_dir, hub_is_offline
 from lapcli.runtime.errors import DataError
 from lapcli.runtime.files import write_json
+from lapcli.runtime.progress import Progress
 
 log = logging.getLogger(__name__)
 
@@ -75,10 +76,15 @@ class TableImages(ImageSet):
 
 
 def open_tables(
-    source: str, revision: str | None, image_column: str | None, label_column: str | None, turned: bool = False
+    source: str,
+    revision: str | None,
+    image_column: str | None,
+    label_column: str | None,
+    turned: bool = False,
+    progress: Progress | None = None,
 ) -> tuple[TableImages, TableImages | None]:
     """The training images, and what the source holds out; `source` is hub:OWNER/NAME or a folder."""
-    splits = load_tables(source, revision)
+    splits = load_tables(source, revision, progress)
     if "train" not in splits:
         raise DataError(f"{source} has no split `train`; it has {', '.join(splits)}")
     held_out = next((name for name in HELD_OUT if name in splits), None)
@@ -92,7 +98,7 @@ def open_tables(
     return parts[0], parts[1] if len(parts) > 1 else None
 
 
-def load_tables(source: str, revision: str | None, **options: Any) -> Any:
+def load_tables(source: str, revision: str | None, progress: Progress | None = None, **options: Any) -> Any:
     """The splits of a hub data set or of a folder of parquet files; DataError with the next step if there are none."""
     import datasets
     from huggingface_hub import constants
@@ -105,7 +111,7 @@ def load_tables(source: str, revision: str | None, **options: Any) -> Any:
     try:
         if is_hub:
             return datasets.load_dataset(source.removeprefix("hub:"), revision=revision, **options)
-        return _load_local(Path(source).expanduser(), cache_dir() / "datasets", options)
+        return _load_local(Path(source).expanduser(), cache_dir() / "datasets", options, progress)
     except DataError:
         raise
     except GatedRepoError:
@@ -120,13 +126,13 @@ def load_tables(source: str, revision: str | None, **options: Any) -> Any:
         raise DataError(f"{source} could not be read as a data set ({reason})") from error
 
 
-def _load_local(folder: Path, place: Path, options: dict[str, Any]) -> Any:
+def _load_local(folder: Path, place: Path, options: dict[str, Any], progress: Progress | None) -> Any:
     """A folder of parquet files, converted in `place`, beside our other caches, unless that was done before."""
     import datasets
 
     place.mkdir(parents=True, exist_ok=True)
     with locked(place / digest(str(folder.resolve()))[:32]):  # the ranks of a machine convert once
-        files = _described_files(folder)
+        files = _described_files(folder, progress)
         builder = datasets.load_dataset_builder(str(folder), cache_dir=str(place), **options)
         converted = Path(builder.cache_dir)
         if converted.is_dir() and not _is_of(converted, folder, files):
@@ -141,7 +147,7 @@ def _load_local(folder: Path, place: Path, options: dict[str, Any]) -> Any:
     return splits
 
 
-def _described_files(folder: Path) -> dict[str, str]:
+def _described_files(folder: Path, progress: Progress | None = None) -> dict[str, str]:
     """The sha256 of the parquet files, and of what describes them, by name."""
     names = sorted(
         os.path.relpath(os.path.join(where, name), folder)
@@ -149,7 +155,7 @@ def _described_files(folder: Path) -> dict[str, str]:
         for name in files
         if name.endswith(".parquet") or name in ("README.md", "dataset_infos.json")
     )
-    return dict(zip(names, content_sha256([folder / name for name in names]), strict=True))
+    return dict(zip(names, content_sha256([folder / name for name in names], progress), strict=True))
 
 
 def _is_of(converted: Path, folder: Path, files: dict[str, str]) -> bool:

@@ -18,7 +18,7 @@ from lapcli.runtime.files import sha256_of_file
 from lapcli.runtime.progress import Progress
 
 DEFAULT_FRACTION = 1 / 20
-_READ_AT_ONCE = 1 << 26  # bytes of a file that are read without a second thought
+_READ_AT_ONCE = 1 << 26  # bytes of a corpus that are read without a second thought
 
 
 @dataclass(frozen=True)
@@ -66,7 +66,7 @@ class Corpus:
         hashes = []
         for file in self.files:
             known = file.content or [remembered_sha256(file.path)]
-            if known == [None] and file.size <= _READ_AT_ONCE:
+            if known == [None] and self.size <= _READ_AT_ONCE:
                 known = [sha256_of_file(file.path)]
             hashes.append(known)
         return None if [None] in hashes else self._key(hashes)
