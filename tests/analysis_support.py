@@ -57,7 +57,7 @@ TINY_SELF_SUPERVISED: dict[str, Any] = {
     "data": {"train": "builtin:photographs", "crops": {"global_size": 16, "locals": 2, "local_size": 8}},
     "train": {"steps": 4, "batch": 8, "micro_batch": 8, "group": 8, "threads": 1},
     "optimizer": {"lr": 1e-3},
-    "schedule": {"epoch_steps": 2, "warmup_epochs": 1, "teacher_warmup_epochs": 1},
+    "schedule": {"epoch_steps": 1, "warmup_epochs": 1, "teacher_warmup_epochs": 2},
     "validation": {"every": 2, "neighbours": 5, "train_images": 50, "images": 30, "batch": 50},
     "checkpoint": {"every": 4, "keep": 1},
 }

@@ -149,8 +149,8 @@ def finished(tmp_path_factory, shared_cache):
         stages = tiny_chat_recipe(folder, sft={"train": {"steps": 1}, "validation": {"prompts": []}})
         train_stages(stages, base, runs_dir=runs, name="chat", only="midtrain", console=Console(file=io.StringIO()))
         train_stages(stages, base, runs_dir=runs, name="chat", only="sft", console=Console(file=io.StringIO()))
-        train_here(image_recipe(train={"steps": 1}), runs, "vit")
-        train_here(self_supervised_recipe(train={"steps": 1}), runs, "dino")
+        train_here(image_recipe(train={"steps": 3}), runs, "vit")
+        train_here(self_supervised_recipe(train={"steps": 2}), runs, "dino")
     (folder / "chat.yaml").write_text(recipe_to_yaml(stages))
     return runs
 
