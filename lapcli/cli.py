@@ -25,7 +25,7 @@ from lapcli.commands.sweep import sweep
 from lapcli.commands.train import EXAMPLES as TRAIN_EXAMPLES
 from lapcli.commands.train import train
 from lapcli.runtime.environment import wait_politely
-from lapcli.runtime.errors import Interrupted, LapError, UsageError
+from lapcli.runtime.errors import ExitCode, Interrupted, LapError, UsageError
 
 app = typer.Typer(
     name="lap",
@@ -67,7 +67,6 @@ app.command(epilog=REPORT_EXAMPLES)(report)
 #: New objects until Python looks for cycles among them. Imports make a million that stay, and looking at them again
 #: every 700 is a seventh of a start; a training step leaves no cycles at all.
 COLLECT_EVERY = 50_000
-STOPPED = 130  # a shell's 128 + SIGINT, which typer makes of a KeyboardInterrupt
 
 
 def main() -> None:
@@ -81,7 +80,7 @@ def main() -> None:
             print(f"lap: {error}", file=sys.stderr)
         raise SystemExit(int(error.exit_code)) from None
     except SystemExit as stop:
-        if stop.code == STOPPED:  # by Ctrl-C, where nothing was in the making that could be saved
+        if stop.code == ExitCode.STOPPED:  # by Ctrl-C, where nothing was in the making that could be saved
             print("lap: stopped; what was saved is kept, run the same command to go on", file=sys.stderr)
         raise
     except BrokenPipeError:  # `lap ... | head`

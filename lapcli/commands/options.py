@@ -44,8 +44,19 @@ Fresh = Annotated[bool, typer.Option("--fresh", help="Move an old run of that na
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Say what would be trained; touch no data.")]
 Nproc = Annotated[str, typer.Option("--nproc", metavar="N|auto", help="Processes here; auto: one a GPU.")]
 Nnodes = Annotated[int, typer.Option("--nnodes", help="Machines.")]
-NodeRank = Annotated[int | None, typer.Option("--node-rank", help="Number of this machine, from 0.")]
+NodeRank = Annotated[int | None, typer.Option("--node-rank", help="Number of this machine; 0 is the one of --rdzv.")]
 Rdzv = Annotated[str | None, typer.Option("--rdzv", metavar="HOST:PORT", help="Where the machines meet.")]
+StepTimeout = Annotated[
+    float,
+    typer.Option(
+        "--step-timeout",
+        metavar="MINUTES",
+        min=0.01,
+        max=100_000,
+        envvar="LAP_STEP_TIMEOUT",
+        help="Longest wait of the ranks for each other in a step; the first one and saves are not timed.",
+    ),
+]
 MaxRestarts = Annotated[int, typer.Option("--max-restarts", help="Times to go on after a rank died.")]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")]
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from lapcli.commands import options
+from lapcli.runtime.environment import STEP_TIMEOUT
 
 if TYPE_CHECKING:
     from lapcli.recipe.chat import ChatRecipe
@@ -43,6 +44,7 @@ def sft(
     node_rank: options.NodeRank = None,
     rdzv: options.Rdzv = None,
     max_restarts: options.MaxRestarts = 0,
+    step_timeout: options.StepTimeout = STEP_TIMEOUT,
     as_json: options.Json = False,
 ) -> None:
     """Mid-train and fine-tune a pretrained GPT on conversations. The same command goes on with an unfinished run."""
@@ -74,7 +76,16 @@ def sft(
 
     run_name = (name or start.name.removesuffix("-midtrain")) + ("" if seed is None or name else f"-seed{seed}")
     console = LogConsole()
-    runs = train_stages(loaded, start, runs_dir=folder, name=run_name, only=stage, fresh=fresh, console=console)
+    runs = train_stages(
+        loaded,
+        start,
+        runs_dir=folder,
+        name=run_name,
+        only=stage,
+        fresh=fresh,
+        step_timeout=step_timeout,
+        console=console,
+    )
     if is_main_process():
         _print_result(runs, as_json)
 

@@ -154,9 +154,10 @@ def _run(grid: "Sweep", where: Path, jobs: int, only: str | None, nproc: str, as
     import json
 
     from lapcli.runtime.console import LogConsole
+    from lapcli.runtime.launch import Processes
     from lapcli.sweep.ending import failure, make_reports
     from lapcli.sweep.runner import Runner
-    from lapcli.sweep.slots import share_machine
+    from lapcli.sweep.slots import share_machine, visible_gpus
     from lapcli.sweep.table import LiveTable, as_data, final_table
 
     slots, words = share_machine(jobs)
@@ -164,6 +165,8 @@ def _run(grid: "Sweep", where: Path, jobs: int, only: str | None, nproc: str, as
     with LiveTable(console, where) as table:
         table.tell(words)
         runner = Runner(grid, where, slots, only=only, nproc=nproc, show=table.show, tell=table.tell)
+        if (gpus := visible_gpus()) and any(track.cell.loaded.train.device != "cpu" for track in runner.tracks):
+            Processes(nproc).check_gpus(max(1, len(gpus) // jobs))
         outcome = runner.run()
     if as_json:
         chosen = {choice.cell: dict(choice.values) for choice in outcome.choices}

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 import typer
 
 from lapcli.commands import options
+from lapcli.runtime.environment import STEP_TIMEOUT
 from lapcli.runtime.errors import UsageError
 
 if TYPE_CHECKING:
@@ -34,6 +35,7 @@ def train(
     node_rank: options.NodeRank = None,
     rdzv: options.Rdzv = None,
     max_restarts: options.MaxRestarts = 0,
+    step_timeout: options.StepTimeout = STEP_TIMEOUT,
     as_json: options.Json = False,
 ) -> None:
     """Train a model. The same command resumes an unfinished run from its last checkpoint.
@@ -71,8 +73,15 @@ def train(
     from lapcli.training.start import train_recipe
 
     console = LogConsole()
-    folder = runs_dir or default_runs_dir()
-    run = train_recipe(kind_of(loaded), loaded, runs_dir=folder, name=run_name, fresh=fresh, console=console)
+    run = train_recipe(
+        kind_of(loaded),
+        loaded,
+        runs_dir=runs_dir or default_runs_dir(),
+        name=run_name,
+        fresh=fresh,
+        step_timeout=step_timeout,
+        console=console,
+    )
     from lapcli.runtime.ranks import is_main_process
 
     if is_main_process():

@@ -10,6 +10,7 @@ from lapcli.recipe import load_recipe
 from lapcli.recipe.chat import STAGES, ChatRecipe, ChatStageRecipe, StageName, stage_recipe
 from lapcli.recipe.schema import GPTRecipe, Source
 from lapcli.runs import CHECKPOINTS, INFO, Run, find_run, read_run
+from lapcli.runtime.environment import STEP_TIMEOUT
 from lapcli.runtime.errors import DataError, UsageError
 from lapcli.runtime.progress import Progress, shown_progress
 
@@ -137,6 +138,7 @@ def train_stages(
     name: str,
     only: StageName | None = None,
     fresh: bool = False,
+    step_timeout: float = STEP_TIMEOUT,
     console: "Console",
 ) -> list[Run]:
     """Trains `<name>-midtrain`, then `<name>-sft`; with `only`, one of them. Finished ones are left as they are."""
@@ -152,7 +154,7 @@ def train_stages(
         start = _stage_before(only, given, runs_dir, name) or start
     if any(given[stage].train.deterministic for stage in stages):
         prepare_determinism()
-    world = join_world(given[stages[0]].train.device)
+    world = join_world(given[stages[0]].train.device, step_timeout)
     runs: list[Run] = []
     try:
         with world.together():

@@ -1,9 +1,11 @@
 """Every environment variable that `lap` reads, declared once.
 
-LAP_RUNS        folder of the run directories                (default `runs`)
-LAP_CACHE       tokenizers, tokenised text, decoded images   (default `$XDG_CACHE_HOME/lap`, else `~/.cache/lap`)
-LAP_CORES       cores to use at most                         (default all that this process may; a sweep divides them)
-LAP_TEST_DATA   real benchmark files for the tests           (default none: those tests skip)
+LAP_RUNS          folder of the run directories                (default `runs`)
+LAP_CACHE         tokenizers, tokenised text, decoded images   (default `$XDG_CACHE_HOME/lap`, else `~/.cache/lap`)
+LAP_STEP_TIMEOUT  minutes that ranks wait for each other       (default 10; as --step-timeout)
+LAP_CORES         cores to use at most                         (default all there are; a sweep sets a job's share)
+LAP_LAUNCHER      process that started this rank               (set by the launcher, so that no rank outlives it)
+LAP_TEST_DATA     real benchmark files for the tests           (default none: those tests skip)
 
 Others' variables are honoured where they mean something here: HF_HOME, HF_ENDPOINT, HF_HUB_OFFLINE, NO_COLOR,
 OMP_NUM_THREADS, OMP_WAIT_POLICY, and torchrun's RANK, LOCAL_RANK, WORLD_SIZE.
@@ -13,6 +15,9 @@ import os
 from pathlib import Path
 
 from lapcli.runtime.errors import UsageError
+
+STEP_TIMEOUT = 10.0
+LAUNCHER = "LAP_LAUNCHER"
 
 
 def wait_politely() -> None:
@@ -41,6 +46,11 @@ def cores_given() -> int | None:
     if not given.isdecimal() or int(given) < 1:
         raise UsageError(f"LAP_CORES takes a number of cores, got {given[:40]!r}")
     return int(given)
+
+
+def launcher() -> int | None:
+    given = os.environ.get(LAUNCHER, "")
+    return int(given) if given.isdecimal() else None
 
 
 def hub_is_offline() -> bool:

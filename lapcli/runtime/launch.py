@@ -4,20 +4,34 @@
 --nproc 2                   two processes (gloo on the CPU)
 --nnodes 4 --node-rank 1 --rdzv head:29500      the same command on each of four machines
 --max-restarts 3            a dead rank ends the others, and all start again from the last checkpoint
+
+Machines meet through torch's c10d rendezvous, whose store is in the launcher of the head, number 0. The ranks of every
+attempt have a store of their own, in the process of rank 0: the launchers of several machines do not count restarts
+alike, so that with a count of them in the keys of one lasting store, ranks would wait for those of another attempt.
 """
 
 import logging
 import os
 import signal
+import socket
+import subprocess
 import sys
 import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from types import FrameType
 
-from lapcli.runtime.errors import ExitCode, UsageError
+from lapcli.runtime.environment import LAUNCHER
+from lapcli.runtime.errors import ExitCode, LapError, UsageError
 from lapcli.runtime.machine import usable_cores
+from lapcli.runtime.signals import Patience, handled
 
 # A save of the largest model takes longer than torchrun's 30 seconds between SIGTERM and SIGKILL.
 SECONDS_TO_SAVE = 600
+# A batch system starts the machines of a job minutes apart.
+SECONDS_TO_MEET = 600
+PASSED_ON = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1)
 
 
 @dataclass(frozen=True)
@@ -33,13 +47,19 @@ class Processes:
     def here(self, device: str = "auto") -> int:
         """Processes on this machine."""
         if self.nproc == "auto":
-            import torch
-
-            gpus = torch.cuda.device_count() if device in {"auto", "cuda"} else 0
-            return max(1, gpus)
+            return max(1, _gpus(device))
         if not self.nproc.isdecimal() or not 1 <= int(self.nproc) <= 1024:
             raise UsageError(f"--nproc takes a number of processes or auto, got {self.nproc[:40]!r}")
         return int(self.nproc)
+
+    def check_gpus(self, gpus: int) -> None:
+        """A process needs a GPU of its own; without any GPU there can be as many processes as wanted."""
+        if self.nproc != "auto" and 0 < gpus < self.here():
+            raise UsageError(
+                f"--nproc {self.nproc} needs as many GPUs, and here {'is' if gpus == 1 else 'are'} {gpus} "
+                f"(CUDA_VISIBLE_DEVICES={os.environ.get('CUDA_VISIBLE_DEVICES', 'not set')}); use --nproc {gpus}, or "
+                "--set train.device=cpu"
+            )
 
     def check(self) -> None:
         if self.nnodes < 1 or self.max_restarts < 0:
@@ -59,6 +79,7 @@ def needs_launch(processes: Processes, device: str = "auto") -> bool:
     processes.check()
     if "RANK" in os.environ and "WORLD_SIZE" in os.environ:
         return False
+    processes.check_gpus(_gpus(device))
     return processes.nnodes > 1 or processes.here(device) > 1
 
 
@@ -66,24 +87,92 @@ def launch(processes: Processes, arguments: list[str], device: str = "auto") -> 
     """Runs `lap ARGUMENTS` under torchrun and returns the exit code of the whole."""
     from torch.distributed.elastic.multiprocessing.api import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+    from torch.distributed.elastic.rendezvous.api import RendezvousError
     from torch.distributed.launcher.api import elastic_launch
     from torch.distributed.run import config_from_args, parse_args
 
     # The workers say themselves what went wrong, in one sentence; the agent's own report would bury it.
     logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)
-    # Without a number torchrun gives each process one thread. A sweep gives a cell as many as it has cores, for all of
-    # its processes together.
-    if os.environ.get("OMP_NUM_THREADS") in (None, os.environ.get("LAP_CORES")):
-        os.environ["OMP_NUM_THREADS"] = str(max(1, usable_cores() // processes.here(device)))
     try:
-        # Our own arguments come after: torchrun's parser would take `--nproc` for one of its options.
-        config, command, first = config_from_args(parse_args([*_torchrun_options(processes, device), "-m", "lapcli"]))
-        elastic_launch(config, command)(*first, *arguments)
+        with _environment(processes, device), _signals_passed_on():
+            # Our own arguments come after: torchrun's parser would take `--nproc` for one of its options.
+            options = [*_torchrun_options(processes, device), "-m", "lapcli"]
+            config, command, first = config_from_args(parse_args(options))
+            elastic_launch(config, command)(*first, *arguments)
     except SignalException:
         return ExitCode.INTERRUPTED
     except ChildFailedError as error:
         return _explain(error)
+    except RendezvousError as error:
+        raise LapError(
+            f"the machines did not meet at {processes.rdzv} ({error}); start the same command on all of them, with "
+            "--node-rank 0 on the one that --rdzv names, and look at what the others said"
+        ) from error
     return ExitCode.DONE
+
+
+def _gpus(device: str) -> int:
+    if device not in {"auto", "cuda"}:
+        return 0
+    import torch
+
+    return torch.cuda.device_count()
+
+
+@contextmanager
+def _environment(processes: Processes, device: str) -> Iterator[None]:
+    """What the ranks inherit."""
+    before = dict(os.environ)
+    # Without a number torchrun gives each process one thread. A sweep gives a cell as many as it has cores, for all of
+    # its processes together.
+    if os.environ.get("OMP_NUM_THREADS") in (None, os.environ.get("LAP_CORES")):
+        os.environ["OMP_NUM_THREADS"] = str(max(1, usable_cores() // processes.here(device)))
+    os.environ["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
+    os.environ[LAUNCHER] = str(os.getpid())
+    try:
+        yield
+    finally:
+        os.environ.clear()
+        os.environ.update(before)
+
+
+@contextmanager
+def _signals_passed_on() -> Iterator[None]:
+    """The first signal ends torchrun in order: it passes the signal on and waits until the ranks have saved.
+
+    torchrun's own handlers would take a second one for a reason to wait once more.
+    """
+    from torch.distributed.elastic.multiprocessing.api import SignalException
+
+    patience, is_ending = Patience(), False
+
+    def handle(number: int, frame: FrameType | None) -> None:
+        nonlocal is_ending
+        if patience.is_over(number):
+            _end_at_once()
+        if not is_ending:
+            is_ending = True
+            name = signal.Signals(number)
+            raise SignalException(f"{name.name} to the launcher", sigval=name)
+
+    # What `nohup` or a shell has this process ignore, it goes on ignoring.
+    with handled([number for number in PASSED_ON if signal.getsignal(number) is not signal.SIG_IGN], handle):
+        yield
+
+
+def _end_at_once() -> None:
+    """Without waiting for anybody. On Linux the ranks would end with this process; elsewhere nothing else ends them."""
+    try:
+        listed = subprocess.run(["ps", "-A", "-o", "pid=,ppid="], capture_output=True, text=True, check=False).stdout
+    except OSError:  # no ps
+        listed = ""
+    for row in listed.splitlines():
+        pid, parent = map(int, row.split())
+        if parent == os.getpid():
+            with suppress(ProcessLookupError, PermissionError):
+                os.killpg(pid, signal.SIGKILL)  # every rank has a session of its own, with those who read its data
+    print("lap: stopped; what was saved is kept, run the same command to go on", file=sys.stderr, flush=True)
+    os._exit(ExitCode.STOPPED)
 
 
 def _torchrun_options(processes: Processes, device: str) -> list[str]:
@@ -91,15 +180,31 @@ def _torchrun_options(processes: Processes, device: str) -> list[str]:
         f"--nproc-per-node={processes.here(device)}",
         f"--max-restarts={processes.max_restarts}",
         f"--shutdown-timeout={SECONDS_TO_SAVE}",
-        "--signals-to-handle=SIGTERM,SIGINT,SIGHUP,SIGQUIT,SIGUSR1",
+        "--signals-to-handle=SIGUSR2",  # the others are handled here
+        "--rdzv-backend=c10d",
     ]
     if processes.nnodes == 1 and processes.rdzv is None:
-        return [*options, "--rdzv-backend=c10d", "--rdzv-endpoint=localhost:0", f"--rdzv-id={uuid.uuid4()}"]
-    host, _, port = (processes.rdzv or "").rpartition(":")
-    options.append(f"--nnodes={processes.nnodes}")
-    if processes.node_rank is None:  # the machines number themselves
-        return [*options, "--rdzv-backend=c10d", f"--rdzv-endpoint={host}:{port}", "--rdzv-id=lap"]
-    return [*options, f"--node-rank={processes.node_rank}", f"--master-addr={host}", f"--master-port={port}"]
+        return [*options, "--rdzv-endpoint=localhost:0", "--local-addr=localhost", f"--rdzv-id={uuid.uuid4()}"]
+    options += [f"--nnodes={processes.nnodes}", f"--rdzv-endpoint={processes.rdzv}", "--rdzv-id=lap"]
+    settings = f"read_timeout={SECONDS_TO_MEET}"
+    if processes.node_rank is None:  # the machines number themselves, and find out who is the host by their names
+        return [*options, f"--rdzv-conf={settings}"]
+    is_host = processes.node_rank == 0
+    return [*options, f"--rdzv-conf={settings},is_host={int(is_host)}", *_own_address(processes.rdzv or "", is_host)]
+
+
+def _own_address(rdzv: str, is_host: bool) -> list[str]:
+    """How the others reach this machine: its own host name need not mean anything to them."""
+    host, _, port = rdzv.rpartition(":")
+    if is_host:
+        return [f"--local-addr={host}"]
+    try:
+        family, kind, protocol, _, place = socket.getaddrinfo(host, int(port), type=socket.SOCK_DGRAM)[0]
+        with socket.socket(family, kind, protocol) as route:
+            route.connect(place)  # sends nothing; chooses the interface towards the host
+            return [f"--local-addr={route.getsockname()[0]}"]
+    except OSError:
+        return []
 
 
 def _explain(error: object) -> int:

@@ -1,7 +1,9 @@
 """The processes of one run: who we are, on which device, and the few collectives the loop needs."""
 
+import logging
 import os
 import platform
+import signal
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -12,8 +14,14 @@ import torch
 import torch.distributed as dist
 
 from lapcli.runtime.devices import use_whole_float32
+from lapcli.runtime.environment import STEP_TIMEOUT, launcher
 from lapcli.runtime.errors import DataError, ExitCode, Interrupted, LapError, UsageError
+from lapcli.runtime.machine import missing_for_nccl
+from lapcli.runtime.signals import end_with_parent
 
+log = logging.getLogger(__name__)
+
+#: Until a collective fails: a first step that compiles, a save and the preparation of data take their time.
 TIMEOUT = timedelta(minutes=30)
 
 
@@ -22,6 +30,7 @@ class World:
     rank: int
     size: int
     device: torch.device
+    step_timeout: float = STEP_TIMEOUT  # minutes that the ranks wait for each other in a step after the first
 
     @property
     def is_main(self) -> bool:
@@ -112,23 +121,37 @@ def inside_torchrun() -> bool:
     return "RANK" in os.environ and "WORLD_SIZE" in os.environ
 
 
-def join_world(device: str = "auto") -> World:
+def join_world(device: str = "auto", step_timeout: float = STEP_TIMEOUT) -> World:
     """Joins the process group that torchrun set up, or stands alone."""
     kind = pick_device(device)
     if not inside_torchrun():
-        return World(0, 1, torch.device(kind))
+        return World(0, 1, torch.device(kind), step_timeout)
+    if (parent := launcher()) is not None:
+        end_with_parent(parent, signal.SIGKILL)
     local_rank = int(os.environ.get("LOCAL_RANK", "0"))
-    chosen = torch.device(kind, local_rank) if kind == "cuda" else torch.device(kind)
+    chosen = device_of(kind, local_rank, torch.cuda.device_count())
     if kind == "cuda":
         torch.cuda.set_device(chosen)
+        here = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+        if local_rank == 0 and here > 1 and (warning := missing_for_nccl(here)):
+            log.warning("warning: %s", warning)
     if not dist.is_initialized():
-        # torchrun's agent keeps its store over a restart, with the addresses of ranks that are dead; a prefix for
-        # each attempt keeps the new ranks from waiting for them.
-        store, rank, size = next(dist.rendezvous("env://", timeout=TIMEOUT))
-        attempt = dist.PrefixStore(f"attempt-{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", store)
-        backend = "nccl" if kind == "cuda" else "gloo"
-        dist.init_process_group(backend, store=attempt, rank=rank, world_size=size, timeout=TIMEOUT)
-    return World(dist.get_rank(), dist.get_world_size(), chosen)
+        timeout = max(TIMEOUT, timedelta(minutes=2 * step_timeout))  # a step's own timeout comes first
+        dist.init_process_group(**group_options(chosen), timeout=timeout)
+    return World(dist.get_rank(), dist.get_world_size(), chosen, step_timeout)
+
+
+def device_of(kind: str, local_rank: int, gpus: int) -> torch.device:
+    if kind != "cuda":
+        return torch.device(kind)
+    if local_rank >= gpus:
+        raise UsageError(f"there is no GPU for process {local_rank + 1} on this machine, which has {gpus}")
+    return torch.device(kind, local_rank)
+
+
+def group_options(device: torch.device) -> dict[str, Any]:
+    """NCCL is bound to its device from the start: otherwise it guesses one at the first barrier, and may hang."""
+    return {"backend": "nccl", "device_id": device} if device.type == "cuda" else {"backend": "gloo"}
 
 
 def leave_world() -> None:

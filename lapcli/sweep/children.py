@@ -1,6 +1,5 @@
 """A command of a cell as a child process: it keeps the cell's lock, writes to its log, and ends with the sweep."""
 
-import ctypes
 import os
 import signal
 import subprocess
@@ -8,10 +7,9 @@ import sys
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import IO, Any
+from typing import IO
 
-_PR_SET_PDEATHSIG = 1
-_libc: Any = ctypes.CDLL(None)  # loaded here: between fork and exec nothing may be
+from lapcli.runtime.signals import end_with_parent
 
 
 def start(
@@ -27,15 +25,9 @@ def start(
         pass_fds=(lock.fileno(),),
         # A group of its own: Ctrl-C reaches a cell through the sweep alone, and so only once.
         process_group=0,
-        preexec_fn=partial(_stop_with, os.getpid()) if sys.platform == "linux" else None,
+        # When the sweep dies, the system sends SIGTERM, and the cell saves.
+        preexec_fn=partial(end_with_parent, os.getpid(), signal.SIGTERM),
     )
-
-
-def _stop_with(sweep: int) -> None:
-    """In the child, before it becomes `lap`: when the sweep dies, the system sends SIGTERM, and the cell saves."""
-    _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
-    if os.getppid() != sweep:  # it died just before
-        os.kill(os.getpid(), signal.SIGTERM)
 
 
 def kill(process: subprocess.Popen[bytes]) -> None:

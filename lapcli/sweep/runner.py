@@ -114,7 +114,7 @@ class Runner:
         with stop_on_signal(lambda name: self.tell(f"{name}: the running cells finish their step and save")) as stop:
             try:
                 self._work(stop)
-            except KeyboardInterrupt:  # the second Ctrl-C
+            except KeyboardInterrupt:  # the second Ctrl-C or SIGTERM
                 self._kill()
                 raise
             except BaseException:

@@ -25,6 +25,7 @@ from lapcli.runtime.errors import Diverged, Interrupted, LapError
 from lapcli.runtime.progress import StepProgress
 from lapcli.runtime.ranks import World
 from lapcli.runtime.signals import StopRequest, stop_on_signal
+from lapcli.runtime.step_watch import StepWatch
 from lapcli.training import checkpoint
 from lapcli.training.metrics import MetricsLog, StepClock, without_times
 from lapcli.training.optimizers import Optimizers
@@ -41,6 +42,7 @@ class Loop:
         self.validate_every = recipe.validation.every
         self.optimizers = Optimizers(objective.parameter_groups())
         self.metrics = MetricsLog(run.metrics)
+        self.watch = StepWatch(world, lambda failure: run.update(status="failed", failure=failure))
         self.step = 0
         self.validated: dict[int, dict[str, float]] = {}
         self.saved: checkpoint.Checkpoint | None = None  # on rank 0, which writes
@@ -56,13 +58,15 @@ class Loop:
         with (
             stop_on_signal(self._stopping) as stop,
             StepProgress(self.console, first, steps, self.objective.unit, self.world.is_main) as progress,
+            self.watch,
         ):
             self._validate_if_due(stop, progress)
             while self.step < steps:
-                line = self._update(self.step)
-                self.step += 1
-                stopping = self.world.any(bool(stop))
-                line |= self.clock.end_step(self.objective.units_per_step, self.objective.unit)
+                with self.watch.step(self.step + 1, is_timed=self.step > first):
+                    line = self._update(self.step)
+                    self.step += 1
+                    stopping = self.world.any(bool(stop))
+                    line |= self.clock.end_step(self.objective.units_per_step, self.objective.unit)
                 if self.world.is_main:
                     self.metrics.append(line)
                     throughput = line.get(f"{self.objective.unit}_per_second")
@@ -85,7 +89,8 @@ class Loop:
 
         total = torch.zeros((), device=self.world.device)
         for micro_step in range(accumulation):
-            batch = self.objective.batch(step, micro_step)
+            with self.watch.reading():
+                batch = self.objective.batch(step, micro_step)
             _seed_model(self.seed, step, micro_step, self.world.rank)
             with self._without_averaging() if micro_step < accumulation - 1 else contextlib.nullcontext():
                 loss = self.module(batch)
@@ -263,7 +268,9 @@ class Loop:
 
     def _stopping(self, name: str) -> None:
         if self.world.is_main:
-            self.console.print(f"{name}: finishing the step and saving; Ctrl-C again stops at once", highlight=False)
+            self.console.print(
+                f"{name}: finishing the step and saving; Ctrl-C or SIGTERM again stops at once", highlight=False
+            )
 
     def _warn(self, text: str) -> None:
         self.console.print(f"[yellow]warning:[/yellow] {text}", highlight=False)

@@ -14,6 +14,7 @@ from lapcli.recipe import differing_keys, recipe_to_dict
 from lapcli.recipe.schema import BaseRecipe
 from lapcli.runs import CHANGE_NOTHING, Run, open_run, read_run, write_summary
 from lapcli.runtime.determinism import deterministic, prepare_determinism
+from lapcli.runtime.environment import STEP_TIMEOUT
 from lapcli.runtime.errors import DataError, Diverged, ExitCode, Interrupted, LapError, UsageError
 from lapcli.runtime.machine import usable_cores
 from lapcli.runtime.ranks import World, join_world, leave_world
@@ -41,12 +42,19 @@ class Startable(Protocol):
 
 
 def train_recipe(
-    kind: Startable, recipe: BaseRecipe, *, runs_dir: Path, name: str, fresh: bool = False, console: Console
+    kind: Startable,
+    recipe: BaseRecipe,
+    *,
+    runs_dir: Path,
+    name: str,
+    fresh: bool = False,
+    step_timeout: float = STEP_TIMEOUT,
+    console: Console,
 ) -> Run:
     """Trains the run of that name to its end; a finished one is returned as it is."""
     if recipe.train.deterministic:
         prepare_determinism()
-    world = join_world(recipe.train.device)
+    world = join_world(recipe.train.device, step_timeout)
     try:
         return train_in_world(world, kind, recipe, runs_dir=runs_dir, name=name, fresh=fresh, console=console)
     finally:

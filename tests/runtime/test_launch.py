@@ -1,21 +1,24 @@
-"""Two processes on the CPU, through the command: killed, restarted, interrupted, and gone on with by one."""
+"""Several processes on the CPU, through the command: killed, stopped, restarted, interrupted, on two "machines"."""
 
 import json
 import os
 import signal
+import socket
 import subprocess
-import sys
 import time
 
 import pytest
+import torch
 import yaml
-from support import ROOT, TINY, tiny_recipe, train_here, write_text
+from support import TINY, Command, ranks, run_main, start_lap, tiny_recipe, train_here, write_text
 
-from lapcli.runtime.errors import UsageError
+from lapcli.recipe import load_recipe
+from lapcli.runtime.errors import ExitCode, UsageError
 from lapcli.runtime.launch import Processes, _torchrun_options, needs_launch
+from lapcli.runtime.ranks import device_of, group_options
+from lapcli.runtime.signals import Patience
+from lapcli.runtime.step_watch import Sign, explain
 from lapcli.training.metrics import read_metrics
-
-STEPS = 100
 
 
 @pytest.fixture(scope="module")
@@ -24,75 +27,166 @@ def text(tmp_path_factory):
 
 
 @pytest.fixture
-def recipe(text, tmp_path):
-    path = tmp_path / "tiny.yaml"
-    sections = {**TINY, "data": {**TINY["data"], "train": str(text)}}
-    sections["train"] = {**TINY["train"], "steps": STEPS}
-    sections["checkpoint"] = {"every": 10, "keep": 2}
-    sections["validation"] = {**TINY["validation"], "every": None}
-    path.write_text(yaml.safe_dump(sections))
-    return path
+def write_recipe(text, tmp_path):
+    """A tiny recipe of so many steps, saved every ten."""
+
+    def write(steps):
+        path = tmp_path / "tiny.yaml"
+        sections = {**TINY, "data": {**TINY["data"], "train": str(text)}}
+        sections["train"] = {**TINY["train"], "steps": steps}
+        sections["checkpoint"] = {"every": 10, "keep": 2}
+        sections["validation"] = {**TINY["validation"], "every": None}
+        path.write_text(yaml.safe_dump(sections))
+        return path
+
+    return write
 
 
-def start(recipe, runs, *options):
-    command = [sys.executable, "-m", "lapcli", "train", str(recipe), "--nproc", "2", "--runs-dir", str(runs), *options]
-    return subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+def last_step(run):
+    return max((line["step"] for line in read_metrics(run / "metrics.jsonl")), default=0)
 
 
-def wait_for_step(process, runs, step):
-    metrics = runs / "tiny" / "metrics.jsonl"
-    deadline = time.monotonic() + 120
-    while not any(line["step"] >= step for line in read_metrics(metrics)):
-        assert process.poll() is None, process.communicate()[1]
-        assert time.monotonic() < deadline, "training did not start in time"
-        time.sleep(0.02)
+def wait_for_steps(command: Command, run, count: int) -> None:
+    """Until the run is so many steps beyond what it had, of which a resume repeats up to ten."""
+    target = last_step(run) + count
+    command.wait_for(lambda: last_step(run) >= target)
 
 
-def last_child(pid):
-    """The youngest process that `pid` started: one of its ranks."""
+def ranks_of(launcher: Command) -> list[int]:
+    """The processes that it started, the oldest first."""
     rows = subprocess.run(["ps", "-A", "-o", "pid=,ppid="], capture_output=True, text=True, check=True).stdout
-    children = [int(row.split()[0]) for row in rows.splitlines() if int(row.split()[1]) == pid]
-    return max(children)
+    return sorted(int(row.split()[0]) for row in rows.splitlines() if int(row.split()[1]) == launcher.child.pid)
+
+
+def wait_until_gone(pids: list[int]) -> None:
+    """A zombie has ended too: it waits for whoever inherited it."""
+    deadline = time.monotonic() + 60
+    while True:
+        shown = subprocess.run(["ps", "-o", "stat=", "-p", ",".join(map(str, pids))], capture_output=True, text=True)
+        if all(state.startswith("Z") for state in shown.stdout.split()):
+            return
+        assert time.monotonic() < deadline, f"still there: {shown.stdout}"
+        time.sleep(0.05)
+
+
+def info_of(run):
+    return json.loads((run / "run.json").read_text())
 
 
 def losses(run):
     return {line["step"]: line["loss"] for line in read_metrics(run / "metrics.jsonl") if "loss" in line}
 
 
-def test_ranks_that_die_a_restart_a_stop_and_another_world_size(recipe, text, tmp_path):
-    """A dead rank ends the others; with a restart left they go on from the last checkpoint, without one the command
-    fails within seconds. SIGTERM saves, and one process goes on with the losses of one process."""
-    process = start(recipe, tmp_path / "two", "--max-restarts", "1")
-    wait_for_step(process, tmp_path / "two", 12)
-    os.kill(last_child(process.pid), signal.SIGKILL)
-    wait_for_step(process, tmp_path / "two", 22)
-    os.kill(last_child(process.pid), signal.SIGKILL)
-    killed = time.monotonic()
-    error = process.communicate(timeout=60)[1]
-    assert time.monotonic() - killed < 20
-    assert process.returncode == 1
-    assert "going on from" in error
-    assert "was ended by SIGKILL; run the same command to go on" in error
-    assert json.loads((tmp_path / "two" / "tiny" / "run.json").read_text())["status"] != "finished"
+def test_two_machines_go_on_after_one_of_them_lost_a_rank(write_recipe, tmp_path):
+    """Their launchers count restarts by themselves, and meet again all the same; the run is finished."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    arguments = ["train", str(write_recipe(60)), "--nproc", "1", "--runs-dir", str(tmp_path), "--max-restarts", "1"]
+    machines = [
+        start_lap(*arguments, "--nnodes", "2", "--node-rank", str(number), "--rdzv", f"127.0.0.1:{port}")
+        for number in range(2)
+    ]
+    run = tmp_path / "tiny"
+    wait_for_steps(machines[0], run, 12)
+    os.kill(ranks_of(machines[1])[0], signal.SIGKILL)
+    results = [machine.result() for machine in machines]
+    assert [result.returncode for result in results] == [0, 0], results
+    said = "".join(result.stderr for result in results)
+    assert said.count("going on from") == 1
+    assert (info_of(run)["status"], info_of(run)["world_size"]) == ("finished", 2)
+    assert sorted(losses(run)) == list(range(1, 61))
 
-    process = start(recipe, tmp_path / "two")
-    wait_for_step(process, tmp_path / "two", 26)
-    os.kill(process.pid, signal.SIGTERM)
-    error = process.communicate(timeout=120)[1]
-    assert process.returncode == 75, error
-    info = json.loads((tmp_path / "two" / "tiny" / "run.json").read_text())
-    assert info["status"] == "interrupted"
-    assert info["world_size"] == 2
 
-    from lapcli.recipe import load_recipe
+def test_launchers_and_ranks_that_die_stop_or_are_asked_to_stop(write_recipe, tmp_path):
+    """However it ends, no rank is left, the next command resumes, and the losses are those of one process."""
+    recipe, run = write_recipe(300), tmp_path / "two" / "tiny"
+
+    def start():
+        launcher = start_lap("train", str(recipe), "--nproc", "2", "--runs-dir", str(tmp_path / "two"))
+        wait_for_steps(launcher, run, 12)
+        return launcher, ranks_of(launcher)
+
+    launcher, started = start()
+    assert len(started) == 2
+    launcher.send(signal.SIGKILL)  # the ranks end with it
+    wait_until_gone(started)
+    launcher.result()
+
+    launcher, started = start()
+    os.kill(started[1], signal.SIGKILL)  # the other one ends, and the launcher says why
+    failed = launcher.result()
+    assert failed.returncode == 1
+    assert "was ended by SIGKILL; run the same command to go on" in failed.stderr
+    assert info_of(run)["status"] != "finished"
+    wait_until_gone(started)
+
+    launcher, started = start()
+    os.kill(started[1], signal.SIGSTOP)
+    launcher.send(signal.SIGTERM)  # twice in a moment, as `timeout` does: one request
+    launcher.send(signal.SIGTERM)
+    time.sleep(Patience.MOMENT + 1)
+    assert launcher.child.is_alive()  # it waits for them to save
+    launcher.send(signal.SIGTERM)
+    assert launcher.result().returncode == ExitCode.STOPPED
+    wait_until_gone(started)
+
+    launcher, started = start()
+    launcher.send(signal.SIGTERM)
+    stopped = launcher.result()
+    assert stopped.returncode == 75, stopped.stderr
+    info = info_of(run)
+    assert (info["status"], info["world_size"]) == ("interrupted", 2)
 
     loaded = load_recipe(recipe)
     train_here(loaded, tmp_path / "two", "tiny")  # goes on in one process
     train_here(loaded, tmp_path / "one", "tiny")  # one process from the start
-    two, one = losses(tmp_path / "two" / "tiny"), losses(tmp_path / "one" / "tiny")
-    assert sorted(two) == list(range(1, STEPS + 1))
+    two, one = losses(run), losses(tmp_path / "one" / "tiny")
+    assert sorted(two) == list(range(1, 301))
     for step in range(1, info["step"] + 21):
         assert two[step] == pytest.approx(one[step], rel=1e-5), step
+
+
+def test_a_stopped_rank_is_named_by_those_who_wait_for_it(write_recipe, tmp_path):
+    """Also rank 0, who keeps the store through which the others look for it."""
+    recipe = str(write_recipe(100_000))
+    options = ["--step-timeout", "0.1", "--set", "train.batch=12"]
+    worlds = [
+        [
+            start_lap("train", recipe, *options, "--runs-dir", str(tmp_path / name), environment=rank)
+            for rank in ranks(3)
+        ]
+        for name in ("0", "1")
+    ]
+    for stopped, started in enumerate(worlds):
+        wait_for_steps(started[0], tmp_path / str(stopped) / "tiny", 12)
+        started[stopped].send(signal.SIGSTOP)
+    for stopped, started in enumerate(worlds):
+        first, *others = [command.result() for rank, command in enumerate(started) if rank != stopped]
+        name = "rank 0" if stopped == 0 else f"rank 1 (process {started[1].child.pid} on {socket.gethostname()})"
+        assert "has taken more than 0.1 minutes" in first.stderr
+        assert f"{name} does not answer" in first.stderr
+        for result in (first, *others):
+            assert result.returncode == 1
+            assert "Traceback" not in result.stderr
+        assert "does not answer" not in "".join(result.stderr for result in others)  # one says it for all
+        started[stopped].send(signal.SIGKILL)
+        started[stopped].result()
+    info = info_of(tmp_path / "1" / "tiny")
+    assert info["status"] == "failed"
+    assert "rank 1" in info["failure"]
+
+
+def test_what_two_looks_at_the_ranks_mean():
+    def looked(*signs):
+        return [Sign(rank, "host", 7, *sign) for rank, sign in enumerate(signs)]
+
+    before = looked((4, 9), (4, 9))
+    assert explain(before, looked((7, 9), (4, 9)))[0] == {1}
+    assert explain(before, None)[0] == {0}
+    missing, words = explain(before, looked((7, 9), (7, 8)))
+    assert (missing, words) == (set(), "rank 1 (process 7 on host) is still at step 8")
+    assert "rank 0 (process 7 on host) is still reading" in explain(before, looked((7, 9, True), (7, 9)))[1]
+    assert "none is behind" in explain(before, looked((7, 9), (7, 9)))[1]
 
 
 def test_two_ranks_take_different_halves_of_the_same_batch(text, tmp_path):
@@ -120,14 +214,36 @@ def test_inside_torchrun_it_does_not_launch_again(monkeypatch):
     assert not needs_launch(Processes(nproc="2"))
 
 
-def test_machines_pass_through_to_torchrun():
+@pytest.mark.parametrize(("number", "is_host"), [(0, "1"), (1, "0")])
+def test_machines_meet_through_c10d_and_know_the_host(number, is_host):
     from torch.distributed.run import config_from_args, parse_args
 
-    options = _torchrun_options(Processes("8", nnodes=4, node_rank=1, rdzv="head:29500", max_restarts=3), "auto")
+    options = _torchrun_options(Processes("8", nnodes=4, node_rank=number, rdzv="127.0.0.1:29500", max_restarts=3), "")
     config, _, _ = config_from_args(parse_args([*options, "-m", "lapcli"]))
     assert (config.min_nodes, config.max_nodes, config.nproc_per_node, config.max_restarts) == (4, 4, 8, 3)
-    assert (config.rdzv_backend, config.rdzv_endpoint) == ("static", "head:29500")
-    assert config.rdzv_configs["rank"] == 1
+    assert (config.rdzv_backend, config.rdzv_endpoint, config.local_addr) == ("c10d", "127.0.0.1:29500", "127.0.0.1")
+    assert config.rdzv_configs["is_host"] == is_host
+
+
+def test_a_process_needs_a_gpu_of_its_own(monkeypatch, tmp_path, write_recipe, capsys):
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 2)
+    assert needs_launch(Processes("2"))
+    assert needs_launch(Processes("3"), "cpu")
+    Processes("3").check_gpus(0)
+    for device in ("auto", "cuda"):
+        with pytest.raises(UsageError, match=r"--nproc 3 needs as many GPUs, and here are 2.*use --nproc 2"):
+            needs_launch(Processes("3"), device)
+    code, out, err = run_main(capsys, "train", str(write_recipe(10)), "--nproc", "3", "--runs-dir", str(tmp_path))
+    assert (code, out) == (2, "")
+    assert "--nproc 3 needs as many GPUs" in err
+    assert run_main(capsys, "train", "recipes/quickstart.yaml", "--nproc", "8", "--dry-run")[0] == 0  # for elsewhere
+
+
+def test_nccl_is_bound_to_the_gpu_of_its_process():
+    assert group_options(device_of("cuda", 1, 2)) == {"backend": "nccl", "device_id": torch.device("cuda", 1)}
+    assert group_options(device_of("cpu", 1, 0)) == {"backend": "gloo"}
+    with pytest.raises(UsageError, match="no GPU for process 3 on this machine, which has 2"):
+        device_of("cuda", 2, 2)
 
 
 @pytest.mark.parametrize(

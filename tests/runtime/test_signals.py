@@ -34,6 +34,40 @@ def test_a_child_that_inherits_the_handler_says_nothing():
         assert (bool(stop), said) == (True, ["SIGINT"])
 
 
+def test_a_second_request_stops_at_once_but_copies_of_the_first_do_not(monkeypatch):
+    now = 100.0
+    monkeypatch.setattr("time.monotonic", lambda: now)
+    for first, second in (("SIGTERM", "SIGTERM"), ("SIGTERM", "SIGINT"), ("SIGINT", "SIGINT"), ("SIGUSR1", "SIGINT")):
+        with stop_on_signal(lambda name: None) as stop:
+            os.kill(os.getpid(), signal.Signals[first])
+            if first == "SIGTERM":
+                os.kill(os.getpid(), signal.SIGTERM)  # `timeout` signals the process and its group
+            assert stop.name == first
+            now += 3
+            os.kill(os.getpid(), signal.SIGUSR1)  # a batch system's last warning changes nothing
+            with pytest.raises(KeyboardInterrupt):
+                os.kill(os.getpid(), signal.Signals[second])
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells a process of its parent's death")
+@pytest.mark.parametrize("is_late", [False, True])
+def test_a_process_ends_with_its_parent(is_late, tmp_path):
+    """Stopped or not, and also if the parent died before the process asked for it."""
+    inner = (
+        "import os, signal, time; from lapcli.runtime.signals import end_with_parent\n"
+        f"parent = {1 << 30 if is_late else 'os.getppid()'}\n"
+        "end_with_parent(parent, signal.SIGKILL); print(os.getpid(), flush=True); time.sleep(600)"
+    )
+    outer = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {inner!r}])"
+    parent = subprocess.Popen([sys.executable, "-c", outer], stdout=subprocess.PIPE, text=True)
+    said = parent.stdout.readline() if not is_late else ""
+    if said:
+        os.kill(int(said), signal.SIGSTOP)
+        parent.kill()
+    assert parent.stdout.read() == ""  # the pipe is closed: whoever had it has ended
+    parent.wait(timeout=60)
+
+
 def test_a_reader_who_goes_away_does_not_end_the_run(tmp_path):
     code = (
         "from lapcli.runtime.console import LogConsole\nconsole = LogConsole()\n"

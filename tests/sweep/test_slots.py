@@ -2,6 +2,8 @@
 
 import pytest
 import torch
+from support import run_main
+from sweep_support import write_recipe
 
 from lapcli.objectives.classification import count_workers
 from lapcli.runtime.machine import usable_cores
@@ -51,3 +53,12 @@ def test_the_jobs_of_a_sweep_share_the_cores_of_their_data_loaders(monkeypatch):
             cell.setenv("LAP_CORES", slot.environment["LAP_CORES"])
             assert usable_cores() == 8
             assert count_workers("auto", torch.device("cuda")) == 7
+
+
+def test_more_processes_than_a_cell_has_gpus_are_refused_before_any_cell_starts(monkeypatch, tmp_path, capsys):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1,2,3")
+    arguments = ["sweep", str(write_recipe(tmp_path)), "--over", "seed=1,2", "--runs-dir", str(tmp_path / "runs")]
+    code, _, err = run_main(capsys, *arguments, "--jobs", "2", "--nproc", "3")
+    assert code == 2
+    assert "--nproc 3 needs as many GPUs, and here are 2" in err
+    assert not list((tmp_path / "runs").glob("tiny*"))
