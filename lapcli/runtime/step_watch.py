@@ -1,11 +1,15 @@
-"""Ends a step in which the ranks wait in vain for one of them, and says which.
+"""Ends a run whose ranks wait in vain for one of them, and says for which.
 
 A rank that is stopped (SIGSTOP, a stuck driver, a disk that does not answer) closes no connection: the collectives of
-the others would wait for half an hour and then fail without a word about it. Here every rank writes its step into the
-store again and again, from a thread. A rank whose step takes too long looks twice at what all of them wrote: whoever
-wrote nothing in between is missing. Then it ends itself; the launcher ends the rest, and starts them again if it may.
+the others would wait for half an hour and then fail without a word about it. Here a thread of every rank writes its
+step into the store again and again, and reads what the next rank wrote. Two things end the run:
 
-The main thread cannot be told, since it waits inside the collective.
+    a step takes too long                          not the first one, which compiles; saving is not part of a step
+    a rank writes nothing any more for as long     whatever it should be doing
+
+Whoever notices looks twice at what all ranks wrote, names those that wrote nothing in between, and tells the others.
+All of them end; the launcher ends the one that cannot, and starts them again if it may. The main thread cannot do any
+of this, since it waits inside a collective.
 """
 
 import json
@@ -16,21 +20,25 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from datetime import timedelta
+from typing import TypeVar
 
 import torch.distributed as dist
 
 from lapcli.runtime.errors import ExitCode
 from lapcli.runtime.ranks import World
 
-LONGEST_PERIOD = 5.0  # seconds between two lines of a rank
-LOOKS_APART = 3  # periods
+LONGEST_PERIOD = 5.0  # seconds between two signs of a rank
+LOOKS_APART = 5  # periods
+TOLD, FIRST = "told", "first"  # keys of the store beside the ranks
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
 class Sign:
-    """What a rank writes into the store; `count` grows with every line, so that no clocks are compared."""
+    """What a rank writes into the store; `count` grows with every sign, so that no clocks are compared."""
 
     rank: int
     host: str
@@ -51,9 +59,9 @@ class StepWatch:
         self._seconds = 60 * world.step_timeout
         self._period = min(LONGEST_PERIOD, self._seconds / 10)
         self._sign = Sign(world.rank, socket.gethostname(), os.getpid())
-        self._step = 0
-        self._began: float | None = None  # of the step that is timed
-        self._is_reading = False
+        self._timed_step: int | None = None
+        self._next_one = ""  # what the next rank wrote
+        self._rounds = 0  # of this rank's own thread, as long as the store answers
         self._is_over = threading.Event()
         self._is_lost = False
 
@@ -62,87 +70,110 @@ class StepWatch:
             address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
             store = dist.TCPStore(address, port, is_master=False, timeout=timedelta(minutes=5))
             self._store = dist.PrefixStore("steps", store)
-            self._write()  # before the first step, so that every rank is there when another one looks
-            for work in (self._write_again_and_again, self._look_at_the_clock):
+            if self._world.is_main:  # torchrun's own store outlives a restart
+                for key in (TOLD, FIRST):
+                    self._store.delete_key(key)
+            self._write()
+            self._world.barrier()  # now every rank has written something
+            for work in (self._sign_again_and_again, self._keep_watch):
                 threading.Thread(target=work, daemon=True).start()
         return self
 
     def __exit__(self, *error: object) -> None:
         self._is_over.set()
-        if self._is_lost:  # and said by another rank: this is the error that follows from it
+        if self._is_lost:  # this error follows from it; the reason is said
             os._exit(ExitCode.FAILED)
 
     @contextmanager
     def step(self, number: int, is_timed: bool) -> Iterator[None]:
-        """A step and its collectives; the first one compiles, and may take as long as it likes."""
-        self._step = number
-        self._began = time.monotonic() if is_timed else None
+        """A step and its collectives."""
+        self._sign = replace(self._sign, step=number)
+        self._timed_step = number if is_timed else None
         try:
             yield
         finally:
-            self._began = None
+            self._timed_step = None
 
     @contextmanager
     def reading(self) -> Iterator[None]:
         """The part of a step in which a rank gets its batch."""
-        self._is_reading = True
+        self._sign = replace(self._sign, is_reading=True)
         try:
             yield
         finally:
-            self._is_reading = False
+            self._sign = replace(self._sign, is_reading=False)
 
     def _write(self) -> None:
-        self._sign = Sign(
-            self._world.rank, self._sign.host, self._sign.pid, self._sign.count + 1, self._step, self._is_reading
-        )
-        self._store.set(str(self._world.rank), json.dumps(asdict(self._sign)))
+        self._store.set(str(self._world.rank), json.dumps(asdict(replace(self._sign, count=self._rounds))))
 
-    def _write_again_and_again(self) -> None:
+    def _sign_again_and_again(self) -> None:
+        next_one = str((self._world.rank + 1) % self._world.size)
         with suppress(RuntimeError):  # the store ends with rank 0
             while not self._is_over.wait(self._period):
+                self._rounds += 1
                 self._write()
+                self._next_one = self._store.get(next_one).decode()
+                if self._store.check([TOLD]):
+                    self._follow(self._store.get(TOLD).decode())
 
-    def _look_at_the_clock(self) -> None:
+    def _keep_watch(self) -> None:
+        """Time is counted in periods of this thread, which stands still when the whole job is suspended."""
+        step, in_step, known, silent = None, 0.0, ("", 0), 0.0
         while not self._is_over.wait(self._period):
-            began = self._began
-            if began is None or time.monotonic() - began < self._seconds:
+            in_step = in_step + self._period if step is not None and step == self._timed_step else 0.0
+            silent = silent + self._period if self._next_one == known[0] or self._rounds == known[1] else 0.0
+            step, known = self._timed_step, (self._next_one, self._rounds)
+            if max(in_step, silent) < self._seconds or self._is_lost:
                 continue
-            before = self._signs()
+            before = self._look()
             time.sleep(LOOKS_APART * self._period)
-            after = self._signs()
-            if self._began == began and not self._is_over.is_set():
-                self._end(before, after)
+            missing, words = explain(before, self._look())
+            if not self._is_over.is_set() and (missing or (in_step >= self._seconds and step == self._timed_step)):
+                self._end(missing, words)
 
-    def _signs(self) -> list[Sign] | None:
-        """Of all ranks; none if the store does not answer."""
-        found: list[Sign] = []
+    def _look(self) -> list[Sign] | None:
+        """What all ranks wrote; none if the store does not answer."""
+        ranks = [str(rank) for rank in range(self._world.size)]
+        texts = self._ask(lambda: self._store.multi_get(ranks))
+        return None if texts is None else [Sign(**json.loads(text)) for text in texts]
 
-        def read() -> None:
+    def _ask(self, question: Callable[[], T]) -> T | None:
+        """The store's answer; none if it takes too long, as when rank 0 is stopped."""
+        answers: list[T] = []
+
+        def ask() -> None:
             with suppress(RuntimeError):
-                texts = self._store.multi_get([str(rank) for rank in range(self._world.size)])
-                found.extend(Sign(**json.loads(text)) for text in texts)
+                answers.append(question())
 
-        reader = threading.Thread(target=read, daemon=True)
-        reader.start()
-        reader.join(LOOKS_APART * self._period)
-        return found if len(found) == self._world.size else None
+        thread = threading.Thread(target=ask, daemon=True)
+        thread.start()
+        thread.join(LOOKS_APART * self._period)
+        return answers[0] if answers else None
 
-    def _end(self, before: list[Sign] | None, after: list[Sign] | None) -> None:
-        missing, words = explain(before, after)
-        speaker = min(set(range(self._world.size)) - missing, default=0)
-        if self._world.rank != speaker:  # who may not have got so far; its end ends the collective here
+    def _end(self, missing: set[int], words: str) -> None:
+        """One rank says why; the others wait for that, so that no broken connection is heard before it."""
+        first = self._ask(lambda: self._store.add(FIRST, 1))
+        others = set(range(self._world.size)) - missing
+        if first not in (None, 1) or (first is None and self._world.rank != min(others, default=0)):
             self._is_lost = True
-            time.sleep(2 * LOOKS_APART * self._period)
+            time.sleep(3 * LOOKS_APART * self._period)
             os._exit(ExitCode.FAILED)
         minutes = f"{self._world.step_timeout:g} minute{'s' if self._world.step_timeout != 1 else ''}"
         sentence = (
-            f"step {self._step} has taken more than {minutes}: {words}. The same command resumes from the last "
+            f"no progress for {minutes} at step {self._sign.step}: {words}. The same command resumes from the last "
             "checkpoint; --step-timeout gives a step more time"
         )
         print(f"lap: {sentence}", file=sys.stderr, flush=True)
+        self._is_lost = True
+        self._ask(lambda: self._store.set(TOLD, sentence))
+        self._follow(sentence)
+
+    def _follow(self, sentence: str) -> None:
+        self._is_lost = True
         if self._world.is_main:
             with suppress(OSError):
                 self._report(sentence)
+        time.sleep(2 * self._period)  # until all ranks know
         os._exit(ExitCode.FAILED)
 
 
