@@ -219,7 +219,8 @@ class Loop:
         converted = saved.load(self.objective.model, self.optimizers, plan)
         self.step = self.saved_step = saved.step
         if converted:
-            warn(f"{converted[0]} and {len(converted) - 1} more were saved in another precision: not the same rounding")
+            more = f" and {len(converted) - 1} more tensors" if len(converted) > 1 else ""
+            warn(f"{converted[0]}{more} in another precision than saved: the same batches, but not the same rounding")
         for key, now in (("world_size", self.world.size), ("threads", torch.get_num_threads())):
             before = saved.state.get(key, now)
             if before != now:
