@@ -14,8 +14,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support import HANG
 
-SECONDS = 120
+SECONDS = HANG
 NAMES = ("chromium", "chromium-browser", "google-chrome", "chrome")
 
 

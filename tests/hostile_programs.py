@@ -503,7 +503,6 @@ ATTACKS = [
         "flood the socket",
         WIRE + "def attack():\n    while True: os.write(sockets()[0], b'\\xff' * 65536)\n",
         FORGED,
-        limits=QUICK,
         reason="error: not an answer to the call (TooLarge)",
     ),
     Attack(

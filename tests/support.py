@@ -32,6 +32,9 @@ TINY = {
     "checkpoint": {"every": 3, "keep": 3},
 }
 
+#: Seconds after which what should end is taken to hang, on however busy a machine: a guard, never an expectation.
+HANG = 900.0
+
 _context = multiprocessing.get_context("forkserver")
 _context.set_forkserver_preload(
     [
@@ -59,19 +62,19 @@ class Command:
         self.child = process(_command, arguments, environment, [str(file) for file in self.files])
         self.child.start()
 
-    def wait_for(self, what: Callable[[], bool], seconds: float = 120) -> None:
+    def wait_for(self, what: Callable[[], bool], seconds: float = HANG) -> None:
         """Until `what()` holds, while the command runs."""
         deadline = time.monotonic() + seconds
         while not what():
             assert self.child.is_alive(), self.files[2].read_text()
-            assert time.monotonic() < deadline, "it did not come to that in time"
+            assert time.monotonic() < deadline, f"it hangs: {seconds:g} seconds and it has not come to that"
             time.sleep(0.02)
 
     def send(self, kind: signal.Signals) -> None:
         assert self.child.pid is not None
         os.kill(self.child.pid, kind)
 
-    def result(self, timeout: float = 300) -> subprocess.CompletedProcess[str]:
+    def result(self, timeout: float = HANG) -> subprocess.CompletedProcess[str]:
         code = exit_code(self.child, timeout)
         out, err = (file.read_text() for file in self.files[1:])
         self.folder.cleanup()
@@ -95,7 +98,7 @@ def lap(
     environment: dict[str, str] | None = None,
     processes: int = 1,
     asked: str = "",
-    timeout: float = 300,
+    timeout: float = HANG,
 ) -> subprocess.CompletedProcess[str]:
     """The command, ended; of several `processes`, the ranks that torchrun would start, what rank 0 said."""
     started = [
@@ -259,11 +262,11 @@ def start_child(
     return child
 
 
-def exit_code(child: BaseProcess, seconds: float = 120) -> int:
+def exit_code(child: BaseProcess, seconds: float = HANG) -> int:
     child.join(seconds)
     if child.exitcode is None:
         child.kill()
-        raise AssertionError("the child did not end in time")
+        raise AssertionError(f"the child hangs: it did not end in {seconds:g} seconds")
     return child.exitcode
 
 

@@ -170,7 +170,8 @@ def _check_choices(grid: Grid, seen: Mapping[str, Cell], known: Sequence[Problem
     problems = []
     for problem, choices in found.items():
         words = " ".join(f"{key}={value}" for key, value in choices[0].items())
-        more = f" or {len(choices) - 1} others" if len(choices) > 1 else ""
+        others = len(choices) - 1
+        more = f" or {others} other{'s' if others > 1 else ''}" if others else ""
         problems.append(replace(problem, message=f"{problem.message}, if the search chooses {words}{more}"))
     return problems
 

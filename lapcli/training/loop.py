@@ -99,7 +99,7 @@ class Loop:
         mean_loss = self.world.sum([float(total) / accumulation])[0] / self.world.size
         if not math.isfinite(mean_loss):
             raise self._diverged(step, "loss", mean_loss)
-        gradient_norm = self._clip()
+        gradient_norm = self.optimizers.clip(self.clip)  # of the averaged gradient
         if not math.isfinite(gradient_norm):
             raise self._diverged(step, "norm of the gradient", gradient_norm)
         self.optimizers.step()
@@ -112,21 +112,6 @@ class Loop:
             "gradient_norm": gradient_norm,
             **self._watch(step),
         }
-
-    def _clip(self) -> float:
-        """Of the averaged gradient, each set of parameters by its own norm; returns the norm of all of it.
-
-        Below the limit nothing is touched, which spares a pass over all gradients.
-        """
-        together = self.optimizers.clipped_together()
-        totals = [
-            torch.nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None]) for parameters in together
-        ]
-        norms: list[float] = torch.stack(totals).tolist()  # all at once: the host waits for the GPU here
-        for parameters, total, norm in zip(together, totals, norms, strict=True):
-            if self.clip is not None and norm > self.clip and not self.optimizers.clip_themselves:
-                torch.nn.utils.clip_grads_with_norm_(parameters, self.clip, total)
-        return norms[0] if len(norms) == 1 else math.hypot(*norms)
 
     def _watch(self, step: int) -> dict[str, float]:
         if not isinstance(self.objective, Watching):

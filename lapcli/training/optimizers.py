@@ -1,5 +1,6 @@
 """The optimizers of an objective's parameter groups, with a state that is plain named tensors."""
 
+import math
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -56,6 +57,21 @@ class Optimizers:
         for group in self.groups:
             sets.setdefault(group.clipped_with, []).extend(group.parameters.values())
         return list(sets.values())
+
+    def clip(self, limit: float | None) -> float:
+        """Clips the gradient, each set of parameters by its own norm; returns the norm of all of it.
+
+        Below the limit nothing is touched, which spares a pass over all gradients. None: the norm alone.
+        """
+        together = self.clipped_together()
+        totals = [
+            torch.nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None]) for parameters in together
+        ]
+        norms: list[float] = torch.stack(totals).tolist()  # all at once: the host waits for the GPU here
+        for parameters, total, norm in zip(together, totals, norms, strict=True):
+            if limit is not None and norm > limit and not self.clip_themselves:
+                torch.nn.utils.clip_grads_with_norm_(parameters, limit, total)
+        return norms[0] if len(norms) == 1 else math.hypot(*norms)
 
     def set_momentum(self, momentum: float) -> None:
         """Of Muon; AdamW keeps its betas."""

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from support import tiny_recipe, write_text
+from support import HANG, tiny_recipe, write_text
 
 from lapcli.planning.training import plan_training
 from lapcli.runtime.devices import GPUS, peak_flops, this_device, uses_bf16
@@ -80,5 +80,5 @@ pick_device("cpu")
 print(*before, torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32)
 """
     surroundings = {**os.environ, "TORCH_ALLOW_TF32_CUBLAS_OVERRIDE": "1"}
-    out = subprocess.run([sys.executable, "-c", script], env=surroundings, capture_output=True, text=True, timeout=300)
+    out = subprocess.run([sys.executable, "-c", script], env=surroundings, capture_output=True, text=True, timeout=HANG)
     assert out.stdout.split() == ["True", "True", "False", "False"], out.stderr

@@ -6,6 +6,7 @@ import subprocess
 import sys
 
 import pytest
+from support import HANG
 
 from lapcli.runtime.errors import Interrupted
 from lapcli.runtime.signals import stop_before_the_first_step, stop_on_signal
@@ -76,5 +77,5 @@ def test_a_reader_who_goes_away_does_not_end_the_run(tmp_path):
     writer = subprocess.Popen([sys.executable, "-c", code], stderr=subprocess.PIPE, cwd=tmp_path)
     writer.stderr.read(1)
     writer.stderr.close()
-    assert writer.wait(timeout=60) == 0
+    assert writer.wait(timeout=HANG) == 0
     assert (tmp_path / "done").exists()

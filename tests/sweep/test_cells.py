@@ -274,7 +274,7 @@ def test_a_choice_that_leads_to_a_refused_cell_is_refused_before_the_search(fold
     """The recipe's own values are fine and so are those of the search, but not every grid that it can lead to."""
     first, second = problems(folder, CHOICES)
     assert "warmup 0.4 and warmdown 0.7 are more than the whole run" in first
-    assert first.endswith("if the search chooses schedule.warmdown=0.7 optimizer.lr=0.01 or 1 others")
+    assert first.endswith("if the search chooses schedule.warmdown=0.7 optimizer.lr=0.01 or 1 other")
     assert "warmdown 0.8" in second
     read(folder / "s.yaml", CHOICES.replace(", 0.7, 0.8", ""))
 

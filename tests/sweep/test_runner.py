@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from support import ROOT, lap, run_main, start_lap, train_here
+from support import HANG, ROOT, lap, run_main, start_lap, train_here
 from sweep_support import train_cells, write_recipe
 
 from lapcli.sweep.cells import sweep_from_options
@@ -141,7 +141,7 @@ def test_the_slurm_script_finishes_the_cell_of_its_task(tmp_path, shared_cache):
     (log,) = re.findall(r"^#SBATCH --output=(.*)$", script.stdout, re.MULTILINE)
     assert Path(log).parent.is_dir()  # SLURM does not make it
     environment = {**os.environ, "LAP_CACHE": str(shared_cache), "SLURM_ARRAY_TASK_ID": "1", "PYTHONPATH": str(ROOT)}
-    done = subprocess.run(["bash"], input=script.stdout, env=environment, capture_output=True, text=True, timeout=300)
+    done = subprocess.run(["bash"], input=script.stdout, env=environment, capture_output=True, text=True, timeout=HANG)
     assert done.returncode == 0, done.stderr
     (run,) = [path for path in runs.iterdir() if path.name != ".sweeps"]
     assert run.name == "vit_digits-linear_4_0L"

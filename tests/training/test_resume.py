@@ -10,7 +10,7 @@ import time
 import pytest
 import torch
 from safetensors.torch import load_file
-from support import LOG, die_at, die_in_update, exit_code, start_child, tiny_recipe, write_text
+from support import HANG, LOG, die_at, die_in_update, exit_code, start_child, tiny_recipe, write_text
 
 from lapcli.training.metrics import read_metrics, without_times
 
@@ -105,11 +105,13 @@ def test_killed_inside_an_update_again_and_again(uninterrupted, tmp_path, shared
 
 def test_killed_at_random_moments(uninterrupted, tmp_path, shared_cache):
     recipe, reference = uninterrupted
-    moments = random.Random(os.environ.get("PYTEST_RANDOM_SEED", time.time_ns()))
+    seed = int(os.environ.get("LAP_TEST_SEED") or time.time_ns())
+    print(f"seed of the moments: {seed}; LAP_TEST_SEED={seed} takes the same")
+    moments = random.Random(seed)
     kills = 0
     for _ in range(40):
         child = start_child(recipe, tmp_path, shared_cache)
-        child.join(moments.uniform(0.05, 1.0) if kills < 6 else 120)
+        child.join(moments.uniform(0.05, 1.0) if kills < 6 else HANG)
         if child.exitcode is None:
             os.kill(child.pid, signal.SIGKILL)
             kills += 1

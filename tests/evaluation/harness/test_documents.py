@@ -2,7 +2,6 @@
 
 import io
 import json
-import time
 from pathlib import Path
 
 import pyarrow as pa
@@ -95,26 +94,24 @@ def test_bad_files_are_named(tmp_path, content, said):
 
 
 def test_missing_files_are_named_at_once(tmp_path, monkeypatch):
+    """Nothing is waited for: the hub's library would try again after a while, and again."""
+    monkeypatch.setattr("time.sleep", lambda seconds: pytest.fail(f"it waited for {seconds} seconds"))
     monkeypatch.setenv("HF_HOME", str(tmp_path))
     for data, expected in (
         (tmp_path, str(tmp_path / "arc" / "ARC-Easy" / "ARC-Easy-Test.jsonl")),
         (tmp_path / "nothing", "is no folder"),
         (None, "put ARC-Easy/ARC-Easy-Test.jsonl into DIR/arc and use --data DIR"),
     ):
-        start = time.monotonic()
         with pytest.raises(DataError) as error:
             load_documents("arc_easy", "test", data)
-        assert time.monotonic() - start < 1
         assert expected in str(error.value)
         assert "\n" not in str(error.value)
     # Without a word about being offline: nobody listens on this port.
     monkeypatch.delenv("HF_HUB_OFFLINE")
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
     monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
-    start = time.monotonic()
     with pytest.raises(DataError, match="cannot be reached"):
         load_documents("gsm8k", "test", None)
-    assert time.monotonic() - start < 1
 
 
 def test_from_the_hub_and_then_without_it(tmp_path, monkeypatch):

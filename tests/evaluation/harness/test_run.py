@@ -16,12 +16,14 @@ from harness_support import (
     evaluated,
     make_run,
     numbers,
+    tiny_model,
     write_benchmarks,
 )
 from lm_eval import evaluator
 from lm_eval.tasks import TaskManager
-from support import ROOT, run_main
+from support import HANG, ROOT, run_main
 
+from lapcli.data.text.tokenizer import Tokenizer
 from lapcli.runtime.errors import LapError, UsageError
 from lapcli.runtime.files import sha256_of_file
 
@@ -179,7 +181,7 @@ def test_without_any_network(made, whole):
     for name, value in QUICK.items():
         options += [f"--{name.replace('_', '-')}", str(value)]
     command = [*alone, sys.executable, "-m", "lapcli", "eval", *options]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, cwd=ROOT, timeout=600)
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, cwd=ROOT, timeout=HANG)
     assert done.returncode == 0, done.stderr
     assert numbers(json.loads(done.stdout)) == numbers(whole)
 
@@ -325,12 +327,17 @@ def test_the_chat_quickstart_end_to_end(chat_runs, tmp_path, capsys):
 
 
 def test_any_task_of_lm_eval_with_its_data_from_the_hubs_cache(base, tmp_path, monkeypatch):
-    """SciQ, of which `lap` knows nothing: lm-eval finds the definition, and the hub's library what it has on disk."""
+    """SciQ, of which `lap` knows nothing: lm-eval finds the definition, and the hub's library what it has on disk.
+
+    The score is that of the likeliest answer by one whole forward for each, with the prompt as SciQ's authors have it.
+    """
+    words = [["stone", "cloud", "heat", "light"], ["wood", "salt", "rain", "iron"], ["sand", "fire", "snow", "water"]]
+    answers = [[row[(place + turn) % 4] for place in range(4)] for turn in range(4) for row in words]
     rows = {
-        "support": ["Plants need light.", "", "Rivers carry water."],
-        "question": ["What do plants need?", "Which is a metal?", "What do rivers carry?"],
-        "correct_answer": ["light", "iron", "water"],
-        **{f"distractor{n}": [f"stone {n}", f"cloud {n}", f"heat {n}"] for n in (1, 2, 3)},
+        "support": ["Plants need light.", "", "Rivers carry water."] * 4,
+        "question": ["What do plants need?", "Which is a metal?", "What do rivers carry?"] * 4,
+        "correct_answer": [row[3] for row in answers],
+        **{f"distractor{n + 1}": [row[n] for row in answers] for n in range(3)},
     }
     files = {split: tmp_path / f"{split}.parquet" for split in ("train", "validation", "test")}
     for file in files.values():
@@ -346,8 +353,18 @@ def test_any_task_of_lm_eval_with_its_data_from_the_hubs_cache(base, tmp_path, m
     monkeypatch.setattr(datasets.config, "HF_HUB_OFFLINE", True)
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     score = evaluated(base, "sciq", None, protocol="harness")["tasks"]["sciq"]
-    assert score["count"] == 3
-    assert score["value"] in (0.0, pytest.approx(1 / 3), pytest.approx(2 / 3), 1.0)
+    tokenizer = Tokenizer.from_file(base.path / "tokenizer.json")
+    model, right = tiny_model(tokenizer.vocab_size), 0
+    for support, question, choices in zip(rows["support"], rows["question"], answers, strict=True):
+        context = [tokenizer.bos, *tokenizer.encode(f"{support}\nQuestion: {question}\nAnswer:")]
+        likelihoods = []
+        for choice in choices:
+            ids = [*context, *tokenizer.encode(f" {choice}")]
+            logprobs = model(torch.tensor([ids])).detach()[0].double().log_softmax(-1)
+            likelihoods.append(sum(float(logprobs[at - 1, ids[at]]) for at in range(len(context), len(ids))))
+        right += likelihoods.index(max(likelihoods)) == 3
+    assert 0 < right < 12  # or any answer would do
+    assert (score["count"], score["value"]) == (12, pytest.approx(right / 12))
     with pytest.raises(LapError, match="could not load piqa"):
         evaluated(base, "piqa", None, protocol="harness")
     with pytest.raises(UsageError, match="nor one of lm-eval's"):
