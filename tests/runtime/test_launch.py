@@ -10,7 +10,7 @@ import time
 import pytest
 import torch
 import yaml
-from support import TINY, Command, ranks, run_main, start_lap, tiny_recipe, train_here, write_text
+from support import HANG, TINY, Command, ranks, run_main, start_lap, tiny_recipe, train_here, write_text
 
 from lapcli.recipe import load_recipe
 from lapcli.runtime.errors import ExitCode, UsageError
@@ -60,7 +60,7 @@ def ranks_of(launcher: Command) -> list[int]:
 
 def wait_until_gone(pids: list[int]) -> None:
     """A zombie has ended too: it waits for whoever inherited it."""
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + HANG
     while True:
         shown = subprocess.run(["ps", "-o", "stat=", "-p", ",".join(map(str, pids))], capture_output=True, text=True)
         if all(state.startswith("Z") for state in shown.stdout.split()):

@@ -66,7 +66,7 @@ def test_a_process_ends_with_its_parent(is_late, tmp_path):
         os.kill(int(said), signal.SIGSTOP)
         parent.kill()
     assert parent.stdout.read() == ""  # the pipe is closed: whoever had it has ended
-    parent.wait(timeout=60)
+    parent.wait(timeout=HANG)
 
 
 def test_a_reader_who_goes_away_does_not_end_the_run(tmp_path):
