@@ -1,6 +1,7 @@
 """Every kind of training, tiny, as an objective without a run around it."""
 
-from functools import cache
+import functools
+import os
 from pathlib import Path
 from typing import Any
 
@@ -41,7 +42,7 @@ def _text(folder: Path, train: dict[str, Any]) -> tuple[Any, Any]:
     return recipe, _tokens(path)
 
 
-@cache
+@functools.cache
 def _tokens(path: Path) -> Any:
     from support import tiny_recipe
 
@@ -97,3 +98,75 @@ _BUILDERS = {
     "classification": _classification,
     "self_supervised": _self_supervised,
 }
+
+
+OPTIONS: dict[str, dict[str, Any]] = {
+    "accumulation": {"precision": "float32", "compile": False, "batch": 16},
+    "bf16": {"precision": "bf16", "compile": False, "batch": 8},
+    "compile": {"precision": "float32", "compile": True, "batch": 8},
+}
+#: All, but for a graph of any length, which takes as long to trace as all others together.
+COMBINATIONS = [(kind, name) for kind in KINDS for name in OPTIONS if (kind, name) != ("padded_chat", "compile")]
+UPDATES = 3
+
+
+def updates_of_a_rank(rank: int, size: int, folder: str, result: str, cache: str) -> None:
+    """Three updates of every combination, in one of `size` processes; a micro-step has 8 examples in all.
+
+    Saved are losses and norms of the gradient, a hash of the weights that the rank ends with, and how many graphs were
+    compiled. Compiled is what
+    Dynamo and AOTAutograd make of it, without a compiler of machine code; DDP's buckets are so small that it cuts the
+    graphs, as it does with large models.
+    """
+    import hashlib
+    import io
+    import json
+
+    import torch
+    import torch._dynamo
+    import torch.distributed as dist
+    from rich.console import Console
+    from torch.nn.parallel import DistributedDataParallel
+
+    from lapcli.runs import Run
+    from lapcli.runtime.ranks import World
+    from lapcli.training import loop as loop_module
+
+    class SmallBuckets(DistributedDataParallel):
+        def __init__(self, *arguments: Any, **options: Any) -> None:
+            super().__init__(*arguments, **options, bucket_cap_mb=0.1)
+
+    os.environ["LAP_CACHE"] = cache
+    compile_, aot_eager, graphs = torch.compile, torch._dynamo.lookup_backend("aot_eager"), []
+
+    def backend(graph: Any, inputs: Any) -> Any:
+        graphs.append(graph)
+        return aot_eager(graph, inputs)
+
+    torch.compile = lambda *given, **options: compile_(*given, **options, backend=backend)  # type: ignore
+    dist._DEFAULT_FIRST_BUCKET_BYTES = 100_000  # type: ignore[attr-defined]
+    loop_module.DistributedDataParallel = SmallBuckets  # type: ignore[misc]
+    torch.set_num_threads(1)
+    if size > 1:
+        dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=size)
+    world, found = World(rank, size, torch.device("cpu")), {}
+    for kind, name in COMBINATIONS:
+        option = OPTIONS[name]
+        objective = build_kind(kind, Path(folder), world, **option, micro_batch=8 // size)
+        assert objective.batches.accumulation == option["batch"] // 8
+        run = Run(Path(folder) / "run", objective._recipe, {})
+        loop = loop_module.Loop(objective, objective._recipe, run, world, Console(file=io.StringIO()))
+        lines = [loop._update(step) for step in range(UPDATES)]
+        weights = hashlib.sha256()
+        for parameter in objective.model.parameters():
+            weights.update(parameter.detach().flatten().view(torch.uint8).numpy().tobytes())
+        found[f"{kind} {name}"] = {
+            "losses": [line["loss"] for line in lines],
+            "norms": [line["gradient_norm"] for line in lines],
+            "weights": weights.hexdigest(),
+            "graphs": len(graphs),
+        }
+        graphs.clear()
+    Path(result).write_text(json.dumps(found))
+    if size > 1:
+        dist.destroy_process_group()

@@ -1,0 +1,52 @@
+"""Two processes take the updates of one, for every kind: with accumulation, in bf16, and compiled."""
+
+import json
+from typing import Any
+
+import pytest
+from kinds_support import COMBINATIONS, build_kind, updates_of_a_rank
+from support import exit_code, process
+
+# What remains is rounding: of sums in another order, and in bf16 of products of other sizes.
+TOLERANCE = {"accumulation": 1e-5, "bf16": 1e-3, "compile": 1e-5}
+
+
+@pytest.fixture(scope="module")
+def found(tmp_path_factory: pytest.TempPathFactory, shared_cache) -> list[dict[str, Any]]:
+    """Of one process alone, and of each of two."""
+    folder = tmp_path_factory.mktemp("kinds")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("LAP_CACHE", str(shared_cache))
+        build_kind("language_model", folder)  # the tokenizer, once for all of them
+        build_kind("packed_chat", folder)
+        places = [(0, 1), (0, 2), (1, 2)]
+        results = [folder / f"{rank}-of-{size}.json" for rank, size in places]
+        children = [
+            process(updates_of_a_rank, rank, size, str(folder), str(result), str(shared_cache))
+            for (rank, size), result in zip(places, results, strict=True)
+        ]
+        for child in children:
+            child.start()
+        assert [exit_code(child, 600) for child in children] == [0, 0, 0]
+    return [json.loads(result.read_text()) for result in results]
+
+
+@pytest.mark.parametrize(("kind", "option"), COMBINATIONS)
+def test_two_processes_take_the_updates_of_one(found: list[dict[str, Any]], kind: str, option: str) -> None:
+    one, first, second = (results[f"{kind} {option}"] for results in found)
+    assert first == second  # to the bit: ranks never compare their weights later
+    tolerance = TOLERANCE[option]
+    assert first["losses"] == pytest.approx(one["losses"], rel=tolerance)
+    assert first["norms"] == pytest.approx(one["norms"], rel=5 * tolerance)
+    # The updates move the loss by far more than that, so gradients that were not averaged would show.
+    changes = [abs(after / before - 1) for before, after in zip(one["losses"], one["losses"][1:], strict=False)]
+    assert max(changes) > 10 * tolerance
+    if option == "compile":
+        assert first["graphs"] >= one["graphs"] > 0
+    else:
+        assert first["graphs"] == one["graphs"] == 0
+
+
+def test_large_models_are_cut_where_their_gradients_are_sent(found: list[dict[str, Any]]) -> None:
+    one, first, _ = (results["language_model compile"]["graphs"] for results in found)
+    assert first > one
