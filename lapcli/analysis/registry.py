@@ -11,10 +11,10 @@ from lapcli.runtime.plugins import Registry
 def _built_in() -> dict[str, str]:
     """Every measurement that is defined in a file of `lapcli/analysis/measurements`, in their order."""
     declared: list[type[Measurement]] = []
-    for found in iter_modules(measurements.__path__, f"{measurements.__name__}."):
-        values = vars(import_module(found.name)).values()
+    for module in iter_modules(measurements.__path__, f"{measurements.__name__}."):
+        values = vars(import_module(module.name)).values()
         classes = [value for value in values if isinstance(value, type) and issubclass(value, Measurement)]
-        declared += [value for value in classes if value.__module__ == found.name]
+        declared += [value for value in classes if value.__module__ == module.name]
     declared.sort(key=lambda measurement: (measurement.order, measurement.name))
     return {measurement.name: f"{measurement.__module__}:{measurement.__name__}" for measurement in declared}
 
