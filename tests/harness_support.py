@@ -67,7 +67,7 @@ def make_run(runs: Path, objective: str = "chat", *, seed: int = 0, damage: bool
     metadata = {"laplacian_heads": str(model.config.head_plan), "tokenizer_sha256": tokenizer.sha256}
     checkpoint.save(run.checkpoints, 1, model.state_dict(), {"x": torch.zeros(1)}, metadata, {}, keep=1)
     tokenizer.save(run.path / "tokenizer.json")
-    run.update(status="finished", tokenizer_sha256=tokenizer.sha256)
+    run.update(status="finished", step=1, tokenizer_sha256=tokenizer.sha256)
     return read_run(run.path)
 
 

@@ -70,6 +70,7 @@ def write_directory(
     (path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     if status == "finished":
         (path / "summary.json").write_text(json.dumps({"end": {"validation_loss": 1.0}}))
+        (path / "checkpoints" / "step-000100").mkdir(parents=True)
     if scores is not None:
         write_evaluation(path, scores, **evaluation)
     return path

@@ -219,7 +219,7 @@ def write_text(path: Path) -> Path:
     return path
 
 
-def train_here(recipe: Any, runs: Path, name: str = "run", log: IO[str] | None = None) -> Any:
+def train_here(recipe: Any, runs: Path, name: str = "run", log: IO[str] | None = None, fresh: bool = False) -> Any:
     """Trains in this process; what it would show goes to `log`."""
     from rich.console import Console
 
@@ -227,7 +227,7 @@ def train_here(recipe: Any, runs: Path, name: str = "run", log: IO[str] | None =
     from lapcli.training.start import train_recipe
 
     console = Console(file=log or io.StringIO(), soft_wrap=True)
-    return train_recipe(kind_of(recipe), recipe, runs_dir=runs, name=name, console=console)
+    return train_recipe(kind_of(recipe), recipe, runs_dir=runs, name=name, fresh=fresh, console=console)
 
 
 def edit_checkpoint(folder: Path, file: str, change: Callable[[dict[str, Any]], None]) -> Path:
@@ -252,12 +252,26 @@ def edit_checkpoint(folder: Path, file: str, change: Callable[[dict[str, Any]], 
 
 
 def start_child(
-    recipe: Any, runs: Path, cache: Path, before: Callable[..., None] | None = None, *extra: Any
+    recipe: Any,
+    runs: Path,
+    cache: Path,
+    before: Callable[..., None] | None = None,
+    *extra: Any,
+    fresh: bool = False,
+    environment: dict[str, str] | None = None,
 ) -> BaseProcess:
     """Starts a child that trains `recipe` as `lap train` would; `before(*extra)` runs in it first."""
     from lapcli.recipe import recipe_to_dict
 
-    child = process(_child, recipe_to_dict(recipe), str(runs), str(cache), before, extra)
+    child = process(
+        _child,
+        recipe_to_dict(recipe),
+        str(runs),
+        {"LAP_CACHE": str(cache), **(environment or {})},
+        before,
+        extra,
+        fresh,
+    )
     child.start()
     return child
 
@@ -270,9 +284,16 @@ def exit_code(child: BaseProcess, seconds: float = HANG) -> int:
     return child.exitcode
 
 
-def _child(recipe: dict, runs: str, cache: str, before: Callable[..., None] | None, extra: tuple) -> None:
+def _child(
+    recipe: dict,
+    runs: str,
+    environment: dict[str, str],
+    before: Callable[..., None] | None,
+    extra: tuple,
+    fresh: bool,
+) -> None:
     _end_with_the_tests()
-    os.environ["LAP_CACHE"] = cache
+    os.environ.update(environment)
     from lapcli.recipe import recipe_from_dict
     from lapcli.runtime.errors import LapError
 
@@ -282,7 +303,7 @@ def _child(recipe: dict, runs: str, cache: str, before: Callable[..., None] | No
     Path(runs).mkdir(exist_ok=True)
     with (Path(runs) / LOG).open("w") as log:
         try:
-            train_here(recipe_from_dict(recipe), Path(runs), log=log)
+            train_here(recipe_from_dict(recipe), Path(runs), log=log, fresh=fresh)
         except LapError as error:
             print(error, file=log)
             sys.exit(int(error.exit_code))

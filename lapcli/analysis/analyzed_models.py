@@ -21,7 +21,7 @@ from lapcli.recipe.chat import ChatStageRecipe
 from lapcli.recipe.schema import GPTRecipe
 from lapcli.recipe.self_supervised import SelfSupervisedRecipe
 from lapcli.recipe.vision import ClassificationRecipe, ImageFiles
-from lapcli.runs import Run, read_run
+from lapcli.runs import TOKENIZER, Run, read_run
 from lapcli.runtime.errors import DataError, UsageError
 from lapcli.runtime.ranks import pick_device
 from lapcli.training.checkpoint import load_weights
@@ -131,10 +131,12 @@ def _open_language(run: Run, weights: Path | None, selection: Selection) -> Open
     model = build_gpt(recipe.model_copy(update={"train": plain}), device)
     if weights is not None:
         load_weights(weights, model, str(model.config.head_plan))
-    source, own = base.recipe.data, base.path / "tokenizer.json"  # type: ignore[attr-defined]
+    source, own = base.recipe.data, base.path / TOKENIZER  # type: ignore[attr-defined]
     if selection.data is not None:
         changes = {"train": selection.data, "files": None, "revision": None, "validation": None}
         source = source.model_copy(update=changes)
+    tokenizer = Tokenizer.from_file(own)
+    base.check_tokenizer(tokenizer.sha256)
     section = recipe.tokenizer.model_copy(update={"file": str(own)})
     with shown_progress() as progress:
         data = prepare_text(source, section, progress=progress)
@@ -143,7 +145,7 @@ def _open_language(run: Run, weights: Path | None, selection: Selection) -> Open
     stream = data.train if selection.split == "train" else data.validation
     examples = TextExamples(
         stream,
-        Tokenizer.from_file(own),
+        tokenizer,
         Origin(data.description, data.identity, selection.split),
         context=recipe.model.context,
         limit=selection.limit or SEQUENCES,

@@ -8,12 +8,12 @@ from typing import Any
 from lapcli.analysis.analyze import Analysis
 from lapcli.analysis.drawing import labels, save_figure
 from lapcli.analysis.measurement import LayerResult
-from lapcli.runtime.files import write_json, write_text
+from lapcli.runtime.files import write_checked_json, write_text
 
 
 def write(analysis: Analysis, folder: Path) -> list[Path]:
     folder.mkdir(parents=True, exist_ok=True)
-    write_json(folder / f"{analysis.what}.json", analysis.to_dict())
+    write_checked_json(folder / f"{analysis.what}.json", analysis.to_dict())
     write_text(folder / f"{analysis.what}.csv", to_csv(analysis))
     return [folder / f"{analysis.what}.json", folder / f"{analysis.what}.csv", *save_figure(analysis, folder)]
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from lapcli.recipe.chat import ChatStageRecipe
 from lapcli.recipe.schema import LanguageModelRecipe
-from lapcli.runs import INFO, Run, named_run, newest_run, read_run
+from lapcli.runs import INFO, Run, named_run, newest_run, read_run, runs_in
 from lapcli.runtime.errors import UsageError
 
 OBJECTIVES = {"language_model", "classification", "self_supervised"}
@@ -35,8 +35,8 @@ def find_runs(selection: Selection) -> list[Run]:
     """The runs in the order they are named; the newest finished run if none is named."""
     runs = [named_run(selection.runs_dir, name) for name in selection.runs]
     if selection.pattern is not None:
-        paths = sorted(path.parent for path in selection.runs_dir.glob(f"*/{INFO}"))
-        matching = [path for path in paths if fnmatch.fnmatchcase(path.name, selection.pattern)]
+        names = runs_in(selection.runs_dir)
+        matching = [path for path in names if fnmatch.fnmatchcase(path.name, selection.pattern)]
         if not matching:
             raise UsageError(f"no run in {selection.runs_dir} matches --runs {selection.pattern!r}; see --runs-dir")
         runs += [read_run(path) for path in matching]

@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import Any
 
 from lapcli.evaluation.tasks import EVALUATORS, STOCK, Measured, Request, Score, chosen_options, chosen_tasks
-from lapcli.runs import Run, read_summary
-from lapcli.runtime.errors import UsageError
-from lapcli.runtime.files import write_json
+from lapcli.kinds.opening import find_checkpoint
+from lapcli.runs import Run
+from lapcli.runtime.files import write_checked_json
 from lapcli.runtime.ranks import World, join_world, leave_world
 from lapcli.training import checkpoint
 
@@ -66,21 +66,7 @@ class Evaluation:
 
 def find_weights(run: Run, which: str) -> checkpoint.Checkpoint:
     """`last`, `best`, or a step number; whole, by its hashes."""
-    steps = checkpoint.steps_in(run.checkpoints)
-    if not steps:
-        raise UsageError(f"{run.path} has no checkpoint yet")
-    if which == "last":
-        step: Any = steps[-1]
-    elif which == "best":
-        step = read_summary(run).get("best_step")
-        if step is None:
-            raise UsageError(f"{run.path} has no best checkpoint (unfinished, or of a kind that keeps none); use last")
-    else:
-        step = int(which) if which.isdecimal() else None
-    if step not in steps:
-        kept = ", ".join(map(str, steps))
-        raise UsageError(f"--checkpoint takes last, best or one of the kept steps {kept}; got {which[:40]!r}")
-    return checkpoint.read(run.checkpoints / f"step-{step:06d}")
+    return find_checkpoint(run, which)
 
 
 def evaluate_run(
@@ -184,5 +170,5 @@ def _file_name(tasks: list[str], limit: int | None, measured: Measured) -> str:
 def _keep(found: Evaluation, world: World) -> None:
     if world.is_main:
         found.path.parent.mkdir(parents=True, exist_ok=True)
-        write_json(found.path, found.to_dict())
+        write_checked_json(found.path, found.to_dict())
     world.barrier()

@@ -5,11 +5,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lapcli.kinds.kind import LANGUAGE, Fetched, Kind, LoadedModel, Start
-from lapcli.kinds.language_model import TOKENIZER, load_gpt
+from lapcli.kinds.language_model import load_gpt
 from lapcli.recipe import load_recipe
 from lapcli.recipe.chat import STAGES, ChatRecipe, ChatStageRecipe, StageName, stage_recipe
 from lapcli.recipe.schema import GPTRecipe, Source
-from lapcli.runs import CHECKPOINTS, INFO, Run, find_run, read_run
+from lapcli.runs import CHECKPOINTS, INFO, TOKENIZER, Run, find_run, read_run
 from lapcli.runtime.environment import STEP_TIMEOUT
 from lapcli.runtime.errors import DataError, UsageError
 from lapcli.runtime.progress import Progress, shown_progress
@@ -45,16 +45,18 @@ class ChatKind(Kind):
                 f"{run.path} starts from weights with the sha256 {recipe.start.weights_sha256[:16]} of {before}, which "
                 "no longer has a whole checkpoint with them; train it again, then use --fresh"
             )
-        own = run.path / TOKENIZER
-        tokenizer = Tokenizer.from_file(own if own.is_file() else before / TOKENIZER)
+        has_own = "tokenizer_sha256" in run.info  # otherwise it was stopped before its first step
+        source = run if has_own else read_run(before)
+        tokenizer = Tokenizer.from_file(source.path / TOKENIZER)
+        source.check_tokenizer(tokenizer.sha256)
         if tokenizer.vocab_size != recipe.tokenizer.vocab:
             raise DataError(
-                f"{before / TOKENIZER} has {tokenizer.vocab_size:,} tokens, its model {recipe.tokenizer.vocab:,}"
+                f"{source.path / TOKENIZER} has {tokenizer.vocab_size:,} tokens, its model {recipe.tokenizer.vocab:,}"
             )
         with shown_progress(world.is_main) as progress:
             data = prepare_chat(recipe, tokenizer, progress)
-        if world.is_main and not own.is_file():
-            tokenizer.save(own)
+        if world.is_main and not has_own:
+            tokenizer.save(run.path / TOKENIZER)
         facts = {
             "started_from": {"run": recipe.start.run, "weights_sha256": recipe.start.weights_sha256},
             "data": data.description,
@@ -168,6 +170,8 @@ def train_stages(
                 )
             if not isinstance(start.recipe, GPTRecipe):
                 raise UsageError(f"{start.path} is not a run of a GPT; name one with --run")
+            if start.path.resolve() == (runs_dir / f"{name}-{stage}").resolve():
+                raise UsageError(f"{start.path} cannot start from itself; choose another --name or --run")
             place = start.name if start.path.parent.resolve() == runs_dir.resolve() else str(start.path.resolve())
             staged = stage_recipe(recipe, stage, start.recipe, place, str(start.info["weights_sha256"]))
             run = train_in_world(

@@ -4,8 +4,7 @@ from typing import TYPE_CHECKING, Any
 
 from lapcli.kinds.kind import LANGUAGE, Fetched, Kind, LoadedModel, Start
 from lapcli.recipe.schema import GPTRecipe, LanguageModelRecipe
-from lapcli.runs import Run
-from lapcli.runtime.errors import DataError
+from lapcli.runs import TOKENIZER, Run
 from lapcli.runtime.progress import Progress, shown_progress
 
 if TYPE_CHECKING:
@@ -13,8 +12,6 @@ if TYPE_CHECKING:
 
     from lapcli.runtime.ranks import World
     from lapcli.training.checkpoint import Checkpoint
-
-TOKENIZER = "tokenizer.json"
 
 
 class LanguageModelKind(Kind):
@@ -29,8 +26,8 @@ class LanguageModelKind(Kind):
 
         with shown_progress(world.is_main) as progress:
             data = prepare_text(recipe.data, recipe.tokenizer, progress=progress)
-        if world.is_main:
-            data.tokenizer.save(run.path / TOKENIZER)
+        if world.is_main and run.info.get("tokenizer_sha256") in (None, data.tokenizer.sha256):
+            data.tokenizer.save(run.path / TOKENIZER)  # that of other data, which is refused, must not replace it
         facts = {"data": data.description, "data_sha256": data.identity, "tokenizer_sha256": data.tokenizer.sha256}
         return Start(LanguageModel(recipe, data, world), facts)
 
@@ -79,8 +76,7 @@ def load_gpt(
     recipe: Any = run.recipe
     assert isinstance(recipe, GPTRecipe)
     tokenizer = Tokenizer.from_file(run.path / TOKENIZER)
-    if run.info.get("tokenizer_sha256") not in (None, tokenizer.sha256):
-        raise DataError(f"{run.path / TOKENIZER} is not the tokenizer that the model was trained with")
+    run.check_tokenizer(tokenizer.sha256)
     changes = {"compile": False, **({"precision": "float32"} if float32 else {})}
     plain = recipe.model_copy(update={"train": recipe.train.model_copy(update=changes)})
     model = build_gpt(plain, device, is_drawn=checkpoint is None)

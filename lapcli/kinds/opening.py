@@ -12,7 +12,7 @@ import torch
 from lapcli.kinds import kind_of
 from lapcli.kinds.kind import CLASSES, FEATURES, LoadedModel
 from lapcli.recipe.vision import ImageFiles
-from lapcli.runs import Run, read_summary
+from lapcli.runs import TRAIN_AGAIN, Run, read_summary
 from lapcli.runtime.environment import hub_is_offline
 from lapcli.runtime.errors import DataError, UsageError
 from lapcli.runtime.files import sha256_of_file
@@ -29,11 +29,14 @@ STOCK_IMAGES = "hub:ILSVRC/imagenet-1k"  # what timm's weights were trained on
 def find_checkpoint(run: Run, which: str) -> Checkpoint:
     """`last`, `best`, or a step number; whole, by its hashes."""
     steps = checkpoints.steps_in(run.checkpoints)
+    if not steps and run.is_finished:
+        raise DataError(f"{run.checkpoints} has no checkpoint any more; put it back from a copy, or {TRAIN_AGAIN}")
     if not steps:
         raise UsageError(f"{run.path} has no checkpoint yet; train it first")
     if which == "last":
-        step: Any = steps[-1]
-    elif which == "best":
+        return _last_checkpoint(run, steps[-1])
+    step: Any
+    if which == "best":
         step = read_summary(run).get("best_step")
         if step is None:
             raise UsageError(f"{run.path} has no best checkpoint (unfinished, or of a kind that keeps none); use last")
@@ -43,6 +46,17 @@ def find_checkpoint(run: Run, which: str) -> Checkpoint:
         kept = ", ".join(map(str, steps))
         raise UsageError(f"--checkpoint takes last, best or one of the kept steps {kept}; got {which[:40]!r}")
     return checkpoints.read(run.checkpoints / f"step-{step:06d}")
+
+
+def _last_checkpoint(run: Run, newest: int) -> Checkpoint:
+    """The newest checkpoint; of a finished run it has to be the one that the run ended with."""
+    found = checkpoints.read(run.checkpoints / f"step-{newest:06d}")
+    if run.is_finished and run.info.get("weights_sha256") not in (None, found.weights_sha256):
+        raise DataError(
+            f"{found.path} is not the checkpoint that the run ended with (step {run.info.get('step')}, weights sha256 "
+            f"{str(run.info['weights_sha256'])[:16]}); put that one back from a copy, or choose --checkpoint {newest}"
+        )
+    return found
 
 
 def open_run(run: Run, checkpoint: Checkpoint | None, device: torch.device, *, float32: bool = False) -> LoadedModel:

@@ -2,7 +2,7 @@
 
 from lapcli.recipe.loading import RECIPES, find_recipe, load_recipe, recipe_from_dict, recipe_loader
 from lapcli.recipe.reading import Problem, RecipeError
-from lapcli.recipe.resolved import differing_keys, recipe_hash, recipe_to_dict, recipe_to_yaml
+from lapcli.recipe.resolved import differing_keys, recipe_hash, recipe_to_dict, recipe_to_yaml, values_hash
 from lapcli.recipe.schema import AnyRecipe, BaseRecipe
 
 __all__ = [
@@ -19,4 +19,5 @@ __all__ = [
     "recipe_loader",
     "recipe_to_dict",
     "recipe_to_yaml",
+    "values_hash",
 ]

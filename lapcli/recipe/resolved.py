@@ -3,12 +3,14 @@
 import hashlib
 import json
 from collections.abc import Mapping
+from functools import lru_cache
 from typing import Any
 
 import yaml
 
-from lapcli.recipe.reading import read_plain
+from lapcli.recipe.reading import Unreadable, plain, read_plain, read_text
 from lapcli.recipe.schema import AnyRecipe
+from lapcli.recipe.section import Section, is_added
 
 
 def recipe_to_dict(recipe: AnyRecipe) -> dict[str, Any]:
@@ -22,9 +24,45 @@ def recipe_to_yaml(recipe: AnyRecipe) -> str:
 
 
 def recipe_hash(recipe: AnyRecipe) -> str:
-    """The sha256 of the recipe's canonical JSON: equal for recipes that mean the same, however they are written."""
-    canonical = json.dumps(recipe_to_dict(recipe), sort_keys=True, separators=(",", ":"), allow_nan=False)
+    """The sha256 of the recipe's canonical JSON: equal for recipes that mean the same, however they are written.
+
+    A key that was `added` to the schema later counts only where it is not at its default, so that a recipe keeps its
+    hash from version to version. It names a recipe; whether two recipes agree is decided by `differing_keys`.
+    """
+    return _sha256(_hashed(recipe))
+
+
+@lru_cache(maxsize=1024)  # a sweep looks at the same files every second
+def values_hash(text: str) -> str | None:
+    """The sha256 of a resolved recipe's values as they stand: the hash that version 0.1 gave it. None: not YAML."""
+    try:
+        root, problems = read_text(text, str)
+    except Unreadable:
+        return None
+    return None if root is None or problems else _sha256(plain(root))
+
+
+def _sha256(values: Any) -> str:
+    canonical = json.dumps(values, sort_keys=True, separators=(",", ":"), allow_nan=False)
     return hashlib.sha256(canonical.encode()).hexdigest()
+
+
+def _hashed(value: Any) -> Any:
+    """A value as it counts for the hash."""
+    if isinstance(value, Section):
+        values = value.model_dump(mode="json")
+        for name, field in type(value).model_fields.items():
+            inner = getattr(value, name)
+            if is_added(field) and inner == field.get_default(call_default_factory=True):
+                del values[name]
+            elif isinstance(inner, Section | list | dict):
+                values[name] = _hashed(inner)
+        return values
+    if isinstance(value, list):
+        return [_hashed(item) for item in value]
+    if isinstance(value, dict):
+        return {key: _hashed(item) for key, item in value.items()}
+    return value
 
 
 def differing_keys(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[tuple[str, Any, Any]]:

@@ -17,6 +17,7 @@ from lapcli.recipe.section import (
     Size,
     Text,
     Whole,
+    added,
     combination,
     wrong_hub_name,
 )
@@ -164,7 +165,7 @@ class TrainSection(Section):
     device: Literal["auto", "cpu", "cuda", "mps"] = "auto"
     threads: Annotated[Whole, Field(ge=1, le=1024)] | None = None  # CPU threads of each process
     # On CUDA: the same bits again, and slower; on the CPU they always are.
-    deterministic: bool = Field(default=False, json_schema_extra={"added": True})
+    deterministic: bool = added(False)
 
     @combination("micro_batch", "batch")
     def _micro_batch_fits(self) -> str | None:

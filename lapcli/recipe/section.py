@@ -69,6 +69,18 @@ class Section(BaseModel):
         return self
 
 
+_ADDED = {"added": True}
+
+
+def added(default: Any, **constraints: Any) -> Any:
+    """A key that version 0.1 did not have: at its default it does not count for a recipe's hash."""
+    return Field(default, json_schema_extra=dict(_ADDED), **constraints)
+
+
+def is_added(field: FieldInfo) -> bool:
+    return field.json_schema_extra == _ADDED
+
+
 def members(annotation: Any) -> list[Any]:
     """What a union may be, without none; any other annotation alone."""
     if get_origin(annotation) in (Union, UnionType):

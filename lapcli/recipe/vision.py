@@ -16,7 +16,7 @@ from lapcli.recipe.schema import (
     TransformerModel,
     ValidationSection,
 )
-from lapcli.recipe.section import Count, Fraction, NonNegative, Positive, Section, Size, Text, Whole, combination
+from lapcli.recipe.section import Count, Fraction, NonNegative, Positive, Section, Size, Text, Whole, added, combination
 
 Beta = Annotated[float, Field(ge=0, lt=1)]
 Pair = Annotated[list[Beta], Field(min_length=2, max_length=2)]
@@ -121,7 +121,7 @@ class ImageFiles(Source):
     image_column: Text | None = None  # of parquet files and hub sets; none: the only one that holds images
     label_column: Text | None = None  # none: the only one that holds classes
     # `ignore`: pixels as they are stored, as torchvision's and timm's loaders read them; `apply`: turned by the tag.
-    exif_orientation: Literal["ignore", "apply"] = "ignore"
+    exif_orientation: Literal["ignore", "apply"] = added("ignore")
     decoded_gigabytes: NonNegative = 2.0  # a set within this is decoded once and held in memory
     workers: Literal["auto"] | Annotated[Whole, Field(ge=0, le=256)] = "auto"  # processes that read ahead
     interpolation: Literal["bicubic", "bilinear"] = "bicubic"

@@ -11,7 +11,6 @@ have numbers; what was measured on other weights than the chosen ones is left ou
 """
 
 import fnmatch
-import json
 import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -22,9 +21,10 @@ from typing import Any, Literal
 from lapcli.analysis.measurement import Measurement
 from lapcli.analysis.registry import MEASUREMENTS
 from lapcli.recipe import recipe_to_dict
-from lapcli.runs import INFO, SWEEP, Run, read_run, read_summary
-from lapcli.runtime.errors import UsageError
-from lapcli.training.metrics import read_metrics
+from lapcli.runs import INFO, SWEEP, Run, read_run, read_summary, runs_in
+from lapcli.runtime.errors import DataError, UsageError
+from lapcli.runtime.files import read_checked_json
+from lapcli.training.metrics import metrics_of
 
 Which = Literal["last", "best"]
 _ASIDE = re.compile(r".*\.old-\d+")
@@ -76,15 +76,18 @@ def collect(names: Sequence[str], runs_dir: Path, which: Which = "last") -> Coll
     paths = _find(names, runs_dir)
     notes: list[str] = []
     results: list[RunResult] = []
+    damaged: list[str] = []  # a table without them would not show that anything is wrong
     for path in paths:
         try:
-            run = read_run(path)
+            results.append(_read(read_run(path), which, notes))
+        except DataError as error:
+            damaged.append(str(error))
         except UsageError as error:
             if names and str(path) in names:
                 raise
             notes.append(f"{path.name} is left out: {' '.join(map(str.strip, str(error).splitlines()[:2]))}")
-            continue
-        results.append(_read(run, which, notes))
+    if damaged:
+        raise DataError("\n".join([*damaged, "or name the runs to report on without it"]))
     if not results:
         raise UsageError(f"there is no run to report on in {runs_dir}; name runs, or see --runs-dir")
     collection = Collection(results, notes, folders=list(dict.fromkeys(path.parent for path in paths)))
@@ -101,24 +104,20 @@ def collect(names: Sequence[str], runs_dir: Path, which: Which = "last") -> Coll
 
 def _find(names: Sequence[str], runs_dir: Path) -> list[Path]:
     if not names:
-        return [path for path in _runs_in(runs_dir) if not _ASIDE.fullmatch(path.name)]
+        return [path for path in runs_in(runs_dir) if not _ASIDE.fullmatch(path.name)]
     found: dict[Path, None] = {}
     for name in names:
         direct = Path(name) if (Path(name) / INFO).is_file() else runs_dir / name
         if (direct / INFO).is_file():
             matching = [direct]
-        elif Path(name).is_dir() and _runs_in(Path(name)):
-            matching = [path for path in _runs_in(Path(name)) if not _ASIDE.fullmatch(path.name)]
+        elif Path(name).is_dir() and runs_in(Path(name)):
+            matching = [path for path in runs_in(Path(name)) if not _ASIDE.fullmatch(path.name)]
         else:
-            matching = [path for path in _runs_in(runs_dir) if fnmatch.fnmatchcase(path.name, name)]
+            matching = [path for path in runs_in(runs_dir) if fnmatch.fnmatchcase(path.name, name)]
         if not matching:
             raise UsageError(f"no run in {runs_dir} is called {name[:80]!r} or matches it; see --runs-dir")
         found.update(dict.fromkeys(matching))
     return list(found)
-
-
-def _runs_in(folder: Path) -> list[Path]:
-    return sorted(path.parent for path in folder.glob(f"*/{INFO}") if not path.parent.name.startswith("."))
 
 
 def _read(run: Run, which: Which, notes: list[str]) -> RunResult:
@@ -127,14 +126,15 @@ def _read(run: Run, which: Which, notes: list[str]) -> RunResult:
         run.name,
         run.path,
         run.recipe.objective,
-        str(run.info.get("status")),
+        run.status,
         "+".join(seeds),
         recipe,
         run.info,
-        curve=read_metrics(run.metrics),
+        curve=metrics_of(run),
         pretraining=pretraining,
         is_search=_is_search(run.path),
     )
+    notes += [f"{run.name} is finished, but {part} is missing" for part in run.missing_parts()]
     if not result.is_finished:
         done = f"step {run.info.get('step', 0)} of {run.info.get('steps', '?')}"
         why = f": {run.info['failure']}" if run.info.get("failure") else ""
@@ -157,12 +157,10 @@ def _read(run: Run, which: Which, notes: list[str]) -> RunResult:
 
 def _is_search(path: Path) -> bool:
     """By the sweep's own mark; sweeps of version 0.1 left none, but a name and a log."""
-    try:
-        told = json.loads((path / SWEEP).read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        told = None
+    file = path / SWEEP
+    told = read_checked_json(file, "remove it and run the sweep again") if file.is_file() else {}
     is_named_so = "-search-" in path.name and (path.parent / ".sweeps" / f"{path.name}.log").is_file()
-    return is_named_so or _mapping(told).get("search") is True
+    return is_named_so or told.get("search") is True
 
 
 def _whole_recipe(run: Run, notes: list[str]) -> tuple[dict[str, Any], list[str], dict[str, Any]]:
@@ -185,7 +183,7 @@ def _whole_recipe(run: Run, notes: list[str]) -> tuple[dict[str, Any], list[str]
 
 def _read_evaluations(result: RunResult, step: Any, which: Which, notes: list[str]) -> None:
     found: dict[str, list[tuple[float, Number]]] = {}
-    for path, told in _json_files(result.path / "eval", notes):
+    for path, told in _json_files(result.path / "eval"):
         if not isinstance(told.get("tasks"), dict):
             continue
         if told.get("step") != step:
@@ -252,7 +250,7 @@ def _read_analyses(
     folder: Path, results: Sequence[RunResult], which: Which, notes: list[str], figures: dict[str, Path]
 ) -> None:
     by_name = {result.name: result for result in results}
-    for path, told in _json_files(folder, notes):
+    for path, told in _json_files(folder):
         what, entries = told.get("what"), told.get("runs")
         if not isinstance(what, str) or not isinstance(entries, list):
             continue
@@ -324,15 +322,12 @@ def _other_data(result: RunResult, entry: Mapping[str, Any]) -> dict[str, str]:
     return {**told, "on": f"{str(name).split(': ')[0]} {str(sha256)[:8]}"} if is_other else told
 
 
-def _json_files(folder: Path, notes: list[str]) -> Iterator[tuple[Path, dict[str, Any]]]:
+def _json_files(folder: Path) -> Iterator[tuple[Path, dict[str, Any]]]:
     for path in sorted(folder.glob("*.json")):
         try:
-            told = json.loads(path.read_text(encoding="utf-8"))
-        except (OSError, ValueError) as error:
-            notes.append(f"{path} cannot be read ({error}); it is left out")
-            continue
-        if isinstance(told, dict):
-            yield path, told
+            yield path, read_checked_json(path, "remove it and measure again")
+        except OSError as error:
+            raise DataError(f"{path} cannot be read ({error.strerror}); check its permissions") from None
 
 
 def _is_number(value: Any) -> bool:

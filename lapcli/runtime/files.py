@@ -7,11 +7,12 @@ import hashlib
 import json
 import logging
 import os
+from collections.abc import Mapping
 from enum import Enum
 from pathlib import Path
 from typing import IO, Any
 
-from lapcli.runtime.errors import LapError, UsageError
+from lapcli.runtime.errors import DataError, LapError, UsageError
 
 log = logging.getLogger(__name__)
 
@@ -46,6 +47,41 @@ def write_for_user(path: Path, text: str) -> None:
 
 def write_json(path: Path, value: Any) -> None:
     write_text(path, json.dumps(value, indent=2) + "\n")
+
+
+#: Of JSON files with a checksum. Version 0.1 wrote neither a format nor a checksum; a file that has one of them needs
+#: the other, so that no damage in one place makes a file look like one of version 0.1.
+FORMAT = 2
+
+
+def write_checked_json(path: Path, value: Mapping[str, Any]) -> None:
+    """A JSON object whose last key is the sha256 of the rest."""
+    content = {"format": FORMAT, **json.loads(json.dumps(value))}
+    write_json(path, {**content, "sha256": sha256_of_json(content)})
+
+
+def read_checked_json(path: Path, again: str) -> dict[str, Any]:
+    """The object that `write_checked_json` wrote; a damaged file is named with `again`, how to get it once more.
+
+    A file that is not there or cannot be opened is the caller's to explain: OSError.
+    """
+    try:
+        content = json.loads(path.read_bytes().decode("utf-8"))
+    except ValueError as error:
+        raise DataError(f"{path} is damaged ({error}); put it back from a copy, or {again}") from None
+    if not isinstance(content, dict):
+        raise DataError(f"{path} is damaged (it is not a JSON object); put it back from a copy, or {again}")
+    sha256 = content.pop("sha256", None)
+    if (sha256 is not None or "format" in content) and sha256 != sha256_of_json(content):
+        raise DataError(f"{path} is not what was written (its sha256 differs); put it back from a copy, or {again}")
+    if content.pop("format", FORMAT) != FORMAT:
+        raise DataError(f"{path} was written by a newer version of lap; install that version to read it")
+    return content
+
+
+def sha256_of_json(content: Mapping[str, Any]) -> str:
+    """The same for equal objects, whatever the order of their keys."""
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 
 def flush_to_disk(path: Path) -> None:
@@ -91,3 +127,17 @@ def lock_file(file: IO[Any], *, wait: bool = False) -> Lock:
         _warned_about.add(device)
         return Lock.UNSUPPORTED
     return Lock.HELD
+
+
+def is_locked(path: Path) -> bool | None:
+    """Whether a process holds the lock of that file; None where that cannot be known."""
+    try:
+        with path.open("rb") as file:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except FileNotFoundError:
+        return False
+    except BlockingIOError:
+        return True
+    except OSError:  # no permission to open it, or a file system without locks
+        return None
+    return False

@@ -153,7 +153,7 @@ def _check_names(grid: Grid, cells: Sequence[Cell], seen: dict[str, Cell]) -> li
     problems = []
     for cell in cells:
         other = seen.setdefault(cell.name, cell)
-        if other is not cell and other.recipe_sha256 != cell.recipe_sha256:
+        if other is not cell and other.loaded != cell.loaded:
             message = f"two cells would both be the run {cell.name}; keep one, or give it another `name`"
             problems.append(Problem(grid.place("name"), "name", message))
     return problems

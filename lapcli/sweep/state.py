@@ -11,9 +11,22 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
-from lapcli.runs import SWEEP, changes, has_nothing, read_run
+from lapcli.runs import (
+    INFO,
+    METRICS,
+    RECIPE,
+    SUMMARY,
+    SWEEP,
+    TRAIN_AGAIN,
+    changes,
+    has_nothing,
+    read_info,
+    read_run,
+    status_of,
+    verify_recipe_file,
+)
 from lapcli.runtime.errors import UsageError
-from lapcli.runtime.files import Lock, lock_file, write_json
+from lapcli.runtime.files import Lock, lock_file, read_checked_json, sha256_of_file, write_checked_json
 from lapcli.sweep.cells import Cell
 
 WORK = ".sweeps"
@@ -38,24 +51,46 @@ class Progress:
 
 def progress(cell: Cell, runs_dir: Path) -> Progress:
     """How far the cell's training is. A run of that name with another recipe is not its own, as `lap train` says."""
-    info = _read(runs_dir / cell.name / "run.json")
-    if not info or info.get("recipe_sha256") != cell.recipe_sha256:
+    path = runs_dir / cell.name
+    info = _info(path)
+    if info is None or changed_keys(cell, path, info):
         return Progress("new")
-    last = _last_metrics(runs_dir / cell.name / "metrics.jsonl")
+    status = status_of(path, info)
+    last = _last_metrics(path / METRICS) if status == "running" else {}
     return Progress(
-        status=str(info.get("status")),
+        status=status,
         step=max(int(last.get("step", 0)), int(info.get("step") or 0)),
         steps=info.get("steps"),
         loss=last.get("loss"),
         failure=info.get("failure"),
-        diverged=bool(info.get("diverged")) and info.get("status") == "failed",
+        diverged=bool(info.get("diverged")) and status == "failed",
         weights_sha256=info.get("weights_sha256"),
     )
 
 
+def changed_keys(cell: Cell, path: Path, info: dict[str, Any]) -> list[tuple[str, Any, Any]]:
+    """(key, the run's value, the cell's) for which `lap train` would refuse to resume the run as the cell.
+
+    Recipes are compared key by key: a run of an earlier version has no value for keys that were added since, and gets
+    their defaults. Equal hashes spare the reading of a recipe that is the same anyway.
+    """
+    verify_recipe_file(path / RECIPE, info)
+    if info.get("recipe_sha256") == cell.recipe_sha256:
+        return []
+    key = (str(path), sha256_of_file(path / RECIPE), cell.recipe_sha256)
+    if key not in _compared:
+        _compared[key] = changes(read_run(path), cell.loaded)
+    return _compared[key]
+
+
+#: A live table asks for the same cells every second, and reading a recipe takes longer than all else.
+_compared: dict[tuple[str, str, str], list[tuple[str, Any, Any]]] = {}
+
+
 def last_validation(cell: Cell, runs_dir: Path) -> dict[str, float]:
     """The numbers of a finished run's last validation."""
-    end = _read(runs_dir / cell.name / "summary.json").get("end")
+    path = runs_dir / cell.name / SUMMARY
+    end = read_checked_json(path, TRAIN_AGAIN).get("end") if path.is_file() else {}
     numbers = end if isinstance(end, dict) else {}
     return {name: float(value) for name, value in numbers.items() if isinstance(value, int | float)}
 
@@ -69,14 +104,14 @@ def commands_left(cell: Cell, runs_dir: Path) -> list[str]:
 
 def note_done(cell: Cell, runs_dir: Path, command: str) -> None:
     path = runs_dir / cell.name / SWEEP
-    write_json(path, {**_read(path), command: progress(cell, runs_dir).weights_sha256})
+    write_checked_json(path, {**_read(path), command: progress(cell, runs_dir).weights_sha256})
 
 
 def note_search(cell: Cell, runs_dir: Path) -> None:
     """Marks a run that only decided what others are trained with: reports do not take it for a result."""
     path = runs_dir / cell.name / SWEEP
     if path.parent.is_dir() and not (known := _read(path)).get("search"):
-        write_json(path, {**known, "search": True})
+        write_checked_json(path, {**known, "search": True})
 
 
 def log_of(cell: Cell, runs_dir: Path) -> Path:
@@ -96,12 +131,10 @@ def refuse_others(cells: Iterable[Cell], runs_dir: Path) -> None:
     """Runs of the cells' names that were trained by another recipe: `lap train` would refuse each of them."""
     others = []
     for cell in cells:
-        info = _read(runs_dir / cell.name / "run.json")
-        if not info or info.get("recipe_sha256") == cell.recipe_sha256:
-            continue
-        run = read_run(runs_dir / cell.name)
-        differing = changes(run, cell.loaded)
-        if differing and not has_nothing(run):
+        path = runs_dir / cell.name
+        info = _info(path)
+        differing = [] if info is None else changed_keys(cell, path, info)
+        if differing and not has_nothing(read_run(path)):
             key, old, new = differing[0]
             more = f" and {len(differing) - 1} more keys" if len(differing) > 1 else ""
             others.append(f"  {cell.name}: {key} {json.dumps(old)} in the run, {json.dumps(new)} now{more}")
@@ -123,12 +156,14 @@ def take(cell: Cell, runs_dir: Path) -> IO[str] | None:
     return handle
 
 
+def _info(path: Path) -> dict[str, Any] | None:
+    """`run.json` of a cell's run, verified; none if there is no run."""
+    return read_info(path) if (path / INFO).is_file() else None
+
+
 def _read(path: Path) -> dict[str, Any]:
-    try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return {}
-    return found if isinstance(found, dict) else {}
+    """`sweep.json` of a run; empty if there is none."""
+    return read_checked_json(path, "remove it and run the sweep again") if path.is_file() else {}
 
 
 def _last_metrics(path: Path) -> dict[str, Any]:

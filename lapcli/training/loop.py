@@ -27,7 +27,7 @@ from lapcli.runtime.ranks import World
 from lapcli.runtime.signals import StopRequest, stop_on_signal
 from lapcli.runtime.step_watch import StepWatch
 from lapcli.training import checkpoint
-from lapcli.training.metrics import MetricsLog, StepClock, without_times
+from lapcli.training.metrics import MetricsLog, Record, StepClock, without_times
 from lapcli.training.optimizers import Optimizers
 
 
@@ -142,6 +142,7 @@ class Loop:
         times = self.clock.since_last_line()
         if self.world.is_main:
             self.metrics.append({"step": self.step, **values, **times})
+            self.run.update(metrics=self.metrics.record())
             short = {
                 k.removeprefix("validation_"): v for k, v in values.items() if not k.startswith("smoothing_cosine")
             }
@@ -168,17 +169,24 @@ class Loop:
 
     def _write(self) -> None:
         try:
+            self.run.check_place()
+            metrics = self.metrics.record()
             self.saved = checkpoint.save(
                 self.run.checkpoints,
                 self.step,
                 self.objective.model.state_dict(),
                 self.optimizers.state(),
                 {**self.objective.weights_metadata(), "recipe_sha256": self.run.info["recipe_sha256"]},
-                {"world_size": self.world.size, "threads": torch.get_num_threads(), "seed": self.seed},
+                {
+                    "world_size": self.world.size,
+                    "threads": torch.get_num_threads(),
+                    "seed": self.seed,
+                    "metrics": metrics,
+                },
                 self.keep,
                 self.best_step(),
             )
-            self.run.update(step=self.step, weights_sha256=self.saved.weights_sha256)
+            self.run.update(step=self.step, weights_sha256=self.saved.weights_sha256, metrics=metrics)
         except OSError as error:
             raise LapError(str(error)) from error
 
@@ -192,7 +200,13 @@ class Loop:
             if isinstance(chosen, tuple):
                 self.saved = self.saved or checkpoint.chosen_by_rank_0(self.run.checkpoints, *chosen)
                 self._load(self.saved, warn)
-        kept: object = self.metrics.keep_until(self.step) if self.world.is_main else None
+        kept: object = None
+        with self.world.together():
+            if self.world.is_main:
+                kept = self.metrics.read_until(self.step, self._metrics_records())
+                # The shorter record holds for the longer file too: a kill before the next line does no harm.
+                self.run.update(metrics=self.metrics.record())
+                self.metrics.drop_rest()
         for line in self.world.from_main(kept):  # type: ignore[attr-defined]
             if "loss" not in line:
                 values = without_times(line)
@@ -212,6 +226,21 @@ class Loop:
                 warn(f"{key} was {before} and is {now}: the same batches, but not the same rounding")
         if self.world.is_main:
             self.console.print(f"going on from {saved.path} of {self.objective.steps} steps", highlight=False)
+
+    def _metrics_records(self) -> list[Record]:
+        """Of the metrics as they were when `run.json` and the checkpoint were written; none if the file was removed."""
+        found = [self.run.info.get("metrics"), self.saved.state.get("metrics") if self.saved else None]
+        records = [record for record in found if record is not None]
+        if any(record["bytes"] for record in records) and not self.metrics.path.exists():
+            if self.step:
+                self._warn(
+                    f"{self.metrics.path} is missing: losses and validations up to step {self.step} are lost, and with "
+                    "them the choice of the best checkpoint"
+                )
+                self.run.update(metrics_lost_until=self.step)
+            return []
+        # A checkpoint from before the loss has a record of the file that was lost.
+        return records[:1] if self.step <= self.run.info.get("metrics_lost_until", -1) else records
 
     def _parallel(self) -> nn.Module:
         module = _LossModule(self.objective)

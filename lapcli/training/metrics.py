@@ -3,18 +3,29 @@
 Times are seconds of wall time on rank 0. `seconds` is a step, from the end of the one before to its own end, and what
 throughput is of. `seconds_first_step` stands instead of it in the first step of a process, which compiles and warms up;
 `seconds_validating` and `seconds_saving` are of what was done since the line before. They add up to the whole.
+
+Each checkpoint and `run.json` keep a record of the file as it was: its size and its sha256. The file only grows, so a
+record is verified against the beginning of the file, and a line that was changed or lost is noticed.
 """
 
 import contextlib
+import hashlib
 import json
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from lapcli.runtime.errors import LapError
-from lapcli.runtime.files import write_text
+from lapcli.runs import Run
+from lapcli.runtime.errors import DataError, LapError
+from lapcli.runtime.files import flush_to_disk
+
+if TYPE_CHECKING:  # a report reads metrics without torch
+    import torch
+
+_WAY_OUT = "put it back from a copy, or remove it to do without the record of the steps so far"
+Record = dict[str, Any]  # {"bytes": 1157, "sha256": "..."}
 
 if TYPE_CHECKING:  # a report reads metrics without torch
     import torch
@@ -23,13 +34,40 @@ if TYPE_CHECKING:  # a report reads metrics without torch
 class MetricsLog:
     def __init__(self, path: Path) -> None:
         self.path = path
+        self._bytes, self._hash = 0, hashlib.sha256()  # of what was written or verified
 
-    def keep_until(self, step: int) -> list[dict[str, Any]]:
-        """Drops what a killed process wrote beyond `step`, and a last line it did not finish."""
-        kept = [line for line in read_metrics(self.path) if line["step"] <= step]
-        if self.path.exists():
-            write_text(self.path, "".join(json.dumps(line) + "\n" for line in kept))
+    def read_until(self, step: int, records: Sequence[Record]) -> list[dict[str, Any]]:
+        """The lines up to `step`; raises DataError if the file does not begin as one of its records says.
+
+        Lines beyond the records are those of a process that was killed: they are left out, and `drop_rest` removes
+        them. Without any record (version 0.1) all whole lines count.
+        """
+        content = self.path.read_bytes() if self.path.exists() else b""
+        for record in records:
+            verify_metrics(self.path, content, record)
+        known = max((int(record["bytes"]) for record in records), default=len(content))
+        self._bytes, self._hash = 0, hashlib.sha256()
+        kept: list[dict[str, Any]] = []
+        for text in content[:known].splitlines(keepends=True):
+            line = _line(text)
+            if line is None and self._bytes + len(text) < known:
+                raise DataError(f"{self.path} is damaged: line {len(kept) + 1} is not JSON; {_WAY_OUT}")
+            if line is None or not text.endswith(b"\n") or line["step"] > step:
+                break
+            kept.append(line)
+            self._count(text)
         return kept
+
+    def drop_rest(self) -> None:
+        """Removes what stands after the lines that `read_until` gave."""
+        if self.path.exists():
+            os.truncate(self.path, self._bytes)
+
+    def record(self) -> Record:
+        """What is to be verified later, once it is on the disk."""
+        if self.path.exists():
+            flush_to_disk(self.path)
+        return {"bytes": self._bytes, "sha256": self._hash.hexdigest()}
 
     def append(self, line: dict[str, Any]) -> None:
         """In one write, so that a kill leaves at most one unfinished line, which the next start drops."""
@@ -48,6 +86,18 @@ class MetricsLog:
             raise LapError(
                 f"cannot write {self.path} (the disk is full); make room, then run the same command to go on"
             )
+        self._count(data)
+
+    def _count(self, data: bytes) -> None:
+        self._bytes += len(data)
+        self._hash.update(data)
+
+
+def verify_metrics(path: Path, content: bytes, record: Record) -> None:
+    """Raises DataError if the file does not begin with what was recorded."""
+    size = int(record["bytes"])
+    if hashlib.sha256(content[:size]).hexdigest() != record["sha256"]:
+        raise DataError(f"{path} is damaged: its first {size:,} bytes are not what was written; {_WAY_OUT}")
 
 
 class StepClock:
@@ -104,15 +154,28 @@ def without_times(line: dict[str, Any]) -> dict[str, Any]:
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:
-    """The whole lines; a torn last one is left out."""
+    """The whole lines of a file; a torn last one is left out."""
     if not path.is_file():
         return []
-    lines = []
-    for text in path.read_text(encoding="utf-8", errors="replace").splitlines():
-        try:
-            line = json.loads(text)
-        except ValueError:
-            continue
-        if isinstance(line, dict) and isinstance(line.get("step"), int):
-            lines.append(line)
-    return lines
+    return [line for text in path.read_bytes().splitlines() if (line := _line(text)) is not None]
+
+
+def metrics_of(run: Run) -> list[dict[str, Any]]:
+    """The lines of a run that are known to be whole; a run that is being trained has all that it wrote so far."""
+    record = run.info.get("metrics")
+    if record is None or run.status == "running" or not run.metrics.is_file():
+        return read_metrics(run.metrics)
+    content = run.metrics.read_bytes()
+    verify_metrics(run.metrics, content, record)
+    if run.is_finished and len(content) != record["bytes"]:
+        raise DataError(f"{run.metrics} is damaged: it is longer than what was written; {_WAY_OUT}")
+    lines = content[: int(record["bytes"])].splitlines()
+    return [line for text in lines if (line := _line(text)) is not None]
+
+
+def _line(text: bytes) -> dict[str, Any] | None:
+    try:
+        line = json.loads(text)
+    except ValueError:
+        return None
+    return line if isinstance(line, dict) and isinstance(line.get("step"), int) else None

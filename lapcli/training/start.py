@@ -12,7 +12,8 @@ from rich.console import Console
 from lapcli.objectives.objective import Objective
 from lapcli.recipe import differing_keys, recipe_to_dict
 from lapcli.recipe.schema import BaseRecipe
-from lapcli.runs import CHANGE_NOTHING, Run, open_run, read_run, write_summary
+from lapcli.runs import CHANGE_NOTHING, Run, read_run, write_summary
+from lapcli.runs.opening import give_way, is_prepared, open_run, take_place, unlock
 from lapcli.runtime.determinism import deterministic, prepare_determinism
 from lapcli.runtime.environment import STEP_TIMEOUT
 from lapcli.runtime.errors import DataError, Diverged, ExitCode, Interrupted, LapError, UsageError
@@ -79,8 +80,12 @@ def train_in_world(
     try:
         if not run.is_finished:
             _train(kind, recipe, run, world, console)
+    except BaseException:
+        if world.is_main and give_way(run):
+            console.print(f"the run that {run.replaces} had before is kept in its place", highlight=False, markup=False)
+        raise
     finally:
-        run.unlock()
+        unlock(run)
     return run
 
 
@@ -109,6 +114,8 @@ def _train(kind: Startable, recipe: BaseRecipe, run: Run, world: World, console:
             objective, facts = start.objective, start.facts
             _refuse_other_data(run, facts)
         world.require_same(_identities(facts))
+        with stop_before_the_first_step():
+            _take_place_together(world, run)
         report(
             status="running",
             failure=None,
@@ -184,11 +191,11 @@ def _finish(run: Run, loop: Loop) -> None:
     """What is computed from the final weights comes after they are saved; only then is the run finished."""
     steps = loop.objective.steps
     start, end = loop.validated.get(0, {}), loop.validated.get(steps, {})
-    best = loop.best_step()
+    best = None if "metrics_lost_until" in run.info else loop.best_step()
     kept = {} if best is None else {"best_step": best, "best": loop.validated[best]}
     summary = {"start": start, "end": end, **kept, **loop.objective.finish(run.path)}
     write_summary(run, summary)
-    run.update(status="finished", step=steps)
+    run.update(status="finished", step=steps, metrics=loop.metrics.record())
 
 
 def _open_together(world: World, runs_dir: Path, name: str, recipe: BaseRecipe, fresh: bool) -> Run:
@@ -198,14 +205,24 @@ def _open_together(world: World, runs_dir: Path, name: str, recipe: BaseRecipe, 
         with world.together():
             if world.is_main:
                 run = open_run(runs_dir, name, recipe, fresh)
-                if not run.is_finished:
-                    run.lock()
+        folder = world.from_main(run.path.name if run is not None else None)
         with world.together():
-            return run if run is not None else read_run(runs_dir / name)
+            return run if run is not None else read_run(runs_dir / str(folder))
     except BaseException:
         if run is not None:
-            run.unlock()
+            give_way(run)
+            unlock(run)
         raise
+
+
+def _take_place_together(world: World, run: Run) -> None:
+    """All is there for the first step: a new run that was prepared beside an old one takes its place, on every rank."""
+    if not is_prepared(run):
+        return
+    with world.together():
+        if world.is_main:
+            take_place(run)
+    run.path = run.path.with_name(str(world.from_main(run.path.name)))
 
 
 def _set_threads(recipe: BaseRecipe, run: Run, world: World) -> None:

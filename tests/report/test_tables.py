@@ -1,6 +1,7 @@
 """Tables over run directories with known numbers: means, deviations, gaps, and runs that must not be averaged."""
 
 import csv
+import hashlib
 import io
 import json
 import re
@@ -187,14 +188,13 @@ def test_scores_of_other_weights_are_left_out(capsys, runs):
         ("summary.json", '{"end": [1]}'),
         ("summary.json", '{"end": {"validation_loss": null}}'),
         ("run.json", '{"objective": "classification", "status": "finished", "versions": "x", "step": 100}'),
-        ("run.json", "[]"),
         ("eval/step-000100_all.json", '{"top1": {"value": 0.5, "details": [1]}}'),
         ("eval/step-000100_all.json", '{"top1": {"value": 0.5, "details": {"protocol": {"changed": [1]}}}}'),
         ("metrics.jsonl", None),  # a folder of that name
     ],
 )
 @pytest.mark.parametrize("form", ["table", "html"])
-def test_a_damaged_file_costs_its_numbers_alone(capsys, runs, file, content, form):
+def test_a_file_of_another_form_costs_its_numbers_alone(capsys, runs, file, content, form):
     path = runs / "digits_4L_1" / file
     if content is None:
         path.unlink()
@@ -204,6 +204,30 @@ def test_a_damaged_file_costs_its_numbers_alone(capsys, runs, file, content, for
         path.write_text(json.dumps(tasks) if file.startswith("eval") else content)
     code, _, err = report(capsys, runs, "--format", form)
     assert code == 0, err
+
+
+@pytest.mark.parametrize("file", ["run.json", "recipe.yaml", "eval/step-000100_all.json"])
+def test_a_damaged_run_is_not_left_out_of_a_table(capsys, runs, file):
+    """The table would look as if there had been a seed less."""
+    path = runs / "digits_4L_1" / file
+    info = json.loads((runs / "digits_4L_1" / "run.json").read_text())
+    sha256 = hashlib.sha256((runs / "digits_4L_1" / "recipe.yaml").read_bytes()).hexdigest()
+    (runs / "digits_4L_1" / "run.json").write_text(json.dumps({**info, "recipe_file_sha256": sha256}))
+    assert report(capsys, runs)[0] == 0
+    path.write_bytes(path.read_bytes()[:-1])
+    code, _, err = report(capsys, runs)
+    assert code == 2
+    assert str(path) in err
+    assert report(capsys, runs, "digits_0L_*")[0] == 0
+
+
+def test_what_is_missing_of_a_finished_run_is_said(capsys, runs):
+    (runs / "digits_4L_1" / "metrics.jsonl").unlink()
+    (runs / "digits_4L_1" / "checkpoints" / "step-000100").rmdir()
+    code, _, err = report(capsys, runs)
+    assert code == 0
+    for name in ("metrics.jsonl", "checkpoints/step-000100"):
+        assert f"digits_4L_1 is finished, but {runs / 'digits_4L_1' / name} is missing" in err
 
 
 def test_a_seed_that_is_there_twice_counts_once(capsys, runs):

@@ -13,6 +13,7 @@ from lapcli.kinds import KINDS
 from lapcli.recipe import RecipeError, recipe_to_dict
 from lapcli.recipe.sweep import load_sweep
 from lapcli.report.grouping import flatten
+from lapcli.runs import read_run
 from lapcli.runtime.errors import UsageError
 from lapcli.sweep.cells import sweep_from_file, sweep_from_options
 from lapcli.sweep.search import known_cells
@@ -325,17 +326,14 @@ def test_a_choice_that_is_the_recipes_own_shares_its_runs_with_no_search(folder)
 
 
 def test_a_diverged_run_is_tried_and_a_failed_one_is_not(folder):
-    import json
-
     runs = folder / "runs"
     sweep = read(folder / "s.yaml", SEARCH.replace("LRS", "0.01, 0.05"))
     cells = sweep.grids[0].search_cells()
     train_cells(cells, runs)
-    path = runs / cells[1].name / "run.json"
-    info = json.loads(path.read_text())
-    path.write_text(json.dumps({**info, "status": "failed", "failure": "the disk is full"}))
+    run = read_run(runs / cells[1].name)
+    run.update(status="failed", failure="the disk is full")
     assert any(waits for _, waits in known_cells(sweep, runs))
-    path.write_text(json.dumps({**info, "status": "failed", "failure": "the loss is nan", "diverged": True}))
+    run.update(status="failed", failure="the loss is nan", diverged=True)
     assert not any(waits for _, waits in known_cells(sweep, runs))
     assert {cell.loaded.optimizer.lr for cell, _ in known_cells(sweep, runs) if not cell.is_search} == {0.01}
 

@@ -14,7 +14,9 @@ from torch import nn
 from lapcli.kinds.chat import train_stages
 from lapcli.objectives.objective import ParameterGroup
 from lapcli.recipe import recipe_to_yaml
+from lapcli.runs import read_run
 from lapcli.runtime.errors import DataError, Diverged
+from lapcli.runtime.files import sha256_of_file
 from lapcli.training import checkpoint
 from lapcli.training.optimizers import Optimizers
 from lapcli.training.tensors import check_tensors, first_not_finite
@@ -176,13 +178,8 @@ def test_every_command_that_loads_weights_names_the_tensor(finished, tmp_path, c
     place = sorted((tmp_path / "runs" / run / "checkpoints").iterdir())[-1]
     change, problem = DAMAGES[damage]
     path = edit_checkpoint(place, MODEL, put(name, change))
-    if command == "sft":  # starts from the weights with the sha256 that the run has written down
-        import hashlib
-        import json
-
-        info = json.loads((place.parents[1] / "run.json").read_text())
-        info["weights_sha256"] = hashlib.sha256(path.read_bytes()).hexdigest()
-        (place.parents[1] / "run.json").write_text(json.dumps(info))
+    # A finished run's weights are those with the sha256 that it has written down.
+    read_run(place.parents[1]).update(weights_sha256=sha256_of_file(path))
     code, _, err = run_main(capsys, *arguments, "--runs-dir", str(tmp_path / "runs"))
     assert code == 2, err
     assert str(path) in err

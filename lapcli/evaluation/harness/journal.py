@@ -16,6 +16,10 @@ def line_key(*parts: Any) -> str:
     return hashlib.blake2b(json.dumps(parts, sort_keys=True).encode(), digest_size=16).hexdigest()
 
 
+def _check(key: str, value: Any) -> str:
+    return line_key(key, value)[:16]
+
+
 class Journal:
     """`folder`: none keeps nothing."""
 
@@ -24,13 +28,15 @@ class Journal:
         self._file: IO[str] | None = None
 
     def read(self) -> dict[str, Any]:
-        """Of all processes; a line that a kill cut short is as if it had not been written."""
+        """Of all processes; a line that a kill cut short or that was damaged is as if it had not been written."""
         found: dict[str, Any] = {}
         for path in sorted(self._folder.glob("*.jsonl")) if self._folder else ():
             for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
                 try:
                     entry = json.loads(line)
-                    found[entry["key"]] = entry["value"]
+                    check = _check(entry["key"], entry["value"])
+                    if entry.get("check", check) == check:  # a line of version 0.1 has none
+                        found[entry["key"]] = entry["value"]
                 except (ValueError, KeyError, TypeError):
                     continue
         return found
@@ -45,7 +51,7 @@ class Journal:
             self._file = path.open("a", encoding="utf-8")
             if is_cut:
                 self._file.write("\n")
-        self._file.write(json.dumps({"key": key, "value": value}) + "\n")
+        self._file.write(json.dumps({"key": key, "value": value, "check": _check(key, value)}) + "\n")
         self._file.flush()
 
     def clear(self) -> None:

@@ -1,0 +1,237 @@
+"""A run directory as it stands: what it holds, whether that is what was written, and what has become of the run.
+
+`run.json` has a checksum of itself and the sha256 of `recipe.yaml`, so that a run is read as it was written or not at
+all. Version 0.1 kept neither: there the recipe's values are compared with `recipe_sha256`. Reading changes nothing;
+only training writes `run.json`.
+"""
+
+import hashlib
+import os
+import platform
+import socket
+import time
+from dataclasses import dataclass, field
+from datetime import datetime
+from importlib.metadata import version
+from pathlib import Path
+from typing import IO, Any
+
+from lapcli.recipe import load_recipe, values_hash
+from lapcli.recipe.schema import BaseRecipe
+from lapcli.runtime import __version__
+from lapcli.runtime.errors import DataError, LapError, UsageError
+from lapcli.runtime.files import is_locked, read_checked_json, sha256_of_file, write_checked_json
+
+LOCK, TOKENIZER = ".lock", "tokenizer.json"
+RECIPE, INFO, METRICS, CHECKPOINTS, SUMMARY = "recipe.yaml", "run.json", "metrics.jsonl", "checkpoints", "summary.json"
+SWEEP = "sweep.json"  # what a sweep did with the run
+TRAIN_AGAIN = "train the run again with --fresh"
+#: Seconds without a word after which a run counts as interrupted where its lock cannot tell: on another machine.
+LONG_SILENT = 6 * 3600
+
+
+@dataclass
+class Run:
+    path: Path
+    recipe: BaseRecipe
+    info: dict[str, Any]
+    lock: IO[str] | None = field(default=None, repr=False)  # held while this process trains the run
+    replaces: Path | None = None  # where a run stood before this process prepared this one to take its place
+    replaced_lock: IO[str] | None = field(default=None, repr=False)  # of that run, until its place is taken
+
+    @property
+    def name(self) -> str:
+        return self.path.name
+
+    @property
+    def is_finished(self) -> bool:
+        return self.info.get("status") == "finished"
+
+    @property
+    def status(self) -> str:
+        """As `run.json` has it, but a run whose process is gone is interrupted, not running."""
+        return status_of(self.path, self.info)
+
+    @property
+    def checkpoints(self) -> Path:
+        return self.path / CHECKPOINTS
+
+    @property
+    def metrics(self) -> Path:
+        return self.path / METRICS
+
+    def update(self, **changes: Any) -> None:
+        """Changes `run.json`, whole or not at all. A run of version 0.1 gets the sha256 of its recipe file here."""
+        self.check_place()
+        self.info.setdefault("recipe_file_sha256", sha256_of_file(self.path / RECIPE))
+        self.info.update(changes, updated=now())
+        write_checked_json(self.path / INFO, self.info)
+
+    def check_place(self) -> None:
+        """Raises if the folder that this process trains in is no longer the one at its path: moved, or replaced."""
+        if self.lock is not None and not is_same_file(self.lock, self.path / LOCK):
+            raise LapError(
+                f"{self.path} was moved or replaced while it was being trained; nothing more is written. "
+                "Put the folder back, then run the same command to resume."
+            )
+
+    def check_tokenizer(self, sha256: str) -> None:
+        if self.info.get("tokenizer_sha256") not in (None, sha256):
+            raise DataError(
+                f"{self.path / TOKENIZER} is not the tokenizer that the model was trained with (its sha256 differs); "
+                f"put it back from a copy, or {TRAIN_AGAIN}"
+            )
+
+    def missing_parts(self) -> list[Path]:
+        """Files of a finished run that are not there any more."""
+        if not self.is_finished:
+            return []
+        last = self.checkpoints / f"step-{int(self.info.get('step') or 0):06d}"
+        return [path for path in (self.metrics, self.path / SUMMARY, last) if not path.exists()]
+
+
+def status_of(path: Path, info: dict[str, Any]) -> str:
+    status = str(info.get("status"))
+    return "interrupted" if status == "running" and _is_abandoned(path, info) else status
+
+
+def _is_abandoned(path: Path, info: dict[str, Any]) -> bool:
+    """The kernel frees the lock of a killed process; that of another machine may not be visible here."""
+    locked = is_locked(path / LOCK)
+    if locked:
+        return False
+    if info.get("host") == socket.gethostname():
+        return locked is False or not _is_alive(info.get("pid"))
+    signs = [file.stat().st_mtime for file in (path / INFO, path / METRICS) if file.exists()]
+    return time.time() - max(signs, default=0.0) > LONG_SILENT
+
+
+def _is_alive(pid: Any) -> bool:
+    try:
+        os.kill(int(pid), 0)
+    except (ProcessLookupError, TypeError, ValueError):
+        return False
+    except PermissionError:
+        return True
+    return True
+
+
+def is_same_file(handle: IO[Any], path: Path) -> bool:
+    try:
+        return os.path.samestat(os.fstat(handle.fileno()), path.stat())
+    except OSError:
+        return False
+
+
+def read_run(path: Path) -> Run:
+    info = read_info(path)
+    return Run(path, _read_recipe(path / RECIPE, info), info)
+
+
+def read_info(path: Path) -> dict[str, Any]:
+    """`run.json` of a run, verified; the recipe is not looked at."""
+    try:
+        return read_checked_json(path / INFO, TRAIN_AGAIN)
+    except FileNotFoundError:
+        raise UsageError(f"{path} is not a run directory: it has no {INFO}; name another") from None
+    except OSError as error:
+        raise UsageError(f"{path / INFO} cannot be read ({error.strerror}); name another run") from None
+
+
+def _read_recipe(file: Path, info: dict[str, Any]) -> BaseRecipe:
+    verify_recipe_file(file, info)
+    recipe = load_recipe(file, is_kept=True)
+    if not isinstance(recipe, BaseRecipe):
+        raise UsageError(f"{file} is not the recipe of a run; name another run")
+    return recipe
+
+
+def verify_recipe_file(file: Path, info: dict[str, Any]) -> None:
+    """Raises DataError if a run's recipe is not the one that the run was started with."""
+    try:
+        content = file.read_bytes()
+    except OSError as error:
+        raise DataError(
+            f"{file} cannot be read ({error.strerror}); put it back from a copy, or {TRAIN_AGAIN}"
+        ) from None
+    if "recipe_file_sha256" in info:
+        is_whole = hashlib.sha256(content).hexdigest() == info["recipe_file_sha256"]
+    else:
+        is_whole = info.get("recipe_sha256") in (None, values_hash(content.decode("utf-8", "replace")))
+    if not is_whole:
+        raise DataError(
+            f"{file} was edited or damaged after the run was started (its sha256 is not the one in {INFO}); put it "
+            f"back from a copy, or {TRAIN_AGAIN}"
+        )
+
+
+def write_summary(run: Run, summary: dict[str, Any]) -> None:
+    write_checked_json(run.path / SUMMARY, summary)
+
+
+def read_summary(run: Run) -> dict[str, Any]:
+    """First and last validation, samples: what a finished run has to show. Empty where there is none."""
+    try:
+        return read_checked_json(run.path / SUMMARY, TRAIN_AGAIN)
+    except FileNotFoundError:
+        return {}
+    except OSError as error:
+        raise DataError(f"{run.path / SUMMARY} cannot be read ({error.strerror}); check its permissions") from None
+
+
+def runs_in(folder: Path) -> list[Path]:
+    """The folders of runs, by name; hidden ones are still being prepared."""
+    return sorted(path.parent for path in folder.glob(f"*/{INFO}") if not path.parent.name.startswith("."))
+
+
+def named_run(runs_dir: Path, name: str) -> Run:
+    """By its name in `runs_dir`, or by its folder."""
+    path = Path(name) if (Path(name) / INFO).is_file() else runs_dir / name
+    if not path.is_dir():
+        raise UsageError(f"there is no run {name} in {runs_dir}; see --run and --runs-dir")
+    return read_run(path)
+
+
+def find_run(runs_dir: Path, name: str | None, objectives: set[str]) -> Run:
+    """The finished run of that name (or path), of a kind that the caller accepts; the newest if none is named."""
+    if name is None:
+        return newest_run(runs_dir, objectives)
+    run = named_run(runs_dir, name)
+    kinds = " or ".join(sorted(objectives))
+    if run.info.get("objective") not in objectives:
+        raise UsageError(f"{run.path} is a run of {run.info.get('objective')}, and {kinds} is needed; use --run")
+    if not run.is_finished:
+        raise UsageError(f"{run.path} is {run.status}, not finished; finish it first, or use --run")
+    return run
+
+
+def newest_run(runs_dir: Path, objectives: set[str]) -> Run:
+    """The newest finished run of a kind that the caller accepts; a damaged one could be it, and is not passed over."""
+    found: list[tuple[float, float, Path]] = []
+    for path in runs_in(runs_dir):
+        try:
+            info = read_info(path)
+        except UsageError as error:
+            raise DataError(f"{error}, or name the run that you mean with --run") from None
+        if info.get("status") == "finished" and info.get("objective") in objectives:
+            found.append((_time_of(info), (path / INFO).stat().st_mtime, path))
+    if not found:
+        raise UsageError(f"no finished run of {' or '.join(sorted(objectives))} in {runs_dir}; train one or use --run")
+    return read_run(max(found)[2])
+
+
+def _time_of(info: dict[str, Any]) -> float:
+    """When the run was last written: a copied folder keeps that, not its files' times."""
+    try:
+        return datetime.fromisoformat(str(info.get("updated") or info.get("created"))).timestamp()
+    except ValueError:
+        return 0.0
+
+
+def versions() -> dict[str, str]:
+    packages = ("torch", "numpy", "tokenizers", "safetensors", "timm", "pillow")
+    return {"lap": __version__, "python": platform.python_version(), **{name: version(name) for name in packages}}
+
+
+def now() -> str:
+    return time.strftime("%Y-%m-%dT%H:%M:%S%z")

@@ -1,0 +1,329 @@
+"""Opening a run to train it. A run is never overwritten: an unfinished one is resumed, a finished one is reported, and
+one whose recipe differs is refused with the keys.
+
+A new run is written in `.NAME.new` and renamed, so that it is there whole or not at all. With `fresh` it stays there
+until it is ready for its first step, and only then the old run is moved aside to `NAME.old-1`:
+
+    NAME        old run, locked          NAME.old-1   old run              NAME.old-1   old run
+    .NAME.new   new run, locked    ->    .NAME.new    new run, locked  ->  NAME         new run, locked
+
+A process that is killed between the two renames leaves the middle state, which the next start undoes: `run.json` of the
+new run says which folder was moved aside. A lock belongs to the file, so it follows its folder through the renames; who
+has waited for the lock of a folder that was renamed meanwhile notices that the file at the path is another one.
+"""
+
+import contextlib
+import json
+import os
+import re
+import shutil
+import socket
+import time
+import weakref
+from pathlib import Path
+from typing import IO, Any
+
+from lapcli.recipe import differing_keys, recipe_hash, recipe_to_dict, recipe_to_yaml
+from lapcli.recipe.schema import BaseRecipe
+from lapcli.runs.directory import (
+    CHECKPOINTS,
+    INFO,
+    LOCK,
+    METRICS,
+    RECIPE,
+    TOKENIZER,
+    Run,
+    is_same_file,
+    now,
+    read_info,
+    read_run,
+    versions,
+)
+from lapcli.runtime.errors import LapError, UsageError
+from lapcli.runtime.files import Lock, flush_to_disk, lock_file, sha256_of_file, write_text
+
+#: Keys of a recipe that a run may be resumed with another value of.
+CHANGE_NOTHING = ("data.workers",)
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]{0,127}")
+_LOCK_TRIES, _LOCK_PAUSE = 20, 0.05  # a reader that asks whether the lock is held holds it for an instant
+
+
+def check_name(name: str) -> None:
+    if not _NAME.fullmatch(name):
+        raise UsageError(
+            f"{name[:60]!r} cannot name a run: it takes ASCII letters, digits and, after the first, . _ + -; use --name"
+        )
+
+
+def open_run(runs_dir: Path, name: str, recipe: BaseRecipe, fresh: bool = False) -> Run:
+    """The run of that name, locked by this process unless it is finished.
+
+    With `fresh`, a new run beside the one that is there: `take_place` moves the old one aside, `give_way` discards the
+    new one.
+    """
+    check_name(name)
+    path = runs_dir / name
+    _repair(path)
+    if not os.path.lexists(path):
+        run = _prepare(path, recipe)
+        take_place(run)
+        return run
+    if fresh and not _was_started_by_this_launch(path):
+        old = _take_lock(path) if path.is_dir() else None
+        try:
+            run = _prepare(path, recipe)
+        except BaseException:
+            _release(old)
+            raise
+        run.replaced_lock, run.replaces = old, path
+        return run
+    run = read_run(path)
+    if not _must_be_replaced(run, recipe) and run.is_finished:
+        return run
+    run.lock = _take_lock(path)
+    try:
+        found = read_run(path)  # once more: until it had the lock, another process may have trained it
+        run.recipe, run.info = found.recipe, found.info
+        if _must_be_replaced(run, recipe):
+            return _replaced(run, recipe)
+        if run.is_finished:
+            unlock(run)
+        else:
+            run.update(status="running", **_process())
+    except BaseException:
+        unlock(run)
+        raise
+    return run
+
+
+def _must_be_replaced(run: Run, recipe: BaseRecipe) -> bool:
+    """Whether the run is of another recipe and came to nothing: a typo in --data, say. Refuses one that has a step."""
+    differing = changes(run, recipe)
+    if not differing:
+        return False
+    if has_nothing(run):
+        return True
+    lines = "\n".join(f"  {key}: {_short(old)} in the run, {_short(new)} now" for key, old, new in differing)
+    raise UsageError(
+        f"{run.path} was started with another recipe:\n{lines}\n"
+        "Use --name for a new run beside it, or --fresh to move the old one aside."
+    )
+
+
+def _replaced(run: Run, recipe: BaseRecipe) -> Run:
+    new = _prepare(run.path, recipe)
+    new.replaced_lock, run.lock = run.lock, None
+    take_place(new, keep_old=False)
+    return new
+
+
+def take_place(run: Run, keep_old: bool = True) -> None:
+    """Gives a prepared run its name. A run that has the name is moved aside, or removed if it is not kept."""
+    path = _place_of(run)
+    aside = _free_name(path) if keep_old else path.with_name(f".{path.name}.discarded")
+    try:
+        if os.path.lexists(path):
+            if not keep_old:
+                shutil.rmtree(aside, ignore_errors=True)  # of a start that was killed
+            run.update(moved_aside=aside.name)
+            os.rename(path, aside)
+        os.rename(run.path, path)
+    except OSError as error:
+        give_way(run)
+        raise LapError(f"{path} cannot be made ({error.strerror}); choose another --name or --runs-dir") from None
+    flush_to_disk(path.parent)
+    run.path = path
+    _release(run.replaced_lock)
+    run.replaced_lock = None
+    if not keep_old:
+        run.info.pop("moved_aside", None)
+        shutil.rmtree(aside, ignore_errors=True)
+
+
+def give_way(run: Run) -> bool:
+    """Discards a new run that came to nothing and puts the run that it was to replace back; whether there is one."""
+    if is_prepared(run):
+        _put_back(_place_of(run), run.path, run.info)
+    else:
+        aside = run.path.with_name(str(run.info.get("moved_aside")))
+        if run.replaces is None or not aside.is_dir() or not has_nothing(run):
+            return False
+        try:
+            run.replaced_lock = _take_lock(aside, tries=1)
+        except UsageError:  # somebody trains it under its new name
+            return False
+        os.rename(run.path, prepared := _prepared_path(run.path))
+        _put_back(run.path, prepared, run.info)
+    unlock(run)
+    return run.replaces is not None
+
+
+def is_prepared(run: Run) -> bool:
+    """Whether the run still stands beside the place that it is to take."""
+    return "name" in run.info and run.path == _prepared_path(_place_of(run))
+
+
+def unlock(run: Run) -> None:
+    for lock in (run.lock, run.replaced_lock):
+        _release(lock)
+    run.lock = run.replaced_lock = None
+
+
+def changes(run: Run, recipe: BaseRecipe) -> list[tuple[str, Any, Any]]:
+    """(key, the run's value, the recipe's) for which the run cannot be resumed with that recipe."""
+    differing = differing_keys(recipe_to_dict(run.recipe), recipe_to_dict(recipe))
+    return [row for row in differing if row[0] not in CHANGE_NOTHING]
+
+
+def has_nothing(run: Run) -> bool:
+    """Neither a step, nor a checkpoint, nor anything that somebody else has put there."""
+    made = {RECIPE, INFO, METRICS, CHECKPOINTS, TOKENIZER}
+    steps = run.metrics.read_text(encoding="utf-8", errors="replace") if run.metrics.is_file() else ""
+    is_ours = all(path.name in made or path.name.startswith(".") for path in run.path.iterdir())
+    return is_ours and '"loss"' not in steps and not any(run.checkpoints.glob("*"))
+
+
+def _prepare(path: Path, recipe: BaseRecipe) -> Run:
+    """A new run beside its place, locked."""
+    folder = _prepared_path(path)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UsageError(f"{path} cannot be made: {error.strerror}; choose another --runs-dir") from None
+    lock = _take_lock(folder)
+    try:
+        for leftover in folder.iterdir():
+            if leftover.name != LOCK:
+                shutil.rmtree(leftover) if leftover.is_dir() else leftover.unlink()
+        write_text(folder / RECIPE, recipe_to_yaml(recipe))
+        info = {
+            "name": path.name,
+            "objective": recipe.objective,
+            "status": "running",
+            "step": 0,
+            "seed": recipe.seed,
+            "recipe_sha256": recipe_hash(recipe),
+            "recipe_file_sha256": sha256_of_file(folder / RECIPE),
+            "created": now(),
+            "versions": versions(),
+            **_process(),
+        }
+        run = Run(folder, recipe, info, lock)
+        run.update()
+    except BaseException:
+        shutil.rmtree(folder, ignore_errors=True)
+        _release(lock)
+        raise
+    return run
+
+
+def _process() -> dict[str, Any]:
+    """Who trains the run, for whoever finds it locked or abandoned."""
+    launch = _launch()
+    return {"host": socket.gethostname(), "pid": os.getpid(), **({"launch": launch} if launch else {})}
+
+
+def _launch() -> str | None:
+    """The launch by torchrun that this process belongs to, the same after a restart; its agent is our parent."""
+    run_id = os.environ.get("TORCHELASTIC_RUN_ID")
+    return None if run_id is None else f"{run_id} on {socket.gethostname()} by {os.getppid()}"
+
+
+def _was_started_by_this_launch(path: Path) -> bool:
+    """After a rank died, torchrun repeats the command with its --fresh: what it began must be resumed."""
+    with contextlib.suppress(UsageError):
+        return _launch() is not None and read_info(path).get("launch") == _launch()
+    return False
+
+
+def _repair(path: Path) -> None:
+    """Undoes what a start that was killed has left; another process that is starting is left alone."""
+    folder = _prepared_path(path)
+    if not folder.is_dir():
+        return
+    try:
+        lock = _take_lock(folder, tries=1)
+    except UsageError:
+        if not os.path.lexists(path):
+            raise _is_busy(folder, path) from None
+        return
+    try:
+        info = {}
+        with contextlib.suppress(UsageError):
+            info = read_info(folder)
+        _put_back(path, folder, info)
+    finally:
+        _release(lock)
+
+
+def _put_back(path: Path, prepared: Path, info: dict[str, Any]) -> None:
+    """The run that was moved aside gets its place back, and the prepared one is removed."""
+    aside = path.with_name(str(info.get("moved_aside")))
+    if "moved_aside" in info and not os.path.lexists(path) and os.path.lexists(aside):
+        os.rename(aside, path)
+        flush_to_disk(path.parent)
+    shutil.rmtree(prepared, ignore_errors=True)
+
+
+def _prepared_path(path: Path) -> Path:
+    return path.with_name(f".{path.name}.new")
+
+
+def _place_of(run: Run) -> Path:
+    return run.path.with_name(str(run.info["name"]))
+
+
+def _free_name(path: Path) -> Path:
+    number = 1
+    while os.path.lexists(aside := path.with_name(f"{path.name}.old-{number}")):
+        number += 1
+    return aside
+
+
+_locks: "weakref.WeakSet[IO[str]]" = weakref.WeakSet()
+
+
+def _leave_locks_to_the_parent() -> None:
+    """A worker that outlives a killed run for a moment must not keep the next one from starting."""
+    for handle in list(_locks):
+        handle.close()
+
+
+os.register_at_fork(after_in_child=_leave_locks_to_the_parent)
+
+
+def _take_lock(folder: Path, tries: int = _LOCK_TRIES) -> IO[str]:
+    """The lock of a run's folder; it ends with this process, however that ends."""
+    for attempt in range(tries):
+        if attempt:
+            time.sleep(_LOCK_PAUSE)
+        try:
+            handle = (folder / LOCK).open("w")
+        except FileNotFoundError:  # renamed or removed at this moment
+            continue
+        except OSError as error:
+            raise UsageError(f"{folder} cannot be written ({error.strerror}); choose another --runs-dir") from None
+        if lock_file(handle) is not Lock.TAKEN and is_same_file(handle, folder / LOCK):
+            _locks.add(handle)
+            return handle
+        handle.close()
+    raise _is_busy(folder, folder)
+
+
+def _is_busy(folder: Path, shown: Path) -> UsageError:
+    who = ""
+    with contextlib.suppress(UsageError):
+        info = read_info(folder)
+        who = f" (process {info['pid']} on {info['host']})" if "pid" in info and "host" in info else ""
+    return UsageError(f"{shown} is being trained by another process{who}; wait for it or use --name")
+
+
+def _release(lock: IO[str] | None) -> None:
+    if lock is not None:
+        _locks.discard(lock)
+        lock.close()
+
+
+def _short(value: Any) -> str:
+    text = json.dumps(value)
+    return text if len(text) <= 60 else text[:57] + "..."
