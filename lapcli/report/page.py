@@ -136,8 +136,9 @@ def _claims(verdicts: Sequence[Verdict]) -> str:
             f"<h4>By the paper's recipe</h4><ul>{evidence}</ul>{other}</details>"
         )
     lead = (
-        "<p>A verdict counts runs of the paper's own recipe alone: its data, model, schedule and length. What the same "
-        "rule says of other runs is evidence about them, and no reproduction.</p>"
+        "<p>A verdict counts runs of the paper's own recipe alone: its data, model, schedule and length. It asks for "
+        "the paper's set of data, heads, drop paths and layers; what is missing makes it partly. What the same rule "
+        "says of other runs is evidence about them, and no reproduction.</p>"
     )
     return lead + "".join(rows)
 

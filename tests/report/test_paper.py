@@ -247,7 +247,7 @@ def test_data_sets_and_recipes_are_recognised(collected, tmp_path):
     ):
         assert recipe_differences(by_name[name]) == [], name
     write_run(tmp_path, "digits", "vit_digits")
-    write_run(tmp_path, "short", "vitb_cifar10", change=["train.epochs=3", "optimizer.lr=1e-4", "data.workers=2"])
+    write_run(tmp_path, "short", "vitb_cifar10", change=["train.epochs=30", "optimizer.lr=1e-4", "data.workers=2"])
     digits, short = collect([], tmp_path).runs
     assert data_set_of(digits) is None
     assert recipe_differences(digits) is None
