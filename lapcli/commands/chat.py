@@ -31,13 +31,18 @@ def chat(
 
     found = find_run(runs_dir or default_runs_dir(), run, {"chat"})
 
-    from lapcli.evaluation.loading import load_gpt
+    import torch
+
     from lapcli.generation.dialogue import Dialogue, converse
     from lapcli.generation.sampling import Sampling
+    from lapcli.kinds.opening import find_checkpoint, open_run
+    from lapcli.runtime.ranks import pick_device
 
-    loaded = load_gpt(found)
-    print(f"{found.path}, weights sha256 {loaded.weights_sha256[:16]}", file=sys.stderr)
-    dialogue = Dialogue(loaded.model, loaded.tokenizer, Sampling(max_tokens, temperature, top_k, seed))
+    device = torch.device(pick_device(found.recipe.train.device))
+    loaded = open_run(found, find_checkpoint(found, "last"), device)
+    model, tokenizer = loaded.language_model()
+    print(f"{found.path}, weights sha256 {str(loaded.weights_sha256)[:16]}", file=sys.stderr)
+    dialogue = Dialogue(model, tokenizer, Sampling(max_tokens, temperature, top_k, seed))
     if prompt is not None:
         for text in dialogue.answer(prompt):
             print(text, end="", flush=True)

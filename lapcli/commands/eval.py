@@ -114,10 +114,11 @@ def evaluate(
     chosen_tasks(found.recipe.objective, tasks)
     chosen_options(found.recipe.objective, given)
 
-    from lapcli.evaluation.run_tasks import evaluate_run, find_weights
+    from lapcli.evaluation.run_tasks import evaluate_run
+    from lapcli.kinds.opening import find_checkpoint
     from lapcli.runtime.ranks import is_main_process
 
-    weights = find_weights(found, checkpoint)
+    weights = find_checkpoint(found, checkpoint)
     if needs_launch(processes, found.recipe.train.device):
         arguments = sys.argv[1:] if run is not None else [*sys.argv[1:], "--run", str(found.path)]
         raise typer.Exit(launch(processes, arguments, found.recipe.train.device))

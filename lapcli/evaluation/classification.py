@@ -14,13 +14,12 @@ from lapcli.evaluation.backbones import TimmBackbone
 from lapcli.evaluation.features import spread
 from lapcli.evaluation.probes import Settings, measure_probes, read_settings
 from lapcli.evaluation.tasks import PROBES, Measured, Request, Score, wilson_interval
+from lapcli.kinds.opening import open_run
 from lapcli.measures.accuracy import measure_accuracy
-from lapcli.models.vit import build_vit
 from lapcli.objectives.classification import worker_count
 from lapcli.recipe.vision import ClassificationRecipe
 from lapcli.runtime.devices import uses_bf16
 from lapcli.runtime.errors import UsageError
-from lapcli.training.checkpoint import load_weights
 
 TOP = {"top1": 1, "top5": 5}
 
@@ -30,9 +29,7 @@ def evaluate(request: Request) -> Measured:
     if not isinstance(recipe, ClassificationRecipe):
         raise UsageError(f"{request.run.path} is not a classification run")
     settings = read_settings(request.tasks, request.options, request.data)
-    model = build_vit(recipe.model)
-    load_weights(request.checkpoint.weights, model, str(recipe.model.head_plan()))
-    model.to(world.device)
+    model = open_run(request.run, request.checkpoint, world.device).module
     top = [task for task in request.tasks if task in TOP]
     probes = [task for task in request.tasks if task in PROBES]
     if not probes:

@@ -6,14 +6,12 @@ from pathlib import Path
 from typing import Any
 
 from lapcli.evaluation.tasks import EVALUATORS, STOCK, Measured, Request, Score, chosen_options, chosen_tasks
-from lapcli.kinds.opening import find_checkpoint
+from lapcli.kinds.opening import STOCK_IMAGES, find_checkpoint
 from lapcli.runs import Run
 from lapcli.runtime.files import write_checked_json
 from lapcli.runtime.ranks import World, join_world, leave_world
-from lapcli.training import checkpoint
 
 EVAL = "eval"
-STOCK_IMAGES = "hub:ILSVRC/imagenet-1k"  # what a stock model is probed on if no --data is given
 
 
 @dataclass(frozen=True)
@@ -64,11 +62,6 @@ class Evaluation:
         return lines
 
 
-def find_weights(run: Run, which: str) -> checkpoint.Checkpoint:
-    """`last`, `best`, or a step number; whole, by its hashes."""
-    return find_checkpoint(run, which)
-
-
 def evaluate_run(
     run: Run,
     tasks: str | None = None,
@@ -81,7 +74,7 @@ def evaluate_run(
     """Measures on every process there is; rank 0 keeps the result."""
     names = chosen_tasks(run.recipe.objective, tasks)
     chosen = chosen_options(run.recipe.objective, options or {})
-    weights = find_weights(run, which)
+    weights = find_checkpoint(run, which)
     world = join_world(run.recipe.train.device)
     try:
         world.require_same({"weights": weights.weights_sha256})
@@ -118,19 +111,23 @@ def evaluate_model(
     options: Mapping[str, Any] | None = None,
 ) -> Evaluation:
     """The same for a stock model's features; the result is kept under `eval/` in the folder of the runs."""
+    from lapcli.data.images.loader import count_workers
+    from lapcli.evaluation.backbones import TimmBackbone
     from lapcli.evaluation.probes import measure_probes, read_settings
-    from lapcli.evaluation.stock_model import open_stock_model
-    from lapcli.objectives.classification import count_workers
+    from lapcli.kinds.opening import open_timm
     from lapcli.recipe.vision import ImageFiles
 
     names = chosen_tasks(STOCK, tasks)
     settings = read_settings(names, chosen_options(STOCK, options or {}), data)
     world = join_world()
     try:
-        stock = open_stock_model(name, weights, world.device)
+        stock = open_timm(name, world.device, weights=weights)
+        assert stock.images is not None
+        assert stock.weights_sha256 is not None
+        mean, std = stock.images.mean, stock.images.std
         world.require_same({"weights": stock.weights_sha256})
         measured = measure_probes(
-            stock.backbone,
+            TimmBackbone(stock.module, name=name, mean=mean, std=std, device=world.device),
             names,
             settings,
             ImageFiles(train=STOCK_IMAGES),
@@ -149,7 +146,7 @@ def evaluate_model(
             measured.scores,
             runs_dir / EVAL / file,
             limit,
-            {"weights": str(stock.weights), **measured.details},
+            {"weights": str(stock.file), **measured.details},
             measured.lines,
             measured.notes,
             name,

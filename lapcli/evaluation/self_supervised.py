@@ -1,18 +1,12 @@
 """Probes of a self-supervised run: the features of its teacher."""
 
-from pathlib import Path
-
-import torch
-
 from lapcli.evaluation.backbones import DinoBackbone
 from lapcli.evaluation.probes import measure_probes, read_settings
 from lapcli.evaluation.tasks import Measured, Request
-from lapcli.models.dino_vit import DinoViT
-from lapcli.models.self_supervised import StudentTeacher
+from lapcli.kinds.opening import open_run
 from lapcli.objectives.classification import worker_count
-from lapcli.recipe.self_supervised import DinoModel, SelfSupervisedRecipe
+from lapcli.recipe.self_supervised import SelfSupervisedRecipe
 from lapcli.runtime.errors import UsageError
-from lapcli.training.checkpoint import load_weights
 
 
 def evaluate(request: Request) -> Measured:
@@ -21,7 +15,7 @@ def evaluate(request: Request) -> Measured:
         raise UsageError(f"{request.run.path} is not a self-supervised run")
     settings = read_settings(request.tasks, request.options, request.data)
     backbone = DinoBackbone(
-        load_teacher(request.checkpoint.weights, recipe.model),
+        open_run(request.run, request.checkpoint, world.device).module,
         name=f"the teacher of {request.run.path}",
         width=recipe.model.width,
         patch=recipe.model.patch,
@@ -41,12 +35,3 @@ def evaluate(request: Request) -> Measured:
         workers=worker_count(recipe, world.device),
         limit=request.limit,
     )
-
-
-def load_teacher(weights: Path, section: DinoModel) -> DinoViT:
-    """The teacher's backbone of a run's weights; nothing is drawn only to be overwritten."""
-    with torch.device("meta"):
-        model = StudentTeacher(section)
-    model.to_empty(device="cpu")
-    load_weights(weights, model, str(section.head_plan()))
-    return model.teacher.backbone

@@ -53,6 +53,7 @@ class ClassificationKind(Kind):
             run=run,
             images=recipe.data,
             image_size=recipe.model.image,
+            classes=recipe.model.classes,
         )
 
     def fetch(self, recipe: ClassificationRecipe, progress: Progress) -> Fetched:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from lapcli.recipe.schema import AnyRecipe, BaseRecipe, Source
 from lapcli.runs import Run
+from lapcli.runtime.errors import UsageError
 from lapcli.runtime.progress import Progress
 
 if TYPE_CHECKING:  # no torch in here: names are listed and refused without it
@@ -15,6 +16,7 @@ if TYPE_CHECKING:  # no torch in here: names are listed and refused without it
     from torch import nn
 
     from lapcli.data.text.tokenizer import Tokenizer
+    from lapcli.models.gpt import GPT
     from lapcli.objectives.objective import Objective
     from lapcli.recipe.vision import ImageFiles
     from lapcli.runtime.ranks import World
@@ -51,6 +53,15 @@ class LoadedModel:
     tokenizer: "Tokenizer | None" = None  # of language models
     images: "ImageFiles | None" = None  # how images are normalised, and those it was trained on
     image_size: int | None = None  # pixels of a side
+    classes: int | None = None  # of a classifier trained here
+
+    def language_model(self) -> "tuple[GPT, Tokenizer]":
+        """The GPT and its tokenizer; UsageError for other models."""
+        from lapcli.models.gpt import GPT
+
+        if not isinstance(self.module, GPT) or self.tokenizer is None:
+            raise UsageError(f"{self.name} is not a GPT; name a run of one with --run")
+        return self.module, self.tokenizer
 
 
 class Kind(ABC):

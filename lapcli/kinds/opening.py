@@ -23,6 +23,7 @@ from lapcli.training.tensors import check_tensors, read_tensors
 TIMM = "timm:"
 SAFE = "model.safetensors"
 REMEDY = "give another file with --weights"
+REMEDY = "give another file with --weights"
 STOCK_IMAGES = "hub:ILSVRC/imagenet-1k"  # what timm's weights were trained on
 
 
@@ -64,27 +65,42 @@ def open_run(run: Run, checkpoint: Checkpoint | None, device: torch.device, *, f
     return kind_of(run.recipe).load(run, checkpoint, device, float32=float32)
 
 
-def is_timm_name(name: str) -> bool:
-    return name.startswith(TIMM)
+def open_timm(
+    name: str,
+    device: torch.device,
+    *,
+    weights: Path | None = None,
+    seed: int | None = None,
+    with_classifier: bool = False,
+) -> LoadedModel:
+    """A stock timm ViT: with its weights from the hub, with those of a file, or with `seed` untrained.
 
-
-def open_timm(name: str, device: torch.device, *, weights: Path | None = None, seed: int | None = None) -> LoadedModel:
-    """A stock timm model: with its weights from the hub, those of a file, or with `seed` untrained."""
+    `with_classifier`: its head too; without, the features alone, which weights of another task have as well.
+    """
     import timm
     from timm.data import resolve_model_data_config
+    from timm.models.eva import Eva
+    from timm.models.vision_transformer import VisionTransformer
 
-    known = _known_timm_name(name)
+    known = check_timm_name(name)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed or 0)
         try:
-            model: Any = timm.create_model(known, pretrained=False)
+            headless: dict[str, Any] = {} if with_classifier else {"num_classes": 0}
+            model: Any = timm.create_model(known, pretrained=False, **headless)
         except (RuntimeError, TypeError, ValueError) as error:
             raise UsageError(f"timm cannot build {known} ({str(error).splitlines()[0][:200]})") from None
-    config = resolve_model_data_config(model)
+    settings: dict[str, Any] = model.pretrained_cfg
+    if not isinstance(model, VisionTransformer | Eva):
+        raise UsageError(
+            f"{name} is a {type(model).__name__} and cannot be measured: a plain ViT is needed, timm's "
+            "VisionTransformer or Eva"
+        )
     path = None
     if seed is None:
-        path = weights if weights is not None else _hub_weights(known, model.pretrained_cfg)
-        _load(model, path)
+        path = weights if weights is not None else _hub_weights(known, settings)
+        _load(model, path, with_classifier)
+    config = resolve_model_data_config(model)
     source = ImageFiles(
         train=STOCK_IMAGES,
         interpolation="bilinear" if config["interpolation"] == "bilinear" else "bicubic",
@@ -94,8 +110,8 @@ def open_timm(name: str, device: torch.device, *, weights: Path | None = None, s
     )
     return LoadedModel(
         name=name,
-        module=model.to(device).eval(),
-        gives=frozenset({CLASSES, FEATURES}),
+        module=model.to(device),
+        gives=frozenset({CLASSES, FEATURES}) if with_classifier else frozenset({FEATURES}),
         weights="untrained" if path is None else "pretrained",
         weights_sha256=None if path is None else sha256_of_file(path),
         step=None,
@@ -106,19 +122,20 @@ def open_timm(name: str, device: torch.device, *, weights: Path | None = None, s
     )
 
 
-def _known_timm_name(name: str) -> str:
+def check_timm_name(name: str) -> str:
+    """What timm calls the model; UsageError with the nearest name if it has none of that name."""
     import timm
 
     known = name.removeprefix(TIMM)
     if not name.startswith(TIMM) or not known:
         raise UsageError(f"--model takes timm:NAME, such as timm:vit_small_patch16_224, got {name[:80]!r}")
-    if not timm.is_model(known.split(".")[0]):
+    if not timm.is_model(known):
         near = get_close_matches(known, timm.list_models(["*vit*", "eva*"]), 1, cutoff=0.4)
         raise UsageError(f"timm has no model {known[:80]!r}{f'; did you mean timm:{near[0]}?' if near else ''}")
     return known
 
 
-def _load(model: Any, path: Path) -> None:
+def _load(model: Any, path: Path, with_classifier: bool) -> None:
     from timm.models import clean_state_dict, eva, load_state_dict, vision_transformer
 
     if not path.is_file():
@@ -137,9 +154,10 @@ def _load(model: Any, path: Path) -> None:
     except Exception as error:  # whatever pickle or timm's conversions raise
         reason = next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
         raise DataError(f"{path} cannot be loaded into {type(model).__name__} ({reason[:200]}); {REMEDY}") from None
+    others = ("mask_token",) if with_classifier else ("head", "fc_norm", "norm.", "mask_token")  # parts for other tasks
+    spare = [key for key in found if key.startswith(others)]
     wanted = model.state_dict()
-    spare = ("head", "fc_norm", "norm.", "mask_token")  # of other tasks that the weights were trained for
-    fitting = {key: tensor for key, tensor in found.items() if key in wanted or not key.startswith(spare)}
+    fitting = {key: value for key, value in found.items() if key in wanted or key not in spare}
     check_tensors(path, fitting, wanted, REMEDY)
     model.load_state_dict(fitting)
 
@@ -174,7 +192,7 @@ def _hub_weights(name: str, settings: dict[str, Any]) -> Path:
             "HF_HUB_OFFLINE is set and they are not on this machine" if hub_is_offline() else str(error).splitlines()[0]
         )
         raise DataError(
-            f"the weights of {name} could not be had from {repository} on the hub ({why[:200]}); run this where the "
+            f"the weights of {name} cannot be loaded from {repository} on the hub ({why[:200]}); run this where the "
             "hub can be reached, or give a file with --weights"
         ) from None
     raise AssertionError("not reached")

@@ -7,7 +7,7 @@ import contextlib
 import os
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import torch
@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from lapcli.data.images.augmentation import Eraser, evaluation_transform, normalise, training_transform
 from lapcli.data.images.batches import Example, ImageBatches
 from lapcli.data.images.image_set import ImageSet
-from lapcli.data.images.loader import ImageLoader, Reader
+from lapcli.data.images.loader import ImageLoader, Reader, count_workers
 from lapcli.data.images.mixing import Mixer
 from lapcli.data.images.sources import ImageData
 from lapcli.measures.accuracy import measure_accuracy
@@ -31,7 +31,7 @@ from lapcli.recipe.self_supervised import SelfSupervisedRecipe
 from lapcli.recipe.vision import ClassificationRecipe, ImageFiles
 from lapcli.runtime.devices import uses_bf16
 from lapcli.runtime.errors import UsageError
-from lapcli.runtime.machine import check_compiler, check_shared_memory, usable_cores
+from lapcli.runtime.machine import check_compiler, check_shared_memory
 from lapcli.runtime.ranks import World
 
 
@@ -62,14 +62,6 @@ def build_loss(recipe: ClassificationRecipe) -> nn.Module:
 
 def worker_count(recipe: ClassificationRecipe | SelfSupervisedRecipe, device: torch.device) -> int:
     return count_workers(recipe.data.workers, device)
-
-
-def count_workers(wanted: int | Literal["auto"], device: torch.device) -> int:
-    """On the CPU the model needs the cores itself; beside a GPU they are shared by the processes of this machine."""
-    if wanted != "auto":
-        return wanted
-    here = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
-    return 0 if device.type == "cpu" else max(1, min(16, usable_cores() // here - 1))
 
 
 def check_room_for_workers(loader: ImageLoader, loaders: int) -> None:

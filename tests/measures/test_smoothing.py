@@ -11,7 +11,7 @@ from safetensors.torch import load_file
 from sklearn.metrics.pairwise import cosine_similarity as pairwise
 from support import tiny_recipe, train_here, write_text
 
-from lapcli.evaluation.loading import load_gpt
+from lapcli.kinds.opening import find_checkpoint, open_run
 from lapcli.measures.smoothing import smoothing, without_padding
 
 
@@ -57,7 +57,7 @@ def test_every_validation_has_it_and_training_is_the_same(kind, tmp_path):
 
 def test_the_numbers_are_of_the_first_held_out_sequences(tmp_path):
     run = train_here(recipe("language", tmp_path / "text.txt", True), tmp_path)
-    model = load_gpt(run).model
+    model = open_run(run, find_checkpoint(run, "last"), torch.device("cpu")).module
     from lapcli.data.text.batches import TokenBatches
     from lapcli.data.text.tokens import prepare_text
 

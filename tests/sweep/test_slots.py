@@ -5,7 +5,7 @@ import torch
 from support import run_main
 from sweep_support import write_recipe
 
-from lapcli.objectives.classification import count_workers
+from lapcli.data.images.loader import count_workers
 from lapcli.runtime.machine import usable_cores
 from lapcli.sweep.slots import share_machine
 

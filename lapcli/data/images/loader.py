@@ -4,9 +4,10 @@ A batch is what was asked for, never "the next one": the workers are given the b
 request that was not foreseen (a resume, another step) starts them anew.
 """
 
+import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -17,7 +18,7 @@ from lapcli.data.images.batches import Example
 from lapcli.data.images.image_set import ImageSet
 from lapcli.data.keyed import seed_everything
 from lapcli.runtime.errors import DataError, LapError
-from lapcli.runtime.machine import check_shared_memory
+from lapcli.runtime.machine import check_shared_memory, usable_cores
 
 BATCHES_AHEAD = 2  # of each worker
 Transform = Callable[[Any], np.ndarray]  # an image to its pixels, channels first
@@ -129,3 +130,11 @@ class _Requests(Sampler):
 
 def _as_it_is(read: Any) -> Any:
     return read
+
+
+def count_workers(wanted: int | Literal["auto"], device: torch.device) -> int:
+    """On the CPU the model needs the cores itself; beside a GPU they are shared by the processes of this machine."""
+    if wanted != "auto":
+        return wanted
+    here = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    return 0 if device.type == "cpu" else max(1, min(16, usable_cores() // here - 1))

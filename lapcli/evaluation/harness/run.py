@@ -23,8 +23,9 @@ from lapcli.evaluation.harness.plans import Plan, Planner
 from lapcli.evaluation.harness.record import average, prompts_of, sample_lines, scores_of, table
 from lapcli.evaluation.harness.settings import REASON, Settings, read_settings
 from lapcli.evaluation.harness.worker import Worker
-from lapcli.evaluation.loading import LoadedGPT, load_gpt
 from lapcli.evaluation.tasks import Measured, Request, Score
+from lapcli.kinds import LoadedModel
+from lapcli.kinds.opening import open_run
 from lapcli.runtime.errors import UsageError
 from lapcli.runtime.files import write_json
 from lapcli.runtime.progress import Progress, shown_progress
@@ -41,9 +42,9 @@ def evaluate(request: Request) -> Measured:
     settings = read_settings(request.run.recipe.objective, request.options)
     _check_samples_out(request.options.get("samples_out"))
     logging.getLogger("lm_eval").setLevel(logging.ERROR)
-    loaded = load_gpt(request.run, request.world, request.checkpoint)
+    loaded = open_run(request.run, request.checkpoint, request.world.device)
     with _progress(request.world.is_main) as progress:
-        worker = Worker(loaded.model, loaded.tokenizer, request.batch or BATCH, request.world.rank, progress)
+        worker = Worker(*loaded.language_model(), request.batch or BATCH, request.world.rank, progress)
         crew = Crew(request.world, worker.work)
         if not request.world.is_main:
             crew.serve()
@@ -60,10 +61,13 @@ def evaluate(request: Request) -> Measured:
 class Evaluation:
     """On rank 0."""
 
-    def __init__(self, request: Request, settings: Settings, loaded: LoadedGPT, crew: Crew, progress: Progress) -> None:
+    def __init__(
+        self, request: Request, settings: Settings, loaded: LoadedModel, crew: Crew, progress: Progress
+    ) -> None:
         self._request, self._settings, self._loaded, self._crew = request, settings, loaded, crew
         self._progress = progress
-        self._dtype = str(loaded.model.embed.weight.dtype).removeprefix("torch.")
+        self._model, self._tokenizer = loaded.language_model()
+        self._dtype = str(self._model.embed.weight.dtype).removeprefix("torch.")
         self._notes: dict[str, str] = {}
 
     def measure(self) -> Measured:
@@ -118,9 +122,9 @@ class Evaluation:
             Journal(folder).clear()
         if plan.judge is not None:
             plan.judge.journal = folder
-        model = self._loaded.model
+        model = self._model
         lm = LapLM(
-            self._loaded.tokenizer,
+            self._tokenizer,
             model.config.context,
             self._crew,
             task=plan.name,
@@ -171,7 +175,7 @@ class Evaluation:
             "world_size": self._request.world.size,
             "batch": self._request.batch or BATCH,
             "versions": {"lm_eval": version("lm-eval"), "torch": torch.__version__},
-            "tokenizer_sha256": self._loaded.tokenizer.sha256,
+            "tokenizer_sha256": self._tokenizer.sha256,
             "weights_sha256": self._loaded.weights_sha256,
             "average": None if mean is None else {"value": mean[0], "stderr": mean[1], "is_the_papers": mean[2]},
         }
@@ -181,7 +185,7 @@ class Evaluation:
         versions = {name: task.VERSION for name, task in plan.loaded["tasks"].items()}
         return digest(
             self._loaded.weights_sha256,
-            self._loaded.tokenizer.sha256,
+            self._tokenizer.sha256,
             self._dtype,
             plan.name,
             self._settings.protocol,

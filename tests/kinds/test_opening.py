@@ -8,7 +8,7 @@ import torch
 from probe_support import CPU
 from safetensors.torch import save_file
 
-from lapcli.evaluation.stock_model import open_stock_model
+from lapcli.kinds.opening import open_timm
 from lapcli.runtime.errors import DataError, UsageError
 
 NAME = "vit_tiny_patch16_224"
@@ -28,13 +28,21 @@ def weights(tmp_path_factory):
 @pytest.mark.parametrize("file", ["model.safetensors", "model.pth"])
 def test_a_file_is_loaded_whole(weights, file):
     folder, state = weights
-    stock = open_stock_model(f"timm:{NAME}", folder / file, CPU)
-    loaded = stock.backbone.model.state_dict()
+    stock = open_timm(f"timm:{NAME}", CPU, weights=folder / file)
+    loaded = stock.module.state_dict()
     assert all(torch.equal(loaded[key], value) for key, value in state.items() if not key.startswith("head."))
     assert stock.weights_sha256 == hashlib.sha256((folder / file).read_bytes()).hexdigest()
-    assert (stock.backbone.width, stock.backbone.patch, stock.backbone.image) == (192, 16, 224)
-    assert not any(parameter.requires_grad for parameter in stock.backbone.model.parameters())
-    assert stock.backbone.mean == [0.5, 0.5, 0.5]  # this model's own
+    assert stock.image_size == 224
+    assert stock.images.mean == [0.5, 0.5, 0.5]  # this model's own
+
+
+def test_a_classifier_is_loaded_with_the_rest_or_missed(weights, tmp_path):
+    folder, state = weights
+    stock = open_timm(f"timm:{NAME}", CPU, weights=folder / "model.safetensors", with_classifier=True)
+    assert torch.equal(stock.module.head.weight, state["head.weight"])
+    save_file({k: v for k, v in state.items() if not k.startswith("head.")}, tmp_path / "headless.safetensors")
+    with pytest.raises(DataError, match=r"head.weight .*missing"):
+        open_timm(f"timm:{NAME}", CPU, weights=tmp_path / "headless.safetensors", with_classifier=True)
 
 
 def test_weights_that_do_not_fit_are_refused(weights, tmp_path):
@@ -60,21 +68,21 @@ def test_weights_that_do_not_fit_are_refused(weights, tmp_path):
         ("junk.pth", "cannot be loaded"),
     ):
         with pytest.raises(DataError, match=message):
-            open_stock_model(f"timm:{NAME}", tmp_path / file, CPU)
+            open_timm(f"timm:{NAME}", CPU, weights=tmp_path / file)
     with pytest.raises(UsageError, match="there is no file"):
-        open_stock_model(f"timm:{NAME}", tmp_path / "none.safetensors", CPU)
+        open_timm(f"timm:{NAME}", CPU, weights=tmp_path / "none.safetensors")
 
 
 def test_names():
     for name, message in (
         ("vit_tiny", "--model takes timm:NAME"),
         ("timm:vit_tinny_patch16_224", "did you mean timm:vit_tiny_patch16_224?"),
-        ("timm:resnet18", "need a plain ViT"),
+        ("timm:resnet18", "a plain ViT is needed"),
     ):
         with pytest.raises(UsageError, match=message):
-            open_stock_model(name, None, CPU)
+            open_timm(name, CPU)
 
 
 def test_without_a_network_the_next_step_is_named():
     with pytest.raises(DataError, match=r"HF_HUB_OFFLINE is set.*--weights"):
-        open_stock_model(f"timm:{NAME}", None, CPU)
+        open_timm(f"timm:{NAME}", CPU)
