@@ -201,7 +201,7 @@ def test_a_chat_stage_is_measured_on_the_text_of_its_pretraining(runs, capsys, t
         (["pca", "--run", "vit_0L", "--classes", "1,1"], "twice"),
         (["features", "--run", "vit_0L", "--image", "nowhere.png"], "nowhere.png"),
         (["spectrum", "--model", "resnet18"], "timm:NAME"),
-        (["spectrum", "--model", "timm:resnet18", "--init"], "cannot be analysed"),
+        (["spectrum", "--model", "timm:resnet18", "--init"], "cannot be measured"),
         (["spectrum", "--model", "timm:vit_tinny"], "timm has no model"),
         (["spectrum", "--run", "vit_0L", "--checkpoint", "7"], "--checkpoint"),
         (["spectrum", "--run", "gpt_0L", "--stage", "midtrain"], "midtrain"),
