@@ -9,8 +9,10 @@ import shutil
 import subprocess
 import sys
 
+import numpy as np
 import pytest
 from report_support import weights_of, write_analysis, write_evaluation, write_run
+from safetensors.numpy import save_file
 from support import ROOT, run_main
 
 from lapcli.report.collect import collect
@@ -122,6 +124,20 @@ def test_recipes_that_differ_are_not_averaged(capsys, runs):
     _, out, err = report(capsys, runs)
     assert "optimizer.lr 0.001" in out
     assert re.search(r"not averaged together, because they differ in optimizer.lr: 0.002, 0.001", err)
+
+
+def test_a_layer_scale_that_the_recipe_does_not_name_is_not_averaged_either(capsys, runs):
+    """Version 0.1 trained `layer_scale: null` with 1e-6: such a run is another model than its recipe says."""
+    for name, gamma in (("other", "blocks.0.ls1.gamma"), ("alike", "blocks.0.norm1.weight")):
+        path = write_run(runs, name, heads=2, seed=3, scores={"top1": 0.10 if name == "other" else 0.86})
+        (path / "checkpoints" / "step-000100").mkdir(parents=True)
+        save_file({gamma: np.ones(2, np.float32)}, path / "checkpoints" / "step-000100" / "model.safetensors")
+    tables = told(capsys, runs)
+    assert len(tables) == 2
+    rows = {row["row"]: row["cells"]["top1"] for row in tables[0]["rows"]}
+    assert (rows["2"]["mean"], rows["2"]["n"]) == (pytest.approx(86.0), 4)
+    _, _, err = report(capsys, runs)
+    assert "other was trained by version 0.1 with a LayerScale of 1e-6" in " ".join(err.split())
 
 
 def test_other_data_is_not_averaged_either(capsys, runs):
