@@ -21,7 +21,7 @@ from typing import Any, Literal
 from lapcli.analysis.measurement import Measurement
 from lapcli.analysis.registry import MEASUREMENTS
 from lapcli.recipe import recipe_to_dict
-from lapcli.runs import INFO, SWEEP, Run, read_run, read_summary, runs_in
+from lapcli.runs import INFO, SWEEP, Run, read_run, read_summary, runs_in, trained_values
 from lapcli.runtime.errors import DataError, UsageError
 from lapcli.runtime.files import read_checked_json
 from lapcli.training.metrics import metrics_of
@@ -166,10 +166,8 @@ def _is_search(path: Path) -> bool:
 def _whole_recipe(run: Run, notes: list[str]) -> tuple[dict[str, Any], list[str], dict[str, Any]]:
     """With the recipes of the stages before it in place of their names; the seeds of all, first stage first; and
     `run.json` of the first stage, empty if that is not here."""
-    recipe = recipe_to_dict(run.recipe)
-    model = _mapping(recipe.get("model"))
-    if model.get("layer_scale", 0) is None and _has_layer_scale(run):
-        model["layer_scale"] = 1e-6
+    recipe = trained_values(run)
+    if recipe != recipe_to_dict(run.recipe):
         notes.append(f"{run.name} was trained by version 0.1 with a LayerScale of 1e-6, though its recipe says null")
     seeds = [str(recipe.pop("seed", 0))]
     start = recipe.get("start")
@@ -183,20 +181,6 @@ def _whole_recipe(run: Run, notes: list[str]) -> tuple[dict[str, Any], list[str]
         recipe["start"] = None
         return recipe, [Path(name).name.replace("+", "-"), *seeds], {}
     return recipe, seeds, run.info
-
-
-def _has_layer_scale(run: Run) -> bool:
-    """By the names in the header of its weights, which needs neither torch nor the weights themselves."""
-    for path in run.checkpoints.glob("step-*/model.safetensors"):
-        try:
-            with path.open("rb") as file:
-                length = int.from_bytes(file.read(8), "little")
-                header = json.loads(file.read(min(length, 100 << 20)))
-        except (OSError, ValueError):
-            continue
-        if any(name.endswith(".ls1.gamma") for name in _mapping(header)):
-            return True
-    return False
 
 
 def _read_evaluations(result: RunResult, step: Any, which: Which, notes: list[str]) -> None:

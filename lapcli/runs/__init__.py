@@ -19,6 +19,7 @@ from lapcli.runs.directory import (
     read_summary,
     runs_in,
     status_of,
+    trained_values,
     verify_recipe_file,
     write_summary,
 )
@@ -48,6 +49,7 @@ __all__ = [
     "read_summary",
     "runs_in",
     "status_of",
+    "trained_values",
     "verify_recipe_file",
     "write_summary",
 ]

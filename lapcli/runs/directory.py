@@ -6,6 +6,7 @@ only training writes `run.json`.
 """
 
 import hashlib
+import json
 import os
 import platform
 import socket
@@ -16,7 +17,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import IO, Any
 
-from lapcli.recipe import load_recipe, values_hash
+from lapcli.recipe import load_recipe, recipe_to_dict, values_hash
 from lapcli.recipe.schema import BaseRecipe
 from lapcli.runtime import __version__
 from lapcli.runtime.errors import DataError, LapError, UsageError
@@ -28,6 +29,7 @@ SWEEP = "sweep.json"  # what a sweep did with the run
 TRAIN_AGAIN = "train the run again with --fresh"
 #: Seconds without a word after which a run counts as interrupted where its lock cannot tell: on another machine.
 LONG_SILENT = 6 * 3600
+_LARGEST_HEADER = 100 << 20  # bytes of names in a safetensors file
 
 
 @dataclass
@@ -163,6 +165,28 @@ def verify_recipe_file(file: Path, info: dict[str, Any]) -> None:
             f"{file} was edited or damaged after the run was started (its sha256 is not the one in {INFO}); put it "
             f"back from a copy, or {TRAIN_AGAIN}"
         )
+
+
+def trained_values(run: Run) -> dict[str, Any]:
+    """The recipe that the weights were trained with: version 0.1 gave `layer_scale: null` timm's LayerScale of 1e-6."""
+    values = recipe_to_dict(run.recipe)
+    if values["model"].get("layer_scale", 1.0) is None and _has_layer_scale(run):
+        values["model"]["layer_scale"] = 1e-6
+    return values
+
+
+def _has_layer_scale(run: Run) -> bool:
+    """By the names in the header of its weights, for which neither torch nor the weights themselves are needed."""
+    for path in run.checkpoints.glob("step-*/model.safetensors"):
+        try:
+            with path.open("rb") as file:
+                length = int.from_bytes(file.read(8), "little")
+                header = json.loads(file.read(min(length, _LARGEST_HEADER)))
+        except (OSError, ValueError):
+            continue  # whoever loads the weights says what is wrong with them
+        if isinstance(header, dict) and any(name.endswith(".ls1.gamma") for name in header):
+            return True
+    return False
 
 
 def write_summary(run: Run, summary: dict[str, Any]) -> None:

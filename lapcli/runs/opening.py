@@ -37,6 +37,7 @@ from lapcli.runs.directory import (
     now,
     read_info,
     read_run,
+    trained_values,
     versions,
 )
 from lapcli.runtime.errors import LapError, UsageError
@@ -171,7 +172,7 @@ def unlock(run: Run) -> None:
 
 def changes(run: Run, recipe: BaseRecipe) -> list[tuple[str, Any, Any]]:
     """(key, the run's value, the recipe's) for which the run cannot be resumed with that recipe."""
-    differing = differing_keys(recipe_to_dict(run.recipe), recipe_to_dict(recipe))
+    differing = differing_keys(trained_values(run), recipe_to_dict(recipe))
     return [row for row in differing if row[0] not in CHANGE_NOTHING]
 
 

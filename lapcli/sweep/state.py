@@ -72,10 +72,11 @@ def changed_keys(cell: Cell, path: Path, info: dict[str, Any]) -> list[tuple[str
     """(key, the run's value, the cell's) for which `lap train` would refuse to resume the run as the cell.
 
     Recipes are compared key by key: a run of an earlier version has no value for keys that were added since, and gets
-    their defaults. Equal hashes spare the reading of a recipe that is the same anyway.
+    their defaults. Equal hashes spare the reading of a recipe that is the same anyway, but not for runs of version 0.1,
+    which may have been trained with another value than their recipe names.
     """
     verify_recipe_file(path / RECIPE, info)
-    if info.get("recipe_sha256") == cell.recipe_sha256:
+    if info.get("recipe_sha256") == cell.recipe_sha256 and "recipe_file_sha256" in info:
         return []
     key = (str(path), sha256_of_file(path / RECIPE), cell.recipe_sha256)
     if key not in _compared:

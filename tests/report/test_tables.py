@@ -130,7 +130,6 @@ def test_a_layer_scale_that_the_recipe_does_not_name_is_not_averaged_either(caps
     """Version 0.1 trained `layer_scale: null` with 1e-6: such a run is another model than its recipe says."""
     for name, gamma in (("other", "blocks.0.ls1.gamma"), ("alike", "blocks.0.norm1.weight")):
         path = write_run(runs, name, heads=2, seed=3, scores={"top1": 0.10 if name == "other" else 0.86})
-        (path / "checkpoints" / "step-000100").mkdir(parents=True)
         save_file({gamma: np.ones(2, np.float32)}, path / "checkpoints" / "step-000100" / "model.safetensors")
     tables = told(capsys, runs)
     assert len(tables) == 2
