@@ -145,7 +145,8 @@ def _read_recipe(file: Path, info: dict[str, Any]) -> BaseRecipe:
     recipe = load_recipe(file, is_kept=True)
     if not isinstance(recipe, BaseRecipe):
         raise UsageError(f"{file} is not the recipe of a run; name another run")
-    return recipe
+    changed = {key.removeprefix("validation."): value for key, value in info.get("at_the_end", {}).items()}
+    return recipe.model_copy(update={"validation": recipe.validation.model_copy(update=changed)})
 
 
 def verify_recipe_file(file: Path, info: dict[str, Any]) -> None:

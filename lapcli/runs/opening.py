@@ -45,6 +45,8 @@ from lapcli.runtime.files import Lock, flush_to_disk, lock_file, sha256_of_file,
 
 #: Keys of a recipe that a run may be resumed with another value of.
 CHANGE_NOTHING = ("data.workers",)
+#: Keys that only the end of a run reads: an unfinished run may be resumed with other values, which `run.json` keeps.
+AT_THE_END = tuple(f"validation.{key}" for key in ("prompts", "sample_tokens", "temperature", "top_k", "bigram"))
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]{0,127}")
 _LOCK_TRIES, _LOCK_PAUSE = 20, 0.05  # a reader that asks whether the lock is held holds it for an instant
 
@@ -90,7 +92,8 @@ def open_run(runs_dir: Path, name: str, recipe: BaseRecipe, fresh: bool = False)
         if run.is_finished:
             unlock(run)
         else:
-            run.update(status="running", **_process())
+            run.update(status="running", **_process(), **_at_the_end(run, recipe))
+            run.recipe = recipe
     except BaseException:
         unlock(run)
         raise
@@ -173,7 +176,15 @@ def unlock(run: Run) -> None:
 def changes(run: Run, recipe: BaseRecipe) -> list[tuple[str, Any, Any]]:
     """(key, the run's value, the recipe's) for which the run cannot be resumed with that recipe."""
     differing = differing_keys(trained_values(run), recipe_to_dict(recipe))
-    return [row for row in differing if row[0] not in CHANGE_NOTHING]
+    allowed = CHANGE_NOTHING if run.is_finished else CHANGE_NOTHING + AT_THE_END
+    return [row for row in differing if row[0] not in allowed]
+
+
+def _at_the_end(run: Run, recipe: BaseRecipe) -> dict[str, Any]:
+    """For `run.json`: what is to be sampled at the end, where that is no longer what `recipe.yaml` says."""
+    differing = differing_keys(recipe_to_dict(run.recipe), recipe_to_dict(recipe))
+    new = {key: value for key, _, value in differing if key in AT_THE_END}
+    return {"at_the_end": {**run.info.get("at_the_end", {}), **new}} if new else {}
 
 
 def has_nothing(run: Run) -> bool:

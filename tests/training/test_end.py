@@ -19,6 +19,7 @@ from lapcli.objectives.classification import Classification
 from lapcli.objectives.language_model import LanguageModel
 from lapcli.objectives.self_supervised import SelfSupervised
 from lapcli.recipe.chat import stage_recipe
+from lapcli.runs import read_run
 from lapcli.runtime.devices import Device
 from lapcli.runtime.errors import DataError, LapError, UsageError
 from lapcli.training import start
@@ -173,6 +174,33 @@ def test_a_failure_of_the_last_validation_comes_after_the_save(kinds, tmp_path, 
     run = train_here(recipe, tmp_path)
     assert run.is_finished
     assert "validation_loss" in json.loads((run.path / "summary.json").read_text())["end"]
+
+
+def test_a_run_that_wanted_too_many_samples_is_finished_with_fewer(kinds, tmp_path, monkeypatch):
+    """Version 0.1 found that after the last step, and no command could finish the run."""
+    too_many = kinds["language_model"](**STEPS, validation={"prompts": ["the"], "sample_tokens": POSITIONS})
+    with monkeypatch.context() as patch:
+        patch.setattr(language_model, "check_samples", lambda *arguments: None)
+        with pytest.raises(UsageError, match="positions"):
+            train_here(too_many, tmp_path)
+    run = tmp_path / "run"
+    assert json.loads((run / "run.json").read_text())["status"] == "failed"
+    kept = (run / "recipe.yaml").read_bytes()
+    with pytest.raises(UsageError, match=r"validation\.sample_tokens.*lower it"):
+        train_here(too_many, tmp_path)
+
+    monkeypatch.setattr("lapcli.training.loop.Loop._update", never)
+    fewer = kinds["language_model"](**STEPS, validation={"prompts": ["the", "caf\u00e9 \u2028"], "sample_tokens": 3})
+    assert train_here(fewer, tmp_path).is_finished
+    assert [sample["prompt"] for sample in json.loads((run / "summary.json").read_text())["samples"]] == [
+        "the",
+        "caf\u00e9 \u2028",
+    ]
+    assert (run / "recipe.yaml").read_bytes() == kept
+    assert read_run(run).recipe == fewer
+    assert train_here(fewer, tmp_path).is_finished  # reported
+    with pytest.raises(UsageError, match=r"validation\.sample_tokens: 3 in the run, 320 now"):
+        train_here(too_many, tmp_path)
 
 
 def _become(rank, fails):
