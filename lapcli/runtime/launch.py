@@ -104,8 +104,9 @@ def launch(processes: Processes, arguments: list[str], device: str = "auto") -> 
     except ChildFailedError as error:
         return _explain(error)
     except RendezvousError as error:
+        reason = str(error.__cause__ or error).splitlines()[0]
         raise LapError(
-            f"the machines did not meet at {processes.rdzv} ({error}); start the same command on all of them, with "
+            f"the machines did not meet at {processes.rdzv} ({reason}); start the same command on all of them, with "
             "--node-rank 0 on the one that --rdzv names, and look at what the others said"
         ) from error
     return ExitCode.DONE

@@ -13,8 +13,8 @@ import yaml
 from support import HANG, TINY, Command, ranks, run_main, start_lap, tiny_recipe, train_here, write_text
 
 from lapcli.recipe import load_recipe
-from lapcli.runtime.errors import ExitCode, UsageError
-from lapcli.runtime.launch import Processes, _torchrun_options, needs_launch
+from lapcli.runtime.errors import ExitCode, LapError, UsageError
+from lapcli.runtime.launch import Processes, _torchrun_options, launch, needs_launch
 from lapcli.runtime.ranks import device_of, group_options
 from lapcli.runtime.signals import Patience
 from lapcli.runtime.step_watch import Sign, explain
@@ -40,6 +40,11 @@ def write_recipe(text, tmp_path):
         return path
 
     return write
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        return int(free.getsockname()[1])
 
 
 def last_step(run):
@@ -79,12 +84,10 @@ def losses(run):
 
 def test_two_machines_go_on_after_one_of_them_lost_a_rank(write_recipe, tmp_path):
     """Their launchers count restarts by themselves, and meet again all the same; the run is finished."""
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
-    arguments = ["train", str(write_recipe(60)), "--nproc", "1", "--runs-dir", str(tmp_path), "--max-restarts", "1"]
+    arguments = ["--nnodes", "2", "--rdzv", f"127.0.0.1:{free_port()}", "--max-restarts", "1"]
     machines = [
-        start_lap(*arguments, "--nnodes", "2", "--node-rank", str(number), "--rdzv", f"127.0.0.1:{port}")
-        for number in range(2)
+        start_lap("train", str(write_recipe(60)), "--nproc", "1", "--runs-dir", str(tmp_path), *arguments)
+        for _ in range(2)
     ]
     run = tmp_path / "tiny"
     wait_for_steps(machines[0], run, 12)
@@ -101,18 +104,21 @@ def test_launchers_and_ranks_that_die_stop_or_are_asked_to_stop(write_recipe, tm
     """However it ends, no rank is left, the next command resumes, and the losses are those of one process."""
     recipe, run = write_recipe(300), tmp_path / "two" / "tiny"
 
-    def start():
-        launcher = start_lap("train", str(recipe), "--nproc", "2", "--runs-dir", str(tmp_path / "two"))
+    def start(*options):
+        return start_lap("train", str(recipe), "--runs-dir", str(tmp_path / "two"), *options)
+
+    def start_two_ranks():
+        launcher = start("--nproc", "2")
         wait_for_steps(launcher, run, 12)
         return launcher, ranks_of(launcher)
 
-    launcher, started = start()
+    launcher, started = start_two_ranks()
     assert len(started) == 2
     launcher.send(signal.SIGKILL)  # the ranks end with it
     wait_until_gone(started)
     launcher.result()
 
-    launcher, started = start()
+    launcher, started = start_two_ranks()
     os.kill(started[1], signal.SIGKILL)  # the other one ends, and the launcher says why
     failed = launcher.result()
     assert failed.returncode == 1
@@ -120,7 +126,7 @@ def test_launchers_and_ranks_that_die_stop_or_are_asked_to_stop(write_recipe, tm
     assert info_of(run)["status"] != "finished"
     wait_until_gone(started)
 
-    launcher, started = start()
+    launcher, started = start_two_ranks()
     os.kill(started[1], signal.SIGSTOP)
     launcher.send(signal.SIGTERM)  # twice in a moment, as `timeout` does: one request
     launcher.send(signal.SIGTERM)
@@ -130,10 +136,12 @@ def test_launchers_and_ranks_that_die_stop_or_are_asked_to_stop(write_recipe, tm
     assert launcher.result().returncode == ExitCode.STOPPED
     wait_until_gone(started)
 
-    launcher, started = start()
-    launcher.send(signal.SIGTERM)
-    stopped = launcher.result()
-    assert stopped.returncode == 75, stopped.stderr
+    arguments = ["--nproc", "1", "--nnodes", "2", "--rdzv", f"127.0.0.1:{free_port()}"]
+    machines = [start(*arguments, "--node-rank", str(number)) for number in range(2)]
+    wait_for_steps(machines[0], run, 12)
+    machines[1].send(signal.SIGTERM)  # one machine is asked, and all save
+    stopped = [machine.result() for machine in machines]
+    assert [result.returncode for result in stopped] == [75, 75], stopped
     info = info_of(run)
     assert (info["status"], info["world_size"]) == ("interrupted", 2)
 
@@ -229,6 +237,14 @@ def test_machines_meet_through_c10d_and_know_the_host(number, is_host):
     assert (config.min_nodes, config.max_nodes, config.nproc_per_node, config.max_restarts) == (4, 4, 8, 3)
     assert (config.rdzv_backend, config.rdzv_endpoint, config.local_addr) == ("c10d", "127.0.0.1:29500", "127.0.0.1")
     assert config.rdzv_configs["is_host"] == is_host
+
+
+def test_a_host_that_is_not_there_is_one_sentence(monkeypatch):
+    monkeypatch.setattr("lapcli.runtime.launch.SECONDS_TO_MEET", 1)
+    before = dict(os.environ)
+    with pytest.raises(LapError, match=r"did not meet at 127\.0\.0\.1:1 \(.*\); start the same command on all"):
+        launch(Processes("1", nnodes=2, node_rank=1, rdzv="127.0.0.1:1"), ["train"], "cpu")
+    assert dict(os.environ) == before  # what the ranks would have inherited is gone
 
 
 def test_a_process_needs_a_gpu_of_its_own(monkeypatch, tmp_path, write_recipe, capsys):
