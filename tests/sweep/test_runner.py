@@ -12,6 +12,7 @@ import pytest
 from support import HANG, ROOT, lap, run_main, start_lap, train_here
 from sweep_support import train_cells, write_recipe
 
+from lapcli.runtime.files import read_checked_json
 from lapcli.sweep.cells import sweep_from_options
 from lapcli.sweep.runner import Runner
 from lapcli.sweep.slots import Slot
@@ -147,9 +148,8 @@ def test_the_slurm_script_finishes_the_cell_of_its_task(tmp_path, shared_cache):
     assert run.name == "vit_digits-linear_4_0L"
     info = json.loads((run / "run.json").read_text())
     assert (info["status"], info["step"]) == ("finished", 3)
-    assert json.loads((run / "sweep.json").read_text()) == {
-        f"eval --tasks top1 --run {run.name}": info["weights_sha256"]
-    }
+    done_then = read_checked_json(run / "sweep.json", "train it again")
+    assert done_then == {f"eval --tasks top1 --run {run.name}": info["weights_sha256"]}
     assert list((run / "eval").iterdir())
     again = lap("sweep", *arguments, "--then", "eval --tasks top1", "--runs-dir", str(runs), "--dry-run", "--json")
     assert [cell["state"] for cell in json.loads(again.stdout)["cells"]] == ["new", "finished"]
