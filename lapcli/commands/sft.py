@@ -105,9 +105,11 @@ def _print_counts(recipe: "ChatRecipe", as_json: bool) -> None:
 def _print_result(runs: "list[Run]", as_json: bool) -> None:
     import json
 
-    from lapcli.commands.train import summary_lines
+    from lapcli.commands.train import say_what_is_missing, summary_lines
     from lapcli.runs import read_summary
 
+    for run in runs:
+        say_what_is_missing(run)
     if as_json:
         print(json.dumps([{"run": str(run.path), **run.info, **read_summary(run)} for run in runs], indent=2))
         return

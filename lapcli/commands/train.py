@@ -96,6 +96,7 @@ def _print_result(run: "Run", as_json: bool) -> None:
     from lapcli.runtime.environment import runs_dir as default_runs_dir
 
     summary = read_summary(run)
+    say_what_is_missing(run)
     if as_json:
         print(json.dumps({"run": str(run.path), **run.info, **summary}, indent=2))
         return
@@ -115,6 +116,11 @@ def _print_result(run: "Run", as_json: bool) -> None:
     print("\nNext:")
     for command, what in following.items():
         print(f"  {command}\n      {what}")
+
+
+def say_what_is_missing(run: "Run") -> None:
+    for part in run.missing_parts():
+        print(f"lap: {run.path} is finished, but {part} is missing", file=sys.stderr)
 
 
 def summary_lines(summary: dict) -> list[str]:

@@ -41,6 +41,10 @@ def find_checkpoint(run: Run, which: str) -> Checkpoint:
         step = read_summary(run).get("best_step")
         if step is None:
             raise UsageError(f"{run.path} has no best checkpoint (unfinished, or of a kind that keeps none); use last")
+        if step not in steps:
+            raise DataError(
+                f"the best checkpoint of {run.path}, step {step}, is missing; put it back from a copy, or {TRAIN_AGAIN}"
+            )
     else:
         step = int(which) if which.isdecimal() else None
     if step not in steps:

@@ -20,6 +20,7 @@ import shutil
 import socket
 import time
 import weakref
+from collections.abc import Sequence
 from pathlib import Path
 from typing import IO, Any
 
@@ -58,23 +59,31 @@ def check_name(name: str) -> None:
         )
 
 
-def open_run(runs_dir: Path, name: str, recipe: BaseRecipe, fresh: bool = False) -> Run:
+def open_run(
+    runs_dir: Path,
+    name: str,
+    recipe: BaseRecipe,
+    fresh: bool = False,
+    launches: Sequence[str] = (),
+    restarted: bool = False,
+) -> Run:
     """The run of that name, locked by this process unless it is finished.
 
     With `fresh`, a new run beside the one that is there: `take_place` moves the old one aside, `give_way` discards the
-    new one.
+    new one. `launches` name those that this process belongs to, one on each machine; `restarted` by them after a rank
+    has died, with the whole command and `fresh` too, it resumes what they began.
     """
     check_name(name)
     path = runs_dir / name
     _repair(path)
     if not os.path.lexists(path):
-        run = _prepare(path, recipe)
+        run = _prepare(path, recipe, launches)
         take_place(run)
         return run
-    if fresh and not _was_started_by_this_launch(path):
+    if fresh and not (restarted and _was_started_by(launches, path)):
         old = _take_lock(path) if path.is_dir() else None
         try:
-            run = _prepare(path, recipe)
+            run = _prepare(path, recipe, launches)
         except BaseException:
             _release(old)
             raise
@@ -88,11 +97,11 @@ def open_run(runs_dir: Path, name: str, recipe: BaseRecipe, fresh: bool = False)
         found = read_run(path)  # once more: until it had the lock, another process may have trained it
         run.recipe, run.info = found.recipe, found.info
         if _must_be_replaced(run, recipe):
-            return _replaced(run, recipe)
+            return _replaced(run, recipe, launches)
         if run.is_finished:
             unlock(run)
         else:
-            run.update(status="running", **_process(), **_at_the_end(run, recipe))
+            run.update(status="running", **_process(launches), **_at_the_end(run, recipe))
             run.recipe = recipe
     except BaseException:
         unlock(run)
@@ -114,8 +123,8 @@ def _must_be_replaced(run: Run, recipe: BaseRecipe) -> bool:
     )
 
 
-def _replaced(run: Run, recipe: BaseRecipe) -> Run:
-    new = _prepare(run.path, recipe)
+def _replaced(run: Run, recipe: BaseRecipe, launches: Sequence[str]) -> Run:
+    new = _prepare(run.path, recipe, launches)
     new.replaced_lock, run.lock = run.lock, None
     take_place(new, keep_old=False)
     return new
@@ -195,7 +204,7 @@ def has_nothing(run: Run) -> bool:
     return is_ours and '"loss"' not in steps and not any(run.checkpoints.glob("*"))
 
 
-def _prepare(path: Path, recipe: BaseRecipe) -> Run:
+def _prepare(path: Path, recipe: BaseRecipe, launches: Sequence[str]) -> Run:
     """A new run beside its place, locked."""
     folder = _prepared_path(path)
     try:
@@ -218,7 +227,7 @@ def _prepare(path: Path, recipe: BaseRecipe) -> Run:
             "recipe_file_sha256": sha256_of_file(folder / RECIPE),
             "created": now(),
             "versions": versions(),
-            **_process(),
+            **_process(launches),
         }
         run = Run(folder, recipe, info, lock)
         run.update()
@@ -229,22 +238,14 @@ def _prepare(path: Path, recipe: BaseRecipe) -> Run:
     return run
 
 
-def _process() -> dict[str, Any]:
+def _process(launches: Sequence[str]) -> dict[str, Any]:
     """Who trains the run, for whoever finds it locked or abandoned."""
-    launch = _launch()
-    return {"host": socket.gethostname(), "pid": os.getpid(), **({"launch": launch} if launch else {})}
+    return {"host": socket.gethostname(), "pid": os.getpid(), "launches": list(launches)}
 
 
-def _launch() -> str | None:
-    """The launch by torchrun that this process belongs to, the same after a restart; its agent is our parent."""
-    run_id = os.environ.get("TORCHELASTIC_RUN_ID")
-    return None if run_id is None else f"{run_id} on {socket.gethostname()} by {os.getppid()}"
-
-
-def _was_started_by_this_launch(path: Path) -> bool:
-    """After a rank died, torchrun repeats the command with its --fresh: what it began must be resumed."""
+def _was_started_by(launches: Sequence[str], path: Path) -> bool:
     with contextlib.suppress(UsageError):
-        return _launch() is not None and read_info(path).get("launch") == _launch()
+        return not set(launches).isdisjoint(read_info(path).get("launches", []))
     return False
 
 

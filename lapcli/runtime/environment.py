@@ -8,7 +8,8 @@ LAP_LAUNCHER      process that started this rank               (set by the launc
 LAP_TEST_DATA     real benchmark files for the tests           (default none: those tests skip)
 
 Others' variables are honoured where they mean something here: HF_HOME, HF_ENDPOINT, HF_HUB_OFFLINE, NO_COLOR,
-OMP_NUM_THREADS, OMP_WAIT_POLICY, and torchrun's RANK, LOCAL_RANK, WORLD_SIZE.
+OMP_NUM_THREADS, OMP_WAIT_POLICY, and torchrun's RANK, LOCAL_RANK, WORLD_SIZE,
+TORCHELASTIC_RUN_ID, TORCHELASTIC_RESTART_COUNT.
 """
 
 import os

@@ -154,6 +154,17 @@ def group_options(device: torch.device) -> dict[str, Any]:
     return {"backend": "nccl", "device_id": device} if device.type == "cuda" else {"backend": "gloo"}
 
 
+def launch_name() -> str | None:
+    """A name for the launch that started this rank, the same when it starts the rank again; none without one."""
+    run_id = os.environ.get("TORCHELASTIC_RUN_ID")
+    return None if run_id is None else f"{run_id} on {platform.node()}, process {launcher() or os.getppid()}"
+
+
+def is_restarted() -> bool:
+    """Whether the launcher has started this rank before: one of the ranks had died."""
+    return os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") != "0"
+
+
 def leave_world() -> None:
     if dist.is_initialized():
         dist.destroy_process_group()

@@ -18,7 +18,7 @@ from lapcli.runtime.determinism import deterministic, prepare_determinism
 from lapcli.runtime.environment import STEP_TIMEOUT
 from lapcli.runtime.errors import DataError, Diverged, ExitCode, Interrupted, LapError, UsageError
 from lapcli.runtime.machine import usable_cores
-from lapcli.runtime.ranks import World, join_world, leave_world
+from lapcli.runtime.ranks import World, is_restarted, join_world, launch_name, leave_world
 from lapcli.runtime.signals import stop_before_the_first_step
 from lapcli.training.loop import Loop
 
@@ -201,10 +201,12 @@ def _finish(run: Run, loop: Loop) -> None:
 def _open_together(world: World, runs_dir: Path, name: str, recipe: BaseRecipe, fresh: bool) -> Run:
     """Rank 0 makes or opens the run and holds its lock; what one rank refuses, every rank refuses."""
     run: Run | None = None
+    launches = sorted({str(launch) for launch in world.from_all(launch_name()) if launch})
+    restarted = world.any(is_restarted())
     try:
         with world.together():
             if world.is_main:
-                run = open_run(runs_dir, name, recipe, fresh)
+                run = open_run(runs_dir, name, recipe, fresh, launches, restarted)
         folder = world.from_main(run.path.name if run is not None else None)
         with world.together():
             return run if run is not None else read_run(runs_dir / str(folder))

@@ -25,6 +25,7 @@ from support import (
 from lapcli.kinds.chat import start_of, train_stages
 from lapcli.recipe import recipe_from_dict, recipe_to_dict, recipe_to_yaml
 from lapcli.recipe.chat import stage_recipe
+from lapcli.runs import read_run
 from lapcli.runtime.errors import DataError, UsageError
 from lapcli.training.metrics import read_metrics, without_times
 
@@ -113,6 +114,25 @@ def test_weights_that_are_gone(pretrained, tmp_path):
     missing = recipe.model_copy(update={"start": recipe.start.model_copy(update={"weights_sha256": "0" * 64})})
     with pytest.raises(DataError, match="no longer has a whole checkpoint"):
         train_here(missing, tmp_path / "runs")
+
+
+def test_a_damaged_tokenizer_of_the_start_is_refused(pretrained, tmp_path):
+    """One letter of the vocabulary: it is still a tokenizer, but not the one that the weights were trained with."""
+    shutil.copytree(pretrained.path, tmp_path / "base")
+    file = tmp_path / "base" / "tokenizer.json"
+    vocabulary = json.loads(file.read_text())
+    tokens = vocabulary["model"]["vocab"]
+    first, second = list(tokens)[:2]
+    tokens[first], tokens[second] = tokens[second], tokens[first]
+    file.write_text(json.dumps(vocabulary))
+    with pytest.raises(DataError, match=r"base/tokenizer\.json"):
+        train(read_run(tmp_path / "base"), tmp_path)
+
+
+def test_a_run_cannot_start_from_itself(pretrained, tmp_path):
+    shutil.copytree(pretrained.path, tmp_path / "runs" / "x-midtrain")
+    with pytest.raises(UsageError, match="cannot start from itself"):
+        train(read_run(tmp_path / "runs" / "x-midtrain"), tmp_path, fresh=True)
 
 
 def test_another_head_plan_is_refused(pretrained, tmp_path):

@@ -140,6 +140,14 @@ def test_a_killed_run_is_interrupted(recipe, killed, tmp_path):
     unlock(again)
 
 
+def test_where_nobody_can_lock_the_process_tells(killed, monkeypatch):
+    monkeypatch.setattr("lapcli.runs.directory.is_locked", lambda path: None)
+    run = read_run(killed)
+    assert run.status == "interrupted"
+    run.update(pid=os.getpid())
+    assert read_run(killed).status == "running"
+
+
 def test_a_run_of_another_machine_is_interrupted_when_it_has_long_been_silent(killed):
     run = read_run(killed)
     run.update(host="elsewhere")

@@ -170,19 +170,20 @@ def test_a_run_whose_folder_was_replaced_by_hand_writes_no_more(recipe, tmp_path
     assert read_run(other.path).info["step"] == 0
 
 
-def test_what_a_launch_began_is_resumed_when_it_starts_again(recipe, tmp_path, monkeypatch):
-    """torchrun repeats the whole command, --fresh included, when a rank has died."""
+def test_what_a_launch_began_is_resumed_when_it_starts_again(recipe, tmp_path):
+    """torchrun repeats the whole command, --fresh included, when a rank has died; rank 0 may be on another machine."""
     unlock(open_run(tmp_path, "first", recipe))
-    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "4f3d")
-    run = open_run(tmp_path, "first", recipe, fresh=True)
+    run = open_run(tmp_path, "first", recipe, fresh=True, launches=["a on here", "a on there"])
     take_place(run)
     run.update(step=3)
     unlock(run)
-    again = open_run(tmp_path, "first", recipe, fresh=True)
+    again = open_run(tmp_path, "first", recipe, fresh=True, launches=["a on there"], restarted=True)
     assert again.info["step"] == 3
     unlock(again)
-    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "5f3d")
-    assert open_run(tmp_path, "first", recipe, fresh=True).info["step"] == 0
+    new = open_run(tmp_path, "first", recipe, fresh=True, launches=["a on here"])  # the same name, but a first start
+    assert new.info["step"] == 0
+    give_way(new)
+    assert open_run(tmp_path, "first", recipe, fresh=True, launches=["b on here"], restarted=True).info["step"] == 0
 
 
 @pytest.mark.parametrize("name", ["", "../up", "a/b", ".hidden", "x" * 200, "sp ace"])

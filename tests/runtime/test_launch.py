@@ -13,6 +13,8 @@ import yaml
 from support import HANG, TINY, Command, ranks, run_main, start_lap, tiny_recipe, train_here, write_text
 
 from lapcli.recipe import load_recipe
+from lapcli.runs import open_run
+from lapcli.runs.opening import unlock
 from lapcli.runtime.errors import ExitCode, LapError, UsageError
 from lapcli.runtime.launch import Processes, _torchrun_options, launch, needs_launch
 from lapcli.runtime.ranks import device_of, group_options
@@ -83,14 +85,20 @@ def losses(run):
 
 
 def test_two_machines_go_on_after_one_of_them_lost_a_rank(write_recipe, tmp_path):
-    """Their launchers count restarts by themselves, and meet again all the same; the run is finished."""
-    arguments = ["--nnodes", "2", "--rdzv", f"127.0.0.1:{free_port()}", "--max-restarts", "1"]
+    """Their launchers count restarts by themselves, and meet again all the same; the run is finished.
+
+    An old run of that name is moved aside once, not again by the start after the loss.
+    """
+    recipe = write_recipe(60)
+    unlock(open_run(tmp_path, "tiny", load_recipe(recipe)))
+    arguments = ["--nnodes", "2", "--rdzv", f"127.0.0.1:{free_port()}", "--max-restarts", "1", "--fresh"]
     machines = [
-        start_lap("train", str(write_recipe(60)), "--nproc", "1", "--runs-dir", str(tmp_path), *arguments)
+        start_lap("train", str(recipe), "--nproc", "1", "--runs-dir", str(tmp_path), *arguments)
         for _ in range(2)
     ]
     run = tmp_path / "tiny"
     wait_for_steps(machines[0], run, 12)
+    assert (tmp_path / "tiny.old-1").is_dir()
     os.kill(ranks_of(machines[1])[0], signal.SIGKILL)
     results = [machine.result() for machine in machines]
     assert [result.returncode for result in results] == [0, 0], results
@@ -98,6 +106,7 @@ def test_two_machines_go_on_after_one_of_them_lost_a_rank(write_recipe, tmp_path
     assert said.count("going on from") == 1
     assert (info_of(run)["status"], info_of(run)["world_size"]) == ("finished", 2)
     assert sorted(losses(run)) == list(range(1, 61))
+    assert not (tmp_path / "tiny.old-2").exists()
 
 
 def test_launchers_and_ranks_that_die_stop_or_are_asked_to_stop(write_recipe, tmp_path):
