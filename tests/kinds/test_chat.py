@@ -22,6 +22,7 @@ from support import (
     write_text,
 )
 
+from lapcli.data.text.tokenizer import train_tokenizer
 from lapcli.kinds.chat import start_of, train_stages
 from lapcli.recipe import recipe_from_dict, recipe_to_dict, recipe_to_yaml
 from lapcli.recipe.chat import stage_recipe
@@ -116,16 +117,12 @@ def test_weights_that_are_gone(pretrained, tmp_path):
         train_here(missing, tmp_path / "runs")
 
 
-def test_a_damaged_tokenizer_of_the_start_is_refused(pretrained, tmp_path):
-    """One letter of the vocabulary: it is still a tokenizer, but not the one that the weights were trained with."""
+def test_another_tokenizer_than_that_of_the_start_is_refused(pretrained, tmp_path):
+    """A whole one with as many tokens, but not the one that the weights were trained with."""
     shutil.copytree(pretrained.path, tmp_path / "base")
-    file = tmp_path / "base" / "tokenizer.json"
-    vocabulary = json.loads(file.read_text())
-    tokens = vocabulary["model"]["vocab"]
-    first, second = list(tokens)[:2]
-    tokens[first], tokens[second] = tokens[second], tokens[first]
-    file.write_text(json.dumps(vocabulary))
-    with pytest.raises(DataError, match=r"base/tokenizer\.json"):
+    other = train_tokenizer([f"{number} pigs and {number * 7} hens" for number in range(999)], 300)
+    other.save(tmp_path / "base" / "tokenizer.json")
+    with pytest.raises(DataError, match=r"base/tokenizer\.json is not the tokenizer that the model was trained with"):
         train(read_run(tmp_path / "base"), tmp_path)
 
 

@@ -216,7 +216,10 @@ class Readers:
         run = read_run(self.runs / name)
         saved = find_checkpoint(run, which)
         loaded = open_run(run, saved, torch.device("cpu"))
-        tokens = loaded.tokenizer.encode("one dog ran round it, 123") if loaded.tokenizer else None
+        tokens = None
+        if loaded.tokenizer:
+            words = [loaded.tokenizer.decode_bytes([number]) for number in range(loaded.tokenizer.vocab_size)]
+            tokens = words, loaded.tokenizer.encode((self.folder / "text.txt").read_text()[:2000] + "It's  3,141\n\n")
         return saved.step, saved.weights_sha256, state_of(loaded.module), tokens, recipe_to_dict(run.recipe)
 
     def evaluate(self, name):
