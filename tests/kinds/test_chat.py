@@ -120,7 +120,8 @@ def test_weights_that_are_gone(pretrained, tmp_path):
 def test_another_tokenizer_than_that_of_the_start_is_refused(pretrained, tmp_path):
     """A whole one with as many tokens, but not the one that the weights were trained with."""
     shutil.copytree(pretrained.path, tmp_path / "base")
-    other = train_tokenizer([f"{number} pigs and {number * 7} hens" for number in range(999)], 300)
+    texts = [f"{number} pigs and {number * 7} hens" for number in range(999)]
+    other = train_tokenizer(texts, 300, max_chars=100_000, crop=1000)
     other.save(tmp_path / "base" / "tokenizer.json")
     with pytest.raises(DataError, match=r"base/tokenizer\.json is not the tokenizer that the model was trained with"):
         train(read_run(tmp_path / "base"), tmp_path)

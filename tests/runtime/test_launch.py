@@ -93,8 +93,7 @@ def test_two_machines_go_on_after_one_of_them_lost_a_rank(write_recipe, tmp_path
     unlock(open_run(tmp_path, "tiny", load_recipe(recipe)))
     arguments = ["--nnodes", "2", "--rdzv", f"127.0.0.1:{free_port()}", "--max-restarts", "1", "--fresh"]
     machines = [
-        start_lap("train", str(recipe), "--nproc", "1", "--runs-dir", str(tmp_path), *arguments)
-        for _ in range(2)
+        start_lap("train", str(recipe), "--nproc", "1", "--runs-dir", str(tmp_path), *arguments) for _ in range(2)
     ]
     run = tmp_path / "tiny"
     wait_for_steps(machines[0], run, 12)
