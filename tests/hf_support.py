@@ -95,7 +95,7 @@ def hflm(model: GPT, tokenizer: Tokenizer, folder: Path, batch: int = 4) -> HFLM
     made.gpt.load_state_dict(model.state_dict())
     made.save_pretrained(folder / "model")
     loaded = LapForCausalLM.from_pretrained(folder / "model").eval()
-    loaded.gpt._fill_rotary_tables()  # no part of the file
+    loaded.gpt.fill_rotary_tables()  # no part of the file
     return HFLM(
         pretrained=loaded,
         tokenizer=hf_tokenizer(tokenizer, folder),

@@ -225,7 +225,7 @@ def test_tokens_that_are_not_finite(runs, capsys, tmp_path):
         weights["blocks.1.mlp.fc2.weight"].fill_(3e38)  # finite itself
 
     edit_checkpoint(broken / "checkpoints" / "step-000002", "model.safetensors", too_large)
-    code, _, err = run_main(capsys, "analyze", "all", "--run", str(broken), "--limit", "4")
+    code, _, err = run_main(capsys, "analyze", "all", "--run", str(broken), "--checkpoint", "2", "--limit", "4")
     assert code == 1
     assert "layer 1 of broken" in err
     assert "Traceback" not in err

@@ -117,7 +117,7 @@ def test_what_cannot_go_together_is_refused(sections, message):
 def test_workers_leave_the_cpu_to_the_model(monkeypatch):
     recipe = image_recipe()
     assert worker_count(recipe, torch.device("cpu")) == 0
-    monkeypatch.setattr("lapcli.objectives.classification.usable_cores", lambda: 32)
+    monkeypatch.setattr("lapcli.data.images.loader.usable_cores", lambda: 32)
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "4")
     assert worker_count(recipe, torch.device("cuda")) == 7
     assert worker_count(image_recipe(data={"workers": 5}), torch.device("cpu")) == 5
