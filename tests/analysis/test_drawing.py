@@ -52,7 +52,7 @@ def analysis(what, heads=(0, 2, 4), layers=(0, 1), weights="trained"):
 
 
 @pytest.mark.parametrize("layers", [(1,), (0, 1)])
-@pytest.mark.parametrize("what", MEASUREMENTS)
+@pytest.mark.parametrize("what", list(MEASUREMENTS))
 def test_axes_are_named(what, layers):
     with mpl.rc_context(STYLE):
         figure = MEASUREMENTS[what].draw(analysis(what, layers=layers))
@@ -65,7 +65,7 @@ def test_axes_are_named(what, layers):
             assert axes.get_xlabel()
 
 
-@pytest.mark.parametrize("what", MEASUREMENTS)
+@pytest.mark.parametrize("what", list(MEASUREMENTS))
 def test_runs_are_labelled_by_their_heads(what):
     with mpl.rc_context(STYLE):
         figure = MEASUREMENTS[what].draw(analysis(what, layers=(1,)))
