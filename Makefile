@@ -11,13 +11,17 @@ unexport PYTHONDONTWRITEBYTECODE
 # As `lap` does by itself: threads that spin starve each other on a busy machine.
 export OMP_WAIT_POLICY ?= PASSIVE
 
-.PHONY: quickstart test lint format bench long clean
+.PHONY: quickstart test check lint format bench long clean
 
 quickstart: $(INSTALLED)
 	$(BIN)/lap train recipes/quickstart.yaml
 
 test: $(INSTALLED)
 	$(BIN)/python -m pytest -n 2 --no-loadscope-reorder
+
+# Lint and the tests that start no process: what to run while working on something.
+check: lint
+	$(BIN)/python -m pytest -n 2 --no-loadscope-reorder --no-processes
 
 lint: $(INSTALLED)
 	$(BIN)/ruff check .

@@ -25,17 +25,17 @@ def bench_eigenvalues() -> None:
     generator = torch.Generator().manual_seed(0)
     decay = torch.arange(1, WIDTH + 1, dtype=torch.float64) ** -0.7
     tokens_BTD = torch.randn(SEQUENCES, TOKENS, WIDTH, dtype=torch.float64, generator=generator) * decay
-    found: dict[str, torch.Tensor] = {}
+    results: dict[str, torch.Tensor] = {}
 
     def gram() -> None:
-        found["gram"] = torch.cat([eigenvalues(part) for part in tokens_BTD.split(AT_ONCE)])
+        results["gram"] = torch.cat([eigenvalues(part) for part in tokens_BTD.split(AT_ONCE)])
 
     def singular() -> None:
         centred = (x_TD - x_TD.mean(dim=0) for x_TD in tokens_BTD)
-        found["svdvals"] = torch.stack([torch.linalg.svdvals(x_TD).square() for x_TD in centred])
+        results["svdvals"] = torch.stack([torch.linalg.svdvals(x_TD).square() for x_TD in centred])
 
     seconds = alternate({"gram": gram, "svdvals": singular}, rounds=3, warmup=0)
-    error = ((found["gram"] - found["svdvals"]).abs().amax(dim=1) / found["svdvals"][:, 0]).max()
+    error = ((results["gram"] - results["svdvals"]).abs().amax(dim=1) / results["svdvals"][:, 0]).max()
     print(f"eigenvalues of {SEQUENCES} sequences, {TOKENS} x {WIDTH}, float64, one thread")
     print(f"  Gram matrices {seconds['gram']:.2f} s, svdvals of each {seconds['svdvals']:.2f} s: ", end="")
     print(f"{seconds['svdvals'] / seconds['gram']:.1f} times faster (target: {TARGET_SPEED:g})")
@@ -115,9 +115,9 @@ def _everything(model, classes: int) -> None:  # type: ignore[no-untyped-def]
 
 def bench_vit() -> None:
     """ViT-B of random weights, 197 tokens, half of its heads Laplacian, on the digits as photographs of 224 pixels."""
-    from lapcli.analysis.analyzed_models import CLASSIFICATION, AnalyzedModel, OpenedModel
-    from lapcli.analysis.examples import ImageExamples, Origin
-    from lapcli.data.images.digits import Digits
+    from lapcli.analysis.analyzed_models import STOCK_GIVES, AnalyzedModel, OpenedModel
+    from lapcli.analysis.examples import DataOrigin, ImageExamples
+    from lapcli.data.images.builtin import Digits
     from lapcli.models.anatomy import anatomy_of
     from lapcli.models.vit import build_vit
     from lapcli.recipe.vision import ImageFiles, ViTModel
@@ -125,13 +125,13 @@ def bench_vit() -> None:
     def opened() -> OpenedModel:
         model = build_vit(ViTModel(classes=10, laplacian_heads=6), 0)
         source = ImageFiles(train="builtin", validation=0.2)
-        origin = Origin("the digits", "", "validation")
+        origin = DataOrigin("the digits", "", "validation")
         device = torch.device("cpu")
         examples = ImageExamples(Digits(), source, 224, origin, limit=32, seed=0, batch=8, device=device)
         return OpenedModel(anatomy_of(model), examples)
 
     print("every analysis of a ViT-B, 12 layers, 197 tokens, float32, random weights")
-    _everything(AnalyzedModel("ViT-B", "untrained", 0, None, CLASSIFICATION, opened), 10)
+    _everything(AnalyzedModel("ViT-B", "untrained", 0, None, "classification", STOCK_GIVES, opened), 10)
 
 
 class _RandomText:
@@ -140,9 +140,9 @@ class _RandomText:
     by_token = True
 
     def __init__(self, sequences: int, context: int, vocab: int) -> None:
-        from lapcli.analysis.examples import Origin
+        from lapcli.analysis.examples import DataOrigin
 
-        self.origin = Origin("random tokens", "", "validation")
+        self.origin = DataOrigin("random tokens", "", "validation")
         self.classes = [str(number) for number in range(vocab)]
         # As words are: a few of them often, most of them hardly ever.
         self._tokens = (np.random.default_rng(0).zipf(1.2, (sequences, context + 1)) % vocab).astype(np.int64)
@@ -163,7 +163,8 @@ class _RandomText:
 
 def bench_gpt() -> None:
     """The paper's 20 layers at context 2048 with random weights, two sequences; mostly what `updates` takes."""
-    from lapcli.analysis.analyzed_models import LANGUAGE, AnalyzedModel, OpenedModel
+    from lapcli.analysis.analyzed_models import AnalyzedModel, OpenedModel
+    from lapcli.kinds.kind import LANGUAGE
     from lapcli.models.anatomy import anatomy_of
     from lapcli.models.gpt import GPT, GPTConfig
 
@@ -178,7 +179,7 @@ def bench_gpt() -> None:
         return OpenedModel(anatomy_of(model), _RandomText(2, 2048, vocab))  # type: ignore[arg-type]
 
     print("every analysis of the 561M GPT, 20 layers, context 2048, float32, random weights (2,140 MiB of them)")
-    _everything(AnalyzedModel("GPT", "untrained", 0, None, LANGUAGE, opened), vocab)
+    _everything(AnalyzedModel("GPT", "untrained", 0, None, "language_model", frozenset({LANGUAGE}), opened), vocab)
 
 
 PARTS = {

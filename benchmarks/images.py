@@ -97,7 +97,7 @@ def bench_loader() -> None:
             source = ImageSource(
                 train=str(folder), augmentation=Augmentation(crop="random_resized", policy=policy, color_jitter=jitter)
             )
-            found = compare(
+            times = compare(
                 {
                     "timm": partial(timm_epoch, folder, source, size, prefetch=False),
                     "timm, prefetcher": partial(timm_epoch, folder, source, size, prefetch=True),
@@ -107,8 +107,8 @@ def bench_loader() -> None:
                 builds=4,
                 rounds=4,
             )
-        best = min(found["timm"], found["timm, prefetcher"])
-        for candidate, time_ in found.items():
+        best = min(times["timm"], times["timm, prefetcher"])
+        for candidate, time_ in times.items():
             print(f"  {name:<26}{candidate:<20}{best / time_:>7.2f} of timm's faster one")
 
 
@@ -144,7 +144,7 @@ def bench_step() -> None:
     for image, patch, batch in ((32, 4, 8), (224, 16, 2)):
         section = ViTModel(layers=2, width=384, heads=6, image=image, patch=patch, classes=100)
         half = section.model_copy(update={"laplacian_heads": 3})
-        found = compare(
+        times = compare(
             {
                 "k = 0": lambda: train_step(build_vit(section, 0), section, batch),  # noqa: B023
                 "k = H/2": lambda: train_step(build_vit(half, 0), section, batch),  # noqa: B023
@@ -152,9 +152,9 @@ def bench_step() -> None:
             }
         )
         print(f"training step, {image} pixels, batch {batch}, one thread; target: at most 1.03")
-        print(f"  k = H/2 against k = 0: {found['k = H/2']:.3f}")
+        print(f"  k = H/2 against k = 0: {times['k = H/2']:.3f}")
         for name in ("k = 0", "k = H/2"):
-            print(f"  {name} against stock timm: {found[name] / found['stock timm']:.3f}")
+            print(f"  {name} against stock timm: {times[name] / times['stock timm']:.3f}")
 
 
 def bench_real() -> None:

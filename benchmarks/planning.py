@@ -28,12 +28,12 @@ def run(*arguments: str) -> None:
 
 if __name__ == "__main__":
     for name, (needed, (recipe, *options)) in PLANS.items():
-        found = alternate(
+        seconds = alternate(
             {
                 "imports": partial(run, "-c", f"import {needed}"),
                 "plan": partial(run, "-m", "lapcli", "plan", str(RECIPES / recipe), *options),
             },
             rounds=5,
         )
-        beyond = found["plan"] - found["imports"]
-        print(f"lap plan, {name}: {found['plan']:.2f} s, {beyond:.2f} s of it beyond importing {needed}")
+        beyond = seconds["plan"] - seconds["imports"]
+        print(f"lap plan, {name}: {seconds['plan']:.2f} s, {beyond:.2f} s of it beyond importing {needed}")

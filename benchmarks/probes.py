@@ -10,9 +10,8 @@ import time
 import torch
 from measure import alternate, mebibytes, peak_bytes
 
-from lapcli.evaluation.backbones import TimmBackbone
-from lapcli.evaluation.features import class_token_and_mean_patch
-from lapcli.evaluation.linear_probe import LinearProbes
+from lapcli.evaluation.features import TimmBackbone, class_token_and_mean_patch
+from lapcli.evaluation.image_probes import LinearProbes
 from lapcli.evaluation.protocols import LinearProtocol
 from lapcli.measures.nearest_neighbours import KEYS_AT_ONCE, QUERIES_AT_ONCE, classify
 from lapcli.models.vit import build_vit

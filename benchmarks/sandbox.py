@@ -15,7 +15,7 @@ from pathlib import Path
 
 from lapcli.runtime.machine import usable_cores
 from lapcli.sandbox import Candidate, Mode, run_all, run_candidate
-from lapcli.sandbox.interpreter import executable
+from lapcli.sandbox.command import executable
 from lapcli.sandbox.modes import probe
 
 TARGET = 12.0

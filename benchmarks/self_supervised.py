@@ -17,7 +17,7 @@ from torch import Tensor
 
 from lapcli.data.images.sources import open_images
 from lapcli.objectives.dino.losses import koleo_loss, patch_weights
-from lapcli.objectives.dino.rates import teacher_temperature
+from lapcli.objectives.dino.schedules import teacher_temperature
 from lapcli.objectives.self_supervised import CropBatch, SelfSupervised
 from lapcli.recipe import load_recipe
 from lapcli.runtime.ranks import World

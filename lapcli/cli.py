@@ -12,18 +12,33 @@ from lapcli.commands.chat import EXAMPLES as CHAT_EXAMPLES
 from lapcli.commands.chat import chat
 from lapcli.commands.eval import EXAMPLES as EVAL_EXAMPLES
 from lapcli.commands.eval import evaluate
+from lapcli.commands.export import EXAMPLES as EXPORT_EXAMPLES
+from lapcli.commands.export import export
 from lapcli.commands.fetch import EXAMPLES as FETCH_EXAMPLES
 from lapcli.commands.fetch import fetch
+from lapcli.commands.init import EXAMPLES as INIT_EXAMPLES
+from lapcli.commands.init import init
 from lapcli.commands.plan import EXAMPLES as PLAN_EXAMPLES
 from lapcli.commands.plan import plan
+from lapcli.commands.push import EXAMPLES as PUSH_EXAMPLES
+from lapcli.commands.push import push
+from lapcli.commands.recipes import EXAMPLES as RECIPES_EXAMPLES
+from lapcli.commands.recipes import recipes
 from lapcli.commands.report import EXAMPLES as REPORT_EXAMPLES
 from lapcli.commands.report import report
+from lapcli.commands.runs import app as runs
+from lapcli.commands.sample import EXAMPLES as SAMPLE_EXAMPLES
+from lapcli.commands.sample import sample
 from lapcli.commands.sft import EXAMPLES as SFT_EXAMPLES
 from lapcli.commands.sft import sft
 from lapcli.commands.sweep import EXAMPLES as SWEEP_EXAMPLES
 from lapcli.commands.sweep import sweep
+from lapcli.commands.track import EXAMPLES as TRACK_EXAMPLES
+from lapcli.commands.track import track
 from lapcli.commands.train import EXAMPLES as TRAIN_EXAMPLES
 from lapcli.commands.train import train
+from lapcli.commands.watch import EXAMPLES as WATCH_EXAMPLES
+from lapcli.commands.watch import watch
 from lapcli.runtime.environment import wait_politely
 from lapcli.runtime.errors import ExitCode, Interrupted, LapError, UsageError
 
@@ -59,9 +74,17 @@ app.command("eval", epilog=EVAL_EXAMPLES)(evaluate)
 app.add_typer(analyze, name="analyze")
 app.command(epilog=SFT_EXAMPLES)(sft)
 app.command(epilog=CHAT_EXAMPLES)(chat)
+app.command(epilog=SAMPLE_EXAMPLES)(sample)
 app.command(epilog=FETCH_EXAMPLES)(fetch)
 app.command(epilog=PLAN_EXAMPLES)(plan)
 app.command(epilog=REPORT_EXAMPLES)(report)
+app.add_typer(runs, name="runs")
+app.command(epilog=EXPORT_EXAMPLES)(export)
+app.command(epilog=PUSH_EXAMPLES)(push)
+app.command(epilog=WATCH_EXAMPLES)(watch)
+app.command(epilog=TRACK_EXAMPLES)(track)
+app.command(epilog=RECIPES_EXAMPLES)(recipes)
+app.command(epilog=INIT_EXAMPLES)(init)
 
 
 #: New objects until Python looks for cycles among them. Imports make a million that stay, and looking at them again
@@ -81,7 +104,7 @@ def main() -> None:
         raise SystemExit(int(error.exit_code)) from None
     except SystemExit as stop:
         if stop.code == ExitCode.STOPPED:  # by Ctrl-C, where nothing was in the making that could be saved
-            print("lap: stopped; what was saved is kept, run the same command to go on", file=sys.stderr)
+            print("lap: stopped; what was saved is kept, run the same command to resume", file=sys.stderr)
         raise
     except BrokenPipeError:  # `lap ... | head`
         raise SystemExit(1) from None

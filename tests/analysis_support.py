@@ -34,9 +34,10 @@ def vit(laplacian_heads, name="deit3_base_patch16_224", **options: Any):
 
 def dino(laplacian_heads):
     from lapcli.models.dino_vit import DinoViT
+    from lapcli.recipe.dino import DinoModel
 
     torch.manual_seed(0)
-    model = DinoViT(layers=2, width=16, heads=4, patch=4, laplacian_heads=laplacian_heads)
+    model = DinoViT(DinoModel(layers=2, width=16, heads=4, patch=4, laplacian_heads=laplacian_heads))
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.normal_(std=0.3)

@@ -1,6 +1,7 @@
 """What all tests share: a cache of their own, no network, real data where there is some, and one small run."""
 
 import os
+import sys
 from pathlib import Path
 
 import pytest
@@ -23,10 +24,27 @@ settings.load_profile("ci" if os.environ.get("CI") else "any machine")
 SHARED_RUNS = {
     "tests/test_cli.py",
     "tests/test_readme.py",
+    "tests/commands/test_runs.py",
+    "tests/commands/test_sample.py",
     "tests/commands/test_sft.py",
     "tests/evaluation/harness/test_run.py",
 }
 FIRST = [*sorted(SHARED_RUNS), "tests/sweep/test_runner.py", "tests/test_digits.py", "tests/test_launch.py"]
+
+
+def pytest_addoption(parser):
+    parser.addoption("--no-processes", action="store_true", help="skip every test at the first process it starts")
+
+
+def pytest_configure(config):
+    if config.getoption("--no-processes"):
+        sys.addaudithook(_skip_at_a_process)
+
+
+def _skip_at_a_process(event, arguments):
+    # Where the process would start and not by a list of tests, so that a new test needs no mark.
+    if event in ("subprocess.Popen", "os.fork", "os.posix_spawn") and "PYTEST_CURRENT_TEST" in os.environ:
+        pytest.skip("it starts a process; `make test` runs it")
 
 
 def pytest_collection_modifyitems(items):

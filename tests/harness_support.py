@@ -64,7 +64,7 @@ def make_run(runs: Path, objective: str = "chat", *, seed: int = 0, damage: bool
     if damage:
         with torch.no_grad():
             model.blocks[0].mlp.up.weight.fill_(3e38)  # finite, but no product with it is
-    metadata = {"laplacian_heads": str(model.config.head_plan), "tokenizer_sha256": tokenizer.sha256}
+    metadata = {"laplacian_heads": str(model.config.head_plan()), "tokenizer_sha256": tokenizer.sha256}
     checkpoint.save(run.checkpoints, 1, model.state_dict(), {"x": torch.zeros(1)}, metadata, {}, keep=1)
     tokenizer.save(run.path / "tokenizer.json")
     run.update(status="finished", step=1, tokenizer_sha256=tokenizer.sha256)

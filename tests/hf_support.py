@@ -90,7 +90,7 @@ def hflm(model: GPT, tokenizer: Tokenizer, folder: Path, batch: int = 4) -> HFLM
     """Through a file of `transformers` own."""
     c = model.config
     shape = {"layers": c.layers, "heads": c.heads, "width": c.width, "vocab": c.vocab, "context": c.context}
-    config = LapConfig(gpt={**shape, "laplacian_heads": list(c.head_plan.per_layer)})
+    config = LapConfig(gpt={**shape, "laplacian_heads": list(c.head_plan().per_layer)})
     made = LapForCausalLM(config)
     made.gpt.load_state_dict(model.state_dict())
     made.save_pretrained(folder / "model")

@@ -11,14 +11,14 @@ KINDS = ("language_model", "packed_chat", "padded_chat", "classification", "self
 MODEL: dict[str, Any] = {"layers": 3, "laplacian_heads": "linear(0, 2)"}
 
 
-def build_kind(kind: str, folder: Path, world: Any = None, **train: Any) -> Any:
+def build_kind(kind: str, folder: Path, world: Any = None, policy: Any = None, **train: Any) -> Any:
     """The objective; keys of `train` are the recipe's. Weights are drawn, so that every head and layer matters."""
     import torch
 
     from lapcli.runtime.ranks import World
 
     world = world or World(0, 1, torch.device("cpu"))
-    objective = _BUILDERS[kind](kind, folder, world, {"threads": 1, **train})
+    objective = _BUILDERS[kind](kind, folder, world, policy, {"threads": 1, **train})
     generator = torch.Generator().manual_seed(0)
     with torch.no_grad():
         for name, p in sorted(objective.model.named_parameters()):
@@ -52,14 +52,14 @@ def _tokens(path: Path) -> Any:
     return prepare_text(recipe.data, recipe.tokenizer)
 
 
-def _language_model(kind: str, folder: Path, world: Any, train: dict[str, Any]) -> Any:
+def _language_model(kind: str, folder: Path, world: Any, policy: Any, train: dict[str, Any]) -> Any:
     from lapcli.objectives.language_model import LanguageModel
 
     recipe, data = _text(folder, train)
-    return LanguageModel(recipe, data, world)
+    return LanguageModel(recipe, data, world, policy)
 
 
-def _chat(kind: str, folder: Path, world: Any, train: dict[str, Any]) -> Any:
+def _chat(kind: str, folder: Path, world: Any, policy: Any, train: dict[str, Any]) -> Any:
     from support import tiny_chat_recipe
 
     from lapcli.objectives.chat import Chat, prepare_chat
@@ -69,26 +69,26 @@ def _chat(kind: str, folder: Path, world: Any, train: dict[str, Any]) -> Any:
     stage: Any = "midtrain" if kind == "packed_chat" else "sft"
     stages = tiny_chat_recipe(folder, **{stage: {"train": train, "validation": {"rows": 7, "tokens": 7 * 32}}})
     recipe = stage_recipe(stages, stage, base, "run", "0" * 64)
-    return Chat(recipe, prepare_chat(recipe, data.tokenizer), world)
+    return Chat(recipe, prepare_chat(recipe, data.tokenizer), world, policy)
 
 
-def _classification(kind: str, folder: Path, world: Any, train: dict[str, Any]) -> Any:
+def _classification(kind: str, folder: Path, world: Any, policy: Any, train: dict[str, Any]) -> Any:
     from image_support import image_recipe
 
     from lapcli.data.images.sources import open_images
     from lapcli.objectives.classification import Classification
 
     recipe = image_recipe(model={**MODEL, "drop_path": 0.0}, train=train, validation={"batch": 100})
-    return Classification(recipe, open_images(recipe.data, recipe.model.classes), world)
+    return Classification(recipe, open_images(recipe.data, recipe.model.classes), world, policy)
 
 
-def _self_supervised(kind: str, folder: Path, world: Any, train: dict[str, Any]) -> Any:
+def _self_supervised(kind: str, folder: Path, world: Any, policy: Any, train: dict[str, Any]) -> Any:
     from dino_support import _photographs, dino_recipe
 
     from lapcli.objectives.self_supervised import SelfSupervised
 
     recipe = dino_recipe(model={**MODEL, "drop_path": 0.0}, train=train, validation={"batch": 16})
-    return SelfSupervised(recipe, _photographs(), world)
+    return SelfSupervised(recipe, _photographs(), world, policy)
 
 
 _BUILDERS = {

@@ -3,8 +3,7 @@
 import torch
 from torch import nn
 
-from lapcli.evaluation.backbones import Backbone
-from lapcli.evaluation.features import Pass
+from lapcli.evaluation.features import Backbone, Pass
 from lapcli.runtime.ranks import World
 
 CPU = torch.device("cpu")

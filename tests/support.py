@@ -139,6 +139,8 @@ def _command(arguments: tuple[str, ...], environment: dict[str, str], files: lis
         os.close(opened)
     os.environ.clear()
     os.environ.update(environment)
+    # The fork server reads PYTHONPATH only once, and other packages are found by what is on the path.
+    sys.path[:0] = [folder for folder in os.environ.get("PYTHONPATH", "").split(os.pathsep) if folder not in sys.path]
     os.chdir(ROOT)
     sys.stdin, sys.stdout, sys.stderr = open(0), open(1, "w"), open(2, "w")  # noqa: SIM115
     sys.argv = [str(ROOT / "lapcli" / "__main__.py"), *arguments]
@@ -352,7 +354,7 @@ def die_in_update(step: int) -> None:
         nonlocal done
         done += 1
         if done == step:
-            self._optimizers[0].step()
+            next(iter(self._optimizers.values())).step()
             os.kill(os.getpid(), signal.SIGKILL)
         before(self)
 

@@ -33,6 +33,7 @@ def test_help_names_the_commands_and_imports_no_torch():
     [
         ["eval", "--run", "nobody"],
         ["chat", "--run", "nobody"],
+        ["sample", "--run", "nobody", "--prompt", "x"],
         ["analyze", "all", "--run", "nobody"],
         ["train", str(QUICKSTART), "--name", "no/body", "--dry-run"],
         ["train", str(QUICKSTART), "--set", "train.steps=none"],
@@ -48,7 +49,26 @@ def test_what_cannot_work_is_refused_before_torch_is_imported(arguments, tmp_pat
     assert not set(refused.stdout.split()) & {"torch", "timm", "datasets", "lm_eval"}
 
 
-@pytest.mark.parametrize("command", ["train", "eval", "sft", "chat", "fetch", "analyze", "plan", "sweep", "report"])
+@pytest.mark.parametrize(
+    "command",
+    [
+        "train",
+        "eval",
+        "sft",
+        "chat",
+        "fetch",
+        "analyze",
+        "plan",
+        "sweep",
+        "report",
+        "runs",
+        "sample",
+        "recipes",
+        "init",
+        "track",
+        "watch",
+    ],
+)
 @pytest.mark.parametrize("flag", ["-h", "--help"])
 def test_each_help_ends_with_examples(command, flag, capsys):
     code, out, _ = run_main(capsys, command, flag)
@@ -192,7 +212,7 @@ def test_ctrl_c_before_the_first_step(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr("lapcli.kinds.language_model.LanguageModelKind.start", interrupted)
     code, _, err = run_main(capsys, "train", str(QUICKSTART), "--runs-dir", str(tmp_path))
     assert code == 130
-    assert err == "lap: stopped; what was saved is kept, run the same command to go on\n"
+    assert err == "lap: stopped; what was saved is kept, run the same command to resume\n"
     assert json.loads((tmp_path / "quickstart" / "run.json").read_text())["status"] == "interrupted"
 
 
@@ -208,10 +228,10 @@ def test_ctrl_c_while_it_trains(tmp_path, shared_cache):
     command.send(signal.SIGINT)
     stopped = command.result()
     assert stopped.returncode == 75, stopped.stderr
-    assert "saved. Run the same command to go on." in stopped.stderr
+    assert "saved. Run the same command to resume." in stopped.stderr
     assert "Traceback" not in stopped.stderr
     again = lap(*arguments, cache=shared_cache)
     assert again.returncode == 0, again.stderr
-    assert "going on from" in again.stderr
+    assert "resuming from" in again.stderr
     steps = [json.loads(line)["step"] for line in metrics.read_text().splitlines() if 'loss"' in line and "lr" in line]
     assert steps == list(range(1, 61))

@@ -2,6 +2,7 @@
 
 import re
 import shlex
+import shutil
 
 import pytest
 from support import CHAT_CUT, ROOT, run_main
@@ -41,9 +42,13 @@ def shortened(recipe: str) -> list[str]:
 def test_command(line, long, capsys, tmp_path, measured_runs, monkeypatch, request):
     monkeypatch.chdir(ROOT)
     words = shlex.split(line)[1:]
-    needs_runs = (words[0] in {"sft", "chat", "report"} or "quickstart-sft" in words) and not long
-    runs = measured_runs if words[0] in {"eval", "analyze"} and not long else tmp_path
+    needs_runs = (
+        words[0] in {"sft", "chat", "report", "runs", "sample", "track", "watch"} or "quickstart-sft" in words
+    ) and not long
+    runs = measured_runs if words[0] in {"eval", "analyze", "export"} and not long else tmp_path
     runs = request.getfixturevalue("chat_runs")[0] if needs_runs else runs
+    if words[0] in {"runs", "track"}:  # some of them change what is there
+        runs = shutil.copytree(runs, tmp_path / "runs")
     monkeypatch.setenv("LAP_RUNS", str(runs))
     if words[0] == "eval" and long:  # its options are known, its run is not there
         code, _, err = run_main(capsys, *words)
@@ -54,14 +59,16 @@ def test_command(line, long, capsys, tmp_path, measured_runs, monkeypatch, reque
         return
     if words[0] == "report" and long:
         code, _, err = run_main(capsys, *words)
-        assert (code, "no run in" in err) == (2, True), err
+        assert (code, "there is no run" in err) == (2, True), err
         return
     if "quickstart-sft" in words and words[0] == "eval":
         words += ["--limit", "2", "--samples", "2", "--max-new-tokens", "8"]
-    elif words[0] in {"eval", "analyze"}:  # measures what a line before it trained
+    elif words[0] == "export" and "quickstart-sft" in words:
+        words += ["--no-verify", "--out", str(tmp_path / "out")]
+    elif words[0] in {"eval", "analyze", "export"}:  # of what a line before it trained
         name = words[words.index("--run") + 1]
         assert run_main(capsys, "train", f"recipes/{name}.yaml", *shortened(name))[0] == 0
-        words += ["--limit", "32"] if words[0] == "analyze" else []
+        words += {"analyze": ["--limit", "32"], "export": ["--no-verify"]}.get(words[0], [])
     elif words[0] == "train" and ("vit" in words[1] or "dino" in words[1]):
         words += ["--dry-run"] if long else shortened(words[1])
     elif words[0] == "sweep":
@@ -70,7 +77,9 @@ def test_command(line, long, capsys, tmp_path, measured_runs, monkeypatch, reque
         words = ["sft", *words[1:], *(["--dry-run"] if long else CHAT_CUT)]
     elif words[0] == "report":
         words += ["--out", str(tmp_path / "report.html")] if "html" in words else []
-    elif words[0] == "chat":
+    elif words[0] == "init":
+        words[1] = str(tmp_path / words[1])
+    elif words[0] in {"chat", "sample"}:
         words += ["--max-tokens", "8"]
     elif words[0] == "train":
         words += ["--dry-run"] if long else ["--set", "train.steps=2", "--set", "validation.tokens=2048"]

@@ -7,6 +7,7 @@ import sysconfig
 from pathlib import Path
 
 import pytest
+from report_support import write_run
 from support import ROOT
 
 
@@ -45,6 +46,12 @@ def test_shipped_recipes_are_found_by_name_from_any_folder(installed, tmp_path):
     assert str(installed.parent.parent) in where  # the wheel's own, not the checkout
 
 
+def test_recipes_are_listed_and_copied_outside_a_checkout(installed, tmp_path):
+    assert "quickstart" in run(str(installed), "recipes", cwd=tmp_path)
+    run(str(installed), "init", "mine", "--job", "images", cwd=tmp_path)
+    assert "8 of 16 Laplacian" in run(str(installed), "train", "mine/images.yaml", "--dry-run", cwd=tmp_path)
+
+
 def test_a_file_wins_over_a_shipped_recipe_of_its_name(installed, tmp_path):
     (tmp_path / "quickstart.yaml").write_text("objective: nothing_known\n")
     done = subprocess.run([installed, "train", "quickstart.yaml"], cwd=tmp_path, capture_output=True, text=True)
@@ -52,6 +59,9 @@ def test_a_file_wins_over_a_shipped_recipe_of_its_name(installed, tmp_path):
     assert "nothing_known" in done.stderr
 
 
-def test_the_papers_claims_are_there(installed, tmp_path):
-    count = "from lapcli.report.claims import claims; print(len(claims()))"
-    assert int(run(str(installed.parent / "python"), "-c", count, cwd=tmp_path)) > 20
+def test_a_report_has_its_page_and_the_papers_claims_and_numbers(installed, tmp_path):
+    write_run(tmp_path / "runs", "digits", scores={"top1": 0.9})
+    run(str(installed), "report", "--format", "html", "--out", "report.html", cwd=tmp_path)
+    page = (tmp_path / "report.html").read_text()
+    assert page.count('<details class="claim ') > 20
+    assert "paper 95.35 ± 0.16" in page

@@ -6,7 +6,7 @@ from typing import Any
 
 from lapcli.analysis.analyzed_models import AnalyzedModel, say, weights_note
 from lapcli.analysis.measurement import DoesNotFit, LayerResult, Measurement, Settings
-from lapcli.analysis.registry import MEASUREMENTS, fitting
+from lapcli.analysis.measurements import MEASUREMENTS, fitting
 from lapcli.heads.plan import HeadPlan
 from lapcli.measures.capture import Capture
 from lapcli.runtime.errors import UsageError
@@ -87,11 +87,11 @@ class Analysis:
 
 def analyze(what: Sequence[str] | None, models: Sequence[AnalyzedModel], settings: Settings) -> list[Analysis]:
     """`what`: names of measurements; None: all that fit every model."""
-    possible = fitting(frozenset.intersection(*(model.kind.offers for model in models)))
+    possible = fitting(frozenset.intersection(*(model.gives for model in models)))
     names = list(what) if what is not None else possible
     for name in names:
         if name not in possible:
-            kinds = " and ".join(sorted({model.kind.name for model in models}))
+            kinds = " and ".join(sorted({model.kind for model in models}))
             raise UsageError(f"{name} is not for models of {kinds}; these are: {', '.join(possible)}")
     analyses = {name: Analysis(MEASUREMENTS[name], settings) for name in names}
     for model in models:

@@ -9,14 +9,12 @@ from typing import Any
 
 import torch
 
-from lapcli.analysis.examples import Examples, ImageExamples, Origin, TextExamples
-from lapcli.analysis.measurement import CLASSIFIER, HEADS, IMAGES, LABELS
+from lapcli.analysis.examples import DataOrigin, Examples, ImageExamples, TextExamples
 from lapcli.analysis.selection import Selection
 from lapcli.data.cache import digest
 from lapcli.heads.plan import HeadPlan
 from lapcli.kinds import LoadedModel, kind_of
-from lapcli.kinds.kind import CLASSES
-from lapcli.kinds.kind import LANGUAGE as TEXT
+from lapcli.kinds.kind import CLASSES, FEATURES, LANGUAGE
 from lapcli.kinds.opening import TIMM, check_timm_name, find_checkpoint, open_run, open_timm
 from lapcli.models.anatomy import Anatomy, anatomy_of
 from lapcli.recipe.schema import TextSource
@@ -26,20 +24,7 @@ from lapcli.runtime.ranks import pick_device
 
 SEQUENCES = 512  # of text, where --limit does not say
 IMAGES_AT_ONCE = 64
-
-
-@dataclass(frozen=True)
-class ModelKind:
-    """What a kind of model on its data offers to measurements."""
-
-    name: str
-    offers: frozenset[str]
-    label: str = "class"  # what a label of an example or a token is
-
-
-LANGUAGE = ModelKind("language", frozenset({LABELS, HEADS}), "next token")
-SELF_SUPERVISED = ModelKind("self-supervised images", frozenset({LABELS, HEADS, IMAGES}))
-CLASSIFICATION = ModelKind("image classification", frozenset({LABELS, HEADS, IMAGES, CLASSIFIER}))
+STOCK_GIVES = frozenset({CLASSES, FEATURES})  # of timm's models, with their classifier
 
 
 @dataclass(frozen=True)
@@ -50,9 +35,15 @@ class AnalyzedModel:
     weights: str  # trained, untrained, pretrained
     step: int | None
     weights_sha256: str | None
-    kind: ModelKind
+    kind: str  # of training; that of a stock model's weights
+    gives: frozenset[str]  # what measurements may need of it
     open: Callable[[], "OpenedModel"]
     path: Path | None = None  # of the run
+
+    @property
+    def label_name(self) -> str:
+        """What a label of an example or a token is."""
+        return "next token" if LANGUAGE in self.gives else "class"
 
 
 def results_folder(models: Sequence[AnalyzedModel], runs_dir: Path) -> Path:
@@ -86,7 +77,7 @@ def find_models(selection: Selection, runs: Sequence[Run]) -> list[AnalyzedModel
         if selection.init:
             models.append(_model_of_run(run, selection, trained=False))
     models += [_stock(name, selection) for name in selection.models]
-    if len({IMAGES in model.kind.offers for model in models}) > 1:
+    if len({LANGUAGE in model.gives for model in models}) > 1:
         raise UsageError("language models and image models cannot be compared in one figure; name runs of one kind")
     return models
 
@@ -98,7 +89,7 @@ def _model_of_run(run: Run, selection: Selection, trained: bool) -> AnalyzedMode
         device = torch.device(pick_device(run.recipe.train.device))
         # In float32 whatever it was trained in: the measurements are of the weights, not of bf16's rounding.
         loaded = open_run(run, checkpoint, device, float32=True)
-        read = _text if TEXT in loaded.gives else _images
+        read = _text if LANGUAGE in loaded.gives else _images
         return OpenedModel(anatomy_of(loaded.module), read(loaded, selection))
 
     return AnalyzedModel(
@@ -106,16 +97,11 @@ def _model_of_run(run: Run, selection: Selection, trained: bool) -> AnalyzedMode
         "untrained" if checkpoint is None else "trained",
         0 if checkpoint is None else checkpoint.step,
         None if checkpoint is None else checkpoint.weights_sha256,
-        _kind_of(kind_of(run.recipe).gives),
+        run.recipe.objective,
+        kind_of(run.recipe).gives,
         open_,
         run.path,
     )
-
-
-def _kind_of(gives: frozenset[str]) -> ModelKind:
-    if TEXT in gives:
-        return LANGUAGE
-    return CLASSIFICATION if CLASSES in gives else SELF_SUPERVISED
 
 
 def _text(loaded: LoadedModel, selection: Selection) -> TextExamples:
@@ -139,7 +125,7 @@ def _text(loaded: LoadedModel, selection: Selection) -> TextExamples:
     return TextExamples(
         data.train if selection.split == "train" else data.validation,
         tokenizer,
-        Origin(data.description, data.identity, selection.split),
+        DataOrigin(data.description, data.identity, selection.split),
         context=model.config.context,
         limit=selection.limit or SEQUENCES,
         batch=selection.batch,
@@ -155,8 +141,7 @@ def _images(loaded: LoadedModel, selection: Selection) -> ImageExamples:
     source, size = loaded.images, loaded.image_size
     assert source is not None
     assert size is not None
-    validation: Any = None if loaded.run is None else loaded.run.recipe.validation
-    batch = selection.batch or (validation and validation.batch) or IMAGES_AT_ONCE
+    batch = selection.batch or loaded.validation_batch or IMAGES_AT_ONCE
     if selection.data is not None:
         changes = {
             "train": selection.data,
@@ -170,7 +155,7 @@ def _images(loaded: LoadedModel, selection: Selection) -> ImageExamples:
         part,
         source,
         size,
-        Origin(data.description, part.identity(), selection.split),
+        DataOrigin(data.description, part.identity(), selection.split),
         limit=selection.limit,
         seed=selection.seed,
         batch=batch,
@@ -191,7 +176,7 @@ def _stock(name: str, selection: Selection) -> AnalyzedModel:
         return OpenedModel(anatomy_of(loaded.module), _images(loaded, digits))
 
     weights = "untrained" if selection.init else "pretrained"
-    return AnalyzedModel(name.removeprefix(TIMM), weights, None, None, CLASSIFICATION, open_)
+    return AnalyzedModel(name.removeprefix(TIMM), weights, None, None, "classification", STOCK_GIVES, open_)
 
 
 def weights_note(model: AnalyzedModel) -> str:

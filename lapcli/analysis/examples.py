@@ -28,7 +28,7 @@ ROWS = 48  # of patches in a feature map, where the model takes pictures of any 
 
 
 @dataclass(frozen=True)
-class Origin:
+class DataOrigin:
     """Where examples come from, for the output."""
 
     description: str
@@ -39,7 +39,7 @@ class Origin:
 class Examples:
     """`by_token`: each token has a class of its own; else a sequence has one."""
 
-    origin: Origin
+    origin: DataOrigin
     classes: Sequence[str]  # names by index
     by_token: bool
 
@@ -63,7 +63,7 @@ class TextExamples(Examples):
         self,
         stream: TokenStream,
         tokenizer: Tokenizer,
-        origin: Origin,
+        origin: DataOrigin,
         *,
         context: int,
         limit: int,
@@ -114,7 +114,7 @@ class ImageExamples(Examples):
         images: ImageSet,
         source: ImageFiles,
         size: int,
-        origin: Origin,
+        origin: DataOrigin,
         *,
         limit: int | None,
         seed: int,

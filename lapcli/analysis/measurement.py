@@ -17,13 +17,12 @@ from lapcli.runtime.errors import UsageError
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
+    from torch import Tensor
 
     from lapcli.analysis.analyze import Analysis
     from lapcli.analysis.analyzed_models import OpenedModel
     from lapcli.measures.capture import Capture, Site
 
-#: What a model on its data may offer, and a measurement may need.
-LABELS, CLASSIFIER, IMAGES, HEADS = "labels", "classifier", "images", "heads"
 SPREAD = 6  # layers of a figure that shows some of them
 
 Value = float | int | None  # None: not defined for this input; a note says why
@@ -44,6 +43,10 @@ class Accumulator(Protocol):
     """Collects what a measurement needs of one layer while the model runs."""
 
     def result(self) -> LayerResult: ...
+
+
+class TokenAccumulator(Accumulator, Protocol):
+    def update(self, tokens_BTD: Tensor) -> None: ...
 
 
 @dataclass(frozen=True)
@@ -99,10 +102,10 @@ class Measurement:
     """A subclass declares what the measurement is; an instance measures one model.
 
     `lap analyze NAME` shows `help` and takes `options`; `definition` goes to the output. The measurement is for models
-    that offer all of `needs`. Without --layer it measures `default_layers` (last, all or spread); without --norm it
-    takes tokens before or after the model's last norm, as `default_norm` says. `columns` are the values in the table of
-    the terminal, with their headings. `counts` are values that describe the data and not the model; reports leave them
-    out. `order` is its place in lists.
+    that give all of `needs` (the names in `lapcli/kinds/kind.py`). Without --layer it measures `default_layers` (last,
+    all or spread); without --norm it takes tokens before or after the model's last norm, as `default_norm` says.
+    `columns` are the values in the table of the terminal, with their headings. `counts` are values that describe the
+    data and not the model; reports leave them out. `order` is its place in lists.
     """
 
     name: ClassVar[str]
@@ -134,6 +137,12 @@ class Measurement:
 
     def listen(self, capture: Capture, layer: int) -> Accumulator:
         """Adds listeners for one layer; the accumulator's result is asked for when the capture has run."""
+        accumulator = self.token_accumulator()
+        capture.on_tokens(self.site(layer), lambda tokens, _: accumulator.update(tokens))
+        return accumulator
+
+    def token_accumulator(self) -> TokenAccumulator:
+        """For one layer of a measurement that needs the tokens of `site` alone; others have their own `listen`."""
         raise NotImplementedError
 
     @classmethod

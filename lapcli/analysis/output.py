@@ -9,6 +9,7 @@ from lapcli.analysis.analyze import Analysis
 from lapcli.analysis.drawing import labels, save_figure
 from lapcli.analysis.measurement import LayerResult
 from lapcli.runtime.files import write_checked_json, write_text
+from lapcli.runtime.tables import aligned
 
 
 def write(analysis: Analysis, folder: Path) -> list[Path]:
@@ -51,15 +52,7 @@ def to_table(analysis: Analysis) -> str:
     for run, label in zip(analysis.runs, labels(analysis.runs), strict=True):
         for layer, result in run.layers.items():
             rows.append([run.model.name, label, str(layer), *(_shown(result.values.get(name)) for name in columns)])
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    lines = [
-        "  ".join(
-            cell.ljust(width) if column < 2 else cell.rjust(width)
-            for column, (cell, width) in enumerate(zip(row, widths, strict=True))
-        ).rstrip()
-        for row in rows
-    ]
-    return "\n".join(lines)
+    return "\n".join(aligned(rows, right=range(2, len(rows[0]))))
 
 
 def to_text(analysis: Analysis, paths: list[Path]) -> str:

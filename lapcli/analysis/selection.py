@@ -5,12 +5,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from lapcli.kinds import KINDS
 from lapcli.recipe.chat import ChatStageRecipe
 from lapcli.recipe.schema import LanguageModelRecipe
 from lapcli.runs import INFO, Run, named_run, newest_run, read_run, runs_in
 from lapcli.runtime.errors import UsageError
-
-OBJECTIVES = {"language_model", "classification", "self_supervised"}
 
 
 @dataclass(frozen=True)
@@ -41,7 +40,7 @@ def find_runs(selection: Selection) -> list[Run]:
             raise UsageError(f"no run in {selection.runs_dir} matches --runs {selection.pattern!r}; see --runs-dir")
         runs += [read_run(path) for path in matching]
     if not runs and not selection.models:
-        runs = [newest_run(selection.runs_dir, OBJECTIVES)]
+        runs = [newest_run(selection.runs_dir, set(KINDS))]
     runs = list({run.path.resolve(): run for run in runs}.values())
     if selection.stage is None:
         return runs

@@ -8,7 +8,7 @@ import typer
 from typer.core import TyperGroup
 from typer.main import get_group
 
-from lapcli.commands import options
+from lapcli.commands import completion, options
 
 if TYPE_CHECKING:
     from lapcli.analysis.measurement import Option, Settings
@@ -27,7 +27,11 @@ _SHARED: dict[str, tuple[Any, Any]] = {
     "run": (
         Annotated[
             list[str] | None,
-            typer.Option("--run", help="Name or folder of a run; repeatable. Default: the newest finished one."),
+            typer.Option(
+                "--run",
+                autocompletion=completion.runs,
+                help="Name or folder of a run; repeatable. Default: the newest finished one.",
+            ),
         ],
         None,
     ),
@@ -86,7 +90,7 @@ class _MeasurementGroup(TyperGroup):
         return super().list_commands(ctx)
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
-        from lapcli.analysis.registry import MEASUREMENTS
+        from lapcli.analysis.measurements import MEASUREMENTS
 
         self._add_built_in()
         if cmd_name not in self.commands and cmd_name in MEASUREMENTS:
@@ -94,7 +98,7 @@ class _MeasurementGroup(TyperGroup):
         return super().get_command(ctx, cmd_name)
 
     def _add_built_in(self) -> None:
-        from lapcli.analysis.registry import MEASUREMENTS
+        from lapcli.analysis.measurements import MEASUREMENTS
 
         if not self.commands:
             self._add([*MEASUREMENTS.built_in(), ALL])
@@ -118,7 +122,7 @@ app = typer.Typer(
 
 def _add_command(commands: typer.Typer, name: str) -> None:
     """A command with the options that the measurement has, and those that every measurement has."""
-    from lapcli.analysis.registry import MEASUREMENTS, built_in_options
+    from lapcli.analysis.measurements import MEASUREMENTS, built_in_options
 
     if name == ALL:
         help, own = "Everything that fits the run's kind, in one pass over the data.", tuple(built_in_options())
@@ -154,7 +158,7 @@ def _analyze(what: str | None, settings: "Settings", given: dict[str, Any]) -> N
     """`what`: the name of a measurement; None: all that fit."""
     import json
 
-    from lapcli.analysis.registry import MEASUREMENTS
+    from lapcli.analysis.measurements import MEASUREMENTS
     from lapcli.analysis.selection import Selection, find_runs
     from lapcli.runtime.environment import runs_dir as default_runs_dir
 

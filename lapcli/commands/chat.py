@@ -4,7 +4,7 @@ from typing import Annotated
 
 import typer
 
-from lapcli.commands import options
+from lapcli.commands import completion, options
 
 EXAMPLES = """\b
 Examples:
@@ -15,39 +15,51 @@ Examples:
 
 
 def chat(
-    run: Annotated[str | None, typer.Option("--run", help="Chat run; by default the newest finished one.")] = None,
+    run: Annotated[
+        str | None,
+        typer.Option(
+            "--run",
+            autocompletion=completion.runs,
+            help="Chat run; by default the newest finished one.",
+        ),
+    ] = None,
     prompt: Annotated[str | None, typer.Option("--prompt", help="Answer this alone, on stdout.")] = None,
     temperature: Annotated[float, typer.Option("--temperature", min=0, max=100, help="0: the likeliest.")] = 0.6,
     top_k: Annotated[int, typer.Option("--top-k", min=1, help="Tokens to choose among.")] = 50,
     max_tokens: Annotated[int, typer.Option("--max-tokens", min=1, help="Longest answer.")] = 256,
-    seed: Annotated[int, typer.Option("--seed", help="Of the draws.")] = 0,
+    seed: Annotated[int, typer.Option("--seed", help="Random seed.")] = 0,
     runs_dir: options.RunsDir = None,
 ) -> None:
-    """Talk to a fine-tuned model. /clear forgets the conversation, /quit leaves, Ctrl-C stops an answer."""
+    """Talk to a fine-tuned model. /system, /clear, /save and /quit are commands; Ctrl-C stops an answer."""
     import sys
 
+    from lapcli.kinds import KINDS
+    from lapcli.kinds.kind import CHAT
     from lapcli.runs import find_run
     from lapcli.runtime.environment import runs_dir as default_runs_dir
 
-    found = find_run(runs_dir or default_runs_dir(), run, {"chat"})
+    chat_run = find_run(runs_dir or default_runs_dir(), run, {name for name in KINDS if CHAT in KINDS[name].gives})
 
     import torch
 
-    from lapcli.generation.dialogue import Dialogue, converse
-    from lapcli.generation.sampling import Sampling
+    from lapcli.generation.dialogue import COMMANDS, Dialogue, converse
+    from lapcli.generation.engine import Sampling
+    from lapcli.generation.line_input import line_reader
     from lapcli.kinds.opening import find_checkpoint, open_run
     from lapcli.runtime.ranks import pick_device
 
-    device = torch.device(pick_device(found.recipe.train.device))
-    loaded = open_run(found, find_checkpoint(found, "last"), device)
+    device = torch.device(pick_device(chat_run.recipe.train.device))
+    loaded = open_run(chat_run, find_checkpoint(chat_run, "last"), device)
     model, tokenizer = loaded.language_model()
-    print(f"{found.path}, weights sha256 {str(loaded.weights_sha256)[:16]}", file=sys.stderr)
+    print(f"{chat_run.path}, weights sha256 {str(loaded.weights_sha256)[:16]}", file=sys.stderr)
     dialogue = Dialogue(model, tokenizer, Sampling(max_tokens, temperature, top_k, seed))
     if prompt is not None:
         for text in dialogue.answer(prompt):
             print(text, end="", flush=True)
         print()
         return
-    if sys.stdin.isatty():
-        print("Ask something. /clear forgets the conversation, /quit leaves, Ctrl-C stops an answer.", file=sys.stderr)
-    converse(dialogue)
+    if not sys.stdin.isatty():
+        converse(dialogue)
+        return
+    print(f"Ask something; a line that ends with \\ goes on. {COMMANDS}, Ctrl-C stops an answer.", file=sys.stderr)
+    converse(dialogue, line_reader())

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from lapcli.commands import options
+from lapcli.commands import completion, options
 
 if TYPE_CHECKING:
     from lapcli.evaluation.run_tasks import Evaluation
@@ -22,10 +22,21 @@ Examples:
 
 def evaluate(
     run: Annotated[
-        str | None, typer.Option("--run", help="Name or folder of a run; by default the newest finished one.")
+        str | None,
+        typer.Option(
+            "--run",
+            autocompletion=completion.runs,
+            help="Name or folder of a run; by default the newest finished one.",
+        ),
     ] = None,
     tasks: Annotated[
-        str | None, typer.Option("--tasks", metavar="A,B", help="What to measure; by default all of the run's kind.")
+        str | None,
+        typer.Option(
+            "--tasks",
+            autocompletion=completion.tasks,
+            metavar="A,B",
+            help="What to measure; the default depends on the run.",
+        ),
     ] = None,
     checkpoint: Annotated[str, typer.Option("--checkpoint", help="last, best, or a step that was kept.")] = "last",
     batch: Annotated[int | None, typer.Option("--batch", min=1, help="Examples a process takes at once.")] = None,
@@ -53,10 +64,10 @@ def evaluate(
     samples: Annotated[
         int | None, typer.Option("--samples", min=1, help="Answers to each question of gsm8k, humaneval, spelling.")
     ] = None,
-    temperature: Annotated[float | None, typer.Option("--temperature", min=0, help="Of those answers.")] = None,
+    temperature: Annotated[float | None, typer.Option("--temperature", min=0, help="Their temperature.")] = None,
     top_k: Annotated[int | None, typer.Option("--top-k", min=1, help="Draw among the K likeliest tokens.")] = None,
     max_new_tokens: Annotated[int | None, typer.Option("--max-new-tokens", min=1, help="Longest answer.")] = None,
-    seed: Annotated[int | None, typer.Option("--seed", help="Of sampled answers and few-shot examples.")] = None,
+    seed: Annotated[int | None, typer.Option("--seed", help="Seed of sampled answers and few-shot examples.")] = None,
     show_prompt: Annotated[
         int | None, typer.Option("--show-prompt", min=1, metavar="N", help="Print the first N prompts of each task.")
     ] = None,
@@ -72,7 +83,7 @@ def evaluate(
     as_json: options.Json = False,
 ) -> None:
     """Measure a run: accuracy, probes of features, language benchmarks."""
-    from lapcli.evaluation.tasks import EVALUATORS, STOCK, chosen_options, chosen_tasks
+    from lapcli.evaluation.families import STOCK, choose, evaluated_kinds
     from lapcli.runs import named_run, newest_run
     from lapcli.runtime.environment import runs_dir as default_runs_dir
     from lapcli.runtime.errors import UsageError
@@ -97,8 +108,7 @@ def evaluate(
     if model is not None:
         if run is not None or checkpoint != "last":
             raise UsageError("--model is measured instead of a run; leave out --run and --checkpoint, or --model")
-        chosen_tasks(STOCK, tasks)
-        chosen_options(STOCK, given)
+        choose(STOCK, tasks, given, data)
         if needs_launch(processes):
             raise typer.Exit(launch(processes, sys.argv[1:]))
         from lapcli.evaluation.run_tasks import evaluate_model
@@ -110,23 +120,22 @@ def evaluate(
         return
     if weights_file is not None:
         raise UsageError("--weights are those of --model timm:NAME; a run has its own (--checkpoint)")
-    found = newest_run(where, set(EVALUATORS)) if run is None else named_run(where, run)
-    chosen_tasks(found.recipe.objective, tasks)
-    chosen_options(found.recipe.objective, given)
+    evaluated = newest_run(where, set(evaluated_kinds())) if run is None else named_run(where, run)
+    choose(evaluated.recipe.objective, tasks, given, data)
 
     from lapcli.evaluation.run_tasks import evaluate_run
     from lapcli.kinds.opening import find_checkpoint
     from lapcli.runtime.ranks import is_main_process
 
-    weights = find_checkpoint(found, checkpoint)
-    if needs_launch(processes, found.recipe.train.device):
-        arguments = sys.argv[1:] if run is not None else [*sys.argv[1:], "--run", str(found.path)]
-        raise typer.Exit(launch(processes, arguments, found.recipe.train.device))
+    weights = find_checkpoint(evaluated, checkpoint)
+    if needs_launch(processes, evaluated.recipe.train.device):
+        arguments = sys.argv[1:] if run is not None else [*sys.argv[1:], "--run", str(evaluated.path)]
+        raise typer.Exit(launch(processes, arguments, evaluated.recipe.train.device))
 
     if is_main_process():
-        shown = f"{found.path}, step {weights.step}, weights sha256 {weights.weights_sha256}"
+        shown = f"{evaluated.path}, step {weights.step}, weights sha256 {weights.weights_sha256}"
         print(shown, file=sys.stderr)
-    evaluation = evaluate_run(found, tasks, checkpoint, batch, data, limit, given)
+    evaluation = evaluate_run(evaluated, tasks, checkpoint, batch, data, limit, given)
     if is_main_process():
         _print(evaluation, as_json)
 
@@ -143,8 +152,8 @@ def _print(evaluation: "Evaluation", as_json: bool) -> None:
         print(line)
     print(f"\n{'run' if evaluation.run else 'model':<12} {evaluation.subject}")
     print(f"weights      sha256 {evaluation.weights_sha256}")
-    for name, text in evaluation.notes.items():
+    for name, text in evaluation.measured.notes.items():
         print(f"{name:<12} {text}")
-    print(f"data         {evaluation.data}")
-    print(f"             sha256 {evaluation.data_sha256}")
+    print(f"data         {evaluation.measured.data}")
+    print(f"             sha256 {evaluation.measured.data_sha256}")
     print(f"kept in      {evaluation.path}")

@@ -16,17 +16,10 @@ def fetch(
     """Download RECIPE's data, once, and tokenise its text. Afterwards everything runs with HF_HUB_OFFLINE=1."""
     import json
 
-    from lapcli.kinds import kind_of
-    from lapcli.kinds.chat import load_chat_recipe
-    from lapcli.recipe import load_recipe
-    from lapcli.recipe.chat import ChatRecipe
+    from lapcli.kinds import kind_of, load_recipe_with_data
     from lapcli.runtime.progress import shown_progress
 
-    loaded = load_recipe(recipe, set_ or [])
-    if isinstance(loaded, ChatRecipe):
-        loaded = load_chat_recipe(recipe, set_ or [], data)
-    else:
-        loaded = load_recipe(recipe, options.overrides(set_, data))
+    loaded = load_recipe_with_data(recipe, set_ or [], data)
     with shown_progress() as progress:
         fetched = kind_of(loaded).fetch(loaded, progress)
     if as_json:

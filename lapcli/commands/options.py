@@ -5,8 +5,10 @@ from typing import Annotated
 
 import typer
 
+from lapcli.commands import completion
 
-def _found(recipe: Path) -> Path:
+
+def _find(recipe: Path) -> Path:
     from lapcli.recipe import find_recipe
 
     return find_recipe(recipe)
@@ -15,22 +17,38 @@ def _found(recipe: Path) -> Path:
 Recipe = Annotated[
     Path,
     typer.Argument(
-        metavar="RECIPE", callback=_found, help="A YAML file, or the name of a shipped recipe, such as quickstart."
+        metavar="RECIPE",
+        callback=_find,
+        autocompletion=completion.recipes,
+        help="A YAML file, or the name of a shipped recipe, such as quickstart.",
     ),
 ]
 ChatRecipeFile = Annotated[
     Path,
     typer.Argument(
-        metavar="RECIPE", callback=_found, help="A chat recipe: a file, or a shipped one, such as chat_quickstart."
+        metavar="RECIPE",
+        callback=_find,
+        autocompletion=completion.recipes,
+        help="A chat recipe: a file, or a shipped one, such as chat_quickstart.",
     ),
 ]
 SweepFile = Annotated[
     Path,
-    typer.Argument(metavar="RECIPE", callback=_found, help="A recipe, or a sweep file, such as sweeps/laptop."),
+    typer.Argument(
+        metavar="RECIPE",
+        callback=_find,
+        autocompletion=completion.recipes,
+        help="A recipe, or a sweep file, such as sweeps/laptop.",
+    ),
 ]
 Set = Annotated[
     list[str] | None,
-    typer.Option("--set", metavar="KEY=VALUE", help="Change a key of the recipe, such as train.steps=100; repeatable."),
+    typer.Option(
+        "--set",
+        metavar="KEY=VALUE",
+        autocompletion=completion.settings,
+        help="Change a key of the recipe, such as train.steps=100; repeatable.",
+    ),
 ]
 Data = Annotated[
     Path | None, typer.Option("--data", help="Local file or folder to read instead of the recipe's source.")
@@ -57,7 +75,7 @@ StepTimeout = Annotated[
         help="Longest wait of the ranks for each other in a step; the first one and saves are not timed.",
     ),
 ]
-MaxRestarts = Annotated[int, typer.Option("--max-restarts", help="Times to go on after a rank died.")]
+MaxRestarts = Annotated[int, typer.Option("--max-restarts", help="Times to start again and resume after a rank died.")]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")]
 
 

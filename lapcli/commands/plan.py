@@ -16,7 +16,7 @@ EXAMPLES = """\b
 Examples:
   lap plan recipes/quickstart.yaml
   lap plan recipes/gpt561m_5L.yaml --gpu l40 --gpus 4
-  lap plan recipes/vitb_imagenet_3L.yaml --gpu a100 --set train.micro_batch=256 --json
+  lap plan recipes/chat561m.yaml --run gpt561m_5L --gpu h100 --gpus 8
   lap plan recipes/quickstart.yaml --probe 5
 """
 
@@ -33,25 +33,38 @@ def plan(
     probe: Annotated[
         int | None, typer.Option("--probe", metavar="STEPS", min=1, help="Measure so many steps here, on made-up data.")
     ] = None,
+    run: Annotated[
+        str | None,
+        typer.Option("--run", help="Chat recipes: the pretrained run to start from; by default the newest finished."),
+    ] = None,
+    runs_dir: options.RunsDir = None,
     as_json: options.Json = False,
 ) -> None:
     """Parameters, batches, rates, FLOPs, memory, disk, download and hours of a recipe; exit code 3: it will not fit."""
+    import json
+
+    from lapcli.kinds import kind_of, load_recipe_with_data
     from lapcli.planning import plan_training
-    from lapcli.recipe import BaseRecipe, load_recipe
+    from lapcli.runtime.environment import runs_dir as default_runs_dir
 
-    loaded = load_recipe(recipe, options.overrides(set_, data))
-    if not isinstance(loaded, BaseRecipe):
-        raise UsageError(f"{recipe} has stages, whose model is a run's; `lap sft {recipe} --dry-run` counts their rows")
-    device = _device(gpu, loaded, probing=probe is not None)
-    found = plan_training(loaded, gpus or _how_many(gpu, loaded), device)
-    if probe is not None and found.fits is False:
-        print("lap: it would not fit, so no step was tried", file=sys.stderr)
-    elif probe is not None:
-        from lapcli.planning.probe import probe_plan
+    loaded = load_recipe_with_data(recipe, set_ or [], data)
+    plans = {}
+    for stage, staged in kind_of(loaded).run_recipes(loaded, runs_dir or default_runs_dir(), run).items():
+        device = _device(gpu, staged, probing=probe is not None)
+        plan = plan_training(staged, gpus or _how_many(gpu, staged), device)
+        if probe is not None and plan.fits is False:
+            print("lap: it would not fit, so no step was tried", file=sys.stderr)
+        elif probe is not None:
+            from lapcli.planning.probe import probe_plan
 
-        found = probe_plan(loaded, found, probe)
-    print(found.to_json() if as_json else found.to_text())
-    if found.fits is False:
+            plan = probe_plan(staged, plan, probe)
+        plans[stage] = plan
+    if as_json:
+        values = {stage: plan.to_dict() for stage, plan in plans.items()}
+        print(json.dumps(values.get("", values), indent=2))  # a recipe without stages has one plan without a name
+    else:
+        print("\n\n".join(f"{stage}\n{plan.to_text()}".lstrip() for stage, plan in plans.items()))
+    if any(plan.fits is False for plan in plans.values()):
         raise typer.Exit(ExitCode.WILL_NOT_FIT)
 
 

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from lapcli.commands import options
+from lapcli.commands import completion, options
 
 EXAMPLES = """\b
 Examples:
@@ -24,7 +24,10 @@ def report(
     runs: Annotated[
         list[str] | None,
         typer.Argument(
-            metavar="[RUNS]...", help="Names, folders or patterns of runs; by default all.", show_default=False
+            metavar="[RUNS]...",
+            autocompletion=completion.runs,
+            help="Names, folders or patterns of runs; by default all.",
+            show_default=False,
         ),
     ] = None,
     rows: Annotated[
@@ -65,8 +68,8 @@ def report(
 ) -> None:
     """Tables over seeds, beside the paper's, and a page with figures and claims."""
     from lapcli.report.assemble import report_on
-    from lapcli.report.forms import FORMATS
     from lapcli.report.grouping import names_in, row_keys
+    from lapcli.report.tables import FORMATS
     from lapcli.runtime.environment import runs_dir as default_runs_dir
     from lapcli.runtime.files import write_for_user
 
@@ -81,11 +84,11 @@ def report(
         ddof=1 if ddof is None else ddof,
     )
     if paper is not None:
-        from lapcli.report.compare import paper_tables
+        from lapcli.report.paper_tables import paper_tables
 
         made.tables = paper_tables(paper, made.collection.runs, ddof)
     if format_ == "html":
-        from lapcli.report.write import write_page
+        from lapcli.report.page import write_page
 
         for path in write_page(made, out or folder / "report.html"):
             print(path)

@@ -1,4 +1,4 @@
-"""`lap sft RECIPE`: turn a pretrained GPT into one that answers, or go on with a stage that was interrupted."""
+"""`lap sft RECIPE`: turn a pretrained GPT into one that answers, or resume a stage that was interrupted."""
 
 import sys
 from pathlib import Path
@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from lapcli.commands import options
+from lapcli.commands import completion, options
 from lapcli.runtime.environment import STEP_TIMEOUT
 
 if TYPE_CHECKING:
@@ -25,7 +25,12 @@ Examples:
 def sft(
     recipe: options.ChatRecipeFile,
     run: Annotated[
-        str | None, typer.Option("--run", help="Pretrained run; by default the newest finished one.")
+        str | None,
+        typer.Option(
+            "--run",
+            autocompletion=completion.runs,
+            help="Pretrained run; by default the newest finished one.",
+        ),
     ] = None,
     stage: Annotated[Literal["midtrain", "sft"] | None, typer.Option("--stage", help="Do one stage alone.")] = None,
     set_: options.Set = None,
@@ -47,7 +52,7 @@ def sft(
     step_timeout: options.StepTimeout = STEP_TIMEOUT,
     as_json: options.Json = False,
 ) -> None:
-    """Mid-train and fine-tune a pretrained GPT on conversations. The same command goes on with an unfinished run."""
+    """Mid-train and fine-tune a pretrained GPT on conversations. The same command resumes an unfinished run."""
     from lapcli.kinds.chat import load_chat_recipe
     from lapcli.runtime.determinism import prepare_determinism
     from lapcli.runtime.environment import runs_dir as default_runs_dir
@@ -93,7 +98,7 @@ def sft(
 def _print_counts(recipe: "ChatRecipe", as_json: bool) -> None:
     import json
 
-    from lapcli.data.chat.counts import count_stages
+    from lapcli.data.chat.mixture import count_stages
 
     counts = count_stages(recipe)
     if as_json:

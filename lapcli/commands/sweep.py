@@ -1,4 +1,4 @@
-"""`lap sweep RECIPE --over KEY=A,B`: train a grid of runs, or go on with one."""
+"""`lap sweep RECIPE --over KEY=A,B`: train a grid of runs, or resume one."""
 
 import sys
 from functools import partial
@@ -11,7 +11,7 @@ from lapcli.commands import options
 from lapcli.runtime.errors import UsageError
 
 if TYPE_CHECKING:
-    from lapcli.sweep.cells import Sweep
+    from lapcli.sweep.sweep import Sweep
 
 EXAMPLES = """\b
 Examples:
@@ -50,13 +50,13 @@ def sweep(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the grid with each cell's cost.")] = False,
     gpu: Annotated[
         Literal["l40", "h100", "a100"] | None,
-        typer.Option("--gpu", help="With --dry-run: hours on it; by default on what is here."),
+        typer.Option("--gpu", help="With --dry-run: hours on it; by default on this machine."),
     ] = None,
     gpus: Annotated[int | None, typer.Option("--gpus", min=1, max=4096, help="... on so many for each cell.")] = None,
     slurm: Annotated[bool, typer.Option("--slurm", help="Print a SLURM array script instead of running.")] = False,
     as_json: options.Json = False,
 ) -> None:
-    """Train every cell of a grid. The same command skips finished cells and goes on with the others."""
+    """Train every cell of a grid. The same command skips finished cells and resumes the others."""
     from lapcli.runs import check_name
     from lapcli.runtime.environment import runs_dir as default_runs_dir
     from lapcli.runtime.launch import Processes
@@ -64,7 +64,7 @@ def sweep(
     from lapcli.sweep.state import refuse_others
 
     if (gpu or gpus) and not dry_run:
-        raise UsageError("--gpu and --gpus are of --dry-run; a sweep takes what is here")
+        raise UsageError("--gpu and --gpus belong to --dry-run; a sweep uses this machine's GPUs")
     if slurm and (dry_run or as_json):
         raise UsageError("--slurm prints a script; leave out --dry-run and --json")
     if name is not None:
@@ -121,13 +121,13 @@ def _read(
     no_search: bool,
 ) -> "Sweep":
     from lapcli.recipe.sweep import load_sweep
-    from lapcli.sweep.cells import sweep_from_file, sweep_from_options
     from lapcli.sweep.grid import parse_over
+    from lapcli.sweep.sweep import sweep_from_file, sweep_from_options
 
     loaded = load_sweep(recipe)
     if loaded is None:
         if no_search:
-            raise UsageError("--no-search is of sweep files; leave it out")
+            raise UsageError("--no-search is for sweep files; leave it out")
         return sweep_from_options(recipe, parse_over(over or []), then or [], overrides, name)
     if over or then:
         raise UsageError(f"{recipe} has its own grid; leave out --over and --then, or copy the file and change it")
@@ -145,7 +145,7 @@ def _print_script(grid: "Sweep", where: Path, only: str | None, jobs: int | None
     print(array_script(ready, arguments, where, jobs), end="")
     if len(ready) < len(cells):
         count = len(cells) - len(ready)
-        print(f"lap: this is the search; when it is through, the same command gives its {count} cells", file=sys.stderr)
+        print(f"lap: this is the search; after it, the same command prints the other {count} cells", file=sys.stderr)
     if grid.reports:
         print("lap: when all cells are finished, the same command without --slurm makes the report", file=sys.stderr)
 
@@ -155,29 +155,27 @@ def _run(grid: "Sweep", where: Path, jobs: int, only: str | None, nproc: str, as
 
     from lapcli.runtime.console import LogConsole
     from lapcli.runtime.launch import Processes
-    from lapcli.sweep.ending import failure, make_reports
-    from lapcli.sweep.runner import Runner
-    from lapcli.sweep.slots import share_machine, visible_gpus
-    from lapcli.sweep.table import LiveTable, as_data, final_table
+    from lapcli.sweep.output import LiveTable, as_data, failure, final_table, make_reports
+    from lapcli.sweep.runner import Runner, share_machine, visible_gpus
 
     slots, words = share_machine(jobs)
     console = LogConsole()
     with LiveTable(console, where) as table:
         table.tell(words)
         runner = Runner(grid, where, slots, only=only, nproc=nproc, show=table.show, tell=table.tell)
-        if (gpus := visible_gpus()) and any(track.cell.loaded.train.device != "cpu" for track in runner.tracks):
+        if (gpus := visible_gpus()) and any(status.cell.loaded.train.device != "cpu" for status in runner.statuses):
             Processes(nproc).check_gpus(max(1, len(gpus) // jobs))
         outcome = runner.run()
     if as_json:
         chosen = {choice.cell: dict(choice.values) for choice in outcome.choices}
-        print(json.dumps({"cells": as_data(outcome.tracks, where), "chosen": chosen}, indent=2))
+        print(json.dumps({"cells": as_data(outcome.statuses, where), "chosen": chosen}, indent=2))
     else:
-        print(final_table(outcome.tracks, where))
+        print(final_table(outcome.statuses, where))
     for note in outcome.notes():
         print(f"lap: {note}", file=sys.stderr)
     code = 0
     if only is None:
-        code = make_reports(grid, outcome.tracks, where, to_stderr=as_json)
+        code = make_reports(grid, outcome.statuses, where, to_stderr=as_json)
     if error := failure(outcome):
         raise error
     if code:

@@ -1,4 +1,4 @@
-"""`lap train RECIPE`: train a model, or go on with a run that was interrupted."""
+"""`lap train RECIPE`: train a model, or resume a run that was interrupted."""
 
 import sys
 from typing import TYPE_CHECKING
@@ -10,6 +10,8 @@ from lapcli.runtime.environment import STEP_TIMEOUT
 from lapcli.runtime.errors import UsageError
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from lapcli.runs import Run
 
 EXAMPLES = """\b
@@ -43,16 +45,21 @@ def train(
     A resumed run ends at the bits of an uninterrupted one: on the CPU always, on CUDA with --set
     train.deterministic=true, each with the same number of processes.
     """
-    from lapcli.recipe import BaseRecipe, load_recipe
+    from lapcli.recipe import BaseRecipe, RecipeError, load_recipe
     from lapcli.runs import check_name
     from lapcli.runtime.determinism import prepare_determinism
     from lapcli.runtime.environment import runs_dir as default_runs_dir
     from lapcli.runtime.launch import Processes, launch, needs_launch
 
-    loaded = load_recipe(recipe, options.overrides(set_, data), seed)
+    run_name = name if name is not None else (recipe.stem if seed is None else f"{recipe.stem}-seed{seed}")
+    try:
+        loaded = load_recipe(recipe, options.overrides(set_, data), seed)
+    except RecipeError:
+        if not fresh:
+            _check_plugins_of((runs_dir or default_runs_dir()) / run_name)
+        raise
     if not isinstance(loaded, BaseRecipe):
         raise UsageError(f"{recipe} has stages; they are trained by `lap sft {recipe}`")
-    run_name = name if name is not None else (recipe.stem if seed is None else f"{recipe.stem}-seed{seed}")
     check_name(run_name)
     if loaded.train.deterministic:
         prepare_determinism()  # before torch is imported
@@ -86,6 +93,16 @@ def train(
 
     if is_main_process():
         _print_result(run, as_json)
+
+
+def _check_plugins_of(path: "Path") -> None:
+    """Without the package of a run to resume its recipe is refused too, with a sentence that is of no help."""
+    import os
+
+    from lapcli.runs import INFO, check_plugins, read_info
+
+    if os.path.isfile(path / INFO):  # False, not an error, for what cannot be a file name
+        check_plugins(path, read_info(path), reads_data=True)
 
 
 def _print_result(run: "Run", as_json: bool) -> None:

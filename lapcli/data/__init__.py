@@ -1,1 +1,1 @@
-"""Data: from a recipe's source to batches. Text today; `tokens.prepare_text` is the way in."""
+"""Data: from a recipe's source to batches, by modality (text, images, chat) over shared files, formats and caches."""

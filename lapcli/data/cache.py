@@ -68,14 +68,16 @@ def build_once(
             flush_to_disk(folder.parent)
     except OSError as error:
         if error.errno == errno.ENOSPC:
-            raise LapError(f"the disk is full while writing {folder}; free some, or set LAP_CACHE elsewhere") from error
-        raise LapError(f"cannot write {folder} ({error}); set LAP_CACHE to a folder that you can write") from error
+            raise LapError(
+                f"the disk is full while writing {folder}; free some space, or set LAP_CACHE to another disk"
+            ) from error
+        raise LapError(f"cannot write {folder} ({error}); set LAP_CACHE to a folder that you can write to") from error
     return folder
 
 
 @contextmanager
 def locked(folder: Path) -> Iterator[bool]:
-    """Inside, nobody else makes the folder; False if that cannot be had."""
+    """Inside, nobody else makes the folder; False on a file system without locks."""
     # The lock file stays: removing it would let a third process lock a new file of the same name beside a waiting one.
     with open(_lock_path(folder), "w") as file:
         lock = lock_file(file)

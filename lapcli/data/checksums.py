@@ -1,21 +1,29 @@
-"""Checksums of cached files, by block: a block is verified by whoever reads it, when it is first read.
+"""Checksums: of cached files by block, verified when a block is first read; and of source files, remembered.
 
 A cache may be tens of gigabytes, of which a step reads a few sequences; hashing whole files at every start would take
 minutes. A block is 64 KiB, with a blake2b of 16 bytes: one shuffled batch of 256 sequences reads 16 to 32 MiB. The sums
 stand in the folder's `index.json`, which carries a checksum of itself.
+
+A source file is known by its content in the keys of the cache. Hashing 100 GB takes minutes as well, so that a hash is
+remembered for as long as the file has the same size, inode, modification time and change time. A copy or an archive can
+restore a modification time, nothing a change time.
 """
 
 import hashlib
 import json
-from collections.abc import Mapping
+import re
+import time
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from lapcli.data.cache import digest
+from lapcli.data.cache import digest, locked
+from lapcli.runtime.environment import cache_dir
 from lapcli.runtime.errors import DataError
-from lapcli.runtime.files import write_text
+from lapcli.runtime.files import write_json, write_text
+from lapcli.runtime.progress import Progress
 
 BLOCK_BYTES = 1 << 16
 DIGEST_BYTES = 16
@@ -65,7 +73,7 @@ class CheckedFile:
         self._sums = bytes.fromhex(sums)
         self._unverified = np.ones(len(self._sums) // DIGEST_BYTES, dtype=bool)
         if len(self._sums) != -(-size // BLOCK_BYTES) * DIGEST_BYTES:
-            raise damaged(path, "its size is not that of its checksums")
+            raise damaged(path, "its size does not match its checksums")
 
     def __len__(self) -> int:
         return len(self._numbers)
@@ -88,7 +96,7 @@ class CheckedFile:
         if self._vocab is not None:
             highest = int(content.view(self._numbers.dtype).max())
             if highest >= self._vocab:
-                raise damaged(self._path, f"it has the id {highest:,} in a vocabulary of {self._vocab:,}")
+                raise damaged(self._path, f"it holds the id {highest:,}, but the vocabulary has {self._vocab:,} tokens")
         self._unverified[block] = False
 
 
@@ -115,3 +123,112 @@ def read_index(folder: Path) -> dict[str, Any]:
     if not isinstance(index, dict) or index.pop(CHECKSUM, None) != digest(index):
         raise ValueError(f"{folder / INDEX} does not match its checksum")
     return index
+
+
+#: A file that changed less than this before it was hashed may change again within the same tick of its change time.
+_TICK_NS = 1_000_000_000
+_READ_AT_ONCE = 1 << 22
+_HASHED_ENDS = 1 << 16
+_SHA256 = re.compile(r"[0-9a-f]{64}")
+
+
+def content_sha256(paths: Sequence[Path], progress: Progress | None = None) -> list[str]:
+    """The sha256 of each file, read only where it is not remembered."""
+    total, done, hashes = sum(path.stat().st_size for path in paths), 0, []
+    for path in paths:
+        hashes.append(_content_sha256(path, progress, done, total))
+        done += path.stat().st_size
+    return hashes
+
+
+def remembered_sha256(path: Path) -> str | None:
+    """The sha256 of a file, if it is known without reading the file."""
+    try:
+        kept = json.loads(_memory(path).read_text(encoding="utf-8"))
+        if kept.pop(CHECKSUM, None) != digest(kept):
+            return None
+        return str(kept["sha256"]) if kept["status"] == _status(path) else None
+    except (OSError, ValueError, KeyError, AttributeError):
+        return None
+
+
+def hub_fingerprint(path: Path) -> list[str | int] | None:
+    """The hub's own content hash: its cache names blobs by it and links to them. None where it holds copies."""
+    return [path.resolve().name, path.stat().st_size] if path.is_symlink() else None
+
+
+def refuse_damaged_blobs(paths: Sequence[Path], progress: Progress | None = None) -> None:
+    """DataError for a file of the hub whose content is not that of its name, where the name is its sha256.
+
+    Asked before the files are read; small text files have a name of another kind.
+    """
+    blobs = [path for path in paths if path.is_symlink() and _SHA256.fullmatch(path.resolve().name)]
+    for path, sha256 in zip(blobs, content_sha256(blobs, progress), strict=True):
+        if sha256 != path.resolve().name:
+            raise DataError(
+                f"{path.name} is damaged: {path.resolve()} does not have the sha256 of its name; remove that file, "
+                "then run `lap fetch RECIPE`"
+            )
+
+
+def fingerprint_of_0_1(path: Path) -> list[str | int]:
+    """Size, modification time and both ends, by which version 0.1 knew local files; its caches are found by it."""
+    status = path.stat()
+    content = hashlib.sha256()
+    with path.open("rb") as file:
+        content.update(file.read(_HASHED_ENDS))
+        file.seek(max(status.st_size - _HASHED_ENDS, 0))
+        content.update(file.read(_HASHED_ENDS))
+    return [status.st_size, status.st_mtime_ns, content.hexdigest()]
+
+
+def _content_sha256(path: Path, progress: Progress | None, done: int, total: int) -> str:
+    if kept := remembered_sha256(path):
+        return kept
+    memory = _memory(path)
+    try:
+        memory.parent.mkdir(parents=True, exist_ok=True)
+        with locked(memory):  # the ranks of a machine hash a file once
+            return remembered_sha256(path) or _hash_and_remember(path, memory, progress, done, total)
+    except OSError:  # the cache cannot be written, so that nothing is remembered
+        return _hash(path, progress, done, total)
+
+
+def _hash_and_remember(path: Path, memory: Path, progress: Progress | None, done: int, total: int) -> str:
+    started, before = time.time_ns(), _status(path)
+    sha256 = _hash(path, progress, done, total)
+    if _status(path) != before:
+        raise DataError(f"{path} changed while it was being read; run the command again when it is complete")
+    if before["ctime_ns"] < started - _TICK_NS:
+        kept = {"status": before, "sha256": sha256}
+        write_json(memory, {**kept, CHECKSUM: digest(kept)})
+    return sha256
+
+
+def _hash(path: Path, progress: Progress | None, done: int, total: int) -> str:
+    content = hashlib.sha256()
+    try:
+        with path.open("rb") as file:
+            while block := file.read(_READ_AT_ONCE):
+                content.update(block)
+                done += len(block)
+                if progress:
+                    progress("hashing files", min(done, total), total)
+    except OSError as error:
+        raise DataError(f"{path} cannot be read ({error.strerror}); check the source's files") from None
+    return content.hexdigest()
+
+
+def _status(path: Path) -> dict[str, Any]:
+    status = path.stat()
+    return {
+        "path": str(path.resolve()),
+        "size": status.st_size,
+        "inode": status.st_ino,
+        "mtime_ns": status.st_mtime_ns,
+        "ctime_ns": status.st_ctime_ns,
+    }
+
+
+def _memory(path: Path) -> Path:
+    return cache_dir() / "hashes" / f"{digest(str(path.resolve()))[:32]}.json"

@@ -1,4 +1,5 @@
-"""Frozen features of images, each image read and passed through the network once, whoever needs its features.
+"""A frozen ViT as the probes see it (images in, class token and patches of the last block after the final norm out),
+and its features, each image read and passed through the network once, whoever needs them.
 
 Images go through in chunks of a fixed size that the processes take in turn, so that one process and several compute
 the very same chunks: features, and all that is made of them, do not depend on the number of processes.
@@ -6,21 +7,139 @@ the very same chunks: features, and all that is made of them, do not depend on t
 Shapes: B images, N images of a whole set, P patches, D features.
 """
 
+import copy
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
 
 from lapcli.data.images.batches import Example, ImageBatches
 from lapcli.data.images.image_set import ImageSet
 from lapcli.data.images.loader import ImageLoader, Reader, Transform
-from lapcli.evaluation.backbones import Backbone
-from lapcli.runtime.errors import UsageError
+from lapcli.kinds import LoadedModel
+from lapcli.models.dino_vit import DinoViT
+from lapcli.runtime.devices import ComputePolicy
+from lapcli.runtime.errors import LapError, UsageError
 from lapcli.runtime.progress import Progress
 from lapcli.runtime.ranks import World
+
+
+class Backbone:
+    """Takes uint8 images of any square size that its patches tile; gives float32 features. It is never trained."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        *,
+        name: str,
+        width: int,
+        patch: int,
+        image: int,
+        mean: Sequence[float],
+        std: Sequence[float],
+        has_class_token: bool,
+        device: torch.device,
+    ) -> None:
+        self.model = model.to(device).eval().requires_grad_(False)
+        self.name, self.width, self.patch, self.image = name, width, patch, image
+        self.mean, self.std = list(mean), list(std)
+        self.has_class_token, self.device = has_class_token, device
+
+    def tokens(self, images_BCHW: Tensor) -> tuple[Tensor, Tensor]:
+        """Class token (B, D) and patches row by row (B, P, D) of normalised images."""
+        raise NotImplementedError
+
+    def at_size(self, size: int) -> "Backbone":
+        """The same network for square images of that many pixels."""
+        return self
+
+    @torch.inference_mode()
+    def __call__(self, images_BCHW: Tensor, bf16: bool = False) -> tuple[Tensor, Tensor]:
+        """The same for uint8 images, on the network's device; without a class token, the mean patch stands for it."""
+        device = self.device
+        mean, std = (torch.tensor(x, device=device)[:, None, None] * 255 for x in (self.mean, self.std))
+        normal_BCHW = images_BCHW.to(device).float().sub_(mean).div_(std)
+        with ComputePolicy(device.type, bf16).autocast():
+            class_BD, patches_BPD = self.tokens(normal_BCHW)
+        class_BD, patches_BPD = class_BD.float(), patches_BPD.float()
+        if not (torch.isfinite(class_BD).all() and torch.isfinite(patches_BPD).all()):
+            raise LapError(f"{self.name} gives features that are not finite; these weights cannot be evaluated")
+        return class_BD, patches_BPD
+
+
+class TimmBackbone(Backbone):
+    """timm's ViTs with absolute positions (VisionTransformer) or rotary ones (Eva, DINOv3)."""
+
+    def __init__(
+        self, model: Any, *, name: str, mean: Sequence[float], std: Sequence[float], device: torch.device
+    ) -> None:
+        from timm.models.eva import Eva
+        from timm.models.vision_transformer import VisionTransformer
+
+        if not isinstance(model, VisionTransformer | Eva):
+            raise UsageError(
+                f"{name} is a {type(model).__name__}; the probes need a plain ViT, timm's VisionTransformer or Eva"
+            )
+        patch, image = model.patch_embed.patch_size, model.patch_embed.img_size
+        if patch[0] != patch[1] or image is None or image[0] != image[1]:
+            raise UsageError(f"{name} takes images of {image} in patches of {patch}; the probes need squares")
+        super().__init__(
+            model,
+            name=name,
+            width=model.embed_dim,
+            patch=patch[0],
+            image=image[0],
+            mean=mean,
+            std=std,
+            has_class_token=model.cls_token is not None,
+            device=device,
+        )
+
+    def tokens(self, images_BCHW: Tensor) -> tuple[Tensor, Tensor]:
+        model: Any = self.model
+        tokens_BTD = model.forward_features(images_BCHW)
+        if isinstance(model.norm, nn.Identity):  # models that pool the patches have their final norm after it
+            tokens_BTD = model.fc_norm(tokens_BTD)
+        patches_BPD = tokens_BTD[:, model.num_prefix_tokens :]
+        return tokens_BTD[:, 0] if self.has_class_token else patches_BPD.mean(dim=1), patches_BPD
+
+    def at_size(self, size: int) -> "TimmBackbone":
+        """Learned positions are interpolated, once."""
+        model: Any = copy.deepcopy(self.model)
+        model.set_input_size(img_size=(size, size))
+        return TimmBackbone(model, name=self.name, mean=self.mean, std=self.std, device=self.device)
+
+
+class DinoBackbone(Backbone):
+    """The teacher of a self-supervised run; rotary positions suit any size."""
+
+    def tokens(self, images_BCHW: Tensor) -> tuple[Tensor, Tensor]:
+        model: Any = self.model
+        return model.features(images_BCHW)[-1]
+
+
+def backbone_of(loaded: LoadedModel) -> Backbone:
+    """A loaded model as the probes see it."""
+    assert loaded.images is not None
+    mean, std, device = loaded.images.mean, loaded.images.std, loaded.device
+    name = loaded.name if loaded.run is None else str(loaded.run.path)
+    if not isinstance(loaded.module, DinoViT):
+        return TimmBackbone(loaded.module, name=name, mean=mean, std=std, device=device)
+    return DinoBackbone(
+        loaded.module,
+        name=f"the teacher of {name}",
+        width=loaded.module.width,
+        patch=loaded.module.patch,
+        image=loaded.image_size or 0,
+        mean=mean,
+        std=std,
+        has_class_token=True,
+        device=device,
+    )
 
 
 @dataclass(frozen=True)
@@ -88,10 +207,10 @@ def all_features(
     backbone: Backbone, images: ImageSet, transform: Transform, feature: Feature, width: int, how: Pass, doing: str
 ) -> Tensor:
     """(N, width) features of the whole set, on every process."""
-    found_ND = torch.zeros(len(images), width, device=backbone.device)
+    features_ND = torch.zeros(len(images), width, device=backbone.device)
     for positions, features_BD in batches_of_features(backbone, images, transform, feature, how, doing):
-        found_ND[positions.start : positions.stop] = features_BD
-    return how.together(found_ND)
+        features_ND[positions.start : positions.stop] = features_BD
+    return how.together(features_ND)
 
 
 class TrainingFeatures:
@@ -131,15 +250,15 @@ class TrainingFeatures:
     def batch(self, step: int) -> tuple[Tensor, Tensor]:
         """(B, width) features and B labels."""
         device = self._backbone.device
-        found_BD = torch.zeros(self._batch, self._width, device=device)
+        features_BD = torch.zeros(self._batch, self._width, device=device)
         for turn in range(self._turns):
             images_BCHW, _ = self._loader.batch(step, turn)
             chunk = self._how.chunk(turn, self._batch)
             if len(chunk):
-                found_BD[chunk.start : chunk.stop] = self._feature(*self._backbone(images_BCHW, self._how.bf16))
+                features_BD[chunk.start : chunk.stop] = self._feature(*self._backbone(images_BCHW, self._how.bf16))
         examples = self._order.examples(step, 0, self._batch)
         labels_B = self._labels_N[[example.index for example in examples]].to(device)
-        return self._how.together(found_BD), labels_B
+        return self._how.together(features_BD), labels_B
 
     def close(self) -> None:
         self._loader.close()

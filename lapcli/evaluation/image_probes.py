@@ -1,19 +1,25 @@
 """`linear` and `knn`: what frozen features know about the classes of images.
 
+The linear classifiers of all learning rates are trained side by side as one matrix product.
+
 Shapes: B images, N images of a whole set, D features, R learning rates, K classes.
 """
 
+import math
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import torch
+import torch.nn.functional as F
+from torch import Tensor
 
 from lapcli.data.images.augmentation import evaluation_transform, training_transform
-from lapcli.data.images.image_set import ImageSet, Part
+from lapcli.data.images.image_set import ImageSet, ImageSubset
 from lapcli.data.images.sources import ImageData, held_out_fraction
-from lapcli.evaluation.backbones import Backbone
 from lapcli.evaluation.features import (
+    Backbone,
     Pass,
     TrainingFeatures,
     all_features,
@@ -22,14 +28,76 @@ from lapcli.evaluation.features import (
     class_token_and_mean_patch,
     spread,
 )
-from lapcli.evaluation.linear_probe import LinearProbes
 from lapcli.evaluation.protocols import KnnProtocol, LinearProtocol, within, written_out
-from lapcli.evaluation.tasks import Score, wilson_interval
+from lapcli.evaluation.tasks import TaskScore, wilson_interval
 from lapcli.measures.nearest_neighbours import classify
 from lapcli.recipe.vision import Augmentation, ImageSource
 from lapcli.runtime.errors import LapError, UsageError
 
+INITIAL_STD = 0.01
 REFERENCE_BATCH = 256  # the learning rates are meant for this many images
+
+
+class LinearProbes:
+    """SGD with momentum and no weight decay on the cross entropy, each rate along a cosine to 0.
+
+    All rates start from the same weights, so that a rate's result does not depend on which others are beside it.
+    """
+
+    def __init__(
+        self,
+        width: int,
+        classes: int,
+        rates: Sequence[float],
+        *,
+        steps: int,
+        seed: int,
+        device: torch.device,
+        momentum: float = 0.9,
+    ) -> None:
+        start_KD = torch.randn(classes, width, generator=torch.Generator().manual_seed(seed)) * INITIAL_STD
+        self.weight_RKD = start_KD.repeat(len(rates), 1, 1).to(device)
+        self.bias_RK = torch.zeros(len(rates), classes, device=device)
+        self._speed = (torch.zeros_like(self.weight_RKD), torch.zeros_like(self.bias_RK))
+        self._rates_R = torch.tensor(rates, dtype=torch.float32, device=device)
+        self._momentum, self._steps, self.step_number = momentum, steps, 0
+
+    @torch.no_grad()
+    def logits(self, features_BD: Tensor) -> Tensor:
+        """(B, R, K) logits of all classifiers at once."""
+        rates, classes, _ = self.weight_RKD.shape
+        flat = torch.addmm(self.bias_RK.reshape(-1), features_BD, self.weight_RKD.flatten(0, 1).T)
+        return flat.view(len(features_BD), rates, classes)
+
+    @torch.no_grad()
+    def step(self, features_BD: Tensor, labels_B: Tensor) -> Tensor:
+        """One update of every classifier; the mean cross entropy of each before it.
+
+        The gradient of the mean cross entropy with respect to the logits is (softmax - one-hot) / B.
+        """
+        log_share_BRK = F.log_softmax(self.logits(features_BD), dim=2)
+        rows_B = torch.arange(len(labels_B), device=labels_B.device)
+        loss_R = -log_share_BRK[rows_B, :, labels_B].mean(dim=0)
+        error_BRK = log_share_BRK.exp_()
+        error_BRK[rows_B, :, labels_B] -= 1
+        error_BRK /= len(labels_B)
+        gradients = (
+            (error_BRK.flatten(1).T @ features_BD).view_as(self.weight_RKD),
+            error_BRK.sum(dim=0),
+        )
+        rate_R = self._rates_R * (0.5 * (1 + math.cos(math.pi * self.step_number / self._steps)))
+        for value, speed, gradient in zip((self.weight_RKD, self.bias_RK), self._speed, gradients, strict=True):
+            speed.mul_(self._momentum).add_(gradient)
+            value.addcmul_(speed, rate_R.view(-1, *[1] * (value.ndim - 1)), value=-1)
+        self.step_number += 1
+        return loss_R
+
+    def is_finite(self) -> list[bool]:
+        """Whether the classifier of each rate still has finite weights."""
+        return [
+            bool(torch.isfinite(w).all() and torch.isfinite(b).all())
+            for w, b in zip(self.weight_RKD, self.bias_RK, strict=True)
+        ]
 
 
 def limited(data: ImageData, limit: int | None) -> ImageData:
@@ -37,14 +105,14 @@ def limited(data: ImageData, limit: int | None) -> ImageData:
 
     def some(images: ImageSet) -> ImageSet:
         positions = spread(len(images), limit)
-        return images if positions is None else Part(images, np.array(positions))
+        return images if positions is None else ImageSubset(images, np.array(positions))
 
     return replace(data, train=some(data.train), validation=some(data.validation))
 
 
 def measure_knn(
     backbone: Backbone, data: ImageData, protocol: KnnProtocol, how: Pass, limit: int | None = None
-) -> list[Score]:
+) -> list[TaskScore]:
     """One score for each number of neighbours that the training images can give."""
     data = limited(data, limit)
     counts = [k for k in protocol.neighbours if k <= len(data.train)]
@@ -63,8 +131,8 @@ def measure_knn(
         backbone, data.validation, transform, class_token, how, "features of validation images"
     ):
         true_B = torch.from_numpy(data.validation.labels[positions.start : positions.stop]).to(keys_ND.device)
-        found = classify(queries_BD, keys_ND, labels_N, len(data.train.classes), counts, protocol.temperature)
-        for k, classes_B in found.items():
+        guesses = classify(queries_BD, keys_ND, labels_N, len(data.train.classes), counts, protocol.temperature)
+        for k, classes_B in guesses.items():
             right[k] += float((classes_B == true_B).sum())
     totals = how.world.sum(list(right.values()))
     shared = {
@@ -77,13 +145,13 @@ def measure_knn(
     for k, correct in zip(right, totals, strict=True):
         interval = wilson_interval(int(correct), len(data.validation))
         details = {"k": k, **shared}
-        scores.append(Score(f"knn{k}", correct / len(data.validation), len(data.validation), interval, details))
+        scores.append(TaskScore(f"knn{k}", correct / len(data.validation), len(data.validation), interval, details))
     return scores
 
 
 def measure_linear(
     backbone: Backbone, data: ImageData, protocol: LinearProtocol, how: Pass, limit: int | None = None
-) -> Score:
+) -> TaskScore:
     """Top-1 of the best learning rate, chosen on the validation images or on held-out training images."""
     data = limited(data, limit)
     train, chosen_on = data.train, data.validation
@@ -136,7 +204,7 @@ def measure_linear(
         "training_images": len(train),
         "protocol": written_out(protocol),
     }
-    return Score("linear", correct / images, images, wilson_interval(correct, images), details)
+    return TaskScore("linear", correct / images, images, wilson_interval(correct, images), details)
 
 
 def _train(
@@ -171,7 +239,7 @@ def _train(
 def _top(
     backbone: Backbone, images: ImageSet, transform: Any, probes: LinearProbes, how: Pass
 ) -> list[tuple[int, int]]:
-    """Of each rate: images whose class is the first guess, and among the first five."""
+    """For each rate, the images whose class is the first guess, and those where it is among the first five."""
     rates = len(probes.weight_RKD)
     counts_R2 = torch.zeros(rates, 2, dtype=torch.int64)
     for positions, features_BD in batches_of_features(

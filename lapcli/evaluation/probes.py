@@ -1,27 +1,45 @@
-"""Measures frozen features by `linear`, `knn` and `ade20k`, whatever network they come from."""
+"""What frozen features know, whatever network they come from.
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+linear   top-1 of a linear classifier on them
+knn      top-1 by the nearest training images
+ade20k   mean IoU of a linear segmentation head on the patches
+"""
+
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from lapcli.data.cache import digest
-from lapcli.data.images.ade20k import is_ade20k, open_ade20k
-from lapcli.data.images.sources import open_images
-from lapcli.evaluation.backbones import Backbone
-from lapcli.evaluation.features import Pass
 from lapcli.evaluation.protocols import Protocols, read_protocols
-from lapcli.evaluation.tasks import PROBES, Measured, Score
+from lapcli.evaluation.tasks import EvaluationRequest, Measured, TaskFamily, TaskScore
+from lapcli.kinds.kind import FEATURES
 from lapcli.recipe.vision import ImageFiles
-from lapcli.runtime.devices import uses_bf16
 from lapcli.runtime.errors import UsageError
-from lapcli.runtime.progress import Progress
-from lapcli.runtime.ranks import World
+
+if TYPE_CHECKING:
+    from lapcli.evaluation.features import Backbone
+
+
+class ProbeTasks(TaskFamily):
+    needs = frozenset({FEATURES})
+    measures = "features of images"
+    tasks = ("linear", "knn", "ade20k")
+    default = ("knn",)
+    options = ("set", "holdout")
+
+    def check(self, tasks: Sequence[str], options: Mapping[str, Any], data: Path | None, gives: frozenset[str]) -> None:
+        read_probe_protocols(tasks, options)
+
+    def measure(self, request: EvaluationRequest) -> Measured:
+        from lapcli.evaluation.features import backbone_of
+
+        settings = read_probe_settings(request.tasks, request.options, request.data)
+        return measure_probes(backbone_of(request.loaded), settings, request)
 
 
 @dataclass(frozen=True)
-class Settings:
+class ProbeSettings:
     """What was asked for: the protocols, and which local folder is which."""
 
     protocols: Protocols
@@ -34,49 +52,51 @@ class Settings:
         return digest(self.protocols.model_dump(mode="json"))[:6] if self.is_changed else ""
 
 
-def read_settings(tasks: Sequence[str], options: Mapping[str, Any], data: Path | None) -> Settings:
-    """`--data` with ADE20K's layout is for `ade20k`, anything else for the images of `linear` and `knn`."""
-    asked, holdout = list(options.get("set") or []), bool(options.get("holdout"))
-    for text in asked:
+def read_probe_protocols(tasks: Sequence[str], options: Mapping[str, Any]) -> Protocols:
+    changes, holdout = list(options.get("set") or []), bool(options.get("holdout"))
+    for text in changes:
         task = text.partition("=")[0].partition(".")[0].strip()
-        if task in PROBES and task not in tasks:
+        if task in ProbeTasks.tasks and task not in tasks:
             raise UsageError(f"--set {text[:60]}: {task} is not among the tasks; add it to --tasks or leave it out")
     if holdout and "linear" not in tasks:
         raise UsageError("--holdout chooses the learning rate of `linear`, which is not among the tasks; leave it out")
-    is_changed = bool(asked) or holdout
-    protocols = read_protocols(asked, holdout)
+    return read_protocols(changes, holdout)
+
+
+def read_probe_settings(tasks: Sequence[str], options: Mapping[str, Any], data: Path | None) -> ProbeSettings:
+    """`--data` with ADE20K's layout is for `ade20k`, anything else for the images of `linear` and `knn`."""
+    from lapcli.data.images.ade20k import is_ade20k
+
+    protocols = read_probe_protocols(tasks, options)
+    is_changed = bool(options.get("set")) or bool(options.get("holdout"))
     if data is not None and "ade20k" in tasks and (is_ade20k(data) or not {"linear", "knn"} & set(tasks)):
         scenes = protocols.ade20k.model_copy(update={"data": str(data), "revision": None})
-        return Settings(protocols.model_copy(update={"ade20k": scenes}), None, is_changed)
-    return Settings(protocols, data, is_changed)
+        return ProbeSettings(protocols.model_copy(update={"ade20k": scenes}), None, is_changed)
+    return ProbeSettings(protocols, data, is_changed)
 
 
-def measure_probes(
-    backbone: Backbone,
-    tasks: Sequence[str],
-    settings: Settings,
-    source: ImageFiles,
-    world: World,
-    *,
-    batch: int,
-    workers: int,
-    limit: int | None,
-) -> Measured:
-    """The tasks in their order; images of `source` unless other ones were asked for."""
+def measure_probes(backbone: "Backbone", settings: ProbeSettings, request: EvaluationRequest) -> Measured:
+    """The tasks in their order; images of the model's own source unless other ones were asked for."""
+    from lapcli.data.images.ade20k import open_ade20k
+    from lapcli.data.images.sources import open_images
+    from lapcli.evaluation.features import Pass
     from lapcli.evaluation.image_probes import measure_knn, measure_linear
     from lapcli.evaluation.segmentation import measure_ade20k, window_size
+    from lapcli.runtime.devices import compute_policy
+    from lapcli.runtime.progress import shown_progress
 
-    with _shown(world) as progress:
-        how = Pass(world, batch, workers, bf16=uses_bf16("auto", world.device), progress=progress)
-        scores: list[Score] = []
-        described, identities = [], []
-        if {"linear", "knn"} & set(tasks):
-            opened = open_images(_images(source, settings, limit), None, progress)
-            world.require_same({"data": opened.identity})
-            described.append(opened.description)
-            identities.append(opened.identity)
-            images = opened
-        for task in tasks:
+    world, limit, batch, workers = request.world, request.limit, request.images_at_once, request.image_workers
+    assert request.loaded.images is not None
+    with shown_progress(world.is_main) as progress:
+        how = Pass(world, batch, workers, bf16=compute_policy(world.device).bf16, progress=progress)
+        scores: list[TaskScore] = []
+        descriptions, identities = [], []
+        if {"linear", "knn"} & set(request.tasks):
+            images = open_images(_images(request.loaded.images, settings, limit), None, progress)
+            world.require_same({"data": images.identity})
+            descriptions.append(images.description)
+            identities.append(images.identity)
+        for task in request.tasks:
             if task == "linear":
                 scores.append(measure_linear(backbone, images, settings.protocols.linear, how, limit))
             elif task == "knn":
@@ -85,17 +105,17 @@ def measure_probes(
                 protocol = settings.protocols.ade20k
                 scenes = open_ade20k(protocol.data, protocol.revision, protocol.image_column, protocol.label_column)
                 world.require_same({"data": scenes.identity})
-                described.append(scenes.description)
+                descriptions.append(scenes.description)
                 identities.append(scenes.identity)
                 # As many pixels at once as the images of the other tasks have.
                 share = (backbone.image / window_size(protocol, backbone.patch)) ** 2
                 at_once = Pass(world, max(1, int(batch * share)), workers, progress=progress)
                 scores.append(measure_ade20k(backbone, scenes, protocol, at_once, limit))
-    found = identities[0] if len(identities) == 1 else digest(*identities)
-    return Measured(scores, "; ".join(described), found, notes=_notes(scores), variant=settings.variant)
+    identity = identities[0] if len(identities) == 1 else digest(*identities)
+    return Measured(scores, "; ".join(descriptions), identity, notes=_notes(scores), variant=settings.variant)
 
 
-def _images(source: ImageFiles, settings: Settings, limit: int | None) -> ImageFiles:
+def _images(source: ImageFiles, settings: ProbeSettings, limit: int | None) -> ImageFiles:
     changes: dict[str, Any] = {}
     if settings.images is not None:
         changes = {"train": str(settings.images), "validation": None, "revision": None}
@@ -105,7 +125,7 @@ def _images(source: ImageFiles, settings: Settings, limit: int | None) -> ImageF
     return source.model_copy(update=changes)
 
 
-def _notes(scores: Sequence[Score]) -> dict[str, str]:
+def _notes(scores: Sequence[TaskScore]) -> dict[str, str]:
     """What a reader of the table has to know, by task."""
     notes = {}
     for score in scores:
@@ -129,12 +149,4 @@ def _notes(scores: Sequence[Score]) -> dict[str, str]:
     return notes
 
 
-@contextmanager
-def _shown(world: World) -> Iterator[Progress | None]:
-    from lapcli.runtime.progress import shown_progress
-
-    if not world.is_main:
-        yield None
-        return
-    with shown_progress() as progress:
-        yield progress
+PROBES = ProbeTasks()

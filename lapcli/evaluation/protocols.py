@@ -95,10 +95,10 @@ def read_protocols(overrides: Sequence[str], holdout: bool = False) -> Protocols
     problems += check_recipe(Protocols, root)
     if problems:
         raise RecipeError("--set", problems)
-    found = Protocols.model_validate(plain(root))
-    if holdout and not found.linear.holdout:
-        found = found.model_copy(update={"linear": found.linear.model_copy(update={"holdout": HOLDOUT})})
-    return found
+    protocols = Protocols.model_validate(plain(root))
+    if holdout and not protocols.linear.holdout:
+        protocols = protocols.model_copy(update={"linear": protocols.linear.model_copy(update={"holdout": HOLDOUT})})
+    return protocols
 
 
 def within(protocol: P, examples: int, limit: int | None) -> P:

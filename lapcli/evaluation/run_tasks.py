@@ -1,12 +1,15 @@
-"""Evaluates a run: finds its weights, measures, and keeps the result under the run's `eval/`."""
+"""Evaluates a run: loads its weights, measures, and keeps the result under the run's `eval/`."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from lapcli.evaluation.tasks import EVALUATORS, STOCK, Measured, Request, Score, chosen_options, chosen_tasks
-from lapcli.kinds.opening import STOCK_IMAGES, find_checkpoint
+from lapcli.data.cache import digest
+from lapcli.evaluation.families import STOCK, ChosenTasks, choose
+from lapcli.evaluation.tasks import EvaluationRequest, Measured
+from lapcli.kinds import LoadedModel
+from lapcli.kinds.opening import find_checkpoint, open_run, open_timm
 from lapcli.runs import Run
 from lapcli.runtime.files import write_checked_json
 from lapcli.runtime.ranks import World, join_world, leave_world
@@ -16,23 +19,20 @@ EVAL = "eval"
 
 @dataclass(frozen=True)
 class Evaluation:
-    run: Run | None  # none: a stock model
+    """A result and what it is of: a run's checkpoint, or a stock model."""
+
+    run: Run | None
     step: int | None
+    model: str  # the run's name, or timm:NAME
     weights_sha256: str
-    data: str
-    data_sha256: str
-    scores: list[Score]
-    path: Path  # where it is kept
-    limit: int | None = None
-    details: dict[str, Any] = field(default_factory=dict)
-    lines: list[str] = field(default_factory=list)
-    notes: dict[str, str] = field(default_factory=dict)
-    model: str | None = None  # timm:NAME
+    measured: Measured
+    limit: int | None
+    path: Path  # of the result
 
     @property
     def subject(self) -> str:
         """What was measured, for people."""
-        return f"{self.run.path}, step {self.step}" if self.run else str(self.model)
+        return f"{self.run.path}, step {self.step}" if self.run else self.model
 
     def to_dict(self) -> dict[str, Any]:
         subject = (
@@ -43,19 +43,19 @@ class Evaluation:
         return {
             **subject,
             "weights_sha256": self.weights_sha256,
-            "data": self.data,
-            "data_sha256": self.data_sha256,
+            "data": self.measured.data,
+            "data_sha256": self.measured.data_sha256,
             "limit": self.limit,
-            **self.details,
-            "tasks": {score.task: score.to_dict() for score in self.scores},
+            **self.measured.details,
+            "tasks": {score.task: score.to_dict() for score in self.measured.scores},
         }
 
     def table(self) -> list[str]:
         """For people: a line a task, or what the evaluator laid out itself."""
-        if self.lines:
-            return self.lines
+        if self.measured.lines:
+            return self.measured.lines
         lines = [f"{'task':<12}{'value':>9}{'95% interval':>20}{'examples':>11}"]
-        for score in self.scores:
+        for score in self.measured.scores:
             low, high = score.interval
             interval = f"{low:.2%} - {high:.2%}"
             lines.append(f"{score.task:<12}{score.value:>9.2%}{interval:>20}{score.count:>11,}")
@@ -71,33 +71,17 @@ def evaluate_run(
     limit: int | None = None,
     options: Mapping[str, Any] | None = None,
 ) -> Evaluation:
-    """Measures on every process there is; rank 0 keeps the result."""
-    names = chosen_tasks(run.recipe.objective, tasks)
-    chosen = chosen_options(run.recipe.objective, options or {})
+    """Measures on every process of the world; rank 0 keeps the result."""
+    chosen = choose(run.recipe.objective, tasks, options or {}, data)
     weights = find_checkpoint(run, which)
     world = join_world(run.recipe.train.device)
     try:
         world.require_same({"weights": weights.weights_sha256})
-        request = Request(run, weights, names, world, batch, data, limit, chosen)
-        measured = EVALUATORS[run.recipe.objective].evaluate(request)
-        path = run.path / EVAL / f"step-{weights.step:06d}_{_file_name(names, limit, measured)}"
-        found = Evaluation(
-            run,
-            weights.step,
-            weights.weights_sha256,
-            measured.data,
-            measured.data_sha256,
-            measured.scores,
-            path,
-            limit,
-            measured.details,
-            measured.lines,
-            measured.notes,
-        )
-        _keep(found, world)
+        loaded = open_run(run, weights, world.device)
+        measured = _measure(chosen, loaded, world, batch, data, limit)
+        return _kept(loaded, measured, limit, run.path / EVAL, f"step-{weights.step:06d}", chosen, world)
     finally:
         leave_world()
-    return found
 
 
 def evaluate_model(
@@ -111,61 +95,59 @@ def evaluate_model(
     options: Mapping[str, Any] | None = None,
 ) -> Evaluation:
     """The same for a stock model's features; the result is kept under `eval/` in the folder of the runs."""
-    from lapcli.data.images.loader import count_workers
-    from lapcli.evaluation.backbones import TimmBackbone
-    from lapcli.evaluation.probes import measure_probes, read_settings
-    from lapcli.kinds.opening import open_timm
-    from lapcli.recipe.vision import ImageFiles
-
-    names = chosen_tasks(STOCK, tasks)
-    settings = read_settings(names, chosen_options(STOCK, options or {}), data)
+    chosen = choose(STOCK, tasks, options or {}, data)
     world = join_world()
     try:
-        stock = open_timm(name, world.device, weights=weights)
-        assert stock.images is not None
-        assert stock.weights_sha256 is not None
-        mean, std = stock.images.mean, stock.images.std
-        world.require_same({"weights": stock.weights_sha256})
-        measured = measure_probes(
-            TimmBackbone(stock.module, name=name, mean=mean, std=std, device=world.device),
-            names,
-            settings,
-            ImageFiles(train=STOCK_IMAGES),
-            world,
-            batch=batch or (16 if world.device.type == "cpu" else 128),
-            workers=count_workers("auto", world.device),
-            limit=limit,
-        )
-        file = f"{name.replace(':', '_')}_{stock.weights_sha256[:8]}_{_file_name(names, limit, measured)}"
-        found = Evaluation(
-            None,
-            None,
-            stock.weights_sha256,
-            measured.data,
-            measured.data_sha256,
-            measured.scores,
-            runs_dir / EVAL / file,
-            limit,
-            {"weights": str(stock.file), **measured.details},
-            measured.lines,
-            measured.notes,
-            name,
-        )
-        _keep(found, world)
+        loaded = open_timm(name, world.device, weights=weights)
+        sha256 = str(loaded.weights_sha256)
+        world.require_same({"weights": sha256})
+        measured = _measure(chosen, loaded, world, batch, data, limit)
+        measured = replace(measured, details={"weights": str(loaded.file), **measured.details})
+        subject = f"{name.replace(':', '_')}_{sha256[:8]}"
+        return _kept(loaded, measured, limit, runs_dir / EVAL, subject, chosen, world)
     finally:
         leave_world()
-    return found
 
 
-def _file_name(tasks: list[str], limit: int | None, measured: Measured) -> str:
+def _measure(
+    chosen: ChosenTasks, loaded: LoadedModel, world: World, batch: int | None, data: Path | None, limit: int | None
+) -> Measured:
+    """The families one after the other, as one result."""
+    parts = [
+        family.measure(EvaluationRequest(loaded, tasks, world, batch, data, limit, chosen.options, chosen.names))
+        for family, tasks in chosen.by_family
+    ]
+    if len(parts) == 1:
+        return parts[0]
+    return Measured(
+        [score for part in parts for score in part.scores],
+        "; ".join(dict.fromkeys(text for part in parts for text in part.data.split("; "))),
+        digest(*(part.data_sha256 for part in parts)),
+        {name: value for part in parts for name, value in part.details.items()},
+        [line for part in parts for line in part.lines],
+        {name: text for part in parts for name, text in part.notes.items()},
+        "_".join(part.variant for part in parts if part.variant),
+    )
+
+
+def _kept(
+    loaded: LoadedModel,
+    measured: Measured,
+    limit: int | None,
+    folder: Path,
+    subject: str,
+    chosen: ChosenTasks,
+    world: World,
+) -> Evaluation:
+    """The evaluation, written by rank 0 to a file whose name says what was measured and how."""
     limited = "" if limit is None else f"_limit{limit}"
     variant = f"_{measured.variant}" if measured.variant else ""
-    what = "+".join(tasks).replace("/", "_")[:100]
-    return f"{what}{limited}{variant}_{measured.data_sha256[:8]}.json"
-
-
-def _keep(found: Evaluation, world: World) -> None:
+    what = "+".join(chosen.names).replace("/", "_")[:100]
+    path = folder / f"{subject}_{what}{limited}{variant}_{measured.data_sha256[:8]}.json"
+    run, step = loaded.run, loaded.step
+    evaluation = Evaluation(run, step, loaded.name, str(loaded.weights_sha256), measured, limit, path)
     if world.is_main:
-        found.path.parent.mkdir(parents=True, exist_ok=True)
-        write_checked_json(found.path, found.to_dict())
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_checked_json(path, evaluation.to_dict())
     world.barrier()
+    return evaluation

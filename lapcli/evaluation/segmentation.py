@@ -16,15 +16,22 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from lapcli.data.images.ade20k import CLASSES, IGNORED, SceneData, Scenes, SomeScenes, check_scenes
+from lapcli.data.images.ade20k import (
+    CLASSES,
+    IGNORED,
+    SceneData,
+    SceneReader,
+    Scenes,
+    SceneSubset,
+    check_scenes,
+    resize_short_side,
+)
 from lapcli.data.images.batches import Example, ImageBatches
 from lapcli.data.images.loader import ImageLoader
-from lapcli.data.images.scene_batches import SceneReader, resize_short_side
-from lapcli.evaluation.backbones import Backbone
-from lapcli.evaluation.features import Pass, spread
+from lapcli.evaluation.features import Backbone, Pass, spread
 from lapcli.evaluation.protocols import Ade20kProtocol, within, written_out
-from lapcli.evaluation.tasks import Score
-from lapcli.measures.confusion import confusion_matrix, interval_over_images, mean_iou, overlaps
+from lapcli.evaluation.tasks import TaskScore
+from lapcli.measures.mean_iou import confusion_matrix, interval_over_images, mean_iou, overlaps
 from lapcli.runtime.errors import UsageError
 
 INITIAL_STD = 0.01
@@ -92,12 +99,12 @@ def slide(logits_of: Callable[[Tensor], Tensor], image_CHW: Tensor, window: int,
 def classes_at(logits_KHW: Tensor, size: tuple[int, int]) -> Tensor:
     """The class of each pixel of the logits resized to `size` (height, width), a few classes at a time."""
     best = torch.full(size, -math.inf, device=logits_KHW.device)
-    found = torch.zeros(size, dtype=torch.int64, device=logits_KHW.device)
+    guesses = torch.zeros(size, dtype=torch.int64, device=logits_KHW.device)
     for first in range(0, len(logits_KHW), CLASSES_AT_ONCE):
         values, classes = _upsampled(logits_KHW[first : first + CLASSES_AT_ONCE], size).max(dim=0)
         better = values > best
-        best, found = torch.where(better, values, best), torch.where(better, classes + first, found)
-    return found
+        best, guesses = torch.where(better, values, best), torch.where(better, classes + first, guesses)
+    return guesses
 
 
 def _upsampled(logits_KHW: Tensor, size: tuple[int, int]) -> Tensor:
@@ -174,18 +181,18 @@ class Segmentation:
 
     @torch.no_grad()
     def measure(self) -> np.ndarray:
-        """(N, 2, K): of each validation scene, intersection and union in pixels for each class; on every process."""
+        """(N, 2, K): for each validation scene and class, intersection and union in pixels; on every process."""
         scenes, how = self._data.validation, self._how
-        found_N2K = torch.zeros(len(scenes), 2, CLASSES, dtype=torch.int64)
+        overlaps_N2K = torch.zeros(len(scenes), 2, CLASSES, dtype=torch.int64)
         self.head.eval()
         for number in range(how.world.rank, len(scenes), how.world.size):
-            found_N2K[number] = overlaps(self._confusion(scenes, number)).cpu()
+            overlaps_N2K[number] = overlaps(self._confusion(scenes, number)).cpu()
             if how.progress:
                 how.progress("scoring scenes", number + 1, len(scenes))
         device = self._backbone.device
         if how.world.size > 1:
-            found_N2K = how.together(found_N2K.to(device)).cpu()
-        return found_N2K.numpy()
+            overlaps_N2K = how.together(overlaps_N2K.to(device)).cpu()
+        return overlaps_N2K.numpy()
 
     def _confusion(self, scenes: Scenes, index: int) -> Tensor:
         image, labels_HW = scenes.scene(index)
@@ -206,7 +213,7 @@ class Segmentation:
 
 def measure_ade20k(
     backbone: Backbone, data: SceneData, protocol: Ade20kProtocol, how: Pass, limit: int | None = None
-) -> Score:
+) -> TaskScore:
     """The best mean IoU among the validations on the way and the last one, as the DINOv3 scripts report it."""
     data = limited(data, limit)
     protocol = within(protocol, len(data.train), limit)
@@ -222,11 +229,11 @@ def measure_ade20k(
             if how.progress:
                 how.progress("ade20k head", done, protocol.steps)
             if done % protocol.validate_every == 0 or done == protocol.steps:
-                found_N2K = task.measure()
-                value = mean_iou(*found_N2K.sum(axis=0))
+                overlaps_N2K = task.measure()
+                value = mean_iou(*overlaps_N2K.sum(axis=0))
                 validations.append({"step": done, "miou": value})
                 if value > best:
-                    best, best_N2K = value, found_N2K
+                    best, best_N2K = value, overlaps_N2K
     finally:
         task.close()
     if not validations or math.isnan(best) or best < 0:
@@ -248,7 +255,7 @@ def measure_ade20k(
         "data_sha256": data.identity,
         "protocol": written_out(protocol),
     }
-    return Score("ade20k", best, len(data.validation), interval_over_images(best_N2K), details)
+    return TaskScore("ade20k", best, len(data.validation), interval_over_images(best_N2K), details)
 
 
 def limited(data: SceneData, limit: int | None) -> SceneData:
@@ -256,6 +263,6 @@ def limited(data: SceneData, limit: int | None) -> SceneData:
 
     def some(scenes: Scenes) -> Scenes:
         positions = spread(len(scenes), limit)
-        return scenes if positions is None else SomeScenes(scenes, positions)
+        return scenes if positions is None else SceneSubset(scenes, positions)
 
     return SceneData(some(data.train), some(data.validation), data.description, data.identity)

@@ -1,27 +1,23 @@
-"""What `lap eval` can measure: a registry of evaluators keyed by the kind of run, that is its objective.
+"""What an evaluation is made of: families of tasks, each of which says what it needs of a model, and their scores.
 
-An evaluator names its tasks and options and measures some of the tasks on the weights of a run. One that needs a
-library of its own imports it when it is asked, so that listing the tasks costs nothing. An option that a kind of run
-does not name is refused there, not ignored.
+No torch in here, nor at the top of the modules that declare families: a wrong name is refused at once.
 """
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from lapcli.runs import Run
-from lapcli.runtime.errors import UsageError
 
-if TYPE_CHECKING:  # no torch in here: a wrong name is refused at once
+if TYPE_CHECKING:
+    from lapcli.kinds import LoadedModel
     from lapcli.runtime.ranks import World
-    from lapcli.training.checkpoint import Checkpoint
 
 
 @dataclass(frozen=True)
-class Score:
+class TaskScore:
     """One task's number, with what is needed to trust it."""
 
     task: str
@@ -35,22 +31,44 @@ class Score:
 
 
 @dataclass(frozen=True)
-class Request:
-    """A run's weights to measure, and how."""
+class EvaluationRequest:
+    """A loaded model, the tasks of one family to measure it by, and how."""
 
-    run: Run
-    checkpoint: "Checkpoint"
+    loaded: "LoadedModel"
     tasks: Sequence[str]
     world: "World"
     batch: int | None = None
     data: Path | None = None  # instead of the run's own
     limit: int | None = None  # only so many examples of each task
-    options: Mapping[str, Any] = field(default_factory=dict)  # what was asked for, of those that the evaluator names
+    options: Mapping[str, Any] = field(default_factory=dict)  # those that were given
+    all_tasks: Sequence[str] = ()  # of all families
+
+    @property
+    def run(self) -> Run | None:
+        """None for a stock model."""
+        return self.loaded.run
+
+    @property
+    def images_at_once(self) -> int:
+        """Images a process takes in one forward."""
+        if self.batch is not None:
+            return self.batch
+        if self.run is None:
+            return 16 if self.world.device.type == "cpu" else 128
+        return self.loaded.validation_batch or self.run.recipe.train.micro_batch
+
+    @property
+    def image_workers(self) -> int:
+        from lapcli.data.images.loader import count_workers
+
+        return count_workers(getattr(self.loaded.images, "workers", "auto"), self.world.device)
 
 
 @dataclass(frozen=True)
 class Measured:
-    scores: list[Score]
+    """The scores of a family's tasks."""
+
+    scores: list[TaskScore]
     data: str  # where it came from
     data_sha256: str
     details: dict[str, Any] = field(default_factory=dict)  # what else the result has to name
@@ -59,111 +77,29 @@ class Measured:
     variant: str = ""  # tells results of other settings apart in the name of their file
 
 
-@dataclass(frozen=True)
-class Evaluator:
-    tasks: Mapping[str, str]  # name: what it measures
-    module: str  # has `evaluate(request: Request) -> Measured`
-    options: Sequence[str] = ()  # of its own, besides the batch, the data and the limit
-    default: Sequence[str] | None = None  # the tasks of a call that names none; all of them if none are given
-    other_tasks: bool = False  # names that are not among `tasks` are for the module to find
+class TaskFamily:
+    """Tasks that are measured together. They are for every model that gives what they need, and a kind of training may
+    bring families of its own (`Kind.evaluations`). An option that no family of a model declares is refused there."""
 
-    @property
-    def evaluate(self) -> Callable[[Request], Measured]:
-        return import_module(self.module).evaluate
+    needs: ClassVar[frozenset[str]]  # of a model: LANGUAGE, CLASSES, FEATURES
+    measures: ClassVar[str]  # what of a model, in words
+    tasks: ClassVar[Iterable[str]]  # names
+    default: ClassVar[Sequence[str]]  # the tasks of a call that names none
+    options: ClassVar[Sequence[str]] = ()  # beside the batch, the data and the limit
 
+    def has(self, name: str) -> bool:
+        return name in self.tasks
 
-PAPER_TASKS = ("arc_easy", "arc_challenge", "mmlu", "gsm8k", "humaneval")
-_LANGUAGE = Evaluator(
-    {
-        "arc_easy": "questions of school science, easy ones",
-        "arc_challenge": "... hard ones",
-        "mmlu": "questions of 57 subjects",
-        "gsm8k": "word problems of school mathematics",
-        "humaneval": "Python functions, by running their tests",
-        "spelling": "letters in words, counted (needs no data)",
-        "bpb": "bits per byte of held-out text",
-    },
-    "lapcli.evaluation.harness.run",
-    options=(
-        "protocol",
-        "samples",
-        "temperature",
-        "top_k",
-        "max_new_tokens",
-        "seed",
-        "show_prompt",
-        "samples_out",
-        "unsafe_code_execution",
-        "fresh",
-    ),
-    default=PAPER_TASKS,
-    other_tasks=True,
-)
+    def near(self) -> Iterable[str]:
+        """Names among which one that is misspelt is looked for."""
+        return self.tasks
 
-PROBES = {
-    "linear": "top-1 of a linear classifier on frozen features",
-    "knn": "top-1 by the nearest training images",
-    "ade20k": "mean IoU of a linear segmentation head on frozen patches",
-}
-_PROBE_OPTIONS = ("set", "holdout")
+    def check(self, tasks: Sequence[str], options: Mapping[str, Any], data: Path | None, gives: frozenset[str]) -> None:
+        """UsageError for what can be refused before a model is loaded; must not import torch."""
 
-EVALUATORS: dict[str, Evaluator] = {
-    "classification": Evaluator(
-        {
-            "top1": "share of images whose class is the first guess",
-            "top5": "... is among the first five guesses",
-            **PROBES,
-        },
-        "lapcli.evaluation.classification",
-        options=_PROBE_OPTIONS,
-        default=("top1", "top5"),
-    ),
-    "self_supervised": Evaluator(PROBES, "lapcli.evaluation.self_supervised", options=_PROBE_OPTIONS, default=("knn",)),
-    "language_model": _LANGUAGE,
-    "chat": _LANGUAGE,
-}
-#: `--model`: no run, so no objective; what is measured is a stock model's features.
-STOCK = "a stock model"
-_STOCK_EVALUATOR = Evaluator(PROBES, "lapcli.evaluation.run_tasks", options=_PROBE_OPTIONS, default=("knn",))
-
-
-def chosen_tasks(objective: str, text: str | None) -> list[str]:
-    """The tasks of a comma-separated list, the kind's own if there is none."""
-    evaluator = _evaluator(objective)
-    known = evaluator.tasks
-    if text is None:
-        return list(known if evaluator.default is None else evaluator.default)
-    names = list(dict.fromkeys(part.strip() for part in text.split(",")))
-    for name in names:
-        if name not in known and not (evaluator.other_tasks and name):
-            raise UsageError(f"--tasks: no task {name[:60]!r} for {_kind(objective)}; there are {', '.join(known)}")
-    return names
-
-
-def chosen_options(objective: str, given: Mapping[str, Any]) -> dict[str, Any]:
-    """The options that were asked for (neither none nor false); one that the kind of run does not have is refused."""
-    evaluator = _evaluator(objective)
-    chosen = {name: value for name, value in given.items() if value is not None and value is not False}
-    for name in chosen:
-        if name not in evaluator.options:
-            kinds = [kind for kind, other in EVALUATORS.items() if name in other.options]
-            raise UsageError(
-                f"--{name.replace('_', '-')} means nothing for {_kind(objective)}, only for {' and '.join(kinds)}; "
-                "leave it out"
-            )
-    return chosen
-
-
-def _kind(objective: str) -> str:
-    return objective if objective == STOCK else f"a run of {objective}"
-
-
-def _evaluator(objective: str) -> Evaluator:
-    if objective == STOCK:
-        return _STOCK_EVALUATOR
-    if objective not in EVALUATORS:
-        raise UsageError(f"a run of {objective} has no evaluation tasks yet; runs of {', '.join(EVALUATORS)} have")
-    return EVALUATORS[objective]
+    def measure(self, request: EvaluationRequest) -> Measured:
+        """The scores; called on every process."""
+        raise NotImplementedError
 
 
 def wilson_interval(successes: float, count: int, z: float = 1.959963984540054) -> tuple[float, float]:

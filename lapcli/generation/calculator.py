@@ -110,8 +110,8 @@ class _Parser:
         """The next token if it is of that kind (a sign: one of those)."""
         if self._place == len(self._tokens):
             return None
-        found, text = self._tokens[self._place]
-        if found != kind or (among and text not in among):
+        actual, text = self._tokens[self._place]
+        if actual != kind or (among and text not in among):
             return None
         self._place += 1
         return text

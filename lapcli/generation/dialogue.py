@@ -1,16 +1,76 @@
 """A conversation with a chat model: what was said so far, answers as they come, and the loop of a terminal."""
 
+import codecs
+import json
 import re
 import sys
-from collections.abc import Callable, Iterator
+import unicodedata
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Literal
 
-from lapcli.data.chat.conversation import question_and_answer
-from lapcli.data.chat.rendering import render
-from lapcli.data.text.tokenizer import Tokenizer
-from lapcli.generation.engine import Engine
-from lapcli.generation.sampling import Sampling
-from lapcli.generation.transcript import Transcript
+from lapcli.data.chat.conversation import question_and_answer, render
+from lapcli.data.text.tokenizer import SPECIAL_TOKENS, Tokenizer
+from lapcli.generation.engine import Engine, Sampling
 from lapcli.models.gpt import GPT
+
+COMMANDS = "/system TEXT sets the tone, /clear forgets what was said, /save FILE keeps it, /quit leaves"
+
+
+class Transcript:
+    """Text as tokens come. A character of several tokens appears with its last one; control characters never do."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+        self._special = {tokenizer.special(name): name for name in SPECIAL_TOKENS}
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        self._call: Literal["none", "expression", "called", "result"] = "none"
+
+    def add(self, token: int) -> str:
+        """What can be shown now."""
+        name = self._special.get(token)
+        if name is None:
+            closed = self._close() if self._call == "called" else ""
+            return closed + _harmless(self._decoder.decode(self._tokenizer.decode_bytes([token])))
+        text = self._broken_character()
+        if name == "<|python_end|>" and self._call == "expression":
+            self._call = "called"
+        elif name == "<|output_start|>" and self._call == "called":
+            self._call = "result"
+            text += " = "
+        elif name == "<|output_end|>" and self._call == "result":
+            self._call = "none"
+            text += "]"
+        else:
+            text += self._close()
+            if name == "<|python_start|>":
+                self._call = "expression"
+                text += "[calculator: "
+        return text
+
+    def end(self) -> str:
+        """What was held back."""
+        return self._broken_character() + self._close()
+
+    def _close(self) -> str:
+        """A call that comes to nothing: not understood, or cut off."""
+        endings = {"none": "", "expression": " ...]", "called": " has no result]", "result": " ...]"}
+        ending, self._call = endings[self._call], "none"
+        return ending
+
+    def _broken_character(self) -> str:
+        text = self._decoder.decode(b"", final=True)
+        self._decoder.reset()
+        return text
+
+
+def transcript(tokens: Iterable[int], tokenizer: Tokenizer) -> str:
+    shown = Transcript(tokenizer)
+    return "".join([*(shown.add(token) for token in tokens), shown.end()])
+
+
+def _harmless(text: str) -> str:
+    return "".join("\ufffd" if unicodedata.category(c) == "Cc" and c not in "\n\t" else c for c in text)
 
 
 class Dialogue:
@@ -22,25 +82,32 @@ class Dialogue:
         self._longest = model.config.context
         self._exchanges: list[list[int]] = []
         self.forgotten = 0  # exchanges that did not fit
+        self.system = ""  # stands before the first question that the model sees, as in its training data
+        self.messages: list[dict[str, str]] = []  # all that was said, as `/save` writes it
 
     def clear(self) -> None:
-        self._exchanges = []
+        self._exchanges, self.messages = [], []
 
     def answer(self, question: str) -> Iterator[str]:
         """The answer in pieces of text. An answer that is cut short (by closing this) counts as far as it went."""
         asked = self._user_turn(question)
         prompt = self._prompt(asked)
         said: list[int] = []
+        told: list[str] = []
         shown = Transcript(self._tokenizer)
         try:
             for event in self._engine.stream([prompt], self._sampling):
                 if not event.is_end:
                     said.append(event.token)
                     if text := shown.add(event.token):
+                        told.append(text)
                         yield text
             if text := shown.end():
+                told.append(text)
                 yield text
         finally:
+            self.messages.append({"role": "user", "content": question})
+            self.messages.append({"role": "assistant", "content": "".join(told)})
             self._exchanges.append([*asked, *said, self._tokenizer.special("<|assistant_end|>")])
 
     def _user_turn(self, question: str) -> list[int]:
@@ -49,15 +116,22 @@ class Dialogue:
         user = question_and_answer(question)[:1]
         tokens = render(user, self._tokenizer).ids.tolist()[1:]
         around = [self._tokenizer.special("<|user_end|>"), self._tokenizer.special("<|assistant_start|>")]
-        room = max(1, self._longest - len(around) - 1 - min(self._sampling.max_tokens, self._longest // 2))
+        answer = min(self._sampling.max_tokens, self._longest // 2)
+        room = max(1, self._longest - len(around) - 1 - len(self._system_tokens()) - answer)
         return [*tokens[:-1][:room], *around]
 
+    def _system_tokens(self) -> list[int]:
+        """With the blank line after it; a text that would leave no room for questions loses its end."""
+        return self._tokenizer.encode(f"{self.system}\n\n")[: self._longest // 4] if self.system else []
+
     def _prompt(self, asked: list[int]) -> list[int]:
-        room = self._longest - 1 - len(asked) - min(self._sampling.max_tokens, self._longest // 2)
+        system = self._system_tokens()
+        room = self._longest - 1 - len(asked) - len(system) - min(self._sampling.max_tokens, self._longest // 2)
         while self._exchanges and sum(map(len, self._exchanges)) > room:
             self._exchanges.pop(0)
             self.forgotten += 1
-        return [self._tokenizer.bos, *(token for exchange in self._exchanges for token in exchange), *asked]
+        start, *rest = [*(token for exchange in self._exchanges for token in exchange), *asked]
+        return [self._tokenizer.bos, start, *system, *rest]  # `start` is the first <|user_start|>
 
 
 def converse(dialogue: Dialogue, read: Callable[[str], str] = input) -> None:
@@ -74,16 +148,39 @@ def converse(dialogue: Dialogue, read: Callable[[str], str] = input) -> None:
             continue
         if question == "/quit":
             return
-        if question == "/clear":
-            dialogue.clear()
-            print("(forgotten)", file=sys.stderr)
-        elif re.fullmatch(r"/\w+", question):
-            print(f"(no command {question}; /clear forgets what was said, /quit leaves)", file=sys.stderr)
+        if re.match(r"/\w+(\s|$)", question):
+            print(f"({_obey(dialogue, *question.split(maxsplit=1))})", file=sys.stderr)
         elif question:
             _print_answer(dialogue, question)
             if dialogue.forgotten > forgotten:
                 forgotten = dialogue.forgotten
                 print("(the oldest questions no longer fit the context and are forgotten)", file=sys.stderr)
+
+
+def _obey(dialogue: Dialogue, command: str, words: str = "") -> str:
+    """What a command that begins with / has done."""
+    if command == "/clear":
+        dialogue.clear()
+        return "forgotten"
+    if command == "/system":
+        dialogue.system = words
+        return "the system text stands before the first question" if words else "no system text any more"
+    if command == "/save":
+        return _save(dialogue, Path(words or "conversation.jsonl").expanduser())
+    return f"no command {command}; {COMMANDS}"
+
+
+def _save(dialogue: Dialogue, file: Path) -> str:
+    """Adds the conversation to a file as one line, in the form that a recipe's `conversations` are read in."""
+    if not dialogue.messages:
+        return "nothing was said yet"
+    system = [{"role": "system", "content": dialogue.system}] if dialogue.system else []
+    try:
+        with file.open("a", encoding="utf-8") as opened:
+            opened.write(json.dumps([*system, *dialogue.messages], ensure_ascii=False) + "\n")
+    except OSError as error:
+        return f"{file} cannot be written: {error.strerror}; name another file"
+    return f"saved to {file}"
 
 
 def _print_answer(dialogue: Dialogue, question: str) -> None:

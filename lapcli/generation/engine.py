@@ -4,9 +4,13 @@ Rows of different prompts and lengths share a batch. A row that is done leaves, 
 that time goes only to rows still running. With a tokenizer, an answer ends at <|assistant_end|> or <|bos|>, and the
 calculator answers its calls.
 
-Shapes: B rows, V vocabulary.
+The noise of a draw is a function of (prompt, seed, sample, position) and of nothing else: not of the batch, the other
+rows, the device or the order of the questions.
+
+Shapes: B rows, V vocabulary, K likeliest tokens.
 """
 
+import hashlib
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -16,13 +20,76 @@ import torch
 from torch import Tensor
 
 from lapcli.data.text.tokenizer import Tokenizer
+from lapcli.generation.calculator import calculate
 from lapcli.generation.row_cache import RowCache
-from lapcli.generation.sampling import Sampling, draw, noise_key, uniform
-from lapcli.generation.tool_use import ToolUse
 from lapcli.models.gpt import GPT, KVCache
+from lapcli.runtime.devices import has_float64
 from lapcli.runtime.errors import LapError, UsageError
 
-__all__ = ["Completion", "Engine", "Event", "Sampling", "generate"]
+_MASK = 2**64 - 1
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """Temperature 0 takes the likeliest token; `top_k` draws among so many of them."""
+
+    max_tokens: int
+    temperature: float = 0.0
+    top_k: int | None = None
+    seed: int = 0
+
+
+def noise_key(prompt: Sequence[int], seed: int, sample: int) -> int:
+    text = f"{seed} {sample} {' '.join(map(str, prompt))}"
+    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big")
+
+
+def uniform(key: int, position: int) -> float:
+    """In [0, 1): the position-th number of the splitmix64 generator that starts at `key`."""
+    z = (key + (position + 1) * 0x9E3779B97F4A7C15) & _MASK
+    z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
+    z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) & _MASK
+    return ((z ^ (z >> 31)) >> 11) / 2**53
+
+
+def draw(logits_BV: Tensor, sampling: Sampling, noise: Sequence[float]) -> list[int]:
+    """One token a row: where its noise falls in the cumulated probabilities."""
+    if sampling.temperature == 0:
+        return [int(id_) for id_ in logits_BV.argmax(dim=-1).tolist()]
+    ids_BK: Tensor | None = None
+    if sampling.top_k is not None and sampling.top_k < logits_BV.shape[1]:
+        logits_BV, ids_BK = logits_BV.topk(sampling.top_k)
+    if not has_float64(logits_BV.device):
+        logits_BV = logits_BV.cpu()
+    cumulated_BV = (logits_BV.double() / sampling.temperature).softmax(-1).cumsum(-1)
+    u_B = torch.tensor(noise, dtype=torch.float64, device=logits_BV.device) * cumulated_BV[:, -1]
+    drawn_B = torch.searchsorted(cumulated_BV, u_B[:, None], right=True)[:, 0].clamp(max=logits_BV.shape[1] - 1)
+    if ids_BK is not None:
+        drawn_B = ids_BK.gather(1, drawn_B[:, None].to(ids_BK.device))[:, 0]
+    return [int(id_) for id_ in drawn_B.tolist()]
+
+
+class ToolUse:
+    """The state of one row."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+        self._start, self._end = (tokenizer.special(name) for name in ("<|python_start|>", "<|python_end|>"))
+        self._expression: list[int] | None = None
+
+    def after(self, token: int) -> list[int]:
+        """The tokens that must come next, if any."""
+        if token == self._start:
+            self._expression = []
+        elif token == self._end and self._expression is not None:
+            result = calculate(self._tokenizer.decode(self._expression))
+            self._expression = None
+            if result is not None:
+                start, end = (self._tokenizer.special(name) for name in ("<|output_start|>", "<|output_end|>"))
+                return [start, *self._tokenizer.encode(result), end]
+        elif self._expression is not None:
+            self._expression.append(token)
+        return []
 
 
 class Event(NamedTuple):
@@ -61,7 +128,7 @@ class _Prefix(NamedTuple):
 
 
 class Engine:
-    """`batch`: the most rows that are decoded together. Without `uses_tools` nobody answers calls of the calculator."""
+    """`batch`: the most rows that are decoded together. Without `uses_tools` calls of the calculator get no answer."""
 
     def __init__(
         self, model: GPT, tokenizer: Tokenizer | None = None, batch: int = 32, uses_tools: bool = True
@@ -92,7 +159,7 @@ class Engine:
         samples: int = 1,
         is_over: Callable[[Event], bool] | None = None,
     ) -> Iterator[Event]:
-        """Every token as it is there. `is_over` is asked after each whether its sample is to end with it."""
+        """Every token as soon as it is drawn. `is_over` decides after each whether its sample ends with it."""
         self._check(prompts, sampling)
         weight = self.model.embed.weight
         waiting = deque((p, s) for p in range(len(prompts)) for s in range(samples) if sampling.max_tokens > 0)
@@ -136,14 +203,14 @@ class Engine:
         return self._logits(self.model.hidden(tokens_B1, cache))
 
     def _logits(self, x_BTC: Tensor) -> Tensor:
-        """Of the last token only."""
+        """Logits of the last token only."""
         logits_BV = self.model.logits(x_BTC[:, -1])
         if not torch.isfinite(logits_BV).all():
             raise LapError("the model gives logits that are not finite; nothing can be drawn from these weights")
         return logits_BV
 
     def _take(self, row: _Row, drawn: int, sampling: Sampling, is_over: Callable[[Event], bool] | None) -> Event:
-        """The drawn token, unless the calculator has the word."""
+        """The drawn token or, while the calculator answers, the next token of its answer."""
         is_forced = bool(row.forced)
         token = row.forced.popleft() if is_forced else drawn
         row.token = token
@@ -172,6 +239,6 @@ class Engine:
 def generate(
     model: GPT, prompt: list[int], max_tokens: int, *, temperature: float = 0.0, top_k: int | None = None, seed: int = 0
 ) -> list[int]:
-    """The tokens that follow one prompt, exactly so many, whatever they are."""
+    """Exactly `max_tokens` tokens that follow one prompt, whatever they are."""
     sampling = Sampling(max_tokens, temperature, top_k, seed)
     return Engine(model).complete([prompt], sampling)[0][0].tokens

@@ -1,4 +1,4 @@
-"""A cache whose rows have lengths of their own and come and go while the others go on.
+"""A cache whose rows have lengths of their own and come and go while the others continue.
 
 Shapes: L layers, B rows, G key and value heads, S tokens, D head size.
 """
@@ -12,7 +12,7 @@ _GROWTH = 256  # tokens that are added at once
 
 
 class RowCache(KVCache):
-    """For one token a row and step. As long as all rows have one length, no mask is needed and slices do."""
+    """Rows grow by one token a step. While all have the same length, no mask is needed and slices suffice."""
 
     def __init__(self, config: GPTConfig, rows: int, dtype: torch.dtype, device: torch.device | str) -> None:
         super().__init__(config, rows, 0, dtype, device)

@@ -4,7 +4,11 @@ A kind is found by the `objective` of its recipe. Nothing here imports torch bef
 something, so that a wrong name is refused at once.
 """
 
+from collections.abc import Sequence
+from pathlib import Path
+
 from lapcli.kinds.kind import Kind, LoadedModel, Start
+from lapcli.recipe import load_recipe
 from lapcli.recipe.schema import AnyRecipe
 from lapcli.runtime.plugins import Registry
 
@@ -23,4 +27,10 @@ def kind_of(recipe: AnyRecipe) -> Kind:
     return KINDS[recipe.objective]
 
 
-__all__ = ["KINDS", "Kind", "LoadedModel", "Start", "kind_of"]
+def load_recipe_with_data(path: Path, overrides: Sequence[str], data: Path | None) -> AnyRecipe:
+    """A recipe of any kind; `data` is a local file or folder that is read instead of its own source."""
+    loaded = load_recipe(path, overrides)
+    return loaded if data is None else kind_of(loaded).load_with_data(path, overrides, data)
+
+
+__all__ = ["KINDS", "Kind", "LoadedModel", "Start", "kind_of", "load_recipe_with_data"]

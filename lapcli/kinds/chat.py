@@ -4,11 +4,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from lapcli.kinds.kind import LANGUAGE, Fetched, Kind, LoadedModel, Start
-from lapcli.kinds.language_model import load_gpt
+from lapcli.kinds.kind import CHAT, LANGUAGE, Fetched, Kind, LoadedModel, PlanFacts, Start, TrainingStep
+from lapcli.kinds.language_model import gpt_training_step, load_gpt, token_facts
 from lapcli.recipe import load_recipe
 from lapcli.recipe.chat import STAGES, ChatRecipe, ChatStageRecipe, StageName, stage_recipe
-from lapcli.recipe.schema import GPTRecipe, Source
+from lapcli.recipe.schema import BaseRecipe, GPTRecipe, Source
 from lapcli.runs import CHECKPOINTS, INFO, TOKENIZER, Run, find_run, read_run
 from lapcli.runtime.environment import STEP_TIMEOUT
 from lapcli.runtime.errors import DataError, UsageError
@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     import torch
     from rich.console import Console
 
+    from lapcli.objectives.objective import BatchPlan
+    from lapcli.runtime.devices import ComputePolicy
     from lapcli.runtime.ranks import World
     from lapcli.training.checkpoint import Checkpoint
 
@@ -30,8 +32,9 @@ class ChatKind(Kind):
     name = "chat"
     recipe = ChatStageRecipe
     recipe_file = ChatRecipe
-    gives = frozenset({LANGUAGE})
+    gives = frozenset({LANGUAGE, CHAT})
     metrics = ("validation_loss", "validation_bits_per_byte")
+    data_identity_has_seed = True  # the order of conversations is a part of it
 
     def start(self, recipe: ChatStageRecipe, world: "World", run: Run) -> Start:
         from lapcli.data.text.tokenizer import Tokenizer
@@ -80,7 +83,7 @@ class ChatKind(Kind):
 
     def fetch(self, recipe: ChatRecipe, progress: Progress) -> Fetched:
         """Every data set of every mixture, each once."""
-        from lapcli.data.chat.counts import fetch_data_sets
+        from lapcli.data.chat.mixture import fetch_data_sets
 
         rows = fetch_data_sets(recipe, progress)
         lines = []
@@ -91,17 +94,52 @@ class ChatKind(Kind):
 
     def data_of(self, run: Run) -> tuple[Run, Source]:
         """The text that the model was pretrained on: a chat stage is measured on the same."""
-        while isinstance(run.recipe, ChatStageRecipe):
-            run = read_run(folder_of(run.recipe.start.run, run.path.parent))
+        from lapcli.kinds import kind_of
+
         recipe: Any = run.recipe
-        return run, recipe.data
+        before = read_run(folder_of(recipe.start.run, run.path.parent))
+        return kind_of(before.recipe).data_of(before)
+
+    def load_with_data(self, path: Path, overrides: Sequence[str], data: Path) -> ChatRecipe:
+        return load_chat_recipe(path, overrides, data)
+
+    def run_recipes(self, recipe: ChatRecipe, runs_dir: Path, run: str | None) -> dict[str, BaseRecipe]:
+        start = start_of(runs_dir, run)
+        weights_sha256 = str(start.info.get("weights_sha256", "0" * 64))
+        return {
+            stage: stage_recipe(recipe, stage, _gpt_recipe(start), start.name, weights_sha256)
+            for stage in recipe.stages.given()
+        }
+
+    def training_step(self, recipe: ChatStageRecipe, device: "torch.device", policy: "ComputePolicy") -> TrainingStep:
+        return gpt_training_step(recipe, device, policy, any_length=recipe.batching == "padded")
+
+    def plan_facts(self, recipe: ChatStageRecipe, batches: "BatchPlan") -> PlanFacts:
+        from lapcli.data.chat.mixture import count_stage
+
+        counts = count_stage(recipe.stage, recipe)
+        facts = token_facts(recipe, counts.steps)
+        if recipe.batching == "padded":
+            longest = (
+                f"at most: rows are padded to the longest of a micro-batch, here to {recipe.model.context:,} tokens"
+            )
+            facts |= {"example": "conversations", "lines": {**facts["lines"], "length": longest}}
+        missing = [count.name for count in (*counts.train, *counts.validation) if count.available is None]
+        if missing:
+            facts |= {"download": f"{', '.join(missing)}, whose size only the hub knows", "download_bytes": None}
+        return PlanFacts(
+            steps=counts.steps,
+            epochs=None if recipe.train.steps else recipe.train.epochs,
+            data=counts.to_text(),
+            **facts,
+        )
 
 
 def load_chat_recipe(
     path: Path, overrides: Sequence[str] = (), data: Path | None = None, seed: int | None = None
 ) -> ChatRecipe:
     """A recipe with stages; `data` is a folder with copies of its data sets."""
-    from lapcli.data.chat.sources import with_local_data
+    from lapcli.data.chat.data_sets import with_local_data
 
     loaded = load_recipe(path, overrides, seed)
     if not isinstance(loaded, ChatRecipe):
@@ -130,6 +168,12 @@ def _weights_with(checkpoints: Path, sha256: str) -> Path | None:
 def start_of(runs_dir: Path, run: str | None) -> Run:
     """The run to start from: the named one, or the newest finished pretrained GPT."""
     return find_run(runs_dir, run, PRETRAINED if run is None else STARTS)
+
+
+def _gpt_recipe(run: Run) -> GPTRecipe:
+    if not isinstance(run.recipe, GPTRecipe):
+        raise UsageError(f"{run.path} is not a run of a GPT; name one with --run")
+    return run.recipe
 
 
 def train_stages(
@@ -168,12 +212,10 @@ def train_stages(
                     f"{stage} starts from {start.path}, weights sha256 {start.info['weights_sha256'][:16]}",
                     highlight=False,
                 )
-            if not isinstance(start.recipe, GPTRecipe):
-                raise UsageError(f"{start.path} is not a run of a GPT; name one with --run")
             if start.path.resolve() == (runs_dir / f"{name}-{stage}").resolve():
                 raise UsageError(f"{start.path} cannot start from itself; choose another --name or --run")
             place = start.name if start.path.parent.resolve() == runs_dir.resolve() else str(start.path.resolve())
-            staged = stage_recipe(recipe, stage, start.recipe, place, str(start.info["weights_sha256"]))
+            staged = stage_recipe(recipe, stage, _gpt_recipe(start), place, str(start.info["weights_sha256"]))
             run = train_in_world(
                 world, KIND, staged, runs_dir=runs_dir, name=f"{name}-{stage}", fresh=fresh, console=console
             )
@@ -189,11 +231,11 @@ def _check_stages(recipe: ChatRecipe, stages: list[StageName], start: Run, world
     from lapcli.data.text.tokenizer import Tokenizer
     from lapcli.objectives.chat import plan_stage, prepare_chat
 
-    if not stages or not isinstance(start.recipe, GPTRecipe):
+    if not stages:
         return
     tokenizer = Tokenizer.from_file(start.path / TOKENIZER)
     for stage in stages:
-        staged = stage_recipe(recipe, stage, start.recipe, start.name, str(start.info["weights_sha256"]))
+        staged = stage_recipe(recipe, stage, _gpt_recipe(start), start.name, str(start.info["weights_sha256"]))
         with shown_progress(world.is_main) as progress:
             data = prepare_chat(staged, tokenizer, progress)
         try:

@@ -2,14 +2,17 @@
 
 from typing import TYPE_CHECKING, Any
 
-from lapcli.kinds.kind import CLASSES, FEATURES, Fetched, Kind, LoadedModel, Start
-from lapcli.recipe.vision import ClassificationRecipe, ImageFiles
+from lapcli.kinds.images import download_facts, fetch_images, load_vit
+from lapcli.kinds.kind import CLASSES, FEATURES, Fetched, Kind, LoadedModel, PlanFacts, Start, TrainingStep
+from lapcli.recipe.vision import ClassificationRecipe
 from lapcli.runs import Run
 from lapcli.runtime.progress import Progress, shown_progress
 
 if TYPE_CHECKING:
     import torch
 
+    from lapcli.objectives.objective import BatchPlan
+    from lapcli.runtime.devices import ComputePolicy
     from lapcli.runtime.ranks import World
     from lapcli.training.checkpoint import Checkpoint
 
@@ -20,6 +23,7 @@ class ClassificationKind(Kind):
     gives = frozenset({CLASSES, FEATURES})
     metrics = ("validation_loss", "validation_top1", "validation_top5")
     expected_scores = ("top1",)
+    validated_scores = ("top1", "top5")
 
     def start(self, recipe: ClassificationRecipe, world: "World", run: Run) -> Start:
         from lapcli.data.images.sources import open_images
@@ -28,7 +32,7 @@ class ClassificationKind(Kind):
         with shown_progress(world.is_main) as progress:
             data = open_images(recipe.data, recipe.model.classes, progress)
         objective, size = Classification(recipe, data, world), recipe.model.image
-        if run.info.get("step", 0) == 0:  # a run that began with such a schedule goes on
+        if run.info.get("step", 0) == 0:  # a run that began with such a schedule is resumed as it is
             objective.refuse_long_warmup()
         return Start(objective, data.facts(size), data.notes(size))
 
@@ -36,46 +40,58 @@ class ClassificationKind(Kind):
         self, run: Run, checkpoint: "Checkpoint | None", device: "torch.device", *, float32: bool = False
     ) -> LoadedModel:
         from lapcli.models.vit import build_vit
-        from lapcli.training.checkpoint import load_weights
 
         recipe: Any = run.recipe
-        model = build_vit(recipe.model, recipe.seed)
-        if checkpoint is not None:
-            load_weights(checkpoint.weights, model, str(recipe.model.head_plan()))
-        return LoadedModel(
-            name=run.name,
-            module=model.to(device),
-            gives=self.gives,
-            weights="untrained" if checkpoint is None else "trained",
-            weights_sha256=None if checkpoint is None else checkpoint.weights_sha256,
-            step=0 if checkpoint is None else checkpoint.step,
-            device=device,
-            run=run,
-            images=recipe.data,
-            image_size=recipe.model.image,
-            classes=recipe.model.classes,
-        )
+        model = load_vit(lambda seed: build_vit(recipe.model, seed), recipe, checkpoint)
+        known = {"images": recipe.data, "image_size": recipe.model.image, "classes": recipe.model.classes}
+        return LoadedModel.from_run(run, checkpoint, model, device, self.gives, **known)
 
     def fetch(self, recipe: ClassificationRecipe, progress: Progress) -> Fetched:
         return fetch_images(recipe.data, recipe.model.classes, progress)
 
+    def training_step(
+        self, recipe: ClassificationRecipe, device: "torch.device", policy: "ComputePolicy"
+    ) -> TrainingStep:
+        import torch
 
-def fetch_images(source: ImageFiles, classes: int | None, progress: Progress) -> Fetched:
-    from lapcli.data.images.sources import open_images
+        from lapcli.objectives.classification import ClassificationStep, parameter_groups
 
-    data = open_images(source, classes, progress)
-    facts = {
-        "source": source.train,
-        "classes": len(data.train.classes),
-        "train_images": len(data.train),
-        "validation_images": len(data.validation),
-        "identity": data.identity,
-    }
-    lines = [
-        f"{name.replace('_', ' '):<19}{f'{value:,}' if isinstance(value, int) else value}"
-        for name, value in facts.items()
-    ]
-    return Fetched(facts, lines)
+        section = recipe.model
+        step = ClassificationStep(recipe, device, policy)
+
+        def made_up_batch(images: int, device: torch.device) -> Any:
+            images_BCHW = torch.zeros(images, 3, section.image, section.image, device=device)
+            return images_BCHW, torch.full((images, section.classes), 1 / section.classes, device=device)
+
+        return TrainingStep(step.model, lambda: parameter_groups(recipe, step.model), made_up_batch, step.loss)
+
+    def micro_batch_multiple(self, recipe: ClassificationRecipe) -> int:
+        return 2 if recipe.data.mixing.is_on else 1  # images are mixed in pairs
+
+    def plan_facts(self, recipe: ClassificationRecipe, batches: "BatchPlan") -> PlanFacts:
+        from lapcli.data.known_sets import known_set
+
+        section, train, mixing = recipe.model, recipe.train, recipe.data.mixing
+        held_out = recipe.data.validation if isinstance(recipe.data.validation, float) else 0.0
+        per_epoch = int((known_set(recipe.data.train).train_images or 0) * (1 - held_out)) // train.batch
+        steps = train.steps or (int((train.epochs or 0) * per_epoch) or None)
+        images = None if steps is None else steps * train.batch
+        tokens = (section.image // section.patch) ** 2 + 1
+        group = f"groups of {mixing.group or train.batch} images share a lambda" if mixing.is_on else "none"
+        return PlanFacts(
+            steps=steps,
+            data=recipe.data.train,
+            **download_facts(recipe.data),
+            example="images",
+            unit="image",
+            epochs=None if train.steps else train.epochs,
+            keeps_best=True,
+            lines={
+                "tokens": f"{tokens} an image" + ("" if images is None else f", {images:,} images in all"),
+                "mixing": group,
+            },
+            values={"images": images, "tokens_per_image": tokens},
+        )
 
 
 KIND = ClassificationKind()

@@ -1,11 +1,13 @@
 """What every kind of training says about itself; training, evaluation, analysis, planning and reports ask only this."""
 
+import json
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
+from lapcli.recipe import load_recipe
 from lapcli.recipe.schema import AnyRecipe, BaseRecipe, Source
 from lapcli.runs import Run
 from lapcli.runtime.errors import UsageError
@@ -16,14 +18,18 @@ if TYPE_CHECKING:  # no torch in here: names are listed and refused without it
     from torch import nn
 
     from lapcli.data.text.tokenizer import Tokenizer
+    from lapcli.evaluation.tasks import TaskFamily
     from lapcli.models.gpt import GPT
-    from lapcli.objectives.objective import Objective
+    from lapcli.objectives.objective import BatchPlan, Objective, ParameterGroup
     from lapcli.recipe.vision import ImageFiles
+    from lapcli.runtime.devices import ComputePolicy
     from lapcli.runtime.ranks import World
     from lapcli.training.checkpoint import Checkpoint
 
 #: What models of a kind offer to evaluations and analyses.
 LANGUAGE = "language"  # next tokens of text, with a tokenizer
+CHAT = "chat"  # answers in conversations
+HELD_OUT_TEXT = "held-out text"  # the recipe's `data`, `tokenizer` and `validation` say which
 CLASSES = "classes"  # a class for each image
 FEATURES = "features"  # class token and patches of an image
 
@@ -55,6 +61,34 @@ class LoadedModel:
     image_size: int | None = None  # pixels of a side
     classes: int | None = None  # of a classifier trained here
 
+    @classmethod
+    def from_run(
+        cls,
+        run: Run,
+        checkpoint: "Checkpoint | None",
+        module: "nn.Module",
+        device: "torch.device",
+        gives: frozenset[str],
+        **known: Any,
+    ) -> "LoadedModel":
+        """`module` has the weights of the checkpoint, or untrained ones; `known` are fields of its data."""
+        return cls(
+            name=run.name,
+            module=module.to(device),
+            gives=gives,
+            weights="untrained" if checkpoint is None else "trained",
+            weights_sha256=None if checkpoint is None else checkpoint.weights_sha256,
+            step=0 if checkpoint is None else checkpoint.step,
+            device=device,
+            run=run,
+            **known,
+        )
+
+    @property
+    def validation_batch(self) -> int | None:
+        """Examples that its run takes at once in a validation, where its recipe says so."""
+        return None if self.run is None else getattr(self.run.recipe.validation, "batch", None)
+
     def language_model(self) -> "tuple[GPT, Tokenizer]":
         """The GPT and its tokenizer; UsageError for other models."""
         from lapcli.models.gpt import GPT
@@ -64,13 +98,66 @@ class LoadedModel:
         return self.module, self.tokenizer
 
 
+@dataclass(frozen=True)
+class TrainingStep:
+    """A recipe's training step on made-up data: a plan traces it without computing, a probe measures it."""
+
+    model: "nn.Module"
+    parameter_groups: Callable[[], "list[ParameterGroup]"]  # of the model as it is then: a plan gives it other tensors
+    made_up_batch: Callable[[int, "torch.device"], Any]  # so many examples on a device, whose values do not matter
+    loss: Callable[[Any], "torch.Tensor"]  # the objective's own
+    after_step: Callable[[], None] = lambda: None
+
+
+@dataclass(frozen=True)
+class PlanFacts:
+    """What a plan says of a recipe beside what it computes from the training step."""
+
+    steps: int | None  # none: so many epochs of data that was not looked at
+    data: str
+    download: str = "nothing"
+    download_bytes: int | None = 0  # none: not known without asking the hub
+    example: str = "examples"  # what batches are counted in
+    unit: str = "example"  # what FLOPs are given for
+    units_per_example: int = 1
+    epochs: float | None = None
+    keeps_best: bool = False  # the best checkpoint beside the newest
+    lines: Mapping[str, str] = field(default_factory=dict)  # more lines of the text
+    values: Mapping[str, Any] = field(default_factory=dict)  # more keys of the JSON
+
+
+def describe_download(size: int | None, what: str) -> dict[str, Any]:
+    """The two fields of `PlanFacts`."""
+    words = f"{what}, whose size only the hub knows"
+    if size is not None:
+        words = f"about {size / 1e9:,.1f} GB unless it is on this machine already: {what}"
+    return {"download": words, "download_bytes": size}
+
+
+@dataclass(frozen=True)
+class Fetched:
+    """What `lap fetch` prints: `facts` as JSON, `lines` for people."""
+
+    facts: Mapping[str, Any] | list[dict[str, Any]]
+    lines: list[str]
+
+
 class Kind(ABC):
+    """One kind of training. Only `start`, `load` and `fetch` have to be there.
+
+    `lap plan` needs `training_step`, and says more with `plan_facts` and `micro_batch_multiple`. Recipes whose `model`
+    section is a `TransformerModel` are planned quickly however many layers they have; others are traced as a whole.
+    """
+
     name: ClassVar[str]  # the `objective` of its recipes
     recipe: ClassVar[type[BaseRecipe]]  # what a run keeps
     recipe_file: ClassVar[type[AnyRecipe]]  # what a user writes: the same, but for recipes with stages
     gives: ClassVar[frozenset[str]]
     metrics: ClassVar[tuple[str, ...]]  # numbers of a validation, which a search may choose by
     expected_scores: ClassVar[tuple[str, ...]] = ()  # evaluations whose absence a report names
+    validated_scores: ClassVar[tuple[str, ...]] = ()  # evaluations that `validation_NAME` gives on the same examples
+    data_identity_has_seed: ClassVar[bool] = False  # `data_sha256` of runs with another seed differs
+    evaluations: ClassVar[tuple["TaskFamily", ...]] = ()  # tasks of its own, beside those for what its models give
 
     @abstractmethod
     def start(self, recipe: Any, world: "World", run: Run) -> Start:
@@ -93,10 +180,27 @@ class Kind(ABC):
         """The data that the run's model was trained on, and the run that holds its recipe and tokenizer."""
         return run, run.recipe.data  # type: ignore[attr-defined]
 
+    def load_with_data(self, path: Path, overrides: Sequence[str], data: Path) -> AnyRecipe:
+        """The recipe with a local file or folder in place of its own source."""
+        # A local copy has the hub's files but not its revisions.
+        return load_recipe(path, [*overrides, f"data.train={json.dumps(str(data))}", "data.revision=null"])
 
-@dataclass(frozen=True)
-class Fetched:
-    """What `lap fetch` prints: `facts` as JSON, `lines` for people."""
+    def run_recipes(self, recipe: Any, runs_dir: Path, run: str | None) -> dict[str, BaseRecipe]:
+        """The recipes of the runs that a recipe file leads to, by stage; the first stage starts from `run`."""
+        if run is not None:
+            raise UsageError(f"a recipe of {self.name} has a model of its own; leave --run out")
+        return {"": recipe}
 
-    facts: Mapping[str, Any] | list[dict[str, Any]]
-    lines: list[str]
+    def training_step(self, recipe: Any, device: "torch.device", policy: "ComputePolicy") -> TrainingStep:
+        """The step of a run of the recipe that computes as `policy` says.
+
+        On the meta device no weight may take memory: build the model under `with device:`.
+        """
+        raise UsageError(f"recipes of {self.name} cannot be planned: the kind has no training_step")
+
+    def plan_facts(self, recipe: Any, batches: "BatchPlan") -> PlanFacts:
+        return PlanFacts(steps=recipe.train.steps, data="not described by the kind", epochs=recipe.train.epochs)
+
+    def micro_batch_multiple(self, recipe: Any) -> int:
+        """Micro-batches consist of a multiple of this many examples."""
+        return 1

@@ -2,14 +2,26 @@
 
 from typing import TYPE_CHECKING, Any
 
-from lapcli.kinds.kind import LANGUAGE, Fetched, Kind, LoadedModel, Start
-from lapcli.recipe.schema import GPTRecipe, LanguageModelRecipe
+from lapcli.kinds.kind import (
+    HELD_OUT_TEXT,
+    LANGUAGE,
+    Fetched,
+    Kind,
+    LoadedModel,
+    PlanFacts,
+    Start,
+    TrainingStep,
+    describe_download,
+)
+from lapcli.recipe.schema import GPTRecipe, LanguageModelRecipe, TextSource
 from lapcli.runs import TOKENIZER, Run
 from lapcli.runtime.progress import Progress, shown_progress
 
 if TYPE_CHECKING:
     import torch
 
+    from lapcli.objectives.objective import BatchPlan
+    from lapcli.runtime.devices import ComputePolicy
     from lapcli.runtime.ranks import World
     from lapcli.training.checkpoint import Checkpoint
 
@@ -17,7 +29,7 @@ if TYPE_CHECKING:
 class LanguageModelKind(Kind):
     name = "language_model"
     recipe = recipe_file = LanguageModelRecipe
-    gives = frozenset({LANGUAGE})
+    gives = frozenset({LANGUAGE, HELD_OUT_TEXT})
     metrics = ("validation_loss", "validation_bits_per_byte")
 
     def start(self, recipe: LanguageModelRecipe, world: "World", run: Run) -> Start:
@@ -64,6 +76,68 @@ class LanguageModelKind(Kind):
         }
         return Fetched(facts, [f"{name:<12}{value}" for name, value in rows.items()])
 
+    def training_step(
+        self, recipe: LanguageModelRecipe, device: "torch.device", policy: "ComputePolicy"
+    ) -> TrainingStep:
+        return gpt_training_step(recipe, device, policy)
+
+    def plan_facts(self, recipe: LanguageModelRecipe, batches: "BatchPlan") -> PlanFacts:
+        from lapcli.data.text.tokens import describe_source
+
+        return PlanFacts(
+            steps=recipe.train.steps,
+            epochs=None if recipe.train.steps else recipe.train.epochs,
+            data=describe_source(recipe.data, recipe.tokenizer),
+            **_download_facts(recipe.data),
+            **token_facts(recipe, recipe.train.steps),
+        )
+
+
+def token_facts(recipe: GPTRecipe, steps: int | None) -> dict[str, Any]:
+    """Fields of a plan's facts: batches of sequences as long as the context, counted in tokens."""
+    tokens_per_step = recipe.train.batch * recipe.model.context
+    tokens = None if steps is None else steps * tokens_per_step
+    return {
+        "example": "sequences",
+        "unit": "token",
+        "units_per_example": recipe.model.context,
+        "lines": {"tokens": "-" if tokens is None else f"{tokens:,}"},
+        "values": {"tokens_per_step": tokens_per_step, "tokens": tokens},
+    }
+
+
+def _download_facts(source: TextSource) -> dict[str, Any]:
+    from lapcli.data.known_sets import known_set
+    from lapcli.data.source_files import cached_hub_files
+    from lapcli.data.text.corpus import hub_list
+
+    if not source.train.startswith("hub:"):
+        return {}
+    repository, names = hub_list(source)
+    missing = [name for name in names if cached_hub_files(repository, [name], source.revision) is None]
+    if not missing:
+        return {}
+    each = known_set(source.train).file_bytes
+    return describe_download(None if each is None else each * len(missing), f"{len(missing):,} files of {repository}")
+
+
+def gpt_training_step(
+    recipe: GPTRecipe, device: "torch.device", policy: "ComputePolicy", any_length: bool = False
+) -> TrainingStep:
+    import torch
+
+    from lapcli.objectives.language_model import build_gpt, parameter_groups
+
+    model = build_gpt(recipe, device, any_length=any_length, policy=policy)
+
+    def made_up_batch(sequences: int, device: torch.device) -> torch.Tensor:
+        return torch.zeros(sequences, recipe.model.context, dtype=torch.long, device=device)
+
+    def loss(tokens_BT: torch.Tensor) -> torch.Tensor:
+        return model.loss(tokens_BT, tokens_BT)
+
+    return TrainingStep(model, lambda: parameter_groups(recipe, model), made_up_batch, loss)
+
 
 def load_gpt(
     run: Run, checkpoint: "Checkpoint | None", device: "torch.device", gives: frozenset[str], *, float32: bool
@@ -81,18 +155,8 @@ def load_gpt(
     plain = recipe.model_copy(update={"train": recipe.train.model_copy(update=changes)})
     model = build_gpt(plain, device, is_drawn=checkpoint is None)
     if checkpoint is not None:
-        load_weights(checkpoint.weights, model, str(model.config.head_plan))
-    return LoadedModel(
-        name=run.name,
-        module=model.eval(),
-        gives=gives,
-        weights="untrained" if checkpoint is None else "trained",
-        weights_sha256=None if checkpoint is None else checkpoint.weights_sha256,
-        step=0 if checkpoint is None else checkpoint.step,
-        device=device,
-        run=run,
-        tokenizer=tokenizer,
-    )
+        load_weights(checkpoint.weights, model, str(model.config.head_plan()))
+    return LoadedModel.from_run(run, checkpoint, model.eval(), device, gives, tokenizer=tokenizer)
 
 
 KIND = LanguageModelKind()

@@ -23,7 +23,6 @@ from lapcli.training.tensors import check_tensors, read_tensors
 TIMM = "timm:"
 SAFE = "model.safetensors"
 REMEDY = "give another file with --weights"
-REMEDY = "give another file with --weights"
 STOCK_IMAGES = "hub:ILSVRC/imagenet-1k"  # what timm's weights were trained on
 
 

@@ -2,15 +2,17 @@
 
 from typing import TYPE_CHECKING, Any
 
-from lapcli.kinds.classification import fetch_images
-from lapcli.kinds.kind import FEATURES, Fetched, Kind, LoadedModel, Start
-from lapcli.recipe.self_supervised import SelfSupervisedRecipe
+from lapcli.kinds.images import download_facts, fetch_images, load_vit
+from lapcli.kinds.kind import FEATURES, Fetched, Kind, LoadedModel, PlanFacts, Start, TrainingStep
+from lapcli.recipe.dino import SelfSupervisedRecipe
 from lapcli.runs import Run
 from lapcli.runtime.progress import Progress, shown_progress
 
 if TYPE_CHECKING:
     import torch
 
+    from lapcli.objectives.objective import BatchPlan
+    from lapcli.runtime.devices import ComputePolicy
     from lapcli.runtime.ranks import World
     from lapcli.training.checkpoint import Checkpoint
 
@@ -35,34 +37,64 @@ class SelfSupervisedKind(Kind):
     def load(
         self, run: Run, checkpoint: "Checkpoint | None", device: "torch.device", *, float32: bool = False
     ) -> LoadedModel:
-        import torch
-
-        from lapcli.models.self_supervised import StudentTeacher
-        from lapcli.training.checkpoint import load_weights
+        from lapcli.models.student_teacher import StudentTeacher
 
         recipe: Any = run.recipe
-        if checkpoint is None:
-            model = StudentTeacher(recipe.model, recipe.seed)
-        else:
-            with torch.device("meta"):  # nothing is drawn only to be overwritten
-                model = StudentTeacher(recipe.model)
-            model.to_empty(device="cpu")
-            load_weights(checkpoint.weights, model, str(recipe.model.head_plan()))
-        return LoadedModel(
-            name=run.name,
-            module=model.teacher.backbone.to(device),
-            gives=self.gives,
-            weights="untrained" if checkpoint is None else "trained",
-            weights_sha256=None if checkpoint is None else checkpoint.weights_sha256,
-            step=0 if checkpoint is None else checkpoint.step,
-            device=device,
-            run=run,
-            images=recipe.data,
-            image_size=recipe.data.crops.global_size,
-        )
+        model = load_vit(lambda seed: StudentTeacher(recipe.model, seed), recipe, checkpoint)
+        known = {"images": recipe.data, "image_size": recipe.data.crops.global_size}
+        return LoadedModel.from_run(run, checkpoint, model.teacher.backbone, device, self.gives, **known)
 
     def fetch(self, recipe: SelfSupervisedRecipe, progress: Progress) -> Fetched:
         return fetch_images(recipe.data, None, progress)
+
+    def training_step(
+        self, recipe: SelfSupervisedRecipe, device: "torch.device", policy: "ComputePolicy"
+    ) -> TrainingStep:
+        from lapcli.objectives.dino.schedules import parameter_groups
+        from lapcli.objectives.self_supervised import SelfSupervisedStep
+
+        step = SelfSupervisedStep(recipe, device, policy)
+        return TrainingStep(
+            step.model,
+            lambda: parameter_groups(recipe, step.model),
+            step.made_up_batch,
+            lambda batch: step.loss(batch)[0],
+            after_step=lambda: step.model.update_teacher(0.99),
+        )
+
+    def micro_batch_multiple(self, recipe: SelfSupervisedRecipe) -> int:
+        return recipe.train.group
+
+    def plan_facts(self, recipe: SelfSupervisedRecipe, batches: "BatchPlan") -> PlanFacts:
+        import torch
+
+        from lapcli.data.images.crops import GLOBALS
+        from lapcli.data.known_sets import known_set
+        from lapcli.models.dino_vit import DinoViT
+        from lapcli.objectives.self_supervised import accumulation_in_words, epochs_in_words
+
+        crops, patch = recipe.data.crops, recipe.model.patch
+        global_tokens, local_tokens = ((size // patch) ** 2 + 1 for size in (crops.global_size, crops.local_size))
+        tokens, images = GLOBALS * global_tokens + crops.locals * local_tokens, recipe.steps * recipe.train.batch
+        with torch.device("meta"):
+            parameters = sum(p.numel() for p in DinoViT(recipe.model).parameters())
+        length = [epochs_in_words(recipe, known_set(recipe.data.train).train_images)]
+        length += accumulation_in_words(batches.accumulation)
+        return PlanFacts(
+            steps=recipe.steps,
+            data=recipe.data.train,
+            **download_facts(recipe.data),
+            example="images",
+            unit="image",
+            lines={
+                "tokens": f"{tokens} an image, {images:,} images in all",
+                "backbone": f"{parameters:,} parameters, student and teacher each",
+                "crops": f"{GLOBALS} of {crops.global_size} and {crops.locals} of {crops.local_size} pixels an image",
+                "groups": f"masks and neighbours of {recipe.train.group} images",
+                "length": "\n".join(length),
+            },
+            values={"images": images, "tokens_per_image": tokens},
+        )
 
 
 KIND = SelfSupervisedKind()

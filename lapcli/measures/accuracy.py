@@ -16,7 +16,7 @@ from lapcli.data.images.batches import Example
 from lapcli.data.images.image_set import ImageSet
 from lapcli.data.images.loader import ImageLoader, Reader
 from lapcli.models.compiling import pad_rows
-from lapcli.recipe.vision import ClassificationRecipe
+from lapcli.recipe.vision import ImageSource
 from lapcli.runtime.errors import LapError
 from lapcli.runtime.ranks import World
 
@@ -38,7 +38,8 @@ class Accuracy:
 def measure_accuracy(
     model: nn.Module,
     images: ImageSet,
-    recipe: ClassificationRecipe,
+    source: ImageSource,
+    size: int,
     world: World,
     batch: int,
     *,
@@ -48,16 +49,17 @@ def measure_accuracy(
 ) -> Accuracy:
     """Counts are whole numbers summed over the processes, each image once; the model's mode is put back.
 
+    `source` says how the images are cropped and normalised, `size` their pixels.
     `pads`: the model sees whole batches alone, the last one filled up with images that do not count.
     """
-    size, count = recipe.model.image, len(images)
+    count = len(images)
     rounds = math.ceil(count / (batch * world.size))
 
     def examples(turn: int, _: int) -> list[Example]:
         first = min(count, (turn * world.size + world.rank) * batch)
         return [Example(0, index, 0) for index in range(first, min(count, first + batch))]
 
-    reader = Reader(images, evaluation_transform(recipe.data, size), size, None)
+    reader = Reader(images, evaluation_transform(source, size), size, None)
     loader = ImageLoader(reader, examples, micro_steps=1, last=(rounds - 1, 0), workers=workers)
     was_training = model.training
     model.eval()
@@ -74,7 +76,7 @@ def measure_accuracy(
             if pads:
                 images_BCHW, labels_B = pad_rows(images_BCHW, batch), pad_rows(labels_B, batch, NO_CLASS)
             labels_B = labels_B.to(world.device)
-            logits_BK = model(normalise(images_BCHW.to(world.device), recipe.data)).float()
+            logits_BK = model(normalise(images_BCHW.to(world.device), source)).float()
             if not torch.isfinite(logits_BK).all():
                 raise LapError("the model gives logits that are not finite; these weights cannot be evaluated")
             nats += float(F.cross_entropy(logits_BK, labels_B, reduction="sum", ignore_index=NO_CLASS))

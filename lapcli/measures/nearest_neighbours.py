@@ -28,9 +28,9 @@ def _nearest(queries_QD: Tensor, keys_ND: Tensor, neighbours: int) -> tuple[Tens
     index_QM = torch.empty(len(queries_QD), 0, dtype=torch.int64, device=queries_QD.device)
     for first in range(0, len(keys_ND), KEYS_AT_ONCE):
         similarity_QN = queries_QD @ keys_ND[first : first + KEYS_AT_ONCE].T
-        found = similarity_QN.topk(min(neighbours, similarity_QN.shape[1]), dim=1)
-        both_QM = torch.cat([best_QM, found.values], dim=1)
-        indices_QM = torch.cat([index_QM, found.indices + first], dim=1)
+        nearest_here = similarity_QN.topk(min(neighbours, similarity_QN.shape[1]), dim=1)
+        both_QM = torch.cat([best_QM, nearest_here.values], dim=1)
+        indices_QM = torch.cat([index_QM, nearest_here.indices + first], dim=1)
         best_QM, kept_QM = both_QM.topk(min(neighbours, both_QM.shape[1]), dim=1)
         index_QM = indices_QM.gather(1, kept_QM)
     return best_QM, index_QM
@@ -46,11 +46,11 @@ def vote(
     """
     weight_QM = F.softmax(similarity_QM / temperature, dim=1)
     score_QK = weight_QM.new_zeros(len(weight_QM), classes)
-    found, done = {}, 0
+    chosen, done = {}, 0
     for k in sorted(counts):
         score_QK.scatter_add_(1, labels_QM[:, done:k], weight_QM[:, done:k])
-        found[k], done = score_QK.argmax(dim=1), k
-    return found
+        chosen[k], done = score_QK.argmax(dim=1), k
+    return chosen
 
 
 def classify(
@@ -58,9 +58,9 @@ def classify(
 ) -> dict[int, Tensor]:
     """The class of each query for each number of neighbours; features of any length, which are normalised here."""
     queries_QD, keys_ND = F.normalize(queries_QD, dim=1), F.normalize(keys_ND, dim=1)
-    found: dict[int, list[Tensor]] = {k: [] for k in counts}
+    classes_of_k: dict[int, list[Tensor]] = {k: [] for k in counts}
     for first in range(0, len(queries_QD), QUERIES_AT_ONCE):
         similarity_QM, index_QM = _nearest(queries_QD[first : first + QUERIES_AT_ONCE], keys_ND, max(counts))
         for k, classes_Q in vote(similarity_QM, labels_N[index_QM], classes, counts, temperature).items():
-            found[k].append(classes_Q)
-    return {k: torch.cat(parts) for k, parts in found.items()}
+            classes_of_k[k].append(classes_Q)
+    return {k: torch.cat(parts) for k, parts in classes_of_k.items()}

@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from lapcli.runtime.devices import has_float64
+
 if TYPE_CHECKING:
     from torch import Tensor
 
@@ -23,7 +25,7 @@ ROUNDING = 1e-20
 def to_float64(x: Tensor) -> Tensor:
     """On the same device, or on the CPU where the device has no float64."""
     x = x.detach()
-    return x.cpu().double() if x.device.type == "mps" else x.double()
+    return x.double() if has_float64(x.device) else x.cpu().double()
 
 
 def eigenvalues(tokens_BTD: Tensor) -> Tensor:

@@ -16,7 +16,7 @@ from lapcli.heads.plan import HeadPlan
 from lapcli.models.dino_vit import DinoViT
 from lapcli.models.dino_vit import rotate as rotate_in_space
 from lapcli.models.gpt import GPT, rotate
-from lapcli.models.lean import rms_norm
+from lapcli.models.low_memory_ops import rms_norm
 from lapcli.runtime.errors import UsageError
 
 
@@ -79,7 +79,7 @@ class GPTAnatomy(Anatomy):
     def __init__(self, model: GPT) -> None:
         self.model, self._gpt = model, model
         self.blocks = list(model.blocks)
-        self.plan, self.width = model.config.head_plan, model.config.width
+        self.plan, self.width = model.config.head_plan(), model.config.width
 
     def run(self, inputs: Tensor) -> None:
         self._gpt.hidden(inputs)

@@ -15,6 +15,7 @@ Shapes: N tokens, D width, V vocabulary, R rows of a chunk.
 
 import math
 from collections.abc import Callable
+from functools import partial
 from typing import Any, Literal
 
 import torch
@@ -22,6 +23,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from lapcli.models.compiling import compiled as compile_function
+from lapcli.runtime.devices import ComputePolicy
 
 Reduction = Literal["mean", "sum", "none"]
 
@@ -34,6 +36,7 @@ _CHUNK_ELEMENTS = {"cpu": 2**22, "cuda": 2**27}
 _FEWEST_ROWS = 256
 # Elements that the elementwise work of a chunk takes at once.
 _BLOCK_ELEMENTS = {"cpu": 2**19}
+COARSE_BLOCKS = 8  # of a chunk
 
 
 def softcapped_cross_entropy(
@@ -43,6 +46,7 @@ def softcapped_cross_entropy(
     softcap: float,
     reduction: Reduction = "mean",
     compiled: bool = False,
+    policy: ComputePolicy | None = None,
 ) -> Tensor:
     """The loss of `softcap * tanh(x @ weight.T / softcap)`, in float32 (float64 for float64 input).
 
@@ -51,21 +55,24 @@ def softcapped_cross_entropy(
         reduction: `mean` over the tokens that count (0 if there are none), `sum`, or `none` for each token's loss
             (0 where it does not count), which is for evaluation and has no gradient.
         compiled: Fuse the elementwise work of a chunk with torch.compile.
+        policy: Whose size chunks have; by default that of the device of `x`.
     """
+    device_type = x_ND.device.type if policy is None else policy.device_type
+    blocks = COARSE_BLOCKS if policy is not None and policy.coarse else None
     if reduction == "none":
         with torch.no_grad():
-            return _each(x_ND, weight_VD, targets_N, softcap)
+            return _each(x_ND, weight_VD, targets_N, softcap, device_type)
     scale = torch.ones((), dtype=_accumulation_dtype(x_ND), device=x_ND.device)
     if reduction == "mean":
         scale = scale / (targets_N >= 0).sum().clamp(min=1)
     if not (torch.is_grad_enabled() and (x_ND.requires_grad or weight_VD.requires_grad)):
-        return _each(x_ND, weight_VD, targets_N, softcap).sum() * scale
-    total: Tensor = _ChunkedLoss.apply(x_ND, weight_VD, targets_N, softcap, scale, compiled)
+        return _each(x_ND, weight_VD, targets_N, softcap, device_type).sum() * scale
+    total: Tensor = _ChunkedLoss.apply(x_ND, weight_VD, targets_N, softcap, scale, compiled, device_type, blocks)
     return total
 
 
-def _chunks(x_ND: Tensor, vocab: int) -> list[slice]:
-    elements = _CHUNK_ELEMENTS.get(x_ND.device.type, 2**24)
+def _chunks(x_ND: Tensor, vocab: int, device_type: str) -> list[slice]:
+    elements = _CHUNK_ELEMENTS.get(device_type, 2**24)
     rows = max(_FEWEST_ROWS, elements // vocab)
     return [slice(i, min(i + rows, len(x_ND))) for i in range(0, len(x_ND), rows)]
 
@@ -88,10 +95,10 @@ def _scaled_logits(x_RD: Tensor, weight_VD: Tensor, factor: float, buffer_RV: Te
     return out_RV.copy_(F.linear(x_RD, weight_VD)).mul_(factor)
 
 
-def _each(x_ND: Tensor, weight_VD: Tensor, targets_N: Tensor, softcap: float) -> Tensor:
+def _each(x_ND: Tensor, weight_VD: Tensor, targets_N: Tensor, softcap: float, device_type: str) -> Tensor:
     weight_VD = weight_VD.to(x_ND.dtype)
     losses_N = torch.empty(len(x_ND), dtype=_accumulation_dtype(x_ND), device=x_ND.device)
-    chunks = _chunks(x_ND, len(weight_VD))
+    chunks = _chunks(x_ND, len(weight_VD), device_type)
     buffer_RV = _buffer(chunks, x_ND, len(weight_VD))
     for rows in chunks:
         z_RV = _scaled_logits(x_ND[rows], weight_VD, 1 / softcap, buffer_RV).tanh_().mul_(softcap)
@@ -101,14 +108,23 @@ def _each(x_ND: Tensor, weight_VD: Tensor, targets_N: Tensor, softcap: float) ->
     return losses_N
 
 
-def _losses_and_gradients(u_RV: Tensor, targets_R: Tensor, softcap: float, scale: Tensor) -> Tensor:
+def _losses_and_gradients(
+    u_RV: Tensor,
+    targets_R: Tensor,
+    softcap: float,
+    scale: Tensor,
+    device_type: str = "cpu",
+    blocks: int | None = None,
+) -> Tensor:
     """From u = 2 logits / softcap each row's loss; `u` is overwritten with dloss/dlogits times `scale`.
 
     A few rows at a time, which stay in the cache. With s = sigmoid(u), tanh(u/2) = 2 s - 1 and 1 - tanh(u/2)^2 =
     4 s (1 - s): sigmoid and exp2 take a third of the time of tanh and half of that of exp.
     """
     losses_R = u_RV.new_empty(len(u_RV))
-    size = max(1, _BLOCK_ELEMENTS.get(u_RV.device.type, u_RV.numel()) // u_RV.shape[1])
+    size = max(1, _BLOCK_ELEMENTS.get(device_type, u_RV.numel()) // u_RV.shape[1])
+    if blocks is not None:
+        size = -(-len(u_RV) // blocks)
     s_RV = u_RV.new_empty(min(size, len(u_RV)), u_RV.shape[1])
     # exp(z) = exp2(2 cap s - cap) with the cap of base 2
     cap = softcap * math.log2(math.e)
@@ -156,7 +172,15 @@ def _compiled_losses_and_gradients() -> Callable[..., Tensor]:
 class _ChunkedLoss(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, x_ND: Tensor, weight_VD: Tensor, targets_N: Tensor, softcap: float, scale: Tensor, compiled: bool
+        ctx: Any,
+        x_ND: Tensor,
+        weight_VD: Tensor,
+        targets_N: Tensor,
+        softcap: float,
+        scale: Tensor,
+        compiled: bool,
+        device_type: str,
+        blocks: int | None,
     ) -> Tensor:
         dtype = _accumulation_dtype(x_ND)
         same = x_ND.dtype == dtype
@@ -164,8 +188,9 @@ class _ChunkedLoss(torch.autograd.Function):
         dx_ND = torch.empty_like(x_ND)
         dw_VD = torch.zeros_like(weight_VD, dtype=dtype)
         total = torch.zeros((), dtype=dtype, device=x_ND.device)
-        step = _compiled_losses_and_gradients() if compiled else _losses_and_gradients
-        chunks = _chunks(x_ND, len(w_VD))
+        plain = partial(_losses_and_gradients, device_type=device_type, blocks=blocks)
+        step = _compiled_losses_and_gradients() if compiled else plain
+        chunks = _chunks(x_ND, len(w_VD), device_type)
         buffer_RV = _buffer(chunks, x_ND, len(w_VD))
         for rows in chunks:
             x_RD = x_ND[rows]
@@ -186,4 +211,4 @@ class _ChunkedLoss(torch.autograd.Function):
             raise RuntimeError("the chunked loss can be differentiated once; compute the loss again")
         dx_ND, dw_VD = ctx.gradients
         ctx.gradients = None  # scaled in place: a copy would cost the memory this saves
-        return dx_ND.mul_(gradient), dw_VD.mul_(gradient), None, None, None, None
+        return dx_ND.mul_(gradient), dw_VD.mul_(gradient), None, None, None, None, None, None

@@ -1,4 +1,4 @@
-"""Compiling for training: which recipes compile their model, and how.
+"""Compiling for training; which runs compile their model is part of `ComputePolicy` in runtime/devices.py.
 
 A model is compiled as a whole, once for each shape that training and validation give it, so a run has two or three
 graphs. torch.compile left to itself would have more of them, and worse ones:
@@ -11,7 +11,7 @@ graphs. torch.compile left to itself would have more of them, and worse ones:
 """
 
 from collections.abc import Callable
-from typing import Any, Literal, ParamSpec, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
 import torch
 from torch import Tensor
@@ -19,13 +19,8 @@ from torch import Tensor
 Arguments = ParamSpec("Arguments")
 Result = TypeVar("Result")
 
-#: Of torch.compile, and of a module's `compile`.
+#: Options of torch.compile, and of a module's `compile`.
 OPTIONS: dict[str, Any] = {"dynamic": False, "isolate_recompiles": True}
-
-
-def would_compile(setting: Literal["auto"] | bool, device_type: str) -> bool:
-    """What `train.compile` means on a device."""
-    return setting is True or (setting == "auto" and device_type == "cuda")
 
 
 def compiled(function: Callable[Arguments, Result], *, any_length: bool = False) -> Callable[Arguments, Result]:

@@ -17,18 +17,15 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from lapcli.heads.laplacian import laplacian_attention
-from lapcli.heads.plan import HeadSpec, head_plan
 from lapcli.models.compiling import compiled
-from lapcli.models.lean import gelu_linear
-
-Precision = Literal["float32", "bf16"]
+from lapcli.models.low_memory_ops import gelu_linear
+from lapcli.recipe.dino import DinoModel
 
 
 def rotary_tables(
@@ -148,36 +145,25 @@ class PatchEmbedding(nn.Module):
 
 
 class DinoViT(nn.Module):
-    """ViT-S/16 unless told otherwise: 21,599,616 parameters."""
+    """ViT-S/16 with the section's defaults: 21,599,616 parameters."""
 
-    def __init__(
-        self,
-        *,
-        layers: int = 12,
-        width: int = 384,
-        heads: int = 6,
-        mlp_ratio: float = 4.0,
-        patch: int = 16,
-        layer_scale: float = 1e-5,
-        drop_path: float = 0.0,
-        rope_base: float = 100.0,
-        rope_precision: Precision = "float32",
-        laplacian_heads: HeadSpec = 0,
-    ) -> None:
+    def __init__(self, section: DinoModel, drop_path: float = 0.0) -> None:
+        """`drop_path` by itself: a student has the section's, its teacher none."""
         super().__init__()
-        if width % heads or (width // heads) % 4:
-            raise ValueError(f"width {width} over {heads} heads must give a head size that is a multiple of 4")
-        self.plan = head_plan(laplacian_heads, layers, heads)
-        self.width, self.patch, self.head_size = width, patch, width // heads
-        self.rope_base = rope_base
-        self.rope_dtype = torch.bfloat16 if rope_precision == "bf16" else torch.float32
+        width, heads = section.width, section.heads
+        self.plan = section.head_plan()
+        self.width, self.patch, self.head_size = width, section.patch, width // heads
+        self.rope_base = section.rope_base
+        self.rope_dtype = torch.bfloat16 if section.rope_precision == "bf16" else torch.float32
         self._compiled_blocks: Callable[[Tensor, list[CropGroup]], Tensor] | None = None
         self._tables: dict[tuple[int, int, torch.device], tuple[Tensor, Tensor]] = {}
-        self.patch_embed = PatchEmbedding(width, patch)
+        self.patch_embed = PatchEmbedding(width, section.patch)
         self.cls_token = nn.Parameter(torch.empty(1, 1, width))
         self.mask_token = nn.Parameter(torch.zeros(1, width))
-        hidden = int(mlp_ratio * width)
-        self.blocks = nn.ModuleList(Block(width, heads, k, hidden, layer_scale, drop_path) for k in self.plan.per_layer)
+        hidden = int(section.mlp_ratio * width)
+        self.blocks = nn.ModuleList(
+            Block(width, heads, k, hidden, section.layer_scale, drop_path) for k in self.plan.per_layer
+        )
         self.norm = nn.LayerNorm(width, eps=1e-6)
         self.apply(initialise)
         nn.init.normal_(self.cls_token, std=0.02)
@@ -209,13 +195,13 @@ class DinoViT(nn.Module):
         if not 1 <= blocks <= len(self.blocks):
             raise ValueError(f"there are {len(self.blocks)} blocks, got blocks={blocks}")
         x_NC, groups = self._embed([images_BCHW], [None])
-        found = []
+        features = []
         for number, block in enumerate(self.blocks, start=1):
             x_NC = block(x_NC, groups)
             if number > len(self.blocks) - blocks:
                 tokens_BTC = _by_image(self.norm(x_NC), groups)[0]
-                found.append((tokens_BTC[:, 0], tokens_BTC[:, 1:]))
-        return found
+                features.append((tokens_BTC[:, 0], tokens_BTC[:, 1:]))
+        return features
 
     def _embed(self, crops: Sequence[Tensor], masks: Sequence[Tensor | None]) -> tuple[Tensor, list[CropGroup]]:
         parts, groups = [], []

@@ -16,46 +16,26 @@ Shapes: B batch, T tokens, C width, H heads, G key and value heads, D head size,
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated
 
 import torch
 import torch.nn.functional as F
+from pydantic import Field
 from torch import Tensor, nn
 
 from lapcli.heads.laplacian import laplacian_attention
-from lapcli.heads.plan import HeadPlan, HeadSpec, head_plan
-from lapcli.models.chunked_loss import LARGEST_SOFTCAP, Reduction, softcapped_cross_entropy
+from lapcli.models.chunked_loss import Reduction, softcapped_cross_entropy
 from lapcli.models.compiling import compiled
-from lapcli.models.lean import relu_squared, rms_norm
+from lapcli.models.low_memory_ops import relu_squared, rms_norm
+from lapcli.recipe.schema import GPTModel
+from lapcli.recipe.section import Whole
+from lapcli.runtime.devices import ComputePolicy
 
 
-@dataclass(frozen=True, kw_only=True)
-class GPTConfig:
-    layers: int
-    heads: int
-    width: int
-    vocab: int
-    context: int = 2048
-    kv_heads: int | None = None
-    laplacian_heads: HeadSpec = 0
-    rotary_base: float = 10_000.0
-    rotary_precision: Literal["float32", "bf16"] = "float32"
-    softcap: float = 15.0
+class GPTConfig(GPTModel):
+    """The `model` section of a recipe, where each knob is declared, and the vocabulary of its tokenizer."""
 
-    def __post_init__(self) -> None:
-        for name in ("layers", "heads", "width", "vocab", "context", "groups"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{'kv_heads' if name == 'groups' else name} must be at least 1")
-        if self.rotary_base <= 1 or self.rotary_precision not in ("float32", "bf16"):
-            raise ValueError("rotary_base must be above 1, and rotary_precision float32 or bf16")
-        if self.width % self.heads or self.head_size % 2:
-            raise ValueError(f"width {self.width} does not give {self.heads} heads of an even size")
-        if self.heads % self.groups:
-            raise ValueError(f"{self.heads} heads cannot share {self.groups} key and value heads evenly")
-        if not 0 < self.softcap <= LARGEST_SOFTCAP:
-            raise ValueError(f"softcap {self.softcap} is not within 0 and {LARGEST_SOFTCAP:g}")
-        self.head_plan  # noqa: B018  a bad plan is an error now, not at the first forward
+    vocab: Annotated[Whole, Field(ge=1)]
 
     @property
     def head_size(self) -> int:
@@ -66,31 +46,31 @@ class GPTConfig:
         return self.heads if self.kv_heads is None else self.kv_heads
 
     @property
-    def head_plan(self) -> HeadPlan:
-        return head_plan(self.laplacian_heads, self.layers, self.heads)
-
-    @property
     def positions(self) -> int:
         """Rows of the rotary table: generation may go ten times beyond the training context."""
         return 10 * self.context
 
 
-class Linear(nn.Linear):
-    """Without bias; the float32 weight is cast to the dtype of its input."""
+class Linear(nn.Module):
+    """Without bias; the float32 weight is cast to the dtype of its input. `GPT.initialise` draws it."""
 
     def __init__(self, inputs: int, outputs: int) -> None:
-        super().__init__(inputs, outputs, bias=False)
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(outputs, inputs))
 
     def forward(self, x: Tensor) -> Tensor:
         return F.linear(x, self.weight.to(x.dtype))
 
 
-class Embedding(nn.Embedding):
-    """Drawn by `GPT.initialise`: torch's own draw on the meta device imports its compiler, which takes seconds."""
+class Embedding(nn.Module):
+    """`GPT.initialise` draws its weight."""
 
-    def reset_parameters(self) -> None:
-        if self.weight.device.type != "meta":
-            super().reset_parameters()
+    def __init__(self, vocab: int, width: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(vocab, width))
+
+    def forward(self, tokens_BT: Tensor) -> Tensor:
+        return F.embedding(tokens_BT, self.weight)
 
 
 class KVCache:
@@ -128,7 +108,7 @@ class Attention(nn.Module):
         super().__init__()
         self.layer = layer
         self.head_size = config.head_size
-        self.laplacian_heads = config.head_plan.per_layer[layer]
+        self.laplacian_heads = config.head_plan().per_layer[layer]
         self.q = Linear(config.width, config.width)
         self.k = Linear(config.width, config.groups * config.head_size)
         self.v = Linear(config.width, config.groups * config.head_size)
@@ -142,7 +122,7 @@ class Attention(nn.Module):
         v_BGSD = v_BTGD.transpose(1, 2)
         mask, current_v = None, None
         if cache is not None:
-            # Of rows of unequal length the last of the S values is not the current token's.
+            # Where rows have unequal lengths, the last of the S values is not the current token's.
             mask, current_v = cache.mask, None if cache.mask is None else v_BGSD
             k_BGSD, v_BGSD = cache.insert(self.layer, k_BGSD, v_BGSD)
         y_BHTD = laplacian_attention(
@@ -183,28 +163,26 @@ class GPT(nn.Module):
     cos_PD: Tensor
     sin_PD: Tensor
 
-    def __init__(self, config: GPTConfig) -> None:
+    def __init__(self, config: GPTConfig, *, is_drawn: bool = True) -> None:
+        """Without `is_drawn` the weights are whatever was in memory, to be loaded over; so they are on the meta device,
+        until the model has storage and `initialise` is called."""
         super().__init__()
         self.config = config
         self._compiled_hidden: Callable[[Tensor], Tensor] | None = None
         self._compiles_loss = False
+        self.policy: ComputePolicy | None = None  # by default that of the device that the weights are on
         self.embed = Embedding(config.vocab, config.width)
         self.blocks = nn.ModuleList(Block(config, layer) for layer in range(config.layers))
         self.head = Linear(config.width, config.vocab)
         for name in ("cos_PD", "sin_PD"):
             table = torch.empty(config.positions, config.head_size // 2)
             self.register_buffer(name, table, persistent=False)
-        if self.embed.weight.device.type != "meta":
+        if self.embed.weight.is_meta:
+            return
+        if is_drawn:
             self.initialise()
-
-    def materialise(self) -> "GPT":
-        """Gives a model built on the meta device its storage on the CPU. `to_empty` does so too, but imports sympy."""
-        for module in self.modules():
-            for name, weight in module.named_parameters(recurse=False):
-                setattr(module, name, nn.Parameter(torch.empty(weight.shape, dtype=weight.dtype, device="cpu")))
-            for name, table in module.named_buffers(recurse=False):
-                setattr(module, name, torch.empty(table.shape, dtype=table.dtype, device="cpu"))
-        return self
+        else:
+            self.fill_rotary_tables()
 
     @torch.no_grad()
     def initialise(self, generator: torch.Generator | None = None) -> None:
@@ -245,8 +223,8 @@ class GPT(nn.Module):
         """The normalised output of the last block, B x T x C."""
         T = tokens_BT.shape[1]
         first = 0 if cache is None else cache.position
-        if first + T > self.config.positions:
-            raise ValueError(f"positions end at {self.config.positions}, cannot place token {first + T}")
+        if first + T > len(self.cos_PD):
+            raise ValueError(f"positions end at {len(self.cos_PD)}, cannot place token {first + T}")
         places = slice(0, T) if cache is None else cache.positions(T)
         rotary = self.cos_PD[places].unsqueeze(-2), self.sin_PD[places].unsqueeze(-2)
         x_BTC = rms_norm(self.embed(tokens_BT))
@@ -261,7 +239,7 @@ class GPT(nn.Module):
         return self.logits(self.hidden(tokens_BT, cache))
 
     def logits(self, x: Tensor) -> Tensor:
-        """Of any outputs of `hidden`."""
+        """Soft-capped logits of any outputs of `hidden`."""
         logits = self.head(x)
         logits = logits if logits.dtype == torch.float64 else logits.float()
         return self.config.softcap * torch.tanh(logits / self.config.softcap)
@@ -274,11 +252,17 @@ class GPT(nn.Module):
         hidden = self._compiled_hidden if torch.is_grad_enabled() else None
         x_NC = (hidden or self.hidden)(tokens_BT).flatten(0, 1)
         loss = softcapped_cross_entropy(
-            x_NC, self.head.weight, targets_BT.flatten(), self.config.softcap, reduction, self._compiles_loss
+            x_NC,
+            self.head.weight,
+            targets_BT.flatten(),
+            self.config.softcap,
+            reduction,
+            self._compiles_loss,
+            self.policy,
         )
         return loss.view(targets_BT.shape) if reduction == "none" else loss
 
     def flops_per_token(self) -> int:
-        """Of forward and backward at the training context: 6 a weight of a matrix product, 12 L C T of attention."""
+        """Forward and backward at the training context: 6 a weight of a matrix product, 12 L C T of attention."""
         matrices = sum(p.numel() for p in self.parameters()) - self.embed.weight.numel()
         return 6 * matrices + 12 * self.config.layers * self.config.width * self.config.context

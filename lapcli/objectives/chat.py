@@ -13,19 +13,18 @@ import torch
 from torch import Tensor
 
 from lapcli.data.chat.batches import ChatBatches, PackedBatches, PaddedBatches
-from lapcli.data.chat.conversation import conversation
+from lapcli.data.chat.conversation import conversation, render_prompt
 from lapcli.data.chat.mixture import Mixture, prepare_mixture
-from lapcli.data.chat.rendering import render_prompt
 from lapcli.data.text.tokenizer import Tokenizer
+from lapcli.generation.dialogue import transcript
 from lapcli.generation.engine import Engine, Sampling
-from lapcli.generation.transcript import transcript
-from lapcli.measures.bigram import bits_per_byte
+from lapcli.measures.bits_per_byte import bits_per_byte
 from lapcli.measures.smoothing import PROBE_SEQUENCES, smoothing, without_padding
-from lapcli.objectives.batching import plan_batches
-from lapcli.objectives.language_model import build_gpt, check_samples, parameter_groups, to_device
-from lapcli.objectives.objective import BatchPlan, ParameterGroup
-from lapcli.objectives.schedules import learning_rate_multiplier, muon_momentum
+from lapcli.objectives.language_model import build_gpt, check_samples, parameter_groups
+from lapcli.objectives.objective import BatchPlan, ParameterGroup, plan_batches
+from lapcli.objectives.schedules import learning_rate_multiplier
 from lapcli.recipe.chat import ChatStageRecipe
+from lapcli.runtime.devices import ComputePolicy, to_device
 from lapcli.runtime.errors import UsageError
 from lapcli.runtime.progress import Progress
 from lapcli.runtime.ranks import World
@@ -101,7 +100,9 @@ class _Batch(NamedTuple):
 class Chat:
     best_metric = None
 
-    def __init__(self, recipe: ChatStageRecipe, data: ChatData, world: World) -> None:
+    def __init__(
+        self, recipe: ChatStageRecipe, data: ChatData, world: World, policy: ComputePolicy | None = None
+    ) -> None:
         self._recipe, self._data, self._world = recipe, data, world
         train = recipe.train
         self.batches, self._items, self._held_out, self._prompts = plan_stage(recipe, data, world)
@@ -109,7 +110,7 @@ class Chat:
         scheduled = train.steps or max(1, int((train.epochs or 0) * self._items.per_epoch) // train.batch)
         self._scheduled_steps = scheduled
         self.steps = max(1, scheduled - 1) if recipe.drop_last_update else scheduled
-        self.model = build_gpt(recipe, world.device, any_length=recipe.batching == "padded")
+        self.model = build_gpt(recipe, world.device, any_length=recipe.batching == "padded", policy=policy)
         packed = recipe.batching == "packed"
         self.unit = "tokens" if packed else "conversations"
         self.units_per_step = train.batch * (recipe.model.context if packed else 1)
@@ -137,9 +138,6 @@ class Chat:
     def learning_rate_multiplier(self, step: int) -> float:
         scale = self._recipe.optimizer.lr_scale
         return scale * learning_rate_multiplier(self._recipe.schedule, step, self._scheduled_steps)
-
-    def momentum(self, step: int) -> float:
-        return muon_momentum(self._recipe.optimizer, step)
 
     def after_step(self, step: int) -> None:
         pass
@@ -192,7 +190,7 @@ class Chat:
 
     def weights_metadata(self) -> dict[str, str]:
         return {
-            "laplacian_heads": str(self.model.config.head_plan),
+            "laplacian_heads": str(self.model.config.head_plan()),
             "tokenizer_sha256": self._data.tokenizer.sha256,
             "started_from_sha256": self._recipe.start.weights_sha256,
         }

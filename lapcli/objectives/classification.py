@@ -24,37 +24,22 @@ from lapcli.measures.accuracy import measure_accuracy
 from lapcli.measures.smoothing import PROBE_IMAGES, smoothing
 from lapcli.models import compiling
 from lapcli.models.vit import build_vit, forward_flops, without_decay
-from lapcli.objectives.batching import plan_batches
-from lapcli.objectives.objective import ParameterGroup
+from lapcli.objectives.objective import ParameterGroup, decay_groups, plan_batches
 from lapcli.objectives.schedules import cosine_multiplier
-from lapcli.recipe.self_supervised import SelfSupervisedRecipe
+from lapcli.recipe.dino import SelfSupervisedRecipe
 from lapcli.recipe.vision import ClassificationRecipe, ImageFiles
-from lapcli.runtime.devices import uses_bf16
+from lapcli.runtime.devices import ComputePolicy, compute_policy, to_device
 from lapcli.runtime.errors import UsageError
 from lapcli.runtime.machine import check_compiler, check_shared_memory
 from lapcli.runtime.ranks import World
 
 
 def parameter_groups(recipe: ClassificationRecipe, model: nn.Module) -> list[ParameterGroup]:
-    """With and without weight decay, at one learning rate."""
-    settings = recipe.optimizer
-    exempt = without_decay(model)
-    named = dict(model.named_parameters())
-    shared: dict[str, Any] = {"betas": tuple(settings.betas), "eps": settings.eps}
-    if settings.name == "lamb":
-        shared["max_grad_norm"] = settings.clip
-    parts = {
-        "weights": ({name: p for name, p in named.items() if name not in exempt}, settings.weight_decay),
-        "without decay": ({name: p for name, p in named.items() if name in exempt}, 0.0),
-    }
-    return [
-        ParameterGroup(name, settings.name, settings.lr, parameters, {**shared, "weight_decay": decay})
-        for name, (parameters, decay) in parts.items()
-    ]
+    return decay_groups(recipe.optimizer, dict(model.named_parameters()), without_decay(model))
 
 
 def build_loss(recipe: ClassificationRecipe) -> nn.Module:
-    """Of logits and class shares. Binary: a class with any share is a whole target, whatever lambda was."""
+    """Takes logits and class shares. Binary: a class with any share is a whole target, whatever lambda was."""
     if recipe.train.loss == "binary_cross_entropy":
         return BinaryCrossEntropy(smoothing=0.0, target_threshold=0.0, sum_classes=False)
     return SoftTargetCrossEntropy()
@@ -77,13 +62,36 @@ def probe_images(images: ImageSet, source: ImageFiles, size: int) -> Tensor:
     return normalise(reader.read([Example(0, int(index), 0) for index in spread])[0], source)
 
 
+class ClassificationStep:
+    """The model and its loss, which need no data: a run trains them, a plan traces them on the meta device."""
+
+    def __init__(self, recipe: ClassificationRecipe, device: torch.device, policy: ComputePolicy) -> None:
+        self._policy, self._criterion = policy, build_loss(recipe)
+        # Drawn on the CPU: one seed gives the same weights on every device.
+        with device if device.type == "meta" else contextlib.nullcontext():
+            model = build_vit(recipe.model, recipe.seed)
+        self.model = model.to(device).train()
+        if policy.compiles:
+            check_compiler(device.type)
+            self.model.compile(**compiling.OPTIONS)
+
+    def loss(self, batch: tuple[Tensor, Tensor]) -> Tensor:
+        images_BCHW, targets_BK = batch
+        with self._policy.autocast():
+            logits_BK = self.model(images_BCHW)
+        return self._criterion(logits_BK.float(), targets_BK)
+
+
 class Classification:
     unit = "images"
     best_metric = "validation_top1"
 
-    def __init__(self, recipe: ClassificationRecipe, data: ImageData, world: World) -> None:
+    def __init__(
+        self, recipe: ClassificationRecipe, data: ImageData, world: World, policy: ComputePolicy | None = None
+    ) -> None:
         self._recipe, self._data, self._world = recipe, data, world
         train, section, augmentation = recipe.train, recipe.model, recipe.data.augmentation
+        self._policy = policy or compute_policy(world.device, train.precision, train.compile)
         self._mixer = Mixer(
             recipe.data.mixing, classes=section.classes, image=section.image, batch=train.batch, seed=recipe.seed
         )
@@ -106,20 +114,11 @@ class Classification:
             workers=worker_count(recipe, world.device),
         )
         check_room_for_workers(self._loader, loaders=2)  # the second for validation
-        self._eraser = Eraser(augmentation.erase, world.device) if augmentation.erase else None
-        self._criterion = build_loss(recipe)
-        self._is_compiled = compiling.would_compile(train.compile, world.device.type)
-        self.model = self._build_model()
+        self._eraser = Eraser(augmentation.erase) if augmentation.erase else None
+        self._step = ClassificationStep(recipe, world.device, self._policy)
+        self.model = self._step.model
         self.units_per_step = train.batch
         self.flops_per_step = 3.0 * forward_flops(section) * train.batch
-
-    def _build_model(self) -> nn.Module:
-        device = self._world.device
-        model = build_vit(self._recipe.model, self._recipe.seed).to(device)
-        if self._is_compiled:
-            check_compiler(device.type)
-            model.compile(**compiling.OPTIONS)
-        return model.train()
 
     def parameter_groups(self) -> list[ParameterGroup]:
         return parameter_groups(self._recipe, self.model)
@@ -130,23 +129,17 @@ class Classification:
 
     def batch(self, step: int, micro_step: int) -> tuple[Tensor, Tensor]:
         """Normalised, erased and mixed images, and the share of each class in them."""
-        images_BCHW, labels_B = self._to_device(*self._loader.batch(step, micro_step))
-        images_BCHW = normalise(images_BCHW, self._recipe.data)
-        if self._eraser:
+        images_BCHW, labels_B = self._loader.batch(step, micro_step)
+        if self._eraser:  # draws on the CPU; images that came back from a GPU for it would make the host wait
             keys = [(self._recipe.seed, e.epoch, e.index, e.repeat) for e in self._examples(step, micro_step)]
-            images_BCHW = self._eraser(images_BCHW, keys)
+            images_BCHW = self._eraser(normalise(images_BCHW, self._recipe.data), keys)
+        images_BCHW, labels_B = to_device((images_BCHW, labels_B), self._world.device)
+        if not self._eraser:
+            images_BCHW = normalise(images_BCHW, self._recipe.data)
         return self._mixer(images_BCHW, labels_B, step, self.batches.first(micro_step, self._world.rank))
 
     def loss(self, batch: tuple[Tensor, Tensor]) -> Tensor:
-        images_BCHW, targets_BK = batch
-        with self._autocast():
-            logits_BK = self.model(images_BCHW)
-        return self._criterion(logits_BK.float(), targets_BK)
-
-    def _autocast(self) -> contextlib.AbstractContextManager[Any]:
-        if uses_bf16(self._recipe.train.precision, self._world.device):
-            return torch.autocast(self._world.device.type, torch.bfloat16)
-        return contextlib.nullcontext()
+        return self._step.loss(batch)
 
     def learning_rate_multiplier(self, step: int) -> float:
         return cosine_multiplier(
@@ -162,28 +155,26 @@ class Classification:
                 f"do not fit into a run of {self.steps:,} steps; lower it, such as with --set schedule.warmup_epochs=0"
             )
 
-    def momentum(self, step: int) -> float | None:
-        return None
-
     def after_step(self, step: int) -> None:
         pass
 
     def validate(self, is_interrupted: Callable[[], bool]) -> dict[str, float]:
         size = self._recipe.validation.batch or self._recipe.train.micro_batch
-        with self._autocast():
-            found = measure_accuracy(
+        with self._policy.autocast():
+            accuracy = measure_accuracy(
                 self.model,
                 self._data.validation,
-                self._recipe,
+                self._recipe.data,
+                self._recipe.model.image,
                 self._world,
                 size,
-                pads=self._is_compiled,
+                pads=self._policy.compiles,
                 is_interrupted=is_interrupted,
             )
         values = {
-            "validation_loss": found.loss,
-            "validation_top1": found.top(1),
-            "validation_top5": found.top(5),
+            "validation_loss": accuracy.loss,
+            "validation_top1": accuracy.top(1),
+            "validation_top5": accuracy.top(5),
         }
         if self._recipe.validation.smoothing:
             probe_BCHW = probe_images(self._data.validation, self._recipe.data, self._recipe.model.image)
@@ -197,11 +188,7 @@ class Classification:
         return {"laplacian_heads": str(self._recipe.model.head_plan())}
 
     def finish(self, run_dir: Path) -> dict[str, Any]:
-        self._loader.close()
         return {}
 
-    def _to_device(self, images_BCHW: Tensor, labels_B: Tensor) -> tuple[Tensor, Tensor]:
-        device = self._world.device
-        if device.type == "cuda":  # pinned, so that the copy overlaps with what the GPU still does
-            images_BCHW, labels_B = images_BCHW.pin_memory(), labels_B.pin_memory()
-        return images_BCHW.to(device, non_blocking=True), labels_B.to(device, non_blocking=True)
+    def close(self) -> None:
+        self._loader.close()

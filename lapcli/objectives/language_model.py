@@ -3,6 +3,7 @@
 Shapes: B sequences, T tokens.
 """
 
+import contextlib
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -14,72 +15,80 @@ from torch import Tensor
 from lapcli.data.text.batches import TokenBatches
 from lapcli.data.text.tokens import TextData
 from lapcli.generation.engine import generate
-from lapcli.measures.bigram import bigram_bits_per_byte, bits_per_byte
+from lapcli.measures.bits_per_byte import bigram_bits_per_byte, bits_per_byte
 from lapcli.measures.smoothing import PROBE_SEQUENCES, smoothing
-from lapcli.models.compiling import would_compile
 from lapcli.models.gpt import GPT, GPTConfig
-from lapcli.objectives.batching import plan_batches
-from lapcli.objectives.objective import ParameterGroup
+from lapcli.objectives.objective import ParameterGroup, decay_groups, plan_batches
 from lapcli.objectives.schedules import learning_rate_multiplier, muon_momentum
 from lapcli.recipe.chat import ChatStageRecipe
+from lapcli.recipe.optimizers import MuonSection
 from lapcli.recipe.schema import GPTRecipe, LanguageModelRecipe
-from lapcli.runtime.devices import this_cpu, uses_bf16
+from lapcli.runtime.devices import ComputePolicy, compute_policy, this_cpu, to_device
 from lapcli.runtime.errors import UsageError
 from lapcli.runtime.machine import check_compiler
 from lapcli.runtime.ranks import World
 
-DTYPES = {"float32": torch.float32, "bf16": torch.bfloat16, "auto": None}
-
 
 def gpt_config(recipe: GPTRecipe) -> GPTConfig:
-    section = recipe.model
-    return GPTConfig(
-        layers=section.layers,
-        heads=section.heads,
-        width=section.width,
-        vocab=recipe.tokenizer.vocab,
-        context=section.context,
-        kv_heads=section.kv_heads,
-        laplacian_heads=section.head_plan().per_layer,
-        rotary_base=section.rotary_base,
-        rotary_precision=section.rotary_precision,
-        softcap=section.softcap,
-    )
+    return GPTConfig(**recipe.model.model_dump(), vocab=recipe.tokenizer.vocab)
 
 
 def parameter_groups(recipe: GPTRecipe, model: GPT) -> list[ParameterGroup]:
-    """Section 2 of nanochat's recipe; the two AdamW rates shrink with the width, Muon's does not."""
-    settings = recipe.optimizer
+    """Section 2 of nanochat's recipe; the two AdamW rates shrink with the width, Muon's does not.
+
+    Another optimizer than Muon updates all parameters at one rate.
+    """
+    named, settings = dict(model.named_parameters()), recipe.optimizer
+    if not isinstance(settings, MuonSection):  # the recipe names another one: see `with_optimizer`
+        return decay_groups(settings, named, without_decay=())
     width_factor = (recipe.model.width / settings.reference_width) ** -0.5
     adamw = {"betas": tuple(settings.betas), "eps": settings.eps, "weight_decay": settings.weight_decay}
-    muon = {"steps": settings.newton_schulz_steps, "dtype": DTYPES[settings.newton_schulz_precision]}
-    named = dict(model.named_parameters())
+    muon: dict[str, Any] = {"steps": settings.newton_schulz_steps}
+    precision = settings.newton_schulz_precision
+    if precision == "auto" and model.policy is not None:
+        precision = "bf16" if model.policy.native_bf16 else "float32"
+    if precision != "auto":
+        muon["dtype"] = torch.bfloat16 if precision == "bf16" else torch.float32
     embedding, head = ({name: named.pop(name)} for name in ("embed.weight", "head.weight"))
     return [
-        ParameterGroup("matrices", "muon", settings.lr, named, {**muon, "momentum": settings.momentum}),
+        ParameterGroup(
+            "matrices",
+            "muon",
+            settings.lr,
+            named,
+            {**muon, "momentum": settings.momentum},
+            at_step=lambda step: {"momentum": muon_momentum(settings, step)},
+        ),
         ParameterGroup("embedding", "adamw", settings.embedding_lr * width_factor, embedding, adamw),
         ParameterGroup("head", "adamw", settings.head_lr * width_factor, head, adamw),
     ]
 
 
-def build_gpt(recipe: GPTRecipe, device: torch.device, *, is_drawn: bool = True, any_length: bool = False) -> GPT:
+def build_gpt(
+    recipe: GPTRecipe,
+    device: torch.device,
+    *,
+    is_drawn: bool = True,
+    any_length: bool = False,
+    policy: ComputePolicy | None = None,
+) -> GPT:
     """The model of a recipe. Without `is_drawn` its weights are whatever was in memory, to be loaded over.
 
     `any_length`: it is trained on sequences of another length in each batch.
     """
     train = recipe.train
-    with torch.device("meta"):
-        model = GPT(gpt_config(recipe))
-    model.materialise()
-    if is_drawn:  # on the CPU: one seed gives the same weights on every rank and every device
+    # A graph for any length pays less than one for the only length there is, so it has to be asked for.
+    compiles = False if any_length and train.compile == "auto" else train.compile
+    policy = policy or compute_policy(device, train.precision, compiles)
+    with device if device.type == "meta" else contextlib.nullcontext():
+        model = GPT(gpt_config(recipe), is_drawn=False)
+    if is_drawn and device.type != "meta":  # on the CPU: one seed gives the same weights on every rank and every device
         model.initialise(torch.Generator().manual_seed(recipe.seed))
-    else:
-        model.fill_rotary_tables()
-    if uses_bf16(train.precision, device):
+    model.policy = policy
+    if policy.bf16:
         model.use_bf16()
     model.to(device)
-    # A graph for any length pays less than one for the only length there is, so it has to be asked for.
-    if would_compile(False if any_length and train.compile == "auto" else train.compile, device.type):
+    if policy.compiles:
         check_compiler(device.type)
         model.use_compile(any_length=any_length)
     return model
@@ -96,19 +105,13 @@ def check_samples(prompts: Sequence[Sequence[int]], recipe: LanguageModelRecipe 
         )
 
 
-def to_device(pair: tuple[Tensor, Tensor], device: torch.device) -> tuple[Tensor, Tensor]:
-    """Tokens and targets."""
-    tokens_BT, targets_BT = pair
-    if device.type == "cuda":  # pinned, so that the copy overlaps with what the GPU still does
-        tokens_BT, targets_BT = tokens_BT.pin_memory(), targets_BT.pin_memory()
-    return tokens_BT.to(device, non_blocking=True), targets_BT.to(device, non_blocking=True)
-
-
 class LanguageModel:
     unit = "tokens"
     best_metric = None
 
-    def __init__(self, recipe: LanguageModelRecipe, data: TextData, world: World) -> None:
+    def __init__(
+        self, recipe: LanguageModelRecipe, data: TextData, world: World, policy: ComputePolicy | None = None
+    ) -> None:
         self._recipe, self._data, self._world = recipe, data, world
         train, context = recipe.train, recipe.model.context
         self.batches = plan_batches(train.batch, train.micro_batch, world.size)
@@ -128,25 +131,24 @@ class LanguageModel:
         self.steps = train.steps or max(
             1, int((train.epochs or 0) * self._sequences.sequences_per_epoch) // train.batch
         )
-        self.model = build_gpt(recipe, world.device)
+        self.model = build_gpt(recipe, world.device, policy=policy)
         self.units_per_step = train.batch * context
         self.flops_per_step = float(self.model.flops_per_token()) * self.units_per_step
 
     def parameter_groups(self) -> list[ParameterGroup]:
         return parameter_groups(self._recipe, self.model)
 
-    def batch(self, step: int, micro_step: int) -> tuple[Tensor, Tensor]:
+    def batch(self, step: int, micro_step: int) -> list[Tensor]:
+        """Tokens and targets."""
         first = self.batches.first(micro_step, self._world.rank)
         return to_device(self._sequences.sequences(step, first, self.batches.micro_batch), self._world.device)
 
-    def loss(self, batch: tuple[Tensor, Tensor]) -> Tensor:
-        return self.model.loss(*batch)
+    def loss(self, batch: list[Tensor]) -> Tensor:
+        tokens_BT, targets_BT = batch
+        return self.model.loss(tokens_BT, targets_BT)
 
     def learning_rate_multiplier(self, step: int) -> float:
         return learning_rate_multiplier(self._recipe.schedule, step, self.steps)
-
-    def momentum(self, step: int) -> float:
-        return muon_momentum(self._recipe.optimizer, step)
 
     def after_step(self, step: int) -> None:
         pass
@@ -185,7 +187,7 @@ class LanguageModel:
         return self._sequences.identity(step)
 
     def weights_metadata(self) -> dict[str, str]:
-        return {"laplacian_heads": str(self.model.config.head_plan), "tokenizer_sha256": self._data.tokenizer.sha256}
+        return {"laplacian_heads": str(self.model.config.head_plan()), "tokenizer_sha256": self._data.tokenizer.sha256}
 
     def finish(self, run_dir: Path) -> dict[str, Any]:
         """Continues the recipe's prompts, and says what a bigram model reaches if the recipe asks."""

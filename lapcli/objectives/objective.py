@@ -1,11 +1,14 @@
 """What an objective gives the training loop. The loop owns the rest: accumulation, clipping,
 schedules, checkpoints, signals, metrics and progress are the same for all of them."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 from torch import Tensor, nn
+
+from lapcli.recipe.optimizers import OptimizerSection
+from lapcli.runtime.errors import UsageError
 
 
 @dataclass
@@ -13,12 +16,26 @@ class ParameterGroup:
     """Parameters that share an optimizer and a peak learning rate."""
 
     name: str
-    kind: Literal["muon", "adamw", "lamb"]
+    optimizer: str  # its name, as in `optimizer.name` of a recipe
     lr: float
     parameters: Mapping[str, Tensor]  # by their names in the model's state dict
     options: dict[str, Any] = field(default_factory=dict)  # of the optimizer: betas, eps, weight_decay, steps, dtype
     at_step: Callable[[int], dict[str, float]] | None = None  # options that change with the step; `lr` sets it outright
     clipped_with: str = "all"  # groups of one name share a gradient norm
+
+
+def decay_groups(
+    settings: OptimizerSection, parameters: Mapping[str, Tensor], without_decay: Collection[str]
+) -> list[ParameterGroup]:
+    """With and without weight decay, at one learning rate, for any optimizer that a recipe names."""
+    decayed = {name: p for name, p in parameters.items() if name not in without_decay}
+    others = {name: p for name, p in parameters.items() if name in without_decay}
+    parts = (("weights", decayed, settings.weight_decay), ("without decay", others, 0.0))
+    return [
+        ParameterGroup(name, settings.name, settings.lr, part, {**settings.options(), "weight_decay": decay})
+        for name, part, decay in parts
+        if part
+    ]
 
 
 @dataclass(frozen=True)
@@ -33,6 +50,23 @@ class BatchPlan:
     def first(self, micro_step: int, rank: int) -> int:
         """Position in the global batch of the first example of a micro-batch."""
         return (micro_step * self.processes + rank) * self.micro_batch
+
+
+def plan_batches(batch: int, micro_batch: int, processes: int, multiple: int = 1) -> BatchPlan:
+    """The largest micro-batch within the recipe's that divides a process's share; the rest is accumulation.
+
+    `multiple`: a micro-batch is that many examples or a multiple, where they come in pairs or groups.
+    """
+    if batch % (processes * multiple):
+        nearest = max(1, round(batch / (processes * multiple))) * processes * multiple
+        whole = f" in groups of {multiple}" if multiple > 1 else ""
+        raise UsageError(
+            f"a global batch of {batch} cannot be shared evenly by {processes} processes{whole}; "
+            f"use --set train.batch={nearest} or another number of processes"
+        )
+    share = batch // processes
+    micro = next(size for size in range(min(micro_batch, share), 0, -1) if share % size == 0 and size % multiple == 0)
+    return BatchPlan(batch, micro, share // micro, processes)
 
 
 class Objective(Protocol):
@@ -68,9 +102,6 @@ class Objective(Protocol):
 
     def learning_rate_multiplier(self, step: int) -> float: ...
 
-    def momentum(self, step: int) -> float | None:
-        """Of Muon at that step; None where there is nothing to set."""
-
     def after_step(self, step: int) -> None: ...
 
     def validate(self, is_interrupted: Callable[[], bool]) -> dict[str, float]:
@@ -82,6 +113,14 @@ class Objective(Protocol):
 
     def finish(self, run_dir: Any) -> dict[str, Any]:
         """After the last step, on rank 0: what the run leaves beside its weights, and what to show of it."""
+
+
+@runtime_checkable
+class Closing(Protocol):
+    """An objective that holds more than memory: processes that read ahead, open files."""
+
+    def close(self) -> None:
+        """When the run ends in whatever way, on every rank."""
 
 
 @runtime_checkable

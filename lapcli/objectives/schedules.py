@@ -2,7 +2,8 @@
 
 import math
 
-from lapcli.recipe.schema import MuonSection, PlateauSchedule
+from lapcli.recipe.optimizers import MuonSection
+from lapcli.recipe.schema import PlateauSchedule
 from lapcli.recipe.vision import CosineSchedule
 
 

@@ -27,20 +27,22 @@ from lapcli.data.images.crops import GLOBALS, CropReader
 from lapcli.data.images.loader import ImageLoader
 from lapcli.data.images.sources import ImageData
 from lapcli.measures.smoothing import smoothing
-from lapcli.models.compiling import would_compile
-from lapcli.models.self_supervised import Head, StudentTeacher, crop_flops
-from lapcli.objectives.batching import plan_batches
+from lapcli.models.student_teacher import Head, StudentTeacher, crop_flops
 from lapcli.objectives.classification import check_room_for_workers, probe_images, worker_count
-from lapcli.objectives.dino.groups import parameter_groups
-from lapcli.objectives.dino.losses import dino_loss, ibot_loss, koleo_loss, patch_weights
-from lapcli.objectives.dino.masks import deal_masks
+from lapcli.objectives.dino.collapse import collapse, teacher_health
+from lapcli.objectives.dino.losses import dino_loss, ibot_loss, koleo_loss, patch_weights, sinkhorn_targets
+from lapcli.objectives.dino.masks import deal_masks, mask_counts
 from lapcli.objectives.dino.neighbours import neighbour_accuracy
-from lapcli.objectives.dino.rates import peak_rate, rate_multiplier, teacher_momentum, teacher_temperature
-from lapcli.objectives.dino.sinkhorn import sinkhorn_targets
-from lapcli.objectives.dino.watch import collapse, teacher_health
-from lapcli.objectives.objective import ParameterGroup
-from lapcli.recipe.self_supervised import SelfSupervisedRecipe
-from lapcli.runtime.devices import uses_bf16
+from lapcli.objectives.dino.schedules import (
+    parameter_groups,
+    peak_rate,
+    rate_multiplier,
+    teacher_momentum,
+    teacher_temperature,
+)
+from lapcli.objectives.objective import ParameterGroup, plan_batches
+from lapcli.recipe.dino import SelfSupervisedRecipe
+from lapcli.runtime.devices import ComputePolicy, compute_policy, to_device
 from lapcli.runtime.machine import check_compiler
 from lapcli.runtime.ranks import World
 
@@ -55,13 +57,98 @@ class CropBatch:
     step: int
 
 
+class SelfSupervisedStep:
+    """Student, teacher and their loss, which need no data: a run trains them, a plan traces them on the meta device."""
+
+    def __init__(self, recipe: SelfSupervisedRecipe, device: torch.device, policy: ComputePolicy) -> None:
+        self._recipe, self._policy = recipe, policy
+        # Drawn on the CPU: one seed gives the same weights on every device.
+        with device if device.type == "meta" else contextlib.nullcontext():
+            model = StudentTeacher(recipe.model, recipe.seed)
+        self.model = model.to(device).train()
+        if policy.compiles:
+            check_compiler(device.type)
+            self.model.student.backbone.use_compile()
+            self.model.teacher.backbone.use_compile()
+
+    def made_up_batch(self, images: int, device: torch.device) -> CropBatch:
+        """As many patches are masked as in a batch of data, but not the same."""
+        crops, masks, group = self._recipe.data.crops, self._recipe.data.masks, self._recipe.train.group
+        patches, (low, high) = (crops.global_size // self._recipe.model.patch) ** 2, masks.ratio
+        hidden = images // group * sum(mask_counts(GLOBALS * group, patches, masks.probability, (low, high)))
+        with device:
+            return CropBatch(
+                torch.zeros(GLOBALS * images, 3, crops.global_size, crops.global_size),
+                torch.zeros(crops.locals * images, 3, crops.local_size, crops.local_size),
+                torch.zeros(GLOBALS * images, patches, dtype=torch.bool),
+                torch.arange(hidden),
+                images,
+                step=0,
+            )
+
+    def loss(self, batch: CropBatch) -> tuple[Tensor, dict[str, Tensor]]:
+        """The loss, and what is seen of its parts and of the teacher, without a gradient."""
+        train = self._recipe.train
+        temperature = teacher_temperature(self._recipe.schedule, batch.step)
+        student, teacher = self.model.student, self.model.teacher
+        with torch.no_grad(), self._policy.autocast():
+            (tokens_MTC,) = teacher.backbone.tokens([batch.global_MCHW])
+            teacher_MC = tokens_MTC[:, 0]
+            dino_MD = teacher.dino_head(teacher_MC)
+            ibot_ND = teacher.ibot_head(_patches(tokens_MTC, batch.hidden_N))
+        dino_MK = self._targets(teacher.dino_head, dino_MD, temperature)
+
+        with self._policy.autocast():
+            global_MTC, local_LTC = self._student_tokens(batch)
+            class_SC = torch.cat([global_MTC[:, 0], local_LTC[:, 0]])
+            class_SD = student.dino_head(class_SC)
+            patch_ND = student.ibot_head(_patches(global_MTC, batch.hidden_N))
+        tau = train.student_temperature
+        dino, local, among = dino_loss(
+            self._rows(class_SD), student.dino_head.prototypes.weight, dino_MK, batch.images, tau, self._policy
+        )
+        seen = teacher_health(teacher_MC, dino_MK)
+        del dino_MK
+        ibot_NK = self._targets(teacher.ibot_head, ibot_ND, temperature)
+        weights_N = patch_weights(batch.masks_MP, batch.hidden_N)
+        ibot = ibot_loss(
+            self._rows(patch_ND), student.ibot_head.prototypes.weight, ibot_NK, weights_N, tau, self._policy
+        )
+        koleo = koleo_loss(global_MTC[:, 0], GLOBALS, train.group)
+        seen |= {"loss_local": local, "loss_global": among, "loss_ibot": ibot, "loss_koleo": koleo}
+        total = train.dino * dino + train.koleo * koleo + train.ibot * ibot
+        return total, {name: value.detach() for name, value in seen.items()}
+
+    def _student_tokens(self, batch: CropBatch) -> tuple[Tensor, Tensor]:
+        """Global and local crops in one pass; without local crops there are no rows of theirs."""
+        if not len(batch.local_LCHW):
+            (global_MTC,) = self.model.student.backbone.tokens([batch.global_MCHW], [batch.masks_MP])
+            return global_MTC, global_MTC[:0]
+        crops, masks = [batch.global_MCHW, batch.local_LCHW], [batch.masks_MP, None]
+        global_MTC, local_LTC = self.model.student.backbone.tokens(crops, masks)
+        return global_MTC, local_LTC
+
+    def _targets(self, head: Head, x_ND: Tensor, temperature: float) -> Tensor:
+        """float32 whatever the logits are computed in; the logits turn into the targets."""
+        weight_KD = head.prototypes.weight
+        logits_NK = (self._rows(x_ND) @ weight_KD.to(self._rows(x_ND).dtype).t()).float()
+        return sinkhorn_targets(logits_NK, temperature, self._recipe.train.sinkhorn_iterations, self._policy)
+
+    def _rows(self, x_ND: Tensor) -> Tensor:
+        """What is multiplied with the prototypes: bf16 where the run computes in it."""
+        return x_ND.bfloat16() if self._policy.bf16 else x_ND
+
+
 class SelfSupervised:
     unit = "images"
     best_metric = None  # the teacher of the last step is what is evaluated
 
-    def __init__(self, recipe: SelfSupervisedRecipe, data: ImageData, world: World) -> None:
+    def __init__(
+        self, recipe: SelfSupervisedRecipe, data: ImageData, world: World, policy: ComputePolicy | None = None
+    ) -> None:
         self._recipe, self._data, self._world = recipe, data, world
         train = recipe.train
+        self._policy = policy or compute_policy(world.device, train.precision, train.compile)
         self.steps = recipe.steps
         self.batches = plan_batches(train.batch, train.micro_batch, world.size, multiple=train.group)
         self._images = ImageBatches(len(data.train), batch=train.batch, group=train.group, repeats=1, seed=recipe.seed)
@@ -73,21 +160,12 @@ class SelfSupervised:
             workers=worker_count(recipe, world.device),
         )
         check_room_for_workers(self._loader, loaders=1)
-        self._is_compiled = would_compile(train.compile, world.device.type)
-        self.model = self._build_model()
+        self._step = SelfSupervisedStep(recipe, world.device, self._policy)
+        self.model = self._step.model
         self.units_per_step = train.batch
         self.flops_per_step = float(image_flops(recipe)) * train.batch
         self._seen: list[dict[str, Tensor]] = []  # of the micro-steps of an update
         self._has_collapsed = False
-
-    def _build_model(self) -> StudentTeacher:
-        device = self._world.device
-        model = StudentTeacher(self._recipe.model, self._recipe.seed).to(device)
-        if self._is_compiled:
-            check_compiler(device.type)
-            model.student.backbone.use_compile()
-            model.teacher.backbone.use_compile()
-        return model.train()
 
     def parameter_groups(self) -> list[ParameterGroup]:
         return parameter_groups(self._recipe, self.model)
@@ -98,17 +176,17 @@ class SelfSupervised:
 
     def batch(self, step: int, micro_step: int) -> CropBatch:
         global_GBCHW, local_QBCHW = (
-            normalise(crops.flatten(0, 1).to(self._world.device, non_blocking=True), self._recipe.data)
-            for crops in self._loader.batch(step, micro_step)
+            normalise(crops.flatten(0, 1), self._recipe.data)
+            for crops in to_device(self._loader.batch(step, micro_step), self._world.device)
         )
         masks = self.masks(step, micro_step)
         # Found here, where it costs nothing: a GPU that looks for them makes the host wait until it knows how many.
         hidden = np.flatnonzero(masks)
-        masks_MP, hidden_N = (torch.from_numpy(x).to(self._world.device) for x in (masks, hidden))
+        masks_MP, hidden_N = to_device(map(torch.from_numpy, (masks, hidden)), self._world.device)
         return CropBatch(global_GBCHW, local_QBCHW, masks_MP, hidden_N, self.batches.micro_batch, step)
 
     def masks(self, step: int, micro_step: int) -> np.ndarray:
-        """Of this process's groups, in the order of its global crops."""
+        """The masks of this process's groups, in the order of its global crops."""
         recipe, group = self._recipe, self._recipe.train.group
         side = recipe.data.crops.global_size // recipe.model.patch
         first = self.batches.first(micro_step, self._world.rank) // group
@@ -122,63 +200,12 @@ class SelfSupervised:
         return np.concatenate(by_crop, axis=1).reshape(GLOBALS * self.batches.micro_batch, -1)
 
     def loss(self, batch: CropBatch) -> Tensor:
-        train = self._recipe.train
-        temperature = teacher_temperature(self._recipe.schedule, batch.step)
-        student, teacher = self.model.student, self.model.teacher
-        with torch.no_grad(), self._autocast():
-            (tokens_MTC,) = teacher.backbone.tokens([batch.global_MCHW])
-            teacher_MC = tokens_MTC[:, 0]
-            dino_MD = teacher.dino_head(teacher_MC)
-            ibot_ND = teacher.ibot_head(_patches(tokens_MTC, batch.hidden_N))
-        dino_MK = self._targets(teacher.dino_head, dino_MD, temperature)
-
-        with self._autocast():
-            global_MTC, local_LTC = self._student_tokens(batch)
-            class_SC = torch.cat([global_MTC[:, 0], local_LTC[:, 0]])
-            class_SD = student.dino_head(class_SC)
-            patch_ND = student.ibot_head(_patches(global_MTC, batch.hidden_N))
-        tau = train.student_temperature
-        dino, local, among = dino_loss(
-            self._rows(class_SD), student.dino_head.prototypes.weight, dino_MK, batch.images, tau
-        )
-        seen = teacher_health(teacher_MC, dino_MK)
-        del dino_MK
-        ibot_NK = self._targets(teacher.ibot_head, ibot_ND, temperature)
-        weights_N = patch_weights(batch.masks_MP, batch.hidden_N)
-        ibot = ibot_loss(self._rows(patch_ND), student.ibot_head.prototypes.weight, ibot_NK, weights_N, tau)
-        koleo = koleo_loss(global_MTC[:, 0], GLOBALS, train.group)
-        seen |= {"loss_local": local, "loss_global": among, "loss_ibot": ibot, "loss_koleo": koleo}
-        self._seen.append({name: value.detach() for name, value in seen.items()})
-        return train.dino * dino + train.koleo * koleo + train.ibot * ibot
-
-    def _student_tokens(self, batch: CropBatch) -> tuple[Tensor, Tensor]:
-        """Global and local crops in one pass; without local crops there are no rows of theirs."""
-        if not len(batch.local_LCHW):
-            (global_MTC,) = self.model.student.backbone.tokens([batch.global_MCHW], [batch.masks_MP])
-            return global_MTC, global_MTC[:0]
-        found = self.model.student.backbone.tokens([batch.global_MCHW, batch.local_LCHW], [batch.masks_MP, None])
-        return found[0], found[1]
-
-    def _targets(self, head: Head, x_ND: Tensor, temperature: float) -> Tensor:
-        """float32 whatever the logits are computed in; the logits turn into the targets."""
-        weight_KD = head.prototypes.weight
-        logits_NK = (self._rows(x_ND) @ weight_KD.to(self._rows(x_ND).dtype).t()).float()
-        return sinkhorn_targets(logits_NK, temperature, self._recipe.train.sinkhorn_iterations)
-
-    def _rows(self, x_ND: Tensor) -> Tensor:
-        """What is multiplied with the prototypes: bf16 where the run computes in it."""
-        return x_ND.bfloat16() if uses_bf16(self._recipe.train.precision, self._world.device) else x_ND
-
-    def _autocast(self) -> contextlib.AbstractContextManager[Any]:
-        if uses_bf16(self._recipe.train.precision, self._world.device):
-            return torch.autocast(self._world.device.type, torch.bfloat16)
-        return contextlib.nullcontext()
+        loss, seen = self._step.loss(batch)
+        self._seen.append(seen)
+        return loss
 
     def learning_rate_multiplier(self, step: int) -> float:
         return rate_multiplier(self._recipe.schedule, peak_rate(self._recipe), step, self.steps)
-
-    def momentum(self, step: int) -> float | None:
-        return None
 
     def after_step(self, step: int) -> None:
         self.model.update_teacher(teacher_momentum(self._recipe.schedule, step, self.steps))
@@ -192,22 +219,22 @@ class SelfSupervised:
         values = {name: total / self._world.size for name, total in zip(names, totals, strict=True)}
         schedule = self._recipe.schedule
         warm = step >= schedule.warmup_epochs * schedule.epoch_steps
-        found = collapse(values, GLOBALS * self.batches.micro_batch) if warm else None
-        is_new = found is not None and not self._has_collapsed
-        self._has_collapsed = found is not None
-        return values, found if is_new else None
+        warning = collapse(values, GLOBALS * self.batches.micro_batch) if warm else None
+        is_new = warning is not None and not self._has_collapsed
+        self._has_collapsed = warning is not None
+        return values, warning if is_new else None
 
     def validate(self, is_interrupted: Callable[[], bool]) -> dict[str, float]:
-        with self._autocast():
-            found = neighbour_accuracy(
+        with self._policy.autocast():
+            accuracy = neighbour_accuracy(
                 self.model.teacher.backbone,
                 self._data,
                 self._recipe,
                 self._world,
-                pads=self._is_compiled,
+                pads=self._policy.compiles,
                 is_interrupted=is_interrupted,
             )
-        values = {"validation_knn": found}
+        values = {"validation_knn": accuracy}
         if self._recipe.validation.smoothing:
             probe_BCHW = probe_images(self._data.validation, self._recipe.data, self._recipe.data.crops.global_size)
             values |= smoothing(self.model.teacher.backbone, probe_BCHW.to(self._world.device))
@@ -220,8 +247,10 @@ class SelfSupervised:
         return {"laplacian_heads": str(self._recipe.model.head_plan())}
 
     def finish(self, run_dir: Path) -> dict[str, Any]:
-        self._loader.close()
         return {}
+
+    def close(self) -> None:
+        self._loader.close()
 
     def notes(self) -> list[str]:
         """What a reader of the log should know before the first step."""
@@ -253,7 +282,7 @@ def accumulation_in_words(accumulation: int) -> list[str]:
 
 
 def image_flops(recipe: SelfSupervisedRecipe) -> int:
-    """Of one image: forward and backward of the student, forward of the teacher, both with their heads."""
+    """FLOPs for one image: forward and backward of the student, forward of the teacher, both with their heads."""
     model, crops = recipe.model, recipe.data.crops
     head, masks = model.head, recipe.data.masks
     body = 2 * (model.width * head.hidden + head.hidden**2 + head.hidden * head.bottleneck)

@@ -1,6 +1,6 @@
 """What a recipe would train, before anything starts: sizes, batches, rates, cost, memory, disk, download, time."""
 
-from lapcli.planning.plan import Plan
-from lapcli.planning.training import plan_training
+from lapcli.planning.estimate import plan_training
+from lapcli.planning.plan import TrainingPlan
 
-__all__ = ["Plan", "plan_training"]
+__all__ = ["TrainingPlan", "plan_training"]

@@ -1,115 +1,143 @@
-"""A plan: what a recipe would train and what that takes. One text for `lap plan` and for `lap train --dry-run`."""
+"""A plan as text and as JSON: one form for `lap plan` and for `lap train --dry-run`."""
 
 import json
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from lapcli.heads.plan import HeadPlan
+from lapcli.kinds.kind import PlanFacts
+from lapcli.objectives.objective import BatchPlan
+
 GPU_NOTE = "estimated, not measured on such a GPU"
+COMPILED_NOTE = "assumes that compiled code keeps as much for the backward as uncompiled code does"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Plan:
-    """What all kinds of training have; the kinds add their own counts."""
+class TrainingPlan:
+    """What a run of a recipe consists of and what it takes; `facts` are those of its kind."""
 
     objective: str
+    facts: PlanFacts
     # model
     parameters: int
-    laplacian_heads: list[int]
-    heads: int
-    head_grid: str
+    heads: HeadPlan | None  # of a transformer
     # batches
-    steps: int | None  # none: so many epochs of data that was not looked at
-    batch: int
-    micro_batch: int
-    accumulation: int
-    processes: int
-    # rates
+    batches: BatchPlan
     learning_rates: dict[str, float]
     # cost
     flops_per_step: int
-    flops: float | None
     # memory, bytes of each process
     device: str
     precision: str
     memory: dict[str, int]  # by part, at the fullest moment of a step
     memory_peak_in: str  # forward, backward or update
     memory_limit: int | None
-    fits: bool | None  # none: nobody knows how much memory there is
     largest_micro_batch: int | None  # that fits, where this one does not; 0: none does
+    compiles: bool
     # disk
     checkpoint_bytes: int
-    disk_bytes: int  # of all checkpoints that are there at once
-    # download
-    download_bytes: int | None  # none: not known without asking the hub
-    download: str
+    disk_bytes: int  # of all checkpoints that exist at the same time
     # time
     hours: float | None
-    share_of_peak: float | None  # at which the hours are reckoned
+    share_of_peak: float | None  # that the hours are computed with
     probe: dict[str, float] | None = None  # what was measured instead
-    data: str = ""
 
-    #: Of what a micro-batch consists.
-    example = "examples"
+    @property
+    def steps(self) -> int | None:
+        return self.facts.steps
 
     @property
     def memory_total(self) -> int:
         return sum(self.memory.values())
 
+    @property
+    def fits(self) -> bool | None:
+        """None where the memory of the device is not known."""
+        return None if self.memory_limit is None else self.memory_total <= self.memory_limit
+
+    @property
+    def flops(self) -> float | None:
+        return None if self.steps is None else float(self.flops_per_step) * self.steps
+
+    @property
+    def flops_per_unit(self) -> int:
+        return self.flops_per_step // (self.batches.batch * self.facts.units_per_example)
+
     def to_dict(self) -> dict[str, Any]:
-        return {**asdict(self), "memory_total": self.memory_total}
+        facts, heads = self.facts, self.heads
+        own = {key: value for key, value in vars(self).items() if key not in ("facts", "heads", "batches")}
+        plan = {} if heads is None else {"laplacian_heads": list(heads.per_layer), "heads": heads.heads}
+        return {
+            **own,
+            **plan,
+            **asdict(self.batches),
+            "head_grid": None if heads is None else heads.grid(),
+            "steps": self.steps,
+            "epochs": facts.epochs,
+            "flops": self.flops,
+            f"flops_per_{facts.unit}": self.flops_per_unit,
+            "fits": self.fits,
+            "memory_total": self.memory_total,
+            "download": facts.download,
+            "download_bytes": facts.download_bytes,
+            "data": facts.data,
+            "notes": dict(facts.lines),
+            **facts.values,
+        }
 
     def to_json(self) -> str:
         return json.dumps(self.to_dict(), indent=2)
 
     def to_text(self) -> str:
+        flops = f"{self.flops_per_unit:,} for each {self.facts.unit}"
         lines = [
             ("parameters", f"{self.parameters:,}"),
-            ("heads", f"{sum(self.laplacian_heads)} of {self.heads * len(self.laplacian_heads)} Laplacian (L)"),
-            ("", self.head_grid),
+            *self._heads(),
             ("steps", self._steps()),
             ("batch", self._batch()),
-            ("", self._split()),
-            *self._own_lines(),
+            *self.facts.lines.items(),
             ("learning rate", _rates(self.learning_rates)),
-            ("FLOPs", self._flops()),
+            ("FLOPs", flops + ("" if self.flops is None else f", {self.flops:.3e} in all")),
             ("memory", self._memory()),
-            ("", ", ".join(f"{part} {gigabytes(size)}" for part, size in self.memory.items())),
-            ("", self._fit()),
             ("disk", f"{gigabytes(self.disk_bytes)} for checkpoints of {gigabytes(self.checkpoint_bytes)}"),
-            ("download", self.download),
+            ("download", self.facts.download),
             ("time", self._time()),
-            ("data", self.data),
+            ("data", self.facts.data),
         ]
         return "\n".join(
             f"{name if i == 0 else '':<15}{line}" for name, text in lines for i, line in enumerate(text.splitlines())
         )
 
+    def _heads(self) -> list[tuple[str, str]]:
+        if self.heads is None:
+            return []
+        laplacian, heads = sum(self.heads.per_layer), self.heads.heads * len(self.heads.per_layer)
+        return [("heads", f"{laplacian} of {heads} Laplacian (L)\n{self.heads.grid()}")]
+
     def _steps(self) -> str:
-        return "by epochs, known once the data is there" if self.steps is None else f"{self.steps:,}"
+        steps = "by epochs, known once the data is there" if self.steps is None else f"{self.steps:,}"
+        return steps + (f", {self.facts.epochs:g} epochs" if self.facts.epochs else "")
 
     def _batch(self) -> str:
-        return f"{self.batch:,} {self.example}"
-
-    def _split(self) -> str:
-        processes = f"{self.processes} process{'es' if self.processes > 1 else ''}"
-        return f"{processes} x {self.micro_batch} {self.example} x {self.accumulation} accumulated"
-
-    def _own_lines(self) -> list[tuple[str, str]]:
-        return []
-
-    def _per_unit(self) -> str:
-        return f"{self.flops_per_step:,} a step"
-
-    def _flops(self) -> str:
-        return self._per_unit() + ("" if self.flops is None else f", {self.flops:.3e} in all")
+        batches, facts = self.batches, self.facts
+        units = batches.batch * facts.units_per_example
+        whole = f"{batches.batch:,} {facts.example}"
+        whole += f", {units:,} {facts.unit}s a step" if facts.units_per_example > 1 else ""
+        processes = f"{batches.processes} process{'es' if batches.processes > 1 else ''}"
+        return f"{whole}\n{processes} x {batches.micro_batch} {facts.example} x {batches.accumulation} accumulated"
 
     def _memory(self) -> str:
-        fullest = f"fullest in the {self.memory_peak_in}"
-        return f"{gigabytes(self.memory_total)} a process, estimated, in {self.precision}; {fullest}"
+        total = f"{gigabytes(self.memory_total)} a process, estimated, in {self.precision}"
+        lines = [
+            f"{total}; fullest in the {self.memory_peak_in}",
+            ", ".join(f"{part} {gigabytes(size)}" for part, size in self.memory.items()),
+            self._fit(),
+        ]
+        return "\n".join([*lines, COMPILED_NOTE] if self.compiles else lines)
 
     def _fit(self) -> str:
-        if self.memory_limit is None or self.fits is None:
-            return f"how much {self.device} has is not known here"
+        if self.memory_limit is None:
+            return f"how much memory {self.device} has is not known here"
         limit = f"the {gigabytes(self.memory_limit)} that a process has on {self.device}"
         if self.fits:
             return f"fits into {limit}"
@@ -123,47 +151,10 @@ class Plan:
             held = f", {gigabytes(int(self.probe['memory']))} of memory"
             return measured + held + ("" if self.hours is None else f": {duration(self.hours)} in all")
         if self.hours is None:
-            return "not known before --probe" if self.steps is not None else "known once the data is there"
+            return (
+                "known once --probe has measured a step" if self.steps is not None else "known once the data is there"
+            )
         return f"{duration(self.hours)} at {self.share_of_peak:.0%} of the peak of {self.device}, {GPU_NOTE}"
-
-
-@dataclass(frozen=True, kw_only=True)
-class LanguagePlan(Plan):
-    tokens_per_step: int
-    tokens: int | None
-    flops_per_token: int
-
-    example = "sequences"
-
-    def _batch(self) -> str:
-        return f"{self.batch:,} sequences, {self.tokens_per_step:,} tokens a step"
-
-    def _own_lines(self) -> list[tuple[str, str]]:
-        return [("tokens", "-" if self.tokens is None else f"{self.tokens:,}")]
-
-    def _per_unit(self) -> str:
-        return f"{self.flops_per_token:,} a token"
-
-
-@dataclass(frozen=True, kw_only=True)
-class ImagePlan(Plan):
-    epochs: float | None
-    images: int | None  # seen in all
-    tokens_per_image: int
-    flops_per_image: int  # forward and backward
-    notes: dict[str, str]
-
-    example = "images"
-
-    def _steps(self) -> str:
-        return super()._steps() + (f", {self.epochs:g} epochs" if self.epochs else "")
-
-    def _own_lines(self) -> list[tuple[str, str]]:
-        seen = "" if self.images is None else f", {self.images:,} images in all"
-        return [("tokens", f"{self.tokens_per_image} an image{seen}"), *self.notes.items()]
-
-    def _per_unit(self) -> str:
-        return f"{self.flops_per_image:,} an image"
 
 
 def _rates(rates: dict[str, float]) -> str:

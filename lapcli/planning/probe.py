@@ -6,44 +6,44 @@ import time
 
 import torch
 
-from lapcli.models.compiling import would_compile
-from lapcli.planning.plan import Plan
-from lapcli.planning.sketch import Sketch
-from lapcli.planning.training import kind_of
+from lapcli.kinds import kind_of
+from lapcli.kinds.kind import TrainingStep
+from lapcli.planning.plan import TrainingPlan
 from lapcli.recipe.schema import BaseRecipe
-from lapcli.runtime.devices import peak_memory, resident_memory
+from lapcli.runtime.devices import compute_policy, peak_memory, resident_memory
 from lapcli.runtime.ranks import pick_device
 from lapcli.training.optimizers import Optimizers
 
 
-def probe_plan(recipe: BaseRecipe, plan: Plan, steps: int) -> Plan:
+def probe_plan(recipe: BaseRecipe, plan: TrainingPlan, steps: int) -> TrainingPlan:
     """The plan with what was measured in one process: neither reading data nor talking to other processes."""
-    device = torch.device(pick_device(recipe.train.device))
-    if recipe.train.threads:
-        torch.set_num_threads(recipe.train.threads)
+    train = recipe.train
+    device = torch.device(pick_device(train.device))
+    if train.threads:
+        torch.set_num_threads(train.threads)
     before = 0 if device.type == "cuda" else resident_memory()
-    sketch = kind_of(recipe).sketch(
-        device, plan.precision == "bf16", compiled=would_compile(recipe.train.compile, device.type)
-    )
-    found = measure_steps(sketch, plan.micro_batch, plan.accumulation, steps, device, before)
-    hours = None if plan.steps is None else plan.steps * found["seconds_per_step"] / 3600
-    return dataclasses.replace(plan, probe=found, hours=hours, share_of_peak=None)
+    policy = compute_policy(device, train.precision, train.compile)
+    step = kind_of(recipe).training_step(recipe, device, policy)
+    measured = measure_steps(step, plan.batches.micro_batch, plan.batches.accumulation, steps, device, before)
+    hours = None if plan.steps is None else plan.steps * measured["seconds_per_step"] / 3600
+    return dataclasses.replace(plan, probe=measured, hours=hours, share_of_peak=None)
 
 
 def measure_steps(
-    sketch: Sketch, examples: int, accumulation: int, steps: int, device: torch.device, before: int
+    step: TrainingStep, examples: int, accumulation: int, steps: int, device: torch.device, before: int
 ) -> dict[str, float]:
-    """Medians over `steps`, after one more that warms up. Of the accumulated micro-batches one is taken for all."""
-    optimizers = Optimizers(sketch.groups)
+    """Medians over `steps`, after one more that warms up. One of the accumulated micro-batches stands for all."""
+    optimizers = Optimizers(step.parameter_groups())
+    batch = step.made_up_batch(examples, device)
     micro: list[float] = []
     update: list[float] = []
     for _ in range(steps + 1):
         started = _now(device)
-        sketch.loss(sketch.forward(examples)).backward()
+        step.loss(batch).backward()
         done = _now(device)
         optimizers.step()
         optimizers.zero_grad()
-        sketch.after_step()
+        step.after_step()
         micro.append(done - started)
         update.append(_now(device) - done)
     seconds = statistics.median(micro[1:]) * accumulation + statistics.median(update[1:])

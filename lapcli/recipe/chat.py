@@ -4,22 +4,23 @@ A recipe has `stages:`, up to two, done in this order: `midtrain`, then `sft`. E
 run keeps is a `ChatStageRecipe`: the stage, the model it is of and the weights it started from.
 """
 
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
+from lapcli.recipe.data_sources import PREFIX, Modality
+from lapcli.recipe.optimizers import ChatOptimizer
 from lapcli.recipe.schema import (
     AnyRecipe,
     CheckpointSection,
     GPTModel,
     GPTRecipe,
-    MuonSection,
     PlateauSchedule,
     TokenizerSection,
     TrainSection,
     ValidationSection,
 )
-from lapcli.recipe.section import Count, NonNegative, Positive, Section, Text, Whole, combination, wrong_hub_name
+from lapcli.recipe.section import Count, Section, Text, Whole, combination, wrong_hub_name
 
 StageName = Literal["midtrain", "sft"]
 STAGES: tuple[StageName, ...] = ("midtrain", "sft")
@@ -29,11 +30,14 @@ GENERATED = ("simple_spelling", "spelling_bee")  # rows without end, made by our
 class DataSet(Section):
     """One data set of a mixture."""
 
+    modality: ClassVar[Modality] = "chat"
+
     name: Text
     # `conversations`: rows of messages; `questions`: pairs made from the built-in text; the two spelling tasks are
     # generated from a list of words.
     format: Literal["conversations", "multiple_choice", "gsm8k", "simple_spelling", "spelling_bee", "questions"]
-    # `hub:OWNER/NAME`, https://..., a local file or folder; of words also `system` (/usr/share/dict/words), `builtin`
+    # `hub:OWNER/NAME`, https://..., `plugin:NAME`, a local file or folder; of words also `builtin` and `system`
+    # (/usr/share/dict/words)
     source: Text = "builtin"
     files: Text | list[Text] | None = None  # names, ranges such as a_{00..23}.parquet, local globs; in order
     revision: Text | None = None  # of the hub data set
@@ -49,13 +53,15 @@ class DataSet(Section):
             return f"`{self.source}` has no {self.format}; expected hub:OWNER/NAME, https://... or a file"
         if self.format == "questions" and self.source != "builtin":
             return "questions are made from the built-in text alone; remove it"
+        if self.format in GENERATED and self.source.startswith(PREFIX):
+            return "the words come from `builtin`, `system`, hub:OWNER/NAME, https://... or a file"
         return wrong_hub_name(self.source)
 
     @combination("files", "source")
     def _files_of_the_source(self) -> str | None:
         if self.source.startswith("hub:") and (self.files is None or any(mark in str(self.files) for mark in "*?")):
             return "name the hub data set's files, so that the list is fixed by the recipe"
-        if self.files is not None and self.source.startswith(("https://", "builtin", "system")):
+        if self.files is not None and self.source.startswith(("https://", "builtin", "system", PREFIX)):
             return "means nothing for this source; remove it"
         return None
 
@@ -95,13 +101,6 @@ class ChatValidation(ValidationSection):
     sample_tokens: Annotated[Whole, Field(ge=1, le=100_000)] = 64
     temperature: Annotated[float, Field(ge=0, le=100)] = 0.0
     top_k: Count | None = None
-
-
-class ChatOptimizer(MuonSection):
-    lr_scale: Positive = 1.0  # of all three learning rates
-    momentum_warmup: Annotated[Whole, Field(ge=0, le=10**9)] = 0
-    weight_decay: NonNegative = 0.0
-    clip: Positive | None = None  # upstream clips in pretraining alone
 
 
 class StageSettings(Section):

@@ -3,13 +3,16 @@
 import os
 from collections.abc import Callable, Mapping, Sequence
 from difflib import get_close_matches
+from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
-from pydantic import ValidationError
+from pydantic import ValidationError, create_model
 
 from lapcli.recipe.chat import ChatStageRecipe
 from lapcli.recipe.checking import check_recipe
+from lapcli.recipe.data_sources import unusable_sources
+from lapcli.recipe.optimizers import OPTIMIZER_SECTIONS, OptimizerSection
 from lapcli.recipe.reading import (
     MAX_DEPTH,
     Node,
@@ -24,7 +27,7 @@ from lapcli.recipe.reading import (
     read_file,
     read_text,
 )
-from lapcli.recipe.schema import AnyRecipe
+from lapcli.recipe.schema import AnyRecipe, BaseRecipe
 from lapcli.runtime.plugins import Registry
 
 #: The recipe of each objective; a package that adds a kind of training adds its recipe here.
@@ -34,7 +37,7 @@ RECIPES: Registry[type[AnyRecipe]] = Registry(
         "language_model": "lapcli.recipe.schema:LanguageModelRecipe",
         "chat": "lapcli.recipe.chat:ChatRecipe",
         "classification": "lapcli.recipe.vision:ClassificationRecipe",
-        "self_supervised": "lapcli.recipe.self_supervised:SelfSupervisedRecipe",
+        "self_supervised": "lapcli.recipe.dino:SelfSupervisedRecipe",
     },
 )
 
@@ -58,8 +61,8 @@ def find_recipe(name: str | Path) -> Path:
     parts = short.parts[1:] if short.parts[:1] == ("recipes",) else short.parts
     if parts and ".." not in parts and not short.is_absolute():
         for folder in (shipped, shipped / "sweeps"):
-            if (found := folder.joinpath(*parts[:-1], f"{parts[-1]}.yaml")).is_file():
-                return found
+            if (file := folder.joinpath(*parts[:-1], f"{parts[-1]}.yaml")).is_file():
+                return file
     return path
 
 
@@ -86,7 +89,7 @@ def recipe_loader(path: str | Path, *, is_kept: bool = False) -> Callable[[Seque
         if seed is not None and isinstance(root.value, dict):
             root = Node({**root.value, "seed": Node(seed, "--seed")}, root.where)
         recipe = _build(source, root, problems + refused)
-        misfits = [] if is_kept else recipe.misfits()
+        misfits = [] if is_kept else [*recipe.misfits(), *unusable_sources(recipe)]
         if misfits:
             raise RecipeError(source, [Problem(_place(root, key), key, reason) for key, reason in misfits])
         return recipe
@@ -125,11 +128,14 @@ def _node(value: Any, where: str) -> Node:
 
 
 def _build(source: str, root: Node, problems: list[Problem]) -> AnyRecipe:
-    recipe, wrong_objective = _recipe_type(root)
-    problems = problems + wrong_objective
+    recipe, wrong = _recipe_type(root)
     if recipe is not None:
-        found = check_recipe(recipe, root)
-        problems += [problem for problem in found if not (wrong_objective and problem.key == "objective")]
+        recipe, wrong_optimizer = _with_optimizer(recipe, root)
+        wrong += wrong_optimizer
+    problems = problems + wrong
+    if recipe is not None:
+        told = {problem.key for problem in wrong}
+        problems += [problem for problem in check_recipe(recipe, root) if problem.key not in told]
     if problems or recipe is None:
         raise RecipeError(source, in_reading_order(problems, source))
     try:
@@ -156,6 +162,29 @@ def _recipe_type(root: Node) -> tuple[type[AnyRecipe] | None, list[Problem]]:
     return (RECIPES[near[0]] if near else None), [Problem((node or root).where, "objective", message)]
 
 
+def _with_optimizer(recipe: type[AnyRecipe], root: Node) -> tuple[type[AnyRecipe], list[Problem]]:
+    """The recipe type with the section of the optimizer that the file names, where any optimizer may be named."""
+    if not issubclass(recipe, BaseRecipe) or not recipe.takes_any_optimizer:
+        return recipe, []
+    own = recipe.model_fields["optimizer"].annotation
+    assert isinstance(own, type)
+    names = list(get_args(own.model_fields["name"].annotation))
+    section = root.value.get("optimizer") if isinstance(root.value, dict) else None
+    node = section.value.get("name") if section is not None and isinstance(section.value, dict) else None
+    if node is None or node.value in names:
+        return recipe, []
+    if isinstance(node.value, str) and node.value in OPTIMIZER_SECTIONS:
+        return _recipe_with_section(recipe, OPTIMIZER_SECTIONS[node.value]), []
+    known = listed([f"`{name}`" for name in dict.fromkeys((*names, *OPTIMIZER_SECTIONS))])
+    return recipe, [Problem(node.where, "optimizer.name", f"expected {known}, got {quoted(plain(node))}")]
+
+
+@cache
+def _recipe_with_section(recipe: type[BaseRecipe], section: type[OptimizerSection]) -> type[BaseRecipe]:
+    """The same recipe with another section under `optimizer`; a subclass, so that it is still a recipe of its kind."""
+    return create_model(recipe.__name__, __base__=recipe, __module__=recipe.__module__, optimizer=(section, ...))
+
+
 def read_with_parents(path: Path) -> tuple[Node, list[Problem]]:
     """The recipe with all that it inherits; every value keeps the file and line where it really stands."""
     files: list[dict[str, Node]] = []
@@ -169,8 +198,8 @@ def read_with_parents(path: Path) -> tuple[Node, list[Problem]]:
         if chain[-1] in chain[:-1]:
             names = " -> ".join(Path(name).name for name in chain[chain.index(chain[-1]) :])
             raise Unreadable(Problem(said or str(path), "extends", f"the files extend each other: {names}"))
-        entries, found = read_file(current)
-        problems += found
+        entries, unreadable = read_file(current)
+        problems += unreadable
         extends = entries.pop("extends", None)
         files.append(entries)
         said = extends.where if extends else None
@@ -196,12 +225,12 @@ def apply_overrides(root: Node, overrides: Sequence[str]) -> tuple[Node, list[Pr
     problems: list[Problem] = []
     for text in overrides:
         try:
-            above, found = _override(root, text)
+            above, wrong = _override(root, text)
         except Unreadable as error:
             key = key_shown(text.partition("=")[0])
             problems.append(Problem("--set", key, error.problem.message))
             continue
-        problems += found
+        problems += wrong
         root = merge(root, above)
     return root, problems
 

@@ -183,7 +183,7 @@ def read_text(text: str, where: Callable[[int], str], under: tuple[str, ...] = (
         raise Unreadable(Problem(where(line), "", f"is not YAML: {_without_quotes(error)}")) from None
     except yaml.reader.ReaderError as error:
         line = text.count("\n", 0, error.position) + 1
-        raise Unreadable(Problem(where(line), "", "is not YAML: found a control character; remove it")) from None
+        raise Unreadable(Problem(where(line), "", "is not YAML: there is a control character; remove it")) from None
     except (yaml.YAMLError, ValueError, OverflowError):
         # PyYAML lets these through for impossible escapes ("\UFFFFFFFF") and version numbers.
         raise Unreadable(Problem(where(builder.line), "", "is not YAML: an escape or a directive is wrong")) from None

@@ -3,15 +3,16 @@
 Every key has a meaning here or it is refused; nothing is parsed and then ignored. Batch sizes are global.
 """
 
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
 from lapcli.heads.plan import HeadPlan, head_plan
+from lapcli.recipe.data_sources import Modality, has_no_files, plugin_source_names
+from lapcli.recipe.optimizers import MuonSection, OptimizerSection
 from lapcli.recipe.section import (
     Count,
     Fraction,
-    NonNegative,
     Positive,
     Section,
     Size,
@@ -89,7 +90,7 @@ class TokenizerSection(Section):
 
 
 class Source(Section):
-    """Where examples come from: `builtin`, `hub:OWNER/NAME`, or a local file or folder."""
+    """Where examples come from: `builtin`, `hub:OWNER/NAME`, `plugin:NAME`, or a local file or folder."""
 
     train: Text
     revision: Text | None = None  # of the hub data set
@@ -106,6 +107,8 @@ class Source(Section):
 
 
 class TextSource(Source):
+    modality: ClassVar[Modality] = "text"
+
     files: Text | list[Text] | None = None  # names, ranges such as a_{00..23}.txt, local globs; in order
     column: Text = "text"
     separator: Annotated[str, Field(min_length=1, max_length=100)] | None = None  # between a text file's documents
@@ -118,8 +121,8 @@ class TextSource(Source):
 
     @combination("files", "train")
     def _files_of_the_source(self) -> str | None:
-        if self.train == "builtin" and self.files is not None:
-            return "means nothing for the built-in text; remove it"
+        if has_no_files(self.train) and self.files is not None:
+            return f"means nothing for {self.train}, which has no files; remove it"
         if self.train.startswith("hub:") and self.files is None:
             return "name the hub data set's files, so that the list is fixed by the recipe"
         if self.train.startswith("hub:") and any(mark in str(self.files) for mark in "*?"):
@@ -130,14 +133,14 @@ class TextSource(Source):
 
     @combination("separator", "train")
     def _separator_of_files(self) -> str | None:
-        if self.separator is not None and self.train == "builtin":
-            return "means nothing for the built-in text; remove it"
+        if self.separator is not None and has_no_files(self.train):
+            return f"means nothing for {self.train}, which has no files; remove it"
         return None
 
     @combination("column", "train")
     def _builtin_has_no_columns(self) -> str | None:
-        if self.train == "builtin" and self.column != "text":
-            return "means nothing for the built-in text; remove it"
+        if has_no_files(self.train) and self.column != "text":
+            return f"means nothing for {self.train}, which has no files; remove it"
         return None
 
     @combination("shuffle_seed", "shuffled")
@@ -148,8 +151,8 @@ class TextSource(Source):
 
     @combination("validation", "train")
     def _builtin_has_no_files(self) -> str | None:
-        if self.train == "builtin" and self.validation == "last_file":
-            return "the built-in text has no files; give a fraction"
+        if has_no_files(self.train) and self.validation == "last_file":
+            return f"{self.train} has no files; give a fraction"
         return None
 
 
@@ -176,35 +179,6 @@ class TrainSection(Section):
     @combination("steps", "epochs")
     def _has_a_length(self) -> str | None:
         return "give steps or epochs" if self.steps is None and self.epochs is None else None
-
-
-class OptimizerSection(Section):
-    """What every optimizer has."""
-
-    lr: Positive
-    weight_decay: NonNegative = 0.0
-    clip: Positive | None = None  # global norm of the averaged gradient
-
-
-class MuonSection(OptimizerSection):
-    """Muon for the block matrices, AdamW for the embedding and the head."""
-
-    name: Literal["muon"] = "muon"
-    lr: Positive = 0.02  # of Muon, times sqrt(max(1, out/in)) of each matrix
-    momentum: Annotated[float, Field(ge=0, lt=1)] = 0.95
-    momentum_start: Annotated[float, Field(ge=0, lt=1)] = 0.85
-    momentum_warmup: Annotated[Whole, Field(ge=0, le=10**9)] = 300  # steps from momentum_start to momentum
-    newton_schulz_steps: Annotated[Whole, Field(ge=1, le=50)] = 5
-    newton_schulz_precision: Literal["auto", "float32", "bf16"] = "auto"  # auto: as train.precision
-    embedding_lr: Positive = 0.2
-    head_lr: Positive = 0.004
-    reference_width: Positive = 768.0  # the AdamW rates are multiplied by (width / reference_width)^(-1/2)
-    betas: Annotated[list[Annotated[float, Field(ge=0, lt=1)]], Field(min_length=2, max_length=2)] = Field(
-        default_factory=lambda: [0.8, 0.95]
-    )
-    eps: Positive = 1e-10
-    weight_decay: NonNegative = 0.0  # of AdamW; Muon has none
-    clip: Positive | None = 1.0
 
 
 class PlateauSchedule(Section):
@@ -259,10 +233,18 @@ class AnyRecipe(Section):
 class BaseRecipe(AnyRecipe):
     """What all runs share."""
 
+    #: Whether `optimizer.name` may name any optimizer that is installed, and not only those of the recipe's section.
+    takes_any_optimizer: ClassVar[bool] = False
+
     train: TrainSection
     optimizer: OptimizerSection
     validation: ValidationSection = ValidationSection()
     checkpoint: CheckpointSection = CheckpointSection()
+
+    def named_entries(self) -> list[tuple[str, str]]:
+        """Entries of registries that a run uses, by sort and name; another package may have added them."""
+        sources = [("data source", name) for name in plugin_source_names(self)]
+        return [("kind", self.objective), ("optimizer", self.optimizer.name), *sources]
 
 
 class GPTRecipe(BaseRecipe):
@@ -276,6 +258,8 @@ class GPTRecipe(BaseRecipe):
 
 class LanguageModelRecipe(GPTRecipe):
     """Next-token prediction with a GPT."""
+
+    takes_any_optimizer = True
 
     objective: Literal["language_model"]
     data: TextSource

@@ -63,9 +63,9 @@ class Section(BaseModel):
 
     @model_validator(mode="after")
     def _combinations_hold(self) -> Self:
-        found = [f"{keys[0]}: {reason}" for keys, check in self.combinations() if (reason := check(self))]
-        if found:
-            raise ValueError("; ".join(found))
+        reasons = [f"{keys[0]}: {reason}" for keys, check in self.combinations() if (reason := check(self))]
+        if reasons:
+            raise ValueError("; ".join(reasons))
         return self
 
 

@@ -4,13 +4,14 @@ Values of the paper's table `tab:training_recipe` stand in `recipes/vitb_*.yaml`
 """
 
 import re
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
+from lapcli.recipe.data_sources import Modality
+from lapcli.recipe.optimizers import AdamWSection
 from lapcli.recipe.schema import (
     BaseRecipe,
-    OptimizerSection,
     Source,
     TrainSection,
     TransformerModel,
@@ -18,8 +19,6 @@ from lapcli.recipe.schema import (
 )
 from lapcli.recipe.section import Count, Fraction, NonNegative, Positive, Section, Size, Text, Whole, added, combination
 
-Beta = Annotated[float, Field(ge=0, lt=1)]
-Pair = Annotated[list[Beta], Field(min_length=2, max_length=2)]
 Channels = Annotated[list[NonNegative], Field(min_length=3, max_length=3)]
 _POLICY = re.compile(
     r"3a|originalr?|v0r?|augmix(-(m\d+|w\d+|d-?\d+|a[\d.]+|b\d|mstd[\d.]+))*"
@@ -113,7 +112,9 @@ class Mixing(Section):
 
 class ImageFiles(Source):
     """Images and labels: `builtin` (scikit-learn's digits), `builtin:photographs` (pieces of its two photographs),
-    `hub:OWNER/NAME`, a folder of parquet files or images."""
+    `hub:OWNER/NAME`, `plugin:NAME`, a folder of parquet files or images."""
+
+    modality: ClassVar[Modality] = "images"
 
     # A folder; a fraction of the training images; none: the source's own validation or test images.
     validation: Text | Annotated[float, Field(gt=0, lt=1)] | None = None
@@ -147,15 +148,6 @@ class ClassificationTrain(TrainSection):
     loss: Literal["cross_entropy", "binary_cross_entropy"] = "cross_entropy"
 
 
-class AdamWSection(OptimizerSection):
-    """AdamW, or LAMB with its own clipping; no decay for biases, norms, LayerScale, positions and the class token."""
-
-    name: Literal["adamw", "lamb"] = "adamw"
-    betas: Pair = Field(default_factory=lambda: [0.9, 0.999])
-    eps: Positive = 1e-8
-    clip: Positive | None = 1.0
-
-
 class CosineSchedule(Section):
     """Linear from `start_lr` over the warm-up epochs, then along one half-cosine to `final_lr`."""
 
@@ -171,6 +163,8 @@ class ImageValidation(ValidationSection):
 
 class ClassificationRecipe(BaseRecipe):
     """Image classification with a ViT."""
+
+    takes_any_optimizer = True
 
     objective: Literal["classification"]
     model: ViTModel

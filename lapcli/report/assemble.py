@@ -4,21 +4,30 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from lapcli.kinds import KINDS
 from lapcli.report.collect import Collection, RunResult, Which, collect
-from lapcli.report.grouping import DATA, HEADS, Grid, RowKey, alike, differences, group, in_words, key_in_words
-from lapcli.report.tables import LABELS, Table, table_of
+from lapcli.report.grouping import (
+    DATA,
+    HEADS,
+    RowKey,
+    RunGrid,
+    differences,
+    group,
+    in_words,
+    key_in_words,
+    same_training,
+)
+from lapcli.report.tables import LABELS, ScoreTable, table_of
 from lapcli.runtime.errors import UsageError
 
-#: What a grid shows if nothing was measured yet.
-_EXPECTED = {"classification": ["top1"], "self_supervised": ["linear"]}
 ROW_NAMES = {HEADS: "Laplacian heads"}
 
 
 @dataclass
 class Report:
     collection: Collection
-    grids: list[Grid]
-    tables: list[Table]
+    grids: list[RunGrid]
+    tables: list[ScoreTable]
     rows: list[str]
     notes: list[str] = field(default_factory=list)
 
@@ -54,7 +63,7 @@ def report_on(
 
 
 def _results(runs: Sequence[RunResult], names: Sequence[str], notes: list[str]) -> list[RunResult]:
-    """Without the runs of searches, unless they were named one by one or there is nothing else."""
+    """Leaves out runs of searches, unless they were named one by one or there are no others."""
     named = {Path(name).name for name in names}
     shown = [run for run in runs if not run.is_search or run.name in named]
     left = [run.name for run in runs if run.is_search and run.name not in named]
@@ -62,27 +71,27 @@ def _results(runs: Sequence[RunResult], names: Sequence[str], notes: list[str]) 
         more = ", ..." if len(left) > 3 else ""
         notes.append(
             f"{len(left)} runs of a search are no results and are not shown ({', '.join(left[:3])}{more}); "
-            "name one to see it"
+            "name a run to see it"
         )
     return shown or list(runs)
 
 
-def baseline_of(grid: Grid, asked: str | None) -> RowKey | None:
+def baseline_of(grid: RunGrid, asked: str | None) -> RowKey | None:
     if asked is None:
         return grid.baseline
     return next((row for row in grid.rows if row.label == asked), None)
 
 
-def describe_differences(grids: Sequence[Grid]) -> list[str]:
+def describe_differences(grids: Sequence[RunGrid]) -> list[str]:
     """Why runs of one kind on the same data are in several tables: the keys in which they differ."""
     lines = []
-    for own in alike(grids):
+    for own in same_training(grids):
         differing = differences(own)
         if not differing:
             continue
         keys = sorted(differing, key=lambda key: key != DATA)  # the data first: the rest may be cut
-        told = [f"{key_in_words(key)}: {', '.join(dict.fromkeys(map(in_words, differing[key])))}" for key in keys]
-        shown = "; ".join(told[:12])
+        parts = [f"{key_in_words(key)}: {', '.join(dict.fromkeys(map(in_words, differing[key])))}" for key in keys]
+        shown = "; ".join(parts[:12])
         more = f"; and {len(keys) - 12} more" if len(keys) > 12 else ""
         lines.append(
             f"{sum(len(grid.runs) for grid in own)} runs of {own[0].objective} are in {len(own)} tables, not averaged "
@@ -91,8 +100,8 @@ def describe_differences(grids: Sequence[Grid]) -> list[str]:
     return lines
 
 
-def _columns(grids: Sequence[Grid], asked: Sequence[str] | None, notes: list[str]) -> list[list[str]]:
-    """Of each grid; a measure that a grid's kind of run does not have is no column of it."""
+def _columns(grids: Sequence[RunGrid], asked: Sequence[str] | None, notes: list[str]) -> list[list[str]]:
+    """The columns of each grid; a measure that its kind of run cannot have is not among them."""
     if asked is None:
         return [_default(grid, notes) for grid in grids]
     available = list(dict.fromkeys(name for grid in grids for name in grid.metrics()))
@@ -104,27 +113,28 @@ def _columns(grids: Sequence[Grid], asked: Sequence[str] | None, notes: list[str
             raise UsageError(f"--columns: no run has a number {name[:60]!r}; there are {listed or 'none yet'}")
         for grid, own in zip(grids, chosen, strict=True):
             if not having or grid.objective in having:
-                own += [found for found in resolve(name, grid.metrics()) or [name] if found not in own]
+                own += [full for full in resolve(name, grid.metrics()) or [name] if full not in own]
     return chosen
 
 
 def resolve(name: str, available: Sequence[str]) -> list[str]:
     """A measure's full names: `k_0.99` is `spectrum.k_0.99`, `arc_easy` also `arc_easy [limit 100]`."""
     for matches in (
-        [found for found in available if found == name],
-        [found for found in available if found.split(" [")[0] == name],
-        [found for found in available if found.split(" [")[0].partition(".")[2] == name],
+        [full for full in available if full == name],
+        [full for full in available if full.split(" [")[0] == name],
+        [full for full in available if full.split(" [")[0].partition(".")[2] == name],
     ):
         if matches:
             return matches
     return []
 
 
-def _default(grid: Grid, notes: list[str]) -> list[str]:
+def _default(grid: RunGrid, notes: list[str]) -> list[str]:
     """What `lap eval` measured, in the order of the tasks; without any, the validation at the end of training.
 
-    What was measured otherwise (fewer examples, another protocol) is shown only where nothing else was; a quick look
-    at a few examples (`--limit`) replaces not even the validation.
+    What was measured in another way (fewer examples, another protocol) is shown only where nothing else was measured;
+    a quick look at a few examples (`--limit`) does not even replace the validation. A grid without any number shows
+    what its kind of training should have, as gaps.
     """
     names = [name for name in grid.metrics() if "." not in name.split(" [")[0]]
     order = list(LABELS)
@@ -138,4 +148,5 @@ def _default(grid: Grid, notes: list[str]) -> list[str]:
     notes += [f"{grid.title}: {name} is not shown; ask for it with --columns" for name in aside]
     kept = [name for name in measured if name not in aside]
     kept.sort(key=lambda name: order.index(name) if name in order else len(order))
-    return kept or [name for name in names if name not in aside] or _EXPECTED.get(grid.objective, ["validation_loss"])
+    kind = KINDS[grid.objective]
+    return kept or [name for name in names if name not in aside] or list(kind.expected_scores or kind.metrics[:1])

@@ -12,31 +12,13 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from lapcli.report import paper, rules, series_rules
 from lapcli.report.collect import RunResult
-from lapcli.report.compare import DROP_PATH, by_drop_path
-from lapcli.report.grouping import HEADS, Grid, group
-from lapcli.report.paper import data_set_of, is_papers
-from lapcli.report.rules import Case, Finding, Judge, Status
+from lapcli.report.grouping import HEADS, RunGrid, group
+from lapcli.report.paper import EXPERIMENTS, Experiment, is_papers
+from lapcli.report.paper_tables import DROP_PATH, by_drop_path
+from lapcli.report.rules import RULES, Case, Finding, Judge, Status
 
 ELSEWHERE = {"reproduced": "holds", "partly": "partly", "not": "does not hold"}
-
-
-@dataclass(frozen=True)
-class _Kind:
-    """Whose runs a claim is about, and the paper's set of data and heads for them."""
-
-    objectives: tuple[str, ...]
-    scopes: tuple[str, ...]
-    heads: tuple[int, ...]
-
-
-_KINDS = {
-    "images": _Kind(("classification",), tuple(paper.CLASSIFICATION), tuple(paper.CLASSIFICATION["ImageNet"])),
-    "language": _Kind(("language_model", "chat"), ("language",), tuple(paper.LANGUAGE_AVERAGE)),
-    "chat": _Kind(("chat",), ("language",), tuple(paper.LANGUAGE_AVERAGE)),
-    "self-supervised": _Kind(("self_supervised",), ("self-supervised",), tuple(paper.SELF_SUPERVISED["linear"])),
-}
 
 
 @dataclass(frozen=True)
@@ -45,8 +27,8 @@ class Claim:
     text: str
     where: str  # in the paper
     rule: str
-    objectives: tuple[str, ...]
-    scopes: tuple[str, ...]
+    experiment: Experiment
+    scopes: tuple[str, ...]  # of the experiment's, those that it is about
     heads: tuple[int, ...]
     judge: Judge
     drop_paths: tuple[str, ...] = ()  # judged together; none: each drop path by itself
@@ -58,51 +40,51 @@ class Claim:
 def claims() -> tuple[Claim, ...]:
     import yaml
 
-    told = yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text(encoding="utf-8"))
-    return tuple(map(_claim, told))
+    entries = yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text(encoding="utf-8"))
+    return tuple(map(_claim, entries))
 
 
-def _claim(told: dict[str, Any]) -> Claim:
-    kind = _KINDS[told.pop("of")]
-    ((name, arguments),) = told.pop("judge").items()
-    rates = tuple(map(str, told.pop("drop_paths", ())))
-    left_out = {scope: tuple(map(str, values)) for scope, values in told.pop("except", {}).items()}
+def _claim(entry: dict[str, Any]) -> Claim:
+    experiment = EXPERIMENTS[entry.pop("of")]
+    ((name, arguments),) = entry.pop("judge").items()
+    rates = tuple(map(str, entry.pop("drop_paths", ())))
+    left_out = {scope: tuple(map(str, values)) for scope, values in entry.pop("except", {}).items()}
     return Claim(
-        objectives=kind.objectives,
-        scopes=tuple(told.pop("data", kind.scopes)),
-        heads=tuple(told.pop("heads", kind.heads)),
-        judge={**rules.RULES, **series_rules.RULES}[name](**arguments),
+        experiment=experiment,
+        scopes=tuple(entry.pop("data", experiment.scopes)),
+        heads=tuple(entry.pop("heads", experiment.heads)),
+        judge=RULES[name](**arguments),
         drop_paths=rates,
         left_out=left_out,
-        **told,
+        **entry,
     )
 
 
 @dataclass
-class Verdict:
+class ClaimVerdict:
     claim: Claim
     status: Status
     evidence: list[str]
     elsewhere: list[tuple[str, str, str]] = field(default_factory=list)  # runs, holds or not, evidence
 
 
-def judge_all(runs: Sequence[RunResult]) -> list[Verdict]:
-    """Without the runs of searches, which are no results."""
+def judge_all(runs: Sequence[RunResult]) -> list[ClaimVerdict]:
+    """Verdicts on all claims; runs of searches are no results and do not count."""
     results = [run for run in runs if not run.is_search]
     return [judge_claim(claim, results) for claim in claims()]
 
 
-def judge_claim(claim: Claim, runs: Sequence[RunResult]) -> Verdict:
-    cases = _cases(claim, [run for run in runs if run.objective in claim.objectives])
+def judge_claim(claim: Claim, runs: Sequence[RunResult]) -> ClaimVerdict:
+    cases = _cases(claim, [run for run in runs if run.objective in claim.experiment.objectives])
     evidence: list[str] = []
     statuses: list[Status] = []
     for scope in claim.scopes:
-        status, lines = _of_scope(
+        status, lines = _judge_scope(
             [(case, claim.judge(case)) for case in cases if case.scope == scope and case.is_papers]
         )
         statuses.append(status)
         evidence += [f"{scope}: {line}" for line in lines]
-    verdict = Verdict(claim, _combined(statuses), evidence)
+    verdict = ClaimVerdict(claim, _combined(statuses), evidence)
     if claim.general:
         for case in cases:
             finding = claim.judge(case) if not case.is_papers else None
@@ -111,11 +93,11 @@ def judge_claim(claim: Claim, runs: Sequence[RunResult]) -> Verdict:
     return verdict
 
 
-def _of_scope(found: Sequence[tuple[Case, Finding]]) -> tuple[Status, list[str]]:
-    """Of several cases (drop paths that are judged each by itself) one with nothing missing is enough."""
-    known = [(case, finding) for case, finding in found if finding.status != "not run"]
+def _judge_scope(cases: Sequence[tuple[Case, Finding]]) -> tuple[Status, list[str]]:
+    """One case with nothing missing is enough, where several drop paths are judged each by itself."""
+    known = [(case, finding) for case, finding in cases if finding.status != "not run"]
     if not known:
-        return "not run", [finding.evidence for _, finding in found[:1]] or ["no runs of the paper's recipe"]
+        return "not run", [finding.evidence for _, finding in cases[:1]] or ["no runs of the paper's recipe"]
     whole = [finding.status for _, finding in known if not finding.missing]
     # What holds on a part of the paper's set takes nothing from what holds on all of it; what fails there does.
     parts = [finding.status for _, finding in known if finding.missing and not (whole and finding.holds)]
@@ -130,7 +112,7 @@ def _in_words(case: Case, finding: Finding) -> str:
 
 
 def _combined(statuses: Sequence[Status]) -> Status:
-    """Reproduced if all are; "not" if nothing of what was run holds; what was not run makes the rest partly."""
+    """Reproduced if all are, "not" if nothing that was run holds; otherwise, or if some were not run, partly."""
     known = {status for status in statuses if status != "not run"}
     if len(known) != 1:
         return "partly" if known else "not run"
@@ -141,7 +123,7 @@ def _combined(statuses: Sequence[Status]) -> Status:
 def _cases(claim: Claim, runs: Sequence[RunResult]) -> list[Case]:
     by_scope: dict[str, list[RunResult]] = {}
     for run in runs:
-        by_scope.setdefault(_scope(run), []).append(run)
+        by_scope.setdefault(claim.experiment.scope_of(run), []).append(run)
     cases = []
     for scope, own in by_scope.items():
         families = by_drop_path(own) if claim.drop_paths else [[grid] for grid in group(own, [HEADS], [])]
@@ -152,7 +134,7 @@ def _cases(claim: Claim, runs: Sequence[RunResult]) -> list[Case]:
     return cases
 
 
-def _case(claim: Claim, scope: str, grids: Sequence[Grid], of_paper: bool) -> Case | None:
+def _case(claim: Claim, scope: str, grids: Sequence[RunGrid], of_paper: bool) -> Case | None:
     """The grids that the claim is about, with what it asks for if they are the paper's; none if there are none."""
     left_out = claim.left_out.get(scope, ())
     rates = tuple(rate for rate in claim.drop_paths if rate not in left_out)
@@ -163,11 +145,3 @@ def _case(claim: Claim, scope: str, grids: Sequence[Grid], of_paper: bool) -> Ca
         return None
     needed = (claim.heads, rates) if of_paper else ((), ())
     return Case(scope, kept[0].title, kept, of_paper, *needed)
-
-
-def _scope(run: RunResult) -> str:
-    if run.objective in ("language_model", "chat"):
-        return "language"
-    if run.objective == "self_supervised":
-        return "self-supervised"
-    return data_set_of(run) or "other images"

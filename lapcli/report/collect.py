@@ -1,4 +1,4 @@
-"""What runs have to show: their recipe, and every number measured on the weights that they ended with.
+"""Reads runs: their recipes, and every number measured on the weights that they ended with.
 
 Numbers have dotted names by where they come from:
 
@@ -19,9 +19,12 @@ from pathlib import Path
 from typing import Any, Literal
 
 from lapcli.analysis.measurement import Measurement
-from lapcli.analysis.registry import MEASUREMENTS
+from lapcli.analysis.measurements import MEASUREMENTS
+from lapcli.evaluation.language_tasks import read_benchmark_settings
+from lapcli.kinds import KINDS
+from lapcli.kinds.kind import LANGUAGE
 from lapcli.recipe import recipe_to_dict
-from lapcli.runs import INFO, SWEEP, Run, read_run, read_summary, runs_in, trained_values
+from lapcli.runs import INFO, SWEEP, Run, read_run, read_summary, runs_in, trained_values, unknown_run
 from lapcli.runtime.errors import DataError, UsageError
 from lapcli.runtime.files import read_checked_json
 from lapcli.training.metrics import metrics_of
@@ -40,7 +43,7 @@ class Number:
 
 @dataclass
 class RunResult:
-    """One run with its numbers."""
+    """One run: its recipe and its numbers."""
 
     name: str
     path: Path
@@ -72,7 +75,7 @@ class Collection:
 
 
 def collect(names: Sequence[str], runs_dir: Path, which: Which = "last") -> Collection:
-    """The runs of those names, folders or patterns; all of the folder if none is named."""
+    """Reads the runs of those names, folders or patterns; all runs of the folder if none is named."""
     paths = _find(names, runs_dir)
     notes: list[str] = []
     results: list[RunResult] = []
@@ -87,16 +90,16 @@ def collect(names: Sequence[str], runs_dir: Path, which: Which = "last") -> Coll
                 raise
             notes.append(f"{path.name} is left out: {' '.join(map(str.strip, str(error).splitlines()[:2]))}")
     if damaged:
-        raise DataError("\n".join([*damaged, "or name the runs to report on without it"]))
+        raise DataError("\n".join([*damaged, "or name the other runs, to report without it"]))
     if not results:
-        raise UsageError(f"there is no run to report on in {runs_dir}; name runs, or see --runs-dir")
+        raise UsageError(f"{runs_dir} holds no run to report on; name runs, or choose another --runs-dir")
     collection = Collection(results, notes, folders=list(dict.fromkeys(path.parent for path in paths)))
     for folder in collection.folders:
         for place in (folder / "analysis", *sorted((folder / "analysis").glob("*/"))):
-            found: dict[str, Path] = {}
-            _read_analyses(place, results, which, notes, found)
+            figures: dict[str, Path] = {}
+            _read_analyses(place, results, which, notes, figures)
             whose = "several runs" if place.name == "analysis" else place.name
-            collection.figures.update({(whose, what): path for what, path in found.items()})
+            collection.figures.update({(whose, what): path for what, path in figures.items()})
     for result in results:
         _read_analyses(result.path / "analysis", [result], which, notes, result.figures)
     return collection
@@ -105,7 +108,7 @@ def collect(names: Sequence[str], runs_dir: Path, which: Which = "last") -> Coll
 def _find(names: Sequence[str], runs_dir: Path) -> list[Path]:
     if not names:
         return [path for path in runs_in(runs_dir) if not _ASIDE.fullmatch(path.name)]
-    found: dict[Path, None] = {}
+    paths: dict[Path, None] = {}
     for name in names:
         direct = Path(name) if (Path(name) / INFO).is_file() else runs_dir / name
         if (direct / INFO).is_file():
@@ -115,9 +118,9 @@ def _find(names: Sequence[str], runs_dir: Path) -> list[Path]:
         else:
             matching = [path for path in runs_in(runs_dir) if fnmatch.fnmatchcase(path.name, name)]
         if not matching:
-            raise UsageError(f"no run in {runs_dir} is called {name[:80]!r} or matches it; see --runs-dir")
-        found.update(dict.fromkeys(matching))
-    return list(found)
+            raise unknown_run(runs_dir, name)
+        paths.update(dict.fromkeys(matching))
+    return list(paths)
 
 
 def _read(run: Run, which: Which, notes: list[str]) -> RunResult:
@@ -149,23 +152,23 @@ def _read(run: Run, which: Which, notes: list[str]) -> RunResult:
             result.numbers[name] = Number(float(value), source="summary.json")
     step = run.info.get("step") if which == "last" else summary.get("best_step")
     _read_evaluations(result, step, which, notes)
-    for task in ("top1", "top5"):  # the same images, measured at the end of training
+    for task in KINDS[run.recipe.objective].validated_scores:
         if task not in result.numbers and f"validation_{task}" in result.numbers:
             result.numbers[task] = result.numbers[f"validation_{task}"]
     return result
 
 
 def _is_search(path: Path) -> bool:
-    """By the sweep's own mark; sweeps of version 0.1 left none, but a name and a log."""
+    """Whether a sweep marked it as such; sweeps of version 0.1 left no mark, but a name and a log."""
     file = path / SWEEP
-    told = read_checked_json(file, "remove it and run the sweep again") if file.is_file() else {}
+    record = read_checked_json(file, "remove it and run the sweep again") if file.is_file() else {}
     is_named_so = "-search-" in path.name and (path.parent / ".sweeps" / f"{path.name}.log").is_file()
-    return is_named_so or told.get("search") is True
+    return is_named_so or record.get("search") is True
 
 
 def _whole_recipe(run: Run, notes: list[str]) -> tuple[dict[str, Any], list[str], dict[str, Any]]:
-    """With the recipes of the stages before it in place of their names; the seeds of all, first stage first; and
-    `run.json` of the first stage, empty if that is not here."""
+    """The recipe with those of the stages before it in place of their names; the seeds of all stages, first stage
+    first; and `run.json` of the first stage, empty if that run is missing."""
     recipe = trained_values(run)
     if recipe != recipe_to_dict(run.recipe):
         notes.append(f"{run.name} was trained by version 0.1 with a LayerScale of 1e-6, though its recipe says null")
@@ -177,30 +180,30 @@ def _whole_recipe(run: Run, notes: list[str]) -> tuple[dict[str, Any], list[str]
         if (before / INFO).is_file():
             recipe["start"], earlier, first = _whole_recipe(read_run(before), notes)
             return recipe, [*earlier, *seeds], first
-        notes.append(f"{run.name} started from {name}, which is not here: how that was trained is not compared")
+        notes.append(f"{run.name} started from {name}, which is missing: how that was trained is not compared")
         recipe["start"] = None
         return recipe, [Path(name).name.replace("+", "-"), *seeds], {}
     return recipe, seeds, run.info
 
 
 def _read_evaluations(result: RunResult, step: Any, which: Which, notes: list[str]) -> None:
-    found: dict[str, list[tuple[float, Number]]] = {}
-    for path, told in _json_files(result.path / "eval"):
-        if not isinstance(told.get("tasks"), dict):
+    by_task: dict[str, list[tuple[float, Number]]] = {}
+    for path, record in _json_files(result.path / "eval"):
+        if not isinstance(record.get("tasks"), dict):
             continue
-        if told.get("step") != step:
-            notes.append(f"{result.name}: {path.name} is of step {told.get('step')}, not of the {which} weights")
+        if record.get("step") != step:
+            notes.append(f"{result.name}: {path.name} is of step {record.get('step')}, not of the {which} weights")
             continue
-        if which == "last" and told.get("weights_sha256") != result.info.get("weights_sha256"):
+        if which == "last" and record.get("weights_sha256") != result.info.get("weights_sha256"):
             notes.append(f"{result.name}: {path.name} was measured on other weights than its last ones")
             continue
-        for task, score in told["tasks"].items():
+        for task, score in record["tasks"].items():
             if isinstance(score, dict) and _is_number(score.get("value")):
                 number = Number(
-                    float(score["value"]), _conditions(task, score, told, result.info), score.get("count"), path.name
+                    float(score["value"]), _conditions(task, score, record, result.info), score.get("count"), path.name
                 )
-                found.setdefault(task, []).append((path.stat().st_mtime, number))
-    for task, numbers in found.items():
+                by_task.setdefault(task, []).append((path.stat().st_mtime, number))
+    for task, numbers in by_task.items():
         by_conditions: dict[Any, Number] = {}
         for _, number in sorted(numbers, key=lambda pair: pair[0]):  # the newest of those that were measured alike
             by_conditions[number.conditions] = number
@@ -209,36 +212,38 @@ def _read_evaluations(result: RunResult, step: Any, which: Which, notes: list[st
 
 
 def _mapping(value: Any) -> dict[str, Any]:
-    """What a damaged file has in its place is nothing."""
+    """A damaged file may have something else in its place, which counts as nothing."""
     return value if isinstance(value, dict) else {}
 
 
 def numbered_name(task: str, conditions: tuple[tuple[str, str], ...]) -> str:
     """`arc_easy`, or `arc_easy [limit 100, protocol harness]`: never two measurements under one name."""
-    told = ", ".join(f"{key} {value}" for key, value in conditions)
-    return f"{task} [{told}]" if told else task
+    words = ", ".join(f"{key} {value}" for key, value in conditions)
+    return f"{task} [{words}]" if words else task
 
 
 def _conditions(
-    task: str, score: Mapping[str, Any], told: Mapping[str, Any], info: Mapping[str, Any]
+    task: str, score: Mapping[str, Any], record: Mapping[str, Any], info: Mapping[str, Any]
 ) -> tuple[tuple[str, str], ...]:
-    """What makes this another measurement than the default one of that name; empty for the default one."""
+    """How the measurement differs from the default one of that name; empty for the default one."""
     details = _mapping(score.get("details"))
     conditions: dict[str, str] = {}
-    if told.get("limit") is not None:
-        conditions["limit"] = str(told["limit"])
-    if told.get("protocol") is not None:
-        default = "paper" if told.get("objective") == "chat" else "harness"
-        if told["protocol"] != default:
-            conditions["protocol"] = str(told["protocol"])
+    if record.get("limit") is not None:
+        conditions["limit"] = str(record["limit"])
+    if record.get("protocol") is not None:
+        kind = str(record.get("objective"))
+        usual = read_benchmark_settings(KINDS[kind].gives if kind in KINDS else frozenset(), {})
+        if record["protocol"] != usual.protocol:
+            conditions["protocol"] = str(record["protocol"])
         sampling = _mapping(details.get("sampling"))
         metric = str(details.get("metric", ""))
-        if sampling and metric.startswith("pass@") and metric != "pass@10":
+        if sampling and metric.startswith("pass@") and metric != f"pass@{usual.samples}":
             conditions["metric"] = metric
-        usual = {"temperature": 1.0, "top_k": 50, "max_new_tokens": 512}
-        conditions |= {key: str(sampling[key]) for key in usual if key in sampling and sampling[key] != usual[key]}
-    elif task != "ade20k":
-        first = str(told.get("data", "")).split("; ")[0]
+        for key in ("temperature", "top_k", "max_new_tokens"):
+            if key in sampling and sampling[key] != getattr(usual, key):
+                conditions[key] = str(sampling[key])
+    elif task != "ade20k":  # which has scenes of its own, whatever the run was trained on
+        first = str(record.get("data", "")).split("; ")[0]
         if first and info.get("data") not in (None, first):
             conditions["on"] = first
     for key, value in _mapping(_mapping(details.get("protocol")).get("changed")).items():
@@ -252,8 +257,8 @@ def _read_analyses(
     folder: Path, results: Sequence[RunResult], which: Which, notes: list[str], figures: dict[str, Path]
 ) -> None:
     by_name = {result.name: result for result in results}
-    for path, told in _json_files(folder):
-        what, entries = told.get("what"), told.get("runs")
+    for path, record in _json_files(folder):
+        what, entries = record.get("what"), record.get("runs")
         if not isinstance(what, str) or not isinstance(entries, list):
             continue
         seen = False
@@ -265,7 +270,7 @@ def _read_analyses(
                 notes.append(f"{result.name}: {path.name} was measured on other weights than its last ones")
                 continue
             seen = True
-            _add_layers(result, what, entry, _mapping(told.get("settings")))
+            _add_layers(result, what, entry, _mapping(record.get("settings")))
         if seen:
             for form in (".svg", ".png"):
                 if path.with_suffix(form).is_file():
@@ -282,13 +287,13 @@ def _add_layers(result: RunResult, what: str, entry: Mapping[str, Any], settings
     last = max(layers, key=lambda layer: layer["layer"])
     usual = {option.name: option.default for option in measurement.options if option.is_condition}
     usual["norm"] = measurement.default_norm
-    told = {key: str(settings[key]) for key in usual if settings.get(key) not in (None, usual[key])}
-    told |= _other_data(result, entry)
-    if not told:
+    changed = {key: str(settings[key]) for key in usual if settings.get(key) not in (None, usual[key])}
+    changed |= _other_data(result, entry)
+    if not changed:
         _add_by_layer(result, what, layers, skipped)
     if last["layer"] != len(entry.get("laplacian_heads") or []) - 1:  # of some layers, the last one not among them
-        told["layer"] = str(last["layer"])
-    conditions = tuple(sorted(told.items()))
+        changed["layer"] = str(last["layer"])
+    conditions = tuple(sorted(changed.items()))
     for name, value in last.items():
         if name in skipped:
             continue
@@ -308,20 +313,20 @@ def _add_by_layer(result: RunResult, what: str, layers: Sequence[Mapping[str, An
     """A measure's layers come from one file, the one with the most of them: two measurements are not mixed."""
     names = {name for layer in layers for name, value in layer.items() if name not in skipped and _is_number(value)}
     for name in names:
-        found = {int(layer["layer"]): float(layer[name]) for layer in layers if _is_number(layer.get(name))}
-        if len(found) >= len(result.by_layer.get(f"{what}.{name}", {})):
-            result.by_layer[f"{what}.{name}"] = found
+        values = {int(layer["layer"]): float(layer[name]) for layer in layers if _is_number(layer.get(name))}
+        if len(values) >= len(result.by_layer.get(f"{what}.{name}", {})):
+            result.by_layer[f"{what}.{name}"] = values
 
 
 def _other_data(result: RunResult, entry: Mapping[str, Any]) -> dict[str, str]:
-    """What an analysis was made on, if not on the run's own validation data; of a chat run its pretraining's."""
-    told = {} if entry.get("split") in (None, "validation") else {"split": str(entry["split"])}
+    """What an analysis was made on, if not on the run's own validation data, or for a chat run its pretraining's."""
+    other = {} if entry.get("split") in (None, "validation") else {"split": str(entry["split"])}
     name, sha256 = entry.get("data"), entry.get("data_sha256")
-    if result.objective in ("language_model", "chat"):  # by its contents, wherever it lay
+    if LANGUAGE in KINDS[result.objective].gives:  # by its contents, wherever it lay
         is_other = sha256 is not None and result.pretraining.get("data_sha256") not in (None, sha256)
     else:  # a part's hash is not the whole's
         is_other = name is not None and result.info.get("data") not in (None, name)
-    return {**told, "on": f"{str(name).split(': ')[0]} {str(sha256)[:8]}"} if is_other else told
+    return {**other, "on": f"{str(name).split(': ')[0]} {str(sha256)[:8]}"} if is_other else other
 
 
 def _json_files(folder: Path) -> Iterator[tuple[Path, dict[str, Any]]]:

@@ -11,13 +11,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from lapcli.kinds import KINDS
 from lapcli.report import paper
 from lapcli.report.collect import RunResult
-from lapcli.report.compare import DROP_PATH, by_drop_path
-from lapcli.report.grouping import Grid, told_apart
+from lapcli.report.grouping import RunGrid, distinguishing_words
 from lapcli.report.paper import data_set_of
+from lapcli.report.paper_tables import DROP_PATH, by_drop_path
 from lapcli.report.statistics import summarise
-from lapcli.report.tables import LABELS, column_of
+from lapcli.report.tables import column_of
 
 #: Okabe and Ito's colours, which read on white and on black; lines differ in their markers too.
 COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#D55E00", "#56B4E9", "#8a8a8a")
@@ -46,7 +47,6 @@ _STYLE: dict[Any, Any] = {
     "lines.markersize": 5,
 }
 POINTS = 120  # of a training curve
-VALIDATION = ("validation_knn", "validation_bits_per_byte", "validation_loss")  # where nothing else was measured
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,7 @@ class Drawing:
     png: bytes
 
     def inline(self, number: int) -> str:
-        """For a page with other drawings: its colours, and names that no other drawing has."""
+        """The drawing as a part of a page, in the page's colours and with ids that no other drawing has."""
         text = self.svg[self.svg.index("<svg") :]
         text = re.sub(r'\bid="', f'id="d{number}-', text)
         text = re.sub(r"(url\(#|href=\"#)", rf"\g<1>d{number}-", text)
@@ -68,8 +68,8 @@ class Drawing:
         return text.replace(_TEXT, "currentColor").replace(_LINES, "var(--line)")
 
 
-def draw_all(grids: Sequence[Grid]) -> list[Drawing]:
-    """What the grids have numbers for; nothing is drawn of nothing."""
+def draw_all(grids: Sequence[RunGrid]) -> list[Drawing]:
+    """Draws what the grids have numbers for."""
     import matplotlib as mpl
 
     runs = [run for grid in grids for run in grid.runs]
@@ -81,7 +81,7 @@ def draw_all(grids: Sequence[Grid]) -> list[Drawing]:
             for family in by_drop_path([run for run in runs if run.objective == objective])
         ]
         for number, (family, title) in enumerate(zip(families, _titles(families), strict=True)):
-            drawings += [drawing for drawing in _of_family(family, number, title) if drawing is not None]
+            drawings += [drawing for drawing in _draw_family(family, number, title) if drawing is not None]
     return drawings
 
 
@@ -96,15 +96,15 @@ def write_files(drawings: Sequence[Drawing], folder: Path) -> list[Path]:
     return paths
 
 
-def _titles(families: Sequence[Sequence[Grid]]) -> list[str]:
+def _titles(families: Sequence[Sequence[RunGrid]]) -> list[str]:
     """Objective and data; where that is the same for several, also the keys in which they differ."""
     plain = [_plain_title(family[0].runs[0]) for family in families]
     titles = []
     for family, title in zip(families, plain, strict=True):
         same = [other[0] for other, name in zip(families, plain, strict=True) if name == title]
         place = next(number for number, grid in enumerate(same) if grid is family[0])
-        told = told_apart(same, [DROP_PATH], 2)[place]
-        titles.append(f"{title}; {told}" if told else title)
+        words = distinguishing_words(same, [DROP_PATH], 2)[place]
+        titles.append(f"{title}; {words}" if words else title)
     return titles
 
 
@@ -114,14 +114,17 @@ def _plain_title(run: RunResult) -> str:
     return f"{run.objective.replace('_', ' ')}{stage}, {what}"
 
 
-def _of_family(family: Sequence[Grid], number: int, title: str) -> list[Drawing | None]:
-    """Grids that differ in the drop path alone: a line each."""
+def _draw_family(family: Sequence[RunGrid], number: int, title: str) -> list[Drawing | None]:
+    """The figures of grids that differ in the drop path alone, a line for each grid."""
     name = re.sub(r"[^a-z0-9]+", "-", f"{number + 1}-{title}".lower()).strip("-")[:60]
     metrics = {metric for grid in family for metric in grid.metrics()}
     shares = [m for m in ("between_class", "within_class", "within_sequence") if f"anova.{m}_share" in metrics]
     components = [m for m in ("spectrum.k_0.9", "spectrum.k_0.99", "spectrum.k_0.999") if m in metrics]
     return [
-        *(_against_heads(family, lines, f"{name}-{what}", title, label) for what, lines, label in _scores(metrics)),
+        *(
+            _against_heads(family, lines, f"{name}-{what}", title, label)
+            for what, lines, label in _scores(family[0].objective, metrics)
+        ),
         _against_heads(
             family[:1],
             {m: m.removeprefix("spectrum.") for m in components},
@@ -144,19 +147,23 @@ def _of_family(family: Sequence[Grid], number: int, title: str) -> list[Drawing 
     ]
 
 
-def _scores(metrics: Collection[str]) -> list[tuple[str, dict[str, str], str]]:
-    """(name, measures with the names of their lines, label of the axis) of what tells how good the models are."""
-    found = [(task, {task: task}, column_of(task).label) for task in ("top1", "linear", "ade20k") if task in metrics]
-    tasks = {task: LABELS[task].removesuffix(" (%)") for task in paper.LANGUAGE if task in metrics}
-    if tasks:
-        found.append(("tasks", tasks, "accuracy (%)"))
-    if not found:
-        found = [(name, {name: name}, column_of(name).label) for name in VALIDATION if name in metrics][:1]
-    return found
+def _scores(objective: str, metrics: Collection[str]) -> list[tuple[str, dict[str, str], str]]:
+    """(name, measures with the names of their lines, label of the axis) of what tells how good the models are.
+
+    Where nothing was evaluated that is the validation, by another number than the loss if the kind has one.
+    """
+    kind = KINDS[objective]
+    single = [name for name in dict.fromkeys((*kind.expected_scores, *paper.SELF_SUPERVISED)) if name in metrics]
+    tasks = {task: column_of(task).label.removesuffix(" (%)") for task in paper.LANGUAGE if task in metrics}
+    if not single and not tasks:
+        validated = sorted(kind.metrics, key=lambda name: name.endswith("_loss"))
+        single = [name for name in validated if name in metrics][:1]
+    scores = [(name, {name: name}, column_of(name).label) for name in single]
+    return [*scores, *([("tasks", tasks, "accuracy (%)")] if tasks else [])]
 
 
 def _against_heads(
-    family: Sequence[Grid], metrics: dict[str, str], name: str, title: str, label: str
+    family: Sequence[RunGrid], metrics: dict[str, str], name: str, title: str, label: str
 ) -> Drawing | None:
     """Means with their deviations as a band: a line for each drop path, or for each of several measures."""
     figure, axes = _panel()
@@ -204,17 +211,17 @@ class _Point(NamedTuple):
     differs: bool  # by layer
 
 
-def _points(grid: Grid, metric: str) -> list[_Point]:
+def _points(grid: RunGrid, metric: str) -> list[_Point]:
     scale = column_of(metric).scale
-    found = [(row, summarise(list(grid.values(row, metric).values()), 1)) for row in grid.rows]
+    summaries = {row: summarise(list(grid.values(row, metric).values()), 1) for row in grid.rows}
     return [
         _Point(row.order[0], scale * summary.mean, scale * (summary.std or 0.0), summary.n, row.heads is None)
-        for row, summary in found
+        for row, summary in summaries.items()
         if summary is not None
     ]
 
 
-def _curves(grid: Grid, name: str, title: str) -> Drawing | None:
+def _curves(grid: RunGrid, name: str, title: str) -> Drawing | None:
     """The training loss of each run, averaged over stretches of steps."""
     figure, axes = _panel()
     drawn = 0
@@ -249,9 +256,9 @@ def _stretches(points: Sequence[tuple[int, float]]) -> list[tuple[float, float]]
     return [(sum(x for x, _ in part) / len(part), sum(y for _, y in part) / len(part)) for part in parts]
 
 
-def _row_label(grid: Grid) -> str:
-    heads = {run.recipe["model"]["heads"] for run in grid.runs}
-    return f"Laplacian heads (of {heads.pop()})" if len(heads) == 1 else "Laplacian heads"
+def _row_label(grid: RunGrid) -> str:
+    heads = {(run.recipe.get("model") or {}).get("heads") for run in grid.runs}
+    return f"Laplacian heads (of {heads.pop()})" if len(heads) == 1 and None not in heads else "Laplacian heads"
 
 
 def _panel() -> tuple[Any, Any]:
@@ -269,5 +276,5 @@ def _files(figure: Any) -> tuple[str, bytes]:
 
 
 def _safe(text: str) -> str:
-    """matplotlib would read mathematics between dollar signs."""
+    """Escapes dollar signs, between which matplotlib would read mathematics."""
     return text.replace("$", r"\$")

@@ -6,12 +6,14 @@ another grid, and the differing keys are printed: nothing that was trained other
 
 import hashlib
 import json
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from difflib import get_close_matches
 from typing import Any
 
 from lapcli.heads.plan import head_plan
+from lapcli.kinds import KINDS
 from lapcli.report.collect import RunResult
 from lapcli.runtime.errors import UsageError
 
@@ -37,7 +39,9 @@ class RowKey:
 
 
 @dataclass
-class Grid:
+class RunGrid:
+    """Runs that agree in all but the keys of the rows and the seeds: what one table shows."""
+
     identity: dict[str, str]  # every key but the rows' and the seeds, as JSON
     rows: dict[RowKey, dict[str, RunResult]] = field(default_factory=dict)  # by seed
     title: str = ""
@@ -50,6 +54,11 @@ class Grid:
     @property
     def objective(self) -> str:
         return self.runs[0].objective
+
+    @property
+    def all_heads(self) -> int:
+        """Heads of a layer, Laplacian or not."""
+        return int(self.runs[0].recipe["model"]["heads"])
 
     @property
     def seeds(self) -> list[str]:
@@ -65,22 +74,22 @@ class Grid:
         return without[0] if len(without) == 1 else None
 
     def values(self, row: RowKey, metric: str) -> dict[str, float]:
-        """By seed; a run that lacks the number is not there."""
-        found = {seed: run.numbers.get(metric) for seed, run in self.rows[row].items()}
-        return {seed: number.value for seed, number in found.items() if number is not None}
+        """The numbers of a row by seed, without runs that lack the number."""
+        runs = self.rows[row]
+        return {seed: run.numbers[metric].value for seed, run in runs.items() if metric in run.numbers}
 
     def metrics(self) -> list[str]:
         return list(dict.fromkeys(name for run in self.runs for name in run.numbers))
 
 
-def group(runs: Sequence[RunResult], rows: Sequence[str], notes: list[str]) -> list[Grid]:
+def group(runs: Sequence[RunResult], rows: Sequence[str], notes: list[str]) -> list[RunGrid]:
     """Grids in the order of their objective and first run; a seed that is there twice counts once, its newest run."""
     check_rows(rows, [run.recipe for run in runs])
-    grids: dict[str, Grid] = {}
+    grids: dict[str, RunGrid] = {}
     # A run that was stopped before it had read its data is a gap in the grid of its recipe, not a grid of its own.
     for run in sorted(runs, key=lambda run: DATA not in identity_of(run)):
         identity = _with_data(identity_of(run, rows), grids.values())
-        grid = grids.setdefault(json.dumps(identity, sort_keys=True), Grid(identity, rows_by=tuple(rows)))
+        grid = grids.setdefault(json.dumps(identity, sort_keys=True), RunGrid(identity, rows_by=tuple(rows)))
         row = grid.rows.setdefault(row_key(run, rows), {})
         other = row.get(run.seed)
         if other is not None:
@@ -89,14 +98,13 @@ def group(runs: Sequence[RunResult], rows: Sequence[str], notes: list[str]) -> l
             notes.append(f"{one} has the recipe and the seed of {other_one}, which is used; it is left out")
             run = kept
         row[run.seed] = run
-    found = list(grids.values())
-    for grid in found:
-        grid.rows = dict(sorted(grid.rows.items()))
+    for grid in grids.values():
         grid.rows = {
-            key: dict(sorted(row.items(), key=lambda item: _seed_order(item[0]))) for key, row in grid.rows.items()
+            key: dict(sorted(row.items(), key=lambda item: _seed_order(item[0])))
+            for key, row in sorted(grid.rows.items())
         }
-    _name(found)
-    return found
+    _name(list(grids.values()))
+    return list(grids.values())
 
 
 def row_keys(paper: str | None, format_: str, rows: str, columns: str | None, baseline: str | None) -> list[str]:
@@ -120,7 +128,7 @@ def check_rows(rows: Sequence[str], recipes: Sequence[Mapping[str, Any]]) -> Non
     known = {key for recipe in recipes for key, _ in flatten(recipe)}
     for key in rows:
         if key == "seed":
-            raise UsageError("--rows: tables are over seeds, which cannot be their rows; name another key")
+            raise UsageError("--rows: tables are over seeds, so seeds cannot be their rows; name another key")
         if recipes and key not in known:
             close = get_close_matches(key, sorted(known), 1)
             hint = f"; did you mean {close[0]}?" if close else ""
@@ -128,25 +136,22 @@ def check_rows(rows: Sequence[str], recipes: Sequence[Mapping[str, Any]]) -> Non
 
 
 def identity_of(run: RunResult, rows: Sequence[str] = (HEADS,)) -> dict[str, str]:
-    """All that has to agree; the model of the stages before a chat run is the chat run's own."""
+    """Every key that has to agree; the model of the stages before a chat run is the chat run's own."""
     if run.identity is None:
         run.identity = {}
         for key, value in flatten(run.recipe):
-            own = key
-            while own.startswith("start."):
-                own = own.removeprefix("start.")
+            own = re.sub(r"^(start\.)+", "", key)
             if own != key and own.startswith(("model.", "tokenizer.")):
                 continue
             run.identity[key] = json.dumps(value, sort_keys=True)
-        # Of conversations the order is a part of the identity, and with it the seed.
-        if run.objective != "chat" and run.info.get("data_sha256"):
+        if not KINDS[run.objective].data_identity_has_seed and run.info.get("data_sha256"):
             run.identity[DATA] = json.dumps(str(run.info["data_sha256"])[:16])
         if run.is_search:
             run.identity["(search)"] = "true"
     return {key: value for key, value in run.identity.items() if key not in rows}
 
 
-def _with_data(identity: dict[str, str], grids: Iterable[Grid]) -> dict[str, str]:
+def _with_data(identity: dict[str, str], grids: Iterable[RunGrid]) -> dict[str, str]:
     """The identity of the one grid that agrees in all else, for a run whose data is not known yet."""
     if DATA in identity:
         return identity
@@ -155,7 +160,7 @@ def _with_data(identity: dict[str, str], grids: Iterable[Grid]) -> dict[str, str
 
 
 def flatten(value: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Leaves with their dotted keys; `laplacian_heads` and lists are leaves."""
+    """Yields the leaves with their dotted keys; `laplacian_heads` and lists are leaves."""
     for name, inner in value.items():
         key = f"{prefix}{name}"
         if isinstance(inner, Mapping) and key != HEADS and not key.endswith(f".{HEADS}"):
@@ -170,7 +175,7 @@ def row_key(run: RunResult, rows: Sequence[str]) -> RowKey:
     labels = []
     for key in rows:
         value = leaves.get(key)
-        if key == HEADS:
+        if key == HEADS and value is not None:
             order, label = _heads(run, value)
         elif isinstance(value, int | float):
             order, label = float(value), f"{value:g}" if isinstance(value, float) else str(value)
@@ -188,22 +193,22 @@ def _heads(run: RunResult, value: Any) -> tuple[float, str]:
     return plan.total / len(plan.per_layer), str(plan)
 
 
-def differences(grids: Sequence[Grid]) -> dict[str, list[str | None]]:
+def differences(grids: Sequence[RunGrid]) -> dict[str, list[str | None]]:
     """Keys in which the grids differ, with the value of each."""
     keys = list(dict.fromkeys(key for grid in grids for key in grid.identity))
     values = {key: [grid.identity.get(key) for grid in grids] for key in keys}
-    return {key: found for key, found in values.items() if len(set(found)) > 1}
+    return {key: some for key, some in values.items() if len(set(some)) > 1}
 
 
-def alike(grids: Sequence[Grid]) -> list[list[Grid]]:
+def same_training(grids: Sequence[RunGrid]) -> list[list[RunGrid]]:
     """Grids of the same kind of training on the same data: those that one would expect in one table."""
-    found: dict[tuple[str, str], list[Grid]] = {}
+    by_training: dict[tuple[str, str], list[RunGrid]] = {}
     for grid in grids:
-        found.setdefault(_kind(grid), []).append(grid)
-    return list(found.values())
+        by_training.setdefault(_training_and_data(grid), []).append(grid)
+    return list(by_training.values())
 
 
-def _kind(grid: Grid) -> tuple[str, str]:
+def _training_and_data(grid: RunGrid) -> tuple[str, str]:
     run = grid.runs[0]
     stage = f", {run.recipe['stage']}" if run.recipe.get("stage") else ""
     data = (run.recipe.get("data") or {}).get("train") or run.info.get("data") or ""
@@ -211,15 +216,15 @@ def _kind(grid: Grid) -> tuple[str, str]:
     return run.objective.replace("_", " ") + stage + search, str(data)
 
 
-def _name(grids: Sequence[Grid]) -> None:
-    """Objective and data, and the keys that tell the grids apart: no two grids share a title."""
-    for own in alike(grids):
-        for grid, told in zip(own, told_apart(own), strict=True):
-            grid.title = " · ".join(part for part in (*_kind(grid), told) if part)
+def _name(grids: Sequence[RunGrid]) -> None:
+    """Titles each grid by its objective, its data and the keys that tell it apart: no two grids share a title."""
+    for own in same_training(grids):
+        for grid, words in zip(own, distinguishing_words(own), strict=True):
+            grid.title = " · ".join(part for part in (*_training_and_data(grid), words) if part)
 
 
-def told_apart(grids: Sequence[Grid], left_out: Sequence[str] = (), most: int = 3) -> list[str]:
-    """What differs, in words, no two alike: the data if it does, the first keys, and as many more as that takes."""
+def distinguishing_words(grids: Sequence[RunGrid], left_out: Sequence[str] = (), most: int = 3) -> list[str]:
+    """For each grid what differs, no two the same: the data if it does, the first keys, and as many more as needed."""
     differing = {key: values for key, values in differences(grids).items() if key not in left_out}
     words = {key: [f"{key_in_words(key)} {in_words(value)}" for value in differing[key]] for key in differing}
     keys = [key for key in differing if key != DATA]
@@ -241,7 +246,7 @@ def key_in_words(key: str) -> str:
 
 
 def in_words(value: str | None) -> str:
-    """A value of an identity, without the quotes of JSON where it is clear, and not too long.
+    """A value of an identity for people, without the quotes of JSON where it is clear, and not too long.
 
     Two values that differ never read the same.
     """
@@ -262,7 +267,7 @@ def _is_json(text: str) -> bool:
 
 
 def _newer(one: RunResult, other: RunResult) -> tuple[RunResult, RunResult]:
-    """A finished run before one that is not, then by when it was last written."""
+    """The run to keep and the other one: a finished run wins, then the one that was written last."""
     key = lambda run: (run.is_finished, str(run.info.get("updated") or run.info.get("created") or ""))  # noqa: E731
     return (one, other) if key(one) >= key(other) else (other, one)
 

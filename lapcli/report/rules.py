@@ -4,7 +4,8 @@ Rules go by means over seeds. "Rises with k" is Spearman's rank correlation of t
 heads: at least 0.8 is yes, above 0 partly. A gain of x points is reproduced by at least three quarters of x, partly by
 any gain. Without a baseline or a model to compare with it a rule is "not run", never a failure. What the paper's set of
 heads, drop paths, measures or layers has and the runs have not is listed as missing, and then a claim that holds on the
-rest is "partly".
+rest is "partly". A measure over the layers asks for all layers of the model; where some were not measured in some
+model, the others are judged.
 """
 
 import math
@@ -12,9 +13,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from lapcli.report.compare import DROP_PATH, averages, best_drop_path
-from lapcli.report.grouping import Grid
-from lapcli.report.statistics import rank_correlation
+from lapcli.report.grouping import RunGrid
+from lapcli.report.paper_tables import DROP_PATH, averages, best_drop_path
+from lapcli.report.statistics import mean, mean_ratio, rise, slope
 
 Status = Literal["reproduced", "partly", "not", "not run"]
 STRONG, _SHARE = 0.8, 0.75
@@ -38,7 +39,7 @@ class Case:
 
     scope: str  # CIFAR10 ..., language, self-supervised
     title: str
-    grids: list[Grid]
+    grids: list[RunGrid]
     is_papers: bool
     heads: tuple[int, ...] = ()
     drop_paths: tuple[str, ...] = ()
@@ -47,29 +48,29 @@ class Case:
         """Whether a row is one that the claim is about; plans that differ by layer never are."""
         return heads is not None and (not self.heads or heads in self.heads)
 
-    def means(self, grid: Grid, metric: str) -> dict[float, float]:
-        """By Laplacian heads of every layer, fewest first, without gaps."""
-        found = {}
+    def means(self, grid: RunGrid, metric: str) -> dict[float, float]:
+        """Means over seeds by number of Laplacian heads, fewest first, without gaps."""
+        means = {}
         for row in sorted(grid.rows):
             values = (averages(grid, row) if metric == "average" else grid.values(row, metric)).values()
             if values and self.counts(row.heads):
-                found[float(row.heads or 0)] = sum(values) / len(values)
-        return found
+                means[float(row.heads or 0)] = sum(values) / len(values)
+        return means
 
     def absent(self, values: Mapping[float, object], where: str = "") -> list[str]:
         """Rows that the claim asks for and that are not there."""
         return [("the baseline" if k == 0 else f"{k}L") + where for k in self.heads if k not in values]
 
-    def at(self, rate: str) -> Grid | None:
+    def at(self, rate: str) -> RunGrid | None:
         return next((grid for grid in self.grids if grid.identity.get(DROP_PATH) == rate), None)
 
     def absent_rates(self, metric: str) -> list[str]:
-        """Of those that the claim asks for."""
-        found = {rate: self.at(rate) for rate in self.drop_paths}
-        return [f"drop path {rate}" for rate, grid in found.items() if grid is None or not self.means(grid, metric)]
+        """Drop paths that the claim asks for and that are not there."""
+        grids = {rate: self.at(rate) for rate in self.drop_paths}
+        return [f"drop path {rate}" for rate, grid in grids.items() if grid is None or not self.means(grid, metric)]
 
-    def rate_in_words(self, grid: Grid, before: str = "") -> str:
-        """Where there are several."""
+    def rate_in_words(self, grid: RunGrid, before: str = "") -> str:
+        """The drop path, where there are several."""
         return f"{before}drop path {grid.identity.get(DROP_PATH)}" if len(self.grids) > 1 or self.drop_paths else ""
 
 
@@ -77,7 +78,7 @@ Judge = Callable[[Case], Finding]
 
 
 def judged(holds: bool, somewhat: bool, evidence: str, missing: Sequence[str] = ()) -> Finding:
-    """Reproduced with all that the claim asks for; partly by a part of it, or by a part of what it asks for."""
+    """Reproduced if the claim holds and nothing is missing; partly if something is missing, or it holds somewhat."""
     status: Status = "reproduced" if holds and not missing else "partly" if holds or somewhat else "not"
     return Finding(status, evidence, tuple(dict.fromkeys(missing)), holds)
 
@@ -87,12 +88,8 @@ def _not_run(metric: str) -> Finding:
 
 
 def is_comparison(values: Mapping[float, object]) -> bool:
-    """A baseline, and a model with Laplacian heads."""
+    """Whether there are a baseline and a model with Laplacian heads."""
     return 0 in values and len(values) > 1
-
-
-def _heads_of(grid: Grid) -> int:
-    return int(grid.runs[0].recipe["model"]["heads"])
 
 
 def in_numbers(values: Mapping[float, float], scale: float = 1.0, digits: int = 2) -> str:
@@ -100,14 +97,14 @@ def in_numbers(values: Mapping[float, float], scale: float = 1.0, digits: int = 
 
 
 def _scale(metric: str) -> int:
-    """Analyses are shown as they are, but for shares; scores in %."""
+    """Scores and shares are shown in %, other numbers of analyses as they are."""
     return 100 if "." not in metric or "share" in metric else 1
 
 
 def gain(metric: str, points: float, heads: int | None = None, exactly: bool = False, best: bool = True) -> Judge:
     """The best k (or that of `heads`) gains that many points over the baseline, in %.
 
-    Of images at the drop path with the best baseline, which takes the baselines of all drop paths to know.
+    For images at the drop path with the best baseline, which takes the baselines of all drop paths to know.
     """
 
     def judge(case: Case) -> Finding:
@@ -142,7 +139,7 @@ def against_baseline(
     """Every k, or more than half of them, on one side of the baseline, in each measure and every grid of the case."""
 
     def judge(case: Case) -> Finding:
-        told, missing = [], []
+        lines, missing = [], []
         parts: list[tuple[int, int]] = []  # on the right side, of so many
         for metric in metrics:
             known = [grid for grid in case.grids if is_comparison(case.means(grid, metric))]
@@ -156,11 +153,11 @@ def against_baseline(
                 name = f"{metric}: " if len(metrics) > 1 else ""
                 rate = case.rate_in_words(grid)
                 digits = 2 if _scale(metric) == 100 else 1
-                told.append(name + (f"{rate}: " if rate else "") + in_numbers(values, _scale(metric), digits))
+                lines.append(name + (f"{rate}: " if rate else "") + in_numbers(values, _scale(metric), digits))
         if not parts:
             return _not_run(" and ".join(metrics))
         wins, number = (sum(part[place] for part in parts) for place in (0, 1))
-        evidence = f"{wins} of {number} {better} the baseline ({'; '.join(told)})"
+        evidence = f"{wins} of {number} {better} the baseline ({'; '.join(lines)})"
         holds = all(right == of if share == "all" else 2 * right > of for right, of in parts)
         somewhat = wins > 0 if share == "all" else any(2 * right > of for right, of in parts)
         return judged(holds, somewhat, evidence, missing)
@@ -173,32 +170,25 @@ def rising(metrics: Sequence[str] = (), falling: Sequence[str] = ()) -> Judge:
     signs = {**dict.fromkeys(metrics, 1), **dict.fromkeys(falling, -1)}
 
     def judge(case: Case) -> Finding:
-        told, missing = [], []
+        lines, missing = [], []
         correlations: list[float] = []
         for metric, sign in signs.items():
             known = [grid for grid in case.grids if rise(case.means(grid, metric)) is not None]
             missing += [metric] if not known else case.absent_rates(metric)
             for grid in known:
                 values = case.means(grid, metric)
-                found = rise(values) or 0.0
-                correlations.append(sign * found)
+                correlation = rise(values) or 0.0
+                correlations.append(sign * correlation)
                 missing += case.absent(values, case.rate_in_words(grid, " at "))
                 rate = case.rate_in_words(grid, " at ")
-                told.append(f"{metric}{rate}: correlation {found:+.2f} ({in_numbers(values, _scale(metric))})")
+                lines.append(f"{metric}{rate}: correlation {correlation:+.2f} ({in_numbers(values, _scale(metric))})")
         if not correlations:
             return Finding(
                 "not run", f"{' and '.join(signs)} of the baseline and two other numbers of heads are needed"
             )
-        return judged(min(correlations) >= STRONG, max(correlations) > 0, "; ".join(told), missing)
+        return judged(min(correlations) >= STRONG, max(correlations) > 0, "; ".join(lines), missing)
 
     return judge
-
-
-def rise(values: Mapping[float, float]) -> float | None:
-    """Spearman's correlation with the number of heads, 0 for a measure that stays the same; none for too few."""
-    if 0 not in values or len(values) < 3:
-        return None
-    return rank_correlation(list(values), list(values.values())) or 0.0
 
 
 def best_rows(metric: str, best: Sequence[int], below: int | None = None) -> Judge:
@@ -241,10 +231,10 @@ def comparable(metric: str, points: float, best: int) -> Judge:
 
 
 def falls_by(metric: str, share: float) -> Judge:
-    """From the baseline to all heads Laplacian."""
+    """The measure falls by that share from the baseline to all heads Laplacian."""
 
     def judge(case: Case) -> Finding:
-        values, heads = case.means(case.grids[0], metric), _heads_of(case.grids[0])
+        values, heads = case.means(case.grids[0], metric), case.grids[0].all_heads
         if 0 not in values or heads not in values:
             return Finding("not run", f"{metric} of the baseline and of all {heads} heads Laplacian is needed")
         fall = 1 - values[heads] / values[0]
@@ -261,7 +251,7 @@ def shares_meet() -> Judge:
         grid = case.grids[0]
         within, between = (case.means(grid, f"anova.{part}_class_share") for part in ("within", "between"))
         ratios = {k: within[k] / between[k] for k in within if between.get(k)}
-        half = _heads_of(grid) / 2
+        half = grid.all_heads / 2
         few, many = {k: r for k, r in ratios.items() if k <= half}, {k: r for k, r in ratios.items() if k > half}
         if 0 not in few or not many:
             needed = "the shares of the baseline and of more than half of the heads Laplacian are needed"
@@ -273,34 +263,136 @@ def shares_meet() -> Judge:
     return judge
 
 
-NC = (
-    *("collapse.nc2_equinorm_centred", "collapse.nc2_equinorm_classifier", "collapse.nc2_equiangular_centred"),
-    *("collapse.nc2_equiangular_classifier", "collapse.nc3", "collapse.nc4"),
-)
+_NC2 = tuple(f"nc2_{what}_{of}" for what in ("equinorm", "equiangular") for of in ("centred", "classifier"))
 
 
 def nearer_collapse() -> Judge:
+    """Each of the measures NC2 to NC4 is smaller with the most Laplacian heads than without."""
+
     def judge(case: Case) -> Finding:
-        told, nearer, missing = [], [], []
-        for metric in NC:
-            values = case.means(case.grids[0], metric)
-            short = metric.removeprefix("collapse.")
+        lines, nearer, missing = [], [], []
+        for short in (*_NC2, "nc3", "nc4"):
+            values = case.means(case.grids[0], f"collapse.{short}")
             if not is_comparison(values):
                 missing.append(short)
                 continue
             last = max(values)
             nearer.append(values[last] < values[0])
             missing += case.absent(values)
-            told.append(f"{short} {values[0]:.3g} to {values[last]:.3g}")
+            lines.append(f"{short} {values[0]:.3g} to {values[last]:.3g}")
         if not nearer:
             return Finding("not run", "the collapse measures of the baseline and of another model are needed")
-        evidence = f"{sum(nearer)} of {len(nearer)} smaller at the most heads: {', '.join(told)}"
+        evidence = f"{sum(nearer)} of {len(nearer)} smaller at the most heads: {', '.join(lines)}"
         return judged(all(nearer), any(nearer), evidence, missing)
 
     return judge
 
 
-RULES = {
+def higher_across_layers(metric: str) -> Judge:
+    """Every k above the baseline in every layer."""
+
+    def judge(case: Case) -> Finding:
+        values, missing = _by_layer(case, case.grids[0], metric)
+        if not is_comparison(values):
+            return Finding("not run", f"{metric} of the baseline and of another model in the same layers is needed")
+        base = values.pop(0)
+        above = {k: sum(one > other for one, other in zip(own, base, strict=True)) for k, own in values.items()}
+        ends = {0.0: base[-1], **{k: own[-1] for k, own in values.items()}}
+        evidence = (
+            f"of {len(base)} layers above the baseline: {in_numbers(above, 1, 0)} (last layer: {in_numbers(ends)})"
+        )
+        return judged(all(n == len(base) for n in above.values()), any(above.values()), evidence, missing)
+
+    return judge
+
+
+def steeper(metric: str, level: Literal["all layers", "deeper half"]) -> Judge:
+    """With k the measure rises more steeply over the layers, and its level in them is higher."""
+
+    def judge(case: Case) -> Finding:
+        values, missing = _by_layer(case, case.grids[0], metric)
+        levels = {k: mean(own[len(own) // 2 :] if level == "deeper half" else own) for k, own in values.items()}
+        correlation = rise(levels)
+        if correlation is None:
+            needed = f"{metric} of the baseline and two other numbers of heads in the same layers is needed"
+            return Finding("not run", needed)
+        correlations = [correlation]
+        evidence = f"mean of the {level}: correlation {correlation:+.2f} ({in_numbers(levels, 1, 3)})"
+        if len(next(iter(values.values()))) > 1:
+            slopes = {k: slope(own) for k, own in values.items()}
+            correlations.append(rise(slopes) or 0.0)
+            evidence += f"; slope a layer: correlation {correlations[1]:+.2f} ({in_numbers(slopes, 1, 4)})"
+        return judged(min(correlations) >= STRONG, max(correlations) > 0, evidence, missing)
+
+    return judge
+
+
+def _by_layer(case: Case, grid: RunGrid, metric: str) -> tuple[dict[float, list[float]], list[str]]:
+    """By Laplacian heads: the means over seeds in each layer that all models have; and what is missing."""
+    depth = int(grid.runs[0].recipe["model"]["layers"])
+    by_heads: dict[float, list[dict[int, float]]] = {}
+    for row in sorted(grid.rows):
+        measured = [run.by_layer[metric] for run in grid.rows[row].values() if metric in run.by_layer]
+        if row.heads is not None and case.counts(row.heads) and measured:
+            most = max(len(layers) for layers in measured)
+            by_heads[float(row.heads)] = [layers for layers in measured if len(layers) == most]
+    shared = set(range(depth)).intersection(*(layers for own in by_heads.values() for layers in own))
+    layers = sorted(shared) if by_heads else []
+    values = {k: [mean([run[layer] for run in own]) for layer in layers] for k, own in by_heads.items() if layers}
+    left = [f"{depth - len(layers)} of the {depth} layers"] if len(layers) < depth else []
+    return values, [*case.absent(values), *left]
+
+
+def spectrum(leading: Literal["comparable", "larger"]) -> Judge:
+    """Head: the leading hundredth of the eigenvalues; tail: the second half; ratios are geometric means.
+
+    `comparable`: a head as the baseline's and a smaller tail; `larger`: the head grows, and the tail less than it.
+    """
+
+    def judge(case: Case) -> Finding:
+        by_heads = _spectra(case, case.grids[0])
+        if not is_comparison(by_heads):
+            return Finding("not run", "the spectra of the baseline and of another model are needed")
+        missing = case.absent(by_heads)
+        lines, holds = [], []
+        base = by_heads.pop(0)
+        for k, values in by_heads.items():
+            ranks = _ranks_shown(base, values)
+            head = mean_ratio(values, base, range(max(1, len(ranks) // 100)))
+            tail = mean_ratio(values, base, range(len(ranks) // 2, len(ranks)))
+            lines.append(f"{k:g}L head x{head:.2f} tail x{tail:.2f}")
+            if leading == "comparable":
+                holds.append(0.8 <= head <= 1.25 and tail < 1)
+            else:
+                holds.append(head > 1 and tail < head)
+        return judged(all(holds), any(holds), ", ".join(lines) + " of the baseline's", missing)
+
+    return judge
+
+
+def _spectra(case: Case, grid: RunGrid) -> dict[float, list[float]]:
+    """By Laplacian heads: the means over seeds at each rank."""
+    name = "spectrum.eigenvalue_mean"
+    by_heads = {}
+    for row in sorted(grid.rows):
+        spectra = [run.series[name] for run in grid.rows[row].values() if name in run.series]
+        if row.heads is not None and case.counts(row.heads) and len({len(one) for one in spectra}) == 1:
+            by_heads[float(row.heads)] = [mean(values) for values in zip(*spectra, strict=True)]
+    return by_heads
+
+
+def _ranks_shown(one: Sequence[float], other: Sequence[float]) -> range:
+    """The ranks to compare, without last eigenvalues that are rounding, which centring leaves."""
+    ranks = min(len(one), len(other))
+    while ranks > 2 and min(one[ranks - 1] / one[0], other[ranks - 1] / other[0]) < 1e-12:
+        ranks -= 1
+    return range(ranks)
+
+
+RULES: dict[str, Callable[..., Judge]] = {
     rule.__name__: rule
-    for rule in (gain, against_baseline, rising, best_rows, comparable, falls_by, shares_meet, nearer_collapse)
+    for rule in (
+        *(gain, against_baseline, rising, best_rows, comparable, falls_by, shares_meet, nearer_collapse),
+        *(higher_across_layers, steeper, spectrum),
+    )
 }

@@ -41,7 +41,7 @@ def summarise(values: Sequence[float], ddof: int) -> Summary | None:
 
 
 def compare(values: Mapping[str, float], baseline: Mapping[str, float]) -> Paired | None:
-    """Both by seed; none where no seed is in both."""
+    """The paired differences over the seeds that both have; None if there is no such seed."""
     differences = [values[seed] - baseline[seed] for seed in values if seed in baseline]
     if not differences:
         return None
@@ -81,3 +81,29 @@ def _ranks(values: Sequence[float]) -> list[float]:
     return [
         sum(other < value for other in values) + (sum(other == value for other in values) + 1) / 2 for value in values
     ]
+
+
+def rise(values: Mapping[float, float]) -> float | None:
+    """Spearman's correlation of the values with their keys, 0 where they stay the same.
+
+    None without the key 0, a baseline, or with fewer than three points.
+    """
+    if 0 not in values or len(values) < 3:
+        return None
+    return rank_correlation(list(values), list(values.values())) or 0.0
+
+
+def mean(values: Sequence[float]) -> float:
+    return math.fsum(values) / len(values)
+
+
+def slope(values: Sequence[float]) -> float:
+    """The slope of the line through (0, values[0]), (1, values[1]) ... with the least squared distance."""
+    middle, level = (len(values) - 1) / 2, mean(values)
+    spread = math.fsum((place - middle) ** 2 for place in range(len(values)))
+    return math.fsum((place - middle) * (value - level) for place, value in enumerate(values)) / (spread or 1.0)
+
+
+def mean_ratio(values: Sequence[float], base: Sequence[float], places: range) -> float:
+    """The geometric mean of values / base at those places."""
+    return math.exp(mean([math.log(max(values[n], 1e-300) / max(base[n], 1e-300)) for n in places]))

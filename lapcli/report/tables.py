@@ -1,20 +1,22 @@
-"""A table of numbers: its cells, which of them are best, and what a cell says in words.
+"""A table of scores: its cells, which of them are best, what a cell says, and the forms that `lap report` prints.
 
 The best mean of a column is bold and the second underlined, as in the paper; means that read the same share their mark.
+A gap is `-` for people, an empty field in CSV and null in JSON.
 """
 
-from collections.abc import Sequence
+import json
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from lapcli.report.grouping import Grid, RowKey
+from lapcli.evaluation.benchmarks import BENCHMARKS, PAPER_TASKS
+from lapcli.report.grouping import RowKey, RunGrid
 from lapcli.report.statistics import Paired, Summary, compare, summarise
-
-GAP = "-"
+from lapcli.runtime.tables import GAP, Entry, Table, to_csv, to_latex, to_markdown, to_text
 
 
 @dataclass(frozen=True)
-class Column:
+class ScoreColumn:
     name: str
     label: str
     percent: bool
@@ -34,8 +36,8 @@ class Column:
 
 
 @dataclass
-class Cell:
-    """Empty: a gap."""
+class ScoreCell:
+    """One score over seeds; without a summary it is a gap."""
 
     summary: Summary | None = None
     paired: Paired | None = None  # against the baseline row
@@ -45,19 +47,19 @@ class Cell:
 
 
 @dataclass
-class Row:
+class ScoreRow:
     label: str
-    cells: list[Cell]
+    cells: list[ScoreCell]
     is_baseline: bool = False
     is_given: bool = False  # the paper's alone, such as Random
 
 
 @dataclass
-class Table:
+class ScoreTable:
     title: str
     row_name: str
-    columns: list[Column]
-    rows: list[Row]
+    columns: list[ScoreColumn]
+    rows: list[ScoreRow]
     ddof: int
     seeds: list[str]
     notes: list[str] = field(default_factory=list)
@@ -65,17 +67,18 @@ class Table:
     has_paper: bool = False
 
     def gaps(self) -> list[str]:
-        found = []
+        """Every missing score, in words."""
+        gaps = []
         for row in self.rows:
             if row.is_given:
                 continue
             for column, cell in zip(self.columns, row.cells, strict=True):
                 where = f"{self.title}: row {row.label}, {column.label}"
                 if cell.summary is None:
-                    found.append(f"{where}: no score")
+                    gaps.append(f"{where}: no score")
                 elif cell.missing:
-                    found.append(f"{where}: no score of seed {', '.join(cell.missing)}")
-        return found
+                    gaps.append(f"{where}: no score of seed {', '.join(cell.missing)}")
+        return gaps
 
 
 #: Measures with a name, a unit or a direction of their own; the others are shown as they are.
@@ -86,32 +89,27 @@ LABELS = {
     "top5": "top-5 (%)",
     "linear": "linear probe (%)",
     "ade20k": "ADE20K mIoU (%)",
-    "arc_easy": "ARC-Easy (%)",
-    "arc_challenge": "ARC-Challenge (%)",
-    "mmlu": "MMLU (%)",
-    "gsm8k": "GSM8K (%)",
-    "humaneval": "HumanEval (%)",
+    **{name: f"{BENCHMARKS[name].label} (%)" for name in PAPER_TASKS},
 }
 
 
-def column_of(name: str) -> Column:
+def column_of(name: str) -> ScoreColumn:
     task, _, rest = name.partition(" [")
     short = task.removeprefix("validation_")
     if "." in task:  # an analysis
         measure = task.partition(".")[2]
         is_share = "_share" in measure
-        better: Any = None
-        return Column(
-            name,
-            measure.replace("_", " ") + (" (%)" if is_share else ""),
-            is_share,
-            better,
-            1 if is_share or measure.startswith("k_") else 3,
-        )
-    percent = short.startswith(_PERCENT) and short not in ("linear_loss",)
-    label = LABELS.get(task, task.replace("_", " ") + (" (%)" if percent else ""))
-    lower = any(word in short for word in _LOWER)
-    return Column(
+        label = measure.replace("_", " ") + (" (%)" if is_share else "")
+        return ScoreColumn(name, label, is_share, None, 1 if is_share or measure.startswith("k_") else 3)
+    if short == task and task in BENCHMARKS:  # asked for evaluations alone: other packages may have to be imported
+        benchmark = BENCHMARKS[task]
+        percent, lower = benchmark.is_share, benchmark.is_lower_better
+        label = benchmark.label + (" (%)" if percent else "")
+    else:
+        percent = short.startswith(_PERCENT) and short != "linear_loss"
+        lower = any(word in short for word in _LOWER)
+        label = LABELS.get(task, task.replace("_", " ") + (" (%)" if percent else ""))
+    return ScoreColumn(
         name,
         label + (f" [{rest}" if rest else ""),
         percent,
@@ -120,30 +118,31 @@ def column_of(name: str) -> Column:
     )
 
 
-def table_of(grid: Grid, metrics: Sequence[str], row_name: str, ddof: int, baseline: RowKey | None) -> Table:
-    """One grid: a row for each value, a column for each measure."""
+def table_of(grid: RunGrid, metrics: Sequence[str], row_name: str, ddof: int, baseline: RowKey | None) -> ScoreTable:
+    """The table of a grid: a row for each value, a column for each measure."""
     columns = [column_of(metric) for metric in metrics]
     rows = [
-        Row(key.label, [cell_of(grid, key, metric, ddof, baseline) for metric in metrics], key == baseline)
+        ScoreRow(key.label, [cell_of(grid, key, metric, ddof, baseline) for metric in metrics], key == baseline)
         for key in grid.rows
     ]
-    table = Table(grid.title, row_name, columns, rows, ddof, grid.seeds, baseline=baseline.label if baseline else None)
+    label = baseline.label if baseline else None
+    table = ScoreTable(grid.title, row_name, columns, rows, ddof, grid.seeds, baseline=label)
     mark(table)
     return table
 
 
-def cell_of(grid: Grid, row: RowKey, metric: str, ddof: int, baseline: RowKey | None) -> Cell:
+def cell_of(grid: RunGrid, row: RowKey, metric: str, ddof: int, baseline: RowKey | None) -> ScoreCell:
     values = grid.values(row, metric) if row in grid.rows else {}
     against = grid.values(baseline, metric) if baseline is not None and baseline != row else {}
-    return Cell(
+    return ScoreCell(
         summarise(list(values.values()), ddof),
         compare(values, against) if against else None,
         [seed for seed in grid.seeds if seed not in values] if values else [],
     )
 
 
-def mark(table: Table) -> None:
-    """Best and second of each column, by the means as they are shown."""
+def mark(table: ScoreTable) -> None:
+    """Marks best and second of each column, by the means as they are shown."""
     for number, column in enumerate(table.columns):
         cells = [row.cells[number] for row in table.rows if row.cells[number].summary is not None and not row.is_given]
         if column.better is None or len(cells) < 2:
@@ -155,20 +154,13 @@ def mark(table: Table) -> None:
             cell.mark = ("best", "second")[place] if place < 2 and len(ranked) > 1 else None
 
 
-def explanation(table: Table) -> list[str]:
-    """What the numbers are, in words, and what has to be said of this table; belongs under every form of it."""
-    return [*reading(table), *table.notes]
-
-
-def marking(table: Table) -> list[str]:
-    """What bold and underlined mean, in the forms that have them."""
-    has_marks = any(cell.mark for row in table.rows for cell in row.cells)
-    return ["Best in bold, second best underlined."] if has_marks else []
-
-
-def reading(table: Table, gap: str = GAP, ddof: str | None = None) -> list[str]:
-    """How to read it; the same for tables of the same kind."""
-    lines = [f"Mean ± {_spread(table, ddof)}, n in parentheses; {gap} is a gap, not a zero."]
+def reading(table: ScoreTable, gap: str = GAP, ddof: str | None = None) -> list[str]:
+    """How to read the numbers; the same for tables of the same kind."""
+    if all(column.spread == "error" for column in table.columns):
+        spread = "standard error of the mean over seeds (deviation with ddof 1 over the root of n)"
+    else:
+        spread = f"standard deviation over seeds ({ddof or f'ddof {table.ddof}'})"
+    lines = [f"Mean ± {spread}, n in parentheses; {gap} is a gap, not a zero."]
     if table.baseline is not None and any(cell.paired for row in table.rows for cell in row.cells):
         lines.append(
             f"Δ: mean difference from row {table.baseline} over the seeds that both have, its 95% interval, and p of "
@@ -179,37 +171,28 @@ def reading(table: Table, gap: str = GAP, ddof: str | None = None) -> list[str]:
     return lines
 
 
-def _spread(table: Table, ddof: str | None) -> str:
-    if all(column.spread == "error" for column in table.columns):
-        return "standard error of the mean over seeds (deviation with ddof 1 over the root of n)"
-    return f"standard deviation over seeds ({ddof or f'ddof {table.ddof}'})"
-
-
-def mean_text(column: Column, cell: Cell, sign: str = "±") -> str:
+def mean_text(column: ScoreColumn, cell: ScoreCell) -> str:
     if cell.summary is None:
         return GAP
     spread = cell.summary.error if column.spread == "error" else cell.summary.std
-    told = f" {sign} {column.shown(spread)}" if spread is not None else ""
-    return f"{column.shown(cell.summary.mean)}{told}"
+    return column.shown(cell.summary.mean) + (f" ± {column.shown(spread)}" if spread is not None else "")
 
 
-def paired_text(column: Column, cell: Cell) -> str:
+def paired_text(column: ScoreColumn, cell: ScoreCell) -> str:
     if cell.paired is None:
         return ""
     text = f"Δ {column.signed(cell.paired.difference)}"
     if cell.paired.interval is not None:
         low, high = cell.paired.interval
         text += f" [{column.signed(low)}, {column.signed(high)}]"
-    if cell.paired.p is not None:
-        text += f" {p_text(cell.paired.p)}"
-    return text
+    return text if cell.paired.p is None else f"{text} {p_text(cell.paired.p)}"
 
 
 def p_text(p: float) -> str:
     return "p < 0.001" if p < 0.001 else f"p {p:.3f}"
 
 
-def paper_text(column: Column, cell: Cell) -> str:
+def paper_text(column: ScoreColumn, cell: ScoreCell) -> str:
     if cell.paper is None:
         return ""
     mean, std = cell.paper
@@ -217,3 +200,131 @@ def paper_text(column: Column, cell: Cell) -> str:
     if cell.summary is not None:
         text += f" ({cell.summary.mean * column.scale - mean:+z.{column.digits}f})"
     return text
+
+
+def as_shown(table: ScoreTable, *, names_baseline: bool = True) -> Table:
+    """The table for people: for each measure its mean, the difference to the baseline and the paper's number."""
+    header, rows = [table.row_name], []
+    for row in table.rows:
+        is_named = names_baseline and row.is_baseline and row.label != "Baseline"
+        rows.append([Entry(row.label, " (baseline)" if is_named else "")])
+    for number, column in enumerate(table.columns):
+        cells = [row.cells[number] for row in table.rows]
+        header.append(column.label)
+        for entries, cell in zip(rows, cells, strict=True):
+            count = f" ({cell.summary.n})" if cell.summary else ""
+            entries.append(Entry(mean_text(column, cell), count, cell.mark, is_number=True))
+        if any(cell.paired for cell in cells):
+            header.append(f"Δ to {table.baseline}")
+            for entries, cell in zip(rows, cells, strict=True):
+                entries.append(Entry(paired_text(column, cell)))
+        if table.has_paper:
+            header.append("paper (ours − paper)")
+            for entries, cell in zip(rows, cells, strict=True):
+                entries.append(Entry(paper_text(column, cell)))
+    return Table(table.title, header, rows, [*reading(table), *table.notes])
+
+
+def to_dict(table: ScoreTable) -> dict[str, Any]:
+    return {
+        "title": table.title,
+        "rows_by": table.row_name,
+        "seeds": table.seeds,
+        "ddof": table.ddof,
+        "baseline": table.baseline,
+        "columns": [
+            {
+                "name": column.name,
+                "label": column.label,
+                "unit": "%" if column.percent else None,
+                "better": column.better,
+                "spread": column.spread,
+            }
+            for column in table.columns
+        ],
+        "rows": [
+            {
+                "row": row.label,
+                "cells": {
+                    column.name: _cell_to_dict(column, cell, table.ddof)
+                    for column, cell in zip(table.columns, row.cells, strict=True)
+                },
+            }
+            for row in table.rows
+        ],
+        "notes": [*reading(table), *table.notes],
+    }
+
+
+def _cell_to_dict(column: ScoreColumn, cell: ScoreCell, ddof: int) -> dict[str, Any]:
+    """Plain values in the shown unit; null where there is none."""
+    scale, summary, paired = column.scale, cell.summary, cell.paired
+    values: dict[str, Any] = {
+        "mean": _scaled(summary.mean, scale) if summary else None,
+        "std": _scaled(summary.std, scale) if summary else None,
+        "ddof": ddof,
+        "standard_error": _scaled(summary.error, scale) if summary else None,
+        "n": summary.n if summary else 0,
+        "interval": [bound * scale for bound in summary.interval] if summary and summary.interval else None,
+        "missing_seeds": cell.missing,
+        "mark": cell.mark,
+        "paired": None,
+        "paper": None,
+    }
+    if paired is not None:
+        interval = [bound * scale for bound in paired.interval] if paired.interval else None
+        values["paired"] = {
+            "difference": paired.difference * scale,
+            "n": paired.n,
+            "interval": interval,
+            "p": paired.p,
+        }
+    if cell.paper is not None:
+        mean, std = cell.paper
+        ours_minus_paper = summary.mean * scale - mean if summary else None
+        values["paper"] = {"mean": mean, "std": std, "ours_minus_paper": ours_minus_paper}
+    return values
+
+
+def _scaled(value: float | None, scale: float) -> float | None:
+    return None if value is None else value * scale
+
+
+CSV_HEADER = (
+    *("table", "row", "measure", "unit", "mean", "std", "ddof", "n", "interval_low", "interval_high"),
+    *("difference", "pairs", "difference_low", "difference_high", "p", "paper_mean", "paper_std", "ours_minus_paper"),
+    *("missing_seeds", "standard_error"),
+)
+
+
+def _csv_rows(tables: Sequence[ScoreTable]) -> Iterator[list[Any]]:
+    """One cell a line, in the unit that is shown."""
+    for table in tables:
+        for row in table.rows:
+            for column, cell in zip(table.columns, row.cells, strict=True):
+                values = _cell_to_dict(column, cell, table.ddof)
+                paired, paper = values["paired"] or {}, values["paper"] or {}
+                yield [
+                    *(table.title, row.label, column.name, "%" if column.percent else ""),
+                    *(
+                        values["mean"],
+                        values["std"],
+                        values["ddof"],
+                        values["n"],
+                        *(values["interval"] or (None, None)),
+                    ),
+                    *(paired.get("difference"), paired.get("n")),
+                    *(*(paired.get("interval") or (None, None)), paired.get("p")),
+                    *(paper.get("mean"), paper.get("std"), paper.get("ours_minus_paper")),
+                    *(" ".join(cell.missing), values["standard_error"]),
+                ]
+
+
+#: The forms of `lap report --format`, but for the page.
+FORMATS: dict[str, Callable[[Sequence[ScoreTable]], str]] = {
+    "table": lambda tables: "\n\n".join(to_text(as_shown(table)) for table in tables),
+    "markdown": lambda tables: "\n\n".join(to_markdown(as_shown(table)) for table in tables),
+    "latex": lambda tables: "\n\n".join(to_latex(as_shown(table, names_baseline=False)) for table in tables),
+    "csv": lambda tables: to_csv(CSV_HEADER, _csv_rows(tables)).rstrip("\n"),
+    "json": lambda tables: json.dumps([to_dict(table) for table in tables], indent=2),
+}

@@ -13,6 +13,7 @@ import socket
 import time
 from dataclasses import dataclass, field
 from datetime import datetime
+from difflib import get_close_matches
 from importlib.metadata import version
 from pathlib import Path
 from typing import IO, Any
@@ -22,6 +23,7 @@ from lapcli.recipe.schema import BaseRecipe
 from lapcli.runtime import __version__
 from lapcli.runtime.errors import DataError, LapError, UsageError
 from lapcli.runtime.files import is_locked, read_checked_json, sha256_of_file, write_checked_json
+from lapcli.runtime.plugins import load_plugins, origin_of
 
 LOCK, TOKENIZER = ".lock", "tokenizer.json"
 RECIPE, INFO, METRICS, CHECKPOINTS, SUMMARY = "recipe.yaml", "run.json", "metrics.jsonl", "checkpoints", "summary.json"
@@ -29,6 +31,7 @@ SWEEP = "sweep.json"  # what a sweep did with the run
 TRAIN_AGAIN = "train the run again with --fresh"
 #: Seconds without a word after which a run counts as interrupted where its lock cannot tell: on another machine.
 LONG_SILENT = 6 * 3600
+_SHOWN_RUNS = 8  # in a message
 _LARGEST_HEADER = 100 << 20  # bytes of names in a safetensors file
 
 
@@ -125,8 +128,35 @@ def is_same_file(handle: IO[Any], path: Path) -> bool:
         return False
 
 
+def plugins_of(recipe: BaseRecipe) -> list[dict[str, str]]:
+    """For `run.json`: the entries of other packages that a run of the recipe uses."""
+    origins = {(sort, name): origin_of(sort, name) for sort, name in recipe.named_entries()}
+    return [
+        {"sort": sort, "name": name, "package": origin.package, "version": origin.version}
+        for (sort, name), origin in origins.items()
+        if origin is not None
+    ]
+
+
+def check_plugins(path: Path, info: dict[str, Any], *, reads_data: bool = False) -> None:
+    """DataError if a package that the run uses is not installed any more; what is wrong then is not the recipe.
+
+    A source of data is needed only by who `reads_data`: weights and results can be read without it.
+    """
+    needed = [plugin for plugin in info.get("plugins", []) if reads_data or plugin["sort"] != "data source"]
+    if needed:
+        load_plugins()
+    for plugin in needed:
+        if origin_of(plugin["sort"], plugin["name"]) is None:
+            raise DataError(
+                f"{path} uses the {plugin['sort']} {plugin['name']} of the package {plugin['package']} "
+                f"{plugin['version']}, which is not installed; install it: pip install {plugin['package']}"
+            )
+
+
 def read_run(path: Path) -> Run:
     info = read_info(path)
+    check_plugins(path, info)
     return Run(path, _read_recipe(path / RECIPE, info), info)
 
 
@@ -213,8 +243,20 @@ def named_run(runs_dir: Path, name: str) -> Run:
     """By its name in `runs_dir`, or by its folder."""
     path = Path(name) if (Path(name) / INFO).is_file() else runs_dir / name
     if not path.is_dir():
-        raise UsageError(f"there is no run {name} in {runs_dir}; see --run and --runs-dir")
+        raise unknown_run(runs_dir, name)
     return read_run(path)
+
+
+def unknown_run(runs_dir: Path, name: str) -> UsageError:
+    """For a name that no run has: the nearest one, and those that are there, newest first."""
+    paths = sorted(runs_in(runs_dir), key=lambda path: (path / INFO).stat().st_mtime, reverse=True)
+    names = [path.name for path in paths]
+    if not names:
+        return UsageError(f"there is no run {name[:80]} in {runs_dir}, which has no runs; see --runs-dir")
+    near = get_close_matches(name, names, 1)
+    shown = ", ".join(names[:_SHOWN_RUNS]) + (f" and {more} more" if (more := len(names) - _SHOWN_RUNS) > 0 else "")
+    meant = f"did you mean {near[0]}? It" if near else "it"
+    return UsageError(f"there is no run {name[:80]} in {runs_dir}; {meant} has {shown} (lap runs lists them)")
 
 
 def find_run(runs_dir: Path, name: str | None, objectives: set[str]) -> Run:
@@ -231,18 +273,18 @@ def find_run(runs_dir: Path, name: str | None, objectives: set[str]) -> Run:
 
 
 def newest_run(runs_dir: Path, objectives: set[str]) -> Run:
-    """The newest finished run of a kind that the caller accepts; a damaged one could be it, and is not passed over."""
-    found: list[tuple[float, float, Path]] = []
+    """The newest finished run of a kind that the caller accepts; a damaged one could be it, and is not skipped."""
+    candidates: list[tuple[float, float, Path]] = []
     for path in runs_in(runs_dir):
         try:
             info = read_info(path)
         except UsageError as error:
             raise DataError(f"{error}, or name the run that you mean with --run") from None
         if info.get("status") == "finished" and info.get("objective") in objectives:
-            found.append((_time_of(info), (path / INFO).stat().st_mtime, path))
-    if not found:
+            candidates.append((_time_of(info), (path / INFO).stat().st_mtime, path))
+    if not candidates:
         raise UsageError(f"no finished run of {' or '.join(sorted(objectives))} in {runs_dir}; train one or use --run")
-    return read_run(max(found)[2])
+    return read_run(max(candidates)[2])
 
 
 def _time_of(info: dict[str, Any]) -> float:

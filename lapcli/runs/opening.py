@@ -36,6 +36,7 @@ from lapcli.runs.directory import (
     Run,
     is_same_file,
     now,
+    plugins_of,
     read_info,
     read_run,
     trained_values,
@@ -94,8 +95,8 @@ def open_run(
         return run
     run.lock = _take_lock(path)
     try:
-        found = read_run(path)  # once more: until it had the lock, another process may have trained it
-        run.recipe, run.info = found.recipe, found.info
+        current = read_run(path)  # once more: until it had the lock, another process may have trained it
+        run.recipe, run.info = current.recipe, current.info
         if _must_be_replaced(run, recipe):
             return _replaced(run, recipe, launches)
         if run.is_finished:
@@ -227,6 +228,7 @@ def _prepare(path: Path, recipe: BaseRecipe, launches: Sequence[str]) -> Run:
             "recipe_file_sha256": sha256_of_file(folder / RECIPE),
             "created": now(),
             "versions": versions(),
+            **({"plugins": plugins} if (plugins := plugins_of(recipe)) else {}),
             **_process(launches),
         }
         run = Run(folder, recipe, info, lock)

@@ -1,6 +1,7 @@
-"""Devices: in which precision a run computes on one, and what it can do at best, from the vendors' data sheets: dense
-FLOP/s of its tensor cores in bf16, FLOP/s of plain float32, and memory."""
+"""Devices: how a run computes on one, and what one can do at best, from the vendors' data sheets: dense FLOP/s of its
+tensor cores in bf16, FLOP/s of plain float32, and memory."""
 
+import contextlib
 import os
 import re
 import resource
@@ -8,11 +9,12 @@ import sys
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 if TYPE_CHECKING:
     import torch
 
+#: Without sparsity, with which data sheets name twice as much: 1,671 TFLOP/s of an H100 NVL.
 PEAK_FLOPS = {
     "B200": 2250e12,
     "H200": 989e12,
@@ -32,14 +34,46 @@ PEAK_FLOPS = {
 _OTHER_MODELS = {"laptop", "max-q", "ti", "super", "d"}
 
 
-def uses_bf16(precision: str, device: "torch.device") -> bool:
-    """What `precision: auto` means: bf16 on GPUs that have it in hardware. Those before Ampere (a T4) emulate it, at a
-    fraction of their float32 speed."""
+@dataclass(frozen=True)
+class ComputePolicy:
+    """How a run computes, decided once from its recipe and its device.
+
+    Code that differs between devices is told by this, not by where its tensors are. So a test without a GPU can take
+    the way of CUDA with tensors of the meta device.
+    """
+
+    device_type: str  # cpu, cuda or mps
+    bf16: bool = False  # matrix products and attention; weights and sums stay float32
+    compiles: bool = False
+    native_bf16: bool = False  # a GPU that has bf16 in hardware
+    coarse: bool = False  # losses work in few large pieces, not in those that suit a cache: for plans, which trace each
+
+    def autocast(self) -> contextlib.AbstractContextManager[object]:
+        """For models that are not ours, which do not set their dtypes themselves."""
+        import torch
+
+        return torch.autocast(self.device_type, torch.bfloat16) if self.bf16 else contextlib.nullcontext()
+
+
+def compute_policy(
+    device: "torch.device", precision: str = "auto", compiles: Literal["auto"] | bool = False
+) -> ComputePolicy:
+    """What a recipe's `train.precision` and `train.compile` mean on a device of this machine."""
     import torch
 
-    return precision == "bf16" or (
-        precision == "auto" and device.type == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False)
-    )
+    native = device.type == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False)
+    return Device(device.type, device.type, None, native_bf16=native).policy(precision, compiles)
+
+
+def to_device(tensors: "Iterable[torch.Tensor]", device: "torch.device") -> "list[torch.Tensor]":
+    """Copies what was read on the CPU. Pinned for CUDA, so that the copy overlaps with what the GPU still does."""
+    pinned = [x.pin_memory() if device.type == "cuda" else x for x in tensors]
+    return [x.to(device, non_blocking=True) for x in pinned]
+
+
+def has_float64(device: "torch.device") -> bool:
+    """Apple GPUs have none."""
+    return device.type != "mps"
 
 
 def use_whole_float32() -> None:
@@ -55,9 +89,9 @@ def use_whole_float32() -> None:
 
 
 def peak_flops(device_name: str) -> float | None:
-    """Of one device, None where it is not known (a CPU, an unlisted GPU)."""
-    found = _listed(PEAK_FLOPS, device_name)
-    return None if found is None else PEAK_FLOPS[found]
+    """None where the peak is not known (a CPU, an unlisted GPU)."""
+    name = _listed(PEAK_FLOPS, device_name)
+    return None if name is None else PEAK_FLOPS[name]
 
 
 def _listed(names: Iterable[str], device_name: str) -> str | None:
@@ -87,8 +121,15 @@ class Device:
         return int((self.memory - 10**9) * 0.98) if self.type == "cuda" else self.memory
 
     def uses_bf16(self, precision: str) -> bool:
-        """The same for a device that may not be here."""
+        """What `precision: auto` means: bf16 on GPUs that have it in hardware. Those before Ampere (a T4) emulate it,
+        at a fraction of their float32 speed."""
         return precision == "bf16" or (precision == "auto" and self.type == "cuda" and self.native_bf16)
+
+    def policy(self, precision: str, compiles: Literal["auto"] | bool) -> ComputePolicy:
+        """How a run computes here; `auto` compiles on CUDA alone."""
+        would_compile = compiles is True or (compiles == "auto" and self.type == "cuda")
+        native = self.type == "cuda" and self.native_bf16
+        return ComputePolicy(self.type, self.uses_bf16(precision), would_compile, native)
 
     def peak(self, bf16: bool) -> float | None:
         return self.bf16_flops if bf16 else self.float32_flops

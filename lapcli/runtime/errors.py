@@ -11,7 +11,7 @@ class ExitCode(IntEnum):
     USAGE = 2  # wrong usage, recipe or data
     WILL_NOT_FIT = 3
     STOPPED = 130  # at once, by Ctrl-C or a second SIGTERM; a shell's 128 + SIGINT, typer's for a KeyboardInterrupt
-    INTERRUPTED = 75  # saved; the same command goes on (EX_TEMPFAIL, which batch systems requeue on)
+    INTERRUPTED = 75  # saved; the same command resumes (EX_TEMPFAIL, which batch systems requeue on)
 
 
 class LapError(Exception):

@@ -172,7 +172,7 @@ def _end_at_once() -> None:
         if parent == os.getpid():
             with suppress(ProcessLookupError, PermissionError):
                 os.killpg(pid, signal.SIGKILL)  # every rank has a session of its own, with those who read its data
-    print("lap: stopped; what was saved is kept, run the same command to go on", file=sys.stderr, flush=True)
+    print("lap: stopped; what was saved is kept, run the same command to resume", file=sys.stderr, flush=True)
     os._exit(ExitCode.STOPPED)
 
 
@@ -214,5 +214,5 @@ def _explain(error: object) -> int:
     code = int(failure.exitcode)
     if code < 0:
         name = signal.Signals(-code).name
-        print(f"lap: rank {rank} was ended by {name}; run the same command to go on", file=sys.stderr)
+        print(f"lap: rank {rank} was ended by {name}; run the same command to resume", file=sys.stderr)
     return code if code in {ExitCode.USAGE, ExitCode.INTERRUPTED} else ExitCode.FAILED

@@ -43,8 +43,8 @@ def _container_cores(membership: Path, mount: Path) -> int | None:
         place = PurePosixPath(group.lstrip("/"))
         for folder in (place, *place.parents):
             quotas.append(_quota_v1(root / folder) if controllers else _quota_v2(root / folder))
-    found = [quota for quota in quotas if quota is not None]
-    return max(1, int(min(found))) if found else None
+    given = [quota for quota in quotas if quota is not None]
+    return max(1, int(min(given))) if given else None
 
 
 def _quota_v2(folder: Path) -> float | None:

@@ -109,10 +109,15 @@ class Extensions:
         self._origin = origin
 
     def add(self, sort: str, entry: Named) -> None:
-        """`sort`: kind or analysis; the entry's `name` is its key. A kind brings its recipe along."""
+        """`sort`: kind, analysis, optimizer; the entry's `name` is its key.
+
+        A kind brings its recipe along, and an optimizer its section of a recipe.
+        """
         self._add(sort, entry.name, entry)
         if sort == "kind":
             self._add("recipe", entry.name, entry.recipe_file)  # type: ignore[attr-defined]
+        if sort == "optimizer":
+            self._add("optimizer section", entry.name, entry.section)  # type: ignore[attr-defined]
 
     def _add(self, sort: str, name: str, entry: Any) -> None:
         registry = Registry.by_sort.get(sort)
@@ -123,6 +128,17 @@ class Extensions:
         if name in waiting:
             raise UsageError(f"two packages add the {sort} {name!r}; uninstall one of them")
         waiting[name] = entry, self._origin
+
+
+def origin_of(sort: str, name: str) -> Origin | None:
+    """The package that added an entry, whether or not its registry's module is imported; None for one of lap's own.
+
+    Nothing is imported for it: a name that is in use was looked up before, and that has loaded the plugins.
+    """
+    registry = Registry.by_sort.get(sort)
+    if registry is not None:
+        return registry.origin(name)
+    return _waiting[sort][name][1] if name in _waiting.get(sort, {}) else None
 
 
 def load_plugins() -> None:

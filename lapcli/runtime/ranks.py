@@ -13,7 +13,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from lapcli.runtime.devices import use_whole_float32
+from lapcli.runtime.devices import has_float64, use_whole_float32
 from lapcli.runtime.environment import STEP_TIMEOUT, launcher
 from lapcli.runtime.errors import DataError, ExitCode, Interrupted, LapError, UsageError
 from lapcli.runtime.machine import missing_for_nccl
@@ -48,7 +48,7 @@ class World:
         if self.size == 1:
             return values
         # float64 so that counts of tokens and bytes stay exact.
-        dtype = torch.float32 if self.device.type == "mps" else torch.float64
+        dtype = torch.float64 if has_float64(self.device) else torch.float32
         total = torch.tensor(values, dtype=dtype, device=self.device)
         dist.all_reduce(total)
         return [float(x) for x in total.tolist()]
@@ -65,14 +65,14 @@ class World:
         """What each rank has, in their order, on every rank (plain values only)."""
         if self.size == 1:
             return [value]
-        found: list[object] = [None] * self.size
-        dist.all_gather_object(found, value)
-        return found
+        values: list[object] = [None] * self.size
+        dist.all_gather_object(values, value)
+        return values
 
     def require_same(self, identities: Mapping[str, str | None]) -> None:
         """DataError on every rank if one of them has another identity (a sha256, by what it is of) than rank 0."""
-        found: list[Any] = self.from_all((platform.node(), dict(identities)))
-        hosts, theirs = [host for host, _ in found], [given for _, given in found]
+        answers: list[Any] = self.from_all((platform.node(), dict(identities)))
+        hosts, theirs = [host for host, _ in answers], [given for _, given in answers]
         others = [rank for rank in range(self.size) if theirs[rank] != theirs[0]]
         if not others:
             return
@@ -105,7 +105,7 @@ class World:
         if error is not None:
             code = error.exit_code if isinstance(error, LapError) else ExitCode.FAILED
             mine = f"rank {self.rank} on {platform.node()}: {error or type(error).__name__}", int(code)
-        said = [found for found in self.from_all(mine) if isinstance(found, tuple)]
+        said = [answer for answer in self.from_all(mine) if isinstance(answer, tuple)]
         if error is not None:
             if isinstance(error, LapError):
                 error.is_echo = not self.is_main  # rank 0 says it

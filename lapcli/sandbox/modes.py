@@ -1,29 +1,15 @@
-"""The ways to run generated code, and which of them this machine can do.
+"""Which way to run generated code this machine offers, tried out by a program that attacks it."""
 
-bubblewrap         namespaces: no network, no host files but Python's own, no other processes; and the filter inside
-landlock+seccomp   the same filter, files by Landlock, no capabilities; needs no privileges and no namespaces
-unsafe             limits on time and memory only
-"""
-
-import shutil
 import sys
-from enum import StrEnum
 from functools import cache
 
 from lapcli.runtime.errors import LapError, UsageError
-from lapcli.sandbox.sample import Candidate
+from lapcli.sandbox import command
+from lapcli.sandbox.run import Candidate, Mode, run_candidate
 
 WARNING = (
     "WARNING: generated code runs WITHOUT A SANDBOX, as you, on your files and your network. The result will say so."
 )
-
-
-class Mode(StrEnum):
-    """How generated code is run; the value is what a result says about it."""
-
-    BUBBLEWRAP = "bubblewrap"
-    LANDLOCK = "landlock+seccomp"
-    UNSAFE = "unsafe: no sandbox"
 
 
 def choose_mode(allow_unsafe: bool) -> Mode:
@@ -74,20 +60,13 @@ def attempts():
 
 @cache
 def probe(mode: Mode) -> str | None:
-    """What is wrong with a mode on this machine, found out by using it once; none if it works."""
-    from lapcli.sandbox.run import run_candidate
-
+    """What is wrong with a mode on this machine, by using it once; None if it works."""
     if not sys.platform.startswith("linux"):
         return "needs Linux"
-    if mode is Mode.BUBBLEWRAP and bubblewrap() is None:
+    if mode is Mode.BUBBLEWRAP and command.bubblewrap() is None:
         return "bwrap is not installed"
     try:
         verdict = run_candidate(_PROBE, mode)
     except LapError as error:
         return str(error)
     return None if verdict.passed else f"the sandbox does not hold ({verdict.reason})"
-
-
-@cache
-def bubblewrap() -> str | None:
-    return shutil.which("bwrap")

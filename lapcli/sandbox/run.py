@@ -19,31 +19,69 @@ import time
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
+from enum import StrEnum
 from typing import IO, Any
 
 from lapcli.runtime.errors import LapError
-from lapcli.sandbox import interpreter
-from lapcli.sandbox.bubblewrap import wrapped
-from lapcli.sandbox.modes import Mode, bubblewrap
-from lapcli.sandbox.sample import Candidate, Limits, Verdict
+from lapcli.sandbox import command
 
 START_SECONDS = 60.0
 ATTEMPTS = 3
 LONGEST_VERDICT = 16 << 10  # bytes
 
 
+class Mode(StrEnum):
+    """How generated code is run; the value is what a result says about it."""
+
+    BUBBLEWRAP = (
+        "bubblewrap"  # namespaces: no network, no host files but Python's own, no other processes; the filter too
+    )
+    LANDLOCK = "landlock+seccomp"  # the same filter, files by Landlock, no capabilities; needs no privileges
+    UNSAFE = "unsafe: no sandbox"  # limits on time and memory only
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A program that a model wrote, and the tests that it does not see.
+
+    The tests are executed after the prompt, whose helpers they may use, and define `check(candidate)`.
+    """
+
+    prompt: str  # the data set's: imports, helpers, the function's head
+    program: str  # all of the model's program, ready to execute
+    test: str
+    entry_point: str  # name of the function
+
+
+@dataclass(frozen=True)
+class ProgramVerdict:
+    passed: bool
+    reason: str  # "passed", "wrong answer", "timeout", "memory", "error: ..."
+    seconds: float  # from start to verdict
+
+
+@dataclass(frozen=True)
+class Limits:
+    """For each of the two processes. Time is limited by what the program computes, so that no program fails because
+    the machine is busy; the limit by the clock is for programs that wait."""
+
+    cpu_seconds: int = 5
+    wall_seconds: float = 20.0
+    memory: int = 512 << 20  # bytes of address space
+
+
 class NotStarted(LapError):
-    """The sandbox did not come up; nothing is known about the program."""
+    """The sandbox did not start; nothing is known about the program."""
 
 
 class Stopped(LapError):
-    """The evaluation was given up."""
+    """The evaluation was stopped."""
 
 
 def run_candidate(
     candidate: Candidate, mode: Mode, limits: Limits | None = None, stop: threading.Event | None = None
-) -> Verdict:
+) -> ProgramVerdict:
     """The verdict on one sample. Raises only if the sandbox cannot be started; never for what the program does."""
     for attempt in range(ATTEMPTS):
         try:
@@ -57,7 +95,7 @@ def run_candidate(
 
 def run_all(
     candidates: Iterable[Candidate], mode: Mode, workers: int, limits: Limits | None = None
-) -> Iterator[Verdict]:
+) -> Iterator[ProgramVerdict]:
     """The verdicts in the order of the samples, `workers` at a time. Whoever stops iterating stops the samples too."""
     stop = threading.Event()
     pool = ThreadPoolExecutor(max(1, workers), thread_name_prefix="sandbox")
@@ -78,7 +116,7 @@ class _Sample:
         self._stop = stop
         self._received = b""
 
-    def verdict(self) -> Verdict:
+    def verdict(self) -> ProgramVerdict:
         began = time.monotonic()
         with ExitStack() as stack:
             errors = stack.enter_context(tempfile.TemporaryFile())
@@ -87,7 +125,7 @@ class _Sample:
             except OSError as error:
                 raise NotStarted(f"the sandbox ({self._mode}) could not be started: {error}") from error
             passed, reason = self._watch(candidate, tests, verdicts, errors)
-        return Verdict(passed, _printable(reason), time.monotonic() - began)
+        return ProgramVerdict(passed, _printable(reason), time.monotonic() - began)
 
     def _start(self, stack: ExitStack, errors: IO[bytes]) -> tuple["_Process", "_Process", int]:
         """Both processes, which end with `stack`, and where the verdict is to be read."""
@@ -112,19 +150,19 @@ class _Sample:
             "cpu_seconds": self._limits.cpu_seconds,
             "lock": self._mode is not Mode.UNSAFE,
             "parent": os.getpid() if alone else None,
-            "readable": list(interpreter.readable()) if alone else None,
+            "readable": list(command.readable()) if alone else None,
         }
-        command = interpreter.command(json.dumps(order))
+        words = command.python(json.dumps(order))
         if self._mode is Mode.BUBBLEWRAP:
-            command = wrapped(bubblewrap() or "bwrap", command, interpreter.readable())
+            words = command.in_bubblewrap(words)
         return _Process(
             subprocess.Popen(
-                command,
+                words,
                 stdin=task or subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 stderr=errors,
                 pass_fds=[order[name] for name in ("socket", "verdict") if name in order],
-                env=interpreter.environment(),
+                env=command.environment(),
                 cwd="/",
                 start_new_session=True,
             )
@@ -137,22 +175,22 @@ class _Sample:
             said = errors.read(LONGEST_VERDICT).decode("utf-8", "replace").strip().splitlines()
             why = said[-1] if said else "no answer" if started is None else "it ended at once"
             raise NotStarted(f"the sandbox ({self._mode}) did not start: {_printable(why)}")
-        found = self._line(verdicts, self._limits.wall_seconds)
+        verdict = self._line(verdicts, self._limits.wall_seconds)
         used = [process.end() for process in (candidate, tests)]
-        if found is None:
+        if verdict is None:
             return False, "timeout"
-        if not found or found.get("reason") == "ended":
+        if not verdict or verdict.get("reason") == "ended":
             # The kernel ends a process by counted ticks, which on a busy machine run well ahead of the time it reports.
             if max(used) >= 0.5 * self._limits.cpu_seconds:
                 return False, "timeout"
-            who = "program ended before it answered" if found else "tests ended without a verdict"
+            who = "program ended before it answered" if verdict else "tests ended without a verdict"
             return False, f"error: the {who}"
-        return found["passed"] is True, found["reason"]
+        return verdict["passed"] is True, verdict["reason"]
 
     def _line(self, verdicts: int, seconds: float) -> dict[str, Any] | None:
         """The next line of the tests' process; empty if it ended without one, none if the time is over.
 
-        Time is counted in short turns, so that an evaluation that was itself suspended fails nobody.
+        Time is counted in short turns, so that no program fails because the evaluation itself was suspended.
         """
         turn = 0.25
         while b"\n" not in self._received:
@@ -169,8 +207,8 @@ class _Sample:
                 return {}
             self._received += part
         line, _, self._received = self._received.partition(b"\n")
-        found = json.loads(line)
-        return found if isinstance(found, dict) else {}
+        message = json.loads(line)
+        return message if isinstance(message, dict) else {}
 
 
 class _Process:
@@ -181,7 +219,7 @@ class _Process:
         self._seconds: float | None = None
 
     def end(self) -> float:
-        """Kills it with all that it started, and tells the processor time that they had."""
+        """Kills it with all that it started, and returns the processor time that they used."""
         if self._seconds is None:
             # Killed by way of the process inside, bubblewrap itself still cleans up; killed first, it would leave its
             # child to init, and a container often has none.
@@ -195,7 +233,7 @@ class _Process:
 
 
 def _kill_children(parent: int) -> bool:
-    """Whether there were some and all were killed. A handle is taken before it is looked whether it is still theirs."""
+    """Whether a child was killed. Its handle is opened before its parent is checked again: numbers are reused."""
     children = _children(parent)
     killed = False
     for child in children:
@@ -231,7 +269,7 @@ def _ends(process: int, seconds: float = 5.0) -> bool:
 
 
 def _readable(descriptor: int, seconds: float) -> bool:
-    """Whether there is something to read within that time. Not `select`, which knows no descriptors beyond 1,023."""
+    """Whether there is something to read within that time. Not `select`: it takes no descriptors beyond 1,023."""
     waiting = select.poll()
     waiting.register(descriptor, select.POLLIN)
     return bool(waiting.poll(1000 * seconds))

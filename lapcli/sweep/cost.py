@@ -4,13 +4,14 @@ import json
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from lapcli.planning import Plan, plan_training
+from lapcli.planning import TrainingPlan, plan_training
 from lapcli.recipe import recipe_to_dict
 from lapcli.runtime.devices import Device
-from lapcli.sweep.cells import Cell, Sweep
+from lapcli.runtime.tables import aligned
+from lapcli.sweep.grid import Cell
 from lapcli.sweep.search import known_cells
 from lapcli.sweep.state import commands_left, progress
-from lapcli.sweep.table import aligned
+from lapcli.sweep.sweep import Sweep
 
 
 @dataclass(frozen=True)
@@ -26,7 +27,7 @@ class CellCost:
 @dataclass(frozen=True)
 class SweepCost:
     cells: list[CellCost]
-    devices: str  # what the hours are reckoned for
+    devices: str  # what the hours are estimated for
 
     @property
     def flops(self) -> float:
@@ -38,7 +39,7 @@ class SweepCost:
 
     @property
     def hours(self) -> float | None:
-        """Of all cells, one after the other."""
+        """All cells, one after the other; none where the hours of one are not known."""
         known = [cost.hours for cost in self.cells if cost.hours is not None]
         return sum(known) if len(known) == len(self.cells) else None
 
@@ -66,8 +67,11 @@ class SweepCost:
 def sweep_cost(
     sweep: Sweep, runs_dir: Path, only: str | None = None, device: Device | None = None, devices: int = 1
 ) -> SweepCost:
-    """Of every cell on so many devices (none: what is here); before its search, a grid has the recipe's own values."""
-    known: dict[str, Plan] = {}
+    """The cost of every cell on so many devices; without `device`, on this machine's.
+
+    A grid that waits for its search is costed with the recipe's own values.
+    """
+    known: dict[str, TrainingPlan] = {}
     costs = []
     for cell, waits in known_cells(sweep, runs_dir, only):
         shape = _shape(cell)
@@ -79,13 +83,13 @@ def sweep_cost(
     return SweepCost(costs, f"{devices} x {plan.device}{share}")
 
 
-def _cost(cell: Cell, waits: bool, runs_dir: Path, plan: Plan) -> CellCost:
+def _cost(cell: Cell, waits: bool, runs_dir: Path, plan: TrainingPlan) -> CellCost:
     steps, flops = plan.steps, plan.flops
-    found = progress(cell, runs_dir)
-    state = "after the search" if waits else found.status
-    if found.is_trained and commands_left(cell, runs_dir):
+    training = progress(cell, runs_dir)
+    state = "after the search" if waits else training.status
+    if training.is_trained and commands_left(cell, runs_dir):
         state = "trained"
-    share = 0.0 if found.is_trained else 1 - found.step / steps if steps else 1.0
+    share = 0.0 if training.is_trained else 1 - training.step / steps if steps else 1.0
     return CellCost(cell.name, state, steps, flops, None if flops is None else flops * share, plan.hours)
 
 

@@ -1,20 +1,26 @@
-"""From `--over` to the cells of a grid: values, combinations, and a run name for each.
+"""The cells of a sweep: values and their combinations, the names of runs, and the recipe of each cell.
+
+A cell is an ordinary run, trained by `lap train` with its own name, and the commands that follow it. Its name is made
+of its own values alone, so that a grid can grow and its runs keep their names.
 
     --over model.laplacian_heads=0,3,6                     numbers
     --over 'model.laplacian_heads=[0,0,3,3],[3,3,0,0]'     lists with one number a layer
     --over 'model.laplacian_heads=linear(0, 4),4'          schedules
-
-A cell's name depends on its own values alone, so that a grid can grow and its runs keep their names.
 """
 
 import hashlib
 import itertools
 import json
 import re
-from collections.abc import Mapping, Sequence
+import shlex
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
 from typing import Any
 
-from lapcli.recipe.reading import Unreadable, plain, read_text
+from lapcli.recipe import BaseRecipe, RecipeError, recipe_hash, recipe_loader, recipe_to_dict
+from lapcli.recipe.reading import Problem, Unreadable, plain, read_text
 from lapcli.runtime.errors import UsageError
 
 Over = dict[str, list[Any]]
@@ -69,7 +75,7 @@ def _read(key: str, text: str) -> Any:
 
 
 def repeated(values: Sequence[Any]) -> Any | None:
-    """A value that stands there twice, written in one way or another."""
+    """A value that is there twice, however it is written; None if there is no such value."""
     seen = set()
     for value in values:
         known = json.dumps(value, sort_keys=True)
@@ -85,12 +91,12 @@ def combinations(over: Mapping[str, Sequence[Any]]) -> list[dict[str, Any]]:
 
 
 def override(key: str, value: Any) -> str:
-    """In the form of `--set`: JSON is read as what it is."""
+    """The value in the form of `--set`, as JSON."""
     return f"{key}={json.dumps(value, ensure_ascii=False)}"
 
 
 def cell_name(prefix: str, values: Mapping[str, Any]) -> str:
-    """`vitb_cifar100-12L-drop_path0.1-seed2`; Laplacian heads are written as in the paper."""
+    """The run's name, as `vitb_cifar100-12L-drop_path0.1-seed2`; Laplacian heads are written as in the paper."""
     last = [key.rpartition(".")[2] for key in values]
     parts = [re.sub(r"[^A-Za-z0-9._+-]+", "_", prefix).strip("._+-") or "cell"]
     for key, value in values.items():
@@ -121,3 +127,190 @@ def _text(value: Any) -> str:
 
 def _digest(value: Any) -> str:
     return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One run of the grid."""
+
+    name: str
+    recipe: Path
+    overrides: tuple[str, ...]  # in the form of `--set`
+    values: Mapping[str, Any]  # what makes it this cell
+    loaded: BaseRecipe = field(repr=False)
+    then: tuple[str, ...] = ()  # commands that follow its training
+    is_search: bool = False
+
+    @cached_property
+    def recipe_sha256(self) -> str:
+        return recipe_hash(self.loaded)
+
+    def arguments(self, runs_dir: Path) -> list[str]:
+        """The words after `lap` that train it."""
+        sets = [word for text in self.overrides for word in ("--set", text)]
+        return ["train", str(self.recipe), *sets, "--name", self.name, "--runs-dir", str(runs_dir)]
+
+
+@dataclass(frozen=True)
+class SearchSpec:
+    """Runs of which the best by a validation number decides what the grid is trained with."""
+
+    over: Over
+    set: Mapping[str, Any]
+    keep: Mapping[str, Any]
+    by: str
+    best: str
+
+
+@dataclass(frozen=True)
+class Grid:
+    """One recipe and what is varied of it."""
+
+    recipe: Path
+    over: Over
+    prefix: str
+    set: Mapping[str, Any] = field(default_factory=dict)
+    options: tuple[str, ...] = ()  # `--set` of the command line: above the file's, in every cell
+    then: tuple[str, ...] = ()
+    search: SearchSpec | None = None
+    folder: Path = Path()
+    place: Callable[..., str] = lambda *keys: "--over"  # where a key stands: ("over", key), ("then", 0)
+
+    def cells(
+        self,
+        chosen: Mapping[str, Any] | None = None,
+        only: Callable[[str], bool] = lambda name: True,
+        over: Over | None = None,
+    ) -> list[Cell]:
+        """The grid, with what a search chose; values that are the recipe's own anyway do not change the names.
+
+        `only` picks cells by their names; `over` stands for the grid's own values.
+        """
+        over = self.over if over is None else over
+        values = {**self._kept(), **(chosen or {})}
+        places = {key: self.place("set", key) for key in self.set} | {
+            **{key: self.place("search", "keep", key) for key in self._kept()},
+            **{key: self.place("search", "over", key) for key in chosen or {}},
+            **{key: self.place("over", key) for key in self.over},
+        }
+        return self._make(self.prefix, over, {**self.set, **values}, self._changes(values), places, only=only)
+
+    def search_cells(self) -> list[Cell]:
+        search = self.search
+        if search is None:
+            return []
+        places = {key: self.place("set", key) for key in self.set}
+        for name, keys in (("keep", search.keep), ("set", search.set), ("over", search.over)):
+            places |= {key: self.place("search", name, key) for key in keys}
+        set_ = {**self.set, **self._kept(), **search.set}
+        return self._make(f"{self.prefix}-search", search.over, set_, {}, places, is_search=True)
+
+    def choices(self) -> list[dict[str, Any]]:
+        """Every choice that the search can make; none without a search."""
+        return [] if self.search is None else combinations(self.search.over)
+
+    def possible_cells(self) -> Iterator[tuple[dict[str, Any], list[Cell] | RecipeError]]:
+        """Every choice of the search with the cells that it leads to, or with what is wrong with them.
+
+        Cells have the first of the seeds alone: no other key of a recipe depends on it.
+        """
+        fewer = {key: values[:1] if key == "seed" else values for key, values in self.over.items()}
+        for choice in self.choices():
+            try:
+                yield choice, self.cells(choice, over=fewer)
+            except RecipeError as error:
+                yield choice, error
+
+    def _kept(self) -> dict[str, Any]:
+        """What the grid keeps of its search; `--set` comes before it."""
+        given = {text.partition("=")[0].strip() for text in self.options}
+        return {key: value for key, value in (self.search.keep if self.search else {}).items() if key not in given}
+
+    def _changes(self, chosen: Mapping[str, Any]) -> dict[str, Any]:
+        """What of a choice differs from the grid's own recipe, and so belongs into the names."""
+        if not chosen:
+            return {}
+        own = recipe_to_dict(self._load((*(override(key, value) for key, value in self.set.items()), *self.options)))
+        return {key: value for key, value in chosen.items() if _value_at(own, key) != value}
+
+    def _make(
+        self,
+        prefix: str,
+        over: Over,
+        set_: Mapping[str, Any],
+        named: Mapping[str, Any],
+        places: Mapping[str, str],
+        *,
+        is_search: bool = False,
+        only: Callable[[str], bool] = lambda name: True,
+    ) -> list[Cell]:
+        """`named`: what stands in the names beside the values of `over`; `places`: where each key was written."""
+        cells = []
+        problems: list[Problem] = []
+        common = (*(override(key, value) for key, value in set_.items()), *self.options)
+        for values in combinations(over):
+            name = cell_name(prefix, {**named, **values})
+            if not only(name):
+                continue
+            overrides = (*common, *(override(key, value) for key, value in values.items()))
+            try:
+                recipe = self._load(overrides)
+            except RecipeError as error:
+                placed = [_at_its_place(problem, places) for problem in error.problems]
+                problems += [problem for problem in placed if problem not in problems]
+                continue
+            then = () if is_search else tuple(fill_command(text, name, recipe.seed, self.folder) for text in self.then)
+            cells.append(Cell(name, self.recipe, overrides, values, recipe, then, is_search))
+        if problems:
+            raise RecipeError(str(self.recipe), problems)
+        return cells
+
+    def _load(self, overrides: tuple[str, ...]) -> BaseRecipe:
+        """The recipe of a cell, loaded once: checks, costs, the search and the runner all ask for the same cells."""
+        if overrides not in self._loaded:
+            try:
+                recipe = self._loader(overrides, None)
+            except RecipeError as error:
+                recipe = error
+            self._loaded[overrides] = recipe
+        recipe = self._loaded[overrides]
+        if isinstance(recipe, RecipeError):
+            raise recipe
+        if not isinstance(recipe, BaseRecipe):
+            message = "has stages, which follow a run: put it into `then`, as sft RECIPE"
+            raise RecipeError(str(self.recipe), [Problem(str(self.recipe), "stages", message)])
+        return recipe
+
+    @cached_property
+    def _loader(self) -> Callable[[Sequence[str], int | None], Any]:
+        return recipe_loader(self.recipe)
+
+    @cached_property
+    def _loaded(self) -> dict[tuple[str, ...], Any]:
+        return {}
+
+
+def fill_command(text: str, run: str, seed: int, folder: Path) -> str:
+    """A command of `then` for one run; without {run}, `--run` is added."""
+    known = {"{run}": run, "{seed}": str(seed), "{folder}": str(folder)}
+    named = "{run}" in text
+    for mark, value in known.items():
+        text = text.replace(mark, shlex.quote(value))
+    return text if named else f"{text} --run {shlex.quote(run)}"
+
+
+def _value_at(values: Any, key: str) -> Any:
+    for part in key.split("."):
+        values = values.get(part) if isinstance(values, Mapping) else None
+    return values
+
+
+def _at_its_place(problem: Problem, places: Mapping[str, str]) -> Problem:
+    """A cell gets its values as `--set`; a problem names the place where they were written."""
+    message = problem.message.replace("is from --set", "is from the grid")
+    if problem.where != "--set":
+        return Problem(problem.where, problem.key, message)
+    for key, place in places.items():
+        if f"{problem.key}.".startswith((f"{key}.", f"{key}[")) or key.startswith(f"{problem.key}."):
+            return Problem(place, problem.key, message)
+    return Problem(problem.where, problem.key, message)

@@ -1,35 +1,45 @@
-"""Runs the cells of a sweep as child processes, some at a time, and says what became of each.
+"""Runs the cells of a sweep as child processes, some at a time, each on its share of the machine.
 
 Safe to kill at any moment: all state is in the run directories. A signal is passed on to the cells, which save; if the
 sweep itself is killed outright, the system tells the cells to stop, and their locks keep a second sweep from starting
 a cell that is still saving.
 """
 
+import os
+import shlex
 import signal
 import subprocess
+import sys
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
+from functools import partial
 from pathlib import Path
 from typing import IO
 
 from lapcli.runtime.errors import ExitCode, Interrupted, UsageError
-from lapcli.runtime.signals import StopRequest, stop_on_signal
-from lapcli.sweep import children
-from lapcli.sweep import then as follow
-from lapcli.sweep.cells import Cell, Grid, Sweep
+from lapcli.runtime.machine import usable_cores
+from lapcli.runtime.signals import StopRequest, end_with_parent, stop_on_signal
+from lapcli.sweep.grid import Cell, Grid
 from lapcli.sweep.search import Choice, choose, is_tried
-from lapcli.sweep.slots import Slot
 from lapcli.sweep.state import commands_left, log_of, note_done, note_search, progress, take
+from lapcli.sweep.sweep import Sweep
 
 _POLL = 0.2  # seconds
 
 
+@dataclass(frozen=True)
+class Slot:
+    """One place in which a cell runs at a time; `environment` is what its processes get on top of ours."""
+
+    environment: dict[str, str]
+
+
 @dataclass
-class Track:
-    """A cell and what is known of it."""
+class CellStatus:
+    """A cell, and how far it is."""
 
     cell: Cell
     state: str = "waiting"  # running, elsewhere, finished, diverged, failed, interrupted
@@ -45,7 +55,7 @@ class Track:
 
 @dataclass
 class _Job:
-    track: Track
+    status: CellStatus
     slot: Slot
     lock: IO[str]
     commands: deque[tuple[str, list[str]]]  # what it is called, and its arguments
@@ -55,29 +65,29 @@ class _Job:
 
 @dataclass
 class Outcome:
-    tracks: list[Track]
+    statuses: list[CellStatus]
     choices: list[Choice] = field(default_factory=list)
     undecided: list[Grid] = field(default_factory=list)
 
     @property
-    def failed(self) -> list[Track]:
-        return [track for track in self.tracks if track.state == "failed"]
+    def failed(self) -> list[CellStatus]:
+        return [status for status in self.statuses if status.state == "failed"]
 
     @property
-    def interrupted(self) -> list[Track]:
-        return [track for track in self.tracks if track.state == "interrupted"]
+    def interrupted(self) -> list[CellStatus]:
+        return [status for status in self.statuses if status.state == "interrupted"]
 
     def notes(self) -> list[str]:
-        """What a reader of the table would wonder about."""
+        """Why cells of a grid are missing from the table."""
         return [f"the grid of {grid.prefix} waits for the rest of its search" for grid in self.undecided]
 
 
-Show = Callable[[Sequence[Track]], None]
+Show = Callable[[Sequence[CellStatus]], None]
 Tell = Callable[[str], None]
 
 
 class Runner:
-    """`show` gets all tracks at every look, `tell` a sentence when something happens."""
+    """`show` gets all statuses at every look, `tell` a sentence when something happens."""
 
     def __init__(
         self,
@@ -94,7 +104,7 @@ class Runner:
         self.show, self.tell = show, tell
         self.free = deque(slots)
         self.jobs: list[_Job] = []
-        self.tracks: list[Track] = []
+        self.statuses: list[CellStatus] = []
         self.searching: list[tuple[Grid, list[Cell]]] = []
         self.choices: list[Choice] = []
         for grid in sweep.grids:
@@ -106,10 +116,10 @@ class Runner:
         self._decide()
 
     def run(self) -> Outcome:
-        """Until every cell is settled; raises Interrupted if a signal came first, after the cells have saved."""
-        if not self.tracks:  # cells of that name are known, else the command would have said so
+        """Runs until every cell is settled; raises Interrupted if a signal came first, after the cells have saved."""
+        if not self.statuses:  # cells of that name are known, else the command would have said so
             raise UsageError(
-                f"the cells called {self.only} wait for their search; run it first, without --only, or use --no-search"
+                f"the cells called {self.only} wait for their search; run it without --only first, or use --no-search"
             )
         with stop_on_signal(lambda name: self.tell(f"{name}: the running cells finish their step and save")) as stop:
             try:
@@ -121,10 +131,10 @@ class Runner:
                 self._ask_to_stop()
                 raise
         if stop:
-            stopped = sum(track.state == "interrupted" for track in self.tracks)
-            cells = f"{stopped} running cell{'s' if stopped != 1 else ''} stopped and saved what there was"
-            raise Interrupted(f"stopped by {stop.name}; {cells}. Run the same command to go on.")
-        return Outcome(self.tracks, self.choices, [grid for grid, _ in self.searching])
+            stopped = sum(status.state == "interrupted" for status in self.statuses)
+            cells = f"{stopped} running cell{'s' if stopped != 1 else ''} saved and stopped"
+            raise Interrupted(f"stopped by {stop.name}; {cells}. Run the same command to resume.")
+        return Outcome(self.statuses, self.choices, [grid for grid, _ in self.searching])
 
     def _work(self, stop: StopRequest) -> None:
         passed_on = False
@@ -136,29 +146,29 @@ class Runner:
                 self._ask_to_stop(wait=False)
             if not stop:
                 self._start_some()
-            self.show(self.tracks)
-            if not self.jobs and (stop or all(track.is_settled for track in self.tracks)):
+            self.show(self.statuses)
+            if not self.jobs and (stop or all(status.is_settled for status in self.statuses)):
                 return
             time.sleep(_POLL)
 
     def _add(self, cells: Sequence[Cell]) -> None:
-        known = {track.cell.name for track in self.tracks}
+        known = {status.cell.name for status in self.statuses}
         wanted = [cell for cell in cells if self.only is None or fnmatchcase(cell.name, self.only)]
         for cell in wanted:
             if cell.name not in known:
-                self.tracks.append(track := Track(cell))
-                self._settle_if_done(track)
+                self.statuses.append(status := CellStatus(cell))
+                self._settle_if_done(status)
 
-    def _settle_if_done(self, track: Track) -> bool:
-        if self._commands(track.cell):
+    def _settle_if_done(self, status: CellStatus) -> bool:
+        if self._commands(status.cell):
             return False
-        track.state = "finished" if progress(track.cell, self.runs_dir).is_trained else "diverged"
-        if track.cell.is_search:
-            note_search(track.cell, self.runs_dir)
+        status.state = "finished" if progress(status.cell, self.runs_dir).is_trained else "diverged"
+        if status.cell.is_search:
+            note_search(status.cell, self.runs_dir)
         return True
 
     def _decide(self) -> None:
-        """Opens the grids whose search is through."""
+        """Adds the cells of grids whose search is finished."""
         for grid, cells in list(self.searching):
             assert grid.search is not None
             choice = choose(cells, grid.search, self.runs_dir)
@@ -169,22 +179,22 @@ class Runner:
                 self._add(grid.cells(choice.values))
 
     def _start_some(self) -> None:
-        for track in list(self.tracks):
-            if track.state not in {"waiting", "elsewhere"} or not self.free:
+        for status in list(self.statuses):
+            if status.state not in {"waiting", "elsewhere"} or not self.free:
                 continue
-            lock = take(track.cell, self.runs_dir)
+            lock = take(status.cell, self.runs_dir)
             if lock is None:
-                if track.state == "waiting":
-                    self.tell(f"{track.cell.name} is being worked on by another process; waiting for it")
-                track.state = "elsewhere"
+                if status.state == "waiting":
+                    self.tell(f"{status.cell.name} is being trained by another process; waiting for it")
+                status.state = "elsewhere"
                 continue
-            if self._settle_if_done(track):  # by the one who had it
+            if self._settle_if_done(status):  # by the one who had it
                 lock.close()
                 self._decide()
                 continue
-            job = _Job(track, self.free.popleft(), lock, self._commands(track.cell))
+            job = _Job(status, self.free.popleft(), lock, self._commands(status.cell))
             self.jobs.append(job)
-            track.state, track.started = "running", time.monotonic()
+            status.state, status.started = "running", time.monotonic()
             self._next_command(job)
 
     def _commands(self, cell: Cell) -> deque[tuple[str, list[str]]]:
@@ -195,54 +205,54 @@ class Runner:
         if not progress(cell, self.runs_dir).is_trained:
             commands.append(("train", [*cell.arguments(self.runs_dir), "--nproc", self.nproc]))
         for text in commands_left(cell, self.runs_dir):
-            commands.append((text, follow.arguments(text, self.runs_dir)))
+            commands.append((text, [*shlex.split(text), "--runs-dir", str(self.runs_dir)]))
         return commands
 
     def _next_command(self, job: _Job) -> None:
         what, arguments = job.commands[0]
-        track = job.track
-        track.doing = what
-        self.tell(f"{track.cell.name}: {what if what != 'train' else 'training'}")
-        with log_of(track.cell, self.runs_dir).open("ab") as log:
+        status = job.status
+        status.doing = what
+        self.tell(f"{status.cell.name}: {what if what != 'train' else 'training'}")
+        with log_of(status.cell, self.runs_dir).open("ab") as log:
             job.log_start = log.tell()
-            job.process = children.start(arguments, log, job.lock, job.slot.environment)
+            job.process = _start_process(arguments, log, job.lock, job.slot.environment)
 
     def _look_at(self, job: _Job, stopping: bool) -> None:
         assert job.process is not None
         code = job.process.poll()
         if code is None:
             return
-        track = job.track
+        status = job.status
         what, _ = job.commands.popleft()
         if code == ExitCode.DONE:
             if what != "train":
-                note_done(track.cell, self.runs_dir, what)
+                note_done(status.cell, self.runs_dir, what)
             if job.commands and not stopping:
                 self._next_command(job)
                 return
             self._settle(job, "interrupted" if job.commands else "finished")
         elif code == ExitCode.INTERRUPTED or (stopping and code == -signal.SIGTERM):
             self._settle(job, "interrupted")
-        elif track.cell.is_search and progress(track.cell, self.runs_dir).diverged:
-            self._settle(job, "diverged", children.reason_in(log_of(track.cell, self.runs_dir), job.log_start, code))
+        elif status.cell.is_search and progress(status.cell, self.runs_dir).diverged:
+            self._settle(job, "diverged", _reason_in(log_of(status.cell, self.runs_dir), job.log_start, code))
         else:
-            self._settle(job, "failed", children.reason_in(log_of(track.cell, self.runs_dir), job.log_start, code))
+            self._settle(job, "failed", _reason_in(log_of(status.cell, self.runs_dir), job.log_start, code))
 
     def _settle(self, job: _Job, state: str, reason: str = "") -> None:
-        track = job.track
-        track.state, track.reason, track.doing = state, reason, ""
-        track.seconds = time.monotonic() - (track.started or time.monotonic())
+        status = job.status
+        status.state, status.reason, status.doing = state, reason, ""
+        status.seconds = time.monotonic() - (status.started or time.monotonic())
         job.lock.close()
         self.jobs.remove(job)
         self.free.append(job.slot)
         first = reason.splitlines()[0] if reason else ""
-        self.tell(f"{track.cell.name}: {state}" + (f": {first}" if first else f" after {track.seconds:.0f} s"))
-        if track.cell.is_search:
-            note_search(track.cell, self.runs_dir)
+        self.tell(f"{status.cell.name}: {state}" + (f": {first}" if first else f" after {status.seconds:.0f} s"))
+        if status.cell.is_search:
+            note_search(status.cell, self.runs_dir)
             self._decide()
 
     def _ask_to_stop(self, wait: bool = True) -> None:
-        """Only the cell itself: it tells its own processes, and those that read its data must outlive the step."""
+        """Signals the cell alone: it tells its own processes, and those that read its data must outlive the step."""
         for job in self.jobs:
             if job.process is not None:
                 job.process.send_signal(signal.SIGTERM)
@@ -251,7 +261,79 @@ class Runner:
                 job.process.wait()
 
     def _kill(self) -> None:
-        """At once; what the cells saved before is kept."""
+        """Kills the cells at once; what they saved before is kept."""
         for job in self.jobs:
             if job.process is not None:
-                children.kill(job.process)
+                _kill_process(job.process)
+
+
+def _start_process(
+    arguments: Sequence[str], log: IO[bytes], lock: IO[str], environment: Mapping[str, str]
+) -> subprocess.Popen[bytes]:
+    """Starts `lap ARGUMENTS`; the child inherits the lock, so that it is held for as long as the child lives."""
+    return subprocess.Popen(
+        [sys.executable, "-m", "lapcli", *arguments],
+        stdin=subprocess.DEVNULL,
+        stdout=log,
+        stderr=log,
+        env={**os.environ, "NO_COLOR": "1", **environment},
+        pass_fds=(lock.fileno(),),
+        # A group of its own: Ctrl-C reaches a cell through the sweep alone, and so only once.
+        process_group=0,
+        # When the sweep dies, the system sends SIGTERM, and the cell saves.
+        preexec_fn=partial(end_with_parent, os.getpid(), signal.SIGTERM),
+    )
+
+
+def _kill_process(process: subprocess.Popen[bytes]) -> None:
+    """Kills a process at once, with all that it started."""
+    if process.poll() is None:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+
+
+def _reason_in(log: Path, start: int, code: int) -> str:
+    """Why a command ended: its own message, else the signal that ended it, else the last line of its output."""
+    with log.open("rb") as file:
+        file.seek(start)
+        lines = file.read().decode(errors="replace").splitlines()
+    said = [number for number, line in enumerate(lines) if line.startswith("lap: ")]
+    if said:
+        return "\n".join([lines[said[-1]].removeprefix("lap: "), *lines[said[-1] + 1 :]][:10])
+    if code < 0:
+        return f"ended by {signal.Signals(-code).name}; see {log}"
+    last = next((line.strip() for line in reversed(lines) if line.strip()), "it printed nothing")
+    return f"{last[:300]}; see {log}"
+
+
+def share_machine(jobs: int) -> tuple[list[Slot], str]:
+    """Slots of equal size, and in words what each has; one job has the whole machine and needs no environment."""
+    if jobs == 1:
+        return [Slot({})], "one cell at a time, with the whole machine"
+    share = str(max(1, usable_cores() // jobs))
+    threads = {"LAP_CORES": share}  # of all processes of a cell, and of those that read its data
+    if "OMP_NUM_THREADS" not in os.environ:
+        threads["OMP_NUM_THREADS"] = share
+    gpus = visible_gpus()
+    if not gpus:
+        count = threads.get("OMP_NUM_THREADS", os.environ.get("OMP_NUM_THREADS"))
+        return [Slot(dict(threads)) for _ in range(jobs)], f"{jobs} cells at a time, {count} CPU threads each"
+    each = len(gpus) // jobs
+    if each == 0:  # small models: several on a GPU
+        parts = [[gpus[number % len(gpus)]] for number in range(jobs)]
+        words = f"{jobs} cells at a time, sharing {len(gpus)} GPUs"
+    else:  # equal shares: a cell that is resumed later has as many as before
+        parts = [gpus[number * each : (number + 1) * each] for number in range(jobs)]
+        idle = len(gpus) - each * jobs
+        words = f"{jobs} cells at a time, {each} GPU{'s' if each > 1 else ''} each" + (f", {idle} idle" if idle else "")
+    return [Slot({**threads, "CUDA_VISIBLE_DEVICES": ",".join(part)}) for part in parts], words
+
+
+def visible_gpus() -> list[str]:
+    """The GPUs' numbers or names, as CUDA_VISIBLE_DEVICES has them."""
+    given = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if given is not None:
+        return [name.strip() for name in given.split(",") if name.strip() and name.strip() != "-1"]
+    import torch
+
+    return [str(number) for number in range(torch.cuda.device_count())]

@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from lapcli.runtime.errors import LapError, UsageError
-from lapcli.sweep.cells import Cell, SearchSpec, Sweep
+from lapcli.sweep.grid import Cell, SearchSpec
 from lapcli.sweep.state import last_validation, progress
+from lapcli.sweep.sweep import Sweep
 
 
 @dataclass(frozen=True)
@@ -31,13 +32,13 @@ class Choice:
 
 
 def is_tried(cell: Cell, runs_dir: Path) -> bool:
-    """Trained, or shown not to be trainable: a rate at which the loss explodes is not the best one."""
-    found = progress(cell, runs_dir)
-    return found.is_trained or found.diverged
+    """Whether it is trained or has diverged: a rate at which the loss explodes is not the best one."""
+    training = progress(cell, runs_dir)
+    return training.is_trained or training.diverged
 
 
 def choose(cells: Sequence[Cell], search: SearchSpec, runs_dir: Path) -> Choice | None:
-    """The best, the first of equals; none while cells are left to be tried."""
+    """The best cell's values, the first of equals; None while cells are left to be tried."""
     scores: list[tuple[float, Cell]] = []
     for cell in cells:
         if not progress(cell, runs_dir).is_trained:
@@ -45,15 +46,16 @@ def choose(cells: Sequence[Cell], search: SearchSpec, runs_dir: Path) -> Choice 
         numbers = last_validation(cell, runs_dir)
         if search.by not in numbers:
             raise LapError(
-                f"{cell.name} was not validated by {search.by}; `by` may be {', '.join(numbers) or 'nothing'}"
+                f"the validation of {cell.name} does not give {search.by}; `by` may be "
+                f"{', '.join(numbers) or 'nothing, because it was not validated'}"
             )
         if math.isfinite(numbers[search.by]):
             scores.append((float(numbers[search.by]), cell))
     if not all(is_tried(cell, runs_dir) for cell in cells):
         return None
     if not scores:
-        raise LapError(f"all {len(cells)} runs of the search diverged; widen it to lower learning rates")
-    ordered = sorted(scores, key=lambda found: found[0], reverse=search.best == "highest")
+        raise LapError(f"all {len(cells)} runs of the search diverged; add lower learning rates to it")
+    ordered = sorted(scores, key=lambda scored: scored[0], reverse=search.best == "highest")
     score, best = ordered[0]
     return Choice(
         values=best.values,
@@ -68,30 +70,30 @@ def choose(cells: Sequence[Cell], search: SearchSpec, runs_dir: Path) -> Choice 
 
 def known_cells(sweep: Sweep, runs_dir: Path, only: str | None = None) -> list[tuple[Cell, bool]]:
     """Every cell once, and whether it waits for a search; such a grid is shown with the recipe's own values."""
-    found: dict[str, tuple[Cell, bool]] = {}
+    cells: dict[str, tuple[Cell, bool]] = {}
     for grid in sweep.grids:
         searched = grid.search_cells()
         choice = choose(searched, grid.search, runs_dir) if grid.search else None
         waits = grid.search is not None and choice is None
         for cell in searched:
-            found.setdefault(cell.name, (cell, False))
+            cells.setdefault(cell.name, (cell, False))
         for cell in grid.cells(choice.values if choice else None):
-            found.setdefault(cell.name, (cell, waits))
-    wanted = [known for name, known in found.items() if only is None or fnmatchcase(name, only)]
+            cells.setdefault(cell.name, (cell, waits))
+    wanted = [known for name, known in cells.items() if only is None or fnmatchcase(name, only)]
     if not wanted:
-        raise UsageError(f"no cell is called {only}; --dry-run lists them")
+        raise UsageError(f"no cell is called {only}; --dry-run lists the cells")
     return wanted
 
 
 def startable_cells(sweep: Sweep, runs_dir: Path, only: str | None = None) -> list[Cell]:
-    """The cells that can be started now, and of those that a search may lead to the ones whose names are taken.
+    """The cells that can be started now, and those that a search may lead to and whose names are taken.
 
     For a check before the first start: after the search it would be too late.
     """
-    found = {cell.name: cell for cell, waits in known_cells(sweep, runs_dir, only) if not waits}
+    cells = {cell.name: cell for cell, waits in known_cells(sweep, runs_dir, only) if not waits}
     taken = lambda name: (only is None or fnmatchcase(name, only)) and (runs_dir / name).exists()  # noqa: E731
     for grid in sweep.grids:
         if grid.search is not None and choose(grid.search_cells(), grid.search, runs_dir) is None:
             for choice in grid.choices():
-                found |= {cell.name: cell for cell in grid.cells(choice, taken)}
-    return list(found.values())
+                cells |= {cell.name: cell for cell in grid.cells(choice, taken)}
+    return list(cells.values())

@@ -5,7 +5,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from lapcli.sweep.cells import Cell
+from lapcli.sweep.grid import Cell
 from lapcli.sweep.state import WORK
 
 _SECONDS_TO_SAVE = 300

@@ -1,4 +1,4 @@
-"""What has become of a cell, read from its run directory: nothing about a sweep is kept anywhere else.
+"""How far a cell is, read from its run directory: nothing about a sweep is kept anywhere else.
 
 `runs/.sweeps/NAME.lock` is held while somebody works on the cell, `NAME.log` is what its commands said;
 `runs/NAME/sweep.json` lists the commands that followed its training, with the weights that they saw, and says of a run
@@ -27,7 +27,7 @@ from lapcli.runs import (
 )
 from lapcli.runtime.errors import UsageError
 from lapcli.runtime.files import Lock, lock_file, read_checked_json, sha256_of_file, write_checked_json
-from lapcli.sweep.cells import Cell
+from lapcli.sweep.grid import Cell
 
 WORK = ".sweeps"
 _SHOWN = 8  # of the cells in a message
@@ -35,7 +35,9 @@ _TAIL = 8192  # bytes of a metrics file that surely hold its last lines
 
 
 @dataclass(frozen=True)
-class Progress:
+class TrainingProgress:
+    """How far the training of a cell is."""
+
     status: str  # new, or the run's: running, interrupted, failed, finished
     step: int = 0
     steps: int | None = None
@@ -49,15 +51,15 @@ class Progress:
         return self.status == "finished"
 
 
-def progress(cell: Cell, runs_dir: Path) -> Progress:
-    """How far the cell's training is. A run of that name with another recipe is not its own, as `lap train` says."""
+def progress(cell: Cell, runs_dir: Path) -> TrainingProgress:
+    """Reads it from the cell's run; a run of that name with another recipe is not the cell's own."""
     path = runs_dir / cell.name
     info = _info(path)
     if info is None or changed_keys(cell, path, info):
-        return Progress("new")
+        return TrainingProgress("new")
     status = status_of(path, info)
     last = _last_metrics(path / METRICS) if status == "running" else {}
-    return Progress(
+    return TrainingProgress(
         status=status,
         step=max(int(last.get("step", 0)), int(info.get("step") or 0)),
         steps=info.get("steps"),
@@ -97,7 +99,7 @@ def last_validation(cell: Cell, runs_dir: Path) -> dict[str, float]:
 
 
 def commands_left(cell: Cell, runs_dir: Path) -> list[str]:
-    """Those of `then` that were not done yet with the weights that the run has now."""
+    """The commands of `then` that have not been done with the weights that the run has now."""
     weights = progress(cell, runs_dir).weights_sha256
     done = _read(runs_dir / cell.name / SWEEP)
     return [text for text in cell.then if done.get(text) != weights or weights is None]
@@ -124,12 +126,12 @@ def make_work_folder(runs_dir: Path) -> Path:
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise UsageError(f"{folder} cannot be made: {error.strerror}; choose another --runs-dir") from None
+        raise UsageError(f"cannot create {folder}: {error.strerror}; choose another --runs-dir") from None
     return folder
 
 
 def refuse_others(cells: Iterable[Cell], runs_dir: Path) -> None:
-    """Runs of the cells' names that were trained by another recipe: `lap train` would refuse each of them."""
+    """Raises UsageError if runs of the cells' names have another recipe: `lap train` would refuse each of them."""
     others = []
     for cell in cells:
         path = runs_dir / cell.name
@@ -143,7 +145,7 @@ def refuse_others(cells: Iterable[Cell], runs_dir: Path) -> None:
         shown = "\n".join([*others[:_SHOWN], *([f"  and {len(others) - _SHOWN} more"] if len(others) > _SHOWN else [])])
         raise UsageError(
             f"runs of {len(others)} of the cells' names in {runs_dir} were started with another recipe:\n{shown}\n"
-            "Use --name for new names, or another --runs-dir; nothing was started."
+            "Choose new names with --name, or another --runs-dir. Nothing was started."
         )
 
 

@@ -33,7 +33,7 @@ _LAYER_SCALE = re.compile(r"\.ls[12]\.gamma$")
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """One that was found whole: every file has the hash that was written down."""
+    """A whole checkpoint: every file has the hash that was written down."""
 
     path: Path
     step: int
@@ -41,7 +41,7 @@ class Checkpoint:
 
     @classmethod
     def read(cls, path: Path) -> "Checkpoint":
-        """One in which `find_damage` found none."""
+        """Reads a checkpoint that `find_damage` has not refused."""
         state = json.loads((path / STATE).read_text(encoding="utf-8"))
         state.pop("sha256")
         return cls(path, int(state["step"]), state)
@@ -56,7 +56,7 @@ class Checkpoint:
 
     @property
     def sha256(self) -> str:
-        """Of everything: the state holds the hashes of the other files."""
+        """The hash of the whole checkpoint, because the state holds the hashes of the other files."""
         return _digest(self.state)
 
     def load(self, model: nn.Module, optimizers: "Optimizers", laplacian_heads: str) -> list[str]:
@@ -109,7 +109,7 @@ def save(
         write_json(temporary / STATE, {**content, "sha256": _digest(content)})
         flush_to_disk(temporary)
         reached("before rename")
-        if final.exists():  # a damaged one of the same step that a resume passed over
+        if final.exists():  # a damaged one of the same step that a resume skipped
             shutil.rmtree(final)
         temporary.rename(final)
         flush_to_disk(folder)
@@ -154,7 +154,7 @@ def newest(folder: Path, warn: Callable[[str], None]) -> Checkpoint | None:
         damage = find_damage(path)
         if damage is None:
             return Checkpoint.read(path)
-        warn(f"damaged checkpoint passed over: {damage}")
+        warn(f"damaged checkpoint skipped: {damage}")
     return None
 
 
@@ -170,10 +170,10 @@ def chosen_by_rank_0(folder: Path, step: int, sha256: str) -> Checkpoint:
     path = folder / f"step-{step:06d}"
     differs = find_damage(path)
     if differs is None:
-        found = Checkpoint.read(path)
-        if found.sha256 == sha256:
-            return found
-        differs = f"{path} holds other files than rank 0's (sha256 {found.sha256[:16]} here, {sha256[:16]} there)"
+        here = Checkpoint.read(path)
+        if here.sha256 == sha256:
+            return here
+        differs = f"{path} holds other files than rank 0's (sha256 {here.sha256[:16]} here, {sha256[:16]} there)"
     raise DataError(
         f"cannot resume from step {step}, which rank 0 chose: {differs}; all machines need the same --runs-dir on a "
         "shared file system, and a file system that lags needs a moment: run the same command again"

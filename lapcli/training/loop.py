@@ -83,9 +83,6 @@ class Loop:
         multiplier = self.objective.learning_rate_multiplier(step)
         self.optimizers.set_learning_rates(multiplier)
         self.optimizers.set_options(step)
-        momentum = self.objective.momentum(step)
-        if momentum is not None:
-            self.optimizers.set_momentum(momentum)
 
         total = torch.zeros((), device=self.world.device)
         for micro_step in range(accumulation):
@@ -153,7 +150,7 @@ class Loop:
     def best_step(self) -> int | None:
         """The validated step of the largest `best_metric`, the first of equals; step 0 has no checkpoint."""
         metric = self.objective.best_metric
-        values = {step: found[metric] for step, found in self.validated.items() if metric and step > 0}
+        values = {step: numbers[metric] for step, numbers in self.validated.items() if metric and step > 0}
         return max(sorted(values), key=lambda step: values[step]) if values else None
 
     def _save(self) -> None:
@@ -225,12 +222,12 @@ class Loop:
             if before != now:
                 warn(f"{key} was {before} and is {now}: the same batches, but not the same rounding")
         if self.world.is_main:
-            self.console.print(f"going on from {saved.path} of {self.objective.steps} steps", highlight=False)
+            self.console.print(f"resuming from {saved.path} of {self.objective.steps} steps", highlight=False)
 
     def _metrics_records(self) -> list[Record]:
-        """Of the metrics as they were when `run.json` and the checkpoint were written; none if the file was removed."""
-        found = [self.run.info.get("metrics"), self.saved.state.get("metrics") if self.saved else None]
-        records = [record for record in found if record is not None]
+        """Size and hash of the metrics when `run.json` and the checkpoint were written; none if the file is missing."""
+        kept = [self.run.info.get("metrics"), self.saved.state.get("metrics") if self.saved else None]
+        records = [record for record in kept if record is not None]
         if any(record["bytes"] for record in records) and not self.metrics.path.exists():
             if self.step:
                 self._warn(
@@ -271,7 +268,7 @@ class Loop:
     def _interrupted(self, stop: StopRequest) -> Interrupted:
         return Interrupted(
             f"stopped by {stop.name or 'a signal to another rank'} at step {self.step} of {self.objective.steps}; "
-            "saved. Run the same command to go on."
+            "saved. Run the same command to resume."
         )
 
     def _diverged(self, step: int, what: str, value: float) -> Diverged:

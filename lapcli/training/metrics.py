@@ -80,11 +80,11 @@ class MetricsLog:
                 os.close(handle)
         except OSError as error:
             raise LapError(
-                f"cannot write {self.path} ({error}); make room, then run the same command to go on"
+                f"cannot write {self.path} ({error}); make room, then run the same command to resume"
             ) from error
         if written != len(data):
             raise LapError(
-                f"cannot write {self.path} (the disk is full); make room, then run the same command to go on"
+                f"cannot write {self.path} (the disk is full); make room, then run the same command to resume"
             )
         self._count(data)
 

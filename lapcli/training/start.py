@@ -9,10 +9,10 @@ from typing import Any, Protocol
 import torch
 from rich.console import Console
 
-from lapcli.objectives.objective import Objective
+from lapcli.objectives.objective import Closing, Objective
 from lapcli.recipe import differing_keys, recipe_to_dict
 from lapcli.recipe.schema import BaseRecipe
-from lapcli.runs import CHANGE_NOTHING, Run, read_run, write_summary
+from lapcli.runs import CHANGE_NOTHING, Run, plugins_of, read_run, write_summary
 from lapcli.runs.opening import give_way, is_prepared, open_run, take_place, unlock
 from lapcli.runtime.determinism import deterministic, prepare_determinism
 from lapcli.runtime.environment import STEP_TIMEOUT
@@ -23,7 +23,7 @@ from lapcli.runtime.signals import stop_before_the_first_step
 from lapcli.training.loop import Loop
 
 
-class Start(Protocol):
+class PreparedTraining(Protocol):
     """What a kind of training begins with: its objective, what `run.json` records of its data, lines for the log."""
 
     @property
@@ -39,7 +39,7 @@ class Start(Protocol):
 class Startable(Protocol):
     """A kind of training, as far as its start is concerned."""
 
-    def start(self, recipe: Any, world: World, run: Run) -> Start: ...
+    def start(self, recipe: Any, world: World, run: Run) -> PreparedTraining: ...
 
 
 def train_recipe(
@@ -107,7 +107,9 @@ def _refuse_other_recipes(world: World, recipe: BaseRecipe) -> None:
 def _train(kind: Startable, recipe: BaseRecipe, run: Run, world: World, console: Console) -> None:
     _set_threads(recipe, run, world)
     report = run.update if world.is_main else _nothing
+    objective: Objective | None = None
     try:
+        plugins = _current_plugins(recipe, run, console if world.is_main else None)
         with stop_before_the_first_step(), world.together():
             _refuse_misfits(recipe, run)
             start = kind.start(recipe, world, run)
@@ -123,6 +125,7 @@ def _train(kind: Startable, recipe: BaseRecipe, run: Run, world: World, console:
             world_size=world.size,
             threads=torch.get_num_threads(),
             device=_device_name(world),
+            **plugins,
             **facts,
         )
         if world.is_main:
@@ -147,23 +150,45 @@ def _train(kind: Startable, recipe: BaseRecipe, run: Run, world: World, console:
     except Exception as error:
         report(status="failed", failure=str(error), diverged=isinstance(error, Diverged))
         raise
+    finally:
+        if isinstance(objective, Closing):
+            objective.close()
+
+
+def _current_plugins(recipe: BaseRecipe, run: Run, console: Console | None) -> dict[str, Any]:
+    """For `run.json`: the packages that the run uses, with a warning for one whose version has changed since."""
+    before = {(plugin["sort"], plugin["name"]): plugin for plugin in run.info.get("plugins", [])}
+    current: list[dict[str, Any]] = []
+    for plugin in plugins_of(recipe):
+        old = before.get((plugin["sort"], plugin["name"]), plugin)
+        earlier = old.get("earlier_versions", [])
+        if old["version"] != plugin["version"]:
+            earlier = [*earlier, old["version"]]
+            if console is not None:
+                console.print(
+                    f"[yellow]warning:[/yellow] {run.path} was trained with {old['package']} {old['version']} and is "
+                    f"resumed with {plugin['package']} {plugin['version']}: the results may differ",
+                    highlight=False,
+                )
+        current.append({**plugin, **({"earlier_versions": earlier} if earlier else {})})
+    return {"plugins": current} if current else {}
 
 
 @contextmanager
 def _named_rank(world: World) -> Iterator[None]:
-    """Data that only one rank reads, and finds damaged: rank 0 has nothing to say of it, so that this rank does."""
+    """Adds the rank to an error about data that only this rank reads; rank 0 does not see it and cannot report it."""
     try:
         yield
     except DataError as error:
         if world.is_main or error.is_echo:
             raise
-        found = LapError(f"rank {world.rank}: {error}")
-        found.exit_code = ExitCode.USAGE
-        raise found from error
+        named = LapError(f"rank {world.rank}: {error}")
+        named.exit_code = ExitCode.USAGE
+        raise named from error
 
 
 def _refuse_other_data(run: Run, facts: dict[str, Any]) -> None:
-    """A run goes on with what it began with, or not at all."""
+    """Refuses to resume a run with other data than it began with."""
     began_with = run.info.get("data_sha256")
     if run.info.get("step", 0) > 0 and began_with not in (None, facts["data_sha256"]):
         raise DataError(
@@ -173,7 +198,7 @@ def _refuse_other_data(run: Run, facts: dict[str, Any]) -> None:
 
 
 def _refuse_misfits(recipe: BaseRecipe, run: Run) -> None:
-    """A schedule that does not fit into the run; a run that began with one goes on."""
+    """Refuses a schedule that does not fit into the run; a run that was started with one is resumed."""
     for key, reason in recipe.misfits() if run.info.get("step", 0) == 0 else []:
         raise UsageError(f"{key} {reason}")
 
@@ -218,7 +243,7 @@ def _open_together(world: World, runs_dir: Path, name: str, recipe: BaseRecipe, 
 
 
 def _take_place_together(world: World, run: Run) -> None:
-    """All is there for the first step: a new run that was prepared beside an old one takes its place, on every rank."""
+    """A new run that was prepared beside an old one takes its place on every rank before its first step."""
     if not is_prepared(run):
         return
     with world.together():

@@ -33,7 +33,7 @@ def read_tensors(path: Path, remedy: str = REMEDY) -> tuple[dict[str, str], dict
 
 
 def check_tensors(
-    path: Path, found: Mapping[str, Tensor], expected: Mapping[str, Tensor], remedy: str = REMEDY
+    path: Path, tensors: Mapping[str, Tensor], expected: Mapping[str, Tensor], remedy: str = REMEDY
 ) -> list[str]:
     """Refuses what does not fit; returns the names of the tensors that will be converted to another float.
 
@@ -43,14 +43,14 @@ def check_tensors(
     def misfit(problem: str) -> DataError:
         return DataError(f"{path} does not fit the model: {problem}; {remedy}")
 
-    missing, unknown = [n for n in expected if n not in found], [n for n in found if n not in expected]
+    missing, unknown = [n for n in expected if n not in tensors], [n for n in tensors if n not in expected]
     for names, problem in ((missing, "is missing from it"), (unknown, "is not a tensor of the model")):
         if names:
             more = f" (and {len(names) - 1} more)" if len(names) > 1 else ""
             raise misfit(f"{names[0]}{more} {problem}")
     converted = []
     for name, wanted in expected.items():
-        tensor = found[name]
+        tensor = tensors[name]
         if tensor.shape != wanted.shape:
             raise misfit(f"{name} has shape {_shown(tensor)} and the model's has {_shown(wanted)}")
         if tensor.dtype != wanted.dtype:
@@ -58,7 +58,7 @@ def check_tensors(
                 allowed = FLOATS if wanted.dtype in FLOATS else (wanted.dtype,)
                 raise misfit(f"{name} is {_name_of(tensor.dtype)}, not {' or '.join(map(_name_of, allowed))}")
             converted.append(name)
-    if broken := first_not_finite(found):
+    if broken := first_not_finite(tensors):
         raise DataError(f"{path} cannot be used: {broken} has values that are not finite (NaN or infinity); {remedy}")
     return converted
 

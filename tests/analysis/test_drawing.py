@@ -7,12 +7,11 @@ import numpy as np
 import pytest
 
 from lapcli.analysis.analyze import Analysis, ModelResult
-from lapcli.analysis.analyzed_models import CLASSIFICATION, AnalyzedModel
+from lapcli.analysis.analyzed_models import STOCK_GIVES, AnalyzedModel
 from lapcli.analysis.drawing import STYLE, labels, save_figure, styles
 from lapcli.analysis.measurement import LayerResult, Settings
-from lapcli.analysis.measurements import anova, collapse, updates
+from lapcli.analysis.measurements import MEASUREMENTS, anova, collapse, updates
 from lapcli.analysis.measurements.features import FeatureMap
-from lapcli.analysis.registry import MEASUREMENTS
 from lapcli.heads.plan import HeadPlan
 
 rng = np.random.default_rng(0)
@@ -45,7 +44,7 @@ def made_up(what):
 def analysis(what, heads=(0, 2, 4), layers=(0, 1), weights="trained"):
     runs = []
     for number, k in enumerate(heads):
-        model = AnalyzedModel(f"run{number}", weights, 1, "0" * 64, CLASSIFICATION, lambda: None)
+        model = AnalyzedModel(f"run{number}", weights, 1, "0" * 64, "classification", STOCK_GIVES, lambda: None)
         results = {layer: made_up(what) for layer in layers}
         runs.append(ModelResult(model, HeadPlan((k, k), 4), results, 1, 1, "", "", "validation", ["a", "b", "c"]))
     return Analysis(MEASUREMENTS[what], Settings(), runs)

@@ -18,10 +18,11 @@ from PIL import Image
 from support import edit_checkpoint, run_main, tiny_chat_recipe, tiny_recipe, train_here, write_text
 
 from lapcli.analysis.analyze import analyze
-from lapcli.analysis.analyzed_models import CLASSIFICATION, LANGUAGE, SELF_SUPERVISED, find_models, results_folder
+from lapcli.analysis.analyzed_models import find_models, results_folder
 from lapcli.analysis.measurement import CLASSES, Settings
-from lapcli.analysis.registry import MEASUREMENTS, fitting
+from lapcli.analysis.measurements import MEASUREMENTS, fitting
 from lapcli.analysis.selection import Selection, find_runs
+from lapcli.kinds import KINDS
 
 
 @pytest.fixture(scope="module")
@@ -58,12 +59,13 @@ def check_files(folder, what):
 
 
 @pytest.mark.parametrize(
-    ("pattern", "kind", "count"), [("vit_*", CLASSIFICATION, 3), ("gpt_*", LANGUAGE, 2), ("dino_*", SELF_SUPERVISED, 1)]
+    ("pattern", "kind", "count", "tokens"),
+    [("vit_*", "classification", 3, 17), ("gpt_*", "language_model", 2, 32), ("dino_*", "self_supervised", 1, 17)],
 )
-def test_all_that_fits_each_kind(pattern, kind, count, runs, capsys, tmp_path):
+def test_all_that_fits_each_kind(pattern, kind, count, tokens, runs, capsys, tmp_path):
     out = analyzed(capsys, runs, "all", "--runs", pattern, "--limit", "40", "--out", str(tmp_path))
-    assert sorted(path.stem for path in tmp_path.glob("*.json")) == sorted(fitting(kind.offers))
-    for what in fitting(kind.offers):
+    assert sorted(path.stem for path in tmp_path.glob("*.json")) == sorted(fitting(KINDS[kind].gives))
+    for what in fitting(KINDS[kind].gives):
         told = check_files(tmp_path, what)
         assert f"{what}: {told['definition']}" in out
         heads = [run["laplacian_heads"][0] for run in told["runs"]]
@@ -74,7 +76,7 @@ def test_all_that_fits_each_kind(pattern, kind, count, runs, capsys, tmp_path):
             assert run["weights_sha256"] == hashlib.sha256(weights.read_bytes()).hexdigest()
             assert len(run["data_sha256"]) == 64
             assert run["split"] == "validation"
-            assert run["tokens"] == run["sequences"] * {CLASSIFICATION: 17, LANGUAGE: 32, SELF_SUPERVISED: 17}[kind]
+            assert run["tokens"] == run["sequences"] * tokens
 
 
 def test_a_run_keeps_its_own_and_the_newest_is_the_default(runs, capsys):
@@ -192,7 +194,7 @@ def test_a_chat_stage_is_measured_on_the_text_of_its_pretraining(runs, capsys, t
         (["spectrum", "--runs", "zzz*"], "--runs"),
         (["spectrum", "--run", "vit_0L", "--run", "gpt_0L"], "one kind"),
         (["collapse", "--run", "gpt_0L"], "not for models of language"),
-        (["simplex", "--run", "dino_2L"], "not for models of self-supervised"),
+        (["simplex", "--run", "dino_2L"], "not for models of self_supervised"),
         (["spectrum", "--run", "vit_0L", "--layer", "7"], "layers 0 to 1"),
         (["spectrum", "--run", "vit_0L", "--layer", "last-but-one"], "--layer"),
         (["spectrum", "--run", "gpt_0L", "--tokens", "patch"], "--tokens"),

@@ -9,7 +9,7 @@ import pytest
 from image_support import TINY_IMAGES
 from support import lap
 
-from lapcli.data.images.digits import Digits
+from lapcli.data.images.builtin import Digits
 from lapcli.recipe import recipe_from_dict, recipe_to_yaml
 
 
@@ -87,7 +87,7 @@ def test_other_classes_than_the_models_are_refused(trained, tmp_path):
     folder = write_digits(tmp_path / "digits", words)
     result = lap("eval", "--runs-dir", str(trained), "--tasks", "top1", "--data", str(folder))
     assert result.returncode == 2
-    assert "has other classes than the model was trained on" in result.stderr
+    assert "does not have the classes that the model was trained on" in result.stderr
     assert "'eight' instead of '0'" in result.stderr
 
 

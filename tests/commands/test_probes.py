@@ -12,7 +12,7 @@ from safetensors.torch import save_file
 from scene_support import write_scenes
 from support import lap, run_main, train_here
 
-from lapcli.models.self_supervised import StudentTeacher
+from lapcli.models.student_teacher import StudentTeacher
 from lapcli.recipe import recipe_from_dict
 from lapcli.runs import open_run
 from lapcli.runtime.files import read_checked_json
@@ -145,14 +145,20 @@ def test_a_stock_vit(capsys, tmp_path, scenes):
 def test_wrong_use_is_one_sentence(capsys, runs, tmp_path, scenes):
     bad = scenes / "annotations" / "training" / "0002.png"
     for arguments, message in (
-        (["--run", "dino", "--tasks", "top1"], "no task 'top1' for a run of self_supervised; there are linear, knn"),
+        (
+            ["--run", "dino", "--tasks", "top1"],
+            "top1 measures classes of images, which a run of self_supervised does not give; there are linear, knn",
+        ),
         (["--run", "tiny", "--tasks", "top1", "--holdout"], "`linear`, which is not among the tasks"),
         (["--run", "tiny", "--tasks", "knn", "--set", "linear.steps=3"], "linear is not among the tasks"),
         (["--run", "tiny", "--tasks", "knn", "--set", "knn.k=3"], "knn.k"),
         (["--run", "tiny", "--tasks", "linear"], "fewer than a batch"),
         (["--run", "tiny", "--model", "timm:vit_tiny_patch16_224"], "instead of a run"),
         (["--run", "tiny", "--weights", "x.pth"], "--weights are those of --model"),
-        (["--model", "timm:vit_tiny_patch16_224", "--tasks", "top1"], "for a stock model; there are linear, knn"),
+        (
+            ["--model", "timm:vit_tiny_patch16_224", "--tasks", "top1"],
+            "which a stock model does not give; there are linear, knn",
+        ),
         (["--model", "timm:vit_tiny_patch16_224", "--tasks", "knn"], "give a file with --weights"),
         (["--run", "dino", "--tasks", "ade20k"], "--set ade20k.data=DIR"),
         (["--run", "dino", "--tasks", "ade20k", "--data", str(tmp_path)], "expected images/training"),
@@ -173,7 +179,7 @@ def test_wrong_use_is_one_sentence(capsys, runs, tmp_path, scenes):
     bad.write_bytes(whole)
     assert code == 2
     assert str(bad) in err
-    assert "it has the label 200" in err
+    assert "its label 200 is not one of 0 to 150" in err
 
 
 def test_real_images(capsys, runs, test_data):

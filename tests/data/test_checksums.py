@@ -14,9 +14,9 @@ import pytest
 from support import ROOT
 from text_support import TOKENIZER, documents, flip, jsonl, source, story, write_stories
 
-from lapcli.data import checksums
+from lapcli.data import checksums, file_formats
 from lapcli.data.cache import digest
-from lapcli.data.text import formats, tokens
+from lapcli.data.text import tokens
 from lapcli.data.text.tokenizer import SPLIT_PATTERN, train_tokenizer
 from lapcli.data.text.tokens import describe_source, prepare_text
 from lapcli.recipe.schema import TokenizerSection
@@ -48,17 +48,15 @@ def test_an_edit_in_the_middle_with_the_old_time_is_noticed(tmp_path, lap_cache)
 
 
 def test_a_remembered_hash_spares_the_reading(stories, monkeypatch):
-    from lapcli.data import fingerprint
-
-    monkeypatch.setattr(fingerprint, "_TICK_NS", -(10**18))  # as if the file had been there for long
+    monkeypatch.setattr(checksums, "_TICK_NS", -(10**18))  # as if the file had been there for long
     first = prepare_text(source(stories), TOKENIZER)
-    monkeypatch.setattr(fingerprint, "_hash", None)  # reading it again would call this
+    monkeypatch.setattr(checksums, "_hash", None)  # reading it again would call this
     assert prepare_text(source(stories), TOKENIZER).folder == first.folder
-    (memory,) = (fingerprint.cache_dir() / "hashes").glob("*.json")
+    (memory,) = (checksums.cache_dir() / "hashes").glob("*.json")
     kept = memory.read_text()
     sha256 = json.loads(kept)["sha256"]
     memory.write_text(kept.replace(sha256, "0" + sha256[1:] if sha256[0] != "0" else "1" + sha256[1:]))
-    assert fingerprint.remembered_sha256(stories) is None
+    assert checksums.remembered_sha256(stories) is None
 
 
 @pytest.fixture
@@ -118,7 +116,7 @@ def test_ids_beyond_the_vocabulary_never_come_out(stories):
     hasher.update(ids.tobytes())
     index["sums"]["train"][name] = hasher.hexdigest()
     checksums.write_index(prepared.folder, index)
-    with pytest.raises(DataError, match=r"has the id 280 in a vocabulary of 280"):
+    with pytest.raises(DataError, match=r"holds the id 280, but the vocabulary has 280 tokens"):
         prepare_text(source(stories), TOKENIZER).train.read(0, 1)
 
 
@@ -213,8 +211,8 @@ def test_text_full_of_zero_bytes_that_version_0_1_accepted_is_found(tmp_path, la
     path = tmp_path / "wide.txt"
     path.write_bytes("".join(story(i) for i in range(30)).encode("utf-16le"))
     with monkeypatch.context() as patched:
-        patched.setattr(formats, "zero_bytes", None)
-        patched.setattr(formats, "_characters", lambda raw, name: [raw.read().decode()])  # as it was
+        patched.setattr(file_formats, "zero_bytes", None)
+        patched.setattr(file_formats, "_characters", lambda raw, name: [raw.read().decode()])  # as it was
         first = prepare_text(source(path), TOKENIZER)
     as_of_0_1(lap_cache, path, first)
     with pytest.raises(DataError, match=r"wide\.txt has zero bytes.*iconv -f utf-16le"):

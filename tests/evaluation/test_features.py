@@ -9,9 +9,10 @@ from probe_support import ALONE, CPU, Pixels, alone, one_of
 
 from lapcli.data.images.augmentation import evaluation_transform, training_transform
 from lapcli.data.images.sources import open_images
-from lapcli.evaluation.backbones import DinoBackbone, TimmBackbone
 from lapcli.evaluation.features import (
+    DinoBackbone,
     Pass,
+    TimmBackbone,
     TrainingFeatures,
     all_features,
     class_token,
@@ -20,6 +21,7 @@ from lapcli.evaluation.features import (
 )
 from lapcli.models.dino_vit import DinoViT
 from lapcli.models.vit import build_vit
+from lapcli.recipe.dino import DinoModel
 from lapcli.runtime.errors import LapError, UsageError
 
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
@@ -87,7 +89,7 @@ def test_another_size_is_timms_dynamic_one():
 
 def test_the_teachers_features_are_its_tokens():
     torch.manual_seed(0)
-    model = DinoViT(layers=2, width=48, heads=3, patch=4, layer_scale=1.0, laplacian_heads=1).eval()
+    model = DinoViT(DinoModel(layers=2, width=48, heads=3, patch=4, layer_scale=1.0, laplacian_heads=1)).eval()
     options = {"width": 48, "patch": 4, "image": 16, "mean": MEAN, "std": STD, "has_class_token": True, "device": CPU}
     backbone = DinoBackbone(model, name="teacher", **options)
     for size in (16, 32):

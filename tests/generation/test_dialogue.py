@@ -1,14 +1,21 @@
 """Transcripts and the terminal's conversation."""
 
 import io
+import json
+import os
+import pty
+import subprocess
+import sys
 
 import pytest
 import torch
+from support import ROOT
 
+from lapcli.data.chat.conversation import conversation, render_prompt
 from lapcli.data.text.tokenizer import train_tokenizer
-from lapcli.generation.dialogue import Dialogue, converse
-from lapcli.generation.sampling import Sampling
-from lapcli.generation.transcript import Transcript, transcript
+from lapcli.generation.dialogue import Dialogue, Transcript, converse, transcript
+from lapcli.generation.engine import Sampling
+from lapcli.generation.line_input import line_reader
 from lapcli.models.gpt import GPT, GPTConfig
 
 
@@ -139,3 +146,60 @@ def test_ctrl_c_stops_the_answer_not_the_program(model, tokenizer, monkeypatch):
     assert " ..." in terminal.getvalue()
     assert len(dialogue._exchanges) == 2  # the one that was stopped, as far as it went, and the next
     assert len(dialogue._exchanges[0]) < len(dialogue._exchanges[1])
+
+
+def test_the_system_text_stands_where_training_puts_it(model, tokenizer):
+    """Before the first question that is left, as a conversation with a system message is rendered."""
+    dialogue = Dialogue(model, tokenizer, Sampling(4, 1.0))
+    dialogue.system = "be kind"
+    messages = [{"role": "system", "content": "be kind"}, {"role": "user", "content": "hi"}]
+    turns = conversation([*messages, {"role": "assistant", "content": "x"}])[:1]
+    assert dialogue._prompt(dialogue._user_turn("hi")) == render_prompt(turns, tokenizer)
+    for _ in range(12):
+        list(dialogue.answer("a question"))
+    assert dialogue.forgotten > 5
+    prompt = dialogue._prompt(dialogue._user_turn("x" * 1000))
+    assert prompt[2:11] == tokenizer.encode("be kind\n\n")
+    dialogue.system = "y" * 1000
+    assert len(dialogue._prompt(dialogue._user_turn("x" * 1000))) + 4 <= 64
+
+
+def test_a_saved_conversation_can_be_trained_on(model, tokenizer, tmp_path, capsys):
+    dialogue = Dialogue(model, tokenizer, Sampling(4, 0.0))
+    file = tmp_path / "kept.jsonl"
+    converse(dialogue, typed(f"/save {file}", "/system be kind", "hi", f"/save {file}", "you", f"/save {file}"))
+    captured = capsys.readouterr()
+    assert "nothing was said yet" in captured.err
+    first, second = (json.loads(line) for line in file.read_text().splitlines())
+    assert [message["role"] for message in second] == ["system", *["user", "assistant"] * 2]
+    assert second[: len(first)] == first
+    assert "".join(message["content"] + "\n" for message in second[2::2]) == captured.out
+    converse(dialogue, typed(f"/save {tmp_path}/no/folder", "/system", f"/save {file}"))
+    assert "cannot be written" in capsys.readouterr().err
+    assert json.loads(file.read_text().splitlines()[-1]) == second[1:]
+
+
+def test_lines_are_edited_and_remembered(tmp_path):
+    """At a real terminal: Ctrl-A goes to the beginning of the line, the up arrow recalls one of another time."""
+    code = "import sys, pathlib; from lapcli.generation.line_input import line_reader\n"
+    code += "print(repr(line_reader(pathlib.Path(sys.argv[1]))('> ')))"
+    for keys in (b"bc\x01a\r", b"\x1b[A\r"):
+        ours, theirs = pty.openpty()
+        environment = {**os.environ, "PYTHONPATH": str(ROOT), "TERM": "xterm"}
+        command = [sys.executable, "-c", code, str(tmp_path / "history")]
+        started = subprocess.Popen(command, stdin=theirs, stdout=theirs, stderr=theirs, env=environment)
+        os.close(theirs)
+        shown = b""
+        while b"> " not in shown:
+            shown += os.read(ours, 4096)
+        os.write(ours, keys)
+        while b"'abc'" not in shown and started.poll() is None:
+            shown += os.read(ours, 4096)
+        assert started.wait() == 0
+        os.close(ours)
+        assert b"'abc'" in shown
+
+
+def test_questions_of_several_lines(tmp_path):
+    read = line_reader(tmp_path / "history", typed("one \\", "two", '"""', "a", "", 'b"""', '"""c"""', "d"))
+    assert [read("> ") for _ in range(4)] == ["one \ntwo", "a\n\nb", "c", "d"]

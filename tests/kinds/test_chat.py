@@ -74,7 +74,7 @@ def test_a_killed_stage_goes_on_bit_for_bit(pretrained, tmp_path, shared_cache, 
     for before, *arguments in ((die_in_update, 4), (die_at, "model written", 1), (die_in_update, 2)):
         assert exit_code(start_child(recipe, killed, shared_cache, before, *arguments)) == -signal.SIGKILL
     assert exit_code(start_child(recipe, killed, shared_cache)) == 0
-    assert "going on from" in (killed / LOG).read_text()
+    assert "resuming from" in (killed / LOG).read_text()
     (tensors, metrics), (tensors_again, metrics_again) = left(whole), left(killed)
     assert metrics == metrics_again
     assert [line["step"] for line in metrics if "loss" in line] == [1, 2, 3, 4, 5, 6]
@@ -151,7 +151,7 @@ def test_malformed_conversations_stop_the_run_unless_allowed(pretrained, tmp_pat
     log = io.StringIO()
     run = train_here(staged(pretrained, tmp_path, "sft", skip_malformed=True), tmp_path / "runs", "allowed", log)
     assert run.info["malformed_rows"] == 1
-    assert "left out: chats.jsonl row 41: message 1 is of 'assistant'" in log.getvalue()
+    assert "left out: chats.jsonl row 41: message 1 has the role 'assistant'" in log.getvalue()
 
 
 def test_rows_without_a_target_are_never_a_nan(pretrained, tmp_path):

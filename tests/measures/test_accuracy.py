@@ -6,9 +6,9 @@ from image_support import image_recipe
 from scipy.stats import binomtest
 
 from lapcli.data.images.sources import open_images
-from lapcli.evaluation.tasks import EVALUATORS, chosen_tasks, wilson_interval
+from lapcli.evaluation.tasks import wilson_interval
 from lapcli.measures.accuracy import measure_accuracy
-from lapcli.runtime.errors import LapError, UsageError
+from lapcli.runtime.errors import LapError
 from lapcli.runtime.ranks import World
 
 
@@ -22,6 +22,11 @@ class Guess(torch.nn.Module):
 @pytest.fixture(scope="module")
 def images():
     return open_images(image_recipe().data, 10).validation
+
+
+def looks():
+    recipe = image_recipe()
+    return recipe.data, recipe.model.image
 
 
 def by_hand(images):
@@ -42,11 +47,10 @@ def by_hand(images):
 @pytest.mark.parametrize("batch", [1, 7, 100, 1000])
 @pytest.mark.parametrize("size", [1, 2, 3])
 def test_every_image_is_counted_once(images, batch, size):
-    recipe = image_recipe()
     total = {"images": 0, 1: 0, 5: 0}
     for rank in range(size):
         world = OneOf(rank, size)
-        measure_accuracy(Guess(), images, recipe, world, batch)
+        measure_accuracy(Guess(), images, *looks(), world, batch)
         seen, _, top1, top5 = world.counted[0]
         for key, count in (("images", seen), (1, top1), (5, top5)):
             total[key] += int(count)
@@ -74,7 +78,7 @@ def test_the_models_mode_is_put_back_and_drop_path_is_off(images):
             return super().forward(x)
 
     model = Watched().train()
-    measure_accuracy(model, images, image_recipe(), World(0, 1, torch.device("cpu")), 100)
+    measure_accuracy(model, images, *looks(), World(0, 1, torch.device("cpu")), 100)
     assert not any(seen)
     assert model.training
 
@@ -85,20 +89,10 @@ def test_weights_that_give_nonsense_are_not_scored(images):
             return super().forward(x) * float("nan")
 
     with pytest.raises(LapError, match="not finite"):
-        measure_accuracy(Broken(), images, image_recipe(), World(0, 1, torch.device("cpu")), 100)
+        measure_accuracy(Broken(), images, *looks(), World(0, 1, torch.device("cpu")), 100)
 
 
 @pytest.mark.parametrize(("successes", "count"), [(0, 10), (10, 10), (351, 359), (9535, 10_000), (1, 2)])
 def test_the_interval_is_scipys(successes, count):
     expected = binomtest(successes, count).proportion_ci(0.95, method="wilson")
     assert wilson_interval(successes, count) == pytest.approx((expected.low, expected.high), abs=1e-12)
-
-
-def test_tasks_are_a_registry_by_kind_of_run():
-    assert chosen_tasks("classification", None) == ["top1", "top5"]
-    assert chosen_tasks("classification", "top5, top1,top5") == ["top5", "top1"]
-    with pytest.raises(UsageError, match="no task 'top3' for a run of classification; there are top1, top5"):
-        chosen_tasks("classification", "top3")
-    with pytest.raises(UsageError, match="no evaluation tasks yet"):
-        chosen_tasks("nonsense", None)
-    assert callable(EVALUATORS["classification"].evaluate)

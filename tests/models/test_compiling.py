@@ -9,8 +9,9 @@ from torch import Tensor
 from torch._dynamo.utils import counters
 
 from lapcli.measures.accuracy import measure_accuracy
-from lapcli.models.compiling import pad_rows, would_compile
+from lapcli.models.compiling import pad_rows
 from lapcli.objectives.dino.neighbours import class_tokens
+from lapcli.runtime.devices import Device
 from lapcli.runtime.ranks import World
 from lapcli.training.optimizers import Optimizers
 
@@ -81,9 +82,9 @@ def test_padded_rows_have_lengths_of_their_own(tmp_path) -> None:
     assert len({chat.batch(step, 0).tokens_BT.shape[1] for step in range(4)}) > 1
 
 
-def test_two_models_do_not_share_their_limit(graphs: Graphs, monkeypatch: pytest.MonkeyPatch, tmp_path) -> None:
+@torch._dynamo.config.patch(recompile_limit=1)
+def test_two_models_do_not_share_their_limit(graphs: Graphs, tmp_path) -> None:
     """Runs one after the other in a process: the second is compiled although the first used the limit up."""
-    monkeypatch.setattr(torch._dynamo.config, "recompile_limit", 1)
     for layers in (1, 2):
         model = build_kind("language_model", tmp_path, compile=True).model
         model.blocks = model.blocks[:layers]
@@ -98,7 +99,8 @@ def test_padding_does_not_count(tmp_path) -> None:
     vit = build_kind("classification", tmp_path)
     images = vit._data.validation
     assert len(images) % 100
-    found = [measure_accuracy(vit.model, images, vit._recipe, alone, 100, pads=pads) for pads in (False, True)]
+    looks = vit._recipe.data, vit._recipe.model.image
+    found = [measure_accuracy(vit.model, images, *looks, alone, 100, pads=pads) for pads in (False, True)]
     assert found[0].images == found[1].images == len(images)
     assert found[0].correct == found[1].correct
     assert found[1].loss == pytest.approx(found[0].loss, rel=1e-5)
@@ -118,7 +120,9 @@ def test_pad_rows() -> None:
 
 def test_auto_compiles_on_cuda() -> None:
     assert [
-        would_compile(setting, device) for device in ("cuda", "cpu", "mps") for setting in ("auto", True, False)
+        Device("any", device, None).policy("float32", setting).compiles
+        for device in ("cuda", "cpu", "mps")
+        for setting in ("auto", True, False)
     ] == [
         *(True, True, False),
         *(False, True, False),

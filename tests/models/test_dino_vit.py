@@ -7,13 +7,15 @@ import timm
 import torch
 
 from lapcli.models.dino_vit import TIMM_OPTIONS, Block, CropGroup, DinoViT, from_timm, rotary_tables, rotate, to_timm
+from lapcli.recipe.dino import DinoModel
 
 TINY = {"layers": 3, "width": 32, "heads": 4, "patch": 4, "layer_scale": 0.7}
 
 
 def tiny(**changes):
     torch.manual_seed(0)
-    return DinoViT(**{**TINY, **changes})
+    section = DinoModel(**{**TINY, **changes})
+    return DinoViT(section, section.drop_path)
 
 
 def tiny_timm(heads=4):
@@ -22,11 +24,11 @@ def tiny_timm(heads=4):
 
 
 def test_the_papers_size():
-    assert sum(p.numel() for p in DinoViT().parameters()) == 21_599_616
+    assert sum(p.numel() for p in DinoViT(DinoModel()).parameters()) == 21_599_616
 
 
 def test_start_values():
-    model = DinoViT(layers=2)
+    model = DinoViT(DinoModel(layers=2))
     assert float(model.mask_token.detach().abs().max()) == 0
     assert float(model.cls_token.detach().std()) == pytest.approx(0.02, rel=0.2)
     assert float(model.patch_embed.proj.weight.detach().abs().max()) == pytest.approx(

@@ -124,7 +124,7 @@ def reference_logits(state: dict[str, Tensor], config: GPTConfig, tokens_T: list
         return turned
 
     x = norm(state["embed.weight"][tokens_T])
-    for layer, laplacian in enumerate(config.head_plan.per_layer):
+    for layer, laplacian in enumerate(config.head_plan().per_layer):
         W = {name.split(".")[-2]: w for name, w in state.items() if name.startswith(f"blocks.{layer}.")}
         z = norm(x)
         heads = []
@@ -312,13 +312,13 @@ class TestBf16:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"width": 30}, "width 30 does not give 4 heads of an even size"),
-        ({"width": 12}, "width 12 does not give 4 heads of an even size"),
-        ({"kv_heads": 3}, "4 heads cannot share 3"),
+        ({"width": 30}, "width: 30 is not a multiple of heads 4"),
+        ({"width": 12}, "width: the head size 3 .* must be even"),
+        ({"kv_heads": 3}, "kv_heads: heads 4 is not a multiple of kv_heads 3"),
         ({"laplacian_heads": 5}, "0 to 4 can be Laplacian, got 5"),
         ({"laplacian_heads": [1, 2, 3]}, "one number for each of the 2 layers"),
-        ({"softcap": 0.0}, "softcap 0.0"),
-        ({"softcap": 60.0}, "softcap 60.0"),
+        ({"softcap": 0.0}, "softcap"),
+        ({"softcap": 60.0}, "softcap"),
         ({"heads": 0}, "heads"),
         ({"kv_heads": 0}, "kv_heads"),
         ({"layers": 0}, "layers"),

@@ -49,7 +49,7 @@ def test_decay_is_for_matrices_only(data):
     assert (weights.options["weight_decay"], rest.options["weight_decay"]) == (0.02, 0.0)
     assert set(rest.parameters) == without_decay(objective.model)
     assert {"pos_embed", "cls_token", "blocks.0.ls1.gamma", "norm.bias"} <= set(rest.parameters)
-    assert weights.kind == "lamb"
+    assert weights.optimizer == "lamb"
     assert weights.options["max_grad_norm"] == 1.0
 
 

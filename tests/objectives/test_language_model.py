@@ -45,7 +45,7 @@ class TestParameterGroups:
         with torch.device("meta"):
             model = GPT(gpt_config(paper))
         matrices, embedding, head = parameter_groups(paper, model)
-        assert (matrices.kind, embedding.kind, head.kind) == ("muon", "adamw", "adamw")
+        assert (matrices.optimizer, embedding.optimizer, head.optimizer) == ("muon", "adamw", "adamw")
         assert matrices.lr == 0.02  # Muon's does not shrink with the width
         assert embedding.lr == pytest.approx(0.154919, abs=5e-7)
         assert head.lr == pytest.approx(0.00309839, abs=5e-9)

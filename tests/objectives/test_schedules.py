@@ -3,7 +3,8 @@
 import pytest
 
 from lapcli.objectives.schedules import learning_rate_multiplier, muon_momentum
-from lapcli.recipe.schema import MuonSection, PlateauSchedule
+from lapcli.recipe.optimizers import MuonSection
+from lapcli.recipe.schema import PlateauSchedule
 
 N = 21_400
 

@@ -20,7 +20,7 @@ from lapcli.recipe.reading import read_plain
         ("secret words\n", "x.yaml:1  expected `key: value` lines, got text; is this a recipe?"),
         ("a: 1\n---\nb: 2\n", "x.yaml:2  a second document starts here; a recipe is one"),
         (b"a: 1\nb: \xff\n", "x.yaml:2  is not UTF-8 text; save the recipe as UTF-8"),
-        ("a: 1\nb: \x07\n", "x.yaml:2  is not YAML: found a control character; remove it"),
+        ("a: 1\nb: \x07\n", "x.yaml:2  is not YAML: there is a control character; remove it"),
         ("a: [1,\nb: 2\n", "x.yaml:3  is not YAML: expected ',' or ']', but got '<stream end>'"),
         ("a:\n\tb: 1\n", "x.yaml:2  is not YAML: found character tab that cannot start any token"),
         ('a: "\\UFFFFFFFF"\n', "x.yaml:1  is not YAML: an escape or a directive is wrong"),

@@ -77,7 +77,8 @@ def test_the_second_reading_of_imagenet():
 def test_plans(name, parameters, steps):
     plan = plan_training(load_recipe(RECIPES / f"{name}.yaml"), processes=4)
     assert (plan.parameters, plan.steps) == (parameters, steps)
-    assert plan.micro_batch * plan.accumulation * plan.processes == plan.batch
+    batches = plan.batches
+    assert batches.micro_batch * batches.accumulation * batches.processes == batches.batch
     assert f"{parameters:,}" in plan.to_text()
 
 
@@ -85,7 +86,7 @@ def test_the_small_vit_has_about_a_million_parameters():
     for overrides in ([], ["model.laplacian_heads=4"]):
         plan = plan_training(load_recipe(RECIPES / "vit_cifar10_small.yaml", overrides))
         assert 1.0e6 < plan.parameters < 1.3e6
-        assert len(plan.laplacian_heads) == 6
+        assert len(plan.heads.per_layer) == 6
 
 
 def refused(path, *overrides):

@@ -7,8 +7,8 @@ from report_support import write_analysis, write_chat_run, write_run
 
 from lapcli.report.claims import claims, judge_all, judge_claim
 from lapcli.report.collect import collect
-from lapcli.report.compare import paper_tables
 from lapcli.report.paper import data_set_of, recipe_differences
+from lapcli.report.paper_tables import paper_tables
 
 
 def judged(key, runs):
@@ -70,7 +70,7 @@ def test_other_runs_are_evidence_but_no_reproduction(tmp_path):
 def test_a_claim_asks_for_the_papers_set(collected, key):
     """Without a number of heads, a drop path or a data set that it is about, it is reproduced no more."""
     (claim,) = [claim for claim in claims() if claim.key == key]
-    own = [run for run in collected if run.objective in claim.objectives]
+    own = [run for run in collected if run.objective in claim.experiment.objectives]
     assert len(claim.heads) > 1
     for heads in claim.heads:
         verdict = judge_claim(claim, [run for run in own if heads_of(run) != heads])

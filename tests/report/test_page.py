@@ -48,7 +48,7 @@ def page(tmp_path_factory):
 @pytest.fixture(scope="module")
 def written(page):
     from lapcli.report.assemble import report_on
-    from lapcli.report.write import write_page
+    from lapcli.report.page import write_page
 
     paths = write_page(report_on([], page), page / "report.html")
     return page, paths

@@ -9,8 +9,8 @@ from support import run_main
 from lapcli.report import paper
 from lapcli.report.claims import judge_all
 from lapcli.report.collect import collect
-from lapcli.report.compare import paper_tables
 from lapcli.report.paper import data_set_of, recipe_differences
+from lapcli.report.paper_tables import paper_tables
 
 
 def test_the_numbers_are_the_papers(test_data):

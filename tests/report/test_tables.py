@@ -322,7 +322,7 @@ def test_an_analysis_of_other_weights_is_left_out(capsys, runs):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["nothing*"], "no run in"),
+        (["nothing*"], "there is no run nothing*"),
         (["--rows", "model.laplacian_head"], "did you mean model.laplacian_heads?"),
         (["--columns", "top7"], "no run has a number 'top7'; there are"),
         (["--baseline", "7"], "no row is called '7'; the rows are 0, 2, 4"),

@@ -26,7 +26,7 @@ from lapcli.models.gpt import GPT
 from lapcli.recipe import recipe_to_dict, recipe_to_yaml
 from lapcli.runs import newest_run, read_run
 from lapcli.runtime.errors import UsageError
-from lapcli.sweep.cells import Cell
+from lapcli.sweep.grid import Cell
 from lapcli.sweep.state import last_validation, progress
 from lapcli.training import checkpoint
 from lapcli.training.metrics import read_metrics, without_times
@@ -204,7 +204,8 @@ class Readers:
 
     def train(self, name):
         recipe = str(self.folder / f"{name}.yaml")
-        return lap("train", recipe, "--runs-dir", str(self.runs), "--name", name, "--json")
+        printed, said = lap("train", recipe, "--runs-dir", str(self.runs), "--name", name, "--json")
+        return json.loads(printed), said  # the order of keys carries no meaning: two lines of run.json may be swapped
 
     def last_weights(self, name):
         return self._load(name, "last")

@@ -14,8 +14,8 @@ from lapcli.recipe.section import added
 from lapcli.recipe.sweep import load_sweep
 from lapcli.runs import changes, read_run
 from lapcli.runs.directory import LONG_SILENT
-from lapcli.sweep.cells import sweep_from_file
 from lapcli.sweep.state import commands_left, progress
+from lapcli.sweep.sweep import sweep_from_file
 from lapcli.training.metrics import read_metrics
 
 MADE = ROOT / "tests" / "made_by_0_1"

@@ -9,8 +9,8 @@ import pytest
 import torch
 from support import HANG, tiny_recipe, write_text
 
-from lapcli.planning.training import plan_training
-from lapcli.runtime.devices import GPUS, peak_flops, this_device, uses_bf16
+from lapcli.planning import plan_training
+from lapcli.runtime.devices import GPUS, compute_policy, peak_flops, this_device
 
 
 def use_gpu(monkeypatch: pytest.MonkeyPatch, name: str, major: int) -> None:
@@ -58,16 +58,17 @@ def test_auto_is_bf16_where_the_hardware_has_it(
     """In a run and in its plan alike."""
     use_gpu(monkeypatch, name, major)
     cuda = torch.device("cuda")
-    assert uses_bf16("auto", cuda) is native
-    assert uses_bf16("bf16", cuda)
-    assert not uses_bf16("float32", cuda)
+    assert compute_policy(cuda, "auto").bf16 is native
+    assert compute_policy(cuda, "auto").native_bf16 is native
+    assert compute_policy(cuda, "bf16").bf16
+    assert not compute_policy(cuda, "float32").bf16
     recipe = tiny_recipe(write_text(tmp_path / "text.txt"))
     assert plan_training(recipe, device=this_device("cuda")).precision == ("bf16" if native else "float32")
 
 
 def test_auto_is_float32_on_the_cpu() -> None:
-    assert not uses_bf16("auto", torch.device("cpu"))
-    assert uses_bf16("bf16", torch.device("cpu"))
+    assert not compute_policy(torch.device("cpu"), "auto").bf16
+    assert compute_policy(torch.device("cpu"), "bf16").bf16
 
 
 def test_tf32_is_off_whatever_the_surroundings_say() -> None:

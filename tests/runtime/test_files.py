@@ -12,8 +12,8 @@ from sweep_support import write_recipe
 from lapcli.data.cache import build_once
 from lapcli.runtime import files
 from lapcli.runtime.errors import LapError
-from lapcli.sweep.cells import sweep_from_options
 from lapcli.sweep.state import take
+from lapcli.sweep.sweep import sweep_from_options
 
 
 def test_writing_a_file_is_all_or_nothing(tmp_path):

@@ -102,7 +102,7 @@ def test_two_machines_go_on_after_one_of_them_lost_a_rank(write_recipe, tmp_path
     results = [machine.result() for machine in machines]
     assert [result.returncode for result in results] == [0, 0], results
     said = "".join(result.stderr for result in results)
-    assert said.count("going on from") == 1
+    assert said.count("resuming from") == 1
     assert (info_of(run)["status"], info_of(run)["world_size"]) == ("finished", 2)
     assert sorted(losses(run)) == list(range(1, 61))
     assert not (tmp_path / "tiny.old-2").exists()
@@ -130,7 +130,7 @@ def test_launchers_and_ranks_that_die_stop_or_are_asked_to_stop(write_recipe, tm
     os.kill(started[1], signal.SIGKILL)  # the other one ends, and the launcher says why
     failed = launcher.result()
     assert failed.returncode == 1
-    assert "was ended by SIGKILL; run the same command to go on" in failed.stderr
+    assert "was ended by SIGKILL; run the same command to resume" in failed.stderr
     assert info_of(run)["status"] != "finished"
     wait_until_gone(started)
 
@@ -212,7 +212,7 @@ def test_what_two_looks_at_the_ranks_mean():
 
 
 def test_two_ranks_take_different_halves_of_the_same_batch(text, tmp_path):
-    from lapcli.objectives.batching import plan_batches
+    from lapcli.objectives.objective import plan_batches
 
     for processes in (1, 2, 4):
         plan = plan_batches(8, 4, processes)

@@ -5,6 +5,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+from support import ROOT
+
 ASK = """
 from dataclasses import dataclass
 from lapcli.runtime.errors import UsageError
@@ -34,6 +36,13 @@ def ask(folder: Path, code: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, "-c", ASK + code], capture_output=True, text=True, env={**os.environ, "PYTHONPATH": path}
     )
+
+
+def lap_with(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    """`lap WORDS` with the packages of that folder installed."""
+    path = os.pathsep.join([str(folder), str(ROOT), *sys.path])
+    command = [sys.executable, "-m", "lapcli", *words]
+    return subprocess.run(command, capture_output=True, text=True, env={**os.environ, "PYTHONPATH": path})
 
 
 APPLE = """

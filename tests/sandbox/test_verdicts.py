@@ -244,15 +244,30 @@ def test_who_stops_listening_stops_the_samples(any_mode):
 
 def test_what_cannot_start_is_an_error_and_no_verdict(any_mode, monkeypatch):
     """A broken sandbox must not be written down as a wrong answer."""
-    from lapcli.sandbox import interpreter, run
+    from lapcli.sandbox import command, run
 
     monkeypatch.setattr(run, "ATTEMPTS", 1)
-    monkeypatch.setattr(interpreter, "_START", "raise OSError('no such luck')")
+    monkeypatch.setattr(command, "_START", "raise OSError('no such luck')")
     with pytest.raises(run.NotStarted, match="did not start: OSError: no such luck"):
         run_candidate(returning("1", "assert candidate() == 1"), any_mode)
-    monkeypatch.setattr(interpreter, "executable", lambda: "/nowhere/python")
+    monkeypatch.setattr(command, "executable", lambda: "/nowhere/python")
     with pytest.raises(run.NotStarted):
         run_candidate(returning("1", "assert candidate() == 1"), any_mode)
+
+
+def test_no_file_stays_open(any_mode, monkeypatch):
+    """After verdicts, after a timeout, and after a sandbox that did not start."""
+    from lapcli.sandbox import command, run
+
+    before = sorted(os.listdir("/proc/self/fd"))
+    right = returning("1", "assert candidate() == 1")
+    endless = returning("[None for _ in iter(int, 1)]", "candidate()")
+    list(run_all([right, endless, right], any_mode, workers=2, limits=Limits(cpu_seconds=1)))
+    monkeypatch.setattr(run, "ATTEMPTS", 1)
+    monkeypatch.setattr(command, "executable", lambda: "/nowhere/python")
+    with pytest.raises(run.NotStarted):
+        run_candidate(right, any_mode)
+    assert sorted(os.listdir("/proc/self/fd")) == before
 
 
 def test_a_reason_is_one_printable_line(any_mode):
@@ -336,10 +351,10 @@ class TestChoice:
         """The probe looks: a bubblewrap that wraps nothing is found out."""
         if not sys.platform.startswith("linux"):
             pytest.skip("only on Linux is there anything to probe")
-        from lapcli.sandbox import run
+        from lapcli.sandbox import command
 
-        monkeypatch.setattr(run, "wrapped", lambda bwrap, command, readable: command)
-        monkeypatch.setattr(modes_module, "bubblewrap", lambda: "/bin/true")
+        monkeypatch.setattr(command, "in_bubblewrap", lambda words: words)
+        monkeypatch.setattr(command, "bubblewrap", lambda: "/bin/true")
         problem = modes_module.probe.__wrapped__(Mode.BUBBLEWRAP)
         assert problem is not None
         assert "does not hold" in problem

@@ -1,4 +1,4 @@
-"""Sweeps that run: killed and finished, with a failing cell, beside another sweep, and through a SLURM script."""
+"""Sweeps that run: killed, finished, with a failing cell, beside another sweep, by a SLURM script, in shares."""
 
 import json
 import os
@@ -9,14 +9,16 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 from support import HANG, ROOT, lap, run_main, start_lap, train_here
 from sweep_support import train_cells, write_recipe
 
+from lapcli.data.images.loader import count_workers
 from lapcli.runtime.files import read_checked_json
-from lapcli.sweep.cells import sweep_from_options
-from lapcli.sweep.runner import Runner
-from lapcli.sweep.slots import Slot
+from lapcli.runtime.machine import usable_cores
+from lapcli.sweep.runner import Runner, Slot, share_machine
 from lapcli.sweep.state import log_of, take
+from lapcli.sweep.sweep import sweep_from_options
 
 STEPS = 120
 HEADS = "model.laplacian_heads"
@@ -43,7 +45,7 @@ def test_killed_twice_stopped_once_and_finished(tmp_path, shared_cache):
         sweep.send(kind)
         stopped = sweep.result()
         assert stopped.returncode == (75 if kind == signal.SIGTERM else -kind), stopped.stderr
-    assert "1 running cell stopped and saved" in stopped.stderr
+    assert "1 running cell saved and stopped" in stopped.stderr
     info = json.loads((second / "run.json").read_text())
     assert info["status"] == "interrupted"
     assert info["step"] == steps_of(second)[-1]
@@ -74,7 +76,7 @@ def test_a_failing_cell_is_shown_and_stops_no_other(tmp_path, shared_cache):
     assert finished["validation"]["validation_loss"] > 0
 
 
-def show_nothing(tracks):
+def show_nothing(statuses):
     pass
 
 
@@ -86,16 +88,16 @@ def test_a_cell_that_another_sweep_has_is_waited_for_and_not_trained_twice(tmp_p
     assert other is not None
     states = []
 
-    def show(tracks):
+    def show(statuses):
         """The other one finishes the cell while we wait for it."""
-        states.append(tracks[0].state)
+        states.append(statuses[0].state)
         if len(states) == 2:
             train_cells([cell], runs)
             other.close()
 
     outcome = Runner(sweep, runs, [Slot({})], show=show, tell=lambda text: None).run()
     assert states[:2] == ["elsewhere", "elsewhere"]
-    assert [track.state for track in outcome.tracks] == ["finished"]
+    assert [status.state for status in outcome.statuses] == ["finished"]
     assert not log_of(cell, runs).exists()
 
 
@@ -104,7 +106,7 @@ def test_a_run_of_that_name_with_another_recipe_is_not_taken_for_the_cell(tmp_pa
     train_cells(sweep_from_options(recipe, {"seed": [1]}, [], []).grids[0].cells(), runs)
     changed = sweep_from_options(recipe, {"seed": [1]}, [], ["optimizer.lr=0.5"])
     runner = Runner(changed, runs, [Slot({})], show=show_nothing, tell=lambda text: None)
-    assert [track.state for track in runner.tracks] == ["waiting"]
+    assert [status.state for status in runner.statuses] == ["waiting"]
 
 
 def test_names_that_are_taken_by_another_recipe_are_refused_before_anything_starts(tmp_path, capsys):
@@ -153,3 +155,57 @@ def test_the_slurm_script_finishes_the_cell_of_its_task(tmp_path, shared_cache):
     assert list((run / "eval").iterdir())
     again = lap("sweep", *arguments, "--then", "eval --tasks top1", "--runs-dir", str(runs), "--dry-run", "--json")
     assert [cell["state"] for cell in json.loads(again.stdout)["cells"]] == ["new", "finished"]
+
+
+@pytest.mark.parametrize(
+    ("gpus", "jobs", "shares", "words"),
+    [
+        ("0,1,2,3", 4, ["0", "1", "2", "3"], "1 GPU each"),
+        ("0,1,2,3", 2, ["0,1", "2,3"], "2 GPUs each"),
+        ("4,6,7", 2, ["4", "6"], "1 GPU each, 1 idle"),
+        ("GPU-a,GPU-b", 3, ["GPU-a", "GPU-b", "GPU-a"], "sharing 2 GPUs"),
+    ],
+)
+def test_gpus(gpus, jobs, shares, words, monkeypatch):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", gpus)
+    slots, said = share_machine(jobs)
+    assert [slot.environment["CUDA_VISIBLE_DEVICES"] for slot in slots] == shares
+    assert words in said
+
+
+def test_one_job_is_told_nothing(monkeypatch):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
+    assert [slot.environment for slot in share_machine(1)[0]] == [{}]
+
+
+def test_threads_are_divided_and_never_none(monkeypatch):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    monkeypatch.delenv("OMP_NUM_THREADS")
+    for jobs in (2, 1000):
+        threads = [int(slot.environment["OMP_NUM_THREADS"]) for slot in share_machine(jobs)[0]]
+        assert len(threads) == jobs
+        assert min(threads) >= 1
+        assert sum(threads) <= max(usable_cores(), jobs)
+    monkeypatch.setenv("OMP_NUM_THREADS", "3")
+    assert "OMP_NUM_THREADS" not in share_machine(2)[0][0].environment
+
+
+def test_the_jobs_of_a_sweep_share_the_cores_of_their_data_loaders(monkeypatch):
+    monkeypatch.setattr("os.sched_getaffinity", lambda pid: set(range(32)), raising=False)
+    monkeypatch.setattr("lapcli.runtime.machine._container_cores", lambda *paths: None)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1,2,3")
+    assert count_workers("auto", torch.device("cuda")) == 16
+    for slot in share_machine(4)[0]:
+        with monkeypatch.context() as cell:
+            cell.setenv("LAP_CORES", slot.environment["LAP_CORES"])
+            assert usable_cores() == 8
+            assert count_workers("auto", torch.device("cuda")) == 7
+
+
+def test_more_processes_than_a_cell_has_gpus_are_refused_before_any_cell_starts(monkeypatch, tmp_path, capsys):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1,2,3")
+    arguments = ["sweep", str(write_recipe(tmp_path)), "--over", "seed=1,2", "--runs-dir", str(tmp_path / "runs")]
+    code, _, err = run_main(capsys, *arguments, "--jobs", "2", "--nproc", "3")
+    assert code == 2
+    assert "--nproc 3 needs as many GPUs, and here are 2" in err
+    assert not list((tmp_path / "runs").glob("tiny*"))

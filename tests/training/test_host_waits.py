@@ -1,22 +1,26 @@
 """A step of every kind on a device that holds no numbers: whatever would make the host wait for a GPU cannot be done.
 
-The meta device takes the ways of a GPU wherever code asks whether it is on the CPU. Where it asks for more (bf16, the
-size of chunks, the precision of Newton-Schulz), the test says what CUDA would say. AdamW is torch's unfused one: the
-fused one is not made for this device.
+Tensors are on the meta device, and the policy is that of a CUDA GPU: bf16, Newton-Schulz in bf16, the sizes of chunks.
+What torch has for a GPU alone is left out: its autocast needs one, and what it casts is cast here; AdamW is the unfused
+one, for torch refuses meta tensors to the fused; pinned memory is CUDA's own.
 """
 
+import contextlib
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from kinds_support import KINDS, build_kind
 from torch import Tensor
+from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from lapcli.models import chunked_loss
-from lapcli.objectives.dino import sinkhorn
-from lapcli.planning.pretending import autocast
+from lapcli.models.chunked_loss import softcapped_cross_entropy
+from lapcli.objectives.dino.losses import sinkhorn_targets
+from lapcli.runtime.devices import ComputePolicy
 from lapcli.runtime.ranks import World
 from lapcli.training.optimizers import Optimizers
 
@@ -71,21 +75,28 @@ def test_waits_are_refused(operation: Any) -> None:
         operation(torch.zeros(3, 4, device=META))
 
 
+class CastToBf16(TorchFunctionMode):
+    """What autocast does to the operations that it lowers."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func in {F.linear, F.conv2d}:
+            args = [x.bfloat16() if isinstance(x, Tensor) and x.is_floating_point() else x for x in args]
+        return func(*args, **(kwargs or {}))
+
+
+class CudaPolicy(ComputePolicy):
+    @contextlib.contextmanager
+    def autocast(self) -> Iterator[None]:
+        with CastToBf16() if self.bf16 else contextlib.nullcontext():
+            yield
+
+
 @pytest.mark.parametrize("precision", ["bf16", "float32"])
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_step_does_not_wait(kind: str, precision: str, tmp_path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for sizes in (chunked_loss._CHUNK_ELEMENTS, sinkhorn.CHUNK_ELEMENTS):
-        monkeypatch.setitem(sizes, "meta", sizes["cuda"])
-    objective = build_kind(kind, tmp_path, World(0, 1, META), precision=precision)
-    if hasattr(objective, "_autocast"):  # the meta device has none of its own
-        monkeypatch.setattr(objective, "_autocast", lambda: autocast(META, precision == "bf16"))
-    if hasattr(objective, "_eraser"):  # draws on the CPU, so that it draws the same on every machine
-        monkeypatch.setattr(objective, "_eraser", None)
-    groups = objective.parameter_groups()
-    for group in groups:
-        if group.kind == "muon":
-            group.options["dtype"] = torch.bfloat16 if precision == "bf16" else torch.float32
-    optimizers = Optimizers(groups)
+def test_a_step_does_not_wait(kind: str, precision: str, tmp_path) -> None:
+    bf16 = precision == "bf16"
+    objective = build_kind(kind, tmp_path, World(0, 1, META), CudaPolicy("cuda", bf16=bf16, native_bf16=bf16))
+    optimizers = Optimizers(objective.parameter_groups())
     for step in range(2):  # the second has the states of the first
         with NoHost():
             optimizers.set_learning_rates(objective.learning_rate_multiplier(step))
@@ -98,3 +109,28 @@ def test_a_step_does_not_wait(kind: str, precision: str, tmp_path, monkeypatch: 
         assert loss.device == META
         assert loss.shape == ()
     assert all(state.device == META for name, state in optimizers.state().items() if not name.startswith("step/"))
+
+
+class Count(TorchDispatchMode):
+    """How often one operation runs."""
+
+    def __init__(self, operation: Any) -> None:
+        super().__init__()
+        self.operation, self.calls = operation, 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.calls += func is self.operation
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize(("device", "chunks"), [("cpu", 4), ("cuda", 1)])
+def test_chunks_are_those_of_the_policy(device: str, chunks: int) -> None:
+    """A GPU wants large kernels; where the tensors are does not matter."""
+    policy = ComputePolicy(device)
+    x, weight, targets = (torch.zeros(shape, device=META) for shape in [(1024, 8), (16_384, 8), (1024,)])
+    with Count(aten.addmm.out) as language:
+        softcapped_cross_entropy(x.requires_grad_(), weight, targets.long(), 15.0, policy=policy)
+    assert language.calls == chunks
+    with Count(aten.add.out) as balanced:
+        sinkhorn_targets(torch.zeros(1024, 4096, device=META), 0.05, 1, policy)
+    assert balanced.calls == chunks

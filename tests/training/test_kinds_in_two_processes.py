@@ -8,7 +8,9 @@ from kinds_support import COMBINATIONS, build_kind, updates_of_a_rank
 from support import exit_code, process
 
 # What remains is rounding: of sums in another order, and in bf16 of products of other sizes.
-TOLERANCE = {"accumulation": 1e-5, "bf16": 1e-3, "compile": 1e-5}
+# bf16 keeps 8 bits, and an update by Muon carries the rounding of one step into the next: half a unit, 2^-9. What is
+# wrong and not rounded differs in float32 too, where the tolerance is 1e-5.
+TOLERANCE = {"accumulation": 1e-5, "bf16": 2**-9, "compile": 1e-5}
 
 
 @pytest.fixture(scope="module")

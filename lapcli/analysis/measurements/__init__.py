@@ -1,1 +1,31 @@
-"""One file for each measurement of `lap analyze`; every `Measurement` that is defined in here is registered."""
+"""The measurements of `lap analyze` by name, one file for each. No torch in here: a command line is checked with it."""
+
+from importlib import import_module
+from pkgutil import iter_modules
+
+from lapcli.analysis.measurement import Measurement, Option
+from lapcli.runtime.plugins import Registry
+
+
+def _built_in() -> dict[str, str]:
+    """Every measurement that is defined in a file of this folder, in their order."""
+    declared: list[type[Measurement]] = []
+    for module in iter_modules(__path__, f"{__name__}."):
+        values = vars(import_module(module.name)).values()
+        classes = [value for value in values if isinstance(value, type) and issubclass(value, Measurement)]
+        declared += [value for value in classes if value.__module__ == module.name]
+    declared.sort(key=lambda measurement: (measurement.order, measurement.name))
+    return {measurement.name: f"{measurement.__module__}:{measurement.__name__}" for measurement in declared}
+
+
+MEASUREMENTS: Registry[type[Measurement]] = Registry("analysis", _built_in())
+
+
+def fitting(gives: frozenset[str]) -> list[str]:
+    """Names of the measurements for models that give this."""
+    return [name for name in MEASUREMENTS if MEASUREMENTS[name].needs <= gives]
+
+
+def built_in_options() -> list[Option]:
+    """The options of all built-in measurements, each once; other packages' options belong to their own commands."""
+    return list(dict.fromkeys(option for name in MEASUREMENTS.built_in() for option in MEASUREMENTS[name].options))

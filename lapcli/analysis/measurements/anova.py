@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 
 from lapcli.analysis.drawing import COLOURS, first_layer_values, legend_title, name_runs, panels, plot_by_layer
-from lapcli.analysis.measurement import LABELS, LAYER, NORM, TOKENS, LayerResult, Measurement, Option, Value
+from lapcli.analysis.measurement import LAYER, NORM, TOKENS, LayerResult, Measurement, Option, Value
 from lapcli.measures.streaming import ClassMoments
 from lapcli.measures.tokens import ROUNDING
 
@@ -49,7 +49,6 @@ class Anova(Measurement):
         "weighs classes by their examples."
     )
     options = (LAYER, TOKENS, NORM, MIN_COUNT)
-    needs = frozenset({LABELS})
     columns: ClassVar = {
         "between_class_share": "between",
         "within_class_share": "within class",

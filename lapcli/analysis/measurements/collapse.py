@@ -22,7 +22,8 @@ from typing import TYPE_CHECKING, ClassVar
 import numpy as np
 
 from lapcli.analysis.drawing import COLOURS, first_layer_values, legend_title, name_runs, panels, plot_by_layer
-from lapcli.analysis.measurement import CLASSIFIER, LABELS, LayerResult, Measurement, Settings
+from lapcli.analysis.measurement import LayerResult, Measurement, Settings
+from lapcli.kinds import kind
 from lapcli.measures.streaming import ClassMoments
 
 if TYPE_CHECKING:
@@ -61,7 +62,7 @@ class Collapse(Measurement):
         "share of examples whose class by the logits is not that of the nearest class mean. `centred` takes M' for "
         "the means in NC2, `as_printed` the means themselves, as the paper writes."
     )
-    needs = frozenset({LABELS, CLASSIFIER})
+    needs = frozenset({kind.CLASSES})
     default_norm = "after"
     columns: ClassVar = {
         "nc1": "nc1",

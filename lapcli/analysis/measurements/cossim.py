@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from lapcli.analysis.analyze import Analysis
-    from lapcli.measures.capture import Capture
 
 
 class CosineSimilarity(Measurement):
@@ -31,10 +30,8 @@ class CosineSimilarity(Measurement):
     columns: ClassVar = {"cosine_similarity": "cosine similarity", "cosine_similarity_std": "cosine similarity std"}
     order = 3
 
-    def listen(self, capture: Capture, layer: int) -> CosineSimilarityAccumulator:
-        accumulator = CosineSimilarityAccumulator()
-        capture.on_tokens(self.site(layer), lambda tokens, _: accumulator.update(tokens))
-        return accumulator
+    def token_accumulator(self) -> CosineSimilarityAccumulator:
+        return CosineSimilarityAccumulator()
 
     @classmethod
     def draw(cls, analysis: Analysis) -> Figure:

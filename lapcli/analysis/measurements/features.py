@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING, ClassVar, cast
 import numpy as np
 
 from lapcli.analysis.drawing import labels, panels
-from lapcli.analysis.measurement import IMAGES, LAYER, NORM, LayerResult, Measurement, Option, Settings
+from lapcli.analysis.measurement import LAYER, NORM, LayerResult, Measurement, Option, Settings
+from lapcli.kinds import kind
 from lapcli.measures.tokens import principal_components
 from lapcli.runtime.errors import UsageError
 
@@ -46,7 +47,7 @@ class Features(Measurement):
         "deviation; sigmoid(2 z) is red, green and blue. The largest entry of a component is positive."
     )
     options = (LAYER, NORM, IMAGE, OVERLAY)
-    needs = frozenset({IMAGES})
+    needs = frozenset({kind.FEATURES})
     default_norm = "after"
     columns: ClassVar = {
         "pictures": "pictures",

@@ -5,13 +5,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, ClassVar
 
 from lapcli.analysis.drawing import labels, number_or_nan, panels
-from lapcli.analysis.measurement import CLASSES, LABELS, LAYER, NORM, TOKENS, LayerResult, Measurement, Settings
+from lapcli.analysis.measurement import CLASSES, LAYER, NORM, TOKENS, LayerResult, Measurement, Settings
 from lapcli.analysis.token_samples import TokenSample, chosen_classes, class_legend, classes_in_order, scatter
 from lapcli.measures.tokens import principal_components
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
-    from torch import Tensor
 
     from lapcli.analysis.analyze import Analysis
     from lapcli.analysis.analyzed_models import OpenedModel
@@ -27,7 +26,6 @@ class PrincipalComponents(Measurement):
         "Tokens of a few classes, a seeded sample, minus their mean, on the two directions of largest variance."
     )
     options = (LAYER, TOKENS, NORM, CLASSES)
-    needs = frozenset({LABELS})
     default_layers = "spread"
     columns: ClassVar = {"tokens_shown": "tokens shown", "variance_share_1": "share 1", "variance_share_2": "share 2"}
     counts = frozenset({"tokens_shown"})
@@ -60,19 +58,13 @@ class PrincipalComponents(Measurement):
                 panel.set_title(f"{label}, layer {layer}")
                 panel.set_xticks([])
                 panel.set_yticks([])
-        class_legend(figure, axes_RC[0][0], runs[0].model.kind.label)
+        class_legend(figure, axes_RC[0][0], runs[0].model.label_name)
         return figure
 
 
-class PrincipalComponentsAccumulator:
-    def __init__(self, classes: list[int], seed: int) -> None:
-        self._sample = TokenSample(classes, seed)
-
-    def update(self, tokens_BTD: Tensor, labels: Tensor, first: int) -> None:
-        self._sample.update(tokens_BTD, labels, first)
-
+class PrincipalComponentsAccumulator(TokenSample):
     def result(self) -> LayerResult:
-        tokens, classes = self._sample.tokens()
+        tokens, classes = self.tokens()
         if len(tokens) < 2:
             return LayerResult(
                 {"tokens_shown": len(tokens)}, notes=["fewer than two tokens of these classes: nothing to show"]

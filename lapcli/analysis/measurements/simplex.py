@@ -17,8 +17,6 @@ import numpy as np
 from lapcli.analysis.drawing import labels, panels
 from lapcli.analysis.measurement import (
     CLASSES,
-    CLASSIFIER,
-    LABELS,
     LAYER,
     NORM,
     TOKENS,
@@ -29,6 +27,7 @@ from lapcli.analysis.measurement import (
     Settings,
 )
 from lapcli.analysis.token_samples import TokenSample, chosen_classes, class_legend, classes_in_order, scatter
+from lapcli.kinds import kind
 from lapcli.measures.streaming import StreamingMoments
 
 if TYPE_CHECKING:
@@ -51,7 +50,7 @@ class Simplex(Measurement):
         "the three corners to an equilateral triangle. Plotted is A U V^T x of tokens x of the three classes."
     )
     options = (LAYER, TOKENS, NORM, CENTER, CLASSES)
-    needs = frozenset({LABELS, CLASSIFIER})
+    needs = frozenset({kind.CLASSES})
     default_norm = "after"
     columns: ClassVar = {"tokens_shown": "tokens shown", "nearest_corner_share": "nearest corner share"}
     counts = frozenset({"tokens_shown"})
@@ -125,21 +124,21 @@ def _unit_rows(rows: np.ndarray) -> np.ndarray:
     return rows / np.where(lengths > 0, lengths, 1)
 
 
-class SimplexAccumulator:
+class SimplexAccumulator(TokenSample):
     """`classes`: the three, in the order of `classifier_3D`'s rows; `center`: subtract the mean of all tokens."""
 
     def __init__(self, classifier_3D: np.ndarray, classes: list[int], *, center: bool, seed: int) -> None:
-        self._classifier, self._classes = classifier_3D, classes
-        self._sample = TokenSample(classes, seed)
+        super().__init__(classes, seed)
+        self._classifier, self._rows = classifier_3D, np.array(classes)
         self._mean = StreamingMoments() if center else None
 
     def update(self, tokens_BTD: Tensor, labels_B: Tensor, first: int) -> None:
-        self._sample.update(tokens_BTD, labels_B, first)
+        super().update(tokens_BTD, labels_B, first)
         if self._mean:
             self._mean.update(tokens_BTD.flatten(0, 1))
 
     def result(self) -> LayerResult:
-        tokens, classes = self._sample.tokens()
+        tokens, classes = self.tokens()
         if not len(tokens):
             return LayerResult(
                 {"tokens_shown": 0}, notes=["no token of these three classes in the data; name others: --classes"]
@@ -148,11 +147,11 @@ class SimplexAccumulator:
         places = (tokens - (self._mean.mean_D if self._mean else 0)) @ map_2D.T
         corners = _unit_rows(self._classifier) @ map_2D.T
         nearest = np.argmax(places @ (corners / np.maximum(np.linalg.norm(corners, axis=1), 1e-300)[:, None]).T, axis=1)
-        right = np.array(self._classes)[nearest] == classes
+        right = self._rows[nearest] == classes
         result = LayerResult(
             {"tokens_shown": len(tokens), "nearest_corner_share": float(right.mean())},
             points={"place": places, "class": classes},
-            series={"corner_x": corners[:, 0], "corner_y": corners[:, 1], "corner_class": np.array(self._classes)},
+            series={"corner_x": corners[:, 0], "corner_y": corners[:, 1], "corner_class": self._rows},
         )
         if np.linalg.matrix_rank(self._classifier) < 2:
             result.notes.append("the classifier's three rows are parallel: they span no triangle")

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from lapcli.analysis.analyze import Analysis
-    from lapcli.measures.capture import Capture
+    from lapcli.measures.capture import Site
 
 
 class SignalToNoise(Measurement):
@@ -32,13 +32,13 @@ class SignalToNoise(Measurement):
     columns: ClassVar = {"snr": "snr", "snr_std": "snr std"}
     order = 4
 
-    def listen(self, capture: Capture, layer: int) -> SignalToNoiseAccumulator:
+    def site(self, layer: int) -> Site:
         from lapcli.measures.capture import Site
 
-        accumulator = SignalToNoiseAccumulator()
-        site = Site(layer, "mlp_input", self.settings[TOKENS])
-        capture.on_tokens(site, lambda tokens, _: accumulator.update(tokens))
-        return accumulator
+        return Site(layer, "mlp_input", self.settings[TOKENS])
+
+    def token_accumulator(self) -> SignalToNoiseAccumulator:
+        return SignalToNoiseAccumulator()
 
     @classmethod
     def draw(cls, analysis: Analysis) -> Figure:

@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from lapcli.analysis.analyze import Analysis
-    from lapcli.measures.capture import Capture
 
 ALPHAS = (0.9, 0.99, 0.999)
 
@@ -40,10 +39,8 @@ class Spectrum(Measurement):
     columns: ClassVar = {**{f"k_{alpha}": f"k {alpha}" for alpha in ALPHAS}, "variance": "variance"}
     order = 1
 
-    def listen(self, capture: Capture, layer: int) -> SpectrumAccumulator:
-        accumulator = SpectrumAccumulator()
-        capture.on_tokens(self.site(layer), lambda tokens, _: accumulator.update(tokens))
-        return accumulator
+    def token_accumulator(self) -> SpectrumAccumulator:
+        return SpectrumAccumulator()
 
     @classmethod
     def draw(cls, analysis: Analysis) -> Figure | None:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, ClassVar
 import numpy as np
 
 from lapcli.analysis.drawing import COLOURS, labels, number_or_nan, panels
-from lapcli.analysis.measurement import HEADS, LAYER, LayerResult, Measurement
+from lapcli.analysis.measurement import LAYER, LayerResult, Measurement
 from lapcli.measures.streaming import StreamingMoments
 from lapcli.measures.tokens import ROUNDING, to_float64
 
@@ -45,7 +45,6 @@ class HeadUpdates(Measurement):
         "to the variance within the sequence, as a share of it."
     )
     options = (LAYER,)
-    needs = frozenset({HEADS})
     default_layers = "all"
     columns: ClassVar = {
         f"{kind}_{name}": f"{short} {heading}"

@@ -26,7 +26,7 @@ class ChatBatches(Protocol):
 
     @property
     def tokens_per_item(self) -> float:
-        """On average."""
+        """Tokens of a sequence or row, on average."""
 
     def items(self, first: int, count: int) -> ChatBatch:
         """Those from number `first` of the run on."""

@@ -1,14 +1,30 @@
-"""A conversation, checked: turns of user and assistant in strict alternation, the user first.
+"""A conversation, checked, and its tokens with the mask of those that an assistant is to learn.
 
-A user's turn is text. An assistant's is text, or parts: `text`, `python` (a call of the calculator) and `python_output`
-(what it answered). A system message in front becomes the beginning of the first user turn.
+Turns of user and assistant alternate, the user first. A user's turn is text. An assistant's is text, or parts: `text`,
+`python` (a call of the calculator) and `python_output` (what it answered). A system message in front becomes the
+beginning of the first user turn.
+
+    <|bos|>                                          0
+    <|user_start|> text <|user_end|>                 0 0 0
+    <|assistant_start|>                              0
+    text of the assistant                            1
+    <|python_start|> expression <|python_end|>       1 1 1
+    <|output_start|> result <|output_end|>           0 0 0
+    <|assistant_end|>                                1
+
+The mask marks targets: the loss at position t counts if token t + 1 is marked. Each part is tokenised by itself, and
+nothing stands between the parts and the special tokens.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, get_args
+from typing import Any, Literal, NamedTuple, get_args
 
-PartKind = Literal["text", "python", "python_output"]
+import numpy as np
+
+from lapcli.data.text.tokenizer import Tokenizer
+
+MessagePartKind = Literal["text", "python", "python_output"]
 
 
 class Malformed(Exception):
@@ -16,15 +32,15 @@ class Malformed(Exception):
 
 
 @dataclass(frozen=True)
-class Part:
-    kind: PartKind
+class MessagePart:
+    kind: MessagePartKind
     text: str
 
 
 @dataclass(frozen=True)
 class Turn:
     role: Literal["user", "assistant"]
-    parts: tuple[Part, ...]
+    parts: tuple[MessagePart, ...]
 
 
 def conversation(messages: Any) -> list[Turn]:
@@ -32,35 +48,35 @@ def conversation(messages: Any) -> list[Turn]:
     if isinstance(messages, Mapping):
         messages = messages.get("messages")
     if not isinstance(messages, Sequence) or isinstance(messages, str):
-        raise Malformed("no list of messages")
+        raise Malformed("there is no list of messages")
     messages = _with_system_merged([_role_and_content(message) for message in messages])
     if not messages:
-        raise Malformed("empty")
+        raise Malformed("the conversation is empty")
     turns: list[Turn] = []
     for number, (role, content) in enumerate(messages):
         expected: Literal["user", "assistant"] = "assistant" if number % 2 else "user"
         if role != expected:
-            raise Malformed(f"message {number + 1} is of {str(role)[:30]!r}, expected {expected}")
+            raise Malformed(f"message {number + 1} has the role {str(role)[:30]!r}, expected {expected}")
         turns.append(Turn(expected, _parts(content, expected, number + 1)))
     return turns
 
 
-def question_and_answer(question: str, *answer: Part | str) -> list[Turn]:
+def question_and_answer(question: str, *answer: MessagePart | str) -> list[Turn]:
     """A conversation of one user turn and one assistant turn."""
-    parts = tuple(Part("text", part) if isinstance(part, str) else part for part in answer)
-    return [Turn("user", (Part("text", question),)), Turn("assistant", parts)]
+    parts = tuple(MessagePart("text", part) if isinstance(part, str) else part for part in answer)
+    return [Turn("user", (MessagePart("text", question),)), Turn("assistant", parts)]
 
 
 def refuse_empty_turns(turns: Sequence[Turn]) -> None:
     """Raises Malformed: nothing can be learned from a turn without text, but to say nothing."""
     for number, turn in enumerate(turns, start=1):
         if not any(part.text.strip() for part in turn.parts):
-            raise Malformed(f"turn {number}, of the {turn.role}, is empty")
+            raise Malformed(f"turn {number} ({turn.role}) is empty")
 
 
 def _role_and_content(message: Any) -> tuple[Any, Any]:
     if not isinstance(message, Mapping) or "role" not in message or "content" not in message:
-        raise Malformed("a message without role and content")
+        raise Malformed("a message has no role or no content")
     return message["role"], message["content"]
 
 
@@ -70,7 +86,7 @@ def _with_system_merged(messages: list[tuple[Any, Any]]) -> list[tuple[Any, Any]
         return messages
     system = messages[0][1]
     if len(messages) < 2 or messages[1][0] != "user":
-        raise Malformed("no user message after the system message")
+        raise Malformed("there is no user message after the system message")
     user = messages[1][1]
     if not isinstance(system, str) or not isinstance(user, str):
         raise Malformed("the content of a system or user message is not text")
@@ -79,17 +95,86 @@ def _with_system_merged(messages: list[tuple[Any, Any]]) -> list[tuple[Any, Any]
     return [("user", f"{system}\n\n{user}"), *messages[2:]]
 
 
-def _parts(content: Any, role: str, number: int) -> tuple[Part, ...]:
+def _parts(content: Any, role: str, number: int) -> tuple[MessagePart, ...]:
     if isinstance(content, str):
-        return (Part("text", content),)
+        return (MessagePart("text", content),)
     if role == "user" or not isinstance(content, Sequence):
         raise Malformed(f"the content of message {number} is not text")
     parts = []
     for part in content:
         kind: Any = part.get("type") if isinstance(part, Mapping) else None
-        if kind not in get_args(PartKind):
+        if kind not in get_args(MessagePartKind):
             raise Malformed(f"message {number} has a part of type {str(kind)[:30]!r}")
         if not isinstance(text := part.get("text"), str):
             raise Malformed(f"message {number} has a part without text")
-        parts.append(Part(kind, text))
+        parts.append(MessagePart(kind, text))
     return tuple(parts)
+
+
+_AROUND = {
+    "python": ("<|python_start|>", "<|python_end|>", True),
+    "python_output": ("<|output_start|>", "<|output_end|>", False),
+}
+
+
+class Rendered(NamedTuple):
+    ids: np.ndarray  # int64
+    is_target: np.ndarray  # bool, as long
+
+
+class _Piece(NamedTuple):
+    special: str | None  # its name, or
+    text: str
+    is_target: bool
+
+
+def render(turns: Sequence[Turn], tokenizer: Tokenizer) -> Rendered:
+    return render_batch([turns], tokenizer)[0]
+
+
+def render_batch(conversations: Sequence[Sequence[Turn]], tokenizer: Tokenizer) -> list[Rendered]:
+    """All texts are tokenised in one call, which uses all cores."""
+    pieces = [list(_pieces(turns)) for turns in conversations]
+    texts = iter(tokenizer.encode_batch([piece.text for row in pieces for piece in row if piece.special is None]))
+    rendered = []
+    for row in pieces:
+        ids: list[int] = []
+        is_target: list[bool] = []
+        for piece in row:
+            added = next(texts) if piece.special is None else [tokenizer.special(piece.special)]
+            ids += added
+            is_target += [piece.is_target] * len(added)
+        rendered.append(Rendered(np.array(ids, dtype=np.int64), np.array(is_target, dtype=bool)))
+    return rendered
+
+
+def render_prompt(turns: Sequence[Turn], tokenizer: Tokenizer) -> list[int]:
+    """A conversation that ends with the user, and the token after which the assistant answers."""
+    return render_prompts([turns], tokenizer)[0]
+
+
+def render_prompts(conversations: Sequence[Sequence[Turn]], tokenizer: Tokenizer) -> list[list[int]]:
+    if not all(turns and turns[-1].role == "user" for turns in conversations):
+        raise ValueError("a prompt ends with a turn of the user")
+    start = tokenizer.special("<|assistant_start|>")
+    return [[*rendered.ids.tolist(), start] for rendered in render_batch(conversations, tokenizer)]
+
+
+def _pieces(turns: Sequence[Turn]) -> Iterator[_Piece]:
+    yield _Piece("<|bos|>", "", False)
+    for turn in turns:
+        learned = turn.role == "assistant"
+        yield _Piece(f"<|{turn.role}_start|>", "", False)
+        for part in turn.parts:
+            yield from _part(part, learned)
+        yield _Piece(f"<|{turn.role}_end|>", "", learned)
+
+
+def _part(part: MessagePart, learned: bool) -> Iterator[_Piece]:
+    if part.kind == "text":
+        yield _Piece(None, part.text, learned)
+        return
+    start, end, is_target = _AROUND[part.kind]
+    yield _Piece(start, "", is_target)
+    yield _Piece(None, part.text, is_target)
+    yield _Piece(end, "", is_target)

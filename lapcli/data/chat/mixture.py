@@ -1,26 +1,30 @@
 """A mixture: rows of several data sets in an order that is a function of (seed, epoch).
 
 Each data set of a file is shuffled and its first `rows` are taken, then all rows of all data sets, each as often as it
-`repeats`, are shuffled together. With the seed 42 both shuffles are nanochat's.
+`repeats`, are shuffled together. With the seed 42 both shuffles are nanochat's. How many rows a recipe's mixtures have
+can be counted before anything is rendered or downloaded.
 """
 
 import random
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import lru_cache
+from typing import Any
 
 import numpy as np
 
 from lapcli.data.cache import digest
-from lapcli.data.chat.prepared import RenderedRows, prepare_rows
+from lapcli.data.chat.data_sets import source_files
+from lapcli.data.chat.rendered_rows import RenderedRows, prepare_rows, rows_at_hand
 from lapcli.data.text.tokenizer import Tokenizer
-from lapcli.recipe.chat import GENERATED, DataSet
+from lapcli.recipe.chat import GENERATED, ChatRecipe, ChatStageRecipe, DataSet, Stage
 from lapcli.runtime.errors import DataError
+from lapcli.runtime.files import sha256_of_file
 from lapcli.runtime.progress import Progress
 
 
 @dataclass(frozen=True)
-class Part:
+class MixtureShare:
     """One data set's share of a mixture."""
 
     data_set: DataSet
@@ -35,7 +39,7 @@ class Part:
 class Mixture:
     """`needs_targets`: rows without a token that an assistant is to learn are left out, and counted."""
 
-    def __init__(self, parts: Sequence[Part], seed: int, needs_targets: bool) -> None:
+    def __init__(self, parts: Sequence[MixtureShare], seed: int, needs_targets: bool) -> None:
         self.parts, self._seed = parts, seed
         set_of = [np.full(part.count, number) for number, part in enumerate(parts)]
         row_of = [np.tile(part.chosen, part.data_set.repeats) for part in parts]
@@ -117,7 +121,7 @@ def prepare_mixture(
         rows = prepare_rows(data_set, tokenizer, longest, progress)
         if rows.malformed and not skip_malformed:
             raise _malformed(data_set, rows)
-        parts.append(Part(data_set, rows, chosen_rows(data_set, len(rows), seed)))
+        parts.append(MixtureShare(data_set, rows, chosen_rows(data_set, len(rows), seed)))
     return Mixture(parts, seed, needs_targets)
 
 
@@ -125,7 +129,7 @@ def chosen_rows(data_set: DataSet, available: int, seed: int) -> np.ndarray:
     """Generated rows are random already and are taken as they come."""
     wanted = data_set.rows or available
     if wanted > available:
-        raise DataError(f"{data_set.name} has {available:,} rows, the recipe asks for {wanted:,}; change its rows")
+        raise DataError(f"{data_set.name} has {available:,} rows, but the recipe asks for {wanted:,}; lower its `rows`")
     if data_set.format in GENERATED:
         return np.arange(wanted)
     return np.random.default_rng(seed).permutation(available)[:wanted]
@@ -137,5 +141,106 @@ def _malformed(data_set: DataSet, rows: RenderedRows) -> DataError:
     rest = f"\n  and {more:,} more" if more else ""
     return DataError(
         f"{rows.malformed:,} of {rows.malformed + len(rows):,} conversations of {data_set.name} are malformed:"
-        f"{examples}{rest}\nMend them, or set skip_malformed: true in the stage to leave them out."
+        f"{examples}{rest}\nCorrect them, or set skip_malformed: true in the stage to leave them out."
     )
+
+
+@dataclass(frozen=True)
+class DataSetCount:
+    name: str
+    rows: int | None  # taken; none: all of a source that is not on this machine
+    repeats: int
+    available: int | None  # in the source; none: not on this machine
+
+    @property
+    def total(self) -> int | None:
+        return None if self.rows is None else self.rows * self.repeats
+
+
+@dataclass(frozen=True)
+class StageCounts:
+    stage: str
+    train: list[DataSetCount]
+    validation: list[DataSetCount]
+    batch: int
+    unit: str
+    steps: int | None  # of padded stages; packed ones are known once the rows are rendered
+    learning_rate_scale: float
+
+    @property
+    def rows(self) -> int | None:
+        return _sum(self.train)
+
+    def to_dict(self) -> dict[str, Any]:
+        return {**asdict(self), "rows": self.rows, "validation_rows": _sum(self.validation)}
+
+    def to_text(self) -> str:
+        steps = "by tokens, known once rendered" if self.steps is None else f"{self.steps:,}"
+        lines = [f"{self.stage}: {self.batch:,} {self.unit} a step, steps: {steps}"]
+        lines += _table(self.train, "rows in all")
+        if self.validation:
+            lines += ["  held out", *_table(self.validation, "rows in all")]
+        return "\n".join(lines)
+
+
+def count_stages(recipe: ChatRecipe) -> list[StageCounts]:
+    return [count_stage(name, stage) for name, stage in recipe.stages.given().items()]
+
+
+def fetch_data_sets(recipe: ChatRecipe, progress: Progress | None = None) -> list[dict[str, Any]]:
+    """Downloads what the mixtures need and is not here; one line a data set."""
+    rows: dict[tuple, dict[str, Any]] = {}
+    for stage in recipe.stages.given().values():
+        for data_set in (*stage.mixture, *stage.validation.mixture):
+            key = (data_set.format, data_set.source, str(data_set.files), data_set.revision)
+            files = [] if data_set.source in ("builtin", "system") else source_files(data_set, progress) or []
+            count = rows_at_hand(data_set) or 0
+            before = rows.get(key, {"rows": 0})
+            rows[key] = {
+                "name": data_set.name,
+                "source": data_set.source,
+                "rows": max(count, before["rows"]),
+                "bytes": sum(path.stat().st_size for path in files),
+                "sha256": [sha256_of_file(path) for path in files],
+            }
+    return list(rows.values())
+
+
+def count_stage(name: str, stage: Stage | ChatStageRecipe) -> StageCounts:
+    train, padded = _counts(stage.mixture), stage.batching == "padded"
+    steps, rows = stage.train.steps, _sum(train)
+    if steps is None and padded and rows is not None:
+        steps = max(1, int((stage.train.epochs or 0) * rows) // stage.train.batch) - stage.drop_last_update
+    return StageCounts(
+        stage=name,
+        train=train,
+        validation=_counts(stage.validation.mixture),
+        batch=stage.train.batch,
+        unit="conversations" if padded else "packed sequences",
+        steps=steps,
+        learning_rate_scale=stage.optimizer.lr_scale,
+    )
+
+
+def _counts(data_sets: Sequence[DataSet]) -> list[DataSetCount]:
+    counts = []
+    for data_set in data_sets:
+        available = rows_at_hand(data_set)
+        counts.append(DataSetCount(data_set.name, data_set.rows or available, data_set.repeats, available))
+    return counts
+
+
+def _sum(counts: Sequence[DataSetCount]) -> int | None:
+    totals = [count.total for count in counts]
+    return None if None in totals else sum(total for total in totals if total is not None)
+
+
+def _table(counts: Sequence[DataSetCount], last: str) -> list[str]:
+    lines = []
+    for count in counts:
+        rows = "all" if count.rows is None else f"{count.rows:,}"
+        rows = rows if count.repeats == 1 else f"{count.repeats} x {rows}"
+        there = "not on this machine" if count.available is None else f"of {count.available:,}"
+        lines.append(f"  {count.name:<24}{rows:>14}   {there}")
+    total = _sum(counts)
+    return [*lines, f"  {last:<24}{'unknown' if total is None else f'{total:,}':>14}"]

@@ -1,24 +1,32 @@
-"""ADE20K's scenes with their label maps: 150 classes, label 0 for what is not labelled.
+"""ADE20K's scenes with their label maps, and training crops of them: 150 classes, label 0 for what is not labelled.
 
 From a folder in the official layout of ADEChallengeData2016 (`images/training/*.jpg`, `annotations/training/*.png`, and
-the same under `validation`), from a hub data set, or from a folder of parquet files with the hub's columns.
+the same under `validation`), from a hub data set, or from a folder of parquet files with the hub's columns. Crops are
+scaled, flipped, and have distorted colours; all that is random about one is drawn by (seed, epoch, scene).
 """
 
 import hashlib
 import io
 import os
+import random
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from PIL import Image, UnidentifiedImageError
+from torch import Tensor
+from torchvision.transforms import functional
 
 from lapcli.data.cache import digest
+from lapcli.data.images.batches import Example, seed_everything
 from lapcli.data.images.folder import SUFFIXES
 from lapcli.data.images.image_set import HASHED_IMAGES, decode
+from lapcli.data.images.loader import Reader
 from lapcli.data.images.tables import has_tables, load_tables
+from lapcli.data.known_sets import known_set
 from lapcli.runtime.environment import hub_is_offline
 from lapcli.runtime.errors import DataError
 from lapcli.runtime.progress import Progress
@@ -27,8 +35,6 @@ CLASSES = 150
 IGNORED = 255  # what label 0 becomes; class c of the file is c - 1
 PARTS = ("training", "validation")
 LAYOUT = "images/training, annotations/training, images/validation and annotations/validation"
-#: The hub's copy is a script, which nothing runs any more; the hub itself has converted it to parquet files.
-_CONVERTED = ("zhoubolei/scene_parse_150", "refs/convert/parquet", "scene_parsing")
 
 
 class Scenes:
@@ -120,18 +126,18 @@ class TableScenes(Scenes):
 
     def encoded(self, index: int) -> tuple[bytes, bytes]:
         row = self._table[index]
-        found = [row[column] and row[column]["bytes"] for column in self._columns]
-        for content, name in zip(found, self.names(index), strict=True):
+        contents = [row[column] and row[column]["bytes"] for column in self._columns]
+        for content, name in zip(contents, self.names(index), strict=True):
             if not content:
                 raise DataError(f"{name} is empty")
-        return found[0], found[1]
+        return contents[0], contents[1]
 
     def names(self, index: int) -> tuple[str, str]:
         first, second = (f"{self._place}, row {index}, column {column}" for column in self._columns)
         return first, second
 
 
-class SomeScenes(Scenes):
+class SceneSubset(Scenes):
     """Some scenes of another set."""
 
     def __init__(self, whole: Scenes, positions: Sequence[int]) -> None:
@@ -151,21 +157,23 @@ def decode_labels(encoded: bytes, name: str, size: tuple[int, int]) -> np.ndarra
     """A label map of a photograph of `size` (width, height); anything else is an error that names the file."""
     try:
         with Image.open(io.BytesIO(encoded)) as image:
-            mode, found, values = image.mode, image.size, np.asarray(image)
+            mode, label_size, values = image.mode, image.size, np.asarray(image)
     except (OSError, ValueError, SyntaxError, UnidentifiedImageError, Image.DecompressionBombError) as error:
         reason = str(error).split(" <")[0] or type(error).__name__
-        raise DataError(f"{name} cannot be decoded as a label map ({reason}); mend or remove it") from None
+        raise DataError(f"{name} cannot be decoded as a label map ({reason}); repair or remove it") from None
     if mode not in {"L", "P", "I", "I;16"}:
-        raise DataError(f"{name} is no label map: its mode is {mode}, expected one channel with a class for each pixel")
-    if found != size:
         raise DataError(
-            f"{name} is no label map of its photograph: it has {found[0]} x {found[1]} pixels, "
-            f"the photograph {size[0]} x {size[1]}"
+            f"{name} is not a label map: its mode is {mode}, expected one channel with a class for each pixel"
+        )
+    if label_size != size:
+        raise DataError(
+            f"{name} is not the label map of its photograph: it has {label_size[0]} x {label_size[1]} pixels, "
+            f"the photograph has {size[0]} x {size[1]}"
         )
     for label in (int(values.min()), int(values.max())):
         if not 0 <= label <= CLASSES:
             raise DataError(
-                f"{name} is no label map of ADE20K: it has the label {label}, expected 0 to {CLASSES} (0: not labelled)"
+                f"{name} is not a label map of ADE20K: its label {label} is not one of 0 to {CLASSES} (0: not labelled)"
             )
     return (values.astype(np.int16) - 1).astype(np.uint8)  # 0 becomes 255
 
@@ -215,10 +223,9 @@ def _roots(folder: Path) -> tuple[Path, Path]:
 
 def _tables(source: str, revision: str | None, columns: Sequence[str]) -> tuple[Scenes, Scenes]:
     options: dict[str, Any] = {}
-    repository, converted, folder = _CONVERTED
-    if source == f"hub:{repository}" and revision is None:
-        revision = converted
-        options["data_files"] = {split: f"{folder}/{split}/*.parquet" for split in ("train", "validation")}
+    known = known_set(source)
+    if known.files and revision is None:
+        revision, options["data_files"] = known.revision, dict(known.files)
     try:
         splits = load_tables(source, revision, **options)
     except DataError as error:
@@ -236,3 +243,88 @@ def _tables(source: str, revision: str | None, columns: Sequence[str]) -> tuple[
         TableScenes(splits["train"], source, "train", columns),
         TableScenes(splits["validation"], source, "validation", columns),
     )
+
+
+CROP_TRIES, LARGEST_SHARE = 10, 0.75
+
+
+class SceneReader(Reader):
+    """A list of examples to uint8 crops and their classes, both as tensors; the same interface as for other images."""
+
+    def __init__(self, scenes: Scenes, size: int, scale: Sequence[float], fill: Sequence[float], seed: int) -> None:
+        self._scenes, self._crop_size, self._scale = scenes, size, (scale[0], scale[1])
+        # What is beyond the photograph is the mean colour: 0 after normalising, to half a grey level.
+        self._fill = np.array([round(255 * x) for x in fill], dtype=np.uint8)
+        self._key = seed
+
+    @property
+    def example_bytes(self) -> int:
+        return 4 * self._crop_size**2  # three colours and a class
+
+    def read(self, examples: Sequence[Example]) -> tuple[Tensor, Tensor]:
+        size = self._crop_size
+        images_BCHW = torch.empty(len(examples), 3, size, size, dtype=torch.uint8)
+        labels_BHW = torch.empty(len(examples), size, size, dtype=torch.uint8)
+        for row, example in enumerate(examples):
+            image, labels = self._scenes.scene(example.index)
+            seed_everything(self._key, example.epoch, example.index, example.repeat)
+            pixels, classes = self._augmented(image, labels)
+            images_BCHW[row] = torch.from_numpy(pixels).permute(2, 0, 1)
+            labels_BHW[row] = torch.from_numpy(classes)
+        return images_BCHW, labels_BHW
+
+    def _augmented(self, image: Image.Image, labels_HW: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        size = self._crop_size
+        image = resize_short_side(image, max(1, round(size * random.uniform(*self._scale))))
+        resized = Image.fromarray(labels_HW).resize(image.size, Image.Resampling.NEAREST)
+        pixels_HWC, labels_HW = np.asarray(image), np.asarray(resized)
+        window = choose_crop(labels_HW, size)
+        pixels_HWC, labels_HW = pixels_HWC[window], labels_HW[window]
+        if random.random() < 0.5:
+            pixels_HWC, labels_HW = pixels_HWC[:, ::-1], labels_HW[:, ::-1]
+        pixels_HWC = distort_colours(pixels_HWC.copy())
+        padded_HWC = np.broadcast_to(self._fill, (size, size, 3)).copy()
+        padded_HW = np.full((size, size), IGNORED, dtype=np.uint8)
+        height, width = labels_HW.shape
+        padded_HWC[:height, :width], padded_HW[:height, :width] = pixels_HWC, labels_HW
+        return padded_HWC, padded_HW
+
+
+def resize_short_side(image: Image.Image, size: int) -> Image.Image:
+    """Bilinear, keeping the proportions."""
+    scale = size / min(image.size)
+    width, height = (max(1, round(side * scale)) for side in image.size)
+    return image.resize((width, height), Image.Resampling.BILINEAR)
+
+
+def choose_crop(labels_HW: np.ndarray, size: int) -> tuple[slice, slice]:
+    """A random window; up to ten tries for one with several classes, none of them over 75% of what is labelled."""
+    height, width = labels_HW.shape
+    for _ in range(CROP_TRIES):
+        top, left = random.randint(0, max(0, height - size)), random.randint(0, max(0, width - size))
+        window = slice(top, top + size), slice(left, left + size)
+        counts = np.bincount(labels_HW[window].reshape(-1), minlength=IGNORED + 1)[:IGNORED]
+        if np.count_nonzero(counts) > 1 and counts.max() <= LARGEST_SHARE * counts.sum():
+            break
+    return window
+
+
+def distort_colours(pixels_HWC: np.ndarray) -> np.ndarray:
+    """Each with probability 1/2: brightness +-32 grey levels, contrast and saturation by 0.5 to 1.5, any hue.
+
+    Contrast comes first or last, by the toss of a coin.
+    """
+    image = torch.from_numpy(pixels_HWC).permute(2, 0, 1).float() / 255
+    contrast_first = random.random() < 0.5
+    if random.random() < 0.5:
+        image = (image + random.uniform(-32, 32) / 255).clamp_(0, 1)
+    contrast = random.uniform(0.5, 1.5) if random.random() < 0.5 else 1.0
+    if contrast_first:
+        image = (image * contrast).clamp_(0, 1)
+    if random.random() < 0.5:
+        image = functional.adjust_saturation(image, random.uniform(0.5, 1.5))
+    if random.random() < 0.5:
+        image = functional.adjust_hue(image, random.uniform(-0.5, 0.5))
+    if not contrast_first:
+        image = (image * contrast).clamp_(0, 1)
+    return (image * 255).round_().to(torch.uint8).permute(1, 2, 0).numpy()

@@ -13,7 +13,7 @@ from timm.data.random_erasing import RandomErasing
 from torch import Tensor
 from torchvision.transforms import Compose, InterpolationMode, RandomCrop, Resize
 
-from lapcli.data.keyed import seed_everything
+from lapcli.data.images.batches import seed_everything
 from lapcli.recipe.vision import ImageFiles, ImageSource
 from lapcli.runtime.errors import UsageError
 
@@ -23,7 +23,7 @@ def training_transform(source: ImageSource, size: int) -> Compose:
     try:
         transform = _create(source, size)
     except (AssertionError, KeyError, ValueError) as error:
-        raise UsageError(f"data.augmentation.policy {wanted.policy!r} is none that timm knows: {error}") from None
+        raise UsageError(f"data.augmentation.policy {wanted.policy!r} is not a timm policy: {error}") from None
     if wanted.crop == "padded":  # as in the DeiT repository for images of 32 pixels
         transform.transforms[0] = _Sized(
             size, source, RandomCrop(size, padding=4 if wanted.padding is None else wanted.padding)
@@ -104,14 +104,12 @@ def normalise(images_BCHW: Tensor, source: ImageFiles) -> Tensor:
 class Eraser:
     """Random erasing of normalised images, keyed like the rest of an example's augmentation."""
 
-    def __init__(self, probability: float, device: torch.device) -> None:
+    def __init__(self, probability: float) -> None:
         self._erase = RandomErasing(probability, mode="pixel", device="cpu")
-        self._device = device
 
     def __call__(self, images_BCHW: Tensor, keys: Sequence[tuple[int, ...]]) -> Tensor:
-        """On the CPU: its generator draws the same on every machine."""
-        erased = images_BCHW.cpu()
-        for image_CHW, key in zip(erased, keys, strict=True):
+        """In place, on the CPU: its generator draws the same on every machine."""
+        for image_CHW, key in zip(images_BCHW, keys, strict=True):
             seed_everything(*key, 1)  # another stream than the crop's
             self._erase(image_CHW)
-        return erased.to(self._device)
+        return images_BCHW

@@ -3,15 +3,18 @@
 An epoch is a permutation of the images drawn by (seed, epoch), each taken `repeats` times in a row, cut to as many as
 there are images; it has as many whole batches as fit, and the rest is left out (another rest in each epoch). The
 positions of a batch go to its groups in turn, as timm's samplers deal them to GPUs, so that copies of an image fall
-into different groups.
+into different groups. What an example draws at random is a function of its key, not of who draws it, or when.
 """
 
+import hashlib
+import random
+import struct
 from dataclasses import dataclass
 from functools import lru_cache
 
 import numpy as np
+import torch
 
-from lapcli.data.images.mixing import pair_order
 from lapcli.runtime.errors import DataError
 
 
@@ -29,8 +32,8 @@ class ImageBatches:
         self.steps_per_epoch = images // batch
         if self.steps_per_epoch == 0:
             raise DataError(f"there are {images:,} training images, fewer than a batch of {batch:,}; lower train.batch")
-        self._images, self._batch, self._group, self._repeats, self._seed = images, batch, group, repeats, seed
-        self._order = lru_cache(maxsize=2)(self._compute_order)
+        self._batch, self._repeats, self._seed = batch, repeats, seed
+        self._order = lru_cache(maxsize=2)(lambda epoch: np.random.default_rng([seed, epoch]).permutation(images))
         # Position in the batch, in the order of an epoch, of each example of the global batch.
         groups = batch // group
         self._positions = (np.arange(groups)[:, None] + groups * pair_order(group)[None, :]).reshape(-1)
@@ -39,15 +42,29 @@ class ImageBatches:
         """Examples first to first + count of the global batch of `step`."""
         epoch, inside = divmod(step, self.steps_per_epoch)
         order = self._order(epoch)
-        found = []
+        examples = []
         for position in self._positions[first : first + count]:
             image, repeat = divmod(inside * self._batch + int(position), self._repeats)
-            found.append(Example(epoch, int(order[image]), repeat))
-        return found
+            examples.append(Example(epoch, int(order[image]), repeat))
+        return examples
 
     def identity(self, step: int) -> str:
         epoch, inside = divmod(step, self.steps_per_epoch)
         return f"batch {inside} of {self.steps_per_epoch} of epoch {epoch} (seed {self._seed})"
 
-    def _compute_order(self, epoch: int) -> np.ndarray:
-        return np.random.default_rng([self._seed, epoch]).permutation(self._images)
+
+def seed_everything(*key: int) -> None:
+    """Python's, numpy's and torch's CPU generators, all of which timm's and torchvision's transforms draw from."""
+    content = hashlib.blake2b(struct.pack(f"{len(key)}q", *key), digest_size=20).digest()
+    for_python, for_numpy, for_torch = struct.unpack("<QIQ", content)
+    random.seed(for_python)
+    np.random.seed(for_numpy)
+    torch.default_generator.manual_seed(for_torch % 2**63)
+
+
+def pair_order(size: int) -> np.ndarray:
+    """0, n-1, 1, n-2, ...: timm's partners (i and n - 1 - i) as neighbours."""
+    order = np.empty(size, dtype=np.int64)
+    order[0::2] = np.arange((size + 1) // 2)
+    order[1::2] = size - 1 - np.arange(size // 2)
+    return order

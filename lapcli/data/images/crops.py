@@ -31,19 +31,18 @@ from torchvision.transforms import (
 )
 
 from lapcli.data.images.augmentation import as_pixels
-from lapcli.data.images.batches import Example
+from lapcli.data.images.batches import Example, seed_everything
 from lapcli.data.images.image_set import ImageSet
 from lapcli.data.images.loader import Reader
-from lapcli.data.keyed import seed_everything
-from lapcli.recipe.self_supervised import CropSource
+from lapcli.recipe.dino import CropSource
 
 GLOBALS = 2
-#: Of the first global, the second global and a local crop.
+#: Probability of blur for the first global, the second global and a local crop.
 BLUR = {"executed": (0.0, 0.9, 0.5), "documented": (1.0, 0.1, 0.5)}
 
 
 def crop_transforms(source: CropSource) -> tuple[Compose, Compose, Compose]:
-    """Of the first global, the second global and a local crop."""
+    """The transforms of the first global, the second global and a local crop."""
     crops = source.crops
     first, second, local = BLUR[crops.blur]
     return (

@@ -24,7 +24,7 @@ class FolderImages(ImageSet):
             before = len(walk.files)
             walk.add(str(folder / name))
             if len(walk.files) == before:
-                raise DataError(f"{folder / name} has no images ({', '.join(SUFFIXES)}); remove it or fill it")
+                raise DataError(f"{folder / name} has no images ({', '.join(SUFFIXES)}); add some or remove the folder")
             labels += [label] * (len(walk.files) - before)
         self._files, self._identities = walk.files, np.array(walk.identities, dtype=np.uint64)
         super().__init__(np.array(labels), classes, turned)
@@ -83,7 +83,7 @@ class _Walk:
             status = os.stat(folder)
             entries = sorted(os.scandir(folder), key=lambda entry: entry.name)
         except OSError as error:
-            raise DataError(f"{folder} cannot be read ({error.strerror}); mend or remove it") from None
+            raise DataError(f"{folder} cannot be read ({error.strerror}); check its permissions") from None
         other = self._folders.setdefault((status.st_dev, status.st_ino), folder)
         if other != folder:
             raise DataError(

@@ -67,7 +67,7 @@ class ImageSet:
         return content.hexdigest()
 
 
-class Part(ImageSet):
+class ImageSubset(ImageSet):
     """Some images of another set, in the given order."""
 
     def __init__(self, whole: ImageSet, indices: np.ndarray) -> None:
@@ -140,11 +140,11 @@ def decode(encoded: bytes, name: str, turned: bool = False) -> Image.Image:
             return image if image.mode == "RGB" else _eight_bits(image).convert("RGB")
     except (OSError, ValueError, SyntaxError, UnidentifiedImageError, Image.DecompressionBombError) as error:
         reason = str(error).split(" <")[0] or type(error).__name__
-        raise DataError(f"{name} cannot be decoded as an image ({reason}); mend or remove it") from None
+        raise DataError(f"{name} cannot be decoded as an image ({reason}); repair or remove it") from None
 
 
 def _eight_bits(image: Image.Image) -> Image.Image:
-    """Of greys with more bits, which Pillow would clip at 255; ValueError where their range is anybody's guess."""
+    """Greys of 16 bits as 8, which Pillow would clip at 255; ValueError where their range is not known."""
     if image.mode != "F" and not image.mode.startswith("I"):
         return image
     grey = np.asarray(image)

@@ -14,9 +14,8 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Sampler
 
-from lapcli.data.images.batches import Example
+from lapcli.data.images.batches import Example, seed_everything
 from lapcli.data.images.image_set import ImageSet
-from lapcli.data.keyed import seed_everything
 from lapcli.runtime.errors import DataError, LapError
 from lapcli.runtime.machine import check_shared_memory, usable_cores
 

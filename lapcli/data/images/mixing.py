@@ -16,26 +16,18 @@ import torch
 from timm.data.mixup import Mixup, cutmix_bbox_and_lam
 from torch import Tensor
 
-from lapcli.data.keyed import seed_everything
+from lapcli.data.images.batches import seed_everything
 from lapcli.recipe.vision import Mixing
 
 Box = tuple[int, int, int, int]  # y from, y to, x from, x to
 
 
 @dataclass(frozen=True)
-class Mixture:
+class GroupMix:
     """What a group shares: each image keeps `share` of itself; CutMix takes the rest from the partner's box."""
 
     share: float
     box: Box | None
-
-
-def pair_order(size: int) -> np.ndarray:
-    """0, n-1, 1, n-2, ...: timm's partners (i and n - 1 - i) as neighbours."""
-    order = np.empty(size, dtype=np.int64)
-    order[0::2] = np.arange((size + 1) // 2)
-    order[1::2] = size - 1 - np.arange(size // 2)
-    return order
 
 
 class Mixer:
@@ -51,19 +43,19 @@ class Mixer:
             num_classes=classes,
         )
 
-    def mixture(self, step: int, group: int) -> Mixture:
+    def mixture(self, step: int, group: int) -> GroupMix:
         """Drawn by timm from generators keyed by (seed, step, group); nobody else's are touched."""
         if not self._section.is_on:
-            return Mixture(1.0, None)
+            return GroupMix(1.0, None)
         before = random.getstate(), np.random.get_state(), torch.get_rng_state()
         try:
             seed_everything(self._seed, step, group)
             share, is_cutmix = self._draws._params_per_batch()
             if share == 1.0 or not is_cutmix:
-                return Mixture(float(share), None)
+                return GroupMix(float(share), None)
             box, share = cutmix_bbox_and_lam((self._image, self._image), share)
             top, bottom, left, right = map(int, box)
-            return Mixture(float(share), (top, bottom, left, right))
+            return GroupMix(float(share), (top, bottom, left, right))
         finally:
             random.setstate(before[0])
             np.random.set_state(before[1])
@@ -90,7 +82,7 @@ class Mixer:
         return targets_BK.scatter_(1, labels_B[:, None], 1.0 - self._section.label_smoothing + off)
 
 
-def _mix_images(images_BCHW: Tensor, mixture: Mixture) -> None:
+def _mix_images(images_BCHW: Tensor, mixture: GroupMix) -> None:
     if mixture.box is None:
         partners = _partners(images_BCHW).mul_(1.0 - mixture.share)
         images_BCHW.mul_(mixture.share).add_(partners)

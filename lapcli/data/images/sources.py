@@ -7,22 +7,14 @@ from typing import Any
 import numpy as np
 
 from lapcli.data.cache import digest
-from lapcli.data.images.digits import Digits
 from lapcli.data.images.folder import FolderImages, is_image_folder
-from lapcli.data.images.image_set import ImageSet, Part, hold, sampled_sizes
-from lapcli.data.images.photographs import Photographs
+from lapcli.data.images.image_set import ImageSet, ImageSubset, hold, sampled_sizes
 from lapcli.data.images.tables import HELD_OUT, has_tables, open_tables
+from lapcli.data.sources import LabelledImageSource
+from lapcli.recipe.data_sources import find_source
 from lapcli.recipe.vision import ImageFiles
 from lapcli.runtime.errors import DataError
 from lapcli.runtime.progress import Progress
-
-#: Training images of sets known by name, so that a plan can count steps without touching data.
-KNOWN_SIZES = {
-    "builtin": 1_797,
-    "hub:uoft-cs/cifar10": 50_000,
-    "hub:uoft-cs/cifar100": 50_000,
-    "hub:ILSVRC/imagenet-1k": 1_281_167,
-}
 
 
 @dataclass(frozen=True)
@@ -74,7 +66,7 @@ def open_images(source: ImageFiles, classes: int | None, progress: Progress | No
     if train.classes != validation.classes:
         differing = sorted(set(train.classes) ^ set(validation.classes))[:5]
         raise DataError(
-            f"training and validation images have different classes: {', '.join(differing)} are in one only"
+            f"training and validation images have different classes: {', '.join(differing)} are in only one of them"
         )
     _check_count(train, classes, f"the images of {source.train}")
     sizes = sampled_sizes(train)
@@ -115,15 +107,15 @@ def open_held_out(source: ImageFiles, classes: list[str]) -> tuple[ImageSet, str
     if are_named and validation.classes != classes:
         ours, theirs = next(pair for pair in zip(validation.classes, classes, strict=True) if pair[0] != pair[1])
         raise DataError(
-            f"{source.train} has other classes than the model was trained on, or in another order: {ours!r} instead of "
-            f"{theirs!r}; name the folders as those of the training images"
+            f"{source.train} does not have the classes that the model was trained on, in their order: it has {ours!r} "
+            f"instead of {theirs!r}; name the folders like those of the training images"
         )
     return hold(validation, source.decoded_gigabytes), _described(source, train, validation)
 
 
 def _check_count(images: ImageSet, classes: int | None, what: str) -> None:
     if classes is not None and len(images.classes) != classes:
-        raise DataError(f"{what} have {len(images.classes)} classes, model.classes is {classes}; make them equal")
+        raise DataError(f"{what} have {len(images.classes)} classes, but model.classes is {classes}; make them equal")
 
 
 def _described(source: ImageFiles, train: ImageSet, validation: ImageSet) -> str:
@@ -153,10 +145,9 @@ def _parts(source: ImageFiles, whole: bool = False, progress: Progress | None = 
 def _open(source: ImageFiles, where: str, progress: Progress | None) -> tuple[ImageSet, ImageSet | None]:
     """The training part of a source, and its own held-out part if it has one."""
     turned = source.exif_orientation == "apply"
-    if where == "builtin":
-        return Digits(), None
-    if where == "builtin:photographs":
-        return Photographs(), Photographs(held_out=True)
+    named = find_source(where, "images")
+    if isinstance(named, LabelledImageSource):
+        return named.images()
     if where.startswith("hub:"):
         return open_tables(where, source.revision, source.image_column, source.label_column, turned, progress)
     folder = Path(where).expanduser()
@@ -173,7 +164,7 @@ def _open(source: ImageFiles, where: str, progress: Progress | None) -> tuple[Im
 
 
 def held_out_fraction(images: ImageSet, fraction: float, seed: int) -> tuple[ImageSet, ImageSet]:
-    """Of each class alike, so that a small part still has all of them."""
+    """Holds out the same fraction of each class, so that a small part still has all of them."""
     generator = np.random.default_rng([seed, len(images)])
     held_out = []
     for label in range(len(images.classes)):
@@ -183,4 +174,4 @@ def held_out_fraction(images: ImageSet, fraction: float, seed: int) -> tuple[Ima
     mask[np.concatenate(held_out)] = True
     if mask.all():
         raise DataError(f"data.validation {fraction} leaves nothing to train on")
-    return Part(images, np.flatnonzero(~mask)), Part(images, np.flatnonzero(mask))
+    return ImageSubset(images, np.flatnonzero(~mask)), ImageSubset(images, np.flatnonzero(mask))

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from lapcli.data.cache import digest, locked
-from lapcli.data.fingerprint import content_sha256
+from lapcli.data.checksums import content_sha256
 from lapcli.data.images.image_set import ImageSet, check_labels
 from lapcli.runtime.environment import cache_dir, hub_is_offline
 from lapcli.runtime.errors import DataError
@@ -136,12 +136,14 @@ def _load_local(folder: Path, place: Path, options: dict[str, Any], progress: Pr
         builder = datasets.load_dataset_builder(str(folder), cache_dir=str(place), **options)
         converted = Path(builder.cache_dir)
         if converted.is_dir() and not _is_of(converted, folder, files):
-            log.warning("%s is not of the files that are in %s now; converting them again", converted, folder)
+            log.warning(
+                "%s was not converted from the files that are in %s now; converting them again", converted, folder
+            )
             shutil.rmtree(converted)
         splits = datasets.load_dataset(str(folder), cache_dir=str(place), **options)
         if _described_files(folder) != files:
             shutil.rmtree(converted, ignore_errors=True)
-            raise DataError(f"{folder} changed while it was being read; run it again when it is complete")
+            raise DataError(f"{folder} changed while it was being read; run the command again when it is complete")
         if not (converted / CONVERTED_FROM).is_file():
             write_json(converted / CONVERTED_FROM, files)
     return splits
@@ -162,8 +164,8 @@ def _is_of(converted: Path, folder: Path, files: dict[str, str]) -> bool:
     """Whether converted files are of these contents. Version 0.1 did not write that down: then they have to be newer
     than the last change of each file, which no copy or archive can set back as it can a modification time."""
     try:
-        found: object = json.loads((converted / CONVERTED_FROM).read_text(encoding="utf-8"))
-        return found == files
+        converted_from: object = json.loads((converted / CONVERTED_FROM).read_text(encoding="utf-8"))
+        return converted_from == files
     except FileNotFoundError:
         written = [path.stat().st_mtime_ns for path in converted.glob("*.arrow")]
         changed = [(folder / name).stat().st_ctime_ns for name in files]
@@ -172,15 +174,15 @@ def _is_of(converted: Path, folder: Path, files: dict[str, str]) -> bool:
         return False
 
 
-def _column(table: Any, source: str, wanted: str | None, found: list[str], kind: str) -> str:
+def _column(table: Any, source: str, wanted: str | None, candidates: list[str], kind: str) -> str:
     have = ", ".join(table.column_names)
     if wanted is not None and wanted not in table.column_names:
         raise DataError(f"{source} has no column {wanted}; it has {have} (data.{kind}_column)")
-    if wanted is None and len(found) != 1:
+    if wanted is None and len(candidates) != 1:
         raise DataError(
-            f"{source} has {len(found) or 'no'} columns that hold {kind}s; it has {have}: give data.{kind}_column"
+            f"{source} has {len(candidates) or 'no'} columns that hold {kind}s; it has {have}: give data.{kind}_column"
         )
-    return wanted or found[0]
+    return wanted or candidates[0]
 
 
 def _images(table: Any) -> list[str]:

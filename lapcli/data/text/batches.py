@@ -28,8 +28,10 @@ class TokenBatches:
                 "give more text or a smaller model.context"
             )
         self._stream, self._context, self._batch, self._seed, self._shuffled = stream, context, batch, seed, shuffled
-        # Two epochs: a batch may end one and begin the next.
-        self._order = lru_cache(maxsize=2)(self._compute_order)
+        # Two epochs: a batch may end one and begin the next. A cache of a bound method would be a reference cycle, and
+        # the stream's files would stay open until a garbage collection.
+        count = self.sequences_per_epoch
+        self._order = lru_cache(maxsize=2)(lambda epoch: np.random.default_rng([seed, epoch]).permutation(count))
 
     def sequences(self, step: int, first: int, count: int) -> tuple[torch.Tensor, torch.Tensor]:
         """int64 inputs_BT and targets_BT of positions first to first + count of the global batch of `step`."""
@@ -46,6 +48,3 @@ class TokenBatches:
         first, last = step * self._batch, (step + 1) * self._batch - 1
         names = [f"{n % self.sequences_per_epoch:,} of epoch {n // self.sequences_per_epoch}" for n in (first, last)]
         return f"sequences {names[0]} to {names[1]} ({self.sequences_per_epoch:,} an epoch, seed {self._seed})"
-
-    def _compute_order(self, epoch: int) -> np.ndarray:
-        return np.random.default_rng([self._seed, epoch]).permutation(self.sequences_per_epoch)

@@ -7,8 +7,6 @@ compared within one.
 
 import ast
 import gc
-import hashlib
-import json
 import os
 import platform
 import sysconfig
@@ -16,31 +14,49 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from lapcli.data.cache import build_once, digest
+from lapcli.data.cache import digest
+from lapcli.data.sources import DocumentSource
 from lapcli.runtime.environment import cache_dir
 from lapcli.runtime.errors import DataError
-from lapcli.runtime.files import sha256_of_file
 
 # Installed or not by the taste of distributors, or no library documentation.
 SKIPPED_FOLDERS = {
     *("test", "tests", "idle_test", "idlelib", "lib2to3", "turtledemo", "tkinter", "distutils", "ensurepip"),
     *("site-packages", "dist-packages", "lib-dynload", "__pycache__", "__phello__", "pydoc_data", "encodings"),
 }
-TEXT_FILE = "text.jsonl"
 REPEATABLE = 40  # characters; a shorter paragraph is a heading or a name
 VERSION = 1  # of the extraction; a change of it builds the text again
 
 
+class PythonDocumentation(DocumentSource):
+    name = "python_documentation"
+
+    def fingerprint(self) -> str:
+        root = _library()
+        sources = [(name, (root / name).stat().st_size) for name in _modules(root)]
+        return digest(VERSION, platform.python_version(), sources)[:16]
+
+    def folder(self) -> Path:
+        return cache_dir() / "builtin" / self.fingerprint()
+
+    def rows(self) -> Iterator[str]:
+        with _collector_paused():
+            documents = list(without_repeats(builtin_documents(_library())))
+        if not documents:
+            raise DataError(f"this Python carries no documentation ({_library()}); name another text in data.train")
+        yield from documents
+
+
+PYTHON_DOCUMENTATION = PythonDocumentation()
+
+
 def builtin_text() -> Path:
     """The jsonl file of the built-in text, extracted on the first call."""
-    root = Path(sysconfig.get_path("stdlib"))
-    return build_once(builtin_folder(root), lambda folder: _extract(root, folder), _is_whole) / TEXT_FILE
+    return PYTHON_DOCUMENTATION.file()
 
 
-def builtin_folder(root: Path | None = None) -> Path:
-    root = root or Path(sysconfig.get_path("stdlib"))
-    sources = [(name, (root / name).stat().st_size) for name in _modules(root)]
-    return cache_dir() / "builtin" / digest(VERSION, platform.python_version(), sources)[:16]
+def _library() -> Path:
+    return Path(sysconfig.get_path("stdlib"))
 
 
 def builtin_documents(root: Path) -> Iterator[str]:
@@ -52,17 +68,6 @@ def builtin_documents(root: Path) -> Iterator[str]:
             continue  # a distributor's stub in another encoding is no reason to fail
         if docstrings := list(_docstrings(tree, name.removesuffix(".py").removesuffix("/__init__").replace("/", "."))):
             yield "\n\n".join(docstrings) + "\n"
-
-
-def _extract(root: Path, folder: Path) -> None:
-    with _collector_paused():
-        documents = list(without_repeats(builtin_documents(root)))
-    if not documents:
-        raise DataError(f"this Python carries no documentation ({root}); name another text in data.train")
-    lines = [json.dumps({"text": document}) + "\n" for document in documents]
-    (folder / TEXT_FILE).write_text("".join(lines), encoding="utf-8")
-    content = hashlib.sha256("".join(lines).encode()).hexdigest()
-    (folder / "index.json").write_text(json.dumps({"sha256": content}))
 
 
 @contextmanager
@@ -92,17 +97,6 @@ def without_repeats(documents: Iterable[str]) -> Iterator[str]:
                 new = True
         if new:
             yield "\n\n".join(kept)
-
-
-def builtin_sha256(text: Path) -> str:
-    return str(json.loads((text.parent / "index.json").read_text())["sha256"])
-
-
-def _is_whole(folder: Path) -> bool:
-    try:
-        return sha256_of_file(folder / TEXT_FILE) == builtin_sha256(folder / TEXT_FILE)
-    except (OSError, ValueError, KeyError, TypeError):
-        return False
 
 
 def _modules(root: Path) -> list[str]:

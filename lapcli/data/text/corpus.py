@@ -1,6 +1,11 @@
-"""A corpus: files read as one sequence of documents, those to train on and those held out kept apart."""
+"""A corpus: the files of a text source read as one sequence of documents, with those held out for validation apart.
 
-from collections.abc import Iterator, Sequence
+The source is the built-in text, a hub data set or local files. Which documents are held out, and in what order the
+rest is read, is computed from the seed.
+"""
+
+import math
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -9,16 +14,25 @@ from typing import NamedTuple
 import numpy as np
 
 from lapcli.data.cache import digest
-from lapcli.data.fingerprint import content_sha256, fingerprint_of_0_1, remembered_sha256
-from lapcli.data.text.formats import read_batches
-from lapcli.data.text.split import cut_in_two, held_out
+from lapcli.data.checksums import content_sha256, fingerprint_of_0_1, hub_fingerprint, remembered_sha256
+from lapcli.data.file_formats import is_text, read_documents
+from lapcli.data.source_files import (
+    cached_hub_files,
+    check_file_list,
+    expand_ranges,
+    hub_files,
+    local_files,
+    refuse_same_file,
+)
+from lapcli.data.sources import RowSource, rows_sha256
+from lapcli.recipe.data_sources import find_source
 from lapcli.recipe.schema import TextSource
 from lapcli.runtime.errors import DataError
 from lapcli.runtime.files import sha256_of_file
 from lapcli.runtime.progress import Progress
 
 DEFAULT_FRACTION = 1 / 20
-_READ_AT_ONCE = 1 << 26  # bytes of a corpus that are read without a second thought
+_READ_AT_ONCE = 1 << 26  # bytes: a corpus this small is read to learn its key
 
 
 @dataclass(frozen=True)
@@ -29,7 +43,7 @@ class SourceFile:
     content: tuple[str | int, ...] | None  # a hash known without reading the file; none: it has to be read
 
 
-class Parts(NamedTuple):
+class SplitDocuments(NamedTuple):
     """Some documents in source order, those to train on and those held out."""
 
     train: list[str]
@@ -56,7 +70,7 @@ class Corpus:
 
     @cached_property
     def key(self) -> str:
-        """Of the content and of everything that decides which document goes where."""
+        """The key of the content and of everything that decides which document goes where."""
         unknown = [file.path for file in self.files if file.content is None]
         hashes = iter(content_sha256(unknown, self._progress))
         return self._key([[next(hashes)] if file.content is None else file.content for file in self.files])
@@ -88,20 +102,20 @@ class Corpus:
         )
         return digest(settings, [(file.name, content) for file, content in zip(self.files, contents, strict=True)])
 
-    def parts(self, doing: str, *, only_train: bool = False) -> Iterator[Parts]:
+    def parts(self, doing: str, *, only_train: bool = False) -> Iterator[SplitDocuments]:
         """Every document once, in source order."""
         count = None if self.holds_out_a_file else self._count
         self.skipped = 0  # only now: counting skips them too
         if count is None:
             for documents in self._documents(self.files[:-1], doing):
-                yield Parts(documents, [])
+                yield SplitDocuments(documents, [])
             for documents in [] if only_train else self._documents(self.files[-1:], doing):
-                yield Parts([], documents)
+                yield SplitDocuments([], documents)
         elif count == 1:
             for documents in self._documents(self.files, doing):
                 for document in documents:
                     train, held = cut_in_two(document, self._fraction)
-                    yield Parts([train], [held])
+                    yield SplitDocuments([train], [held])
         else:
             start = 0
             for documents in self._documents(self.files, doing):
@@ -109,13 +123,15 @@ class Corpus:
                 start += len(documents)
                 if len(held_of) < len(documents):
                     raise self.changed_meanwhile()
-                yield Parts(
+                yield SplitDocuments(
                     [document for document, held in zip(documents, held_of, strict=True) if not held],
                     [document for document, held in zip(documents, held_of, strict=True) if held],
                 )
 
     def changed_meanwhile(self) -> DataError:
-        return DataError(f"{self.source.train} changed while it was being read; run it again when it is complete")
+        return DataError(
+            f"{self.source.train} changed while it was being read; run the command again when it is complete"
+        )
 
     @property
     def _fraction(self) -> float:
@@ -136,7 +152,7 @@ class Corpus:
     def _documents(self, files: Sequence[SourceFile], doing: str) -> Iterator[list[str]]:
         done = sum(file.size for file in self.files[: self.files.index(files[0])])
         for file in files:
-            batches = read_batches(
+            batches = read_documents(
                 file.path, name=file.name, column=self.source.column, separator=self.source.separator
             )
             for share, documents in batches:
@@ -147,3 +163,97 @@ class Corpus:
                 if kept:
                     yield kept
             done += file.size
+
+
+def document_order(count: int, seed: int, purpose: str) -> np.ndarray:
+    """A permutation of `count` documents, its own for each purpose."""
+    return np.random.default_rng([seed, *purpose.encode()]).permutation(count)
+
+
+def held_out(count: int, fraction: float, seed: int | None) -> np.ndarray:
+    """bool [count]: the documents of validation, at least one and never all.
+
+    They are the last ones of the shuffled order, or of the source's own where it is in random order already (no seed).
+    """
+    held = min(max(math.ceil(count * fraction), 1), count - 1)
+    order = np.arange(count) if seed is None else document_order(count, seed, "validation")
+    mask = np.zeros(count, dtype=bool)
+    mask[order[count - held :]] = True
+    return mask
+
+
+def cut_in_two(document: str, fraction: float) -> tuple[str, str]:
+    """One document as a part to train on and a last part to validate on, cut after a newline or else a space."""
+    if len(document) < 2:
+        raise DataError("the text is a single character, which cannot be trained and validated on; give more text")
+    target = min(max(round(len(document) * (1 - fraction)), 1), len(document) - 1)
+    for mark in ("\n", " "):
+        before = document.rfind(mark, 0, target) + 1
+        after = document.find(mark, target, -1) + 1
+        # The nearer of both, but not one so far off that another share would be held out.
+        near = [cut for cut in (before, after) if cut and abs(cut - target) <= min(target, len(document) - target) / 2]
+        if near:
+            target = min(near, key=lambda cut: abs(cut - target))
+            break
+    return document[:target], document[target:]
+
+
+def open_corpus(source: TextSource, progress: Progress | None = None) -> Corpus:
+    """The source's files, downloaded where they are missing; nothing of a file's text is read."""
+    if named := _row_source(source):
+        text = named.file()
+        return Corpus(source, _files([text.name], [text], lambda path: [rows_sha256(path)]), progress)
+    if source.train.startswith("hub:"):
+        repository, names = hub_list(source)
+        paths = hub_files(repository, names, source.revision, progress)
+        return Corpus(source, _files(names, paths, hub_fingerprint), progress)
+    paths = local_files(source.train, source.files)
+    folder = Path(source.train).expanduser()
+    names = [path.name if folder.is_file() else path.relative_to(folder).as_posix() for path in paths]
+    _check(source, names)
+    refuse_same_file(paths)
+    return Corpus(source, _files(names, paths, lambda path: None), progress)
+
+
+def corpus_at_hand(source: TextSource) -> Corpus | None:
+    """The corpus if nothing need be downloaded or extracted for it."""
+    if (named := _row_source(source)) and not named.folder().is_dir():
+        return None
+    if source.train.startswith("hub:"):
+        repository, names = hub_list(source)
+        if cached_hub_files(repository, names, source.revision) is None:
+            return None
+    return open_corpus(source)
+
+
+def _row_source(source: TextSource) -> RowSource | None:
+    named = find_source(source.train, "text")
+    return named if isinstance(named, RowSource) else None
+
+
+def hub_list(source: TextSource) -> tuple[str, list[str]]:
+    """The data set's name and its files, in the order of the recipe."""
+    names = expand_ranges(source.files or [])
+    _check(source, names)
+    return source.train.removeprefix("hub:"), names
+
+
+def _files(
+    names: Sequence[str], paths: Sequence[Path], known: Callable[[Path], Sequence[str | int] | None]
+) -> list[SourceFile]:
+    try:
+        contents = [known(path) for path in paths]
+        return [
+            SourceFile(name, path, path.stat().st_size, None if content is None else tuple(content))
+            for name, path, content in zip(names, paths, contents, strict=True)
+        ]
+    except OSError as error:
+        raise DataError(f"cannot read {error.filename} ({error.strerror}); check data.train") from None
+
+
+def _check(source: TextSource, names: Sequence[str]) -> None:
+    check_file_list(names)
+    if source.separator is not None and not any(map(is_text, names)):
+        raise DataError("data.separator: none of the source's files is a text file; remove it")
+    if source.column != "text" and all(map(is_text, names)):
+        raise DataError(f"data.column: text files have no columns such as {source.column}; remove it")

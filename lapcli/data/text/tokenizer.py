@@ -81,8 +81,8 @@ class Tokenizer:
             ) from None
         except Exception as error:  # the library raises plain Exception for anything that it cannot read
             raise DataError(
-                f"{path} is not a whole tokenizer.json ({str(error)[:200]}); name another, or leave tokenizer.file out "
-                "to train one"
+                f"{path} is not a complete tokenizer.json ({str(error)[:200]}); name another, or leave "
+                "tokenizer.file out to train one"
             ) from None
         try:
             tokenizer = cls(inner)
@@ -110,7 +110,7 @@ class Tokenizer:
         return [encoding.ids for encoding in self._inner.encode_batch_fast(clean, add_special_tokens=False)]
 
     def decode(self, ids: Iterable[int]) -> str:
-        """As text; bytes that are no UTF-8 (half a character) become U+FFFD."""
+        """Text; bytes that are not valid UTF-8, such as those of a truncated character, become U+FFFD."""
         return self.decode_bytes(ids).decode("utf-8", errors="replace")
 
     def decode_bytes(self, ids: Iterable[int]) -> bytes:

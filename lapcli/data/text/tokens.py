@@ -21,14 +21,12 @@ from typing import Any
 import numpy as np
 
 from lapcli.data.cache import build_once, digest
-from lapcli.data.checksums import INDEX, BlockHasher, read_index, write_index
-from lapcli.data.fingerprint import refuse_damaged_blobs
-from lapcli.data.text.corpus import Corpus
-from lapcli.data.text.documents import DocumentWriter
-from lapcli.data.text.formats import is_text
-from lapcli.data.text.shards import TokenStream, shards_are_whole, token_dtype
-from lapcli.data.text.sources import corpus_at_hand, hub_list, open_corpus
+from lapcli.data.checksums import INDEX, BlockHasher, read_index, refuse_damaged_blobs, write_index
+from lapcli.data.file_formats import is_text
+from lapcli.data.text.corpus import Corpus, corpus_at_hand, hub_list, open_corpus
+from lapcli.data.text.shards import DocumentWriter, TokenStream, shards_are_whole, token_dtype
 from lapcli.data.text.tokenizer import SPLIT_PATTERN, Tokenizer, train_tokenizer
+from lapcli.recipe.data_sources import PREFIX
 from lapcli.recipe.schema import TextSource, TokenizerSection
 from lapcli.runtime.environment import cache_dir
 from lapcli.runtime.errors import DataError
@@ -78,6 +76,8 @@ def describe_source(source: TextSource, tokenizer: TokenizerSection) -> str:
         where = f"{len(names):,} files of the hub data set {repository}, {names[0]} to {names[-1]}"
     elif source.train == "builtin":
         where = "the built-in text (this Python's documentation and docstrings)"
+    elif source.train.startswith(PREFIX):
+        where = f"the data source {source.train.removeprefix(PREFIX)}"
     else:
         where = f"local text {source.train}"
     try:
@@ -113,7 +113,7 @@ def _prepare_tokenizer(corpus: Corpus, section: TokenizerSection, progress: Prog
         given = Tokenizer.from_file(Path(section.file).expanduser())
         if given.vocab_size != section.vocab:
             raise DataError(
-                f"{section.file} has {given.vocab_size:,} tokens and tokenizer.vocab says {section.vocab:,}; "
+                f"{section.file} has {given.vocab_size:,} tokens, but tokenizer.vocab says {section.vocab:,}; "
                 f"set tokenizer.vocab to {given.vocab_size}"
             )
         return given
@@ -132,12 +132,12 @@ def _prepare_tokenizer(corpus: Corpus, section: TokenizerSection, progress: Prog
 
     def is_whole(folder: Path) -> bool:
         try:
-            found = Tokenizer.from_file(folder / TOKENIZER)
-            if read_index(folder) != {"sha256": found.sha256}:
+            trained = Tokenizer.from_file(folder / TOKENIZER)
+            if read_index(folder) != {"sha256": trained.sha256}:
                 return False
         except (DataError, OSError, ValueError):
             return False
-        ready.append(found)
+        ready.append(trained)
         return True
 
     def adopt(folder: Path) -> None:
@@ -147,11 +147,11 @@ def _prepare_tokenizer(corpus: Corpus, section: TokenizerSection, progress: Prog
         if (old / INDEX).exists() or not (old / TOKENIZER).is_file():
             return
         try:
-            found = Tokenizer.from_file(old / TOKENIZER)
+            trained = Tokenizer.from_file(old / TOKENIZER)
         except DataError:
             return
-        if _index_of_0_1(_text_folder(key, found.sha256)):
-            keep(old, found)
+        if _index_of_0_1(_text_folder(key, trained.sha256)):
+            keep(old, trained)
             _rename(old, folder)
 
     ready: list[Tokenizer] = []
@@ -219,7 +219,7 @@ def _adopt_text(folder: Path, corpus: Corpus, tokenizer: Tokenizer) -> None:
     if not corpus.is_older_than(old / INDEX):
         log.warning("%s is not used: a file of its source has changed since, so that it cannot be verified", old)
         return
-    log.warning("%s is of version 0.1, which kept no checksums; hashing it once", old)
+    log.warning("%s was made by version 0.1, which kept no checksums; hashing it once", old)
     has_zero_bytes = np.array([0 in tokenizer.decode_bytes([id_]) for id_ in range(tokenizer.vocab_size)])
     dtype, zero_bytes = token_dtype(tokenizer.vocab_size), False
     hashes: dict[str, str] = {}
@@ -237,7 +237,7 @@ def _adopt_text(folder: Path, corpus: Corpus, tokenizer: Tokenizer) -> None:
             sums[part][name] = blocks.hexdigest()
         hashes[part] = whole.hexdigest()
     if digest(hashes, tokenizer.sha256) != index["identity"] or index["vocab"] != tokenizer.vocab_size:
-        log.warning("%s is damaged (its content is not that of its identity); building it again", old)
+        log.warning("%s is damaged (its content does not match its identity); building it again", old)
         shutil.rmtree(old)
         return
     if zero_bytes and any(is_text(file.name) for file in corpus.files):

@@ -4,7 +4,7 @@ Text prompts get <|bos|> before them, as every document has in training; chat pr
 longer than the training context loses its beginning, as in lm-eval's own models; chat prompts stay whole.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,14 +12,69 @@ from lm_eval.api.instance import Instance
 from lm_eval.api.model import TemplateLM
 from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
 
+from lapcli.data.chat.conversation import Malformed, Turn, conversation, render_prompts
 from lapcli.data.text.tokenizer import Tokenizer
-from lapcli.evaluation.harness.crew import Crew
 from lapcli.evaluation.harness.journal import Journal
 from lapcli.evaluation.harness.likelihood import Question
-from lapcli.evaluation.harness.prompt import Prompt, chat_prompt, encode_prompts
-from lapcli.evaluation.harness.worker import GenerationJob, LikelihoodJob
-from lapcli.generation.sampling import Sampling
+from lapcli.evaluation.harness.workers import GenerationJob, LikelihoodJob, Workers
+from lapcli.generation.engine import Sampling
 from lapcli.runtime.errors import DataError, UsageError
+
+
+class Prompt(str):
+    """Text that carries its token ids, through copying and pickling.
+
+    lm-eval hands prompts on as text. Rendered chat read back from text would turn a `<|user_end|>` that a question
+    merely quotes into the real one; so the tokens travel with the text, which is for people. They are made for all
+    prompts of a task at once, which uses all cores: MMLU has 14,042.
+    """
+
+    _ids: tuple[int, ...] | None
+    _parts: "tuple[Sequence[Turn], str, Tokenizer] | None"
+
+    def __new__(cls, text: str, ids: Sequence[int] | None, parts: Any = None) -> "Prompt":
+        prompt = super().__new__(cls, text)
+        prompt._ids = None if ids is None else tuple(ids)
+        prompt._parts = parts
+        return prompt
+
+    @property
+    def ids(self) -> tuple[int, ...]:
+        if self._ids is None:
+            encode_prompts([self])
+        assert self._ids is not None
+        return self._ids
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Prompt, (str(self), self.ids)
+
+
+def encode_prompts(prompts: Iterable[Prompt]) -> None:
+    """Gives ids to all that have none yet, in one call of the tokenizer."""
+    waiting = [(prompt, prompt._parts) for prompt in {id(each): each for each in prompts}.values()]
+    parts = [(prompt, *given) for prompt, given in waiting if given is not None]
+    if not parts:
+        return
+    tokenizer = parts[0][3]
+    begun = tokenizer.encode_batch([text for _, _, text, _ in parts])
+    rendered = render_prompts([turns for _, turns, _, _ in parts], tokenizer)
+    for (prompt, *_), ids, more in zip(parts, rendered, begun, strict=True):
+        prompt._ids, prompt._parts = (*ids, *more), None
+
+
+def chat_prompt(messages: Sequence[Mapping[str, str]], tokenizer: Tokenizer, answer_begins: bool = False) -> Prompt:
+    """Messages up to the token after which the assistant answers; `answer_begins`: the last one is its beginning."""
+    begun = messages[-1]["content"] if answer_begins else ""
+    try:
+        turns = conversation(messages[:-1] if answer_begins else messages)
+    except Malformed as error:
+        raise DataError(f"a prompt cannot be rendered as a conversation: {error}") from None
+    if not turns or turns[-1].role != "user":
+        raise DataError("a prompt cannot be rendered as a conversation: it does not end with the user")
+    said = "".join(f"<|{turn.role}_start|>{turn.parts[0].text}<|{turn.role}_end|>" for turn in turns)
+    text = f"<|bos|>{said}<|assistant_start|>{begun}"  # as decoding the tokens would give
+    return Prompt(text, None, (turns, begun, tokenizer))
+
 
 DEFAULT_NEW_TOKENS = 256  # lm-eval's
 REQUESTS_AT_ONCE = 1024
@@ -31,10 +86,10 @@ class LapLM(TemplateLM):
     """One for each task: it knows where the task's answers are journalled."""
 
     def __init__(
-        self, tokenizer: Tokenizer, context: int, crew: Crew, *, task: str, seed: int, journal: Path | None = None
+        self, tokenizer: Tokenizer, context: int, workers: Workers, *, task: str, seed: int, journal: Path | None = None
     ) -> None:
         super().__init__()
-        self._tokenizer, self._crew, self._task, self._seed = tokenizer, crew, task, seed
+        self._tokenizer, self._workers, self._task, self._seed = tokenizer, workers, task, seed
         self.max_length = context
         self._folder = journal
         self._known: dict[str, Any] = Journal(journal).read()
@@ -59,8 +114,8 @@ class LapLM(TemplateLM):
     def tok_encode(self, string: str, add_special_tokens: bool | None = None, **_: Any) -> list[int]:
         if isinstance(string, Prompt):
             return list(string.ids)
-        found = self._encoded.get(string)
-        ids = self._tokenizer.encode(string) if found is None else found
+        known = self._encoded.get(string)
+        ids = self._tokenizer.encode(string) if known is None else known
         return ids if add_special_tokens is False else [self._tokenizer.bos, *ids]
 
     def apply_chat_template(
@@ -88,7 +143,7 @@ class LapLM(TemplateLM):
         return answers
 
     def _texts(self, context: str, continuation: str) -> list[str]:
-        """What will be encoded, so that it can be in one call on all cores."""
+        """What will be encoded, so that one call can do it on all cores."""
         if isinstance(context, Prompt) or not context:
             return [continuation]
         return [context.rstrip(), context + continuation]
@@ -106,8 +161,8 @@ class LapLM(TemplateLM):
             for context, group in groups.items()
         ]
         answers: list[tuple[float, bool]] = [(0.0, False)] * len(requests)
-        for group, found in zip(groups.values(), self._likelihoods(items), strict=True):
-            for numbers, (logprob, is_greedy) in zip(group.values(), found, strict=True):
+        for group, likelihoods in zip(groups.values(), self._likelihoods(items), strict=True):
+            for numbers, (logprob, is_greedy) in zip(group.values(), likelihoods, strict=True):
                 for number in numbers:
                     answers[number] = (logprob, is_greedy)
         return answers
@@ -116,8 +171,8 @@ class LapLM(TemplateLM):
         """Answers that would be compared by chance: without a token, or letters of unequal tokens."""
         if not all(continuations):
             raise DataError(
-                f"{self._task}: one of the answers {', '.join(map(repr, texts))[:80]} is no token of its own after its "
-                "prompt, whose last token swallows it; this tokenizer cannot be evaluated on it"
+                f"{self._task}: one of the answers {', '.join(map(repr, texts))[:80]} is merged into the last token "
+                "of its prompt; this tokenizer cannot be evaluated on it"
             )
         letters = {text.strip() for text in texts}
         are_letters = len(letters) > 1 and all(len(letter) == 1 for letter in letters)
@@ -144,18 +199,16 @@ class LapLM(TemplateLM):
         return cut
 
     def loglikelihood_rolling(self, requests: list[Instance], disable_tqdm: bool = True) -> list[float]:
-        texts = [request.args[0] for request in requests]
         items = []
-        for text, ids in zip(texts, self._tokenizer.encode_batch(texts), strict=True):
+        for ids in self._tokenizer.encode_batch([request.args[0] for request in requests]):
             if not ids:
                 raise DataError(f"{self._task}: an empty document has no likelihood; remove it")
-            del text
             windows = get_rolling_token_windows(
                 ids, prefix_token=self._tokenizer.bos, max_seq_len=self.max_length, context_len=1
             )
             pairs = (make_disjoint_window(window) for window in windows)
             items.append([Question(tuple(context), (tuple(target),)) for context, target in pairs])
-        return [sum(logprob for logprob, _ in found) for found in self._likelihoods(items)]
+        return [sum(logprob for logprob, _ in windows) for windows in self._likelihoods(items)]
 
     def generate_until(self, requests: list[Instance], disable_tqdm: bool = True) -> list[str]:
         """lm-eval repeats a request as often as it wants samples; they are drawn together."""
@@ -173,8 +226,8 @@ class LapLM(TemplateLM):
         for (sampling, until, samples, is_chat), numbers in jobs.items():
             items = [self._prompt(groups[number][0].args[0], sampling.max_tokens) for number in numbers]
             job = GenerationJob(items, self._task, sampling, samples, until, is_chat, self._folder)
-            for number, found in zip(numbers, self._do(job, len), strict=True):
-                answers[number] = found
+            for number, texts in zip(numbers, self._do(job, len), strict=True):
+                answers[number] = texts
         return [text for group in answers for text in group]
 
     def _sampling(self, given: Mapping[str, Any]) -> tuple[Sampling, tuple[str, ...]]:
@@ -212,14 +265,14 @@ class LapLM(TemplateLM):
         return self._do(job, lambda item: sum(question.length for question in item))
 
     def _do(self, job: LikelihoodJob | GenerationJob, cost: Callable[[Any], float]) -> list[Any]:
-        """What the journal does not have is worked on."""
+        """Answers from the journal; the workers compute those that it lacks."""
         answers: list[Any] = [None] * len(job.items)
         if self._known:
             answers = [self._known.get(job.key(item)) for item in job.items]  # type: ignore[arg-type]
         missing = [number for number, answer in enumerate(answers) if answer is None]
         self.resumed += len(answers) - len(missing)
         if missing:
-            for number, answer in zip(missing, self._crew.do(job.share(missing), cost), strict=True):
+            for number, answer in zip(missing, self._workers.do(job.share(missing), cost), strict=True):
                 answers[number] = answer
         return answers
 

@@ -1,7 +1,7 @@
 """What was answered already: a line of JSON for each document, written as soon as it is scored.
 
-A killed evaluation reads it and goes on. The folder belongs to one set of weights, task and settings, and a line to the
-very tokens of its prompt, so that nothing stale can be found in it. Batch sizes and numbers of processes are no part of
+A killed evaluation reads it and resumes. The folder belongs to one set of weights, task and settings, and a line to the
+very tokens of its prompt, so that nothing in it can be stale. Batch sizes and numbers of processes are no part of
 it: they do not change answers. Every process writes a file of its own.
 """
 
@@ -21,25 +21,25 @@ def _check(key: str, value: Any) -> str:
 
 
 class Journal:
-    """`folder`: none keeps nothing."""
+    """Answers in files under `folder`; with None, nothing is kept."""
 
     def __init__(self, folder: Path | None, rank: int = 0) -> None:
         self._folder, self._rank = folder, rank
         self._file: IO[str] | None = None
 
     def read(self) -> dict[str, Any]:
-        """Of all processes; a line that a kill cut short or that was damaged is as if it had not been written."""
-        found: dict[str, Any] = {}
+        """The answers of all processes; a line that a kill cut short or that was damaged is skipped."""
+        answers: dict[str, Any] = {}
         for path in sorted(self._folder.glob("*.jsonl")) if self._folder else ():
             for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
                 try:
                     entry = json.loads(line)
                     check = _check(entry["key"], entry["value"])
                     if entry.get("check", check) == check:  # a line of version 0.1 has none
-                        found[entry["key"]] = entry["value"]
+                        answers[entry["key"]] = entry["value"]
                 except (ValueError, KeyError, TypeError):
                     continue
-        return found
+        return answers
 
     def add(self, key: str, value: Any) -> None:
         if self._folder is None:

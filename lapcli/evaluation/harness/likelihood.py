@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from lapcli.models.gpt import GPT, KVCache
+from lapcli.runtime.devices import has_float64
 from lapcli.runtime.errors import LapError
 
 _LOGITS_AT_ONCE = 1 << 24
@@ -28,7 +29,7 @@ class Question(NamedTuple):
 
     @property
     def length(self) -> int:
-        """Of its row: the last token of a continuation is only predicted."""
+        """Tokens of its row: the last one of a continuation is only predicted."""
         return len(self.context) + sum(len(continuation) - 1 for continuation in self.continuations)
 
 
@@ -102,10 +103,10 @@ def _score_batch(model: GPT, questions: Sequence[Question]) -> list[list[Likelih
             for place, token in zip(each, continuation, strict=True):
                 wanted[predicting[row, place]].append(token)
     rows, columns = zip(*predicting, strict=True)
-    found = _log_probabilities(model, x_BTC[list(rows), list(columns)], wanted)
+    known = _log_probabilities(model, x_BTC[list(rows), list(columns)], wanted)
     return [
         [
-            _likelihood([found[predicting[row, place]][token] for place, token in zip(each, continuation, strict=True)])
+            _likelihood([known[predicting[row, place]][token] for place, token in zip(each, continuation, strict=True)])
             for each, continuation in zip(places[row], question.continuations, strict=True)
         ]
         for row, question in enumerate(questions)
@@ -120,23 +121,23 @@ def _mask(positions_BT: Tensor, segments_BT: Tensor) -> Tensor:
 
 
 def _log_probabilities(model: GPT, x_NC: Tensor, wanted: list[list[int]]) -> list[dict[int, Likelihood]]:
-    """Of the wanted tokens at each position. Logits are float32, their sum is taken in float64 where the device can."""
-    found: list[dict[int, Likelihood]] = []
+    """Likelihoods of the wanted tokens at each position; logits are float32, summed in float64 where the device can."""
+    likelihoods: list[dict[int, Likelihood]] = []
     at_once = max(1, _LOGITS_AT_ONCE // model.config.vocab)
     for start in range(0, len(x_NC), at_once):
         logits_NV = model.logits(x_NC[start : start + at_once])
         if not torch.isfinite(logits_NV).all():
             raise LapError(NOT_FINITE)
-        if logits_NV.device.type != "mps":
+        if has_float64(logits_NV.device):
             logits_NV = logits_NV.double()
         total_N = logits_NV.logsumexp(dim=-1)
         likeliest_N = logits_NV.argmax(dim=-1).tolist()
         for row, tokens in enumerate(wanted[start : start + at_once]):
             logprobs = (logits_NV[row, tokens] - total_N[row]).tolist()
-            found.append(
+            likelihoods.append(
                 {token: Likelihood(p, token == likeliest_N[row]) for token, p in zip(tokens, logprobs, strict=True)}
             )
-    return found
+    return likelihoods
 
 
 def _likelihood(tokens: Sequence[Likelihood]) -> Likelihood:

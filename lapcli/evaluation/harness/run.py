@@ -16,21 +16,22 @@ import torch
 from lm_eval import evaluator
 
 from lapcli.data.cache import digest
+from lapcli.evaluation.benchmarks import BENCHMARKS
+from lapcli.evaluation.benchmarks.benchmark import BenchmarkRequest, BenchmarkSettings, PreparedTask
 from lapcli.evaluation.harness.adapter import LapLM
-from lapcli.evaluation.harness.crew import Crew
 from lapcli.evaluation.harness.journal import Journal
-from lapcli.evaluation.harness.plans import Plan, Planner
-from lapcli.evaluation.harness.record import average, prompts_of, sample_lines, scores_of, table
-from lapcli.evaluation.harness.settings import REASON, Settings, read_settings
-from lapcli.evaluation.harness.worker import Worker
-from lapcli.evaluation.tasks import Measured, Request, Score
-from lapcli.kinds import LoadedModel
-from lapcli.kinds.opening import open_run
-from lapcli.runtime.errors import UsageError
+from lapcli.evaluation.harness.lm_eval_tasks import other_task
+from lapcli.evaluation.harness.scores import average, prompts_of, sample_lines, scores_of, table
+from lapcli.evaluation.harness.workers import Worker, Workers
+from lapcli.evaluation.tasks import EvaluationRequest, Measured, TaskScore
 from lapcli.runtime.files import write_json
 from lapcli.runtime.progress import Progress, shown_progress
 
 BATCH = 16  # questions at once
+_SAMPLING_REASON = (
+    "the paper gives neither temperature nor top-k nor length; the defaults 1.0 and 50 are nanochat's own for pass@k, "
+    "512 tokens its evaluation's; at temperature 0 ten samples would be ten copies"
+)
 
 PROTOCOLS = {
     "paper": "chat prompts, zero-shot; ARC and MMLU by the option letters' logits, the others by pass@k",
@@ -38,51 +39,48 @@ PROTOCOLS = {
 }
 
 
-def evaluate(request: Request) -> Measured:
-    settings = read_settings(request.run.recipe.objective, request.options)
-    _check_samples_out(request.options.get("samples_out"))
+def evaluate(request: EvaluationRequest, settings: BenchmarkSettings) -> Measured:
+    """On rank 0 the scores; the other processes answer what it hands out."""
     logging.getLogger("lm_eval").setLevel(logging.ERROR)
-    loaded = open_run(request.run, request.checkpoint, request.world.device)
-    with _progress(request.world.is_main) as progress:
-        worker = Worker(*loaded.language_model(), request.batch or BATCH, request.world.rank, progress)
-        crew = Crew(request.world, worker.work)
+    with shown_progress(request.world.is_main) as progress:
+        worker = Worker(*request.loaded.language_model(), request.batch or BATCH, request.world.rank, progress)
+        workers = Workers(request.world, worker.work)
         if not request.world.is_main:
-            crew.serve()
+            workers.serve()
             return Measured([], "", "")
         try:
-            measured = Evaluation(request, settings, loaded, crew, progress).measure()
+            measured = BenchmarkEvaluation(request, settings, workers, progress).measure()
         except BaseException as error:
-            crew.stop(error)
+            workers.stop(error)
             raise
-        crew.stop()
+        workers.stop()
         return measured
 
 
-class Evaluation:
-    """On rank 0."""
+class BenchmarkEvaluation:
+    """The tasks of one evaluation; rank 0 alone has one, the other processes answer its questions."""
 
     def __init__(
-        self, request: Request, settings: Settings, loaded: LoadedModel, crew: Crew, progress: Progress
+        self, request: EvaluationRequest, settings: BenchmarkSettings, workers: Workers, progress: Progress
     ) -> None:
-        self._request, self._settings, self._loaded, self._crew = request, settings, loaded, crew
-        self._progress = progress
-        self._model, self._tokenizer = loaded.language_model()
+        assert request.run is not None
+        self._request, self._settings, self._workers, self._progress = request, settings, workers, progress
+        self._run, self._loaded = request.run, request.loaded
+        self._model, self._tokenizer = request.loaded.language_model()
         self._dtype = str(self._model.embed.weight.dtype).removeprefix("torch.")
         self._notes: dict[str, str] = {}
 
     def measure(self) -> Measured:
         request = self._request
-        is_unsafe = bool(request.options.get("unsafe_code_execution"))
-        planner = Planner(request.run, self._settings, request.data, allow_unsafe=is_unsafe, progress=self._progress)
-        plans = [planner.plan(name) for name in request.tasks]  # all data is found before anything is computed
-        self._describe(plans)
+        tasks = [self._prepare(name) for name in request.tasks]  # missing data is an error before anything is computed
+        self._describe(tasks)
         samples_out: Path | None = request.options.get("samples_out")
         if samples_out is not None:
             samples_out.write_text("", encoding="utf-8")
-        scores: list[Score] = []
-        for plan in plans:
-            scores += self._task(plan, samples_out)
-        files = {file: sha for plan in plans for file, sha in plan.files.items()}
+        scores: list[TaskScore] = []
+        for prepared in tasks:
+            scores += self._task(prepared, samples_out)
+        files = {file: sha for prepared in tasks for file, sha in prepared.files.items()}
         return Measured(
             scores,
             _list_of(list(files)) or "lm-eval's own",
@@ -93,79 +91,89 @@ class Evaluation:
             f"{self._settings.protocol}-{digest(self._settings.to_dict())[:6]}",
         )
 
-    def _describe(self, plans: list[Plan]) -> None:
+    def _prepare(self, name: str) -> PreparedTask:
+        settings = self._settings
+        allow_unsafe = bool(self._request.options.get("unsafe_code_execution"))
+        if name not in BENCHMARKS:
+            return other_task(name, allow_unsafe, settings.seed)
+        benchmark = BENCHMARKS[name]
+        request = BenchmarkRequest(self._run, settings, self._request.data, allow_unsafe, self._progress)
+        return benchmark.paper_task(request) if settings.protocol == "paper" else benchmark.lm_eval_task(request)
+
+    def _describe(self, tasks: list[PreparedTask]) -> None:
         settings, notes = self._settings, self._notes
         notes["protocol"] = f"{settings.protocol}: {PROTOCOLS[settings.protocol]}"
-        if sampled := next((plan.sampling for plan in plans if plan.sampling), None):
+        if sampled := next((prepared.sampling for prepared in tasks if prepared.sampling), None):
             top_k = "all tokens" if sampled["top_k"] is None else f"the {sampled['top_k']} likeliest"
             notes["sampling"] = (
                 f"{sampled['samples']} samples, temperature {sampled['temperature']:g}, among {top_k}, at most "
                 f"{sampled['max_new_tokens']} tokens, seed {sampled['seed']}"
             )
             if settings.protocol == "paper":
-                notes["sampling"] += f"\n             ({REASON})"
-        for plan in plans:
-            if plan.judge is not None:
-                notes["sandbox"] = str(plan.judge.mode)
-            if plan.runs_unsafe_code:
-                notes["sandbox"] = f"{plan.name}: unsafe: no sandbox"
+                notes["sampling"] += f"\n             ({_SAMPLING_REASON})"
+        for prepared in tasks:
+            if prepared.judge is not None:
+                notes["sandbox"] = str(prepared.judge.mode)
+            if prepared.runs_unsafe_code:
+                notes["sandbox"] = f"{prepared.name}: unsafe: no sandbox"
         if self._dtype != "float32":
             notes["precision"] = f"{self._dtype}: numbers may change with the batch size and the number of processes"
         for name in ("protocol", "sampling", "sandbox"):
             if name in notes:
                 print(f"{name:<12} {notes[name]}", file=sys.stderr)
 
-    def _task(self, plan: Plan, samples_out: Path | None) -> list[Score]:
+    def _task(self, prepared: PreparedTask, samples_out: Path | None) -> list[TaskScore]:
         request = self._request
-        folder = request.run.path / "eval" / f"{plan.name.replace('/', '_')[:60]}-{self._key(plan)[:16]}"
+        folder = self._run.path / "eval" / f"{prepared.name.replace('/', '_')[:60]}-{self._key(prepared)[:16]}"
         if request.options.get("fresh"):
             Journal(folder).clear()
-        if plan.judge is not None:
-            plan.judge.journal = folder
+        if prepared.judge is not None:
+            prepared.judge.journal = folder
         model = self._model
         lm = LapLM(
             self._tokenizer,
             model.config.context,
-            self._crew,
-            task=plan.name,
+            self._workers,
+            task=prepared.name,
             seed=self._settings.seed,
             journal=folder,
         )
         with _swift_lm_eval():
             results: Any = evaluator.evaluate(
                 lm=lm,
-                task_dict=plan.loaded,
+                task_dict=prepared.loaded,
                 limit=request.limit,
-                apply_chat_template=plan.is_chat,
-                confirm_run_unsafe_code=plan.runs_unsafe_code,
+                apply_chat_template=prepared.is_chat,
+                confirm_run_unsafe_code=prepared.runs_unsafe_code,
             )
         if lm.resumed:
-            print(f"{plan.name}: {lm.resumed:,} answers were there already (--fresh asks again)", file=sys.stderr)
+            print(f"{prepared.name}: {lm.resumed:,} answers were there already (--fresh asks again)", file=sys.stderr)
         if lm.truncated:
-            print(f"{plan.name}: {lm.truncated:,} prompts beyond the context lost their beginning", file=sys.stderr)
-        scores = scores_of(plan, results, self._details(plan, lm))
+            print(f"{prepared.name}: {lm.truncated:,} prompts beyond the context lost their beginning", file=sys.stderr)
+        scores = scores_of(prepared, results, self._details(prepared, lm))
         folder.mkdir(parents=True, exist_ok=True)
         write_json(folder / "result.json", {**self._record(scores), "tasks": [score.to_dict() for score in scores]})
-        for prompt in prompts_of(plan, results, request.options.get("show_prompt") or 0):
-            print(f"--- {plan.name}\n{prompt}\n---", file=sys.stderr)
+        for prompt in prompts_of(prepared, results, request.options.get("show_prompt") or 0):
+            print(f"--- {prepared.name}\n{prompt}\n---", file=sys.stderr)
         if samples_out is not None:
             with samples_out.open("a", encoding="utf-8") as file:
-                for line in sample_lines(plan, results):
+                for line in sample_lines(prepared, results):
                     file.write(json.dumps(line, default=str) + "\n")
         return scores
 
-    def _details(self, plan: Plan, lm: LapLM) -> dict[str, Any]:
+    def _details(self, prepared: PreparedTask, lm: LapLM) -> dict[str, Any]:
+        unsafe = "unsafe" if prepared.runs_unsafe_code else None
         return {
             "protocol": self._settings.protocol,
-            "sampling": plan.sampling,
-            "files": plan.files,
+            "sampling": prepared.sampling,
+            "files": prepared.files,
             "prompts_cut": lm.truncated,
             "prompts_beyond_context": lm.beyond_context,
-            "code_execution": str(plan.judge.mode) if plan.judge else "unsafe" if plan.runs_unsafe_code else None,
+            "code_execution": str(prepared.judge.mode) if prepared.judge else unsafe,
             "limit": self._request.limit,
         }
 
-    def _record(self, scores: list[Score]) -> dict[str, Any]:
+    def _record(self, scores: list[TaskScore]) -> dict[str, Any]:
         mean = average(scores)
         return {
             "protocol": self._settings.protocol,
@@ -180,38 +188,24 @@ class Evaluation:
             "average": None if mean is None else {"value": mean[0], "stderr": mean[1], "is_the_papers": mean[2]},
         }
 
-    def _key(self, plan: Plan) -> str:
-        """Of all that answers and verdicts of a task depend on, but for the prompts, which each line has."""
-        versions = {name: task.VERSION for name, task in plan.loaded["tasks"].items()}
+    def _key(self, prepared: PreparedTask) -> str:
+        """A hash of all that answers and verdicts of a task depend on, except the prompts, which each line has."""
+        versions = {name: task.VERSION for name, task in prepared.loaded["tasks"].items()}
         return digest(
             self._loaded.weights_sha256,
             self._tokenizer.sha256,
             self._dtype,
-            plan.name,
+            prepared.name,
             self._settings.protocol,
             self._settings.to_dict(),
             versions,
-            sorted(plan.files.values()),
+            sorted(prepared.files.values()),
             version("lm-eval"),
         )
 
 
-def _check_samples_out(path: Path | None) -> None:
-    if path is not None and not path.parent.is_dir():
-        raise UsageError(f"--samples-out {path}: there is no folder {path.parent}; make it first")
-
-
 def _list_of(names: list[str]) -> str:
     return ", ".join(names[:6]) + (f" and {len(names) - 6} more" if len(names) > 6 else "")
-
-
-@contextmanager
-def _progress(is_shown: bool) -> Iterator[Progress]:
-    if is_shown:
-        with shown_progress() as progress:
-            yield progress
-    else:
-        yield lambda doing, done, total: None
 
 
 @contextmanager

@@ -1,1 +1,1 @@
-"""The parts of self-supervised training: targets, losses, masks, rates, and the watch for a collapse."""
+"""The parts of self-supervised training: losses, masks, schedules, k-NN, and the warning of a collapse."""

@@ -1,13 +1,43 @@
-"""The three losses. Crops are stacked crop by crop: [crop, image].
+"""Targets and losses of self-supervised training. Crops are stacked crop by crop: [crop, image].
 
-Shapes: G global and L local crops of B images, K prototypes, D bottleneck, C width, N masked patches, P patches.
+Sinkhorn-Knopp turns teacher logits into targets that use all prototypes alike:
+
+    Q = exp(z / T)
+    three times:  divide each prototype by its sum over the samples of all processes,
+                  then each sample by its sum over the prototypes
+
+Dividing by constants (the sum of Q, the numbers of samples and prototypes) changes nothing, because rows end with a sum
+of 1. After a prototype is divided, Q is exp(z / T + s) with one number s for each prototype, and dividing the samples
+makes it softmax(z / T + s). So the iterations only move s, row by row in chunks, and the targets take the place of the
+logits: one N x K matrix in all. Each prototype's largest logit (of all processes) is subtracted first; that is a part
+of s, and keeps exp from overflowing where z / T goes beyond 88.
+
+The cross entropy between targets t and softmax(x W^T / T) never holds all student logits:
+
+    l_n = -sum_k t_nk log softmax(x_n W^T / T)_k = (sum_k t_nk) logsumexp(z_n) - sum_k t_nk z_nk,    z = x W^T / T
+    dl_n/dz_nk = (sum_k t_nk) softmax(z_n)_k - t_nk
+
+The plain way keeps logits, log-probabilities and their gradients, each N x K. Here the rows go through in chunks, and
+since the loss is a scalar each chunk's gradients are taken on the spot.
+
+Shapes: G global and L local crops of B images, N student rows or samples of this process, M target rows, D bottleneck,
+C width, K prototypes, P patches, R rows of a chunk, J targets of a row.
 """
 
+from typing import Any
+
 import torch
+import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor
 
-from lapcli.objectives.dino.cross_entropy import target_cross_entropy
+from lapcli.runtime.devices import ComputePolicy
+
+#: Elements of a chunk: a CPU's cache holds a few, a GPU wants large kernels.
+CHUNK_ELEMENTS = {"cpu": 2**20, "cuda": 2**26}
+COARSE_CHUNKS = 32
+# Matrix products of fewer rows would wait for the prototypes to be read.
+_FEWEST_ROWS = 128
 
 
 def dino_loss(
@@ -16,6 +46,7 @@ def dino_loss(
     targets_MK: Tensor,
     images: int,
     temperature: float = 0.1,
+    policy: ComputePolicy | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Cross entropy between the class tokens of student crops and of the teacher's global crops of the same image.
 
@@ -40,7 +71,7 @@ def dino_loss(
     rows_CBJ = torch.where(crop_CJ[:, None] >= 0, crop_CJ[:, None] * images + image_B[None, :, None], -1)
     weights_N = targets_MK.new_full((len(student_ND),), 1 / (images * (local_pairs + global_pairs)))
     total, each_N = target_cross_entropy(
-        student_ND, prototypes_KD, targets_MK, weights_N, temperature, rows_CBJ.flatten(0, 1)
+        student_ND, prototypes_KD, targets_MK, weights_N, temperature, rows_CBJ.flatten(0, 1), policy
     )
     among, local = each_N[: G * images].sum(), each_N[G * images :].sum()
     return total, local / max(1, images * local_pairs), among / max(1, images * global_pairs)
@@ -52,6 +83,7 @@ def ibot_loss(
     targets_NK: Tensor,
     weights_N: Tensor,
     temperature: float = 0.1,
+    policy: ComputePolicy | None = None,
 ) -> Tensor:
     """Cross entropy at the masked patches of the M = G B global crops:
 
@@ -59,7 +91,7 @@ def ibot_loss(
 
     divided by all crops, also by those without a mask. Rows are the masked patches, with their `patch_weights`.
     """
-    total, _ = target_cross_entropy(student_ND, prototypes_KD, targets_NK, weights_N, temperature)
+    total, _ = target_cross_entropy(student_ND, prototypes_KD, targets_NK, weights_N, temperature, policy=policy)
     return total
 
 
@@ -85,3 +117,141 @@ def koleo_loss(tokens_MC: Tensor, crops: int, group: int) -> Tensor:
     neighbours = x.gather(1, nearest[:, :, None].expand_as(x))
     distances = F.pairwise_distance(x, neighbours, eps=1e-8)
     return -(distances + 1e-8).log().mean() * crops
+
+
+def target_cross_entropy(
+    x_ND: Tensor,
+    prototypes_KD: Tensor,
+    targets_MK: Tensor,
+    weights_N: Tensor,
+    temperature: float,
+    rows_NJ: Tensor | None = None,
+    policy: ComputePolicy | None = None,
+) -> tuple[Tensor, Tensor]:
+    """sum_n weights_n l_n, and each l_n by itself without a gradient.
+
+    `rows_NJ` says which targets a row has, as many as there are numbers that are not -1; their cross entropies are
+    added. None: row n has target n.
+    """
+    total, each_N = _TargetCrossEntropy.apply(x_ND, prototypes_KD, targets_MK, weights_N, temperature, rows_NJ, policy)
+    return total, each_N
+
+
+class _TargetCrossEntropy(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        x_ND: Tensor,
+        prototypes_KD: Tensor,
+        targets_MK: Tensor,
+        weights_N: Tensor,
+        temperature: float,
+        rows_NJ: Tensor | None,
+        policy: ComputePolicy | None,
+    ) -> tuple[Tensor, Tensor]:
+        wanted = any(ctx.needs_input_grad[:2])
+        dtype = targets_MK.dtype
+        w_KD = prototypes_KD.to(x_ND.dtype)
+        each_N = torch.zeros(len(x_ND), dtype=dtype, device=x_ND.device)
+        dx_ND = torch.empty_like(x_ND) if wanted else None
+        dw_KD = torch.zeros_like(prototypes_KD, dtype=dtype) if wanted else None
+        chunks = row_chunks(x_ND, len(w_KD), policy, _FEWEST_ROWS)
+        buffer = torch.empty((len(chunks[0]) if chunks else 0, len(w_KD)), dtype=dtype, device=x_ND.device)
+        for rows in chunks:
+            x_RD = x_ND[rows.start : rows.stop]
+            t_RK = _targets(targets_MK, rows, rows_NJ)
+            z_RK = _scaled_logits(x_RD, w_KD, 1 / temperature, buffer[: len(rows)])
+            mass_R = t_RK.sum(1)
+            dots_R = (t_RK[:, None, :] @ z_RK[:, :, None]).view(-1)
+            most_R1 = z_RK.amax(1, keepdim=True)
+            sums_R = z_RK.sub_(most_R1).exp_().sum(1)
+            each_N[rows.start : rows.stop] = mass_R * (sums_R.log() + most_R1[:, 0]) - dots_R
+            if dx_ND is None or dw_KD is None:
+                continue
+            scale_R = weights_N[rows.start : rows.stop].to(dtype) / temperature
+            z_RK.mul_((scale_R * mass_R / sums_R)[:, None]).addcmul_(t_RK, scale_R[:, None], value=-1)
+            dz_RK = z_RK.to(x_ND.dtype)
+            torch.mm(dz_RK, w_KD, out=dx_ND[rows.start : rows.stop])
+            if dz_RK.dtype == dtype:
+                dw_KD.addmm_(dz_RK.t(), x_RD)
+            else:
+                dw_KD += dz_RK.t() @ x_RD
+        ctx.gradients = None if dx_ND is None or dw_KD is None else (dx_ND, dw_KD.to(prototypes_KD.dtype))
+        ctx.mark_non_differentiable(each_N)
+        return (each_N * weights_N).sum(), each_N
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
+        if ctx.gradients is None:
+            raise RuntimeError("the chunked loss can be differentiated once; compute the loss again")
+        dx_ND, dw_KD = ctx.gradients
+        ctx.gradients = None  # scaled in place: a copy would cost the memory this saves
+        return dx_ND.mul_(gradient), dw_KD.mul_(gradient), None, None, None, None, None
+
+
+def _targets(targets_MK: Tensor, rows: range, rows_NJ: Tensor | None) -> Tensor:
+    """The sum of each row's targets."""
+    if rows_NJ is None:
+        return targets_MK[rows.start : rows.stop]
+    chosen_RJ = rows_NJ[rows.start : rows.stop]
+    total_RK = targets_MK[chosen_RJ[:, 0]]
+    for chosen_R in chosen_RJ[:, 1:].unbind(1):
+        total_RK.addcmul_(targets_MK[chosen_R.clamp(min=0)], (chosen_R >= 0).to(total_RK.dtype)[:, None])
+    return total_RK
+
+
+def _scaled_logits(x_RD: Tensor, w_KD: Tensor, factor: float, out_RK: Tensor) -> Tensor:
+    if x_RD.dtype == out_RK.dtype:  # the factor rides on the matrix product
+        return torch.addmm(out_RK, x_RD, w_KD.t(), beta=0, alpha=factor, out=out_RK)
+    return out_RK.copy_(x_RD @ w_KD.t()).mul_(factor)
+
+
+@torch.no_grad()
+def sinkhorn_targets(
+    logits_NK: Tensor, temperature: float, iterations: int = 3, policy: ComputePolicy | None = None
+) -> Tensor:
+    """Turns logits into targets, in their place; rows sum to 1. Processes take part together, each with its samples."""
+    scaled_NK = logits_NK.div_(temperature)
+    chunks = row_chunks(scaled_NK, scaled_NK.shape[1], policy)
+    buffer = torch.empty_like(scaled_NK[: len(chunks[0])]) if chunks else scaled_NK
+    s_K = -_log_sums(scaled_NK, chunks, buffer)
+    for _ in range(iterations - 1):
+        mass_K = scaled_NK.new_zeros(scaled_NK.shape[1])
+        for rows in chunks:
+            mass_K += _softmax(scaled_NK[rows.start : rows.stop], s_K, buffer[: len(rows)]).sum(0)
+        s_K -= _reduced(mass_K, dist.ReduceOp.SUM).log_()
+    for rows in chunks:
+        part_RK = scaled_NK[rows.start : rows.stop]
+        _softmax(part_RK, s_K, part_RK)
+    return scaled_NK
+
+
+def row_chunks(x_ND: Tensor, width: int, policy: ComputePolicy | None, fewest: int = 1) -> list[range]:
+    """Rows of `x` that are worked on together, where each becomes `width` numbers."""
+    device_type = x_ND.device.type if policy is None else policy.device_type
+    size, count = max(fewest, CHUNK_ELEMENTS.get(device_type, 2**24) // width), len(x_ND)
+    if policy is not None and policy.coarse:
+        size = max(size, -(-count // COARSE_CHUNKS))
+    return [range(first, min(first + size, count)) for first in range(0, count, size)]
+
+
+def _log_sums(scaled_NK: Tensor, chunks: list[range], buffer: Tensor) -> Tensor:
+    """log sum exp over the samples of all processes, for each prototype."""
+    nothing = scaled_NK.new_full((scaled_NK.shape[1],), float("-inf"))
+    most_K = _reduced(scaled_NK.amax(0) if chunks else nothing, dist.ReduceOp.MAX)
+    sums_K = torch.zeros_like(most_K)
+    for rows in chunks:
+        sums_K += torch.sub(scaled_NK[rows.start : rows.stop], most_K, out=buffer[: len(rows)]).exp_().sum(0)
+    return _reduced(sums_K, dist.ReduceOp.SUM).log_().add_(most_K)
+
+
+def _softmax(scaled_RK: Tensor, s_K: Tensor, out_RK: Tensor) -> Tensor:
+    torch.add(scaled_RK, s_K, out=out_RK)
+    out_RK.sub_(out_RK.amax(1, keepdim=True)).exp_()
+    return out_RK.div_(out_RK.sum(1, keepdim=True))
+
+
+def _reduced(x: Tensor, operation: dist.ReduceOp.RedOpType) -> Tensor:
+    if dist.is_initialized() and dist.get_world_size() > 1:
+        dist.all_reduce(x, operation)
+    return x

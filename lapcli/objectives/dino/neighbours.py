@@ -13,13 +13,13 @@ from torch import Tensor
 
 from lapcli.data.images.augmentation import evaluation_transform, normalise
 from lapcli.data.images.batches import Example
-from lapcli.data.images.image_set import ImageSet, Part
+from lapcli.data.images.image_set import ImageSet, ImageSubset
 from lapcli.data.images.loader import Reader
 from lapcli.data.images.sources import ImageData
 from lapcli.measures.nearest_neighbours import classify
 from lapcli.models.compiling import pad_rows
 from lapcli.models.dino_vit import DinoViT
-from lapcli.recipe.self_supervised import SelfSupervisedRecipe
+from lapcli.recipe.dino import SelfSupervisedRecipe
 from lapcli.runtime.ranks import World
 
 TEMPERATURE = 0.07
@@ -42,8 +42,8 @@ def neighbour_accuracy(
     queries_QC = class_tokens(backbone, queries, recipe, world, pads=pads, is_interrupted=is_interrupted)
     labels_N, labels_Q = (torch.from_numpy(part.labels).to(world.device) for part in (keys, queries))
     k = min(section.neighbours, len(keys))
-    found = classify(queries_QC, keys_NC, labels_N, len(keys.classes), [k], TEMPERATURE)[k]
-    return float((found == labels_Q).float().mean())
+    predicted_Q = classify(queries_QC, keys_NC, labels_N, len(keys.classes), [k], TEMPERATURE)[k]
+    return float((predicted_Q == labels_Q).float().mean())
 
 
 def class_tokens(
@@ -55,13 +55,13 @@ def class_tokens(
     pads: bool = False,
     is_interrupted: Callable[[], bool] | None = None,
 ) -> Tensor:
-    """Of every image with the evaluation transform, on every process; each passes its share through the network.
+    """One for every image, on every process; each passes its share through the network.
 
     `pads`: the network sees whole batches alone, the last one filled up with images that do not count.
     """
     size, batch = recipe.data.crops.global_size, recipe.validation.batch or recipe.train.micro_batch
     reader = Reader(images, evaluation_transform(recipe.data, size), size, None)
-    found_NC = torch.zeros(len(images), backbone.width, device=world.device)
+    tokens_NC = torch.zeros(len(images), backbone.width, device=world.device)
     for turn in range(math.ceil(len(images) / (batch * world.size))):
         if is_interrupted is not None:
             is_interrupted()
@@ -72,13 +72,13 @@ def class_tokens(
             if pads:
                 images_BCHW = pad_rows(images_BCHW, batch)
             tokens_BC = backbone(normalise(images_BCHW.to(world.device), recipe.data))
-            found_NC[rows.start : rows.stop] = tokens_BC[: len(rows)].float()
+            tokens_NC[rows.start : rows.stop] = tokens_BC[: len(rows)].float()
     if world.size > 1:
-        dist.all_reduce(found_NC)
-    return found_NC
+        dist.all_reduce(tokens_NC)
+    return tokens_NC
 
 
 def _spread(images: ImageSet, most: int) -> ImageSet:
     if len(images) <= most:
         return images
-    return Part(images, np.linspace(0, len(images) - 1, most).astype(np.int64))
+    return ImageSubset(images, np.linspace(0, len(images) - 1, most).astype(np.int64))

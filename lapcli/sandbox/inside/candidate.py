@@ -59,8 +59,8 @@ def _load(program: str, entry_point: str) -> Callable[..., Any]:
     exec(compile(program, "candidate", "exec"), module.__dict__)
     if entry_point not in module.__dict__:
         raise NameError(f"the program defines no {entry_point}")
-    found: Callable[..., Any] = module.__dict__[entry_point]
-    return found
+    function: Callable[..., Any] = module.__dict__[entry_point]
+    return function
 
 
 def _raised(error: BaseException) -> dict[str, Any]:

@@ -1,15 +1,39 @@
-"""How a process shuts itself in, before it has seen a line of anybody else's code.
+"""How a process in a sandbox begins: it shuts itself in, before it has seen a line of anybody else's code, and becomes
+the candidate or the tests.
 
 Every step raises if it fails: a process that could not be confined never says that it is ready.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import resource
+import sys
+
+from .candidate import serve
+from .channel import Channel, Closed
+from .tester import judge
 
 _PR_SET_PDEATHSIG, _PR_SET_DUMPABLE, _PR_SET_NO_NEW_PRIVS = 1, 4, 38
 _SIGKILL = 9
+
+
+def main(order_json: str) -> None:
+    order = json.loads(order_json)
+    del sys.argv[1:]
+    sys.path.pop()  # the folder of this package
+    channel = Channel(order["socket"])
+    task = json.load(sys.stdin) if order["role"] == "tests" else None
+    confine(**order["confinement"])
+    # Errors up to here are for the evaluation to report. From here on stderr is as quiet as stdout, which is /dev/null.
+    os.dup2(1, 2)
+    if task is not None:
+        judge(channel, order["verdict"], task)
+    try:
+        serve(channel)
+    except Closed:
+        os._exit(0)
 
 
 def confine(*, memory: int, cpu_seconds: int, lock: bool, parent: int | None, readable: list[str] | None) -> None:

@@ -60,7 +60,7 @@ def _decision(name: str) -> list[Instruction]:
 
 
 def install(libc: ctypes.CDLL) -> None:
-    """Puts the filter on this process for good. Needs no_new_privs."""
+    """Installs the filter on this process, irrevocably. Needs no_new_privs."""
     program = instructions()
     code = ctypes.create_string_buffer(b"".join(struct.pack("HBBI", *line) for line in program))
 

@@ -29,7 +29,7 @@ _DEFAULTS = {kind.__name__: kind for kind in (bool, bytes, dict, float, frozense
 
 
 class NotAValue(Exception):
-    """What arrived is no value in this form."""
+    """What arrived is not a packed value."""
 
 
 class Opaque:

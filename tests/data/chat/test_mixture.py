@@ -9,10 +9,9 @@ import pyarrow.parquet as pq
 import pytest
 from support import ROOT
 
-from lapcli.data.chat.counts import count_stages
-from lapcli.data.chat.mixture import Mixture, Part, chosen_rows, prepare_mixture
-from lapcli.data.chat.prepared import prepare_rows
-from lapcli.data.chat.sources import with_local_data
+from lapcli.data.chat.data_sets import with_local_data
+from lapcli.data.chat.mixture import Mixture, MixtureShare, chosen_rows, count_stages, prepare_mixture
+from lapcli.data.chat.rendered_rows import prepare_rows
 from lapcli.recipe import load_recipe
 from lapcli.recipe.chat import DataSet
 from lapcli.runtime.errors import DataError
@@ -64,7 +63,7 @@ def test_the_papers_mixtures(stage, expected):
     parts = []
     for data_set in recipe.stages.given()[stage].mixture:
         rows = StandIn(official.get(data_set.name, data_set.rows))
-        parts.append(Part(data_set, rows, chosen_rows(data_set, len(rows), recipe.seed)))
+        parts.append(MixtureShare(data_set, rows, chosen_rows(data_set, len(rows), recipe.seed)))
     mixture = Mixture(parts, recipe.seed, needs_targets=True)
     order = mixture.order(0)
     assert len(order) == len(set(order.tolist())) == sum(expected.values())
@@ -113,7 +112,7 @@ def _jsonl(path):
 def test_a_source_has_no_copy_in_the_folder(tmp_path):
     recipe = load_recipe(ROOT / "recipes/chat561m.yaml")
     assert with_local_data(recipe, tmp_path) == recipe
-    with pytest.raises(DataError, match="no folder"):
+    with pytest.raises(DataError, match="not a folder"):
         with_local_data(recipe, tmp_path / "missing")
 
 
@@ -141,7 +140,7 @@ def test_both_shuffles_are_the_fact_sheets(data_set, tokenizer):
 
 
 def test_more_rows_than_there_are(data_set, tokenizer):
-    with pytest.raises(DataError, match="a has 2 rows, the recipe asks for 3"):
+    with pytest.raises(DataError, match="a has 2 rows, but the recipe asks for 3"):
         prepare([data_set("a", [talk("a", "b")] * 2, rows=3)], tokenizer)
 
 
@@ -152,8 +151,8 @@ def test_malformed_rows_stop_or_are_skipped(data_set, tokenizer):
         prepare([data], tokenizer)
     message = str(error.value)
     assert message.startswith("4 of 6 conversations of chats are malformed:")
-    assert "chats.jsonl row 2: empty" in message
-    assert "chats.jsonl row 4: message 1 is of 'assistant', expected user" in message
+    assert "chats.jsonl row 2: the conversation is empty" in message
+    assert "chats.jsonl row 4: message 1 has the role 'assistant', expected user" in message
     assert "and 1 more" in message
     assert "skip_malformed" in message
     mixture = prepare([data], tokenizer, skip_malformed=True)
@@ -174,11 +173,11 @@ def test_rows_without_a_target_are_dropped_and_counted(data_set, tokenizer):
 
 
 def test_rendered_once(data_set, tokenizer, monkeypatch):
-    from lapcli.data.chat import prepared
+    from lapcli.data.chat import rendered_rows
 
     data = data_set("chats", [talk("q", "a"), talk("q", "bb")])
     first = prepare_rows(data, tokenizer, 64)
-    monkeypatch.setattr(prepared, "_render", None)  # a second rendering would call it
+    monkeypatch.setattr(rendered_rows, "_render", None)  # a second rendering would call it
     again = prepare_rows(data, tokenizer, 64)
     assert again.identity == first.identity
     assert again.lengths.tolist() == [7, 8]
@@ -204,7 +203,7 @@ def test_what_is_not_here_is_named_with_what_would_fetch_it(tokenizer, monkeypat
 
 
 def test_rows_of_a_hub_data_set(hub, tokenizer, tmp_path, monkeypatch):
-    from lapcli.data.chat.counts import fetch_data_sets
+    from lapcli.data.chat.mixture import fetch_data_sets
     from lapcli.recipe import recipe_from_dict
 
     rows = [{"question": f"{n}?", "answer": f"<<{n}+1={n + 1}>>{n + 1}"} for n in range(5)]

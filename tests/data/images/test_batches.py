@@ -5,8 +5,7 @@ from collections import Counter
 import pytest
 from timm.data.distributed_sampler import RepeatAugSampler
 
-from lapcli.data.images.batches import ImageBatches
-from lapcli.data.images.mixing import pair_order
+from lapcli.data.images.batches import ImageBatches, pair_order
 from lapcli.runtime.errors import DataError
 
 

@@ -8,8 +8,8 @@ from PIL import Image
 from torchvision.transforms import ColorJitter, GaussianBlur, RandomApply, RandomGrayscale, RandomSolarize
 
 from lapcli.data.images.batches import Example
+from lapcli.data.images.builtin import CELL, Photographs
 from lapcli.data.images.crops import CropReader, crop_transforms
-from lapcli.data.images.photographs import CELL, Photographs
 from lapcli.data.images.sources import open_images
 
 

@@ -8,11 +8,10 @@ from timm.data import create_transform
 from torchvision.transforms import RandomCrop
 
 from lapcli.data.images.augmentation import Eraser, evaluation_transform, normalise, training_transform
-from lapcli.data.images.batches import Example, ImageBatches
-from lapcli.data.images.digits import Digits
+from lapcli.data.images.batches import Example, ImageBatches, seed_everything
+from lapcli.data.images.builtin import Digits
 from lapcli.data.images.folder import FolderImages
 from lapcli.data.images.loader import ImageLoader, Reader
-from lapcli.data.keyed import seed_everything
 from lapcli.recipe.vision import Augmentation, ImageSource
 from lapcli.runtime.errors import DataError, UsageError
 
@@ -146,7 +145,7 @@ def test_the_strongest_randaugment_works():
 
 @pytest.mark.parametrize("policy", ["rand-m9-w0", "rand-mstd0.5.5"])
 def test_a_policy_that_timm_does_not_know_is_one_sentence(policy):
-    with pytest.raises(UsageError, match=r"data.augmentation.policy .* is none that timm knows"):
+    with pytest.raises(UsageError, match=r"data.augmentation.policy .* is not a timm policy"):
         training_transform(ImageSource(train="x", augmentation=Augmentation(policy=policy)), 8)
 
 
@@ -186,7 +185,7 @@ def test_normalising_is_by_the_recipes_numbers():
 
 
 def test_erasing_is_keyed_and_as_frequent_as_asked():
-    eraser = Eraser(0.25, torch.device("cpu"))
+    eraser = Eraser(0.25)
     images = torch.zeros(400, 3, 8, 8)
     keys = [(0, 0, index, 0) for index in range(400)]
     erased = eraser(images.clone(), keys)

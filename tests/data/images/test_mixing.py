@@ -8,8 +8,8 @@ import torch
 from timm.data import Mixup
 from timm.loss import BinaryCrossEntropy, SoftTargetCrossEntropy
 
-from lapcli.data.images.mixing import Mixer, Mixture, pair_order
-from lapcli.data.keyed import seed_everything
+from lapcli.data.images.batches import pair_order, seed_everything
+from lapcli.data.images.mixing import GroupMix, Mixer
 from lapcli.recipe.vision import Mixing
 
 BATCH, GROUP, CLASSES, SIZE, SEED = 24, 8, 5, 16, 3
@@ -72,7 +72,7 @@ def test_a_group_is_mixed_as_timm_mixes_a_gpus_batch(keys):
 def test_hand_worked_targets(monkeypatch):
     images, _ = batch()
     labels = torch.tensor([0, 1, 2, 2])
-    mixup = fixed(monkeypatch, Mixture(0.75, None))
+    mixup = fixed(monkeypatch, GroupMix(0.75, None))
     mixed, targets = mixup(images[:4].clone(), labels, 0, 0)
     assert targets.tolist() == [
         [0.75, 0.25, 0, 0, 0],
@@ -88,7 +88,7 @@ def test_hand_worked_targets(monkeypatch):
 def test_hand_worked_box(monkeypatch):
     images, _ = batch()
     # A box of 4 x 8 of 16 x 16 pixels: an eighth comes from the partner.
-    cutmix = fixed(monkeypatch, Mixture(1 - 32 / 256, (2, 6, 8, 16)))
+    cutmix = fixed(monkeypatch, GroupMix(1 - 32 / 256, (2, 6, 8, 16)))
     mixed, targets = cutmix(images[:2].clone(), torch.tensor([4, 0]), 0, 0)
     expected = images[0].clone()
     expected[:, 2:6, 8:16] = images[1][:, 2:6, 8:16]
@@ -112,7 +112,7 @@ def test_cutmix_keeps_the_share_of_pixels_that_it_says():
 
 def test_binary_targets_have_two_ones_and_one_where_partners_agree(monkeypatch):
     images, _ = batch()
-    made = fixed(monkeypatch, Mixture(0.9, None))
+    made = fixed(monkeypatch, GroupMix(0.9, None))
     _, targets = made(images[:4].clone(), torch.tensor([0, 1, 2, 2]), 0, 0)
     logits = torch.randn(4, CLASSES)
     whole = torch.tensor([[1.0, 1, 0, 0, 0], [1, 1, 0, 0, 0], [0, 0, 1, 0, 0], [0, 0, 1, 0, 0]])

@@ -9,9 +9,9 @@ import pytest
 from image_support import encoded, picture, write_folder, write_parquet
 from PIL import Image
 
-from lapcli.data.images.digits import Digits
+from lapcli.data.images.builtin import Digits
 from lapcli.data.images.folder import FolderImages
-from lapcli.data.images.image_set import HeldImages, Part, decode, hold
+from lapcli.data.images.image_set import HeldImages, ImageSubset, decode, hold
 from lapcli.data.images.sources import open_held_out, open_images
 from lapcli.recipe.vision import ImageSource
 from lapcli.runtime.errors import DataError
@@ -46,9 +46,9 @@ def test_two_folders_of_classes(tmp_path):
         (
             {"train": {"a": 1, "b": 1}, "val": {"a": 1, "b": 1}},
             3,
-            r"images of .* have 2 classes, model.classes",
+            r"images of .* have 2 classes, but model.classes",
         ),
-        ({"train": {"a": 1, "b": 1}, "val": {"a": 1, "c": 1}}, 2, r"different classes: b, c are in one only"),
+        ({"train": {"a": 1, "b": 1}, "val": {"a": 1, "c": 1}}, 2, r"different classes: b, c are in only one of them"),
         ({"train": {"a": 1, "b": 1}}, 2, r"no part to validate on"),
     ],
 )
@@ -248,7 +248,7 @@ def test_the_identity_is_of_content_not_of_place(tmp_path):
     picture(77).save(b / "train" / "a" / "0.png")
     assert FolderImages(a / "train").identity() != FolderImages(b / "train").identity()
     images = FolderImages(a / "train")
-    swapped = Part(images, np.array([1, 0, 2, 3]))
+    swapped = ImageSubset(images, np.array([1, 0, 2, 3]))
     assert swapped.identity() != images.identity()
 
 
@@ -344,7 +344,7 @@ def test_cifar100_needs_its_label_column(test_data):
     data = open_images(ImageSource(train=source, label_column="fine_label"), 100)
     assert (len(data.train), len(data.validation)) == (2_000, 1_000)
     assert data.train.classes[0] == "apple"
-    with pytest.raises(DataError, match=r"have 20 classes, model\.classes is 100"):
+    with pytest.raises(DataError, match=r"have 20 classes, but model\.classes is 100"):
         open_images(ImageSource(train=source, label_column="coarse_label"), 100)
 
 

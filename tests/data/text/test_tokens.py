@@ -204,7 +204,7 @@ def test_a_cut_tokenizer_is_trained_again(stories, lap_cache):
 CHILD = """
 import os, sys
 from pathlib import Path
-from lapcli.data.text import documents, tokenizer, tokens
+from lapcli.data.text import shards, tokenizer, tokens
 from lapcli.recipe.schema import TextSource, TokenizerSection
 
 def die(*_):
@@ -218,7 +218,7 @@ def counted(*arguments):
 build, tokens._tokenise = tokens._tokenise, counted
 match sys.argv[1]:
     case "tokenizer": tokenizer.Tokenizer.save = die
-    case "shuffle": documents.DocumentWriter._shuffle = die
+    case "shuffle": shards.DocumentWriter._shuffle = die
     case "index":  # the source is looked at again just before it
         calls, opened = [], tokens.open_corpus
         tokens.open_corpus = lambda *given: die() if calls else (calls.append(1), opened(*given))[1]
@@ -262,13 +262,13 @@ def test_two_processes_at_once_build_once(stories, tmp_path):
 
 def test_the_second_start_reads_no_text(stories, monkeypatch):
     read = []
-    before = corpus.read_batches
+    before = corpus.read_documents
 
     def counted(*arguments, **options):
         read.append(arguments)
         return before(*arguments, **options)
 
-    monkeypatch.setattr(corpus, "read_batches", counted)
+    monkeypatch.setattr(corpus, "read_documents", counted)
     prepare_text(source(stories), TOKENIZER)
     first = len(read)
     assert first > 0

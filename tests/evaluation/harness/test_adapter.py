@@ -1,4 +1,4 @@
-"""What lm-eval's requests become, with a crew that answers by rule instead of a model."""
+"""What lm-eval's requests become, with a workers that answers by rule instead of a model."""
 
 import copy
 import pickle
@@ -10,21 +10,18 @@ from lm_eval import evaluator
 from lm_eval.api.instance import Instance
 from lm_eval.api.task import ConfigurableTask
 
-from lapcli.data.chat.conversation import question_and_answer
-from lapcli.data.chat.rendering import render_prompt
-from lapcli.data.chat.tasks import multiple_choice, read_choices
+from lapcli.data.chat.conversation import question_and_answer, render_prompt
+from lapcli.data.chat.formats import multiple_choice, read_choices
 from lapcli.data.text.tokenizer import train_tokenizer
-from lapcli.evaluation.harness.adapter import LapLM
-from lapcli.evaluation.harness.code import CodeJudge
-from lapcli.evaluation.harness.crew import Crew
-from lapcli.evaluation.harness.documents import Documents
+from lapcli.evaluation.benchmarks.arc import ARC_EASY
+from lapcli.evaluation.benchmarks.benchmark import BenchmarkSettings
+from lapcli.evaluation.benchmarks.files import Documents
+from lapcli.evaluation.benchmarks.gsm8k import GSM8K
+from lapcli.evaluation.benchmarks.humaneval import HUMANEVAL, CodeJudge, answered_program
+from lapcli.evaluation.harness.adapter import LapLM, Prompt, chat_prompt
 from lapcli.evaluation.harness.journal import Journal, line_key
-from lapcli.evaluation.harness.paper_tasks import code_task, letters_task, number_task, program_of
-from lapcli.evaluation.harness.prompt import Prompt, chat_prompt
-from lapcli.evaluation.harness.settings import Settings
-from lapcli.evaluation.harness.worker import GenerationJob, Worker
-from lapcli.generation.engine import Engine
-from lapcli.generation.sampling import Sampling
+from lapcli.evaluation.harness.workers import GenerationJob, Worker, Workers
+from lapcli.generation.engine import Engine, Sampling
 from lapcli.runtime.errors import DataError, UsageError
 from lapcli.runtime.ranks import World
 from lapcli.sandbox import choose_mode
@@ -42,8 +39,8 @@ class Oracle:
         return [self.rule(item) for item in job.items]
 
 
-def lm_of(crew, tokenizer=None, context=128, **options):
-    return LapLM(tokenizer or tiny_tokenizer(), context, crew, task="task", seed=0, **options)
+def lm_of(workers, tokenizer=None, context=128, **options):
+    return LapLM(tokenizer or tiny_tokenizer(), context, workers, task="task", seed=0, **options)
 
 
 def run(lm, definition):
@@ -53,10 +50,10 @@ def run(lm, definition):
 
 
 def alone(model, tokenizer, batch=4):
-    return Crew(World(0, 1, torch.device("cpu")), Worker(model, tokenizer, batch, 0, None).work)
+    return Workers(World(0, 1, torch.device("cpu")), Worker(model, tokenizer, batch, 0, None).work)
 
 
-SETTINGS = Settings("paper", samples=10)
+SETTINGS = BenchmarkSettings("paper", samples=10)
 
 
 def test_known_pass_at_1_and_10():
@@ -69,7 +66,7 @@ def test_known_pass_at_1_and_10():
         number = right[ids]
         return [f"so\n#### {number}" if s in (1, 4, 9) and int(number) % 2 == 0 else "#### 77" for s in range(10)]
 
-    results = run(lm_of(Oracle(rule), tokenizer), number_task("gsm8k", Documents(rows, {}), SETTINGS))
+    results = run(lm_of(Oracle(rule), tokenizer), GSM8K.definition(Documents(rows, {}), SETTINGS))
     assert results["results"]["gsm8k"]["pass@1,verdicts"] == pytest.approx(0.3 * 3 / 5)
     assert results["results"]["gsm8k"]["pass@10,verdicts"] == pytest.approx(3 / 5)
     # Standard error of a mean of {1, 0, 1, 0, 1}: s / sqrt(5).
@@ -88,8 +85,8 @@ def test_known_pass_of_programs():
         right = f"```python\ndef add_{n}(a, b):\n    return a + b + {n}\n```"
         return [right if n == 0 and s < 2 else f"def add_{n}(a, b):\n    return None" for s in range(4)]
 
-    judge = CodeJudge(choose_mode(False), program_of, lambda *_: None)
-    definition = code_task("humaneval", Documents(rows, {}), Settings("paper", samples=4), judge.__call__)
+    judge = CodeJudge(choose_mode(False), answered_program, lambda *_: None)
+    definition = HUMANEVAL.definition(Documents(rows, {}), BenchmarkSettings("paper", samples=4), judge)
     found = run(lm_of(Oracle(rule), tokenizer), definition)["results"]["humaneval"]
     assert found["pass@1,verdicts"] == pytest.approx(0.25)
     assert found["pass@4,verdicts"] == pytest.approx(0.5)
@@ -110,7 +107,7 @@ def test_verdicts_of_an_earlier_sandbox_are_not_taken_over(tmp_path):
 def test_one_request_for_all_samples_of_a_question():
     rows = [{"question": f"number {n}", "answer": "#### 1", "number": "1"} for n in range(3)]
     oracle = Oracle(lambda ids: ["#### 1"] * 10)
-    run(lm_of(oracle), number_task("gsm8k", Documents(rows, {}), SETTINGS))
+    run(lm_of(oracle), GSM8K.definition(Documents(rows, {}), SETTINGS))
     (job,) = oracle.jobs
     assert (len(job.items), job.samples, job.is_chat, job.until) == (3, 10, True, ())
     assert job.sampling == Sampling(512, 1.0, 50, 0)
@@ -134,7 +131,7 @@ def test_letters_are_the_rows_own_labels_and_the_prompt_is_training_s():
     oracle = Oracle(
         lambda item: [[-1.0 if c == (rights[item[0].context],) else -2.0, False] for c in item[0].continuations]
     )
-    results = run(lm_of(oracle, tokenizer), letters_task("arc_easy", arc_documents()))
+    results = run(lm_of(oracle, tokenizer), ARC_EASY.definition(arc_documents()))
     assert results["results"]["arc_easy"]["acc,none"] == 1.0
     (job,) = oracle.jobs
     assert [len(item[0].continuations) for item in job.items] == [4, 4, 3, 5, 4, 4, 3]
@@ -144,7 +141,7 @@ def test_letters_are_the_rows_own_labels_and_the_prompt_is_training_s():
 def test_blocks_hold_whole_documents_and_change_no_answer(monkeypatch):
     """Documents have 3, 4 or 5 requests; the first block is scored before the text of the others is tokenised."""
     tokenizer, model = tiny_tokenizer(), tiny_model(320)
-    task = letters_task("arc_easy", arc_documents())
+    task = ARC_EASY.definition(arc_documents())
     whole = run(lm_of(alone(model, tokenizer), tokenizer), task)
     monkeypatch.setattr("lapcli.evaluation.harness.adapter.REQUESTS_AT_ONCE", 5)
     oracle = Oracle(alone(model, tokenizer))
@@ -200,7 +197,7 @@ def test_an_empty_continuation_is_an_error():
     # The last token of the prompt and the answer are one token, which leaves the answer none.
     whole, context = tokenizer.encode("aaab"), tokenizer.encode("aaa")
     assert len(whole) <= len(context)
-    with pytest.raises(DataError, match="swallows"):
+    with pytest.raises(DataError, match="is merged into the last token"):
         lm_of(Oracle(None), tokenizer).loglikelihood(likelihood("aaa", "b"))
 
 

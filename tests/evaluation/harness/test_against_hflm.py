@@ -5,11 +5,10 @@ import torch
 from harness_support import tiny_model, tiny_tokenizer, write_benchmarks
 from lm_eval import evaluator
 
+from lapcli.evaluation.benchmarks import BENCHMARKS
+from lapcli.evaluation.benchmarks.benchmark import BenchmarkRequest, BenchmarkSettings
 from lapcli.evaluation.harness.adapter import LapLM
-from lapcli.evaluation.harness.crew import Crew
-from lapcli.evaluation.harness.documents import load_documents
-from lapcli.evaluation.harness.stock_tasks import SPLITS, stock_task
-from lapcli.evaluation.harness.worker import Worker
+from lapcli.evaluation.harness.workers import Worker, Workers
 from lapcli.runtime.ranks import World
 
 pytest.importorskip("transformers", reason="lm-eval's HFLM needs it; the dev extra has it")
@@ -24,11 +23,9 @@ def data(tmp_path_factory):
 
 
 def answers(lm, task, data):
-    splits = {split: load_documents(task, split, data) for split in SPLITS[task]}
-    loaded = stock_task(task, splits, None)
-    for each in loaded["tasks"].values():
-        each.set_fewshot_seed(seed=1234)
-    results = evaluator.evaluate(lm=lm, task_dict=loaded, limit=3 if task == "gsm8k" else None)
+    request = BenchmarkRequest(None, BenchmarkSettings("harness"), data, False, lambda *_: None)
+    prepared = BENCHMARKS[task].lm_eval_task(request)
+    results = evaluator.evaluate(lm=lm, task_dict=prepared.loaded, limit=3 if task == "gsm8k" else None)
     found = {}
     for name, samples in results["samples"].items():
         for sample in samples:
@@ -41,8 +38,8 @@ def both(laplacian_heads, folder, context=128):
 
     tokenizer = tiny_tokenizer()
     model = tiny_model(tokenizer.vocab_size, laplacian_heads, context=context)
-    crew = Crew(World(0, 1, torch.device("cpu")), Worker(model, tokenizer, 3, 0, None).work)
-    return LapLM(tokenizer, context, crew, task="task", seed=0), hflm(model, tokenizer, folder)
+    workers = Workers(World(0, 1, torch.device("cpu")), Worker(model, tokenizer, 3, 0, None).work)
+    return LapLM(tokenizer, context, workers, task="task", seed=0), hflm(model, tokenizer, folder)
 
 
 @pytest.mark.parametrize("laplacian_heads", [0, 1])

@@ -367,5 +367,7 @@ def test_any_task_of_lm_eval_with_its_data_from_the_hubs_cache(base, tmp_path, m
     assert (score["count"], score["value"]) == (12, pytest.approx(right / 12))
     with pytest.raises(LapError, match="could not load piqa"):
         evaluated(base, "piqa", None, protocol="harness")
-    with pytest.raises(UsageError, match="nor one of lm-eval's"):
+    with pytest.raises(UsageError, match="did you mean sciq"):
         evaluated(base, "scique", None, protocol="harness")
+    with pytest.raises(UsageError, match="nor one of lm-eval's"):  # a word of its files that names no task
+        evaluated(base, "doc_to_text", None, protocol="harness")

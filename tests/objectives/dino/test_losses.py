@@ -5,8 +5,14 @@ import math
 import pytest
 import torch
 
-from lapcli.objectives.dino.cross_entropy import target_cross_entropy
-from lapcli.objectives.dino.losses import dino_loss, ibot_loss, koleo_loss, patch_weights
+from lapcli.objectives.dino.losses import (
+    dino_loss,
+    ibot_loss,
+    koleo_loss,
+    patch_weights,
+    sinkhorn_targets,
+    target_cross_entropy,
+)
 
 TAU = 0.1
 
@@ -96,9 +102,9 @@ def test_koleo_pushes_apart():
 
 def test_the_chunked_loss_in_float32_and_at_4096_masked_patches(monkeypatch):
     """Same value and gradients to 1e-5 as the plain one, with a third of its memory."""
-    from lapcli.objectives.dino import sinkhorn
+    from lapcli.objectives.dino import losses
 
-    monkeypatch.setitem(sinkhorn.CHUNK_ELEMENTS, "cpu", 2**16)
+    monkeypatch.setitem(losses.CHUNK_ELEMENTS, "cpu", 2**16)
     N, K, D = 4096, 512, 16
     x = torch.nn.functional.normalize(drawn(N, D).float(), dim=1).requires_grad_()
     prototypes = (drawn(K, D, seed=1).float() * 0.5).requires_grad_()
@@ -115,7 +121,7 @@ def test_the_chunked_loss_in_float32_and_at_4096_masked_patches(monkeypatch):
         return torch.autograd.grad((each * weights).sum(), [x, prototypes]), float((each * weights).sum().detach())
 
     def chunked():
-        targets = sinkhorn.sinkhorn_targets(logits.clone(), 0.05)
+        targets = sinkhorn_targets(logits.clone(), 0.05)
         total, _ = target_cross_entropy(x, prototypes, targets, weights, TAU)
         return torch.autograd.grad(total, [x, prototypes]), float(total.detach())
 

@@ -1,0 +1,235 @@
+"""A data set of conversations as token ids on disk: rendered once, kept in the cache, opened at once ever after.
+
+cache/chat/KEY/{tokens.bin, targets.bin, ends.npy, target_counts.npy, is_cut.npy, index.json}
+
+KEY is of the content, the tokenizer and the longest row. Tokens and targets are verified by block when they are read,
+the smaller files whole when they are opened.
+"""
+
+import json
+import logging
+from collections.abc import Iterator
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from lapcli.data.cache import build_once, digest
+from lapcli.data.chat.conversation import Malformed, Turn, refuse_empty_turns, render_batch
+from lapcli.data.chat.data_sets import source_files
+from lapcli.data.chat.formats import READERS
+from lapcli.data.chat.generated import MADE_HERE, builtin_questions, generated_conversations, generated_key
+from lapcli.data.checksums import (
+    INDEX,
+    BlockHasher,
+    CheckedFile,
+    content_sha256,
+    hub_fingerprint,
+    read_index,
+    refuse_damaged_blobs,
+    write_index,
+)
+from lapcli.data.file_formats import count_rows, read_rows
+from lapcli.data.text.shards import token_dtype
+from lapcli.data.text.tokenizer import Tokenizer
+from lapcli.recipe.chat import GENERATED, DataSet
+from lapcli.runtime.environment import cache_dir
+from lapcli.runtime.errors import DataError
+from lapcli.runtime.files import sha256_of_file
+from lapcli.runtime.progress import Progress
+
+log = logging.getLogger(__name__)
+
+VERSION = 1  # of the files and of the wording of generated rows
+SHOWN = 3  # malformed conversations that a message quotes
+_ROWS_AT_ONCE = 2048
+_READ_AT_ONCE = 1 << 22
+_STREAMS = ("tokens.bin", "targets.bin")
+_ARRAYS = ("ends.npy", "target_counts.npy", "is_cut.npy")
+
+
+class RenderedRows:
+    """Rows of token ids, memory-mapped, in the order of the source."""
+
+    def __init__(self, folder: Path, longest: int) -> None:
+        index = read_index(folder)
+        self.identity: str = index["identity"]
+        self.malformed: int = index["malformed"]
+        self.examples_of_malformed: list[str] = index["examples"]
+        self.longest = longest
+        self._ends, self.target_counts, self.is_cut = (np.load(folder / name) for name in _ARRAYS)
+        self.lengths = np.diff(self._ends, prepend=0)
+        tokens, targets = (folder / name for name in _STREAMS)
+        vocab = index["vocab"]
+        self._tokens = CheckedFile(tokens, token_dtype(vocab), index["sums"][tokens.name], vocab)
+        self._targets = CheckedFile(targets, np.dtype(bool), index["sums"][targets.name])
+
+    def __len__(self) -> int:
+        return len(self._ends)
+
+    def row(self, number: int) -> tuple[np.ndarray, np.ndarray]:
+        """Its ids and which of them an assistant is to learn."""
+        end = int(self._ends[number])
+        start = end - int(self.lengths[number])
+        return self._tokens.read(start, end), self._targets.read(start, end)
+
+
+def prepare_rows(
+    data_set: DataSet, tokenizer: Tokenizer, longest: int, progress: Progress | None = None
+) -> RenderedRows:
+    """Download and render whatever has not been before. Safe to call on every rank."""
+    content = _content_key(data_set, progress)
+    folder = cache_dir() / "chat" / digest(VERSION, data_set.format, content, tokenizer.sha256, longest)[:32]
+
+    def build(unfinished: Path) -> None:
+        if data_set.source.startswith("hub:"):
+            refuse_damaged_blobs(source_files(data_set) or [], progress)
+        _render(unfinished, data_set, tokenizer, longest, progress)
+        if _content_key(data_set, progress) != content:
+            raise DataError(
+                f"{data_set.name} changed while it was being read; run the command again when it is complete"
+            )
+
+    build_once(folder, build, _is_whole, lambda folder: _adopt(folder, tokenizer, longest))
+    return RenderedRows(folder, longest)
+
+
+def rows_at_hand(data_set: DataSet) -> int | None:
+    """How many rows the source has; none if that takes a download. Generated sets have what the recipe asks for."""
+    if data_set.format in GENERATED:
+        return data_set.rows
+    if data_set.format == "questions":
+        return sum(1 for _ in builtin_questions())
+    files = source_files(data_set, download=False)
+    return None if files is None else sum(count_rows(path) for path in files)
+
+
+def _content_key(data_set: DataSet, progress: Progress | None) -> list[Any]:
+    """Everything that the rows depend on, the source's content first."""
+    if data_set.format in MADE_HERE:
+        return generated_key(data_set)
+    files = source_files(data_set, progress) or []
+    if data_set.source.startswith("hub:"):  # whose cache knows the hashes of its gigabytes
+        known = [hub_fingerprint(path) for path in files]
+        return [content_sha256([path]) if key is None else key for path, key in zip(files, known, strict=True)]
+    return content_sha256(files, progress)
+
+
+def conversations_of(data_set: DataSet) -> Iterator[list[Turn] | Malformed]:
+    """Every row of the source as a conversation, or what is wrong with it."""
+    if data_set.format in MADE_HERE:
+        yield from generated_conversations(data_set)
+        return
+    read = READERS[data_set.format]
+    for path in source_files(data_set) or []:
+        for number, row in enumerate(read_rows(path), start=1):
+            try:
+                turns = read(row)
+                refuse_empty_turns(turns)
+                yield turns
+            except Malformed as error:
+                yield Malformed(f"{path.name} row {number}: {error}")
+
+
+def _render(folder: Path, data_set: DataSet, tokenizer: Tokenizer, longest: int, progress: Progress | None) -> None:
+    total = rows_at_hand(data_set) or 0
+    dtype: np.dtype = token_dtype(tokenizer.vocab_size)
+    lengths: list[int] = []
+    target_counts: list[int] = []
+    is_cut: list[bool] = []
+    malformed: list[str] = []
+    done = 0
+    with (folder / "tokens.bin").open("wb") as tokens, (folder / "targets.bin").open("wb") as targets:
+        conversations = conversations_of(data_set)
+        while rows := list(islice(conversations, _ROWS_AT_ONCE)):
+            malformed += [str(row) for row in rows if isinstance(row, Malformed)]
+            good = [row for row in rows if not isinstance(row, Malformed)]
+            for ids, is_target in render_batch(good, tokenizer):
+                tokens.write(ids[:longest].astype(dtype).tobytes())
+                targets.write(is_target[:longest].tobytes())
+                lengths.append(min(len(ids), longest))
+                target_counts.append(int(is_target[:longest].sum()))
+                is_cut.append(len(ids) > longest)
+            done += len(rows)
+            if progress:
+                progress(f"rendering {data_set.name}", done, max(total, done))
+    if not lengths and not malformed:
+        raise DataError(f"{data_set.name} has no rows; check its source")
+    ends = np.cumsum(np.array(lengths, dtype=np.int64))
+    _keep_arrays(folder, ends, np.array(target_counts, dtype=np.int64), np.array(is_cut, dtype=bool))
+    index = {
+        "vocab": tokenizer.vocab_size,
+        "tokens": int(sum(lengths)),
+        "malformed": len(malformed),
+        "examples": malformed[:SHOWN],
+        "identity": _identity(folder),
+    }
+    write_index(folder, {**index, **_checksums(folder)})
+
+
+def _keep_arrays(folder: Path, *arrays: np.ndarray) -> None:
+    for name, array in zip(_ARRAYS, arrays, strict=True):
+        np.save(folder / name, array)
+
+
+def _identity(folder: Path) -> str:
+    return digest(*(sha256_of_file(folder / name) for name in (*_STREAMS, "ends.npy")))
+
+
+def _checksums(folder: Path) -> dict[str, Any]:
+    sums = {}
+    for name in _STREAMS:
+        blocks = BlockHasher()
+        with (folder / name).open("rb") as file:
+            while content := file.read(_READ_AT_ONCE):
+                blocks.update(content)
+        sums[name] = blocks.hexdigest()
+    return {"sums": sums, "sha256": {name: sha256_of_file(folder / name) for name in _ARRAYS}}
+
+
+def _is_whole(folder: Path) -> bool:
+    """The index, the sizes and the arrays; rows are verified where they are read."""
+    try:
+        index = read_index(folder)
+        return _has_sizes(folder, index) and all(
+            sha256_of_file(folder / name) == index["sha256"][name] for name in _ARRAYS
+        )
+    except (OSError, ValueError, KeyError, TypeError):
+        return False
+
+
+def _has_sizes(folder: Path, index: dict[str, Any]) -> bool:
+    size = token_dtype(index["vocab"]).itemsize * index["tokens"]
+    return [(folder / name).stat().st_size for name in _STREAMS] == [size, index["tokens"]]
+
+
+def _adopt(folder: Path, tokenizer: Tokenizer, longest: int) -> None:
+    """Rows of version 0.1, which kept no checksums: hashed once, and compared with the identity written with them."""
+    try:
+        index = json.loads((folder / INDEX).read_text(encoding="utf-8"))
+        if set(index) != {"vocab", "tokens", "malformed", "examples", "identity"} or not _has_sizes(folder, index):
+            return
+        log.warning("%s was made by version 0.1, which kept no checksums; hashing it once", folder)
+        if _identity(folder) != index["identity"]:
+            return
+        ends = np.load(folder / "ends.npy")
+    except (OSError, ValueError, KeyError, TypeError):
+        return
+    tokens = np.fromfile(folder / "tokens.bin", dtype=token_dtype(index["vocab"]))
+    targets = np.fromfile(folder / "targets.bin", dtype=bool)
+    if _has_empty_turns(tokens, tokenizer):  # they were accepted then
+        return
+    counts = np.diff(np.cumsum(targets)[ends - 1], prepend=0) if len(ends) else np.zeros(0, dtype=np.int64)
+    # Which rows were cut was not written down: those that are full and do not end with the end of an answer.
+    is_full = np.diff(ends, prepend=0) == longest
+    _keep_arrays(folder, ends, counts, is_full & (tokens[ends - 1] != tokenizer.special("<|assistant_end|>")))
+    write_index(folder, {**index, **_checksums(folder)})
+
+
+def _has_empty_turns(tokens: np.ndarray, tokenizer: Tokenizer) -> bool:
+    return any(
+        bool(np.any((tokens[:-1] == tokenizer.special(f"<|{role}_start|>")) & (tokens[1:] == end)))
+        for role in ("user", "assistant")
+        for end in [tokenizer.special(f"<|{role}_end|>")]
+    )

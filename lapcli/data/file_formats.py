@@ -1,0 +1,241 @@
+"""The one reader of data files: rows of parquet, jsonl, json and csv, and documents of these and of plain text.
+
+Files are read in small batches; only a json list and a text file without a separator are held as a whole. Errors name
+the file as the recipe calls it, and the row, line or byte.
+"""
+
+import codecs
+import csv
+import gzip
+import json
+import zlib
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, BinaryIO
+
+from lapcli.runtime.errors import DataError
+
+if TYPE_CHECKING:
+    import pyarrow.parquet as pq
+
+Batch = tuple[float, list[str | None]]  # the share of the file read so far, and the documents since; a null is None
+
+#: What text is read from, by the end of the name.
+DOCUMENT_SUFFIXES = (".parquet", ".jsonl", ".jsonl.gz", ".txt", ".txt.gz")
+#: What conversations and word lists are read from.
+ROW_SUFFIXES = (".parquet", ".jsonl", ".jsonl.gz", ".json", ".csv", ".txt")
+BATCH_BYTES = 1 << 20
+_BATCH_ROWS = 1024
+# The four-byte marks come first: that of UTF-32 begins as that of UTF-16.
+_MARKS = {
+    codecs.BOM_UTF32_LE: "utf-32",
+    codecs.BOM_UTF32_BE: "utf-32",
+    codecs.BOM_UTF16_LE: "utf-16",
+    codecs.BOM_UTF16_BE: "utf-16",
+}
+
+
+def read_rows(path: Path) -> Iterator[Any]:
+    """Rows as dictionaries (csv: lists of cells), whatever is in them."""
+    name = path.name
+    if not name.endswith(ROW_SUFFIXES):  # blobs of the hub's cache have no suffix, but the links to them do
+        raise DataError(f"{path} is not a file of rows; expected one of {', '.join(ROW_SUFFIXES)}")
+    try:
+        if name.endswith(".parquet"):
+            with _open_parquet(path, str(path)) as file:
+                for batch in file.iter_batches(batch_size=_BATCH_ROWS):
+                    yield from batch.to_pylist()
+        elif name.endswith(".csv"):
+            content = path.read_bytes()
+            if 0 in content:  # UTF-16 or UTF-32 would be read as UTF-8 full of zero bytes
+                raise DataError(f"{path} {zero_bytes(content)}")
+            with path.open(encoding="utf-8", newline="") as lines:
+                yield from csv.reader(lines)
+        elif name.endswith(".json"):
+            rows = json.loads(path.read_text(encoding="utf-8-sig"))
+            if not isinstance(rows, list):
+                raise DataError(f"{path} is not a JSON list of rows")
+            yield from rows
+        else:
+            with path.open("rb") as raw:
+                for place, line in _json_lines(raw, str(path)):
+                    yield _parse_json(line, place)
+    except (OSError, UnicodeDecodeError, ValueError, RecursionError, csv.Error) as error:
+        raise DataError(f"{path} cannot be read ({_first_line(error)}); correct it or download it again") from None
+
+
+def count_rows(path: Path) -> int:
+    """A parquet file's own count is read from its footer; other files are read to the end."""
+    if path.name.endswith(".parquet"):
+        with _open_parquet(path, str(path)) as file:
+            return int(file.metadata.num_rows)
+    return sum(1 for _ in read_rows(path))
+
+
+def read_documents(path: Path, *, name: str, column: str, separator: str | None) -> Iterator[Batch]:
+    """`name` is how errors call the file: as the recipe does, not as some cache does."""
+    if name.endswith(".parquet"):
+        return _parquet_documents(path, name, column)
+    if name.endswith((".jsonl", ".jsonl.gz")):
+        return _jsonl_documents(path, name, column)
+    return _text_documents(path, name, separator)
+
+
+def is_text(name: str) -> bool:
+    return name.endswith((".txt", ".txt.gz", ".md"))
+
+
+@contextmanager
+def _open_parquet(path: Path, name: str) -> "Iterator[pq.ParquetFile]":
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    try:
+        with pq.ParquetFile(path) as file:
+            yield file
+    except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
+        raise DataError(
+            f"{name} is not a complete parquet file ({_first_line(error)}); download or copy it again"
+        ) from error
+
+
+def _parquet_documents(path: Path, name: str, column: str) -> Iterator[Batch]:
+    import pyarrow as pa
+
+    with _open_parquet(path, name) as file:
+        if column not in file.schema_arrow.names:
+            raise _no_column(name, column, file.schema_arrow.names)
+        kind = file.schema_arrow.field(column).type
+        kind = kind.value_type if pa.types.is_dictionary(kind) else kind
+        if not (pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind)):
+            raise DataError(f"{name}: column {column} holds {kind}, not text; set data.column to another")
+        rows = 0
+        for batch in file.iter_batches(batch_size=_BATCH_ROWS, columns=[column]):
+            rows += batch.num_rows
+            yield rows / max(file.metadata.num_rows, 1), batch.column(0).to_pylist()
+
+
+def _jsonl_documents(path: Path, name: str, column: str) -> Iterator[Batch]:
+    size = max(path.stat().st_size, 1)
+    documents: list[str | None] = []
+    waiting = 0
+    with path.open("rb") as raw:
+        for place, line in _json_lines(raw, name):
+            row = _parse_json(line, place)
+            if not isinstance(row, dict):
+                raise DataError(f"{place} is not a JSON object with a {column} key")
+            if column not in row:
+                raise _no_column(place, column, list(row))
+            document = row[column]
+            if document is not None and not isinstance(document, str):
+                kind = type(document).__name__
+                raise DataError(f"{place}: {column} is {kind}, not text; set data.column to another")
+            documents.append(document)
+            waiting += len(line)
+            if waiting > BATCH_BYTES:
+                yield raw.tell() / size, documents
+                documents, waiting = [], 0
+        yield 1.0, documents
+
+
+def _json_lines(raw: BinaryIO, name: str) -> Iterator[tuple[str, bytes]]:
+    """File and line number, and the line; blank lines are left out."""
+    with _unpacked(raw, name) as unpacked:
+        number = 0
+        while line := unpacked.readline():
+            number += 1
+            if line.strip():
+                yield f"{name}:{number}", line
+
+
+def _parse_json(line: bytes, place: str) -> Any:
+    try:
+        return json.loads(line.decode("utf-8-sig"))
+    except (ValueError, RecursionError) as error:
+        if b"\0" in line:  # which JSON never has
+            raise DataError(f"{place} {zero_bytes(line)}") from None
+        raise DataError(f"{place} is not a line of JSON ({_first_line(error)}); correct or remove it") from None
+
+
+def _text_documents(path: Path, name: str, separator: str | None) -> Iterator[Batch]:
+    """The whole file as one document, or what stands between separators without the newlines around it."""
+    size = max(path.stat().st_size, 1)
+    if separator is None:
+        with path.open("rb") as raw:
+            yield 1.0, ["".join(_characters(raw, name))]
+        return
+    separator = separator.replace("\r\n", "\n")
+    rest = ""
+    with path.open("rb") as raw:
+        for characters in _characters(raw, name):
+            *whole, rest = (rest + characters).split(separator)
+            yield raw.tell() / size, [document.strip("\n") for document in whole]
+    yield 1.0, [rest.strip("\n")]
+
+
+def _characters(raw: BinaryIO, name: str) -> Iterator[str]:
+    """UTF-8 without a byte-order mark, with LF for CRLF, in pieces that never split a CRLF."""
+    decoder = codecs.getincrementaldecoder("utf-8-sig")()
+    held = ""
+    read = 0
+    with _unpacked(raw, name) as unpacked:
+        while True:
+            block = unpacked.read(BATCH_BYTES)
+            try:
+                characters = held + decoder.decode(block, final=not block)
+            except UnicodeDecodeError as error:
+                raise DataError(
+                    f"{name} is not UTF-8 (near byte {read + error.start:,}); convert it, such as with "
+                    f"`iconv -f {wide_encoding(block) if read == 0 else 'latin1'} -t utf-8`"
+                ) from None
+            if "\0" in characters:
+                raise DataError(f"{name} {zero_bytes(block, read)}")
+            read += len(block)
+            held = "\r" if block and characters.endswith("\r") else ""
+            yield characters.removesuffix(held).replace("\r\n", "\n")
+            if not block:
+                return
+
+
+def zero_bytes(block: bytes, start: int = 0) -> str:
+    """What is wrong with a text that has zero bytes, and how to correct it; `start`: the block's place in its file."""
+    where = f"has zero bytes, the first near byte {start + max(block.find(0), 0):,}"
+    if block.count(0) * 10 < len(block):
+        return f"{where}; remove them, such as with `tr -d '\\000'`"
+    encoding = wide_encoding(block)
+    return f"{where}, and seems to be {encoding.upper()}; convert it, such as with `iconv -f {encoding} -t utf-8`"
+
+
+def wide_encoding(block: bytes) -> str:
+    """The encoding of a text that is not UTF-8, by its byte-order mark or by where its zero bytes are."""
+    for mark, encoding in _MARKS.items():
+        if block.startswith(mark):
+            return encoding
+    start = block[: 1 << 12]
+    zeros = [start[place::4].count(0) for place in range(4)]
+    most = len(start) // 5  # of a quarter
+    if not sum(zeros):
+        return "latin1"
+    if min(zeros[2:]) > most or min(zeros[:2]) > most:  # UTF-32: no character needs the two high bytes, but symbols
+        return "utf-32le" if min(zeros[2:]) > most else "utf-32be"
+    return "utf-16le" if zeros[1] + zeros[3] > zeros[0] + zeros[2] else "utf-16be"
+
+
+@contextmanager
+def _unpacked(raw: BinaryIO, name: str) -> Iterator[Any]:
+    """A file's bytes, unpacked if the name ends in .gz; a damaged archive is the user's file, not our bug."""
+    try:
+        yield gzip.GzipFile(fileobj=raw) if name.endswith(".gz") else raw
+    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+        raise DataError(f"{name} is not a complete gzip file ({error}); download or copy it again") from None
+
+
+def _no_column(place: str, column: str, present: Sequence[str]) -> DataError:
+    return DataError(
+        f"{place} has no column {column}; it has {', '.join(map(str, present[:50])) or 'none'} (data.column)"
+    )
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error).splitlines() or [type(error).__name__])[0][:200]

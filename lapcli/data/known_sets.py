@@ -1,0 +1,40 @@
+"""Public data sets by name: what a plan counts with before anything is downloaded, and where the hub keeps the files.
+
+Names are those of a recipe's `data.train`. The benchmarks' own files stand with each benchmark.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from lapcli.recipe.data_sources import PREFIX, find_source
+
+
+@dataclass(frozen=True)
+class KnownSet:
+    train_images: int | None = None
+    download_bytes: int | None = None  # all files together, roughly
+    file_bytes: int | None = None  # one file, roughly
+    revision: str | None = None  # where the default branch holds no parquet files
+    files: Mapping[str, str] = field(default_factory=dict)  # of that revision, by split
+
+
+KNOWN_SETS: dict[str, KnownSet] = {
+    "builtin": KnownSet(train_images=1_797),  # of images: scikit-learn's digits
+    "hub:uoft-cs/cifar10": KnownSet(train_images=50_000, download_bytes=144_000_000),
+    "hub:uoft-cs/cifar100": KnownSet(train_images=50_000, download_bytes=142_000_000),
+    "hub:ILSVRC/imagenet-1k": KnownSet(train_images=1_281_167, download_bytes=166_000_000_000),
+    # Its shards are closed at 250 million characters and compressed.
+    "hub:karpathy/fineweb-edu-100b-shuffle": KnownSet(file_bytes=100_000_000),
+    # ADE20K: the hub's copy is a script, which nothing runs any more; the hub itself has converted it to parquet.
+    "hub:zhoubolei/scene_parse_150": KnownSet(
+        revision="refs/convert/parquet",
+        files={split: f"scene_parsing/{split}/*.parquet" for split in ("train", "validation")},
+    ),
+}
+
+
+def known_set(source: str) -> KnownSet:
+    """The facts about a source; all of them unknown for one that is not in the table and says nothing of itself."""
+    if source.startswith(PREFIX):
+        return KnownSet(train_images=getattr(find_source(source, "images"), "train_images", None))
+    return KNOWN_SETS.get(source, KnownSet())

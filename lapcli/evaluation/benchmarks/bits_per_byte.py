@@ -1,0 +1,113 @@
+"""Bits per byte of held-out text, document by document: each is read from <|bos|> on, in windows of the context.
+
+The validation of `lap train` walks the same text as one stream, in which a document has its predecessors before it, so
+that its number is a little lower.
+"""
+
+import hashlib
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from lapcli.data.file_formats import read_documents
+from lapcli.data.source_files import local_files
+from lapcli.evaluation.benchmarks.benchmark import Benchmark, BenchmarkRequest, PreparedTask, task_definition
+from lapcli.evaluation.benchmarks.files import Document, Documents
+from lapcli.kinds.kind import HELD_OUT_TEXT
+from lapcli.measures.bits_per_byte import bits_per_byte
+from lapcli.runs import Run
+from lapcli.runtime.errors import UsageError
+from lapcli.runtime.files import sha256_of_file
+
+VERSION = 1
+METRIC = "bits_per_byte"
+
+
+class BitsPerByte(Benchmark):
+    name = label = "bpb"
+    help = "bits per byte of held-out text"
+    is_share = False
+    is_lower_better = True
+
+    def check(self, gives: frozenset[str], data: Path | None) -> None:
+        if data is None and HELD_OUT_TEXT not in gives:
+            raise UsageError("bpb: this run has no text held out; give --data DIR with text files")
+
+    def paper_task(self, request: BenchmarkRequest) -> PreparedTask:
+        """The text itself is scored, without a prompt, under either protocol."""
+        documents = _local(request.data) if request.data is not None else _held_out(request.run)
+        definition = {
+            **task_definition(self.name, documents, VERSION),
+            "output_type": "loglikelihood_rolling",
+            "doc_to_text": _nothing,
+            "doc_to_target": _text,
+            "process_results": _nats_and_bytes,
+            "metric_list": [{"metric": METRIC, "aggregation": bits_of_all, "higher_is_better": False}],
+        }
+        return self.own_task(definition, documents, is_chat=False)
+
+    lm_eval_task = paper_task
+
+
+def _held_out(run: Run) -> Documents:
+    """The run's own held-out text, as much as its validation reads."""
+    import numpy as np
+
+    from lapcli.data.text.tokens import prepare_text
+
+    recipe: Any = run.recipe
+    prepared = prepare_text(recipe.data, recipe.tokenizer)
+    tokens = prepared.validation.read(0, min(len(prepared.validation), recipe.validation.tokens))
+    starts = np.flatnonzero(tokens == prepared.tokenizer.bos)
+    parts = [part[part != prepared.tokenizer.bos] for part in np.split(tokens, starts)]
+    texts = [prepared.tokenizer.decode(part.tolist()) for part in parts if len(part)]
+    digest = hashlib.sha256("\0".join(texts).encode()).hexdigest()
+    return _documents(texts, {f"held-out text of {recipe.data.train}": digest})
+
+
+def bits_of_all(pairs: Sequence[tuple[float, int]]) -> float:
+    """Bits per byte over all documents, each given as (log-likelihood, bytes)."""
+    return bits_per_byte(-sum(nats for nats, _ in pairs), sum(count for _, count in pairs), "bpb: the text")
+
+
+def standard_error(pairs: Sequence[tuple[float, int]]) -> float | None:
+    """The standard error of this ratio of sums over documents, to first order."""
+    n = len(pairs)
+    if n < 2:
+        return None
+    ratio, total = bits_of_all(pairs), sum(count for _, count in pairs)
+    squares = sum((-nats / math.log(2) - ratio * count) ** 2 for nats, count in pairs)
+    return math.sqrt(squares * n / (n - 1)) / total
+
+
+def _local(data: Path) -> Documents:
+    """Text files in `DIR/text`, or in DIR."""
+    place = data / "text" if (data / "text").is_dir() else data
+    texts: list[str] = []
+    paths = local_files(str(place), None)
+    for path in paths:
+        for _, batch in read_documents(path, name=str(path), column="text", separator=None):
+            texts += [text for text in batch if text]
+    return _documents(texts, {str(path): sha256_of_file(path) for path in paths})
+
+
+def _documents(texts: list[str], files: dict[str, str]) -> Documents:
+    if not texts:
+        raise UsageError(f"bpb: there is no text in {next(iter(files), 'the data')}; name other files with --data")
+    return Documents([{"text": text} for text in texts], files)
+
+
+def _text(document: Document) -> str:
+    return str(document["text"])
+
+
+def _nothing(_: Document) -> str:
+    return ""
+
+
+def _nats_and_bytes(document: Document, results: Sequence[float]) -> dict[str, tuple[float, int]]:
+    return {METRIC: (results[0], len(document["text"].encode()))}
+
+
+BITS_PER_BYTE = BitsPerByte()

@@ -1,0 +1,196 @@
+"""HumanEval: Python functions, scored by running the data set's tests in a sandbox (Chen et al., 2021)."""
+
+import re
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from lapcli.evaluation.benchmarks.benchmark import (
+    Benchmark,
+    BenchmarkRequest,
+    BenchmarkSettings,
+    PreparedTask,
+    pass_at,
+    sampled_definition,
+)
+from lapcli.evaluation.benchmarks.files import BenchmarkFiles, Document, Documents, plain_names, texts_of
+from lapcli.evaluation.harness.journal import Journal, line_key
+from lapcli.runtime.machine import usable_cores
+from lapcli.runtime.progress import Progress
+from lapcli.sandbox import Candidate, Mode, choose_mode, run_all
+
+VERDICTS = 2  # version of what the sandbox judges right: verdicts of another version in a journal are given anew
+ProgramOf = Callable[[Document, str], str]
+
+_PYTHON = {"", "python", "python3", "py"}  # languages of a block
+_TRIPLE = r'"""(?:\\.|[^\\])*?"""|' + r"'''(?:\\.|[^\\])*?'''"
+# Where a block may open: not in a docstring or a comment of a program without fences, nor ```within``` a line.
+_OPENING = re.compile(
+    _TRIPLE + r"|^[ \t]*#[^\n]*|`{3,}[^`\n]+`{3,}|(?P<fence>`{3,})(?P<info>[^`\n]*)\n", re.DOTALL | re.MULTILINE
+)
+# Where it may close: not in a string or a comment of its program.
+_CLOSING = re.compile(_TRIPLE + r'|"(?:\\.|[^"\\\n])*"|' + r"'(?:\\.|[^'\\\n])*'|#[^\n]*|(?P<fence>`{3,})", re.DOTALL)
+_FENCE_LINE = re.compile(r"^[ \t]*`{3,}[^`\n]*$", re.MULTILINE)
+
+
+class HumanEval(Benchmark):
+    name = "humaneval"
+    label = "HumanEval"
+    help = "Python functions, by running their tests"
+    lm_eval_file = "humaneval/humaneval.yaml"
+    files = BenchmarkFiles(
+        "openai/openai_humaneval",
+        {"test": "openai_humaneval/test-00000-of-00001.parquet"},
+        ("humaneval", "openai_humaneval", "openai/openai_humaneval"),
+        {
+            "test": (
+                "HumanEval.jsonl.gz",
+                "HumanEval.jsonl",
+                "openai_humaneval/test-*.parquet",
+                *plain_names("test", "humaneval"),
+            )
+        },
+    )
+
+    def read_row(self, row: Any, path: Path) -> Document:
+        return texts_of(row, "task_id", "prompt", "canonical_solution", "test", "entry_point")
+
+    def definition(self, documents: Documents, settings: BenchmarkSettings, judge: "CodeJudge") -> dict[str, Any]:
+        return sampled_definition(self.name, documents, settings, judge.__call__, _prompt, _solution)
+
+    def paper_task(self, request: BenchmarkRequest) -> PreparedTask:
+        documents, settings = self.documents("test", request.data), request.settings
+        judge = CodeJudge(choose_mode(request.allow_unsafe), answered_program, request.progress)
+        definition = self.definition(documents, settings, judge)
+        return self.own_task(definition, documents, sampling=settings.to_dict(), judge=judge)
+
+    def lm_eval_task(self, request: BenchmarkRequest) -> PreparedTask:
+        """Prompt, stops and lengths are lm-eval's; its way of running code in its own process is not."""
+        from lapcli.evaluation.harness.lm_eval_tasks import one_task, with_documents
+
+        documents = self.documents("test", request.data)
+        judge = CodeJudge(choose_mode(request.allow_unsafe), _continued_program, request.progress)
+        definition = {
+            **{key: value for key, value in self.lm_eval_definition().items() if key != "unsafe_code"},
+            "filter_list": [{"name": "create_test", "filter": [{"function": "custom", "filter_fn": judge.__call__}]}],
+            "process_results": _pass_at_1,
+            "metric_list": [{"metric": "pass@1", "aggregation": "mean", "higher_is_better": True}],
+        }
+        loaded = one_task(self.name, with_documents(definition, {"test": documents}), request.settings.seed)
+        return PreparedTask(self.name, loaded, False, documents.files, judge)
+
+
+def _prompt(document: Document) -> str:
+    return str(document["prompt"])
+
+
+def _solution(document: Document) -> str:
+    return str(document["canonical_solution"])
+
+
+def _pass_at_1(document: Document, verdicts: Sequence[Sequence[Any]]) -> dict[str, float]:
+    return {"pass@1": pass_at(1, [verdict["passed"] for verdict in verdicts[0]])}
+
+
+def answered_program(document: Document, answer: str) -> str:
+    """The paper's protocol: a chat model answers with the whole function."""
+    return python_program(document["prompt"], answer)
+
+
+def _continued_program(document: Document, answer: str) -> str:
+    """lm-eval's: the model continues the head of the function."""
+    return str(document["prompt"]) + answer
+
+
+def python_program(prompt: str, answer: str) -> str:
+    """An answer as a program: its first fenced block, else all of it, after the imports at the prompt's head.
+
+    The head of the function is not put before it: the model answers with the whole function. Empty blocks are skipped,
+    and blocks of other languages if there is one of Python.
+    """
+    answer = answer.replace("\r\n", "\n")
+    fenced = list(_blocks(answer))
+    blocks = [block for block in fenced if block[1].strip()]
+    if blocks:
+        code = next((code for language, code in blocks if language in _PYTHON), blocks[0][1])
+    else:
+        code = _FENCE_LINE.sub("", answer) if fenced else answer
+    return "\n".join([*_imports(prompt), "", _unindented(code)])
+
+
+def _blocks(answer: str) -> Iterator[tuple[str, str]]:
+    """Language and content of the fenced blocks; the last one may lack its closing fence."""
+    place = 0
+    while opening := next((m for m in _OPENING.finditer(answer, place) if m["fence"] and _opens(m)), None):
+        fences = (m for m in _CLOSING.finditer(answer, opening.end()) if len(m["fence"] or "") >= len(opening["fence"]))
+        closing = next(fences, None)
+        end, place = closing.span() if closing else (len(answer), len(answer))
+        yield opening["info"].strip().partition(" ")[0].lower(), answer[opening.end() : end]
+
+
+def _opens(fence: re.Match[str]) -> bool:
+    """At the beginning of a line with any language, elsewhere only with Python's or none."""
+    before = fence.string[: fence.start()].rpartition("\n")[2]
+    return not before.strip() or fence["info"].strip().lower() in _PYTHON
+
+
+def _unindented(code: str) -> str:
+    """A block within a list is indented as a whole."""
+    code = code.strip("\n")
+    indent = code[: len(code) - len(code.lstrip(" \t"))]
+    lines = code.split("\n")
+    if all(line.startswith(indent) for line in lines if line.strip()):
+        code = "\n".join(line.removeprefix(indent) for line in lines)
+    return code.strip()
+
+
+def _imports(prompt: str) -> list[str]:
+    imports = []
+    for line in prompt.splitlines():
+        stripped = line.strip()
+        if stripped.startswith(("import ", "from ")):
+            imports.append(stripped)
+        elif stripped and not stripped.startswith("#"):
+            break
+    return imports
+
+
+class CodeJudge:
+    """A filter of lm-eval that runs every program of a task in the sandbox, several at a time; verdicts are journalled.
+
+    `program_of` makes a program of a document and an answer.
+    """
+
+    def __init__(self, mode: Mode, program_of: ProgramOf, progress: Progress, workers: int | None = None) -> None:
+        self.mode = mode
+        self.journal: Path | None = None
+        self._program_of, self._progress = program_of, progress
+        self._workers = workers or usable_cores()
+
+    def __call__(self, answers: Iterable[Sequence[str]], documents: Sequence[dict[str, Any]]) -> list[list[Any]]:
+        answers = list(answers)  # a filter before this one may hand on an iterator
+        candidates = [
+            Candidate(document["prompt"], self._program_of(document, answer), document["test"], document["entry_point"])
+            for document, given in zip(documents, answers, strict=True)
+            for answer in given
+        ]
+        keys = [
+            line_key("code", VERDICTS, str(self.mode), each.prompt, each.program, each.test, each.entry_point)
+            for each in candidates
+        ]
+        journal = Journal(self.journal)
+        known = {key: value for key, value in journal.read().items() if key in set(keys)}
+        waiting = {key: candidate for key, candidate in zip(keys, candidates, strict=True) if key not in known}
+        try:
+            verdicts = run_all(waiting.values(), self.mode, self._workers)
+            for number, (key, verdict) in enumerate(zip(waiting, verdicts, strict=True), start=1):
+                known[key] = {"passed": verdict.passed, "reason": verdict.reason}
+                journal.add(key, known[key])
+                self._progress("running programs", number, len(waiting))
+        finally:
+            journal.close()
+        flat = iter(keys)
+        return [[known[next(flat)] for _ in given] for given in answers]
+
+
+HUMANEVAL = HumanEval()

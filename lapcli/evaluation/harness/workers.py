@@ -1,0 +1,221 @@
+"""The processes of an evaluation: rank 0 talks to lm-eval and hands out jobs, every process computes its share of
+likelihoods and generations and journals the answers.
+
+lm-eval's own way of sharing documents pads with copies of the last one and fails with fewer documents than processes.
+Here it sees one process; its requests are shared out, and the answers come back in their order. Prompts, few-shot
+examples and scores are therefore the same for any number of processes.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from datetime import timedelta
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch.distributed as dist
+
+from lapcli.data.text.tokenizer import SPECIAL_TOKENS, Tokenizer
+from lapcli.evaluation.harness.journal import Journal, line_key
+from lapcli.evaluation.harness.likelihood import Question, score
+from lapcli.generation.engine import Engine, Event, Sampling
+from lapcli.models.gpt import GPT
+from lapcli.runtime.errors import LapError, UsageError
+from lapcli.runtime.progress import Progress
+from lapcli.runtime.ranks import World
+
+PARTS = 1000  # of a bar that spans several jobs
+
+
+@dataclass(frozen=True)
+class LikelihoodJob:
+    """An item is a document as questions: one, or several where it does not fit into one row."""
+
+    items: Sequence[Sequence[Question]]
+    task: str
+    journal: Path | None = None
+    part: tuple[float, float] = (0.0, 1.0)  # of the task, for the progress bar
+
+    def key(self, item: Sequence[Question]) -> str:
+        return line_key("likelihood", item)
+
+    def share(self, numbers: Sequence[int]) -> "LikelihoodJob":
+        return replace(self, items=[self.items[number] for number in numbers])
+
+
+@dataclass(frozen=True)
+class GenerationJob:
+    """An item is a prompt's tokens; its answer is `samples` texts."""
+
+    items: Sequence[tuple[int, ...]]
+    task: str
+    sampling: Sampling
+    samples: int
+    until: tuple[str, ...]  # texts that end an answer and are no part of it
+    is_chat: bool  # the calculator answers, and special tokens stay visible
+    journal: Path | None = None
+
+    def key(self, item: tuple[int, ...]) -> str:
+        given = self.sampling
+        settings = [given.max_tokens, given.temperature, given.top_k, given.seed]
+        return line_key("generation", item, settings, self.samples, self.until, self.is_chat)
+
+    def share(self, numbers: Sequence[int]) -> "GenerationJob":
+        return replace(self, items=[self.items[number] for number in numbers])
+
+
+class Worker:
+    """`batch`: questions at once."""
+
+    def __init__(self, model: GPT, tokenizer: Tokenizer, batch: int, rank: int, progress: Progress | None) -> None:
+        self._model, self._tokenizer, self._batch, self._rank = model, tokenizer, batch, rank
+        self._progress = progress or (lambda doing, done, total: None)
+        self._special = {tokenizer.special(name) for name in SPECIAL_TOKENS}
+
+    def work(self, job: LikelihoodJob | GenerationJob) -> list[Any]:
+        journal = Journal(job.journal, self._rank)
+        try:
+            if isinstance(job, LikelihoodJob):
+                return self._likelihoods(job, journal)
+            return self._generate(job, journal)
+        finally:
+            journal.close()
+
+    def _likelihoods(self, job: LikelihoodJob, journal: Journal) -> list[Any]:
+        questions = [(number, part) for number, item in enumerate(job.items) for part in range(len(item))]
+        answers: list[list[Any]] = [[None] * len(item) for item in job.items]
+        missing = [len(item) for item in job.items]
+        done = 0
+        for place, likelihoods in score(self._model, [job.items[n][part] for n, part in questions], self._batch):
+            number, part = questions[place]
+            answers[number][part] = [[likelihood.logprob, likelihood.is_greedy] for likelihood in likelihoods]
+            missing[number] -= 1
+            if not missing[number]:
+                answers[number] = [likelihood for each in answers[number] for likelihood in each]
+                journal.add(job.key(job.items[number]), answers[number])
+                done += 1
+                begin, end = job.part
+                self._progress(job.task, round(PARTS * (begin + (end - begin) * done / len(job.items))), PARTS)
+        return answers
+
+    def _generate(self, job: GenerationJob, journal: Journal) -> list[Any]:
+        engine = Engine(self._model, self._tokenizer, batch=self._batch * job.samples, uses_tools=job.is_chat)
+        tokens: list[list[list[int]]] = [[[] for _ in range(job.samples)] for _ in job.items]
+        running = [job.samples] * len(job.items)
+        answers: list[Any] = [None] * len(job.items)
+        stops = [text.encode() for text in job.until]
+        done = 0
+
+        def is_over(event: Event) -> bool:
+            """Also counts the answers of a prompt, and keeps them when the last one is there."""
+            nonlocal done
+            mine = tokens[event.prompt][event.sample]
+            if not event.is_end:
+                mine.append(event.token)
+            over = event.is_end or len(mine) >= job.sampling.max_tokens or self._has_stop(mine, stops)
+            if over:
+                running[event.prompt] -= 1
+                if not running[event.prompt]:
+                    answers[event.prompt] = [self._text(each, job) for each in tokens[event.prompt]]
+                    journal.add(job.key(job.items[event.prompt]), answers[event.prompt])
+                    done += 1
+                    self._progress(job.task, done, len(job.items))
+            return over
+
+        for _ in engine.stream(job.items, job.sampling, job.samples, is_over):
+            pass
+        return answers
+
+    def _has_stop(self, tokens: list[int], stops: list[bytes]) -> bool:
+        if not stops:
+            return False
+        # Every token has a byte at least, so that a stop which the newest one completes is within so many tokens.
+        newest = self._tokenizer.decode_bytes(tokens[-max(map(len, stops)) :])
+        return any(stop in newest for stop in stops)
+
+    def _text(self, tokens: list[int], job: GenerationJob) -> str:
+        if not job.is_chat:
+            tokens = [token for token in tokens if token not in self._special]
+        text = self._tokenizer.decode(tokens)
+        for stop in job.until:
+            text = text.split(stop)[0]
+        return text
+
+
+# Others wait while rank 0 builds prompts or runs generated code.
+_PATIENCE = timedelta(days=7)
+
+
+class Job(Protocol):
+    """What a worker can do; `items` are shared out."""
+
+    @property
+    def items(self) -> Sequence[Any]: ...
+
+    def share(self, numbers: Sequence[int]) -> "Job":
+        """The job with these of its items."""
+
+
+@dataclass(frozen=True)
+class _Stop:
+    error: str | None
+    is_usage: bool = False
+
+
+Work = Callable[[Any], list[Any]]
+
+
+class Workers:
+    """`work` answers a job's items in their order."""
+
+    def __init__(self, world: World, work: Work) -> None:
+        self._world, self._work = world, work
+        self._group: Any = dist.new_group(backend="gloo", timeout=_PATIENCE) if world.size > 1 else None
+
+    def do(self, job: Job, cost: Callable[[Any], float]) -> list[Any]:
+        """On rank 0: the answers to all items."""
+        if self._group is None:
+            return self._work(job)
+        order = sorted(range(len(job.items)), key=lambda number: (-cost(job.items[number]), number))
+        shares = [order[rank :: self._world.size] for rank in range(self._world.size)]
+        self._hand_out([job.share(numbers) for numbers in shares])
+        collected: list[Any] = [None] * self._world.size
+        dist.gather_object(_tried(self._work, job.share(shares[0])), collected, group=self._group)
+        answers: list[Any] = [None] * len(job.items)
+        for numbers, (mine, error) in zip(shares, collected, strict=True):
+            if error is not None:
+                raise error
+            for number, answer in zip(numbers, mine, strict=True):
+                answers[number] = answer
+        return answers
+
+    def serve(self) -> None:
+        """On the other ranks, until rank 0 is done; fails if it fails."""
+        while True:
+            (given,) = self._receive()
+            if isinstance(given, _Stop):
+                if given.error is not None:
+                    raise (UsageError if given.is_usage else LapError)(given.error)
+                return
+            dist.gather_object(_tried(self._work, given), group=self._group)
+
+    def stop(self, error: BaseException | None = None) -> None:
+        """On rank 0, however it ends."""
+        if self._group is not None:
+            stop = _Stop(None if error is None else str(error), isinstance(error, UsageError))
+            self._hand_out([stop] * self._world.size)
+
+    def _hand_out(self, shares: list[Any]) -> None:
+        dist.scatter_object_list([None], shares, group=self._group)
+
+    def _receive(self) -> list[Any]:
+        received: list[Any] = [None]
+        dist.scatter_object_list(received, group=self._group)
+        return received
+
+
+def _tried(work: Work, job: Job) -> tuple[list[Any], LapError | None]:
+    """An error is returned to rank 0 with the answers: a rank that just ended would leave the others waiting."""
+    try:
+        return (work(job) if job.items else []), None
+    except LapError as error:
+        return [], error

@@ -1,0 +1,112 @@
+"""The benchmarks as a family of tasks, with their options: any model that gives language can be asked.
+
+Names that are not among our benchmarks are lm-eval's; whether it has such a task is looked up in its files, because
+importing it and building its index takes half a minute.
+"""
+
+import os
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from functools import cache
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from lapcli.evaluation.benchmarks import BENCHMARKS, PAPER_TASKS
+from lapcli.evaluation.benchmarks.benchmark import SAMPLING, BenchmarkSettings
+from lapcli.evaluation.tasks import EvaluationRequest, Measured, TaskFamily
+from lapcli.kinds.kind import CHAT, LANGUAGE
+from lapcli.runtime.errors import UsageError
+
+_NAMES = re.compile(r"^[ \t-]*(?:task|group|tag)[ \t]*:[ \t]*[\"']?([\w.+-]+)", re.MULTILINE)
+
+
+class LanguageTasks(TaskFamily):
+    needs = frozenset({LANGUAGE})
+    measures = "language"
+    tasks = BENCHMARKS
+    default = PAPER_TASKS
+    options = (
+        "protocol",
+        *SAMPLING,
+        "seed",
+        "show_prompt",
+        "samples_out",
+        "unsafe_code_execution",
+        "fresh",
+    )
+
+    def has(self, name: str) -> bool:
+        return name in BENCHMARKS or _may_be_lm_evals(name)
+
+    def near(self) -> Iterable[str]:
+        return [*BENCHMARKS, *_NAMES.findall(_lm_eval_definitions())]
+
+    def check(self, tasks: Sequence[str], options: Mapping[str, Any], data: Path | None, gives: frozenset[str]) -> None:
+        settings = read_benchmark_settings(gives, options)
+        for name in tasks:
+            if name in BENCHMARKS:
+                BENCHMARKS[name].check(gives, data)
+            elif settings.protocol != "harness":
+                raise UsageError(
+                    f"--tasks: {name[:60]!r} is none of the paper's tasks ({', '.join(BENCHMARKS)}); lm-eval's other "
+                    "tasks need --protocol harness"
+                )
+            elif data is not None:
+                raise UsageError(f"--data is not for {name}, whose files lm-eval finds itself; leave it out")
+        path: Path | None = options.get("samples_out")
+        if path is not None and not path.parent.is_dir():
+            raise UsageError(f"--samples-out {path}: there is no folder {path.parent}; make it first")
+
+    def measure(self, request: EvaluationRequest) -> Measured:
+        from lapcli.evaluation.harness.run import evaluate
+
+        return evaluate(request, read_benchmark_settings(request.loaded.gives, request.options))
+
+
+def read_benchmark_settings(gives: frozenset[str], options: Mapping[str, Any]) -> BenchmarkSettings:
+    protocol = options.get("protocol", "paper" if CHAT in gives else "harness")
+    if protocol not in ("paper", "harness"):
+        raise UsageError(f"--protocol takes paper or harness, got {str(protocol)[:40]!r}")
+    if protocol == "paper" and CHAT not in gives:
+        raise UsageError(
+            "--protocol paper asks in chat form, which this run has not learned; use --protocol harness, or the run "
+            "of `lap sft`"
+        )
+    given = {name: options[name] for name in (*SAMPLING, "seed") if name in options}
+    unused = [name for name in SAMPLING if name in given]
+    if protocol == "harness" and unused:
+        raise UsageError(
+            f"--{unused[0].replace('_', '-')} means nothing with --protocol harness, whose tasks bring their own "
+            "sampling; leave it out, or use --protocol paper"
+        )
+    settings = BenchmarkSettings(protocol, **given)
+    if settings.temperature == 0 and settings.samples > 1:
+        raise UsageError(
+            f"at --temperature 0 all {settings.samples} samples of a question are the same; use --samples 1, or a "
+            "temperature above 0"
+        )
+    return settings
+
+
+def _may_be_lm_evals(name: str) -> bool:
+    """Whether the name is a word of lm-eval's definitions, as the name of each of its tasks is, or a file of one."""
+    word = rf"(?<![\w.+-]){re.escape(name)}(?![\w.+-])"
+    return bool(name) and (Path(name).is_file() or re.search(word, _lm_eval_definitions()) is not None)
+
+
+@cache
+def _lm_eval_definitions() -> str:
+    """The text of all its definitions, 14,000 files in a second or two; lm-eval itself is not imported."""
+    package = find_spec("lm_eval")
+    folder = Path(package.origin).parent / "tasks" if package and package.origin else Path()
+    texts = []
+    for place, _, files in os.walk(folder):
+        for file in files:
+            if "." not in file or file.endswith((".yaml", ".yml")):  # its templates have no ending
+                with open(os.path.join(place, file), "rb") as definition:
+                    texts.append(definition.read())
+    return b"\n".join(texts).decode("utf-8", "replace")
+
+
+LANGUAGE_TASKS = LanguageTasks()

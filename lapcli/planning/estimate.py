@@ -1,0 +1,210 @@
+"""The plan of any recipe: builds its model without memory, traces a training step of it, and touches no data."""
+
+import bisect
+import dataclasses
+from functools import cached_property
+from typing import Any
+
+import torch
+
+from lapcli.heads.plan import HeadPlan
+from lapcli.kinds import Kind, kind_of
+from lapcli.kinds.kind import TrainingStep
+from lapcli.objectives.objective import BatchPlan, plan_batches
+from lapcli.planning.plan import TrainingPlan
+from lapcli.planning.step_trace import (
+    ACTIVATIONS,
+    BACKWARD,
+    FORWARD,
+    GRADIENTS,
+    TEMPORARY,
+    UPDATE,
+    StepTrace,
+    trace_step,
+    trace_update,
+)
+from lapcli.recipe.schema import AnyRecipe, BaseRecipe, TransformerModel
+from lapcli.runtime.devices import ComputePolicy, Device, this_device
+from lapcli.runtime.errors import UsageError
+from lapcli.runtime.ranks import pick_device
+from lapcli.training.optimizers import OPTIMIZERS
+
+META = torch.device("meta")
+#: Of a GPU's peak, where nothing was measured: upstream's run of the 561M GPT on eight H100 reached a little more.
+SHARE_OF_PEAK = 0.4
+#: A step with one layer takes fewer, unless its loss has many chunks. An operation takes a fifth of a millisecond.
+FEW_OPERATIONS = 4000
+
+
+def plan_training(recipe: AnyRecipe, processes: int = 1, device: Device | None = None) -> TrainingPlan:
+    """The plan of a run of a recipe on that many processes; `device` none: what a run here would use."""
+    if not isinstance(recipe, BaseRecipe):
+        raise UsageError(f"a recipe of {recipe.objective} has no model of its own; plan the recipes of its runs")
+    if device is None:
+        device = this_device(pick_device("auto" if recipe.train.device == "cuda" else recipe.train.device))
+    kind, train = kind_of(recipe), recipe.train
+    batches = plan_batches(train.batch, train.micro_batch, processes, kind.micro_batch_multiple(recipe))
+    estimate = _Estimate(recipe, kind, device)
+    facts = kind.plan_facts(recipe, batches)
+    phase, memory = estimate.peak(batches)
+    limit = device.usable
+    if limit is not None and device.type == "cpu":
+        limit //= processes  # they share the memory of the machine; each GPU has its own
+    flops = estimate.trace(batches).flops * batches.accumulation * processes
+    peak = device.peak(estimate.policy.bf16)
+    hours = None
+    if facts.steps is not None and peak is not None:
+        hours = flops * facts.steps / (SHARE_OF_PEAK * peak * processes) / 3600
+    checkpoint = _bytes(estimate.model.state_dict().values()) + estimate.optimizer_bytes
+    fits = limit is None or sum(memory.values()) <= limit
+    return TrainingPlan(
+        objective=recipe.objective,
+        facts=facts,
+        parameters=sum(p.numel() for p in estimate.model.parameters() if p.requires_grad),
+        heads=estimate.heads,
+        batches=batches,
+        learning_rates={group.name: group.lr for group in estimate.groups},
+        flops_per_step=flops,
+        device=device.name,
+        precision="bf16" if estimate.policy.bf16 else "float32",
+        memory=memory,
+        memory_peak_in=phase,
+        memory_limit=limit,
+        largest_micro_batch=None if fits else estimate.largest(batches, limit or 0),
+        compiles=estimate.policy.compiles,
+        checkpoint_bytes=checkpoint,
+        # A new checkpoint is written before an old one is removed.
+        disk_bytes=checkpoint * (recipe.checkpoint.keep + facts.keeps_best + 1),
+        hours=hours,
+        share_of_peak=None if hours is None else SHARE_OF_PEAK,
+    )
+
+
+class _TracedPolicy(ComputePolicy):
+    """The policy of the planned device, for tensors that are on the CPU: its autocast is the CPU's."""
+
+    def autocast(self) -> Any:
+        return torch.autocast("cpu", torch.bfloat16, enabled=self.bf16)
+
+
+class _Estimate:
+    """FLOPs and memory of one process.
+
+    Layers of a transformer add up: the step is traced with one layer, and each further one adds what a second layer
+    added. In the backward a layer's gradients come as its activations go, so that the larger of the two is added.
+    """
+
+    def __init__(self, recipe: BaseRecipe, kind: Kind, device: Device) -> None:
+        self._recipe, self._kind, train = recipe, kind, recipe.train
+        self.policy = device.policy(train.precision, train.compile)
+        self._traced = _TracedPolicy(**{**dataclasses.asdict(self.policy), "compiles": False, "coarse": True})
+        self._traces: dict[tuple[tuple[int, ...], int, bool], StepTrace] = {}
+        section = getattr(recipe, "model", None)
+        self.heads: HeadPlan | None = section.head_plan() if isinstance(section, TransformerModel) else None
+        step = self._step(self._layers)
+        self.model, self.groups = step.model, step.parameter_groups()
+        self._trained = _bytes(p for p in self.model.parameters() if p.requires_grad)
+
+    @property
+    def _layers(self) -> tuple[int, ...]:
+        return () if self.heads is None else tuple(self.heads.per_layer)
+
+    def _step(self, layers: tuple[int, ...]) -> TrainingStep:
+        """The training step with so many Laplacian heads in each layer."""
+        recipe: Any = self._recipe
+        if layers != self._layers:
+            section = recipe.model.model_copy(update={"layers": len(layers), "laplacian_heads": list(layers)})
+            recipe = recipe.model_copy(update={"model": section})
+        return self._kind.training_step(recipe, META, self._traced)
+
+    @cached_property
+    def optimizer_bytes(self) -> int:
+        return sum(
+            OPTIMIZERS[group.optimizer].state_bytes(p) for group in self.groups for p in group.parameters.values()
+        )
+
+    @cached_property
+    def _update_bytes(self) -> int:
+        return trace_update(self._step(self._layers))
+
+    def peak(self, batches: BatchPlan) -> tuple[str, dict[str, int]]:
+        """The phase of a training step in which the process holds most, and what it holds then, in bytes by part."""
+        trace, keeps = self.trace(batches), _keeps_gradients(batches)
+        phases = {phase: trace.peak(phase) for phase in (FORWARD, BACKWARD)}
+        phases[UPDATE] = {ACTIVATIONS: 0, GRADIENTS: self._trained, TEMPORARY: self._update_bytes}
+        phase = max(phases, key=lambda name: sum(phases[name].values()) + keeps * self._trained * (name != UPDATE))
+        parts = phases[phase]
+        gradients = parts[GRADIENTS] + (self._trained if keeps and phase != UPDATE else 0)
+        return phase, {
+            "weights": _bytes(self.model.parameters()),
+            "gradients": gradients,
+            "optimizer": self.optimizer_bytes,
+            "activations": parts[ACTIVATIONS] + _bytes(self.model.buffers()),
+            "temporary": parts[TEMPORARY],
+        }
+
+    def largest(self, batches: BatchPlan, limit: int) -> int:
+        """The largest smaller micro_batch that fits; 0: none does."""
+        share, multiple = batches.batch // batches.processes, self._kind.micro_batch_multiple(self._recipe)
+        sizes = [n for n in range(multiple, batches.micro_batch, multiple) if share % n == 0]
+
+        def total(size: int) -> int:
+            split = plan_batches(batches.batch, size, batches.processes, multiple)
+            return sum(self.peak(split)[1].values())
+
+        fitting = bisect.bisect_right(sizes, limit, key=total)
+        return sizes[fitting - 1] if fitting else 0
+
+    def trace(self, batches: BatchPlan) -> StepTrace:
+        """The trace of a micro-batch.
+
+        A loss that goes through its rows in chunks would take too many operations for many examples. Where more
+        examples mean more chunks, the trace is taken on a line through two smaller micro-batches: there is a buffer
+        for one chunk, and all else grows evenly.
+        """
+        keeps, examples = _keeps_gradients(batches), batches.micro_batch
+        size = self._kind.micro_batch_multiple(self._recipe)
+        while 2 * size < examples:
+            one, two = (self._traced_with(self._layers[:1], n, keeps).operations for n in (size, 2 * size))
+            # With few chunks the smaller of the two may not fill its buffer yet.
+            low = size if two > FEW_OPERATIONS else 4 * size
+            if two > one and examples > 2 * low:
+                start, end = self._all_layers(low, keeps), self._all_layers(2 * low, keeps)
+                return end.beyond(start, (examples - 2 * low) / low)
+            size *= 16
+        return self._all_layers(examples, keeps)
+
+    def _all_layers(self, examples: int, keeps: bool) -> StepTrace:
+        layers = self._layers
+        one = self._traced_with(layers[:1], examples, keeps)
+        if len(layers) < 2:
+            return one
+        peaks, flops, kept = dict(one.peaks), one.flops, one.kept
+        gradients = 0 if keeps else self._gradients_of_a_layer
+        for laplacian_heads in layers[1:]:
+            two = self._traced_with((layers[0], laplacian_heads), examples, keeps)
+            added = two.kept - one.kept
+            flops += two.flops - one.flops
+            kept += added
+            peaks[FORWARD, ACTIVATIONS] += added
+            peaks[BACKWARD, ACTIVATIONS if added > gradients else GRADIENTS] += max(added, gradients)
+        return StepTrace(flops, kept, peaks, one.operations)
+
+    @cached_property
+    def _gradients_of_a_layer(self) -> int:
+        first = self._step(self._layers[:1]).model
+        return (self._trained - _bytes(p for p in first.parameters() if p.requires_grad)) // (len(self._layers) - 1)
+
+    def _traced_with(self, layers: tuple[int, ...], examples: int, keeps: bool) -> StepTrace:
+        key = layers, examples, keeps
+        if key not in self._traces:
+            self._traces[key] = trace_step(self._step(layers), examples, keeps_gradients=keeps)
+        return self._traces[key]
+
+
+def _keeps_gradients(batches: BatchPlan) -> bool:
+    return batches.accumulation > 1 or batches.processes > 1
+
+
+def _bytes(tensors: Any) -> int:
+    return sum(x.numel() * x.element_size() for x in tensors)

@@ -1,0 +1,167 @@
+"""FLOPs and memory of a training step, traced with torch's fake tensors: shapes go through, nothing is computed.
+
+A fake tensor of the CPU takes the same kernels as a real one, so what autograd keeps for the backward is what a run
+keeps. What a compiled graph keeps on a GPU is estimated to be as much: torch.compile keeps both sides of an activation
+function, because the matrix product after it needs its result in the backward.
+"""
+
+import weakref
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.flop_counter import FlopCounterMode
+
+from lapcli.kinds.kind import TrainingStep
+from lapcli.training.optimizers import Optimizers
+
+CPU = torch.device("cpu")
+FORWARD, BACKWARD, UPDATE = "forward", "backward", "update"
+PARTS = ACTIVATIONS, GRADIENTS, TEMPORARY = "activations", "gradients", "temporary"
+
+
+@dataclass(frozen=True)
+class StepTrace:
+    """FLOPs of a micro-batch, and its bytes beyond weights, gradients that are kept, and optimizer states."""
+
+    flops: int
+    kept: int  # bytes between forward and backward
+    peaks: dict[tuple[str, str], int]  # by phase and part, at the fullest moment of the phase
+    operations: int
+
+    def peak(self, phase: str) -> dict[str, int]:
+        return {part: self.peaks[phase, part] for part in PARTS}
+
+    def beyond(self, other: "StepTrace", factor: float) -> "StepTrace":
+        """The point on the line from the other trace to this one that is `factor` times their distance further."""
+
+        def further(here: int, there: int) -> int:
+            return round(here + factor * (here - there))
+
+        peaks = {}
+        for phase in (FORWARD, BACKWARD):
+            total = further(sum(self.peak(phase).values()), sum(other.peak(phase).values()))
+            for part in PARTS:  # the fullest moments need not be the same, so a part may not go on evenly
+                size = total if part == TEMPORARY else further(self.peaks[phase, part], other.peaks[phase, part])
+                peaks[phase, part] = min(max(0, size), total)
+                total -= peaks[phase, part]
+        return StepTrace(further(self.flops, other.flops), further(self.kept, other.kept), peaks, self.operations)
+
+
+def trace_step(step: TrainingStep, examples: int, *, keeps_gradients: bool) -> StepTrace:
+    """A forward and backward of `examples`; `step` was built on the meta device and is used up.
+
+    `keeps_gradients`: they are there during the forward already, from the micro-batch before or in DDP's buckets, and
+    are not counted here.
+    """
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        model = step.model.to_empty(device=CPU)
+        parameters = [p for p in model.parameters() if p.requires_grad]
+        for p in parameters:
+            p.grad = torch.empty_like(p) if keeps_gradients else None
+        counter = FlopCounterMode(display=False, custom_mapping=_COUNTED)
+        log = _StorageLog([*model.parameters(), *model.buffers(), *(p.grad for p in parameters if keeps_gradients)])
+        with counter, log:
+            log.phase = FORWARD
+            loss = step.loss(step.made_up_batch(examples, CPU))
+            kept = log.mark_alive(ACTIVATIONS)
+            log.phase = BACKWARD
+            loss.backward()
+            log.mark((p.grad for p in parameters), GRADIENTS)
+    return StepTrace(int(counter.get_total_flops()), kept, log.peaks(), log.operations)
+
+
+def trace_update(step: TrainingStep) -> int:
+    """The most bytes that an update uses beside weights, gradients and the states of the optimizers."""
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        model = step.model.to_empty(device=CPU)
+        for p in model.parameters():
+            p.grad = torch.empty_like(p) if p.requires_grad else None
+        optimizers = Optimizers(step.parameter_groups())
+        optimizers.step()  # the first one makes the states
+        known = [x for p in model.parameters() for x in (p, p.grad) if x is not None]
+        with _StorageLog([*known, *optimizers.state().values()]) as log:
+            log.phase = UPDATE
+            optimizers.step()
+            step.after_step()
+    return sum(size for (phase, _), size in log.peaks().items() if phase == UPDATE)
+
+
+@dataclass
+class _Storage:
+    size: int
+    part: str = TEMPORARY
+
+
+class _StorageLog(TorchDispatchMode):
+    """Every storage that an operation makes, from when to when it lives; `known` ones are not counted."""
+
+    def __init__(self, known: Iterable[Tensor | None]) -> None:
+        super().__init__()
+        self.phase, self.operations = FORWARD, 0
+        self._known = [x.untyped_storage() for x in known if x is not None]  # held, so that no other has their address
+        self._ignored = {storage._cdata for storage in self._known}
+        self._alive: dict[int, tuple[_Storage, Any]] = {}
+        self._events: list[tuple[_Storage, int, str]] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.operations += 1
+        out = func(*args, **(kwargs or {}))
+        for x in out if isinstance(out, tuple | list) else (out,):
+            if isinstance(x, Tensor):
+                self._see(x)
+        return out
+
+    def _see(self, x: Tensor) -> None:
+        storage = x.untyped_storage()
+        key = storage._cdata
+        if key not in self._alive and key not in self._ignored:
+            made = _Storage(storage.nbytes())
+            self._events.append((made, made.size, self.phase))
+            self._alive[key] = made, weakref.ref(storage, lambda _: self._free(key))
+
+    def _free(self, key: int) -> None:
+        made, _ = self._alive.pop(key)
+        self._events.append((made, -made.size, self.phase))
+
+    def mark(self, tensors: Iterable[Tensor | None], part: str) -> None:
+        for x in tensors:
+            key = None if x is None else x.untyped_storage()._cdata
+            if key in self._alive:
+                self._alive[key][0].part = part
+
+    def mark_alive(self, part: str) -> int:
+        """Counts everything that is alive to a part; returns its bytes."""
+        for made, _ in self._alive.values():
+            made.part = part
+        return sum(made.size for made, _ in self._alive.values())
+
+    def peaks(self) -> dict[tuple[str, str], int]:
+        now = dict.fromkeys(PARTS, 0)
+        fullest = {phase: dict(now) for phase in (FORWARD, BACKWARD, UPDATE)}
+        for made, change, phase in self._events:
+            now[made.part] += change
+            if sum(now.values()) > sum(fullest[phase].values()):
+                fullest[phase] = dict(now)
+        return {(phase, part): size for phase, parts in fullest.items() for part, size in parts.items()}
+
+
+def _added_product(self_shape: Any, a_shape: Any, b_shape: Any, *_: Any, **__: Any) -> int:
+    return 2 * a_shape[0] * a_shape[1] * b_shape[1]
+
+
+def _attention_backward(_: Any, q_BHTD: Any, k_BHSD: Any, *__: Any, **___: Any) -> int:
+    """Four products; the kernel's fifth recomputes what the forward had, which is no work of the model."""
+    B, H, T, D = q_BHTD
+    return int(4 * 2 * B * H * T * k_BHSD[2] * D)
+
+
+_aten = torch.ops.aten
+_COUNTED = {
+    _aten.addmm_: _added_product,  # torch's registry has it in its other forms alone
+    _aten._scaled_dot_product_flash_attention_for_cpu_backward: _attention_backward,
+}

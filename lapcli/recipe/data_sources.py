@@ -1,0 +1,73 @@
+"""Data sources by name: what a recipe may name instead of files and hub data sets.
+
+`builtin` names a source that comes with lap, `plugin:NAME` one that an installed package adds. No torch in here: names
+are checked with the recipe. The sources themselves are in `lapcli.data`.
+"""
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any, Literal
+
+from lapcli.recipe.section import Section
+from lapcli.runtime.errors import UsageError
+from lapcli.runtime.plugins import Registry
+
+if TYPE_CHECKING:
+    from lapcli.data.sources import DataSource
+
+Modality = Literal["text", "images", "chat"]
+PREFIX = "plugin:"
+DATA_SOURCES: "Registry[DataSource]" = Registry(
+    "data source",
+    {
+        "python_documentation": "lapcli.data.text.builtin:PYTHON_DOCUMENTATION",
+        "digits": "lapcli.data.images.builtin:DIGITS",
+        "photographs": "lapcli.data.images.builtin:PHOTOGRAPHS",
+    },
+)
+_BUILT_IN = {
+    ("text", "builtin"): "python_documentation",
+    ("images", "builtin"): "digits",
+    ("images", "builtin:photographs"): "photographs",
+}
+
+
+def has_no_files(source: str) -> bool:
+    return source == "builtin" or source.startswith(PREFIX)
+
+
+def find_source(source: str, modality: Modality) -> "DataSource | None":
+    """The source that a recipe names; None for files, folders and hub data sets. UsageError for an unknown name."""
+    if not source.startswith(PREFIX):
+        name = _BUILT_IN.get((modality, source))
+        return None if name is None else DATA_SOURCES[name]
+    entry = DATA_SOURCES[source.removeprefix(PREFIX)]
+    if entry.modality != modality:
+        raise UsageError(f"the data source {entry.name} gives {entry.modality}, not {modality}; name another")
+    return entry
+
+
+def unusable_sources(recipe: Section) -> list[tuple[str, str]]:
+    """Keys of a recipe that name a source which is not installed or gives other data, each with the reason."""
+    reasons = []
+    for key, source, modality in _plugin_sources(recipe):
+        try:
+            find_source(source, modality)
+        except UsageError as error:
+            reasons.append((key, str(error)))
+    return reasons
+
+
+def plugin_source_names(recipe: Section) -> list[str]:
+    """The sources of other packages that a recipe names, each once."""
+    return list(dict.fromkeys(source.removeprefix(PREFIX) for _, source, _ in _plugin_sources(recipe)))
+
+
+def _plugin_sources(section: Section, path: str = "") -> Iterator[tuple[str, str, Modality]]:
+    """Key, value and modality wherever a recipe says `plugin:NAME`."""
+    modality: Any = getattr(section, "modality", None)
+    for key, value in section:
+        if modality and isinstance(value, str) and value.startswith(PREFIX):
+            yield f"{path}{key}", value, modality
+        for item in value if isinstance(value, list) else [value]:
+            if isinstance(item, Section):
+                yield from _plugin_sources(item, f"{path}{key}.")

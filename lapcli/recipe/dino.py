@@ -1,0 +1,193 @@
+"""What a recipe of self-supervised training may say: the ViT and its heads, crops, masks, losses, rates.
+
+Values of the paper's table `tab:dino_hparams` stand in `recipes/dino_vits.yaml`; the defaults here are the same, and
+DINOv3's where the paper is silent.
+"""
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from lapcli.recipe.optimizers import DinoOptimizer
+from lapcli.recipe.schema import BaseRecipe, TrainSection, TransformerModel, ValidationSection
+from lapcli.recipe.section import Count, Fraction, NonNegative, Positive, Section, Size, Whole, combination
+from lapcli.recipe.vision import ImageFiles
+
+Shares = Annotated[list[Annotated[float, Field(gt=0, le=1)]], Field(min_length=2, max_length=2)]
+Ends = Annotated[list[Fraction], Field(min_length=2, max_length=2)]
+
+
+class HeadSection(Section):
+    """Each of the two heads: width-hidden-hidden-bottleneck, length 1, then prototypes without a bias."""
+
+    hidden: Size = 2048
+    bottleneck: Size = 256
+    dino_prototypes: Annotated[Whole, Field(ge=2, le=2**20)] = 65_536
+    ibot_prototypes: Annotated[Whole, Field(ge=2, le=2**20)] = 65_536
+
+
+class DinoModel(TransformerModel):
+    """The self-supervised ViT: `lapcli/models/dino_vit.py`."""
+
+    layers: Annotated[Whole, Field(ge=1, le=1000)] = 12
+    width: Size = 384
+    heads: Annotated[Whole, Field(ge=1, le=1024)] = 6
+    mlp_ratio: Positive = 4.0
+    patch: Size = 16
+    drop_path: Annotated[float, Field(ge=0, lt=1)] = 0.0  # of the student
+    layer_scale: Positive = 1e-5
+    rope_base: Annotated[float, Field(gt=1, le=1e9)] = 100.0
+    rope_precision: Literal["float32", "bf16"] = "float32"  # bf16: as DINOv3 trains
+    head: HeadSection = HeadSection()
+
+    @combination("width", "heads")
+    def _heads_can_be_rotated(self) -> str | None:
+        if self.width % self.heads == 0 and (self.width // self.heads) % 4:
+            return f"the head size {self.width // self.heads} (width / heads) must be a multiple of 4 for rotary"
+        return None
+
+
+class Crops(Section):
+    """Two global crops, which teacher and student see, and local ones for the student alone."""
+
+    global_size: Size = 224  # pixels of a side
+    global_scale: Shares = Field(default_factory=lambda: [0.32, 1.0])  # of the image's area
+    locals: Annotated[Whole, Field(ge=0, le=100)] = 8
+    local_size: Size = 96
+    local_scale: Shares = Field(default_factory=lambda: [0.05, 0.32])
+    # How often the first global, the second global and a local crop are blurred. `executed`: 0, 0.9 and 0.5, which is
+    # what DINOv3's code does; `documented`: 1, 0.1 and 0.5, which is what its settings say.
+    blur: Literal["executed", "documented"] = "executed"
+
+    @combination("global_scale", "local_scale")
+    def _shares_go_up(self) -> str | None:
+        for low, high in (self.global_scale, self.local_scale):
+            if low > high:
+                return "a scale goes from the smaller share to the larger"
+        return None
+
+
+class Masks(Section):
+    """What the student does not see of global crops."""
+
+    probability: Annotated[float, Field(gt=0, le=1)] = 0.5  # of a global crop
+    ratio: Shares = Field(default_factory=lambda: [0.1, 0.5])  # of its patches
+
+    @combination("ratio")
+    def _ratio_goes_up(self) -> str | None:
+        return "goes from the smaller share to the larger" if self.ratio[0] > self.ratio[1] else None
+
+
+class CropSource(ImageFiles):
+    crops: Crops = Crops()
+    masks: Masks = Masks()
+
+
+class SelfSupervisedTrain(TrainSection):
+    # Images for which masks are dealt and among which neighbours are looked for: the paper's share of one GPU.
+    group: Annotated[Whole, Field(ge=1, le=10**6)] = 224
+    dino: NonNegative = 1.0  # weights of the losses
+    koleo: NonNegative = 0.1
+    ibot: NonNegative = 1.0
+    student_temperature: Positive = 0.1
+    sinkhorn_iterations: Annotated[Whole, Field(ge=1, le=1000)] = 3
+
+    @combination("group", "batch", "micro_batch")
+    def _groups_fit(self) -> str | None:
+        if self.batch % self.group:
+            return f"batch {self.batch} is not a multiple of group {self.group}"
+        if self.micro_batch < self.group:
+            return (
+                f"masks and neighbours belong to groups of {self.group} images, which micro_batch {self.micro_batch} "
+                "would cut; lower group as well, which changes what is trained"
+            )
+        return None
+
+    @combination("koleo", "group")
+    def _neighbours(self) -> str | None:
+        return "needs neighbours: a group of at least 2" if self.koleo > 0 and self.group < 2 else None
+
+    @combination("dino", "ibot")
+    def _something_to_learn(self) -> str | None:
+        return "and ibot are both 0: nothing would be learned" if self.dino == self.ibot == 0 else None
+
+
+class SelfSupervisedSchedule(Section):
+    """Everything by step; an epoch is a number of steps, whatever the number of images."""
+
+    epoch_steps: Count = 1250
+    warmup_epochs: NonNegative = 10.0
+    final_lr: NonNegative = 1e-6
+    final_weight_decay: NonNegative | None = 0.1  # none: as at the start
+    teacher_momentum: Ends = Field(default_factory=lambda: [0.992, 1.0])  # start, end
+    teacher_temperature: Annotated[list[Positive], Field(min_length=2, max_length=2)] = Field(
+        default_factory=lambda: [0.04, 0.07]
+    )
+    teacher_warmup_epochs: NonNegative = 30.0  # of the temperature
+    frozen_epochs: NonNegative = 1.0  # in which prototypes stay as they are
+
+
+class NeighbourValidation(ValidationSection):
+    """k-nearest-neighbour accuracy of the teacher's class token on held-out images."""
+
+    neighbours: Annotated[Whole, Field(ge=1, le=10**6)] = 20
+    train_images: Count = 10_000  # at most, evenly spread over the training images
+    images: Count = 2_000  # at most, of the held-out ones
+    batch: Count | None = None  # images a process takes at once; none: train.micro_batch
+
+
+class SelfSupervisedRecipe(BaseRecipe):
+    """DINO, iBOT and KoLeo with a student and a teacher."""
+
+    objective: Literal["self_supervised"]
+    model: DinoModel = DinoModel()
+    data: CropSource
+    train: SelfSupervisedTrain
+    optimizer: DinoOptimizer
+    schedule: SelfSupervisedSchedule = SelfSupervisedSchedule()
+    validation: NeighbourValidation = NeighbourValidation()
+
+    @combination("data", "model")
+    def _patches_tile_the_crops(self) -> str | None:
+        crops, patch = self.data.crops, self.model.patch
+        for name, size in (("global_size", crops.global_size), ("local_size", crops.local_size)):
+            if size % patch:
+                return f"crops.{name} {size} is not a multiple of model.patch {patch}"
+        return None
+
+    @combination("data", "model", "train")
+    def _something_is_masked(self) -> str | None:
+        masks, patches = self.data.masks, (self.data.crops.global_size // self.model.patch) ** 2
+        if self.train.ibot > 0 and (int(masks.probability * 2 * self.train.group) < 1 or masks.ratio[1] * patches < 1):
+            return "masks would hide no patch; raise masks.probability or masks.ratio, or set train.ibot to 0"
+        return None
+
+    @combination("schedule", "optimizer")
+    def _rates_are_in_order(self) -> str | None:
+        if self.schedule.final_lr > self.optimizer.lr:
+            return f"final_lr is beyond the peak, optimizer.lr {self.optimizer.lr}"
+        return None
+
+    @property
+    def steps(self) -> int:
+        """Steps of the run: as given, or so many epochs of `schedule.epoch_steps`."""
+        return self.train.steps or max(1, int((self.train.epochs or 0) * self.schedule.epoch_steps))
+
+    def misfits(self) -> list[tuple[str, str]]:
+        schedule, misfits = self.schedule, []
+        for key, what in (
+            ("warmup_epochs", "the learning rate would never reach its peak"),
+            ("teacher_warmup_epochs", "the teacher's temperature would never reach its end"),
+            ("frozen_epochs", "the prototypes would never be trained"),
+        ):
+            steps = getattr(schedule, key) * schedule.epoch_steps
+            # The temperature may take the whole run to its end; the other two leave nothing after them.
+            if steps > self.steps or (steps == self.steps and key != "teacher_warmup_epochs"):
+                misfits.append(
+                    (
+                        f"schedule.{key}",
+                        f"{getattr(schedule, key):g} epochs of {schedule.epoch_steps:,} steps do not fit into a run of "
+                        f"{self.steps:,} steps: {what}; lower it, or schedule.epoch_steps",
+                    )
+                )
+        return misfits

@@ -1,0 +1,134 @@
+"""The recipes that come with lap: the list of them, and commented copies to start one's own from."""
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from lapcli.recipe.loading import shipped_recipes
+from lapcli.runtime.errors import UsageError
+from lapcli.runtime.files import write_text
+
+SWEEPS = "sweeps"
+_LONGEST = 140  # characters of a line about a recipe
+
+
+@dataclass(frozen=True)
+class Shipped:
+    name: str  # as commands take it: quickstart, sweeps/laptop
+    path: Path
+    kind: str  # its objective, or sweep
+    summary: str
+
+
+@dataclass(frozen=True)
+class Starter:
+    """`header` stands in place of the comment that the shipped recipe begins with."""
+
+    recipe: str
+    command: str
+    header: str
+    needs: str | None = None  # the job whose run it starts from
+
+
+STARTERS = {
+    "text": Starter(
+        "quickstart",
+        "lap train {file}",
+        "A GPT on your own text. As it stands it learns Python's documentation, in minutes on two CPU cores.\n"
+        "Your data: data.train takes a file or folder of .txt, .jsonl or .parquet, or hub:OWNER/NAME. A larger corpus\n"
+        "needs a larger tokenizer.vocab, model and train.steps; `lap plan {file}` says what a recipe takes.",
+    ),
+    "images": Starter(
+        "vit_digits",
+        "lap train {file}",
+        "A ViT that classifies your own images. As it stands it reads handwritten digits, in minutes on two cores.\n"
+        "Your data: data.train takes a folder with a folder of images for each class, or hub:OWNER/NAME. Then set\n"
+        "model.classes, model.image and model.patch to fit, and remove mean, std and augmentation for photographs.",
+    ),
+    "chat": Starter(
+        "chat_quickstart",
+        "lap sft {file}",
+        "Makes the newest finished GPT answer: two stages, each a run of its own. As it stands it learns to spell.\n"
+        "Your data: an entry {name: mine, format: conversations, source: chats.jsonl} in each mixture, where a line\n"
+        'of the file is a list of turns such as {"role": "user", "content": "..."}. Afterwards `lap chat` talks to it.',
+        needs="text",
+    ),
+    "self-supervised": Starter(
+        "dino_quickstart",
+        "lap train {file}",
+        "A ViT that learns from your own images without labels. As it stands it sees two photographs, in minutes on\n"
+        "two cores. Your data: data.train takes a folder with folders of images, which only its k-NN score takes for\n"
+        "classes, or hub:OWNER/NAME. Then raise data.crops.global_size, model.patch and train.steps.",
+    ),
+}
+
+
+def list_shipped() -> list[Shipped]:
+    """The recipes by name, then the sweeps."""
+    folder = shipped_recipes()
+    return [*map(_shipped, sorted(folder.glob("*.yaml"))), *map(_shipped, sorted((folder / SWEEPS).glob("*.yaml")))]
+
+
+def _shipped(path: Path) -> Shipped:
+    text = path.read_text(encoding="utf-8")
+    is_sweep = path.parent.name == SWEEPS
+    values: dict[str, Any] = yaml.safe_load(text)
+    kind = "sweep" if is_sweep else _objective(path, values)
+    name = f"{SWEEPS}/{path.stem}" if is_sweep else path.stem
+    return Shipped(name, path, kind, _first_sentence(text) or _change(values))
+
+
+def _objective(path: Path, values: dict[str, Any]) -> str:
+    while "objective" not in values:
+        path = path.with_name(values["extends"])
+        values = yaml.safe_load(path.read_text(encoding="utf-8"))
+    return str(values["objective"])
+
+
+def _first_sentence(text: str) -> str:
+    """The first sentence of a recipe's leading comment; if it is long, only what stands before its colon."""
+    comment = " ".join(line.lstrip("# ") for line in _leading_comment(text))
+    sentence = re.split(r"\.\s", comment, maxsplit=1)[0].removesuffix(".")
+    return sentence if len(sentence) <= _LONGEST else sentence.split(": ")[0]
+
+
+def _leading_comment(text: str) -> Iterator[str]:
+    for line in text.splitlines():
+        if not line.startswith("#"):
+            return
+        yield line
+
+
+def _change(values: dict[str, Any]) -> str:
+    """What a recipe without a comment does to the one that it extends."""
+    parent = str(values.pop("extends")).removesuffix(".yaml")
+    keys = (f"{section}.{key} {value}" for section, inner in values.items() for key, value in inner.items())
+    return f"{parent} with {', '.join(keys)}"
+
+
+def write_starter(job: str, folder: Path) -> list[tuple[Path, str]]:
+    """Writes the recipe of a job, and of the job that it starts from; each file with the command to run next."""
+    starter = STARTERS[job]
+    jobs = [job] if starter.needs is None else [starter.needs, job]
+    files = {name: folder / f"{name.replace('-', '_')}.yaml" for name in jobs}
+    for file in files.values():
+        if file.exists():
+            raise UsageError(f"{file} exists already; name another folder, or move it away")
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        for name, file in files.items():
+            write_text(file, _starter_text(STARTERS[name], file))
+    except OSError as error:
+        raise UsageError(f"{folder} cannot be written ({error.strerror}); name another folder") from None
+    return [(file, STARTERS[name].command.format(file=file)) for name, file in files.items()]
+
+
+def _starter_text(starter: Starter, file: Path) -> str:
+    text = (shipped_recipes() / f"{starter.recipe}.yaml").read_text(encoding="utf-8")
+    body = text.splitlines()[len(list(_leading_comment(text))) :]
+    header = [*starter.header.replace("{file}", str(file)).splitlines(), starter.command.replace("{file}", str(file))]
+    return "\n".join([*(f"# {line}" for line in header), *body, ""])

@@ -1,0 +1,144 @@
+"""One table, and the forms that people read it in: text, Markdown and LaTeX; rows as CSV.
+
+Whatever makes a table for people fills a `Table` and calls one of `to_text`, `to_markdown` and `to_latex`, or gives
+plain rows to `aligned`. Text from recipes and names is escaped, so that it never becomes markup.
+"""
+
+import csv
+import io
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+GAP = "-"
+
+
+@dataclass(frozen=True)
+class Entry:
+    """The text of one cell: `after` follows it outside of its mark, as the (3) in `91.00 ± 1.73 (3)`."""
+
+    text: str
+    after: str = ""
+    mark: Literal["best", "second"] | None = None
+    is_number: bool = False  # mathematics in LaTeX
+
+
+@dataclass(frozen=True)
+class Table:
+    title: str
+    header: Sequence[str]
+    rows: Sequence[Sequence[Entry]]
+    notes: Sequence[str] = ()
+
+    @property
+    def has_marks(self) -> bool:
+        return any(entry.mark for row in self.rows for entry in row)
+
+
+def aligned(rows: Sequence[Sequence[str]], right: Collection[int] = ()) -> list[str]:
+    """A line for each row, columns as wide as their longest text; those in `right` end at the same place."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return [
+        "  ".join(
+            text.rjust(width) if number in right else text.ljust(width)
+            for number, (text, width) in enumerate(zip(row, widths, strict=True))
+        ).rstrip()
+        for row in rows
+    ]
+
+
+def to_text(table: Table) -> str:
+    marks = {"best": " *", "second": " +", None: ""}
+    rows = [[entry.text + entry.after + marks[entry.mark] for entry in row] for row in table.rows]
+    legend = ["* best, + second."] if table.has_marks else []
+    return "\n".join([table.title, "", *aligned([list(table.header), *rows]), "", *legend, *table.notes])
+
+
+MARKING = "Best in bold, second best underlined."
+
+
+def to_markdown(table: Table) -> str:
+    rows = [list(map(_escaped_markdown, table.header))]
+    for row in table.rows:
+        rows.append([_marked_markdown(_escaped_markdown(entry.text + entry.after), entry.mark) for entry in row])
+    lines = ["| " + " | ".join(row) + " |" for row in rows]
+    lines.insert(1, "|" + " --- |" * len(table.header))
+    # Two spaces at its end keep a line apart from the next one.
+    notes = [_escaped_markdown(line) + "  " for line in _with_marking(table)]
+    return "\n".join([f"**{_escaped_markdown(table.title)}**", "", *lines, "", *notes])
+
+
+def _marked_markdown(text: str, mark: str | None) -> str:
+    return f"**{text}**" if mark == "best" else f"<u>{text}</u>" if mark == "second" else text
+
+
+def _escaped_markdown(text: str) -> str:
+    escaped = "".join(f"\\{letter}" if letter in "\\|`*_[]<>#" else letter for letter in text)
+    return escaped.replace("&", "&amp;").replace("\n", " ")
+
+
+def _with_marking(table: Table) -> list[str]:
+    return [*table.notes, *([MARKING] if table.has_marks else [])]
+
+
+_LATEX = {
+    "\\": r"\textbackslash{}",
+    "&": r"\&",
+    "%": r"\%",
+    "$": r"\$",
+    "#": r"\#",
+    "_": r"\_",
+    "{": r"\{",
+    "}": r"\}",
+    "[": "{[}",  # at the start of a row it would be an option of the line before
+    "]": "{]}",
+    "~": r"\textasciitilde{}",
+    "^": r"\textasciicircum{}",
+    "<": r"\textless{}",
+    ">": r"\textgreater{}",
+    "·": r"\textperiodcentered{}",
+    "−": r"$-$",
+    "±": r"$\pm$",
+    "Δ": r"$\Delta$",
+}
+
+
+def to_latex(table: Table) -> str:
+    """In the paper's style; needs the package booktabs alone."""
+    header = [f"\\textbf{{{_escaped_latex(name)}}}" for name in table.header]
+    caption = _escaped_latex(" ".join([f"{table.title}.", *_with_marking(table)]))
+    lines = [
+        "% needs \\usepackage{booktabs}",
+        "\\begin{table}[h]",
+        "  \\centering",
+        f"  \\caption{{{caption}}}",
+        f"  \\begin{{tabular}}{{@{{}}l{'c' * (len(header) - 1)}@{{}}}}",
+        "    \\toprule",
+        "    " + " & ".join(header) + " \\\\",
+        "    \\midrule",
+        *("    " + " & ".join(map(_latex_entry, row)) + " \\\\" for row in table.rows),
+    ]
+    return "\n".join([*lines, "    \\bottomrule", "  \\end{tabular}", "\\end{table}"])
+
+
+def _latex_entry(entry: Entry) -> str:
+    if not entry.is_number:
+        return _escaped_latex(entry.text + entry.after)
+    if entry.text == GAP:
+        return "--"
+    number = entry.text.replace("±", r"\pm")
+    text = f"$\\mathbf{{{number}}}$" if entry.mark == "best" else f"${number}$"
+    return (f"\\underline{{{text}}}" if entry.mark == "second" else text) + entry.after
+
+
+def _escaped_latex(text: str) -> str:
+    return "".join(_LATEX.get(letter, letter if letter.isascii() else "?") for letter in text.replace("\n", " "))
+
+
+def to_csv(header: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
+    """None is an empty field, never a zero."""
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(header)
+    writer.writerows(["" if value is None else value for value in row] for row in rows)
+    return text.getvalue()

@@ -1,0 +1,193 @@
+"""A sweep: its grids and its reports, from a file or from options, with every problem found before anything starts."""
+
+import shlex
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from lapcli.evaluation.families import chosen_tasks
+from lapcli.kinds import KINDS
+from lapcli.kinds.chat import load_chat_recipe
+from lapcli.recipe import RecipeError, recipe_to_dict
+from lapcli.recipe.reading import Problem, in_reading_order, quoted
+from lapcli.recipe.sweep import LoadedSweep
+from lapcli.report.grouping import check_rows, row_keys
+from lapcli.runtime.errors import LapError, UsageError
+from lapcli.sweep.grid import Cell, Grid, Over, SearchSpec, repeated
+
+THEN = ("eval", "analyze", "sft")  # commands that may follow a run
+
+#: The words after `lap` to the name and the options of their command; UsageError says why they would be refused.
+Parse = Callable[[list[str]], tuple[str, Mapping[str, Any]]]
+
+
+@dataclass(frozen=True)
+class Sweep:
+    name: str
+    grids: tuple[Grid, ...]
+    reports: tuple[str, ...] = ()
+    report_place: str = ""
+
+    def check(self, parse: Parse | None = None) -> None:
+        """Raises RecipeError with every problem of every cell that can come; nothing was started.
+
+        `parse` reads the commands of `then` and `report` as the command line would; without it only their names are
+        checked.
+        """
+        problems: list[Problem] = []
+        seen: dict[str, Cell] = {}
+        for grid in self.grids:
+            for make in (grid.search_cells, grid.cells):
+                try:
+                    cells = make()
+                except RecipeError as error:
+                    problems += [problem for problem in error.problems if problem not in problems]
+                    continue
+                problems += _check_then(grid, cells, parse)
+                problems += _check_search(grid, cells)
+                problems += _check_names(grid, cells, seen)
+        for grid in self.grids:
+            problems += _check_choices(grid, seen, problems)
+        has_stages = any(text.startswith("sft") for grid in self.grids for text in grid.then)
+        problems += _check_reports(self.reports, [] if has_stages else list(seen.values()), self.report_place, parse)
+        if problems:
+            raise RecipeError(self.name, in_reading_order(problems, self.name))
+
+
+def _check_names(grid: Grid, cells: Sequence[Cell], seen: dict[str, Cell]) -> list[Problem]:
+    """Two cells of one name with different recipes; adds the new ones to `seen`."""
+    problems = []
+    for cell in cells:
+        other = seen.setdefault(cell.name, cell)
+        if other is not cell and other.loaded != cell.loaded:
+            message = f"two cells would both be the run {cell.name}; keep one, or give it another `name`"
+            problems.append(Problem(grid.place("name"), "name", message))
+    return problems
+
+
+def _check_choices(grid: Grid, seen: Mapping[str, Cell], known: Sequence[Problem]) -> list[Problem]:
+    """What is wrong with the cells that a choice of the search leads to, beside what is known already."""
+    choices_by_problem: dict[Problem, list[Mapping[str, Any]]] = {}
+    for choice, cells in grid.possible_cells():
+        wrong = cells.problems if isinstance(cells, RecipeError) else _check_names(grid, cells, dict(seen))
+        for problem in wrong:
+            if problem not in known:
+                choices_by_problem.setdefault(problem, []).append(choice)
+    problems = []
+    for problem, choices in choices_by_problem.items():
+        words = " ".join(f"{key}={value}" for key, value in choices[0].items())
+        others = len(choices) - 1
+        more = f" or {others} other{'s' if others > 1 else ''}" if others else ""
+        problems.append(replace(problem, message=f"{problem.message}, if the search chooses {words}{more}"))
+    return problems
+
+
+def _check_search(grid: Grid, cells: Sequence[Cell]) -> list[Problem]:
+    """Whether the number that decides is one that the runs will have."""
+    if grid.search is None or not cells or not cells[0].is_search:
+        return []
+    known = KINDS[cells[0].loaded.objective].metrics
+    if grid.search.by in known or grid.search.by.startswith("smoothing"):
+        return []
+    message = f"no validation gives {quoted(grid.search.by)}; there are {', '.join(known)}"
+    return [Problem(grid.place("search", "by"), "search.by", message)]
+
+
+def sweep_from_options(
+    recipe: Path, over: Over, then: Sequence[str], options: Sequence[str], name: str | None = None
+) -> Sweep:
+    """The sweep of a command line."""
+    if not over:
+        raise UsageError(f"give --over, such as --over seed=0,1,2; a single run is trained by `lap train {recipe}`")
+    for key, values in over.items():
+        if (twice := repeated(values)) is not None:
+            raise UsageError(f"--over {key} has {quoted(twice)} twice; keep one")
+    _not_set_too(over, options)
+    place = lambda *keys: "--then" if keys[0] == "then" else "--over"  # noqa: E731
+    grid = Grid(recipe, over, name or recipe.stem, options=tuple(options), then=tuple(then), place=place)
+    return Sweep(str(recipe), (grid,))
+
+
+def sweep_from_file(loaded: LoadedSweep, options: Sequence[str], name: str | None = None, search: bool = True) -> Sweep:
+    """The sweep of a file, with the command line's `--set` in every cell; `search` false leaves the recipe's values."""
+    grids = []
+    problems = []
+    for number, group in enumerate(loaded.sweep.cells):
+        recipe = loaded.path.parent / group.recipe
+        for where, over in (("over", group.over), ("search", group.search.over if group.search else {})):
+            _not_set_too(over, options)
+            for key, values in over.items():
+                if (twice := repeated(values)) is not None:
+                    place = loaded.place("cells", number, *(("over",) if where == "over" else ("search", "over")), key)
+                    problems.append(Problem(place, f"cells[{number}].{where}.{key}", f"has {quoted(twice)} twice"))
+        spec = group.search
+        grids.append(
+            Grid(
+                recipe=recipe,
+                over=group.over,
+                prefix=(f"{name}-" if name else "") + (group.name or recipe.stem),
+                set=group.set,
+                options=tuple(options),
+                then=tuple(group.commands()),
+                search=SearchSpec(spec.over, spec.set, spec.keep, spec.by, spec.best) if spec and search else None,
+                folder=loaded.path.parent,
+                place=lambda *keys, number=number: loaded.place("cells", number, *keys),
+            )
+        )
+    if problems:
+        raise RecipeError(str(loaded.path), problems)
+    return Sweep(str(loaded.path), tuple(grids), tuple(loaded.sweep.reports()), loaded.place("report"))
+
+
+def _not_set_too(over: Over, options: Sequence[str]) -> None:
+    for text in options:
+        if (key := text.partition("=")[0].strip()) in over:
+            raise UsageError(f"{key} is varied by the sweep and given by --set too; leave one out")
+
+
+def _check_then(grid: Grid, cells: Sequence[Cell], parse: Parse | None) -> list[Problem]:
+    """Commands that do not exist, options that they do not have, and tasks that do not fit the runs."""
+    problems = []
+    for number, text in enumerate(grid.then):
+        sample = next((cell.then[number] for cell in cells if cell.then), None)
+        if sample is None:
+            continue
+        objective = next(cell.loaded.objective for cell in cells if cell.then)
+        named = objective if "{run}" not in text else None  # a chat stage of the run is of another kind
+        try:
+            name, options = _parsed(sample, THEN, parse)
+            if name == "eval" and named and options.get("tasks"):
+                chosen_tasks(named, options["tasks"])
+            if name == "sft":
+                recipe, set_ = options["recipe"], list(options["set_"] or [])
+                load_chat_recipe(recipe, set_, options["data"], options["seed"])
+        except LapError as error:
+            problems.append(Problem(grid.place("then", number), "then", f"{error}, in {text[:100]!r}"))
+    return problems
+
+
+def _check_reports(texts: Sequence[str], cells: Sequence[Cell], place: str, parse: Parse | None) -> list[Problem]:
+    """The same for the options of the reports that end a sweep."""
+    problems = []
+    for text in texts:
+        try:
+            _, options = _parsed(f"report {text}", ("report",), parse)
+            if options:
+                given = (options[option] for option in ("paper", "format_", "rows", "columns", "baseline"))
+                check_rows(row_keys(*given), [recipe_to_dict(cell.loaded) for cell in cells])
+        except LapError as error:
+            problems.append(Problem(place, "report", f"{error}, in {text[:100]!r}"))
+    return problems
+
+
+def _parsed(text: str, allowed: Sequence[str], parse: Parse | None) -> tuple[str, Mapping[str, Any]]:
+    try:
+        words = shlex.split(text)
+    except ValueError as error:
+        raise UsageError(f"quotes do not match ({error})") from None
+    if not words or words[0] not in allowed:
+        raise UsageError(f"expected a command among {', '.join(allowed)}")
+    if "--help" in words or "-h" in words or "--runs-dir" in words:
+        raise UsageError("--help and --runs-dir have no meaning here; leave them out")
+    return ("", {}) if parse is None else parse(words)

@@ -1,0 +1,28 @@
+"""AdamW: torch's own, fused where there is a fused kernel."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from lapcli.objectives.objective import ParameterGroup
+from lapcli.recipe.optimizers import AdamWSection
+from lapcli.training.optimizers.optimizer import Optimizer, as_param_groups
+
+
+class AdamW(Optimizer):
+    name = "adamw"
+    section = AdamWSection
+
+    def build(self, groups: Sequence[ParameterGroup]) -> torch.optim.Optimizer:
+        parts = as_param_groups(groups)
+        return torch.optim.AdamW(parts, fused=all(p.device.type in {"cpu", "cuda"} for p in parts[0]["params"]))
+
+    def new_state(self, p: Tensor) -> dict[str, Tensor]:
+        # torch keeps the count of steps on the CPU, unless the fused kernel of a GPU reads it.
+        device = p.device if p.device.type in {"cuda", "meta"} else "cpu"
+        count = torch.zeros((), dtype=torch.float32, device=device)
+        return {"step": count, "exp_avg": torch.zeros_like(p), "exp_avg_sq": torch.zeros_like(p)}
+
+
+ADAMW = AdamW()

@@ -1,0 +1,166 @@
+"""What an optimizer declares, and those of an objective's parameter groups, with a state of plain named tensors.
+
+To add one, subclass `Optimizer`, give it a recipe section, and name it in `OPTIMIZERS`, or from another package with
+`extensions.add("optimizer", ...)`.
+"""
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from lapcli.objectives.objective import ParameterGroup
+from lapcli.recipe.optimizers import OptimizerSection
+from lapcli.runtime.plugins import Registry
+from lapcli.training.tensors import check_tensors
+
+
+class Optimizer(ABC):
+    """One optimizer: its name and section in a recipe, how it is built, and what it keeps for a parameter.
+
+    Every rank has the same averaged gradients and keeps the whole state; the work of an update may be shared over the
+    ranks, as Muon's is.
+    """
+
+    name: ClassVar[str]
+    section: ClassVar[type[OptimizerSection]]  # what a recipe may say about it; its `options` are those of the groups
+    clips_itself: ClassVar[bool] = False  # the loop then computes the norm of the gradient and leaves it as it is
+
+    @abstractmethod
+    def build(self, groups: Sequence[ParameterGroup]) -> torch.optim.Optimizer:
+        """The optimizer of all groups that name it, with one entry of `param_groups` for each, in their order."""
+
+    @abstractmethod
+    def new_state(self, p: Tensor) -> dict[str, Tensor]:
+        """What it keeps for a parameter, by name, with the values and on the devices that it begins with.
+
+        A checkpoint holds these tensors, and a plan counts their bytes (there the parameter is on the meta device).
+        """
+
+    def state_bytes(self, p: Tensor) -> int:
+        state = self.new_state(torch.empty_like(p, device="meta"))
+        return sum(tensor.numel() * tensor.element_size() for tensor in state.values())
+
+    def read_state(self, optimizer: torch.optim.Optimizer, group: Mapping[str, Any], p: Tensor) -> dict[str, Tensor]:
+        """The state of one parameter; as it would begin if the parameter had no gradient yet."""
+        state = optimizer.state[p]
+        if not state:
+            return self.new_state(p)
+        names = self.new_state(torch.empty_like(p, device="meta"))
+        return {name: torch.as_tensor(state[name], dtype=names[name].dtype) for name in names}
+
+    def write_state(
+        self, optimizer: torch.optim.Optimizer, group: dict[str, Any], p: Tensor, state: dict[str, Tensor]
+    ) -> None:
+        """Takes over what `read_state` gave; the tensors are the optimizer's own from here on."""
+        optimizer.state[p].update(state)
+
+
+OPTIMIZERS: Registry[Optimizer] = Registry(
+    "optimizer",
+    {
+        "adamw": "lapcli.training.optimizers.adamw:ADAMW",
+        "lamb": "lapcli.training.optimizers.lamb:LAMB",
+        "muon": "lapcli.training.optimizers.muon:MUON",
+    },
+)
+
+
+def as_param_groups(groups: Sequence[ParameterGroup]) -> list[dict[str, Any]]:
+    """Groups in the form that torch's optimizers take."""
+    return [{"params": list(group.parameters.values()), "lr": group.lr, **group.options} for group in groups]
+
+
+class Optimizers:
+    """All groups, stepped together; the schedule multiplies each group's own rate."""
+
+    def __init__(self, groups: list[ParameterGroup]) -> None:
+        self.groups = groups
+        by_name: dict[str, list[ParameterGroup]] = {}
+        for group in groups:
+            by_name.setdefault(group.optimizer, []).append(group)
+        self._optimizers = {name: OPTIMIZERS[name].build(members) for name, members in by_name.items()}
+        self.clip_themselves = any(OPTIMIZERS[name].clips_itself for name in by_name)
+        inner = {
+            id(group): part
+            for name, members in by_name.items()
+            for group, part in zip(members, self._optimizers[name].param_groups, strict=True)
+        }
+        self._inner = [inner[id(group)] for group in groups]
+
+    def parameters(self) -> list[Tensor]:
+        return [p for group in self.groups for p in group.parameters.values()]
+
+    def set_learning_rates(self, multiplier: float) -> None:
+        for group, inner in zip(self.groups, self._inner, strict=True):
+            inner["lr"] = group.lr * multiplier
+
+    def set_options(self, step: int) -> None:
+        """Sets what groups change by the step, after the learning rates are set."""
+        for group, inner in zip(self.groups, self._inner, strict=True):
+            if group.at_step is not None:
+                inner.update(group.at_step(step))
+
+    def clipped_together(self) -> list[list[Tensor]]:
+        """Parameters that share a gradient norm."""
+        sets: dict[str, list[Tensor]] = {}
+        for group in self.groups:
+            sets.setdefault(group.clipped_with, []).extend(group.parameters.values())
+        return list(sets.values())
+
+    def clip(self, limit: float | None) -> float:
+        """Clips the gradient, each set of parameters by its own norm; returns the norm of all of it.
+
+        Below the limit nothing is touched, which spares a pass over all gradients. None: the norm alone.
+        """
+        together = self.clipped_together()
+        totals = [
+            torch.nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None]) for parameters in together
+        ]
+        norms: list[float] = torch.stack(totals).tolist()  # all at once: the host waits for the GPU here
+        for parameters, total, norm in zip(together, totals, norms, strict=True):
+            if limit is not None and norm > limit and not self.clip_themselves:
+                torch.nn.utils.clip_grads_with_norm_(parameters, limit, total)
+        return norms[0] if len(norms) == 1 else math.hypot(*norms)
+
+    def step(self) -> None:
+        for optimizer in self._optimizers.values():
+            optimizer.step()
+
+    def zero_grad(self) -> None:
+        for optimizer in self._optimizers.values():
+            optimizer.zero_grad(set_to_none=True)
+
+    def state(self) -> dict[str, Tensor]:
+        """`<state>/<parameter>`: the same whatever the number of ranks, and nothing but tensors."""
+        named: dict[str, Tensor] = {}
+        for declared, optimizer, inner, name, p in self._each():
+            for key, value in declared.read_state(optimizer, inner, p).items():
+                named[f"{key}/{name}"] = value
+        return named
+
+    @torch.no_grad()
+    def load_state(self, named: Mapping[str, Tensor], source: Path) -> list[str]:
+        """Checks and takes over what `state` gave; returns the names of what was converted to another float."""
+        expected: dict[str, Tensor] = {}
+        for declared, _, _, name, p in self._each():
+            for key, value in declared.new_state(torch.empty_like(p, device="meta")).items():
+                expected[f"{key}/{name}"] = value
+        converted = check_tensors(source, named, expected)
+        for declared, optimizer, inner, name, p in self._each():
+            state = declared.new_state(p)
+            for key, value in state.items():  # a copy: the tensor may be the pages of a file that will be removed
+                value.copy_(named[f"{key}/{name}"])
+            declared.write_state(optimizer, inner, p, state)
+        return converted
+
+    def _each(self) -> Iterator[tuple[Optimizer, torch.optim.Optimizer, dict[str, Any], str, Tensor]]:
+        """Every parameter, with its optimizer and the part of it that holds the parameter's options."""
+        for group, inner in zip(self.groups, self._inner, strict=True):
+            declared, optimizer = OPTIMIZERS[group.optimizer], self._optimizers[group.optimizer]
+            for name, p in group.parameters.items():
+                yield declared, optimizer, inner, name, p

@@ -1,0 +1,156 @@
+"""A measurement is one file or one call from outside: help, `all`, options, output and reports know it from then on."""
+
+import json
+import pkgutil
+import subprocess
+import sys
+
+import pytest
+import torch
+from report_support import write_analysis, write_run
+from support import run_main
+from typer.main import get_command
+
+from lapcli.analysis import measurements
+from lapcli.analysis.drawing import figure_by_layer
+from lapcli.analysis.measurement import LAYER, LayerResult, Measurement, Option
+from lapcli.analysis.measurements import MEASUREMENTS, built_in_options
+from lapcli.cli import app
+from lapcli.commands.sweep import parse_command
+from lapcli.kinds.kind import FEATURES
+from lapcli.report.collect import collect
+from lapcli.runtime.errors import UsageError
+from lapcli.runtime.plugins import Extensions, Origin
+
+POWER = Option("power", "--power", int, 2, "Exponent of the lengths.", minimum=1)
+
+
+class Lengths(Measurement):
+    """Mean length of the tokens of images, to a power: what somebody else might add."""
+
+    name = "lengths"
+    help = "Mean length of the tokens."
+    definition = "Length of a token, to a power, averaged over all tokens."
+    options = (LAYER, POWER)
+    needs = frozenset({FEATURES})
+    default_layers = "all"
+    columns = {"length": "mean length"}  # noqa: RUF012
+    counts = frozenset({"tokens_seen"})
+
+    def listen(self, capture, layer):
+        lengths = []
+        power = self.settings[POWER]
+        capture.on_tokens(self.site(layer), lambda tokens, _: lengths.append(tokens.norm(dim=2) ** power))
+
+        class Accumulator:
+            def result(self):
+                seen = torch.cat(lengths)
+                return LayerResult({"length": float(seen.mean()), "tokens_seen": seen.numel()})
+
+        return Accumulator()
+
+    @classmethod
+    def draw(cls, analysis):
+        return figure_by_layer(analysis.runs, "length", "mean length")
+
+
+@pytest.fixture
+def added(monkeypatch):
+    """As the `register` of another package would add it; forgotten after the test."""
+    for name in ("_entries", "_origins"):
+        monkeypatch.setattr(MEASUREMENTS, name, dict(getattr(MEASUREMENTS, name)))
+    Extensions(Origin("ruler", "1.2")).add("analysis", Lengths)
+
+
+def test_each_file_holds_one_measurement_of_its_name():
+    files = [found.name for found in pkgutil.iter_modules(measurements.__path__)]
+    assert sorted(MEASUREMENTS.built_in()) == sorted(files)
+    for name in files:
+        assert MEASUREMENTS[name].__module__ == f"{measurements.__name__}.{name}"
+
+
+def test_an_option_of_one_name_is_one_option():
+    """`lap analyze all` takes them all, and its output knows them by name."""
+    options = [option for name in MEASUREMENTS.built_in() for option in MEASUREMENTS[name].options]
+    for key in ("name", "flag"):
+        assert len({getattr(option, key) for option in options}) == len(set(options)) == len(built_in_options())
+
+
+@pytest.mark.usefixtures("added")
+def test_one_from_outside_has_help_options_and_output(capsys, tmp_path):
+    code, out, _ = run_main(capsys, "analyze", "lengths", "-h")
+    assert code == 0
+    assert Lengths.help in out
+    assert "--power" in out
+    assert "--norm" not in out
+    model = ["--model", "timm:test_vit", "--init", "--limit", "3", "--out", str(tmp_path)]
+    code, out, err = run_main(capsys, "analyze", "all", *model)
+    assert code == 0, err
+    assert "mean length" in out
+    assert {"lengths.json", "lengths.csv", "lengths.png", "lengths.svg"} <= {path.name for path in tmp_path.iterdir()}
+    two = json.loads((tmp_path / "lengths.json").read_text())
+    assert two["definition"] == Lengths.definition
+    assert two["settings"] == {"layer": "all", "power": 2, "seed": 0}
+    assert (two["package"], two["package_version"]) == ("ruler", "1.2")
+    _, out, _ = run_main(capsys, "analyze", "lengths", *model, "--power", "1", "--json")
+    one = json.loads(out)
+    for first, second in zip(one["runs"][0]["layers"], two["runs"][0]["layers"], strict=True):
+        assert second["length"] > first["length"] ** 2 > 0  # Jensen
+    code, _, err = run_main(capsys, "analyze", "lengths", *model, "--power", "0")
+    assert code == 2
+    assert "--power" in err
+    code, _, err = run_main(capsys, "analyze", "spectrum", *model, "--power", "1")  # it has no such option
+    assert code == 2
+
+
+@pytest.mark.usefixtures("added")
+def test_one_from_outside_may_follow_the_cells_of_a_sweep():
+    name, given = parse_command(get_command(app), ["analyze", "lengths", "--power", "3"])
+    assert (name, given["power"]) == ("lengths", 3)
+    with pytest.raises(UsageError, match="expected one of spectrum"):
+        parse_command(get_command(app), ["analyze", "lenghts"])
+
+
+@pytest.mark.usefixtures("added")
+def test_one_from_outside_is_in_reports_without_its_counts(tmp_path):
+    write_run(tmp_path, "vit")
+    write_analysis(tmp_path / "analysis", "lengths", {"vit": (0, 1, [{"layer": 0, "length": 3.0, "tokens_seen": 51}])})
+    (result,) = collect([], tmp_path).runs
+    assert result.numbers["lengths.length"].value == 3.0
+    assert "lengths.tokens_seen" not in result.numbers
+    path = tmp_path / "analysis" / "lengths.json"
+    path.write_text(path.read_text().replace('"settings": {}', '"settings": {"power": 3}'))
+    (result,) = collect([], tmp_path).runs
+    assert result.numbers["lengths.length [power 3]"].value == 3.0  # not averaged with those of the usual power
+    assert "lengths.length" not in result.numbers
+
+
+def test_a_declaration_that_is_not_complete_is_refused():
+    with pytest.raises(TypeError, match="Empty does not declare help, definition, columns"):
+        type("Empty", (Measurement,), {"name": "empty"})
+
+
+def test_help_and_wrong_usage_are_answered_without_torch(tmp_path):
+    """In a process of its own, in which nothing has been imported yet."""
+    lines = [
+        *(["analyze", *name, "-h"] for name in ([], *([name] for name in MEASUREMENTS.built_in()), ["all"])),
+        ["analyze", "spectrun"],
+        ["analyze", "spectrum", "--run", "nobody"],
+        ["analyze", "cossim", "--min-count", "3"],
+        ["analyze", "features", "--model", "timm:test_vit", "--image", "nowhere.png"],
+    ]
+    code = f"""
+import sys
+from lapcli.cli import main
+codes = []
+for line in {lines!r}:
+    sys.argv[1:] = line
+    try: main()
+    except SystemExit as stop: codes.append(stop.code)
+print(codes, *sys.modules, file=sys.stderr)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=tmp_path, check=True)
+    last = done.stderr.splitlines()[-1]
+    assert last.startswith(str([0] * (len(MEASUREMENTS.built_in()) + 2) + [2] * 4))
+    assert not set(last.split()) & {"torch", "timm", "matplotlib", "sklearn"}
+    assert "nowhere.png" in done.stderr

@@ -1,0 +1,105 @@
+"""Rendering against tokens worked out by hand: the tokenizer here has one token a byte, then the nine special ones."""
+
+import pytest
+
+from lapcli.data.chat.conversation import Malformed, conversation, render, render_batch, render_prompt
+from lapcli.data.text.tokenizer import train_tokenizer
+
+BOS, USER, USER_END, ASSISTANT, ASSISTANT_END, PYTHON, PYTHON_END, OUTPUT, OUTPUT_END = range(256, 265)
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    return train_tokenizer(["a"], 265, max_chars=10, crop=10)
+
+
+def spoken(*messages):
+    return conversation([{"role": role, "content": content} for role, content in messages])
+
+
+def test_token_by_token(tokenizer):
+    turns = spoken(
+        ("system", "Be."),
+        ("user", "2+2"),
+        (
+            "assistant",
+            [
+                {"type": "text", "text": "It"},
+                {"type": "python", "text": "2+2"},
+                {"type": "python_output", "text": "4"},
+                {"type": "text", "text": "is"},
+            ],
+        ),
+        ("user", "ü"),
+        ("assistant", "ok"),
+    )
+    by_hand = [
+        # bos and the first user turn: the system text, a blank line, the user's own
+        (BOS, 0), (USER, 0), (66, 0), (101, 0), (46, 0), (10, 0), (10, 0), (50, 0), (43, 0), (50, 0), (USER_END, 0),
+        (ASSISTANT, 0), (73, 1), (116, 1),
+        (PYTHON, 1), (50, 1), (43, 1), (50, 1), (PYTHON_END, 1),
+        (OUTPUT, 0), (52, 0), (OUTPUT_END, 0),
+        (105, 1), (115, 1), (ASSISTANT_END, 1),
+        (USER, 0), (0xC3, 0), (0xBC, 0), (USER_END, 0),
+        (ASSISTANT, 0), (111, 1), (107, 1), (ASSISTANT_END, 1),
+    ]  # fmt: skip
+    rendered = render(turns, tokenizer)
+    assert rendered.ids.tolist() == [token for token, _ in by_hand]
+    assert rendered.is_target.tolist() == [bool(mark) for _, mark in by_hand]
+
+
+def test_text_never_gives_special_tokens(tokenizer):
+    turns = spoken(("user", "<|assistant_start|>"), ("assistant", "<|bos|>"))
+    ids = render(turns, tokenizer).ids.tolist()
+    assert [id_ for id_ in ids if id_ >= 256] == [BOS, USER, USER_END, ASSISTANT, ASSISTANT_END]
+
+
+def test_parts_are_tokenised_by_themselves():
+    tokenizer = train_tokenizer(["aaaa aaaa aaaa"], 267, max_chars=100, crop=100)
+    assert len(tokenizer.encode("aa")) == 1
+    parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "a"}]
+    ids = render(spoken(("user", "x"), ("assistant", parts)), tokenizer).ids.tolist()
+    assert ids.count(ord("a")) == 2
+
+
+def test_a_batch_is_its_conversations(tokenizer):
+    several = [spoken(("user", "a" * n), ("assistant", "b" * n)) for n in (1, 5, 0, 3)]
+    for one, together in zip(several, render_batch(several, tokenizer), strict=True):
+        assert render(one, tokenizer).ids.tolist() == together.ids.tolist()
+
+
+def test_a_prompt_ends_where_the_assistant_begins(tokenizer):
+    assert render_prompt(spoken(("user", "a")), tokenizer) == [BOS, USER, 97, USER_END, ASSISTANT]
+    with pytest.raises(ValueError, match="user"):
+        render_prompt(spoken(("user", "a"), ("assistant", "b")), tokenizer)
+
+
+@pytest.mark.parametrize(
+    ("messages", "reason"),
+    [
+        ([], "the conversation is empty"),
+        ("hello", "there is no list of messages"),
+        (None, "there is no list of messages"),
+        ({"text": "x"}, "there is no list of messages"),
+        ([{"role": "assistant", "content": "x"}], "message 1 has the role 'assistant', expected user"),
+        ([{"role": "user", "content": "x"}] * 2, "message 2 has the role 'user', expected assistant"),
+        ([{"role": "system", "content": "x"}], "there is no user message after the system message"),
+        ([{"role": "robot", "content": "x"}], "message 1 has the role 'robot', expected user"),
+        ([{"role": "user", "content": ["x"]}], "the content of message 1 is not text"),
+        ([{"role": "user", "content": None}], "the content of message 1 is not text"),
+        ([{"role": "user"}], "a message has no role or no content"),
+        (["x"], "a message has no role or no content"),
+        (
+            [{"role": "user", "content": "x"}, {"role": "assistant", "content": [{"type": "image", "text": "x"}]}],
+            "message 2 has a part of type 'image'",
+        ),
+        (
+            [{"role": "user", "content": "x"}, {"role": "assistant", "content": [{"type": "text"}]}],
+            "message 2 has a part without text",
+        ),
+    ],
+)
+def test_malformed(messages, reason):
+    with pytest.raises(Malformed) as error:
+        conversation(messages)
+    assert str(error.value) == reason

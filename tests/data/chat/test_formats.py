@@ -1,0 +1,185 @@
+"""Benchmark rows as conversations, on hand-made rows and on the real files."""
+
+import csv
+import json
+import re
+from fractions import Fraction
+from itertools import pairwise
+
+import pytest
+
+from lapcli.data.chat.conversation import Malformed, conversation, render_batch
+from lapcli.data.chat.formats import gsm8k, multiple_choice
+from lapcli.data.file_formats import read_rows
+from lapcli.data.text.tokenizer import train_tokenizer
+from lapcli.generation.calculator import calculate
+
+HUB_ARC = {
+    "question": "Which is warm?",
+    "choices": {"text": ["ice", "fire"], "label": ["1", "2"]},
+    "answerKey": "2",
+}
+AI2_ARC = {
+    "question": {"stem": "Which is warm?", "choices": [{"text": "ice", "label": "1"}, {"text": "fire", "label": "2"}]},
+    "answerKey": "2",
+}
+MMLU = {"question": "Which is warm?", "choices": ["ice", "fire"], "answer": 1}
+
+
+def texts(turns):
+    return [(turn.role, [(part.kind, part.text) for part in turn.parts]) for turn in turns]
+
+
+def test_gsm8k_by_hand():
+    row = {"question": "How much?", "answer": "She has 48/2 = <<48/2=24>>24.\nCost <<24*2=48>>48.\n#### 48"}
+    assert texts(gsm8k(row)) == [
+        ("user", [("text", "How much?")]),
+        (
+            "assistant",
+            [
+                ("text", "She has 48/2 = "),
+                ("python", "48/2"),
+                ("python_output", "24"),
+                ("text", "24.\nCost "),
+                ("python", "24*2"),
+                ("python_output", "48"),
+                ("text", "48.\n#### 48"),
+            ],
+        ),
+    ]
+
+
+def test_the_result_stands_after_the_last_equals_sign():
+    (_, answer) = gsm8k({"question": "?", "answer": "<<x=1=2>>"})
+    assert [part.text for part in answer.parts] == ["x=1", "2"]
+
+
+def test_multiple_choice_in_every_form():
+    hub, ai2 = texts(multiple_choice(HUB_ARC)), texts(multiple_choice(AI2_ARC))
+    assert hub == ai2
+    (_, [(_, question)]), (_, [(_, answer)]) = hub
+    assert "- ice=1\n- fire=2\n\n" in question
+    assert question.startswith("Multiple choice: Which is warm?\n")
+    assert answer == "2"
+    mmlu = texts(multiple_choice(MMLU))
+    assert (
+        mmlu
+        == texts(multiple_choice({"train": MMLU}))
+        == texts(multiple_choice(["Which is warm?", "ice", "fire", "B"]))
+    )
+    assert mmlu[1] == ("assistant", [("text", "B")])
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        {},
+        [],
+        None,
+        "x",
+        {**MMLU, "answer": 2},
+        {**MMLU, "answer": "B"},
+        {**MMLU, "choices": "ab"},
+        {**HUB_ARC, "answerKey": "C"},
+        {**HUB_ARC, "choices": {"text": ["a"], "label": ["A", "B"]}},
+        {**AI2_ARC, "question": {"stem": "?"}},
+    ],
+)
+def test_malformed_choices(row):
+    with pytest.raises(Malformed):
+        multiple_choice(row)
+
+
+@pytest.mark.parametrize("row", [{}, {"question": "x"}, {"question": "x", "answer": "<<1+1>>"}, 3])
+def test_malformed_gsm8k(row):
+    with pytest.raises(Malformed):
+        gsm8k(row)
+
+
+def read_back(ids, tokenizer):
+    """The question and the answer with its <<a=b>> marks, from nothing but the tokens."""
+    text = tokenizer.decode_bytes(ids).decode()
+    found = re.fullmatch(
+        r"<\|bos\|><\|user_start\|>(.*)<\|user_end\|><\|assistant_start\|>(.*)<\|assistant_end\|>", text, re.DOTALL
+    )
+    call = r"<\|python_start\|>(.*?)<\|python_end\|><\|output_start\|>(.*?)<\|output_end\|>"
+    return found[1], re.sub(call, r"<<\1=\2>>", found[2])
+
+
+@pytest.mark.parametrize("split", ["train", "test"])
+def test_real_gsm8k_rendered_and_read_back(test_data, split):
+    tokenizer = train_tokenizer(["the cost of each apple"], 265, max_chars=100, crop=100)
+    rows = list(read_rows(test_data / "gsm8k" / f"{split}.jsonl"))
+    assert len(rows) == {"train": 7473, "test": 1319}[split]
+    calls = 0
+    for row, rendered in zip(rows, render_batch([gsm8k(row) for row in rows], tokenizer), strict=True):
+        assert read_back(rendered.ids, tokenizer) == (row["question"], row["answer"])
+        calls += row["answer"].count("<<")
+        # What the calculator says is no target, and all that the assistant says is.
+        learned = tokenizer.decode_bytes(rendered.ids[rendered.is_target]).decode()
+        without = re.sub(r"<<(.*?)=([^=<>]*)>>", r"<|python_start|>\1<|python_end|>", row["answer"])
+        assert learned == without + "<|assistant_end|>"
+    assert calls > 3 * len(rows)
+
+
+def test_the_calculator_agrees_with_the_real_calls(test_data):
+    """Where a result is a plain number, it is what the file says up to the file's own rounding."""
+    agreed = differing = unread = 0
+    for row in read_rows(test_data / "gsm8k" / "train.jsonl"):
+        parts = gsm8k(row)[1].parts
+        for call, output in pairwise(parts):
+            if call.kind != "python":
+                continue
+            result = calculate(call.text)
+            try:
+                expected = Fraction(output.text.replace(",", ""))
+            except ValueError:
+                continue
+            if result is None:
+                unread += 1
+            elif abs(Fraction(result) - expected) <= max(abs(expected), 1) / 100:
+                agreed += 1
+            else:
+                differing += 1
+    assert agreed > 20_000
+    assert differing / agreed < 0.005
+    assert unread / agreed < 0.02  # percent signs and units
+
+
+def test_real_arc_in_both_forms(test_data):
+    odd = 0
+    for name, count in (("ARC-Easy", 2251), ("ARC-Challenge", 1119)):
+        ours = list(read_rows(test_data / "arc" / name / f"{name}-Train.jsonl"))
+        hub = list(read_rows(test_data / "arc" / "hf" / name / "train-00000-of-00001.parquet"))
+        assert len(ours) == len(hub) == count
+        by_question = {row["id"]: multiple_choice(row) for row in hub}
+        for row in ours:
+            turns = multiple_choice(row)
+            assert turns == by_question[row["id"]]
+            odd += turns[1].parts[0].text not in "ABCD"
+    assert odd > 0  # labels of the data set's own, such as 1 to 4
+
+
+def test_real_mmlu_csv_and_parquet_say_the_same(test_data):
+    from_csv = set()
+    for path in sorted((test_data / "mmlu" / "dev").glob("*.csv")):
+        with path.open(encoding="utf-8", newline="") as lines:
+            from_csv |= {str(multiple_choice(row)) for row in csv.reader(lines)}
+    hub = [str(multiple_choice(row)) for row in read_rows(test_data / "mmlu/hf/all/dev-00000-of-00001.parquet")]
+    assert len(hub) == 285
+    assert sum(row in from_csv for row in hub) > 280  # a few differ in white space
+
+
+def test_real_identity_conversations(test_data):
+    rows = list(read_rows(test_data / "chat" / "nanochat_identity_conversations.jsonl"))
+    assert len(rows) == 1000
+    turns = [conversation(row) for row in rows]
+    for row, turn in zip(rows, turns, strict=True):
+        assert [t.parts[0].text for t in turn] == [message["content"] for message in row]
+
+
+def test_rows_of_every_kind_of_file(tmp_path):
+    rows = [{"a": 1}, {"a": 2}]
+    (tmp_path / "x.json").write_text(json.dumps(rows))
+    (tmp_path / "x.jsonl").write_text("\n".join(map(json.dumps, rows)) + "\n\n")
+    assert list(read_rows(tmp_path / "x.json")) == list(read_rows(tmp_path / "x.jsonl")) == rows

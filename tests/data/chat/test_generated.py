@@ -1,0 +1,88 @@
+"""The generated tasks: what they say is true, and the same everywhere."""
+
+import random
+import string
+
+import pytest
+
+from lapcli.data.chat.generated import QUESTIONS, TEST_SEED, read_words, shuffled_words, simple_spelling, spelling_bee
+from lapcli.generation.calculator import calculate
+from lapcli.runtime.errors import DataError
+
+WORDS = ["banana", "strawberry", "it", "zoo", "misspelling", "ten"]
+
+
+def test_the_questions():
+    assert len(QUESTIONS) == len(set(QUESTIONS)) == 51
+    for question in QUESTIONS:
+        assert question.count("{letter}") == question.count("{word}") == 1
+        assert question.lower().format(letter="x", word="y")
+
+
+def test_simple_spelling_spells():
+    for number in range(50):
+        question, answer = (turn.parts[0].text for turn in simple_spelling(WORDS, number))
+        word, _, letters = answer.partition(":")
+        assert question == f"Spell this word: {word}"
+        assert word in WORDS
+        assert letters.split(",") == list(word)
+
+
+def test_spelling_bee_counts():
+    zero = 0
+    for number in range(300):
+        question, answer = spelling_bee(WORDS, number)
+        by_hand, announced, call, output, end = answer.parts
+        assert [part.kind for part in answer.parts] == ["text", "text", "python", "python_output", "text"]
+        _, word, _, letter, _ = call.text.split("'")
+        assert word in WORDS
+        assert letter in string.ascii_lowercase
+        count = sum(character == letter for character in word)
+        assert call.text == f"'{word}'.count('{letter}')"
+        assert calculate(call.text) == output.text == str(count)
+        assert end.text.endswith(f"#### {count}")
+        assert f"{word}:{','.join(word)}\n" in by_hand.text
+        lines = by_hand.text.splitlines()
+        for place, character in enumerate(word, start=1):
+            (line,) = [line for line in lines if line.split(" ")[0] == f"{place}:{character}"]
+            assert ("found" in line) == (character == letter)
+        assert f"that makes {count}" in by_hand.text or count == 0
+        assert word in question.parts[0].text
+        assert announced.text
+        zero += count == 0
+    assert 5 < zero < 60  # a tenth of the letters is any of the alphabet
+
+
+def test_draws_in_the_order_of_the_fact_sheet():
+    """Of the first two draws: a word, then whether the letter is one of it."""
+    for number in range(20):
+        draw = random.Random(number)
+        word = draw.choice(WORDS)
+        inside = draw.random() < 0.9
+        letter = draw.choice(word) if inside else draw.choice(string.ascii_lowercase)
+        assert spelling_bee(WORDS, number)[1].parts[2].text == f"'{word}'.count('{letter}')"
+
+
+def test_test_rows_have_seeds_of_their_own():
+    assert spelling_bee(WORDS, 3, "test") == spelling_bee(WORDS, TEST_SEED + 3)
+    assert simple_spelling(WORDS, 3, "test") == simple_spelling(WORDS, TEST_SEED + 3)
+
+
+def test_the_shuffled_list_is_a_permutation():
+    assert sorted(shuffled_words(WORDS)) == sorted(WORDS)
+    assert shuffled_words(WORDS) == shuffled_words(WORDS)
+
+
+def test_words_of_a_file(tmp_path):
+    (tmp_path / "words.txt").write_bytes(b"alpha\r\nbeta\r\n\r\ngamma")
+    assert read_words(tmp_path / "words.txt") == ["alpha", "beta", "gamma"]
+    (tmp_path / "none.txt").write_bytes(b"\n")
+    for name in ("none.txt", "missing.txt"):
+        with pytest.raises(DataError, match="source"):
+            read_words(tmp_path / name)
+
+
+def test_the_real_list(test_data):
+    words = read_words(test_data / "words" / "words_alpha.txt")
+    assert len(words) == 370_099
+    assert all(not word.endswith("\r") for word in words[:100])

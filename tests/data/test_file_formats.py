@@ -1,0 +1,147 @@
+import gzip
+import json
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from lapcli.data import file_formats
+from lapcli.data.file_formats import read_documents
+from lapcli.runtime.errors import DataError
+
+
+def read(path, column="text", separator=None):
+    batches = list(read_documents(path, name=path.name, column=column, separator=separator))
+    assert batches[-1][0] == 1.0
+    assert [share for share, _ in batches] == sorted(share for share, _ in batches)
+    return [document for _, documents in batches for document in documents]
+
+
+def written(path, content):
+    if isinstance(content, str):
+        content = content.encode()
+    path.write_bytes(gzip.compress(content) if path.name.endswith(".gz") else content)
+    return path
+
+
+@pytest.mark.parametrize("kind", [pa.string(), pa.large_string(), pa.dictionary(pa.int32(), pa.string())])
+def test_parquet_by_row_groups_with_nulls(tmp_path, kind):
+    texts = ["one", None, "", "vier\r\n"] * 5
+    table = pa.table({"id": range(20), "text": pa.array(texts).cast(kind)})
+    pq.write_table(table, tmp_path / "a.parquet", row_group_size=3, compression="zstd")
+    assert read(tmp_path / "a.parquet") == texts
+
+
+def test_a_wrong_parquet_column_lists_those_there_are(tmp_path):
+    pq.write_table(pa.table({"id": [1], "content": ["x"]}), tmp_path / "a.parquet")
+    with pytest.raises(DataError, match=r"a.parquet has no column text; it has id, content"):
+        read(tmp_path / "a.parquet")
+    with pytest.raises(DataError, match=r"column id holds int64, not text"):
+        read(tmp_path / "a.parquet", column="id")
+
+
+def test_a_cut_parquet_file_is_named(tmp_path):
+    pq.write_table(
+        pa.table({"text": ["x" * 1000] * 100}), tmp_path / "a.parquet", compression="none", use_dictionary=False
+    )
+    content = (tmp_path / "a.parquet").read_bytes()
+    for cut in (content[: len(content) // 2], b"", b"PAR1"):
+        (tmp_path / "b.parquet").write_bytes(cut)
+        with pytest.raises(DataError, match=r"b.parquet is not a complete parquet file"):
+            read(tmp_path / "b.parquet")
+
+
+@pytest.mark.parametrize("name", ["a.jsonl", "a.jsonl.gz"])
+def test_jsonl_with_blank_lines_and_nulls(tmp_path, monkeypatch, name):
+    monkeypatch.setattr(file_formats, "BATCH_BYTES", 20)
+    texts = ["one\n", None, "", "\ud83d\ude00 é \u2028", "last"]
+    lines = [json.dumps({"id": 1, "text": text}) + "\n" for text in texts]
+    path = written(tmp_path / name, "\ufeff" + "\n".join(lines).rstrip("\n"))
+    assert read(path) == ["one\n", None, "", "\U0001f600 é \u2028", "last"]
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ('{"text": "cut', r"a.jsonl:3 is not a line of JSON"),
+        ("[" * 100_000, r"a.jsonl:3 is not a line of JSON"),
+        ('["x"]', r"a.jsonl:3 is not a JSON object"),
+        ('{"txt": "x", "n": 1}', r"a.jsonl:3 has no column text; it has txt, n"),
+        ('{"text": 5}', r"a.jsonl:3: text is int, not text"),
+    ],
+)
+def test_a_broken_line_is_named_by_file_and_number(tmp_path, line, message):
+    path = written(tmp_path / "a.jsonl", '{"text": "fine"}\n\n' + line + '\n{"text": "fine"}\n')
+    with pytest.raises(DataError, match=message):
+        read(path)
+
+
+@pytest.mark.parametrize("block", [1, 2, 3, 1 << 20])
+@pytest.mark.parametrize("name", ["a.txt", "a.txt.gz"])
+def test_text_without_byte_order_mark_and_with_plain_newlines(tmp_path, monkeypatch, name, block):
+    monkeypatch.setattr(file_formats, "BATCH_BYTES", block)
+    path = written(tmp_path / name, "\ufeffé one\r\n\r\ntwo\r three\r")
+    assert read(path) == ["é one\n\ntwo\r three\r"]
+
+
+@pytest.mark.parametrize("block", [1, 5, 1 << 20])
+def test_text_split_by_a_separator(tmp_path, monkeypatch, block):
+    monkeypatch.setattr(file_formats, "BATCH_BYTES", block)
+    path = written(tmp_path / "a.txt", "first\r\nline\r\n<|end|>\r\n second<|end|><|end|>\r\nlast\r\n")
+    assert read(path, separator="<|end|>") == ["first\nline", " second", "", "last"]
+    assert read(path, separator="line\r\n") == ["first", "<|end|>\n second<|end|><|end|>\nlast"]
+
+
+def test_text_that_is_not_utf8_is_named_with_the_place(tmp_path):
+    path = written(tmp_path / "a.txt", b"fine " * 3 + "Übel".encode("latin-1"))
+    with pytest.raises(DataError, match=r"a.txt is not UTF-8 \(near byte 15\).*iconv"):
+        read(path)
+
+
+@pytest.mark.parametrize("encoding", ["utf-16le", "utf-16be", "utf-32le", "utf-32be"])
+@pytest.mark.parametrize(
+    "text", ["plain words\n" * 50, "näher ans Wörtchen, für Übermütige\n" * 50, "слово и дело\n" * 50]
+)
+@pytest.mark.parametrize("block", [100, 1 << 20])
+def test_wide_text_without_a_mark_is_named_with_its_encoding(tmp_path, monkeypatch, text, encoding, block):
+    monkeypatch.setattr(file_formats, "BATCH_BYTES", block)
+    path = written(tmp_path / "a.txt", text.encode(encoding))
+    with pytest.raises(DataError, match=rf"a\.txt .*`iconv -f {encoding} -t utf-8`"):
+        read(path)
+    row = json.dumps({"text": text}, ensure_ascii=False) + "\n"
+    with pytest.raises(DataError, match=r"b\.jsonl:1 "):
+        read(written(tmp_path / "b.jsonl", row.encode(encoding)))
+
+
+@pytest.mark.parametrize("encoding", ["utf-16", "utf-32"])
+def test_wide_text_with_a_mark_is_named_with_its_encoding(tmp_path, encoding):
+    with pytest.raises(DataError, match=rf"a\.txt is not UTF-8 .*`iconv -f {encoding} -t utf-8`"):
+        read(written(tmp_path / "a.txt", "plain words".encode(encoding)))
+
+
+def test_single_zero_bytes_are_named_with_the_place(tmp_path):
+    with pytest.raises(DataError, match=r"a\.txt has zero bytes, the first near byte 1,005; remove them"):
+        read(written(tmp_path / "a.txt", b"words" * 201 + b"\0" + b"words" * 100))
+
+
+@pytest.mark.parametrize("name", ["a.txt.gz", "a.jsonl.gz"])
+def test_a_cut_archive_is_named(tmp_path, name):
+    path = written(tmp_path / name, '{"text": "word"}\n' * 1000)
+    path.write_bytes(path.read_bytes()[:-20])
+    with pytest.raises(DataError, match=f"{name} is not a complete gzip file"):
+        read(path)
+    path.write_bytes(b"not gzip")
+    with pytest.raises(DataError, match=f"{name} is not a complete gzip file"):
+        read(path)
+
+
+def test_real_novels_have_no_carriage_returns_and_no_mark(test_data):
+    for path in sorted((test_data / "text" / "gutenberg").glob("*.txt")):
+        (document,) = read(path)
+        assert not document.startswith("\ufeff")
+        assert "\r\n" not in document
+        assert document == path.read_bytes().decode("utf-8-sig").replace("\r\n", "\n")
+
+
+def test_real_documents_of_a_jsonl_file(test_data):
+    assert len(read(test_data / "text" / "fineweb_edu_docs.jsonl")) == 150

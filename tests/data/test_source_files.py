@@ -1,0 +1,194 @@
+import io
+import os
+import subprocess
+import sys
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from lapcli.data.source_files import check_file_list, expand_ranges, hub_files, local_files
+from lapcli.data.text.tokens import describe_source, prepare_text
+from lapcli.recipe.schema import TextSource, TokenizerSection
+from lapcli.runtime.errors import DataError
+
+
+def test_a_range_is_a_fixed_list_in_order():
+    names = expand_ranges("shard_{00000..00239}.parquet")
+    assert names == [f"shard_{i:05d}.parquet" for i in range(240)]
+    assert expand_ranges("{8..11}.txt") == ["8.txt", "9.txt", "10.txt", "11.txt"]
+    assert expand_ranges(["b.txt", "a{1..2}{0..1}.txt"]) == ["b.txt", "a10.txt", "a11.txt", "a20.txt", "a21.txt"]
+    assert expand_ranges("no{range}.txt") == ["no{range}.txt"]
+
+
+@pytest.mark.parametrize("pattern", ["a{5..4}.txt", "a{0..999999999999}.txt"])
+def test_an_impossible_range_is_refused(pattern):
+    with pytest.raises(DataError, match="expected 1 to 1,000,000"):
+        expand_ranges(pattern)
+
+
+@pytest.fixture
+def folder(tmp_path):
+    for name in ("b.txt", "a.jsonl", "c.parquet", "d.txt.gz", "notes.md", "deep/e.txt", "deep/f_1.txt", "x[1].txt"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).touch()
+    return tmp_path
+
+
+def found(folder, files=None):
+    return [path.relative_to(folder).as_posix() for path in local_files(str(folder), files)]
+
+
+def test_a_folder_is_read_by_name(folder):
+    assert found(folder) == ["a.jsonl", "b.txt", "c.parquet", "d.txt.gz", "x[1].txt"]
+
+
+def test_files_are_read_in_the_order_given(folder):
+    assert found(folder, ["c.parquet", "**/*.txt"]) == ["c.parquet", "b.txt", "deep/e.txt", "deep/f_1.txt", "x[1].txt"]
+    assert found(folder, "deep/f_{1..1}.txt") == ["deep/f_1.txt"]
+    assert found(folder, "x[1].txt") == ["x[1].txt"], "a name that looks like a pattern is a name"
+
+
+def test_a_file_is_itself(folder):
+    assert local_files(str(folder / "b.txt"), None) == [folder / "b.txt"]
+    with pytest.raises(DataError, match="single file"):
+        local_files(str(folder / "b.txt"), "b.txt")
+
+
+@pytest.mark.parametrize(("where", "files"), [("nowhere", None), ("deep", "*.parquet"), ("empty", None)])
+def test_nothing_there_is_an_error_that_says_where(folder, where, files):
+    (folder / "empty").mkdir()
+    with pytest.raises(DataError, match=where):
+        local_files(str(folder / where), files)
+
+
+def test_twice_the_same_file_and_unknown_kinds_are_refused():
+    with pytest.raises(DataError, match=r"b.txt is named twice"):
+        check_file_list(["a.txt", "b.txt", "b.txt"])
+    with pytest.raises(DataError, match=r"notes.csv has a format that is not read here"):
+        check_file_list(["notes.csv"])
+
+
+REPOSITORY = "someone/some-text"
+TOKENIZER = TokenizerSection(vocab=280)
+
+
+def parquet(texts):
+    buffer = io.BytesIO()
+    pq.write_table(pa.table({"text": texts}), buffer, row_group_size=3)
+    return buffer.getvalue()
+
+
+def shards(count):
+    return {
+        f"shard_{i:05d}.parquet": parquet([f"file {i} text {j} says hello there" for j in range(9)])
+        for i in range(count)
+    }
+
+
+@pytest.fixture
+def online(hub):
+    hub.files = shards(4)
+    return hub
+
+
+def source(**keys):
+    return TextSource(**{"train": f"hub:{REPOSITORY}", "files": "shard_{00000..00003}.parquet", **keys})
+
+
+def test_everything_works_with_the_hub_gone(online, monkeypatch, lap_cache):
+    assert "not on this machine yet: `lap fetch RECIPE`" in describe_source(source(), TOKENIZER)
+    first = prepare_text(source(), TOKENIZER)
+    assert first.documents == 36
+    assert len(first.validation) > 0
+    asked = len(online.requests)
+    assert prepare_text(source(), TOKENIZER).identity == first.identity
+    assert len(online.requests) == asked, "what is here already was asked for again"
+
+    online.stop()
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    assert "tokenised already" in describe_source(source(), TOKENIZER)
+    again = prepare_text(source(), TOKENIZER)
+    assert (again.identity, again.folder) == (first.identity, first.folder)
+    # Also from the downloaded files alone, in a process that never saw the hub.
+    code = (
+        "from lapcli.data.text.tokens import prepare_text\n"
+        "from lapcli.recipe.schema import TextSource, TokenizerSection\n"
+        f"source = TextSource(train='hub:{REPOSITORY}', files='shard_{{00000..00003}}.parquet')\n"
+        "print(prepare_text(source, TokenizerSection(vocab=280)).identity)"
+    )
+    environment = {**os.environ, "LAP_CACHE": str(lap_cache / "other")}
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == first.identity
+
+
+def test_the_last_file_of_the_list_is_validation(online):
+    prepared = prepare_text(source(files=[f"shard_0000{i}.parquet" for i in (2, 0, 1)]), TOKENIZER)
+    held = prepared.tokenizer.decode(prepared.validation.read(0, len(prepared.validation)))
+    trained = prepared.tokenizer.decode(prepared.train.read(0, len(prepared.train)))
+    assert held.count("file 1 text") == 9
+    assert "file 1 text" not in trained
+    assert trained.count("file ") == 18
+
+
+def test_a_new_commit_is_only_read_when_files_are_missing(online):
+    first = hub_files(REPOSITORY, ["shard_00000.parquet"], None)
+    online.commit = "b" * 40
+    online.files = {**shards(4), "shard_00000.parquet": parquet(["quite another text"])}
+    assert hub_files(REPOSITORY, ["shard_00000.parquet"], None) == first
+    both = hub_files(REPOSITORY, ["shard_00000.parquet", "shard_00001.parquet"], None)
+    assert {path.parent.name for path in both} == {"b" * 40}
+    assert pq.read_table(both[0])["text"].to_pylist() == ["quite another text"]
+
+
+def test_a_damaged_file_of_the_hubs_cache_is_named_before_it_is_read(online):
+    online.hash = "sha256"
+    paths = hub_files(REPOSITORY, sorted(online.files), None)
+    content = bytearray(paths[1].read_bytes())
+    content[content.index(b"says hello")] ^= 1  # a text in which only one letter is wrong
+    paths[1].resolve().write_bytes(content)
+    with pytest.raises(DataError, match=r"shard_00001\.parquet is damaged: .* remove that file, then run `lap fetch"):
+        prepare_text(source(), TOKENIZER)
+    paths[1].resolve().unlink()
+    assert prepare_text(source(), TOKENIZER).documents == 36
+
+
+def test_offline_and_missing_names_the_data_set_and_the_command(monkeypatch):
+    with pytest.raises(DataError, match=r"shard_00000.parquet of the data set someone/some-text.*`lap fetch RECIPE`"):
+        prepare_text(source(), TOKENIZER)
+
+
+def test_a_download_that_failed_half_way_is_completed(online):
+    del online.files["shard_00002.parquet"]
+    with pytest.raises(DataError, match=r"has no file shard_00002\.parquet"):
+        prepare_text(source(), TOKENIZER)
+    online.files, online.commit = shards(4), "b" * 40
+    assert prepare_text(source(), TOKENIZER).documents == 36
+
+
+@pytest.mark.parametrize(
+    ("keys", "message"),
+    [
+        ({"train": "hub:no/body"}, "no public data set no/body"),
+        ({"revision": "v9"}, "no revision v9"),
+        ({"files": ["shard_1.parquet"]}, "no file shard_1.parquet"),
+        ({"files": ["../shard_1.parquet"]}, "shard_1.parquet"),
+        ({"column": "content"}, "no column content; it has text"),
+    ],
+)
+def test_what_is_wrong_is_named(online, keys, message):
+    with pytest.raises(DataError, match=message):
+        prepare_text(source(**keys), TOKENIZER)
+
+
+def test_a_hub_that_does_not_answer_is_named_with_the_command(monkeypatch):
+    monkeypatch.delenv("HF_HUB_OFFLINE")
+    monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
+    monkeypatch.setattr("time.sleep", lambda seconds: None)  # between the library's five attempts
+    with pytest.raises(DataError, match=r"shard_00000.parquet of the data set .* could not be downloaded.*lap fetch"):
+        prepare_text(source(), TOKENIZER)
+
+
+def test_a_pattern_is_no_fixed_list():
+    with pytest.raises(ValueError, match="a pattern is not a fixed list"):
+        source(files="*.parquet")

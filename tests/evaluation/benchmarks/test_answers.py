@@ -1,0 +1,154 @@
+import math
+from itertools import combinations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from lapcli.data.file_formats import read_rows
+from lapcli.evaluation.benchmarks.benchmark import pass_at
+from lapcli.evaluation.benchmarks.gsm8k import final_number
+from lapcli.evaluation.benchmarks.humaneval import python_program
+
+
+@given(st.lists(st.booleans(), min_size=1, max_size=8), st.data())
+def test_pass_at_k_is_the_share_of_draws_with_a_right_one(passed, data):
+    k = data.draw(st.integers(1, len(passed)))
+    draws = list(combinations(passed, k))
+    assert pass_at(k, passed) == pytest.approx(sum(map(any, draws)) / len(draws))
+
+
+def test_pass_at_the_edges():
+    assert pass_at(1, [True] * 3 + [False] * 7) == pytest.approx(0.3)
+    assert pass_at(10, [True] + [False] * 9) == 1.0
+    assert pass_at(10, [False] * 10) == 0.0
+    with pytest.raises(ValueError, match="at least 11"):
+        pass_at(11, [True] * 10)
+
+
+@pytest.mark.parametrize(
+    ("text", "number"),
+    [
+        ("so it is 5.\n#### 1,234", "1234"),
+        ("#### -7 and #### 8", "-7"),  # the first one counts
+        ("#### 42.", "42"),
+        ("####42", "42"),
+        ("####\t42", "42"),
+        ("#### $42", "42"),
+        ("#### $ 1,234.50.", "1234.50"),
+        ("#### -$42", "-42"),
+        ("#### $-42.", "-42"),
+        ("####-42", "-42"),
+        ("#### 3.14", "3.14"),
+        ("#### .5", ".5"),
+        ("#### 42, as asked", "42"),
+        ("#### Answer\n#### 42", "42"),
+        ("####\n42", None),  # the next line is another matter
+        ("#### - 42", None),
+        ("#### ...", None),
+        ("### 42", None),
+        ("$42", None),
+        ("ten", None),
+    ],
+)
+def test_the_number_after_the_marks(text, number):
+    assert final_number(text) == number
+
+
+def test_the_numbers_of_the_real_references(test_data):
+    """Each is what stands after the last mark, without commas: nothing of the wider reading changes a reference."""
+    rows = [row for path in sorted((test_data / "gsm8k").iterdir()) for row in read_rows(path)]
+    assert len(rows) >= 1319
+    for row in rows:
+        written = row["answer"].split("####")[1].strip()
+        assert final_number(row["answer"]) == written.replace(",", "")
+
+
+PROMPT = "import math\nfrom typing import List\n\n\ndef area(r):\n    import os\n    '''Area.'''\n"
+AREA = "def area(r):\n    return math.pi * r * r\n"
+FENCED_DOCSTRING = '''def area(r):
+    """The area of a disc, it's pi r^2.
+
+    ```python
+    area(1)
+    ```
+    """
+    mark = "```"  # not ``` yet
+    return math.pi * r * r
+'''
+LEFT_MARGIN = '''HELP = """
+```
+area(1)
+```
+"""
+def area(r):
+    return math.pi * r * r
+'''
+INDENTED = "".join(f"   {line}\n" for line in AREA.splitlines())
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        f"Here it is:\n```python\n{AREA}```\nand\n```\nno\n```",
+        f"```\n{AREA}```",
+        f"\n{AREA}",
+        f"It's as follows: ```python\n{AREA}```",
+        f"```python  \n{AREA}```",
+        f"``` \t\n{AREA}```",
+        f"``` python\n{AREA}```",
+        f"```Python\n{AREA}```",
+        f"```py\n{AREA}```",
+        f"```python title=area.py\n{AREA}```",
+        f"Sure.\n```python\n{AREA}```\nBye.\n".replace("\n", "\r\n"),
+        AREA.replace("\n", "\r\n"),
+        f"```python\n```\n```python\n{AREA}```",
+        f"```\n\n   \n```\nThis time:\n```\n{AREA}```",
+        f"```python\n```\n{AREA}",
+        f"```python\n{FENCED_DOCSTRING}```\nThat's it.",
+        FENCED_DOCSTRING,
+        f"```python\n{LEFT_MARGIN}```\nThat's it.",
+        LEFT_MARGIN,
+        f"# ```\n# area(1)\n# ```\n{AREA}",
+        f"````\n{FENCED_DOCSTRING}````",
+        f"Call ```area(1)``` like this.\n\n```python\n{AREA}```",
+        f"```bash\npip install nothing\n```\nand\n```python\n{AREA}```",
+        f"1. First:\n   ```python\n{INDENTED}   ```\n2. Then rest.",
+        f"```python\n{AREA}",
+        f"```python\n{AREA.rstrip()}```",
+    ],
+)
+def test_a_program_is_the_first_block_with_the_imports_of_the_prompt(answer):
+    program = python_program(PROMPT, answer)
+    assert program.startswith("import math\nfrom typing import List\n")
+    assert "os" not in program
+    found: dict = {}
+    exec(program, found)
+    assert found["area"](2) == pytest.approx(4 * math.pi)
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        "",
+        "```python\n```",
+        "```python",
+        "I cannot do it.",
+        "```python\ndef area(r):\n    return 0\n```\n```python\ndef area(r):\n    return math.pi * r * r\n```",
+        "    return math.pi * r * r\n",
+    ],
+)
+def test_what_is_not_a_right_program_does_not_become_one(answer):
+    """The first block counts, and a body without its head is none."""
+    found: dict = {}
+    try:
+        exec(python_program(PROMPT, answer), found)
+    except SyntaxError:
+        return
+    assert "area" not in found or found["area"](2) == 0
+
+
+@settings(deadline=None)
+@given(st.text(alphabet="`\"'#\\\n\r apython", max_size=200))
+def test_any_answer_becomes_some_text(answer):
+    assert python_program(PROMPT, answer).startswith("import math\n")

@@ -1,0 +1,146 @@
+"""Benchmark files in every form, the real ones completely, and what is said where there are none."""
+
+import io
+import json
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from harness_support import QUOTING, write_benchmarks
+
+from lapcli.data.chat.generated import builtin_words
+from lapcli.evaluation.benchmarks import BENCHMARKS
+from lapcli.evaluation.benchmarks.arc import labels_of
+from lapcli.runtime.errors import DataError
+from lapcli.runtime.files import sha256_of_file
+
+COUNTS = {"arc_easy": 2376, "arc_challenge": 1172, "mmlu": 14042, "gsm8k": 1319, "humaneval": 164}
+FOLDERS = {"arc_easy": "arc", "arc_challenge": "arc"}
+
+
+@pytest.mark.parametrize("task", COUNTS)
+def test_real_files_completely(task, test_data):
+    documents = BENCHMARKS[task].documents("test", test_data)
+    assert len(documents) == COUNTS[task]
+    alone = BENCHMARKS[task].documents("test", test_data / FOLDERS.get(task, task))  # the benchmark's own folder
+    assert alone == documents
+    for path, digest in documents.files.items():
+        assert digest == sha256_of_file(Path(path))
+
+
+@pytest.mark.parametrize("task", ["arc_easy", "arc_challenge", "mmlu"])
+def test_real_parquet_holds_the_same_questions(task, test_data):
+    official = BENCHMARKS[task].documents("test", test_data)
+    parquet = BENCHMARKS[task].documents("test", test_data / FOLDERS.get(task, task) / "hf")
+    assert next(iter(parquet.files)).endswith(".parquet")
+
+    def asked(documents):
+        return sorted(
+            (d["question"].strip(), json.dumps(d["choices"]), d.get("answerKey", d.get("answer"))) for d in documents
+        )
+
+    assert len(parquet) == len(official)
+    same = sum(a == b for a, b in zip(asked(official), asked(parquet), strict=True))
+    assert same >= 0.99 * len(official)  # some cells differ in blanks
+
+
+def test_arc_rows_keep_their_labels(test_data):
+    documents = BENCHMARKS["arc_challenge"].documents("test", test_data)
+    labels = {tuple(labels_of(document)) for document in documents}
+    assert tuple("1234") in labels
+    assert {3, 4, 5} >= {len(each) for each in labels} > {4}
+    assert all(document["answerKey"] in labels_of(document) for document in documents)
+
+
+def test_small_files(tmp_path):
+    data = write_benchmarks(tmp_path)
+    arc = BENCHMARKS["arc_easy"].documents("test", data)
+    assert [len(labels_of(document)) for document in arc[:4]] == [4, 4, 3, 5]
+    assert arc[2]["question"] == QUOTING
+    mmlu = BENCHMARKS["mmlu"].documents("test", data)
+    assert [(d["subject"], d["answer"]) for d in mmlu] == [(s, n) for s in ("astronomy", "virology") for n in range(3)]
+    assert [d["number"] for d in BENCHMARKS["gsm8k"].documents("test", data)] == ["0", "2", "4", "6", "8"]
+    assert BENCHMARKS["humaneval"].documents("test", data)[1]["entry_point"] == "add_1"
+
+
+def test_csv_with_a_header(tmp_path):
+    (tmp_path / "gsm8k").mkdir()
+    (tmp_path / "gsm8k" / "test.csv").write_text('question,answer\n"One, two?","x\n#### 3"\n')
+    assert BENCHMARKS["gsm8k"].documents("test", tmp_path) == [
+        {"question": "One, two?", "answer": "x\n#### 3", "number": "3"}
+    ]
+    (tmp_path / "mmlu").mkdir()
+    (tmp_path / "mmlu" / "test.csv").write_text("question,A,B,C,D,answer\nWhich?,a,b,c,d,C\n")
+    (document,) = BENCHMARKS["mmlu"].documents("test", tmp_path)
+    assert (document["choices"], document["answer"]) == (["a", "b", "c", "d"], 2)
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        ('{"question": "x", "answer": "no mark"}\n', "row 1 is not a row of gsm8k (no `#### number`"),
+        ('{"prompt": "x"}\n', "row 1 is not a row of gsm8k (no text under 'question'"),
+        ("", "has no rows"),
+        ("{broken\n", "not a line of JSON"),
+    ],
+)
+def test_bad_files_are_named(tmp_path, content, said):
+    (tmp_path / "test.jsonl").write_text(content)
+    with pytest.raises(DataError) as error:
+        BENCHMARKS["gsm8k"].documents("test", tmp_path)
+    assert said in str(error.value)
+    assert str(tmp_path / "test.jsonl") in str(error.value)
+
+
+def test_missing_files_are_named_at_once(tmp_path, monkeypatch):
+    """Nothing is waited for: the hub's library would try again after a while, and again."""
+    monkeypatch.setattr("time.sleep", lambda seconds: pytest.fail(f"it waited for {seconds} seconds"))
+    monkeypatch.setenv("HF_HOME", str(tmp_path))
+    for data, expected in (
+        (tmp_path, str(tmp_path / "arc" / "ARC-Easy" / "ARC-Easy-Test.jsonl")),
+        (tmp_path / "nothing", "is not a folder"),
+        (None, "put ARC-Easy/ARC-Easy-Test.jsonl into DIR/arc and use --data DIR"),
+    ):
+        with pytest.raises(DataError) as error:
+            BENCHMARKS["arc_easy"].documents("test", data)
+        assert expected in str(error.value)
+        assert "\n" not in str(error.value)
+    # Without a word about being offline: nobody listens on this port.
+    monkeypatch.delenv("HF_HUB_OFFLINE")
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
+    monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
+    with pytest.raises(DataError, match="cannot be reached"):
+        BENCHMARKS["gsm8k"].documents("test", None)
+
+
+def test_from_the_hub_and_then_without_it(tmp_path, monkeypatch):
+    from data.conftest import HubServer
+
+    rows = [{"question": "One?", "answer": "#### 1"}, {"question": "Two?", "answer": "#### 2"}]
+    buffer = io.BytesIO()
+    pq.write_table(pa.Table.from_pylist(rows), buffer)
+    monkeypatch.setenv("HF_HOME", str(tmp_path))
+    monkeypatch.delenv("HF_HUB_CACHE", raising=False)
+    monkeypatch.delenv("HF_HUB_OFFLINE")
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
+    with HubServer() as hub:
+        hub.repository = "openai/gsm8k"
+        hub.files = {"main/test-00000-of-00001.parquet": buffer.getvalue()}
+        monkeypatch.setenv("HF_ENDPOINT", hub.url)
+        first = BENCHMARKS["gsm8k"].documents("test", None)
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    assert BENCHMARKS["gsm8k"].documents("test", None) == first
+    assert [document["number"] for document in first] == ["1", "2"]
+
+
+def test_spelling_is_the_test_split_and_right():
+    documents = BENCHMARKS["spelling"].documents("test", None)
+    assert len(documents) == 256
+    words = set(builtin_words())
+    for document in documents[:40]:
+        # By the question's own words: one of them is the word, one the letter, and the count is theirs.
+        parts = {part.strip("'\"?:.,¿") for part in document["question"].split()}
+        counts = {word.count(letter) for word in parts & words for letter in parts if len(letter) == 1}
+        if counts:
+            assert int(document["number"]) in counts

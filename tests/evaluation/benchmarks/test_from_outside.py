@@ -1,0 +1,87 @@
+"""A benchmark of another package: evaluated on a GPT and a chat run, resumed, and labelled in reports."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+from harness_support import make_run
+from runtime.test_plugins import install, lap_with
+from support import ROOT
+
+CAPITALS = """
+from lapcli.evaluation.benchmarks.arc import labels_of
+from lapcli.evaluation.benchmarks.benchmark import Benchmark, letters_definition
+from lapcli.evaluation.benchmarks.files import Documents
+
+ROWS = [("France", "Paris", "A"), ("Italy", "Rome", "B"), ("Spain", "Madrid", "A"), ("Peru", "Lima", "B")]
+
+
+def question(document):
+    return f"What is the capital of {document['country']}? " + " ".join(document["choices"]["text"])
+
+
+class Capitals(Benchmark):
+    name = "capitals"
+    label = "Capitals"
+    help = "capitals of countries"
+
+    def documents(self, split, data):
+        rows = [
+            {"country": country, "choices": {"text": [city, "Oslo"], "label": ["A", "B"]}, "right": right}
+            for country, city, right in ROWS
+        ]
+        return Documents(rows, {"capitals": "0" * 64})
+
+    def paper_task(self, request):
+        documents = self.documents("test", request.data)
+        definition = letters_definition(
+            self.name, documents, question, labels_of, lambda document: "AB".index(document["right"])
+        )
+        return self.own_task(definition, documents)
+
+    def lm_eval_definition(self):
+        return {
+            "task": self.name,
+            "test_split": "test",
+            "output_type": "multiple_choice",
+            "doc_to_text": question,
+            "doc_to_choice": labels_of,
+            "doc_to_target": lambda document: "AB".index(document["right"]),
+            "metric_list": [{"metric": "acc", "aggregation": "mean", "higher_is_better": True}],
+            "num_fewshot": 0,
+        }
+
+
+def register(extensions):
+    extensions.add("benchmark", Capitals())
+"""
+
+
+@pytest.mark.parametrize("objective", ["chat", "language_model"])
+def test_it_is_evaluated_resumed_and_reported(objective, tmp_path):
+    install(tmp_path, "geography", CAPITALS)
+    run = make_run(tmp_path / "runs", objective)
+    evaluate = ("eval", "--run", str(run.path), "--tasks", "capitals", "--json")
+    first = lap_with(tmp_path, *evaluate)
+    assert first.returncode == 0, first.stderr
+    score = json.loads(first.stdout)["tasks"]["capitals"]
+    assert score["count"] == 4
+    assert score["value"] in (0, 0.25, 0.5, 0.75, 1)
+    again = lap_with(tmp_path, *evaluate)
+    assert "capitals: 4 answers were there already" in again.stderr
+    assert json.loads(again.stdout)["tasks"]["capitals"] == score
+    run.update(weights_sha256=json.loads(first.stdout)["weights_sha256"])
+    report = lap_with(tmp_path, "report", "--runs-dir", str(run.path.parent), "--format", "markdown")
+    assert report.returncode == 0, report.stderr
+    assert "Capitals (%)" in report.stdout
+
+
+def test_names_and_labels_are_known_without_torch_and_lm_eval():
+    code = (
+        "import sys; from lapcli.evaluation.benchmarks import BENCHMARKS; from lapcli.report.tables import LABELS;"
+        "print([BENCHMARKS[name].label for name in BENCHMARKS], {'torch', 'lm_eval', 'datasets'} & set(sys.modules))"
+    )
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT)
+    labels = ["ARC-Easy", "ARC-Challenge", "MMLU", "GSM8K", "HumanEval", "spelling", "bpb"]
+    assert result.stdout == f"{labels} set()\n", result.stderr

@@ -1,0 +1,71 @@
+"""The shipped recipes are listed completely, and each starter is a recipe that works as it stands."""
+
+import json
+
+import pytest
+from support import ROOT, run_main
+
+from lapcli.recipe import load_recipe, recipe_to_dict
+from lapcli.recipe.shipped import STARTERS, list_shipped, write_starter
+from lapcli.runtime.errors import UsageError
+
+
+def test_each_shipped_file_is_listed_with_a_line_and_its_kind():
+    shipped = {recipe.name: recipe for recipe in list_shipped()}
+    folder = ROOT / "recipes"
+    files = {str(path.relative_to(folder).with_suffix("")) for path in folder.rglob("*.yaml")}
+    assert set(shipped) == files
+    for name, recipe in shipped.items():
+        assert 10 < len(recipe.summary) < 160
+        if not name.startswith("sweeps/"):
+            assert recipe.kind == load_recipe(recipe.path).objective
+    assert "laplacian_heads 6" in shipped["vitb_imagenet_6L"].summary
+
+
+@pytest.mark.parametrize("job", list(STARTERS))
+def test_a_starter_is_the_shipped_recipe_with_its_own_comment(job, tmp_path):
+    written = write_starter(job, tmp_path / "new" / "folder")
+    file, command = written[-1]
+    original = load_recipe(ROOT / "recipes" / f"{STARTERS[job].recipe}.yaml")
+    assert recipe_to_dict(load_recipe(file)) == recipe_to_dict(original)
+    text = file.read_text()
+    assert text.startswith("# ")
+    assert f"# {command}" in text.splitlines()
+    assert str(file) in command
+    assert len([line for line in text.splitlines() if "#" in line]) >= 8  # the comments came along
+    assert len(written) == (2 if job == "chat" else 1)
+
+
+def test_nothing_is_overwritten(tmp_path):
+    (tmp_path / "text.yaml").write_text("mine")
+    with pytest.raises(UsageError, match=r"text\.yaml exists already"):
+        write_starter("chat", tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["text.yaml"]
+    assert (tmp_path / "text.yaml").read_text() == "mine"
+
+
+def test_the_commands(tmp_path, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "60")
+    code, out, _ = run_main(capsys, "recipes", "vit*")
+    assert (code, max(map(len, out.splitlines())) <= 60, "vit_digits" in out) == (0, True, True)
+    listed = json.loads(run_main(capsys, "recipes", "quick*", "--json")[1])
+    assert [(row["name"], row["kind"]) for row in listed] == [("quickstart", "language_model")]
+    assert run_main(capsys, "recipes", "quickstart", "--print")[1] == (ROOT / "recipes/quickstart.yaml").read_text()
+    made = json.loads(run_main(capsys, "init", str(tmp_path / "x"), "--job", "chat", "--json")[1])
+    assert [row["next"].split()[1] for row in made] == ["train", "sft"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["recipes", "quikstart"], "did you mean quickstart?"),
+        (["recipes", "zzz"], "lap recipes lists all"),
+        (["init"], "DIR"),
+        (["init", "x", "--job", "video"], "self-supervised"),
+        (["init", str(ROOT / "README.md" / "x")], "cannot be written"),
+    ],
+)
+def test_mistakes_are_one_sentence(arguments, said, capsys):
+    code, out, err = run_main(capsys, *arguments)
+    assert (code, out) == (2, "")
+    assert said in err

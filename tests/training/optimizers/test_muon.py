@@ -1,0 +1,273 @@
+"""Muon against torch's, against plain Newton-Schulz in float64, and alone against shared over two processes."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from safetensors.torch import load_file, save_file
+from support import ROOT, exit_code, process
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from lapcli.data.text.tokens import prepare_text
+from lapcli.objectives.language_model import LanguageModel
+from lapcli.recipe import load_recipe
+from lapcli.runtime.ranks import World
+from lapcli.training.optimizers import Optimizers, muon
+from lapcli.training.optimizers.muon import Muon, orthogonalise
+
+torch.set_num_threads(2)
+
+SHAPES = [(24, 24), (96, 24), (24, 96), (30, 24), (24, 24), (7, 40)]
+
+
+def draw(shape: tuple[int, ...], seed: int = 0, dtype: torch.dtype = torch.float32) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64).to(dtype)
+
+
+def newton_schulz(G: Tensor, steps: int = 5) -> Tensor:
+    """One matrix in float64, iteration by iteration."""
+    X = G.double()
+    if X.shape[0] > X.shape[1]:
+        return newton_schulz(G.T, steps).T
+    X = X / ((X**2).sum().sqrt() + 1e-7)
+    for _ in range(steps):
+        A = X @ X.T
+        X = 3.4445 * X + (-4.7750 * A + 2.0315 * A @ A) @ X
+    return X
+
+
+def with_spectrum(shape: tuple[int, int], values: Tensor) -> Tensor:
+    """A matrix of random singular vectors and these singular values, in float64."""
+    U, _ = torch.linalg.qr(draw((shape[0], len(values)), 1, torch.float64))
+    V, _ = torch.linalg.qr(draw((shape[1], len(values)), 2, torch.float64))
+    return U @ torch.diag(values) @ V.T
+
+
+def cosine(a: Tensor, b: Tensor) -> float:
+    return float((a * b).sum() / (a.norm() * b.norm()))
+
+
+class TestOrthogonalise:
+    @pytest.mark.parametrize("shape", [(24, 24), (30, 24), (24, 47), (24, 48), (96, 24), (7, 100), (1, 8), (8, 1)])
+    @pytest.mark.parametrize("steps", [1, 3, 5])
+    def test_against_float64(self, shape: tuple[int, int], steps: int) -> None:
+        stack = draw((3, *shape))
+        ours = orthogonalise(stack, steps, torch.float32)
+        for G, X in zip(stack, ours, strict=True):
+            torch.testing.assert_close(X.double(), newton_schulz(G, steps), atol=1e-5, rtol=0)
+
+    @pytest.mark.parametrize("steps", [0, 1, 5])
+    def test_through_the_gram_matrix_is_the_direct_way(self, steps: int) -> None:
+        X = draw((2, 12, 50), dtype=torch.float64)
+        X = X / torch.linalg.matrix_norm(X, keepdim=True)
+        torch.testing.assert_close(muon._through_gram(X, steps), muon._directly(X, steps), atol=1e-12, rtol=0)
+
+    @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+    @pytest.mark.parametrize("shape", [(64, 64), (256, 64), (64, 256), (64, 80)])
+    def test_singular_values_come_near_one_and_vectors_stay(self, shape: tuple[int, int], dtype: torch.dtype) -> None:
+        """Of matrices as well conditioned as gradients are; the quintic does not aim at exactly 1."""
+        rows, columns = shape
+        U, _ = torch.linalg.qr(draw((rows, 64), 1, torch.float64))
+        V, _ = torch.linalg.qr(draw((columns, 64), 2, torch.float64))
+        G = U @ torch.diag(torch.linspace(0.05, 1, 64, dtype=torch.float64)) @ V.T
+        X = orthogonalise(G[None].float(), 5, dtype)[0].double()
+        values = torch.linalg.svdvals(X)
+        assert values.min() > 0.6
+        assert values.max() < 1.3
+        inside = U.T @ X @ V  # diagonal if the singular vectors are G's
+        off_diagonal = inside - torch.diag(inside.diagonal())
+        assert off_diagonal.abs().max() < (1e-4 if dtype == torch.float32 else 0.1)
+
+    @pytest.mark.parametrize("shape", [(128, 128), (128, 512), (512, 128), (128, 200)])
+    @pytest.mark.parametrize("decay", [0.5, 1.0, 2.0])
+    def test_steep_spectra_in_bf16(self, shape: tuple[int, int], decay: float) -> None:
+        """Singular values i^-decay, as steep as those of gradients: small ones lie below bf16's rounding."""
+        G = with_spectrum(shape, torch.arange(1, 129, dtype=torch.float64) ** -decay).float()
+        exact, rounded = (orthogonalise(G[None], 5, dtype)[0].double() for dtype in (torch.float32, torch.bfloat16))
+        assert torch.linalg.svdvals(rounded)[0] < 1.4
+        assert cosine(rounded, exact) > (0.97 if decay == 2 else 0.99)
+
+    @pytest.mark.parametrize("steps", [5, 8])
+    def test_more_iterations_stay_near_float64(self, steps: int) -> None:
+        """A rounding error of the Gram matrix would grow twelvefold with each iteration, in float32 too."""
+        G = with_spectrum((64, 256), torch.arange(1, 65, dtype=torch.float64) ** -4)
+        ours = orthogonalise(G[None].float(), steps, torch.float32)[0].double()
+        expected = newton_schulz(G, steps)
+        assert (ours - expected).norm() < 0.01 * expected.norm()
+
+    def test_zero_stays_zero(self) -> None:
+        assert not orthogonalise(torch.zeros(2, 4, 12), 5, torch.float32).any()
+
+
+def train(optimizer: torch.optim.Optimizer, params: list[Tensor], steps: int) -> None:
+    for step in range(steps):
+        for i, p in enumerate(params):
+            p.grad = draw(tuple(p.shape), seed=1000 * step + i)
+        optimizer.step()
+
+
+class TestStep:
+    def test_against_torch(self) -> None:
+        """torch's runs Newton-Schulz in bf16, so the paths agree to a few percent of their length."""
+        ours, theirs = ([draw(shape, seed=50 + i) for i, shape in enumerate(SHAPES)] for _ in range(2))
+        start = [p.clone() for p in ours]
+        train(Muon(ours, lr=0.02, momentum=0.9), ours, steps=4)
+        reference = torch.optim.Muon(
+            theirs, lr=0.02, momentum=0.9, weight_decay=0.0, nesterov=True, adjust_lr_fn="original"
+        )
+        train(reference, theirs, steps=4)
+        for first, a, b in zip(start, ours, theirs, strict=True):
+            assert (a - b).norm() < 0.03 * (b - first).norm(), tuple(a.shape)
+
+    def test_by_hand_over_three_steps(self) -> None:
+        """An average m, not a sum; Nesterov; sqrt(max(1, out/in)); no weight decay."""
+        mu, lr = 0.9, 0.02
+        params = [draw(shape, seed=50 + i) for i, shape in enumerate(SHAPES)]
+        expected = [p.double() for p in params]
+        optimizer = Muon(params, lr=lr, momentum=mu)
+        train(optimizer, params, steps=3)
+        for i, (p, W) in enumerate(zip(params, expected, strict=True)):
+            m = torch.zeros_like(W)
+            for step in range(3):
+                G = draw(tuple(W.shape), seed=1000 * step + i).double()
+                m = mu * m + (1 - mu) * G
+                U = (1 - mu) * G + mu * m
+                out, into = W.shape
+                W = W - lr * (out / into if out > into else 1) ** 0.5 * newton_schulz(U)
+            torch.testing.assert_close(p.double(), W, atol=1e-5, rtol=0)
+            torch.testing.assert_close(optimizer.state[p]["momentum"].double(), m, atol=1e-6, rtol=0)
+
+    def test_momentum_can_change_between_steps(self) -> None:
+        p = draw((6, 6))
+        optimizer = Muon([p], lr=0.1, momentum=0.0)
+        train(optimizer, [p], steps=1)
+        first = draw((6, 6), seed=0)
+        torch.testing.assert_close(optimizer.state[p]["momentum"], first)
+        optimizer.param_groups[0]["momentum"] = 0.75
+        train(optimizer, [p], steps=1)
+        torch.testing.assert_close(optimizer.state[p]["momentum"], 0.75 * first + 0.25 * first)
+
+    def test_stacks_of_any_size_give_the_same(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        results = []
+        for largest in (1, 2 * 24 * 24, 2**26):
+            monkeypatch.setattr(muon, "_LARGEST_STACK", largest)
+            params = [draw((24, 24), seed=i) for i in range(5)]
+            train(Muon(params, lr=0.1), params, steps=2)
+            results.append(torch.stack(params))
+        torch.testing.assert_close(results[0], results[1], atol=1e-6, rtol=0)
+        torch.testing.assert_close(results[0], results[2], atol=1e-6, rtol=0)
+
+    def test_a_parameter_without_gradient_stays(self) -> None:
+        moving, resting = draw((4, 4)), draw((4, 4), seed=1)
+        before = resting.clone()
+        moving.grad = draw((4, 4), seed=2)
+        Muon([moving, resting], lr=0.1).step()
+        assert torch.equal(resting, before)
+        assert not torch.equal(moving, draw((4, 4)))
+
+    def test_precision_can_be_asked_for(self) -> None:
+        """bf16 is not float32, moves weights that stay float32, and is what torch's does."""
+        ours, theirs, exact = (draw((24, 24), seed=50) for _ in range(3))
+        start = ours.clone()
+        train(Muon([ours], lr=0.02, dtype=torch.bfloat16), [ours], steps=1)
+        train(Muon([exact], lr=0.02, dtype=torch.float32), [exact], steps=1)
+        train(torch.optim.Muon([theirs], lr=0.02, weight_decay=0.0, adjust_lr_fn="original"), [theirs], steps=1)
+        assert ours.dtype == torch.float32
+        moved = (exact - start).norm()
+        assert (ours - theirs).norm() < 0.02 * moved
+        assert (ours - exact).norm() > 1e-4 * moved
+
+
+class TensorCores(TorchDispatchMode):
+    """Products of bf16 matrices as tensor cores take them: exact factors, sums in float32, one rounding at the end.
+
+    A processor without bf16 arithmetic takes ten times as long for the same.
+    """
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func in (torch.ops.aten.bmm.default, torch.ops.aten.baddbmm.default) and args[0].dtype == torch.bfloat16:
+            return func(*(x.float() if isinstance(x, Tensor) else x for x in args), **(kwargs or {})).bfloat16()
+        return func(*args, **(kwargs or {}))
+
+
+def test_tensor_cores_are_emulated() -> None:
+    """Within one rounding of what this processor gives."""
+    stack = (draw((2, 40, 60)) / 10).bfloat16()
+    plain = torch.baddbmm(stack, stack @ stack.mT, stack, beta=2, alpha=3)
+    with TensorCores():
+        emulated = torch.baddbmm(stack, stack @ stack.mT, stack, beta=2, alpha=3)
+    assert emulated.dtype == torch.bfloat16
+    torch.testing.assert_close(emulated, plain, rtol=2**-7, atol=2**-6)
+
+
+class TestQuickstart:
+    """The quickstart at half its width on a quarter of its batch, step by step without the loop around it."""
+
+    STEPS, CAPTURED = 24, 5
+
+    def run(self, precision: str) -> tuple[float, list[Tensor]]:
+        """The mean of the last losses, and the gradients of all matrices in the first steps."""
+        cut = ["model.width=128", "train.batch=2", "train.micro_batch=2", "train.steps=40"]
+        recipe: Any = load_recipe(
+            ROOT / "recipes" / "quickstart.yaml", [*cut, f"optimizer.newton_schulz_precision={precision}"]
+        )
+        data = prepare_text(recipe.data, recipe.tokenizer)
+        objective = LanguageModel(recipe, data, World(0, 1, torch.device("cpu")))
+        optimizers = Optimizers(objective.parameter_groups())
+        losses, gradients = [], []
+        for step in range(self.STEPS):
+            optimizers.set_learning_rates(objective.learning_rate_multiplier(step))
+            optimizers.set_options(step)
+            loss = objective.loss(objective.batch(step, 0))
+            loss.backward()
+            torch.nn.utils.clip_grad_norm_(optimizers.parameters(), recipe.optimizer.clip)
+            if step < self.CAPTURED:
+                matrices = optimizers.groups[0].parameters.values()
+                gradients += [p.grad.clone() for p in matrices if p.grad is not None and p.grad.any()]
+            with TensorCores():
+                optimizers.step()
+            optimizers.zero_grad()
+            losses.append(loss.item())
+        return sum(losses[-4:]) / 4, gradients
+
+    def test_bf16_follows_float32(self) -> None:
+        loss, gradients = self.run("float32")
+        assert len(gradients) > self.CAPTURED * 6
+        assert self.run("bf16")[0] == pytest.approx(loss, rel=0.01)
+        for G in gradients:
+            with TensorCores():
+                rounded = orthogonalise(G[None], 5, torch.bfloat16)[0].double()
+            assert torch.linalg.svdvals(rounded)[0] < 1.4
+            assert cosine(rounded, orthogonalise(G[None], 5, torch.float32)[0].double()) > 0.99
+
+
+UNEVEN = [*SHAPES, (24, 24)]  # three matrices of one shape (an odd number: one share is padded), and one each of others
+
+
+def three_steps() -> list[torch.Tensor]:
+    params = [draw(shape, seed=50 + i) for i, shape in enumerate(UNEVEN)]
+    train(Muon(params, lr=0.02, momentum=0.9), params, steps=3)
+    return params
+
+
+def three_steps_of_a_rank(rank: int, store: str, result: str) -> None:
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=2)
+    save_file({str(i): p for i, p in enumerate(three_steps())}, result)
+    dist.destroy_process_group()
+
+
+def test_two_ranks_take_the_steps_of_one(tmp_path: Path) -> None:
+    results = [tmp_path / f"{rank}.safetensors" for rank in range(2)]
+    children = [process(three_steps_of_a_rank, rank, str(tmp_path / "store"), str(results[rank])) for rank in range(2)]
+    for child in children:
+        child.start()
+    alone = three_steps()
+    assert [exit_code(child) for child in children] == [0, 0]
+    first, second = (load_file(result) for result in results)
+    for i, p in enumerate(alone):
+        assert torch.equal(first[str(i)], second[str(i)])
+        torch.testing.assert_close(first[str(i)], p, atol=1e-6, rtol=0)

@@ -1,0 +1,116 @@
+"""All groups stepped together, and a state of plain named tensors that gives back the very same run."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from lapcli.objectives.objective import ParameterGroup
+from lapcli.runtime.errors import DataError
+from lapcli.training.optimizers import Optimizers
+
+torch.set_num_threads(2)
+
+ADAMW = {"betas": (0.8, 0.95), "eps": 1e-10, "weight_decay": 0.0}
+
+
+def draw(shape: tuple[int, ...], seed: int) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+
+
+def parameters() -> dict[str, Tensor]:
+    return {"a.weight": draw((6, 8), 1), "b.weight": draw((16, 8), 2), "embed.weight": draw((10, 8), 3)}
+
+
+def optimizers_of(named: dict[str, Tensor]) -> Optimizers:
+    matrices = {name: named[name] for name in ("a.weight", "b.weight")}
+    embedding = {"embed.weight": named["embed.weight"]}
+    return Optimizers(
+        [
+            ParameterGroup(
+                "matrices",
+                "muon",
+                0.02,
+                matrices,
+                {"steps": 5, "momentum": 0.95},
+                at_step=lambda step: {"momentum": 0.8 + 0.01 * step},
+            ),
+            ParameterGroup("embedding", "adamw", 0.1, embedding, dict(ADAMW)),
+        ]
+    )
+
+
+def train(optimizers: Optimizers, named: dict[str, Tensor], steps: range) -> None:
+    for step in steps:
+        optimizers.set_learning_rates(1 / (step + 1))
+        optimizers.set_options(step)
+        for i, p in enumerate(named.values()):
+            p.grad = draw(tuple(p.shape), 100 * step + i)
+        optimizers.step()
+        optimizers.zero_grad()
+
+
+def test_state_gives_back_the_very_same_run() -> None:
+    whole = parameters()
+    train(optimizers_of(whole), whole, range(6))
+
+    halved = parameters()
+    first = optimizers_of(halved)
+    train(first, halved, range(3))
+    state = {name: value.clone() for name, value in first.state().items()}
+    assert set(state) == {
+        "momentum/a.weight",
+        "momentum/b.weight",
+        "step/embed.weight",
+        "exp_avg/embed.weight",
+        "exp_avg_sq/embed.weight",
+    }
+    second = optimizers_of(halved)
+    second.load_state(state, Path("optimizer.safetensors"))
+    train(second, halved, range(3, 6))
+    for name, p in whole.items():
+        assert torch.equal(halved[name], p), name
+
+    forgetful = parameters()
+    train(optimizers_of(forgetful), forgetful, range(3))
+    train(optimizers_of(forgetful), forgetful, range(3, 6))
+    for name, p in whole.items():
+        assert not torch.equal(forgetful[name], p), name
+
+
+def test_adamw_by_hand() -> None:
+    named = parameters()
+    W, m, v = named["embed.weight"].double(), torch.zeros(10, 8), torch.zeros(10, 8)
+    train(optimizers_of(named), named, range(3))
+    for step in range(3):
+        g = draw((10, 8), 100 * step + 2).double()
+        m, v = 0.8 * m + 0.2 * g, 0.95 * v + 0.05 * g**2
+        corrected = (m / (1 - 0.8 ** (step + 1))) / ((v / (1 - 0.95 ** (step + 1))).sqrt() + 1e-10)
+        W = W - 0.1 / (step + 1) * corrected
+    torch.testing.assert_close(named["embed.weight"].double(), W, atol=1e-5, rtol=0)
+
+
+def test_learning_rate_of_nothing_moves_nothing() -> None:
+    named = parameters()
+    optimizers = optimizers_of(named)
+    optimizers.set_learning_rates(0.0)
+    for p in named.values():
+        p.grad = torch.ones_like(p)
+    optimizers.step()
+    for name, p in parameters().items():
+        assert torch.equal(named[name], p)
+
+
+def test_zero_grad_frees_the_gradients() -> None:
+    named = parameters()
+    optimizers = optimizers_of(named)
+    train(optimizers, named, range(1))
+    assert all(p.grad is None for p in optimizers.parameters())
+
+
+def test_a_state_of_another_model_is_refused() -> None:
+    optimizers = optimizers_of(parameters())
+    state = {**optimizers.state(), "momentum/blocks.9.attn.q.weight": torch.zeros(2, 2)}
+    with pytest.raises(DataError, match=r"momentum/blocks\.9\.attn\.q\.weight is not a tensor of the model"):
+        optimizers.load_state(state, Path("optimizer.safetensors"))
