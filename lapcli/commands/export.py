@@ -1,0 +1,64 @@
+"""`lap export`: a run's weights as a folder for another library."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from lapcli.commands import options
+
+EXAMPLES = """\b
+Examples:
+  lap export --run gpt561m_5L-sft --to hf
+  lap export --run gpt561m_5L-sft --to hf --dtype bf16 --out my_model
+  lap export --run vitb_imagenet_6L --to timm --checkpoint best
+  lap export --run vit_digits --to onnx --no-verify
+"""
+
+
+def export(
+    to: Annotated[str, typer.Option("--to", metavar="FORMAT", help="hf (transformers), timm, safetensors or onnx.")],
+    run: Annotated[
+        str | None, typer.Option("--run", help="Name or folder of a run; by default the newest finished one.")
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option("--out", help="Folder to write; by default export/FORMAT in the run.")
+    ] = None,
+    checkpoint: Annotated[str, typer.Option("--checkpoint", help="last, best, or a step that was kept.")] = "last",
+    dtype: Annotated[str, typer.Option("--dtype", help="float32, bf16 or float16.")] = "float32",
+    verify: Annotated[
+        bool | None,
+        typer.Option(
+            "--verify/--no-verify",
+            help="Load the folder with the target library alone and compare; on where it is installed.",
+        ),
+    ] = None,
+    runs_dir: options.RunsDir = None,
+    as_json: options.Json = False,
+) -> None:
+    """Write a run's weights as a folder for transformers, timm, ONNX or plain safetensors, and verify it."""
+    import json
+    import sys
+
+    from lapcli.kinds import KINDS
+    from lapcli.runs import named_run, newest_run
+    from lapcli.runtime.environment import runs_dir as default_runs_dir
+    from lapcli.runtime.errors import LapError
+
+    where = runs_dir or default_runs_dir()
+    chosen = newest_run(where, set(KINDS)) if run is None else named_run(where, run)
+
+    from lapcli.export.export import export_run
+
+    written = export_run(chosen, to, out=out, checkpoint=checkpoint, dtype=dtype, verified=verify)
+    record = written.record
+    print(f"{chosen.path}, step {record['step']}, weights sha256 {record['weights_sha256']}", file=sys.stderr)
+    if as_json:
+        print(json.dumps({"folder": str(written.folder), **record}, indent=2))
+    else:
+        for check in written.checks:
+            state = "same" if check.holds else "DIFFERS"
+            print(f"{check.name:<26}{check.difference:>9.1e}  {state:<8} {check.note}")
+        print(f"written to {written.folder}" + ("" if written.checks else ", not verified"))
+    if written.problem:
+        raise LapError(f"{written.problem}; {written.folder} is marked as not verified")

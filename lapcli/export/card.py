@@ -1,0 +1,274 @@
+"""The model card of an exported folder: what the run knows about itself, in the form that model hubs read."""
+
+import json
+from collections.abc import Iterator, Mapping
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import yaml
+from huggingface_hub import EvalResult, ModelCardData
+
+from lapcli.export.verification import LIBRARIES, TOLERANCE
+from lapcli.export.weights import Exported
+from lapcli.models.gpt import GPT
+from lapcli.recipe import differing_keys, find_recipe, load_recipe, recipe_to_dict
+from lapcli.recipe.chat import ChatRecipe, ChatStageRecipe, stage_recipe
+from lapcli.recipe.schema import GPTRecipe
+from lapcli.runs import METRICS, Run
+from lapcli.runtime.files import read_checked_json
+
+CARD = "README.md"
+_MOST_DIFFERENCES = 40
+
+_LOAD = {
+    "hf": """\
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+model = AutoModelForCausalLM.from_pretrained("FOLDER"{trust})
+tokenizer = AutoTokenizer.from_pretrained("FOLDER")""",
+    "timm": """\
+{register}import timm
+
+model = timm.create_model("local-dir:FOLDER", pretrained=True)""",
+    "onnx": """\
+import onnxruntime
+
+session = onnxruntime.InferenceSession("FOLDER/model.onnx")""",
+    "safetensors": """\
+from safetensors.torch import load_file
+
+weights = load_file("FOLDER/model.safetensors")  # the architecture is in config.json""",
+}
+
+
+def write_card(exported: Exported, record: Mapping[str, Any], folder: Path) -> None:
+    run = exported.loaded.run
+    assert run is not None
+    scores = list(_scores(run, str(record["weights_sha256"])))
+    text = "\n\n".join(
+        [
+            f"---\n{_front_matter(exported, record, scores)}\n---",
+            f"# {run.name}",
+            *_warning(exported, record),
+            "## Load it",
+            f"```python\n{_snippet(record, folder)}\n```",
+            *_notes(exported),
+            "## Heads",
+            f"{exported.plan.total} of {exported.plan.heads * len(exported.plan.per_layer)} heads are Laplacian "
+            "(`L`: the identity minus softmax attention; `A`: attention).",
+            "```\n" + exported.plan.grid() + "\n```",
+            "## Scores",
+            _score_table(scores),
+            "## Training",
+            _training(run, record),
+            "## Differences from the paper's recipe",
+            _differences(run),
+            "## Limits",
+            "The weights of a research run, meant for studying Laplacian heads. Nobody has examined what it says or "
+            "sees for truth, bias or harm; the scores above are all that was measured.",
+        ]
+    )
+    (folder / CARD).write_text(text + "\n", encoding="utf-8")
+
+
+def _front_matter(exported: Exported, record: Mapping[str, Any], scores: list[tuple[str, dict, dict]]) -> str:
+    to, is_gpt = str(record["to"]), isinstance(exported.module, GPT)
+    task = "text-generation" if is_gpt else "image-classification"
+    if not is_gpt and not exported.loaded.classes:
+        task = "image-feature-extraction"
+    tags = ["laplacian-heads"] if exported.plan.total else []
+    needs_code = to == "hf" and (record["files"].keys() & {"modeling_lap.py"})
+    results = [_result(task, name, score, evaluation) for name, score, evaluation in scores]
+    data = ModelCardData(
+        model_name=exported.loaded.name,
+        library_name={"hf": "transformers", "timm": "timm", "onnx": "onnx"}.get(to),
+        pipeline_tag=task,
+        tags=[*tags, "custom_code"] if needs_code else tags,
+        datasets=_hub_sets(recipe_to_dict(exported.recipe)) or None,
+        eval_results=results or None,
+    )
+    return data.to_yaml().strip()
+
+
+def _result(task: str, name: str, score: Mapping[str, Any], evaluation: Mapping[str, Any]) -> EvalResult:
+    details = score.get("details") or {}
+    return EvalResult(
+        task_type=task,
+        dataset_type=name,
+        dataset_name=name,
+        dataset_args={
+            "protocol": details.get("protocol") or evaluation.get("protocol"),
+            "num_fewshot": details.get("num_fewshot"),
+            "limit": evaluation.get("limit"),
+            "sha256": evaluation.get("data_sha256"),
+        },
+        metric_type=str(details.get("metric") or name),
+        metric_value=score["value"],
+        metric_args={"n": score["count"], "interval_95": list(score["interval"])},
+    )
+
+
+def _scores(run: Run, weights_sha256: str) -> Iterator[tuple[str, dict[str, Any], dict[str, Any]]]:
+    """(task, score, evaluation) of these very weights."""
+    for path in sorted((run.path / "eval").glob("*.json")):
+        evaluation = read_checked_json(path, "evaluate the run again")
+        if evaluation.get("weights_sha256") == weights_sha256:
+            for name, score in evaluation["tasks"].items():
+                yield name, score, evaluation
+
+
+def _score_table(scores: list[tuple[str, dict[str, Any], dict[str, Any]]]) -> str:
+    if not scores:
+        return "None: these weights have not been evaluated."
+    rows = ["| task | metric | value | 95% interval | n | protocol |", "| --- | --- | --- | --- | --- | --- |"]
+    for name, score, evaluation in scores:
+        details, (low, high) = score.get("details") or {}, score["interval"]
+        protocol = str(details.get("protocol") or evaluation.get("protocol") or "-")
+        if details.get("num_fewshot") is not None:
+            protocol += f", {details['num_fewshot']} shots"
+        if evaluation.get("limit") is not None:
+            protocol += f", the first {evaluation['limit']} examples alone"
+        metric = details.get("metric") or name
+        rows.append(
+            f"| {name} | {metric} | {score['value']:.4g} | {low:.4g} to {high:.4g} | {score['count']} | {protocol} |"
+        )
+    return "\n".join(rows)
+
+
+def _warning(exported: Exported, record: Mapping[str, Any]) -> list[str]:
+    lines = []
+    if exported.plan.total:
+        lines.append(
+            "**A plain load is wrong.** Some attention heads of this model are Laplacian: they compute `v - P v` in "
+            "place of `P v` from weights of the same names and shapes. Loaded into a plain transformer the weights "
+            "fit, and the result is another, untrained function. Load it as shown below."
+        )
+    library = LIBRARIES[str(record["to"])][0]
+    if record["verified"]:
+        worst = max(record["differences"].values())
+        lines.append(
+            f"Verified: loaded by {library} {version(library)} alone, this folder computes what the run computes "
+            f"(largest difference {worst:.1e}, in float32)."
+        )
+    elif record["verified"] is False:
+        wrong = [name for name, value in record["differences"].items() if value > TOLERANCE]
+        lines.append(
+            f"**NOT VERIFIED: this folder does not compute what the run computes ({', '.join(wrong)}). Do not use it.**"
+        )
+    else:
+        lines.append(f"Not verified: it was written without loading it by {library}.")
+    return lines
+
+
+def _snippet(record: Mapping[str, Any], folder: Path) -> str:
+    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    trust = ", trust_remote_code=True" if "auto_map" in config else ""
+    is_ours = str(config.get("architecture", "")).startswith("lap_")
+    register = "import lapcli.timm  # pip install lapcli; registers the architecture\n" if is_ours else ""
+    return _LOAD[str(record["to"])].format(trust=trust, register=register)
+
+
+def _notes(exported: Exported) -> list[str]:
+    if not isinstance(exported.module, GPT):
+        images = exported.loaded.images
+        assert images is not None
+        return [
+            f"Images are {exported.loaded.image_size} pixels wide, normalised with mean {list(images.mean)} and "
+            f"deviation {list(images.std)}, {images.interpolation}, centre crop {images.crop_ratio:g}."
+        ]
+    return [
+        "Texts begin with `<|bos|>`, which the tokenizer adds. Generation ends at `<|assistant_end|>` and `<|bos|>`. A "
+        "special token that is written out in a text is read as the token by transformers, and as text by lap."
+    ]
+
+
+def _training(run: Run, record: Mapping[str, Any]) -> str:
+    info = run.info
+    hours = _seconds(run) / 3600
+    rows = {
+        "objective": info.get("objective"),
+        "steps": info.get("step"),
+        "checkpoint": f"step {record['step']}",
+        "seed": info.get("seed"),
+        "data": info.get("data"),
+        "data sha256": info.get("data_sha256"),
+        "weights sha256": record["weights_sha256"],
+        "hardware": info.get("device"),
+        "time": f"{hours:.2f} hours" if hours else None,
+        "recipe sha256": info.get("recipe_sha256"),
+        "versions": ", ".join(f"{name} {number}" for name, number in (info.get("versions") or {}).items()) or None,
+    }
+    return "\n".join(
+        ["| | |", "| --- | --- |", *(f"| {name} | {value} |" for name, value in rows.items() if value is not None)]
+    )
+
+
+def _seconds(run: Run) -> float:
+    """Of steps, validations and saves; a run of another machine's crash may have none."""
+    if not (run.path / METRICS).is_file():
+        return 0.0
+    lines = (json.loads(line) for line in (run.path / METRICS).read_text(encoding="utf-8").splitlines() if line)
+    return sum(value for line in lines for key, value in line.items() if key == "seconds" or key.startswith("seconds_"))
+
+
+def _differences(run: Run) -> str:
+    name, paper = _paper_recipe(run)
+    rows = differing_keys(_without_paths(recipe_to_dict(paper)), _without_paths(recipe_to_dict(run.recipe)))
+    lines = [f"- `{key}`: {_shown(ours)} (paper: {_shown(theirs)})" for key, theirs, ours in rows[:_MOST_DIFFERENCES]]
+    if len(rows) > _MOST_DIFFERENCES:
+        lines.append(f"- and {len(rows) - _MOST_DIFFERENCES} more")
+    full = yaml.safe_dump(_without_paths(recipe_to_dict(run.recipe)), sort_keys=False, allow_unicode=True)
+    intro = f"Compared with `{name}`, the recipe that follows the paper" + (":" if lines else ": none.")
+    return "\n".join(
+        [
+            intro,
+            "",
+            *lines,
+            "",
+            "<details><summary>The whole recipe</summary>",
+            "",
+            "```yaml",
+            full + "```",
+            "",
+            "</details>",
+        ]
+    )
+
+
+def _paper_recipe(run: Run) -> tuple[str, Any]:
+    """The shipped recipe of the paper's experiment that is nearest: of the same kind, and of the same data set."""
+    recipe: Any = run.recipe
+    if isinstance(recipe, ChatStageRecipe):
+        paper, base = load_recipe(find_recipe("chat561m")), load_recipe(find_recipe("gpt561m"))
+        assert isinstance(paper, ChatRecipe)
+        assert isinstance(base, GPTRecipe)
+        return "chat561m", stage_recipe(paper, recipe.stage, base, recipe.start.run, recipe.start.weights_sha256)
+    if recipe.objective == "classification":
+        name = {10: "vitb_cifar10", 100: "vitb_cifar100"}.get(recipe.model.classes, "vitb_imagenet")
+    else:
+        name = "dino_vits" if recipe.objective == "self_supervised" else "gpt561m"
+    return name, load_recipe(find_recipe(name))
+
+
+def _without_paths(value: Any) -> Any:
+    """A card may be published: of a local path it has the last part alone."""
+    if isinstance(value, dict):
+        return {key: _without_paths(inner) for key, inner in value.items()}
+    if isinstance(value, list):
+        return [_without_paths(inner) for inner in value]
+    return Path(value).name if isinstance(value, str) and value.startswith(("/", "~")) else value
+
+
+def _shown(value: Any) -> str:
+    text = json.dumps(value)
+    return f"`{text if len(text) <= 80 else text[:77] + '...'}`"
+
+
+def _hub_sets(value: Any) -> list[str]:
+    """Every `hub:OWNER/NAME` that the recipe names."""
+    if isinstance(value, Mapping):
+        return sorted({name for inner in value.values() for name in _hub_sets(inner)})
+    if isinstance(value, list):
+        return sorted({name for inner in value for name in _hub_sets(inner)})
+    return [value.removeprefix("hub:").split("@")[0]] if isinstance(value, str) and value.startswith("hub:") else []

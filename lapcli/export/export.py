@@ -1,0 +1,170 @@
+"""A run's weights as a folder for another library: written beside its place, verified, then renamed.
+
+Every folder has `lap.json` (what it was made from, and whether it was verified) and a model card.
+"""
+
+import os
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from lapcli.export.card import write_card
+from lapcli.export.verification import Check, missing_library, verify
+from lapcli.export.weights import DTYPES, Exported, round_weights
+from lapcli.heads.plan import HeadPlan
+from lapcli.kinds.kind import CLASSES, FEATURES, LANGUAGE
+from lapcli.kinds.opening import find_checkpoint, open_run
+from lapcli.runs import Run
+from lapcli.runtime import __version__
+from lapcli.runtime.errors import LapError, UsageError
+from lapcli.runtime.files import flush_to_disk, sha256_of_file, write_checked_json
+
+RECORD = "lap.json"
+
+
+@dataclass(frozen=True)
+class Format:
+    name: str
+    module: str  # has the function of that name
+    function: str
+    takes: frozenset[str]  # what models have to offer, one of these
+    extra: str | None = None  # of the package, with what writing or verifying needs
+    needs: tuple[str, ...] = ()  # packages without which nothing can be written
+    dtypes: tuple[str, ...] = tuple(DTYPES)
+
+    @property
+    def write(self) -> Callable[[Exported, Path], None]:
+        return getattr(import_module(self.module), self.function)
+
+
+FORMATS = {
+    each.name: each
+    for each in (
+        Format("hf", "lapcli.export.huggingface", "write_hf", frozenset({LANGUAGE}), "hf"),
+        Format("timm", "lapcli.export.timm_folder", "write_timm", frozenset({CLASSES, FEATURES})),
+        Format("safetensors", "lapcli.export.weights", "write_safetensors", frozenset({LANGUAGE, CLASSES, FEATURES})),
+        Format(
+            "onnx",
+            "lapcli.export.onnx_file",
+            "write_onnx",
+            frozenset({LANGUAGE, CLASSES, FEATURES}),
+            "onnx",
+            ("onnx", "onnxscript"),
+            ("float32",),
+        ),
+    )
+}
+
+
+@dataclass(frozen=True)
+class Export:
+    """What was written, as `lap.json` has it."""
+
+    folder: Path
+    record: dict[str, Any]
+    checks: list[Check]
+
+    @property
+    def problem(self) -> str | None:
+        """Why the folder must not be trusted."""
+        failed = [f"{check.name} ({check.difference:.2g})" for check in self.checks if not check.holds]
+        return f"the folder does not compute what the run does: {', '.join(failed)}" if failed else None
+
+
+def export_run(
+    run: Run,
+    to: str,
+    *,
+    out: Path | None = None,
+    checkpoint: str = "last",
+    dtype: str = "float32",
+    verified: bool | None = None,
+) -> Export:
+    """Writes the folder `out` (by default `export/FORMAT` in the run) and, with `verified`, loads it again.
+
+    `verified=None`: where the target library is installed.
+    """
+    form = FORMATS.get(to)
+    if form is None:
+        raise UsageError(f"--to takes {', '.join(FORMATS)}; got {to[:40]!r}")
+    if dtype not in form.dtypes:
+        raise UsageError(f"--dtype takes {', '.join(form.dtypes)} for {to}; got {dtype[:40]!r}")
+    _check_libraries(form, verified)
+    folder = run.path / "export" / to if out is None else out
+    if folder.exists():
+        raise UsageError(f"{folder} is there already; remove it, or name another folder with --out")
+    if out is not None and not folder.parent.is_dir():
+        raise UsageError(f"--out {folder}: there is no folder {folder.parent}; make it first")
+    loaded = open_run(run, find_checkpoint(run, checkpoint), torch.device("cpu"), float32=True)
+    if not form.takes & loaded.gives:
+        fitting = [name for name, each in FORMATS.items() if each.takes & loaded.gives]
+        raise UsageError(
+            f"{run.path} is a run of {run.recipe.objective}, which {to} does not take; use {' or '.join(fitting)}"
+        )
+    loaded.module.eval().requires_grad_(False)
+    round_weights(loaded.module, dtype)
+    exported = Exported(loaded, plan_of(run), dtype)
+    temporary = folder.parent / f".writing-{folder.name}-{os.getpid()}"
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        shutil.rmtree(temporary, ignore_errors=True)
+        temporary.mkdir()
+        form.write(exported, temporary)
+        checks = verify(to, exported, temporary) if _is_verified(form, verified) else []
+        record = _record(exported, form, temporary, checks)
+        write_card(exported, record, temporary)
+        write_checked_json(temporary / RECORD, record)
+        for path in temporary.iterdir():
+            flush_to_disk(path)
+        temporary.rename(folder)
+        flush_to_disk(folder.parent)
+    except OSError as error:
+        raise LapError(
+            f"{folder} could not be written ({error.strerror or error}); make room, then try again"
+        ) from None
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+    return Export(folder, record, checks)
+
+
+def plan_of(run: Run) -> HeadPlan:
+    recipe: Any = run.recipe
+    return recipe.model.head_plan()
+
+
+def _check_libraries(form: Format, verified: bool | None) -> None:
+    from importlib.util import find_spec
+
+    absent = [name for name in form.needs if find_spec(name) is None]
+    if verified and (missing := missing_library(form.name)):
+        absent.append(missing)
+    if absent:
+        leave_out = "" if form.needs else ", or use --no-verify"
+        raise UsageError(f"{' and '.join(absent)} is not installed: pip install 'lapcli[{form.extra}]'{leave_out}")
+
+
+def _is_verified(form: Format, verified: bool | None) -> bool:
+    return missing_library(form.name) is None if verified is None else verified
+
+
+def _record(exported: Exported, form: Format, folder: Path, checks: list[Check]) -> dict[str, Any]:
+    loaded = exported.loaded
+    return {
+        "to": form.name,
+        "run": loaded.name,
+        "objective": exported.recipe.objective,
+        "step": loaded.step,
+        "weights_sha256": loaded.weights_sha256,
+        "laplacian_heads": list(exported.plan.per_layer),
+        "heads": exported.plan.heads,
+        "dtype": exported.dtype,
+        "files": {path.name: sha256_of_file(path) for path in sorted(folder.iterdir())},
+        "verified": all(check.holds for check in checks) if checks else None,
+        "differences": {check.name: check.difference for check in checks},
+        "lap": __version__,
+    }

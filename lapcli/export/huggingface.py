@@ -1,0 +1,165 @@
+"""The format `hf`: a GPT as a folder that transformers 5 loads, with tokenizer, chat template and stop tokens.
+
+Without Laplacian heads and with float32 rotary tables it is transformers' own `nanochat`. Any other model brings its
+modelling file with it (`modeling_lap.py`, loaded with `trust_remote_code=True`): under the name `nanochat` its weights
+would load without a word and compute plain attention.
+"""
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from lapcli.data.text.tokenizer import Tokenizer
+from lapcli.export.weights import WEIGHTS, Exported, save_weights, write_json
+from lapcli.models.gpt import GPT, GPTConfig
+from lapcli.runs import TOKENIZER
+from lapcli.runtime.errors import UsageError
+
+MODELING = "modeling_lap.py"
+BOS, END = "<|bos|>", "<|assistant_end|>"
+PAD = "<|output_end|>"  # never a target: a collator that masks the padding masks nothing that is learned
+_NATIVE_NAMES = {
+    "attn.q": "self_attn.q_proj",
+    "attn.k": "self_attn.k_proj",
+    "attn.v": "self_attn.v_proj",
+    "attn.out": "self_attn.o_proj",
+    "mlp.up": "mlp.fc1",
+    "mlp.down": "mlp.fc2",
+}
+_DTYPES = {"float32": "float32", "bf16": "bfloat16", "float16": "float16"}
+
+#: Gives the ids of `data/chat/conversation.py`: nothing stands between the special tokens and the texts.
+CHAT_TEMPLATE = """\
+{{- '<|bos|>' -}}
+{%- if messages and messages[0]['role'] == 'system' -%}
+  {%- if messages | length < 2 or messages[1]['role'] != 'user' -%}
+    {{- raise_exception('a system message needs a user message after it') -}}
+  {%- endif -%}
+  {%- set system = messages[0]['content'] + '\\n\\n' -%}
+  {%- set turns = messages[1:] -%}
+{%- else -%}
+  {%- set system = '' -%}
+  {%- set turns = messages -%}
+{%- endif -%}
+{%- for turn in turns -%}
+  {%- if turn['role'] != ('assistant' if loop.index0 % 2 else 'user') -%}
+    {{- raise_exception('turns alternate between user and assistant, the user first') -}}
+  {%- endif -%}
+  {{- '<|' + turn['role'] + '_start|>' -}}
+  {%- if loop.first -%}{{- system -}}{%- endif -%}
+  {%- if turn['content'] is string -%}
+    {{- turn['content'] -}}
+  {%- else -%}
+    {%- for part in turn['content'] -%}
+      {%- if part['type'] == 'python' -%}
+        {{- '<|python_start|>' + part['text'] + '<|python_end|>' -}}
+      {%- elif part['type'] == 'python_output' -%}
+        {{- '<|output_start|>' + part['text'] + '<|output_end|>' -}}
+      {%- else -%}
+        {{- part['text'] -}}
+      {%- endif -%}
+    {%- endfor -%}
+  {%- endif -%}
+  {{- '<|' + turn['role'] + '_end|>' -}}
+{%- endfor -%}
+{%- if add_generation_prompt -%}{{- '<|assistant_start|>' -}}{%- endif -%}
+"""
+
+
+def is_native(config: GPTConfig) -> bool:
+    return config.head_plan().total == 0 and config.rotary_precision == "float32"
+
+
+def write_hf(exported: Exported, folder: Path) -> None:
+    model, tokenizer = exported.loaded.language_model()
+    native = is_native(model.config)
+    tensors = model.state_dict()
+    if native:
+        tensors = {_native_name(name): tensor for name, tensor in tensors.items()}
+    else:
+        shutil.copyfile(Path(__file__).with_name(MODELING), folder / MODELING)
+    save_weights(exported, tensors, folder / WEIGHTS)
+    write_json(folder / "config.json", _config(model, tokenizer, exported.dtype, native))
+    is_chat = exported.recipe.objective == "chat"
+    ends = [tokenizer.special(name) for name in (END, BOS)]
+    write_json(
+        folder / "generation_config.json",
+        {"bos_token_id": tokenizer.bos, "eos_token_id": ends, "pad_token_id": tokenizer.special(PAD)},
+    )
+    _write_tokenizer(tokenizer, folder, model.config.context, END if is_chat else BOS)
+
+
+def _native_name(name: str) -> str:
+    if name in ("embed.weight", "head.weight"):
+        return "model.embed_tokens.weight" if name == "embed.weight" else "lm_head.weight"
+    _, layer, part = name.removesuffix(".weight").split(".", 2)
+    return f"model.layers.{layer}.{_NATIVE_NAMES[part]}.weight"
+
+
+def _config(model: GPT, tokenizer: Tokenizer, dtype: str, native: bool) -> dict[str, Any]:
+    config = model.config
+    if tokenizer.vocab_size != config.vocab:
+        raise UsageError(f"the tokenizer has {tokenizer.vocab_size:,} tokens and the model {config.vocab:,}")
+    shape: dict[str, Any] = {
+        "vocab_size": config.vocab,
+        "hidden_size": config.width,
+        "num_hidden_layers": config.layers,
+        "num_attention_heads": config.heads,
+        "num_key_value_heads": config.groups,
+        "max_position_embeddings": config.context,
+        "final_logit_softcapping": config.softcap,
+        "tie_word_embeddings": False,
+        "bos_token_id": tokenizer.bos,
+        "eos_token_id": [tokenizer.special(name) for name in (END, BOS)],
+        "pad_token_id": tokenizer.special(PAD),
+        "dtype": _DTYPES[dtype],
+    }
+    if native:
+        own = {
+            "architectures": ["NanoChatForCausalLM"],
+            "model_type": "nanochat",
+            "intermediate_size": 4 * config.width,
+            "hidden_act": "relu2",
+            "rms_norm_eps": torch.finfo(torch.float32).eps,
+            "rope_parameters": {"rope_type": "default", "rope_theta": config.rotary_base},
+        }
+    else:
+        module = MODELING.removesuffix(".py")
+        own = {
+            "architectures": ["LapForCausalLM"],
+            "model_type": "lap_gpt",
+            "auto_map": {"AutoConfig": f"{module}.LapConfig", "AutoModelForCausalLM": f"{module}.LapForCausalLM"},
+            "laplacian_heads": list(config.head_plan().per_layer),
+            "rotary_base": config.rotary_base,
+            "rotary_precision": config.rotary_precision,
+        }
+    return {**own, **shape}
+
+
+def _write_tokenizer(tokenizer: Tokenizer, folder: Path, context: int, eos: str) -> None:
+    """Our file with <|bos|> before every text, as every document has in training, and the chat template."""
+    tokenizer.save(folder / TOKENIZER)
+    content = json.loads((folder / TOKENIZER).read_text(encoding="utf-8"))
+    first = {"SpecialToken": {"id": BOS, "type_id": 0}}
+    content["post_processor"] = {
+        "type": "TemplateProcessing",
+        "single": [first, {"Sequence": {"id": "A", "type_id": 0}}],
+        "pair": [first, {"Sequence": {"id": "A", "type_id": 0}}, {"Sequence": {"id": "B", "type_id": 0}}],
+        "special_tokens": {BOS: {"id": BOS, "ids": [tokenizer.bos], "tokens": [BOS]}},
+    }
+    (folder / TOKENIZER).write_text(json.dumps(content, ensure_ascii=False), encoding="utf-8")
+    write_json(
+        folder / "tokenizer_config.json",
+        {
+            "tokenizer_class": "PreTrainedTokenizerFast",
+            "bos_token": BOS,
+            "eos_token": eos,
+            "pad_token": PAD,
+            "model_max_length": context,
+            "clean_up_tokenization_spaces": False,
+        },
+    )
+    (folder / "chat_template.jinja").write_text(CHAT_TEMPLATE, encoding="utf-8")

@@ -1,0 +1,220 @@
+"""Loads an exported folder in a process of its own, with the target library alone, and compares it with the run.
+
+Both sides compute in float32 with weights of the exported dtype, so that one tolerance serves all dtypes. Greedy texts
+may part where two logits are as near to each other as the tolerance; the gap is measured and named.
+"""
+
+import hashlib
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from lapcli.data.chat.conversation import conversation, render, render_prompt
+from lapcli.export.weights import DTYPES, Exported
+from lapcli.generation.engine import generate
+from lapcli.models.gpt import GPT
+from lapcli.runtime.errors import LapError
+
+TOLERANCE = 1e-4
+LIBRARIES = {"hf": ("transformers",), "timm": ("timm",), "onnx": ("onnxruntime",), "safetensors": ("safetensors",)}
+NEW_TOKENS = 16
+CONVERSATIONS: list[tuple[list[dict[str, Any]], bool]] = [
+    ([{"role": "user", "content": "What is 3 + 4?"}], True),
+    (
+        [
+            {"role": "system", "content": "Answer briefly."},
+            {"role": "user", "content": " Two  spaces and a line\nbreak "},
+            {"role": "assistant", "content": "Yes."},
+            {"role": "user", "content": "And now?"},
+        ],
+        True,
+    ),
+    (
+        [
+            {"role": "user", "content": "12 * 3?"},
+            {
+                "role": "assistant",
+                "content": [
+                    {"type": "text", "text": "It is "},
+                    {"type": "python", "text": "12*3"},
+                    {"type": "python_output", "text": "36"},
+                ],
+            },
+        ],
+        False,
+    ),
+]
+TEXTS = ["The following are questions.", "Zwölf  Boxkämpfer\r\n\t1234 it's"]
+
+
+@dataclass(frozen=True)
+class Check:
+    """One comparison: `difference` is the largest between two numbers, 0 or 1 where things are equal or not."""
+
+    name: str
+    difference: float
+    note: str = ""
+
+    @property
+    def holds(self) -> bool:
+        return self.difference <= TOLERANCE
+
+
+def missing_library(form: str) -> str | None:
+    return next((name for name in LIBRARIES[form] if find_spec(name) is None), None)
+
+
+def verify(form: str, exported: Exported, folder: Path) -> list[Check]:
+    return {"hf": _verify_hf, "timm": _verify_timm, "onnx": _verify_onnx, "safetensors": _verify_safetensors}[form](
+        exported, folder
+    )
+
+
+def _reload(
+    form: str, folder: Path, inputs: Mapping[str, Tensor], settings: Mapping[str, Any]
+) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """What the target library computes from the folder."""
+    with tempfile.TemporaryDirectory() as place:
+        asked, answered = Path(place) / "questions.safetensors", Path(place) / "answers.safetensors"
+        tensors = {name: value.clone(memory_format=torch.contiguous_format) for name, value in inputs.items()}
+        save_file(tensors, asked, {"settings": json.dumps(settings)})
+        script = Path(__file__).with_name("reload.py")
+        environment = {
+            **os.environ,
+            "HF_HUB_OFFLINE": "1",
+            "HF_MODULES_CACHE": str(Path(place) / "modules"),  # where transformers copies a folder's code
+            "TOKENIZERS_PARALLELISM": "false",
+        }
+        # -P: the script's folder is not searched for modules.
+        command = [sys.executable, "-P", str(script), form, str(folder), str(asked), str(answered)]
+        done = subprocess.run(command, env=environment, capture_output=True, text=True)
+        if done.returncode != 0 or not answered.is_file():
+            last = (done.stderr.strip().splitlines() or ["no message"])[-1]
+            raise LapError(f"{LIBRARIES[form][0]} cannot load the exported folder ({last[:300]})")
+        with safe_open(answered, framework="pt") as file:
+            facts = json.loads((file.metadata() or {})["facts"])
+        return {name: value.clone() for name, value in load_file(answered).items()}, facts
+
+
+@torch.inference_mode()
+def _verify_hf(exported: Exported, folder: Path) -> list[Check]:
+    model, tokenizer = exported.loaded.language_model()
+    context = model.config.context
+    longest = max(min(24, context - NEW_TOKENS), 4)
+    generator = torch.Generator().manual_seed(0)
+    tokens = torch.randint(model.config.vocab, (4, min(32, context)), generator=generator)
+    lengths = [longest, longest // 2, max(longest // 4, 1), longest - 1]
+    prompts = torch.randint(model.config.vocab - 9, (4, longest), generator=generator)  # no special tokens
+    settings = {"lengths": lengths, "new_tokens": NEW_TOKENS, "conversations": CONVERSATIONS, "texts": TEXTS}
+    outputs, facts = _reload("hf", folder, {"tokens": tokens, "prompts": prompts}, settings)
+    rows = [row[:length] for row, length in zip(prompts, lengths, strict=True)]
+    padded = max(_difference(outputs[f"padded_{n}"], model(row[None])[0]) for n, row in enumerate(rows))
+    checks = [
+        Check("logits", _difference(outputs["logits"], model(tokens)), facts["class"]),
+        Check("logits of a padded batch", padded),
+    ]
+    ends = {tokenizer.special(name) for name in ("<|assistant_end|>", "<|bos|>")}
+    for name, texts in facts["greedy"].items():
+        pairs = [(row.tolist(), text) for row, text in zip(rows, texts, strict=False)]
+        checks.append(max((_greedy(model, *pair, ends, name) for pair in pairs), key=lambda check: check.difference))
+    expected = [(render_prompt if asks else _render)(conversation(turns), tokenizer) for turns, asks in CONVERSATIONS]
+    plain = [[tokenizer.bos, *tokenizer.encode(text)] for text in TEXTS]
+    checks.append(Check("chat template", float(facts["template"] != expected), f"{len(expected)} conversations"))
+    checks.append(Check("tokenizer", float(facts["texts"] != plain), f"{len(plain)} texts"))
+    return checks
+
+
+def _render(turns: Any, tokenizer: Any) -> list[int]:
+    return render(turns, tokenizer).ids.tolist()
+
+
+def _greedy(model: GPT, prompt: list[int], tokens: list[int], ends: set[int], name: str) -> Check:
+    """Up to the first token that ends an answer."""
+    expected = generate(model, prompt, NEW_TOKENS)
+    stop = next((n + 1 for n, token in enumerate(expected) if token in ends), len(expected))
+    expected = expected[:stop]
+    if tokens == expected:
+        return Check(name, 0.0, f"{len(tokens)} tokens")
+    place = next((n for n, pair in enumerate(zip(tokens, expected, strict=False)) if pair[0] != pair[1]), None)
+    if place is None:
+        return Check(name, 1.0, f"{len(tokens)} tokens, {len(expected)} expected")
+    logits_V = model(torch.tensor([prompt + expected[:place]]))[0, -1]
+    gap = float(logits_V[expected[place]] - logits_V[tokens[place]])
+    return Check(name, gap, f"token {place} differs, its logits by {gap:.1e}")
+
+
+@torch.inference_mode()
+def _verify_timm(exported: Exported, folder: Path) -> list[Check]:
+    images = _images(exported)
+    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    needs_lapcli = str(config["architecture"]).startswith("lap_")
+    outputs, facts = _reload("timm", folder, {"images": images}, {"needs_lapcli": needs_lapcli})
+    expected = exported.module(images)
+    source = exported.loaded.images
+    assert source is not None
+    wanted = [list(source.mean), list(source.std), source.crop_ratio, source.interpolation]
+    given = [
+        list(facts["data"]["mean"]),
+        list(facts["data"]["std"]),
+        *(facts["data"][k] for k in ("crop_pct", "interpolation")),
+    ]
+    return [
+        Check("outputs of 4 images", _difference(outputs["outputs"], expected), facts["class"]),
+        Check("outputs of 3 images", _difference(outputs["fewer"], expected[:3])),
+        Check("preprocessing", float(given != wanted), f"crop {source.crop_ratio:g}, {source.interpolation}"),
+    ]
+
+
+@torch.inference_mode()
+def _verify_onnx(exported: Exported, folder: Path) -> list[Check]:
+    if isinstance(exported.module, GPT):
+        config = exported.module.config
+        tokens = torch.randint(config.vocab, (4, min(24, config.context)), generator=torch.Generator().manual_seed(0))
+        inputs = {"4 texts": tokens, "3 texts, half as long": tokens[:3, : tokens.shape[1] // 2]}
+    else:
+        images = _images(exported)
+        inputs = {"4 images": images, "3 images": images[:3]}
+    outputs, _ = _reload("onnx", folder, inputs, {})
+    return [
+        Check(f"outputs of {name}", _difference(outputs[name], exported.module(given)))
+        for name, given in inputs.items()
+    ]
+
+
+def _verify_safetensors(exported: Exported, folder: Path) -> list[Check]:
+    _, facts = _reload("safetensors", folder, {}, {})
+    dtype = DTYPES[exported.dtype]
+    expected = {
+        name: hashlib.sha256(value.detach().to(dtype).contiguous().view(torch.uint8).numpy().tobytes()).hexdigest()
+        for name, value in exported.module.state_dict().items()
+    }
+    plan = list(exported.plan.per_layer)
+    return [
+        Check("tensors", float(facts["sha256"] != expected), f"{len(expected)} tensors"),
+        Check("head plan", float(facts["laplacian_heads"] != plan), str(plan)),
+    ]
+
+
+def _images(exported: Exported) -> Tensor:
+    size = exported.loaded.image_size
+    assert size is not None
+    return torch.randn(4, 3, size, size, generator=torch.Generator().manual_seed(0))
+
+
+def _difference(a: Tensor, b: Tensor) -> float:
+    """The largest; a NaN on one side counts as infinitely far."""
+    if a.shape != b.shape:
+        return float("inf")
+    return float((a.float() - b.float()).abs().nan_to_num(nan=float("inf")).max())

@@ -1,0 +1,88 @@
+"""The weights of an exported folder: cast, checked and saved; and the format `safetensors`, which has nothing more."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+from torch import Tensor, nn
+
+from lapcli.heads.plan import HeadPlan
+from lapcli.kinds.kind import LoadedModel
+from lapcli.recipe import recipe_to_dict
+from lapcli.runs import TOKENIZER
+from lapcli.runtime.errors import UsageError
+
+WEIGHTS = "model.safetensors"
+DTYPES = {"float32": torch.float32, "bf16": torch.bfloat16, "float16": torch.float16}
+
+
+@dataclass(frozen=True)
+class Exported:
+    """A run's model on its way out: its weights have been rounded to `dtype`, and it computes in float32."""
+
+    loaded: LoadedModel
+    plan: HeadPlan
+    dtype: str
+
+    @property
+    def module(self) -> nn.Module:
+        return self.loaded.module
+
+    @property
+    def recipe(self) -> Any:
+        assert self.loaded.run is not None
+        return self.loaded.run.recipe
+
+    def metadata(self) -> dict[str, str]:
+        """What the weights themselves say: a loader of ours refuses another head plan."""
+        return {"laplacian_heads": str(self.plan), "source_sha256": str(self.loaded.weights_sha256)}
+
+
+def round_weights(model: nn.Module, dtype: str) -> None:
+    """Rounds every weight to `dtype` and keeps it as float32; UsageError where a value does not fit."""
+    with torch.no_grad():
+        for name, weight in model.named_parameters():
+            rounded = weight.to(DTYPES[dtype])
+            if not torch.isfinite(rounded).all():
+                largest = float(weight.abs().max())
+                raise UsageError(
+                    f"{name} has values up to {largest:.3g}, which {dtype} cannot hold; use --dtype bf16 or float32"
+                )
+            weight.data = rounded.float()
+
+
+def save_weights(exported: Exported, tensors: Mapping[str, Tensor], path: Path) -> None:
+    plain = {
+        name: tensor.detach().to(DTYPES[exported.dtype]).cpu().contiguous().clone() for name, tensor in tensors.items()
+    }
+    save_file(plain, path, metadata={"format": "pt", **exported.metadata()})
+
+
+def write_json(path: Path, content: Mapping[str, Any]) -> None:
+    path.write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+
+
+def write_safetensors(exported: Exported, folder: Path) -> None:
+    """Weights under our own names, the recipe's model section with the head plan, and the tokenizer of a GPT."""
+    save_weights(exported, exported.module.state_dict(), folder / WEIGHTS)
+    values = recipe_to_dict(exported.recipe)
+    config: dict[str, Any] = {
+        "objective": exported.recipe.objective,
+        "model": values["model"],
+        "laplacian_heads": list(exported.plan.per_layer),
+        "heads": exported.plan.heads,
+        "dtype": exported.dtype,
+    }
+    if exported.loaded.tokenizer is not None:
+        config["vocab"] = exported.loaded.tokenizer.vocab_size
+        exported.loaded.tokenizer.save(folder / TOKENIZER)
+    if exported.loaded.images is not None:
+        config["images"] = {
+            "size": exported.loaded.image_size,
+            **{name: getattr(exported.loaded.images, name) for name in ("mean", "std", "interpolation", "crop_ratio")},
+        }
+    write_json(folder / "config.json", config)

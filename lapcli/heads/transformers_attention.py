@@ -1,0 +1,232 @@
+"""Laplacian heads in models of transformers: `laplacianize(model, laplacian_heads)`, which also takes timm's.
+
+The attention modules of a built model change their class and nothing else: parameters and their names stay. A layer
+without Laplacian heads keeps its own class. A Laplacian head subtracts from the values of the *current* tokens, which
+are taken before the cache is updated: of a static cache the last rows are not the current tokens. The subtraction is
+outside the attention function, so that sdpa, eager, flash and flex attention all work.
+
+The weights of such a model fit a plain one, wrongly. So `save_pretrained` names them `model.laplacian.safetensors`
+(the variant `laplacian`): a plain `from_pretrained` fails, and `load_laplacian` restores the plan of the config.
+
+Shapes: B batch, T tokens, C width, H heads, G key and value heads, S tokens in the cache, D head size.
+"""
+
+import inspect
+from functools import cache
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import torch
+from torch import Tensor, nn
+
+from lapcli.heads import timm_attention
+from lapcli.heads.plan import HeadSpec, head_plan
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+Model = TypeVar("Model", bound=nn.Module)
+VARIANT = "laplacian"
+
+
+def laplacianize(model: Model, laplacian_heads: HeadSpec) -> Model:
+    """Turns the last heads of each layer into Laplacian heads, in place, and returns the model.
+
+    `laplacian_heads` is a number, a list with one number a layer, `"linear(0, 12)"` or
+    `{"layers": "6-11", "heads": 12}`; 0 gives back the plain model. Of transformers the llama, qwen3, gpt2, nanochat
+    and vit families are known, of timm plain, RoPE and EVA attention; anything else is refused with the attention
+    classes that were seen, and nothing is changed.
+
+    Weights and their names stay as they are, but a Laplacian head computes something else from them: a pretrained
+    model needs fine-tuning afterwards.
+    """
+    if not _is_of_transformers(model):
+        return timm_attention.laplacianize(model, laplacian_heads)
+    layers = _attention_layers(model)
+    config: Any = model.config
+    plan = head_plan(laplacian_heads, len(layers), config.num_attention_heads)
+    for module, k in zip(layers, plan.per_layer, strict=True):
+        plain = _plain(type(module))
+        module.__class__ = _laplacian(plain) if k else plain
+        module.laplacian_heads = k
+    plain_model = _plain(type(model))
+    model.__class__ = _saved_with_plan(plain_model) if plan.total else plain_model
+    config.laplacian_heads = list(plan.per_layer)
+    return model
+
+
+def load_laplacian(kind: type, folder: "str | Path", **options: Any) -> Any:
+    """Loads what a laplacianized model saved; `kind` is its class, or one of transformers' Auto classes."""
+    model = kind.from_pretrained(folder, variant=VARIANT, **options)  # type: ignore[attr-defined]
+    plan = getattr(model.config, "laplacian_heads", None)
+    if plan is None:
+        raise ValueError(
+            f"{folder} has no laplacian_heads in its config.json; it was not saved by a laplacianized model"
+        )
+    return laplacianize(model, plan)
+
+
+def _is_of_transformers(model: nn.Module) -> bool:
+    return any(each.__module__.startswith("transformers.") for each in type(model).__mro__)
+
+
+def _attention_layers(model: nn.Module) -> list[Any]:
+    seen = [m for m in model.modules() if type(m).__name__.endswith("Attention")]
+    unknown = sorted({_name(type(m)) for m in seen if _name(_plain(type(m))) not in _FAMILIES or _is_special(m)})
+    if unknown or not seen:
+        problem = "attention that cannot be turned" if seen else "no attention"
+        known = ", ".join(_FAMILIES)
+        raise ValueError(f"{type(model).__name__} has {problem}; saw {', '.join(unknown) or 'none'}, expected {known}")
+    return seen
+
+
+def _is_special(module: Any) -> bool:
+    """GPT-2 with cross attention, or with attention in float32 that goes past the attention functions."""
+    return getattr(module, "is_cross_attention", False) or getattr(module, "reorder_and_upcast_attn", False)
+
+
+def _name(kind: type) -> str:
+    return f"{kind.__module__}.{kind.__qualname__}"
+
+
+def _plain(kind: type) -> type:
+    """The class of transformers that a class of ours stands for."""
+    return kind.__bases__[1] if issubclass(kind, _OURS) else kind
+
+
+class _LaplacianHeads:
+    """Attention of transformers, with the values of the current tokens in sight."""
+
+    laplacian_heads: int
+    config: Any
+    layer_idx: int
+    scaling: float
+
+    def forward(
+        self: Any,
+        hidden_states: Tensor,
+        position_embeddings: tuple[Tensor, Tensor] | None = None,
+        attention_mask: Tensor | None = None,
+        past_key_values: Any = None,
+        **options: Any,
+    ) -> tuple[Tensor, Tensor | None]:
+        from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+        q_BHTD, k_BGSD, v_BGSD = self._queries_keys_values(hidden_states, position_embeddings)
+        current_v_BGTD = v_BGSD
+        if past_key_values is not None:
+            k_BGSD, v_BGSD = past_key_values.update(k_BGSD, v_BGSD, self.layer_idx)
+        own: Any = inspect.getmodule(_plain(type(self)))
+        attention = ALL_ATTENTION_FUNCTIONS.get_interface(self.config._attn_implementation, own.eager_attention_forward)
+        if hasattr(self, "sliding_window"):
+            options["sliding_window"] = self.sliding_window
+        rate = self._dropout() if self.training else 0.0
+        y_BTHD, weights = attention(
+            self, q_BHTD, k_BGSD, v_BGSD, attention_mask, dropout=rate, scaling=self.scaling, **options
+        )
+        first = y_BTHD.shape[2] - self.laplacian_heads
+        own_BTHD = current_v_BGTD.transpose(1, 2)
+        own_BTHD = own_BTHD.repeat_interleave(y_BTHD.shape[2] // own_BTHD.shape[2], dim=2)
+        y_BTHD = torch.cat([y_BTHD[:, :, :first], own_BTHD[:, :, first:] - y_BTHD[:, :, first:]], dim=2)
+        return self._project(y_BTHD.flatten(2)), weights
+
+    def _queries_keys_values(
+        self: Any, x_BTC: Tensor, rotary: tuple[Tensor, Tensor] | None
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """What enters the softmax, as the family normalises and rotates it."""
+        raise NotImplementedError
+
+    def _by_head(self: Any, x_BTC: Tensor) -> Tensor:
+        return x_BTC.unflatten(2, (-1, self.head_dim)).transpose(1, 2)
+
+    def _rotated(self: Any, q: Tensor, k: Tensor, rotary: tuple[Tensor, Tensor] | None) -> tuple[Tensor, Tensor]:
+        """As the family turns them: nanochat by the opposite angle."""
+        assert rotary is not None
+        own: Any = inspect.getmodule(_plain(type(self)))
+        return own.apply_rotary_pos_emb(q, k, *rotary)
+
+    def _dropout(self: Any) -> float:
+        return float(self.attention_dropout)
+
+    def _project(self: Any, y_BTC: Tensor) -> Tensor:
+        return self.o_proj(y_BTC)
+
+
+class _Llama(_LaplacianHeads):
+    def _queries_keys_values(
+        self: Any, x_BTC: Tensor, rotary: tuple[Tensor, Tensor] | None
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        q, k, v = (self._by_head(p(x_BTC)) for p in (self.q_proj, self.k_proj, self.v_proj))
+        return *self._rotated(q, k, rotary), v
+
+
+class _Qwen3(_LaplacianHeads):
+    def _queries_keys_values(
+        self: Any, x_BTC: Tensor, rotary: tuple[Tensor, Tensor] | None
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        q, k, v = (self._by_head(p(x_BTC)) for p in (self.q_proj, self.k_proj, self.v_proj))
+        return *self._rotated(self.q_norm(q), self.k_norm(k), rotary), v
+
+
+class _NanoChat(_LaplacianHeads):
+    def _queries_keys_values(
+        self: Any, x_BTC: Tensor, rotary: tuple[Tensor, Tensor] | None
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        q, k, v = (self._by_head(p(x_BTC)) for p in (self.q_proj, self.k_proj, self.v_proj))
+        q, k = self._rotated(q, k, rotary)
+        return self.q_norm(q), self.k_norm(k), v
+
+
+class _GPT2(_LaplacianHeads):
+    def _queries_keys_values(
+        self: Any, x_BTC: Tensor, rotary: tuple[Tensor, Tensor] | None
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        q, k, v = (self._by_head(part) for part in self.c_attn(x_BTC).chunk(3, dim=2))
+        return q, k, v
+
+    def _dropout(self: Any) -> float:
+        return float(self.attn_dropout.p)
+
+    def _project(self: Any, y_BTC: Tensor) -> Tensor:
+        return self.resid_dropout(self.c_proj(y_BTC))
+
+
+class _ViT(_LaplacianHeads):
+    """Has neither positions nor a cache in its attention."""
+
+    def forward(  # type: ignore[override]
+        self: Any, hidden_states: Tensor, attention_mask: Tensor | None = None, **options: Any
+    ) -> tuple[Tensor, Tensor | None]:
+        return super().forward(hidden_states, None, attention_mask, **options)
+
+    def _queries_keys_values(
+        self: Any, x_BTC: Tensor, rotary: tuple[Tensor, Tensor] | None
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        q, k, v = (self._by_head(p(x_BTC)) for p in (self.q_proj, self.k_proj, self.v_proj))
+        return q, k, v
+
+
+class _SavedWithPlan:
+    """A model whose `save_pretrained` writes weights that a plain `from_pretrained` does not find."""
+
+    def save_pretrained(self, save_directory: "str | Path", **options: Any) -> None:
+        super().save_pretrained(save_directory, **{**options, "variant": VARIANT})  # type: ignore[misc]
+
+
+_OURS = (_LaplacianHeads, _SavedWithPlan)
+_FAMILIES: dict[str, type] = {
+    "transformers.models.llama.modeling_llama.LlamaAttention": _Llama,
+    "transformers.models.qwen3.modeling_qwen3.Qwen3Attention": _Qwen3,
+    "transformers.models.nanochat.modeling_nanochat.NanoChatAttention": _NanoChat,
+    "transformers.models.gpt2.modeling_gpt2.GPT2Attention": _GPT2,
+    "transformers.models.vit.modeling_vit.ViTAttention": _ViT,
+}
+
+
+@cache
+def _laplacian(plain: type) -> type:
+    return type(f"Laplacian{plain.__name__}", (_FAMILIES[_name(plain)], plain), {})
+
+
+@cache
+def _saved_with_plan(plain: type) -> type:
+    return type(plain.__name__, (_SavedWithPlan, plain), {})

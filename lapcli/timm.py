@@ -1,0 +1,33 @@
+"""`import lapcli.timm` registers with timm the architectures of exported folders, so that timm loads them.
+
+    import lapcli.timm, timm
+    model = timm.create_model("local-dir:my_folder", pretrained=True)
+
+Without the import timm says that the architecture is unknown. Under the name of a stock ViT it would load the weights
+without a word and compute plain attention.
+"""
+
+from typing import Any
+
+from timm.models import register_model
+from timm.models.eva import vit_small_patch16_dinov3
+from timm.models.vision_transformer import vit_base_patch16_224
+from torch import nn
+
+from lapcli.heads.plan import HeadSpec
+from lapcli.heads.timm_attention import laplacianize
+from lapcli.models.dino_vit import TIMM_OPTIONS
+
+__all__: list[str] = []
+
+
+@register_model
+def lap_vit(pretrained: bool = False, *, laplacian_heads: HeadSpec, **options: Any) -> nn.Module:
+    """A ViT of a classification run: timm's own, without a position for the class token, some heads Laplacian."""
+    return laplacianize(vit_base_patch16_224(pretrained, **{"no_embed_class": True, **options}), laplacian_heads)
+
+
+@register_model
+def lap_dino_vit(pretrained: bool = False, *, laplacian_heads: HeadSpec, **options: Any) -> nn.Module:
+    """The backbone of a self-supervised run: timm's `vit_small_patch16_dinov3` with the settings of our own."""
+    return laplacianize(vit_small_patch16_dinov3(pretrained, **{**TIMM_OPTIONS, **options}), laplacian_heads)

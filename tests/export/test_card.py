@@ -1,0 +1,63 @@
+"""The model card: what hubs read from it, and what a person must not overlook."""
+
+from export_support import dino_run, gpt_run, vit_run
+from huggingface_hub import ModelCard
+
+from lapcli.export.export import export_run
+from lapcli.kinds.opening import find_checkpoint
+from lapcli.runtime.files import write_checked_json
+
+
+def card_of(run, to):
+    folder = export_run(run, to, verified=False).folder
+    return ModelCard.load(folder / "README.md")
+
+
+def evaluated(run, weights_sha256, value):
+    score = {"task": "top1", "value": value, "count": 360, "interval": [0.5, 0.7], "details": {}}
+    content = {"weights_sha256": weights_sha256, "data_sha256": "d" * 64, "limit": 360, "tasks": {"top1": score}}
+    (run.path / "eval").mkdir(exist_ok=True)
+    write_checked_json(run.path / "eval" / f"step-000001_top1_{value}.json", content)
+
+
+def test_scores_of_these_weights_are_the_model_index(tmp_path):
+    run = vit_run(tmp_path)
+    evaluated(run, find_checkpoint(run, "last").weights_sha256, 0.625)
+    evaluated(run, "0" * 64, 0.4321)  # of another checkpoint
+    card = card_of(run, "timm")
+    assert card.data.model_name == "vit"
+    assert (card.data.library_name, card.data.pipeline_tag) == ("timm", "image-classification")
+    (result,) = card.data.eval_results
+    assert (result.dataset_type, result.metric_value) == ("top1", 0.625)
+    assert result.metric_args == {"n": 360, "interval_95": [0.5, 0.7]}
+    assert result.dataset_args["limit"] == 360
+    assert "| top1 | top1 | 0.625 | 0.5 to 0.7 | 360 | -, the first 360 examples alone |" in card.text
+    assert "0.4321" not in card.text
+
+
+def test_a_plain_load_is_called_wrong_before_anything_else(tmp_path):
+    text = card_of(gpt_run(tmp_path), "hf").text
+    assert text.index("A plain load is wrong") < text.index("## Load it")
+    assert "trust_remote_code=True" in text
+    assert "Not verified" in text
+    plain = card_of(gpt_run(tmp_path, name="plain", laplacian_heads=0, chat=False), "hf").text
+    assert "A plain load is wrong" not in plain
+    assert "trust_remote_code" not in plain
+
+
+def test_what_the_run_was_trained_with(tmp_path):
+    run = gpt_run(tmp_path, chat=False)
+    run.update(data="text.txt: 3 documents", data_sha256="e" * 64, device="1 x cpu")
+    run.metrics.write_text('{"step": 1, "seconds_first_step": 1800.0}\n{"step": 2, "seconds": 1800.0}\n')
+    card = card_of(run, "safetensors")
+    for part in ("e" * 64, find_checkpoint(run, "last").weights_sha256, "1 x cpu", "1.00 hours", "torch"):
+        assert part in card.text
+    assert "- `model.width`: `32` (paper: `1280`)" in card.text
+    assert str(tmp_path) not in card.text  # where somebody keeps data is nobody's business
+
+
+def test_every_kind_has_one(tmp_path):
+    assert card_of(dino_run(tmp_path), "timm").data.pipeline_tag == "image-feature-extraction"
+    chat = card_of(gpt_run(tmp_path), "hf")
+    assert chat.data.tags == ["laplacian-heads", "custom_code"]
+    assert "Compared with `chat561m`" in chat.text

@@ -1,0 +1,123 @@
+"""`lap export`: whole folders or none, what they say about themselves, verification in a process of its own."""
+
+import json
+
+import pytest
+import torch
+from export_support import dino_run, gpt_run, vit_run
+from safetensors import safe_open
+from safetensors.torch import load_file
+from support import run_main
+
+from lapcli.export import export as exporting
+from lapcli.export.export import Format, export_run
+from lapcli.export.weights import WEIGHTS
+from lapcli.runtime.errors import DataError, UsageError
+from lapcli.runtime.files import read_checked_json
+
+
+def test_verified_by_the_command(tmp_path, capsys):
+    """One process for each format; transformers with every cache and a padded batch."""
+    pytest.importorskip("transformers", reason="the dev extra has it")
+    gpt_run(tmp_path, laplacian_heads=[0, 3])
+    code, out, err = run_main(capsys, "export", "--run", "gpt", "--to", "hf", "--runs-dir", str(tmp_path), "--json")
+    assert code == 0, err
+    record = json.loads(out)
+    assert record["verified"] is True
+    assert {"logits", "logits of a padded batch", "greedy, static cache", "chat template"} <= set(record["differences"])
+    assert max(record["differences"].values()) < 1e-4
+    assert record["laplacian_heads"] == [0, 3]
+    vit_run(tmp_path)
+    code, out, err = run_main(capsys, "export", "--run", "vit", "--to", "timm", "--runs-dir", str(tmp_path))
+    assert code == 0, err
+    assert "outputs of 3 images" in out
+    assert "DIFFERS" not in out
+
+
+def test_safetensors_are_the_runs_tensors(tmp_path):
+    run = gpt_run(tmp_path, laplacian_heads=[0, 2])
+    written = export_run(run, "safetensors")
+    assert written.record["verified"] is True
+    source = load_file(run.checkpoints / "step-000001" / "model.safetensors")
+    tensors = load_file(written.folder / WEIGHTS)
+    assert tensors.keys() == source.keys()
+    assert all(torch.equal(tensors[name], source[name]) for name in source)
+    with safe_open(written.folder / WEIGHTS, framework="pt") as file:
+        assert file.metadata()["laplacian_heads"] == "[0, 2]"
+    config = json.loads((written.folder / "config.json").read_text())
+    assert (config["laplacian_heads"], config["heads"]) == ([0, 2], 4)
+    assert (written.folder / "tokenizer.json").exists()
+
+
+@pytest.mark.parametrize("make", [gpt_run, dino_run])
+def test_onnx_with_another_batch_and_length(make, tmp_path):
+    pytest.importorskip("onnxruntime", reason="the dev extra has it")
+    written = export_run(make(tmp_path), "onnx")
+    assert written.record["verified"] is True
+    assert len(written.checks) == 2
+    assert all(0 <= check.difference < 1e-5 for check in written.checks)
+
+
+def test_a_folder_that_differs_is_marked_and_exits_with_1(tmp_path, capsys, monkeypatch):
+    broken = Format("safetensors", "export_support", "write_wrong", exporting.FORMATS["safetensors"].takes)
+    monkeypatch.setitem(exporting.FORMATS, "safetensors", broken)
+    run = gpt_run(tmp_path)
+    code, out, err = run_main(capsys, "export", "--run", "gpt", "--to", "safetensors", "--runs-dir", str(tmp_path))
+    assert code == 1
+    assert "DIFFERS" in out
+    assert "does not compute what the run does: tensors" in err
+    record = read_checked_json(run.path / "export" / "safetensors" / "lap.json", "export it again")
+    assert record["verified"] is False
+
+
+def test_bf16_halves_the_weights_and_float16_may_not_hold_them(tmp_path, capsys):
+    run = gpt_run(tmp_path)
+    small = export_run(run, "safetensors", out=tmp_path / "small", dtype="bf16", verified=False)
+    whole = export_run(run, "safetensors", verified=False)
+    assert {tensor.dtype for tensor in load_file(small.folder / WEIGHTS).values()} == {torch.bfloat16}
+    sizes = [(each.folder / WEIGHTS).stat().st_size for each in (small, whole)]
+    assert sizes[0] < 0.6 * sizes[1]
+
+    tensors = load_file(run.checkpoints / "step-000001" / "model.safetensors")
+    tensors["head.weight"][0, 0] = 70_000.0
+    from lapcli.training import checkpoint
+
+    checkpoint.save(run.checkpoints, 2, tensors, {"x": torch.zeros(1)}, {"laplacian_heads": "1"}, {}, keep=2)
+    options = ["--checkpoint", "2", "--dtype", "float16", "--out", str(tmp_path / "half"), "--runs-dir", str(tmp_path)]
+    code, _, err = run_main(capsys, "export", "--run", "gpt", "--to", "safetensors", *options)
+    assert code == 2
+    assert "head.weight has values up to 7e+04, which float16 cannot hold" in err
+    assert not list(tmp_path.glob("*half*"))
+
+
+def test_what_cannot_be_exported_is_refused_and_leaves_nothing(tmp_path, capsys):
+    gpt, vit = gpt_run(tmp_path), vit_run(tmp_path)
+    (tmp_path / "taken").mkdir()
+    cases = {
+        "--run vit --to hf": "which hf does not take; use timm or safetensors or onnx",
+        "--run gpt --to timm": "which timm does not take; use hf or safetensors or onnx",
+        "--run gpt --to gguf": "--to takes hf, timm, safetensors, onnx; got 'gguf'",
+        "--run gpt --to onnx --dtype bf16": "--dtype takes float32 for onnx; got 'bf16'",
+        f"--run gpt --to hf --out {tmp_path}/taken": "is there already; remove it, or name another folder with --out",
+        f"--run gpt --to hf --out {tmp_path}/no/where": "there is no folder",
+        "--run gpt --to hf --checkpoint 7": "one of the kept steps 1",
+        "--run nothing --to hf": "there is no run nothing",
+    }
+    for line, message in cases.items():
+        code, out, err = run_main(capsys, "export", *line.split(), "--runs-dir", str(tmp_path))
+        assert (code, out) == (2, ""), line
+        assert message in err, err
+    assert not (gpt.path / "export").exists()
+    assert not (vit.path / "export").exists()
+
+
+def test_a_damaged_run_is_named(tmp_path):
+    run = gpt_run(tmp_path)
+    path = run.checkpoints / "step-000001" / "model.safetensors"
+    path.write_bytes(path.read_bytes()[:-100])
+    with pytest.raises(DataError, match="damaged checkpoint"):
+        export_run(run, "safetensors", verified=False)
+    (run.path / "tokenizer.json").write_text("{}")
+    with pytest.raises(UsageError):
+        export_run(run, "hf", verified=False)
+    assert not (run.path / "export").exists()

@@ -1,0 +1,84 @@
+"""Finished runs with random weights, as training leaves them, to be exported."""
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from dino_support import dino_recipe
+from harness_support import tiny_tokenizer
+from image_support import image_recipe
+from support import tiny_recipe, write_text
+
+from lapcli.export.weights import WEIGHTS, Exported, save_weights, write_safetensors
+from lapcli.runs import Run, open_run, read_run
+from lapcli.training import checkpoint
+
+
+def gpt_run(runs: Path, *, chat: bool = True, name: str = "gpt", context: int = 128, **model: Any) -> Run:
+    """Two layers, four heads that share two keys and values, one of them Laplacian unless told otherwise."""
+    from lapcli.models.gpt import GPT, GPTConfig
+    from lapcli.recipe import recipe_from_dict
+    from lapcli.recipe.chat import stage_recipe
+
+    runs.mkdir(parents=True, exist_ok=True)
+    tokenizer = tiny_tokenizer()
+    shape = {"layers": 2, "width": 32, "heads": 4, "kv_heads": 2, "context": context, "laplacian_heads": 1, **model}
+    base = tiny_recipe(write_text(runs / "text.txt"), model=shape, tokenizer={"vocab": tokenizer.vocab_size})
+    recipe: Any = base
+    if chat:
+        stage = {
+            "mixture": [{"name": "x", "format": "conversations", "source": "x.jsonl"}],
+            "loss": "assistant",
+            "batching": "padded",
+            "train": {"steps": 1, "batch": 1, "micro_batch": 1},
+        }
+        recipe = stage_recipe(
+            recipe_from_dict({"objective": "chat", "stages": {"sft": stage}}), "sft", base, "base", "0" * 64
+        )
+    module = GPT(GPTConfig(vocab=tokenizer.vocab_size, **shape))
+    _draw(module, 0.2)
+    run = _finished(runs, name, recipe, module, {"tokenizer_sha256": tokenizer.sha256})
+    tokenizer.save(run.path / "tokenizer.json")
+    return run
+
+
+def vit_run(runs: Path, *, name: str = "vit", data: dict[str, Any] | None = None, **model: Any) -> Run:
+    from lapcli.models.vit import build_vit
+
+    recipe = image_recipe(model=model, data=data or {})
+    module = build_vit(recipe.model, 0)
+    _draw(module, 0.1)
+    return _finished(runs, name, recipe, module, {"classes": [f"digit {n}" for n in range(10)]})
+
+
+def dino_run(runs: Path, *, name: str = "dino", **model: Any) -> Run:
+    from lapcli.models.student_teacher import StudentTeacher
+
+    recipe = dino_recipe(model=model)
+    module = StudentTeacher(recipe.model, 0)
+    _draw(module, 0.1)
+    return _finished(runs, name, recipe, module, {})
+
+
+def _draw(module: torch.nn.Module, deviation: float) -> None:
+    generator = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for name, p in module.named_parameters():
+            scale = 1.0 if name == "embed.weight" else deviation
+            p.copy_(torch.randn(p.shape, generator=generator) * scale + (1.0 if "norm" in name else 0.0))
+
+
+def _finished(runs: Path, name: str, recipe: Any, module: torch.nn.Module, info: dict[str, Any]) -> Run:
+    runs.mkdir(parents=True, exist_ok=True)
+    run = open_run(runs, name, recipe)
+    metadata = {"laplacian_heads": str(recipe.model.head_plan())}
+    saved = checkpoint.save(run.checkpoints, 1, module.state_dict(), {"x": torch.zeros(1)}, metadata, {}, keep=1)
+    run.update(status="finished", step=1, weights_sha256=saved.weights_sha256, **info)
+    return read_run(run.path)
+
+
+def write_wrong(exported: Exported, folder: Path) -> None:
+    """As a writer with a mistake would: the head plan is right, one weight is not."""
+    write_safetensors(exported, folder)
+    tensors = exported.module.state_dict()
+    save_weights(exported, {**tensors, "head.weight": tensors["head.weight"] + 0.1}, folder / WEIGHTS)
