@@ -1,0 +1,107 @@
+"""How two runs differ, and which of several is the best by a measure."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any
+
+from lapcli.catalogue.listing import lower_is_better
+from lapcli.recipe import differing_keys
+from lapcli.report.collect import RunResult, collect
+from lapcli.runs import Run, trained_values
+from lapcli.runtime.errors import UsageError
+
+Row = tuple[str, Any, Any]  # what, of the first run, of the second
+#: Of `run.json`: what went in, and what it was trained with.
+_DATA = ("data", "data_sha256", "held_out_sha256", "tokenizer_sha256")
+_MACHINE = ("device", "world_size", "threads")
+
+
+@dataclass(frozen=True)
+class Difference:
+    recipe: list[Row]
+    data: list[Row]
+    versions: list[Row]
+    scores: list[Row]  # all of them, equal ones too
+
+    def sections(self) -> dict[str, list[Row]]:
+        return {"recipe": self.recipe, "data": self.data, "versions": self.versions, "scores": self.scores}
+
+
+def difference(a: Run, b: Run) -> Difference:
+    """Keys of the recipe, data, and versions that differ; scores of the last weights side by side."""
+    recipe = differing_keys(trained_values(a), trained_values(b))
+    data = [(key, a.info.get(key), b.info.get(key)) for key in _DATA]
+    versions = differing_keys(a.info.get("versions", {}), b.info.get("versions", {}))
+    versions += [(key, a.info.get(key), b.info.get(key)) for key in _MACHINE]
+    scores_a, scores_b = _scores(a), _scores(b)
+    names = list(dict.fromkeys((*scores_a, *scores_b)))
+    return Difference(
+        recipe,
+        [row for row in data if row[1] != row[2]],
+        [row for row in versions if row[1] != row[2]],
+        [("step", a.info.get("step"), b.info.get("step"))]
+        + [(name, scores_a.get(name), scores_b.get(name)) for name in names],
+    )
+
+
+def _scores(run: Run) -> dict[str, float]:
+    """Every number of a finished run; of another the last validation."""
+    result = collect([str(run.path)], run.path.parent).runs[0]
+    if result.is_finished:
+        return {name: number.value for name, number in result.numbers.items()}
+    last: dict[str, Any] = next((line for line in reversed(result.curve) if any(map(_is_validation, line))), {})
+    return {name: value for name, value in last.items() if _is_validation(name)}
+
+
+def _is_validation(name: str) -> bool:
+    return name.startswith("validation_")
+
+
+@dataclass(frozen=True)
+class Ranked:
+    run: str
+    path: Path
+    kind: str
+    value: float
+
+
+@dataclass(frozen=True)
+class Ranking:
+    metric: str
+    lower_is_better: bool
+    runs: list[Ranked]  # the best first
+    without: list[str] = field(default_factory=list)  # runs that were not measured so
+
+
+def rank(runs_dir: Path, names: Sequence[str], metric: str, lowest: bool | None = None) -> Ranking:
+    """Finished runs by a number of their last weights; `lowest`: whether less is better, by default by its name."""
+    collection = collect(names, runs_dir)
+    finished = [run for run in collection.runs if run.is_finished and not run.is_search]
+    known = sorted({name for run in finished for name in run.numbers})
+    metric = _known_metric(metric, known, runs_dir)
+    is_lower = lower_is_better(metric) if lowest is None else lowest
+    measured = [run for run in finished if metric in run.numbers]
+
+    def place(run: RunResult) -> tuple[float, str]:
+        value = run.numbers[metric].value
+        return (value if is_lower else -value), run.name
+
+    return Ranking(
+        metric,
+        is_lower,
+        [Ranked(run.name, run.path, run.objective, run.numbers[metric].value) for run in sorted(measured, key=place)],
+        [run.name for run in collection.runs if run not in measured],
+    )
+
+
+def _known_metric(metric: str, known: Sequence[str], runs_dir: Path) -> str:
+    for name in (metric, f"validation_{metric}"):
+        if name in known:
+            return name
+    if not known:
+        raise UsageError(f"no finished run in {runs_dir} has a score yet; train one, or see lap eval")
+    near = get_close_matches(metric, known, 1, cutoff=0.4)
+    hint = f"did you mean {near[0]}? Known" if near else "known"
+    raise UsageError(f"no finished run in {runs_dir} has the measure {metric[:60]!r}; {hint}: {', '.join(known)}")

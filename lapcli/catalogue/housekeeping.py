@@ -1,0 +1,167 @@
+"""Renaming and removing runs, and removing checkpoints that nothing needs any more.
+
+Each holds the lock of the run while it works, so that a run that is being trained is left alone. A folder is removed
+by way of a hidden name: a kill in between leaves nothing that looks like a run or a checkpoint.
+"""
+
+import json
+import os
+import shutil
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from lapcli.catalogue.listing import best_validation, is_of_a_sweep, size_of, started_from
+from lapcli.runs import CHECKPOINTS, INFO, LOCK, Run, check_name, read_info, read_run, read_summary, runs_in, status_of
+from lapcli.runtime.errors import LapError, UsageError
+from lapcli.runtime.files import Lock, flush_to_disk, lock_file, write_checked_json
+
+
+@dataclass(frozen=True)
+class Pruning:
+    """What of one run's checkpoints goes, and why the others stay."""
+
+    run: str
+    path: Path
+    removed: list[int]  # steps
+    kept: dict[int, str]  # step to reason
+    bytes: int  # of those removed
+
+
+def rename_run(run: Run, name: str) -> Path:
+    """Gives a run another name in its folder. Its age stays: a renamed run does not become the newest."""
+    check_name(name)
+    if names := list(followers(run.path)):
+        raise UsageError(
+            f"{run.name} keeps its name, by which {', '.join(names)} find the run that they started from; copy the "
+            "folder for another name"
+        )
+    new = run.path.with_name(name)
+    with _locked(run.path):
+        if os.path.lexists(new):
+            raise UsageError(f"{new} exists already; choose another name")
+        try:
+            write_checked_json(run.path / INFO, {**read_info(run.path), "name": name})
+            os.rename(run.path, new)
+            flush_to_disk(new.parent)
+        except OSError as error:
+            raise LapError(f"{run.path} cannot be renamed ({error.strerror}); check its permissions") from None
+    return new
+
+
+def remove_run(path: Path) -> int:
+    """Removes a run with all that it holds, a damaged one too; the bytes that this frees."""
+    with _locked(path):
+        freed = size_of(path)
+        _remove(path, path.with_name(f".{path.name}.removing"))
+    return freed
+
+
+def followers(path: Path) -> dict[str, str]:
+    """Runs in the same folder that started from this one: name, and sha256 of the weights that they began with."""
+    starts = {other.name: started_from(read_run(other)) for other in runs_in(path.parent) if other != path}
+    return {
+        name: start[1]
+        for name, start in starts.items()
+        if start is not None and (start[0] == path.name or Path(start[0]).resolve() == path.resolve())
+    }
+
+
+def refuse_trained(paths: Sequence[Path]) -> None:
+    """Raises for the first run that is being trained, before any of them is touched."""
+    for path in paths:
+        with _locked(path):
+            pass
+
+
+def plan_prunings(
+    paths: Sequence[Path], keep: int, *, with_sweeps: bool, are_named: bool
+) -> tuple[list[Pruning], list[str]]:
+    """What goes of each run, and why some are left out; of runs that a user named, that is an error."""
+    prunings: list[Pruning] = []
+    left_out: list[str] = []
+    for path in paths:
+        try:
+            refuse_trained([path])
+            if is_of_a_sweep(path) and not with_sweeps:
+                raise UsageError(f"{path} is of a sweep, whose runs are pruned only with --yes")
+            prunings.append(plan_pruning(read_run(path), keep))
+        except UsageError as error:
+            if are_named:
+                raise
+            left_out.append(str(error))
+    return prunings, left_out
+
+
+def plan_pruning(run: Run, keep: int) -> Pruning:
+    """Which checkpoints go: all but the newest `keep`, the best, and those that another run started from."""
+    from lapcli.training.checkpoint import find_damage, steps_in
+
+    steps = steps_in(run.checkpoints)
+    folders = {step: run.checkpoints / f"step-{step:06d}" for step in steps}
+    kept = dict.fromkeys(steps[-keep:], "among the newest")
+    if steps:
+        kept[steps[-1]] = "the newest"
+        if damage := find_damage(folders[steps[-1]]):  # the one before it may be all that is left of the run
+            raise UsageError(f"{run.path} is not pruned, because its newest checkpoint is damaged: {damage}")
+    ended_best = read_summary(run).get("best_step")
+    validated_best = best_validation(run, among=steps)
+    for step in (ended_best, validated_best.step if validated_best else None):
+        if step in folders:
+            kept.setdefault(step, "the best")
+    weights = {sha256: name for name, sha256 in followers(run.path).items()}
+    for step in steps if weights else []:
+        sha256 = _weights_sha256(folders[step])
+        if sha256 in weights:
+            kept.setdefault(step, f"{weights[sha256]} started from it")
+    removed = [step for step in steps if step not in kept]
+    freed = sum(size_of(folders[step]) for step in removed)
+    return Pruning(run.name, run.path, removed, dict(sorted(kept.items())), freed)
+
+
+def prune(pruning: Pruning) -> None:
+    """Removes what was planned."""
+    with _locked(pruning.path):
+        for step in pruning.removed:
+            folder = pruning.path / CHECKPOINTS / f"step-{step:06d}"
+            _remove(folder, folder.with_name(f".removing-{folder.name}"))  # the name that training clears away too
+
+
+def _weights_sha256(checkpoint: Path) -> str | None:
+    """As its state says; of a damaged checkpoint, which nobody can have started from, nothing."""
+    try:
+        return str(json.loads((checkpoint / "state.json").read_text(encoding="utf-8"))["files"]["model.safetensors"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+def _remove(folder: Path, doomed: Path) -> None:
+    try:
+        shutil.rmtree(doomed, ignore_errors=True)  # left by a removal that was killed
+        os.rename(folder, doomed)
+        shutil.rmtree(doomed)
+    except OSError as error:
+        raise LapError(f"{folder} cannot be removed ({error.strerror}); check its permissions") from None
+
+
+@contextmanager
+def _locked(path: Path) -> Iterator[None]:
+    """Holds the lock of a run; UsageError if it is being trained, here or on another machine."""
+    is_running = _says_running(path)  # asked first: afterwards the lock is taken, by us
+    try:
+        handle = (path / LOCK).open("a")
+    except OSError as error:
+        raise UsageError(f"{path} cannot be changed ({error.strerror}); check its permissions") from None
+    with handle:
+        if is_running or lock_file(handle) is Lock.TAKEN:
+            raise UsageError(f"{path} is being trained; wait until it ends, or interrupt it first")
+        yield
+
+
+def _says_running(path: Path) -> bool:
+    """By its `run.json`: the lock of another machine may not be visible here. A damaged run says nothing."""
+    try:
+        return status_of(path, read_info(path)) == "running"
+    except UsageError:
+        return False

@@ -1,0 +1,197 @@
+"""What a folder of runs holds, a line for each: kind, head plan, step, best score, age, size and status."""
+
+import fnmatch
+import json
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from lapcli.runs import INFO, METRICS, RECIPE, SUMMARY, SWEEP, Run, read_run, read_summary, runs_in, unknown_run
+from lapcli.runtime.errors import UsageError
+
+SWEEPS = ".sweeps"  # in a folder of runs: locks and logs of the sweeps that trained some of them
+_LOWER_IS_BETTER = ("loss", "bits_per_byte", "perplexity", "bpb")
+#: The number of a validation that stands for a run, in this order; of other kinds the first there is.
+_MAIN_SCORES = ("validation_top1", "validation_knn", "validation_bits_per_byte", "validation_loss")
+
+
+@dataclass(frozen=True)
+class Score:
+    """The best of a run's validations."""
+
+    metric: str
+    value: float
+    step: int
+
+    def __str__(self) -> str:
+        return f"{self.metric.removeprefix('validation_')} {self.value:.4f}"
+
+
+@dataclass(frozen=True)
+class Listed:
+    """A run in one line. Of a damaged one little is known, and `problem` says what is wrong."""
+
+    name: str
+    path: Path
+    status: str
+    bytes: int
+    kind: str | None = None
+    plan: str | None = None
+    step: int | None = None
+    steps: int | None = None
+    best: Score | None = None
+    seconds_since: float | None = None  # its run.json was written
+    problem: str | None = None
+
+    def to_dict(self) -> dict[str, Any]:
+        return {**asdict(self), "path": str(self.path)}
+
+
+def list_runs(runs_dir: Path, names: Sequence[str] = ()) -> list[Listed]:
+    """Those of the names or patterns, all if there is none; the one written last comes first."""
+    listed = [_listed(path) for path in matching_runs(runs_dir, names)]
+    return sorted(listed, key=lambda run: (run.seconds_since is None, run.seconds_since or 0.0, run.name))
+
+
+def matching_runs(runs_dir: Path, names: Sequence[str]) -> list[Path]:
+    """Folders of the runs that are named by name, folder or pattern; all runs if there is no name."""
+    if not names:
+        return runs_in(runs_dir)
+    chosen: dict[Path, None] = {}
+    for name in names:
+        direct = Path(name) if (Path(name) / INFO).is_file() else runs_dir / name
+        paths = [direct] if (direct / INFO).is_file() else []
+        paths = paths or [path for path in runs_in(runs_dir) if fnmatch.fnmatchcase(path.name, name)]
+        if not paths:
+            raise unknown_run(runs_dir, name)
+        chosen.update(dict.fromkeys(paths))
+    return list(chosen)
+
+
+def _listed(path: Path) -> Listed:
+    try:
+        run = read_run(path)
+        best = best_validation(run)
+    except UsageError as error:
+        return Listed(path.name, path, "damaged", size_of(path), problem=str(error))
+    return Listed(
+        name=run.name,
+        path=path,
+        status=run.status,
+        bytes=size_of(path),
+        kind=run.recipe.objective,
+        plan=plan_of(run),
+        step=last_step(run),
+        steps=run.info.get("steps"),
+        best=best,
+        seconds_since=_seconds_since(run.info.get("updated") or run.info.get("created")),
+    )
+
+
+def plan_of(run: Run) -> str | None:
+    """`laplacian_heads` as the recipe has it."""
+    plan = getattr(getattr(run.recipe, "model", None), "laplacian_heads", None)
+    return plan if plan is None or isinstance(plan, str) else json.dumps(plan)
+
+
+def last_step(run: Run) -> int:
+    """The step of the last checkpoint, or of the last line of a run that is being trained."""
+    step = int(run.info.get("step") or 0)
+    if run.status == "running" and run.metrics.is_file():
+        with run.metrics.open("rb") as file:
+            file.seek(max(0, run.metrics.stat().st_size - 8192))
+            steps = [line["step"] for text in file if (line := _parsed(text))]
+        step = max([step, *steps])
+    return step
+
+
+def validations(path: Path) -> list[dict[str, Any]]:
+    """The lines of `metrics.jsonl` with a validation; the others, which are most, are not parsed."""
+    if not path.is_file():
+        return []
+    with path.open("rb") as file:
+        return [line for text in file if b'"validation_' in text and (line := _parsed(text))]
+
+
+def _parsed(text: bytes) -> dict[str, Any] | None:
+    """A line of metrics; None for the torn first or last one of what was read."""
+    try:
+        line = json.loads(text)
+    except ValueError:
+        return None
+    return line if isinstance(line, dict) and isinstance(line.get("step"), int) else None
+
+
+def best_validation(run: Run, among: Sequence[int] | None = None) -> Score | None:
+    """The best value of the metric that stands for the run's kind, the first of equals; of those steps alone."""
+    lines = [line for line in validations(run.path / METRICS) if among is None or line["step"] in among]
+    names = [name for line in lines for name in line if name.startswith("validation_")]
+    metric = next((name for name in _MAIN_SCORES if name in names), names[0] if names else None)
+    values = {line["step"]: float(line[metric]) for line in lines if metric in line and line["step"] > 0}
+    if metric is None or not values:
+        return None
+    choose = min if lower_is_better(metric) else max
+    step = choose(sorted(values), key=lambda step: values[step])
+    return Score(metric, values[step], step)
+
+
+def lower_is_better(metric: str) -> bool:
+    return any(word in metric for word in _LOWER_IS_BETTER)
+
+
+def started_from(run: Run) -> tuple[str, str] | None:
+    """The run whose weights this one began with, as it was named, and their sha256."""
+    start = getattr(run.recipe, "start", None)
+    return (str(start.run), str(start.weights_sha256)) if start is not None else None
+
+
+def is_of_a_sweep(path: Path) -> bool:
+    """Whether a sweep trained the run, and would train it again if it were gone."""
+    work = path.parent / SWEEPS
+    return any(file.exists() for file in (path / SWEEP, work / f"{path.name}.log", work / f"{path.name}.lock"))
+
+
+def size_of(folder: Path) -> int:
+    """Bytes on the disk; links are not followed, and what vanishes meanwhile does not count."""
+    total = 0
+    for file in folder.rglob("*"):
+        try:
+            stat = file.lstat()
+        except OSError:
+            continue
+        total += stat.st_blocks * 512
+    return total
+
+
+def sizes(path: Path) -> dict[str, int]:
+    """What of a run takes how many bytes: checkpoints, evaluations, analyses, and the rest."""
+    parts = {part.name: size_of(part) for part in sorted(path.iterdir()) if part.is_dir()}
+    return {**parts, "other": size_of(path) - sum(parts.values())}
+
+
+def describe(run: Run) -> dict[str, Any]:
+    """All that `lap runs show` prints: run.json, recipe, scores, checkpoints and sizes."""
+    from lapcli.recipe import recipe_to_dict
+
+    return {
+        **_listed(run.path).to_dict(),
+        "info": run.info,
+        "started_from": started_from(run),
+        "checkpoints": sorted(folder.name for folder in run.checkpoints.glob("step-*")),
+        "evaluations": sorted(file.name for file in (run.path / "eval").glob("*.json")),
+        "analyses": sorted(file.name for file in (run.path / "analysis").glob("*.json")),
+        "summary": read_summary(run) if (run.path / SUMMARY).is_file() else None,
+        "sizes": sizes(run.path),
+        "recipe_file": str(run.path / RECIPE),
+        "recipe": recipe_to_dict(run.recipe),
+    }
+
+
+def _seconds_since(moment: Any) -> float | None:
+    try:
+        return max(0.0, time.time() - datetime.fromisoformat(str(moment)).timestamp())
+    except ValueError:
+        return None

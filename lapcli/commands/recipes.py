@@ -1,0 +1,54 @@
+"""`lap recipes`: the recipes that come with lap."""
+
+from typing import Annotated
+
+import typer
+
+from lapcli.commands import completion, options
+
+EXAMPLES = """\b
+Examples:
+  lap recipes
+  lap recipes 'vit*'
+  lap recipes gpt561m_5L --print
+"""
+
+
+def recipes(
+    patterns: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[NAMES]",
+            autocompletion=completion.recipes,
+            help="Names or patterns; by default all.",
+        ),
+    ] = None,
+    print_: Annotated[bool, typer.Option("--print", help="Print the files instead of a line each.")] = False,
+    as_json: options.Json = False,
+) -> None:
+    """List the shipped recipes, a line each. Commands take them by name from any folder."""
+    import fnmatch
+    from difflib import get_close_matches
+
+    from lapcli.commands.printing import facts, print_json
+    from lapcli.recipe.shipped import list_shipped
+    from lapcli.runtime.errors import UsageError
+
+    shipped = list_shipped()
+    for pattern in patterns or []:
+        if not any(fnmatch.fnmatchcase(recipe.name, pattern) for recipe in shipped):
+            near = get_close_matches(pattern, [recipe.name for recipe in shipped], 1)
+            hint = f"did you mean {near[0]}?" if near else "lap recipes lists all"
+            raise UsageError(f"there is no shipped recipe {pattern[:60]!r}; {hint}")
+    chosen = [
+        recipe
+        for recipe in shipped
+        if not patterns or any(fnmatch.fnmatchcase(recipe.name, pattern) for pattern in patterns)
+    ]
+    if as_json:
+        print_json([{**vars(recipe), "path": str(recipe.path)} for recipe in chosen])
+    elif print_:
+        for recipe in chosen:
+            print(recipe.path.read_text(encoding="utf-8"), end="")
+    else:
+        print(facts([(recipe.name, recipe.summary) for recipe in chosen]))

@@ -1,0 +1,92 @@
+"""`lap sample`: what a run's model writes after a prompt."""
+
+import sys
+from collections.abc import Iterator
+from typing import Annotated
+
+import typer
+
+from lapcli.commands import completion, options
+
+EXAMPLES = """\b
+Examples:
+  lap sample --prompt "The list type"
+  lap sample --run quickstart --prompt "The list type" --samples 3 --temperature 0.7
+  lap sample --run quickstart-sft --prompt "Spell this word: method" --temperature 0
+  lap sample --run quickstart --json < prompts.txt
+"""
+
+
+def sample(
+    run: Annotated[
+        str | None,
+        typer.Option(
+            "--run",
+            autocompletion=completion.runs,
+            help="Run of a GPT or a chat stage; by default the newest finished one.",
+        ),
+    ] = None,
+    prompt: Annotated[
+        str | None, typer.Option("--prompt", help="Text to continue or question to answer; else each line of stdin.")
+    ] = None,
+    samples: Annotated[int, typer.Option("--samples", min=1, help="Samples of each prompt.")] = 1,
+    temperature: Annotated[float, typer.Option("--temperature", min=0, max=100, help="0: the likeliest token.")] = 0.8,
+    top_k: Annotated[int, typer.Option("--top-k", min=1, help="Draw among the K likeliest tokens.")] = 50,
+    max_tokens: Annotated[int, typer.Option("--max-tokens", min=1, help="Longest sample.")] = 128,
+    seed: Annotated[int, typer.Option("--seed", help="Another seed gives other samples.")] = 0,
+    checkpoint: Annotated[str, typer.Option("--checkpoint", help="last, best, or a step that was kept.")] = "last",
+    runs_dir: options.RunsDir = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print a JSON object a prompt, each on a line.")] = False,
+) -> None:
+    """Continue a text with a GPT, or ask a chat model one question. Same prompt and seed, same samples."""
+    from lapcli.kinds import KINDS
+    from lapcli.kinds.kind import CHAT, LANGUAGE
+    from lapcli.runs import find_run, named_run
+    from lapcli.runtime.environment import runs_dir as default_runs_dir
+    from lapcli.runtime.errors import UsageError
+
+    folder = runs_dir or default_runs_dir()
+    kinds = {name for name in KINDS if LANGUAGE in KINDS[name].gives}
+    if prompt is None and sys.stdin.isatty():
+        raise UsageError("there is no prompt; give one with --prompt, or one a line on the standard input")
+    if prompt is not None and not prompt.strip():
+        raise UsageError("--prompt is empty; give some text to continue")
+    if run is None or checkpoint == "last":
+        chosen = find_run(folder, run, kinds)
+    else:  # a checkpoint of a run that need not be finished
+        chosen = named_run(folder, run)
+        if chosen.recipe.objective not in kinds:
+            raise UsageError(f"{chosen.path} is a run of {chosen.recipe.objective}, which writes no text; use --run")
+
+    import json
+
+    import torch
+
+    from lapcli.generation.engine import Sampling
+    from lapcli.generation.samples import Sampler
+    from lapcli.kinds.opening import find_checkpoint, open_run
+    from lapcli.runtime.ranks import pick_device
+
+    weights = find_checkpoint(chosen, checkpoint)
+    loaded = open_run(chosen, weights, torch.device(pick_device(chosen.recipe.train.device)))
+    print(f"{chosen.path}, step {weights.step}, weights sha256 {weights.weights_sha256}", file=sys.stderr)
+    sampler = Sampler(*loaded.language_model(), is_chat=CHAT in KINDS[chosen.recipe.objective].gives)
+    sampling = Sampling(max_tokens, temperature, top_k, seed)
+    for text in _prompts(prompt):
+        if as_json:
+            print(json.dumps({"prompt": text, "samples": sampler.texts(text, sampling, samples)}), flush=True)
+            continue
+        for piece in sampler.stream(text, sampling, samples):
+            print(piece.text, end="", flush=True)
+            if piece.is_last:
+                print("\n---" if samples > 1 else "", flush=True)
+
+
+def _prompts(prompt: str | None) -> Iterator[str]:
+    """The one of --prompt, else the lines of the standard input as they come; empty ones are skipped."""
+    if prompt is not None:
+        yield prompt
+        return
+    for line in sys.stdin:
+        if line.strip():
+            yield line.rstrip("\n")

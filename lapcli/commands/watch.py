@@ -1,0 +1,83 @@
+"""`lap watch`: runs as they go on, in the terminal."""
+
+import sys
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from lapcli.commands import completion, options
+
+if TYPE_CHECKING:
+    from lapcli.catalogue.watching import Seen
+
+EXAMPLES = """\b
+Examples:
+  lap watch
+  lap watch quickstart baseline --metric validation_bits_per_byte
+  lap watch 'vit_digits-*' --once
+"""
+
+
+def watch(
+    runs: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[RUNS]",
+            autocompletion=completion.runs,
+            help="Names, folders or patterns; by default those that are being trained, else the newest.",
+            show_default=False,
+        ),
+    ] = None,
+    metric: Annotated[str, typer.Option("--metric", help="The curve, by its name in metrics.jsonl.")] = "loss",
+    every: Annotated[float, typer.Option("--every", min=0.1, help="Seconds between two looks.")] = 2.0,
+    once: Annotated[bool, typer.Option("--once", help="Look once and end.")] = False,
+    runs_dir: options.RunsDir = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print a JSON object a change, each on a line.")] = False,
+) -> None:
+    """Curves of runs while they are trained. Without a terminal: a line for each change and no curve."""
+    import json
+    import time
+
+    from lapcli.catalogue.watching import check_metric, chosen_runs, look
+    from lapcli.runtime.environment import runs_dir as default_runs_dir
+
+    paths = chosen_runs(runs_dir or default_runs_dir(), runs or [])
+    check_metric(paths, metric)
+    is_screen = sys.stdout.isatty() and not as_json
+    told: dict[str, tuple[int, str]] = {}
+    while True:
+        seen = [look(path, metric) for path in paths]
+        if is_screen:
+            print(("" if once else "\x1b[2J\x1b[H") + _screen(seen, metric), flush=True)
+        for run in [] if is_screen else seen:
+            if told.get(run.name) != (run.step, run.status):
+                told[run.name] = run.step, run.status
+                row = {"run": run.name, "step": run.step, "steps": run.steps, "status": run.status, **run.values}
+                print(json.dumps(row) if as_json else run.line(), flush=True)
+        if once or all(run.status != "running" for run in seen):
+            return
+        try:
+            time.sleep(every)
+        except KeyboardInterrupt:  # the way to leave; the runs go on
+            return
+
+
+def _screen(seen: "list[Seen]", metric: str) -> str:
+    """A picture with a line a run below it; of many runs a table."""
+    import shutil
+    import textwrap
+
+    from lapcli.catalogue.watching import LETTERS, picture
+    from lapcli.commands.printing import table
+
+    width, height = shutil.get_terminal_size()
+    if len(seen) > len(LETTERS):
+        rows = [
+            (run.name, f"{run.step:,}/{run.steps or '?'}", f"{run.values.get(metric, float('nan')):.4g}", run.status)
+            for run in seen
+        ]
+        return table(("run", "step", metric, "status"), rows, width)
+    letters = LETTERS if len(seen) > 1 else ""
+    lines = [f"{letters[n]}  {run.line()}" if letters else run.line() for n, run in enumerate(seen)]
+    shown = [part for line in lines for part in textwrap.wrap(line, width, subsequent_indent="   ")]
+    return "\n".join([picture(seen, metric, width, max(8, min(24, height - len(shown) - 2))), *shown])

@@ -1,0 +1,183 @@
+"""From a run's files to a tracker: every step once, whatever was killed in between, also when asked again.
+
+`runs/NAME/track/TRACKER.json` records what is there: the last step, the evaluations, samples and figures that were
+sent, and the pieces (files or folders) of the tracker's own store that hold them. A session adds one piece and is
+recorded when that is closed. What a killed session left is not recorded: the next one removes it and sends it again.
+
+A resumed run computes the same lines again from its last checkpoint, so that steps that were sent stay true.
+"""
+
+import hashlib
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Self
+
+from lapcli.recipe import recipe_to_dict, recipe_to_yaml
+from lapcli.runs import Run, read_run, read_summary
+from lapcli.runtime.errors import UsageError
+from lapcli.runtime.files import Lock, lock_file, read_checked_json, write_checked_json
+from lapcli.tracking.trackers import Session, Tracker
+from lapcli.training.metrics import metrics_of
+
+FOLDER = "track"
+_POLL = 2.0  # seconds between two looks at a run that is followed
+_GROUPS = ("validation", "smoothing")
+
+
+@dataclass
+class State:
+    """What a tracker holds of a run."""
+
+    step: int = -1  # the last that was sent
+    items: dict[str, str] = field(default_factory=dict)  # recipe, samples, evaluations, figures: sha256 of each
+    pieces: list[str] = field(default_factory=list)
+
+
+@dataclass
+class Sent:
+    """What one call sent of one run."""
+
+    run: str
+    steps: int = 0
+    items: int = 0
+
+
+def mirror(paths: Sequence[Path], tracker: Tracker, *, follow: bool = False) -> list[Sent]:
+    """Sends what the tracker does not have of each run; with `follow`, until none of them is being trained any more."""
+    with ExitStack() as stack:
+        mirrors = []
+        for path in paths:
+            stack.enter_context(_only_writer(path, tracker.name))
+            mirrors.append(stack.enter_context(_Mirror(path, tracker)))
+        while sum(one.look() for one in mirrors) and follow:  # each is looked at, not only until one is running
+            time.sleep(_POLL)
+    return [one.sent for one in mirrors]
+
+
+class _Mirror:
+    """One run in one tracker. What was sent is recorded when it is left."""
+
+    def __init__(self, path: Path, tracker: Tracker) -> None:
+        self._path, self._tracker = path, tracker
+        self._file = path / FOLDER / f"{tracker.name}.json"
+        self._state = _read_state(self._file)
+        self._session: Session | None = None
+        self.sent = Sent(path.name)
+        tracker.remove_others(read_run(path), self._state.pieces)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def look(self) -> bool:
+        """Sends what is new; whether the run is being trained, so that there will be more."""
+        run = read_run(self._path)
+        is_running = run.status == "running"
+        lines, items = list(_new_lines(run, self._state, is_running)), list(_new_items(run, self._state))
+        if lines or items:
+            session = self._session or self._tracker.open(run, recipe_to_dict(run.recipe))
+            self._session = session
+            for step, values in lines:
+                session.scalars(step, values)
+                self._state.step = step
+            for item in items:
+                item.send(session)
+                self._state.items[item.name] = item.sha256
+        self.sent.steps += len(lines)
+        self.sent.items += len(items)
+        return is_running
+
+    def __exit__(self, *error: object) -> None:
+        if self._session is not None:
+            self._session.close()
+            self._state.pieces = self._tracker.pieces(read_run(self._path))
+            write_checked_json(self._file, vars(self._state))
+
+
+def _new_lines(run: Run, state: State, is_running: bool) -> Iterator[tuple[int, dict[str, float]]]:
+    """The steps after the last one sent, each with all its numbers. The newest step of a run that is being trained
+    waits: its validation may still come."""
+    steps: dict[int, dict[str, float]] = {}
+    for line in metrics_of(run):
+        values = {tag(name): float(value) for name, value in line.items() if name != "step" and _is_number(value)}
+        steps.setdefault(line["step"], {}).update(values)
+    newest = max(steps, default=-1)
+    for step in sorted(steps):
+        if step > state.step and not (is_running and step == newest):
+            yield step, steps[step]
+
+
+def tag(name: str) -> str:
+    """`train/loss`, `validation/loss`, `smoothing/...`, `time/seconds`: trackers make a panel of each group."""
+    for group in _GROUPS:
+        if name.startswith(f"{group}_"):
+            return f"{group}/{name.removeprefix(f'{group}_')}"
+    return f"time/{name}" if name.startswith("seconds") else f"train/{name}"
+
+
+@dataclass(frozen=True)
+class _Item:
+    name: str
+    sha256: str
+    send: Callable[[Session], None]
+
+
+def _new_items(run: Run, state: State) -> Iterator[_Item]:
+    """Recipe, samples, evaluations and figures that were not sent, or have changed since."""
+    for item in _items(run):
+        if state.items.get(item.name) != item.sha256:
+            yield item
+
+
+def _items(run: Run) -> Iterator[_Item]:
+    recipe = recipe_to_yaml(run.recipe)
+    yield _Item("recipe", _sha256(recipe.encode()), lambda session: session.text("recipe", recipe, 0))
+    step = int(run.info.get("step") or 0)
+    if run.is_finished and (samples := read_summary(run).get("samples")):
+        text = "\n\n".join(f"{sample.get('prompt')}{sample.get('continuation', '')}" for sample in samples)
+        yield _Item("samples", _sha256(text.encode()), lambda session: session.text("samples", text, step))
+    for file in sorted((run.path / "eval").glob("*.json")):
+        told = read_checked_json(file, "remove it and measure again")
+        scores = {
+            f"eval/{task}": float(score["value"])
+            for task, score in told.get("tasks", {}).items()
+            if isinstance(score, dict) and _is_number(score.get("value"))
+        }
+        at = int(told.get("step") or step)
+        name = f"eval/{file.name}"
+        yield _Item(name, _sha256(file.read_bytes()), lambda session, at=at, scores=scores: session.scores(at, scores))  # type: ignore[misc]
+    for file in sorted((run.path / "analysis").glob("*.png")):
+        name = f"analysis/{file.stem}"
+        yield _Item(
+            name,
+            _sha256(file.read_bytes()),
+            lambda session, name=name, file=file: session.image(name, file, step),  # type: ignore[misc]
+        )
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _sha256(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()
+
+
+def _read_state(file: Path) -> State:
+    return State(**read_checked_json(file, "remove it to send everything again")) if file.is_file() else State()
+
+
+@contextmanager
+def _only_writer(path: Path, tracker: str) -> Iterator[None]:
+    folder = path / FOLDER
+    try:
+        folder.mkdir(exist_ok=True)
+        handle = (folder / f"{tracker}.lock").open("w")
+    except OSError as error:
+        raise UsageError(f"{folder} cannot be written ({error.strerror}); check its permissions") from None
+    with handle:
+        if lock_file(handle) is Lock.TAKEN:
+            raise UsageError(f"{path.name} is being sent to {tracker} by another process; wait for it or end it")
+        yield

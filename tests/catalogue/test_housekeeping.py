@@ -1,0 +1,141 @@
+"""Renaming, removing and pruning: never what somebody trains, nor what is needed later."""
+
+import io
+import json
+import os
+import shutil
+
+import pytest
+import torch
+from rich.console import Console
+from support import tiny_chat_recipe, tiny_recipe, train_here, write_text
+
+from lapcli.catalogue.housekeeping import followers, plan_pruning, plan_prunings, prune, remove_run, rename_run
+from lapcli.kinds.chat import train_stages
+from lapcli.kinds.opening import find_checkpoint
+from lapcli.runs import newest_run, open_run, read_run
+from lapcli.runs.opening import unlock
+from lapcli.runtime.errors import UsageError
+
+torch.set_num_threads(1)
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory, shared_cache):
+    """A pretrained run with checkpoints at 3, 6, 9 and 10, and a chat run that started from its last weights."""
+    folder = tmp_path_factory.mktemp("kept")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("LAP_CACHE", str(shared_cache))
+        base = train_here(tiny_recipe(write_text(folder / "text.txt"), checkpoint={"keep": 9}), folder / "runs", "base")
+        chat = tiny_chat_recipe(folder, midtrain={"train": {"steps": 2}})
+        quiet = Console(file=io.StringIO())
+        train_stages(chat, base, runs_dir=folder / "runs", name="chat", only="midtrain", console=quiet)
+    return folder / "runs"
+
+
+@pytest.fixture
+def runs(trained, tmp_path):
+    shutil.copytree(trained, tmp_path / "runs")
+    return tmp_path / "runs"
+
+
+def steps(run):
+    return sorted(int(path.name[5:]) for path in (run / "checkpoints").iterdir())
+
+
+def test_pruning_keeps_the_newest_the_best_and_what_another_run_started_from(runs):
+    base = runs / "base"
+    assert steps(base) == [3, 6, 9, 10]
+    lines = [json.loads(line) for line in (base / "metrics.jsonl").read_text().splitlines()]
+    for line in lines:  # the best validated step that has a checkpoint is to be 6; step 4 is better and has none
+        if "validation_bits_per_byte" in line:
+            line["validation_bits_per_byte"] = {4: 0.5, 8: 3.0, 10: 3.0}.get(line["step"], 9.0)
+    lines.append({"step": 6, "validation_bits_per_byte": 1.0})
+    (base / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    state = base / "checkpoints" / "step-000003" / "state.json"
+    was = json.loads(state.read_text())["files"]["model.safetensors"]
+    state.write_text(state.read_text().replace(was, read_run(runs / "chat-midtrain").recipe.start.weights_sha256))
+    pruning = plan_pruning(read_run(base), keep=1)
+    assert pruning.removed == [9]
+    assert pruning.kept == {3: "chat-midtrain started from it", 6: "the best", 10: "the newest"}
+    prune(pruning)
+    assert steps(base) == [3, 6, 10]
+    assert find_checkpoint(read_run(base), "last").step == 10
+
+
+def test_pruning_keeps_as_many_as_asked(runs):
+    assert plan_pruning(read_run(runs / "base"), keep=2).removed == [3, 6]
+    assert plan_pruning(read_run(runs / "base"), keep=9).removed == []
+
+
+def test_a_run_whose_newest_checkpoint_is_damaged_is_not_pruned(runs):
+    """What would be removed is all that the run could be resumed from."""
+    newest = runs / "base" / "checkpoints" / "step-000010" / "model.safetensors"
+    newest.write_bytes(newest.read_bytes()[:-1] + b"?")
+    with pytest.raises(UsageError, match="newest checkpoint is damaged"):
+        plan_pruning(read_run(runs / "base"), keep=1)
+
+
+def test_runs_of_a_sweep_are_pruned_only_when_asked_for(runs):
+    (runs / ".sweeps").mkdir()
+    (runs / ".sweeps" / "base.log").touch()
+    paths = [runs / "base"]
+    with pytest.raises(UsageError, match="of a sweep"):
+        plan_prunings(paths, 1, with_sweeps=False, are_named=True)
+    prunings, left_out = plan_prunings(paths, 1, with_sweeps=False, are_named=False)
+    assert prunings == []
+    assert "only with --yes" in left_out[0]
+    assert plan_prunings(paths, 1, with_sweeps=True, are_named=True)[0][0].removed == [3, 6, 9]
+
+
+def test_a_run_that_is_being_trained_is_left_alone(runs, tmp_path):
+    run = open_run(runs, "busy", tiny_recipe(tmp_path / "text.txt"))
+    for change in (lambda: remove_run(run.path), lambda: rename_run(run, "other")):
+        with pytest.raises(UsageError, match="is being trained"):
+            change()
+    prunings, left_out = plan_prunings([run.path], 1, with_sweeps=False, are_named=False)
+    assert (prunings, len(left_out)) == ([], 1)
+    unlock(run)  # its process is gone, though run.json says running
+    run.info["pid"] = 2**22 + 1
+    run.update()
+    remove_run(run.path)
+    assert not run.path.exists()
+
+
+def test_a_run_that_another_machine_trains_is_left_alone(runs, tmp_path):
+    run = open_run(runs, "far", tiny_recipe(tmp_path / "text.txt"))
+    run.update(host="another machine")
+    unlock(run)
+    with pytest.raises(UsageError, match="is being trained"):
+        remove_run(run.path)
+
+
+def test_a_renamed_run_keeps_its_age_and_its_weights(runs):
+    shutil.copytree(runs / "chat-midtrain", runs / "another")
+    newest = newest_run(runs, {"language_model"}).info["updated"]
+    weights = find_checkpoint(read_run(runs / "another"), "last").weights_sha256
+    path = rename_run(read_run(runs / "another"), "kept")
+    assert not (runs / "another").exists()
+    renamed = read_run(path)
+    assert (renamed.info["name"], find_checkpoint(renamed, "last").weights_sha256) == ("kept", weights)
+    assert newest_run(runs, {"language_model"}).info["updated"] == newest
+    assert renamed.info["updated"] == read_run(runs / "chat-midtrain").info["updated"]
+
+
+def test_names_that_a_run_cannot_get(runs):
+    assert list(followers(runs / "base")) == ["chat-midtrain"]
+    with pytest.raises(UsageError, match="keeps its name, by which chat-midtrain"):
+        rename_run(read_run(runs / "base"), "other")
+    with pytest.raises(UsageError, match="exists already"):
+        rename_run(read_run(runs / "chat-midtrain"), "base")
+    with pytest.raises(UsageError, match="cannot name a run"):
+        rename_run(read_run(runs / "chat-midtrain"), "../elsewhere")
+    assert {path.name for path in runs.iterdir() if path.is_dir()} == {"base", "chat-midtrain"}
+
+
+def test_removing_frees_what_it_says(runs):
+    before = sum(file.lstat().st_blocks * 512 for file in runs.rglob("*"))
+    freed = remove_run(runs / "base")
+    after = sum(file.lstat().st_blocks * 512 for file in runs.rglob("*"))
+    assert abs(before - after - freed) <= 16 * 1024  # the folder itself
+    assert [name for name in os.listdir(runs) if "base" in name] == []

@@ -1,0 +1,76 @@
+"""The list of runs: what it says of each is what the run's own files say."""
+
+import json
+import shutil
+
+import pytest
+from support import tiny_recipe
+
+from lapcli.catalogue.listing import best_validation, list_runs, size_of
+from lapcli.runs import open_run, read_run
+from lapcli.runs.opening import unlock
+from lapcli.runtime.errors import UsageError
+
+
+@pytest.fixture
+def runs(tmp_path):
+    """Two runs with a few lines of metrics, one of them written a day later than the other."""
+    for name, day, values in (("old-run", 3, [2.5, 2.0, 2.25]), ("new-run", 4, [3.0])):
+        run = open_run(tmp_path, name, tiny_recipe(tmp_path / "text.txt"))
+        lines = [{"step": 0, "validation_bits_per_byte": 1.0}]  # an untrained model has no checkpoint and is not best
+        lines += [{"step": step, "validation_bits_per_byte": value} for step, value in enumerate(values, 1)]
+        lines += [{"step": 4, "loss": 1.0}]
+        run.metrics.write_text("".join(json.dumps(line) + "\n" for line in lines) + '{"step": 5, "lo')
+        run.update(status="interrupted", step=3, steps=10)
+        set_updated(run, f"2026-01-0{day}T00:00:00+0000")
+        unlock(run)
+    return tmp_path
+
+
+def set_updated(run, moment):
+    from lapcli.runtime.files import write_checked_json
+
+    write_checked_json(run.path / "run.json", {**run.info, "updated": moment})
+
+
+def test_the_newest_comes_first_with_its_best_validation(runs):
+    new, old = list_runs(runs)
+    assert (new.name, old.name) == ("new-run", "old-run")
+    assert (old.best.metric, old.best.value, old.best.step) == ("validation_bits_per_byte", 2.0, 2)
+    assert (old.kind, old.plan, old.step, old.steps, old.status) == ("language_model", "2", 3, 10, "interrupted")
+    assert old.seconds_since - new.seconds_since == pytest.approx(86400, abs=5)
+
+
+def test_higher_is_better_for_accuracies(runs):
+    run = read_run(runs / "old-run")
+    lines = [{"step": s, "validation_loss": 1.0 - s, "validation_top1": v} for s, v in ((1, 0.5), (2, 0.75), (3, 0.5))]
+    run.metrics.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    assert (best_validation(run).metric, best_validation(run).step) == ("validation_top1", 2)
+    assert best_validation(run, among=[1, 3]).step == 1
+
+
+def test_a_damaged_run_is_listed_as_such(runs):
+    (runs / "new-run" / "recipe.yaml").write_text("objective: chat\n")
+    damaged = next(run for run in list_runs(runs) if run.name == "new-run")
+    assert damaged.status == "damaged"
+    assert "recipe.yaml was edited or damaged" in damaged.problem
+    assert damaged.bytes == size_of(runs / "new-run") > 0
+
+
+def test_names_and_patterns(runs):
+    assert [run.name for run in list_runs(runs, ["new*", "old-run"])] == ["new-run", "old-run"]
+    assert [run.name for run in list_runs(runs / "elsewhere", [str(runs / "old-run")])] == ["old-run"]
+    with pytest.raises(UsageError, match=r"old-rum in .*did you mean old-run\? It has (old|new)-run, (old|new)-run"):
+        list_runs(runs, ["old-rum"])
+    with pytest.raises(UsageError, match="which has no runs"):
+        list_runs(runs / "elsewhere", ["x"])
+
+
+def test_sizes_are_those_of_du(runs):
+    """Blocks on the disk, as `du` counts them, but without the folder's own."""
+    before = size_of(runs / "old-run")
+    (runs / "old-run" / "big").write_bytes(b"x" * 100_000)
+    assert 100_000 <= size_of(runs / "old-run") - before <= 100_000 + 64 * 1024
+    (runs / "old-run" / "link").symlink_to(runs / "old-run" / "big")
+    shutil.rmtree(runs / "new-run")
+    assert 100_000 <= size_of(runs / "old-run") - before <= 100_000 + 64 * 1024

@@ -1,0 +1,142 @@
+"""`lap runs`: each subcommand on real runs, as text and as JSON, and what goes wrong in one sentence."""
+
+import json
+import os
+import pty
+import shutil
+import subprocess
+import sys
+
+import pytest
+from support import ROOT, run_main
+
+
+@pytest.fixture
+def runs(chat_runs, tmp_path, monkeypatch):
+    shutil.copytree(chat_runs[0], tmp_path / "runs")
+    monkeypatch.setenv("LAP_RUNS", str(tmp_path / "runs"))
+    return tmp_path / "runs"
+
+
+@pytest.fixture
+def kept(chat_runs, monkeypatch):
+    """For commands that only read."""
+    monkeypatch.setenv("LAP_RUNS", str(chat_runs[0]))
+    return chat_runs[0]
+
+
+@pytest.mark.parametrize("columns", [60, 80, 120])
+def test_the_list_fits_the_terminal(columns, kept, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", str(columns))
+    code, out, _ = run_main(capsys, "runs")
+    assert code == 0
+    assert max(map(len, out.splitlines())) <= columns
+    for word in ("quickstart-midtrain", "quickstart-sft", "language_model", "40/40", "finished", "bits_per_byte"):
+        assert word in out
+
+
+def test_list_show_and_du_as_data(kept, capsys):
+    listed = json.loads(run_main(capsys, "runs", "list", "quick*", "--json")[1])
+    assert {run["name"]: run["kind"] for run in listed} == {
+        "quickstart": "language_model",
+        "quickstart-midtrain": "chat",
+        "quickstart-sft": "chat",
+    }
+    told = json.loads(run_main(capsys, "runs", "show", "quickstart-sft", "--json")[1])
+    info = json.loads((kept / "quickstart-sft" / "run.json").read_text())
+    assert told["info"]["weights_sha256"] == info["weights_sha256"]
+    assert told["started_from"][0] == "quickstart-midtrain"
+    assert told["checkpoints"] == ["step-000003"]
+    code, text, _ = run_main(capsys, "runs", "show", "quickstart-sft")
+    assert (code, info["weights_sha256"] in text) == (0, True)
+    measured = json.loads(run_main(capsys, "runs", "du", "--json")[1])
+    assert measured[0]["run"] == "quickstart"
+    assert sum(row["bytes"] for row in measured) == sum(run["bytes"] for run in listed)
+
+
+def test_diff_names_the_keys_that_differ(kept, capsys):
+    code, out, _ = run_main(capsys, "runs", "diff", "quickstart-midtrain", "quickstart-sft", "--json")
+    assert code == 0
+    told = json.loads(out)
+    keys = {row["key"]: (row["a"], row["b"]) for row in told["recipe"]}
+    assert keys["train.batch"] == (4, 8)
+    assert "train.steps" not in keys  # 3 in both
+    summary = json.loads((kept / "quickstart-sft" / "summary.json").read_text())
+    scores = {row["key"]: row["b"] for row in told["scores"]}
+    assert scores["validation_loss"] == summary["end"]["validation_loss"]
+    code, out, _ = run_main(capsys, "runs", "diff", "quickstart", "quickstart")
+    assert (code, "recipe: the same" in out, "versions: the same" in out) == (0, True, True)
+
+
+def test_best_orders_by_the_last_weights(kept, capsys):
+    order = json.loads(run_main(capsys, "runs", "best", "--metric", "loss", "--json")[1])
+    ends = {
+        path.parent.name: json.loads(path.read_text())["end"]["validation_loss"] for path in kept.glob("*/summary.json")
+    }
+    assert [(row["run"], row["value"]) for row in order["runs"]] == sorted(ends.items(), key=lambda pair: pair[1])
+    reverse = json.loads(run_main(capsys, "runs", "best", "--metric", "loss", "--highest", "--json")[1])
+    assert [row["run"] for row in reverse["runs"]] == [row["run"] for row in order["runs"]][::-1]
+
+
+def test_rename_rm_and_prune(runs, capsys):
+    assert run_main(capsys, "runs", "rename", "quickstart-sft", "talker") == (0, f"{runs / 'talker'}\n", "")
+    code, out, _ = run_main(capsys, "runs", "prune", "--dry-run", "--json")
+    steps = {row["run"]: row["removed"] for row in json.loads(out)["runs"]}
+    assert (code, steps) == (0, {"quickstart": [20], "quickstart-midtrain": [], "talker": []})
+    assert (runs / "quickstart/checkpoints/step-000020").is_dir()
+    code, out, _ = run_main(capsys, "runs", "prune", "--yes")
+    assert (code, "remove steps 20" in out, "freed" in out) == (0, True, True)
+    assert [path.name for path in (runs / "quickstart/checkpoints").iterdir()] == ["step-000040"]
+    code, out, _ = run_main(capsys, "runs", "rm", "talker", "--yes", "--json")
+    assert (code, list(json.loads(out)["removed"])) == (0, [str(runs / "talker")])
+    assert not (runs / "talker").exists()
+
+
+@pytest.mark.parametrize(("answer", "code"), [("y", 0), ("n", 1), ("", 1)])
+def test_rm_asks_at_a_terminal(answer, code, runs):
+    ours, theirs = pty.openpty()
+    command = [sys.executable, "-m", "lapcli", "runs", "rm", "quickstart"]
+    started = subprocess.Popen(
+        command, stdin=theirs, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=ROOT
+    )
+    os.write(ours, f"{answer}\n".encode())
+    _, err = started.communicate()
+    os.close(ours)
+    os.close(theirs)
+    assert started.returncode == code
+    assert f"Remove {runs / 'quickstart'}" in err
+    assert "quickstart-midtrain started from quickstart." in err
+    assert (runs / "quickstart").exists() == (code != 0)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["show", "quikstart"], "did you mean quickstart? It has"),
+        (["show"], "RUN"),
+        (["list", "nothing*"], "there is no run nothing*"),
+        (["diff", "quickstart"], "B"),
+        (["diff", "quickstart", "quickstart-stf"], "did you mean quickstart-sft?"),
+        (["best", "--metric", "validation_los"], "did you mean validation_loss?"),
+        (["rename", "quickstart-sft", "a/b"], "cannot name a run"),
+        (["rename", "quickstart-sft", "quickstart"], "exists already"),
+        (["rename", "quickstart", "other"], "quickstart-midtrain"),
+        (["rm", "quickstart"], "say --yes"),
+        (["rm"], "RUNS"),
+        (["prune", "--keep", "0", "--yes"], "--keep"),
+        (["prune", "quickstart", "--kep", "2"], "--keep"),
+        (["lst"], "list"),
+    ],
+)
+def test_mistakes_are_one_sentence(arguments, said, kept, capsys):
+    code, out, err = run_main(capsys, "runs", *arguments)
+    assert (code, out) == (2, "")
+    assert said in err
+    assert "Traceback" not in err
+
+
+def test_no_runs_at_all(tmp_path, capsys):
+    code, out, err = run_main(capsys, "runs", "--runs-dir", str(tmp_path))
+    assert (code, out) == (0, "")
+    assert "lap train quickstart" in err
+    assert json.loads(run_main(capsys, "runs", "--runs-dir", str(tmp_path), "--json")[1]) == []

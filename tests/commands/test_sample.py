@@ -1,0 +1,95 @@
+"""`lap sample`: the same tokens as the engine's own, streamed; one prompt, several samples, or lines of stdin."""
+
+import io
+import json
+
+import pytest
+import torch
+from support import run_main
+
+from lapcli.generation.engine import generate
+from lapcli.kinds.opening import find_checkpoint, open_run
+from lapcli.runs import read_run
+
+
+@pytest.fixture(autouse=True)
+def runs(chat_runs, monkeypatch):
+    monkeypatch.setenv("LAP_RUNS", str(chat_runs[0]))
+    return chat_runs[0]
+
+
+def test_a_base_model_continues_the_text(runs, capsys):
+    """The likeliest tokens after <|bos|> and the prompt, as `generate` gives them without cache rows or text pieces."""
+    run = read_run(runs / "quickstart")
+    model, tokenizer = open_run(run, find_checkpoint(run, "last"), torch.device("cpu")).language_model()
+    tokens = generate(model, [tokenizer.bos, *tokenizer.encode("The list type")], 12)
+    code, out, err = run_main(
+        capsys, "sample", "--run", "quickstart", "--prompt", "The list type", "--temperature", "0", "--max-tokens", "12"
+    )
+    assert (code, out) == (0, tokenizer.decode(tokens) + "\n")
+    assert run.info["weights_sha256"] in err
+
+
+def test_a_chat_model_answers_as_chat_does(capsys):
+    question = ("--prompt", "Spell this word: method", "--temperature", "0", "--max-tokens", "8")
+    code, out, _ = run_main(capsys, "sample", *question, "--run", "quickstart-sft")
+    assert code == 0
+    assert run_main(capsys, "chat", *question)[1] == out
+    assert run_main(capsys, "sample", *question)[1] == out  # the newest finished run is that one
+
+
+def test_samples_depend_on_seed_and_number_alone(capsys):
+    def samples(*options):
+        words = ("sample", "--run", "quickstart", "--prompt", "def", "--max-tokens", "6", "--json", *options)
+        return json.loads(run_main(capsys, *words)[1])["samples"]
+
+    four = samples("--samples", "4")
+    assert len(set(four)) > 1
+    assert samples("--samples", "2") == four[:2]
+    assert samples("--samples", "4", "--seed", "1") != four
+    text = run_main(capsys, "sample", "--run", "quickstart", "--prompt", "def", "--max-tokens", "6", "--samples", "2")[
+        1
+    ]
+    assert text == "".join(f"{sample}\n---\n" for sample in four[:2])
+
+
+def test_each_line_of_stdin_is_a_prompt(capsys, monkeypatch):
+    monkeypatch.setattr("sys.stdin", io.StringIO("def\n\nclass A\n"))
+    code, out, _ = run_main(capsys, "sample", "--run", "quickstart", "--max-tokens", "4", "--json")
+    assert code == 0
+    rows = [json.loads(line) for line in out.splitlines()]
+    assert [row["prompt"] for row in rows] == ["def", "class A"]
+    alone = run_main(capsys, "sample", "--run", "quickstart", "--max-tokens", "4", "--prompt", "class A")[1]
+    assert rows[1]["samples"] == [alone[:-1]]
+
+
+def test_an_earlier_checkpoint(runs, capsys):
+    words = ("sample", "--run", "quickstart", "--prompt", "def", "--max-tokens", "4")
+    code, _, err = run_main(capsys, *words, "--checkpoint", "20")
+    assert (code, "step 20," in err) == (0, True)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--run", "quikstart", "--prompt", "x"], "did you mean quickstart?"),
+        (["--prompt", ""], "--prompt is empty"),
+        (["--prompt", "x", "--samples", "0"], "--samples"),
+        (["--prompt", "x", "--temperature", "-1"], "--temperature"),
+        (["--prompt", "x", "--top-k", "0"], "--top-k"),
+        (["--prompt", "x", "--max-tokens", "100000"], "positions; shorten"),
+        (["--run", "quickstart", "--prompt", "x", "--checkpoint", "7"], "kept steps 20, 40"),
+        (["--run", "quickstart", "--prompt", "x", "--checkpoint", "best"], "no best checkpoint"),
+        (["--promt", "x"], "--prompt"),
+    ],
+)
+def test_mistakes_are_one_sentence(arguments, said, capsys):
+    code, out, err = run_main(capsys, "sample", *arguments)
+    assert (code, out) == (2, "")
+    assert said in err
+    assert "Traceback" not in err
+
+
+def test_a_folder_without_a_language_model(tmp_path, capsys):
+    code, _, err = run_main(capsys, "sample", "--prompt", "x", "--runs-dir", str(tmp_path))
+    assert (code, "no finished run of chat or language_model" in err) == (2, True)

@@ -1,0 +1,121 @@
+"""`lap watch`: the numbers of the runs' own files, as curves on a terminal and as lines elsewhere."""
+
+import json
+import os
+import pty
+import subprocess
+import sys
+import threading
+import time
+
+import pytest
+from support import ROOT, run_main, tiny_recipe
+
+from lapcli.catalogue.watching import look, picture
+from lapcli.runs import open_run
+from lapcli.runs.opening import unlock
+
+
+def write_run(folder, name, values, status="finished", **facts):
+    run = open_run(folder, name, tiny_recipe(folder / "text.txt"))
+    lines = [{"step": step, "loss": value, "lr": 0.1} for step, value in enumerate(values, 1)]
+    run.metrics.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    run.update(status=status, step=len(values), steps=20, **facts)
+    unlock(run)
+    return run
+
+
+@pytest.fixture
+def runs(tmp_path, monkeypatch):
+    monkeypatch.setenv("LAP_RUNS", str(tmp_path))
+    write_run(tmp_path, "falls", [float(20 - step) for step in range(20)])
+    write_run(tmp_path, "rises", [float(step) for step in range(20)])
+    return tmp_path
+
+
+@pytest.mark.parametrize("columns", [60, 80, 120])
+def test_curves_go_where_the_numbers_go(columns, runs):
+    """The letter of a falling loss moves down from left to right, that of a rising one up."""
+    drawn = picture([look(runs / "falls", "loss"), look(runs / "rises", "loss")], "loss", columns, 16).splitlines()
+    assert max(map(len, drawn)) <= columns
+    for letter, sign in (("a", 1), ("b", -1)):
+        # Inside the frame; a point that both runs share shows the letter of one.
+        places = [(x, y) for y, row in enumerate(drawn) if "│" in row for x, c in enumerate(row) if c == letter]
+        left, right = min(places), max(places)
+        assert right[0] - left[0] > columns / 2
+        assert sign * (right[1] - left[1]) > 5
+
+
+def test_a_line_for_each_change_without_a_terminal(runs, capsys):
+    code, out, _ = run_main(capsys, "watch", "falls", "rises")
+    assert (code, len(out.splitlines())) == (0, 2)
+    assert out.splitlines()[0].startswith("falls  step 20/20  loss 1")
+    rows = [json.loads(line) for line in run_main(capsys, "watch", "*", "--json")[1].splitlines()]
+    assert {row["run"]: row["loss"] for row in rows} == {"falls": 1.0, "rises": 19.0}
+
+
+def test_it_goes_on_while_a_run_is_being_trained(runs, capsys):
+    run = open_run(runs, "going", tiny_recipe(runs / "text.txt"))
+    run.metrics.write_text('{"step": 1, "loss": 3.0}\n')
+
+    def train():
+        time.sleep(1)  # it is seen at its first step before; if it is not, one line is missing and nothing else
+        run.metrics.write_text('{"step": 1, "loss": 3.0}\n{"step": 2, "loss": 2.0}\n{"step": 3, "lo')
+        run.update(status="interrupted", step=2)
+        unlock(run)
+
+    trainer = threading.Thread(target=train)
+    trainer.start()
+    code, out, _ = run_main(capsys, "watch", "--every", "0.1")  # without a name: the one that is being trained
+    trainer.join()
+    assert code == 0
+    assert all(line.startswith("going  step ") for line in out.splitlines())
+    assert out.splitlines()[-1].endswith("interrupted")
+    assert "loss 2" in out.splitlines()[-1]
+
+
+@pytest.mark.parametrize(
+    ("names", "shown"), [(["falls", "rises"], "a  falls"), ([f"many{n}" for n in range(9)], "many8")]
+)
+def test_the_screen(names, shown, runs):
+    for name in names:
+        if name.startswith("many"):
+            write_run(runs, name, [3.0, 2.0])
+    ours, theirs = pty.openpty()
+    environment = {**os.environ, "COLUMNS": "60", "LINES": "24", "PYTHONPATH": str(ROOT)}
+    command = [sys.executable, "-m", "lapcli", "watch", *names, "--once"]
+    done = subprocess.Popen(command, stdout=theirs, stderr=theirs, env=environment)
+    os.close(theirs)
+    text = b""
+    while True:
+        try:
+            if not (part := os.read(ours, 65536)):
+                break
+        except OSError:  # the other end is closed
+            break
+        text += part
+    assert done.wait() == 0, text.decode()
+    lines = text.decode().replace("\r", "").splitlines()
+    assert max(map(len, lines)) <= 60
+    assert any(line.startswith(shown) for line in lines)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["fals"], "did you mean falls?"),
+        (["falls", "--metric", "los"], "did you mean loss?"),
+        (["falls", "--metric", "zzz"], "known: loss, lr"),
+        (["--every", "0"], "--every"),
+        (["--metrik", "loss"], "--metric"),
+    ],
+)
+def test_mistakes_are_one_sentence(arguments, said, runs, capsys):
+    code, out, err = run_main(capsys, "watch", *arguments)
+    assert (code, out) == (2, "")
+    assert said in err
+
+
+def test_no_runs(tmp_path, capsys):
+    code, _, err = run_main(capsys, "watch", "--runs-dir", str(tmp_path))
+    assert (code, "there are no runs" in err) == (2, True)

@@ -1,0 +1,226 @@
+"""Mirrors in the real trackers, offline, read back from their own files: every step once, whatever was killed."""
+
+import json
+import os
+import signal
+import struct
+import threading
+import time
+
+import pytest
+from support import exit_code, process, run_main, tiny_recipe
+
+from lapcli.runs import open_run, read_run
+from lapcli.runs.opening import unlock
+from lapcli.runtime.errors import UsageError
+from lapcli.runtime.files import write_checked_json
+from lapcli.tracking.mirror import mirror
+from lapcli.tracking.trackers import TensorBoard, WandB, run_id
+
+LAST = 9
+
+
+@pytest.fixture
+def run(tmp_path):
+    """A run that was interrupted after nine steps, with a validation at every third and at the beginning."""
+    run = open_run(tmp_path / "runs", "mine", tiny_recipe(tmp_path / "text.txt"))
+    write_lines(run, LAST)
+    run.update(status="interrupted", step=LAST, steps=20)
+    unlock(run)
+    return run
+
+
+def lines_until(last):
+    for step in range(last + 1):
+        if step:
+            yield {"step": step, "loss": 1 / step, "lr": 0.1, "seconds": 0.5}
+        if step % 3 == 0:
+            yield {"step": step, "validation_loss": 2.0 - step / 10}
+
+
+def write_lines(run, last):
+    run.metrics.write_text("".join(json.dumps(line) + "\n" for line in lines_until(last)))
+
+
+def tracker_of(name):
+    return TensorBoard() if name == "tensorboard" else WandB(offline=True)
+
+
+def read_back(name, run):
+    """{tag: [(step, value), ...]} of everything that the tracker holds, in the order of its files."""
+    return _events(run) if name == "tensorboard" else _wandb_history(run)
+
+
+def _events(run):
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    events = EventAccumulator(str(run.path / "tensorboard"), {"scalars": 0})
+    events.Reload()
+    return {tag: [(e.step, e.value) for e in events.Scalars(tag)] for tag in events.Tags()["scalars"]}
+
+
+def _wandb_history(run):
+    history = {}
+    for folder in sorted((run.path / "track" / "wandb").glob("offline-run-*")):
+        (file,) = folder.glob("*.wandb")
+        assert file.name == f"run-{run_id(run)}.wandb"
+        for record in _wandb_records(file.read_bytes()):
+            for item in record.history.item:
+                (tag,) = item.nested_key
+                if not tag.startswith("_"):
+                    history.setdefault(tag, []).append((record.history.step.num, json.loads(item.value_json)))
+    return history
+
+
+def _wandb_records(data):
+    """The records of a LevelDB log: blocks of 32 KiB, in which a record may be in several parts."""
+    from wandb.proto.wandb_internal_pb2 import Record
+
+    at, content = 7, b""
+    while at + 7 <= len(data):
+        if (left := 32768 - at % 32768) < 7:
+            at += left
+            continue
+        _, size, kind = struct.unpack_from("<IHB", data, at)
+        content += data[at + 7 : at + 7 + size]
+        at += 7 + size
+        if kind in (1, 4):  # whole, or its last part
+            record = Record()
+            record.ParseFromString(content)
+            content = b""
+            yield record
+
+
+def check_whole(held, last):
+    lines = list(lines_until(last))
+    for tag, name in (("train/loss", "loss"), ("train/lr", "lr"), ("validation/loss", "validation_loss")):
+        expected = [(line["step"], pytest.approx(line[name])) for line in lines if name in line]
+        assert sorted(held[tag]) == expected
+
+
+def killed_mirror(path, name, step):
+    """In a process of its own: SIGKILL when that step is about to be sent."""
+    from lapcli.tracking import trackers
+
+    kind = trackers._EventFile if name == "tensorboard" else trackers._WandBRun
+    send = kind.scalars
+
+    def scalars(self, at, values):
+        if at == step:
+            os.kill(os.getpid(), signal.SIGKILL)
+        send(self, at, values)
+
+    kind.scalars = scalars
+    mirror([path], tracker_of(name))
+
+
+@pytest.mark.parametrize("name", ["tensorboard", "wandb"])
+def test_after_two_kills_every_step_is_there_once(name, run):
+    for step in (4, 8):
+        child = process(killed_mirror, run.path, name, step)
+        child.start()
+        assert exit_code(child) == -signal.SIGKILL
+    assert mirror([run.path], tracker_of(name))[0].steps == LAST + 1
+    check_whole(read_back(name, run), LAST)
+    write_lines(run, LAST + 5)  # the run was resumed, and goes on
+    child = process(killed_mirror, run.path, name, LAST + 3)
+    child.start()
+    exit_code(child)
+    assert mirror([run.path], tracker_of(name))[0].steps == 5
+    assert mirror([run.path], tracker_of(name))[0].steps == 0
+    check_whole(read_back(name, run), LAST + 5)
+
+
+def test_the_newest_step_of_a_running_run_waits_for_its_validation(tmp_path):
+    run = open_run(tmp_path / "runs", "mine", tiny_recipe(tmp_path / "text.txt"))
+    lines = list(lines_until(9))
+    run.metrics.write_text("".join(json.dumps(line) + "\n" for line in lines[:-1]))  # step 9 without its validation
+    assert mirror([run.path], TensorBoard())[0].steps == 9
+    write_lines(run, 9)
+    run.update(status="interrupted")
+    unlock(run)
+    assert mirror([run.path], TensorBoard(), follow=True)[0].steps == 1
+    check_whole(_events(run), 9)
+
+
+def test_a_run_that_is_being_trained_is_followed_to_its_end(tmp_path, monkeypatch):
+    monkeypatch.setattr("lapcli.tracking.mirror._POLL", 0.05)
+    run = open_run(tmp_path / "runs", "mine", tiny_recipe(tmp_path / "text.txt"))
+    write_lines(run, 1)
+
+    def train():
+        with run.metrics.open("a") as metrics:
+            for line in lines_until(9):
+                if line["step"] > 1:
+                    metrics.write(json.dumps(line) + "\n")
+                    metrics.flush()
+                    time.sleep(0.02)
+        run.update(status="interrupted", step=9)
+        unlock(run)
+
+    trainer = threading.Thread(target=train)
+    trainer.start()
+    sent = mirror([run.path], TensorBoard(), follow=True)
+    trainer.join()
+    assert sent[0].steps == 10
+    check_whole(_events(run), 9)
+
+
+def test_evaluations_are_sent_once_and_again_when_they_change(run):
+    (run.path / "eval").mkdir()
+    for value in (0.5, 0.75):
+        told = {"tasks": {"top1": {"value": value}}, "step": 6}
+        write_checked_json(run.path / "eval" / "top1.json", told)
+        assert mirror([run.path], TensorBoard())[0].items >= 1
+        assert mirror([run.path], TensorBoard())[0].items == 0
+    assert _events(run)["eval/top1"] == [(6, 0.5), (6, 0.75)]
+
+
+def test_the_recipe_goes_along(run):
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    mirror([run.path], TensorBoard())
+    events = EventAccumulator(str(run.path / "tensorboard"))
+    events.Reload()
+    (text,) = events.Tensors("recipe/text_summary")
+    assert (run.path / "recipe.yaml").read_text() in text.tensor_proto.string_val[0].decode()
+
+
+def test_nothing_of_the_run_itself_changes(run):
+    before = {path.name: path.read_bytes() for path in run.path.iterdir() if path.is_file()}
+    mirror([run.path], TensorBoard())
+    assert {path.name: path.read_bytes() for path in run.path.iterdir() if path.is_file()} == before
+    assert read_run(run.path).status == "interrupted"
+
+
+def test_the_command_and_its_mistakes(run, capsys, monkeypatch):
+    monkeypatch.setenv("LAP_RUNS", str(run.path.parent))
+    code, out, _ = run_main(capsys, "track", "mine", "--to", "tensorboard", "--json")
+    assert (code, json.loads(out)) == (0, [{"run": "mine", "steps": 10, "items": 1}])
+    assert "0 steps" in run_main(capsys, "track", "mi*", "--to", "tensorboard")[1]
+    mistakes = {
+        ("mine",): "--to",
+        ("nine", "--to", "tensorboard"): "did you mean mine?",
+        ("mine", "--to", "tensorbord"): "tensorboard",
+        ("mine", "--to", "tensorboard", "--offline"): "--to wandb",
+        ("--to", "wandb"): "RUNS",
+    }
+    for words, said in mistakes.items():
+        code, out, err = run_main(capsys, "track", *words)
+        assert (code, out, said in err) == (2, "", True), err
+
+
+def test_a_package_that_is_not_installed_is_named(run, monkeypatch):
+    monkeypatch.setitem(__import__("sys").modules, "wandb", None)
+    with pytest.raises(UsageError, match=r"pip install 'lapcli\[wandb\]'"):
+        mirror([run.path], WandB(offline=True))
+
+
+def test_one_writer_at_a_time(run):
+    (run.path / "track").mkdir()
+    with (run.path / "track" / "tensorboard.lock").open("w") as handle:
+        import fcntl
+
+        fcntl.flock(handle, fcntl.LOCK_EX)
+        with pytest.raises(UsageError, match="by another process"):
+            mirror([run.path], TensorBoard())
