@@ -41,6 +41,7 @@ from lapcli.commands.watch import EXAMPLES as WATCH_EXAMPLES
 from lapcli.commands.watch import watch
 from lapcli.runtime.environment import wait_politely
 from lapcli.runtime.errors import ExitCode, Interrupted, LapError, UsageError
+from lapcli.runtime.tables import wrapped_message
 
 app = typer.Typer(
     name="lap",
@@ -100,7 +101,7 @@ def main() -> None:
         app()
     except LapError as error:
         if not _said_by_rank_0(error):
-            print(f"lap: {error}", file=sys.stderr)
+            print(wrapped_message(f"lap: {error}"), file=sys.stderr)
         raise SystemExit(int(error.exit_code)) from None
     except SystemExit as stop:
         if stop.code == ExitCode.STOPPED:  # by Ctrl-C, where nothing was in the making that could be saved

@@ -12,6 +12,9 @@ from hypothesis import HealthCheck, settings
 os.environ.setdefault("OMP_NUM_THREADS", "1" if os.environ.get("PYTEST_XDIST_WORKER") else "2")
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
+# xdist sets it, and commands would break their lines for a terminal of that width.
+os.environ.pop("COLUMNS", None)
+
 ROOT = Path(__file__).parent.parent
 
 # No test depends on how busy the machine is: neither an example's time nor that of making examples is measured.

@@ -9,7 +9,7 @@ from lapcli.analysis.analyze import Analysis
 from lapcli.analysis.drawing import labels, save_figure
 from lapcli.analysis.measurement import LayerResult
 from lapcli.runtime.files import write_checked_json, write_text
-from lapcli.runtime.tables import aligned
+from lapcli.runtime.tables import fitted, wrapped
 
 
 def write(analysis: Analysis, folder: Path) -> list[Path]:
@@ -52,20 +52,21 @@ def to_table(analysis: Analysis) -> str:
     for run, label in zip(analysis.runs, labels(analysis.runs), strict=True):
         for layer, result in run.layers.items():
             rows.append([run.model.name, label, str(layer), *(_shown(result.values.get(name)) for name in columns)])
-    return "\n".join(aligned(rows, right=range(2, len(rows[0]))))
+    return "\n".join(fitted(rows, right=range(2, len(rows[0]))))
 
 
 def to_text(analysis: Analysis, paths: list[Path]) -> str:
     told = analysis.to_dict()
     run = analysis.runs[0]
     settings = ", ".join(f"{name} {value}" for name, value in told["settings"].items() if value not in (None, [], ""))
+    measured = f"{run.sequences:,} sequences, {run.tokens:,} tokens of the {run.split} split of {run.data}"
     lines = [
-        f"{analysis.what}: {told['definition']}",
-        f"({settings}; {run.sequences:,} sequences, {run.tokens:,} tokens of the {run.split} split of {run.data})",
+        *wrapped(f"{analysis.what}: {told['definition']}", indent="  "),
+        *wrapped(f"({settings}; {measured})", indent="  "),
         "",
         to_table(analysis),
-        *(f"note: {note}" for note in analysis.notes()),
-        f"kept in {paths[0].parent}: {', '.join(path.name for path in paths)}",
+        *(line for note in analysis.notes() for line in wrapped(note, "note: ", indent="  ")),
+        *wrapped(f"kept in {paths[0].parent}: {', '.join(path.name for path in paths)}", indent="  "),
     ]
     return "\n".join(lines)
 

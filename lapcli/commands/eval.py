@@ -150,10 +150,14 @@ def _print(evaluation: "Evaluation", as_json: bool) -> None:
         print(f"only {evaluation.limit:,} examples of each task (--limit)")
     for line in evaluation.table():
         print(line)
-    print(f"\n{'run' if evaluation.run else 'model':<12} {evaluation.subject}")
-    print(f"weights      sha256 {evaluation.weights_sha256}")
-    for name, text in evaluation.measured.notes.items():
-        print(f"{name:<12} {text}")
-    print(f"data         {evaluation.measured.data}")
-    print(f"             sha256 {evaluation.measured.data_sha256}")
-    print(f"kept in      {evaluation.path}")
+    from lapcli.runtime.tables import facts
+
+    told = [
+        ("run" if evaluation.run else "model", evaluation.subject),
+        ("weights", f"sha256 {evaluation.weights_sha256}"),
+        *evaluation.measured.notes.items(),
+        ("data", evaluation.measured.data),
+        ("", f"sha256 {evaluation.measured.data_sha256}"),
+        ("kept in", str(evaluation.path)),
+    ]
+    print("\n" + facts([(f"{name:<11}", text) for name, text in told]))

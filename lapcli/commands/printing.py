@@ -1,57 +1,19 @@
 """What commands print for people: tables that fit the terminal, sizes and ages, and a question before a removal."""
 
 import json
-import shutil
 import sys
-import textwrap
 from collections.abc import Sequence
 from typing import Any
 
 from lapcli.runtime.errors import UsageError
-from lapcli.runtime.tables import aligned
+from lapcli.runtime.tables import facts, fitted, terminal_width
 
-_NO_TERMINAL = 10_000  # columns of a file or a pipe: tables stay tables
-
-
-def terminal_width() -> int:
-    """COLUMNS, else the terminal's; without a terminal as wide as needed."""
-    return shutil.get_terminal_size((_NO_TERMINAL, 24)).columns
+__all__ = ["age_text", "confirmed", "facts", "print_json", "size_text", "table", "terminal_width"]
 
 
 def table(headers: Sequence[str], rows: Sequence[Sequence[str]], width: int | None = None) -> str:
     """Columns side by side; where that is wider than the terminal, a short list for each row."""
-    width = terminal_width() if width is None else width
-    lines = aligned([headers, *rows])
-    if max(map(len, lines)) <= width:
-        return "\n".join(lines)
-    return "\n".join(line for row in rows for line in _block(headers, row, width))
-
-
-def _block(headers: Sequence[str], row: Sequence[str], width: int) -> list[str]:
-    """A row as its first column, and below it `header text` for the others, as many a line as fit."""
-    lines = [row[0]]
-    for header, text in zip(headers[1:], row[1:], strict=True):
-        pair = f"{header} {text}"
-        if not text:
-            continue
-        if len(lines) > 1 and len(lines[-1]) + 2 + len(pair) <= width:
-            lines[-1] += f"  {pair}"
-        else:
-            lines += _wrapped(pair, "  ", width)
-    return lines
-
-
-def _wrapped(text: str, before: str, width: int) -> list[str]:
-    """Lines broken between words; a word that is longer than a line stays whole."""
-    lines = textwrap.wrap(text, max(width - len(before), 20), break_on_hyphens=False, break_long_words=False)
-    return [(before if number == 0 else " " * len(before)) + line for number, line in enumerate(lines or [""])]
-
-
-def facts(rows: Sequence[tuple[str, str]], width: int | None = None) -> str:
-    """A name and a text a line, long texts wrapped below themselves."""
-    width = terminal_width() if width is None else width
-    label = max((len(name) for name, _ in rows), default=0)
-    return "\n".join(line for name, text in rows for line in _wrapped(text, f"{name.ljust(label)}  ", width))
+    return "\n".join(fitted([headers, *rows], width=width))
 
 
 def print_json(value: Any) -> None:

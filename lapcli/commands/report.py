@@ -72,6 +72,7 @@ def report(
     from lapcli.report.tables import FORMATS
     from lapcli.runtime.environment import runs_dir as default_runs_dir
     from lapcli.runtime.files import write_for_user
+    from lapcli.runtime.tables import wrapped_message
 
     folder = runs_dir or default_runs_dir()
     made = report_on(
@@ -98,6 +99,6 @@ def report(
         write_for_user(out, FORMATS[format_](made.tables) + "\n")
         print(out)
     for line in [*(f"note: {note}" for note in made.notes), *(f"gap: {gap}" for gap in made.gaps())]:
-        print(line, file=sys.stderr)
+        print(wrapped_message(line), file=sys.stderr)
     if strict and made.gaps():
         raise typer.Exit(1)

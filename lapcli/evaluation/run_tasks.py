@@ -13,6 +13,7 @@ from lapcli.kinds.opening import find_checkpoint, open_run, open_timm
 from lapcli.runs import Run
 from lapcli.runtime.files import write_checked_json
 from lapcli.runtime.ranks import World, join_world, leave_world
+from lapcli.runtime.tables import fitted
 
 EVAL = "eval"
 
@@ -54,12 +55,11 @@ class Evaluation:
         """For people: a line a task, or what the evaluator laid out itself."""
         if self.measured.lines:
             return self.measured.lines
-        lines = [f"{'task':<12}{'value':>9}{'95% interval':>20}{'examples':>11}"]
+        rows = [["task", "value", "95% interval", "examples"]]
         for score in self.measured.scores:
             low, high = score.interval
-            interval = f"{low:.2%} - {high:.2%}"
-            lines.append(f"{score.task:<12}{score.value:>9.2%}{interval:>20}{score.count:>11,}")
-        return lines
+            rows.append([score.task, f"{score.value:.2%}", f"{low:.2%} - {high:.2%}", f"{score.count:,}"])
+        return fitted(rows, right=(1, 2, 3))
 
 
 def evaluate_run(

@@ -7,6 +7,7 @@ from typing import Any
 from lapcli.heads.plan import HeadPlan
 from lapcli.kinds.kind import PlanFacts
 from lapcli.objectives.objective import BatchPlan
+from lapcli.runtime.tables import wrapped
 
 GPU_NOTE = "estimated, not measured on such a GPU"
 COMPILED_NOTE = "assumes that compiled code keeps as much for the backward as uncompiled code does"
@@ -105,7 +106,10 @@ class TrainingPlan:
             ("data", self.facts.data),
         ]
         return "\n".join(
-            f"{name if i == 0 else '':<15}{line}" for name, text in lines for i, line in enumerate(text.splitlines())
+            part
+            for name, text in lines
+            for number, line in enumerate(text.splitlines())
+            for part in wrapped(line, f"{name if number == 0 else '':<15}")
         )
 
     def _heads(self) -> list[tuple[str, str]]:

@@ -1,11 +1,16 @@
 """One table, and the forms that people read it in: text, Markdown and LaTeX; rows as CSV.
 
 Whatever makes a table for people fills a `Table` and calls one of `to_text`, `to_markdown` and `to_latex`, or gives
-plain rows to `aligned`. Text from recipes and names is escaped, so that it never becomes markup.
+plain rows to `fitted`. Text from recipes and names is escaped, so that it never becomes markup.
+
+Text fits the terminal: a table that is wider becomes a list, and lines are broken between words. In a file or a pipe,
+and without COLUMNS, lines are as long as they need to be.
 """
 
 import csv
 import io
+import shutil
+import textwrap
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -47,11 +52,79 @@ def aligned(rows: Sequence[Sequence[str]], right: Collection[int] = ()) -> list[
     ]
 
 
-def to_text(table: Table) -> str:
+_NO_TERMINAL = 10_000  # columns of a file or a pipe
+
+
+def terminal_width() -> int:
+    """COLUMNS, else the terminal's; without a terminal as wide as needed."""
+    return shutil.get_terminal_size((_NO_TERMINAL, 24)).columns
+
+
+def fitted(rows: Sequence[Sequence[str]], right: Collection[int] = (), width: int | None = None) -> list[str]:
+    """Lines of a table, its header first; where that is wider than the terminal, a short list for each row."""
+    width = terminal_width() if width is None else width
+    lines = aligned(rows, right)
+    if max(map(len, lines)) <= width:
+        return lines
+    return [line for row in rows[1:] for line in _block(rows[0], row, width)]
+
+
+def _block(headers: Sequence[str], row: Sequence[str], width: int) -> list[str]:
+    """A row as its first column, and below it `header text` for the others, as many a line as fit."""
+    name = f"{headers[0]} {row[0]}" if row[0][:1].isdigit() else row[0]  # a number alone says nothing
+    lines = wrapped(name, width=width, indent="    ") if name else []  # more of the row before it
+    named = len(lines)
+    for header, text in zip(headers[1:], row[1:], strict=True):
+        pair = f"{header} {text}"
+        if not text:
+            continue
+        if len(lines) > named and len(lines[-1]) + 2 + len(pair) <= width:
+            lines[-1] += f"  {pair}"
+        else:
+            lines += wrapped(pair, "  ", width, indent="    ")
+    return lines
+
+
+def wrapped(text: str, before: str = "", width: int | None = None, indent: str | None = None) -> list[str]:
+    """Lines broken between words, `before` in front of the first; a word that is longer than a line stays whole.
+
+    `indent` stands before the other lines: by default as many spaces as `before` is long.
+    """
+    width = max(terminal_width() if width is None else width, 24)
+    indent = " " * len(before) if indent is None else indent
+    if len(before) + len(text) <= width:
+        return [before + text]
+    lines = textwrap.wrap(
+        text,
+        width,
+        initial_indent=before,
+        subsequent_indent=indent,
+        break_on_hyphens=False,
+        break_long_words=False,
+        drop_whitespace=True,
+    )
+    return lines or [before]
+
+
+def wrapped_message(text: str) -> str:
+    """A message of several lines, each wrapped below its own beginning."""
+    lines = [(line[: len(line) - len(line.lstrip())], line.lstrip()) for line in text.splitlines()]
+    return "\n".join(part for before, line in lines for part in wrapped(line, before, indent=f"{before}  "))
+
+
+def facts(rows: Sequence[tuple[str, str]], width: int | None = None) -> str:
+    """A name and a text a line, long texts wrapped below themselves."""
+    label = max((len(name) for name, _ in rows), default=0)
+    return "\n".join(line for name, text in rows for line in wrapped(text, f"{name.ljust(label)}  ", width))
+
+
+def to_text(table: Table, width: int | None = None) -> str:
     marks = {"best": " *", "second": " +", None: ""}
     rows = [[entry.text + entry.after + marks[entry.mark] for entry in row] for row in table.rows]
     legend = ["* best, + second."] if table.has_marks else []
-    return "\n".join([table.title, "", *aligned([list(table.header), *rows]), "", *legend, *table.notes])
+    notes = [line for note in [*legend, *table.notes] for line in wrapped(note, width=width, indent="  ")]
+    lines = fitted([list(table.header), *rows], width=width)
+    return "\n".join([*wrapped(table.title, width=width), "", *lines, "", *notes])
 
 
 MARKING = "Best in bold, second best underlined."

@@ -7,7 +7,7 @@ from pathlib import Path
 from lapcli.planning import TrainingPlan, plan_training
 from lapcli.recipe import recipe_to_dict
 from lapcli.runtime.devices import Device
-from lapcli.runtime.tables import aligned
+from lapcli.runtime.tables import fitted
 from lapcli.sweep.grid import Cell
 from lapcli.sweep.search import known_cells
 from lapcli.sweep.state import commands_left, progress
@@ -56,7 +56,7 @@ class SweepCost:
         rows.append(("in all", "", "", _number(flops), _number(flops_left), *total))
         left = sum(cost.state != "finished" for cost in self.cells)
         text = f"{len(self.cells)} cells, {left} to do" + (f"; {unknown} of unknown cost" if unknown else "")
-        return "\n".join([*aligned(rows), "", text, *((f"hours on {self.devices}, estimated",) if timed else ())])
+        return "\n".join([*fitted(rows), "", text, *((f"hours on {self.devices}, estimated",) if timed else ())])
 
     def to_json(self) -> str:
         cells = [asdict(cost) for cost in self.cells]

@@ -12,13 +12,12 @@ from typing import Any, Self
 
 from rich.console import Console
 from rich.live import Live
-from rich.table import Table
 from rich.text import Text
 
 from lapcli.recipe.chat import STAGES
 from lapcli.runtime.errors import Interrupted, LapError
 from lapcli.runtime.progress import duration
-from lapcli.runtime.tables import aligned
+from lapcli.runtime.tables import fitted
 from lapcli.sweep.runner import CellStatus, Outcome
 from lapcli.sweep.state import last_validation, progress
 from lapcli.sweep.sweep import Sweep
@@ -57,20 +56,26 @@ class LiveTable:
         self._last = now
         self._live.update(self._table(statuses, now), refresh=True)
 
-    def _table(self, statuses: Sequence[CellStatus], now: float) -> Table:
-        room = max(5, self._console.height - 5)
-        shown = set(sorted(range(len(statuses)), key=lambda n: (_SHOWN_FIRST.index(statuses[n].state), n))[:room])
+    def _table(self, statuses: Sequence[CellStatus], now: float) -> Text:
+        order = sorted(range(len(statuses)), key=lambda n: (_SHOWN_FIRST.index(statuses[n].state), n))
         counts = Counter(status.state for status in statuses)
-        table = Table(caption=", ".join(f"{count} {state}" for state, count in counts.items()), caption_justify="left")
-        for name in ("cell", "state", "step", "result", "time"):
-            table.add_column(name, no_wrap=name != "result")
-        for number, status in enumerate(statuses):
-            if number in shown:
-                seconds = now - status.started if status.state == "running" and status.started else status.seconds
-                step, result = step_and_result(status, self._runs_dir)
-                state = Text(status.doing.split()[0] if status.doing else status.state, _COLOURS.get(status.state, ""))
-                table.add_row(Text(status.cell.name), state, step, Text(result), duration(seconds) if seconds else "")
-        return table
+        room = max(5, self._console.height - 3)
+        lines: list[str] = []
+        for most in range(min(room, len(statuses)), 0, -1):  # in a narrow window a cell takes several lines
+            shown = sorted(order[:most])
+            rows = [("cell", "state", "step", "result", "time"), *(self._row(statuses[n], now) for n in shown)]
+            lines = fitted(rows, width=self._console.width - 1)
+            if len(lines) <= room:
+                break
+        text = Text("\n".join([*lines, ", ".join(f"{count} {state}" for state, count in counts.items())]))
+        for state, colour in _COLOURS.items():
+            text.highlight_words([f" {state} ", f" {state}\n"], colour)
+        return text
+
+    def _row(self, status: CellStatus, now: float) -> tuple[str, ...]:
+        seconds = now - status.started if status.state == "running" and status.started else status.seconds
+        state = status.doing.split()[0] if status.doing else status.state
+        return status.cell.name, state, *step_and_result(status, self._runs_dir), duration(seconds) if seconds else ""
 
 
 def step_and_result(status: CellStatus, runs_dir: Path) -> tuple[str, str]:
@@ -91,7 +96,7 @@ def final_table(statuses: Sequence[CellStatus], runs_dir: Path) -> str:
     """Every cell with its result; the whole reason of each that failed below."""
     rows = [("cell", "state", "step", "result")]
     rows += [(status.cell.name, status.state, *step_and_result(status, runs_dir)) for status in statuses]
-    lines = aligned(rows)
+    lines = fitted(rows)
     for status in statuses:
         if status.state == "failed":
             lines += ["", f"{status.cell.name} failed:", *(f"  {line}" for line in status.reason.splitlines())]

@@ -3,7 +3,19 @@
 import csv
 import io
 
-from lapcli.runtime.tables import Entry, Table, aligned, to_csv, to_latex, to_markdown, to_text
+import pytest
+
+from lapcli.runtime.tables import (
+    Entry,
+    Table,
+    aligned,
+    fitted,
+    to_csv,
+    to_latex,
+    to_markdown,
+    to_text,
+    wrapped_message,
+)
 
 ODD = "a|b & 5% _x_ <i>\\{}"
 TABLE = Table(
@@ -43,3 +55,39 @@ def test_text_is_no_markup():
     (row,) = [line for line in to_latex(TABLE).splitlines() if "1.00" in line]
     assert row.count("&") - row.count(r"\&") == 1
     assert r"5\% \_x\_" in row
+
+
+ROWS = [
+    ["run", "kind", "score of the validation", "why"],
+    ["vit_digits_2L_seed0", "classification", "0.9123 ± 0.0042 (3)", "the disk of the machine was full at that moment"],
+    ["3", "language model", "", "-"],
+]
+
+
+@pytest.mark.parametrize("width", [60, 80, 120, 10_000])
+def test_text_fits_the_terminal_with_every_word_whole(width):
+    lines = fitted(ROWS, width=width)
+    assert max(map(len, lines)) <= width
+    words = " ".join(lines).split()
+    for row in ROWS[1:]:
+        for cell in row:
+            assert set(cell.split()) <= set(words)  # a word that was broken would be two others
+    if width == 60:  # a list: the first column, then header and text in pairs
+        assert lines[0] == "vit_digits_2L_seed0"
+        assert "run 3" in lines
+        assert any(line.strip().startswith("kind classification") for line in lines)
+    note = "the runs differ in schedule.warmup_epochs and data-augmentation, " * 3
+    table = to_text(Table("a title " * 12, ["row", "score"], [[Entry("0"), Entry("1")]], [note]), width)
+    assert max(map(len, table.splitlines())) <= width
+    assert set(note.split()) <= set(table.split())
+
+
+def test_a_message_keeps_its_lines_and_their_beginnings(monkeypatch):
+    monkeypatch.setenv("COLUMNS", "40")
+    message = "lap: Found 2 errors:\n  recipe.yaml:3: model.haeds is not a key; did you mean model.heads?"
+    lines = wrapped_message(message).splitlines()
+    assert lines[0] == "lap: Found 2 errors:"
+    assert len(lines) == 3
+    assert max(map(len, lines)) <= 40
+    assert [line[: len(line) - len(line.lstrip())] for line in lines[1:]] == ["  ", "    "]
+    assert " ".join(wrapped_message(message).split()) == " ".join(message.split())

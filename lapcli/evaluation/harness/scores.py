@@ -10,6 +10,7 @@ from lapcli.evaluation.benchmarks import PAPER_TASKS
 from lapcli.evaluation.benchmarks.benchmark import PreparedTask
 from lapcli.evaluation.benchmarks.bits_per_byte import METRIC, standard_error
 from lapcli.evaluation.tasks import TaskScore, wilson_interval
+from lapcli.runtime.tables import fitted, wrapped
 
 _UNNAMED = ("none", "verdicts", "create_test")  # filters that need no mention
 
@@ -114,23 +115,21 @@ def average(scores: Sequence[TaskScore]) -> tuple[float, float | None, bool] | N
 
 
 def table(scores: Sequence[TaskScore]) -> list[str]:
-    width = max([len("task"), *(len(score.task) for score in scores)]) + 2
-    wide = max([len("metric"), *(len(name) for score in scores for name in score.details["metrics"])]) + 2
-    lines = [f"{'task':<{width}}{'metric':<{wide}}{'value':>9}{'stderr':>9}{'documents':>11}"]
+    rows = [["task", "metric", "value", "stderr", "documents"]]
     for score in scores:
         for number, (metric, numbers) in enumerate(score.details["metrics"].items()):
             name, count = (score.task, f"{score.count:,}") if number == 0 else ("", "")
             shown = f"{numbers['value']:.4f}" if metric == METRIC else f"{numbers['value']:.2%}"
             error = numbers["stderr"]
             error_shown = "-" if error is None else f"{error:.4f}" if metric == METRIC else f"{error:.2%}"
-            lines.append(f"{name:<{width}}{metric:<{wide}}{shown:>9}{error_shown:>9}{count:>11}")
+            rows.append([name, metric, shown, error_shown, count])
+    notes = []
     if mean := average(scores):
         value, error, is_papers = mean
         tasks = [score for score in scores if score.task in PAPER_TASKS]
         metrics = ", ".join(dict.fromkeys(score.details["metric"] for score in tasks))
-        shown = "-" if error is None else f"{error:.2%}"
-        lines.append(f"{'average':<{width}}{metrics:<{wide}}{value:>9.2%}{shown:>9}")
+        rows.append(["average", metrics, f"{value:.2%}", "-" if error is None else f"{error:.2%}", ""])
         if not is_papers:
             missing = [name for name in PAPER_TASKS if name not in {score.task for score in tasks}]
-            lines.append(f"(the paper's average also has {', '.join(missing)})")
-    return lines
+            notes = wrapped(f"(the paper's average also has {', '.join(missing)})")
+    return [*fitted(rows, right=(2, 3, 4)), *notes]
