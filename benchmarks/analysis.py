@@ -97,15 +97,14 @@ def bench_smoothing() -> None:
 
 def _everything(model, classes: int) -> None:  # type: ignore[no-untyped-def]
     """All that fits, with figures, in one pass; says time and peak memory of this process."""
-    from lapcli.analysis import output
-    from lapcli.analysis.analyze import analyze
+    from lapcli.analysis.analyze import analyze, write_analysis
     from lapcli.analysis.measurement import Settings
 
     before, start = peak_rss(), time.perf_counter()
     analyses = analyze(None, [model], Settings())
     with tempfile.TemporaryDirectory() as place:
         for analysis in analyses:
-            output.write(analysis, Path(place))
+            write_analysis(analysis, Path(place))
     run = analyses[0].runs[0]
     print(f"  {', '.join(analysis.what for analysis in analyses)}")
     size = f"{run.sequences} sequences, {run.tokens:,} tokens, {classes:,} classes"

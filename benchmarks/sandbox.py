@@ -16,7 +16,7 @@ from pathlib import Path
 from lapcli.runtime.machine import usable_cores
 from lapcli.sandbox import Candidate, Mode, run_all, run_candidate
 from lapcli.sandbox.command import executable
-from lapcli.sandbox.modes import probe
+from lapcli.sandbox.run import probe
 
 TARGET = 12.0
 SMALL = Candidate(

@@ -174,16 +174,15 @@ def _analyze(what: str | None, settings: "Settings", given: dict[str, Any]) -> N
     for name in MEASUREMENTS if what is None else [what]:
         MEASUREMENTS[name].check_options(settings)
 
-    from lapcli.analysis import output
-    from lapcli.analysis.analyze import analyze
+    from lapcli.analysis.analyze import analyze, to_text, write_analysis
     from lapcli.analysis.analyzed_models import find_models, results_folder
 
     models = find_models(selection, runs)
     analyses = analyze(None if what is None else [what], models, settings)
     folder = given["out"] or results_folder(models, runs_dir)
-    written = {analysis.what: output.write(analysis, folder) for analysis in analyses}
+    written = {analysis.what: write_analysis(analysis, folder) for analysis in analyses}
     if given["as_json"]:
         told = [analysis.to_dict() for analysis in analyses]
         print(json.dumps(told[0] if what else told, indent=2))
         return
-    print("\n\n".join(output.to_text(analysis, written[analysis.what]) for analysis in analyses))
+    print("\n\n".join(to_text(analysis, written[analysis.what]) for analysis in analyses))

@@ -42,9 +42,8 @@ def chat(
 
     import torch
 
-    from lapcli.generation.dialogue import COMMANDS, Dialogue, converse
+    from lapcli.generation.dialogue import COMMANDS, Dialogue, converse, line_reader
     from lapcli.generation.engine import Sampling
-    from lapcli.generation.line_input import line_reader
     from lapcli.kinds.opening import find_checkpoint, open_run
     from lapcli.runtime.ranks import pick_device
 

@@ -55,7 +55,7 @@ def plan(
         if probe is not None and plan.fits is False:
             print("lap: it would not fit, so no step was tried", file=sys.stderr)
         elif probe is not None:
-            from lapcli.planning.probe import probe_plan
+            from lapcli.planning.estimate import probe_plan
 
             plan = probe_plan(staged, plan, probe)
         plans[stage] = plan

@@ -62,8 +62,8 @@ def sample(
 
     import torch
 
+    from lapcli.generation.dialogue import Sampler
     from lapcli.generation.engine import Sampling
-    from lapcli.generation.samples import Sampler
     from lapcli.kinds.opening import find_checkpoint, open_run
     from lapcli.runtime.ranks import pick_device
 

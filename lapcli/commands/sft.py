@@ -76,7 +76,7 @@ def sft(
         named = [] if run is not None else ["--run", str(start.path.resolve())]
         raise typer.Exit(launch(processes, [*sys.argv[1:], *named], device))
 
-    from lapcli.runtime.console import LogConsole
+    from lapcli.runtime.progress import LogConsole
     from lapcli.runtime.ranks import is_main_process
 
     run_name = (name or start.name.removesuffix("-midtrain")) + ("" if seed is None or name else f"-seed{seed}")

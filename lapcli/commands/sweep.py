@@ -153,8 +153,8 @@ def _print_script(grid: "Sweep", where: Path, only: str | None, jobs: int | None
 def _run(grid: "Sweep", where: Path, jobs: int, only: str | None, nproc: str, as_json: bool) -> None:
     import json
 
-    from lapcli.runtime.console import LogConsole
     from lapcli.runtime.launch import Processes
+    from lapcli.runtime.progress import LogConsole
     from lapcli.sweep.output import LiveTable, as_data, failure, final_table, make_reports
     from lapcli.sweep.runner import Runner, share_machine, visible_gpus
 

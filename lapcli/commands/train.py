@@ -76,7 +76,7 @@ def train(
         raise typer.Exit(launch(processes, sys.argv[1:], device))
 
     from lapcli.kinds import kind_of
-    from lapcli.runtime.console import LogConsole
+    from lapcli.runtime.progress import LogConsole
     from lapcli.training.start import train_recipe
 
     console = LogConsole()

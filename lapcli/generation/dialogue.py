@@ -1,18 +1,22 @@
-"""A conversation with a chat model: what was said so far, answers as they come, and the loop of a terminal."""
+"""Text for people as a model writes it: samples of one prompt, and conversations at a terminal with line editing."""
 
+import atexit
 import codecs
+import contextlib
 import json
 import re
 import sys
 import unicodedata
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from lapcli.data.chat.conversation import question_and_answer, render
+from lapcli.data.chat.conversation import question_and_answer, render, render_prompt
 from lapcli.data.text.tokenizer import SPECIAL_TOKENS, Tokenizer
 from lapcli.generation.engine import Engine, Sampling
 from lapcli.models.gpt import GPT
+from lapcli.runtime.environment import cache_dir
 
 COMMANDS = "/system TEXT sets the tone, /clear forgets what was said, /save FILE keeps it, /quit leaves"
 
@@ -193,3 +197,95 @@ def _print_answer(dialogue: Dialogue, question: str) -> None:
         print(" ...", flush=True)
     finally:
         pieces.close()  # type: ignore[attr-defined]
+
+
+QUOTES = '"""'
+_LONGEST_HISTORY = 1000
+
+
+def line_reader(history: Path | None = None, read: Callable[[str], str] = input) -> Callable[[str], str]:
+    """A replacement of `input`: the arrow keys edit and recall, and what was typed is known next time.
+
+    A line that ends with a backslash goes on with the next one; so does all between two lines of triple quotes.
+    """
+    _keep_history(history or cache_dir() / "chat_history")
+
+    def read_question(prompt: str) -> str:
+        line = read(prompt)
+        if line.strip().startswith(QUOTES):
+            return _quoted(line.strip().removeprefix(QUOTES), read)
+        lines = [line]
+        while lines[-1].endswith("\\"):
+            lines[-1] = lines[-1][:-1]
+            lines.append(read("  "))
+        return "\n".join(lines)
+
+    return read_question
+
+
+def _quoted(first: str, read: Callable[[str], str]) -> str:
+    lines = [first]
+    while not lines[-1].rstrip().endswith(QUOTES):
+        lines.append(read("  "))
+    lines[-1] = lines[-1].rstrip().removesuffix(QUOTES)
+    return "\n".join(lines).strip("\n")
+
+
+def _keep_history(file: Path) -> None:
+    """Importing readline is what gives `input` its editing; some Pythons have none, and do without."""
+    try:
+        import readline
+    except ImportError:
+        return
+    with contextlib.suppress(OSError):  # the first time there is none; a history is no reason not to talk
+        readline.read_history_file(file)
+    readline.set_history_length(_LONGEST_HISTORY)
+
+    def write() -> None:
+        with contextlib.suppress(OSError):
+            file.parent.mkdir(parents=True, exist_ok=True)
+            readline.write_history_file(file)
+
+    atexit.register(write)
+
+
+@dataclass(frozen=True)
+class Piece:
+    """Some text of one sample; the last piece of a sample ends it."""
+
+    sample: int
+    text: str
+    is_last: bool = False
+
+
+class Sampler:
+    """`is_chat`: the prompt is a question, which is asked in the form that the model was fine-tuned on."""
+
+    def __init__(self, model: GPT, tokenizer: Tokenizer, *, is_chat: bool) -> None:
+        self._tokenizer, self._is_chat = tokenizer, is_chat
+        # One row at a time, so that a sample is complete before the next one begins.
+        self._engine = Engine(model, tokenizer, batch=1, uses_tools=is_chat)
+
+    def stream(self, prompt: str, sampling: Sampling, samples: int = 1) -> Iterator[Piece]:
+        """The samples one after the other. One ends with its document or answer, or after `max_tokens`."""
+        transcripts = [Transcript(self._tokenizer) for _ in range(samples)]
+        counts = [0] * samples
+        for event in self._engine.stream([self._tokens(prompt)], sampling, samples):
+            transcript = transcripts[event.sample]
+            counts[event.sample] += 1
+            if not event.is_end and (text := transcript.add(event.token)):
+                yield Piece(event.sample, text)
+            if event.is_end or counts[event.sample] == sampling.max_tokens:
+                yield Piece(event.sample, transcript.end(), is_last=True)
+
+    def texts(self, prompt: str, sampling: Sampling, samples: int = 1) -> list[str]:
+        """All samples, whole."""
+        texts = [""] * samples
+        for piece in self.stream(prompt, sampling, samples):
+            texts[piece.sample] += piece.text
+        return texts
+
+    def _tokens(self, prompt: str) -> list[int]:
+        if self._is_chat:
+            return render_prompt(question_and_answer(prompt)[:1], self._tokenizer)
+        return [self._tokenizer.bos, *self._tokenizer.encode(prompt)]

@@ -1,14 +1,29 @@
-"""Progress on stderr: a bar on a terminal, a plain line every so often elsewhere, nothing on other ranks than 0."""
+"""Messages and progress on stderr: a bar on a terminal, a line every so often elsewhere, on rank 0 alone."""
 
+import os
 import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Self
 
-if TYPE_CHECKING:
-    from rich.console import Console
+from rich.console import Console
+
+
+class LogConsole(Console):
+    """A reader who goes away, as in `lap train ... 2>&1 | head`, does not end the run."""
+
+    def __init__(self) -> None:
+        super().__init__(stderr=True, soft_wrap=True)
+
+    def on_broken_pipe(self) -> None:
+        """rich would end the process, in the middle of a step."""
+        self.quiet = True
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, sys.stderr.fileno())
+        os.close(nowhere)
+
 
 #: What long work calls: what is being done, how much is done, and of how much.
 Progress = Callable[[str, int, int], None]
@@ -33,7 +48,6 @@ def _nothing(doing: str, done: int, total: int) -> None:
 
 @contextmanager
 def _bar() -> Iterator[Progress]:
-    from rich.console import Console
     from rich.progress import BarColumn, TaskProgressColumn, TextColumn, TimeRemainingColumn
     from rich.progress import Progress as Bars
 
@@ -64,7 +78,7 @@ def _lines() -> Progress:
 class StepProgress:
     """Shows step, loss, learning rate, throughput, share of the peak where it is known, and the time left."""
 
-    def __init__(self, console: "Console", first: int, steps: int, unit: str, shown: bool = True) -> None:
+    def __init__(self, console: Console, first: int, steps: int, unit: str, shown: bool = True) -> None:
         self._console, self._first, self._steps, self._unit = console, first, steps, unit
         self._shown = shown
         self._started = time.monotonic()

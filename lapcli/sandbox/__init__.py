@@ -4,7 +4,6 @@
 library only. The package `inside` is what runs in the sandbox.
 """
 
-from lapcli.sandbox.modes import choose_mode
-from lapcli.sandbox.run import Candidate, Limits, Mode, ProgramVerdict, run_all, run_candidate
+from lapcli.sandbox.run import Candidate, Limits, Mode, ProgramVerdict, choose_mode, run_all, run_candidate
 
 __all__ = ["Candidate", "Limits", "Mode", "ProgramVerdict", "choose_mode", "run_all", "run_candidate"]

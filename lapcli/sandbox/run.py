@@ -1,4 +1,6 @@
-"""Running a sample: two processes, each in a sandbox of its own, joined by a socket pair.
+"""Which sandbox this machine has, and a sample run in it.
+
+A sample is two processes, each in a sandbox of its own, joined by a socket pair:
 
     candidate   executes the program and answers calls; sees neither the tests nor where the verdict goes
     tests       executes prompt and tests, and gives the verdict to us over a pipe
@@ -13,6 +15,7 @@ import select
 import signal
 import socket
 import subprocess
+import sys
 import tempfile
 import threading
 import time
@@ -21,9 +24,10 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
 from dataclasses import asdict, dataclass
 from enum import StrEnum
+from functools import cache
 from typing import IO, Any
 
-from lapcli.runtime.errors import LapError
+from lapcli.runtime.errors import LapError, UsageError
 from lapcli.sandbox import command
 
 START_SECONDS = 60.0
@@ -278,3 +282,68 @@ def _readable(descriptor: int, seconds: float) -> bool:
 def _printable(text: str) -> str:
     """What a program says about itself goes into a terminal and into files: one line, no control characters."""
     return "".join(c if c.isprintable() else "?" for c in text)[:300]
+
+
+WARNING = (
+    "WARNING: generated code runs WITHOUT A SANDBOX, as you, on your files and your network. The result will say so."
+)
+
+
+def choose_mode(allow_unsafe: bool) -> Mode:
+    """The safest mode that works here. If none does: the unsafe one, loudly, if it is allowed, and else an error."""
+    problems = []
+    for mode in (Mode.BUBBLEWRAP, Mode.LANDLOCK):
+        problem = probe(mode)
+        if problem is None:
+            return mode
+        problems.append(f"{mode}: {problem}")
+    if allow_unsafe:
+        print(WARNING, *problems, sep="\n  ", file=sys.stderr)
+        return Mode.UNSAFE
+    raise UsageError(
+        "generated code needs a sandbox, and this machine offers none: install bubblewrap "
+        "(`apt-get install bubblewrap`, `dnf install bubblewrap`), use Linux 5.13 or newer with Landlock and seccomp, "
+        "or accept the danger with --unsafe-code-execution (" + "; ".join(problems) + ")"
+    )
+
+
+# A sample like any other, whose answer is right only if the sandbox holds: no host files, no network, no processes.
+_PROBE = Candidate(
+    prompt="",
+    program="""
+import os, socket
+
+def attempts():
+    held = []
+    for attempt in (
+        lambda: os.listdir(os.path.expanduser("~root") if os.getuid() == 0 else "/home"),
+        lambda: open("/etc/passwd"),
+        lambda: open("/tmp/probe", "w"),
+        lambda: socket.socket(),
+        lambda: os.fork(),
+        lambda: os.kill(os.getppid(), 0),
+    ):
+        try:
+            attempt()
+            held.append(False)
+        except OSError:
+            held.append(True)
+    return held
+""",
+    test="def check(candidate):\n    assert all(candidate())\n",
+    entry_point="attempts",
+)
+
+
+@cache
+def probe(mode: Mode) -> str | None:
+    """What is wrong with a mode on this machine, by using it once; None if it works."""
+    if not sys.platform.startswith("linux"):
+        return "needs Linux"
+    if mode is Mode.BUBBLEWRAP and command.bubblewrap() is None:
+        return "bwrap is not installed"
+    try:
+        verdict = run_candidate(_PROBE, mode)
+    except LapError as error:
+        return str(error)
+    return None if verdict.passed else f"the sandbox does not hold ({verdict.reason})"

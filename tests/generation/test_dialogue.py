@@ -13,9 +13,8 @@ from support import ROOT
 
 from lapcli.data.chat.conversation import conversation, render_prompt
 from lapcli.data.text.tokenizer import train_tokenizer
-from lapcli.generation.dialogue import Dialogue, Transcript, converse, transcript
+from lapcli.generation.dialogue import Dialogue, Transcript, converse, line_reader, transcript
 from lapcli.generation.engine import Sampling
-from lapcli.generation.line_input import line_reader
 from lapcli.models.gpt import GPT, GPTConfig
 
 
@@ -181,7 +180,7 @@ def test_a_saved_conversation_can_be_trained_on(model, tokenizer, tmp_path, caps
 
 def test_lines_are_edited_and_remembered(tmp_path):
     """At a real terminal: Ctrl-A goes to the beginning of the line, the up arrow recalls one of another time."""
-    code = "import sys, pathlib; from lapcli.generation.line_input import line_reader\n"
+    code = "import sys, pathlib; from lapcli.generation.dialogue import line_reader\n"
     code += "print(repr(line_reader(pathlib.Path(sys.argv[1]))('> ')))"
     for keys in (b"bc\x01a\r", b"\x1b[A\r"):
         ours, theirs = pty.openpty()

@@ -9,8 +9,7 @@ from hypothesis import strategies as st
 
 from lapcli.data.text.tokenizer import train_tokenizer
 from lapcli.generation import engine as engine_module
-from lapcli.generation.engine import Engine, Sampling, generate, noise_key, uniform
-from lapcli.generation.row_cache import RowCache
+from lapcli.generation.engine import Engine, RowCache, Sampling, generate, noise_key, uniform
 from lapcli.models.gpt import GPT, GPTConfig, KVCache
 from lapcli.runtime.errors import UsageError
 

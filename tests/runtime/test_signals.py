@@ -71,7 +71,7 @@ def test_a_process_ends_with_its_parent(is_late, tmp_path):
 
 def test_a_reader_who_goes_away_does_not_end_the_run(tmp_path):
     code = (
-        "from lapcli.runtime.console import LogConsole\nconsole = LogConsole()\n"
+        "from lapcli.runtime.progress import LogConsole\nconsole = LogConsole()\n"
         "for _ in range(3000): console.print('x' * 100)\nopen('done', 'w')"
     )
     writer = subprocess.Popen([sys.executable, "-c", code], stderr=subprocess.PIPE, cwd=tmp_path)

@@ -3,7 +3,7 @@
 import pytest
 
 from lapcli.sandbox import Mode
-from lapcli.sandbox.modes import probe
+from lapcli.sandbox.run import probe
 
 SAFE = (Mode.BUBBLEWRAP, Mode.LANDLOCK)
 _used: set[Mode] = set()

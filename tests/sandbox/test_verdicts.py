@@ -13,7 +13,7 @@ from support import HANG
 
 from lapcli.runtime.errors import UsageError
 from lapcli.sandbox import Candidate, Limits, Mode, choose_mode, run_all, run_candidate
-from lapcli.sandbox import modes as modes_module
+from lapcli.sandbox import run as run_module
 
 SHORT = Limits(cpu_seconds=1, wall_seconds=2.0)
 
@@ -327,18 +327,18 @@ def test_it_needs_the_standard_library_alone():
 
 class TestChoice:
     def test_the_safest_that_works(self, monkeypatch):
-        monkeypatch.setattr(modes_module, "probe", {Mode.BUBBLEWRAP: None, Mode.LANDLOCK: None}.get)
+        monkeypatch.setattr(run_module, "probe", {Mode.BUBBLEWRAP: None, Mode.LANDLOCK: None}.get)
         assert choose_mode(allow_unsafe=True) is Mode.BUBBLEWRAP
-        monkeypatch.setattr(modes_module, "probe", {Mode.BUBBLEWRAP: "no", Mode.LANDLOCK: None}.get)
+        monkeypatch.setattr(run_module, "probe", {Mode.BUBBLEWRAP: "no", Mode.LANDLOCK: None}.get)
         assert choose_mode(allow_unsafe=True) is Mode.LANDLOCK
 
     def test_none_is_a_refusal_with_the_next_step(self, monkeypatch):
-        monkeypatch.setattr(modes_module, "probe", lambda mode: "broken here")
+        monkeypatch.setattr(run_module, "probe", lambda mode: "broken here")
         with pytest.raises(UsageError, match=r"apt-get install bubblewrap.*--unsafe-code-execution.*broken here"):
             choose_mode(allow_unsafe=False)
 
     def test_unsafe_is_loud_and_named(self, monkeypatch, capsys):
-        monkeypatch.setattr(modes_module, "probe", lambda mode: "broken here")
+        monkeypatch.setattr(run_module, "probe", lambda mode: "broken here")
         chosen = choose_mode(allow_unsafe=True)
         assert "WITHOUT A SANDBOX" in capsys.readouterr().err
         assert "unsafe" in chosen
@@ -355,6 +355,6 @@ class TestChoice:
 
         monkeypatch.setattr(command, "in_bubblewrap", lambda words: words)
         monkeypatch.setattr(command, "bubblewrap", lambda: "/bin/true")
-        problem = modes_module.probe.__wrapped__(Mode.BUBBLEWRAP)
+        problem = run_module.probe.__wrapped__(Mode.BUBBLEWRAP)
         assert problem is not None
         assert "does not hold" in problem

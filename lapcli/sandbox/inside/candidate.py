@@ -9,8 +9,7 @@ from __future__ import annotations
 import sys
 import types
 
-from .channel import Channel, TooLarge
-from .values import pack, unpack
+from .messages import Channel, TooLarge, pack, unpack
 
 TYPE_CHECKING = False  # importing `typing` would cost as much as starting Python does
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ import resource
 import sys
 
 from .candidate import serve
-from .channel import Channel, Closed
+from .messages import Channel, Closed
 from .tester import judge
 
 _PR_SET_PDEATHSIG, _PR_SET_DUMPABLE, _PR_SET_NO_NEW_PRIVS = 1, 4, 38
@@ -70,8 +70,7 @@ def _limit(memory: int, cpu_seconds: int, strict: bool) -> None:
 def _lock(parent: int | None, readable: list[str] | None) -> None:
     import ctypes
 
-    from . import landlock, seccomp
-    from .syscalls import numbers
+    from .restrictions import install_filter, numbers, restrict_files
 
     number = numbers()
     if not number:
@@ -90,9 +89,9 @@ def _lock(parent: int | None, readable: list[str] | None) -> None:
     prctl(_PR_SET_NO_NEW_PRIVS, 1)
     prctl(_PR_SET_DUMPABLE, 0)
     if readable is not None:
-        landlock.restrict(libc, readable)
+        restrict_files(libc, readable)
     # No capability is left, which matters for root: it keeps its number, and nothing else.
     header = (ctypes.c_uint32 * 2)(0x20080522, 0)
     if libc.syscall(number["capset"], header, (ctypes.c_uint32 * 6)()) != 0:
         raise OSError(ctypes.get_errno(), "capabilities could not be dropped")
-    seccomp.install(libc)
+    install_filter(libc)

@@ -10,8 +10,7 @@ import json
 import os
 import sys
 
-from .channel import Channel, Closed
-from .values import pack, unpack
+from .messages import Channel, Closed, pack, unpack
 
 TYPE_CHECKING = False  # importing `typing` would cost as much as starting Python does
 if TYPE_CHECKING:

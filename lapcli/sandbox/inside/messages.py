@@ -1,9 +1,10 @@
-"""Python values as JSON, so that nothing but plain values ever crosses between candidate and tests.
+"""Messages between candidate and tests: JSON with its length in front, 8 MB at most, and Python values in it.
 
-None, bool, str, float and int are themselves; everything else is a list that starts with the name of its kind. What
-arrives is built anew from the standard library's own classes, whatever the sender claims: a subclass of `list` arrives
-as a list, so an `__eq__` of its own stays behind. An object of any other class arrives as something that equals nothing
-and is as true as its sender says, who might as well have answered True or False.
+Nothing but plain values ever crosses. None, bool, str, float and int are themselves; everything else is a list that
+starts with the name of its kind. What arrives is built anew from the standard library's own classes, whatever the
+sender claims: a subclass of `list` arrives as a list, so an `__eq__` of its own stays behind. An object of any other
+class arrives as something that equals nothing and is as true as its sender says, who might as well have answered True
+or False.
 
 The classes of `collections`, `decimal`, `fractions` and `datetime` are imported when a value of theirs arrives: most
 samples have none. Their values hold data alone. Of a `defaultdict` the default is known if it is a built-in class.
@@ -14,11 +15,62 @@ Changes that a candidate makes to its arguments do not come back, and neither do
 from __future__ import annotations
 
 import itertools
+import json
+import os
+import struct
 from collections.abc import Callable, Iterator
 
 TYPE_CHECKING = False  # importing `typing` would cost as much as starting Python does
 if TYPE_CHECKING:
     from typing import Any
+
+LARGEST = 8 << 20  # bytes
+
+
+class Closed(Exception):
+    """The other side is gone."""
+
+
+class TooLarge(Exception):
+    """A message, or what claims to be one, beyond the limit."""
+
+
+class Channel:
+    """One end of the socket pair. Plain read and write: the filter allows nothing else on a socket."""
+
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor = descriptor
+
+    def send(self, message: Any) -> None:
+        body = json.dumps(message).encode("ascii")
+        if len(body) > LARGEST:
+            raise TooLarge(f"a message of {len(body):,} bytes; at most {LARGEST:,}")
+        rest = memoryview(struct.pack(">I", len(body)) + body)
+        try:
+            while rest:
+                rest = rest[os.write(self._descriptor, rest) :]
+        except (BrokenPipeError, ConnectionResetError) as error:
+            raise Closed from error
+
+    def receive(self) -> Any:
+        (length,) = struct.unpack(">I", self._exactly(4))
+        if length > LARGEST:
+            raise TooLarge(f"a message of {length:,} bytes; at most {LARGEST:,}")
+        return json.loads(self._exactly(length))
+
+    def _exactly(self, count: int) -> bytes:
+        parts = []
+        while count:
+            try:
+                part = os.read(self._descriptor, min(count, 1 << 20))
+            except ConnectionResetError as error:
+                raise Closed from error
+            if not part:
+                raise Closed
+            parts.append(part)
+            count -= len(part)
+        return b"".join(parts)
+
 
 WHOLE_INTS = 8192  # bits; larger ones travel as hex, which is read in linear time and without Python's limit on digits
 LONGEST_ITERATOR = 100_000

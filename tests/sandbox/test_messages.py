@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lapcli.sandbox.inside.values import NotAValue, pack, unpack
+from lapcli.sandbox.inside.messages import NotAValue, pack, unpack
 
 SCALARS = (
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text() | st.binary()

@@ -5,8 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from lapcli.sandbox.inside.seccomp import instructions
-from lapcli.sandbox.inside.syscalls import AUDIT_ARCH, SETUP, numbers
+from lapcli.sandbox.inside.restrictions import AUDIT_ARCH, SETUP, instructions, numbers
 
 ALLOW, EPERM, KILL = 0x7FFF0000, 0x00050001, 0x80000000
 HEADERS = {
