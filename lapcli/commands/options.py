@@ -1,5 +1,6 @@
 """The options that commands share, declared once so that they read the same everywhere."""
 
+from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
 
@@ -76,6 +77,20 @@ StepTimeout = Annotated[
     ),
 ]
 MaxRestarts = Annotated[int, typer.Option("--max-restarts", help="Times to start again and resume after a rank died.")]
+
+
+class TrackerName(StrEnum):
+    """typer takes a list of these, and no list of literals."""
+
+    TENSORBOARD = "tensorboard"
+    WANDB = "wandb"
+    TRACKIO = "trackio"
+
+
+Track = Annotated[
+    list[TrackerName] | None,
+    typer.Option("--track", help="Mirror the run there while it is trained, as the recipe's `track`; repeatable."),
+]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")]
 
 

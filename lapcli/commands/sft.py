@@ -50,6 +50,7 @@ def sft(
     rdzv: options.Rdzv = None,
     max_restarts: options.MaxRestarts = 0,
     step_timeout: options.StepTimeout = STEP_TIMEOUT,
+    track: options.Track = None,
     as_json: options.Json = False,
 ) -> None:
     """Mid-train and fine-tune a pretrained GPT on conversations. The same command resumes an unfinished run."""
@@ -67,9 +68,15 @@ def sft(
         _print_counts(loaded, as_json)
         return
     from lapcli.kinds.chat import start_of, train_stages
+    from lapcli.runtime.progress import say_start
+    from lapcli.tracking.trackers import check_installed
 
+    mirrored = [*loaded.track, *map(str, track or [])]
+    for tracker in mirrored:
+        check_installed(tracker)
     folder = runs_dir or default_runs_dir()
     start = start_of(folder, run)
+    say_start(f"{recipe.name} is checked; loading torch")
     device = next(iter(loaded.stages.given().values())).train.device
     if needs_launch(processes, device):
         # The newest run could be another one by the time that the processes look.
@@ -78,19 +85,22 @@ def sft(
 
     from lapcli.runtime.progress import LogConsole
     from lapcli.runtime.ranks import is_main_process
+    from lapcli.tracking.live import LiveMirrors
 
     run_name = (name or start.name.removesuffix("-midtrain")) + ("" if seed is None or name else f"-seed{seed}")
     console = LogConsole()
-    runs = train_stages(
-        loaded,
-        start,
-        runs_dir=folder,
-        name=run_name,
-        only=stage,
-        fresh=fresh,
-        step_timeout=step_timeout,
-        console=console,
-    )
+    stages = [folder / f"{run_name}-{given}" for given in loaded.stages.given() if stage in (None, given)]
+    with LiveMirrors(mirrored, stages, console.warn):
+        runs = train_stages(
+            loaded,
+            start,
+            runs_dir=folder,
+            name=run_name,
+            only=stage,
+            fresh=fresh,
+            step_timeout=step_timeout,
+            console=console,
+        )
     if is_main_process():
         _print_result(runs, as_json)
 

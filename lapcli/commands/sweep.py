@@ -53,6 +53,7 @@ def sweep(
         typer.Option("--gpu", help="With --dry-run: hours on it; by default on this machine."),
     ] = None,
     gpus: Annotated[int | None, typer.Option("--gpus", min=1, max=4096, help="... on so many for each cell.")] = None,
+    track: options.Track = None,
     slurm: Annotated[bool, typer.Option("--slurm", help="Print a SLURM array script instead of running.")] = False,
     as_json: options.Json = False,
 ) -> None:
@@ -62,6 +63,7 @@ def sweep(
     from lapcli.runtime.launch import Processes
     from lapcli.sweep.search import startable_cells
     from lapcli.sweep.state import refuse_others
+    from lapcli.tracking.trackers import check_installed
 
     if (gpu or gpus) and not dry_run:
         raise UsageError("--gpu and --gpus belong to --dry-run; a sweep uses this machine's GPUs")
@@ -75,6 +77,8 @@ def sweep(
     grid = _read(recipe, over, then, options.overrides(set_, data), name, no_search)
     grid.check(partial(parse_command, context.find_root().command))
     refuse_others(startable_cells(grid, where, only), where)
+    for tracker in track or []:
+        check_installed(tracker)
     if dry_run:
         from lapcli.runtime.devices import GPUS
         from lapcli.sweep.cost import sweep_cost
@@ -82,14 +86,14 @@ def sweep(
         cost = sweep_cost(grid, where, only, GPUS[gpu] if gpu else None, gpus or 1)
         print(cost.to_json() if as_json else cost.to_text())
     elif slurm:
-        given = {"--over": over, "--then": then, "--set": set_}
+        given = {"--over": over, "--then": then, "--set": set_, "--track": list(map(str, track or []))}
         repeated = [word for option, texts in given.items() for text in texts or [] for word in (option, text)]
         once = {"--data": data, "--name": name, "--runs-dir": where, "--nproc": nproc}
         single = [word for option, value in once.items() if value is not None for word in (option, str(value))]
         arguments = [str(recipe), *repeated, *single, *(["--no-search"] if no_search else [])]
         _print_script(grid, where, only, jobs, arguments)
     else:
-        _run(grid, where, jobs or 1, only, nproc, as_json)
+        _run(grid, where, jobs or 1, only, nproc, list(map(str, track or [])), as_json)
 
 
 def parse_command(command: Any, words: list[str]) -> tuple[str, dict[str, Any]]:
@@ -150,7 +154,7 @@ def _print_script(grid: "Sweep", where: Path, only: str | None, jobs: int | None
         print("lap: when all cells are finished, the same command without --slurm makes the report", file=sys.stderr)
 
 
-def _run(grid: "Sweep", where: Path, jobs: int, only: str | None, nproc: str, as_json: bool) -> None:
+def _run(grid: "Sweep", where: Path, jobs: int, only: str | None, nproc: str, track: list[str], as_json: bool) -> None:
     import json
 
     from lapcli.runtime.launch import Processes
@@ -162,7 +166,7 @@ def _run(grid: "Sweep", where: Path, jobs: int, only: str | None, nproc: str, as
     console = LogConsole()
     with LiveTable(console, where) as table:
         table.tell(words)
-        runner = Runner(grid, where, slots, only=only, nproc=nproc, show=table.show, tell=table.tell)
+        runner = Runner(grid, where, slots, only=only, nproc=nproc, track=track, show=table.show, tell=table.tell)
         if (gpus := visible_gpus()) and any(status.cell.loaded.train.device != "cpu" for status in runner.statuses):
             Processes(nproc).check_gpus(max(1, len(gpus) // jobs))
         outcome = runner.run()

@@ -1,4 +1,4 @@
-"""`lap track`: mirror runs in TensorBoard or Weights & Biases."""
+"""`lap track`: mirror runs in TensorBoard, Weights & Biases or trackio."""
 
 import sys
 from typing import Annotated, Literal
@@ -22,9 +22,11 @@ def track(
             metavar="RUNS", autocompletion=completion.runs, help="Names, folders or patterns of runs, of any status."
         ),
     ],
-    to: Annotated[Literal["tensorboard", "wandb"], typer.Option("--to", help="The tracker.")],
+    to: Annotated[Literal["tensorboard", "wandb", "trackio"], typer.Option("--to", help="The tracker.")],
     follow: Annotated[bool, typer.Option("--follow", help="Go on until no run is being trained any more.")] = False,
-    project: Annotated[str, typer.Option("--project", help="Project of W&B.")] = "lap",
+    project: Annotated[
+        str | None, typer.Option("--project", help="Project of W&B or trackio.", show_default="lap")
+    ] = None,
     offline: Annotated[
         bool, typer.Option("--offline", help="W&B: write folders for `wandb sync` and send nothing.")
     ] = False,
@@ -35,14 +37,11 @@ def track(
     from lapcli.catalogue.listing import matching_runs
     from lapcli.commands.printing import print_json
     from lapcli.runtime.environment import runs_dir as default_runs_dir
-    from lapcli.runtime.errors import UsageError
     from lapcli.tracking.mirror import mirror
-    from lapcli.tracking.trackers import TensorBoard, WandB
+    from lapcli.tracking.trackers import tracker_of
 
-    if to != "wandb" and (offline or project != "lap"):
-        raise UsageError(f"--project and --offline are options of --to wandb; leave them out for {to}")
+    tracker = tracker_of(to, project, offline)
     paths = matching_runs(runs_dir or default_runs_dir(), runs)
-    tracker = WandB(project, offline) if to == "wandb" else TensorBoard()
     if follow:
         print(f"following {', '.join(path.name for path in paths)}; Ctrl-C ends", file=sys.stderr)
     sent = mirror(paths, tracker, follow=follow)

@@ -38,6 +38,7 @@ def train(
     rdzv: options.Rdzv = None,
     max_restarts: options.MaxRestarts = 0,
     step_timeout: options.StepTimeout = STEP_TIMEOUT,
+    track: options.Track = None,
     as_json: options.Json = False,
 ) -> None:
     """Train a model. The same command resumes an unfinished run from its last checkpoint.
@@ -50,6 +51,8 @@ def train(
     from lapcli.runtime.determinism import prepare_determinism
     from lapcli.runtime.environment import runs_dir as default_runs_dir
     from lapcli.runtime.launch import Processes, launch, needs_launch
+    from lapcli.runtime.progress import say_start
+    from lapcli.tracking.trackers import check_installed
 
     run_name = name if name is not None else (recipe.stem if seed is None else f"{recipe.stem}-seed{seed}")
     try:
@@ -72,23 +75,29 @@ def train(
         plan = plan_training(loaded, processes.here(device) * nnodes)
         print(plan.to_json() if as_json else plan.to_text())
         return
+    mirrored = [*loaded.track, *map(str, track or [])]
+    for tracker in mirrored:
+        check_installed(tracker)
+    say_start(f"{recipe.name} is checked; loading torch")
     if needs_launch(processes, device):
         raise typer.Exit(launch(processes, sys.argv[1:], device))
 
     from lapcli.kinds import kind_of
     from lapcli.runtime.progress import LogConsole
+    from lapcli.tracking.live import LiveMirrors
     from lapcli.training.start import train_recipe
 
-    console = LogConsole()
-    run = train_recipe(
-        kind_of(loaded),
-        loaded,
-        runs_dir=runs_dir or default_runs_dir(),
-        name=run_name,
-        fresh=fresh,
-        step_timeout=step_timeout,
-        console=console,
-    )
+    console, folder = LogConsole(), runs_dir or default_runs_dir()
+    with LiveMirrors(mirrored, [folder / run_name], console.warn):
+        run = train_recipe(
+            kind_of(loaded),
+            loaded,
+            runs_dir=folder,
+            name=run_name,
+            fresh=fresh,
+            step_timeout=step_timeout,
+            console=console,
+        )
     from lapcli.runtime.ranks import is_main_process
 
     if is_main_process():

@@ -52,6 +52,8 @@ def _hashed(value: Any) -> Any:
     if isinstance(value, Section):
         values = value.model_dump(mode="json")
         for name, field in type(value).model_fields.items():
+            if field.exclude:  # not a part of what is trained
+                continue
             inner = getattr(value, name)
             if is_added(field) and inner == field.get_default(call_default_factory=True):
                 del values[name]

@@ -221,6 +221,8 @@ class AnyRecipe(Section):
 
     objective: str
     seed: Annotated[Whole, Field(ge=0, lt=2**31)] = 0
+    # Mirrors while the run is trained. They change nothing of it, so that a run does not keep them in its recipe.
+    track: list[Literal["tensorboard", "wandb", "trackio"]] = Field(default_factory=list, exclude=True)
 
     def misfits(self) -> list[tuple[str, str]]:
         """Keys that do not fit the length of the run, each with the reason.

@@ -28,6 +28,7 @@ from lapcli.runtime.plugins import load_plugins, origin_of
 LOCK, TOKENIZER = ".lock", "tokenizer.json"
 RECIPE, INFO, METRICS, CHECKPOINTS, SUMMARY = "recipe.yaml", "run.json", "metrics.jsonl", "checkpoints", "summary.json"
 SWEEP = "sweep.json"  # what a sweep did with the run
+MIRRORS = ("track", "tensorboard")  # what trackers have of the run, which can be made again at any time
 TRAIN_AGAIN = "train the run again with --fresh"
 #: Seconds without a word after which a run counts as interrupted where its lock cannot tell: on another machine.
 LONG_SILENT = 6 * 3600

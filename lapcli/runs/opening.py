@@ -31,6 +31,7 @@ from lapcli.runs.directory import (
     INFO,
     LOCK,
     METRICS,
+    MIRRORS,
     RECIPE,
     TOKENIZER,
     Run,
@@ -199,7 +200,7 @@ def _at_the_end(run: Run, recipe: BaseRecipe) -> dict[str, Any]:
 
 def has_nothing(run: Run) -> bool:
     """Neither a step, nor a checkpoint, nor anything that somebody else has put there."""
-    made = {RECIPE, INFO, METRICS, CHECKPOINTS, TOKENIZER}
+    made = {RECIPE, INFO, METRICS, CHECKPOINTS, TOKENIZER, *MIRRORS}
     steps = run.metrics.read_text(encoding="utf-8", errors="replace") if run.metrics.is_file() else ""
     is_ours = all(path.name in made or path.name.startswith(".") for path in run.path.iterdir())
     return is_ours and '"loss"' not in steps and not any(run.checkpoints.glob("*"))

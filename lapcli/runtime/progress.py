@@ -9,6 +9,15 @@ from types import TracebackType
 from typing import Any, Self
 
 from rich.console import Console
+from rich.text import Text
+
+from lapcli.runtime.environment import launcher
+
+
+def say_start(text: str) -> None:
+    """What a command does while it is importing, which takes seconds; of several ranks the launcher says it."""
+    if os.environ.get("RANK", "0") == "0" and launcher() is None:
+        print(f"{text} ...", file=sys.stderr, flush=True)
 
 
 class LogConsole(Console):
@@ -16,6 +25,9 @@ class LogConsole(Console):
 
     def __init__(self) -> None:
         super().__init__(stderr=True, soft_wrap=True)
+
+    def warn(self, text: str) -> None:
+        self.print(Text.assemble(("warning: ", "yellow"), text), highlight=False)
 
     def on_broken_pipe(self) -> None:
         """rich would end the process, in the middle of a step."""

@@ -97,10 +97,12 @@ class Runner:
         *,
         only: str | None = None,
         nproc: str = "auto",
+        track: Sequence[str] = (),
         show: Show,
         tell: Tell,
     ) -> None:
         self.sweep, self.runs_dir, self.only, self.nproc = sweep, runs_dir, only, nproc
+        self.track = [word for tracker in track for word in ("--track", tracker)]
         self.show, self.tell = show, tell
         self.free = deque(slots)
         self.jobs: list[_Job] = []
@@ -203,7 +205,7 @@ class Runner:
         if cell.is_search and is_tried(cell, self.runs_dir):
             return commands
         if not progress(cell, self.runs_dir).is_trained:
-            commands.append(("train", [*cell.arguments(self.runs_dir), "--nproc", self.nproc]))
+            commands.append(("train", [*cell.arguments(self.runs_dir), "--nproc", self.nproc, *self.track]))
         for text in commands_left(cell, self.runs_dir):
             commands.append((text, [*shlex.split(text), "--runs-dir", str(self.runs_dir)]))
         return commands

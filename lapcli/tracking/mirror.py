@@ -1,29 +1,31 @@
 """From a run's files to a tracker: every step once, whatever was killed in between, also when asked again.
 
 `runs/NAME/track/TRACKER.json` records what is there: the last step, the evaluations, samples and figures that were
-sent, and the pieces (files or folders) of the tracker's own store that hold them. A session adds one piece and is
-recorded when that is closed. What a killed session left is not recorded: the next one removes it and sends it again.
+sent, and the pieces (files or folders) of the tracker's own store that hold them. A session is recorded as open when it
+begins, and with what it sent when it is closed. One that is still open when the next begins was killed: what it left is
+removed and sent again.
 
 A resumed run computes the same lines again from its last checkpoint, so that steps that were sent stay true.
 """
 
 import hashlib
+import os
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self
 
 from lapcli.recipe import recipe_to_dict, recipe_to_yaml
-from lapcli.runs import Run, read_run, read_summary
+from lapcli.runs import INFO, METRICS, Run, read_run, read_summary
 from lapcli.runtime.errors import UsageError
 from lapcli.runtime.files import Lock, lock_file, read_checked_json, write_checked_json
 from lapcli.tracking.trackers import Session, Tracker
-from lapcli.training.metrics import metrics_of
+from lapcli.training.metrics import metrics_of, parse_metrics
 
 FOLDER = "track"
-_POLL = 2.0  # seconds between two looks at a run that is followed
+_POLL, _NAP = 2.0, 0.25  # seconds between two looks at runs that are followed, and until their ends are noticed
 _GROUPS = ("validation", "smoothing")
 
 
@@ -34,6 +36,7 @@ class State:
     step: int = -1  # the last that was sent
     items: dict[str, str] = field(default_factory=dict)  # recipe, samples, evaluations, figures: sha256 of each
     pieces: list[str] = field(default_factory=list)
+    is_open: bool = False  # a session began, and has not ended
 
 
 @dataclass
@@ -53,8 +56,16 @@ def mirror(paths: Sequence[Path], tracker: Tracker, *, follow: bool = False) -> 
             stack.enter_context(_only_writer(path, tracker.name))
             mirrors.append(stack.enter_context(_Mirror(path, tracker)))
         while sum(one.look() for one in mirrors) and follow:  # each is looked at, not only until one is running
-            time.sleep(_POLL)
+            _wait([path / INFO for path in paths])
     return [one.sent for one in mirrors]
+
+
+def _wait(files: Sequence[Path]) -> None:
+    """Until it is time for the next look, or a run has something to say: that it is finished, for one."""
+    before = [os.path.getmtime(file) for file in files]
+    deadline = time.monotonic() + _POLL
+    while time.monotonic() < deadline and [os.path.getmtime(file) for file in files] == before:
+        time.sleep(min(_NAP, _POLL))
 
 
 class _Mirror:
@@ -65,8 +76,10 @@ class _Mirror:
         self._file = path / FOLDER / f"{tracker.name}.json"
         self._state = _read_state(self._file)
         self._session: Session | None = None
+        self._tail = _Tail(path / METRICS)
         self.sent = Sent(path.name)
-        tracker.remove_others(read_run(path), self._state.pieces)
+        if self._state.is_open and not tracker.remove_unrecorded(read_run(path), self._state.pieces):
+            self._state = State()
 
     def __enter__(self) -> Self:
         return self
@@ -75,10 +88,10 @@ class _Mirror:
         """Sends what is new; whether the run is being trained, so that there will be more."""
         run = read_run(self._path)
         is_running = run.status == "running"
-        lines, items = list(_new_lines(run, self._state, is_running)), list(_new_items(run, self._state))
+        steps = self._tail.steps() if is_running else _by_step(metrics_of(run))
+        lines, items = list(_new_steps(steps, self._state, is_running)), list(_new_items(run, self._state))
         if lines or items:
-            session = self._session or self._tracker.open(run, recipe_to_dict(run.recipe))
-            self._session = session
+            session = self._session or self._open(run)
             for step, values in lines:
                 session.scalars(step, values)
                 self._state.step = step
@@ -89,20 +102,55 @@ class _Mirror:
         self.sent.items += len(items)
         return is_running
 
+    def _open(self, run: Run) -> Session:
+        write_checked_json(self._file, {**vars(_read_state(self._file)), "is_open": True})
+        self._session = self._tracker.open(run, recipe_to_dict(run.recipe))
+        return self._session
+
     def __exit__(self, *error: object) -> None:
         if self._session is not None:
             self._session.close()
-            self._state.pieces = self._tracker.pieces(read_run(self._path))
+            self._state.pieces, self._state.is_open = self._tracker.pieces(read_run(self._path)), False
             write_checked_json(self._file, vars(self._state))
 
 
-def _new_lines(run: Run, state: State, is_running: bool) -> Iterator[tuple[int, dict[str, float]]]:
-    """The steps after the last one sent, each with all its numbers. The newest step of a run that is being trained
-    waits: its validation may still come."""
-    steps: dict[int, dict[str, float]] = {}
-    for line in metrics_of(run):
+Steps = dict[int, dict[str, float]]
+
+
+def _by_step(lines: Iterable[Mapping[str, Any]], steps: Steps | None = None) -> Steps:
+    """All numbers of each step under one key: a step and its validation are two lines of the file."""
+    steps = {} if steps is None else steps
+    for line in lines:
         values = {tag(name): float(value) for name, value in line.items() if name != "step" and _is_number(value)}
         steps.setdefault(line["step"], {}).update(values)
+    return steps
+
+
+class _Tail:
+    """The metrics of a run that is being trained; a look reads only what was added since the one before."""
+
+    def __init__(self, file: Path) -> None:
+        self._file, self._read, self._newest = file, 0, Steps()
+
+    def steps(self) -> Steps:
+        """The new steps, and the newest one of the look before, which may have got its validation since."""
+        if not self._file.is_file():
+            return {}
+        if self._file.stat().st_size < self._read:  # resumed: the lines after its checkpoint are written again
+            self._read, self._newest = 0, {}
+        with self._file.open("rb") as file:
+            file.seek(self._read)
+            content = file.read()
+        whole = content[: content.rfind(b"\n") + 1]  # a line may be half written
+        self._read += len(whole)
+        steps = _by_step(parse_metrics(whole), self._newest)
+        self._newest = {step: steps[step] for step in sorted(steps)[-1:]}
+        return steps
+
+
+def _new_steps(steps: Steps, state: State, is_running: bool) -> Iterator[tuple[int, dict[str, float]]]:
+    """The steps after the last one sent. The newest of a run that is being trained waits: its validation may still
+    come."""
     newest = max(steps, default=-1)
     for step in sorted(steps):
         if step > state.step and not (is_running and step == newest):

@@ -157,7 +157,11 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
     """The whole lines of a file; a torn last one is left out."""
     if not path.is_file():
         return []
-    return [line for text in path.read_bytes().splitlines() if (line := _line(text)) is not None]
+    return parse_metrics(path.read_bytes())
+
+
+def parse_metrics(content: bytes) -> list[dict[str, Any]]:
+    return [line for text in content.splitlines() if (line := _line(text)) is not None]
 
 
 def metrics_of(run: Run) -> list[dict[str, Any]]:
@@ -169,8 +173,7 @@ def metrics_of(run: Run) -> list[dict[str, Any]]:
     verify_metrics(run.metrics, content, record)
     if run.is_finished and len(content) != record["bytes"]:
         raise DataError(f"{run.metrics} is damaged: it is longer than what was written; {_WAY_OUT}")
-    lines = content[: int(record["bytes"])].splitlines()
-    return [line for text in lines if (line := _line(text)) is not None]
+    return parse_metrics(content[: int(record["bytes"])])
 
 
 def _line(text: bytes) -> dict[str, Any] | None:

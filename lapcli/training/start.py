@@ -138,6 +138,7 @@ def _train(kind: Startable, recipe: BaseRecipe, run: Run, world: World, console:
             )
             for note in start.notes:
                 console.print(note, highlight=False, markup=False)
+            console.print("setting up the optimizer and validating before the first step ...", highlight=False)
         loop = Loop(objective, recipe, run, world, console)
         with _named_rank(world), deterministic(recipe.train.deterministic):  # off again for what is sampled at the end
             loop.train()

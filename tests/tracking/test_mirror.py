@@ -3,19 +3,21 @@
 import json
 import os
 import signal
-import struct
+import sqlite3
 import threading
 import time
+from contextlib import closing
 
 import pytest
 from support import exit_code, process, run_main, tiny_recipe
+from tracking_support import tensorboard_scalars, wandb_scalars
 
 from lapcli.runs import open_run, read_run
 from lapcli.runs.opening import unlock
 from lapcli.runtime.errors import UsageError
 from lapcli.runtime.files import write_checked_json
 from lapcli.tracking.mirror import mirror
-from lapcli.tracking.trackers import TensorBoard, WandB, run_id
+from lapcli.tracking.trackers import TensorBoard, Trackio, WandB, run_id
 
 LAST = 9
 
@@ -43,52 +45,37 @@ def write_lines(run, last):
 
 
 def tracker_of(name):
-    return TensorBoard() if name == "tensorboard" else WandB(offline=True)
+    if name == "trackio":
+        pytest.importorskip("trackio", reason="trackio is not installed; pip install 'lapcli[trackio]'")
+    return {"tensorboard": TensorBoard, "wandb": lambda: WandB(offline=True), "trackio": Trackio}[name]()
+
+
+@pytest.fixture(autouse=True)
+def _own_store(tmp_path, monkeypatch):
+    monkeypatch.setenv("TRACKIO_DIR", str(tmp_path / "trackio"))
 
 
 def read_back(name, run):
     """{tag: [(step, value), ...]} of everything that the tracker holds, in the order of its files."""
-    return _events(run) if name == "tensorboard" else _wandb_history(run)
+    if name == "wandb":
+        assert list(run.path.glob(f"track/wandb/offline-run-*/run-{run_id(run)}.wandb"))
+    return {"tensorboard": _events, "wandb": lambda run: wandb_scalars(run.path), "trackio": _trackio_rows}[name](run)
 
 
 def _events(run):
-    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-
-    events = EventAccumulator(str(run.path / "tensorboard"), {"scalars": 0})
-    events.Reload()
-    return {tag: [(e.step, e.value) for e in events.Scalars(tag)] for tag in events.Tags()["scalars"]}
+    return tensorboard_scalars(run.path)
 
 
-def _wandb_history(run):
+def _trackio_rows(run):
+    """From the database itself: what `trackio show` would draw."""
     history = {}
-    for folder in sorted((run.path / "track" / "wandb").glob("offline-run-*")):
-        (file,) = folder.glob("*.wandb")
-        assert file.name == f"run-{run_id(run)}.wandb"
-        for record in _wandb_records(file.read_bytes()):
-            for item in record.history.item:
-                (tag,) = item.nested_key
-                if not tag.startswith("_"):
-                    history.setdefault(tag, []).append((record.history.step.num, json.loads(item.value_json)))
+    with closing(sqlite3.connect(os.path.join(os.environ["TRACKIO_DIR"], "lap.db"))) as store:
+        rows = store.execute("SELECT step, metrics, run_name FROM metrics ORDER BY id").fetchall()
+    assert {name for _, _, name in rows} == {f"mine-{run_id(run)[:8]}"}
+    for step, metrics, _ in rows:
+        for tag, value in json.loads(metrics).items():
+            history.setdefault(tag, []).append((step, value))
     return history
-
-
-def _wandb_records(data):
-    """The records of a LevelDB log: blocks of 32 KiB, in which a record may be in several parts."""
-    from wandb.proto.wandb_internal_pb2 import Record
-
-    at, content = 7, b""
-    while at + 7 <= len(data):
-        if (left := 32768 - at % 32768) < 7:
-            at += left
-            continue
-        _, size, kind = struct.unpack_from("<IHB", data, at)
-        content += data[at + 7 : at + 7 + size]
-        at += 7 + size
-        if kind in (1, 4):  # whole, or its last part
-            record = Record()
-            record.ParseFromString(content)
-            content = b""
-            yield record
 
 
 def check_whole(held, last):
@@ -99,14 +86,16 @@ def check_whole(held, last):
 
 
 def killed_mirror(path, name, step):
-    """In a process of its own: SIGKILL when that step is about to be sent."""
-    from lapcli.tracking import trackers
+    """In a process of its own: SIGKILL when that step is about to be sent, and those before are stored."""
+    os.environ["TRACKIO_DIR"] = str(path.parent.parent / "trackio")
+    from lapcli.tracking.trackers import tensorboard, trackio, wandb
 
-    kind = trackers._EventFile if name == "tensorboard" else trackers._WandBRun
+    kind = {"tensorboard": tensorboard.EventFile, "wandb": wandb.WandBRun, "trackio": trackio.TrackioRun}[name]
     send = kind.scalars
 
     def scalars(self, at, values):
         if at == step:
+            time.sleep(2 if name == "trackio" else 0)  # it writes twice a second, from a thread
             os.kill(os.getpid(), signal.SIGKILL)
         send(self, at, values)
 
@@ -114,8 +103,9 @@ def killed_mirror(path, name, step):
     mirror([path], tracker_of(name))
 
 
-@pytest.mark.parametrize("name", ["tensorboard", "wandb"])
+@pytest.mark.parametrize("name", ["tensorboard", "wandb", "trackio"])
 def test_after_two_kills_every_step_is_there_once(name, run):
+    tracker_of(name)  # skips where it is not installed
     for step in (4, 8):
         child = process(killed_mirror, run.path, name, step)
         child.start()
@@ -126,7 +116,8 @@ def test_after_two_kills_every_step_is_there_once(name, run):
     child = process(killed_mirror, run.path, name, LAST + 3)
     child.start()
     exit_code(child)
-    assert mirror([run.path], tracker_of(name))[0].steps == 5
+    sent = 5 if name != "trackio" else LAST + 6  # trackio removes no single steps, so that all are sent again
+    assert mirror([run.path], tracker_of(name))[0].steps == sent
     assert mirror([run.path], tracker_of(name))[0].steps == 0
     check_whole(read_back(name, run), LAST + 5)
 
@@ -203,6 +194,8 @@ def test_the_command_and_its_mistakes(run, capsys, monkeypatch):
         ("nine", "--to", "tensorboard"): "did you mean mine?",
         ("mine", "--to", "tensorbord"): "tensorboard",
         ("mine", "--to", "tensorboard", "--offline"): "--to wandb",
+        ("mine", "--to", "tensorboard", "--project", "p"): "leave it out",
+        ("mine", "--to", "trackio", "--offline"): "leave it out",
         ("--to", "wandb"): "RUNS",
     }
     for words, said in mistakes.items():

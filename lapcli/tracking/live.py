@@ -1,0 +1,139 @@
+"""Mirrors of a run while it is trained: `lap track --follow` in a process of its own for each tracker.
+
+The process reads the run's files as anybody could, so that neither a tracker that hangs nor the lock of the interpreter
+delays a step. A thread of rank 0 starts it when the run is there, and says once what went wrong with it. When training
+has ended it gets a few seconds to finish; `lap track` sends later what it did not.
+"""
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Self
+
+from lapcli.runs import INFO, METRICS
+from lapcli.runtime.signals import end_with_parent
+from lapcli.tracking.mirror import FOLDER
+from lapcli.tracking.trackers import check_installed
+
+SECONDS_TO_FINISH = 9.0  # after the training, for all of them together
+_LOOK = 0.25  # seconds between two looks at the processes
+
+
+@dataclass
+class _Mirror:
+    run: Path
+    tracker: str
+    process: subprocess.Popen[bytes]
+    log: Path
+
+
+class LiveMirrors:
+    """While it is entered, the runs at `paths` that this process trains are mirrored. Only rank 0 has any.
+
+    `warn` gets a sentence for a tracker that does not work; training goes on.
+    """
+
+    def __init__(self, trackers: Sequence[str], paths: Sequence[Path], warn: Callable[[str], None]) -> None:
+        self._trackers = list(dict.fromkeys(trackers)) if os.environ.get("RANK", "0") == "0" else []
+        self._waiting, self._warn = list(paths), warn
+        self._mirrors: list[_Mirror] = []
+        self._stop = threading.Event()
+        self._has_failed = False
+        self._thread: threading.Thread | None = None
+        for name in self._trackers:
+            check_installed(name)
+
+    def __enter__(self) -> Self:
+        if self._trackers:
+            # The system ends the processes with the thread that started them, so that it lives until they have ended.
+            self._thread = threading.Thread(target=self._watch, name="trackers", daemon=True)
+            self._thread.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *error: object) -> None:
+        if self._thread is not None:
+            self._has_failed = kind is not None
+            self._stop.set()
+            self._thread.join(SECONDS_TO_FINISH + 1)
+
+    def _watch(self) -> None:
+        while not self._stop.wait(_LOOK):
+            self._start([path for path in self._waiting if _is_trained_here(path)])
+            self._say_what_failed()
+        is_meant = _is_trained_here if self._has_failed else _is_run  # finished before: what is missing is sent
+        self._start([path for path in self._waiting if is_meant(path)])
+        deadline = time.monotonic() + SECONDS_TO_FINISH
+        while self._mirrors and time.monotonic() < deadline:
+            time.sleep(_LOOK)
+            self._say_what_failed()
+        for mirror in self._mirrors:
+            with suppress(ProcessLookupError):
+                os.killpg(mirror.process.pid, signal.SIGKILL)
+            mirror.process.wait()
+            self._warn(
+                f"{mirror.tracker} has not taken all of {mirror.run.name} in time; later: lap track {mirror.run} "
+                f"--to {mirror.tracker}"
+            )
+
+    def _start(self, paths: Sequence[Path]) -> None:
+        for path in paths:
+            self._waiting.remove(path)
+            for tracker in self._trackers:
+                try:
+                    self._mirrors.append(_started(path, tracker))
+                except OSError as error:
+                    self._warn(f"{path.name} is not mirrored to {tracker} ({error.strerror or error})")
+
+    def _say_what_failed(self) -> None:
+        for mirror in list(self._mirrors):
+            if (code := mirror.process.poll()) is not None:
+                self._mirrors.remove(mirror)
+                if code:
+                    self._warn(f"{mirror.run.name} is not mirrored to {mirror.tracker}: {_reason(mirror.log, code)}")
+
+
+def _started(path: Path, tracker: str) -> _Mirror:
+    log = path / FOLDER / f"{tracker}.log"
+    log.parent.mkdir(exist_ok=True)
+    ranks = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LAP_LAUNCHER")
+    with log.open("wb") as file:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "lapcli", "track", str(path.resolve()), "--to", tracker, "--follow"],
+            stdin=subprocess.DEVNULL,
+            stdout=file,
+            stderr=file,
+            env={name: value for name, value in os.environ.items() if name not in ranks},
+            process_group=0,  # Ctrl-C is for the training, which ends the run that the mirror follows
+            preexec_fn=partial(end_with_parent, os.getpid(), signal.SIGTERM),
+        )
+    return _Mirror(path, tracker, process, log)
+
+
+def _is_run(path: Path) -> bool:
+    return (path / INFO).is_file()
+
+
+def _is_trained_here(path: Path) -> bool:
+    """Whether this process trains the run, and has a line of it; before, an old one of that name may be there."""
+    try:
+        info = json.loads((path / INFO).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return False
+    is_ours = isinstance(info, dict) and (info.get("pid"), info.get("host")) == (os.getpid(), socket.gethostname())
+    return is_ours and (path / METRICS).is_file()
+
+
+def _reason(log: Path, code: int) -> str:
+    lines = [line.strip() for line in log.read_text(encoding="utf-8", errors="replace").splitlines() if line.strip()]
+    said = [line.removeprefix("lap: ") for line in lines if line.startswith("lap: ")]
+    return (said or lines or [f"it ended with code {code}"])[-1]

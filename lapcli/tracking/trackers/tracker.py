@@ -1,0 +1,75 @@
+"""What a tracker is, and how a run is called in each of them."""
+
+import hashlib
+import json
+import shutil
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from lapcli.runs import Run
+from lapcli.runtime.errors import UsageError
+
+
+class Session(ABC):
+    """One writing to a tracker; nothing of it counts before it is closed."""
+
+    @abstractmethod
+    def scalars(self, step: int, values: Mapping[str, float]) -> None: ...
+
+    @abstractmethod
+    def scores(self, step: int, values: Mapping[str, float]) -> None:
+        """Of an evaluation, whose step may be long past."""
+
+    @abstractmethod
+    def text(self, name: str, text: str, step: int) -> None: ...
+
+    @abstractmethod
+    def image(self, name: str, file: Path, step: int) -> None:
+        """A figure, as a PNG file."""
+
+    @abstractmethod
+    def close(self) -> None: ...
+
+
+class Tracker(ABC):
+    name: str
+
+    @abstractmethod
+    def open(self, run: Run, recipe: Mapping[str, Any]) -> Session: ...
+
+    def pieces(self, run: Run) -> list[str]:
+        """Files or folders that closed sessions have left in the tracker's own store, where it has such."""
+        return []
+
+    @abstractmethod
+    def remove_unrecorded(self, run: Run, pieces: Sequence[str]) -> bool:
+        """Removes what a killed session left, but not those pieces; False: all of the run had to go."""
+
+
+def remove_other_pieces(folder: Path, there: Sequence[str], recorded: Sequence[str]) -> None:
+    for name in set(there) - set(recorded):
+        path = folder / name
+        shutil.rmtree(path) if path.is_dir() else path.unlink()
+
+
+def config_of(recipe: Mapping[str, Any], before: str = "") -> dict[str, Any]:
+    """A recipe with dotted keys, as trackers filter and group runs by."""
+    flat: dict[str, Any] = {}
+    for key, value in recipe.items():
+        if isinstance(value, dict):
+            flat |= config_of(value, f"{before}{key}.")
+        else:
+            flat[f"{before}{key}"] = value if isinstance(value, str | int | float | None) else json.dumps(value)
+    return flat
+
+
+def run_id(run: Run) -> str:
+    """The same however the run is renamed: by recipe, seed and beginning."""
+    text = f"{run.info.get('recipe_sha256')} {run.info.get('seed')} {run.info.get('created')}"
+    return hashlib.sha256(text.encode()).hexdigest()[:32]
+
+
+def missing_package(package: str) -> UsageError:
+    return UsageError(f"the package {package} is not installed; pip install 'lapcli[{package}]'")

@@ -1,0 +1,85 @@
+"""Weights & Biases: a run of W&B for each run, found by an id of its own. Offline, each session is a folder."""
+
+import contextlib
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from lapcli.catalogue.listing import plan_of
+from lapcli.runs import Run
+from lapcli.runtime.errors import LapError
+from lapcli.tracking.trackers.tracker import Session, Tracker, config_of, missing_package, remove_other_pieces, run_id
+
+
+class WandB(Tracker):
+    """`offline`: folders for `wandb sync`, and nothing is sent; WANDB_MODE=offline says the same."""
+
+    name = "wandb"
+
+    def __init__(self, project: str | None = None, offline: bool = False) -> None:
+        self._project, self._offline = project or os.environ.get("WANDB_PROJECT") or "lap", offline
+
+    def pieces(self, run: Run) -> list[str]:
+        return sorted(path.name for path in _folder(run).glob("offline-run-*"))
+
+    def remove_unrecorded(self, run: Run, pieces: Sequence[str]) -> bool:
+        """What was sent stays at the server, which drops steps that it has."""
+        remove_other_pieces(_folder(run), self.pieces(run), pieces)
+        return True
+
+    def open(self, run: Run, recipe: Mapping[str, Any]) -> Session:
+        # Nothing but the run's own numbers leaves the machine: no error reports, no source code, no git remote.
+        for variable in ("WANDB_DISABLE_GIT", "WANDB_DISABLE_CODE", "WANDB_SILENT"):
+            os.environ.setdefault(variable, "true")
+        os.environ.setdefault("WANDB_ERROR_REPORTING", "false")
+        try:
+            import wandb
+        except ImportError:
+            raise missing_package(self.name) from None
+        try:
+            opened = wandb.init(
+                project=self._project,
+                id=run_id(run),
+                name=run.name,
+                config=config_of(recipe),
+                tags=[f"laplacian_heads {plan_of(run)}"[:64]],
+                dir=str(run.path / "track"),
+                mode="offline" if self._offline else None,
+                resume="allow",
+                reinit="create_new",
+                settings=wandb.Settings(
+                    x_disable_stats=True, x_disable_meta=True, x_save_requirements=False, console="off"
+                ),
+            )
+        except wandb.Error as error:
+            reason = str(error).strip().splitlines()[0][:200]
+            raise LapError(
+                f"W&B cannot be used ({reason}); log in with `wandb login`, or set WANDB_MODE=offline"
+            ) from None
+        return WandBRun(opened, wandb)
+
+
+class WandBRun(Session):
+    def __init__(self, run: Any, wandb: Any) -> None:
+        self._run, self._wandb = run, wandb
+
+    def scalars(self, step: int, values: Mapping[str, float]) -> None:
+        self._run.log(dict(values), step=step)  # the server drops steps that it has
+
+    def scores(self, step: int, values: Mapping[str, float]) -> None:
+        self._run.summary.update({**values, "eval/step": step})  # W&B's history takes no step of the past
+
+    def text(self, name: str, text: str, step: int) -> None:
+        self._run.summary[name] = text
+
+    def image(self, name: str, file: Path, step: int) -> None:
+        self._run.log({name: self._wandb.Image(str(file))})
+
+    def close(self) -> None:
+        with contextlib.suppress(self._wandb.Error):
+            self._run.finish()
+
+
+def _folder(run: Run) -> Path:
+    return run.path / "track" / "wandb"
