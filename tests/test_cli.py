@@ -212,7 +212,7 @@ def test_ctrl_c_before_the_first_step(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr("lapcli.kinds.language_model.LanguageModelKind.start", interrupted)
     code, _, err = run_main(capsys, "train", str(QUICKSTART), "--runs-dir", str(tmp_path))
     assert code == 130
-    assert err == "lap: stopped; what was saved is kept, run the same command to resume\n"
+    assert err.splitlines()[-1] == "lap: stopped; what was saved is kept, run the same command to resume"
     assert json.loads((tmp_path / "quickstart" / "run.json").read_text())["status"] == "interrupted"
 
 
