@@ -12,6 +12,9 @@ import torch
 from lapcli.analysis.examples import DataOrigin, Examples, ImageExamples, TextExamples
 from lapcli.analysis.selection import Selection
 from lapcli.data.cache import digest
+from lapcli.data.images.loader import count_workers
+from lapcli.data.images.sources import open_images
+from lapcli.data.text.tokens import prepare_text
 from lapcli.heads.plan import HeadPlan
 from lapcli.kinds import LoadedModel, kind_of
 from lapcli.kinds.kind import CLASSES, FEATURES, LANGUAGE
@@ -20,6 +23,7 @@ from lapcli.models.anatomy import Anatomy, anatomy_of
 from lapcli.recipe.schema import TextSource
 from lapcli.runs import TOKENIZER, Run
 from lapcli.runtime.errors import DataError, UsageError
+from lapcli.runtime.progress import shown_progress
 from lapcli.runtime.ranks import pick_device
 
 SEQUENCES = 512  # of text, where --limit does not say
@@ -106,8 +110,6 @@ def _model_of_run(run: Run, selection: Selection, trained: bool) -> AnalyzedMode
 
 def _text(loaded: LoadedModel, selection: Selection) -> TextExamples:
     """The text that the model was pretrained on, or that of --data."""
-    from lapcli.data.text.tokens import prepare_text
-    from lapcli.runtime.progress import shown_progress
 
     assert loaded.run is not None
     model, tokenizer = loaded.language_model()
@@ -135,8 +137,6 @@ def _text(loaded: LoadedModel, selection: Selection) -> TextExamples:
 
 def _images(loaded: LoadedModel, selection: Selection) -> ImageExamples:
     """Whole images of the model's size: those of its run, or those of --data."""
-    from lapcli.data.images.loader import count_workers
-    from lapcli.data.images.sources import open_images
 
     source, size = loaded.images, loaded.image_size
     assert source is not None

@@ -9,6 +9,7 @@ from typer.core import TyperGroup
 from typer.main import get_group
 
 from lapcli.commands import completion, options
+from lapcli.runtime.environment import runs_dir as default_runs_dir
 
 if TYPE_CHECKING:
     from lapcli.analysis.measurement import Option, Settings
@@ -160,7 +161,6 @@ def _analyze(what: str | None, settings: "Settings", given: dict[str, Any]) -> N
 
     from lapcli.analysis.measurements import MEASUREMENTS
     from lapcli.analysis.selection import Selection, find_runs
-    from lapcli.runtime.environment import runs_dir as default_runs_dir
 
     runs_dir = given["runs_dir"] or default_runs_dir()
     selection = Selection(

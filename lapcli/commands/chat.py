@@ -5,6 +5,7 @@ from typing import Annotated
 import typer
 
 from lapcli.commands import completion, options
+from lapcli.runtime.environment import runs_dir as default_runs_dir
 
 EXAMPLES = """\b
 Examples:
@@ -36,7 +37,6 @@ def chat(
     from lapcli.kinds import KINDS
     from lapcli.kinds.kind import CHAT
     from lapcli.runs import find_run
-    from lapcli.runtime.environment import runs_dir as default_runs_dir
 
     chat_run = find_run(runs_dir or default_runs_dir(), run, {name for name in KINDS if CHAT in KINDS[name].gives})
 

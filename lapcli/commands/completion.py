@@ -9,6 +9,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin
 
+from lapcli.runtime.environment import runs_dir
+
 
 def _harmless(complete: Callable[[str], Iterator[str]]) -> Callable[[str], list[str]]:
     def offered(incomplete: str) -> list[str]:
@@ -77,8 +79,6 @@ def _given(option: str) -> str | None:
 
 
 def _runs_dir() -> Path:
-    from lapcli.runtime.environment import runs_dir
-
     return Path(_given("--runs-dir") or runs_dir())
 
 

@@ -7,6 +7,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from lapcli.commands import completion, options
+from lapcli.runtime.environment import runs_dir as default_runs_dir
+from lapcli.runtime.errors import UsageError
+from lapcli.runtime.launch import Processes, launch, needs_launch
+from lapcli.runtime.tables import facts
 
 if TYPE_CHECKING:
     from lapcli.evaluation.run_tasks import Evaluation
@@ -85,9 +89,6 @@ def evaluate(
     """Measure a run: accuracy, probes of features, language benchmarks."""
     from lapcli.evaluation.families import STOCK, choose, evaluated_kinds
     from lapcli.runs import named_run, newest_run
-    from lapcli.runtime.environment import runs_dir as default_runs_dir
-    from lapcli.runtime.errors import UsageError
-    from lapcli.runtime.launch import Processes, launch, needs_launch
 
     given: dict[str, Any] = {
         "protocol": protocol,
@@ -150,7 +151,6 @@ def _print(evaluation: "Evaluation", as_json: bool) -> None:
         print(f"only {evaluation.limit:,} examples of each task (--limit)")
     for line in evaluation.table():
         print(line)
-    from lapcli.runtime.tables import facts
 
     told = [
         ("run" if evaluation.run else "model", evaluation.subject),

@@ -6,6 +6,8 @@ from typing import Annotated
 import typer
 
 from lapcli.commands import options
+from lapcli.runtime.environment import runs_dir as default_runs_dir
+from lapcli.runtime.errors import LapError
 
 EXAMPLES = """\b
 Examples:
@@ -42,8 +44,6 @@ def export(
 
     from lapcli.kinds import KINDS
     from lapcli.runs import named_run, newest_run
-    from lapcli.runtime.environment import runs_dir as default_runs_dir
-    from lapcli.runtime.errors import LapError
 
     where = runs_dir or default_runs_dir()
     chosen = newest_run(where, set(KINDS)) if run is None else named_run(where, run)

@@ -6,6 +6,7 @@ from typing import Annotated, Literal
 import typer
 
 from lapcli.commands import options
+from lapcli.commands.printing import print_json
 
 EXAMPLES = """\b
 Examples:
@@ -23,7 +24,6 @@ def init(
     as_json: options.Json = False,
 ) -> None:
     """Write a starter recipe with comments, and say what to run next. Nothing is overwritten."""
-    from lapcli.commands.printing import print_json
     from lapcli.recipe.shipped import write_starter
 
     written = write_starter(job, folder)

@@ -6,7 +6,10 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from lapcli.commands import options
+from lapcli.runtime.devices import GPUS, this_cpu
+from lapcli.runtime.environment import runs_dir as default_runs_dir
 from lapcli.runtime.errors import ExitCode, UsageError
+from lapcli.runtime.launch import Processes
 
 if TYPE_CHECKING:
     from lapcli.recipe import BaseRecipe
@@ -45,7 +48,6 @@ def plan(
 
     from lapcli.kinds import kind_of, load_recipe_with_data
     from lapcli.planning import plan_training
-    from lapcli.runtime.environment import runs_dir as default_runs_dir
 
     loaded = load_recipe_with_data(recipe, set_ or [], data)
     plans = {}
@@ -69,8 +71,6 @@ def plan(
 
 
 def _device(gpu: str | None, recipe: "BaseRecipe", probing: bool) -> "Device | None":
-    from lapcli.runtime.devices import GPUS, this_cpu
-
     if gpu is None:
         return None
     if gpu == "cpu":
@@ -86,6 +86,5 @@ def _device(gpu: str | None, recipe: "BaseRecipe", probing: bool) -> "Device | N
 
 def _how_many(gpu: str | None, recipe: "BaseRecipe") -> int:
     """One of a named device; of this machine's, as many as `lap train` would use."""
-    from lapcli.runtime.launch import Processes
 
     return 1 if gpu else Processes().here(recipe.train.device)

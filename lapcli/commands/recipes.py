@@ -5,6 +5,8 @@ from typing import Annotated
 import typer
 
 from lapcli.commands import completion, options
+from lapcli.commands.printing import facts, print_json
+from lapcli.runtime.errors import UsageError
 
 EXAMPLES = """\b
 Examples:
@@ -30,9 +32,7 @@ def recipes(
     import fnmatch
     from difflib import get_close_matches
 
-    from lapcli.commands.printing import facts, print_json
     from lapcli.recipe.shipped import list_shipped
-    from lapcli.runtime.errors import UsageError
 
     shipped = list_shipped()
     for pattern in patterns or []:

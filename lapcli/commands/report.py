@@ -7,6 +7,9 @@ from typing import Annotated, Literal
 import typer
 
 from lapcli.commands import completion, options
+from lapcli.runtime.environment import runs_dir as default_runs_dir
+from lapcli.runtime.files import write_for_user
+from lapcli.runtime.tables import wrapped_message
 
 EXAMPLES = """\b
 Examples:
@@ -70,9 +73,6 @@ def report(
     from lapcli.report.assemble import report_on
     from lapcli.report.grouping import names_in, row_keys
     from lapcli.report.tables import FORMATS
-    from lapcli.runtime.environment import runs_dir as default_runs_dir
-    from lapcli.runtime.files import write_for_user
-    from lapcli.runtime.tables import wrapped_message
 
     folder = runs_dir or default_runs_dir()
     made = report_on(

@@ -6,6 +6,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from lapcli.commands import completion, options
+from lapcli.commands.printing import age_text, confirmed, facts, print_json, size_text, table
+from lapcli.runtime.environment import runs_dir as default_runs_dir
+from lapcli.runtime.errors import UsageError
 
 if TYPE_CHECKING:
     from lapcli.catalogue.housekeeping import Pruning
@@ -46,8 +49,6 @@ Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
 
 
 def _folder(runs_dir: Any) -> Any:
-    from lapcli.runtime.environment import runs_dir as default_runs_dir
-
     return runs_dir or default_runs_dir()
 
 
@@ -63,7 +64,6 @@ def list_(names: Patterns = None, runs_dir: options.RunsDir = None, as_json: opt
     import sys
 
     from lapcli.catalogue.listing import list_runs
-    from lapcli.commands.printing import age_text, print_json, size_text, table
 
     folder = _folder(runs_dir)
     listed = list_runs(folder, names or [])
@@ -88,7 +88,6 @@ def list_(names: Patterns = None, runs_dir: options.RunsDir = None, as_json: opt
 def show(name: RunName, runs_dir: options.RunsDir = None, as_json: options.Json = False) -> None:
     """All about one run: recipe, data, scores, checkpoints, evaluations, sizes."""
     from lapcli.catalogue.listing import describe
-    from lapcli.commands.printing import age_text, facts, print_json, size_text
     from lapcli.runs import named_run
 
     run = named_run(_folder(runs_dir), name)
@@ -147,7 +146,6 @@ def diff(
 ) -> None:
     """Recipe keys, data and versions that differ, and the scores of both."""
     from lapcli.catalogue.comparing import difference
-    from lapcli.commands.printing import print_json, table
     from lapcli.runs import named_run
 
     first, second = (named_run(_folder(runs_dir), name) for name in (a, b))
@@ -196,7 +194,6 @@ def best(
     import sys
 
     from lapcli.catalogue.comparing import rank
-    from lapcli.commands.printing import print_json, table
 
     ranking = rank(_folder(runs_dir), names or [], metric, lowest)
     if as_json:
@@ -220,9 +217,7 @@ def rename(
     """Give a run another name. One that is being trained, or that another run started from, is refused."""
     from lapcli.catalogue.housekeeping import rename_run
     from lapcli.catalogue.listing import is_of_a_sweep
-    from lapcli.commands.printing import print_json
     from lapcli.runs import named_run
-    from lapcli.runtime.errors import UsageError
 
     run = named_run(_folder(runs_dir), name)
     if is_of_a_sweep(run.path) and not yes:
@@ -248,8 +243,6 @@ def rm(
     """Remove runs with all that they hold, after a question. One that is being trained is refused."""
     from lapcli.catalogue.housekeeping import followers, refuse_trained, remove_run
     from lapcli.catalogue.listing import is_of_a_sweep, matching_runs, size_of
-    from lapcli.commands.printing import confirmed, print_json, size_text
-    from lapcli.runtime.errors import UsageError
 
     paths = matching_runs(_folder(runs_dir), names)
     refuse_trained(paths)
@@ -276,7 +269,6 @@ def rm(
 def du(names: Patterns = None, runs_dir: options.RunsDir = None, as_json: options.Json = False) -> None:
     """Bytes on the disk, run by run, the largest first."""
     from lapcli.catalogue.listing import matching_runs, sizes
-    from lapcli.commands.printing import print_json, size_text, table
 
     measured = {path: sizes(path) for path in matching_runs(_folder(runs_dir), names or [])}
     order = sorted(measured, key=lambda path: -sum(measured[path].values()))
@@ -309,7 +301,6 @@ def prune(
     from lapcli.catalogue.housekeeping import plan_prunings
     from lapcli.catalogue.housekeeping import prune as remove_checkpoints
     from lapcli.catalogue.listing import matching_runs
-    from lapcli.commands.printing import confirmed, print_json, size_text
 
     paths = matching_runs(_folder(runs_dir), names or [])
     prunings, left_out = plan_prunings(paths, keep, with_sweeps=yes, are_named=bool(names))
@@ -336,8 +327,6 @@ def prune(
 
 
 def _print_pruning(pruning: "Pruning") -> None:
-    from lapcli.commands.printing import facts, size_text
-
     kept = ", ".join(f"{step} ({reason})" for step, reason in pruning.kept.items())
     steps = ", ".join(map(str, pruning.removed))
     print(facts([(pruning.run, f"remove steps {steps} ({size_text(pruning.bytes)}); keep {kept}")]))

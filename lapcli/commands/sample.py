@@ -7,6 +7,8 @@ from typing import Annotated
 import typer
 
 from lapcli.commands import completion, options
+from lapcli.runtime.environment import runs_dir as default_runs_dir
+from lapcli.runtime.errors import UsageError
 
 EXAMPLES = """\b
 Examples:
@@ -42,8 +44,6 @@ def sample(
     from lapcli.kinds import KINDS
     from lapcli.kinds.kind import CHAT, LANGUAGE
     from lapcli.runs import find_run, named_run
-    from lapcli.runtime.environment import runs_dir as default_runs_dir
-    from lapcli.runtime.errors import UsageError
 
     folder = runs_dir or default_runs_dir()
     kinds = {name for name in KINDS if LANGUAGE in KINDS[name].gives}

@@ -7,7 +7,11 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from lapcli.commands import completion, options
+from lapcli.commands.train import say_what_is_missing, summary_lines
+from lapcli.runtime.determinism import prepare_determinism
 from lapcli.runtime.environment import STEP_TIMEOUT
+from lapcli.runtime.environment import runs_dir as default_runs_dir
+from lapcli.runtime.launch import Processes, launch, needs_launch
 
 if TYPE_CHECKING:
     from lapcli.recipe.chat import ChatRecipe
@@ -55,9 +59,6 @@ def sft(
 ) -> None:
     """Mid-train and fine-tune a pretrained GPT on conversations. The same command resumes an unfinished run."""
     from lapcli.kinds.chat import load_chat_recipe
-    from lapcli.runtime.determinism import prepare_determinism
-    from lapcli.runtime.environment import runs_dir as default_runs_dir
-    from lapcli.runtime.launch import Processes, launch, needs_launch
 
     loaded = load_chat_recipe(recipe, set_ or [], data, seed)
     if any(stage.train.deterministic for stage in loaded.stages.given().values()):
@@ -120,7 +121,6 @@ def _print_counts(recipe: "ChatRecipe", as_json: bool) -> None:
 def _print_result(runs: "list[Run]", as_json: bool) -> None:
     import json
 
-    from lapcli.commands.train import say_what_is_missing, summary_lines
     from lapcli.runs import read_summary
 
     for run in runs:

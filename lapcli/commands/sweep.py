@@ -8,7 +8,10 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from lapcli.commands import options
+from lapcli.runtime.devices import GPUS
+from lapcli.runtime.environment import runs_dir as default_runs_dir
 from lapcli.runtime.errors import UsageError
+from lapcli.runtime.launch import Processes
 
 if TYPE_CHECKING:
     from lapcli.sweep.sweep import Sweep
@@ -59,8 +62,6 @@ def sweep(
 ) -> None:
     """Train every cell of a grid. The same command skips finished cells and resumes the others."""
     from lapcli.runs import check_name
-    from lapcli.runtime.environment import runs_dir as default_runs_dir
-    from lapcli.runtime.launch import Processes
     from lapcli.sweep.search import startable_cells
     from lapcli.sweep.state import refuse_others
     from lapcli.tracking.trackers import check_installed
@@ -80,7 +81,6 @@ def sweep(
     for tracker in track or []:
         check_installed(tracker)
     if dry_run:
-        from lapcli.runtime.devices import GPUS
         from lapcli.sweep.cost import sweep_cost
 
         cost = sweep_cost(grid, where, only, GPUS[gpu] if gpu else None, gpus or 1)
@@ -157,7 +157,6 @@ def _print_script(grid: "Sweep", where: Path, only: str | None, jobs: int | None
 def _run(grid: "Sweep", where: Path, jobs: int, only: str | None, nproc: str, track: list[str], as_json: bool) -> None:
     import json
 
-    from lapcli.runtime.launch import Processes
     from lapcli.runtime.progress import LogConsole
     from lapcli.sweep.output import LiveTable, as_data, failure, final_table, make_reports
     from lapcli.sweep.runner import Runner, share_machine, visible_gpus

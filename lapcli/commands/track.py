@@ -6,6 +6,8 @@ from typing import Annotated, Literal
 import typer
 
 from lapcli.commands import completion, options
+from lapcli.commands.printing import print_json
+from lapcli.runtime.environment import runs_dir as default_runs_dir
 
 EXAMPLES = """\b
 Examples:
@@ -35,8 +37,6 @@ def track(
 ) -> None:
     """Mirror metrics, samples, evaluations, figures and recipes of runs: each step once, however often it is called."""
     from lapcli.catalogue.listing import matching_runs
-    from lapcli.commands.printing import print_json
-    from lapcli.runtime.environment import runs_dir as default_runs_dir
     from lapcli.tracking.mirror import mirror
     from lapcli.tracking.trackers import tracker_of
 

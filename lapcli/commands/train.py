@@ -6,8 +6,11 @@ from typing import TYPE_CHECKING
 import typer
 
 from lapcli.commands import options
+from lapcli.runtime.determinism import prepare_determinism
 from lapcli.runtime.environment import STEP_TIMEOUT
+from lapcli.runtime.environment import runs_dir as default_runs_dir
 from lapcli.runtime.errors import UsageError
+from lapcli.runtime.launch import Processes, launch, needs_launch
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -48,9 +51,6 @@ def train(
     """
     from lapcli.recipe import BaseRecipe, RecipeError, load_recipe
     from lapcli.runs import check_name
-    from lapcli.runtime.determinism import prepare_determinism
-    from lapcli.runtime.environment import runs_dir as default_runs_dir
-    from lapcli.runtime.launch import Processes, launch, needs_launch
     from lapcli.runtime.progress import say_start
     from lapcli.tracking.trackers import check_installed
 
@@ -119,7 +119,6 @@ def _print_result(run: "Run", as_json: bool) -> None:
     import json
 
     from lapcli.runs import read_summary
-    from lapcli.runtime.environment import runs_dir as default_runs_dir
 
     summary = read_summary(run)
     say_what_is_missing(run)

@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from lapcli.commands import completion, options
+from lapcli.commands.printing import table
+from lapcli.runtime.environment import runs_dir as default_runs_dir
 
 if TYPE_CHECKING:
     from lapcli.catalogue.watching import Seen
@@ -39,7 +41,6 @@ def watch(
     import time
 
     from lapcli.catalogue.watching import check_metric, chosen_runs, look
-    from lapcli.runtime.environment import runs_dir as default_runs_dir
 
     paths = chosen_runs(runs_dir or default_runs_dir(), runs or [])
     check_metric(paths, metric)
@@ -68,7 +69,6 @@ def _screen(seen: "list[Seen]", metric: str) -> str:
     import textwrap
 
     from lapcli.catalogue.watching import LETTERS, picture
-    from lapcli.commands.printing import table
 
     width, height = shutil.get_terminal_size()
     if len(seen) > len(LETTERS):

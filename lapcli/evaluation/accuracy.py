@@ -4,6 +4,7 @@ from typing import Any
 
 from lapcli.evaluation.tasks import EvaluationRequest, Measured, TaskFamily, TaskScore, wilson_interval
 from lapcli.kinds.kind import CLASSES
+from lapcli.runtime.devices import compute_policy
 
 TOP = {"top1": 1, "top5": 5}
 
@@ -22,7 +23,6 @@ class AccuracyTasks(TaskFamily):
         from lapcli.data.images.sources import open_held_out
         from lapcli.evaluation.features import spread
         from lapcli.measures.accuracy import measure_accuracy
-        from lapcli.runtime.devices import compute_policy
 
         run, loaded, world = request.run, request.loaded, request.world
         assert run is not None

@@ -15,7 +15,9 @@ from lapcli.evaluation.protocols import Protocols, read_protocols
 from lapcli.evaluation.tasks import EvaluationRequest, Measured, TaskFamily, TaskScore
 from lapcli.kinds.kind import FEATURES
 from lapcli.recipe.vision import ImageFiles
+from lapcli.runtime.devices import compute_policy
 from lapcli.runtime.errors import UsageError
+from lapcli.runtime.progress import shown_progress
 
 if TYPE_CHECKING:
     from lapcli.evaluation.features import Backbone
@@ -82,8 +84,6 @@ def measure_probes(backbone: "Backbone", settings: ProbeSettings, request: Evalu
     from lapcli.evaluation.features import Pass
     from lapcli.evaluation.image_probes import measure_knn, measure_linear
     from lapcli.evaluation.segmentation import measure_ade20k, window_size
-    from lapcli.runtime.devices import compute_policy
-    from lapcli.runtime.progress import shown_progress
 
     world, limit, batch, workers = request.world, request.limit, request.images_at_once, request.image_workers
     assert request.loaded.images is not None

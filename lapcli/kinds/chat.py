@@ -10,6 +10,7 @@ from lapcli.recipe import load_recipe
 from lapcli.recipe.chat import STAGES, ChatRecipe, ChatStageRecipe, StageName, stage_recipe
 from lapcli.recipe.schema import BaseRecipe, GPTRecipe, Source
 from lapcli.runs import CHECKPOINTS, INFO, TOKENIZER, Run, find_run, read_run
+from lapcli.runtime.determinism import prepare_determinism
 from lapcli.runtime.environment import STEP_TIMEOUT
 from lapcli.runtime.errors import DataError, UsageError
 from lapcli.runtime.progress import Progress, shown_progress
@@ -188,7 +189,6 @@ def train_stages(
     console: "Console",
 ) -> list[Run]:
     """Trains `<name>-midtrain`, then `<name>-sft`; with `only`, one of them. Finished ones are left as they are."""
-    from lapcli.runtime.determinism import prepare_determinism
     from lapcli.runtime.ranks import join_world, leave_world
     from lapcli.training.start import train_in_world
 

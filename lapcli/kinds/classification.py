@@ -2,6 +2,7 @@
 
 from typing import TYPE_CHECKING, Any
 
+from lapcli.data.known_sets import known_set
 from lapcli.kinds.images import download_facts, fetch_images, load_vit
 from lapcli.kinds.kind import CLASSES, FEATURES, Fetched, Kind, LoadedModel, PlanFacts, Start, TrainingStep
 from lapcli.recipe.vision import ClassificationRecipe
@@ -69,8 +70,6 @@ class ClassificationKind(Kind):
         return 2 if recipe.data.mixing.is_on else 1  # images are mixed in pairs
 
     def plan_facts(self, recipe: ClassificationRecipe, batches: "BatchPlan") -> PlanFacts:
-        from lapcli.data.known_sets import known_set
-
         section, train, mixing = recipe.model, recipe.train, recipe.data.mixing
         held_out = recipe.data.validation if isinstance(recipe.data.validation, float) else 0.0
         per_epoch = int((known_set(recipe.data.train).train_images or 0) * (1 - held_out)) // train.batch

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from lapcli.data.known_sets import known_set
 from lapcli.kinds.kind import Fetched, describe_download
 from lapcli.recipe.vision import ImageFiles
 from lapcli.runtime.progress import Progress
@@ -33,7 +34,6 @@ def fetch_images(source: ImageFiles, classes: int | None, progress: Progress) ->
 
 def download_facts(source: ImageFiles) -> dict[str, Any]:
     """The fields of a plan's facts."""
-    from lapcli.data.known_sets import known_set
 
     if not source.train.startswith("hub:"):
         return {}

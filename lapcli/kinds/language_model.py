@@ -2,6 +2,8 @@
 
 from typing import TYPE_CHECKING, Any
 
+from lapcli.data.known_sets import known_set
+from lapcli.data.source_files import cached_hub_files
 from lapcli.kinds.kind import (
     HELD_OUT_TEXT,
     LANGUAGE,
@@ -107,8 +109,6 @@ def token_facts(recipe: GPTRecipe, steps: int | None) -> dict[str, Any]:
 
 
 def _download_facts(source: TextSource) -> dict[str, Any]:
-    from lapcli.data.known_sets import known_set
-    from lapcli.data.source_files import cached_hub_files
     from lapcli.data.text.corpus import hub_list
 
     if not source.train.startswith("hub:"):

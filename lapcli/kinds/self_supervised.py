@@ -2,6 +2,7 @@
 
 from typing import TYPE_CHECKING, Any
 
+from lapcli.data.known_sets import known_set
 from lapcli.kinds.images import download_facts, fetch_images, load_vit
 from lapcli.kinds.kind import FEATURES, Fetched, Kind, LoadedModel, PlanFacts, Start, TrainingStep
 from lapcli.recipe.dino import SelfSupervisedRecipe
@@ -69,7 +70,6 @@ class SelfSupervisedKind(Kind):
         import torch
 
         from lapcli.data.images.crops import GLOBALS
-        from lapcli.data.known_sets import known_set
         from lapcli.models.dino_vit import DinoViT
         from lapcli.objectives.self_supervised import accumulation_in_words, epochs_in_words
 
