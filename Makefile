@@ -19,9 +19,9 @@ quickstart: $(INSTALLED)
 test: $(INSTALLED)
 	$(BIN)/python -m pytest -n 2 --no-loadscope-reorder
 
-# Lint and the tests that start no process: what to run while working on something.
+# Lint and the tests that neither start a process nor train a run: what to run while working on something.
 check: lint
-	$(BIN)/python -m pytest -n 2 --no-loadscope-reorder --no-processes
+	$(BIN)/python -m pytest -n 2 --no-loadscope-reorder --quick
 
 lint: $(INSTALLED)
 	$(BIN)/ruff check .

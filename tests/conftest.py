@@ -40,18 +40,25 @@ FIRST = [*sorted(SHARED_RUNS), "tests/sweep/test_runner.py", "tests/test_digits.
 
 
 def pytest_addoption(parser):
-    parser.addoption("--no-processes", action="store_true", help="skip every test at the first process it starts")
+    parser.addoption("--quick", action="store_true", help="skip a test where it would start a process or train a run")
 
 
 def pytest_configure(config):
-    if config.getoption("--no-processes"):
-        sys.addaudithook(_skip_at_a_process)
+    if config.getoption("--quick"):
+        sys.addaudithook(_skip_what_is_slow)
 
 
-def _skip_at_a_process(event, arguments):
-    # Where the process would start and not by a list of tests, so that a new test needs no mark.
-    if event in ("subprocess.Popen", "os.fork", "os.posix_spawn") and "PYTEST_CURRENT_TEST" in os.environ:
+def _skip_what_is_slow(event, arguments):
+    """Skips where the process or the training would start and not by a list of tests, so that a new test needs no mark.
+
+    A run that is trained is known by `metrics.jsonl`, which it appends to.
+    """
+    if "PYTEST_CURRENT_TEST" not in os.environ:
+        return
+    if event in ("subprocess.Popen", "os.fork", "os.posix_spawn", "support.process"):
         pytest.skip("it starts a process; `make test` runs it")
+    if event == "open" and str(arguments[0]).endswith("metrics.jsonl") and arguments[2] & os.O_APPEND:
+        pytest.skip("it trains a run; `make test` runs it")
 
 
 def pytest_collection_modifyitems(items):

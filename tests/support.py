@@ -122,6 +122,7 @@ def ranks(count: int) -> list[dict[str, str]]:
 
 def process(target: Callable[..., None], *arguments: Any) -> BaseProcess:
     """A child of the fork server, not yet started."""
+    sys.audit("support.process")  # `--quick` skips the test here; the fork server itself starts without such an event
     return _context.Process(target=target, args=arguments)
 
 

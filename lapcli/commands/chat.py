@@ -60,5 +60,8 @@ def chat(
     if not sys.stdin.isatty():
         converse(dialogue)
         return
-    print(f"Ask something; a line that ends with \\ goes on. {COMMANDS}, Ctrl-C stops an answer.", file=sys.stderr)
+    print(
+        f"Ask something; end a line with \\ to continue it on the next. {COMMANDS}, Ctrl-C stops an answer.",
+        file=sys.stderr,
+    )
     converse(dialogue, line_reader())

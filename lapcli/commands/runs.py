@@ -221,7 +221,9 @@ def rename(
 
     run = named_run(_folder(runs_dir), name)
     if is_of_a_sweep(run.path) and not yes:
-        raise UsageError(f"{run.path} is of a sweep, which would train it again under its old name; say --yes to do it")
+        raise UsageError(
+            f"{run.path} belongs to a sweep, which would train it again under its old name; use --yes to rename it"
+        )
     path = rename_run(run, new)
     print_json({"run": str(run.path), "renamed_to": str(path)}) if as_json else print(path)
 
@@ -252,7 +254,7 @@ def rm(
             if others := [name for name in followers(path) if path.parent / name not in paths]:
                 remarks.append(f"{', '.join(others)} started from {path.name}.")
         if is_of_a_sweep(path):
-            remarks.append(f"{path.name} is of a sweep, which would train it again.")
+            remarks.append(f"{path.name} belongs to a sweep, which would train it again.")
     size = size_text(sum(map(size_of, paths)))
     listed = ", ".join(str(path) for path in paths)
     if not confirmed(" ".join([f"Remove {listed} ({size})?", *remarks]), yes):

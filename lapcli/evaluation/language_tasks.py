@@ -49,8 +49,8 @@ class LanguageTasks(TaskFamily):
                 BENCHMARKS[name].check(gives, data)
             elif settings.protocol != "harness":
                 raise UsageError(
-                    f"--tasks: {name[:60]!r} is none of the paper's tasks ({', '.join(BENCHMARKS)}); lm-eval's other "
-                    "tasks need --protocol harness"
+                    f"--tasks: {name[:60]!r} is not one of the paper's tasks ({', '.join(BENCHMARKS)}); lm-eval's "
+                    "other tasks need --protocol harness"
                 )
             elif data is not None:
                 raise UsageError(f"--data is not for {name}, whose files lm-eval finds itself; leave it out")

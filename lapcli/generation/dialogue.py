@@ -206,7 +206,7 @@ _LONGEST_HISTORY = 1000
 def line_reader(history: Path | None = None, read: Callable[[str], str] = input) -> Callable[[str], str]:
     """A replacement of `input`: the arrow keys edit and recall, and what was typed is known next time.
 
-    A line that ends with a backslash goes on with the next one; so does all between two lines of triple quotes.
+    A line that ends with a backslash continues on the next one; so does everything between two lines of triple quotes.
     """
     _keep_history(history or cache_dir() / "chat_history")
 
@@ -237,7 +237,7 @@ def _keep_history(file: Path) -> None:
         import readline
     except ImportError:
         return
-    with contextlib.suppress(OSError):  # the first time there is none; a history is no reason not to talk
+    with contextlib.suppress(OSError):  # the first time there is no file; a chat works without a history
         readline.read_history_file(file)
     readline.set_history_length(_LONGEST_HISTORY)
 

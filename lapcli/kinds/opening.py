@@ -54,13 +54,14 @@ def find_checkpoint(run: Run, which: str) -> Checkpoint:
 
 def _last_checkpoint(run: Run, newest: int) -> Checkpoint:
     """The newest checkpoint; of a finished run it has to be the one that the run ended with."""
-    found = checkpoints.read(run.checkpoints / f"step-{newest:06d}")
-    if run.is_finished and run.info.get("weights_sha256") not in (None, found.weights_sha256):
+    checkpoint = checkpoints.read(run.checkpoints / f"step-{newest:06d}")
+    if run.is_finished and run.info.get("weights_sha256") not in (None, checkpoint.weights_sha256):
         raise DataError(
-            f"{found.path} is not the checkpoint that the run ended with (step {run.info.get('step')}, weights sha256 "
-            f"{str(run.info['weights_sha256'])[:16]}); put that one back from a copy, or choose --checkpoint {newest}"
+            f"{checkpoint.path} is not the checkpoint that the run ended with (step {run.info.get('step')}, weights "
+            f"sha256 {str(run.info['weights_sha256'])[:16]}); put that one back from a copy, or choose "
+            f"--checkpoint {newest}"
         )
-    return found
+    return checkpoint
 
 
 def open_run(run: Run, checkpoint: Checkpoint | None, device: torch.device, *, float32: bool = False) -> LoadedModel:
@@ -151,16 +152,16 @@ def _load(model: Any, path: Path, with_classifier: bool) -> None:
             state = clean_state_dict(tensors)
         else:
             state = load_state_dict(str(path), device="cpu")  # tensors alone: nothing in the file is executed
-        found = adapt(state, model)
+        converted = adapt(state, model)
     except DataError:
         raise
     except Exception as error:  # whatever pickle or timm's conversions raise
         reason = next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
         raise DataError(f"{path} cannot be loaded into {type(model).__name__} ({reason[:200]}); {REMEDY}") from None
     others = ("mask_token",) if with_classifier else ("head", "fc_norm", "norm.", "mask_token")  # parts for other tasks
-    spare = [key for key in found if key.startswith(others)]
+    spare = [key for key in converted if key.startswith(others)]
     wanted = model.state_dict()
-    fitting = {key: value for key, value in found.items() if key in wanted or key not in spare}
+    fitting = {key: value for key, value in converted.items() if key in wanted or key not in spare}
     check_tensors(path, fitting, wanted, REMEDY)
     model.load_state_dict(fitting)
 

@@ -22,10 +22,10 @@ LAUNCHER = "LAP_LAUNCHER"
 
 
 def wait_politely() -> None:
-    """Idle CPU threads sleep instead of spinning; has to be said before torch is imported.
+    """Idle CPU threads sleep instead of spinning; must be called before torch is imported.
 
     With another program on the machine, a thread that spins keeps the one it waits for off its core: a small model
-    then trains fifty times slower. OMP_WAIT_POLICY=ACTIVE has it the other way.
+    then trains fifty times slower. OMP_WAIT_POLICY=ACTIVE restores the spinning.
     """
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 

@@ -156,7 +156,7 @@ def _signals_passed_on() -> Iterator[None]:
             name = signal.Signals(number)
             raise SignalException(f"{name.name} to the launcher", sigval=name)
 
-    # What `nohup` or a shell has this process ignore, it goes on ignoring.
+    # Signals that `nohup` or a shell has set to be ignored stay ignored.
     with handled([number for number in PASSED_ON if signal.getsignal(number) is not signal.SIG_IGN], handle):
         yield
 

@@ -38,7 +38,7 @@ cells=(
 cell=${{cells[$SLURM_ARRAY_TASK_ID]}}
 cd {shlex.quote(str(Path.cwd()))} || exit 1
 
-# A finished cell is skipped, an interrupted one goes on. Before the time is up SLURM sends TERM, and the cell saves.
+# A finished cell is skipped, an interrupted one is resumed. Before the time is up SLURM sends TERM, and the cell saves.
 {command} --only "$cell" &
 sweep=$!
 trap 'kill -TERM "$sweep"' TERM

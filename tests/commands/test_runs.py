@@ -121,7 +121,7 @@ def test_rm_asks_at_a_terminal(answer, code, runs):
         (["rename", "quickstart-sft", "a/b"], "cannot name a run"),
         (["rename", "quickstart-sft", "quickstart"], "exists already"),
         (["rename", "quickstart", "other"], "quickstart-midtrain"),
-        (["rm", "quickstart"], "say --yes"),
+        (["rm", "quickstart"], "use --yes"),
         (["rm"], "RUNS"),
         (["prune", "--keep", "0", "--yes"], "--keep"),
         (["prune", "quickstart", "--kep", "2"], "--keep"),

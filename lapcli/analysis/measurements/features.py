@@ -66,7 +66,7 @@ class Features(Measurement):
     def check_options(cls, settings: Settings) -> None:
         for path in settings[IMAGE]:
             if not path.is_file():
-                raise UsageError(f"--image {path} is not there; name a file with an image")
+                raise UsageError(f"--image {path} does not exist; name a file with an image")
 
     def listen(self, capture: Capture, layer: int) -> FeatureMaps:
         return FeatureMaps(self.model.anatomy, self._examples, self._pictures, layer, self.norm)

@@ -85,7 +85,7 @@ def _matches(folder: Path, pattern: str) -> list[Path]:
 
 
 def _downloaded(data_set: DataSet, download: bool) -> list[Path] | None:
-    """Kept for good: the address may serve another file tomorrow, and a run that goes on must not read it."""
+    """Kept for good: the address may serve another file tomorrow, and a resumed run must not read it."""
     name = Path(urllib.parse.urlsplit(data_set.source).path).name or "file"
     folder = cache_dir() / "downloads" / digest(data_set.source, data_set.sha256)[:16]
     if not download and not (folder / name).is_file():

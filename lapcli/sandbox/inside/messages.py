@@ -110,7 +110,7 @@ def pack(value: Any) -> Any:
         return whole if whole.bit_length() <= WHOLE_INTS else ["int", hex(whole)]
     if isinstance(value, float):
         return float.__float__(value)
-    # By name, so that nothing has to be imported to find out that the value is none of its classes.
+    # By name, so that nothing has to be imported to find out that the value is not of its classes.
     for kind in type(value).__mro__:
         name = (kind.__module__, kind.__qualname__)
         if name in _FLAT:

@@ -16,7 +16,7 @@ TYPE_CHECKING = False  # importing `typing` would cost as much as starting Pytho
 if TYPE_CHECKING:
     from typing import Any, NoReturn
 
-# Raised for the tests as the candidate raised them. Not among them is what means something to a caller that goes on:
+# Raised for the tests as the candidate raised them. Left out is what controls a loop of the caller:
 # StopIteration would end a `map` over the tests early.
 _RAISED: dict[str, type[Exception]] = {
     kind.__name__: kind
