@@ -92,6 +92,11 @@ Track = Annotated[
     typer.Option("--track", help="Mirror the run there while it is trained, as the recipe's `track`; repeatable."),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")]
+Dpi = Annotated[int, typer.Option("--dpi", min=30, max=1200, help="Dots an inch of PNG figures.")]
+Size = Annotated[
+    str | None,
+    typer.Option("--size", metavar="WxH", help="Inches of a figure, as 6x4.", show_default="by what it shows"),
+]
 
 
 def overrides(set_: list[str] | None, data: Path | None) -> list[str]:

@@ -8,6 +8,7 @@ import typer
 
 from lapcli.commands import completion, options
 from lapcli.runtime.environment import runs_dir as default_runs_dir
+from lapcli.runtime.errors import UsageError
 from lapcli.runtime.files import write_for_user
 from lapcli.runtime.tables import wrapped_message
 
@@ -16,11 +17,12 @@ Examples:
   lap report 'vitb_cifar100_*' --columns top1 --format latex
   lap report --paper table1 --strict
   lap report 'quickstart-*' --columns validation_loss,k_0.99 --format csv --out laptop.csv
-  lap report --format html --out report.html
+  lap report --format html --watch
+  lap report 'vit_digits*' --format pdf --size 5x3.2 --out figures
 """
 
 HEADS = "model.laplacian_heads"
-Format = Literal["table", "markdown", "latex", "csv", "html", "json"]
+Format = Literal["table", "markdown", "latex", "csv", "html", "json", "svg", "png", "pdf"]
 
 
 def report(
@@ -42,7 +44,9 @@ def report(
             "--columns", metavar="NAME,...", help="Measures, as top1 or k_0.99; by default the evaluated ones."
         ),
     ] = None,
-    format_: Annotated[Format, typer.Option("--format", help="Form of the tables; html writes the page.")] = "table",
+    format_: Annotated[
+        Format, typer.Option("--format", help="Form of the tables; html: the page; svg, png, pdf: its figures.")
+    ] = "table",
     paper: Annotated[
         Literal["table1", "table2", "table3"] | None,
         typer.Option("--paper", help="The paper's table beside ours: images, language, self-supervised."),
@@ -65,25 +69,51 @@ def report(
     strict: Annotated[bool, typer.Option("--strict", help="Exit with 1 if a score is missing.")] = False,
     out: Annotated[
         Path | None,
-        typer.Option("--out", help="File to write instead of printing.", show_default="of html RUNS_DIR/report.html"),
+        typer.Option(
+            "--out",
+            help="File to write instead of printing; of figures, a folder.",
+            show_default="RUNS_DIR/report.html, RUNS_DIR/report_figures",
+        ),
     ] = None,
+    dpi: options.Dpi = 160,
+    size: options.Size = None,
+    watch: Annotated[
+        bool, typer.Option("--watch", help="With html: write the page again while runs go on; Ctrl-C ends it.")
+    ] = False,
+    every: Annotated[float, typer.Option("--every", min=1.0, help="Seconds between two looks of --watch.")] = 10.0,
     runs_dir: options.RunsDir = None,
 ) -> None:
     """Tables over seeds, beside the paper's, and a page with figures and claims."""
-    from lapcli.report.assemble import report_on
+    from lapcli.report.assemble import Report, report_on
+    from lapcli.report.chart import Look, size_of
     from lapcli.report.grouping import names_in, row_keys
     from lapcli.report.tables import FORMATS
 
+    if watch and format_ != "html":
+        raise UsageError(
+            "--watch writes the page again and again; say --format html, or see `lap watch` for a terminal"
+        )
     folder = runs_dir or default_runs_dir()
-    made = report_on(
-        runs or [],
-        folder,
-        rows=row_keys(paper, format_, rows, columns, baseline),
-        columns=None if columns is None else names_in("--columns", columns),
-        baseline=baseline,
-        which=checkpoint,
-        ddof=1 if ddof is None else ddof,
-    )
+    look = Look(None if size is None else size_of(size), dpi)
+    keys = row_keys(paper, format_, rows, columns, baseline)
+
+    def make() -> Report:
+        return report_on(
+            runs or [],
+            folder,
+            rows=keys,
+            columns=None if columns is None else names_in("--columns", columns),
+            baseline=baseline,
+            which=checkpoint,
+            ddof=1 if ddof is None else ddof,
+        )
+
+    if watch:
+        from lapcli.report.watching import watch_page
+
+        watch_page(make, out or folder / "report.html", look, every)
+        return
+    made = make()
     if paper is not None:
         from lapcli.report.paper_tables import paper_tables
 
@@ -91,7 +121,12 @@ def report(
     if format_ == "html":
         from lapcli.report.page import write_page
 
-        for path in write_page(made, out or folder / "report.html"):
+        for path in write_page(made, out or folder / "report.html", look):
+            print(path)
+    elif format_ in ("svg", "png", "pdf"):
+        from lapcli.report.figures import draw_all, write_files
+
+        for path in write_files(draw_all(made.grids), out or folder / "report_figures", [format_], look):
             print(path)
     elif out is None:
         print(FORMATS[format_](made.tables))

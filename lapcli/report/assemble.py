@@ -31,6 +31,11 @@ class Report:
     rows: list[str]
     notes: list[str] = field(default_factory=list)
 
+    def tables_of_grids(self) -> list[tuple[RunGrid, ScoreTable]]:
+        """Each grid that has a table, with it."""
+        by_title = {table.title: table for table in self.tables}
+        return [(grid, by_title[grid.title]) for grid in self.grids if grid.title in by_title]
+
     def gaps(self) -> list[str]:
         return [gap for table in self.tables for gap in table.gaps()]
 

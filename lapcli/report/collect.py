@@ -71,6 +71,7 @@ class Collection:
     runs: list[RunResult]
     notes: list[str] = field(default_factory=list)  # what was left out, and why
     figures: dict[tuple[str, str], Path] = field(default_factory=dict)  # of analyses that compare runs: whose, what
+    compared: dict[tuple[str, str], list[str]] = field(default_factory=dict)  # the names of the runs in those figures
     folders: list[Path] = field(default_factory=list)
 
 
@@ -97,9 +98,10 @@ def collect(names: Sequence[str], runs_dir: Path, which: Which = "last") -> Coll
     for folder in collection.folders:
         for place in (folder / "analysis", *sorted((folder / "analysis").glob("*/"))):
             figures: dict[str, Path] = {}
-            _read_analyses(place, results, which, notes, figures)
+            seen = _read_analyses(place, results, which, notes, figures)
             whose = "several runs" if place.name == "analysis" else place.name
             collection.figures.update({(whose, what): path for what, path in figures.items()})
+            collection.compared.update({(whose, what): names for what, names in seen.items()})
     for result in results:
         _read_analyses(result.path / "analysis", [result], which, notes, result.figures)
     return collection
@@ -255,13 +257,15 @@ def _conditions(
 
 def _read_analyses(
     folder: Path, results: Sequence[RunResult], which: Which, notes: list[str], figures: dict[str, Path]
-) -> None:
+) -> dict[str, list[str]]:
+    """The names of the runs that each analysis has numbers of."""
     by_name = {result.name: result for result in results}
+    found: dict[str, list[str]] = {}
     for path, record in _json_files(folder):
         what, entries = record.get("what"), record.get("runs")
         if not isinstance(what, str) or not isinstance(entries, list):
             continue
-        seen = False
+        seen: list[str] = []
         for entry in entries:
             result = by_name.get(entry.get("name"))
             if result is None or entry.get("weights") != "trained" or not result.is_finished:
@@ -269,13 +273,15 @@ def _read_analyses(
             if which == "last" and entry.get("weights_sha256") != result.info.get("weights_sha256"):
                 notes.append(f"{result.name}: {path.name} was measured on other weights than its last ones")
                 continue
-            seen = True
+            seen.append(result.name)
             _add_layers(result, what, entry, _mapping(record.get("settings")))
         if seen:
+            found[what] = seen
             for form in (".svg", ".png"):
                 if path.with_suffix(form).is_file():
                     figures[what] = path.with_suffix(form)
                     break
+    return found
 
 
 def _add_layers(result: RunResult, what: str, entry: Mapping[str, Any], settings: Mapping[str, Any]) -> None:

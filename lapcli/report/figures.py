@@ -1,103 +1,105 @@
-"""Figures of the grids: accuracy, k_alpha and variance shares against the number of Laplacian heads, training curves.
+"""Which charts the runs give: training and validation curves; scores, k_alpha and variance shares against the heads.
 
-Each is one panel, so that a page can stack them on a narrow screen. A figure is drawn once: as a file it has its own
-colours on white, in the page its text and lines take the page's colours, light or dark.
+An experiment is what differs in Laplacian heads, drop path and seed alone; its charts stand together. Each is one
+panel, so that a page can stack them on a narrow screen.
 """
 
-import io
+import math
 import re
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from lapcli.kinds import KINDS
 from lapcli.report import paper
+from lapcli.report.chart import COLOURS, FORMS, Chart, Line, Look, plan_colours
 from lapcli.report.collect import RunResult
-from lapcli.report.grouping import RunGrid, distinguishing_words
+from lapcli.report.grouping import RowKey, RunGrid, data_in_words, distinguishing_words, kind_in_words
 from lapcli.report.paper import data_set_of
 from lapcli.report.paper_tables import DROP_PATH, by_drop_path
 from lapcli.report.statistics import summarise
 from lapcli.report.tables import column_of
+from lapcli.runtime.errors import UsageError
+from lapcli.runtime.files import write_for_user
 
-#: Okabe and Ito's colours, which read on white and on black; lines differ in their markers too.
-COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#D55E00", "#56B4E9", "#8a8a8a")
-MARKERS = "osD^vPX"
-_TEXT, _LINES = "#101112", "#c0c1c2"  # stand for the page's colours
-_STYLE: dict[Any, Any] = {
-    "font.size": 9,
-    "font.family": "sans-serif",
-    "svg.fonttype": "none",
-    "svg.hashsalt": "lap",  # the same picture, the same file
-    "text.color": _TEXT,
-    "axes.labelcolor": _TEXT,
-    "axes.edgecolor": _TEXT,
-    "xtick.color": _TEXT,
-    "ytick.color": _TEXT,
-    "axes.facecolor": "none",
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.grid": True,
-    "axes.axisbelow": True,
-    "grid.color": _LINES,
-    "grid.linewidth": 0.6,
-    "legend.frameon": False,
-    "legend.fontsize": 8,
-    "lines.linewidth": 1.6,
-    "lines.markersize": 5,
-}
 POINTS = 120  # of a training curve
+_NARROWEST = 0.05  # of a value: what an axis shows at least where nothing is known about its noise
 
 
-@dataclass(frozen=True)
-class Drawing:
-    name: str  # of the files
+@dataclass
+class Experiment:
+    """Grids that differ in the drop path alone."""
+
+    number: int  # on the page, from 1
     title: str
-    caption: str
-    svg: str  # as a file
-    png: bytes
+    grids: list[RunGrid]
+    charts: list[Chart] = field(default_factory=list)
 
-    def inline(self, number: int) -> str:
-        """The drawing as a part of a page, in the page's colours and with ids that no other drawing has."""
-        text = self.svg[self.svg.index("<svg") :]
-        text = re.sub(r'\bid="', f'id="d{number}-', text)
-        text = re.sub(r"(url\(#|href=\"#)", rf"\g<1>d{number}-", text)
-        text = re.sub(r'(<svg[^>]*?) width="[^"]*"', r"\1", text, count=1)
-        text = re.sub(r'(<svg[^>]*?) height="[^"]*"', r"\1", text, count=1)
-        text = re.sub(r"<metadata>.*?</metadata>", "", text, flags=re.DOTALL)
-        return text.replace(_TEXT, "currentColor").replace(_LINES, "var(--line)")
+    @property
+    def runs(self) -> list[RunResult]:
+        return [run for grid in self.grids for run in grid.runs]
+
+    @property
+    def plans(self) -> dict[str, list[RunResult]]:
+        """Runs by the label of their plan, in the order of the plans."""
+        rows = sorted({row for grid in self.grids for row in grid.rows})
+        return {plan_name(row): [run for grid in self.grids for run in grid.rows.get(row, {}).values()] for row in rows}
 
 
-def draw_all(grids: Sequence[RunGrid]) -> list[Drawing]:
-    """Draws what the grids have numbers for."""
-    import matplotlib as mpl
+def plan_name(row: RowKey) -> str:
+    """`0 Laplacian`, `3 Laplacian`; a plan that differs by layer as it is."""
+    return f"{row.heads} Laplacian" if row.heads is not None else row.label
 
+
+def experiments_of(grids: Sequence[RunGrid]) -> list[Experiment]:
+    """The experiments with their charts, the one that changed last first."""
     runs = [run for grid in grids for run in grid.runs]
-    drawings: list[Drawing] = []
-    with mpl.rc_context(_STYLE):
-        families = [
-            family
-            for objective in dict.fromkeys(run.objective for run in runs)
-            for family in by_drop_path([run for run in runs if run.objective == objective])
-        ]
-        for number, (family, title) in enumerate(zip(families, _titles(families), strict=True)):
-            drawings += [drawing for drawing in _draw_family(family, number, title) if drawing is not None]
-    return drawings
+    families = [
+        family
+        for objective in dict.fromkeys(run.objective for run in runs)
+        for family in by_drop_path([run for run in runs if run.objective == objective])
+    ]
+    families.sort(key=_last_change, reverse=True)
+    made = []
+    for number, (family, title) in enumerate(zip(families, _titles(families), strict=True), 1):
+        experiment = Experiment(number, title, list(family))
+        experiment.charts = [chart for chart in _charts(experiment) if chart is not None]
+        made.append(experiment)
+    return made
 
 
-def write_files(drawings: Sequence[Drawing], folder: Path) -> list[Path]:
-    folder.mkdir(parents=True, exist_ok=True)
-    paths = []
-    for drawing in drawings:
-        vector, picture = folder / f"{drawing.name}.svg", folder / f"{drawing.name}.png"
-        vector.write_text(drawing.svg, encoding="utf-8")
-        picture.write_bytes(drawing.png)
-        paths += [vector, picture]
+def _last_change(family: Sequence[RunGrid]) -> str:
+    return max(str(run.info.get("updated") or "") for grid in family for run in grid.runs)
+
+
+def draw_all(grids: Sequence[RunGrid]) -> list[Chart]:
+    return [chart for experiment in experiments_of(grids) for chart in experiment.charts]
+
+
+def write_files(charts: Sequence[Chart], folder: Path, forms: Sequence[str], look: Look) -> list[Path]:
+    """Each chart in these forms, and its data as CSV."""
+    if folder.exists() and not folder.is_dir():
+        raise UsageError(f"{folder} is a file; the figures need a folder of that name")
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        for path in folder.iterdir():  # of runs that are not there any more, or have another place on the page
+            if path.suffix.removeprefix(".") in (*FORMS, "csv") and re.match(r"\d+-", path.name):
+                path.unlink()
+        paths = []
+        for chart in charts:
+            for form in forms:
+                paths.append(folder / f"{chart.name}.{form}")
+                paths[-1].write_bytes(chart.file(form, look))
+            paths.append(folder / f"{chart.name}.csv")
+            write_for_user(paths[-1], chart.csv())
+    except OSError as error:
+        raise UsageError(f"{folder} cannot be written ({error.strerror}); name another place with --out") from None
     return paths
 
 
 def _titles(families: Sequence[Sequence[RunGrid]]) -> list[str]:
-    """Objective and data; where that is the same for several, also the keys in which they differ."""
+    """Kind and data; where that is the same for several, also what tells them apart."""
     plain = [_plain_title(family[0].runs[0]) for family in families]
     titles = []
     for family, title in zip(families, plain, strict=True):
@@ -109,42 +111,98 @@ def _titles(families: Sequence[Sequence[RunGrid]]) -> list[str]:
 
 
 def _plain_title(run: RunResult) -> str:
-    what = data_set_of(run) or str(run.info.get("data", "")).split(":")[0] or "runs"
-    stage = f" {run.recipe['stage']}" if run.recipe.get("stage") else ""
-    return f"{run.objective.replace('_', ' ')}{stage}, {what}"
+    kind = kind_in_words(run)
+    what = data_set_of(run) or data_in_words(run)
+    return f"{kind[:1].upper()}{kind[1:]}" + (f" on {what}" if what else "")
 
 
-def _draw_family(family: Sequence[RunGrid], number: int, title: str) -> list[Drawing | None]:
-    """The figures of grids that differ in the drop path alone, a line for each grid."""
-    name = re.sub(r"[^a-z0-9]+", "-", f"{number + 1}-{title}".lower()).strip("-")[:60]
+def _charts(experiment: Experiment) -> list[Chart | None]:
+    family, title = experiment.grids, experiment.title
+    name = re.sub(r"[^a-z0-9]+", "-", f"{experiment.number}-{title}".lower()).strip("-")[:60]
     metrics = {metric for grid in family for metric in grid.metrics()}
     shares = [m for m in ("between_class", "within_class", "within_sequence") if f"anova.{m}_share" in metrics]
-    components = [m for m in ("spectrum.k_0.9", "spectrum.k_0.99", "spectrum.k_0.999") if m in metrics]
-    return [
-        *(
-            _against_heads(family, lines, f"{name}-{what}", title, label)
-            for what, lines, label in _scores(family[0].objective, metrics)
-        ),
-        _against_heads(
+    components = {f"spectrum.k_{a}": f"{float(a):.4g}" for a in ("0.9", "0.99", "0.999")}
+    components = {
+        m: f"{float(share):.1%} of the variance".replace(".0%", "%") for m, share in components.items() if m in metrics
+    }
+    curves: list[Chart | None] = []
+    for place, grid in enumerate(family):
+        number = f"-{place + 1}" if len(family) > 1 else ""
+        drawn = ["loss", *_validated(grid)]
+        curves += [_curves(experiment, grid, metric, f"{name}-{metric.replace('_', '-')}{number}") for metric in drawn]
+    against: list[tuple[Sequence[RunGrid], str, dict[str, str], str]] = [
+        *((family, what, lines, label) for what, lines, label in _scores(family[0].objective, metrics)),
+        (family[:1], "components", components, "components of the tokens"),
+        (
             family[:1],
-            {m: m.removeprefix("spectrum.") for m in components},
-            f"{name}-components",
-            title,
-            "components of the tokens' variance",
-        )
-        if components
-        else None,
-        _against_heads(
-            family[:1],
-            {f"anova.{m}_share": m.replace("_", " ") for m in shares},
-            f"{name}-shares",
-            title,
+            "shares",
+            {
+                f"anova.{m}_share": m.replace("_", " ").replace("class", "classes" if m[0] == "b" else "class")
+                for m in shares
+            },
             "share of the tokens' variance (%)",
-        )
-        if shares
-        else None,
-        *(_curves(grid, f"{name}-loss-{place + 1}", title) for place, grid in enumerate(family)),
+        ),
     ]
+    return [
+        *curves,
+        *(
+            _against_heads(grids, lines, f"{name}-{what.replace('_', '-')}-by-heads", label)
+            for grids, what, lines, label in against
+            if lines
+        ),
+    ]
+
+
+def _validated(grid: RunGrid) -> list[str]:
+    """The validation's loss, and the first other number that the kind of training gives."""
+    seen = {key for run in grid.runs for line in run.curve for key in line if key.startswith("validation_")}
+    metrics = [metric for metric in KINDS[grid.objective].metrics if metric in seen]
+    losses = [metric for metric in metrics if metric.endswith("_loss")]
+    return [*losses[:1], *[metric for metric in metrics if metric not in losses][:1]]
+
+
+def _curves(experiment: Experiment, grid: RunGrid, metric: str, name: str) -> Chart | None:
+    """A thin line for each run in the colour of its plan; training losses are averaged over stretches of steps."""
+    colours = plan_colours(list(experiment.plans))
+    column = column_of(metric)
+    lines = []
+    for row, runs in grid.rows.items():
+        for run in runs.values():
+            found: list[tuple[float, float]] = [
+                (int(line["step"]), line[metric] * column.scale) for line in run.curve if _is_finite(line.get(metric))
+            ]
+            points = _stretches(found) if metric == "loss" else found
+            if points:
+                colour, dash = colours[plan_name(row)]
+                lines.append(Line(plan_name(row), colour, points, run.name, plan_name(row), dash, is_thin=True))
+    if not lines:
+        return None
+    label = "training loss" if metric == "loss" else column.label
+    drop_path = f", drop path {grid.identity[DROP_PATH]}" if len(experiment.grids) > 1 else ""
+    averaged = any(len(run.curve) > POINTS for run in grid.runs) and metric == "loss"
+    how = f"; a point is a mean over a stretch of steps, at its last step (at most {POINTS} points)" if averaged else ""
+    runs_text = f"{len(lines)} run{'s' if len(lines) > 1 else ''}"
+    caption = f"A colour for each plan, a thin line for each run ({runs_text}){how}."
+    return Chart(
+        name,
+        f"{label[:1].upper()}{label[1:]}{drop_path}",
+        caption,
+        "step",
+        label,
+        lines,
+        legend_title=_row_label(grid).replace(" (", "\n("),
+        experiment=experiment.number,
+    )
+
+
+def _is_finite(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def _stretches(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
+    size = -(-len(points) // POINTS) or 1
+    parts = [points[start : start + size] for start in range(0, len(points), size)]
+    return [(part[-1][0], sum(y for _, y in part) / len(part)) for part in parts]
 
 
 def _scores(objective: str, metrics: Collection[str]) -> list[tuple[str, dict[str, str], str]]:
@@ -162,119 +220,86 @@ def _scores(objective: str, metrics: Collection[str]) -> list[tuple[str, dict[st
     return [*scores, *([("tasks", tasks, "accuracy (%)")] if tasks else [])]
 
 
-def _against_heads(
-    family: Sequence[RunGrid], metrics: dict[str, str], name: str, title: str, label: str
-) -> Drawing | None:
-    """Means with their deviations as a band: a line for each drop path, or for each of several measures."""
-    figure, axes = _panel()
+class _Point(NamedTuple):
+    heads: float  # a layer, on average
+    mean: float
+    deviation: float | None  # none: of one seed
+    n: int
+    differs: bool  # by layer
+    noise: float  # half the width of its interval: two deviations of seeds, else what the number of examples allows
+
+
+def _against_heads(family: Sequence[RunGrid], metrics: dict[str, str], name: str, label: str) -> Chart | None:
+    """Means against the heads: a line for each drop path, or for each of several measures; a band where there are
+    several seeds."""
+    lines: list[Line] = []
     drawn: list[_Point] = []
-    lines = 0
     for place, (grid, metric) in enumerate((grid, metric) for grid in family for metric in metrics):
         points = _points(grid, metric)
         if not points:
             continue
         drawn += points
-        lines += 1
-        style = {"color": COLOURS[place % len(COLOURS)], "marker": MARKERS[place % len(MARKERS)]}
-        drop_path = f"drop path {grid.identity.get(DROP_PATH, 'none')}"
         even = [point for point in points if not point.differs]
-        x = [point.heads for point in even]
-        axes.plot(x, [p.mean for p in even], **style, label=metrics[metric] if len(metrics) > 1 else drop_path)
-        low, high = [p.mean - p.deviation for p in even], [p.mean + p.deviation for p in even]
-        axes.fill_between(x, low, high, color=style["color"], alpha=0.18, linewidth=0)
-        for point in points:
-            if point.differs:
-                axes.errorbar(point.heads, point.mean, point.deviation, **style, markerfacecolor="none", capsize=2)
+        drop_path = f"drop path {grid.identity.get(DROP_PATH, 'none')}"
+        lines.append(
+            Line(
+                metrics[metric] if len(metrics) > 1 else drop_path,
+                COLOURS[place % len(COLOURS)],
+                [(point.heads, point.mean) for point in even],
+                style=place,
+                low=[point.mean - (point.deviation or 0.0) for point in even],
+                high=[point.mean + (point.deviation or 0.0) for point in even],
+                n=[point.n for point in even],
+                hollow=[(point.heads, point.mean, point.deviation or 0.0) for point in points if point.differs],
+            )
+        )
     if not drawn:
         return None
-    axes.set_xlabel(_row_label(family[0]))
-    axes.set_ylabel(_safe(label))
-    ticks = sorted({point.heads for point in drawn})
-    axes.set_xticks(ticks, [f"{number:.3g}" for number in ticks])
-    if lines > 1 or len(metrics) > 1:
-        axes.legend()
     fewest, most = min(point.n for point in drawn), max(point.n for point in drawn)
     seeds = f"{fewest} to {most} seeds" if fewest < most else f"{most} seed{'s' if most > 1 else ''}"
-    caption = (
-        f"{label} against the number of Laplacian heads; means over {seeds}, band: one standard deviation (ddof 1)."
-    )
+    caption = "One seed, so no band and no deviation."
+    if most > 1:
+        caption = (
+            f"Means over {seeds}; the band is one standard deviation (ddof 1), and the axis shows at least two of them "
+            "to either side."
+        )
     if any(point.differs for point in drawn):
         caption += " Hollow: plans that differ by layer, at their mean."
-    return Drawing(name, title, caption, *_files(figure))
-
-
-class _Point(NamedTuple):
-    heads: float  # a layer, on average
-    mean: float
-    deviation: float
-    n: int
-    differs: bool  # by layer
+    is_share = "%" in label
+    edges = [point.mean - point.noise for point in drawn], [point.mean + point.noise for point in drawn]
+    low, high = min(edges[0]), max(edges[1])
+    return Chart(
+        name,
+        f"{label[:1].upper()}{label[1:]} by Laplacian heads",
+        caption,
+        _row_label(family[0]),
+        label,
+        lines,
+        sorted({point.heads for point in drawn}),
+        (max(low, 0.0), min(high, 100.0)) if is_share else (low, high),
+    )
 
 
 def _points(grid: RunGrid, metric: str) -> list[_Point]:
     scale = column_of(metric).scale
-    summaries = {row: summarise(list(grid.values(row, metric).values()), 1) for row in grid.rows}
-    return [
-        _Point(row.order[0], scale * summary.mean, scale * (summary.std or 0.0), summary.n, row.heads is None)
-        for row, summary in summaries.items()
-        if summary is not None
-    ]
-
-
-def _curves(grid: RunGrid, name: str, title: str) -> Drawing | None:
-    """The training loss of each run, averaged over stretches of steps."""
-    figure, axes = _panel()
-    drawn = 0
-    for place, (row, runs) in enumerate(grid.rows.items()):
-        for number, run in enumerate(runs.values()):
-            points = _stretches(
-                [(line["step"], line["loss"]) for line in run.curve if isinstance(line.get("loss"), int | float)]
-            )
-            if not points:
-                continue
-            drawn += 1
-            x, y = zip(*points, strict=True)
-            label = _safe(f"{row.label}") if number == 0 else None
-            axes.plot(x, y, color=COLOURS[place % len(COLOURS)], linewidth=1.1, alpha=0.85, label=label)
-    if not drawn:
-        return None
-    axes.set_xlabel("step")
-    axes.set_ylabel("training loss")
-    if len(grid.rows) <= 12:
-        figure.legend(title=_row_label(grid).replace(" (", "\n("), loc="outside right upper")
-    drop_path = f", drop path {grid.identity[DROP_PATH]}" if DROP_PATH in grid.identity else ""
-    caption = (
-        f"Training loss of {drawn} runs{drop_path}, each point a mean over a stretch of steps (at most {POINTS} points "
-        "a run)."
-    )
-    return Drawing(name, title, caption, *_files(figure))
-
-
-def _stretches(points: Sequence[tuple[int, float]]) -> list[tuple[float, float]]:
-    size = -(-len(points) // POINTS) or 1
-    parts = [points[start : start + size] for start in range(0, len(points), size)]
-    return [(sum(x for x, _ in part) / len(part), sum(y for _, y in part) / len(part)) for part in parts]
+    points = []
+    for row in grid.rows:
+        summary = summarise(list(grid.values(row, metric).values()), 1)
+        if summary is None:
+            continue
+        counts = [run.numbers[metric].count for run in grid.rows[row].values() if metric in run.numbers]
+        noise = _NARROWEST * abs(summary.mean) / 2
+        if summary.std is not None:
+            noise = max(2 * summary.std, noise / 10)
+        elif scale == 100 and counts and counts[0] and metric.split(" [")[0] in {"top1", "top5", *paper.LANGUAGE}:
+            noise = 2 * math.sqrt(max(summary.mean * (1 - summary.mean), 0.0) / counts[0])
+        deviation = None if summary.std is None else scale * summary.std
+        points.append(
+            _Point(row.order[0], scale * summary.mean, deviation, summary.n, row.heads is None, scale * noise)
+        )
+    return points
 
 
 def _row_label(grid: RunGrid) -> str:
     heads = {(run.recipe.get("model") or {}).get("heads") for run in grid.runs}
     return f"Laplacian heads (of {heads.pop()})" if len(heads) == 1 and None not in heads else "Laplacian heads"
-
-
-def _panel() -> tuple[Any, Any]:
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(4.4, 3.0), layout="constrained")
-    return figure, figure.subplots()
-
-
-def _files(figure: Any) -> tuple[str, bytes]:
-    text, picture = io.StringIO(), io.BytesIO()
-    figure.savefig(text, format="svg", facecolor="none", metadata={"Date": None, "Creator": None})
-    figure.savefig(picture, format="png", dpi=160)
-    return text.getvalue(), picture.getvalue()
-
-
-def _safe(text: str) -> str:
-    """Escapes dollar signs, between which matplotlib would read mathematics."""
-    return text.replace("$", r"\$")

@@ -113,6 +113,8 @@ def row_keys(paper: str | None, format_: str, rows: str, columns: str | None, ba
         raise UsageError("--paper has the paper's rows and columns; leave out --rows, --columns and --baseline")
     if paper is not None and format_ == "html":
         raise UsageError("the html page has all three of the paper's tables; leave out --paper")
+    if paper is not None and format_ in ("svg", "png", "pdf"):
+        raise UsageError(f"--paper is a table and --format {format_} writes figures; leave out one of them")
     return names_in("--rows", rows)
 
 
@@ -220,13 +222,31 @@ def _name(grids: Sequence[RunGrid]) -> None:
     """Titles each grid by its objective, its data and the keys that tell it apart: no two grids share a title."""
     for own in same_training(grids):
         for grid, words in zip(own, distinguishing_words(own), strict=True):
-            grid.title = " · ".join(part for part in (*_training_and_data(grid), words) if part)
+            grid.title = " · ".join(
+                part for part in (kind_in_words(grid.runs[0]), data_in_words(grid.runs[0]), words) if part
+            )
+
+
+_KINDS = {"classification": "image classification", "self_supervised": "self-supervised images"}
+
+
+def kind_in_words(run: RunResult) -> str:
+    stage = f", {run.recipe['stage']}" if run.recipe.get("stage") else ""
+    return _KINDS.get(run.objective, run.objective.replace("_", " ")) + stage + (", search" if run.is_search else "")
+
+
+def data_in_words(run: RunResult) -> str:
+    data = str((run.recipe.get("data") or {}).get("train") or run.info.get("data") or "")
+    name, _, part = data.partition(":")
+    if name != "builtin":
+        return data
+    return f"built-in {part or {'classification': 'digits', 'language_model': 'text'}.get(run.objective, 'data')}"
 
 
 def distinguishing_words(grids: Sequence[RunGrid], left_out: Sequence[str] = (), most: int = 3) -> list[str]:
     """For each grid what differs, no two the same: the data if it does, the first keys, and as many more as needed."""
     differing = {key: values for key, values in differences(grids).items() if key not in left_out}
-    words = {key: [f"{key_in_words(key)} {in_words(value)}" for value in differing[key]] for key in differing}
+    words = {key: [f"{title_words(key)} {in_words(value)}" for value in differing[key]] for key in differing}
     keys = [key for key in differing if key != DATA]
     shown = [*keys[:most], *([DATA] if DATA in differing else [])]
     for key in keys[most:]:
@@ -237,12 +257,28 @@ def distinguishing_words(grids: Sequence[RunGrid], left_out: Sequence[str] = (),
         if len({words[key][number] for number in alike_still}) > 1:
             shown.append(key)
     more = len(differing) - len(shown)
-    rest = f" and {more} more key{'s' if more > 1 else ''}" if more else ""
+    rest = f" and {more} more difference{'s' if more > 1 else ''}" if more else ""
     return [", ".join(words[key][number] for key in shown) + rest for number in range(len(grids))]
 
 
 def key_in_words(key: str) -> str:
+    """As `--set` takes it."""
     return "data sha256" if key == DATA else key
+
+
+_SECTIONS = ("model", "train", "optimizer", "schedule", "data")  # which their keys do not need beside them
+
+
+def title_words(key: str) -> str:
+    """`optimizer.lr` is `learning rate`, `validation.every` is `validation every`: for people, not for `--set`."""
+    if key == DATA:
+        return "data sha256"
+    stages, parts = key.count("start."), [part for part in key.split(".") if part != "start"]
+    if len(parts) > 1 and parts[0] in _SECTIONS and key != "data.train":
+        del parts[0]
+    words = " ".join(parts).replace("_", " ").split()
+    named = " ".join("learning rate" if word == "lr" else word for word in words)
+    return "the stage before: " * stages + named
 
 
 def in_words(value: str | None) -> str:

@@ -1,20 +1,29 @@
-"""One self-contained page: what was run and on what, the tables, the claims, and every figure there is.
+"""One self-contained page: what was run comes first, experiment by experiment, then the paper beside it.
 
-`page.html.j2` lays it out and `page.css` gives its looks. No script and nothing from elsewhere; drawings are inline.
+`page.html.j2` lays it out, `page.css` gives its looks and `page.js` what moves. Nothing comes from elsewhere, and no
+script but that one may run: the page's security policy names it by its hash.
 """
 
 import base64
+import gzip
+import hashlib
+from collections import Counter
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import Any
 
+from lapcli.analysis.measurements import MEASUREMENTS
 from lapcli.report.assemble import Report
+from lapcli.report.chart import Chart, Look, plan_colours
 from lapcli.report.claims import ClaimVerdict, judge_all
 from lapcli.report.collect import RunResult
-from lapcli.report.figures import Drawing, draw_all, write_files
-from lapcli.report.grouping import RunGrid
+from lapcli.report.figures import Experiment, experiments_of, write_files
+from lapcli.report.grouping import kind_in_words
 from lapcli.report.paper import recipe_differences, value_in_words
 from lapcli.report.paper_tables import TABLES, paper_tables
+from lapcli.report.reproduce import commands_of, figure_command, table_command
 from lapcli.report.tables import ScoreTable, mean_text, p_text, paper_text, reading
 from lapcli.runtime import __version__
 from lapcli.runtime.files import write_for_user
@@ -22,24 +31,26 @@ from lapcli.runtime.tables import MARKING
 
 STATUS = {"reproduced": "reproduced", "partly": "partly", "not": "not reproduced", "not run": "not run"}
 _LARGEST = 3_000_000  # bytes of an analysis figure as a drawing; beyond it the picture is shown
+_LARGEST_CSV = 300_000  # bytes of data as they are; beyond them they are compressed
+_FORMS = ("svg", "png")  # of the figures beside the page
 
 
-def write_page(report: Report, path: Path) -> list[Path]:
-    """Writes the page and its figures; returns the page's path, then the folder of its figures if there are any."""
-    runs = report.collection.runs
-    drawings = draw_all(report.grids)
-    papers = [table for which in TABLES for table in paper_tables(which, runs)]
-    write_for_user(path, page(report, papers, judge_all(runs), drawings))
-    if not drawings:
+def write_page(report: Report, path: Path, look: Look | None = None, refresh: int | None = None) -> list[Path]:
+    """Writes the page and its figures; returns the page's path, then the folder of its figures if there are any.
+
+    `refresh`: seconds after which a browser loads the page again.
+    """
+    experiments = experiments_of(report.grids)
+    write_for_user(path, page(report, experiments, refresh))
+    charts = [chart for experiment in experiments for chart in experiment.charts]
+    if not charts:
         return [path]
     folder = path.with_name(f"{path.stem}_figures")
-    write_files(drawings, folder)
+    write_files(charts, folder, _FORMS, look or Look())
     return [path, folder]
 
 
-def page(
-    report: Report, papers: Sequence[ScoreTable], verdicts: Sequence[ClaimVerdict], drawings: Sequence[Drawing]
-) -> str:
+def page(report: Report, experiments: Sequence[Experiment], refresh: int | None = None) -> str:
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
     environment = Environment(
@@ -50,11 +61,11 @@ def page(
         undefined=StrictUndefined,
     )
     runs = report.collection.runs
+    script = Path(__file__).with_suffix(".js").read_text(encoding="utf-8")
     # As globals, which macros see without being handed them.
     environment.globals |= {
         "STATUS": STATUS,
         "facts": _facts(runs),
-        "recipes": _recipes(report.grids),
         "run_rows": list(map(_run_row, runs)),
         "mean_text": mean_text,
         "p_text": p_text,
@@ -62,17 +73,211 @@ def page(
         "reading_of": reading_of,
         "spread_in_title": spread_in_title,
     }
-    template = environment.get_template("page.html.j2")
-    return template.render(
-        version=__version__,
-        runs=runs,
-        tables=report.tables,
-        papers=papers,
-        verdicts=verdicts,
-        drawings=drawings,
-        figures=_analysis_figures(report),
-        notes=[*(f"gap: {gap}" for gap in report.gaps()), *report.notes],
-    ).lstrip()
+    first = 0
+    shown = []
+    for experiment in experiments:
+        shown.append(_shown(experiment, report, first))
+        first += len(experiment.charts)
+    return (
+        environment.get_template("page.html.j2")
+        .render(
+            title=f"Laplacian heads: {len(runs)} runs",
+            summary=_summary(runs),
+            experiments=shown,
+            papers=_Papers.of(report),
+            verdicts=[_Verdict(**vars(verdict)) for verdict in judge_all(runs)],
+            runs=runs,
+            notes=[*(f"gap: {gap}" for gap in report.gaps()), *report.notes],
+            script=script,
+            script_hash="sha256-" + base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
+            refresh=refresh,
+        )
+        .lstrip()
+    )
+
+
+@dataclass
+class _Drawing:
+    chart: Chart
+    svg: str
+    data: str
+    csv: str
+    legend: list[tuple[str, str]]  # of lines that are no runs
+    commands: list[str]
+
+
+@dataclass
+class _Figure:
+    title: str
+    caption: str
+    source: str
+    csv: str
+    file: str
+    commands: list[str]
+
+
+@dataclass
+class _Shown:
+    """An experiment as the template reads it."""
+
+    number: int
+    title: str
+    summary: str
+    plans: list[dict[str, Any]]
+    running: list[dict[str, Any]]
+    tables: list[tuple[ScoreTable, str]]
+    drawings: list[_Drawing]
+    figures: list[_Figure]
+    commands: list[tuple[str, list[str]]]
+    differences: list[list[str]] | None
+
+    @property
+    def score_tables(self) -> list[ScoreTable]:
+        return [table for table, _ in self.tables]
+
+
+@dataclass
+class _Verdict(ClaimVerdict):
+    @property
+    def is_told(self) -> bool:
+        """Whether there is anything to say about it."""
+        return self.status != "not run" or bool(self.elsewhere)
+
+    @property
+    def elsewhere_counts(self) -> list[tuple[str, int]]:
+        return list(Counter(status for _, status, _ in self.elsewhere).items())
+
+
+@dataclass
+class _Papers:
+    """The paper's tables with a number of ours in them, and the titles of the others."""
+
+    tables: list[tuple[ScoreTable, str]] = field(default_factory=list)
+    empty: list[str] = field(default_factory=list)
+
+    @property
+    def score_tables(self) -> list[ScoreTable]:
+        return [table for table, _ in self.tables]
+
+    @classmethod
+    def of(cls, report: Report) -> "_Papers":
+        papers = cls()
+        for which in TABLES:
+            for table in paper_tables(which, report.collection.runs):
+                if any(cell.summary for row in table.rows for cell in row.cells):
+                    papers.tables.append((table, f"lap report --paper {which}"))
+                else:
+                    papers.empty.append(table.title)
+        return papers
+
+
+def _summary(runs: Sequence[RunResult]) -> str:
+    finished = sum(run.is_finished for run in runs)
+    kinds = Counter(kind_in_words(run) for run in runs)
+    newest = max((str(run.info.get("updated") or "") for run in runs), default="")
+    when = f", the last change {newest[:16].replace('T', ' ')} UTC" if newest.endswith("+0000") else ""
+    what = ", ".join(f"{count} of {kind}" for kind, count in kinds.items())
+    return f"{len(runs)} runs ({what}), {finished} of them finished{when}. Made by lap {__version__}."
+
+
+def _shown(experiment: Experiment, report: Report, first: int) -> _Shown:
+    """`first`: the number of its first drawing on the page, which names the drawing's parts."""
+    runs = experiment.runs
+    names = {run.name for run in runs}
+    folder = runs[0].path.parent
+    colours = plan_colours(list(experiment.plans))
+    tables = []
+    for grid, table in report.tables_of_grids():
+        if {run.name for run in grid.runs} <= names:
+            columns = [column.name for column in table.columns]
+            tables.append((table, table_command(grid.runs, columns, report.rows, folder)))
+    return _Shown(
+        experiment.number,
+        experiment.title,
+        _experiment_summary(experiment),
+        [
+            {
+                "name": name,
+                "colour": colours[name][0],
+                "runs": [run.name for run in own],
+                "seeds": [run.seed for run in own],
+            }
+            for name, own in experiment.plans.items()
+        ],
+        [_unfinished(run) for run in runs if not run.is_finished],
+        tables,
+        [_drawing(chart, first + place, runs) for place, chart in enumerate(experiment.charts)],
+        _analysis_figures(report, runs),
+        [(run.name, commands_of(run)) for run in runs],
+        _differences(runs[0]),
+    )
+
+
+def _experiment_summary(experiment: Experiment) -> str:
+    run = experiment.runs[0]
+    model = run.recipe.get("model") or {}
+    size = [f"{model[key]} {key}" for key in ("layers", "heads") if key in model]
+    size += [f"width {model['width']}"] if "width" in model else []
+    plans, seeds = experiment.plans, {one.seed for one in experiment.runs}
+    data = str(run.info.get("data") or "")
+    parts = [
+        ", ".join(size),
+        f"{len(experiment.runs)} runs of {len(plans)} plan{'s' if len(plans) > 1 else ''} and {len(seeds)} "
+        f"seed{'s' if len(seeds) > 1 else ''}",
+        f"{run.info['steps']:,} steps" if isinstance(run.info.get("steps"), int) else "",
+        data,
+    ]
+    return "; ".join(part for part in parts if part) + "."
+
+
+def _unfinished(run: RunResult) -> dict[str, Any]:
+    step, steps = (run.info.get(key) or 0 for key in ("step", "steps"))
+    step = max([int(step), *(int(line["step"]) for line in run.curve[-1:])])
+    return {
+        "name": run.name,
+        "share": round(step / steps, 3) if steps else 0,
+        "text": f"{run.status} at step {step:,} of {f'{steps:,}' if steps else '?'}",
+    }
+
+
+def _drawing(chart: Chart, number: int, runs: Sequence[RunResult]) -> _Drawing:
+    svg, data = chart.inline(number)
+    own = {line.run for line in chart.lines if line.run}
+    legend = [] if own or len(chart.lines) < 2 else [(line.name, line.colour) for line in chart.lines]
+    names = " ".join(run.name for run in runs if run.name in own or not own)
+    command = f"lap report {names} --format svg --runs-dir {runs[0].path.parent}"
+    return _Drawing(chart, svg, data, _csv_address(chart.csv().encode())[0], legend, [command])
+
+
+def _csv_address(content: bytes) -> tuple[str, str]:
+    """Data address and what its file name ends with."""
+    if len(content) <= _LARGEST_CSV:
+        return f"data:text/csv;base64,{base64.b64encode(content).decode()}", ".csv"
+    packed = gzip.compress(content, 9, mtime=0)
+    return f"data:application/gzip;base64,{base64.b64encode(packed).decode()}", ".csv.gz"
+
+
+def _analysis_figures(report: Report, runs: Sequence[RunResult]) -> list[_Figure]:
+    """Those of these runs, comparisons of several first; a comparison stands with the experiment of its first run."""
+    collection, by_name = report.collection, {run.name: run for run in runs}
+    found: list[tuple[str, list[RunResult], Path]] = []
+    for (whose, what), path in collection.figures.items():
+        compared = collection.compared.get((whose, what), [])
+        if compared and compared[0] in by_name:
+            found.append((what, [by_name[name] for name in compared if name in by_name], path))
+    found += [(what, [run], path) for run in runs for what, path in run.figures.items()]
+    figures = []
+    for what, own, path in found:
+        source = _data_address(path)
+        if source is None:
+            continue
+        table = path.with_suffix(".csv")
+        csv, ending = _csv_address(table.read_bytes()) if table.is_file() else ("", "")
+        names = ", ".join(run.name for run in own)
+        title = MEASUREMENTS[what].help.split(":")[0].rstrip(".") if what in MEASUREMENTS else what
+        commands = [figure_command(what, own)] if what in MEASUREMENTS else []
+        figures.append(_Figure(title, f"{what} of {names}.", source, csv, f"{what}{ending}", commands))
+    return figures
 
 
 def reading_of(tables: Sequence[ScoreTable]) -> list[str]:
@@ -93,17 +298,15 @@ def spread_in_title(table: ScoreTable) -> str:
     return " · standard errors" if is_error else f" · ddof\N{NO-BREAK SPACE}{table.ddof}"
 
 
-def _analysis_figures(report: Report) -> list[tuple[str, str]]:
-    """Title and data address of each, those that compare runs first."""
-    files = [(f"{what}, {whose}", path) for (whose, what), path in report.collection.figures.items()]
-    files += [(f"{what}, {run.name}", path) for run in report.collection.runs for what, path in run.figures.items()]
-    return [(title, address) for title, path in files if (address := _data_address(path)) is not None]
-
-
 def _data_address(path: Path) -> str | None:
     picture = path.with_suffix(".png")
     if path.suffix == ".svg" and path.stat().st_size > _LARGEST and picture.is_file():
         path = picture
+    return _image_address(path, path.stat().st_mtime_ns) if path.is_file() else None
+
+
+@cache
+def _image_address(path: Path, _changed: int) -> str | None:
     try:
         data = base64.b64encode(path.read_bytes()).decode()
     except OSError:
@@ -117,7 +320,7 @@ def _facts(runs: Sequence[RunResult]) -> dict[str, list[str]]:
     return {
         "Versions": _distinct(", ".join(f"{name} {version}" for name, version in some.items()) for some in versions),
         "Hardware": _distinct(
-            f"{run.info.get('device', 'unknown')}, {run.info.get('threads', '?')} threads a process" for run in runs
+            f"{run.info.get('device', 'unknown')}, threads a process: {run.info.get('threads', '?')}" for run in runs
         ),
         "Data": _distinct(
             f"{run.info.get('data', 'unknown')} (sha256 {str(run.info.get('data_sha256', ''))[:16]})" for run in runs
@@ -134,16 +337,12 @@ def _run_row(run: RunResult) -> list[Any]:
     ]
 
 
-def _recipes(grids: Sequence[RunGrid]) -> list[tuple[list[str], list[list[str]] | None]]:
-    """Titles of grids with what differs from the paper's recipe; those that differ in the same way stand together."""
-    together: dict[str, tuple[list[str], list[list[str]] | None]] = {}
-    for grid in grids:
-        differences = recipe_differences(grid.runs[0])
-        rows = None
-        if differences is not None:
-            rows = [[key, _short(theirs), _short(ours)] for key, theirs, ours in differences]
-        together.setdefault(repr(rows), ([], rows))[0].append(grid.title)
-    return list(together.values())
+def _differences(run: RunResult) -> list[list[str]] | None:
+    """From the paper's recipe: key, theirs, ours."""
+    differences = recipe_differences(run)
+    if differences is None:
+        return None
+    return [[key, _short(theirs), _short(ours)] for key, theirs, ours in differences]
 
 
 def _short(value: Any) -> str:

@@ -109,6 +109,8 @@ def column_of(name: str) -> ScoreColumn:
         percent = short.startswith(_PERCENT) and short != "linear_loss"
         lower = any(word in short for word in _LOWER)
         label = LABELS.get(task, task.replace("_", " ") + (" (%)" if percent else ""))
+        if short != task and short in LABELS:
+            label = f"validation {LABELS[short]}"
     return ScoreColumn(
         name,
         label + (f" [{rest}" if rest else ""),

@@ -66,7 +66,7 @@ def test_in_a_table_and_on_the_page(folder):
     assert "row 4, validation agreement: no score" in done.stderr  # what the kind says it has, as a gap
     done = lap(folder, "report", "--format", "html")
     assert done.returncode == 0, done.stderr
-    assert [path.name for path in (folder / "runs" / "report_figures").glob("*agreement.svg")]
+    assert [path.name for path in (folder / "runs" / "report_figures").glob("*agreement-by-heads.svg")]
 
 
 def test_a_search_may_choose_by_what_it_validates(folder):

@@ -16,7 +16,7 @@ from safetensors.numpy import save_file
 from support import ROOT, run_main
 
 from lapcli.report.collect import collect
-from lapcli.report.figures import draw_all
+from lapcli.report.figures import experiments_of
 from lapcli.report.grouping import HEADS, group
 
 TOP1 = {0: (0.80, 0.82, 0.84), 2: (0.85, 0.86, 0.87), 4: (0.90, 0.90, 0.93)}
@@ -122,7 +122,7 @@ def test_recipes_that_differ_are_not_averaged(capsys, runs):
     rows = {row["row"]: row["cells"]["top1"] for row in tables[0]["rows"]}
     assert (rows["2"]["mean"], rows["2"]["n"]) == (pytest.approx(86.0), 3)
     _, out, err = report(capsys, runs)
-    assert "optimizer.lr 0.001" in out
+    assert "learning rate 0.001" in out
     assert re.search(r"not averaged together, because they differ in optimizer.lr: 0.002, 0.001", err)
 
 
@@ -154,9 +154,9 @@ def test_tables_that_differ_in_data_and_in_a_key_name_both(capsys, runs):
         (path / "run.json").write_text(json.dumps({**info, "data_sha256": data * 64}))
     titles = [table["title"] for table in told(capsys, runs)]
     assert len(set(titles)) == len(titles) == 4
-    assert sum("optimizer.lr 0.001, data sha256 aaaaaaaaaaaaaaaa" in title for title in titles) == 1
-    assert sum("optimizer.lr 0.001, data sha256 bbbbbbbbbbbbbbbb" in title for title in titles) == 1
-    assert sum("optimizer.lr 0.002, data sha256 bbbbbbbbbbbbbbbb" in title for title in titles) == 1
+    assert sum("learning rate 0.001, data sha256 aaaaaaaaaaaaaaaa" in title for title in titles) == 1
+    assert sum("learning rate 0.001, data sha256 bbbbbbbbbbbbbbbb" in title for title in titles) == 1
+    assert sum("learning rate 0.002, data sha256 bbbbbbbbbbbbbbbb" in title for title in titles) == 1
     _, _, err = report(capsys, runs)
     assert re.search(r"differ in data sha256: \w+, a{16}, b{16}; optimizer.lr: 0.002, 0.001", err)
 
@@ -174,7 +174,7 @@ def test_no_two_tables_share_a_title(capsys, tmp_path):
         write_run(tmp_path, name, "quickstart", change=[f"validation.prompts=[{json.dumps('long ' * 20 + name)}]"])
     titles = [table["title"] for table in told(capsys, tmp_path)]
     assert len(set(titles)) == len(titles) == 6
-    drawn = [drawing.title for drawing in draw_all(group(collect([], tmp_path).runs, [HEADS], []))]
+    drawn = [experiment.title for experiment in experiments_of(group(collect([], tmp_path).runs, [HEADS], []))]
     assert len(set(drawn)) == 6
 
 

@@ -1,0 +1,63 @@
+"""The page while runs go on: written again when their files have changed, until none is being trained."""
+
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from lapcli.report.assemble import Report
+from lapcli.report.chart import Look
+from lapcli.report.collect import RunResult
+from lapcli.report.page import write_page
+from lapcli.runs import INFO, METRICS
+from lapcli.runtime.errors import DataError
+
+_WATCHED = (INFO, METRICS, "summary.json", "eval", "analysis")
+
+
+def watch_page(make: Callable[[], Report], path: Path, look: Look, every: float) -> None:
+    """`make` reads the runs. Ends when no run is being trained, or by Ctrl-C; the runs do not notice."""
+    seen: object = None
+    try:
+        while True:
+            try:
+                report = make()
+            except DataError:
+                if seen is None:
+                    raise
+                time.sleep(every)  # a file that is being replaced at this moment is whole at the next look
+                continue
+            runs = report.collection.runs
+            goes_on = any(run.status == "running" for run in runs)
+            state = _state(runs)
+            if state != seen or not goes_on:
+                seen = state
+                refresh = max(5, round(every)) if goes_on else None
+                written = write_page(report, path, look, refresh)[0]
+                print(f"{written}  {_progress(runs)}", flush=True)
+            if not goes_on:
+                return
+            time.sleep(every)
+    except KeyboardInterrupt:  # the way to leave; the page loses what loads it again and again
+        if seen is not None:
+            write_page(report, path, look)
+            print(f"{path} is no longer written; the runs go on", file=sys.stderr)
+
+
+def _state(runs: list[RunResult]) -> list[tuple[str, str, int, int]]:
+    """What changes when something was written."""
+    found = []
+    for run in runs:
+        for name in _WATCHED:
+            file = run.path / name
+            if file.exists():
+                status = file.stat()
+                found.append((run.name, name, status.st_size, status.st_mtime_ns))
+    return found
+
+
+def _progress(runs: list[RunResult]) -> str:
+    counts: dict[str, int] = {}
+    for run in runs:
+        counts[run.status] = counts.get(run.status, 0) + 1
+    return ", ".join(f"{count} {status}" for status, count in counts.items())
