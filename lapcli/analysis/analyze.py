@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from lapcli.analysis.analyzed_models import AnalyzedModel, say, weights_note
-from lapcli.analysis.drawing import labels, save_figure
+from lapcli.analysis.drawing import Look, labels, save_figure
 from lapcli.analysis.measurement import DoesNotFit, LayerResult, Measurement, Settings
 from lapcli.analysis.measurements import MEASUREMENTS, fitting
 from lapcli.heads.plan import HeadPlan
@@ -150,11 +150,11 @@ def _none_if_nan(value: float) -> float | None:
     return value if value == value else None
 
 
-def write_analysis(analysis: Analysis, folder: Path) -> list[Path]:
+def write_analysis(analysis: Analysis, folder: Path, look: Look | None = None) -> list[Path]:
     folder.mkdir(parents=True, exist_ok=True)
     write_checked_json(folder / f"{analysis.what}.json", analysis.to_dict())
     write_text(folder / f"{analysis.what}.csv", to_csv(analysis))
-    return [folder / f"{analysis.what}.json", folder / f"{analysis.what}.csv", *save_figure(analysis, folder)]
+    return [folder / f"{analysis.what}.json", folder / f"{analysis.what}.csv", *save_figure(analysis, folder, look)]
 
 
 def to_csv(analysis: Analysis) -> str:

@@ -1,6 +1,7 @@
 """What the figures of the measurements share: style, colours, labels of runs, common panels, and saving.
 
-Runs are labelled by their number of Laplacian heads (`3L`) and ordered by it. Colours are steps of one scale that is
+Runs are labelled by their number of Laplacian heads and ordered by it: `3 Laplacian` and the model's name in legends,
+`3L` where there is no room. Colours are steps of one scale that is
 monotonic in brightness, and lines differ in their markers too, so that they can be told apart in print and by
 colour-blind readers. matplotlib is imported inside functions, because the declarations of measurements import this
 module.
@@ -8,11 +9,15 @@ module.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+
+from lapcli.runtime.errors import UsageError
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -31,6 +36,7 @@ STYLE: Any = {
     "lines.linewidth": 1.6,
     "lines.markersize": 5,
     "svg.hashsalt": "lap",  # the same figure gives the same file
+    "pdf.fonttype": 42,  # text that can be searched and edited
 }
 MARKERS = "osD^vP*Xph"
 LINES = ("-", "--", "-.", ":")
@@ -38,18 +44,53 @@ LINES = ("-", "--", "-.", ":")
 COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#F0E442", "#000000", "#999999", "#7F3C8D")
 
 
-def save_figure(analysis: Analysis, folder: Path) -> list[Path]:
-    """Writes PNG and SVG and returns their paths; none if there is nothing to show."""
+FORMS = ("png", "svg", "pdf")
+UNDATED: dict[str, Any] = {"svg": {"Date": None, "Creator": None}, "pdf": {"CreationDate": None}}
+
+
+@dataclass(frozen=True)
+class Look:
+    """How figures are written: inches, dots an inch of pictures, and which files."""
+
+    size: tuple[float, float] | None = None
+    dpi: int = 160
+    forms: tuple[str, ...] = ("png", "svg")
+
+
+def size_of(text: str) -> tuple[float, float]:
+    """`6x4`: width and height in inches."""
+    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*[xX,]\s*(\d+(?:\.\d+)?)\s*", text)
+    size = (float(match[1]), float(match[2])) if match else (0.0, 0.0)
+    if not all(1 <= side <= 50 for side in size):
+        raise UsageError(f"--size {text[:40]!r}: expected width x height in inches, each from 1 to 50, as in 6x4")
+    return size
+
+
+def forms_of(text: str) -> tuple[str, ...]:
+    """`pdf`, or several forms with commas between them."""
+    forms = tuple(dict.fromkeys(part.strip().lower() for part in text.split(",")))
+    for form in forms:
+        if form not in FORMS:
+            raise UsageError(f"--format {form[:20]!r} is not a form of figures; there are {', '.join(FORMS)}")
+    return forms
+
+
+def save_figure(analysis: Analysis, folder: Path, look: Look | None = None) -> list[Path]:
+    """Writes the figure in each form and returns the paths; none if there is nothing to show."""
     import matplotlib as mpl
+
+    look = look or Look()
 
     with mpl.rc_context(STYLE):
         figure = analysis.measurement.draw(analysis)
         if figure is None:
             return []
-        paths = [folder / f"{analysis.what}.{form}" for form in ("png", "svg")]
+        if look.size is not None:
+            figure.set_size_inches(*look.size)
+        paths = [folder / f"{analysis.what}.{form}" for form in look.forms]
         for path in paths:
-            options: dict[str, Any] = {"metadata": {"Date": None}} if path.suffix == ".svg" else {"dpi": 160}
-            figure.savefig(path, bbox_inches="tight", **options)
+            cut = "tight" if look.size is None else None  # a size that was asked for is kept
+            figure.savefig(path, bbox_inches=cut, dpi=look.dpi, metadata=UNDATED.get(path.suffix[1:]))
     return paths
 
 
@@ -71,6 +112,34 @@ def labels(runs: Sequence[ModelResult]) -> list[str]:
     return [
         text if plain.count(text) == 1 else f"{text} ({run.model.name})" for text, run in zip(plain, runs, strict=True)
     ]
+
+
+_LONGEST = 30  # characters of a model's name in a legend
+
+
+def legend_labels(runs: Sequence[ModelResult]) -> list[str]:
+    """`3 Laplacian: vit_digits_3L`, the plan and the model that it is of."""
+    named = []
+    for run, label in zip(runs, long_labels(runs), strict=True):
+        name = run.model.name
+        short = name if len(name) <= _LONGEST else f"{name[:14]}...{name[-13:]}"
+        named.append(f"{label}: {short}".replace("$", r"\$"))
+    return named
+
+
+def long_labels(runs: Sequence[ModelResult]) -> list[str]:
+    """`3 Laplacian`, `3 Laplacian, untrained`: for titles."""
+    return [re.sub(r"^([\d.]+)L", r"\1 Laplacian", label.split(" (")[0]) for label in labels(runs)]
+
+
+def show_at_least(axes: Any, share: float = 0.1) -> None:
+    """Widens the vertical axis to this share of its values, so that differences in the noise are not blown up."""
+    low, high = axes.dataLim.y0, axes.dataLim.y1
+    if not (np.isfinite(low) and np.isfinite(high)):
+        return
+    missing = share * max(abs(low), abs(high)) - (high - low)
+    if missing > 0:
+        axes.set_ylim(low - missing / 2, high + missing / 2)
 
 
 def legend_title(runs: Sequence[ModelResult]) -> str:
@@ -105,9 +174,10 @@ def first_layer_values(runs: Sequence[ModelResult], name: str) -> list[float]:
 
 def plot_by_layer(axes: Any, runs: Sequence[ModelResult], name: str) -> None:
     """A value against the layer, one line for each run."""
-    for run, style, label in zip(runs, styles(runs), labels(runs), strict=True):
+    for run, style, label in zip(runs, styles(runs), legend_labels(runs), strict=True):
         layers = list(run.layers)
         axes.plot(layers, [number_or_nan(run.layers[layer].values[name]) for layer in layers], label=label, **style)
+    show_at_least(axes)
     axes.xaxis.get_major_locator().set_params(integer=True)
     axes.set_xlabel("layer (0: first block)")
 
@@ -124,7 +194,9 @@ def figure_by_layer(runs: Sequence[ModelResult], name: str, label: str) -> Figur
 def name_runs(axes: Any, runs: Sequence[ModelResult]) -> None:
     """Runs along the horizontal axis; long labels take two lines, and many long labels are upright."""
     shown = [label.replace(", ", "\n").replace(" (", "\n(") for label in labels(runs)]
-    long = max(max(map(len, label.split("\n"))) for label in shown) > 6
+    if len(runs) <= 3 and all("(" not in label for label in shown):
+        shown = [label.replace(" Laplacian", "\nLaplacian").replace(", ", "\n") for label in long_labels(runs)]
+    long = max(max(map(len, label.split("\n"))) for label in shown) > 9
     axes.set_xticks(range(len(runs)), shown, fontsize=7 if long else 9, rotation=90 if long and len(runs) > 3 else 0)
     axes.set_xlabel("Laplacian heads in a layer")
 

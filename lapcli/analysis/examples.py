@@ -3,6 +3,7 @@
 Shapes: B sequences, T tokens.
 """
 
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -41,6 +42,7 @@ class Examples:
 
     origin: DataOrigin
     classes: Sequence[str]  # names by index
+    class_ids: Sequence[str] = ()  # as the data calls them, where that is something else
     by_token: bool
 
     def __len__(self) -> int:
@@ -52,6 +54,18 @@ class Examples:
     def class_counts(self) -> np.ndarray:
         """Examples of each class, without running anything."""
         raise NotImplementedError
+
+
+def class_names(classes: Sequence[str]) -> Sequence[str]:
+    """Names for people: those of timm where classes are WordNet ids (`n01440764` is `tench`); no two are the same."""
+    if not classes or not all(re.fullmatch(r"n\d{8}", str(name)) for name in classes):
+        return classes
+    from timm.data import ImageNetInfo
+
+    info = ImageNetInfo("imagenet-22k")
+    known = set(info.label_names())
+    named = [info.label_name_to_description(name).split(",")[0] if name in known else name for name in classes]
+    return [f"{text} ({name})" if named.count(text) > 1 else text for name, text in zip(classes, named, strict=True)]
 
 
 class TextExamples(Examples):
@@ -122,7 +136,8 @@ class ImageExamples(Examples):
         device: torch.device,
         workers: int = 0,
     ) -> None:
-        self.origin, self.classes = origin, images.classes
+        self.origin, self.classes = origin, class_names(images.classes)
+        self.class_ids = images.classes
         self._images, self._source, self._size, self._device = images, source, size, device
         self._transform = evaluation_transform(source, size)
         self._batch, self._workers = batch, workers

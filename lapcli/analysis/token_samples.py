@@ -68,6 +68,7 @@ def chosen_classes(settings: Settings, examples: Examples, count: int) -> list[i
     chosen = []
     for part in (part.strip() for part in given.split(",")):
         named = [index for index in range(len(names)) if names[index] == part]
+        named = named or [index for index, name in enumerate(examples.class_ids) if name == part]
         if not named and part.isdecimal() and int(part) < len(names):
             named = [int(part)]
         if not named:

@@ -75,6 +75,12 @@ _SHARED: dict[str, tuple[Any, Any]] = {
         Annotated[Path | None, typer.Option("--out", help="Folder for the results.", show_default="RUN/analysis")],
         None,
     ),
+    "dpi": (options.Dpi, 160),
+    "size": (options.Size, None),
+    "format": (
+        Annotated[str, typer.Option("--format", metavar="png,svg,pdf", help="Forms of the figure.")],
+        "png,svg",
+    ),
     "runs_dir": (options.RunsDir, None),
     "as_json": (options.Json, False),
 }
@@ -159,6 +165,7 @@ def _analyze(what: str | None, settings: "Settings", given: dict[str, Any]) -> N
     """`what`: the name of a measurement; None: all that fit."""
     import json
 
+    from lapcli.analysis.drawing import Look, forms_of, size_of
     from lapcli.analysis.measurements import MEASUREMENTS
     from lapcli.analysis.selection import Selection, find_runs
 
@@ -170,6 +177,7 @@ def _analyze(what: str | None, settings: "Settings", given: dict[str, Any]) -> N
         given["model"] or (),
         **{name: given[name] for name in ("init", "checkpoint", "stage", "data", "split", "limit", "batch", "seed")},
     )
+    look = Look(None if given["size"] is None else size_of(given["size"]), given["dpi"], forms_of(given["format"]))
     runs = find_runs(selection)
     for name in MEASUREMENTS if what is None else [what]:
         MEASUREMENTS[name].check_options(settings)
@@ -180,7 +188,7 @@ def _analyze(what: str | None, settings: "Settings", given: dict[str, Any]) -> N
     models = find_models(selection, runs)
     analyses = analyze(None if what is None else [what], models, settings)
     folder = given["out"] or results_folder(models, runs_dir)
-    written = {analysis.what: write_analysis(analysis, folder) for analysis in analyses}
+    written = {analysis.what: write_analysis(analysis, folder, look) for analysis in analyses}
     if given["as_json"]:
         told = [analysis.to_dict() for analysis in analyses]
         print(json.dumps(told[0] if what else told, indent=2))

@@ -84,8 +84,8 @@ def report(
     runs_dir: options.RunsDir = None,
 ) -> None:
     """Tables over seeds, beside the paper's, and a page with figures and claims."""
+    from lapcli.analysis.drawing import Look, size_of
     from lapcli.report.assemble import Report, report_on
-    from lapcli.report.chart import Look, size_of
     from lapcli.report.grouping import names_in, row_keys
     from lapcli.report.tables import FORMATS
 

@@ -7,12 +7,13 @@ beside it, and `page.js` finds points and lines by the numbers in `data`.
 
 import io
 import json
+import math
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from lapcli.runtime.errors import UsageError
+from lapcli.analysis.drawing import UNDATED, Look
 from lapcli.runtime.tables import to_csv
 
 #: Okabe and Ito's colours, which read on white and on black and for colour-blind readers; lines differ in their
@@ -44,24 +45,6 @@ _STYLE: dict[Any, Any] = {
     "lines.linewidth": 1.6,
     "lines.markersize": 5,
 }
-FORMS = ("svg", "png", "pdf")
-
-
-@dataclass(frozen=True)
-class Look:
-    """How figures are written: inches, and dots an inch of pictures."""
-
-    size: tuple[float, float] | None = None
-    dpi: int = 160
-
-
-def size_of(text: str) -> tuple[float, float]:
-    """`6x4`: width and height in inches."""
-    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*[xX,]\s*(\d+(?:\.\d+)?)\s*", text)
-    size = (float(match[1]), float(match[2])) if match else (0.0, 0.0)
-    if not all(1 <= side <= 50 for side in size):
-        raise UsageError(f"--size {text[:40]!r}: expected width x height in inches, each from 1 to 50, as in 6x4")
-    return size
 
 
 @dataclass
@@ -102,7 +85,8 @@ class Chart:
         for line in self.lines:
             for place, (x, y) in enumerate(line.points):
                 low, high, n = (values[place] if values else None for values in (line.low, line.high, line.n))
-                rows.append([line.name, line.run, _whole(x), y, low, high, n])
+                edges = [None if edge is None or math.isnan(edge) else edge for edge in (low, high)]
+                rows.append([line.name, line.run, _whole(x), y, *edges, n])
             rows += [[line.name, line.run, x, y, y - spread, y + spread, None] for x, y, spread in line.hollow]
         return to_csv(header, rows)
 
@@ -113,8 +97,7 @@ class Chart:
         with mpl.rc_context(_STYLE):
             figure, _ = self._draw(look.size or (4.8, 3.0), legend=True)
             stream = io.BytesIO()
-            undated: dict[str, Any] = {"svg": {"Date": None, "Creator": None}, "pdf": {"CreationDate": None}}
-            figure.savefig(stream, format=form, dpi=look.dpi, metadata=undated.get(form))
+            figure.savefig(stream, format=form, dpi=look.dpi, metadata=UNDATED.get(form))
         return stream.getvalue()
 
     def inline(self, number: int) -> tuple[str, str]:

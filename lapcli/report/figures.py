@@ -11,9 +11,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from lapcli.analysis.drawing import FORMS, Look
 from lapcli.kinds import KINDS
 from lapcli.report import paper
-from lapcli.report.chart import COLOURS, FORMS, Chart, Line, Look, plan_colours
+from lapcli.report.chart import COLOURS, Chart, Line, plan_colours
 from lapcli.report.collect import RunResult
 from lapcli.report.grouping import RowKey, RunGrid, data_in_words, distinguishing_words, kind_in_words
 from lapcli.report.paper import data_set_of
@@ -247,8 +248,8 @@ def _against_heads(family: Sequence[RunGrid], metrics: dict[str, str], name: str
                 COLOURS[place % len(COLOURS)],
                 [(point.heads, point.mean) for point in even],
                 style=place,
-                low=[point.mean - (point.deviation or 0.0) for point in even],
-                high=[point.mean + (point.deviation or 0.0) for point in even],
+                low=[point.mean - _or_nan(point.deviation) for point in even],
+                high=[point.mean + _or_nan(point.deviation) for point in even],
                 n=[point.n for point in even],
                 hollow=[(point.heads, point.mean, point.deviation or 0.0) for point in points if point.differs],
             )
@@ -278,6 +279,11 @@ def _against_heads(family: Sequence[RunGrid], metrics: dict[str, str], name: str
         sorted({point.heads for point in drawn}),
         (max(low, 0.0), min(high, 100.0)) if is_share else (low, high),
     )
+
+
+def _or_nan(deviation: float | None) -> float:
+    """A point of one seed has no band."""
+    return math.nan if deviation is None else deviation
 
 
 def _points(grid: RunGrid, metric: str) -> list[_Point]:

@@ -14,9 +14,10 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from lapcli.analysis.drawing import Look
 from lapcli.analysis.measurements import MEASUREMENTS
 from lapcli.report.assemble import Report
-from lapcli.report.chart import Chart, Look, plan_colours
+from lapcli.report.chart import Chart, plan_colours
 from lapcli.report.claims import ClaimVerdict, judge_all
 from lapcli.report.collect import RunResult
 from lapcli.report.figures import Experiment, experiments_of, write_files

@@ -5,8 +5,8 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from lapcli.analysis.drawing import Look
 from lapcli.report.assemble import Report
-from lapcli.report.chart import Look
 from lapcli.report.collect import RunResult
 from lapcli.report.page import write_page
 from lapcli.runs import INFO, METRICS

@@ -1,18 +1,23 @@
 """Figures say what they show: every panel with data has named axes, and runs are labelled by their Laplacian heads."""
 
+import re
 from pathlib import Path
 
 import matplotlib as mpl
 import numpy as np
 import pytest
+from PIL import Image
 
 from lapcli.analysis.analyze import Analysis, ModelResult
 from lapcli.analysis.analyzed_models import STOCK_GIVES, AnalyzedModel
-from lapcli.analysis.drawing import STYLE, labels, save_figure, styles
+from lapcli.analysis.drawing import STYLE, Look, forms_of, labels, save_figure, size_of, styles
+from lapcli.analysis.examples import class_names
 from lapcli.analysis.measurement import LayerResult, Settings
 from lapcli.analysis.measurements import MEASUREMENTS, anova, collapse, updates
 from lapcli.analysis.measurements.features import FeatureMap
 from lapcli.heads.plan import HeadPlan
+from lapcli.report import chart
+from lapcli.runtime.errors import UsageError
 
 rng = np.random.default_rng(0)
 
@@ -69,8 +74,57 @@ def test_runs_are_labelled_by_their_heads(what):
     with mpl.rc_context(STYLE):
         figure = MEASUREMENTS[what].draw(analysis(what, layers=(1,)))
     shown = {text.get_text() for text in figure.findobj(mpl.text.Text)}
-    for label in ("0L", "2L", "4L"):
-        assert any(text.startswith(label) for text in shown), shown
+    for heads in (0, 2, 4):
+        assert any(re.match(rf"{heads}(L|\s?Laplacian)", text.replace("\n", " ")) for text in shown), shown
+    for text in figure.findobj(mpl.legend.Legend):  # a legend of models has their names
+        entries = [entry.get_text() for entry in text.get_texts()]
+        assert all("run" in entry for entry in entries) or not any("Laplacian:" in entry for entry in entries)
+
+
+def test_the_spectrum_has_both_shares_of_the_variance():
+    with mpl.rc_context(STYLE):
+        figure = MEASUREMENTS["spectrum"].draw(analysis("spectrum", layers=(1,)))
+    titles = [axes.get_ylabel() for axes in figure.axes]
+    assert titles[1:] == ["components for 99% of the variance", "components for 99.9% of the variance"]
+    legend = [text.get_text() for text in figure.legends[0].get_texts()]
+    assert legend == ["0 Laplacian: run0", "2 Laplacian: run1", "4 Laplacian: run2"]
+
+
+def test_an_axis_does_not_zoom_into_noise():
+    same = analysis("cossim", layers=(0, 1))
+    same.runs[0].layers[0].values["cosine_similarity"] = 0.4001
+    with mpl.rc_context(STYLE):
+        low, high = MEASUREMENTS["cossim"].draw(same).axes[0].get_ylim()
+    assert high - low >= 0.1 * 0.4
+
+
+def test_forms_size_and_resolution(tmp_path):
+    paths = save_figure(analysis("snr"), tmp_path, Look(size_of("5x3"), 100, forms_of("pdf,png")))
+    assert [path.suffix for path in paths] == [".pdf", ".png"]
+    assert Image.open(tmp_path / "snr.png").size == (500, 300)
+    assert (tmp_path / "snr.pdf").read_bytes().startswith(b"%PDF")
+    with pytest.raises(UsageError, match="there are png, svg, pdf"):
+        forms_of("jpeg")
+
+
+def test_wordnet_ids_have_names():
+    names = class_names(["n01440764", "n02012849", "n03126707", "n99999999"])
+    assert names == ["tench", "crane (n02012849)", "crane (n03126707)", "n99999999"]  # the bird and the machine
+    assert class_names(["cat", "n01440764"]) == ["cat", "n01440764"]
+
+
+def test_colours_stay_apart_for_colour_blind_readers():
+    """Machado et al. (2009), full strength: in linear light, a matrix for each kind of colour blindness."""
+    blind = {
+        "protan": [[0.152286, 1.052583, -0.204868], [0.114503, 0.786281, 0.099216], [-0.003882, -0.048116, 1.051998]],
+        "deutan": [[0.367322, 0.860646, -0.227968], [0.280085, 0.672501, 0.047413], [-0.011820, 0.042940, 0.968881]],
+    }
+    rgb = np.array([mpl.colors.to_rgb(colour) for colour in chart.COLOURS[:6]])
+    linear = np.where(rgb <= 0.04045, rgb / 12.92, ((rgb + 0.055) / 1.055) ** 2.4)
+    for matrix in blind.values():
+        seen = np.clip(linear @ np.array(matrix).T, 0, 1) ** (1 / 2.2)
+        apart = np.linalg.norm(seen[:, None] - seen[None], axis=2)[np.triu_indices(len(seen), 1)]
+        assert apart.min() > 0.1
 
 
 def test_tokens_that_do_not_vary_have_no_spectrum_to_draw(tmp_path):

@@ -18,9 +18,9 @@ from PIL import Image
 from report_support import write_analysis, write_run
 from support import ROOT, run_main
 
+from lapcli.analysis.drawing import Look
 from lapcli.recipe import load_recipe, recipe_to_yaml
 from lapcli.report.assemble import report_on
-from lapcli.report.chart import Look
 from lapcli.report.claims import claims
 from lapcli.report.page import _csv_address, write_page
 from lapcli.report.watching import watch_page

@@ -14,7 +14,15 @@ from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
-from lapcli.analysis.drawing import first_layer_values, labels, legend_title, panels, plot_bars, plot_by_layer, styles
+from lapcli.analysis.drawing import (
+    first_layer_values,
+    legend_labels,
+    legend_title,
+    panels,
+    plot_bars,
+    plot_by_layer,
+    styles,
+)
 from lapcli.analysis.measurement import LayerResult, Measurement
 from lapcli.measures.streaming import StreamingMoments
 from lapcli.measures.tokens import eigenvalues, k_alpha
@@ -44,12 +52,12 @@ class Spectrum(Measurement):
 
     @classmethod
     def draw(cls, analysis: Analysis) -> Figure | None:
-        """Eigenvalues of the last layer by rank, and k_0.99 of each run or layer."""
+        """Eigenvalues of the last layer by rank, and k_0.99 and k_0.999 of each run or layer."""
         runs = analysis.runs
         if all(result.values["k_0.99"] is None for run in runs for result in run.layers.values()):
             return None
-        figure, ((left, right),) = panels(2)
-        for run, style, label in zip(runs, styles(runs), labels(runs), strict=True):
+        figure, ((left, *others),) = panels(3, width=3.4)
+        for run, style, label in zip(runs, styles(runs), legend_labels(runs), strict=True):
             series = run.layers[max(run.layers)].series
             mean, std = series["eigenvalue_mean"], series["eigenvalue_std"]
             shown = mean > 1e-12 * max(mean[0], 1e-300)  # centring leaves one eigenvalue of rounding
@@ -64,12 +72,15 @@ class Spectrum(Measurement):
         left.set_xlabel("rank of the eigenvalue")
         band = "\n(band: one standard deviation)" if len(runs) <= 3 else ""
         left.set_ylabel(f"eigenvalue, mean over sequences{band}")
-        left.legend(title=legend_title(runs))
-        if all(len(run.layers) == 1 for run in runs):
-            plot_bars(right, runs, first_layer_values(runs, "k_0.99"))
-        else:
-            plot_by_layer(right, runs, "k_0.99")
-        right.set_ylabel("components for 99% of the variance")
+        handles, names = left.get_legend_handles_labels()
+        title = legend_title(runs).replace("\n", " ")
+        figure.legend(handles, names, title=title, loc="outside lower center", ncols=min(3, len(runs)))
+        for panel, alpha in zip(others, ("0.99", "0.999"), strict=True):
+            if all(len(run.layers) == 1 for run in runs):
+                plot_bars(panel, runs, first_layer_values(runs, f"k_{alpha}"))
+            else:
+                plot_by_layer(panel, runs, f"k_{alpha}")
+            panel.set_ylabel(f"components for {100 * float(alpha):g}% of the variance")
         return figure
 
 
