@@ -19,9 +19,9 @@ quickstart: $(INSTALLED)
 test: $(INSTALLED)
 	$(BIN)/python -m pytest -n 2 --no-loadscope-reorder
 
-# Lint and the tests that neither start a process nor train a run: what to run while working on something.
+# Lint and the tests that neither start a process nor train a run, without those marked slow: what to run while working on something.
 check: lint
-	$(BIN)/python -m pytest -n 2 --no-loadscope-reorder --quick
+	$(BIN)/python -m pytest -n 2 --no-loadscope-reorder --quick -m 'not long and not slow'
 
 lint: $(INSTALLED)
 	$(BIN)/ruff check .

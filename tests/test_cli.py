@@ -109,6 +109,7 @@ def test_wrong_usage_is_one_message_and_exit_code_2(arguments, named, capsys, tm
     assert out == ""
 
 
+@pytest.mark.slow
 @settings(max_examples=250, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 @given(
     at=st.sampled_from(KEYED),
@@ -134,6 +135,7 @@ def test_spoiled_recipes_exit_with_2_and_no_traceback(at, spoil, capsys, tmp_pat
     assert "Traceback" not in err
 
 
+@pytest.mark.slow
 def test_dry_run_touches_no_data_and_makes_no_run(capsys, tmp_path, monkeypatch):
     monkeypatch.setenv("LAP_CACHE", str(tmp_path / "cache"))
     code, out, _ = run_main(

@@ -10,6 +10,8 @@ from lapcli.recipe import load_recipe
 from lapcli.runtime.devices import GPUS
 from lapcli.runtime.errors import UsageError
 
+pytestmark = pytest.mark.slow  # plans are seconds each
+
 H100 = GPUS["h100"]  # its large chunks of the loss are planned faster than those of a CPU
 
 

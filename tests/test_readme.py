@@ -38,6 +38,7 @@ def shortened(recipe: str) -> list[str]:
     return [part for value in ("train.steps=2", *kept) for part in ("--set", value)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("line", "long"), COMMANDS, ids=[line for line, _ in COMMANDS])
 def test_command(line, long, capsys, tmp_path, measured_runs, monkeypatch, request):
     monkeypatch.chdir(ROOT)

@@ -70,6 +70,7 @@ def test_keys_and_values_of_set(complete):
     assert complete("lap train nothing --set train.") == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["quickstart", "vit_digits", "dino_quickstart"])
 def test_each_key_that_is_offered_exists(name, complete):
     """A recipe loads with it, or refuses its value; none is unknown."""

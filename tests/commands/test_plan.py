@@ -11,6 +11,8 @@ from lapcli.planning import plan_training
 from lapcli.recipe import load_recipe, recipe_to_yaml
 from lapcli.runtime.errors import UsageError
 
+pytestmark = pytest.mark.slow  # plans are seconds each
+
 QUICKSTART = str(ROOT / "recipes/quickstart.yaml")
 
 

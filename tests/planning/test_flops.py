@@ -11,6 +11,8 @@ from lapcli.planning.step_trace import trace_step
 from lapcli.recipe import load_recipe
 from lapcli.runtime.devices import ComputePolicy
 
+pytestmark = pytest.mark.slow  # plans are seconds each
+
 
 def test_vit_b_at_224_takes_105_gigaflop_an_image():
     width, tokens, patches, layers, classes = 768, 197, 196, 12, 1000

@@ -22,6 +22,8 @@ from lapcli.recipe import load_recipe, recipe_from_dict, recipe_to_dict
 from lapcli.runtime.devices import GPUS, this_cpu
 from lapcli.training.optimizers import Optimizers
 
+pytestmark = pytest.mark.slow  # plans are seconds each
+
 M_MMAP_THRESHOLD = -3  # of glibc's mallopt
 
 

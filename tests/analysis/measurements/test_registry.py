@@ -76,6 +76,7 @@ def test_an_option_of_one_name_is_one_option():
         assert len({getattr(option, key) for option in options}) == len(set(options)) == len(built_in_options())
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("added")
 def test_one_from_outside_has_help_options_and_output(capsys, tmp_path):
     code, out, _ = run_main(capsys, "analyze", "lengths", "-h")

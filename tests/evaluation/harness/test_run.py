@@ -326,6 +326,7 @@ def test_the_chat_quickstart_end_to_end(chat_runs, tmp_path, capsys):
     assert set(result["tasks"]["spelling"]["details"]["metrics"]) == {"pass@1", "pass@2"}
 
 
+@pytest.mark.slow
 def test_any_task_of_lm_eval_with_its_data_from_the_hubs_cache(base, tmp_path, monkeypatch):
     """SciQ, of which `lap` knows nothing: lm-eval finds the definition, and the hub's library what it has on disk.
 
