@@ -15,6 +15,8 @@ from lapcli.runtime.devices import Device
 from lapcli.runtime.ranks import World
 from lapcli.training.optimizers import Optimizers
 
+pytestmark = pytest.mark.slow  # compiled models are seconds each
+
 torch.set_num_threads(1)
 
 

@@ -235,6 +235,7 @@ class TestCache:
             model(torch.zeros(1, 5, dtype=torch.long), cache)
 
 
+@pytest.mark.slow
 class TestCompiled:
     def test_same_loss_and_gradients(self) -> None:
         assert_heads_matter(layers=1)

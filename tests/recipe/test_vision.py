@@ -66,6 +66,7 @@ def test_the_second_reading_of_imagenet():
     assert load_recipe(RECIPES / "vitb_imagenet_3L.yaml", ["model.drop_path=0.4"]).model.drop_path == 0.4
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "parameters", "steps"),
     [
