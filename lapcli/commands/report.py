@@ -14,7 +14,6 @@ from lapcli.runtime.tables import wrapped_message
 
 EXAMPLES = """\b
 Examples:
-  lap report 'vitb_cifar100_*' --columns top1 --format latex
   lap report --paper table1 --strict
   lap report 'quickstart-*' --columns validation_loss,k_0.99 --format csv --out laptop.csv
   lap report --format html --watch
