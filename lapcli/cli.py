@@ -16,6 +16,8 @@ from lapcli.commands.export import EXAMPLES as EXPORT_EXAMPLES
 from lapcli.commands.export import export
 from lapcli.commands.fetch import EXAMPLES as FETCH_EXAMPLES
 from lapcli.commands.fetch import fetch
+from lapcli.commands.import_ import EXAMPLES as IMPORT_EXAMPLES
+from lapcli.commands.import_ import import_
 from lapcli.commands.init import EXAMPLES as INIT_EXAMPLES
 from lapcli.commands.init import init
 from lapcli.commands.plan import EXAMPLES as PLAN_EXAMPLES
@@ -82,6 +84,7 @@ app.command(epilog=REPORT_EXAMPLES)(report)
 app.add_typer(runs, name="runs")
 app.command(epilog=EXPORT_EXAMPLES)(export)
 app.command(epilog=PUSH_EXAMPLES)(push)
+app.command("import", epilog=IMPORT_EXAMPLES)(import_)
 app.command(epilog=WATCH_EXAMPLES)(watch)
 app.command(epilog=TRACK_EXAMPLES)(track)
 app.command(epilog=RECIPES_EXAMPLES)(recipes)

@@ -9,6 +9,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+from lapcli.kinds.kind import RUN
 from lapcli.runs import INFO, METRICS, RECIPE, SUMMARY, SWEEP, Run, read_run, read_summary, runs_in, unknown_run
 from lapcli.runtime.errors import UsageError
 
@@ -143,9 +144,14 @@ def lower_is_better(metric: str) -> bool:
 
 
 def started_from(run: Run) -> tuple[str, str] | None:
-    """The run whose weights this one began with, as it was named, and their sha256."""
-    start = getattr(run.recipe, "start", None)
-    return (str(start.run), str(start.weights_sha256)) if start is not None else None
+    """Whose weights this run began with, as it was named, and their sha256; a run by its name or path alone."""
+    start, given = getattr(run.recipe, "start", None), run.recipe.train.init_from
+    if start is not None:
+        return str(start.run), str(start.weights_sha256)
+    if given is None:
+        return None
+    is_run = given.source.startswith(RUN)
+    return given.source.removeprefix(RUN).partition("@")[0] if is_run else given.source, str(given.sha256)
 
 
 def is_of_a_sweep(path: Path) -> bool:

@@ -59,6 +59,17 @@ RunsDir = Annotated[
     Path | None, typer.Option("--runs-dir", help="Folder of the runs.", envvar="LAP_RUNS", show_default="runs")
 ]
 Seed = Annotated[int | None, typer.Option("--seed", help="The recipe's seed, replaced.")]
+InitFrom = Annotated[
+    str | None,
+    typer.Option(
+        "--init-from",
+        metavar="SOURCE",
+        help="Begin with these weights: run:NAME[@step|best], timm:NAME, an exported folder, a nanochat checkpoint.",
+    ),
+]
+Weights = Annotated[
+    Path | None, typer.Option("--weights", help="File with weights for --init-from timm:NAME, instead of the hub's.")
+]
 Fresh = Annotated[bool, typer.Option("--fresh", help="Move an old run of that name aside and start anew.")]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Say what would be trained; touch no data.")]
 Nproc = Annotated[str, typer.Option("--nproc", metavar="N|auto", help="Processes here; auto: one a GPU.")]
@@ -97,6 +108,20 @@ Size = Annotated[
     str | None,
     typer.Option("--size", metavar="WxH", help="Inches of a figure, as 6x4.", show_default="by what it shows"),
 ]
+
+
+def init_from(source: str | None, weights: Path | None, section: str = "train") -> list[str]:
+    """`--init-from` and `--weights`, in the form of `--set`."""
+    import json
+
+    from lapcli.runtime.errors import UsageError
+
+    if source is None and weights is not None:
+        raise UsageError("--weights is a file for --init-from timm:NAME; name the model with it")
+    if source is None:
+        return []
+    given = {"source": source, **({} if weights is None else {"weights": str(weights)})}
+    return [f"{section}.init_from={json.dumps(given)}"]
 
 
 def overrides(set_: list[str] | None, data: Path | None) -> list[str]:

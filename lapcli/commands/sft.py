@@ -11,10 +11,12 @@ from lapcli.commands.train import say_what_is_missing, summary_lines
 from lapcli.runtime.determinism import prepare_determinism
 from lapcli.runtime.environment import STEP_TIMEOUT
 from lapcli.runtime.environment import runs_dir as default_runs_dir
+from lapcli.runtime.errors import UsageError
 from lapcli.runtime.launch import Processes, launch, needs_launch
 
 if TYPE_CHECKING:
     from lapcli.recipe.chat import ChatRecipe
+    from lapcli.recipe.schema import InitFrom
     from lapcli.runs import Run
 
 EXAMPLES = """\b
@@ -22,6 +24,7 @@ Examples:
   lap sft recipes/chat_quickstart.yaml
   lap sft recipes/chat561m.yaml --run gpt561m_5L --nproc 8
   lap sft recipes/chat561m.yaml --stage sft --run gpt561m_5L --nproc 8
+  lap sft recipes/chat561m.yaml --init-from my_model/hf --name my_chat
   lap sft recipes/chat561m.yaml --dry-run
 """
 
@@ -36,6 +39,7 @@ def sft(
             help="Pretrained run; by default the newest finished one.",
         ),
     ] = None,
+    init_from: options.InitFrom = None,
     stage: Annotated[Literal["midtrain", "sft"] | None, typer.Option("--stage", help="Do one stage alone.")] = None,
     set_: options.Set = None,
     data: Annotated[
@@ -58,9 +62,14 @@ def sft(
     as_json: options.Json = False,
 ) -> None:
     """Mid-train and fine-tune a pretrained GPT on conversations. The same command resumes an unfinished run."""
-    from lapcli.kinds.chat import load_chat_recipe
+    from lapcli.kinds.chat import init_from_of, load_chat_recipe
+    from lapcli.recipe.schema import InitFrom
+    from lapcli.runs import Run
 
     loaded = load_chat_recipe(recipe, set_ or [], data, seed)
+    given = InitFrom(source=init_from) if init_from is not None else init_from_of(loaded)
+    if run is not None and given is not None:
+        raise UsageError(f"the stages start from --run {run} or from {given.source}, not from both; leave one out")
     if any(stage.train.deterministic for stage in loaded.stages.given().values()):
         prepare_determinism()  # before torch is imported
     processes = Processes(nproc, nnodes, node_rank, rdzv, max_restarts)
@@ -76,19 +85,19 @@ def sft(
     for tracker in mirrored:
         check_installed(tracker)
     folder = runs_dir or default_runs_dir()
-    start = start_of(folder, run)
+    start = start_of(folder, run) if given is None else given
     say_start(f"{recipe.name} is checked; loading torch")
     device = next(iter(loaded.stages.given().values())).train.device
     if needs_launch(processes, device):
         # The newest run could be another one by the time that the processes look.
-        named = [] if run is not None else ["--run", str(start.path.resolve())]
+        named = ["--run", str(start.path.resolve())] if isinstance(start, Run) and run is None else []
         raise typer.Exit(launch(processes, [*sys.argv[1:], *named], device))
 
     from lapcli.runtime.progress import LogConsole
     from lapcli.runtime.ranks import is_main_process
     from lapcli.tracking.live import LiveMirrors
 
-    run_name = (name or start.name.removesuffix("-midtrain")) + ("" if seed is None or name else f"-seed{seed}")
+    run_name = name or _name_of(start) + ("" if seed is None else f"-seed{seed}")
     console = LogConsole()
     stages = [folder / f"{run_name}-{given}" for given in loaded.stages.given() if stage in (None, given)]
     with LiveMirrors(mirrored, stages, console.warn):
@@ -104,6 +113,17 @@ def sft(
         )
     if is_main_process():
         _print_result(runs, as_json)
+
+
+def _name_of(start: "Run | InitFrom") -> str:
+    from lapcli.kinds.kind import RUN
+    from lapcli.runs import Run
+
+    if isinstance(start, Run):
+        return start.name.removesuffix("-midtrain")
+    if not start.source.startswith(RUN):
+        raise UsageError(f"name the runs that start from {start.source} with --name")
+    return Path(start.source.removeprefix(RUN).partition("@")[0]).name
 
 
 def _print_counts(recipe: "ChatRecipe", as_json: bool) -> None:

@@ -22,6 +22,7 @@ Examples:
   lap train recipes/quickstart.yaml
   lap train recipes/gpt561m_5L.yaml --dry-run
   lap train recipes/quickstart.yaml --set 'model.laplacian_heads=linear(0, 4)' --name schedule
+  lap train recipes/gpt_continue.yaml --init-from run:quickstart --data my_text.txt
   lap train recipes/gpt561m_5L.yaml --nproc 8 --max-restarts 3
 """
 
@@ -30,6 +31,8 @@ def train(
     recipe: options.Recipe,
     set_: options.Set = None,
     data: options.Data = None,
+    init_from: options.InitFrom = None,
+    weights: options.Weights = None,
     name: options.Name = None,
     runs_dir: options.RunsDir = None,
     seed: options.Seed = None,
@@ -56,7 +59,8 @@ def train(
 
     run_name = name if name is not None else (recipe.stem if seed is None else f"{recipe.stem}-seed{seed}")
     try:
-        loaded = load_recipe(recipe, options.overrides(set_, data), seed)
+        given = [*options.overrides(set_, data), *options.init_from(init_from, weights)]
+        loaded = load_recipe(recipe, given, seed)
     except RecipeError:
         if not fresh:
             _check_plugins_of((runs_dir or default_runs_dir()) / run_name)

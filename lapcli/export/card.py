@@ -243,7 +243,8 @@ def _paper_recipe(run: Run) -> tuple[str, Any]:
         paper, base = load_recipe(find_recipe("chat561m")), load_recipe(find_recipe("gpt561m"))
         assert isinstance(paper, ChatRecipe)
         assert isinstance(base, GPTRecipe)
-        return "chat561m", stage_recipe(paper, recipe.stage, base, recipe.start.run, recipe.start.weights_sha256)
+        staged = stage_recipe(paper, recipe.stage, base, None, "")
+        return "chat561m", staged.model_copy(update={"start": recipe.start})
     if recipe.objective == "classification":
         name = {10: "vitb_cifar10", 100: "vitb_cifar100"}.get(recipe.model.classes, "vitb_imagenet")
     else:
@@ -257,7 +258,8 @@ def _without_paths(value: Any) -> Any:
         return {key: _without_paths(inner) for key, inner in value.items()}
     if isinstance(value, list):
         return [_without_paths(inner) for inner in value]
-    return Path(value).name if isinstance(value, str) and value.startswith(("/", "~")) else value
+    is_path = isinstance(value, str) and value.removeprefix("run:").startswith(("/", "~"))
+    return Path(value).name if is_path else value
 
 
 def _shown(value: Any) -> str:

@@ -15,20 +15,13 @@ import torch
 from lapcli.data.text.tokenizer import Tokenizer
 from lapcli.export.weights import WEIGHTS, Exported, save_weights, write_json
 from lapcli.models.gpt import GPT, GPTConfig
+from lapcli.models.gpt_names import to_transformers
 from lapcli.runs import TOKENIZER
 from lapcli.runtime.errors import UsageError
 
 MODELING = "modeling_lap.py"
 BOS, END = "<|bos|>", "<|assistant_end|>"
 PAD = "<|output_end|>"  # never a target: a collator that masks the padding masks nothing that is learned
-_NATIVE_NAMES = {
-    "attn.q": "self_attn.q_proj",
-    "attn.k": "self_attn.k_proj",
-    "attn.v": "self_attn.v_proj",
-    "attn.out": "self_attn.o_proj",
-    "mlp.up": "mlp.fc1",
-    "mlp.down": "mlp.fc2",
-}
 _DTYPES = {"float32": "float32", "bf16": "bfloat16", "float16": "float16"}
 
 #: Gives the ids of `data/chat/conversation.py`: nothing stands between the special tokens and the texts.
@@ -78,7 +71,7 @@ def write_hf(exported: Exported, folder: Path) -> None:
     native = is_native(model.config)
     tensors = model.state_dict()
     if native:
-        tensors = {_native_name(name): tensor for name, tensor in tensors.items()}
+        tensors = {to_transformers(name): tensor for name, tensor in tensors.items()}
     else:
         shutil.copyfile(Path(__file__).with_name(MODELING), folder / MODELING)
     save_weights(exported, tensors, folder / WEIGHTS)
@@ -90,13 +83,6 @@ def write_hf(exported: Exported, folder: Path) -> None:
         {"bos_token_id": tokenizer.bos, "eos_token_id": ends, "pad_token_id": tokenizer.special(PAD)},
     )
     _write_tokenizer(tokenizer, folder, model.config.context, END if is_chat else BOS)
-
-
-def _native_name(name: str) -> str:
-    if name in ("embed.weight", "head.weight"):
-        return "model.embed_tokens.weight" if name == "embed.weight" else "lm_head.weight"
-    _, layer, part = name.removesuffix(".weight").split(".", 2)
-    return f"model.layers.{layer}.{_NATIVE_NAMES[part]}.weight"
 
 
 def _config(model: GPT, tokenizer: Tokenizer, dtype: str, native: bool) -> dict[str, Any]:

@@ -1,15 +1,25 @@
 """Chat training in stages: each stage is a run of its own that starts from the weights of the one before."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from lapcli.kinds.kind import CHAT, LANGUAGE, Fetched, Kind, LoadedModel, PlanFacts, Start, TrainingStep
+from lapcli.kinds.kind import CHAT, LANGUAGE, RUN, Fetched, Kind, LoadedModel, PlanFacts, Start, TrainingStep, started
 from lapcli.kinds.language_model import gpt_training_step, load_gpt, token_facts
 from lapcli.recipe import load_recipe
-from lapcli.recipe.chat import STAGES, ChatRecipe, ChatStageRecipe, StageName, stage_recipe
-from lapcli.recipe.schema import BaseRecipe, GPTRecipe, Source
-from lapcli.runs import CHECKPOINTS, INFO, TOKENIZER, Run, find_run, read_run
+from lapcli.recipe.chat import STAGES, ChatRecipe, ChatStageRecipe, PretrainedGPT, StageName, stage_recipe
+from lapcli.recipe.schema import (
+    UNKNOWN,
+    BaseRecipe,
+    GPTModel,
+    GPTRecipe,
+    InitFrom,
+    Source,
+    TextSource,
+    TokenizerSection,
+)
+from lapcli.runs import CHECKPOINTS, INFO, TOKENIZER, Run, find_run, named_run, read_run
 from lapcli.runtime.determinism import prepare_determinism
 from lapcli.runtime.environment import STEP_TIMEOUT
 from lapcli.runtime.errors import DataError, UsageError
@@ -19,6 +29,7 @@ if TYPE_CHECKING:
     import torch
     from rich.console import Console
 
+    from lapcli.data.text.tokenizer import Tokenizer
     from lapcli.objectives.objective import BatchPlan
     from lapcli.runtime.devices import ComputePolicy
     from lapcli.runtime.ranks import World
@@ -38,31 +49,21 @@ class ChatKind(Kind):
     data_identity_has_seed = True  # the order of conversations is a part of it
 
     def start(self, recipe: ChatStageRecipe, world: "World", run: Run) -> Start:
-        from lapcli.data.text.tokenizer import Tokenizer
+        from lapcli.kinds.initial_weights import begin
         from lapcli.objectives.chat import Chat, prepare_chat
         from lapcli.training import checkpoint
 
-        before = folder_of(recipe.start.run, run.path.parent)
-        weights = _weights_with(before / CHECKPOINTS, recipe.start.weights_sha256)
-        if weights is None and checkpoint.newest(run.checkpoints, warn=lambda text: None) is None:
-            raise DataError(
-                f"{run.path} starts from weights with the sha256 {recipe.start.weights_sha256[:16]} of {before}, which "
-                "no longer has a whole checkpoint with them; train it again, then use --fresh"
-            )
-        has_own = "tokenizer_sha256" in run.info  # otherwise it was stopped before its first step
-        source = run if has_own else read_run(before)
-        tokenizer = Tokenizer.from_file(source.path / TOKENIZER)
-        source.check_tokenizer(tokenizer.sha256)
-        if tokenizer.vocab_size != recipe.tokenizer.vocab:
-            raise DataError(
-                f"{source.path / TOKENIZER} has {tokenizer.vocab_size:,} tokens, its model {recipe.tokenizer.vocab:,}"
-            )
+        beginning, weights = begin(recipe, run), None
+        if beginning is not None:
+            tokenizer = beginning.tokenizer(recipe)
+        else:
+            weights, tokenizer = _start_of_stage(recipe, run)
         with shown_progress(world.is_main) as progress:
             data = prepare_chat(recipe, tokenizer, progress)
-        if world.is_main and not has_own:
+        if world.is_main and "tokenizer_sha256" not in run.info:
             tokenizer.save(run.path / TOKENIZER)
         facts = {
-            "started_from": {"run": recipe.start.run, "weights_sha256": recipe.start.weights_sha256},
+            **({"started_from": recipe.start.model_dump()} if recipe.start else {}),
             "data": data.description,
             "data_sha256": data.train.identity,
             "held_out_sha256": data.validation.identity if data.validation else None,
@@ -75,7 +76,8 @@ class ChatKind(Kind):
         objective = Chat(recipe, data, world)
         if weights is not None:
             checkpoint.load_weights(weights, objective.model, objective.weights_metadata()["laplacian_heads"])
-        return Start(objective, facts, [data.description, *data.train.malformed_examples()])
+        notes = [data.description, *data.train.malformed_examples()]
+        return started(objective, facts, notes, beginning, recipe)
 
     def load(
         self, run: Run, checkpoint: "Checkpoint | None", device: "torch.device", *, float32: bool = False
@@ -98,19 +100,22 @@ class ChatKind(Kind):
         from lapcli.kinds import kind_of
 
         recipe: Any = run.recipe
-        before = read_run(folder_of(recipe.start.run, run.path.parent))
+        given = recipe.train.init_from
+        if recipe.start is not None:
+            before = read_run(folder_of(recipe.start.run, run.path.parent))
+        elif given is not None and given.source.startswith(RUN):
+            before = named_run(run.path.parent, given.source.removeprefix(RUN).partition("@")[0])
+        else:
+            return run, TextSource(train=UNKNOWN)
         return kind_of(before.recipe).data_of(before)
 
     def load_with_data(self, path: Path, overrides: Sequence[str], data: Path) -> ChatRecipe:
         return load_chat_recipe(path, overrides, data)
 
     def run_recipes(self, recipe: ChatRecipe, runs_dir: Path, run: str | None) -> dict[str, BaseRecipe]:
-        start = start_of(runs_dir, run)
-        weights_sha256 = str(start.info.get("weights_sha256", "0" * 64))
-        return {
-            stage: stage_recipe(recipe, stage, _gpt_recipe(start), start.name, weights_sha256)
-            for stage in recipe.stages.given()
-        }
+        given = None if run is not None else init_from_of(recipe)
+        first = stage_start(given, runs_dir) if given is not None else StageStart.of(start_of(runs_dir, run))
+        return {stage: first.recipe(recipe, stage, runs_dir) for stage in recipe.stages.given()}
 
     def training_step(self, recipe: ChatStageRecipe, device: "torch.device", policy: "ComputePolicy") -> TrainingStep:
         return gpt_training_step(recipe, device, policy, any_length=recipe.batching == "padded")
@@ -153,6 +158,30 @@ def folder_of(run: str, runs_dir: Path) -> Path:
     return runs_dir / run if (runs_dir / run).exists() else Path(run)
 
 
+def _start_of_stage(recipe: ChatStageRecipe, run: Run) -> "tuple[Path | None, Tokenizer]":
+    """Weights and tokenizer of the run that the stage starts from; no weights if that is gone and not needed."""
+    from lapcli.data.text.tokenizer import Tokenizer
+    from lapcli.training import checkpoint
+
+    if recipe.start is None:
+        raise UsageError(f"{run.path} was imported and cannot be trained; use `lap sft RECIPE --run {run.name}`")
+    before = folder_of(recipe.start.run, run.path.parent)
+    weights = _weights_with(before / CHECKPOINTS, recipe.start.weights_sha256)
+    if weights is None and checkpoint.newest(run.checkpoints, warn=lambda text: None) is None:
+        raise DataError(
+            f"{run.path} starts from weights with the sha256 {recipe.start.weights_sha256[:16]} of {before}, which "
+            "no longer has a whole checkpoint with them; train it again, then use --fresh"
+        )
+    source = run if "tokenizer_sha256" in run.info else read_run(before)  # else it was stopped before its first step
+    tokenizer = Tokenizer.from_file(source.path / TOKENIZER)
+    source.check_tokenizer(tokenizer.sha256)
+    if tokenizer.vocab_size != recipe.tokenizer.vocab:
+        raise DataError(
+            f"{source.path / TOKENIZER} has {tokenizer.vocab_size:,} tokens, its model {recipe.tokenizer.vocab:,}"
+        )
+    return weights, tokenizer
+
+
 def _weights_with(checkpoints: Path, sha256: str) -> Path | None:
     """The whole weights with that hash, newest checkpoint first."""
     from lapcli.training import checkpoint
@@ -171,15 +200,71 @@ def start_of(runs_dir: Path, run: str | None) -> Run:
     return find_run(runs_dir, run, PRETRAINED if run is None else STARTS)
 
 
-def _gpt_recipe(run: Run) -> GPTRecipe:
-    if not isinstance(run.recipe, GPTRecipe):
-        raise UsageError(f"{run.path} is not a run of a GPT; name one with --run")
-    return run.recipe
+class _Shape(NamedTuple):
+    """A `PretrainedGPT` without a run."""
+
+    model: GPTModel
+    tokenizer: TokenizerSection
+
+
+@dataclass(frozen=True)
+class StageStart:
+    """What a stage begins with: a finished run, or the weights of `train.init_from`."""
+
+    shown: str
+    gpt: PretrainedGPT
+    tokenizer: "Callable[[], Tokenizer]"
+    run: Run | None = None
+    init_from: InitFrom | None = None
+
+    @classmethod
+    def of(cls, run: Run) -> "StageStart":
+        from lapcli.data.text.tokenizer import Tokenizer
+
+        if not isinstance(run.recipe, GPTRecipe):
+            raise UsageError(f"{run.path} is not a run of a GPT; name one with --run")
+        shown = f"{run.path}, weights sha256 {str(run.info.get('weights_sha256'))[:16]}"
+        return cls(shown, run.recipe, lambda: Tokenizer.from_file(run.path / TOKENIZER), run)
+
+    def recipe(self, recipe: ChatRecipe, stage: StageName, runs_dir: Path) -> ChatStageRecipe:
+        if self.run is None:
+            return stage_recipe(recipe, stage, self.gpt, None, "", self.init_from)
+        beside = self.run.path.parent.resolve() == runs_dir.resolve()
+        place = self.run.name if beside else str(self.run.path.resolve())
+        return stage_recipe(recipe, stage, self.gpt, place, str(self.run.info.get("weights_sha256", "0" * 64)))
+
+
+def init_from_of(recipe: ChatRecipe) -> InitFrom | None:
+    """What the first stage begins with, where the recipe says so."""
+    return next(iter(recipe.stages.given().values())).train.init_from
+
+
+def stage_start(given: InitFrom, runs_dir: Path, begun: Path | None = None) -> StageStart:
+    """Weights of any source as a start; a stage that was `begun` with them already is asked instead of the source."""
+    from lapcli.data.text.tokenizer import Tokenizer
+    from lapcli.kinds.weight_sources import find_source
+
+    if begun is not None and (begun / INFO).is_file() and (begun / TOKENIZER).is_file():
+        run = read_run(begun)
+        before = run.recipe.train.init_from
+        if isinstance(run.recipe, GPTRecipe) and before is not None and before.source == given.source:
+            return StageStart(given.source, run.recipe, lambda: Tokenizer.from_file(begun / TOKENIZER), None, given)
+    source = find_source(given, runs_dir)
+    if source.tokenizer is None:
+        raise UsageError(
+            f"{source.shown} is not a GPT with its tokenizer; bring it in with `lap import {given.source} --to NAME "
+            "--tokenizer FILE` if it is one of nanochat's"
+        )
+    tokenizer = source.tokenizer()
+    model = GPTModel(**source.model)
+    return StageStart(
+        source.shown, _Shape(model, TokenizerSection(vocab=tokenizer.vocab_size)), lambda: tokenizer, None, given
+    )
 
 
 def train_stages(
     recipe: ChatRecipe,
-    start: Run,
+    start: Run | InitFrom,
     *,
     runs_dir: Path,
     name: str,
@@ -196,7 +281,7 @@ def train_stages(
     if only is not None and only not in given:
         raise UsageError(f"the recipe has no stage {only}; it has {' and '.join(given)}")
     stages = [stage for stage in given if only in (None, stage)]
-    if only is not None and start.recipe.objective in PRETRAINED:
+    if isinstance(start, Run) and only is not None and start.recipe.objective in PRETRAINED:
         start = _stage_before(only, given, runs_dir, name) or start
     if any(given[stage].train.deterministic for stage in stages):
         prepare_determinism()
@@ -204,38 +289,44 @@ def train_stages(
     runs: list[Run] = []
     try:
         with world.together():
+            if isinstance(start, Run):
+                first = StageStart.of(start)
+            else:
+                first = stage_start(start, runs_dir, None if fresh else runs_dir / f"{name}-{stages[0]}")
             later = [stage for stage in stages[1:] if fresh or not _is_finished(runs_dir / f"{name}-{stage}")]
-            _check_stages(recipe, later, start, world)
+            _check_stages(recipe, later, first, runs_dir, world)
         for stage in stages:
             if world.is_main:
-                console.print(
-                    f"{stage} starts from {start.path}, weights sha256 {start.info['weights_sha256'][:16]}",
-                    highlight=False,
-                )
-            if start.path.resolve() == (runs_dir / f"{name}-{stage}").resolve():
-                raise UsageError(f"{start.path} cannot start from itself; choose another --name or --run")
-            place = start.name if start.path.parent.resolve() == runs_dir.resolve() else str(start.path.resolve())
-            staged = stage_recipe(recipe, stage, _gpt_recipe(start), place, str(start.info["weights_sha256"]))
+                console.print(f"{stage} starts from {first.shown}", highlight=False)
+            if first.run is not None and first.run.path.resolve() == (runs_dir / f"{name}-{stage}").resolve():
+                raise UsageError(f"{first.run.path} cannot start from itself; choose another --name or --run")
             run = train_in_world(
-                world, KIND, staged, runs_dir=runs_dir, name=f"{name}-{stage}", fresh=fresh, console=console
+                world,
+                KIND,
+                first.recipe(recipe, stage, runs_dir),
+                runs_dir=runs_dir,
+                name=f"{name}-{stage}",
+                fresh=fresh,
+                console=console,
             )
-            start = read_run(run.path)
-            runs.append(start)
+            runs.append(read_run(run.path))
+            first = StageStart.of(runs[-1])
     finally:
         leave_world()
     return runs
 
 
-def _check_stages(recipe: ChatRecipe, stages: list[StageName], start: Run, world: "World") -> None:
+def _check_stages(
+    recipe: ChatRecipe, stages: list[StageName], start: StageStart, runs_dir: Path, world: "World"
+) -> None:
     """Data, batches and prompts of stages whose turn comes later: a missing file is found now, not after days."""
-    from lapcli.data.text.tokenizer import Tokenizer
     from lapcli.objectives.chat import plan_stage, prepare_chat
 
     if not stages:
         return
-    tokenizer = Tokenizer.from_file(start.path / TOKENIZER)
+    tokenizer = start.tokenizer()
     for stage in stages:
-        staged = stage_recipe(recipe, stage, _gpt_recipe(start), start.name, str(start.info["weights_sha256"]))
+        staged = start.recipe(recipe, stage, runs_dir)
         with shown_progress(world.is_main) as progress:
             data = prepare_chat(staged, tokenizer, progress)
         try:

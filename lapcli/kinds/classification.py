@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING, Any
 
 from lapcli.data.known_sets import known_set
 from lapcli.kinds.images import download_facts, fetch_images, load_vit
-from lapcli.kinds.kind import CLASSES, FEATURES, Fetched, Kind, LoadedModel, PlanFacts, Start, TrainingStep
+from lapcli.kinds.kind import CLASSES, FEATURES, Fetched, Kind, LoadedModel, PlanFacts, Start, TrainingStep, started
 from lapcli.recipe.vision import ClassificationRecipe
 from lapcli.runs import Run
 from lapcli.runtime.progress import Progress, shown_progress
@@ -28,14 +28,16 @@ class ClassificationKind(Kind):
 
     def start(self, recipe: ClassificationRecipe, world: "World", run: Run) -> Start:
         from lapcli.data.images.sources import open_images
+        from lapcli.kinds.initial_weights import begin
         from lapcli.objectives.classification import Classification
 
+        beginning = begin(recipe, run)
         with shown_progress(world.is_main) as progress:
             data = open_images(recipe.data, recipe.model.classes, progress)
         objective, size = Classification(recipe, data, world), recipe.model.image
         if run.info.get("step", 0) == 0:  # a run that began with such a schedule is resumed as it is
             objective.refuse_long_warmup()
-        return Start(objective, data.facts(size), data.notes(size))
+        return started(objective, data.facts(size), data.notes(size), beginning, recipe)
 
     def load(
         self, run: Run, checkpoint: "Checkpoint | None", device: "torch.device", *, float32: bool = False

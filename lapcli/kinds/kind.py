@@ -19,6 +19,7 @@ if TYPE_CHECKING:  # no torch in here: names are listed and refused without it
 
     from lapcli.data.text.tokenizer import Tokenizer
     from lapcli.evaluation.tasks import TaskFamily
+    from lapcli.kinds.initial_weights import Beginning
     from lapcli.models.gpt import GPT
     from lapcli.objectives.objective import BatchPlan, Objective, ParameterGroup
     from lapcli.recipe.vision import ImageFiles
@@ -33,6 +34,8 @@ HELD_OUT_TEXT = "held-out text"  # the recipe's `data`, `tokenizer` and `validat
 CLASSES = "classes"  # a class for each image
 FEATURES = "features"  # class token and patches of an image
 
+RUN = "run:"  # before the name of a run in `train.init_from`
+
 
 @dataclass(frozen=True)
 class Start:
@@ -41,6 +44,16 @@ class Start:
     objective: "Objective"
     facts: dict[str, Any]
     notes: list[str] = field(default_factory=list)
+
+
+def started(
+    objective: "Objective", facts: dict[str, Any], notes: list[str], beginning: "Beginning | None", recipe: BaseRecipe
+) -> Start:
+    """The start of a run, whose model gets the weights of `beginning` where the recipe says `train.init_from`."""
+    if beginning is not None:
+        more_facts, more_notes = beginning.load(objective.model, recipe)
+        facts, notes = {**facts, **more_facts}, [*more_notes, *notes]
+    return Start(objective, facts, notes)
 
 
 @dataclass(frozen=True)
@@ -158,6 +171,14 @@ class Kind(ABC):
     validated_scores: ClassVar[tuple[str, ...]] = ()  # evaluations that `validation_NAME` gives on the same examples
     data_identity_has_seed: ClassVar[bool] = False  # `data_sha256` of runs with another seed differs
     evaluations: ClassVar[tuple["TaskFamily", ...]] = ()  # tasks of its own, beside those for what its models give
+
+    def pinned(self, recipe: Any, path: Path, fresh: bool) -> Any:
+        """The recipe of a run at `path` with the sha256 of what it names by place; asked before the run is opened."""
+        if recipe.train.init_from is None:
+            return recipe
+        from lapcli.kinds.initial_weights import pinned
+
+        return pinned(recipe, path, fresh)
 
     @abstractmethod
     def start(self, recipe: Any, world: "World", run: Run) -> Start:

@@ -14,14 +14,17 @@ from lapcli.kinds.kind import (
     Start,
     TrainingStep,
     describe_download,
+    started,
 )
-from lapcli.recipe.schema import GPTRecipe, LanguageModelRecipe, TextSource
+from lapcli.recipe.schema import GPTRecipe, LanguageModelRecipe, TextSource, TokenizerSection
 from lapcli.runs import TOKENIZER, Run
+from lapcli.runtime.environment import runs_dir
 from lapcli.runtime.progress import Progress, shown_progress
 
 if TYPE_CHECKING:
     import torch
 
+    from lapcli.data.text.tokenizer import Tokenizer
     from lapcli.objectives.objective import BatchPlan
     from lapcli.runtime.devices import ComputePolicy
     from lapcli.runtime.ranks import World
@@ -36,14 +39,17 @@ class LanguageModelKind(Kind):
 
     def start(self, recipe: LanguageModelRecipe, world: "World", run: Run) -> Start:
         from lapcli.data.text.tokens import prepare_text
+        from lapcli.kinds.initial_weights import begin
         from lapcli.objectives.language_model import LanguageModel
 
+        beginning = begin(recipe, run)
+        tokenizer = recipe.tokenizer if beginning is None else beginning.tokenizer(recipe)
         with shown_progress(world.is_main) as progress:
-            data = prepare_text(recipe.data, recipe.tokenizer, progress=progress)
+            data = prepare_text(recipe.data, tokenizer, progress=progress)
         if world.is_main and run.info.get("tokenizer_sha256") in (None, data.tokenizer.sha256):
             data.tokenizer.save(run.path / TOKENIZER)  # that of other data, which is refused, must not replace it
         facts = {"data": data.description, "data_sha256": data.identity, "tokenizer_sha256": data.tokenizer.sha256}
-        return Start(LanguageModel(recipe, data, world), facts)
+        return started(LanguageModel(recipe, data, world), facts, [], beginning, recipe)
 
     def load(
         self, run: Run, checkpoint: "Checkpoint | None", device: "torch.device", *, float32: bool = False
@@ -53,7 +59,7 @@ class LanguageModelKind(Kind):
     def fetch(self, recipe: LanguageModelRecipe, progress: Progress) -> Fetched:
         from lapcli.data.text.tokens import prepare_text
 
-        prepared = prepare_text(recipe.data, recipe.tokenizer, progress=progress)
+        prepared = prepare_text(recipe.data, _tokenizer_to_fetch(recipe), progress=progress)
         on_disk = sum(path.stat().st_size for path in prepared.folder.iterdir())
         facts = {
             "source": recipe.data.train,
@@ -93,6 +99,16 @@ class LanguageModelKind(Kind):
             **_download_facts(recipe.data),
             **token_facts(recipe, recipe.train.steps),
         )
+
+
+def _tokenizer_to_fetch(recipe: LanguageModelRecipe) -> "TokenizerSection | Tokenizer":
+    given = recipe.train.init_from
+    if given is None:
+        return recipe.tokenizer
+    from lapcli.kinds.initial_weights import source_tokenizer
+    from lapcli.kinds.weight_sources import find_source
+
+    return source_tokenizer(find_source(given, runs_dir()), recipe)
 
 
 def token_facts(recipe: GPTRecipe, steps: int | None) -> dict[str, Any]:

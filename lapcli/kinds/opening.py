@@ -81,28 +81,12 @@ def open_timm(
 
     `with_classifier`: its head too; without, the features alone, which weights of another task have as well.
     """
-    import timm
     from timm.data import resolve_model_data_config
-    from timm.models.eva import Eva
-    from timm.models.vision_transformer import VisionTransformer
 
-    known = check_timm_name(name)
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed or 0)
-        try:
-            headless: dict[str, Any] = {} if with_classifier else {"num_classes": 0}
-            model: Any = timm.create_model(known, pretrained=False, **headless)
-        except (RuntimeError, TypeError, ValueError) as error:
-            raise UsageError(f"timm cannot build {known} ({str(error).splitlines()[0][:200]})") from None
-    settings: dict[str, Any] = model.pretrained_cfg
-    if not isinstance(model, VisionTransformer | Eva):
-        raise UsageError(
-            f"{name} is a {type(model).__name__} and cannot be measured: a plain ViT is needed, timm's "
-            "VisionTransformer or Eva"
-        )
+    model = build_timm(name, seed or 0, with_classifier=with_classifier)
     path = None
     if seed is None:
-        path = weights if weights is not None else _hub_weights(known, settings)
+        path = timm_file(name, model, weights)
         _load(model, path, with_classifier)
     config = resolve_model_data_config(model)
     source = ImageFiles(
@@ -126,6 +110,36 @@ def open_timm(
     )
 
 
+def build_timm(name: str, seed: int = 0, *, with_classifier: bool = True) -> Any:
+    """The stock ViT, untrained."""
+    import timm
+    from timm.models.eva import Eva
+    from timm.models.vision_transformer import VisionTransformer
+
+    known = check_timm_name(name)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        try:
+            headless: dict[str, Any] = {} if with_classifier else {"num_classes": 0}
+            model = timm.create_model(known, pretrained=False, **headless)
+        except (RuntimeError, TypeError, ValueError) as error:
+            raise UsageError(f"timm cannot build {known} ({str(error).splitlines()[0][:200]})") from None
+    if not isinstance(model, VisionTransformer | Eva):
+        raise UsageError(
+            f"{name} is a {type(model).__name__} and cannot be measured: a plain ViT is needed, timm's "
+            "VisionTransformer or Eva"
+        )
+    return model
+
+
+def timm_file(name: str, model: Any, weights: Path | None) -> Path:
+    """The file with the model's weights: the given one, or the hub's."""
+    path = weights if weights is not None else _hub_weights(check_timm_name(name), model.pretrained_cfg)
+    if not path.is_file():
+        raise UsageError(f"there is no file {path}; --weights takes a .safetensors or .pth file of the model")
+    return path
+
+
 def check_timm_name(name: str) -> str:
     """What timm calls the model; UsageError with the nearest name if it has none of that name."""
     import timm
@@ -139,11 +153,10 @@ def check_timm_name(name: str) -> str:
     return known
 
 
-def _load(model: Any, path: Path, with_classifier: bool) -> None:
+def read_timm(model: Any, path: Path) -> dict[str, torch.Tensor]:
+    """The tensors of a file under timm's names for that model, whether they fit or not."""
     from timm.models import clean_state_dict, eva, load_state_dict, vision_transformer
 
-    if not path.is_file():
-        raise UsageError(f"there is no file {path}; --weights takes a .safetensors or .pth file of the model")
     adapt = eva.checkpoint_filter_fn if isinstance(model, eva.Eva) else vision_transformer.checkpoint_filter_fn
     try:
         if path.suffix == ".safetensors":
@@ -152,12 +165,16 @@ def _load(model: Any, path: Path, with_classifier: bool) -> None:
             state = clean_state_dict(tensors)
         else:
             state = load_state_dict(str(path), device="cpu")  # tensors alone: nothing in the file is executed
-        converted = adapt(state, model)
+        return adapt(state, model)
     except DataError:
         raise
     except Exception as error:  # whatever pickle or timm's conversions raise
         reason = next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
         raise DataError(f"{path} cannot be loaded into {type(model).__name__} ({reason[:200]}); {REMEDY}") from None
+
+
+def _load(model: Any, path: Path, with_classifier: bool) -> None:
+    converted = read_timm(model, path)
     others = ("mask_token",) if with_classifier else ("head", "fc_norm", "norm.", "mask_token")  # parts for other tasks
     spare = [key for key in converted if key.startswith(others)]
     wanted = model.state_dict()

@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING, Any
 
 from lapcli.data.known_sets import known_set
 from lapcli.kinds.images import download_facts, fetch_images, load_vit
-from lapcli.kinds.kind import FEATURES, Fetched, Kind, LoadedModel, PlanFacts, Start, TrainingStep
+from lapcli.kinds.kind import FEATURES, Fetched, Kind, LoadedModel, PlanFacts, Start, TrainingStep, started
 from lapcli.recipe.dino import SelfSupervisedRecipe
 from lapcli.runs import Run
 from lapcli.runtime.progress import Progress, shown_progress
@@ -27,13 +27,16 @@ class SelfSupervisedKind(Kind):
 
     def start(self, recipe: SelfSupervisedRecipe, world: "World", run: Run) -> Start:
         from lapcli.data.images.sources import open_images
+        from lapcli.kinds.initial_weights import begin
         from lapcli.objectives.self_supervised import SelfSupervised
 
+        beginning = begin(recipe, run)
         with shown_progress(world.is_main) as progress:
             data = open_images(recipe.data, None, progress)
         objective = SelfSupervised(recipe, data, world)
         size = recipe.data.crops.global_size
-        return Start(objective, data.facts(size), [*objective.notes(), *data.notes(size)])
+        notes = [*objective.notes(), *data.notes(size)]
+        return started(objective, data.facts(size), notes, beginning, recipe)
 
     def load(
         self, run: Run, checkpoint: "Checkpoint | None", device: "torch.device", *, float32: bool = False

@@ -189,10 +189,11 @@ class Chat:
         return self._items.identity(step * self.batches.batch, self.batches.batch)
 
     def weights_metadata(self) -> dict[str, str]:
+        start, given = self._recipe.start, self._recipe.train.init_from
         return {
             "laplacian_heads": str(self.model.config.head_plan()),
             "tokenizer_sha256": self._data.tokenizer.sha256,
-            "started_from_sha256": self._recipe.start.weights_sha256,
+            "started_from_sha256": start.weights_sha256 if start else str(given and given.sha256),
         }
 
     def finish(self, run_dir: Path) -> dict[str, Any]:

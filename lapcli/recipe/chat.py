@@ -4,7 +4,7 @@ A recipe has `stages:`, up to two, done in this order: `midtrain`, then `sft`. E
 run keeps is a `ChatStageRecipe`: the stage, the model it is of and the weights it started from.
 """
 
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, ClassVar, Literal, Protocol
 
 from pydantic import Field
 
@@ -15,6 +15,7 @@ from lapcli.recipe.schema import (
     CheckpointSection,
     GPTModel,
     GPTRecipe,
+    InitFrom,
     PlateauSchedule,
     TokenizerSection,
     TrainSection,
@@ -145,6 +146,12 @@ class Stages(Section):
     def _has_one(self) -> str | None:
         return "give midtrain, sft or both" if self.midtrain is None and self.sft is None else None
 
+    @combination("sft", "midtrain")
+    def _first_begins(self) -> str | None:
+        if self.midtrain is not None and self.sft is not None and self.sft.train.init_from is not None:
+            return "train.init_from is for the first stage: sft begins with the weights of midtrain"
+        return None
+
     def given(self) -> dict[StageName, Stage]:
         stages: dict[StageName, Stage | None] = {"midtrain": self.midtrain, "sft": self.sft}
         return {name: stage for name, stage in stages.items() if stage is not None}
@@ -171,23 +178,39 @@ class ChatStageRecipe(StageSettings, GPTRecipe):
     stage: StageName
     model: GPTModel
     tokenizer: TokenizerSection
-    start: StartSection
+    start: StartSection | None = None  # none: train.init_from says
     optimizer: ChatOptimizer
     schedule: PlateauSchedule
     validation: ChatValidation
 
 
+class PretrainedGPT(Protocol):
+    """What a stage takes over from the model that it starts from."""
+
+    @property
+    def model(self) -> GPTModel: ...
+
+    @property
+    def tokenizer(self) -> TokenizerSection: ...
+
+
 def stage_recipe(
-    recipe: ChatRecipe, name: StageName, start: GPTRecipe, run: str, weights_sha256: str
+    recipe: ChatRecipe,
+    name: StageName,
+    gpt: PretrainedGPT,
+    run: str | None,
+    weights_sha256: str,
+    init_from: InitFrom | None = None,
 ) -> ChatStageRecipe:
-    """The recipe of one stage's run, on the model of the run it starts from."""
+    """The recipe of one stage's run, on the model of the run it starts from; without a run, of `init_from`."""
     stage = recipe.stages.given()[name]
     return ChatStageRecipe(
         objective="chat",
         stage=name,
         seed=recipe.seed,
-        model=start.model,
-        tokenizer=start.tokenizer,
-        start=StartSection(run=run, weights_sha256=weights_sha256),
-        **{key: getattr(stage, key) for key in type(stage).model_fields},
+        model=gpt.model,
+        tokenizer=gpt.tokenizer,
+        start=None if run is None else StartSection(run=run, weights_sha256=weights_sha256),
+        train=stage.train.model_copy(update={"init_from": init_from}),
+        **{key: getattr(stage, key) for key in type(stage).model_fields if key != "train"},
     )

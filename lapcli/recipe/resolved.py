@@ -10,7 +10,7 @@ import yaml
 
 from lapcli.recipe.reading import Unreadable, plain, read_plain, read_text
 from lapcli.recipe.schema import AnyRecipe
-from lapcli.recipe.section import Section, is_added
+from lapcli.recipe.section import Section, is_added, is_place
 
 
 def recipe_to_dict(recipe: AnyRecipe) -> dict[str, Any]:
@@ -27,7 +27,8 @@ def recipe_hash(recipe: AnyRecipe) -> str:
     """The sha256 of the recipe's canonical JSON: equal for recipes that mean the same, however they are written.
 
     A key that was `added` to the schema later counts only where it is not at its default, so that a recipe keeps its
-    hash from version to version. It names a recipe; whether two recipes agree is decided by `differing_keys`.
+    hash from version to version; a `place` never counts. It names a recipe; whether two recipes agree is decided by
+    `differing_keys`.
     """
     return _sha256(_hashed(recipe))
 
@@ -55,7 +56,7 @@ def _hashed(value: Any) -> Any:
             if field.exclude:  # not a part of what is trained
                 continue
             inner = getattr(value, name)
-            if is_added(field) and inner == field.get_default(call_default_factory=True):
+            if is_place(field) or (is_added(field) and inner == field.get_default(call_default_factory=True)):
                 del values[name]
             elif isinstance(inner, Section | list | dict):
                 values[name] = _hashed(inner)

@@ -3,9 +3,9 @@
 Every key has a meaning here or it is refused; nothing is parsed and then ignored. Batch sizes are global.
 """
 
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from lapcli.heads.plan import HeadPlan, head_plan
 from lapcli.recipe.data_sources import Modality, has_no_files, plugin_source_names
@@ -20,6 +20,7 @@ from lapcli.recipe.section import (
     Whole,
     added,
     combination,
+    place,
     wrong_hub_name,
 )
 
@@ -106,6 +107,10 @@ class Source(Section):
         return None
 
 
+#: As `data.train`: the run was imported, and nobody knows what it was trained on.
+UNKNOWN = "unknown:"
+
+
 class TextSource(Source):
     modality: ClassVar[Modality] = "text"
 
@@ -156,6 +161,28 @@ class TextSource(Source):
         return None
 
 
+class InitFrom(Section):
+    """The weights that a run begins with: `run:NAME[@step|best]`, `timm:NAME`, an exported folder, a checkpoint.
+
+    May be written as the source alone. A run's own recipe has the sha256 too, by which the run is known.
+    """
+
+    source: Text = place()
+    weights: Text | None = place(None)  # a file in place of timm's own weights
+    sha256: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")] | None = None  # of the file with the weights
+
+    @model_validator(mode="before")
+    @classmethod
+    def _source_alone(cls, given: Any) -> Any:
+        return {"source": given} if isinstance(given, str) else given
+
+    @combination("weights", "source")
+    def _weights_of_timm(self) -> str | None:
+        if self.weights is not None and not self.source.startswith("timm:"):
+            return "is a file for timm:NAME; name the file or folder as the source instead"
+        return None
+
+
 class TrainSection(Section):
     """How long, in what batches, on what."""
 
@@ -169,6 +196,7 @@ class TrainSection(Section):
     threads: Annotated[Whole, Field(ge=1, le=1024)] | None = None  # CPU threads of each process
     # On CUDA: the same bits again, and slower; on the CPU they always are.
     deterministic: bool = added(False)
+    init_from: InitFrom | None = added(None)  # none: weights are drawn by the seed
 
     @combination("micro_batch", "batch")
     def _micro_batch_fits(self) -> str | None:

@@ -81,6 +81,18 @@ def is_added(field: FieldInfo) -> bool:
     return field.json_schema_extra == _ADDED
 
 
+_PLACE = {"place": True}
+
+
+def place(default: Any = ..., **constraints: Any) -> Any:
+    """A key that says where something was found, beside its sha256: another place of the same is the same recipe."""
+    return Field(default, json_schema_extra=dict(_PLACE), **constraints)
+
+
+def is_place(field: FieldInfo) -> bool:
+    return field.json_schema_extra == _PLACE
+
+
 def members(annotation: Any) -> list[Any]:
     """What a union may be, without none; any other annotation alone."""
     if get_origin(annotation) in (Union, UnionType):

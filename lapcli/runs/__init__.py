@@ -26,7 +26,7 @@ from lapcli.runs.directory import (
     verify_recipe_file,
     write_summary,
 )
-from lapcli.runs.opening import CHANGE_NOTHING, changes, check_name, has_nothing, open_run
+from lapcli.runs.opening import CHANGE_NOTHING, changes, check_name, has_nothing, new_run, open_run, take_place
 
 __all__ = [
     "CHANGE_NOTHING",
@@ -46,6 +46,7 @@ __all__ = [
     "find_run",
     "has_nothing",
     "named_run",
+    "new_run",
     "newest_run",
     "open_run",
     "plugins_of",
@@ -54,6 +55,7 @@ __all__ = [
     "read_summary",
     "runs_in",
     "status_of",
+    "take_place",
     "trained_values",
     "unknown_run",
     "verify_recipe_file",

@@ -47,7 +47,7 @@ from lapcli.runtime.errors import LapError, UsageError
 from lapcli.runtime.files import Lock, flush_to_disk, lock_file, sha256_of_file, write_text
 
 #: Keys of a recipe that a run may be resumed with another value of.
-CHANGE_NOTHING = ("data.workers",)
+CHANGE_NOTHING = ("data.workers", "train.init_from.source", "train.init_from.weights")
 #: Keys that only the end of a run reads: an unfinished run may be resumed with other values, which `run.json` keeps.
 AT_THE_END = tuple(f"validation.{key}" for key in ("prompts", "sample_tokens", "temperature", "top_k", "bigram"))
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]{0,127}")
@@ -109,6 +109,16 @@ def open_run(
         unlock(run)
         raise
     return run
+
+
+def new_run(runs_dir: Path, name: str, recipe: BaseRecipe) -> Run:
+    """A run beside its place, locked, to be filled and then given its name by `take_place`, or discarded."""
+    check_name(name)
+    path = runs_dir / name
+    _repair(path)
+    if os.path.lexists(path):
+        raise UsageError(f"{path} is there already; choose another name")
+    return _prepare(path, recipe, [])
 
 
 def _must_be_replaced(run: Run, recipe: BaseRecipe) -> bool:

@@ -39,6 +39,8 @@ class PreparedTraining(Protocol):
 class Startable(Protocol):
     """A kind of training, as far as its start is concerned."""
 
+    def pinned(self, recipe: Any, path: Path, fresh: bool) -> Any: ...
+
     def start(self, recipe: Any, world: World, run: Run) -> PreparedTraining: ...
 
 
@@ -75,6 +77,8 @@ def train_in_world(
     """The same for processes that have met already, who may train several runs one after the other."""
     if recipe.train.deterministic and world.device.type == "mps":
         raise UsageError("train.deterministic: Apple GPUs have no deterministic algorithms; use --set train.device=cpu")
+    with world.together():
+        recipe = kind.pinned(recipe, runs_dir / name, fresh and not is_restarted())
     _refuse_other_recipes(world, recipe)
     run = _open_together(world, runs_dir, name, recipe, fresh)
     try:

@@ -26,7 +26,7 @@ from lapcli.data.source_files import (
 )
 from lapcli.data.sources import RowSource, rows_sha256
 from lapcli.recipe.data_sources import find_source
-from lapcli.recipe.schema import TextSource
+from lapcli.recipe.schema import UNKNOWN, TextSource
 from lapcli.runtime.errors import DataError
 from lapcli.runtime.files import sha256_of_file
 from lapcli.runtime.progress import Progress
@@ -200,6 +200,8 @@ def cut_in_two(document: str, fraction: float) -> tuple[str, str]:
 
 def open_corpus(source: TextSource, progress: Progress | None = None) -> Corpus:
     """The source's files, downloaded where they are missing; nothing of a file's text is read."""
+    if source.train == UNKNOWN:
+        raise DataError("the run was imported, and what it was trained on is not known; name a text with --data")
     if named := _row_source(source):
         text = named.file()
         return Corpus(source, _files([text.name], [text], lambda path: [rows_sha256(path)]), progress)

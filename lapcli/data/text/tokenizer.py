@@ -8,7 +8,7 @@ tokens. Tests compare the ids with rustbpe, the trainer of nanochat: they are th
 import hashlib
 import json
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import chain
 from pathlib import Path
 
@@ -74,16 +74,22 @@ class Tokenizer:
     @classmethod
     def from_file(cls, path: str | Path) -> "Tokenizer":
         try:
-            inner = tokenizers.Tokenizer.from_str(Path(path).read_text(encoding="utf-8"))
+            text = Path(path).read_text(encoding="utf-8")
         except OSError as error:
             raise DataError(
                 f"cannot read the tokenizer {path} ({error.strerror}); put it back, or check tokenizer.file"
             ) from None
+        except ValueError as error:
+            raise _incomplete(path, error) from None
+        return cls.from_text(text, path)
+
+    @classmethod
+    def from_text(cls, text: str, path: str | Path) -> "Tokenizer":
+        """The content of a tokenizer.json; errors name `path`."""
+        try:
+            inner = tokenizers.Tokenizer.from_str(text)
         except Exception as error:  # the library raises plain Exception for anything that it cannot read
-            raise DataError(
-                f"{path} is not a complete tokenizer.json ({str(error)[:200]}); name another, or leave "
-                "tokenizer.file out to train one"
-            ) from None
+            raise _incomplete(path, error) from None
         try:
             tokenizer = cls(inner)
             if tokenizer.decode_bytes(tokenizer.encode(PROBE)) != PROBE.encode():
@@ -128,6 +134,13 @@ class Tokenizer:
         return id_
 
 
+def _incomplete(path: str | Path, error: Exception) -> DataError:
+    return DataError(
+        f"{path} is not a complete tokenizer.json ({str(error)[:200]}); name another, or leave tokenizer.file out to "
+        "train one"
+    )
+
+
 def _bytes_of_ids(inner: tokenizers.Tokenizer) -> list[bytes]:
     """The bytes of every id; refuses a tokenizer that is not byte-level or lacks our special tokens at its end."""
     size = inner.get_vocab_size()
@@ -154,11 +167,11 @@ def _bytes_of_ids(inner: tokenizers.Tokenizer) -> list[bytes]:
     return table
 
 
-def _assemble(model: models.BPE) -> tokenizers.Tokenizer:
+def _assemble(model: models.BPE, pattern: str = SPLIT_PATTERN) -> tokenizers.Tokenizer:
     inner = tokenizers.Tokenizer(model)
     inner.pre_tokenizer = pre_tokenizers.Sequence(
         [
-            pre_tokenizers.Split(Regex(SPLIT_PATTERN), behavior="isolated"),
+            pre_tokenizers.Split(Regex(pattern), behavior="isolated"),
             pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
         ]
     )
@@ -186,6 +199,31 @@ def train_tokenizer(texts: Iterable[str], vocab: int, *, max_chars: int, crop: i
             f"to {possible} or less, give more text, or raise tokenizer.train_crop (now {crop:,} characters a document)"
         )
     inner = _assemble(models.BPE(vocab=learned["vocab"], merges=[tuple(merge) for merge in learned["merges"]]))
+    inner.add_special_tokens([AddedToken(name, special=True, normalized=False) for name in SPECIAL_TOKENS])
+    return Tokenizer(inner)
+
+
+def tokenizer_from_ranks(ranks: Mapping[bytes, int], pattern: str, special: Mapping[str, int]) -> Tokenizer:
+    """The tokenizer of tiktoken's tables; DataError if it is none with our special tokens at its end.
+
+    tiktoken joins any two neighbours whose bytes together are a token, the one of lowest rank first. So each token is
+    a merge of every two tokens that it can be cut into.
+    """
+    ordered = sorted(ranks, key=lambda token: ranks[token])
+    expected = {name: len(ordered) + i for i, name in enumerate(SPECIAL_TOKENS)}
+    if [ranks[token] for token in ordered] != list(range(len(ordered))) or dict(special) != expected:
+        raise DataError(f"its last ids must be the special tokens {' '.join(SPECIAL_TOKENS)} and no others")
+    shown = {token: "".join(BYTE_CHARACTERS[byte] for byte in token) for token in ordered}
+    merges = []
+    for token in ordered:
+        cuts = [(token[:i], token[i:]) for i in range(1, len(token))]
+        fitting = [cut for cut in cuts if cut[0] in ranks and cut[1] in ranks]
+        fitting.sort(key=lambda cut: (ranks[cut[0]], ranks[cut[1]]))
+        merges += [(shown[left], shown[right]) for left, right in fitting]
+    try:
+        inner = _assemble(models.BPE(vocab={shown[token]: ranks[token] for token in ordered}, merges=merges), pattern)
+    except Exception as error:  # the library raises plain Exception, here for a pattern that it cannot read
+        raise DataError(f"its tables make no tokenizer ({str(error)[:200]})") from None
     inner.add_special_tokens([AddedToken(name, special=True, normalized=False) for name in SPECIAL_TOKENS])
     return Tokenizer(inner)
 

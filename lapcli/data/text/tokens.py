@@ -55,10 +55,15 @@ class TextData:
     source_bytes: int
 
 
-def prepare_text(source: TextSource, tokenizer: TokenizerSection, *, progress: Progress | None = None) -> TextData:
-    """Download, train the tokenizer, tokenise: whatever of it has not been done before. Safe to call on every rank."""
+def prepare_text(
+    source: TextSource, tokenizer: TokenizerSection | Tokenizer, *, progress: Progress | None = None
+) -> TextData:
+    """Download, train the tokenizer unless it is given, tokenise: whatever of it has not been done before.
+
+    Safe to call on every rank.
+    """
     corpus = open_corpus(source, progress)
-    used = _prepare_tokenizer(corpus, tokenizer, progress)
+    used = tokenizer if isinstance(tokenizer, Tokenizer) else _prepare_tokenizer(corpus, tokenizer, progress)
     folder = build_once(
         _text_folder(corpus.key, used.sha256),
         lambda unfinished: _tokenise(unfinished, corpus, used, progress),

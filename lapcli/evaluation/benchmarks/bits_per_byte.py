@@ -16,7 +16,7 @@ from lapcli.evaluation.benchmarks.benchmark import Benchmark, BenchmarkRequest, 
 from lapcli.evaluation.benchmarks.files import Document, Documents
 from lapcli.kinds.kind import HELD_OUT_TEXT
 from lapcli.measures.bits_per_byte import bits_per_byte
-from lapcli.runs import Run
+from lapcli.runs import TOKENIZER, Run
 from lapcli.runtime.errors import UsageError
 from lapcli.runtime.files import sha256_of_file
 
@@ -54,10 +54,11 @@ def _held_out(run: Run) -> Documents:
     """The run's own held-out text, as much as its validation reads."""
     import numpy as np
 
+    from lapcli.data.text.tokenizer import Tokenizer
     from lapcli.data.text.tokens import prepare_text
 
     recipe: Any = run.recipe
-    prepared = prepare_text(recipe.data, recipe.tokenizer)
+    prepared = prepare_text(recipe.data, Tokenizer.from_file(run.path / TOKENIZER))  # its own: see train.init_from
     tokens = prepared.validation.read(0, min(len(prepared.validation), recipe.validation.tokens))
     starts = np.flatnonzero(tokens == prepared.tokenizer.bos)
     parts = [part[part != prepared.tokenizer.bos] for part in np.split(tokens, starts)]

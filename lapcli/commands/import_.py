@@ -1,0 +1,55 @@
+"""`lap import`: a checkpoint of nanochat as a finished run."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from lapcli.commands import options
+
+EXAMPLES = """\b
+Examples:
+  lap import ~/.cache/nanochat/base_checkpoints/d20 --to d20
+  lap import model_000700.pt --to d20-sft --tokenizer tokenizer.pkl
+  lap sft recipes/chat561m.yaml --run d20
+"""
+
+
+def import_(
+    checkpoint: Annotated[
+        Path, typer.Argument(metavar="CHECKPOINT", help="A model_*.pt of nanochat, or its folder (the last step).")
+    ],
+    to: Annotated[str, typer.Option("--to", metavar="NAME", help="Name of the run.")],
+    tokenizer: Annotated[
+        Path | None,
+        typer.Option("--tokenizer", help="tokenizer.json or tokenizer.pkl; by default nanochat's own, where it lies."),
+    ] = None,
+    runs_dir: options.RunsDir = None,
+    as_json: options.Json = False,
+) -> None:
+    """Bring a checkpoint of nanochat (late 2025) or of the author's fork in as a finished run."""
+    import json
+
+    from lapcli.runs import check_name
+    from lapcli.runtime.environment import runs_dir as default_runs_dir
+
+    check_name(to)
+
+    from lapcli.kinds.importing import import_checkpoint
+
+    where = runs_dir or default_runs_dir()
+    run, is_new = import_checkpoint(checkpoint.expanduser(), where, to, tokenizer=tokenizer)
+    if as_json:
+        print(json.dumps({"run": str(run.path), **run.info}, indent=2))
+        return
+    model = run.recipe.model  # type: ignore[attr-defined]
+    state = "is finished" if is_new else "was imported before"
+    print(f"{run.path} {state}: step {run.info['step']:,}, weights sha256 {run.info['weights_sha256'][:16]}")
+    print(
+        f"  {run.recipe.objective}, {model.layers} layers of width {model.width}, {model.heads} heads, "
+        f"laplacian_heads {model.head_plan()}, rotary tables in bf16"
+    )
+    folder = "" if where == default_runs_dir() else f" --runs-dir {where}"
+    is_chat = run.recipe.objective == "chat"
+    following = f"chat --run {run.name}" if is_chat else f"sample --run {run.name} --prompt 'Once upon a time'"
+    print(f"\nNext:\n  lap {following}{folder}\n  lap analyze all --run {run.name} --data FILE{folder}")

@@ -1,0 +1,250 @@
+"""A run that begins with given weights: `train.init_from`. Weights alone; optimizer, schedule and steps are new.
+
+`pinned` gives the recipe the sha256 of the weights, by which the run is known. `begin` puts them into its model and
+says what is not the same there: head plan, model, data, what was resized, drawn anew, missing or left unused. A run
+that has a checkpoint is resumed from that, and the source is not looked at again.
+"""
+
+import contextlib
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from math import isqrt
+from pathlib import Path
+from typing import Any, TypeVar
+
+from torch import Tensor, nn
+
+from lapcli.data.text.tokenizer import Tokenizer
+from lapcli.kinds.weight_sources import WeightSource, find_source
+from lapcli.models.student_teacher import StudentTeacher
+from lapcli.recipe import recipe_to_dict
+from lapcli.recipe.schema import BaseRecipe, GPTRecipe, InitFrom
+from lapcli.runs import INFO, TOKENIZER, Run, read_run
+from lapcli.runtime.errors import DataError, UsageError
+from lapcli.training import checkpoint
+from lapcli.training.tensors import check_tensors
+
+Recipe = TypeVar("Recipe", bound=BaseRecipe)
+REMEDY = "change the recipe's model, or begin with other weights"
+_SHOWN = 6  # names in a line
+_NETWORKS, _BACKBONES = ("student.", "teacher."), ("student.backbone.", "teacher.backbone.")
+_PATCHES = "patch_embed.proj.weight"
+_LAYER_SCALE = re.compile(r"\.(ls[12]\.gamma|gamma_[12])$")
+_CLASSIFIER = ("head.weight", "head.bias")
+
+
+def pinned(recipe: Recipe, path: Path, fresh: bool = False) -> Recipe:
+    """The recipe with the sha256 of what its run at `path` begins with; a run that is there already knows it."""
+    given = recipe.train.init_from
+    if given is None:
+        return recipe
+    known = None if fresh else _known(given, path)
+    sha256 = known or find_source(given, path.parent).sha256
+    if given.sha256 not in (None, sha256):
+        raise DataError(
+            f"train.init_from: {given.source} has the sha256 {sha256[:16]} now, and not {str(given.sha256)[:16]} as "
+            "the recipe says; put those weights back, or take the sha256 out of the recipe"
+        )
+    pinned_section = given.model_copy(update={"sha256": sha256})
+    return recipe.model_copy(update={"train": recipe.train.model_copy(update={"init_from": pinned_section})})
+
+
+def _known(given: InitFrom, path: Path) -> str | None:
+    """What a run at that place began with, if it was the same source."""
+    if (path / INFO).is_file():
+        with contextlib.suppress(UsageError):  # whoever opens the run says what is wrong with it
+            before = read_run(path).recipe.train.init_from
+            if before is not None and (before.source, before.weights) == (given.source, given.weights):
+                return before.sha256
+    return None
+
+
+@dataclass(frozen=True)
+class Beginning:
+    """What a run begins with; without a `source`, it has a checkpoint of its own to resume from."""
+
+    run: Run
+    given: InitFrom
+    source: WeightSource | None
+
+    def tokenizer(self, recipe: GPTRecipe) -> Tokenizer:
+        """The one that the weights were trained with; its vocabulary has to be the recipe's."""
+        own = self.run.path / TOKENIZER
+        if "tokenizer_sha256" in self.run.info and own.is_file():
+            tokenizer = Tokenizer.from_file(own)
+            self.run.check_tokenizer(tokenizer.sha256)
+            return tokenizer
+        return source_tokenizer(self.source or find_source(self.given, self.run.path.parent), recipe)
+
+    def load(self, model: nn.Module, recipe: BaseRecipe) -> tuple[dict[str, Any], list[str]]:
+        """Puts the weights into the model; what `run.json` records of them, and lines for the log."""
+        if self.source is None:
+            return {"started_from": self.run.info.get("started_from")}, []
+        fit = fit_weights(self.source, model)
+        lines = [*_changes(self.source, recipe), *fit.lines()]
+        head = f"begins with {self.source.shown}, weights sha256 {self.source.sha256[:16]}: {fit.used} tensors"
+        record = {"source": self.given.source, "weights_sha256": self.source.sha256, "changed": lines}
+        return {"started_from": record}, [head, *(f"  {line}" for line in lines)]
+
+
+def begin(recipe: BaseRecipe, run: Run) -> Beginning | None:
+    """Finds the weights that a run of the recipe begins with; none: they are drawn."""
+    given = recipe.train.init_from
+    if given is None:
+        return None
+    if checkpoint.newest(run.checkpoints, warn=lambda text: None) is not None:
+        return Beginning(run, given, None)
+    source = find_source(given, run.path.parent)
+    if source.sha256 != given.sha256:
+        raise DataError(
+            f"train.init_from: {given.source} has other weights than when {run.path} was started (sha256 "
+            f"{source.sha256[:16]} now, {str(given.sha256)[:16]} then); put them back, or use --fresh"
+        )
+    return Beginning(run, given, source)
+
+
+def source_tokenizer(source: WeightSource, recipe: GPTRecipe) -> Tokenizer:
+    named = recipe.tokenizer.file
+    if source.tokenizer is None and named is None:
+        raise UsageError(f"{source.file} has no tokenizer with it; name it with tokenizer.file")
+    own = None if source.tokenizer is None else source.tokenizer()
+    given = None if named is None else Tokenizer.from_file(Path(named).expanduser())
+    if own is not None and given is not None and own.sha256 != given.sha256:
+        raise UsageError(f"tokenizer.file: {named} is not the tokenizer of {source.shown}; take it out of the recipe")
+    tokenizer = own or given
+    assert tokenizer is not None
+    if tokenizer.vocab_size != recipe.tokenizer.vocab:
+        raise UsageError(
+            f"the tokenizer of {source.shown} has {tokenizer.vocab_size:,} tokens, tokenizer.vocab is "
+            f"{recipe.tokenizer.vocab:,}; use --set tokenizer.vocab={tokenizer.vocab_size}"
+        )
+    return tokenizer
+
+
+def _changes(source: WeightSource, recipe: Any) -> list[str]:
+    """What the weights were trained with that is not so in the recipe."""
+    here, values, lines = recipe.model.head_plan(), recipe_to_dict(recipe), []
+    if source.plan != here:
+        each = "" if len(source.plan.per_layer) != len(here.per_layer) else f" ({source.plan} there, {here} here)"
+        lines.append(f"head plan: {source.plan.total} Laplacian heads there, {here.total} here{each}")
+    for section, known in (("model", source.model), ("data", source.data)):
+        now = values.get(section) or {}
+        for key, before in known.items():
+            if key in now and key != "laplacian_heads" and before != now[key]:
+                lines.append(f"{section}.{key}: {_short(before)} there, {_short(now[key])} here")
+    return lines
+
+
+@dataclass
+class Fit:
+    """What became of the tensors of a source and of a model."""
+
+    used: int = 0
+    adapted: list[str] = field(default_factory=list)  # sentences
+    missing: list[str] = field(default_factory=list)
+    unused: list[str] = field(default_factory=list)
+
+    def lines(self) -> list[str]:
+        named = (("not in the source, drawn anew", self.missing), ("in the source, not used", self.unused))
+        return [*self.adapted, *(f"{words}: {_listed(names)}" for words, names in named if names)]
+
+
+def fit_weights(source: WeightSource, model: nn.Module) -> Fit:
+    """Copies what fits; DataError for a wrong shape that cannot be resized, or if nothing has a name in common."""
+    expected, tensors, fit = model.state_dict(), source.read(), Fit()
+    of_pair = any(name.startswith(_NETWORKS) for name in tensors)
+    targets = {name: name for name in expected}  # name in the model: name in the source
+    if isinstance(model, StudentTeacher) and not of_pair:  # a backbone becomes that of both
+        targets = {name: name.split(".", 2)[2] for name in expected if name.startswith(_BACKBONES)}
+    elif of_pair and not isinstance(model, StudentTeacher):
+        tensors = {name.removeprefix(_BACKBONES[1]): tensor for name, tensor in tensors.items()}
+    wanted = {name: expected[target] for target, name in targets.items()}
+    redrawn = _adapt_vit(tensors, wanted, fit) if _PATCHES in wanted else []
+    loaded = {target: tensors[name] for target, name in targets.items() if name in tensors and name not in redrawn}
+    if not loaded:
+        theirs, ours = next(iter(tensors), "nothing"), next(iter(expected))
+        raise DataError(
+            f"{source.file} has no tensor of the model (it has {theirs}, the model {ours}); begin with other weights"
+        )
+    fit.used = len(loaded)
+    fit.unused = [name for name in tensors if name not in targets.values()]
+    fit.missing = [name for name in expected if name not in loaded and targets.get(name) not in redrawn]
+    check_tensors(source.file, loaded, {target: expected[target] for target in loaded}, REMEDY)
+    model.load_state_dict(loaded, strict=False)
+    return fit
+
+
+def _adapt_vit(tensors: dict[str, Tensor], expected: Mapping[str, Tensor], fit: Fit) -> list[str]:
+    """Changes the tensors of a ViT for another image, patch or block; returns the names that stay as they were drawn.
+
+    `expected` has the model's tensors under the source's names.
+    """
+    from timm.layers import resample_patch_embed
+
+    _rename_layer_scale(tensors, expected)
+    _resize_positions(tensors, expected, fit)
+    if _PATCHES in tensors and tensors[_PATCHES].shape[:2] == expected[_PATCHES].shape[:2]:
+        before, now = list(tensors[_PATCHES].shape[2:]), list(expected[_PATCHES].shape[2:])
+        if before != now:
+            tensors[_PATCHES] = resample_patch_embed(tensors[_PATCHES].float(), now)
+            fit.adapted.append(f"{_PATCHES}: resized from {before[0]} x {before[1]} pixels to {now[0]} x {now[1]}")
+    scales = [name for name in expected if _LAYER_SCALE.search(name)]
+    if any(_LAYER_SCALE.search(name) for name in tensors):
+        if not scales:
+            raise UsageError(
+                "the weights were trained with LayerScale, and model.layer_scale is null: set it, such as with "
+                "--set model.layer_scale=1e-4"
+            )
+    elif scales and "blocks.0.norm1.weight" in tensors:
+        tensors |= {name: expected[name].new_ones(expected[name].shape) for name in scales}
+        fit.adapted.append(f"LayerScale: the source has none, so it starts at 1 ({len(scales)} tensors)")
+    classifier = [name for name in _CLASSIFIER if name in tensors and name in expected]
+    redrawn = [name for name in classifier if len(tensors[name]) != len(expected[name])]
+    if redrawn:
+        before_K, now_K = len(tensors[redrawn[0]]), len(expected[redrawn[0]])
+        fit.adapted.append(f"{', '.join(redrawn)}: drawn anew, {before_K:,} classes there, {now_K:,} here")
+    return redrawn
+
+
+def _rename_layer_scale(tensors: dict[str, Tensor], expected: Mapping[str, Tensor]) -> None:
+    """`gamma_1` in self-supervised models and timm's EVA is `ls1.gamma` in its plain ViTs."""
+    for name in list(tensors):
+        for theirs, ours in ((r"\.gamma_([12])$", r".ls\1.gamma"), (r"\.ls([12])\.gamma$", r".gamma_\1")):
+            renamed = re.sub(theirs, ours, name)
+            if renamed != name and name not in expected and renamed in expected:
+                tensors[renamed] = tensors.pop(name)
+
+
+def _resize_positions(tensors: dict[str, Tensor], expected: Mapping[str, Tensor], fit: Fit) -> None:
+    """Positions of the patches as the model has them; those of the class token are added to the class token itself.
+
+    Shapes: P positions, C channels.
+    """
+    if "pos_embed" not in tensors or "pos_embed" not in expected:
+        return
+    from timm.layers import resample_abs_pos_embed
+
+    before_1PC, now = tensors["pos_embed"].float(), isqrt(expected["pos_embed"].shape[1])
+    count = before_1PC.shape[1]
+    if isqrt(count) ** 2 != count and "cls_token" in tensors and isqrt(count - 1) ** 2 == count - 1:
+        tensors["cls_token"] = tensors["cls_token"].float() + before_1PC[:, :1]
+        before_1PC, count = before_1PC[:, 1:], count - 1
+        fit.adapted.append("pos_embed: the class token has a position there, which was added to cls_token")
+    side = isqrt(count)
+    if side**2 != count or now**2 != expected["pos_embed"].shape[1]:
+        raise DataError(f"pos_embed has {count} positions, which are no square of patches; begin with other weights")
+    if side != now:
+        before_1PC = resample_abs_pos_embed(before_1PC, [now, now], [side, side], num_prefix_tokens=0)
+        fit.adapted.append(f"pos_embed: resized from {side} x {side} patches to {now} x {now}")
+    tensors["pos_embed"] = before_1PC
+
+
+def _listed(names: list[str]) -> str:
+    more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
+    return ", ".join(names[:_SHOWN]) + more
+
+
+def _short(value: Any) -> str:
+    text = str(value)
+    return text if len(text) <= 60 else text[:57] + "..."

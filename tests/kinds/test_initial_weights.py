@@ -1,0 +1,278 @@
+"""Runs that begin with given weights. What the sources compute is asked of timm and of the source's own run."""
+
+import io
+import json
+import shutil
+
+import pytest
+import torch
+from dino_support import dino_recipe
+from export_support import dino_run, gpt_run, vit_run
+from image_support import image_recipe
+from safetensors.torch import load_file, save_file
+from support import lap, tiny_recipe, train_here, write_text
+
+from lapcli.data.text.tokenizer import Tokenizer
+from lapcli.export.export import export_run
+from lapcli.kinds.initial_weights import fit_weights
+from lapcli.kinds.opening import find_checkpoint, open_run
+from lapcli.kinds.weight_sources import find_source
+from lapcli.models.vit import build_vit
+from lapcli.recipe import recipe_hash
+from lapcli.recipe.schema import InitFrom
+from lapcli.runs import read_run
+from lapcli.runtime.errors import DataError, UsageError
+
+SMALL = {"layers": 2, "width": 32, "heads": 4, "kv_heads": 2, "context": 32, "laplacian_heads": 2}
+
+
+def with_source(recipe, source, **keys):
+    train = recipe.train.model_copy(update={"init_from": InitFrom(source=source, **keys)})
+    return recipe.model_copy(update={"train": train})
+
+
+@pytest.fixture
+def source(tmp_path):
+    """A finished GPT with one Laplacian head in each layer."""
+    return gpt_run(tmp_path / "runs", chat=False, name="source", context=32)
+
+
+def continuing(tmp_path, given, text=None, **train):
+    base = tiny_recipe(
+        text or write_text(tmp_path / "other.txt"),
+        model=SMALL,
+        tokenizer={"vocab": Tokenizer.from_file(tmp_path / "runs/source/tokenizer.json").vocab_size},
+        train={"steps": 4, **train},
+        checkpoint={"every": 2},
+    )
+    return with_source(base, given)
+
+
+def test_a_run_begins_with_the_weights_of_another_and_says_what_differs(tmp_path, source):
+    recipe, log = continuing(tmp_path, "run:source"), io.StringIO()
+    run = train_here(recipe, tmp_path / "runs", "new", log)
+    said = log.getvalue()
+    assert "begins with" in said
+    assert "14 tensors" in said
+    assert "head plan: 2 Laplacian heads there, 4 here" in said
+    assert "data.train" in said
+    # The first validation is of the source's weights: the source itself on the new text, with the new head plan.
+    kept = read_run(run.path)
+    weights = find_source(InitFrom(source="run:source"), tmp_path / "runs")
+    untouched = open_run(kept, find_checkpoint(kept, "2"), torch.device("cpu")).module
+    fit_weights(weights, untouched)
+    expected = load_file(source.checkpoints / "step-000001/model.safetensors")
+    assert all(torch.equal(value, expected[name]) for name, value in untouched.state_dict().items())
+    first = json.loads(run.metrics.read_text().splitlines()[0])
+    assert first["step"] == 0
+    assert Tokenizer.from_file(run.path / "tokenizer.json").sha256 == weights.tokenizer().sha256
+    assert kept.info["started_from"]["weights_sha256"] == source.info["weights_sha256"]
+    assert "head plan" in kept.info["started_from"]["changed"][0]
+
+
+def test_identity_is_the_hash_of_the_weights_and_not_their_place(tmp_path, source):
+    plain = continuing(tmp_path, "run:source")
+    drawn = plain.model_copy(update={"train": plain.train.model_copy(update={"init_from": None})})
+    sha256 = source.info["weights_sha256"]
+    here, there = (with_source(drawn, place, sha256=sha256) for place in ("run:source", "run:/elsewhere/copy"))
+    assert recipe_hash(here) == recipe_hash(there) != recipe_hash(drawn)
+    assert recipe_hash(here) != recipe_hash(with_source(drawn, "run:source", sha256="0" * 64))
+    # The same weights at another place resume the run; other weights are refused.
+    runs = tmp_path / "runs"
+    train_here(plain, runs, "new")
+    shutil.copytree(source.path, runs / "copy")
+    train_here(continuing(tmp_path, "run:copy"), runs, "new")
+    gpt_run(tmp_path / "runs", chat=False, name="other", context=32, kv_heads=4)
+    with pytest.raises(UsageError, match=r"train\.init_from\.sha256"):
+        train_here(continuing(tmp_path, "run:other"), runs, "new")
+
+
+def test_a_resume_does_not_read_the_source_and_ends_at_the_same_bits(tmp_path, source):
+    runs, recipe = tmp_path / "runs", continuing(tmp_path, "run:source")
+    whole = train_here(recipe, runs, "whole")
+    train_here(recipe, runs, "cut")
+    # As a kill between the save of step 2 and that of step 4 leaves it.
+    shutil.rmtree(runs / "cut/checkpoints/step-000004")
+    read_run(runs / "cut").update(status="interrupted", step=2)
+    shutil.rmtree(source.path)
+    cut = train_here(recipe, runs, "cut")
+    assert read_run(cut.path).info["weights_sha256"] == read_run(whole.path).info["weights_sha256"]
+    assert read_run(cut.path).info["started_from"] == read_run(whole.path).info["started_from"]
+    with pytest.raises(UsageError, match="there is no run source"):
+        train_here(recipe, runs, "third")
+
+
+def test_exported_folders_give_back_the_weights_and_the_tokenizer(tmp_path, source):
+    native = gpt_run(tmp_path / "runs", chat=False, name="plain", context=32, laplacian_heads=0)
+    for run, to in ((source, "hf"), (source, "safetensors"), (native, "hf")):
+        folder = export_run(run, to, out=tmp_path / f"{run.name}-{to}", verified=False).folder
+        found = find_source(InitFrom(source=str(folder)), tmp_path)
+        expected = load_file(run.checkpoints / "step-000001/model.safetensors")
+        tensors = found.read()
+        assert tensors.keys() == expected.keys()
+        assert all(torch.equal(tensors[name], expected[name]) for name in expected)
+        assert found.plan == run.recipe.model.head_plan()
+        assert found.tokenizer().sha256 == run.info["tokenizer_sha256"]
+        for key in ("layers", "width", "heads", "kv_heads", "context", "softcap", "rotary_base", "rotary_precision"):
+            assert found.model[key] == getattr(run.recipe.model, key), key
+    train_here(continuing(tmp_path, str(tmp_path / "source-hf")), tmp_path / "runs", "new")
+
+
+def test_a_damaged_or_foreign_folder_is_one_sentence(tmp_path, source):
+    folder = export_run(source, "safetensors", out=tmp_path / "out", verified=False).folder
+
+    def refused(error, match):
+        with pytest.raises(error, match=match):
+            find_source(InitFrom(source=str(folder)), tmp_path)
+
+    weights, config, record = (folder / name for name in ("model.safetensors", "config.json", "lap.json"))
+    whole = weights.read_bytes()
+    weights.write_bytes(whole[: len(whole) // 2])  # half a download
+    refused(DataError, "is not what was exported")
+    weights.write_bytes(whole)
+    text = config.read_text()
+    config.unlink()
+    refused(DataError, r"has no config\.json; export or download the folder again")
+    config.write_text(text)
+    kept = record.read_text()
+    record.unlink()
+    refused(DataError, r"has no lap\.json")
+    record.write_text(kept.replace('"step"', '"stop"'))
+    refused(DataError, "sha256 differs")
+    with pytest.raises(UsageError, match="did you mean run:source"):
+        find_source(InitFrom(source="source"), tmp_path / "runs")
+    with pytest.raises(UsageError, match="there is no nowhere; weights come from"):
+        find_source(InitFrom(source="nowhere"), tmp_path / "runs")
+    with pytest.raises(UsageError, match="kept steps 1; got '7'"):
+        find_source(InitFrom(source="run:source@7"), tmp_path / "runs")
+
+
+def test_wrong_shapes_an_empty_intersection_and_another_vocabulary_are_refused(tmp_path, source):
+    vit_run(tmp_path / "runs")
+    with pytest.raises(DataError, match="has no tensor of the model"):
+        train_here(with_source(image_recipe(), "run:source"), tmp_path / "runs", "x")
+    wide = continuing(tmp_path, "run:source")
+    wide = wide.model_copy(update={"model": wide.model.model_copy(update={"width": 64})})
+    with pytest.raises(DataError, match=r"embed\.weight has shape .* change the recipe's model"):
+        train_here(wide, tmp_path / "runs", "x")
+    small = continuing(tmp_path, "run:source")
+    small = small.model_copy(update={"tokenizer": small.tokenizer.model_copy(update={"vocab": 270})})
+    with pytest.raises(UsageError, match=r"use --set tokenizer\.vocab="):
+        train_here(small, tmp_path / "runs", "x")
+    deep = continuing(tmp_path, "run:source")
+    deep, log = deep.model_copy(update={"model": deep.model.model_copy(update={"layers": 3})}), io.StringIO()
+    train_here(deep, tmp_path / "runs", "deep", log)
+    assert "not in the source, drawn anew: blocks.2.attn.q.weight" in log.getvalue()
+
+
+def stock_vit(path, **options):
+    """A timm ViT with weights of a file, as a hub would give it."""
+    import timm
+
+    torch.manual_seed(0)
+    model = timm.create_model("vit_tiny_patch16_224", **options).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(0.05 * torch.randn_like(parameter))
+    save_file(model.state_dict(), path)
+    return model
+
+
+def test_a_stock_timm_vit_is_the_same_function_until_heads_become_laplacian(tmp_path):
+    """Our model has no position for the class token, and may have LayerScale: both are exact."""
+    theirs = stock_vit(tmp_path / "w.safetensors")
+    given = InitFrom(source="timm:vit_tiny_patch16_224", weights=str(tmp_path / "w.safetensors"))
+    images = torch.randn(2, 3, 224, 224)
+    for layer_scale in (None, 1e-4):
+        shape = {"layers": 12, "width": 192, "heads": 3, "image": 224, "patch": 16, "classes": 1000}
+        section = image_recipe(model={**shape, "layer_scale": layer_scale, "drop_path": 0.0}).model
+        ours = build_vit(section.model_copy(update={"laplacian_heads": 0}), 1).eval()
+        fit = fit_weights(find_source(given, tmp_path), ours)
+        assert not fit.missing
+        assert not fit.unused
+        with torch.no_grad():
+            assert torch.allclose(ours(images), theirs(images), atol=1e-4)
+
+
+def test_positions_patches_and_classifier_of_another_size(tmp_path):
+    stock_vit(tmp_path / "w.safetensors")
+    given = InitFrom(source="timm:vit_tiny_patch16_224", weights=str(tmp_path / "w.safetensors"))
+    shape = {"layers": 12, "width": 192, "heads": 3, "image": 32, "patch": 8, "classes": 10, "layer_scale": None}
+    model = build_vit(image_recipe(model={**shape, "laplacian_heads": 1}).model, 1)
+    drawn = model.head.weight.clone()
+    source = find_source(given, tmp_path)
+    fit = fit_weights(source, model)
+    lines = "\n".join(fit.lines())
+    assert "pos_embed: resized from 14 x 14 patches to 4 x 4" in lines
+    assert "patch_embed.proj.weight: resized from 16 x 16 pixels to 8 x 8" in lines
+    assert "head.weight, head.bias: drawn anew, 1,000 classes there, 10 here" in lines
+    assert torch.equal(model.head.weight, drawn)
+    # A constant stays a constant, and the mean position stays about the mean.
+    before = source.read()["pos_embed"][:, 1:]
+    assert torch.allclose(model.pos_embed.mean(1), before.mean(1), atol=0.02)
+    # LayerScale that the model has no place for would be lost.
+    save_file(
+        {**load_file(tmp_path / "w.safetensors"), "blocks.0.ls1.gamma": torch.ones(192)}, tmp_path / "s.safetensors"
+    )
+    scaled = given.model_copy(update={"weights": str(tmp_path / "s.safetensors")})
+    with pytest.raises(UsageError, match=r"model\.layer_scale is null"):
+        fit_weights(find_source(scaled, tmp_path), model)
+
+
+def test_a_self_supervised_backbone_becomes_student_and_teacher_and_a_run_gives_its_teacher(tmp_path):
+    from lapcli.models.student_teacher import StudentTeacher
+
+    run = dino_run(tmp_path / "runs")
+    kept = load_file(run.checkpoints / "step-000001/model.safetensors")
+    model = StudentTeacher(dino_recipe().model, 1)
+    fit = fit_weights(find_source(InitFrom(source="run:dino"), tmp_path / "runs"), model)
+    assert not fit.missing
+    assert all(torch.equal(value, kept[name]) for name, value in model.state_dict().items())
+    folder = export_run(run, "timm", out=tmp_path / "out", verified=False).folder
+    model = StudentTeacher(dino_recipe().model, 1)
+    fit = fit_weights(find_source(InitFrom(source=str(folder)), tmp_path), model)
+    qkv = kept["teacher.backbone.blocks.0.attn.qkv.weight"]
+    assert torch.equal(model.student.backbone.blocks[0].attn.qkv.weight, qkv)
+    assert torch.equal(model.teacher.backbone.blocks[0].attn.qkv.weight, qkv)
+    assert "student.backbone.mask_token" in fit.missing
+    assert "student.dino_head.fc1.weight" in fit.missing
+
+
+def test_the_recipe_for_fine_tuning_trains_a_stock_vit(tmp_path, shared_cache):
+    stock_vit(tmp_path / "w.safetensors")
+    arguments = ["--init-from", "timm:vit_tiny_patch16_224", "--weights", str(tmp_path / "w.safetensors")]
+    cut = ["--set", "train.steps=1", "--set", "train.batch=8", "--set", "train.micro_batch=8"]
+    cut += ["--set", "schedule.warmup_epochs=0", "--set", "validation.batch=64"]
+    result = lap(
+        "train", "recipes/vit_finetune.yaml", *arguments, *cut, "--runs-dir", str(tmp_path), cache=shared_cache
+    )
+    assert result.returncode == 0, result.stderr
+    assert "head plan: 0 Laplacian heads there, 12 here" in result.stderr
+    assert "pos_embed: resized from 14 x 14 patches to 4 x 4" in result.stderr
+    result = lap("train", "recipes/vit_finetune.yaml", *cut, "--runs-dir", str(tmp_path), "--name", "hub")
+    assert result.returncode == 2
+    assert "HF_HUB_OFFLINE is set" in result.stderr
+
+
+def test_sft_starts_from_an_exported_folder(tmp_path, source, shared_cache):
+    folder = export_run(source, "hf", out=tmp_path / "hf", verified=False).folder
+    chats = [{"role": "user", "content": "tea"}, {"role": "assistant", "content": "won't stew"}]
+    (tmp_path / "chats.jsonl").write_text((json.dumps(chats) + "\n") * 20)
+    stage = {
+        "mixture": [{"name": "chats", "format": "conversations", "source": str(tmp_path / "chats.jsonl")}],
+        "loss": "assistant",
+        "batching": "padded",
+        "train": {"steps": 2, "batch": 4, "micro_batch": 4},
+    }
+    (tmp_path / "chat.yaml").write_text(json.dumps({"objective": "chat", "stages": {"sft": stage}}))
+    command = ["sft", str(tmp_path / "chat.yaml"), "--runs-dir", str(tmp_path / "runs"), "--init-from", str(folder)]
+    refused = lap(*command, cache=shared_cache)
+    assert (refused.returncode, "with --name" in refused.stderr) == (2, True)
+    result = lap(*command, "--name", "mine", cache=shared_cache)
+    assert result.returncode == 0, result.stderr
+    run = read_run(tmp_path / "runs/mine-sft")
+    assert run.info["tokenizer_sha256"] == source.info["tokenizer_sha256"]
+    assert run.recipe.model.head_plan() == source.recipe.model.head_plan()
+    shutil.rmtree(folder)
+    again = lap(*command, "--name", "mine", cache=shared_cache)
+    assert again.returncode == 0, again.stderr
