@@ -31,7 +31,7 @@ class Pruning:
 
 def rename_run(run: Run, name: str) -> Path:
     """Gives a run another name in its folder. Its age stays: a renamed run does not become the newest."""
-    check_name(name)
+    check_name(name, "choose another name")
     if names := list(followers(run.path)):
         raise UsageError(
             f"{run.name} keeps its name, by which {', '.join(names)} find the run that they started from; copy the "

@@ -7,7 +7,7 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
-from lapcli.catalogue.listing import list_runs, matching_runs
+from lapcli.catalogue.listing import is_of_a_sweep, list_runs, matching_runs
 from lapcli.runs import METRICS, read_info, status_of
 from lapcli.runtime.errors import UsageError
 from lapcli.training.metrics import read_metrics
@@ -26,6 +26,7 @@ class Seen:
     steps: int | None
     values: dict[str, float]  # of the last step and the last validation
     curve: list[tuple[int, float]]
+    is_of_a_sweep: bool = False
 
     def line(self) -> str:
         at = f"{self.step:,}/{self.steps:,}" if self.steps else f"{self.step:,}"
@@ -66,7 +67,7 @@ def look(path: Path, metric: str) -> Seen:
         values |= {name: value for name, value in line.items() if name != "step" and isinstance(value, int | float)}
     curve = [(line["step"], float(line[metric])) for line in lines if metric in line and math.isfinite(line[metric])]
     step = max([int(info.get("step") or 0), *(line["step"] for line in lines[-1:])])
-    return Seen(path.name, status_of(path, info), step, info.get("steps"), values, curve)
+    return Seen(path.name, status_of(path, info), step, info.get("steps"), values, curve, is_of_a_sweep(path))
 
 
 def picture(seen: Sequence[Seen], metric: str, width: int, height: int) -> str:

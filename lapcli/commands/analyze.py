@@ -182,6 +182,10 @@ def _analyze(what: str | None, settings: "Settings", given: dict[str, Any]) -> N
     for name in MEASUREMENTS if what is None else [what]:
         MEASUREMENTS[name].check_options(settings)
 
+    from lapcli.runtime.progress import say_start
+
+    say_start("loading torch and the models")
+
     from lapcli.analysis.analyze import analyze, to_text, write_analysis
     from lapcli.analysis.analyzed_models import find_models, results_folder
 

@@ -39,6 +39,9 @@ def chat(
     from lapcli.runs import find_run
 
     chat_run = find_run(runs_dir or default_runs_dir(), run, {name for name in KINDS if CHAT in KINDS[name].gives})
+    from lapcli.runtime.progress import say_start
+
+    say_start(f"{chat_run.path}: loading torch and the model")
 
     import torch
 

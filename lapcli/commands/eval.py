@@ -124,6 +124,10 @@ def evaluate(
     evaluated = newest_run(where, set(evaluated_kinds())) if run is None else named_run(where, run)
     choose(evaluated.recipe.objective, tasks, given, data)
 
+    from lapcli.runtime.progress import say_start
+
+    say_start(f"{evaluated.path}: loading torch and the model")
+
     from lapcli.evaluation.run_tasks import evaluate_run
     from lapcli.kinds.opening import find_checkpoint
     from lapcli.runtime.ranks import is_main_process

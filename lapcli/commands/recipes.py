@@ -34,6 +34,8 @@ def recipes(
 
     from lapcli.recipe.shipped import list_shipped
 
+    if print_ and as_json:
+        raise UsageError("--print gives the files and --json the list; leave one of them out")
     shipped = list_shipped()
     for pattern in patterns or []:
         if not any(fnmatch.fnmatchcase(recipe.name, pattern) for recipe in shipped):

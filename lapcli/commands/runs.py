@@ -49,7 +49,10 @@ Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
 
 
 def _folder(runs_dir: Any) -> Any:
-    return runs_dir or default_runs_dir()
+    folder = runs_dir or default_runs_dir()
+    if folder.exists() and not folder.is_dir():
+        raise UsageError(f"{folder} is not a folder of runs; see --runs-dir")
+    return folder
 
 
 @app.callback()

@@ -58,6 +58,10 @@ def sample(
         if chosen.recipe.objective not in kinds:
             raise UsageError(f"{chosen.path} is a run of {chosen.recipe.objective}, which writes no text; use --run")
 
+    from lapcli.runtime.progress import say_start
+
+    say_start(f"{chosen.path}: loading torch and the model")
+
     import json
 
     import torch

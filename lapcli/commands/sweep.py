@@ -157,10 +157,11 @@ def _print_script(grid: "Sweep", where: Path, only: str | None, jobs: int | None
 def _run(grid: "Sweep", where: Path, jobs: int, only: str | None, nproc: str, track: list[str], as_json: bool) -> None:
     import json
 
-    from lapcli.runtime.progress import LogConsole
+    from lapcli.runtime.progress import LogConsole, say_start
     from lapcli.sweep.output import LiveTable, as_data, failure, final_table, make_reports
     from lapcli.sweep.runner import Runner, share_machine, visible_gpus
 
+    say_start(f"{grid.name} is checked; looking for GPUs")
     slots, words = share_machine(jobs)
     console = LogConsole()
     with LiveTable(console, where) as table:

@@ -64,14 +64,14 @@ def watch(
 
 
 def _screen(seen: "list[Seen]", metric: str) -> str:
-    """A picture with a line a run below it; of many runs a table."""
+    """A picture with a line a run below it; of a sweep, and of many runs, a table."""
     import shutil
     import textwrap
 
     from lapcli.catalogue.watching import LETTERS, picture
 
     width, height = shutil.get_terminal_size()
-    if len(seen) > len(LETTERS):
+    if len(seen) > len(LETTERS) or (len(seen) > 1 and all(run.is_of_a_sweep for run in seen)):
         rows = [
             (run.name, f"{run.step:,}/{run.steps or '?'}", f"{run.values.get(metric, float('nan')):.4g}", run.status)
             for run in seen

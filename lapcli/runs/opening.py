@@ -54,10 +54,11 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]{0,127}")
 _LOCK_TRIES, _LOCK_PAUSE = 20, 0.05  # a reader that asks whether the lock is held holds it for an instant
 
 
-def check_name(name: str) -> None:
+def check_name(name: str, next_step: str = "use --name") -> None:
     if not _NAME.fullmatch(name):
         raise UsageError(
-            f"{name[:60]!r} cannot name a run: it takes ASCII letters, digits and, after the first, . _ + -; use --name"
+            f"{name[:60]!r} cannot name a run: it takes ASCII letters, digits and, after the first, . _ + -; "
+            f"{next_step}"
         )
 
 

@@ -75,12 +75,19 @@ def test_it_goes_on_while_a_run_is_being_trained(runs, capsys):
 
 
 @pytest.mark.parametrize(
-    ("names", "shown"), [(["falls", "rises"], "a  falls"), ([f"many{n}" for n in range(9)], "many8")]
+    ("names", "shown"),
+    [
+        (["falls", "rises"], "a  falls"),
+        ([f"many{n}" for n in range(9)], "many8"),
+        (["cell-0", "cell-1"], "run     step  loss  status"),  # of a sweep
+    ],
 )
 def test_the_screen(names, shown, runs):
     for name in names:
-        if name.startswith("many"):
-            write_run(runs, name, [3.0, 2.0])
+        if name.startswith(("many", "cell")):
+            run = write_run(runs, name, [3.0, 2.0])
+        if name.startswith("cell"):
+            (run.path / "sweep.json").write_text("{}")
     ours, theirs = pty.openpty()
     environment = {**os.environ, "COLUMNS": "60", "LINES": "24", "PYTHONPATH": str(ROOT)}
     command = [sys.executable, "-m", "lapcli", "watch", *names, "--once"]

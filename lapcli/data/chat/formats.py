@@ -1,12 +1,96 @@
-"""Rows of benchmark files as conversations: multiple choice (MMLU, ARC) and GSM8K with its calculator."""
+"""Rows of files as conversations: chats in the forms that are around, multiple choice (MMLU, ARC), and GSM8K with its
+calculator.
+
+    OpenAI     {"messages": [{"role": "user", "content": "..."}, {"role": "assistant", "content": "..."}]}, or the list
+    ShareGPT   {"conversations": [{"from": "human", "value": "..."}, {"from": "gpt", "value": "..."}]}
+    Alpaca     {"instruction": "...", "input": "...", "output": "..."}
+"""
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeGuard
 
 from lapcli.data.chat.conversation import Malformed, MessagePart, Turn, conversation, question_and_answer
 
 _MARK = re.compile(r"<<(.*?)>>", re.DOTALL)
+
+
+#: What a message says of rows in none of these forms.
+EXPECTED_FORMS = (
+    '{"messages": [{"role": "user", "content": "..."}, {"role": "assistant", "content": "..."}]} (OpenAI), '
+    '{"conversations": [{"from": "human", "value": "..."}, {"from": "gpt", "value": "..."}]} (ShareGPT) or '
+    '{"instruction": "...", "output": "..."} (Alpaca)'
+)
+_SHAREGPT_ROLES = {
+    "human": "user",
+    "user": "user",
+    "gpt": "assistant",
+    "chatgpt": "assistant",
+    "assistant": "assistant",
+    "system": "system",
+}
+
+
+def chat(row: Any) -> list[Turn]:
+    """A row in any of the three forms; raises Malformed."""
+    if not isinstance(row, Mapping):  # a list of messages
+        return conversation([_openai_message(message) for message in row] if _is_list(row) else row)
+    if "messages" in row:
+        return chat(row["messages"])
+    if "conversations" in row:
+        messages = row["conversations"]
+        if not _is_list(messages):
+            raise Malformed("there is no list under 'conversations'")
+        return conversation([*_system(row), *map(_sharegpt_message, messages)])
+    if "instruction" in row:
+        return conversation([*_system(row), *_alpaca_messages(row)])
+    raise Malformed(f"there is no 'messages', 'conversations' or 'instruction', but {', '.join(map(str, row))[:60]}")
+
+
+def _openai_message(message: Any) -> Any:
+    """`developer` is the newer name of `system`; the text of a user may be given in parts."""
+    if not isinstance(message, Mapping) or "role" not in message:
+        return message
+    role = "system" if message["role"] == "developer" else message["role"]
+    content = message.get("content")
+    if role != "assistant" and _is_list(content) and all(_is_text_part(part) for part in content):
+        content = "\n".join(part["text"] for part in content)
+    return {**message, "role": role, **({"content": content} if "content" in message else {})}
+
+
+def _sharegpt_message(message: Any) -> Any:
+    """Some files of this form have roles and contents instead."""
+    if not isinstance(message, Mapping) or "from" not in message:
+        return _openai_message(message)
+    if "value" not in message:
+        raise Malformed("a message has no value")
+    return {"role": _SHAREGPT_ROLES.get(str(message["from"]), message["from"]), "content": message["value"]}
+
+
+def _alpaca_messages(row: Mapping[str, Any]) -> list[dict[str, str]]:
+    """The input stands below the instruction; `history` holds pairs that were said before."""
+    question = _text(row, "instruction")
+    if row.get("input"):
+        question += f"\n\n{_text(row, 'input')}"
+    said: list[str] = []
+    for pair in row.get("history") or ():
+        if not _is_list(pair) or len(pair) != 2:
+            raise Malformed("'history' is not a list of pairs")
+        said += pair
+    said += [question, _text(row, "output")]
+    return [{"role": "assistant" if number % 2 else "user", "content": text} for number, text in enumerate(said)]
+
+
+def _system(row: Mapping[str, Any]) -> list[dict[str, Any]]:
+    return [{"role": "system", "content": row["system"]}] if row.get("system") else []
+
+
+def _is_text_part(part: Any) -> bool:
+    return isinstance(part, Mapping) and part.get("type") == "text" and isinstance(part.get("text"), str)
+
+
+def _is_list(value: Any) -> TypeGuard[Sequence[Any]]:
+    return isinstance(value, Sequence) and not isinstance(value, str)
 
 
 def multiple_choice_question(question: str, choices: Sequence[str], labels: Sequence[str]) -> str:
@@ -49,9 +133,9 @@ def gsm8k(row: Any) -> list[Turn]:
     return question_and_answer(question, *parts)
 
 
-#: By the `format` of a data set. A row of `conversations` has `messages`, or is the list of them.
+#: By the `format` of a data set.
 READERS: dict[str, Callable[[Any], list[Turn]]] = {
-    "conversations": conversation,
+    "conversations": chat,
     "multiple_choice": multiple_choice,
     "gsm8k": gsm8k,
 }
@@ -88,8 +172,7 @@ def _letters(choices: Sequence[str]) -> list[str]:
 
 
 def _texts(values: Any) -> list[str]:
-    is_list = isinstance(values, Sequence) and not isinstance(values, str)
-    if not is_list or not all(isinstance(value, str) for value in values):
+    if not _is_list(values) or not all(isinstance(value, str) for value in values):
         raise Malformed("there is no list of choices")
     return list(values)
 

@@ -15,6 +15,7 @@ import numpy as np
 
 from lapcli.data.cache import digest
 from lapcli.data.chat.data_sets import source_files
+from lapcli.data.chat.formats import EXPECTED_FORMS
 from lapcli.data.chat.rendered_rows import RenderedRows, prepare_rows, rows_at_hand
 from lapcli.data.text.tokenizer import Tokenizer
 from lapcli.recipe.chat import GENERATED, ChatRecipe, ChatStageRecipe, DataSet, Stage
@@ -139,6 +140,11 @@ def _malformed(data_set: DataSet, rows: RenderedRows) -> DataError:
     examples = "".join(f"\n  {example}" for example in rows.examples_of_malformed)
     more = rows.malformed - len(rows.examples_of_malformed)
     rest = f"\n  and {more:,} more" if more else ""
+    if data_set.format == "conversations" and len(rows) == 0:  # leaving them out would leave nothing
+        return DataError(
+            f"none of the {rows.malformed:,} rows of {data_set.name} is a conversation:{examples}{rest}\n"
+            f"Expected {EXPECTED_FORMS}."
+        )
     return DataError(
         f"{rows.malformed:,} of {rows.malformed + len(rows):,} conversations of {data_set.name} are malformed:"
         f"{examples}{rest}\nCorrect them, or set skip_malformed: true in the stage to leave them out."

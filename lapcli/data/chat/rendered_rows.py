@@ -42,6 +42,7 @@ from lapcli.runtime.progress import Progress
 log = logging.getLogger(__name__)
 
 VERSION = 1  # of the files and of the wording of generated rows
+FORMS = 2  # 1: ShareGPT and Alpaca were not known, and their rows kept as malformed
 SHOWN = 3  # malformed conversations that a message quotes
 _ROWS_AT_ONCE = 2048
 _READ_AT_ONCE = 1 << 22
@@ -164,6 +165,7 @@ def _render(folder: Path, data_set: DataSet, tokenizer: Tokenizer, longest: int,
         "malformed": len(malformed),
         "examples": malformed[:SHOWN],
         "identity": _identity(folder),
+        "forms": FORMS,
     }
     write_index(folder, {**index, **_checksums(folder)})
 
@@ -192,6 +194,8 @@ def _is_whole(folder: Path) -> bool:
     """The index, the sizes and the arrays; rows are verified where they are read."""
     try:
         index = read_index(folder)
+        if index["malformed"] and index.get("forms", 1) < FORMS:  # some of them may be conversations
+            return False
         return _has_sizes(folder, index) and all(
             sha256_of_file(folder / name) == index["sha256"][name] for name in _ARRAYS
         )

@@ -9,7 +9,7 @@ from itertools import pairwise
 import pytest
 
 from lapcli.data.chat.conversation import Malformed, conversation, render_batch
-from lapcli.data.chat.formats import gsm8k, multiple_choice
+from lapcli.data.chat.formats import READERS, gsm8k, multiple_choice
 from lapcli.data.file_formats import read_rows
 from lapcli.data.text.tokenizer import train_tokenizer
 from lapcli.generation.calculator import calculate
@@ -183,3 +183,71 @@ def test_rows_of_every_kind_of_file(tmp_path):
     (tmp_path / "x.json").write_text(json.dumps(rows))
     (tmp_path / "x.jsonl").write_text("\n".join(map(json.dumps, rows)) + "\n\n")
     assert list(read_rows(tmp_path / "x.json")) == list(read_rows(tmp_path / "x.jsonl")) == rows
+
+
+SAID = [
+    ("system", "Be brief."),
+    ("user", "Two?\n\n1 + 1"),
+    ("assistant", "2"),
+    ("user", "Sure?"),
+    ("assistant", "Yes."),
+]
+MESSAGES = [{"role": role, "content": text} for role, text in SAID]
+SHAREGPT = [
+    {"from": {"user": "human", "assistant": "gpt"}.get(role, role), "value": text} for role, text in SAID
+]  # fmt: skip
+FORMS = {
+    "list": MESSAGES,
+    "openai": {"messages": MESSAGES},
+    "openai_parts": {
+        "messages": [
+            {"role": "developer", "content": "Be brief."},
+            {"role": "user", "content": [{"type": "text", "text": "Two?\n"}, {"type": "text", "text": "1 + 1"}]},
+            *MESSAGES[2:],
+        ]
+    },
+    "sharegpt": {"id": "x", "conversations": SHAREGPT},
+    "sharegpt_system": {"system": "Be brief.", "conversations": SHAREGPT[1:]},
+    "alpaca": {
+        "instruction": "Sure?",
+        "input": "",
+        "output": "Yes.",
+        "system": "Be brief.",
+        "history": [["Two?\n\n1 + 1", "2"]],
+    },
+}
+
+
+@pytest.mark.parametrize("row", FORMS.values(), ids=FORMS)
+def test_chats_in_the_forms_that_are_around_are_the_same_conversation(row):
+    turns = READERS["conversations"](row)
+    said = [(turn.role, "".join(part.text for part in turn.parts)) for turn in turns]
+    assert said == [("user", "Be brief.\n\nTwo?\n\n1 + 1"), *SAID[2:]]
+
+
+def test_the_input_of_alpaca_stands_below_its_instruction():
+    turns = READERS["conversations"]({"instruction": "Add.", "input": "1 and 1", "output": "2", "text": "### ..."})
+    assert turns == conversation([
+        {"role": "user", "content": "Add.\n\n1 and 1"}, {"role": "assistant", "content": "2"}
+    ])  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("row", "reason"),
+    [
+        ({"prompt": "a", "completion": "b"}, "no 'messages', 'conversations' or 'instruction', but prompt, completion"),
+        ({"conversations": [{"from": "gpt", "value": "hi"}]}, "message 1 has the role 'assistant', expected user"),
+        ({"conversations": [{"from": "human", "value": "a"}, {"from": "tool", "value": "b"}]}, "'tool'"),
+        ({"conversations": [{"from": "human"}]}, "no value"),
+        ({"conversations": "text"}, "no list under 'conversations'"),
+        ({"instruction": "a"}, "no text under 'output'"),
+        ({"instruction": "a", "output": "b", "history": [["x"]]}, "pairs"),
+        ({"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": "x"}]}]}, "is not text"),
+        ({"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": None}]}, "is not text"),
+        ({"messages": None}, "no list of messages"),
+        (7, "no list of messages"),
+    ],
+)
+def test_other_forms_say_what_is_missing(row, reason):
+    with pytest.raises(Malformed, match=reason):
+        READERS["conversations"](row)

@@ -144,6 +144,16 @@ def test_more_rows_than_there_are(data_set, tokenizer):
         prepare([data_set("a", [talk("a", "b")] * 2, rows=3)], tokenizer)
 
 
+def test_rows_of_no_known_form_are_refused_with_the_expected_one(data_set, tokenizer):
+    rows = [{"prompt": "a", "completion": "b"}] * 5
+    with pytest.raises(DataError) as error:
+        prepare([data_set("chats", rows)], tokenizer)
+    message = str(error.value)
+    assert message.startswith("none of the 5 rows of chats is a conversation:\n  chats.jsonl row 1: ")
+    assert '{"conversations": [{"from": "human"' in message
+    assert "skip_malformed" not in message  # which would leave nothing to train on
+
+
 def test_malformed_rows_stop_or_are_skipped(data_set, tokenizer):
     rows = [talk("q", "a"), [], talk("q", "b"), [{"role": "assistant", "content": "x"}], {"x": 1}, [3]]
     data = data_set("chats", rows)
