@@ -18,7 +18,7 @@ MISTAKES = {
     "runs best --metric bits_per_bite": "did you mean validation_bits_per_byte?",
     "runs rename quickstart my/run": "choose another name",
     "runs rename quickstart other": "exists already; choose another name",
-    "runs rm quickstart": "say --yes",
+    "runs rm quickstart": "--yes",
     "runs rm zebra --yes": "lap runs lists them",
     "runs prune --keep 0": "--keep",
     "runs list zebra*": "lap runs lists them",
