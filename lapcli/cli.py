@@ -10,6 +10,8 @@ from lapcli import __version__
 from lapcli.commands.analyze import app as analyze
 from lapcli.commands.chat import EXAMPLES as CHAT_EXAMPLES
 from lapcli.commands.chat import chat
+from lapcli.commands.doctor import EXAMPLES as DOCTOR_EXAMPLES
+from lapcli.commands.doctor import doctor
 from lapcli.commands.eval import EXAMPLES as EVAL_EXAMPLES
 from lapcli.commands.eval import evaluate
 from lapcli.commands.export import EXAMPLES as EXPORT_EXAMPLES
@@ -80,6 +82,7 @@ app.command(epilog=CHAT_EXAMPLES)(chat)
 app.command(epilog=SAMPLE_EXAMPLES)(sample)
 app.command(epilog=FETCH_EXAMPLES)(fetch)
 app.command(epilog=PLAN_EXAMPLES)(plan)
+app.command(epilog=DOCTOR_EXAMPLES)(doctor)
 app.command(epilog=REPORT_EXAMPLES)(report)
 app.add_typer(runs, name="runs")
 app.command(epilog=EXPORT_EXAMPLES)(export)

@@ -1,0 +1,48 @@
+"""`lap doctor`: whether this machine computes, trains and synchronises as it should."""
+
+import sys
+from typing import Annotated, Literal
+
+import typer
+
+from lapcli.commands import options
+from lapcli.runtime.errors import ExitCode
+
+EXAMPLES = """\b
+Examples:
+  lap doctor
+  lap doctor --only kernels
+  lap doctor --only processes --nproc 2
+  lap doctor --json > doctor.json
+"""
+
+
+def doctor(
+    only: Annotated[
+        Literal["environment", "kernels", "training", "processes"] | None,
+        typer.Option("--only", help="One section; by default all of them, in this order."),
+    ] = None,
+    nproc: options.Nproc = "auto",
+    as_json: options.Json = False,
+) -> None:
+    """Check this machine: environment, kernels against float64, small trainings, several processes.
+
+    Each line passes, warns or fails, with its number and what to do; exit code 1 if one fails. Takes a minute or two,
+    works in a temporary folder, and sends nothing anywhere. A bug report should contain its JSON.
+    """
+    import json
+
+    from lapcli.doctor.checks import Status
+    from lapcli.doctor.examination import examine_machine, versions
+
+    results = []
+    for result in examine_machine(only, nproc):
+        results.append(result)
+        print(result.to_text(), file=sys.stderr if as_json else sys.stdout, flush=True)
+    counts = {status.value: sum(result.finding.status is status for result in results) for status in Status}
+    if as_json:
+        print(json.dumps({**versions(), **counts, "checks": [result.to_dict() for result in results]}, indent=2))
+    else:
+        print(f"{counts['passes']} pass, {counts['warns']} warn, {counts['fails']} fail")
+    if counts["fails"]:
+        raise typer.Exit(ExitCode.FAILED)

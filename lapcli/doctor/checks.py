@@ -1,0 +1,130 @@
+"""What a check is: a name, something to run, and a finding that passes, warns or fails, with its number and next step.
+
+Whatever a check examines (a kernel, an optimizer, a command) is an argument of its function, with the real thing as
+the default, so that each check can be seen to fail.
+"""
+
+import multiprocessing
+import os
+import signal
+import time
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import asdict, dataclass, field, replace
+from enum import StrEnum
+from multiprocessing.connection import Connection
+from typing import Any
+
+from lapcli.runtime.signals import end_with_parent
+
+REPORT = "report it with the output of `lap doctor --json`"
+
+
+class Status(StrEnum):
+    PASSES = "passes"
+    WARNS = "warns"
+    FAILS = "fails"
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What a check saw: one sentence with its number, and what to do where it does not pass."""
+
+    status: Status
+    text: str
+    next_step: str = ""
+    numbers: dict[str, Any] = field(default_factory=dict)
+
+
+def passes(text: str, **numbers: Any) -> Finding:
+    return Finding(Status.PASSES, text, "", numbers)
+
+
+def warns(text: str, next_step: str, **numbers: Any) -> Finding:
+    return Finding(Status.WARNS, text, next_step, numbers)
+
+
+def fails(text: str, next_step: str, **numbers: Any) -> Finding:
+    return Finding(Status.FAILS, text, next_step, numbers)
+
+
+def within(error: float, limit: float, what: str, next_step: str) -> Finding:
+    """Passes where an error is a number within its limit: an error that is not a number fails."""
+    numbers = {"error": error, "limit": limit}
+    if error <= limit:
+        return passes(f"{what}: error {error:.1e} of at most {limit:.0e}", **numbers)
+    return fails(f"{what}: error {error:.1e}, more than {limit:.0e}", next_step, **numbers)
+
+
+@dataclass(frozen=True)
+class Check:
+    section: str
+    name: str
+    run: Callable[[], Finding]
+    is_needed: bool = True  # otherwise its failure is a warning: no run does that unless told to
+
+
+@dataclass(frozen=True)
+class Result:
+    section: str
+    name: str
+    finding: Finding
+    seconds: float
+
+    def to_dict(self) -> dict[str, Any]:
+        return {"section": self.section, "name": self.name, **asdict(self.finding), "seconds": round(self.seconds, 3)}
+
+    def to_text(self) -> str:
+        """A line, and below it the next step, if there is one."""
+        line = f"{self.finding.status:<8}{self.section:<13}{self.name:<28}{self.finding.text}"
+        return f"{line}\n{'':<49}next: {self.finding.next_step}" if self.finding.next_step else line
+
+
+def examine(checks: Iterable[Check]) -> Iterator[Result]:
+    """Each result as soon as it is known; a check that breaks off has failed, and the others still run."""
+    for check in checks:
+        started = time.perf_counter()
+        try:
+            finding = check.run()
+        except Exception as error:
+            reason = str(error).strip().splitlines()
+            finding = fails(f"{type(error).__name__}: {reason[0] if reason else 'no message'}", REPORT)
+        yield _result(check, finding, time.perf_counter() - started)
+
+
+def _result(check: Check, finding: Finding, seconds: float) -> Result:
+    if finding.status is Status.FAILS and not check.is_needed:
+        finding = replace(finding, status=Status.WARNS)
+    return Result(check.section, check.name, finding, seconds)
+
+
+def examine_apart(build: Callable[[], list[Check]]) -> Iterator[Result]:
+    """The same in a process of its own, which `build` gives the checks there: a kernel that is wrong for a processor
+    can end the process. The check that did so has failed, and the next ones run in another process."""
+    spawn, checks, done = multiprocessing.get_context("spawn"), build(), 0
+    while done < len(checks):
+        receiver, sender = spawn.Pipe(duplex=False)
+        child = spawn.Process(target=_examine_from, args=(build, done, sender), daemon=True)
+        child.start()
+        sender.close()
+        started = time.perf_counter()
+        try:
+            while done < len(checks):
+                yield receiver.recv()
+                done += 1
+                started = time.perf_counter()
+        except EOFError:
+            child.join()
+            code = child.exitcode or 0
+            how = f"was ended by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
+            finding = fails(f"the process that computed it {how}", REPORT, exit_code=code)
+            yield _result(checks[done], finding, time.perf_counter() - started)
+            done += 1
+        finally:
+            child.kill()
+            child.join()
+
+
+def _examine_from(build: Callable[[], list[Check]], first: int, sender: Connection) -> None:
+    end_with_parent(os.getppid(), signal.SIGKILL)
+    for result in examine(build()[first:]):
+        sender.send(result)

@@ -1,0 +1,285 @@
+"""The numerics of this device: attention, Muon and the chunked losses against float64 written out here.
+
+Inputs are rounded to the dtype under check before both sides see them, so that an error is the kernel's own. Errors
+are the largest difference by the largest value of the truth.
+
+Shapes: B batch, H heads, G key and value heads, T queries, S keys, D head size; N tokens, V vocabulary or prototypes.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from lapcli.doctor.checks import Check, Finding, fails, passes, warns, within
+from lapcli.heads.laplacian import laplacian_attention
+from lapcli.models.chunked_loss import softcapped_cross_entropy
+from lapcli.models.compiling import compiled
+from lapcli.objectives.dino.losses import sinkhorn_targets, target_cross_entropy
+from lapcli.runtime.devices import ComputePolicy
+from lapcli.runtime.errors import UsageError
+from lapcli.runtime.machine import check_compiler
+from lapcli.training.optimizers.muon import A, B, C, Muon
+
+CPU = torch.device("cpu")
+WRONG_KERNEL = "update torch and the driver; until then train with --set train.precision=float32 or train.device=cpu"
+WRONG_MUON = "train with --set optimizer.newton_schulz_precision=float32, and report it with `lap doctor --json`"
+#: Rounding of bf16 is 2^-8 of a value; sums of its products and the backward's few stages add up to several of that.
+LIMITS = {torch.float32: 2e-5, torch.bfloat16: 3e-2}
+DTYPES = {"float32": torch.float32, "bf16": torch.bfloat16}
+
+
+@dataclass(frozen=True)
+class AttentionCase:
+    name: str
+    queries: int
+    keys: int
+    size: int
+    heads: int = 2
+    groups: int = 2
+    batch: int = 1
+    causal: bool = False
+    masked: bool = False
+
+
+CASES = (
+    AttentionCase("2048 x 128 causal", 2048, 2048, 128, causal=True),
+    AttentionCase("197 x 64", 197, 197, 64, batch=2),
+    AttentionCase("grouped", 256, 256, 64, heads=4, groups=2, causal=True),
+    AttentionCase("cached with a mask", 8, 256, 64, heads=4, groups=2, batch=2, masked=True),
+)
+Attention = Callable[..., Tensor]
+
+
+def check_attention(
+    case: AttentionCase, dtype: torch.dtype, device: torch.device, attention: Attention = laplacian_attention
+) -> Finding:
+    """Output and gradients of q, k and v against dense attention in float64."""
+    q, k, v, allowed_BTS, weights = _inputs(case, dtype)
+    truth = _outputs(_dense_for(case, allowed_BTS), q.double(), k.double(), v.double(), weights.double())
+    on_device = [x.to(device) for x in (q, k, v, weights)]
+    mask = allowed_BTS[:, None].to(device) if case.masked else None
+
+    def kernel(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return attention(q, k, v, case.heads // 2, causal=case.causal, mask=mask)
+
+    with KernelNames() as names:
+        found = _outputs(kernel, *on_device)
+    errors = {name: relative_error(x.cpu(), y) for name, x, y in zip("yqkv", found, truth, strict=True)}
+    worst = max(errors, key=lambda name: _with_nan_last(errors[name]))
+    what = f"{names.text()}, {'output' if worst == 'y' else f'gradient of {worst}'}"
+    return within(errors[worst], LIMITS[dtype], what, WRONG_KERNEL)
+
+
+def check_compiled(
+    device: torch.device,
+    attention: Attention = laplacian_attention,
+    compile_: Callable[[Attention], Attention] = compiled,
+    has_compiler: Callable[[str], None] = check_compiler,
+) -> Finding:
+    """Compiled attention against the same code as it is, forward and backward."""
+    try:
+        has_compiler(device.type)
+    except UsageError as missing:
+        return warns(f"not tried: {missing}", "install the compiler, or train with --set train.compile=false")
+    case, dtype = CASES[2], torch.bfloat16 if device.type == "cuda" else torch.float32
+    q, k, v, _, weights = (x.to(device) for x in _inputs(case, dtype))
+
+    def plain(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return attention(q, k, v, case.heads // 2, causal=True)
+
+    pairs = zip(_outputs(compile_(plain), q, k, v, weights), _outputs(plain, q, k, v, weights), strict=True)
+    error = max((relative_error(x.cpu(), y.double().cpu()) for x, y in pairs), key=_with_nan_last)
+    return within(error, LIMITS[dtype], "compiled against eager", "train with --set train.compile=false")
+
+
+def check_muon(dtype: torch.dtype, device: torch.device, muon: type[torch.optim.Optimizer] = Muon) -> Finding:
+    """Two steps on a tall and a wide matrix of steep spectra, against the iteration on singular values in float64.
+
+    Newton-Schulz maps U S V^T to U p(p(...p(S))) V^T with p(s) = A s + B s^3 + C s^5, S first divided by its norm.
+    """
+    generator = torch.Generator().manual_seed(0)
+    starts = [torch.randn(shape, generator=generator) for shape in ((96, 256), (256, 96))]
+    gradients = [[_steep(start.shape, generator) for start in starts] for _ in range(2)]
+    parameters = [torch.nn.Parameter(start.clone().to(device)) for start in starts]
+    optimizer: Any = muon(parameters, lr=0.02, momentum=0.95, steps=5, dtype=dtype)  # type: ignore[call-arg]
+    truth, averages = [start.double() for start in starts], [torch.zeros_like(x).double() for x in starts]
+    for step in gradients:
+        for p, gradient in zip(parameters, step, strict=True):
+            p.grad = gradient.clone().to(device)
+        optimizer.step()
+        for i, gradient in enumerate(x.double() for x in step):
+            averages[i] = 0.95 * averages[i] + 0.05 * gradient
+            update = 0.05 * gradient + 0.95 * averages[i]
+            truth[i] = truth[i] - 0.02 * max(1.0, truth[i].shape[0] / truth[i].shape[1]) ** 0.5 * _spectral(update)
+    error = max(
+        (
+            relative_error((p.detach().cpu().double() - start), x - start.double())
+            for p, start, x in zip(parameters, starts, truth, strict=True)
+        ),
+        key=_with_nan_last,
+    )
+    limit = 1e-1 if dtype == torch.bfloat16 else 2e-3
+    return within(error, limit, "two updates", WRONG_MUON)
+
+
+def check_language_loss(
+    dtype: torch.dtype, device: torch.device, loss: Callable[..., Tensor] = softcapped_cross_entropy
+) -> Finding:
+    """Value and gradients of the soft-capped cross entropy; a fifth of the targets do not count."""
+    generator = torch.Generator().manual_seed(0)
+    x_ND, weight_VD = (torch.randn(shape, generator=generator).to(dtype) for shape in ((512, 64), (4096, 64)))
+    targets_N = torch.randint(4096, (512,), generator=generator)
+    targets_N[::5] = -1
+    x, weight = (y.double().requires_grad_() for y in (x_ND, weight_VD))
+    logits = 15.0 * torch.tanh(x @ weight.T / 15.0)
+    torch.nn.functional.cross_entropy(logits, targets_N, ignore_index=-1).backward()
+    truth = [torch.nn.functional.cross_entropy(logits, targets_N, ignore_index=-1), x.grad, weight.grad]
+    mine = [y.to(device).requires_grad_() for y in (x_ND, weight_VD)]
+    value = loss(*mine, targets_N.to(device), 15.0, policy=ComputePolicy(device.type))
+    value.backward()
+    return _loss_finding([value, mine[0].grad, mine[1].grad], truth, dtype)
+
+
+def check_targets_loss(
+    dtype: torch.dtype,
+    device: torch.device,
+    balance: Callable[..., Tensor] = sinkhorn_targets,
+    loss: Callable[..., Any] = target_cross_entropy,
+) -> Finding:
+    """Sinkhorn-Knopp of teacher logits, and the cross entropy of the student with them: value and gradients."""
+    generator = torch.Generator().manual_seed(0)
+    teacher_NV = torch.randn(256, 1024, generator=generator) * 0.3
+    x_ND, prototypes_VD = (torch.randn(shape, generator=generator).to(dtype) for shape in ((256, 32), (1024, 32)))
+    Q = (teacher_NV.double() / 0.05).exp()
+    for _ in range(3):
+        Q = Q / Q.sum(0)
+        Q = Q / Q.sum(1, keepdim=True)
+    x, prototypes = (y.double().requires_grad_() for y in (x_ND, prototypes_VD))
+    value = -(Q * (x @ prototypes.T / 0.1).log_softmax(1)).sum(1).mean()
+    value.backward()
+    policy = ComputePolicy(device.type)
+    targets = balance(teacher_NV.to(device), 0.05, 3, policy)
+    mine = [y.to(device).requires_grad_() for y in (x_ND, prototypes_VD)]
+    weights = torch.full((256,), 1 / 256, device=device)
+    total, _ = loss(*mine, targets, weights, 0.1, policy=policy)
+    total.backward()
+    return _loss_finding([targets, total, mine[0].grad, mine[1].grad], [Q, value, x.grad, prototypes.grad], dtype)
+
+
+def _loss_finding(found: list[Any], truth: list[Any], dtype: torch.dtype) -> Finding:
+    pairs = zip(found, truth, strict=True)
+    error = max((relative_error(x.detach().cpu(), y.detach()) for x, y in pairs), key=_with_nan_last)
+    return within(error, LIMITS[dtype], "value and gradients", WRONG_KERNEL)
+
+
+def relative_error(found: Tensor, truth: Tensor) -> float:
+    return float((found.double() - truth).abs().max() / truth.abs().max())
+
+
+def _with_nan_last(error: float) -> tuple[bool, float]:
+    return error != error, error
+
+
+def _inputs(case: AttentionCase, dtype: torch.dtype) -> Iterator[Tensor]:
+    """q, k, v, which keys a query sees (B, T, S), and the weights that the outputs are summed with."""
+    generator = torch.Generator().manual_seed(0)
+    for heads, length in ((case.heads, case.queries), (case.groups, case.keys), (case.groups, case.keys)):
+        yield torch.randn(case.batch, heads, length, case.size, generator=generator).to(dtype)
+    allowed_BTS = torch.ones(case.batch, case.queries, case.keys, dtype=torch.bool)
+    if case.causal or case.masked:
+        allowed_BTS = allowed_BTS.tril(case.keys - case.queries)
+    if case.masked:
+        allowed_BTS[-1, :, : case.keys // 3] = False  # a shorter row, padded on the left
+    yield allowed_BTS
+    yield torch.randn(case.batch, case.heads, case.queries, case.size, generator=generator).to(dtype)
+
+
+def _outputs(attention: Attention, q: Tensor, k: Tensor, v: Tensor, weights: Tensor) -> list[Tensor]:
+    inputs = [x.detach().requires_grad_() for x in (q, k, v)]
+    y = attention(*inputs)
+    (y * weights).sum().backward()
+    return [y.detach(), *(x.grad for x in inputs if x.grad is not None)]
+
+
+def _dense_for(case: AttentionCase, allowed_BTS: Tensor) -> Attention:
+    """(I - P) v in the last half of the heads, with P written out."""
+
+    def dense(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        k, v = (x.repeat_interleave(case.heads // case.groups, dim=1) for x in (k, v))
+        logits = (q @ k.mT / case.size**0.5).masked_fill(~allowed_BTS[:, None], float("-inf"))
+        mean = logits.softmax(-1) @ v
+        own = v[:, :, case.keys - case.queries :]
+        plain = case.heads - case.heads // 2
+        return torch.cat([mean[:, :plain], own[:, plain:] - mean[:, plain:]], dim=1)
+
+    return dense
+
+
+def _steep(shape: torch.Size, generator: torch.Generator) -> Tensor:
+    """A gradient's kind of matrix: singular values over four orders of magnitude."""
+    U, _, Vh = torch.linalg.svd(torch.randn(shape, generator=generator), full_matrices=False)
+    return U @ torch.diag(torch.logspace(0, -4, U.shape[1])) @ Vh
+
+
+def _spectral(matrix: Tensor) -> Tensor:
+    U, s, Vh = torch.linalg.svd(matrix, full_matrices=False)
+    s = s / (s.square().sum().sqrt() + 1e-7)
+    for _ in range(5):
+        s = A * s + B * s**3 + C * s**5
+    return U @ torch.diag(s) @ Vh
+
+
+class KernelNames(TorchDispatchMode):
+    """Which of torch's attention kernels ran, forward and backward."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: list[str] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = func.__name__.partition(".")[0]
+        if "scaled_dot_product" in name and name not in self.names:
+            self.names.append(name)
+        return func(*args, **(kwargs or {}))
+
+    def text(self) -> str:
+        short = [name.removeprefix("_scaled_dot_product_").replace("_attention", "") for name in self.names]
+        return " and ".join(short) if short else "unfused"
+
+
+def check_backend(device: torch.device) -> Finding:
+    """Which kernel takes the training shape of the GPT, and on Hopper how long flash and cuDNN take for it."""
+    case, dtype = CASES[0], torch.bfloat16 if device.type == "cuda" else torch.float32
+    q, k, v, _, weights = (x.to(device) for x in _inputs(case, dtype))
+
+    def attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return laplacian_attention(q, k, v, 1, causal=True)
+
+    with KernelNames() as names:
+        _outputs(attention, q, k, v, weights)
+    backends = sorted({name.removesuffix("_backward") for name in names.names})
+    if device.type == "cuda" and (not names.names or "math" in names.text()):
+        return fails("no fused kernel takes the GPT's attention", WRONG_KERNEL, kernels=names.names)
+    if len(backends) > 1:
+        return fails(f"forward and backward by different kernels: {names.text()}", WRONG_KERNEL, kernels=names.names)
+    return passes(names.text(), kernels=names.names)
+
+
+def kernel_checks(device: torch.device) -> list[Check]:
+    """All of them. On the CPU runs compute in float32 unless they are told to use bf16."""
+    checks = [Check("kernels", "attention kernel", partial(check_backend, device))]
+    for name, dtype in DTYPES.items():
+        needed = dtype == torch.float32 or device.type == "cuda"
+        named = {f"{case.name}, {name}": partial(check_attention, case, dtype, device) for case in CASES}
+        named |= {
+            f"Muon, {name}": partial(check_muon, dtype, device),
+            f"GPT loss, {name}": partial(check_language_loss, dtype, device),
+            f"DINO loss, {name}": partial(check_targets_loss, dtype, device),
+        }
+        checks += [Check("kernels", title, run, needed) for title, run in named.items()]
+    return [*checks, Check("kernels", "compiled", partial(check_compiled, device))]

@@ -1,0 +1,214 @@
+"""Training on this machine: the same bits again, a run that is killed and resumed, waits of the host, speed, memory.
+
+Speed and memory are those of `lap plan --probe` for two layers of the paper's GPT, or of a small GPT on the CPU, and
+are compared with the plan itself.
+"""
+
+import io
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from PIL import Image
+from safetensors.torch import load_file
+
+from lapcli.data.images.batches import Example
+from lapcli.data.images.crops import CropReader
+from lapcli.data.images.image_set import ImageSet
+from lapcli.doctor.checks import REPORT, Check, Finding, fails, passes, warns
+from lapcli.doctor.trials import Outcome, Trial, start_trial
+from lapcli.objectives.self_supervised import image_flops
+from lapcli.recipe import find_recipe, load_recipe
+from lapcli.recipe.dino import SelfSupervisedRecipe
+from lapcli.runtime.devices import Device
+from lapcli.runtime.machine import usable_cores
+
+Start = Callable[[Trial], Outcome]
+#: Waits of the host in a step: for the loss and for the norm of the gradient.
+MOST_WAITS = 2
+#: Of the memory that the plan says: more may not fit where the plan says that it does.
+MOST_MEMORY = 1.15
+#: A process on the CPU also holds the pages of libraries that its first step reads.
+LIBRARIES = 200 * 10**6
+#: Of the GPU's peak, below which something is slower than it should be; of what a small CPU does nothing is expected.
+LEAST_SHARE = 0.25
+SMALL = {
+    "model.width": 256,
+    "model.heads": 4,
+    "model.kv_heads": 4,
+    "model.context": 256,
+    "tokenizer.vocab": 4096,
+    "train.batch": 8,
+    "train.micro_batch": 8,
+}
+REAL = {"train.batch": 16, "train.micro_batch": 16}
+
+
+def check_same_step(folder: Path, deterministic: bool, device_type: str, start: Start = start_trial) -> Finding:
+    """One step twice. On CUDA without `train.deterministic` the last bits may differ; elsewhere they may not."""
+    name = "deterministic" if deterministic else "default"
+    trials = [Trial(str(folder), f"{name}-{turn}", 1, deterministic=deterministic) for turn in ("once", "twice")]
+    for trial in trials:
+        if failure := start(trial).failure():
+            return fails(failure, REPORT)
+    differing = first_difference(*(trial.checkpoints / "step-000001" for trial in trials))
+    if differing is None:
+        return passes("one step, trained twice, gives the same bits", first_difference=None)
+    if device_type == "cuda" and not deterministic:
+        return passes(
+            f"the last bits differ, first in {differing}; train.deterministic is there for that",
+            first_difference=differing,
+        )
+    return fails(f"one step, trained twice, differs first in {differing}", REPORT, first_difference=differing)
+
+
+def check_resume(folder: Path, start: Start = start_trial) -> Finding:
+    """Six steps against three, SIGKILL, and three more, with `train.deterministic`."""
+    whole = Trial(str(folder), "whole", 6, deterministic=True)
+    killed = replace(whole, name="killed", die_before_step=3)
+    if failure := start(whole).failure():
+        return fails(failure, REPORT)
+    first = start(killed)
+    if first.codes != [-9]:
+        return fails(f"the run that was to be killed ended otherwise: {first.failure() or 'it finished'}", REPORT)
+    if failure := start(replace(killed, die_before_step=None)).failure():
+        return fails(f"the killed run does not resume: {failure}", REPORT)
+    differing = first_difference(*(trial.checkpoints / "step-000006" for trial in (whole, killed)))
+    if differing is None:
+        return passes("three steps, SIGKILL and three more give the bits of six")
+    return fails(f"a resumed run differs from an uninterrupted one, first in {differing}", REPORT)
+
+
+def first_difference(one: Path, other: Path) -> str | None:
+    """The first tensor of two checkpoints, weights before states of optimizers, whose bits differ."""
+    for file in ("model.safetensors", "optimizer.safetensors"):
+        ours, theirs = load_file(one / file), load_file(other / file)
+        if ours.keys() != theirs.keys():
+            return f"the names in {file}"
+        for name, tensor in ours.items():
+            if not torch.equal(tensor.flatten().view(torch.uint8), theirs[name].flatten().view(torch.uint8)):
+                return name
+    return None
+
+
+def check_waits(folder: Path, start: Start = start_trial) -> Finding:
+    outcome = start(Trial(str(folder), "waits", 3))
+    if failure := outcome.failure():
+        return fails(failure, REPORT)
+    waits = outcome.seen[0]["waits"]
+    text = f"the host waits {waits} times for the device in the third step, at most {MOST_WAITS} are expected"
+    return (passes if waits <= MOST_WAITS else partial(warns, next_step=REPORT))(text, waits=waits)
+
+
+def plan_and_probe(device_type: str) -> dict[str, Any]:
+    """What `lap plan --probe` says of two layers, in a process of its own."""
+    changes = {"model.layers": 2, "train.device": device_type, **(REAL if device_type == "cuda" else SMALL)}
+    settings = [part for key, value in changes.items() for part in ("--set", f"{key}={value}")]
+    command = [sys.executable, "-m", "lapcli", "plan", "gpt561m_5L", "--probe", "5", "--json", *settings]
+    if device_type != "cuda":
+        command += ["--set", "model.laplacian_heads=2"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise RuntimeError((done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1])
+    plan: dict[str, Any] = json.loads(done.stdout)
+    return plan
+
+
+def check_memory(plan: dict[str, Any]) -> Finding:
+    measured, planned = plan["probe"]["memory"], plan["memory_total"]
+    text = f"{measured / 1e9:.2f} GB measured for two layers, {planned / 1e9:.2f} GB planned"
+    numbers = {"measured": measured, "planned": planned}
+    if measured <= MOST_MEMORY * planned + (LIBRARIES if plan["device"] == "CPU" else 0):
+        return passes(text, **numbers)
+    step = "leave that much more room than `lap plan` says, and report it with `lap doctor --json`"
+    return (fails if plan["device"] != "CPU" else warns)(text, step, **numbers)
+
+
+def check_speed(plan: dict[str, Any], device: Device) -> Finding:
+    seconds = plan["probe"]["seconds_per_step"]
+    rate = plan["flops_per_step"] / seconds
+    peak = device.peak(plan["precision"] == "bf16")
+    if peak is None:
+        text = f"{rate / 1e9:,.0f} GFLOP/s in {plan['precision']}; the peak of {device.name} is not known"
+        return passes(text, flops_per_second=rate)
+    share, numbers = rate / peak, {"flops_per_second": rate, "share_of_peak": rate / peak}
+    text = f"{share:.0%} of the peak of {device.name}, {seconds:.3g} s a step of two layers"
+    if share >= LEAST_SHARE:
+        return passes(text, **numbers)
+    step = "look for other programs on the GPU and for throttling (nvidia-smi), and whether train.compile works"
+    return warns(f"{text}; at least {LEAST_SHARE:.0%} are expected", step, **numbers)
+
+
+class _Photographs(ImageSet):
+    """Sixteen JPEG files of 500 x 375 pixels in memory, decoded each time."""
+
+    def __init__(self) -> None:
+        generator = np.random.default_rng(0)
+        self._files = []
+        for _ in range(16):
+            pixels = generator.integers(0, 256, (94, 125, 3), dtype=np.uint8)
+            file = io.BytesIO()
+            Image.fromarray(pixels).resize((500, 375), Image.Resampling.BICUBIC).save(file, "JPEG", quality=90)
+            self._files.append(file.getvalue())
+        super().__init__(np.zeros(16), ["any"])
+
+    def encoded(self, index: int) -> bytes:
+        return self._files[index]
+
+    def name(self, index: int) -> str:
+        return f"photograph {index}"
+
+
+def crops_per_second(recipe: SelfSupervisedRecipe, images: int = 8) -> float:
+    """Images whose crops one core reads and cuts in a second."""
+    reader = CropReader(_Photographs(), recipe.data, 0)
+    examples = [Example(0, number % 16, 0) for number in range(images)]
+    reader.read(examples[:1])
+    started = time.perf_counter()
+    reader.read(examples)
+    return images / (time.perf_counter() - started)
+
+
+def check_loader(device: Device, gpus: int, cores: int, rate: Callable[[SelfSupervisedRecipe], float]) -> Finding:
+    """Self-supervised training reads most: ten crops of an image."""
+    recipe = load_recipe(find_recipe(Path("dino_vits")))
+    assert isinstance(recipe, SelfSupervisedRecipe)
+    images = rate(recipe)
+    peak = device.peak(bf16=device.native_bf16)
+    if peak is None or not gpus:
+        return passes(f"{images:.0f} images a second and core; on the CPU the model is slower", images_per_core=images)
+    wanted = gpus * 0.4 * peak / image_flops(recipe)
+    needed = -(-wanted // images)
+    numbers = {"images_per_core": images, "wanted": wanted, "cores_wanted": needed, "cores": cores}
+    text = f"{images:.0f} images a second and core; {gpus} GPUs want {wanted:,.0f}, which are {needed:.0f} cores"
+    if cores >= needed:
+        return passes(f"{text} of {cores}", **numbers)
+    return warns(f"{text}, and there are {cores}", "ask for more cores: the GPUs would wait for images", **numbers)
+
+
+def training_checks(folder: Path, device: Device, gpus: int) -> list[Check]:
+    measured: list[dict[str, Any]] = []
+
+    def plan() -> dict[str, Any]:
+        if not measured:
+            measured.append(plan_and_probe(device.type))
+        return measured[0]
+
+    named: dict[str, Callable[[], Finding]] = {
+        "one step twice": lambda: check_same_step(folder, False, device.type),
+        "... deterministic": lambda: check_same_step(folder, True, device.type),
+        "killed and resumed": lambda: check_resume(folder),
+        "waits of the host": lambda: check_waits(folder),
+        "speed": lambda: check_speed(plan(), device),
+        "memory": lambda: check_memory(plan()),
+        "reading images": lambda: check_loader(device, gpus, usable_cores(), crops_per_second),
+    }
+    return [Check("training", name, run) for name, run in named.items()]

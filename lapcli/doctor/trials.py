@@ -1,0 +1,295 @@
+"""Small trainings that checks start: a GPT of two layers on a made-up text, alone or as ranks, which may be told to die
+at a step.
+
+A trial is described by a file and trained by `python -m lapcli.doctor.trials FILE`, in a process of its own: settings
+of CUDA are made once for a process, and a rank that is to die must not take the command with it.
+"""
+
+import hashlib
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from lapcli.runtime.signals import end_with_parent
+
+#: Seconds after which a trial is taken to hang: a first step may compile for minutes.
+HANG = 900.0
+#: Between the death of a rank and the end of the others, which wait for it.
+GRACE = 5.0
+WORDS = ["the", "cat", "sat", "on", "a", "mat", "while", "one", "dog", "ran", "round", "and", "round", "it"]
+
+
+@dataclass(frozen=True)
+class Trial:
+    """`die_before_step` has the process of `die_rank` kill itself when it asks for the batch after so many steps."""
+
+    folder: str
+    name: str
+    steps: int
+    device: str = "auto"
+    deterministic: bool = False
+    die_before_step: int | None = None
+    die_rank: int = 0
+    exchange_bytes: int = 0  # that the ranks add up, timed, before they train
+    seed: int = 0
+    ranks: int = 1
+    keeps: int = 1  # checkpoints, the last ones
+
+    @property
+    def run(self) -> Path:
+        return Path(self.folder) / "runs" / self.name
+
+    @property
+    def checkpoints(self) -> Path:
+        return self.run / "checkpoints"
+
+    def result_file(self, rank: int) -> Path:
+        return Path(self.folder) / f"{self.name}.rank{rank}.json"
+
+
+def recipe_of(trial: Trial) -> dict[str, Any]:
+    """Two micro-batches a step and rank; every step is saved, and nothing is validated before the end."""
+    text = Path(trial.folder) / "text.txt"
+    if not text.exists():
+        lines = [" ".join(WORDS[(i * i + j * (i % 5 + 1)) % len(WORDS)] for j in range(12)) for i in range(600)]
+        text.write_text("\n".join(lines), encoding="utf-8")
+    return {
+        "objective": "language_model",
+        "seed": trial.seed,
+        "model": {"layers": 2, "width": 64, "heads": 4, "context": 64, "laplacian_heads": 2},
+        "tokenizer": {"vocab": 300},
+        "data": {"train": str(text), "validation": 0.2},
+        "train": {
+            "steps": trial.steps,
+            "batch": 8 * trial.ranks,
+            "micro_batch": 4,
+            "device": trial.device,
+            "deterministic": trial.deterministic,
+            "threads": 1,
+        },
+        "validation": {"every": None, "tokens": 64, "prompts": []},
+        "checkpoint": {"every": 1, "keep": trial.keeps},
+    }
+
+
+def train_trial(
+    trial: Trial, kind: Any = None, die: Callable[[], None] = lambda: os.kill(os.getpid(), signal.SIGKILL)
+) -> dict[str, Any]:
+    """Trains in this process, as a rank if torchrun's variables are set; what was seen of it."""
+    from lapcli.kinds import kind_of
+    from lapcli.recipe import BaseRecipe, recipe_from_dict
+    from lapcli.runtime.console import LogConsole
+    from lapcli.runtime.determinism import prepare_determinism
+    from lapcli.runtime.ranks import join_world, leave_world
+    from lapcli.training.start import train_in_world
+
+    recipe = recipe_from_dict(recipe_of(trial))
+    assert isinstance(recipe, BaseRecipe)
+    if trial.deterministic:
+        prepare_determinism()
+    console = LogConsole()
+    console.quiet = True
+    world = join_world(trial.device)
+    try:
+        seen: dict[str, Any] = {"exchange_seconds": _exchange(trial.exchange_bytes, world)}
+        observed = _ObservedKind(kind or kind_of(recipe), trial, die)
+        train_in_world(world, observed, recipe, runs_dir=trial.run.parent, name=trial.name, console=console)
+        if observed.objective is not None:
+            seen |= {"waits": observed.objective.waits, "weights": _weights_hash(observed.objective.model)}
+    finally:
+        leave_world()
+    trial.result_file(world.rank).write_text(json.dumps(seen))
+    return seen
+
+
+def _exchange(size: int, world: Any) -> float | None:
+    """Seconds of the fastest of five sums over the ranks."""
+    if not size or world.size == 1:
+        return None
+    import torch
+    import torch.distributed as dist
+
+    values = torch.ones(size // 4, device=world.device)
+    seconds = []
+    for _ in range(6):
+        world.barrier()
+        started = time.perf_counter()
+        dist.all_reduce(values)
+        float(values[0])  # the GPU has finished
+        seconds.append(time.perf_counter() - started)
+    return min(seconds[1:])
+
+
+def _weights_hash(model: Any) -> str:
+    sha256 = hashlib.sha256()
+    for parameter in model.state_dict().values():
+        sha256.update(parameter.detach().float().cpu().numpy().tobytes())
+    return sha256.hexdigest()
+
+
+class _ObservedKind:
+    """A kind whose objective counts what the third step waits for, and dies where the trial says."""
+
+    def __init__(self, kind: Any, trial: Trial, die: Callable[[], None]) -> None:
+        self._kind, self._trial, self._die = kind, trial, die
+        self.objective: _Observed | None = None
+
+    def start(self, recipe: Any, world: Any, run: Any) -> Any:
+        from lapcli.kinds import Start
+
+        start = self._kind.start(recipe, world, run)
+        dies_before = self._trial.die_before_step if world.rank == self._trial.die_rank else None
+        self.objective = _Observed(start.objective, dies_before, self._die, world.device)
+        return Start(self.objective, start.facts, start.notes)
+
+
+class _Observed:
+    COUNTED = 2  # the third step: the first compile, the second makes the optimizers' states
+
+    def __init__(self, objective: Any, dies_before: int | None, die: Callable[[], None], device: Any) -> None:
+        self._objective, self._dies_before, self._die, self._device = objective, dies_before, die, device
+        self._counter: AbstractContextManager[list[str]] | None = None
+        self._waits: list[str] = []
+        self.waits: int | None = None
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._objective, name)
+
+    def batch(self, step: int, micro_step: int) -> Any:
+        if step == self._dies_before:
+            self._die()
+        if step == self.COUNTED and micro_step == 0:
+            self._counter = host_waits(self._device)
+            self._waits = self._counter.__enter__()
+        return self._objective.batch(step, micro_step)
+
+    def after_step(self, step: int) -> None:
+        self._objective.after_step(step)
+        if self._counter is not None and step == self.COUNTED:
+            self._counter.__exit__(None, None, None)
+            self._counter, self.waits = None, len(self._waits)
+
+
+@contextmanager
+def host_waits(device: Any) -> Iterator[list[str]]:
+    """The places at which the host waits for the device inside: CUDA's own warnings, elsewhere numbers that leave
+    tensors and results whose size depends on values."""
+    import torch
+
+    found: list[str] = []
+    if device.type == "cuda":
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            torch.cuda.set_sync_debug_mode("warn")
+            try:
+                yield found
+            finally:
+                torch.cuda.set_sync_debug_mode("default")
+        found += [str(entry.message) for entry in caught if "synchroniz" in str(entry.message)]
+        return
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    aten = torch.ops.aten
+    waits = {aten._local_scalar_dense.default, aten.nonzero.default, aten.masked_select.default, aten.equal.default}
+
+    class Counter(TorchDispatchMode):
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            if func in waits:
+                found.append(str(func))
+            return func(*args, **(kwargs or {}))
+
+    with Counter():
+        yield found
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How the ranks of a trial ended: exit codes, what each has seen, and the last line of the first that failed."""
+
+    codes: list[int]
+    seen: list[dict[str, Any]]
+    said: str
+
+    def failure(self) -> str | None:
+        failed = [(rank, code) for rank, code in enumerate(self.codes) if code]
+        if not failed:
+            return None
+        rank, code = failed[0]
+        how = f"was ended by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
+        return f"rank {rank} {how}" + (f" ({self.said})" if self.said else "")
+
+
+def start_trial(trial: Trial, hang: float = HANG) -> Outcome:
+    """Trains in so many processes of their own, and waits for them; once one dies the others get a few seconds."""
+    folder, ranks = Path(trial.folder), trial.ranks
+    file = folder / f"{trial.name}.trial.json"
+    file.write_text(json.dumps(asdict(trial)))
+    logs = [folder / f"{trial.name}.rank{rank}.log" for rank in range(ranks)]
+    for rank in range(ranks):
+        trial.result_file(rank).unlink(missing_ok=True)
+    command = [sys.executable, "-m", "lapcli.doctor.trials", str(file)]
+    environments = _rank_environments(ranks)
+    children = []
+    for log, environment in zip(logs, environments, strict=True):
+        with log.open("w") as opened:
+            cache = {"LAP_CACHE": str(folder / "cache"), "OMP_NUM_THREADS": "1"}
+            environment = {**os.environ, **cache, **environment}
+            children.append(subprocess.Popen(command, env=environment, stdout=opened, stderr=opened))
+    _wait_for_all(children, hang)
+    codes = [child.returncode for child in children]
+    failed = [rank for rank, code in enumerate(codes) if code]
+    lines = logs[failed[0]].read_text(errors="replace").strip().splitlines() if failed else []
+    files = [trial.result_file(rank) for rank in range(ranks)]
+    return Outcome(codes, [json.loads(x.read_text()) if x.exists() else {} for x in files], lines[-1] if lines else "")
+
+
+def _rank_environments(ranks: int) -> list[dict[str, str]]:
+    if ranks == 1:
+        return [{}]
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    world = {"WORLD_SIZE": str(ranks), "LOCAL_WORLD_SIZE": str(ranks), "MASTER_ADDR": "127.0.0.1"}
+    world["MASTER_PORT"] = str(port)
+    return [{**world, "RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(ranks)]
+
+
+def _wait_for_all(children: Sequence[subprocess.Popen[Any]], hang: float) -> None:
+    deadline = time.monotonic() + hang
+    try:
+        while any(child.poll() is None for child in children):
+            if any(child.poll() for child in children):
+                deadline = min(deadline, time.monotonic() + GRACE)
+            if time.monotonic() > deadline:
+                break
+            time.sleep(0.02)
+    finally:
+        for child in children:
+            if child.poll() is None:
+                child.kill()
+            child.wait()
+
+
+def main() -> None:
+    end_with_parent(os.getppid(), signal.SIGKILL)
+    from lapcli.runtime.errors import LapError
+
+    trial = Trial(**json.loads(Path(sys.argv[1]).read_text()))
+    try:
+        train_trial(trial)
+    except LapError as error:
+        print(error, file=sys.stderr)
+        raise SystemExit(int(error.exit_code)) from None
+
+
+if __name__ == "__main__":
+    main()
