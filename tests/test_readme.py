@@ -64,7 +64,9 @@ def test_command(line, long, capsys, tmp_path, measured_runs, monkeypatch, reque
         code, _, err = run_main(capsys, *words)
         assert (code, "there is no run" in err) == (2, True), err
         return
-    if "quickstart-sft" in words and words[0] == "eval":
+    if words[0] == "doctor":  # its other sections have tests of their own
+        words += ["--only", "environment"] if long else []
+    elif "quickstart-sft" in words and words[0] == "eval":
         words += ["--limit", "2", "--samples", "2", "--max-new-tokens", "8"]
     elif words[0] == "export" and "quickstart-sft" in words:
         words += ["--no-verify", "--out", str(tmp_path / "out")]
@@ -80,8 +82,6 @@ def test_command(line, long, capsys, tmp_path, measured_runs, monkeypatch, reque
         words = ["sft", *words[1:], *(["--dry-run"] if long else CHAT_CUT)]
     elif words[0] == "report":
         words += ["--out", str(tmp_path / "report.html")] if "html" in words else []
-    elif words[0] == "doctor" and long:  # its sections have tests of their own
-        words += ["--only", "environment"]
     elif words[0] == "init":
         words[1] = str(tmp_path / words[1])
     elif words[0] in {"chat", "sample"}:
