@@ -88,8 +88,8 @@ def train_trial(
     """Trains in this process, as a rank if torchrun's variables are set; what was seen of it."""
     from lapcli.kinds import kind_of
     from lapcli.recipe import BaseRecipe, recipe_from_dict
-    from lapcli.runtime.console import LogConsole
     from lapcli.runtime.determinism import prepare_determinism
+    from lapcli.runtime.progress import LogConsole
     from lapcli.runtime.ranks import join_world, leave_world
     from lapcli.training.start import train_in_world
 
