@@ -17,6 +17,8 @@ from typing import Any
 from lapcli.runtime.signals import end_with_parent
 
 REPORT = "report it with the output of `lap doctor --json`"
+#: Virtual machines pass the processor's flags on; some name AMX and do not run it, and a bf16 product ends the process.
+NO_AMX = "set ONEDNN_MAX_CPU_ISA=AVX512_CORE_BF16: this machine reports instructions (AMX, mostly) that it does not run"
 
 
 class Status(StrEnum):
@@ -116,7 +118,8 @@ def examine_apart(build: Callable[[], list[Check]]) -> Iterator[Result]:
             child.join()
             code = child.exitcode or 0
             how = f"was ended by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
-            finding = fails(f"the process that computed it {how}", REPORT, exit_code=code)
+            next_step = NO_AMX if code == -signal.SIGILL else REPORT
+            finding = fails(f"the process that computed it {how}", next_step, exit_code=code)
             yield _result(checks[done], finding, time.perf_counter() - started)
             done += 1
         finally:
