@@ -144,6 +144,9 @@ class _ObservedKind:
         self._kind, self._trial, self._die = kind, trial, die
         self.objective: _Observed | None = None
 
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._kind, name)
+
     def start(self, recipe: Any, world: Any, run: Any) -> Any:
         from lapcli.kinds import Start
 
