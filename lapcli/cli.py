@@ -44,7 +44,7 @@ from lapcli.commands.train import train
 from lapcli.commands.watch import EXAMPLES as WATCH_EXAMPLES
 from lapcli.commands.watch import watch
 from lapcli.runtime.environment import wait_politely
-from lapcli.runtime.errors import ExitCode, Interrupted, LapError, UsageError
+from lapcli.runtime.errors import ExitCode, Interrupted, LapError, UsageError, of_system
 from lapcli.runtime.tables import wrapped_message
 
 app = typer.Typer(
@@ -115,6 +115,10 @@ def main() -> None:
         raise
     except BrokenPipeError:  # `lap ... | head`
         raise SystemExit(1) from None
+    except OSError as error:
+        explained = of_system(error)
+        print(f"lap: {explained}", file=sys.stderr)
+        raise SystemExit(int(explained.exit_code)) from None
 
 
 def _said_by_rank_0(error: LapError) -> bool:

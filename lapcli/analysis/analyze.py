@@ -17,7 +17,7 @@ from lapcli.analysis.measurements import MEASUREMENTS, fitting
 from lapcli.heads.plan import HeadPlan
 from lapcli.measures.capture import Capture
 from lapcli.runtime.errors import UsageError
-from lapcli.runtime.files import write_checked_json, write_text
+from lapcli.runtime.files import make_folder, write_checked_json, write_text
 from lapcli.runtime.progress import shown_progress
 from lapcli.runtime.tables import fitted, wrapped
 
@@ -151,7 +151,7 @@ def _none_if_nan(value: float) -> float | None:
 
 
 def write_analysis(analysis: Analysis, folder: Path, look: Look | None = None) -> list[Path]:
-    folder.mkdir(parents=True, exist_ok=True)
+    make_folder(folder)
     write_checked_json(folder / f"{analysis.what}.json", analysis.to_dict())
     write_text(folder / f"{analysis.what}.csv", to_csv(analysis))
     return [folder / f"{analysis.what}.json", folder / f"{analysis.what}.csv", *save_figure(analysis, folder, look)]

@@ -9,6 +9,7 @@ module.
 
 from __future__ import annotations
 
+import io
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -18,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from lapcli.runtime.errors import UsageError
+from lapcli.runtime.files import write_bytes
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -90,7 +92,9 @@ def save_figure(analysis: Analysis, folder: Path, look: Look | None = None) -> l
         paths = [folder / f"{analysis.what}.{form}" for form in look.forms]
         for path in paths:
             cut = "tight" if look.size is None else None  # a size that was asked for is kept
-            figure.savefig(path, bbox_inches=cut, dpi=look.dpi, metadata=UNDATED.get(path.suffix[1:]))
+            content, form = io.BytesIO(), path.suffix[1:]
+            figure.savefig(content, format=form, bbox_inches=cut, dpi=look.dpi, metadata=UNDATED.get(form))
+            write_bytes(path, content.getvalue())
     return paths
 
 

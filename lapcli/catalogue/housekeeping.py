@@ -6,7 +6,6 @@ by way of a hidden name: a kill in between leaves nothing that looks like a run 
 
 import json
 import os
-import shutil
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -15,7 +14,7 @@ from pathlib import Path
 from lapcli.catalogue.listing import best_validation, is_of_a_sweep, size_of, started_from
 from lapcli.runs import CHECKPOINTS, INFO, LOCK, Run, check_name, read_info, read_run, read_summary, runs_in, status_of
 from lapcli.runtime.errors import LapError, UsageError
-from lapcli.runtime.files import Lock, flush_to_disk, lock_file, write_checked_json
+from lapcli.runtime.files import Lock, lock_file, move, open_to_write, remove, write_checked_json
 
 
 @dataclass(frozen=True)
@@ -43,8 +42,7 @@ def rename_run(run: Run, name: str) -> Path:
             raise UsageError(f"{new} exists already; choose another name")
         try:
             write_checked_json(run.path / INFO, {**read_info(run.path), "name": name})
-            os.rename(run.path, new)
-            flush_to_disk(new.parent)
+            move(run.path, new)
         except OSError as error:
             raise LapError(f"{run.path} cannot be renamed ({error.strerror}); check its permissions") from None
     return new
@@ -138,9 +136,9 @@ def _weights_sha256(checkpoint: Path) -> str | None:
 
 def _remove(folder: Path, doomed: Path) -> None:
     try:
-        shutil.rmtree(doomed, ignore_errors=True)  # left by a removal that was killed
-        os.rename(folder, doomed)
-        shutil.rmtree(doomed)
+        remove(doomed, or_leave=True)  # left by a removal that was killed
+        move(folder, doomed)
+        remove(doomed)
     except OSError as error:
         raise LapError(f"{folder} cannot be removed ({error.strerror}); check its permissions") from None
 
@@ -150,7 +148,7 @@ def _locked(path: Path) -> Iterator[None]:
     """Holds the lock of a run; UsageError if it is being trained, here or on another machine."""
     is_running = _says_running(path)  # asked first: afterwards the lock is taken, by us
     try:
-        handle = (path / LOCK).open("a")
+        handle = open_to_write(path / LOCK, "a")
     except OSError as error:
         raise UsageError(f"{path} cannot be changed ({error.strerror}); check its permissions") from None
     with handle:

@@ -9,14 +9,13 @@ import errno
 import hashlib
 import json
 import logging
-import shutil
 import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 from lapcli.runtime.errors import LapError
-from lapcli.runtime.files import Lock, flush_to_disk, lock_file
+from lapcli.runtime.files import Lock, flush_to_disk, lock_file, make_folder, move, open_to_write, remove
 
 log = logging.getLogger(__name__)
 
@@ -41,7 +40,7 @@ def build_once(
     if folder.is_dir() and is_whole(folder):
         return folder
     try:
-        folder.parent.mkdir(parents=True, exist_ok=True)
+        make_folder(folder.parent)
         with locked(folder) as is_alone:
             if adopt is not None:
                 adopt(folder)
@@ -49,13 +48,13 @@ def build_once(
                 return folder
             if folder.is_dir():
                 log.warning("%s is damaged (a file is missing, cut short or changed); building it again", folder)
-                shutil.rmtree(folder)
+                remove(folder)
             if is_alone:
                 _remove_abandoned(folder.parent)
             own = "" if is_alone else f"-{uuid.uuid4()}"
             unfinished = folder.with_name(folder.name + own + UNFINISHED)
-            shutil.rmtree(unfinished, ignore_errors=True)
-            unfinished.mkdir()
+            remove(unfinished, or_leave=True)
+            make_folder(unfinished, is_new=True)
             try:
                 build(unfinished)
                 for path in sorted(unfinished.iterdir()):
@@ -63,9 +62,8 @@ def build_once(
                 flush_to_disk(unfinished)
                 _give_name(unfinished, folder, is_whole)
             except BaseException:
-                shutil.rmtree(unfinished, ignore_errors=True)
+                remove(unfinished, or_leave=True)
                 raise
-            flush_to_disk(folder.parent)
     except OSError as error:
         if error.errno == errno.ENOSPC:
             raise LapError(
@@ -79,7 +77,7 @@ def build_once(
 def locked(folder: Path) -> Iterator[bool]:
     """Inside, nobody else makes the folder; False on a file system without locks."""
     # The lock file stays: removing it would let a third process lock a new file of the same name beside a waiting one.
-    with open(_lock_path(folder), "w") as file:
+    with open_to_write(_lock_path(folder)) as file:
         lock = lock_file(file)
         if lock is Lock.TAKEN:
             log.info("another process is making %s; waiting for it", folder)
@@ -89,19 +87,19 @@ def locked(folder: Path) -> Iterator[bool]:
 
 def _give_name(unfinished: Path, folder: Path, is_whole: Callable[[Path], bool]) -> None:
     try:
-        unfinished.rename(folder)
+        move(unfinished, folder)
     except OSError:  # without locks another process may have been faster
         if not (folder.is_dir() and is_whole(folder)):
             raise
-        shutil.rmtree(unfinished)
+        remove(unfinished)
 
 
 def _remove_abandoned(parent: Path) -> None:
     """What killed builds of other keys left: nobody holds their locks. The next recipe need not be the killed one's."""
     for leftover in parent.glob("*" + UNFINISHED):
-        with open(_lock_path(leftover.with_name(leftover.name.removesuffix(UNFINISHED))), "w") as file:
+        with open_to_write(_lock_path(leftover.with_name(leftover.name.removesuffix(UNFINISHED)))) as file:
             if lock_file(file) is Lock.HELD:
-                shutil.rmtree(leftover, ignore_errors=True)
+                remove(leftover, or_leave=True)
 
 
 def _lock_path(folder: Path) -> Path:

@@ -22,7 +22,7 @@ import numpy as np
 from lapcli.data.cache import digest, locked
 from lapcli.runtime.environment import cache_dir
 from lapcli.runtime.errors import DataError
-from lapcli.runtime.files import write_json, write_text
+from lapcli.runtime.files import make_folder, open_to_write, write_json, write_text
 from lapcli.runtime.progress import Progress
 
 BLOCK_BYTES = 1 << 16
@@ -103,7 +103,7 @@ class CheckedFile:
 def damaged(path: Path, what: str) -> DataError:
     """The error for a damaged file of a cache folder, which the next start builds again."""
     try:
-        (path.parent / DAMAGED).touch()
+        open_to_write(path.parent / DAMAGED).close()
         step = "run the same command again, which builds it again"
     except OSError:
         step = f"remove the folder {path.parent} and run the same command again"
@@ -187,7 +187,7 @@ def _content_sha256(path: Path, progress: Progress | None, done: int, total: int
         return kept
     memory = _memory(path)
     try:
-        memory.parent.mkdir(parents=True, exist_ok=True)
+        make_folder(memory.parent)
         with locked(memory):  # the ranks of a machine hash a file once
             return remembered_sha256(path) or _hash_and_remember(path, memory, progress, done, total)
     except OSError:  # the cache cannot be written, so that nothing is remembered

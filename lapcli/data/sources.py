@@ -23,7 +23,7 @@ from lapcli.data.cache import build_once, digest
 from lapcli.recipe.data_sources import Modality
 from lapcli.runtime.environment import cache_dir
 from lapcli.runtime.errors import DataError
-from lapcli.runtime.files import sha256_of_file
+from lapcli.runtime.files import open_to_write, sha256_of_file, write_text
 
 if TYPE_CHECKING:
     from lapcli.data.images.image_set import ImageSet
@@ -68,7 +68,7 @@ class RowSource(DataSource):
 
     def _write(self, folder: Path) -> None:
         content, count = hashlib.sha256(), 0
-        with (folder / ROWS_FILE).open("wb") as file:
+        with open_to_write(folder / ROWS_FILE) as file:
             for count, row in enumerate(self.rows(), start=1):
                 try:
                     line = json.dumps(self._json(row)).encode() + b"\n"
@@ -78,7 +78,7 @@ class RowSource(DataSource):
                 content.update(line)
         if count == 0:
             raise DataError(f"the data source {self.name} has no rows; name another in the recipe")
-        (folder / "index.json").write_text(json.dumps({"sha256": content.hexdigest()}))
+        write_text(folder / "index.json", json.dumps({"sha256": content.hexdigest()}))
 
     def _json(self, row: Any) -> Any:
         return row

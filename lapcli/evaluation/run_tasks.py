@@ -11,7 +11,7 @@ from lapcli.evaluation.tasks import EvaluationRequest, Measured
 from lapcli.kinds import LoadedModel
 from lapcli.kinds.opening import find_checkpoint, open_run, open_timm
 from lapcli.runs import Run
-from lapcli.runtime.files import write_checked_json
+from lapcli.runtime.files import make_folder, write_checked_json
 from lapcli.runtime.ranks import World, join_world, leave_world
 from lapcli.runtime.tables import fitted
 
@@ -147,7 +147,7 @@ def _kept(
     run, step = loaded.run, loaded.step
     evaluation = Evaluation(run, step, loaded.name, str(loaded.weights_sha256), measured, limit, path)
     if world.is_main:
-        path.parent.mkdir(parents=True, exist_ok=True)
+        make_folder(path.parent)
         write_checked_json(path, evaluation.to_dict())
     world.barrier()
     return evaluation

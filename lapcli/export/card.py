@@ -16,7 +16,7 @@ from lapcli.recipe import differing_keys, find_recipe, load_recipe, recipe_to_di
 from lapcli.recipe.chat import ChatRecipe, ChatStageRecipe, stage_recipe
 from lapcli.recipe.schema import GPTRecipe
 from lapcli.runs import METRICS, Run
-from lapcli.runtime.files import read_checked_json
+from lapcli.runtime.files import read_checked_json, write_text
 
 CARD = "README.md"
 _MOST_DIFFERENCES = 40
@@ -69,7 +69,7 @@ def write_card(exported: Exported, record: Mapping[str, Any], folder: Path) -> N
             "sees for truth, bias or harm; the scores above are all that was measured.",
         ]
     )
-    (folder / CARD).write_text(text + "\n", encoding="utf-8")
+    write_text(folder / CARD, text + "\n")
 
 
 def _front_matter(exported: Exported, record: Mapping[str, Any], scores: list[tuple[str, dict, dict]]) -> str:

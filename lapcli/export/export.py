@@ -4,7 +4,6 @@ Every folder has `lap.json` (what it was made from, and whether it was verified)
 """
 
 import os
-import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
 from importlib import import_module
@@ -22,7 +21,7 @@ from lapcli.kinds.opening import find_checkpoint, open_run
 from lapcli.runs import Run
 from lapcli.runtime import __version__
 from lapcli.runtime.errors import LapError, UsageError
-from lapcli.runtime.files import flush_to_disk, sha256_of_file, write_checked_json
+from lapcli.runtime.files import flush_to_disk, make_folder, move, remove, sha256_of_file, write_checked_json
 
 RECORD = "lap.json"
 
@@ -111,9 +110,9 @@ def export_run(
     exported = Exported(loaded, plan_of(run), dtype)
     temporary = folder.parent / f".writing-{folder.name}-{os.getpid()}"
     try:
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        shutil.rmtree(temporary, ignore_errors=True)
-        temporary.mkdir()
+        make_folder(folder.parent)
+        remove(temporary, or_leave=True)
+        make_folder(temporary, is_new=True)
         form.write(exported, temporary)
         checks = verify(to, exported, temporary) if _is_verified(form, verified) else []
         record = _record(exported, form, temporary, checks)
@@ -121,14 +120,13 @@ def export_run(
         write_checked_json(temporary / RECORD, record)
         for path in temporary.iterdir():
             flush_to_disk(path)
-        temporary.rename(folder)
-        flush_to_disk(folder.parent)
+        move(temporary, folder)
     except OSError as error:
         raise LapError(
             f"{folder} could not be written ({error.strerror or error}); make room, then try again"
         ) from None
     finally:
-        shutil.rmtree(temporary, ignore_errors=True)
+        remove(temporary, or_leave=True)
     return Export(folder, record, checks)
 
 

@@ -6,7 +6,6 @@ would load without a word and compute plain attention.
 """
 
 import json
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +17,7 @@ from lapcli.models.gpt import GPT, GPTConfig
 from lapcli.models.gpt_names import to_transformers
 from lapcli.runs import TOKENIZER
 from lapcli.runtime.errors import UsageError
+from lapcli.runtime.files import write_bytes, write_text
 
 MODELING = "modeling_lap.py"
 BOS, END = "<|bos|>", "<|assistant_end|>"
@@ -73,7 +73,7 @@ def write_hf(exported: Exported, folder: Path) -> None:
     if native:
         tensors = {to_transformers(name): tensor for name, tensor in tensors.items()}
     else:
-        shutil.copyfile(Path(__file__).with_name(MODELING), folder / MODELING)
+        write_bytes(folder / MODELING, Path(__file__).with_name(MODELING).read_bytes())
     save_weights(exported, tensors, folder / WEIGHTS)
     write_json(folder / "config.json", _config(model, tokenizer, exported.dtype, native))
     is_chat = exported.recipe.objective == "chat"
@@ -136,7 +136,7 @@ def _write_tokenizer(tokenizer: Tokenizer, folder: Path, context: int, eos: str)
         "pair": [first, {"Sequence": {"id": "A", "type_id": 0}}, {"Sequence": {"id": "B", "type_id": 0}}],
         "special_tokens": {BOS: {"id": BOS, "ids": [tokenizer.bos], "tokens": [BOS]}},
     }
-    (folder / TOKENIZER).write_text(json.dumps(content, ensure_ascii=False), encoding="utf-8")
+    write_text(folder / TOKENIZER, json.dumps(content, ensure_ascii=False))
     write_json(
         folder / "tokenizer_config.json",
         {
@@ -148,4 +148,4 @@ def _write_tokenizer(tokenizer: Tokenizer, folder: Path, context: int, eos: str)
             "clean_up_tokenization_spaces": False,
         },
     )
-    (folder / "chat_template.jinja").write_text(CHAT_TEMPLATE, encoding="utf-8")
+    write_text(folder / "chat_template.jinja", CHAT_TEMPLATE)

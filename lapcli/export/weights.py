@@ -15,6 +15,7 @@ from lapcli.kinds.kind import LoadedModel
 from lapcli.recipe import recipe_to_dict
 from lapcli.runs import TOKENIZER
 from lapcli.runtime.errors import UsageError
+from lapcli.runtime.files import whole_file, write_text
 
 WEIGHTS = "model.safetensors"
 DTYPES = {"float32": torch.float32, "bf16": torch.bfloat16, "float16": torch.float16}
@@ -59,11 +60,12 @@ def save_weights(exported: Exported, tensors: Mapping[str, Tensor], path: Path) 
     plain = {
         name: tensor.detach().to(DTYPES[exported.dtype]).cpu().contiguous().clone() for name, tensor in tensors.items()
     }
-    save_file(plain, path, metadata={"format": "pt", **exported.metadata()})
+    with whole_file(path) as temporary:
+        save_file(plain, temporary, metadata={"format": "pt", **exported.metadata()})
 
 
 def write_json(path: Path, content: Mapping[str, Any]) -> None:
-    path.write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+    write_text(path, json.dumps(content, indent=2, ensure_ascii=False) + "\n")
 
 
 def write_safetensors(exported: Exported, folder: Path) -> None:

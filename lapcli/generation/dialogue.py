@@ -17,6 +17,7 @@ from lapcli.data.text.tokenizer import SPECIAL_TOKENS, Tokenizer
 from lapcli.generation.engine import Engine, Sampling
 from lapcli.models.gpt import GPT
 from lapcli.runtime.environment import cache_dir
+from lapcli.runtime.files import append, make_folder, whole_file
 
 COMMANDS = "/system TEXT sets the tone, /clear forgets what was said, /save FILE keeps it, /quit leaves"
 
@@ -180,8 +181,7 @@ def _save(dialogue: Dialogue, file: Path) -> str:
         return "nothing was said yet"
     system = [{"role": "system", "content": dialogue.system}] if dialogue.system else []
     try:
-        with file.open("a", encoding="utf-8") as opened:
-            opened.write(json.dumps([*system, *dialogue.messages], ensure_ascii=False) + "\n")
+        append(file, (json.dumps([*system, *dialogue.messages], ensure_ascii=False) + "\n").encode("utf-8"))
     except OSError as error:
         return f"{file} cannot be written: {error.strerror}; name another file"
     return f"saved to {file}"
@@ -243,8 +243,9 @@ def _keep_history(file: Path) -> None:
 
     def write() -> None:
         with contextlib.suppress(OSError):
-            file.parent.mkdir(parents=True, exist_ok=True)
-            readline.write_history_file(file)
+            make_folder(file.parent)
+            with whole_file(file) as temporary:
+                readline.write_history_file(temporary)
 
     atexit.register(write)
 

@@ -28,7 +28,16 @@ STOCK_IMAGES = "hub:ILSVRC/imagenet-1k"  # what timm's weights were trained on
 
 def find_checkpoint(run: Run, which: str) -> Checkpoint:
     """`last`, `best`, or a step number; whole, by its hashes."""
-    steps = checkpoints.steps_in(run.checkpoints)
+    while True:
+        steps = checkpoints.steps_in(run.checkpoints)
+        try:
+            return _checkpoint_among(steps, run, which)
+        except DataError:  # whoever trains the run may have removed it since: then there is a newer one
+            if which != "last" or checkpoints.steps_in(run.checkpoints) == steps:
+                raise
+
+
+def _checkpoint_among(steps: list[int], run: Run, which: str) -> Checkpoint:
     if not steps and run.is_finished:
         raise DataError(f"{run.checkpoints} has no checkpoint any more; put it back from a copy, or {TRAIN_AGAIN}")
     if not steps:
@@ -66,7 +75,12 @@ def _last_checkpoint(run: Run, newest: int) -> Checkpoint:
 
 def open_run(run: Run, checkpoint: Checkpoint | None, device: torch.device, *, float32: bool = False) -> LoadedModel:
     """The run's model with the weights of that checkpoint, or untrained."""
-    return kind_of(run.recipe).load(run, checkpoint, device, float32=float32)
+    try:
+        return kind_of(run.recipe).load(run, checkpoint, device, float32=float32)
+    except DataError:
+        if checkpoint is None or checkpoint.path.is_dir():
+            raise
+        raise DataError(f"{checkpoint.path} was removed while it was being read; run the same command again") from None
 
 
 def open_timm(

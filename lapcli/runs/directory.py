@@ -5,6 +5,7 @@ all. Version 0.1 kept neither: there the recipe's values are compared with `reci
 only training writes `run.json`.
 """
 
+import contextlib
 import hashlib
 import json
 import os
@@ -22,7 +23,19 @@ from lapcli.recipe import load_recipe, recipe_to_dict, values_hash
 from lapcli.recipe.schema import BaseRecipe
 from lapcli.runtime import __version__
 from lapcli.runtime.errors import DataError, LapError, UsageError
-from lapcli.runtime.files import is_locked, read_checked_json, sha256_of_file, write_checked_json
+from lapcli.runtime.files import (
+    Lock,
+    is_alive,
+    is_locked,
+    is_same_file,
+    lock_file,
+    open_to_write,
+    read_checked_json,
+    remove,
+    remove_leftovers,
+    sha256_of_file,
+    write_checked_json,
+)
 from lapcli.runtime.plugins import load_plugins, origin_of
 
 LOCK, TOKENIZER = ".lock", "tokenizer.json"
@@ -77,8 +90,8 @@ class Run:
         """Raises if the folder that this process trains in is no longer the one at its path: moved, or replaced."""
         if self.lock is not None and not is_same_file(self.lock, self.path / LOCK):
             raise LapError(
-                f"{self.path} was moved or replaced while it was being trained; nothing more is written. "
-                "Put the folder back, then run the same command to resume."
+                f"{self.path} was moved or replaced, or removed, while it was being trained; nothing more is written. "
+                "Put the folder back to resume with the same command, which otherwise begins a new run."
             )
 
     def check_tokenizer(self, sha256: str) -> None:
@@ -107,26 +120,9 @@ def _is_abandoned(path: Path, info: dict[str, Any]) -> bool:
     if locked:
         return False
     if info.get("host") == socket.gethostname():
-        return locked is False or not _is_alive(info.get("pid"))
+        return locked is False or not is_alive(info.get("pid"))
     signs = [file.stat().st_mtime for file in (path / INFO, path / METRICS) if file.exists()]
     return time.time() - max(signs, default=0.0) > LONG_SILENT
-
-
-def _is_alive(pid: Any) -> bool:
-    try:
-        os.kill(int(pid), 0)
-    except (ProcessLookupError, TypeError, ValueError):
-        return False
-    except PermissionError:
-        return True
-    return True
-
-
-def is_same_file(handle: IO[Any], path: Path) -> bool:
-    try:
-        return os.path.samestat(os.fstat(handle.fileno()), path.stat())
-    except OSError:
-        return False
 
 
 def plugins_of(recipe: BaseRecipe) -> list[dict[str, str]]:
@@ -245,7 +241,25 @@ def named_run(runs_dir: Path, name: str) -> Run:
     path = Path(name) if (Path(name) / INFO).is_file() else runs_dir / name
     if not path.is_dir():
         raise unknown_run(runs_dir, name)
+    tidy(path)
     return read_run(path)
+
+
+def tidy(path: Path, *, is_ours: bool = False) -> None:
+    """Removes what killed processes have left in a run: half-written files, and checkpoints on their way in or out.
+
+    The latter belong to whoever holds the run's lock; `is_ours`: this process does.
+    """
+    for folder, names, _ in os.walk(path):
+        remove_leftovers(Path(folder))
+        names[:] = [name for name in names if not name.startswith("step-")]
+    unfinished = [found for form in (".writing-*", ".removing-*") for found in (path / CHECKPOINTS).glob(form)]
+    if not unfinished:
+        return
+    with contextlib.suppress(OSError), open_to_write(path / LOCK, "a") as lock:
+        if is_ours or lock_file(lock) is Lock.HELD:
+            for leftover in unfinished:
+                remove(leftover, or_leave=True)
 
 
 def unknown_run(runs_dir: Path, name: str) -> UsageError:
@@ -285,7 +299,9 @@ def newest_run(runs_dir: Path, objectives: set[str]) -> Run:
             candidates.append((_time_of(info), (path / INFO).stat().st_mtime, path))
     if not candidates:
         raise UsageError(f"no finished run of {' or '.join(sorted(objectives))} in {runs_dir}; train one or use --run")
-    return read_run(max(candidates)[2])
+    path = max(candidates)[2]
+    tidy(path)
+    return read_run(path)
 
 
 def _time_of(info: dict[str, Any]) -> float:

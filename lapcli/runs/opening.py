@@ -13,10 +13,10 @@ has waited for the lock of a folder that was renamed meanwhile notices that the 
 """
 
 import contextlib
+import errno
 import json
 import os
 import re
-import shutil
 import socket
 import time
 import weakref
@@ -35,16 +35,26 @@ from lapcli.runs.directory import (
     RECIPE,
     TOKENIZER,
     Run,
-    is_same_file,
     now,
     plugins_of,
     read_info,
     read_run,
+    tidy,
     trained_values,
     versions,
 )
 from lapcli.runtime.errors import LapError, UsageError
-from lapcli.runtime.files import Lock, flush_to_disk, lock_file, sha256_of_file, write_text
+from lapcli.runtime.files import (
+    Lock,
+    is_same_file,
+    lock_file,
+    make_folder,
+    move,
+    open_to_write,
+    remove,
+    sha256_of_file,
+    write_text,
+)
 
 #: Keys of a recipe that a run may be resumed with another value of.
 CHANGE_NOTHING = ("data.workers", "train.init_from.source", "train.init_from.weights")
@@ -79,24 +89,25 @@ def open_run(
     check_name(name)
     path = runs_dir / name
     _repair(path)
-    if not os.path.lexists(path):
-        run = _prepare(path, recipe, launches)
-        take_place(run)
-        return run
+    if not os.path.lexists(path) and (new := _prepare(path, recipe, launches, is_new=True)):
+        take_place(new)
+        return new
     if fresh and not (restarted and _was_started_by(launches, path)):
         old = _take_lock(path) if path.is_dir() else None
         try:
-            run = _prepare(path, recipe, launches)
+            prepared = _prepare(path, recipe, launches)
+            assert prepared is not None
         except BaseException:
             _release(old)
             raise
-        run.replaced_lock, run.replaces = old, path
-        return run
+        prepared.replaced_lock, prepared.replaces = old, path
+        return prepared
     run = read_run(path)
     if not _must_be_replaced(run, recipe) and run.is_finished:
         return run
     run.lock = _take_lock(path)
     try:
+        tidy(path, is_ours=True)
         current = read_run(path)  # once more: until it had the lock, another process may have trained it
         run.recipe, run.info = current.recipe, current.info
         if _must_be_replaced(run, recipe):
@@ -138,6 +149,7 @@ def _must_be_replaced(run: Run, recipe: BaseRecipe) -> bool:
 
 def _replaced(run: Run, recipe: BaseRecipe, launches: Sequence[str]) -> Run:
     new = _prepare(run.path, recipe, launches)
+    assert new is not None
     new.replaced_lock, run.lock = run.lock, None
     take_place(new, keep_old=False)
     return new
@@ -150,35 +162,39 @@ def take_place(run: Run, keep_old: bool = True) -> None:
     try:
         if os.path.lexists(path):
             if not keep_old:
-                shutil.rmtree(aside, ignore_errors=True)  # of a start that was killed
+                remove(aside, or_leave=True)  # of a start that was killed
             run.update(moved_aside=aside.name)
-            os.rename(path, aside)
-        os.rename(run.path, path)
+            move(path, aside)
+        move(run.path, path)
     except OSError as error:
         give_way(run)
         raise LapError(f"{path} cannot be made ({error.strerror}); choose another --name or --runs-dir") from None
-    flush_to_disk(path.parent)
     run.path = path
     _release(run.replaced_lock)
     run.replaced_lock = None
     if not keep_old:
         run.info.pop("moved_aside", None)
-        shutil.rmtree(aside, ignore_errors=True)
+        remove(aside, or_leave=True)
 
 
 def give_way(run: Run) -> bool:
-    """Discards a new run that came to nothing and puts the run that it was to replace back; whether there is one."""
+    """Discards a run that came to nothing and puts the run that it was to replace back; whether there is one."""
     if is_prepared(run):
         _put_back(_place_of(run), run.path, run.info)
+    elif run.replaces is None:
+        if run.lock is not None and is_same_file(run.lock, run.path / LOCK) and has_nothing(run):
+            with contextlib.suppress(OSError):  # whoever may not remove it leaves it
+                move(run.path, prepared := _prepared_path(run.path))
+                remove(prepared)
     else:
         aside = run.path.with_name(str(run.info.get("moved_aside")))
-        if run.replaces is None or not aside.is_dir() or not has_nothing(run):
+        if not aside.is_dir() or not has_nothing(run):
             return False
         try:
             run.replaced_lock = _take_lock(aside, tries=1)
         except UsageError:  # somebody trains it under its new name
             return False
-        os.rename(run.path, prepared := _prepared_path(run.path))
+        move(run.path, prepared := _prepared_path(run.path))
         _put_back(run.path, prepared, run.info)
     unlock(run)
     return run.replaces is not None
@@ -217,18 +233,18 @@ def has_nothing(run: Run) -> bool:
     return is_ours and '"loss"' not in steps and not any(run.checkpoints.glob("*"))
 
 
-def _prepare(path: Path, recipe: BaseRecipe, launches: Sequence[str]) -> Run:
-    """A new run beside its place, locked."""
+def _prepare(path: Path, recipe: BaseRecipe, launches: Sequence[str], is_new: bool = False) -> Run | None:
+    """A run beside its place, locked. None if `is_new` and another process has taken the place meanwhile."""
     folder = _prepared_path(path)
+    lock = _take_lock(folder, shown=path, make=True)
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise UsageError(f"{path} cannot be made: {error.strerror}; choose another --runs-dir") from None
-    lock = _take_lock(folder)
-    try:
+        if is_new and os.path.lexists(path):
+            remove(folder, or_leave=True)
+            _release(lock)
+            return None
         for leftover in folder.iterdir():
             if leftover.name != LOCK:
-                shutil.rmtree(leftover) if leftover.is_dir() else leftover.unlink()
+                remove(leftover)
         write_text(folder / RECIPE, recipe_to_yaml(recipe))
         info = {
             "name": path.name,
@@ -245,9 +261,11 @@ def _prepare(path: Path, recipe: BaseRecipe, launches: Sequence[str]) -> Run:
         }
         run = Run(folder, recipe, info, lock)
         run.update()
-    except BaseException:
-        shutil.rmtree(folder, ignore_errors=True)
+    except BaseException as error:
+        remove(folder, or_leave=True)
         _release(lock)
+        if isinstance(error, OSError):
+            raise _not_made(path, error) from None
         raise
     return run
 
@@ -287,9 +305,8 @@ def _put_back(path: Path, prepared: Path, info: dict[str, Any]) -> None:
     """The run that was moved aside gets its place back, and the prepared one is removed."""
     aside = path.with_name(str(info.get("moved_aside")))
     if "moved_aside" in info and not os.path.lexists(path) and os.path.lexists(aside):
-        os.rename(aside, path)
-        flush_to_disk(path.parent)
-    shutil.rmtree(prepared, ignore_errors=True)
+        move(aside, path)
+    remove(prepared, or_leave=True)
 
 
 def _prepared_path(path: Path) -> Path:
@@ -319,22 +336,36 @@ def _leave_locks_to_the_parent() -> None:
 os.register_at_fork(after_in_child=_leave_locks_to_the_parent)
 
 
-def _take_lock(folder: Path, tries: int = _LOCK_TRIES) -> IO[str]:
-    """The lock of a run's folder; it ends with this process, however that ends."""
+def _take_lock(folder: Path, tries: int = _LOCK_TRIES, shown: Path | None = None, make: bool = False) -> IO[str]:
+    """The lock of a run's folder, which it may `make`; it ends with this process, however that ends.
+
+    Messages call the folder `shown`.
+    """
+    shown = shown or folder
     for attempt in range(tries):
         if attempt:
             time.sleep(_LOCK_PAUSE)
         try:
-            handle = (folder / LOCK).open("w")
+            if make:
+                make_folder(folder)
+            handle = open_to_write(folder / LOCK, "w")
         except FileNotFoundError:  # renamed or removed at this moment
             continue
         except OSError as error:
-            raise UsageError(f"{folder} cannot be written ({error.strerror}); choose another --runs-dir") from None
+            if make:
+                with contextlib.suppress(OSError):
+                    folder.rmdir()  # only an empty one
+            raise _not_made(shown, error) from None
         if lock_file(handle) is not Lock.TAKEN and is_same_file(handle, folder / LOCK):
             _locks.add(handle)
             return handle
         handle.close()
-    raise _is_busy(folder, folder)
+    raise _is_busy(folder, shown)
+
+
+def _not_made(path: Path, error: OSError) -> LapError:
+    kind = LapError if error.errno in (errno.ENOSPC, errno.EDQUOT) else UsageError
+    return kind(f"{path} cannot be made or written ({error.strerror}); choose another --runs-dir")
 
 
 def _is_busy(folder: Path, shown: Path) -> UsageError:

@@ -1,5 +1,7 @@
 """The errors a user can cause. Each message is one sentence with the next step; commands print it alone."""
 
+import errno
+import os
 from enum import IntEnum
 
 
@@ -33,6 +35,27 @@ class UsageError(LapError):
 
 class DataError(UsageError):
     """Data that is missing, empty or not of the form the recipe says."""
+
+
+#: Where the next step is to change a permission or to choose another place, not to try again.
+_NOT_ALLOWED = {errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EISDIR, errno.ELOOP, errno.ENAMETOOLONG}
+
+
+def of_system(error: OSError) -> LapError:
+    """An error of the operating system that nobody has explained better: the file, what is wrong, what to do."""
+    names = [os.fsdecode(name) for name in (error.filename, error.filename2) if isinstance(name, str | bytes)]
+    what = " to ".join(names) or "a file"
+    reason = error.strerror or str(error) or type(error).__name__
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return LapError(f"{what} cannot be written ({reason}); make room on that disk, then run the same command again")
+    if error.errno in _NOT_ALLOWED:
+        return UsageError(
+            f"{what} cannot be used ({reason}); check its permissions, or choose another place with --runs-dir, --out "
+            "or LAP_CACHE"
+        )
+    if error.errno in (errno.ENOENT, errno.ESTALE):
+        return LapError(f"{what} is not there ({reason}); was it moved or removed? Put it back, then run it again")
+    return LapError(f"{what} cannot be used ({reason}); run the same command again, or use another disk")
 
 
 class Interrupted(LapError):

@@ -1,13 +1,20 @@
-"""Writing so that a reader, or a second start after a kill, sees the old content or the new one and nothing between;
-and locks that end with the process that holds them."""
+"""Every write of the package: a reader, or a second start after a kill, sees the old content or the new one and
+nothing between; and locks that end with the process that holds them.
 
+A file is written under a temporary name `.NAME.PID` that is locked for as long as it is being written. A process that
+is killed leaves it behind unlocked, and `remove_leftovers` removes it.
+"""
+
+import contextlib
 import errno
 import fcntl
 import hashlib
 import json
 import logging
 import os
-from collections.abc import Mapping
+import re
+import shutil
+from collections.abc import Iterator, Mapping
 from enum import Enum
 from pathlib import Path
 from typing import IO, Any
@@ -19,18 +26,120 @@ log = logging.getLogger(__name__)
 #: The answers of a file system that has no locks: Lustre mounted without `flock`, NFS without a lock daemon.
 _NO_LOCKS = {errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOTSUP, errno.ENOLCK}
 _warned_about: set[int] = set()  # devices, as `stat` numbers them
+_TEMPORARY = re.compile(r"\..+\.(\d{1,10})", re.DOTALL)
+
+
+@contextlib.contextmanager
+def whole_file(path: Path) -> Iterator[Path]:
+    """A temporary file beside `path` that a library may write by name; it becomes `path` when the block ends.
+
+    Its permissions are those of the umask, whatever the library gives it: safetensors writes files of mode 0600, which
+    a colleague could not read.
+    """
+    temporary, handle = _temporary(path)
+    try:
+        mode = os.fstat(handle.fileno()).st_mode
+        yield temporary
+        os.chmod(temporary, mode & 0o777)
+        flush_to_disk(temporary)
+        os.replace(temporary, path)
+    finally:
+        handle.close()
+        temporary.unlink(missing_ok=True)
+
+
+def _temporary(path: Path) -> tuple[Path, IO[bytes]]:
+    """An empty file for the next content of `path`, locked, so that nobody takes it for a leftover."""
+    name = path.name.encode("utf-8", "surrogateescape")[:200].decode("utf-8", "ignore")  # a name has at most 255 bytes
+    temporary = path.with_name(f".{name}.{os.getpid()}")
+    while True:
+        handle = temporary.open("wb")
+        lock_file(handle)
+        if is_same_file(handle, temporary):  # or it was removed as a leftover before it was locked
+            return temporary, handle
+        handle.close()
+
+
+def write_bytes(path: Path, content: bytes) -> None:
+    with whole_file(path) as temporary, temporary.open("wb") as file:
+        file.write(content)
 
 
 def write_text(path: Path, text: str) -> None:
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    write_bytes(path, text.encode("utf-8"))
+
+
+def append(path: Path, content: bytes) -> None:
+    """In one write, so that a kill or a full disk leaves at most one unfinished line at the end."""
+    handle = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
     try:
-        with temporary.open("w", encoding="utf-8") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(path)
+        written = os.write(handle, content)
     finally:
-        temporary.unlink(missing_ok=True)
+        os.close(handle)
+    if written != len(content):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
+
+
+def truncate(path: Path, size: int) -> None:
+    os.truncate(path, size)
+
+
+def open_to_write(path: Path, mode: str = "wb") -> IO[Any]:
+    """For what is written piece by piece: a file of a folder that gets its name when it is whole, a log, a lock."""
+    return path.open(mode, encoding=None if "b" in mode else "utf-8")
+
+
+def make_folder(path: Path, *, is_new: bool = False) -> Path:
+    """The folder, with those above it unless it must be a new one."""
+    path.mkdir(parents=not is_new, exist_ok=not is_new)
+    return path
+
+
+def move(path: Path, new: Path) -> None:
+    """Gives a file or a folder another name, for good."""
+    os.rename(path, new)
+    flush_to_disk(new.parent)
+
+
+def remove(path: Path, *, or_leave: bool = False) -> None:
+    """Removes a file or a folder with all that it holds. `or_leave`: what cannot be removed stays, without an error."""
+    try:
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path, ignore_errors=or_leave)
+        else:
+            path.unlink(missing_ok=True)
+    except OSError:
+        if not or_leave:
+            raise
+
+
+def remove_leftovers(folder: Path) -> None:
+    """Removes the temporary files in a folder that no living process writes; a folder of others is left as it is."""
+    with contextlib.suppress(OSError):
+        for entry in list(os.scandir(folder)):
+            if (match := _TEMPORARY.fullmatch(entry.name)) and entry.is_file(follow_symlinks=False):
+                with contextlib.suppress(OSError), open(entry.path, "rb") as file:
+                    lock = lock_file(file)
+                    if lock is Lock.HELD or (lock is Lock.UNSUPPORTED and not is_alive(match[1])):
+                        os.unlink(entry.path)
+
+
+def is_alive(pid: Any) -> bool:
+    """Whether this machine has a process of that number."""
+    try:
+        os.kill(int(pid), 0)
+    except (ProcessLookupError, TypeError, ValueError, OverflowError):
+        return False
+    except PermissionError:
+        return True
+    return True
+
+
+def is_same_file(handle: IO[Any], path: Path) -> bool:
+    try:
+        return os.path.samestat(os.fstat(handle.fileno()), path.stat())
+    except OSError:
+        return False
 
 
 def write_for_user(path: Path, text: str) -> None:
@@ -40,7 +149,11 @@ def write_for_user(path: Path, text: str) -> None:
     if path.is_dir():
         raise UsageError(f"--out {path} is a folder; name a file in it")
     try:
-        write_text(path, text)
+        if path.exists() and not path.is_file():  # /dev/stdout, a pipe: to be written to, not replaced
+            with open_to_write(path) as stream:
+                stream.write(text.encode("utf-8"))
+        else:
+            write_text(path.resolve(), text)  # a link stays, and what it points to is written
     except OSError as error:
         raise UsageError(f"--out {path} cannot be written ({error.strerror}); name another file") from None
 
@@ -67,7 +180,7 @@ def read_checked_json(path: Path, again: str) -> dict[str, Any]:
     """
     try:
         content = json.loads(path.read_bytes().decode("utf-8"))
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise DataError(f"{path} is damaged ({error}); put it back from a copy, or {again}") from None
     if not isinstance(content, dict):
         raise DataError(f"{path} is damaged (it is not a JSON object); put it back from a copy, or {again}")

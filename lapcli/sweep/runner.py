@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import IO
 
 from lapcli.runtime.errors import ExitCode, Interrupted, UsageError
+from lapcli.runtime.files import open_to_write
 from lapcli.runtime.machine import usable_cores
 from lapcli.runtime.signals import StopRequest, end_with_parent, stop_on_signal
 from lapcli.sweep.grid import Cell, Grid
@@ -215,7 +216,7 @@ class Runner:
         status = job.status
         status.doing = what
         self.tell(f"{status.cell.name}: {what if what != 'train' else 'training'}")
-        with log_of(status.cell, self.runs_dir).open("ab") as log:
+        with open_to_write(log_of(status.cell, self.runs_dir), "ab") as log:
             job.log_start = log.tell()
             job.process = _start_process(arguments, log, job.lock, job.slot.environment)
 

@@ -26,7 +26,15 @@ from lapcli.runs import (
     verify_recipe_file,
 )
 from lapcli.runtime.errors import UsageError
-from lapcli.runtime.files import Lock, lock_file, read_checked_json, sha256_of_file, write_checked_json
+from lapcli.runtime.files import (
+    Lock,
+    lock_file,
+    make_folder,
+    open_to_write,
+    read_checked_json,
+    sha256_of_file,
+    write_checked_json,
+)
 from lapcli.sweep.grid import Cell
 
 WORK = ".sweeps"
@@ -124,7 +132,7 @@ def log_of(cell: Cell, runs_dir: Path) -> Path:
 def make_work_folder(runs_dir: Path) -> Path:
     folder = runs_dir / WORK
     try:
-        folder.mkdir(parents=True, exist_ok=True)
+        make_folder(folder)
     except OSError as error:
         raise UsageError(f"cannot create {folder}: {error.strerror}; choose another --runs-dir") from None
     return folder
@@ -152,7 +160,7 @@ def refuse_others(cells: Iterable[Cell], runs_dir: Path) -> None:
 def take(cell: Cell, runs_dir: Path) -> IO[str] | None:
     """The cell's lock; none if somebody has it. Children inherit it, so that it outlives a killed sweep with them."""
     make_work_folder(runs_dir)
-    handle = (runs_dir / WORK / f"{cell.name}.lock").open("w")
+    handle = open_to_write(runs_dir / WORK / f"{cell.name}.lock", "w")
     if lock_file(handle) is Lock.TAKEN:
         handle.close()
         return None

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Self
 
 from lapcli.runs import INFO, METRICS
+from lapcli.runtime.files import make_folder, open_to_write
 from lapcli.runtime.signals import end_with_parent
 from lapcli.tracking.mirror import FOLDER
 from lapcli.tracking.trackers import check_installed
@@ -104,9 +105,9 @@ class LiveMirrors:
 
 def _started(path: Path, tracker: str) -> _Mirror:
     log = path / FOLDER / f"{tracker}.log"
-    log.parent.mkdir(exist_ok=True)
+    make_folder(log.parent)
     ranks = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LAP_LAUNCHER")
-    with log.open("wb") as file:
+    with open_to_write(log) as file:
         process = subprocess.Popen(
             [sys.executable, "-m", "lapcli", "track", str(path.resolve()), "--to", tracker, "--follow"],
             stdin=subprocess.DEVNULL,

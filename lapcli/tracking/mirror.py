@@ -20,7 +20,7 @@ from typing import Any, Self
 from lapcli.recipe import recipe_to_dict, recipe_to_yaml
 from lapcli.runs import INFO, METRICS, Run, read_run, read_summary
 from lapcli.runtime.errors import UsageError
-from lapcli.runtime.files import Lock, lock_file, read_checked_json, write_checked_json
+from lapcli.runtime.files import Lock, lock_file, make_folder, open_to_write, read_checked_json, write_checked_json
 from lapcli.tracking.trackers import Session, Tracker
 from lapcli.training.metrics import metrics_of, parse_metrics
 
@@ -221,8 +221,8 @@ def _read_state(file: Path) -> State:
 def _only_writer(path: Path, tracker: str) -> Iterator[None]:
     folder = path / FOLDER
     try:
-        folder.mkdir(exist_ok=True)
-        handle = (folder / f"{tracker}.lock").open("w")
+        make_folder(folder)
+        handle = open_to_write(folder / f"{tracker}.lock")
     except OSError as error:
         raise UsageError(f"{folder} cannot be written ({error.strerror}); check its permissions") from None
     with handle:

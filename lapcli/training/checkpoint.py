@@ -7,9 +7,7 @@ and JSON, so that loading somebody's checkpoint cannot run code.
 
 import hashlib
 import json
-import os
 import re
-import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,7 +18,16 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from lapcli.runtime.errors import DataError, Diverged, LapError
-from lapcli.runtime.files import flush_to_disk, sha256_of_file, write_json
+from lapcli.runtime.files import (
+    flush_to_disk,
+    make_folder,
+    move,
+    open_to_write,
+    remove,
+    sha256_of_file,
+    whole_file,
+    write_json,
+)
 from lapcli.training.tensors import check_tensors, first_not_finite, read_tensors
 
 if TYPE_CHECKING:
@@ -92,30 +99,28 @@ def save(
     final = folder / f"step-{step:06d}"
     temporary = folder / f".writing-step-{step:06d}"
     try:
-        folder.mkdir(parents=True, exist_ok=True)
+        make_folder(folder)
         remove_unfinished(folder)
-        temporary.mkdir()
+        make_folder(temporary, is_new=True)
         reached("folder made")
-        save_file(_plain(model), temporary / MODEL, metadata={"format": "pt", **metadata, "step": str(step)})
-        _sort_metadata(temporary / MODEL)
+        with whole_file(temporary / MODEL) as file:
+            save_file(_plain(model), file, metadata={"format": "pt", **metadata, "step": str(step)})
+            _sort_metadata(file)
         reached("model written")
-        save_file(_plain(optimizer), temporary / OPTIMIZER, metadata={"format": "pt"})
+        with whole_file(temporary / OPTIMIZER) as file:
+            save_file(_plain(optimizer), file, metadata={"format": "pt"})
         reached("optimizer written")
-        files = {}
-        for name in (MODEL, OPTIMIZER):
-            flush_to_disk(temporary / name)
-            files[name] = sha256_of_file(temporary / name)
+        files = {name: sha256_of_file(temporary / name) for name in (MODEL, OPTIMIZER)}
         content = {**state, "step": step, "files": files}
         write_json(temporary / STATE, {**content, "sha256": _digest(content)})
         flush_to_disk(temporary)
         reached("before rename")
         if final.exists():  # a damaged one of the same step that a resume skipped
-            shutil.rmtree(final)
-        temporary.rename(final)
-        flush_to_disk(folder)
+            remove(final)
+        move(temporary, final)
         reached("after rename")
     except (OSError, SafetensorError) as error:
-        shutil.rmtree(temporary, ignore_errors=True)  # gives a full disk its space back
+        remove(temporary, or_leave=True)  # gives a full disk its space back
         raise LapError(
             f"could not save step {step} in {folder} ({error}); {_last_good(folder)}. "
             "Make room, then run the same command to resume."
@@ -138,7 +143,7 @@ def prune(folder: Path, keep: int, best: int | None = None) -> None:
 
 def _sort_metadata(path: Path) -> None:
     """Equal weights make equal files: safetensors writes the metadata in an order that differs between processes."""
-    with path.open("r+b") as file:
+    with open_to_write(path, "r+b") as file:
         size = int.from_bytes(file.read(8), "little")
         header = json.loads(file.read(size))
         header = {"__metadata__": dict(sorted(header.pop("__metadata__").items())), **header}
@@ -188,7 +193,7 @@ def find_damage(path: Path) -> str | None:
             return f"{path / STATE} is not what was saved (its sha256 differs)"
         files = {name: str(state["files"][name]) for name in (MODEL, OPTIMIZER)}
         step = int(state["step"])
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return f"{path / STATE} is missing or not readable"
     if path.name != f"step-{step:06d}":
         return f"{path} holds the files of step {step}"
@@ -233,18 +238,16 @@ def load_weights(path: Path, model: nn.Module, laplacian_heads: str) -> list[str
 
 def remove_unfinished(folder: Path) -> None:
     """What a kill left half written or half removed."""
-    for path in folder.glob(".writing-*"):
-        shutil.rmtree(path)
-    for path in folder.glob(".removing-*"):
-        shutil.rmtree(path)
+    for path in (*folder.glob(".writing-*"), *folder.glob(".removing-*")):
+        remove(path)
 
 
 def _remove(path: Path) -> None:
     """By way of another name, so that a kill in between leaves nothing that looks like a damaged checkpoint."""
     doomed = path.with_name(f".removing-{path.name}")
-    os.rename(path, doomed)
+    move(path, doomed)
     reached("removing")
-    shutil.rmtree(doomed)
+    remove(doomed)
 
 
 def _digest(state: Mapping[str, Any]) -> str:

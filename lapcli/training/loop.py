@@ -21,7 +21,7 @@ from lapcli.objectives.objective import Objective, Watching
 from lapcli.recipe.schema import BaseRecipe
 from lapcli.runs import Run
 from lapcli.runtime.devices import peak_flops
-from lapcli.runtime.errors import Diverged, Interrupted, LapError
+from lapcli.runtime.errors import Diverged, Interrupted, of_system
 from lapcli.runtime.progress import StepProgress
 from lapcli.runtime.ranks import World
 from lapcli.runtime.signals import StopRequest, stop_on_signal
@@ -185,7 +185,7 @@ class Loop:
             )
             self.run.update(step=self.step, weights_sha256=self.saved.weights_sha256, metrics=metrics)
         except OSError as error:
-            raise LapError(str(error)) from error
+            raise of_system(error) from error
 
     def _resume(self) -> None:
         """Rank 0 chooses the newest whole checkpoint and all ranks load that one; the metrics beyond it are dropped."""
@@ -202,7 +202,9 @@ class Loop:
             if self.world.is_main:
                 kept = self.metrics.read_until(self.step, self._metrics_records())
                 # The shorter record holds for the longer file too: a kill before the next line does no harm.
-                self.run.update(metrics=self.metrics.record())
+                # The weights too: a process that was killed after its last save may not have noted them.
+                loaded = {"step": self.step, "weights_sha256": self.saved.weights_sha256} if self.saved else {}
+                self.run.update(metrics=self.metrics.record(), **loaded)
                 self.metrics.drop_rest()
         for line in self.world.from_main(kept):  # type: ignore[attr-defined]
             if "loss" not in line:

@@ -11,7 +11,6 @@ record is verified against the beginning of the file, and a line that was change
 import contextlib
 import hashlib
 import json
-import os
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -19,10 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from lapcli.runs import Run
 from lapcli.runtime.errors import DataError, LapError
-from lapcli.runtime.files import flush_to_disk
-
-if TYPE_CHECKING:  # a report reads metrics without torch
-    import torch
+from lapcli.runtime.files import append, flush_to_disk, truncate
 
 _WAY_OUT = "put it back from a copy, or remove it to do without the record of the steps so far"
 Record = dict[str, Any]  # {"bytes": 1157, "sha256": "..."}
@@ -61,7 +57,7 @@ class MetricsLog:
     def drop_rest(self) -> None:
         """Removes what stands after the lines that `read_until` gave."""
         if self.path.exists():
-            os.truncate(self.path, self._bytes)
+            truncate(self.path, self._bytes)
 
     def record(self) -> Record:
         """What is to be verified later, once it is on the disk."""
@@ -73,19 +69,11 @@ class MetricsLog:
         """In one write, so that a kill leaves at most one unfinished line, which the next start drops."""
         data = (json.dumps(line) + "\n").encode()
         try:
-            handle = os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
-            try:
-                written = os.write(handle, data)
-            finally:
-                os.close(handle)
+            append(self.path, data)
         except OSError as error:
             raise LapError(
-                f"cannot write {self.path} ({error}); make room, then run the same command to resume"
+                f"cannot write {self.path} ({error.strerror}); make room, then run the same command to resume"
             ) from error
-        if written != len(data):
-            raise LapError(
-                f"cannot write {self.path} (the disk is full); make room, then run the same command to resume"
-            )
         self._count(data)
 
     def _count(self, data: bytes) -> None:

@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -84,8 +84,9 @@ def train_in_world(
     try:
         if not run.is_finished:
             _train(kind, recipe, run, world, console)
-    except BaseException:
-        if world.is_main and give_way(run):
+    except BaseException as error:
+        is_result = isinstance(error, Diverged) and run.replaces is None  # even if it diverged in its first step
+        if world.is_main and not is_result and give_way(run):
             console.print(f"the run that {run.replaces} had before is kept in its place", highlight=False, markup=False)
         raise
     finally:
@@ -150,10 +151,12 @@ def _train(kind: Startable, recipe: BaseRecipe, run: Run, world: World, console:
             if world.is_main:
                 _finish(run, loop)
     except (Interrupted, KeyboardInterrupt):  # the latter before the first step, where there is nothing to save
-        report(status="interrupted")
+        with suppress(OSError):
+            report(status="interrupted")
         raise
     except Exception as error:
-        report(status="failed", failure=str(error), diverged=isinstance(error, Diverged))
+        with suppress(OSError):  # a full disk: what has failed is said first
+            report(status="failed", failure=str(error), diverged=isinstance(error, Diverged))
         raise
     finally:
         if isinstance(objective, Closing):

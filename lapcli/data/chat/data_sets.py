@@ -14,7 +14,7 @@ from lapcli.recipe.chat import ChatRecipe, DataSet, Stage
 from lapcli.recipe.data_sources import find_source
 from lapcli.runtime.environment import cache_dir, hub_is_offline
 from lapcli.runtime.errors import DataError
-from lapcli.runtime.files import sha256_of_file
+from lapcli.runtime.files import sha256_of_file, write_bytes
 from lapcli.runtime.progress import Progress
 
 _SECONDS = 60
@@ -118,7 +118,7 @@ def _download(data_set: DataSet, path: Path) -> None:
         raise DataError(
             f"{data_set.name}: {data_set.source} has the sha256 {sha256}, but the recipe says {data_set.sha256}"
         )
-    path.write_bytes(content)
+    write_bytes(path, content)
     write_index(path.parent, {"sha256": sha256})
 
 

@@ -36,7 +36,7 @@ from lapcli.data.text.tokenizer import Tokenizer
 from lapcli.recipe.chat import GENERATED, DataSet
 from lapcli.runtime.environment import cache_dir
 from lapcli.runtime.errors import DataError
-from lapcli.runtime.files import sha256_of_file
+from lapcli.runtime.files import open_to_write, sha256_of_file
 from lapcli.runtime.progress import Progress
 
 log = logging.getLogger(__name__)
@@ -141,7 +141,7 @@ def _render(folder: Path, data_set: DataSet, tokenizer: Tokenizer, longest: int,
     is_cut: list[bool] = []
     malformed: list[str] = []
     done = 0
-    with (folder / "tokens.bin").open("wb") as tokens, (folder / "targets.bin").open("wb") as targets:
+    with open_to_write(folder / "tokens.bin") as tokens, open_to_write(folder / "targets.bin") as targets:
         conversations = conversations_of(data_set)
         while rows := list(islice(conversations, _ROWS_AT_ONCE)):
             malformed += [str(row) for row in rows if isinstance(row, Malformed)]
@@ -172,7 +172,8 @@ def _render(folder: Path, data_set: DataSet, tokenizer: Tokenizer, longest: int,
 
 def _keep_arrays(folder: Path, *arrays: np.ndarray) -> None:
     for name, array in zip(_ARRAYS, arrays, strict=True):
-        np.save(folder / name, array)
+        with open_to_write(folder / name) as file:
+            np.save(file, array)
 
 
 def _identity(folder: Path) -> str:

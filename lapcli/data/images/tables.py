@@ -7,7 +7,6 @@ files once and knows them by name and modification time; whether a conversion st
 import json
 import logging
 import os
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +17,7 @@ from lapcli.data.checksums import content_sha256
 from lapcli.data.images.image_set import ImageSet, check_labels
 from lapcli.runtime.environment import cache_dir, hub_is_offline
 from lapcli.runtime.errors import DataError
-from lapcli.runtime.files import write_json
+from lapcli.runtime.files import make_folder, remove, write_json
 from lapcli.runtime.progress import Progress
 
 log = logging.getLogger(__name__)
@@ -130,7 +129,7 @@ def _load_local(folder: Path, place: Path, options: dict[str, Any], progress: Pr
     """A folder of parquet files, converted in `place`, beside our other caches, unless that was done before."""
     import datasets
 
-    place.mkdir(parents=True, exist_ok=True)
+    make_folder(place)
     with locked(place / digest(str(folder.resolve()))[:32]):  # the ranks of a machine convert once
         files = _described_files(folder, progress)
         builder = datasets.load_dataset_builder(str(folder), cache_dir=str(place), **options)
@@ -139,10 +138,10 @@ def _load_local(folder: Path, place: Path, options: dict[str, Any], progress: Pr
             log.warning(
                 "%s was not converted from the files that are in %s now; converting them again", converted, folder
             )
-            shutil.rmtree(converted)
+            remove(converted)
         splits = datasets.load_dataset(str(folder), cache_dir=str(place), **options)
         if _described_files(folder) != files:
-            shutil.rmtree(converted, ignore_errors=True)
+            remove(converted, or_leave=True)
             raise DataError(f"{folder} changed while it was being read; run the command again when it is complete")
         if not (converted / CONVERTED_FROM).is_file():
             write_json(converted / CONVERTED_FROM, files)

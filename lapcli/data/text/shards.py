@@ -8,13 +8,14 @@ import re
 from array import array
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import BinaryIO, NamedTuple
+from typing import IO, NamedTuple
 
 import numpy as np
 
 from lapcli.data.checksums import BlockHasher, CheckedFile
 from lapcli.data.text.corpus import document_order
 from lapcli.data.text.tokenizer import Tokenizer
+from lapcli.runtime.files import open_to_write, remove
 
 SHARD_TOKENS = 1 << 27
 
@@ -29,7 +30,7 @@ class ShardWriter:
 
     def __init__(self, folder: Path, name: str, dtype: np.dtype, shard_tokens: int = SHARD_TOKENS) -> None:
         self._folder, self._name, self._dtype, self._shard_tokens = folder, name, dtype, shard_tokens
-        self._file: BinaryIO | None = None
+        self._file: IO[bytes] | None = None
         self._hash = hashlib.sha256()
         self._blocks = BlockHasher()
         self.shards: list[tuple[str, int]] = []  # file name and tokens of each
@@ -62,7 +63,7 @@ class ShardWriter:
     def _next_shard(self) -> None:
         self.close()
         self.shards.append((f"{self._name}-{len(self.shards):05d}.bin", 0))
-        self._file = (self._folder / self.shards[-1][0]).open("wb")
+        self._file = open_to_write(self._folder / self.shards[-1][0])
 
 
 class TokenStream:
@@ -193,5 +194,5 @@ class DocumentWriter:
             final.append(source.read_raw(start, int(ends[document]) - start))
         content = final.close()
         for name, _ in self._writer.shards:
-            (self._folder / name).unlink()
+            remove(self._folder / name)
         return Written(final.shards, final.sums, content)

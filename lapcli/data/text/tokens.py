@@ -12,7 +12,6 @@ import contextlib
 import hashlib
 import json
 import logging
-import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,6 +29,7 @@ from lapcli.recipe.data_sources import PREFIX
 from lapcli.recipe.schema import TextSource, TokenizerSection
 from lapcli.runtime.environment import cache_dir
 from lapcli.runtime.errors import DataError
+from lapcli.runtime.files import move, remove
 from lapcli.runtime.progress import Progress
 
 log = logging.getLogger(__name__)
@@ -243,7 +243,7 @@ def _adopt_text(folder: Path, corpus: Corpus, tokenizer: Tokenizer) -> None:
         hashes[part] = whole.hexdigest()
     if digest(hashes, tokenizer.sha256) != index["identity"] or index["vocab"] != tokenizer.vocab_size:
         log.warning("%s is damaged (its content does not match its identity); building it again", old)
-        shutil.rmtree(old)
+        remove(old)
         return
     if zero_bytes and any(is_text(file.name) for file in corpus.files):
         return  # text files with zero bytes, such as those of UTF-16, were accepted then
@@ -254,7 +254,7 @@ def _adopt_text(folder: Path, corpus: Corpus, tokenizer: Tokenizer) -> None:
 def _rename(old: Path, folder: Path) -> None:
     if old != folder:
         with contextlib.suppress(OSError):  # without locks another process may have been faster
-            old.rename(folder)
+            move(old, folder)
 
 
 def _index_of_0_1(folder: Path) -> dict[str, Any] | None:

@@ -7,9 +7,10 @@ it: they do not change answers. Every process writes a file of its own.
 
 import hashlib
 import json
-import shutil
 from pathlib import Path
 from typing import IO, Any
+
+from lapcli.runtime.files import make_folder, open_to_write, remove
 
 
 def line_key(*parts: Any) -> str:
@@ -45,10 +46,10 @@ class Journal:
         if self._folder is None:
             return
         if self._file is None:
-            self._folder.mkdir(parents=True, exist_ok=True)
+            make_folder(self._folder)
             path = self._folder / f"process-{self._rank}.jsonl"
             is_cut = path.is_file() and not path.read_bytes().endswith(b"\n")
-            self._file = path.open("a", encoding="utf-8")
+            self._file = open_to_write(path, "a")
             if is_cut:
                 self._file.write("\n")
         self._file.write(json.dumps({"key": key, "value": value, "check": _check(key, value)}) + "\n")
@@ -56,7 +57,7 @@ class Journal:
 
     def clear(self) -> None:
         if self._folder is not None:
-            shutil.rmtree(self._folder, ignore_errors=True)
+            remove(self._folder, or_leave=True)
 
     def close(self) -> None:
         if self._file is not None:

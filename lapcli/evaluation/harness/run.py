@@ -29,7 +29,7 @@ from lapcli.evaluation.harness.journal import Journal
 from lapcli.evaluation.harness.lm_eval_tasks import other_task
 from lapcli.evaluation.harness.workers import Worker, Workers
 from lapcli.evaluation.tasks import EvaluationRequest, Measured, TaskScore, wilson_interval
-from lapcli.runtime.files import write_json
+from lapcli.runtime.files import append, make_folder, write_json, write_text
 from lapcli.runtime.progress import Progress, shown_progress
 from lapcli.runtime.tables import fitted, wrapped
 
@@ -82,7 +82,7 @@ class BenchmarkEvaluation:
         self._describe(tasks)
         samples_out: Path | None = request.options.get("samples_out")
         if samples_out is not None:
-            samples_out.write_text("", encoding="utf-8")
+            write_text(samples_out, "")
         scores: list[TaskScore] = []
         for prepared in tasks:
             scores += self._task(prepared, samples_out)
@@ -157,14 +157,13 @@ class BenchmarkEvaluation:
         if lm.truncated:
             print(f"{prepared.name}: {lm.truncated:,} prompts beyond the context lost their beginning", file=sys.stderr)
         scores = scores_of(prepared, results, self._details(prepared, lm))
-        folder.mkdir(parents=True, exist_ok=True)
+        make_folder(folder)
         write_json(folder / "result.json", {**self._record(scores), "tasks": [score.to_dict() for score in scores]})
         for prompt in prompts_of(prepared, results, request.options.get("show_prompt") or 0):
             print(f"--- {prepared.name}\n{prompt}\n---", file=sys.stderr)
         if samples_out is not None:
-            with samples_out.open("a", encoding="utf-8") as file:
-                for line in sample_lines(prepared, results):
-                    file.write(json.dumps(line, default=str) + "\n")
+            for line in sample_lines(prepared, results):
+                append(samples_out, (json.dumps(line, default=str) + "\n").encode())
         return scores
 
     def _details(self, prepared: PreparedTask, lm: LapLM) -> dict[str, Any]:

@@ -2,7 +2,6 @@
 
 import hashlib
 import json
-import shutil
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -10,6 +9,7 @@ from typing import Any
 
 from lapcli.runs import Run
 from lapcli.runtime.errors import UsageError
+from lapcli.runtime.files import remove
 
 
 class Session(ABC):
@@ -51,7 +51,7 @@ class Tracker(ABC):
 def remove_other_pieces(folder: Path, there: Sequence[str], recorded: Sequence[str]) -> None:
     for name in set(there) - set(recorded):
         path = folder / name
-        shutil.rmtree(path) if path.is_dir() else path.unlink()
+        remove(path)
 
 
 def config_of(recipe: Mapping[str, Any], before: str = "") -> dict[str, Any]:
