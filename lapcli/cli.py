@@ -1,6 +1,7 @@
 """The command line: names the commands and turns errors into exit codes. No torch in here: help answers at once."""
 
 import gc
+import os
 import sys
 from typing import Annotated
 
@@ -104,6 +105,11 @@ def main() -> None:
     wait_politely()
     gc.set_threshold(COLLECT_EVERY)
     try:
+        os.getcwd()
+    except OSError:  # before libraries are loaded that end the process without a word of ours
+        print("lap: the working directory was removed; change to another one (cd), then try again", file=sys.stderr)
+        raise SystemExit(int(ExitCode.USAGE)) from None
+    try:
         app()
     except LapError as error:
         if not _said_by_rank_0(error):
@@ -123,6 +129,4 @@ def main() -> None:
 
 def _said_by_rank_0(error: LapError) -> bool:
     """Ranks refuse and stop together; one of them says so."""
-    import os
-
     return os.environ.get("RANK", "0") != "0" and (error.is_echo or isinstance(error, UsageError | Interrupted))

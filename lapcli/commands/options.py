@@ -129,5 +129,5 @@ def overrides(set_: list[str] | None, data: Path | None) -> list[str]:
     import json
 
     # A local copy has the hub's files but not its revisions.
-    local = [] if data is None else [f"data.train={json.dumps(str(data))}", "data.revision=null"]
+    local = [] if data is None else [f"data.train={json.dumps(str(data), ensure_ascii=False)}", "data.revision=null"]
     return [*(set_ or []), *local]

@@ -69,7 +69,9 @@ def build_once(
             raise LapError(
                 f"the disk is full while writing {folder}; free some space, or set LAP_CACHE to another disk"
             ) from error
-        raise LapError(f"cannot write {folder} ({error}); set LAP_CACHE to a folder that you can write to") from error
+        raise LapError(
+            f"cannot write {folder} ({error.strerror}); set LAP_CACHE to a folder that you can write to"
+        ) from error
     return folder
 
 

@@ -20,7 +20,7 @@ from lapcli.kinds.kind import CLASSES, FEATURES, LANGUAGE
 from lapcli.kinds.opening import find_checkpoint, open_run
 from lapcli.runs import Run
 from lapcli.runtime import __version__
-from lapcli.runtime.errors import LapError, UsageError
+from lapcli.runtime.errors import UsageError, of_system
 from lapcli.runtime.files import flush_to_disk, make_folder, move, remove, sha256_of_file, write_checked_json
 
 RECORD = "lap.json"
@@ -122,9 +122,7 @@ def export_run(
             flush_to_disk(path)
         move(temporary, folder)
     except OSError as error:
-        raise LapError(
-            f"{folder} could not be written ({error.strerror or error}); make room, then try again"
-        ) from None
+        raise of_system(error) from None
     finally:
         remove(temporary, or_leave=True)
     return Export(folder, record, checks)

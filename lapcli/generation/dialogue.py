@@ -22,6 +22,11 @@ from lapcli.runtime.files import append, make_folder, whole_file
 COMMANDS = "/system TEXT sets the tone, /clear forgets what was said, /save FILE keeps it, /quit leaves"
 
 
+#: Of characters that say in which direction the following ones are read: embeddings, overrides, isolates.
+_DIRECTIONS = {"LRE", "RLE", "LRO", "RLO", "PDF", "LRI", "RLI", "FSI", "PDI"}
+_DIRECTION_MARKS = "\u200e\u200f\u061c"
+
+
 class Transcript:
     """Text as tokens come. A character of several tokens appears with its last one; control characters never do."""
 
@@ -75,7 +80,14 @@ def transcript(tokens: Iterable[int], tokenizer: Tokenizer) -> str:
 
 
 def _harmless(text: str) -> str:
-    return "".join("\ufffd" if unicodedata.category(c) == "Cc" and c not in "\n\t" else c for c in text)
+    """Neither moves the cursor nor turns the line round: such characters appear as U+FFFD."""
+    return "".join("\ufffd" if _is_harmful(c) else c for c in text)
+
+
+def _is_harmful(character: str) -> bool:
+    if unicodedata.category(character) == "Cc":
+        return character not in "\n\t"
+    return character in _DIRECTION_MARKS or unicodedata.bidirectional(character) in _DIRECTIONS
 
 
 class Dialogue:

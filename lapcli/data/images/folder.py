@@ -97,6 +97,8 @@ class _Walk:
             if _is_folder(entry):
                 below.append(entry.path)
             elif entry.name.lower().endswith(SUFFIXES):
+                if not entry.is_file() and os.path.exists(entry.path):  # reading a pipe would wait for its writer
+                    raise DataError(f"{entry.path} is a pipe or a device and not an image; remove it")
                 self.files.append(entry.path)
                 self.identities.append(_identity(entry, status.st_dev))
                 if only_first:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 import torch
-from PIL import Image, ImageOps, UnidentifiedImageError
+from PIL import Image, ImageOps
 
 from lapcli.runtime.errors import DataError
 from lapcli.runtime.progress import Progress
@@ -138,7 +138,7 @@ def decode(encoded: bytes, name: str, turned: bool = False) -> Image.Image:
                 image = ImageOps.exif_transpose(image)
             image.load()
             return image if image.mode == "RGB" else _eight_bits(image).convert("RGB")
-    except (OSError, ValueError, SyntaxError, UnidentifiedImageError, Image.DecompressionBombError) as error:
+    except Exception as error:  # the readers of Pillow's many formats raise whatever a damaged file leads them to
         reason = str(error).split(" <")[0] or type(error).__name__
         raise DataError(f"{name} cannot be decoded as an image ({reason}); repair or remove it") from None
 

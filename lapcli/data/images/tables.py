@@ -24,6 +24,10 @@ log = logging.getLogger(__name__)
 
 #: In a folder of converted files: what they were converted from.
 CONVERTED_FROM = "converted_from.json"
+#: ... and their own sha256, by name. Version 0.1 kept none.
+CONVERTED_TO = "converted_to.json"
+#: Labels beyond are something else, such as a number of each image.
+MOST_CLASSES = 1_000_000
 #: Where a source keeps what is not trained on, in this order. ImageNet's `test` has no labels, but a `validation` too.
 HELD_OUT = ("validation", "valid", "val", "test")
 
@@ -41,8 +45,14 @@ class TableImages(ImageSet):
         if isinstance(feature, ClassLabel):
             classes = list(feature.names)
         else:
-            known = [label for label in labels if isinstance(label, int)]
-            classes = [str(number) for number in range(max(known, default=-1) + 1)]
+            known = [label if isinstance(label, int) else -1 for label in labels]
+            highest = max(known, default=-1)
+            if highest >= MOST_CLASSES:
+                raise DataError(
+                    f"{self.name(known.index(highest))} has the label {highest:,}; labels are the numbers of classes "
+                    f"from 0, at most {MOST_CLASSES:,}: choose another data.label_column"
+                )
+            classes = [str(number) for number in range(highest + 1)]
         super().__init__(check_labels(labels, len(classes), self.name), classes, turned)
         if not len(self):
             raise DataError(f"{self._place} has no rows")
@@ -139,12 +149,17 @@ def _load_local(folder: Path, place: Path, options: dict[str, Any], progress: Pr
                 "%s was not converted from the files that are in %s now; converting them again", converted, folder
             )
             remove(converted)
+        if converted.is_dir() and not _is_as_written(converted):
+            log.warning("%s is damaged; converting %s again", converted, folder)
+            remove(converted)
         splits = datasets.load_dataset(str(folder), cache_dir=str(place), **options)
         if _described_files(folder) != files:
             remove(converted, or_leave=True)
             raise DataError(f"{folder} changed while it was being read; run the command again when it is complete")
         if not (converted / CONVERTED_FROM).is_file():
             write_json(converted / CONVERTED_FROM, files)
+        if not (converted / CONVERTED_TO).is_file():
+            write_json(converted / CONVERTED_TO, _sha256_of_arrow_files(converted))
     return splits
 
 
@@ -157,6 +172,21 @@ def _described_files(folder: Path, progress: Progress | None = None) -> dict[str
         if name.endswith(".parquet") or name in ("README.md", "dataset_infos.json")
     )
     return dict(zip(names, content_sha256([folder / name for name in names], progress), strict=True))
+
+
+def _sha256_of_arrow_files(converted: Path) -> dict[str, str]:
+    paths = sorted(converted.glob("*.arrow"))
+    return dict(zip([path.name for path in paths], content_sha256(paths), strict=True))
+
+
+def _is_as_written(converted: Path) -> bool:
+    try:
+        written: object = json.loads((converted / CONVERTED_TO).read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return True
+    except (OSError, ValueError):
+        return False
+    return written == _sha256_of_arrow_files(converted)
 
 
 def _is_of(converted: Path, folder: Path, files: dict[str, str]) -> bool:

@@ -179,6 +179,11 @@ def _assemble(model: models.BPE, pattern: str = SPLIT_PATTERN) -> tokenizers.Tok
     return inner
 
 
+#: The trainer takes quadratic time in the length of a word: 46 seconds for one of 200,000 bytes. No word is that long;
+#: what is, such as the rest of a file that a crash filled with one byte, is taken for several.
+_LONG_RUN = re.compile(r"\w{2048}|\s{2048}|[^\w\s]{2048}")
+
+
 def train_tokenizer(texts: Iterable[str], vocab: int, *, max_chars: int, crop: int) -> Tokenizer:
     """Learn `vocab` tokens, specials included, from the first `crop` characters of each text, `max_chars` in all."""
     texts = iter(texts)
@@ -232,7 +237,11 @@ def _excerpts(texts: Iterable[str], max_chars: int, crop: int) -> Iterator[str]:
     seen = 0
     for text in texts:
         excerpt = text[:crop]
-        yield LONE_SURROGATE.sub("\ufffd", excerpt)
+        start, clean = 0, LONE_SURROGATE.sub("\ufffd", excerpt)
+        for run in _LONG_RUN.finditer(clean):
+            yield clean[start : run.end()]
+            start = run.end()
+        yield clean[start:]
         seen += len(excerpt)
         if seen > max_chars:
             return

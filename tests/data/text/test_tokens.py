@@ -222,7 +222,9 @@ match sys.argv[1]:
     case "index":  # the source is looked at again just before it
         calls, opened = [], tokens.open_corpus
         tokens.open_corpus = lambda *given: die() if calls else (calls.append(1), opened(*given))[1]
-    case "rename": Path.rename = lambda self, to: die() if "text" in self.parts[-2] else os.rename(self, to)
+    case "rename":
+        rename = os.rename
+        os.rename = lambda old, new: die() if "text" in Path(old).parts[-2] else rename(old, new)
 print(tokens.prepare_text(TextSource(train=sys.argv[2]), TokenizerSection(vocab=280)).identity)
 """
 

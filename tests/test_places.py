@@ -1,0 +1,148 @@
+"""Places that cannot be written, read or entered, and disks that are full: one sentence, and nothing left behind."""
+
+import ctypes
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+from support import ROOT, train_here
+from sweep_support import write_recipe
+
+from lapcli.recipe import load_recipe
+
+_LIBC = ctypes.CDLL(None)
+_DROP = 24  # PR_CAPBSET_DROP of Linux's prctl
+_OVERRIDES = (1, 2)  # CAP_DAC_OVERRIDE and CAP_DAC_READ_SEARCH, by which root may enter any folder
+
+#: Runs commands one after the other in one process; what each gave is a line of JSON.
+SCRIPT = """
+import contextlib, io, json, os, sys
+from lapcli.cli import main
+
+def run(arguments, environment):
+    os.environ.update(environment)
+    sys.argv = ["lap", *arguments]
+    code, out, err = 0, io.StringIO(), io.StringIO()
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        try:
+            main()
+        except SystemExit as stopped:
+            code = stopped.code or 0
+    print(json.dumps([code, err.getvalue()]), flush=True)
+
+for arguments, environment, before in json.loads(sys.argv[1]):
+    if before:
+        assert os.system(before) == 0
+    run(arguments, environment)
+"""
+
+
+def run_all(commands: list, *, prefix: list[str] = (), **options) -> list[tuple[int, str]]:
+    """(arguments, environment, a shell command before it) to (exit code, what it said)."""
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    called = [*prefix, sys.executable, "-c", SCRIPT, json.dumps(commands)]
+    done = subprocess.run(called, capture_output=True, text=True, env=environment, check=False, **options)
+    assert done.returncode == 0, done.stderr
+    return [tuple(json.loads(line)) for line in done.stdout.splitlines() if line.startswith("[")]
+
+
+def assert_one_sentence(code: int, err: str) -> None:
+    assert code in (1, 2), err
+    assert "Traceback" not in err
+    assert "[Errno" not in err
+    assert sum(line.startswith(("lap: ", "Error: ")) for line in err.splitlines()) == 1, err
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("places")
+    write_recipe(folder, train={"steps": 2}, checkpoint={"every": 1, "keep": 1}, validation={"every": None})
+    train_here(load_recipe(folder / "tiny.yaml"), folder / "runs", "tiny")
+    return folder
+
+
+def _without_overrides() -> None:
+    """Before a program is started: it may then enter and write what its user may, though the user be root."""
+    for capability in _OVERRIDES:
+        _LIBC.prctl(_DROP, capability, 0, 0, 0)
+
+
+def test_folders_that_one_may_not_enter_or_write(home, tmp_path):
+    closed, fixed, cache = tmp_path / "closed", tmp_path / "fixed", str(tmp_path / "cache")
+    closed.mkdir(mode=0o000)
+    fixed.mkdir(mode=0o555)
+    recipe, runs = str(home / "tiny.yaml"), ["--run", "tiny", "--runs-dir", str(home / "runs")]
+    commands = []
+    for place in (closed, fixed):
+        below = str(place / "a" / "b")
+        commands += [
+            (["train", recipe, "--runs-dir", below], {"LAP_CACHE": cache}),
+            (["train", recipe, "--name", "other", "--runs-dir", str(tmp_path / "runs")], {"LAP_CACHE": below}),
+            (["fetch", recipe], {"LAP_CACHE": below}),
+            (["sweep", recipe, "--over", "seed=1,2", "--runs-dir", below], {"LAP_CACHE": cache}),
+            (["report", "--out", f"{below}.html", "--runs-dir", str(home / "runs")], {"LAP_CACHE": cache}),
+            (["export", "--to", "safetensors", "--no-verify", "--out", below, *runs], {"LAP_CACHE": cache}),
+            (["analyze", "cossim", "--out", below, *runs], {"LAP_CACHE": cache}),
+            (["eval", "--tasks", "bpb", "--samples-out", f"{below}.jsonl", *runs], {"LAP_CACHE": cache}),
+            (["init", below], {"LAP_CACHE": cache}),
+        ]
+    for command in (["eval", "--tasks", "bpb"], ["analyze", "cossim"], ["report"], ["runs"], ["watch"], ["chat"]):
+        commands.append(([*command, "--runs-dir", str(closed / "runs")], {"LAP_CACHE": cache}))
+    commands.append((["train", recipe, "--data", str(closed / "text.txt")], {"LAP_CACHE": cache}))
+    try:
+        results = run_all([(*command, "") for command in commands], cwd=tmp_path, preexec_fn=_without_overrides)
+    finally:
+        closed.chmod(0o755)
+    assert len(results) == len(commands)
+    for code, err in results:
+        assert_one_sentence(code, err)
+    assert not any(closed.iterdir())
+    assert not (tmp_path / "runs").exists() or not any((tmp_path / "runs").iterdir())
+
+
+def can_mount() -> bool:
+    command = ["unshare", "-m", "mount", "-t", "tmpfs", "tmpfs", "/mnt"]
+    try:
+        return subprocess.run(command, capture_output=True, check=False).returncode == 0
+    except OSError:
+        return False
+
+
+def test_a_disk_that_fills_up_while_training(home, tmp_path):
+    """Whatever fits of it: the command fails in one sentence, and with more room the same command finishes the run."""
+    if not can_mount():
+        pytest.skip("a small file system can be mounted by root alone")
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    train = ["train", str(home / "tiny.yaml"), "--runs-dir", str(disk / "runs")]
+    environment = {"LAP_CACHE": str(disk / "cache")}
+    litter = f"find {disk} -name '.*' -not -name .lock -o -name '*.unfinished' | (! grep .)"
+    commands = []
+    for size in (16, 300, 900):
+        clear = f"rm -rf {disk}/* && mount -o remount,size={size}k {disk}"
+        commands.append((train, environment, clear))
+        commands.append((train, environment, f"{litter} && mount -o remount,size=64m {disk}"))
+    mounted = ["unshare", "-m", "sh", "-c", f'mount -t tmpfs tmpfs {disk} && exec "$0" "$@"']
+    results = run_all(commands, prefix=mounted)
+    full = results[::2]
+    for code, err in full:
+        if code:
+            assert_one_sentence(code, err)
+    assert sum(code == 1 for code, _ in full) >= 2, full
+    assert [code for code, _ in results[1::2]] == [0] * len(full), results
+
+
+def test_a_working_directory_that_was_deleted(tmp_path):
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    program = [sys.executable, "-m", "lapcli", "train", "quickstart"]
+    done = subprocess.run(
+        ["sh", "-c", f'cd {gone} && rmdir {gone} && exec "$0" "$@"', *program],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        check=False,
+    )
+    assert_one_sentence(done.returncode, done.stderr)
