@@ -123,7 +123,7 @@ def main() -> None:
         raise SystemExit(1) from None
     except OSError as error:
         explained = of_system(error)
-        print(f"lap: {explained}", file=sys.stderr)
+        print(wrapped_message(f"lap: {explained}"), file=sys.stderr)
         raise SystemExit(int(explained.exit_code)) from None
 
 
