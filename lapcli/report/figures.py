@@ -22,7 +22,7 @@ from lapcli.report.paper_tables import DROP_PATH, by_drop_path
 from lapcli.report.statistics import summarise
 from lapcli.report.tables import column_of
 from lapcli.runtime.errors import UsageError
-from lapcli.runtime.files import write_for_user
+from lapcli.runtime.files import make_folder, write_bytes, write_for_user
 
 POINTS = 120  # of a training curve
 _NARROWEST = 0.05  # of a value: what an axis shows at least where nothing is known about its noise
@@ -83,7 +83,7 @@ def write_files(charts: Sequence[Chart], folder: Path, forms: Sequence[str], loo
     if folder.exists() and not folder.is_dir():
         raise UsageError(f"{folder} is a file; the figures need a folder of that name")
     try:
-        folder.mkdir(parents=True, exist_ok=True)
+        make_folder(folder)
         for path in folder.iterdir():  # of runs that are not there any more, or have another place on the page
             if path.suffix.removeprefix(".") in (*FORMS, "csv") and re.match(r"\d+-", path.name):
                 path.unlink()
@@ -91,7 +91,7 @@ def write_files(charts: Sequence[Chart], folder: Path, forms: Sequence[str], loo
         for chart in charts:
             for form in forms:
                 paths.append(folder / f"{chart.name}.{form}")
-                paths[-1].write_bytes(chart.file(form, look))
+                write_bytes(paths[-1], chart.file(form, look))
             paths.append(folder / f"{chart.name}.csv")
             write_for_user(paths[-1], chart.csv())
     except OSError as error:
