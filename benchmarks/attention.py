@@ -10,27 +10,24 @@ from measure import compare, mebibytes, peak_bytes
 from torch import Tensor
 
 from lapcli.heads.laplacian import dense_laplacian_attention
-from lapcli.models import gpt
+from lapcli.heads.operator_attention import HeadOperators
 from lapcli.models.gpt import Attention, GPTConfig
 
 TARGET_TIME, TARGET_MEMORY = 1.03, 1.10
 HEADS, TOKENS, WIDTH = 10, 2048, 1280
 
 
+class DenseOperators(HeadOperators):
+    """The same with `P` written out."""
+
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, *, causal: bool = False, **others: object) -> Tensor:  # type: ignore[override]
+        return dense_laplacian_attention(q, k, v, self.laplacian_heads, causal=causal)
+
+
 class DenseAttention(Attention):
-    """The same layer with `P` written out."""
-
-    def forward(self, x_BTC: Tensor, rotary: tuple[Tensor, Tensor], cache: None = None) -> Tensor:  # type: ignore[override]
-        def dense(
-            q: Tensor, k: Tensor, v: Tensor, laplacian_heads: int, *, causal: bool, **without_cache: None
-        ) -> Tensor:
-            return dense_laplacian_attention(q, k, v, laplacian_heads, causal=causal)
-
-        fused, gpt.laplacian_attention = gpt.laplacian_attention, dense  # type: ignore[assignment]
-        try:
-            return super().forward(x_BTC, rotary)
-        finally:
-            gpt.laplacian_attention = fused
+    def __init__(self, config: GPTConfig, layer: int) -> None:
+        super().__init__(config, layer)
+        self.operators.__class__ = DenseOperators
 
 
 def main() -> None:

@@ -9,10 +9,17 @@ import lapcli
 from lapcli.models.gpt import GPT, GPTConfig
 
 
-def gpt(laplacian_heads, kv_heads=None):
+def gpt(laplacian_heads, kv_heads=None, operators=None):
     torch.manual_seed(0)
     config = GPTConfig(
-        layers=2, heads=4, kv_heads=kv_heads, width=16, vocab=11, context=8, laplacian_heads=laplacian_heads
+        layers=2,
+        heads=4,
+        kv_heads=kv_heads,
+        width=16,
+        vocab=11,
+        context=8,
+        laplacian_heads=laplacian_heads,
+        operators=operators,
     )
     model = GPT(config)
     with torch.no_grad():
@@ -32,12 +39,14 @@ def vit(laplacian_heads, name="deit3_base_patch16_224", **options: Any):
     return lapcli.laplacianize(model.eval(), laplacian_heads), torch.randn(2, 3, 8, 8)
 
 
-def dino(laplacian_heads):
+def dino(laplacian_heads, operators=None):
     from lapcli.models.dino_vit import DinoViT
     from lapcli.recipe.dino import DinoModel
 
     torch.manual_seed(0)
-    model = DinoViT(DinoModel(layers=2, width=16, heads=4, patch=4, laplacian_heads=laplacian_heads))
+    model = DinoViT(
+        DinoModel(layers=2, width=16, heads=4, patch=4, laplacian_heads=laplacian_heads, operators=operators)
+    )
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.normal_(std=0.3)

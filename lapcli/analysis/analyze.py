@@ -41,6 +41,7 @@ class ModelResult:
         return {
             "name": model.name,
             "laplacian_heads": list(self.plan.per_layer),
+            **({"operators": str(self.plan)} if self.plan.claims else {}),
             "heads": self.plan.heads,
             "weights": model.weights,
             "step": model.step,
@@ -55,6 +56,7 @@ class ModelResult:
                     "layer": layer,
                     **result.values,
                     **{name: [_none_if_nan(v) for v in values.tolist()] for name, values in result.series.items()},
+                    **result.words,
                     "notes": result.notes,
                 }
                 for layer, result in self.layers.items()

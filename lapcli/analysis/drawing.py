@@ -112,6 +112,9 @@ def labels(runs: Sequence[ModelResult]) -> list[str]:
     for run in runs:
         counts = run.plan.per_layer
         text = f"{counts[0]}L" if len(set(counts)) == 1 else f"{run.plan.total / len(counts):.1f}L on average"
+        if run.plan.claims:
+            each = (f"{count / len(counts):.3g} {name}" for name, count in run.plan.counts().items())
+            text = ", ".join(each)
         plain.append(text if run.model.weights != "untrained" else f"{text}, untrained")
     return [
         text if plain.count(text) == 1 else f"{text} ({run.model.name})" for text, run in zip(plain, runs, strict=True)

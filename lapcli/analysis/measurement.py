@@ -35,6 +35,7 @@ class LayerResult:
     values: dict[str, Value] = field(default_factory=dict)
     series: dict[str, np.ndarray] = field(default_factory=dict)  # by rank or by head: one number each
     points: dict[str, np.ndarray] = field(default_factory=dict)  # of a scatter plot: N x 2 places, N classes
+    words: dict[str, list[str]] = field(default_factory=dict)  # by head, as the series
     pictures: list[Any] = field(default_factory=list)  # for the figure alone
     notes: list[str] = field(default_factory=list)
 

@@ -93,8 +93,11 @@ def _listed(path: Path) -> Listed:
 
 
 def plan_of(run: Run) -> str | None:
-    """`laplacian_heads` as the recipe has it."""
-    plan = getattr(getattr(run.recipe, "model", None), "laplacian_heads", None)
+    """`laplacian_heads` or `operators` as the recipe has it."""
+    model = getattr(run.recipe, "model", None)
+    if getattr(model, "operators", None) is not None:
+        return str(model.head_plan().label())  # type: ignore[union-attr]
+    plan = getattr(model, "laplacian_heads", None)
     return plan if plan is None or isinstance(plan, str) else json.dumps(plan)
 
 

@@ -35,6 +35,7 @@ class Format:
     extra: str | None = None  # of the package, with what writing or verifying needs
     needs: tuple[str, ...] = ()  # packages without which nothing can be written
     dtypes: tuple[str, ...] = tuple(DTYPES)
+    takes_operators: bool = True  # other than the Laplacian
 
     @property
     def write(self) -> Callable[[Exported, Path], None]:
@@ -44,8 +45,10 @@ class Format:
 FORMATS = {
     each.name: each
     for each in (
-        Format("hf", "lapcli.export.huggingface", "write_hf", frozenset({LANGUAGE}), "hf"),
-        Format("timm", "lapcli.export.timm_folder", "write_timm", frozenset({CLASSES, FEATURES})),
+        Format("hf", "lapcli.export.huggingface", "write_hf", frozenset({LANGUAGE}), "hf", takes_operators=False),
+        Format(
+            "timm", "lapcli.export.timm_folder", "write_timm", frozenset({CLASSES, FEATURES}), takes_operators=False
+        ),
         Format("safetensors", "lapcli.export.weights", "write_safetensors", frozenset({LANGUAGE, CLASSES, FEATURES})),
         Format(
             "onnx",
@@ -105,9 +108,15 @@ def export_run(
         raise UsageError(
             f"{run.path} is a run of {run.recipe.objective}, which {to} does not take; use {' or '.join(fitting)}"
         )
+    plan = plan_of(run)
+    if plan.claims and not form.takes_operators:
+        fitting = [name for name, each in FORMATS.items() if each.takes & loaded.gives and each.takes_operators]
+        raise UsageError(
+            f"{run.path} has heads of {', '.join(plan.counts())}, which {to} cannot express; use {' or '.join(fitting)}"
+        )
     loaded.module.eval().requires_grad_(False)
     round_weights(loaded.module, dtype)
-    exported = Exported(loaded, plan_of(run), dtype)
+    exported = Exported(loaded, plan, dtype)
     temporary = folder.parent / f".writing-{folder.name}-{os.getpid()}"
     try:
         make_folder(folder.parent)
@@ -157,6 +166,7 @@ def _record(exported: Exported, form: Format, folder: Path, checks: list[Check])
         "step": loaded.step,
         "weights_sha256": loaded.weights_sha256,
         "laplacian_heads": list(exported.plan.per_layer),
+        **({"operators": str(exported.plan)} if exported.plan.claims else {}),
         "heads": exported.plan.heads,
         "dtype": exported.dtype,
         "files": {path.name: sha256_of_file(path) for path in sorted(folder.iterdir())},

@@ -1,4 +1,4 @@
-"""Which heads of which layer are Laplacian: the head plan.
+"""Which heads of which layer have which operator: the head plan.
 
 A recipe's `model.laplacian_heads` is one of
 
@@ -7,46 +7,216 @@ A recipe's `model.laplacian_heads` is one of
     linear(0, 10)                  from 0 in the first layer to 10 in the last, rounded to whole heads
     {layers: 6-11, heads: 12}      twelve in layers 6 to 11 (counted from 0), none elsewhere
 
-The *last* `k` heads of a layer are the Laplacian ones. No torch in here, so that a recipe is checked at once.
+and short for `model.operators: {laplacian: 5}`, which names any operators of `lapcli/heads/operators`:
+
+    {laplacian: 3, exclusive: 2}                            three and two in every layer, the rest is attention
+    {mix: {heads: all, alpha: 0.0, learn: [alpha]}}         with its constants
+    {centered: linear(0, 4), neutreno: {layers: 6-11, heads: 2}}
+    [{}, {laplacian: 4}, {laplacian: 2, gate: 2}]           one mapping a layer
+
+The *last* heads of a layer are claimed first: `{laplacian: 3, exclusive: 2}` makes the last three Laplacian and the two
+before them exclusive. No torch in here, so that a recipe is checked at once.
 """
 
+import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
+
+from lapcli.heads.operators import OPERATORS, Operator, operator_with
+from lapcli.runtime.errors import UsageError
 
 HeadSpec = int | Sequence[int] | str | Mapping[str, Any]
+OperatorSpec = Mapping[str, Any] | Sequence[Mapping[str, Any]]
 
 _LINEAR = re.compile(r"linear\(\s*(\d{1,6})\s*,\s*(\d{1,6})\s*\)")
 _RANGE = re.compile(r"(\d{1,6})(?:\s*-\s*(\d{1,6}))?")
 
 
+class Claim(NamedTuple):
+    """So many heads of a layer that have an operator."""
+
+    operator: Operator
+    heads: int
+
+
+LayerClaims = tuple[Claim, ...]  # the first one has the last heads
+
+
 @dataclass(frozen=True)
 class HeadPlan:
-    """The number of Laplacian heads of each layer, out of `heads`."""
+    """The number of Laplacian heads of each layer, out of `heads`; and all claims, if there are other operators."""
 
     per_layer: tuple[int, ...]
     heads: int
+    claims: tuple[LayerClaims, ...] = ()  # of each layer; empty: the last heads are Laplacian, the rest is attention
 
     @property
     def total(self) -> int:
         return sum(self.per_layer)
 
+    @property
+    def layers(self) -> tuple[LayerClaims, ...]:
+        """The claims of each layer."""
+        if self.claims:
+            return self.claims
+        laplacian = OPERATORS["laplacian"]()
+        return tuple((Claim(laplacian, k),) if k else () for k in self.per_layer)
+
+    @property
+    def is_plain(self) -> bool:
+        """Every head is attention."""
+        return not any(self.layers)
+
+    def counts(self) -> dict[str, int]:
+        """Heads of each operator over all layers, those of attention not among them."""
+        counts: dict[str, int] = {}
+        for claim in (claim for layer in self.layers for claim in layer if claim.operator.name != "attention"):
+            counts[claim.operator.name] = counts.get(claim.operator.name, 0) + claim.heads
+        return counts
+
+    def letters(self, layer: int) -> str:
+        """A letter for each head of a layer: `A` attention, `L` Laplacian, others as their operators say."""
+        claimed = "".join(claim.operator.letter * claim.heads for claim in reversed(self.layers[layer]))
+        return claimed.rjust(self.heads, "A")
+
+    def operator_names(self, layer: int) -> list[str]:
+        """The operator of each head of a layer."""
+        names = [claim.operator.name for claim in reversed(self.layers[layer]) for _ in range(claim.heads)]
+        return ["attention"] * (self.heads - len(names)) + names
+
+    def added_flops(self, head_size: int, width: int) -> int:
+        """Additions and multiplications of the operators for one token, forward, over all layers."""
+        every = (claim for layer in self.layers for claim in layer)
+        return sum(claim.heads * claim.operator.flops(head_size, width) for claim in every)
+
     def grid(self) -> str:
-        """A row a layer, a letter a head: `A` attention, `L` Laplacian; equal neighbours share a row."""
+        """A row a layer, a letter a head; equal neighbours share a row."""
         rows: list[str] = []
         first = 0
-        for layer, k in enumerate(self.per_layer):
-            if layer + 1 < len(self.per_layer) and self.per_layer[layer + 1] == k:
+        for layer in range(len(self.per_layer)):
+            if layer + 1 < len(self.per_layer) and self.layers[layer + 1] == self.layers[layer]:
                 continue
             name = f"layer {first}" if first == layer else f"layers {first}-{layer}"
-            rows.append(f"{name:<14}" + " ".join("A" * (self.heads - k) + "L" * k))
+            rows.append(f"{name:<14}" + " ".join(self.letters(layer)))
             first = layer + 1
         return "\n".join(rows)
 
+    def label(self) -> str:
+        """`3` where heads are Laplacian alone; else operators with their heads and what is not at its default.
+
+        Two plans that differ have labels that differ.
+        """
+        if not self.claims or len(set(self.claims)) > 1:
+            return str(self)
+        return ", ".join(_claim_label(claim) for claim in self.claims[0])
+
+    def recipe_keys(self) -> dict[str, Any]:
+        """The keys of a recipe's model section that give this plan."""
+        if not self.claims:
+            return {"laplacian_heads": list(self.per_layer), "operators": None}
+        return {"laplacian_heads": 0, "operators": [_layer_spec(claims) for claims in self.claims]}
+
     def __str__(self) -> str:
-        """The shortest form that a recipe accepts: `5` or `[0, 0, 3, 3]`; what the weights' metadata carries."""
-        return str(self.per_layer[0]) if len(set(self.per_layer)) == 1 else str(list(self.per_layer))
+        """The shortest form that a recipe accepts; what the weights' metadata carries.
+
+        `5` or `[0, 0, 3, 3]` where all that is not attention is Laplacian, as it always was; else operators with all
+        their constants as JSON.
+        """
+        if not self.claims:
+            return str(self.per_layer[0]) if len(set(self.per_layer)) == 1 else str(list(self.per_layer))
+        specs = [_layer_spec(claims) for claims in self.claims]
+        return json.dumps(specs[0] if all(spec == specs[0] for spec in specs) else specs)
+
+
+def _layer_spec(claims: LayerClaims) -> dict[str, Any]:
+    return {
+        operator.name: {"heads": heads, **constants} if (constants := operator.constants()) else heads
+        for operator, heads in claims
+    }
+
+
+def _claim_label(claim: Claim) -> str:
+    own, usual = claim.operator.constants(), type(claim.operator)().constants()
+    words = [
+        f"{key} {'+'.join(value) or 'nothing'}" if isinstance(value, list) else f"{key} {value}"
+        for key, value in own.items()
+        if value != usual[key]
+    ]
+    return f"{claim.heads} {claim.operator.name}" + (f" ({', '.join(words)})" if words else "")
+
+
+def plan_of_layers(layers: Sequence[LayerClaims], heads: int) -> HeadPlan:
+    """The plan of claims as they are; those that say nothing are dropped."""
+    kept = [_without_idle(claims) for claims in layers]
+    laplacian = tuple(sum(n for operator, n in claims if operator.name == "laplacian") for claims in kept)
+    is_laplacian = all(
+        len(claims) <= 1 and sum(n for _, n in claims) == k for claims, k in zip(kept, laplacian, strict=True)
+    )
+    return HeadPlan(laplacian, heads, () if is_laplacian else tuple(kept))
+
+
+def _without_idle(claims: LayerClaims) -> LayerClaims:
+    """Without claims of no head, and without attention where it would be anyway."""
+    kept = [claim for claim in claims if claim.heads]
+    while kept and kept[-1].operator.name == "attention":
+        kept.pop()
+    return tuple(kept)
+
+
+def operator_plan(spec: OperatorSpec, layers: int, heads: int) -> HeadPlan:
+    """Reads any form of `model.operators`; raises ValueError with what is expected."""
+    if isinstance(spec, Mapping):
+        claimed = [list(row) for row in zip(*_claims(spec, layers, heads), strict=True)] or [[] for _ in range(layers)]
+    elif isinstance(spec, list | tuple) and all(isinstance(layer, Mapping) for layer in spec):
+        if len(spec) != layers:
+            raise ValueError(f"a list needs one mapping for each of the {layers} layers, got {len(spec)}")
+        claimed = [[row[0] for row in _claims(layer, 1, heads, number)] for number, layer in enumerate(spec)]
+    else:
+        raise ValueError(f"expected operators with their heads such as {{laplacian: 3}}, got {repr(spec)[:60]}")
+    for layer, row in enumerate(claimed):
+        if sum(n for _, n in row) > heads:
+            words = " and ".join(f"{operator.name} {n}" for operator, n in row if n)
+            raise ValueError(f"layer {layer} has {heads} heads, and {words} are more")
+    return plan_of_layers([tuple(row) for row in claimed], heads)
+
+
+def _claims(spec: Mapping[str, Any], layers: int, heads: int, first: int = 0) -> Iterator[list[Claim]]:
+    """For each operator its claim in each layer, which are numbered from `first`."""
+    for name, value in spec.items():
+        if name not in OPERATORS:
+            try:
+                OPERATORS[str(name)]
+            except UsageError as error:
+                raise ValueError(str(error)) from None
+        options = dict(value) if isinstance(value, Mapping) else {"heads": value}
+        if "heads" not in options:
+            raise ValueError(f"{name} needs a number of heads, such as {{{name}: {{heads: 2}}}}")
+        try:
+            counts = _counts(options.pop("heads"), layers, heads)
+            if "layers" in options:
+                chosen = _chosen_layers(options.pop("layers"), layers)
+                counts = [k if layer in chosen else 0 for layer, k in enumerate(counts)]
+        except ValueError as error:
+            raise ValueError(f"{name}: {error}") from None
+        for layer, k in enumerate(counts, start=first):
+            if isinstance(k, bool) or not isinstance(k, int) or not 0 <= k <= heads:
+                raise ValueError(f"layer {layer} has {heads} heads, so 0 to {heads} can be {name}, got {repr(k)[:60]}")
+        operator = operator_with(name, options)
+        yield [Claim(operator, k) for k in counts]
+
+
+def _counts(value: Any, layers: int, heads: int) -> list[Any]:
+    if value == "all":
+        return [heads] * layers
+    if isinstance(value, str):
+        return _linear(value, layers)
+    if isinstance(value, list | tuple):
+        if len(value) != layers:
+            raise ValueError(f"a list needs one number for each of the {layers} layers, got {len(value)}")
+        return list(value)
+    return [value] * layers
 
 
 def head_plan(spec: HeadSpec, layers: int, heads: int) -> HeadPlan:
@@ -109,3 +279,14 @@ def _chosen_layers(value: Any, layers: int) -> set[int]:
             raise ValueError(f"layers: {part.strip()} is not within the {layers} layers 0 to {layers - 1}")
         chosen.update(range(first, last + 1))
     return chosen
+
+
+def any_plan(spec: HeadSpec | OperatorSpec, layers: int, heads: int) -> HeadPlan:
+    """Reads `laplacian_heads` or `operators`, whichever it is: a mapping is of operators unless it is a layer range."""
+    if isinstance(spec, Mapping) and set(spec) == {"layers", "heads"}:
+        return head_plan(spec, layers, heads)
+    if isinstance(spec, Mapping) or (
+        isinstance(spec, list | tuple) and any(isinstance(each, Mapping) for each in spec)
+    ):
+        return operator_plan(spec, layers, heads)
+    return head_plan(spec, layers, heads)  # type: ignore[arg-type]

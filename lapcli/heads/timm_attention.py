@@ -1,7 +1,8 @@
-"""Laplacian heads in timm's vision transformers: `laplacianize(model, laplacian_heads)`.
+"""Laplacian heads and other operators in timm's vision transformers: `laplacianize(model, laplacian_heads)`.
 
-The attention modules of a built model change their class and nothing else: parameters, state-dict names and hooks stay,
-so that weights move freely between timm and here. A layer without Laplacian heads keeps timm's own class.
+The attention modules of a built model change their class and, if operators learn something, get its parameters; all
+else stays: parameters, state-dict names and hooks, so that weights move freely between timm and here. A layer without
+operators keeps timm's own class.
 
 Shapes: B images, T tokens, C channels, H heads, D head size.
 """
@@ -15,38 +16,73 @@ from timm.layers.pos_embed_sincos import apply_rot_embed_cat
 from timm.models.eva import EvaAttention
 from torch import Tensor, nn
 
-from lapcli.heads.laplacian import laplacian_attention
-from lapcli.heads.plan import HeadPlan, HeadSpec, head_plan
+from lapcli.heads.operator_attention import FirstValues, HeadOperators
+from lapcli.heads.plan import HeadPlan, HeadSpec, OperatorSpec, any_plan, plan_of_layers
 
 Model = TypeVar("Model", bound=nn.Module)
 
 
-def laplacianize(model: Model, laplacian_heads: HeadSpec) -> Model:
+def laplacianize(model: Model, laplacian_heads: HeadSpec | OperatorSpec) -> Model:
     """Turns the last heads of each layer of a timm ViT into Laplacian heads, in place, and returns the model.
 
     `laplacian_heads` is a number, a list with one number a layer, `"linear(0, 12)"` or
-    `{"layers": "6-11", "heads": 12}`; 0 gives back the plain model. Plain, RoPE and EVA attention are known; anything
-    else is refused with the attention classes that were seen, and nothing is changed.
+    `{"layers": "6-11", "heads": 12}`; 0 gives back the plain model. Operators by name, `{"exclusive": 4}`, are those of
+    a head's values and attention's output alone. Plain, RoPE and EVA attention are known; anything else is refused with
+    the attention classes that were seen, and nothing is changed.
 
     Weights and their names stay as they are, but a Laplacian head computes something else from them: a pretrained
     model needs fine-tuning afterwards.
     """
     layers = attention_layers(model)
-    heads = {module.num_heads for module in layers}
-    if len(heads) != 1:
-        raise ValueError(f"the layers have different numbers of heads ({sorted(heads)}), which is not supported")
-    plan = head_plan(laplacian_heads, len(layers), heads.pop())
-    for module, k in zip(layers, plan.per_layer, strict=True):
+    plan = any_plan(laplacian_heads, len(layers), _heads(layers))
+    refuse_needs(plan)
+    return set_operators(model, plan)
+
+
+def refuse_needs(plan: HeadPlan) -> None:
+    """Other people's models give an operator its values and attention's output, and nothing else."""
+    for operator in dict.fromkeys(claim.operator for layer in plan.layers for claim in layer):
+        if operator.needs:
+            raise ValueError(
+                f"{operator.name} needs {' and '.join(sorted(operator.needs))}, which laplacianize does not provide; "
+                f"train it with model.operators in a recipe, or take an operator of values and attention alone"
+            )
+
+
+def set_operators(model: Model, plan: HeadPlan) -> Model:
+    """Gives the heads of each layer their operators, in place; parameters that these learn are drawn here."""
+    layers = attention_layers(model)
+    first, readers = FirstValues(), []
+    for number, module in enumerate(layers):
         plain = _PLAIN.get(type(module), type(module))
-        module.__class__ = _LAPLACIAN[plain] if k else plain
-        module.laplacian_heads = k
+        operators = HeadOperators(plan, number, module.proj.in_features // plan.heads, module.proj.in_features)
+        turned = bool(operators.claims) or operators.keeps_first_values
+        module.__class__ = _LAPLACIAN[plain] if turned else plain
+        if turned:
+            weight = module.proj.weight
+            module.operators = operators.to(weight.device)
+            if not weight.is_meta:
+                operators.initialise()
+            module.first_values, module.is_last_reader = first, False
+            readers.append(module)
+        elif "operators" in module._modules:
+            del module.operators, module.first_values
+    if readers:
+        readers[-1].is_last_reader = True
     return model
 
 
 def head_plan_of(model: nn.Module) -> HeadPlan:
-    """How many heads of each layer are Laplacian now."""
+    """Which heads of each layer have which operators now."""
     layers = attention_layers(model)
-    return HeadPlan(tuple(getattr(module, "laplacian_heads", 0) for module in layers), layers[0].num_heads)
+    return plan_of_layers([m.operators.claims if type(m) in _PLAIN else () for m in layers], _heads(layers))
+
+
+def _heads(layers: list) -> int:
+    heads = {module.num_heads for module in layers}
+    if len(heads) != 1:
+        raise ValueError(f"the layers have different numbers of heads ({sorted(heads)}), which is not supported")
+    return int(heads.pop())
 
 
 def attention_layers(model: nn.Module) -> list:
@@ -70,19 +106,21 @@ def _is_known(module: nn.Module) -> bool:
     return type(module) in _LAPLACIAN or type(module) in _PLAIN
 
 
-class _LaplacianHeads:
-    """What the three classes share: the operator and the way out."""
+class _WithOperators:
+    """What the three classes share: the operators and the way out."""
 
-    laplacian_heads: int
+    operators: HeadOperators
+    first_values: FirstValues  # one for all layers
+    is_last_reader: bool
 
-    def _attend(self, q_BHTD: Tensor, k_BHTD: Tensor, v_BHTD: Tensor, mask: Tensor | None, causal: bool) -> Tensor:
+    def _attend(self, x_BTC: Tensor, qkv: tuple[Tensor, Tensor, Tensor], mask: Tensor | None, causal: bool) -> Tensor:
         rate = self.attn_drop.p if self.training else 0.0  # type: ignore[attr-defined]
-        if rate == 0:
-            return laplacian_attention(q_BHTD, k_BHTD, v_BHTD, self.laplacian_heads, causal=causal, mask=mask)
-        # With dropout on the matrix: v - dropout(P) v.
-        mean_BHTD = F.scaled_dot_product_attention(q_BHTD, k_BHTD, v_BHTD, mask, rate, causal)
-        first = q_BHTD.shape[1] - self.laplacian_heads
-        return torch.cat([mean_BHTD[:, :first], v_BHTD[:, first:] - mean_BHTD[:, first:]], dim=1)
+        if self.operators.keeps_first_values:
+            self.first_values.v_BGTD = qkv[2]
+        y_BHTD = self.operators(*qkv, x_BTC=x_BTC, causal=causal, mask=mask, dropout=rate, first=self.first_values)
+        if self.is_last_reader:  # else they would be held until the next forward
+            self.first_values.v_BGTD = None
+        return y_BHTD
 
     def _project(self, x_BTC: Tensor, y_BHTD: Tensor) -> Tensor:
         """Heads side by side, timm's optional norm and gate, then the output projection."""
@@ -92,18 +130,18 @@ class _LaplacianHeads:
         return self.proj_drop(self.proj(y_BTC))  # type: ignore[attr-defined]
 
 
-class LaplacianAttention(_LaplacianHeads, Attention):
+class LaplacianAttention(_WithOperators, Attention):
     """timm's plain attention with Laplacian heads."""
 
     def forward(self, x: Tensor, attn_mask: Tensor | None = None, is_causal: bool = False) -> Tensor:
-        return self._project(x, self._attend(*queries_keys_values(self, x), attn_mask, is_causal))
+        return self._project(x, self._attend(x, queries_keys_values(self, x), attn_mask, is_causal))
 
 
-class _WithRope(_LaplacianHeads):
+class _WithRope(_WithOperators):
     def forward(
         self, x: Tensor, rope: Tensor | None = None, attn_mask: Tensor | None = None, is_causal: bool = False
     ) -> Tensor:
-        return self._project(x, self._attend(*queries_keys_values(self, x, rope), attn_mask, is_causal))
+        return self._project(x, self._attend(x, queries_keys_values(self, x, rope), attn_mask, is_causal))
 
 
 class LaplacianAttentionRope(_WithRope, AttentionRope):

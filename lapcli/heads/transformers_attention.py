@@ -15,11 +15,11 @@ import inspect
 from functools import cache
 from typing import TYPE_CHECKING, Any, TypeVar
 
-import torch
 from torch import Tensor, nn
 
 from lapcli.heads import timm_attention
-from lapcli.heads.plan import HeadSpec, head_plan
+from lapcli.heads.operator_attention import HeadOperators
+from lapcli.heads.plan import HeadPlan, HeadSpec, OperatorSpec, any_plan
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -28,13 +28,14 @@ Model = TypeVar("Model", bound=nn.Module)
 VARIANT = "laplacian"
 
 
-def laplacianize(model: Model, laplacian_heads: HeadSpec) -> Model:
+def laplacianize(model: Model, laplacian_heads: HeadSpec | OperatorSpec) -> Model:
     """Turns the last heads of each layer into Laplacian heads, in place, and returns the model.
 
     `laplacian_heads` is a number, a list with one number a layer, `"linear(0, 12)"` or
-    `{"layers": "6-11", "heads": 12}`; 0 gives back the plain model. Of transformers the llama, qwen3, gpt2, nanochat
-    and vit families are known, of timm plain, RoPE and EVA attention; anything else is refused with the attention
-    classes that were seen, and nothing is changed.
+    `{"layers": "6-11", "heads": 12}`; 0 gives back the plain model. Operators by name, `{"exclusive": 4}`, are those of
+    a head's values and attention's output alone; a model of transformers takes those that learn nothing. Of these
+    the llama, qwen3, gpt2, nanochat and vit families are known, of timm plain, RoPE and EVA attention; anything else is
+    refused with the attention classes that were seen, and nothing is changed.
 
     Weights and their names stay as they are, but a Laplacian head computes something else from them: a pretrained
     model needs fine-tuning afterwards.
@@ -43,15 +44,28 @@ def laplacianize(model: Model, laplacian_heads: HeadSpec) -> Model:
         return timm_attention.laplacianize(model, laplacian_heads)
     layers = _attention_layers(model)
     config: Any = model.config
-    plan = head_plan(laplacian_heads, len(layers), config.num_attention_heads)
-    for module, k in zip(layers, plan.per_layer, strict=True):
+    plan = any_plan(laplacian_heads, len(layers), config.num_attention_heads)
+    timm_attention.refuse_needs(plan)
+    _refuse_parameters(plan)
+    for number, module in enumerate(layers):
         plain = _plain(type(module))
-        module.__class__ = _laplacian(plain) if k else plain
-        module.laplacian_heads = k
+        operators = HeadOperators(plan, number, 1, 1)  # without parameters, whatever the sizes
+        module.__class__ = _laplacian(plain) if operators.claims else plain
+        object.__setattr__(module, "operators", operators)  # not a submodule: nothing of it is saved
     plain_model = _plain(type(model))
-    model.__class__ = _saved_with_plan(plain_model) if plan.total else plain_model
-    config.laplacian_heads = list(plan.per_layer)
+    model.__class__ = plain_model if plan.is_plain else _saved_with_plan(plain_model)
+    keys = plan.recipe_keys()
+    config.laplacian_heads = keys["operators"] or keys["laplacian_heads"]
     return model
+
+
+def _refuse_parameters(plan: HeadPlan) -> None:
+    for operator in dict.fromkeys(claim.operator for layer in plan.layers for claim in layer):
+        if operator.adds_parameters:
+            raise ValueError(
+                f"{operator.name} learns parameters, which from_pretrained would drop when the model is loaded again; "
+                "take its constants without `learn`, or train it with model.operators in a recipe"
+            )
 
 
 def load_laplacian(kind: type, folder: "str | Path", **options: Any) -> Any:
@@ -96,7 +110,7 @@ def _plain(kind: type) -> type:
 class _LaplacianHeads:
     """Attention of transformers, with the values of the current tokens in sight."""
 
-    laplacian_heads: int
+    operators: HeadOperators
     config: Any
     layer_idx: int
     scaling: float
@@ -123,11 +137,8 @@ class _LaplacianHeads:
         y_BTHD, weights = attention(
             self, q_BHTD, k_BGSD, v_BGSD, attention_mask, dropout=rate, scaling=self.scaling, **options
         )
-        first = y_BTHD.shape[2] - self.laplacian_heads
-        own_BTHD = current_v_BGTD.transpose(1, 2)
-        own_BTHD = own_BTHD.repeat_interleave(y_BTHD.shape[2] // own_BTHD.shape[2], dim=2)
-        y_BTHD = torch.cat([y_BTHD[:, :, :first], own_BTHD[:, :, first:] - y_BTHD[:, :, first:]], dim=2)
-        return self._project(y_BTHD.flatten(2)), weights
+        y_BHTD = self.operators.epilogue(y_BTHD.transpose(1, 2), v_BGSD, current_v_BGTD)
+        return self._project(y_BHTD.transpose(1, 2).flatten(2)), weights
 
     def _queries_keys_values(
         self: Any, x_BTC: Tensor, rotary: tuple[Tensor, Tensor] | None

@@ -12,6 +12,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from lapcli.heads.operator_attention import FirstValues, HeadOperators
 from lapcli.heads.plan import HeadPlan
 from lapcli.models.dino_vit import DinoViT
 from lapcli.models.dino_vit import rotate as rotate_in_space
@@ -31,7 +32,15 @@ class HeadInputs:
     out_CI: Tensor  # output projection; its inputs are the heads side by side
     scale_C: Tensor | None  # LayerScale
     causal: bool
-    laplacian_heads: int
+    operators: HeadOperators
+    normed_BTC: Tensor  # what the layer's attention takes
+    first: FirstValues | None = None
+
+    def outputs(self) -> Tensor:
+        """What the heads give, with their operators, before the output projection."""
+        return self.operators(
+            *(self.q_BHTD, self.k_BHTD, self.v_BHTD), x_BTC=self.normed_BTC, causal=self.causal, first=self.first
+        )
 
 
 class Anatomy:
@@ -96,7 +105,8 @@ class GPTAnatomy(Anatomy):
         groups = q.shape[2] // k.shape[2]
         k, v = (part.repeat_interleave(groups, dim=2) if groups > 1 else part for part in (k, v))
         q, k, v = (part.transpose(1, 2) for part in (q, k, v))
-        return HeadInputs(x_BTC, q, k, v, attn.out.weight, None, True, attn.laplacian_heads)
+        first = args[3] if len(args) > 3 else None
+        return HeadInputs(x_BTC, q, k, v, attn.out.weight, None, True, attn.operators, normed_BTC, first)
 
 
 class TimmAnatomy(Anatomy):
@@ -144,7 +154,11 @@ class TimmAnatomy(Anatomy):
         q, k, v = queries_keys_values(attn, args[0], rope)
         scale = getattr(getattr(block, "ls1", None), "gamma", None)
         scale = getattr(block, "gamma_1", None) if scale is None else scale
-        return HeadInputs(x_BTC, q, k, v, attn.proj.weight, scale, False, getattr(attn, "laplacian_heads", 0))
+        operators = getattr(attn, "operators", None)
+        if operators is None:  # timm's own class
+            operators = HeadOperators(self.plan, layer, q.shape[-1], self.width)
+        first = getattr(attn, "first_values", None)
+        return HeadInputs(x_BTC, q, k, v, attn.proj.weight, scale, False, operators, args[0], first)
 
 
 class DinoAnatomy(Anatomy):
@@ -174,7 +188,11 @@ class DinoAnatomy(Anatomy):
         B, T, _ = x_BTC.shape
         q, k, v = attn.qkv(normed_NC).view(B, T, 3, attn.heads, -1).permute(2, 0, 3, 1, 4).unbind(0)
         q, k = (rotate_in_space(part, group.cos_TD, group.sin_TD) for part in (q, k))
-        return HeadInputs(x_BTC, q, k, v, attn.proj.weight, block.gamma_1, False, attn.laplacian_heads)
+        first = FirstValues()
+        if len(args) > 2 and args[2] is not None:
+            first.v_BGTD = attn.by_head(args[2], group)
+        normed_BTC = normed_NC.view(B, T, -1)
+        return HeadInputs(x_BTC, q, k, v, attn.proj.weight, block.gamma_1, False, attn.operators, normed_BTC, first)
 
 
 def anatomy_of(model: nn.Module) -> Anatomy:

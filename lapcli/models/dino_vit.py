@@ -1,4 +1,4 @@
-"""The self-supervised ViT: class token and patches, rotary positions in two dimensions, some heads Laplacian.
+"""The self-supervised ViT: class token and patches, rotary positions in two dimensions, heads with operators.
 
 A pre-norm block with LayerScale on both branches, no absolute positions, one final norm for all tokens, and a mask
 token that stands in for hidden patches. Crops of several sizes go through together: norms and linear layers see the
@@ -17,12 +17,14 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from lapcli.heads.laplacian import laplacian_attention
+from lapcli.heads.operator_attention import FirstValues, HeadOperators, needs_first_values
+from lapcli.heads.plan import HeadPlan
 from lapcli.models.compiling import compiled
 from lapcli.models.low_memory_ops import gelu_linear
 from lapcli.recipe.dino import DinoModel
@@ -70,23 +72,39 @@ class CropGroup:
 
 
 class RotaryAttention(nn.Module):
-    def __init__(self, width: int, heads: int, laplacian_heads: int) -> None:
+    def __init__(self, width: int, plan: HeadPlan, layer: int) -> None:
         super().__init__()
-        self.heads, self.laplacian_heads = heads, laplacian_heads
+        self.heads = plan.heads
+        self.operators = HeadOperators(plan, layer, width // plan.heads, width)
         self.qkv = nn.Linear(width, 3 * width)
         self.proj = nn.Linear(width, width)
 
-    def forward(self, x_NC: Tensor, groups: Sequence[CropGroup]) -> Tensor:
-        parts = self.qkv(x_NC).split([group.size for group in groups])
-        mixed = [self._attend(part, group) for part, group in zip(parts, groups, strict=True)]
+    def forward(self, x_NC: Tensor, groups: Sequence[CropGroup], first_v_NC: Tensor | None = None) -> Tensor:
+        sizes = [group.size for group in groups]
+        first_parts = [None] * len(sizes) if first_v_NC is None else first_v_NC.split(sizes)
+        mixed = [
+            self._attend(*part)
+            for part in zip(self.qkv(x_NC).split(sizes), x_NC.split(sizes), first_parts, groups, strict=True)
+        ]
         return self.proj(torch.cat(mixed) if len(mixed) > 1 else mixed[0])
 
-    def _attend(self, qkv_NC: Tensor, group: CropGroup) -> Tensor:
+    def values(self, x_NC: Tensor) -> Tensor:
+        """The values alone, of all heads side by side."""
+        width = self.proj.in_features
+        return F.linear(x_NC, self.qkv.weight[2 * width :], self.qkv.bias[2 * width :])
+
+    def by_head(self, v_NC: Tensor, group: CropGroup) -> Tensor:
+        return v_NC.view(group.images, group.tokens, self.heads, -1).transpose(1, 2)
+
+    def _attend(self, qkv_NC: Tensor, x_NC: Tensor, first_v_NC: Tensor | None, group: CropGroup) -> Tensor:
         split = qkv_NC.view(group.images, group.tokens, 3, self.heads, -1)
         q_BHTD, k_BHTD, v_BHTD = split.permute(2, 0, 3, 1, 4).unbind(0)
         q_BHTD, k_BHTD = (rotate(x, group.cos_TD, group.sin_TD) for x in (q_BHTD, k_BHTD))
         v_BHTD = v_BHTD.contiguous()  # else the backward would hold the values in the memory of all three
-        y_BHTD = laplacian_attention(q_BHTD, k_BHTD, v_BHTD, self.laplacian_heads)
+        first = FirstValues()
+        first.v_BGTD = None if first_v_NC is None else self.by_head(first_v_NC, group)
+        x_BTC = x_NC.view(group.images, group.tokens, -1)
+        y_BHTD = self.operators(q_BHTD, k_BHTD, v_BHTD, x_BTC=x_BTC, first=first)
         return y_BHTD.transpose(1, 2).reshape(group.size, -1)
 
 
@@ -102,26 +120,30 @@ class MLP(nn.Module):
 
 class Block(nn.Module):
     def __init__(
-        self, width: int, heads: int, laplacian_heads: int, hidden: int, layer_scale: float, drop_path: float
+        self, width: int, plan: HeadPlan, layer: int, hidden: int, layer_scale: float, drop_path: float
     ) -> None:
         super().__init__()
         self.drop_path = drop_path
         self.norm1 = nn.LayerNorm(width, eps=1e-6)
-        self.attn = RotaryAttention(width, heads, laplacian_heads)
+        self.attn = RotaryAttention(width, plan, layer)
         self.gamma_1 = nn.Parameter(torch.full((width,), layer_scale))
         self.norm2 = nn.LayerNorm(width, eps=1e-6)
         self.mlp = MLP(width, hidden)
         self.gamma_2 = nn.Parameter(torch.full((width,), layer_scale))
 
-    def forward(self, x_NC: Tensor, groups: Sequence[CropGroup]) -> Tensor:
-        x_NC = self._add(x_NC, groups, lambda x, kept: self.gamma_1 * self.attn(self.norm1(x), kept))
-        return self._add(x_NC, groups, lambda x, kept: self.gamma_2 * self.mlp(self.norm2(x)))
+    def forward(self, x_NC: Tensor, groups: Sequence[CropGroup], first_v_NC: Tensor | None = None) -> Tensor:
+        x_NC = self._add(x_NC, groups, lambda x, kept, v: self.gamma_1 * self.attn(self.norm1(x), kept, v), first_v_NC)
+        return self._add(x_NC, groups, lambda x, kept, _: self.gamma_2 * self.mlp(self.norm2(x)))
 
     def _add(
-        self, x_NC: Tensor, groups: Sequence[CropGroup], branch: Callable[[Tensor, Sequence[CropGroup]], Tensor]
+        self,
+        x_NC: Tensor,
+        groups: Sequence[CropGroup],
+        branch: Callable[[Tensor, Sequence[CropGroup], Tensor | None], Tensor],
+        first_v_NC: Tensor | None = None,
     ) -> Tensor:
         if not (self.training and self.drop_path):
-            return x_NC + branch(x_NC, groups)
+            return x_NC + branch(x_NC, groups, first_v_NC)
         kept = [group.of(max(int(group.images * (1 - self.drop_path)), 1)) for group in groups]
         rows, scales, first = [], [], 0
         for group, part in zip(groups, kept, strict=True):
@@ -131,7 +153,8 @@ class Block(nn.Module):
             scales.append(x_NC.new_full((part.size, 1), group.images / part.images))
             first += group.size
         rows_N = torch.cat(rows)
-        added = branch(x_NC[rows_N], kept) * torch.cat(scales)
+        first_v_NC = None if first_v_NC is None else first_v_NC[rows_N]
+        added = branch(x_NC[rows_N], kept, first_v_NC) * torch.cat(scales)
         return x_NC.index_add(0, rows_N, added.to(x_NC.dtype))
 
 
@@ -162,7 +185,7 @@ class DinoViT(nn.Module):
         self.mask_token = nn.Parameter(torch.zeros(1, width))
         hidden = int(section.mlp_ratio * width)
         self.blocks = nn.ModuleList(
-            Block(width, heads, k, hidden, section.layer_scale, drop_path) for k in self.plan.per_layer
+            Block(width, self.plan, layer, hidden, section.layer_scale, drop_path) for layer in range(section.layers)
         )
         self.norm = nn.LayerNorm(width, eps=1e-6)
         self.apply(initialise)
@@ -181,9 +204,20 @@ class DinoViT(nn.Module):
         return _by_image((self._compiled_blocks or self._through_blocks)(x_NC, groups), groups)
 
     def _through_blocks(self, x_NC: Tensor, groups: list[CropGroup]) -> Tensor:
+        first_v_NC = self._first_values(x_NC)
         for block in self.blocks:
-            x_NC = block(x_NC, groups)
+            x_NC = block(x_NC, groups, first_v_NC)
         return self.norm(x_NC)
+
+    def _first_values(self, x_NC: Tensor) -> Tensor | None:
+        """Values of the first layer, if operators of later ones need them.
+
+        Computed by themselves: under stochastic depth the first layer leaves out other images than those do.
+        """
+        if not needs_first_values(self.plan):
+            return None
+        first: Any = self.blocks[0]
+        return first.attn.values(first.norm1(x_NC))
 
     def use_compile(self) -> "DinoViT":
         """Compile `tokens`, which training and its validation call."""
@@ -196,8 +230,9 @@ class DinoViT(nn.Module):
             raise ValueError(f"there are {len(self.blocks)} blocks, got blocks={blocks}")
         x_NC, groups = self._embed([images_BCHW], [None])
         features = []
+        first_v_NC = self._first_values(x_NC)
         for number, block in enumerate(self.blocks, start=1):
-            x_NC = block(x_NC, groups)
+            x_NC = block(x_NC, groups, first_v_NC)
             if number > len(self.blocks) - blocks:
                 tokens_BTC = _by_image(self.norm(x_NC), groups)[0]
                 features.append((tokens_BTC[:, 0], tokens_BTC[:, 1:]))

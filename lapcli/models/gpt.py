@@ -1,4 +1,4 @@
-"""The paper's GPT: nanochat's model of late 2025 with Laplacian heads.
+"""The paper's GPT: nanochat's model of late 2025 with Laplacian heads, or any other head operators.
 
     x = norm(embed(tokens))
     each block:  x = x + out(attention(norm(x)));  x = x + down(relu(up(norm(x)))^2)
@@ -23,7 +23,7 @@ import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor, nn
 
-from lapcli.heads.laplacian import laplacian_attention
+from lapcli.heads.operator_attention import FirstValues, HeadOperators, initialise_operators
 from lapcli.models.chunked_loss import Reduction, softcapped_cross_entropy
 from lapcli.models.compiling import compiled
 from lapcli.models.low_memory_ops import relu_squared, rms_norm
@@ -108,25 +108,38 @@ class Attention(nn.Module):
         super().__init__()
         self.layer = layer
         self.head_size = config.head_size
-        self.laplacian_heads = config.head_plan().per_layer[layer]
+        self.operators = HeadOperators(config.head_plan(), layer, config.head_size, config.width)
         self.q = Linear(config.width, config.width)
         self.k = Linear(config.width, config.groups * config.head_size)
         self.v = Linear(config.width, config.groups * config.head_size)
         self.out = Linear(config.width, config.width)
 
-    def forward(self, x_BTC: Tensor, rotary: tuple[Tensor, Tensor], cache: KVCache | None = None) -> Tensor:
+    def forward(
+        self,
+        x_BTC: Tensor,
+        rotary: tuple[Tensor, Tensor],
+        cache: KVCache | None = None,
+        first: FirstValues | None = None,
+    ) -> Tensor:
         B, T, _ = x_BTC.shape
         q_BTHD, k_BTGD, v_BTGD = (p(x_BTC).view(B, T, -1, self.head_size) for p in (self.q, self.k, self.v))
         q_BHTD = rms_norm(rotate(q_BTHD, rotary)).transpose(1, 2)
         k_BGSD = rms_norm(rotate(k_BTGD, rotary)).transpose(1, 2)
         v_BGSD = v_BTGD.transpose(1, 2)
+        if first is not None and self.operators.keeps_first_values:
+            first.v_BGTD = v_BGSD
         mask, current_v = None, None
         if cache is not None:
             # Where rows have unequal lengths, the last of the S values is not the current token's.
             mask, current_v = cache.mask, None if cache.mask is None else v_BGSD
             k_BGSD, v_BGSD = cache.insert(self.layer, k_BGSD, v_BGSD)
-        y_BHTD = laplacian_attention(
-            q_BHTD, k_BGSD, v_BGSD, self.laplacian_heads, causal=mask is None, mask=mask, current_v_BGTD=current_v
+        y_BHTD = self.operators(
+            *(q_BHTD, k_BGSD, v_BGSD),
+            x_BTC=x_BTC,
+            causal=mask is None,
+            mask=mask,
+            current_v_BGTD=current_v,
+            first=first,
         )
         return self.out(y_BHTD.transpose(1, 2).reshape(B, T, -1))
 
@@ -154,8 +167,14 @@ class Block(nn.Module):
         self.attn = Attention(config, layer)
         self.mlp = MLP(config.width)
 
-    def forward(self, x_BTC: Tensor, rotary: tuple[Tensor, Tensor], cache: KVCache | None = None) -> Tensor:
-        x_BTC = x_BTC + self.attn(rms_norm(x_BTC), rotary, cache)
+    def forward(
+        self,
+        x_BTC: Tensor,
+        rotary: tuple[Tensor, Tensor],
+        cache: KVCache | None = None,
+        first: FirstValues | None = None,
+    ) -> Tensor:
+        x_BTC = x_BTC + self.attn(rms_norm(x_BTC), rotary, cache, first)
         return x_BTC + self.mlp(rms_norm(x_BTC))
 
 
@@ -188,6 +207,8 @@ class GPT(nn.Module):
     def initialise(self, generator: torch.Generator | None = None) -> None:
         """Sets every weight and table; needed after a model built on the meta device was given storage."""
         for name, weight in self.named_parameters():
+            if ".operators." in name:  # after all others
+                continue
             if name == "embed.weight":
                 nn.init.normal_(weight, generator=generator)
             elif name.endswith(("attn.out.weight", "mlp.down.weight", "head.weight")):
@@ -196,6 +217,7 @@ class GPT(nn.Module):
                 outputs, inputs = weight.shape
                 std = inputs**-0.5 * min(1.0, (outputs / inputs) ** 0.5)
                 nn.init.normal_(weight, std=std, generator=generator)
+        initialise_operators(self, generator)
         self.fill_rotary_tables()
 
     def fill_rotary_tables(self) -> None:
@@ -228,8 +250,9 @@ class GPT(nn.Module):
         places = slice(0, T) if cache is None else cache.positions(T)
         rotary = self.cos_PD[places].unsqueeze(-2), self.sin_PD[places].unsqueeze(-2)
         x_BTC = rms_norm(self.embed(tokens_BT))
+        first_values = FirstValues()
         for block in self.blocks:
-            x_BTC = block(x_BTC, rotary, cache)
+            x_BTC = block(x_BTC, rotary, cache, first_values)
         if cache is not None:
             cache.advance(T)
         return rms_norm(x_BTC)
@@ -264,5 +287,5 @@ class GPT(nn.Module):
 
     def flops_per_token(self) -> int:
         """Forward and backward at the training context: 6 a weight of a matrix product, 12 L C T of attention."""
-        matrices = sum(p.numel() for p in self.parameters()) - self.embed.weight.numel()
+        matrices = sum(p.numel() for p in self.parameters() if p.ndim > 1) - self.embed.weight.numel()
         return 6 * matrices + 12 * self.config.layers * self.config.width * self.config.context

@@ -13,6 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from lapcli.heads.operator_attention import initialise_operators
 from lapcli.models.dino_vit import DinoViT, initialise
 from lapcli.recipe.dino import DinoModel
 
@@ -55,6 +56,8 @@ class StudentTeacher(nn.Module):
                 torch.manual_seed(seed)
             self.student = Network(section, section.drop_path)
             self.teacher = Network(section, drop_path=0.0)
+            if not self.student.backbone.cls_token.is_meta:
+                initialise_operators(self.student)
         self.teacher.load_state_dict(self.student.state_dict())
         self.teacher.requires_grad_(False)
 

@@ -12,12 +12,13 @@ from timm.layers.drop import DropPath
 from timm.models.deit import deit3_base_patch16_224
 from torch import nn
 
-from lapcli.heads.timm_attention import laplacianize
+from lapcli.heads.operator_attention import operator_parameters
+from lapcli.heads.timm_attention import set_operators
 from lapcli.recipe.vision import ViTModel
 
 
 def build_vit(section: ViTModel, seed: int | None = None) -> nn.Module:
-    """The model of a recipe, on the CPU; the same weights for one seed whatever `laplacian_heads` is."""
+    """The model of a recipe, on the CPU; the same weights for one seed whatever its head operators are."""
     with torch.random.fork_rng(devices=[]):
         if seed is not None:
             torch.manual_seed(seed)
@@ -34,15 +35,17 @@ def build_vit(section: ViTModel, seed: int | None = None) -> nn.Module:
             drop_path_rate=section.drop_path if section.drop_path_shape == "linear" else 0.0,
         )
         nn.init.trunc_normal_(model.cls_token, std=section.class_token_std)
+        set_operators(model, section.head_plan())
     if section.drop_path_shape == "uniform" and section.drop_path > 0:
         for block in model.blocks:
             block.drop_path1, block.drop_path2 = DropPath(section.drop_path), DropPath(section.drop_path)
-    return laplacianize(model, list(section.head_plan().per_layer))
+    return model
 
 
 def without_decay(model: nn.Module) -> set[str]:
-    """Names that weight decay passes over: vectors (biases, norms, LayerScale), positions and the class token."""
-    listed = model.no_weight_decay()  # type: ignore[operator]
+    """Names that weight decay passes over: vectors (biases, norms, LayerScale), positions, the class token, and what
+    head operators learn."""
+    listed = model.no_weight_decay() | operator_parameters(model)  # type: ignore[operator]
     return {name for name, p in model.named_parameters() if p.ndim <= 1 or name in listed}
 
 

@@ -15,6 +15,7 @@ from torch import Tensor
 from lapcli.data.text.batches import TokenBatches
 from lapcli.data.text.tokens import TextData
 from lapcli.generation.engine import generate
+from lapcli.heads.operator_attention import operator_parameters
 from lapcli.measures.bits_per_byte import bigram_bits_per_byte, bits_per_byte
 from lapcli.measures.smoothing import PROBE_SEQUENCES, smoothing
 from lapcli.models.gpt import GPT, GPTConfig
@@ -40,7 +41,7 @@ def parameter_groups(recipe: GPTRecipe, model: GPT) -> list[ParameterGroup]:
     """
     named, settings = dict(model.named_parameters()), recipe.optimizer
     if not isinstance(settings, MuonSection):  # the recipe names another one: see `with_optimizer`
-        return decay_groups(settings, named, without_decay=())
+        return decay_groups(settings, named, operator_parameters(model))
     width_factor = (recipe.model.width / settings.reference_width) ** -0.5
     adamw = {"betas": tuple(settings.betas), "eps": settings.eps, "weight_decay": settings.weight_decay}
     muon: dict[str, Any] = {"steps": settings.newton_schulz_steps}
@@ -50,6 +51,9 @@ def parameter_groups(recipe: GPTRecipe, model: GPT) -> list[ParameterGroup]:
     if precision != "auto":
         muon["dtype"] = torch.bfloat16 if precision == "bf16" else torch.float32
     embedding, head = ({name: named.pop(name)} for name in ("embed.weight", "head.weight"))
+    learnt = {name: named.pop(name) for name in sorted(operator_parameters(model))}
+    undecayed, rate = {**adamw, "weight_decay": 0.0}, settings.operator_lr * width_factor
+    operators = [ParameterGroup("operators", "adamw", rate, learnt, undecayed)] if learnt else []
     return [
         ParameterGroup(
             "matrices",
@@ -61,6 +65,7 @@ def parameter_groups(recipe: GPTRecipe, model: GPT) -> list[ParameterGroup]:
         ),
         ParameterGroup("embedding", "adamw", settings.embedding_lr * width_factor, embedding, adamw),
         ParameterGroup("head", "adamw", settings.head_lr * width_factor, head, adamw),
+        *operators,
     ]
 
 

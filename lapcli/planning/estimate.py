@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from lapcli.heads.plan import HeadPlan
+from lapcli.heads.plan import HeadPlan, LayerClaims, plan_of_layers
 from lapcli.kinds import Kind, kind_of
 from lapcli.kinds.kind import TrainingStep
 from lapcli.objectives.objective import BatchPlan, plan_batches
@@ -35,6 +35,7 @@ from lapcli.runtime.ranks import pick_device
 from lapcli.training.optimizers import OPTIMIZERS, Optimizers
 
 META = torch.device("meta")
+Layers = tuple[LayerClaims, ...]
 #: Of a GPU's peak, where nothing was measured: upstream's run of the 561M GPT on eight H100 reached a little more.
 SHARE_OF_PEAK = 0.4
 #: A step with one layer takes fewer, unless its loss has many chunks. An operation takes a fifth of a millisecond.
@@ -67,6 +68,7 @@ def plan_training(recipe: AnyRecipe, processes: int = 1, device: Device | None =
         facts=facts,
         parameters=sum(p.numel() for p in estimate.model.parameters() if p.requires_grad),
         heads=estimate.heads,
+        operator_flops=estimate.operator_flops,
         batches=batches,
         learning_rates={group.name: group.lr for group in estimate.groups},
         flops_per_step=flops,
@@ -103,7 +105,7 @@ class _Estimate:
         self._recipe, self._kind, train = recipe, kind, recipe.train
         self.policy = device.policy(train.precision, train.compile)
         self._traced = _TracedPolicy(**{**dataclasses.asdict(self.policy), "compiles": False, "coarse": True})
-        self._traces: dict[tuple[tuple[int, ...], int, bool], StepTrace] = {}
+        self._traces: dict[tuple[Layers, int, bool], StepTrace] = {}
         section = getattr(recipe, "model", None)
         self.heads: HeadPlan | None = section.head_plan() if isinstance(section, TransformerModel) else None
         step = self._step(self._layers)
@@ -111,16 +113,23 @@ class _Estimate:
         self._trained = _bytes(p for p in self.model.parameters() if p.requires_grad)
 
     @property
-    def _layers(self) -> tuple[int, ...]:
-        return () if self.heads is None else tuple(self.heads.per_layer)
+    def _layers(self) -> Layers:
+        return () if self.heads is None else self.heads.layers
 
-    def _step(self, layers: tuple[int, ...]) -> TrainingStep:
-        """The training step with so many Laplacian heads in each layer."""
+    def _step(self, layers: Layers) -> TrainingStep:
+        """The training step with these operators in each layer."""
         recipe: Any = self._recipe
         if layers != self._layers:
-            section = recipe.model.model_copy(update={"layers": len(layers), "laplacian_heads": list(layers)})
+            keys = plan_of_layers(layers, recipe.model.heads).recipe_keys()
+            section = recipe.model.model_copy(update={"layers": len(layers), **keys})
             recipe = recipe.model_copy(update={"model": section})
         return self._kind.training_step(recipe, META, self._traced)
+
+    @property
+    def operator_flops(self) -> int:
+        """Of one token, forward and backward: three times the forward's."""
+        section: Any = getattr(self._recipe, "model", None)
+        return 0 if self.heads is None else 3 * self.heads.added_flops(section.width // section.heads, section.width)
 
     @cached_property
     def optimizer_bytes(self) -> int:
@@ -186,8 +195,8 @@ class _Estimate:
             return one
         peaks, flops, kept = dict(one.peaks), one.flops, one.kept
         gradients = 0 if keeps else self._gradients_of_a_layer
-        for laplacian_heads in layers[1:]:
-            two = self._traced_with((layers[0], laplacian_heads), examples, keeps)
+        for layer in layers[1:]:
+            two = self._traced_with((layers[0], layer), examples, keeps)
             added = two.kept - one.kept
             flops += two.flops - one.flops
             kept += added
@@ -200,7 +209,7 @@ class _Estimate:
         first = self._step(self._layers[:1]).model
         return (self._trained - _bytes(p for p in first.parameters() if p.requires_grad)) // (len(self._layers) - 1)
 
-    def _traced_with(self, layers: tuple[int, ...], examples: int, keeps: bool) -> StepTrace:
+    def _traced_with(self, layers: Layers, examples: int, keeps: bool) -> StepTrace:
         key = layers, examples, keeps
         if key not in self._traces:
             self._traces[key] = trace_step(self._step(layers), examples, keeps_gradients=keeps)

@@ -22,6 +22,7 @@ class TrainingPlan:
     # model
     parameters: int
     heads: HeadPlan | None  # of a transformer
+    operator_flops: int  # that head operators add for a token, elementwise operations included, which FLOPs leave out
     # batches
     batches: BatchPlan
     learning_rates: dict[str, float]
@@ -68,6 +69,8 @@ class TrainingPlan:
         facts, heads = self.facts, self.heads
         own = {key: value for key, value in vars(self).items() if key not in ("facts", "heads", "batches")}
         plan = {} if heads is None else {"laplacian_heads": list(heads.per_layer), "heads": heads.heads}
+        if heads is not None and heads.claims:
+            plan["operators"] = [heads.operator_names(layer) for layer in range(len(heads.per_layer))]
         return {
             **own,
             **plan,
@@ -116,7 +119,12 @@ class TrainingPlan:
         if self.heads is None:
             return []
         laplacian, heads = sum(self.heads.per_layer), self.heads.heads * len(self.heads.per_layer)
-        return [("heads", f"{laplacian} of {heads} Laplacian (L)\n{self.heads.grid()}")]
+        if not self.heads.claims:
+            return [("heads", f"{laplacian} of {heads} Laplacian (L)\n{self.heads.grid()}")]
+        letters = {c.operator.name: c.operator.letter for layer in self.heads.layers for c in layer}
+        words = ", ".join(f"{count} {name} ({letters[name]})" for name, count in self.heads.counts().items())
+        added = f"operators add {self.operator_flops:,} FLOPs for each token"
+        return [("heads", f"of {heads}: {words}, the rest attention (A)\n{self.heads.grid()}\n{added}")]
 
     def _steps(self) -> str:
         steps = "by epochs, known once the data is there" if self.steps is None else f"{self.steps:,}"

@@ -7,7 +7,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
-from lapcli.heads.plan import HeadPlan, head_plan
+from lapcli.heads.plan import HeadPlan, head_plan, operator_plan
 from lapcli.recipe.data_sources import Modality, has_no_files, plugin_source_names
 from lapcli.recipe.optimizers import MuonSection, OptimizerSection
 from lapcli.recipe.section import (
@@ -33,13 +33,18 @@ class LayerRange(Section):
 
 
 class TransformerModel(Section):
-    """What all models share: their blocks, and which heads of each are Laplacian."""
+    """What all models share: their blocks, and which heads of each have which operator."""
 
     layers: Annotated[Whole, Field(ge=1, le=1000)]
     width: Size
     heads: Annotated[Whole, Field(ge=1, le=1024)]
     laplacian_heads: Annotated[Whole, Field(ge=0)] | list[Annotated[Whole, Field(ge=0)]] | str | LayerRange = Field(
         default=0, description="a number, a list with one number a layer, `linear(a, b)` or {layers:, heads:}"
+    )
+    # Heads by operator: {laplacian: 3, exclusive: 2}; `laplacian_heads: 3` is short for {laplacian: 3}.
+    operators: dict[str, Any] | list[dict[str, Any]] | None = added(
+        None,
+        description="operators with their heads such as {laplacian: 3, exclusive: 2}, or a list of these, one a layer",
     )
 
     @combination("width", "heads")
@@ -49,12 +54,31 @@ class TransformerModel(Section):
     @combination("laplacian_heads", "layers", "heads")
     def _plan_fits(self) -> str | None:
         try:
+            self._laplacian_plan()
+        except ValueError as error:
+            return str(error)
+        return None
+
+    @combination("operators", "laplacian_heads", "layers", "heads")
+    def _operators_fit(self) -> str | None:
+        if self.operators is None:
+            return None
+        if self.laplacian_heads != 0:
+            return (
+                "`laplacian_heads: k` is short for {laplacian: k} in it; give one of the two, and 0 for laplacian_heads"
+            )
+        try:
             self.head_plan()
         except ValueError as error:
             return str(error)
         return None
 
     def head_plan(self) -> HeadPlan:
+        if self.operators is not None:
+            return operator_plan(self.operators, self.layers, self.heads)
+        return self._laplacian_plan()
+
+    def _laplacian_plan(self) -> HeadPlan:
         spec = self.laplacian_heads
         return head_plan(spec.model_dump() if isinstance(spec, LayerRange) else spec, self.layers, self.heads)
 
@@ -274,7 +298,10 @@ class BaseRecipe(AnyRecipe):
     def named_entries(self) -> list[tuple[str, str]]:
         """Entries of registries that a run uses, by sort and name; another package may have added them."""
         sources = [("data source", name) for name in plugin_source_names(self)]
-        return [("kind", self.objective), ("optimizer", self.optimizer.name), *sources]
+        model = getattr(self, "model", None)
+        plan = model.head_plan().counts() if isinstance(model, TransformerModel) else {}
+        operators = [("operator", name) for name in plan]
+        return [("kind", self.objective), ("optimizer", self.optimizer.name), *sources, *operators]
 
 
 class GPTRecipe(BaseRecipe):

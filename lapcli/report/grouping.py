@@ -12,12 +12,12 @@ from dataclasses import dataclass, field
 from difflib import get_close_matches
 from typing import Any
 
-from lapcli.heads.plan import head_plan
+from lapcli.heads.plan import head_plan, operator_plan
 from lapcli.kinds import KINDS
 from lapcli.report.collect import RunResult
 from lapcli.runtime.errors import UsageError
 
-HEADS = "model.laplacian_heads"
+HEADS, OPERATORS = "model.laplacian_heads", "model.operators"
 DATA = "(data sha256)"  # a key of the grid beside the recipe's
 
 
@@ -150,7 +150,8 @@ def identity_of(run: RunResult, rows: Sequence[str] = (HEADS,)) -> dict[str, str
             run.identity[DATA] = json.dumps(str(run.info["data_sha256"])[:16])
         if run.is_search:
             run.identity["(search)"] = "true"
-    return {key: value for key, value in run.identity.items() if key not in rows}
+    left_out = {*rows, OPERATORS} if HEADS in rows else set(rows)  # rows by heads are rows by operator, too
+    return {key: value for key, value in run.identity.items() if key not in left_out}
 
 
 def _with_data(identity: dict[str, str], grids: Iterable[RunGrid]) -> dict[str, str]:
@@ -162,10 +163,10 @@ def _with_data(identity: dict[str, str], grids: Iterable[RunGrid]) -> dict[str, 
 
 
 def flatten(value: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Yields the leaves with their dotted keys; `laplacian_heads` and lists are leaves."""
+    """Yields the leaves with their dotted keys; `laplacian_heads`, `operators` and lists are leaves."""
     for name, inner in value.items():
         key = f"{prefix}{name}"
-        if isinstance(inner, Mapping) and key != HEADS and not key.endswith(f".{HEADS}"):
+        if isinstance(inner, Mapping) and not key.endswith((HEADS, OPERATORS)):
             yield from flatten(inner, f"{key}.")
         else:
             yield key, inner
@@ -189,10 +190,14 @@ def row_key(run: RunResult, rows: Sequence[str]) -> RowKey:
 
 
 def _heads(run: RunResult, value: Any) -> tuple[float, str]:
-    """`3` and `[3, 3, 3, 3]` are the same plan; the order is the mean number in a layer."""
+    """`3` and `[3, 3, 3, 3]` are the same plan; the order is the mean number in a layer, other operators after all."""
     model = run.recipe["model"]
-    plan = head_plan(value, model["layers"], model["heads"])
-    return plan.total / len(plan.per_layer), str(plan)
+    if model.get("operators") is not None:
+        plan = operator_plan(model["operators"], model["layers"], model["heads"])
+    else:
+        plan = head_plan(value, model["layers"], model["heads"])
+    mean = sum(plan.counts().values()) / len(plan.per_layer)
+    return mean + (plan.heads if plan.claims else 0), plan.label()
 
 
 def differences(grids: Sequence[RunGrid]) -> dict[str, list[str | None]]:

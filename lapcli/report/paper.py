@@ -71,7 +71,7 @@ def data_set_of(run: RunResult) -> str | None:
 #: Keys that say where data lies and how a machine works through it; they change no number but by rounding. Which images
 #: `data.train` has is known by `data_set_of`, which text by its name.
 _TECHNICAL = re.compile(
-    r"(start\.)*(model\.laplacian_heads|data\.(train|revision|files|image_column|label_column|workers|"
+    r"(start\.)*(model\.laplacian_heads|model\.operators|data\.(train|revision|files|image_column|label_column|workers|"
     r"decoded_gigabytes)|train\.(micro_batch|device|threads|compile|deterministic|steps|epochs)|checkpoint\..*|"
     r"validation(\..*)?|tokenizer\.file)"
 )

@@ -109,7 +109,7 @@ class Extensions:
         self._origin = origin
 
     def add(self, sort: str, entry: Named) -> None:
-        """`sort`: kind, analysis, optimizer; the entry's `name` is its key.
+        """`sort`: kind, operator, analysis, optimizer; the entry's `name` is its key.
 
         A kind brings its recipe along, and an optimizer its section of a recipe.
         """

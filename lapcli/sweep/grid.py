@@ -24,7 +24,7 @@ from lapcli.recipe.reading import Problem, Unreadable, plain, read_text
 from lapcli.runtime.errors import UsageError
 
 Over = dict[str, list[Any]]
-LAPLACIAN_HEADS = "model.laplacian_heads"
+LAPLACIAN_HEADS, OPERATORS = "model.laplacian_heads", "model.operators"
 _LONGEST_NAME = 110  # of the 128 characters that a run's name may have: chat stages add to it
 _CLOSING = {"(": ")", "[": "]", "{": "}"}
 
@@ -103,6 +103,8 @@ def cell_name(prefix: str, values: Mapping[str, Any]) -> str:
         short = key.rpartition(".")[2]
         if key == LAPLACIAN_HEADS:
             parts.append(f"{_text(value)}L")
+        elif key == OPERATORS:
+            parts.append(_text(value) if value else "plain")
         else:
             parts.append((key if last.count(short) > 1 else short) + _text(value))
     name = re.sub(r"[^A-Za-z0-9._+-]", "_", "-".join(parts))

@@ -220,8 +220,8 @@ def load_weights(path: Path, model: nn.Module, laplacian_heads: str) -> list[str
     saved = metadata.get("laplacian_heads")
     if saved != laplacian_heads:
         raise DataError(
-            f"{path} was trained with laplacian_heads {saved or '(not said in its metadata)'}, "
-            f"the model here has {laplacian_heads}; build it with the same number"
+            f"{path} was trained with {_plan_in_words(saved)}, "
+            f"the model here has {_plan_in_words(laplacian_heads)}; build it with the same heads"
         )
     expected = model.state_dict()
     unknown = [name for name in tensors if name not in expected]
@@ -234,6 +234,12 @@ def load_weights(path: Path, model: nn.Module, laplacian_heads: str) -> list[str
     converted = check_tensors(path, tensors, expected)
     model.load_state_dict(tensors)
     return converted
+
+
+def _plan_in_words(plan: str | None) -> str:
+    """The text of a `HeadPlan`: numbers alone are Laplacian heads, else operators are named."""
+    is_named = plan is not None and "{" in plan
+    return f"{'operators' if is_named else 'laplacian_heads'} {plan or '(not said in its metadata)'}"
 
 
 def remove_unfinished(folder: Path) -> None:

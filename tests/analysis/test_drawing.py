@@ -41,7 +41,7 @@ def made_up(what):
         "collapse": LayerResult(nc),
         "simplex": LayerResult({"tokens_shown": 30}, corners, points),
         "pca": LayerResult({"tokens_shown": 30, "variance_share_1": 0.5, "variance_share_2": 0.2}, {}, points),
-        "updates": LayerResult({}, heads),
+        "updates": LayerResult({}, heads, words={"operators": ["attention", "gate", "laplacian", "laplacian"]}),
         "features": LayerResult({"pictures": 1}, pictures=[picture]),
     }[what]
 

@@ -1,6 +1,6 @@
 """What each head adds to the residual stream (Motivation 1 and Figure 2).
 
-    head h adds  u_t = (P v)_t W_o   (attention)   or   (v_t - (P v)_t) W_o   (Laplacian), times LayerScale
+    head h adds  u_t = y_t W_o, times LayerScale;  y = P v (attention), v - P v (Laplacian), or what its operator gives
     m_t = (P x)_t  mean of the tokens, weighted by the head's attention
 
 Along the mean: cosine of u_t with m_t. Towards it: cosine of u_t with m_t - x_t. And what adding u alone does to the
@@ -11,6 +11,7 @@ Shapes: B sequences, T tokens, C channels, H heads, D head size.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
@@ -36,6 +37,14 @@ QUANTITIES = {
 }
 
 
+#: Kinds of heads in the figure: colour, marker, and where they stand beside the layer.
+KINDS = (
+    ("attention", COLOURS[0], "o", -0.12),
+    ("laplacian", COLOURS[5], "^", 0.12),
+    ("other", COLOURS[2], "s", 0.0),
+)
+
+
 class HeadUpdates(Measurement):
     name = "updates"
     help = "What each head adds: along the mean, towards it, and the variance."
@@ -49,13 +58,12 @@ class HeadUpdates(Measurement):
     columns: ClassVar = {
         f"{kind}_{name}": f"{short} {heading}"
         for name, (heading, _) in QUANTITIES.items()
-        for kind, short in (("attention", "A"), ("laplacian", "L"))
+        for kind, short in (("attention", "A"), ("laplacian", "L"), ("other", "O"))
     }
     order = 8
 
     def listen(self, capture: Capture, layer: int) -> HeadUpdatesAccumulator:
-        plan = self.model.plan
-        accumulator = HeadUpdatesAccumulator(plan.heads, plan.per_layer[layer])
+        accumulator = HeadUpdatesAccumulator(self.model.plan.operator_names(layer))
         capture.on_heads(layer, lambda inputs, _: accumulator.update(inputs))
         return accumulator
 
@@ -70,18 +78,17 @@ class HeadUpdates(Measurement):
         )
         for number, (row, run, label) in enumerate(zip(axes_RC, runs, long_labels(runs), strict=True)):
             for panel, (name, (_, title)) in zip(row, QUANTITIES.items(), strict=True):
-                for kind, colour, marker, shift in (
-                    ("attention", COLOURS[0], "o", -0.12),
-                    ("Laplacian", COLOURS[5], "^", 0.12),
-                ):
+                for kind, colour, marker, shift in KINDS:
                     points = [
                         (layer + shift, value)
                         for layer, result in run.layers.items()
-                        for value, laplacian in zip(result.series[name], result.series["is_laplacian"], strict=True)
-                        if bool(laplacian) == (kind == "Laplacian") and np.isfinite(value)
+                        for value, operator in zip(result.series[name], result.words["operators"], strict=True)
+                        if _kind(operator) == kind and np.isfinite(value)
                     ]
-                    x, y = np.array(points).reshape(-1, 2).T
-                    panel.scatter(x, y, s=22, color=colour, marker=marker, alpha=0.8, linewidth=0, label=f"{kind} head")
+                    if points or kind != "other":
+                        x, y = np.array(points).reshape(-1, 2).T
+                        label_ = f"{'Laplacian' if kind == 'laplacian' else kind} head"
+                        panel.scatter(x, y, s=22, color=colour, marker=marker, alpha=0.8, linewidth=0, label=label_)
                 panel.axhline(0, color="#888888", linewidth=0.8)
                 panel.set_xlim(min(run.layers) - 0.5, max(run.layers) + 0.5)
                 panel.xaxis.get_major_locator().set_params(integer=True)
@@ -94,8 +101,9 @@ class HeadUpdates(Measurement):
                     if largest > 2:
                         panel.set_yscale("symlog", linthresh=0.1)
                     panel.set_ylim(-1.15 * max(largest, 1e-12), 1.15 * max(largest, 1e-12))
-        handles, names = axes_RC[0][0].get_legend_handles_labels()
-        figure.legend(handles, names, loc="outside upper center", ncols=2)
+        shown = [panel.get_legend_handles_labels() for panel in axes_RC.flat]
+        named = {name: handle for handles, names in shown for handle, name in zip(handles, names, strict=True)}
+        figure.legend(list(named.values()), list(named), loc="outside upper center", ncols=len(named))
         return figure
 
 
@@ -111,13 +119,10 @@ def attention_matrix(inputs: HeadInputs, head: int) -> Tensor:
     return logits.softmax(dim=-1)
 
 
-def head_update(inputs: HeadInputs, head: int, P_BTT: Tensor) -> Tensor:
-    """u, B x T x C: what this head adds (the output projection's bias belongs to no head)."""
-    v_BTD = inputs.v_BHTD[:, head]
-    y_BTD = P_BTT @ v_BTD
-    if head >= inputs.q_BHTD.shape[1] - inputs.laplacian_heads:
-        y_BTD = v_BTD - y_BTD
-    D = v_BTD.shape[-1]
+def head_update(inputs: HeadInputs, head: int, y_BHTD: Tensor) -> Tensor:
+    """u, B x T x C: what this head adds (the output projection's bias belongs to no head); y is `inputs.outputs()`."""
+    y_BTD = y_BHTD[:, head]
+    D = y_BTD.shape[-1]
     u_BTC = y_BTD @ inputs.out_CI[:, head * D : (head + 1) * D].T
     return u_BTC if inputs.scale_C is None else u_BTC * inputs.scale_C
 
@@ -125,9 +130,10 @@ def head_update(inputs: HeadInputs, head: int, P_BTT: Tensor) -> Tensor:
 class HeadUpdatesAccumulator:
     """One layer; heads one after the other, so that one T x T matrix for each sequence is held at a time."""
 
-    def __init__(self, heads: int, laplacian_heads: int) -> None:
-        self._heads = [StreamingMoments() for _ in range(heads)]
-        self._first_laplacian = heads - laplacian_heads
+    def __init__(self, operators: Sequence[str]) -> None:
+        """`operators`: the name of each head's."""
+        self._heads = [StreamingMoments() for _ in operators]
+        self._operators = list(operators)
         self._constant = self._sequences = self._silent = 0
 
     def update(self, inputs: HeadInputs) -> None:
@@ -138,9 +144,10 @@ class HeadUpdatesAccumulator:
         varies_B = before_B > ROUNDING * x_BTC.square().sum(dim=2).mean(dim=1)
         self._sequences += len(x_BTC)
         self._constant += int((~varies_B).sum())
+        y_BHTD = inputs.outputs()
         for head, moments in enumerate(self._heads):
             P_BTT = attention_matrix(inputs, head)
-            u_BTC = to_float64(head_update(inputs, head, P_BTT))
+            u_BTC = to_float64(head_update(inputs, head, y_BHTD))
             m_BTC = to_float64(P_BTT @ inputs.x_BTC)
             change_B = torch.where(varies_B, (_variance(x_BTC + u_BTC) - before_B) / before_B, torch.nan)
             along_B, towards_B = (_mean_cosine(u_BTC, other) for other in (m_BTC, m_BTC - x_BTC))
@@ -151,11 +158,12 @@ class HeadUpdatesAccumulator:
         result = LayerResult()
         for column, name in enumerate(QUANTITIES):
             result.series[name] = np.array([number_or_nan(moments.mean(column)) for moments in self._heads])
-        is_laplacian = np.arange(len(self._heads)) >= self._first_laplacian
-        result.series["is_laplacian"] = is_laplacian.astype(float)
-        for kind, chosen in (("attention", ~is_laplacian), ("laplacian", is_laplacian)):
+        result.words["operators"] = self._operators
+        kinds = np.array([_kind(operator) for operator in self._operators])
+        result.series["is_laplacian"] = (kinds == "laplacian").astype(float)
+        for kind in ("attention", "laplacian", *(["other"] if "other" in kinds else [])):
             for name in QUANTITIES:
-                values = result.series[name][chosen]
+                values = result.series[name][kinds == kind]
                 known = values[values == values]
                 result.values[f"{kind}_{name}"] = float(known.mean()) if len(known) else None
         if self._silent:
@@ -165,6 +173,10 @@ class HeadUpdatesAccumulator:
                 f"the tokens of {self._constant:,} of {self._sequences:,} sequences are equal: no variance to change"
             )
         return result
+
+
+def _kind(operator: str) -> str:
+    return operator if operator in ("attention", "laplacian") else "other"
 
 
 def _variance(x_BTC: Tensor) -> Tensor:

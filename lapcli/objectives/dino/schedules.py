@@ -76,8 +76,8 @@ def backbone_multiplier(name: str, layers: int, decay: float, patch_multiplier: 
 
 
 def is_decayed(name: str) -> bool:
-    """Not biases, norms and LayerScale; class and mask token and the patch embedding are."""
-    return not (name.endswith("bias") or "norm" in name or "gamma" in name)
+    """Not biases, norms, LayerScale and what head operators learn; class and mask token and the patch embedding are."""
+    return not (name.endswith("bias") or "norm" in name or "gamma" in name or ".operators." in name)
 
 
 def parameter_groups(recipe: SelfSupervisedRecipe, model: StudentTeacher) -> list[ParameterGroup]:

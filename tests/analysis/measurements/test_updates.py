@@ -4,7 +4,9 @@ import pytest
 import torch
 from analysis_support import dino, gpt, vit
 
-from lapcli.analysis.measurements.updates import HeadUpdatesAccumulator, attention_matrix, head_update
+from lapcli.analysis.measurements.updates import HeadUpdatesAccumulator, head_update
+from lapcli.heads.operator_attention import HeadOperators
+from lapcli.heads.plan import head_plan
 from lapcli.measures.capture import Batch, Capture
 from lapcli.models.anatomy import HeadInputs, anatomy_of
 
@@ -17,7 +19,11 @@ MODELS = {
     "vit 2": lambda: vit(2),
     "eva rope": lambda: vit(3, "vit_small_patch16_dinov3", init_values=0.5),
     "self-supervised": lambda: dino(1),
+    "gpt operators": lambda: gpt(0, operators=OPERATORS),
+    "vit operators": lambda: vit({"exclusive": 1, "mix": {"heads": 2, "alpha": 0.5}}),
+    "self-supervised operators": lambda: dino(0, operators=OPERATORS),
 }
+OPERATORS = [{"centered": 2, "gate": 1}, {"neutreno": 1, "shaped": 1, "exclusive": 1, "attnscale": 1}]
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -28,7 +34,8 @@ def test_the_heads_updates_sum_to_what_the_layer_adds(name):
 
     def listener(layer):
         def listen(heads: HeadInputs, batch: Batch) -> None:
-            summed[layer] = sum(head_update(heads, h, attention_matrix(heads, h)) for h in range(heads.q_BHTD.shape[1]))
+            y_BHTD = heads.outputs()
+            summed[layer] = sum(head_update(heads, h, y_BHTD) for h in range(heads.q_BHTD.shape[1]))
             if heads.scale_C is not None:
                 added[f"scale {layer}"] = heads.scale_C
 
@@ -51,8 +58,9 @@ def one_head(laplacian, out, causal=False):
     """Zero queries attend to all tokens alike; values are the tokens themselves."""
     x_BTC = torch.randn(3, 6, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(0)) + 1
     zeros, values = torch.zeros(3, 1, 6, 4, dtype=torch.float64), x_BTC[:, None]
-    updates = HeadUpdatesAccumulator(1, int(laplacian))
-    updates.update(HeadInputs(x_BTC, zeros, zeros, values, out, None, causal, int(laplacian)))
+    updates = HeadUpdatesAccumulator(["laplacian" if laplacian else "attention"])
+    operators = HeadOperators(head_plan(int(laplacian), 1, 1), 0, 4, 4)
+    updates.update(HeadInputs(x_BTC, zeros, zeros, values, out, None, causal, operators, x_BTC))
     return updates.result()
 
 

@@ -1,5 +1,6 @@
 """What this package adds to lap. It is imported when lap meets a name that it does not know, or lists names."""
 
+from lap_example.damped import Damped
 from lap_example.lion import Lion
 from lap_example.masked_autoencoder import MaskedAutoencoder
 from lap_example.spread import Spread
@@ -10,6 +11,7 @@ from lapcli.runtime.plugins import Extensions
 def register(extensions: Extensions) -> None:
     extensions.add("kind", MaskedAutoencoder())
     extensions.add("analysis", Spread)
+    extensions.add("operator", Damped)
     extensions.add("optimizer", Lion())
     extensions.add("data source", SumsText())
     extensions.add("benchmark", SumsBenchmark())

@@ -1,0 +1,92 @@
+"""What each head operator costs: an attention layer of the GPT, forward and backward, half of its heads with it.
+
+Time against plain attention (compiled), peak memory (uncompiled), bytes of parameters, and the FLOPs that an operator
+declares for a token of the layer.
+"""
+
+import argparse
+from functools import partial
+from typing import Any
+
+import torch
+from measure import compare, mebibytes, peak_bytes
+
+from lapcli.heads.operator_attention import FirstValues
+from lapcli.models.gpt import Attention, GPTConfig
+
+TARGET = 1.05  # for those that are an epilogue of values and output alone
+TARGETED = ("laplacian", "mix", "value-only", "exclusive", "neutreno")
+HEADS, WIDTH = 8, 512
+CASES: dict[str, dict[str, Any]] = {
+    "attention": {},
+    "laplacian": {"laplacian": 4},
+    "mix": {"mix": {"heads": 4, "learn": ["alpha"]}},
+    "value-only": {"value-only": 4},
+    "centered": {"centered": 4},
+    "attnscale": {"attnscale": 4},
+    "shaped": {"shaped": 4},
+    "neutreno": {"neutreno": 4},
+    "exclusive": {"exclusive": 4},
+    "exclusive, gated": {"exclusive": {"heads": 4, "gate": "tanh"}},
+    "gate, headwise": {"gate": 4},
+    "gate, elementwise": {"gate": {"heads": 4, "form": "elementwise"}},
+}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--tokens", type=int, default=1024)
+    parser.add_argument("--no-compile", action="store_true")
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    plain = partial(forward_and_backward, {}, options.tokens, not options.no_compile)
+    print(f"attention layer, {options.tokens} tokens, width {WIDTH}, {HEADS} heads, half with the operator, one thread")
+    print(f"{'':<20}{'time':>8}{'peak':>14}{'ratio':>8}{'parameters':>14}{'FLOPs a token':>15}")
+    base = peak_bytes(forward_and_backward({}, options.tokens, False))
+    for name, operators in CASES.items():
+        other = partial(forward_and_backward, operators, options.tokens, not options.no_compile)
+        time = compare({"plain": plain, name: other}, builds=1, rounds=5)[name] if operators else 1.0
+        memory = peak_bytes(forward_and_backward(operators, options.tokens, False))
+        layer = build(operators, options.tokens)
+        size = sum(p.numel() * p.element_size() for p in layer.operators.parameters())
+        flops = layer.config_plan.added_flops(WIDTH // HEADS, WIDTH) // 2  # of one of the two layers
+        mark = " *" if name in TARGETED else ""
+        print(f"{name:<20}{time:>8.3f}{mebibytes(memory):>14}{memory / base:>8.3f}{size:>12} B{flops:>15,}{mark}")
+    print(f"* target: time at most {TARGET} compiled")
+
+
+def build(operators: dict[str, Any], tokens: int) -> Any:
+    """The second layer, so that neutreno has first values."""
+    config = GPTConfig(layers=2, heads=HEADS, width=WIDTH, vocab=1, context=tokens, operators=operators)
+    torch.manual_seed(0)
+    layer: Any = Attention(config, 1)
+    for name, p in layer.named_parameters():
+        if "operators" not in name:
+            torch.nn.init.normal_(p, std=0.02)
+    layer.config_plan = config.head_plan()
+    return layer
+
+
+def forward_and_backward(operators: dict[str, Any], tokens: int, compiles: bool):  # type: ignore[no-untyped-def]
+    layer = build(operators, tokens)
+    angles = torch.rand(tokens, 1, WIDTH // HEADS // 2)
+    x_BTC = torch.randn(1, tokens, WIDTH, requires_grad=True)
+    first_v = torch.randn(1, HEADS, tokens, WIDTH // HEADS)
+
+    def forward(x: torch.Tensor) -> torch.Tensor:
+        first = FirstValues()
+        first.v_BGTD = first_v
+        return layer(x, (angles.cos(), angles.sin()), None, first).sum()
+
+    function = torch.compile(forward, dynamic=False) if compiles else forward
+
+    def run() -> None:
+        function(x_BTC).backward()
+        layer.zero_grad(set_to_none=True)
+        x_BTC.grad = None
+
+    return run
+
+
+if __name__ == "__main__":
+    main()

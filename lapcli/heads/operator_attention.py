@@ -1,0 +1,164 @@
+"""Attention whose heads have operators: SDPA once, then each operator on its own heads, and no T x T matrix.
+
+A layer without operators is plain attention bit for bit, and one whose only operator is the Laplacian takes the path of
+`lapcli/heads/laplacian.py`. The parameters of operators are `operators.<operator>_<parameter>` in the state dict of a
+layer's attention. They are float32 and stay so; what an operator gives is cast back to the dtype of the stream.
+
+Shapes: B batch, H query heads, G key and value heads, T query tokens, S key tokens, D head size, C width.
+"""
+
+import re
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from lapcli.heads.laplacian import laplacian_attention
+from lapcli.heads.operators.operator import FIRST_VALUES, INPUT, MEAN, HeadState, Learnt
+from lapcli.heads.plan import HeadPlan, LayerClaims
+
+
+class FirstValues:
+    """Values of the current tokens in the first layer: kept by it, read by operators of later layers."""
+
+    def __init__(self) -> None:
+        self.v_BGTD: Tensor | None = None
+
+
+class HeadOperators(nn.Module):
+    """The operators of one layer's heads, with what they learn."""
+
+    def __init__(self, plan: HeadPlan, layer: int, head_size: int, width: int) -> None:
+        super().__init__()
+        self.claims: LayerClaims = plan.layers[layer]
+        self.layer, self.heads = layer, plan.heads
+        self.laplacian_heads = plan.per_layer[layer]
+        self.is_laplacian = sum(n for _, n in self.claims) == self.laplacian_heads  # or plain
+        self.keeps_first_values = layer == 0 and needs_first_values(plan)
+        self._learnt: dict[str, Learnt] = {}
+        self._names: list[dict[str, str]] = []  # of each claim: what its operator calls a parameter, what it is here
+        for operator, heads in self.claims:
+            prefix = re.sub(r"\W", "_", operator.name)
+            learnt = operator.parameters(heads, head_size, width)
+            self._names.append({name: f"{prefix}_{name}" for name in learnt})
+            for name, each in learnt.items():
+                self._learnt[f"{prefix}_{name}"] = each
+                self.register_parameter(f"{prefix}_{name}", nn.Parameter(torch.full(each.shape, each.start)))
+
+    @torch.no_grad()
+    def initialise(self, generator: torch.Generator | None = None) -> None:
+        """Sets every parameter to its start, and draws those that are drawn."""
+        for name, parameter in self.named_parameters():
+            learnt = self._learnt[name]
+            if learnt.deviation:
+                parameter.normal_(learnt.start, learnt.deviation, generator=generator)
+            else:
+                parameter.fill_(learnt.start)
+
+    def forward(
+        self,
+        q_BHTD: Tensor,
+        k_BGSD: Tensor,
+        v_BGSD: Tensor,
+        *,
+        x_BTC: Tensor | None = None,
+        causal: bool = False,
+        mask: Tensor | None = None,
+        dropout: float = 0.0,
+        current_v_BGTD: Tensor | None = None,
+        first: FirstValues | None = None,
+    ) -> Tensor:
+        """What goes into the output projection, B x H x T x D; the arguments are those of `laplacian_attention`."""
+        if self.is_laplacian and not dropout:
+            return laplacian_attention(
+                q_BHTD, k_BGSD, v_BGSD, self.laplacian_heads, causal=causal, mask=mask, current_v_BGTD=current_v_BGTD
+            )
+        T, S = q_BHTD.shape[2], k_BGSD.shape[2]
+        current_v_BGTD = v_BGSD[:, :, S - T :] if current_v_BGTD is None else current_v_BGTD
+        if dropout:  # on the matrix: v - dropout(P) v
+            o_BHTD = F.scaled_dot_product_attention(
+                q_BHTD, k_BGSD, v_BGSD, mask, dropout, causal, enable_gqa=k_BGSD.shape[1] != q_BHTD.shape[1]
+            )
+        else:
+            o_BHTD = laplacian_attention(q_BHTD, k_BGSD, v_BGSD, 0, causal=causal, mask=mask)
+        return self.epilogue(o_BHTD, v_BGSD, current_v_BGTD, x_BTC=x_BTC, causal=causal, mask=mask, first=first)
+
+    def epilogue(
+        self,
+        o_BHTD: Tensor,
+        v_BGSD: Tensor,
+        current_v_BGTD: Tensor,
+        *,
+        x_BTC: Tensor | None = None,
+        causal: bool = False,
+        mask: Tensor | None = None,
+        first: FirstValues | None = None,
+    ) -> Tensor:
+        """Each operator on its heads of SDPA's output; the rest stays as it is."""
+        first_v = None if first is None or self.layer == 0 else first.v_BGTD
+        parts: list[Tensor] = []
+        end = self.heads
+        for (operator, count), names in zip(self.claims, self._names, strict=True):
+            begin = end - count
+            mean, first_values = None, None
+            if MEAN in operator.needs:
+                own_mask = _of_heads(mask, begin, end)
+                mean = visible_mean(self._own(v_BGSD, begin, end), o_BHTD.shape[2], causal, own_mask)
+            if FIRST_VALUES in operator.needs and first_v is not None:
+                first_values = self._own(first_v, begin, end)
+            parameters = {name: getattr(self, here) for name, here in names.items()}
+            state = HeadState(parameters, mean, first_values, x_BTC if INPUT in operator.needs else None)
+            y = operator.apply(self._own(current_v_BGTD, begin, end), o_BHTD[:, begin:end], state)
+            parts.append(y.to(o_BHTD.dtype))
+            end = begin
+        if end:
+            parts.append(o_BHTD[:, :end])
+        return parts[0] if len(parts) == 1 else torch.cat(parts[::-1], dim=1)
+
+    def _own(self, v_BGTD: Tensor, begin: int, end: int) -> Tensor:
+        """The values of some heads, repeated where query heads share them."""
+        groups = v_BGTD.shape[1]
+        v_BHTD = v_BGTD if groups == self.heads else v_BGTD.repeat_interleave(self.heads // groups, dim=1)
+        return v_BHTD[:, begin:end]
+
+
+def _of_heads(mask: Tensor | None, begin: int, end: int) -> Tensor | None:
+    """The part of a mask that is these heads'; one for all heads serves them all."""
+    return mask if mask is None or mask.ndim < 3 or mask.shape[-3] == 1 else mask[..., begin:end, :, :]
+
+
+def visible_mean(v_BHSD: Tensor, tokens: int, causal: bool, mask: Tensor | None) -> Tensor:
+    """The mean of the values that each of the last `tokens` queries sees, in float32 at least.
+
+    Without a mask it is the mean of all, or under `causal` the cumulative one: sums, no matrix. A mask is one already.
+    """
+    wide = torch.promote_types(v_BHSD.dtype, torch.float32)
+    if mask is not None:
+        visible = (mask if mask.dtype == torch.bool else mask > -torch.inf).to(wide)
+        return visible @ v_BHSD.to(wide) / visible.sum(-1, keepdim=True)
+    S = v_BHSD.shape[2]
+    if not causal:
+        return v_BHSD.mean(2, keepdim=True, dtype=wide)
+    before = S - tokens
+    sums_BHTD = v_BHSD[:, :, before:].cumsum(2, dtype=wide)
+    if before:
+        sums_BHTD = sums_BHTD + v_BHSD[:, :, :before].sum(2, keepdim=True, dtype=wide)
+    return sums_BHTD / torch.arange(before + 1, S + 1, dtype=wide, device=v_BHSD.device)[:, None]
+
+
+def needs_first_values(plan: HeadPlan) -> bool:
+    """Whether any operator does; in the first layer alone it needs nothing from there."""
+    return any(FIRST_VALUES in claim.operator.needs for layer in plan.layers for claim in layer)
+
+
+def operator_parameters(model: nn.Module) -> set[str]:
+    """Names of what operators learn: updated by AdamW without decay where the rest is Muon's, never decayed."""
+    modules = [(prefix, module) for prefix, module in model.named_modules() if isinstance(module, HeadOperators)]
+    return {f"{prefix}.{name}" for prefix, module in modules for name, _ in module.named_parameters()}
+
+
+def initialise_operators(model: nn.Module, generator: torch.Generator | None = None) -> None:
+    """After all other weights are drawn, so that models share those bit for bit whatever their operators."""
+    for module in model.modules():
+        if isinstance(module, HeadOperators):
+            module.initialise(generator)

@@ -1,0 +1,152 @@
+"""What a head operator is: what a head makes of its values `v` and of what attention made of them, `o = P v`.
+
+To add one, write a frozen dataclass that subclasses `Operator`: its fields are the constants that a recipe may set.
+Name it in `OPERATORS`, or add it from another package with `extensions.add("operator", ...)`. These files import torch
+for type checkers alone: recipes are checked before torch is there.
+
+An operator is an epilogue of SDPA and never sees `P`. With a cache it sees the current tokens, and the mean is that of
+all cached values, so that no operator keeps anything of its own between tokens.
+
+Shapes: B batch, H the operator's own heads, T query tokens, S key tokens, D head size, C width of the layer.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from difflib import get_close_matches
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from lapcli.runtime.plugins import Registry
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+MEAN, FIRST_VALUES, INPUT = "the mean of the visible values", "the first layer's values", "the layer's input"
+LARGEST = 1e3  # of a constant; a typo with some zeros too many is beyond it
+
+
+@dataclass(frozen=True)
+class Learnt:
+    """A parameter of an operator: it starts at `start`, or is drawn with `deviation` after all other weights."""
+
+    shape: tuple[int, ...]
+    start: float = 0.0
+    deviation: float = 0.0
+
+
+@dataclass(frozen=True)
+class HeadState:
+    """What an operator may use beside `v` and `o`; what it does not declare in `needs` is None."""
+
+    parameters: Mapping[str, Tensor]
+    mean_BHTD: Tensor | None = None
+    first_v_BHTD: Tensor | None = None  # None in the first layer, whose values are `v` itself
+    x_BTC: Tensor | None = None
+
+
+@dataclass(frozen=True)
+class Dense:
+    """The same with all matrices written out: what `Operator.dense` defines the operator with, for tests.
+
+    `I_TS` has its ones where a query token stands among the keys, `U_BHTS` is 1 / n over the n visible keys.
+    """
+
+    P_BHTS: Tensor
+    I_TS: Tensor
+    U_BHTS: Tensor
+    v_BHSD: Tensor
+    first_v_BHSD: Tensor  # in the first layer `v_BHSD`
+    x_BTC: Tensor
+    parameters: Mapping[str, Tensor]
+
+
+@dataclass(frozen=True)
+class Operator:
+    """A head operator with its constants."""
+
+    name: ClassVar[str]
+    letter: ClassVar[str]  # in the printed grid of heads
+    needs: ClassVar[frozenset[str]] = frozenset()
+    learnable: ClassVar[tuple[str, ...]] = ()  # constants that a recipe may name in `learn`, a number for each head
+    choices: ClassVar[Mapping[str, tuple[str, ...]]] = {}  # of constants that are words
+
+    def apply(self, v_BHTD: Tensor, o_BHTD: Tensor, state: HeadState) -> Tensor:
+        raise NotImplementedError
+
+    def dense(self, dense: Dense) -> Tensor:
+        """The definition with the T x S matrices."""
+        raise NotImplementedError
+
+    def flops(self, head_size: int, width: int) -> int:
+        """Additions and multiplications for one token of one head, forward, beyond plain attention's."""
+        raise NotImplementedError
+
+    def parameters(self, heads: int, head_size: int, width: int) -> dict[str, Learnt]:
+        return {name: Learnt((heads,), start=getattr(self, name)) for name in getattr(self, "learn", ())}
+
+    def value(self, name: str, parameters: Mapping[str, Tensor]) -> Any:
+        """A constant, or the learnt number of each head in its place."""
+        learnt = parameters.get(name)
+        return getattr(self, name) if learnt is None else learnt[:, None, None]
+
+    @property
+    def adds_parameters(self) -> bool:
+        return bool(self.parameters(1, 1, 1))
+
+    def constants(self) -> dict[str, Any]:
+        """All of them as a recipe writes them: what the metadata of the weights says."""
+        values = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+        return {name: list(value) if isinstance(value, tuple) else value for name, value in values.items()}
+
+
+def operator_with(name: str, constants: Mapping[str, Any]) -> Operator:
+    """The operator of that name; ValueError where a constant is not one of its own or is out of range."""
+    kind = OPERATORS[name]
+    known = {field.name: field for field in dataclasses.fields(kind)}
+    values: dict[str, Any] = {}
+    for key, value in constants.items():
+        if key not in known:
+            near = get_close_matches(str(key), ["heads", "layers", *known], 1)
+            hint = f"did you mean {near[0]}?" if near else f"it takes {', '.join(['heads', 'layers', *known])}"
+            raise ValueError(f"{name} has no constant {str(key)[:40]!r}; {hint}")
+        values[key] = _checked(kind, key, value)
+    return kind(**values)
+
+
+def _checked(kind: type[Operator], key: str, value: Any) -> Any:
+    got = f"got {repr(value)[:60]}"
+    if key == "learn":
+        names = value if isinstance(value, list | tuple) else [value]
+        if any(name not in kind.learnable for name in names) or len(set(names)) != len(names):
+            raise ValueError(f"{kind.name} learns any of {', '.join(kind.learnable)}, {got}")
+        return tuple(names)
+    if key in kind.choices:
+        if value not in kind.choices[key]:
+            raise ValueError(f"{key} of {kind.name} is {' or '.join(kind.choices[key])}, {got}")
+        return value
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        raise ValueError(f"{key} of {kind.name} is a number, {got}")
+    if abs(value) > LARGEST:
+        raise ValueError(f"{key} of {kind.name} is between -{LARGEST:g} and {LARGEST:g}, {got}")
+    return float(value)
+
+
+_HERE = "lapcli.heads.operators"
+OPERATORS: Registry[type[Operator]] = Registry(
+    "operator",
+    {
+        "attention": f"{_HERE}.identity_mixing:Attention",
+        "laplacian": f"{_HERE}.laplacian:Laplacian",
+        "mix": f"{_HERE}.identity_mixing:Mix",
+        "value-only": f"{_HERE}.identity_mixing:ValueOnly",
+        "centered": f"{_HERE}.centered:Centered",
+        "attnscale": f"{_HERE}.attnscale:AttnScale",
+        "shaped": f"{_HERE}.shaped:Shaped",
+        "neutreno": f"{_HERE}.neutreno:NeuTRENO",
+        "exclusive": f"{_HERE}.exclusive:Exclusive",
+        "gate": f"{_HERE}.gate:Gate",
+    },
+)

@@ -1,0 +1,428 @@
+"""Every head operator against its matrix in float64, in every model, and the plans that name them."""
+
+import json
+import signal
+from typing import Any
+
+import pytest
+import timm
+import torch
+import torch.nn.functional as F
+from dino_support import dino_recipe
+from image_support import image_recipe
+from safetensors.torch import load_file
+from support import die_in_update, exit_code, start_child, tiny_recipe, write_text
+from torch import Tensor
+
+import lapcli
+from lapcli.generation.engine import Engine, Sampling
+from lapcli.heads.operator_attention import FirstValues, HeadOperators
+from lapcli.heads.operators import OPERATORS
+from lapcli.heads.operators.operator import Dense
+from lapcli.heads.plan import head_plan, operator_plan
+from lapcli.models.gpt import GPT, GPTConfig, KVCache
+from lapcli.models.student_teacher import StudentTeacher
+from lapcli.models.vit import build_vit
+from lapcli.objectives import classification, language_model
+from lapcli.objectives.dino import schedules
+from lapcli.planning import plan_training
+from lapcli.recipe import recipe_hash
+from lapcli.runtime.errors import DataError
+from lapcli.training.checkpoint import load_weights
+
+torch.set_num_threads(1)
+
+#: Each operator in each of its forms: its name and constants.
+CASES: dict[str, tuple[str, dict[str, Any]]] = {
+    "attention": ("attention", {}),
+    "laplacian": ("laplacian", {}),
+    "mix": ("mix", {"alpha": 0.7, "beta": -1.3}),
+    "learnt mix": ("mix", {"learn": ["alpha", "beta"]}),
+    "value-only": ("value-only", {}),
+    "centered": ("centered", {}),
+    "attnscale": ("attnscale", {}),
+    "fixed attnscale": ("attnscale", {"strength": 0.4, "learn": []}),
+    "shaped": ("shaped", {}),
+    "neutreno": ("neutreno", {"strength": 0.4}),
+    "exclusive": ("exclusive", {}),
+    "gated exclusive": ("exclusive", {"gate": "tanh"}),
+    "headwise gate": ("gate", {}),
+    "elementwise gate": ("gate", {"form": "elementwise"}),
+}
+#: All of them in one model.
+EVERY_LAYER: list[dict[str, Any]] = [
+    {"laplacian": 1, "gate": 1, "centered": 1},
+    {"mix": {"heads": 1, "learn": ["alpha"]}, "neutreno": 1, "exclusive": {"heads": 1, "gate": "tanh"}, "shaped": 1},
+    {"attnscale": 2, "value-only": 1, "gate": {"heads": 1, "form": "elementwise"}},
+]
+H, D, WIDTH = 4, 6, 24
+every_case = pytest.mark.parametrize("case", CASES)
+
+
+def spec_of(case: str, heads: Any = 3) -> dict[str, Any]:
+    name, constants = CASES[case]
+    return {name: {"heads": heads, **constants}}
+
+
+def random(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+def layer_of(case: str) -> HeadOperators:
+    """The second layer's operators; their parameters are drawn, so that nothing is at a value that hides it."""
+    layer = HeadOperators(operator_plan(spec_of(case), 2, H), 1, D, WIDTH).double()
+    with torch.no_grad():
+        for seed, p in enumerate(layer.parameters()):
+            p.copy_(random(*p.shape, seed=50 + seed))
+    return layer
+
+
+def inputs(T: int, S: int, G: int) -> dict[str, Tensor]:
+    sizes = {"q": (2, H, T, D), "k": (2, G, S, D), "v": (2, G, S, D), "first": (2, G, T, D), "x": (2, T, WIDTH)}
+    return {name: random(*size, seed=seed).requires_grad_() for seed, (name, size) in enumerate(sizes.items())}
+
+
+def run(layer: HeadOperators, q: Tensor, k: Tensor, v: Tensor, first: Tensor, x: Tensor, **how: Any) -> Tensor:
+    values = FirstValues()
+    values.v_BGTD = first
+    return layer(q, k, v, x_BTC=x, first=values, **how)
+
+
+def dense(layer: HeadOperators, given: dict[str, Tensor], visible_BHTS: Tensor) -> Tensor:
+    """The matrices written out from what each query sees, and the operator's definition on them."""
+    T, S = visible_BHTS.shape[-2:]
+    k, v, first = (given[name].repeat_interleave(H // given[name].shape[1], dim=1) for name in ("k", "v", "first"))
+    logits = (given["q"] @ k.mT / D**0.5).masked_fill(~visible_BHTS, -torch.inf)
+    P = logits.exp() / logits.exp().sum(-1, keepdim=True)
+    U = visible_BHTS.double() / visible_BHTS.sum(-1, keepdim=True)
+    I_TS = torch.tensor([[float(s == S - T + t) for s in range(S)] for t in range(T)], dtype=torch.float64)
+    padded = torch.cat([torch.zeros(2, H, S - T, D, dtype=torch.float64), first], dim=2)
+    if not layer.claims:  # three heads of attention are a plain layer
+        return P @ v
+    ((operator, count),) = layer.claims
+    own = slice(H - count, H)
+    parameters = {name.partition("_")[2]: p for name, p in layer.named_parameters()}
+    y = operator.dense(Dense(P[:, own], I_TS, U[:, own], v[:, own], padded[:, own], given["x"], parameters))
+    return torch.cat([(P @ v)[:, : H - count], y], dim=1)
+
+
+@every_case
+@pytest.mark.parametrize("G", [4, 2])
+@pytest.mark.parametrize("kind", ["all", "causal", "cached", "masked", "additive"])
+def test_is_its_matrix(case: str, G: int, kind: str) -> None:
+    T, S = (3, 5) if kind == "cached" else (5, 5)
+    given, layer = inputs(T, S, G), layer_of(case)
+    how: dict[str, Any] = {"causal": kind in ("causal", "cached")}
+    visible = torch.ones(T, S, dtype=torch.bool)
+    if how["causal"]:
+        visible = visible.tril(S - T)
+    elif kind != "all":
+        visible = (random(2, H, T, S, seed=9) > 0) | torch.eye(T, dtype=torch.bool)
+        how["mask"] = (
+            visible if kind == "masked" else torch.zeros(2, H, T, S).double().masked_fill(~visible, -torch.inf)
+        )
+    y, expected = run(layer, **given, **how), dense(layer, given, visible.expand(2, H, T, S))
+    torch.testing.assert_close(y, expected, atol=1e-12, rtol=1e-12)
+    direction, wanted = random(*y.shape, seed=8), [*given.values(), *layer.parameters()]
+    ours, theirs = (torch.autograd.grad(out, wanted, direction, allow_unused=True) for out in (y, expected))
+    for a, b in zip(ours, theirs, strict=True):  # None: it has no part in the output
+        assert (a is None or not a.any()) if b is None else torch.allclose(a, b, atol=1e-11)
+
+
+@every_case
+def test_gradients_by_differences(case: str) -> None:
+    given, layer = inputs(3, 3, 2), layer_of(case)
+    learnt = list(layer.parameters())
+
+    def function(*values: Tensor) -> Tensor:
+        return run(layer, *values[:5], causal=True)
+
+    assert torch.autograd.gradcheck(function, (*given.values(), *learnt))
+
+
+@every_case
+def test_first_token_under_a_causal_mask(case: str) -> None:
+    """There P is 1, the mean is the value itself, and all that is left is a multiple of it."""
+    given, layer = inputs(4, 4, H), layer_of(case)
+    y, v, first = run(layer, **given, causal=True)[:, 1:, 0], given["v"][:, 1:, 0], given["first"][:, 1:, 0]
+    learnt = [p[:, None] if p.ndim == 1 else p for p in layer.parameters()]
+    if case in ("laplacian", "centered", "exclusive"):
+        assert torch.equal(y, torch.zeros_like(y))
+        return
+    if "gate" in case and "exclusive" not in case:
+        expected = v * (given["x"][:, 0] @ learnt[0].T).sigmoid().unflatten(-1, (3, -1))
+    else:
+        expected = {
+            "mix": lambda: (0.7 - 1.3) * v,
+            "learnt mix": lambda: (learnt[0] + learnt[1]) * v,
+            "shaped": lambda: (learnt[0] + learnt[1] - learnt[2]) * v,
+            "neutreno": lambda: v + 0.4 * (first - v),
+            "gated exclusive": lambda: (1 - learnt[0].tanh()) * v,
+        }.get(case, lambda: v)()
+    torch.testing.assert_close(y, expected, atol=1e-13, rtol=1e-13)
+
+
+def gpt(operators: Any, seed: int = 0, **options: Any) -> GPT:
+    size = {"layers": 3, "heads": H, "kv_heads": 2, "width": WIDTH, "vocab": 17, "context": 16, **options}
+    model = GPT(GPTConfig(**size, operators=operators)).double()
+    with torch.no_grad():
+        for name, p in sorted(model.named_parameters()):
+            p.copy_(random(*p.shape, seed=seed + sum(map(ord, name))) * 0.3)
+    return model
+
+
+@every_case
+def test_decoding_in_chunks_is_the_full_pass(case: str) -> None:
+    model = gpt(spec_of(case))
+    tokens = torch.randint(17, (2, 9), generator=torch.Generator().manual_seed(1))
+    whole = model(tokens)
+    cache = KVCache(model.config, 2, 9, torch.float64, "cpu")
+    parts = [model(tokens[:, begin:end], cache) for begin, end in ((0, 4), (4, 5), (5, 8), (8, 9))]
+    torch.testing.assert_close(torch.cat(parts, dim=1), whole, atol=1e-11, rtol=1e-11)
+
+
+def test_rows_of_unequal_length_are_decoded_as_each_by_itself() -> None:
+    model = gpt(EVERY_LAYER)
+    prompts, sampling = [[1, 2, 3, 4, 5], [6], [7, 8, 9]], Sampling(8)
+    together = Engine(model, batch=3).complete(prompts, sampling)
+    alone = [Engine(model, batch=1).complete([prompt], sampling)[0] for prompt in prompts]
+    assert [row[0].tokens for row in together] == [row[0].tokens for row in alone]
+
+
+@every_case
+def test_no_head_of_it_is_the_plain_model_to_the_bit(case: str) -> None:
+    plain, none = gpt(None), gpt(spec_of(case, 0))
+    tokens = torch.arange(12).view(1, 12)
+    assert plain.state_dict().keys() == none.state_dict().keys()
+    assert torch.equal(plain(tokens), none(tokens))
+    assert str(none.config.head_plan()) == "0"
+
+
+@pytest.mark.parametrize("case", ["learnt mix", "attnscale", "gated exclusive"])
+def test_learnt_numbers_start_at_plain_attention(case: str) -> None:
+    torch.manual_seed(0)
+    tokens = torch.randint(17, (2, 12))
+    name, constants = CASES[case]
+    plain, model = gpt(None), gpt({name: {"heads": "all", **constants}})
+    for module in model.modules():
+        if isinstance(module, HeadOperators):
+            module.initialise()
+    torch.testing.assert_close(model.loss(tokens, tokens), plain.loss(tokens, tokens), atol=1e-12, rtol=1e-12)
+
+
+@pytest.mark.parametrize("operators", [spec_of(case) for case in CASES] + [EVERY_LAYER], ids=[*CASES, "every"])
+def test_other_weights_start_the_same(operators: Any) -> None:
+    def same(plain: torch.nn.Module, model: torch.nn.Module) -> None:
+        ours = model.state_dict()
+        added = ours.keys() - plain.state_dict().keys()
+        assert all(".operators." in name for name in added)
+        assert all(torch.equal(value, ours[name]) for name, value in plain.state_dict().items())
+
+    def drawn(operators: Any) -> GPT:
+        model = GPT(
+            GPTConfig(layers=3, heads=H, width=WIDTH, vocab=17, context=16, operators=operators), is_drawn=False
+        )
+        model.initialise(torch.Generator().manual_seed(3))
+        return model
+
+    same(drawn(None), drawn(operators))
+    size = {"layers": 3, "heads": H, "width": 32, "laplacian_heads": 0}
+    models = [image_recipe(model={**size, "operators": each}).model for each in (None, operators)]
+    same(*(build_vit(section, 5) for section in models))
+    sections = [dino_recipe(model={**size, "operators": each}).model for each in (None, operators)]
+    same(*(StudentTeacher(section, 5) for section in sections))
+
+
+def test_what_operators_learn_is_never_decayed_and_never_muons(tmp_path) -> None:
+    size = {"layers": 3, "heads": H, "width": 32, "laplacian_heads": 0, "operators": EVERY_LAYER}
+    text = tiny_recipe(write_text(tmp_path / "text.txt"), model=size, optimizer={"weight_decay": 0.1})
+    image, dino = image_recipe(model=size, optimizer={"weight_decay": 0.1}), dino_recipe(model=size)
+    groups = [
+        *language_model.parameter_groups(text, GPT(language_model.gpt_config(text))),
+        *classification.parameter_groups(image, build_vit(image.model)),
+        *schedules.parameter_groups(dino, StudentTeacher(dino.model)),
+    ]
+    learnt = [(group, name) for group in groups for name in group.parameters if ".operators." in name]
+    assert len(learnt) == 3 * 8
+    for group, name in learnt:
+        changed = group.at_step(1000) if group.at_step else {}
+        assert group.optimizer == ("lamb" if group.name == "without decay" else "adamw"), (
+            name
+        )  # the image recipe names lamb
+        assert {**group.options, **changed}["weight_decay"] == 0.0, name
+    with_muon = [name for group in groups if group.optimizer == "muon" for name in group.parameters]
+    assert with_muon
+    assert not any("operators" in name for name in with_muon)
+
+
+@pytest.mark.parametrize("kind", ["gpt", "vit", "dino"])
+def test_compiles_as_one_graph(kind: str) -> None:
+    size = {"layers": 3, "heads": H, "width": 32, "laplacian_heads": 0, "operators": EVERY_LAYER}
+    if kind == "gpt":
+        model: Any = gpt(EVERY_LAYER)
+        function, given = model.hidden, (torch.arange(12).view(1, 12),)
+    elif kind == "vit":
+        model = build_vit(image_recipe(model=size).model, 0)
+        function, given = model.forward, (torch.randn(2, 3, *model.patch_embed.img_size),)
+    else:
+        model = StudentTeacher(dino_recipe(model=size).model, 0).student.backbone
+        crops = [torch.randn(2, 3, 2 * model.patch, 2 * model.patch), torch.randn(4, 3, model.patch, model.patch)]
+        function, given = model._through_blocks, model._embed(crops, [None, None])
+    model.train()
+    torch.manual_seed(0)
+    expected = function(*given)
+    torch._dynamo.reset()
+    compiled = torch.compile(function, fullgraph=True, backend="aot_eager", dynamic=False)
+    for _ in range(2):
+        torch.manual_seed(0)
+        out = compiled(*given)
+        out.sum().backward()
+        if kind != "dino":  # whose stochastic depth draws otherwise in a graph
+            torch.testing.assert_close(out, expected, atol=1e-5, rtol=1e-5)
+    assert all(p.grad is not None for name, p in model.named_parameters() if ".operators." in name)
+
+
+def test_first_values_are_those_of_all_images_under_stochastic_depth() -> None:
+    """With the same images left in, a student's pass and an evaluation's agree; the first layer may drop others."""
+    section = dino_recipe(
+        model={"layers": 2, "heads": H, "width": 32, "laplacian_heads": 0, "operators": {"neutreno": 4}}
+    ).model
+    backbone = StudentTeacher(section, 0).student.backbone
+    images = torch.randn(3, 3, 2 * section.patch, 2 * section.patch)
+    x, _ = backbone._embed([images], [None])
+    first = backbone._first_values(x)
+    _, _, v = backbone.blocks[0].attn.qkv(backbone.blocks[0].norm1(x)).chunk(3, dim=1)
+    torch.testing.assert_close(first, v)
+    backbone.train()
+    backbone.blocks[1].drop_path = 0.5
+    assert torch.isfinite(backbone.tokens([images])[0]).all()
+
+
+def test_a_killed_run_with_every_operator_ends_bit_for_bit_where_an_uninterrupted_one_does(tmp_path, shared_cache):
+    model = {"layers": 3, "laplacian_heads": 0, "operators": EVERY_LAYER}
+    recipe = tiny_recipe(write_text(tmp_path / "text.txt"), model=model, train={"steps": 6})
+    ends = []
+    for runs in (tmp_path / "killed", tmp_path / "whole"):
+        if runs.name == "killed":
+            assert exit_code(start_child(recipe, runs, shared_cache, die_in_update, 5)) == -signal.SIGKILL
+        assert exit_code(start_child(recipe, runs, shared_cache)) == 0
+        folder = runs / "run" / "checkpoints" / "step-000006"
+        ends.append([load_file(folder / f"{name}.safetensors") for name in ("model", "optimizer")])
+    for a, b in zip(*ends, strict=True):
+        assert a.keys() == b.keys()
+        assert all(torch.equal(a[name], b[name]) for name in a)
+    assert any("operators.mix_alpha" in name for name in ends[0][1])
+    weights = tmp_path / "whole" / "run" / "checkpoints" / "step-000006" / "model.safetensors"
+    plan = operator_plan(EVERY_LAYER, 3, 4)
+    assert load_weights(weights, GPT(language_model.gpt_config(recipe)), str(plan)) == []
+    changed = json.loads(json.dumps(EVERY_LAYER))
+    changed[1]["neutreno"] = {"heads": 1, "strength": 0.5}
+    with pytest.raises(DataError, match=r"was trained with operators .*the model here has operators"):
+        load_weights(weights, GPT(language_model.gpt_config(recipe)), str(operator_plan(changed, 3, 4)))
+
+
+@every_case
+def test_the_plan_of_training_counts_what_it_adds(case: str, tmp_path) -> None:
+    text = write_text(tmp_path / "text.txt")
+    name, constants = CASES[case]
+    plans = [
+        plan_training(tiny_recipe(text, model={"laplacian_heads": 0, "operators": operators}))
+        for operators in ({}, {name: {"heads": 2, **constants}})
+    ]
+    width, heads, layers, size = 32, 2, 2, 8
+    learnt = {"learnt mix": 2, "attnscale": 1, "shaped": 3, "gated exclusive": 1}.get(case, 0) * heads
+    matrix = {"headwise gate": width * heads, "elementwise gate": width * heads * size}.get(case, 0)
+    assert plans[1].parameters - plans[0].parameters == layers * (learnt + matrix)
+    assert plans[1].flops_per_unit - plans[0].flops_per_unit == 6 * layers * matrix
+    assert (plans[1].operator_flops > 0) == (case not in ("attention", "value-only"))
+    assert (plans[1].memory_total > plans[0].memory_total) == (case not in ("attention",))
+    assert CASES[case][0] in plans[1].to_text() or case in ("attention", "laplacian")
+
+
+class TestPlans:
+    def test_the_last_heads_are_claimed_first(self) -> None:
+        plan = operator_plan({"laplacian": 2, "exclusive": 1}, 3, 4)
+        assert plan.grid() == "layers 0-2    A X L L"
+        assert plan.per_layer == (2, 2, 2)
+        assert str(plan) == '{"laplacian": 2, "exclusive": {"heads": 1, "gate": "none"}}'
+
+    @pytest.mark.parametrize(
+        ("operators", "laplacian_heads"),
+        [({"laplacian": 2}, 2), ({"laplacian": "linear(0, 4)"}, "linear(0, 4)"), ({}, 0), ({"attention": 3}, 0)],
+    )
+    def test_the_short_form_is_the_same_plan(self, operators: Any, laplacian_heads: Any) -> None:
+        assert operator_plan(operators, 3, 4) == head_plan(laplacian_heads, 3, 4)
+
+    def test_every_form(self) -> None:
+        spec = {"centered": "linear(0, 2)", "mix": {"layers": "1-2", "heads": [1, 1, 2], "alpha": 1}}
+        assert operator_plan(spec, 3, 4).grid().splitlines() == [
+            "layer 0       A A A A",
+            "layer 1       A A M C",
+            "layer 2       M M C C",
+        ]
+        assert operator_plan({"gate": {"heads": "all"}}, 1, 4).grid() == "layer 0       G G G G"
+        plan = operator_plan(EVERY_LAYER, 3, 4)
+        assert operator_plan(json.loads(str(plan)), 3, 4) == plan
+        assert operator_plan(plan.recipe_keys()["operators"], 3, 4) == plan
+
+    @pytest.mark.parametrize(
+        ("spec", "message"),
+        [
+            ({"laplacain": 2}, "there is no operator 'laplacain'; did you mean laplacian?"),
+            ({"laplacian": 3, "exclusive": 2}, "layer 0 has 4 heads, and laplacian 3 and exclusive 2 are more"),
+            ({"centered": 5}, "layer 0 has 4 heads, so 0 to 4 can be centered, got 5"),
+            ({"centered": "some"}, "centered: expected a number"),
+            ({"mix": {"alpha": 1}}, "mix needs a number of heads"),
+            ({"mix": {"heads": 1, "alhpa": 1}}, "mix has no constant 'alhpa'; did you mean alpha?"),
+            ({"mix": {"heads": 1, "learn": ["gamma"]}}, "mix learns any of alpha, beta, got"),
+            ({"mix": {"heads": 1, "alpha": "half"}}, "alpha of mix is a number, got 'half'"),
+            ({"gate": {"heads": 1, "form": "wide"}}, "form of gate is headwise or elementwise, got 'wide'"),
+            ([{"laplacian": 1}], "a list needs one mapping for each of the 3 layers, got 1"),
+        ],
+    )
+    def test_what_is_wrong_is_said(self, spec: Any, message: str) -> None:
+        with pytest.raises(ValueError) as error:  # noqa: PT011
+            operator_plan(spec, 3, 4)
+        assert message in str(error.value)
+
+    def test_a_recipe_takes_one_of_the_two_forms(self, tmp_path) -> None:
+        text = write_text(tmp_path / "text.txt")
+        with pytest.raises(Exception, match="give one of the two"):
+            tiny_recipe(text, model={"operators": {"laplacian": 2}})
+        plain = tiny_recipe(text)
+        assert recipe_hash(plain) == recipe_hash(tiny_recipe(text, model={"operators": None}))
+
+    def test_letters_are_each_operators_own(self) -> None:
+        letters = [OPERATORS[name].letter for name in OPERATORS.built_in()]
+        assert len(set(letters)) == len(letters) == 10
+
+
+class TestLaplacianize:
+    def test_takes_operators_of_values_and_attention(self) -> None:
+        torch.manual_seed(0)
+        options = {"img_size": 16, "patch_size": 8, "embed_dim": 24, "depth": 2, "num_heads": 4, "num_classes": 3}
+        model = timm.create_model("vit_tiny_patch16_224", **options).eval()
+        images, x = torch.randn(2, 3, 16, 16), []
+        model.blocks[1].attn.register_forward_pre_hook(lambda _, args: x.append(args[0]))
+        y = []
+        model.blocks[1].attn.proj.register_forward_pre_hook(lambda _, args: y.append(args[0]))
+        lapcli.laplacianize(model, {"exclusive": {"heads": 2, "layers": 1}})
+        model(images)
+        q, k, v = model.blocks[1].attn.qkv(x[0]).unflatten(2, (3, 4, 6)).permute(2, 0, 3, 1, 4)
+        o = F.scaled_dot_product_attention(q, k, v)
+        expected = o.clone()
+        for head in (2, 3):
+            along = (o[:, head] * v[:, head]).sum(-1, keepdim=True) / v[:, head].square().sum(-1, keepdim=True)
+            expected[:, head] -= along * v[:, head]
+        torch.testing.assert_close(y[0], expected.transpose(1, 2).flatten(2), atol=1e-5, rtol=1e-5)
+        lapcli.laplacianize(model, 0)
+        assert type(model.blocks[1].attn) is type(timm.create_model("vit_tiny_patch16_224", **options).blocks[1].attn)
+
+    @pytest.mark.parametrize("name", ["centered", "attnscale", "shaped", "neutreno", "gate"])
+    def test_refuses_the_others_with_the_reason(self, name: str) -> None:
+        options = {"img_size": 16, "patch_size": 8, "embed_dim": 24, "depth": 2, "num_heads": 4}
+        model = timm.create_model("vit_tiny_patch16_224", **options)
+        before = [type(block.attn) for block in model.blocks]
+        with pytest.raises(ValueError, match=f"{name} needs the .*which laplacianize does not provide"):
+            lapcli.laplacianize(model, {name: 2})
+        assert [type(block.attn) for block in model.blocks] == before
