@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import io
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -195,6 +195,35 @@ def figure_by_layer(runs: Sequence[ModelResult], name: str, label: str) -> Figur
     plot_by_layer(axes, runs, name)
     axes.set_ylabel(label)
     axes.legend(title=legend_title(runs), loc="center left", bbox_to_anchor=(1.0, 0.5))
+    return figure
+
+
+def figure_by_head(runs: Sequence[ModelResult], quantities: Mapping[str, str]) -> Figure:
+    """One point for each head against the layer, coloured by its operator: a row a run, a column a quantity."""
+    figure, axes_RC = panels(len(quantities), len(runs), width=3.1, height=2.3)
+    present = dict.fromkeys(
+        name for run in runs for each in run.layers.values() for name in each.words.get("operators", [])
+    )
+    for number, (row, run, label) in enumerate(zip(axes_RC, runs, labels(runs), strict=True)):
+        for panel, (name, title) in zip(row, quantities.items(), strict=True):
+            for place, operator in enumerate(present):
+                points = [
+                    (layer + 0.1 * (place - (len(present) - 1) / 2), value)
+                    for layer, result in run.layers.items()
+                    if name in result.series
+                    for value, own in zip(result.series[name], result.words["operators"], strict=True)
+                    if own == operator and np.isfinite(value)
+                ]
+                x, y = np.array(points).reshape(-1, 2).T
+                colour, marker = COLOURS[place % len(COLOURS)], MARKERS[place % len(MARKERS)]
+                panel.scatter(x, y, s=22, color=colour, marker=marker, alpha=0.8, linewidth=0, label=operator)
+            panel.set_xlim(min(run.layers) - 0.5, max(run.layers) + 0.5)
+            panel.xaxis.get_major_locator().set_params(integer=True)
+            panel.set_xlabel("layer (0: first block)" if number == len(runs) - 1 else "")
+            panel.set_ylabel(title)
+            panel.set_title(label)
+    handles, names = axes_RC[0][0].get_legend_handles_labels()
+    figure.legend(handles, names, loc="outside upper center", ncols=max(1, len(names)), title="operator of the head")
     return figure
 
 

@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from lapcli.heads.laplacian import laplacian_attention
-from lapcli.heads.operators.operator import FIRST_VALUES, INPUT, MEAN, HeadState, Learnt
+from lapcli.heads.operators.operator import FIRST_VALUES, INPUT, MEAN, HeadState, Learnt, Operator
 from lapcli.heads.plan import HeadPlan, LayerClaims
 
 
@@ -44,6 +44,13 @@ class HeadOperators(nn.Module):
             for name, each in learnt.items():
                 self._learnt[f"{prefix}_{name}"] = each
                 self.register_parameter(f"{prefix}_{name}", nn.Parameter(torch.full(each.shape, each.start)))
+
+    def learnt(self, operator: Operator) -> dict[str, Tensor]:
+        """The parameters of one of the layer's operators, as it calls them."""
+        for (claimed, _), names in zip(self.claims, self._names, strict=True):
+            if claimed == operator:
+                return {name: getattr(self, here) for name, here in names.items()}
+        return {}
 
     @torch.no_grad()
     def initialise(self, generator: torch.Generator | None = None) -> None:

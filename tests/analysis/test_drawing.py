@@ -13,7 +13,7 @@ from lapcli.analysis.analyzed_models import STOCK_GIVES, AnalyzedModel
 from lapcli.analysis.drawing import STYLE, Look, forms_of, labels, save_figure, size_of, styles
 from lapcli.analysis.examples import class_names
 from lapcli.analysis.measurement import LayerResult, Settings
-from lapcli.analysis.measurements import MEASUREMENTS, anova, collapse, updates
+from lapcli.analysis.measurements import MEASUREMENTS, anova, collapse, sinks, updates
 from lapcli.analysis.measurements.features import FeatureMap
 from lapcli.heads.plan import HeadPlan
 from lapcli.report import chart
@@ -29,6 +29,7 @@ def made_up(what):
     points = {"place": rng.normal(size=(30, 2)), "class": np.repeat([0, 1, 2], 10)}
     corners = {"corner_x": np.array([1.0, -1, 0]), "corner_y": np.array([-1.0, -1, 1]), "corner_class": np.arange(3)}
     heads = {name: rng.uniform(-1, 1, 4) for name in updates.QUANTITIES} | {"is_laplacian": np.array([0.0, 0, 1, 1])}
+    operators = {"operators": ["attention", "attention", "mix", "mix"]}
     picture = FeatureMap("photo.png", np.zeros((8, 8, 3), dtype=np.uint8), rng.random((4, 4, 3)))
     return {
         "spectrum": LayerResult(
@@ -42,6 +43,8 @@ def made_up(what):
         "simplex": LayerResult({"tokens_shown": 30}, corners, points),
         "pca": LayerResult({"tokens_shown": 30, "variance_share_1": 0.5, "variance_share_2": 0.2}, {}, points),
         "updates": LayerResult({}, heads, words={"operators": ["attention", "gate", "laplacian", "laplacian"]}),
+        "sinks": LayerResult({}, {name: rng.uniform(0, 1, 4) for name in sinks.QUANTITIES}, words=operators),
+        "mixing": LayerResult({}, {"mix_alpha": np.array([np.nan, np.nan, 0.1, -0.2])}, words=operators),
         "features": LayerResult({"pictures": 1}, pictures=[picture]),
     }[what]
 

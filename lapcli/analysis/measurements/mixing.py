@@ -1,0 +1,94 @@
+"""What head operators have learnt: alpha, beta, strengths and gates, by layer and head.
+
+A number that is learnt for each head is shown as it is, the gate of an exclusive head as tanh(a), and a gate that
+depends on the input as its mean over tokens. A learnt mix `alpha v + beta o` says what the network chooses by itself:
+attention at alpha / beta = 0, the Laplacian at -1.
+
+Shapes: B sequences, T tokens, C width, H heads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
+
+from lapcli.analysis.drawing import figure_by_head
+from lapcli.analysis.measurement import LAYER, DoesNotFit, LayerResult, Measurement, Settings, Value
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+    from lapcli.analysis.analyze import Analysis
+    from lapcli.analysis.analyzed_models import OpenedModel
+    from lapcli.measures.capture import Capture
+    from lapcli.models.anatomy import HeadInputs
+
+
+class Mixing(Measurement):
+    name = "mixing"
+    help = "What head operators have learnt, by layer and head."
+    definition = (
+        "Learnt numbers of the operators of each head: as they are, the gate of exclusive heads as its tanh, gates of "
+        "the input as their mean over tokens."
+    )
+    options = (LAYER,)
+    default_layers = "all"
+    columns: ClassVar = {}
+    order = 10
+
+    def __init__(self, model: OpenedModel, settings: Settings) -> None:
+        super().__init__(model, settings)
+        if not any(claim.operator.adds_parameters for layer in model.plan.layers for claim in layer):
+            raise DoesNotFit("no head operator of this model learns anything; mixing shows what model.operators learn")
+
+    @classmethod
+    def shown_columns(cls, values: Mapping[str, Value]) -> dict[str, str]:
+        return {name: name.replace("_", " ") for name in values}
+
+    def listen(self, capture: Capture, layer: int) -> MixingAccumulator:
+        accumulator = MixingAccumulator(self.model.plan.operator_names(layer))
+        capture.on_heads(layer, lambda inputs, _: accumulator.update(inputs))
+        return accumulator
+
+    @classmethod
+    def draw(cls, analysis: Analysis) -> Figure | None:
+        names = dict.fromkeys(name for run in analysis.runs for each in run.layers.values() for name in each.series)
+        return figure_by_head(analysis.runs, {name: name.replace("_", " ") for name in names}) if names else None
+
+
+class MixingAccumulator:
+    """One layer; `update` adds up gates that depend on the input, all else is the same for every batch."""
+
+    def __init__(self, operators: list[str]) -> None:
+        self._operators = operators
+        self._sums: dict[str, Any] = {}
+        self._tokens = 0
+
+    def update(self, inputs: HeadInputs) -> None:
+        import torch
+
+        heads, end = len(self._operators), len(self._operators)
+        tokens = inputs.normed_BTC.shape[0] * inputs.normed_BTC.shape[1]
+        self._tokens += tokens
+        for operator, count in inputs.operators.claims:
+            for name, parameter in inputs.operators.learnt(operator).items():
+                if parameter.ndim == 2:
+                    gates_NI = (inputs.normed_BTC.flatten(0, 1) @ parameter.mT.to(inputs.normed_BTC.dtype)).sigmoid()
+                    values_H, shown = gates_NI.double().mean(0).view(count, -1).mean(1), "gate"
+                else:
+                    values_H = (parameter.tanh() if name == "gate" else parameter).double()
+                    shown = f"{operator.name}_{name}"
+                series = torch.full((heads,), torch.nan, dtype=torch.float64)
+                series[end - count : end] = values_H.cpu()
+                self._sums[shown] = self._sums.get(shown, 0.0) + series * tokens
+            end -= count
+
+    def result(self) -> LayerResult:
+        result = LayerResult(words={"operators": self._operators})
+        for name, sums in self._sums.items():
+            series = (sums / self._tokens).numpy()
+            result.series[name] = series
+            result.values[name] = float(np.nanmean(series))
+        return result

@@ -1,0 +1,101 @@
+"""Where heads look that need no content: the first token and the token itself; and how alike output and value are.
+
+    to_first = ave_t P_t0        to_self = ave_t P_tt        cosine = ave_t cos(o_t, v_t),  o = P v
+
+A head without use for its input can send its attention to the first token, a sink. A Laplacian or exclusive head takes
+the own value out or puts it in, so what attention gives along it matters. P is computed in blocks of rows: there is
+never a T x T matrix for all heads.
+
+Shapes: B sequences, H heads, T tokens, R rows of a block, D head size.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, ClassVar
+
+import numpy as np
+
+from lapcli.analysis.drawing import figure_by_head, number_or_nan
+from lapcli.analysis.measurement import LAYER, LayerResult, Measurement
+from lapcli.measures.streaming import StreamingMoments
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+    from torch import Tensor
+
+    from lapcli.analysis.analyze import Analysis
+    from lapcli.measures.capture import Capture
+    from lapcli.models.anatomy import HeadInputs
+
+QUANTITIES = {
+    "to_first": "mean attention\nto the first token",
+    "to_self": "mean attention\nto the token itself",
+    "cosine_with_value": "cosine of attention's output\nwith the own value",
+}
+NUMBERS_AT_ONCE = 1 << 24  # of the rows of P
+
+
+class Sinks(Measurement):
+    name = "sinks"
+    help = "Attention to the first token and to oneself, and cos(o, v), by head."
+    definition = (
+        "Mean over tokens of a head's attention to the first token (the class token of a ViT) and to the token itself, "
+        "and of the cosine of attention's output with the token's own value; before the head's operator."
+    )
+    options = (LAYER,)
+    default_layers = "all"
+    columns: ClassVar = {"to_first": "to first", "to_self": "to self", "cosine_with_value": "cos(o, v)"}
+    order = 9
+
+    def listen(self, capture: Capture, layer: int) -> SinksAccumulator:
+        accumulator = SinksAccumulator(self.model.plan.operator_names(layer))
+        capture.on_heads(layer, lambda inputs, _: accumulator.update(inputs))
+        return accumulator
+
+    @classmethod
+    def draw(cls, analysis: Analysis) -> Figure:
+        return figure_by_head(analysis.runs, QUANTITIES)
+
+
+class SinksAccumulator:
+    """One layer."""
+
+    def __init__(self, operators: list[str]) -> None:
+        self._operators = operators
+        self._heads = StreamingMoments()  # columns: head 0's three quantities, head 1's, ...
+
+    def update(self, inputs: HeadInputs) -> None:
+        import torch
+
+        values_B3H = torch.stack(head_sinks(inputs.q_BHTD, inputs.k_BHTD, inputs.v_BHTD, inputs.causal), dim=1)
+        self._heads.update(values_B3H.flatten(1))
+
+    def result(self) -> LayerResult:
+        result, heads = LayerResult(words={"operators": self._operators}), len(self._operators)
+        for row, name in enumerate(QUANTITIES):
+            means = [number_or_nan(self._heads.mean(row * heads + head)) for head in range(heads)]
+            result.series[name] = np.array(means)
+            result.values[name] = float(np.mean(means)) if np.isfinite(means).all() else None
+        return result
+
+
+def head_sinks(q_BHTD: Tensor, k_BHTD: Tensor, v_BHTD: Tensor, causal: bool) -> tuple[Tensor, Tensor, Tensor]:
+    """The three quantities of each sequence and head, B x H, in float64."""
+    import torch
+
+    B, H, T, D = q_BHTD.shape
+    rows = max(1, min(T, NUMBERS_AT_ONCE // (B * H * T)))
+    first = own = cosine = torch.zeros(B, H, dtype=torch.float64)
+    for begin in range(0, T, rows):
+        end = min(T, begin + rows)
+        place_R = torch.arange(begin, end, device=q_BHTD.device)
+        logits_BHRT = q_BHTD[:, :, begin:end] @ k_BHTD.mT * D**-0.5
+        if causal:
+            logits_BHRT = logits_BHRT.masked_fill(torch.arange(T, device=place_R.device) > place_R[:, None], -torch.inf)
+        P_BHRT = logits_BHRT.softmax(dim=-1)
+        similar_BHR = torch.nn.functional.cosine_similarity(P_BHRT @ v_BHTD, v_BHTD[:, :, begin:end], dim=-1)
+        to_self_BHR = P_BHRT.gather(3, place_R.view(1, 1, -1, 1).expand(B, H, -1, 1))[..., 0]
+        first = first + P_BHRT[..., 0].double().sum(-1).cpu()
+        own = own + to_self_BHR.double().sum(-1).cpu()
+        cosine = cosine + similar_BHR.double().sum(-1).cpu()
+    return first / T, own / T, cosine / T

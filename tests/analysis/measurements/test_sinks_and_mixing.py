@@ -1,0 +1,75 @@
+"""Attention to the first token and to oneself against whole matrices, and what operators learnt against the weights."""
+
+import pytest
+import torch
+from analysis_support import gpt, vit
+
+from lapcli.analysis.measurement import DoesNotFit, Settings
+from lapcli.analysis.measurements import sinks
+from lapcli.analysis.measurements.mixing import Mixing, MixingAccumulator
+from lapcli.measures.capture import Batch, Capture
+from lapcli.models.anatomy import anatomy_of
+
+LEARNT = [{"mix": {"heads": 2, "learn": ["alpha"]}, "gate": 1}, {"exclusive": {"heads": 3, "gate": "tanh"}}]
+
+
+@pytest.mark.parametrize("causal", [True, False])
+@pytest.mark.parametrize("rows", [1, 3, 100])
+def test_blocks_of_rows_are_the_whole_matrix(causal, rows, monkeypatch):
+    torch.manual_seed(0)
+    q, k, v = (torch.randn(2, 3, 7, 5, dtype=torch.float64) for _ in range(3))
+    monkeypatch.setattr(sinks, "NUMBERS_AT_ONCE", rows * 2 * 3 * 7)
+    first, own, cosine = sinks.head_sinks(q, k, v, causal)
+    for b in range(2):
+        for h in range(3):
+            weights = (q[b, h] @ k[b, h].T / 5**0.5).exp()
+            weights = weights.tril() if causal else weights
+            P = weights / weights.sum(1, keepdim=True)
+            o = P @ v[b, h]
+            cosines = (o * v[b, h]).sum(1) / o.norm(dim=1) / v[b, h].norm(dim=1)
+            assert float(first[b, h]) == pytest.approx(float(P[:, 0].mean()))
+            assert float(own[b, h]) == pytest.approx(float(P.diagonal().mean()))
+            assert float(cosine[b, h]) == pytest.approx(float(cosines.mean()))
+
+
+def measured(model, inputs, accumulators):
+    capture = Capture(anatomy_of(model))
+    for layer, accumulator in enumerate(accumulators):
+        capture.on_heads(layer, lambda heads, _, accumulator=accumulator: accumulator.update(heads))
+    capture.run([Batch(inputs[:1], None, 0), Batch(inputs[1:], None, 1)])
+    return [accumulator.result() for accumulator in accumulators]
+
+
+def test_what_was_learnt_is_what_the_weights_say():
+    model, tokens = gpt(0, operators=LEARNT)
+    plan, inputs = model.config.head_plan(), []
+    model.blocks[0].attn.register_forward_pre_hook(lambda _, args: inputs.append(args[0]))
+    first, second = measured(model, tokens, [MixingAccumulator(plan.operator_names(layer)) for layer in range(2)])
+    assert first.words["operators"] == ["attention", "gate", "mix", "mix"]
+    assert first.series["mix_alpha"][2:].tolist() == pytest.approx(model.blocks[0].attn.operators.mix_alpha.tolist())
+    gates = (torch.cat(inputs) @ model.blocks[0].attn.operators.gate_weight.mT).sigmoid()
+    assert first.series["gate"][1] == pytest.approx(float(gates.mean()), rel=1e-5)
+    assert second.series["exclusive_gate"][1:].tolist() == pytest.approx(
+        model.blocks[1].attn.operators.exclusive_gate.tanh().tolist()
+    )
+    assert first.values["mix_alpha"] == pytest.approx(float(model.blocks[0].attn.operators.mix_alpha.mean()))
+
+
+def test_a_vit_attends_to_its_class_token_as_its_matrix_says():
+    model, images = vit(2)
+    names = anatomy_of(model).plan.operator_names(0)
+    (found,) = measured(model, images, [sinks.SinksAccumulator(names)])
+    assert names == ["attention", "attention", "laplacian", "laplacian"]
+    assert (found.series["to_first"] > 0).all()
+    assert (found.series["to_first"] < 1).all()
+    assert found.values["to_self"] == pytest.approx(found.series["to_self"].mean())
+
+
+def test_a_model_that_learns_none_has_no_mixing():
+    class Opened:
+        model, _ = gpt(2)
+        anatomy = anatomy_of(model)
+        plan = anatomy.plan
+
+    with pytest.raises(DoesNotFit, match="no head operator of this model learns anything"):
+        Mixing(Opened(), Settings())
