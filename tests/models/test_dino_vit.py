@@ -6,6 +6,7 @@ import pytest
 import timm
 import torch
 
+from lapcli.heads.plan import head_plan
 from lapcli.models.dino_vit import TIMM_OPTIONS, Block, CropGroup, DinoViT, from_timm, rotary_tables, rotate, to_timm
 from lapcli.recipe.dino import DinoModel
 
@@ -138,7 +139,7 @@ def test_features_of_the_last_blocks():
 def test_drop_path_keeps_a_fixed_number_of_images_and_scales_them():
     """Each branch changes exactly the kept images, by b / kept times what it adds without drop path."""
     torch.manual_seed(1)
-    block = Block(8, 2, 1, 16, 1.0, drop_path=0.3)
+    block = Block(8, head_plan(1, 1, 2), 0, 16, 1.0, drop_path=0.3)
     block.gamma_2.data.zero_()  # the attention branch alone
     cos, sin = rotary_tables(1, 2, 4, 100.0)
     groups = [CropGroup(10, 3, cos, sin), CropGroup(1, 3, cos, sin)]
