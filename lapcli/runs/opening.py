@@ -128,9 +128,10 @@ def new_run(runs_dir: Path, name: str, recipe: BaseRecipe) -> Run:
     check_name(name)
     path = runs_dir / name
     _repair(path)
-    if os.path.lexists(path):
+    new = None if os.path.lexists(path) else _prepare(path, recipe, [], is_new=True)
+    if new is None:
         raise UsageError(f"{path} is there already; choose another name")
-    return _prepare(path, recipe, [])
+    return new
 
 
 def _must_be_replaced(run: Run, recipe: BaseRecipe) -> bool:
