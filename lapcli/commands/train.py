@@ -20,7 +20,6 @@ if TYPE_CHECKING:
 EXAMPLES = """\b
 Examples:
   lap train recipes/quickstart.yaml
-  lap train recipes/gpt561m_5L.yaml --dry-run
   lap train recipes/quickstart.yaml --set 'model.laplacian_heads=linear(0, 4)' --name schedule
   lap train recipes/gpt_continue.yaml --init-from run:quickstart --data my_text.txt
   lap train recipes/gpt561m_5L.yaml --nproc 8 --max-restarts 3

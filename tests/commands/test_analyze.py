@@ -64,8 +64,9 @@ def check_files(folder, what):
 )
 def test_all_that_fits_each_kind(pattern, kind, count, tokens, runs, capsys, tmp_path):
     out = analyzed(capsys, runs, "all", "--runs", pattern, "--limit", "40", "--out", str(tmp_path))
-    assert sorted(path.stem for path in tmp_path.glob("*.json")) == sorted(fitting(KINDS[kind].gives))
-    for what in fitting(KINDS[kind].gives):
+    fits = [what for what in fitting(KINDS[kind].gives) if what != "mixing"]  # their operators have nothing learnt
+    assert sorted(path.stem for path in tmp_path.glob("*.json")) == sorted(fits)
+    for what in fits:
         told = check_files(tmp_path, what)
         assert f"{what}: {told['definition']}" in out
         heads = [run["laplacian_heads"][0] for run in told["runs"]]

@@ -49,7 +49,7 @@ def test_safetensors_are_the_runs_tensors(tmp_path):
     assert (written.folder / "tokenizer.json").exists()
 
 
-@pytest.mark.parametrize("make", [gpt_run, dino_run])
+@pytest.mark.parametrize("make", [gpt_run, vit_run, dino_run])
 def test_onnx_with_another_batch_and_length(make, tmp_path):
     pytest.importorskip("onnxruntime", reason="the dev extra has it")
     written = export_run(make(tmp_path), "onnx")

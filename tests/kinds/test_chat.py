@@ -146,8 +146,7 @@ def test_malformed_conversations_stop_the_run_unless_allowed(pretrained, tmp_pat
         file.write(json.dumps([{"role": "assistant", "content": "hi"}]) + "\n")
     with pytest.raises(DataError, match="1 of 41 conversations of chats are malformed"):
         train_here(staged(pretrained, tmp_path, "sft"), tmp_path / "runs")
-    info = json.loads((tmp_path / "runs" / "run" / "run.json").read_text())
-    assert info["status"] == "failed"
+    assert not (tmp_path / "runs" / "run").exists()  # before the first step there is nothing to keep
     log = io.StringIO()
     run = train_here(staged(pretrained, tmp_path, "sft", skip_malformed=True), tmp_path / "runs", "allowed", log)
     assert run.info["malformed_rows"] == 1

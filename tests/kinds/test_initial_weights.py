@@ -238,6 +238,27 @@ def test_a_self_supervised_backbone_becomes_student_and_teacher_and_a_run_gives_
     assert "student.dino_head.fc1.weight" in fit.missing
 
 
+def test_a_classifier_from_its_folders_and_from_the_best_of_its_checkpoints(tmp_path):
+    run, images = vit_run(tmp_path / "runs"), torch.randn(2, 3, 8, 8)
+    theirs = open_run(run, find_checkpoint(run, "last"), torch.device("cpu")).module.eval()
+    for to in ("timm", "safetensors"):
+        folder = export_run(run, to, out=tmp_path / to, verified=False).folder
+        ours = build_vit(run.recipe.model, 1).eval()
+        fit = fit_weights(find_source(InitFrom(source=str(folder)), tmp_path), ours)
+        assert not fit.missing
+        assert not fit.unused
+        with torch.no_grad():
+            assert torch.equal(ours(images), theirs(images))
+    recipe = image_recipe(train={"steps": 4}, validation={"every": 1}, checkpoint={"every": 1, "keep": 1})
+    trained = train_here(recipe, tmp_path / "runs", "trained")
+    lines = [json.loads(line) for line in trained.metrics.read_text().splitlines()]
+    top1 = {line["step"]: line["validation_top1"] for line in lines if "validation_top1" in line and line["step"]}
+    best = min(step for step, value in top1.items() if value == max(top1.values()))
+    expected = load_file(trained.checkpoints / f"step-{best:06d}/model.safetensors")
+    tensors = find_source(InitFrom(source="run:trained@best"), tmp_path / "runs").read()
+    assert all(torch.equal(tensors[name], expected[name]) for name in expected)
+
+
 def test_the_recipe_for_fine_tuning_trains_a_stock_vit(tmp_path, shared_cache):
     stock_vit(tmp_path / "w.safetensors")
     arguments = ["--init-from", "timm:vit_tiny_patch16_224", "--weights", str(tmp_path / "w.safetensors")]

@@ -120,6 +120,20 @@ def test_an_imported_run_computes_what_nanochat_computes(tmp_path, encoding, hea
     assert not list((tmp_path / "runs").glob(".*"))
 
 
+def test_a_run_begins_with_nanochats_weights(tmp_path, encoding):
+    """Without `lap import` before it; the tokenizer comes along."""
+    from lapcli.kinds.weight_sources import find_source
+    from lapcli.recipe.schema import InitFrom
+
+    place, state = write_checkpoint(tmp_path, encoding, laplacian_heads=2)
+    source = find_source(InitFrom(source=str(place)), tmp_path)
+    tensors = source.read()
+    assert torch.equal(tensors["blocks.1.attn.k.weight"], state["transformer.h.1.attn.c_k.weight"])
+    assert torch.equal(tensors["head.weight"], state["lm_head.weight"][:VOCAB])
+    assert source.model["heads"] == HEADS
+    assert source.tokenizer().vocab_size == VOCAB
+
+
 def test_the_pickled_tokenizer_gives_the_ids_of_tiktoken(tmp_path, encoding, test_data):
     text = (test_data / "text" / "tinyshakespeare.txt").read_text()[:200_000]
     trainer = rustbpe.Tokenizer()

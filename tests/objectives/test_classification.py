@@ -154,25 +154,25 @@ def test_an_image_that_breaks_in_the_middle_leaves_a_failed_run(tmp_path):
     from lapcli.runtime.errors import DataError
 
     root = write_folder(tmp_path / "images", {"train": {"a": 20, "b": 20}, "val": {"a": 2, "b": 2}})
-    broken = root / "train" / "b" / "11.png"
+    broken = root / "train" / "b" / "3.png"
     broken.write_bytes(b"")
     recipe = image_recipe(
         model={"classes": 2},
         data={"train": str(root), "validation": None, "decoded_gigabytes": 0.0, "workers": 1},
-        train={"steps": 30},
+        train={"steps": 30, "batch": 8},  # small, so that the broken image is not in the first one
     )
     # The sample that is judged by its size must not be the broken one.
     from lapcli.data.images import image_set
 
     image_set_sample, image_set.SAMPLED_IMAGES = image_set.SAMPLED_IMAGES, 2
     try:
-        with pytest.raises(DataError, match=r"b/11\.png cannot be decoded"):
+        with pytest.raises(DataError, match=r"b/3\.png cannot be decoded"):
             train_here(recipe, tmp_path / "runs")
     finally:
         image_set.SAMPLED_IMAGES = image_set_sample
     info = json.loads((tmp_path / "runs" / "run" / "run.json").read_text())
     assert info["status"] == "failed"
-    assert "11.png" in info["failure"]
+    assert "3.png" in info["failure"]
     assert not (tmp_path / "runs" / "run" / "summary.json").exists()
 
 

@@ -208,7 +208,7 @@ def test_a_grid_with_something_to_compare_comes_before_one_run_of_the_papers_rec
     (table,) = paper_tables("table1", collect([], tmp_path).runs)
     assert [row.cells[1].summary.mean for row in table.rows if row.cells[1].summary] == [0.7, 0.7]
     (said,) = [note for note in table.notes if "Not used" in note]
-    assert "optimizer.lr 0.0003 (1 runs)" in said
+    assert "learning rate 0.0003 (1 runs)" in said
 
 
 def test_ours_minus_paper(capsys, tmp_path):

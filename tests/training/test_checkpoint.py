@@ -68,7 +68,7 @@ def test_weights_carry_their_head_plan_and_refuse_another(model, tmp_path):
         metadata = file.metadata()
     assert metadata["laplacian_heads"] == "[0, 2]"
     assert metadata["step"] == "1"
-    with pytest.raises(DataError, match=r"laplacian_heads \[0, 2\].*has 1"):
+    with pytest.raises(DataError, match=r"laplacian_heads \[0, 2\].*has laplacian_heads 1"):
         checkpoint.load_weights(saved.weights, nn.Linear(4, 3), "1")
 
 
