@@ -111,6 +111,16 @@ def test_what_cannot_be_exported_is_refused_and_leaves_nothing(tmp_path, capsys)
     assert not (vit.path / "export").exists()
 
 
+def test_heads_that_a_format_cannot_express_are_refused(tmp_path):
+    run = gpt_run(tmp_path, laplacian_heads=0, operators={"laplacian": 1, "exclusive": 2})
+    with pytest.raises(UsageError, match="exclusive"):
+        export_run(run, "hf", verified=False)
+    assert not (run.path / "export").exists()
+    written = export_run(run, "safetensors")
+    assert written.record["verified"] is True
+    assert "exclusive" in written.record["operators"]
+
+
 def test_a_damaged_run_is_named(tmp_path):
     run = gpt_run(tmp_path)
     path = run.checkpoints / "step-000001" / "model.safetensors"

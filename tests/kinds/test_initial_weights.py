@@ -165,6 +165,17 @@ def test_wrong_shapes_an_empty_intersection_and_another_vocabulary_are_refused(t
     assert "not in the source, drawn anew: blocks.2.attn.q.weight" in log.getvalue()
 
 
+def test_tensors_that_have_no_place_are_listed(tmp_path, source):
+    """A deeper source: its last block is not used."""
+    from lapcli.models.gpt import GPT, GPTConfig
+
+    shape = {**source.recipe.model.model_dump(), "layers": 1, "vocab": source.recipe.tokenizer.vocab}
+    fit = fit_weights(find_source(InitFrom(source="run:source"), tmp_path / "runs"), GPT(GPTConfig(**shape)))
+    assert not fit.missing
+    assert {name.split(".")[1] for name in fit.unused} == {"1"}
+    assert "in the source, not used: blocks.1." in "\n".join(fit.lines())
+
+
 def stock_vit(path, **options):
     """A timm ViT with weights of a file, as a hub would give it."""
     import timm
