@@ -1,5 +1,6 @@
 """Runs as they go on: where each stands, and the curves of several in one picture of characters."""
 
+import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -31,7 +32,7 @@ class Seen:
     def line(self) -> str:
         at = f"{self.step:,}/{self.steps:,}" if self.steps else f"{self.step:,}"
         numbers = (
-            f"{name} {value:.4g}"
+            f"{name} {f'{value:,.0f}' if name.endswith('_per_second') and value >= 100 else f'{value:.4g}'}"
             for name, value in self.values.items()
             if name in _SHOWN or name.startswith("validation_")
         )
@@ -88,7 +89,17 @@ def picture(seen: Sequence[Seen], metric: str, width: int, height: int) -> str:
         if len(seen) == 1 and len(points) > 1:
             signal.lines()
         figure.draw(signal)
+    if drawn:
+        steps = [step for run in drawn for step, _ in run.curve]
+        figure.ruler("x").ticks(_whole_steps(min(steps), max(steps)))
     return str(plotext.uncolorize(str(figure.build()))).rstrip("\n") if drawn else f"(no {metric} yet)"
+
+
+def _whole_steps(first: int, last: int, most: int = 6) -> list[int]:
+    """Multiples of 1, 2 or 5 times a power of ten: a step is a whole number."""
+    sizes = (unit * 10**power for power in itertools.count() for unit in (1, 2, 5))
+    size = next(size for size in sizes if (last - first) / size <= most)
+    return list(range(-(-first // size) * size, last + 1, size))
 
 
 def _thinned(curve: Sequence[tuple[int, float]], most: int) -> Sequence[tuple[int, float]]:

@@ -38,6 +38,7 @@ def test_curves_go_where_the_numbers_go(columns, runs):
     """The letter of a falling loss moves down from left to right, that of a rising one up."""
     drawn = picture([look(runs / "falls", "loss"), look(runs / "rises", "loss")], "loss", columns, 16).splitlines()
     assert max(map(len, drawn)) <= columns
+    assert {float(word) % 1 for word in drawn[-1].split()} == {0.0}  # steps are whole numbers
     for letter, sign in (("a", 1), ("b", -1)):
         # Inside the frame; a point that both runs share shows the letter of one.
         places = [(x, y) for y, row in enumerate(drawn) if "│" in row for x, c in enumerate(row) if c == letter]
