@@ -63,6 +63,14 @@ def test_pruning_keeps_the_newest_the_best_and_what_another_run_started_from(run
     assert find_checkpoint(read_run(base), "last").step == 10
 
 
+def test_pruning_keeps_what_a_run_was_given_as_initial_weights(runs, tmp_path):
+    recipe = tiny_recipe(write_text(tmp_path / "text.txt"), train={"steps": 1, "init_from": {"source": "run:base@6"}})
+    train_here(recipe, runs, "next")
+    pruning = plan_pruning(read_run(runs / "base"), keep=1)
+    assert pruning.kept[6] == "next started from it"
+    assert 6 not in pruning.removed
+
+
 def test_pruning_keeps_as_many_as_asked(runs):
     assert plan_pruning(read_run(runs / "base"), keep=2).removed == [3, 6]
     assert plan_pruning(read_run(runs / "base"), keep=9).removed == []
