@@ -3,55 +3,68 @@
 import gc
 import os
 import sys
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+from typer.core import TyperGroup
 
 from lapcli import __version__
-from lapcli.commands.analyze import app as analyze
-from lapcli.commands.chat import EXAMPLES as CHAT_EXAMPLES
-from lapcli.commands.chat import chat
-from lapcli.commands.doctor import EXAMPLES as DOCTOR_EXAMPLES
-from lapcli.commands.doctor import doctor
-from lapcli.commands.eval import EXAMPLES as EVAL_EXAMPLES
-from lapcli.commands.eval import evaluate
-from lapcli.commands.export import EXAMPLES as EXPORT_EXAMPLES
-from lapcli.commands.export import export
-from lapcli.commands.fetch import EXAMPLES as FETCH_EXAMPLES
-from lapcli.commands.fetch import fetch
-from lapcli.commands.import_ import EXAMPLES as IMPORT_EXAMPLES
-from lapcli.commands.import_ import import_
-from lapcli.commands.init import EXAMPLES as INIT_EXAMPLES
-from lapcli.commands.init import init
-from lapcli.commands.plan import EXAMPLES as PLAN_EXAMPLES
-from lapcli.commands.plan import plan
-from lapcli.commands.push import EXAMPLES as PUSH_EXAMPLES
-from lapcli.commands.push import push
-from lapcli.commands.recipes import EXAMPLES as RECIPES_EXAMPLES
-from lapcli.commands.recipes import recipes
-from lapcli.commands.report import EXAMPLES as REPORT_EXAMPLES
-from lapcli.commands.report import report
-from lapcli.commands.runs import app as runs
-from lapcli.commands.sample import EXAMPLES as SAMPLE_EXAMPLES
-from lapcli.commands.sample import sample
-from lapcli.commands.sft import EXAMPLES as SFT_EXAMPLES
-from lapcli.commands.sft import sft
-from lapcli.commands.sweep import EXAMPLES as SWEEP_EXAMPLES
-from lapcli.commands.sweep import sweep
-from lapcli.commands.track import EXAMPLES as TRACK_EXAMPLES
-from lapcli.commands.track import track
-from lapcli.commands.train import EXAMPLES as TRAIN_EXAMPLES
-from lapcli.commands.train import train
-from lapcli.commands.watch import EXAMPLES as WATCH_EXAMPLES
-from lapcli.commands.watch import watch
+from lapcli.commands import (
+    analyze,
+    chat,
+    doctor,
+    eval,
+    export,
+    fetch,
+    import_,
+    init,
+    plan,
+    push,
+    recipes,
+    report,
+    runs,
+    sample,
+    sft,
+    sweep,
+    track,
+    train,
+    watch,
+)
 from lapcli.runtime.environment import wait_politely
 from lapcli.runtime.errors import ExitCode, Interrupted, LapError, UsageError, of_system
 from lapcli.runtime.tables import wrapped_message
 
+#: The commands as `lap --help` lists them. A command stands in one section.
+SECTIONS = {
+    "Start": ("init", "recipes", "doctor", "fetch"),
+    "Train": ("train", "sft", "plan", "sweep"),
+    "Measure": ("eval", "analyze", "report"),
+    "Ask a model": ("sample", "chat"),
+    "Look after runs": ("runs", "watch", "track"),
+    "Exchange weights": ("export", "push", "import"),
+}
+
+
+class CommandsInSections(TyperGroup):
+    """Lists the commands by what a user wants to do, each with its whole first sentence."""
+
+    def list_commands(self, ctx: typer.Context) -> list[str]:  # type: ignore[override]
+        return [name for names in SECTIONS.values() for name in names]
+
+    def format_commands(self, ctx: typer.Context, formatter: Any) -> None:  # type: ignore[override]
+        longest = max(len(name) for name in self.commands)
+        for title, names in SECTIONS.items():
+            with formatter.section(title):
+                whole_line = 10 * formatter.width  # wrapped, not cut
+                rows = [(f"{name:<{longest}}", self.commands[name].get_short_help_str(whole_line)) for name in names]
+                formatter.write_dl(rows)
+
+
 app = typer.Typer(
+    cls=CommandsInSections,
     name="lap",
     help="Transformers with Laplacian heads (I - P in place of P): train them and reproduce the paper.",
-    epilog="First time here: lap train recipes/quickstart.yaml",
+    epilog="First time here: lap train quickstart",
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
     no_args_is_help=True,
     rich_markup_mode=None,
@@ -74,25 +87,25 @@ def options(
     pass
 
 
-app.command(epilog=TRAIN_EXAMPLES)(train)
-app.command(epilog=SWEEP_EXAMPLES)(sweep)
-app.command("eval", epilog=EVAL_EXAMPLES)(evaluate)
-app.add_typer(analyze, name="analyze")
-app.command(epilog=SFT_EXAMPLES)(sft)
-app.command(epilog=CHAT_EXAMPLES)(chat)
-app.command(epilog=SAMPLE_EXAMPLES)(sample)
-app.command(epilog=FETCH_EXAMPLES)(fetch)
-app.command(epilog=PLAN_EXAMPLES)(plan)
-app.command(epilog=DOCTOR_EXAMPLES)(doctor)
-app.command(epilog=REPORT_EXAMPLES)(report)
-app.add_typer(runs, name="runs")
-app.command(epilog=EXPORT_EXAMPLES)(export)
-app.command(epilog=PUSH_EXAMPLES)(push)
-app.command("import", epilog=IMPORT_EXAMPLES)(import_)
-app.command(epilog=WATCH_EXAMPLES)(watch)
-app.command(epilog=TRACK_EXAMPLES)(track)
-app.command(epilog=RECIPES_EXAMPLES)(recipes)
-app.command(epilog=INIT_EXAMPLES)(init)
+app.command(epilog=init.EXAMPLES)(init.init)
+app.command(epilog=recipes.EXAMPLES)(recipes.recipes)
+app.command(epilog=doctor.EXAMPLES)(doctor.doctor)
+app.command(epilog=fetch.EXAMPLES)(fetch.fetch)
+app.command(epilog=train.EXAMPLES)(train.train)
+app.command(epilog=sft.EXAMPLES)(sft.sft)
+app.command(epilog=plan.EXAMPLES)(plan.plan)
+app.command(epilog=sweep.EXAMPLES)(sweep.sweep)
+app.command("eval", epilog=eval.EXAMPLES)(eval.evaluate)
+app.add_typer(analyze.app, name="analyze")
+app.command(epilog=report.EXAMPLES)(report.report)
+app.command(epilog=sample.EXAMPLES)(sample.sample)
+app.command(epilog=chat.EXAMPLES)(chat.chat)
+app.add_typer(runs.app, name="runs")
+app.command(epilog=watch.EXAMPLES)(watch.watch)
+app.command(epilog=track.EXAMPLES)(track.track)
+app.command(epilog=export.EXAMPLES)(export.export)
+app.command(epilog=push.EXAMPLES)(push.push)
+app.command("import", epilog=import_.EXAMPLES)(import_.import_)
 
 
 #: New objects until Python looks for cycles among them. Imports make a million that stay, and looking at them again

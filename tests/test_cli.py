@@ -7,11 +7,13 @@ import subprocess
 import sys
 
 import pytest
+import typer
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from support import ROOT, lap, run_main, start_lap, write_text
 
 import lapcli
+from lapcli.cli import app
 
 QUICKSTART = ROOT / "recipes/quickstart.yaml"
 # Where a value or a key can be spoiled: lines of the quickstart recipe with a key of their own.
@@ -20,12 +22,22 @@ KEYED = [number for number, line in enumerate(LINES) if re.match(r"\s*\w+:", lin
 
 
 def test_help_names_the_commands_and_imports_no_torch():
-    code = "import sys; from lapcli.cli import main; sys.argv[1:] = ['-h']\ntry: main()\nfinally: print(*sys.modules)"
+    start = "import sys; from lapcli.cli import main; sys.argv[1:] = ['-h']\n"
+    code = start + "try: main()\nfinally: print('modules:', *sys.modules)"
     shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
     assert "train" in shown
     assert "fetch" in shown
-    loaded = set(shown.split())
+    loaded = set(shown[shown.index("modules:") :].split())
     assert not loaded & {"torch", "timm", "datasets", "lm_eval", "numpy", "pydantic"}
+
+
+def test_help_lists_every_command_once_with_its_whole_first_sentence(capsys):
+    _, out, _ = run_main(capsys, "-h")
+    sections = out[out.index("Start:") :]
+    listed = re.findall(r"^  (\w+)  +[A-Z]", sections, re.MULTILINE)
+    group = typer.main.get_command(app)
+    assert sorted(listed) == sorted(group.commands)
+    assert "..." not in sections
 
 
 @pytest.mark.parametrize(

@@ -25,7 +25,7 @@ def doctor(
     nproc: options.Nproc = "auto",
     as_json: options.Json = False,
 ) -> None:
-    """Check this machine: environment, kernels against float64, small trainings, several processes.
+    """Check that this machine computes, trains and synchronises correctly.
 
     Each line passes, warns or fails, with its number and what to do; exit code 1 if one fails. Takes a minute or two,
     works in a temporary folder, and sends nothing anywhere. A bug report should contain its JSON.

@@ -38,7 +38,7 @@ def export(
     runs_dir: options.RunsDir = None,
     as_json: options.Json = False,
 ) -> None:
-    """Write a run's weights as a folder for transformers, timm, ONNX or plain safetensors, and verify it."""
+    """Export a run for transformers, timm or ONNX, or as plain safetensors, and verify the folder."""
     import json
     import sys
 

@@ -13,7 +13,7 @@ Examples:
 def fetch(
     recipe: options.Recipe, set_: options.Set = None, data: options.Data = None, as_json: options.Json = False
 ) -> None:
-    """Download RECIPE's data, once, and tokenise its text. Afterwards everything runs with HF_HUB_OFFLINE=1."""
+    """Download a recipe's data and tokenise its text, once. Afterwards everything runs with HF_HUB_OFFLINE=1."""
     import json
 
     from lapcli.kinds import kind_of, load_recipe_with_data

@@ -27,7 +27,7 @@ def import_(
     runs_dir: options.RunsDir = None,
     as_json: options.Json = False,
 ) -> None:
-    """Bring a checkpoint of nanochat (late 2025) or of the author's fork in as a finished run."""
+    """Import a nanochat checkpoint as a finished run: of late 2025, or of the author's fork."""
     import json
 
     from lapcli.runs import check_name

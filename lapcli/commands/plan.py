@@ -43,7 +43,7 @@ def plan(
     runs_dir: options.RunsDir = None,
     as_json: options.Json = False,
 ) -> None:
-    """Parameters, batches, rates, FLOPs, memory, disk, download and hours of a recipe; exit code 3: it will not fit."""
+    """Estimate what a recipe takes: parameters, FLOPs, memory, disk and hours. Exit code 3: it does not fit."""
     import json
 
     from lapcli.kinds import kind_of, load_recipe_with_data

@@ -82,7 +82,7 @@ def report(
     every: Annotated[float, typer.Option("--every", min=1.0, help="Seconds between two looks of --watch.")] = 10.0,
     runs_dir: options.RunsDir = None,
 ) -> None:
-    """Tables over seeds, beside the paper's, and a page with figures and claims."""
+    """Put runs into tables beside the paper's, and onto a page with figures and claims."""
     from lapcli.analysis.drawing import Look, size_of
     from lapcli.report.assemble import Report, report_on
     from lapcli.report.grouping import names_in, row_keys

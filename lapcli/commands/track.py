@@ -35,7 +35,10 @@ def track(
     runs_dir: options.RunsDir = None,
     as_json: options.Json = False,
 ) -> None:
-    """Mirror metrics, samples, evaluations, figures and recipes of runs: each step once, however often it is called."""
+    """Mirror runs in TensorBoard, W&B or trackio.
+
+    Metrics, samples, evaluations, figures and recipes are sent, each step once, however often the command is called.
+    """
     from lapcli.catalogue.listing import matching_runs
     from lapcli.tracking.mirror import mirror
     from lapcli.tracking.trackers import tracker_of

@@ -46,7 +46,7 @@ def train(
     track: options.Track = None,
     as_json: options.Json = False,
 ) -> None:
-    """Train a model. The same command resumes an unfinished run from its last checkpoint.
+    """Train a model, or resume its run. The same command resumes an unfinished run from its last checkpoint.
 
     A resumed run ends at the bits of an uninterrupted one: on the CPU always, on CUDA with --set
     train.deterministic=true, each with the same number of processes.

@@ -36,7 +36,7 @@ def watch(
     runs_dir: options.RunsDir = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print a JSON object a change, each on a line.")] = False,
 ) -> None:
-    """Curves of runs while they are trained. Without a terminal: a line for each change and no curve."""
+    """Draw curves of runs while they train. Without a terminal: a line for each change and no curve."""
     import json
     import time
 
