@@ -366,6 +366,7 @@ def test_a_diverged_run_is_tried_and_a_failed_one_is_not(folder):
         ("dino", 0, 5),
         ("laptop", 0, 18),
         ("rivals_laptop", 0, 48),
+        ("regime_laptop", 0, 72),
     ],
 )
 def test_the_shipped_sweeps(name, search, grid, tmp_path):
@@ -410,4 +411,4 @@ def test_without_the_search_the_grid_on_imagenet_has_the_papers_values():
 
 def test_every_shipped_sweep_is_tested():
     names = {path.stem for path in (ROOT / "recipes/sweeps").glob("*.yaml")}
-    assert names == {"cifar10", "cifar100", "imagenet", "language", "dino", "laptop", "rivals_laptop"}
+    assert names == {"cifar10", "cifar100", "imagenet", "language", "dino", "laptop", "rivals_laptop", "regime_laptop"}
