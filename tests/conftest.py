@@ -1,7 +1,6 @@
 """What all tests share: a cache of their own, no network, real data where there is some, and one small run."""
 
 import os
-import sys
 from pathlib import Path
 
 import pytest
@@ -40,25 +39,13 @@ FIRST = [*sorted(SHARED_RUNS), "tests/sweep/test_runner.py", "tests/test_digits.
 
 
 def pytest_addoption(parser):
-    parser.addoption("--quick", action="store_true", help="skip a test where it would start a process or train a run")
+    parser.addoption("--quick", action="store_true", help="skip tests that would start a process or train a run")
 
 
 def pytest_configure(config):
-    if config.getoption("--quick"):
-        sys.addaudithook(_skip_what_is_slow)
+    import support
 
-
-def _skip_what_is_slow(event, arguments):
-    """Skips where the process or the training would start and not by a list of tests, so that a new test needs no mark.
-
-    A run that is trained is known by `metrics.jsonl`, which it appends to.
-    """
-    if "PYTEST_CURRENT_TEST" not in os.environ:
-        return
-    if event in ("subprocess.Popen", "os.fork", "os.posix_spawn", "support.process"):
-        pytest.skip("it starts a process; `make test` runs it")
-    if event == "open" and str(arguments[0]).endswith("metrics.jsonl") and arguments[2] & os.O_APPEND:
-        pytest.skip("it trains a run; `make test` runs it")
+    support.quick = config.getoption("--quick")
 
 
 def pytest_collection_modifyitems(items):
