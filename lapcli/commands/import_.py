@@ -35,7 +35,7 @@ def import_(
 
     check_name(to)
 
-    from lapcli.kinds.importing import import_checkpoint
+    from lapcli.kinds.nanochat import import_checkpoint
 
     where = runs_dir or default_runs_dir()
     run, is_new = import_checkpoint(checkpoint.expanduser(), where, to, tokenizer=tokenizer)

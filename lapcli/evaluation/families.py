@@ -9,9 +9,8 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
-from lapcli.evaluation.accuracy import ACCURACY
+from lapcli.evaluation.image_tasks import ACCURACY, PROBES
 from lapcli.evaluation.language_tasks import LANGUAGE_TASKS
-from lapcli.evaluation.probes import PROBES
 from lapcli.evaluation.tasks import TaskFamily
 from lapcli.kinds import KINDS
 from lapcli.kinds.kind import FEATURES

@@ -28,7 +28,7 @@ from lapcli.evaluation.features import (
     class_token_and_mean_patch,
     spread,
 )
-from lapcli.evaluation.protocols import KnnProtocol, LinearProtocol, within, written_out
+from lapcli.evaluation.image_tasks import KnnProtocol, LinearProtocol, within, written_out
 from lapcli.evaluation.tasks import TaskScore, wilson_interval
 from lapcli.measures.nearest_neighbours import classify
 from lapcli.recipe.vision import Augmentation, ImageSource

@@ -29,7 +29,7 @@ from lapcli.data.images.ade20k import (
 from lapcli.data.images.batches import Example, ImageBatches
 from lapcli.data.images.loader import ImageLoader
 from lapcli.evaluation.features import Backbone, Pass, spread
-from lapcli.evaluation.protocols import Ade20kProtocol, within, written_out
+from lapcli.evaluation.image_tasks import Ade20kProtocol, within, written_out
 from lapcli.evaluation.tasks import TaskScore
 from lapcli.runtime.errors import UsageError
 

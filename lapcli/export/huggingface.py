@@ -13,8 +13,7 @@ import torch
 
 from lapcli.data.text.tokenizer import Tokenizer
 from lapcli.export.weights import WEIGHTS, Exported, save_weights, write_json
-from lapcli.models.gpt import GPT, GPTConfig
-from lapcli.models.gpt_names import to_transformers
+from lapcli.models.gpt import GPT, GPTConfig, to_transformers
 from lapcli.runs import TOKENIZER
 from lapcli.runtime.errors import UsageError
 from lapcli.runtime.files import write_bytes, write_text

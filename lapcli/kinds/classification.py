@@ -3,8 +3,20 @@
 from typing import TYPE_CHECKING, Any
 
 from lapcli.data.known_sets import known_set
-from lapcli.kinds.images import download_facts, fetch_images, load_vit
-from lapcli.kinds.kind import CLASSES, FEATURES, Fetched, Kind, LoadedModel, PlanFacts, Start, TrainingStep, started
+from lapcli.kinds.kind import (
+    CLASSES,
+    FEATURES,
+    Fetched,
+    Kind,
+    LoadedModel,
+    PlanFacts,
+    Start,
+    TrainingStep,
+    download_facts,
+    fetch_images,
+    load_vit,
+    started,
+)
 from lapcli.recipe.vision import ClassificationRecipe
 from lapcli.runs import Run
 from lapcli.runtime.progress import Progress, shown_progress

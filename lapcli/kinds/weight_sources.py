@@ -21,7 +21,7 @@ from lapcli.heads.plan import HeadPlan
 from lapcli.kinds import nanochat
 from lapcli.kinds.kind import RUN
 from lapcli.kinds.opening import TIMM, build_timm, find_checkpoint, read_timm, timm_file
-from lapcli.models.gpt_names import from_transformers
+from lapcli.models.gpt import from_transformers
 from lapcli.recipe import recipe_to_dict
 from lapcli.recipe.schema import InitFrom
 from lapcli.runs import TOKENIZER, Run, named_run

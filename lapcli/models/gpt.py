@@ -15,6 +15,7 @@ RMSNorm.
 Shapes: B batch, T tokens, C width, H heads, G key and value heads, D head size, V vocabulary, S tokens in the cache.
 """
 
+import re
 from collections.abc import Callable
 from typing import Annotated
 
@@ -289,3 +290,42 @@ class GPT(nn.Module):
         """Forward and backward at the training context: 6 a weight of a matrix product, 12 L C T of attention."""
         matrices = sum(p.numel() for p in self.parameters() if p.ndim > 1) - self.embed.weight.numel()
         return 6 * matrices + 12 * self.config.layers * self.config.width * self.config.context
+
+
+#: Tensors by our names, those of nanochat's checkpoints, and those of transformers' `nanochat`; `N` is the layer.
+_NAMES = (
+    ("embed.weight", "transformer.wte.weight", "model.embed_tokens.weight"),
+    ("head.weight", "lm_head.weight", "lm_head.weight"),
+    ("blocks.N.attn.q.weight", "transformer.h.N.attn.c_q.weight", "model.layers.N.self_attn.q_proj.weight"),
+    ("blocks.N.attn.k.weight", "transformer.h.N.attn.c_k.weight", "model.layers.N.self_attn.k_proj.weight"),
+    ("blocks.N.attn.v.weight", "transformer.h.N.attn.c_v.weight", "model.layers.N.self_attn.v_proj.weight"),
+    ("blocks.N.attn.out.weight", "transformer.h.N.attn.c_proj.weight", "model.layers.N.self_attn.o_proj.weight"),
+    ("blocks.N.mlp.up.weight", "transformer.h.N.mlp.c_fc.weight", "model.layers.N.mlp.fc1.weight"),
+    ("blocks.N.mlp.down.weight", "transformer.h.N.mlp.c_proj.weight", "model.layers.N.mlp.fc2.weight"),
+)
+_TO_TRANSFORMERS = {ours: theirs for ours, _, theirs in _NAMES}
+_FROM_TRANSFORMERS = {theirs: ours for ours, _, theirs in _NAMES}
+_FROM_NANOCHAT = {theirs: ours for ours, theirs, _ in _NAMES}
+_LAYER = re.compile(r"(?<=\.)\d+(?=\.)")
+
+
+def to_transformers(name: str) -> str:
+    renamed = _renamed(name, _TO_TRANSFORMERS)
+    assert renamed is not None, name
+    return renamed
+
+
+def from_transformers(name: str) -> str | None:
+    """Our name; none for a tensor that our GPT does not have."""
+    return _renamed(name, _FROM_TRANSFORMERS)
+
+
+def from_nanochat(name: str) -> str | None:
+    """Our name; none for a tensor that our GPT does not have. `torch.compile` may have left its prefix."""
+    return _renamed(name.removeprefix("_orig_mod."), _FROM_NANOCHAT)
+
+
+def _renamed(name: str, table: dict[str, str]) -> str | None:
+    layer = _LAYER.search(name)
+    renamed = table.get(_LAYER.sub("N", name, count=1))
+    return renamed if renamed is None or layer is None else renamed.replace(".N.", f".{layer[0]}.")

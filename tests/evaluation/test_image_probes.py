@@ -10,7 +10,7 @@ from sklearn.neighbors import KNeighborsClassifier
 from lapcli.data.images.sources import open_images
 from lapcli.evaluation import image_probes
 from lapcli.evaluation.image_probes import limited, measure_knn, measure_linear
-from lapcli.evaluation.protocols import KnnProtocol, LinearProtocol, read_protocols
+from lapcli.evaluation.image_tasks import KnnProtocol, LinearProtocol, read_protocols
 from lapcli.recipe.reading import RecipeError
 from lapcli.runtime.errors import LapError, UsageError
 

@@ -13,8 +13,7 @@ import torch.nn.functional as F
 from support import lap
 
 from lapcli.data.text.tokenizer import SPECIAL_TOKENS, SPLIT_PATTERN
-from lapcli.kinds.importing import import_checkpoint
-from lapcli.kinds.nanochat import find_checkpoint, read_tokenizer, read_weights
+from lapcli.kinds.nanochat import find_checkpoint, import_checkpoint, read_tokenizer, read_weights
 from lapcli.kinds.opening import find_checkpoint as checkpoint_of
 from lapcli.kinds.opening import open_run
 from lapcli.runtime.errors import DataError, UsageError

@@ -73,7 +73,7 @@ class MaskedAutoencoder(Kind):
         return LoadedModel.from_run(run, checkpoint, model.encoder, device, self.gives, **known)
 
     def fetch(self, recipe: AutoencoderRecipe, progress: "Progress") -> Fetched:
-        from lapcli.kinds.images import fetch_images
+        from lapcli.kinds.kind import fetch_images
 
         return fetch_images(recipe.data, None, progress)
 
