@@ -13,9 +13,7 @@ import socket
 import subprocess
 import sys
 import time
-import warnings
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -161,8 +159,7 @@ class _Observed:
 
     def __init__(self, objective: Any, dies_before: int | None, die: Callable[[], None], device: Any) -> None:
         self._objective, self._dies_before, self._die, self._device = objective, dies_before, die, device
-        self._counter: AbstractContextManager[list[str]] | None = None
-        self._waits: list[str] = []
+        self._counter: Any = None
         self.waits: int | None = None
 
     def __getattr__(self, name: str) -> Any:
@@ -172,47 +169,16 @@ class _Observed:
         if step == self._dies_before:
             self._die()
         if step == self.COUNTED and micro_step == 0:
-            self._counter = host_waits(self._device)
-            self._waits = self._counter.__enter__()
+            from lapcli.runtime.counting import HostWaits
+
+            self._counter = HostWaits(self._device).__enter__()
         return self._objective.batch(step, micro_step)
 
     def after_step(self, step: int) -> None:
         self._objective.after_step(step)
         if self._counter is not None and step == self.COUNTED:
             self._counter.__exit__(None, None, None)
-            self._counter, self.waits = None, len(self._waits)
-
-
-@contextmanager
-def host_waits(device: Any) -> Iterator[list[str]]:
-    """The places at which the host waits for the device inside: CUDA's own warnings, elsewhere numbers that leave
-    tensors and results whose size depends on values."""
-    import torch
-
-    found: list[str] = []
-    if device.type == "cuda":
-        with warnings.catch_warnings(record=True) as caught:
-            warnings.simplefilter("always")
-            torch.cuda.set_sync_debug_mode("warn")
-            try:
-                yield found
-            finally:
-                torch.cuda.set_sync_debug_mode("default")
-        found += [str(entry.message) for entry in caught if "synchroniz" in str(entry.message)]
-        return
-    from torch.utils._python_dispatch import TorchDispatchMode
-
-    aten = torch.ops.aten
-    waits = {aten._local_scalar_dense.default, aten.nonzero.default, aten.masked_select.default, aten.equal.default}
-
-    class Counter(TorchDispatchMode):
-        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-            if func in waits:
-                found.append(str(func))
-            return func(*args, **(kwargs or {}))
-
-    with Counter():
-        yield found
+            self._counter, self.waits = None, len(self._counter)
 
 
 @dataclass(frozen=True)

@@ -5,12 +5,12 @@ from typing import Any
 import pytest
 import torch
 from kinds_support import KINDS, build_kind
-from torch import Tensor
 from torch._dynamo.utils import counters
 
 from lapcli.measures.accuracy import measure_accuracy
 from lapcli.models.compiling import pad_rows
 from lapcli.objectives.dino.neighbours import class_tokens
+from lapcli.runtime.counting import Graphs
 from lapcli.runtime.devices import Device
 from lapcli.runtime.ranks import World
 from lapcli.training.optimizers import Optimizers
@@ -18,19 +18,6 @@ from lapcli.training.optimizers import Optimizers
 pytestmark = pytest.mark.slow  # compiled models are seconds each
 
 torch.set_num_threads(1)
-
-
-class Graphs(list[torch.fx.GraphModule]):
-    """A compiler that keeps what it is given and runs it as it is."""
-
-    def __init__(self) -> None:
-        self.symbolic: list[Any] = []
-
-    def __call__(self, graph: torch.fx.GraphModule, inputs: list[Any]) -> Any:
-        self.append(graph)
-        sizes = [size for x in inputs for size in (x.shape if isinstance(x, Tensor) else [x])]
-        self.symbolic += [size for size in sizes if isinstance(size, torch.SymInt)]
-        return graph.forward
 
 
 @pytest.fixture

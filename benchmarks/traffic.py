@@ -1,0 +1,106 @@
+"""What a GPU would be kept waiting for, counted without one: bytes of the losses, waits of the host in a step.
+
+Bytes a logit (an element of tokens x vocabulary, or of samples x prototypes), matrix products left out: of eager code
+each operation's inputs and results, of compiled code Inductor's own count for the CPU, which stands for Triton's.
+Waits are counted on the meta device with the policy of a CUDA GPU, in the second step of shipped recipes.
+`python benchmarks/traffic.py [bytes|waits]` prints one part.
+"""
+
+import io
+import sys
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+from rich.console import Console
+
+from lapcli.kinds import kind_of
+from lapcli.models.chunked_loss import softcapped_cross_entropy
+from lapcli.objectives.dino.losses import dino_loss, ibot_loss, sinkhorn_targets
+from lapcli.recipe import find_recipe, load_recipe
+from lapcli.runs import Run
+from lapcli.runtime.counting import HostWaits, Traffic, compiled_bytes
+from lapcli.runtime.devices import ComputePolicy
+from lapcli.runtime.ranks import World
+from lapcli.training.loop import Loop
+
+ROWS, COLUMNS, WIDTH = 640, 4096, 8
+EAGER, COMPILED = (ComputePolicy("cuda", bf16=True, compiles=compiles, native_bf16=True) for compiles in (False, True))
+META = torch.device("meta")
+
+
+def language_model(policy: ComputePolicy) -> None:
+    """bf16 states, float32 weights of the head, as the GPT has them on a GPU."""
+    x_ND, weight_VD = torch.randn(ROWS, WIDTH).bfloat16().requires_grad_(), torch.randn(COLUMNS, WIDTH).requires_grad_()
+    targets_N = torch.randint(COLUMNS, (ROWS,))
+    softcapped_cross_entropy(x_ND, weight_VD, targets_N, 15.0, compiled=policy.compiles, policy=policy).backward()
+
+
+def sinkhorn(policy: ComputePolicy) -> None:
+    logits_NK = torch.empty(ROWS, COLUMNS)
+    sinkhorn_targets(logits_NK, 0.05, 3, policy)
+
+
+def ibot(policy: ComputePolicy) -> None:
+    x_ND, prototypes_KD = torch.randn(ROWS, WIDTH).bfloat16().requires_grad_(), torch.randn(COLUMNS, WIDTH)
+    targets_NK, weights_N = torch.empty(ROWS, COLUMNS), torch.full((ROWS,), 1 / ROWS)
+    ibot_loss(x_ND, prototypes_KD.requires_grad_(), targets_NK, weights_N, 0.1, policy).backward()
+
+
+def dino(policy: ComputePolicy) -> None:
+    """Two global and eight local crops."""
+    x_ND, prototypes_KD = torch.randn(ROWS, WIDTH).bfloat16().requires_grad_(), torch.randn(COLUMNS, WIDTH)
+    targets_MK = torch.empty(ROWS // 5, COLUMNS)
+    dino_loss(x_ND, prototypes_KD.requires_grad_(), targets_MK, ROWS // 10, 0.1, policy)[0].backward()
+
+
+LOSSES: dict[str, Callable[[ComputePolicy], None]] = {
+    "language model": language_model,
+    "Sinkhorn-Knopp": sinkhorn,
+    "iBOT cross entropy": ibot,
+    "DINO cross entropy": dino,
+}
+
+
+def bytes_a_logit(loss: Callable[[ComputePolicy], None]) -> tuple[float, float]:
+    """Of eager and of compiled code; 0 if nothing of it is compiled."""
+    with Traffic() as traffic:
+        loss(EAGER)
+    return traffic.bytes / (ROWS * COLUMNS), compiled_bytes(lambda: loss(COMPILED)) / (ROWS * COLUMNS)
+
+
+def print_bytes() -> None:
+    print(f"bytes a logit, bf16, {ROWS} x {COLUMNS:,}")
+    print(f"{'':<20}{'eager':>8}{'compiled':>10}")
+    for name, loss in LOSSES.items():
+        eager, compiled = bytes_a_logit(loss)
+        print(f"{name:<20}{eager:>8.1f}{f'{compiled:.1f}' if compiled else '-':>10}")
+
+
+def waits_of_a_step(recipe_name: str, folder: Path) -> tuple[int, int]:
+    """Micro-steps of a step and waits in it. Autocast needs the GPU itself, so this is float32."""
+    recipe = load_recipe(find_recipe(Path(recipe_name)), ["train.device=cpu", "train.compile=false"])
+    (folder / recipe_name).mkdir()
+    world, run = World(0, 1, META), Run(folder / recipe_name, recipe, {})
+    objective = kind_of(recipe).start(recipe, world, run).objective
+    loop = Loop(objective, recipe, run, world, Console(file=io.StringIO()))
+    for step in range(2):
+        with HostWaits(META) as waits:
+            loop._update(step)
+    return objective.batches.accumulation, len(waits)
+
+
+def print_waits() -> None:
+    print("waits of the host in a step")
+    with tempfile.TemporaryDirectory() as folder:
+        for recipe in ("quickstart", "vit_digits", "dino_quickstart"):
+            micro_steps, waits = waits_of_a_step(recipe, Path(folder))
+            print(f"{recipe:<20}{waits:>4} ({micro_steps} micro-step{'s' if micro_steps > 1 else ''})")
+
+
+PARTS = {"bytes": print_bytes, "waits": print_waits}
+
+if __name__ == "__main__":
+    for part in sys.argv[1:] or PARTS:
+        PARTS[part]()

@@ -1,0 +1,121 @@
+"""Counts of small pieces whose numbers are known by hand."""
+
+from typing import Any
+
+import pytest
+import torch
+
+from lapcli.runtime.counting import Graphs, HostWaits, Traffic, compiled_bytes
+
+CPU, META = torch.device("cpu"), torch.device("meta")
+
+WAITS: dict[str, Any] = {
+    "a number": lambda x: x.sum().item(),
+    "a float": lambda x: float(x[0, 0]),
+    "a truth": lambda x: bool((x > 0).any()),
+    "a list": lambda x: x.sum(1).tolist(),
+    "a boolean index": lambda x: x[x > 0],
+    "a boolean assignment": lambda x: x.index_put((x > 0,), x.new_ones(())),
+    "places": lambda x: x.nonzero(),
+    "different values": lambda x: x.argmax(1).unique(),
+}
+MOVES: dict[str, Any] = {
+    "to the host": lambda x: x.cpu(),
+    "an index of the host": lambda x: x[torch.tensor([0, 1])],
+    "numbers of the host": lambda x: torch.tensor([1.0, 2.0], device=x.device),
+    "a tensor of the host": lambda x: torch.ones(3).to(x.device),
+}
+FREE: dict[str, Any] = {
+    "arithmetic": lambda x: (x * 2 + 1).softmax(1).sum(),
+    "an index": lambda x: x[x.argmax(1)],
+    "a mask": lambda x: x.masked_fill(x > 0, 0.0),
+    "a constant": lambda x: x.new_full((2, 3), 1.0) + torch.arange(3, device=x.device),
+    "an asynchronous copy": lambda x: torch.ones(3).to(x.device, non_blocking=True),
+    "numbers on the host": lambda x: torch.tensor([1.0, 2.0]),
+}
+
+
+def waits_of(operation: Any, device: torch.device) -> int:
+    with HostWaits(device) as waits:
+        try:
+            operation(torch.ones(3, 4, device=device))
+        except (RuntimeError, NotImplementedError):
+            assert device == META  # which has no sizes that depend on values
+    return len(waits)
+
+
+@pytest.mark.parametrize("name", WAITS)
+def test_waits_are_counted_on_both_devices(name: str) -> None:
+    assert waits_of(WAITS[name], CPU) >= 1
+    assert waits_of(WAITS[name], META) >= 1
+
+
+@pytest.mark.parametrize("name", ["a number", "a float", "a truth", "a list"])
+def test_each_wait_is_counted_once(name: str) -> None:
+    assert waits_of(WAITS[name], CPU) == waits_of(WAITS[name], META) == 1
+
+
+@pytest.mark.parametrize("name", MOVES)
+def test_copies_between_host_and_device_wait(name: str) -> None:
+    assert waits_of(MOVES[name], META) == 1
+
+
+@pytest.mark.parametrize("name", FREE)
+def test_the_rest_does_not_wait(name: str) -> None:
+    assert waits_of(FREE[name], CPU) == waits_of(FREE[name], META) == 0
+
+
+def test_bytes_of_eager_operations() -> None:
+    """Of 1000 float32 numbers, in thousands of bytes."""
+    x, y, row = torch.ones(10, 100), torch.ones(10, 100), torch.ones(100)
+    for operation, expected in (
+        (lambda: x + y, 12),
+        (lambda: x + row, 8.4),
+        (lambda: x + row.expand(10, 100), 8.4),
+        (lambda: x.add_(y), 12),
+        (lambda: torch.add(x, y, out=torch.empty(10, 100)), 12),
+        (lambda: x.exp_(), 8),
+        (lambda: x.sum(1), 4.04),
+        (lambda: x.bfloat16(), 6),
+        (lambda: x[:, :50].t(), 0),
+        (lambda: x @ y.t(), 0),
+        (lambda: torch.empty_like(x), 0),
+        (lambda: torch.zeros_like(x), 4),
+        (lambda: x[torch.tensor([0, 0])], 1.6),
+    ):
+        with Traffic() as traffic:
+            operation()
+        assert traffic.bytes == pytest.approx(1000 * expected, abs=17), traffic.by_operation
+
+
+def test_bytes_of_a_backward_are_counted_too() -> None:
+    x = torch.ones(10, 100, requires_grad=True)
+    with Traffic() as forward:
+        y = x.exp().sum()
+    with Traffic() as backward:
+        y.backward()
+    assert forward.bytes == pytest.approx(12_000, abs=10)  # read and write, and the sum's read
+    assert backward.bytes >= 8_000
+
+
+@pytest.mark.slow
+def test_bytes_of_compiled_code() -> None:
+    """What is fused is read once; sums of columns need the sums of rows first, so their kernel reads all again."""
+    x = torch.rand(64, 2048)
+    for function, expected in (
+        (lambda x: (x * 2 + 1).relu(), 8),
+        (lambda x: (x / x.sum(1, keepdim=True)).sum(0), 8),
+    ):
+        compiled = torch.compile(function, dynamic=False)
+        assert compiled_bytes(lambda: compiled(x)) == pytest.approx(expected * x.numel(), rel=0.02)  # noqa: B023
+
+
+def test_graphs() -> None:
+    graphs = Graphs()
+    function = torch.compile(lambda x: x.sin() + 1, backend=graphs, dynamic=False)
+    assert torch.equal(function(torch.zeros(3)), torch.ones(3))
+    function(torch.zeros(3))
+    assert len(graphs) == 1
+    function(torch.zeros(4))
+    assert len(graphs) == 2
+    assert not graphs.symbolic
