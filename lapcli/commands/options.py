@@ -2,7 +2,7 @@
 
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -15,33 +15,13 @@ def _find(recipe: Path) -> Path:
     return find_recipe(recipe)
 
 
-Recipe = Annotated[
-    Path,
-    typer.Argument(
-        metavar="RECIPE",
-        callback=_find,
-        autocompletion=completion.recipes,
-        help="A YAML file, or the name of a shipped recipe, such as quickstart.",
-    ),
-]
-ChatRecipeFile = Annotated[
-    Path,
-    typer.Argument(
-        metavar="RECIPE",
-        callback=_find,
-        autocompletion=completion.recipes,
-        help="A chat recipe: a file, or a shipped one, such as chat_quickstart.",
-    ),
-]
-SweepFile = Annotated[
-    Path,
-    typer.Argument(
-        metavar="RECIPE",
-        callback=_find,
-        autocompletion=completion.recipes,
-        help="A recipe, or a sweep file, such as sweeps/laptop.",
-    ),
-]
+def _recipe_argument(help_: str) -> Any:
+    return typer.Argument(metavar="RECIPE", callback=_find, autocompletion=completion.recipes, help=help_)
+
+
+Recipe = Annotated[Path, _recipe_argument("A YAML file, or the name of a shipped recipe, such as quickstart.")]
+ChatRecipeFile = Annotated[Path, _recipe_argument("A chat recipe: a file, or a shipped one, such as chat_quickstart.")]
+SweepFile = Annotated[Path, _recipe_argument("A recipe, or a sweep file, such as sweeps/laptop.")]
 Set = Annotated[
     list[str] | None,
     typer.Option(

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from lapcli.export.card import write_card
-from lapcli.export.verification import Check, missing_library, verify
+from lapcli.export.verification import Comparison, missing_library, verify
 from lapcli.export.weights import DTYPES, Exported, round_weights
 from lapcli.heads.plan import HeadPlan
 from lapcli.kinds.kind import CLASSES, FEATURES, LANGUAGE
@@ -69,7 +69,7 @@ class Export:
 
     folder: Path
     record: dict[str, Any]
-    checks: list[Check]
+    checks: list[Comparison]
 
     @property
     def problem(self) -> str | None:
@@ -157,7 +157,7 @@ def _is_verified(form: Format, verified: bool | None) -> bool:
     return missing_library(form.name) is None if verified is None else verified
 
 
-def _record(exported: Exported, form: Format, folder: Path, checks: list[Check]) -> dict[str, Any]:
+def _record(exported: Exported, form: Format, folder: Path, checks: list[Comparison]) -> dict[str, Any]:
     loaded = exported.loaded
     return {
         "to": form.name,

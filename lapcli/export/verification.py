@@ -60,7 +60,7 @@ TEXTS = ["The following are questions.", "Zwölf  Boxkämpfer\r\n\t1234 it's"]
 
 
 @dataclass(frozen=True)
-class Check:
+class Comparison:
     """One comparison: `difference` is the largest between two numbers, 0 or 1 where things are equal or not."""
 
     name: str
@@ -76,7 +76,7 @@ def missing_library(form: str) -> str | None:
     return next((name for name in LIBRARIES[form] if find_spec(name) is None), None)
 
 
-def verify(form: str, exported: Exported, folder: Path) -> list[Check]:
+def verify(form: str, exported: Exported, folder: Path) -> list[Comparison]:
     return {"hf": _verify_hf, "timm": _verify_timm, "onnx": _verify_onnx, "safetensors": _verify_safetensors}[form](
         exported, folder
     )
@@ -109,7 +109,7 @@ def _reload(
 
 
 @torch.inference_mode()
-def _verify_hf(exported: Exported, folder: Path) -> list[Check]:
+def _verify_hf(exported: Exported, folder: Path) -> list[Comparison]:
     model, tokenizer = exported.loaded.language_model()
     context = model.config.context
     longest = max(min(24, context - NEW_TOKENS), 4)
@@ -122,8 +122,8 @@ def _verify_hf(exported: Exported, folder: Path) -> list[Check]:
     rows = [row[:length] for row, length in zip(prompts, lengths, strict=True)]
     padded = max(_difference(outputs[f"padded_{n}"], model(row[None])[0]) for n, row in enumerate(rows))
     checks = [
-        Check("logits", _difference(outputs["logits"], model(tokens)), facts["class"]),
-        Check("logits of a padded batch", padded),
+        Comparison("logits", _difference(outputs["logits"], model(tokens)), facts["class"]),
+        Comparison("logits of a padded batch", padded),
     ]
     ends = {tokenizer.special(name) for name in ("<|assistant_end|>", "<|bos|>")}
     for name, texts in facts["greedy"].items():
@@ -131,8 +131,8 @@ def _verify_hf(exported: Exported, folder: Path) -> list[Check]:
         checks.append(max((_greedy(model, *pair, ends, name) for pair in pairs), key=lambda check: check.difference))
     expected = [(render_prompt if asks else _render)(conversation(turns), tokenizer) for turns, asks in CONVERSATIONS]
     plain = [[tokenizer.bos, *tokenizer.encode(text)] for text in TEXTS]
-    checks.append(Check("chat template", float(facts["template"] != expected), f"{len(expected)} conversations"))
-    checks.append(Check("tokenizer", float(facts["texts"] != plain), f"{len(plain)} texts"))
+    checks.append(Comparison("chat template", float(facts["template"] != expected), f"{len(expected)} conversations"))
+    checks.append(Comparison("tokenizer", float(facts["texts"] != plain), f"{len(plain)} texts"))
     return checks
 
 
@@ -140,23 +140,23 @@ def _render(turns: Any, tokenizer: Any) -> list[int]:
     return render(turns, tokenizer).ids.tolist()
 
 
-def _greedy(model: GPT, prompt: list[int], tokens: list[int], ends: set[int], name: str) -> Check:
+def _greedy(model: GPT, prompt: list[int], tokens: list[int], ends: set[int], name: str) -> Comparison:
     """Up to the first token that ends an answer."""
     expected = generate(model, prompt, NEW_TOKENS)
     stop = next((n + 1 for n, token in enumerate(expected) if token in ends), len(expected))
     expected = expected[:stop]
     if tokens == expected:
-        return Check(name, 0.0, f"{len(tokens)} tokens")
+        return Comparison(name, 0.0, f"{len(tokens)} tokens")
     place = next((n for n, pair in enumerate(zip(tokens, expected, strict=False)) if pair[0] != pair[1]), None)
     if place is None:
-        return Check(name, 1.0, f"{len(tokens)} tokens, {len(expected)} expected")
+        return Comparison(name, 1.0, f"{len(tokens)} tokens, {len(expected)} expected")
     logits_V = model(torch.tensor([prompt + expected[:place]]))[0, -1]
     gap = float(logits_V[expected[place]] - logits_V[tokens[place]])
-    return Check(name, gap, f"token {place} differs, its logits by {gap:.1e}")
+    return Comparison(name, gap, f"token {place} differs, its logits by {gap:.1e}")
 
 
 @torch.inference_mode()
-def _verify_timm(exported: Exported, folder: Path) -> list[Check]:
+def _verify_timm(exported: Exported, folder: Path) -> list[Comparison]:
     images = _images(exported)
     config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     needs_lapcli = str(config["architecture"]).startswith("lap_")
@@ -171,14 +171,14 @@ def _verify_timm(exported: Exported, folder: Path) -> list[Check]:
         *(facts["data"][k] for k in ("crop_pct", "interpolation")),
     ]
     return [
-        Check("outputs of 4 images", _difference(outputs["outputs"], expected), facts["class"]),
-        Check("outputs of 3 images", _difference(outputs["fewer"], expected[:3])),
-        Check("preprocessing", float(given != wanted), f"crop {source.crop_ratio:g}, {source.interpolation}"),
+        Comparison("outputs of 4 images", _difference(outputs["outputs"], expected), facts["class"]),
+        Comparison("outputs of 3 images", _difference(outputs["fewer"], expected[:3])),
+        Comparison("preprocessing", float(given != wanted), f"crop {source.crop_ratio:g}, {source.interpolation}"),
     ]
 
 
 @torch.inference_mode()
-def _verify_onnx(exported: Exported, folder: Path) -> list[Check]:
+def _verify_onnx(exported: Exported, folder: Path) -> list[Comparison]:
     if isinstance(exported.module, GPT):
         config = exported.module.config
         tokens = torch.randint(config.vocab, (4, min(24, config.context)), generator=torch.Generator().manual_seed(0))
@@ -188,12 +188,12 @@ def _verify_onnx(exported: Exported, folder: Path) -> list[Check]:
         inputs = {"4 images": images, "3 images": images[:3]}
     outputs, _ = _reload("onnx", folder, inputs, {})
     return [
-        Check(f"outputs of {name}", _difference(outputs[name], exported.module(given)))
+        Comparison(f"outputs of {name}", _difference(outputs[name], exported.module(given)))
         for name, given in inputs.items()
     ]
 
 
-def _verify_safetensors(exported: Exported, folder: Path) -> list[Check]:
+def _verify_safetensors(exported: Exported, folder: Path) -> list[Comparison]:
     _, facts = _reload("safetensors", folder, {}, {})
     dtype = DTYPES[exported.dtype]
     expected = {
@@ -202,8 +202,8 @@ def _verify_safetensors(exported: Exported, folder: Path) -> list[Check]:
     }
     plan = list(exported.plan.per_layer)
     return [
-        Check("tensors", float(facts["sha256"] != expected), f"{len(expected)} tensors"),
-        Check("head plan", float(facts["laplacian_heads"] != plan), str(plan)),
+        Comparison("tensors", float(facts["sha256"] != expected), f"{len(expected)} tensors"),
+        Comparison("head plan", float(facts["laplacian_heads"] != plan), str(plan)),
     ]
 
 

@@ -71,12 +71,12 @@ def find_checkpoint(path: Path) -> NanochatCheckpoint:
     """A `model_*.pt` with its `meta_*.json`; of a folder, that of the last step."""
     file = path
     if path.is_dir():
-        found = [each for each in path.iterdir() if _MODEL.fullmatch(each.name)]
-        if not found:
+        files = [each for each in path.iterdir() if _MODEL.fullmatch(each.name)]
+        if not files:
             inside = sorted({each.parent.name for each in path.glob("*/model_*.pt")})
             hint = f"name one of its folders: {', '.join(inside[:_SHOWN])}" if inside else "name another folder"
             raise UsageError(f"{path} has no model_*.pt of nanochat; {hint}")
-        file = max(found, key=lambda each: int(each.stem.rpartition("_")[2]))
+        file = max(files, key=lambda each: int(each.stem.rpartition("_")[2]))
     if not file.is_file():
         raise UsageError(f"there is no file {file}; name a model_*.pt of nanochat, or its folder")
     number = _MODEL.fullmatch(file.name)
@@ -112,23 +112,23 @@ def _node(value: Any) -> Node:
     return Node([_node(each) for each in value] if isinstance(value, list) else value, "")
 
 
-def read_weights(found: NanochatCheckpoint) -> dict[str, Tensor]:
+def read_weights(source: NanochatCheckpoint) -> dict[str, Tensor]:
     """The tensors under our names, in the dtypes of the file; rows that pad the vocabulary are left off."""
     again = "get the file again, or name another"
     try:
-        state = torch.load(found.file, map_location="cpu", weights_only=True)
+        state = torch.load(source.file, map_location="cpu", weights_only=True)
     except Exception as error:  # whatever pickle, zip or torch raise
         reason = next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
-        raise DataError(f"{found.file} cannot be read as weights ({reason[:200]}); {again}") from None
+        raise DataError(f"{source.file} cannot be read as weights ({reason[:200]}); {again}") from None
     if not isinstance(state, dict) or not all(isinstance(value, Tensor) for value in state.values()) or not state:
-        raise DataError(f"{found.file} holds something else than tensors by name; {again}")
+        raise DataError(f"{source.file} holds something else than tensors by name; {again}")
     names = {name: from_nanochat(str(name)) for name in state}
     if unknown := [str(name) for name, ours in names.items() if ours is None]:
-        raise DataError(f"{found.file} has tensors that late 2025's model does not: {_listed(unknown)}; {_OF_2026}")
+        raise DataError(f"{source.file} has tensors that late 2025's model does not: {_listed(unknown)}; {_OF_2026}")
     tensors = {str(names[name]): tensor for name, tensor in state.items()}
     for name in ("embed.weight", "head.weight"):
-        if name in tensors and len(tensors[name]) >= found.vocab:
-            tensors[name] = tensors[name][: found.vocab].clone()
+        if name in tensors and len(tensors[name]) >= source.vocab:
+            tensors[name] = tensors[name][: source.vocab].clone()
     return tensors
 
 
@@ -195,25 +195,25 @@ AGAIN = "get the checkpoint again, or name another"
 
 def import_checkpoint(path: Path, runs_dir: Path, name: str, *, tokenizer: Path | None = None) -> tuple[Run, bool]:
     """The finished run, and whether it is new: the same checkpoint under the same name is left as it is."""
-    found = find_checkpoint(path)
-    sha256 = sha256_of_file(found.file)
+    source = find_checkpoint(path)
+    sha256 = sha256_of_file(source.file)
     if (runs_dir / name / INFO).is_file():
         there = read_run(runs_dir / name)
         if (there.info.get("imported_from") or {}).get("sha256") != sha256 or not there.is_finished:
             raise UsageError(f"{there.path} is another run; choose another name with --to")
         return there, False
-    words = _tokenizer(found, tokenizer)
-    tensors = read_weights(found)
-    _check(found, tensors)
-    run = new_run(runs_dir, name, _recipe(found))
+    words = _tokenizer(source, tokenizer)
+    tensors = read_weights(source)
+    _check(source, tensors)
+    run = new_run(runs_dir, name, _recipe(source))
     try:
         words.save(run.path / TOKENIZER)
         saved = checkpoint.save(
             run.checkpoints,
-            found.step,
+            source.step,
             tensors,
             {},  # the optimizer's state stays behind
-            {"laplacian_heads": str(found.model.head_plan()), "tokenizer_sha256": words.sha256},
+            {"laplacian_heads": str(source.model.head_plan()), "tokenizer_sha256": words.sha256},
             {},
             keep=1,
         )
@@ -221,11 +221,11 @@ def import_checkpoint(path: Path, runs_dir: Path, name: str, *, tokenizer: Path 
         write_summary(run, {})
         run.update(
             status="finished",
-            step=found.step,
-            steps=found.step,
+            step=source.step,
+            steps=source.step,
             weights_sha256=saved.weights_sha256,
             tokenizer_sha256=words.sha256,
-            imported_from={"file": str(found.file), "sha256": sha256, "meta": _plain(found)},
+            imported_from={"file": str(source.file), "sha256": sha256, "meta": _plain(source)},
             data="not known: the run was imported",
         )
         take_place(run)
@@ -237,46 +237,46 @@ def import_checkpoint(path: Path, runs_dir: Path, name: str, *, tokenizer: Path 
     return read_run(run.path), True
 
 
-def _tokenizer(found: NanochatCheckpoint, given: Path | None) -> Tokenizer:
-    path = given or find_tokenizer(found.file)
+def _tokenizer(source: NanochatCheckpoint, given: Path | None) -> Tokenizer:
+    path = given or find_tokenizer(source.file)
     if path is None:
         raise UsageError(
-            f"there is no tokenizer.pkl or tokenizer.json beside {found.file} or in nanochat's tokenizer folder; "
+            f"there is no tokenizer.pkl or tokenizer.json beside {source.file} or in nanochat's tokenizer folder; "
             "name it with --tokenizer"
         )
     if not path.is_file():
         raise UsageError(f"there is no file {path}; --tokenizer takes a tokenizer.json or nanochat's tokenizer.pkl")
     tokenizer = read_tokenizer(path)
-    if tokenizer.vocab_size != found.vocab:
+    if tokenizer.vocab_size != source.vocab:
         raise UsageError(
-            f"{path} has {tokenizer.vocab_size:,} tokens, the model {found.vocab:,}; name its own with --tokenizer"
+            f"{path} has {tokenizer.vocab_size:,} tokens, the model {source.vocab:,}; name its own with --tokenizer"
         )
     return tokenizer
 
 
-def _check(found: NanochatCheckpoint, tensors: dict[str, Any]) -> None:
+def _check(source: NanochatCheckpoint, tensors: dict[str, Any]) -> None:
     import torch
 
     with torch.device("meta"):
-        model = GPT(GPTConfig(**found.model.model_dump(), vocab=found.vocab), is_drawn=False)
-    check_tensors(found.file, tensors, model.state_dict(), AGAIN)
+        model = GPT(GPTConfig(**source.model.model_dump(), vocab=source.vocab), is_drawn=False)
+    check_tensors(source.file, tensors, model.state_dict(), AGAIN)
 
 
-def _recipe(found: NanochatCheckpoint) -> BaseRecipe:
+def _recipe(source: NanochatCheckpoint) -> BaseRecipe:
     """What is known of the training; the data is not."""
-    user = found.meta.get("user_config")
+    user = source.meta.get("user_config")
     settings = user if isinstance(user, dict) else {}
-    batch = _count(settings.get("total_batch_size"), found.model.context)
+    batch = _count(settings.get("total_batch_size"), source.model.context)
     micro_batch = min(batch, _count(settings.get("device_batch_size")))
     values: dict[str, Any] = {
         "objective": "language_model",
-        "model": found.model.model_dump(mode="json"),
-        "tokenizer": {"vocab": found.vocab},
-        "train": {"steps": max(1, found.step), "batch": batch, "micro_batch": micro_batch},
+        "model": source.model.model_dump(mode="json"),
+        "tokenizer": {"vocab": source.vocab},
+        "train": {"steps": max(1, source.step), "batch": batch, "micro_batch": micro_batch},
     }
-    if not found.is_chat:
+    if not source.is_chat:
         return recipe_from_dict({**values, "data": {"train": UNKNOWN}})  # type: ignore[return-value]
-    of_midtraining = any("mid_checkpoints" in part for part in found.file.resolve().parts)
+    of_midtraining = any("mid_checkpoints" in part for part in source.file.resolve().parts)
     chat: dict[str, Any] = {
         "objective": "chat",
         "stage": "midtrain" if of_midtraining else "sft",
@@ -294,7 +294,7 @@ def _count(value: Any, unit: int = 1) -> int:
     return max(1, value // unit) if type(value) is int else 1
 
 
-def _plain(found: NanochatCheckpoint) -> dict[str, Any]:
-    """Of meta_*.json what a reader may want to know later; a data loader's state is not."""
-    kept = {key: value for key, value in found.meta.items() if isinstance(value, str | int | float | bool | None)}
-    return json.loads(json.dumps({**kept, "model_config": found.meta.get("model_config")}, default=str))
+def _plain(source: NanochatCheckpoint) -> dict[str, Any]:
+    """The plain values of meta_*.json, without the state of a data loader."""
+    kept = {key: value for key, value in source.meta.items() if isinstance(value, str | int | float | bool | None)}
+    return json.loads(json.dumps({**kept, "model_config": source.meta.get("model_config")}, default=str))

@@ -35,7 +35,7 @@ AGAIN = "export or download the folder again"
 
 @dataclass(frozen=True)
 class WeightSource:
-    """Weights that were found; `read` loads them."""
+    """Weights by the name of their source; `read` loads them."""
 
     shown: str  # for people
     name: str  # for a run that begins with them
@@ -185,15 +185,15 @@ def _timm_model(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _of_nanochat(path: Path) -> WeightSource:
-    found = nanochat.find_checkpoint(path)
-    tokenizer = nanochat.find_tokenizer(found.file)
+    checkpoint = nanochat.find_checkpoint(path)
+    tokenizer = nanochat.find_tokenizer(checkpoint.file)
     return WeightSource(
-        shown=f"{found.file}, step {found.step}",
-        name=found.file.parent.name,
-        file=found.file,
-        sha256=sha256_of_file(found.file),
-        read=lambda: nanochat.read_weights(found),
-        plan=found.model.head_plan(),
-        model=found.model.model_dump(mode="json"),
+        shown=f"{checkpoint.file}, step {checkpoint.step}",
+        name=checkpoint.file.parent.name,
+        file=checkpoint.file,
+        sha256=sha256_of_file(checkpoint.file),
+        read=lambda: nanochat.read_weights(checkpoint),
+        plan=checkpoint.model.head_plan(),
+        model=checkpoint.model.model_dump(mode="json"),
         tokenizer=None if tokenizer is None else (lambda: nanochat.read_tokenizer(tokenizer)),
     )

@@ -253,7 +253,7 @@ def tidy(path: Path, *, is_ours: bool = False) -> None:
     for folder, names, _ in os.walk(path):
         remove_leftovers(Path(folder))
         names[:] = [name for name in names if not name.startswith("step-")]
-    unfinished = [found for form in (".writing-*", ".removing-*") for found in (path / CHECKPOINTS).glob(form)]
+    unfinished = [folder for form in (".writing-*", ".removing-*") for folder in (path / CHECKPOINTS).glob(form)]
     if not unfinished:
         return
     with contextlib.suppress(OSError), open_to_write(path / LOCK, "a") as lock:

@@ -31,7 +31,7 @@ _LOOK = 0.25  # seconds between two looks at the processes
 
 
 @dataclass
-class _Mirror:
+class _MirrorProcess:
     run: Path
     tracker: str
     process: subprocess.Popen[bytes]
@@ -47,7 +47,7 @@ class LiveMirrors:
     def __init__(self, trackers: Sequence[str], paths: Sequence[Path], warn: Callable[[str], None]) -> None:
         self._trackers = list(dict.fromkeys(trackers)) if os.environ.get("RANK", "0") == "0" else []
         self._waiting, self._warn = list(paths), warn
-        self._mirrors: list[_Mirror] = []
+        self._mirrors: list[_MirrorProcess] = []
         self._stop = threading.Event()
         self._has_failed = False
         self._thread: threading.Thread | None = None
@@ -103,7 +103,7 @@ class LiveMirrors:
                     self._warn(f"{mirror.run.name} is not mirrored to {mirror.tracker}: {_reason(mirror.log, code)}")
 
 
-def _started(path: Path, tracker: str) -> _Mirror:
+def _started(path: Path, tracker: str) -> _MirrorProcess:
     log = path / FOLDER / f"{tracker}.log"
     make_folder(log.parent)
     ranks = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LAP_LAUNCHER")
@@ -117,7 +117,7 @@ def _started(path: Path, tracker: str) -> _Mirror:
             process_group=0,  # Ctrl-C is for the training, which ends the run that the mirror follows
             preexec_fn=partial(end_with_parent, os.getpid(), signal.SIGTERM),
         )
-    return _Mirror(path, tracker, process, log)
+    return _MirrorProcess(path, tracker, process, log)
 
 
 def _is_run(path: Path) -> bool:

@@ -10,15 +10,12 @@ import sys
 
 import pytest
 import torch
-from analysis_support import self_supervised_recipe
-from image_support import image_recipe
 from safetensors.torch import load_file
-from support import tiny_chat_recipe, tiny_recipe, train_here, write_text
+from support import tiny_recipe, train_here
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from lapcli.objectives.language_model import LanguageModel
 from lapcli.recipe import recipe_hash, recipe_to_dict
-from lapcli.recipe.chat import stage_recipe
 from lapcli.runtime.determinism import CUBLAS, INDUCTOR, prepare_determinism
 from lapcli.runtime.errors import LapError
 
@@ -32,35 +29,6 @@ def _environment(monkeypatch):
     for name in (CUBLAS, INDUCTOR):
         monkeypatch.setenv(name, "unset")
         monkeypatch.delenv(name)
-
-
-@pytest.fixture(scope="module")
-def text(tmp_path_factory):
-    return write_text(tmp_path_factory.mktemp("text") / "text.txt")
-
-
-@pytest.fixture(scope="module")
-def base(text, tmp_path_factory, shared_cache):
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("LAP_CACHE", str(shared_cache))
-        return train_here(tiny_recipe(text, train={"steps": 1}), tmp_path_factory.mktemp("base"), "base")
-
-
-@pytest.fixture(scope="module")
-def kinds(text, base, tmp_path_factory):
-    """A function that gives a recipe of each kind, with some keys replaced."""
-    folder = tmp_path_factory.mktemp("chats")
-
-    def chat(**changes):
-        stages = tiny_chat_recipe(folder, sft=changes)
-        return stage_recipe(stages, "sft", base.recipe, str(base.path), base.info["weights_sha256"])
-
-    return {
-        "language_model": lambda **changes: tiny_recipe(text, **changes),
-        "chat": chat,
-        "classification": lambda **changes: image_recipe(**changes),
-        "self_supervised": lambda **changes: self_supervised_recipe(**changes),
-    }
 
 
 KINDS = ["language_model", "chat", "classification", "self_supervised"]

@@ -6,11 +6,9 @@ import os
 
 import pytest
 import torch
-from analysis_support import self_supervised_recipe
-from image_support import image_recipe
 from rich.console import Console
 from safetensors.torch import load_file
-from support import exit_code, ranks, start_child, tiny_chat_recipe, tiny_recipe, train_here, write_text
+from support import exit_code, ranks, start_child, tiny_chat_recipe, tiny_recipe, train_here
 
 from lapcli.kinds.chat import train_stages
 from lapcli.objectives import language_model
@@ -18,7 +16,6 @@ from lapcli.objectives.chat import Chat
 from lapcli.objectives.classification import Classification
 from lapcli.objectives.language_model import LanguageModel
 from lapcli.objectives.self_supervised import SelfSupervised
-from lapcli.recipe.chat import stage_recipe
 from lapcli.runs import read_run
 from lapcli.runtime.devices import Device
 from lapcli.runtime.errors import DataError, LapError, UsageError
@@ -32,37 +29,6 @@ OBJECTIVES = {
     "self_supervised": SelfSupervised,
 }
 POSITIONS = 320  # of the tiny GPT: ten times its context
-
-
-@pytest.fixture(scope="module")
-def text(tmp_path_factory):
-    return write_text(tmp_path_factory.mktemp("text") / "text.txt")
-
-
-@pytest.fixture(scope="module")
-def base(text, tmp_path_factory, shared_cache):
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("LAP_CACHE", str(shared_cache))
-        return train_here(tiny_recipe(text, train={"steps": 1}), tmp_path_factory.mktemp("base"), "base")
-
-
-@pytest.fixture(scope="module")
-def chats(tmp_path_factory):
-    return tmp_path_factory.mktemp("chats")
-
-
-@pytest.fixture(scope="module")
-def kinds(text, base, chats):
-    def chat(**changes):
-        stages = tiny_chat_recipe(chats, sft=changes)
-        return stage_recipe(stages, "sft", base.recipe, str(base.path), base.info["weights_sha256"])
-
-    return {
-        "language_model": lambda **changes: tiny_recipe(text, **changes),
-        "chat": chat,
-        "classification": lambda **changes: image_recipe(**changes),
-        "self_supervised": lambda **changes: self_supervised_recipe(**changes),
-    }
 
 
 def never(*arguments, **options):

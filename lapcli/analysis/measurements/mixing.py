@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from lapcli.models.anatomy import HeadInputs
 
 
-class Mixing(Measurement):
+class OperatorMixing(Measurement):
     name = "mixing"
     help = "What head operators have learnt, by layer and head."
     definition = (

@@ -6,7 +6,7 @@ from analysis_support import gpt, vit
 
 from lapcli.analysis.measurement import DoesNotFit, Settings
 from lapcli.analysis.measurements import sinks
-from lapcli.analysis.measurements.mixing import Mixing, MixingAccumulator
+from lapcli.analysis.measurements.mixing import MixingAccumulator, OperatorMixing
 from lapcli.measures.capture import Batch, Capture
 from lapcli.models.anatomy import anatomy_of
 
@@ -72,4 +72,4 @@ def test_a_model_that_learns_none_has_no_mixing():
         plan = anatomy.plan
 
     with pytest.raises(DoesNotFit, match="no head operator of this model learns anything"):
-        Mixing(Opened(), Settings())
+        OperatorMixing(Opened(), Settings())

@@ -1,0 +1,38 @@
+"""A tiny recipe of each kind of training."""
+
+import pytest
+from analysis_support import self_supervised_recipe
+from image_support import image_recipe
+from support import tiny_chat_recipe, tiny_recipe, train_here, write_text
+
+from lapcli.kinds.chat import stage_recipe
+
+
+@pytest.fixture(scope="session")
+def text(tmp_path_factory):
+    return write_text(tmp_path_factory.mktemp("text") / "text.txt")
+
+
+@pytest.fixture(scope="session")
+def base(text, tmp_path_factory, shared_cache):
+    """A run that stages of chat training start from."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("LAP_CACHE", str(shared_cache))
+        return train_here(tiny_recipe(text, train={"steps": 1}), tmp_path_factory.mktemp("base"), "base")
+
+
+@pytest.fixture(scope="session")
+def kinds(text, base, tmp_path_factory):
+    """By the name of a kind: a function that gives its recipe, with some keys replaced."""
+    folder = tmp_path_factory.mktemp("chats")
+
+    def chat(**changes):
+        stages = tiny_chat_recipe(folder, sft=changes)
+        return stage_recipe(stages, "sft", base.recipe, str(base.path), base.info["weights_sha256"])
+
+    return {
+        "language_model": lambda **changes: tiny_recipe(text, **changes),
+        "chat": chat,
+        "classification": lambda **changes: image_recipe(**changes),
+        "self_supervised": lambda **changes: self_supervised_recipe(**changes),
+    }
