@@ -14,6 +14,7 @@ from lapcli.recipe import differing_keys, recipe_to_dict
 from lapcli.recipe.schema import BaseRecipe
 from lapcli.runs import CHANGE_NOTHING, Run, plugins_of, read_run, write_summary
 from lapcli.runs.opening import give_way, is_prepared, open_run, take_place, unlock
+from lapcli.runtime.attention_kernels import prefer_attention_kernels
 from lapcli.runtime.determinism import deterministic, prepare_determinism
 from lapcli.runtime.environment import STEP_TIMEOUT
 from lapcli.runtime.errors import DataError, Diverged, ExitCode, Interrupted, LapError, UsageError
@@ -145,7 +146,12 @@ def _train(kind: Startable, recipe: BaseRecipe, run: Run, world: World, console:
                 console.print(note, highlight=False, markup=False)
             console.print("setting up the optimizer and validating before the first step ...", highlight=False)
         loop = Loop(objective, recipe, run, world, console)
-        with _named_rank(world), deterministic(recipe.train.deterministic):  # off again for what is sampled at the end
+        is_deterministic = recipe.train.deterministic
+        with (  # both off again for what is sampled at the end
+            _named_rank(world),
+            deterministic(is_deterministic),
+            prefer_attention_kernels(world.device, is_deterministic),
+        ):
             loop.train()
         with world.together():
             if world.is_main:
