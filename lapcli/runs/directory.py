@@ -241,8 +241,9 @@ def named_run(runs_dir: Path, name: str) -> Run:
     path = Path(name) if (Path(name) / INFO).is_file() else runs_dir / name
     if not path.is_dir():
         raise unknown_run(runs_dir, name)
-    tidy(path)
-    return read_run(path)
+    run = read_run(path)
+    tidy(path)  # only now: a folder that is not a run is not ours to tidy
+    return run
 
 
 def tidy(path: Path, *, is_ours: bool = False) -> None:
@@ -299,9 +300,9 @@ def newest_run(runs_dir: Path, objectives: set[str]) -> Run:
             candidates.append((_time_of(info), (path / INFO).stat().st_mtime, path))
     if not candidates:
         raise UsageError(f"no finished run of {' or '.join(sorted(objectives))} in {runs_dir}; train one or use --run")
-    path = max(candidates)[2]
-    tidy(path)
-    return read_run(path)
+    run = read_run(max(candidates)[2])
+    tidy(run.path)
+    return run
 
 
 def _time_of(info: dict[str, Any]) -> float:

@@ -49,6 +49,15 @@ def test_half_written_files_are_removed_once_their_process_is_gone(recipe, tmp_p
     assert list((run.path / "eval").iterdir()) == []
 
 
+def test_nothing_is_removed_from_a_folder_that_is_not_a_run(tmp_path):
+    theirs = tmp_path / "runs" / "photos" / "2024" / ".libpng.so.16"
+    theirs.parent.mkdir(parents=True)
+    theirs.write_text("somebody's own file, with a name as our temporary files have")
+    with pytest.raises(UsageError, match="is not a run directory"):
+        named_run(tmp_path / "runs", "photos")
+    assert theirs.is_file()
+
+
 @pytest.mark.parametrize("leftover", [".removing-step-000001", ".writing-step-000003"])
 def test_checkpoints_on_their_way_belong_to_who_trains_the_run(recipe, tmp_path, leftover):
     run = open_run(tmp_path / "runs", "run", recipe)
