@@ -34,6 +34,8 @@ LARGEST_SOFTCAP = 50.0
 # fewer rows than 256 would wait for the weights.
 _CHUNK_ELEMENTS = {"cpu": 2**22, "cuda": 2**27}
 _FEWEST_ROWS = 256
+# Bytes of a compiled chunk, which has no other memory than its logits: half a gigabyte, as many as an uncompiled one.
+_COMPILED_CHUNK_BYTES = {"cpu": 2**24, "cuda": 2**29}
 # Elements that the elementwise work of a chunk takes at once.
 _BLOCK_ELEMENTS = {"cpu": 2**19}
 COARSE_BLOCKS = 8  # of a chunk
@@ -54,7 +56,8 @@ def softcapped_cross_entropy(
         targets_N: Ids; -1 marks a token that does not count.
         reduction: `mean` over the tokens that count (0 if there are none), `sum`, or `none` for each token's loss
             (0 where it does not count), which is for evaluation and has no gradient.
-        compiled: Fuse the elementwise work of a chunk with torch.compile.
+        compiled: Fuse the elementwise work of a chunk with torch.compile. Logits are then held in the dtype of `x`, and
+            their gradients take their place: 6 bytes a logit go through memory for bf16, 12 for float32.
         policy: Whose size chunks have; by default that of the device of `x`.
     """
     device_type = x_ND.device.type if policy is None else policy.device_type
@@ -71,8 +74,10 @@ def softcapped_cross_entropy(
     return total
 
 
-def _chunks(x_ND: Tensor, vocab: int, device_type: str) -> list[slice]:
+def _chunks(x_ND: Tensor, vocab: int, device_type: str, compiled: bool = False) -> list[slice]:
     elements = _CHUNK_ELEMENTS.get(device_type, 2**24)
+    if compiled:
+        elements = _COMPILED_CHUNK_BYTES.get(device_type, 2**26) // x_ND.element_size()
     rows = max(_FEWEST_ROWS, elements // vocab)
     return [slice(i, min(i + rows, len(x_ND))) for i in range(0, len(x_ND), rows)]
 
@@ -81,10 +86,10 @@ def _accumulation_dtype(x: Tensor) -> torch.dtype:
     return torch.float64 if x.dtype == torch.float64 else torch.float32
 
 
-def _buffer(chunks: list[slice], x_ND: Tensor, vocab: int) -> Tensor:
+def _buffer(chunks: list[slice], x_ND: Tensor, vocab: int, dtype: torch.dtype) -> Tensor:
     """One for all chunks: fresh pages cost more than what is computed in them."""
     rows = chunks[0].stop if chunks else 0
-    return torch.empty((rows, vocab), dtype=_accumulation_dtype(x_ND), device=x_ND.device)
+    return torch.empty((rows, vocab), dtype=dtype, device=x_ND.device)
 
 
 def _scaled_logits(x_RD: Tensor, weight_VD: Tensor, factor: float, buffer_RV: Tensor) -> Tensor:
@@ -99,7 +104,7 @@ def _each(x_ND: Tensor, weight_VD: Tensor, targets_N: Tensor, softcap: float, de
     weight_VD = weight_VD.to(x_ND.dtype)
     losses_N = torch.empty(len(x_ND), dtype=_accumulation_dtype(x_ND), device=x_ND.device)
     chunks = _chunks(x_ND, len(weight_VD), device_type)
-    buffer_RV = _buffer(chunks, x_ND, len(weight_VD))
+    buffer_RV = _buffer(chunks, x_ND, len(weight_VD), losses_N.dtype)
     for rows in chunks:
         z_RV = _scaled_logits(x_ND[rows], weight_VD, 1 / softcap, buffer_RV).tanh_().mul_(softcap)
         target_R1 = targets_N[rows].clamp(min=0)[:, None]
@@ -145,18 +150,29 @@ def _losses_and_gradients(
     return losses_R
 
 
-def _losses_and_gradients_fused(u_RV: Tensor, targets_R: Tensor, softcap: float, scale: Tensor) -> Tensor:
-    """The same written without in-place steps, which the compiler turns into two loops over the chunk."""
-    s_RV = u_RV.sigmoid()
-    counts_R, target_R1 = targets_R >= 0, targets_R.clamp(min=0)[:, None]
-    z_target_R = softcap * (2 * s_RV.gather(1, target_R1)[:, 0] - 1)
+def _losses_and_gradients_fused(z_RV: Tensor, targets_R: Tensor, softcap: float, scale: Tensor) -> Tensor:
+    """The same from the plain logits z, written without in-place steps: the compiler makes two kernels of it, one for
+    the sums and one that reads the logits again and writes the gradients over them. No other matrix is in memory."""
+    s_RV, s_target_R = (_sigmoid(x, 2 / softcap) for x in (z_RV, _picked(z_RV, targets_R)))
     cap = softcap * math.log2(math.e)
     e_RV = (2 * cap * s_RV - cap).exp2()
     sum_R = e_RV.sum(1)
-    weight_R = torch.where(counts_R, 4 * scale, 0.0)
-    onehot_RV = (torch.arange(s_RV.shape[1], device=s_RV.device) == target_R1).to(s_RV.dtype)
-    u_RV.copy_((e_RV / sum_R[:, None] - onehot_RV) * (s_RV - s_RV * s_RV) * weight_R[:, None])
-    return torch.where(counts_R, sum_R.log() - z_target_R, 0.0)
+    counts_R = targets_R >= 0
+    weight_R1 = torch.where(counts_R, 4 * scale, 0.0)[:, None]
+    is_target_RV = torch.arange(z_RV.shape[1], device=z_RV.device) == targets_R[:, None]
+    gradient_RV = e_RV * (weight_R1 / sum_R[:, None]) - torch.where(is_target_RV, weight_R1, 0.0)
+    z_RV.copy_(gradient_RV * (s_RV - s_RV * s_RV))
+    return torch.where(counts_R, sum_R.log() - softcap * (2 * s_target_R - 1), 0.0)
+
+
+def _sigmoid(x: Tensor, factor: float) -> Tensor:
+    """sigmoid(factor x) in float32 at least, by exp2, which is one instruction of a GPU."""
+    wide = x.to(torch.promote_types(x.dtype, torch.float32))
+    return 1 / (1 + (wide * (-factor * math.log2(math.e))).exp2())
+
+
+def _picked(z_RV: Tensor, targets_R: Tensor) -> Tensor:
+    return z_RV.gather(1, targets_R.clamp(min=0)[:, None])[:, 0]
 
 
 _compiled: Callable[..., Tensor] | None = None
@@ -189,14 +205,18 @@ class _ChunkedLoss(torch.autograd.Function):
         dw_VD = torch.zeros_like(weight_VD, dtype=dtype)
         total = torch.zeros((), dtype=dtype, device=x_ND.device)
         plain = partial(_losses_and_gradients, device_type=device_type, blocks=blocks)
-        step = _compiled_losses_and_gradients() if compiled else plain
-        chunks = _chunks(x_ND, len(w_VD), device_type)
-        buffer_RV = _buffer(chunks, x_ND, len(w_VD))
+        chunks = _chunks(x_ND, len(w_VD), device_type, compiled)
+        buffer_RV = _buffer(chunks, x_ND, len(w_VD), x_ND.dtype if compiled else dtype)
         for rows in chunks:
             x_RD = x_ND[rows]
-            u_RV = _scaled_logits(x_RD, w_VD, 2 / softcap, buffer_RV)
-            total += step(u_RV, targets_N[rows], softcap, scale).sum()
-            dlogits_RV = u_RV.to(x_ND.dtype)
+            if compiled:
+                dlogits_RV = torch.mm(x_RD, w_VD.t(), out=buffer_RV[: len(x_RD)])
+                losses_R = _compiled_losses_and_gradients()(dlogits_RV, targets_N[rows], softcap, scale)
+            else:
+                u_RV = _scaled_logits(x_RD, w_VD, 2 / softcap, buffer_RV)
+                losses_R = plain(u_RV, targets_N[rows], softcap, scale)
+                dlogits_RV = u_RV.to(x_ND.dtype)
+            total += losses_R.sum()
             torch.mm(dlogits_RV, w_VD, out=dx_ND[rows])
             if same:
                 dw_VD.addmm_(dlogits_RV.t(), x_RD)

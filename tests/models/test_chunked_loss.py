@@ -79,15 +79,46 @@ def test_any_shape_in_float64(N: int, V: int, D: int, chunk: int, softcap: float
 
 
 def test_what_is_compiled_is_the_same_before_it_is() -> None:
-    """Both ways to the gradients of a chunk, in float64; that the compiler keeps to it is a test of the model."""
+    """Both ways to the gradients of a chunk, in float64; that the compiler keeps to it is the next test's."""
     x, weight, targets = draw(20, 50, 8, dtype=torch.float64)
     scale = torch.tensor(0.1, dtype=torch.float64)
-    results = []
-    for function in (chunked_loss._losses_and_gradients, chunked_loss._losses_and_gradients_fused):
-        u = (x @ weight.T * 2 / 15.0).detach()
-        results.append((function(u, targets, 15.0, scale), u))
-    for a, b in zip(*results, strict=True):
-        torch.testing.assert_close(a, b, atol=1e-12, rtol=0)
+    u, z = ((x @ weight.T * factor).detach() for factor in (2 / 15.0, 1))
+    plain_losses = chunked_loss._losses_and_gradients(u, targets, 15.0, scale)
+    losses = chunked_loss._losses_and_gradients_fused(z, targets, 15.0, scale)
+    torch.testing.assert_close(losses, plain_losses, atol=1e-12, rtol=0)
+    torch.testing.assert_close(z, u, atol=1e-12, rtol=0)
+
+
+@pytest.mark.parametrize("size", [0.1, 1.0, 100.0])
+def test_gradients_over_bf16_logits_have_one_rounding(size: float) -> None:
+    """Against autograd in float64 from the same rounded logits: what is written is the gradient, rounded once."""
+    generator = torch.Generator().manual_seed(0)
+    z = (torch.randn(20, 300, generator=generator) * size).bfloat16()
+    targets = torch.randint(300, (20,), generator=generator)
+    targets[3] = -1
+    exact = z.double().requires_grad_()
+    expected = F.cross_entropy(15.0 * torch.tanh(exact / 15.0), targets, ignore_index=-1, reduction="none")
+    expected.sum().backward()
+    losses = chunked_loss._losses_and_gradients_fused(z, targets, 15.0, torch.ones(()))
+    torch.testing.assert_close(losses.double(), expected.detach(), atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(z.double(), exact.grad, atol=1e-6, rtol=2**-8)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-5), (torch.bfloat16, 0.02)])
+def test_compiled(dtype: torch.dtype, tolerance: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two chunks and a rest, with float32 weights, against the plain loss in float64."""
+    monkeypatch.setattr(chunked_loss, "_COMPILED_CHUNK_BYTES", {"cpu": 8 * 50 * dtype.itemsize})
+    monkeypatch.setattr(chunked_loss, "_FEWEST_ROWS", 1)
+    x, weight, targets = draw(20, 50, 64, dtype=dtype)
+    weight = weight.detach().float().requires_grad_()
+    loss = softcapped_cross_entropy(x, weight, targets, 15.0, compiled=True)
+    wide = [y.detach().double().requires_grad_() for y in (x, weight)]
+    expected = plain(*wide, targets, 15.0)
+    assert loss.item() == pytest.approx(expected.item(), rel=tolerance)
+    pairs = zip(torch.autograd.grad(loss, (x, weight)), torch.autograd.grad(expected, wide), strict=True)
+    for ours, theirs in pairs:
+        assert (ours.double() - theirs).norm() < tolerance * theirs.norm()
 
 
 def test_each_token(rows) -> None:

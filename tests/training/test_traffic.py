@@ -1,0 +1,19 @@
+"""Bytes that the losses move, by the counts of benchmarks/traffic.py. The limits may only be lowered."""
+
+import runpy
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytestmark = pytest.mark.slow  # each is compiled
+
+BENCHMARK: dict[str, Any] = runpy.run_path(str(Path(__file__).parents[2] / "benchmarks" / "traffic.py"))
+#: Bytes a logit of compiled code: two reads and a write of bf16 logits.
+MOST_BYTES = {"language model": 6.1}
+
+
+@pytest.mark.parametrize("loss", MOST_BYTES)
+def test_compiled_losses_move_few_bytes(loss: str) -> None:
+    eager, compiled = BENCHMARK["bytes_a_logit"](BENCHMARK["LOSSES"][loss])
+    assert 0 < compiled <= MOST_BYTES[loss] < eager
