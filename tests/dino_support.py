@@ -86,3 +86,26 @@ def loss_in_two_processes(rank: int, folder: str) -> None:
         torch.save(found, f"{folder}/{rank}.pt")
     finally:
         dist.destroy_process_group()
+
+
+def pillow_transforms(source: Any) -> list[Any]:
+    """The crops as torchvision's own transforms of Pillow images make them: first global, second global, local."""
+    from torchvision import transforms as T
+
+    crops = source.crops
+    blurs = {"executed": (0.0, 0.9, 0.5), "documented": (1.0, 0.1, 0.5)}[crops.blur]
+    shapes = [(crops.global_size, crops.global_scale)] * 2 + [(crops.local_size, crops.local_scale)]
+    return [
+        T.Compose(
+            [
+                T.RandomResizedCrop(size, scale, interpolation=T.InterpolationMode(source.interpolation)),
+                T.RandomHorizontalFlip(0.5),
+                T.RandomApply([T.ColorJitter(0.4, 0.4, 0.2, 0.1)], 0.8),
+                T.RandomGrayscale(0.2),
+                T.RandomApply([T.GaussianBlur(9, (0.1, 2.0))], blur),
+                *([T.RandomSolarize(128, 0.2)] if number == 1 else []),
+                T.PILToTensor(),
+            ]
+        )
+        for number, ((size, scale), blur) in enumerate(zip(shapes, blurs, strict=True))
+    ]

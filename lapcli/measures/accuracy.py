@@ -17,6 +17,7 @@ from lapcli.data.images.image_set import ImageSet
 from lapcli.data.images.loader import ImageLoader, Reader
 from lapcli.models.compiling import pad_rows
 from lapcli.recipe.vision import ImageSource
+from lapcli.runtime.devices import to_device
 from lapcli.runtime.errors import LapError
 from lapcli.runtime.ranks import World
 
@@ -60,7 +61,7 @@ def measure_accuracy(
         return [Example(0, index, 0) for index in range(first, min(count, first + batch))]
 
     reader = Reader(images, evaluation_transform(source, size), size, None)
-    loader = ImageLoader(reader, examples, micro_steps=1, last=(rounds - 1, 0), workers=workers)
+    loader = ImageLoader(reader, examples, micro_steps=1, last=(rounds - 1, 0), workers=workers, device=world.device)
     was_training = model.training
     model.eval()
     seen = nats = 0.0
@@ -75,8 +76,8 @@ def measure_accuracy(
             here = len(labels_B)
             if pads:
                 images_BCHW, labels_B = pad_rows(images_BCHW, batch), pad_rows(labels_B, batch, NO_CLASS)
-            labels_B = labels_B.to(world.device)
-            logits_BK = model(normalise(images_BCHW.to(world.device), source)).float()
+            images_BCHW, labels_B = to_device((images_BCHW, labels_B), world.device)
+            logits_BK = model(normalise(images_BCHW, source)).float()
             if not torch.isfinite(logits_BK).all():
                 raise LapError("the model gives logits that are not finite; these weights cannot be evaluated")
             nats += float(F.cross_entropy(logits_BK, labels_B, reduction="sum", ignore_index=NO_CLASS))

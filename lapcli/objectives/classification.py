@@ -112,6 +112,7 @@ class Classification:
             micro_steps=self.batches.accumulation,
             last=(self.steps - 1, self.batches.accumulation - 1),
             workers=worker_count(recipe, world.device),
+            device=world.device,
         )
         check_room_for_workers(self._loader, loaders=2)  # the second for validation
         self._eraser = Eraser(augmentation.erase) if augmentation.erase else None
@@ -168,6 +169,7 @@ class Classification:
                 self._recipe.model.image,
                 self._world,
                 size,
+                workers=self._loader.workers,
                 pads=self._policy.compiles,
                 is_interrupted=is_interrupted,
             )

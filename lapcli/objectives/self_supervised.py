@@ -14,6 +14,7 @@ K prototypes.
 import contextlib
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,12 +22,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lapcli.data.images.augmentation import normalise
 from lapcli.data.images.batches import Example, ImageBatches
+from lapcli.data.images.colours import Recolouring
 from lapcli.data.images.crops import GLOBALS, CropReader
 from lapcli.data.images.loader import ImageLoader
 from lapcli.data.images.sources import ImageData
 from lapcli.measures.smoothing import smoothing
+from lapcli.models.compiling import compiled
 from lapcli.models.student_teacher import Head, StudentTeacher, crop_flops
 from lapcli.objectives.classification import check_room_for_workers, probe_images, worker_count
 from lapcli.objectives.dino.collapse import collapse, teacher_health
@@ -158,8 +160,11 @@ class SelfSupervised:
             micro_steps=self.batches.accumulation,
             last=(self.steps - 1, self.batches.accumulation - 1),
             workers=worker_count(recipe, world.device),
+            device=world.device,
         )
-        check_room_for_workers(self._loader, loaders=1)
+        check_room_for_workers(self._loader, loaders=2)  # the second for validation
+        compiles = self._policy.compiles and world.device.type == "cuda"  # for a CPU's cache it is not worth the wait
+        self._recolour = Recolouring(recipe.data, partial(compiled, any_length=True) if compiles else None)
         self._step = SelfSupervisedStep(recipe, world.device, self._policy)
         self.model = self._step.model
         self.units_per_step = train.batch
@@ -175,15 +180,16 @@ class SelfSupervised:
         return self._images.examples(step, first, self.batches.micro_batch)
 
     def batch(self, step: int, micro_step: int) -> CropBatch:
-        global_GBCHW, local_QBCHW = (
-            normalise(crops.flatten(0, 1), self._recipe.data)
-            for crops in to_device(self._loader.batch(step, micro_step), self._world.device)
+        *crops, global_GBK, local_QBK = self._loader.batch(step, micro_step)
+        global_MCHW, local_LCHW = (
+            self._recolour(crops_NHWC.flatten(0, 1), drawn_NK.flatten(0, 1))
+            for crops_NHWC, drawn_NK in zip(to_device(crops, self._world.device), (global_GBK, local_QBK), strict=True)
         )
         masks = self.masks(step, micro_step)
         # Found here, where it costs nothing: a GPU that looks for them makes the host wait until it knows how many.
         hidden = np.flatnonzero(masks)
         masks_MP, hidden_N = to_device(map(torch.from_numpy, (masks, hidden)), self._world.device)
-        return CropBatch(global_GBCHW, local_QBCHW, masks_MP, hidden_N, self.batches.micro_batch, step)
+        return CropBatch(global_MCHW, local_LCHW, masks_MP, hidden_N, self.batches.micro_batch, step)
 
     def masks(self, step: int, micro_step: int) -> np.ndarray:
         """The masks of this process's groups, in the order of its global crops."""
@@ -231,6 +237,7 @@ class SelfSupervised:
                 self._data,
                 self._recipe,
                 self._world,
+                workers=self._loader.workers,
                 pads=self._policy.compiles,
                 is_interrupted=is_interrupted,
             )

@@ -4,6 +4,7 @@ Normalising comes after, in `normalise`, on the device: bytes travel from the wo
 """
 
 from collections.abc import Sequence
+from functools import lru_cache
 
 import numpy as np
 import torch
@@ -97,8 +98,14 @@ class _Sized:
 
 def normalise(images_BCHW: Tensor, source: ImageFiles) -> Tensor:
     """uint8 to float32 of mean 0 and deviation 1, by the recipe's numbers."""
-    mean, std = (torch.tensor(x, device=images_BCHW.device)[:, None, None] * 255 for x in (source.mean, source.std))
+    mean, std = (_channels(tuple(x), images_BCHW.device) for x in (source.mean, source.std))
     return images_BCHW.float().sub_(mean).div_(std)
+
+
+@lru_cache
+def _channels(values: tuple[float, ...], device: torch.device) -> Tensor:
+    """Kept on its device: the host waits for a copy that is not pinned."""
+    return torch.tensor(values, device=device)[:, None, None] * 255
 
 
 class Eraser:

@@ -30,7 +30,7 @@ class Reader:
     def __init__(self, images: ImageSet, transform: Transform, size: int, seed: int | None) -> None:
         self._images, self._transform, self._size, self._seed = images, transform, size, seed
 
-    def read(self, examples: Sequence[Example]) -> tuple[Tensor, Tensor]:
+    def read(self, examples: Sequence[Example]) -> tuple[Tensor, ...]:
         images_BCHW = np.empty((len(examples), 3, self._size, self._size), dtype=np.uint8)
         for row, example in enumerate(examples):
             image = self._images.image(example.index)
@@ -54,7 +54,10 @@ class Reader:
 
 
 class ImageLoader:
-    """`examples(step, micro_step)` says what a batch consists of; `micro_steps` follow each other in a step."""
+    """`examples(step, micro_step)` says what a batch consists of; `micro_steps` follow each other in a step.
+
+    Batches for a `device` of CUDA are pinned while they are waited for, by a thread beside the workers.
+    """
 
     def __init__(
         self,
@@ -64,13 +67,16 @@ class ImageLoader:
         micro_steps: int,
         last: Request,
         workers: int,
+        device: torch.device | None = None,
     ) -> None:
+        self._pins = device is not None and device.type == "cuda"
         self._reader, self._examples, self._micro_steps, self._last = reader, examples, micro_steps, last
         self.workers = workers
         self._ahead: Iterator[Any] | None = None
         self._next: Request | None = None
 
-    def batch(self, step: int, micro_step: int) -> tuple[Tensor, Tensor]:
+    def batch(self, step: int, micro_step: int) -> Any:
+        """What the reader makes of the examples: tensors."""
         if self.workers == 0:
             return self._reader.read(self._examples(step, micro_step))
         if self._ahead is None or self._next != (step, micro_step):
@@ -103,6 +109,7 @@ class ImageLoader:
             num_workers=self.workers,
             collate_fn=_as_it_is,
             prefetch_factor=BATCHES_AHEAD,
+            pin_memory=self._pins,
             # Newer Pythons would start each worker anew, which imports torch and timm for seconds.
             multiprocessing_context="fork" if sys.platform == "linux" else None,
         )

@@ -14,12 +14,13 @@ from torch import Tensor
 from lapcli.data.images.augmentation import evaluation_transform, normalise
 from lapcli.data.images.batches import Example
 from lapcli.data.images.image_set import ImageSet, ImageSubset
-from lapcli.data.images.loader import Reader
+from lapcli.data.images.loader import ImageLoader, Reader
 from lapcli.data.images.sources import ImageData
 from lapcli.measures.nearest_neighbours import classify
 from lapcli.models.compiling import pad_rows
 from lapcli.models.dino_vit import DinoViT
 from lapcli.recipe.dino import SelfSupervisedRecipe
+from lapcli.runtime.devices import to_device
 from lapcli.runtime.ranks import World
 
 TEMPERATURE = 0.07
@@ -32,14 +33,17 @@ def neighbour_accuracy(
     recipe: SelfSupervisedRecipe,
     world: World,
     *,
+    workers: int = 0,
     pads: bool = False,
     is_interrupted: Callable[[], bool] | None = None,
 ) -> float:
     """The share of held-out images whose class is that of most of their neighbours, weighted by likeness."""
     section = recipe.validation
     keys, queries = _spread(data.train, section.train_images), _spread(data.validation, section.images)
-    keys_NC = class_tokens(backbone, keys, recipe, world, pads=pads, is_interrupted=is_interrupted)
-    queries_QC = class_tokens(backbone, queries, recipe, world, pads=pads, is_interrupted=is_interrupted)
+    keys_NC, queries_QC = (
+        class_tokens(backbone, part, recipe, world, workers=workers, pads=pads, is_interrupted=is_interrupted)
+        for part in (keys, queries)
+    )
     labels_N, labels_Q = (torch.from_numpy(part.labels).to(world.device) for part in (keys, queries))
     k = min(section.neighbours, len(keys))
     predicted_Q = classify(queries_QC, keys_NC, labels_N, len(keys.classes), [k], TEMPERATURE)[k]
@@ -52,6 +56,7 @@ def class_tokens(
     recipe: SelfSupervisedRecipe,
     world: World,
     *,
+    workers: int = 0,
     pads: bool = False,
     is_interrupted: Callable[[], bool] | None = None,
 ) -> Tensor:
@@ -62,17 +67,30 @@ def class_tokens(
     size, batch = recipe.data.crops.global_size, recipe.validation.batch or recipe.train.micro_batch
     reader = Reader(images, evaluation_transform(recipe.data, size), size, None)
     tokens_NC = torch.zeros(len(images), backbone.width, device=world.device)
-    for turn in range(math.ceil(len(images) / (batch * world.size))):
-        if is_interrupted is not None:
-            is_interrupted()
-        first = (turn * world.size + world.rank) * batch
-        rows = range(first, min(len(images), first + batch))
-        if len(rows):
-            images_BCHW, _ = reader.read([Example(0, index, 0) for index in rows])
+    turns = math.ceil(len(images) / (batch * world.size))
+
+    def rows(turn: int) -> range:
+        first = min(len(images), (turn * world.size + world.rank) * batch)
+        return range(first, min(len(images), first + batch))
+
+    def examples(turn: int, _: int) -> list[Example]:
+        return [Example(0, index, 0) for index in rows(turn)]
+
+    loader = ImageLoader(reader, examples, micro_steps=1, last=(turns - 1, 0), workers=workers, device=world.device)
+    try:
+        for turn in range(turns):
+            if is_interrupted is not None:
+                is_interrupted()
+            (images_BCHW, _), here = loader.batch(turn, 0), rows(turn)
+            if not len(here):
+                continue
             if pads:
                 images_BCHW = pad_rows(images_BCHW, batch)
-            tokens_BC = backbone(normalise(images_BCHW.to(world.device), recipe.data))
-            tokens_NC[rows.start : rows.stop] = tokens_BC[: len(rows)].float()
+            (images_BCHW,) = to_device([images_BCHW], world.device)
+            tokens_BC = backbone(normalise(images_BCHW, recipe.data))
+            tokens_NC[here.start : here.stop] = tokens_BC[: len(here)].float()
+    finally:
+        loader.close()
     if world.size > 1:
         dist.all_reduce(tokens_NC)
     return tokens_NC

@@ -5,61 +5,51 @@ import pytest
 import torch
 from dino_support import dino_recipe
 from PIL import Image
-from torchvision.transforms import ColorJitter, GaussianBlur, RandomApply, RandomGrayscale, RandomSolarize
 
 from lapcli.data.images.batches import Example
 from lapcli.data.images.builtin import CELL, Photographs
-from lapcli.data.images.crops import CropReader, crop_transforms
+from lapcli.data.images.colours import Drawn
+from lapcli.data.images.crops import CropReader, crop_kinds, draw
 from lapcli.data.images.sources import open_images
 
 
-def parts(transform):
-    """{what is applied: how often} of a transform, as torchvision holds it."""
-    found = {}
-    for step in transform.transforms:
-        if isinstance(step, RandomApply):
-            found[type(step.transforms[0])] = step.p
-        elif isinstance(step, RandomGrayscale | RandomSolarize):
-            found[type(step)] = step.p
-    return found
-
-
 @pytest.mark.parametrize(("mode", "blur"), [("executed", (0.0, 0.9, 0.5)), ("documented", (1.0, 0.1, 0.5))])
-def test_probabilities_of_each_crop(mode, blur):
-    transforms = crop_transforms(dino_recipe(data={"crops": {"blur": mode}}).data)
-    solarised = (0.0, 0.2, 0.0)
-    for transform, blurred, often in zip(transforms, blur, solarised, strict=True):
-        found = parts(transform)
-        assert (found[ColorJitter], found[RandomGrayscale], found[GaussianBlur]) == (0.8, 0.2, blurred)
-        assert found.get(RandomSolarize, 0.0) == often
+def test_what_is_drawn_is_drawn_as_often_as_it_says(mode, blur):
+    """600 draws: a share has a deviation of 0.02 at most."""
+    image, solarised = Image.new("RGB", (20, 16)), (0.0, 0.2, 0.0)
+    torch.manual_seed(0)
+    for kind, blurred, inverted in zip(
+        crop_kinds(dino_recipe(data={"crops": {"blur": mode}}).data), blur, solarised, strict=True
+    ):
+        drawn = [draw(image, kind)[1] for _ in range(600)]
 
+        def share(is_so, drawn=drawn):
+            return sum(map(is_so, drawn)) / len(drawn)
 
-def test_blur_is_applied_as_often_as_it_says():
-    """A picture of one white dot: blurred, its brightest pixel is below white. Counted over draws."""
-    dot = np.zeros((16, 16, 3), dtype=np.uint8)
-    dot[8, 8] = 255
-    for mode, expected in (("executed", 0.9), ("documented", 0.1)):
-        second = crop_transforms(dino_recipe(data={"crops": {"blur": mode}}).data)[1]
-        blur = next(step for step in second.transforms if isinstance(step, RandomApply) and step.p == expected)
-        torch.manual_seed(0)
-        count = sum(np.asarray(blur(Image.fromarray(dot))).max() < 255 for _ in range(200))
-        # A deviation below 0.25 leaves the dot as it is: 8% of those drawn from 0.1 to 2.
-        assert count / 200 == pytest.approx(expected * 0.92, abs=0.08)
+        assert share(lambda d: d.mirrored) == pytest.approx(0.5, abs=0.08)
+        assert share(lambda d: len(d.order) > 0) == pytest.approx(0.8, abs=0.07)
+        assert share(lambda d: d.grey) == pytest.approx(0.2, abs=0.07)
+        for found, wanted in ((share(lambda d: d.blur > 0), blurred), (share(lambda d: d.solarised), inverted)):
+            assert found == pytest.approx(wanted, abs=0.08 if 0 < wanted < 1 else 0)
+        factors = np.array([d.factors for d in drawn if d.order])
+        assert (factors.min(0) >= [0.6, 0.6, 0.8, -0.105]).all()
+        assert (factors.max(0) <= [1.4, 1.4, 1.2, 0.1]).all()
+        assert {tuple(sorted(d.order)) for d in drawn if d.order} == {(0, 1, 2, 3)}
+        assert len({tuple(d.order) for d in drawn if d.order}) == 24
 
 
 def test_sizes_and_keys():
     recipe = dino_recipe(data={"crops": {"locals": 3}})
     reader = CropReader(open_images(recipe.data, None).train, recipe.data, seed=1)
     examples = [Example(0, 5, 0), Example(0, 9, 0), Example(1, 5, 0)]
-    global_GBCHW, local_QBCHW = reader.read(examples)
-    assert (global_GBCHW.shape, local_QBCHW.shape) == ((2, 3, 3, 16, 16), (3, 3, 3, 8, 8))
-    assert global_GBCHW.nbytes + local_QBCHW.nbytes == 3 * reader.example_bytes
+    read = reader.read(examples)
+    assert [tuple(x.shape) for x in read] == [(2, 3, 16, 16, 3), (3, 3, 8, 8, 3), (2, 3, Drawn.K), (3, 3, Drawn.K)]
+    assert sum(x.nbytes for x in read) == 3 * reader.example_bytes
     torch.manual_seed(123)
-    alone = reader.read(examples[1:2])
-    assert torch.equal(alone[0][:, 0], global_GBCHW[:, 1])
-    assert torch.equal(alone[1][:, 0], local_QBCHW[:, 1])
-    assert not torch.equal(global_GBCHW[:, 0], global_GBCHW[:, 2])  # another epoch
-    assert not torch.equal(global_GBCHW[0], global_GBCHW[1])
+    for alone, among in zip(reader.read(examples[1:2]), read, strict=True):
+        assert torch.equal(alone[:, 0], among[:, 1])
+        assert not torch.equal(among[:, 0], among[:, 2])  # another epoch
+    assert not torch.equal(read[0][0], read[0][1])
 
 
 def test_photographs_share_no_pixel_between_their_parts():

@@ -1,0 +1,190 @@
+"""Operations on crops against torchvision's on uint8 tensors; the whole of them against its transforms of Pillow
+images, from the same draws; and bits that depend on the crop alone."""
+
+import numpy as np
+import pytest
+import torch
+import torchvision.transforms.functional as TF
+from dino_support import dino_recipe, pillow_transforms
+from PIL import Image
+from sklearn.datasets import load_sample_images
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from lapcli.data.images import colours
+from lapcli.data.images.batches import Example, seed_everything
+from lapcli.data.images.colours import Drawn, Recolouring
+from lapcli.data.images.crops import GLOBALS, CropReader
+from lapcli.recipe.vision import ImageFiles
+
+PLAIN = ImageFiles(train="x", validation=0.5, mean=[0, 0, 0], std=[1 / 255] * 3)  # leaves values as they are
+
+
+@pytest.fixture(scope="module")
+def crops():
+    """N x H x W x C: two photographs, noise, and every grey."""
+    photographs = [np.asarray(Image.fromarray(x).resize((64, 64))) for x in load_sample_images().images]
+    noise = np.random.default_rng(0).integers(0, 256, (64, 64, 3), dtype=np.uint8)
+    greys = np.tile(np.arange(64 * 64).reshape(64, 64, 1).astype(np.uint8), 3)
+    return torch.from_numpy(np.stack([*photographs, noise, greys]))
+
+
+def recoloured(crops_NHWC, drawn, compiled=None):
+    """As uint8, N x C x H x W; `drawn` for each, or one for all."""
+    rows = drawn if isinstance(drawn, list) else [drawn] * len(crops_NHWC)
+    values = Recolouring(PLAIN, compiled)(
+        crops_NHWC, torch.tensor([row.numbers() for row in rows], dtype=torch.float32)
+    )
+    assert torch.equal(values, values.round())
+    return values.to(torch.uint8)
+
+
+def jitter(number, factor):
+    """That one alone: -1 is the number of no jitter."""
+    factors = [1.0, 1.0, 1.0, 0.0]
+    factors[number] = factor
+    return Drawn(order=[number, -1, -1, -1], factors=factors)
+
+
+OPERATIONS = {
+    "mirror": (Drawn(mirrored=True), TF.hflip),
+    "grey": (Drawn(grey=True), lambda x: TF.rgb_to_grayscale(x, 3)),
+    "solarise": (Drawn(solarised=True), lambda x: TF.solarize(x, 128)),
+    **{f"brightness {f}": (jitter(0, f), lambda x, f=f: TF.adjust_brightness(x, f)) for f in (0.6, 0.93, 1.4)},
+    **{f"contrast {f}": (jitter(1, f), lambda x, f=f: TF.adjust_contrast(x, f)) for f in (0.6, 0.93, 1.4)},
+    **{f"saturation {f}": (jitter(2, f), lambda x, f=f: TF.adjust_saturation(x, f)) for f in (0.8, 1.07, 1.2)},
+    **{f"hue {f}": (jitter(3, f), lambda x, f=f: TF.adjust_hue(x, f)) for f in (-0.1, -0.003, 0.04, 0.1, 0.5)},
+    **{f"blur {f}": (Drawn(blur=f), lambda x, f=f: TF.gaussian_blur(x, [9, 9], [f, f])) for f in (0.1, 0.7, 2.0)},
+}
+
+
+@pytest.mark.parametrize("name", OPERATIONS)
+def test_each_operation_is_torchvisions(name, crops):
+    drawn, expected = OPERATIONS[name]
+    ours, theirs = recoloured(crops, drawn), expected(crops.permute(0, 3, 1, 2))
+    assert (ours.int() - theirs.int()).abs().max() <= 1
+    if name not in ("hue -0.003", "blur 0.1"):
+        assert (theirs.int() - crops.permute(0, 3, 1, 2).int()).abs().max() > 10  # it does something
+
+
+def test_operations_follow_each_other_in_the_drawn_order(crops):
+    """By torchvision, one after the other; another order gives something else."""
+    factors, steps = (
+        (1.3, 0.7, 1.2, 0.1),
+        (TF.adjust_brightness, TF.adjust_contrast, TF.adjust_saturation, TF.adjust_hue),
+    )
+    made = {}
+    for order in ((0, 1, 2, 3), (3, 1, 0, 2)):
+        expected = crops.permute(0, 3, 1, 2)
+        for number in order:
+            expected = steps[number](expected, factors[number])
+        made[order] = recoloured(crops, Drawn(order=order, factors=factors))
+        assert (made[order].float() - expected.float()).abs().mean() < 1
+    assert (made[0, 1, 2, 3].float() - made[3, 1, 0, 2].float()).abs().mean() > 3
+
+
+def some_drawn(count):
+    generator = np.random.default_rng(1)
+    return [
+        Drawn(
+            mirrored=bool(n % 2),
+            order=generator.permutation(4).tolist() if n % 3 else (),
+            factors=[*generator.uniform(0.6, 1.4, 3), generator.uniform(-0.1, 0.1)],
+            grey=n % 5 == 1,
+            blur=float(generator.uniform(0.1, 2)) if n % 2 else 0.0,
+            solarised=n % 4 == 3,
+        )
+        for n in range(count)
+    ]
+
+
+def test_a_crops_bits_do_not_depend_on_the_others(crops, monkeypatch):
+    many, drawn = crops.repeat(6, 1, 1, 1), some_drawn(24)
+    together = recoloured(many, drawn)
+    alone = torch.cat([recoloured(many[n : n + 1], drawn[n : n + 1]) for n in range(24)])
+    assert torch.equal(together, alone)
+    monkeypatch.setattr(colours, "VALUES_ON_THE_CPU", 5 * crops[0].numel())
+    assert torch.equal(together, recoloured(many, drawn))
+
+
+def test_no_crops_are_no_crops():
+    assert Recolouring(PLAIN)(torch.empty(0, 8, 8, 3, dtype=torch.uint8), torch.empty(0, Drawn.K)).shape == (0, 3, 8, 8)
+
+
+def test_nothing_is_asked_of_the_device(crops):
+    """On the meta device there are no values: whoever asked for one would fail."""
+    many, drawn = crops.repeat(6, 1, 1, 1), torch.tensor([row.numbers() for row in some_drawn(24)], dtype=torch.float32)
+    assert Recolouring(PLAIN)(many.to("meta"), drawn).shape == (24, 3, 64, 64)
+
+
+def test_two_transfers_a_piece(crops):
+    """Places and numbers of all operations travel together, whatever was drawn."""
+    many, drawn = crops.repeat(6, 1, 1, 1), torch.tensor([row.numbers() for row in some_drawn(24)], dtype=torch.float32)
+
+    class Transfers(TorchDispatchMode):
+        count = 0
+
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            made = func(*args, **(kwargs or {}))
+            sources = [x for x in args if isinstance(x, torch.Tensor)]
+            if func is torch.ops.aten._to_copy.default and made.device != sources[0].device:
+                self.count += 1
+            return made
+
+    recolour = Recolouring(PLAIN)
+    recolour(many[:1].to("meta"), drawn[:1])  # the mean and deviation of the channels, which stay there
+    with Transfers() as transfers:
+        recolour(many.to("meta"), drawn)
+    assert transfers.count == 1 + 2  # the crops themselves
+
+
+class Held:
+    """Images that are there already."""
+
+    def __init__(self, images):
+        self._images = images
+
+    def image(self, index):
+        return self._images[index]
+
+
+def chain_differences(images, blur="executed"):
+    """(crops, 2): mean and largest difference of each crop to that of Pillow, in steps of 255."""
+    sizes = {"global_size": 224, "local_size": 96, "locals": 4, "blur": blur}
+    source = dino_recipe(model={"patch": 16}, data={"crops": sizes}).data
+    transforms, reader = pillow_transforms(source), CropReader(Held(images), source, seed=0)
+    found = []
+    for index, image in enumerate(images):
+        read = reader.read([Example(3, index, 0)])
+        seed_everything(0, 3, index, 0)
+        expected = [
+            [transforms[min(n, GLOBALS)](image) for n in range(first, last)] for first, last in ((0, 2), (2, 6))
+        ]
+        for crops_NHWC, drawn_NK, theirs in zip(read[:2], read[2:], expected, strict=True):
+            ours = Recolouring(PLAIN)(crops_NHWC.flatten(0, 1), drawn_NK.flatten(0, 1))
+            apart = (ours - torch.stack(theirs).float()).abs().flatten(1)
+            found += zip(apart.mean(1).tolist(), apart.amax(1).tolist(), strict=True)
+    return np.array(found)
+
+
+@pytest.mark.parametrize("blur", ["executed", "documented"])
+def test_the_chain_on_photographs_is_that_of_pillow(blur):
+    found = chain_differences([Image.fromarray(x) for x in load_sample_images().images] * 4, blur)
+    assert len(found) == 8 * 6
+    assert found[:, 0].max() <= 1
+    assert found[:, 1].max() <= 10
+
+
+def test_the_chain_on_imagenets_photographs_is_that_of_pillow(test_data):
+    paths = sorted((test_data / "imagenet_samples").glob("*.JPEG"))
+    found = chain_differences([Image.open(path).convert("RGB") for path in paths])
+    assert len(found) == 6 * len(paths) > 200
+    assert found[:, 0].max() <= 1
+    assert found[:, 1].max() <= 10
+
+
+@pytest.mark.long
+def test_compiled_operations_give_the_same(crops):
+    """Here C++ is compiled, on a GPU Triton."""
+    many, drawn = crops.repeat(6, 1, 1, 1), some_drawn(24)
+    compiled = recoloured(many, drawn, lambda function: torch.compile(function, dynamic=True))
+    assert (compiled.int() - recoloured(many, drawn).int()).abs().max() <= 1
