@@ -5,8 +5,9 @@ and `lap import`, which makes a finished run of one.
                               meta_021400.json    model_config; the fork's has laplacian_heads too
     BASE/tokenizer/tokenizer.pkl                  a pickled `tiktoken.Encoding`
 
-The architecture of 2026 has the same names for these tensors and others beside them, scales queries and keys, and has
-another rotary base. It is told by its other tensors and by its other settings, and refused.
+The architecture of 2026, and of the author's later fork, has the same names for these tensors and others beside them,
+multiplies queries and keys by 1.2, and has another rotary base, all without a setting that says so. It is told by its
+other tensors and by its other settings, and refused: the weights would fit, and compute something else.
 """
 
 import io
@@ -45,7 +46,10 @@ _SETTINGS = {
     "n_embd": "width",
     "laplacian_heads": "laplacian_heads",
 }
-_OF_2026 = "it is of another architecture, such as nanochat's of 2026, which lap does not compute"
+_OF_2026 = (
+    "it is not nanochat's model of late 2025, the only one that lap computes (in that of 2026 and the author's later "
+    "fork queries and keys are multiplied by 1.2 and the rotary base is another); name a checkpoint of late 2025"
+)
 _SHOWN = 8  # names in a message
 _ADMITTED = {("tiktoken.core", "Encoding"), ("tiktoken", "Encoding")}
 
@@ -94,7 +98,7 @@ def find_checkpoint(path: Path) -> NanochatCheckpoint:
     except (ValueError, KeyError, TypeError):
         raise DataError(f"{meta_file} has no model_config of nanochat; get the file again") from None
     if unknown := [key for key in settings if key not in _SETTINGS]:
-        raise DataError(f"{meta_file} has the settings {_listed(unknown)} in model_config: {_OF_2026}")
+        raise DataError(f"{meta_file} has unknown settings in model_config: {_listed(unknown)}; {_OF_2026}")
     return NanochatCheckpoint(file, int(number[1]), _model(settings, meta_file), vocab, meta)
 
 
@@ -124,7 +128,7 @@ def read_weights(source: NanochatCheckpoint) -> dict[str, Tensor]:
         raise DataError(f"{source.file} holds something else than tensors by name; {again}")
     names = {name: from_nanochat(str(name)) for name in state}
     if unknown := [str(name) for name, ours in names.items() if ours is None]:
-        raise DataError(f"{source.file} has tensors that late 2025's model does not: {_listed(unknown)}; {_OF_2026}")
+        raise DataError(f"{source.file} has unknown tensors: {_listed(unknown)}; {_OF_2026}")
     tensors = {str(names[name]): tensor for name, tensor in state.items()}
     for name in ("embed.weight", "head.weight"):
         if name in tensors and len(tensors[name]) >= source.vocab:

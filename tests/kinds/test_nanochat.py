@@ -10,12 +10,16 @@ import rustbpe
 import tiktoken
 import torch
 import torch.nn.functional as F
-from support import lap
+from safetensors.torch import load_file
+from support import lap, run_main, tiny_chat_recipe, tiny_recipe, train_here, write_text
 
 from lapcli.data.text.tokenizer import SPECIAL_TOKENS, SPLIT_PATTERN
 from lapcli.kinds.nanochat import find_checkpoint, import_checkpoint, read_tokenizer, read_weights
 from lapcli.kinds.opening import find_checkpoint as checkpoint_of
 from lapcli.kinds.opening import open_run
+from lapcli.recipe import recipe_to_yaml
+from lapcli.recipe.schema import InitFrom
+from lapcli.runs import read_run
 from lapcli.runtime.errors import DataError, UsageError
 
 TEXTS = [
@@ -122,7 +126,6 @@ def test_an_imported_run_computes_what_nanochat_computes(tmp_path, encoding, hea
 def test_a_run_begins_with_nanochats_weights(tmp_path, encoding):
     """Without `lap import` before it; the tokenizer comes along."""
     from lapcli.kinds.weight_sources import find_source
-    from lapcli.recipe.schema import InitFrom
 
     place, state = write_checkpoint(tmp_path, encoding, laplacian_heads=2)
     source = find_source(InitFrom(source=str(place)), tmp_path)
@@ -131,6 +134,67 @@ def test_a_run_begins_with_nanochats_weights(tmp_path, encoding):
     assert torch.equal(tensors["head.weight"], state["lm_head.weight"][:VOCAB])
     assert source.model["heads"] == HEADS
     assert source.tokenizer().vocab_size == VOCAB
+
+
+def continued(text, source):
+    """A recipe of the checkpoint's shape that begins with it, on another text."""
+    shape = {"layers": LAYERS, "width": WIDTH, "heads": HEADS, "kv_heads": KV_HEADS, "context": CONTEXT}
+    model = {**shape, "laplacian_heads": 2, "rotary_precision": "bf16"}
+    train = {"steps": 3, "batch": 4, "micro_batch": 4, "init_from": {"source": source}}
+    return tiny_recipe(text, model=model, tokenizer={"vocab": VOCAB}, train=train)
+
+
+def same_weights(one, other):
+    """The files differ: each names its recipe, and these begin with different files."""
+    first, second = (load_file(checkpoint_of(read_run(run.path), "last").weights) for run in (one, other))
+    assert first.keys() == second.keys()
+    assert all(torch.equal(first[name], second[name]) for name in first)
+
+
+def test_a_whole_training_begins_with_a_checkpoint_directly_or_imported(tmp_path, encoding):
+    """The loss of the first step is nanochat's own on that batch, and both ways end at the same bits."""
+    from lapcli.kinds import kind_of
+    from lapcli.runtime.ranks import World
+
+    place, state = write_checkpoint(tmp_path, encoding, laplacian_heads=2)
+    text, runs = write_text(tmp_path / "text.txt"), tmp_path / "runs"
+    import_checkpoint(place, runs, "theirs")
+    log = io.StringIO()
+    direct = train_here(continued(text, str(place)), runs, "direct", log)
+    imported = train_here(continued(text, "run:theirs"), runs, "imported")
+    assert "begins with" in log.getvalue()
+    assert "step 7" in log.getvalue()
+    same_weights(direct, imported)
+    assert read_run(direct.path).info["tokenizer_sha256"] == read_run(imported.path).info["tokenizer_sha256"]
+
+    recipe = read_run(direct.path).recipe
+    objective = kind_of(recipe).start(recipe, World(0, 1, torch.device("cpu")), read_run(direct.path)).objective
+    tokens, targets = objective.batch(0, 0)
+    logits = nanochat_logits(state, tokens, [2] * LAYERS)
+    expected = F.cross_entropy(logits.flatten(0, 1), targets.flatten().long(), ignore_index=-1)
+    first = next(line for line in map(json.loads, direct.metrics.read_text().splitlines()) if "loss" in line)
+    assert first["step"] == 1
+    assert first["loss"] == pytest.approx(float(expected), abs=1e-4)
+
+
+def test_sft_starts_from_a_checkpoint_directly_or_imported(tmp_path, encoding, capsys):
+    place, _ = write_checkpoint(tmp_path, encoding, laplacian_heads=[0, 1, 4])
+    import_checkpoint(place, tmp_path / "runs", "theirs")
+    stages = tiny_chat_recipe(tmp_path, midtrain={"train": {"steps": 2}}, sft={"train": {"steps": 2}})
+    (tmp_path / "chat.yaml").write_text(recipe_to_yaml(stages))
+    command = ["sft", str(tmp_path / "chat.yaml"), "--runs-dir", str(tmp_path / "runs")]
+    code, _, err = run_main(capsys, *command, "--init-from", str(place))
+    assert (code, "with --name" in err) == (2, True)
+    for name, start in (("direct", ["--init-from", str(place)]), ("imported", ["--run", "theirs"])):
+        code, _, err = run_main(capsys, *command, *start, "--name", name)
+        assert code == 0, err
+    direct, imported = (read_run(tmp_path / "runs" / f"{name}-sft") for name in ("direct", "imported"))
+    same_weights(direct, imported)
+    assert direct.recipe.model.head_plan().per_layer == (0, 1, 4)
+    assert direct.recipe.model.rotary_precision == "bf16"
+    asked = ["--prompt", "tea", "--max-tokens", "3"]
+    code, _, err = run_main(capsys, "chat", "--run", "direct-sft", *asked, "--runs-dir", str(tmp_path / "runs"))
+    assert code == 0, err
 
 
 def test_the_pickled_tokenizer_gives_the_ids_of_tiktoken(tmp_path, encoding, test_data):
@@ -206,15 +270,16 @@ def test_a_hostile_or_foreign_checkpoint_is_refused_and_runs_nothing(tmp_path, e
 def test_the_architecture_of_2026_is_refused_by_its_tensors_and_by_its_settings(tmp_path, encoding):
     lambdas = {"resid_lambdas": torch.ones(3), "value_embeds.1.weight": torch.zeros(4, 4)}
     place, _ = write_checkpoint(tmp_path / "a", encoding, **lambdas)
-    with pytest.raises(DataError, match=r"resid_lambdas, value_embeds\.1\.weight; it is of another architecture"):
+    with pytest.raises(DataError, match=r"unknown tensors: resid_lambdas, value_embeds\.1\.weight; it is not nano"):
         import_checkpoint(place, tmp_path / "runs", "x")
     # The fork's "vanilla" models have the tensors of 2025 and compute something else: queries and keys are scaled.
     place, _ = write_checkpoint(tmp_path / "b", encoding, laplacian_heads=[1, 1, 1])
     meta = json.loads((place / "meta_000007.json").read_text())
     meta["model_config"] |= {"use_ve": False, "window_pattern": "L"}
     (place / "meta_000007.json").write_text(json.dumps(meta))
-    with pytest.raises(DataError, match="settings use_ve, window_pattern in model_config"):
+    with pytest.raises(DataError, match=r"in model_config: use_ve, window_pattern; .* by 1\.2 .*; name a"):
         import_checkpoint(place, tmp_path / "runs", "x")
+    assert not (tmp_path / "runs").exists()
 
 
 def test_what_is_missing_or_does_not_fit_is_named(tmp_path, encoding):
