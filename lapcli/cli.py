@@ -30,6 +30,7 @@ from lapcli.commands import (
     train,
     watch,
 )
+from lapcli.commands.completion import join_words_of_bash
 from lapcli.runtime.environment import wait_politely
 from lapcli.runtime.errors import ExitCode, Interrupted, LapError, UsageError, of_system
 from lapcli.runtime.tables import wrapped_message
@@ -116,6 +117,7 @@ COLLECT_EVERY = 50_000
 def main() -> None:
     """Runs a command; an error that a user can cause is one message on stderr and an exit code, never a traceback."""
     wait_politely()
+    join_words_of_bash()
     gc.set_threshold(COLLECT_EVERY)
     try:
         os.getcwd()

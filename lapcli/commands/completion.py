@@ -4,6 +4,7 @@ Nothing here imports torch; names of runs and recipes need no more than a look a
 offers nothing, so that no traceback lands in the middle of a line.
 """
 
+import contextlib
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -11,11 +12,32 @@ from typing import Any, Literal, get_args, get_origin
 
 from lapcli.runtime.environment import runs_dir
 
+_BASH_WORDS, _BASH_PLACE = "COMP_WORDS", "COMP_CWORD"  # what Typer's script for bash hands over
+_begun = ""  # `key=`, where the shell completes what follows it
+
+
+def join_words_of_bash() -> None:
+    """bash takes `--set key=value` for the words `key`, `=` and `value`, and completes the last of them: they are put
+    together again, and the key is kept in mind while its value is completed."""
+    global _begun
+    given = os.environ.get(_BASH_WORDS, "").split("\n")  # a word a line; the last is empty after a space
+    if os.environ.get("_LAP_COMPLETE") != "complete_bash" or "=" not in given:
+        return
+    words: list[str] = []
+    for word in given[: int(os.environ[_BASH_PLACE]) + 1]:
+        is_joined = words and (word == "=" or words[-1].endswith("="))
+        words[-1:] = [words[-1] + word] if is_joined else [*words[-1:], word]
+    if "=" in words[-1] and not words[-1].startswith("-"):
+        key, _, words[-1] = words[-1].partition("=")
+        _begun = f"{key}="
+    os.environ |= {_BASH_WORDS: "\n".join(words), _BASH_PLACE: str(len(words) - 1)}
+
 
 def _harmless(complete: Callable[[str], Iterator[str]]) -> Callable[[str], list[str]]:
     def offered(incomplete: str) -> list[str]:
+        whole = _begun + incomplete
         try:
-            return [word for word in complete(incomplete) if word.startswith(incomplete)]
+            return [word.removeprefix(_begun) for word in complete(whole) if word.startswith(whole)]
         except Exception:  # a recipe that does not load, a folder that cannot be read: there is nothing to offer
             return []
 
@@ -45,12 +67,15 @@ def recipes(incomplete: str) -> Iterator[str]:
 
 @_harmless
 def tasks(incomplete: str) -> Iterator[str]:
-    """The next of a list such as top1,top5; those of the run's kind if a run is named."""
+    """The next of a list such as top1,top5; those of the run's kind if a run is named that is there."""
     from lapcli.evaluation.families import evaluated_kinds, families_of
     from lapcli.runs import named_run
+    from lapcli.runtime.errors import LapError
 
-    run = _given("--run")
-    kinds = evaluated_kinds() if run is None else [named_run(_runs_dir(), run).recipe.objective]
+    kinds = evaluated_kinds()
+    if run := _given("--run"):
+        with contextlib.suppress(LapError):
+            kinds = [named_run(_runs_dir(), run).recipe.objective]
     before, comma, _ = incomplete.rpartition(",")
     names = dict.fromkeys(name for kind in kinds for family in families_of(kind) for name in family.tasks)
     return (f"{before}{comma}{name}" for name in names if name not in before.split(","))
@@ -58,13 +83,18 @@ def tasks(incomplete: str) -> Iterator[str]:
 
 @_harmless
 def settings(incomplete: str) -> Iterator[str]:
-    """`key=` for the keys of the recipe, and `key=value` where the values are few."""
+    """`key=` for the keys of the recipe; of a single key its few values too, so that the shell adds no space."""
     from lapcli.recipe import find_recipe, load_recipe
 
     recipe = next(path for word in _words()[2:] if (path := find_recipe(word)).is_file())
     keys = dict(_keys(type(load_recipe(recipe)), ""))
     key, equals, _ = incomplete.partition("=")
-    return (f"{key}={value}" for value in keys.get(key, [])) if equals else (f"{key}=" for key in keys)
+    if equals:
+        yield from (f"{key}={value}" for value in keys.get(key, []))
+        return
+    found = [key for key in keys if key.startswith(incomplete)]
+    yield from (f"{key}=" for key in found)
+    yield from (f"{found[0]}={value}" for value in keys[found[0]] if len(found) == 1)
 
 
 def _words() -> list[str]:

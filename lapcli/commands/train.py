@@ -138,6 +138,8 @@ def _print_result(run: "Run", as_json: bool) -> None:
         f"cat {run.path}/metrics.jsonl": "loss and learning rate of every step",
         f"lap train {run.path}/recipe.yaml {baseline}": "the baseline",
     }
+    if run.recipe.objective == "chat":  # a stage by the recipe that its run keeps; its heads are those it started with
+        following = {f"lap chat --run {run.name}{where}": "ask it something"}
     if "best_step" in summary:
         what = f"accuracy with its interval; --checkpoint best: step {summary['best_step']}"
         following = {f"lap eval --run {run.name}{where}": what, **following}

@@ -1,12 +1,12 @@
 """The commands that give a number again: how a run was trained, evaluated and analysed, and the table it stands in.
 
-A run's training is told as a shipped recipe and what was changed of it, where that gives exactly the run's recipe;
-else by the recipe that the run keeps.
+A run's training, or stage of chat training, is told as a shipped recipe and what was changed of it, where that gives
+exactly the run's recipe; else by the recipe that the run keeps, which `lap train` takes.
 """
 
 import json
 import shlex
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -15,13 +15,15 @@ from lapcli.analysis.measurements import MEASUREMENTS
 from lapcli.kinds import KINDS
 from lapcli.kinds.kind import LANGUAGE
 from lapcli.recipe import load_recipe, recipe_to_dict
+from lapcli.recipe.chat import ChatRecipe, ChatStageRecipe, stage_recipe
 from lapcli.recipe.loading import shipped_recipes
+from lapcli.recipe.schema import AnyRecipe
 from lapcli.report.collect import RunResult
 from lapcli.report.grouping import HEADS, flatten
-from lapcli.runs import RECIPE, read_run
+from lapcli.runs import RECIPE, Run, read_run
 from lapcli.runtime.errors import LapError
 
-_MOST = 10  # changes of a shipped recipe; beyond them the run's own is shorter
+_MOST, _LONGEST = 10, 160  # changes of a shipped recipe, and letters of one; beyond them the run's own is shorter
 _EVALUATION = {"limit": "--limit", "protocol": "--protocol", "temperature": "--temperature", "top_k": "--top-k"}
 _EVALUATION["max_new_tokens"] = "--max-new-tokens"
 
@@ -32,36 +34,74 @@ def commands_of(run: RunResult) -> list[str]:
 
 
 def training_command(run: RunResult) -> str:
-    recipe = run.path / RECIPE
-    if "stage" in run.recipe:
-        start = (recipe_to_dict(read_run(run.path).recipe).get("start") or {}).get("run", "RUN")
-        chat = _shipped_chat(run)
-        file = chat or "RECIPE"
-        line = f"lap sft {file} --run {shlex.quote(str(start))} --stage {run.recipe['stage']}"
-        return line if chat else f"{line}  # with the stage's values in {recipe}"
-    return _from_shipped(run) or f"lap train {shlex.quote(str(recipe))} --name {shlex.quote(run.name)}-again"
+    """Of an imported run, the import; else by a shipped recipe, else by the recipe that the run keeps."""
+    kept = read_run(run.path)
+    if imported := kept.info.get("imported_from"):
+        words = ["lap", "import", str(imported["file"]), "--to", run.name]
+    else:
+        own = ["lap", "train", str(run.path / RECIPE), "--name", f"{run.name}-again"]
+        words = (_shipped_stage(kept) if "stage" in run.recipe else _shipped_training(kept)) or own
+    return shlex.join([*words, *_runs_dir(run.path.parent)])
 
 
-def _from_shipped(run: RunResult) -> str | None:
-    kept = read_run(run.path).recipe
+def _runs_dir(folder: Path) -> list[str]:
+    return [] if folder == Path("runs") else ["--runs-dir", str(folder)]
+
+
+def _shipped_training(run: Run) -> list[str] | None:
+    seed = str(recipe_to_dict(run.recipe).get("seed") or 0)
+    found = _nearest(run.recipe, _shipped(run.recipe.objective), lambda name, given: _load(name, given, seed))
+    return found and ["lap", "train", found[0], "--name", run.name, "--seed", seed, *found[1]]
+
+
+def _shipped_stage(run: Run) -> list[str] | None:
+    """A stage of a shipped chat recipe, on what the run's stage started from."""
+    kept = run.recipe
+    assert isinstance(kept, ChatStageRecipe)
+    start, stage, seed = kept.start, kept.stage, str(kept.seed)
+    if start is None or not run.name.endswith(f"-{stage}"):  # the name that `lap sft --name` gives
+        return None
+
+    def load(name: str, settings: list[str]) -> AnyRecipe | None:
+        chat = _load(name, [f"stages.{stage}.{setting}" for setting in settings], seed)
+        if not isinstance(chat, ChatRecipe) or stage not in chat.stages.given():
+            return None
+        return stage_recipe(chat, stage, kept, start.run, start.weights_sha256)
+
+    staged = {path.stem: load(path.stem, []) for path in sorted(shipped_recipes().glob("chat*.yaml"))}
+    found = _nearest(kept, {name: _leaves(recipe_to_dict(recipe)) for name, recipe in staged.items() if recipe}, load)
+    if found is None:
+        return None
+    settings = [word if word == "--set" else f"stages.{stage}.{word}" for word in found[1]]
+    name = run.name.removesuffix(f"-{stage}")
+    return ["lap", "sft", found[0], "--stage", stage, "--run", start.run, "--name", name, "--seed", seed, *settings]
+
+
+def _nearest(
+    kept: AnyRecipe, shipped: dict[str, dict[str, Any]], load: Callable[[str, list[str]], AnyRecipe | None]
+) -> tuple[str, list[str]] | None:
+    """The shipped recipe with the fewest changes that gives the kept one, and those changes as `--set` options."""
     own = _leaves(recipe_to_dict(kept))
     near: list[tuple[int, str, dict[str, Any]]] = []
-    for name, leaves in _shipped(run.objective).items():
+    for name, leaves in shipped.items():
         changed = {key: value for key, value in own.items() if key != "seed" and leaves.get(key) != value}
         if set(leaves) <= set(own):  # a key cannot be taken away
             near.append((len(changed), name, changed))
     for count, name, changed in sorted(near, key=lambda entry: entry[:2])[:3]:
-        if count > _MOST:
-            return None
         settings = [f"{key}={_value(value)}" for key, value in changed.items()]
-        try:
-            loaded = load_recipe(shipped_recipes() / f"{name}.yaml", settings, int(own.get("seed") or 0))
-        except LapError:
-            continue
-        if recipe_to_dict(loaded) == recipe_to_dict(kept):
-            words = ["lap", "train", name, "--name", run.name, "--seed", str(own.get("seed") or 0)]
-            return shlex.join([*words, *(word for setting in settings for word in ("--set", setting))])
+        if count > _MOST or any(len(setting) > _LONGEST for setting in settings):
+            return None
+        loaded = load(name, settings)
+        if loaded is not None and recipe_to_dict(loaded) == recipe_to_dict(kept):
+            return name, [word for setting in settings for word in ("--set", setting)]
     return None
+
+
+def _load(name: str, settings: list[str], seed: str) -> AnyRecipe | None:
+    try:
+        return load_recipe(shipped_recipes() / f"{name}.yaml", settings, int(seed))
+    except LapError:
+        return None
 
 
 def _value(value: Any) -> str:
@@ -86,20 +126,6 @@ def _leaves(recipe: dict[str, Any]) -> dict[str, Any]:
     return dict(flatten(recipe))
 
 
-def _shipped_chat(run: RunResult) -> str | None:
-    """The shipped chat recipe whose stage is the run's: the same data and training."""
-    from lapcli.recipe.chat import ChatRecipe
-
-    for path in sorted(shipped_recipes().glob("chat*.yaml")):
-        recipe = load_recipe(path)
-        if isinstance(recipe, ChatRecipe):
-            stage = recipe.stages.given().get(run.recipe["stage"])
-            told = json.loads(stage.model_dump_json()) if stage is not None else {}
-            if told and all(run.recipe.get(key) == value for key, value in told.items() if key in run.recipe):
-                return path.stem
-    return None
-
-
 def evaluation_commands(run: RunResult) -> list[str]:
     """`lap eval` for each set of tasks that were measured in one way."""
     by_way: dict[tuple[tuple[str, str], ...], list[str]] = {}
@@ -117,7 +143,7 @@ def evaluation_commands(run: RunResult) -> list[str]:
                 words += ["--data", value.split(":")[0]]
             else:
                 words += [_EVALUATION[key], value] if key in _EVALUATION else ["--set", f"{key}={value}"]
-        commands.append(shlex.join(words))
+        commands.append(shlex.join([*words, *_runs_dir(run.path.parent)]))
     return commands
 
 
@@ -138,7 +164,7 @@ def _analysis(what: str, runs: Sequence[RunResult], conditions: dict[str, str], 
         words += ["--data", value.split(" ")[0]] if key == "on" else [flags.get(key, f"--{key}"), value]
     if count and LANGUAGE in KINDS[runs[0].objective].gives:
         words += ["--limit", str(count)]
-    return words
+    return [*words, *_runs_dir(runs[0].path.parent)]
 
 
 def figure_command(what: str, runs: Sequence[RunResult]) -> str:
@@ -150,4 +176,4 @@ def figure_command(what: str, runs: Sequence[RunResult]) -> str:
 def table_command(runs: Sequence[RunResult], columns: Sequence[str], rows: Sequence[str], runs_dir: Path) -> str:
     words = ["lap", "report", *(run.name for run in runs), "--columns", ",".join(columns)]
     words += [] if list(rows) == [HEADS] else ["--rows", ",".join(rows)]
-    return shlex.join([*words, "--runs-dir", str(runs_dir)] if runs_dir != Path("runs") else words)
+    return shlex.join([*words, *_runs_dir(runs_dir)])

@@ -1,10 +1,16 @@
 """Shell completion, asked as the shells ask for it: names, tasks, keys and values, without torch."""
 
+import contextlib
+import os
+import pty
+import re
+import shlex
+import shutil
 import subprocess
 import sys
 
 import pytest
-from support import ROOT, tiny_recipe
+from support import HANG, ROOT, tiny_recipe
 from typer.main import get_command
 
 from lapcli.cli import app
@@ -61,13 +67,65 @@ def test_tasks_are_those_of_the_runs_kind(complete):
     assert "top1" in complete("lap eval --tasks ")
     assert complete("lap eval --tasks top1,top") == ["top1,top5"]
     assert "top1" not in complete("lap eval --run first --tasks ")
+    assert complete("lap eval --run nobody --tasks top1,t") == ["top1,top5"]
 
 
 def test_keys_and_values_of_set(complete):
-    assert complete("lap train vit_digits --set optimizer.na") == ["optimizer.name="]
+    assert complete("lap train vit_digits --set optimizer.b") == ["optimizer.betas="]
+    values = ["optimizer.name=adamw", "optimizer.name=lamb"]
+    assert complete("lap train vit_digits --set optimizer.na") == ["optimizer.name=", *values]
     assert complete("lap train vit_digits --set optimizer.name=") == ["optimizer.name=adamw", "optimizer.name=lamb"]
     assert complete("lap train quickstart --set train.deterministic=t") == ["train.deterministic=true"]
     assert complete("lap train nothing --set train.") == []
+
+
+#: What is typed before Tab, and what the line is afterwards.
+TYPED = {
+    "lap eval --tasks kn": "lap eval --tasks knn ",
+    "lap eval --tasks top1,t": "lap eval --tasks top1,top5 ",
+    "lap eval --run first --tasks hum": "lap eval --run first --tasks humaneval ",
+    "lap runs show sec": "lap runs show second ",
+    "lap sample --run=sec": "lap sample --run=second ",
+    "lap train vit_dig": "lap train vit_digits ",
+    "lap train vit_digits --set optimizer.na": "lap train vit_digits --set optimizer.name=",
+    "lap train vit_digits --set optimizer.name=ad": "lap train vit_digits --set optimizer.name=adamw ",
+    "lap train vit_digits --set optimizer.name=lamb --set train.deterministic=t": "lap train vit_digits --set "
+    "optimizer.name=lamb --set train.deterministic=true ",
+}
+
+
+@pytest.mark.skipif(shutil.which("bash") is None, reason="there is no bash")
+def test_in_an_interactive_bash(complete, tmp_path, monkeypatch):
+    """Typed at a terminal; Ctrl-A and Ctrl-E make of the line that Tab left a command that prints it."""
+    for name in ("_LAP_COMPLETE", "_TYPER_COMPLETE_FISH_ACTION", "_TYPER_COMPLETE_ARGS"):
+        monkeypatch.delenv(name, raising=False)
+    (tmp_path / "bin").mkdir()
+    lap = tmp_path / "bin" / "lap"
+    start = f"import sys; sys.path.insert(0, {str(ROOT)!r}); sys.argv[0] = 'lap'; from lapcli.cli import main; main()"
+    lap.write_text(f'#!/bin/sh\nexec {sys.executable} -c {shlex.quote(start)} "$@"\n')
+    lap.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{lap.parent}:{os.environ['PATH']}")
+    keys = ['eval "$(lap --show-completion bash)"\n']
+    keys += [f"{typed}\t\x01echo '[\x05]'\n" for typed in TYPED]
+    shown = at_a_terminal(["bash", "--norc", "--noprofile", "-i"], "".join(keys) + "exit\n")
+    assert re.findall(r"\r\[(.*)\]\r\n", shown) == list(TYPED.values())
+
+
+def at_a_terminal(command, typed):
+    """What a program shows at a terminal of its own where `typed` is typed; as fast as it reads."""
+    reader, program = pty.openpty()
+    with subprocess.Popen(
+        command, stdin=program, stdout=program, stderr=program, start_new_session=True, env={**os.environ, "PS1": ""}
+    ) as started:
+        os.close(program)
+        os.write(reader, typed.encode())
+        shown = b""
+        with contextlib.suppress(OSError):  # what Linux raises at the end
+            while part := os.read(reader, 4096):
+                shown += part
+        started.wait(HANG)
+    os.close(reader)
+    return shown.decode()
 
 
 @pytest.mark.slow
