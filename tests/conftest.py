@@ -34,6 +34,7 @@ SHARED_RUNS = {
     "tests/commands/test_sample.py",
     "tests/commands/test_sft.py",
     "tests/evaluation/harness/test_run.py",
+    "tests/report/test_reproduce.py",
 }
 FIRST = [*sorted(SHARED_RUNS), "tests/sweep/test_runner.py", "tests/test_digits.py", "tests/test_launch.py"]
 
