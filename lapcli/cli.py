@@ -31,6 +31,7 @@ from lapcli.commands import (
     watch,
 )
 from lapcli.commands.completion import join_words_of_bash
+from lapcli.commands.options import RecipeCommand
 from lapcli.runtime.environment import wait_politely
 from lapcli.runtime.errors import ExitCode, Interrupted, LapError, UsageError, of_system
 from lapcli.runtime.tables import wrapped_message
@@ -91,11 +92,11 @@ def options(
 app.command(epilog=init.EXAMPLES)(init.init)
 app.command(epilog=recipes.EXAMPLES)(recipes.recipes)
 app.command(epilog=doctor.EXAMPLES)(doctor.doctor)
-app.command(epilog=fetch.EXAMPLES)(fetch.fetch)
-app.command(epilog=train.EXAMPLES)(train.train)
-app.command(epilog=sft.EXAMPLES)(sft.sft)
-app.command(epilog=plan.EXAMPLES)(plan.plan)
-app.command(epilog=sweep.EXAMPLES)(sweep.sweep)
+app.command(cls=RecipeCommand, epilog=fetch.EXAMPLES)(fetch.fetch)
+app.command(cls=RecipeCommand, epilog=train.EXAMPLES)(train.train)
+app.command(cls=RecipeCommand, epilog=sft.EXAMPLES)(sft.sft)
+app.command(cls=RecipeCommand, epilog=plan.EXAMPLES)(plan.plan)
+app.command(cls=RecipeCommand, epilog=sweep.EXAMPLES)(sweep.sweep)
 app.command("eval", epilog=eval.EXAMPLES)(eval.evaluate)
 app.add_typer(analyze.app, name="analyze")
 app.command(epilog=report.EXAMPLES)(report.report)

@@ -23,6 +23,7 @@ from lapcli.data.text.tokenizer import Tokenizer
 from lapcli.measures.capture import Batch
 from lapcli.recipe.vision import ImageFiles
 from lapcli.runtime.errors import UsageError
+from lapcli.runtime.files import read_bytes
 
 TOKENS_AT_ONCE = 8192
 ROWS = 48  # of patches in a feature map, where the model takes pictures of any size
@@ -194,6 +195,6 @@ class ImageExamples(Examples):
 
 def _read(path: Path, turned: bool) -> Image.Image:
     try:
-        return decode(path.read_bytes(), str(path), turned)
+        return decode(read_bytes(path), str(path), turned)
     except OSError as error:
         raise UsageError(f"--image {path} cannot be read ({error.strerror}); name a file with an image") from None

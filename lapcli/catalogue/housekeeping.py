@@ -14,7 +14,7 @@ from pathlib import Path
 from lapcli.catalogue.listing import best_validation, is_of_a_sweep, size_of, started_from
 from lapcli.runs import CHECKPOINTS, INFO, LOCK, Run, check_name, read_info, read_run, read_summary, runs_in, status_of
 from lapcli.runtime.errors import LapError, UsageError
-from lapcli.runtime.files import Lock, lock_file, move, open_to_write, remove, write_checked_json
+from lapcli.runtime.files import Lock, lock_file, move, open_to_write, read_text, remove, write_checked_json
 
 
 @dataclass(frozen=True)
@@ -129,7 +129,7 @@ def prune(pruning: Pruning) -> None:
 def _weights_sha256(checkpoint: Path) -> str | None:
     """As its state says; of a damaged checkpoint, which nobody can have started from, nothing."""
     try:
-        return str(json.loads((checkpoint / "state.json").read_text(encoding="utf-8"))["files"]["model.safetensors"])
+        return str(json.loads(read_text(checkpoint / "state.json"))["files"]["model.safetensors"])
     except (OSError, ValueError, KeyError, TypeError):
         return None
 

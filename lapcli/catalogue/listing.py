@@ -12,6 +12,7 @@ from typing import Any
 from lapcli.kinds.kind import RUN
 from lapcli.runs import INFO, METRICS, RECIPE, SUMMARY, SWEEP, Run, read_run, read_summary, runs_in, unknown_run
 from lapcli.runtime.errors import UsageError
+from lapcli.runtime.files import open_to_read
 
 SWEEPS = ".sweeps"  # in a folder of runs: locks and logs of the sweeps that trained some of them
 _LOWER_IS_BETTER = ("loss", "bits_per_byte", "perplexity", "bpb")
@@ -105,7 +106,7 @@ def last_step(run: Run) -> int:
     """The step of the last checkpoint, or of the last line of a run that is being trained."""
     step = int(run.info.get("step") or 0)
     if run.status == "running" and run.metrics.is_file():
-        with run.metrics.open("rb") as file:
+        with open_to_read(run.metrics) as file:
             file.seek(max(0, run.metrics.stat().st_size - 8192))
             steps = [line["step"] for text in file if (line := _parsed(text))]
         step = max([step, *steps])
@@ -116,7 +117,7 @@ def validations(path: Path) -> list[dict[str, Any]]:
     """The lines of `metrics.jsonl` with a validation; the others, which are most, are not parsed."""
     if not path.is_file():
         return []
-    with path.open("rb") as file:
+    with open_to_read(path) as file:
         return [line for text in file if b'"validation_' in text and (line := _parsed(text))]
 
 

@@ -87,7 +87,7 @@ def settings(incomplete: str) -> Iterator[str]:
     from lapcli.recipe import find_recipe, load_recipe
 
     recipe = next(path for word in _words()[2:] if (path := find_recipe(word)).is_file())
-    keys = dict(_keys(type(load_recipe(recipe)), ""))
+    keys = recipe_keys(type(load_recipe(recipe)))
     key, equals, _ = incomplete.partition("=")
     if equals:
         yield from (f"{key}={value}" for value in keys.get(key, []))
@@ -95,6 +95,11 @@ def settings(incomplete: str) -> Iterator[str]:
     found = [key for key in keys if key.startswith(incomplete)]
     yield from (f"{key}=" for key in found)
     yield from (f"{found[0]}={value}" for value in keys[found[0]] if len(found) == 1)
+
+
+def recipe_keys(recipe: type) -> dict[str, list[str]]:
+    """Every key that a recipe of that class may say, dotted, with its values where they are few."""
+    return dict(_keys(recipe, ""))
 
 
 def _words() -> list[str]:

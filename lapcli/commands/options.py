@@ -5,8 +5,11 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from typer.core import TyperCommand
+from typer.exceptions import TyperException
 
 from lapcli.commands import completion
+from lapcli.runtime.errors import UsageError
 
 
 def _find(recipe: Path) -> Path:
@@ -90,11 +93,50 @@ Size = Annotated[
 ]
 
 
+#: What other tools call keys of our recipes.
+_ELSEWHERE = {"batch_size": "batch", "learning_rate": "lr", "max_steps": "steps", "num_epochs": "epochs"}
+
+
+class RecipeCommand(TyperCommand):
+    """A command whose unknown options may be keys of its recipe: `--steps 5` is meant as `--set train.steps=5`."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        given = list(args)
+        try:
+            return list(super().parse_args(ctx, args))
+        except TyperException as error:
+            if hasattr(error, "possibilities") and (meant := _settings_meant(error.option_name, given)):  # type: ignore[attr-defined]
+                raise UsageError(
+                    f"there is no option {error.option_name}; keys of the recipe are changed by --set: use "  # type: ignore[attr-defined]
+                    + " or ".join(f"--set {setting}" for setting in meant)
+                ) from None
+            raise
+
+
+def _settings_meant(option: str, line: list[str]) -> list[str]:
+    """`KEY=VALUE` for each key of that name in the recipe of the line; none without such a key or recipe."""
+    from lapcli.recipe import find_recipe, load_recipe
+
+    place = next((number for number, word in enumerate(line) if word.partition("=")[0] == option), len(line))
+    _, equals, value = line[place].partition("=") if place < len(line) else ("", "", "")
+    if not equals:
+        value = line[place + 1] if place + 1 < len(line) and not line[place + 1].startswith("-") else "VALUE"
+    try:
+        recipe = next(path for word in line if word[:1] != "-" and (path := find_recipe(Path(word))).is_file())
+        keys = completion.recipe_keys(type(load_recipe(recipe)))
+    except (UsageError, StopIteration, OSError):
+        return []
+    name = option.lstrip("-").replace("-", "_")
+    wanted = _ELSEWHERE.get(name, name)
+    paths = [key.split(".") for key in keys]
+    found = dict.fromkeys(tuple(path[: path.index(wanted) + 1]) for path in paths if wanted in path)
+    least = min(map(len, found), default=0)  # `heads` is model.heads, not that of a schedule inside another key
+    return [f"{'.'.join(path)}={value}" for path in found if len(path) == least]
+
+
 def init_from(source: str | None, weights: Path | None, section: str = "train") -> list[str]:
     """`--init-from` and `--weights`, in the form of `--set`."""
     import json
-
-    from lapcli.runtime.errors import UsageError
 
     if source is None and weights is not None:
         raise UsageError("--weights is a file for --init-from timm:NAME; name the model with it")

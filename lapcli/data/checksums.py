@@ -22,7 +22,7 @@ import numpy as np
 from lapcli.data.cache import digest, locked
 from lapcli.runtime.environment import cache_dir
 from lapcli.runtime.errors import DataError
-from lapcli.runtime.files import make_folder, open_to_write, write_json, write_text
+from lapcli.runtime.files import make_folder, open_to_read, open_to_write, read_text, write_json, write_text
 from lapcli.runtime.progress import Progress
 
 BLOCK_BYTES = 1 << 16
@@ -119,7 +119,7 @@ def read_index(folder: Path) -> dict[str, Any]:
     """The content of `index.json`; ValueError or OSError if it is not what was written, or the folder is marked."""
     if (folder / DAMAGED).exists():
         raise ValueError(f"{folder} is marked as damaged")
-    index = json.loads((folder / INDEX).read_text(encoding="utf-8"))
+    index = json.loads(read_text(folder / INDEX))
     if not isinstance(index, dict) or index.pop(CHECKSUM, None) != digest(index):
         raise ValueError(f"{folder / INDEX} does not match its checksum")
     return index
@@ -144,7 +144,7 @@ def content_sha256(paths: Sequence[Path], progress: Progress | None = None) -> l
 def remembered_sha256(path: Path) -> str | None:
     """The sha256 of a file, if it is known without reading the file."""
     try:
-        kept = json.loads(_memory(path).read_text(encoding="utf-8"))
+        kept = json.loads(read_text(_memory(path)))
         if kept.pop(CHECKSUM, None) != digest(kept):
             return None
         return str(kept["sha256"]) if kept["status"] == _status(path) else None
@@ -175,7 +175,7 @@ def fingerprint_of_0_1(path: Path) -> list[str | int]:
     """Size, modification time and both ends, by which version 0.1 knew local files; its caches are found by it."""
     status = path.stat()
     content = hashlib.sha256()
-    with path.open("rb") as file:
+    with open_to_read(path) as file:
         content.update(file.read(_HASHED_ENDS))
         file.seek(max(status.st_size - _HASHED_ENDS, 0))
         content.update(file.read(_HASHED_ENDS))
@@ -208,7 +208,7 @@ def _hash_and_remember(path: Path, memory: Path, progress: Progress | None, done
 def _hash(path: Path, progress: Progress | None, done: int, total: int) -> str:
     content = hashlib.sha256()
     try:
-        with path.open("rb") as file:
+        with open_to_read(path) as file:
             while block := file.read(_READ_AT_ONCE):
                 content.update(block)
                 done += len(block)

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 from lapcli.runtime.errors import DataError
+from lapcli.runtime.files import open_to_read, read_bytes
 
 if TYPE_CHECKING:
     import pyarrow.parquet as pq
@@ -47,18 +48,18 @@ def read_rows(path: Path) -> Iterator[Any]:
                 for batch in file.iter_batches(batch_size=_BATCH_ROWS):
                     yield from batch.to_pylist()
         elif name.endswith(".csv"):
-            content = path.read_bytes()
+            content = read_bytes(path)
             if 0 in content:  # UTF-16 or UTF-32 would be read as UTF-8 full of zero bytes
                 raise DataError(f"{path} {zero_bytes(content)}")
             with path.open(encoding="utf-8", newline="") as lines:
                 yield from csv.reader(lines)
         elif name.endswith(".json"):
-            rows = json.loads(path.read_text(encoding="utf-8-sig"))
+            rows = json.loads(read_bytes(path).decode("utf-8-sig"))
             if not isinstance(rows, list):
                 raise DataError(f"{path} is not a JSON list of rows")
             yield from rows
         else:
-            with path.open("rb") as raw:
+            with open_to_read(path) as raw:
                 for place, line in _json_lines(raw, str(path)):
                     yield _parse_json(line, place)
     except (OSError, UnicodeDecodeError, ValueError, RecursionError, csv.Error) as error:
@@ -120,7 +121,7 @@ def _jsonl_documents(path: Path, name: str, column: str) -> Iterator[Batch]:
     size = max(path.stat().st_size, 1)
     documents: list[str | None] = []
     waiting = 0
-    with path.open("rb") as raw:
+    with open_to_read(path) as raw:
         for place, line in _json_lines(raw, name):
             row = _parse_json(line, place)
             if not isinstance(row, dict):
@@ -162,12 +163,12 @@ def _text_documents(path: Path, name: str, separator: str | None) -> Iterator[Ba
     """The whole file as one document, or what stands between separators without the newlines around it."""
     size = max(path.stat().st_size, 1)
     if separator is None:
-        with path.open("rb") as raw:
+        with open_to_read(path) as raw:
             yield 1.0, ["".join(_characters(raw, name))]
         return
     separator = separator.replace("\r\n", "\n")
     rest = ""
-    with path.open("rb") as raw:
+    with open_to_read(path) as raw:
         for characters in _characters(raw, name):
             *whole, rest = (rest + characters).split(separator)
             yield raw.tell() / size, [document.strip("\n") for document in whole]

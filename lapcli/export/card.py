@@ -16,7 +16,7 @@ from lapcli.recipe import differing_keys, find_recipe, load_recipe, recipe_to_di
 from lapcli.recipe.chat import ChatRecipe, ChatStageRecipe, stage_recipe
 from lapcli.recipe.schema import GPTRecipe
 from lapcli.runs import METRICS, Run
-from lapcli.runtime.files import read_checked_json, write_text
+from lapcli.runtime.files import read_checked_json, read_text, write_text
 
 CARD = "README.md"
 _MOST_DIFFERENCES = 40
@@ -208,7 +208,7 @@ def _seconds(run: Run) -> float:
     """Of steps, validations and saves; a run of another machine's crash may have none."""
     if not (run.path / METRICS).is_file():
         return 0.0
-    lines = (json.loads(line) for line in (run.path / METRICS).read_text(encoding="utf-8").splitlines() if line)
+    lines = (json.loads(line) for line in read_text(run.path / METRICS).splitlines() if line)
     return sum(value for line in lines for key, value in line.items() if key == "seconds" or key.startswith("seconds_"))
 
 

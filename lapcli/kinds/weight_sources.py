@@ -26,7 +26,7 @@ from lapcli.recipe import recipe_to_dict
 from lapcli.recipe.schema import InitFrom
 from lapcli.runs import TOKENIZER, Run, named_run
 from lapcli.runtime.errors import DataError, UsageError
-from lapcli.runtime.files import read_checked_json, sha256_of_file
+from lapcli.runtime.files import read_checked_json, read_text, sha256_of_file
 from lapcli.training.tensors import read_tensors
 
 RECORD, CONFIG, WEIGHTS = "lap.json", "config.json", "model.safetensors"  # of an exported folder
@@ -136,7 +136,7 @@ def _of_folder(path: Path) -> WeightSource:
             raise DataError(f"{path} has no {name}; {AGAIN}")
         if sha256_of_file(path / name) != files.get(name):
             raise DataError(f"{path / name} is not what was exported (its sha256 differs); {AGAIN}")
-    config = json.loads((path / CONFIG).read_text(encoding="utf-8"))
+    config = json.loads(read_text(path / CONFIG))
     plan = HeadPlan(tuple(record["laplacian_heads"]), int(record["heads"]))
 
     def read() -> dict[str, Tensor]:
@@ -160,7 +160,7 @@ def _of_folder(path: Path) -> WeightSource:
 
 def _exported_tokenizer(path: Path) -> Tokenizer:
     """As it was before `lap export` put <|bos|> before every text."""
-    content = json.loads(path.read_text(encoding="utf-8"))
+    content = json.loads(read_text(path))
     return Tokenizer.from_text(json.dumps({**content, "post_processor": None}), path)
 
 

@@ -41,11 +41,13 @@ class _Check:
         self.recipe = recipe
         self.problems: list[Problem] = []
 
-    def section(self, section: type[Section], node: Node, path: KeyPath) -> None:
+    def section(self, section: type[Section], node: Node, path: KeyPath) -> Section | None:
+        """Adds the problems of a section. If each of its keys is right on its own, the section is returned, so that
+        conflicts with keys of other sections are found too."""
         if not isinstance(node.value, dict):
             first = next(iter(section.model_fields))
             self._add(node, path, f"expected keys under it, such as `{first}:`, got {quoted(plain(node))}")
-            return
+            return None
         given = self._known_keys(section, node.value, path)
         values: dict[str, Any] = {}
         for name, (written, child) in given.items():
@@ -56,6 +58,8 @@ class _Check:
             elif name not in given:
                 values[name] = field.get_default(call_default_factory=True)
         self._combinations(section, node, path, given, values)
+        is_whole = len(values) == len(section.model_fields) and len(given) == len(node.value)
+        return section.model_construct(**values) if is_whole else None
 
     def _add(self, node: Node, path: KeyPath, message: str) -> None:
         self.problems.append(Problem(node.where, ".".join(map(key_shown, path)), message))
@@ -83,7 +87,8 @@ class _Check:
         except ValidationError as error:
             items = item_section(field)
             if inner:
-                self.section(inner, node, path)
+                if (known := self.section(inner, node, path)) is not None:
+                    values[name] = known
             elif items and isinstance(node.value, list) and node.value:
                 for number, item in enumerate(node.value):
                     self.section(items, item, (*path[:-1], f"{path[-1]}[{number}]"))

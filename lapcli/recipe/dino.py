@@ -94,14 +94,17 @@ class SelfSupervisedTrain(TrainSection):
 
     @combination("group", "batch", "micro_batch")
     def _groups_fit(self) -> str | None:
-        if self.batch % self.group:
-            return f"batch {self.batch} is not a multiple of group {self.group}"
-        if self.micro_batch < self.group:
-            return (
-                f"masks and neighbours belong to groups of {self.group} images, which micro_batch {self.micro_batch} "
-                "would cut; lower group as well, which changes what is trained"
-            )
-        return None
+        if self.batch % self.group == 0 and self.micro_batch >= self.group:
+            return None
+        micro_batch = max(self.micro_batch, 2)
+        group = min(self.group, micro_batch)
+        works = max(round(self.batch / group), 1) * group
+        changed = f"group: {group}, which changes what is trained, with " if group < self.group else ""
+        sizes = f"batch: {works} and micro_batch: {min(micro_batch, works)}"
+        return (
+            f"masks and neighbours belong to groups of {self.group} images, which batch {self.batch} and micro_batch "
+            f"{self.micro_batch} would cut; {changed}{sizes} would work"
+        )
 
     @combination("koleo", "group")
     def _neighbours(self) -> str | None:

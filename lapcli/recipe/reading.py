@@ -15,6 +15,7 @@ from typing import Any
 import yaml
 
 from lapcli.runtime.errors import UsageError
+from lapcli.runtime.files import open_to_read
 
 MAX_DEPTH = 20
 _MAX_VALUES = 10_000  # aliases counted as what they stand for
@@ -151,7 +152,7 @@ def read_file(path: Path) -> tuple[dict[str, Node], list[Problem]]:
     """
     name = str(path)
     try:
-        with path.open("rb") as file:
+        with open_to_read(path) as file:
             content = file.read(_MAX_BYTES + 1)
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or "not a file name"

@@ -225,7 +225,7 @@ class TrainSection(Section):
     @combination("micro_batch", "batch")
     def _micro_batch_fits(self) -> str | None:
         if self.micro_batch > self.batch:
-            return f"{self.micro_batch} is beyond the global batch {self.batch}"
+            return f"{self.micro_batch} is beyond the global batch {self.batch}; give at most {self.batch}"
         return None
 
     @combination("steps", "epochs")

@@ -179,12 +179,17 @@ class ClassificationRecipe(BaseRecipe):
         mixing, batch = self.data.mixing, self.train.batch
         if not mixing.is_on:
             return None
-        group = mixing.group or batch
-        if batch % group:
-            return f"batch {batch} is not a multiple of data.mixing.group {group}"
-        if group % 2 or self.train.micro_batch < 2:
-            return "mixup and CutMix need pairs: an even batch and a micro_batch of at least 2"
-        return None
+        group, micro_batch = mixing.group or batch, self.train.micro_batch
+        if batch % group == 0 and group % 2 == 0 and micro_batch >= 2:
+            return None
+        pairs = group + group % 2
+        works = max(round(batch / pairs), 1) * pairs
+        needed = f"a batch that is a multiple of data.mixing.group {group}" if mixing.group else "an even batch"
+        return (
+            f"mixup and CutMix need pairs: {needed} and a micro_batch of at least 2, got {batch} and {micro_batch}; "
+            f"batch: {works} with micro_batch: {min(max(micro_batch, 2), works)}"
+            f"{f' and data.mixing.group: {pairs}' if mixing.group and group % 2 else ''} would work"
+        )
 
     @combination("data", "train")
     def _smoothing_keeps_two_classes(self) -> str | None:

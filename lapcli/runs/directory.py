@@ -29,7 +29,9 @@ from lapcli.runtime.files import (
     is_locked,
     is_same_file,
     lock_file,
+    open_to_read,
     open_to_write,
+    read_bytes,
     read_checked_json,
     remove,
     remove_leftovers,
@@ -45,6 +47,25 @@ MIRRORS = ("track", "tensorboard")  # what trackers have of the run, which can b
 TRAIN_AGAIN = "train the run again with --fresh"
 #: Seconds without a word after which a run counts as interrupted where its lock cannot tell: on another machine.
 LONG_SILENT = 6 * 3600
+#: What is in `run.json`, as far as commands rely on it; the rest is for people.
+_KINDS: dict[str, type] = {
+    "objective": str,
+    "status": str,
+    "step": int,
+    "steps": int,
+    "seed": int,
+    "weights_sha256": str,
+    "recipe_sha256": str,
+    "recipe_file_sha256": str,
+    "data_sha256": str,
+    "tokenizer_sha256": str,
+    "versions": dict,
+    "metrics": dict,
+    "at_the_end": dict,
+    "plugins": list,
+    "launches": list,
+}
+_NEEDED = ("objective", "status", "step")
 _SHOWN_RUNS = 8  # in a message
 _LARGEST_HEADER = 100 << 20  # bytes of names in a safetensors file
 
@@ -160,11 +181,26 @@ def read_run(path: Path) -> Run:
 def read_info(path: Path) -> dict[str, Any]:
     """`run.json` of a run, verified; the recipe is not looked at."""
     try:
-        return read_checked_json(path / INFO, TRAIN_AGAIN)
+        info = read_checked_json(path / INFO, TRAIN_AGAIN)
     except FileNotFoundError:
         raise UsageError(f"{path} is not a run directory: it has no {INFO}; name another") from None
     except OSError as error:
         raise UsageError(f"{path / INFO} cannot be read ({error.strerror}); name another run") from None
+    if wrong := _what_is_wrong(info):
+        raise DataError(f"{path / INFO} is damaged ({wrong}); put it back from a copy, or {TRAIN_AGAIN}")
+    return info
+
+
+def _what_is_wrong(info: dict[str, Any]) -> str | None:
+    """With the keys of `run.json` that commands rely on; a file without a checksum may hold anything."""
+    for key, kind in _KINDS.items():
+        if key not in info and key in _NEEDED:
+            return f"it has no {key}"
+        if info.get(key) is None and key not in _NEEDED:
+            continue
+        if not isinstance(info.get(key), kind) or isinstance(info[key], bool):
+            return f"{key} is {json.dumps(info[key])[:40]}"
+    return None
 
 
 def _read_recipe(file: Path, info: dict[str, Any]) -> BaseRecipe:
@@ -179,7 +215,7 @@ def _read_recipe(file: Path, info: dict[str, Any]) -> BaseRecipe:
 def verify_recipe_file(file: Path, info: dict[str, Any]) -> None:
     """Raises DataError if a run's recipe is not the one that the run was started with."""
     try:
-        content = file.read_bytes()
+        content = read_bytes(file)
     except OSError as error:
         raise DataError(
             f"{file} cannot be read ({error.strerror}); put it back from a copy, or {TRAIN_AGAIN}"
@@ -207,7 +243,7 @@ def _has_layer_scale(run: Run) -> bool:
     """By the names in the header of its weights, for which neither torch nor the weights themselves are needed."""
     for path in run.checkpoints.glob("step-*/model.safetensors"):
         try:
-            with path.open("rb") as file:
+            with open_to_read(path) as file:
                 length = int.from_bytes(file.read(8), "little")
                 header = json.loads(file.read(min(length, _LARGEST_HEADER)))
         except (OSError, ValueError):

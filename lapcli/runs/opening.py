@@ -51,6 +51,7 @@ from lapcli.runtime.files import (
     make_folder,
     move,
     open_to_write,
+    read_text,
     remove,
     sha256_of_file,
     write_text,
@@ -229,7 +230,7 @@ def _at_the_end(run: Run, recipe: BaseRecipe) -> dict[str, Any]:
 def has_nothing(run: Run) -> bool:
     """Neither a step, nor a checkpoint, nor anything that somebody else has put there."""
     made = {RECIPE, INFO, METRICS, CHECKPOINTS, TOKENIZER, *MIRRORS}
-    steps = run.metrics.read_text(encoding="utf-8", errors="replace") if run.metrics.is_file() else ""
+    steps = read_text(run.metrics, "replace") if run.metrics.is_file() else ""
     is_ours = all(path.name in made or path.name.startswith(".") for path in run.path.iterdir())
     return is_ours and '"loss"' not in steps and not any(run.checkpoints.glob("*"))
 

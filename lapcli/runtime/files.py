@@ -14,8 +14,10 @@ import logging
 import os
 import re
 import shutil
+import stat
 from collections.abc import Iterator, Mapping
 from enum import Enum
+from io import BufferedReader
 from pathlib import Path
 from typing import IO, Any
 
@@ -26,6 +28,7 @@ log = logging.getLogger(__name__)
 #: The answers of a file system that has no locks: Lustre mounted without `flock`, NFS without a lock daemon.
 _NO_LOCKS = {errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOTSUP, errno.ENOLCK}
 _warned_about: set[int] = set()  # devices, as `stat` numbers them
+NOT_A_FILE = "it is a pipe or a device, not a file"
 _TEMPORARY = re.compile(r"\..+\.(\d{1,10})", re.DOTALL)
 
 
@@ -60,6 +63,28 @@ def _temporary(path: Path) -> tuple[Path, IO[bytes]]:
         handle.close()
 
 
+def open_to_read(path: Path | str) -> BufferedReader:
+    """A pipe would be waited for and a device may never end: OSError says that it is not a file."""
+
+    def opener(name: str, flags: int) -> int:
+        handle = os.open(name, flags | os.O_NONBLOCK)  # which regular files do not care about
+        if not stat.S_ISREG(kind := os.fstat(handle).st_mode) and not stat.S_ISDIR(kind):
+            os.close(handle)
+            raise OSError(errno.EINVAL, NOT_A_FILE, name)
+        return handle
+
+    return open(path, "rb", opener=opener)
+
+
+def read_bytes(path: Path) -> bytes:
+    with open_to_read(path) as file:
+        return file.read()
+
+
+def read_text(path: Path, errors: str = "strict") -> str:
+    return read_bytes(path).decode("utf-8", errors)
+
+
 def write_bytes(path: Path, content: bytes) -> None:
     with whole_file(path) as temporary, temporary.open("wb") as file:
         file.write(content)
@@ -86,6 +111,8 @@ def truncate(path: Path, size: int) -> None:
 
 def open_to_write(path: Path, mode: str = "wb") -> IO[Any]:
     """For what is written piece by piece: a file of a folder that gets its name when it is whole, a log, a lock."""
+    if path.exists() and not path.is_file() and not path.is_dir():
+        raise OSError(errno.EINVAL, NOT_A_FILE, str(path))
     return path.open(mode, encoding=None if "b" in mode else "utf-8")
 
 
@@ -150,7 +177,7 @@ def write_for_user(path: Path, text: str) -> None:
         raise UsageError(f"--out {path} is a folder; name a file in it")
     try:
         if path.exists() and not path.is_file():  # /dev/stdout, a pipe: to be written to, not replaced
-            with open_to_write(path) as stream:
+            with path.open("wb") as stream:
                 stream.write(text.encode("utf-8"))
         else:
             write_text(path.resolve(), text)  # a link stays, and what it points to is written
@@ -179,7 +206,7 @@ def read_checked_json(path: Path, again: str) -> dict[str, Any]:
     A file that is not there or cannot be opened is the caller's to explain: OSError.
     """
     try:
-        content = json.loads(path.read_bytes().decode("utf-8"))
+        content = json.loads(read_text(path))
     except (ValueError, RecursionError) as error:
         raise DataError(f"{path} is damaged ({error}); put it back from a copy, or {again}") from None
     if not isinstance(content, dict):
@@ -207,7 +234,7 @@ def flush_to_disk(path: Path) -> None:
 
 
 def sha256_of_file(path: Path) -> str:
-    with path.open("rb") as file:
+    with open_to_read(path) as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
@@ -245,7 +272,7 @@ def lock_file(file: IO[Any], *, wait: bool = False) -> Lock:
 def is_locked(path: Path) -> bool | None:
     """Whether a process holds the lock of that file; None where that cannot be known."""
     try:
-        with path.open("rb") as file:
+        with open_to_read(path) as file:
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except FileNotFoundError:
         return False

@@ -11,6 +11,7 @@ of its own values alone, so that a grid can grow and its runs keep their names.
 import hashlib
 import itertools
 import json
+import math
 import re
 import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -178,6 +179,12 @@ class Grid:
     folder: Path = Path()
     place: Callable[..., str] = lambda *keys: "--over"  # where a key stands: ("over", key), ("then", 0)
 
+    @property
+    def size(self) -> int:
+        """How many cells the grid and its search have, none of which is made for that."""
+        searched = math.prod(map(len, self.search.over.values())) if self.search else 0
+        return searched + math.prod(map(len, self.over.values()))
+
     def cells(
         self,
         chosen: Mapping[str, Any] | None = None,
@@ -309,7 +316,12 @@ def _value_at(values: Any, key: str) -> Any:
 
 def _at_its_place(problem: Problem, places: Mapping[str, str]) -> Problem:
     """A cell gets its values as `--set`; a problem names the place where they were written."""
-    message = problem.message.replace("is from --set", "is from the grid")
+    varied = {key.rpartition(".")[2] for key in places}
+    message = re.sub(
+        r"`(\w+)` is from --set",
+        lambda found: found[0].replace("--set", "the grid") if found[1] in varied else found[0],
+        problem.message,
+    )
     if problem.where != "--set":
         return Problem(problem.where, problem.key, message)
     for key, place in places.items():

@@ -30,6 +30,7 @@ from lapcli.runtime.files import (
     Lock,
     lock_file,
     make_folder,
+    open_to_read,
     open_to_write,
     read_checked_json,
     sha256_of_file,
@@ -180,7 +181,7 @@ def _read(path: Path) -> dict[str, Any]:
 def _last_metrics(path: Path) -> dict[str, Any]:
     """The newest line of a training step, without reading the whole file."""
     try:
-        with path.open("rb") as file:
+        with open_to_read(path) as file:
             file.seek(max(0, path.stat().st_size - _TAIL))
             lines = file.read().splitlines()
     except OSError:

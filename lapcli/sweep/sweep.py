@@ -18,6 +18,8 @@ from lapcli.sweep.grid import Cell, Grid, Over, SearchSpec, repeated
 
 THEN = ("eval", "analyze", "sft")  # commands that may follow a run
 
+MOST_CELLS = 2000
+
 #: The words after `lap` to the name and the options of their command; UsageError says why they would be refused.
 Parse = Callable[[list[str]], tuple[str, Mapping[str, Any]]]
 
@@ -35,6 +37,7 @@ class Sweep:
         `parse` reads the commands of `then` and `report` as the command line would; without it only their names are
         checked.
         """
+        self._check_size()
         problems: list[Problem] = []
         seen: dict[str, Cell] = {}
         for grid in self.grids:
@@ -53,6 +56,15 @@ class Sweep:
         problems += _check_reports(self.reports, [] if has_stages else list(seen.values()), self.report_place, parse)
         if problems:
             raise RecipeError(self.name, in_reading_order(problems, self.name))
+
+    def _check_size(self) -> None:
+        """Before any cell is made: three keys with a hundred values each are a million recipes to check."""
+        count = sum(grid.size for grid in self.grids)
+        if count > MOST_CELLS:
+            raise UsageError(
+                f"{self.name} would be {count:,} runs, and a sweep has at most {MOST_CELLS:,}; give fewer values, or "
+                "split it into several sweeps, each with a part of the values"
+            )
 
 
 def _check_names(grid: Grid, cells: Sequence[Cell], seen: dict[str, Cell]) -> list[Problem]:

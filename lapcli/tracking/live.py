@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Self
 
 from lapcli.runs import INFO, METRICS
-from lapcli.runtime.files import make_folder, open_to_write
+from lapcli.runtime.files import make_folder, open_to_write, read_text
 from lapcli.runtime.signals import end_with_parent
 from lapcli.tracking.mirror import FOLDER
 from lapcli.tracking.trackers import check_installed
@@ -127,7 +127,7 @@ def _is_run(path: Path) -> bool:
 def _is_trained_here(path: Path) -> bool:
     """Whether this process trains the run, and has a line of it; before, an old one of that name may be there."""
     try:
-        info = json.loads((path / INFO).read_text(encoding="utf-8"))
+        info = json.loads(read_text(path / INFO))
     except (OSError, ValueError):
         return False
     is_ours = isinstance(info, dict) and (info.get("pid"), info.get("host")) == (os.getpid(), socket.gethostname())

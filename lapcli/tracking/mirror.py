@@ -20,7 +20,16 @@ from typing import Any, Self
 from lapcli.recipe import recipe_to_dict, recipe_to_yaml
 from lapcli.runs import INFO, METRICS, Run, read_run, read_summary
 from lapcli.runtime.errors import UsageError
-from lapcli.runtime.files import Lock, lock_file, make_folder, open_to_write, read_checked_json, write_checked_json
+from lapcli.runtime.files import (
+    Lock,
+    lock_file,
+    make_folder,
+    open_to_read,
+    open_to_write,
+    read_bytes,
+    read_checked_json,
+    write_checked_json,
+)
 from lapcli.tracking.trackers import Session, Tracker
 from lapcli.training.metrics import metrics_of, parse_metrics
 
@@ -138,7 +147,7 @@ class _Tail:
             return {}
         if self._file.stat().st_size < self._read:  # resumed: the lines after its checkpoint are written again
             self._read, self._newest = 0, {}
-        with self._file.open("rb") as file:
+        with open_to_read(self._file) as file:
             file.seek(self._read)
             content = file.read()
         whole = content[: content.rfind(b"\n") + 1]  # a line may be half written
@@ -195,12 +204,12 @@ def _items(run: Run) -> Iterator[_Item]:
         }
         at = int(told.get("step") or step)
         name = f"eval/{file.name}"
-        yield _Item(name, _sha256(file.read_bytes()), lambda session, at=at, scores=scores: session.scores(at, scores))  # type: ignore[misc]
+        yield _Item(name, _sha256(read_bytes(file)), lambda session, at=at, scores=scores: session.scores(at, scores))  # type: ignore[misc]
     for file in sorted((run.path / "analysis").glob("*.png")):
         name = f"analysis/{file.stem}"
         yield _Item(
             name,
-            _sha256(file.read_bytes()),
+            _sha256(read_bytes(file)),
             lambda session, name=name, file=file: session.image(name, file, step),  # type: ignore[misc]
         )
 

@@ -23,6 +23,7 @@ from lapcli.runtime.files import (
     make_folder,
     move,
     open_to_write,
+    read_text,
     remove,
     sha256_of_file,
     whole_file,
@@ -49,7 +50,7 @@ class Checkpoint:
     @classmethod
     def read(cls, path: Path) -> "Checkpoint":
         """Reads a checkpoint that `find_damage` has not refused."""
-        state = json.loads((path / STATE).read_text(encoding="utf-8"))
+        state = json.loads(read_text(path / STATE))
         state.pop("sha256")
         return cls(path, int(state["step"]), state)
 
@@ -188,7 +189,7 @@ def chosen_by_rank_0(folder: Path, step: int, sha256: str) -> Checkpoint:
 def find_damage(path: Path) -> str | None:
     """What is wrong with a checkpoint, naming the file; None if nothing is."""
     try:
-        state = json.loads((path / STATE).read_text(encoding="utf-8"))
+        state = json.loads(read_text(path / STATE))
         if state.pop("sha256") != _digest(state):
             return f"{path / STATE} is not what was saved (its sha256 differs)"
         files = {name: str(state["files"][name]) for name in (MODEL, OPTIMIZER)}

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from lapcli.runs import Run
 from lapcli.runtime.errors import DataError, LapError
-from lapcli.runtime.files import append, flush_to_disk, truncate
+from lapcli.runtime.files import append, flush_to_disk, read_bytes, truncate
 
 _WAY_OUT = "put it back from a copy, or remove it to do without the record of the steps so far"
 Record = dict[str, Any]  # {"bytes": 1157, "sha256": "..."}
@@ -38,7 +38,7 @@ class MetricsLog:
         Lines beyond the records are those of a process that was killed: they are left out, and `drop_rest` removes
         them. Without any record (version 0.1) all whole lines count.
         """
-        content = self.path.read_bytes() if self.path.exists() else b""
+        content = read_bytes(self.path) if self.path.exists() else b""
         for record in records:
             verify_metrics(self.path, content, record)
         known = max((int(record["bytes"]) for record in records), default=len(content))
@@ -145,7 +145,7 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
     """The whole lines of a file; a torn last one is left out."""
     if not path.is_file():
         return []
-    return parse_metrics(path.read_bytes())
+    return parse_metrics(read_bytes(path))
 
 
 def parse_metrics(content: bytes) -> list[dict[str, Any]]:
@@ -157,7 +157,7 @@ def metrics_of(run: Run) -> list[dict[str, Any]]:
     record = run.info.get("metrics")
     if record is None or run.status == "running" or not run.metrics.is_file():
         return read_metrics(run.metrics)
-    content = run.metrics.read_bytes()
+    content = read_bytes(run.metrics)
     verify_metrics(run.metrics, content, record)
     if run.is_finished and len(content) != record["bytes"]:
         raise DataError(f"{run.metrics} is damaged: it is longer than what was written; {_WAY_OUT}")

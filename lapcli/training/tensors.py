@@ -17,6 +17,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from lapcli.runtime.errors import DataError
+from lapcli.runtime.files import open_to_read
 
 FLOATS = (torch.float32, torch.bfloat16, torch.float16)
 REMEDY = "get the file again, or move its checkpoint away so that the one before it is used"
@@ -25,6 +26,8 @@ REMEDY = "get the file again, or move its checkpoint away so that the one before
 def read_tensors(path: Path, remedy: str = REMEDY) -> tuple[dict[str, str], dict[str, Tensor]]:
     """Metadata and tensors of a safetensors file. The tensors are the file's pages until they are copied."""
     try:
+        with open_to_read(path):  # the library would wait for a pipe
+            pass
         with safe_open(path, framework="pt") as file:
             metadata = dict(file.metadata() or {})
         return metadata, dict(load_file(path))

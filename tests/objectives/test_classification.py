@@ -1,6 +1,7 @@
 """The classification objective: groups, losses, precision, and batches that cannot be shared."""
 
 import contextlib
+import re
 from dataclasses import replace
 
 import pytest
@@ -94,7 +95,7 @@ def test_pairs_stay_together(data):
 @pytest.mark.parametrize(
     ("sections", "message"),
     [
-        ({"data": {"mixing": {"group": 6}}}, "batch 16 is not a multiple of data.mixing.group 6"),
+        ({"data": {"mixing": {"group": 6}}}, "batch: 18 with micro_batch: 8 would work"),
         ({"data": {"mixing": {"group": 7}}}, "even number"),
         ({"train": {"micro_batch": 1}}, "micro_batch of at least 2"),
         ({"train": {"loss": "binary_cross_entropy"}, "data": {"mixing": {"label_smoothing": 0.1}}}, "label_smoothing"),
@@ -112,6 +113,27 @@ def test_pairs_stay_together(data):
 def test_what_cannot_go_together_is_refused(sections, message):
     with pytest.raises(RecipeError, match=message):
         image_recipe(**sections)
+
+
+@pytest.mark.parametrize("batch", [1, 5, 7, 20])
+@pytest.mark.parametrize("micro_batch", [1, 3, 30])
+@pytest.mark.parametrize("group", [None, 4, 5])
+def test_batches_that_do_not_fit_are_reported_together_with_values_that_work(batch, micro_batch, group):
+    given = {"train": {"batch": batch, "micro_batch": micro_batch}, "data": {"mixing": {"group": group}}}
+    try:
+        image_recipe(**given)
+    except RecipeError as refused:
+        said = str(refused)
+    else:
+        return
+    if "mixup" not in said:  # the micro-batch alone
+        most = re.search(r"give at most (\d+)", said)
+        image_recipe(train={"batch": batch, "micro_batch": int(most[1])}, data={"mixing": {"group": group}})
+        return
+    works = re.search(r"batch: (\d+) with micro_batch: (\d+)(?: and data\.mixing\.group: (\d+))? would work", said)
+    assert ("beyond the global batch" in said) == (micro_batch > batch)
+    group = int(works[3]) if works[3] else group
+    image_recipe(train={"batch": int(works[1]), "micro_batch": int(works[2])}, data={"mixing": {"group": group}})
 
 
 def test_workers_leave_the_cpu_to_the_model(monkeypatch):

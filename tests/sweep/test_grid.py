@@ -5,9 +5,12 @@ import re
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from sweep_support import write_recipe
 
+from lapcli.recipe import RecipeError
 from lapcli.runtime.errors import UsageError
 from lapcli.sweep.grid import cell_name, combinations, override, parse_over, split_values
+from lapcli.sweep.sweep import sweep_from_options
 
 HEADS = "model.laplacian_heads"
 
@@ -99,3 +102,19 @@ def test_an_override_is_read_as_the_value_that_it_was(value):
     root, problems = apply_overrides(Node({}, "x"), [override("a.b", value)])
     assert not problems
     assert plain(root) == {"a": {"b": value}}
+
+
+def test_too_many_cells_are_refused_before_one_is_made(tmp_path):
+    """Three keys of a thousand values each would take years to list."""
+    recipe, many = write_recipe(tmp_path), [*range(1000)]
+    sweep = sweep_from_options(recipe, {"seed": many, "train.batch": many, "train.steps": many}, [], [])
+    with pytest.raises(UsageError, match=r"would be 1,000,000,000 runs, and a sweep has at most 2,000"):
+        sweep.check()
+
+
+def test_a_conflict_says_whether_a_value_is_from_the_grid_or_from_an_option(tmp_path):
+    recipe = write_recipe(tmp_path)
+    for over, options, source in (({"model.heads": [5]}, [], "the grid"), ({"seed": [1]}, ["model.heads=5"], "--set")):
+        with pytest.raises(RecipeError) as refused:
+            sweep_from_options(recipe, over, [], options).check()
+        assert f"32 is not a multiple of heads 5 (`heads` is from {source})" in str(refused.value)

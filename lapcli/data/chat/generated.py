@@ -24,6 +24,7 @@ from lapcli.data.sources import rows_sha256
 from lapcli.data.text.builtin import builtin_text
 from lapcli.recipe.chat import GENERATED, DataSet
 from lapcli.runtime.errors import DataError
+from lapcli.runtime.files import read_text
 
 MADE_HERE = (*GENERATED, "questions")  # formats whose rows are made here rather than read
 _NAME = re.compile(r"[a-zA-Z_]\w*(\.[a-zA-Z_]\w*)+")
@@ -168,7 +169,7 @@ _WORD = re.compile(r"[a-z]{3,}")
 def read_words(path: Path) -> list[str]:
     """One word a line; blanks and CRLF are dropped."""
     try:
-        text = path.read_text(encoding="utf-8")
+        text = read_text(path)
     except (OSError, UnicodeDecodeError) as error:
         raise DataError(f"cannot read the words of {path} ({error}); name another file as source") from None
     if "\0" in text:

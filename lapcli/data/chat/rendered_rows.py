@@ -36,7 +36,7 @@ from lapcli.data.text.tokenizer import Tokenizer
 from lapcli.recipe.chat import GENERATED, DataSet
 from lapcli.runtime.environment import cache_dir
 from lapcli.runtime.errors import DataError
-from lapcli.runtime.files import open_to_write, sha256_of_file
+from lapcli.runtime.files import open_to_read, open_to_write, read_text, sha256_of_file
 from lapcli.runtime.progress import Progress
 
 log = logging.getLogger(__name__)
@@ -184,7 +184,7 @@ def _checksums(folder: Path) -> dict[str, Any]:
     sums = {}
     for name in _STREAMS:
         blocks = BlockHasher()
-        with (folder / name).open("rb") as file:
+        with open_to_read(folder / name) as file:
             while content := file.read(_READ_AT_ONCE):
                 blocks.update(content)
         sums[name] = blocks.hexdigest()
@@ -212,7 +212,7 @@ def _has_sizes(folder: Path, index: dict[str, Any]) -> bool:
 def _adopt(folder: Path, tokenizer: Tokenizer, longest: int) -> None:
     """Rows of version 0.1, which kept no checksums: hashed once, and compared with the identity written with them."""
     try:
-        index = json.loads((folder / INDEX).read_text(encoding="utf-8"))
+        index = json.loads(read_text(folder / INDEX))
         if set(index) != {"vocab", "tokens", "malformed", "examples", "identity"} or not _has_sizes(folder, index):
             return
         log.warning("%s was made by version 0.1, which kept no checksums; hashing it once", folder)

@@ -7,6 +7,7 @@ import numpy as np
 
 from lapcli.data.images.image_set import ImageSet
 from lapcli.runtime.errors import DataError
+from lapcli.runtime.files import open_to_read
 
 SUFFIXES = (".jpeg", ".jpg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".ppm", ".pgm")
 
@@ -44,7 +45,7 @@ class FolderImages(ImageSet):
 
     def encoded(self, index: int) -> bytes:
         try:
-            with open(self._files[index], "rb") as file:
+            with open_to_read(self._files[index]) as file:
                 return file.read()
         except OSError as error:
             raise DataError(f"{self._files[index]} cannot be read ({error.strerror}); was it moved?") from None

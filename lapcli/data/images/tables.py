@@ -17,7 +17,7 @@ from lapcli.data.checksums import content_sha256
 from lapcli.data.images.image_set import ImageSet, check_labels
 from lapcli.runtime.environment import cache_dir, hub_is_offline
 from lapcli.runtime.errors import DataError
-from lapcli.runtime.files import make_folder, remove, write_json
+from lapcli.runtime.files import make_folder, read_bytes, read_text, remove, write_json
 from lapcli.runtime.progress import Progress
 
 log = logging.getLogger(__name__)
@@ -66,7 +66,7 @@ class TableImages(ImageSet):
         if not cell or not cell["path"]:
             raise DataError(f"{self.name(index)} has no image in column {self._column}")
         try:
-            return Path(cell["path"]).read_bytes()
+            return read_bytes(Path(cell["path"]))
         except OSError as error:
             raise DataError(f"{self.name(index)}: {cell['path']} cannot be read ({error.strerror})") from None
 
@@ -181,7 +181,7 @@ def _sha256_of_arrow_files(converted: Path) -> dict[str, str]:
 
 def _is_as_written(converted: Path) -> bool:
     try:
-        written: object = json.loads((converted / CONVERTED_TO).read_text(encoding="utf-8"))
+        written: object = json.loads(read_text(converted / CONVERTED_TO))
     except FileNotFoundError:
         return True
     except (OSError, ValueError):
@@ -193,7 +193,7 @@ def _is_of(converted: Path, folder: Path, files: dict[str, str]) -> bool:
     """Whether converted files are of these contents. Version 0.1 did not write that down: then they have to be newer
     than the last change of each file, which no copy or archive can set back as it can a modification time."""
     try:
-        converted_from: object = json.loads((converted / CONVERTED_FROM).read_text(encoding="utf-8"))
+        converted_from: object = json.loads(read_text(converted / CONVERTED_FROM))
         return converted_from == files
     except FileNotFoundError:
         written = [path.stat().st_mtime_ns for path in converted.glob("*.arrow")]

@@ -17,7 +17,7 @@ import tokenizers
 from tokenizers import AddedToken, Regex, decoders, models, pre_tokenizers, trainers
 
 from lapcli.runtime.errors import DataError
-from lapcli.runtime.files import write_text
+from lapcli.runtime.files import read_text, write_text
 
 SPECIAL_TOKENS: tuple[str, ...] = (
     "<|bos|>",
@@ -74,7 +74,7 @@ class Tokenizer:
     @classmethod
     def from_file(cls, path: str | Path) -> "Tokenizer":
         try:
-            text = Path(path).read_text(encoding="utf-8")
+            text = read_text(Path(path))
         except OSError as error:
             raise DataError(
                 f"cannot read the tokenizer {path} ({error.strerror}); put it back, or check tokenizer.file"

@@ -29,7 +29,7 @@ from lapcli.recipe.data_sources import PREFIX
 from lapcli.recipe.schema import TextSource, TokenizerSection
 from lapcli.runtime.environment import cache_dir
 from lapcli.runtime.errors import DataError
-from lapcli.runtime.files import move, remove
+from lapcli.runtime.files import move, open_to_read, read_text, remove
 from lapcli.runtime.progress import Progress
 
 log = logging.getLogger(__name__)
@@ -233,7 +233,7 @@ def _adopt_text(folder: Path, corpus: Corpus, tokenizer: Tokenizer) -> None:
         whole = hashlib.sha256()
         for name, _ in index["shards"][part]:
             blocks = BlockHasher()
-            with (old / name).open("rb") as file:
+            with open_to_read(old / name) as file:
                 while content := file.read(_READ_AT_ONCE):
                     whole.update(content)
                     blocks.update(content)
@@ -260,7 +260,7 @@ def _rename(old: Path, folder: Path) -> None:
 def _index_of_0_1(folder: Path) -> dict[str, Any] | None:
     """The index of a folder that version 0.1 finished, whose files have their sizes."""
     try:
-        index = json.loads((folder / INDEX).read_text(encoding="utf-8"))
+        index = json.loads(read_text(folder / INDEX))
         if set(index) != {"identity", "vocab", "documents", "skipped", "shards"}:
             return None
         dtype = token_dtype(index["vocab"])

@@ -10,7 +10,7 @@ import json
 from pathlib import Path
 from typing import IO, Any
 
-from lapcli.runtime.files import make_folder, open_to_write, remove
+from lapcli.runtime.files import make_folder, open_to_write, read_bytes, read_text, remove
 
 
 def line_key(*parts: Any) -> str:
@@ -32,7 +32,7 @@ class Journal:
         """The answers of all processes; a line that a kill cut short or that was damaged is skipped."""
         answers: dict[str, Any] = {}
         for path in sorted(self._folder.glob("*.jsonl")) if self._folder else ():
-            for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
+            for line in read_text(path, "replace").splitlines():
                 try:
                     entry = json.loads(line)
                     check = _check(entry["key"], entry["value"])
@@ -48,7 +48,7 @@ class Journal:
         if self._file is None:
             make_folder(self._folder)
             path = self._folder / f"process-{self._rank}.jsonl"
-            is_cut = path.is_file() and not path.read_bytes().endswith(b"\n")
+            is_cut = path.is_file() and not read_bytes(path).endswith(b"\n")
             self._file = open_to_write(path, "a")
             if is_cut:
                 self._file.write("\n")
