@@ -128,9 +128,8 @@ def _print_result(run: "Run", as_json: bool) -> None:
     if as_json:
         print(json.dumps({"run": str(run.path), **run.info, **summary}, indent=2))
         return
-    print(
-        f"\n{run.path} is finished: {run.info['step']:,} steps, weights sha256 {str(run.info.get('weights_sha256'))[:16]}"
-    )
+    weights = str(run.info.get("weights_sha256"))[:16]
+    print(f"\n{run.path} is finished: {run.info['step']:,} steps, weights sha256 {weights}")
     for line in summary_lines(summary):
         print(line)
     where = "" if run.path.parent == default_runs_dir() else f" --runs-dir {run.path.parent}"
