@@ -24,6 +24,7 @@ from lapcli.commands import (
     report,
     runs,
     sample,
+    search,
     sft,
     sweep,
     track,
@@ -39,7 +40,7 @@ from lapcli.runtime.tables import wrapped_message
 #: The commands as `lap --help` lists them. A command stands in one section.
 SECTIONS = {
     "Start": ("init", "recipes", "doctor", "fetch"),
-    "Train": ("train", "sft", "plan", "sweep"),
+    "Train": ("train", "sft", "plan", "sweep", "search"),
     "Measure": ("eval", "analyze", "report"),
     "Ask a model": ("sample", "chat"),
     "Look after runs": ("runs", "watch", "track"),
@@ -97,6 +98,7 @@ app.command(cls=RecipeCommand, epilog=train.EXAMPLES)(train.train)
 app.command(cls=RecipeCommand, epilog=sft.EXAMPLES)(sft.sft)
 app.command(cls=RecipeCommand, epilog=plan.EXAMPLES)(plan.plan)
 app.command(cls=RecipeCommand, epilog=sweep.EXAMPLES)(sweep.sweep)
+app.command(cls=RecipeCommand, epilog=search.EXAMPLES)(search.search)
 app.command("eval", epilog=eval.EXAMPLES)(eval.evaluate)
 app.add_typer(analyze.app, name="analyze")
 app.command(epilog=report.EXAMPLES)(report.report)

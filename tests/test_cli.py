@@ -72,6 +72,7 @@ def test_what_cannot_work_is_refused_before_torch_is_imported(arguments, tmp_pat
         "analyze",
         "plan",
         "sweep",
+        "search",
         "report",
         "runs",
         "sample",

@@ -76,7 +76,7 @@ def test_command(line, long, capsys, tmp_path, measured_runs, monkeypatch, reque
         words += {"analyze": ["--limit", "32"], "export": ["--no-verify"]}.get(words[0], [])
     elif words[0] == "train" and ("vit" in words[1] or "dino" in words[1]):
         words += ["--dry-run"] if long else shortened(words[1])
-    elif words[0] == "sweep":
+    elif words[0] in {"sweep", "search"}:
         words += [] if {"--dry-run", "--slurm"} & set(words) else ["--dry-run"]
     elif words[0] == "sft" or (long and "chat561m" in words[1]):
         words = ["sft", *words[1:], *(["--dry-run"] if long else CHAT_CUT)]

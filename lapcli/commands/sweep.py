@@ -60,7 +60,10 @@ def sweep(
     slurm: Annotated[bool, typer.Option("--slurm", help="Print a SLURM array script instead of running.")] = False,
     as_json: options.Json = False,
 ) -> None:
-    """Train every combination of a grid of values. The same command skips finished cells and resumes the others."""
+    """Train every combination of a grid of values. The same command skips finished cells and resumes the others.
+
+    `lap search` proposes values instead of trying all of them, with a control and a confirmation on fresh seeds.
+    """
     from lapcli.runs import check_name
     from lapcli.sweep.search import startable_cells
     from lapcli.sweep.state import refuse_others

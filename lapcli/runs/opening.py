@@ -116,6 +116,7 @@ def open_run(
         if run.is_finished:
             unlock(run)
         else:
+            run.info.pop("pruned", None)  # somebody wants it after all
             run.update(status="running", **_process(launches), **_at_the_end(run, recipe))
             run.recipe = recipe
     except BaseException:
@@ -133,6 +134,16 @@ def new_run(runs_dir: Path, name: str, recipe: BaseRecipe) -> Run:
     if new is None:
         raise UsageError(f"{path} is there already; choose another name")
     return new
+
+
+def mark(path: Path, **facts: Any) -> None:
+    """Adds facts to `run.json` of a run that nobody trains."""
+    run = Run(path, read_run(path).recipe, {}, _take_lock(path))
+    try:
+        run.info = read_info(path)
+        run.update(**facts)
+    finally:
+        unlock(run)
 
 
 def _must_be_replaced(run: Run, recipe: BaseRecipe) -> bool:

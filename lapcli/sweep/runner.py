@@ -218,7 +218,7 @@ class Runner:
         self.tell(f"{status.cell.name}: {what if what != 'train' else 'training'}")
         with open_to_write(log_of(status.cell, self.runs_dir), "ab") as log:
             job.log_start = log.tell()
-            job.process = _start_process(arguments, log, job.lock, job.slot.environment)
+            job.process = start_process(arguments, log, job.lock, job.slot.environment)
 
     def _look_at(self, job: _Job, stopping: bool) -> None:
         assert job.process is not None
@@ -237,9 +237,9 @@ class Runner:
         elif code == ExitCode.INTERRUPTED or (stopping and code == -signal.SIGTERM):
             self._settle(job, "interrupted")
         elif status.cell.is_search and progress(status.cell, self.runs_dir).diverged:
-            self._settle(job, "diverged", _reason_in(log_of(status.cell, self.runs_dir), job.log_start, code))
+            self._settle(job, "diverged", reason_in(log_of(status.cell, self.runs_dir), job.log_start, code))
         else:
-            self._settle(job, "failed", _reason_in(log_of(status.cell, self.runs_dir), job.log_start, code))
+            self._settle(job, "failed", reason_in(log_of(status.cell, self.runs_dir), job.log_start, code))
 
     def _settle(self, job: _Job, state: str, reason: str = "") -> None:
         status = job.status
@@ -270,7 +270,7 @@ class Runner:
                 _kill_process(job.process)
 
 
-def _start_process(
+def start_process(
     arguments: Sequence[str], log: IO[bytes], lock: IO[str], environment: Mapping[str, str]
 ) -> subprocess.Popen[bytes]:
     """Starts `lap ARGUMENTS`; the child inherits the lock, so that it is held for as long as the child lives."""
@@ -295,7 +295,7 @@ def _kill_process(process: subprocess.Popen[bytes]) -> None:
         process.wait()
 
 
-def _reason_in(log: Path, start: int, code: int) -> str:
+def reason_in(log: Path, start: int, code: int) -> str:
     """Why a command ended: its own message, else the signal that ended it, else the last line of its output."""
     with log.open("rb") as file:
         file.seek(start)

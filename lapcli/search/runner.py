@@ -1,0 +1,260 @@
+"""Works on a search until both arms are done and the winner is confirmed; killed at any moment, it loses nothing.
+
+Each look begins with the run directories: an unfinished trial that nobody works on is resumed before another one is
+proposed, the arm with fewer trials first. A trial is `lap train` in a process of its own. At each of its validations
+successive halving may stop it: it is asked to save as by Ctrl-C, and marked.
+"""
+
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import IO, Protocol
+
+from lapcli.runtime.errors import ExitCode, Interrupted, LapError
+from lapcli.runtime.files import open_to_write
+from lapcli.runtime.signals import StopRequest, stop_on_signal
+from lapcli.search.confirming import Confirmation, arms_to_confirm, confirmation_cells, confirmed
+from lapcli.search.proposals import propose, should_prune
+from lapcli.search.trials import (
+    CONTROL,
+    SEARCH,
+    SearchSpec,
+    Trial,
+    create,
+    finished_value,
+    mark_pruned,
+    read_trials,
+    told_of,
+)
+from lapcli.sweep.grid import Cell
+from lapcli.sweep.runner import reason_in, start_process
+from lapcli.sweep.state import log_of, take
+
+_POLL = 0.2  # seconds
+Tell = Callable[[str], None]
+
+
+class Process(Protocol):
+    """A child that trains a run."""
+
+    def poll(self) -> int | None: ...
+    def send_signal(self, sig: int) -> None: ...
+    def wait(self) -> int: ...
+
+
+Start = Callable[[Sequence[str], IO[bytes], IO[str], Mapping[str, str]], "Process | subprocess.Popen[bytes]"]
+
+
+@dataclass
+class SearchOutcome:
+    trials: dict[str, list[Trial]]
+    confirmation: Confirmation | None = None
+    notes: list[str] = field(default_factory=list)
+
+
+class SearchRunner:
+    """`tell` gets a sentence when something happens; `start` begins `lap ARGUMENTS` in a process of its own."""
+
+    def __init__(
+        self, spec: SearchSpec, runs_dir: Path, *, tell: Tell, nproc: str = "auto", start: Start = start_process
+    ) -> None:
+        self.spec, self.runs_dir, self.tell, self.nproc, self.start = spec, runs_dir, tell, nproc, start
+        self.failed: dict[str, str] = {}  # in this process: they are tried again by the next one
+        self.waited_for: set[str] = set()
+
+    def run(self) -> SearchOutcome:
+        """Raises Interrupted if a signal came first, after the running trial has saved."""
+        with stop_on_signal(lambda name: self.tell(f"{name}: the running trial finishes its step and saves")) as stop:
+            self._search(stop)
+            trials = read_trials(self.spec, self.runs_dir)
+            outcome = SearchOutcome(trials, None, self._notes(trials))
+            pair = arms_to_confirm(self.spec, trials)
+            if pair is not None:
+                self._confirm(pair, stop)
+                outcome.confirmation = confirmed(self.spec, pair, self.runs_dir)
+        return outcome
+
+    def _search(self, stop: StopRequest) -> None:
+        while True:
+            self._check(stop)
+            trials = read_trials(self.spec, self.runs_dir)
+            if self._resume_one(trials, stop):
+                continue
+            arms = sorted((SEARCH, CONTROL), key=lambda arm: (len(trials[arm]), arm))
+            begun = [arm for arm in arms if self._may_begin(arm, trials[arm]) and self._begin(arm, trials[arm])]
+            if begun:
+                continue
+            running = [trial.name for arm in trials.values() for trial in arm if not self._is_done(trial)]
+            if not running:
+                return
+            self._wait_for(running)
+
+    def _is_done(self, trial: Trial) -> bool:
+        return trial.is_settled or trial.name in self.failed
+
+    def _wait_for(self, names: Sequence[str]) -> None:
+        if new := set(names) - self.waited_for:
+            self.waited_for |= new
+            self.tell(f"waiting for {', '.join(sorted(new))}, which another process has")
+        time.sleep(_POLL)
+
+    def _may_begin(self, arm: str, trials: Sequence[Trial]) -> bool:
+        """Below the number of trials and within the arm's budget; what it has begun, it finishes."""
+        spec = self.spec
+        if len(trials) >= spec.trials:
+            return False
+        if spec.max_steps is not None and sum(trial.step for trial in trials) >= spec.max_steps:
+            return False
+        return spec.max_hours is None or sum(trial.seconds for trial in trials) < 3600 * spec.max_hours
+
+    def _begin(self, arm: str, trials: Sequence[Trial]) -> bool:
+        """Proposes and creates the arm's next trial, which the next look then resumes; whether there is one."""
+        number = len(trials)
+        name = Cell(self.spec.trial_name(arm, number), self.spec.space.recipe, (), {}, self.spec.space.base)
+        lock = take(name, self.runs_dir)
+        if lock is None:  # somebody is proposing it at this moment
+            time.sleep(_POLL)
+            return True
+        with lock:
+            known = read_trials(self.spec, self.runs_dir)[arm]
+            if len(known) > number:
+                return True
+            params = propose(self.spec, arm, known)
+            if params is None:
+                return False
+            create(self.spec, self.runs_dir, self.spec.cell(arm, number, params), arm, number, told_of(known))
+        return True
+
+    def _resume_one(self, trials: Mapping[str, Sequence[Trial]], stop: StopRequest) -> bool:
+        """Trains the first trial that nobody works on; whether there was one."""
+        unsettled = sorted(
+            (trial for arm in trials.values() for trial in arm if not self._is_done(trial)),
+            key=lambda trial: (trial.number, trial.arm),
+        )
+        for trial in unsettled:
+            cell = self.spec.cell(trial.arm, trial.number, trial.params)
+            lock = take(cell, self.runs_dir)
+            if lock is None:
+                continue
+            with lock:
+                current = self._trial(trial)
+                if not self._is_done(current) and current.state != "running":
+                    self._train_trial(current, cell, lock, stop)
+                    return True
+        return False
+
+    def _trial(self, trial: Trial) -> Trial:
+        return read_trials(self.spec, self.runs_dir)[trial.arm][trial.number]
+
+    def _stops(self, trial: Trial) -> bool:
+        return should_prune(self.spec, trial.arm, read_trials(self.spec, self.runs_dir)[trial.arm], trial.number)
+
+    def _train_trial(self, trial: Trial, cell: Cell, lock: IO[str], stop: StopRequest) -> None:
+        if trial.reports and self._stops(trial):  # a process was killed between the decision and its mark
+            mark_pruned(self.runs_dir, trial.name)
+            return
+        self.tell(f"{trial.name}: {'resuming' if trial.step else 'training'}  {in_words(trial)}")
+        seen, stops = len(trial.reports), False
+
+        def look() -> bool:
+            """Whether the trial is to be stopped at a validation that has come since the last look."""
+            nonlocal seen, stops
+            current = self._trial(trial)
+            if len(current.reports) > seen:
+                seen = len(current.reports)
+                stops = current.state == "running" and self._stops(current)
+            return stops
+
+        code = self._train(cell, lock, stop, look)
+        ended = self._trial(trial)
+        if stops and ended.state == "interrupted":
+            mark_pruned(self.runs_dir, trial.name)
+            self.tell(f"{trial.name}: pruned at step {ended.step}, {self.spec.metric} {ended.reports[-1][1]:.4f}")
+        elif ended.state == "finished":
+            self.tell(f"{trial.name}: {self.spec.metric} {ended.value:.4f}")
+        elif ended.state == "diverged":
+            self.tell(f"{trial.name}: diverged")
+        elif code not in (ExitCode.DONE, ExitCode.INTERRUPTED) and not stop:
+            self.failed[trial.name] = reason_in(log_of(cell, self.runs_dir), self._log_start, code)
+            self.tell(f"{trial.name}: failed: {self.failed[trial.name].splitlines()[0]}")
+        self._check(stop)
+
+    def _train(self, cell: Cell, lock: IO[str], stop: StopRequest, look: Callable[[], bool]) -> int:
+        arguments = [*cell.arguments(self.runs_dir), "--nproc", self.nproc]
+        with open_to_write(log_of(cell, self.runs_dir), "ab") as log:
+            self._log_start = log.tell()
+            process = self.start(arguments, log, lock, {})
+            asked = False
+            try:
+                while (code := process.poll()) is None:
+                    if (stop or look()) and not asked:
+                        asked = True
+                        process.send_signal(signal.SIGTERM)
+                    time.sleep(_POLL)
+            except BaseException:  # a second Ctrl-C
+                process.send_signal(signal.SIGTERM)
+                raise
+        return code
+
+    def _confirm(self, pair: tuple[Trial, Trial], stop: StopRequest) -> None:
+        """Both arms' best on fresh seeds."""
+        while True:
+            self._check(stop)
+            left = [
+                cell
+                for cells in confirmation_cells(self.spec, pair)
+                for cell in cells
+                if finished_value(self.spec, self.runs_dir, cell) is None and cell.name not in self.failed
+            ]
+            if not left:
+                return
+            for cell in left:
+                lock = take(cell, self.runs_dir)
+                if lock is None:
+                    continue
+                with lock:
+                    if finished_value(self.spec, self.runs_dir, cell) is None:
+                        self.tell(f"{cell.name}: confirming")
+                        code = self._train(cell, lock, stop, lambda: False)
+                        if code not in (ExitCode.DONE, ExitCode.INTERRUPTED):
+                            self.failed[cell.name] = reason_in(log_of(cell, self.runs_dir), self._log_start, code)
+                break
+            else:
+                self._wait_for([cell.name for cell in left])
+
+    def _check(self, stop: StopRequest) -> None:
+        if stop:
+            raise Interrupted(f"stopped by {stop.name}; what was trained is saved. Run the same command to resume.")
+
+    def _notes(self, trials: Mapping[str, Sequence[Trial]]) -> list[str]:
+        spec = self.spec
+        notes = [f"{name} failed: {reason.splitlines()[0]}" for name, reason in self.failed.items()]
+        control = trials[CONTROL]
+        if len(control) < min(spec.trials, len(trials[SEARCH])):
+            notes.append(
+                f"the control has {len(control)} trials, which is every one there is or all that its budget had"
+            )
+        return notes
+
+
+def refuse_without_result(outcome: SearchOutcome) -> None:
+    """LapError if an arm has no finished trial: then there is nothing to compare."""
+    for arm, trials in outcome.trials.items():
+        if any(trial.value is not None for trial in trials):
+            continue
+        if trials and all(trial.state == "diverged" for trial in trials):
+            raise LapError(
+                f"all {len(trials)} trials of the {arm} arm diverged; narrow the space: lower learning rates"
+            )
+        states = ", ".join(f"{trial.name} {trial.state}" for trial in trials[:5]) or "none was begun"
+        raise LapError(
+            f"no trial of the {arm} arm is finished ({states}); see their logs in .sweeps, or run the same command to "
+            "try the failed ones again"
+        )
+
+
+def in_words(trial: Trial) -> str:
+    return "  ".join(f"{name}={value}" for name, value in trial.params.items())

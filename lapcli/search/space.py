@@ -1,0 +1,357 @@
+"""What a search may vary: keys of a recipe with their domains, and the recipe values that parameters stand for.
+
+A space is a YAML file of dotted keys, or `--over KEY=DOMAIN` with the same forms:
+
+    optimizer.lr: {from: 1e-3, to: 1e-1, log: true}      a range; of whole numbers if both ends are
+    train.batch: [32, 64]                                choices, of any form that the recipe takes
+    model.laplacian_heads: {per_layer: [0, 4]}           a number of its own for each layer
+    model.laplacian_heads: {total: [0, 16]}              so many in all, in the first layers, the last ones, or spread
+    model.laplacian_heads: {linear: [0, 4]}              linear(a, b), both ends
+    model.laplacian_heads: {constant: [0, 4]}            the same in every layer
+    model.operators: {per_layer: [0, 4], operator: [laplacian, exclusive]}
+
+A parameter is what Optuna proposes; a key may have several (`model.laplacian_heads.layer0`). Head plans have a control:
+the same number of Laplacian heads in every layer, none among them.
+"""
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import product
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from lapcli.heads.operators import OPERATORS
+from lapcli.recipe import BaseRecipe, RecipeError, recipe_loader
+from lapcli.recipe.reading import Node, Problem, Unreadable, in_reading_order, plain, quoted, read_file
+from lapcli.runtime.errors import UsageError
+from lapcli.sweep.grid import LAPLACIAN_HEADS, Over, override
+from lapcli.sweep.grid import OPERATORS as OPERATORS_KEY
+
+if TYPE_CHECKING:
+    from optuna.distributions import BaseDistribution
+
+PLANS = ("per_layer", "total", "linear", "constant")
+PLACES = ("first", "last", "spread")
+Params = dict[str, Any]  # of one trial, by parameter
+_FORMS = (
+    "expected a list of choices, {from:, to:, log:}, or for head plans "
+    "{per_layer: [0, 4]}, {total: [0, 16]}, {linear: [0, 4]} or {constant: [0, 4]}"
+)
+_MOST_LISTED = 10_000  # combinations of a space that are counted one by one
+
+
+@dataclass(frozen=True)
+class Parameter:
+    """One thing that is proposed: a choice among JSON texts, or a number in a range."""
+
+    name: str
+    choices: tuple[str, ...] = ()
+    low: float = 0
+    high: float = 0
+    log: bool = False
+    whole: bool = True
+
+    def distribution(self) -> "BaseDistribution":
+        from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
+
+        if self.choices:
+            return CategoricalDistribution(self.choices)
+        if self.whole:
+            return IntDistribution(int(self.low), int(self.high), log=self.log)
+        return FloatDistribution(self.low, self.high, log=self.log)
+
+    def values(self) -> list[Any] | None:
+        """Every value; none for a range of real numbers."""
+        if self.choices:
+            return list(self.choices)
+        return list(range(int(self.low), int(self.high) + 1)) if self.whole else None
+
+    def ends(self) -> list[Any]:
+        """Values whose recipes show what is wrong with the domain: every choice, or both ends."""
+        return list(self.choices) or [int(end) if self.whole else end for end in (self.low, self.high)]
+
+
+@dataclass(frozen=True)
+class Domain:
+    """What one key of the recipe may be."""
+
+    key: str
+    parameters: tuple[Parameter, ...]
+    plan: str | None = None  # one of PLANS
+    layers: int = 0
+    heads: int = 0
+    where: str = "--over"
+
+    @property
+    def is_plan(self) -> bool:
+        """Whether it says where heads are, so that it has a control."""
+        return self.key in (LAPLACIAN_HEADS, OPERATORS_KEY)
+
+    def value(self, params: Mapping[str, Any]) -> Any:
+        """The recipe's value for these parameters."""
+        own = {parameter.name.removeprefix(f"{self.key}."): params[parameter.name] for parameter in self.parameters}
+        if self.plan is None:
+            (only,) = self.parameters
+            return json.loads(params[only.name]) if only.choices else params[only.name]
+        counts: Any
+        if self.plan == "per_layer":
+            counts = [own[f"layer{layer}"] for layer in range(self.layers)]
+        elif self.plan == "total":
+            counts = placed(own["total"], json.loads(own["place"]), self.layers, self.heads)
+        elif self.plan == "linear":
+            counts = f"linear({own['first']}, {own['last']})"
+        else:
+            counts = own["each"]
+        if self.key == LAPLACIAN_HEADS:
+            return counts
+        return {json.loads(own["operator"]): {"heads": counts}}
+
+
+def placed(total: int, place: str, layers: int, heads: int) -> list[int]:
+    """So many heads over the layers: whole layers from one end and the rest in the next, or as evenly as it goes."""
+    if place == "spread":
+        return [total * (layer + 1) // layers - total * layer // layers for layer in range(layers)]
+    filled = [min(heads, max(0, total - heads * layer)) for layer in range(layers)]
+    return filled if place == "first" else filled[::-1]
+
+
+@dataclass
+class Space:
+    """The domains of a search, and the recipe that they are applied to."""
+
+    recipe: Path
+    base: BaseRecipe
+    domains: tuple[Domain, ...]
+    options: tuple[str, ...] = ()  # `--set` of the command line, in every trial
+    loader: Any = field(repr=False, default=None)
+
+    @property
+    def parameters(self) -> list[Parameter]:
+        return [parameter for domain in self.domains for parameter in domain.parameters]
+
+    def distributions(self) -> "dict[str, BaseDistribution]":
+        return {parameter.name: parameter.distribution() for parameter in self.parameters}
+
+    def size(self) -> int | None:
+        """Number of combinations; none if it is without end."""
+        values = [parameter.values() for parameter in self.parameters]
+        return None if any(each is None for each in values) else math.prod(len(each) for each in values if each)
+
+    def every(self) -> list[Params] | None:
+        """Every combination, where they can be listed."""
+        if (size := self.size()) is None or size > _MOST_LISTED:
+            return None
+        names = [parameter.name for parameter in self.parameters]
+        combinations = product(*(parameter.values() or [] for parameter in self.parameters))
+        return [dict(zip(names, values, strict=True)) for values in combinations]
+
+    def overrides(self, params: Mapping[str, Any]) -> tuple[str, ...]:
+        """The trial's changes to the recipe, in the form of `--set`."""
+        values: dict[str, Any] = {}
+        for domain in self.domains:
+            if domain.key == OPERATORS_KEY:  # the recipe's own number would be a second plan
+                values[LAPLACIAN_HEADS] = 0
+            if domain.key == LAPLACIAN_HEADS:
+                values[OPERATORS_KEY] = None
+            values[domain.key] = domain.value(params)
+        return (*self.options, *(override(key, value) for key, value in values.items()))
+
+    def load(self, params: Mapping[str, Any], seed: int | None = None) -> BaseRecipe:
+        recipe = self.loader(self.overrides(params), seed)  # a seed stands above the recipe's
+        assert isinstance(recipe, BaseRecipe)
+        return recipe
+
+    def control(self) -> "Space":
+        """The arm to compare with: the same in all but the head plan, which is one number in every layer.
+
+        Of a space without a head plan the recipe itself is the control.
+        """
+        others = tuple(domain for domain in self.domains if not domain.is_plan)
+        if len(others) == len(self.domains):
+            return Space(self.recipe, self.base, (), self.options, self.loader)
+        model: Any = getattr(self.base, "model")  # noqa: B009
+        constant = plan_domain(LAPLACIAN_HEADS, "constant", 0, model.heads, model.layers, model.heads)
+        return Space(self.recipe, self.base, (constant, *others), self.options, self.loader)
+
+    def first(self) -> Params | None:
+        """Plain heads with the recipe's own values of all else, where the space has them: the first control."""
+        every = {domain.key: domain for domain in self.domains}
+        params: Params = {}
+        from lapcli.recipe import recipe_to_dict
+
+        values = recipe_to_dict(self.base)
+        for key, domain in every.items():
+            own: Any = values
+            for part in key.split("."):
+                own = own.get(part) if isinstance(own, Mapping) else None
+            if domain.plan is not None:
+                own = 0
+            (parameter,) = domain.parameters
+            own = json.dumps(own) if parameter.choices else own
+            fits = own in parameter.choices if parameter.choices else _is_in(own, parameter)
+            if not fits:
+                return None
+            params[parameter.name] = own
+        return params
+
+    def describe(self) -> dict[str, Any]:
+        """For the record of a search: what has to be the same when it is resumed."""
+        return {
+            parameter.name: list(parameter.choices) or [parameter.low, parameter.high, "log" if parameter.log else ""]
+            for parameter in self.parameters
+        }
+
+
+def _is_in(value: Any, parameter: Parameter) -> bool:
+    return isinstance(value, int | float) and parameter.low <= value <= parameter.high
+
+
+def plan_domain(
+    key: str, plan: str, low: int, high: int, layers: int, heads: int, operators: Sequence[str] = (), where: str = ""
+) -> Domain:
+    names = {
+        "per_layer": [f"layer{layer}" for layer in range(layers)],
+        "total": ["total"],
+        "linear": ["first", "last"],
+        "constant": ["each"],
+    }[plan]
+    parameters = [Parameter(f"{key}.{name}", low=low, high=high) for name in names]
+    if plan == "total":
+        parameters.append(Parameter(f"{key}.place", tuple(map(json.dumps, PLACES))))
+    if operators:
+        parameters.append(Parameter(f"{key}.operator", tuple(map(json.dumps, operators))))
+    return Domain(key, tuple(parameters), plan, layers, heads, where)
+
+
+def space_from_options(recipe: Path, over: Over, options: Sequence[str]) -> Space:
+    """The space of `--over`: one mapping of a known form is a domain, everything else a list of choices."""
+    nodes = {}
+    for key, values in over.items():
+        is_domain = len(values) == 1 and isinstance(values[0], Mapping) and _looks_like_a_domain(key, values[0])
+        nodes[key] = Node(_as_nodes(values[0] if is_domain else values, "--over"), "--over")
+    return _space(recipe, nodes, options, "--over")
+
+
+def space_from_file(recipe: Path, path: Path, options: Sequence[str]) -> Space:
+    try:
+        entries, problems = read_file(path)
+    except Unreadable as error:
+        raise RecipeError(str(path), [error.problem]) from None
+    return _space(recipe, entries, options, str(path), problems)
+
+
+def _looks_like_a_domain(key: str, value: Mapping[str, Any]) -> bool:
+    return bool({"from", "to", *PLANS} & set(value)) or key != OPERATORS_KEY
+
+
+def _as_nodes(value: Any, where: str) -> Any:
+    if isinstance(value, Mapping):
+        return {str(key): Node(_as_nodes(inner, where), where) for key, inner in value.items()}
+    return [Node(_as_nodes(inner, where), where) for inner in value] if isinstance(value, list) else value
+
+
+def _space(
+    recipe: Path,
+    entries: Mapping[str, Node],
+    options: Sequence[str],
+    source: str,
+    problems: Sequence[Problem] = (),
+) -> Space:
+    """Reads and checks every domain; RecipeError lists all problems at once, each with its place."""
+    if not entries:
+        raise UsageError("the space is empty; give --over, such as --over 'model.laplacian_heads={per_layer: [0, 4]}'")
+    load = recipe_loader(recipe)
+    base = load(options, None)
+    if not isinstance(base, BaseRecipe):
+        raise UsageError(f"{recipe} has stages, which follow a run; search over the recipe of the run")
+    found: list[Problem] = list(problems)
+    domains: list[Domain] = []
+    given = {text.partition("=")[0].strip() for text in options}
+    for key, node in entries.items():
+        if key in given:
+            found.append(Problem(node.where, key, "is searched and given by --set too; leave one out"))
+        try:
+            domains.append(_domain(key, node, base))
+        except ValueError as error:
+            found.append(Problem(node.where, key, str(error)))
+    if {LAPLACIAN_HEADS, OPERATORS_KEY} <= set(entries):
+        message = f"{LAPLACIAN_HEADS} is short for an operator in it; search over one of the two"
+        found.append(Problem(entries[OPERATORS_KEY].where, OPERATORS_KEY, message))
+    space = Space(recipe, base, tuple(domains), tuple(options), load)
+    for domain in domains:
+        alone = Space(recipe, base, (domain,), tuple(options), load)
+        found += [problem for problem in _wrong_recipes(alone, domain) if problem not in found]
+    if found:
+        raise RecipeError(source, in_reading_order(found, source))
+    return space
+
+
+def _wrong_recipes(space: Space, domain: Domain) -> list[Problem]:
+    """What the recipe says to the ends of a domain; each parameter at its ends, the others at their first."""
+    usual = {parameter.name: parameter.ends()[0] for parameter in domain.parameters}
+    problems = []
+    for parameter in domain.parameters:
+        for end in parameter.ends():
+            try:
+                space.load({**usual, parameter.name: end})
+            except RecipeError as error:
+                problems += [Problem(domain.where, domain.key, problem.message) for problem in error.problems]
+    return list(dict.fromkeys(problems))
+
+
+def _domain(key: str, node: Node, base: BaseRecipe) -> Domain:
+    """ValueError says what is expected in place of what is there."""
+    value = plain(node)
+    if key == "seed":
+        raise ValueError("a seed is not a choice: the winner is confirmed on other seeds; take it out")
+    if isinstance(value, list):
+        texts = tuple(json.dumps(choice, sort_keys=True) for choice in value)
+        if not texts or len(set(texts)) < len(texts):
+            raise ValueError(f"expected choices that differ, got {quoted(value)}")
+        return Domain(key, (Parameter(key, texts),), where=node.where)
+    if not isinstance(value, Mapping):
+        raise ValueError(f"{_FORMS}, got {quoted(value)}")
+    if plans := [name for name in PLANS if name in value]:
+        return _plan(key, value, plans, base, node.where)
+    if set(value) - {"from", "to", "log"} or not {"from", "to"} <= set(value):
+        raise ValueError(f"{_FORMS}, got {quoted(value)}")
+    return Domain(key, (_range(key, value),), where=node.where)
+
+
+def _range(key: str, value: Mapping[str, Any]) -> Parameter:
+    low, high, log = value["from"], value["to"], value.get("log", False)
+    if not all(isinstance(end, int | float) and not isinstance(end, bool) for end in (low, high)):
+        raise ValueError(f"from and to are numbers, got {quoted([low, high])}")
+    if not isinstance(log, bool):
+        raise ValueError(f"log is true or false, got {quoted(log)}")
+    if not low < high:
+        raise ValueError(f"from {low} is not below to {high}")
+    if log and low <= 0:
+        raise ValueError(f"a logarithmic range begins above 0, got {low}")
+    return Parameter(key, low=low, high=high, log=log, whole=all(isinstance(end, int) for end in (low, high)))
+
+
+def _plan(key: str, value: Mapping[str, Any], plans: Sequence[str], base: BaseRecipe, where: str) -> Domain:
+    model: Any = getattr(base, "model", None)
+    if key not in (LAPLACIAN_HEADS, OPERATORS_KEY):
+        raise ValueError(f"{plans[0]} is a head plan; it belongs to {LAPLACIAN_HEADS} or {OPERATORS_KEY}")
+    allowed = {plans[0]} | ({"operator"} if key == OPERATORS_KEY else set())
+    if set(value) - allowed or len(plans) > 1:
+        others = ", ".join(sorted(map(str, set(value) - allowed)))
+        raise ValueError(f"{others} does not belong beside {plans[0]}")
+    ends = value[plans[0]]
+    most = model.heads * (model.layers if plans[0] == "total" else 1)
+    is_pair = isinstance(ends, list) and len(ends) == 2 and all(type(end) is int for end in ends)
+    if not is_pair or not 0 <= ends[0] < ends[1] <= most:
+        raise ValueError(f"{plans[0]}: expected two numbers from 0 to {most}, the lower first, got {quoted(ends)}")
+    operators: list[str] = []
+    if key == OPERATORS_KEY:
+        named = value.get("operator", "laplacian")
+        operators = [named] if isinstance(named, str) else named if isinstance(named, list) else []
+        wrong = [name for name in operators if name not in OPERATORS]
+        if wrong or not operators:
+            known = ", ".join(OPERATORS.built_in())
+            raise ValueError(f"operator: expected names among {known}, got {quoted(wrong or named)}")
+    return plan_domain(key, plans[0], ends[0], ends[1], model.layers, model.heads, operators, where)

@@ -1,0 +1,230 @@
+"""Trials as they stand in the run directories: nothing about a search is kept anywhere else.
+
+    runs/NAME-t004/           trial 4 of the search, an ordinary run
+    runs/NAME-c004/           trial 4 of the control
+    runs/NAME-t004/search.json  its arm, number and parameters, and what was known of the others when it was proposed
+    runs/NAME-winner-seed1/   a confirmation; NAME-control-seed1 is its control
+
+A trial is claimed by a lock that the search and the trial's own process hold, and the run's own lock keeps anybody else
+from training it: several processes and machines may work on one search, and whatever is killed is resumed.
+"""
+
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from lapcli.recipe import recipe_hash
+from lapcli.runs import INFO, METRICS, read_info, read_run, status_of
+from lapcli.runs.opening import mark, new_run, take_place, unlock
+from lapcli.runtime.errors import LapError, UsageError
+from lapcli.runtime.files import read_checked_json, write_checked_json
+from lapcli.search.space import Params, Space, space_from_file, space_from_options
+from lapcli.sweep.grid import Cell, Over
+from lapcli.sweep.state import last_validation, note_search
+from lapcli.training.metrics import read_metrics
+
+RECORD = "search.json"
+SEARCH, CONTROL = "search", "control"
+LETTERS = {SEARCH: "t", CONTROL: "c"}
+RUN_AGAIN = "remove the run to have its trial proposed again"
+Told = list[list[Any]]  # [number, state, reports] of each trial that was known
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One trial of an arm: `state` is finished, pruned, diverged, failed, interrupted or running."""
+
+    name: str
+    arm: str
+    number: int
+    params: Params
+    state: str
+    step: int = 0
+    seconds: float = 0.0  # of training and validation
+    reports: tuple[tuple[int, float], ...] = ()  # (step, value) of the validations after the first step
+    value: float | None = None  # of the last validation, finished trials alone
+    told: tuple[tuple[int, str, int], ...] = ()
+    reason: str = ""
+
+    @property
+    def is_settled(self) -> bool:
+        return self.state in ("finished", "pruned", "diverged")
+
+
+@dataclass(frozen=True)
+class SearchSpec:
+    """What makes a search the same one when it is started again."""
+
+    name: str
+    space: Space
+    metric: str
+    higher_is_better: bool
+    seed: int
+    trials: int
+    sampler: str = "tpe"
+    pruner: str = "halving"
+    confirmations: int = 3
+    max_steps: int | None = None  # of each arm
+    max_hours: float | None = None
+
+    def arm(self, arm: str) -> Space:
+        return self.space if arm == SEARCH else self.space.control()
+
+    def trial_name(self, arm: str, number: int) -> str:
+        return f"{self.name}-{LETTERS[arm]}{number:03d}"
+
+    def identity(self) -> dict[str, Any]:
+        """What proposals and comparisons depend on; trials of a search that differs in it are not mixed with ours."""
+        return {
+            "recipe": recipe_hash(self.space.base),
+            "space": self.space.describe(),
+            "metric": self.metric,
+            "seed": self.seed,
+            "sampler": self.sampler,
+            "pruner": self.pruner,
+        }
+
+    def cell(self, arm: str, number: int, params: Params) -> Cell:
+        space = self.arm(arm)
+        return Cell(
+            self.trial_name(arm, number),
+            space.recipe,
+            space.overrides(params),
+            params,
+            space.load(params),
+            is_search=True,
+        )
+
+    def better(self, one: float, other: float) -> bool:
+        return one > other if self.higher_is_better else one < other
+
+
+def spec_from(
+    recipe: Path,
+    space: Path | Over,
+    options: Sequence[str],
+    *,
+    metric: str,
+    **settings: Any,
+) -> SearchSpec:
+    """The search of a command line, checked: UsageError or RecipeError with all that is wrong with it."""
+    from lapcli.kinds import KINDS
+    from lapcli.report.tables import column_of
+
+    if isinstance(space, Path):
+        read = space_from_file(recipe, space, options)
+    else:
+        read = space_from_options(recipe, space, options)
+    known = KINDS[read.base.objective].metrics
+    if metric not in known and not metric.startswith("smoothing"):
+        raise UsageError(f"no validation gives {metric[:60]!r}; --metric may be {', '.join(known)}")
+    higher = column_of(metric).better == "higher"
+    return SearchSpec(space=read, metric=metric, higher_is_better=higher, **settings)
+
+
+def read_trials(spec: SearchSpec, runs_dir: Path) -> dict[str, list[Trial]]:
+    """The trials of both arms by number; UsageError if they belong to another search of this name."""
+    trials: dict[str, list[Trial]] = {SEARCH: [], CONTROL: []}
+    for arm, found in trials.items():
+        number = 0
+        while (runs_dir / spec.trial_name(arm, number) / INFO).is_file():
+            found.append(_read(spec, runs_dir, arm, number))
+            number += 1
+    return trials
+
+
+def _read(spec: SearchSpec, runs_dir: Path, arm: str, number: int) -> Trial:
+    path = runs_dir / spec.trial_name(arm, number)
+    record = read_checked_json(path / RECORD, RUN_AGAIN) if (path / RECORD).is_file() else None
+    if record is None:
+        raise UsageError(f"{path} is a run that is no trial of this search; choose another --name for the search")
+    _refuse_another(spec, path, record)
+    info = read_info(path)
+    status = status_of(path, info)
+    state = {"interrupted": "pruned" if info.get("pruned") else "interrupted"}.get(status, status)
+    if status == "failed" and info.get("diverged"):
+        state = "diverged"
+    params = dict(record["params"])
+    told = tuple((int(n), str(known), int(count)) for n, known, count in record["told"])
+    lines = read_metrics(path / METRICS)
+    value = None
+    if state == "finished":
+        numbers = last_validation(Cell(path.name, spec.space.recipe, (), {}, spec.space.base), runs_dir)
+        if spec.metric not in numbers:
+            raise LapError(
+                f"the validation of {path.name} does not give {spec.metric}; --metric may be "
+                f"{', '.join(numbers) or 'nothing, because it was not validated'}"
+            )
+        value = numbers[spec.metric]
+        if not math.isfinite(value):
+            state, value = "diverged", None
+    return Trial(
+        path.name,
+        arm,
+        number,
+        params,
+        state,
+        step=max([int(info.get("step") or 0), *(int(line["step"]) for line in lines)]),
+        seconds=sum(_seconds(line) for line in lines),
+        reports=tuple((int(line["step"]), float(line[spec.metric])) for line in lines if _is_report(line, spec.metric)),
+        value=value,
+        told=told,
+        reason=str(info.get("failure") or ""),
+    )
+
+
+def _refuse_another(spec: SearchSpec, path: Path, record: dict[str, Any]) -> None:
+    now, then = json.loads(json.dumps(spec.identity())), record["search"]
+    differing = [key for key in now if now[key] != then.get(key)]
+    if differing:
+        raise UsageError(
+            f"{path} is a trial of a search with another {' and '.join(differing)}; give what it was started with, or "
+            "choose another --name"
+        )
+
+
+def _is_report(line: dict[str, Any], metric: str) -> bool:
+    value = line.get(metric)
+    return line["step"] > 0 and isinstance(value, int | float) and math.isfinite(value)
+
+
+def _seconds(line: dict[str, Any]) -> float:
+    return sum(float(value) for name, value in line.items() if name.startswith("seconds"))
+
+
+def told_of(trials: Sequence[Trial]) -> Told:
+    """What a proposal knows of the trials before it, short enough for a record."""
+    return [[trial.number, trial.state, len(trial.reports)] for trial in trials]
+
+
+def create(spec: SearchSpec, runs_dir: Path, cell: Cell, arm: str, number: int, told: Told) -> None:
+    """The trial's run, with its record, before anything of it is trained."""
+    from lapcli.kinds import kind_of
+
+    recipe = kind_of(cell.loaded).pinned(cell.loaded, runs_dir / cell.name, False)
+    run = new_run(runs_dir, cell.name, recipe)
+    try:
+        record = {"search": spec.identity(), "arm": arm, "trial": number, "params": dict(cell.values), "told": told}
+        write_checked_json(run.path / RECORD, record)
+        run.update(status="interrupted")  # until its own process says that it is running
+        take_place(run)
+    finally:
+        unlock(run)
+    note_search(cell, runs_dir)
+
+
+def mark_pruned(runs_dir: Path, name: str) -> None:
+    """The run stays as it is, interrupted after a save, and `lap train` may resume it."""
+    mark(runs_dir / name, pruned=True)
+
+
+def finished_value(spec: SearchSpec, runs_dir: Path, cell: Cell) -> float | None:
+    """The metric of a confirmation that is finished with the cell's recipe."""
+    path = runs_dir / cell.name
+    if not (path / INFO).is_file() or read_run(path).status != "finished":
+        return None
+    value = last_validation(cell, runs_dir).get(spec.metric)
+    return value if value is not None and math.isfinite(value) else None
