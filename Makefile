@@ -19,7 +19,7 @@ quickstart: $(INSTALLED)
 test: $(INSTALLED)
 	$(BIN)/python -m pytest -n 2 --no-loadscope-reorder
 
-# Lint and the tests that neither start a process nor train a run, without those marked slow: what to run while working on something.
+# Lint, and the tests that neither start a process nor train a run nor compute for seconds: what to run while working on something.
 check: lint
 	$(BIN)/python -m pytest -n 2 --no-loadscope-reorder --quick -m 'not long and not slow'
 

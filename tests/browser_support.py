@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support import HANG
+from support import HANG, start_process
 
 SECONDS = HANG
 NAMES = ("chromium", "chromium-browser", "google-chrome", "chrome")
@@ -99,7 +99,7 @@ def browser() -> Iterator[Browser]:
             "--headless --no-sandbox --disable-gpu --no-first-run --remote-debugging-pipe --disable-dev-shm-usage "
             "--disable-background-networking --disable-component-update --no-pings"
         )
-        child = subprocess.Popen(
+        child = start_process(
             ["bash", "-c", f'exec "$0" {options} --user-data-dir="$1" 3<&{from_us} 4>&{to_us}', executable, profile],
             pass_fds=(from_us, to_us),
             stdout=subprocess.DEVNULL,

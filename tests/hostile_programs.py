@@ -20,6 +20,8 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
+from support import start_process
+
 from lapcli.sandbox import Candidate, Limits
 
 QUICK = Limits(cpu_seconds=1, wall_seconds=1.5)
@@ -55,7 +57,7 @@ class Canaries:
             listener.listen()
             listener.setblocking(False)
             self.listeners.append(listener)
-        self.victim = subprocess.Popen(
+        self.victim = start_process(
             [sys.executable, "-I", "-S", "-c", "import time; print('up', flush=True); time.sleep(300)"],
             env={"CANARY": self.token},
             stdout=subprocess.PIPE,

@@ -125,13 +125,25 @@ def ranks(count: int) -> list[dict[str, str]]:
     return [{**world, "RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(count)]
 
 
+def run_process(command: list[str], **options: Any) -> subprocess.CompletedProcess[Any]:
+    """`subprocess.run`; tests call it by this name, so that `make check` can leave them out."""
+    skip_if_quick("it starts a process")
+    return subprocess.run(command, **options)
+
+
+def start_process(command: list[str], **options: Any) -> subprocess.Popen[Any]:
+    """`subprocess.Popen`, likewise."""
+    skip_if_quick("it starts a process")
+    return subprocess.Popen(command, **options)
+
+
 def process(target: Callable[..., None], *arguments: Any) -> BaseProcess:
     """A child of the fork server, not yet started."""
-    _skip_if_quick("it starts a process")
+    skip_if_quick("it starts a process")
     return _context.Process(target=target, args=arguments)
 
 
-def _skip_if_quick(reason: str) -> None:
+def skip_if_quick(reason: str) -> None:
     """Skips the test under `--quick`. A test that calls this in a thread of its own has to be marked slow instead: the
     exception would end the thread alone, and the test would wait for it."""
     if quick:
@@ -236,7 +248,7 @@ def write_text(path: Path) -> Path:
 
 def train_here(recipe: Any, runs: Path, name: str = "run", log: IO[str] | None = None, fresh: bool = False) -> Any:
     """Trains in this process; what it would show goes to `log`."""
-    _skip_if_quick("it trains a run")
+    skip_if_quick("it trains a run")
     from rich.console import Console
 
     from lapcli.kinds import kind_of

@@ -3,14 +3,13 @@
 import json
 import re
 import signal
-import subprocess
 import sys
 
 import pytest
 import typer
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from support import ROOT, lap, run_main, start_lap, write_text
+from support import ROOT, lap, run_main, run_process, start_lap, write_text
 
 import lapcli
 from lapcli.cli import app
@@ -24,7 +23,7 @@ KEYED = [number for number, line in enumerate(LINES) if re.match(r"\s*\w+:", lin
 def test_help_names_the_commands_and_imports_no_torch():
     start = "import sys; from lapcli.cli import main; sys.argv[1:] = ['-h']\n"
     code = start + "try: main()\nfinally: print('modules:', *sys.modules)"
-    shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    shown = run_process([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
     assert "train" in shown
     assert "fetch" in shown
     loaded = set(shown[shown.index("modules:") :].split())
@@ -53,7 +52,7 @@ def test_help_lists_every_command_once_with_its_whole_first_sentence(capsys):
 )
 def test_what_cannot_work_is_refused_before_torch_is_imported(arguments, tmp_path):
     code = "import sys; from lapcli.cli import main\ntry: main()\nfinally: print(*sys.modules)"
-    refused = subprocess.run(
+    refused = run_process(
         [sys.executable, "-c", code, *arguments], capture_output=True, text=True, cwd=tmp_path, check=False
     )
     assert refused.returncode == 2

@@ -1,19 +1,18 @@
 """The wheel, installed where there is no checkout: the command works and has its recipes with it."""
 
 import os
-import subprocess
 import sys
 import sysconfig
 from pathlib import Path
 
 import pytest
 from report_support import write_run
-from support import ROOT
+from support import ROOT, run_process
 
 
 def run(*words: str, cwd: Path, **environment: str) -> str:
     clean = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "VIRTUAL_ENV")}
-    done = subprocess.run(words, cwd=cwd, env={**clean, **environment}, capture_output=True, text=True)
+    done = run_process(list(words), cwd=cwd, env={**clean, **environment}, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     return done.stdout
 
@@ -54,7 +53,7 @@ def test_recipes_are_listed_and_copied_outside_a_checkout(installed, tmp_path):
 
 def test_a_file_wins_over_a_shipped_recipe_of_its_name(installed, tmp_path):
     (tmp_path / "quickstart.yaml").write_text("objective: nothing_known\n")
-    done = subprocess.run([installed, "train", "quickstart.yaml"], cwd=tmp_path, capture_output=True, text=True)
+    done = run_process([installed, "train", "quickstart.yaml"], cwd=tmp_path, capture_output=True, text=True)
     assert done.returncode == 2
     assert "nothing_known" in done.stderr
 

@@ -6,11 +6,10 @@ import pty
 import re
 import shlex
 import shutil
-import subprocess
 import sys
 
 import pytest
-from support import HANG, ROOT, tiny_recipe
+from support import HANG, ROOT, run_process, start_process, tiny_recipe
 from typer.main import get_command
 
 from lapcli.cli import app
@@ -114,7 +113,7 @@ def test_in_an_interactive_bash(complete, tmp_path, monkeypatch):
 def at_a_terminal(command, typed):
     """What a program shows at a terminal of its own where `typed` is typed; as fast as it reads."""
     reader, program = pty.openpty()
-    with subprocess.Popen(
+    with start_process(
         command, stdin=program, stdout=program, stderr=program, start_new_session=True, env={**os.environ, "PS1": ""}
     ) as started:
         os.close(program)
@@ -154,7 +153,7 @@ def test_torch_is_not_imported(tmp_path):
             "PYTHONPATH": str(ROOT),
         }
         asked = ["import sys; sys.argv[0] = 'lap'\n" + code]
-        done = subprocess.run(
+        done = run_process(
             [sys.executable, "-c", *asked], env=environment, cwd=tmp_path, capture_output=True, text=True, check=False
         )
         assert not set(done.stderr.split()) & {"torch", "timm", "datasets", "lm_eval"}, line

@@ -8,7 +8,7 @@ import subprocess
 import sys
 
 import pytest
-from support import ROOT, run_main
+from support import ROOT, run_main, start_process
 
 
 @pytest.fixture
@@ -96,9 +96,7 @@ def test_rename_rm_and_prune(runs, capsys):
 def test_rm_asks_at_a_terminal(answer, code, runs):
     ours, theirs = pty.openpty()
     command = [sys.executable, "-m", "lapcli", "runs", "rm", "quickstart"]
-    started = subprocess.Popen(
-        command, stdin=theirs, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=ROOT
-    )
+    started = start_process(command, stdin=theirs, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=ROOT)
     os.write(ours, f"{answer}\n".encode())
     _, err = started.communicate()
     os.close(ours)

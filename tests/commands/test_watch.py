@@ -3,13 +3,12 @@
 import json
 import os
 import pty
-import subprocess
 import sys
 import threading
 import time
 
 import pytest
-from support import ROOT, run_main, tiny_recipe
+from support import ROOT, run_main, start_process, tiny_recipe
 
 from lapcli.catalogue.watching import look, picture
 from lapcli.runs import open_run
@@ -92,7 +91,7 @@ def test_the_screen(names, shown, runs):
     ours, theirs = pty.openpty()
     environment = {**os.environ, "COLUMNS": "60", "LINES": "24", "PYTHONPATH": str(ROOT)}
     command = [sys.executable, "-m", "lapcli", "watch", *names, "--once"]
-    done = subprocess.Popen(command, stdout=theirs, stderr=theirs, env=environment)
+    done = start_process(command, stdout=theirs, stderr=theirs, env=environment)
     os.close(theirs)
     text = b""
     while True:

@@ -1,12 +1,12 @@
 import errno
 import logging
 import os
-import subprocess
 import sys
 import threading
 import time
 
 import pytest
+from support import run_process
 
 from lapcli.data.cache import UNFINISHED, build_once, digest
 from lapcli.runtime.errors import DataError, LapError
@@ -82,7 +82,7 @@ def test_what_a_killed_build_left_is_removed_by_the_next_of_any_key(tmp_path):
         "    (folder / 'content').write_text('whole'); os.kill(os.getpid(), 9)\n"
         "build_once(pathlib.Path(sys.argv[1]), build, lambda folder: True)"
     )
-    killed = subprocess.run([sys.executable, "-c", code, str(tmp_path / "key")], check=False)
+    killed = run_process([sys.executable, "-c", code, str(tmp_path / "key")], check=False)
     assert killed.returncode == -9
     assert not (tmp_path / "key").exists()
     assert (tmp_path / f"key{UNFINISHED}").exists()

@@ -1,11 +1,11 @@
 import io
 import os
-import subprocess
 import sys
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from support import run_process
 
 from lapcli.data.source_files import check_file_list, expand_ranges, hub_files, local_files
 from lapcli.data.text.tokens import describe_source, prepare_text
@@ -118,7 +118,7 @@ def test_everything_works_with_the_hub_gone(online, monkeypatch, lap_cache):
         "print(prepare_text(source, TokenizerSection(vocab=280)).identity)"
     )
     environment = {**os.environ, "LAP_CACHE": str(lap_cache / "other")}
-    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
+    done = run_process([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
     assert done.stdout.strip() == first.identity
 
 

@@ -2,11 +2,11 @@
 
 import json
 import os
-import subprocess
 import sys
 
 import pytest
 import yaml
+from support import run_process
 
 PLUGIN = """
 import io, os
@@ -82,7 +82,7 @@ def shelf(tmp_path_factory):
 
 def run(shelf, *arguments, **environment):
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(shelf), *sys.path]), **environment}
-    return subprocess.run([sys.executable, *arguments], capture_output=True, text=True, env=environment)
+    return run_process([sys.executable, *arguments], capture_output=True, text=True, env=environment)
 
 
 def written(path, recipe):

@@ -137,6 +137,7 @@ def _fine() -> Finding:
     return passes("fine")
 
 
+@pytest.mark.slow
 def test_a_check_that_ends_its_process_has_failed_and_the_others_run():
     results = list(examine_apart(four_checks))
     assert [result.name for result in results] == ["one", "two", "three", "four"]

@@ -59,6 +59,7 @@ def test_the_kernel_is_named():
     assert "flash" in check_backend(CPU).text
 
 
+@pytest.mark.slow
 def test_compiled():
     """Without a compiler of machine code here; the command itself has one compiled."""
     eager = check_compiled(CPU, compile_=lambda f: torch.compile(f, backend="aot_eager"))

@@ -25,6 +25,8 @@ from lapcli.kinds.language_model import LanguageModelKind
 from lapcli.recipe import find_recipe, load_recipe
 from lapcli.runtime.devices import GPUS, this_cpu
 
+pytestmark = pytest.mark.slow  # they train runs
+
 
 class Killed(Exception):
     pass

@@ -1,7 +1,6 @@
 """Which tasks fit which models, and what is refused before anything is loaded."""
 
 import json
-import subprocess
 import sys
 
 import pytest
@@ -10,7 +9,7 @@ from harness_support import make_run
 from image_support import TINY_IMAGES
 from runtime.test_plugins import install, lap_with
 from safetensors.numpy import load_file
-from support import ROOT
+from support import ROOT, run_process
 
 from lapcli.evaluation.families import STOCK, chosen_tasks, evaluated_kinds, families_of
 from lapcli.evaluation.tasks import Measured, TaskFamily, TaskScore
@@ -107,7 +106,7 @@ for words in commands:
         "--run images --samples 3",
         "--run images --tasks knn --set knn.neighbors=[1]",
     ]
-    result = subprocess.run(
+    result = run_process(
         [sys.executable, "-c", code, str(run.path.parent), *wrong], capture_output=True, text=True, cwd=ROOT
     )
     assert result.stdout == "2 []\n" * len(wrong), result.stderr

@@ -1,12 +1,12 @@
 """Exported ViTs in timm: the same outputs, and a loud refusal where stock timm would compute something else."""
 
-import subprocess
 import sys
 
 import pytest
 import timm
 import torch
 from export_support import dino_run, vit_run
+from support import run_process
 
 import lapcli.timm  # noqa: F401  registers the architectures
 from lapcli.export.export import export_run
@@ -58,7 +58,7 @@ for folder in sys.argv[1:]:
         print(error)
 assert "lapcli" not in sys.modules
 """
-    done = subprocess.run([sys.executable, "-c", program, *folders], capture_output=True, text=True, check=True)
+    done = run_process([sys.executable, "-c", program, *folders], capture_output=True, text=True, check=True)
     assert done.stdout.splitlines() == ["Unknown model (lap_vit)", "VisionTransformer"]
 
 

@@ -2,12 +2,11 @@
 
 import os
 import shutil
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-from support import lap
+from support import lap, run_process
 
 RECIPE = """
 objective: masked_autoencoder
@@ -27,9 +26,7 @@ def packages(tmp_path_factory) -> Path:
     source = folder / "source"  # a copy: building leaves folders beside the sources
     shutil.copytree(Path(__file__).parent / "package", source)
     options = ["--quiet", "--no-deps", "--no-index", "--no-build-isolation", "--target", str(folder / "packages")]
-    done = subprocess.run(
-        [sys.executable, "-m", "pip", "install", *options, str(source)], capture_output=True, text=True
-    )
+    done = run_process([sys.executable, "-m", "pip", "install", *options, str(source)], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     return folder / "packages"
 

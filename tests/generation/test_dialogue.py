@@ -4,12 +4,11 @@ import io
 import json
 import os
 import pty
-import subprocess
 import sys
 
 import pytest
 import torch
-from support import ROOT
+from support import ROOT, start_process
 
 from lapcli.data.chat.conversation import conversation, render_prompt
 from lapcli.data.text.tokenizer import train_tokenizer
@@ -186,7 +185,7 @@ def test_lines_are_edited_and_remembered(tmp_path):
         ours, theirs = pty.openpty()
         environment = {**os.environ, "PYTHONPATH": str(ROOT), "TERM": "xterm"}
         command = [sys.executable, "-c", code, str(tmp_path / "history")]
-        started = subprocess.Popen(command, stdin=theirs, stdout=theirs, stderr=theirs, env=environment)
+        started = start_process(command, stdin=theirs, stdout=theirs, stderr=theirs, env=environment)
         os.close(theirs)
         shown = b""
         while b"> " not in shown:

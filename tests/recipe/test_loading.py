@@ -1,14 +1,13 @@
 """Loading as a whole: numbers, and ten ways to damage a recipe that must all end in a recipe or in our error."""
 
 import random
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from support import ROOT
+from support import ROOT, run_process
 
 from lapcli.recipe import BaseRecipe, RecipeError, load_recipe, recipe_to_yaml
 from lapcli.runtime.errors import ExitCode, UsageError
@@ -36,7 +35,7 @@ def test_the_error_is_wrong_usage(folder: Path) -> None:
 
 def test_loading_needs_no_torch() -> None:
     code = "import sys, lapcli.recipe; print({'torch', 'timm', 'datasets', 'numpy'} & set(sys.modules))"
-    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "set()\n"
+    assert run_process([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "set()\n"
 
 
 LINES = """\

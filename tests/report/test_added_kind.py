@@ -2,12 +2,11 @@
 
 import json
 import os
-import subprocess
 import sys
 
 import pytest
 from report_support import write_run
-from support import ROOT
+from support import ROOT, run_process
 
 PACKAGE = """
 from typing import Literal
@@ -53,7 +52,7 @@ def folder(tmp_path_factory):
 def lap(folder, *arguments):
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(folder), str(ROOT)]), "LAP_RUNS": "runs"}
     words = [sys.executable, "-m", "lapcli", *arguments]
-    return subprocess.run(words, cwd=folder, env=environment, capture_output=True, text=True)
+    return run_process(words, cwd=folder, env=environment, capture_output=True, text=True)
 
 
 def test_in_a_table_and_on_the_page(folder):

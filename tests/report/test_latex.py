@@ -2,11 +2,10 @@
 
 import re
 import shutil
-import subprocess
 
 import pytest
 from report_support import write_run
-from support import run_main
+from support import run_main, run_process
 
 
 def test_tables_compile(capsys, tmp_path, monkeypatch):
@@ -29,7 +28,7 @@ def test_tables_compile(capsys, tmp_path, monkeypatch):
     )
     (tmp_path / "report.tex").write_text(document)
     command = ["pdflatex", "-halt-on-error", "-interaction=nonstopmode", "-no-shell-escape", "report.tex"]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    done = run_process(command, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout[-2000:]
     assert (tmp_path / "report.pdf").read_bytes().startswith(b"%PDF")
     assert not re.search(r"Missing character|undefined", done.stdout)

@@ -6,14 +6,13 @@ import io
 import json
 import re
 import shutil
-import subprocess
 import sys
 
 import numpy as np
 import pytest
 from report_support import weights_of, write_analysis, write_evaluation, write_run
 from safetensors.numpy import save_file
-from support import ROOT, run_main
+from support import ROOT, run_main, run_process
 
 from lapcli.report.collect import collect
 from lapcli.report.figures import experiments_of
@@ -388,7 +387,7 @@ def test_latex_compiles(capsys, runs, tmp_path):
     document = tmp_path / "table.tex"
     document.write_text(f"\\documentclass{{article}}\\usepackage{{booktabs}}\\begin{{document}}{out}\\end{{document}}")
     options = [] if compiler == "tectonic" else ["-interaction=nonstopmode", "-halt-on-error"]
-    done = subprocess.run([compiler, *options, document.name], cwd=tmp_path, capture_output=True, text=True)
+    done = run_process([compiler, *options, document.name], cwd=tmp_path, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout[-2000:]
 
 
@@ -396,7 +395,7 @@ def test_a_report_needs_no_torch(runs):
     """Importing it would cost seconds, and a laptop that only reads results may not have it."""
     code = "import sys\nsys.modules['torch'] = None\nfrom lapcli.cli import main\nmain()"
     arguments = ["report", "--runs-dir", str(runs), "--format", "html"]
-    done = subprocess.run([sys.executable, "-c", code, *arguments], capture_output=True, text=True, cwd=ROOT)
+    done = run_process([sys.executable, "-c", code, *arguments], capture_output=True, text=True, cwd=ROOT)
     assert done.returncode == 0, done.stderr
     assert (runs / "report.html").is_file()
 

@@ -9,7 +9,7 @@ import subprocess
 import sys
 
 import pytest
-from support import run_main, start_child, tiny_recipe, train_here, write_text
+from support import run_main, start_child, start_process, tiny_recipe, train_here, write_text
 from sweep_support import write_recipe
 
 from lapcli.kinds.opening import find_checkpoint
@@ -38,7 +38,7 @@ def recipe(tmp_path):
 def test_half_written_files_are_removed_once_their_process_is_gone(recipe, tmp_path):
     unlock(run := open_run(tmp_path / "runs", "run", recipe))
     (run.path / "eval").mkdir()
-    with subprocess.Popen(
+    with start_process(
         [sys.executable, "-c", PAUSED, str(run.path / "eval" / "result.json")], stdout=subprocess.PIPE, text=True
     ) as writer:
         name = writer.stdout.readline().strip()
@@ -98,6 +98,7 @@ def _open_at_once(barrier, answers, runs, recipe):
     barrier.wait()
 
 
+@pytest.mark.slow
 def test_of_several_starts_of_one_new_name_one_trains_it(recipe, tmp_path):
     fork = multiprocessing.get_context("fork")
     for attempt in range(12):

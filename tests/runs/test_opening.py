@@ -199,6 +199,7 @@ def test_a_folder_that_is_no_run_is_refused(recipe, tmp_path):
         open_run(tmp_path, "first", recipe)
 
 
+@pytest.mark.slow
 def test_a_forked_worker_does_not_hold_the_lock(tmp_path, recipe):
     """Workers that read data outlive a killed run for a few seconds; the next start must not wait for them."""
     import multiprocessing

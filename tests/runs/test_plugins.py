@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from image_support import TINY_IMAGES
+from support import run_process
 
 ROOT = Path(__file__).parent.parent.parent
 
@@ -59,7 +60,7 @@ def install(folder: Path, version: str) -> Path:
 
 def lap(package: Path | None, *arguments: str) -> subprocess.CompletedProcess[str]:
     path = os.pathsep.join([*([str(package)] if package else []), str(ROOT)])
-    return subprocess.run(
+    return run_process(
         [sys.executable, "-m", "lapcli", *arguments],
         capture_output=True,
         text=True,
@@ -81,7 +82,7 @@ def trained(tmp_path_factory, shared_cache):
     code += "sys.argv[0] = 'lap'; from lapcli.cli import main; main()"
     path = os.pathsep.join([str(first), str(ROOT)])
     environment = {**os.environ, "PYTHONPATH": path, "LAP_CACHE": str(shared_cache)}
-    cut = subprocess.run([sys.executable, "-c", code, *command], env=environment, check=False)
+    cut = run_process([sys.executable, "-c", code, *command], env=environment, check=False)
     assert cut.returncode == 9
     before = json.loads((folder / "runs" / "tiny" / "run.json").read_text())
     second = lap(install(folder / "second", "1.3"), *command)

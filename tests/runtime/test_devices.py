@@ -1,13 +1,12 @@
 """Precision by device, and GPUs by the names that their drivers give; a GPU is what torch says of it."""
 
 import os
-import subprocess
 import sys
 from types import SimpleNamespace
 
 import pytest
 import torch
-from support import HANG, tiny_recipe, write_text
+from support import HANG, run_process, tiny_recipe, write_text
 
 from lapcli.planning import plan_training
 from lapcli.runtime.devices import GPUS, compute_policy, peak_flops, this_device
@@ -81,5 +80,5 @@ pick_device("cpu")
 print(*before, torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32)
 """
     surroundings = {**os.environ, "TORCH_ALLOW_TF32_CUBLAS_OVERRIDE": "1"}
-    out = subprocess.run([sys.executable, "-c", script], env=surroundings, capture_output=True, text=True, timeout=HANG)
+    out = run_process([sys.executable, "-c", script], env=surroundings, capture_output=True, text=True, timeout=HANG)
     assert out.stdout.split() == ["True", "True", "False", "False"], out.stderr

@@ -22,6 +22,8 @@ from lapcli.runtime.signals import Patience
 from lapcli.runtime.step_watch import Sign, explain
 from lapcli.training.metrics import read_metrics
 
+pytestmark = pytest.mark.slow  # they start processes
+
 
 @pytest.fixture(scope="module")
 def text(tmp_path_factory):

@@ -73,6 +73,7 @@ def small_shared_memory(monkeypatch):
     monkeypatch.setattr(os, "statvfs", statvfs)
 
 
+@pytest.mark.slow
 def test_too_little_shared_memory_for_workers_is_said_before_the_first_step(small_shared_memory, tmp_path, capsys):
     """1,000 images of 8 x 8 pixels and 3 colours in a batch, 2 batches ahead, 2 workers, training and validation."""
     changes = ["train.batch=1000", "train.micro_batch=1000", "data.workers=2", "train.steps=1"]

@@ -5,7 +5,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from support import ROOT
+from support import ROOT, run_process
 
 ASK = """
 from dataclasses import dataclass
@@ -33,7 +33,7 @@ def install(folder: Path, package: str, module: str, version: str = "1.2") -> No
 
 def ask(folder: Path, code: str) -> subprocess.CompletedProcess[str]:
     path = os.pathsep.join([str(folder), *sys.path])
-    return subprocess.run(
+    return run_process(
         [sys.executable, "-c", ASK + code], capture_output=True, text=True, env={**os.environ, "PYTHONPATH": path}
     )
 
@@ -42,7 +42,7 @@ def lap_with(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
     """`lap WORDS` with the packages of that folder installed."""
     path = os.pathsep.join([str(folder), str(ROOT), *sys.path])
     command = [sys.executable, "-m", "lapcli", *words]
-    return subprocess.run(command, capture_output=True, text=True, env={**os.environ, "PYTHONPATH": path})
+    return run_process(command, capture_output=True, text=True, env={**os.environ, "PYTHONPATH": path})
 
 
 APPLE = """

@@ -6,7 +6,7 @@ import subprocess
 import sys
 
 import pytest
-from support import HANG
+from support import HANG, start_process
 
 from lapcli.runtime.errors import Interrupted
 from lapcli.runtime.signals import stop_before_the_first_step, stop_on_signal
@@ -60,7 +60,7 @@ def test_a_process_ends_with_its_parent(is_late, tmp_path):
         "end_with_parent(parent, signal.SIGKILL); print(os.getpid(), flush=True); time.sleep(600)"
     )
     outer = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {inner!r}])"
-    parent = subprocess.Popen([sys.executable, "-c", outer], stdout=subprocess.PIPE, text=True)
+    parent = start_process([sys.executable, "-c", outer], stdout=subprocess.PIPE, text=True)
     said = parent.stdout.readline() if not is_late else ""
     if said:
         os.kill(int(said), signal.SIGSTOP)
@@ -74,7 +74,7 @@ def test_a_reader_who_goes_away_does_not_end_the_run(tmp_path):
         "from lapcli.runtime.progress import LogConsole\nconsole = LogConsole()\n"
         "for _ in range(3000): console.print('x' * 100)\nopen('done', 'w')"
     )
-    writer = subprocess.Popen([sys.executable, "-c", code], stderr=subprocess.PIPE, cwd=tmp_path)
+    writer = start_process([sys.executable, "-c", code], stderr=subprocess.PIPE, cwd=tmp_path)
     writer.stderr.read(1)
     writer.stderr.close()
     assert writer.wait(timeout=HANG) == 0

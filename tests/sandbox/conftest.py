@@ -1,6 +1,7 @@
 """The modes that this machine can try, and a line at the end about those that it could not."""
 
 import pytest
+from support import skip_if_quick
 
 from lapcli.sandbox import Mode
 from lapcli.sandbox.run import probe
@@ -12,6 +13,7 @@ _used: set[Mode] = set()
 @pytest.fixture(params=SAFE, ids=[mode.name.lower() for mode in SAFE])
 def mode(request) -> Mode:
     """Each sandbox in turn; skips where this machine does not have it."""
+    skip_if_quick("it starts a process")
     problem = probe(request.param)
     if problem is not None:
         pytest.skip(f"cannot try {request.param}: {problem}")
@@ -22,6 +24,7 @@ def mode(request) -> Mode:
 @pytest.fixture
 def any_mode() -> Mode:
     """The first sandbox that works, where it does not matter which."""
+    skip_if_quick("it starts a process")
     for candidate in reversed(SAFE):
         if probe(candidate) is None:
             _used.add(candidate)

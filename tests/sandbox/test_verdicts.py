@@ -2,14 +2,13 @@
 
 import contextlib
 import os
-import subprocess
 import sys
 import threading
 import time
 from pathlib import Path
 
 import pytest
-from support import HANG
+from support import HANG, run_process, start_process
 
 from lapcli.runtime.errors import UsageError
 from lapcli.sandbox import Candidate, Limits, Mode, choose_mode, run_all, run_candidate
@@ -294,7 +293,7 @@ run.subprocess.Popen = popen
 program = "import time\\ndef f(): time.sleep(60)"
 run_candidate(Candidate("", program, "def check(c): c()", "f"), Mode({mode.value!r}))
 """
-    evaluation = subprocess.Popen([sys.executable, "-c", code])
+    evaluation = start_process([sys.executable, "-c", code])
     held = tmp_path / "held"
     deadline = time.monotonic() + HANG
     while not (held.exists() and len(holders(held)) >= 3):  # the evaluation itself and two processes, once they are up
@@ -322,7 +321,7 @@ def holders(path: Path) -> list[int]:
 def test_it_needs_the_standard_library_alone():
     """So that it starts at once, and whoever evaluates without torch can use it."""
     code = "import sys, lapcli.sandbox; print({'torch', 'numpy', 'pydantic', 'rich'} & set(sys.modules))"
-    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout == "set()\n"
+    assert run_process([sys.executable, "-c", code], capture_output=True, text=True).stdout == "set()\n"
 
 
 class TestChoice:

@@ -4,13 +4,12 @@ import json
 import os
 import re
 import signal
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 import torch
-from support import HANG, ROOT, lap, run_main, start_lap, train_here
+from support import HANG, ROOT, lap, run_main, run_process, start_lap, train_here
 from sweep_support import train_cells, write_recipe
 
 from lapcli.data.images.loader import count_workers
@@ -144,7 +143,7 @@ def test_the_slurm_script_finishes_the_cell_of_its_task(tmp_path, shared_cache):
     (log,) = re.findall(r"^#SBATCH --output=(.*)$", script.stdout, re.MULTILINE)
     assert Path(log).parent.is_dir()  # SLURM does not make it
     environment = {**os.environ, "LAP_CACHE": str(shared_cache), "SLURM_ARRAY_TASK_ID": "1", "PYTHONPATH": str(ROOT)}
-    done = subprocess.run(["bash"], input=script.stdout, env=environment, capture_output=True, text=True, timeout=HANG)
+    done = run_process(["bash"], input=script.stdout, env=environment, capture_output=True, text=True, timeout=HANG)
     assert done.returncode == 0, done.stderr
     (run,) = [path for path in runs.iterdir() if path.name != ".sweeps"]
     assert run.name == "vit_digits-linear_4_0L"

@@ -5,13 +5,12 @@ operation that torch refuses on CUDA in this mode.
 """
 
 import os
-import subprocess
 import sys
 
 import pytest
 import torch
 from safetensors.torch import load_file
-from support import tiny_recipe, train_here
+from support import run_process, tiny_recipe, train_here
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from lapcli.objectives.language_model import LanguageModel
@@ -147,7 +146,7 @@ main()
 
 def environment_when_torch_comes(*arguments, **variables):
     kept = {name: value for name, value in os.environ.items() if name not in (CUBLAS, INDUCTOR)}
-    result = subprocess.run(
+    result = run_process(
         [sys.executable, "-c", FIRST_IMPORT, *arguments], env={**kept, **variables}, capture_output=True, text=True
     )
     assert result.returncode == 7, result.stderr

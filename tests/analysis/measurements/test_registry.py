@@ -2,13 +2,12 @@
 
 import json
 import pkgutil
-import subprocess
 import sys
 
 import pytest
 import torch
 from report_support import write_analysis, write_run
-from support import run_main
+from support import run_main, run_process
 from typer.main import get_command
 
 from lapcli.analysis import measurements
@@ -150,7 +149,7 @@ for line in {lines!r}:
     except SystemExit as stop: codes.append(stop.code)
 print(codes, *sys.modules, file=sys.stderr)
 """
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=tmp_path, check=True)
+    done = run_process([sys.executable, "-c", code], capture_output=True, text=True, cwd=tmp_path, check=True)
     last = done.stderr.splitlines()[-1]
     assert last.startswith(str([0] * (len(MEASUREMENTS.built_in()) + 2) + [2] * 4))
     assert not set(last.split()) & {"torch", "timm", "matplotlib", "sklearn"}

@@ -1,5 +1,4 @@
 import json
-import subprocess
 import sys
 
 import numpy as np
@@ -7,6 +6,7 @@ import pytest
 import rustbpe
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support import run_process
 
 from lapcli.data.text.tokenizer import (
     BYTE_CHARACTERS,
@@ -156,7 +156,7 @@ def test_another_process_with_other_threads_trains_the_same_bytes(tokenizer, tmp
         "import json, sys; from lapcli.data.text.tokenizer import train_tokenizer;"
         "print(train_tokenizer(json.load(sys.stdin), 400, max_chars=10**9, crop=10**9).sha256)"
     )
-    done = subprocess.run(
+    done = run_process(
         [sys.executable, "-c", code],
         input=json.dumps(sample()),
         env={"RAYON_NUM_THREADS": "7", "PYTHONHASHSEED": "1", "PATH": ""},

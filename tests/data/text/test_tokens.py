@@ -7,7 +7,7 @@ import sys
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from support import HANG
+from support import HANG, start_process
 from text_support import TOKENIZER, documents, jsonl, source, story, write_stories
 
 from lapcli.data.text import corpus, tokens
@@ -230,7 +230,7 @@ print(tokens.prepare_text(TextSource(train=sys.argv[2]), TokenizerSection(vocab=
 
 
 def child(fault, path, cache):
-    return subprocess.Popen(
+    return start_process(
         [sys.executable, "-c", CHILD, fault, str(path)],
         env={**os.environ, "LAP_CACHE": str(cache)},
         stdout=subprocess.PIPE,

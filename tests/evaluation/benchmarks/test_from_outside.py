@@ -1,13 +1,12 @@
 """A benchmark of another package: evaluated on a GPT and a chat run, resumed, and labelled in reports."""
 
 import json
-import subprocess
 import sys
 
 import pytest
 from harness_support import make_run
 from runtime.test_plugins import install, lap_with
-from support import ROOT
+from support import ROOT, run_process
 
 CAPITALS = """
 from lapcli.evaluation.benchmarks.arc import labels_of
@@ -82,6 +81,6 @@ def test_names_and_labels_are_known_without_torch_and_lm_eval():
         "import sys; from lapcli.evaluation.benchmarks import BENCHMARKS; from lapcli.report.tables import LABELS;"
         "print([BENCHMARKS[name].label for name in BENCHMARKS], {'torch', 'lm_eval', 'datasets'} & set(sys.modules))"
     )
-    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT)
+    result = run_process([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT)
     labels = ["ARC-Easy", "ARC-Challenge", "MMLU", "GSM8K", "HumanEval", "spelling", "bpb"]
     assert result.stdout == f"{labels} set()\n", result.stderr

@@ -3,7 +3,6 @@
 import json
 import os
 import shutil
-import subprocess
 import sys
 from pathlib import Path
 
@@ -21,7 +20,7 @@ from harness_support import (
 )
 from lm_eval import evaluator
 from lm_eval.tasks import TaskManager
-from support import HANG, ROOT, run_main
+from support import HANG, ROOT, run_main, run_process
 
 from lapcli.data.text.tokenizer import Tokenizer
 from lapcli.runtime.errors import LapError, UsageError
@@ -181,14 +180,14 @@ def test_without_any_network(made, whole):
     for name, value in QUICK.items():
         options += [f"--{name.replace('_', '-')}", str(value)]
     command = [*alone, sys.executable, "-m", "lapcli", "eval", *options]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, cwd=ROOT, timeout=HANG)
+    done = run_process(command, env=environment, capture_output=True, text=True, cwd=ROOT, timeout=HANG)
     assert done.returncode == 0, done.stderr
     assert numbers(json.loads(done.stdout)) == numbers(whole)
 
 
 def _works(command):
     try:
-        return subprocess.run(command, capture_output=True).returncode == 0
+        return run_process(command, capture_output=True).returncode == 0
     except OSError:
         return False
 
