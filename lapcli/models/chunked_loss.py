@@ -14,7 +14,6 @@ Shapes: N tokens, D width, V vocabulary, R rows of a chunk.
 """
 
 import math
-from collections.abc import Callable
 from functools import partial
 from typing import Any, Literal
 
@@ -22,7 +21,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from lapcli.models.compiling import compiled as compile_function
+from lapcli.models.compiling import compiled_once
 from lapcli.runtime.devices import ComputePolicy
 
 Reduction = Literal["mean", "sum", "none"]
@@ -175,16 +174,6 @@ def _picked(z_RV: Tensor, targets_R: Tensor) -> Tensor:
     return z_RV.gather(1, targets_R.clamp(min=0)[:, None])[:, 0]
 
 
-_compiled: Callable[..., Tensor] | None = None
-
-
-def _compiled_losses_and_gradients() -> Callable[..., Tensor]:
-    global _compiled
-    if _compiled is None:
-        _compiled = compile_function(_losses_and_gradients_fused)
-    return _compiled
-
-
 class _ChunkedLoss(torch.autograd.Function):
     @staticmethod
     def forward(
@@ -211,7 +200,7 @@ class _ChunkedLoss(torch.autograd.Function):
             x_RD = x_ND[rows]
             if compiled:
                 dlogits_RV = torch.mm(x_RD, w_VD.t(), out=buffer_RV[: len(x_RD)])
-                losses_R = _compiled_losses_and_gradients()(dlogits_RV, targets_N[rows], softcap, scale)
+                losses_R = compiled_once(_losses_and_gradients_fused)(dlogits_RV, targets_N[rows], softcap, scale)
             else:
                 u_RV = _scaled_logits(x_RD, w_VD, 2 / softcap, buffer_RV)
                 losses_R = plain(u_RV, targets_N[rows], softcap, scale)

@@ -10,6 +10,7 @@ graphs. torch.compile left to itself would have more of them, and worse ones:
   says so. So each model keeps a count of its own, in which its layers are one.
 """
 
+import functools
 from collections.abc import Callable
 from typing import Any, ParamSpec, TypeVar
 
@@ -26,6 +27,12 @@ OPTIONS: dict[str, Any] = {"dynamic": False, "isolate_recompiles": True}
 def compiled(function: Callable[Arguments, Result], *, any_length: bool = False) -> Callable[Arguments, Result]:
     """`any_length`: one graph for all shapes, where no two batches have the same."""
     return torch.compile(function, **{**OPTIONS, "dynamic": any_length})
+
+
+@functools.cache
+def compiled_once(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The same compiled function for all who ask: those of losses, which all models share."""
+    return compiled(function)
 
 
 def pad_rows(x: Tensor, rows: int, value: float = 0) -> Tensor:

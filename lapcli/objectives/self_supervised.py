@@ -131,9 +131,9 @@ class SelfSupervisedStep:
         return global_MTC, local_LTC
 
     def _targets(self, head: Head, x_ND: Tensor, temperature: float) -> Tensor:
-        """float32 whatever the logits are computed in; the logits turn into the targets."""
-        weight_KD = head.prototypes.weight
-        logits_NK = (self._rows(x_ND) @ weight_KD.to(self._rows(x_ND).dtype).t()).float()
+        """float32 whatever the logits are computed in."""
+        rows_ND = self._rows(x_ND)
+        logits_NK = rows_ND @ head.prototypes.weight.to(rows_ND.dtype).t()
         return sinkhorn_targets(logits_NK, temperature, self._recipe.train.sinkhorn_iterations, self._policy)
 
     def _rows(self, x_ND: Tensor) -> Tensor:

@@ -13,6 +13,7 @@ Bytes are those of tensors, each read once and written once by an operation; wha
 of matrices are left out: their time is that of their FLOPs.
 """
 
+import logging
 import math
 import warnings
 from collections import Counter
@@ -221,12 +222,18 @@ def compiled_bytes(run: Callable[[], object]) -> int:
     from torch._functorch import config as autograd_config
     from torch._inductor import config, metrics
 
+    def is_shown(record: logging.LogRecord) -> bool:
+        return False
+
     torch.compiler.reset()
     metrics.reset()
-    torch._logging.set_logs(inductor_metrics=True)
+    torch._logging.set_logs(inductor_metrics=True)  # which counts; the lines themselves are of no use here
+    log = logging.getLogger("torch._inductor.compile_fx.__inductor_metrics")
+    log.addFilter(is_shown)
     try:
         with config.patch(fx_graph_cache=False), autograd_config.patch(enable_autograd_cache=False):
             run()
     finally:
+        log.removeFilter(is_shown)
         torch._logging.set_logs()
     return int(metrics.num_bytes_accessed)

@@ -31,6 +31,7 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor
 
+from lapcli.objectives.dino.fused import fused_cross_entropy, fused_sinkhorn_targets, summed
 from lapcli.runtime.devices import ComputePolicy
 
 #: Elements of a chunk: a CPU's cache holds a few, a GPU wants large kernels.
@@ -155,10 +156,20 @@ class _TargetCrossEntropy(torch.autograd.Function):
         each_N = torch.zeros(len(x_ND), dtype=dtype, device=x_ND.device)
         dx_ND = torch.empty_like(x_ND) if wanted else None
         dw_KD = torch.zeros_like(prototypes_KD, dtype=dtype) if wanted else None
+        fused = wanted and policy is not None and policy.compiles
         chunks = row_chunks(x_ND, len(w_KD), policy, _FEWEST_ROWS)
-        buffer = torch.empty((len(chunks[0]) if chunks else 0, len(w_KD)), dtype=dtype, device=x_ND.device)
+        held = x_ND.dtype if fused else dtype
+        buffer = torch.empty((len(chunks[0]) if chunks else 0, len(w_KD)), dtype=held, device=x_ND.device)
         for rows in chunks:
             x_RD = x_ND[rows.start : rows.stop]
+            if fused and dx_ND is not None and dw_KD is not None:
+                dz_RK = torch.mm(x_RD, w_KD.t(), out=buffer[: len(rows)])
+                own = targets_MK if rows_NJ is not None else targets_MK[rows.start : rows.stop]
+                chosen_RJ = None if rows_NJ is None else rows_NJ[rows.start : rows.stop]
+                weights_R = weights_N[rows.start : rows.stop].to(dtype)
+                each_N[rows.start : rows.stop] = fused_cross_entropy(dz_RK, own, chosen_RJ, weights_R, temperature)
+                _add_gradients(dz_RK, w_KD, x_RD, dx_ND[rows.start : rows.stop], dw_KD)
+                continue
             t_RK = _targets(targets_MK, rows, rows_NJ)
             z_RK = _scaled_logits(x_RD, w_KD, 1 / temperature, buffer[: len(rows)])
             mass_R = t_RK.sum(1)
@@ -170,12 +181,7 @@ class _TargetCrossEntropy(torch.autograd.Function):
                 continue
             scale_R = weights_N[rows.start : rows.stop].to(dtype) / temperature
             z_RK.mul_((scale_R * mass_R / sums_R)[:, None]).addcmul_(t_RK, scale_R[:, None], value=-1)
-            dz_RK = z_RK.to(x_ND.dtype)
-            torch.mm(dz_RK, w_KD, out=dx_ND[rows.start : rows.stop])
-            if dz_RK.dtype == dtype:
-                dw_KD.addmm_(dz_RK.t(), x_RD)
-            else:
-                dw_KD += dz_RK.t() @ x_RD
+            _add_gradients(z_RK.to(x_ND.dtype), w_KD, x_RD, dx_ND[rows.start : rows.stop], dw_KD)
         ctx.gradients = None if dx_ND is None or dw_KD is None else (dx_ND, dw_KD.to(prototypes_KD.dtype))
         ctx.mark_non_differentiable(each_N)
         return (each_N * weights_N).sum(), each_N
@@ -187,6 +193,14 @@ class _TargetCrossEntropy(torch.autograd.Function):
         dx_ND, dw_KD = ctx.gradients
         ctx.gradients = None  # scaled in place: a copy would cost the memory this saves
         return dx_ND.mul_(gradient), dw_KD.mul_(gradient), None, None, None, None, None
+
+
+def _add_gradients(dz_RK: Tensor, w_KD: Tensor, x_RD: Tensor, dx_RD: Tensor, dw_KD: Tensor) -> None:
+    torch.mm(dz_RK, w_KD, out=dx_RD)
+    if dz_RK.dtype == dw_KD.dtype:
+        dw_KD.addmm_(dz_RK.t(), x_RD)
+    else:
+        dw_KD += dz_RK.t() @ x_RD
 
 
 def _targets(targets_MK: Tensor, rows: range, rows_NJ: Tensor | None) -> Tensor:
@@ -210,8 +224,13 @@ def _scaled_logits(x_RD: Tensor, w_KD: Tensor, factor: float, out_RK: Tensor) ->
 def sinkhorn_targets(
     logits_NK: Tensor, temperature: float, iterations: int = 3, policy: ComputePolicy | None = None
 ) -> Tensor:
-    """Turns logits into targets, in their place; rows sum to 1. Processes take part together, each with its samples."""
-    scaled_NK = logits_NK.div_(temperature)
+    """Turns logits into targets, float32 at least; rows sum to 1. Processes take part together, each with its samples.
+
+    The targets take the place of logits that are float32 already, unless the policy compiles.
+    """
+    if policy is not None and policy.compiles:
+        return fused_sinkhorn_targets(logits_NK, temperature, iterations)
+    scaled_NK = logits_NK.to(torch.promote_types(logits_NK.dtype, torch.float32)).div_(temperature)
     chunks = row_chunks(scaled_NK, scaled_NK.shape[1], policy)
     buffer = torch.empty_like(scaled_NK[: len(chunks[0])]) if chunks else scaled_NK
     s_K = -_log_sums(scaled_NK, chunks, buffer)
@@ -219,7 +238,7 @@ def sinkhorn_targets(
         mass_K = scaled_NK.new_zeros(scaled_NK.shape[1])
         for rows in chunks:
             mass_K += _softmax(scaled_NK[rows.start : rows.stop], s_K, buffer[: len(rows)]).sum(0)
-        s_K -= _reduced(mass_K, dist.ReduceOp.SUM).log_()
+        s_K -= summed(mass_K, dist.ReduceOp.SUM).log_()
     for rows in chunks:
         part_RK = scaled_NK[rows.start : rows.stop]
         _softmax(part_RK, s_K, part_RK)
@@ -238,20 +257,14 @@ def row_chunks(x_ND: Tensor, width: int, policy: ComputePolicy | None, fewest: i
 def _log_sums(scaled_NK: Tensor, chunks: list[range], buffer: Tensor) -> Tensor:
     """log sum exp over the samples of all processes, for each prototype."""
     nothing = scaled_NK.new_full((scaled_NK.shape[1],), float("-inf"))
-    most_K = _reduced(scaled_NK.amax(0) if chunks else nothing, dist.ReduceOp.MAX)
+    most_K = summed(scaled_NK.amax(0) if chunks else nothing, dist.ReduceOp.MAX)
     sums_K = torch.zeros_like(most_K)
     for rows in chunks:
         sums_K += torch.sub(scaled_NK[rows.start : rows.stop], most_K, out=buffer[: len(rows)]).exp_().sum(0)
-    return _reduced(sums_K, dist.ReduceOp.SUM).log_().add_(most_K)
+    return summed(sums_K, dist.ReduceOp.SUM).log_().add_(most_K)
 
 
 def _softmax(scaled_RK: Tensor, s_K: Tensor, out_RK: Tensor) -> Tensor:
     torch.add(scaled_RK, s_K, out=out_RK)
     out_RK.sub_(out_RK.amax(1, keepdim=True)).exp_()
     return out_RK.div_(out_RK.sum(1, keepdim=True))
-
-
-def _reduced(x: Tensor, operation: dist.ReduceOp.RedOpType) -> Tensor:
-    if dist.is_initialized() and dist.get_world_size() > 1:
-        dist.all_reduce(x, operation)
-    return x
