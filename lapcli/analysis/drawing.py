@@ -139,6 +139,11 @@ def long_labels(runs: Sequence[ModelResult]) -> list[str]:
     return [re.sub(r"^([\d.]+)L", r"\1 Laplacian", label.split(" (")[0]) for label in labels(runs)]
 
 
+def title_labels(runs: Sequence[ModelResult]) -> list[str]:
+    """`3 Laplacian`, with the name below it where two runs would have the same title."""
+    return [re.sub(r"^([\d.]+)L", r"\1 Laplacian", label).replace(" (", "\n(") for label in labels(runs)]
+
+
 def show_at_least(axes: Any, share: float = 0.1) -> None:
     """Widens the vertical axis to this share of its values, so that differences in the noise are not blown up."""
     low, high = axes.dataLim.y0, axes.dataLim.y1
@@ -204,7 +209,7 @@ def figure_by_head(runs: Sequence[ModelResult], quantities: Mapping[str, str]) -
     present = dict.fromkeys(
         name for run in runs for each in run.layers.values() for name in each.words.get("operators", [])
     )
-    for number, (row, run, label) in enumerate(zip(axes_RC, runs, labels(runs), strict=True)):
+    for number, (row, run, label) in enumerate(zip(axes_RC, runs, title_labels(runs), strict=True)):
         for panel, (name, title) in zip(row, quantities.items(), strict=True):
             for place, operator in enumerate(present):
                 points = [
@@ -222,14 +227,20 @@ def figure_by_head(runs: Sequence[ModelResult], quantities: Mapping[str, str]) -
             panel.set_xlabel("layer (0: first block)" if number == len(runs) - 1 else "")
             panel.set_ylabel(title)
             panel.set_title(label)
+    for column in axes_RC.T:  # one range for all runs, so that they can be compared
+        lows, highs = zip(*(panel.get_ylim() for panel in column), strict=True)
+        for panel in column:
+            panel.set_ylim(min(lows), max(highs))
     handles, names = axes_RC[0][0].get_legend_handles_labels()
     figure.legend(handles, names, loc="outside upper center", ncols=max(1, len(names)), title="operator of the head")
     return figure
 
 
 def name_runs(axes: Any, runs: Sequence[ModelResult]) -> None:
-    """Runs along the horizontal axis; long labels take two lines, and many long labels are upright."""
-    shown = [label.replace(", ", "\n").replace(" (", "\n(") for label in labels(runs)]
+    """Runs along the horizontal axis; long labels take two lines, and many long labels are upright. Of more than three,
+    where there is no room for the word, the axis alone says what the numbers count."""
+    shown = [re.sub(r"^([\d.]+)L\b", r"\1", label) for label in labels(runs)]
+    shown = [label.replace(", ", "\n").replace(" (", "\n(") for label in shown]
     if len(runs) <= 3 and all("(" not in label for label in shown):
         shown = [label.replace(" Laplacian", "\nLaplacian").replace(", ", "\n") for label in long_labels(runs)]
     long = max(max(map(len, label.split("\n"))) for label in shown) > 9

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, ClassVar, cast
 
 import numpy as np
 
-from lapcli.analysis.drawing import labels, panels
+from lapcli.analysis.drawing import panels, title_labels
 from lapcli.analysis.measurement import LAYER, NORM, LayerResult, Measurement, Option, Settings
 from lapcli.kinds import kind
 from lapcli.measures.tokens import principal_components
@@ -76,7 +76,7 @@ class Features(Measurement):
         """One row for each image: the image, then one column for each run (and layer, if there are several)."""
         columns = [
             (f"{label}" + (f", layer {layer}" if len(run.layers) > 1 else ""), result.pictures)
-            for run, label in zip(analysis.runs, labels(analysis.runs), strict=True)
+            for run, label in zip(analysis.runs, title_labels(analysis.runs), strict=True)
             for layer, result in run.layers.items()
         ]
         count = len(columns[0][1])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, ClassVar
 
-from lapcli.analysis.drawing import long_labels, number_or_nan, panels
+from lapcli.analysis.drawing import number_or_nan, panels, title_labels
 from lapcli.analysis.measurement import CLASSES, LAYER, NORM, TOKENS, LayerResult, Measurement, Settings
 from lapcli.analysis.token_samples import TokenSample, chosen_classes, class_legend, classes_in_order, scatter
 from lapcli.measures.tokens import principal_components
@@ -48,7 +48,7 @@ class PrincipalComponents(Measurement):
             return None
         columns = max(len(run.layers) for run in runs)
         figure, axes_RC = panels(columns, len(runs), width=2.3, height=2.2)
-        for row, run, label in zip(axes_RC, runs, long_labels(runs), strict=True):
+        for row, run, label in zip(axes_RC, runs, title_labels(runs), strict=True):
             for panel, (layer, result) in zip(row, run.layers.items(), strict=False):
                 if "place" in result.points:
                     scatter(panel, result, order, run.class_names)

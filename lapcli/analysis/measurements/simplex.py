@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 
 import numpy as np
 
-from lapcli.analysis.drawing import long_labels, panels
+from lapcli.analysis.drawing import panels, title_labels
 from lapcli.analysis.measurement import (
     CLASSES,
     LAYER,
@@ -80,7 +80,7 @@ class Simplex(Measurement):
         columns = min(3, len(runs))
         figure, axes_RC = panels(columns, -(-len(runs) // columns), width=2.6, height=2.6)
         axes = axes_RC.reshape(-1)
-        for panel, run, label in zip(axes, runs, long_labels(runs), strict=False):
+        for panel, run, label in zip(axes, runs, title_labels(runs), strict=False):
             result = run.layers[max(run.layers)]
             panel.set_title(label)
             panel.set_aspect("equal")

@@ -80,7 +80,7 @@ class Spectrum(Measurement):
                 plot_bars(panel, runs, first_layer_values(runs, f"k_{alpha}"))
             else:
                 plot_by_layer(panel, runs, f"k_{alpha}")
-            panel.set_ylabel(f"components for {100 * float(alpha):g}% of the variance")
+            panel.set_ylabel(f"components for\n{100 * float(alpha):g}% of the variance")
         return figure
 
 

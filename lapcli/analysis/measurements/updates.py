@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
-from lapcli.analysis.drawing import COLOURS, long_labels, number_or_nan, panels
+from lapcli.analysis.drawing import COLOURS, number_or_nan, panels, title_labels
 from lapcli.analysis.measurement import LAYER, LayerResult, Measurement
 from lapcli.measures.streaming import StreamingMoments
 from lapcli.measures.tokens import ROUNDING, to_float64
@@ -76,7 +76,7 @@ class HeadUpdates(Measurement):
         largest = max(
             (float(np.nanmax(np.abs(change))) for change in changes if np.isfinite(change).any()), default=1.0
         )
-        for number, (row, run, label) in enumerate(zip(axes_RC, runs, long_labels(runs), strict=True)):
+        for number, (row, run, label) in enumerate(zip(axes_RC, runs, title_labels(runs), strict=True)):
             for panel, (name, (_, title)) in zip(row, QUANTITIES.items(), strict=True):
                 for kind, colour, marker, shift in KINDS:
                     points = [
