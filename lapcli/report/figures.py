@@ -254,7 +254,7 @@ def _against_heads(family: Sequence[RunGrid], metrics: dict[str, str], name: str
                 hollow=[(point.heads, point.mean, point.deviation or 0.0) for point in points if point.differs],
             )
         )
-    if not drawn:
+    if len({point.heads for point in drawn}) < 2:  # a single point says what the table says
         return None
     fewest, most = min(point.n for point in drawn), max(point.n for point in drawn)
     seeds = f"{fewest} to {most} seeds" if fewest < most else f"{most} seed{'s' if most > 1 else ''}"

@@ -233,14 +233,26 @@ def _name(grids: Sequence[RunGrid]) -> None:
 
 
 _KINDS = {"classification": "image classification", "self_supervised": "self-supervised images"}
+_STAGES = {"midtrain": "chat mid-training", "sft": "chat fine-tuning"}
+_MOST_NAMES = 4
 
 
 def kind_in_words(run: RunResult) -> str:
-    stage = f", {run.recipe['stage']}" if run.recipe.get("stage") else ""
-    return _KINDS.get(run.objective, run.objective.replace("_", " ")) + stage + (", search" if run.is_search else "")
+    kind = _STAGES.get(str(run.recipe.get("stage"))) or _KINDS.get(run.objective, run.objective.replace("_", " "))
+    return kind + (", search" if run.is_search else "")
+
+
+def names_in_words(names: Sequence[str]) -> str:
+    """`a, b and c`, or the first of them and how many more there are."""
+    shown = list(names[:_MOST_NAMES])
+    if len(names) > len(shown):
+        shown.append(f"{len(names) - len(shown)} more")
+    return " and ".join(part for part in (", ".join(shown[:-1]), *shown[-1:]) if part)
 
 
 def data_in_words(run: RunResult) -> str:
+    if mixture := run.recipe.get("mixture"):
+        return names_in_words(list(dict.fromkeys(str(part["name"]).replace("_", " ") for part in mixture)))
     data = str((run.recipe.get("data") or {}).get("train") or run.info.get("data") or "")
     name, _, part = data.partition(":")
     if name != "builtin":

@@ -24,7 +24,7 @@ from lapcli.report.figures import Experiment, experiments_of, write_files
 from lapcli.report.grouping import kind_in_words
 from lapcli.report.paper import recipe_differences, value_in_words
 from lapcli.report.paper_tables import TABLES, paper_tables
-from lapcli.report.reproduce import commands_of, figure_command, table_command
+from lapcli.report.reproduce import commands_of, drawing_command, figure_command, paper_command, table_command
 from lapcli.report.tables import ScoreTable, mean_text, p_text, paper_text, reading
 from lapcli.runtime import __version__
 from lapcli.runtime.files import write_for_user
@@ -82,7 +82,7 @@ def page(report: Report, experiments: Sequence[Experiment], refresh: int | None 
     return (
         environment.get_template("page.html.j2")
         .render(
-            title=f"Laplacian heads: {len(runs)} runs",
+            title=f"Laplacian heads: {counted(len(runs), 'run')}",
             summary=_summary(runs),
             experiments=shown,
             papers=_Papers.of(report),
@@ -166,7 +166,7 @@ class _Papers:
         for which in TABLES:
             for table in paper_tables(which, report.collection.runs):
                 if any(cell.summary for row in table.rows for cell in row.cells):
-                    papers.tables.append((table, f"lap report --paper {which}"))
+                    papers.tables.append((table, paper_command(which, report.collection.folders)))
                 else:
                     papers.empty.append(table.title)
         return papers
@@ -178,7 +178,7 @@ def _summary(runs: Sequence[RunResult]) -> str:
     newest = max((str(run.info.get("updated") or "") for run in runs), default="")
     when = f", the last change {newest[:16].replace('T', ' ')} UTC" if newest.endswith("+0000") else ""
     what = ", ".join(f"{count} of {kind}" for kind, count in kinds.items())
-    return f"{len(runs)} runs ({what}), {finished} of them finished{when}. Made by lap {__version__}."
+    return f"{counted(len(runs), 'run')} ({what}), {finished} of them finished{when}. Made by lap {__version__}."
 
 
 def _shown(experiment: Experiment, report: Report, first: int) -> _Shown:
@@ -223,8 +223,7 @@ def _experiment_summary(experiment: Experiment) -> str:
     data = str(run.info.get("data") or "")
     parts = [
         ", ".join(size),
-        f"{len(experiment.runs)} runs of {len(plans)} plan{'s' if len(plans) > 1 else ''} and {len(seeds)} "
-        f"seed{'s' if len(seeds) > 1 else ''}",
+        f"{counted(len(experiment.runs), 'run')} of {counted(len(plans), 'plan')} and {counted(len(seeds), 'seed')}",
         f"{run.info['steps']:,} steps" if isinstance(run.info.get("steps"), int) else "",
         data,
     ]
@@ -245,8 +244,7 @@ def _drawing(chart: Chart, number: int, runs: Sequence[RunResult]) -> _Drawing:
     svg, data = chart.inline(number)
     own = {line.run for line in chart.lines if line.run}
     legend = [] if own or len(chart.lines) < 2 else [(line.name, line.colour) for line in chart.lines]
-    names = " ".join(run.name for run in runs if run.name in own or not own)
-    command = f"lap report {names} --format svg --runs-dir {runs[0].path.parent}"
+    command = drawing_command([run for run in runs if run.name in own or not own])
     return _Drawing(chart, svg, data, _csv_address(chart.csv().encode())[0], legend, [command])
 
 
@@ -277,7 +275,7 @@ def _analysis_figures(report: Report, runs: Sequence[RunResult]) -> list[_Figure
         names = ", ".join(run.name for run in own)
         title = MEASUREMENTS[what].help.split(":")[0].rstrip(".") if what in MEASUREMENTS else what
         commands = [figure_command(what, own)] if what in MEASUREMENTS else []
-        figures.append(_Figure(title, f"{what} of {names}.", source, csv, f"{what}{ending}", commands))
+        figures.append(_Figure(title, f"Of {names}.", source, csv, f"{what}{ending}", commands))
     return figures
 
 
@@ -295,8 +293,10 @@ def reading_of(tables: Sequence[ScoreTable]) -> list[str]:
 def spread_in_title(table: ScoreTable) -> str:
     if not any(cell.summary for row in table.rows for cell in row.cells):
         return ""
-    is_error = all(column.spread == "error" for column in table.columns)
-    return " · standard errors" if is_error else f" · ddof\N{NO-BREAK SPACE}{table.ddof}"
+    if all(column.spread == "error" for column in table.columns):
+        return " · standard errors"
+    has_seeds = any(cell.summary and cell.summary.std is not None for row in table.rows for cell in row.cells)
+    return f" · ± a deviation, ddof\N{NO-BREAK SPACE}{table.ddof}" if has_seeds else " · one seed"
 
 
 def _data_address(path: Path) -> str | None:
@@ -349,6 +349,10 @@ def _differences(run: RunResult) -> list[list[str]] | None:
 def _short(value: Any) -> str:
     text = value_in_words(value)
     return text if len(text) <= 200 else text[:197] + "..."
+
+
+def counted(number: int, what: str) -> str:
+    return f"{number:,} {what}{'' if number == 1 else 's'}"
 
 
 def _distinct(values: Iterable[str]) -> list[str]:

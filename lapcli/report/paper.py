@@ -80,7 +80,9 @@ _TEXT = re.compile(_PAPER["text"], re.IGNORECASE)
 
 
 def value_in_words(value: Any) -> str:
-    """The value roughly as a recipe would write it."""
+    """The value roughly as a recipe would write it; of a mixture of data sets, their names and rows."""
+    if isinstance(value, list) and value and all(isinstance(part, dict) and "name" in part for part in value):
+        return ", ".join(str(part["name"]) + (f" ({part['rows']:,})" if part.get("rows") else "") for part in value)
     return "none" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
 
 

@@ -173,6 +173,17 @@ def figure_command(what: str, runs: Sequence[RunResult]) -> str:
     return shlex.join(_analysis(what, runs, {}, counts[0] if counts else None))
 
 
+def drawing_command(runs: Sequence[RunResult]) -> str:
+    """Of a curve of the page, as a file."""
+    names = [run.name for run in runs]
+    return shlex.join(["lap", "report", *names, "--format", "svg", *_runs_dir(runs[0].path.parent)])
+
+
+def paper_command(which: str, folders: Sequence[Path]) -> str:
+    """Of a table of the paper beside ours."""
+    return shlex.join(["lap", "report", "--paper", which, *(_runs_dir(folders[0]) if folders else [])])
+
+
 def table_command(runs: Sequence[RunResult], columns: Sequence[str], rows: Sequence[str], runs_dir: Path) -> str:
     words = ["lap", "report", *(run.name for run in runs), "--columns", ",".join(columns)]
     words += [] if list(rows) == [HEADS] else ["--rows", ",".join(rows)]

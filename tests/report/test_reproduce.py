@@ -11,7 +11,10 @@ from support import run_main, tiny_chat_recipe, tiny_recipe, train_here, write_t
 
 from lapcli.kinds.chat import train_stages
 from lapcli.kinds.opening import find_checkpoint
+from lapcli.report.assemble import report_on
 from lapcli.report.collect import collect
+from lapcli.report.figures import experiments_of
+from lapcli.report.grouping import names_in_words
 from lapcli.report.reproduce import commands_of, training_command
 from lapcli.runs import read_run
 
@@ -69,6 +72,16 @@ def test_a_stage_of_a_shipped_recipe_is_told_by_its_name(chat_runs, stage, tmp_p
     assert command.startswith(f"lap sft chat_quickstart --stage {stage} --run {start} --name quickstart --seed ")
     assert f"--set stages.{stage}.train.steps=3" in command
     run_again(command, tmp_path / name, tmp_path / name, capsys)
+
+
+def test_chat_stages_are_titled_in_words_with_the_names_of_their_data(talkers):
+    report = report_on([], talkers)
+    titles = [experiment.title for experiment in experiments_of(report.grids)]
+    assert "Chat mid-training on chats" in titles
+    assert "Chat fine-tuning on chats" in titles
+    assert names_in_words(["a"]) == "a"
+    assert names_in_words(["a", "b", "c"]) == "a, b and c"
+    assert names_in_words(["a", "b", "c", "d", "e", "f"]) == "a, b, c, d and 2 more"
 
 
 def test_no_placeholder_is_printed(chat_runs, talkers):
