@@ -40,7 +40,7 @@ def report(
     columns: Annotated[
         str | None,
         typer.Option(
-            "--columns", metavar="NAME,...", help="Measures, as top1 or k_0.99; by default the evaluated ones."
+            "--columns", metavar="NAME,...", help="Measures, as top1, k_0.99 or costs; by default the evaluated ones."
         ),
     ] = None,
     format_: Annotated[
@@ -65,6 +65,10 @@ def report(
     checkpoint: Annotated[
         Literal["last", "best"], typer.Option("--checkpoint", help="Whose numbers: of the last weights or the best.")
     ] = "last",
+    at: Annotated[
+        Literal["steps", "time"],
+        typer.Option("--at", help="Compare at equal steps, or at equal measured time on one device."),
+    ] = "steps",
     strict: Annotated[bool, typer.Option("--strict", help="Exit with 1 if a score is missing.")] = False,
     out: Annotated[
         Path | None,
@@ -105,6 +109,7 @@ def report(
             baseline=baseline,
             which=checkpoint,
             ddof=1 if ddof is None else ddof,
+            at=at,
         )
 
     if watch:

@@ -3,9 +3,11 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Literal
 
 from lapcli.kinds import KINDS
 from lapcli.report.collect import Collection, RunResult, Which, collect
+from lapcli.report.costs import COSTS, at_equal_time, cost_columns, has_operators
 from lapcli.report.grouping import (
     DATA,
     HEADS,
@@ -20,6 +22,7 @@ from lapcli.report.grouping import (
 from lapcli.report.tables import LABELS, ScoreTable, table_of
 from lapcli.runtime.errors import UsageError
 
+At = Literal["steps", "time"]
 ROW_NAMES = {HEADS: "Laplacian heads"}
 
 
@@ -49,12 +52,18 @@ def report_on(
     baseline: str | None = None,
     which: Which = "last",
     ddof: int = 1,
+    at: At = "steps",
 ) -> Report:
-    """A table for each grid of the runs."""
+    """A table for each grid of the runs; `at` equal steps, which their recipes have, or at equal measured time."""
     collection = collect(names, runs_dir, which)
     notes = collection.notes
     grids = group(_results(collection.runs, names, notes), rows, notes)
     notes += describe_differences(grids)
+    if at == "time":
+        said = [at_equal_time(grid) for grid in grids]
+        if not any(said):
+            raise UsageError("--at time: no run here has the times of its steps; use --at steps")
+        notes += [text for text in said if text]
     chosen = _columns(grids, columns, notes)
     tables = []
     for grid, metrics in zip(grids, chosen, strict=True):
@@ -108,10 +117,15 @@ def describe_differences(grids: Sequence[RunGrid]) -> list[str]:
 def _columns(grids: Sequence[RunGrid], asked: Sequence[str] | None, notes: list[str]) -> list[list[str]]:
     """The columns of each grid; a measure that its kind of run cannot have is not among them."""
     if asked is None:
-        return [_default(grid, notes) for grid in grids]
+        costs = [cost_columns(grid) if has_operators(grid) else [] for grid in grids]
+        return [[*_default(grid, notes), *own] for grid, own in zip(grids, costs, strict=True)]
     available = list(dict.fromkeys(name for grid in grids for name in grid.metrics()))
     chosen: list[list[str]] = [[] for _ in grids]
     for name in asked:
+        if name == COSTS:
+            for grid, own in zip(grids, chosen, strict=True):
+                own += [cost for cost in cost_columns(grid) if cost not in own]
+            continue
         having = {grid.objective for grid in grids if resolve(name, grid.metrics())}
         if not having and name not in LABELS:
             listed = ", ".join(available[:20]) + (", ..." if len(available) > 20 else "")

@@ -5,6 +5,7 @@ Numbers have dotted names by where they come from:
     top1, arc_easy, linear ...         `eval/*.json`
     validation_loss ...                `summary.json`, the validation at the end of training
     spectrum.k_0.99, snr.snr ...       `analysis/*.json` of the run or of the folder of runs, last layer
+    cost.peak_memory ...               `run.json`, `metrics.jsonl` and the head plan: report/costs.py
 
 A number that is not there is not in the dictionary: it becomes a gap in the tables, never a zero. Only finished runs
 have numbers; what was measured on other weights than the chosen ones is left out and said.
@@ -24,6 +25,7 @@ from lapcli.evaluation.language_tasks import read_benchmark_settings
 from lapcli.kinds import KINDS
 from lapcli.kinds.kind import LANGUAGE
 from lapcli.recipe import recipe_to_dict
+from lapcli.report.costs import costs_of
 from lapcli.runs import INFO, SWEEP, Run, read_run, read_summary, runs_in, trained_values, unknown_run
 from lapcli.runtime.errors import DataError, UsageError
 from lapcli.runtime.files import read_checked_json
@@ -154,6 +156,7 @@ def _read(run: Run, which: Which, notes: list[str]) -> RunResult:
             result.numbers[name] = Number(float(value), source="summary.json")
     step = run.info.get("step") if which == "last" else summary.get("best_step")
     _read_evaluations(result, step, which, notes)
+    result.numbers |= {name: Number(value, source=INFO) for name, value in costs_of(result).items()}
     for task in KINDS[run.recipe.objective].validated_scores:
         if task not in result.numbers and f"validation_{task}" in result.numbers:
             result.numbers[task] = result.numbers[f"validation_{task}"]

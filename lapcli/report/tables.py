@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from lapcli.evaluation.benchmarks import BENCHMARKS, PAPER_TASKS
+from lapcli.report.costs import PREFIX
 from lapcli.report.grouping import RowKey, RunGrid
 from lapcli.report.statistics import Paired, Summary, compare, summarise
 from lapcli.runtime.tables import GAP, Entry, Table, to_csv, to_latex, to_markdown, to_text
@@ -24,15 +25,22 @@ class ScoreColumn:
     digits: int = 2
     spread: Literal["deviation", "error"] = "deviation"  # what stands after the ±
 
+    factor: float = 1.0  # from the number's own unit to the one that is shown
+
     def shown(self, value: float) -> str:
-        return f"{value * self.scale:.{self.digits}f}"
+        return f"{value * self.scale:,.{self.digits}f}" if self.is_cost else f"{value * self.scale:.{self.digits}f}"
 
     def signed(self, value: float) -> str:
         return f"{value * self.scale:+z.{self.digits}f}"
 
     @property
     def scale(self) -> float:
-        return 100.0 if self.percent else 1.0
+        return 100.0 if self.percent else self.factor
+
+    @property
+    def is_cost(self) -> bool:
+        """Compared by eye: no difference, no mark."""
+        return self.name.startswith(PREFIX)
 
 
 @dataclass
@@ -93,9 +101,23 @@ LABELS = {
 }
 
 
+#: Costs in words, with their digits and the factor to the unit that is shown.
+_COSTS = {
+    "added_parameters": ("added parameters", 0, 1.0),
+    "added_flops": ("added FLOPs a token", 0, 1.0),
+    "flops_per_step": ("GFLOPs a step", 2, 1e-9),
+    "peak_memory": ("peak memory (MB)", 0, 1e-6),
+}
+
+
 def column_of(name: str) -> ScoreColumn:
     task, _, rest = name.partition(" [")
     short = task.removeprefix("validation_")
+    if task.startswith(PREFIX):
+        label, digits, factor = _COSTS.get(task.removeprefix(PREFIX), (None, 0, 1.0))
+        return ScoreColumn(
+            name, label or task.removeprefix(PREFIX).replace("_", " "), False, None, digits, factor=factor
+        )
     if "." in task:  # an analysis
         measure = task.partition(".")[2]
         is_share = "_share" in measure
@@ -138,7 +160,7 @@ def cell_of(grid: RunGrid, row: RowKey, metric: str, ddof: int, baseline: RowKey
     against = grid.values(baseline, metric) if baseline is not None and baseline != row else {}
     return ScoreCell(
         summarise(list(values.values()), ddof),
-        compare(values, against) if against else None,
+        compare(values, against) if against and not metric.startswith(PREFIX) else None,
         [seed for seed in grid.seeds if seed not in values] if values else [],
     )
 

@@ -16,6 +16,7 @@ from lapcli.runs import CHANGE_NOTHING, Run, plugins_of, read_run, write_summary
 from lapcli.runs.opening import give_way, is_prepared, open_run, take_place, unlock
 from lapcli.runtime.attention_kernels import prefer_attention_kernels
 from lapcli.runtime.determinism import deterministic, prepare_determinism
+from lapcli.runtime.devices import peak_memory
 from lapcli.runtime.environment import STEP_TIMEOUT
 from lapcli.runtime.errors import DataError, Diverged, ExitCode, Interrupted, LapError, UsageError
 from lapcli.runtime.machine import usable_cores
@@ -131,6 +132,8 @@ def _train(kind: Startable, recipe: BaseRecipe, run: Run, world: World, console:
             world_size=world.size,
             threads=torch.get_num_threads(),
             device=_device_name(world),
+            parameters=sum(p.numel() for p in objective.model.parameters()),
+            flops_per_step=objective.flops_per_step,
             **plugins,
             **facts,
         )
@@ -155,10 +158,10 @@ def _train(kind: Startable, recipe: BaseRecipe, run: Run, world: World, console:
             loop.train()
         with world.together():
             if world.is_main:
-                _finish(run, loop)
+                _finish(run, loop, _peak_memory(run, world))
     except (Interrupted, KeyboardInterrupt):  # the latter before the first step, where there is nothing to save
         with suppress(OSError):
-            report(status="interrupted")
+            report(status="interrupted", peak_memory=_peak_memory(run, world))
         raise
     except Exception as error:
         with suppress(OSError):  # a full disk: what has failed is said first
@@ -226,7 +229,7 @@ def _identities(facts: dict[str, Any]) -> dict[str, str | None]:
     }
 
 
-def _finish(run: Run, loop: Loop) -> None:
+def _finish(run: Run, loop: Loop, peak_memory: int | None) -> None:
     """What is computed from the final weights comes after they are saved; only then is the run finished."""
     steps = loop.objective.steps
     start, end = loop.validated.get(0, {}), loop.validated.get(steps, {})
@@ -234,7 +237,7 @@ def _finish(run: Run, loop: Loop) -> None:
     kept = {} if best is None else {"best_step": best, "best": loop.validated[best]}
     summary = {"start": start, "end": end, **kept, **loop.objective.finish(run.path)}
     write_summary(run, summary)
-    run.update(status="finished", step=steps, metrics=loop.metrics.record())
+    run.update(status="finished", step=steps, metrics=loop.metrics.record(), peak_memory=peak_memory)
 
 
 def _open_together(world: World, runs_dir: Path, name: str, recipe: BaseRecipe, fresh: bool) -> Run:
@@ -283,6 +286,13 @@ def _device_name(world: World) -> str:
     if world.device.type == "cuda":
         return f"{world.size} x {torch.cuda.get_device_name(world.device)}"
     return f"{world.size} x {world.device.type}"
+
+
+def _peak_memory(run: Run, world: World) -> int | None:
+    """The most bytes that rank 0 had so far: of its GPU, or of its process. A resumed run keeps the larger number."""
+    now = torch.cuda.max_memory_allocated(world.device) if world.device.type == "cuda" else peak_memory()
+    known = [value for value in (now, run.info.get("peak_memory")) if value]
+    return max(known, default=None)
 
 
 _nothing: Callable[..., None] = lambda **changes: None  # noqa: E731

@@ -1,0 +1,132 @@
+"""What a row of a table costs beside what it scores, and scores at equal measured time in place of equal steps.
+
+    cost.added_parameters      of the head operators, beyond the plain model's
+    cost.added_flops           additions and multiplications of the operators for a token, forward
+    cost.flops_per_step        of the model's matrices
+    cost.images_per_second     measured, the median over steps
+    cost.peak_memory           measured, of rank 0's process or GPU, in bytes
+
+At equal time each run's score is read off its validations at the time that the shortest run of the table took for its
+training steps, on a straight line between the validation before and the one after it. Times of different devices say
+nothing about models, so that runs of a table must have been trained on one.
+"""
+
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from lapcli.heads.plan import head_plan, operator_plan
+from lapcli.runtime.errors import UsageError
+
+if TYPE_CHECKING:
+    from lapcli.report.collect import RunResult
+    from lapcli.report.grouping import RunGrid
+
+COSTS = "costs"  # as a column: all of them
+PREFIX = "cost."
+
+
+def costs_of(run: "RunResult") -> dict[str, float]:
+    """Those that are known of a run; version 0.1 kept neither FLOPs nor memory."""
+    costs: dict[str, float] = {}
+    model = run.recipe.get("model") or {}
+    if {"layers", "heads", "width"} <= set(model):
+        given = model.get("operators")
+        plan = (operator_plan if given is not None else head_plan)(
+            given if given is not None else model.get("laplacian_heads", 0), model["layers"], model["heads"]
+        )
+        size = model["width"] // model["heads"]
+        learnt = (
+            entry
+            for layer in plan.layers
+            for claim in layer
+            for entry in claim.operator.parameters(claim.heads, size, model["width"]).values()
+        )
+        costs["added_parameters"] = sum(_count(entry.shape) for entry in learnt)
+        costs["added_flops"] = plan.added_flops(size, model["width"])
+    for name, key in (("flops_per_step", "flops_per_step"), ("peak_memory", "peak_memory")):
+        if isinstance(run.info.get(key), int | float):
+            costs[name] = float(run.info[key])
+    rates: dict[str, list[float]] = {}
+    for line in run.curve:
+        for name, value in line.items():
+            if name.endswith("_per_second"):
+                rates.setdefault(name, []).append(float(value))
+    costs |= {name: statistics.median(values) for name, values in rates.items()}
+    return {f"{PREFIX}{name}": value for name, value in costs.items()}
+
+
+def _count(shape: Sequence[int]) -> int:
+    count = 1
+    for side in shape:
+        count *= side
+    return count
+
+
+def has_operators(grid: "RunGrid") -> bool:
+    """Whether head operators are compared, so that what they cost belongs beside what they score."""
+    return any((run.recipe.get("model") or {}).get("operators") for run in grid.runs)
+
+
+def cost_columns(grid: "RunGrid") -> list[str]:
+    return [name for name in grid.metrics() if name.startswith(PREFIX)]
+
+
+def at_equal_time(grid: "RunGrid") -> str | None:
+    """Puts each finished run's validations at the time of the shortest run in place of the last ones; says which.
+
+    UsageError if the runs were trained on different devices. None if no run of the grid has measured times.
+    """
+    runs = [run for run in grid.runs if run.is_finished]
+    timed = {id(run): _validations_by_time(run) for run in runs}
+    runs = [run for run in runs if timed[id(run)]]
+    if not runs:
+        return None
+    devices = {device_of(run.info): run.name for run in runs}
+    if len(devices) > 1:
+        listed = "; ".join(f"{name} on {device}" for device, name in sorted(devices.items())[:4])
+        raise UsageError(
+            f"--at time compares runs of one device, and those of {grid.title} were trained on {len(devices)}: "
+            f"{listed}; name runs of one device, or use --at steps"
+        )
+    shortest = min(max(timed[id(run)]) for run in runs)
+    for run in grid.runs:
+        points = timed.get(id(run)) or {}
+        for name in [name for name in run.numbers if not name.startswith(PREFIX)]:
+            value = _at(points, shortest, name)
+            if value is None:  # measured once, on the last weights
+                del run.numbers[name]
+            else:
+                run.numbers[name] = replace(run.numbers[name], value=value)
+    where = next(iter(devices))
+    return f"{grid.title}: scores at {shortest:.1f} s of training steps, the time of the shortest run, on {where}"
+
+
+def device_of(info: Mapping[str, Any]) -> str:
+    """`1 x cpu` is another one on every machine and with other threads; a GPU is known by its name."""
+    device = str(info.get("device"))
+    if not device.endswith(" x cpu"):
+        return device
+    return f"{device} of {info.get('host')}, {info.get('threads')} thread{'s' if info.get('threads') != 1 else ''}"
+
+
+def _validations_by_time(run: "RunResult") -> dict[float, dict[str, Any]]:
+    """Validations by the seconds of training steps before them."""
+    seconds, validations = 0.0, {}
+    for line in run.curve:
+        seconds += sum(float(line.get(name) or 0.0) for name in ("seconds", "seconds_first_step"))
+        if "loss" not in line:
+            validations[seconds] = line
+    return validations if seconds > 0 else {}
+
+
+def _at(points: Mapping[float, Mapping[str, Any]], seconds: float, name: str) -> float | None:
+    key = name if name.startswith("validation_") else f"validation_{name}"
+    known = sorted((time, float(line[key])) for time, line in points.items() if isinstance(line.get(key), int | float))
+    before = [point for point in known if point[0] <= seconds]
+    after = [point for point in known if point[0] >= seconds]
+    if not before or not after:
+        return None
+    (t0, v0), (t1, v1) = before[-1], after[0]
+    return v0 if t1 == t0 else v0 + (v1 - v0) * (seconds - t0) / (t1 - t0)

@@ -1,0 +1,130 @@
+"""What operators cost beside what they score, and scores at equal measured time, on runs with known times."""
+
+import json
+
+import pytest
+from report_support import write_run
+from support import run_main, tiny_recipe, train_here, write_text
+
+#: Rows of the table: what the recipe says, and what its operator learns in 4 layers of 4 heads of 16 and width 64.
+OPERATORS = {
+    "none": ({}, 0),
+    "laplacian": ({"laplacian": 2}, 0),
+    "mix": ({"mix": {"heads": "all", "learn": ["alpha"]}}, 4 * 4),
+    "shaped": ({"shaped": 2}, 4 * 2 * 3),
+    "gate": ({"gate": 1}, 4 * 64),
+}
+
+
+def write_timed(runs, name, seconds_a_step, seed=0, **changes):
+    """Four steps and validations at 0, 2 and 4; top-1 goes 0.1, 0.5, 0.9."""
+    operators, _ = OPERATORS[changes.pop("operators", "none")]
+    path = write_run(runs, name, seed=seed, change=[f"model.operators={json.dumps(operators)}"])
+    lines = [{"step": 0, "validation_loss": 2.0, "validation_top1": 0.1}]
+    for step in (1, 2, 3, 4):
+        key = "seconds_first_step" if step == 1 else "seconds"
+        rate = {} if step == 1 else {"images_per_second": 64 / seconds_a_step}
+        lines.append({"step": step, "loss": 1.0, "lr": 0.1, key: seconds_a_step, **rate})
+        if step in (2, 4):
+            lines.append({"step": step, "validation_loss": 2.0 - step / 4, "validation_top1": 0.1 + 0.2 * step})
+    (path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    info = json.loads((path / "run.json").read_text())
+    told = {"host": "here", "threads": 1, "peak_memory": 250_000_000, "flops_per_step": 3e9, **changes}
+    (path / "run.json").write_text(json.dumps({**info, **told}))
+    end = {"validation_loss": 1.0, "validation_top1": 0.9}
+    (path / "summary.json").write_text(json.dumps({"end": end}))
+    return path
+
+
+def told(capsys, runs, *arguments):
+    code, out, err = run_main(capsys, "report", "--runs-dir", str(runs), "--format", "json", *arguments)
+    assert code == 0, err
+    (table,) = json.loads(out)
+    return {row["row"]: {name: cell["mean"] for name, cell in row["cells"].items()} for row in table["rows"]}, err
+
+
+def test_costs_stand_beside_the_scores_of_operators(capsys, tmp_path):
+    for name in OPERATORS:
+        write_timed(tmp_path, name, 0.5, operators=name)
+    rows, _ = told(capsys, tmp_path)
+    labels = dict(zip(OPERATORS, ("0", "2", "4 mix (learn alpha)", "2 shaped", "1 gate"), strict=True))
+    for name, (_, learnt) in OPERATORS.items():
+        cells = rows[labels[name]]
+        assert cells["cost.added_parameters"] == learnt
+        assert cells["cost.images_per_second"] == pytest.approx(128)
+        assert cells["cost.peak_memory"] == pytest.approx(250)  # megabytes
+        assert cells["cost.flops_per_step"] == pytest.approx(3)
+    assert rows["0"]["cost.added_flops"] == 0
+    assert rows["2"]["cost.added_flops"] == 4 * 2 * 16  # one subtraction for each number of the Laplacian heads
+    code, out, _ = run_main(capsys, "report", "--runs-dir", str(tmp_path), "--format", "markdown")
+    assert code == 0
+    header = next(line for line in out.splitlines() if line.startswith("|"))
+    assert "| added parameters |" in header
+    assert "| peak memory (MB) |" in header
+
+
+def test_without_operators_costs_are_shown_when_asked_for(capsys, tmp_path):
+    for heads in (0, 2):
+        write_run(tmp_path, f"run-{heads}", heads=heads, scores={"top1": 0.8})
+    rows, _ = told(capsys, tmp_path)
+    assert set(rows["0"]) == {"top1"}
+    rows, _ = told(capsys, tmp_path, "--columns", "top1,costs")
+    assert rows["2"]["cost.added_parameters"] == 0
+    assert "cost.peak_memory" not in rows["2"]  # a run of version 0.1 does not say
+
+
+def test_at_equal_time_a_faster_run_is_read_where_the_shortest_ended(capsys, tmp_path):
+    """Steps of 1 s and of 2 s: the first ends after 4 s, when the second has done 2 of its 4 steps."""
+    for seed in (0, 1):
+        write_timed(tmp_path, f"plain-{seed}", 1.0, seed)
+        write_timed(tmp_path, f"slow-{seed}", 2.0, seed, operators="shaped")
+    columns = ("--columns", "validation_top1,validation_loss")
+    rows, _ = told(capsys, tmp_path, *columns)
+    assert rows["0"] == rows["2 shaped"] == {"validation_top1": pytest.approx(90), "validation_loss": pytest.approx(1)}
+    rows, err = told(capsys, tmp_path, *columns, "--at", "time")
+    assert rows["0"] == {"validation_top1": pytest.approx(90), "validation_loss": pytest.approx(1)}
+    assert rows["2 shaped"] == {"validation_top1": pytest.approx(50), "validation_loss": pytest.approx(1.5)}
+    assert "scores at 4.0 s of training steps" in " ".join(err.split())
+    # Between two validations on a straight line: a third run of 3 s a step has done 4/3 steps by then.
+    write_timed(tmp_path, "slower", 3.0, 0, operators="gate")
+    rows, _ = told(capsys, tmp_path, *columns, "--at", "time")
+    assert rows["1 gate"]["validation_top1"] == pytest.approx(100 * (0.1 + 0.2 * 4 / 3))
+
+
+@pytest.mark.parametrize("other", [{"device": "1 x NVIDIA L40"}, {"host": "there"}, {"threads": 2}])
+def test_times_of_two_devices_are_not_compared(capsys, tmp_path, other):
+    write_timed(tmp_path, "one", 1.0)
+    write_timed(tmp_path, "two", 1.0, operators="shaped", **other)
+    code, _, err = run_main(capsys, "report", "--runs-dir", str(tmp_path), "--at", "time")
+    assert code == 2
+    assert "--at time compares runs of one device" in err
+    assert "--at steps" in err
+    assert run_main(capsys, "report", "--runs-dir", str(tmp_path), "--at", "steps")[0] == 0
+
+
+def test_what_was_measured_on_the_last_weights_alone_is_a_gap_at_another_time(capsys, tmp_path):
+    write_timed(tmp_path, "one", 1.0)
+    path = write_timed(tmp_path, "two", 2.0, operators="shaped")
+    (path / "analysis").mkdir()
+    layers = [{"layer": 3, "snr": 0.5}]
+    weights = json.loads((path / "run.json").read_text())["weights_sha256"]
+    entry = {
+        "name": "two",
+        "weights": "trained",
+        "weights_sha256": weights,
+        "layers": layers,
+        "laplacian_heads": [0] * 4,
+    }
+    (path / "analysis" / "snr.json").write_text(json.dumps({"what": "snr", "runs": [entry], "settings": {}}))
+    assert told(capsys, tmp_path, "--columns", "snr")[0]["2 shaped"]["snr.snr"] == 0.5
+    code, _, err = run_main(capsys, "report", "--runs-dir", str(tmp_path), "--columns", "snr", "--at", "time")
+    assert (code, "no run has a number 'snr'" in err) == (2, True), err
+
+
+def test_a_run_keeps_what_it_took(tmp_path, shared_cache, monkeypatch):
+    monkeypatch.setenv("LAP_CACHE", str(shared_cache))
+    run = train_here(tiny_recipe(write_text(tmp_path / "text.txt"), train={"steps": 2}), tmp_path)
+    assert run.info["peak_memory"] > 10_000_000
+    # The tiny GPT: an embedding and a head of 300 x 32, two layers of 12 x 32 x 32.
+    assert run.info["parameters"] == 2 * 300 * 32 + 2 * 12 * 32 * 32
+    assert run.info["flops_per_step"] > 6 * 2 * 12 * 32 * 32 * 8 * 32
