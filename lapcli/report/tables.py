@@ -96,6 +96,7 @@ LABELS = {
     "top1": "top-1 (%)",
     "top5": "top-5 (%)",
     "linear": "linear probe (%)",
+    "knn": "k-NN (%)",
     "ade20k": "ADE20K mIoU (%)",
     **{name: f"{BENCHMARKS[name].label} (%)" for name in PAPER_TASKS},
 }
