@@ -258,8 +258,22 @@ def test_in_a_browser(written):
         assert tab.complaints() == []
         assert {url.split(":")[0] for url in tab.requests()} == {"file", "data"}
         assert {url for url in tab.requests() if url.startswith("file")} == {path.as_uri()[:100]}
-        printed = tab.call("Page.printToPDF")["data"]
-        assert printed.startswith("JVBER")  # %PDF
+        _print(tab, path)
+
+
+def _print(tab, path):
+    """On A4 with the browser's margins nothing stands beyond the paper, is folded, or needs a screen."""
+    tab.open(path, 718)
+    tab.call("Emulation.setEmulatedMedia", media="print")
+    tab.ask("dispatchEvent(new Event('beforeprint'))")
+    assert tab.ask(BEYOND.replace("!e.closest('.wide')", "e.offsetParent")) == []
+    assert tab.ask("document.querySelectorAll('details:not([open])').length") == 0
+    assert tab.ask("getComputedStyle(document.querySelector('nav')).display") == "none"
+    commands = "[...document.querySelectorAll('.command')].filter(e => e.offsetParent).map(e => e.textContent)"
+    shown = tab.ask(commands)
+    assert any(line.startswith("lap train") for line in shown)
+    assert any(line.startswith("lap analyze") for line in shown)
+    assert tab.call("Page.printToPDF")["data"].startswith("JVBER")  # %PDF
 
 
 #: Where the first point of a run's line is on the screen.
