@@ -150,6 +150,10 @@ def overrides(set_: list[str] | None, data: Path | None) -> list[str]:
     """All changes to the recipe, in the form of `--set`."""
     import json
 
+    if data is not None and (shown := str(data).encode("utf-8", "replace").decode()) != str(data):
+        raise UsageError(
+            f"--data {shown}: its name is not UTF-8, which a recipe needs; rename it, or make a link to it"
+        )
     # A local copy has the hub's files but not its revisions.
     local = [] if data is None else [f"data.train={json.dumps(str(data), ensure_ascii=False)}", "data.revision=null"]
     return [*(set_ or []), *local]

@@ -8,6 +8,7 @@ import codecs
 import csv
 import gzip
 import json
+import os
 import zlib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -28,6 +29,8 @@ DOCUMENT_SUFFIXES = (".parquet", ".jsonl", ".jsonl.gz", ".txt", ".txt.gz")
 ROW_SUFFIXES = (".parquet", ".jsonl", ".jsonl.gz", ".json", ".csv", ".txt")
 BATCH_BYTES = 1 << 20
 _BATCH_ROWS = 1024
+LONGEST_LINE = 1 << 28  # bytes of a row of JSON
+_MOST_TIMES = 200  # that an archive may be larger when it is unpacked; text comes to 3 to 20
 # The four-byte marks come first: that of UTF-32 begins as that of UTF-16.
 _MARKS = {
     codecs.BOM_UTF32_LE: "utf-32",
@@ -105,8 +108,13 @@ def _parquet_documents(path: Path, name: str, column: str) -> Iterator[Batch]:
     import pyarrow as pa
 
     with _open_parquet(path, name) as file:
-        if column not in file.schema_arrow.names:
-            raise _no_column(name, column, file.schema_arrow.names)
+        names = file.schema_arrow.names
+        if column not in names:
+            raise _no_column(name, column, names)
+        if names.count(column) > 1:
+            raise DataError(
+                f"{name} has {names.count(column)} columns {column}; rename one, or set data.column to another"
+            )
         kind = file.schema_arrow.field(column).type
         kind = kind.value_type if pa.types.is_dictionary(kind) else kind
         if not (pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind)):
@@ -144,8 +152,12 @@ def _json_lines(raw: BinaryIO, name: str) -> Iterator[tuple[str, bytes]]:
     """File and line number, and the line; blank lines are left out."""
     with _unpacked(raw, name) as unpacked:
         number = 0
-        while line := unpacked.readline():
+        while line := unpacked.readline(LONGEST_LINE + 1):
             number += 1
+            if len(line) > LONGEST_LINE:
+                raise DataError(
+                    f"{name}:{number} is longer than {LONGEST_LINE >> 20} MB; is it really one row? Split it"
+                )
             if line.strip():
                 yield f"{name}:{number}", line
 
@@ -223,11 +235,37 @@ def wide_encoding(block: bytes) -> str:
     return "utf-16le" if zeros[1] + zeros[3] > zeros[0] + zeros[2] else "utf-16be"
 
 
+class _Archive(gzip.GzipFile):
+    """A gzip file that says so when it unpacks to more than any text would: a few kilobytes can fill the memory."""
+
+    def __init__(self, raw: BinaryIO, name: str) -> None:
+        super().__init__(fileobj=raw)
+        self._most = max(_MOST_TIMES * os.fstat(raw.fileno()).st_size, BATCH_BYTES)
+        self._called = name
+
+    def read(self, size: int | None = -1) -> bytes:
+        block = super().read(size)
+        self._check()
+        return block
+
+    def readline(self, size: int | None = -1) -> bytes:
+        line = super().readline(size)
+        self._check()
+        return line
+
+    def _check(self) -> None:
+        if self.tell() > self._most:
+            raise DataError(
+                f"{self._called} unpacks to more than {_MOST_TIMES} times its size, which no text does; look at what "
+                "it holds, and give it unpacked if that is meant"
+            )
+
+
 @contextmanager
 def _unpacked(raw: BinaryIO, name: str) -> Iterator[Any]:
     """A file's bytes, unpacked if the name ends in .gz; a damaged archive is the user's file, not our bug."""
     try:
-        yield gzip.GzipFile(fileobj=raw) if name.endswith(".gz") else raw
+        yield _Archive(raw, name) if name.endswith(".gz") else raw
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
         raise DataError(f"{name} is not a complete gzip file ({error}); download or copy it again") from None
 

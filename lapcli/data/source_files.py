@@ -62,7 +62,9 @@ def local_files(train: str, files: str | Sequence[str] | None) -> list[Path]:
             raise DataError(f"data.files: {source} is a single file; remove files, or name its folder in data.train")
         return [source]
     if not source.is_dir():
-        raise DataError(f"there is no {source}; data.train is `builtin`, `hub:OWNER/NAME`, or a file or folder")
+        raise DataError(
+            f"{source} is a pipe or a device; data.train is `builtin`, `hub:OWNER/NAME`, or a file or folder"
+        )
     if files is None:
         paths = sorted(path for path in source.iterdir() if path.name.endswith(DOCUMENT_SUFFIXES) and path.is_file())
         if not paths:

@@ -28,6 +28,7 @@ from lapcli.recipe.reading import (
     read_text,
 )
 from lapcli.recipe.schema import AnyRecipe, BaseRecipe
+from lapcli.runtime.errors import shortened
 from lapcli.runtime.plugins import Registry
 
 #: The recipe of each objective; a package that adds a kind of training adds its recipe here.
@@ -273,7 +274,7 @@ def _parent(child: Path, extends: Node) -> Path:
 
 def _must_be_a_file(path: Path, said: str | None) -> None:
     """Refuses what is not there, with the nearest name that is; and folders, devices and pipes."""
-    where, key = (said, "extends") if said else (str(path), "")
+    where, key = (said, "extends") if said else (shortened(str(path)), "")
     about = f"{quoted(str(path))} " if said else ""
     try:
         if path.is_file():

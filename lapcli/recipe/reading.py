@@ -14,7 +14,7 @@ from typing import Any
 
 import yaml
 
-from lapcli.runtime.errors import UsageError
+from lapcli.runtime.errors import UsageError, shortened
 from lapcli.runtime.files import open_to_read
 
 MAX_DEPTH = 20
@@ -53,7 +53,7 @@ class RecipeError(UsageError):
         self.source = source
         self.problems = list(problems)
         count = "1 error" if len(self.problems) == 1 else f"{len(self.problems)} errors"
-        lines = [f"{count} in {shown(source)}; nothing was started."]
+        lines = [f"{count} in {shortened(shown(source))}; nothing was started."]
         lines += [str(problem) for problem in self.problems[:_PRINTED]]
         if len(self.problems) > _PRINTED:
             lines.append(f"... and {len(self.problems) - _PRINTED} more")

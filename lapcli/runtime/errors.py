@@ -38,16 +38,23 @@ class DataError(UsageError):
 
 
 #: Where the next step is to change a permission or to choose another place, not to try again.
-_NOT_ALLOWED = {errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EISDIR, errno.ELOOP, errno.ENAMETOOLONG}
+_NOT_ALLOWED = {errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EISDIR, errno.ELOOP}
+
+
+def shortened(name: str) -> str:
+    """A name as messages show it: of thousands of letters both ends."""
+    return name if len(name) <= 240 else f"{name[:150]}...{name[-60:]}"
 
 
 def of_system(error: OSError) -> LapError:
     """An error of the operating system that nobody has explained better: the file, what is wrong, what to do."""
     names = [os.fsdecode(name) for name in (error.filename, error.filename2) if isinstance(name, str | bytes)]
-    what = " to ".join(names) or "a file"
+    what = " to ".join(map(shortened, names)) or "a file"
     reason = error.strerror or str(error) or type(error).__name__
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         return LapError(f"{what} cannot be written ({reason}); make room on that disk, then run the same command again")
+    if error.errno == errno.ENAMETOOLONG:
+        return UsageError(f"{what} cannot be used (its name is too long); choose a shorter one")
     if error.errno in _NOT_ALLOWED:
         return UsageError(
             f"{what} cannot be used ({reason}); check its permissions, or choose another place with --runs-dir, --out "

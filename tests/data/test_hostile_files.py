@@ -1,6 +1,7 @@
 """Files from anywhere, and a seeded fuzz of the readers: what is wrong is a sentence, never another error or a hang."""
 
 import contextlib
+import gzip
 import io
 import json
 import os
@@ -12,8 +13,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 from PIL import Image
+from support import run_main
+from sweep_support import write_recipe
 
 from lapcli.commands.options import overrides
+from lapcli.data import file_formats
 from lapcli.data.file_formats import read_documents, read_rows
 from lapcli.data.images import tables
 from lapcli.data.images.folder import FolderImages
@@ -91,6 +95,70 @@ def test_a_word_of_any_length_changes_nothing_for_ordinary_text():
     cut = list(tokenizer._excerpts([pieces], 10**6, 10**6))
     assert "".join(cut) == pieces
     assert list(tokenizer._excerpts(text, 10**6, 10**6)) == text
+
+
+def test_long_texts_have_the_ids_of_the_whole(monkeypatch):
+    """A line of 50 MB is encoded in parts: as a whole it took nine gigabytes."""
+    from lapcli.data.text import tokenizer as module
+
+    tokenizer = train_tokenizer(["the cat sat on 12 mats, it's fine\n\n  ok " * 40], 280, max_chars=10**6, crop=10**6)
+    chance = random.Random(17)
+    signs = ["a", "b", "1", " ", "  ", "\n", "\n\n", "\r\n", "\t", ".", "'s", "\u3000", "é", "中", "\u200b", "<|bos|>"]
+    texts = ["a b".join("".join(chance.choices(signs, k=9)) for _ in range(30)) for _ in range(100)]
+    whole = tokenizer.encode_batch(texts)
+    monkeypatch.setattr(module, "_UNBROKEN", 100)  # beyond which a text without a blank is cut anywhere
+    monkeypatch.setattr(module, "_LONG_TEXT", 64)  # so that parts have one character or more
+    assert all(len(list(module.cut_at_blanks(text, 1))) > 10 for text in texts)
+    assert tokenizer.encode_batch(texts) == whole
+    assert tokenizer.decode(tokenizer.encode_batch(["x" * 5000])[0]) == "x" * 5000
+
+
+def test_two_columns_of_one_name_are_refused(tmp_path):
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    columns = [pa.array(["a"] * 5), pa.array(["b"] * 5)]
+    pq.write_table(pa.Table.from_arrays(columns, names=["text", "text"]), tmp_path / "f.parquet")
+    with pytest.raises(DataError, match=r"f\.parquet has 2 columns text; rename one"):
+        consume(read_documents(tmp_path / "f.parquet", name="f.parquet", column="text", separator=None))
+
+
+@pytest.mark.parametrize("ending", [".txt.gz", ".jsonl.gz"])
+def test_an_archive_that_unpacks_to_far_more_than_text_does(tmp_path, ending):
+    path = tmp_path / f"bomb{ending}"
+    with gzip.open(path, "wb") as file:
+        file.write(b'{"text": "' + b"a" * (16 << 20) + b'"}\n')
+    with pytest.raises(DataError, match="unpacks to more than 200 times its size"):
+        consume(read_documents(path, name=path.name, column="text", separator=None))
+    with gzip.open(tmp_path / "f.jsonl.gz", "wb") as file:
+        file.write(b'{"text": "some text of an ordinary kind"}\n' * 9000)
+    consume(read_documents(tmp_path / "f.jsonl.gz", name="f.jsonl.gz", column="text", separator=None))
+
+
+def test_a_line_that_is_too_long_is_named(tmp_path, monkeypatch):
+    monkeypatch.setattr(file_formats, "LONGEST_LINE", 1 << 20)
+    (tmp_path / "f.jsonl").write_text('{"text": "a"}\n{"text": "' + "a" * (1 << 20) + '"}\n')
+    with pytest.raises(DataError, match=r"f\.jsonl:2 is longer than 1 MB"):
+        consume(read_documents(tmp_path / "f.jsonl", name="f.jsonl", column="text", separator=None))
+
+
+def test_names_that_no_file_or_recipe_can_have(capsys, tmp_path, monkeypatch):
+    """5,000 letters, and bytes that are not UTF-8: one sentence that can be read."""
+    monkeypatch.chdir(tmp_path)
+    long, recipe = "x" * 5000, str(write_recipe(tmp_path))
+    for line in (
+        ["train", long],
+        ["train", recipe, "--name", long],
+        ["train", recipe, "--data", long],
+        ["train", recipe, "--runs-dir", long],
+        ["eval", "--run", long],
+        ["report", "--runs-dir", long],
+        ["train", recipe, "--data", os.fsdecode(b"te\xffxt")],
+    ):
+        code, _, err = run_main(capsys, *line)
+        assert code == 2, (line[0], err[:1000])
+        assert "Traceback" not in err
+        assert len(err) < 1000
 
 
 def test_a_name_with_an_emoji_is_a_name():

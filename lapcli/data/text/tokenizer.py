@@ -9,7 +9,7 @@ import hashlib
 import json
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from itertools import chain
+from itertools import chain, islice
 from pathlib import Path
 
 import numpy as np
@@ -67,6 +67,7 @@ class Tokenizer:
         self._inner = inner
         self.vocab_size: int = inner.get_vocab_size()
         self._bytes = _bytes_of_ids(inner)
+        self._cuts_at_blanks = json.dumps(SPLIT_PATTERN) in inner.to_str().replace("\\/", "/")
         self._special = {name: self.vocab_size - len(SPECIAL_TOKENS) + i for i, name in enumerate(SPECIAL_TOKENS)}
         self.bos = self._special["<|bos|>"]
         self.sha256 = hashlib.sha256(inner.to_str().encode()).hexdigest()
@@ -113,7 +114,18 @@ class Tokenizer:
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
         """On all cores. A lone surrogate has no UTF-8 bytes and becomes U+FFFD."""
         clean = [LONE_SURROGATE.sub("\ufffd", text) for text in texts]
-        return [encoding.ids for encoding in self._inner.encode_batch_fast(clean, add_special_tokens=False)]
+        if not self._cuts_at_blanks or max(map(len, clean), default=0) <= _LONG_TEXT:
+            return [encoding.ids for encoding in self._inner.encode_batch_fast(clean, add_special_tokens=False)]
+        return [self._encode_in_parts(text) for text in clean]
+
+    def _encode_in_parts(self, text: str) -> list[int]:
+        """The same ids as of the whole text, which would take two hundred bytes of memory for each of its bytes."""
+        ids: list[int] = []
+        parts = cut_at_blanks(text, _LONG_TEXT // 64)
+        while some := list(islice(parts, 64)):
+            for encoding in self._inner.encode_batch_fast(some, add_special_tokens=False):
+                ids += encoding.ids
+        return ids
 
     def decode(self, ids: Iterable[int]) -> str:
         """Text; bytes that are not valid UTF-8, such as those of a truncated character, become U+FFFD."""
@@ -132,6 +144,25 @@ class Tokenizer:
         if not 0 <= id_ < self.vocab_size:  # -1 would silently be the last special token
             raise ValueError(f"{id_} is not a token id of a vocabulary of {self.vocab_size}")
         return id_
+
+
+_LONG_TEXT = 1 << 22  # characters
+_UNBROKEN = 1 << 20
+_BLANK = re.compile(r"(?<=\S) (?=\S)|(?<=\n)(?=\S)")
+
+
+def cut_at_blanks(text: str, length: int) -> Iterator[str]:
+    """Parts of at least so many characters, cut where SPLIT_PATTERN splits anyway: before a single space between other
+    characters, which only begins a piece, and after a newline, which only ends one. Text that has neither for a million
+    characters is cut all the same."""
+    start = 0
+    while start + length + _UNBROKEN < len(text):
+        first = start + length
+        found = _BLANK.search(text, first, first + _UNBROKEN)
+        end = found.start() if found else first + _UNBROKEN
+        yield text[start:end]
+        start = end
+    yield text[start:]
 
 
 def _incomplete(path: str | Path, error: Exception) -> DataError:
