@@ -105,7 +105,7 @@ def test_version(capsys):
         (["train", str(QUICKSTART), "--set", "train.micro_batch=64"], "global batch"),
         (["train", str(QUICKSTART), "--seed", "-1"], "seed"),
         (["train", str(QUICKSTART), "--nproc", "few", "--dry-run"], "--nproc"),
-        (["train", str(QUICKSTART), "--name", "../elsewhere"], "cannot name a run"),
+        (["train", str(QUICKSTART), "--name", "../elsewhere"], "is not a valid run name"),
         (["train", str(QUICKSTART), "--data", "nowhere/at/all"], "nowhere/at/all"),
         (["fetch", str(QUICKSTART), "--data", "nowhere/at/all"], "nowhere/at/all"),
         (["fetch", "recipes/gpt561m.yaml"], "lap fetch"),

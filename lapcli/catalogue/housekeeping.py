@@ -33,8 +33,8 @@ def rename_run(run: Run, name: str) -> Path:
     check_name(name, "choose another name")
     if names := list(followers(run.path)):
         raise UsageError(
-            f"{run.name} keeps its name, by which {', '.join(names)} find the run that they started from; copy the "
-            "folder for another name"
+            f"{run.name} cannot be renamed: {', '.join(names)} started from it and refer to it by its name; copy the "
+            "folder to have it under another name"
         )
     new = run.path.with_name(name)
     with _locked(run.path):
@@ -83,7 +83,7 @@ def plan_prunings(
         try:
             refuse_trained([path])
             if is_of_a_sweep(path) and not with_sweeps:
-                raise UsageError(f"{path} is of a sweep, whose runs are pruned only with --yes")
+                raise UsageError(f"{path} belongs to a sweep; its runs are pruned only with --yes")
             prunings.append(plan_pruning(read_run(path), keep))
         except UsageError as error:
             if are_named:

@@ -37,7 +37,9 @@ _SHARED: dict[str, tuple[Any, Any]] = {
         None,
     ),
     "runs": (
-        Annotated[str | None, typer.Option("--runs", metavar="PATTERN", help="All runs of such names: 'vit_*'.")],
+        Annotated[
+            str | None, typer.Option("--runs", metavar="PATTERN", help="All runs whose names match, e.g. 'vit_*'.")
+        ],
         None,
     ),
     "model": (
@@ -47,21 +49,27 @@ _SHARED: dict[str, tuple[Any, Any]] = {
         None,
     ),
     "init": (
-        Annotated[bool, typer.Option("--init", help="Also each run's model untrained; of --model, untrained instead.")],
+        Annotated[
+            bool, typer.Option("--init", help="Also measure each run's model untrained; with --model, only untrained.")
+        ],
         False,
     ),
     "checkpoint": (
-        Annotated[str, typer.Option("--checkpoint", help="last, best, or a step that was kept.")],
+        Annotated[str, typer.Option("--checkpoint", help="last, best, or the step of a kept checkpoint.")],
         "last",
     ),
     "stage": (
         Annotated[
-            Literal["midtrain", "sft"] | None, typer.Option("--stage", help="The run's chat stage, not the run itself.")
+            Literal["midtrain", "sft"] | None,
+            typer.Option("--stage", help="Measure this chat stage of the run instead of the run itself."),
         ],
         None,
     ),
-    "data": (Annotated[str | None, typer.Option("--data", help="Data to measure on, not the run's own.")], None),
-    "split": (Annotated[Literal["validation", "train"], typer.Option("--split", help="Which part.")], "validation"),
+    "data": (Annotated[str | None, typer.Option("--data", help="Data to measure on instead of the run's own.")], None),
+    "split": (
+        Annotated[Literal["validation", "train"], typer.Option("--split", help="Part of the data to measure.")],
+        "validation",
+    ),
     "limit": (
         Annotated[
             int | None,
@@ -69,8 +77,11 @@ _SHARED: dict[str, tuple[Any, Any]] = {
         ],
         None,
     ),
-    "batch": (Annotated[int | None, typer.Option("--batch", min=1, help="Sequences or images at once.")], None),
-    "seed": (Annotated[int, typer.Option("--seed", min=0, help="Of samples and draws.")], 0),
+    "batch": (
+        Annotated[int | None, typer.Option("--batch", min=1, help="Sequences or images per forward pass.")],
+        None,
+    ),
+    "seed": (Annotated[int, typer.Option("--seed", min=0, help="Random seed.")], 0),
     "out": (
         Annotated[Path | None, typer.Option("--out", help="Folder for the results.", show_default="RUN/analysis")],
         None,
@@ -78,7 +89,7 @@ _SHARED: dict[str, tuple[Any, Any]] = {
     "dpi": (options.Dpi, 160),
     "size": (options.Size, None),
     "format": (
-        Annotated[str, typer.Option("--format", metavar="png,svg,pdf", help="Forms of the figure.")],
+        Annotated[str, typer.Option("--format", metavar="png,svg,pdf", help="File formats of the figure.")],
         "png,svg",
     ),
     "runs_dir": (options.RunsDir, None),

@@ -27,7 +27,7 @@ def doctor(
 ) -> None:
     """Check that this machine computes, trains and synchronises correctly.
 
-    Each line passes, warns or fails, with its number and what to do; exit code 1 if one fails. Takes a minute or two,
+    Each check passes, warns or fails, with its number and what to do; exit code 1 if one fails. Takes a minute or two,
     works in a temporary folder, and sends nothing anywhere. A bug report should contain its JSON.
     """
     import json

@@ -39,54 +39,68 @@ def evaluate(
             "--tasks",
             autocompletion=completion.tasks,
             metavar="A,B",
-            help="What to measure; the default depends on the run.",
+            help="Tasks to run; the default depends on the kind of run.",
         ),
     ] = None,
-    checkpoint: Annotated[str, typer.Option("--checkpoint", help="last, best, or a step that was kept.")] = "last",
-    batch: Annotated[int | None, typer.Option("--batch", min=1, help="Examples a process takes at once.")] = None,
-    data: Annotated[Path | None, typer.Option("--data", help="Local folder to evaluate on, not the run's own.")] = None,
+    checkpoint: Annotated[
+        str, typer.Option("--checkpoint", help="last, best, or the step of a kept checkpoint.")
+    ] = "last",
+    batch: Annotated[int | None, typer.Option("--batch", min=1, help="Examples per forward pass of a process.")] = None,
+    data: Annotated[
+        Path | None, typer.Option("--data", help="Local folder to evaluate on instead of the run's own data.")
+    ] = None,
     limit: Annotated[
-        int | None, typer.Option("--limit", min=1, help="Only N examples of each task; for a quick look.")
+        int | None, typer.Option("--limit", min=1, help="Use only N examples of each task, for a quick look.")
     ] = None,
     model: Annotated[
-        str | None, typer.Option("--model", metavar="timm:NAME", help="A stock ViT of timm instead of a run.")
+        str | None, typer.Option("--model", metavar="timm:NAME", help="Evaluate a stock timm ViT instead of a run.")
     ] = None,
     weights_file: Annotated[
         Path | None, typer.Option("--weights", help="Weights of --model; by default the hub's.")
     ] = None,
     set_: Annotated[
         list[str] | None,
-        typer.Option("--set", metavar="KEY=VALUE", help="A setting of linear, knn or ade20k, as linear.steps=500."),
+        typer.Option("--set", metavar="KEY=VALUE", help="Setting of linear, knn or ade20k, such as linear.steps=500."),
     ] = None,
     holdout: Annotated[
-        bool, typer.Option("--holdout", help="Choose linear's rate on held-out training images.")
+        bool, typer.Option("--holdout", help="Choose the learning rate of linear on held-out training images.")
     ] = False,
     protocol: Annotated[
         str | None,
-        typer.Option("--protocol", metavar="paper|harness", help="paper: chat runs' default; harness: lm-eval's own."),
+        typer.Option(
+            "--protocol",
+            metavar="paper|harness",
+            help="paper: the paper's prompts (default of chat runs); harness: lm-eval's.",
+        ),
     ] = None,
     samples: Annotated[
         int | None, typer.Option("--samples", min=1, help="Answers to each question of gsm8k, humaneval, spelling.")
     ] = None,
-    temperature: Annotated[float | None, typer.Option("--temperature", min=0, help="Their temperature.")] = None,
-    top_k: Annotated[int | None, typer.Option("--top-k", min=1, help="Draw among the K likeliest tokens.")] = None,
-    max_new_tokens: Annotated[int | None, typer.Option("--max-new-tokens", min=1, help="Longest answer.")] = None,
+    temperature: Annotated[
+        float | None, typer.Option("--temperature", min=0, help="Sampling temperature of these answers.")
+    ] = None,
+    top_k: Annotated[int | None, typer.Option("--top-k", min=1, help="Sample from the K likeliest tokens.")] = None,
+    max_new_tokens: Annotated[
+        int | None, typer.Option("--max-new-tokens", min=1, help="Longest answer, in tokens.")
+    ] = None,
     seed: Annotated[int | None, typer.Option("--seed", help="Seed of sampled answers and few-shot examples.")] = None,
     show_prompt: Annotated[
         int | None, typer.Option("--show-prompt", min=1, metavar="N", help="Print the first N prompts of each task.")
     ] = None,
     samples_out: Annotated[
-        Path | None, typer.Option("--samples-out", help="Keep every prompt, answer and verdict as jsonl here.")
+        Path | None, typer.Option("--samples-out", help="File for every prompt, answer and verdict, as jsonl.")
     ] = None,
     unsafe_code_execution: Annotated[
         bool, typer.Option("--unsafe-code-execution", help="Run generated code WITHOUT a sandbox.")
     ] = False,
-    fresh: Annotated[bool, typer.Option("--fresh", help="Answer again what was answered before.")] = False,
+    fresh: Annotated[bool, typer.Option("--fresh", help="Ignore saved answers and evaluate again.")] = False,
     runs_dir: options.RunsDir = None,
-    nproc: Annotated[str, typer.Option("--nproc", metavar="N|auto", help="Processes here; auto: one a GPU.")] = "auto",
+    nproc: Annotated[
+        str, typer.Option("--nproc", metavar="N|auto", help="Processes on this machine; auto: one per GPU.")
+    ] = "auto",
     as_json: options.Json = False,
 ) -> None:
-    """Measure a run: accuracy, probes of features, language benchmarks."""
+    """Evaluate a run: accuracy, probes of features, language benchmarks."""
     from lapcli.evaluation.families import STOCK, choose, evaluated_kinds
     from lapcli.runs import named_run, newest_run
 

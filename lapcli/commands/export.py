@@ -26,13 +26,15 @@ def export(
     out: Annotated[
         Path | None, typer.Option("--out", help="Folder to write; by default export/FORMAT in the run.")
     ] = None,
-    checkpoint: Annotated[str, typer.Option("--checkpoint", help="last, best, or a step that was kept.")] = "last",
+    checkpoint: Annotated[
+        str, typer.Option("--checkpoint", help="last, best, or the step of a kept checkpoint.")
+    ] = "last",
     dtype: Annotated[str, typer.Option("--dtype", help="float32, bf16 or float16.")] = "float32",
     verify: Annotated[
         bool | None,
         typer.Option(
             "--verify/--no-verify",
-            help="Load the folder with the target library alone and compare; on where it is installed.",
+            help="Load the folder with the target library alone and compare; default if it is installed.",
         ),
     ] = None,
     runs_dir: options.RunsDir = None,

@@ -22,7 +22,9 @@ def import_(
     to: Annotated[str, typer.Option("--to", metavar="NAME", help="Name of the run.")],
     tokenizer: Annotated[
         Path | None,
-        typer.Option("--tokenizer", help="tokenizer.json or tokenizer.pkl; by default nanochat's own, where it lies."),
+        typer.Option(
+            "--tokenizer", help="tokenizer.json or tokenizer.pkl; by default the one in nanochat's own folders."
+        ),
     ] = None,
     runs_dir: options.RunsDir = None,
     as_json: options.Json = False,

@@ -17,13 +17,13 @@ Examples:
 
 
 def init(
-    folder: Annotated[Path, typer.Argument(metavar="DIR", help="Folder to write to; made if it is not there.")],
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="Folder to write to; created if it does not exist.")],
     job: Annotated[
         Literal["text", "images", "chat", "self-supervised"], typer.Option("--job", help="What to train.")
     ] = "text",
     as_json: options.Json = False,
 ) -> None:
-    """Write a starter recipe with comments, and say what to run next. Nothing is overwritten."""
+    """Write a commented starter recipe, and print what to run next. Nothing is overwritten."""
     from lapcli.recipe.shipped import write_starter
 
     written = write_starter(job, folder)

@@ -41,24 +41,24 @@ Name = Annotated[str | None, typer.Option("--name", help="Name of the run; by de
 RunsDir = Annotated[
     Path | None, typer.Option("--runs-dir", help="Folder of the runs.", envvar="LAP_RUNS", show_default="runs")
 ]
-Seed = Annotated[int | None, typer.Option("--seed", help="The recipe's seed, replaced.")]
+Seed = Annotated[int | None, typer.Option("--seed", help="Random seed; by default the recipe's.")]
 InitFrom = Annotated[
     str | None,
     typer.Option(
         "--init-from",
         metavar="SOURCE",
-        help="Begin with these weights: run:NAME[@step|best], timm:NAME, an exported folder, a nanochat checkpoint.",
+        help="Start from these weights:  run:NAME[@step|best], timm:NAME, an exported folder, a nanochat checkpoint.",
     ),
 ]
 Weights = Annotated[
     Path | None, typer.Option("--weights", help="File with weights for --init-from timm:NAME, instead of the hub's.")
 ]
-Fresh = Annotated[bool, typer.Option("--fresh", help="Move an old run of that name aside and start anew.")]
-DryRun = Annotated[bool, typer.Option("--dry-run", help="Say what would be trained; touch no data.")]
-Nproc = Annotated[str, typer.Option("--nproc", metavar="N|auto", help="Processes here; auto: one a GPU.")]
-Nnodes = Annotated[int, typer.Option("--nnodes", help="Machines.")]
-NodeRank = Annotated[int | None, typer.Option("--node-rank", help="Number of this machine; 0 is the one of --rdzv.")]
-Rdzv = Annotated[str | None, typer.Option("--rdzv", metavar="HOST:PORT", help="Where the machines meet.")]
+Fresh = Annotated[bool, typer.Option("--fresh", help="Move an existing run of that name aside and start over.")]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Print what would be trained, and stop; no data is read.")]
+Nproc = Annotated[str, typer.Option("--nproc", metavar="N|auto", help="Processes on this machine; auto: one per GPU.")]
+Nnodes = Annotated[int, typer.Option("--nnodes", help="Number of machines.")]
+NodeRank = Annotated[int | None, typer.Option("--node-rank", help="Rank of this machine; --rdzv names that of rank 0.")]
+Rdzv = Annotated[str | None, typer.Option("--rdzv", metavar="HOST:PORT", help="Address at which the machines connect.")]
 StepTimeout = Annotated[
     float,
     typer.Option(
@@ -67,10 +67,12 @@ StepTimeout = Annotated[
         min=0.01,
         max=100_000,
         envvar="LAP_STEP_TIMEOUT",
-        help="Longest wait of the ranks for each other in a step; the first one and saves are not timed.",
+        help="How long ranks wait for each other in a step; the first step and saves are not timed.",
     ),
 ]
-MaxRestarts = Annotated[int, typer.Option("--max-restarts", help="Times to start again and resume after a rank died.")]
+MaxRestarts = Annotated[
+    int, typer.Option("--max-restarts", help="How often to restart and resume after a rank has died.")
+]
 
 
 class TrackerName(StrEnum):
@@ -83,13 +85,17 @@ class TrackerName(StrEnum):
 
 Track = Annotated[
     list[TrackerName] | None,
-    typer.Option("--track", help="Mirror the run there while it is trained, as the recipe's `track`; repeatable."),
+    typer.Option(
+        "--track", help="Mirror the run to this tracker while it trains, like the recipe's `track`; repeatable."
+    ),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")]
-Dpi = Annotated[int, typer.Option("--dpi", min=30, max=1200, help="Dots an inch of PNG figures.")]
+Dpi = Annotated[int, typer.Option("--dpi", min=30, max=1200, help="Resolution of PNG figures, in dots per inch.")]
 Size = Annotated[
     str | None,
-    typer.Option("--size", metavar="WxH", help="Inches of a figure, as 6x4.", show_default="by what it shows"),
+    typer.Option(
+        "--size", metavar="WxH", help="Size of a figure in inches, such as 6x4.", show_default="by what it shows"
+    ),
 ]
 
 

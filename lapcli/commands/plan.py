@@ -30,11 +30,12 @@ def plan(
     data: options.Data = None,
     gpu: Annotated[
         Literal["l40", "h100", "a100", "cpu"] | None,
-        typer.Option("--gpu", help="What to plan for; by default what is here."),
+        typer.Option("--gpu", help="Device to plan for; by default that of this machine."),
     ] = None,
-    gpus: Annotated[int | None, typer.Option("--gpus", min=1, max=4096, help="How many of them.")] = None,
+    gpus: Annotated[int | None, typer.Option("--gpus", min=1, max=4096, help="Number of GPUs.")] = None,
     probe: Annotated[
-        int | None, typer.Option("--probe", metavar="STEPS", min=1, help="Measure so many steps here, on made-up data.")
+        int | None,
+        typer.Option("--probe", metavar="STEPS", min=1, help="Measure so many steps on this machine, on random data."),
     ] = None,
     run: Annotated[
         str | None,
@@ -43,7 +44,7 @@ def plan(
     runs_dir: options.RunsDir = None,
     as_json: options.Json = False,
 ) -> None:
-    """Estimate what a recipe takes: parameters, FLOPs, memory, disk and hours. Exit code 3: it does not fit."""
+    """Estimate what a recipe needs: parameters, FLOPs, memory, disk and hours. Exit code 3: it does not fit."""
     import json
 
     from lapcli.kinds import kind_of, load_recipe_with_data

@@ -15,8 +15,12 @@ Examples:
 def push(
     folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="A folder that `lap export` wrote.")],
     to: Annotated[str, typer.Option("--to", metavar="OWNER/NAME", help="Repository on the hub.")],
-    yes: Annotated[bool, typer.Option("--yes", help="Send it; without, only say what would be sent.")] = False,
-    public: Annotated[bool, typer.Option("--public", help="A new repository is public; by default private.")] = False,
+    yes: Annotated[
+        bool, typer.Option("--yes", help="Send it; without this option, only print what would be sent.")
+    ] = False,
+    public: Annotated[
+        bool, typer.Option("--public", help="Make a new repository public; by default it is private.")
+    ] = False,
 ) -> None:
     """Upload an exported folder to the model hub. Without --yes nothing is sent."""
     from lapcli.export.push import plan_upload, send

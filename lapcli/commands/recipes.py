@@ -25,10 +25,10 @@ def recipes(
             help="Names or patterns; by default all.",
         ),
     ] = None,
-    print_: Annotated[bool, typer.Option("--print", help="Print the files instead of a line each.")] = False,
+    print_: Annotated[bool, typer.Option("--print", help="Print the files themselves.")] = False,
     as_json: options.Json = False,
 ) -> None:
-    """List the shipped recipes, a line each. Commands take them by name from any folder."""
+    """List the shipped recipes. Commands accept them by name, from any folder."""
     import fnmatch
     from difflib import get_close_matches
 

@@ -40,11 +40,13 @@ def report(
     columns: Annotated[
         str | None,
         typer.Option(
-            "--columns", metavar="NAME,...", help="Measures, as top1, k_0.99 or costs; by default the evaluated ones."
+            "--columns",
+            metavar="NAME,...",
+            help="Scores, such as top1, k_0.99 or costs; by default those that were evaluated.",
         ),
     ] = None,
     format_: Annotated[
-        Format, typer.Option("--format", help="Form of the tables; html: the page; svg, png, pdf: its figures.")
+        Format, typer.Option("--format", help="Format of the tables; html: a whole page; svg, png, pdf: its figures.")
     ] = "table",
     paper: Annotated[
         Literal["table1", "table2", "table3"] | None,
@@ -63,7 +65,7 @@ def report(
         ),
     ] = None,
     checkpoint: Annotated[
-        Literal["last", "best"], typer.Option("--checkpoint", help="Whose numbers: of the last weights or the best.")
+        Literal["last", "best"], typer.Option("--checkpoint", help="Scores of the last weights or of the best.")
     ] = "last",
     at: Annotated[
         Literal["steps", "time"],
@@ -74,16 +76,16 @@ def report(
         Path | None,
         typer.Option(
             "--out",
-            help="File to write instead of printing; of figures, a folder.",
+            help="File to write instead of printing; for figures, a folder.",
             show_default="RUNS_DIR/report.html, RUNS_DIR/report_figures",
         ),
     ] = None,
     dpi: options.Dpi = 160,
     size: options.Size = None,
     watch: Annotated[
-        bool, typer.Option("--watch", help="With html: write the page again while runs go on; Ctrl-C ends it.")
+        bool, typer.Option("--watch", help="With html: rewrite the page while runs are being trained, until Ctrl-C.")
     ] = False,
-    every: Annotated[float, typer.Option("--every", min=1.0, help="Seconds between two looks of --watch.")] = 10.0,
+    every: Annotated[float, typer.Option("--every", min=1.0, help="Seconds between two updates of --watch.")] = 10.0,
     runs_dir: options.RunsDir = None,
 ) -> None:
     """Put runs into tables beside the paper's, and onto a page with figures and claims."""
@@ -94,7 +96,7 @@ def report(
 
     if watch and format_ != "html":
         raise UsageError(
-            "--watch writes the page again and again; say --format html, or see `lap watch` for a terminal"
+            "--watch rewrites the page while runs are being trained; use --format html, or `lap watch` in a terminal"
         )
     folder = runs_dir or default_runs_dir()
     look = Look(None if size is None else size_of(size), dpi)

@@ -63,7 +63,7 @@ def runs(context: typer.Context, runs_dir: options.RunsDir = None, as_json: opti
 
 @app.command("list", epilog="\b\nExamples:\n  lap runs list\n  lap runs list 'vit_*' --json")
 def list_(names: Patterns = None, runs_dir: options.RunsDir = None, as_json: options.Json = False) -> None:
-    """Kind, Laplacian heads, step, best validation, age, size and status of each; the newest first."""
+    """List runs, the newest first: kind, Laplacian heads, step, best validation, age, size and status."""
     import sys
 
     from lapcli.catalogue.listing import list_runs
@@ -89,7 +89,7 @@ def list_(names: Patterns = None, runs_dir: options.RunsDir = None, as_json: opt
 
 @app.command(epilog="\b\nExamples:\n  lap runs show quickstart\n  lap runs show quickstart --json")
 def show(name: RunName, runs_dir: options.RunsDir = None, as_json: options.Json = False) -> None:
-    """All about one run: recipe, data, scores, checkpoints, evaluations, sizes."""
+    """Show one run:  recipe, data, scores, checkpoints, evaluations, sizes."""
     from lapcli.catalogue.listing import describe
     from lapcli.runs import named_run
 
@@ -147,7 +147,7 @@ def diff(
     runs_dir: options.RunsDir = None,
     as_json: options.Json = False,
 ) -> None:
-    """Recipe keys, data and versions that differ, and the scores of both."""
+    """Compare two runs: recipe keys, data and versions that differ, and the scores of both."""
     from lapcli.catalogue.comparing import difference
     from lapcli.runs import named_run
 
@@ -193,7 +193,7 @@ def best(
     runs_dir: options.RunsDir = None,
     as_json: options.Json = False,
 ) -> None:
-    """Finished runs in the order of a score, the best first."""
+    """Rank finished runs by a score, the best first."""
     import sys
 
     from lapcli.catalogue.comparing import rank
@@ -213,11 +213,11 @@ def best(
 def rename(
     name: RunName,
     new: Annotated[str, typer.Argument(metavar="NEW", help="Its new name.")],
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Also a run of a sweep.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Rename it even if it belongs to a sweep.")] = False,
     runs_dir: options.RunsDir = None,
     as_json: options.Json = False,
 ) -> None:
-    """Give a run another name. One that is being trained, or that another run started from, is refused."""
+    """Rename a run. A run that is being trained, or that another run started from, is refused."""
     from lapcli.catalogue.housekeeping import rename_run
     from lapcli.catalogue.listing import is_of_a_sweep
     from lapcli.runs import named_run
@@ -245,7 +245,7 @@ def rm(
     runs_dir: options.RunsDir = None,
     as_json: options.Json = False,
 ) -> None:
-    """Remove runs with all that they hold, after a question. One that is being trained is refused."""
+    """Remove runs with everything in them, after asking. A run that is being trained is refused."""
     from lapcli.catalogue.housekeeping import followers, refuse_trained, remove_run
     from lapcli.catalogue.listing import is_of_a_sweep, matching_runs, size_of
 
@@ -272,7 +272,7 @@ def rm(
 
 @app.command(epilog="\b\nExamples:\n  lap runs du\n  lap runs du 'vit_*' --json")
 def du(names: Patterns = None, runs_dir: options.RunsDir = None, as_json: options.Json = False) -> None:
-    """Bytes on the disk, run by run, the largest first."""
+    """Show the disk usage of each run, the largest first."""
     from lapcli.catalogue.listing import matching_runs, sizes
 
     measured = {path: sizes(path) for path in matching_runs(_folder(runs_dir), names or [])}
@@ -295,12 +295,12 @@ def du(names: Patterns = None, runs_dir: options.RunsDir = None, as_json: option
 def prune(
     names: Patterns = None,
     keep: Annotated[int, typer.Option("--keep", min=1, help="Newest checkpoints of each run to keep.")] = 1,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would go; remove nothing.")] = False,
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask; also of runs of a sweep.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print what would be removed; remove nothing.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask; prune runs of a sweep too.")] = False,
     runs_dir: options.RunsDir = None,
     as_json: options.Json = False,
 ) -> None:
-    """Remove old checkpoints, after a question: never the newest, the best, or one that another run started from."""
+    """Remove old checkpoints, after asking: never the newest, the best, or one that another run started from."""
     import sys
 
     from lapcli.catalogue.housekeeping import plan_prunings

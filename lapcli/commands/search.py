@@ -33,26 +33,34 @@ def search(
         ),
     ] = None,
     trials: Annotated[int, typer.Option("--trials", min=1, max=100_000, help="Trials of each arm, at most.")] = 20,
-    metric: Annotated[str, typer.Option("--metric", help="A number of the validation.")] = "validation_loss",
+    metric: Annotated[str, typer.Option("--metric", help="Validation metric to optimise.")] = "validation_loss",
     max_steps: Annotated[
-        int | None, typer.Option("--max-steps", min=1, help="Begin no trial of an arm after so many training steps.")
+        int | None, typer.Option("--max-steps", min=1, help="Start no trial of an arm after so many training steps.")
     ] = None,
     max_hours: Annotated[
-        float | None, typer.Option("--max-hours", min=1e-6, help="... after so many hours of training, as measured.")
+        float | None,
+        typer.Option(
+            "--max-hours", min=1e-6, help="Start no trial of an arm after so many measured hours of training."
+        ),
     ] = None,
-    sampler: Annotated[Literal["tpe", "random"], typer.Option("--sampler", help="Who proposes.")] = "tpe",
+    sampler: Annotated[Literal["tpe", "random"], typer.Option("--sampler", help="How trials are proposed.")] = "tpe",
     pruner: Annotated[
         Literal["halving", "none"], typer.Option("--pruner", help="Successive halving at validations, or none.")
     ] = "halving",
     confirm: Annotated[
-        int, typer.Option("--confirm", min=0, max=1000, help="Fresh seeds for the winner and the control.")
+        int,
+        typer.Option(
+            "--confirm", min=0, max=1000, help="Number of new seeds on which the winner is compared with the control."
+        ),
     ] = 3,
     set_: options.Set = None,
     data: options.Data = None,
     name: Annotated[
-        str | None, typer.Option("--name", help="First part of the runs' names.", show_default="RECIPE-search")
+        str | None, typer.Option("--name", help="Prefix of the runs' names.", show_default="RECIPE-search")
     ] = None,
-    seed: Annotated[int, typer.Option("--seed", min=0, help="Of the proposals; the runs have the recipe's.")] = 0,
+    seed: Annotated[
+        int, typer.Option("--seed", min=0, help="Random seed of the proposals; the runs use the recipe's seed.")
+    ] = 0,
     runs_dir: options.RunsDir = None,
     nproc: options.Nproc = "auto",
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the space and the first proposals.")] = False,

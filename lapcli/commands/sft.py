@@ -39,13 +39,16 @@ def sft(
         ),
     ] = None,
     init_from: options.InitFrom = None,
-    stage: Annotated[Literal["midtrain", "sft"] | None, typer.Option("--stage", help="Do one stage alone.")] = None,
+    stage: Annotated[Literal["midtrain", "sft"] | None, typer.Option("--stage", help="Train this stage only.")] = None,
     set_: options.Set = None,
     data: Annotated[
-        Path | None, typer.Option("--data", help="Folder with copies of the recipe's data sets, by their names.")
+        Path | None, typer.Option("--data", help="Folder with copies of the recipe's data sets, by name.")
     ] = None,
     name: Annotated[
-        str | None, typer.Option("--name", help="The runs are NAME-midtrain and NAME-sft; by default the pretrained's.")
+        str | None,
+        typer.Option(
+            "--name", help="The runs are NAME-midtrain and NAME-sft; by default the name of the pretrained run."
+        ),
     ] = None,
     runs_dir: options.RunsDir = None,
     seed: options.Seed = None,

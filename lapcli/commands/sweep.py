@@ -30,32 +30,38 @@ def sweep(
     recipe: options.SweepFile,
     over: Annotated[
         list[str] | None,
-        typer.Option("--over", metavar="KEY=A,B", help="Values of a key; repeatable: all combinations."),
+        typer.Option("--over", metavar="KEY=A,B", help="Values of a key; with several --over, all combinations."),
     ] = None,
     then: Annotated[
         list[str] | None,
-        typer.Option("--then", metavar="COMMAND", help='After each run, such as "eval --tasks top1"; repeatable.'),
+        typer.Option(
+            "--then",
+            metavar="COMMAND",
+            help='Command to run after each training, such as "eval --tasks top1"; repeatable.',
+        ),
     ] = None,
     jobs: Annotated[
         int | None, typer.Option("--jobs", min=1, max=1024, help="Cells at a time; they share the GPUs. Default: 1.")
     ] = None,
     only: Annotated[
-        str | None, typer.Option("--only", metavar="PATTERN", help="Only cells of such names, as '*-seed0'.")
+        str | None, typer.Option("--only", metavar="PATTERN", help="Train only cells with such names, e.g. '*-seed0'.")
     ] = None,
     no_search: Annotated[
-        bool, typer.Option("--no-search", help="Leave out a file's search; use the recipe's own values.")
+        bool, typer.Option("--no-search", help="Skip the search of a sweep file; use the recipe's own values.")
     ] = False,
     set_: options.Set = None,
     data: options.Data = None,
-    name: Annotated[str | None, typer.Option("--name", help="First part of the runs' names.")] = None,
+    name: Annotated[str | None, typer.Option("--name", help="Prefix of the runs' names.")] = None,
     runs_dir: options.RunsDir = None,
     nproc: options.Nproc = "auto",
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the grid with each cell's cost.")] = False,
     gpu: Annotated[
         Literal["l40", "h100", "a100"] | None,
-        typer.Option("--gpu", help="With --dry-run: hours on it; by default on this machine."),
+        typer.Option("--gpu", help="With --dry-run: GPU to estimate hours for; by default this machine."),
     ] = None,
-    gpus: Annotated[int | None, typer.Option("--gpus", min=1, max=4096, help="... on so many for each cell.")] = None,
+    gpus: Annotated[
+        int | None, typer.Option("--gpus", min=1, max=4096, help="With --dry-run: GPUs for each cell.")
+    ] = None,
     track: options.Track = None,
     slurm: Annotated[bool, typer.Option("--slurm", help="Print a SLURM array script instead of running.")] = False,
     as_json: options.Json = False,

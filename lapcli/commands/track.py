@@ -25,7 +25,7 @@ def track(
         ),
     ],
     to: Annotated[Literal["tensorboard", "wandb", "trackio"], typer.Option("--to", help="The tracker.")],
-    follow: Annotated[bool, typer.Option("--follow", help="Go on until no run is being trained any more.")] = False,
+    follow: Annotated[bool, typer.Option("--follow", help="Continue until no run is being trained any more.")] = False,
     project: Annotated[
         str | None, typer.Option("--project", help="Project of W&B or trackio.", show_default="lap")
     ] = None,

@@ -48,8 +48,8 @@ def train(
 ) -> None:
     """Train a model, or resume its run. The same command resumes an unfinished run from its last checkpoint.
 
-    A resumed run ends at the bits of an uninterrupted one: on the CPU always, on CUDA with --set
-    train.deterministic=true, each with the same number of processes.
+    A resumed run is bit for bit the same as an uninterrupted one with as many processes: always on the CPU, and on
+    CUDA with --set train.deterministic=true.
     """
     from lapcli.recipe import BaseRecipe, RecipeError, load_recipe
     from lapcli.runs import check_name

@@ -30,11 +30,11 @@ def watch(
             show_default=False,
         ),
     ] = None,
-    metric: Annotated[str, typer.Option("--metric", help="The curve, by its name in metrics.jsonl.")] = "loss",
-    every: Annotated[float, typer.Option("--every", min=0.1, help="Seconds between two looks.")] = 2.0,
-    once: Annotated[bool, typer.Option("--once", help="Look once and end.")] = False,
+    metric: Annotated[str, typer.Option("--metric", help="Metric to draw, by its name in metrics.jsonl.")] = "loss",
+    every: Annotated[float, typer.Option("--every", min=0.1, help="Seconds between two updates.")] = 2.0,
+    once: Annotated[bool, typer.Option("--once", help="Draw once, and stop.")] = False,
     runs_dir: options.RunsDir = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print a JSON object a change, each on a line.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object per change and line.")] = False,
 ) -> None:
     """Draw curves of runs while they train. Without a terminal: a line for each change and no curve."""
     import json

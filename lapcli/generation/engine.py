@@ -283,7 +283,7 @@ class Engine:
         """Logits of the last token only."""
         logits_BV = self.model.logits(x_BTC[:, -1])
         if not torch.isfinite(logits_BV).all():
-            raise LapError("the model gives logits that are not finite; nothing can be drawn from these weights")
+            raise LapError("the model's logits are not finite; these weights cannot be sampled from")
         return logits_BV
 
     def _take(self, row: _Row, drawn: int, sampling: Sampling, is_over: Callable[[Event], bool] | None) -> Event:

@@ -43,8 +43,8 @@ def pinned(recipe: Recipe, path: Path, fresh: bool = False) -> Recipe:
     sha256 = known or find_source(given, path.parent).sha256
     if given.sha256 not in (None, sha256):
         raise DataError(
-            f"train.init_from: {given.source} has the sha256 {sha256[:16]} now, and not {str(given.sha256)[:16]} as "
-            "the recipe says; put those weights back, or take the sha256 out of the recipe"
+            f"train.init_from: {given.source} has the sha256 {sha256[:16]}, the recipe says {str(given.sha256)[:16]}; "
+            "restore those weights, or remove the sha256 from the recipe"
         )
     pinned_section = given.model_copy(update={"sha256": sha256})
     return recipe.model_copy(update={"train": recipe.train.model_copy(update={"init_from": pinned_section})})
@@ -111,7 +111,7 @@ def source_tokenizer(source: WeightSource, recipe: GPTRecipe) -> Tokenizer:
     own = None if source.tokenizer is None else source.tokenizer()
     given = None if named is None else Tokenizer.from_file(Path(named).expanduser())
     if own is not None and given is not None and own.sha256 != given.sha256:
-        raise UsageError(f"tokenizer.file: {named} is not the tokenizer of {source.shown}; take it out of the recipe")
+        raise UsageError(f"tokenizer.file: {named} is not the tokenizer of {source.shown}; remove it from the recipe")
     tokenizer = own or given
     assert tokenizer is not None
     if tokenizer.vocab_size != recipe.tokenizer.vocab:
@@ -165,7 +165,7 @@ def fit_weights(source: WeightSource, model: nn.Module) -> Fit:
     if not loaded:
         theirs, ours = next(iter(tensors), "nothing"), next(iter(expected))
         raise DataError(
-            f"{source.file} has no tensor of the model (it has {theirs}, the model {ours}); begin with other weights"
+            f"{source.file} has no tensor of the model (it has {theirs}, the model {ours}); start from other weights"
         )
     fit.used = len(loaded)
     fit.unused = [name for name in tensors if name not in targets.values()]
@@ -233,7 +233,9 @@ def _resize_positions(tensors: dict[str, Tensor], expected: Mapping[str, Tensor]
         fit.adapted.append("pos_embed: the class token has a position there, which was added to cls_token")
     side = isqrt(count)
     if side**2 != count or now**2 != expected["pos_embed"].shape[1]:
-        raise DataError(f"pos_embed has {count} positions, which are no square of patches; begin with other weights")
+        raise DataError(
+            f"pos_embed has {count} positions, which do not form a square of patches; start from other weights"
+        )
     if side != now:
         before_1PC = resample_abs_pos_embed(before_1PC, [now, now], [side, side], num_prefix_tokens=0)
         fit.adapted.append(f"pos_embed: resized from {side} x {side} patches to {now} x {now}")

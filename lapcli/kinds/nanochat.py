@@ -85,7 +85,7 @@ def find_checkpoint(path: Path) -> NanochatCheckpoint:
         raise UsageError(f"there is no file {file}; name a model_*.pt of nanochat, or its folder")
     number = _MODEL.fullmatch(file.name)
     if number is None:
-        raise UsageError(f"{file} is not a checkpoint of nanochat, which are called model_021400.pt or so")
+        raise UsageError(f"{file} is not a checkpoint of nanochat; their names are like model_021400.pt")
     meta_file = file.with_name(f"meta_{number[1]}.json")
     try:
         meta = json.loads(read_text(meta_file))
@@ -125,7 +125,7 @@ def read_weights(source: NanochatCheckpoint) -> dict[str, Tensor]:
         reason = next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
         raise DataError(f"{source.file} cannot be read as weights ({reason[:200]}); {again}") from None
     if not isinstance(state, dict) or not all(isinstance(value, Tensor) for value in state.values()) or not state:
-        raise DataError(f"{source.file} holds something else than tensors by name; {again}")
+        raise DataError(f"{source.file} does not hold tensors by name; {again}")
     names = {name: from_nanochat(str(name)) for name in state}
     if unknown := [str(name) for name, ours in names.items() if ours is None]:
         raise DataError(f"{source.file} has unknown tensors: {_listed(unknown)}; {_OF_2026}")

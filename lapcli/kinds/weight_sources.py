@@ -130,7 +130,7 @@ def _of_folder(path: Path) -> WeightSource:
         raise DataError(f"{path / RECORD} cannot be read ({error.strerror}); {AGAIN}") from None
     to, files = str(record.get("to")), record.get("files") or {}
     if WEIGHTS not in files:
-        raise UsageError(f"{path} was exported to {to}, from which no weights are read; use hf, timm or safetensors")
+        raise UsageError(f"{path} was exported to {to}, from which weights cannot be read; use hf, timm or safetensors")
     for name in (CONFIG, WEIGHTS, *([TOKENIZER] if TOKENIZER in files else [])):
         if not (path / name).is_file():
             raise DataError(f"{path} has no {name}; {AGAIN}")

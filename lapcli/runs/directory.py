@@ -111,7 +111,7 @@ class Run:
         """Raises if the folder that this process trains in is no longer the one at its path: moved, or replaced."""
         if self.lock is not None and not is_same_file(self.lock, self.path / LOCK):
             raise LapError(
-                f"{self.path} was moved or replaced, or removed, while it was being trained; nothing more is written. "
+                f"{self.path} was moved, replaced or removed while it was being trained; nothing more is written. "
                 "Put the folder back to resume with the same command, which otherwise begins a new run."
             )
 

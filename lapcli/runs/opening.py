@@ -68,7 +68,7 @@ _LOCK_TRIES, _LOCK_PAUSE = 20, 0.05  # a reader that asks whether the lock is he
 def check_name(name: str, next_step: str = "use --name") -> None:
     if not _NAME.fullmatch(name):
         raise UsageError(
-            f"{name[:60]!r} cannot name a run: it takes ASCII letters, digits and, after the first, . _ + -; "
+            f"{name[:60]!r} is not a valid run name: use ASCII letters, digits and, after the first one, . _ + -; "
             f"{next_step}"
         )
 
@@ -132,7 +132,7 @@ def new_run(runs_dir: Path, name: str, recipe: BaseRecipe) -> Run:
     _repair(path)
     new = None if os.path.lexists(path) else _prepare(path, recipe, [], is_new=True)
     if new is None:
-        raise UsageError(f"{path} is there already; choose another name")
+        raise UsageError(f"{path} already exists; choose another name")
     return new
 
 

@@ -259,7 +259,7 @@ def lock_file(file: IO[Any], *, wait: bool = False) -> Lock:
         device = os.fstat(file.fileno()).st_dev
         if device not in _warned_about and os.environ.get("RANK", "0") == "0":  # one of the ranks says it for all
             log.warning(
-                "warning: the file system of %s has no locks (%s): see to it yourself that no second process works "
+                "warning: the file system of %s has no locks (%s): make sure that no second process works "
                 "on the same run",
                 file.name,
                 error.strerror,

@@ -56,7 +56,7 @@ class Processes:
         """A process needs a GPU of its own; without any GPU there can be as many processes as wanted."""
         if self.nproc != "auto" and 0 < gpus < self.here():
             raise UsageError(
-                f"--nproc {self.nproc} needs as many GPUs, and here {'is' if gpus == 1 else 'are'} {gpus} "
+                f"--nproc {self.nproc} needs as many GPUs, but this machine has {gpus} "
                 f"(CUDA_VISIBLE_DEVICES={os.environ.get('CUDA_VISIBLE_DEVICES', 'not set')}); use --nproc {gpus}, or "
                 "--set train.device=cpu"
             )
@@ -106,7 +106,7 @@ def launch(processes: Processes, arguments: list[str], device: str = "auto") -> 
     except RendezvousError as error:
         reason = str(error.__cause__ or error).splitlines()[0]
         raise LapError(
-            f"the machines did not meet at {processes.rdzv} ({reason}); start the same command on all of them, with "
+            f"the machines cannot connect at {processes.rdzv} ({reason}); start the same command on all of them, with "
             "--node-rank 0 on the one that --rdzv names, and look at what the others said"
         ) from error
     return ExitCode.DONE

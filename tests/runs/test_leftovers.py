@@ -149,7 +149,7 @@ def test_a_run_folder_that_goes_away_under_training_is_one_sentence(recipe, tmp_
             shutil.rmtree(runs / "run") if how == "removed" else (runs / "run").rename(runs / "other")
 
     monkeypatch.setattr(checkpoint, "reached", reached)
-    with pytest.raises(LapError, match="was moved or replaced, or removed, while it was being trained"):
+    with pytest.raises(LapError, match="was moved, replaced or removed while it was being trained"):
         train_here(recipe, runs)
     assert [path.name for path in runs.iterdir()] == ([] if how == "removed" else ["other"])
 

@@ -165,7 +165,7 @@ def test_a_run_whose_folder_was_replaced_by_hand_writes_no_more(recipe, tmp_path
     run = open_run(tmp_path, "first", recipe)
     run.path.rename(tmp_path / "elsewhere")
     other = open_run(tmp_path, "first", recipe)
-    with pytest.raises(LapError, match="was moved or replaced"):
+    with pytest.raises(LapError, match="was moved, replaced or removed"):
         run.update(step=9)
     assert read_run(other.path).info["step"] == 0
 
@@ -188,7 +188,7 @@ def test_what_a_launch_began_is_resumed_when_it_starts_again(recipe, tmp_path):
 
 @pytest.mark.parametrize("name", ["", "../up", "a/b", ".hidden", "x" * 200, "sp ace"])
 def test_names_that_would_leave_the_folder_are_refused(recipe, tmp_path, name):
-    with pytest.raises(UsageError, match="cannot name a run"):
+    with pytest.raises(UsageError, match="is not a valid run name"):
         open_run(tmp_path / "runs", name, recipe)
     assert not (tmp_path / "runs").exists()
 

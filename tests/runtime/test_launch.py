@@ -252,7 +252,7 @@ def test_machines_meet_through_c10d_and_know_the_host(number, is_host):
 def test_a_host_that_is_not_there_is_one_sentence(monkeypatch):
     monkeypatch.setattr("lapcli.runtime.launch.SECONDS_TO_MEET", 1)
     before = dict(os.environ)
-    with pytest.raises(LapError, match=r"did not meet at 127\.0\.0\.1:1 \(.*\); start the same command on all"):
+    with pytest.raises(LapError, match=r"cannot connect at 127\.0\.0\.1:1 \(.*\); start the same command on all"):
         launch(Processes("1", nnodes=2, node_rank=1, rdzv="127.0.0.1:1"), ["train"], "cpu")
     assert dict(os.environ) == before  # what the ranks would have inherited is gone
 
@@ -263,7 +263,7 @@ def test_a_process_needs_a_gpu_of_its_own(monkeypatch, tmp_path, write_recipe, c
     assert needs_launch(Processes("3"), "cpu")
     Processes("3").check_gpus(0)
     for device in ("auto", "cuda"):
-        with pytest.raises(UsageError, match=r"--nproc 3 needs as many GPUs, and here are 2.*use --nproc 2"):
+        with pytest.raises(UsageError, match=r"--nproc 3 needs as many GPUs, but this machine has 2.*use --nproc 2"):
             needs_launch(Processes("3"), device)
     code, out, err = run_main(capsys, "train", str(write_recipe(10)), "--nproc", "3", "--runs-dir", str(tmp_path))
     assert (code, out) == (2, "")

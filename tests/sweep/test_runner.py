@@ -206,5 +206,5 @@ def test_more_processes_than_a_cell_has_gpus_are_refused_before_any_cell_starts(
     arguments = ["sweep", str(write_recipe(tmp_path)), "--over", "seed=1,2", "--runs-dir", str(tmp_path / "runs")]
     code, _, err = run_main(capsys, *arguments, "--jobs", "2", "--nproc", "3")
     assert code == 2
-    assert "--nproc 3 needs as many GPUs, and here are 2" in err
+    assert "--nproc 3 needs as many GPUs, but this machine has 2" in err
     assert not list((tmp_path / "runs").glob("tiny*"))
