@@ -15,6 +15,8 @@ from lapcli.export.weights import WEIGHTS
 from lapcli.runtime.errors import DataError, UsageError
 from lapcli.runtime.files import read_checked_json
 
+pytestmark = pytest.mark.slow  # each export is verified in a process of its own
+
 
 def test_verified_by_the_command(tmp_path, capsys):
     """One process for each format; transformers with every cache and a padded batch."""

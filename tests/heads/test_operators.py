@@ -255,6 +255,7 @@ def test_what_operators_learn_is_never_decayed_and_never_muons(tmp_path) -> None
     assert not any("operators" in name for name in with_muon)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["gpt", "vit", "dino"])
 def test_compiles_as_one_graph(kind: str) -> None:
     size = {"layers": 3, "heads": H, "width": 32, "laplacian_heads": 0, "operators": EVERY_LAYER}
@@ -322,6 +323,7 @@ def test_a_killed_run_with_every_operator_ends_bit_for_bit_where_an_uninterrupte
         load_weights(weights, GPT(language_model.gpt_config(recipe)), str(operator_plan(changed, 3, 4)))
 
 
+@pytest.mark.slow
 @every_case
 def test_the_plan_of_training_counts_what_it_adds(case: str, tmp_path) -> None:
     text = write_text(tmp_path / "text.txt")
