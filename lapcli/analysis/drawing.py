@@ -106,6 +106,9 @@ def panels(columns: int, rows: int = 1, width: float = 3.6, height: float = 2.9)
     return figure, figure.subplots(rows, columns, squeeze=False)
 
 
+_MOST_NAMED = 3  # operators in a label, before a legend is wider than its figure
+
+
 def labels(runs: Sequence[ModelResult]) -> list[str]:
     """`3L`, with the name where two runs would have the same label."""
     plain = []
@@ -113,8 +116,11 @@ def labels(runs: Sequence[ModelResult]) -> list[str]:
         counts = run.plan.per_layer
         text = f"{counts[0]}L" if len(set(counts)) == 1 else f"{run.plan.total / len(counts):.1f}L on average"
         if run.plan.claims:
-            each = (f"{count / len(counts):.3g} {name}" for name, count in run.plan.counts().items())
+            own = run.plan.counts()
+            each = [f"{count / len(counts):.3g} {name}" for name, count in own.items()]
             text = ", ".join(each)
+            if len(each) > _MOST_NAMED:
+                text = f"{sum(own.values()) / len(counts):.3g} of {len(each)} operators"
         plain.append(text if run.model.weights != "untrained" else f"{text}, untrained")
     return [
         text if plain.count(text) == 1 else f"{text} ({run.model.name})" for text, run in zip(plain, runs, strict=True)
@@ -232,7 +238,9 @@ def figure_by_head(runs: Sequence[ModelResult], quantities: Mapping[str, str]) -
         for panel in column:
             panel.set_ylim(min(lows), max(highs))
     handles, names = axes_RC[0][0].get_legend_handles_labels()
-    figure.legend(handles, names, loc="outside upper center", ncols=max(1, len(names)), title="operator of the head")
+    figure.legend(
+        handles, names, loc="outside upper center", ncols=min(5, max(1, len(names))), title="operator of the head"
+    )
     return figure
 
 

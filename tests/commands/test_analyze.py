@@ -80,6 +80,40 @@ def test_all_that_fits_each_kind(pattern, kind, count, tokens, runs, capsys, tmp
             assert run["tokens"] == run["sequences"] * tokens
 
 
+#: Every shipped operator, in three layers of four heads.
+EVERY_OPERATOR = [
+    {"laplacian": 1, "gate": 1, "centered": 1},
+    {"mix": {"heads": 1, "learn": ["alpha"]}, "neutreno": 1, "exclusive": {"heads": 1, "gate": "tanh"}, "shaped": 1},
+    {"attnscale": 2, "value-only": 1, "exclusive": 1},
+]
+
+
+@pytest.mark.parametrize("kind", ["classification", "language_model", "self_supervised"])
+def test_all_that_fits_works_for_every_operator(kind, tmp_path, shared_cache, monkeypatch, capsys):
+    """And `updates` says which head is which."""
+    monkeypatch.setenv("LAP_CACHE", str(shared_cache))
+    model, train = {"layers": 3, "laplacian_heads": 0, "operators": EVERY_OPERATOR}, {"steps": 2}
+    if kind == "language_model":
+        recipe = tiny_recipe(write_text(tmp_path / "text.txt"), model=model, train=train)
+    else:
+        make = {"classification": image_recipe, "self_supervised": self_supervised_recipe}[kind]
+        before = make().model.model_dump(exclude={"laplacian_heads", "operators", "layers"})
+        recipe = make(model={**before, **model}, train={**make().train.model_dump(), **train})
+    train_here(recipe, tmp_path, "every")
+    out = tmp_path / "out"
+    analyzed(capsys, tmp_path, "all", "--run", "every", "--limit", "16", "--format", "png", "--out", str(out))
+    fits = fitting(KINDS[kind].gives)
+    assert sorted(path.stem for path in out.glob("*.json")) == sorted(fits)
+    told = json.loads((out / "updates.json").read_text())
+    assert [layer["operators"] for layer in told["runs"][0]["layers"]] == [
+        ["attention", "centered", "gate", "laplacian"],
+        ["shaped", "exclusive", "neutreno", "mix"],
+        ["exclusive", "value-only", "attnscale", "attnscale"],
+    ]
+    learnt = {key for layer in json.loads((out / "mixing.json").read_text())["runs"][0]["layers"] for key in layer}
+    assert {"mix_alpha", "shaped_gamma", "attnscale_strength", "exclusive_gate"} <= learnt
+
+
 def test_a_run_keeps_its_own_and_the_newest_is_the_default(runs, capsys):
     out = analyzed(capsys, runs, "cossim", "--limit", "10")
     assert "dino_2L" in out
