@@ -124,7 +124,7 @@ def main() -> None:
     gc.set_threshold(COLLECT_EVERY)
     try:
         os.getcwd()
-    except OSError:  # before libraries are loaded that end the process without a word of ours
+    except OSError:  # before libraries are loaded that would end the process without our message
         print("lap: the working directory was removed; change to another one (cd), then try again", file=sys.stderr)
         raise SystemExit(int(ExitCode.USAGE)) from None
     try:
@@ -134,7 +134,7 @@ def main() -> None:
             print(wrapped_message(f"lap: {error}"), file=sys.stderr)
         raise SystemExit(int(error.exit_code)) from None
     except SystemExit as stop:
-        if stop.code == ExitCode.STOPPED:  # by Ctrl-C, where nothing was in the making that could be saved
+        if stop.code == ExitCode.STOPPED:  # by Ctrl-C, where there was nothing to save
             print("lap: stopped; what was saved is kept, run the same command to resume", file=sys.stderr)
         raise
     except BrokenPipeError:  # `lap ... | head`

@@ -4,7 +4,7 @@
     model = timm.create_model("local-dir:my_folder", pretrained=True)
 
 Without the import timm says that the architecture is unknown. Under the name of a stock ViT it would load the weights
-without a word and compute plain attention.
+silently and compute plain attention.
 """
 
 from typing import Any

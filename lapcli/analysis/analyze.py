@@ -1,4 +1,4 @@
-"""Runs measurements on models, one pass of each model for all of them, and writes what they give.
+"""Runs measurements on models, with one pass of each model for all of them, and writes the results.
 
 An analysis becomes `<what>.json`, `.csv`, `.png` and `.svg` in a folder, and a table for the terminal.
 """

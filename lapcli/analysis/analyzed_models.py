@@ -46,7 +46,7 @@ class AnalyzedModel:
 
     @property
     def label_name(self) -> str:
-        """What a label of an example or a token is."""
+        """What the label of an example or a token stands for."""
         return "next token" if LANGUAGE in self.gives else "class"
 
 

@@ -1,4 +1,4 @@
-"""What the figures of the measurements share: style, colours, labels of runs, common panels, and saving.
+"""Shared parts of the measurements' figures:  style, colours, labels of runs, common panels, and saving.
 
 Runs are labelled by their number of Laplacian heads and ordered by it: `3 Laplacian` and the model's name in legends,
 `3L` where there is no room. Colours are steps of one scale that is
@@ -52,7 +52,7 @@ UNDATED: dict[str, Any] = {"svg": {"Date": None, "Creator": None}, "pdf": {"Crea
 
 @dataclass(frozen=True)
 class Look:
-    """How figures are written: inches, dots an inch of pictures, and which files."""
+    """How figures are written: size in inches, resolution, and file formats."""
 
     size: tuple[float, float] | None = None
     dpi: int = 160
@@ -186,7 +186,7 @@ def number_or_nan(value: float | int | None) -> float:
 
 
 def first_layer_values(runs: Sequence[ModelResult], name: str) -> list[float]:
-    """One value of each run, of the first layer that was measured."""
+    """One value per run, at the first layer that was measured."""
     return [number_or_nan(next(iter(run.layers.values())).values[name]) for run in runs]
 
 

@@ -58,7 +58,7 @@ class Examples:
 
 
 def class_names(classes: Sequence[str]) -> Sequence[str]:
-    """Names for people: those of timm where classes are WordNet ids (`n01440764` is `tench`); no two are the same."""
+    """Readable names: timm's where classes are WordNet ids (`n01440764` is `tench`); no two are the same."""
     if not classes or not all(re.fullmatch(r"n\d{8}", str(name)) for name in classes):
         return classes
     from timm.data import ImageNetInfo

@@ -1,4 +1,4 @@
-"""`lap plan RECIPE`: what a recipe would train and what that takes, before anything starts."""
+"""`lap plan RECIPE`: what a recipe would train and what that needs, before anything starts."""
 
 import sys
 from typing import TYPE_CHECKING, Annotated, Literal

@@ -1,4 +1,4 @@
-"""What commands print for people: tables that fit the terminal, sizes and ages, and a question before a removal."""
+"""Shared output of commands: tables that fit the terminal, sizes and ages, and the question before a removal."""
 
 import json
 import sys
@@ -39,7 +39,7 @@ def age_text(seconds: float | None) -> str:
 
 
 def confirmed(question: str, yes: bool) -> bool:
-    """Whether to go on: by --yes, or by an answer on a terminal. Without either that is a UsageError."""
+    """Whether the user agrees, by --yes or by an answer in the terminal; UsageError where there is no terminal."""
     if yes:
         return True
     if not sys.stdin.isatty():

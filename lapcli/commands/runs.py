@@ -1,4 +1,4 @@
-"""`lap runs`: what runs there are, how they differ, and what of them can go."""
+"""`lap runs`: list, compare, rename, prune and remove runs."""
 
 import contextlib
 from typing import TYPE_CHECKING, Annotated, Any

@@ -1,4 +1,4 @@
-"""`lap sft RECIPE`: turn a pretrained GPT into one that answers, or resume a stage that was interrupted."""
+"""`lap sft RECIPE`: fine-tune a pretrained GPT for chat, or resume a stage that was interrupted."""
 
 import sys
 from pathlib import Path

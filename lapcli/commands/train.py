@@ -108,7 +108,7 @@ def train(
 
 
 def _check_plugins_of(path: "Path") -> None:
-    """Without the package of a run to resume its recipe is refused too, with a sentence that is of no help."""
+    """Says that the package of a run to resume is missing, before its recipe is refused with a less helpful message."""
     import os
 
     from lapcli.runs import INFO, check_plugins, read_info
@@ -118,7 +118,7 @@ def _check_plugins_of(path: "Path") -> None:
 
 
 def _print_result(run: "Run", as_json: bool) -> None:
-    """The numbers, a sample, the place of the run and what to try next."""
+    """Prints the scores, a sample, the folder of the run and what to try next."""
     import json
 
     from lapcli.runs import read_summary

@@ -1,4 +1,4 @@
-"""`lap watch`: runs as they go on, in the terminal."""
+"""`lap watch`: curves of runs in the terminal while they train."""
 
 import sys
 from typing import TYPE_CHECKING, Annotated
@@ -59,7 +59,7 @@ def watch(
             return
         try:
             time.sleep(every)
-        except KeyboardInterrupt:  # the way to leave; the runs go on
+        except KeyboardInterrupt:  # ends the watching; the runs continue
             return
 
 

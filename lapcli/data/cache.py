@@ -23,7 +23,7 @@ UNFINISHED = ".unfinished"
 
 
 def digest(*parts: object) -> str:
-    """A key for the cache: the sha256 of JSON-able values, the same on every machine."""
+    """A key of the cache: the sha256 of values that JSON can express, the same on every machine."""
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
 
 
@@ -97,7 +97,7 @@ def _give_name(unfinished: Path, folder: Path, is_whole: Callable[[Path], bool])
 
 
 def _remove_abandoned(parent: Path) -> None:
-    """What killed builds of other keys left: nobody holds their locks. The next recipe need not be the killed one's."""
+    """Removes what killed builds left, of other keys too: nobody holds their locks."""
     for leftover in parent.glob("*" + UNFINISHED):
         with open_to_write(_lock_path(leftover.with_name(leftover.name.removesuffix(UNFINISHED)))) as file:
             if lock_file(file) is Lock.HELD:

@@ -1,4 +1,4 @@
-"""The one reader of data files: rows of parquet, jsonl, json and csv, and documents of these and of plain text.
+"""The reader of all data files: rows of parquet, jsonl, json and csv, and documents of these and of plain text.
 
 Files are read in small batches; only a json list and a text file without a separator are held as a whole. Errors name
 the file as the recipe calls it, and the row, line or byte.

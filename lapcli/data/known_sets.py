@@ -1,6 +1,6 @@
-"""Public data sets by name: what a plan counts with before anything is downloaded, and where the hub keeps the files.
+"""Public data sets by name: sizes that a plan uses before anything is downloaded, and where the hub keeps the files.
 
-Names are those of a recipe's `data.train`. The benchmarks' own files stand with each benchmark.
+Names are those of a recipe's `data.train`. The files of benchmarks are declared by each benchmark.
 """
 
 from collections.abc import Mapping
@@ -34,7 +34,7 @@ KNOWN_SETS: dict[str, KnownSet] = {
 
 
 def known_set(source: str) -> KnownSet:
-    """The facts about a source; all of them unknown for one that is not in the table and says nothing of itself."""
+    """The facts about a source; all unknown for a source that is neither in the table nor declares them."""
     if source.startswith(PREFIX):
         return KnownSet(train_images=getattr(find_source(source, "images"), "train_images", None))
     return KNOWN_SETS.get(source, KnownSet())

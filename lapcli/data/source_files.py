@@ -87,7 +87,7 @@ def _matches(source: Path, pattern: str) -> list[Path]:
 
 
 def check_file_list(names: Sequence[str]) -> None:
-    """Refuse what cannot be read, and a file named twice: it could be trained on and validated on."""
+    """Refuses files that cannot be read, and one named twice, which could be both trained on and validated on."""
     seen: set[str] = set()
     for name in names:
         if not name.endswith(DOCUMENT_SUFFIXES + ONLY_BY_NAME):

@@ -1,4 +1,4 @@
-"""What a data source by name is: one that comes with lap, or one that another package adds.
+"""Data sources by name: those that come with lap, and those that other packages add.
 
     class Fables(DocumentSource):
         name = "fables"                     # in a recipe: `data: {train: "plugin:fables"}`

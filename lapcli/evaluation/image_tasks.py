@@ -108,7 +108,7 @@ class Protocols(Section):
 
 
 def read_protocols(overrides: Sequence[str], holdout: bool = False) -> Protocols:
-    """The defaults with `--set linear.steps=100` and the like over them; all problems at once."""
+    """The default settings, changed by `--set linear.steps=100` and the like; all problems are reported at once."""
     root, problems = apply_overrides(Node({}, "--set"), overrides)
     problems += check_recipe(Protocols, root)
     if problems:
@@ -120,7 +120,7 @@ def read_protocols(overrides: Sequence[str], holdout: bool = False) -> Protocols
 
 
 def within(protocol: P, examples: int, limit: int | None) -> P:
-    """A batch that a `--limit` has made too large shrinks to what is left, which the result then says."""
+    """Shrinks a batch that is larger than the examples that `--limit` leaves; the result records it."""
     if limit is None or protocol.batch <= examples:
         return protocol
     return protocol.model_copy(update={"batch": examples})
@@ -129,7 +129,7 @@ def within(protocol: P, examples: int, limit: int | None) -> P:
 def written_out(protocol: Section) -> dict[str, Any]:
     """Every setting as plain values, and under `changed` those that are not the default's: name, default, used.
 
-    Where the data come from is no part of how they are measured.
+    The source of the data is not a setting.
     """
     used, default = protocol.model_dump(mode="json"), type(protocol)().model_dump(mode="json")
     changed = {
@@ -157,7 +157,7 @@ class ProbeTasks(TaskFamily):
 
 @dataclass(frozen=True)
 class ProbeSettings:
-    """What was asked for: the protocols, and which local folder is which."""
+    """The protocols, and the local folder of images, if one was given."""
 
     protocols: Protocols
     images: Path | None  # instead of the run's own
@@ -241,7 +241,7 @@ def _images(source: ImageFiles, settings: ProbeSettings, limit: int | None) -> I
 
 
 def _notes(scores: Sequence[TaskScore]) -> dict[str, str]:
-    """What a reader of the table has to know, by task."""
+    """Notes below the table, by task."""
     notes = {}
     for score in scores:
         details = score.details

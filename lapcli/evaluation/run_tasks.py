@@ -20,7 +20,7 @@ EVAL = "eval"
 
 @dataclass(frozen=True)
 class Evaluation:
-    """A result and what it is of: a run's checkpoint, or a stock model."""
+    """A result, and the run's checkpoint or the stock model that it belongs to."""
 
     run: Run | None
     step: int | None
@@ -32,7 +32,7 @@ class Evaluation:
 
     @property
     def subject(self) -> str:
-        """What was measured, for people."""
+        """What was measured, for messages."""
         return f"{self.run.path}, step {self.step}" if self.run else self.model
 
     def to_dict(self) -> dict[str, Any]:
@@ -52,7 +52,7 @@ class Evaluation:
         }
 
     def table(self) -> list[str]:
-        """For people: a line a task, or what the evaluator laid out itself."""
+        """A table for the terminal: a line per task, or the evaluator's own table."""
         if self.measured.lines:
             return self.measured.lines
         rows = [["task", "value", "95% interval", "examples"]]

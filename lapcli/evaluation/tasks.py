@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class TaskScore:
-    """One task's number, with what is needed to trust it."""
+    """One task's score, with its interval and the number of examples."""
 
     task: str
     value: float
@@ -82,7 +82,7 @@ class TaskFamily:
     bring families of its own (`Kind.evaluations`). An option that no family of a model declares is refused there."""
 
     needs: ClassVar[frozenset[str]]  # of a model: LANGUAGE, CLASSES, FEATURES
-    measures: ClassVar[str]  # what of a model, in words
+    measures: ClassVar[str]  # what it measures, for messages
     tasks: ClassVar[Iterable[str]]  # names
     default: ClassVar[Sequence[str]]  # the tasks of a call that names none
     options: ClassVar[Sequence[str]] = ()  # beside the batch, the data and the limit
@@ -91,7 +91,7 @@ class TaskFamily:
         return name in self.tasks
 
     def near(self) -> Iterable[str]:
-        """Names among which one that is misspelt is looked for."""
+        """Names among which the nearest to a misspelt one is searched."""
         return self.tasks
 
     def check(self, tasks: Sequence[str], options: Mapping[str, Any], data: Path | None, gives: frozenset[str]) -> None:

@@ -205,7 +205,7 @@ def _training(run: Run, record: Mapping[str, Any]) -> str:
 
 
 def _seconds(run: Run) -> float:
-    """Of steps, validations and saves; a run of another machine's crash may have none."""
+    """Seconds of steps, validations and saves; None where the metrics do not record them."""
     if not (run.path / METRICS).is_file():
         return 0.0
     lines = (json.loads(line) for line in read_text(run.path / METRICS).splitlines() if line)

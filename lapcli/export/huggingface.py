@@ -2,7 +2,7 @@
 
 Without Laplacian heads and with float32 rotary tables it is transformers' own `nanochat`. Any other model brings its
 modelling file with it (`modeling_lap.py`, loaded with `trust_remote_code=True`): under the name `nanochat` its weights
-would load without a word and compute plain attention.
+would load silently and compute plain attention.
 """
 
 import json

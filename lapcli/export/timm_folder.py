@@ -59,7 +59,8 @@ def _classifier(section: ViTModel, is_plain: bool) -> tuple[str, dict[str, Any]]
 
 
 def _backbone(section: DinoModel, size: int | None) -> tuple[str, dict[str, Any]]:
-    """Of our own name without Laplacian heads too: its norms' epsilon cannot be said in timm's config.json."""
+    """The architecture's name. It is ours even without Laplacian heads, because timm's config.json cannot express the
+    epsilon of its norms."""
     if section.rope_precision != "float32":
         raise UsageError("timm computes rotary positions in float32, this run in bf16; use --to onnx or safetensors")
     return "lap_dino_vit", {

@@ -39,7 +39,7 @@ class Exported:
         return self.loaded.run.recipe
 
     def metadata(self) -> dict[str, str]:
-        """What the weights themselves say: a loader of ours refuses another head plan."""
+        """Metadata of the weights file; our loaders refuse to load it into a model with another head plan."""
         return {"laplacian_heads": str(self.plan), "source_sha256": str(self.loaded.weights_sha256)}
 
 

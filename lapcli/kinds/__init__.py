@@ -1,6 +1,6 @@
 """The kinds of training: one module for each, and the registry that everything else asks.
 
-A kind is found by the `objective` of its recipe. Nothing here imports torch before a kind is asked to train or to load
+A recipe's `objective` is the name of its kind. Nothing here imports torch before a kind is asked to train or to load
 something, so that a wrong name is refused at once.
 """
 

@@ -1,4 +1,4 @@
-"""A run that begins with given weights: `train.init_from`. Weights alone; optimizer, schedule and steps are new.
+"""A run that starts from given weights: `train.init_from`. Only the weights are taken; the rest of the run is new.
 
 `pinned` gives the recipe the sha256 of the weights, by which the run is known. `begin` puts them into its model and
 says what is not the same there: head plan, model, data, what was resized, drawn anew, missing or left unused. A run
@@ -89,7 +89,7 @@ class Beginning:
 
 
 def begin(recipe: BaseRecipe, run: Run) -> Beginning | None:
-    """Finds the weights that a run of the recipe begins with; none: they are drawn."""
+    """Finds the weights that a run of the recipe starts from; None: they are initialised at random."""
     given = recipe.train.init_from
     if given is None:
         return None
@@ -123,7 +123,7 @@ def source_tokenizer(source: WeightSource, recipe: GPTRecipe) -> Tokenizer:
 
 
 def _changes(source: WeightSource, recipe: Any) -> list[str]:
-    """What the weights were trained with that is not so in the recipe."""
+    """Settings that the weights were trained with and that differ in the recipe."""
     here, values, lines = recipe.model.head_plan(), recipe_to_dict(recipe), []
     if source.plan != here:
         each = "" if len(source.plan.per_layer) != len(here.per_layer) else f" ({source.plan} there, {here} here)"
@@ -138,7 +138,7 @@ def _changes(source: WeightSource, recipe: Any) -> list[str]:
 
 @dataclass
 class Fit:
-    """What became of the tensors of a source and of a model."""
+    """Which tensors of a source were loaded, adapted or left unused, and which of the model's are missing."""
 
     used: int = 0
     adapted: list[str] = field(default_factory=list)  # sentences

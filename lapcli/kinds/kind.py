@@ -1,4 +1,4 @@
-"""What every kind of training says about itself; training, evaluation, analysis, planning and reports ask only this."""
+"""What a kind of training declares; training, evaluation, analysis, planning and reports use only this interface."""
 
 import json
 from abc import ABC, abstractmethod
@@ -40,7 +40,7 @@ RUN = "run:"  # before the name of a run in `train.init_from`
 
 @dataclass(frozen=True)
 class Start:
-    """What a run begins with: its objective, what `run.json` records of its data, and lines for the log."""
+    """What a run starts with: its objective, what `run.json` records of its data, and lines for the log."""
 
     objective: "Objective"
     facts: dict[str, Any]
@@ -125,7 +125,7 @@ class TrainingStep:
 
 @dataclass(frozen=True)
 class PlanFacts:
-    """What a plan says of a recipe beside what it computes from the training step."""
+    """What a plan reports about a recipe in addition to what it computes from the training step."""
 
     steps: int | None  # none: so many epochs of data that was not looked at
     data: str
@@ -141,7 +141,7 @@ class PlanFacts:
 
 
 def describe_download(size: int | None, what: str) -> dict[str, Any]:
-    """The two fields of `PlanFacts`."""
+    """The fields of `PlanFacts` about a download."""
     words = f"{what}, whose size only the hub knows"
     if size is not None:
         words = f"about {size / 1e9:,.1f} GB unless it is on this machine already: {what}"

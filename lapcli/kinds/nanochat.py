@@ -267,7 +267,7 @@ def _check(source: NanochatCheckpoint, tensors: dict[str, Any]) -> None:
 
 
 def _recipe(source: NanochatCheckpoint) -> BaseRecipe:
-    """What is known of the training; the data is not."""
+    """A recipe with what is known about the training; its data is unknown."""
     user = source.meta.get("user_config")
     settings = user if isinstance(user, dict) else {}
     batch = _count(settings.get("total_batch_size"), source.model.context)

@@ -1,4 +1,4 @@
-"""Weights that a run can begin with, by name: where they are, what is known of their model, and its tensors.
+"""Weights that a run can start from, by name: where they are, what is known about their model, and its tensors.
 
     run:NAME[@step|best]     a run, finished or not; without a suffix its last checkpoint
     timm:NAME                a stock ViT with its pretrained weights, or those of a file
@@ -49,7 +49,7 @@ class WeightSource:
 
 
 def find_source(given: InitFrom, runs_dir: Path) -> WeightSource:
-    """UsageError or DataError with the next step for what is not there, not whole, or of no known form."""
+    """The source; UsageError or DataError with the next step if it is missing, incomplete or in an unknown format."""
     source = given.source
     if source.startswith(RUN):
         return _of_run(source.removeprefix(RUN), runs_dir)

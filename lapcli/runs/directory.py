@@ -1,4 +1,4 @@
-"""A run directory as it stands: what it holds, whether that is what was written, and what has become of the run.
+"""A run directory: what it holds, whether it is unchanged, and the run's status.
 
 `run.json` has a checksum of itself and the sha256 of `recipe.yaml`, so that a run is read as it was written or not at
 all. Version 0.1 kept neither: there the recipe's values are compared with `recipe_sha256`. Reading changes nothing;
@@ -45,7 +45,7 @@ RECIPE, INFO, METRICS, CHECKPOINTS, SUMMARY = "recipe.yaml", "run.json", "metric
 SWEEP = "sweep.json"  # what a sweep did with the run
 MIRRORS = ("track", "tensorboard")  # what trackers have of the run, which can be made again at any time
 TRAIN_AGAIN = "train the run again with --fresh"
-#: Seconds without a word after which a run counts as interrupted where its lock cannot tell: on another machine.
+#: Seconds without an update after which a run on another machine, whose lock cannot be seen, counts as interrupted.
 LONG_SILENT = 6 * 3600
 #: What is in `run.json`, as far as commands rely on it; the rest is for people.
 _KINDS: dict[str, type] = {

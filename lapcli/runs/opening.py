@@ -116,7 +116,7 @@ def open_run(
         if run.is_finished:
             unlock(run)
         else:
-            run.info.pop("pruned", None)  # somebody wants it after all
+            run.info.pop("pruned", None)  # its owner still needs it
             run.update(status="running", **_process(launches), **_at_the_end(run, recipe))
             run.recipe = recipe
     except BaseException:
@@ -147,7 +147,7 @@ def mark(path: Path, **facts: Any) -> None:
 
 
 def _must_be_replaced(run: Run, recipe: BaseRecipe) -> bool:
-    """Whether the run is of another recipe and came to nothing: a typo in --data, say. Refuses one that has a step."""
+    """Whether the run has another recipe and never took a step (after a typo in --data, say); refuses one that did."""
     differing = changes(run, recipe)
     if not differing:
         return False
@@ -191,7 +191,7 @@ def take_place(run: Run, keep_old: bool = True) -> None:
 
 
 def give_way(run: Run) -> bool:
-    """Discards a run that came to nothing and puts the run that it was to replace back; whether there is one."""
+    """Discards a run that never took a step, and restores the run that it was to replace; whether there was one."""
     if is_prepared(run):
         _put_back(_place_of(run), run.path, run.info)
     elif run.replaces is None:
@@ -239,7 +239,7 @@ def _at_the_end(run: Run, recipe: BaseRecipe) -> dict[str, Any]:
 
 
 def has_nothing(run: Run) -> bool:
-    """Neither a step, nor a checkpoint, nor anything that somebody else has put there."""
+    """Whether the run has no step, no checkpoint, and no files of anybody else."""
     made = {RECIPE, INFO, METRICS, CHECKPOINTS, TOKENIZER, *MIRRORS}
     steps = read_text(run.metrics, "replace") if run.metrics.is_file() else ""
     is_ours = all(path.name in made or path.name.startswith(".") for path in run.path.iterdir())

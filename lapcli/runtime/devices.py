@@ -38,8 +38,8 @@ _OTHER_MODELS = {"laptop", "max-q", "ti", "super", "d"}
 class ComputePolicy:
     """How a run computes, decided once from its recipe and its device.
 
-    Code that differs between devices is told by this, not by where its tensors are. So a test without a GPU can take
-    the way of CUDA with tensors of the meta device.
+    Code that differs between devices is told by this, not by where its tensors are. So a test without a GPU can follow
+    the code path of CUDA with tensors of the meta device.
     """
 
     device_type: str  # cpu, cuda or mps

@@ -6,7 +6,7 @@ from enum import IntEnum
 
 
 class ExitCode(IntEnum):
-    """What `lap` exits with (0 done and 1 failed are everyone's)."""
+    """Exit codes of `lap`, beside 0 (done) and 1 (failed)."""
 
     DONE = 0
     FAILED = 1
@@ -34,7 +34,7 @@ class UsageError(LapError):
 
 
 class DataError(UsageError):
-    """Data that is missing, empty or not of the form the recipe says."""
+    """Data that is missing, empty or not in the format that the recipe names."""
 
 
 #: Where the next step is to change a permission or to choose another place, not to try again.
@@ -42,7 +42,7 @@ _NOT_ALLOWED = {errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EIS
 
 
 def shortened(name: str) -> str:
-    """A name as messages show it: of thousands of letters both ends."""
+    """A name as messages show it: a very long one is cut in the middle."""
     return name if len(name) <= 240 else f"{name[:150]}...{name[-60:]}"
 
 

@@ -36,7 +36,7 @@ PASSED_ON = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signa
 
 @dataclass(frozen=True)
 class Processes:
-    """How many, and on how many machines."""
+    """How many processes, on how many machines."""
 
     nproc: str = "auto"  # on this machine: a number, or one for each GPU
     nnodes: int = 1
@@ -162,7 +162,8 @@ def _signals_passed_on() -> Iterator[None]:
 
 
 def _end_at_once() -> None:
-    """Without waiting for anybody. On Linux the ranks would end with this process; elsewhere nothing else ends them."""
+    """Ends this process without waiting for the ranks. On Linux the ranks would end with this process; elsewhere
+    nothing else ends them."""
     try:
         listed = subprocess.run(["ps", "-A", "-o", "pid=,ppid="], capture_output=True, text=True, check=False).stdout
     except OSError:  # no ps
@@ -195,7 +196,7 @@ def _torchrun_options(processes: Processes, device: str) -> list[str]:
 
 
 def _own_address(rdzv: str, is_host: bool) -> list[str]:
-    """How the others reach this machine: its own host name need not mean anything to them."""
+    """The address at which the other machines reach this one; its host name may not resolve there."""
     host, _, port = rdzv.rpartition(":")
     if is_host:
         return [f"--local-addr={host}"]
@@ -209,7 +210,8 @@ def _own_address(rdzv: str, is_host: bool) -> list[str]:
 
 
 def _explain(error: object) -> int:
-    """The exit code of the rank that failed first; a killed one is named, since it could not speak for itself."""
+    """The exit code of the rank that failed first; a rank that was killed is named, since it could not report an error
+    itself."""
     rank, failure = error.get_first_failure()  # type: ignore[attr-defined]
     code = int(failure.exitcode)
     if code < 0:

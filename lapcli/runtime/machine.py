@@ -100,7 +100,7 @@ def missing_for_nccl(processes: int) -> str | None:
 
 
 def _size(count: int, up: bool = False) -> str:
-    """For people; `up`: rounded up, as docker takes it."""
+    """A readable size; `up`: rounded up, in the form that docker takes."""
     return f"{-(-count // 10**6)}m" if up else f"{count / 10**6:,.0f} MB"
 
 

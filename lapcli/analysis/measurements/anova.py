@@ -152,7 +152,7 @@ class AnovaAccumulator:
         }
         if not self._by_token:
             parts["within_sequence"] = float(weight_K @ (self._moments.extra_C[kept] / count_K))
-        # Of equal tokens the rounding of their mean is left.
+        # For equal tokens, only the rounding error of their mean is left.
         length = float(weight_K @ (mean_KD**2).sum(axis=1))
         if sum(parts.values()) <= ROUNDING * length:
             parts = dict.fromkeys(parts, 0.0)

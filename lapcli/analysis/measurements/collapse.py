@@ -140,7 +140,7 @@ class CollapseAccumulator:
         mean_CD, W_CD = moments.mean_CD[present], self._classifier[present]
         centred_CD = mean_CD - mean_CD.mean(axis=0)
         if np.abs(centred_CD).max(initial=0) <= 1e-13 * np.abs(mean_CD).max(initial=0):
-            centred_CD = np.zeros_like(centred_CD)  # of equal means the rounding of their mean is left
+            centred_CD = np.zeros_like(centred_CD)  # for equal means, only the rounding error of their mean is left
         result = LayerResult({"classes": C, "examples": int(moments.count_C.sum())})
         values = result.values
         assert moments.scatter_DD is not None

@@ -1,8 +1,8 @@
-"""Where heads look that need no content: the first token and the token itself; and how alike output and value are.
+"""Attention to the first token and to the token itself, and the cosine similarity of output and value.
 
     to_first = ave_t P_t0        to_self = ave_t P_tt        cosine = ave_t cos(o_t, v_t),  o = P v
 
-A head without use for its input can send its attention to the first token, a sink. A Laplacian or exclusive head takes
+A head that has no use for its input can attend to the first token, a sink. A Laplacian or exclusive head takes
 the own value out or puts it in, so what attention gives along it matters. P is computed in blocks of rows: there is
 never a T x T matrix for all heads.
 

@@ -1,1 +1,1 @@
-"""Conversations: where they come from, how they become tokens, and how those become batches."""
+"""Conversations: sources, tokens and batches."""

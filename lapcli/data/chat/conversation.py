@@ -68,7 +68,7 @@ def question_and_answer(question: str, *answer: MessagePart | str) -> list[Turn]
 
 
 def refuse_empty_turns(turns: Sequence[Turn]) -> None:
-    """Raises Malformed: nothing can be learned from a turn without text, but to say nothing."""
+    """Raises Malformed: a turn without text would only teach the model to be silent."""
     for number, turn in enumerate(turns, start=1):
         if not any(part.text.strip() for part in turn.parts):
             raise Malformed(f"turn {number} ({turn.role}) is empty")

@@ -1,4 +1,4 @@
-"""Rows of files as conversations: chats in the forms that are around, multiple choice (MMLU, ARC), and GSM8K with its
+"""Rows of files as conversations: chats in the common formats, multiple choice (MMLU, ARC), and GSM8K with its
 calculator.
 
     OpenAI     {"messages": [{"role": "user", "content": "..."}, {"role": "assistant", "content": "..."}]}, or the list
@@ -15,7 +15,7 @@ from lapcli.data.chat.conversation import Malformed, MessagePart, Turn, conversa
 _MARK = re.compile(r"<<(.*?)>>", re.DOTALL)
 
 
-#: What a message says of rows in none of these forms.
+#: For the message about rows in none of these formats.
 EXPECTED_FORMS = (
     '{"messages": [{"role": "user", "content": "..."}, {"role": "assistant", "content": "..."}]} (OpenAI), '
     '{"conversations": [{"from": "human", "value": "..."}, {"from": "gpt", "value": "..."}]} (ShareGPT) or '
@@ -100,7 +100,7 @@ def multiple_choice_question(question: str, choices: Sequence[str], labels: Sequ
 
 
 def multiple_choice(row: Any) -> list[Turn]:
-    """A row of MMLU or ARC in any of the forms in which they are around."""
+    """A row of MMLU or ARC in any of their common formats."""
     question, choices, labels, answer = read_choices(row)
     return question_and_answer(multiple_choice_question(question, choices, labels), answer)
 

@@ -72,7 +72,7 @@ class Mixture:
         return self.parts[self._set_of[number]].rows.row(int(self._row_of[number]))
 
     def name(self, number: int) -> str:
-        """For messages."""
+        """Its name in messages."""
         return f"row {self._row_of[number]:,} of {self.parts[self._set_of[number]].data_set.name}"
 
     def describe(self) -> str:

@@ -1,4 +1,4 @@
-"""What was answered already: a line of JSON for each document, written as soon as it is scored.
+"""Saved answers: a line of JSON for each document, written as soon as it is scored.
 
 A killed evaluation reads it and resumes. The folder belongs to one set of weights, task and settings, and a line to the
 very tokens of its prompt, so that nothing in it can be stale. Batch sizes and numbers of processes are no part of

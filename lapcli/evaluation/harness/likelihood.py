@@ -57,7 +57,7 @@ class _SideBySide(KVCache):
 
 
 def score(model: GPT, questions: Sequence[Question], batch: int) -> Iterator[tuple[int, list[Likelihood]]]:
-    """The number of a question and the likelihoods of its continuations, as they come: longest rows first."""
+    """Yields the number of a question and the likelihoods of its continuations, longest rows first."""
     for question in questions:
         if not question.context or not all(question.continuations):
             raise LapError("an empty context or continuation has no likelihood")
@@ -114,7 +114,7 @@ def _score_batch(model: GPT, questions: Sequence[Question]) -> list[list[Likelih
 
 
 def _mask(positions_BT: Tensor, segments_BT: Tensor) -> Tensor:
-    """Who sees whom: the context and one's own continuation, up to oneself."""
+    """Which positions attend to which: to the context and to earlier tokens of the same continuation."""
     mine, theirs = segments_BT[:, :, None], segments_BT[:, None, :]
     not_later = positions_BT[:, None, :] <= positions_BT[:, :, None]
     return (((theirs == 0) | (theirs == mine)) & not_later)[:, None]

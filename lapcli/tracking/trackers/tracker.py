@@ -1,4 +1,4 @@
-"""What a tracker is, and how a run is called in each of them."""
+"""What a tracker is, and how runs are named in all of them."""
 
 import hashlib
 import json
@@ -13,14 +13,14 @@ from lapcli.runtime.files import remove
 
 
 class Session(ABC):
-    """One writing to a tracker; nothing of it counts before it is closed."""
+    """One session of writing to a tracker; what it wrote counts once it is closed."""
 
     @abstractmethod
     def scalars(self, step: int, values: Mapping[str, float]) -> None: ...
 
     @abstractmethod
     def scores(self, step: int, values: Mapping[str, float]) -> None:
-        """Of an evaluation, whose step may be long past."""
+        """Adds the scores of an evaluation, whose step may be long past."""
 
     @abstractmethod
     def text(self, name: str, text: str, step: int) -> None: ...
@@ -66,7 +66,7 @@ def config_of(recipe: Mapping[str, Any], before: str = "") -> dict[str, Any]:
 
 
 def run_id(run: Run) -> str:
-    """The same however the run is renamed: by recipe, seed and beginning."""
+    """An id from recipe, seed and start, which a renamed run keeps."""
     text = f"{run.info.get('recipe_sha256')} {run.info.get('seed')} {run.info.get('created')}"
     return hashlib.sha256(text.encode()).hexdigest()[:32]
 
