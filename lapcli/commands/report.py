@@ -10,7 +10,7 @@ from lapcli.commands import completion, options
 from lapcli.runtime.environment import runs_dir as default_runs_dir
 from lapcli.runtime.errors import UsageError
 from lapcli.runtime.files import write_for_user
-from lapcli.runtime.tables import wrapped_message
+from lapcli.runtime.tables import to_latex, to_markdown, to_text, wrapped_message
 
 EXAMPLES = """\b
 Examples:
@@ -71,6 +71,12 @@ def report(
         Literal["steps", "time"],
         typer.Option("--at", help="Compare at equal steps, or at equal measured time on one device."),
     ] = "steps",
+    effects: Annotated[
+        str | None,
+        typer.Option(
+            "--effects", metavar="KEY,...", help="On which of these keys, of two values each, the gain depends."
+        ),
+    ] = None,
     strict: Annotated[bool, typer.Option("--strict", help="Exit with 1 if a score is missing.")] = False,
     out: Annotated[
         Path | None,
@@ -120,6 +126,15 @@ def report(
         watch_page(make, out or folder / "report.html", look, every)
         return
     made = make()
+    if effects is not None:
+        from lapcli.report.effects import effect_tables
+
+        if columns is None or format_ not in ("table", "markdown", "latex"):
+            raise UsageError("--effects needs --columns, and is a table: --format table, markdown or latex")
+        tables = effect_tables(made, names_in("--effects", effects), names_in("--columns", columns), baseline)
+        text = "\n\n".join(map({"table": to_text, "markdown": to_markdown, "latex": to_latex}[format_], tables))
+        print(text) if out is None else write_for_user(out, text + "\n")
+        return
     if paper is not None:
         from lapcli.report.paper_tables import paper_tables
 
