@@ -82,3 +82,40 @@ def write_wrong(exported: Exported, folder: Path) -> None:
     write_safetensors(exported, folder)
     tensors = exported.module.state_dict()
     save_weights(exported, {**tensors, "head.weight": tensors["head.weight"] + 0.1}, folder / WEIGHTS)
+
+
+def write_wrong_hf(exported: Exported, folder: Path) -> None:
+    from lapcli.export.huggingface import write_hf
+
+    _write_and_shift(write_hf, exported, folder)
+
+
+def write_wrong_timm(exported: Exported, folder: Path) -> None:
+    from lapcli.export.timm_folder import write_timm
+
+    _write_and_shift(write_timm, exported, folder)
+
+
+def write_wrong_onnx(exported: Exported, folder: Path) -> None:
+    """The graph of weights that are not the run's."""
+    from lapcli.export.onnx_file import write_onnx
+
+    head = exported.module.get_parameter("head.weight")
+    kept = head.detach().clone()
+    with torch.no_grad():
+        head.add_(0.1)
+        write_onnx(exported, folder)
+        head.copy_(kept)
+
+
+def _write_and_shift(write: Any, exported: Exported, folder: Path) -> None:
+    """The folder as it should be, and then one of its tensors is not."""
+    from safetensors import safe_open
+    from safetensors.torch import load_file, save_file
+
+    write(exported, folder)
+    with safe_open(folder / WEIGHTS, framework="pt") as opened:
+        metadata = opened.metadata()
+    tensors = load_file(folder / WEIGHTS)
+    name = next(name for name in tensors if name.endswith(("q_proj.weight", "head.weight")))
+    save_file({**tensors, name: tensors[name] + 0.1}, folder / WEIGHTS, metadata=metadata)

@@ -1,6 +1,7 @@
 """`lap export`: whole folders or none, what they say about themselves, verification in a process of its own."""
 
 import json
+from dataclasses import replace
 
 import pytest
 import torch
@@ -10,8 +11,10 @@ from safetensors.torch import load_file
 from support import run_main
 
 from lapcli.export import export as exporting
-from lapcli.export.export import Format, export_run
+from lapcli.export.export import export_run
+from lapcli.export.verification import missing_library
 from lapcli.export.weights import WEIGHTS
+from lapcli.kinds.opening import find_checkpoint, open_run
 from lapcli.runtime.errors import DataError, UsageError
 from lapcli.runtime.files import read_checked_json
 
@@ -60,16 +63,68 @@ def test_onnx_with_another_batch_and_length(make, tmp_path):
     assert all(0 <= check.difference < 1e-5 for check in written.checks)
 
 
-def test_a_folder_that_differs_is_marked_and_exits_with_1(tmp_path, capsys, monkeypatch):
-    broken = Format("safetensors", "export_support", "write_wrong", exporting.FORMATS["safetensors"].takes)
-    monkeypatch.setitem(exporting.FORMATS, "safetensors", broken)
-    run = gpt_run(tmp_path)
-    code, out, err = run_main(capsys, "export", "--run", "gpt", "--to", "safetensors", "--runs-dir", str(tmp_path))
+@pytest.mark.parametrize(
+    ("to", "writer", "make", "said"),
+    [
+        ("safetensors", "write_wrong", gpt_run, "tensors"),
+        ("hf", "write_wrong_hf", gpt_run, "logits"),
+        ("timm", "write_wrong_timm", vit_run, "outputs of 4 images"),
+        ("onnx", "write_wrong_onnx", vit_run, "outputs of 4 images"),
+    ],
+)
+def test_a_folder_that_differs_is_marked_and_exits_with_1(to, writer, make, said, tmp_path, capsys, monkeypatch):
+    """One tensor is another than the run's: the target library computes something else, and that is found."""
+    if missing_library(to):
+        pytest.skip(f"{missing_library(to)} is not installed; the dev extra has it")
+    wrong = replace(exporting.FORMATS[to], module="export_support", function=writer)
+    monkeypatch.setitem(exporting.FORMATS, to, wrong)
+    run = make(tmp_path)
+    code, out, err = run_main(capsys, "export", "--run", run.name, "--to", to, "--runs-dir", str(tmp_path))
     assert code == 1
     assert "DIFFERS" in out
-    assert "does not compute what the run does: tensors" in err
-    record = read_checked_json(run.path / "export" / "safetensors" / "lap.json", "export it again")
+    assert f"does not compute what the run does: {said}" in err
+    record = read_checked_json(run.path / "export" / to / "lap.json", "export it again")
     assert record["verified"] is False
+    assert "NOT VERIFIED" in (run.path / "export" / to / "README.md").read_text()
+
+
+def test_the_checkpoint_that_is_asked_for(tmp_path, capsys):
+    """The last, the best or a step; the record and the file have its weights."""
+    from lapcli.runs import write_summary
+    from lapcli.training import checkpoint
+
+    run = vit_run(tmp_path)
+    first = load_file(run.checkpoints / "step-000001" / "model.safetensors")
+    later = {name: tensor + 1 for name, tensor in first.items()}
+    plan = {"laplacian_heads": str(run.recipe.model.head_plan())}
+    saved = checkpoint.save(run.checkpoints, 2, later, {"x": torch.zeros(1)}, plan, {}, keep=2)
+    run.update(step=2, weights_sha256=saved.weights_sha256)
+    write_summary(run, {"best_step": 1, "best": {"validation_top1": 0.5}})
+    for asked, step, expected in ((None, 2, later), ("last", 2, later), ("best", 1, first), ("1", 1, first)):
+        options = [] if asked is None else ["--checkpoint", asked]
+        folder = tmp_path / f"out-{asked}"
+        command = ["export", "--run", "vit", "--to", "safetensors", *options, "--out", str(folder), "--no-verify"]
+        code, out, err = run_main(capsys, *command, "--runs-dir", str(tmp_path))
+        assert code == 0, err
+        assert "not verified" in out
+        record = read_checked_json(folder / "lap.json", "")
+        assert (record["step"], record["verified"]) == (step, None)
+        written = load_file(folder / WEIGHTS)
+        assert all(torch.equal(written[name], expected[name]) for name in expected)
+
+
+def test_onnxruntime_takes_any_batch_and_length(tmp_path):
+    """Asked here, with sizes that the export has not seen."""
+    onnxruntime = pytest.importorskip("onnxruntime", reason="the dev extra has it")
+    run = gpt_run(tmp_path, laplacian_heads=[1, 4])
+    folder = export_run(run, "onnx", verified=False).folder
+    session = onnxruntime.InferenceSession(str(folder / "model.onnx"))
+    model, _ = open_run(run, find_checkpoint(run, "last"), torch.device("cpu"), float32=True).language_model()
+    for batch, length in ((1, 1), (5, 17), (2, 128)):
+        tokens = torch.randint(model.config.vocab, (batch, length), generator=torch.Generator().manual_seed(length))
+        (logits,) = session.run(None, {"tokens": tokens.numpy()})
+        with torch.no_grad():
+            assert torch.allclose(torch.from_numpy(logits), model(tokens), atol=2e-5)
 
 
 def test_bf16_halves_the_weights_and_float16_may_not_hold_them(tmp_path, capsys):

@@ -129,6 +129,31 @@ def test_saving_keeps_the_plan_and_a_plain_load_fails(tmp_path):
     assert (tmp_path / "plain" / "model.safetensors").exists()
 
 
+@pytest.mark.parametrize("name", ["qwen3", "gpt2", "nanochat"])
+@torch.inference_mode()
+def test_every_family_is_saved_with_its_plan(name, tmp_path):
+    tokens = torch.randint(97, (2, 12), generator=torch.Generator().manual_seed(1))
+    model = laplacianize(built(name), PLAN)
+    model.save_pretrained(tmp_path)
+    with pytest.raises(OSError, match=r"model\.safetensors"):
+        transformers.AutoModelForCausalLM.from_pretrained(tmp_path)
+    again = load_laplacian(transformers.AutoModelForCausalLM, tmp_path).eval()
+    assert torch.equal(again(tokens).logits, model(tokens).logits)
+
+
+@torch.inference_mode()
+def test_a_vit_is_saved_with_its_plan(tmp_path):
+    shape = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 3, "num_attention_heads": 4}
+    config = transformers.ViTConfig(**shape, image_size=16, patch_size=4, num_labels=5)
+    model = laplacianize(transformers.ViTForImageClassification(config).eval(), PLAN)
+    model.save_pretrained(tmp_path)
+    with pytest.raises(OSError, match=r"model\.safetensors"):
+        transformers.ViTForImageClassification.from_pretrained(tmp_path)
+    again = load_laplacian(transformers.ViTForImageClassification, tmp_path).eval()
+    images = torch.randn(2, 3, 16, 16, generator=torch.Generator().manual_seed(1))
+    assert torch.equal(again(images).logits, model(images).logits)
+
+
 def test_gradients_reach_every_parameter():
     model = laplacianize(built("llama"), 2).train()
     tokens = torch.randint(97, (2, 12), generator=torch.Generator().manual_seed(1))
