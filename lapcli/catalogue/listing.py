@@ -67,6 +67,8 @@ def matching_runs(runs_dir: Path, names: Sequence[str]) -> list[Path]:
         direct = Path(name) if (Path(name) / INFO).is_file() else runs_dir / name
         paths = [direct] if (direct / INFO).is_file() else []
         paths = paths or [path for path in runs_in(runs_dir) if fnmatch.fnmatchcase(path.name, name)]
+        if not paths and Path(name).is_dir() and runs_in(Path(name)):
+            raise UsageError(f"{name} is a folder of runs, not a run; use --runs-dir {name}")
         if not paths:
             raise unknown_run(runs_dir, name)
         chosen.update(dict.fromkeys(paths))

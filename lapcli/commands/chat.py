@@ -40,7 +40,10 @@ def chat(
     from lapcli.kinds import KINDS
     from lapcli.kinds.kind import CHAT
     from lapcli.runs import find_run
+    from lapcli.runtime.errors import UsageError
 
+    if prompt is not None and not prompt.strip():
+        raise UsageError("--prompt is empty; ask something, or leave it out to be asked line by line")
     chat_run = find_run(runs_dir or default_runs_dir(), run, {name for name in KINDS if CHAT in KINDS[name].gives})
     from lapcli.runtime.progress import say_start
 

@@ -20,6 +20,8 @@ def tracker_of(name: TrackerName, project: str | None = None, offline: bool = Fa
         raise UsageError(f"--offline is an option of --to wandb; leave it out for {name}, which sends nothing anyway")
     if project is not None and name == "tensorboard":
         raise UsageError("--project is an option of --to wandb and --to trackio; leave it out for tensorboard")
+    if project is not None and not project.strip():
+        raise UsageError("--project is empty; give a name, or leave it out for lap")
     makers: dict[str, Callable[[], Tracker]] = {
         "tensorboard": TensorBoard,
         "wandb": lambda: WandB(project, offline),
