@@ -6,11 +6,12 @@
 
 torch.optim.Muon takes the same step, but always in bf16 (several times slower than float32 on a CPU), one matrix
 after the other, and all of them on every rank. Here matrices of one shape go through together, in the precision
-asked for, and each rank orthogonalises its share and gathers the others'.
+asked for, and each rank orthogonalises its share and gathers the others'. Shares are even by FLOPs over all shapes.
 
 Shapes: M matrices of one shape, R rows, C columns (R <= C inside the iteration).
 """
 
+import math
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -29,7 +30,8 @@ A, B, C = 3.4445, -4.7750, 2.0315
 # How large a rounding error of the Gram matrix may become, where singular values of 1 are wanted.
 _GRAM_TOLERANCE = 5e-3
 
-# Matrices that go through one iteration together: bounds the scratch memory at a few of these.
+# Elements of the matrices that are worked on at a time, over all ranks: bounds the scratch memory of a rank at one of
+# these, which all ranks' results are gathered in, and a few of its own share of it.
 _LARGEST_STACK = 2**26
 
 
@@ -91,25 +93,33 @@ class Muon(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> None:  # type: ignore[override]
+        ranks, rank = (dist.get_world_size(), dist.get_rank()) if dist.is_initialized() else (1, 0)
         for group in self.param_groups:
-            by_shape: dict[torch.Size, list[Tensor]] = {}
-            for p in group["params"]:
-                if p.grad is not None:
-                    by_shape.setdefault(p.shape, []).append(p)
-            for shape, params in by_shape.items():
-                at_once = max(1, _LARGEST_STACK // shape.numel())
-                for i in range(0, len(params), at_once):
-                    self._update(params[i : i + at_once], group)
+            params = [p for p in group["params"] if p.grad is not None]
+            # On every rank for all of them: a checkpoint has them whole, from whatever number of ranks.
+            averages = [self._average(p) for p in params]
+            torch._foreach_lerp_(averages, [p.grad for p in params], 1 - group["momentum"])
+            for shares in rounds([p.shape for p in params], ranks, _LARGEST_STACK):
+                done = self._orthogonal([params[i] for i in shares[rank]], group)
+                parts = [[params[i] for i in share] for share in shares]
+                for share, stack in zip(parts, _gathered(done, parts, group["dtype"]), strict=True):
+                    if share:
+                        self._add(share, stack, group)
 
-    def _update(self, params: list[Tensor], group: dict[str, Any]) -> None:
+    def _orthogonal(self, params: list[Tensor], group: dict[str, Any]) -> Tensor | None:
+        """Nesterov's step of matrices of one shape, orthogonalised."""
+        if not params:
+            return None
         averages = [self._average(p) for p in params]
         gradients = [p.grad for p in params if p.grad is not None]
-        torch._foreach_lerp_(averages, gradients, 1 - group["momentum"])
-        updates = list(torch._foreach_lerp(gradients, averages, group["momentum"]))
-        orthogonal = _shared_over_ranks(updates, lambda stack: orthogonalise(stack, group["steps"], group["dtype"]))
+        updates = torch._foreach_lerp(gradients, averages, group["momentum"])
+        return orthogonalise(torch.stack(list(updates)), group["steps"], group["dtype"])
+
+    def _add(self, params: list[Tensor], orthogonal: Tensor, group: dict[str, Any]) -> None:
         rows, columns = params[0].shape
         lr = group["lr"] * max(1.0, rows / columns) ** 0.5
-        torch._foreach_add_(params, [x.to(p.dtype) for x, p in zip(orthogonal, params, strict=True)], alpha=-lr)
+        steps = [x.to(p.dtype) for x, p in zip(orthogonal.unbind(), params, strict=True)]
+        torch._foreach_add_(params, steps, alpha=-lr)
 
     def _average(self, p: Tensor) -> Tensor:
         state = self.state[p]
@@ -119,20 +129,47 @@ class Muon(torch.optim.Optimizer):
         return average
 
 
-def _shared_over_ranks(matrices: list[Tensor], work: Callable[[Tensor], Tensor]) -> list[Tensor]:
-    """`work` on each matrix, done by rank i % world_size and gathered by all."""
-    if not (dist.is_initialized() and dist.get_world_size() > 1):
-        return list(work(torch.stack(matrices)).unbind())
-    world, rank = dist.get_world_size(), dist.get_rank()
-    share = -(-len(matrices) // world)
-    # A short last share is padded with zeros, which stay zeros.
-    mine = [
-        matrices[i] if i < len(matrices) else torch.zeros_like(matrices[0]) for i in range(rank, share * world, world)
-    ]
-    done = work(torch.stack(mine)).contiguous()
-    gathered = done.new_empty((world * share, *done.shape[1:]))
-    dist.all_gather_into_tensor(gathered, done)
-    return [gathered[i % world * share + i // world] for i in range(len(matrices))]
+def rounds(shapes: Sequence[torch.Size | tuple[int, ...]], ranks: int, largest: int) -> list[list[list[int]]]:
+    """Which matrices each rank orthogonalises, round by round; after each the results are gathered.
+
+    The matrix that costs most goes first, each to the rank that has least to do: no rank has more than 4/3 of what the
+    best assignment would give it, and equal ones are dealt out evenly. A rank's share of a round is of one shape, which
+    goes through together, and of `largest / ranks` elements at most, or one matrix.
+    """
+    order = sorted(range(len(shapes)), key=lambda i: (-cost(shapes[i]), tuple(shapes[i])))
+    loads, owned = [0] * ranks, [list[list[int]]() for _ in range(ranks)]
+    for i in order:
+        rank = loads.index(min(loads))
+        loads[rank] += cost(shapes[i])
+        stacks, size = owned[rank], math.prod(shapes[i])
+        if stacks and shapes[stacks[-1][0]] == shapes[i] and (len(stacks[-1]) + 1) * size * ranks <= largest:
+            stacks[-1].append(i)
+        else:
+            stacks.append([i])
+    count = max(map(len, owned), default=0)
+    return [[stacks[turn] if turn < len(stacks) else [] for stacks in owned] for turn in range(count)]
+
+
+def cost(shape: torch.Size | tuple[int, ...]) -> int:
+    """FLOPs of an iteration, up to a factor: X X^T and a product with it, and the square of X X^T."""
+    short, long = sorted(shape)
+    return 2 * short * short * long + short**3
+
+
+def _gathered(done: Tensor | None, parts: list[list[Tensor]], dtype: torch.dtype) -> list[Tensor]:
+    """What each rank has orthogonalised, on every rank. A share that is smaller than the largest one is filled up."""
+    if len(parts) == 1:
+        return [done] if done is not None else []
+    sizes = [sum(p.numel() for p in part) for part in parts]
+    device = next(p.device for part in parts for p in part)
+    mine = torch.zeros(max(sizes), dtype=dtype, device=device)
+    if done is not None:
+        mine[: done.numel()] = done.flatten()
+    everyones = torch.empty(len(parts) * max(sizes), dtype=dtype, device=device)
+    dist.all_gather_into_tensor(everyones, mine)
+    rows = everyones.view(len(parts), -1)
+    shapes = [(len(part), *part[0].shape) if part else (0,) for part in parts]
+    return [row[:size].view(shape) for row, size, shape in zip(rows, sizes, shapes, strict=True)]
 
 
 class MuonOptimizer(Optimizer):
