@@ -5,7 +5,8 @@ import os
 from pathlib import Path
 from typing import Any
 
-KINDS = ("language_model", "packed_chat", "padded_chat", "classification", "self_supervised")
+TEXT_KINDS = ("language_model", "packed_chat", "padded_chat")
+KINDS = (*TEXT_KINDS, "classification", "self_supervised")
 
 # Three layers with none, one and two Laplacian heads, and nothing that is drawn by rank.
 MODEL: dict[str, Any] = {"layers": 3, "laplacian_heads": "linear(0, 2)"}
@@ -113,11 +114,14 @@ UPDATES = 3
 def updates_of_a_rank(rank: int, size: int, folder: str, result: str, cache: str) -> None:
     """Three updates of every combination, in one of `size` processes; a micro-step has 8 examples in all.
 
-    Saved are losses and norms of the gradient, a hash of the weights that the rank ends with, and how many graphs were
-    compiled. Compiled is what
-    Dynamo and AOTAutograd make of it, without a compiler of machine code; DDP's buckets are so small that it cuts the
-    graphs, as it does with large models.
+    Saved are losses and norms of the gradient, a hash of the weights that the rank ends with, how many graphs were
+    compiled, and of the last update that is not compiled, how many sums over the ranks it took and how often the host
+    waited. Then the last rank's loss is made not a number.
+
+    Compiled is what Dynamo and AOTAutograd make of it, without a compiler of machine code; DDP's buckets are so small
+    that it cuts the graphs, as it does with large models.
     """
+    import contextlib
     import hashlib
     import io
     import json
@@ -129,12 +133,14 @@ def updates_of_a_rank(rank: int, size: int, folder: str, result: str, cache: str
     from torch.nn.parallel import DistributedDataParallel
 
     from lapcli.runs import Run
+    from lapcli.runtime.counting import HostWaits
+    from lapcli.runtime.errors import Diverged
     from lapcli.runtime.ranks import World
     from lapcli.training import loop as loop_module
 
     class SmallBuckets(DistributedDataParallel):
         def __init__(self, *arguments: Any, **options: Any) -> None:
-            super().__init__(*arguments, **options, bucket_cap_mb=0.1)
+            super().__init__(*arguments, **{**options, "bucket_cap_mb": 0.1})
 
     os.environ["LAP_CACHE"] = cache
     compile_, aot_eager, graphs = torch.compile, torch._dynamo.lookup_backend("aot_eager"), []
@@ -143,6 +149,19 @@ def updates_of_a_rank(rank: int, size: int, folder: str, result: str, cache: str
         graphs.append(graph)
         return aot_eager(graph, inputs)
 
+    all_reduce, sums = dist.all_reduce, []
+
+    def counted(*given: Any, **options: Any) -> Any:
+        sums.append(given)
+        return all_reduce(*given, **options)
+
+    def weights_of(model: Any) -> str:
+        weights = hashlib.sha256()
+        for parameter in model.parameters():
+            weights.update(parameter.detach().flatten().view(torch.uint8).numpy().tobytes())
+        return weights.hexdigest()
+
+    dist.all_reduce = counted
     torch.compile = lambda *given, **options: compile_(*given, **options, backend=backend)  # type: ignore
     dist._DEFAULT_FIRST_BUCKET_BYTES = 100_000  # type: ignore[attr-defined]
     loop_module.DistributedDataParallel = SmallBuckets  # type: ignore[misc]
@@ -156,17 +175,27 @@ def updates_of_a_rank(rank: int, size: int, folder: str, result: str, cache: str
         assert objective.batches.accumulation == option["batch"] // 8
         run = Run(Path(folder) / "run", objective._recipe, {})
         loop = loop_module.Loop(objective, objective._recipe, run, world, Console(file=io.StringIO()))
-        lines = [loop._update(step) for step in range(UPDATES)]
-        weights = hashlib.sha256()
-        for parameter in objective.model.parameters():
-            weights.update(parameter.detach().flatten().view(torch.uint8).numpy().tobytes())
+        lines = [loop._update(step) for step in range(UPDATES - 1)]
+        sums.clear()
+        counts_waits = name != "compile" and kind in TEXT_KINDS  # the host reads images with the same operations
+        with HostWaits(world.device) if counts_waits else contextlib.nullcontext([]) as waits:
+            lines.append(loop._update(UPDATES - 1))
         found[f"{kind} {name}"] = {
             "losses": [line["loss"] for line in lines],
             "norms": [line["gradient_norm"] for line in lines],
-            "weights": weights.hexdigest(),
+            "weights": weights_of(objective.model),
             "graphs": len(graphs),
+            "sums": len(sums),
+            "waits": len(waits),
         }
         graphs.clear()
+        if (kind, name) == ("language_model", "accumulation"):
+            before = weights_of(objective.model)
+            loop.module.register_forward_hook(lambda *given: given[-1] * (float("nan") if rank == size - 1 else 1))
+            try:
+                loop._update(UPDATES)
+            except Diverged as error:
+                found["not finite"] = {"error": str(error), "unchanged": weights_of(objective.model) == before}
     Path(result).write_text(json.dumps(found))
     if size > 1:
         dist.destroy_process_group()

@@ -32,8 +32,8 @@ from lapcli.runtime.devices import Device
 from lapcli.runtime.machine import usable_cores
 
 Start = Callable[[Trial], Outcome]
-#: Waits of the host in a step: for the loss and for the norm of the gradient.
-MOST_WAITS = 2
+#: Waits of the host in a step: one for the loss, the norm of the gradient and whether to stop.
+MOST_WAITS = 1
 #: Of the memory that the plan says: more may not fit where the plan says that it does.
 MOST_MEMORY = 1.15
 #: A process on the CPU also holds the pages of libraries that its first step reads.

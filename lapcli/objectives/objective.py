@@ -127,5 +127,9 @@ class Closing(Protocol):
 class Watching(Protocol):
     """An objective that sees more of an update than its loss."""
 
-    def watch(self, step: int) -> tuple[dict[str, float], str | None]:
-        """After an update, on every rank: numbers for its line of the metrics, and a warning if something is wrong."""
+    def seen(self) -> dict[str, Tensor]:
+        """Before an update, on every rank: numbers of its micro-steps, still on the device. The loop brings their means
+        over the ranks to the host with the loss, so that there is one wait for all of them."""
+
+    def watch(self, step: int, values: dict[str, float]) -> str | None:
+        """After the update, on every rank: a warning if something is wrong with those means."""

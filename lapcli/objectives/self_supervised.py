@@ -216,19 +216,19 @@ class SelfSupervised:
     def after_step(self, step: int) -> None:
         self.model.update_teacher(teacher_momentum(self._recipe.schedule, step, self.steps))
 
-    def watch(self, step: int) -> tuple[dict[str, float], str | None]:
-        """Means over the micro-steps of all processes. A collapse is named when it begins, once warm-up is over."""
-        names = list(self._seen[0])
-        means = [torch.stack([seen[name] for seen in self._seen]).mean() for name in names]
-        self._seen = []
-        totals = self._world.sum(torch.stack(means).tolist())
-        values = {name: total / self._world.size for name, total in zip(names, totals, strict=True)}
+    def seen(self) -> dict[str, Tensor]:
+        """Means over the micro-steps of this process."""
+        seen, self._seen = self._seen, []
+        return {name: torch.stack([part[name] for part in seen]).mean() for name in seen[0]}
+
+    def watch(self, step: int, values: dict[str, float]) -> str | None:
+        """A collapse is named when it begins, once warm-up is over."""
         schedule = self._recipe.schedule
         warm = step >= schedule.warmup_epochs * schedule.epoch_steps
         warning = collapse(values, GLOBALS * self.batches.micro_batch) if warm else None
         is_new = warning is not None and not self._has_collapsed
         self._has_collapsed = warning is not None
-        return values, warning if is_new else None
+        return warning if is_new else None
 
     def validate(self, is_interrupted: Callable[[], bool]) -> dict[str, float]:
         with self._policy.autocast():

@@ -4,7 +4,7 @@ import logging
 import os
 import platform
 import signal
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
@@ -43,6 +43,19 @@ class World:
     def any(self, flag: bool) -> bool:
         """Whether the flag is up on any rank; all ranks must ask."""
         return self.sum([float(flag)])[0] > 0
+
+    def means(self, numbers: Sequence[torch.Tensor], flag: bool) -> tuple[list[float], bool]:
+        """Means over the ranks of numbers on the device, and whether the flag is up on any rank; all ranks must ask.
+
+        One collective, and the host waits once for all of them. A number that is not finite on one rank is so on all.
+        """
+        dtype = torch.float64 if has_float64(self.device) else torch.float32
+        up = torch.full((), float(flag), dtype=dtype, device=self.device)  # a tensor of host numbers would be a wait
+        total = torch.stack([*(x.to(dtype) for x in numbers), up])
+        if self.size > 1:
+            dist.all_reduce(total)
+        *sums, flags = total.tolist()
+        return [x / self.size for x in sums], flags > 0
 
     def sum(self, values: list[float]) -> list[float]:
         if self.size == 1:

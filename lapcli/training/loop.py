@@ -1,7 +1,10 @@
 """The one training loop. An objective says what a step minimises; everything else about a run happens here.
 
-A step: for each micro-batch forward and backward, average over the ranks, check that the loss is finite, clip the
-averaged gradient, update, log; then save if it is time or if a signal came; then validate, after the save.
+A step: for each micro-batch forward and backward, average over the ranks, check that loss and gradient are finite, clip
+the averaged gradient, update, log; then save if it is time or if a signal came; then validate, after the save.
+
+The host waits for the device once a step: the loss, the norm of the gradient, what the objective has seen and whether
+any rank was asked to stop come in one sum over the ranks and one copy, before the update.
 
 `step` counts finished updates: the line of step 1 in `metrics.jsonl` is the first update, `step-000500` holds the
 weights after 500 of them.
@@ -30,6 +33,9 @@ from lapcli.training import checkpoint
 from lapcli.training.metrics import MetricsLog, Record, StepClock, without_times
 from lapcli.training.optimizers import Optimizers
 
+_BUCKETS = 8
+_SMALLEST_BUCKET = 25  # megabytes: DDP's own, below which sending takes longer than it has to
+
 
 class Loop:
     """Trains `objective` for a run, from wherever its newest whole checkpoint is."""
@@ -44,6 +50,7 @@ class Loop:
         self.metrics = MetricsLog(run.metrics)
         self.watch = StepWatch(world, lambda failure: run.update(status="failed", failure=failure))
         self.step = 0
+        self.stopping = False  # whether a rank was asked to stop, as known on all of them
         self.validated: dict[int, dict[str, float]] = {}
         self.saved: checkpoint.Checkpoint | None = None  # on rank 0, which writes
         self.saved_step: int | None = None  # on every rank: all of them decide alike whether to save
@@ -63,9 +70,10 @@ class Loop:
             self._validate_if_due(stop, progress)
             while self.step < steps:
                 with self.watch.step(self.step + 1, is_timed=self.step > first):
-                    line = self._update(self.step)
+                    line = self._update(self.step, stop)
                     self.step += 1
-                    stopping = self.world.any(bool(stop))
+                    # Ranks know of each other what they knew before the update; what came later is the next step's.
+                    stopping = self.stopping or (self.world.size == 1 and bool(stop))
                     line |= self.clock.end_step(self.objective.units_per_step, self.objective.unit)
                 if self.world.is_main:
                     self.metrics.append(line)
@@ -77,8 +85,8 @@ class Loop:
                     raise self._interrupted(stop)
                 self._validate_if_due(stop, progress)
 
-    def _update(self, step: int) -> dict[str, Any]:
-        """One optimizer step; returns its line of the metrics."""
+    def _update(self, step: int, stop: StopRequest | None = None) -> dict[str, Any]:
+        """One optimizer step; returns its line of the metrics. `stopping` is then whether a rank was asked to stop."""
         accumulation = self.objective.batches.accumulation
         multiplier = self.objective.learning_rate_multiplier(step)
         self.optimizers.set_learning_rates(multiplier)
@@ -93,30 +101,34 @@ class Loop:
                 loss = self.module(batch)
                 (loss / accumulation).backward()
             total += loss.detach()
-        mean_loss = self.world.sum([float(total) / accumulation])[0] / self.world.size
-        if not math.isfinite(mean_loss):
-            raise self._diverged(step, "loss", mean_loss)
-        gradient_norm = self.optimizers.clip(self.clip)  # of the averaged gradient
-        if not math.isfinite(gradient_norm):
-            raise self._diverged(step, "norm of the gradient", gradient_norm)
+        norms = self.optimizers.gradient_norms()  # of the averaged gradient
+        seen = self.objective.seen() if isinstance(self.objective, Watching) else {}
+        # The one wait of the step. Means over the ranks: of the norms too, which are the same on all of them.
+        means, self.stopping = self.world.means([total, *norms, *seen.values()], bool(stop))
+        mean_loss, known_norms = means[0] / accumulation, means[1 : 1 + len(norms)]
+        gradient_norm = known_norms[0] if len(norms) == 1 else math.hypot(*known_norms)
+        for what, value in (("loss", mean_loss), ("norm of the gradient", gradient_norm)):
+            if not math.isfinite(value):
+                raise self._diverged(step, what, value)
+        self.optimizers.clip(self.clip, norms, known_norms)
         self.optimizers.step()
         self.optimizers.zero_grad()
         self.objective.after_step(step)
+        values = dict(zip(seen, means[1 + len(norms) :], strict=True))
+        self._watch(step, values)
         return {
             "step": step + 1,
             "loss": mean_loss,
             "lr": self.optimizers.groups[0].lr * multiplier,
             "gradient_norm": gradient_norm,
-            **self._watch(step),
+            **values,
         }
 
-    def _watch(self, step: int) -> dict[str, float]:
-        if not isinstance(self.objective, Watching):
-            return {}
-        values, warning = self.objective.watch(step)
-        if warning and self.world.is_main:
-            self._warn(f"step {step + 1}: {warning}")
-        return values
+    def _watch(self, step: int, values: dict[str, float]) -> None:
+        if isinstance(self.objective, Watching):
+            warning = self.objective.watch(step, values)
+            if warning and self.world.is_main:
+                self._warn(f"step {step + 1}: {warning}")
 
     def _validate_if_due(self, stop: StopRequest, progress: StepProgress) -> None:
         """At the start, at the end and every so often; a resumed run makes up for one that was cut off."""
@@ -247,7 +259,11 @@ class Loop:
             return module
         devices = [self.world.device.index] if self.world.device.type == "cuda" else None
         parallel = DistributedDataParallel(
-            module, device_ids=devices, forward_sync_buffers=False, gradient_as_bucket_view=True
+            module,
+            device_ids=devices,
+            forward_sync_buffers=False,
+            gradient_as_bucket_view=True,
+            bucket_cap_mb=bucket_megabytes(module),
         )
         # DDP lays out its buckets anew after its first backward, and with three processes or more the layout decides in
         # which order gradients are added up. A backward of zeros moves that before the first step, so that a resumed
@@ -311,6 +327,16 @@ def _seed_model(seed: int, step: int, micro_step: int, rank: int) -> None:
     for part in (seed, step, micro_step, rank):
         key = (key * 0x9E3779B97F4A7C15 + part + 1) % 2**63
     torch.manual_seed(key)
+
+
+def bucket_megabytes(module: nn.Module) -> int:
+    """How many gradients DDP sends at once: an eighth of all, so that sending overlaps with the backward.
+
+    torch.compile cuts a model into a graph for each bucket. With DDP's own 25 MB a layer of a large model would be
+    several graphs, whose borders keep everything in memory that they pass on.
+    """
+    size = sum(p.numel() * p.element_size() for p in module.parameters() if p.requires_grad)
+    return max(_SMALLEST_BUCKET, -(-size // (_BUCKETS * 2**20)))
 
 
 def _is_due(step: int, every: int | None) -> bool:

@@ -4,7 +4,6 @@ To add one, subclass `Optimizer`, give it a recipe section, and name it in `OPTI
 `extensions.add("optimizer", ...)`.
 """
 
-import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -112,20 +111,24 @@ class Optimizers:
             sets.setdefault(group.clipped_with, []).extend(group.parameters.values())
         return list(sets.values())
 
-    def clip(self, limit: float | None) -> float:
-        """Clips the gradient, each set of parameters by its own norm; returns the norm of all of it.
-
-        Below the limit nothing is touched, which spares a pass over all gradients. None: the norm alone.
-        """
-        together = self.clipped_together()
-        totals = [
-            torch.nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None]) for parameters in together
+    def gradient_norms(self) -> list[Tensor]:
+        """Of each set of parameters that is clipped together, on their device."""
+        return [
+            torch.nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None])
+            for parameters in self.clipped_together()
         ]
-        norms: list[float] = torch.stack(totals).tolist()  # all at once: the host waits for the GPU here
-        for parameters, total, norm in zip(together, totals, norms, strict=True):
-            if limit is not None and norm > limit and not self.clip_themselves:
-                torch.nn.utils.clip_grads_with_norm_(parameters, limit, total)
-        return norms[0] if len(norms) == 1 else math.hypot(*norms)
+
+    def clip(self, limit: float | None, norms: Sequence[Tensor], known: Sequence[float]) -> None:
+        """Clips the gradient, each set of parameters by its own norm, where it is beyond the limit; None: nowhere.
+
+        `known` are the norms as the host knows them, from the copy that it waits for anyway: below the limit nothing is
+        touched, which spares a pass over all gradients. The factor is computed on the device.
+        """
+        if limit is None or self.clip_themselves:
+            return
+        for parameters, norm, number in zip(self.clipped_together(), norms, known, strict=True):
+            if number > limit:
+                torch.nn.utils.clip_grads_with_norm_(parameters, limit, norm)
 
     def step(self) -> None:
         for optimizer in self._optimizers.values():

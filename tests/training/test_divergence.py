@@ -1,0 +1,51 @@
+"""What is not finite stops a run before the update: neither weights nor the states of optimizers have moved."""
+
+import io
+from typing import Any
+
+import pytest
+import torch
+from kinds_support import KINDS, build_kind
+from rich.console import Console
+
+from lapcli.runs import Run
+from lapcli.runtime.errors import Diverged
+from lapcli.runtime.ranks import World
+from lapcli.training.loop import Loop
+
+
+class Overflow(torch.autograd.Function):
+    """A value that is finite with a gradient that is not."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
+        return gradient * torch.inf
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    ("broken", "message"),
+    [(lambda loss: loss * torch.nan, "the loss is nan"), (Overflow.apply, "norm of the gradient is (inf|nan)")],
+)
+def test_nothing_is_updated(kind: str, broken: Any, message: str, tmp_path) -> None:
+    objective = build_kind(kind, tmp_path, batch=16, micro_batch=8)
+    run = Run(tmp_path / "run", objective._recipe, {})
+    loop = Loop(objective, objective._recipe, run, World(0, 1, torch.device("cpu")), Console(file=io.StringIO()))
+    loop._update(0)
+
+    def state() -> list[torch.Tensor]:
+        return [x.clone() for x in (*objective.model.state_dict().values(), *loop.optimizers.state().values())]
+
+    before = state()
+    hook = loop.module.register_forward_hook(lambda module, given, loss: broken(loss))
+    with pytest.raises(Diverged, match=f"{message} at step 2.*nothing was updated"):
+        loop._update(1)
+    assert all(map(torch.equal, before, state()))
+    hook.remove()
+    loop.optimizers.zero_grad()
+    loop._update(1)
+    assert not all(map(torch.equal, before, state()))
