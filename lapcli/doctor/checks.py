@@ -15,6 +15,7 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 from lapcli.runtime.signals import end_with_parent
+from lapcli.runtime.tables import wrapped
 
 REPORT = "report it with the output of `lap doctor --json`"
 #: Virtual machines pass the processor's flags on; some name AMX and do not run it, and a bf16 product ends the process.
@@ -76,9 +77,11 @@ class Result:
         return {"section": self.section, "name": self.name, **asdict(self.finding), "seconds": round(self.seconds, 3)}
 
     def to_text(self) -> str:
-        """A line, and below it the next step, if there is one."""
-        line = f"{self.finding.status:<8}{self.section:<13}{self.name:<28}{self.finding.text}"
-        return f"{line}\n{'':<49}next: {self.finding.next_step}" if self.finding.next_step else line
+        """A line, broken where the terminal ends, and below it the next step, if there is one."""
+        lines = wrapped(self.finding.text, f"{self.finding.status:<8}{self.section:<13}{self.name:<28}", indent=" " * 8)
+        if self.finding.next_step:
+            lines += wrapped(f"next: {self.finding.next_step}", " " * 8)
+        return "\n".join(lines)
 
 
 def examine(checks: Iterable[Check]) -> Iterator[Result]:

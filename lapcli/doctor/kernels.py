@@ -12,14 +12,19 @@ from functools import partial
 from typing import Any
 
 import torch
+from PIL import Image
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from lapcli.doctor.checks import Check, Finding, fails, passes, warns, within
+from lapcli.data.images.colours import Recolouring
+from lapcli.data.images.crops import CropKind, draw
+from lapcli.doctor.checks import REPORT, Check, Finding, fails, passes, warns, within
 from lapcli.heads.laplacian import laplacian_attention
 from lapcli.models.chunked_loss import softcapped_cross_entropy
 from lapcli.models.compiling import compiled
 from lapcli.objectives.dino.losses import sinkhorn_targets, target_cross_entropy
+from lapcli.recipe.vision import ImageFiles
+from lapcli.runtime.attention_kernels import attention_order, time_attention_kernels
 from lapcli.runtime.devices import ComputePolicy
 from lapcli.runtime.errors import UsageError
 from lapcli.runtime.machine import check_compiler
@@ -30,6 +35,8 @@ WRONG_KERNEL = "update torch and the driver; until then train with --set train.p
 WRONG_MUON = "train with --set optimizer.newton_schulz_precision=float32, and report it with `lap doctor --json`"
 #: Rounding of bf16 is 2^-8 of a value; sums of its products and the backward's few stages add up to several of that.
 LIMITS = {torch.float32: 2e-5, torch.bfloat16: 3e-2}
+#: Of the faster kernel's time, within which the other is as good.
+SLOWER_KERNEL = 1.05
 DTYPES = {"float32": torch.float32, "bf16": torch.bfloat16}
 
 
@@ -270,6 +277,48 @@ def check_backend(device: torch.device) -> Finding:
     return passes(names.text(), kernels=names.names)
 
 
+def check_attention_speed(
+    device: torch.device,
+    time: Callable[[torch.device], dict[str, float | None]] = time_attention_kernels,
+    preferred: str | None = None,
+) -> Finding:
+    """Flash against cuDNN, forward and backward in bf16; the one that runs here ask for first should be the faster."""
+    if device.type != "cuda":
+        return passes("flash and cuDNN are kernels of CUDA")
+    if preferred is None:
+        preferred = "cudnn" if attention_order(torch.cuda.get_device_capability(device), False) else "flash"
+    seconds = time(device)
+    known = {name: value for name, value in seconds.items() if value is not None}
+    if not known:
+        return fails("neither flash nor cuDNN takes the GPT's attention", WRONG_KERNEL, **seconds)
+    text = ", ".join(f"{name} {value * 1e3:.3g} ms" for name, value in known.items())
+    if preferred in known and known[preferred] <= SLOWER_KERNEL * min(known.values()):
+        return passes(f"{text}; runs ask for {preferred} first", **seconds)
+    return warns(f"{text}, but runs ask for {preferred} first", REPORT, **seconds)
+
+
+def check_colours(
+    device: torch.device, recolouring: Callable[..., Callable[[Tensor, Tensor], Tensor]] = Recolouring
+) -> Finding:
+    """What becomes of crops on the device against the same on the CPU, in steps of 255."""
+    generator = torch.Generator().manual_seed(0)
+    crops_NHWC = torch.randint(256, (24, 32, 32, 3), dtype=torch.uint8, generator=generator)
+    image, kind = Image.new("RGB", (64, 48)), CropKind(32, (0.3, 1.0), blur=0.5, solarise=0.2)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        drawn_NK = torch.tensor([draw(image, kind)[1].numbers() for _ in range(24)])
+    source = ImageFiles(train="none", mean=[0.0, 0.0, 0.0], std=[1 / 255] * 3)  # values stay as they are
+    truth = Recolouring(source)(crops_NHWC, drawn_NK)
+    found = recolouring(source)(crops_NHWC.to(device), drawn_NK)
+    apart = (found.cpu() - truth).abs()
+    error, numbers = float(apart.max()), {"largest": float(apart.max()), "mean": float(apart.mean())}
+    text = f"crops differ from those of the CPU by {error:.0f} of 255 at most"
+    # A value that falls on the other side of a rounding is 1 apart, and later operations amplify it.
+    if error <= 4 and numbers["mean"] <= 0.05:
+        return passes(text, **numbers)
+    return fails(text, WRONG_KERNEL, **numbers)
+
+
 def kernel_checks(device: torch.device) -> list[Check]:
     """All of them. On the CPU runs compute in float32 unless they are told to use bf16."""
     checks = [Check("kernels", "attention kernel", partial(check_backend, device))]
@@ -282,4 +331,9 @@ def kernel_checks(device: torch.device) -> list[Check]:
             f"DINO loss, {name}": partial(check_targets_loss, dtype, device),
         }
         checks += [Check("kernels", title, run, needed) for title, run in named.items()]
-    return [*checks, Check("kernels", "compiled", partial(check_compiled, device))]
+    return [
+        *checks,
+        Check("kernels", "colours of crops", partial(check_colours, device)),
+        Check("kernels", "compiled", partial(check_compiled, device)),
+        Check("kernels", "flash and cuDNN", partial(check_attention_speed, device)),
+    ]

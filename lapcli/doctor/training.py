@@ -25,7 +25,7 @@ from lapcli.data.images.crops import CropReader
 from lapcli.data.images.image_set import ImageSet
 from lapcli.doctor.checks import REPORT, Check, Finding, fails, passes, warns
 from lapcli.doctor.trials import Outcome, Trial, start_trial
-from lapcli.objectives.self_supervised import image_flops
+from lapcli.planning import plan_training
 from lapcli.recipe import find_recipe, load_recipe
 from lapcli.recipe.dino import SelfSupervisedRecipe
 from lapcli.runtime.devices import Device
@@ -40,6 +40,8 @@ MOST_MEMORY = 1.15
 LIBRARIES = 200 * 10**6
 #: Of the GPU's peak, below which something is slower than it should be; of what a small CPU does nothing is expected.
 LEAST_SHARE = 0.25
+#: Of the seconds that the plan expects, which is arithmetic.
+MOST_SECONDS = 1.5
 SMALL = {
     "model.width": 256,
     "model.heads": 4,
@@ -139,12 +141,16 @@ def check_speed(plan: dict[str, Any], device: Device) -> Finding:
     if peak is None:
         text = f"{rate / 1e9:,.0f} GFLOP/s in {plan['precision']}; the peak of {device.name} is not known"
         return passes(text, flops_per_second=rate)
-    share, numbers = rate / peak, {"flops_per_second": rate, "share_of_peak": rate / peak}
-    text = f"{share:.0%} of the peak of {device.name}, {seconds:.3g} s a step of two layers"
-    if share >= LEAST_SHARE:
+    share, planned = rate / peak, plan["step_time"]
+    numbers = {"flops_per_second": rate, "share_of_peak": share, "seconds": seconds}
+    text = f"two layers take {seconds:.3g} s a step, {share:.0%} of the peak of {device.name}"
+    if planned is not None:
+        numbers |= {"planned_seconds": planned["seconds"], "planned_share": planned["share_of_peak"]}
+        text += f"; `lap plan` expects {planned['seconds']:.3g} s, {planned['share_of_peak']:.0%}"
+    if share >= LEAST_SHARE and (planned is None or seconds <= MOST_SECONDS * planned["seconds"]):
         return passes(text, **numbers)
     step = "look for other programs on the GPU and for throttling (nvidia-smi), and whether train.compile works"
-    return warns(f"{text}; at least {LEAST_SHARE:.0%} are expected", step, **numbers)
+    return warns(text, step, **numbers)
 
 
 class _Photographs(ImageSet):
@@ -177,15 +183,28 @@ def crops_per_second(recipe: SelfSupervisedRecipe, images: int = 8) -> float:
     return images / (time.perf_counter() - started)
 
 
-def check_loader(device: Device, gpus: int, cores: int, rate: Callable[[SelfSupervisedRecipe], float]) -> Finding:
+def images_trained(recipe: SelfSupervisedRecipe, device: Device) -> float | None:
+    """Images a second that one GPU should train on, by `lap plan`; none where its peak is not known."""
+    one = recipe.train.model_copy(update={"batch": recipe.train.micro_batch})
+    time = plan_training(recipe.model_copy(update={"train": one}), 1, device).step_time
+    return None if time is None else time.examples_per_second
+
+
+def check_loader(
+    device: Device,
+    gpus: int,
+    cores: int,
+    rate: Callable[[SelfSupervisedRecipe], float],
+    trained: Callable[[SelfSupervisedRecipe, Device], float | None] = images_trained,
+) -> Finding:
     """Self-supervised training reads most: ten crops of an image."""
     recipe = load_recipe(find_recipe(Path("dino_vits")))
     assert isinstance(recipe, SelfSupervisedRecipe)
     images = rate(recipe)
-    peak = device.peak(bf16=device.native_bf16)
-    if peak is None or not gpus:
+    one = trained(recipe, device) if gpus else None
+    if one is None:
         return passes(f"{images:.0f} images a second and core; on the CPU the model is slower", images_per_core=images)
-    wanted = gpus * 0.4 * peak / image_flops(recipe)
+    wanted = gpus * one
     needed = -(-wanted // images)
     numbers = {"images_per_core": images, "wanted": wanted, "cores_wanted": needed, "cores": cores}
     text = f"{images:.0f} images a second and core; {gpus} GPUs want {wanted:,.0f}, which are {needed:.0f} cores"

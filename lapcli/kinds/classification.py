@@ -84,6 +84,8 @@ class ClassificationKind(Kind):
         return 2 if recipe.data.mixing.is_on else 1  # images are mixed in pairs
 
     def plan_facts(self, recipe: ClassificationRecipe, batches: "BatchPlan") -> PlanFacts:
+        from lapcli.data.images.loader import seconds_to_read
+
         section, train, mixing = recipe.model, recipe.train, recipe.data.mixing
         held_out = recipe.data.validation if isinstance(recipe.data.validation, float) else 0.0
         per_epoch = int((known_set(recipe.data.train).train_images or 0) * (1 - held_out)) // train.batch
@@ -97,6 +99,7 @@ class ClassificationKind(Kind):
             **download_facts(recipe.data),
             example="images",
             unit="image",
+            read_seconds=seconds_to_read([section.image]),
             epochs=None if train.steps else train.epochs,
             keeps_best=True,
             lines={

@@ -136,6 +136,8 @@ class PlanFacts:
     units_per_example: int = 1
     epochs: float | None = None
     keeps_best: bool = False  # the best checkpoint beside the newest
+    read_seconds: float = 0.0  # of one core, to read an example; 0: not worth counting
+    prepared_bytes: float = 0.0  # that the device moves until an example can be trained on
     lines: Mapping[str, str] = field(default_factory=dict)  # more lines of the text
     values: Mapping[str, Any] = field(default_factory=dict)  # more keys of the JSON
 

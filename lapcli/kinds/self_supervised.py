@@ -83,7 +83,9 @@ class SelfSupervisedKind(Kind):
     def plan_facts(self, recipe: SelfSupervisedRecipe, batches: "BatchPlan") -> PlanFacts:
         import torch
 
+        from lapcli.data.images.colours import BYTES_A_VALUE
         from lapcli.data.images.crops import GLOBALS
+        from lapcli.data.images.loader import seconds_to_read
         from lapcli.models.dino_vit import DinoViT
         from lapcli.objectives.self_supervised import accumulation_in_words, epochs_in_words
 
@@ -100,6 +102,8 @@ class SelfSupervisedKind(Kind):
             **download_facts(recipe.data),
             example="images",
             unit="image",
+            prepared_bytes=BYTES_A_VALUE * 3 * (GLOBALS * crops.global_size**2 + crops.locals * crops.local_size**2),
+            read_seconds=seconds_to_read([crops.global_size] * GLOBALS + [crops.local_size] * crops.locals),
             lines={
                 "tokens": f"{tokens} an image, {images:,} images in all",
                 "backbone": f"{parameters:,} parameters, student and teacher each",

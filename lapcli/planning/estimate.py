@@ -17,6 +17,7 @@ from lapcli.kinds import Kind, kind_of
 from lapcli.kinds.kind import TrainingStep
 from lapcli.objectives.objective import BatchPlan, plan_batches
 from lapcli.planning.plan import TrainingPlan
+from lapcli.planning.step_time import Counted, Reading, estimate_time
 from lapcli.planning.step_trace import (
     ACTIVATIONS,
     BACKWARD,
@@ -25,19 +26,19 @@ from lapcli.planning.step_trace import (
     TEMPORARY,
     UPDATE,
     StepTrace,
+    UpdateTrace,
     trace_step,
     trace_update,
 )
 from lapcli.recipe.schema import AnyRecipe, BaseRecipe, TransformerModel
 from lapcli.runtime.devices import ComputePolicy, Device, compute_policy, peak_memory, resident_memory, this_device
 from lapcli.runtime.errors import UsageError
+from lapcli.runtime.machine import usable_cores
 from lapcli.runtime.ranks import pick_device
 from lapcli.training.optimizers import OPTIMIZERS, Optimizers
 
 META = torch.device("meta")
 Layers = tuple[LayerClaims, ...]
-#: Of a GPU's peak, where nothing was measured: upstream's run of the 561M GPT on eight H100 reached a little more.
-SHARE_OF_PEAK = 0.4
 #: A step with one layer takes fewer, unless its loss has many chunks. An operation takes a fifth of a millisecond.
 FEW_OPERATIONS = 4000
 
@@ -46,6 +47,7 @@ def plan_training(recipe: AnyRecipe, processes: int = 1, device: Device | None =
     """The plan of a run of a recipe on that many processes; `device` none: what a run here would use."""
     if not isinstance(recipe, BaseRecipe):
         raise UsageError(f"a recipe of {recipe.objective} has no model of its own; plan the recipes of its runs")
+    is_named = device is not None
     if device is None:
         device = this_device(pick_device("auto" if recipe.train.device == "cuda" else recipe.train.device))
     kind, train = kind_of(recipe), recipe.train
@@ -57,10 +59,10 @@ def plan_training(recipe: AnyRecipe, processes: int = 1, device: Device | None =
     if limit is not None and device.type == "cpu":
         limit //= processes  # they share the memory of the machine; each GPU has its own
     flops = estimate.trace(batches).flops * batches.accumulation * processes
-    peak = device.peak(estimate.policy.bf16)
-    hours = None
-    if facts.steps is not None and peak is not None:
-        hours = flops * facts.steps / (SHARE_OF_PEAK * peak * processes) / 3600
+    cores = None if is_named else usable_cores()
+    reading = Reading(facts.read_seconds, cores) if facts.read_seconds else None
+    time = estimate_time(estimate.counted(batches, facts.prepared_bytes), device, batches.batch, reading)
+    hours = None if time is None or facts.steps is None else facts.steps * time.seconds / 3600
     checkpoint = _bytes(estimate.model.state_dict().values()) + estimate.optimizer_bytes
     fits = limit is None or sum(memory.values()) <= limit
     return TrainingPlan(
@@ -83,7 +85,7 @@ def plan_training(recipe: AnyRecipe, processes: int = 1, device: Device | None =
         # A new checkpoint is written before an old one is removed.
         disk_bytes=checkpoint * (recipe.checkpoint.keep + facts.keeps_best + 1),
         hours=hours,
-        share_of_peak=None if hours is None else SHARE_OF_PEAK,
+        step_time=time,
     )
 
 
@@ -138,14 +140,30 @@ class _Estimate:
         )
 
     @cached_property
-    def _update_bytes(self) -> int:
+    def update(self) -> UpdateTrace:
         return trace_update(self._step(self._layers))
+
+    def counted(self, batches: BatchPlan, prepared_bytes: float) -> Counted:
+        """What the time of a step follows from; `prepared_bytes` are those of an example."""
+        muon = [group for group in self.groups if group.optimizer == "muon"]
+        return Counted(
+            self.trace(batches),
+            self.update,
+            batches.accumulation,
+            batches.processes,
+            prepared=prepared_bytes * batches.micro_batch,
+            gradients=self._trained,
+            orthogonalised=_bytes(p for group in muon for p in group.parameters.values()),
+            objective=self._recipe.objective,
+            compiles=self.policy.compiles,
+            bf16=self.policy.bf16,
+        )
 
     def peak(self, batches: BatchPlan) -> tuple[str, dict[str, int]]:
         """The phase of a training step in which the process holds most, and what it holds then, in bytes by part."""
         trace, keeps = self.trace(batches), _keeps_gradients(batches)
         phases = {phase: trace.peak(phase) for phase in (FORWARD, BACKWARD)}
-        phases[UPDATE] = {ACTIVATIONS: 0, GRADIENTS: self._trained, TEMPORARY: self._update_bytes}
+        phases[UPDATE] = {ACTIVATIONS: 0, GRADIENTS: self._trained, TEMPORARY: self.update.peak}
         phase = max(phases, key=lambda name: sum(phases[name].values()) + keeps * self._trained * (name != UPDATE))
         parts = phases[phase]
         gradients = parts[GRADIENTS] + (self._trained if keeps and phase != UPDATE else 0)
@@ -193,16 +211,21 @@ class _Estimate:
         one = self._traced_with(layers[:1], examples, keeps)
         if len(layers) < 2:
             return one
-        peaks, flops, kept = dict(one.peaks), one.flops, one.kept
+        peaks, flops, kept, attention, traffic = dict(one.peaks), one.flops, one.kept, one.attention, one.traffic
         gradients = 0 if keeps else self._gradients_of_a_layer
         for layer in layers[1:]:
             two = self._traced_with((layers[0], layer), examples, keeps)
             added = two.kept - one.kept
             flops += two.flops - one.flops
+            of_layers = two.traffic - one.traffic
+            traffic += of_layers
+            attention = attention.plus(two.attention).plus(one.attention, -1)
             kept += added
             peaks[FORWARD, ACTIVATIONS] += added
             peaks[BACKWARD, ACTIVATIONS if added > gradients else GRADIENTS] += max(added, gradients)
-        return StepTrace(flops, kept, peaks, one.operations)
+        # The first layer moves as much as the last one.
+        outside = one.traffic - of_layers
+        return StepTrace(flops, attention, traffic, traffic - outside, kept, peaks, one.operations)
 
     @cached_property
     def _gradients_of_a_layer(self) -> int:
@@ -235,7 +258,7 @@ def probe_plan(recipe: BaseRecipe, plan: TrainingPlan, steps: int) -> TrainingPl
     step = kind_of(recipe).training_step(recipe, device, policy)
     measured = measure_steps(step, plan.batches.micro_batch, plan.batches.accumulation, steps, device, before)
     hours = None if plan.steps is None else plan.steps * measured["seconds_per_step"] / 3600
-    return dataclasses.replace(plan, probe=measured, hours=hours, share_of_peak=None)
+    return dataclasses.replace(plan, probe=measured, hours=hours)
 
 
 def measure_steps(

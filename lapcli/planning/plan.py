@@ -7,7 +7,8 @@ from typing import Any
 from lapcli.heads.plan import HeadPlan
 from lapcli.kinds.kind import PlanFacts
 from lapcli.objectives.objective import BatchPlan
-from lapcli.runtime.tables import wrapped
+from lapcli.planning.step_time import StepTime
+from lapcli.runtime.tables import aligned, wrapped
 
 GPU_NOTE = "estimated, not measured on such a GPU"
 COMPILED_NOTE = "assumes that compiled code keeps as much for the backward as uncompiled code does"
@@ -41,7 +42,7 @@ class TrainingPlan:
     disk_bytes: int  # of all checkpoints that exist at the same time
     # time
     hours: float | None
-    share_of_peak: float | None  # that the hours are computed with
+    step_time: StepTime | None  # that the hours are computed with; none where the device's peak is not known
     probe: dict[str, float] | None = None  # what was measured instead
 
     @property
@@ -56,6 +57,11 @@ class TrainingPlan:
     def fits(self) -> bool | None:
         """None where the memory of the device is not known."""
         return None if self.memory_limit is None else self.memory_total <= self.memory_limit
+
+    @property
+    def share_of_peak(self) -> float | None:
+        """That the hours follow from; none where they were measured or are not known."""
+        return None if self.step_time is None or self.probe is not None else self.step_time.share_of_peak
 
     @property
     def flops(self) -> float | None:
@@ -80,6 +86,8 @@ class TrainingPlan:
             "epochs": facts.epochs,
             "flops": self.flops,
             f"flops_per_{facts.unit}": self.flops_per_unit,
+            "share_of_peak": self.share_of_peak,
+            "step_time": None if self.step_time is None else self.step_time.to_dict(),
             "fits": self.fits,
             "memory_total": self.memory_total,
             "download": facts.download,
@@ -105,6 +113,8 @@ class TrainingPlan:
             ("memory", self._memory()),
             ("disk", f"{gigabytes(self.disk_bytes)} for checkpoints of {gigabytes(self.checkpoint_bytes)}"),
             ("download", self.facts.download),
+            *self._step_time(),
+            *self._reading(),
             ("time", self._time()),
             ("data", self.facts.data),
         ]
@@ -157,6 +167,36 @@ class TrainingPlan:
             return f"does not fit into {limit}, nor does any smaller micro_batch"
         return f"does not fit into {limit}; --set train.micro_batch={self.largest_micro_batch} does"
 
+    def _step_time(self) -> list[tuple[str, str]]:
+        """A line for each part that takes a thousandth of a step or more."""
+        if self.step_time is None:
+            return []
+        seconds = self.step_time.seconds
+        rows = [
+            (name, milliseconds(part), f"{part / seconds:.0%}")
+            for name, part in self.step_time.parts.items()
+            if part >= 0.001 * seconds
+        ]
+        whole = ("in all", milliseconds(seconds), f"{self.step_time.share_of_peak:.0%} of the peak (MFU)")
+        lines = aligned([*rows, whole], right=[1])
+        return [("step", "\n".join([*lines, f"on {self.device}: arithmetic from counted FLOPs and bytes"]))]
+
+    def _reading(self) -> list[tuple[str, str]]:
+        time = self.step_time
+        if time is None or time.reading_cores is None:
+            return []
+        text = f"{time.examples_per_second:,.0f} {self.facts.example} a second"
+        if time.has_cores is False:
+            return [
+                (
+                    "reading",
+                    f"the loader is the limit: {text} with the cores that are here; the GPUs want "
+                    f"{time.reading_cores:,} cores",
+                )
+            ]
+        each = f"{1 / self.facts.read_seconds:,.0f} {self.facts.example} a second and core"
+        return [("reading", f"{text} want {time.reading_cores:,} cores, at {each}; with fewer the loader is the limit")]
+
     def _time(self) -> str:
         if self.probe is not None:
             measured = f"{self.probe['seconds_per_step']:.3g} s a step, measured here without reading data"
@@ -181,6 +221,10 @@ def _rates(rates: dict[str, float]) -> str:
 
 def gigabytes(count: int) -> str:
     return f"{count / 1e9:.2f} GB" if count >= 5e6 else f"{count / 1e6:.2f} MB"
+
+
+def milliseconds(seconds: float) -> str:
+    return f"{seconds * 1e3:,.0f} ms" if seconds >= 0.1 else f"{seconds * 1e3:.3g} ms"
 
 
 def duration(hours: float) -> str:

@@ -1,4 +1,4 @@
-"""FLOPs and memory of a training step, traced with torch's fake tensors: shapes go through, nothing is computed.
+"""FLOPs, traffic and memory of a step, traced with torch's fake tensors: shapes go through, nothing is computed.
 
 A fake tensor of the CPU takes the same kernels as a real one, so what autograd keeps for the backward is what a run
 keeps. What a compiled graph keeps on a GPU is estimated to be as much: torch.compile keeps both sides of an activation
@@ -8,7 +8,7 @@ function, because the matrix product after it needs its result in the backward.
 import weakref
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -17,18 +17,42 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
 
 from lapcli.kinds.kind import TrainingStep
+from lapcli.runtime.counting import Traffic
 from lapcli.training.optimizers import Optimizers
 
 CPU = torch.device("cpu")
 FORWARD, BACKWARD, UPDATE = "forward", "backward", "update"
+ATTENTION = "scaled_dot_product"  # in the names of its kernels
 PARTS = ACTIVATIONS, GRADIENTS, TEMPORARY = "activations", "gradients", "temporary"
+
+
+class Attention(NamedTuple):
+    """FLOPs of attention kernels: of whole matrices, and of what a causal kernel computes of them."""
+
+    whole: int = 0
+    computed: int = 0
+
+    def plus(self, other: "Attention", times: int = 1) -> "Attention":
+        return Attention(self.whole + times * other.whole, self.computed + times * other.computed)
+
+
+@dataclass(frozen=True)
+class UpdateTrace:
+    """The update of one process that orthogonalises all matrices itself."""
+
+    peak: int  # most bytes beside weights, gradients and the states of the optimizers
+    flops: int
+    traffic: int
 
 
 @dataclass(frozen=True)
 class StepTrace:
     """FLOPs of a micro-batch, and its bytes beyond weights, gradients that are kept, and optimizer states."""
 
-    flops: int
+    flops: int  # attention included, as if nothing were masked
+    attention: Attention
+    traffic: int  # bytes that uncompiled operations read and write, without matrix products and attention
+    traffic_of_layers: int  # of that
     kept: int  # bytes between forward and backward
     peaks: dict[tuple[str, str], int]  # by phase and part, at the fullest moment of the phase
     operations: int
@@ -49,7 +73,15 @@ class StepTrace:
                 size = total if part == TEMPORARY else further(self.peaks[phase, part], other.peaks[phase, part])
                 peaks[phase, part] = min(max(0, size), total)
                 total -= peaks[phase, part]
-        return StepTrace(further(self.flops, other.flops), further(self.kept, other.kept), peaks, self.operations)
+        return StepTrace(
+            further(self.flops, other.flops),
+            Attention(*map(further, self.attention, other.attention)),
+            further(self.traffic, other.traffic),
+            further(self.traffic_of_layers, other.traffic_of_layers),
+            further(self.kept, other.kept),
+            peaks,
+            self.operations,
+        )
 
 
 def trace_step(step: TrainingStep, examples: int, *, keeps_gradients: bool) -> StepTrace:
@@ -65,18 +97,19 @@ def trace_step(step: TrainingStep, examples: int, *, keeps_gradients: bool) -> S
             p.grad = torch.empty_like(p) if keeps_gradients else None
         counter = FlopCounterMode(display=False, custom_mapping=_COUNTED)
         log = _StorageLog([*model.parameters(), *model.buffers(), *(p.grad for p in parameters if keeps_gradients)])
-        with counter, log:
+        traffic = Traffic()
+        with counter, traffic, log:
             log.phase = FORWARD
             loss = step.loss(step.made_up_batch(examples, CPU))
             kept = log.mark_alive(ACTIVATIONS)
             log.phase = BACKWARD
             loss.backward()
             log.mark((p.grad for p in parameters), GRADIENTS)
-    return StepTrace(int(counter.get_total_flops()), kept, log.peaks(), log.operations)
+    flops, moved = int(counter.get_total_flops()), _without_attention(traffic)
+    return StepTrace(flops, log.attention, moved, moved, kept, log.peaks(), log.operations)
 
 
-def trace_update(step: TrainingStep) -> int:
-    """The most bytes that an update uses beside weights, gradients and the states of the optimizers."""
+def trace_update(step: TrainingStep) -> UpdateTrace:
     with FakeTensorMode(allow_non_fake_inputs=True):
         model = step.model.to_empty(device=CPU)
         for p in model.parameters():
@@ -84,11 +117,19 @@ def trace_update(step: TrainingStep) -> int:
         optimizers = Optimizers(step.parameter_groups())
         optimizers.step()  # the first one makes the states
         known = [x for p in model.parameters() for x in (p, p.grad) if x is not None]
-        with _StorageLog([*known, *optimizers.state().values()]) as log:
+        counter, traffic = FlopCounterMode(display=False, custom_mapping=_COUNTED), Traffic()
+        log = _StorageLog([*known, *optimizers.state().values()])
+        with counter, traffic, log:
             log.phase = UPDATE
             optimizers.step()
             step.after_step()
-    return sum(size for (phase, _), size in log.peaks().items() if phase == UPDATE)
+    peak = sum(size for (phase, _), size in log.peaks().items() if phase == UPDATE)
+    return UpdateTrace(peak, int(counter.get_total_flops()), traffic.bytes)
+
+
+def _without_attention(traffic: Traffic) -> int:
+    """What attention kernels read and write belongs to their time."""
+    return sum(size for name, size in traffic.by_operation.items() if ATTENTION not in name)
 
 
 @dataclass
@@ -102,7 +143,7 @@ class _StorageLog(TorchDispatchMode):
 
     def __init__(self, known: Iterable[Tensor | None]) -> None:
         super().__init__()
-        self.phase, self.operations = FORWARD, 0
+        self.phase, self.operations, self.attention = FORWARD, 0, Attention()
         self._known = [x.untyped_storage() for x in known if x is not None]  # held, so that no other has their address
         self._ignored = {storage._cdata for storage in self._known}
         self._alive: dict[int, tuple[_Storage, Any]] = {}
@@ -110,6 +151,8 @@ class _StorageLog(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         self.operations += 1
+        if ATTENTION in func.__name__:
+            self.attention = self.attention.plus(_attention_flops(func, args, kwargs or {}))
         out = func(*args, **(kwargs or {}))
         for x in out if isinstance(out, tuple | list) else (out,):
             if isinstance(x, Tensor):
@@ -148,6 +191,16 @@ class _StorageLog(TorchDispatchMode):
             if sum(now.values()) > sum(fullest[phase].values()):
                 fullest[phase] = dict(now)
         return {(phase, part): size for phase, parts in fullest.items() for part, size in parts.items()}
+
+
+def _attention_flops(func: Any, args: Any, kwargs: Any) -> Attention:
+    """Of a kernel's call: two products forward, four backward; a causal one computes half of each."""
+    names = [argument.name for argument in func._schema.arguments]
+    given = {**dict(zip(names, args, strict=False)), **kwargs}
+    B, H, T, D = given["query"].shape
+    products = 4 if "backward" in func.__name__ else 2
+    whole = products * 2 * B * H * T * given["key"].shape[2] * D
+    return Attention(whole, whole // 2 if given.get("is_causal") else whole)
 
 
 def _added_product(self_shape: Any, a_shape: Any, b_shape: Any, *_: Any, **__: Any) -> int:

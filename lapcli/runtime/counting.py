@@ -53,7 +53,14 @@ _NUMBERS: dict[Any, Callable[[], object]] = {
 }
 _PRODUCTS = {"mm", "addmm", "bmm", "baddbmm", "convolution", "convolution_backward", "mv", "dot", "addmv"}
 _WRITE_ONLY = {"copy_", "fill_", "zero_", "normal_", "uniform_"}
-_ALLOCATING = {"empty", "empty_like", "new_empty", "empty_strided", "new_empty_strided"}
+_ALLOCATING = {
+    "empty",
+    "empty_like",
+    "new_empty",
+    "empty_strided",
+    "new_empty_strided",
+    "device",
+}  # fake ones are asked
 _FILLING = {"zeros_like", "ones_like", "full_like", "new_zeros", "new_ones", "new_full", "rand_like", "randn_like"}
 _PICKING = {"index", "index_select", "gather", "embedding"}
 

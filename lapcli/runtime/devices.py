@@ -29,6 +29,21 @@ PEAK_FLOPS = {
     "RTX 3090": 71e12,
 }
 
+#: Bytes a second of a GPU's memory, and in each direction between GPUs of a machine: NVLink, or PCIe without it
+#: (bridges are not counted on).
+BANDWIDTHS = {
+    "B200": (8e12, 900e9),
+    "H200": (4.8e12, 450e9),
+    "H100 PCIe": (2e12, 64e9),
+    "H100 NVL": (3.9e12, 64e9),
+    "H100": (3.35e12, 450e9),
+    "A100": (2.039e12, 300e9),
+    "L40S": (864e9, 32e9),
+    "L40": (864e9, 32e9),
+    "A40": (696e9, 32e9),
+    "RTX 4090": (1008e9, 32e9),
+    "RTX 3090": (936e9, 32e9),
+}
 
 #: Words that make a GPU another one than its number says.
 _OTHER_MODELS = {"laptop", "max-q", "ti", "super", "d"}
@@ -133,6 +148,12 @@ class Device:
 
     def peak(self, bf16: bool) -> float | None:
         return self.bf16_flops if bf16 else self.float32_flops
+
+    @property
+    def bandwidths(self) -> tuple[float, float] | None:
+        """Bytes a second of its memory and between two of them; none where they are not known."""
+        name = _listed(BANDWIDTHS, self.name) if self.type == "cuda" else None
+        return None if name is None else BANDWIDTHS[name]
 
 
 #: By the names that `lap plan --gpu` takes. float32 is without TF32, which runs do not use.

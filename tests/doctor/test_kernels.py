@@ -3,10 +3,13 @@
 import pytest
 import torch
 
+from lapcli.data.images.colours import Drawn, Recolouring
 from lapcli.doctor.kernels import (
     CASES,
     check_attention,
+    check_attention_speed,
     check_backend,
+    check_colours,
     check_compiled,
     check_language_loss,
     check_muon,
@@ -137,8 +140,31 @@ def test_wrong_targets():
     assert check_targets_loss(FLOAT, CPU, loss=colder).status == "fails"
 
 
+def test_colours_of_crops():
+    assert check_colours(CPU).status == "passes"
+
+    def without_colours(source):
+        nothing = torch.tensor([Drawn().numbers()])
+        return lambda crops, drawn: Recolouring(source)(crops, nothing.expand_as(drawn))
+
+    found = check_colours(CPU, without_colours)
+    assert found.status == "fails"
+    assert found.numbers["largest"] > 10
+
+
+def test_the_slower_attention_kernel():
+    cuda = torch.device("cuda")
+    both = {"flash": 2e-3, "cudnn": 1e-3}
+    assert check_attention_speed(cuda, lambda device: both, "cudnn").status == "passes"
+    found = check_attention_speed(cuda, lambda device: both, "flash")
+    assert (found.status, "flash 2 ms, cudnn 1 ms, but runs ask for flash" in found.text) == ("warns", True)
+    assert check_attention_speed(cuda, lambda device: {"flash": 2e-3, "cudnn": None}, "cudnn").status == "warns"
+    assert check_attention_speed(cuda, lambda device: dict.fromkeys(both), "cudnn").status == "fails"
+    assert check_attention_speed(CPU).status == "passes"
+
+
 def test_on_the_cpu_bf16_is_not_needed():
     needed = {check.name: check.is_needed for check in kernel_checks(CPU)}
-    assert len(needed) == 16
+    assert len(needed) == 18
     assert all(is_needed is ("bf16" not in name) for name, is_needed in needed.items())
     assert all(check.is_needed for check in kernel_checks(torch.device("cuda")))

@@ -18,10 +18,12 @@ from lapcli.doctor.training import (
     check_waits,
     crops_per_second,
     first_difference,
+    images_trained,
 )
 from lapcli.doctor.trials import Outcome, Trial, start_trial, train_trial
 from lapcli.kinds import Start
 from lapcli.kinds.language_model import LanguageModelKind
+from lapcli.planning import plan_training
 from lapcli.recipe import find_recipe, load_recipe
 from lapcli.runtime.devices import GPUS, this_cpu
 
@@ -127,7 +129,13 @@ def test_waits_of_the_host(tmp_path):
     assert found.numbers["waits"] >= 3
 
 
-PLAN = {"device": "H100", "precision": "bf16", "flops_per_step": 10**14, "memory_total": 10**9}
+PLAN = {
+    "device": "H100",
+    "precision": "bf16",
+    "flops_per_step": 10**14,
+    "memory_total": 10**9,
+    "step_time": {"seconds": 0.2, "share_of_peak": 0.5},
+}
 
 
 def test_speed_and_memory():
@@ -136,18 +144,29 @@ def test_speed_and_memory():
     assert check_speed(fine, GPUS["h100"]).numbers["share_of_peak"] == pytest.approx(5e14 / 989e12)
     assert [check_speed(plan, GPUS["h100"]).status for plan in (fine, slow)] == ["passes", "warns"]
     assert check_speed(slow, this_cpu()).status == "passes"
+    # Above the least share of the peak, and yet far from what the plan expects.
+    late = {**fine, "step_time": {"seconds": 0.1, "share_of_peak": 1.0}}
+    found = check_speed(late, GPUS["h100"])
+    assert (found.status, found.numbers["planned_seconds"]) == ("warns", 0.1)
+    assert "`lap plan` expects 0.1 s" in found.text
     assert [check_memory(plan).status for plan in (fine, slow)] == ["passes", "fails"]
 
 
 def test_reading_images():
     recipe = load_recipe(find_recipe("dino_vits"))
     assert crops_per_second(recipe, 1) > 0
-    found = check_loader(GPUS["l40"], 4, 16, lambda recipe: 24.0)
+    found = check_loader(GPUS["l40"], 4, 16, lambda recipe: 24.0, lambda recipe, device: 400.0)
     assert found.status == "warns"
-    # 0.4 of the peak of four L40 by the FLOPs of an image, at 24 images a core.
-    assert found.numbers["cores_wanted"] == -(-found.numbers["wanted"] // 24)
-    assert check_loader(GPUS["l40"], 4, 1000, lambda recipe: 24.0).status == "passes"
+    assert (found.numbers["wanted"], found.numbers["cores_wanted"]) == (1600, 67)
+    assert check_loader(GPUS["l40"], 4, 67, lambda recipe: 24.0, lambda recipe, device: 400.0).status == "passes"
     assert check_loader(this_cpu(), 0, 2, lambda recipe: 24.0).status == "passes"
+
+
+@pytest.mark.slow
+def test_what_a_gpu_trains_on_is_what_the_plan_says():
+    recipe = load_recipe(find_recipe("dino_vits"))
+    planned = plan_training(recipe, 4, GPUS["l40"]).step_time
+    assert 4 * images_trained(recipe, GPUS["l40"]) == pytest.approx(planned.examples_per_second, rel=0.05)
 
 
 def test_ranks_are_equal_and_a_dead_one_is_named(tmp_path):

@@ -30,6 +30,9 @@ BLUR_WIDTH = 9
 SOLARISED_FROM = 128
 #: Values in work at a time, of which there are a few float32 copies: what a cache holds, or enough to fill a GPU.
 VALUES_ON_THE_CPU, VALUES_ON_A_GPU = 2**18, 2**24
+#: Bytes that a GPU moves for one value of a crop where operations are compiled: 24 for each operation, of which a crop
+#: has five on average, more for hue and blur, and 21 to convert and normalise it. For plans.
+BYTES_A_VALUE = 150
 
 Operation = Callable[[Tensor, Tensor], Tensor]  # crops, and a number for each, R x 1 x 1 x 1 (a blur: 9 of them)
 
