@@ -9,6 +9,7 @@ from lapcli.commands import completion, options
 from lapcli.commands.printing import age_text, confirmed, facts, print_json, size_text, table
 from lapcli.runtime.environment import runs_dir as default_runs_dir
 from lapcli.runtime.errors import UsageError
+from lapcli.runtime.tables import wrapped_message
 
 if TYPE_CHECKING:
     from lapcli.catalogue.housekeeping import Pruning
@@ -84,7 +85,7 @@ def list_(names: Patterns = None, runs_dir: options.RunsDir = None, as_json: opt
     print(table(("run", "kind", "Laplacian", "step", "best", "age", "size", "status"), rows))
     for run in listed:
         if run.problem:
-            print(f"note: {run.problem}", file=sys.stderr)
+            print(wrapped_message(f"note: {run.problem}"), file=sys.stderr)
 
 
 @app.command(epilog="\b\nExamples:\n  lap runs show quickstart\n  lap runs show quickstart --json")
@@ -206,7 +207,7 @@ def best(
         return
     print(table(("run", "kind", ranking.metric), [(run.run, run.kind, f"{run.value:.6g}") for run in ranking.runs]))
     if ranking.without:
-        print(f"note: no {ranking.metric} of {', '.join(ranking.without)}", file=sys.stderr)
+        print(wrapped_message(f"note: no {ranking.metric} of {', '.join(ranking.without)}"), file=sys.stderr)
 
 
 @app.command(epilog="\b\nExamples:\n  lap runs rename quickstart first_try\n  lap runs rename sweep-cell kept --yes")
@@ -310,7 +311,7 @@ def prune(
     paths = matching_runs(_folder(runs_dir), names or [])
     prunings, left_out = plan_prunings(paths, keep, with_sweeps=yes, are_named=bool(names))
     for note in left_out:
-        print(f"note: {note}", file=sys.stderr)
+        print(wrapped_message(f"note: {note}"), file=sys.stderr)
     doomed = [pruning for pruning in prunings if pruning.removed]
     freed = size_text(sum(pruning.bytes for pruning in doomed))
     if not as_json:

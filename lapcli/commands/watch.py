@@ -19,6 +19,8 @@ Examples:
   lap watch 'vit_digits-*' --once
 """
 
+_UNBROKEN = "\N{NO-BREAK SPACE}"
+
 
 def watch(
     runs: Annotated[
@@ -79,5 +81,8 @@ def _screen(seen: "list[Seen]", metric: str) -> str:
         return table(("run", "step", metric, "status"), rows, width)
     letters = LETTERS if len(seen) > 1 else ""
     lines = [f"{letters[n]}  {run.line()}" if letters else run.line() for n, run in enumerate(seen)]
-    shown = [part for line in lines for part in textwrap.wrap(line, width, subsequent_indent="   ")]
+    # A name stays with its value: between parts are two spaces, inside them one, which is not broken at.
+    whole = (line.replace("  ", "\0").replace(" ", _UNBROKEN).replace("\0", "  ") for line in lines)
+    wrapped = (part for line in whole for part in textwrap.wrap(line, width, subsequent_indent="   "))
+    shown = [part.replace(_UNBROKEN, " ") for part in wrapped]
     return "\n".join([picture(seen, metric, width, max(8, min(24, height - len(shown) - 2))), *shown])

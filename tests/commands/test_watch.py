@@ -11,6 +11,7 @@ import pytest
 from support import ROOT, run_main, start_process, tiny_recipe
 
 from lapcli.catalogue.watching import look, picture
+from lapcli.commands.watch import _screen
 from lapcli.runs import open_run
 from lapcli.runs.opening import unlock
 
@@ -105,6 +106,19 @@ def test_the_screen(names, shown, runs):
     lines = text.decode().replace("\r", "").splitlines()
     assert max(map(len, lines)) <= 60
     assert any(line.startswith(shown) for line in lines)
+
+
+@pytest.mark.parametrize("columns", range(60, 100, 7))
+def test_a_name_stays_with_its_value(columns, runs, monkeypatch):
+    values = {"loss": "2", "validation_loss": "3.25", "validation_bits_per_byte": "1.125"}
+    for name in ("falls", "rises"):
+        line = {"step": 1, **{key: float(value) for key, value in values.items()}}
+        (runs / name / "metrics.jsonl").write_text(json.dumps(line) + "\n")
+    monkeypatch.setenv("COLUMNS", str(columns))
+    told = _screen([look(runs / name, "loss") for name in ("falls", "rises")], "loss").splitlines()
+    assert max(map(len, told)) <= columns
+    for name, value in values.items():
+        assert sum(f"  {name} {value}" in line for line in told) == 2, told
 
 
 @pytest.mark.parametrize(
