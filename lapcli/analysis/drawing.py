@@ -1,4 +1,4 @@
-"""Shared parts of the measurements' figures:  style, colours, labels of runs, common panels, and saving.
+"""Shared parts of the measurements' figures: style, colours, labels of runs, common panels, and saving.
 
 Runs are labelled by their number of Laplacian heads and ordered by it: `3 Laplacian` and the model's name in legends,
 `3L` where there is no room. Colours are steps of one scale that is

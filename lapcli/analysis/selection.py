@@ -6,9 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from lapcli.kinds import KINDS
-from lapcli.recipe.chat import ChatStageRecipe
-from lapcli.recipe.schema import LanguageModelRecipe
-from lapcli.runs import INFO, Run, named_run, newest_run, read_run, runs_in
+from lapcli.kinds.chat import stage_of
+from lapcli.runs import Run, named_run, newest_run, read_run, runs_in
 from lapcli.runtime.errors import UsageError
 
 
@@ -44,16 +43,4 @@ def find_runs(selection: Selection) -> list[Run]:
     runs = list({run.path.resolve(): run for run in runs}.values())
     if selection.stage is None:
         return runs
-    return [_stage_of(run, selection.stage, selection.runs_dir) for run in runs]
-
-
-def _stage_of(run: Run, stage: str, runs_dir: Path) -> Run:
-    """The run of a chat stage that started from this run."""
-    if isinstance(run.recipe, ChatStageRecipe) and run.recipe.stage == stage:
-        return run
-    path = runs_dir / f"{run.name}-{stage}"
-    if not isinstance(run.recipe, LanguageModelRecipe) or not (path / INFO).is_file():
-        raise UsageError(
-            f"there is no {stage} stage of {run.name} ({path}); train it with `lap sft`, or name it: --run"
-        )
-    return read_run(path)
+    return [stage_of(run, selection.stage, selection.runs_dir) for run in runs]

@@ -11,10 +11,9 @@ from huggingface_hub import EvalResult, ModelCardData
 
 from lapcli.export.verification import LIBRARIES, TOLERANCE
 from lapcli.export.weights import Exported
+from lapcli.kinds import kind_of
 from lapcli.models.gpt import GPT
-from lapcli.recipe import differing_keys, find_recipe, load_recipe, recipe_to_dict
-from lapcli.recipe.chat import ChatRecipe, ChatStageRecipe, stage_recipe
-from lapcli.recipe.schema import GPTRecipe
+from lapcli.recipe import differing_keys, recipe_to_dict
 from lapcli.runs import METRICS, Run
 from lapcli.runtime.files import read_checked_json, read_text, write_text
 
@@ -205,7 +204,7 @@ def _training(run: Run, record: Mapping[str, Any]) -> str:
 
 
 def _seconds(run: Run) -> float:
-    """Seconds of steps, validations and saves; None where the metrics do not record them."""
+    """Seconds of steps, validations and saves; 0 where the metrics do not record them."""
     if not (run.path / METRICS).is_file():
         return 0.0
     lines = (json.loads(line) for line in read_text(run.path / METRICS).splitlines() if line)
@@ -213,13 +212,15 @@ def _seconds(run: Run) -> float:
 
 
 def _differences(run: Run) -> str:
-    name, paper = _paper_recipe(run)
+    name, paper = kind_of(run.recipe).paper_recipe(run.recipe) or ("", run.recipe)
     rows = differing_keys(_without_paths(recipe_to_dict(paper)), _without_paths(recipe_to_dict(run.recipe)))
     lines = [f"- `{key}`: {_shown(ours)} (paper: {_shown(theirs)})" for key, theirs, ours in rows[:_MOST_DIFFERENCES]]
     if len(rows) > _MOST_DIFFERENCES:
         lines.append(f"- and {len(rows) - _MOST_DIFFERENCES} more")
     full = yaml.safe_dump(_without_paths(recipe_to_dict(run.recipe)), sort_keys=False, allow_unicode=True)
     intro = f"Compared with `{name}`, the recipe that follows the paper" + (":" if lines else ": none.")
+    if not name:
+        intro = "The paper has no recipe of this kind."
     return "\n".join(
         [
             intro,
@@ -234,22 +235,6 @@ def _differences(run: Run) -> str:
             "</details>",
         ]
     )
-
-
-def _paper_recipe(run: Run) -> tuple[str, Any]:
-    """The shipped recipe of the paper's experiment that is nearest: of the same kind, and of the same data set."""
-    recipe: Any = run.recipe
-    if isinstance(recipe, ChatStageRecipe):
-        paper, base = load_recipe(find_recipe("chat561m")), load_recipe(find_recipe("gpt561m"))
-        assert isinstance(paper, ChatRecipe)
-        assert isinstance(base, GPTRecipe)
-        staged = stage_recipe(paper, recipe.stage, base, None, "")
-        return "chat561m", staged.model_copy(update={"start": recipe.start})
-    if recipe.objective == "classification":
-        name = {10: "vitb_cifar10", 100: "vitb_cifar100"}.get(recipe.model.classes, "vitb_imagenet")
-    else:
-        name = "dino_vits" if recipe.objective == "self_supervised" else "gpt561m"
-    return name, load_recipe(find_recipe(name))
 
 
 def _without_paths(value: Any) -> Any:

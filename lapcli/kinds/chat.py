@@ -7,10 +7,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from lapcli.kinds.kind import CHAT, LANGUAGE, RUN, Fetched, Kind, LoadedModel, PlanFacts, Start, TrainingStep, started
 from lapcli.kinds.language_model import gpt_training_step, load_gpt, token_facts
-from lapcli.recipe import load_recipe
+from lapcli.recipe import find_recipe, load_recipe
 from lapcli.recipe.chat import STAGES, ChatRecipe, ChatStageRecipe, PretrainedGPT, StageName, stage_recipe
 from lapcli.recipe.schema import (
     UNKNOWN,
+    AnyRecipe,
     BaseRecipe,
     GPTModel,
     GPTRecipe,
@@ -83,6 +84,13 @@ class ChatKind(Kind):
         self, run: Run, checkpoint: "Checkpoint | None", device: "torch.device", *, float32: bool = False
     ) -> LoadedModel:
         return load_gpt(run, checkpoint, device, self.gives, float32=float32)
+
+    def paper_recipe(self, recipe: ChatStageRecipe) -> tuple[str, AnyRecipe]:
+        paper, base = load_recipe(find_recipe("chat561m")), load_recipe(find_recipe("gpt561m"))
+        assert isinstance(paper, ChatRecipe)
+        assert isinstance(base, GPTRecipe)
+        staged = stage_recipe(paper, recipe.stage, base, None, "")
+        return "chat561m", staged.model_copy(update={"start": recipe.start})
 
     def fetch(self, recipe: ChatRecipe, progress: Progress) -> Fetched:
         """Every data set of every mixture, each once."""
@@ -198,6 +206,18 @@ def _weights_with(checkpoints: Path, sha256: str) -> Path | None:
 def start_of(runs_dir: Path, run: str | None) -> Run:
     """The run to start from: the named one, or the newest finished pretrained GPT."""
     return find_run(runs_dir, run, PRETRAINED if run is None else STARTS)
+
+
+def stage_of(run: Run, stage: str, runs_dir: Path) -> Run:
+    """The run of that stage: the run itself, or the one that `lap sft` made of it."""
+    if isinstance(run.recipe, ChatStageRecipe) and run.recipe.stage == stage:
+        return run
+    path = runs_dir / f"{run.name}-{stage}"
+    if run.recipe.objective not in PRETRAINED or not (path / INFO).is_file():
+        raise UsageError(
+            f"there is no {stage} stage of {run.name} ({path}); train it with `lap sft`, or name it: --run"
+        )
+    return read_run(path)
 
 
 class _Shape(NamedTuple):

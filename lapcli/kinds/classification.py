@@ -17,6 +17,8 @@ from lapcli.kinds.kind import (
     load_vit,
     started,
 )
+from lapcli.recipe import find_recipe, load_recipe
+from lapcli.recipe.schema import AnyRecipe
 from lapcli.recipe.vision import ClassificationRecipe
 from lapcli.runs import Run
 from lapcli.runtime.progress import Progress, shown_progress
@@ -60,6 +62,10 @@ class ClassificationKind(Kind):
         model = load_vit(lambda seed: build_vit(recipe.model, seed), recipe, checkpoint)
         known = {"images": recipe.data, "image_size": recipe.model.image, "classes": recipe.model.classes}
         return LoadedModel.from_run(run, checkpoint, model, device, self.gives, **known)
+
+    def paper_recipe(self, recipe: ClassificationRecipe) -> tuple[str, AnyRecipe]:
+        name = {10: "vitb_cifar10", 100: "vitb_cifar100"}.get(recipe.model.classes, "vitb_imagenet")
+        return name, load_recipe(find_recipe(name))
 
     def fetch(self, recipe: ClassificationRecipe, progress: Progress) -> Fetched:
         return fetch_images(recipe.data, recipe.model.classes, progress)

@@ -215,6 +215,10 @@ class Kind(ABC):
             raise UsageError(f"a recipe of {self.name} has a model of its own; leave --run out")
         return {"": recipe}
 
+    def paper_recipe(self, recipe: Any) -> tuple[str, AnyRecipe] | None:
+        """Name and recipe of the paper's experiment that is nearest to a run's recipe; None: the paper has none."""
+        return None
+
     def training_step(self, recipe: Any, device: "torch.device", policy: "ComputePolicy") -> TrainingStep:
         """The step of a run of the recipe that computes as `policy` says.
 

@@ -16,7 +16,8 @@ from lapcli.kinds.kind import (
     describe_download,
     started,
 )
-from lapcli.recipe.schema import GPTRecipe, LanguageModelRecipe, TextSource, TokenizerSection
+from lapcli.recipe import find_recipe, load_recipe
+from lapcli.recipe.schema import AnyRecipe, GPTRecipe, LanguageModelRecipe, TextSource, TokenizerSection
 from lapcli.runs import TOKENIZER, Run
 from lapcli.runtime.environment import runs_dir
 from lapcli.runtime.progress import Progress, shown_progress
@@ -55,6 +56,9 @@ class LanguageModelKind(Kind):
         self, run: Run, checkpoint: "Checkpoint | None", device: "torch.device", *, float32: bool = False
     ) -> LoadedModel:
         return load_gpt(run, checkpoint, device, self.gives, float32=float32)
+
+    def paper_recipe(self, recipe: LanguageModelRecipe) -> tuple[str, AnyRecipe]:
+        return "gpt561m", load_recipe(find_recipe("gpt561m"))
 
     def fetch(self, recipe: LanguageModelRecipe, progress: Progress) -> Fetched:
         from lapcli.data.text.tokens import prepare_text

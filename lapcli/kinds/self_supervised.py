@@ -16,7 +16,9 @@ from lapcli.kinds.kind import (
     load_vit,
     started,
 )
+from lapcli.recipe import find_recipe, load_recipe
 from lapcli.recipe.dino import SelfSupervisedRecipe
+from lapcli.recipe.schema import AnyRecipe
 from lapcli.runs import Run
 from lapcli.runtime.progress import Progress, shown_progress
 
@@ -58,6 +60,9 @@ class SelfSupervisedKind(Kind):
         model = load_vit(lambda seed: StudentTeacher(recipe.model, seed), recipe, checkpoint)
         known = {"images": recipe.data, "image_size": recipe.data.crops.global_size}
         return LoadedModel.from_run(run, checkpoint, model.teacher.backbone, device, self.gives, **known)
+
+    def paper_recipe(self, recipe: SelfSupervisedRecipe) -> tuple[str, AnyRecipe]:
+        return "dino_vits", load_recipe(find_recipe("dino_vits"))
 
     def fetch(self, recipe: SelfSupervisedRecipe, progress: Progress) -> Fetched:
         return fetch_images(recipe.data, None, progress)

@@ -4,6 +4,8 @@ from export_support import dino_run, gpt_run, vit_run
 from huggingface_hub import ModelCard
 
 from lapcli.export.export import export_run
+from lapcli.kinds import Kind
+from lapcli.kinds.language_model import LanguageModelKind
 from lapcli.kinds.opening import find_checkpoint
 from lapcli.runtime.files import write_checked_json
 
@@ -61,3 +63,10 @@ def test_every_kind_has_one(tmp_path):
     chat = card_of(gpt_run(tmp_path), "hf")
     assert chat.data.tags == ["laplacian-heads", "custom_code"]
     assert "Compared with `chat561m`" in chat.text
+
+
+def test_a_kind_that_is_not_in_the_paper_is_not_compared_with_it(tmp_path, monkeypatch):
+    monkeypatch.setattr(LanguageModelKind, "paper_recipe", Kind.paper_recipe)  # as a kind of another package has it
+    text = card_of(gpt_run(tmp_path, chat=False), "safetensors").text
+    assert "The paper has no recipe of this kind" in text
+    assert "Compared with" not in text
