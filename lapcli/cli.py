@@ -122,6 +122,8 @@ def main() -> None:
     wait_politely()
     join_words_of_bash()
     gc.set_threshold(COLLECT_EVERY)
+    if sys.stdin is None:  # `lap chat <&-`: closed, which is to say that nothing is asked
+        sys.stdin = open(os.devnull, encoding="utf-8")  # noqa: SIM115
     try:
         os.getcwd()
     except OSError:  # before libraries are loaded that would end the process without our message

@@ -14,10 +14,10 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from support import run_main, train_here
+from support import run_main, tiny_chat_recipe, train_here
 from sweep_support import write_recipe
 
-from lapcli.recipe import load_recipe
+from lapcli.recipe import load_recipe, recipe_to_yaml
 from lapcli.training.metrics import without_times
 
 WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
@@ -127,6 +127,9 @@ def home(tmp_path_factory):
     )
     with patch.dict(os.environ, LAP_CACHE=str(folder / "cache")):
         train_here(load_recipe(folder / "tiny.yaml"), folder / "runs", "tiny")
+    stage = {"train": {"steps": 2}, "checkpoint": {"every": 1, "keep": 1}, "validation": {"every": None, "rows": 4}}
+    chat = tiny_chat_recipe(folder, midtrain=stage, sft={**stage, "validation": {"rows": 4, "prompts": []}})
+    (folder / "chat.yaml").write_text(recipe_to_yaml(chat))
     return folder
 
 
@@ -147,9 +150,9 @@ class Place:
         for name in ("runs", "cache"):
             shutil.copytree(self.home / name, self.folder / name)
 
-    def trained(self) -> object:
+    def trained(self, name: str = "tiny") -> object:
         """What a training has to show for itself, without its times."""
-        run = self.runs / "tiny"
+        run = self.runs / name
         info = json.loads((run / "run.json").read_text())
         lines = [without_times(json.loads(line)) for line in (run / "metrics.jsonl").read_text().splitlines()]
         return info["status"], info["step"], info["weights_sha256"], lines, os.listdir(run / "checkpoints")
@@ -197,3 +200,15 @@ def test_exporting(place, capsys):
 
 def test_fetching(place, capsys):
     fail_in_turn(capsys, place.folder, ["fetch", str(place.recipe)], place.empty, place.files, few=True)
+
+
+def test_chat_training(place, capsys):
+    """Both stages, from a run and its data that are there."""
+    command = ["sft", str(place.home / "chat.yaml"), "--run", "tiny", "--name", "chat", "--runs-dir", str(place.runs)]
+    fail_in_turn(capsys, place.folder, command, place.with_run, lambda: place.trained("chat-sft"), few=True)
+
+
+def test_sweeping(place, capsys):
+    """The writes of the sweep itself; those of its cells are `lap train`'s, in processes of their own."""
+    command = ["sweep", str(place.recipe), "--over", "seed=0", "--runs-dir", str(place.runs)]
+    fail_in_turn(capsys, place.folder, command, place.with_run, lambda: place.trained("tiny-seed0"), few=True)

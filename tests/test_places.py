@@ -3,6 +3,7 @@
 import ctypes
 import json
 import os
+import shutil
 import subprocess
 import sys
 
@@ -100,6 +101,51 @@ def test_folders_that_one_may_not_enter_or_write(home, tmp_path):
         assert_one_sentence(code, err)
     assert not any(closed.iterdir())
     assert not (tmp_path / "runs").exists() or not any((tmp_path / "runs").iterdir())
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="files can be given to another user by root alone")
+@pytest.mark.parametrize("mode", ["readable", "private"])
+def test_a_colleagues_runs_and_cache(home, tmp_path, mode):
+    """Files of another user: what only reads them works, what would write into them is one sentence, as is all else
+    where they cannot be read."""
+    theirs, mine = tmp_path / "theirs", tmp_path / "mine"
+    shutil.copytree(home, theirs)
+    (theirs / "cache").mkdir(exist_ok=True)
+    mine.mkdir()
+    for path in (theirs, *theirs.rglob("*")):
+        os.chown(path, 65534, 65534)
+        path.chmod((0o755 if path.is_dir() else 0o644) & (0o777 if mode == "readable" else 0o700))
+    recipe, run = str(home / "tiny.yaml"), ["--run", "tiny"]
+    runs, cache = ["--runs-dir", str(theirs / "runs")], {"LAP_CACHE": str(mine / "cache")}
+    reads = [
+        (["runs", *runs], cache),
+        (["runs", "show", "tiny", *runs], cache),
+        (["watch", "tiny", *runs], cache),
+        (["report", *runs], cache),
+        (["sample", *run, "--prompt", "the", "--max-tokens", "2", *runs], cache),
+        (["export", "--to", "safetensors", "--no-verify", "--out", str(mine / "out"), *run, *runs], cache),
+        (["train", recipe, "--name", "tiny", *runs], cache),  # finished: nothing to do
+        (["train", recipe, "--init-from", f"run:{theirs}/runs/tiny", "--runs-dir", str(mine / "runs")], cache),
+    ]
+    writes = [
+        (["eval", "--tasks", "bpb", *run, *runs], cache),
+        (["analyze", "cossim", *run, *runs], cache),
+        (["train", recipe, "--name", "new", *runs], cache),
+        (["train", recipe, "--fresh", "--name", "tiny", *runs], cache),
+        (["sweep", recipe, "--over", "seed=1", *runs], cache),
+        (["track", "tiny", "--to", "tensorboard", *runs], cache),
+        (["runs", "rename", "tiny", "other", *runs], cache),
+        (["runs", "rm", "tiny", "--yes", *runs], cache),
+        (["train", recipe, "--name", "own", "--runs-dir", str(mine / "runs")], {"LAP_CACHE": str(theirs / "cache")}),
+    ]
+    results = run_all([(*command, "") for command in reads + writes], cwd=mine, preexec_fn=_without_overrides)
+    for (arguments, _), (code, err) in zip(reads + writes, results, strict=True):
+        if (arguments, _) in reads and mode == "readable":
+            assert (code, "Traceback" in err) == (0, False), (arguments, err)
+        elif arguments[:2] != ["runs", *runs][:2]:  # a listing shows what it can
+            assert_one_sentence(code, f"{arguments}\n{err}")
+    assert (theirs / "runs" / "tiny" / "run.json").is_file()
+    assert sorted(os.listdir(theirs / "runs")) == ["tiny"]
 
 
 def can_mount() -> bool:

@@ -49,7 +49,9 @@ def shortened(name: str) -> str:
 def of_system(error: OSError) -> LapError:
     """An error of the operating system that nobody has explained better: the file, what is wrong, what to do."""
     names = [os.fsdecode(name) for name in (error.filename, error.filename2) if isinstance(name, str | bytes)]
-    what = " to ".join(map(shortened, names)) or "a file"
+    what = (
+        " to ".join(map(shortened, names)) or "the output"
+    )  # of this command: nothing else of ours is written without a name
     reason = error.strerror or str(error) or type(error).__name__
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         return LapError(f"{what} cannot be written ({reason}); make room on that disk, then run the same command again")

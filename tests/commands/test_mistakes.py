@@ -1,14 +1,17 @@
 """Mistakes that people make with the commands around runs: one sentence with the next step, and exit code 2."""
 
+import errno
 import json
 import os
 import shlex
+import sys
 
 import pytest
 from support import run_main, tiny_recipe
 
 from lapcli.runs import open_run
 from lapcli.runs.opening import unlock
+from lapcli.runtime.errors import of_system
 
 MISTAKES = {
     "runs show quikstart": "did you mean quickstart?",
@@ -170,3 +173,17 @@ def test_a_mistake_is_one_sentence_and_the_next_step(line, said, runs, tmp_path,
     assert len(sentences) == 1, err
     assert sorted(os.listdir(runs)) == before
     assert os.listdir(tmp_path / "empty") == []
+
+
+def test_a_closed_standard_input_is_one_on_which_nothing_is_asked(runs, capsys, monkeypatch):
+    monkeypatch.setenv("LAP_RUNS", str(runs))
+    monkeypatch.setattr(sys, "stdin", None)
+    code, _, err = run_main(capsys, "runs", "rm", "quickstart")
+    assert code == 2
+    assert "--yes" in err
+
+
+def test_an_output_that_is_full_is_one_sentence():
+    """`lap runs > /dev/full`: the error of the system names no file."""
+    said = str(of_system(OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))))
+    assert said.startswith("the output cannot be written (No space left on device); make room")
