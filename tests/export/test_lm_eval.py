@@ -11,6 +11,7 @@ pytest.importorskip("transformers", reason="lm-eval's HFLM needs it; the dev ext
 pytest.importorskip("accelerate", reason="lm-eval's HFLM needs it; the dev extra has it")
 
 torch.set_num_threads(1)
+pytestmark = pytest.mark.slow  # transformers and lm-eval, each over the same documents
 
 
 def of_lap(runs, task, data, limit, tmp_path, capsys):

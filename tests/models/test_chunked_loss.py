@@ -195,6 +195,7 @@ def test_bf16_input_with_float32_weights(rows) -> None:
         assert (ours.float() - theirs.float()).norm() < 0.02 * theirs.float().norm()
 
 
+@pytest.mark.slow
 def test_memory_is_at_most_a_quarter_of_the_plain_loss() -> None:
     x, weight, targets = draw(512, 65_536, 4)
     peaks = [peak_bytes(lambda loss=loss: loss(x, weight, targets, 15.0).backward()) for loss in

@@ -83,6 +83,7 @@ def test_plans(name, parameters, steps):
     assert f"{parameters:,}" in plan.to_text()
 
 
+@pytest.mark.slow
 def test_the_small_vit_has_about_a_million_parameters():
     for overrides in ([], ["model.laplacian_heads=4"]):
         plan = plan_training(load_recipe(RECIPES / "vit_cifar10_small.yaml", overrides))

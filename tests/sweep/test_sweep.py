@@ -161,6 +161,7 @@ def test_options_of_the_command(folder, capsys):
     assert (code, "has its own grid" in err) == (2, True)
 
 
+@pytest.mark.slow
 def test_the_dry_run_prints_cells_costs_and_their_sum(folder, capsys):
     """Each cell's cost is that of its own plan."""
     from lapcli.planning import plan_training
@@ -181,6 +182,7 @@ def test_the_dry_run_prints_cells_costs_and_their_sum(folder, capsys):
     assert not (folder / "runs").exists()
 
 
+@pytest.mark.slow
 def test_the_dry_run_for_the_papers_machine(tmp_path, capsys):
     """The hours of a cell are those of `lap plan`, and the sum counts every cell."""
     import json

@@ -72,6 +72,7 @@ class CudaPolicy(ComputePolicy):
 MOST_WAITS = 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("precision", ["bf16", "float32"])
 @pytest.mark.parametrize("kind", KINDS)
 def test_how_often_a_step_waits(kind: str, precision: str, tmp_path) -> None:

@@ -106,6 +106,7 @@ def read_back(ids, tokenizer):
     return found[1], re.sub(call, r"<<\1=\2>>", found[2])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("split", ["train", "test"])
 def test_real_gsm8k_rendered_and_read_back(test_data, split):
     tokenizer = train_tokenizer(["the cost of each apple"], 265, max_chars=100, crop=100)

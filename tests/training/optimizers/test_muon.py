@@ -206,6 +206,7 @@ def test_tensor_cores_are_emulated() -> None:
     torch.testing.assert_close(emulated, plain, rtol=2**-7, atol=2**-6)
 
 
+@pytest.mark.slow
 class TestQuickstart:
     """The quickstart at half its width on a quarter of its batch, step by step without the loop around it."""
 
