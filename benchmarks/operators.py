@@ -1,10 +1,11 @@
 """What each head operator costs: an attention layer of the GPT, forward and backward, half of its heads with it.
 
-Time against plain attention (compiled), peak memory (uncompiled), bytes of parameters, and the FLOPs that an operator
-declares for a token of the layer.
+CPU time of one thread against plain attention (compiled), peak memory (uncompiled), bytes of parameters, and the FLOPs
+that an operator declares for a token of the layer.
 """
 
 import argparse
+import time
 from functools import partial
 from typing import Any
 
@@ -27,9 +28,9 @@ CASES: dict[str, dict[str, Any]] = {
     "shaped": {"shaped": 4},
     "neutreno": {"neutreno": 4},
     "exclusive": {"exclusive": 4},
-    "exclusive, gated": {"exclusive": {"heads": 4, "gate": "tanh"}},
-    "gate, headwise": {"gate": 4},
-    "gate, elementwise": {"gate": {"heads": 4, "form": "elementwise"}},
+    "gated exclusive": {"exclusive": {"heads": 4, "gate": "tanh"}},
+    "headwise gate": {"gate": 4},
+    "elementwise gate": {"gate": {"heads": 4, "form": "elementwise"}},
 }
 
 
@@ -37,21 +38,28 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--tokens", type=int, default=1024)
     parser.add_argument("--no-compile", action="store_true")
+    parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("--only", help="cases with commas between them", default=",".join(CASES))
     options = parser.parse_args()
     torch.set_num_threads(1)
-    plain = partial(forward_and_backward, {}, options.tokens, not options.no_compile)
+    chosen = {name: CASES[name] for name in ("attention", *options.only.split(",")) if name in CASES}
+    builders = {
+        name: partial(forward_and_backward, operators, options.tokens, not options.no_compile)
+        for name, operators in chosen.items()
+    }
+    times = compare(builders, builds=1, rounds=options.rounds, clock=time.process_time)
     print(f"attention layer, {options.tokens} tokens, width {WIDTH}, {HEADS} heads, half with the operator, one thread")
     print(f"{'':<20}{'time':>8}{'peak':>14}{'ratio':>8}{'parameters':>14}{'FLOPs a token':>15}")
     base = peak_bytes(forward_and_backward({}, options.tokens, False))
-    for name, operators in CASES.items():
-        other = partial(forward_and_backward, operators, options.tokens, not options.no_compile)
-        time = compare({"plain": plain, name: other}, builds=1, rounds=5)[name] if operators else 1.0
+    for name, operators in chosen.items():
         memory = peak_bytes(forward_and_backward(operators, options.tokens, False))
         layer = build(operators, options.tokens)
         size = sum(p.numel() * p.element_size() for p in layer.operators.parameters())
         flops = layer.config_plan.added_flops(WIDTH // HEADS, WIDTH) // 2  # of one of the two layers
         mark = " *" if name in TARGETED else ""
-        print(f"{name:<20}{time:>8.3f}{mebibytes(memory):>14}{memory / base:>8.3f}{size:>12} B{flops:>15,}{mark}")
+        print(
+            f"{name:<20}{times[name]:>8.3f}{mebibytes(memory):>14}{memory / base:>8.3f}{size:>12} B{flops:>15,}{mark}"
+        )
     print(f"* target: time at most {TARGET} compiled")
 
 

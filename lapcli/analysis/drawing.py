@@ -202,7 +202,8 @@ def plot_by_layer(axes: Any, runs: Sequence[ModelResult], name: str) -> None:
 
 def figure_by_layer(runs: Sequence[ModelResult], name: str, label: str) -> Figure:
     """A figure with one panel: a value against the layer."""
-    figure, ((axes,),) = panels(1, width=4.6, height=3.0)
+    longest = max(map(len, legend_labels(runs)))
+    figure, ((axes,),) = panels(1, width=max(4.6, 3.2 + 0.075 * longest), height=3.0)  # the legend stands beside it
     plot_by_layer(axes, runs, name)
     axes.set_ylabel(label)
     axes.legend(title=legend_title(runs), loc="center left", bbox_to_anchor=(1.0, 0.5))

@@ -8,7 +8,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from lapcli.recipe import recipe_to_dict
 from lapcli.report.statistics import Paired, compare
+from lapcli.search.space import plan_of
 from lapcli.search.trials import CONTROL, SEARCH, SearchSpec, Trial, finished_value
 from lapcli.sweep.grid import Cell, override
 
@@ -67,10 +69,11 @@ def arms_to_confirm(spec: SearchSpec, trials: Mapping[str, Sequence[Trial]]) -> 
 def is_same(spec: SearchSpec, pair: tuple[Trial, Trial]) -> bool:
     """Whether both arms have come to the same model, trained in the same way."""
     recipes = [spec.cell(trial.arm, trial.number, trial.params).loaded for trial in pair]
-    plans = [getattr(recipe, "model").head_plan() for recipe in recipes]  # noqa: B009
-    keys = {"laplacian_heads": 0, "operators": None}
-    plain = [recipe.model_copy(update={"model": recipe.model.model_copy(update=keys)}) for recipe in recipes]  # type: ignore[attr-defined]
-    return bool(plans[0] == plans[1] and plain[0] == plain[1])
+    values = [recipe_to_dict(recipe) for recipe in recipes]
+    for recipe, own in zip(recipes, values, strict=True):
+        if (plan := plan_of(recipe)) is not None:
+            own["model"] |= plan.recipe_keys()
+    return values[0] == values[1]
 
 
 def confirmation_cells(spec: SearchSpec, pair: tuple[Trial, Trial]) -> list[list[Cell]]:

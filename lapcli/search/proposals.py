@@ -34,8 +34,6 @@ def check_installed() -> None:
 def propose(spec: SearchSpec, arm: str, trials: Sequence[Trial]) -> Params | None:
     """The parameters of the arm's next trial; none if every combination has been tried."""
     space, number = spec.arm(arm), len(trials)
-    if arm == CONTROL and number == 0 and (first := space.first()) is not None:
-        return first
     known = [trial.params for trial in trials]
     every = space.every()
     if every is not None and all(params in known for params in every):
@@ -43,6 +41,8 @@ def propose(spec: SearchSpec, arm: str, trials: Sequence[Trial]) -> Params | Non
     study = _study(spec, arm, trials)
     seed = _seed(spec.seed, arm, number)
     study.sampler = _sampler(spec.sampler, seed)
+    if arm == CONTROL and number == 0:
+        return {**study.ask(space.distributions()).params, **space.plain()}
     for _ in range(_TRIES):
         params = dict(study.ask(space.distributions()).params)
         if params not in known:

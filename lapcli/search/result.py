@@ -17,16 +17,15 @@ from lapcli.runtime.tables import fitted, to_csv
 from lapcli.search.confirming import best_of
 from lapcli.search.proposals import propose
 from lapcli.search.runner import SearchOutcome
+from lapcli.search.space import plan_of
 from lapcli.search.trials import CONTROL, SEARCH, SearchSpec, Trial
 
 _ARMS = {SEARCH: ("#0072B2", "o"), CONTROL: ("#D55E00", "s")}
 _MOST_SHOWN = 30  # trials in the picture of plans
 
 
-def plan_of(spec: SearchSpec, trial: Trial) -> HeadPlan:
-    model: Any = getattr(spec.cell(trial.arm, trial.number, trial.params).loaded, "model")  # noqa: B009
-    plan: HeadPlan = model.head_plan()
-    return plan
+def _plan(spec: SearchSpec, trial: Trial) -> HeadPlan | None:
+    return plan_of(spec.cell(trial.arm, trial.number, trial.params).loaded)
 
 
 def ordered(spec: SearchSpec, outcome: SearchOutcome) -> list[Trial]:
@@ -45,12 +44,12 @@ def _rows(spec: SearchSpec, outcome: SearchOutcome) -> tuple[list[str], list[lis
     header = ["trial", "arm", "state", "step", "heads", "plan", *keys, spec.metric]
     rows: list[list[Any]] = []
     for trial in ordered(spec, outcome):
-        plan, space = plan_of(spec, trial), spec.arm(trial.arm)
+        plan, space = _plan(spec, trial), spec.arm(trial.arm)
         values = {domain.key: domain.value(trial.params) for domain in space.domains}
         score = trial.value if trial.value is not None else trial.reports[-1][1] if trial.reports else None
-        total = sum(plan.counts().values())
+        heads = ["", ""] if plan is None else [sum(plan.counts().values()), plan.label()]
         own = [values.get(key, "") for key in keys]
-        rows.append([trial.name, trial.arm, trial.state, trial.step, total, plan.label(), *own, score])
+        rows.append([trial.name, trial.arm, trial.state, trial.step, *heads, *own, score])
     return header, rows
 
 
@@ -114,8 +113,10 @@ def write_result(spec: SearchSpec, outcome: SearchOutcome, runs_dir: Path) -> li
     if winner is not None:
         recipe = spec.cell(winner.arm, winner.number, winner.params).loaded
         write_text(folder / "winner.yaml", recipe_to_yaml(recipe))
-        write_bytes(folder / "trials.png", draw(spec, ordered(spec, outcome)))
-        paths = [folder / "winner.yaml", *paths, folder / "trials.png"]
+        paths = [folder / "winner.yaml", *paths]
+        if plan_of(recipe) is not None:
+            write_bytes(folder / "trials.png", draw(spec, ordered(spec, outcome)))
+            paths.append(folder / "trials.png")
     return paths
 
 
@@ -127,7 +128,7 @@ def draw(spec: SearchSpec, trials: Sequence[Trial]) -> bytes:
     from lapcli.analysis.drawing import STYLE, panels
 
     scored = [trial for trial in trials if trial.value is not None]
-    plans = [_counts(plan_of(spec, trial)) for trial in scored]
+    plans = [_counts(plan) for trial in scored if (plan := _plan(spec, trial)) is not None]
     with mpl.rc_context(STYLE):
         figure, axes = panels(2, 1, width=4.2, height=3.4)
         left, right = axes[0]

@@ -23,8 +23,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lapcli.heads.operators import OPERATORS
-from lapcli.recipe import BaseRecipe, RecipeError, recipe_loader
+from lapcli.heads.plan import HeadPlan
+from lapcli.recipe import BaseRecipe, RecipeError, recipe_loader, recipe_to_dict
 from lapcli.recipe.reading import Node, Problem, Unreadable, in_reading_order, plain, quoted, read_file
+from lapcli.recipe.schema import TransformerModel
 from lapcli.runtime.errors import UsageError
 from lapcli.sweep.grid import LAPLACIAN_HEADS, Over, override
 from lapcli.sweep.grid import OPERATORS as OPERATORS_KEY
@@ -175,25 +177,18 @@ class Space:
         constant = plan_domain(LAPLACIAN_HEADS, "constant", 0, model.heads, model.layers, model.heads)
         return Space(self.recipe, self.base, (constant, *others), self.options, self.loader)
 
-    def first(self) -> Params | None:
-        """Plain heads with the recipe's own values of all else, where the space has them: the first control."""
-        every = {domain.key: domain for domain in self.domains}
-        params: Params = {}
-        from lapcli.recipe import recipe_to_dict
-
+    def plain(self) -> Params:
+        """Plain heads, and the recipe's own values of all else that the space has: what the control begins with."""
         values = recipe_to_dict(self.base)
-        for key, domain in every.items():
+        params: Params = {}
+        for domain in self.domains:
             own: Any = values
-            for part in key.split("."):
+            for part in domain.key.split("."):
                 own = own.get(part) if isinstance(own, Mapping) else None
-            if domain.plan is not None:
-                own = 0
             (parameter,) = domain.parameters
-            own = json.dumps(own) if parameter.choices else own
-            fits = own in parameter.choices if parameter.choices else _is_in(own, parameter)
-            if not fits:
-                return None
-            params[parameter.name] = own
+            own = 0 if domain.plan is not None else json.dumps(own, sort_keys=True) if parameter.choices else own
+            if own in parameter.choices if parameter.choices else _is_in(own, parameter):
+                params[parameter.name] = own
         return params
 
     def describe(self) -> dict[str, Any]:
@@ -202,6 +197,12 @@ class Space:
             parameter.name: list(parameter.choices) or [parameter.low, parameter.high, "log" if parameter.log else ""]
             for parameter in self.parameters
         }
+
+
+def plan_of(recipe: BaseRecipe) -> HeadPlan | None:
+    """Where a recipe's heads are; none for a kind whose model has no such plan."""
+    model = getattr(recipe, "model", None)
+    return model.head_plan() if isinstance(model, TransformerModel) else None
 
 
 def _is_in(value: Any, parameter: Parameter) -> bool:
