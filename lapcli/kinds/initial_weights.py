@@ -107,7 +107,10 @@ def begin(recipe: BaseRecipe, run: Run) -> Beginning | None:
 def source_tokenizer(source: WeightSource, recipe: GPTRecipe) -> Tokenizer:
     named = recipe.tokenizer.file
     if source.tokenizer is None and named is None:
-        raise UsageError(f"{source.file} has no tokenizer with it; name it with tokenizer.file")
+        raise UsageError(
+            f"{source.file} has no tokenizer with it, as a GPT's weights would; begin with other weights, or name "
+            "their tokenizer with --set tokenizer.file=FILE"
+        )
     own = None if source.tokenizer is None else source.tokenizer()
     given = None if named is None else Tokenizer.from_file(Path(named).expanduser())
     if own is not None and given is not None and own.sha256 != given.sha256:

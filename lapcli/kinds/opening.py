@@ -178,7 +178,10 @@ def read_timm(model: Any, path: Path) -> dict[str, torch.Tensor]:
             _refuse_laplacian(path, metadata)
             state = clean_state_dict(tensors)
         else:
-            state = load_state_dict(str(path), device="cpu")  # tensors alone: nothing in the file is executed
+            try:
+                state = load_state_dict(str(path), device="cpu", weights_only=True)  # nothing in it is executed
+            except Exception:  # of pickle, zip or torch, whose words help nobody here
+                raise DataError(f"{path} is not a file of tensors that torch can read; {REMEDY}") from None
         return adapt(state, model)
     except DataError:
         raise

@@ -2,6 +2,7 @@
 
 import io
 import json
+import pickle
 import shutil
 
 import pytest
@@ -241,6 +242,30 @@ def test_a_stock_timm_vit_is_the_same_function_until_heads_become_laplacian(tmp_
         assert not fit.unused
         with torch.no_grad():
             assert torch.allclose(ours(images), theirs(images), atol=1e-4)
+
+
+class Hostile:
+    def __reduce__(self):
+        return eval, ("open('touched', 'w')",)
+
+
+def test_a_pickle_that_is_not_weights_is_one_sentence_and_runs_nothing(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for content in (b"hello", b"", pickle.dumps([1, 2]), pickle.dumps(Hostile())):
+        (tmp_path / "w.pth").write_bytes(content)
+        given = InitFrom(source="timm:vit_tiny_patch16_224", weights=str(tmp_path / "w.pth"))
+        with pytest.raises(DataError, match=r"w\.pth is not a file of tensors that torch can read; give another file"):
+            find_source(given, tmp_path).read()
+    torch.save({"weight": Hostile()}, tmp_path / "w.pth")
+    with pytest.raises(DataError, match="is not a file of tensors"):
+        find_source(given, tmp_path).read()
+    assert not (tmp_path / "touched").exists()
+
+
+def test_a_vit_in_place_of_a_gpt_is_named(tmp_path, source):
+    folder = export_run(vit_run(tmp_path / "runs"), "timm", out=tmp_path / "out", verified=False).folder
+    with pytest.raises(UsageError, match="has no tokenizer with it, as a GPT's weights would; begin with other"):
+        train_here(continuing(tmp_path, str(folder)), tmp_path / "runs", "x")
 
 
 def test_positions_patches_and_classifier_of_another_size(tmp_path):

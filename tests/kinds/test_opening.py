@@ -65,7 +65,7 @@ def test_weights_that_do_not_fit_are_refused(weights, tmp_path):
         ("eighths.safetensors", "blocks.1.attn.proj.bias is int8, not float32 or bfloat16 or float16"),
         ("broken.safetensors", "blocks.2.mlp.fc1.weight has values that are not finite"),
         ("junk.safetensors", "not a readable safetensors file"),
-        ("junk.pth", "cannot be loaded"),
+        ("junk.pth", "is not a file of tensors that torch can read"),
     ):
         with pytest.raises(DataError, match=message):
             open_timm(f"timm:{NAME}", CPU, weights=tmp_path / file)
