@@ -24,7 +24,7 @@ def test_twenty_layers_are_few_graphs() -> None:
         model = GPT(GPTConfig(layers=20, heads=10, width=1280, vocab=65_536, context=2048, laplacian_heads=5))
     assert bucket_megabytes(model) == 268  # 2.24 GB in eight
     few, many = (graphs_of(model, megabytes) for megabytes in (bucket_megabytes(model), 25))
-    assert few <= 8
+    assert few <= 7
     assert many >= 40
 
 
