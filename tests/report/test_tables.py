@@ -196,12 +196,19 @@ def test_scores_of_other_weights_are_left_out(capsys, runs):
     assert f"digits_4L_1: {path.name} was measured on other weights" in err
 
 
+def test_a_damaged_run_json_is_named(capsys, runs):
+    content = '{"objective": "classification", "status": "finished", "versions": "x", "step": 100}'
+    (runs / "digits_4L_1" / "run.json").write_text(content)
+    code, out, err = report(capsys, runs)
+    assert (code, out) == (2, "")
+    assert 'run.json is damaged (versions is "x")' in err
+
+
 @pytest.mark.parametrize(
     ("file", "content"),
     [
         ("summary.json", '{"end": [1]}'),
         ("summary.json", '{"end": {"validation_loss": null}}'),
-        ("run.json", '{"objective": "classification", "status": "finished", "versions": "x", "step": 100}'),
         ("eval/step-000100_all.json", '{"top1": {"value": 0.5, "details": [1]}}'),
         ("eval/step-000100_all.json", '{"top1": {"value": 0.5, "details": {"protocol": {"changed": [1]}}}}'),
         ("metrics.jsonl", None),  # a folder of that name
