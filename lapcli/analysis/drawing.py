@@ -246,8 +246,8 @@ def figure_by_head(runs: Sequence[ModelResult], quantities: Mapping[str, str]) -
 
 
 def name_runs(axes: Any, runs: Sequence[ModelResult]) -> None:
-    """Runs along the horizontal axis; long labels take two lines, and many long labels are upright. Of more than three,
-    where there is no room for the word, the axis alone says what the numbers count."""
+    """Names runs along the horizontal axis; long labels take two lines, and many long labels are upright. More than
+    three runs leave no room for the word, so that only the title of the axis says what the numbers count."""
     shown = [re.sub(r"^([\d.]+)L\b", r"\1", label) for label in labels(runs)]
     shown = [label.replace(", ", "\n").replace(" (", "\n(") for label in shown]
     if len(runs) <= 3 and all("(" not in label for label in shown):

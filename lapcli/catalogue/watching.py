@@ -1,4 +1,4 @@
-"""Runs as they go on: where each stands, and the curves of several in one picture of characters."""
+"""Runs while they train: the status of each, and the curves of several in one plot for the terminal."""
 
 import itertools
 import math

@@ -212,7 +212,7 @@ def _characters(raw: BinaryIO, name: str) -> Iterator[str]:
 
 
 def zero_bytes(block: bytes, start: int = 0) -> str:
-    """What is wrong with a text that has zero bytes, and how to correct it; `start`: the block's place in its file."""
+    """The problem with a text that has zero bytes, and how to correct it; `start`: the block's place in its file."""
     where = f"has zero bytes, the first near byte {start + max(block.find(0), 0):,}"
     if block.count(0) * 10 < len(block):
         return f"{where}; remove them, such as with `tr -d '\\000'`"

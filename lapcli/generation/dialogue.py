@@ -63,7 +63,7 @@ class Transcript:
         return self._broken_character() + self._close()
 
     def _close(self) -> str:
-        """A call that comes to nothing: not understood, or cut off."""
+        """A call without a result: not understood, or cut off."""
         endings = {"none": "", "expression": " ...]", "called": " has no result]", "result": " ...]"}
         ending, self._call = endings[self._call], "none"
         return ending

@@ -216,7 +216,7 @@ def import_checkpoint(path: Path, runs_dir: Path, name: str, *, tokenizer: Path 
             run.checkpoints,
             source.step,
             tensors,
-            {},  # the optimizer's state stays behind
+            {},  # the optimizer's state is not imported
             {"laplacian_heads": str(source.model.head_plan()), "tokenizer_sha256": words.sha256},
             {},
             keep=1,

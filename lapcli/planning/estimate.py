@@ -129,7 +129,7 @@ class _Estimate:
 
     @property
     def operator_flops(self) -> int:
-        """Of one token, forward and backward: three times the forward's."""
+        """FLOPs of one token, forward and backward: three times the forward's."""
         section: Any = getattr(self._recipe, "model", None)
         return 0 if self.heads is None else 3 * self.heads.added_flops(section.width // section.heads, section.width)
 

@@ -168,7 +168,7 @@ def _analysis(what: str, runs: Sequence[RunResult], conditions: dict[str, str], 
 
 
 def figure_command(what: str, runs: Sequence[RunResult]) -> str:
-    """Of a figure of an analysis of these runs."""
+    """The command that draws a figure of an analysis of these runs."""
     counts = [number.count for run in runs for name, number in run.numbers.items() if name.startswith(f"{what}.")]
     return shlex.join(_analysis(what, runs, {}, counts[0] if counts else None))
 

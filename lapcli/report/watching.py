@@ -1,4 +1,4 @@
-"""The page while runs go on: written again when their files have changed, until none is being trained."""
+"""`lap report --watch`: rewrites the page when files of its runs have changed, until none is being trained."""
 
 import sys
 import time
@@ -41,7 +41,7 @@ def watch_page(make: Callable[[], Report], path: Path, look: Look, every: float)
     except KeyboardInterrupt:  # the way to leave; the page loses what loads it again and again
         if seen is not None:
             write_page(report, path, look)
-            print(f"{path} is no longer written; the runs go on", file=sys.stderr)
+            print(f"{path} is no longer updated; the runs continue", file=sys.stderr)
 
 
 def _state(runs: list[RunResult]) -> list[tuple[str, str, int, int]]:

@@ -152,7 +152,7 @@ def remove_leftovers(folder: Path) -> None:
 
 
 def is_alive(pid: Any) -> bool:
-    """Whether this machine has a process of that number."""
+    """Whether this machine has a process with that id."""
     try:
         os.kill(int(pid), 0)
     except (ProcessLookupError, TypeError, ValueError, OverflowError):

@@ -1,7 +1,7 @@
-"""Ends a run whose ranks wait in vain for one of them, and says for which.
+"""Ends a run whose ranks wait for one that does not answer, and names that rank.
 
 A rank that is stopped (SIGSTOP, a stuck driver, a disk that does not answer) closes no connection: the collectives of
-the others would wait for half an hour and then fail without a word about it. Here a thread of every rank writes its
+the others would wait for half an hour and then fail without naming it. Here a thread of every rank writes its
 step into the store again and again, and reads what the next rank wrote. Two things end the run:
 
     a step takes too long                          not the first one, which compiles; saving is not part of a step

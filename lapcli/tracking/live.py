@@ -41,7 +41,7 @@ class _MirrorProcess:
 class LiveMirrors:
     """While it is entered, the runs at `paths` that this process trains are mirrored. Only rank 0 has any.
 
-    `warn` gets a sentence for a tracker that does not work; training goes on.
+    `warn` gets a sentence for a tracker that does not work; training continues.
     """
 
     def __init__(self, trackers: Sequence[str], paths: Sequence[Path], warn: Callable[[str], None]) -> None:
