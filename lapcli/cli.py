@@ -33,8 +33,8 @@ from lapcli.commands import (
 )
 from lapcli.commands.completion import join_words_of_bash
 from lapcli.commands.options import RecipeCommand
-from lapcli.runtime.environment import wait_politely
-from lapcli.runtime.errors import ExitCode, Interrupted, LapError, UsageError, of_system
+from lapcli.runtime.environment import launcher, wait_politely
+from lapcli.runtime.errors import ExitCode, Interrupted, LapError, UsageError, is_lost_peer, of_system
 from lapcli.runtime.tables import wrapped_message
 
 #: The commands as `lap --help` lists them. A command stands in one section.
@@ -139,6 +139,13 @@ def main() -> None:
         if stop.code == ExitCode.STOPPED:  # by Ctrl-C, where there was nothing to save
             print("lap: stopped; what was saved is kept, run the same command to resume", file=sys.stderr)
         raise
+    except RuntimeError as error:
+        if not is_lost_peer(error):
+            raise
+        if launcher() is None:
+            reason = str(error).splitlines()[0][:200]
+            print(wrapped_message(f"lap: another rank has gone; it says why ({reason})"), file=sys.stderr)
+        raise SystemExit(int(ExitCode.LOST_PEER)) from None
     except BrokenPipeError:  # `lap ... | head`
         raise SystemExit(1) from None
     except OSError as error:

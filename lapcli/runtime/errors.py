@@ -13,6 +13,7 @@ class ExitCode(IntEnum):
     USAGE = 2  # wrong usage, recipe or data
     WILL_NOT_FIT = 3
     STOPPED = 130  # at once, by Ctrl-C or a second SIGTERM; a shell's 128 + SIGINT, typer's for a KeyboardInterrupt
+    LOST_PEER = 76  # of a rank, to its launcher: another one has gone, and says why or cannot
     INTERRUPTED = 75  # saved; the same command resumes (EX_TEMPFAIL, which batch systems requeue on)
 
 
@@ -65,6 +66,15 @@ def of_system(error: OSError) -> LapError:
     if error.errno in (errno.ENOENT, errno.ESTALE):
         return LapError(f"{what} is not there ({reason}); was it moved or removed? Put it back, then run it again")
     return LapError(f"{what} cannot be used ({reason}); run the same command again, or use another disk")
+
+
+#: What a collective says when the process at its other end is gone: gloo's words and NCCL's.
+_GONE = ("Connection closed by peer", "Connection reset by peer", "remote process exited", "gloo/transport")
+
+
+def is_lost_peer(error: RuntimeError) -> bool:
+    """Whether a rank failed because another one did: what that one says is the reason, pages of a trace are not."""
+    return int(os.environ.get("WORLD_SIZE", "1")) > 1 and any(words in str(error) for words in _GONE)
 
 
 class Interrupted(LapError):

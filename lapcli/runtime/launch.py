@@ -21,6 +21,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from types import FrameType
+from typing import Any
 
 from lapcli.runtime.environment import LAUNCHER
 from lapcli.runtime.errors import ExitCode, LapError, UsageError
@@ -212,8 +213,17 @@ def _own_address(rdzv: str, is_host: bool) -> list[str]:
 def _explain(error: object) -> int:
     """The exit code of the rank that failed first; a rank that was killed is named, since it could not report an error
     itself."""
-    rank, failure = error.get_first_failure()  # type: ignore[attr-defined]
+    failures: dict[int, Any] = error.failures  # type: ignore[attr-defined]
+    # A rank that only lost its connection to the failed one says nothing, so that the reason is what is read last.
+    own = {rank: failure for rank, failure in failures.items() if failure.exitcode != ExitCode.LOST_PEER}
+    rank, failure = min((own or failures).items(), key=lambda item: item[1].timestamp)
     code = int(failure.exitcode)
+    if not own:
+        print(
+            "lap: the ranks lost the connection to each other; see what those of other machines said, then run the "
+            "same command to resume",
+            file=sys.stderr,
+        )
     if code < 0:
         name = signal.Signals(-code).name
         print(f"lap: rank {rank} was ended by {name}; run the same command to resume", file=sys.stderr)

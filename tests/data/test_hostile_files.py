@@ -20,6 +20,7 @@ from lapcli.commands.options import overrides
 from lapcli.data import file_formats
 from lapcli.data.file_formats import read_documents, read_rows
 from lapcli.data.images import tables
+from lapcli.data.images.ade20k import decode_labels
 from lapcli.data.images.folder import FolderImages
 from lapcli.data.images.image_set import decode
 from lapcli.data.images.tables import open_tables
@@ -231,6 +232,12 @@ def readers(folder: Path) -> dict[str, tuple[str, bytes, Callable[[Path], object
     def checkpoint_state(path: Path) -> None:
         find_damage(path.parent)
 
+    labels = io.BytesIO()
+    Image.fromarray(np.arange(64, dtype=np.uint8).reshape(8, 8)).save(labels, "PNG")
+
+    def scene(path: Path) -> None:
+        decode_labels(path.read_bytes(), "f", (8, 8))
+
     images = {form: (f"f.{form.lower()}", png(90, form), lambda path: decode(path.read_bytes(), "f")) for form in FORMS}
     return {
         "parquet": ("f.parquet", table.getvalue(), documents),
@@ -243,6 +250,7 @@ def readers(folder: Path) -> dict[str, tuple[str, bytes, Callable[[Path], object
         "safetensors": ("f.safetensors", save({"a": np.ones((4, 4), np.float32), "b": np.ones(3)}), read_tensors),
         "run.json": ("run.json", (folder / "run.json").read_bytes(), lambda path: read_checked_json(path, "again")),
         "state.json": ("state.json", b'{"step": 1, "files": {}, "sha256": ""}', checkpoint_state),
+        "ade20k": ("f.png", labels.getvalue(), scene),
         **images,
     }
 
@@ -259,6 +267,7 @@ READERS = [
     "safetensors",
     "run.json",
     "state.json",
+    "ade20k",
     "PNG",
     "JPEG",
     "GIF",
@@ -283,6 +292,7 @@ def fuzz(reader: str, folder: Path, seconds: float, at_least: int) -> None:
             continue
         except Exception as error:
             raise AssertionError(f"LAP_FUZZ_SEED={SEED}: {reader}, damage {number}: {error!r}") from error
+    print(f"{reader}: {number} damaged files")
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning", "ignore::RuntimeWarning")

@@ -11,12 +11,13 @@ import pytest
 import torch
 import yaml
 from support import HANG, TINY, Command, ranks, run_main, start_lap, tiny_recipe, train_here, write_text
+from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
 
 from lapcli.recipe import load_recipe
 from lapcli.runs import open_run
 from lapcli.runs.opening import unlock
-from lapcli.runtime.errors import ExitCode, LapError, UsageError
-from lapcli.runtime.launch import Processes, _torchrun_options, launch, needs_launch
+from lapcli.runtime.errors import ExitCode, LapError, UsageError, is_lost_peer
+from lapcli.runtime.launch import Processes, _explain, _torchrun_options, launch, needs_launch
 from lapcli.runtime.ranks import device_of, group_options
 from lapcli.runtime.signals import Patience
 from lapcli.runtime.step_watch import Sign, explain
@@ -132,7 +133,8 @@ def test_launchers_and_ranks_that_die_stop_or_are_asked_to_stop(write_recipe, tm
     os.kill(started[1], signal.SIGKILL)  # the other one ends, and the launcher says why
     failed = launcher.result()
     assert failed.returncode == 1
-    assert "was ended by SIGKILL; run the same command to resume" in failed.stderr
+    assert failed.stderr.splitlines()[-1].endswith("was ended by SIGKILL; run the same command to resume")
+    assert "Traceback" not in failed.stderr
     assert info_of(run)["status"] != "finished"
     wait_until_gone(started)
 
@@ -292,3 +294,23 @@ def test_nccl_is_bound_to_the_gpu_of_its_process():
 def test_wrong_numbers_are_refused(processes, named):
     with pytest.raises(UsageError, match=named):
         needs_launch(processes)
+
+
+def test_a_rank_that_lost_another_leaves_the_last_word_to_it(capsys, monkeypatch):
+    def failed(*codes):
+        """Ranks in the order in which they ended."""
+        failures = {rank: ProcessFailure(rank, 100 + rank, code, "none") for rank, code in enumerate(codes)}
+        for rank, failure in failures.items():
+            failure.timestamp = rank
+        return _explain(ChildFailedError("lap", failures)), capsys.readouterr().err
+
+    assert failed(ExitCode.LOST_PEER, ExitCode.USAGE) == (ExitCode.USAGE, "")
+    assert failed(ExitCode.LOST_PEER, ExitCode.FAILED) == (ExitCode.FAILED, "")
+    code, said = failed(ExitCode.LOST_PEER, ExitCode.LOST_PEER)
+    assert (code, said.count("lap: "), "lost the connection" in said) == (ExitCode.FAILED, 1, True)
+
+    gone = RuntimeError("[third_party/gloo/gloo/transport/tcp/pair.cc:561] Connection closed by peer [127.0.0.1]:2449")
+    assert not is_lost_peer(gone)  # a process that stands alone has no peer
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    assert is_lost_peer(gone)
+    assert not is_lost_peer(RuntimeError("shapes do not match"))
