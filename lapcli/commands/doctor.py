@@ -32,13 +32,16 @@ def doctor(
     """
     import json
 
-    from lapcli.doctor.checks import Status
+    from lapcli.doctor.checks import Result, Status
     from lapcli.doctor.examination import examine_machine, versions
 
-    results = []
+    results: list[Result] = []
+    stream = sys.stderr if as_json else sys.stdout
     for result in examine_machine(only, nproc):
+        if not results or results[-1].section != result.section:
+            print(result.section, file=stream)
         results.append(result)
-        print(result.to_text(), file=sys.stderr if as_json else sys.stdout, flush=True)
+        print(result.to_text(), file=stream, flush=True)
     counts = {status.value: sum(result.finding.status is status for result in results) for status in Status}
     if as_json:
         print(json.dumps({**versions(), **counts, "checks": [result.to_dict() for result in results]}, indent=2))

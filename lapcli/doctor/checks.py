@@ -78,7 +78,7 @@ class Result:
 
     def to_text(self) -> str:
         """A line, broken where the terminal ends, and below it the next step, if there is one."""
-        lines = wrapped(self.finding.text, f"{self.finding.status:<8}{self.section:<13}{self.name:<28}", indent=" " * 8)
+        lines = wrapped(self.finding.text, f"{self.finding.status:<8}{self.name:<29}")
         if self.finding.next_step:
             lines += wrapped(f"next: {self.finding.next_step}", " " * 8)
         return "\n".join(lines)

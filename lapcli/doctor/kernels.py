@@ -130,7 +130,7 @@ def check_muon(dtype: torch.dtype, device: torch.device, muon: type[torch.optim.
         ),
         key=_with_nan_last,
     )
-    limit = 1e-1 if dtype == torch.bfloat16 else 2e-3
+    limit = 2e-1 if dtype == torch.bfloat16 else 2e-3  # torch.optim.Muon, which is bf16, is 1.1e-1 away
     return within(error, limit, "two updates", WRONG_MUON)
 
 
@@ -161,7 +161,11 @@ def check_targets_loss(
     """Sinkhorn-Knopp of teacher logits, and the cross entropy of the student with them: value and gradients."""
     generator = torch.Generator().manual_seed(0)
     teacher_NV = torch.randn(256, 1024, generator=generator) * 0.3
-    x_ND, prototypes_VD = (torch.randn(shape, generator=generator).to(dtype) for shape in ((256, 32), (1024, 32)))
+    # Of length 1, as the head makes them: longer ones would have logits that bf16 cannot hold.
+    x_ND, prototypes_VD = (
+        torch.nn.functional.normalize(torch.randn(shape, generator=generator), dim=-1).to(dtype)
+        for shape in ((256, 32), (1024, 32))
+    )
     Q = (teacher_NV.double() / 0.05).exp()
     for _ in range(3):
         Q = Q / Q.sum(0)
@@ -269,8 +273,12 @@ def check_backend(device: torch.device) -> Finding:
 
     with KernelNames() as names:
         _outputs(attention, q, k, v, weights)
-    backends = sorted({name.removesuffix("_backward") for name in names.names})
-    if device.type == "cuda" and (not names.names or "math" in names.text()):
+    return backend_finding(names, device.type)
+
+
+def backend_finding(names: KernelNames, device_type: str) -> Finding:
+    backends = {name.removesuffix("_backward") for name in names.names}
+    if device_type == "cuda" and (not backends or "math" in names.text()):
         return fails("no fused kernel takes the GPT's attention", WRONG_KERNEL, kernels=names.names)
     if len(backends) > 1:
         return fails(f"forward and backward by different kernels: {names.text()}", WRONG_KERNEL, kernels=names.names)

@@ -106,7 +106,7 @@ def check_waits(folder: Path, start: Start = start_trial) -> Finding:
     if failure := outcome.failure():
         return fails(failure, REPORT)
     waits = outcome.seen[0]["waits"]
-    text = f"the host waits {waits} times for the device in the third step, at most {MOST_WAITS} are expected"
+    text = f"waits of the host for the device in the third step: {waits}; at most {MOST_WAITS} expected"
     return (passes if waits <= MOST_WAITS else partial(warns, next_step=REPORT))(text, waits=waits)
 
 
@@ -178,9 +178,9 @@ def crops_per_second(recipe: SelfSupervisedRecipe, images: int = 8) -> float:
     reader = CropReader(_Photographs(), recipe.data, 0)
     examples = [Example(0, number % 16, 0) for number in range(images)]
     reader.read(examples[:1])
-    started = time.perf_counter()
+    started = time.process_time()  # other programs do not count
     reader.read(examples)
-    return images / (time.perf_counter() - started)
+    return images / (time.process_time() - started)
 
 
 def images_trained(recipe: SelfSupervisedRecipe, device: Device) -> float | None:

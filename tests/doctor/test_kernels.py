@@ -6,6 +6,8 @@ import torch
 from lapcli.data.images.colours import Drawn, Recolouring
 from lapcli.doctor.kernels import (
     CASES,
+    KernelNames,
+    backend_finding,
     check_attention,
     check_attention_speed,
     check_backend,
@@ -60,6 +62,21 @@ def test_a_broken_kernel(case, kernel):
 
 def test_the_kernel_is_named():
     assert "flash" in check_backend(CPU).text
+
+
+@pytest.mark.parametrize(
+    ("ran", "said"),
+    [
+        ([], "no fused kernel"),
+        (["_scaled_dot_product_attention_math"], "no fused kernel"),
+        (["_scaled_dot_product_cudnn_attention", "_scaled_dot_product_flash_attention_backward"], "different kernels"),
+    ],
+)
+def test_attention_without_a_kernel_or_with_two(ran, said):
+    names = KernelNames()
+    names.names = ran
+    found = backend_finding(names, "cuda")
+    assert (found.status, said in found.text) == ("fails", True)
 
 
 @pytest.mark.slow

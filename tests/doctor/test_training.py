@@ -8,7 +8,7 @@ import pytest
 from safetensors.torch import load_file, save_file
 from support import lap
 
-from lapcli.doctor.processes import check_equal_ranks, check_restart, check_sigterm, equality
+from lapcli.doctor.processes import _bandwidth, check_equal_ranks, check_restart, check_sigterm, equality
 from lapcli.doctor.training import (
     check_loader,
     check_memory,
@@ -176,6 +176,14 @@ def test_ranks_are_equal_and_a_dead_one_is_named(tmp_path):
     for found in check_equal_ranks(tmp_path, 2, "cpu", trial=dying):
         assert found.status == "fails"
         assert "rank 1 was ended by SIGKILL" in found.text or "rank 0" in found.text
+
+
+def test_a_slow_exchange():
+    """16 MiB over two processes: each byte is sent once."""
+    for seconds, status in ((1e-3, "passes"), (10.0, "warns")):
+        outcome = Outcome([0, 0], [{"exchange_seconds": 1e-4}, {"exchange_seconds": seconds}], "")
+        found = _bandwidth(outcome, 16 * 2**20, 2, "cpu")
+        assert (found.status, found.numbers["bytes_per_second"]) == (status, pytest.approx(16 * 2**20 / seconds))
 
 
 def test_another_rank():
