@@ -77,6 +77,7 @@ class Chart:
     y_at_least: tuple[float, float] | None = None  # values that the axis has to show, so that noise looks like noise
     legend_title: str = ""
     experiment: int = 0  # its number on the page
+    x_names: dict[float, str] = field(default_factory=dict)  # of ticks that are not numbers
 
     def csv(self) -> str:
         """Every point that is drawn, one a line."""
@@ -169,7 +170,11 @@ class Chart:
         axes.set_xlabel(_safe(self.x_label))
         axes.set_ylabel(_safe(self.y_label))
         if self.x_ticks is not None:
-            axes.set_xticks(self.x_ticks, [f"{number:.3g}" for number in self.x_ticks])
+            names = [self.x_names.get(number, f"{number:.3g}") for number in self.x_ticks]
+            axes.set_xticks(self.x_ticks, names)
+            for number, tick in zip(self.x_ticks, axes.get_xticklabels(), strict=True):
+                if number in self.x_names:
+                    tick.set(rotation=35, ha="right", rotation_mode="anchor", fontsize=7)
         else:
             axes.xaxis.set_major_locator(MaxNLocator(6, integer=True))
         if self.y_at_least is not None:

@@ -227,6 +227,7 @@ class _Point(NamedTuple):
     deviation: float | None  # none: of one seed
     n: int
     differs: bool  # by layer
+    operator: str  # the row, where heads have other operators; else empty
     noise: float  # half the width of its interval: two deviations of seeds, else what the number of examples allows
 
 
@@ -235,8 +236,9 @@ def _against_heads(family: Sequence[RunGrid], metrics: dict[str, str], name: str
     several seeds."""
     lines: list[Line] = []
     drawn: list[_Point] = []
+    places = _operator_places(family)
     for place, (grid, metric) in enumerate((grid, metric) for grid in family for metric in metrics):
-        points = _points(grid, metric)
+        points = [point._replace(heads=places.get(point.operator, point.heads)) for point in _points(grid, metric)]
         if not points:
             continue
         drawn += points
@@ -264,7 +266,9 @@ def _against_heads(family: Sequence[RunGrid], metrics: dict[str, str], name: str
             f"Means over {seeds}; the band is one standard deviation (ddof 1), and the axis shows at least two of them "
             "to either side."
         )
-    if any(point.differs for point in drawn):
+    if places:
+        caption += " Hollow on the right: other operators."
+    if any(point.differs and not point.operator for point in drawn):
         caption += " Hollow: plans that differ by layer, at their mean."
     is_share = "%" in label
     edges = [point.mean - point.noise for point in drawn], [point.mean + point.noise for point in drawn]
@@ -278,7 +282,20 @@ def _against_heads(family: Sequence[RunGrid], metrics: dict[str, str], name: str
         lines,
         sorted({point.heads for point in drawn}),
         (max(low, 0.0), min(high, 100.0)) if is_share else (low, high),
+        x_names={place: name for name, place in places.items()},
     )
+
+
+def _operator_places(family: Sequence[RunGrid]) -> dict[str, float]:
+    """Where rows of other operators stand on an axis of Laplacian heads: to the right of all of these."""
+    names = dict.fromkeys(name for grid in family for row in grid.rows if (name := _operator_of(grid, row)))
+    right = max((grid.all_heads for grid in family), default=0) + 1
+    return {name: float(right + number) for number, name in enumerate(names)}
+
+
+def _operator_of(grid: RunGrid, row: RowKey) -> str:
+    """A row that is not of Laplacian heads alone sorts after all that are."""
+    return row.label if row.order[0] > grid.all_heads else ""
 
 
 def _or_nan(deviation: float | None) -> float:
@@ -301,7 +318,15 @@ def _points(grid: RunGrid, metric: str) -> list[_Point]:
             noise = 2 * math.sqrt(max(summary.mean * (1 - summary.mean), 0.0) / counts[0])
         deviation = None if summary.std is None else scale * summary.std
         points.append(
-            _Point(row.order[0], scale * summary.mean, deviation, summary.n, row.heads is None, scale * noise)
+            _Point(
+                row.order[0],
+                scale * summary.mean,
+                deviation,
+                summary.n,
+                row.heads is None,
+                _operator_of(grid, row),
+                scale * noise,
+            )
         )
     return points
 
