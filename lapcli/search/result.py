@@ -124,6 +124,7 @@ def draw(spec: SearchSpec, trials: Sequence[Trial]) -> bytes:
     """Left: score against the number of heads, larger towards the last layers. Right: the plans, the best on top."""
     import matplotlib as mpl
     import numpy as np
+    from matplotlib.ticker import MaxNLocator
 
     from lapcli.analysis.drawing import STYLE, panels
 
@@ -151,10 +152,12 @@ def draw(spec: SearchSpec, trials: Sequence[Trial]) -> bytes:
         right.grid(False)
         right.set_xlabel("layer")
         right.set_xticks(range(grid.shape[1]))
-        labels = [f"{trial.value:.4g}{' c' if trial.arm == CONTROL else ''}" for trial, _ in shown]
+        for row in range(1, len(shown)):
+            right.axhline(row - 0.5, color="white", linewidth=1)
+        labels = [f"{trial.value:.5g}{' c' if trial.arm == CONTROL else ''}" for trial, _ in shown]
         right.set_yticks(range(len(shown)), labels, fontsize=6)
         right.set_ylabel(f"{spec.metric.replace('_', ' ')}, best first (c: control)")
-        figure.colorbar(picture, ax=right, label="heads")
+        figure.colorbar(picture, ax=right, label="heads").locator = MaxNLocator(6, integer=True)
         stream = io.BytesIO()
         figure.savefig(stream, format="png", dpi=130)
     return stream.getvalue()

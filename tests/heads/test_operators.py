@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from dino_support import dino_recipe
 from image_support import image_recipe
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from support import die_in_update, exit_code, start_child, tiny_recipe, write_text
 from torch import Tensor
 
@@ -324,6 +324,19 @@ def test_a_killed_run_with_every_operator_ends_bit_for_bit_where_an_uninterrupte
 
 
 @pytest.mark.slow
+@every_case
+def test_weights_are_refused_by_every_other_plan_of_the_same_shapes(case: str, tmp_path) -> None:
+    """Operators without parameters have the same tensors: only the metadata tells them apart."""
+    plan = str(operator_plan(spec_of(case), 3, H))
+    model = gpt(spec_of(case))
+    save_file(model.state_dict(), tmp_path / "model.safetensors", metadata={"laplacian_heads": plan})
+    assert load_weights(tmp_path / "model.safetensors", gpt(spec_of(case)), plan) == []
+    for other in CASES:
+        if (theirs := str(operator_plan(spec_of(other), 3, H))) != plan:
+            with pytest.raises(DataError, match="build it with the same heads"):
+                load_weights(tmp_path / "model.safetensors", gpt(spec_of(other)), theirs)
+
+
 @every_case
 def test_the_plan_of_training_counts_what_it_adds(case: str, tmp_path) -> None:
     text = write_text(tmp_path / "text.txt")

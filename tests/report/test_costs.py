@@ -6,6 +6,9 @@ import pytest
 from report_support import write_run
 from support import run_main, tiny_recipe, train_here, write_text
 
+from lapcli.report.assemble import report_on
+from lapcli.report.figures import draw_all
+
 #: Rows of the table: what the recipe says, and what its operator learns in 4 layers of 4 heads of 16 and width 64.
 OPERATORS = {
     "none": ({}, 0),
@@ -128,3 +131,14 @@ def test_a_run_keeps_what_it_took(tmp_path, shared_cache, monkeypatch):
     # The tiny GPT: an embedding and a head of 300 x 32, two layers of 12 x 32 x 32.
     assert run.info["parameters"] == 2 * 300 * 32 + 2 * 12 * 32 * 32
     assert run.info["flops_per_step"] > 6 * 2 * 12 * 32 * 32 * 8 * 32
+
+
+def test_rows_of_other_operators_stand_beside_the_numbers_of_laplacian_heads(tmp_path):
+    """Not at a number of heads that no layer has."""
+    for name in ("none", "laplacian", "mix", "shaped"):
+        write_timed(tmp_path, name, 0.5, operators=name)
+    charts = draw_all(report_on([], tmp_path).grids)
+    chart = next(chart for chart in charts if chart.name.endswith("-by-heads"))
+    assert chart.x_ticks == [0, 2, 5, 6]
+    assert sorted(chart.x_names.items()) == [(5, "2 shaped"), (6, "4 mix (learn alpha)")]
+    assert [x for line in chart.lines for x, _ in line.points] == [0, 2]
