@@ -35,7 +35,7 @@ def import_(
     from lapcli.runs import check_name
     from lapcli.runtime.environment import runs_dir as default_runs_dir
 
-    check_name(to)
+    check_name(to, "name another with --to")
 
     from lapcli.kinds.nanochat import import_checkpoint
 

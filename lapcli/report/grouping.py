@@ -133,7 +133,7 @@ def check_rows(rows: Sequence[str], recipes: Sequence[Mapping[str, Any]]) -> Non
             raise UsageError("--rows: tables are over seeds, so seeds cannot be their rows; name another key")
         if recipes and key not in known:
             close = get_close_matches(key, sorted(known), 1)
-            hint = f"; did you mean {close[0]}?" if close else ""
+            hint = f"; did you mean {close[0]}?" if close else "; a key of recipe.yaml is meant, such as optimizer.lr"
             raise UsageError(f"--rows: no recipe of these runs has a key {key[:60]!r}{hint}")
 
 

@@ -1,6 +1,9 @@
 """Files whose hashes are right and whose tensors are wrong: every command that loads them names the tensor, exit 2."""
 
+import hashlib
 import io
+import json
+import pickle
 import shutil
 
 import pytest
@@ -118,6 +121,47 @@ def test_a_missing_and_an_unknown_tensor_are_named(unfinished, tmp_path, file, n
     assert f"{name} is missing" in message
     message = resumed(unfinished, tmp_path / "more", file, lambda tensors: tensors.update(more=torch.zeros(2)))
     assert "more is not a tensor of the model" in message
+
+
+def with_header(change):
+    def edit(content):
+        size = int.from_bytes(content[:8], "little")
+        header = json.loads(content[8 : 8 + size])
+        change([header[name] for name in header if name != "__metadata__"])
+        text = json.dumps(header).encode()
+        return len(text).to_bytes(8, "little") + text + content[8 + size :]
+
+    return edit
+
+
+# Files that are not safetensors, or not whole ones, under the hashes of their content.
+FILES = {
+    "bad header": lambda content: content[:8] + b"{{{{" + content[12:],
+    "huge header": lambda content: b"\xff" * 8 + content[8:],
+    "overlap": with_header(lambda tensors: tensors[1].update(data_offsets=tensors[0]["data_offsets"])),
+    "another width": with_header(lambda tensors: tensors[0].update(dtype="F16")),
+    "trailing bytes": lambda content: content + b"x" * 100,
+    "cut short": lambda content: content[:-50],
+    "pickle": lambda content: pickle.dumps({"weight": [1.0]}),
+    "empty": lambda content: b"",
+}
+
+
+@pytest.mark.parametrize("file", [MODEL, OPTIMIZER])
+@pytest.mark.parametrize("damage", FILES)
+def test_a_file_that_is_no_safetensors_file_is_named(unfinished, tmp_path, file, damage):
+    recipe, run = unfinished
+    shutil.copytree(run.path.parent, tmp_path / "runs")
+    place = tmp_path / "runs" / "run" / "checkpoints" / "step-000002"
+    (place / file).write_bytes(FILES[damage]((place / file).read_bytes()))
+    state = json.loads((place / "state.json").read_text())
+    del state["sha256"]
+    state["files"][file] = sha256_of_file(place / file)
+    digest = hashlib.sha256(json.dumps(state, sort_keys=True).encode()).hexdigest()
+    (place / "state.json").write_text(json.dumps({**state, "sha256": digest}))
+    with pytest.raises(DataError, match="is not a readable safetensors file") as refused:
+        train_here(recipe, tmp_path / "runs")
+    assert str(place / file) in str(refused.value)
 
 
 def test_a_count_of_steps_is_one_finite_number(unfinished, tmp_path):
