@@ -11,10 +11,11 @@ training steps, on a straight line between the validation before and the one aft
 nothing about models, so that runs of a table must have been trained on one.
 """
 
+import math
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeGuard
 
 from lapcli.heads.plan import head_plan, operator_plan
 from lapcli.runtime.errors import UsageError
@@ -46,15 +47,20 @@ def costs_of(run: "RunResult") -> dict[str, float]:
         costs["added_parameters"] = sum(_count(entry.shape) for entry in learnt)
         costs["added_flops"] = plan.added_flops(size, model["width"])
     for name, key in (("flops_per_step", "flops_per_step"), ("peak_memory", "peak_memory")):
-        if isinstance(run.info.get(key), int | float):
+        if _is_number(run.info.get(key)):
             costs[name] = float(run.info[key])
     rates: dict[str, list[float]] = {}
     for line in run.curve:
         for name, value in line.items():
-            if name.endswith("_per_second"):
+            if name.endswith("_per_second") and _is_number(value):
                 rates.setdefault(name, []).append(float(value))
     costs |= {name: statistics.median(values) for name, values in rates.items()}
     return {f"{PREFIX}{name}": value for name, value in costs.items()}
+
+
+def _is_number(value: Any) -> TypeGuard[float]:
+    """A damaged file may have something else in its place, which counts as nothing."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 
 def _count(shape: Sequence[int]) -> int:
@@ -115,7 +121,8 @@ def _validations_by_time(run: "RunResult") -> dict[float, dict[str, Any]]:
     """Validations by the seconds of training steps before them."""
     seconds, validations = 0.0, {}
     for line in run.curve:
-        seconds += sum(float(line.get(name) or 0.0) for name in ("seconds", "seconds_first_step"))
+        times = [line.get(name) for name in ("seconds", "seconds_first_step")]
+        seconds += sum(float(value) for value in times if _is_number(value))
         if "loss" not in line:
             validations[seconds] = line
     return validations if seconds > 0 else {}
@@ -123,7 +130,7 @@ def _validations_by_time(run: "RunResult") -> dict[float, dict[str, Any]]:
 
 def _at(points: Mapping[float, Mapping[str, Any]], seconds: float, name: str) -> float | None:
     key = name if name.startswith("validation_") else f"validation_{name}"
-    known = sorted((time, float(line[key])) for time, line in points.items() if isinstance(line.get(key), int | float))
+    known = sorted((time, float(line[key])) for time, line in points.items() if _is_number(line.get(key)))
     before = [point for point in known if point[0] <= seconds]
     after = [point for point in known if point[0] >= seconds]
     if not before or not after:
