@@ -10,6 +10,8 @@ import errno
 import glob
 import os
 import re
+import socket
+import urllib.parse
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -112,6 +114,24 @@ def refuse_same_file(paths: Sequence[Path]) -> None:
 DOWNLOADS_AT_ONCE = 8
 
 
+_PROXIES = ("HTTPS_PROXY", "https_proxy", "ALL_PROXY", "all_proxy")
+
+
+def unreachable() -> str | None:
+    """Why the hub certainly cannot be reached, known at once: its library would try for half a minute."""
+    if any(os.environ.get(name) for name in _PROXIES):
+        return None
+    address = urllib.parse.urlsplit(os.environ.get("HF_ENDPOINT") or "https://huggingface.co")
+    port = address.port or (80 if address.scheme == "http" else 443)
+    try:
+        socket.create_connection((address.hostname or "", port), timeout=0.5).close()
+    except TimeoutError:  # slow is not unreachable
+        return None
+    except OSError as error:
+        return f"{address.hostname} cannot be reached: {error.strerror or error}"
+    return None
+
+
 def hub_files(
     repository: str,
     names: Sequence[str],
@@ -126,6 +146,11 @@ def hub_files(
         raise DataError(
             f"HF_HUB_OFFLINE is set and {missing} of the data set {repository} is not on this machine; "
             "run `lap fetch RECIPE` where the hub can be reached"
+        )
+    if reason := unreachable():
+        raise DataError(
+            f"the files of the data set {repository} are not on this machine and cannot be downloaded ({reason}); run "
+            "`lap fetch RECIPE` when the hub can be reached, or give local files with --data"
         )
     _download(repository, names, revision, progress)
     paths = cached_hub_files(repository, names, revision)

@@ -7,6 +7,7 @@ import pyarrow.parquet as pq
 import pytest
 from support import run_process
 
+from lapcli.data import source_files
 from lapcli.data.source_files import check_file_list, expand_ranges, hub_files, local_files
 from lapcli.data.text.tokens import describe_source, prepare_text
 from lapcli.recipe.schema import TextSource, TokenizerSection
@@ -184,7 +185,12 @@ def test_what_is_wrong_is_named(online, keys, message):
 def test_a_hub_that_does_not_answer_is_named_with_the_command(monkeypatch):
     monkeypatch.delenv("HF_HUB_OFFLINE")
     monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
-    monkeypatch.setattr("time.sleep", lambda seconds: None)  # between the library's five attempts
+    attempts = []
+    monkeypatch.setattr("time.sleep", attempts.append)  # between the library's five attempts
+    with pytest.raises(DataError, match=r"cannot be downloaded \(127\.0\.0\.1 cannot be reached.*lap fetch"):
+        prepare_text(source(), TOKENIZER)
+    assert attempts == []
+    monkeypatch.setattr(source_files, "unreachable", lambda: None)  # it was there a moment ago
     with pytest.raises(DataError, match=r"shard_00000.parquet of the data set .* could not be downloaded.*lap fetch"):
         prepare_text(source(), TOKENIZER)
 

@@ -4,9 +4,6 @@
 them the first form that exists is read; a benchmark that is missing there is an error, never another source.
 """
 
-import os
-import socket
-import urllib.parse
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
@@ -15,12 +12,10 @@ from typing import Any
 
 from lapcli.data.chat.conversation import Malformed
 from lapcli.data.file_formats import read_rows
-from lapcli.data.source_files import cached_hub_files, hub_files
+from lapcli.data.source_files import cached_hub_files, hub_files, unreachable
 from lapcli.runtime.environment import hub_is_offline
 from lapcli.runtime.errors import DataError
 from lapcli.runtime.files import sha256_of_file
-
-_PROXIES = ("HTTPS_PROXY", "https_proxy", "ALL_PROXY", "all_proxy")
 
 Document = dict[str, Any]
 
@@ -132,18 +127,3 @@ def _rows(path: Path) -> Iterator[Any]:
             yield dict(zip(first, row, strict=False))
     else:
         yield from chain([first], rows)
-
-
-def unreachable() -> str | None:
-    """Why the hub certainly cannot be reached, known at once: its library would try for half a minute."""
-    if any(os.environ.get(name) for name in _PROXIES):
-        return None
-    address = urllib.parse.urlsplit(os.environ.get("HF_ENDPOINT") or "https://huggingface.co")
-    port = address.port or (80 if address.scheme == "http" else 443)
-    try:
-        socket.create_connection((address.hostname or "", port), timeout=0.5).close()
-    except TimeoutError:  # slow is not unreachable
-        return None
-    except OSError as error:
-        return f"{address.hostname} cannot be reached: {error.strerror or error}"
-    return None

@@ -14,8 +14,9 @@ from lm_eval.api.task import ConfigurableTask
 from lm_eval.tasks import TaskManager
 from lm_eval.tasks._yaml_loader import load_yaml
 
+from lapcli.data.source_files import unreachable
 from lapcli.evaluation.benchmarks.benchmark import PreparedTask
-from lapcli.evaluation.benchmarks.files import Documents, unreachable
+from lapcli.evaluation.benchmarks.files import Documents
 from lapcli.runtime.environment import hub_is_offline
 from lapcli.runtime.errors import DataError, UsageError
 
