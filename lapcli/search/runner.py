@@ -2,7 +2,8 @@
 
 Each look begins with the run directories: an unfinished trial that nobody works on is resumed before another one is
 proposed, the arm with fewer trials first. A trial is `lap train` in a process of its own. At each of its validations
-successive halving may stop it: it is asked to save as by Ctrl-C, and marked.
+successive halving may stop it: it is asked to save as by Ctrl-C, and marked. One that ends before it is asked is
+finished, and its value counts.
 """
 
 import signal

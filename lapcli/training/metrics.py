@@ -92,7 +92,8 @@ class StepClock:
     """Divides wall time into steps and what is done between them, without a rest.
 
     The end of a step is the only moment of it that is the same in each: a GPU works on after the calls that told it to,
-    so the time between two calls within a step says little.
+    so the time between two calls within a step says little. On a GPU that moment is the step's one wait, before its
+    update: the time of a step has the update of the step before.
     """
 
     now: Callable[[], float] = staticmethod(time.perf_counter)

@@ -88,7 +88,7 @@ def test_runs_of_a_sweep_are_pruned_only_when_asked_for(runs):
     (runs / ".sweeps").mkdir()
     (runs / ".sweeps" / "base.log").touch()
     paths = [runs / "base"]
-    with pytest.raises(UsageError, match="of a sweep"):
+    with pytest.raises(UsageError, match="belongs to a sweep"):
         plan_prunings(paths, 1, with_sweeps=False, are_named=True)
     prunings, left_out = plan_prunings(paths, 1, with_sweeps=False, are_named=False)
     assert prunings == []

@@ -15,6 +15,9 @@ from lapcli.search.proposals import propose, proposed_again
 from lapcli.search.runner import SearchRunner, refuse_without_result
 from lapcli.search.trials import CONTROL, SEARCH, create, told_of
 
+#: Long enough to be stopped: a trial that ends before the search has looked at it is finished.
+LONG = {"train": {"steps": 300}, "validation": {"every": 20, "prompts": []}, "checkpoint": {"every": 20}}
+
 
 class _Refused:
     """A process that ends at once without having done anything."""
@@ -37,7 +40,7 @@ def results(spec, runs):
 
 def test_killed_twice_and_finished_it_is_the_search_that_nobody_disturbed(tmp_path, shared_cache):
     recipe = quick_recipe(tmp_path)
-    settings = {"trials": 2, "confirmations": 1}
+    settings = {"trials": 2, "confirmations": 1, "pruner": "none"}
     calm, runs = tmp_path / "calm", tmp_path / "runs"
     assert start_search(recipe, calm, shared_cache, **settings).code() == 0
     for name, step in (("s-c000", 2), ("s-t001", 5)):
@@ -93,7 +96,7 @@ def test_two_processes_share_a_search(tmp_path, shared_cache):
 
 def test_a_pruned_trial_is_an_interrupted_run_that_can_be_resumed(tmp_path, shared_cache):
     """Learning rates that cannot compete are stopped at the first rung; the run is whole and goes on where it was."""
-    recipe = quick_recipe(tmp_path)
+    recipe = quick_recipe(tmp_path, **LONG)
     over = {"optimizer.lr": [0.02, 1e-6, 2e-6, 3e-6]}
     settings = {"trials": 4, "over": over}
     runs = tmp_path / "runs"
@@ -105,7 +108,7 @@ def test_a_pruned_trial_is_an_interrupted_run_that_can_be_resumed(tmp_path, shar
     name = pruned[0].name
     info = infos(runs)[name]
     assert (info["status"], info["pruned"]) == ("interrupted", True)
-    assert 4 <= info["step"] < 12
+    assert 20 <= info["step"] < 300
     resumed = train_here(load_recipe(runs / name / "recipe.yaml"), runs, name)
     assert resumed.is_finished
     assert "pruned" not in infos(runs)[name]
@@ -116,7 +119,7 @@ def test_a_pruned_trial_is_an_interrupted_run_that_can_be_resumed(tmp_path, shar
 
 
 def test_a_trial_that_was_to_be_stopped_when_the_search_died_is_stopped_by_the_next(tmp_path, shared_cache):
-    recipe = quick_recipe(tmp_path)
+    recipe = quick_recipe(tmp_path, **LONG)
     settings = {"trials": 4, "over": {"optimizer.lr": [0.02, 1e-6, 2e-6, 3e-6]}}
     runs = tmp_path / "runs"
     assert start_search(recipe, runs, shared_cache, **settings).code() == 0

@@ -196,10 +196,10 @@ def test_the_dry_run_for_the_papers_machine(tmp_path, capsys):
     code, out, err = run_main(capsys, "sweep", *words, "--dry-run", "--gpu", "l40", "--gpus", "4", "--json")
     assert code == 0, err
     told = json.loads(out)
-    hours = plan_training(load_recipe(recipe), 4, GPUS["l40"]).hours
-    assert [cell["hours"] for cell in told["cells"]] == [hours] * 6
-    assert told["hours"] == pytest.approx(6 * hours)
-    assert told["devices"] == "4 x L40 at 40% of the peak"
+    plan = plan_training(load_recipe(recipe), 4, GPUS["l40"])
+    assert [cell["hours"] for cell in told["cells"]] == [plan.hours] * 6
+    assert told["hours"] == pytest.approx(6 * plan.hours)
+    assert told["devices"] == f"4 x L40 at {plan.share_of_peak:.0%} of the peak"
 
 
 SEARCH = """\
