@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -25,7 +26,12 @@ class WandB(Tracker):
 
     def remove_unrecorded(self, run: Run, pieces: Sequence[str]) -> bool:
         """What was sent stays at the server, which drops steps that it has."""
-        remove_other_pieces(_folder(run), self.pieces(run), pieces)
+        there = self.pieces(run)
+        remove_other_pieces(_folder(run), there, pieces)
+        if set(there) - set(pieces):
+            # W&B names a folder by the second, and its process may outlive the one that was killed: a session of the
+            # same second would share the folder with it.
+            time.sleep(1 - time.time() % 1)
         return True
 
     def open(self, run: Run, recipe: Mapping[str, Any]) -> Session:
