@@ -8,6 +8,7 @@ import subprocess
 import sys
 
 import pytest
+from image_support import write_folder
 from support import ROOT, train_here
 from sweep_support import write_recipe
 
@@ -92,11 +93,17 @@ def test_folders_that_one_may_not_enter_or_write(home, tmp_path):
     for command in (["eval", "--tasks", "bpb"], ["analyze", "cossim"], ["report"], ["runs"], ["watch"], ["chat"]):
         commands.append(([*command, "--runs-dir", str(closed / "runs")], {"LAP_CACHE": cache}))
     commands.append((["train", recipe, "--data", str(closed / "text.txt")], {"LAP_CACHE": cache}))
+    images = write_folder(tmp_path / "images", {"train": {"ants": 3, "bees": 3}})
+    bees = images / "train" / "bees"
+    bees.chmod(0o000)
+    commands.append((["train", "vit_digits", "--data", str(images)], {"LAP_CACHE": cache}))
     try:
         results = run_all([(*command, "") for command in commands], cwd=tmp_path, preexec_fn=_without_overrides)
     finally:
         closed.chmod(0o755)
+        bees.chmod(0o755)
     assert len(results) == len(commands)
+    assert "bees cannot be read (Permission denied)" in " ".join(results[-1][1].split())
     for code, err in results:
         assert_one_sentence(code, err)
     assert not any(closed.iterdir())
