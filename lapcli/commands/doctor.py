@@ -32,6 +32,11 @@ def doctor(
     """
     import json
 
+    from lapcli.runtime.launch import Processes
+
+    if nproc != "auto":
+        Processes(nproc).here()  # refused before torch is imported
+
     from lapcli.doctor.checks import Result, Status
     from lapcli.doctor.examination import examine_machine, versions
 
