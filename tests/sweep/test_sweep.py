@@ -369,6 +369,8 @@ def test_a_diverged_run_is_tried_and_a_failed_one_is_not(folder):
         ("laptop", 0, 18),
         ("rivals_laptop", 0, 48),
         ("regime_laptop", 0, 72),
+        ("rivals_cifar10", 0, 24),
+        ("rivals_novels", 0, 24),
     ],
 )
 def test_the_shipped_sweeps(name, search, grid, tmp_path):
@@ -413,4 +415,15 @@ def test_without_the_search_the_grid_on_imagenet_has_the_papers_values():
 
 def test_every_shipped_sweep_is_tested():
     names = {path.stem for path in (ROOT / "recipes/sweeps").glob("*.yaml")}
-    assert names == {"cifar10", "cifar100", "imagenet", "language", "dino", "laptop", "rivals_laptop", "regime_laptop"}
+    assert names == {
+        "cifar10",
+        "cifar100",
+        "imagenet",
+        "language",
+        "dino",
+        "laptop",
+        "rivals_laptop",
+        "regime_laptop",
+        "rivals_cifar10",
+        "rivals_novels",
+    }
