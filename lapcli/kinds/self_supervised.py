@@ -70,7 +70,7 @@ class SelfSupervisedKind(Kind):
     def training_step(
         self, recipe: SelfSupervisedRecipe, device: "torch.device", policy: "ComputePolicy"
     ) -> TrainingStep:
-        from lapcli.objectives.dino.schedules import parameter_groups
+        from lapcli.objectives.schedules import parameter_groups
         from lapcli.objectives.self_supervised import SelfSupervisedStep
 
         step = SelfSupervisedStep(recipe, device, policy)

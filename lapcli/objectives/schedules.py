@@ -1,7 +1,20 @@
-"""What changes with the step: learning-rate multiplier and Muon's momentum. Steps count from 0, before the update."""
+"""What changes with the step: learning rates and Muon's momentum; for self-supervised training also weight decay,
+temperature and the teacher's momentum, with the student's parameter groups (rates by depth, decay by name, backbone and
+heads clipped separately). Steps count from 0, before the update.
+
+In self-supervised training an epoch is `schedule.epoch_steps` steps, whatever the number of images."""
 
 import math
+import re
+from collections.abc import Callable
+from functools import partial
+from typing import Any
 
+from torch import Tensor
+
+from lapcli.models.student_teacher import StudentTeacher
+from lapcli.objectives.objective import ParameterGroup
+from lapcli.recipe.dino import SelfSupervisedRecipe, SelfSupervisedSchedule
 from lapcli.recipe.optimizers import MuonSection
 from lapcli.recipe.schema import PlateauSchedule
 from lapcli.recipe.vision import CosineSchedule
@@ -39,3 +52,119 @@ def cosine_multiplier(schedule: CosineSchedule, peak: float, step: int, steps: i
         share = 0.5 * (1 + math.cos(math.pi * min(1.0, time / length)))
         rate = schedule.final_lr + (peak - schedule.final_lr) * share
     return rate / peak
+
+
+_BLOCK = re.compile(r"blocks\.(\d+)\.")
+
+
+def half_cosine(start: float, end: float, step: int, steps: int) -> float:
+    """end + (start - end) (1 + cos(pi step / steps)) / 2"""
+    return end + 0.5 * (start - end) * (1 + math.cos(math.pi * min(1.0, step / steps)))
+
+
+def ramp(start: float, end: float, step: int, length: int) -> float:
+    """Linear; both ends are taken, `end` for the first time at step length - 1."""
+    return end if step >= length - 1 else start + (end - start) * step / (length - 1)
+
+
+def peak_rate(recipe: SelfSupervisedRecipe) -> float:
+    """The recipe's rate, or by `lr_scaling: sqrt4` 4 sqrt(batch / 1024) times that."""
+    optimizer = recipe.optimizer
+    factor = 4 * math.sqrt(recipe.train.batch / 1024) if optimizer.lr_scaling == "sqrt4" else 1.0
+    return optimizer.lr * factor
+
+
+def rate_multiplier(schedule: SelfSupervisedSchedule, peak: float, step: int, steps: int) -> float:
+    """From 0 to the peak over the warm-up, then along a half-cosine to `final_lr`."""
+    warmup = min(steps, round(schedule.warmup_epochs * schedule.epoch_steps))
+    if step < warmup:
+        return ramp(0.0, 1.0, step, warmup)
+    return half_cosine(peak, schedule.final_lr, step - warmup, steps - warmup) / peak
+
+
+def weight_decay(schedule: SelfSupervisedSchedule, start: float, step: int, steps: int) -> float:
+    end = start if schedule.final_weight_decay is None else schedule.final_weight_decay
+    return half_cosine(start, end, step, steps)
+
+
+def teacher_momentum(schedule: SelfSupervisedSchedule, step: int, steps: int) -> float:
+    start, end = schedule.teacher_momentum
+    return half_cosine(start, end, step, steps)
+
+
+def teacher_temperature(schedule: SelfSupervisedSchedule, step: int) -> float:
+    start, end = schedule.teacher_temperature
+    return ramp(start, end, step, round(schedule.teacher_warmup_epochs * schedule.epoch_steps))
+
+
+def prototypes_are_frozen(schedule: SelfSupervisedSchedule, step: int) -> bool:
+    return step < schedule.frozen_epochs * schedule.epoch_steps
+
+
+def backbone_multiplier(name: str, layers: int, decay: float, patch_multiplier: float) -> float:
+    """decay^(layers - i) for block i, decay^(layers + 1) for tokens and patch embedding, 1 for the final norm.
+
+    The patch embedding has `patch_multiplier` on top.
+    """
+    if block := _BLOCK.match(name):
+        return decay ** (layers - int(block[1]))
+    if name.startswith("patch_embed."):
+        return decay ** (layers + 1) * patch_multiplier
+    return decay ** (layers + 1) if name in {"cls_token", "mask_token"} else 1.0
+
+
+def is_decayed(name: str) -> bool:
+    """Not biases, norms, LayerScale and what head operators learn; class and mask token and the patch embedding are."""
+    return not (name.endswith("bias") or "norm" in name or "gamma" in name or ".operators." in name)
+
+
+def parameter_groups(recipe: SelfSupervisedRecipe, model: StudentTeacher) -> list[ParameterGroup]:
+    """One for each part (block, head, ...), with and without decay; prototypes by themselves, as they start frozen."""
+    members: dict[str, dict[str, Tensor]] = {}
+    facts: dict[str, tuple[float, bool, bool, str]] = {}
+    for full, parameter in model.trained():
+        part, _, name = full.removeprefix("student.").partition(".")
+        multiplier = _multiplier(recipe, part, name)
+        decayed, prototypes = is_decayed(name), name.startswith("prototypes.")
+        group = f"{part}{' prototypes' if prototypes else _block(name)}{'' if decayed else ', no decay'}"
+        if part == "backbone" and not _block(name):
+            group = f"backbone {name.split('.')[0]}{'' if decayed else ', no decay'}"
+        members.setdefault(group, {})[full] = parameter
+        facts[group] = multiplier, decayed, prototypes, part
+    return [_group(recipe, name, parameters, *facts[name]) for name, parameters in members.items()]
+
+
+def _multiplier(recipe: SelfSupervisedRecipe, part: str, name: str) -> float:
+    if part != "backbone":
+        return 1.0
+    settings = recipe.optimizer
+    return backbone_multiplier(name, recipe.model.layers, settings.layer_decay, settings.patch_embed_lr)
+
+
+def _block(name: str) -> str:
+    return f" block {name.split('.')[1]}" if name.startswith("blocks.") else ""
+
+
+def _group(
+    recipe: SelfSupervisedRecipe,
+    name: str,
+    parameters: dict[str, Tensor],
+    multiplier: float,
+    decayed: bool,
+    prototypes: bool,
+    part: str,
+) -> ParameterGroup:
+    settings = recipe.optimizer
+    options: dict[str, Any] = {"betas": tuple(settings.betas), "eps": settings.eps, "weight_decay": 0.0}
+    at_step: Callable[[int], dict[str, float]] = partial(_at_step, recipe, decayed, prototypes)
+    return ParameterGroup(
+        name, "adamw", peak_rate(recipe) * multiplier, parameters, options, at_step=at_step, clipped_with=part
+    )
+
+
+def _at_step(recipe: SelfSupervisedRecipe, decayed: bool, prototypes: bool, step: int) -> dict[str, float]:
+    schedule, start = recipe.schedule, recipe.optimizer.weight_decay
+    changed = {"weight_decay": weight_decay(schedule, start, step, recipe.steps)} if decayed else {}
+    if prototypes and prototypes_are_frozen(schedule, step):
+        changed["lr"] = 0.0
+    return changed

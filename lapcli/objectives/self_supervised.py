@@ -24,25 +24,23 @@ from torch import Tensor
 
 from lapcli.data.images.batches import Example, ImageBatches
 from lapcli.data.images.colours import Recolouring
-from lapcli.data.images.crops import GLOBALS, CropReader
+from lapcli.data.images.crops import GLOBALS, CropReader, deal_masks, mask_counts
 from lapcli.data.images.loader import ImageLoader
 from lapcli.data.images.sources import ImageData
 from lapcli.measures.smoothing import smoothing
 from lapcli.models.compiling import compiled
 from lapcli.models.student_teacher import Head, StudentTeacher, crop_flops
 from lapcli.objectives.classification import check_room_for_workers, probe_images, worker_count
-from lapcli.objectives.dino.collapse import collapse, teacher_health
 from lapcli.objectives.dino.losses import dino_loss, ibot_loss, koleo_loss, patch_weights, sinkhorn_targets
-from lapcli.objectives.dino.masks import deal_masks, mask_counts
-from lapcli.objectives.dino.neighbours import neighbour_accuracy
-from lapcli.objectives.dino.schedules import (
+from lapcli.objectives.dino.monitoring import collapse, neighbour_accuracy, teacher_health
+from lapcli.objectives.objective import ParameterGroup, plan_batches
+from lapcli.objectives.schedules import (
     parameter_groups,
     peak_rate,
     rate_multiplier,
     teacher_momentum,
     teacher_temperature,
 )
-from lapcli.objectives.objective import ParameterGroup, plan_batches
 from lapcli.recipe.dino import SelfSupervisedRecipe
 from lapcli.runtime.devices import ComputePolicy, compute_policy, to_device
 from lapcli.runtime.machine import check_compiler

@@ -23,8 +23,7 @@ from lapcli.heads.plan import head_plan, operator_plan
 from lapcli.models.gpt import GPT, GPTConfig, KVCache
 from lapcli.models.student_teacher import StudentTeacher
 from lapcli.models.vit import build_vit
-from lapcli.objectives import classification, language_model
-from lapcli.objectives.dino import schedules
+from lapcli.objectives import classification, language_model, schedules
 from lapcli.planning import plan_training
 from lapcli.recipe import recipe_hash
 from lapcli.runtime.errors import DataError

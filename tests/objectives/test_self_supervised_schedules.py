@@ -7,7 +7,7 @@ import torch
 from support import ROOT
 
 from lapcli.models.student_teacher import StudentTeacher
-from lapcli.objectives.dino.schedules import (
+from lapcli.objectives.schedules import (
     parameter_groups,
     peak_rate,
     rate_multiplier,

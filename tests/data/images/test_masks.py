@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lapcli.objectives.dino.masks import block_mask, deal_masks, mask_counts
+from lapcli.data.images.crops import block_mask, deal_masks, mask_counts
 
 PAPER = {"grid": (14, 14), "probability": 0.5, "ratios": (0.1, 0.5)}
 
