@@ -116,7 +116,7 @@ def bench_vit() -> None:
     """ViT-B of random weights, 197 tokens, half of its heads Laplacian, on the digits as photographs of 224 pixels."""
     from lapcli.analysis.analyzed_models import STOCK_GIVES, AnalyzedModel, OpenedModel
     from lapcli.analysis.examples import DataOrigin, ImageExamples
-    from lapcli.data.images.builtin import Digits
+    from lapcli.data.images.sources import Digits
     from lapcli.models.anatomy import anatomy_of
     from lapcli.models.vit import build_vit
     from lapcli.recipe.vision import ImageFiles, ViTModel

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 import typer
 
 from lapcli.commands import options
-from lapcli.commands.printing import print_json
+from lapcli.commands.options import print_json
 
 EXAMPLES = """\b
 Examples:

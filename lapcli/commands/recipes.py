@@ -5,7 +5,7 @@ from typing import Annotated
 import typer
 
 from lapcli.commands import completion, options
-from lapcli.commands.printing import facts, print_json
+from lapcli.commands.options import facts, print_json
 from lapcli.runtime.errors import UsageError
 
 EXAMPLES = """\b

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from lapcli.commands import completion, options
-from lapcli.commands.printing import age_text, confirmed, facts, print_json, size_text, table
+from lapcli.commands.options import age_text, confirmed, facts, print_json, size_text, table
 from lapcli.runtime.environment import runs_dir as default_runs_dir
 from lapcli.runtime.errors import UsageError
 from lapcli.runtime.tables import wrapped_message

@@ -71,8 +71,8 @@ def sweep(
     `lap search` proposes values instead of trying all of them, with a control and a confirmation on fresh seeds.
     """
     from lapcli.runs import check_name
-    from lapcli.sweep.search import startable_cells
     from lapcli.sweep.state import refuse_others
+    from lapcli.sweep.sweep import startable_cells
     from lapcli.tracking.trackers import check_installed
 
     if (gpu or gpus) and not dry_run:
@@ -148,9 +148,9 @@ def _read(
 
 
 def _print_script(grid: "Sweep", where: Path, only: str | None, jobs: int | None, arguments: list[str]) -> None:
-    from lapcli.sweep.search import known_cells
     from lapcli.sweep.slurm import array_script
     from lapcli.sweep.state import make_work_folder
+    from lapcli.sweep.sweep import known_cells
 
     make_work_folder(where)  # SLURM does not make the folder of its logs
     cells = known_cells(grid, where, only)

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 import typer
 
 from lapcli.commands import completion, options
-from lapcli.commands.printing import print_json
+from lapcli.commands.options import print_json
 from lapcli.runtime.environment import runs_dir as default_runs_dir
 
 EXAMPLES = """\b

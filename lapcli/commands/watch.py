@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from lapcli.commands import completion, options
-from lapcli.commands.printing import table
+from lapcli.commands.options import table
 from lapcli.runtime.environment import runs_dir as default_runs_dir
 
 if TYPE_CHECKING:

@@ -153,7 +153,7 @@ def load_chat_recipe(
     path: Path, overrides: Sequence[str] = (), data: Path | None = None, seed: int | None = None
 ) -> ChatRecipe:
     """A recipe with stages; `data` is a folder with copies of its data sets."""
-    from lapcli.data.chat.data_sets import with_local_data
+    from lapcli.data.chat.formats import with_local_data
 
     loaded = load_recipe(path, overrides, seed)
     if not isinstance(loaded, ChatRecipe):

@@ -23,7 +23,7 @@ from lapcli.recipe.schema import BaseRecipe, GPTRecipe, InitFrom
 from lapcli.runs import INFO, TOKENIZER, Run, read_run
 from lapcli.runtime.errors import DataError, UsageError
 from lapcli.training import checkpoint
-from lapcli.training.tensors import check_tensors
+from lapcli.training.checkpoint import check_tensors
 
 Recipe = TypeVar("Recipe", bound=BaseRecipe)
 REMEDY = "change the recipe's model, or begin with other weights"

@@ -33,7 +33,7 @@ from lapcli.runs.opening import give_way, unlock
 from lapcli.runtime.errors import DataError, UsageError
 from lapcli.runtime.files import read_bytes, read_text, sha256_of_file, write_text
 from lapcli.training import checkpoint
-from lapcli.training.tensors import check_tensors
+from lapcli.training.checkpoint import check_tensors
 
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer.pkl")
 _MODEL = re.compile(r"model_(\d+)\.pt")

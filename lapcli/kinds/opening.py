@@ -17,8 +17,7 @@ from lapcli.runtime.environment import hub_is_offline
 from lapcli.runtime.errors import DataError, UsageError
 from lapcli.runtime.files import sha256_of_file
 from lapcli.training import checkpoint as checkpoints
-from lapcli.training.checkpoint import Checkpoint
-from lapcli.training.tensors import check_tensors, read_tensors
+from lapcli.training.checkpoint import Checkpoint, check_tensors, read_tensors
 
 TIMM = "timm:"
 SAFE = "model.safetensors"

@@ -27,7 +27,7 @@ from lapcli.recipe.schema import InitFrom
 from lapcli.runs import TOKENIZER, Run, named_run
 from lapcli.runtime.errors import DataError, UsageError
 from lapcli.runtime.files import read_checked_json, read_text, sha256_of_file
-from lapcli.training.tensors import read_tensors
+from lapcli.training.checkpoint import read_tensors
 
 RECORD, CONFIG, WEIGHTS = "lap.json", "config.json", "model.safetensors"  # of an exported folder
 AGAIN = "export or download the folder again"

@@ -20,8 +20,8 @@ DATA_SOURCES: "Registry[DataSource]" = Registry(
     "data source",
     {
         "python_documentation": "lapcli.data.text.builtin:PYTHON_DOCUMENTATION",
-        "digits": "lapcli.data.images.builtin:DIGITS",
-        "photographs": "lapcli.data.images.builtin:PHOTOGRAPHS",
+        "digits": "lapcli.data.images.sources:DIGITS",
+        "photographs": "lapcli.data.images.sources:PHOTOGRAPHS",
     },
 )
 _BUILT_IN = {

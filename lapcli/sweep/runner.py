@@ -24,9 +24,8 @@ from lapcli.runtime.files import open_to_write
 from lapcli.runtime.machine import usable_cores
 from lapcli.runtime.signals import StopRequest, end_with_parent, stop_on_signal
 from lapcli.sweep.grid import Cell, Grid
-from lapcli.sweep.search import Choice, choose, is_tried
 from lapcli.sweep.state import commands_left, log_of, note_done, note_search, progress, take
-from lapcli.sweep.sweep import Sweep
+from lapcli.sweep.sweep import Choice, Sweep, choose, is_tried
 
 _POLL = 0.2  # seconds
 

@@ -9,7 +9,7 @@ import pytest
 from image_support import TINY_IMAGES
 from support import lap
 
-from lapcli.data.images.builtin import Digits
+from lapcli.data.images.sources import Digits
 from lapcli.recipe import recipe_from_dict, recipe_to_yaml
 
 

@@ -28,8 +28,7 @@ from lapcli.data.text.tokenizer import Tokenizer, train_tokenizer
 from lapcli.generation.dialogue import _harmless
 from lapcli.runtime.errors import DataError, LapError
 from lapcli.runtime.files import read_checked_json, write_checked_json
-from lapcli.training.checkpoint import find_damage
-from lapcli.training.tensors import read_tensors
+from lapcli.training.checkpoint import find_damage, read_tensors
 
 
 def png(shade: int = 0, form: str = "PNG") -> bytes:

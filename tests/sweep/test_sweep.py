@@ -15,8 +15,7 @@ from lapcli.recipe.sweep import load_sweep
 from lapcli.report.grouping import flatten
 from lapcli.runs import read_run
 from lapcli.runtime.errors import UsageError
-from lapcli.sweep.search import known_cells
-from lapcli.sweep.sweep import sweep_from_file, sweep_from_options
+from lapcli.sweep.sweep import known_cells, sweep_from_file, sweep_from_options
 
 HEADS = "model.laplacian_heads"
 

@@ -21,8 +21,8 @@ from lapcli.runs import read_run
 from lapcli.runtime.errors import DataError, Diverged
 from lapcli.runtime.files import sha256_of_file
 from lapcli.training import checkpoint
+from lapcli.training.checkpoint import check_tensors, first_not_finite
 from lapcli.training.optimizers import Optimizers
-from lapcli.training.tensors import check_tensors, first_not_finite
 
 MODEL, OPTIMIZER = "model.safetensors", "optimizer.safetensors"
 

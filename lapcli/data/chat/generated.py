@@ -17,7 +17,7 @@ from typing import Any
 
 from lapcli.data.cache import digest
 from lapcli.data.chat.conversation import MessagePart, Turn, question_and_answer
-from lapcli.data.chat.data_sets import source_files
+from lapcli.data.chat.formats import source_files
 from lapcli.data.checksums import content_sha256
 from lapcli.data.file_formats import zero_bytes
 from lapcli.data.sources import rows_sha256

@@ -14,8 +14,7 @@ from typing import Any
 import numpy as np
 
 from lapcli.data.cache import digest
-from lapcli.data.chat.data_sets import source_files
-from lapcli.data.chat.formats import EXPECTED_FORMS
+from lapcli.data.chat.formats import EXPECTED_FORMS, source_files
 from lapcli.data.chat.rendered_rows import RenderedRows, prepare_rows, rows_at_hand
 from lapcli.data.text.tokenizer import Tokenizer
 from lapcli.recipe.chat import GENERATED, ChatRecipe, ChatStageRecipe, DataSet, Stage

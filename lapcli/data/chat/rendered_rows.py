@@ -17,8 +17,7 @@ import numpy as np
 
 from lapcli.data.cache import build_once, digest
 from lapcli.data.chat.conversation import Malformed, Turn, refuse_empty_turns, render_batch
-from lapcli.data.chat.data_sets import source_files
-from lapcli.data.chat.formats import READERS
+from lapcli.data.chat.formats import READERS, source_files
 from lapcli.data.chat.generated import MADE_HERE, builtin_questions, generated_conversations, generated_key
 from lapcli.data.checksums import (
     INDEX,

@@ -4,8 +4,15 @@ from pathlib import Path
 from typing import Any
 
 from lapcli.data.chat.formats import multiple_choice_question, read_choices
-from lapcli.evaluation.benchmarks.benchmark import Benchmark, BenchmarkRequest, PreparedTask, letters_definition
-from lapcli.evaluation.benchmarks.files import BenchmarkFiles, Document, Documents
+from lapcli.evaluation.benchmarks.benchmark import (
+    Benchmark,
+    BenchmarkFiles,
+    BenchmarkRequest,
+    Document,
+    Documents,
+    PreparedTask,
+    letters_definition,
+)
 
 
 def _files(name: str) -> BenchmarkFiles:

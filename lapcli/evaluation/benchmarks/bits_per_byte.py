@@ -12,8 +12,14 @@ from typing import Any
 
 from lapcli.data.file_formats import read_documents
 from lapcli.data.source_files import local_files
-from lapcli.evaluation.benchmarks.benchmark import Benchmark, BenchmarkRequest, PreparedTask, task_definition
-from lapcli.evaluation.benchmarks.files import Document, Documents
+from lapcli.evaluation.benchmarks.benchmark import (
+    Benchmark,
+    BenchmarkRequest,
+    Document,
+    Documents,
+    PreparedTask,
+    task_definition,
+)
 from lapcli.kinds.kind import HELD_OUT_TEXT
 from lapcli.measures.bits_per_byte import bits_per_byte
 from lapcli.runs import TOKENIZER, Run

@@ -8,12 +8,16 @@ from typing import Any
 from lapcli.data.chat.conversation import Malformed
 from lapcli.evaluation.benchmarks.benchmark import (
     Benchmark,
+    BenchmarkFiles,
     BenchmarkRequest,
     BenchmarkSettings,
+    Document,
+    Documents,
     PreparedTask,
+    plain_names,
     sampled_definition,
+    texts_of,
 )
-from lapcli.evaluation.benchmarks.files import BenchmarkFiles, Document, Documents, plain_names, texts_of
 
 SPLITS = ("test", "train")
 _NUMBER = re.compile(r"####[ \t]*(-?\$?|\$[ \t]*-?)([0-9][0-9.,]*|\.[0-9][0-9.,]*)")

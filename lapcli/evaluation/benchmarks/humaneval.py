@@ -7,13 +7,17 @@ from typing import Any
 
 from lapcli.evaluation.benchmarks.benchmark import (
     Benchmark,
+    BenchmarkFiles,
     BenchmarkRequest,
     BenchmarkSettings,
+    Document,
+    Documents,
     PreparedTask,
     pass_at,
+    plain_names,
     sampled_definition,
+    texts_of,
 )
-from lapcli.evaluation.benchmarks.files import BenchmarkFiles, Document, Documents, plain_names, texts_of
 from lapcli.evaluation.harness.journal import Journal, line_key
 from lapcli.runtime.machine import usable_cores
 from lapcli.runtime.progress import Progress

@@ -7,12 +7,15 @@ from typing import Any
 from lapcli.data.chat.formats import multiple_choice_question, read_choices
 from lapcli.evaluation.benchmarks.benchmark import (
     Benchmark,
+    BenchmarkFiles,
     BenchmarkRequest,
+    Document,
+    Documents,
     PreparedTask,
     files_of,
     letters_definition,
+    plain_names,
 )
-from lapcli.evaluation.benchmarks.files import BenchmarkFiles, Document, Documents, plain_names
 from lapcli.runtime.errors import DataError
 
 SPLITS = ("test", "dev")

@@ -8,8 +8,7 @@ from pathlib import Path
 from lapcli.data.chat.generated import builtin_words, spelling_bee
 from lapcli.data.sources import rows_sha256
 from lapcli.data.text.builtin import builtin_text
-from lapcli.evaluation.benchmarks.benchmark import BenchmarkRequest, BenchmarkSettings, PreparedTask
-from lapcli.evaluation.benchmarks.files import Documents
+from lapcli.evaluation.benchmarks.benchmark import BenchmarkRequest, BenchmarkSettings, Documents, PreparedTask
 from lapcli.evaluation.benchmarks.gsm8k import NumberBenchmark, final_number
 from lapcli.kinds.kind import CHAT, LANGUAGE
 

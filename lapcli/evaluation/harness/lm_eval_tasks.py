@@ -15,8 +15,7 @@ from lm_eval.tasks import TaskManager
 from lm_eval.tasks._yaml_loader import load_yaml
 
 from lapcli.data.source_files import unreachable
-from lapcli.evaluation.benchmarks.benchmark import PreparedTask
-from lapcli.evaluation.benchmarks.files import Documents
+from lapcli.evaluation.benchmarks.benchmark import Documents, PreparedTask
 from lapcli.runtime.environment import hub_is_offline
 from lapcli.runtime.errors import DataError, UsageError
 

@@ -15,7 +15,7 @@ from torch import Tensor
 from lapcli.objectives.objective import ParameterGroup
 from lapcli.recipe.optimizers import OptimizerSection
 from lapcli.runtime.plugins import Registry
-from lapcli.training.tensors import check_tensors
+from lapcli.training.checkpoint import check_tensors
 
 
 class Optimizer(ABC):

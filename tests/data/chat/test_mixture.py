@@ -9,7 +9,7 @@ import pyarrow.parquet as pq
 import pytest
 from support import ROOT
 
-from lapcli.data.chat.data_sets import with_local_data
+from lapcli.data.chat.formats import with_local_data
 from lapcli.data.chat.mixture import Mixture, MixtureShare, chosen_rows, count_stages, prepare_mixture
 from lapcli.data.chat.rendered_rows import prepare_rows
 from lapcli.recipe import load_recipe

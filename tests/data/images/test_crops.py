@@ -7,10 +7,9 @@ from dino_support import dino_recipe
 from PIL import Image
 
 from lapcli.data.images.batches import Example
-from lapcli.data.images.builtin import CELL, Photographs
 from lapcli.data.images.colours import Drawn
 from lapcli.data.images.crops import CropReader, crop_kinds, draw
-from lapcli.data.images.sources import open_images
+from lapcli.data.images.sources import CELL, Photographs, open_images
 
 
 @pytest.mark.parametrize(("mode", "blur"), [("executed", (0.0, 0.9, 0.5)), ("documented", (1.0, 0.1, 0.5))])

@@ -9,9 +9,9 @@ from torchvision.transforms import RandomCrop
 
 from lapcli.data.images.augmentation import Eraser, evaluation_transform, normalise, training_transform
 from lapcli.data.images.batches import Example, ImageBatches, seed_everything
-from lapcli.data.images.builtin import Digits
 from lapcli.data.images.folder import FolderImages
 from lapcli.data.images.loader import ImageLoader, Reader
+from lapcli.data.images.sources import Digits
 from lapcli.recipe.vision import Augmentation, ImageSource
 from lapcli.runtime.errors import DataError, UsageError
 

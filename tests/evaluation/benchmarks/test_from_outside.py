@@ -11,7 +11,7 @@ from support import ROOT, run_process
 CAPITALS = """
 from lapcli.evaluation.benchmarks.arc import labels_of
 from lapcli.evaluation.benchmarks.benchmark import Benchmark, letters_definition
-from lapcli.evaluation.benchmarks.files import Documents
+from lapcli.evaluation.benchmarks.benchmark import Documents
 
 ROWS = [("France", "Paris", "A"), ("Italy", "Rome", "B"), ("Spain", "Madrid", "A"), ("Peru", "Lima", "B")]
 

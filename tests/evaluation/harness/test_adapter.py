@@ -14,8 +14,7 @@ from lapcli.data.chat.conversation import question_and_answer, render_prompt
 from lapcli.data.chat.formats import multiple_choice, read_choices
 from lapcli.data.text.tokenizer import train_tokenizer
 from lapcli.evaluation.benchmarks.arc import ARC_EASY
-from lapcli.evaluation.benchmarks.benchmark import BenchmarkSettings
-from lapcli.evaluation.benchmarks.files import Documents
+from lapcli.evaluation.benchmarks.benchmark import BenchmarkSettings, Documents
 from lapcli.evaluation.benchmarks.gsm8k import GSM8K
 from lapcli.evaluation.benchmarks.humaneval import HUMANEVAL, CodeJudge, answered_program
 from lapcli.evaluation.harness.adapter import LapLM, Prompt, chat_prompt

@@ -9,8 +9,14 @@ from typing import Any
 import numpy as np
 
 from lapcli.data.sources import DocumentSource
-from lapcli.evaluation.benchmarks.benchmark import Benchmark, BenchmarkRequest, PreparedTask, letters_definition
-from lapcli.evaluation.benchmarks.files import Document, Documents
+from lapcli.evaluation.benchmarks.benchmark import (
+    Benchmark,
+    BenchmarkRequest,
+    Document,
+    Documents,
+    PreparedTask,
+    letters_definition,
+)
 
 QUESTIONS = [(a, b) for a in range(10) for b in range(10)]
 
