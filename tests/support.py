@@ -46,7 +46,7 @@ _context.set_forkserver_preload(
         "torch",
         "torch._dynamo",
         "sklearn.datasets",
-        "lapcli.training.start",
+        "lapcli.training.train",
         "lapcli.objectives.classification",
         "lapcli.evaluation.harness.run",
         "lapcli.objectives.self_supervised",
@@ -252,7 +252,7 @@ def train_here(recipe: Any, runs: Path, name: str = "run", log: IO[str] | None =
     from rich.console import Console
 
     from lapcli.kinds import kind_of
-    from lapcli.training.start import train_recipe
+    from lapcli.training.train import train_recipe
 
     console = Console(file=log or io.StringIO(), soft_wrap=True)
     return train_recipe(kind_of(recipe), recipe, runs_dir=runs, name=name, fresh=fresh, console=console)

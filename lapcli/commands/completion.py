@@ -92,9 +92,9 @@ def settings(incomplete: str) -> Iterator[str]:
     if equals:
         yield from (f"{key}={value}" for value in keys.get(key, []))
         return
-    found = [key for key in keys if key.startswith(incomplete)]
-    yield from (f"{key}=" for key in found)
-    yield from (f"{found[0]}={value}" for value in keys[found[0]] if len(found) == 1)
+    matching = [key for key in keys if key.startswith(incomplete)]
+    yield from (f"{key}=" for key in matching)
+    yield from (f"{matching[0]}={value}" for value in keys[matching[0]] if len(matching) == 1)
 
 
 def recipe_keys(recipe: type) -> dict[str, list[str]]:

@@ -140,9 +140,9 @@ def _settings_meant(option: str, line: list[str]) -> list[str]:
     name = option.lstrip("-").replace("-", "_")
     wanted = _ELSEWHERE.get(name, name)
     paths = [key.split(".") for key in keys]
-    found = dict.fromkeys(tuple(path[: path.index(wanted) + 1]) for path in paths if wanted in path)
-    least = min(map(len, found), default=0)  # `heads` is model.heads, not that of a schedule inside another key
-    return [f"{'.'.join(path)}={value}" for path in found if len(path) == least]
+    candidates = dict.fromkeys(tuple(path[: path.index(wanted) + 1]) for path in paths if wanted in path)
+    least = min(map(len, candidates), default=0)  # `heads` is model.heads, not that of a schedule inside another key
+    return [f"{'.'.join(path)}={value}" for path in candidates if len(path) == least]
 
 
 def init_from(source: str | None, weights: Path | None, section: str = "train") -> list[str]:

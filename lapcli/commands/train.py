@@ -88,7 +88,7 @@ def train(
     from lapcli.kinds import kind_of
     from lapcli.runtime.progress import LogConsole
     from lapcli.tracking.live import LiveMirrors
-    from lapcli.training.start import train_recipe
+    from lapcli.training.train import train_recipe
 
     console, folder = LogConsole(), runs_dir or default_runs_dir()
     with LiveMirrors(mirrored, [folder / run_name], console.warn):

@@ -51,8 +51,8 @@ class Gpu:
 def this_gpu() -> Gpu:
     driver = None
     if DRIVER_FILE.exists():
-        found = re.search(r"Kernel Module\D*([\d.]+)", DRIVER_FILE.read_text())
-        driver = found.group(1) if found else "unknown"
+        match = re.search(r"Kernel Module\D*([\d.]+)", DRIVER_FILE.read_text())
+        driver = match.group(1) if match else "unknown"
     if not torch.cuda.is_available():
         return Gpu(0, driver=driver, cuda=torch.version.cuda)
     return Gpu(

@@ -75,8 +75,8 @@ def check_attention(
         return attention(q, k, v, case.heads // 2, causal=case.causal, mask=mask)
 
     with KernelNames() as names:
-        found = _outputs(kernel, *on_device)
-    errors = {name: relative_error(x.cpu(), y) for name, x, y in zip("yqkv", found, truth, strict=True)}
+        outputs = _outputs(kernel, *on_device)
+    errors = {name: relative_error(x.cpu(), y) for name, x, y in zip("yqkv", outputs, truth, strict=True)}
     worst = max(errors, key=lambda name: _with_nan_last(errors[name]))
     what = f"{names.text()}, {'output' if worst == 'y' else f'gradient of {worst}'}"
     return within(errors[worst], LIMITS[dtype], what, WRONG_KERNEL)
@@ -182,14 +182,14 @@ def check_targets_loss(
     return _loss_finding([targets, total, mine[0].grad, mine[1].grad], [Q, value, x.grad, prototypes.grad], dtype)
 
 
-def _loss_finding(found: list[Any], truth: list[Any], dtype: torch.dtype) -> Finding:
-    pairs = zip(found, truth, strict=True)
+def _loss_finding(computed: list[Any], truth: list[Any], dtype: torch.dtype) -> Finding:
+    pairs = zip(computed, truth, strict=True)
     error = max((relative_error(x.detach().cpu(), y.detach()) for x, y in pairs), key=_with_nan_last)
     return within(error, LIMITS[dtype], "value and gradients", WRONG_KERNEL)
 
 
-def relative_error(found: Tensor, truth: Tensor) -> float:
-    return float((found.double() - truth).abs().max() / truth.abs().max())
+def relative_error(computed: Tensor, truth: Tensor) -> float:
+    return float((computed.double() - truth).abs().max() / truth.abs().max())
 
 
 def _with_nan_last(error: float) -> tuple[bool, float]:
@@ -317,8 +317,8 @@ def check_colours(
         drawn_NK = torch.tensor([draw(image, kind)[1].numbers() for _ in range(24)])
     source = ImageFiles(train="none", mean=[0.0, 0.0, 0.0], std=[1 / 255] * 3)  # values stay as they are
     truth = Recolouring(source)(crops_NHWC, drawn_NK)
-    found = recolouring(source)(crops_NHWC.to(device), drawn_NK)
-    apart = (found.cpu() - truth).abs()
+    recoloured = recolouring(source)(crops_NHWC.to(device), drawn_NK)
+    apart = (recoloured.cpu() - truth).abs()
     error, numbers = float(apart.max()), {"largest": float(apart.max()), "mean": float(apart.mean())}
     text = f"crops differ from those of the CPU by {error:.0f} of 255 at most"
     # A value that falls on the other side of a rounding is 1 apart, and later operations amplify it.

@@ -13,12 +13,12 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from lapcli.doctor.checks import REPORT, Check, Finding, fails, passes, warns
-from lapcli.doctor.trials import HANG, Outcome, Trial, recipe_of, start_trial
+from lapcli.doctor.trials import HANG, TrialOutcome, TrialTraining, recipe_of, start_trial
 from lapcli.runtime.errors import ExitCode
 from lapcli.runtime.files import write_json
 from lapcli.training import checkpoint
 
-Start = Callable[[Trial], Outcome]
+Start = Callable[[TrialTraining], TrialOutcome]
 EXCHANGED = {"cuda": 512 * 2**20, "cpu": 16 * 2**20}
 #: Bytes a second below which the averaging of gradients takes longer than it should: PCIe 4 gives 20 GB/s.
 LEAST_BANDWIDTH = {"cuda": 5e9, "cpu": 1e7}
@@ -27,11 +27,11 @@ MANY_STEPS, RESTARTED_STEPS = 100_000, 200
 
 
 def check_equal_ranks(
-    folder: Path, ranks: int, device: str, start: Start = start_trial, trial: Trial | None = None
+    folder: Path, ranks: int, device: str, start: Start = start_trial, trial: TrialTraining | None = None
 ) -> tuple[Finding, Finding]:
     """Bandwidth of a sum over the ranks, and whether all of them have the same weights after five steps."""
     size = EXCHANGED[device]
-    trial = trial or Trial(str(folder), "ranks", 5, device, ranks=ranks, exchange_bytes=size)
+    trial = trial or TrialTraining(str(folder), "ranks", 5, device, ranks=ranks, exchange_bytes=size)
     outcome = start(trial)
     if failure := outcome.failure():
         step = (
@@ -44,7 +44,7 @@ def check_equal_ranks(
     return _bandwidth(outcome, size, ranks, device), equality([seen["weights"] for seen in outcome.seen])
 
 
-def _bandwidth(outcome: Outcome, size: int, ranks: int, device: str) -> Finding:
+def _bandwidth(outcome: TrialOutcome, size: int, ranks: int, device: str) -> Finding:
     seconds = max(seen["exchange_seconds"] for seen in outcome.seen)
     # A ring sends each byte 2 (n - 1) / n times.
     rate = 2 * (ranks - 1) / ranks * size / seconds
@@ -66,7 +66,7 @@ def equality(hashes: Sequence[str]) -> Finding:
 class Training:
     """`lap train` of a trial's recipe, or what stands in its place, in processes of its own."""
 
-    def __init__(self, trial: Trial, options: Sequence[str], command: Sequence[str] | None = None) -> None:
+    def __init__(self, trial: TrialTraining, options: Sequence[str], command: Sequence[str] | None = None) -> None:
         self.trial = trial
         recipe = Path(trial.folder) / f"{trial.name}.json"  # JSON is YAML
         write_json(recipe, recipe_of(trial))
@@ -114,7 +114,7 @@ def check_sigterm(
     folder: Path, ranks: int, device: str, command: Sequence[str] | None = None, hang: float = HANG
 ) -> Finding:
     """SIGTERM to a run gives 75 and a whole checkpoint of the step that it stopped at."""
-    trial = Trial(str(folder), "interrupted", MANY_STEPS, device, ranks=ranks)
+    trial = TrialTraining(str(folder), "interrupted", MANY_STEPS, device, ranks=ranks)
     training = Training(trial, ["--nproc", str(ranks)], command)
     try:
         if failure := training.wait_for_step(3, hang):
@@ -130,8 +130,8 @@ def check_sigterm(
     saved = checkpoint.newest(trial.checkpoints, damage.append)
     step = json.loads((trial.run / "run.json").read_text())["step"]
     if saved is None or damage or saved.step != step:
-        found = "; ".join(damage) or f"the newest is of step {saved and saved.step}, not {step}"
-        return fails(f"after SIGTERM there is no whole checkpoint: {found}", REPORT, exit_code=code)
+        problem = "; ".join(damage) or f"the newest is of step {saved and saved.step}, not {step}"
+        return fails(f"after SIGTERM there is no whole checkpoint: {problem}", REPORT, exit_code=code)
     return passes(f"exit code 75 and a whole checkpoint of step {step}", exit_code=code, step=step)
 
 
@@ -139,7 +139,7 @@ def check_restart(
     folder: Path, ranks: int, device: str, restarts: int = 1, command: Sequence[str] | None = None, hang: float = HANG
 ) -> Finding:
     """A rank is killed in the middle of a run, which starts again from its last checkpoint and finishes."""
-    trial = Trial(str(folder), "restarted", RESTARTED_STEPS, device, ranks=ranks)
+    trial = TrialTraining(str(folder), "restarted", RESTARTED_STEPS, device, ranks=ranks)
     training = Training(trial, ["--nproc", str(ranks), "--max-restarts", str(restarts)], command)
     try:
         if failure := training.wait_for_step(5, hang):
@@ -159,12 +159,12 @@ def check_restart(
 
 
 def process_checks(folder: Path, ranks: int, device: str) -> list[Check]:
-    found: list[tuple[Finding, Finding]] = []
+    results: list[tuple[Finding, Finding]] = []
 
     def together(which: int) -> Finding:
-        if not found:
-            found.append(check_equal_ranks(folder, ranks, device))
-        return found[0][which]
+        if not results:
+            results.append(check_equal_ranks(folder, ranks, device))
+        return results[0][which]
 
     named: dict[str, Callable[[], Finding]] = {
         "bandwidth": lambda: together(0),

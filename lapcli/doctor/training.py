@@ -24,14 +24,14 @@ from lapcli.data.images.batches import Example
 from lapcli.data.images.crops import CropReader
 from lapcli.data.images.image_set import ImageSet
 from lapcli.doctor.checks import REPORT, Check, Finding, fails, passes, warns
-from lapcli.doctor.trials import Outcome, Trial, start_trial
+from lapcli.doctor.trials import TrialOutcome, TrialTraining, start_trial
 from lapcli.planning import plan_training
 from lapcli.recipe import find_recipe, load_recipe
 from lapcli.recipe.dino import SelfSupervisedRecipe
 from lapcli.runtime.devices import Device
 from lapcli.runtime.machine import usable_cores
 
-Start = Callable[[Trial], Outcome]
+Start = Callable[[TrialTraining], TrialOutcome]
 #: Waits of the host in a step: one for the loss, the norm of the gradient and whether to stop.
 MOST_WAITS = 1
 #: Of the memory that the plan says: more may not fit where the plan says that it does.
@@ -57,7 +57,9 @@ REAL = {"train.batch": 16, "train.micro_batch": 16}
 def check_same_step(folder: Path, deterministic: bool, device_type: str, start: Start = start_trial) -> Finding:
     """One step twice. On CUDA without `train.deterministic` the last bits may differ; elsewhere they may not."""
     name = "deterministic" if deterministic else "default"
-    trials = [Trial(str(folder), f"{name}-{turn}", 1, deterministic=deterministic) for turn in ("once", "twice")]
+    trials = [
+        TrialTraining(str(folder), f"{name}-{turn}", 1, deterministic=deterministic) for turn in ("once", "twice")
+    ]
     for trial in trials:
         if failure := start(trial).failure():
             return fails(failure, REPORT)
@@ -74,7 +76,7 @@ def check_same_step(folder: Path, deterministic: bool, device_type: str, start: 
 
 def check_resume(folder: Path, start: Start = start_trial) -> Finding:
     """Six steps against three, SIGKILL, and three more, with `train.deterministic`."""
-    whole = Trial(str(folder), "whole", 6, deterministic=True)
+    whole = TrialTraining(str(folder), "whole", 6, deterministic=True)
     killed = replace(whole, name="killed", die_before_step=3)
     if failure := start(whole).failure():
         return fails(failure, REPORT)
@@ -102,7 +104,7 @@ def first_difference(one: Path, other: Path) -> str | None:
 
 
 def check_waits(folder: Path, start: Start = start_trial) -> Finding:
-    outcome = start(Trial(str(folder), "waits", 3))
+    outcome = start(TrialTraining(str(folder), "waits", 3))
     if failure := outcome.failure():
         return fails(failure, REPORT)
     waits = outcome.seen[0]["waits"]

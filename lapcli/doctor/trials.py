@@ -28,7 +28,7 @@ WORDS = ["the", "cat", "sat", "on", "a", "mat", "while", "one", "dog", "ran", "r
 
 
 @dataclass(frozen=True)
-class Trial:
+class TrialTraining:
     """`die_before_step` has the process of `die_rank` kill itself when it asks for the batch after so many steps."""
 
     folder: str
@@ -55,7 +55,7 @@ class Trial:
         return Path(self.folder) / f"{self.name}.rank{rank}.json"
 
 
-def recipe_of(trial: Trial) -> dict[str, Any]:
+def recipe_of(trial: TrialTraining) -> dict[str, Any]:
     """Two micro-batches a step and rank; every step is saved, and nothing is validated before the end."""
     text = Path(trial.folder) / "text.txt"
     if not text.exists():
@@ -81,7 +81,7 @@ def recipe_of(trial: Trial) -> dict[str, Any]:
 
 
 def train_trial(
-    trial: Trial, kind: Any = None, die: Callable[[], None] = lambda: os.kill(os.getpid(), signal.SIGKILL)
+    trial: TrialTraining, kind: Any = None, die: Callable[[], None] = lambda: os.kill(os.getpid(), signal.SIGKILL)
 ) -> dict[str, Any]:
     """Trains in this process, as a rank if torchrun's variables are set; what was seen of it."""
     from lapcli.kinds import kind_of
@@ -89,7 +89,7 @@ def train_trial(
     from lapcli.runtime.determinism import prepare_determinism
     from lapcli.runtime.progress import LogConsole
     from lapcli.runtime.ranks import join_world, leave_world
-    from lapcli.training.start import train_in_world
+    from lapcli.training.train import train_in_world
 
     recipe = recipe_from_dict(recipe_of(trial))
     assert isinstance(recipe, BaseRecipe)
@@ -138,7 +138,7 @@ def _weights_hash(model: Any) -> str:
 class _ObservedKind:
     """A kind whose objective counts what the third step waits for, and dies where the trial says."""
 
-    def __init__(self, kind: Any, trial: Trial, die: Callable[[], None]) -> None:
+    def __init__(self, kind: Any, trial: TrialTraining, die: Callable[[], None]) -> None:
         self._kind, self._trial, self._die = kind, trial, die
         self.objective: _Observed | None = None
 
@@ -182,7 +182,7 @@ class _Observed:
 
 
 @dataclass(frozen=True)
-class Outcome:
+class TrialOutcome:
     """How the ranks of a trial ended: exit codes, what each has seen, and the last line of the first that failed."""
 
     codes: list[int]
@@ -198,7 +198,7 @@ class Outcome:
         return f"rank {rank} {how}" + (f" ({self.said})" if self.said else "")
 
 
-def start_trial(trial: Trial, hang: float = HANG) -> Outcome:
+def start_trial(trial: TrialTraining, hang: float = HANG) -> TrialOutcome:
     """Trains in so many processes of their own, and waits for them; once one dies the others get a few seconds."""
     folder, ranks = Path(trial.folder), trial.ranks
     file = folder / f"{trial.name}.trial.json"
@@ -219,7 +219,9 @@ def start_trial(trial: Trial, hang: float = HANG) -> Outcome:
     failed = [rank for rank, code in enumerate(codes) if code]
     lines = logs[failed[0]].read_text(errors="replace").strip().splitlines() if failed else []
     files = [trial.result_file(rank) for rank in range(ranks)]
-    return Outcome(codes, [json.loads(x.read_text()) if x.exists() else {} for x in files], lines[-1] if lines else "")
+    return TrialOutcome(
+        codes, [json.loads(x.read_text()) if x.exists() else {} for x in files], lines[-1] if lines else ""
+    )
 
 
 def _rank_environments(ranks: int) -> list[dict[str, str]]:
@@ -252,7 +254,7 @@ def main() -> None:
     end_with_parent(os.getppid(), signal.SIGKILL)
     from lapcli.runtime.errors import LapError
 
-    trial = Trial(**json.loads(Path(sys.argv[1]).read_text()))
+    trial = TrialTraining(**json.loads(Path(sys.argv[1]).read_text()))
     try:
         train_trial(trial)
     except LapError as error:

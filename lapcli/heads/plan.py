@@ -34,14 +34,14 @@ _LINEAR = re.compile(r"linear\(\s*(\d{1,6})\s*,\s*(\d{1,6})\s*\)")
 _RANGE = re.compile(r"(\d{1,6})(?:\s*-\s*(\d{1,6}))?")
 
 
-class Claim(NamedTuple):
+class HeadClaim(NamedTuple):
     """So many heads of a layer that have an operator."""
 
     operator: Operator
     heads: int
 
 
-LayerClaims = tuple[Claim, ...]  # the first one has the last heads
+LayerClaims = tuple[HeadClaim, ...]  # the first one has the last heads
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,7 @@ class HeadPlan:
         if self.claims:
             return self.claims
         laplacian = OPERATORS["laplacian"]()
-        return tuple((Claim(laplacian, k),) if k else () for k in self.per_layer)
+        return tuple((HeadClaim(laplacian, k),) if k else () for k in self.per_layer)
 
     @property
     def is_plain(self) -> bool:
@@ -137,7 +137,7 @@ def _layer_spec(claims: LayerClaims) -> dict[str, Any]:
     }
 
 
-def _claim_label(claim: Claim) -> str:
+def _claim_label(claim: HeadClaim) -> str:
     own, usual = claim.operator.constants(), type(claim.operator)().constants()
     words = [
         f"{key} {'+'.join(value) or 'nothing'}" if isinstance(value, list) else f"{key} {value}"
@@ -182,7 +182,7 @@ def operator_plan(spec: OperatorSpec, layers: int, heads: int) -> HeadPlan:
     return plan_of_layers([tuple(row) for row in claimed], heads)
 
 
-def _claims(spec: Mapping[str, Any], layers: int, heads: int, first: int = 0) -> Iterator[list[Claim]]:
+def _claims(spec: Mapping[str, Any], layers: int, heads: int, first: int = 0) -> Iterator[list[HeadClaim]]:
     """For each operator its claim in each layer, which are numbered from `first`."""
     for name, value in spec.items():
         if name not in OPERATORS:
@@ -204,7 +204,7 @@ def _claims(spec: Mapping[str, Any], layers: int, heads: int, first: int = 0) ->
             if isinstance(k, bool) or not isinstance(k, int) or not 0 <= k <= heads:
                 raise ValueError(f"layer {layer} has {heads} heads, so 0 to {heads} can be {name}, got {repr(k)[:60]}")
         operator = operator_with(name, options)
-        yield [Claim(operator, k) for k in counts]
+        yield [HeadClaim(operator, k) for k in counts]
 
 
 def _counts(value: Any, layers: int, heads: int) -> list[Any]:

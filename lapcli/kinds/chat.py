@@ -295,7 +295,7 @@ def train_stages(
 ) -> list[Run]:
     """Trains `<name>-midtrain`, then `<name>-sft`; with `only`, one of them. Finished ones are left as they are."""
     from lapcli.runtime.ranks import join_world, leave_world
-    from lapcli.training.start import train_in_world
+    from lapcli.training.train import train_in_world
 
     given = recipe.stages.given()
     if only is not None and only not in given:

@@ -26,14 +26,14 @@ ATTENTION = "scaled_dot_product"  # in the names of its kernels
 PARTS = ACTIVATIONS, GRADIENTS, TEMPORARY = "activations", "gradients", "temporary"
 
 
-class Attention(NamedTuple):
+class AttentionFlops(NamedTuple):
     """FLOPs of attention kernels: of whole matrices, and of what a causal kernel computes of them."""
 
     whole: int = 0
     computed: int = 0
 
-    def plus(self, other: "Attention", times: int = 1) -> "Attention":
-        return Attention(self.whole + times * other.whole, self.computed + times * other.computed)
+    def plus(self, other: "AttentionFlops", times: int = 1) -> "AttentionFlops":
+        return AttentionFlops(self.whole + times * other.whole, self.computed + times * other.computed)
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ class StepTrace:
     """FLOPs of a micro-batch, and its bytes beyond weights, gradients that are kept, and optimizer states."""
 
     flops: int  # attention included, as if nothing were masked
-    attention: Attention
+    attention: AttentionFlops
     traffic: int  # bytes that uncompiled operations read and write, without matrix products and attention
     traffic_of_layers: int  # of that
     kept: int  # bytes between forward and backward
@@ -75,7 +75,7 @@ class StepTrace:
                 total -= peaks[phase, part]
         return StepTrace(
             further(self.flops, other.flops),
-            Attention(*map(further, self.attention, other.attention)),
+            AttentionFlops(*map(further, self.attention, other.attention)),
             further(self.traffic, other.traffic),
             further(self.traffic_of_layers, other.traffic_of_layers),
             further(self.kept, other.kept),
@@ -143,7 +143,7 @@ class _StorageLog(TorchDispatchMode):
 
     def __init__(self, known: Iterable[Tensor | None]) -> None:
         super().__init__()
-        self.phase, self.operations, self.attention = FORWARD, 0, Attention()
+        self.phase, self.operations, self.attention = FORWARD, 0, AttentionFlops()
         self._known = [x.untyped_storage() for x in known if x is not None]  # held, so that no other has their address
         self._ignored = {storage._cdata for storage in self._known}
         self._alive: dict[int, tuple[_Storage, Any]] = {}
@@ -193,14 +193,14 @@ class _StorageLog(TorchDispatchMode):
         return {(phase, part): size for phase, parts in fullest.items() for part, size in parts.items()}
 
 
-def _attention_flops(func: Any, args: Any, kwargs: Any) -> Attention:
+def _attention_flops(func: Any, args: Any, kwargs: Any) -> AttentionFlops:
     """Of a kernel's call: two products forward, four backward; a causal one computes half of each."""
     names = [argument.name for argument in func._schema.arguments]
     given = {**dict(zip(names, args, strict=False)), **kwargs}
     B, H, T, D = given["query"].shape
     products = 4 if "backward" in func.__name__ else 2
     whole = products * 2 * B * H * T * given["key"].shape[2] * D
-    return Attention(whole, whole // 2 if given.get("is_causal") else whole)
+    return AttentionFlops(whole, whole // 2 if given.get("is_causal") else whole)
 
 
 def _added_product(self_shape: Any, a_shape: Any, b_shape: Any, *_: Any, **__: Any) -> int:

@@ -14,9 +14,9 @@ from typing import Any
 
 from lapcli.report.collect import RunResult
 from lapcli.report.grouping import HEADS, RunGrid, group
-from lapcli.report.paper import EXPERIMENTS, Experiment, is_papers
+from lapcli.report.paper import EXPERIMENTS, PaperExperiment, is_papers
 from lapcli.report.paper_tables import DROP_PATH, by_drop_path
-from lapcli.report.rules import RULES, Case, Finding, Judge, Status
+from lapcli.report.rules import RULES, Case, Judge, Judgement, Status
 
 ELSEWHERE = {"reproduced": "holds", "partly": "partly", "not": "does not hold"}
 
@@ -27,7 +27,7 @@ class Claim:
     text: str
     where: str  # in the paper
     rule: str
-    experiment: Experiment
+    experiment: PaperExperiment
     scopes: tuple[str, ...]  # of the experiment's, those that it is about
     heads: tuple[int, ...]
     judge: Judge
@@ -87,28 +87,28 @@ def judge_claim(claim: Claim, runs: Sequence[RunResult]) -> ClaimVerdict:
     verdict = ClaimVerdict(claim, _combined(statuses), evidence)
     if claim.general:
         for case in cases:
-            finding = claim.judge(case) if not case.is_papers else None
-            if finding is not None and finding.status != "not run":
-                verdict.elsewhere.append((case.title, ELSEWHERE[finding.status], _in_words(case, finding)))
+            judgement = claim.judge(case) if not case.is_papers else None
+            if judgement is not None and judgement.status != "not run":
+                verdict.elsewhere.append((case.title, ELSEWHERE[judgement.status], _in_words(case, judgement)))
     return verdict
 
 
-def _judge_scope(cases: Sequence[tuple[Case, Finding]]) -> tuple[Status, list[str]]:
+def _judge_scope(cases: Sequence[tuple[Case, Judgement]]) -> tuple[Status, list[str]]:
     """One case with nothing missing is enough, where several drop paths are judged each by itself."""
-    known = [(case, finding) for case, finding in cases if finding.status != "not run"]
+    known = [(case, judgement) for case, judgement in cases if judgement.status != "not run"]
     if not known:
-        return "not run", [finding.evidence for _, finding in cases[:1]] or ["no runs of the paper's recipe"]
-    whole = [finding.status for _, finding in known if not finding.missing]
+        return "not run", [judgement.evidence for _, judgement in cases[:1]] or ["no runs of the paper's recipe"]
+    whole = [judgement.status for _, judgement in known if not judgement.missing]
     # What holds on a part of the paper's set takes nothing from what holds on all of it; what fails there does.
-    parts = [finding.status for _, finding in known if finding.missing and not (whole and finding.holds)]
-    return _combined([*whole, *parts]), [_in_words(case, finding) for case, finding in known]
+    parts = [judgement.status for _, judgement in known if judgement.missing and not (whole and judgement.holds)]
+    return _combined([*whole, *parts]), [_in_words(case, judgement) for case, judgement in known]
 
 
-def _in_words(case: Case, finding: Finding) -> str:
+def _in_words(case: Case, judgement: Judgement) -> str:
     seeds = sorted({len(row) for grid in case.grids for row in grid.rows.values()})
     number = f"{seeds[0]} to {seeds[-1]} seeds" if len(seeds) > 1 else f"{seeds[0]} seed{'s' if seeds[0] > 1 else ''}"
-    missing = f"; MISSING: {', '.join(finding.missing)}" if finding.missing else ""
-    return f"{finding.evidence}; {number}{missing}"
+    missing = f"; MISSING: {', '.join(judgement.missing)}" if judgement.missing else ""
+    return f"{judgement.evidence}; {number}{missing}"
 
 
 def _combined(statuses: Sequence[Status]) -> Status:

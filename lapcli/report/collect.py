@@ -263,7 +263,7 @@ def _read_analyses(
 ) -> dict[str, list[str]]:
     """The names of the runs that each analysis has numbers of."""
     by_name = {result.name: result for result in results}
-    found: dict[str, list[str]] = {}
+    analyses: dict[str, list[str]] = {}
     for path, record in _json_files(folder):
         what, entries = record.get("what"), record.get("runs")
         if not isinstance(what, str) or not isinstance(entries, list):
@@ -279,12 +279,12 @@ def _read_analyses(
             seen.append(result.name)
             _add_layers(result, what, entry, _mapping(record.get("settings")))
         if seen:
-            found[what] = seen
+            analyses[what] = seen
             for form in (".svg", ".png"):
                 if path.with_suffix(form).is_file():
                     figures[what] = path.with_suffix(form)
                     break
-    return found
+    return analyses
 
 
 def _add_layers(result: RunResult, what: str, entry: Mapping[str, Any], settings: Mapping[str, Any]) -> None:

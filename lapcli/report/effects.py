@@ -74,8 +74,8 @@ def effect_tables(report: Report, factors: Sequence[str], columns: Sequence[str]
 
 
 def _full(name: str, grids: Sequence[RunGrid]) -> str:
-    found = [full for grid in grids for full in resolve(name, grid.metrics())]
-    return found[0] if found else name
+    names = [full for grid in grids for full in resolve(name, grid.metrics())]
+    return names[0] if names else name
 
 
 def _corners(grids: Sequence[RunGrid], name: str, row: RowKey, baseline: str | None) -> list[Corner]:
@@ -130,8 +130,8 @@ def _levels(corners: Sequence[Corner], key: str) -> list[str]:
     return sorted(levels)
 
 
-def _text(column: ScoreColumn, found: Contrast) -> str:
-    text = column.signed(found.value)
-    if found.interval is not None:
-        text += f" [{column.signed(found.interval[0])}, {column.signed(found.interval[1])}]"
-    return text if found.p is None else f"{text} {p_text(found.p)}"
+def _text(column: ScoreColumn, contrast: Contrast) -> str:
+    text = column.signed(contrast.value)
+    if contrast.interval is not None:
+        text += f" [{column.signed(contrast.interval[0])}, {column.signed(contrast.interval[1])}]"
+    return text if contrast.p is None else f"{text} {p_text(contrast.p)}"

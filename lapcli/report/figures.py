@@ -169,10 +169,10 @@ def _curves(experiment: Experiment, grid: RunGrid, metric: str, name: str) -> Ch
     lines = []
     for row, runs in grid.rows.items():
         for run in runs.values():
-            found: list[tuple[float, float]] = [
+            values: list[tuple[float, float]] = [
                 (int(line["step"]), line[metric] * column.scale) for line in run.curve if _is_finite(line.get(metric))
             ]
-            points = _stretches(found) if metric == "loss" else found
+            points = _stretches(values) if metric == "loss" else values
             if points:
                 colour, dash = colours[plan_name(row)]
                 lines.append(Line(plan_name(row), colour, points, run.name, plan_name(row), dash, is_thin=True))

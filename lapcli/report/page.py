@@ -259,14 +259,14 @@ def _csv_address(content: bytes) -> tuple[str, str]:
 def _analysis_figures(report: Report, runs: Sequence[RunResult]) -> list[_Figure]:
     """Those of these runs, comparisons of several first; a comparison stands with the experiment of its first run."""
     collection, by_name = report.collection, {run.name: run for run in runs}
-    found: list[tuple[str, list[RunResult], Path]] = []
+    drawn: list[tuple[str, list[RunResult], Path]] = []
     for (whose, what), path in collection.figures.items():
         compared = collection.compared.get((whose, what), [])
         if compared and compared[0] in by_name:
-            found.append((what, [by_name[name] for name in compared if name in by_name], path))
-    found += [(what, [run], path) for run in runs for what, path in run.figures.items()]
+            drawn.append((what, [by_name[name] for name in compared if name in by_name], path))
+    drawn += [(what, [run], path) for run in runs for what, path in run.figures.items()]
     figures = []
-    for what, own, path in found:
+    for what, own, path in drawn:
         source = _data_address(path)
         if source is None:
             continue

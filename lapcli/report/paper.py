@@ -32,7 +32,7 @@ COMPONENTS = _numbers(_PAPER["components"])
 
 
 @dataclass(frozen=True)
-class Experiment:
+class PaperExperiment:
     """Whose runs a claim or a table is about, and the paper's set of heads for them."""
 
     objectives: list[str]
@@ -48,7 +48,7 @@ class Experiment:
         return (data_set_of(run) if self.data_sets else None) or self.scope
 
 
-EXPERIMENTS = {name: Experiment(**values) for name, values in _PAPER["experiments"].items()}
+EXPERIMENTS = {name: PaperExperiment(**values) for name, values in _PAPER["experiments"].items()}
 
 
 def runs_of(experiment: str, runs: Sequence[RunResult]) -> list[RunResult]:

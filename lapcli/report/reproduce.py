@@ -50,8 +50,8 @@ def _runs_dir(folder: Path) -> list[str]:
 
 def _shipped_training(run: Run) -> list[str] | None:
     seed = str(recipe_to_dict(run.recipe).get("seed") or 0)
-    found = _nearest(run.recipe, _shipped(run.recipe.objective), lambda name, given: _load(name, given, seed))
-    return found and ["lap", "train", found[0], "--name", run.name, "--seed", seed, *found[1]]
+    recipe = _nearest(run.recipe, _shipped(run.recipe.objective), lambda name, given: _load(name, given, seed))
+    return recipe and ["lap", "train", recipe[0], "--name", run.name, "--seed", seed, *recipe[1]]
 
 
 def _shipped_stage(run: Run) -> list[str] | None:
@@ -69,12 +69,12 @@ def _shipped_stage(run: Run) -> list[str] | None:
         return stage_recipe(chat, stage, kept, start.run, start.weights_sha256)
 
     staged = {path.stem: load(path.stem, []) for path in sorted(shipped_recipes().glob("chat*.yaml"))}
-    found = _nearest(kept, {name: _leaves(recipe_to_dict(recipe)) for name, recipe in staged.items() if recipe}, load)
-    if found is None:
+    nearest = _nearest(kept, {name: _leaves(recipe_to_dict(recipe)) for name, recipe in staged.items() if recipe}, load)
+    if nearest is None:
         return None
-    settings = [word if word == "--set" else f"stages.{stage}.{word}" for word in found[1]]
+    settings = [word if word == "--set" else f"stages.{stage}.{word}" for word in nearest[1]]
     name = run.name.removesuffix(f"-{stage}")
-    return ["lap", "sft", found[0], "--stage", stage, "--run", start.run, "--name", name, "--seed", seed, *settings]
+    return ["lap", "sft", nearest[0], "--stage", stage, "--run", start.run, "--name", name, "--seed", seed, *settings]
 
 
 def _nearest(
@@ -111,15 +111,15 @@ def _value(value: Any) -> str:
 @cache
 def _shipped(objective: str) -> dict[str, dict[str, Any]]:
     """The leaves of the shipped recipes of a kind, by name."""
-    found = {}
+    leaves = {}
     for path in sorted(shipped_recipes().glob("*.yaml")):
         try:
             recipe = load_recipe(path)
         except LapError:  # of a kind from another package
             continue
         if recipe.objective == objective:
-            found[path.stem] = _leaves(recipe_to_dict(recipe))
-    return found
+            leaves[path.stem] = _leaves(recipe_to_dict(recipe))
+    return leaves
 
 
 def _leaves(recipe: dict[str, Any]) -> dict[str, Any]:
@@ -149,12 +149,12 @@ def evaluation_commands(run: RunResult) -> list[str]:
 
 def analysis_commands(run: RunResult) -> list[str]:
     """`lap analyze` for each measurement, on as many sequences as were measured."""
-    found: dict[str, None] = {}
+    commands: dict[str, None] = {}
     for name, number in run.numbers.items():
         what, dot, _ = name.split(" [")[0].partition(".")
         if dot and what in MEASUREMENTS:
-            found[shlex.join(_analysis(what, [run], dict(number.conditions), number.count))] = None
-    return list(found)
+            commands[shlex.join(_analysis(what, [run], dict(number.conditions), number.count))] = None
+    return list(commands)
 
 
 def _analysis(what: str, runs: Sequence[RunResult], conditions: dict[str, str], count: int | None) -> list[str]:

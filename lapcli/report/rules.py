@@ -22,7 +22,7 @@ STRONG, _SHARE = 0.8, 0.75
 
 
 @dataclass(frozen=True)
-class Finding:
+class Judgement:
     status: Status
     evidence: str
     missing: tuple[str, ...] = ()  # of what the claim asks for
@@ -74,17 +74,17 @@ class Case:
         return f"{before}drop path {grid.identity.get(DROP_PATH)}" if len(self.grids) > 1 or self.drop_paths else ""
 
 
-Judge = Callable[[Case], Finding]
+Judge = Callable[[Case], Judgement]
 
 
-def judged(holds: bool, somewhat: bool, evidence: str, missing: Sequence[str] = ()) -> Finding:
+def judged(holds: bool, somewhat: bool, evidence: str, missing: Sequence[str] = ()) -> Judgement:
     """Reproduced if the claim holds and nothing is missing; partly if something is missing, or it holds somewhat."""
     status: Status = "reproduced" if holds and not missing else "partly" if holds or somewhat else "not"
-    return Finding(status, evidence, tuple(dict.fromkeys(missing)), holds)
+    return Judgement(status, evidence, tuple(dict.fromkeys(missing)), holds)
 
 
-def _not_run(metric: str) -> Finding:
-    return Finding("not run", f"no {metric} of the baseline and of a model with Laplacian heads")
+def _not_run(metric: str) -> Judgement:
+    return Judgement("not run", f"no {metric} of the baseline and of a model with Laplacian heads")
 
 
 def is_comparison(values: Mapping[float, object]) -> bool:
@@ -107,7 +107,7 @@ def gain(metric: str, points: float, heads: int | None = None, exactly: bool = F
     For images at the drop path with the best baseline, which takes the baselines of all drop paths to know.
     """
 
-    def judge(case: Case) -> Finding:
+    def judge(case: Case) -> Judgement:
         grid = case.grids[0]
         if DROP_PATH in grid.identity:
             runs = [run for one in case.grids for run in one.runs]
@@ -117,7 +117,7 @@ def gain(metric: str, points: float, heads: int | None = None, exactly: bool = F
             return _not_run(metric)
         others = {k: value for k, value in values.items() if k > 0}
         if heads is not None and heads not in others:
-            return Finding("not run", f"no {metric} of {heads} Laplacian heads")
+            return Judgement("not run", f"no {metric} of {heads} Laplacian heads")
         top = max(others, key=lambda k: others[k])
         chosen = float(heads) if heads is not None else top
         is_best = not best or others[chosen] >= others[top]
@@ -138,7 +138,7 @@ def against_baseline(
 ) -> Judge:
     """Every k, or more than half of them, on one side of the baseline, in each measure and every grid of the case."""
 
-    def judge(case: Case) -> Finding:
+    def judge(case: Case) -> Judgement:
         lines, missing = [], []
         parts: list[tuple[int, int]] = []  # on the right side, of so many
         for metric in metrics:
@@ -169,7 +169,7 @@ def rising(metrics: Sequence[str] = (), falling: Sequence[str] = ()) -> Judge:
     """Each measure rises or falls with k, in every grid of the case."""
     signs = {**dict.fromkeys(metrics, 1), **dict.fromkeys(falling, -1)}
 
-    def judge(case: Case) -> Finding:
+    def judge(case: Case) -> Judgement:
         lines, missing = [], []
         correlations: list[float] = []
         for metric, sign in signs.items():
@@ -183,7 +183,7 @@ def rising(metrics: Sequence[str] = (), falling: Sequence[str] = ()) -> Judge:
                 rate = case.rate_in_words(grid, " at ")
                 lines.append(f"{metric}{rate}: correlation {correlation:+.2f} ({in_numbers(values, _scale(metric))})")
         if not correlations:
-            return Finding(
+            return Judgement(
                 "not run", f"{' and '.join(signs)} of the baseline and two other numbers of heads are needed"
             )
         return judged(min(correlations) >= STRONG, max(correlations) > 0, "; ".join(lines), missing)
@@ -194,13 +194,13 @@ def rising(metrics: Sequence[str] = (), falling: Sequence[str] = ()) -> Judge:
 def best_rows(metric: str, best: Sequence[int], below: int | None = None) -> Judge:
     """The best rows are those; with `below`, that row is under the baseline."""
 
-    def judge(case: Case) -> Finding:
+    def judge(case: Case) -> Judgement:
         grid = case.grids[0]
         values = case.means(grid, metric)
         needed = {0, *best, *(() if below is None else (below,))}
         absent = sorted(k for k in needed if k not in values)
         if absent or len(values) <= len(best) + 1:
-            return Finding("not run", f"no {metric} of " + ", ".join(f"{k}L" for k in absent or ["the others"]))
+            return Judgement("not run", f"no {metric} of " + ", ".join(f"{k}L" for k in absent or ["the others"]))
         # Rows that tie share their place, as in the paper's own table.
         hits = [k for k in best if sum(value > values[k] for value in values.values()) < len(best)]
         ranked = sorted(values, key=lambda k: values[k], reverse=True)[: len(best)]
@@ -215,7 +215,7 @@ def best_rows(metric: str, best: Sequence[int], below: int | None = None) -> Jud
 def comparable(metric: str, points: float, best: int) -> Judge:
     """More than half of the k within so many points of the baseline, and one of them the best."""
 
-    def judge(case: Case) -> Finding:
+    def judge(case: Case) -> Judgement:
         values = case.means(case.grids[0], metric)
         if not is_comparison(values):
             return _not_run(metric)
@@ -233,10 +233,10 @@ def comparable(metric: str, points: float, best: int) -> Judge:
 def falls_by(metric: str, share: float) -> Judge:
     """The measure falls by that share from the baseline to all heads Laplacian."""
 
-    def judge(case: Case) -> Finding:
+    def judge(case: Case) -> Judgement:
         values, heads = case.means(case.grids[0], metric), case.grids[0].all_heads
         if 0 not in values or heads not in values:
-            return Finding("not run", f"{metric} of the baseline and of all {heads} heads Laplacian is needed")
+            return Judgement("not run", f"{metric} of the baseline and of all {heads} heads Laplacian is needed")
         fall = 1 - values[heads] / values[0]
         evidence = f"{values[0]:.1f} to {values[heads]:.1f}, {fall:.1%} less ({in_numbers(values, 1, 1)})"
         return judged(fall >= _SHARE * share, fall > 0, evidence, case.absent(values))
@@ -247,7 +247,7 @@ def falls_by(metric: str, share: float) -> Judge:
 def shares_meet() -> Judge:
     """Within-class against between-class share: far apart for few Laplacian heads, near for many."""
 
-    def judge(case: Case) -> Finding:
+    def judge(case: Case) -> Judgement:
         grid = case.grids[0]
         within, between = (case.means(grid, f"anova.{part}_class_share") for part in ("within", "between"))
         ratios = {k: within[k] / between[k] for k in within if between.get(k)}
@@ -255,7 +255,7 @@ def shares_meet() -> Judge:
         few, many = {k: r for k, r in ratios.items() if k <= half}, {k: r for k, r in ratios.items() if k > half}
         if 0 not in few or not many:
             needed = "the shares of the baseline and of more than half of the heads Laplacian are needed"
-            return Finding("not run", needed)
+            return Judgement("not run", needed)
         holds = all(r >= 1.5 for r in few.values()) and all(2 / 3 <= r <= 1.5 for r in many.values())
         narrows = abs(math.log(ratios[max(many)])) < abs(math.log(ratios[0]))
         return judged(holds, narrows, f"within over between: {in_numbers(ratios)}", case.absent(ratios))
@@ -269,7 +269,7 @@ _NC2 = tuple(f"nc2_{what}_{of}" for what in ("equinorm", "equiangular") for of i
 def nearer_collapse() -> Judge:
     """Each of the measures NC2 to NC4 is smaller with the most Laplacian heads than without."""
 
-    def judge(case: Case) -> Finding:
+    def judge(case: Case) -> Judgement:
         lines, nearer, missing = [], [], []
         for short in (*_NC2, "nc3", "nc4"):
             values = case.means(case.grids[0], f"collapse.{short}")
@@ -281,7 +281,7 @@ def nearer_collapse() -> Judge:
             missing += case.absent(values)
             lines.append(f"{short} {values[0]:.3g} to {values[last]:.3g}")
         if not nearer:
-            return Finding("not run", "the collapse measures of the baseline and of another model are needed")
+            return Judgement("not run", "the collapse measures of the baseline and of another model are needed")
         evidence = f"{sum(nearer)} of {len(nearer)} smaller at the most heads: {', '.join(lines)}"
         return judged(all(nearer), any(nearer), evidence, missing)
 
@@ -291,10 +291,10 @@ def nearer_collapse() -> Judge:
 def higher_across_layers(metric: str) -> Judge:
     """Every k above the baseline in every layer."""
 
-    def judge(case: Case) -> Finding:
+    def judge(case: Case) -> Judgement:
         values, missing = _by_layer(case, case.grids[0], metric)
         if not is_comparison(values):
-            return Finding("not run", f"{metric} of the baseline and of another model in the same layers is needed")
+            return Judgement("not run", f"{metric} of the baseline and of another model in the same layers is needed")
         base = values.pop(0)
         above = {k: sum(one > other for one, other in zip(own, base, strict=True)) for k, own in values.items()}
         ends = {0.0: base[-1], **{k: own[-1] for k, own in values.items()}}
@@ -309,13 +309,13 @@ def higher_across_layers(metric: str) -> Judge:
 def steeper(metric: str, level: Literal["all layers", "deeper half"]) -> Judge:
     """With k the measure rises more steeply over the layers, and its level in them is higher."""
 
-    def judge(case: Case) -> Finding:
+    def judge(case: Case) -> Judgement:
         values, missing = _by_layer(case, case.grids[0], metric)
         levels = {k: mean(own[len(own) // 2 :] if level == "deeper half" else own) for k, own in values.items()}
         correlation = rise(levels)
         if correlation is None:
             needed = f"{metric} of the baseline and two other numbers of heads in the same layers is needed"
-            return Finding("not run", needed)
+            return Judgement("not run", needed)
         correlations = [correlation]
         evidence = f"mean of the {level}: correlation {correlation:+.2f} ({in_numbers(levels, 1, 3)})"
         if len(next(iter(values.values()))) > 1:
@@ -349,10 +349,10 @@ def spectrum(leading: Literal["comparable", "larger"]) -> Judge:
     `comparable`: a head as the baseline's and a smaller tail; `larger`: the head grows, and the tail less than it.
     """
 
-    def judge(case: Case) -> Finding:
+    def judge(case: Case) -> Judgement:
         by_heads = _spectra(case, case.grids[0])
         if not is_comparison(by_heads):
-            return Finding("not run", "the spectra of the baseline and of another model are needed")
+            return Judgement("not run", "the spectra of the baseline and of another model are needed")
         missing = case.absent(by_heads)
         lines, holds = [], []
         base = by_heads.pop(0)

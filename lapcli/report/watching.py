@@ -46,14 +46,14 @@ def watch_page(make: Callable[[], Report], path: Path, look: Look, every: float)
 
 def _state(runs: list[RunResult]) -> list[tuple[str, str, int, int]]:
     """What changes when something was written."""
-    found = []
+    sizes = []
     for run in runs:
         for name in _WATCHED:
             file = run.path / name
             if file.exists():
                 status = file.stat()
-                found.append((run.name, name, status.st_size, status.st_mtime_ns))
-    return found
+                sizes.append((run.name, name, status.st_size, status.st_mtime_ns))
+    return sizes
 
 
 def _progress(runs: list[RunResult]) -> str:

@@ -65,14 +65,14 @@ def time_attention_kernels(
         y = F.scaled_dot_product_attention(q, k, v, is_causal=True)
         torch.autograd.grad(y, inputs, gradient)
 
-    found: dict[str, float | None] = {}
+    seconds: dict[str, float | None] = {}
     for name, backend in (("flash", SDPBackend.FLASH_ATTENTION), ("cudnn", SDPBackend.CUDNN_ATTENTION)):
         with sdpa_kernel(backend):
             try:
-                found[name] = min(_seconds(step, device) for _ in range(rounds + 1))
+                seconds[name] = min(_seconds(step, device) for _ in range(rounds + 1))
             except RuntimeError:  # no kernel of this kind here
-                found[name] = None
-    return found
+                seconds[name] = None
+    return seconds
 
 
 def _seconds(run: Callable[[], None], device: "torch.device") -> float:

@@ -267,25 +267,25 @@ def _space(
     base = load(options, None)
     if not isinstance(base, BaseRecipe):
         raise UsageError(f"{recipe} has stages, which follow a run; search over the recipe of the run")
-    found: list[Problem] = list(problems)
+    all_problems: list[Problem] = list(problems)
     domains: list[Domain] = []
     given = {text.partition("=")[0].strip() for text in options}
     for key, node in entries.items():
         if key in given:
-            found.append(Problem(node.where, key, "is searched and given by --set too; leave one out"))
+            all_problems.append(Problem(node.where, key, "is searched and given by --set too; leave one out"))
         try:
             domains.append(_domain(key, node, base))
         except ValueError as error:
-            found.append(Problem(node.where, key, str(error)))
+            all_problems.append(Problem(node.where, key, str(error)))
     if {LAPLACIAN_HEADS, OPERATORS_KEY} <= set(entries):
         message = f"{LAPLACIAN_HEADS} is short for an operator in it; search over one of the two"
-        found.append(Problem(entries[OPERATORS_KEY].where, OPERATORS_KEY, message))
+        all_problems.append(Problem(entries[OPERATORS_KEY].where, OPERATORS_KEY, message))
     space = Space(recipe, base, tuple(domains), tuple(options), load)
     for domain in domains:
         alone = Space(recipe, base, (domain,), tuple(options), load)
-        found += [problem for problem in _wrong_recipes(alone, domain) if problem not in found]
-    if found:
-        raise RecipeError(source, in_reading_order(found, source))
+        all_problems += [problem for problem in _wrong_recipes(alone, domain) if problem not in all_problems]
+    if all_problems:
+        raise RecipeError(source, in_reading_order(all_problems, source))
     return space
 
 

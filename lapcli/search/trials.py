@@ -128,10 +128,10 @@ def spec_from(
 def read_trials(spec: SearchSpec, runs_dir: Path) -> dict[str, list[Trial]]:
     """The trials of both arms by number; UsageError if they belong to another search of this name."""
     trials: dict[str, list[Trial]] = {SEARCH: [], CONTROL: []}
-    for arm, found in trials.items():
+    for arm, known in trials.items():
         number = 0
         while (runs_dir / spec.trial_name(arm, number) / INFO).is_file():
-            found.append(_read(spec, runs_dir, arm, number))
+            known.append(_read(spec, runs_dir, arm, number))
             number += 1
     return trials
 

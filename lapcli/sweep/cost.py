@@ -9,9 +9,8 @@ from lapcli.recipe import recipe_to_dict
 from lapcli.runtime.devices import Device
 from lapcli.runtime.tables import fitted
 from lapcli.sweep.grid import Cell
-from lapcli.sweep.search import known_cells
 from lapcli.sweep.state import commands_left, progress
-from lapcli.sweep.sweep import Sweep
+from lapcli.sweep.sweep import Sweep, known_cells
 
 
 @dataclass(frozen=True)

@@ -155,7 +155,7 @@ class Cell:
 
 
 @dataclass(frozen=True)
-class SearchSpec:
+class GridSearch:
     """Runs of which the best by a validation number decides what the grid is trained with."""
 
     over: Over
@@ -175,7 +175,7 @@ class Grid:
     set: Mapping[str, Any] = field(default_factory=dict)
     options: tuple[str, ...] = ()  # `--set` of the command line: above the file's, in every cell
     then: tuple[str, ...] = ()
-    search: SearchSpec | None = None
+    search: GridSearch | None = None
     folder: Path = Path()
     place: Callable[..., str] = lambda *keys: "--over"  # where a key stands: ("over", key), ("then", 0)
 
@@ -319,7 +319,7 @@ def _at_its_place(problem: Problem, places: Mapping[str, str]) -> Problem:
     varied = {key.rpartition(".")[2] for key in places}
     message = re.sub(
         r"`(\w+)` is from --set",
-        lambda found: found[0].replace("--set", "the grid") if found[1] in varied else found[0],
+        lambda match: match[0].replace("--set", "the grid") if match[1] in varied else match[0],
         problem.message,
     )
     if problem.where != "--set":

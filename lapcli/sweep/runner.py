@@ -25,7 +25,7 @@ from lapcli.runtime.machine import usable_cores
 from lapcli.runtime.signals import StopRequest, end_with_parent, stop_on_signal
 from lapcli.sweep.grid import Cell, Grid
 from lapcli.sweep.state import commands_left, log_of, note_done, note_search, progress, take
-from lapcli.sweep.sweep import Choice, Sweep, choose, is_tried
+from lapcli.sweep.sweep import SearchWinner, Sweep, choose, is_tried
 
 _POLL = 0.2  # seconds
 
@@ -66,7 +66,7 @@ class _Job:
 @dataclass
 class Outcome:
     statuses: list[CellStatus]
-    choices: list[Choice] = field(default_factory=list)
+    choices: list[SearchWinner] = field(default_factory=list)
     undecided: list[Grid] = field(default_factory=list)
 
     @property
@@ -108,7 +108,7 @@ class Runner:
         self.jobs: list[_Job] = []
         self.statuses: list[CellStatus] = []
         self.searching: list[tuple[Grid, list[Cell]]] = []
-        self.choices: list[Choice] = []
+        self.choices: list[SearchWinner] = []
         for grid in sweep.grids:
             if cells := grid.search_cells():
                 self.searching.append((grid, cells))

@@ -19,7 +19,7 @@ from lapcli.recipe.reading import Problem, in_reading_order, quoted
 from lapcli.recipe.sweep import LoadedSweep
 from lapcli.report.grouping import check_rows, row_keys
 from lapcli.runtime.errors import LapError, UsageError
-from lapcli.sweep.grid import Cell, Grid, Over, SearchSpec, repeated
+from lapcli.sweep.grid import Cell, Grid, GridSearch, Over, repeated
 from lapcli.sweep.state import last_validation, progress
 
 THEN = ("eval", "analyze", "sft")  # commands that may follow a run
@@ -148,7 +148,7 @@ def sweep_from_file(loaded: LoadedSweep, options: Sequence[str], name: str | Non
                 set=group.set,
                 options=tuple(options),
                 then=tuple(group.commands()),
-                search=SearchSpec(spec.over, spec.set, spec.keep, spec.by, spec.best) if spec and search else None,
+                search=GridSearch(spec.over, spec.set, spec.keep, spec.by, spec.best) if spec and search else None,
                 folder=loaded.path.parent,
                 place=lambda *keys, number=number: loaded.place("cells", number, *keys),
             )
@@ -212,7 +212,7 @@ def _parsed(text: str, allowed: Sequence[str], parse: Parse | None) -> tuple[str
 
 
 @dataclass(frozen=True)
-class Choice:
+class SearchWinner:
     values: Mapping[str, Any]
     cell: str
     score: float
@@ -235,7 +235,7 @@ def is_tried(cell: Cell, runs_dir: Path) -> bool:
     return training.is_trained or training.diverged
 
 
-def choose(cells: Sequence[Cell], search: SearchSpec, runs_dir: Path) -> Choice | None:
+def choose(cells: Sequence[Cell], search: GridSearch, runs_dir: Path) -> SearchWinner | None:
     """The best cell's values, the first of equals; None while cells are left to be tried."""
     scores: list[tuple[float, Cell]] = []
     for cell in cells:
@@ -255,7 +255,7 @@ def choose(cells: Sequence[Cell], search: SearchSpec, runs_dir: Path) -> Choice 
         raise LapError(f"all {len(cells)} runs of the search diverged; add lower learning rates to it")
     ordered = sorted(scores, key=lambda scored: scored[0], reverse=search.best == "highest")
     score, best = ordered[0]
-    return Choice(
+    return SearchWinner(
         values=best.values,
         cell=best.name,
         score=score,

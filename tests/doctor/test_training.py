@@ -20,7 +20,7 @@ from lapcli.doctor.training import (
     first_difference,
     images_trained,
 )
-from lapcli.doctor.trials import Outcome, Trial, start_trial, train_trial
+from lapcli.doctor.trials import TrialOutcome, TrialTraining, start_trial, train_trial
 from lapcli.kinds import Start
 from lapcli.kinds.language_model import LanguageModelKind
 from lapcli.planning import plan_training
@@ -41,9 +41,9 @@ def die():
 def here(trial, kind=None):
     """A trial in this process; a death is an exception that nothing catches on its way."""
     try:
-        return Outcome([0], [train_trial(trial, kind, die)], "")
+        return TrialOutcome([0], [train_trial(trial, kind, die)], "")
     except Killed:
-        return Outcome([-9], [{}], "")
+        return TrialOutcome([-9], [{}], "")
 
 
 def test_the_same_bits_again(tmp_path):
@@ -88,10 +88,10 @@ def test_a_run_that_does_not_die(tmp_path):
 
 def test_a_killed_process_resumes(tmp_path):
     """The real one, in processes of their own."""
-    killed = start_trial(Trial(str(tmp_path), "killed", 4, die_before_step=2))
+    killed = start_trial(TrialTraining(str(tmp_path), "killed", 4, die_before_step=2))
     assert killed.codes == [-9]
     assert killed.failure() == "rank 0 was ended by SIGKILL"
-    assert here(Trial(str(tmp_path), "killed", 4)).seen[0]["waits"] is not None
+    assert here(TrialTraining(str(tmp_path), "killed", 4)).seen[0]["waits"] is not None
 
 
 def test_first_difference(tmp_path):
@@ -172,7 +172,7 @@ def test_what_a_gpu_trains_on_is_what_the_plan_says():
 def test_ranks_are_equal_and_a_dead_one_is_named(tmp_path):
     bandwidth, weights = check_equal_ranks(tmp_path, 2, "cpu")
     assert (bandwidth.status, weights.status) == ("passes", "passes"), (bandwidth, weights)
-    dying = Trial(str(tmp_path), "dying", 5, "cpu", ranks=2, die_before_step=2, die_rank=1)
+    dying = TrialTraining(str(tmp_path), "dying", 5, "cpu", ranks=2, die_before_step=2, die_rank=1)
     for found in check_equal_ranks(tmp_path, 2, "cpu", trial=dying):
         assert found.status == "fails"
         assert "rank 1 was ended by SIGKILL" in found.text or "rank 0" in found.text
@@ -181,7 +181,7 @@ def test_ranks_are_equal_and_a_dead_one_is_named(tmp_path):
 def test_a_slow_exchange():
     """16 MiB over two processes: each byte is sent once."""
     for seconds, status in ((1e-3, "passes"), (10.0, "warns")):
-        outcome = Outcome([0, 0], [{"exchange_seconds": 1e-4}, {"exchange_seconds": seconds}], "")
+        outcome = TrialOutcome([0, 0], [{"exchange_seconds": 1e-4}, {"exchange_seconds": seconds}], "")
         found = _bandwidth(outcome, 16 * 2**20, 2, "cpu")
         assert (found.status, found.numbers["bytes_per_second"]) == (status, pytest.approx(16 * 2**20 / seconds))
 

@@ -11,12 +11,12 @@ from lapcli.objectives.objective import plan_batches
 from lapcli.planning import plan_training
 from lapcli.planning.estimate import _Estimate
 from lapcli.planning.step_time import Counted, Reading, estimate_time
-from lapcli.planning.step_trace import Attention, StepTrace, UpdateTrace
+from lapcli.planning.step_trace import AttentionFlops, StepTrace, UpdateTrace
 from lapcli.recipe import load_recipe
 from lapcli.runtime.devices import GPUS, Device, this_cpu
 
 # 7 TFLOP of products and 0.7 of attention, half of it computed; 800 GB in layers and 100 around them.
-MICRO = StepTrace(7_700 * 10**9, Attention(700 * 10**9, 350 * 10**9), 900 * 10**9, 800 * 10**9, 0, {}, 1)
+MICRO = StepTrace(7_700 * 10**9, AttentionFlops(700 * 10**9, 350 * 10**9), 900 * 10**9, 800 * 10**9, 0, {}, 1)
 COUNTED = Counted(
     MICRO,
     UpdateTrace(0, 1_400 * 10**9, 80 * 10**9),

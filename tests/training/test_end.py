@@ -19,7 +19,7 @@ from lapcli.objectives.self_supervised import SelfSupervised
 from lapcli.runs import read_run
 from lapcli.runtime.devices import Device
 from lapcli.runtime.errors import DataError, LapError, UsageError
-from lapcli.training import start
+from lapcli.training import train as training
 
 STEPS = {"train": {"steps": 2}}
 OBJECTIVES = {
@@ -104,7 +104,7 @@ def fail_once(monkeypatch, owner, name, error):
 )
 def test_a_run_that_failed_at_its_end_is_finished_by_the_same_command(kinds, tmp_path, monkeypatch, kind, where):
     recipe = kinds[kind](**STEPS)
-    owner = start if where == "write_summary" else OBJECTIVES[kind]
+    owner = training if where == "write_summary" else OBJECTIVES[kind]
     whole = train_here(recipe, tmp_path, "whole")
     fail_once(monkeypatch, owner, where, OSError("No space left on device"))
     with pytest.raises(OSError, match="No space left"):

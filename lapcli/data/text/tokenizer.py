@@ -158,8 +158,8 @@ def cut_at_blanks(text: str, length: int) -> Iterator[str]:
     start = 0
     while start + length + _UNBROKEN < len(text):
         first = start + length
-        found = _BLANK.search(text, first, first + _UNBROKEN)
-        end = found.start() if found else first + _UNBROKEN
+        blank = _BLANK.search(text, first, first + _UNBROKEN)
+        end = blank.start() if blank else first + _UNBROKEN
         yield text[start:end]
         start = end
     yield text[start:]
