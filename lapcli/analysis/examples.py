@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import torch
 from PIL import Image
+from timm.data import ImageNetInfo
 from torch import Tensor
 
 from lapcli.data.images.augmentation import evaluation_transform, normalise
@@ -61,7 +62,6 @@ def class_names(classes: Sequence[str]) -> Sequence[str]:
     """Readable names: timm's where classes are WordNet ids (`n01440764` is `tench`); no two are the same."""
     if not classes or not all(re.fullmatch(r"n\d{8}", str(name)) for name in classes):
         return classes
-    from timm.data import ImageNetInfo
 
     info = ImageNetInfo("imagenet-22k")
     known = set(info.label_names())

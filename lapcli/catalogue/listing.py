@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from lapcli.kinds.kind import RUN
+from lapcli.recipe import recipe_to_dict
 from lapcli.runs import INFO, METRICS, RECIPE, SUMMARY, SWEEP, Run, read_run, read_summary, runs_in, unknown_run
 from lapcli.runtime.errors import UsageError
 from lapcli.runtime.files import open_to_read
@@ -186,7 +187,6 @@ def sizes(path: Path) -> dict[str, int]:
 
 def describe(run: Run) -> dict[str, Any]:
     """All that `lap runs show` prints: run.json, recipe, scores, checkpoints and sizes."""
-    from lapcli.recipe import recipe_to_dict
 
     return {
         **_listed(run.path).to_dict(),

@@ -1,6 +1,7 @@
 """`lap analyze WHAT`: the paper's measurements and figures, on any model."""
 
 import inspect
+import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -174,7 +175,6 @@ def _declaration(option: "Option") -> tuple[Any, Any]:
 
 def _analyze(what: str | None, settings: "Settings", given: dict[str, Any]) -> None:
     """`what`: the name of a measurement; None: all that fit."""
-    import json
 
     from lapcli.analysis.drawing import Look, forms_of, size_of
     from lapcli.analysis.measurements import MEASUREMENTS

@@ -1,11 +1,13 @@
 """`lap chat`: talk to a chat run in the terminal."""
 
+import sys
 from typing import Annotated
 
 import typer
 
 from lapcli.commands import completion, options
 from lapcli.runtime.environment import runs_dir as default_runs_dir
+from lapcli.runtime.errors import UsageError
 
 EXAMPLES = """\b
 Examples:
@@ -35,12 +37,10 @@ def chat(
     runs_dir: options.RunsDir = None,
 ) -> None:
     """Talk to a fine-tuned model. /system, /clear, /save and /quit are commands; Ctrl-C stops an answer."""
-    import sys
 
     from lapcli.kinds import KINDS
     from lapcli.kinds.kind import CHAT
     from lapcli.runs import find_run
-    from lapcli.runtime.errors import UsageError
 
     if prompt is not None and not prompt.strip():
         raise UsageError("--prompt is empty; ask something, or leave it out to be asked line by line")

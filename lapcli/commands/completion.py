@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, Literal, get_args, get_origin
 
 from lapcli.runtime.environment import runs_dir
+from lapcli.runtime.errors import LapError
 
 _BASH_WORDS, _BASH_PLACE = "COMP_WORDS", "COMP_CWORD"  # what Typer's script for bash hands over
 _begun = ""  # `key=`, where the shell completes what follows it
@@ -70,7 +71,6 @@ def tasks(incomplete: str) -> Iterator[str]:
     """The next of a list such as top1,top5; those of the run's kind if a run is named that is there."""
     from lapcli.evaluation.families import evaluated_kinds, families_of
     from lapcli.runs import named_run
-    from lapcli.runtime.errors import LapError
 
     kinds = evaluated_kinds()
     if run := _given("--run"):

@@ -1,12 +1,15 @@
 """`lap doctor`: whether this machine computes, trains and synchronises as it should."""
 
+import json
 import sys
 from typing import Annotated, Literal
 
 import typer
 
 from lapcli.commands import options
+from lapcli.doctor.checks import Result, Status
 from lapcli.runtime.errors import ExitCode
+from lapcli.runtime.launch import Processes
 
 EXAMPLES = """\b
 Examples:
@@ -30,14 +33,10 @@ def doctor(
     Each check passes, warns or fails, with its number and what to do; exit code 1 if one fails. Takes a minute or two,
     works in a temporary folder, and sends nothing anywhere. A bug report should contain its JSON.
     """
-    import json
-
-    from lapcli.runtime.launch import Processes
 
     if nproc != "auto":
         Processes(nproc).here()  # refused before torch is imported
 
-    from lapcli.doctor.checks import Result, Status
     from lapcli.doctor.examination import examine_machine, versions
 
     results: list[Result] = []

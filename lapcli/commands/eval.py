@@ -1,5 +1,6 @@
 """`lap eval`: measure the weights of a run."""
 
+import json
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -160,7 +161,6 @@ def evaluate(
 
 
 def _print(evaluation: "Evaluation", as_json: bool) -> None:
-    import json
 
     if as_json:
         print(json.dumps(evaluation.to_dict(), indent=2))

@@ -1,5 +1,7 @@
 """`lap export`: a run's weights as a folder for another library."""
 
+import json
+import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -41,8 +43,6 @@ def export(
     as_json: options.Json = False,
 ) -> None:
     """Export a run for transformers, timm or ONNX, or as plain safetensors, and verify the folder."""
-    import json
-    import sys
 
     from lapcli.kinds import KINDS
     from lapcli.runs import named_run, newest_run

@@ -1,5 +1,7 @@
 """`lap fetch RECIPE`: do everything that a run needs the network for, and print the sizes."""
 
+import json
+
 from lapcli.commands import options
 
 EXAMPLES = """\b
@@ -14,7 +16,6 @@ def fetch(
     recipe: options.Recipe, set_: options.Set = None, data: options.Data = None, as_json: options.Json = False
 ) -> None:
     """Download a recipe's data and tokenise its text, once. Afterwards everything runs with HF_HUB_OFFLINE=1."""
-    import json
 
     from lapcli.kinds import kind_of, load_recipe_with_data
     from lapcli.runtime.progress import shown_progress

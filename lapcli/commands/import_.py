@@ -1,11 +1,13 @@
 """`lap import`: a checkpoint of nanochat as a finished run."""
 
+import json
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from lapcli.commands import options
+from lapcli.runtime.environment import runs_dir as default_runs_dir
 
 EXAMPLES = """\b
 Examples:
@@ -30,10 +32,8 @@ def import_(
     as_json: options.Json = False,
 ) -> None:
     """Import a nanochat checkpoint as a finished run: of late 2025, or of the author's fork."""
-    import json
 
     from lapcli.runs import check_name
-    from lapcli.runtime.environment import runs_dir as default_runs_dir
 
     check_name(to, "name another with --to")
 

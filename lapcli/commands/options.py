@@ -147,7 +147,6 @@ def _settings_meant(option: str, line: list[str]) -> list[str]:
 
 def init_from(source: str | None, weights: Path | None, section: str = "train") -> list[str]:
     """`--init-from` and `--weights`, in the form of `--set`."""
-    import json
 
     if source is None and weights is not None:
         raise UsageError("--weights is a file for --init-from timm:NAME; name the model with it")
@@ -159,7 +158,6 @@ def init_from(source: str | None, weights: Path | None, section: str = "train") 
 
 def overrides(set_: list[str] | None, data: Path | None) -> list[str]:
     """All changes to the recipe, in the form of `--set`."""
-    import json
 
     if data is not None and (shown := str(data).encode("utf-8", "replace").decode()) != str(data):
         raise UsageError(

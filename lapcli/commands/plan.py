@@ -1,5 +1,6 @@
 """`lap plan RECIPE`: what a recipe would train and what that needs, before anything starts."""
 
+import json
 import sys
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -45,7 +46,6 @@ def plan(
     as_json: options.Json = False,
 ) -> None:
     """Estimate what a recipe needs: parameters, FLOPs, memory, disk and hours. Exit code 3: it does not fit."""
-    import json
 
     from lapcli.kinds import kind_of, load_recipe_with_data
     from lapcli.planning import plan_training

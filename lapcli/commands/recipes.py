@@ -1,5 +1,7 @@
 """`lap recipes`: the recipes that come with lap."""
 
+import fnmatch
+from difflib import get_close_matches
 from typing import Annotated
 
 import typer
@@ -29,8 +31,6 @@ def recipes(
     as_json: options.Json = False,
 ) -> None:
     """List the shipped recipes. Commands accept them by name, from any folder."""
-    import fnmatch
-    from difflib import get_close_matches
 
     from lapcli.recipe.shipped import list_shipped
 

@@ -1,6 +1,9 @@
 """`lap runs`: list, compare, rename, prune and remove runs."""
 
 import contextlib
+import json
+import re
+import sys
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -65,7 +68,6 @@ def runs(context: typer.Context, runs_dir: options.RunsDir = None, as_json: opti
 @app.command("list", epilog="\b\nExamples:\n  lap runs list\n  lap runs list 'vit_*' --json")
 def list_(names: Patterns = None, runs_dir: options.RunsDir = None, as_json: options.Json = False) -> None:
     """List runs, the newest first: kind, Laplacian heads, step, best validation, age, size and status."""
-    import sys
 
     from lapcli.catalogue.listing import list_runs
 
@@ -168,8 +170,6 @@ def diff(
 
 
 def _value(value: Any) -> str:
-    import json
-    import re
 
     if isinstance(value, float):
         return f"{value:.6g}"
@@ -195,7 +195,6 @@ def best(
     as_json: options.Json = False,
 ) -> None:
     """Rank finished runs by a score, the best first."""
-    import sys
 
     from lapcli.catalogue.comparing import rank
 
@@ -302,7 +301,6 @@ def prune(
     as_json: options.Json = False,
 ) -> None:
     """Remove old checkpoints, after asking: never the newest, the best, or one that another run started from."""
-    import sys
 
     from lapcli.catalogue.housekeeping import plan_prunings
     from lapcli.catalogue.housekeeping import prune as remove_checkpoints

@@ -1,5 +1,6 @@
 """`lap sample`: what a run's model writes after a prompt."""
 
+import json
 import sys
 from collections.abc import Iterator
 from typing import Annotated
@@ -66,8 +67,6 @@ def sample(
     from lapcli.runtime.progress import say_start
 
     say_start(f"{chosen.path}: loading torch and the model")
-
-    import json
 
     import torch
 

@@ -1,5 +1,6 @@
 """`lap search RECIPE --over KEY=DOMAIN`: look for better head plans, or other values, with a control beside it."""
 
+import json
 import sys
 from pathlib import Path
 from typing import Annotated, Literal
@@ -112,8 +113,6 @@ def search(
     if pruner == "halving" and rung(spec) is None:
         tell("validation.every leaves no validation between the ends of a trial: nothing is stopped early")
     outcome = SearchRunner(spec, where, tell=tell, nproc=nproc).run()
-
-    import json
 
     from lapcli.search.result import as_data, table, write_result
 

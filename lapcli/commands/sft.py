@@ -1,5 +1,6 @@
 """`lap sft RECIPE`: fine-tune a pretrained GPT for chat, or resume a stage that was interrupted."""
 
+import json
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -129,7 +130,6 @@ def _name_of(start: "Run | InitFrom") -> str:
 
 
 def _print_counts(recipe: "ChatRecipe", as_json: bool) -> None:
-    import json
 
     from lapcli.data.chat.mixture import count_stages
 
@@ -141,7 +141,6 @@ def _print_counts(recipe: "ChatRecipe", as_json: bool) -> None:
 
 
 def _print_result(runs: "list[Run]", as_json: bool) -> None:
-    import json
 
     from lapcli.runs import read_summary
 

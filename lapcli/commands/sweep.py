@@ -1,5 +1,6 @@
 """`lap sweep RECIPE --over KEY=A,B`: train a grid of runs, or resume one."""
 
+import json
 import sys
 from functools import partial
 from pathlib import Path
@@ -164,7 +165,6 @@ def _print_script(grid: "Sweep", where: Path, only: str | None, jobs: int | None
 
 
 def _run(grid: "Sweep", where: Path, jobs: int, only: str | None, nproc: str, track: list[str], as_json: bool) -> None:
-    import json
 
     from lapcli.runtime.progress import LogConsole, say_start
     from lapcli.sweep.output import LiveTable, as_data, failure, final_table, make_reports

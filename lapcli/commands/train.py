@@ -1,5 +1,7 @@
 """`lap train RECIPE`: train a model, or resume a run that was interrupted."""
 
+import json
+import os
 import sys
 from typing import TYPE_CHECKING
 
@@ -109,7 +111,6 @@ def train(
 
 def _check_plugins_of(path: "Path") -> None:
     """Says that the package of a run to resume is missing, before its recipe is refused with a less helpful message."""
-    import os
 
     from lapcli.runs import INFO, check_plugins, read_info
 
@@ -119,7 +120,6 @@ def _check_plugins_of(path: "Path") -> None:
 
 def _print_result(run: "Run", as_json: bool) -> None:
     """Prints the scores, a sample, the folder of the run and what to try next."""
-    import json
 
     from lapcli.runs import read_summary
 

@@ -1,6 +1,10 @@
 """`lap watch`: curves of runs in the terminal while they train."""
 
+import json
+import shutil
 import sys
+import textwrap
+import time
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -39,8 +43,6 @@ def watch(
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object per change and line.")] = False,
 ) -> None:
     """Draw curves of runs while they train. Without a terminal: a line for each change and no curve."""
-    import json
-    import time
 
     from lapcli.catalogue.watching import check_metric, chosen_runs, look
 
@@ -67,8 +69,6 @@ def watch(
 
 def _screen(seen: "list[Seen]", metric: str) -> str:
     """A picture with a line a run below it; of a sweep, and of many runs, a table."""
-    import shutil
-    import textwrap
 
     from lapcli.catalogue.watching import LETTERS, picture
 

@@ -18,6 +18,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from lapcli.runtime.determinism import prepare_determinism
+from lapcli.runtime.errors import LapError
 from lapcli.runtime.signals import end_with_parent
 
 #: Seconds after which a trial is taken to hang: a first step may compile for minutes.
@@ -86,7 +88,6 @@ def train_trial(
     """Trains in this process, as a rank if torchrun's variables are set; what was seen of it."""
     from lapcli.kinds import kind_of
     from lapcli.recipe import BaseRecipe, recipe_from_dict
-    from lapcli.runtime.determinism import prepare_determinism
     from lapcli.runtime.progress import LogConsole
     from lapcli.runtime.ranks import join_world, leave_world
     from lapcli.training.train import train_in_world
@@ -252,7 +253,6 @@ def _wait_for_all(children: Sequence[subprocess.Popen[Any]], hang: float) -> Non
 
 def main() -> None:
     end_with_parent(os.getppid(), signal.SIGKILL)
-    from lapcli.runtime.errors import LapError
 
     trial = TrialTraining(**json.loads(Path(sys.argv[1]).read_text()))
     try:

@@ -7,6 +7,7 @@ import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -143,8 +144,6 @@ def plan_of(run: Run) -> HeadPlan:
 
 
 def _check_libraries(form: Format, verified: bool | None) -> None:
-    from importlib.util import find_spec
-
     absent = [name for name in form.needs if find_spec(name) is None]
     if verified and (missing := missing_library(form.name)):
         absent.append(missing)

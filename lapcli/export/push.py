@@ -4,6 +4,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from huggingface_hub import HfApi
+from huggingface_hub.utils import HFValidationError, validate_repo_id
+
 from lapcli.export.card import CARD
 from lapcli.export.export import RECORD
 from lapcli.runtime.environment import hub_is_offline
@@ -22,7 +25,6 @@ class Upload:
 
 def plan_upload(folder: Path, repository: str, *, private: bool = True) -> Upload:
     """What would be sent; refuses a folder that is not as `lap export` left it, or that failed its verification."""
-    from huggingface_hub.utils import HFValidationError, validate_repo_id
 
     try:
         validate_repo_id(repository)
@@ -50,7 +52,6 @@ def plan_upload(folder: Path, repository: str, *, private: bool = True) -> Uploa
 
 def send(upload: Upload) -> str:
     """Makes the repository where there is none, uploads all files in one commit; its address."""
-    from huggingface_hub import HfApi
 
     if hub_is_offline():
         raise UsageError("HF_HUB_OFFLINE is set, so nothing can be uploaded; unset it first")

@@ -259,8 +259,6 @@ def _tokenizer(source: NanochatCheckpoint, given: Path | None) -> Tokenizer:
 
 
 def _check(source: NanochatCheckpoint, tensors: dict[str, Any]) -> None:
-    import torch
-
     with torch.device("meta"):
         model = GPT(GPTConfig(**source.model.model_dump(), vocab=source.vocab), is_drawn=False)
     check_tensors(source.file, tensors, model.state_dict(), AGAIN)

@@ -12,6 +12,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import yaml
+
 from lapcli.report.collect import RunResult
 from lapcli.report.grouping import HEADS, RunGrid, group
 from lapcli.report.paper import EXPERIMENTS, PaperExperiment, is_papers
@@ -38,7 +40,6 @@ class Claim:
 
 @cache
 def claims() -> tuple[Claim, ...]:
-    import yaml
 
     entries = yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text(encoding="utf-8"))
     return tuple(map(_claim, entries))

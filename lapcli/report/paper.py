@@ -10,6 +10,10 @@ from typing import Any
 
 import yaml
 
+from lapcli.recipe import load_recipe, recipe_from_dict, recipe_to_dict
+from lapcli.recipe.chat import STAGES, ChatRecipe, stage_recipe
+from lapcli.recipe.loading import shipped_recipes
+from lapcli.recipe.schema import GPTRecipe
 from lapcli.report.collect import RunResult
 from lapcli.report.grouping import flatten
 
@@ -162,10 +166,6 @@ def _without_places(value: Any) -> Any:
 @cache
 def _paper_recipe(name: str, starts_from: str | None, stage: str | None) -> dict[str, Any] | None:
     """A shipped recipe as a run keeps it, without its seed; a stage of chat training on top of the stages before it."""
-    from lapcli.recipe import load_recipe, recipe_from_dict, recipe_to_dict
-    from lapcli.recipe.chat import STAGES, ChatRecipe, stage_recipe
-    from lapcli.recipe.loading import shipped_recipes
-    from lapcli.recipe.schema import GPTRecipe
 
     def unseeded(recipe: Any) -> dict[str, Any]:
         return {key: value for key, value in recipe_to_dict(recipe).items() if key != "seed"}

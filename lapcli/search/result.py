@@ -10,6 +10,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
+from lapcli.analysis.drawing import STYLE, panels
 from lapcli.heads.plan import HeadPlan
 from lapcli.recipe import recipe_to_yaml
 from lapcli.runtime.files import make_folder, write_bytes, write_text
@@ -123,10 +126,7 @@ def write_result(spec: SearchSpec, outcome: SearchOutcome, runs_dir: Path) -> li
 def draw(spec: SearchSpec, trials: Sequence[Trial]) -> bytes:
     """Left: score against the number of heads, larger towards the last layers. Right: the plans, the best on top."""
     import matplotlib as mpl
-    import numpy as np
     from matplotlib.ticker import MaxNLocator
-
-    from lapcli.analysis.drawing import STYLE, panels
 
     scored = [trial for trial in trials if trial.value is not None]
     plans = [_counts(plan) for trial in scored if (plan := _plan(spec, trial)) is not None]

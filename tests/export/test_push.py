@@ -14,9 +14,7 @@ def folder(tmp_path):
 
 
 def test_a_dry_run_names_every_file_and_sends_nothing(folder, capsys, monkeypatch):
-    import huggingface_hub
-
-    monkeypatch.setattr(huggingface_hub, "HfApi", None)  # whoever asked for the hub would fail
+    monkeypatch.setattr("lapcli.export.push.HfApi", None)  # whoever asked for the hub would fail
     code, out, err = run_main(capsys, "push", str(folder), "--to", "me/digits")
     assert code == 0, err
     for path in folder.iterdir():

@@ -10,8 +10,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from lapcli.data.file_formats import read_documents
 from lapcli.data.source_files import local_files
+from lapcli.data.text.tokenizer import Tokenizer
+from lapcli.data.text.tokens import prepare_text
 from lapcli.evaluation.benchmarks.benchmark import (
     Benchmark,
     BenchmarkRequest,
@@ -58,10 +62,6 @@ class BitsPerByte(Benchmark):
 
 def _held_out(run: Run) -> Documents:
     """The run's own held-out text, as much as its validation reads."""
-    import numpy as np
-
-    from lapcli.data.text.tokenizer import Tokenizer
-    from lapcli.data.text.tokens import prepare_text
 
     recipe: Any = run.recipe
     prepared = prepare_text(recipe.data, Tokenizer.from_file(run.path / TOKENIZER))  # its own: see train.init_from

@@ -1,6 +1,7 @@
 """The trackers, one file each. Their packages are extras, imported when a run is sent to them."""
 
 from collections.abc import Callable
+from importlib.util import find_spec
 from typing import Literal
 
 from lapcli.runtime.errors import UsageError
@@ -32,7 +33,5 @@ def tracker_of(name: TrackerName, project: str | None = None, offline: bool = Fa
 
 def check_installed(name: str) -> None:
     """Raises UsageError if the package of a tracker is not installed; nothing is imported."""
-    from importlib.util import find_spec
-
     if find_spec(name) is None:
         raise missing_package(name)
