@@ -1,4 +1,4 @@
-"""Generated code, run where it can hurt nobody.
+"""Runs generated code in a sandbox.
 
 `choose_mode` finds the sandbox that this machine offers, `run_candidate` and `run_all` give the verdicts. Standard
 library only. The package `inside` is what runs in the sandbox.

@@ -1,4 +1,4 @@
-"""How a process of the sandbox is started: which Python, which files it may read, and bubblewrap around it."""
+"""The command that starts a process of the sandbox: the Python, the files it may read, and bubblewrap around it."""
 
 import os
 import shutil
@@ -13,15 +13,15 @@ _START = "import sys; sys.path.append(sys.argv[1]); from inside.confine import m
 
 
 def python(order: str) -> list[str]:
-    """How Python is started: without site-packages, the current folder or the user's folder.
+    """The command that starts Python without site-packages, the current folder and the user's folder.
 
-    A virtual environment is left behind; what counts is the interpreter that it was made from.
+    In a virtual environment it starts the interpreter that the environment was made from.
     """
     return [executable(), "-P", "-s", "-S", "-B", "-c", _START, str(INSIDE.parent), order]
 
 
 def environment() -> dict[str, str]:
-    """All that the sandbox is told: sets have the same order each time, so that a verdict is the same the next time."""
+    """The whole environment of the sandbox. The hash seed fixes the order of sets: verdicts are reproducible."""
     return {"PYTHONHASHSEED": "0"}
 
 
@@ -38,13 +38,13 @@ def readable() -> tuple[str, ...]:
     paths = [executable(), str(INSIDE), *library]
     if sys.base_prefix != "/usr":
         paths += [os.path.join(prefix, "lib") for prefix in (sys.base_prefix, sys.base_exec_prefix)]
-    several = sysconfig.get_config_var("MULTIARCH") or "none"
+    multiarch = sysconfig.get_config_var("MULTIARCH") or "none"  # Debian's folder for one architecture
     for folder in ("/lib", "/usr/lib"):
-        own = os.path.join(folder, several)
-        paths.append(own if os.path.isdir(own) else folder)
+        libraries = os.path.join(folder, multiarch)
+        paths.append(libraries if os.path.isdir(libraries) else folder)
     paths += ["/lib64", "/usr/lib64", "/nix/store", "/etc/ld.so.cache"]
-    there = {path for given in paths for path in (given, os.path.realpath(given)) if os.path.exists(path)}
-    return tuple(sorted(path for path in there if not any(path.startswith(other + "/") for other in there)))
+    existing = {path for name in paths for path in (name, os.path.realpath(name)) if os.path.exists(path)}
+    return tuple(sorted(path for path in existing if not any(path.startswith(other + "/") for other in existing)))
 
 
 @cache
@@ -53,16 +53,18 @@ def bubblewrap() -> str | None:
 
 
 def in_bubblewrap(command: list[str]) -> list[str]:
-    """`command` in namespaces of its own: no network, no processes but itself, and of the files only the readable
-    ones, not to be written. There is an empty /tmp, and neither /proc nor /dev: Python needs none of the two, and
-    mounting them is what containers forbid."""
+    """Wraps `command` in namespaces of its own: no network, no other processes, and only the readable files, read-only.
+
+    There is an empty /tmp, and neither /proc nor /dev: Python needs neither of them, and containers forbid mounting
+    them.
+    """
     bwrap = bubblewrap() or "bwrap"
     binds = [word for path in readable() for word in ("--ro-bind", path, path)]
     return [
         bwrap,
         *("--unshare-all", "--unshare-user", *_no_more_namespaces(bwrap)),
         *("--uid", "65534", "--gid", "65534", "--cap-drop", "ALL", "--hostname", "sandbox"),
-        # Python is the first process inside. Bubblewrap's own would be left to init, and a container often has none.
+        # Python is process 1 inside. Bubblewrap's own process 1 would be left to init, and a container often has none.
         *("--die-with-parent", "--new-session", "--as-pid-1"),
         *("--dir", "/tmp", *binds, "--remount-ro", "/", "--chdir", "/tmp"),
         *("--", *command),
@@ -71,6 +73,6 @@ def in_bubblewrap(command: list[str]) -> list[str]:
 
 @cache
 def _no_more_namespaces(bwrap: str) -> tuple[str, ...]:
-    """Since version 0.8; before, the filter inside alone forbids them."""
-    said = subprocess.run([bwrap, "--help"], capture_output=True, text=True).stdout
-    return ("--disable-userns",) if "--disable-userns" in said else ()
+    """Forbids further namespaces if bubblewrap can (since version 0.8); the seccomp filter forbids them anyway."""
+    options = subprocess.run([bwrap, "--help"], capture_output=True, text=True).stdout
+    return ("--disable-userns",) if "--disable-userns" in options else ()

@@ -1,12 +1,12 @@
-"""Which sandbox this machine has, and a sample run in it.
+"""Finds the sandbox that this machine offers, and runs samples in it.
 
 A sample is two processes, each in a sandbox of its own, joined by a socket pair:
 
     candidate   executes the program and answers calls; sees neither the tests nor where the verdict goes
     tests       executes prompt and tests, and gives the verdict to us over a pipe
 
-A sample that could not be started says nothing about the program: it is tried again, and then an error. After the start
-everything that goes wrong is a failed sample.
+A sample that could not be started says nothing about the program: it is retried, and an error after the last attempt.
+After the start everything that goes wrong is a failed sample.
 """
 
 import json
@@ -36,7 +36,7 @@ LONGEST_VERDICT = 16 << 10  # bytes
 
 
 class Mode(StrEnum):
-    """How generated code is run; the value is what a result says about it."""
+    """How generated code is confined; the value is written to the results."""
 
     BUBBLEWRAP = (
         "bubblewrap"  # namespaces: no network, no host files but Python's own, no other processes; the filter too
@@ -67,8 +67,11 @@ class ProgramVerdict:
 
 @dataclass(frozen=True)
 class Limits:
-    """For each of the two processes. Time is limited by what the program computes, so that no program fails because
-    the machine is busy; the limit by the clock is for programs that wait."""
+    """The limits of each of the two processes.
+
+    Processor time is what is limited, so that no program fails because the machine is busy; the limit on wall time is
+    for programs that wait.
+    """
 
     cpu_seconds: int = 5
     wall_seconds: float = 20.0
@@ -86,7 +89,8 @@ class Stopped(LapError):
 def run_candidate(
     candidate: Candidate, mode: Mode, limits: Limits | None = None, stop: threading.Event | None = None
 ) -> ProgramVerdict:
-    """The verdict on one sample. Raises only if the sandbox cannot be started; never for what the program does."""
+    """Returns the verdict on one sample. Raises only if the sandbox cannot be started; never for what the program
+    does."""
     for attempt in range(ATTEMPTS):
         try:
             return _Sample(candidate, mode, limits or Limits(), stop or threading.Event()).verdict()
@@ -100,7 +104,7 @@ def run_candidate(
 def run_all(
     candidates: Iterable[Candidate], mode: Mode, workers: int, limits: Limits | None = None
 ) -> Iterator[ProgramVerdict]:
-    """The verdicts in the order of the samples, `workers` at a time. Whoever stops iterating stops the samples too."""
+    """Yields the verdicts in the order of the samples, `workers` at a time. Closing the iterator stops the samples."""
     stop = threading.Event()
     pool = ThreadPoolExecutor(max(1, workers), thread_name_prefix="sandbox")
     try:
@@ -132,10 +136,11 @@ class _Sample:
         return ProgramVerdict(passed, _printable(reason), time.monotonic() - began)
 
     def _start(self, stack: ExitStack, errors: IO[bytes]) -> tuple["_Process", "_Process", int]:
-        """Both processes, which end with `stack`, and where the verdict is to be read."""
+        """Starts both processes, which end with `stack`; the third value is the descriptor that the verdict is read
+        from."""
         reading, writing = os.pipe()
         stack.callback(os.close, reading)
-        with ExitStack() as handed_over:  # our copies of what the processes get: as long as we hold one, nothing ends
+        with ExitStack() as handed_over:  # our copies; while we hold one, no reader would see an end of file
             handed_over.callback(os.close, writing)
             one, other = (handed_over.enter_context(end) for end in socket.socketpair())
             task = handed_over.enter_context(tempfile.TemporaryFile("w+", encoding="ascii"))
@@ -148,7 +153,7 @@ class _Sample:
         return candidate, tests, reading
 
     def _process(self, order: dict[str, Any], task: IO[str] | None, errors: IO[bytes]) -> "_Process":
-        alone = self._mode is Mode.LANDLOCK  # nothing around it: it has to see to all by itself
+        alone = self._mode is Mode.LANDLOCK  # no bubblewrap around it: the process has to confine itself
         order["confinement"] = {
             "memory": self._limits.memory,
             "cpu_seconds": self._limits.cpu_seconds,
@@ -192,7 +197,7 @@ class _Sample:
         return verdict["passed"] is True, verdict["reason"]
 
     def _line(self, verdicts: int, seconds: float) -> dict[str, Any] | None:
-        """The next line of the tests' process; empty if it ended without one, none if the time is over.
+        """The next line of the tests' process; empty if it ended without one, None at a timeout.
 
         Time is counted in short turns, so that no program fails because the evaluation itself was suspended.
         """
@@ -206,10 +211,10 @@ class _Sample:
                 if seconds <= 0:
                     return None
                 continue
-            part = os.read(verdicts, 4096)
-            if not part or len(self._received) > LONGEST_VERDICT:
+            chunk = os.read(verdicts, 4096)
+            if not chunk or len(self._received) > LONGEST_VERDICT:
                 return {}
-            self._received += part
+            self._received += chunk
         line, _, self._received = self._received.partition(b"\n")
         message = json.loads(line)
         return message if isinstance(message, dict) else {}
@@ -223,13 +228,14 @@ class _Process:
         self._seconds: float | None = None
 
     def end(self) -> float:
-        """Kills it with all that it started, and returns the processor time that they used."""
+        """Kills the process with all its children, and returns the processor time that they used."""
         if self._seconds is None:
-            # Killed by way of the process inside, bubblewrap itself still cleans up; killed first, it would leave its
-            # child to init, and a container often has none.
+            # The process inside is killed first, so that bubblewrap still reaps it. Bubblewrap killed first would leave
+            # its child to init, and a container often has none.
             if not (_kill_children(self._process.pid) and _ends(self._process.pid)):
-                with suppress(ProcessLookupError, PermissionError):  # macOS says so of processes that have ended
-                    os.killpg(self._process.pid, signal.SIGKILL)  # ours until we have waited for its leader
+                with suppress(ProcessLookupError, PermissionError):  # macOS raises the latter for ended processes
+                    # The group's number cannot be reused before its leader has been waited for.
+                    os.killpg(self._process.pid, signal.SIGKILL)
             _, status, usage = os.wait4(self._process.pid, 0)
             self._process.returncode = os.waitstatus_to_exitcode(status)
             self._seconds = usage.ru_utime + usage.ru_stime
@@ -237,7 +243,10 @@ class _Process:
 
 
 def _kill_children(parent: int) -> bool:
-    """Whether a child was killed. Its handle is opened before its parent is checked again: numbers are reused."""
+    """Kills the children of a process; returns whether there was one.
+
+    A child's handle is opened before its parent is checked again, because process numbers are reused.
+    """
     children = _children(parent)
     killed = False
     for child in children:
@@ -265,6 +274,7 @@ def _children(parent: int) -> list[int]:
 
 
 def _ends(process: int, seconds: float = 5.0) -> bool:
+    """Waits for a process; returns whether it ended within that time."""
     handle = os.pidfd_open(process)
     try:
         return _readable(handle, seconds)
@@ -273,14 +283,15 @@ def _ends(process: int, seconds: float = 5.0) -> bool:
 
 
 def _readable(descriptor: int, seconds: float) -> bool:
-    """Whether there is something to read within that time. Not `select`: it takes no descriptors beyond 1,023."""
+    """Returns whether there is something to read within that time. `poll`, because `select` takes no descriptors beyond
+    1,023."""
     waiting = select.poll()
     waiting.register(descriptor, select.POLLIN)
     return bool(waiting.poll(1000 * seconds))
 
 
 def _printable(text: str) -> str:
-    """What a program says about itself goes into a terminal and into files: one line, no control characters."""
+    """Makes a program's own message safe for terminals and files: one line, without control characters."""
     return "".join(c if c.isprintable() else "?" for c in text)[:300]
 
 
@@ -290,7 +301,8 @@ WARNING = (
 
 
 def choose_mode(allow_unsafe: bool) -> Mode:
-    """The safest mode that works here. If none does: the unsafe one, loudly, if it is allowed, and else an error."""
+    """Returns the safest mode that works here. If none does: the unsafe one with a warning, if it is allowed, else an
+    error."""
     problems = []
     for mode in (Mode.BUBBLEWRAP, Mode.LANDLOCK):
         problem = probe(mode)
@@ -337,7 +349,7 @@ def attempts():
 
 @cache
 def probe(mode: Mode) -> str | None:
-    """What is wrong with a mode on this machine, by using it once; None if it works."""
+    """Tries a mode on this machine with one sample; returns what is wrong with it, or None if it works."""
     if not sys.platform.startswith("linux"):
         return "needs Linux"
     if mode is Mode.BUBBLEWRAP and command.bubblewrap() is None:

@@ -1,1 +1,1 @@
-"""What runs inside a sandbox: standard library only, and imports nothing of `lapcli`, which is not there."""
+"""The code that runs inside a sandbox: standard library only, and nothing of `lapcli`, which cannot be read there."""

@@ -22,7 +22,7 @@ _OUT_OF_MEMORY: dict[str, Any] = {"raised": [["MemoryError"], ""]}
 
 
 def serve(channel: Channel) -> None:
-    """First the program and the function's name, then calls: number, arguments, keyword arguments."""
+    """Receives the program and its function's name, then answers calls (number, arguments, keyword arguments)."""
     channel.send({"ready": True})
     order = channel.receive()
     problem: BaseException | None = None
@@ -37,7 +37,7 @@ def serve(channel: Channel) -> None:
             if problem is not None:
                 raise problem
             answer = {"value": pack(function(*unpack(call["arguments"]), **unpack(call["keywords"])))}
-        except MemoryError:  # nothing can be built here: what fills the memory is still held by the error's frames
+        except MemoryError:  # no new answer can be built: the error's frames still hold what fills the memory
             answer = _OUT_OF_MEMORY
         except BaseException as error:
             answer = _raised(error)
@@ -48,8 +48,11 @@ def serve(channel: Channel) -> None:
 
 
 def _load(program: str, entry_point: str) -> Callable[..., Any]:
-    """The program is a module of its own, not `__main__`: what it would do as a script is not asked for."""
-    if "random" in program:  # a verdict is the same the next time
+    """Executes the program and returns its function.
+
+    The program is a module of its own, not `__main__`, so that its script part does not run.
+    """
+    if "random" in program:  # so that verdicts are reproducible
         import random
 
         random.seed(0)
@@ -63,7 +66,7 @@ def _load(program: str, entry_point: str) -> Callable[..., Any]:
 
 
 def _raised(error: BaseException) -> dict[str, Any]:
-    """The names of its class and of what that is derived from: a test may expect one of those."""
+    """The answer for an exception: the names of its class and of its bases, because a test may expect one of those."""
     try:
         text = str(error)[:200]
     except BaseException:

@@ -1,5 +1,5 @@
-"""How a process in a sandbox begins: it shuts itself in, before it has seen a line of anybody else's code, and becomes
-the candidate or the tests.
+"""The entry point of a process in a sandbox: it confines itself before it reads any foreign code, and becomes the
+candidate or the tests.
 
 Every step raises if it fails: a process that could not be confined never says that it is ready.
 """
@@ -26,7 +26,7 @@ def main(order_json: str) -> None:
     channel = Channel(order["socket"])
     task = json.load(sys.stdin) if order["role"] == "tests" else None
     confine(**order["confinement"])
-    # Errors up to here are for the evaluation to report. From here on stderr is as quiet as stdout, which is /dev/null.
+    # The evaluation reports errors up to here. From here on stderr goes where stdout goes, to /dev/null.
     os.dup2(1, 2)
     if task is not None:
         judge(channel, order["verdict"], task)
@@ -37,10 +37,10 @@ def main(order_json: str) -> None:
 
 
 def confine(*, memory: int, cpu_seconds: int, lock: bool, parent: int | None, readable: list[str] | None) -> None:
-    """Limits, and with `lock` no privileges and the seccomp filter.
+    """Sets the limits; with `lock`, also drops all privileges and installs the seccomp filter.
 
     `memory`: bytes of address space. `parent`: die when this process, our parent, does. `readable`: the only paths that
-    can still be read, by Landlock; none where something else sees to that.
+    Landlock still lets this process read; None if bubblewrap confines the files.
     """
     _limit(memory, cpu_seconds, strict=lock)
     if lock:
@@ -50,7 +50,7 @@ def confine(*, memory: int, cpu_seconds: int, lock: bool, parent: int | None, re
 def _limit(memory: int, cpu_seconds: int, strict: bool) -> None:
     for name, wanted in {
         "RLIMIT_AS": memory,
-        "RLIMIT_CPU": cpu_seconds,  # at the hard limit the kernel kills; there is nothing to ignore
+        "RLIMIT_CPU": cpu_seconds,  # at the hard limit the kernel sends SIGKILL, which cannot be ignored
         "RLIMIT_FSIZE": 1 << 20,
         "RLIMIT_NOFILE": 64,
         "RLIMIT_CORE": 0,
@@ -63,7 +63,7 @@ def _limit(memory: int, cpu_seconds: int, strict: bool) -> None:
         try:
             resource.setrlimit(kind, (value, value))
         except (ValueError, OSError):
-            if strict:  # elsewhere than on Linux some limits cannot be set, and only the unsafe mode runs
+            if strict:  # other systems than Linux cannot set some limits; only the unsafe mode runs there
                 raise
 
 
@@ -84,13 +84,13 @@ def _lock(parent: int | None, readable: list[str] | None) -> None:
 
     if parent is not None:
         prctl(_PR_SET_PDEATHSIG, _SIGKILL)
-        if os.getppid() != parent:
+        if os.getppid() != parent:  # it died before the line above, so that no signal will come
             raise OSError("the evaluation ended meanwhile")
     prctl(_PR_SET_NO_NEW_PRIVS, 1)
     prctl(_PR_SET_DUMPABLE, 0)
     if readable is not None:
         restrict_files(libc, readable)
-    # No capability is left, which matters for root: it keeps its number, and nothing else.
+    # Drops every capability. This matters for root, which keeps its user number and nothing else.
     header = (ctypes.c_uint32 * 2)(0x20080522, 0)
     if libc.syscall(number["capset"], header, (ctypes.c_uint32 * 6)()) != 0:
         raise OSError(ctypes.get_errno(), "capabilities could not be dropped")

@@ -1,13 +1,13 @@
-"""Messages between candidate and tests: JSON with its length in front, 8 MB at most, and Python values in it.
+"""Messages between candidate and tests: JSON of at most 8 MB with its length in front, and Python values in it.
 
 Nothing but plain values ever crosses. None, bool, str, float and int are themselves; everything else is a list that
 starts with the name of its kind. What arrives is built anew from the standard library's own classes, whatever the
 sender claims: a subclass of `list` arrives as a list, so an `__eq__` of its own stays behind. An object of any other
-class arrives as something that equals nothing and is as true as its sender says, who might as well have answered True
-or False.
+class arrives as an `Opaque`, which equals nothing else. Its truth value is the sender's word: the sender could as well
+have answered True or False.
 
 The classes of `collections`, `decimal`, `fractions` and `datetime` are imported when a value of theirs arrives: most
-samples have none. Their values hold data alone. Of a `defaultdict` the default is known if it is a built-in class.
+samples have none. Their values hold data alone. The default of a `defaultdict` is kept if it is a built-in class.
 
 Changes that a candidate makes to its arguments do not come back, and neither does the identity of objects.
 """
@@ -59,17 +59,17 @@ class Channel:
         return json.loads(self._exactly(length))
 
     def _exactly(self, count: int) -> bytes:
-        parts = []
+        chunks = []
         while count:
             try:
-                part = os.read(self._descriptor, min(count, 1 << 20))
+                chunk = os.read(self._descriptor, min(count, 1 << 20))
             except ConnectionResetError as error:
                 raise Closed from error
-            if not part:
+            if not chunk:
                 raise Closed
-            parts.append(part)
-            count -= len(part)
-        return b"".join(parts)
+            chunks.append(chunk)
+            count -= len(chunk)
+        return b"".join(chunks)
 
 
 WHOLE_INTS = 8192  # bits; larger ones travel as hex, which is read in linear time and without Python's limit on digits
@@ -100,17 +100,21 @@ class Opaque:
 
 
 def pack(value: Any) -> Any:
-    """The value for `json.dumps`. Subclasses are flattened through the methods of the library's own class."""
+    """Returns the value in a form for `json.dumps`.
+
+    Subclasses are flattened through the methods of the library's own class, so that none of the candidate's own
+    methods is asked for the content.
+    """
     if value is None or isinstance(value, bool):
         return value
     if isinstance(value, str):
         return str.__str__(value)
     if isinstance(value, int):
-        whole = int.__int__(value)
-        return whole if whole.bit_length() <= WHOLE_INTS else ["int", hex(whole)]
+        number = int.__int__(value)
+        return number if number.bit_length() <= WHOLE_INTS else ["int", hex(number)]
     if isinstance(value, float):
         return float.__float__(value)
-    # By name, so that nothing has to be imported to find out that the value is not of its classes.
+    # Classes are compared by name, so that no module has to be imported just to rule its classes out.
     for kind in type(value).__mro__:
         name = (kind.__module__, kind.__qualname__)
         if name in _FLAT:
@@ -130,7 +134,7 @@ def _truth(value: Any) -> bool | None:
 
 
 def _items(kind: Any, value: Any) -> Any:
-    """Views of an OrderedDict, whose order is its own, arrive as those of a dict in that order."""
+    """Packs a collection. Views of an OrderedDict arrive as those of a dict in the same order."""
     return [kind.__name__.removeprefix("o"), [pack(item) for item in kind.__iter__(value)]]
 
 
@@ -139,7 +143,7 @@ def _pairs(kind: Any, value: Any) -> Any:
 
 
 def _tuple(kind: Any, value: Any) -> Any:
-    """A named tuple with its names, as far as they are those of one."""
+    """Packs a tuple, with its fields if it is a named one and their names are valid."""
     items = [pack(item) for item in tuple.__iter__(value)]
     fields = getattr(type(value), "_fields", None)
     if isinstance(fields, tuple) and len(fields) == len(items) <= MOST_FIELDS and all(map(_is_field, fields)):
@@ -149,7 +153,7 @@ def _tuple(kind: Any, value: Any) -> Any:
 
 
 def _is_field(name: Any) -> bool:
-    """Whether it can name a field: an identifier, and none that Python or `namedtuple` use themselves."""
+    """Whether this can name a field: an identifier without a leading underscore, as `namedtuple` requires."""
     is_text = type(name) is str and name.isascii() and len(name) <= LONGEST_NAME
     return is_text and name.isidentifier() and not name.startswith("_")
 
@@ -197,7 +201,7 @@ _FLAT: dict[tuple[str, str], Callable[[Any, Any], Any]] = {
 
 
 def unpack(packed: Any) -> Any:
-    """The value, from what `json.loads` gave. Trusts nothing; raises `NotAValue` or what Python raises on the way."""
+    """Builds the value from what `json.loads` gave. Trusts nothing; raises `NotAValue` or what Python itself raises."""
     if packed is None or type(packed) in {bool, str, int, float}:
         return packed
     if type(packed) is not list or len(packed) != 2 or type(packed[0]) is not str:
@@ -247,7 +251,8 @@ def _opaque(packed: Any) -> Opaque:
 
 
 def _namedtuple(packed: Any) -> Any:
-    """`collections.namedtuple` makes its constructor from text: names are let through that cannot be anything else."""
+    """Builds a named tuple. `collections.namedtuple` evaluates source text made of the names, so that only plain
+    identifiers may pass."""
     from collections import namedtuple
 
     name, fields, items = _parts(packed, 3)

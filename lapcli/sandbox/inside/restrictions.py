@@ -1,14 +1,14 @@
-"""What the kernel is told to refuse this process: files by Landlock, system calls by seccomp.
+"""Restrictions that the kernel enforces on this process: files by Landlock, system calls by seccomp.
 
 Landlock: this process can read the given paths, and nothing else of the file system. Later versions of the kernel's
-interface also close TCP and signals to processes outside; each is used where it is there. What no version hides is
-whether a file exists, and its size and dates.
+interface also forbid TCP and signals to processes outside; each is used where the kernel has it. No version hides
+whether a file exists, or its size and dates.
 
 seccomp: a list of the system calls that are allowed; everything else fails with EPERM. Allowed are memory, time,
-reading, writing to what is already open, and leaving. Not allowed are, among all others, sockets, new processes and
-threads, other programs, signals to anyone, limits, ioctl, and opening anything for writing. Three calls are looked at
-more closely. `open` and `openat` may only read. `fcntl` may duplicate and ask, but neither set an owner nor ask for
-signals: that would send a signal, even SIGKILL, to a process of the same user.
+reading, writing to open descriptors, and exiting. Not allowed are, among others, sockets, new processes and threads,
+other programs, signals to any process, limits, ioctl, and opening anything for writing. The arguments of three calls
+are checked. `open` and `openat` may only read. `fcntl` may duplicate and query a descriptor, but neither set an owner
+nor request signals: that would send a signal, even SIGKILL, to a process of the same user.
 """
 
 import ctypes
@@ -94,10 +94,10 @@ _TABLE = """
              landlock_restrict_self 446     446
 """
 
-# What the table is for besides the filter: the calls that set a sandbox up, and are not allowed in it.
+# Calls of the table that set a sandbox up; the filter does not allow them.
 SETUP = frozenset({"capset", "landlock_create_ruleset", "landlock_add_rule", "landlock_restrict_self"})
 
-# How the kernel names the machine to a seccomp filter (linux/audit.h).
+# How the kernel identifies the architecture to a seccomp filter (linux/audit.h).
 AUDIT_ARCH = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
 
 
@@ -124,13 +124,13 @@ def landlock_version(libc: ctypes.CDLL) -> int:
 
 
 def restrict_files(libc: ctypes.CDLL, readable: list[str]) -> None:
-    """From here on this process can read the given paths, and nothing else of the file system. Needs no_new_privs."""
+    """Restricts this process to reading the given paths, irrevocably. Needs no_new_privs."""
     number = numbers()
-    known = landlock_version(libc)
-    if known == 0:
+    version = landlock_version(libc)
+    if version == 0:
         raise OSError("the kernel has no Landlock, or it is switched off")
     # Access rights that each version knows; all of them are handled, that is, denied unless a rule says otherwise.
-    rights = {1: 13, 2: 14, 3: 15, 4: 15}.get(known, 16)
+    rights = {1: 13, 2: 14, 3: 15, 4: 15}.get(version, 16)
 
     class Ruleset(ctypes.Structure):
         _fields_ = [("files", ctypes.c_uint64), ("tcp", ctypes.c_uint64), ("scoped", ctypes.c_uint64)]
@@ -139,8 +139,9 @@ def restrict_files(libc: ctypes.CDLL, readable: list[str]) -> None:
         _pack_ = 1
         _fields_ = [("access", ctypes.c_uint64), ("parent", ctypes.c_int32)]
 
-    handled = Ruleset((1 << rights) - 1, 0b11 if known >= 4 else 0, 0b11 if known >= 6 else 0)
-    size = 8 if known < 4 else 16 if known < 6 else 24
+    handled = Ruleset((1 << rights) - 1, 0b11 if version >= 4 else 0, 0b11 if version >= 6 else 0)
+    # The length of `struct landlock_ruleset_attr` in each version.
+    size = 8 if version < 4 else 16 if version < 6 else 24
     ruleset = _checked(libc.syscall(number["landlock_create_ruleset"], ctypes.byref(handled), size, 0))
     for path in readable:
         descriptor = os.open(path, os.O_PATH | os.O_CLOEXEC)

@@ -1,7 +1,7 @@
 """The tests' process: executes the prompt and the tests, calls the candidate over the channel, and gives the verdict.
 
-The only code here is the data set's. Values from the candidate are checked and built anew; anything that is not exactly
-an answer to the call that was made ends in a failure at once, where no `except` of a test can swallow it.
+The only foreign code here is the data set's. Values from the candidate are checked and built anew; anything that is not
+exactly an answer to the call fails the sample at once, so that no `except` of a test can swallow it.
 """
 
 from __future__ import annotations
@@ -48,8 +48,8 @@ class _Tester:
             self._check(task)
         except AssertionError as error:
             # The candidate's own assertions are errors of the program like any others.
-            own = getattr(error, "of_candidate", False)
-            self.end(False, f"error: AssertionError: {error}" if own else "wrong answer")
+            is_candidates = getattr(error, "of_candidate", False)
+            self.end(False, f"error: AssertionError: {error}" if is_candidates else "wrong answer")
         except MemoryError:
             self.end(False, "memory")
         except BaseException as error:
@@ -57,7 +57,7 @@ class _Tester:
         self.end(True, "passed")
 
     def _check(self, task: dict[str, str]) -> None:
-        if "random" in task["test"]:  # a verdict is the same the next time
+        if "random" in task["test"]:  # so that verdicts are reproducible
             import random
 
             random.seed(0)
@@ -89,7 +89,7 @@ class _Tester:
         raise _error(names, text)
 
     def end(self, passed: bool, reason: str) -> NoReturn:
-        """The verdict, and out, past whatever the tests would do about an exception."""
+        """Writes the verdict and exits at once, so that no handler of the tests runs."""
         self._write({"passed": passed, "reason": reason[:300]})
         os._exit(0)
 
@@ -98,7 +98,7 @@ class _Tester:
 
 
 def _error(names: list[str], text: str) -> Exception:
-    """What the candidate raised, or the nearest of its bases that is known here."""
+    """Returns the candidate's exception as the nearest of its classes that is known here."""
     known = next((_RAISED[name] for name in names if name in _RAISED), None)
     error = known(text) if known else Raised(f"{names[0]}: {text}")
     error.of_candidate = True  # type: ignore[attr-defined]
