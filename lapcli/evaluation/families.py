@@ -1,6 +1,6 @@
-"""Which tasks a model can be evaluated by: the families of tasks, by what they need and what the model gives.
+"""Chooses the tasks that a model can be evaluated by: families of tasks, matched by what the model gives.
 
-No torch in here: a task or an option that means nothing for a run is refused before anything is loaded.
+torch is not imported here: a task or an option that means nothing for a run is refused before anything is loaded.
 """
 
 from collections.abc import Mapping, Sequence
@@ -18,7 +18,7 @@ from lapcli.runtime.errors import UsageError
 
 FAMILIES: tuple[TaskFamily, ...] = (ACCURACY, PROBES, LANGUAGE_TASKS)
 
-#: `--model`: no run, so no kind; what is measured is a stock model's features.
+#: The objective of `--model`, which has no run and so no kind of training: features of a stock model are measured.
 STOCK = "a stock model"
 
 
@@ -32,16 +32,17 @@ class ChosenTasks:
 
 
 def choose(objective: str, tasks: str | None, given: Mapping[str, Any], data: Path | None) -> ChosenTasks:
-    """Everything that can be checked before a model is loaded. `objective`: the run's, or STOCK."""
+    """Checks tasks and options as far as possible before a model is loaded. `objective`: the run's, or STOCK."""
     names, options = chosen_tasks(objective, tasks), _chosen_options(objective, given)
     by_family: dict[TaskFamily, list[str]] = {family: [] for family in families_of(objective)}
     for name in names:
-        named = [family for family in by_family if name in family.tasks]  # before lm-eval, which has many words
-        by_family[named[0] if named else next(family for family in by_family if family.has(name))].append(name)
-    for family, mine in by_family.items():
-        if mine or not options.keys().isdisjoint(family.options):  # an option without its task is refused too
-            family.check(mine, options, data, _gives(objective))
-    return ChosenTasks(names, [(family, mine) for family, mine in by_family.items() if mine], options)
+        # A family that lists the name goes first: `has` of the language tasks may match any word of lm-eval's files.
+        listing = [family for family in by_family if name in family.tasks]
+        by_family[listing[0] if listing else next(family for family in by_family if family.has(name))].append(name)
+    for family, its_tasks in by_family.items():
+        if its_tasks or not options.keys().isdisjoint(family.options):  # an option without its task is refused too
+            family.check(its_tasks, options, data, _gives(objective))
+    return ChosenTasks(names, [(family, its_tasks) for family, its_tasks in by_family.items() if its_tasks], options)
 
 
 def evaluated_kinds() -> list[str]:
@@ -54,7 +55,7 @@ def families_of(objective: str) -> list[TaskFamily]:
 
 
 def chosen_tasks(objective: str, text: str | None) -> list[str]:
-    """The tasks of a comma-separated list, by default those of the first family."""
+    """Reads a comma-separated list of tasks; by default those of the first family."""
     families = families_of(objective)
     if not families:
         raise UsageError(f"{_described(objective)} has no evaluation tasks; {', '.join(evaluated_kinds())} have")
@@ -81,7 +82,7 @@ def _check_name(name: str, objective: str, families: Sequence[TaskFamily]) -> No
 
 
 def _chosen_options(objective: str, given: Mapping[str, Any]) -> dict[str, Any]:
-    """The options that were given (neither none nor false); one that no family of the model has is refused."""
+    """Returns the options that are neither None nor False; one that no family of the model declares is an error."""
     chosen = {name: value for name, value in given.items() if value is not None and value is not False}
     known = {option for family in families_of(objective) for option in family.options}
     for name in chosen:

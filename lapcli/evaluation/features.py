@@ -1,5 +1,5 @@
 """A frozen ViT as the probes see it (images in, class token and patches of the last block after the final norm out),
-and its features, each image read and passed through the network once, whoever needs them.
+and its features of whole image sets and of training batches.
 
 Images go through in chunks of a fixed size that the processes take in turn, so that one process and several compute
 the very same chunks: features, and all that is made of them, do not depend on the number of processes.
@@ -29,7 +29,7 @@ from lapcli.runtime.ranks import World
 
 
 class Backbone:
-    """Takes uint8 images of any square size that its patches tile; gives float32 features. It is never trained."""
+    """A frozen network from uint8 images, of any square size that its patches tile, to float32 features."""
 
     def __init__(
         self,
@@ -54,12 +54,12 @@ class Backbone:
         raise NotImplementedError
 
     def at_size(self, size: int) -> "Backbone":
-        """The same network for square images of that many pixels."""
+        """Returns the same network for square images of `size` pixels a side."""
         return self
 
     @torch.inference_mode()
     def __call__(self, images_BCHW: Tensor, bf16: bool = False) -> tuple[Tensor, Tensor]:
-        """The same for uint8 images, on the network's device; without a class token, the mean patch stands for it."""
+        """`tokens` of uint8 images, on the network's device; without a class token, the mean patch takes its place."""
         device = self.device
         mean, std = (torch.tensor(x, device=device)[:, None, None] * 255 for x in (self.mean, self.std))
         normal_BCHW = images_BCHW.to(device).float().sub_(mean).div_(std)
@@ -102,20 +102,20 @@ class TimmBackbone(Backbone):
     def tokens(self, images_BCHW: Tensor) -> tuple[Tensor, Tensor]:
         model: Any = self.model
         tokens_BTD = model.forward_features(images_BCHW)
-        if isinstance(model.norm, nn.Identity):  # models that pool the patches have their final norm after it
+        if isinstance(model.norm, nn.Identity):  # models that pool their patches have the final norm after the pooling
             tokens_BTD = model.fc_norm(tokens_BTD)
         patches_BPD = tokens_BTD[:, model.num_prefix_tokens :]
         return tokens_BTD[:, 0] if self.has_class_token else patches_BPD.mean(dim=1), patches_BPD
 
     def at_size(self, size: int) -> "TimmBackbone":
-        """Learned positions are interpolated, once."""
+        """Returns a copy for images of that size, with its learned positions interpolated."""
         model: Any = copy.deepcopy(self.model)
         model.set_input_size(img_size=(size, size))
         return TimmBackbone(model, name=self.name, mean=self.mean, std=self.std, device=self.device)
 
 
 class DinoBackbone(Backbone):
-    """The teacher of a self-supervised run; rotary positions suit any size."""
+    """The teacher of a self-supervised run. Its rotary positions suit images of any size."""
 
     def tokens(self, images_BCHW: Tensor) -> tuple[Tensor, Tensor]:
         model: Any = self.model
@@ -144,25 +144,25 @@ def backbone_of(loaded: LoadedModel) -> Backbone:
 
 @dataclass(frozen=True)
 class Pass:
-    """How images go through a network."""
+    """How images are passed through a network: processes, batch, loader workers, precision."""
 
     world: World
-    batch: int  # images a process takes at once
+    batch: int  # images in one forward of a process
     workers: int = 0
     bf16: bool = False
     progress: Progress | None = None
 
     def chunk(self, turn: int, count: int) -> range:
-        """Positions among `count` that this process takes in its turn; none if they have run out."""
+        """Positions among `count` that this process takes in its turn; empty once they have run out."""
         first = min(count, (turn * self.world.size + self.world.rank) * self.batch)
         return range(first, min(count, first + self.batch))
 
     def turns(self, count: int) -> int:
-        """The same number on every process."""
+        """The number of turns, which is the same on every process."""
         return math.ceil(count / (self.batch * self.world.size))
 
     def together(self, rows: Tensor) -> Tensor:
-        """Rows that each process filled some of and left 0 elsewhere, whole on every process; exact, in place."""
+        """Combines rows of which each process filled some and left the others 0; in place, and exact: x + 0 = x."""
         if self.world.size > 1:
             dist.all_reduce(rows)
         return rows
@@ -182,7 +182,7 @@ Feature = Callable[[Tensor, Tensor], Tensor]
 def batches_of_features(
     backbone: Backbone, images: ImageSet, transform: Transform, feature: Feature, how: Pass, doing: str
 ) -> Iterator[tuple[range, Tensor]]:
-    """Positions in the set and their features, for the chunks of this process; some are empty."""
+    """Yields positions in the set and their features, for the chunks of this process that are not empty."""
     count = len(images)
     turns = how.turns(count)
 
@@ -214,7 +214,7 @@ def all_features(
 
 
 class TrainingFeatures:
-    """Features of the batch of a step, augmented by (seed, epoch, image): the whole batch on every process."""
+    """Features of each step's batch, augmented by (seed, epoch, image); the whole batch on every process."""
 
     def __init__(
         self,
@@ -232,7 +232,7 @@ class TrainingFeatures:
         if batch > len(images):
             raise UsageError(
                 f"there are {len(images):,} training images, fewer than a batch of {batch:,}; use --set linear.batch="
-                f"{2 ** int(math.log2(max(1, len(images) // 4)))}"
+                f"{2 ** int(math.log2(max(1, len(images) // 4)))}"  # a power of two, at least four batches an epoch
             )
         self._backbone, self._feature, self._width, self._how, self._batch = backbone, feature, width, how, batch
         self._order = ImageBatches(len(images), batch=batch, group=1, repeats=1, seed=seed)
@@ -265,7 +265,7 @@ class TrainingFeatures:
 
 
 def spread(count: int, limit: int | None) -> Sequence[int] | None:
-    """`limit` positions evenly over `count`; None for all of them."""
+    """Returns `limit` positions spread evenly over `count`; None for all of them."""
     if limit is None or limit >= count:
         return None
     return [round(position * (count - 1) / max(1, limit - 1)) for position in range(limit)]

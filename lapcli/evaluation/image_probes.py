@@ -1,4 +1,4 @@
-"""`linear` and `knn`: what frozen features know about the classes of images.
+"""`linear` and `knn`: how well frozen features tell the classes of images apart.
 
 The linear classifiers of all learning rates are trained side by side as one matrix product.
 
@@ -35,13 +35,13 @@ from lapcli.recipe.vision import Augmentation, ImageSource
 from lapcli.runtime.errors import LapError, UsageError
 
 INITIAL_STD = 0.01
-REFERENCE_BATCH = 256  # the learning rates are meant for this many images
+REFERENCE_BATCH = 256  # the learning rates are given for this batch size
 
 
 class LinearProbes:
     """SGD with momentum and no weight decay on the cross entropy, each rate along a cosine to 0.
 
-    All rates start from the same weights, so that a rate's result does not depend on which others are beside it.
+    All rates start from the same weights, so that a rate's result does not depend on the other rates.
     """
 
     def __init__(
@@ -71,7 +71,7 @@ class LinearProbes:
 
     @torch.no_grad()
     def step(self, features_BD: Tensor, labels_B: Tensor) -> Tensor:
-        """One update of every classifier; the mean cross entropy of each before it.
+        """Updates every classifier once; returns the mean cross entropy of each before the update.
 
         The gradient of the mean cross entropy with respect to the logits is (softmax - one-hot) / B.
         """
@@ -101,7 +101,7 @@ class LinearProbes:
 
 
 def limited(data: ImageData, limit: int | None) -> ImageData:
-    """At most `limit` training and `limit` validation images, evenly over each set so that all classes have some."""
+    """Takes at most `limit` training and `limit` validation images, spread evenly so that all classes have some."""
 
     def some(images: ImageSet) -> ImageSet:
         positions = spread(len(images), limit)
@@ -113,7 +113,7 @@ def limited(data: ImageData, limit: int | None) -> ImageData:
 def measure_knn(
     backbone: Backbone, data: ImageData, protocol: KnnProtocol, how: Pass, limit: int | None = None
 ) -> list[TaskScore]:
-    """One score for each number of neighbours that the training images can give."""
+    """Returns one score for each number of neighbours; those beyond the number of training images are left out."""
     data = limited(data, limit)
     counts = [k for k in protocol.neighbours if k <= len(data.train)]
     if not counts:
@@ -177,7 +177,7 @@ def measure_linear(
     transform = evaluation_transform(_source(crop_ratio=protocol.crop_ratio), backbone.image)
     on_validation = _top(backbone, data.validation, transform, probes, how)
     on_chosen = _top(backbone, chosen_on, transform, probes, how) if protocol.holdout else on_validation
-    # The smallest of equally good rates, so that the choice is the same everywhere.
+    # Of equally good rates the first one wins, so that the choice is reproducible.
     best = max((rate for rate in range(len(finite)) if finite[rate]), key=lambda rate: on_chosen[rate][0])
     images = len(data.validation)
     correct = on_validation[best][0]
@@ -210,9 +210,9 @@ def measure_linear(
 def _train(
     backbone: Backbone, train: ImageSet, protocol: LinearProtocol, how: Pass, probes: LinearProbes, width: int
 ) -> list[float]:
-    """The loss of each rate in the last step."""
-    whole = protocol.scale is None
-    augmentation = Augmentation(crop="none" if whole else "random_resized", scale=protocol.scale, flip=protocol.flip)
+    """Trains the classifiers; returns the loss of each rate in the last step."""
+    crop = "none" if protocol.scale is None else "random_resized"
+    augmentation = Augmentation(crop=crop, scale=protocol.scale, flip=protocol.flip)
     source = _source(augmentation=augmentation, mean=backbone.mean, std=backbone.std)
     features = TrainingFeatures(
         backbone,
@@ -239,7 +239,7 @@ def _train(
 def _top(
     backbone: Backbone, images: ImageSet, transform: Any, probes: LinearProbes, how: Pass
 ) -> list[tuple[int, int]]:
-    """For each rate, the images whose class is the first guess, and those where it is among the first five."""
+    """Counts, for each rate, the images whose class is the first guess and those where it is among the first five."""
     rates = len(probes.weight_RKD)
     counts_R2 = torch.zeros(rates, 2, dtype=torch.int64)
     for positions, features_BD in batches_of_features(
@@ -255,7 +255,7 @@ def _top(
 
 
 def _source(**settings: Any) -> ImageSource:
-    """The settings of a transform; where the images come from plays no part in it."""
+    """The settings of a transform, in the form that transforms take; the source of the images is not used."""
     return ImageSource(train="builtin", validation=0.5, **settings)
 
 

@@ -1,4 +1,4 @@
-"""The tasks on images, with their settings.
+"""Tasks on images, and their settings.
 
 top1     how often a classifier's first guess is the class of an image
 top5     how often the class is among its first five guesses
@@ -38,6 +38,7 @@ CROP_RATIO = 224 / 256
 #: The share of the training images that `--holdout` keeps for choosing the learning rate.
 HOLDOUT = 0.1
 
+#: Settings that say where the data is, which are no differences from the default protocol.
 PLACES = {"data", "revision", "image_column", "label_column"}
 Seed = Annotated[Whole, Field(ge=0, lt=2**62)]
 Share = Annotated[float, Field(gt=0, le=1)]
@@ -57,7 +58,7 @@ class LinearProtocol(Section):
     )
     flip: Fraction = 0.5
     crop_ratio: Share = CROP_RATIO  # of the shorter side, when evaluating
-    holdout: Annotated[float, Field(ge=0, lt=1)] = 0.0  # of the training images, to choose the rate on; 0: validation
+    holdout: Annotated[float, Field(ge=0, lt=1)] = 0.0  # share to choose the rate on; 0: on the validation images
     seed: Seed = 0
 
     @combination("scale")
@@ -108,7 +109,7 @@ class Protocols(Section):
 
 
 def read_protocols(overrides: Sequence[str], holdout: bool = False) -> Protocols:
-    """The default settings, changed by `--set linear.steps=100` and the like; all problems are reported at once."""
+    """Applies overrides such as `linear.steps=100` to the default settings; reports all problems at once."""
     root, problems = apply_overrides(Node({}, "--set"), overrides)
     problems += check_recipe(Protocols, root)
     if problems:
@@ -127,9 +128,9 @@ def within(protocol: P, examples: int, limit: int | None) -> P:
 
 
 def written_out(protocol: Section) -> dict[str, Any]:
-    """Every setting as plain values, and under `changed` those that are not the default's: name, default, used.
+    """Returns every setting as a plain value, and under `changed` those that differ from the default.
 
-    The source of the data is not a setting.
+    The source of the data does not count as a change.
     """
     used, default = protocol.model_dump(mode="json"), type(protocol)().model_dump(mode="json")
     changed = {
@@ -165,7 +166,7 @@ class ProbeSettings:
 
     @property
     def variant(self) -> str:
-        """Tells results of other settings apart; empty for the default ones."""
+        """A hash that tells results of other settings apart; empty for the defaults."""
         return digest(self.protocols.model_dump(mode="json"))[:6] if self.is_changed else ""
 
 
@@ -181,7 +182,7 @@ def read_probe_protocols(tasks: Sequence[str], options: Mapping[str, Any]) -> Pr
 
 
 def read_probe_settings(tasks: Sequence[str], options: Mapping[str, Any], data: Path | None) -> ProbeSettings:
-    """`--data` with ADE20K's layout is for `ade20k`, anything else for the images of `linear` and `knn`."""
+    """Reads the settings. `--data` with ADE20K's layout is for `ade20k`, anything else for `linear` and `knn`."""
     from lapcli.data.images.ade20k import is_ade20k
 
     protocols = read_probe_protocols(tasks, options)
@@ -193,7 +194,7 @@ def read_probe_settings(tasks: Sequence[str], options: Mapping[str, Any], data: 
 
 
 def measure_probes(backbone: "Backbone", settings: ProbeSettings, request: EvaluationRequest) -> Measured:
-    """The tasks in their order; images of the model's own source unless other ones were asked for."""
+    """Measures the tasks in their order, on the images of the model's own source unless --data names others."""
     from lapcli.data.images.ade20k import open_ade20k
     from lapcli.data.images.sources import open_images
     from lapcli.evaluation.features import Pass
@@ -222,7 +223,7 @@ def measure_probes(backbone: "Backbone", settings: ProbeSettings, request: Evalu
                 world.require_same({"data": scenes.identity})
                 descriptions.append(scenes.description)
                 identities.append(scenes.identity)
-                # As many pixels at once as the images of the other tasks have.
+                # Windows are larger than the other tasks' images; a batch has as many pixels as one of theirs.
                 share = (backbone.image / window_size(protocol, backbone.patch)) ** 2
                 at_once = Pass(world, max(1, int(batch * share)), workers, progress=progress)
                 scores.append(measure_ade20k(backbone, scenes, protocol, at_once, limit))
@@ -236,12 +237,12 @@ def _images(source: ImageFiles, settings: ProbeSettings, limit: int | None) -> I
         changes = {"train": str(settings.images), "validation": None, "revision": None}
         changes |= {"image_column": None, "label_column": None}
     if limit is not None:
-        changes["decoded_gigabytes"] = 0.0  # most images are not looked at
+        changes["decoded_gigabytes"] = 0.0  # no cache of decoded images: most of them are not used
     return source.model_copy(update=changes)
 
 
 def _notes(scores: Sequence[TaskScore]) -> dict[str, str]:
-    """Notes below the table, by task."""
+    """Returns the notes below the table, by task."""
     notes = {}
     for score in scores:
         details = score.details
@@ -276,7 +277,7 @@ class AccuracyTasks(TaskFamily):
     tasks = default = ("top1", "top5")
 
     def measure(self, request: EvaluationRequest) -> Measured:
-        """Over the run's own validation images, or all images of --data."""
+        """Measures on the run's own validation images, or on all images of --data."""
         import numpy as np
 
         from lapcli.data.images.ade20k import is_ade20k

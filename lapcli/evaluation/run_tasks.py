@@ -1,4 +1,4 @@
-"""Evaluates a run: loads its weights, measures, and keeps the result under the run's `eval/`."""
+"""Evaluates a run: loads its weights, measures, and writes the result to the run's `eval/`."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -20,7 +20,7 @@ EVAL = "eval"
 
 @dataclass(frozen=True)
 class Evaluation:
-    """A result, and the run's checkpoint or the stock model that it belongs to."""
+    """The result of an evaluation, with the run's checkpoint or the stock model that it belongs to."""
 
     run: Run | None
     step: int | None
@@ -32,7 +32,7 @@ class Evaluation:
 
     @property
     def subject(self) -> str:
-        """What was measured, for messages."""
+        """The model that was measured, for messages."""
         return f"{self.run.path}, step {self.step}" if self.run else self.model
 
     def to_dict(self) -> dict[str, Any]:
@@ -71,7 +71,7 @@ def evaluate_run(
     limit: int | None = None,
     options: Mapping[str, Any] | None = None,
 ) -> Evaluation:
-    """Measures on every process of the world; rank 0 keeps the result."""
+    """Measures a run on every process of the world; rank 0 writes the result."""
     chosen = choose(run.recipe.objective, tasks, options or {}, data)
     weights = find_checkpoint(run, which)
     world = join_world(run.recipe.train.device)
@@ -79,7 +79,7 @@ def evaluate_run(
         world.require_same({"weights": weights.weights_sha256})
         loaded = open_run(run, weights, world.device)
         measured = _measure(chosen, loaded, world, batch, data, limit)
-        return _kept(loaded, measured, limit, run.path / EVAL, f"step-{weights.step:06d}", chosen, world)
+        return _saved(loaded, measured, limit, run.path / EVAL, f"step-{weights.step:06d}", chosen, world)
     finally:
         leave_world()
 
@@ -94,7 +94,7 @@ def evaluate_model(
     limit: int | None = None,
     options: Mapping[str, Any] | None = None,
 ) -> Evaluation:
-    """The same for a stock model's features; the result is kept under `eval/` in the folder of the runs."""
+    """Measures a stock model's features; the result is written to `eval/` in the folder of the runs."""
     chosen = choose(STOCK, tasks, options or {}, data)
     world = join_world()
     try:
@@ -104,7 +104,7 @@ def evaluate_model(
         measured = _measure(chosen, loaded, world, batch, data, limit)
         measured = replace(measured, details={"weights": str(loaded.file), **measured.details})
         subject = f"{name.replace(':', '_')}_{sha256[:8]}"
-        return _kept(loaded, measured, limit, runs_dir / EVAL, subject, chosen, world)
+        return _saved(loaded, measured, limit, runs_dir / EVAL, subject, chosen, world)
     finally:
         leave_world()
 
@@ -112,7 +112,7 @@ def evaluate_model(
 def _measure(
     chosen: ChosenTasks, loaded: LoadedModel, world: World, batch: int | None, data: Path | None, limit: int | None
 ) -> Measured:
-    """The families one after the other, as one result."""
+    """Measures the families one after the other and merges them into one result."""
     parts = [
         family.measure(EvaluationRequest(loaded, tasks, world, batch, data, limit, chosen.options, chosen.names))
         for family, tasks in chosen.by_family
@@ -130,7 +130,7 @@ def _measure(
     )
 
 
-def _kept(
+def _saved(
     loaded: LoadedModel,
     measured: Measured,
     limit: int | None,
@@ -139,7 +139,7 @@ def _kept(
     chosen: ChosenTasks,
     world: World,
 ) -> Evaluation:
-    """The evaluation, written by rank 0 to a file whose name says what was measured and how."""
+    """Writes the evaluation, on rank 0, to a file whose name says what was measured and how."""
     limited = "" if limit is None else f"_limit{limit}"
     variant = f"_{measured.variant}" if measured.variant else ""
     what = "+".join(chosen.names).replace("/", "_")[:100]

@@ -1,9 +1,10 @@
-"""`ade20k`: what frozen patch tokens know about the things in a scene, by a linear head and the mean IoU.
+"""`ade20k`: segmentation of scenes by a linear head on frozen patch tokens, measured by the mean IoU.
 
 The head is small and its upsampled logits are large (150 classes x 512 x 512 pixels), so they exist for one image at a
-time: its loss goes back to the logits of the patches, and from there all images go back through the head together. The
-processes share out the images; features and gradients of the patch logits are added up, and each process updates the
-head from all of them. So batch norm sees the whole batch, and the number of processes changes nothing.
+time: its loss is differentiated with respect to the logits of its patches, and the backward through the head is one for
+all images. The processes divide the images among them; features and gradients of the patch logits are summed over
+processes, and each process updates the head from all of them. So batch norm sees the whole batch, and the result does
+not depend on the number of processes.
 
 Shapes: B images, D features, K classes, H x W pixels, h x w patches; N pixels or images that are counted.
 """
@@ -33,13 +34,13 @@ from lapcli.evaluation.image_tasks import Ade20kProtocol, within, written_out
 from lapcli.evaluation.tasks import TaskScore
 from lapcli.runtime.errors import UsageError
 
-RESAMPLES = 1000
+RESAMPLES = 1000  # of the bootstrap
 
 
 def confusion_matrix(labels_N: Tensor, predictions_N: Tensor, classes: int, ignored: int) -> Tensor:
-    """(K, K) counts: row the true class, column the predicted one; pixels of the ignored label are left out."""
-    kept_N = labels_N != ignored
-    pairs = labels_N[kept_N].to(torch.int64) * classes + predictions_N[kept_N].to(torch.int64)
+    """(K, K) counts: row the true class, column the predicted one; pixels with the ignored label are left out."""
+    labelled_N = labels_N != ignored
+    pairs = labels_N[labelled_N].to(torch.int64) * classes + predictions_N[labelled_N].to(torch.int64)
     return torch.bincount(pairs, minlength=classes * classes).view(classes, classes)
 
 
@@ -50,13 +51,13 @@ def overlaps(confusion_KK: Tensor) -> Tensor:
 
 
 def mean_iou(intersection_K: np.ndarray, union_K: np.ndarray) -> float:
-    """The mean of intersection / union over the classes that occur in truth or prediction; nan if none does."""
-    there = union_K > 0
-    return float(np.mean(intersection_K[there] / union_K[there])) if there.any() else float("nan")
+    """The mean of intersection / union over the classes that occur in truth or prediction; NaN if none does."""
+    occurs_K = union_K > 0
+    return float(np.mean(intersection_K[occurs_K] / union_K[occurs_K])) if occurs_K.any() else float("nan")
 
 
 def interval_over_images(overlaps_N2K: np.ndarray, seed: int = 0) -> tuple[float, float]:
-    """95% interval of the mean IoU of the whole set: images drawn anew with replacement, 1,000 times."""
+    """95% bootstrap interval of the mean IoU of the whole set: images are drawn with replacement, 1,000 times."""
     count, counts_N2K = len(overlaps_N2K), overlaps_N2K.astype(np.float64)
     generator = np.random.default_rng(seed)
     resampled = []
@@ -69,7 +70,7 @@ def interval_over_images(overlaps_N2K: np.ndarray, seed: int = 0) -> tuple[float
 
 
 INITIAL_STD = 0.01
-CLASSES_AT_ONCE = 10  # resized to the size of a label map
+CLASSES_AT_ONCE = 10  # whose logits are resized to the size of a label map, to limit the memory
 
 
 class LinearHead(nn.Module):
@@ -86,7 +87,8 @@ class LinearHead(nn.Module):
         self._dropout, self._seed = dropout, seed
 
     def forward(self, features_BDhw: Tensor, step: int = 0) -> Tensor:
-        """In training mode the channels to drop are drawn by (seed, step): the same on every process."""
+        """Returns (B, K, h, w) logits. In training the dropped channels are drawn by (seed, step), alike on all
+        processes."""
         if self.training and self._dropout:
             generator = torch.Generator().manual_seed(self._seed + 1 + step)
             kept_BD = torch.rand(features_BDhw.shape[:2], generator=generator) >= self._dropout
@@ -107,7 +109,7 @@ def window_size(protocol: Ade20kProtocol, patch: int) -> int:
 
 
 def starts(length: int, window: int, stride: int) -> list[int]:
-    """Where the windows along one side begin; the last one ends with the image."""
+    """Returns where the windows along one side begin; the last one ends with the image."""
     count = math.ceil(max(0, length - window) / stride) + 1
     return [min(number * stride, length - window) for number in range(count)]
 
@@ -119,11 +121,11 @@ def slide(logits_of: Callable[[Tensor], Tensor], image_CHW: Tensor, window: int,
     total_KHW: Tensor | None = None
     times_HW = torch.zeros(height, width)
     for first in range(0, len(places), at_once):
-        some = places[first : first + at_once]
-        coarse_BKhw = logits_of(torch.stack([image_CHW[:, y : y + window, x : x + window] for y, x in some]))
+        corners = places[first : first + at_once]
+        coarse_BKhw = logits_of(torch.stack([image_CHW[:, y : y + window, x : x + window] for y, x in corners]))
         if total_KHW is None:
             total_KHW = torch.zeros(coarse_BKhw.shape[1], height, width, device=coarse_BKhw.device)
-        for (y, x), coarse_Khw in zip(some, coarse_BKhw, strict=True):
+        for (y, x), coarse_Khw in zip(corners, coarse_BKhw, strict=True):
             total_KHW[:, y : y + window, x : x + window] += _upsampled(coarse_Khw, (window, window))
             times_HW[y : y + window, x : x + window] += 1
     assert total_KHW is not None
@@ -131,7 +133,7 @@ def slide(logits_of: Callable[[Tensor], Tensor], image_CHW: Tensor, window: int,
 
 
 def classes_at(logits_KHW: Tensor, size: tuple[int, int]) -> Tensor:
-    """The class of each pixel of the logits resized to `size` (height, width), a few classes at a time."""
+    """The class of each pixel after the logits are resized to `size` (height, width), a few classes at a time."""
     best = torch.full(size, -math.inf, device=logits_KHW.device)
     guesses = torch.zeros(size, dtype=torch.int64, device=logits_KHW.device)
     for first in range(0, len(logits_KHW), CLASSES_AT_ONCE):
@@ -179,13 +181,16 @@ class Segmentation:
         return self._order.examples(step, chunk.start, len(chunk))
 
     def _features(self, images_BCHW: Tensor) -> Tensor:
-        """(B, D, h, w), in float32 throughout."""
+        """(B, D, h, w) features, in float32 throughout."""
         side = self.window // self._backbone.patch
         _, patches_BPD = self._backbone(images_BCHW)
         return patches_BPD.transpose(1, 2).unflatten(2, (side, side))
 
     def step(self, step: int) -> float:
-        """One update of the head; the loss before it: cross entropy over all pixels, 0 for those without a label."""
+        """Updates the head once; returns the loss before the update.
+
+        The loss is the mean cross entropy over all pixels; those without a label count as 0.
+        """
         batch, device, side = self._protocol.batch, self._backbone.device, self.window // self._backbone.patch
         features_BDhw = torch.zeros(batch, self._backbone.width, side, side, device=device)
         labels: dict[int, Tensor] = {}
@@ -215,7 +220,7 @@ class Segmentation:
 
     @torch.no_grad()
     def measure(self) -> np.ndarray:
-        """(N, 2, K): for each validation scene and class, intersection and union in pixels; on every process."""
+        """(N, 2, K) intersections and unions in pixels of each validation scene and class, on every process."""
         scenes, how = self._data.validation, self._how
         overlaps_N2K = torch.zeros(len(scenes), 2, CLASSES, dtype=torch.int64)
         self.head.eval()
@@ -248,7 +253,7 @@ class Segmentation:
 def measure_ade20k(
     backbone: Backbone, data: SceneData, protocol: Ade20kProtocol, how: Pass, limit: int | None = None
 ) -> TaskScore:
-    """The best mean IoU among the validations on the way and the last one, as the DINOv3 scripts report it."""
+    """Trains and measures; the score is the best mean IoU of all validations, as the DINOv3 scripts report it."""
     data = limited(data, limit)
     protocol = within(protocol, len(data.train), limit)
     check_scenes(data, how.progress)
@@ -293,7 +298,7 @@ def measure_ade20k(
 
 
 def limited(data: SceneData, limit: int | None) -> SceneData:
-    """At most `limit` training and `limit` validation scenes, evenly over each set."""
+    """Takes at most `limit` training and `limit` validation scenes, spread evenly over each set."""
 
     def some(scenes: Scenes) -> Scenes:
         positions = spread(len(scenes), limit)

@@ -1,6 +1,6 @@
-"""What an evaluation is made of: families of tasks, each of which says what it needs of a model, and their scores.
+"""The parts of an evaluation: families of tasks, each of which says what it needs of a model, and their scores.
 
-No torch in here, nor at the top of the modules that declare families: a wrong name is refused at once.
+torch is not imported here, nor at the top of the modules that declare families, so that a wrong name fails at once.
 """
 
 import math
@@ -22,7 +22,7 @@ class TaskScore:
 
     task: str
     value: float
-    count: int  # what it was measured on: images, questions
+    count: int  # examples that it was measured on: images, questions
     interval: tuple[float, float]  # 95%
     details: dict[str, Any] = field(default_factory=dict)
 
@@ -32,25 +32,25 @@ class TaskScore:
 
 @dataclass(frozen=True)
 class EvaluationRequest:
-    """A loaded model, the tasks of one family to measure it by, and how."""
+    """A loaded model, the tasks of one family to measure it by, and the settings."""
 
     loaded: "LoadedModel"
     tasks: Sequence[str]
     world: "World"
     batch: int | None = None
     data: Path | None = None  # instead of the run's own
-    limit: int | None = None  # only so many examples of each task
+    limit: int | None = None  # at most this many examples of each task
     options: Mapping[str, Any] = field(default_factory=dict)  # those that were given
-    all_tasks: Sequence[str] = ()  # of all families
+    all_tasks: Sequence[str] = ()  # the tasks of all families
 
     @property
     def run(self) -> Run | None:
-        """None for a stock model."""
+        """The run that the model comes from; None for a stock model."""
         return self.loaded.run
 
     @property
     def images_at_once(self) -> int:
-        """Images a process takes in one forward."""
+        """The number of images in one forward of a process."""
         if self.batch is not None:
             return self.batch
         if self.run is None:
@@ -69,41 +69,44 @@ class Measured:
     """The scores of a family's tasks."""
 
     scores: list[TaskScore]
-    data: str  # where it came from
+    data: str  # its source, for people
     data_sha256: str
-    details: dict[str, Any] = field(default_factory=dict)  # what else the result has to name
+    details: dict[str, Any] = field(default_factory=dict)  # further keys of the result
     lines: list[str] = field(default_factory=list)  # a table of its own; by default value and interval of every score
     notes: dict[str, str] = field(default_factory=dict)  # lines under the table, by their first word
-    variant: str = ""  # tells results of other settings apart in the name of their file
+    variant: str = ""  # part of the file name that tells results of other settings apart
 
 
 class TaskFamily:
-    """Tasks that are measured together. They are for every model that gives what they need, and a kind of training may
-    bring families of its own (`Kind.evaluations`). An option that no family of a model declares is refused there."""
+    """Tasks that are measured together, for every model that gives what they need.
+
+    A kind of training may bring families of its own (`Kind.evaluations`). An option that no family of a model declares
+    is an error.
+    """
 
     needs: ClassVar[frozenset[str]]  # of a model: LANGUAGE, CLASSES, FEATURES
     measures: ClassVar[str]  # what it measures, for messages
     tasks: ClassVar[Iterable[str]]  # names
-    default: ClassVar[Sequence[str]]  # the tasks of a call that names none
+    default: ClassVar[Sequence[str]]  # the tasks if none are named
     options: ClassVar[Sequence[str]] = ()  # beside the batch, the data and the limit
 
     def has(self, name: str) -> bool:
         return name in self.tasks
 
     def near(self) -> Iterable[str]:
-        """Names among which the nearest to a misspelt one is searched."""
+        """Names to suggest for a misspelt one."""
         return self.tasks
 
     def check(self, tasks: Sequence[str], options: Mapping[str, Any], data: Path | None, gives: frozenset[str]) -> None:
-        """UsageError for what can be refused before a model is loaded; must not import torch."""
+        """Raises UsageError for what can be refused before a model is loaded; must not import torch."""
 
     def measure(self, request: EvaluationRequest) -> Measured:
-        """The scores; called on every process."""
+        """Measures the tasks; called on every process."""
         raise NotImplementedError
 
 
 def wilson_interval(successes: float, count: int, z: float = 1.959963984540054) -> tuple[float, float]:
-    """The 95% score interval of a proportion; within [0, 1] and of some width even at 0 and 1."""
+    """Wilson's 95% score interval of a proportion: within [0, 1], and never of width 0, not even at 0 and 1."""
     share = successes / count
     centre = share + z * z / (2 * count)
     spread = z * math.sqrt(share * (1 - share) / count + z * z / (4 * count * count))
