@@ -1,7 +1,7 @@
-"""What a benchmark is: its name and label, its files and rows, the paper's prompt, and lm-eval's own task.
+"""The parts of a benchmark: its name and label, its files and rows, the paper's prompt, and lm-eval's own task.
 
 One file of this package declares one benchmark, and nothing else has to change to add another. These files import
-torch and lm-eval inside functions, never at the top, because names and labels are asked for without them.
+torch and lm-eval inside functions, never at the top, so that names and labels can be looked up without them.
 
 The rows of a benchmark are on the hub or in a local folder. `--data DIR` is a folder that holds the benchmarks' folders
 (`DIR/arc`, `DIR/mmlu` ...), or one of these. In each of them the first form that exists is read; a benchmark that is
@@ -33,7 +33,8 @@ Document = dict[str, Any]
 
 
 class Documents(list[Document]):
-    """As much of a data set as lm-eval looks at; `files` are those that were read, with their sha256."""
+    """Documents with the part of a data set's interface that lm-eval uses; `files`: those that were read, with their
+    sha256."""
 
     def __init__(self, documents: Sequence[Document], files: Mapping[str, str]) -> None:
         super().__init__(documents)
@@ -44,7 +45,7 @@ class Documents(list[Document]):
         return dict.fromkeys(self[0])
 
     def by(self, key: str) -> "dict[str, Documents]":
-        """The documents of each value of a key, in their order."""
+        """Groups the documents by the value of a key, in their order."""
         groups: dict[str, Documents] = {}
         for document in self:
             groups.setdefault(document[key], Documents([], self.files)).append(document)
@@ -59,7 +60,7 @@ class BenchmarkFiles:
     local: Mapping[str, Sequence[str]]  # split: patterns of files in that folder, the first that matches is read
 
     def find(self, benchmark: str, split: str, data: Path | None) -> list[Path]:
-        """Files on this machine, downloaded if need be, in the order in which they are read."""
+        """Returns local paths of the files, downloaded if necessary, in the order in which they are read."""
         if data is None:
             return self._from_hub(benchmark, split)
         if not data.is_dir():
@@ -95,13 +96,13 @@ class BenchmarkFiles:
 
 
 def plain_names(split: str, name: str) -> tuple[str, ...]:
-    """The obvious names of a file: `test.jsonl`, `gsm8k_test.parquet` ..."""
+    """The obvious names of a split's file: `test.jsonl`, `gsm8k_test.parquet` ..."""
     ends = ("jsonl", "jsonl.gz", "parquet", "csv")
     return tuple(f"{place}.{end}" for place in (split, f"{name}_{split}") for end in ends)
 
 
 def load_documents(benchmark: str, paths: Sequence[Path], read_row: Callable[[Any, Path], Document]) -> Documents:
-    """The rows of the files; one that `read_row` refuses with Malformed is an error with its place."""
+    """Reads the rows of the files; one that `read_row` refuses with Malformed is an error with its file and row."""
     documents: list[Document] = []
     for path in paths:
         for number, row in enumerate(_rows(path), start=1):
@@ -118,7 +119,7 @@ def load_documents(benchmark: str, paths: Sequence[Path], read_row: Callable[[An
 
 
 def texts_of(row: Any, *names: str) -> Document:
-    """These fields of a row, each of which has to be text."""
+    """Returns these fields of a row, each of which has to be text."""
     for name in names:
         if not isinstance(row, Mapping) or not isinstance(row.get(name), str):
             raise Malformed(f"no text under {name!r}")
@@ -126,7 +127,7 @@ def texts_of(row: Any, *names: str) -> Document:
 
 
 def _rows(path: Path) -> Iterator[Any]:
-    """A csv with a header gives dictionaries; one without (MMLU's own) lists of cells."""
+    """Reads the rows of a file. A csv with a header gives dictionaries; one without (MMLU's own) lists of cells."""
     rows = read_rows(path)
     if not path.name.endswith(".csv"):
         yield from rows
@@ -142,17 +143,17 @@ def _rows(path: Path) -> Iterator[Any]:
 
 
 ProtocolName = Literal["paper", "harness"]
-SEED = 1234  # lm-eval's, so that few-shot examples are the ones that it draws
+SEED = 1234  # lm-eval's default, so that the few-shot examples are the ones that it draws
 SAMPLING = ("samples", "temperature", "top_k", "max_new_tokens")
 
-# Versions of prompts and scoring: a journal and a score name theirs.
+# Versions of prompts and scoring, which journals and scores record.
 LETTERS_VERSION = 1
 GENERATED_VERSION = 2  # since 2, more ways to write a number or a program are read, and the calculator knows //
 
 
 @dataclass(frozen=True)
 class BenchmarkSettings:
-    """How a language model is asked: the protocol and, where answers are sampled, the sampling."""
+    """How a language model is asked: the protocol and, if answers are sampled, the sampling."""
 
     protocol: ProtocolName
     samples: int = 10
@@ -162,7 +163,7 @@ class BenchmarkSettings:
     seed: int = SEED
 
     def to_dict(self) -> dict[str, Any]:
-        """Only those that matter: lm-eval's tasks bring their own sampling."""
+        """Returns only the settings in use: lm-eval's tasks bring their own sampling."""
         if self.protocol == "harness":
             return {"seed": self.seed}
         return {name: getattr(self, name) for name in (*SAMPLING, "seed")}
@@ -170,7 +171,7 @@ class BenchmarkSettings:
 
 @dataclass(frozen=True)
 class BenchmarkRequest:
-    """A run that is asked, and how."""
+    """The run to ask, and how to ask it."""
 
     run: Run
     settings: BenchmarkSettings
@@ -188,21 +189,19 @@ class PreparedTask:
     is_chat: bool  # prompts are conversations
     files: dict[str, str] = field(default_factory=dict)  # sha256 of the data, by file
     judge: "CodeJudge | None" = None  # runs generated programs
-    sampling: dict[str, Any] | None = None  # of our own; lm-eval's tasks say theirs in their configuration
+    sampling: dict[str, Any] | None = None  # of our own tasks; lm-eval's tasks have theirs in their configuration
     runs_unsafe_code: bool = False
 
     @property
     def heads(self) -> list[str]:
-        """What gets a line of the table: groups that belong to no other group, else every task."""
+        """The groups and tasks that get a line of the table: those that belong to no other group."""
         groups = self.loaded["groups"]
-        inner = {child for group in groups.values() for child in group.child_names}
-        tops = [name for name in groups if name not in inner]
-        alone = [name for name in self.loaded["tasks"] if name not in inner]
-        return [*tops, *alone]
+        members = {child for group in groups.values() for child in group.child_names}
+        return [name for name in (*groups, *self.loaded["tasks"]) if name not in members]
 
 
 class Benchmark:
-    """A subclass declares what is asked and how answers are scored; one instance of it is registered by its name.
+    """A benchmark. A subclass declares what is asked and how answers are scored; its instance is registered by name.
 
     `lap eval --tasks NAME` calls `paper_task` under `--protocol paper` and `lm_eval_task` under `--protocol harness`.
     A benchmark with `files` says by `read_row` what a document is; one without has `documents` of its own.
@@ -219,14 +218,14 @@ class Benchmark:
     lm_eval_splits: Sequence[str] = ("test",)  # that this definition asks for
 
     def check(self, gives: frozenset[str], data: Path | None) -> None:
-        """UsageError if a model that gives this cannot be asked; called before it is loaded."""
+        """Raises UsageError if a model that gives this cannot be asked; called before the model is loaded."""
         if CHAT in self.needs - gives:
             raise UsageError(
                 f"{self.name} is asked in chat form, which this run has not learned; use the run of `lap sft`"
             )
 
     def read_row(self, row: Any, path: Path) -> Document:
-        """The document of a row of `path`; Malformed if it is not a row of this benchmark."""
+        """Returns the document of a row of `path`; raises Malformed if it is not a row of this benchmark."""
         raise NotImplementedError
 
     def documents(self, split: str, data: Path | None) -> Documents:
@@ -234,7 +233,7 @@ class Benchmark:
         return load_documents(self.name, self.files.find(self.name, split, data), self.read_row)
 
     def paper_task(self, request: BenchmarkRequest) -> PreparedTask:
-        """As the paper asks: chat prompts, option letters or pass@k."""
+        """The task as the paper asks it: chat prompts, option letters or pass@k."""
         raise UsageError(f"{self.name} cannot be asked in chat form; use --protocol harness")
 
     def lm_eval_definition(self) -> dict[str, Any]:
@@ -246,7 +245,7 @@ class Benchmark:
         return read_definition(self.lm_eval_file)
 
     def lm_eval_task(self, request: BenchmarkRequest) -> PreparedTask:
-        """As lm-eval asks, over our documents."""
+        """The task as lm-eval asks it, over our documents."""
         from lapcli.evaluation.harness.lm_eval_tasks import one_task, with_documents
 
         splits = {split: self.documents(split, request.data) for split in self.lm_eval_splits}
@@ -262,7 +261,7 @@ class Benchmark:
         sampling: dict[str, Any] | None = None,
         judge: "CodeJudge | None" = None,
     ) -> PreparedTask:
-        """A definition of ours, ready for lm-eval."""
+        """Prepares a definition of ours for lm-eval."""
         from lapcli.evaluation.harness.lm_eval_tasks import one_task
 
         return PreparedTask(self.name, one_task(self.name, definition), is_chat, documents.files, judge, sampling)
@@ -273,7 +272,7 @@ def files_of(splits: dict[str, Documents]) -> dict[str, str]:
 
 
 def task_definition(name: str, documents: Documents, version: int) -> dict[str, Any]:
-    """What every definition of ours begins with: documents that are here already, and no examples before them."""
+    """The common part of our definitions: documents that are already loaded, and zero-shot prompts."""
 
     def load(**_: Any) -> dict[str, Documents]:
         return {"test": documents}
@@ -294,7 +293,7 @@ def letters_definition(
     labels: Callable[[Document], list[str]],
     right_label: Callable[[Document], int],  # its place among the labels
 ) -> dict[str, Any]:
-    """Multiple choice: right if the label of the right choice is the likeliest answer."""
+    """The definition of a multiple-choice task: right if the label of the right choice is the likeliest answer."""
     return {
         **task_definition(name, documents, LETTERS_VERSION),
         "output_type": "multiple_choice",
@@ -316,7 +315,7 @@ def sampled_definition(
     prompt: Callable[[Document], str],
     reference: Callable[[Document], str],
 ) -> dict[str, Any]:
-    """Sampled answers: pass@1 and pass@k of k samples for each document."""
+    """The definition of a task with sampled answers: pass@1 and pass@k of k samples for each document."""
     sizes = sorted({1, settings.samples})
 
     def results(document: Document, verdicts: Sequence[Sequence[Any]]) -> dict[str, float]:
@@ -355,7 +354,7 @@ def _mean(metric: str) -> dict[str, Any]:
 
 
 def pass_at(k: int, passed: Sequence[bool]) -> float:
-    """The unbiased estimate from n samples, c of them right: 1 - C(n - c, k) / C(n, k); any() for k = n."""
+    """The unbiased estimate of pass@k from n samples, c of them right: 1 - C(n - c, k) / C(n, k); any() for k = n."""
     n, c = len(passed), sum(passed)
     if not 1 <= k <= n:
         raise ValueError(f"pass@{k} needs at least {k} samples, not {n}")

@@ -1,7 +1,7 @@
 """Bits per byte of held-out text, document by document: each is read from <|bos|> on, in windows of the context.
 
-The validation of `lap train` walks the same text as one stream, in which a document has its predecessors before it, so
-that its number is a little lower.
+The validation of `lap train` reads the same text as one stream, in which the context of a document begins with its
+predecessors, so that its number is a little lower.
 """
 
 import hashlib
@@ -45,7 +45,7 @@ class BitsPerByte(Benchmark):
             raise UsageError("bpb: this run has no text held out; give --data DIR with text files")
 
     def paper_task(self, request: BenchmarkRequest) -> PreparedTask:
-        """The text itself is scored, without a prompt, under either protocol."""
+        """Scores the text itself, without a prompt, under either protocol."""
         documents = _local(request.data) if request.data is not None else _held_out(request.run)
         definition = {
             **task_definition(self.name, documents, VERSION),
@@ -61,10 +61,10 @@ class BitsPerByte(Benchmark):
 
 
 def _held_out(run: Run) -> Documents:
-    """The run's own held-out text, as much as its validation reads."""
-
+    """Returns the run's own held-out text, as much of it as the validation reads."""
     recipe: Any = run.recipe
-    prepared = prepare_text(recipe.data, Tokenizer.from_file(run.path / TOKENIZER))  # its own: see train.init_from
+    # The tokenizer of the run, not of the recipe: with train.init_from it comes from elsewhere.
+    prepared = prepare_text(recipe.data, Tokenizer.from_file(run.path / TOKENIZER))
     tokens = prepared.validation.read(0, min(len(prepared.validation), recipe.validation.tokens))
     starts = np.flatnonzero(tokens == prepared.tokenizer.bos)
     parts = [part[part != prepared.tokenizer.bos] for part in np.split(tokens, starts)]
@@ -79,7 +79,7 @@ def bits_of_all(pairs: Sequence[tuple[float, int]]) -> float:
 
 
 def standard_error(pairs: Sequence[tuple[float, int]]) -> float | None:
-    """The standard error of this ratio of sums over documents, to first order."""
+    """The standard error of the bits per byte, a ratio of sums over documents, to first order."""
     n = len(pairs)
     if n < 2:
         return None
@@ -89,7 +89,7 @@ def standard_error(pairs: Sequence[tuple[float, int]]) -> float | None:
 
 
 def _local(data: Path) -> Documents:
-    """Text files in `DIR/text`, or in DIR."""
+    """Reads the text files in `DIR/text`, or in DIR."""
     place = data / "text" if (data / "text").is_dir() else data
     texts: list[str] = []
     paths = local_files(str(place), None)

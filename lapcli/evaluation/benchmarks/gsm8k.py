@@ -56,7 +56,7 @@ class Gsm8k(NumberBenchmark):
 
 
 def final_number(text: str) -> str | None:
-    """The number after the first `####`, without thousands' commas, the dollar sign and the full stop at its end."""
+    """The number after the first `####`, without thousands separators, dollar sign and final full stop."""
     match = _NUMBER.search(text)
     if match is None:
         return None
@@ -64,7 +64,7 @@ def final_number(text: str) -> str | None:
 
 
 def _compare_numbers(answers: Sequence[Sequence[str]], documents: Sequence[Document]) -> list[list[Any]]:
-    numbers = [[final_number(answer) for answer in given] for given in answers]
+    numbers = [[final_number(answer) for answer in samples] for samples in answers]
     return [
         [{"passed": number is not None and number == document["number"], "number": number} for number in each]
         for each, document in zip(numbers, documents, strict=True)

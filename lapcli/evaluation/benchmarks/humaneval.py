@@ -23,7 +23,7 @@ from lapcli.runtime.machine import usable_cores
 from lapcli.runtime.progress import Progress
 from lapcli.sandbox import Candidate, Mode, choose_mode, run_all
 
-VERDICTS = 2  # version of what the sandbox judges right: verdicts of another version in a journal are given anew
+VERDICTS = 2  # version of the sandbox's judgement; journalled verdicts of another version are not reused
 ProgramOf = Callable[[Document, str], str]
 
 _PYTHON = {"", "python", "python3", "py"}  # languages of a block
@@ -69,7 +69,7 @@ class HumanEval(Benchmark):
         return self.own_task(definition, documents, sampling=settings.to_dict(), judge=judge)
 
     def lm_eval_task(self, request: BenchmarkRequest) -> PreparedTask:
-        """Prompt, stops and lengths are lm-eval's; its way of running code in its own process is not."""
+        """The task with lm-eval's prompt, stops and lengths; programs run in our sandbox, not in lm-eval's process."""
         from lapcli.evaluation.harness.lm_eval_tasks import one_task, with_documents
 
         documents = self.documents("test", request.data)
@@ -97,20 +97,20 @@ def _pass_at_1(document: Document, verdicts: Sequence[Sequence[Any]]) -> dict[st
 
 
 def answered_program(document: Document, answer: str) -> str:
-    """The paper's protocol: a chat model answers with the whole function."""
+    """The program under the paper's protocol: a chat model answers with the whole function."""
     return python_program(document["prompt"], answer)
 
 
 def _continued_program(document: Document, answer: str) -> str:
-    """lm-eval's: the model continues the head of the function."""
+    """The program under lm-eval's protocol: the model continues the head of the function."""
     return str(document["prompt"]) + answer
 
 
 def python_program(prompt: str, answer: str) -> str:
-    """An answer as a program: its first fenced block, else all of it, after the imports at the prompt's head.
+    """Extracts the program from an answer: its first fenced block, else all of it, after the prompt's imports.
 
     The head of the function is not put before it: the model answers with the whole function. Empty blocks are skipped,
-    and blocks of other languages if there is one of Python.
+    and so are blocks of other languages if there is one of Python.
     """
     answer = answer.replace("\r\n", "\n")
     fenced = list(_blocks(answer))
@@ -123,7 +123,7 @@ def python_program(prompt: str, answer: str) -> str:
 
 
 def _blocks(answer: str) -> Iterator[tuple[str, str]]:
-    """Language and content of the fenced blocks; the last one may lack its closing fence."""
+    """Yields language and content of the fenced blocks; the last one may lack its closing fence."""
     place = 0
     while opening := next((m for m in _OPENING.finditer(answer, place) if m["fence"] and _opens(m)), None):
         fences = (m for m in _CLOSING.finditer(answer, opening.end()) if len(m["fence"] or "") >= len(opening["fence"]))
@@ -133,13 +133,14 @@ def _blocks(answer: str) -> Iterator[tuple[str, str]]:
 
 
 def _opens(fence: re.Match[str]) -> bool:
-    """At the beginning of a line with any language, elsewhere only with Python's or none."""
+    """Whether a fence opens a block: at the beginning of a line with any language, elsewhere only with Python's or
+    none."""
     before = fence.string[: fence.start()].rpartition("\n")[2]
     return not before.strip() or fence["info"].strip().lower() in _PYTHON
 
 
 def _unindented(code: str) -> str:
-    """A block within a list is indented as a whole."""
+    """Removes the indentation of the first line from all lines: a block within a list is indented as a whole."""
     code = code.strip("\n")
     indent = code[: len(code) - len(code.lstrip(" \t"))]
     lines = code.split("\n")
@@ -162,7 +163,7 @@ def _imports(prompt: str) -> list[str]:
 class CodeJudge:
     """A filter of lm-eval that runs every program of a task in the sandbox, several at a time; verdicts are journalled.
 
-    `program_of` makes a program of a document and an answer.
+    `program_of` makes the program from a document and an answer.
     """
 
     def __init__(self, mode: Mode, program_of: ProgramOf, progress: Progress, workers: int | None = None) -> None:
@@ -175,8 +176,8 @@ class CodeJudge:
         answers = list(answers)  # a filter before this one may hand on an iterator
         candidates = [
             Candidate(document["prompt"], self._program_of(document, answer), document["test"], document["entry_point"])
-            for document, given in zip(documents, answers, strict=True)
-            for answer in given
+            for document, samples in zip(documents, answers, strict=True)
+            for answer in samples
         ]
         keys = [
             line_key("code", VERDICTS, str(self.mode), each.prompt, each.program, each.test, each.entry_point)
@@ -184,6 +185,7 @@ class CodeJudge:
         ]
         journal = Journal(self.journal)
         known = {key: value for key, value in journal.read().items() if key in set(keys)}
+        # By key, so that equal programs of a question run once.
         waiting = {key: candidate for key, candidate in zip(keys, candidates, strict=True) if key not in known}
         try:
             verdicts = run_all(waiting.values(), self.mode, self._workers)
@@ -194,7 +196,7 @@ class CodeJudge:
         finally:
             journal.close()
         flat = iter(keys)
-        return [[known[next(flat)] for _ in given] for given in answers]
+        return [[known[next(flat)] for _ in samples] for samples in answers]
 
 
 HUMANEVAL = HumanEval()

@@ -61,7 +61,7 @@ class Mmlu(Benchmark):
 
 
 def _with_choices(row: Any) -> Any:
-    """A csv with a header has columns A to D and the answer's letter."""
+    """Brings the row of a csv with a header, which has columns A to D and the answer's letter, into the plain form."""
     if isinstance(row, Mapping) and "choices" not in row and "A" in row:
         return [row.get("question"), *(row[letter] for letter in "ABCD" if letter in row), row.get("answer")]
     return row
@@ -80,7 +80,7 @@ def _right_label(document: Document) -> int:
 
 
 def _subjects_in_groups(splits: dict[str, Documents], seed: int) -> dict[str, Any]:
-    """lm-eval's 57 tasks in four groups, each group and the whole weighted by size."""
+    """Loads lm-eval's 57 tasks in four groups; the means of groups and of the whole are weighted by size."""
     from lm_eval.api.group import Group
     from lm_eval.config.group import GroupConfig
 
@@ -92,16 +92,16 @@ def _subjects_in_groups(splits: dict[str, Documents], seed: int) -> dict[str, An
     whole = Group.from_config(GroupConfig(**top))
     parts = {name: Group.from_config(GroupConfig(**definition)) for name, definition in groups.items()}
     by_tag = {definition["task"][0]: parts[name] for name, definition in groups.items()}
-    by_subject = {split: documents.by("subject") for split, documents in splits.items()}
+    by_subject = {split: rows.by("subject") for split, rows in splits.items()}
     tasks: dict[str, Any] = {}
     seen: set[str] = set()
     for path in sorted((DEFINITIONS / folder).glob("mmlu_*.yaml")):
         definition = read_definition(f"{folder}/{path.name}")
         subject = definition["dataset_name"]
-        mine = {split: by_subject[split][subject] for split in splits if subject in by_subject[split]}
-        if "test" not in mine:
+        documents = {split: by_subject[split][subject] for split in splits if subject in by_subject[split]}
+        if "test" not in documents:
             continue
-        tasks |= one_task(definition["task"], with_documents(definition, mine), seed)["tasks"]
+        tasks |= one_task(definition["task"], with_documents(definition, documents), seed)["tasks"]
         by_tag[definition["tag"]].add(tasks[definition["task"]])
         seen.add(subject)
     unknown = by_subject["test"].keys() - seen

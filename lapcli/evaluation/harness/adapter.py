@@ -1,4 +1,4 @@
-"""Our GPT as a model of lm-eval: requests in, answers out, journalled and shared over the processes.
+"""Our GPT as a model of lm-eval: requests in, answers out, journalled and computed by all processes.
 
 Text prompts get <|bos|> before them, as every document has in training; chat prompts carry their tokens. A text that is
 longer than the training context loses its beginning, as in lm-eval's own models; chat prompts stay whole.
@@ -24,9 +24,9 @@ from lapcli.runtime.errors import DataError, UsageError
 class Prompt(str):
     """Text that carries its token ids, through copying and pickling.
 
-    lm-eval hands prompts on as text. Rendered chat read back from text would turn a `<|user_end|>` that a question
-    merely quotes into the real one; so the tokens travel with the text, which is for people. They are made for all
-    prompts of a task at once, which uses all cores: MMLU has 14,042.
+    lm-eval passes prompts on as text. Tokenising rendered chat would turn a `<|user_end|>` that a question merely
+    quotes into the real one; so the token ids travel with the text, which is only for people. All prompts of a task are
+    tokenised at once, which uses all cores: MMLU has 14,042.
     """
 
     _ids: tuple[int, ...] | None
@@ -50,9 +50,9 @@ class Prompt(str):
 
 
 def encode_prompts(prompts: Iterable[Prompt]) -> None:
-    """Gives ids to all that have none yet, in one call of the tokenizer."""
+    """Tokenises all prompts that have no ids yet, in one call of the tokenizer."""
     waiting = [(prompt, prompt._parts) for prompt in {id(each): each for each in prompts}.values()]
-    parts = [(prompt, *given) for prompt, given in waiting if given is not None]
+    parts = [(prompt, *unencoded) for prompt, unencoded in waiting if unencoded is not None]
     if not parts:
         return
     tokenizer = parts[0][3]
@@ -63,7 +63,10 @@ def encode_prompts(prompts: Iterable[Prompt]) -> None:
 
 
 def chat_prompt(messages: Sequence[Mapping[str, str]], tokenizer: Tokenizer, answer_begins: bool = False) -> Prompt:
-    """Messages up to the token after which the assistant answers; `answer_begins`: the last one is its beginning."""
+    """Renders messages up to the token after which the assistant answers.
+
+    `answer_begins`: the last message is the beginning of its answer.
+    """
     begun = messages[-1]["content"] if answer_begins else ""
     try:
         turns = conversation(messages[:-1] if answer_begins else messages)
@@ -71,19 +74,20 @@ def chat_prompt(messages: Sequence[Mapping[str, str]], tokenizer: Tokenizer, ans
         raise DataError(f"a prompt cannot be rendered as a conversation: {error}") from None
     if not turns or turns[-1].role != "user":
         raise DataError("a prompt cannot be rendered as a conversation: it does not end with the user")
-    said = "".join(f"<|{turn.role}_start|>{turn.parts[0].text}<|{turn.role}_end|>" for turn in turns)
-    text = f"<|bos|>{said}<|assistant_start|>{begun}"  # as decoding the tokens would give
+    rendered = "".join(f"<|{turn.role}_start|>{turn.parts[0].text}<|{turn.role}_end|>" for turn in turns)
+    text = f"<|bos|>{rendered}<|assistant_start|>{begun}"  # equal to the decoded tokens
     return Prompt(text, None, (turns, begun, tokenizer))
 
 
 DEFAULT_NEW_TOKENS = 256  # lm-eval's
 REQUESTS_AT_ONCE = 1024
+#: Generation settings that `lap` has, and values of others that change nothing.
 _UNDERSTOOD = {"until", "do_sample", "temperature", "top_k", "max_gen_toks", "max_tokens", "max_new_tokens"}
 _NEUTRAL: dict[str, Any] = {"top_p": 1.0, "num_beams": 1, "min_p": 0.0}
 
 
 class LapLM(TemplateLM):
-    """One for each task: it knows where the task's answers are journalled."""
+    """The model of one task; it knows where the task's answers are journalled."""
 
     def __init__(
         self, tokenizer: Tokenizer, context: int, workers: Workers, *, task: str, seed: int, journal: Path | None = None
@@ -94,8 +98,8 @@ class LapLM(TemplateLM):
         self._folder = journal
         self._known: dict[str, Any] = Journal(journal).read()
         self._encoded: dict[str, list[int]] = {}
-        self._part = (0.0, 1.0)  # of a task's requests that are being scored
-        self.resumed = 0  # documents whose answers were there already
+        self._part = (0.0, 1.0)  # the share of a task's requests that is being scored, for the progress bar
+        self.resumed = 0  # documents whose answers were in the journal
         self.truncated = 0  # prompts that lost their beginning
         self.beyond_context = 0  # chat prompts, whole, that are longer than the training context
 
@@ -143,7 +147,7 @@ class LapLM(TemplateLM):
         return answers
 
     def _texts(self, context: str, continuation: str) -> list[str]:
-        """What will be encoded, so that one call can do it on all cores."""
+        """The texts that `TemplateLM` encodes one by one; one call encodes them on all cores in advance."""
         if isinstance(context, Prompt) or not context:
             return [continuation]
         return [context.rstrip(), context + continuation]
@@ -168,7 +172,7 @@ class LapLM(TemplateLM):
         return answers
 
     def _check(self, texts: list[str], continuations: list[tuple[int, ...]]) -> None:
-        """Answers that would be compared by chance: without a token, or letters of unequal tokens."""
+        """Refuses answers that cannot be compared: one without a token, or letters of unequal numbers of tokens."""
         if not all(continuations):
             raise DataError(
                 f"{self._task}: one of the answers {', '.join(map(repr, texts))[:80]} is merged into the last token "
@@ -189,7 +193,7 @@ class LapLM(TemplateLM):
         if isinstance(text, Prompt):
             self.beyond_context += 1
             return [Question(context, tuple(continuations))]
-        # Each continuation leaves another part of the context, so that nothing is shared.
+        # Continuations of different lengths leave room for different parts of the context: nothing can be shared.
         self.truncated += 1
         cut = []
         for continuation in continuations:
@@ -211,7 +215,7 @@ class LapLM(TemplateLM):
         return [sum(logprob for logprob, _ in windows) for windows in self._likelihoods(items)]
 
     def generate_until(self, requests: list[Instance], disable_tqdm: bool = True) -> list[str]:
-        """lm-eval repeats a request as often as it wants samples; they are drawn together."""
+        """Generates answers. lm-eval repeats a request for every sample; samples of a request are drawn together."""
         encode_prompts(request.args[0] for request in requests if isinstance(request.args[0], Prompt))
         groups: list[tuple[Instance, int]] = []
         for request in requests:
@@ -255,7 +259,7 @@ class LapLM(TemplateLM):
         if isinstance(context, Prompt):
             self.beyond_context += len(ids) > self.max_length
             return ids
-        # lm-eval leaves room for the whole answer; of a small context half is kept all the same.
+        # lm-eval leaves room for the whole answer; in a small context, half of it is still used for the prompt.
         room = max(self.max_length - new_tokens, self.max_length // 2)
         self.truncated += len(ids) > room
         return ids[-room:]
@@ -265,7 +269,7 @@ class LapLM(TemplateLM):
         return self._do(job, lambda item: sum(question.length for question in item))
 
     def _do(self, job: LikelihoodJob | GenerationJob, cost: Callable[[Any], float]) -> list[Any]:
-        """Answers from the journal; the workers compute those that it lacks."""
+        """Takes answers from the journal; the workers compute the missing ones."""
         answers: list[Any] = [None] * len(job.items)
         if self._known:
             answers = [self._known.get(job.key(item)) for item in job.items]  # type: ignore[arg-type]
@@ -278,7 +282,8 @@ class LapLM(TemplateLM):
 
 
 def _blocks(requests: list[Instance]) -> Iterator[list[Instance]]:
-    """Whole documents, tokenised and scored together: the first forward pass need not wait for MMLU's 8 MB of text."""
+    """Yields blocks of whole documents that are tokenised and scored together, so that the first forward pass does not
+    wait for MMLU's 8 MB of text."""
     start = 0
     for number, request in enumerate(requests):
         is_next = request.doc_id != requests[number - 1].doc_id or request.task_name != requests[number - 1].task_name

@@ -1,8 +1,8 @@
 """Saved answers: a line of JSON for each document, written as soon as it is scored.
 
 A killed evaluation reads it and resumes. The folder belongs to one set of weights, task and settings, and a line to the
-very tokens of its prompt, so that nothing in it can be stale. Batch sizes and numbers of processes are no part of
-it: they do not change answers. Every process writes a file of its own.
+very tokens of its prompt, so that nothing in it can be stale. Batch size and number of processes are not part of the
+key, because they do not change answers. Every process writes a file of its own.
 """
 
 import hashlib
@@ -22,21 +22,21 @@ def _check(key: str, value: Any) -> str:
 
 
 class Journal:
-    """Answers in files under `folder`; with None, nothing is kept."""
+    """Answers in files under `folder`; with None, nothing is saved."""
 
     def __init__(self, folder: Path | None, rank: int = 0) -> None:
         self._folder, self._rank = folder, rank
         self._file: IO[str] | None = None
 
     def read(self) -> dict[str, Any]:
-        """The answers of all processes; a line that a kill cut short or that was damaged is skipped."""
+        """Returns the answers of all processes; a line that was cut short by a kill or damaged is skipped."""
         answers: dict[str, Any] = {}
         for path in sorted(self._folder.glob("*.jsonl")) if self._folder else ():
             for line in read_text(path, "replace").splitlines():
                 try:
                     entry = json.loads(line)
                     check = _check(entry["key"], entry["value"])
-                    if entry.get("check", check) == check:  # a line of version 0.1 has none
+                    if entry.get("check", check) == check:  # lines of version 0.1 have no checksum
                         answers[entry["key"]] = entry["value"]
                 except (ValueError, KeyError, TypeError):
                     continue
@@ -50,7 +50,7 @@ class Journal:
             path = self._folder / f"process-{self._rank}.jsonl"
             is_cut = path.is_file() and not read_bytes(path).endswith(b"\n")
             self._file = open_to_write(path, "a")
-            if is_cut:
+            if is_cut:  # the new line must not be appended to a half one
                 self._file.write("\n")
         self._file.write(json.dumps({"key": key, "value": value, "check": _check(key, value)}) + "\n")
         self._file.flush()

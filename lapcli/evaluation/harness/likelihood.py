@@ -1,9 +1,9 @@
-"""Log-likelihoods of continuations, with whatever they share computed once.
+"""Log-likelihoods of continuations; the context that they share is computed once.
 
 A question is a context and its continuations. All of them are one row of a forward: the context, then the continuations
-side by side, each at the positions that follow the context and blind to the others. The head is applied only where a
-token is predicted. A question whose continuations are single tokens (letters) is its context alone: one row, one
-position.
+side by side, each at the positions that follow the context and masked from the others. The head is applied only where a
+token is predicted. A question whose continuations are single tokens (letters) needs its context alone: one row, one
+predicting position.
 
 Shapes: B questions, T tokens of a row, N predicting positions, C width, V vocabulary.
 """
@@ -18,7 +18,7 @@ from lapcli.models.gpt import GPT, KVCache
 from lapcli.runtime.devices import has_float64
 from lapcli.runtime.errors import LapError
 
-_LOGITS_AT_ONCE = 1 << 24
+_LOGITS_AT_ONCE = 1 << 24  # elements of a block of logits, to limit the memory
 
 NOT_FINITE = "the model gives logits that are not finite; these weights cannot be evaluated"
 
@@ -29,7 +29,7 @@ class Question(NamedTuple):
 
     @property
     def length(self) -> int:
-        """Tokens of its row: the last one of a continuation is only predicted."""
+        """The number of tokens of its row, without the last one of each continuation, which is only predicted."""
         return len(self.context) + sum(len(continuation) - 1 for continuation in self.continuations)
 
 
@@ -39,7 +39,7 @@ class Likelihood(NamedTuple):
 
 
 class _SideBySide(KVCache):
-    """Not a cache: positions and mask of rows whose continuations stand side by side."""
+    """Positions and mask of rows with continuations side by side, in the form of a cache that stores nothing."""
 
     def __init__(self, positions_BT: Tensor, mask_B1TT: Tensor) -> None:
         self.position = 0
@@ -57,7 +57,10 @@ class _SideBySide(KVCache):
 
 
 def score(model: GPT, questions: Sequence[Question], batch: int) -> Iterator[tuple[int, list[Likelihood]]]:
-    """Yields the number of a question and the likelihoods of its continuations, longest rows first."""
+    """Yields the number of a question and the likelihoods of its continuations.
+
+    Rows are sorted by length, the longest first, so that a batch has little padding.
+    """
     for question in questions:
         if not question.context or not all(question.continuations):
             raise LapError("an empty context or continuation has no likelihood")
@@ -74,39 +77,43 @@ def _score_batch(model: GPT, questions: Sequence[Question]) -> list[list[Likelih
     tokens_BT = torch.zeros(len(questions), longest, dtype=torch.long)
     positions_BT = torch.zeros_like(tokens_BT)
     segments_BT = torch.full_like(tokens_BT, -1)  # 0: the context, n: the n-th continuation, -1: padding
-    places: list[list[list[int]]] = []  # of each question and continuation: where its tokens are predicted
+    places: list[list[list[int]]] = []  # question, continuation: the columns where its tokens are predicted
     for row, (context, continuations) in enumerate(questions):
         end = len(context)
         tokens_BT[row, :end] = torch.tensor(context)
         positions_BT[row, :end] = torch.arange(end)
         segments_BT[row, :end] = 0
-        here = []
+        columns_of_row = []
         for number, continuation in enumerate(continuations, start=1):
             inputs = len(continuation) - 1
-            part = slice(end, end + inputs)
-            tokens_BT[row, part] = torch.tensor(continuation[:-1], dtype=torch.long)
-            positions_BT[row, part] = torch.arange(len(context), len(context) + inputs)
-            segments_BT[row, part] = number
-            here.append([len(context) - 1, *range(end, end + inputs)])
+            segment = slice(end, end + inputs)
+            tokens_BT[row, segment] = torch.tensor(continuation[:-1], dtype=torch.long)
+            positions_BT[row, segment] = torch.arange(len(context), len(context) + inputs)
+            segments_BT[row, segment] = number
+            # The last token of the context predicts the first one of every continuation.
+            columns_of_row.append([len(context) - 1, *range(end, end + inputs)])
             end += inputs
-        places.append(here)
+        places.append(columns_of_row)
     cache = None
-    if int(segments_BT.max()) > 0:  # contexts alone are plain causal rows; padding comes after what is read
+    if int(segments_BT.max()) > 0:  # else plain causal rows, whose padding comes after every position that is read
         cache = _SideBySide(positions_BT.to(device), _mask(positions_BT, segments_BT).to(device))
     x_BTC = model.hidden(tokens_BT.to(device), cache)
 
-    predicting = {(row, place): 0 for row, here in enumerate(places) for each in here for place in each}
-    predicting = {key: number for number, key in enumerate(predicting)}
+    # Each predicting position once, although continuations share the end of their context.
+    positions = dict.fromkeys((row, place) for row, lists in enumerate(places) for each in lists for place in each)
+    predicting = {position: number for number, position in enumerate(positions)}
     wanted: list[list[int]] = [[] for _ in predicting]
     for row, question in enumerate(questions):
         for each, continuation in zip(places[row], question.continuations, strict=True):
             for place, token in zip(each, continuation, strict=True):
                 wanted[predicting[row, place]].append(token)
     rows, columns = zip(*predicting, strict=True)
-    known = _log_probabilities(model, x_BTC[list(rows), list(columns)], wanted)
+    by_position = _log_probabilities(model, x_BTC[list(rows), list(columns)], wanted)
     return [
         [
-            _likelihood([known[predicting[row, place]][token] for place, token in zip(each, continuation, strict=True)])
+            _likelihood(
+                [by_position[predicting[row, place]][token] for place, token in zip(each, continuation, strict=True)]
+            )
             for each, continuation in zip(places[row], question.continuations, strict=True)
         ]
         for row, question in enumerate(questions)
@@ -114,14 +121,14 @@ def _score_batch(model: GPT, questions: Sequence[Question]) -> list[list[Likelih
 
 
 def _mask(positions_BT: Tensor, segments_BT: Tensor) -> Tensor:
-    """Which positions attend to which: to the context and to earlier tokens of the same continuation."""
-    mine, theirs = segments_BT[:, :, None], segments_BT[:, None, :]
+    """(B, 1, T, T): a position attends to the context and to earlier tokens of its own continuation."""
+    query, key = segments_BT[:, :, None], segments_BT[:, None, :]
     not_later = positions_BT[:, None, :] <= positions_BT[:, :, None]
-    return (((theirs == 0) | (theirs == mine)) & not_later)[:, None]
+    return (((key == 0) | (key == query)) & not_later)[:, None]
 
 
 def _log_probabilities(model: GPT, x_NC: Tensor, wanted: list[list[int]]) -> list[dict[int, Likelihood]]:
-    """Likelihoods of the wanted tokens at each position; logits are float32, summed in float64 where the device can."""
+    """Likelihoods of the wanted tokens at each position; logits are float32, summed in float64 if the device has it."""
     likelihoods: list[dict[int, Likelihood]] = []
     at_once = max(1, _LOGITS_AT_ONCE // model.config.vocab)
     for start in range(0, len(x_NC), at_once):

@@ -1,6 +1,7 @@
 """Evaluates a language model's run: the tasks one after the other through lm-eval, each saved as it ends.
 
-Below: lm-eval's results as scores with standard errors, the table with its average, and every sample as a line.
+The second half turns lm-eval's results into scores with standard errors, the table with its average, and one line for
+every sample.
 """
 
 import hashlib
@@ -33,7 +34,7 @@ from lapcli.runtime.files import append, make_folder, write_json, write_text
 from lapcli.runtime.progress import Progress, shown_progress
 from lapcli.runtime.tables import fitted, wrapped
 
-BATCH = 16  # questions at once
+BATCH = 16  # questions in one forward
 _SAMPLING_REASON = (
     "the paper gives neither temperature nor top-k nor length; the defaults 1.0 and 50 are nanochat's own for pass@k, "
     "512 tokens its evaluation's; at temperature 0 ten samples would be ten copies"
@@ -46,7 +47,7 @@ PROTOCOLS = {
 
 
 def evaluate(request: EvaluationRequest, settings: BenchmarkSettings) -> Measured:
-    """On rank 0 the scores; the other processes answer what it hands out."""
+    """Returns the scores on rank 0; the other processes compute the jobs that it hands out."""
     logging.getLogger("lm_eval").setLevel(logging.ERROR)
     with shown_progress(request.world.is_main) as progress:
         worker = Worker(*request.loaded.language_model(), request.batch or BATCH, request.world.rank, progress)
@@ -64,7 +65,7 @@ def evaluate(request: EvaluationRequest, settings: BenchmarkSettings) -> Measure
 
 
 class BenchmarkEvaluation:
-    """The tasks of one evaluation; rank 0 alone has one, the other processes answer its questions."""
+    """The tasks of one evaluation. Only rank 0 has one; the other processes answer its questions."""
 
     def __init__(
         self, request: EvaluationRequest, settings: BenchmarkSettings, workers: Workers, progress: Progress
@@ -78,7 +79,7 @@ class BenchmarkEvaluation:
 
     def measure(self) -> Measured:
         request = self._request
-        tasks = [self._prepare(name) for name in request.tasks]  # missing data is an error before anything is computed
+        tasks = [self._prepare(name) for name in request.tasks]  # all first: missing data fails before any computation
         self._describe(tasks)
         samples_out: Path | None = request.options.get("samples_out")
         if samples_out is not None:
@@ -194,7 +195,8 @@ class BenchmarkEvaluation:
         }
 
     def _key(self, prepared: PreparedTask) -> str:
-        """A hash of all that answers and verdicts of a task depend on, except the prompts, which each line has."""
+        """A hash of all that a task's answers and verdicts depend on, except the prompts, which are in each line's
+        key."""
         versions = {name: task.VERSION for name, task in prepared.loaded["tasks"].items()}
         return digest(
             self._loaded.weights_sha256,
@@ -215,12 +217,13 @@ def _list_of(names: list[str]) -> str:
 
 @contextmanager
 def _swift_lm_eval() -> Iterator[None]:
-    """Compiles a prompt's template once, not once a document (MMLU: half a minute); draws no bar into ours."""
+    """Makes lm-eval compile a prompt's template once, not once a document (MMLU: half a minute), and hides its progress
+    bar, which would be drawn over ours."""
     task: Any = lm_eval.api.task
     templates: Any = lm_eval.utils.env
     bar = task.tqdm
     task.tqdm = partial(bar, disable=True)
-    templates.from_string = cache(templates.from_string)  # of the instance, before the class's own
+    templates.from_string = cache(templates.from_string)  # on the instance, where it hides the class's method
     try:
         yield
     finally:
@@ -228,7 +231,7 @@ def _swift_lm_eval() -> Iterator[None]:
         del templates.from_string
 
 
-_UNNAMED = ("none", "verdicts", "create_test")  # filters that need no mention
+_UNNAMED = ("none", "verdicts", "create_test")  # filters that are not shown beside a metric
 
 
 def scores_of(prepared: PreparedTask, results: Mapping[str, Any], details: Mapping[str, Any]) -> list[TaskScore]:
@@ -257,7 +260,7 @@ def _score(prepared: PreparedTask, head: str, results: Mapping[str, Any], detail
         interval = wilson_interval(value * count, count)
     else:
         interval = (value - 1.96 * (error or 0.0), value + 1.96 * (error or 0.0))
-    own = {
+    described = {
         "metric": first,
         "stderr": error,
         "metrics": metrics,
@@ -267,8 +270,10 @@ def _score(prepared: PreparedTask, head: str, results: Mapping[str, Any], detail
         "prompt_sha256": prompt_sha256(results["samples"][task] for task in tasks),
     }
     if len(tasks) > 1:
-        own["subtasks"] = {task: {k: v for k, v in results["results"][task].items() if "," in k} for task in tasks}
-    return TaskScore(head, value, count, interval, {**own, **details})
+        described["subtasks"] = {
+            task: {k: v for k, v in results["results"][task].items() if "," in k} for task in tasks
+        }
+    return TaskScore(head, value, count, interval, {**described, **details})
 
 
 def _pass_size(name: str) -> int:
@@ -281,7 +286,7 @@ def _tasks_under(prepared: PreparedTask, head: str) -> list[str]:
 
 
 def prompt_sha256(samples: Iterable[Sequence[Mapping[str, Any]]]) -> str:
-    """A hash of all that the model was asked, in the order of the documents."""
+    """Hashes everything that the model was asked, in the order of the documents."""
     digest = hashlib.sha256()
     for task in samples:
         for sample in sorted(_once(task), key=lambda sample: sample["doc_id"]):
@@ -290,19 +295,19 @@ def prompt_sha256(samples: Iterable[Sequence[Mapping[str, Any]]]) -> str:
 
 
 def _once(samples: Sequence[Mapping[str, Any]]) -> Iterator[Mapping[str, Any]]:
-    """A sample is logged for each filter."""
+    """Yields each sample once: lm-eval logs it again for every filter."""
     first = samples[0]["filter"] if samples else None
     return (sample for sample in samples if sample["filter"] == first)
 
 
 def prompts_of(prepared: PreparedTask, results: Mapping[str, Any], count: int) -> list[str]:
-    """What the model saw for the first documents, special tokens visible."""
+    """Returns the prompts of the first documents, with special tokens visible."""
     samples = [sample for task in prepared.loaded["tasks"] for sample in _once(results["samples"][task])]
     return [str(sample["arguments"][0][0]) for sample in samples[:count]]
 
 
 def sample_lines(prepared: PreparedTask, results: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-    """Every prompt with its answers and verdicts."""
+    """Yields every prompt with its answers and verdicts."""
     for task in prepared.loaded["tasks"]:
         for sample in sorted(results["samples"][task], key=lambda sample: (sample["doc_id"], sample["filter"])):
             choices = [arguments[1] for arguments in sample["arguments"] if len(arguments) > 1]
@@ -321,13 +326,14 @@ def sample_lines(prepared: PreparedTask, results: Mapping[str, Any]) -> Iterator
 
 
 def average(scores: Sequence[TaskScore]) -> tuple[float, float | None, bool] | None:
-    """The plain mean over the paper's tasks, its standard error, and whether all five of its table are there."""
+    """The plain mean over the paper's tasks, its standard error, and whether all five tasks of its table were
+    measured."""
     counted = [score for score in scores if score.task in PAPER_TASKS]
     if len(counted) < 2:
         return None
     errors = [score.details["stderr"] for score in counted]
-    known = None if None in errors else math.sqrt(sum(error**2 for error in errors)) / len(errors)
-    return sum(score.value for score in counted) / len(counted), known, len(counted) == len(PAPER_TASKS)
+    error = None if None in errors else math.sqrt(sum(each**2 for each in errors)) / len(errors)
+    return sum(score.value for score in counted) / len(counted), error, len(counted) == len(PAPER_TASKS)
 
 
 def table(scores: Sequence[TaskScore]) -> list[str]:

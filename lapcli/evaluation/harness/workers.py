@@ -1,9 +1,9 @@
 """The processes of an evaluation: rank 0 talks to lm-eval and hands out jobs, every process computes its share of
 likelihoods and generations and journals the answers.
 
-lm-eval's own way of sharing documents pads with copies of the last one and fails with fewer documents than processes.
-Here it sees one process; its requests are shared out, and the answers come back in their order. Prompts, few-shot
-examples and scores are therefore the same for any number of processes.
+lm-eval's own way of distributing documents pads with copies of the last one and fails with fewer documents than
+processes. Here it sees one process; its requests are divided among the workers, and the answers come back in their
+order. Prompts, few-shot examples and scores are therefore the same for any number of processes.
 """
 
 from collections.abc import Callable, Sequence
@@ -23,12 +23,12 @@ from lapcli.runtime.errors import LapError, UsageError
 from lapcli.runtime.progress import Progress
 from lapcli.runtime.ranks import World
 
-PARTS = 1000  # of a bar that spans several jobs
+PARTS = 1000  # ticks of a progress bar that spans several jobs
 
 
 @dataclass(frozen=True)
 class LikelihoodJob:
-    """An item is a document as questions: one, or several where it does not fit into one row."""
+    """Likelihoods to compute. An item is a document as questions: one, or several if it does not fit into one row."""
 
     items: Sequence[Sequence[Question]]
     task: str
@@ -44,19 +44,19 @@ class LikelihoodJob:
 
 @dataclass(frozen=True)
 class GenerationJob:
-    """An item is a prompt's tokens; its answer is `samples` texts."""
+    """Texts to generate. An item is a prompt's tokens; its answer is `samples` texts."""
 
     items: Sequence[tuple[int, ...]]
     task: str
     sampling: Sampling
     samples: int
-    until: tuple[str, ...]  # texts that end an answer and are no part of it
-    is_chat: bool  # the calculator answers, and special tokens stay visible
+    until: tuple[str, ...]  # texts that end an answer and are not part of it
+    is_chat: bool  # the calculator is available, and special tokens stay visible
     journal: Path | None = None
 
     def key(self, item: tuple[int, ...]) -> str:
-        given = self.sampling
-        settings = [given.max_tokens, given.temperature, given.top_k, given.seed]
+        sampling = self.sampling
+        settings = [sampling.max_tokens, sampling.temperature, sampling.top_k, sampling.seed]
         return line_key("generation", item, settings, self.samples, self.until, self.is_chat)
 
     def share(self, numbers: Sequence[int]) -> "GenerationJob":
@@ -64,7 +64,7 @@ class GenerationJob:
 
 
 class Worker:
-    """`batch`: questions at once."""
+    """Computes jobs on one process. `batch`: questions in one forward."""
 
     def __init__(self, model: GPT, tokenizer: Tokenizer, batch: int, rank: int, progress: Progress | None) -> None:
         self._model, self._tokenizer, self._batch, self._rank = model, tokenizer, batch, rank
@@ -106,12 +106,12 @@ class Worker:
         done = 0
 
         def is_over(event: Event) -> bool:
-            """Also counts the answers of a prompt, and keeps them when the last one is there."""
+            """Also collects the tokens of a sample, and journals a prompt's answers when its last sample ends."""
             nonlocal done
-            mine = tokens[event.prompt][event.sample]
+            generated = tokens[event.prompt][event.sample]
             if not event.is_end:
-                mine.append(event.token)
-            over = event.is_end or len(mine) >= job.sampling.max_tokens or self._has_stop(mine, stops)
+                generated.append(event.token)
+            over = event.is_end or len(generated) >= job.sampling.max_tokens or self._has_stop(generated, stops)
             if over:
                 running[event.prompt] -= 1
                 if not running[event.prompt]:
@@ -128,7 +128,7 @@ class Worker:
     def _has_stop(self, tokens: list[int], stops: list[bytes]) -> bool:
         if not stops:
             return False
-        # Every token has a byte at least, so that a stop which the newest one completes is within so many tokens.
+        # A token has at least one byte, so a stop that the newest token completes lies within this many tokens.
         newest = self._tokenizer.decode_bytes(tokens[-max(map(len, stops)) :])
         return any(stop in newest for stop in stops)
 
@@ -141,18 +141,18 @@ class Worker:
         return text
 
 
-# Others wait while rank 0 builds prompts or runs generated code.
+# The other ranks wait while rank 0 builds prompts or runs generated code, possibly beyond gloo's default timeout.
 _PATIENCE = timedelta(days=7)
 
 
 class Job(Protocol):
-    """What a worker can do; `items` are shared out."""
+    """Work whose `items` can be divided among processes."""
 
     @property
     def items(self) -> Sequence[Any]: ...
 
     def share(self, numbers: Sequence[int]) -> "Job":
-        """The job with these of its items."""
+        """Returns the job with these of its items."""
 
 
 @dataclass(frozen=True)
@@ -165,41 +165,42 @@ Work = Callable[[Any], list[Any]]
 
 
 class Workers:
-    """`work` answers a job's items in their order."""
+    """The processes of an evaluation; `work` answers a job's items in their order."""
 
     def __init__(self, world: World, work: Work) -> None:
         self._world, self._work = world, work
         self._group: Any = dist.new_group(backend="gloo", timeout=_PATIENCE) if world.size > 1 else None
 
     def do(self, job: Job, cost: Callable[[Any], float]) -> list[Any]:
-        """On rank 0: the answers to all items."""
+        """Called on rank 0: returns the answers to all items."""
         if self._group is None:
             return self._work(job)
+        # Dealt out from the most expensive item on, so that the processes end at about the same time.
         order = sorted(range(len(job.items)), key=lambda number: (-cost(job.items[number]), number))
         shares = [order[rank :: self._world.size] for rank in range(self._world.size)]
         self._hand_out([job.share(numbers) for numbers in shares])
         collected: list[Any] = [None] * self._world.size
         dist.gather_object(_tried(self._work, job.share(shares[0])), collected, group=self._group)
         answers: list[Any] = [None] * len(job.items)
-        for numbers, (mine, error) in zip(shares, collected, strict=True):
+        for numbers, (its_answers, error) in zip(shares, collected, strict=True):
             if error is not None:
                 raise error
-            for number, answer in zip(numbers, mine, strict=True):
+            for number, answer in zip(numbers, its_answers, strict=True):
                 answers[number] = answer
         return answers
 
     def serve(self) -> None:
-        """On the other ranks, until rank 0 is done; fails if it fails."""
+        """Called on the other ranks: answers jobs until rank 0 is done; raises rank 0's error if it fails."""
         while True:
-            (given,) = self._receive()
-            if isinstance(given, _Stop):
-                if given.error is not None:
-                    raise (UsageError if given.is_usage else LapError)(given.error)
+            (message,) = self._receive()
+            if isinstance(message, _Stop):
+                if message.error is not None:
+                    raise (UsageError if message.is_usage else LapError)(message.error)
                 return
-            dist.gather_object(_tried(self._work, given), group=self._group)
+            dist.gather_object(_tried(self._work, message), group=self._group)
 
     def stop(self, error: BaseException | None = None) -> None:
-        """On rank 0, however it ends."""
+        """Called on rank 0 when it is done or has failed: releases the other ranks."""
         if self._group is not None:
             stop = _Stop(None if error is None else str(error), isinstance(error, UsageError))
             self._hand_out([stop] * self._world.size)
@@ -214,7 +215,7 @@ class Workers:
 
 
 def _tried(work: Work, job: Job) -> tuple[list[Any], LapError | None]:
-    """An error is returned to rank 0 with the answers: a rank that just ended would leave the others waiting."""
+    """Runs a job; an error is returned to rank 0, because a rank that just exited would leave the others waiting."""
     try:
         return (work(job) if job.items else []), None
     except LapError as error:
