@@ -26,14 +26,14 @@ from lapcli.runtime.errors import DataError, UsageError
 from lapcli.runtime.progress import shown_progress
 from lapcli.runtime.ranks import pick_device
 
-SEQUENCES = 512  # of text, where --limit does not say
+SEQUENCES = 512  # of text, without --limit
 IMAGES_AT_ONCE = 64
 STOCK_GIVES = frozenset({CLASSES, FEATURES})  # of timm's models, with their classifier
 
 
 @dataclass(frozen=True)
 class AnalyzedModel:
-    """A model that is built, loaded and given its data when `open` is called, so that one at a time is in memory."""
+    """A model to analyse. `open` builds and loads it with its data, so that one model at a time is in memory."""
 
     name: str
     weights: str  # trained, untrained, pretrained
@@ -46,12 +46,13 @@ class AnalyzedModel:
 
     @property
     def label_name(self) -> str:
-        """What the label of an example or a token stands for."""
+        """The meaning of the label of an example or a token."""
         return "next token" if LANGUAGE in self.gives else "class"
 
 
 def results_folder(models: Sequence[AnalyzedModel], runs_dir: Path) -> Path:
-    """In the run, or for several runs a folder with their names, so that no comparison overwrites another."""
+    """Returns the run's own folder, or for several models one with their names, so that no comparison overwrites
+    another."""
     paths = {model.path for model in models}
     alone = paths.pop() if len(paths) == 1 else None
     if alone is not None:
@@ -74,7 +75,7 @@ class OpenedModel:
 
 
 def find_models(selection: Selection, runs: Sequence[Run]) -> list[AnalyzedModel]:
-    """The models of the runs in their order, then the stock models."""
+    """Returns the models of the runs in their order, then the stock models."""
     models: list[AnalyzedModel] = []
     for run in runs:
         models.append(_model_of_run(run, selection, trained=True))
@@ -109,8 +110,7 @@ def _model_of_run(run: Run, selection: Selection, trained: bool) -> AnalyzedMode
 
 
 def _text(loaded: LoadedModel, selection: Selection) -> TextExamples:
-    """The text that the model was pretrained on, or that of --data."""
-
+    """Opens the text that the model was pretrained on, or that of --data."""
     assert loaded.run is not None
     model, tokenizer = loaded.language_model()
     base, source = kind_of(loaded.run.recipe).data_of(loaded.run)
@@ -136,8 +136,7 @@ def _text(loaded: LoadedModel, selection: Selection) -> TextExamples:
 
 
 def _images(loaded: LoadedModel, selection: Selection) -> ImageExamples:
-    """Whole images of the model's size: those of its run, or those of --data."""
-
+    """Opens the images of the model's run, or those of --data, at the model's size."""
     source, size = loaded.images, loaded.image_size
     assert source is not None
     assert size is not None
@@ -150,12 +149,12 @@ def _images(loaded: LoadedModel, selection: Selection) -> ImageExamples:
         }
         source = source.model_copy(update=changes)
     data = open_images(source, loaded.classes)
-    part = data.train if selection.split == "train" else data.validation
+    images = data.train if selection.split == "train" else data.validation
     return ImageExamples(
-        part,
+        images,
         source,
         size,
-        DataOrigin(data.description, part.identity(), selection.split),
+        DataOrigin(data.description, images.identity(), selection.split),
         limit=selection.limit,
         seed=selection.seed,
         batch=batch,
@@ -165,7 +164,7 @@ def _images(loaded: LoadedModel, selection: Selection) -> ImageExamples:
 
 
 def _stock(name: str, selection: Selection) -> AnalyzedModel:
-    """`timm:NAME` with its pretrained weights, or untrained with --init; on the digits, unless --data is given."""
+    """The model `timm:NAME`, pretrained or, with --init, untrained; on the built-in digits unless --data is given."""
     check_timm_name(name)
 
     def open_() -> OpenedModel:

@@ -1,10 +1,9 @@
 """Shared parts of the measurements' figures: style, colours, labels of runs, common panels, and saving.
 
 Runs are labelled by their number of Laplacian heads and ordered by it: `3 Laplacian` and the model's name in legends,
-`3L` where there is no room. Colours are steps of one scale that is
-monotonic in brightness, and lines differ in their markers too, so that they can be told apart in print and by
-colour-blind readers. matplotlib is imported inside functions, because the declarations of measurements import this
-module.
+`3L` where there is no room. Colours are steps of one scale that is monotonic in brightness, and lines differ in their
+markers too, so that they can be told apart in print and by colour-blind readers. matplotlib is imported inside
+functions, because the declarations of measurements import this module.
 """
 
 from __future__ import annotations
@@ -47,6 +46,7 @@ COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#F
 
 
 FORMS = ("png", "svg", "pdf")
+#: Metadata without a date, so that the same figure gives the same file.
 UNDATED: dict[str, Any] = {"svg": {"Date": None, "Creator": None}, "pdf": {"CreationDate": None}}
 
 
@@ -60,7 +60,7 @@ class Look:
 
 
 def size_of(text: str) -> tuple[float, float]:
-    """`6x4`: width and height in inches."""
+    """Parses width and height in inches from `6x4`."""
     match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*[xX,]\s*(\d+(?:\.\d+)?)\s*", text)
     size = (float(match[1]), float(match[2])) if match else (0.0, 0.0)
     if not all(1 <= side <= 50 for side in size):
@@ -69,7 +69,7 @@ def size_of(text: str) -> tuple[float, float]:
 
 
 def forms_of(text: str) -> tuple[str, ...]:
-    """`pdf`, or several forms with commas between them."""
+    """Parses one file format or several with commas between them."""
     forms = tuple(dict.fromkeys(part.strip().lower() for part in text.split(",")))
     for form in forms:
         if form not in FORMS:
@@ -78,7 +78,7 @@ def forms_of(text: str) -> tuple[str, ...]:
 
 
 def save_figure(analysis: Analysis, folder: Path, look: Look | None = None) -> list[Path]:
-    """Writes the figure in each form and returns the paths; none if there is nothing to show."""
+    """Writes the figure in each format and returns the paths; an empty list if there is nothing to show."""
     import matplotlib as mpl
 
     look = look or Look()
@@ -91,7 +91,7 @@ def save_figure(analysis: Analysis, folder: Path, look: Look | None = None) -> l
             figure.set_size_inches(*look.size)
         paths = [folder / f"{analysis.what}.{form}" for form in look.forms]
         for path in paths:
-            cut = "tight" if look.size is None else None  # a size that was asked for is kept
+            cut = "tight" if look.size is None else None  # a requested size is not cropped
             content, form = io.BytesIO(), path.suffix[1:]
             figure.savefig(content, format=form, bbox_inches=cut, dpi=look.dpi, metadata=UNDATED.get(form))
             write_bytes(path, content.getvalue())
@@ -106,21 +106,21 @@ def panels(columns: int, rows: int = 1, width: float = 3.6, height: float = 2.9)
     return figure, figure.subplots(rows, columns, squeeze=False)
 
 
-_MOST_NAMED = 3  # operators in a label, before a legend is wider than its figure
+_MOST_NAMED = 3  # operators in a label; more would make the legend wider than its figure
 
 
 def labels(runs: Sequence[ModelResult]) -> list[str]:
-    """`3L`, with the name where two runs would have the same label."""
+    """Short labels such as `3L`, with the run's name if two runs would have the same label."""
     plain = []
     for run in runs:
         counts = run.plan.per_layer
         text = f"{counts[0]}L" if len(set(counts)) == 1 else f"{run.plan.total / len(counts):.1f}L on average"
         if run.plan.claims:
-            own = run.plan.counts()
-            each = [f"{count / len(counts):.3g} {name}" for name, count in own.items()]
+            operators = run.plan.counts()
+            each = [f"{count / len(counts):.3g} {name}" for name, count in operators.items()]
             text = ", ".join(each)
             if len(each) > _MOST_NAMED:
-                text = f"{sum(own.values()) / len(counts):.3g} of {len(each)} operators"
+                text = f"{sum(operators.values()) / len(counts):.3g} of {len(each)} operators"
         plain.append(text if run.model.weights != "untrained" else f"{text}, untrained")
     return [
         text if plain.count(text) == 1 else f"{text} ({run.model.name})" for text, run in zip(plain, runs, strict=True)
@@ -131,27 +131,27 @@ _LONGEST = 30  # characters of a model's name in a legend
 
 
 def legend_labels(runs: Sequence[ModelResult]) -> list[str]:
-    """`3 Laplacian: vit_digits_3L`, the plan and the model that it is of."""
+    """Labels of head plan and model, such as `3 Laplacian: vit_digits_3L`."""
     named = []
     for run, label in zip(runs, long_labels(runs), strict=True):
         name = run.model.name
         short = name if len(name) <= _LONGEST else f"{name[:14]}...{name[-13:]}"
-        named.append(f"{label}: {short}".replace("$", r"\$"))
+        named.append(f"{label}: {short}".replace("$", r"\$"))  # else matplotlib reads mathematics
     return named
 
 
 def long_labels(runs: Sequence[ModelResult]) -> list[str]:
-    """`3 Laplacian`, `3 Laplacian, untrained`: for titles."""
+    """Long labels such as `3 Laplacian` and `3 Laplacian, untrained`."""
     return [re.sub(r"^([\d.]+)L", r"\1 Laplacian", label.split(" (")[0]) for label in labels(runs)]
 
 
 def title_labels(runs: Sequence[ModelResult]) -> list[str]:
-    """`3 Laplacian`, with the name below it where two runs would have the same title."""
+    """Titles such as `3 Laplacian`, with the run's name below if two runs would have the same title."""
     return [re.sub(r"^([\d.]+)L", r"\1 Laplacian", label).replace(" (", "\n(") for label in labels(runs)]
 
 
 def show_at_least(axes: Any, share: float = 0.1) -> None:
-    """Widens the vertical axis to this share of its values, so that differences in the noise are not blown up."""
+    """Widens the vertical axis to at least this share of its largest value, so that noise does not fill the panel."""
     low, high = axes.dataLim.y0, axes.dataLim.y1
     if not (np.isfinite(low) and np.isfinite(high)):
         return
@@ -166,7 +166,7 @@ def legend_title(runs: Sequence[ModelResult]) -> str:
 
 
 def styles(runs: Sequence[ModelResult]) -> list[dict[str, Any]]:
-    """Colour, line and marker of each run; untrained models are grey."""
+    """Returns colour, line and marker of each run; untrained models are grey."""
     import matplotlib as mpl
 
     trained = [run for run in runs if run.model.weights != "untrained"]
@@ -223,8 +223,8 @@ def figure_by_head(runs: Sequence[ModelResult], quantities: Mapping[str, str]) -
                     (layer + 0.1 * (place - (len(present) - 1) / 2), value)
                     for layer, result in run.layers.items()
                     if name in result.series
-                    for value, own in zip(result.series[name], result.words["operators"], strict=True)
-                    if own == operator and np.isfinite(value)
+                    for value, its_operator in zip(result.series[name], result.words["operators"], strict=True)
+                    if its_operator == operator and np.isfinite(value)
                 ]
                 x, y = np.array(points).reshape(-1, 2).T
                 colour, marker = COLOURS[place % len(COLOURS)], MARKERS[place % len(MARKERS)]
@@ -246,8 +246,10 @@ def figure_by_head(runs: Sequence[ModelResult], quantities: Mapping[str, str]) -
 
 
 def name_runs(axes: Any, runs: Sequence[ModelResult]) -> None:
-    """Names runs along the horizontal axis; long labels take two lines, and many long labels are upright. More than
-    three runs leave no room for the word, so that only the title of the axis says what the numbers count."""
+    """Names runs along the horizontal axis; long labels take two lines, and many long labels are rotated.
+
+    With more than three runs there is no room for the word "Laplacian", and only the axis title says what is counted.
+    """
     shown = [re.sub(r"^([\d.]+)L\b", r"\1", label) for label in labels(runs)]
     shown = [label.replace(", ", "\n").replace(" (", "\n(") for label in shown]
     if len(runs) <= 3 and all("(" not in label for label in shown):

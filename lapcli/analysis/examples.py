@@ -27,7 +27,7 @@ from lapcli.runtime.errors import UsageError
 from lapcli.runtime.files import read_bytes
 
 TOKENS_AT_ONCE = 8192
-ROWS = 48  # of patches in a feature map, where the model takes pictures of any size
+ROWS = 48  # rows of patches in a feature map, if the model takes pictures of any size
 
 
 @dataclass(frozen=True)
@@ -40,11 +40,11 @@ class DataOrigin:
 
 
 class Examples:
-    """`by_token`: each token has a class of its own; else a sequence has one."""
+    """Sequences with classes. `by_token`: each token has a class of its own; else each sequence has one."""
 
     origin: DataOrigin
     classes: Sequence[str]  # names by index
-    class_ids: Sequence[str] = ()  # as the data calls them, where that is something else
+    class_ids: Sequence[str] = ()  # the names in the data, if they differ
     by_token: bool
 
     def __len__(self) -> int:
@@ -54,12 +54,12 @@ class Examples:
         raise NotImplementedError
 
     def class_counts(self) -> np.ndarray:
-        """Examples of each class, without running anything."""
+        """Counts the examples of each class, without running the model."""
         raise NotImplementedError
 
 
 def class_names(classes: Sequence[str]) -> Sequence[str]:
-    """Readable names: timm's where classes are WordNet ids (`n01440764` is `tench`); no two are the same."""
+    """Returns readable, distinct names: timm's if the classes are WordNet ids (`n01440764` is `tench`)."""
     if not classes or not all(re.fullmatch(r"n\d{8}", str(name)) for name in classes):
         return classes
 
@@ -70,7 +70,7 @@ def class_names(classes: Sequence[str]) -> Sequence[str]:
 
 
 class TextExamples(Examples):
-    """The first sequences of a token stream, whole contexts, each token with the class of its next."""
+    """The first sequences of a shuffled token stream, whole contexts; the class of a token is the next token."""
 
     by_token = True
 
@@ -107,7 +107,7 @@ class TextExamples(Examples):
 
 
 class _TokenNames(Sequence[str]):
-    """A token as text, quoted, so that a space and a line break can be seen."""
+    """Tokens as quoted text, so that spaces and line breaks are visible."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
@@ -143,7 +143,7 @@ class ImageExamples(Examples):
         self._transform = evaluation_transform(source, size)
         self._batch, self._workers = batch, workers
         count = len(images) if limit is None else min(limit, len(images))
-        # Of a folder for each class the first images would be of one class.
+        # A random choice: with a folder for each class, the first images would all be of one class.
         self._indices = np.sort(np.random.default_rng([seed, len(images)]).permutation(len(images))[:count])
 
     def __len__(self) -> int:
@@ -153,8 +153,8 @@ class ImageExamples(Examples):
         rounds = -(-len(self) // self._batch)
 
         def examples(turn: int, _: int) -> list[Example]:
-            part = self._indices[turn * self._batch : (turn + 1) * self._batch]
-            return [Example(0, int(index), 0) for index in part]
+            indices = self._indices[turn * self._batch : (turn + 1) * self._batch]
+            return [Example(0, int(index), 0) for index in indices]
 
         reader = Reader(self._images, self._transform, self._size, None)
         loader = ImageLoader(reader, examples, micro_steps=1, last=(rounds - 1, 0), workers=self._workers)
@@ -170,7 +170,7 @@ class ImageExamples(Examples):
         return np.bincount(self._images.labels[self._indices], minlength=len(self.classes))
 
     def pictures(self, files: Sequence[Path], count: int) -> list[tuple[str, Image.Image]]:
-        """Named images: the files, or without any the first few of the data."""
+        """Returns named images: the files, or `count` images spread evenly over the data if there are none."""
         if files:
             turned = self._source.exif_orientation == "apply"
             return [(path.name, _read(path, turned)) for path in files]
@@ -179,7 +179,7 @@ class ImageExamples(Examples):
         return [(self._images.name(index), self._images.image(index)) for index in chosen]
 
     def prepare(self, image: Image.Image, patch: int | None) -> tuple[Tensor, Tensor]:
-        """What the model takes, 1 x 3 x H x W, and the same picture as bytes, 3 x H x W.
+        """Returns the model's input, 1 x 3 x H x W, and the same picture as bytes, 3 x H x W.
 
         A model that takes any size (`patch` pixels a patch) gets the whole picture, ROWS patches high.
         """

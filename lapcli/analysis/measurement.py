@@ -1,8 +1,8 @@
-"""What an analysis is: a `Measurement` with its name, help, options, needs, accumulator, table columns and figure.
+"""The base of every analysis: a `Measurement` with name, help, options, needs, accumulator, table columns and figure.
 
 Each file in `lapcli/analysis/measurements` holds one, and nothing else has to change to add another. These files import
-torch and matplotlib inside functions, never at the top, because help and the checks of a command line read their
-declarations and answer at once.
+torch and matplotlib inside functions, never at the top: `--help` and the checks of a command line read their
+declarations and must answer at once.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from lapcli.analysis.analyzed_models import OpenedModel
     from lapcli.measures.capture import Capture, Site
 
-SPREAD = 6  # layers of a figure that shows some of them
+SPREAD = 6  # at most this many layers in a figure that shows some of them
 
 Value = float | int | None  # None: not defined for this input; a note says why
 
@@ -35,8 +35,8 @@ class LayerResult:
     values: dict[str, Value] = field(default_factory=dict)
     series: dict[str, np.ndarray] = field(default_factory=dict)  # by rank or by head: one number each
     points: dict[str, np.ndarray] = field(default_factory=dict)  # of a scatter plot: N x 2 places, N classes
-    words: dict[str, list[str]] = field(default_factory=dict)  # by head, as the series
-    pictures: list[Any] = field(default_factory=list)  # for the figure alone
+    words: dict[str, list[str]] = field(default_factory=dict)  # by head, one word each
+    pictures: list[Any] = field(default_factory=list)  # only for the figure, not written to files
     notes: list[str] = field(default_factory=list)
 
 
@@ -62,7 +62,7 @@ class Option:
     metavar: str | None = None
     minimum: int | None = None
     is_repeatable: bool = False  # its value is a tuple
-    is_condition: bool = True  # reports do not compare numbers that were measured with other values of it
+    is_condition: bool = True  # reports do not compare numbers that were measured with different values of it
 
 
 LAYER = Option(
@@ -83,7 +83,7 @@ CLASSES = Option(
 
 @dataclass(frozen=True)
 class Settings:
-    """How to measure: values of options; an option without a value has its default."""
+    """The values of options; an option without a value has its default."""
 
     values: Mapping[Option, Any] = field(default_factory=dict)
     seed: int = 0
@@ -100,7 +100,7 @@ class DoesNotFit(UsageError):
 
 
 class Measurement:
-    """A subclass declares what the measurement is; an instance measures one model.
+    """A measurement: a subclass declares it, an instance measures one model.
 
     `lap analyze NAME` shows `help` and takes `options`; `definition` goes to the output. The measurement is for models
     that give all of `needs` (the names in `lapcli/kinds/kind.py`). Without --layer it measures `default_layers` (last,
@@ -137,18 +137,18 @@ class Measurement:
             raise UsageError("--tokens class: this model has no class token; use --tokens all or patch")
 
     def listen(self, capture: Capture, layer: int) -> Accumulator:
-        """Adds listeners for one layer; the accumulator's result is asked for when the capture has run."""
+        """Adds listeners for one layer; the accumulator's `result` is called after the capture has run."""
         accumulator = self.token_accumulator()
         capture.on_tokens(self.site(layer), lambda tokens, _: accumulator.update(tokens))
         return accumulator
 
     def token_accumulator(self) -> TokenAccumulator:
-        """For one layer of a measurement that needs the tokens of `site` alone; others have their own `listen`."""
+        """Returns the accumulator of one layer, if the tokens of `site` are enough; others override `listen`."""
         raise NotImplementedError
 
     @classmethod
     def draw(cls, analysis: Analysis) -> Figure | None:
-        """The figure of all models that are compared; None if there is nothing to show."""
+        """Draws the figure of all models that are compared; None if there is nothing to show."""
         raise NotImplementedError
 
     @classmethod
@@ -157,12 +157,12 @@ class Measurement:
 
     @classmethod
     def shown_columns(cls, values: Mapping[str, Value]) -> dict[str, str]:
-        """Columns of the terminal's table for a result with these values; the files hold all values."""
+        """Returns the columns of the terminal's table for a result with these values; the files hold all values."""
         return {name: heading for name, heading in cls.columns.items() if name in values}
 
     @classmethod
     def described_settings(cls, settings: Settings) -> dict[str, Any]:
-        """The values of the measurement's options, for the output."""
+        """Returns the values of the measurement's options, for the output."""
         values = {option.name: _plain(settings[option]) for option in cls.options}
         if "layer" in values:
             values["layer"] = values["layer"] or cls.default_layers
@@ -191,7 +191,7 @@ class Measurement:
 
 
 def chosen_layers(text: str | None, default: str, layers: int) -> list[int]:
-    """`last`, `all`, `3`, `0,5,11`, `6-11`; counted from 0, negative from the end."""
+    """Parses `last`, `all`, `3`, `0,5,11` or `6-11`; counted from 0, negative from the end."""
     wanted = text or default
     if wanted == "all":
         return list(range(layers))

@@ -1,4 +1,4 @@
-"""Which runs and models are analysed. No torch in here: a run that does not exist is refused at once."""
+"""The runs and models to analyse. torch is not imported here, so that a run that does not exist fails at once."""
 
 import fnmatch
 from collections.abc import Sequence
@@ -13,7 +13,7 @@ from lapcli.runtime.errors import UsageError
 
 @dataclass(frozen=True)
 class Selection:
-    """Which models on which data, as the command line gives it."""
+    """Models and data as the command line names them."""
 
     runs_dir: Path
     runs: Sequence[str] = ()
@@ -30,7 +30,7 @@ class Selection:
 
 
 def find_runs(selection: Selection) -> list[Run]:
-    """The runs in the order they are named; the newest finished run if none is named."""
+    """Returns the runs in the order in which they are named; the newest finished run if none is named."""
     runs = [named_run(selection.runs_dir, name) for name in selection.runs]
     if selection.pattern is not None:
         names = runs_in(selection.runs_dir)

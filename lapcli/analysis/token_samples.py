@@ -22,7 +22,7 @@ POINTS = 2000
 
 
 class TokenSample:
-    """At most `size` tokens of the classes in `classes`.
+    """A random sample of at most `size` tokens of the classes in `classes`.
 
     Every token has a random number keyed by (seed, its sequence), and those with the smallest are kept: the same tokens
     in every layer and for every batch size.
@@ -35,18 +35,18 @@ class TokenSample:
         self._tokens: np.ndarray | None = None
 
     def update(self, tokens_BTD: Tensor, labels: Tensor, first: int) -> None:
-        """Labels: B of sequences, or B x T of tokens; `first` is the number of the first sequence."""
+        """Adds tokens. Labels: B of sequences, or B x T of tokens; `first` is the number of the first sequence."""
         B, T, D = tokens_BTD.shape
         labels_BT = labels.cpu().numpy() if labels.ndim == 2 else np.repeat(labels.cpu().numpy()[:, None], T, axis=1)
         key_BT = np.stack([np.random.default_rng([self._seed, first + row]).random(T) for row in range(B)])
         wanted = np.isin(labels_BT, self._classes).reshape(-1)
-        if len(self._key) == self._size:  # most later tokens do not enter a full sample; they are not copied
+        if len(self._key) == self._size:  # most later tokens do not enter a full sample and need not be copied
             wanted &= key_BT.reshape(-1) < self._key.max()
         rows = np.flatnonzero(wanted)
-        here = tokens_BTD.reshape(B * T, D)[labels.new_tensor(rows)].cpu().numpy()
+        new_ND = tokens_BTD.reshape(B * T, D)[labels.new_tensor(rows)].cpu().numpy()
         key = np.concatenate([self._key, key_BT.reshape(-1)[rows]])
         label = np.concatenate([self._class, labels_BT.reshape(-1)[rows]])
-        tokens = here if self._tokens is None else np.concatenate([self._tokens, here])
+        tokens = new_ND if self._tokens is None else np.concatenate([self._tokens, new_ND])
         order = np.argsort(key, kind="stable")[: self._size]
         self._key, self._class, self._tokens = key[order], label[order], tokens[order]
 
@@ -56,7 +56,7 @@ class TokenSample:
 
 
 def chosen_classes(settings: Settings, examples: Examples, count: int) -> list[int]:
-    """The classes of --classes; without it `count` classes of the data: drawn by seed, or the most frequent tokens."""
+    """Returns the classes of --classes, else `count` of the data: drawn by seed, or the most frequent tokens."""
     names, given = examples.classes, settings[CLASSES]
     if given is None:
         counts = examples.class_counts()
@@ -82,19 +82,19 @@ def chosen_classes(settings: Settings, examples: Examples, count: int) -> list[i
 
 
 def classes_in_order(runs: Sequence[ModelResult]) -> list[int]:
-    """The classes that occur in any sample, so that each has the same colour in all panels."""
+    """Returns the classes that occur in any sample, sorted, so that each has the same colour in all panels."""
     seen = [result.points["class"] for run in runs for result in run.layers.values() if "class" in result.points]
     return sorted(int(label) for label in np.unique(np.concatenate(seen))) if seen else []
 
 
 def scatter(axes: Any, result: LayerResult, order: list[int], names: Sequence[str]) -> None:
-    """Points in the colour and marker of their class."""
+    """Plots points in the colour and marker of their class."""
     places, classes = result.points["place"], result.points["class"]
     for number, label in enumerate(order):
-        own = places[classes == label]
+        points = places[classes == label]
         axes.scatter(
-            own[:, 0],
-            own[:, 1],
+            points[:, 0],
+            points[:, 1],
             s=9,
             marker=MARKERS[number % len(MARKERS)],
             color=COLOURS[number % len(COLOURS)],

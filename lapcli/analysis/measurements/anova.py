@@ -7,8 +7,8 @@ Images, tokens t of example i of class c, with the means mu_ic = ave_t X_tic, mu
 
 Language: a token is an example of the class "its next token", and there is no within-sequence part.
 
-Averages are nested, so that every class weighs the same as in the paper's formula; the same weighted by example
-(a frequent next token weighs more) is given beside it. The memory is one row for each class.
+Averages are nested, so that every class weighs the same, as in the paper's formula; the shares weighted by example
+(a frequent next token weighs more) are given beside them. The memory is one row for each class.
 """
 
 from __future__ import annotations
@@ -74,8 +74,8 @@ class Anova(Measurement):
 
     @classmethod
     def shown_columns(cls, values: Mapping[str, Value]) -> dict[str, str]:
-        """The weighting by example is shown for next tokens alone, whose frequencies differ far more than those of
-        classes of images."""
+        """Shows the weighting by example for next tokens alone, whose frequencies differ far more than those of classes
+        of images."""
         shown = super().shown_columns(values)
         if "within_sequence_share" not in values:
             return shown
@@ -109,14 +109,15 @@ class Anova(Measurement):
 
 
 class AnovaAccumulator:
-    """`by_token`: each token has a class of its own (language); else each sequence has one (images)."""
+    """The parts of the variance in one layer. `by_token`: each token has a class (language), else each sequence
+    (images)."""
 
     def __init__(self, classes: int, width: int, *, by_token: bool, min_count: int = 2) -> None:
         self._moments = ClassMoments(classes, width)
         self._by_token, self._min_count = by_token, min_count
 
     def update(self, tokens_BTD: Tensor, labels: Tensor) -> None:
-        """Labels: B x T of tokens, or B of sequences."""
+        """Adds tokens. Labels: B x T of tokens, or B of sequences."""
         if self._by_token:
             self._moments.update(tokens_BTD.flatten(0, 1), labels.flatten())
             return
@@ -152,7 +153,7 @@ class AnovaAccumulator:
         }
         if not self._by_token:
             parts["within_sequence"] = float(weight_K @ (self._moments.extra_C[kept] / count_K))
-        # For equal tokens, only the rounding error of their mean is left.
+        # Equal tokens: only the rounding error of their mean is left.
         length = float(weight_K @ (mean_KD**2).sum(axis=1))
         if sum(parts.values()) <= ROUNDING * length:
             parts = dict.fromkeys(parts, 0.0)

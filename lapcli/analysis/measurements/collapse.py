@@ -43,7 +43,7 @@ TITLES = {
     "nc3": "NC3: self-duality",
     "nc4": "NC4: nearest mean disagrees",
 }
-#: The vectors that NC2 is computed of: heading in the table, then label, colour, marker and line in the figure.
+#: The vectors that NC2 is computed from: heading in the table, then label, colour, marker and line in the figure.
 NC2_VECTORS = {
     "centred": ("centred", ("class means, centred", COLOURS[0], "o", "-")),
     "as_printed": ("printed", ("class means, as printed", COLOURS[1], "s", "--")),
@@ -117,7 +117,7 @@ class Collapse(Measurement):
 
 
 class CollapseAccumulator:
-    """`classifier_CD`: W; its rows are the classes."""
+    """Neural collapse of one layer; the rows of `classifier_CD`, W, are the classes."""
 
     def __init__(self, classifier_CD: np.ndarray) -> None:
         self._classifier = classifier_CD
@@ -140,7 +140,7 @@ class CollapseAccumulator:
         mean_CD, W_CD = moments.mean_CD[present], self._classifier[present]
         centred_CD = mean_CD - mean_CD.mean(axis=0)
         if np.abs(centred_CD).max(initial=0) <= 1e-13 * np.abs(mean_CD).max(initial=0):
-            centred_CD = np.zeros_like(centred_CD)  # for equal means, only the rounding error of their mean is left
+            centred_CD = np.zeros_like(centred_CD)  # equal means: only the rounding error of their mean is left
         result = LayerResult({"classes": C, "examples": int(moments.count_C.sum())})
         values = result.values
         assert moments.scatter_DD is not None
@@ -178,7 +178,7 @@ class CollapseAccumulator:
         disagree = 0
         for first in range(0, len(predicted), _ROWS):
             rows = np.frombuffer(self._waiting.read(_ROWS * width * 8)).reshape(-1, width)
-            # Written out and not |h|^2 - 2 h m + |m|^2, which loses the digits that near ties need.
+            # Differences are squared; |h|^2 - 2 h m + |m|^2 would lose the digits that decide near ties.
             distance = torch.cdist(torch.from_numpy(rows.copy()), means, compute_mode="donot_use_mm_for_euclid_dist")
             nearest = present[distance.argmin(dim=1).numpy()]
             disagree += int((nearest != predicted[first : first + len(rows)]).sum())
@@ -194,7 +194,7 @@ def equinorm(vectors_CD: np.ndarray) -> float | None:
 
 
 def equiangular(vectors_CD: np.ndarray) -> float | None:
-    """Mean distance of the cosines of pairs from -1/(C-1), which those of a simplex have."""
+    """Mean distance of the cosines of pairs from -1/(C-1), the cosine of a simplex."""
     C = len(vectors_CD)
     lengths = np.linalg.norm(vectors_CD, axis=1, keepdims=True)
     if C < 2 or lengths.min() <= _rounding(vectors_CD):
@@ -206,7 +206,7 @@ def equiangular(vectors_CD: np.ndarray) -> float | None:
 
 
 def self_duality(W_CD: np.ndarray, centred_CD: np.ndarray) -> float | None:
-    """Squared distance of classifier and centred class means, each of Frobenius norm 1."""
+    """Squared distance of classifier and centred class means, both scaled to Frobenius norm 1."""
     lengths = np.linalg.norm(W_CD), np.linalg.norm(centred_CD)
     if min(lengths) <= _rounding(W_CD) or len(W_CD) < 2:
         return None
@@ -217,12 +217,12 @@ def _within_over_between(scatter_DD: np.ndarray, centred_CD: np.ndarray) -> floa
     """tr(S_W S_B^+) through the singular vectors of the centred means: S_B = M' M'^T / C has rank C - 1 at most."""
     C = len(centred_CD)
     _, singular, directions = np.linalg.svd(centred_CD, full_matrices=False)
-    kept = singular > max(singular.max(initial=0) * 1e-10, _rounding(centred_CD))
-    kept[max(C - 1, 0) :] = False
-    if not kept.any():
+    nonzero = singular > max(singular.max(initial=0) * 1e-10, _rounding(centred_CD))
+    nonzero[max(C - 1, 0) :] = False  # 0 in exact arithmetic
+    if not nonzero.any():
         return None
-    inside = np.einsum("rd,de,re->r", directions[kept], scatter_DD, directions[kept])
-    return float((inside / (singular[kept] ** 2 / C)).sum())
+    within_R = np.einsum("rd,de,re->r", directions[nonzero], scatter_DD, directions[nonzero])
+    return float((within_R / (singular[nonzero] ** 2 / C)).sum())
 
 
 def _rounding(vectors: np.ndarray) -> float:

@@ -34,11 +34,11 @@ if TYPE_CHECKING:
 
 IMAGE = Option("images", "--image", Path, (), "An image file; repeatable.", is_repeatable=True, is_condition=False)
 OVERLAY = Option("overlay", "--overlay", bool, False, "Colours over the image, not beside it.", is_condition=False)
-PICTURES = 4  # of the data, where no --image is given
+PICTURES = 4  # of the data, without --image
 
 
 class Features(Measurement):
-    """Runs the model on a few images of its own after the pass, one by one because their sizes may differ."""
+    """Runs the model on a few images after the shared pass, one by one because their sizes may differ."""
 
     name = "features"
     help = "Top three components of an image's patches as colours."
@@ -112,7 +112,7 @@ class FeatureMap:
 
 
 def colours(tokens_TD: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """T x 3 from 0 to 1, and the components' shares of the variance; a component that does not exist is grey."""
+    """Returns T x 3 colours from 0 to 1 and the components' shares of the variance; a missing component is grey."""
     z, _, shares = principal_components(tokens_TD, 3)
     deviation = z.std(axis=0)
     z = z / np.where(deviation > 0, deviation, 1)
@@ -120,7 +120,7 @@ def colours(tokens_TD: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 class FeatureMaps:
-    """The maps of one layer, computed when the result is asked for."""
+    """The feature maps of one layer, computed by `result`."""
 
     def __init__(
         self,
@@ -164,7 +164,7 @@ class FeatureMaps:
 
 
 def _grid(inputs_1CHW: Tensor, tokens: int) -> tuple[int, int]:
-    """Rows and columns of the patches, from the proportions of the image."""
+    """Returns rows and columns of the patches, from the proportions of the image."""
     height, width = inputs_1CHW.shape[2:]
     rows = round((tokens * height / width) ** 0.5)
     if rows * (tokens // max(rows, 1)) != tokens:

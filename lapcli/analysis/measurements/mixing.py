@@ -1,7 +1,7 @@
-"""What head operators have learnt: alpha, beta, strengths and gates, by layer and head.
+"""The learnt numbers of head operators: alpha, beta, strengths and gates, by layer and head.
 
-A number that is learnt for each head is shown as it is, the gate of an exclusive head as tanh(a), and a gate that
-depends on the input as its mean over tokens. A learnt mix `alpha v + beta o` says what the network chooses by itself:
+A number that is learnt for each head is shown unchanged, the gate of an exclusive head as tanh(a), and a gate that
+depends on the input as its mean over tokens. A learnt mix `alpha v + beta o` shows what the network chooses:
 attention at alpha / beta = 0, the Laplacian at -1.
 
 Shapes: B sequences, T tokens, C width, H heads.
@@ -59,7 +59,7 @@ class OperatorMixing(Measurement):
 
 
 class MixingAccumulator:
-    """One layer; `update` adds up gates that depend on the input, all else is the same for every batch."""
+    """The numbers of one layer. Gates that depend on the input are averaged over tokens, the rest is constant."""
 
     def __init__(self, operators: list[str]) -> None:
         self._operators = operators
@@ -69,7 +69,7 @@ class MixingAccumulator:
     def update(self, inputs: HeadInputs) -> None:
         import torch
 
-        heads, end = len(self._operators), len(self._operators)
+        heads, end = len(self._operators), len(self._operators)  # operators claim heads from the last one on
         tokens = inputs.normed_BTC.shape[0] * inputs.normed_BTC.shape[1]
         self._tokens += tokens
         for operator, count in inputs.operators.claims:

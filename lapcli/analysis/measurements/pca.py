@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from lapcli.analysis.analyzed_models import OpenedModel
     from lapcli.measures.capture import Capture
 
-COLOURED = 10  # classes, where --classes names none
+COLOURED = 10  # classes, without --classes
 
 
 class PrincipalComponents(Measurement):

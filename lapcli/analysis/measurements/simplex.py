@@ -114,7 +114,7 @@ class Simplex(Measurement):
 
 
 def simplex_map(classifier_3D: np.ndarray) -> np.ndarray:
-    """A U V^T, 2 x D."""
+    """Returns A U V^T, 2 x D."""
     U, _, Vt = np.linalg.svd(_unit_rows(classifier_3D), full_matrices=False)
     return CORNERS @ U @ Vt
 
@@ -125,7 +125,7 @@ def _unit_rows(rows: np.ndarray) -> np.ndarray:
 
 
 class SimplexAccumulator(TokenSample):
-    """`classes`: the three, in the order of `classifier_3D`'s rows; `center`: subtract the mean of all tokens."""
+    """Places of sampled tokens. `classes`: as the rows of `classifier_3D`; `center`: subtract the mean token."""
 
     def __init__(self, classifier_3D: np.ndarray, classes: list[int], *, center: bool, seed: int) -> None:
         super().__init__(classes, seed)

@@ -2,9 +2,9 @@
 
     to_first = ave_t P_t0        to_self = ave_t P_tt        cosine = ave_t cos(o_t, v_t),  o = P v
 
-A head that has no use for its input can attend to the first token, a sink. A Laplacian or exclusive head takes
-the own value out or puts it in, so what attention gives along it matters. P is computed in blocks of rows: there is
-never a T x T matrix for all heads.
+A head that has no use for its input can attend to the first token, a sink. Laplacian and exclusive heads add or remove
+the token's own value, so the part of attention's output along it matters. P is computed in blocks of rows, so that
+there is never a T x T matrix for all heads.
 
 Shapes: B sequences, H heads, T tokens, R rows of a block, D head size.
 """
@@ -32,7 +32,7 @@ QUANTITIES = {
     "to_self": "mean attention\nto the token itself",
     "cosine_with_value": "cosine of attention's output\nwith the own value",
 }
-NUMBERS_AT_ONCE = 1 << 24  # of the rows of P
+NUMBERS_AT_ONCE = 1 << 24  # elements of a block of rows of P
 
 
 class Sinks(Measurement):
@@ -58,11 +58,11 @@ class Sinks(Measurement):
 
 
 class SinksAccumulator:
-    """One layer."""
+    """The three quantities of one layer, by head."""
 
     def __init__(self, operators: list[str]) -> None:
         self._operators = operators
-        self._heads = StreamingMoments()  # columns: head 0's three quantities, head 1's, ...
+        self._heads = StreamingMoments()  # columns: the first quantity of all heads, the second, the third
 
     def update(self, inputs: HeadInputs) -> None:
         import torch
@@ -80,12 +80,12 @@ class SinksAccumulator:
 
 
 def head_sinks(q_BHTD: Tensor, k_BHTD: Tensor, v_BHTD: Tensor, causal: bool) -> tuple[Tensor, Tensor, Tensor]:
-    """The three quantities of each sequence and head, B x H, in float64."""
+    """Returns the three quantities of each sequence and head, B x H each, in float64."""
     import torch
 
     B, H, T, D = q_BHTD.shape
     rows = max(1, min(T, NUMBERS_AT_ONCE // (B * H * T)))
-    first = own = cosine = torch.zeros(B, H, dtype=torch.float64)
+    first = to_self = cosine = torch.zeros(B, H, dtype=torch.float64)
     for begin in range(0, T, rows):
         end = min(T, begin + rows)
         place_R = torch.arange(begin, end, device=q_BHTD.device)
@@ -96,6 +96,6 @@ def head_sinks(q_BHTD: Tensor, k_BHTD: Tensor, v_BHTD: Tensor, causal: bool) -> 
         similar_BHR = torch.nn.functional.cosine_similarity(P_BHRT @ v_BHTD, v_BHTD[:, :, begin:end], dim=-1)
         to_self_BHR = P_BHRT.gather(3, place_R.view(1, 1, -1, 1).expand(B, H, -1, 1))[..., 0]
         first = first + P_BHRT[..., 0].double().sum(-1).cpu()
-        own = own + to_self_BHR.double().sum(-1).cpu()
+        to_self = to_self + to_self_BHR.double().sum(-1).cpu()
         cosine = cosine + similar_BHR.double().sum(-1).cpu()
-    return first / T, own / T, cosine / T
+    return first / T, to_self / T, cosine / T

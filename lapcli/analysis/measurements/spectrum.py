@@ -60,7 +60,7 @@ class Spectrum(Measurement):
         for run, style, label in zip(runs, styles(runs), legend_labels(runs), strict=True):
             series = run.layers[max(run.layers)].series
             mean, std = series["eigenvalue_mean"], series["eigenvalue_std"]
-            shown = mean > 1e-12 * max(mean[0], 1e-300)  # centring leaves one eigenvalue of rounding
+            shown = mean > 1e-12 * max(mean[0], 1e-300)  # centring makes one eigenvalue 0 up to rounding
             rank, mean, std = np.arange(1, len(mean) + 1)[shown], mean[shown], std[shown]
             left.plot(rank, mean, label=label, color=style["color"], linestyle=style["linestyle"])
             if len(runs) <= 3:  # more bands than that hide each other
@@ -85,7 +85,7 @@ class Spectrum(Measurement):
 
 
 class SpectrumAccumulator:
-    """Streams over sequences of one length."""
+    """Moments of the eigenvalues and of k_alpha over sequences of one length."""
 
     def __init__(self) -> None:
         self._eigenvalues, self._k = StreamingMoments(), StreamingMoments()

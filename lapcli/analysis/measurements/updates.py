@@ -1,10 +1,10 @@
-"""What each head adds to the residual stream (Motivation 1 and Figure 2).
+"""The update that each head adds to the residual stream (Motivation 1 and Figure 2).
 
     head h adds  u_t = y_t W_o, times LayerScale;  y = P v (attention), v - P v (Laplacian), or what its operator gives
     m_t = (P x)_t  mean of the tokens, weighted by the head's attention
 
-Along the mean: cosine of u_t with m_t. Towards it: cosine of u_t with m_t - x_t. And what adding u alone does to the
-variance within the sequence: (V(x + u) - V(x)) / V(x), V = ave_t |x_t - mean|^2.
+Along the mean: cosine of u_t with m_t. Towards it: cosine of u_t with m_t - x_t. And the relative change of the
+within-sequence variance if u alone is added: (V(x + u) - V(x)) / V(x), V = ave_t |x_t - mean|^2.
 
 Shapes: B sequences, T tokens, C channels, H heads, D head size.
 """
@@ -120,7 +120,10 @@ def attention_matrix(inputs: HeadInputs, head: int) -> Tensor:
 
 
 def head_update(inputs: HeadInputs, head: int, y_BHTD: Tensor) -> Tensor:
-    """u, B x T x C: what this head adds (the output projection's bias belongs to no head); y is `inputs.outputs()`."""
+    """Returns u, B x T x C, the update of this head, without the output projection's bias, which belongs to no head.
+
+    `y_BHTD` is `inputs.outputs()`.
+    """
     y_BTD = y_BHTD[:, head]
     D = y_BTD.shape[-1]
     u_BTC = y_BTD @ inputs.out_CI[:, head * D : (head + 1) * D].T
@@ -128,10 +131,10 @@ def head_update(inputs: HeadInputs, head: int, y_BHTD: Tensor) -> Tensor:
 
 
 class HeadUpdatesAccumulator:
-    """One layer; heads one after the other, so that one T x T matrix for each sequence is held at a time."""
+    """The updates of one layer, head by head, so that only one T x T matrix for each sequence is held at a time."""
 
     def __init__(self, operators: Sequence[str]) -> None:
-        """`operators`: the name of each head's."""
+        """`operators`: the name of each head's operator."""
         self._heads = [StreamingMoments() for _ in operators]
         self._operators = list(operators)
         self._constant = self._sequences = self._silent = 0
@@ -184,14 +187,14 @@ def _variance(x_BTC: Tensor) -> Tensor:
 
 
 def _mean_cosine(a_BTC: Tensor, b_BTC: Tensor) -> Tensor:
-    """Mean over the tokens of each sequence where both have a direction; NaN where none has.
+    """Mean cosine over those tokens of each sequence where both vectors have a direction; NaN if there are none.
 
     The first token of a causal sequence attends to itself alone: its mean minus itself is zero.
     """
     import torch
 
     lengths_BT = a_BTC.norm(dim=2) * b_BTC.norm(dim=2)
-    # What is left of a difference of nearly equal tokens is rounding, which has no direction either.
+    # The difference of nearly equal tokens is only rounding error, which has no direction either.
     known_BT = lengths_BT > 1e-6 * a_BTC.norm(dim=2).amax(dim=1, keepdim=True) * b_BTC.norm(dim=2).amax(1, keepdim=True)
     cosine_BT = torch.where(known_BT, (a_BTC * b_BTC).sum(dim=2) / torch.where(known_BT, lengths_BT, 1), 0)
     count_B = known_BT.sum(dim=1)
