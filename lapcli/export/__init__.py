@@ -1,1 +1,1 @@
-"""Weights out of a run: one file for a format (transformers, timm, safetensors, ONNX), all through `export_run`."""
+"""Exports the weights of a run: one file per format (transformers, timm, safetensors, ONNX), all by `export_run`."""

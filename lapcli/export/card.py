@@ -1,4 +1,4 @@
-"""The model card of an exported folder: what the run knows about itself, in the form that model hubs read."""
+"""The model card of an exported folder: what is known about the run, in the form that model hubs read."""
 
 import json
 from collections.abc import Iterator, Mapping
@@ -109,7 +109,7 @@ def _result(task: str, name: str, score: Mapping[str, Any], evaluation: Mapping[
 
 
 def _scores(run: Run, weights_sha256: str) -> Iterator[tuple[str, dict[str, Any], dict[str, Any]]]:
-    """(task, score, evaluation) of these very weights."""
+    """Yields (task, score, evaluation) of exactly these weights."""
     for path in sorted((run.path / "eval").glob("*.json")):
         evaluation = read_checked_json(path, "evaluate the run again")
         if evaluation.get("weights_sha256") == weights_sha256:
@@ -204,7 +204,7 @@ def _training(run: Run, record: Mapping[str, Any]) -> str:
 
 
 def _seconds(run: Run) -> float:
-    """Seconds of steps, validations and saves; 0 where the metrics do not record them."""
+    """Seconds of steps, validations and saves; 0 if the metrics do not record them."""
     if not (run.path / METRICS).is_file():
         return 0.0
     lines = (json.loads(line) for line in read_text(run.path / METRICS).splitlines() if line)
@@ -238,7 +238,7 @@ def _differences(run: Run) -> str:
 
 
 def _without_paths(value: Any) -> Any:
-    """A card may be published: of a local path it has the last part alone."""
+    """Shortens local paths to their last part, because a card may be published."""
     if isinstance(value, dict):
         return {key: _without_paths(inner) for key, inner in value.items()}
     if isinstance(value, list):

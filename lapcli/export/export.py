@@ -1,6 +1,6 @@
-"""A run's weights as a folder for another library: written beside its place, verified, then renamed.
+"""Exports a run's weights as a folder for another library: written to a temporary folder, verified, then renamed.
 
-Every folder has `lap.json` (what it was made from, and whether it was verified) and a model card.
+Every folder has `lap.json` (its source, and whether it was verified) and a model card.
 """
 
 import os
@@ -30,13 +30,13 @@ RECORD = "lap.json"
 @dataclass(frozen=True)
 class Format:
     name: str
-    module: str  # has the function of that name
-    function: str
-    takes: frozenset[str]  # what models have to offer, one of these
-    extra: str | None = None  # of the package, with what writing or verifying needs
-    needs: tuple[str, ...] = ()  # packages without which nothing can be written
+    module: str
+    function: str  # of that module, which writes the folder
+    takes: frozenset[str]  # a model has to give one of these
+    extra: str | None = None  # of our package, with the libraries for writing or verifying
+    needs: tuple[str, ...] = ()  # libraries without which nothing can be written
     dtypes: tuple[str, ...] = tuple(DTYPES)
-    takes_operators: bool = True  # other than the Laplacian
+    takes_operators: bool = True  # head operators other than the Laplacian
 
     @property
     def write(self) -> Callable[[Exported, Path], None]:
@@ -66,7 +66,7 @@ FORMATS = {
 
 @dataclass(frozen=True)
 class Export:
-    """What was written, as `lap.json` has it."""
+    """An exported folder; `record` is the content of its `lap.json`."""
 
     folder: Path
     record: dict[str, Any]
@@ -74,7 +74,7 @@ class Export:
 
     @property
     def problem(self) -> str | None:
-        """Why the folder must not be trusted."""
+        """Why the folder must not be used; None if every check holds."""
         failed = [f"{check.name} ({check.difference:.2g})" for check in self.checks if not check.holds]
         return f"the folder does not compute what the run does: {', '.join(failed)}" if failed else None
 
@@ -88,9 +88,9 @@ def export_run(
     dtype: str = "float32",
     verified: bool | None = None,
 ) -> Export:
-    """Writes the folder `out` (by default `export/FORMAT` in the run) and, with `verified`, loads it again.
+    """Writes the folder `out` (by default `export/FORMAT` in the run) and, with `verified`, reloads it to compare.
 
-    `verified=None`: where the target library is installed.
+    `verified=None`: if the target library is installed.
     """
     form = FORMATS.get(to)
     if form is None:
@@ -100,7 +100,7 @@ def export_run(
     _check_libraries(form, verified)
     folder = run.path / "export" / to if out is None else out
     if folder.exists():
-        raise UsageError(f"{folder} is there already; remove it, or name another folder with --out")
+        raise UsageError(f"{folder} already exists; remove it, or name another folder with --out")
     if out is not None and not folder.parent.is_dir():
         raise UsageError(f"--out {folder}: there is no folder {folder.parent}; make it first")
     loaded = open_run(run, find_checkpoint(run, checkpoint), torch.device("cpu"), float32=True)

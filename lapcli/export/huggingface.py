@@ -1,7 +1,7 @@
 """The format `hf`: a GPT as a folder that transformers 5 loads, with tokenizer, chat template and stop tokens.
 
-Without Laplacian heads and with float32 rotary tables it is transformers' own `nanochat`. Any other model brings its
-modelling file with it (`modeling_lap.py`, loaded with `trust_remote_code=True`): under the name `nanochat` its weights
+Without Laplacian heads and with float32 rotary tables it is transformers' own `nanochat`. Any other model comes with
+its modelling file (`modeling_lap.py`, loaded with `trust_remote_code=True`): under the name `nanochat` its weights
 would load silently and compute plain attention.
 """
 
@@ -20,10 +20,10 @@ from lapcli.runtime.files import write_bytes, write_text
 
 MODELING = "modeling_lap.py"
 BOS, END = "<|bos|>", "<|assistant_end|>"
-PAD = "<|output_end|>"  # never a target: a collator that masks the padding masks nothing that is learned
+PAD = "<|output_end|>"  # never a target, so that a collator that masks the padding masks nothing that is learned
 _DTYPES = {"float32": "float32", "bf16": "bfloat16", "float16": "float16"}
 
-#: Gives the ids of `data/chat/conversation.py`: nothing stands between the special tokens and the texts.
+#: Renders the same ids as `data/chat/conversation.py`: nothing stands between the special tokens and the texts.
 CHAT_TEMPLATE = """\
 {{- '<|bos|>' -}}
 {%- if messages and messages[0]['role'] == 'system' -%}
@@ -103,7 +103,7 @@ def _config(model: GPT, tokenizer: Tokenizer, dtype: str, native: bool) -> dict[
         "dtype": _DTYPES[dtype],
     }
     if native:
-        own = {
+        architecture = {
             "architectures": ["NanoChatForCausalLM"],
             "model_type": "nanochat",
             "intermediate_size": 4 * config.width,
@@ -113,7 +113,7 @@ def _config(model: GPT, tokenizer: Tokenizer, dtype: str, native: bool) -> dict[
         }
     else:
         module = MODELING.removesuffix(".py")
-        own = {
+        architecture = {
             "architectures": ["LapForCausalLM"],
             "model_type": "lap_gpt",
             "auto_map": {"AutoConfig": f"{module}.LapConfig", "AutoModelForCausalLM": f"{module}.LapForCausalLM"},
@@ -121,11 +121,11 @@ def _config(model: GPT, tokenizer: Tokenizer, dtype: str, native: bool) -> dict[
             "rotary_base": config.rotary_base,
             "rotary_precision": config.rotary_precision,
         }
-    return {**own, **shape}
+    return {**architecture, **shape}
 
 
 def _write_tokenizer(tokenizer: Tokenizer, folder: Path, context: int, eos: str) -> None:
-    """Our file with <|bos|> before every text, as every document has in training, and the chat template."""
+    """Writes our tokenizer with <|bos|> before every text, as in training, and the chat template."""
     tokenizer.save(folder / TOKENIZER)
     content = json.loads((folder / TOKENIZER).read_text(encoding="utf-8"))
     first = {"SpecialToken": {"id": BOS, "type_id": 0}}

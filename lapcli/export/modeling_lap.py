@@ -177,7 +177,7 @@ class LapForCausalLM(PreTrainedModel, GenerationMixin):
         self.head = new_embeddings
 
     def _rotary(self, positions_BT: Tensor) -> tuple[Tensor, Tensor]:
-        """Computed at each call: a table would be no part of the weights, and a model made on `meta` would lose it."""
+        """Computed at each call: a table is not part of the weights, and a model built on `meta` would lose it."""
         half = self.config.head_dim // 2
         steps = torch.arange(half, dtype=torch.float32, device=positions_BT.device)
         angles_BTD = positions_BT[..., None].float() * self.config.rotary_base ** (-steps / half)

@@ -1,6 +1,6 @@
 """The format `onnx`: one graph from tokens to logits, or from images to outputs, with any batch and length.
 
-Without a cache: each call computes the whole text.
+The graph has no cache: each call computes the whole text.
 """
 
 import logging
@@ -34,7 +34,7 @@ def write_onnx(exported: Exported, folder: Path) -> None:
         names, shape = ("images", "logits" if exported.loaded.classes else "features"), {0: batch}
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of torch's own deprecated calls
+            warnings.simplefilter("ignore")  # torch's exporter calls deprecated functions of its own
             logging.getLogger("torch.onnx").setLevel(logging.ERROR)
             program = torch.onnx.export(
                 model,

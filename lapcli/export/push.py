@@ -1,4 +1,4 @@
-"""Uploads an exported folder to the model hub; a dry run unless told otherwise."""
+"""Uploads an exported folder to the model hub."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,8 +24,7 @@ class Upload:
 
 
 def plan_upload(folder: Path, repository: str, *, private: bool = True) -> Upload:
-    """What would be sent; refuses a folder that is not as `lap export` left it, or that failed its verification."""
-
+    """Lists what would be sent; refuses a folder that was changed after the export or failed its verification."""
     try:
         validate_repo_id(repository)
     except HFValidationError:
@@ -39,8 +38,8 @@ def plan_upload(folder: Path, repository: str, *, private: bool = True) -> Uploa
         raise UsageError(f"{folder} is not an exported folder: it has no {RECORD}; make one with lap export") from None
     expected = {*record["files"], RECORD, CARD}
     present = {path.name: path for path in folder.iterdir()}
-    if strange := sorted(present.keys() - expected):
-        raise UsageError(f"{folder / strange[0]} was not written by lap export; move it away, nothing else is sent")
+    if unexpected := sorted(present.keys() - expected):
+        raise UsageError(f"{folder / unexpected[0]} was not written by lap export; move it away, nothing else is sent")
     for name, sha256 in record["files"].items():
         if name not in present or sha256_of_file(present[name]) != sha256:
             raise DataError(f"{folder / name} is missing or was changed after the export; {again}")
@@ -51,8 +50,7 @@ def plan_upload(folder: Path, repository: str, *, private: bool = True) -> Uploa
 
 
 def send(upload: Upload) -> str:
-    """Makes the repository where there is none, uploads all files in one commit; its address."""
-
+    """Creates the repository if it does not exist and uploads all files in one commit; returns its address."""
     if hub_is_offline():
         raise UsageError("HF_HUB_OFFLINE is set, so nothing can be uploaded; unset it first")
     api = HfApi()
@@ -64,7 +62,7 @@ def send(upload: Upload) -> str:
             allow_patterns=list(upload.files),
             commit_message=f"{upload.record['run']}, step {upload.record['step']}",
         )
-    except Exception as error:  # whatever the connection or the hub raise
+    except Exception as error:  # any error of the connection or the hub
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
         raise LapError(
             f"the upload to {upload.repository} failed ({reason[:200]}); log in with `hf auth login`"

@@ -3,7 +3,7 @@
     python reload.py FORMAT FOLDER QUESTIONS ANSWERS
 
 QUESTIONS is a safetensors file of inputs with a JSON of settings in its metadata; ANSWERS gets the outputs in the same
-form. `lapcli/export/verification.py` writes the one and compares the other. The one exception: a timm folder of a
+form. `lapcli/export/verification.py` writes the questions and compares the answers. One exception: a timm folder of a
 Laplacian ViT names an architecture that `import lapcli.timm` registers.
 """
 
@@ -41,7 +41,7 @@ def _hf(folder: Path, inputs: dict[str, Tensor], settings: dict[str, Any]) -> tu
     longest = max(settings["lengths"])
     padded = torch.full((len(prompts), longest), tokenizer.pad_token_id)
     mask = torch.zeros_like(padded)
-    for row, prompt in enumerate(prompts):  # on the left, as generation needs it
+    for row, prompt in enumerate(prompts):  # padded on the left, as generation needs it
         padded[row, longest - len(prompt) :], mask[row, longest - len(prompt) :] = prompt, 1
     logits_of_padded = model(padded, attention_mask=mask, position_ids=(mask.cumsum(-1) - 1).clamp(min=0)).logits
     tensors = {"logits": model(inputs["tokens"]).logits}
@@ -69,7 +69,7 @@ def _hf(folder: Path, inputs: dict[str, Tensor], settings: dict[str, Any]) -> tu
 
 
 def _new(row: Tensor, prompt: int, model: Any) -> list[int]:
-    """The tokens after the prompt up to the one that ended it; what follows is padding."""
+    """The tokens after the prompt, up to the one that ended the text; the rest is padding."""
     ends = set(model.generation_config.eos_token_id)
     tokens: list[int] = []
     for token in row[prompt:].tolist():

@@ -1,7 +1,8 @@
 """The format `timm`: a ViT as a folder for `timm.create_model("local-dir:FOLDER", pretrained=True)`.
 
-A classifier without Laplacian heads is a stock ViT. Any other names an architecture that only `import lapcli.timm`
-registers: stock timm refuses it, where under a stock name it would load the weights into plain attention.
+A classifier without Laplacian heads is a stock ViT. Any other folder names an architecture that only
+`import lapcli.timm` registers: stock timm refuses it, while under a stock name it would load the weights into plain
+attention.
 """
 
 from pathlib import Path
@@ -53,14 +54,14 @@ def _classifier(section: ViTModel, is_plain: bool) -> tuple[str, dict[str, Any]]
         "num_classes": section.classes,
         "no_embed_class": True,
     }
-    if section.layer_scale is not None:  # timm drops arguments that are null and takes its own default, which is none
+    if section.layer_scale is not None:  # timm drops arguments that are null and uses its default, no layer scale
         arguments["init_values"] = section.layer_scale
     return "vit_base_patch16_224" if is_plain else "lap_vit", arguments
 
 
 def _backbone(section: DinoModel, size: int | None) -> tuple[str, dict[str, Any]]:
-    """The architecture's name. It is ours even without Laplacian heads, because timm's config.json cannot express the
-    epsilon of its norms."""
+    """Returns the architecture's name and arguments. The name is ours even without Laplacian heads, because timm's
+    config.json cannot express the epsilon of the norms."""
     if section.rope_precision != "float32":
         raise UsageError("timm computes rotary positions in float32, this run in bf16; use --to onnx or safetensors")
     return "lap_dino_vit", {
@@ -76,7 +77,7 @@ def _backbone(section: DinoModel, size: int | None) -> tuple[str, dict[str, Any]
 
 
 def _pretrained(exported: Exported, architecture: str, classes: int) -> dict[str, Any]:
-    """How images are prepared: timm's defaults would be ImageNet's."""
+    """The preprocessing of images, in timm's form; its defaults would be ImageNet's."""
     images, size = exported.loaded.images, exported.loaded.image_size
     assert images is not None
     return {

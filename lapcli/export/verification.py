@@ -1,7 +1,7 @@
 """Loads an exported folder in a process of its own, with the target library alone, and compares it with the run.
 
 Both sides compute in float32 with weights of the exported dtype, so that one tolerance serves all dtypes. Greedy texts
-may part where two logits are as near to each other as the tolerance; the gap is measured and named.
+may diverge where two logits are closer than the tolerance; the gap is measured and reported.
 """
 
 import hashlib
@@ -61,7 +61,7 @@ TEXTS = ["The following are questions.", "Zwölf  Boxkämpfer\r\n\t1234 it's"]
 
 @dataclass(frozen=True)
 class Comparison:
-    """One comparison: `difference` is the largest between two numbers, 0 or 1 where things are equal or not."""
+    """One comparison: `difference` is the largest between numbers, or 0 for equal things and 1 for unequal ones."""
 
     name: str
     difference: float
@@ -85,7 +85,7 @@ def verify(form: str, exported: Exported, folder: Path) -> list[Comparison]:
 def _reload(
     form: str, folder: Path, inputs: Mapping[str, Tensor], settings: Mapping[str, Any]
 ) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """What the target library computes from the folder."""
+    """Runs reload.py on the folder; returns the tensors and facts that the target library gives."""
     with tempfile.TemporaryDirectory() as place:
         asked, answered = Path(place) / "questions.safetensors", Path(place) / "answers.safetensors"
         tensors = {name: value.clone(memory_format=torch.contiguous_format) for name, value in inputs.items()}
@@ -94,7 +94,7 @@ def _reload(
         environment = {
             **os.environ,
             "HF_HUB_OFFLINE": "1",
-            "HF_MODULES_CACHE": str(Path(place) / "modules"),  # where transformers copies a folder's code
+            "HF_MODULES_CACHE": str(Path(place) / "modules"),  # transformers copies a folder's code there
             "TOKENIZERS_PARALLELISM": "false",
         }
         # -P: the script's folder is not searched for modules.
@@ -141,7 +141,7 @@ def _render(turns: Any, tokenizer: Any) -> list[int]:
 
 
 def _greedy(model: GPT, prompt: list[int], tokens: list[int], ends: set[int], name: str) -> Comparison:
-    """Up to the first token that ends an answer."""
+    """Compares greedy tokens up to the first one that ends an answer."""
     expected = generate(model, prompt, NEW_TOKENS)
     stop = next((n + 1 for n, token in enumerate(expected) if token in ends), len(expected))
     expected = expected[:stop]
@@ -165,7 +165,7 @@ def _verify_timm(exported: Exported, folder: Path) -> list[Comparison]:
     source = exported.loaded.images
     assert source is not None
     wanted = [list(source.mean), list(source.std), source.crop_ratio, source.interpolation]
-    given = [
+    loaded = [
         list(facts["data"]["mean"]),
         list(facts["data"]["std"]),
         *(facts["data"][k] for k in ("crop_pct", "interpolation")),
@@ -173,7 +173,7 @@ def _verify_timm(exported: Exported, folder: Path) -> list[Comparison]:
     return [
         Comparison("outputs of 4 images", _difference(outputs["outputs"], expected), facts["class"]),
         Comparison("outputs of 3 images", _difference(outputs["fewer"], expected[:3])),
-        Comparison("preprocessing", float(given != wanted), f"crop {source.crop_ratio:g}, {source.interpolation}"),
+        Comparison("preprocessing", float(loaded != wanted), f"crop {source.crop_ratio:g}, {source.interpolation}"),
     ]
 
 
@@ -188,8 +188,8 @@ def _verify_onnx(exported: Exported, folder: Path) -> list[Comparison]:
         inputs = {"4 images": images, "3 images": images[:3]}
     outputs, _ = _reload("onnx", folder, inputs, {})
     return [
-        Comparison(f"outputs of {name}", _difference(outputs[name], exported.module(given)))
-        for name, given in inputs.items()
+        Comparison(f"outputs of {name}", _difference(outputs[name], exported.module(batch)))
+        for name, batch in inputs.items()
     ]
 
 
@@ -214,7 +214,7 @@ def _images(exported: Exported) -> Tensor:
 
 
 def _difference(a: Tensor, b: Tensor) -> float:
-    """The largest; a NaN on one side counts as infinitely far."""
+    """The largest absolute difference; infinite if the shapes differ or a value is NaN."""
     if a.shape != b.shape:
         return float("inf")
     return float((a.float() - b.float()).abs().nan_to_num(nan=float("inf")).max())

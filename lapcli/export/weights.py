@@ -1,4 +1,4 @@
-"""The weights of an exported folder: cast, checked and saved; and the format `safetensors`, which has nothing more."""
+"""The weights of an exported folder: cast, checked and saved; and the format `safetensors`, which needs little else."""
 
 import json
 from collections.abc import Mapping
@@ -23,7 +23,7 @@ DTYPES = {"float32": torch.float32, "bf16": torch.bfloat16, "float16": torch.flo
 
 @dataclass(frozen=True)
 class Exported:
-    """A run's model on its way out: its weights have been rounded to `dtype`, and it computes in float32."""
+    """A run's model to export: its weights have been rounded to `dtype`, and it computes in float32."""
 
     loaded: LoadedModel
     plan: HeadPlan
@@ -44,7 +44,7 @@ class Exported:
 
 
 def round_weights(model: nn.Module, dtype: str) -> None:
-    """Rounds every weight to `dtype` and keeps it as float32; UsageError where a value does not fit."""
+    """Rounds every weight to `dtype` and keeps it as float32; UsageError if a value does not fit."""
     with torch.no_grad():
         for name, weight in model.named_parameters():
             rounded = weight.to(DTYPES[dtype])
@@ -69,7 +69,7 @@ def write_json(path: Path, content: Mapping[str, Any]) -> None:
 
 
 def write_safetensors(exported: Exported, folder: Path) -> None:
-    """Weights under our own names, the recipe's model section with the head plan, and the tokenizer of a GPT."""
+    """Writes weights under our own names, the recipe's model section with the head plan, and a GPT's tokenizer."""
     save_weights(exported, exported.module.state_dict(), folder / WEIGHTS)
     values = recipe_to_dict(exported.recipe)
     config: dict[str, Any] = {

@@ -1,4 +1,4 @@
-"""What a recipe would train, before anything starts: sizes, batches, rates, cost, memory, disk, download, time."""
+"""Plans a recipe before anything starts: sizes, batches, rates, cost, memory, disk, download, time."""
 
 from lapcli.planning.estimate import plan_training
 from lapcli.planning.plan import TrainingPlan

@@ -1,4 +1,4 @@
-"""The plan of any recipe: builds its model without memory, traces a training step of it, and touches no data.
+"""Plans any recipe: builds its model on the meta device, traces one training step, and touches no data.
 
 `probe_plan` also runs a few steps on made-up data, to measure how long one takes and how much memory it needs.
 """
@@ -39,12 +39,12 @@ from lapcli.training.optimizers import OPTIMIZERS, Optimizers
 
 META = torch.device("meta")
 Layers = tuple[LayerClaims, ...]
-#: A step with one layer takes fewer, unless its loss has many chunks. An operation takes a fifth of a millisecond.
+#: A step with one layer has fewer, unless its loss has many chunks. Tracing one takes a fifth of a millisecond.
 FEW_OPERATIONS = 4000
 
 
 def plan_training(recipe: AnyRecipe, processes: int = 1, device: Device | None = None) -> TrainingPlan:
-    """The plan of a run of a recipe on that many processes; `device` none: what a run here would use."""
+    """Plans a run of a recipe on that many processes; without `device`, on the device that a run here would use."""
     if not isinstance(recipe, BaseRecipe):
         raise UsageError(f"a recipe of {recipe.objective} has no model of its own; plan the recipes of its runs")
     is_named = device is not None
@@ -57,7 +57,7 @@ def plan_training(recipe: AnyRecipe, processes: int = 1, device: Device | None =
     phase, memory = estimate.peak(batches)
     limit = device.usable
     if limit is not None and device.type == "cpu":
-        limit //= processes  # they share the memory of the machine; each GPU has its own
+        limit //= processes  # processes on the CPU share the machine's memory; each GPU has its own
     flops = estimate.trace(batches).flops * batches.accumulation * processes
     cores = None if is_named else usable_cores()
     reading = Reading(facts.read_seconds, cores) if facts.read_seconds else None
@@ -90,7 +90,7 @@ def plan_training(recipe: AnyRecipe, processes: int = 1, device: Device | None =
 
 
 class _TracedPolicy(ComputePolicy):
-    """The policy of the planned device, for tensors that are on the CPU: its autocast is the CPU's."""
+    """The policy of the planned device for tensors on the CPU, so with the CPU's autocast."""
 
     def autocast(self) -> Any:
         return torch.autocast("cpu", torch.bfloat16, enabled=self.bf16)
@@ -99,8 +99,9 @@ class _TracedPolicy(ComputePolicy):
 class _Estimate:
     """FLOPs and memory of one process.
 
-    Layers of a transformer add up: the step is traced with one layer, and each further one adds what a second layer
-    added. In the backward a layer's gradients come as its activations go, so that the larger of the two is added.
+    Layers of a transformer add up: the step is traced with one layer and with two, and every further layer adds the
+    difference. In the backward a layer's gradients appear as its activations are freed, so that the larger of the two
+    is added.
     """
 
     def __init__(self, recipe: BaseRecipe, kind: Kind, device: Device) -> None:
@@ -119,7 +120,7 @@ class _Estimate:
         return () if self.heads is None else self.heads.layers
 
     def _step(self, layers: Layers) -> TrainingStep:
-        """The training step with these operators in each layer."""
+        """Builds the training step with these operators in each layer."""
         recipe: Any = self._recipe
         if layers != self._layers:
             keys = plan_of_layers(layers, recipe.model.heads).recipe_keys()
@@ -129,7 +130,7 @@ class _Estimate:
 
     @property
     def operator_flops(self) -> int:
-        """FLOPs of one token, forward and backward: three times the forward's."""
+        """FLOPs that the operators add for one token, forward and backward: three times the forward's."""
         section: Any = getattr(self._recipe, "model", None)
         return 0 if self.heads is None else 3 * self.heads.added_flops(section.width // section.heads, section.width)
 
@@ -144,7 +145,7 @@ class _Estimate:
         return trace_update(self._step(self._layers))
 
     def counted(self, batches: BatchPlan, prepared_bytes: float) -> Counted:
-        """What the time of a step follows from; `prepared_bytes` are those of an example."""
+        """Returns the counts that the time of a step is computed from; `prepared_bytes` are those of an example."""
         muon = [group for group in self.groups if group.optimizer == "muon"]
         return Counted(
             self.trace(batches),
@@ -160,7 +161,7 @@ class _Estimate:
         )
 
     def peak(self, batches: BatchPlan) -> tuple[str, dict[str, int]]:
-        """The phase of a training step in which the process holds most, and what it holds then, in bytes by part."""
+        """Returns the phase of a step in which the process holds most memory, and the bytes that it holds by part."""
         trace, keeps = self.trace(batches), _keeps_gradients(batches)
         phases = {phase: trace.peak(phase) for phase in (FORWARD, BACKWARD)}
         phases[UPDATE] = {ACTIVATIONS: 0, GRADIENTS: self._trained, TEMPORARY: self.update.peak}
@@ -176,7 +177,7 @@ class _Estimate:
         }
 
     def largest(self, batches: BatchPlan, limit: int) -> int:
-        """The largest smaller micro_batch that fits; 0: none does."""
+        """Returns the largest smaller micro_batch that fits; 0 if none does."""
         share, multiple = batches.batch // batches.processes, self._kind.micro_batch_multiple(self._recipe)
         sizes = [n for n in range(multiple, batches.micro_batch, multiple) if share % n == 0]
 
@@ -188,17 +189,17 @@ class _Estimate:
         return sizes[fitting - 1] if fitting else 0
 
     def trace(self, batches: BatchPlan) -> StepTrace:
-        """The trace of a micro-batch.
+        """Traces a micro-batch.
 
-        A loss that goes through its rows in chunks would take too many operations for many examples. Where more
-        examples mean more chunks, the trace is taken on a line through two smaller micro-batches: there is a buffer
-        for one chunk, and all else grows evenly.
+        A loss that processes its rows in chunks has too many operations to trace for many examples. If more examples
+        mean more chunks, the trace is extrapolated linearly from two smaller micro-batches: the buffer of a chunk is
+        constant, and all else grows linearly.
         """
         keeps, examples = _keeps_gradients(batches), batches.micro_batch
         size = self._kind.micro_batch_multiple(self._recipe)
         while 2 * size < examples:
             one, two = (self._traced_with(self._layers[:1], n, keeps).operations for n in (size, 2 * size))
-            # With few chunks the smaller of the two may not fill its buffer yet.
+            # With few chunks the smaller of the two may not fill the buffer of a chunk yet.
             low = size if two > FEW_OPERATIONS else 4 * size
             if two > one and examples > 2 * low:
                 start, end = self._all_layers(low, keeps), self._all_layers(2 * low, keeps)
@@ -217,14 +218,14 @@ class _Estimate:
             two = self._traced_with((layers[0], layer), examples, keeps)
             added = two.kept - one.kept
             flops += two.flops - one.flops
-            of_layers = two.traffic - one.traffic
-            traffic += of_layers
+            of_layer = two.traffic - one.traffic
+            traffic += of_layer
             attention = attention.plus(two.attention).plus(one.attention, -1)
             kept += added
             peaks[FORWARD, ACTIVATIONS] += added
             peaks[BACKWARD, ACTIVATIONS if added > gradients else GRADIENTS] += max(added, gradients)
-        # The first layer moves as much as the last one.
-        outside = one.traffic - of_layers
+        # The first layer is taken to move as much as the last one; the rest of its trace is outside the layers.
+        outside = one.traffic - of_layer
         return StepTrace(flops, attention, traffic, traffic - outside, kept, peaks, one.operations)
 
     @cached_property
@@ -248,7 +249,7 @@ def _bytes(tensors: Any) -> int:
 
 
 def probe_plan(recipe: BaseRecipe, plan: TrainingPlan, steps: int) -> TrainingPlan:
-    """The plan with what was measured in one process: neither reading data nor talking to other processes."""
+    """Adds a measurement to the plan: steps of one process, without reading data and without communication."""
     train = recipe.train
     device = torch.device(pick_device(train.device))
     if train.threads:
@@ -264,7 +265,8 @@ def probe_plan(recipe: BaseRecipe, plan: TrainingPlan, steps: int) -> TrainingPl
 def measure_steps(
     step: TrainingStep, examples: int, accumulation: int, steps: int, device: torch.device, before: int
 ) -> dict[str, float]:
-    """Medians over `steps`, after one more that warms up. One of the accumulated micro-batches stands for all."""
+    """Measures medians over `steps`, after one step to warm up. Only one of the accumulated micro-batches is computed,
+    and its time is multiplied."""
     optimizers = Optimizers(step.parameter_groups())
     batch = step.made_up_batch(examples, device)
     micro: list[float] = []

@@ -1,4 +1,4 @@
-"""A plan as text and as JSON: one form for `lap plan` and for `lap train --dry-run`."""
+"""A plan as text and as JSON, for `lap plan` and `lap train --dry-run`."""
 
 import json
 from dataclasses import asdict, dataclass
@@ -16,14 +16,14 @@ COMPILED_NOTE = "assumes that compiled code keeps as much for the backward as un
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingPlan:
-    """What a run of a recipe consists of and what it takes; `facts` are those of its kind."""
+    """The contents and the cost of a run of a recipe; `facts` are those of its kind."""
 
     objective: str
     facts: PlanFacts
     # model
     parameters: int
     heads: HeadPlan | None  # of a transformer
-    operator_flops: int  # that head operators add for a token, elementwise operations included, which FLOPs leave out
+    operator_flops: int  # added by head operators for a token, with elementwise operations, which FLOPs leave out
     # batches
     batches: BatchPlan
     learning_rates: dict[str, float]
@@ -35,15 +35,15 @@ class TrainingPlan:
     memory: dict[str, int]  # by part, at the fullest moment of a step
     memory_peak_in: str  # forward, backward or update
     memory_limit: int | None
-    largest_micro_batch: int | None  # that fits, where this one does not; 0: none does
+    largest_micro_batch: int | None  # that fits, if this one does not; 0: none does
     compiles: bool
     # disk
     checkpoint_bytes: int
     disk_bytes: int  # of all checkpoints that exist at the same time
     # time
     hours: float | None
-    step_time: StepTime | None  # that the hours are computed with; none where the device's peak is not known
-    probe: dict[str, float] | None = None  # what was measured instead
+    step_time: StepTime | None  # that the hours are computed with; None if the device's peak is not known
+    probe: dict[str, float] | None = None  # a measurement that replaces the estimate
 
     @property
     def steps(self) -> int | None:
@@ -55,12 +55,12 @@ class TrainingPlan:
 
     @property
     def fits(self) -> bool | None:
-        """None where the memory of the device is not known."""
+        """Whether the memory is enough; None if the memory of the device is not known."""
         return None if self.memory_limit is None else self.memory_total <= self.memory_limit
 
     @property
     def share_of_peak(self) -> float | None:
-        """That the hours follow from; none where they were measured or are not known."""
+        """The share of the peak in the estimate of the hours; None if they were measured or are not known."""
         return None if self.step_time is None or self.probe is not None else self.step_time.share_of_peak
 
     @property
@@ -73,12 +73,12 @@ class TrainingPlan:
 
     def to_dict(self) -> dict[str, Any]:
         facts, heads = self.facts, self.heads
-        own = {key: value for key, value in vars(self).items() if key not in ("facts", "heads", "batches")}
+        fields = {key: value for key, value in vars(self).items() if key not in ("facts", "heads", "batches")}
         plan = {} if heads is None else {"laplacian_heads": list(heads.per_layer), "heads": heads.heads}
         if heads is not None and heads.claims:
             plan["operators"] = [heads.operator_names(layer) for layer in range(len(heads.per_layer))]
         return {
-            **own,
+            **fields,
             **plan,
             **asdict(self.batches),
             "head_grid": None if heads is None else heads.grid(),
@@ -210,7 +210,7 @@ class TrainingPlan:
 
 
 def _rates(rates: dict[str, float]) -> str:
-    """A line for each rate; groups that differ in their decay alone stand together."""
+    """A line for each rate; groups that differ only in their weight decay are named once."""
     names: dict[float, list[str]] = {}
     for group, rate in rates.items():
         name = group.removesuffix(", no decay")

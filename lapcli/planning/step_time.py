@@ -1,11 +1,11 @@
-"""How long a training step should take on a GPU, part by part, from counted FLOPs and bytes.
+"""Estimates the time of a training step on a GPU, part by part, from counted FLOPs and bytes.
 
     matrix products    their FLOPs, at a share of the peak
-    attention          what its kernels compute of T x T, at a smaller share
+    attention          the part of T x T that its kernels compute, at a smaller share
     elementwise        bytes that everything else reads and writes, at a share of the memory's bandwidth
-    optimizer          the update: products of Newton-Schulz, shared out over the processes, and its bytes
-    communication      gradients summed over the processes as far as the backward does not hide it, and Muon's updates
-    waiting for images what reading takes longer than all of that, where the cores are known
+    optimizer          the update: products of Newton-Schulz, divided among the processes, and its bytes
+    communication      summing gradients as far as the backward does not hide it, and gathering Muon's updates
+    waiting for images the time by which reading exceeds all of that, if the number of cores is known
 
 It is arithmetic, not a measurement: no such GPU was at hand. `lap doctor` compares it with two layers on a real one.
 """
@@ -16,7 +16,7 @@ from typing import Any
 from lapcli.planning.step_trace import StepTrace, UpdateTrace
 from lapcli.runtime.devices import Device
 
-# What kernels reach of the data sheet, as is commonly reported for them: large bf16 products of cuBLAS 600 to 700 of an
+# The shares of the data sheet that kernels reach, as commonly reported: large bf16 products of cuBLAS 600 to 700 of an
 # H100's 989 TFLOP/s, less where a matrix has 1,280 rows; flash attention 300 to 400, its backward the smaller; a fused
 # elementwise kernel 80 to 90% of the bandwidth; NCCL's sums 70 to 80% of NVLink or PCIe.
 SHARE_OF_PRODUCTS = 0.7
@@ -27,19 +27,19 @@ SHARE_OF_LINK = 0.7
 # CPU: in the blocks, and around them, where the loss is most of it. Norms and activations of ViTs are fused already.
 FUSED = {"language_model": (0.34, 0.04), "chat": (0.34, 0.04), "self_supervised": (0.67, 0.25)}
 FUSED_OTHERS = (0.8, 0.8)
-#: Of a forward and backward, the time in which gradients are ready to be summed.
+#: The backward's share of a forward and backward, during which gradients become ready to be summed.
 BACKWARD = 2 / 3
 
 
 @dataclass(frozen=True)
 class Reading:
-    """What reading examples takes of the processor's cores."""
+    """The cost of reading examples, in time of the processor's cores."""
 
     seconds: float  # of one core, for an example
-    cores: int | None  # none: of a machine that is not here
+    cores: int | None  # None: the plan is for another machine
 
     def wanted(self, examples: int, seconds: float) -> int:
-        """Cores that read so many examples in so many seconds."""
+        """Returns the number of cores that read that many examples in that many seconds."""
         return max(1, -int(-self.seconds * examples // seconds))
 
 
@@ -50,8 +50,8 @@ class StepTime:
     parts: dict[str, float]
     share_of_peak: float
     examples_per_second: float
-    reading_cores: int | None = None  # that the loader wants; none: nothing is decoded
-    has_cores: bool | None = None  # whether they are there; none: not known
+    reading_cores: int | None = None  # that the loader needs; None: nothing is decoded
+    has_cores: bool | None = None  # whether the machine has them; None: not known
 
     @property
     def seconds(self) -> float:
@@ -63,7 +63,7 @@ class StepTime:
 
 @dataclass(frozen=True)
 class Counted:
-    """What one process computes and sends."""
+    """Counts of what one process computes and sends in a step."""
 
     micro: StepTrace
     update: UpdateTrace
@@ -71,14 +71,14 @@ class Counted:
     processes: int
     prepared: float  # bytes that making a micro-batch moves on the device
     gradients: int  # bytes
-    orthogonalised: int  # bytes of what Muon gathers, 0 without it
+    orthogonalised: int  # bytes that Muon gathers, 0 without it
     objective: str
     compiles: bool
     bf16: bool
 
 
 def estimate_time(counted: Counted, device: Device, examples: int, reading: Reading | None) -> StepTime | None:
-    """Of a step of `examples` over all processes; none where the device's peak or bandwidth is not known."""
+    """Estimates a step of `examples` over all processes; None if the device's peak or bandwidth is not known."""
     peak, bandwidths = device.peak(counted.bf16), device.bandwidths
     if peak is None or bandwidths is None:
         return None
@@ -88,7 +88,7 @@ def estimate_time(counted: Counted, device: Device, examples: int, reading: Read
     attention = micro.attention.computed / (SHARE_OF_ATTENTION * peak)
     elementwise = _bytes(counted) / bandwidth
     newton_schulz = counted.update.flops / processes / (SHARE_OF_PRODUCTS * peak)
-    # A ring sends each byte to all others once to sum it and once to spread the sum; spreading alone is half of that.
+    # A ring passes each byte around once to sum it and once to spread the sum; a gather is half of that.
     sent = (processes - 1) / processes / link
     hidden = BACKWARD * (products + attention + elementwise)
     parts = {

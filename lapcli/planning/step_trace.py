@@ -1,8 +1,8 @@
-"""FLOPs, traffic and memory of a step, traced with torch's fake tensors: shapes go through, nothing is computed.
+"""FLOPs, traffic and memory of a step, traced with torch's fake tensors: shapes are propagated, nothing is computed.
 
-A fake tensor of the CPU takes the same kernels as a real one, so what autograd keeps for the backward is what a run
-keeps. What a compiled graph keeps on a GPU is estimated to be as much: torch.compile keeps both sides of an activation
-function, because the matrix product after it needs its result in the backward.
+A fake tensor of the CPU is dispatched to the same kernels as a real one, so autograd keeps for the backward what a run
+keeps. A compiled graph on a GPU is assumed to keep as much: torch.compile keeps both sides of an activation function,
+because the matrix product after it needs its result in the backward.
 """
 
 import weakref
@@ -27,7 +27,7 @@ PARTS = ACTIVATIONS, GRADIENTS, TEMPORARY = "activations", "gradients", "tempora
 
 
 class AttentionFlops(NamedTuple):
-    """FLOPs of attention kernels: of whole matrices, and of what a causal kernel computes of them."""
+    """FLOPs of attention kernels: of whole matrices, and of the part that a causal kernel computes."""
 
     whole: int = 0
     computed: int = 0
@@ -38,7 +38,7 @@ class AttentionFlops(NamedTuple):
 
 @dataclass(frozen=True)
 class UpdateTrace:
-    """The update of one process that orthogonalises all matrices itself."""
+    """The update of the weights by one process that orthogonalises all matrices itself."""
 
     peak: int  # most bytes beside weights, gradients and the states of the optimizers
     flops: int
@@ -52,7 +52,7 @@ class StepTrace:
     flops: int  # attention included, as if nothing were masked
     attention: AttentionFlops
     traffic: int  # bytes that uncompiled operations read and write, without matrix products and attention
-    traffic_of_layers: int  # of that
+    traffic_of_layers: int  # the part of it inside the layers
     kept: int  # bytes between forward and backward
     peaks: dict[tuple[str, str], int]  # by phase and part, at the fullest moment of the phase
     operations: int
@@ -61,15 +61,15 @@ class StepTrace:
         return {part: self.peaks[phase, part] for part in PARTS}
 
     def beyond(self, other: "StepTrace", factor: float) -> "StepTrace":
-        """The point on the line from the other trace to this one that is `factor` times their distance further."""
+        """Extrapolates the line from the other trace to this one by `factor` times their distance."""
 
-        def further(here: int, there: int) -> int:
-            return round(here + factor * (here - there))
+        def further(end: int, start: int) -> int:
+            return round(end + factor * (end - start))
 
         peaks = {}
         for phase in (FORWARD, BACKWARD):
             total = further(sum(self.peak(phase).values()), sum(other.peak(phase).values()))
-            for part in PARTS:  # the fullest moments need not be the same, so a part may not go on evenly
+            for part in PARTS:  # the fullest moments may differ, so a part need not grow linearly; the total does
                 size = total if part == TEMPORARY else further(self.peaks[phase, part], other.peaks[phase, part])
                 peaks[phase, part] = min(max(0, size), total)
                 total -= peaks[phase, part]
@@ -85,10 +85,10 @@ class StepTrace:
 
 
 def trace_step(step: TrainingStep, examples: int, *, keeps_gradients: bool) -> StepTrace:
-    """A forward and backward of `examples`; `step` was built on the meta device and is used up.
+    """Traces a forward and backward of `examples`; `step` was built on the meta device and cannot be used again.
 
-    `keeps_gradients`: they are there during the forward already, from the micro-batch before or in DDP's buckets, and
-    are not counted here.
+    `keeps_gradients`: they exist during the forward already, from the micro-batch before or in DDP's buckets, and are
+    not counted here.
     """
     with FakeTensorMode(allow_non_fake_inputs=True):
         model = step.model.to_empty(device=CPU)
@@ -110,12 +110,13 @@ def trace_step(step: TrainingStep, examples: int, *, keeps_gradients: bool) -> S
 
 
 def trace_update(step: TrainingStep) -> UpdateTrace:
+    """Traces one step of the optimizers; `step` was built on the meta device and cannot be used again."""
     with FakeTensorMode(allow_non_fake_inputs=True):
         model = step.model.to_empty(device=CPU)
         for p in model.parameters():
             p.grad = torch.empty_like(p) if p.requires_grad else None
         optimizers = Optimizers(step.parameter_groups())
-        optimizers.step()  # the first one makes the states
+        optimizers.step()  # the first step creates the states
         known = [x for p in model.parameters() for x in (p, p.grad) if x is not None]
         counter, traffic = FlopCounterMode(display=False, custom_mapping=_COUNTED), Traffic()
         log = _StorageLog([*known, *optimizers.state().values()])
@@ -128,7 +129,7 @@ def trace_update(step: TrainingStep) -> UpdateTrace:
 
 
 def _without_attention(traffic: Traffic) -> int:
-    """What attention kernels read and write belongs to their time."""
+    """Bytes without those of attention kernels, whose time is estimated from their FLOPs."""
     return sum(size for name, size in traffic.by_operation.items() if ATTENTION not in name)
 
 
@@ -139,12 +140,12 @@ class _Storage:
 
 
 class _StorageLog(TorchDispatchMode):
-    """Every storage that an operation makes, from when to when it lives; `known` ones are not counted."""
+    """Logs when storages of operations' results are allocated and freed; `known` ones are not counted."""
 
     def __init__(self, known: Iterable[Tensor | None]) -> None:
         super().__init__()
         self.phase, self.operations, self.attention = FORWARD, 0, AttentionFlops()
-        self._known = [x.untyped_storage() for x in known if x is not None]  # held, so that no other has their address
+        self._known = [x.untyped_storage() for x in known if x is not None]  # referenced, so that no address is reused
         self._ignored = {storage._cdata for storage in self._known}
         self._alive: dict[int, tuple[_Storage, Any]] = {}
         self._events: list[tuple[_Storage, int, str]] = []
@@ -178,29 +179,30 @@ class _StorageLog(TorchDispatchMode):
                 self._alive[key][0].part = part
 
     def mark_alive(self, part: str) -> int:
-        """Counts everything that is alive to a part; returns its bytes."""
+        """Attributes everything that is alive to a part; returns its bytes."""
         for made, _ in self._alive.values():
             made.part = part
         return sum(made.size for made, _ in self._alive.values())
 
     def peaks(self) -> dict[tuple[str, str], int]:
-        now = dict.fromkeys(PARTS, 0)
-        fullest = {phase: dict(now) for phase in (FORWARD, BACKWARD, UPDATE)}
+        """Bytes by phase and part, at the fullest moment of each phase."""
+        held = dict.fromkeys(PARTS, 0)
+        fullest = {phase: dict(held) for phase in (FORWARD, BACKWARD, UPDATE)}
         for made, change, phase in self._events:
-            now[made.part] += change
-            if sum(now.values()) > sum(fullest[phase].values()):
-                fullest[phase] = dict(now)
+            held[made.part] += change
+            if sum(held.values()) > sum(fullest[phase].values()):
+                fullest[phase] = dict(held)
         return {(phase, part): size for phase, parts in fullest.items() for part, size in parts.items()}
 
 
 def _attention_flops(func: Any, args: Any, kwargs: Any) -> AttentionFlops:
-    """Of a kernel's call: two products forward, four backward; a causal one computes half of each."""
+    """Counts a kernel's call: two products forward, four backward; a causal one computes half of each."""
     names = [argument.name for argument in func._schema.arguments]
-    given = {**dict(zip(names, args, strict=False)), **kwargs}
-    B, H, T, D = given["query"].shape
+    arguments = {**dict(zip(names, args, strict=False)), **kwargs}
+    B, H, T, D = arguments["query"].shape
     products = 4 if "backward" in func.__name__ else 2
-    whole = products * 2 * B * H * T * given["key"].shape[2] * D
-    return AttentionFlops(whole, whole // 2 if given.get("is_causal") else whole)
+    whole = products * 2 * B * H * T * arguments["key"].shape[2] * D
+    return AttentionFlops(whole, whole // 2 if arguments.get("is_causal") else whole)
 
 
 def _added_product(self_shape: Any, a_shape: Any, b_shape: Any, *_: Any, **__: Any) -> int:
@@ -208,13 +210,13 @@ def _added_product(self_shape: Any, a_shape: Any, b_shape: Any, *_: Any, **__: A
 
 
 def _attention_backward(_: Any, q_BHTD: Any, k_BHSD: Any, *__: Any, **___: Any) -> int:
-    """Four products; the kernel's fifth recomputes what the forward had, which is no work of the model."""
+    """Counts four products; the kernel's fifth recomputes a result of the forward, which is not work of the model."""
     B, H, T, D = q_BHTD
     return int(4 * 2 * B * H * T * k_BHSD[2] * D)
 
 
 _aten = torch.ops.aten
 _COUNTED = {
-    _aten.addmm_: _added_product,  # torch's registry has it in its other forms alone
+    _aten.addmm_: _added_product,  # torch's registry has only its other forms
     _aten._scaled_dot_product_flash_attention_for_cpu_backward: _attention_backward,
 }

@@ -155,7 +155,7 @@ def test_what_cannot_be_exported_is_refused_and_leaves_nothing(tmp_path, capsys)
         "--run gpt --to timm": "which timm does not take; use hf or safetensors or onnx",
         "--run gpt --to gguf": "--to takes hf, timm, safetensors, onnx; got 'gguf'",
         "--run gpt --to onnx --dtype bf16": "--dtype takes float32 for onnx; got 'bf16'",
-        f"--run gpt --to hf --out {tmp_path}/taken": "is there already; remove it, or name another folder with --out",
+        f"--run gpt --to hf --out {tmp_path}/taken": "already exists; remove it, or name another folder with --out",
         f"--run gpt --to hf --out {tmp_path}/no/where": "there is no folder",
         "--run gpt --to hf --checkpoint 7": "one of the kept steps 1",
         "--run nothing --to hf": "there is no run nothing",
