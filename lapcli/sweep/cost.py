@@ -1,4 +1,4 @@
-"""What the cells of a sweep would cost, before anything starts: `lap sweep --dry-run`."""
+"""Estimates the cost of a sweep's cells before anything starts: `lap sweep --dry-run`."""
 
 import json
 from dataclasses import asdict, dataclass
@@ -17,16 +17,16 @@ from lapcli.sweep.sweep import Sweep, known_cells
 class CellCost:
     cell: str
     state: str
-    steps: int | None  # none: so many epochs of data that was not looked at
+    steps: int | None  # None: a number of epochs over data that was not read
     flops: float | None
     flops_left: float | None
-    hours: float | None  # where the device's peak is known
+    hours: float | None  # if the device's peak is known
 
 
 @dataclass(frozen=True)
 class SweepCost:
     cells: list[CellCost]
-    devices: str  # what the hours are estimated for
+    devices: str  # that the hours are estimated for
 
     @property
     def flops(self) -> float:
@@ -38,7 +38,7 @@ class SweepCost:
 
     @property
     def hours(self) -> float | None:
-        """All cells, one after the other; none where the hours of one are not known."""
+        """The hours of all cells, one after the other; None if those of one are not known."""
         known = [cost.hours for cost in self.cells if cost.hours is not None]
         return sum(known) if len(known) == len(self.cells) else None
 
@@ -66,18 +66,18 @@ class SweepCost:
 def sweep_cost(
     sweep: Sweep, runs_dir: Path, only: str | None = None, device: Device | None = None, devices: int = 1
 ) -> SweepCost:
-    """The cost of every cell on so many devices; without `device`, on this machine's.
+    """Estimates the cost of every cell on that many devices; without `device`, on this machine's.
 
-    A grid that waits for its search is costed with the recipe's own values.
+    The cost of a grid that waits for its search is that of the recipe's own values.
     """
-    known: dict[str, TrainingPlan] = {}
+    plans: dict[str, TrainingPlan] = {}
     costs = []
     for cell, waits in known_cells(sweep, runs_dir, only):
         shape = _shape(cell)
-        if shape not in known:
-            known[shape] = plan_training(cell.loaded, devices, device)
-        costs.append(_cost(cell, waits, runs_dir, known[shape]))
-    plan = next(iter(known.values()))
+        if shape not in plans:
+            plans[shape] = plan_training(cell.loaded, devices, device)
+        costs.append(_cost(cell, waits, runs_dir, plans[shape]))
+    plan = next(iter(plans.values()))
     share = "" if plan.share_of_peak is None else f" at {plan.share_of_peak:.0%} of the peak"
     return SweepCost(costs, f"{devices} x {plan.device}{share}")
 
@@ -93,7 +93,7 @@ def _cost(cell: Cell, waits: bool, runs_dir: Path, plan: TrainingPlan) -> CellCo
 
 
 def _shape(cell: Cell) -> str:
-    """Cells that multiply the same matrices cost the same: neither seed nor rates nor the kind of heads matter."""
+    """A key that is equal for cells of equal cost: seed, learning rates and the kind of heads do not matter."""
     values = recipe_to_dict(cell.loaded)
     values.pop("seed", None)
     values.pop("optimizer", None)

@@ -1,7 +1,7 @@
 """The cells of a sweep: values and their combinations, the names of runs, and the recipe of each cell.
 
 A cell is an ordinary run, trained by `lap train` with its own name, and the commands that follow it. Its name is made
-of its own values alone, so that a grid can grow and its runs keep their names.
+from its own values alone, so that a grid can grow and its runs keep their names.
 
     --over model.laplacian_heads=0,3,6                     numbers
     --over 'model.laplacian_heads=[0,0,3,3],[3,3,0,0]'     lists with one number a layer
@@ -31,7 +31,7 @@ _CLOSING = {"(": ")", "[": "]", "{": "}"}
 
 
 def parse_over(options: Sequence[str]) -> Over:
-    """What the `--over` options say: the values of each key, in order."""
+    """Parses the `--over` options: the values of each key, in order."""
     over: Over = {}
     for option in options:
         key, sign, text = option.partition("=")
@@ -45,7 +45,7 @@ def parse_over(options: Sequence[str]) -> Over:
 
 
 def split_values(text: str) -> list[str]:
-    """The parts between commas that stand in no bracket and in no quotes."""
+    """Splits at commas that are not inside brackets or quotes."""
     parts, open_brackets, quote, start = [], [], "", 0
     for place, sign in enumerate(text):
         if quote:
@@ -63,7 +63,7 @@ def split_values(text: str) -> list[str]:
 
 
 def _read(key: str, text: str) -> Any:
-    """A value as a recipe reads it."""
+    """Reads a value as in a recipe."""
     try:
         node, problems = read_text(text, lambda line: "--over", under=(key,))
     except Unreadable as error:
@@ -76,28 +76,28 @@ def _read(key: str, text: str) -> Any:
 
 
 def repeated(values: Sequence[Any]) -> Any | None:
-    """A value that is there twice, however it is written; None if there is no such value."""
+    """Returns a value that occurs twice, however it is written; None if there is none."""
     seen = set()
     for value in values:
-        known = json.dumps(value, sort_keys=True)
-        if known in seen:
+        text = json.dumps(value, sort_keys=True)
+        if text in seen:
             return value
-        seen.add(known)
+        seen.add(text)
     return None
 
 
 def combinations(over: Mapping[str, Sequence[Any]]) -> list[dict[str, Any]]:
-    """Every combination of the values; the last key varies fastest."""
+    """Returns every combination of the values; the last key varies fastest."""
     return [dict(zip(over, values, strict=True)) for values in itertools.product(*over.values())]
 
 
 def override(key: str, value: Any) -> str:
-    """The value in the form of `--set`, as JSON."""
+    """Returns the value in the form of `--set`, as JSON."""
     return f"{key}={json.dumps(value, ensure_ascii=False)}"
 
 
 def cell_name(prefix: str, values: Mapping[str, Any]) -> str:
-    """The run's name, as `vitb_cifar100-12L-drop_path0.1-seed2`; Laplacian heads are written as in the paper."""
+    """Returns the run's name, such as `vitb_cifar100-12L-drop_path0.1-seed2`, with Laplacian heads as in the paper."""
     last = [key.rpartition(".")[2] for key in values]
     parts = [re.sub(r"[^A-Za-z0-9._+-]+", "_", prefix).strip("._+-") or "cell"]
     for key, value in values.items():
@@ -123,7 +123,7 @@ def _text(value: Any) -> str:
         return "_".join(key + _text(inner) for key, inner in value.items())
     text = str(value)
     clean = re.sub(r"[^A-Za-z0-9.+-]+", "_", text).strip("_")
-    # Two paths may differ only in what a name cannot hold.
+    # A hash, because two paths may differ only in characters that a name cannot contain.
     is_plain = re.fullmatch(r"[A-Za-z0-9.+-]+|linear\([ 0-9,]*\)", text)
     return clean if is_plain else f"{clean[-40:]}.{_digest(text)[:6]}"
 
@@ -149,14 +149,14 @@ class Cell:
         return recipe_hash(self.loaded)
 
     def arguments(self, runs_dir: Path) -> list[str]:
-        """The words after `lap` that train it."""
+        """Returns the words after `lap` that train the cell."""
         sets = [word for text in self.overrides for word in ("--set", text)]
         return ["train", str(self.recipe), *sets, "--name", self.name, "--runs-dir", str(runs_dir)]
 
 
 @dataclass(frozen=True)
 class GridSearch:
-    """Runs of which the best by a validation number decides what the grid is trained with."""
+    """A search: runs of which the best, by a number of its validation, sets values of the grid."""
 
     over: Over
     set: Mapping[str, Any]
@@ -167,13 +167,13 @@ class GridSearch:
 
 @dataclass(frozen=True)
 class Grid:
-    """One recipe and what is varied of it."""
+    """One recipe and the keys that are varied."""
 
     recipe: Path
     over: Over
     prefix: str
     set: Mapping[str, Any] = field(default_factory=dict)
-    options: tuple[str, ...] = ()  # `--set` of the command line: above the file's, in every cell
+    options: tuple[str, ...] = ()  # `--set` of the command line, in every cell; overrides the file's values
     then: tuple[str, ...] = ()
     search: GridSearch | None = None
     folder: Path = Path()
@@ -181,7 +181,7 @@ class Grid:
 
     @property
     def size(self) -> int:
-        """How many cells the grid and its search have, none of which is made for that."""
+        """The number of cells of the grid and its search, without building any."""
         searched = math.prod(map(len, self.search.over.values())) if self.search else 0
         return searched + math.prod(map(len, self.over.values()))
 
@@ -191,9 +191,9 @@ class Grid:
         only: Callable[[str], bool] = lambda name: True,
         over: Over | None = None,
     ) -> list[Cell]:
-        """The grid, with what a search chose; values that are the recipe's own anyway do not change the names.
+        """Builds the cells with the values that a search chose; values equal to the recipe's do not change the names.
 
-        `only` picks cells by their names; `over` stands for the grid's own values.
+        `only` selects cells by name; `over` replaces the grid's own values.
         """
         over = self.over if over is None else over
         values = {**self._kept(), **(chosen or {})}
@@ -215,32 +215,32 @@ class Grid:
         return self._make(f"{self.prefix}-search", search.over, set_, {}, places, is_search=True)
 
     def choices(self) -> list[dict[str, Any]]:
-        """Every choice that the search can make; none without a search."""
+        """Returns every choice that the search can make; an empty list without a search."""
         return [] if self.search is None else combinations(self.search.over)
 
     def possible_cells(self) -> Iterator[tuple[dict[str, Any], list[Cell] | RecipeError]]:
-        """Every choice of the search with the cells that it leads to, or with what is wrong with them.
+        """Yields every choice of the search with the cells that it leads to, or with the problems of their recipes.
 
-        Cells have the first of the seeds alone: no other key of a recipe depends on it.
+        Only the first seed is used: no other key of a recipe depends on the seed.
         """
-        fewer = {key: values[:1] if key == "seed" else values for key, values in self.over.items()}
+        one_seed = {key: values[:1] if key == "seed" else values for key, values in self.over.items()}
         for choice in self.choices():
             try:
-                yield choice, self.cells(choice, over=fewer)
+                yield choice, self.cells(choice, over=one_seed)
             except RecipeError as error:
                 yield choice, error
 
     def _kept(self) -> dict[str, Any]:
-        """What the grid keeps of its search; `--set` comes before it."""
+        """Returns the values of the search's `keep`, except those that `--set` overrides."""
         given = {text.partition("=")[0].strip() for text in self.options}
         return {key: value for key, value in (self.search.keep if self.search else {}).items() if key not in given}
 
     def _changes(self, chosen: Mapping[str, Any]) -> dict[str, Any]:
-        """What of a choice differs from the grid's own recipe, and so belongs into the names."""
+        """Returns the chosen values that differ from the grid's own recipe, and so belong in the names."""
         if not chosen:
             return {}
-        own = recipe_to_dict(self._load((*(override(key, value) for key, value in self.set.items()), *self.options)))
-        return {key: value for key, value in chosen.items() if _value_at(own, key) != value}
+        recipe = recipe_to_dict(self._load((*(override(key, value) for key, value in self.set.items()), *self.options)))
+        return {key: value for key, value in chosen.items() if _value_at(recipe, key) != value}
 
     def _make(
         self,
@@ -253,7 +253,7 @@ class Grid:
         is_search: bool = False,
         only: Callable[[str], bool] = lambda name: True,
     ) -> list[Cell]:
-        """`named`: what stands in the names beside the values of `over`; `places`: where each key was written."""
+        """Builds cells. `named`: values in the names beside those of `over`; `places`: where each key was written."""
         cells = []
         problems: list[Problem] = []
         common = (*(override(key, value) for key, value in set_.items()), *self.options)
@@ -275,7 +275,7 @@ class Grid:
         return cells
 
     def _load(self, overrides: tuple[str, ...]) -> BaseRecipe:
-        """The recipe of a cell, loaded once: checks, costs, the search and the runner all ask for the same cells."""
+        """Loads the recipe of a cell, once: checks, costs, the search and the runner all build the same cells."""
         if overrides not in self._loaded:
             try:
                 recipe = self._loader(overrides, None)
@@ -300,10 +300,10 @@ class Grid:
 
 
 def fill_command(text: str, run: str, seed: int, folder: Path) -> str:
-    """A command of `then` for one run; without {run}, `--run` is added."""
-    known = {"{run}": run, "{seed}": str(seed), "{folder}": str(folder)}
+    """Fills in a command of `then` for one run; without {run}, `--run` is added."""
+    marks = {"{run}": run, "{seed}": str(seed), "{folder}": str(folder)}
     named = "{run}" in text
-    for mark, value in known.items():
+    for mark, value in marks.items():
         text = text.replace(mark, shlex.quote(value))
     return text if named else f"{text} --run {shlex.quote(run)}"
 
@@ -315,7 +315,7 @@ def _value_at(values: Any, key: str) -> Any:
 
 
 def _at_its_place(problem: Problem, places: Mapping[str, str]) -> Problem:
-    """A cell gets its values as `--set`; a problem names the place where they were written."""
+    """Changes a problem to name the place where a value was written; the cell itself got it by `--set`."""
     varied = {key.rpartition(".")[2] for key in places}
     message = re.sub(
         r"`(\w+)` is from --set",

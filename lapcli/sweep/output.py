@@ -1,4 +1,4 @@
-"""What a sweep shows and leaves: a live table on a terminal, lines elsewhere, the last table, and its reports."""
+"""The output of a sweep: a live table on a terminal, lines elsewhere, the final table, and its reports."""
 
 import shlex
 import subprocess
@@ -22,13 +22,13 @@ from lapcli.sweep.runner import CellStatus, Outcome
 from lapcli.sweep.state import last_validation, progress
 from lapcli.sweep.sweep import Sweep
 
-_SECONDS = 1.0  # between two looks at the files of running cells
+_SECONDS = 1.0  # between two reads of the files of running cells
 _SHOWN_FIRST = ("running", "failed", "interrupted", "elsewhere", "waiting", "diverged", "finished")
 _COLOURS = {"running": "cyan", "failed": "red", "interrupted": "yellow", "diverged": "yellow", "finished": "green"}
 
 
 class LiveTable:
-    """All cells where they fit the screen; else those that run or failed first, and the numbers of the rest."""
+    """A table of all cells if they fit the screen; else of running and failed ones first, and counts of each state."""
 
     def __init__(self, console: Console, runs_dir: Path) -> None:
         self._console, self._runs_dir = console, runs_dir
@@ -79,7 +79,7 @@ class LiveTable:
 
 
 def step_and_result(status: CellStatus, runs_dir: Path) -> tuple[str, str]:
-    """How far the cell is, and its validation, its loss or why it failed."""
+    """Returns the cell's step, and its validation, its loss or why it failed."""
     if status.state == "waiting":
         return "", ""
     training = progress(status.cell, runs_dir)
@@ -93,7 +93,7 @@ def step_and_result(status: CellStatus, runs_dir: Path) -> tuple[str, str]:
 
 
 def final_table(statuses: Sequence[CellStatus], runs_dir: Path) -> str:
-    """Every cell with its result; the whole reason of each that failed below."""
+    """Lists every cell with its result; below, the whole reason of each failure."""
     rows = [("cell", "state", "step", "result")]
     rows += [(status.cell.name, status.state, *step_and_result(status, runs_dir)) for status in statuses]
     lines = fitted(rows)
@@ -119,12 +119,13 @@ def as_data(statuses: Sequence[CellStatus], runs_dir: Path) -> list[dict[str, An
 
 
 def make_reports(sweep: Sweep, statuses: Sequence[CellStatus], runs_dir: Path, to_stderr: bool) -> int:
-    """Runs `lap report` for each `report` of the sweep, on the cells' runs and their chat stages; its exit code."""
+    """Runs `lap report` for each `report` of the sweep, on the cells' runs and their chat stages; returns its exit
+    code."""
     cells = [status.cell.name for status in statuses if not status.cell.is_search]
     names = [name for cell in cells for name in (cell, *(f"{cell}-{stage}" for stage in STAGES))]
-    there = [name for name in names if (runs_dir / name / "run.json").exists()]
-    for text in sweep.reports if there else ():
-        words = ["report", *there, *shlex.split(text), "--runs-dir", str(runs_dir)]
+    existing = [name for name in names if (runs_dir / name / "run.json").exists()]
+    for text in sweep.reports if existing else ():
+        words = ["report", *existing, *shlex.split(text), "--runs-dir", str(runs_dir)]
         command = [sys.executable, "-m", "lapcli", *words]
         done = subprocess.run(command, stdout=sys.stderr if to_stderr else None, check=False)
         if done.returncode:
@@ -133,7 +134,7 @@ def make_reports(sweep: Sweep, statuses: Sequence[CellStatus], runs_dir: Path, t
 
 
 def failure(outcome: Outcome) -> LapError | None:
-    """The error that the exit code comes from; none if every cell is finished."""
+    """Returns the error that sets the exit code; None if every cell is finished."""
     if outcome.failed:
         count = len(outcome.failed)
         return LapError(f"{count} of {len(outcome.statuses)} cells failed; run the same command to try them again")

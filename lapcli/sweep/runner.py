@@ -1,8 +1,8 @@
-"""Runs the cells of a sweep as child processes, some at a time, each on its share of the machine.
+"""Runs the cells of a sweep as child processes, several at a time, each on its share of the machine.
 
 Safe to kill at any moment: all state is in the run directories. A signal is passed on to the cells, which save; if the
-sweep itself is killed outright, the system tells the cells to stop, and their locks keep a second sweep from starting
-a cell that is still saving.
+sweep itself is killed with SIGKILL, the system sends SIGTERM to the cells, and their locks keep a second sweep from
+starting a cell that is still saving.
 """
 
 import os
@@ -32,14 +32,14 @@ _POLL = 0.2  # seconds
 
 @dataclass(frozen=True)
 class Slot:
-    """One place in which a cell runs at a time; `environment` is what its processes get on top of ours."""
+    """A share of the machine for one cell at a time; `environment` is added to ours for its processes."""
 
     environment: dict[str, str]
 
 
 @dataclass
 class CellStatus:
-    """A cell, and how far it is."""
+    """A cell and its progress."""
 
     cell: Cell
     state: str = "waiting"  # running, elsewhere, finished, diverged, failed, interrupted
@@ -58,7 +58,7 @@ class _Job:
     status: CellStatus
     slot: Slot
     lock: IO[str]
-    commands: deque[tuple[str, list[str]]]  # what it is called, and its arguments
+    commands: deque[tuple[str, list[str]]]  # name and arguments of each
     process: subprocess.Popen[bytes] | None = None
     log_start: int = 0
 
@@ -78,7 +78,7 @@ class Outcome:
         return [status for status in self.statuses if status.state == "interrupted"]
 
     def notes(self) -> list[str]:
-        """Why cells of a grid are missing from the table."""
+        """Explains why cells of a grid are missing from the table."""
         return [f"the grid of {grid.prefix} waits for the rest of its search" for grid in self.undecided]
 
 
@@ -87,7 +87,7 @@ Tell = Callable[[str], None]
 
 
 class Runner:
-    """`show` gets all statuses at every look, `tell` a sentence when something happens."""
+    """Runs the cells. `show` gets all statuses at every poll, `tell` a sentence when something happens."""
 
     def __init__(
         self,
@@ -118,8 +118,8 @@ class Runner:
         self._decide()
 
     def run(self) -> Outcome:
-        """Runs until every cell is settled; raises Interrupted if a signal came first, after the cells have saved."""
-        if not self.statuses:  # cells of that name are known, else the command would have said so
+        """Runs until every cell is settled; raises Interrupted after a signal, when the cells have saved."""
+        if not self.statuses:  # the command has already refused a name that no cell has
             raise UsageError(
                 f"the cells called {self.only} wait for their search; run it without --only first, or use --no-search"
             )
@@ -190,7 +190,7 @@ class Runner:
                     self.tell(f"{status.cell.name} is being trained by another process; waiting for it")
                 status.state = "elsewhere"
                 continue
-            if self._settle_if_done(status):  # by the one who had it
+            if self._settle_if_done(status):  # finished by the process that held the lock before
                 lock.close()
                 self._decide()
                 continue
@@ -200,7 +200,7 @@ class Runner:
             self._next_command(job)
 
     def _commands(self, cell: Cell) -> deque[tuple[str, list[str]]]:
-        """What is left to do for a cell."""
+        """Returns the commands that are left for a cell."""
         commands: deque[tuple[str, list[str]]] = deque()
         if cell.is_search and is_tried(cell, self.runs_dir):
             return commands
@@ -254,7 +254,8 @@ class Runner:
             self._decide()
 
     def _ask_to_stop(self, wait: bool = True) -> None:
-        """Signals the cell alone: it tells its own processes, and those that read its data must outlive the step."""
+        """Sends SIGTERM to each cell's main process alone: it stops its own ranks, and its data workers must survive
+        until the step ends."""
         for job in self.jobs:
             if job.process is not None:
                 job.process.send_signal(signal.SIGTERM)
@@ -263,7 +264,7 @@ class Runner:
                 job.process.wait()
 
     def _kill(self) -> None:
-        """Kills the cells at once; what they saved before is kept."""
+        """Kills the cells at once; their earlier checkpoints remain."""
         for job in self.jobs:
             if job.process is not None:
                 _kill_process(job.process)
@@ -280,28 +281,28 @@ def start_process(
         stderr=log,
         env={**os.environ, "NO_COLOR": "1", **environment},
         pass_fds=(lock.fileno(),),
-        # A group of its own: Ctrl-C reaches a cell through the sweep alone, and so only once.
+        # A process group of its own: Ctrl-C reaches a cell only through the sweep, and so only once.
         process_group=0,
-        # When the sweep dies, the system sends SIGTERM, and the cell saves.
+        # If the sweep dies, the system sends SIGTERM to the cell, which saves.
         preexec_fn=partial(end_with_parent, os.getpid(), signal.SIGTERM),
     )
 
 
 def _kill_process(process: subprocess.Popen[bytes]) -> None:
-    """Kills a process at once, with all that it started."""
+    """Kills a process and its children at once."""
     if process.poll() is None:
         os.killpg(process.pid, signal.SIGKILL)
         process.wait()
 
 
 def reason_in(log: Path, start: int, code: int) -> str:
-    """Why a command ended: its own message, else the signal that ended it, else the last line of its output."""
+    """Returns why a command failed: its own message, else the signal that ended it, else its last line of output."""
     with log.open("rb") as file:
         file.seek(start)
         lines = file.read().decode(errors="replace").splitlines()
-    said = [number for number, line in enumerate(lines) if line.startswith("lap: ")]
-    if said:
-        return "\n".join([lines[said[-1]].removeprefix("lap: "), *lines[said[-1] + 1 :]][:10])
+    messages = [number for number, line in enumerate(lines) if line.startswith("lap: ")]
+    if messages:
+        return "\n".join([lines[messages[-1]].removeprefix("lap: "), *lines[messages[-1] + 1 :]][:10])
     if code < 0:
         return f"ended by {signal.Signals(-code).name}; see {log}"
     last = next((line.strip() for line in reversed(lines) if line.strip()), "it printed nothing")
@@ -309,11 +310,11 @@ def reason_in(log: Path, start: int, code: int) -> str:
 
 
 def share_machine(jobs: int) -> tuple[list[Slot], str]:
-    """Slots of equal size, and in words what each has; one job has the whole machine and needs no environment."""
+    """Returns slots of equal size, and a description; one job has the whole machine and needs no environment."""
     if jobs == 1:
         return [Slot({})], "one cell at a time, with the whole machine"
     share = str(max(1, usable_cores() // jobs))
-    threads = {"LAP_CORES": share}  # of all processes of a cell, and of those that read its data
+    threads = {"LAP_CORES": share}  # for all processes of a cell, its data workers included
     if "OMP_NUM_THREADS" not in os.environ:
         threads["OMP_NUM_THREADS"] = share
     gpus = visible_gpus()
@@ -321,10 +322,10 @@ def share_machine(jobs: int) -> tuple[list[Slot], str]:
         count = threads.get("OMP_NUM_THREADS", os.environ.get("OMP_NUM_THREADS"))
         return [Slot(dict(threads)) for _ in range(jobs)], f"{jobs} cells at a time, {count} CPU threads each"
     each = len(gpus) // jobs
-    if each == 0:  # small models: several on a GPU
+    if each == 0:  # fewer GPUs than jobs, for small models: several cells share a GPU
         parts = [[gpus[number % len(gpus)]] for number in range(jobs)]
         words = f"{jobs} cells at a time, sharing {len(gpus)} GPUs"
-    else:  # equal shares: a cell that is resumed later has as many as before
+    else:  # equal shares, so that a cell that is resumed in another slot has as many GPUs as before
         parts = [gpus[number * each : (number + 1) * each] for number in range(jobs)]
         idle = len(gpus) - each * jobs
         words = f"{jobs} cells at a time, {each} GPU{'s' if each > 1 else ''} each" + (f", {idle} idle" if idle else "")
@@ -332,10 +333,10 @@ def share_machine(jobs: int) -> tuple[list[Slot], str]:
 
 
 def visible_gpus() -> list[str]:
-    """The GPUs' numbers or names, as CUDA_VISIBLE_DEVICES has them."""
-    given = os.environ.get("CUDA_VISIBLE_DEVICES")
-    if given is not None:
-        return [name.strip() for name in given.split(",") if name.strip() and name.strip() != "-1"]
+    """Returns the numbers or names of the GPUs, in the form of CUDA_VISIBLE_DEVICES."""
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if visible is not None:
+        return [name.strip() for name in visible.split(",") if name.strip() and name.strip() != "-1"]
     import torch
 
     return [str(number) for number in range(torch.cuda.device_count())]

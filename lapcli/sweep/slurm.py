@@ -1,4 +1,4 @@
-"""The sweep as a SLURM array script: a task for each cell, saved and queued again when its time is up."""
+"""Writes a sweep as a SLURM array script: one task for each cell, saved and requeued when its time is up."""
 
 import shlex
 import sys
@@ -12,7 +12,7 @@ _SECONDS_TO_SAVE = 300
 
 
 def array_script(cells: Sequence[Cell], arguments: Sequence[str], runs_dir: Path, jobs: int | None) -> str:
-    """`arguments` are those of the `lap sweep` of all cells; `jobs` is how many SLURM runs at a time."""
+    """Returns the script. `arguments` are those of `lap sweep` for all cells; `jobs`: tasks at a time."""
     title = shlex.quote(cells[0].name)
     at_once = f"%{jobs}" if jobs else ""
     width = len(str(len(cells) - 1))

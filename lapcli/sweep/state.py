@@ -1,8 +1,8 @@
-"""How far a cell is, read from its run directory: nothing about a sweep is kept anywhere else.
+"""The progress of a cell, read from its run directory: the state of a sweep is stored nowhere else.
 
-`runs/.sweeps/NAME.lock` is held while somebody works on the cell, `NAME.log` is what its commands said;
-`runs/NAME/sweep.json` lists the commands that followed its training, with the weights that they saw, and says of a run
-of a search that it is one.
+`runs/.sweeps/NAME.lock` is held while a process works on the cell, `NAME.log` is the output of its commands;
+`runs/NAME/sweep.json` lists the commands that followed its training, with the weights that they saw, and marks a run
+of a search.
 """
 
 import json
@@ -39,13 +39,13 @@ from lapcli.runtime.files import (
 from lapcli.sweep.grid import Cell
 
 WORK = ".sweeps"
-_SHOWN = 8  # of the cells in a message
+_SHOWN = 8  # cells named in a message
 _TAIL = 8192  # bytes of a metrics file that surely hold its last lines
 
 
 @dataclass(frozen=True)
 class TrainingProgress:
-    """How far the training of a cell is."""
+    """The progress of a cell's training."""
 
     status: str  # new, or the run's: running, interrupted, failed, finished
     step: int = 0
@@ -61,7 +61,7 @@ class TrainingProgress:
 
 
 def progress(cell: Cell, runs_dir: Path) -> TrainingProgress:
-    """Reads it from the cell's run; a run of that name with another recipe is not the cell's own."""
+    """Reads the progress from the cell's run; a run of that name with another recipe does not count."""
     path = runs_dir / cell.name
     info = _info(path)
     if info is None or changed_keys(cell, path, info):
@@ -80,11 +80,11 @@ def progress(cell: Cell, runs_dir: Path) -> TrainingProgress:
 
 
 def changed_keys(cell: Cell, path: Path, info: dict[str, Any]) -> list[tuple[str, Any, Any]]:
-    """(key, the run's value, the cell's) for which `lap train` would refuse to resume the run as the cell.
+    """Returns (key, the run's value, the cell's) of each key for which `lap train` would refuse to resume the run.
 
     Recipes are compared key by key: a run of an earlier version has no value for keys that were added since, and gets
-    their defaults. Equal hashes spare the reading of a recipe that is the same anyway, but not for runs of version 0.1,
-    which may have been trained with another value than their recipe names.
+    their defaults. Equal hashes make reading the recipe unnecessary, except for runs of version 0.1, which may have
+    been trained with another value than their recipe names.
     """
     verify_recipe_file(path / RECIPE, info)
     if info.get("recipe_sha256") == cell.recipe_sha256 and "recipe_file_sha256" in info:
@@ -95,12 +95,12 @@ def changed_keys(cell: Cell, path: Path, info: dict[str, Any]) -> list[tuple[str
     return _compared[key]
 
 
-#: A live table asks for the same cells every second, and reading a recipe takes longer than all else.
+#: A cache: a live table needs the same cells every second, and reading a recipe is the slowest part.
 _compared: dict[tuple[str, str, str], list[tuple[str, Any, Any]]] = {}
 
 
 def last_validation(cell: Cell, runs_dir: Path) -> dict[str, float]:
-    """The numbers of a finished run's last validation."""
+    """Returns the numbers of a finished run's last validation."""
     path = runs_dir / cell.name / SUMMARY
     end = read_checked_json(path, TRAIN_AGAIN).get("end") if path.is_file() else {}
     numbers = end if isinstance(end, dict) else {}
@@ -108,7 +108,7 @@ def last_validation(cell: Cell, runs_dir: Path) -> dict[str, float]:
 
 
 def commands_left(cell: Cell, runs_dir: Path) -> list[str]:
-    """The commands of `then` that have not been done with the weights that the run has now."""
+    """Returns the commands of `then` that have not yet run with the current weights."""
     weights = progress(cell, runs_dir).weights_sha256
     done = _read(runs_dir / cell.name / SWEEP)
     return [text for text in cell.then if done.get(text) != weights or weights is None]
@@ -120,7 +120,7 @@ def note_done(cell: Cell, runs_dir: Path, command: str) -> None:
 
 
 def note_search(cell: Cell, runs_dir: Path) -> None:
-    """Marks a run that only decided what others are trained with: reports do not take it for a result."""
+    """Marks a run of a search, which only chose values for others, so that reports do not count it as a result."""
     path = runs_dir / cell.name / SWEEP
     if path.parent.is_dir() and not (known := _read(path)).get("search"):
         write_checked_json(path, {**known, "search": True})
@@ -159,7 +159,7 @@ def refuse_others(cells: Iterable[Cell], runs_dir: Path) -> None:
 
 
 def take(cell: Cell, runs_dir: Path) -> IO[str] | None:
-    """The cell's lock; none if somebody has it. Children inherit it, so that it outlives a killed sweep with them."""
+    """Takes the cell's lock; None if another process has it. Children inherit it: it outlives a killed sweep."""
     make_work_folder(runs_dir)
     handle = open_to_write(runs_dir / WORK / f"{cell.name}.lock", "w")
     if lock_file(handle) is Lock.TAKEN:
@@ -169,17 +169,17 @@ def take(cell: Cell, runs_dir: Path) -> IO[str] | None:
 
 
 def _info(path: Path) -> dict[str, Any] | None:
-    """`run.json` of a cell's run, verified; none if there is no run."""
+    """Reads and verifies `run.json` of a cell's run; None if there is no run."""
     return read_info(path) if (path / INFO).is_file() else None
 
 
 def _read(path: Path) -> dict[str, Any]:
-    """`sweep.json` of a run; empty if there is none."""
+    """Reads `sweep.json` of a run; empty if there is none."""
     return read_checked_json(path, "remove it and run the sweep again") if path.is_file() else {}
 
 
 def _last_metrics(path: Path) -> dict[str, Any]:
-    """The newest line of a training step, without reading the whole file."""
+    """Returns the newest line of a training step, without reading the whole file."""
     try:
         with open_to_read(path) as file:
             file.seek(max(0, path.stat().st_size - _TAIL))

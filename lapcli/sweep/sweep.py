@@ -1,6 +1,6 @@
 """A sweep: its grids and its reports, from a file or from options, with every problem found before anything starts.
 
-Also the choice of a `search:`, the values whose run has the best last validation.
+Also the choice of a `search:`, the values of the run with the best last validation.
 """
 
 import math
@@ -26,7 +26,7 @@ THEN = ("eval", "analyze", "sft")  # commands that may follow a run
 
 MOST_CELLS = 2000
 
-#: The words after `lap` to the name and the options of their command; UsageError says why they would be refused.
+#: Parses the words after `lap` into the command's name and options; UsageError says why they would be refused.
 Parse = Callable[[list[str]], tuple[str, Mapping[str, Any]]]
 
 
@@ -38,7 +38,7 @@ class Sweep:
     report_place: str = ""
 
     def check(self, parse: Parse | None = None) -> None:
-        """Raises RecipeError with every problem of every cell that can come; nothing was started.
+        """Raises RecipeError with every problem of every possible cell, before anything is started.
 
         `parse` reads the commands of `then` and `report` as the command line would; without it only their names are
         checked.
@@ -64,7 +64,8 @@ class Sweep:
             raise RecipeError(self.name, in_reading_order(problems, self.name))
 
     def _check_size(self) -> None:
-        """Before any cell is made: three keys with a hundred values each are a million recipes to check."""
+        """Refuses a sweep that is too large, before any cell is built: three keys with a hundred values each would be a
+        million recipes to check."""
         count = sum(grid.size for grid in self.grids)
         if count > MOST_CELLS:
             raise UsageError(
@@ -74,7 +75,7 @@ class Sweep:
 
 
 def _check_names(grid: Grid, cells: Sequence[Cell], seen: dict[str, Cell]) -> list[Problem]:
-    """Two cells of one name with different recipes; adds the new ones to `seen`."""
+    """Finds cells of one name with different recipes; adds the new ones to `seen`."""
     problems = []
     for cell in cells:
         other = seen.setdefault(cell.name, cell)
@@ -85,7 +86,7 @@ def _check_names(grid: Grid, cells: Sequence[Cell], seen: dict[str, Cell]) -> li
 
 
 def _check_choices(grid: Grid, seen: Mapping[str, Cell], known: Sequence[Problem]) -> list[Problem]:
-    """What is wrong with the cells that a choice of the search leads to, beside what is known already."""
+    """Finds problems of the cells that a choice of the search leads to, beyond the known ones."""
     choices_by_problem: dict[Problem, list[Mapping[str, Any]]] = {}
     for choice, cells in grid.possible_cells():
         wrong = cells.problems if isinstance(cells, RecipeError) else _check_names(grid, cells, dict(seen))
@@ -102,7 +103,7 @@ def _check_choices(grid: Grid, seen: Mapping[str, Cell], known: Sequence[Problem
 
 
 def _check_search(grid: Grid, cells: Sequence[Cell]) -> list[Problem]:
-    """Whether the number that decides is one that the runs will have."""
+    """Checks that the number which decides the search is one that the runs will have."""
     if grid.search is None or not cells or not cells[0].is_search:
         return []
     known = KINDS[cells[0].loaded.objective].metrics
@@ -115,7 +116,7 @@ def _check_search(grid: Grid, cells: Sequence[Cell]) -> list[Problem]:
 def sweep_from_options(
     recipe: Path, over: Over, then: Sequence[str], options: Sequence[str], name: str | None = None
 ) -> Sweep:
-    """The sweep of a command line."""
+    """Builds the sweep of a command line."""
     if not over:
         raise UsageError(f"give --over, such as --over seed=0,1,2; a single run is trained by `lap train {recipe}`")
     for key, values in over.items():
@@ -128,7 +129,8 @@ def sweep_from_options(
 
 
 def sweep_from_file(loaded: LoadedSweep, options: Sequence[str], name: str | None = None, search: bool = True) -> Sweep:
-    """The sweep of a file, with the command line's `--set` in every cell; `search` false leaves the recipe's values."""
+    """Builds the sweep of a file, with the command line's `--set` in every cell; without `search`, the recipe's values
+    are used."""
     grids = []
     problems = []
     for number, group in enumerate(loaded.sweep.cells):
@@ -165,7 +167,7 @@ def _not_set_too(over: Over, options: Sequence[str]) -> None:
 
 
 def _check_then(grid: Grid, cells: Sequence[Cell], parse: Parse | None) -> list[Problem]:
-    """Commands that do not exist, options that they do not have, and tasks that do not fit the runs."""
+    """Finds commands that do not exist, unknown options, and tasks that do not fit the runs."""
     problems = []
     for number, text in enumerate(grid.then):
         sample = next((cell.then[number] for cell in cells if cell.then), None)
@@ -186,14 +188,14 @@ def _check_then(grid: Grid, cells: Sequence[Cell], parse: Parse | None) -> list[
 
 
 def _check_reports(texts: Sequence[str], cells: Sequence[Cell], place: str, parse: Parse | None) -> list[Problem]:
-    """The same for the options of the reports that end a sweep."""
+    """Checks the options of the reports that end a sweep."""
     problems = []
     for text in texts:
         try:
             _, options = _parsed(f"report {text}", ("report",), parse)
             if options:
-                given = (options[option] for option in ("paper", "format_", "rows", "columns", "baseline"))
-                check_rows(row_keys(*given), [recipe_to_dict(cell.loaded) for cell in cells])
+                values = (options[option] for option in ("paper", "format_", "rows", "columns", "baseline"))
+                check_rows(row_keys(*values), [recipe_to_dict(cell.loaded) for cell in cells])
         except LapError as error:
             problems.append(Problem(place, "report", f"{error}, in {text[:100]!r}"))
     return problems
@@ -230,13 +232,13 @@ class SearchWinner:
 
 
 def is_tried(cell: Cell, runs_dir: Path) -> bool:
-    """Whether it is trained or has diverged: a rate at which the loss explodes is not the best one."""
+    """Whether the cell is trained or has diverged: a learning rate at which the loss diverges is not the best one."""
     training = progress(cell, runs_dir)
     return training.is_trained or training.diverged
 
 
 def choose(cells: Sequence[Cell], search: GridSearch, runs_dir: Path) -> SearchWinner | None:
-    """The best cell's values, the first of equals; None while cells are left to be tried."""
+    """Returns the best cell's values, the first of equals; None while cells are left to try."""
     scores: list[tuple[float, Cell]] = []
     for cell in cells:
         if not progress(cell, runs_dir).is_trained:
@@ -267,7 +269,7 @@ def choose(cells: Sequence[Cell], search: GridSearch, runs_dir: Path) -> SearchW
 
 
 def known_cells(sweep: Sweep, runs_dir: Path, only: str | None = None) -> list[tuple[Cell, bool]]:
-    """Every cell once, and whether it waits for a search; such a grid is shown with the recipe's own values."""
+    """Returns every cell once, and whether it waits for a search; such cells have the recipe's own values."""
     cells: dict[str, tuple[Cell, bool]] = {}
     for grid in sweep.grids:
         searched = grid.search_cells()
@@ -284,9 +286,9 @@ def known_cells(sweep: Sweep, runs_dir: Path, only: str | None = None) -> list[t
 
 
 def startable_cells(sweep: Sweep, runs_dir: Path, only: str | None = None) -> list[Cell]:
-    """The cells that can be started now, and those that a search may lead to and whose names are taken.
+    """Returns the cells that can be started now, and those that a search may lead to and whose names are taken.
 
-    For a check before the first start: after the search it would be too late.
+    The names are checked before the first start: after the search it would be too late.
     """
     cells = {cell.name: cell for cell, waits in known_cells(sweep, runs_dir, only) if not waits}
     taken = lambda name: (only is None or fnmatchcase(name, only)) and (runs_dir / name).exists()  # noqa: E731
