@@ -1,1 +1,1 @@
-"""The runs of a folder together: what there is, how two of them differ, which is the best, and what can go."""
+"""The runs of a folder together: listing, comparing, ranking, watching, renaming and removing them."""

@@ -1,4 +1,4 @@
-"""How two runs differ, and which of several is the best by a measure."""
+"""Compares two runs, and ranks several by a measure."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -12,8 +12,8 @@ from lapcli.report.collect import RunResult, collect
 from lapcli.runs import Run, trained_values
 from lapcli.runtime.errors import UsageError
 
-Row = tuple[str, Any, Any]  # what, of the first run, of the second
-#: Of `run.json`: what went in, and what it was trained with.
+Row = tuple[str, Any, Any]  # name, value in the first run, value in the second
+#: Keys of `run.json`: the data, and the machine that trained.
 _DATA = ("data", "data_sha256", "held_out_sha256", "tokenizer_sha256")
 _MACHINE = ("device", "world_size", "threads")
 
@@ -23,14 +23,14 @@ class Difference:
     recipe: list[Row]
     data: list[Row]
     versions: list[Row]
-    scores: list[Row]  # all of them, equal ones too
+    scores: list[Row]  # all scores, also equal ones
 
     def sections(self) -> dict[str, list[Row]]:
         return {"recipe": self.recipe, "data": self.data, "versions": self.versions, "scores": self.scores}
 
 
 def difference(a: Run, b: Run) -> Difference:
-    """Keys of the recipe, data, and versions that differ; scores of the last weights side by side."""
+    """Compares two runs: keys of the recipe, data and versions that differ, and the scores of the last weights."""
     recipe = differing_keys(trained_values(a), trained_values(b))
     data = [(key, a.info.get(key), b.info.get(key)) for key in _DATA]
     versions = differing_keys(a.info.get("versions", {}), b.info.get("versions", {}))
@@ -47,7 +47,7 @@ def difference(a: Run, b: Run) -> Difference:
 
 
 def _scores(run: Run) -> dict[str, float]:
-    """Every number of a finished run; of another the last validation."""
+    """Every number of a finished run; the last validation of any other."""
     result = collect([str(run.path)], run.path.parent).runs[0]
     if result.is_finished:
         return {name: number.value for name, number in result.numbers.items()}
@@ -72,11 +72,11 @@ class Ranking:
     metric: str
     lower_is_better: bool
     runs: list[Ranked]  # the best first
-    without: list[str] = field(default_factory=list)  # runs that were not measured so
+    without: list[str] = field(default_factory=list)  # runs that do not have this number
 
 
 def rank(runs_dir: Path, names: Sequence[str], metric: str, lowest: bool | None = None) -> Ranking:
-    """Finished runs by a number of their last weights; `lowest`: whether less is better, by default by its name."""
+    """Ranks finished runs by a number of their last weights; `lowest`: lower is better; None: decided by its name."""
     collection = collect(names, runs_dir)
     finished = [run for run in collection.runs if run.is_finished and not run.is_search]
     known = sorted({name for run in finished for name in run.numbers})

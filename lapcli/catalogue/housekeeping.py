@@ -1,7 +1,7 @@
-"""Renaming and removing runs, and removing checkpoints that nothing needs any more.
+"""Renames and removes runs, and removes checkpoints that are no longer needed.
 
-Each holds the lock of the run while it works, so that a run that is being trained is left alone. A folder is removed
-by way of a hidden name: a kill in between leaves nothing that looks like a run or a checkpoint.
+Every function holds the lock of the run while it works, so that a run that is being trained is not touched. A folder is
+renamed to a hidden name before it is removed: a kill in between leaves nothing that looks like a run or a checkpoint.
 """
 
 import json
@@ -19,7 +19,7 @@ from lapcli.runtime.files import Lock, lock_file, move, open_to_write, read_text
 
 @dataclass(frozen=True)
 class Pruning:
-    """What of one run's checkpoints goes, and why the others stay."""
+    """The checkpoints of one run to remove, and why the others are kept."""
 
     run: str
     path: Path
@@ -29,7 +29,7 @@ class Pruning:
 
 
 def rename_run(run: Run, name: str) -> Path:
-    """Gives a run another name in its folder. Its age stays: a renamed run does not become the newest."""
+    """Renames a run within its folder. Its age is kept: a renamed run does not become the newest."""
     check_name(name, "choose another name")
     if names := list(followers(run.path)):
         raise UsageError(
@@ -39,7 +39,7 @@ def rename_run(run: Run, name: str) -> Path:
     new = run.path.with_name(name)
     with _locked(run.path):
         if os.path.lexists(new):
-            raise UsageError(f"{new} exists already; choose another name")
+            raise UsageError(f"{new} already exists; choose another name")
         try:
             write_checked_json(run.path / INFO, {**read_info(run.path), "name": name})
             move(run.path, new)
@@ -49,7 +49,7 @@ def rename_run(run: Run, name: str) -> Path:
 
 
 def remove_run(path: Path) -> int:
-    """Removes a run with all that it holds, a damaged one too; the bytes that this frees."""
+    """Removes a run with all its files, also a damaged one; returns the bytes that this frees."""
     with _locked(path):
         freed = size_of(path)
         _remove(path, path.with_name(f".{path.name}.removing"))
@@ -57,7 +57,7 @@ def remove_run(path: Path) -> int:
 
 
 def followers(path: Path) -> dict[str, str]:
-    """Runs in the same folder that started from this one: name, and sha256 of the weights that they began with."""
+    """Finds runs in the same folder that started from this one: name, and sha256 of the weights they started from."""
     starts = {other.name: started_from(read_run(other)) for other in runs_in(path.parent) if other != path}
     return {
         name: start[1]
@@ -76,7 +76,7 @@ def refuse_trained(paths: Sequence[Path]) -> None:
 def plan_prunings(
     paths: Sequence[Path], keep: int, *, with_sweeps: bool, are_named: bool
 ) -> tuple[list[Pruning], list[str]]:
-    """What goes of each run, and why some are left out; of runs that a user named, that is an error."""
+    """Plans the pruning of each run, and says why some are left out; for runs that a user named, that is an error."""
     prunings: list[Pruning] = []
     left_out: list[str] = []
     for path in paths:
@@ -93,7 +93,7 @@ def plan_prunings(
 
 
 def plan_pruning(run: Run, keep: int) -> Pruning:
-    """Which checkpoints go: all but the newest `keep`, the best, and those that another run started from."""
+    """Plans to remove all checkpoints but the newest `keep`, the best, and those that another run started from."""
     from lapcli.training.checkpoint import find_damage, steps_in
 
     steps = steps_in(run.checkpoints)
@@ -101,7 +101,7 @@ def plan_pruning(run: Run, keep: int) -> Pruning:
     kept = dict.fromkeys(steps[-keep:], "among the newest")
     if steps:
         kept[steps[-1]] = "the newest"
-        if damage := find_damage(folders[steps[-1]]):  # the one before it may be all that is left of the run
+        if damage := find_damage(folders[steps[-1]]):  # an older checkpoint may be all that is left of the run
             raise UsageError(f"{run.path} is not pruned, because its newest checkpoint is damaged: {damage}")
     ended_best = read_summary(run).get("best_step")
     validated_best = best_validation(run, among=steps)
@@ -119,15 +119,15 @@ def plan_pruning(run: Run, keep: int) -> Pruning:
 
 
 def prune(pruning: Pruning) -> None:
-    """Removes what was planned."""
+    """Removes the checkpoints of a plan."""
     with _locked(pruning.path):
         for step in pruning.removed:
             folder = pruning.path / CHECKPOINTS / f"step-{step:06d}"
-            _remove(folder, folder.with_name(f".removing-{folder.name}"))  # the name that training clears away too
+            _remove(folder, folder.with_name(f".removing-{folder.name}"))  # training removes this name too
 
 
 def _weights_sha256(checkpoint: Path) -> str | None:
-    """As its state says; of a damaged checkpoint, which nobody can have started from, nothing."""
+    """The sha256 in the checkpoint's state; None if it is damaged, and so no run can have started from it."""
     try:
         return str(json.loads(read_text(checkpoint / "state.json"))["files"]["model.safetensors"])
     except (OSError, ValueError, KeyError, TypeError):
@@ -136,7 +136,7 @@ def _weights_sha256(checkpoint: Path) -> str | None:
 
 def _remove(folder: Path, doomed: Path) -> None:
     try:
-        remove(doomed, or_leave=True)  # left by a removal that was killed
+        remove(doomed, or_leave=True)  # left over by a removal that was killed
         move(folder, doomed)
         remove(doomed)
     except OSError as error:
@@ -146,7 +146,7 @@ def _remove(folder: Path, doomed: Path) -> None:
 @contextmanager
 def _locked(path: Path) -> Iterator[None]:
     """Holds the lock of a run; UsageError if it is being trained, here or on another machine."""
-    is_running = _says_running(path)  # asked first: afterwards the lock is taken, by us
+    is_running = _says_running(path)  # before we take the lock, which would itself look like a running training
     try:
         handle = open_to_write(path / LOCK, "a")
     except OSError as error:
@@ -158,7 +158,8 @@ def _locked(path: Path) -> Iterator[None]:
 
 
 def _says_running(path: Path) -> bool:
-    """By its `run.json`: the lock of another machine may not be visible here. A damaged run says nothing."""
+    """Whether `run.json` says that the run is being trained: a lock of another machine may not be visible here. A
+    damaged run counts as not running."""
     try:
         return status_of(path, read_info(path)) == "running"
     except UsageError:

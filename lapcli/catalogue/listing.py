@@ -1,4 +1,4 @@
-"""What a folder of runs holds, a line for each: kind, head plan, step, best score, age, size and status."""
+"""Lists the runs of a folder, a line for each: kind, head plan, step, best score, age, size and status."""
 
 import fnmatch
 import json
@@ -17,7 +17,7 @@ from lapcli.runtime.files import open_to_read
 
 SWEEPS = ".sweeps"  # in a folder of runs: locks and logs of the sweeps that trained some of them
 _LOWER_IS_BETTER = ("loss", "bits_per_byte", "perplexity", "bpb")
-#: The number of a validation that stands for a run, in this order; of other kinds the first there is.
+#: The number of a validation that represents a run, in this order of preference; for other kinds the first one.
 _MAIN_SCORES = ("validation_top1", "validation_knn", "validation_bits_per_byte", "validation_loss")
 
 
@@ -35,7 +35,7 @@ class Score:
 
 @dataclass(frozen=True)
 class Listed:
-    """A run in one line. Of a damaged one little is known, and `problem` says what is wrong."""
+    """A run in one line. Little is known of a damaged run, and `problem` says what is wrong."""
 
     name: str
     path: Path
@@ -54,13 +54,13 @@ class Listed:
 
 
 def list_runs(runs_dir: Path, names: Sequence[str] = ()) -> list[Listed]:
-    """Those of the names or patterns, all if there is none; the one written last comes first."""
+    """Lists the runs of these names or patterns, all runs without any; the one written last comes first."""
     listed = [_listed(path) for path in matching_runs(runs_dir, names)]
     return sorted(listed, key=lambda run: (run.seconds_since is None, run.seconds_since or 0.0, run.name))
 
 
 def matching_runs(runs_dir: Path, names: Sequence[str]) -> list[Path]:
-    """Folders of the runs that are named by name, folder or pattern; all runs if there is no name."""
+    """Returns the folders of the runs with these names, folders or patterns; all runs without any."""
     if not names:
         return runs_in(runs_dir)
     chosen: dict[Path, None] = {}
@@ -97,7 +97,7 @@ def _listed(path: Path) -> Listed:
 
 
 def plan_of(run: Run) -> str | None:
-    """`laplacian_heads` or `operators` as the recipe has it."""
+    """Returns `laplacian_heads` or `operators` as the recipe writes it."""
     model = getattr(run.recipe, "model", None)
     if getattr(model, "operators", None) is not None:
         return str(model.head_plan().label())  # type: ignore[union-attr]
@@ -106,18 +106,18 @@ def plan_of(run: Run) -> str | None:
 
 
 def last_step(run: Run) -> int:
-    """The step of the last checkpoint, or of the last line of a run that is being trained."""
+    """Returns the step of the last checkpoint, or of the last line of metrics of a run that is being trained."""
     step = int(run.info.get("step") or 0)
     if run.status == "running" and run.metrics.is_file():
         with open_to_read(run.metrics) as file:
-            file.seek(max(0, run.metrics.stat().st_size - 8192))
+            file.seek(max(0, run.metrics.stat().st_size - 8192))  # enough for the last lines
             steps = [line["step"] for text in file if (line := _parsed(text))]
         step = max([step, *steps])
     return step
 
 
 def validations(path: Path) -> list[dict[str, Any]]:
-    """The lines of `metrics.jsonl` with a validation; the others, which are most, are not parsed."""
+    """Returns the lines of `metrics.jsonl` with a validation; the others, which are most, are not parsed."""
     if not path.is_file():
         return []
     with open_to_read(path) as file:
@@ -125,7 +125,7 @@ def validations(path: Path) -> list[dict[str, Any]]:
 
 
 def _parsed(text: bytes) -> dict[str, Any] | None:
-    """A line of metrics; None for the torn first or last one of what was read."""
+    """Parses a line of metrics; None for a first or last line that was only partly read."""
     try:
         line = json.loads(text)
     except ValueError:
@@ -134,7 +134,7 @@ def _parsed(text: bytes) -> dict[str, Any] | None:
 
 
 def best_validation(run: Run, among: Sequence[int] | None = None) -> Score | None:
-    """The best value of the metric that stands for the run's kind, the first of equals; of those steps alone."""
+    """Returns the best value of the run's main metric, the first of equals; `among`: of these steps only."""
     lines = [line for line in validations(run.path / METRICS) if among is None or line["step"] in among]
     names = [name for line in lines for name in line if name.startswith("validation_")]
     metric = next((name for name in _MAIN_SCORES if name in names), names[0] if names else None)
@@ -151,14 +151,15 @@ def lower_is_better(metric: str) -> bool:
 
 
 def started_from(run: Run) -> tuple[str, str] | None:
-    """Whose weights this run began with, as it was named, and their sha256; a run by its name or path alone."""
-    start, given = getattr(run.recipe, "start", None), run.recipe.train.init_from
+    """Returns the source of the weights that this run started from, and their sha256; a run without prefix and step."""
+    start, init_from = getattr(run.recipe, "start", None), run.recipe.train.init_from
     if start is not None:
         return str(start.run), str(start.weights_sha256)
-    if given is None:
+    if init_from is None:
         return None
-    is_run = given.source.startswith(RUN)
-    return given.source.removeprefix(RUN).partition("@")[0] if is_run else given.source, str(given.sha256)
+    is_run = init_from.source.startswith(RUN)
+    source = init_from.source.removeprefix(RUN).partition("@")[0] if is_run else init_from.source
+    return source, str(init_from.sha256)
 
 
 def is_of_a_sweep(path: Path) -> bool:
@@ -168,7 +169,7 @@ def is_of_a_sweep(path: Path) -> bool:
 
 
 def size_of(folder: Path) -> int:
-    """Bytes on the disk; links are not followed, and what vanishes meanwhile does not count."""
+    """Returns the bytes on the disk; links are not followed, and files that disappear meanwhile do not count."""
     total = 0
     for file in folder.rglob("*"):
         try:
@@ -180,14 +181,13 @@ def size_of(folder: Path) -> int:
 
 
 def sizes(path: Path) -> dict[str, int]:
-    """What of a run takes how many bytes: checkpoints, evaluations, analyses, and the rest."""
+    """Returns the bytes of each folder of a run (checkpoints, evaluations, analyses), and of the rest."""
     parts = {part.name: size_of(part) for part in sorted(path.iterdir()) if part.is_dir()}
     return {**parts, "other": size_of(path) - sum(parts.values())}
 
 
 def describe(run: Run) -> dict[str, Any]:
-    """All that `lap runs show` prints: run.json, recipe, scores, checkpoints and sizes."""
-
+    """Returns everything that `lap runs show` prints: run.json, recipe, scores, checkpoints and sizes."""
     return {
         **_listed(run.path).to_dict(),
         "info": run.info,

@@ -1,1 +1,1 @@
-"""Mirrors of runs in trackers. `metrics.jsonl` stays the truth: a mirror is made from it, afterwards or beside it."""
+"""Mirrors runs in trackers. `metrics.jsonl` is the source: a mirror is made from it, during training or afterwards."""

@@ -1,8 +1,8 @@
-"""Mirrors of a run while it is trained: `lap track --follow` in a process of its own for each tracker.
+"""Mirrors a run while it is trained: `lap track --follow` in a process of its own for each tracker.
 
-The process reads the run's files as anybody could, so that neither a tracker that hangs nor the lock of the interpreter
-delays a step. A thread of rank 0 starts it when the run is there, and says once what went wrong with it. When training
-has ended it gets a few seconds to finish; `lap track` sends later what it did not.
+The process only reads the run's files, so that neither a tracker that hangs nor the lock of the interpreter delays a
+step. A thread of rank 0 starts it when the run exists, and warns once if it fails. When training has ended, the process
+gets a few seconds to finish; `lap track` can send the rest later.
 """
 
 import json
@@ -26,8 +26,8 @@ from lapcli.runtime.signals import end_with_parent
 from lapcli.tracking.mirror import FOLDER
 from lapcli.tracking.trackers import check_installed
 
-SECONDS_TO_FINISH = 9.0  # after the training, for all of them together
-_LOOK = 0.25  # seconds between two looks at the processes
+SECONDS_TO_FINISH = 9.0  # after the training, for all processes together
+_LOOK = 0.25  # seconds between two polls of the processes
 
 
 @dataclass
@@ -39,9 +39,9 @@ class _MirrorProcess:
 
 
 class LiveMirrors:
-    """While it is entered, the runs at `paths` that this process trains are mirrored. Only rank 0 has any.
+    """A context in which the runs at `paths` that this process trains are mirrored, by rank 0 alone.
 
-    `warn` gets a sentence for a tracker that does not work; training continues.
+    `warn` gets a sentence for a tracker that fails; training continues.
     """
 
     def __init__(self, trackers: Sequence[str], paths: Sequence[Path], warn: Callable[[str], None]) -> None:
@@ -56,7 +56,7 @@ class LiveMirrors:
 
     def __enter__(self) -> Self:
         if self._trackers:
-            # The system ends the processes with the thread that started them, so that it lives until they have ended.
+            # PDEATHSIG is sent when the thread that started a process ends, so the thread lives until they have ended.
             self._thread = threading.Thread(target=self._watch, name="trackers", daemon=True)
             self._thread.start()
         return self
@@ -71,7 +71,8 @@ class LiveMirrors:
         while not self._stop.wait(_LOOK):
             self._start([path for path in self._waiting if _is_trained_here(path)])
             self._say_what_failed()
-        is_meant = _is_trained_here if self._has_failed else _is_run  # finished before: what is missing is sent
+        # Of a run that had finished before this call, what is missing is sent too.
+        is_meant = _is_trained_here if self._has_failed else _is_run
         self._start([path for path in self._waiting if is_meant(path)])
         deadline = time.monotonic() + SECONDS_TO_FINISH
         while self._mirrors and time.monotonic() < deadline:
@@ -114,7 +115,7 @@ def _started(path: Path, tracker: str) -> _MirrorProcess:
             stdout=file,
             stderr=file,
             env={name: value for name, value in os.environ.items() if name not in ranks},
-            process_group=0,  # Ctrl-C is for the training, which ends the run that the mirror follows
+            process_group=0,  # Ctrl-C must reach only the training; the mirror ends when the run does
             preexec_fn=partial(end_with_parent, os.getpid(), signal.SIGTERM),
         )
     return _MirrorProcess(path, tracker, process, log)
@@ -125,7 +126,7 @@ def _is_run(path: Path) -> bool:
 
 
 def _is_trained_here(path: Path) -> bool:
-    """Whether this process trains the run, and has a line of it; before, an old one of that name may be there."""
+    """Whether this process trains the run and has written metrics; before, an old run of that name may exist."""
     try:
         info = json.loads(read_text(path / INFO))
     except (OSError, ValueError):
@@ -136,5 +137,5 @@ def _is_trained_here(path: Path) -> bool:
 
 def _reason(log: Path, code: int) -> str:
     lines = [line.strip() for line in log.read_text(encoding="utf-8", errors="replace").splitlines() if line.strip()]
-    said = [line.removeprefix("lap: ") for line in lines if line.startswith("lap: ")]
-    return (said or lines or [f"it ended with code {code}"])[-1]
+    messages = [line.removeprefix("lap: ") for line in lines if line.startswith("lap: ")]
+    return (messages or lines or [f"it ended with code {code}"])[-1]

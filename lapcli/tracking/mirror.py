@@ -1,11 +1,11 @@
-"""From a run's files to a tracker: every step once, whatever was killed in between, also when asked again.
+"""Sends a run's files to a tracker: every step once, even after kills and when called again.
 
-`runs/NAME/track/TRACKER.json` records what is there: the last step, the evaluations, samples and figures that were
-sent, and the pieces (files or folders) of the tracker's own store that hold them. A session is recorded as open when it
-begins, and with what it sent when it is closed. One that is still open when the next begins was killed: what it left is
-removed and sent again.
+`runs/NAME/track/TRACKER.json` records what was sent: the last step, the evaluations, samples and figures, and the
+pieces (files or folders) of the tracker's own store that hold them. A session is recorded as open when it begins, and
+with what it sent when it is closed. One that is still open when the next begins was killed: its pieces are removed and
+sent again.
 
-A resumed run computes the same lines again from its last checkpoint, so that steps that were sent stay true.
+A resumed run computes the same lines again from its last checkpoint, so that steps that were sent stay valid.
 """
 
 import hashlib
@@ -34,23 +34,23 @@ from lapcli.tracking.trackers import Session, Tracker
 from lapcli.training.metrics import metrics_of, parse_metrics
 
 FOLDER = "track"
-_POLL, _NAP = 2.0, 0.25  # seconds between two looks at runs that are followed, and until their ends are noticed
+_POLL, _NAP = 2.0, 0.25  # seconds between two reads of runs that are followed, and between checks for their end
 _GROUPS = ("validation", "smoothing")
 
 
 @dataclass
 class State:
-    """What a tracker holds of a run."""
+    """What a tracker has received of a run."""
 
     step: int = -1  # the last that was sent
     items: dict[str, str] = field(default_factory=dict)  # recipe, samples, evaluations, figures: sha256 of each
     pieces: list[str] = field(default_factory=list)
-    is_open: bool = False  # a session began, and has not ended
+    is_open: bool = False  # a session began and has not been closed
 
 
 @dataclass
 class Sent:
-    """What one call sent of one run."""
+    """Counts of what one call sent of one run."""
 
     run: str
     steps: int = 0
@@ -58,19 +58,19 @@ class Sent:
 
 
 def mirror(paths: Sequence[Path], tracker: Tracker, *, follow: bool = False) -> list[Sent]:
-    """Sends what the tracker does not have of each run; with `follow`, until none of them is being trained any more."""
+    """Sends what the tracker does not have of each run; with `follow`, until none of them is being trained."""
     with ExitStack() as stack:
         mirrors = []
         for path in paths:
             stack.enter_context(_only_writer(path, tracker.name))
             mirrors.append(stack.enter_context(_Mirror(path, tracker)))
-        while sum(one.look() for one in mirrors) and follow:  # each is looked at, not only until one is running
+        while sum(one.look() for one in mirrors) and follow:  # `any` would stop at the first run that is being trained
             _wait([path / INFO for path in paths])
     return [one.sent for one in mirrors]
 
 
 def _wait(files: Sequence[Path]) -> None:
-    """Until it is time for the next look, or a run has something to say: that it is finished, for one."""
+    """Waits until the next poll, or until a `run.json` changes, for example because the run has finished."""
     before = [os.path.getmtime(file) for file in files]
     deadline = time.monotonic() + _POLL
     while time.monotonic() < deadline and [os.path.getmtime(file) for file in files] == before:
@@ -78,7 +78,7 @@ def _wait(files: Sequence[Path]) -> None:
 
 
 class _Mirror:
-    """One run in one tracker. What was sent is recorded when it is left."""
+    """One run in one tracker. What was sent is recorded on exit."""
 
     def __init__(self, path: Path, tracker: Tracker) -> None:
         self._path, self._tracker = path, tracker
@@ -94,7 +94,7 @@ class _Mirror:
         return self
 
     def look(self) -> bool:
-        """Sends what is new; whether the run is being trained, so that there will be more."""
+        """Sends what is new; returns whether the run is being trained, so that there will be more."""
         run = read_run(self._path)
         is_running = run.status == "running"
         steps = self._tail.steps() if is_running else _by_step(metrics_of(run))
@@ -127,7 +127,7 @@ Steps = dict[int, dict[str, float]]
 
 
 def _by_step(lines: Iterable[Mapping[str, Any]], steps: Steps | None = None) -> Steps:
-    """All numbers of each step under one key: a step and its validation are two lines of the file."""
+    """Merges the numbers of each step: a step and its validation are two lines of the file."""
     steps = {} if steps is None else steps
     for line in lines:
         values = {tag(name): float(value) for name, value in line.items() if name != "step" and _is_number(value)}
@@ -136,30 +136,30 @@ def _by_step(lines: Iterable[Mapping[str, Any]], steps: Steps | None = None) -> 
 
 
 class _Tail:
-    """The metrics of a run that is being trained; a look reads only what was added since the one before."""
+    """The metrics of a run that is being trained; each call reads only what was added since the last one."""
 
     def __init__(self, file: Path) -> None:
         self._file, self._read, self._newest = file, 0, Steps()
 
     def steps(self) -> Steps:
-        """The new steps, and the newest one of the look before, which may have got its validation since."""
+        """Returns the new steps, and the newest one of the last call, which may have been validated since."""
         if not self._file.is_file():
             return {}
-        if self._file.stat().st_size < self._read:  # resumed: the lines after its checkpoint are written again
+        if self._file.stat().st_size < self._read:  # resumed: the file was truncated to the last checkpoint
             self._read, self._newest = 0, {}
         with open_to_read(self._file) as file:
             file.seek(self._read)
             content = file.read()
-        whole = content[: content.rfind(b"\n") + 1]  # a line may be half written
-        self._read += len(whole)
-        steps = _by_step(parse_metrics(whole), self._newest)
+        whole_lines = content[: content.rfind(b"\n") + 1]  # the last line may be half written
+        self._read += len(whole_lines)
+        steps = _by_step(parse_metrics(whole_lines), self._newest)
         self._newest = {step: steps[step] for step in sorted(steps)[-1:]}
         return steps
 
 
 def _new_steps(steps: Steps, state: State, is_running: bool) -> Iterator[tuple[int, dict[str, float]]]:
-    """The steps after the last one sent. The newest of a run that is being trained waits: its validation may still
-    come."""
+    """Yields the steps after the last one sent. The newest step of a run that is being trained is held back, because
+    its validation may still come."""
     newest = max(steps, default=-1)
     for step in sorted(steps):
         if step > state.step and not (is_running and step == newest):
@@ -167,7 +167,7 @@ def _new_steps(steps: Steps, state: State, is_running: bool) -> Iterator[tuple[i
 
 
 def tag(name: str) -> str:
-    """`train/loss`, `validation/loss`, `smoothing/...`, `time/seconds`: trackers make a panel of each group."""
+    """Returns a metric's name in trackers, such as `train/loss` or `time/seconds`: each group becomes a panel."""
     for group in _GROUPS:
         if name.startswith(f"{group}_"):
             return f"{group}/{name.removeprefix(f'{group}_')}"
@@ -182,7 +182,7 @@ class _Item:
 
 
 def _new_items(run: Run, state: State) -> Iterator[_Item]:
-    """Recipe, samples, evaluations and figures that were not sent, or have changed since."""
+    """Yields the recipe, samples, evaluations and figures that were not sent or have changed since."""
     for item in _items(run):
         if state.items.get(item.name) != item.sha256:
             yield item
@@ -196,13 +196,13 @@ def _items(run: Run) -> Iterator[_Item]:
         text = "\n\n".join(f"{sample.get('prompt')}{sample.get('continuation', '')}" for sample in samples)
         yield _Item("samples", _sha256(text.encode()), lambda session: session.text("samples", text, step))
     for file in sorted((run.path / "eval").glob("*.json")):
-        told = read_checked_json(file, "remove it and measure again")
+        record = read_checked_json(file, "remove it and measure again")
         scores = {
             f"eval/{task}": float(score["value"])
-            for task, score in told.get("tasks", {}).items()
+            for task, score in record.get("tasks", {}).items()
             if isinstance(score, dict) and _is_number(score.get("value"))
         }
-        at = int(told.get("step") or step)
+        at = int(record.get("step") or step)
         name = f"eval/{file.name}"
         yield _Item(name, _sha256(read_bytes(file)), lambda session, at=at, scores=scores: session.scores(at, scores))  # type: ignore[misc]
     for file in sorted((run.path / "analysis").glob("*.png")):

@@ -134,7 +134,7 @@ def test_names_that_a_run_cannot_get(runs):
     assert list(followers(runs / "base")) == ["chat-midtrain"]
     with pytest.raises(UsageError, match="cannot be renamed: chat-midtrain"):
         rename_run(read_run(runs / "base"), "other")
-    with pytest.raises(UsageError, match="exists already"):
+    with pytest.raises(UsageError, match="already exists"):
         rename_run(read_run(runs / "chat-midtrain"), "base")
     with pytest.raises(UsageError, match="is not a valid run name"):
         rename_run(read_run(runs / "chat-midtrain"), "../elsewhere")

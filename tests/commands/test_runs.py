@@ -117,7 +117,7 @@ def test_rm_asks_at_a_terminal(answer, code, runs):
         (["diff", "quickstart", "quickstart-stf"], "did you mean quickstart-sft?"),
         (["best", "--metric", "validation_los"], "did you mean validation_loss?"),
         (["rename", "quickstart-sft", "a/b"], "is not a valid run name"),
-        (["rename", "quickstart-sft", "quickstart"], "exists already"),
+        (["rename", "quickstart-sft", "quickstart"], "already exists"),
         (["rename", "quickstart", "other"], "quickstart-midtrain"),
         (["rm", "quickstart"], "use --yes"),
         (["rm"], "RUNS"),

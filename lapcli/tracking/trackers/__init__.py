@@ -16,7 +16,7 @@ TrackerName = Literal["tensorboard", "wandb", "trackio"]
 
 
 def tracker_of(name: TrackerName, project: str | None = None, offline: bool = False) -> Tracker:
-    """The tracker with its options; UsageError for one that means nothing to it."""
+    """Returns the tracker with its options; UsageError for an option that it does not have."""
     if offline and name != "wandb":
         raise UsageError(f"--offline is an option of --to wandb; leave it out for {name}, which sends nothing anyway")
     if project is not None and name == "tensorboard":

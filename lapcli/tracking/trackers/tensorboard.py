@@ -1,7 +1,7 @@
 """TensorBoard: event files in `runs/NAME/tensorboard/`; `tensorboard --logdir runs` shows all runs.
 
-The events are written with TensorBoard's own classes, as torch's SummaryWriter does, but without importing torch: a
-run that is being trained has its mirror in a process beside it, which should take little of the machine.
+The events are written with TensorBoard's own classes, as torch's SummaryWriter does, but without importing torch: the
+mirror of a run that is being trained is a process beside it, which should use few resources.
 """
 
 import time

@@ -1,4 +1,4 @@
-"""What a tracker is, and how runs are named in all of them."""
+"""The interface of a tracker, and the ids of runs in all of them."""
 
 import hashlib
 import json
@@ -20,14 +20,14 @@ class Session(ABC):
 
     @abstractmethod
     def scores(self, step: int, values: Mapping[str, float]) -> None:
-        """Adds the scores of an evaluation, whose step may be long past."""
+        """Adds the scores of an evaluation, whose step may lie far back."""
 
     @abstractmethod
     def text(self, name: str, text: str, step: int) -> None: ...
 
     @abstractmethod
     def image(self, name: str, file: Path, step: int) -> None:
-        """A figure, as a PNG file."""
+        """Adds a figure, a PNG file."""
 
     @abstractmethod
     def close(self) -> None: ...
@@ -40,22 +40,22 @@ class Tracker(ABC):
     def open(self, run: Run, recipe: Mapping[str, Any]) -> Session: ...
 
     def pieces(self, run: Run) -> list[str]:
-        """Files or folders that closed sessions have left in the tracker's own store, where it has such."""
+        """Files or folders of closed sessions in the tracker's own store, if it has one."""
         return []
 
     @abstractmethod
     def remove_unrecorded(self, run: Run, pieces: Sequence[str]) -> bool:
-        """Removes what a killed session left, but not those pieces; False: all of the run had to go."""
+        """Removes what a killed session left, but not these pieces; False: the whole run had to be removed."""
 
 
-def remove_other_pieces(folder: Path, there: Sequence[str], recorded: Sequence[str]) -> None:
-    for name in set(there) - set(recorded):
+def remove_other_pieces(folder: Path, existing: Sequence[str], recorded: Sequence[str]) -> None:
+    for name in set(existing) - set(recorded):
         path = folder / name
         remove(path)
 
 
 def config_of(recipe: Mapping[str, Any], before: str = "") -> dict[str, Any]:
-    """A recipe with dotted keys, as trackers filter and group runs by."""
+    """Flattens a recipe to dotted keys, by which trackers filter and group runs."""
     flat: dict[str, Any] = {}
     for key, value in recipe.items():
         if isinstance(value, dict):
@@ -66,7 +66,7 @@ def config_of(recipe: Mapping[str, Any], before: str = "") -> dict[str, Any]:
 
 
 def run_id(run: Run) -> str:
-    """An id from recipe, seed and start, which a renamed run keeps."""
+    """An id made from recipe, seed and time of creation, which a renamed run keeps."""
     text = f"{run.info.get('recipe_sha256')} {run.info.get('seed')} {run.info.get('created')}"
     return hashlib.sha256(text.encode()).hexdigest()[:32]
 

@@ -1,6 +1,6 @@
 """trackio: a local store in TRACKIO_DIR (by default in the Hugging Face cache); `trackio show` displays it.
 
-Nothing leaves the machine. What trackio sends to a space or a server it sends by its own commands (`trackio sync`).
+Nothing leaves the machine: sending to a space or a server is left to trackio's own commands (`trackio sync`).
 """
 
 import contextlib
@@ -13,12 +13,12 @@ from typing import Any
 from lapcli.runs import Run
 from lapcli.tracking.trackers.tracker import Session, Tracker, config_of, missing_package, run_id
 
-#: Where trackio would send to unasked.
+#: Variables that make trackio send data elsewhere.
 _REMOTE = ("TRACKIO_SPACE_ID", "TRACKIO_SERVER_URL", "TRACKIO_WEBHOOK_URL", "TRACKIO_BUCKET_ID")
 
 
 class Trackio(Tracker):
-    """trackio finds a run by its name. A part of our id makes that unique: a new run may have an old one's name."""
+    """trackio finds a run by its name. A part of our id makes it unique, because a new run may reuse an old name."""
 
     name = "trackio"
 
@@ -26,7 +26,7 @@ class Trackio(Tracker):
         self._project = project
 
     def remove_unrecorded(self, run: Run, pieces: Sequence[str]) -> bool:
-        """trackio removes whole runs alone, so that all steps have to be sent again."""
+        """Removes the whole run, because trackio cannot remove less; all steps have to be sent again."""
         for stored in self._stored(run):
             stored.delete()
         return False
@@ -47,12 +47,12 @@ class Trackio(Tracker):
         return TrackioRun(opened, trackio)
 
     def _stored(self, run: Run) -> list[Any]:
-        """The run in trackio's store; it keeps the name that it had when it was first sent."""
+        """Finds the run in trackio's store; it keeps the name under which it was first sent."""
         try:
-            there = list(_import(self.name).Api().runs(self._project))
+            in_project = list(_import(self.name).Api().runs(self._project))
         except ValueError:  # no such project yet
             return []
-        return [stored for stored in there if stored.name.endswith(_suffix(run))]
+        return [stored for stored in in_project if stored.name.endswith(_suffix(run))]
 
 
 class TrackioRun(Session):
@@ -81,7 +81,8 @@ def _suffix(run: Run) -> str:
 
 
 def _import(name: str) -> Any:
-    """Set before the import: nothing is sent, and the hub is not asked who the user is."""
+    """Imports trackio with variables that have to be set before: nothing is sent, and the hub is not asked for the
+    user's name."""
     for variable in _REMOTE:
         os.environ.pop(variable, None)
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
@@ -94,6 +95,6 @@ def _import(name: str) -> Any:
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """trackio prints to stdout, where our data goes."""
+    """Hides trackio's prints, because stdout is for our own output."""
     with contextlib.redirect_stdout(io.StringIO()):
         yield

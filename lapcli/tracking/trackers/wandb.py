@@ -1,4 +1,4 @@
-"""Weights & Biases: a run of W&B for each run, found by an id of its own. Offline, each session is a folder."""
+"""Weights & Biases: one W&B run for each run, found by `run_id`. Offline, each session is a folder."""
 
 import contextlib
 import os
@@ -14,7 +14,7 @@ from lapcli.tracking.trackers.tracker import Session, Tracker, config_of, missin
 
 
 class WandB(Tracker):
-    """`offline`: folders for `wandb sync`, and nothing is sent; WANDB_MODE=offline says the same."""
+    """W&B. `offline`: write folders for `wandb sync` and send nothing, like WANDB_MODE=offline."""
 
     name = "wandb"
 
@@ -25,10 +25,10 @@ class WandB(Tracker):
         return sorted(path.name for path in _folder(run).glob("offline-run-*"))
 
     def remove_unrecorded(self, run: Run, pieces: Sequence[str]) -> bool:
-        """What was sent stays at the server, which drops steps that it has."""
-        there = self.pieces(run)
-        remove_other_pieces(_folder(run), there, pieces)
-        if set(there) - set(pieces):
+        """Removes local folders. What was sent stays on the server, which drops steps that it already has."""
+        existing = self.pieces(run)
+        remove_other_pieces(_folder(run), existing, pieces)
+        if set(existing) - set(pieces):
             # W&B names a folder by the second, and its process may outlive the one that was killed: a session of the
             # same second would share the folder with it.
             time.sleep(1 - time.time() % 1)
@@ -71,10 +71,10 @@ class WandBRun(Session):
         self._run, self._wandb = run, wandb
 
     def scalars(self, step: int, values: Mapping[str, float]) -> None:
-        self._run.log(dict(values), step=step)  # the server drops steps that it has
+        self._run.log(dict(values), step=step)  # the server drops steps that it already has
 
     def scores(self, step: int, values: Mapping[str, float]) -> None:
-        self._run.summary.update({**values, "eval/step": step})  # W&B's history takes no step of the past
+        self._run.summary.update({**values, "eval/step": step})  # W&B's history accepts no earlier step
 
     def text(self, name: str, text: str, step: int) -> None:
         self._run.summary[name] = text
