@@ -1,4 +1,4 @@
-"""The command line: names the commands and turns errors into exit codes. No torch in here: help answers at once."""
+"""The command line: registers the commands and turns errors into exit codes. torch is not imported: help is quick."""
 
 import gc
 import os
@@ -37,7 +37,7 @@ from lapcli.runtime.environment import launcher, wait_politely
 from lapcli.runtime.errors import ExitCode, Interrupted, LapError, UsageError, is_lost_peer, of_system
 from lapcli.runtime.tables import wrapped_message
 
-#: The commands as `lap --help` lists them. A command stands in one section.
+#: The commands as `lap --help` lists them, each in one section.
 SECTIONS = {
     "Start": ("init", "recipes", "doctor", "fetch"),
     "Train": ("train", "sft", "plan", "sweep", "search"),
@@ -112,21 +112,21 @@ app.command(epilog=push.EXAMPLES)(push.push)
 app.command("import", epilog=import_.EXAMPLES)(import_.import_)
 
 
-#: New objects until Python looks for cycles among them. Imports make a million that stay, and looking at them again
-#: every 700 is a seventh of a start; a training step leaves no cycles at all.
+#: New objects until Python's garbage collector looks for cycles. Imports create a million objects that stay, and
+#: collecting every 700 takes a seventh of the start; a training step leaves no cycles at all.
 COLLECT_EVERY = 50_000
 
 
 def main() -> None:
-    """Runs a command; an error that a user can cause is one message on stderr and an exit code, never a traceback."""
+    """Runs a command; an error that a user can cause becomes one message on stderr and an exit code, no traceback."""
     wait_politely()
     join_words_of_bash()
     gc.set_threshold(COLLECT_EVERY)
-    if sys.stdin is None:  # `lap chat <&-`: closed, which is to say that nothing is asked
+    if sys.stdin is None:  # closed, as by `lap chat <&-`: treated as empty
         sys.stdin = open(os.devnull, encoding="utf-8")  # noqa: SIM115
     try:
         os.getcwd()
-    except OSError:  # before libraries are loaded that would end the process without our message
+    except OSError:  # checked here, because libraries would end the process without our message
         print("lap: the working directory was removed; change to another one (cd), then try again", file=sys.stderr)
         raise SystemExit(int(ExitCode.USAGE)) from None
     try:
@@ -136,7 +136,7 @@ def main() -> None:
             print(wrapped_message(f"lap: {error}"), file=sys.stderr)
         raise SystemExit(int(error.exit_code)) from None
     except SystemExit as stop:
-        if stop.code == ExitCode.STOPPED:  # by Ctrl-C, where there was nothing to save
+        if stop.code == ExitCode.STOPPED:  # by Ctrl-C, when there was nothing to save
             print("lap: stopped; what was saved is kept, run the same command to resume", file=sys.stderr)
         raise
     except RuntimeError as error:
@@ -144,7 +144,7 @@ def main() -> None:
             raise
         if launcher() is None:
             reason = str(error).splitlines()[0][:200]
-            print(wrapped_message(f"lap: another rank has gone; it says why ({reason})"), file=sys.stderr)
+            print(wrapped_message(f"lap: another rank has ended; its own message says why ({reason})"), file=sys.stderr)
         raise SystemExit(int(ExitCode.LOST_PEER)) from None
     except BrokenPipeError:  # `lap ... | head`
         raise SystemExit(1) from None
@@ -155,5 +155,5 @@ def main() -> None:
 
 
 def _said_by_rank_0(error: LapError) -> bool:
-    """Ranks refuse and stop together; one of them says so."""
+    """Whether rank 0 prints this error too: ranks refuse and stop together, and one message is enough."""
     return os.environ.get("RANK", "0") != "0" and (error.is_echo or isinstance(error, UsageError | Interrupted))

@@ -1,9 +1,9 @@
-"""`import lapcli.timm` registers with timm the architectures of exported folders, so that timm loads them.
+"""`import lapcli.timm` registers the architectures of exported folders with timm, so that timm can load them.
 
     import lapcli.timm, timm
     model = timm.create_model("local-dir:my_folder", pretrained=True)
 
-Without the import timm says that the architecture is unknown. Under the name of a stock ViT it would load the weights
+Without the import, timm says that the architecture is unknown. Under the name of a stock ViT it would load the weights
 silently and compute plain attention.
 """
 
@@ -23,11 +23,11 @@ __all__: list[str] = []
 
 @register_model
 def lap_vit(pretrained: bool = False, *, laplacian_heads: HeadSpec, **options: Any) -> nn.Module:
-    """A ViT of a classification run: timm's own, without a position for the class token, some heads Laplacian."""
+    """The ViT of a classification run: timm's own, without a position for the class token, with Laplacian heads."""
     return laplacianize(vit_base_patch16_224(pretrained, **{"no_embed_class": True, **options}), laplacian_heads)
 
 
 @register_model
 def lap_dino_vit(pretrained: bool = False, *, laplacian_heads: HeadSpec, **options: Any) -> nn.Module:
-    """The backbone of a self-supervised run: timm's `vit_small_patch16_dinov3` with the settings of our own."""
+    """The backbone of a self-supervised run: timm's `vit_small_patch16_dinov3` with our settings."""
     return laplacianize(vit_small_patch16_dinov3(pretrained, **{**TIMM_OPTIONS, **options}), laplacian_heads)

@@ -1,1 +1,1 @@
-"""Checks that a machine computes, trains and synchronises as `lap` expects: what CI without a GPU cannot show."""
+"""Checks that a machine computes, trains and synchronises as `lap` expects, which CI without a GPU cannot show."""

@@ -1,7 +1,7 @@
-"""What a check is: a name, something to run, and a finding that passes, warns or fails, with its number and next step.
+"""The parts of a check: a name, a function, and a finding that passes, warns or fails, with its number and next step.
 
-Whatever a check examines (a kernel, an optimizer, a command) is an argument of its function, with the real thing as
-the default, so that each check can be seen to fail.
+The object that a check examines (a kernel, an optimizer, a command) is an argument of its function, with the real one
+as the default, so that tests can show that each check fails on a wrong one.
 """
 
 import multiprocessing
@@ -18,7 +18,7 @@ from lapcli.runtime.signals import end_with_parent
 from lapcli.runtime.tables import wrapped
 
 REPORT = "report it with the output of `lap doctor --json`"
-#: Virtual machines pass the processor's flags on; some name AMX and do not run it, and a bf16 product ends the process.
+#: Some virtual machines report AMX among the processor's flags and do not run it: a bf16 product ends the process.
 NO_AMX = "set ONEDNN_MAX_CPU_ISA=AVX512_CORE_BF16: this machine reports instructions (AMX, mostly) that it does not run"
 
 
@@ -30,7 +30,7 @@ class Status(StrEnum):
 
 @dataclass(frozen=True)
 class Finding:
-    """What a check saw: one sentence with its number, and what to do where it does not pass."""
+    """The result of a check: one sentence with its number, and what to do if it does not pass."""
 
     status: Status
     text: str
@@ -51,7 +51,7 @@ def fails(text: str, next_step: str, **numbers: Any) -> Finding:
 
 
 def within(error: float, limit: float, what: str, next_step: str) -> Finding:
-    """Passes where an error is a number within its limit: an error that is not a number fails."""
+    """Passes if an error is at most its limit; NaN fails."""
     numbers = {"error": error, "limit": limit}
     if error <= limit:
         return passes(f"{what}: error {error:.1e} of at most {limit:.0e}", **numbers)
@@ -63,7 +63,7 @@ class Check:
     section: str
     name: str
     run: Callable[[], Finding]
-    is_needed: bool = True  # otherwise its failure is a warning: no run does that unless told to
+    is_needed: bool = True  # if not, a failure is a warning: no run does this by default
 
 
 @dataclass(frozen=True)
@@ -77,7 +77,7 @@ class Result:
         return {"section": self.section, "name": self.name, **asdict(self.finding), "seconds": round(self.seconds, 3)}
 
     def to_text(self) -> str:
-        """A line, broken where the terminal ends, and below it the next step, if there is one."""
+        """A line, wrapped to the terminal's width, and below it the next step, if there is one."""
         lines = wrapped(self.finding.text, f"{self.finding.status:<8}{self.name:<29}")
         if self.finding.next_step:
             lines += wrapped(f"next: {self.finding.next_step}", " " * 8)
@@ -85,7 +85,7 @@ class Result:
 
 
 def examine(checks: Iterable[Check]) -> Iterator[Result]:
-    """Each result as soon as it is known; a check that breaks off has failed, and the others still run."""
+    """Yields each result as soon as it is known; a check that raises has failed, and the others still run."""
     for check in checks:
         started = time.perf_counter()
         try:
@@ -103,7 +103,7 @@ def _result(check: Check, finding: Finding, seconds: float) -> Result:
 
 
 def examine_apart(build: Callable[[], list[Check]]) -> Iterator[Result]:
-    """The same in a process of its own, which `build` gives the checks there: a kernel that is wrong for a processor
+    """Runs the checks in a process of its own, where `build` makes them again: a kernel that does not suit a processor
     can end the process. The check that did so has failed, and the next ones run in another process."""
     spawn, checks, done = multiprocessing.get_context("spawn"), build(), 0
     while done < len(checks):

@@ -27,7 +27,7 @@ from lapcli.runtime.machine import (
 )
 
 DRIVER_FILE = Path("/proc/driver/nvidia/version")
-#: Cores for each GPU below which the reading of images is likely to be what a step waits for.
+#: Cores for each GPU below which a step is likely to wait for the reading of images.
 CORES_PER_GPU = 8
 FEWEST_FILES, ENOUGH_FILES = 256, 4096
 #: A run of the 561M GPT keeps three checkpoints of 5.4 GB.
@@ -37,7 +37,7 @@ SECONDS_FOR_HUB = 5.0
 
 @dataclass(frozen=True)
 class Gpu:
-    """What torch and the driver say of a machine's GPUs, which are taken to be alike."""
+    """The GPUs of a machine according to torch and the driver; they are assumed to be alike."""
 
     count: int
     name: str = ""
@@ -118,7 +118,7 @@ def check_compiling(device_type: str, check: Callable[[str], None] = check_compi
     try:
         check(device_type)
     except UsageError as error:
-        step = "what the message says" if device_type == "cuda" else "nothing: on the CPU runs compile only if told to"
+        step = "do what the message says" if device_type == "cuda" else "nothing: on the CPU no run compiles by default"
         return (fails if device_type == "cuda" else warns)(str(error), step)
     return passes("torch.compile finds what it needs")
 
@@ -153,7 +153,7 @@ def check_cores(cores: int, there: int, gpus: int) -> Finding:
 
 
 def check_locks(variable: str, folder: Path, lock: Callable[[IO[Any]], Lock] = lock_file) -> Finding:
-    """Takes a lock in the folder twice: the second attempt has to be refused."""
+    """Takes a lock in the folder twice; the second attempt has to be refused."""
     place = _existing(folder)
     try:
         with tempfile.NamedTemporaryFile(prefix=".lap-doctor-", dir=place) as file, open(file.name, "rb") as again:
@@ -165,10 +165,10 @@ def check_locks(variable: str, folder: Path, lock: Callable[[IO[Any]], Lock] = l
     if first is Lock.UNSUPPORTED:
         return warns(
             f"{variable}: the file system of {place} has no locks, so two processes can work on one run",
-            f"set {variable} to another disk, or see to it yourself",
+            f"set {variable} to another disk, or never start a run twice at the same time",
         )
     if (first, second) == (Lock.HELD, Lock.TAKEN):
-        return passes(f"{variable}: {place} keeps them")
+        return passes(f"{variable}: they work in {place}")
     return fails(
         f"{variable}: {place} grants one lock twice, so two processes would write the same run",
         f"set {variable} to another disk",
@@ -196,7 +196,7 @@ def check_disk(folder: Path, free: Callable[[Path], int] = lambda place: shutil.
 
 
 def check_hub(is_offline: bool, address: str, connect: Callable[..., Any] = socket.create_connection) -> Finding:
-    """Opens a connection and sends nothing."""
+    """Opens a connection to the hub and sends nothing."""
     if is_offline:
         return passes("offline, as HF_HUB_OFFLINE says: data and weights come from this machine", offline=True)
     parts = urlsplit(address)
@@ -216,13 +216,13 @@ def hub_address() -> str:
 
 
 def _existing(folder: Path) -> Path:
-    """The folder, or the nearest above it that is there: a check makes none."""
+    """Returns the folder, or the nearest existing one above it: a check creates none."""
     folder = folder.absolute()
     return next(place for place in (folder, *folder.parents) if place.is_dir())
 
 
 def environment_checks(gpu: Gpu, processes: int) -> list[Check]:
-    """All of them, for this machine."""
+    """Returns all checks of the environment, for this machine."""
     device_type = "cuda" if gpu.count else "cpu"
     named: dict[str, Callable[[], Finding]] = {
         "driver": lambda: check_driver(gpu),

@@ -1,7 +1,7 @@
-"""The numerics of this device: attention, Muon and the chunked losses against float64 written out here.
+"""The numerics of this device: attention, Muon and the chunked losses against plain float64 versions of them.
 
-Inputs are rounded to the dtype under check before both sides see them, so that an error is the kernel's own. Errors
-are the largest difference by the largest value of the truth.
+Inputs are rounded to the dtype under check before both sides see them, so that an error is the kernel's own. An error
+is the largest difference divided by the largest value of the truth.
 
 Shapes: B batch, H heads, G key and value heads, T queries, S keys, D head size; N tokens, V vocabulary or prototypes.
 """
@@ -33,9 +33,9 @@ from lapcli.training.optimizers.muon import A, B, C, Muon
 CPU = torch.device("cpu")
 WRONG_KERNEL = "update torch and the driver; until then train with --set train.precision=float32 or train.device=cpu"
 WRONG_MUON = "train with --set optimizer.newton_schulz_precision=float32, and report it with `lap doctor --json`"
-#: Rounding of bf16 is 2^-8 of a value; sums of its products and the backward's few stages add up to several of that.
+#: The rounding of bf16 is 2^-8 of a value; sums of products and the stages of the backward add up several of these.
 LIMITS = {torch.float32: 2e-5, torch.bfloat16: 3e-2}
-#: Of the faster kernel's time, within which the other is as good.
+#: A kernel that takes at most this multiple of the faster one's time counts as equally fast.
 SLOWER_KERNEL = 1.05
 DTYPES = {"float32": torch.float32, "bf16": torch.bfloat16}
 
@@ -65,7 +65,7 @@ Attention = Callable[..., Tensor]
 def check_attention(
     case: AttentionCase, dtype: torch.dtype, device: torch.device, attention: Attention = laplacian_attention
 ) -> Finding:
-    """Output and gradients of q, k and v against dense attention in float64."""
+    """Compares the output and the gradients of q, k and v with dense attention in float64."""
     q, k, v, allowed_BTS, weights = _inputs(case, dtype)
     truth = _outputs(_dense_for(case, allowed_BTS), q.double(), k.double(), v.double(), weights.double())
     on_device = [x.to(device) for x in (q, k, v, weights)]
@@ -88,7 +88,7 @@ def check_compiled(
     compile_: Callable[[Attention], Attention] = compiled,
     has_compiler: Callable[[str], None] = check_compiler,
 ) -> Finding:
-    """Compiled attention against the same code as it is, forward and backward."""
+    """Compares compiled attention with the same code uncompiled, forward and backward."""
     try:
         has_compiler(device.type)
     except UsageError as missing:
@@ -105,7 +105,7 @@ def check_compiled(
 
 
 def check_muon(dtype: torch.dtype, device: torch.device, muon: type[torch.optim.Optimizer] = Muon) -> Finding:
-    """Two steps on a tall and a wide matrix of steep spectra, against the iteration on singular values in float64.
+    """Compares two steps on a tall and a wide matrix of steep spectra with the iteration on singular values in float64.
 
     Newton-Schulz maps U S V^T to U p(p(...p(S))) V^T with p(s) = A s + B s^3 + C s^5, S first divided by its norm.
     """
@@ -130,14 +130,14 @@ def check_muon(dtype: torch.dtype, device: torch.device, muon: type[torch.optim.
         ),
         key=_with_nan_last,
     )
-    limit = 2e-1 if dtype == torch.bfloat16 else 2e-3  # torch.optim.Muon, which is bf16, is 1.1e-1 away
+    limit = 2e-1 if dtype == torch.bfloat16 else 2e-3  # torch.optim.Muon, which computes in bf16, has 1.1e-1
     return within(error, limit, "two updates", WRONG_MUON)
 
 
 def check_language_loss(
     dtype: torch.dtype, device: torch.device, loss: Callable[..., Tensor] = softcapped_cross_entropy
 ) -> Finding:
-    """Value and gradients of the soft-capped cross entropy; a fifth of the targets do not count."""
+    """Compares value and gradients of the soft-capped cross entropy; a fifth of the targets are ignored."""
     generator = torch.Generator().manual_seed(0)
     x_ND, weight_VD = (torch.randn(shape, generator=generator).to(dtype) for shape in ((512, 64), (4096, 64)))
     targets_N = torch.randint(4096, (512,), generator=generator)
@@ -158,10 +158,10 @@ def check_targets_loss(
     balance: Callable[..., Tensor] = sinkhorn_targets,
     loss: Callable[..., Any] = target_cross_entropy,
 ) -> Finding:
-    """Sinkhorn-Knopp of teacher logits, and the cross entropy of the student with them: value and gradients."""
+    """Compares Sinkhorn-Knopp of teacher logits, and value and gradients of the student's cross entropy with them."""
     generator = torch.Generator().manual_seed(0)
     teacher_NV = torch.randn(256, 1024, generator=generator) * 0.3
-    # Of length 1, as the head makes them: longer ones would have logits that bf16 cannot hold.
+    # Vectors of length 1, as the head normalises them: longer ones would have logits that bf16 cannot represent.
     x_ND, prototypes_VD = (
         torch.nn.functional.normalize(torch.randn(shape, generator=generator), dim=-1).to(dtype)
         for shape in ((256, 32), (1024, 32))
@@ -197,7 +197,7 @@ def _with_nan_last(error: float) -> tuple[bool, float]:
 
 
 def _inputs(case: AttentionCase, dtype: torch.dtype) -> Iterator[Tensor]:
-    """q, k, v, which keys a query sees (B, T, S), and the weights that the outputs are summed with."""
+    """Yields q, k, v, the mask of keys that a query attends to (B, T, S), and weights for the sum of the outputs."""
     generator = torch.Generator().manual_seed(0)
     for heads, length in ((case.heads, case.queries), (case.groups, case.keys), (case.groups, case.keys)):
         yield torch.randn(case.batch, heads, length, case.size, generator=generator).to(dtype)
@@ -218,26 +218,27 @@ def _outputs(attention: Attention, q: Tensor, k: Tensor, v: Tensor, weights: Ten
 
 
 def _dense_for(case: AttentionCase, allowed_BTS: Tensor) -> Attention:
-    """(I - P) v in the last half of the heads, with P written out."""
+    """Returns dense attention with P as a matrix, and (I - P) v in the last half of the heads."""
 
     def dense(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         k, v = (x.repeat_interleave(case.heads // case.groups, dim=1) for x in (k, v))
         logits = (q @ k.mT / case.size**0.5).masked_fill(~allowed_BTS[:, None], float("-inf"))
         mean = logits.softmax(-1) @ v
-        own = v[:, :, case.keys - case.queries :]
+        current_v = v[:, :, case.keys - case.queries :]  # the values of the queries' own tokens, which come last
         plain = case.heads - case.heads // 2
-        return torch.cat([mean[:, :plain], own[:, plain:] - mean[:, plain:]], dim=1)
+        return torch.cat([mean[:, :plain], current_v[:, plain:] - mean[:, plain:]], dim=1)
 
     return dense
 
 
 def _steep(shape: torch.Size, generator: torch.Generator) -> Tensor:
-    """A gradient's kind of matrix: singular values over four orders of magnitude."""
+    """A matrix like a gradient: its singular values span four orders of magnitude."""
     U, _, Vh = torch.linalg.svd(torch.randn(shape, generator=generator), full_matrices=False)
     return U @ torch.diag(torch.logspace(0, -4, U.shape[1])) @ Vh
 
 
 def _spectral(matrix: Tensor) -> Tensor:
+    """Newton-Schulz on the singular values of a matrix."""
     U, s, Vh = torch.linalg.svd(matrix, full_matrices=False)
     s = s / (s.square().sum().sqrt() + 1e-7)
     for _ in range(5):
@@ -246,7 +247,7 @@ def _spectral(matrix: Tensor) -> Tensor:
 
 
 class KernelNames(TorchDispatchMode):
-    """Which of torch's attention kernels ran, forward and backward."""
+    """Records which of torch's attention kernels run, forward and backward."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -264,7 +265,7 @@ class KernelNames(TorchDispatchMode):
 
 
 def check_backend(device: torch.device) -> Finding:
-    """Which kernel takes the training shape of the GPT; forward and backward should be by the same one."""
+    """Finds the kernel for the training shape of the GPT; forward and backward should use the same one."""
     case, dtype = CASES[0], torch.bfloat16 if device.type == "cuda" else torch.float32
     q, k, v, _, weights = (x.to(device) for x in _inputs(case, dtype))
 
@@ -290,7 +291,8 @@ def check_attention_speed(
     time: Callable[[torch.device], dict[str, float | None]] = time_attention_kernels,
     preferred: str | None = None,
 ) -> Finding:
-    """Flash against cuDNN, forward and backward in bf16; the one that runs here ask for first should be the faster."""
+    """Times flash and cuDNN, forward and backward in bf16; the one that runs on this device prefer should be the
+    faster."""
     if device.type != "cuda":
         return passes("flash and cuDNN are kernels of CUDA")
     if preferred is None:
@@ -308,27 +310,27 @@ def check_attention_speed(
 def check_colours(
     device: torch.device, recolouring: Callable[..., Callable[[Tensor, Tensor], Tensor]] = Recolouring
 ) -> Finding:
-    """What becomes of crops on the device against the same on the CPU, in steps of 255."""
+    """Compares the recolouring of crops on the device with that on the CPU, in steps of 255."""
     generator = torch.Generator().manual_seed(0)
     crops_NHWC = torch.randint(256, (24, 32, 32, 3), dtype=torch.uint8, generator=generator)
     image, kind = Image.new("RGB", (64, 48)), CropKind(32, (0.3, 1.0), blur=0.5, solarise=0.2)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         drawn_NK = torch.tensor([draw(image, kind)[1].numbers() for _ in range(24)])
-    source = ImageFiles(train="none", mean=[0.0, 0.0, 0.0], std=[1 / 255] * 3)  # values stay as they are
+    source = ImageFiles(train="none", mean=[0.0, 0.0, 0.0], std=[1 / 255] * 3)  # so that values stay 0 to 255
     truth = Recolouring(source)(crops_NHWC, drawn_NK)
     recoloured = recolouring(source)(crops_NHWC.to(device), drawn_NK)
     apart = (recoloured.cpu() - truth).abs()
     error, numbers = float(apart.max()), {"largest": float(apart.max()), "mean": float(apart.mean())}
     text = f"crops differ from those of the CPU by {error:.0f} of 255 at most"
-    # A value that falls on the other side of a rounding is 1 apart, and later operations amplify it.
+    # A value that is rounded the other way differs by 1, and later operations amplify the difference.
     if error <= 4 and numbers["mean"] <= 0.05:
         return passes(text, **numbers)
     return fails(text, WRONG_KERNEL, **numbers)
 
 
 def kernel_checks(device: torch.device) -> list[Check]:
-    """All of them. On the CPU runs compute in float32 unless they are told to use bf16."""
+    """Returns all kernel checks. On the CPU those of bf16 only warn: runs there compute in float32 by default."""
     checks = [Check("kernels", "attention kernel", partial(check_backend, device))]
     for name, dtype in DTYPES.items():
         needed = dtype == torch.float32 or device.type == "cuda"

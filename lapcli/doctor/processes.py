@@ -1,6 +1,6 @@
-"""Several processes on this machine: how fast they exchange, whether they stay equal, and how they end.
+"""Several processes on this machine: how fast they communicate, whether they stay equal, and how they end.
 
-Signals go to the real `lap train`, with its launcher and its ranks.
+Signals are sent to the real `lap train`, with its launcher and its ranks.
 """
 
 import json
@@ -20,16 +20,16 @@ from lapcli.training import checkpoint
 
 Start = Callable[[TrialTraining], TrialOutcome]
 EXCHANGED = {"cuda": 512 * 2**20, "cpu": 16 * 2**20}
-#: Bytes a second below which the averaging of gradients takes longer than it should: PCIe 4 gives 20 GB/s.
+#: Bytes a second below which averaging gradients takes longer than it should: PCIe 4 reaches 20 GB/s.
 LEAST_BANDWIDTH = {"cuda": 5e9, "cpu": 1e7}
-#: Steps of a run that is to be interrupted: more than it can finish before the signal.
+#: Steps of the run that is interrupted (more than it can finish before the signal), and of the one that restarts.
 MANY_STEPS, RESTARTED_STEPS = 100_000, 200
 
 
 def check_equal_ranks(
     folder: Path, ranks: int, device: str, start: Start = start_trial, trial: TrialTraining | None = None
 ) -> tuple[Finding, Finding]:
-    """Bandwidth of a sum over the ranks, and whether all of them have the same weights after five steps."""
+    """Measures the bandwidth of a sum over the ranks, and whether all have the same weights after five steps."""
     size = EXCHANGED[device]
     trial = trial or TrialTraining(str(folder), "ranks", 5, device, ranks=ranks, exchange_bytes=size)
     outcome = start(trial)
@@ -64,7 +64,7 @@ def equality(hashes: Sequence[str]) -> Finding:
 
 
 class Training:
-    """`lap train` of a trial's recipe, or what stands in its place, in processes of its own."""
+    """`lap train` of a trial's recipe in processes of its own; tests may pass another `command`."""
 
     def __init__(self, trial: TrialTraining, options: Sequence[str], command: Sequence[str] | None = None) -> None:
         self.trial = trial
@@ -78,7 +78,7 @@ class Training:
             self.process = subprocess.Popen(arguments, env=environment, stdout=log, stderr=log, start_new_session=True)
 
     def wait_for_step(self, step: int, hang: float = HANG) -> str | None:
-        """Until the metrics have that step; otherwise why not."""
+        """Waits until the metrics have that step; returns why they do not, or None."""
         metrics, deadline = self.trial.run / "metrics.jsonl", time.monotonic() + hang
         while not (metrics.exists() and len(metrics.read_text().splitlines()) > step):
             if self.process.poll() is not None:
@@ -93,7 +93,7 @@ class Training:
         return lines[-1] if lines else "it said nothing"
 
     def exit_code(self, hang: float = HANG) -> int | None:
-        """None: it did not end in time."""
+        """Waits for the exit code; None if the process did not end in time."""
         try:
             return self.process.wait(hang)
         except subprocess.TimeoutExpired:
@@ -106,14 +106,14 @@ class Training:
 
     def end(self) -> None:
         if self.process.poll() is None:
-            self.process.kill()  # on Linux its ranks end with it
+            self.process.kill()  # on Linux its ranks end with it (PDEATHSIG)
         self.process.wait()
 
 
 def check_sigterm(
     folder: Path, ranks: int, device: str, command: Sequence[str] | None = None, hang: float = HANG
 ) -> Finding:
-    """SIGTERM to a run gives 75 and a whole checkpoint of the step that it stopped at."""
+    """Checks that SIGTERM to a run gives exit code 75 and a complete checkpoint of the step that it stopped at."""
     trial = TrialTraining(str(folder), "interrupted", MANY_STEPS, device, ranks=ranks)
     training = Training(trial, ["--nproc", str(ranks)], command)
     try:
@@ -138,7 +138,7 @@ def check_sigterm(
 def check_restart(
     folder: Path, ranks: int, device: str, restarts: int = 1, command: Sequence[str] | None = None, hang: float = HANG
 ) -> Finding:
-    """A rank is killed in the middle of a run, which starts again from its last checkpoint and finishes."""
+    """Checks that a run whose rank is killed restarts from its last checkpoint and finishes."""
     trial = TrialTraining(str(folder), "restarted", RESTARTED_STEPS, device, ranks=ranks)
     training = Training(trial, ["--nproc", str(ranks), "--max-restarts", str(restarts)], command)
     try:

@@ -1,7 +1,7 @@
-"""Training on this machine: the same bits again, a run that is killed and resumed, waits of the host, speed, memory.
+"""Training on this machine: reproducible bits, a run that is killed and resumed, waits of the host, speed, memory.
 
-Speed and memory are those of `lap plan --probe` for two layers of the paper's GPT, or of a small GPT on the CPU, and
-are compared with the plan itself.
+Speed and memory are measured by `lap plan --probe` on two layers of the paper's GPT, or of a small GPT on the CPU, and
+compared with the plan itself.
 """
 
 import io
@@ -34,13 +34,13 @@ from lapcli.runtime.machine import usable_cores
 Start = Callable[[TrialTraining], TrialOutcome]
 #: Waits of the host in a step: one for the loss, the norm of the gradient and whether to stop.
 MOST_WAITS = 1
-#: Of the memory that the plan says: more may not fit where the plan says that it does.
+#: Measured over planned memory; a run with more may not fit although the plan says so.
 MOST_MEMORY = 1.15
-#: A process on the CPU also holds the pages of libraries that its first step reads.
+#: Bytes: a process on the CPU also holds the pages of libraries that its first step reads.
 LIBRARIES = 200 * 10**6
-#: Of the GPU's peak, below which something is slower than it should be; of what a small CPU does nothing is expected.
+#: Share of the GPU's peak below which something is slower than it should be; for CPUs nothing is expected.
 LEAST_SHARE = 0.25
-#: Of the seconds that the plan expects, which is arithmetic.
+#: Measured over planned seconds; the plan is only arithmetic.
 MOST_SECONDS = 1.5
 SMALL = {
     "model.width": 256,
@@ -55,7 +55,7 @@ REAL = {"train.batch": 16, "train.micro_batch": 16}
 
 
 def check_same_step(folder: Path, deterministic: bool, device_type: str, start: Start = start_trial) -> Finding:
-    """One step twice. On CUDA without `train.deterministic` the last bits may differ; elsewhere they may not."""
+    """Trains one step twice. On CUDA without `train.deterministic` the last bits may differ; elsewhere they may not."""
     name = "deterministic" if deterministic else "default"
     trials = [
         TrialTraining(str(folder), f"{name}-{turn}", 1, deterministic=deterministic) for turn in ("once", "twice")
@@ -68,14 +68,14 @@ def check_same_step(folder: Path, deterministic: bool, device_type: str, start: 
         return passes("one step, trained twice, gives the same bits", first_difference=None)
     if device_type == "cuda" and not deterministic:
         return passes(
-            f"the last bits differ, first in {differing}; train.deterministic is there for that",
+            f"the last bits differ, first in {differing}; train.deterministic=true avoids that",
             first_difference=differing,
         )
     return fails(f"one step, trained twice, differs first in {differing}", REPORT, first_difference=differing)
 
 
 def check_resume(folder: Path, start: Start = start_trial) -> Finding:
-    """Six steps against three, SIGKILL, and three more, with `train.deterministic`."""
+    """Compares six steps with three, SIGKILL, and three more, with `train.deterministic`."""
     whole = TrialTraining(str(folder), "whole", 6, deterministic=True)
     killed = replace(whole, name="killed", die_before_step=3)
     if failure := start(whole).failure():
@@ -92,7 +92,7 @@ def check_resume(folder: Path, start: Start = start_trial) -> Finding:
 
 
 def first_difference(one: Path, other: Path) -> str | None:
-    """The first tensor of two checkpoints, weights before states of optimizers, whose bits differ."""
+    """Returns the first tensor whose bits differ in two checkpoints, weights before optimizer states."""
     for file in ("model.safetensors", "optimizer.safetensors"):
         ours, theirs = load_file(one / file), load_file(other / file)
         if ours.keys() != theirs.keys():
@@ -113,7 +113,7 @@ def check_waits(folder: Path, start: Start = start_trial) -> Finding:
 
 
 def plan_and_probe(device_type: str) -> dict[str, Any]:
-    """What `lap plan --probe` says of two layers, in a process of its own."""
+    """Returns the result of `lap plan --probe` for two layers, from a process of its own."""
     changes = {"model.layers": 2, "train.device": device_type, **(REAL if device_type == "cuda" else SMALL)}
     settings = [part for key, value in changes.items() for part in ("--set", f"{key}={value}")]
     command = [sys.executable, "-m", "lapcli", "plan", "gpt561m_5L", "--probe", "5", "--json", *settings]
@@ -176,7 +176,7 @@ class _Photographs(ImageSet):
 
 
 def crops_per_second(recipe: SelfSupervisedRecipe, images: int = 8) -> float:
-    """Images whose crops one core reads and cuts in a second."""
+    """Measures for how many images a second one core reads and cuts the crops."""
     reader = CropReader(_Photographs(), recipe.data, 0)
     examples = [Example(0, number % 16, 0) for number in range(images)]
     reader.read(examples[:1])
@@ -186,7 +186,7 @@ def crops_per_second(recipe: SelfSupervisedRecipe, images: int = 8) -> float:
 
 
 def images_trained(recipe: SelfSupervisedRecipe, device: Device) -> float | None:
-    """Images a second that one GPU should train on, by `lap plan`; none where its peak is not known."""
+    """Returns the images a second that one GPU should train on, by `lap plan`; None if its peak is not known."""
     one = recipe.train.model_copy(update={"batch": recipe.train.micro_batch})
     time = plan_training(recipe.model_copy(update={"train": one}), 1, device).step_time
     return None if time is None else time.examples_per_second
@@ -199,7 +199,7 @@ def check_loader(
     rate: Callable[[SelfSupervisedRecipe], float],
     trained: Callable[[SelfSupervisedRecipe, Device], float | None] = images_trained,
 ) -> Finding:
-    """Self-supervised training reads most: ten crops of an image."""
+    """Compares reading with training for the most demanding kind, self-supervised training with ten crops an image."""
     recipe = load_recipe(find_recipe(Path("dino_vits")))
     assert isinstance(recipe, SelfSupervisedRecipe)
     images = rate(recipe)

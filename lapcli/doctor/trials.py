@@ -1,8 +1,8 @@
-"""Small trainings that checks start: a GPT of two layers on a made-up text, alone or as ranks, which may be told to die
-at a step.
+"""Small trainings that checks start: a GPT of two layers on a made-up text, with one or several ranks, one of which may
+kill itself at a given step.
 
 A trial is described by a file and trained by `python -m lapcli.doctor.trials FILE`, in a process of its own: settings
-of CUDA are made once for a process, and a rank that is to die must not take the command with it.
+of CUDA can be made only once in a process, and a rank that kills itself must not end the command.
 """
 
 import hashlib
@@ -22,16 +22,17 @@ from lapcli.runtime.determinism import prepare_determinism
 from lapcli.runtime.errors import LapError
 from lapcli.runtime.signals import end_with_parent
 
-#: Seconds after which a trial is taken to hang: a first step may compile for minutes.
+#: Seconds after which a trial is considered to hang; the first step may compile for minutes.
 HANG = 900.0
-#: Between the death of a rank and the end of the others, which wait for it.
+#: Seconds between the death of a rank and the killing of the others, which wait for it.
 GRACE = 5.0
 WORDS = ["the", "cat", "sat", "on", "a", "mat", "while", "one", "dog", "ran", "round", "and", "round", "it"]
 
 
 @dataclass(frozen=True)
 class TrialTraining:
-    """`die_before_step` has the process of `die_rank` kill itself when it asks for the batch after so many steps."""
+    """A small training. With `die_before_step`, the process of `die_rank` kills itself when it requests that step's
+    batch."""
 
     folder: str
     name: str
@@ -40,7 +41,7 @@ class TrialTraining:
     deterministic: bool = False
     die_before_step: int | None = None
     die_rank: int = 0
-    exchange_bytes: int = 0  # that the ranks add up, timed, before they train
+    exchange_bytes: int = 0  # size of a sum over the ranks that is timed before they train
     seed: int = 0
     ranks: int = 1
     keeps: int = 1  # checkpoints, the last ones
@@ -58,7 +59,7 @@ class TrialTraining:
 
 
 def recipe_of(trial: TrialTraining) -> dict[str, Any]:
-    """Two micro-batches a step and rank; every step is saved, and nothing is validated before the end."""
+    """The recipe: two micro-batches a step and rank, a checkpoint after every step, no validation before the end."""
     text = Path(trial.folder) / "text.txt"
     if not text.exists():
         lines = [" ".join(WORDS[(i * i + j * (i % 5 + 1)) % len(WORDS)] for j in range(12)) for i in range(600)]
@@ -85,7 +86,7 @@ def recipe_of(trial: TrialTraining) -> dict[str, Any]:
 def train_trial(
     trial: TrialTraining, kind: Any = None, die: Callable[[], None] = lambda: os.kill(os.getpid(), signal.SIGKILL)
 ) -> dict[str, Any]:
-    """Trains in this process, as a rank if torchrun's variables are set; what was seen of it."""
+    """Trains in this process, as a rank if torchrun's variables are set; returns what was observed."""
     from lapcli.kinds import kind_of
     from lapcli.recipe import BaseRecipe, recipe_from_dict
     from lapcli.runtime.progress import LogConsole
@@ -112,7 +113,7 @@ def train_trial(
 
 
 def _exchange(size: int, world: Any) -> float | None:
-    """Seconds of the fastest of five sums over the ranks."""
+    """Returns the seconds of the fastest of five sums over the ranks, after one to warm up."""
     if not size or world.size == 1:
         return None
     import torch
@@ -124,7 +125,7 @@ def _exchange(size: int, world: Any) -> float | None:
         world.barrier()
         started = time.perf_counter()
         dist.all_reduce(values)
-        float(values[0])  # the GPU has finished
+        float(values[0])  # waits for the GPU
         seconds.append(time.perf_counter() - started)
     return min(seconds[1:])
 
@@ -137,7 +138,7 @@ def _weights_hash(model: Any) -> str:
 
 
 class _ObservedKind:
-    """A kind whose objective counts what the third step waits for, and dies where the trial says."""
+    """A kind whose objective counts the host's waits in the third step, and kills its process if the trial says so."""
 
     def __init__(self, kind: Any, trial: TrialTraining, die: Callable[[], None]) -> None:
         self._kind, self._trial, self._die = kind, trial, die
@@ -156,7 +157,7 @@ class _ObservedKind:
 
 
 class _Observed:
-    COUNTED = 2  # the third step: the first compile, the second makes the optimizers' states
+    COUNTED = 2  # the third step: the first one compiles, the second still creates optimizer states
 
     def __init__(self, objective: Any, dies_before: int | None, die: Callable[[], None], device: Any) -> None:
         self._objective, self._dies_before, self._die, self._device = objective, dies_before, die, device
@@ -184,7 +185,7 @@ class _Observed:
 
 @dataclass(frozen=True)
 class TrialOutcome:
-    """How the ranks of a trial ended: exit codes, what each has seen, and the last line of the first that failed."""
+    """How the ranks of a trial ended: exit codes, what each observed, and the last line of the first that failed."""
 
     codes: list[int]
     seen: list[dict[str, Any]]
@@ -200,7 +201,7 @@ class TrialOutcome:
 
 
 def start_trial(trial: TrialTraining, hang: float = HANG) -> TrialOutcome:
-    """Trains in so many processes of their own, and waits for them; once one dies the others get a few seconds."""
+    """Trains with `trial.ranks` processes and waits for them; once one dies the others get a few seconds."""
     folder, ranks = Path(trial.folder), trial.ranks
     file = folder / f"{trial.name}.trial.json"
     file.write_text(json.dumps(asdict(trial)))
