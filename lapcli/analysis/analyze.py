@@ -196,17 +196,17 @@ def to_table(analysis: Analysis) -> str:
 
 
 def to_text(analysis: Analysis, paths: list[Path]) -> str:
-    told = analysis.to_dict()
+    record = analysis.to_dict()
     run = analysis.runs[0]
-    settings = ", ".join(f"{name} {value}" for name, value in told["settings"].items() if value not in (None, [], ""))
+    settings = ", ".join(f"{name} {value}" for name, value in record["settings"].items() if value not in (None, [], ""))
     measured = f"{run.sequences:,} sequences, {run.tokens:,} tokens of the {run.split} split of {run.data}"
     lines = [
-        *wrapped(f"{analysis.what}: {told['definition']}", indent="  "),
+        *wrapped(f"{analysis.what}: {record['definition']}", indent="  "),
         *wrapped(f"({settings}; {measured})", indent="  "),
         "",
         to_table(analysis),
         *(line for note in analysis.notes() for line in wrapped(note, "note: ", indent="  ")),
-        *wrapped(f"kept in {paths[0].parent}: {', '.join(path.name for path in paths)}", indent="  "),
+        *wrapped(f"written to {paths[0].parent}: {', '.join(path.name for path in paths)}", indent="  "),
     ]
     return "\n".join(lines)
 

@@ -24,7 +24,7 @@ Examples:
 """
 
 ALL = "all"  # every measurement that fits
-#: Options that every measurement has; those of its own are declared in its file.
+#: Options that every measurement has; its other options are declared in its file.
 _SHARED: dict[str, tuple[Any, Any]] = {
     "run": (
         Annotated[
@@ -99,9 +99,9 @@ _SHARED: dict[str, tuple[Any, Any]] = {
 
 
 class _MeasurementGroup(TyperGroup):
-    """A command for each measurement, added when they are first asked for: `lap --help` does not import them.
+    """A command for each measurement, added on first use, so that `lap --help` does not import them.
 
-    Help lists the built-in ones; a name that is unknown is looked for in other packages.
+    Help lists the built-in ones; an unknown name is looked up in plugins.
     """
 
     def list_commands(self, ctx: Any) -> list[str]:
@@ -140,7 +140,7 @@ app = typer.Typer(
 
 
 def _add_command(commands: typer.Typer, name: str) -> None:
-    """A command with the options that the measurement has, and those that every measurement has."""
+    """Adds a command with the measurement's own options and those that every measurement has."""
     from lapcli.analysis.measurements import MEASUREMENTS, built_in_options
 
     if name == ALL:
@@ -166,7 +166,7 @@ def _add_command(commands: typer.Typer, name: str) -> None:
 
 
 def _declaration(option: "Option") -> tuple[Any, Any]:
-    """What typer needs: an annotation and a default."""
+    """Returns the annotation and the default that typer needs."""
     parameter = typer.Option(option.flag, help=option.help, metavar=option.metavar, min=option.minimum)
     if option.is_repeatable:
         return Annotated[list[option.type] | None, parameter], None  # type: ignore[name-defined]
@@ -174,8 +174,7 @@ def _declaration(option: "Option") -> tuple[Any, Any]:
 
 
 def _analyze(what: str | None, settings: "Settings", given: dict[str, Any]) -> None:
-    """`what`: the name of a measurement; None: all that fit."""
-
+    """Runs the command. `what`: the name of a measurement; None: all that fit."""
     from lapcli.analysis.drawing import Look, forms_of, size_of
     from lapcli.analysis.measurements import MEASUREMENTS
     from lapcli.analysis.selection import Selection, find_runs
@@ -205,7 +204,7 @@ def _analyze(what: str | None, settings: "Settings", given: dict[str, Any]) -> N
     folder = given["out"] or results_folder(models, runs_dir)
     written = {analysis.what: write_analysis(analysis, folder, look) for analysis in analyses}
     if given["as_json"]:
-        told = [analysis.to_dict() for analysis in analyses]
-        print(json.dumps(told[0] if what else told, indent=2))
+        records = [analysis.to_dict() for analysis in analyses]
+        print(json.dumps(records[0] if what else records, indent=2))
         return
     print("\n\n".join(to_text(analysis, written[analysis.what]) for analysis in analyses))

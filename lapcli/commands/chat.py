@@ -43,7 +43,7 @@ def chat(
     from lapcli.runs import find_run
 
     if prompt is not None and not prompt.strip():
-        raise UsageError("--prompt is empty; ask something, or leave it out to be asked line by line")
+        raise UsageError("--prompt is empty; ask something, or leave it out to type line by line")
     chat_run = find_run(runs_dir or default_runs_dir(), run, {name for name in KINDS if CHAT in KINDS[name].gives})
     from lapcli.runtime.progress import say_start
 

@@ -1,7 +1,7 @@
-"""What the shell offers at Tab: names of runs, recipes and tasks, and keys of `--set` with their values.
+"""Completion in the shell: names of runs, recipes and tasks, and keys of `--set` with their values.
 
-Nothing here imports torch; names of runs and recipes need no more than a look at a folder. A completion that fails
-offers nothing, so that no traceback lands in the middle of a line.
+torch is never imported; names of runs and recipes are read from a folder. A completion that fails offers nothing, so
+that no traceback is printed into the user's line.
 """
 
 import contextlib
@@ -13,19 +13,21 @@ from typing import Any, Literal, get_args, get_origin
 from lapcli.runtime.environment import runs_dir
 from lapcli.runtime.errors import LapError
 
-_BASH_WORDS, _BASH_PLACE = "COMP_WORDS", "COMP_CWORD"  # what Typer's script for bash hands over
-_begun = ""  # `key=`, where the shell completes what follows it
+_BASH_WORDS, _BASH_PLACE = "COMP_WORDS", "COMP_CWORD"  # variables that Typer's script for bash sets
+_begun = ""  # `key=`, while bash completes only its value
 
 
 def join_words_of_bash() -> None:
-    """bash takes `--set key=value` for the words `key`, `=` and `value`, and completes the last of them: they are put
-    together again, and the key is kept in mind while its value is completed."""
+    """Joins `key`, `=` and `value`, into which bash splits `--set key=value` to complete the last one alone.
+
+    The key is remembered in `_begun` while its value is completed.
+    """
     global _begun
-    given = os.environ.get(_BASH_WORDS, "").split("\n")  # a word a line; the last is empty after a space
-    if os.environ.get("_LAP_COMPLETE") != "complete_bash" or "=" not in given:
+    split_words = os.environ.get(_BASH_WORDS, "").split("\n")  # a word a line; the last is empty after a space
+    if os.environ.get("_LAP_COMPLETE") != "complete_bash" or "=" not in split_words:
         return
     words: list[str] = []
-    for word in given[: int(os.environ[_BASH_PLACE]) + 1]:
+    for word in split_words[: int(os.environ[_BASH_PLACE]) + 1]:
         is_joined = words and (word == "=" or words[-1].endswith("="))
         words[-1:] = [words[-1] + word] if is_joined else [*words[-1:], word]
     if "=" in words[-1] and not words[-1].startswith("-"):
@@ -39,7 +41,7 @@ def _harmless(complete: Callable[[str], Iterator[str]]) -> Callable[[str], list[
         whole = _begun + incomplete
         try:
             return [word.removeprefix(_begun) for word in complete(whole) if word.startswith(whole)]
-        except Exception:  # a recipe that does not load, a folder that cannot be read: there is nothing to offer
+        except Exception:  # a recipe that does not load, a folder that cannot be read: nothing is offered
             return []
 
     return offered
@@ -47,19 +49,19 @@ def _harmless(complete: Callable[[str], Iterator[str]]) -> Callable[[str], list[
 
 @_harmless
 def runs(incomplete: str) -> Iterator[str]:
-    """Names in the folder of runs; a name that begins with a dot is of a run that is still being prepared."""
+    """Offers the names in the folder of runs; a name that begins with a dot is a run that is still being prepared."""
     return (path.parent.name for path in sorted(_runs_dir().glob("*/run.json")) if path.parent.name[:1] != ".")
 
 
 @_harmless
 def recipes(incomplete: str) -> Iterator[str]:
-    """Shipped ones by name, and files and folders below what was typed."""
+    """Offers shipped recipes by name, and files and folders below what was typed."""
     from lapcli.recipe.loading import shipped_recipes
 
     folder = shipped_recipes()
     yield from (str(path.relative_to(folder).with_suffix("")) for path in sorted(folder.rglob("*.yaml")))
     before, slash, _ = incomplete.rpartition("/")
-    for path in sorted(Path(before + slash or ".").glob("*")):  # none where there is no such folder
+    for path in sorted(Path(before + slash or ".").glob("*")):  # empty if the folder does not exist
         if path.is_dir() and not path.name.startswith("."):
             yield f"{before}{slash}{path.name}/"
         elif path.suffix in (".yaml", ".yml"):
@@ -68,7 +70,7 @@ def recipes(incomplete: str) -> Iterator[str]:
 
 @_harmless
 def tasks(incomplete: str) -> Iterator[str]:
-    """The next of a list such as top1,top5; those of the run's kind if a run is named that is there."""
+    """Offers the next task of a list such as top1,top5; those of the run's kind if an existing run is named."""
     from lapcli.evaluation.families import evaluated_kinds, families_of
     from lapcli.runs import named_run
 
@@ -83,7 +85,7 @@ def tasks(incomplete: str) -> Iterator[str]:
 
 @_harmless
 def settings(incomplete: str) -> Iterator[str]:
-    """`key=` for the keys of the recipe; of a single key its few values too, so that the shell adds no space."""
+    """Offers `key=` for the keys of the recipe; if one key is left also its values, so that the shell adds no space."""
     from lapcli.recipe import find_recipe, load_recipe
 
     recipe = next(path for word in _words()[2:] if (path := find_recipe(word)).is_file())
@@ -98,13 +100,15 @@ def settings(incomplete: str) -> Iterator[str]:
 
 
 def recipe_keys(recipe: type) -> dict[str, list[str]]:
-    """Every key that a recipe of that class may say, dotted, with its values where they are few."""
+    """Returns every dotted key that a recipe of that class may have, with its values if they are few."""
     return dict(_keys(recipe, ""))
 
 
 def _words() -> list[str]:
-    """The line so far. Typer passes it to the process in these; where an option's value is missing, as it is while that
-    is being completed, it parses nothing of the line."""
+    """Returns the words of the line so far, from the variables in which Typer passes them.
+
+    Typer itself does not parse the line while an option's value is missing, as during its completion.
+    """
     return (os.environ.get("_TYPER_COMPLETE_ARGS") or os.environ.get("COMP_WORDS", "")).split()
 
 
@@ -118,7 +122,7 @@ def _runs_dir() -> Path:
 
 
 def _keys(annotation: Any, before: str) -> Iterator[tuple[str, list[str]]]:
-    """(dotted key, its values if it has a few) of a section and of those inside it."""
+    """Yields (dotted key, its values if they are few) of a section and of its subsections."""
     from lapcli.recipe.section import Section
 
     if isinstance(annotation, type) and issubclass(annotation, Section):

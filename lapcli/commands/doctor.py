@@ -1,4 +1,4 @@
-"""`lap doctor`: whether this machine computes, trains and synchronises as it should."""
+"""`lap doctor`: check that this machine computes, trains and synchronises correctly."""
 
 import json
 import sys

@@ -170,12 +170,12 @@ def _print(evaluation: "Evaluation", as_json: bool) -> None:
     for line in evaluation.table():
         print(line)
 
-    told = [
+    lines = [
         ("run" if evaluation.run else "model", evaluation.subject),
         ("weights", f"sha256 {evaluation.weights_sha256}"),
         *evaluation.measured.notes.items(),
         ("data", evaluation.measured.data),
         ("", f"sha256 {evaluation.measured.data_sha256}"),
-        ("kept in", str(evaluation.path)),
+        ("written to", str(evaluation.path)),
     ]
-    print("\n" + facts([(f"{name:<11}", text) for name, text in told]))
+    print("\n" + facts([(f"{name:<11}", text) for name, text in lines]))

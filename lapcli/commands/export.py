@@ -1,4 +1,4 @@
-"""`lap export`: a run's weights as a folder for another library."""
+"""`lap export`: write a run's weights as a folder for another library."""
 
 import json
 import sys

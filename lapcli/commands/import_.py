@@ -1,4 +1,4 @@
-"""`lap import`: a checkpoint of nanochat as a finished run."""
+"""`lap import`: import a checkpoint of nanochat as a finished run."""
 
 import json
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""`lap init`: a commented recipe to start one's own from."""
+"""`lap init`: write a commented recipe as the start of one's own."""
 
 from pathlib import Path
 from typing import Annotated, Literal

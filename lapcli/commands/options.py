@@ -1,4 +1,4 @@
-"""What commands share: options, declared once so that they read the same everywhere, tables that fit the terminal,
+"""Shared parts of commands: options, declared once so that they read the same everywhere, tables that fit the terminal,
 sizes and ages, and the question before a removal."""
 
 import json
@@ -81,7 +81,7 @@ MaxRestarts = Annotated[
 
 
 class TrackerName(StrEnum):
-    """typer takes a list of these, and no list of literals."""
+    """Names of trackers; typer accepts a list of an enum, but not of a Literal."""
 
     TENSORBOARD = "tensorboard"
     WANDB = "wandb"
@@ -104,12 +104,13 @@ Size = Annotated[
 ]
 
 
-#: What other tools call keys of our recipes.
+#: Names in other tools of keys in our recipes.
 _ELSEWHERE = {"batch_size": "batch", "learning_rate": "lr", "max_steps": "steps", "num_epochs": "epochs"}
 
 
 class RecipeCommand(TyperCommand):
-    """A command whose unknown options may be keys of its recipe: `--steps 5` is meant as `--set train.steps=5`."""
+    """A command that explains unknown options which are keys of its recipe: for `--steps 5`, it suggests
+    `--set train.steps=5`."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         given = list(args)
@@ -125,7 +126,7 @@ class RecipeCommand(TyperCommand):
 
 
 def _settings_meant(option: str, line: list[str]) -> list[str]:
-    """`KEY=VALUE` for each key of that name in the recipe of the line; none without such a key or recipe."""
+    """Returns `KEY=VALUE` for each key of that name in the recipe of the line; empty without such a key or recipe."""
     from lapcli.recipe import find_recipe, load_recipe
 
     place = next((number for number, word in enumerate(line) if word.partition("=")[0] == option), len(line))
@@ -141,13 +142,12 @@ def _settings_meant(option: str, line: list[str]) -> list[str]:
     wanted = _ELSEWHERE.get(name, name)
     paths = [key.split(".") for key in keys]
     candidates = dict.fromkeys(tuple(path[: path.index(wanted) + 1]) for path in paths if wanted in path)
-    least = min(map(len, candidates), default=0)  # `heads` is model.heads, not that of a schedule inside another key
+    least = min(map(len, candidates), default=0)  # `heads` means model.heads, not a deeper key of the same name
     return [f"{'.'.join(path)}={value}" for path in candidates if len(path) == least]
 
 
 def init_from(source: str | None, weights: Path | None, section: str = "train") -> list[str]:
-    """`--init-from` and `--weights`, in the form of `--set`."""
-
+    """Returns `--init-from` and `--weights` in the form of `--set`."""
     if source is None and weights is not None:
         raise UsageError("--weights is a file for --init-from timm:NAME; name the model with it")
     if source is None:
@@ -157,8 +157,7 @@ def init_from(source: str | None, weights: Path | None, section: str = "train") 
 
 
 def overrides(set_: list[str] | None, data: Path | None) -> list[str]:
-    """All changes to the recipe, in the form of `--set`."""
-
+    """Returns all changes to the recipe in the form of `--set`."""
     if data is not None and (shown := str(data).encode("utf-8", "replace").decode()) != str(data):
         raise UsageError(
             f"--data {shown}: its name is not UTF-8, which a recipe needs; rename it, or make a link to it"
@@ -172,7 +171,7 @@ __all__ = ["age_text", "confirmed", "facts", "print_json", "size_text", "table",
 
 
 def table(headers: Sequence[str], rows: Sequence[Sequence[str]], width: int | None = None) -> str:
-    """Columns side by side; where that is wider than the terminal, a short list for each row."""
+    """Formats columns side by side; if that is wider than the terminal, as a short list for each row."""
     return "\n".join(fitted([headers, *rows], width=width))
 
 
@@ -199,7 +198,7 @@ def age_text(seconds: float | None) -> str:
 
 
 def confirmed(question: str, yes: bool) -> bool:
-    """Whether the user agrees, by --yes or by an answer in the terminal; UsageError where there is no terminal."""
+    """Whether the user agrees, by --yes or by an answer in the terminal; UsageError if there is no terminal."""
     if yes:
         return True
     if not sys.stdin.isatty():

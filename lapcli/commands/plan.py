@@ -1,4 +1,4 @@
-"""`lap plan RECIPE`: what a recipe would train and what that needs, before anything starts."""
+"""`lap plan RECIPE`: estimate what a recipe needs, before anything starts."""
 
 import json
 import sys
@@ -86,6 +86,5 @@ def _device(gpu: str | None, recipe: "BaseRecipe", probing: bool) -> "Device | N
 
 
 def _how_many(gpu: str | None, recipe: "BaseRecipe") -> int:
-    """One of a named device; of this machine's, as many as `lap train` would use."""
-
+    """Returns one for a named device; for this machine, as many processes as `lap train` would use."""
     return 1 if gpu else Processes().here(recipe.train.device)

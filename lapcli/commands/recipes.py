@@ -1,4 +1,4 @@
-"""`lap recipes`: the recipes that come with lap."""
+"""`lap recipes`: list the recipes that come with lap."""
 
 import fnmatch
 from difflib import get_close_matches

@@ -1,4 +1,4 @@
-"""`lap report`: tables of runs, beside the paper's, and a page that shows everything."""
+"""`lap report`: print tables of runs beside the paper's, or write a page that shows everything."""
 
 import sys
 from pathlib import Path

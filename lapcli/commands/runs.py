@@ -92,7 +92,7 @@ def list_(names: Patterns = None, runs_dir: options.RunsDir = None, as_json: opt
 
 @app.command(epilog="\b\nExamples:\n  lap runs show quickstart\n  lap runs show quickstart --json")
 def show(name: RunName, runs_dir: options.RunsDir = None, as_json: options.Json = False) -> None:
-    """Show one run:  recipe, data, scores, checkpoints, evaluations, sizes."""
+    """Show one run: recipe, data, scores, checkpoints, evaluations, sizes."""
     from lapcli.catalogue.listing import describe
     from lapcli.runs import named_run
 
@@ -174,7 +174,7 @@ def _value(value: Any) -> str:
     if isinstance(value, float):
         return f"{value:.6g}"
     text = value if isinstance(value, str) else "-" if value is None else json.dumps(value)
-    if re.fullmatch("[0-9a-f]{64}", text):  # a sha256, of which the beginning says enough
+    if re.fullmatch("[0-9a-f]{64}", text):  # a sha256; its beginning is enough
         return text[:16]
     return text if len(text) <= _LONGEST else text[: _LONGEST - 3] + "..."
 
@@ -253,7 +253,7 @@ def rm(
     refuse_trained(paths)
     remarks = []
     for path in paths:
-        with contextlib.suppress(UsageError):  # a damaged run elsewhere in the folder keeps nobody from removing
+        with contextlib.suppress(UsageError):  # a damaged run elsewhere in the folder must not prevent the removal
             if others := [name for name in followers(path) if path.parent / name not in paths]:
                 remarks.append(f"{', '.join(others)} started from {path.name}.")
         if is_of_a_sweep(path):

@@ -1,4 +1,4 @@
-"""`lap sample`: what a run's model writes after a prompt."""
+"""`lap sample`: continue a text, or answer a question, with a run's model."""
 
 import json
 import sys
@@ -91,7 +91,7 @@ def sample(
 
 
 def _prompts(prompt: str | None) -> Iterator[str]:
-    """The one of --prompt, else the lines of the standard input as they come; empty ones are skipped."""
+    """Yields the prompt of --prompt, else the lines of the standard input as they arrive; empty ones are skipped."""
     if prompt is not None:
         yield prompt
         return

@@ -130,4 +130,4 @@ def search(
         print(f"\nwinner   {confirmation.winner.name}, {metric} {confirmation.winner.value:.4f}")
         print(f"control  {confirmation.control.name}, {metric} {confirmation.control.value:.4f}")
         print(confirmation.verdict(metric))
-        print("\n".join(["", "finished; kept in", *(f"  {path}" for path in paths)]))
+        print("\n".join(["", "finished; written to", *(f"  {path}" for path in paths)]))

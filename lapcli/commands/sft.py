@@ -92,7 +92,7 @@ def sft(
     say_start(f"{recipe.name} is checked; loading torch")
     device = next(iter(loaded.stages.given().values())).train.device
     if needs_launch(processes, device):
-        # The newest run could be another one by the time that the processes look.
+        # The newest run may be another one by the time the processes start.
         named = ["--run", str(start.path.resolve())] if isinstance(start, Run) and run is None else []
         raise typer.Exit(launch(processes, [*sys.argv[1:], *named], device))
 

@@ -107,14 +107,17 @@ def sweep(
 
 
 def parse_command(command: Any, words: list[str]) -> tuple[str, dict[str, Any]]:
-    """The name and the options of `lap WORDS`, read by the parser of the command line; `command` is `lap` itself."""
+    """Parses `lap WORDS` with the command line's own parser; returns the command's name and options.
+
+    `command` is the group of `lap` itself.
+    """
     from typer.core import TyperGroup
     from typer.exceptions import TyperException
 
     name = "lap"
     while isinstance(command, TyperGroup):
         context = typer.Context(command)
-        named = command.get_command(context, words[0]) if words else None  # other packages' commands are not listed
+        named = command.get_command(context, words[0]) if words else None  # commands of plugins are not listed
         if named is None:
             known = ", ".join(command.list_commands(context))
             raise UsageError(f"expected one of {known}, got {words[0] if words else 'nothing'}")
@@ -153,7 +156,7 @@ def _print_script(grid: "Sweep", where: Path, only: str | None, jobs: int | None
     from lapcli.sweep.state import make_work_folder
     from lapcli.sweep.sweep import known_cells
 
-    make_work_folder(where)  # SLURM does not make the folder of its logs
+    make_work_folder(where)  # SLURM does not create the folder of its logs
     cells = known_cells(grid, where, only)
     ready = [cell for cell, waits in cells if not waits]
     print(array_script(ready, arguments, where, jobs), end="")

@@ -110,8 +110,7 @@ def train(
 
 
 def _check_plugins_of(path: "Path") -> None:
-    """Says that the package of a run to resume is missing, before its recipe is refused with a less helpful message."""
-
+    """Raises if the plugin of a run to resume is missing, before its recipe is refused with a less helpful message."""
     from lapcli.runs import INFO, check_plugins, read_info
 
     if os.path.isfile(path / INFO):  # False, not an error, for what cannot be a file name
@@ -120,7 +119,6 @@ def _check_plugins_of(path: "Path") -> None:
 
 def _print_result(run: "Run", as_json: bool) -> None:
     """Prints the scores, a sample, the folder of the run and what to try next."""
-
     from lapcli.runs import read_summary
 
     summary = read_summary(run)
@@ -139,7 +137,7 @@ def _print_result(run: "Run", as_json: bool) -> None:
         f"cat {run.path}/metrics.jsonl": "loss and learning rate of every step",
         f"lap train {run.path}/recipe.yaml {baseline}": "the baseline",
     }
-    if run.recipe.objective == "chat":  # a stage by the recipe that its run keeps; its heads are those it started with
+    if run.recipe.objective == "chat":  # a stage inherits its heads, so that it has no baseline to suggest
         following = {f"lap chat --run {run.name}{where}": "ask it something"}
     if "best_step" in summary:
         what = f"accuracy with its interval; --checkpoint best: step {summary['best_step']}"
@@ -158,7 +156,7 @@ def summary_lines(summary: dict) -> list[str]:
     lines = []
     start, end = summary.get("start", {}), summary.get("end", {})
     for key, value in end.items():
-        if key.startswith("smoothing_cosine"):  # a number a layer: they are in metrics.jsonl
+        if key.startswith("smoothing_cosine"):  # one number a layer, too many to print; they are in metrics.jsonl
             continue
         text = f"  {key.replace('_', ' '):<34}{value:.4f}"
         if start.get(key):

@@ -1,4 +1,4 @@
-"""`lap watch`: curves of runs in the terminal while they train."""
+"""`lap watch`: draw curves of runs in the terminal while they train."""
 
 import json
 import shutil
@@ -63,12 +63,12 @@ def watch(
             return
         try:
             time.sleep(every)
-        except KeyboardInterrupt:  # ends the watching; the runs continue
+        except KeyboardInterrupt:  # ends only this command; the runs continue
             return
 
 
 def _screen(seen: "list[Seen]", metric: str) -> str:
-    """A picture with a line a run below it; of a sweep, and of many runs, a table."""
+    """Returns a picture with one line of text for each run; for sweeps and many runs, a table."""
 
     from lapcli.catalogue.watching import LETTERS, picture
 
@@ -81,8 +81,8 @@ def _screen(seen: "list[Seen]", metric: str) -> str:
         return table(("run", "step", metric, "status"), rows, width)
     letters = LETTERS if len(seen) > 1 else ""
     lines = [f"{letters[n]}  {run.line()}" if letters else run.line() for n, run in enumerate(seen)]
-    # A name stays with its value: between parts are two spaces, inside them one, which is not broken at.
-    whole = (line.replace("  ", "\0").replace(" ", _UNBROKEN).replace("\0", "  ") for line in lines)
-    wrapped = (part for line in whole for part in textwrap.wrap(line, width, subsequent_indent="   "))
+    # A name stays with its value: parts are separated by two spaces, and single spaces inside them must not wrap.
+    unbroken = (line.replace("  ", "\0").replace(" ", _UNBROKEN).replace("\0", "  ") for line in lines)
+    wrapped = (part for line in unbroken for part in textwrap.wrap(line, width, subsequent_indent="   "))
     shown = [part.replace(_UNBROKEN, " ") for part in wrapped]
     return "\n".join([picture(seen, metric, width, max(8, min(24, height - len(shown) - 2))), *shown])

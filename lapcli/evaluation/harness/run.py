@@ -154,9 +154,9 @@ class BenchmarkEvaluation:
                 confirm_run_unsafe_code=prepared.runs_unsafe_code,
             )
         if lm.resumed:
-            print(f"{prepared.name}: {lm.resumed:,} answers were there already (--fresh asks again)", file=sys.stderr)
+            print(f"{prepared.name}: {lm.resumed:,} saved answers are reused (--fresh asks again)", file=sys.stderr)
         if lm.truncated:
-            print(f"{prepared.name}: {lm.truncated:,} prompts beyond the context lost their beginning", file=sys.stderr)
+            print(f"{prepared.name}: {lm.truncated:,} prompts lost their start to fit the context", file=sys.stderr)
         scores = scores_of(prepared, results, self._details(prepared, lm))
         make_folder(folder)
         write_json(folder / "result.json", {**self._record(scores), "tasks": [score.to_dict() for score in scores]})

@@ -160,8 +160,8 @@ def test_killed_and_resumed(made, whole, samples, tmp_path, capsys):
     out = tmp_path / "samples.jsonl"
     resumed = evaluated(read_run(copy), PAPER, data, samples_out=out, **QUICK)
     said = capsys.readouterr().err
-    assert "mmlu: 6 answers were there already" in said
-    assert "gsm8k: 2 answers were there already" in said
+    assert "mmlu: 6 saved answers are reused" in said
+    assert "gsm8k: 2 saved answers are reused" in said
     assert numbers(resumed) == numbers(whole)
     assert_same_answers(out, samples)
     # Other settings find nothing of it.
@@ -311,7 +311,7 @@ def test_the_table(made, whole, capsys):
     assert ["arc_easy", "acc", f"{arc['value']:.2%}", f"{arc['details']['stderr']:.2%}", "7"] in rows
     assert any(row[:1] == ["average"] and f"{whole['average']['value']:.2%}" in row for row in rows)
     assert "the paper gives neither temperature" in out
-    assert "answers were there already" in err
+    assert "saved answers are reused" in err
 
 
 def test_the_chat_quickstart_end_to_end(chat_runs, tmp_path, capsys):
