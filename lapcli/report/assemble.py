@@ -1,4 +1,4 @@
-"""From runs to tables: which columns, which baseline, and what has to be said about them."""
+"""Makes tables from runs: chooses columns and baseline, and collects notes."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -35,7 +35,7 @@ class Report:
     notes: list[str] = field(default_factory=list)
 
     def tables_of_grids(self) -> list[tuple[RunGrid, ScoreTable]]:
-        """Each grid that has a table, with it."""
+        """Returns each grid that has a table, with its table."""
         by_title = {table.title: table for table in self.tables}
         return [(grid, by_title[grid.title]) for grid in self.grids if grid.title in by_title]
 
@@ -54,16 +54,16 @@ def report_on(
     ddof: int = 1,
     at: At = "steps",
 ) -> Report:
-    """A table for each grid of the runs; `at` equal steps, which their recipes have, or at equal measured time."""
+    """Makes a table for each grid of the runs. `at`: compare at equal steps, as trained, or at equal measured time."""
     collection = collect(names, runs_dir, which)
     notes = collection.notes
     grids = group(_results(collection.runs, names, notes), rows, notes)
     notes += describe_differences(grids)
     if at == "time":
-        said = [at_equal_time(grid) for grid in grids]
-        if not any(said):
+        times = [at_equal_time(grid) for grid in grids]
+        if not any(times):
             raise UsageError("--at time: no run here has the times of its steps; use --at steps")
-        notes += [text for text in said if text]
+        notes += [note for note in times if note]
     chosen = _columns(grids, columns, notes)
     tables = []
     for grid, metrics in zip(grids, chosen, strict=True):
@@ -84,7 +84,7 @@ def _results(runs: Sequence[RunResult], names: Sequence[str], notes: list[str]) 
     if shown and left:
         more = ", ..." if len(left) > 3 else ""
         notes.append(
-            f"{len(left)} runs of a search are no results and are not shown ({', '.join(left[:3])}{more}); "
+            f"{len(left)} runs of a search are not results and are not shown ({', '.join(left[:3])}{more}); "
             "name a run to see it"
         )
     return shown or list(runs)
@@ -97,47 +97,47 @@ def baseline_of(grid: RunGrid, asked: str | None) -> RowKey | None:
 
 
 def describe_differences(grids: Sequence[RunGrid]) -> list[str]:
-    """Why runs of one kind on the same data are in several tables: the keys in which they differ."""
+    """Explains why runs of one kind on the same data are in several tables: the keys in which they differ."""
     lines = []
-    for own in same_training(grids):
-        differing = differences(own)
+    for alike in same_training(grids):
+        differing = differences(alike)
         if not differing:
             continue
-        keys = sorted(differing, key=lambda key: key != DATA)  # the data first: the rest may be cut
+        keys = sorted(differing, key=lambda key: key != DATA)  # the data first, because the list may be cut
         parts = [f"{key_in_words(key)}: {', '.join(dict.fromkeys(map(in_words, differing[key])))}" for key in keys]
         shown = "; ".join(parts[:12])
         more = f"; and {len(keys) - 12} more" if len(keys) > 12 else ""
         lines.append(
-            f"{sum(len(grid.runs) for grid in own)} runs of {own[0].objective} are in {len(own)} tables, not averaged "
-            f"together, because they differ in {shown}{more}"
+            f"{sum(len(grid.runs) for grid in alike)} runs of {alike[0].objective} are in {len(alike)} tables, not "
+            f"averaged together, because they differ in {shown}{more}"
         )
     return lines
 
 
 def _columns(grids: Sequence[RunGrid], asked: Sequence[str] | None, notes: list[str]) -> list[list[str]]:
-    """The columns of each grid; a measure that its kind of run cannot have is not among them."""
+    """Returns the columns of each grid, without measures that its kind of run cannot have."""
     if asked is None:
         costs = [cost_columns(grid) if has_operators(grid) else [] for grid in grids]
-        return [[*_default(grid, notes), *own] for grid, own in zip(grids, costs, strict=True)]
+        return [[*_default(grid, notes), *its_costs] for grid, its_costs in zip(grids, costs, strict=True)]
     available = list(dict.fromkeys(name for grid in grids for name in grid.metrics()))
     chosen: list[list[str]] = [[] for _ in grids]
     for name in asked:
         if name == COSTS:
-            for grid, own in zip(grids, chosen, strict=True):
-                own += [cost for cost in cost_columns(grid) if cost not in own]
+            for grid, columns in zip(grids, chosen, strict=True):
+                columns += [cost for cost in cost_columns(grid) if cost not in columns]
             continue
         having = {grid.objective for grid in grids if resolve(name, grid.metrics())}
         if not having and name not in LABELS:
             listed = ", ".join(available[:20]) + (", ..." if len(available) > 20 else "")
             raise UsageError(f"--columns: no run has a number {name[:60]!r}; there are {listed or 'none yet'}")
-        for grid, own in zip(grids, chosen, strict=True):
+        for grid, columns in zip(grids, chosen, strict=True):
             if not having or grid.objective in having:
-                own += [full for full in resolve(name, grid.metrics()) or [name] if full not in own]
+                columns += [full for full in resolve(name, grid.metrics()) or [name] if full not in columns]
     return chosen
 
 
 def resolve(name: str, available: Sequence[str]) -> list[str]:
-    """A measure's full names: `k_0.99` is `spectrum.k_0.99`, `arc_easy` also `arc_easy [limit 100]`."""
+    """Returns a measure's full names: `k_0.99` is `spectrum.k_0.99`, `arc_easy` also `arc_easy [limit 100]`."""
     for matches in (
         [full for full in available if full == name],
         [full for full in available if full.split(" [")[0] == name],
@@ -149,11 +149,11 @@ def resolve(name: str, available: Sequence[str]) -> list[str]:
 
 
 def _default(grid: RunGrid, notes: list[str]) -> list[str]:
-    """What `lap eval` measured, in the order of the tasks; without any, the validation at the end of training.
+    """Returns what `lap eval` measured, in the order of the tasks; without any, the validation at the end of training.
 
-    What was measured in another way (fewer examples, another protocol) is shown only where nothing else was measured;
-    a quick look at a few examples (`--limit`) does not even replace the validation. A grid without any number shows
-    what its kind of training should have, as gaps.
+    Scores under other conditions (fewer examples, another protocol) are shown only if there are no others; a score on a
+    few examples (`--limit`) does not even replace the validation. A grid without any number shows the scores that its
+    kind of training should have, as gaps.
     """
     names = [name for name in grid.metrics() if "." not in name.split(" [")[0]]
     order = list(LABELS)
@@ -165,7 +165,7 @@ def _default(grid: RunGrid, notes: list[str]) -> list[str]:
         if (" [" in name and name.split(" [")[0] in measured) or ("[limit " in name and has_whole)
     ]
     notes += [f"{grid.title}: {name} is not shown; ask for it with --columns" for name in aside]
-    kept = [name for name in measured if name not in aside]
-    kept.sort(key=lambda name: order.index(name) if name in order else len(order))
+    shown = [name for name in measured if name not in aside]
+    shown.sort(key=lambda name: order.index(name) if name in order else len(order))
     kind = KINDS[grid.objective]
-    return kept or [name for name in names if name not in aside] or list(kind.expected_scores or kind.metrics[:1])
+    return shown or [name for name in names if name not in aside] or list(kind.expected_scores or kind.metrics[:1])

@@ -1,8 +1,8 @@
-"""One chart: lines with their points, drawn as files (SVG, PNG, PDF), as a part of the page, and told as CSV.
+"""One chart: lines with their points, drawn as files (SVG, PNG, PDF) or as a part of the page, and written as CSV.
 
-A colour is a plan of heads, the same one in every chart of a page; a thin line is a run. As a file a chart has its own
-colours on white and a legend; in the page its text and lines take the page's colours, light or dark, the legend stands
-beside it, and `page.js` finds points and lines by the numbers in `data`.
+A colour is a plan of heads, the same one in every chart of a page; a thin line is a run. As a file, a chart has its own
+colours on white and a legend; in the page, its text and axes take the page's colours, light or dark, the legend is
+outside, and `page.js` finds points and lines by the numbers in `data`.
 """
 
 import io
@@ -21,12 +21,12 @@ from lapcli.runtime.tables import to_csv
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#8a8a8a")
 MARKERS = "osD^vPX"
 DASHES: tuple[Any, ...] = ("-", (0, (5, 1.5)), (0, (1.5, 1.2)), (0, (6, 1.5, 1.5, 1.5)))
-_TEXT, _LINES = "#101112", "#c0c1c2"  # stand for the page's colours
+_TEXT, _LINES = "#101112", "#c0c1c2"  # in the page, replaced by the page's own colours
 _STYLE: dict[Any, Any] = {
     "font.size": 9,
     "font.family": "sans-serif",
     "svg.fonttype": "none",
-    "svg.hashsalt": "lap",  # the same picture, the same file
+    "svg.hashsalt": "lap",  # the same figure gives the same file
     "pdf.fonttype": 42,
     "text.color": _TEXT,
     "axes.labelcolor": _TEXT,
@@ -49,7 +49,7 @@ _STYLE: dict[Any, Any] = {
 
 @dataclass
 class Line:
-    """`low` and `high` are the edges of a band, where there is one; `run` is empty for means over runs."""
+    """A line of a chart. `low` and `high` are the edges of its band, if any; `run` is empty for means over runs."""
 
     name: str  # in the legend and on hovering
     colour: str
@@ -60,7 +60,7 @@ class Line:
     is_thin: bool = False
     low: list[float] = field(default_factory=list)
     high: list[float] = field(default_factory=list)
-    n: list[int] = field(default_factory=list)  # seeds of each point, of means
+    n: list[int] = field(default_factory=list)  # number of seeds of each point of means
     hollow: list[tuple[float, float, float]] = field(default_factory=list)  # points that are not on the line, with ±
     in_legend: bool = True
 
@@ -73,14 +73,14 @@ class Chart:
     x_label: str
     y_label: str
     lines: list[Line]
-    x_ticks: list[float] | None = None  # none: whole numbers where they fit
+    x_ticks: list[float] | None = None  # None: whole numbers, chosen automatically
     y_at_least: tuple[float, float] | None = None  # values that the axis has to show, so that noise looks like noise
     legend_title: str = ""
     experiment: int = 0  # its number on the page
     x_names: dict[float, str] = field(default_factory=dict)  # of ticks that are not numbers
 
     def csv(self) -> str:
-        """Every point that is drawn, one a line."""
+        """Returns every point that is drawn, one a line."""
         header = ["line", "run", self.x_label, self.y_label, "low", "high", "seeds"]
         rows: list[list[Any]] = []
         for line in self.lines:
@@ -92,7 +92,7 @@ class Chart:
         return to_csv(header, rows)
 
     def file(self, form: str, look: Look) -> bytes:
-        """As a file of its own, with a legend."""
+        """Returns the chart as a file of its own, with a legend."""
         import matplotlib as mpl
 
         with mpl.rc_context(_STYLE):
@@ -102,7 +102,7 @@ class Chart:
         return stream.getvalue()
 
     def inline(self, number: int) -> tuple[str, str]:
-        """As a part of a page, with ids that no other drawing has; and what the script needs to know, as JSON."""
+        """Returns the chart as a part of a page, with unique ids, and the script's data as JSON."""
         import matplotlib as mpl
 
         with mpl.rc_context(_STYLE):
@@ -196,5 +196,5 @@ def _safe(text: str) -> str:
 
 
 def plan_colours(labels: Sequence[str]) -> dict[str, tuple[str, int]]:
-    """A colour and a dash for each plan, in the order of the plans; beyond the colours, the dashes differ."""
+    """Returns a colour and a dash for each plan, in their order; when the colours run out, the dashes differ."""
     return {label: (COLOURS[n % len(COLOURS)], n // len(COLOURS)) for n, label in enumerate(labels)}

@@ -1,9 +1,9 @@
 """The paper's claims, read from `claims.yaml`, and their verdicts on our runs: reproduced, partly, not, or not run.
 
-A verdict counts runs of the paper's own recipe alone, and asks for the paper's set of data, heads, drop paths and
-layers: what is missing of it makes a claim that holds on the rest "partly", and is listed. What the same rule says of
-other runs (smaller models, other data, changed keys) is given beside it as holds, partly or does not hold: evidence,
-but no reproduction.
+A verdict counts only runs of the paper's own recipe, and requires the paper's set of data, heads, drop paths and
+layers: if a part is missing it is listed, and a claim that holds on the rest is "partly" reproduced. The judgement of
+the same rule on other runs (smaller models, other data, changed keys) is given beside it as holds, partly or does not
+hold: evidence, but not a reproduction.
 """
 
 from collections.abc import Sequence
@@ -30,12 +30,12 @@ class Claim:
     where: str  # in the paper
     rule: str
     experiment: PaperExperiment
-    scopes: tuple[str, ...]  # of the experiment's, those that it is about
+    scopes: tuple[str, ...]  # those of the experiment's that the claim is about
     heads: tuple[int, ...]
     judge: Judge
-    drop_paths: tuple[str, ...] = ()  # judged together; none: each drop path by itself
+    drop_paths: tuple[str, ...] = ()  # judged together; empty: each drop path separately
     left_out: dict[str, tuple[str, ...]] = field(default_factory=dict)  # drop paths, by data set
-    general: bool = True  # says something of other data and models too
+    general: bool = True  # also judged on other data and models
 
 
 @cache
@@ -70,7 +70,7 @@ class ClaimVerdict:
 
 
 def judge_all(runs: Sequence[RunResult]) -> list[ClaimVerdict]:
-    """Verdicts on all claims; runs of searches are no results and do not count."""
+    """Returns the verdicts on all claims; runs of searches are not results and do not count."""
     results = [run for run in runs if not run.is_search]
     return [judge_claim(claim, results) for claim in claims()]
 
@@ -95,12 +95,12 @@ def judge_claim(claim: Claim, runs: Sequence[RunResult]) -> ClaimVerdict:
 
 
 def _judge_scope(cases: Sequence[tuple[Case, Judgement]]) -> tuple[Status, list[str]]:
-    """One case with nothing missing is enough, where several drop paths are judged each by itself."""
+    """Judges a scope. If drop paths are judged separately, one case with nothing missing is enough."""
     known = [(case, judgement) for case, judgement in cases if judgement.status != "not run"]
     if not known:
         return "not run", [judgement.evidence for _, judgement in cases[:1]] or ["no runs of the paper's recipe"]
     whole = [judgement.status for _, judgement in known if not judgement.missing]
-    # What holds on a part of the paper's set takes nothing from what holds on all of it; what fails there does.
+    # A claim that holds on a whole set is not weakened by one that holds on a part; it is by one that fails there.
     parts = [judgement.status for _, judgement in known if judgement.missing and not (whole and judgement.holds)]
     return _combined([*whole, *parts]), [_in_words(case, judgement) for case, judgement in known]
 
@@ -113,7 +113,7 @@ def _in_words(case: Case, judgement: Judgement) -> str:
 
 
 def _combined(statuses: Sequence[Status]) -> Status:
-    """Reproduced if all are, "not" if nothing that was run holds; otherwise, or if some were not run, partly."""
+    """Combines statuses: reproduced if all are, "not" if nothing that was run holds, else partly."""
     known = {status for status in statuses if status != "not run"}
     if len(known) != 1:
         return "partly" if known else "not run"
@@ -126,8 +126,8 @@ def _cases(claim: Claim, runs: Sequence[RunResult]) -> list[Case]:
     for run in runs:
         by_scope.setdefault(claim.experiment.scope_of(run), []).append(run)
     cases = []
-    for scope, own in by_scope.items():
-        families = by_drop_path(own) if claim.drop_paths else [[grid] for grid in group(own, [HEADS], [])]
+    for scope, in_scope in by_scope.items():
+        families = by_drop_path(in_scope) if claim.drop_paths else [[grid] for grid in group(in_scope, [HEADS], [])]
         for grids in families:
             ours = [grid for grid in grids if not is_papers(grid.runs[0])]
             papers = [grid for grid in grids if is_papers(grid.runs[0])]
@@ -136,7 +136,8 @@ def _cases(claim: Claim, runs: Sequence[RunResult]) -> list[Case]:
 
 
 def _case(claim: Claim, scope: str, grids: Sequence[RunGrid], of_paper: bool) -> Case | None:
-    """The grids that the claim is about, with what it asks for if they are the paper's; none if there are none."""
+    """Selects the grids that the claim is about, with its requirements if they are the paper's; None if there are
+    none."""
     left_out = claim.left_out.get(scope, ())
     rates = tuple(rate for rate in claim.drop_paths if rate not in left_out)
     kept = [grid for grid in grids if grid.identity.get(DROP_PATH) not in left_out]

@@ -1,14 +1,14 @@
-"""Reads runs: their recipes, and every number measured on the weights that they ended with.
+"""Reads runs: their recipes, and every number measured on their last or best weights.
 
-Numbers have dotted names by where they come from:
+The names of numbers show where they come from:
 
     top1, arc_easy, linear ...         `eval/*.json`
     validation_loss ...                `summary.json`, the validation at the end of training
     spectrum.k_0.99, snr.snr ...       `analysis/*.json` of the run or of the folder of runs, last layer
     cost.peak_memory ...               `run.json`, `metrics.jsonl` and the head plan: report/costs.py
 
-A number that is not there is not in the dictionary: it becomes a gap in the tables, never a zero. Only finished runs
-have numbers; what was measured on other weights than the chosen ones is left out and said.
+A missing number is not in the dictionary: it becomes a gap in the tables, never a zero. Only finished runs have
+numbers; what was measured on other weights than the chosen ones is left out, with a note.
 """
 
 import fnmatch
@@ -32,13 +32,13 @@ from lapcli.runtime.files import read_checked_json
 from lapcli.training.metrics import metrics_of
 
 Which = Literal["last", "best"]
-_ASIDE = re.compile(r".*\.old-\d+")
+_ASIDE = re.compile(r".*\.old-\d+")  # runs that `--fresh` moved aside
 
 
 @dataclass(frozen=True)
 class Number:
     value: float
-    conditions: tuple[tuple[str, str], ...] = ()  # how it was measured; numbers of other conditions are not compared
+    conditions: tuple[tuple[str, str], ...] = ()  # other than the default; only equal conditions are compared
     count: int | None = None  # examples
     source: str = ""  # the file
 
@@ -51,7 +51,7 @@ class RunResult:
     path: Path
     objective: str
     status: str
-    seed: str  # of all stages: `0`, or `1+42+42` of a chat run, its pretraining first
+    seed: str  # of all stages: `0`, or for a chat run `1+42+42`, its pretraining first
     recipe: dict[str, Any]  # as data; a chat run's `start` is the recipe that it started from
     info: dict[str, Any]
     numbers: dict[str, Number] = field(default_factory=dict)
@@ -59,9 +59,9 @@ class RunResult:
     series: dict[str, list[float]] = field(default_factory=dict)  # of analyses, last layer: eigenvalues
     curve: list[dict[str, Any]] = field(default_factory=list)  # metrics.jsonl
     figures: dict[str, Path] = field(default_factory=dict)  # of analyses of this run alone, by name
-    identity: dict[str, str] | None = None  # what has to agree for an average, once it was asked for
-    pretraining: dict[str, Any] = field(default_factory=dict)  # `run.json` of what it began with, or its own
-    is_search: bool = False  # of a sweep: it decided what others are trained with, and is no result
+    identity: dict[str, str] | None = None  # keys that have to agree for an average; computed once, by `identity_of`
+    pretraining: dict[str, Any] = field(default_factory=dict)  # `run.json` of the first stage, or its own
+    is_search: bool = False  # of a sweep's search: it only chose values for others, and is not a result
 
     @property
     def is_finished(self) -> bool:
@@ -72,13 +72,13 @@ class RunResult:
 class Collection:
     runs: list[RunResult]
     notes: list[str] = field(default_factory=list)  # what was left out, and why
-    figures: dict[tuple[str, str], Path] = field(default_factory=dict)  # of analyses that compare runs: whose, what
+    figures: dict[tuple[str, str], Path] = field(default_factory=dict)  # of comparisons, by folder and measurement
     compared: dict[tuple[str, str], list[str]] = field(default_factory=dict)  # the names of the runs in those figures
     folders: list[Path] = field(default_factory=list)
 
 
 def collect(names: Sequence[str], runs_dir: Path, which: Which = "last") -> Collection:
-    """Reads the runs of those names, folders or patterns; all runs of the folder if none is named."""
+    """Reads the runs with these names, folders or patterns; all runs of the folder without any."""
     paths = _find(names, runs_dir)
     notes: list[str] = []
     results: list[RunResult] = []
@@ -164,16 +164,16 @@ def _read(run: Run, which: Which, notes: list[str]) -> RunResult:
 
 
 def _is_search(path: Path) -> bool:
-    """Whether a sweep marked it as such; sweeps of version 0.1 left no mark, but a name and a log."""
+    """Whether a sweep marked the run as one of its search; sweeps of version 0.1 left only a name and a log."""
     file = path / SWEEP
     record = read_checked_json(file, "remove it and run the sweep again") if file.is_file() else {}
-    is_named_so = "-search-" in path.name and (path.parent / ".sweeps" / f"{path.name}.log").is_file()
-    return is_named_so or record.get("search") is True
+    has_its_name = "-search-" in path.name and (path.parent / ".sweeps" / f"{path.name}.log").is_file()
+    return has_its_name or record.get("search") is True
 
 
 def _whole_recipe(run: Run, notes: list[str]) -> tuple[dict[str, Any], list[str], dict[str, Any]]:
-    """The recipe with those of the stages before it in place of their names; the seeds of all stages, first stage
-    first; and `run.json` of the first stage, empty if that run is missing."""
+    """Returns the recipe, with the recipes of earlier stages instead of their names; the seeds of all stages, the first
+    stage first; and `run.json` of the first stage, empty if that run is missing."""
     recipe = trained_values(run)
     if recipe != recipe_to_dict(run.recipe):
         notes.append(f"{run.name} was trained by version 0.1 with a LayerScale of 1e-6, though its recipe says null")
@@ -210,19 +210,19 @@ def _read_evaluations(result: RunResult, step: Any, which: Which, notes: list[st
                 by_task.setdefault(task, []).append((path.stat().st_mtime, number))
     for task, numbers in by_task.items():
         by_conditions: dict[Any, Number] = {}
-        for _, number in sorted(numbers, key=lambda pair: pair[0]):  # the newest of those that were measured alike
+        for _, number in sorted(numbers, key=lambda pair: pair[0]):  # of equal conditions the newest one stays
             by_conditions[number.conditions] = number
         for number in by_conditions.values():
             result.numbers[numbered_name(task, number.conditions)] = number
 
 
 def _mapping(value: Any) -> dict[str, Any]:
-    """A damaged file may have something else in its place, which counts as nothing."""
+    """Returns the value if it is a dictionary; a damaged file may hold something else, which counts as empty."""
     return value if isinstance(value, dict) else {}
 
 
 def numbered_name(task: str, conditions: tuple[tuple[str, str], ...]) -> str:
-    """`arc_easy`, or `arc_easy [limit 100, protocol harness]`: never two measurements under one name."""
+    """Returns `arc_easy`, or `arc_easy [limit 100, protocol harness]`: two measurements never share a name."""
     words = ", ".join(f"{key} {value}" for key, value in conditions)
     return f"{task} [{words}]" if words else task
 
@@ -230,7 +230,7 @@ def numbered_name(task: str, conditions: tuple[tuple[str, str], ...]) -> str:
 def _conditions(
     task: str, score: Mapping[str, Any], record: Mapping[str, Any], info: Mapping[str, Any]
 ) -> tuple[tuple[str, str], ...]:
-    """How the measurement differs from the default one of that name; empty for the default one."""
+    """Returns how the measurement differs from the default one of that name; empty for the default one."""
     details = _mapping(score.get("details"))
     conditions: dict[str, str] = {}
     if record.get("limit") is not None:
@@ -247,7 +247,7 @@ def _conditions(
         for key in ("temperature", "top_k", "max_new_tokens"):
             if key in sampling and sampling[key] != getattr(usual, key):
                 conditions[key] = str(sampling[key])
-    elif task != "ade20k":  # which has scenes of its own, whatever the run was trained on
+    elif task != "ade20k":  # it always has its own scenes, whatever the run was trained on
         first = str(record.get("data", "")).split("; ")[0]
         if first and info.get("data") not in (None, first):
             conditions["on"] = first
@@ -261,7 +261,7 @@ def _conditions(
 def _read_analyses(
     folder: Path, results: Sequence[RunResult], which: Which, notes: list[str], figures: dict[str, Path]
 ) -> dict[str, list[str]]:
-    """The names of the runs that each analysis has numbers of."""
+    """Adds the numbers of analyses to the runs; returns the names of the runs in each analysis."""
     by_name = {result.name: result for result in results}
     analyses: dict[str, list[str]] = {}
     for path, record in _json_files(folder):
@@ -300,7 +300,7 @@ def _add_layers(result: RunResult, what: str, entry: Mapping[str, Any], settings
     changed |= _other_data(result, entry)
     if not changed:
         _add_by_layer(result, what, layers, skipped)
-    if last["layer"] != len(entry.get("laplacian_heads") or []) - 1:  # of some layers, the last one not among them
+    if last["layer"] != len(entry.get("laplacian_heads") or []) - 1:  # the model's last layer was not measured
         changed["layer"] = str(last["layer"])
     conditions = tuple(sorted(changed.items()))
     for name, value in last.items():
@@ -319,7 +319,7 @@ def _add_layers(result: RunResult, what: str, entry: Mapping[str, Any], settings
 
 
 def _add_by_layer(result: RunResult, what: str, layers: Sequence[Mapping[str, Any]], skipped: set[str]) -> None:
-    """A measure's layers come from one file, the one with the most of them: two measurements are not mixed."""
+    """Adds a measure by layer, from the file with the most layers: two measurements are not mixed."""
     names = {name for layer in layers for name, value in layer.items() if name not in skipped and _is_number(value)}
     for name in names:
         values = {int(layer["layer"]): float(layer[name]) for layer in layers if _is_number(layer.get(name))}
@@ -328,12 +328,12 @@ def _add_by_layer(result: RunResult, what: str, layers: Sequence[Mapping[str, An
 
 
 def _other_data(result: RunResult, entry: Mapping[str, Any]) -> dict[str, str]:
-    """What an analysis was made on, if not on the run's own validation data, or for a chat run its pretraining's."""
+    """Returns the data of an analysis, unless it is the run's own validation data, or that of its pretraining."""
     other = {} if entry.get("split") in (None, "validation") else {"split": str(entry["split"])}
     name, sha256 = entry.get("data"), entry.get("data_sha256")
-    if LANGUAGE in KINDS[result.objective].gives:  # by its contents, wherever it lay
+    if LANGUAGE in KINDS[result.objective].gives:  # text is identified by its contents
         is_other = sha256 is not None and result.pretraining.get("data_sha256") not in (None, sha256)
-    else:  # a part's hash is not the whole's
+    else:  # images by their description: the hash of the measured part is not that of the whole set
         is_other = name is not None and result.info.get("data") not in (None, name)
     return {**other, "on": f"{str(name).split(': ')[0]} {str(sha256)[:8]}"} if is_other else other
 

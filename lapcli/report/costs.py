@@ -1,4 +1,4 @@
-"""What a row of a table costs beside what it scores, and scores at equal measured time in place of equal steps.
+"""The costs of a row beside its scores, and scores at equal measured time instead of equal steps.
 
     cost.added_parameters      of the head operators, beyond the plain model's
     cost.added_flops           additions and multiplications of the operators for a token, forward
@@ -6,9 +6,9 @@
     cost.images_per_second     measured, the median over steps
     cost.peak_memory           measured, of rank 0's process or GPU, in bytes
 
-At equal time each run's score is read off its validations at the time that the shortest run of the table took for its
-training steps, on a straight line between the validation before and the one after it. Times of different devices say
-nothing about models, so that runs of a table must have been trained on one.
+At equal time each run's score is interpolated linearly between its validations before and after the time that the
+shortest run of the table took for its training steps. Times of different devices say nothing about models, so that all
+runs of a table must have been trained on the same one.
 """
 
 import math
@@ -24,18 +24,18 @@ if TYPE_CHECKING:
     from lapcli.report.collect import RunResult
     from lapcli.report.grouping import RunGrid
 
-COSTS = "costs"  # as a column: all of them
+COSTS = "costs"  # the column that means all of them
 PREFIX = "cost."
 
 
 def costs_of(run: "RunResult") -> dict[str, float]:
-    """Those that are known of a run; version 0.1 kept neither FLOPs nor memory."""
+    """Returns the known costs of a run; version 0.1 recorded neither FLOPs nor memory."""
     costs: dict[str, float] = {}
     model = run.recipe.get("model") or {}
     if {"layers", "heads", "width"} <= set(model):
-        given = model.get("operators")
-        plan = (operator_plan if given is not None else head_plan)(
-            given if given is not None else model.get("laplacian_heads", 0), model["layers"], model["heads"]
+        operators = model.get("operators")
+        plan = (operator_plan if operators is not None else head_plan)(
+            operators if operators is not None else model.get("laplacian_heads", 0), model["layers"], model["heads"]
         )
         size = model["width"] // model["heads"]
         learnt = (
@@ -59,7 +59,7 @@ def costs_of(run: "RunResult") -> dict[str, float]:
 
 
 def _is_number(value: Any) -> TypeGuard[float]:
-    """A damaged file may have something else in its place, which counts as nothing."""
+    """Whether this is a finite number; a damaged file may hold something else, which is ignored."""
     return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 
@@ -71,7 +71,7 @@ def _count(shape: Sequence[int]) -> int:
 
 
 def has_operators(grid: "RunGrid") -> bool:
-    """Whether head operators are compared, so that what they cost belongs beside what they score."""
+    """Whether head operators are compared, so that their costs belong beside their scores."""
     return any((run.recipe.get("model") or {}).get("operators") for run in grid.runs)
 
 
@@ -80,7 +80,7 @@ def cost_columns(grid: "RunGrid") -> list[str]:
 
 
 def at_equal_time(grid: "RunGrid") -> str | None:
-    """Puts each finished run's validations at the time of the shortest run in place of the last ones; says which.
+    """Replaces each finished run's last scores by those at the time of the shortest run; returns a note with the time.
 
     UsageError if the runs were trained on different devices. None if no run of the grid has measured times.
     """
@@ -101,7 +101,7 @@ def at_equal_time(grid: "RunGrid") -> str | None:
         points = timed.get(id(run)) or {}
         for name in [name for name in run.numbers if not name.startswith(PREFIX)]:
             value = _at(points, shortest, name)
-            if value is None:  # measured once, on the last weights
+            if value is None:  # measured only on the last weights, so that its value at that time is not known
                 del run.numbers[name]
             else:
                 run.numbers[name] = replace(run.numbers[name], value=value)
@@ -110,7 +110,7 @@ def at_equal_time(grid: "RunGrid") -> str | None:
 
 
 def device_of(info: Mapping[str, Any]) -> str:
-    """`1 x cpu` is another one on every machine and with other threads; a GPU is known by its name."""
+    """Names the device. A GPU is identified by its name, a CPU only together with machine and number of threads."""
     device = str(info.get("device"))
     if not device.endswith(" x cpu"):
         return device
@@ -118,7 +118,7 @@ def device_of(info: Mapping[str, Any]) -> str:
 
 
 def _validations_by_time(run: "RunResult") -> dict[float, dict[str, Any]]:
-    """Validations by the seconds of training steps before them."""
+    """Returns the validations by the seconds of training steps before them; empty without measured times."""
     seconds, validations = 0.0, {}
     for line in run.curve:
         times = [line.get(name) for name in ("seconds", "seconds_first_step")]

@@ -1,4 +1,4 @@
-"""On what the gain over the baseline depends: the effects of a designed experiment's factors.
+"""The effects of a designed experiment's factors on the gain over the baseline.
 
 A corner is a table of the report: runs that agree in every factor. Its gain is the paired difference from the baseline,
 a number for each seed. With C corners of n_c seeds, half of them at the high level of a factor,
@@ -35,7 +35,7 @@ class Corner:
 
 @dataclass(frozen=True)
 class Contrast:
-    """A weighted sum of the corners' gains, with what is known about it."""
+    """A weighted sum of the corners' gains, with its interval and p-value."""
 
     value: float
     interval: tuple[float, float] | None
@@ -58,7 +58,7 @@ def contrast(corners: Sequence[Corner], weights: Sequence[float]) -> Contrast:
 
 
 def effect_tables(report: Report, factors: Sequence[str], columns: Sequence[str], baseline: str | None) -> list[Table]:
-    """A table for each measure and each row beside the baseline; UsageError where the runs are no such design."""
+    """Makes a table for each measure and each row but the baseline; UsageError if the runs are not such a design."""
     tables = []
     for objective in dict.fromkeys(grid.objective for grid in report.grids):
         grids = [grid for grid in report.grids if grid.objective == objective]

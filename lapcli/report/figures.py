@@ -1,7 +1,7 @@
-"""Which charts the runs give: training and validation curves; scores, k_alpha and variance shares against the heads.
+"""The charts of runs: training and validation curves; scores, k_alpha and variance shares against the heads.
 
-An experiment is what differs in Laplacian heads, drop path and seed alone; its charts stand together. Each is one
-panel, so that a page can stack them on a narrow screen.
+An experiment is a set of runs that differ only in Laplacian heads, drop path and seed; its charts stand together. Each
+chart is one panel, so that a page can stack them on a narrow screen.
 """
 
 import math
@@ -25,12 +25,12 @@ from lapcli.runtime.errors import UsageError
 from lapcli.runtime.files import make_folder, write_bytes, write_for_user
 
 POINTS = 120  # of a training curve
-_NARROWEST = 0.05  # of a value: what an axis shows at least where nothing is known about its noise
+_NARROWEST = 0.05  # share of a value that an axis shows at least, if its noise is not known
 
 
 @dataclass
 class Experiment:
-    """Grids that differ in the drop path alone."""
+    """Grids that differ only in the drop path."""
 
     number: int  # on the page, from 1
     title: str
@@ -43,18 +43,18 @@ class Experiment:
 
     @property
     def plans(self) -> dict[str, list[RunResult]]:
-        """Runs by the label of their plan, in the order of the plans."""
+        """The runs by the label of their plan, in the order of the plans."""
         rows = sorted({row for grid in self.grids for row in grid.rows})
         return {plan_name(row): [run for grid in self.grids for run in grid.rows.get(row, {}).values()] for row in rows}
 
 
 def plan_name(row: RowKey) -> str:
-    """`0 Laplacian`, `3 Laplacian`; a plan that differs by layer as it is."""
+    """Returns `0 Laplacian`, `3 Laplacian`, or the label of a plan that differs by layer."""
     return f"{row.heads} Laplacian" if row.heads is not None else row.label
 
 
 def experiments_of(grids: Sequence[RunGrid]) -> list[Experiment]:
-    """The experiments with their charts, the one that changed last first."""
+    """Returns the experiments with their charts, the one that changed last first."""
     runs = [run for grid in grids for run in grid.runs]
     families = [
         family
@@ -79,12 +79,12 @@ def draw_all(grids: Sequence[RunGrid]) -> list[Chart]:
 
 
 def write_files(charts: Sequence[Chart], folder: Path, forms: Sequence[str], look: Look) -> list[Path]:
-    """Each chart in these forms, and its data as CSV."""
+    """Writes each chart in these formats, and its data as CSV."""
     if folder.exists() and not folder.is_dir():
         raise UsageError(f"{folder} is a file; the figures need a folder of that name")
     try:
         make_folder(folder)
-        for path in folder.iterdir():  # of runs that are not there any more, or have another place on the page
+        for path in folder.iterdir():  # old files of runs that were removed or have another number on the page
             if path.suffix.removeprefix(".") in (*FORMS, "csv") and re.match(r"\d+-", path.name):
                 path.unlink()
         paths = []
@@ -100,7 +100,7 @@ def write_files(charts: Sequence[Chart], folder: Path, forms: Sequence[str], loo
 
 
 def _titles(families: Sequence[Sequence[RunGrid]]) -> list[str]:
-    """Kind and data; where that is the same for several, also what tells them apart."""
+    """Returns kind and data of each family; if several have the same, also what tells them apart."""
     plain = [_plain_title(family[0].runs[0]) for family in families]
     titles = []
     for family, title in zip(families, plain, strict=True):
@@ -155,7 +155,7 @@ def _charts(experiment: Experiment) -> list[Chart | None]:
 
 
 def _validated(grid: RunGrid) -> list[str]:
-    """The validation's loss, and the first other number that the kind of training gives."""
+    """Returns the validation's loss, and the first other number that the kind of training gives."""
     seen = {key for run in grid.runs for line in run.curve for key in line if key.startswith("validation_")}
     metrics = [metric for metric in KINDS[grid.objective].metrics if metric in seen]
     losses = [metric for metric in metrics if metric.endswith("_loss")]
@@ -163,7 +163,7 @@ def _validated(grid: RunGrid) -> list[str]:
 
 
 def _curves(experiment: Experiment, grid: RunGrid, metric: str, name: str) -> Chart | None:
-    """A thin line for each run in the colour of its plan; training losses are averaged over stretches of steps."""
+    """Draws a thin line for each run in its plan's colour; training losses are averaged over stretches of steps."""
     colours = plan_colours(list(experiment.plans))
     column = column_of(metric)
     lines = []
@@ -207,9 +207,9 @@ def _stretches(points: Sequence[tuple[float, float]]) -> list[tuple[float, float
 
 
 def _scores(objective: str, metrics: Collection[str]) -> list[tuple[str, dict[str, str], str]]:
-    """(name, measures with the names of their lines, label of the axis) of what tells how good the models are.
+    """Returns (name, measures with the names of their lines, label of the axis) of each score to draw.
 
-    Where nothing was evaluated that is the validation, by another number than the loss if the kind has one.
+    If nothing was evaluated, it is the validation: another number than the loss if the kind has one.
     """
     kind = KINDS[objective]
     single = [name for name in dict.fromkeys((*kind.expected_scores, *paper.SELF_SUPERVISED)) if name in metrics]
@@ -222,17 +222,17 @@ def _scores(objective: str, metrics: Collection[str]) -> list[tuple[str, dict[st
 
 
 class _Point(NamedTuple):
-    heads: float  # a layer, on average
+    heads: float  # in a layer, on average
     mean: float
-    deviation: float | None  # none: of one seed
+    deviation: float | None  # None: one seed
     n: int
     differs: bool  # by layer
-    operator: str  # the row, where heads have other operators; else empty
-    noise: float  # half the width of its interval: two deviations of seeds, else what the number of examples allows
+    operator: str  # the row's label if heads have other operators; else empty
+    noise: float  # half the width of its interval: two deviations over seeds, else two binomial errors
 
 
 def _against_heads(family: Sequence[RunGrid], metrics: dict[str, str], name: str, label: str) -> Chart | None:
-    """Means against the heads: a line for each drop path, or for each of several measures; a band where there are
+    """Draws means against the heads: a line for each drop path, or for each of several measures; a band if there are
     several seeds."""
     lines: list[Line] = []
     drawn: list[_Point] = []
@@ -256,7 +256,7 @@ def _against_heads(family: Sequence[RunGrid], metrics: dict[str, str], name: str
                 hollow=[(point.heads, point.mean, point.deviation or 0.0) for point in points if point.differs],
             )
         )
-    if len({point.heads for point in drawn}) < 2:  # a single point says what the table says
+    if len({point.heads for point in drawn}) < 2:  # a single point shows no more than the table
         return None
     fewest, most = min(point.n for point in drawn), max(point.n for point in drawn)
     seeds = f"{fewest} to {most} seeds" if fewest < most else f"{most} seed{'s' if most > 1 else ''}"
@@ -287,19 +287,19 @@ def _against_heads(family: Sequence[RunGrid], metrics: dict[str, str], name: str
 
 
 def _operator_places(family: Sequence[RunGrid]) -> dict[str, float]:
-    """Where rows of other operators stand on an axis of Laplacian heads: to the right of all of these."""
+    """Returns the places of rows with other operators on an axis of Laplacian heads: to the right of all others."""
     names = dict.fromkeys(name for grid in family for row in grid.rows if (name := _operator_of(grid, row)))
     right = max((grid.all_heads for grid in family), default=0) + 1
     return {name: float(right + number) for number, name in enumerate(names)}
 
 
 def _operator_of(grid: RunGrid, row: RowKey) -> str:
-    """A row that is not of Laplacian heads alone sorts after all that are."""
+    """The label of a row with other operators, else empty: such rows have an order above the number of heads."""
     return row.label if row.order[0] > grid.all_heads else ""
 
 
 def _or_nan(deviation: float | None) -> float:
-    """A point of one seed has no band."""
+    """NaN for a point of one seed, which has no band."""
     return math.nan if deviation is None else deviation
 
 

@@ -1,7 +1,7 @@
-"""Which runs are averaged: those whose recipes and data agree in everything but the seed and the keys of the rows.
+"""Groups the runs that are averaged: their recipes and data agree in everything but the seed and the keys of the rows.
 
-Runs that agree but for rows and seeds are one grid, and get one table. A run that differs in any other key goes to
-another grid, and the differing keys are printed: nothing that was trained otherwise is ever averaged in.
+Runs that agree but for rows and seeds are one grid, and get one table. A run that differs in any other key belongs to
+another grid, and the differing keys are printed: runs that were trained differently are never averaged.
 """
 
 import hashlib
@@ -23,14 +23,14 @@ DATA = "(data sha256)"  # a key of the grid beside the recipe's
 
 @dataclass(frozen=True, order=True)
 class RowKey:
-    """The value of a row: sorts as a number where it is one."""
+    """The value of a row; sorts as a number if it is one."""
 
     order: tuple[float, ...]
     label: str
 
     @property
     def heads(self) -> int | None:
-        """Laplacian heads of every layer, in rows by heads; none where the plan differs by layer."""
+        """The number of Laplacian heads in every layer, in rows by heads; None if the plan differs by layer."""
         return int(self.label) if self.label.isdecimal() else None
 
     @classmethod
@@ -40,7 +40,7 @@ class RowKey:
 
 @dataclass
 class RunGrid:
-    """Runs that agree in all but the keys of the rows and the seeds: what one table shows."""
+    """Runs that agree in all but the keys of the rows and the seeds: the content of one table."""
 
     identity: dict[str, str]  # every key but the rows' and the seeds, as JSON
     rows: dict[RowKey, dict[str, RunResult]] = field(default_factory=dict)  # by seed
@@ -57,7 +57,7 @@ class RunGrid:
 
     @property
     def all_heads(self) -> int:
-        """Heads of a layer, Laplacian or not."""
+        """The number of heads in a layer, Laplacian or not."""
         return int(self.runs[0].recipe["model"]["heads"])
 
     @property
@@ -66,7 +66,7 @@ class RunGrid:
 
     @property
     def baseline(self) -> RowKey | None:
-        """The one row without Laplacian heads; none where the rows are not by heads, or several are without."""
+        """The row without Laplacian heads; None if the rows are not by heads, or if several rows have none."""
         if HEADS not in self.rows_by:
             return None
         place = self.rows_by.index(HEADS)
@@ -74,7 +74,7 @@ class RunGrid:
         return without[0] if len(without) == 1 else None
 
     def values(self, row: RowKey, metric: str) -> dict[str, float]:
-        """The numbers of a row by seed, without runs that lack the number."""
+        """Returns the numbers of a row by seed, without runs that lack the number."""
         runs = self.rows[row]
         return {seed: run.numbers[metric].value for seed, run in runs.items() if metric in run.numbers}
 
@@ -83,7 +83,7 @@ class RunGrid:
 
 
 def group(runs: Sequence[RunResult], rows: Sequence[str], notes: list[str]) -> list[RunGrid]:
-    """Grids in the order of their objective and first run; a seed that is there twice counts once, its newest run."""
+    """Groups runs into grids; of two runs with the same recipe and seed, the newer one counts."""
     check_rows(rows, [run.recipe for run in runs])
     grids: dict[str, RunGrid] = {}
     # A run that was stopped before it had read its data is a gap in the grid of its recipe, not a grid of its own.
@@ -93,10 +93,10 @@ def group(runs: Sequence[RunResult], rows: Sequence[str], notes: list[str]) -> l
         row = grid.rows.setdefault(row_key(run, rows), {})
         other = row.get(run.seed)
         if other is not None:
-            kept, left = _newer(run, other)
-            one, other_one = (left.path, kept.path) if left.name == kept.name else (left.name, kept.name)
-            notes.append(f"{one} has the recipe and the seed of {other_one}, which is used; it is left out")
-            run = kept
+            newer, older = _newer(run, other)
+            left, used = (older.path, newer.path) if older.name == newer.name else (older.name, newer.name)
+            notes.append(f"{left} has the recipe and the seed of {used}, which is used; it is left out")
+            run = newer
         row[run.seed] = run
     for grid in grids.values():
         grid.rows = {
@@ -108,7 +108,7 @@ def group(runs: Sequence[RunResult], rows: Sequence[str], notes: list[str]) -> l
 
 
 def row_keys(paper: str | None, format_: str, rows: str, columns: str | None, baseline: str | None) -> list[str]:
-    """The keys of the rows that `lap report` was asked for; UsageError for options that do not go together."""
+    """Returns the keys of the rows of `lap report`; UsageError for options that cannot be combined."""
     if paper is not None and (columns or baseline or rows != HEADS):
         raise UsageError("--paper has the paper's rows and columns; leave out --rows, --columns and --baseline")
     if paper is not None and format_ == "html":
@@ -119,7 +119,7 @@ def row_keys(paper: str | None, format_: str, rows: str, columns: str | None, ba
 
 
 def names_in(option: str, text: str) -> list[str]:
-    """The names of a comma-separated list, each once."""
+    """Splits a comma-separated list of names; returns each once."""
     names = list(dict.fromkeys(part.strip() for part in text.split(",")))
     if not all(names):
         raise UsageError(f"{option} takes names with commas between them, got {text[:60]!r}")
@@ -138,24 +138,24 @@ def check_rows(rows: Sequence[str], recipes: Sequence[Mapping[str, Any]]) -> Non
 
 
 def identity_of(run: RunResult, rows: Sequence[str] = (HEADS,)) -> dict[str, str]:
-    """Every key that has to agree; the model of the stages before a chat run is the chat run's own."""
+    """Returns every key that has to agree. The model of the stages before a chat run is left out: it is its own."""
     if run.identity is None:
         run.identity = {}
         for key, value in flatten(run.recipe):
-            own = re.sub(r"^(start\.)+", "", key)
-            if own != key and own.startswith(("model.", "tokenizer.")):
+            plain_key = re.sub(r"^(start\.)+", "", key)
+            if plain_key != key and plain_key.startswith(("model.", "tokenizer.")):
                 continue
             run.identity[key] = json.dumps(value, sort_keys=True)
         if not KINDS[run.objective].data_identity_has_seed and run.info.get("data_sha256"):
             run.identity[DATA] = json.dumps(str(run.info["data_sha256"])[:16])
         if run.is_search:
             run.identity["(search)"] = "true"
-    left_out = {*rows, OPERATORS} if HEADS in rows else set(rows)  # rows by heads are rows by operator, too
+    left_out = {*rows, OPERATORS} if HEADS in rows else set(rows)  # rows by heads are also rows by operator
     return {key: value for key, value in run.identity.items() if key not in left_out}
 
 
 def _with_data(identity: dict[str, str], grids: Iterable[RunGrid]) -> dict[str, str]:
-    """The identity of the one grid that agrees in all else, for a run whose data is not known yet."""
+    """Returns, for a run whose data is not known yet, the identity of the only grid that agrees in all else."""
     if DATA in identity:
         return identity
     same = [grid.identity for grid in grids if {**grid.identity, DATA: ""} == {**identity, DATA: ""}]
@@ -190,7 +190,10 @@ def row_key(run: RunResult, rows: Sequence[str]) -> RowKey:
 
 
 def _heads(run: RunResult, value: Any) -> tuple[float, str]:
-    """`3` and `[3, 3, 3, 3]` are the same plan; the order is the mean number in a layer, other operators after all."""
+    """Returns order and label of a head plan, equal for `3` and `[3, 3, 3, 3]`.
+
+    The order is the mean number of heads in a layer; plans with other operators come after all others.
+    """
     model = run.recipe["model"]
     if model.get("operators") is not None:
         plan = operator_plan(model["operators"], model["layers"], model["heads"])
@@ -201,14 +204,14 @@ def _heads(run: RunResult, value: Any) -> tuple[float, str]:
 
 
 def differences(grids: Sequence[RunGrid]) -> dict[str, list[str | None]]:
-    """Keys in which the grids differ, with the value of each."""
+    """Returns the keys in which the grids differ, with each grid's value."""
     keys = list(dict.fromkeys(key for grid in grids for key in grid.identity))
     values = {key: [grid.identity.get(key) for grid in grids] for key in keys}
-    return {key: some for key, some in values.items() if len(set(some)) > 1}
+    return {key: per_grid for key, per_grid in values.items() if len(set(per_grid)) > 1}
 
 
 def same_training(grids: Sequence[RunGrid]) -> list[list[RunGrid]]:
-    """Grids of the same kind of training on the same data: those that one would expect in one table."""
+    """Collects grids of the same kind of training on the same data, which one would expect in one table."""
     by_training: dict[tuple[str, str], list[RunGrid]] = {}
     for grid in grids:
         by_training.setdefault(_training_and_data(grid), []).append(grid)
@@ -225,8 +228,8 @@ def _training_and_data(grid: RunGrid) -> tuple[str, str]:
 
 def _name(grids: Sequence[RunGrid]) -> None:
     """Titles each grid by its objective, its data and the keys that tell it apart: no two grids share a title."""
-    for own in same_training(grids):
-        for grid, words in zip(own, distinguishing_words(own), strict=True):
+    for alike in same_training(grids):
+        for grid, words in zip(alike, distinguishing_words(alike), strict=True):
             grid.title = " · ".join(
                 part for part in (kind_in_words(grid.runs[0]), data_in_words(grid.runs[0]), words) if part
             )
@@ -243,7 +246,7 @@ def kind_in_words(run: RunResult) -> str:
 
 
 def names_in_words(names: Sequence[str]) -> str:
-    """`a, b and c`, or the first of them and how many more there are."""
+    """Returns `a, b and c`, or the first names and how many more there are."""
     shown = list(names[:_MOST_NAMES])
     if len(names) > len(shown):
         shown.append(f"{len(names) - len(shown)} more")
@@ -261,7 +264,8 @@ def data_in_words(run: RunResult) -> str:
 
 
 def distinguishing_words(grids: Sequence[RunGrid], left_out: Sequence[str] = (), most: int = 3) -> list[str]:
-    """For each grid what differs, no two the same: the data if it does, the first keys, and as many more as needed."""
+    """Returns for each grid the values that differ: the data if it does, the first keys, and as many more as are needed
+    to tell all grids apart."""
     differing = {key: values for key, values in differences(grids).items() if key not in left_out}
     words = {key: [f"{title_words(key)} {in_words(value)}" for value in differing[key]] for key in differing}
     keys = [key for key in differing if key != DATA]
@@ -279,15 +283,15 @@ def distinguishing_words(grids: Sequence[RunGrid], left_out: Sequence[str] = (),
 
 
 def key_in_words(key: str) -> str:
-    """As `--set` takes it."""
+    """The key as `--set` takes it."""
     return "data sha256" if key == DATA else key
 
 
-_SECTIONS = ("model", "train", "optimizer", "schedule", "data")  # which their keys do not need beside them
+_SECTIONS = ("model", "train", "optimizer", "schedule", "data")  # sections that are left out of titles
 
 
 def title_words(key: str) -> str:
-    """`optimizer.lr` is `learning rate`, `validation.every` is `validation every`: for people, not for `--set`."""
+    """The key for people, not for `--set`: `optimizer.lr` is `learning rate`, `validation.every` `validation every`."""
     if key == DATA:
         return "data sha256"
     stages, parts = key.count("start."), [part for part in key.split(".") if part != "start"]
@@ -299,9 +303,9 @@ def title_words(key: str) -> str:
 
 
 def in_words(value: str | None) -> str:
-    """A value of an identity for people, without the quotes of JSON where it is clear, and not too long.
+    """Returns a value of an identity for people: short, and without the quotes of JSON unless they are needed.
 
-    Two values that differ never read the same.
+    Two different values never read the same.
     """
     if value is None:
         return "none"
@@ -320,7 +324,7 @@ def _is_json(text: str) -> bool:
 
 
 def _newer(one: RunResult, other: RunResult) -> tuple[RunResult, RunResult]:
-    """The run to keep and the other one: a finished run wins, then the one that was written last."""
+    """Returns the newer run, then the other one: a finished run wins, then the one that was written last."""
     key = lambda run: (run.is_finished, str(run.info.get("updated") or run.info.get("created") or ""))  # noqa: E731
     return (one, other) if key(one) >= key(other) else (other, one)
 

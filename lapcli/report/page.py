@@ -1,7 +1,7 @@
-"""One self-contained page: what was run comes first, experiment by experiment, then the paper beside it.
+"""One self-contained page: first the runs, experiment by experiment, then the comparison with the paper.
 
-`page.html.j2` lays it out, `page.css` gives its looks and `page.js` what moves. Nothing comes from elsewhere, and no
-script but that one may run: the page's security policy names it by its hash.
+`page.html.j2` is its layout, `page.css` its style and `page.js` its only script. Nothing is loaded from elsewhere, and
+no other script may run: the page's security policy names this one by its hash.
 """
 
 import base64
@@ -31,9 +31,9 @@ from lapcli.runtime.files import write_for_user
 from lapcli.runtime.tables import MARKING
 
 STATUS = {"reproduced": "reproduced", "partly": "partly", "not": "not reproduced", "not run": "not run"}
-_LARGEST = 3_000_000  # bytes of an analysis figure as a drawing; beyond it the picture is shown
-_LARGEST_CSV = 300_000  # bytes of data as they are; beyond them they are compressed
-_FORMS = ("svg", "png")  # of the figures beside the page
+_LARGEST = 3_000_000  # bytes of an analysis figure as SVG; beyond it the PNG is shown
+_LARGEST_CSV = 300_000  # bytes of data; larger data is compressed
+_FORMS = ("svg", "png")  # formats of the figures beside the page
 
 
 def write_page(report: Report, path: Path, look: Look | None = None, refresh: int | None = None) -> list[Path]:
@@ -63,7 +63,7 @@ def page(report: Report, experiments: Sequence[Experiment], refresh: int | None 
     )
     runs = report.collection.runs
     script = Path(__file__).with_suffix(".js").read_text(encoding="utf-8")
-    # As globals, which macros see without being handed them.
+    # As globals, because macros see them without passing them as arguments.
     environment.globals |= {
         "STATUS": STATUS,
         "facts": _facts(runs),
@@ -103,7 +103,7 @@ class _Drawing:
     svg: str
     data: str
     csv: str
-    legend: list[tuple[str, str]]  # of lines that are no runs
+    legend: list[tuple[str, str]]  # of lines that are not runs
     commands: list[str]
 
 
@@ -141,7 +141,7 @@ class _Shown:
 class _Verdict(ClaimVerdict):
     @property
     def is_told(self) -> bool:
-        """Whether there is anything to say about it."""
+        """Whether the page shows this claim: it was judged on some runs."""
         return self.status != "not run" or bool(self.elsewhere)
 
     @property
@@ -151,7 +151,7 @@ class _Verdict(ClaimVerdict):
 
 @dataclass
 class _Papers:
-    """The paper's tables with a number of ours in them, and the titles of the others."""
+    """The paper's tables that contain a number of ours, and the titles of the others."""
 
     tables: list[tuple[ScoreTable, str]] = field(default_factory=list)
     empty: list[str] = field(default_factory=list)
@@ -182,7 +182,7 @@ def _summary(runs: Sequence[RunResult]) -> str:
 
 
 def _shown(experiment: Experiment, report: Report, first: int) -> _Shown:
-    """`first`: the number of its first drawing on the page, which names the drawing's parts."""
+    """Prepares an experiment. `first`: the number of its first drawing on the page, used in the ids of its parts."""
     runs = experiment.runs
     names = {run.name for run in runs}
     folder = runs[0].path.parent
@@ -200,10 +200,10 @@ def _shown(experiment: Experiment, report: Report, first: int) -> _Shown:
             {
                 "name": name,
                 "colour": colours[name][0],
-                "runs": [run.name for run in own],
-                "seeds": [run.seed for run in own],
+                "runs": [run.name for run in its_runs],
+                "seeds": [run.seed for run in its_runs],
             }
-            for name, own in experiment.plans.items()
+            for name, its_runs in experiment.plans.items()
         ],
         [_unfinished(run) for run in runs if not run.is_finished],
         tables,
@@ -242,14 +242,14 @@ def _unfinished(run: RunResult) -> dict[str, Any]:
 
 def _drawing(chart: Chart, number: int, runs: Sequence[RunResult]) -> _Drawing:
     svg, data = chart.inline(number)
-    own = {line.run for line in chart.lines if line.run}
-    legend = [] if own or len(chart.lines) < 2 else [(line.name, line.colour) for line in chart.lines]
-    command = drawing_command([run for run in runs if run.name in own or not own])
+    drawn = {line.run for line in chart.lines if line.run}
+    legend = [] if drawn or len(chart.lines) < 2 else [(line.name, line.colour) for line in chart.lines]
+    command = drawing_command([run for run in runs if run.name in drawn or not drawn])
     return _Drawing(chart, svg, data, _csv_address(chart.csv().encode())[0], legend, [command])
 
 
 def _csv_address(content: bytes) -> tuple[str, str]:
-    """Data address and what its file name ends with."""
+    """Returns the data as a `data:` address, and the ending of its file name."""
     if len(content) <= _LARGEST_CSV:
         return f"data:text/csv;base64,{base64.b64encode(content).decode()}", ".csv"
     packed = gzip.compress(content, 9, mtime=0)
@@ -257,7 +257,7 @@ def _csv_address(content: bytes) -> tuple[str, str]:
 
 
 def _analysis_figures(report: Report, runs: Sequence[RunResult]) -> list[_Figure]:
-    """Those of these runs, comparisons of several first; a comparison stands with the experiment of its first run."""
+    """Returns the figures of these runs, comparisons first; a comparison belongs to the experiment of its first run."""
     collection, by_name = report.collection, {run.name: run for run in runs}
     drawn: list[tuple[str, list[RunResult], Path]] = []
     for (whose, what), path in collection.figures.items():
@@ -266,21 +266,21 @@ def _analysis_figures(report: Report, runs: Sequence[RunResult]) -> list[_Figure
             drawn.append((what, [by_name[name] for name in compared if name in by_name], path))
     drawn += [(what, [run], path) for run in runs for what, path in run.figures.items()]
     figures = []
-    for what, own, path in drawn:
+    for what, its_runs, path in drawn:
         source = _data_address(path)
         if source is None:
             continue
         table = path.with_suffix(".csv")
         csv, ending = _csv_address(table.read_bytes()) if table.is_file() else ("", "")
-        names = ", ".join(run.name for run in own)
+        names = ", ".join(run.name for run in its_runs)
         title = MEASUREMENTS[what].help.split(":")[0].rstrip(".") if what in MEASUREMENTS else what
-        commands = [figure_command(what, own)] if what in MEASUREMENTS else []
+        commands = [figure_command(what, its_runs)] if what in MEASUREMENTS else []
         figures.append(_Figure(title, f"Of {names}.", source, csv, f"{what}{ending}", commands))
     return figures
 
 
 def reading_of(tables: Sequence[ScoreTable]) -> list[str]:
-    """How to read the tables; what is the same for all is said once."""
+    """Explains how to read the tables, each line once."""
     lines = []
     for table in tables:
         lines += reading(table, "–", "ddof beside the title")
@@ -316,7 +316,7 @@ def _image_address(path: Path, _changed: int) -> str | None:
 
 
 def _facts(runs: Sequence[RunResult]) -> dict[str, list[str]]:
-    """Versions, machines and data of all runs, each once."""
+    """Returns versions, machines and data of all runs, each once."""
     versions = [run.info["versions"] for run in runs if isinstance(run.info.get("versions"), dict)]
     return {
         "Versions": _distinct(", ".join(f"{name} {version}" for name, version in some.items()) for some in versions),
@@ -339,7 +339,7 @@ def _run_row(run: RunResult) -> list[Any]:
 
 
 def _differences(run: RunResult) -> list[list[str]] | None:
-    """From the paper's recipe: key, theirs, ours."""
+    """Returns differences from the paper's recipe: key, theirs, ours."""
     differences = recipe_differences(run)
     if differences is None:
         return None

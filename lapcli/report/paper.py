@@ -1,4 +1,4 @@
-"""The paper's own numbers (`paper.yaml`), and which of our runs stand for which of its experiments."""
+"""The paper's own numbers (`paper.yaml`), and which of our runs belong to which of its experiments."""
 
 import json
 import re
@@ -37,12 +37,12 @@ COMPONENTS = _numbers(_PAPER["components"])
 
 @dataclass(frozen=True)
 class PaperExperiment:
-    """Whose runs a claim or a table is about, and the paper's set of heads for them."""
+    """The runs that a claim or a table is about, and the paper's set of heads for them."""
 
     objectives: list[str]
     heads: list[int]
-    data_sets: list[str] | None = None  # none: all its runs are judged together, as `scope`
-    scope: str = "other images"  # also of runs on none of the data sets
+    data_sets: list[str] | None = None  # None: all its runs are judged together, as `scope`
+    scope: str = "other images"  # also for runs on none of the data sets
 
     @property
     def scopes(self) -> list[str]:
@@ -60,20 +60,20 @@ def runs_of(experiment: str, runs: Sequence[RunResult]) -> list[RunResult]:
 
 
 def data_set_of(run: RunResult) -> str | None:
-    """CIFAR10, CIFAR100 or ImageNet: by the name of the source, or by the names of the classes."""
+    """Recognises CIFAR10, CIFAR100 or ImageNet by the name of the source or by the names of the classes."""
     source = str((run.recipe.get("data") or {}).get("train", ""))
     classes = run.info.get("classes")
     names = {str(name) for name in classes} if isinstance(classes, list) else set()
     count = len(names) or (run.recipe.get("model") or {}).get("classes")
     for name, known in _PAPER["data_sets"].items():
-        is_so_called = re.search(known["source"], source, re.IGNORECASE) is not None
-        if count in (known["classes"], None) and (is_so_called or names.issuperset(known["names"])):
+        has_its_name = re.search(known["source"], source, re.IGNORECASE) is not None
+        if count in (known["classes"], None) and (has_its_name or names.issuperset(known["names"])):
             return name
     return None
 
 
-#: Keys that say where data lies and how a machine works through it; they change no number but by rounding. Which images
-#: `data.train` has is known by `data_set_of`, which text by its name.
+#: Keys that say where data is and how a machine processes it; they change numbers only by rounding. The images of
+#: `data.train` are recognised by `data_set_of`, the text by its name.
 _TECHNICAL = re.compile(
     r"(start\.)*(model\.laplacian_heads|model\.operators|data\.(train|revision|files|image_column|label_column|workers|"
     r"decoded_gigabytes)|train\.(micro_batch|device|threads|compile|deterministic|steps|epochs)|checkpoint\..*|"
@@ -84,17 +84,18 @@ _TEXT = re.compile(_PAPER["text"], re.IGNORECASE)
 
 
 def value_in_words(value: Any) -> str:
-    """The value roughly as a recipe would write it; of a mixture of data sets, their names and rows."""
+    """Returns the value roughly as a recipe would write it; for a mixture of data sets, their names and rows."""
     if isinstance(value, list) and value and all(isinstance(part, dict) and "name" in part for part in value):
         return ", ".join(str(part["name"]) + (f" ({part['rows']:,})" if part.get("rows") else "") for part in value)
     return "none" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def recipe_differences(run: RunResult) -> list[tuple[str, Any, Any]] | None:
-    """(key, the paper's, the run's) against the paper's recipe for that experiment; None if there is no such recipe.
+    """Returns (key, the paper's, the run's) of each difference from the paper's recipe; None if there is no recipe.
 
-    Laplacian heads and the paper's drop paths are its grid. Where data lies, micro-batches, workers, devices,
-    validation and checkpoints are left out; the length of training is compared in steps or epochs, whichever is given.
+    Laplacian heads and the paper's drop paths are its grid and do not count. Places of data, micro-batches, workers,
+    devices, validation and checkpoints are left out; the length of training is compared in steps or epochs, whichever
+    is given.
     """
     known = _recipe_entry(run)
     paper = None if known is None else _paper_recipe(known["recipe"], known.get("starts_from"), run.recipe.get("stage"))
@@ -105,9 +106,9 @@ def recipe_differences(run: RunResult) -> list[tuple[str, Any, Any]] | None:
     if ours.get("model.drop_path") in known.get("drop_paths", ()):
         theirs["model.drop_path"] = ours["model.drop_path"]
     for key in dict.fromkeys((*theirs, *ours)):
-        own = re.sub(r"^(start\.)+", "", key)
-        is_later = own != key and own.startswith(("model.", "tokenizer."))
-        if not _TECHNICAL.fullmatch(key) and not is_later and ours.get(key) != theirs.get(key):
+        plain_key = re.sub(r"^(start\.)+", "", key)
+        is_inherited = plain_key != key and plain_key.startswith(("model.", "tokenizer."))  # compared in the last stage
+        if not _TECHNICAL.fullmatch(key) and not is_inherited and ours.get(key) != theirs.get(key):
             differences.append((key, theirs.get(key), ours.get(key)))
     prefixes = {key.removesuffix(_LENGTH[0]) for key in theirs if key.endswith(_LENGTH[0])}
     for prefix in sorted(prefixes):
@@ -118,12 +119,12 @@ def recipe_differences(run: RunResult) -> list[tuple[str, Any, Any]] | None:
 
 
 def is_papers(run: RunResult) -> bool:
-    """Trained by the paper's recipe: nothing but its grid and technical keys differs."""
+    """Whether the run was trained by the paper's recipe: only its grid and technical keys may differ."""
     return recipe_differences(run) == []
 
 
 def _recipe_entry(run: RunResult) -> dict[str, Any] | None:
-    """What `paper.yaml` says about the recipe of the run's experiment."""
+    """Returns the entry of `paper.yaml` for the recipe of the run's experiment."""
     for entry in _PAPER["recipes"]:
         if entry["objective"] == run.objective and entry.get("data_set") in (None, data_set_of(run)):
             return entry
@@ -131,15 +132,15 @@ def _recipe_entry(run: RunResult) -> dict[str, Any] | None:
 
 
 def _length(leaves: Mapping[str, Any], prefix: str) -> str:
-    """The length of training; steps win over epochs, as in training."""
+    """The length of training; steps take precedence over epochs, as in training."""
     steps, epochs = (leaves.get(prefix + key) for key in _LENGTH)
     return f"{steps} steps" if steps is not None else f"{epochs} epochs"
 
 
 def _text_differences(theirs: Mapping[str, Any], ours: Mapping[str, Any]) -> Iterator[tuple[str, Any, Any]]:
-    """Where a language model, or what it began with, was trained on another text than the paper's FineWeb-Edu.
+    """Yields differences if a language model, or a stage before it, was trained on other text than FineWeb-Edu.
 
-    A copy is known by its name, or by the paper's shards, which `--data DIR` leaves in the recipe.
+    A copy is recognised by its name, or by the paper's shards, which `--data DIR` leaves in the recipe.
     """
     for key, source in theirs.items():
         if not re.fullmatch(r"(start\.)*data\.train", key) or not _TEXT.search(str(source)):
@@ -154,18 +155,18 @@ def _text_differences(theirs: Mapping[str, Any], ours: Mapping[str, Any]) -> Ite
 
 
 def _without_places(value: Any) -> Any:
-    """Names each data set of a chat mixture by its last part, be it from the hub, an address or a copy."""
+    """Shortens the source of each data set of a chat mixture to its last part, so that hub, address and copy agree."""
     if isinstance(value, dict):
-        kept = {key: _without_places(inner) for key, inner in value.items() if key not in ("sha256", "revision")}
+        plain = {key: _without_places(inner) for key, inner in value.items() if key not in ("sha256", "revision")}
         if isinstance(value.get("source"), str):
-            kept["source"] = value["source"].rstrip("/").rpartition("/")[2].rpartition(":")[2]
-        return kept
+            plain["source"] = value["source"].rstrip("/").rpartition("/")[2].rpartition(":")[2]
+        return plain
     return [_without_places(inner) for inner in value] if isinstance(value, list) else value
 
 
 @cache
 def _paper_recipe(name: str, starts_from: str | None, stage: str | None) -> dict[str, Any] | None:
-    """A shipped recipe as a run keeps it, without its seed; a stage of chat training on top of the stages before it."""
+    """Returns a shipped recipe as a run stores it, without its seed; a chat stage contains the stages before it."""
 
     def unseeded(recipe: Any) -> dict[str, Any]:
         return {key: value for key, value in recipe_to_dict(recipe).items() if key != "seed"}
@@ -177,8 +178,8 @@ def _paper_recipe(name: str, starts_from: str | None, stage: str | None) -> dict
     model = recipe_from_dict({**json.loads(json.dumps(before)), "seed": 0})
     assert isinstance(loaded, ChatRecipe)
     assert isinstance(model, GPTRecipe)
-    for own in STAGES:
-        before = {**unseeded(stage_recipe(loaded, own, model, "-", "0" * 64)), "start": before}
-        if own == stage:
+    for name_of_stage in STAGES:
+        before = {**unseeded(stage_recipe(loaded, name_of_stage, model, "-", "0" * 64)), "start": before}
+        if name_of_stage == stage:
             return before
     return None

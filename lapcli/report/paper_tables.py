@@ -1,4 +1,4 @@
-"""Our runs in the form of the paper's three tables, its numbers beside ours."""
+"""The paper's three tables with our runs in them, its numbers beside ours."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -19,7 +19,7 @@ NAMES = {0: "Baseline", 1: "1 Laplacian"}
 
 @dataclass
 class PaperColumn:
-    """What fills a column: a grid, the measure in it, and the paper's numbers."""
+    """The sources of a column: a grid, the measure in it, and the paper's numbers."""
 
     column: ScoreColumn
     grid: RunGrid | None
@@ -28,9 +28,9 @@ class PaperColumn:
 
 
 def paper_tables(which: str, runs: Sequence[RunResult], ddof: int | None = None) -> list[ScoreTable]:
-    """The table, and for language models also the numbers that the paper gives in its text.
+    """Makes the table, and for language models also one of the numbers that the paper gives in its text.
 
-    Runs of a search stand in none: they decided what the others were trained with.
+    Runs of a search are left out: they only chose values for the others.
     """
     used = 1 if ddof is None else ddof
     runs = [run for run in runs if not run.is_search]
@@ -57,19 +57,19 @@ def _table1(runs: Sequence[RunResult], ddof: int) -> ScoreTable:
 
 
 def _on_test_images(data_set: str, runs: Sequence[RunResult], notes: list[str]) -> list[RunResult]:
-    """Leaves out runs whose top-1 was measured on training images, which is another number than the paper's."""
-    kept = [run for run in runs if not isinstance((run.recipe.get("data") or {}).get("validation"), float)]
-    if len(kept) < len(runs):
-        left = len(runs) - len(kept)
+    """Leaves out runs whose top-1 was measured on held-out training images, which is not the paper's number."""
+    on_test = [run for run in runs if not isinstance((run.recipe.get("data") or {}).get("validation"), float)]
+    if len(on_test) < len(runs):
+        left = len(runs) - len(on_test)
         notes.append(
             f"{data_set}: {left} run{'s were' if left > 1 else ' was'} measured on training images held out "
             "(data.validation), not on the test images, and left out."
         )
-    return kept
+    return on_test
 
 
 def best_drop_path(data_set: str, runs: Sequence[RunResult], notes: list[str]) -> RunGrid | None:
-    """The grid at the drop path with the best baseline, as the paper chose; adds the choice to `notes`."""
+    """Returns the grid at the drop path with the best baseline, as in the paper; adds the choice to `notes`."""
     if not runs:
         return None
     family = _nearest(data_set, by_drop_path(runs), ["top1"], notes)
@@ -93,7 +93,7 @@ def best_drop_path(data_set: str, runs: Sequence[RunResult], notes: list[str]) -
 
 
 def by_drop_path(runs: Sequence[RunResult]) -> list[list[RunGrid]]:
-    """Families of grids that differ in nothing but the drop path, one grid for each rate."""
+    """Returns families of grids that differ only in the drop path, one grid for each rate."""
     families: dict[str, list[RunGrid]] = {}
     for grid in group(runs, [HEADS], []):
         rest = {key: value for key, value in grid.identity.items() if key != DROP_PATH}
@@ -106,7 +106,7 @@ def _drop_path(grid: RunGrid) -> str:
 
 
 def _nearest(what: str, families: Sequence[list[RunGrid]], metrics: Sequence[str], notes: list[str]) -> list[RunGrid]:
-    """The first in this order: with something to compare, nearest to the paper's recipe, with the most runs."""
+    """Returns the family that can be compared, is nearest to the paper's recipe, has the most runs; in this order."""
 
     def is_comparison(grid: RunGrid) -> bool:
         scored = [[row for row in grid.rows if grid.values(row, metric)] for metric in metrics]
@@ -134,7 +134,7 @@ def _distance(grid: RunGrid) -> int:
 
 
 def _table2(runs: Sequence[RunResult], ddof: int, spread: Literal["deviation", "error"]) -> ScoreTable:
-    """Has standard errors, as the paper's own seem to be, unless deviations are asked for."""
+    """Makes table 2, with standard errors, as the paper's own seem to be, unless `spread` says otherwise."""
     notes = [f"{paper.SPREAD} Ours are standard errors too." if spread == "error" else paper.SPREAD]
     own = [run for run in paper.runs_of("chat", runs) if run.recipe.get("stage") == STAGES[-1]]
     grid = nearest_grid("language", own, list(paper.LANGUAGE), notes)
@@ -159,7 +159,7 @@ def _table2(runs: Sequence[RunResult], ddof: int, spread: Literal["deviation", "
 
 
 def _add_average(table: ScoreTable, grid: RunGrid | None, ddof: int, spread: Literal["deviation", "error"]) -> None:
-    """The plain mean over the five tasks of each run; a run that lacks one of them has no average."""
+    """Adds the plain mean over the five tasks of each run; a run that lacks one of them has no average."""
     column = ScoreColumn("average", "Avg", True, "higher", spread=spread)
     table.columns.append(column)
     baseline = averages(grid, grid.baseline) if grid and grid.baseline else {}
@@ -175,14 +175,14 @@ def _add_average(table: ScoreTable, grid: RunGrid | None, ddof: int, spread: Lit
 
 
 def averages(grid: RunGrid, row: RowKey) -> dict[str, float]:
-    """The mean over the five tasks, by seed."""
+    """Returns the mean over the five tasks, by seed."""
     columns = [grid.values(row, task) for task in paper.LANGUAGE]
     shared = set.intersection(*(set(column) for column in columns))
     return {seed: sum(column[seed] for column in columns) / len(columns) for seed in columns[0] if seed in shared}
 
 
 def _components(runs: Sequence[RunResult], ddof: int) -> ScoreTable:
-    """The table of k_0.99, of the pretrained models or of the stage that was analyzed."""
+    """Makes the table of k_0.99, of the pretrained models or of the stage that was analyzed."""
     metric = "spectrum.k_0.99"
     notes: list[str] = []
     own = [run for run in paper.runs_of("language", runs) if metric in run.numbers]
@@ -217,7 +217,7 @@ def _table3(runs: Sequence[RunResult], ddof: int) -> ScoreTable:
 
 
 def nearest_grid(what: str, runs: Sequence[RunResult], metrics: Sequence[str], notes: list[str]) -> RunGrid | None:
-    """The grid whose recipe is nearest to the paper's, among those with something to compare in these measures."""
+    """Returns the grid nearest to the paper's recipe, preferring those that can be compared in these measures."""
     grids = group(runs, [HEADS], [])
     return _nearest(what, [[grid] for grid in grids], metrics, notes)[0] if grids else None
 
@@ -241,8 +241,8 @@ def _table(
     keys = sorted({key for source in sources for key in _keys(source.grid, source.numbers)})
     rows = []
     if random is not None:
-        given = [ScoreCell(paper=(random[source.metric], None)) for source in sources]
-        rows.append(ScoreRow("Random", given, is_given=True))
+        chances = [ScoreCell(paper=(random[source.metric], None)) for source in sources]
+        rows.append(ScoreRow("Random", chances, is_given=True))
     for key in keys:
         cells = []
         for source in sources:
@@ -260,7 +260,7 @@ def _table(
 
 
 def _keys(grid: RunGrid | None, numbers: paper.Numbers) -> list[RowKey]:
-    """The paper's rows and ours; a plan that differs by layer is a row of its own, after the one of its mean."""
+    """Returns the paper's rows and ours; a plan that differs by layer is a row of its own, sorted by its mean."""
     return sorted({*map(RowKey.of_heads, numbers), *(grid.rows if grid else ())})
 
 

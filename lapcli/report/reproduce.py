@@ -1,7 +1,7 @@
-"""The commands that give a number again: how a run was trained, evaluated and analysed, and the table it stands in.
+"""The commands that reproduce a number: how a run was trained, evaluated and analysed, and the table that shows it.
 
-A run's training, or stage of chat training, is told as a shipped recipe and what was changed of it, where that gives
-exactly the run's recipe; else by the recipe that the run keeps, which `lap train` takes.
+Training, or a stage of chat training, is given as a shipped recipe with changes, if that gives exactly the run's
+recipe; else as the recipe file in the run's folder, which `lap train` accepts.
 """
 
 import json
@@ -23,18 +23,18 @@ from lapcli.report.grouping import HEADS, flatten
 from lapcli.runs import RECIPE, Run, read_run
 from lapcli.runtime.errors import LapError
 
-_MOST, _LONGEST = 10, 160  # changes of a shipped recipe, and letters of one; beyond them the run's own is shorter
+_MOST, _LONGEST = 10, 160  # changes of a shipped recipe, and characters of one; beyond, the run's own file is shorter
 _EVALUATION = {"limit": "--limit", "protocol": "--protocol", "temperature": "--temperature", "top_k": "--top-k"}
 _EVALUATION["max_new_tokens"] = "--max-new-tokens"
 
 
 def commands_of(run: RunResult) -> list[str]:
-    """All of them, in the order in which they are run."""
+    """Returns all commands of a run, in the order in which they are run."""
     return [training_command(run), *evaluation_commands(run), *analysis_commands(run)]
 
 
 def training_command(run: RunResult) -> str:
-    """Of an imported run, the import; else by a shipped recipe, else by the recipe that the run keeps."""
+    """Returns the import of an imported run; else the training by a shipped recipe or by the run's own recipe file."""
     kept = read_run(run.path)
     if imported := kept.info.get("imported_from"):
         words = ["lap", "import", str(imported["file"]), "--to", run.name]
@@ -55,7 +55,7 @@ def _shipped_training(run: Run) -> list[str] | None:
 
 
 def _shipped_stage(run: Run) -> list[str] | None:
-    """A stage of a shipped chat recipe, on what the run's stage started from."""
+    """Returns the words for a stage of a shipped chat recipe, from the start of the run's stage."""
     kept = run.recipe
     assert isinstance(kept, ChatStageRecipe)
     start, stage, seed = kept.start, kept.stage, str(kept.seed)
@@ -80,12 +80,12 @@ def _shipped_stage(run: Run) -> list[str] | None:
 def _nearest(
     kept: AnyRecipe, shipped: dict[str, dict[str, Any]], load: Callable[[str, list[str]], AnyRecipe | None]
 ) -> tuple[str, list[str]] | None:
-    """The shipped recipe with the fewest changes that gives the kept one, and those changes as `--set` options."""
-    own = _leaves(recipe_to_dict(kept))
+    """Returns the shipped recipe that gives the kept one with the fewest changes, and those as `--set` options."""
+    kept_leaves = _leaves(recipe_to_dict(kept))
     near: list[tuple[int, str, dict[str, Any]]] = []
     for name, leaves in shipped.items():
-        changed = {key: value for key, value in own.items() if key != "seed" and leaves.get(key) != value}
-        if set(leaves) <= set(own):  # a key cannot be taken away
+        changed = {key: value for key, value in kept_leaves.items() if key != "seed" and leaves.get(key) != value}
+        if set(leaves) <= set(kept_leaves):  # `--set` cannot remove a key
             near.append((len(changed), name, changed))
     for count, name, changed in sorted(near, key=lambda entry: entry[:2])[:3]:
         settings = [f"{key}={_value(value)}" for key, value in changed.items()]
@@ -110,12 +110,12 @@ def _value(value: Any) -> str:
 
 @cache
 def _shipped(objective: str) -> dict[str, dict[str, Any]]:
-    """The leaves of the shipped recipes of a kind, by name."""
+    """Returns the leaves of the shipped recipes of a kind, by name."""
     leaves = {}
     for path in sorted(shipped_recipes().glob("*.yaml")):
         try:
             recipe = load_recipe(path)
-        except LapError:  # of a kind from another package
+        except LapError:  # of a kind from a plugin
             continue
         if recipe.objective == objective:
             leaves[path.stem] = _leaves(recipe_to_dict(recipe))
@@ -127,7 +127,7 @@ def _leaves(recipe: dict[str, Any]) -> dict[str, Any]:
 
 
 def evaluation_commands(run: RunResult) -> list[str]:
-    """`lap eval` for each set of tasks that were measured in one way."""
+    """Returns `lap eval` for each set of tasks that were measured under the same conditions."""
     by_way: dict[tuple[tuple[str, str], ...], list[str]] = {}
     for name, number in run.numbers.items():
         task = name.split(" [")[0]
@@ -148,7 +148,7 @@ def evaluation_commands(run: RunResult) -> list[str]:
 
 
 def analysis_commands(run: RunResult) -> list[str]:
-    """`lap analyze` for each measurement, on as many sequences as were measured."""
+    """Returns `lap analyze` for each measurement, on as many sequences as were measured."""
     commands: dict[str, None] = {}
     for name, number in run.numbers.items():
         what, dot, _ = name.split(" [")[0].partition(".")
@@ -168,19 +168,19 @@ def _analysis(what: str, runs: Sequence[RunResult], conditions: dict[str, str], 
 
 
 def figure_command(what: str, runs: Sequence[RunResult]) -> str:
-    """The command that draws a figure of an analysis of these runs."""
+    """Returns the command that draws the figure of an analysis of these runs."""
     counts = [number.count for run in runs for name, number in run.numbers.items() if name.startswith(f"{what}.")]
     return shlex.join(_analysis(what, runs, {}, counts[0] if counts else None))
 
 
 def drawing_command(runs: Sequence[RunResult]) -> str:
-    """Of a curve of the page, as a file."""
+    """Returns the command that writes the page's curves of these runs as files."""
     names = [run.name for run in runs]
     return shlex.join(["lap", "report", *names, "--format", "svg", *_runs_dir(runs[0].path.parent)])
 
 
 def paper_command(which: str, folders: Sequence[Path]) -> str:
-    """Of a table of the paper beside ours."""
+    """Returns the command that prints a table of the paper beside ours."""
     return shlex.join(["lap", "report", "--paper", which, *(_runs_dir(folders[0]) if folders else [])])
 
 

@@ -1,11 +1,11 @@
 """The rules that decide the paper's claims, each on grids of runs. `claims.yaml` says which claim has which rule.
 
-Rules go by means over seeds. "Rises with k" is Spearman's rank correlation of the means with the number of Laplacian
+Rules compare means over seeds. "Rises with k" is Spearman's rank correlation of the means with the number of Laplacian
 heads: at least 0.8 is yes, above 0 partly. A gain of x points is reproduced by at least three quarters of x, partly by
-any gain. Without a baseline or a model to compare with it a rule is "not run", never a failure. What the paper's set of
-heads, drop paths, measures or layers has and the runs have not is listed as missing, and then a claim that holds on the
-rest is "partly". A measure over the layers asks for all layers of the model; where some were not measured in some
-model, the others are judged.
+any gain. Without a baseline or a model to compare with it a rule is "not run", never a failure. Heads, drop paths,
+measures or layers of the paper's set that the runs lack are listed as missing, and then a claim that holds on the rest
+is "partly". A measure over the layers requires all layers of the model; if some were not measured in some model, the
+others are judged.
 """
 
 import math
@@ -25,16 +25,16 @@ STRONG, _SHARE = 0.8, 0.75
 class Judgement:
     status: Status
     evidence: str
-    missing: tuple[str, ...] = ()  # of what the claim asks for
-    holds: bool = False  # on what there is
+    missing: tuple[str, ...] = ()  # parts of the paper's set that the runs lack
+    holds: bool = False  # on the runs that exist
 
 
 @dataclass(frozen=True)
 class Case:
     """Grids that a claim is judged on: one, or several drop paths of one recipe.
 
-    `heads` and `drop_paths` are what the claim asks for, and all that it is judged on; none where the runs are not of
-    the paper's recipe, which are judged on what there is.
+    `heads` and `drop_paths` are those that the claim requires and is judged on; empty for runs that are not of the
+    paper's recipe, which are judged on all that they have.
     """
 
     scope: str  # CIFAR10 ..., language, self-supervised
@@ -49,7 +49,7 @@ class Case:
         return heads is not None and (not self.heads or heads in self.heads)
 
     def means(self, grid: RunGrid, metric: str) -> dict[float, float]:
-        """Means over seeds by number of Laplacian heads, fewest first, without gaps."""
+        """Returns means over seeds by number of Laplacian heads, fewest first, without rows that have no score."""
         means = {}
         for row in sorted(grid.rows):
             values = (averages(grid, row) if metric == "average" else grid.values(row, metric)).values()
@@ -58,19 +58,19 @@ class Case:
         return means
 
     def absent(self, values: Mapping[float, object], where: str = "") -> list[str]:
-        """Rows that the claim asks for and that are not there."""
+        """Returns the rows that the claim requires and that are missing."""
         return [("the baseline" if k == 0 else f"{k}L") + where for k in self.heads if k not in values]
 
     def at(self, rate: str) -> RunGrid | None:
         return next((grid for grid in self.grids if grid.identity.get(DROP_PATH) == rate), None)
 
     def absent_rates(self, metric: str) -> list[str]:
-        """Drop paths that the claim asks for and that are not there."""
+        """Returns the drop paths that the claim requires and that are missing."""
         grids = {rate: self.at(rate) for rate in self.drop_paths}
         return [f"drop path {rate}" for rate, grid in grids.items() if grid is None or not self.means(grid, metric)]
 
     def rate_in_words(self, grid: RunGrid, before: str = "") -> str:
-        """The drop path, where there are several."""
+        """The drop path, if there are several; else empty."""
         return f"{before}drop path {grid.identity.get(DROP_PATH)}" if len(self.grids) > 1 or self.drop_paths else ""
 
 
@@ -78,7 +78,8 @@ Judge = Callable[[Case], Judgement]
 
 
 def judged(holds: bool, somewhat: bool, evidence: str, missing: Sequence[str] = ()) -> Judgement:
-    """Reproduced if the claim holds and nothing is missing; partly if something is missing, or it holds somewhat."""
+    """Returns reproduced if the claim holds and nothing is missing, partly if something is missing or it holds
+    somewhat."""
     status: Status = "reproduced" if holds and not missing else "partly" if holds or somewhat else "not"
     return Judgement(status, evidence, tuple(dict.fromkeys(missing)), holds)
 
@@ -97,14 +98,14 @@ def in_numbers(values: Mapping[float, float], scale: float = 1.0, digits: int = 
 
 
 def _scale(metric: str) -> int:
-    """Scores and shares are shown in %, other numbers of analyses as they are."""
+    """The factor to the shown unit: scores and shares are shown in %, other numbers of analyses unscaled."""
     return 100 if "." not in metric or "share" in metric else 1
 
 
 def gain(metric: str, points: float, heads: int | None = None, exactly: bool = False, best: bool = True) -> Judge:
     """The best k (or that of `heads`) gains that many points over the baseline, in %.
 
-    For images at the drop path with the best baseline, which takes the baselines of all drop paths to know.
+    Images are compared at the drop path with the best baseline, so the baselines of all drop paths are required.
     """
 
     def judge(case: Case) -> Judgement:
@@ -140,7 +141,7 @@ def against_baseline(
 
     def judge(case: Case) -> Judgement:
         lines, missing = [], []
-        parts: list[tuple[int, int]] = []  # on the right side, of so many
+        parts: list[tuple[int, int]] = []  # for each measure and grid: wins, of how many
         for metric in metrics:
             known = [grid for grid in case.grids if is_comparison(case.means(grid, metric))]
             missing += [metric] if not known else case.absent_rates(metric)
@@ -213,7 +214,7 @@ def best_rows(metric: str, best: Sequence[int], below: int | None = None) -> Jud
 
 
 def comparable(metric: str, points: float, best: int) -> Judge:
-    """More than half of the k within so many points of the baseline, and one of them the best."""
+    """More than half of the k are within `points` of the baseline, and `best` is the best of all."""
 
     def judge(case: Case) -> Judgement:
         values = case.means(case.grids[0], metric)
@@ -245,7 +246,7 @@ def falls_by(metric: str, share: float) -> Judge:
 
 
 def shares_meet() -> Judge:
-    """Within-class against between-class share: far apart for few Laplacian heads, near for many."""
+    """The within-class and between-class shares are far apart for few Laplacian heads and close for many."""
 
     def judge(case: Case) -> Judgement:
         grid = case.grids[0]
@@ -289,15 +290,15 @@ def nearer_collapse() -> Judge:
 
 
 def higher_across_layers(metric: str) -> Judge:
-    """Every k above the baseline in every layer."""
+    """Every k is above the baseline in every layer."""
 
     def judge(case: Case) -> Judgement:
         values, missing = _by_layer(case, case.grids[0], metric)
         if not is_comparison(values):
             return Judgement("not run", f"{metric} of the baseline and of another model in the same layers is needed")
         base = values.pop(0)
-        above = {k: sum(one > other for one, other in zip(own, base, strict=True)) for k, own in values.items()}
-        ends = {0.0: base[-1], **{k: own[-1] for k, own in values.items()}}
+        above = {k: sum(one > other for one, other in zip(layers, base, strict=True)) for k, layers in values.items()}
+        ends = {0.0: base[-1], **{k: layers[-1] for k, layers in values.items()}}
         evidence = (
             f"of {len(base)} layers above the baseline: {in_numbers(above, 1, 0)} (last layer: {in_numbers(ends)})"
         )
@@ -311,7 +312,9 @@ def steeper(metric: str, level: Literal["all layers", "deeper half"]) -> Judge:
 
     def judge(case: Case) -> Judgement:
         values, missing = _by_layer(case, case.grids[0], metric)
-        levels = {k: mean(own[len(own) // 2 :] if level == "deeper half" else own) for k, own in values.items()}
+        levels = {
+            k: mean(layers[len(layers) // 2 :] if level == "deeper half" else layers) for k, layers in values.items()
+        }
         correlation = rise(levels)
         if correlation is None:
             needed = f"{metric} of the baseline and two other numbers of heads in the same layers is needed"
@@ -319,7 +322,7 @@ def steeper(metric: str, level: Literal["all layers", "deeper half"]) -> Judge:
         correlations = [correlation]
         evidence = f"mean of the {level}: correlation {correlation:+.2f} ({in_numbers(levels, 1, 3)})"
         if len(next(iter(values.values()))) > 1:
-            slopes = {k: slope(own) for k, own in values.items()}
+            slopes = {k: slope(layers) for k, layers in values.items()}
             correlations.append(rise(slopes) or 0.0)
             evidence += f"; slope a layer: correlation {correlations[1]:+.2f} ({in_numbers(slopes, 1, 4)})"
         return judged(min(correlations) >= STRONG, max(correlations) > 0, evidence, missing)
@@ -328,7 +331,7 @@ def steeper(metric: str, level: Literal["all layers", "deeper half"]) -> Judge:
 
 
 def _by_layer(case: Case, grid: RunGrid, metric: str) -> tuple[dict[float, list[float]], list[str]]:
-    """By Laplacian heads: the means over seeds in each layer that all models have; and what is missing."""
+    """Returns, by Laplacian heads, the means over seeds in each layer that all models have; and what is missing."""
     depth = int(grid.runs[0].recipe["model"]["layers"])
     by_heads: dict[float, list[dict[int, float]]] = {}
     for row in sorted(grid.rows):
@@ -336,17 +339,18 @@ def _by_layer(case: Case, grid: RunGrid, metric: str) -> tuple[dict[float, list[
         if row.heads is not None and case.counts(row.heads) and measured:
             most = max(len(layers) for layers in measured)
             by_heads[float(row.heads)] = [layers for layers in measured if len(layers) == most]
-    shared = set(range(depth)).intersection(*(layers for own in by_heads.values() for layers in own))
+    shared = set(range(depth)).intersection(*(layers for runs in by_heads.values() for layers in runs))
     layers = sorted(shared) if by_heads else []
-    values = {k: [mean([run[layer] for run in own]) for layer in layers] for k, own in by_heads.items() if layers}
+    values = {k: [mean([run[layer] for run in runs]) for layer in layers] for k, runs in by_heads.items() if layers}
     left = [f"{depth - len(layers)} of the {depth} layers"] if len(layers) < depth else []
     return values, [*case.absent(values), *left]
 
 
 def spectrum(leading: Literal["comparable", "larger"]) -> Judge:
-    """Head: the leading hundredth of the eigenvalues; tail: the second half; ratios are geometric means.
+    """The spectrum's head is comparable to or larger than the baseline's, and its tail relatively smaller.
 
-    `comparable`: a head as the baseline's and a smaller tail; `larger`: the head grows, and the tail less than it.
+    Head: the leading hundredth of the eigenvalues; tail: the second half; ratios are geometric means. `comparable`: a
+    head like the baseline's and a smaller tail; `larger`: the head grows, and the tail grows less.
     """
 
     def judge(case: Case) -> Judgement:
@@ -371,7 +375,7 @@ def spectrum(leading: Literal["comparable", "larger"]) -> Judge:
 
 
 def _spectra(case: Case, grid: RunGrid) -> dict[float, list[float]]:
-    """By Laplacian heads: the means over seeds at each rank."""
+    """Returns, by Laplacian heads, the means over seeds at each rank."""
     name = "spectrum.eigenvalue_mean"
     by_heads = {}
     for row in sorted(grid.rows):
@@ -382,7 +386,7 @@ def _spectra(case: Case, grid: RunGrid) -> dict[float, list[float]]:
 
 
 def _ranks_shown(one: Sequence[float], other: Sequence[float]) -> range:
-    """The ranks to compare, without last eigenvalues that are rounding, which centring leaves."""
+    """Returns the ranks to compare, without the last eigenvalues, which after centring are only rounding error."""
     ranks = min(len(one), len(other))
     while ranks > 2 and min(one[ranks - 1] / one[0], other[ranks - 1] / other[0]) < 1e-12:
         ranks -= 1

@@ -1,7 +1,7 @@
 """Means and deviations over seeds, their intervals, and the paired test against a baseline.
 
-std      sqrt(sum (x - mean)^2 / (n - ddof));  none for n <= ddof
-error    of the mean: s / sqrt(n), s with ddof 1; of two seeds half their difference
+std      sqrt(sum (x - mean)^2 / (n - ddof));  None for n <= ddof
+error    of the mean: s / sqrt(n), s with ddof 1; for two seeds, half their difference
 interval mean -+ t_{0.975, n-1} s / sqrt(n), s with ddof 1 whatever the table shows
 paired   d_i = x_i - b_i over the seeds that both have;  t = mean(d) / (s_d / sqrt(n)),  two-sided p
 """
@@ -27,7 +27,7 @@ class Paired:
     difference: float
     n: int
     interval: tuple[float, float] | None
-    p: float | None  # none: fewer than two pairs, or all differences equal
+    p: float | None  # None: fewer than two pairs, or all differences equal
 
 
 def summarise(values: Sequence[float], ddof: int) -> Summary | None:
@@ -49,7 +49,7 @@ def compare(values: Mapping[str, float], baseline: Mapping[str, float]) -> Paire
     mean = math.fsum(differences) / n
     squares = math.fsum((value - mean) ** 2 for value in differences)
     error = math.sqrt(squares / (n - 1) / n) if n > 1 else 0.0
-    # Equal differences leave the rounding of their mean.
+    # If all differences are equal, only the rounding error of their mean is left.
     if n < 2 or error <= 1e-12 * max(map(abs, differences)):
         return Paired(mean, n, None, None)
     from scipy.special import stdtr
@@ -67,7 +67,7 @@ def _interval(mean: float, squares: float, n: int) -> tuple[float, float] | None
 
 
 def rank_correlation(x: Sequence[float], y: Sequence[float]) -> float | None:
-    """Spearman's: the correlation of the ranks, ties sharing their mean rank; none for fewer than three points."""
+    """Spearman's correlation: that of the ranks, ties sharing their mean rank; None for fewer than three points."""
     if len(x) < 3:
         return None
     a, b = _ranks(x), _ranks(y)
@@ -84,7 +84,7 @@ def _ranks(values: Sequence[float]) -> list[float]:
 
 
 def rise(values: Mapping[float, float]) -> float | None:
-    """Spearman's correlation of the values with their keys, 0 where they stay the same.
+    """Spearman's correlation of the values with their keys, 0 if all are the same.
 
     None without the key 0, a baseline, or with fewer than three points.
     """
@@ -98,7 +98,7 @@ def mean(values: Sequence[float]) -> float:
 
 
 def slope(values: Sequence[float]) -> float:
-    """The slope of the line through (0, values[0]), (1, values[1]) ... with the least squared distance."""
+    """The slope of the least-squares line through (0, values[0]), (1, values[1]) ..."""
     middle, level = (len(values) - 1) / 2, mean(values)
     spread = math.fsum((place - middle) ** 2 for place in range(len(values)))
     return math.fsum((place - middle) * (value - level) for place, value in enumerate(values)) / (spread or 1.0)

@@ -1,4 +1,4 @@
-"""A table of scores: its cells, which of them are best, what a cell says, and the forms that `lap report` prints.
+"""A table of scores: its cells, their marks and texts, and the formats that `lap report` prints.
 
 The best mean of a column is bold and the second underlined, as in the paper; means that read the same share their mark.
 A gap is `-` for people, an empty field in CSV and null in JSON.
@@ -23,7 +23,7 @@ class ScoreColumn:
     percent: bool
     better: Literal["higher", "lower"] | None = None
     digits: int = 2
-    spread: Literal["deviation", "error"] = "deviation"  # what stands after the ±
+    spread: Literal["deviation", "error"] = "deviation"  # the number after the ±
 
     factor: float = 1.0  # from the number's own unit to the one that is shown
 
@@ -39,7 +39,7 @@ class ScoreColumn:
 
     @property
     def is_cost(self) -> bool:
-        """Compared by eye: no difference, no mark."""
+        """Whether this is a cost, which has neither differences nor marks."""
         return self.name.startswith(PREFIX)
 
 
@@ -59,7 +59,7 @@ class ScoreRow:
     label: str
     cells: list[ScoreCell]
     is_baseline: bool = False
-    is_given: bool = False  # the paper's alone, such as Random
+    is_given: bool = False  # only in the paper, such as Random
 
 
 @dataclass
@@ -75,7 +75,7 @@ class ScoreTable:
     has_paper: bool = False
 
     def gaps(self) -> list[str]:
-        """Every missing score, in words."""
+        """Describes every missing score."""
         gaps = []
         for row in self.rows:
             if row.is_given:
@@ -89,7 +89,7 @@ class ScoreTable:
         return gaps
 
 
-#: Measures with a name, a unit or a direction of their own; the others are shown as they are.
+#: Measures with a label, a unit or a direction of their own; the others are shown under their names.
 _PERCENT = ("top1", "top5", "linear", "knn", "ade20k", "arc", "mmlu", "gsm8k", "humaneval", "spelling", "hellaswag")
 _LOWER = ("loss", "bpb", "bits_per_byte", "perplexity")
 LABELS = {
@@ -124,7 +124,7 @@ def column_of(name: str) -> ScoreColumn:
         is_share = "_share" in measure
         label = measure.replace("_", " ") + (" (%)" if is_share else "")
         return ScoreColumn(name, label, is_share, None, 1 if is_share or measure.startswith("k_") else 3)
-    if short == task and task in BENCHMARKS:  # asked for evaluations alone: other packages may have to be imported
+    if short == task and task in BENCHMARKS:  # only for evaluations: the lookup may import plugins
         benchmark = BENCHMARKS[task]
         percent, lower = benchmark.is_share, benchmark.is_lower_better
         label = benchmark.label + (" (%)" if percent else "")
@@ -144,7 +144,7 @@ def column_of(name: str) -> ScoreColumn:
 
 
 def table_of(grid: RunGrid, metrics: Sequence[str], row_name: str, ddof: int, baseline: RowKey | None) -> ScoreTable:
-    """The table of a grid: a row for each value, a column for each measure."""
+    """Makes the table of a grid: a row for each value, a column for each measure."""
     columns = [column_of(metric) for metric in metrics]
     rows = [
         ScoreRow(key.label, [cell_of(grid, key, metric, ddof, baseline) for metric in metrics], key == baseline)
@@ -167,7 +167,7 @@ def cell_of(grid: RunGrid, row: RowKey, metric: str, ddof: int, baseline: RowKey
 
 
 def mark(table: ScoreTable) -> None:
-    """Marks best and second of each column, by the means as they are shown."""
+    """Marks best and second of each column, by the rounded means, so that means that read the same share a mark."""
     for number, column in enumerate(table.columns):
         cells = [row.cells[number] for row in table.rows if row.cells[number].summary is not None and not row.is_given]
         if column.better is None or len(cells) < 2:
@@ -180,7 +180,7 @@ def mark(table: ScoreTable) -> None:
 
 
 def reading(table: ScoreTable, gap: str = GAP, ddof: str | None = None) -> list[str]:
-    """How to read the numbers; the same for tables of the same kind."""
+    """Explains how to read the numbers; the same for tables of the same kind."""
     if all(column.spread == "error" for column in table.columns):
         spread = "standard error of the mean over seeds (deviation with ddof 1 over the root of n)"
     else:
@@ -228,7 +228,7 @@ def paper_text(column: ScoreColumn, cell: ScoreCell) -> str:
 
 
 def as_shown(table: ScoreTable, *, names_baseline: bool = True) -> Table:
-    """The table for people: for each measure its mean, the difference to the baseline and the paper's number."""
+    """Returns the table for people: for each measure its mean, the difference to the baseline, the paper's number."""
     header, rows = [table.row_name], []
     for row in table.rows:
         is_named = names_baseline and row.is_baseline and row.label != "Baseline"
@@ -282,7 +282,7 @@ def to_dict(table: ScoreTable) -> dict[str, Any]:
 
 
 def _cell_to_dict(column: ScoreColumn, cell: ScoreCell, ddof: int) -> dict[str, Any]:
-    """Plain values in the shown unit; null where there is none."""
+    """Returns plain values in the shown unit; None where there is no number."""
     scale, summary, paired = column.scale, cell.summary, cell.paired
     values: dict[str, Any] = {
         "mean": _scaled(summary.mean, scale) if summary else None,
@@ -323,7 +323,7 @@ CSV_HEADER = (
 
 
 def _csv_rows(tables: Sequence[ScoreTable]) -> Iterator[list[Any]]:
-    """One cell a line, in the unit that is shown."""
+    """Yields one cell a line, in the shown unit."""
     for table in tables:
         for row in table.rows:
             for column, cell in zip(table.columns, row.cells, strict=True):
@@ -345,7 +345,7 @@ def _csv_rows(tables: Sequence[ScoreTable]) -> Iterator[list[Any]]:
                 ]
 
 
-#: The forms of `lap report --format`, but for the page.
+#: The formats of `lap report --format`, except the page and its figures.
 FORMATS: dict[str, Callable[[Sequence[ScoreTable]], str]] = {
     "table": lambda tables: "\n\n".join(to_text(as_shown(table)) for table in tables),
     "markdown": lambda tables: "\n\n".join(to_markdown(as_shown(table)) for table in tables),

@@ -16,7 +16,8 @@ _WATCHED = (INFO, METRICS, "summary.json", "eval", "analysis")
 
 
 def watch_page(make: Callable[[], Report], path: Path, look: Look, every: float) -> None:
-    """`make` reads the runs. Ends when no run is being trained, or by Ctrl-C; the runs do not notice."""
+    """Rewrites the page. `make` reads the runs. Ends when no run is being trained, or by Ctrl-C, without affecting
+    them."""
     seen: object = None
     try:
         while True:
@@ -25,27 +26,27 @@ def watch_page(make: Callable[[], Report], path: Path, look: Look, every: float)
             except DataError:
                 if seen is None:
                     raise
-                time.sleep(every)  # a file that is being replaced at this moment is whole at the next look
+                time.sleep(every)  # a file that is being replaced at this moment can be read next time
                 continue
             runs = report.collection.runs
-            goes_on = any(run.status == "running" for run in runs)
+            is_training = any(run.status == "running" for run in runs)
             state = _state(runs)
-            if state != seen or not goes_on:
+            if state != seen or not is_training:
                 seen = state
-                refresh = max(5, round(every)) if goes_on else None
+                refresh = max(5, round(every)) if is_training else None
                 written = write_page(report, path, look, refresh)[0]
                 print(f"{written}  {_progress(runs)}", flush=True)
-            if not goes_on:
+            if not is_training:
                 return
             time.sleep(every)
-    except KeyboardInterrupt:  # the way to leave; the page loses what loads it again and again
+    except KeyboardInterrupt:  # the usual way to stop; the page is written once more, without its reloading
         if seen is not None:
             write_page(report, path, look)
             print(f"{path} is no longer updated; the runs continue", file=sys.stderr)
 
 
 def _state(runs: list[RunResult]) -> list[tuple[str, str, int, int]]:
-    """What changes when something was written."""
+    """Sizes and times of the watched files, which change when something is written."""
     sizes = []
     for run in runs:
         for name in _WATCHED:

@@ -196,7 +196,7 @@ def test_a_run_of_a_search_is_no_result(tmp_path, capsys, mark):
     if mark == "neither":  # then what it was measured on tells
         assert "ImageNet: 2 runs were measured on training images held out (data.validation)" in said
     else:
-        assert "2 runs of a search are no results and are not shown" in err
+        assert "2 runs of a search are not results and are not shown" in err
 
 
 def test_a_grid_with_something_to_compare_comes_before_one_run_of_the_papers_recipe(tmp_path):

@@ -253,7 +253,7 @@ def test_a_search_decides_what_the_grid_is_trained_with(folder, capsys):
     assert code == 0, err
     (table,) = json.loads(out)
     assert [(row["row"], row["cells"]["validation_loss"]["n"]) for row in table["rows"]] == [("4", 2)]
-    assert "3 runs of a search are no results and are not shown" in err
+    assert "3 runs of a search are not results and are not shown" in err
     code, out, err = run_main(capsys, "report", "tiny-search-lr0.05", "--format", "json")
     (table,) = json.loads(out)
     assert table["title"].startswith("language model, search · ")
