@@ -211,8 +211,8 @@ def _train(
     backbone: Backbone, train: ImageSet, protocol: LinearProtocol, how: Pass, probes: LinearProbes, width: int
 ) -> list[float]:
     """Trains the classifiers; returns the loss of each rate in the last step."""
-    crop = "none" if protocol.scale is None else "random_resized"
-    augmentation = Augmentation(crop=crop, scale=protocol.scale, flip=protocol.flip)
+    is_whole = protocol.scale is None
+    augmentation = Augmentation(crop="none" if is_whole else "random_resized", scale=protocol.scale, flip=protocol.flip)
     source = _source(augmentation=augmentation, mean=backbone.mean, std=backbone.std)
     features = TrainingFeatures(
         backbone,

@@ -83,8 +83,8 @@ class LiveMirrors:
                 os.killpg(mirror.process.pid, signal.SIGKILL)
             mirror.process.wait()
             self._warn(
-                f"{mirror.tracker} has not taken all of {mirror.run.name} in time; later: lap track {mirror.run} "
-                f"--to {mirror.tracker}"
+                f"{mirror.tracker} did not receive all of {mirror.run.name} in time; send the rest with lap track "
+                f"{mirror.run} --to {mirror.tracker}"
             )
 
     def _start(self, paths: Sequence[Path]) -> None:

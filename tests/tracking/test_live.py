@@ -72,7 +72,7 @@ def test_a_tracker_that_never_answers_is_a_warning(tiny):
         environment = {"WANDB_BASE_URL": url, "WANDB_API_KEY": "0" * 40, "WANDB_MODE": "online"}
         done = lap(*words(tiny, "--track", "wandb"), cache=tiny.parent / "cache", environment=environment)
     assert done.returncode == 0, done.stderr
-    assert "warning: wandb has not taken all of tiny in time; later: lap track" in done.stderr
+    assert "warning: wandb did not receive all of tiny in time; send the rest with lap track" in done.stderr
     path = tiny.parent / "runs" / "tiny"
     assert read_run(path).is_finished
     take_the_rest(path, "tensorboard")
@@ -91,7 +91,7 @@ def test_a_tracker_that_is_not_set_up_is_a_warning(tiny):
     home = {"HOME": str(tiny.parent), "WANDB_MODE": "online", "WANDB_API_KEY": "", "NETRC": os.devnull}
     done = lap(*words(tiny, "--track", "wandb"), cache=tiny.parent / "cache", environment=home)
     assert done.returncode == 0, done.stderr
-    told = ("warning: tiny is not mirrored to wandb: W&B cannot be used", "warning: wandb has not taken all of tiny")
+    told = ("warning: tiny is not mirrored to wandb: W&B cannot be used", "warning: wandb did not receive all of tiny")
     assert any(text in done.stderr for text in told)  # the second where the machine is too busy to learn the reason
 
 
