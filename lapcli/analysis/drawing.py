@@ -99,7 +99,7 @@ def save_figure(analysis: Analysis, folder: Path, look: Look | None = None) -> l
 
 
 def panels(columns: int, rows: int = 1, width: float = 3.6, height: float = 2.9) -> tuple[Figure, np.ndarray]:
-    """A figure with rows x columns axes; width and height are of one panel."""
+    """Creates a figure with rows x columns axes; `width` and `height` are those of one panel."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(width * columns, height * rows), layout="constrained")
@@ -170,7 +170,7 @@ def styles(runs: Sequence[ModelResult]) -> list[dict[str, Any]]:
     import matplotlib as mpl
 
     trained = [run for run in runs if run.model.weights != "untrained"]
-    steps = np.linspace(0.0, 0.82, max(len(trained), 2))
+    steps = np.linspace(0.0, 0.82, max(len(trained), 2))  # the bright end of viridis is hard to see on white
     styles: list[dict[str, Any]] = []
     for index, run in enumerate(runs):
         if run.model.weights == "untrained":
@@ -191,7 +191,7 @@ def first_layer_values(runs: Sequence[ModelResult], name: str) -> list[float]:
 
 
 def plot_by_layer(axes: Any, runs: Sequence[ModelResult], name: str) -> None:
-    """A value against the layer, one line for each run."""
+    """Plots a value against the layer, one line for each run."""
     for run, style, label in zip(runs, styles(runs), legend_labels(runs), strict=True):
         layers = list(run.layers)
         axes.plot(layers, [number_or_nan(run.layers[layer].values[name]) for layer in layers], label=label, **style)
@@ -201,7 +201,7 @@ def plot_by_layer(axes: Any, runs: Sequence[ModelResult], name: str) -> None:
 
 
 def figure_by_layer(runs: Sequence[ModelResult], name: str, label: str) -> Figure:
-    """A figure with one panel: a value against the layer."""
+    """Draws a figure with one panel: a value against the layer."""
     longest = max(map(len, legend_labels(runs)))
     figure, ((axes,),) = panels(1, width=max(4.6, 3.2 + 0.075 * longest), height=3.0)  # the legend stands beside it
     plot_by_layer(axes, runs, name)
@@ -211,7 +211,8 @@ def figure_by_layer(runs: Sequence[ModelResult], name: str, label: str) -> Figur
 
 
 def figure_by_head(runs: Sequence[ModelResult], quantities: Mapping[str, str]) -> Figure:
-    """One point for each head against the layer, coloured by its operator: a row a run, a column a quantity."""
+    """Draws one point for each head against the layer, coloured by its operator: a row for each run, a column for each
+    quantity."""
     figure, axes_RC = panels(len(quantities), len(runs), width=3.1, height=2.3)
     present = dict.fromkeys(
         name for run in runs for each in run.layers.values() for name in each.words.get("operators", [])
@@ -260,7 +261,7 @@ def name_runs(axes: Any, runs: Sequence[ModelResult]) -> None:
 
 
 def plot_bars(axes: Any, runs: Sequence[ModelResult], values: Sequence[float]) -> None:
-    """One bar for each run, with its value above it."""
+    """Draws one bar for each run, with its value above it."""
     for place, (value, style) in enumerate(zip(values, styles(runs), strict=True)):
         axes.bar(place, value, width=0.62, color=style["color"], hatch="//" if style["linestyle"] != "-" else None)
         if np.isfinite(value):

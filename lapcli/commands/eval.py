@@ -149,6 +149,7 @@ def evaluate(
 
     weights = find_checkpoint(evaluated, checkpoint)
     if needs_launch(processes, evaluated.recipe.train.device):
+        # The newest run may be another one by the time the processes start.
         arguments = sys.argv[1:] if run is not None else [*sys.argv[1:], "--run", str(evaluated.path)]
         raise typer.Exit(launch(processes, arguments, evaluated.recipe.train.device))
 

@@ -110,7 +110,7 @@ def examine_apart(build: Callable[[], list[Check]]) -> Iterator[Result]:
         receiver, sender = spawn.Pipe(duplex=False)
         child = spawn.Process(target=_examine_from, args=(build, done, sender), daemon=True)
         child.start()
-        sender.close()
+        sender.close()  # our copy: while it is open, `recv` would wait for ever for a child that has ended
         started = time.perf_counter()
         try:
             while done < len(checks):

@@ -229,7 +229,7 @@ def start_trial(trial: TrialTraining, hang: float = HANG) -> TrialOutcome:
 def _rank_environments(ranks: int) -> list[dict[str, str]]:
     if ranks == 1:
         return [{}]
-    with socket.create_server(("127.0.0.1", 0)) as free:
+    with socket.create_server(("127.0.0.1", 0)) as free:  # port 0: the system chooses one that is free
         port = free.getsockname()[1]
     world = {"WORLD_SIZE": str(ranks), "LOCAL_WORLD_SIZE": str(ranks), "MASTER_ADDR": "127.0.0.1"}
     world["MASTER_PORT"] = str(port)

@@ -24,7 +24,7 @@ STOCK = "a stock model"
 
 @dataclass(frozen=True)
 class ChosenTasks:
-    """What an evaluation measures: for each family its tasks, in the order of the families."""
+    """The tasks of an evaluation, by family in the order of the families, and their options."""
 
     names: list[str]
     by_family: list[tuple[TaskFamily, list[str]]]

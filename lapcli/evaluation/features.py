@@ -123,7 +123,7 @@ class DinoBackbone(Backbone):
 
 
 def backbone_of(loaded: LoadedModel) -> Backbone:
-    """A loaded model as the probes see it."""
+    """Returns the backbone of a loaded model."""
     assert loaded.images is not None
     mean, std, device = loaded.images.mean, loaded.images.std, loaded.device
     name = loaded.name if loaded.run is None else str(loaded.run.path)

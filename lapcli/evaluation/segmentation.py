@@ -80,7 +80,7 @@ class LinearHead(nn.Module):
         super().__init__()
         self.norm = nn.BatchNorm2d(width)
         self.classify = nn.Conv2d(width, classes, 1)
-        with torch.random.fork_rng(devices=[]):
+        with torch.random.fork_rng(devices=[]):  # weights are drawn on the CPU, the same for every device
             torch.manual_seed(seed)
             nn.init.normal_(self.classify.weight, std=INITIAL_STD)
         nn.init.zeros_(self.classify.bias)  # type: ignore[arg-type]
@@ -271,7 +271,7 @@ def measure_ade20k(
                 overlaps_N2K = task.measure()
                 value = mean_iou(*overlaps_N2K.sum(axis=0))
                 validations.append({"step": done, "miou": value})
-                if value > best:
+                if value > best:  # never true for NaN
                     best, best_N2K = value, overlaps_N2K
     finally:
         task.close()

@@ -128,7 +128,7 @@ def export_run(
         record = _record(exported, form, temporary, checks)
         write_card(exported, record, temporary)
         write_checked_json(temporary / RECORD, record)
-        for path in temporary.iterdir():
+        for path in temporary.iterdir():  # before the rename, so that the folder appears complete or not at all
             flush_to_disk(path)
         move(temporary, folder)
     except OSError as error:

@@ -21,6 +21,7 @@ ONNX = "model.onnx"
 def write_onnx(exported: Exported, folder: Path) -> None:
     model: Any = exported.module
     batch, length = torch.export.Dim.DYNAMIC, torch.export.Dim.DYNAMIC
+    # Examples have a batch of 2: torch.export specialises dimensions of size 1 to that size.
     if isinstance(model, GPT):
         tokenizer = exported.loaded.tokenizer
         assert tokenizer is not None

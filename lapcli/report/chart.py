@@ -115,8 +115,10 @@ class Chart:
             edges = [box.x0 * scale, height - box.y1 * scale, box.x1 * scale, height - box.y0 * scale]
         text = stream.getvalue()
         text = text[text.index("<svg") :]
+        # Ids, and references to them, have to be unique among all drawings of the page.
         text = re.sub(r'\bid="(?!d\d)', f'id="d{number}-', text)
         text = re.sub(r"(url\(#|href=\"#)", rf"\g<1>d{number}-", text)
+        # Without width and height the drawing takes the size that the page's style gives it.
         text = re.sub(r'(<svg[^>]*?) width="[^"]*"', r"\1", text, count=1)
         text = re.sub(r'(<svg[^>]*?) height="[^"]*"', r"\1", text, count=1)
         text = re.sub(r"<metadata>.*?</metadata>", "", text, flags=re.DOTALL)

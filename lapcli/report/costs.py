@@ -123,7 +123,7 @@ def _validations_by_time(run: "RunResult") -> dict[float, dict[str, Any]]:
     for line in run.curve:
         times = [line.get(name) for name in ("seconds", "seconds_first_step")]
         seconds += sum(float(value) for value in times if _is_number(value))
-        if "loss" not in line:
+        if "loss" not in line:  # a validation; every training step has a loss
             validations[seconds] = line
     return validations if seconds > 0 else {}
 

@@ -138,7 +138,7 @@ def check_rows(rows: Sequence[str], recipes: Sequence[Mapping[str, Any]]) -> Non
 
 
 def identity_of(run: RunResult, rows: Sequence[str] = (HEADS,)) -> dict[str, str]:
-    """Returns every key that has to agree. The model of the stages before a chat run is left out: it is its own."""
+    """Returns every key that has to agree, without the model of the stages before a chat run, which is the same."""
     if run.identity is None:
         run.identity = {}
         for key, value in flatten(run.recipe):

@@ -30,8 +30,8 @@ from typing import IO, Any
 from lapcli.runtime.errors import LapError, UsageError
 from lapcli.sandbox import command
 
-START_SECONDS = 60.0
-ATTEMPTS = 3
+START_SECONDS = 60.0  # until both processes have started
+ATTEMPTS = 3  # to start a sample
 LONGEST_VERDICT = 16 << 10  # bytes
 
 

@@ -156,7 +156,7 @@ class Cell:
 
 @dataclass(frozen=True)
 class GridSearch:
-    """A search: runs of which the best, by a number of its validation, sets values of the grid."""
+    """A search: the run with the best number in its last validation sets values of the grid."""
 
     over: Over
     set: Mapping[str, Any]

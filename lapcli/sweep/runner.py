@@ -233,7 +233,7 @@ class Runner:
                 self._next_command(job)
                 return
             self._settle(job, "interrupted" if job.commands else "finished")
-        elif code == ExitCode.INTERRUPTED or (stopping and code == -signal.SIGTERM):
+        elif code == ExitCode.INTERRUPTED or (stopping and code == -signal.SIGTERM):  # the latter: no handler yet
             self._settle(job, "interrupted")
         elif status.cell.is_search and progress(status.cell, self.runs_dir).diverged:
             self._settle(job, "diverged", reason_in(log_of(status.cell, self.runs_dir), job.log_start, code))

@@ -71,7 +71,7 @@ class LiveMirrors:
         while not self._stop.wait(_LOOK):
             self._start([path for path in self._waiting if _is_trained_here(path)])
             self._say_what_failed()
-        # Of a run that had finished before this call, what is missing is sent too.
+        # A run that had finished before this call is mirrored too, as far as the tracker lacks it.
         is_meant = _is_trained_here if self._has_failed else _is_run
         self._start([path for path in self._waiting if is_meant(path)])
         deadline = time.monotonic() + SECONDS_TO_FINISH

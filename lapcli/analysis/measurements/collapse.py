@@ -177,7 +177,7 @@ class CollapseAccumulator:
         self._waiting.seek(0)
         disagree = 0
         for first in range(0, len(predicted), _ROWS):
-            rows = np.frombuffer(self._waiting.read(_ROWS * width * 8)).reshape(-1, width)
+            rows = np.frombuffer(self._waiting.read(_ROWS * width * 8)).reshape(-1, width)  # float64, as written
             # Differences are squared; |h|^2 - 2 h m + |m|^2 would lose the digits that decide near ties.
             distance = torch.cdist(torch.from_numpy(rows.copy()), means, compute_mode="donot_use_mm_for_euclid_dist")
             nearest = present[distance.argmin(dim=1).numpy()]

@@ -198,7 +198,7 @@ class LapLM(TemplateLM):
         cut = []
         for continuation in continuations:
             continuation = continuation[-self.max_length :]
-            room = self.max_length + 1 - len(continuation)
+            room = self.max_length + 1 - len(continuation)  # its last token is predicted, not read
             cut.append(Question(context[-room:], (continuation,)))
         return cut
 

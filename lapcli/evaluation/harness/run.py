@@ -83,7 +83,7 @@ class BenchmarkEvaluation:
         self._describe(tasks)
         samples_out: Path | None = request.options.get("samples_out")
         if samples_out is not None:
-            write_text(samples_out, "")
+            write_text(samples_out, "")  # emptied once; each task appends its samples
         scores: list[TaskScore] = []
         for prepared in tasks:
             scores += self._task(prepared, samples_out)
@@ -251,6 +251,7 @@ def _score(prepared: PreparedTask, head: str, results: Mapping[str, Any], detail
     if METRIC in metrics:
         pairs = [sample[METRIC] for sample in results["samples"][head]]
         metrics[METRIC]["stderr"] = standard_error(pairs)
+    # The score of a task is pass@k with the largest k, else the first metric that lm-eval lists.
     first = max(metrics, key=_pass_size) if any(name.startswith("pass@") for name in metrics) else next(iter(metrics))
     value, error = metrics[first]["value"], metrics[first]["stderr"]
     assert value is not None

@@ -57,7 +57,7 @@ def _load(program: str, entry_point: str) -> Callable[..., Any]:
 
         random.seed(0)
     module = types.ModuleType("candidate")
-    sys.modules["candidate"] = module
+    sys.modules["candidate"] = module  # where `dataclasses` looks for the module of a class
     exec(compile(program, "candidate", "exec"), module.__dict__)
     if entry_point not in module.__dict__:
         raise NameError(f"the program defines no {entry_point}")

@@ -21,7 +21,7 @@ _SIGKILL = 9
 
 def main(order_json: str) -> None:
     order = json.loads(order_json)
-    del sys.argv[1:]
+    del sys.argv[1:]  # a program does not see the order
     sys.path.pop()  # the folder of this package
     channel = Channel(order["socket"])
     task = json.load(sys.stdin) if order["role"] == "tests" else None

@@ -32,7 +32,7 @@ class Closed(Exception):
 
 
 class TooLarge(Exception):
-    """A message, or what claims to be one, beyond the limit."""
+    """A message is larger than the limit, or its header says so."""
 
 
 class Channel:
@@ -85,7 +85,7 @@ class NotAValue(Exception):
 
 
 class Opaque:
-    """Stands for an object of a class that only the candidate knows. Equals nothing but itself."""
+    """Represents an object of a class that only the candidate knows. Equals nothing but itself."""
 
     def __init__(self, name: str, truth: bool | None) -> None:
         self._name, self._truth = name, truth

@@ -81,8 +81,8 @@ def _suffix(run: Run) -> str:
 
 
 def _import(name: str) -> Any:
-    """Imports trackio with variables that have to be set before: nothing is sent, and the hub is not asked for the
-    user's name."""
+    """Imports trackio, after changing the environment so that nothing is sent and the hub is not asked for the user's
+    name."""
     for variable in _REMOTE:
         os.environ.pop(variable, None)
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
