@@ -103,7 +103,7 @@ def analyze(what: Sequence[str] | None, models: Sequence[AnalyzedModel], setting
     for name in names:
         if name not in possible:
             kinds = " and ".join(sorted({model.kind for model in models}))
-            raise UsageError(f"{name} is not for models of {kinds}; these are: {', '.join(possible)}")
+            raise UsageError(f"{name} does not apply to models of {kinds}; these do: {', '.join(possible)}")
     analyses = {name: Analysis(MEASUREMENTS[name], settings) for name in names}
     for model in models:
         say(weights_note(model))

@@ -56,7 +56,7 @@ def plan(
         device = _device(gpu, staged, probing=probe is not None)
         plan = plan_training(staged, gpus or _how_many(gpu, staged), device)
         if probe is not None and plan.fits is False:
-            print("lap: it would not fit, so no step was tried", file=sys.stderr)
+            print("lap: the recipe would not fit, so no step was measured", file=sys.stderr)
         elif probe is not None:
             from lapcli.planning.estimate import probe_plan
 
@@ -81,7 +81,7 @@ def _device(gpu: str | None, recipe: "BaseRecipe", probing: bool) -> "Device | N
     if recipe.train.device not in {"auto", "cuda"}:
         raise UsageError(f"train.device is {recipe.train.device}, so no GPU would be used; leave --gpu {gpu} out")
     if probing:
-        raise UsageError(f"--probe measures what is here; leave --gpu {gpu} out")
+        raise UsageError(f"--probe measures this machine; leave --gpu {gpu} out")
     return GPUS[gpu]
 
 

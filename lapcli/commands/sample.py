@@ -62,7 +62,9 @@ def sample(
     else:  # a checkpoint of a run that need not be finished
         chosen = named_run(folder, run)
         if chosen.recipe.objective not in kinds:
-            raise UsageError(f"{chosen.path} is a run of {chosen.recipe.objective}, which writes no text; use --run")
+            raise UsageError(
+                f"{chosen.path} is a run of {chosen.recipe.objective}, which generates no text; name another with --run"
+            )
 
     from lapcli.runtime.progress import say_start
 

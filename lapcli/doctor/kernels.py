@@ -280,7 +280,7 @@ def check_backend(device: torch.device) -> Finding:
 def backend_finding(names: KernelNames, device_type: str) -> Finding:
     backends = {name.removesuffix("_backward") for name in names.names}
     if device_type == "cuda" and (not backends or "math" in names.text()):
-        return fails("no fused kernel takes the GPT's attention", WRONG_KERNEL, kernels=names.names)
+        return fails("no fused kernel supports the GPT's attention", WRONG_KERNEL, kernels=names.names)
     if len(backends) > 1:
         return fails(f"forward and backward by different kernels: {names.text()}", WRONG_KERNEL, kernels=names.names)
     return passes(names.text(), kernels=names.names)
@@ -300,11 +300,11 @@ def check_attention_speed(
     seconds = time(device)
     known = {name: value for name, value in seconds.items() if value is not None}
     if not known:
-        return fails("neither flash nor cuDNN takes the GPT's attention", WRONG_KERNEL, **seconds)
+        return fails("neither flash nor cuDNN supports the GPT's attention", WRONG_KERNEL, **seconds)
     text = ", ".join(f"{name} {value * 1e3:.3g} ms" for name, value in known.items())
     if preferred in known and known[preferred] <= SLOWER_KERNEL * min(known.values()):
-        return passes(f"{text}; runs ask for {preferred} first", **seconds)
-    return warns(f"{text}, but runs ask for {preferred} first", REPORT, **seconds)
+        return passes(f"{text}; runs prefer {preferred}", **seconds)
+    return warns(f"{text}, but runs prefer {preferred}", REPORT, **seconds)
 
 
 def check_colours(

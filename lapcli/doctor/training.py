@@ -82,7 +82,7 @@ def check_resume(folder: Path, start: Start = start_trial) -> Finding:
         return fails(failure, REPORT)
     first = start(killed)
     if first.codes != [-9]:
-        return fails(f"the run that was to be killed ended otherwise: {first.failure() or 'it finished'}", REPORT)
+        return fails(f"the run did not end by SIGKILL as planned: {first.failure() or 'it finished'}", REPORT)
     if failure := start(replace(killed, die_before_step=None)).failure():
         return fails(f"the killed run does not resume: {failure}", REPORT)
     differing = first_difference(*(trial.checkpoints / "step-000006" for trial in (whole, killed)))

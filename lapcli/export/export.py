@@ -107,7 +107,7 @@ def export_run(
     if not form.takes & loaded.gives:
         fitting = [name for name, each in FORMATS.items() if each.takes & loaded.gives]
         raise UsageError(
-            f"{run.path} is a run of {run.recipe.objective}, which {to} does not take; use {' or '.join(fitting)}"
+            f"{run.path} is a run of {run.recipe.objective}, which {to} does not support; use {' or '.join(fitting)}"
         )
     plan = plan_of(run)
     if plan.claims and not form.takes_operators:

@@ -123,7 +123,7 @@ def _levels(corners: Sequence[Corner], key: str) -> list[str]:
     levels = {corner.grid.identity[key] for corner in corners if key in corner.grid.identity}
     if len(levels) != 2:
         shown = ", ".join(sorted(map(in_words, levels))) or "none"
-        raise UsageError(f"--effects: {key} has to have two values over these runs, and has {shown}; name such keys")
+        raise UsageError(f"--effects: {key} needs two values over these runs, but has {shown}; name other keys")
     values = [json.loads(level) for level in levels]
     if all(isinstance(value, int | float) for value in values):
         return sorted(levels, key=lambda level: float(json.loads(level)))

@@ -60,7 +60,7 @@ def test_what_does_not_fit_is_not_tried(capsys):
     )
     assert code == 3
     assert "does not fit" in out
-    assert "no step was tried" in err
+    assert "no step was measured" in err
 
 
 def test_a_probe_measures(capsys):

@@ -174,7 +174,7 @@ def test_the_slower_attention_kernel():
     both = {"flash": 2e-3, "cudnn": 1e-3}
     assert check_attention_speed(cuda, lambda device: both, "cudnn").status == "passes"
     found = check_attention_speed(cuda, lambda device: both, "flash")
-    assert (found.status, "flash 2 ms, cudnn 1 ms, but runs ask for flash" in found.text) == ("warns", True)
+    assert (found.status, "flash 2 ms, cudnn 1 ms, but runs prefer flash" in found.text) == ("warns", True)
     assert check_attention_speed(cuda, lambda device: {"flash": 2e-3, "cudnn": None}, "cudnn").status == "warns"
     assert check_attention_speed(cuda, lambda device: dict.fromkeys(both), "cudnn").status == "fails"
     assert check_attention_speed(CPU).status == "passes"

@@ -151,8 +151,8 @@ def test_what_cannot_be_exported_is_refused_and_leaves_nothing(tmp_path, capsys)
     gpt, vit = gpt_run(tmp_path), vit_run(tmp_path)
     (tmp_path / "taken").mkdir()
     cases = {
-        "--run vit --to hf": "which hf does not take; use timm or safetensors or onnx",
-        "--run gpt --to timm": "which timm does not take; use hf or safetensors or onnx",
+        "--run vit --to hf": "which hf does not support; use timm or safetensors or onnx",
+        "--run gpt --to timm": "which timm does not support; use hf or safetensors or onnx",
         "--run gpt --to gguf": "--to takes hf, timm, safetensors, onnx; got 'gguf'",
         "--run gpt --to onnx --dtype bf16": "--dtype takes float32 for onnx; got 'bf16'",
         f"--run gpt --to hf --out {tmp_path}/taken": "already exists; remove it, or name another folder with --out",

@@ -66,7 +66,7 @@ def test_the_interval_is_that_of_the_saturated_regression(runs):
 
 @pytest.mark.parametrize(
     ("keys", "message"),
-    [("model.width", "model.width has to have two values over these runs, and has 64"), ("model.depth", "has none")],
+    [("model.width", "model.width needs two values over these runs, but has 64"), ("model.depth", "has none")],
 )
 def test_a_factor_has_two_values(runs, capsys, keys, message):
     code, _, err = run_main(capsys, "report", "--runs-dir", str(runs), "--columns", "top1", "--effects", keys)

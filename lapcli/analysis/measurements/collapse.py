@@ -160,7 +160,7 @@ class CollapseAccumulator:
             result.notes.append("all class means are equal, or the classifier is zero: NC3 is not defined")
         if C - 1 > D:
             result.notes.append(
-                f"{C:,} classes in {D:,} dimensions: a simplex of so many corners does not fit, NC2 > 0"
+                f"{C:,} classes in {D:,} dimensions: a simplex with that many corners does not fit, so NC2 > 0"
             )
         if C and int(moments.count_C[present].min()) == 1:
             result.notes.append("a class with one example adds nothing to the within-class scatter of NC1")
