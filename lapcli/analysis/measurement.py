@@ -132,7 +132,7 @@ class Measurement:
         self.layers = chosen_layers(self.settings[LAYER], self.default_layers, model.anatomy.layers)
         tokens = self.settings[TOKENS]
         if tokens != "all" and model.anatomy.prefix_tokens == 0:
-            raise UsageError(f"--tokens {tokens}: this model has no class token to tell from others; use --tokens all")
+            raise UsageError(f"--tokens {tokens}: this model has no class token, only plain tokens; use --tokens all")
         if tokens == "class" and not model.anatomy.has_class_token:
             raise UsageError("--tokens class: this model has no class token; use --tokens all or patch")
 

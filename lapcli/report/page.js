@@ -1,5 +1,4 @@
-// What the page does when a script may run: values at the pointer, and runs that can be hidden. Everything is there
-// without it.
+// Shows values at the pointer, and lets runs be hidden. Without scripts the page is complete, but without these two.
 "use strict";
 (() => {
   const tip = document.createElement("div");
@@ -94,7 +93,7 @@
   try { for (const one of JSON.parse(sessionStorage.getItem("hidden runs") || "[]")) hidden.add(one); } catch {}
   update();
 
-  // A contents list that knows where the reader is.
+  // Marks the section that the reader sees in the list of contents.
   const links = new Map([...document.querySelectorAll("nav a")].map(a => [a.hash.slice(1), a]));
   const seen = new IntersectionObserver(entries => {
     for (const entry of entries) {
@@ -106,7 +105,7 @@
   }, {rootMargin: "0px 0px -75% 0px"});
   for (const id of links.keys()) { const at = document.getElementById(id); if (at) seen.observe(at); }
 
-  // Whole pages are printed: what is folded would be lost on paper.
+  // Unfolds everything before printing: folded parts would be lost on paper.
   const folded = [];
   addEventListener("beforeprint", () => {
     for (const one of document.querySelectorAll("details:not([open])")) { folded.push(one); one.open = true; }
