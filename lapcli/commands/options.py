@@ -14,7 +14,7 @@ from typer.exceptions import TyperException
 
 from lapcli.commands import completion
 from lapcli.runtime.errors import UsageError
-from lapcli.runtime.tables import facts, fitted, terminal_width
+from lapcli.runtime.tables import fitted
 
 
 def _find(recipe: Path) -> Path:
@@ -165,9 +165,6 @@ def overrides(set_: list[str] | None, data: Path | None) -> list[str]:
     # A local copy has the hub's files but not its revisions.
     local = [] if data is None else [f"data.train={json.dumps(str(data), ensure_ascii=False)}", "data.revision=null"]
     return [*(set_ or []), *local]
-
-
-__all__ = ["age_text", "confirmed", "facts", "print_json", "size_text", "table", "terminal_width"]
 
 
 def table(headers: Sequence[str], rows: Sequence[Sequence[str]], width: int | None = None) -> str:

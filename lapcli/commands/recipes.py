@@ -7,8 +7,9 @@ from typing import Annotated
 import typer
 
 from lapcli.commands import completion, options
-from lapcli.commands.options import facts, print_json
+from lapcli.commands.options import print_json
 from lapcli.runtime.errors import UsageError
+from lapcli.runtime.tables import facts
 
 EXAMPLES = """\b
 Examples:

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from lapcli.commands import completion, options
-from lapcli.commands.options import age_text, confirmed, facts, print_json, size_text, table
+from lapcli.commands.options import age_text, confirmed, print_json, size_text, table
 from lapcli.runtime.environment import runs_dir as default_runs_dir
 from lapcli.runtime.errors import UsageError
-from lapcli.runtime.tables import wrapped_message
+from lapcli.runtime.tables import facts, wrapped_message
 
 if TYPE_CHECKING:
     from lapcli.catalogue.housekeeping import Pruning

@@ -26,6 +26,7 @@ from lapcli.kinds import KINDS
 from lapcli.kinds.kind import LANGUAGE
 from lapcli.recipe import recipe_to_dict
 from lapcli.report.costs import costs_of
+from lapcli.report.statistics import is_number
 from lapcli.runs import INFO, SWEEP, Run, read_run, read_summary, runs_in, trained_values, unknown_run
 from lapcli.runtime.errors import DataError, UsageError
 from lapcli.runtime.files import read_checked_json
@@ -152,7 +153,7 @@ def _read(run: Run, which: Which, notes: list[str]) -> RunResult:
         notes.append(f"{run.name} is of a kind that keeps no best checkpoint; it counts as a gap (--checkpoint last)")
         return result
     for name, value in _mapping(summary.get("end" if which == "last" else "best")).items():
-        if _is_number(value):
+        if is_number(value):
             result.numbers[name] = Number(float(value), source="summary.json")
     step = run.info.get("step") if which == "last" else summary.get("best_step")
     _read_evaluations(result, step, which, notes)
@@ -203,7 +204,7 @@ def _read_evaluations(result: RunResult, step: Any, which: Which, notes: list[st
             notes.append(f"{result.name}: {path.name} was measured on other weights than its last ones")
             continue
         for task, score in record["tasks"].items():
-            if isinstance(score, dict) and _is_number(score.get("value")):
+            if isinstance(score, dict) and is_number(score.get("value")):
                 number = Number(
                     float(score["value"]), _conditions(task, score, record, result.info), score.get("count"), path.name
                 )
@@ -306,23 +307,23 @@ def _add_layers(result: RunResult, what: str, entry: Mapping[str, Any], settings
     for name, value in last.items():
         if name in skipped:
             continue
-        if _is_number(value):
+        if is_number(value):
             number = Number(float(value), conditions, entry.get("sequences"), f"{what}.json")
             result.numbers[numbered_name(f"{what}.{name}", conditions)] = number
         elif (
             not conditions
             and isinstance(value, list)
             and value
-            and all(item is None or _is_number(item) for item in value)
+            and all(item is None or is_number(item) for item in value)
         ):
             result.series[f"{what}.{name}"] = [math.nan if item is None else float(item) for item in value]
 
 
 def _add_by_layer(result: RunResult, what: str, layers: Sequence[Mapping[str, Any]], skipped: set[str]) -> None:
     """Adds a measure by layer, from the file with the most layers: two measurements are not mixed."""
-    names = {name for layer in layers for name, value in layer.items() if name not in skipped and _is_number(value)}
+    names = {name for layer in layers for name, value in layer.items() if name not in skipped and is_number(value)}
     for name in names:
-        values = {int(layer["layer"]): float(layer[name]) for layer in layers if _is_number(layer.get(name))}
+        values = {int(layer["layer"]): float(layer[name]) for layer in layers if is_number(layer.get(name))}
         if len(values) >= len(result.by_layer.get(f"{what}.{name}", {})):
             result.by_layer[f"{what}.{name}"] = values
 
@@ -344,7 +345,3 @@ def _json_files(folder: Path) -> Iterator[tuple[Path, dict[str, Any]]]:
             yield path, read_checked_json(path, "remove it and measure again")
         except OSError as error:
             raise DataError(f"{path} cannot be read ({error.strerror}); check its permissions") from None
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)

@@ -13,11 +13,12 @@ runs of a table must have been trained on the same one.
 
 import math
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, TypeGuard
+from typing import TYPE_CHECKING, Any
 
 from lapcli.heads.plan import head_plan, operator_plan
+from lapcli.report.statistics import is_number
 from lapcli.runtime.errors import UsageError
 
 if TYPE_CHECKING:
@@ -44,30 +45,18 @@ def costs_of(run: "RunResult") -> dict[str, float]:
             for claim in layer
             for entry in claim.operator.parameters(claim.heads, size, model["width"]).values()
         )
-        costs["added_parameters"] = sum(_count(entry.shape) for entry in learnt)
+        costs["added_parameters"] = sum(math.prod(entry.shape) for entry in learnt)
         costs["added_flops"] = plan.added_flops(size, model["width"])
-    for name, key in (("flops_per_step", "flops_per_step"), ("peak_memory", "peak_memory")):
-        if _is_number(run.info.get(key)):
-            costs[name] = float(run.info[key])
+    for name in ("flops_per_step", "peak_memory"):
+        if is_number(run.info.get(name)):
+            costs[name] = float(run.info[name])
     rates: dict[str, list[float]] = {}
     for line in run.curve:
         for name, value in line.items():
-            if name.endswith("_per_second") and _is_number(value):
+            if name.endswith("_per_second") and is_number(value):
                 rates.setdefault(name, []).append(float(value))
     costs |= {name: statistics.median(values) for name, values in rates.items()}
     return {f"{PREFIX}{name}": value for name, value in costs.items()}
-
-
-def _is_number(value: Any) -> TypeGuard[float]:
-    """Whether this is a finite number; a damaged file may hold something else, which is ignored."""
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-
-
-def _count(shape: Sequence[int]) -> int:
-    count = 1
-    for side in shape:
-        count *= side
-    return count
 
 
 def has_operators(grid: "RunGrid") -> bool:
@@ -122,7 +111,7 @@ def _validations_by_time(run: "RunResult") -> dict[float, dict[str, Any]]:
     seconds, validations = 0.0, {}
     for line in run.curve:
         times = [line.get(name) for name in ("seconds", "seconds_first_step")]
-        seconds += sum(float(value) for value in times if _is_number(value))
+        seconds += sum(float(value) for value in times if is_number(value))
         if "loss" not in line:  # a validation; every training step has a loss
             validations[seconds] = line
     return validations if seconds > 0 else {}
@@ -130,7 +119,7 @@ def _validations_by_time(run: "RunResult") -> dict[float, dict[str, Any]]:
 
 def _at(points: Mapping[float, Mapping[str, Any]], seconds: float, name: str) -> float | None:
     key = name if name.startswith("validation_") else f"validation_{name}"
-    known = sorted((time, float(line[key])) for time, line in points.items() if _is_number(line.get(key)))
+    known = sorted((time, float(line[key])) for time, line in points.items() if is_number(line.get(key)))
     before = [point for point in known if point[0] <= seconds]
     after = [point for point in known if point[0] >= seconds]
     if not before or not after:

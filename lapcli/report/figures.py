@@ -9,7 +9,7 @@ import re
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from lapcli.analysis.drawing import FORMS, Look
 from lapcli.kinds import KINDS
@@ -19,7 +19,7 @@ from lapcli.report.collect import RunResult
 from lapcli.report.grouping import RowKey, RunGrid, data_in_words, distinguishing_words, kind_in_words
 from lapcli.report.paper import data_set_of
 from lapcli.report.paper_tables import DROP_PATH, by_drop_path
-from lapcli.report.statistics import summarise
+from lapcli.report.statistics import is_number, summarise
 from lapcli.report.tables import column_of
 from lapcli.runtime.errors import UsageError
 from lapcli.runtime.files import make_folder, write_bytes, write_for_user
@@ -170,7 +170,7 @@ def _curves(experiment: Experiment, grid: RunGrid, metric: str, name: str) -> Ch
     for row, runs in grid.rows.items():
         for run in runs.values():
             values: list[tuple[float, float]] = [
-                (int(line["step"]), line[metric] * column.scale) for line in run.curve if _is_finite(line.get(metric))
+                (int(line["step"]), line[metric] * column.scale) for line in run.curve if is_number(line.get(metric))
             ]
             points = _stretches(values) if metric == "loss" else values
             if points:
@@ -194,10 +194,6 @@ def _curves(experiment: Experiment, grid: RunGrid, metric: str, name: str) -> Ch
         legend_title=_row_label(grid).replace(" (", "\n("),
         experiment=experiment.number,
     )
-
-
-def _is_finite(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 
 def _stretches(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:

@@ -9,6 +9,7 @@ paired   d_i = x_i - b_i over the seeds that both have;  t = mean(d) / (s_d / sq
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any, TypeGuard
 
 
 @dataclass(frozen=True)
@@ -107,3 +108,8 @@ def slope(values: Sequence[float]) -> float:
 def mean_ratio(values: Sequence[float], base: Sequence[float], places: range) -> float:
     """The geometric mean of values / base at those places."""
     return math.exp(mean([math.log(max(values[n], 1e-300) / max(base[n], 1e-300)) for n in places]))
+
+
+def is_number(value: Any) -> TypeGuard[float]:
+    """Whether this is a finite number; a damaged file may hold something else, which is ignored."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
