@@ -82,6 +82,6 @@ def test_self_supervised_groups_are_not_cut_by_processes():
     recipe = load_recipe(ROOT / "recipes/dino_vits.yaml")
     one = plan_training(recipe, 1, H100)
     assert (one.batches.micro_batch, one.batches.accumulation) == (224, 4)
-    assert "Sinkhorn-Knopp balances each by itself" in one.to_text()
+    assert "Sinkhorn-Knopp balances each one separately" in one.to_text()
     with pytest.raises(UsageError, match="shared evenly"):
         plan_training(recipe, 8, H100)

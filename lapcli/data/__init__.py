@@ -1,1 +1,1 @@
-"""Data: from a recipe's source to batches, by modality (text, images, chat) over shared files, formats and caches."""
+"""Data: from a recipe's source to batches, by modality (text, images, chat), with shared file formats and caches."""

@@ -1,8 +1,8 @@
-"""Build a folder of the cache once, however many processes ask and whenever they are killed.
+"""Builds a folder of the cache once, however many processes need it and whenever they are killed.
 
 A folder that exists under its final name is finished: it was written under a temporary name, flushed and renamed. One
 process builds (an advisory lock that the kernel releases when its holder dies), the others wait and then read. On a
-file system without locks each builds under a name of its own, and the first one done gives the folder its name.
+file system without locks each process builds under its own temporary name, and the first to finish renames its folder.
 """
 
 import errno
@@ -23,7 +23,7 @@ UNFINISHED = ".unfinished"
 
 
 def digest(*parts: object) -> str:
-    """A key of the cache: the sha256 of values that JSON can express, the same on every machine."""
+    """Return a cache key: the sha256 of values that JSON can express, the same on every machine."""
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
 
 
@@ -33,9 +33,9 @@ def build_once(
     is_whole: Callable[[Path], bool],
     adopt: Callable[[Path], object] | None = None,
 ) -> Path:
-    """`folder`, after `build` has filled it if it was not there or `is_whole` finds it damaged.
+    """Return `folder`, after `build` has filled it if it was missing or damaged (not `is_whole`).
 
-    `adopt` may first make it whole out of what an older version left.
+    `adopt` may first complete a folder that an older version wrote.
     """
     if folder.is_dir() and is_whole(folder):
         return folder
@@ -44,15 +44,15 @@ def build_once(
         with locked(folder) as is_alone:
             if adopt is not None:
                 adopt(folder)
-            if folder.is_dir() and is_whole(folder):  # or another process built it while this one waited for the lock
+            if folder.is_dir() and is_whole(folder):  # another process may have built it while this one waited
                 return folder
             if folder.is_dir():
                 log.warning("%s is damaged (a file is missing, cut short or changed); building it again", folder)
                 remove(folder)
             if is_alone:
                 _remove_abandoned(folder.parent)
-            own = "" if is_alone else f"-{uuid.uuid4()}"
-            unfinished = folder.with_name(folder.name + own + UNFINISHED)
+            suffix = "" if is_alone else f"-{uuid.uuid4()}"
+            unfinished = folder.with_name(folder.name + suffix + UNFINISHED)
             remove(unfinished, or_leave=True)
             make_folder(unfinished, is_new=True)
             try:
@@ -77,7 +77,7 @@ def build_once(
 
 @contextmanager
 def locked(folder: Path) -> Iterator[bool]:
-    """Inside, nobody else makes the folder; False on a file system without locks."""
+    """Context in which no other process builds the folder; yields False on a file system without locks."""
     # The lock file stays: removing it would let a third process lock a new file of the same name beside a waiting one.
     with open_to_write(_lock_path(folder)) as file:
         lock = lock_file(file)
@@ -90,14 +90,14 @@ def locked(folder: Path) -> Iterator[bool]:
 def _give_name(unfinished: Path, folder: Path, is_whole: Callable[[Path], bool]) -> None:
     try:
         move(unfinished, folder)
-    except OSError:  # without locks another process may have been faster
+    except OSError:  # without locks another process may have finished first
         if not (folder.is_dir() and is_whole(folder)):
             raise
         remove(unfinished)
 
 
 def _remove_abandoned(parent: Path) -> None:
-    """Removes what killed builds left, of other keys too: nobody holds their locks."""
+    """Remove what killed builds left, of other keys too: no process holds their locks."""
     for leftover in parent.glob("*" + UNFINISHED):
         with open_to_write(_lock_path(leftover.with_name(leftover.name.removesuffix(UNFINISHED)))) as file:
             if lock_file(file) is Lock.HELD:

@@ -1,12 +1,12 @@
-"""Checksums: of cached files by block, verified when a block is first read; and of source files, remembered.
+"""Checksums: of cached files by block, verified when a block is first read; and of source files, cached.
 
 A cache may be tens of gigabytes, of which a step reads a few sequences; hashing whole files at every start would take
 minutes. A block is 64 KiB, with a blake2b of 16 bytes: one shuffled batch of 256 sequences reads 16 to 32 MiB. The sums
-stand in the folder's `index.json`, which carries a checksum of itself.
+are in the folder's `index.json`, which has a checksum of itself.
 
-A source file is known by its content in the keys of the cache. Hashing 100 GB takes minutes as well, so that a hash is
-remembered for as long as the file has the same size, inode, modification time and change time. A copy or an archive can
-restore a modification time, nothing a change time.
+Cache keys identify a source file by its content. Hashing 100 GB takes minutes as well, so a hash is remembered as long
+as the file has the same size, inode, modification time and change time. A copy or an archive can restore a
+modification time, but nothing can restore a change time.
 """
 
 import hashlib
@@ -33,7 +33,7 @@ DAMAGED = "damaged"  # a file that marks a folder to be built again
 
 
 class BlockHasher:
-    """The sums of a file that is written piece by piece."""
+    """Computes the sums of a file that is written piece by piece."""
 
     def __init__(self) -> None:
         self._sums = bytearray()
@@ -51,7 +51,7 @@ class BlockHasher:
                 self._end_block()
 
     def hexdigest(self) -> str:
-        """The sums of all blocks, one after the other; nothing can be added afterwards."""
+        """Return the concatenated sums of all blocks; no `update` may follow."""
         if self._filled:
             self._end_block()
         return self._sums.hex()
@@ -63,7 +63,7 @@ class BlockHasher:
 
 
 class CheckedFile:
-    """A file of numbers, memory-mapped. `vocab`: its numbers are token ids, all of them below this."""
+    """A memory-mapped file of numbers, verified by block. With `vocab` they are token ids, all below it."""
 
     def __init__(self, path: Path, dtype: np.dtype, sums: str, vocab: int | None = None) -> None:
         self._path, self._vocab = path, vocab
@@ -79,7 +79,7 @@ class CheckedFile:
         return len(self._numbers)
 
     def read(self, start: int, stop: int) -> np.ndarray:
-        """A view of the numbers [start, stop); every block of it has been verified."""
+        """Return a view of the numbers [start, stop), after verifying its blocks."""
         if stop > start:
             size = self._numbers.itemsize
             first, last = start * size // BLOCK_BYTES, (stop * size - 1) // BLOCK_BYTES
@@ -101,7 +101,7 @@ class CheckedFile:
 
 
 def damaged(path: Path, what: str) -> DataError:
-    """The error for a damaged file of a cache folder, which the next start builds again."""
+    """Return the error for a damaged file of a cache folder, and mark the folder to be rebuilt at the next start."""
     try:
         open_to_write(path.parent / DAMAGED).close()
         step = "run the same command again, which builds it again"
@@ -111,12 +111,12 @@ def damaged(path: Path, what: str) -> DataError:
 
 
 def write_index(folder: Path, index: Mapping[str, Any]) -> None:
-    """`index.json` with a checksum of its own content."""
+    """Write `index.json` with a checksum of its own content."""
     write_text(folder / INDEX, json.dumps({**index, CHECKSUM: digest(index)}, indent=1))
 
 
 def read_index(folder: Path) -> dict[str, Any]:
-    """The content of `index.json`; ValueError or OSError if it is not what was written, or the folder is marked."""
+    """Read `index.json`; ValueError or OSError if it is damaged or the folder is marked as damaged."""
     if (folder / DAMAGED).exists():
         raise ValueError(f"{folder} is marked as damaged")
     index = json.loads(read_text(folder / INDEX))
@@ -125,7 +125,7 @@ def read_index(folder: Path) -> dict[str, Any]:
     return index
 
 
-#: A file that changed less than this before it was hashed may change again within the same tick of its change time.
+#: Resolution of change times, at worst: a file that changed within it before hashing may change again unnoticed.
 _TICK_NS = 1_000_000_000
 _READ_AT_ONCE = 1 << 22
 _HASHED_ENDS = 1 << 16
@@ -133,7 +133,7 @@ _SHA256 = re.compile(r"[0-9a-f]{64}")
 
 
 def content_sha256(paths: Sequence[Path], progress: Progress | None = None) -> list[str]:
-    """The sha256 of each file, read only where it is not remembered."""
+    """Return the sha256 of each file; files whose hash is remembered are not read."""
     total, done, hashes = sum(path.stat().st_size for path in paths), 0, []
     for path in paths:
         hashes.append(_content_sha256(path, progress, done, total))
@@ -142,25 +142,25 @@ def content_sha256(paths: Sequence[Path], progress: Progress | None = None) -> l
 
 
 def remembered_sha256(path: Path) -> str | None:
-    """The sha256 of a file, if it is known without reading the file."""
+    """Return the sha256 of a file if it is remembered, without reading the file."""
     try:
-        kept = json.loads(read_text(_memory(path)))
-        if kept.pop(CHECKSUM, None) != digest(kept):
+        record = json.loads(read_text(_memory(path)))
+        if record.pop(CHECKSUM, None) != digest(record):
             return None
-        return str(kept["sha256"]) if kept["status"] == _status(path) else None
+        return str(record["sha256"]) if record["status"] == _status(path) else None
     except (OSError, ValueError, KeyError, AttributeError):
         return None
 
 
 def hub_fingerprint(path: Path) -> list[str | int] | None:
-    """The hub's own content hash: its cache names blobs by it and links to them. None where it holds copies."""
+    """Return the hub's content hash, the name of the blob that its cache links to; None if the cache has copies."""
     return [path.resolve().name, path.stat().st_size] if path.is_symlink() else None
 
 
 def refuse_damaged_blobs(paths: Sequence[Path], progress: Progress | None = None) -> None:
-    """DataError for a file of the hub whose content is not that of its name, where the name is its sha256.
+    """Raise DataError for a file of the hub whose content does not match its name, if that is its sha256.
 
-    Asked before the files are read; small text files have a name of another kind.
+    Called before the files are read. Small text files are named by another hash and are skipped.
     """
     blobs = [path for path in paths if path.is_symlink() and _SHA256.fullmatch(path.resolve().name)]
     for path, sha256 in zip(blobs, content_sha256(blobs, progress), strict=True):
@@ -172,7 +172,7 @@ def refuse_damaged_blobs(paths: Sequence[Path], progress: Progress | None = None
 
 
 def fingerprint_of_0_1(path: Path) -> list[str | int]:
-    """Size, modification time and both ends, by which version 0.1 knew local files; its caches are found by it."""
+    """Return size, modification time and a hash of both ends: version 0.1's cache key of local files."""
     status = path.stat()
     content = hashlib.sha256()
     with open_to_read(path) as file:
@@ -183,14 +183,14 @@ def fingerprint_of_0_1(path: Path) -> list[str | int]:
 
 
 def _content_sha256(path: Path, progress: Progress | None, done: int, total: int) -> str:
-    if kept := remembered_sha256(path):
-        return kept
+    if remembered := remembered_sha256(path):
+        return remembered
     memory = _memory(path)
     try:
         make_folder(memory.parent)
-        with locked(memory):  # the ranks of a machine hash a file once
+        with locked(memory):  # so that the ranks of a machine hash a file once
             return remembered_sha256(path) or _hash_and_remember(path, memory, progress, done, total)
-    except OSError:  # the cache cannot be written, so that nothing is remembered
+    except OSError:  # the cache cannot be written
         return _hash(path, progress, done, total)
 
 
@@ -200,8 +200,8 @@ def _hash_and_remember(path: Path, memory: Path, progress: Progress | None, done
     if _status(path) != before:
         raise DataError(f"{path} changed while it was being read; run the command again when it is complete")
     if before["ctime_ns"] < started - _TICK_NS:
-        kept = {"status": before, "sha256": sha256}
-        write_json(memory, {**kept, CHECKSUM: digest(kept)})
+        record = {"status": before, "sha256": sha256}
+        write_json(memory, {**record, CHECKSUM: digest(record)})
     return sha256
 
 

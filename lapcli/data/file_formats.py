@@ -1,7 +1,7 @@
-"""The reader of all data files: rows of parquet, jsonl, json and csv, and documents of these and of plain text.
+"""Readers of all data files: rows of parquet, jsonl, json and csv, and documents of these and of plain text.
 
-Files are read in small batches; only a json list and a text file without a separator are held as a whole. Errors name
-the file as the recipe calls it, and the row, line or byte.
+Files are read in small batches; only a json list and a text file without a separator are read as a whole. Errors name
+the file as in the recipe, and the row, line or byte.
 """
 
 import codecs
@@ -21,17 +21,17 @@ from lapcli.runtime.files import open_to_read, read_bytes
 if TYPE_CHECKING:
     import pyarrow.parquet as pq
 
-Batch = tuple[float, list[str | None]]  # the share of the file read so far, and the documents since; a null is None
+Batch = tuple[float, list[str | None]]  # the share of the file read so far, and the next documents; None for null
 
-#: What text is read from, by the end of the name.
+#: Suffixes of files that text is read from.
 DOCUMENT_SUFFIXES = (".parquet", ".jsonl", ".jsonl.gz", ".txt", ".txt.gz")
-#: What conversations and word lists are read from.
+#: Suffixes of files that conversations and word lists are read from.
 ROW_SUFFIXES = (".parquet", ".jsonl", ".jsonl.gz", ".json", ".csv", ".txt")
 BATCH_BYTES = 1 << 20
 _BATCH_ROWS = 1024
 LONGEST_LINE = 1 << 28  # bytes of a row of JSON
-_MOST_TIMES = 200  # that an archive may be larger when it is unpacked; text comes to 3 to 20
-# The four-byte marks come first: that of UTF-32 begins as that of UTF-16.
+_MOST_TIMES = 200  # largest factor by which an archive may grow when it is unpacked; for text it is 3 to 20
+# The four-byte marks come first, because that of UTF-32 begins with that of UTF-16.
 _MARKS = {
     codecs.BOM_UTF32_LE: "utf-32",
     codecs.BOM_UTF32_BE: "utf-32",
@@ -41,7 +41,7 @@ _MARKS = {
 
 
 def read_rows(path: Path) -> Iterator[Any]:
-    """Rows as dictionaries (csv: lists of cells), whatever is in them."""
+    """Yield rows as dictionaries (csv: lists of cells), without checking their content."""
     name = path.name
     if not name.endswith(ROW_SUFFIXES):  # blobs of the hub's cache have no suffix, but the links to them do
         raise DataError(f"{path} is not a file of rows; expected one of {', '.join(ROW_SUFFIXES)}")
@@ -70,7 +70,7 @@ def read_rows(path: Path) -> Iterator[Any]:
 
 
 def count_rows(path: Path) -> int:
-    """A parquet file's own count is read from its footer; other files are read to the end."""
+    """Count the rows, from the footer of a parquet file; other files are read to the end."""
     if path.name.endswith(".parquet"):
         with _open_parquet(path, str(path)) as file:
             return int(file.metadata.num_rows)
@@ -78,7 +78,7 @@ def count_rows(path: Path) -> int:
 
 
 def read_documents(path: Path, *, name: str, column: str, separator: str | None) -> Iterator[Batch]:
-    """`name` is how errors call the file: as the recipe does, not as some cache does."""
+    """Read the documents of a file in batches; errors use `name`, the file's name in the recipe and not in a cache."""
     if name.endswith(".parquet"):
         return _parquet_documents(path, name, column)
     if name.endswith((".jsonl", ".jsonl.gz")):
@@ -149,7 +149,7 @@ def _jsonl_documents(path: Path, name: str, column: str) -> Iterator[Batch]:
 
 
 def _json_lines(raw: BinaryIO, name: str) -> Iterator[tuple[str, bytes]]:
-    """File and line number, and the line; blank lines are left out."""
+    """Yield `file:line` and the line, without blank lines."""
     with _unpacked(raw, name) as unpacked:
         number = 0
         while line := unpacked.readline(LONGEST_LINE + 1):
@@ -166,13 +166,13 @@ def _parse_json(line: bytes, place: str) -> Any:
     try:
         return json.loads(line.decode("utf-8-sig"))
     except (ValueError, RecursionError) as error:
-        if b"\0" in line:  # which JSON never has
+        if b"\0" in line:  # never valid in JSON
             raise DataError(f"{place} {zero_bytes(line)}") from None
         raise DataError(f"{place} is not a line of JSON ({_first_line(error)}); correct or remove it") from None
 
 
 def _text_documents(path: Path, name: str, separator: str | None) -> Iterator[Batch]:
-    """The whole file as one document, or what stands between separators without the newlines around it."""
+    """Yield the file as one document, or the texts between separators without surrounding newlines."""
     size = max(path.stat().st_size, 1)
     if separator is None:
         with open_to_read(path) as raw:
@@ -182,13 +182,13 @@ def _text_documents(path: Path, name: str, separator: str | None) -> Iterator[Ba
     rest = ""
     with open_to_read(path) as raw:
         for characters in _characters(raw, name):
-            *whole, rest = (rest + characters).split(separator)
-            yield raw.tell() / size, [document.strip("\n") for document in whole]
+            *complete, rest = (rest + characters).split(separator)
+            yield raw.tell() / size, [document.strip("\n") for document in complete]
     yield 1.0, [rest.strip("\n")]
 
 
 def _characters(raw: BinaryIO, name: str) -> Iterator[str]:
-    """UTF-8 without a byte-order mark, with LF for CRLF, in pieces that never split a CRLF."""
+    """Decode UTF-8 without a byte-order mark and with LF for CRLF, in pieces that never split a CRLF."""
     decoder = codecs.getincrementaldecoder("utf-8-sig")()
     held = ""
     read = 0
@@ -212,7 +212,7 @@ def _characters(raw: BinaryIO, name: str) -> Iterator[str]:
 
 
 def zero_bytes(block: bytes, start: int = 0) -> str:
-    """The problem with a text that has zero bytes, and how to correct it; `start`: the block's place in its file."""
+    """Describe the zero bytes in a text and how to correct them; `start` is the block's offset in its file."""
     where = f"has zero bytes, the first near byte {start + max(block.find(0), 0):,}"
     if block.count(0) * 10 < len(block):
         return f"{where}; remove them, such as with `tr -d '\\000'`"
@@ -221,22 +221,22 @@ def zero_bytes(block: bytes, start: int = 0) -> str:
 
 
 def wide_encoding(block: bytes) -> str:
-    """The encoding of a text that is not UTF-8, by its byte-order mark or by where its zero bytes are."""
+    """Guess the encoding of a text that is not UTF-8, by its byte-order mark or the places of its zero bytes."""
     for mark, encoding in _MARKS.items():
         if block.startswith(mark):
             return encoding
     start = block[: 1 << 12]
     zeros = [start[place::4].count(0) for place in range(4)]
-    most = len(start) // 5  # of a quarter
+    most = len(start) // 5  # most of a quarter
     if not sum(zeros):
         return "latin1"
-    if min(zeros[2:]) > most or min(zeros[:2]) > most:  # UTF-32: no character needs the two high bytes, but symbols
+    if min(zeros[2:]) > most or min(zeros[:2]) > most:  # UTF-32: only rare symbols use the two high bytes
         return "utf-32le" if min(zeros[2:]) > most else "utf-32be"
     return "utf-16le" if zeros[1] + zeros[3] > zeros[0] + zeros[2] else "utf-16be"
 
 
 class _Archive(gzip.GzipFile):
-    """A gzip file that says so when it unpacks to more than any text would: a few kilobytes can fill the memory."""
+    """A gzip file that fails if it unpacks to more than any text would: a few kilobytes could fill the memory."""
 
     def __init__(self, raw: BinaryIO, name: str) -> None:
         super().__init__(fileobj=raw)
@@ -263,7 +263,7 @@ class _Archive(gzip.GzipFile):
 
 @contextmanager
 def _unpacked(raw: BinaryIO, name: str) -> Iterator[Any]:
-    """A file's bytes, unpacked if the name ends in .gz; a damaged archive is the user's file, not our bug."""
+    """Yield a file's bytes, unpacked if the name ends in .gz; DataError for a damaged archive."""
     try:
         yield _Archive(raw, name) if name.endswith(".gz") else raw
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:

@@ -1,7 +1,7 @@
 """The files of a source, in the order in which they are read: local ones (brace ranges, globs) and those of the hub.
 
-Files of the hub stay in the Hugging Face library's own cache. A complete set of files that is already there is used as
-it is, without asking the hub: a run started today and one started next week read the same, with or without a network.
+Files of the hub stay in the Hugging Face library's own cache. A complete set of files that is already there is used
+without asking the hub: a run started today and one started next week read the same, with or without a network.
 Only missing files are downloaded, by `lap train` when it needs them and by `lap fetch` ahead of it. `revision` (a
 commit, tag or branch) pins the data set itself.
 """
@@ -21,7 +21,7 @@ from lapcli.data.file_formats import DOCUMENT_SUFFIXES
 from lapcli.runtime.environment import hub_is_offline
 from lapcli.runtime.errors import DataError, LapError
 
-#: Read when it is named, but not taken from a folder, where it is mostly about the data.
+#: Read if named, but skipped in a folder, where such a file mostly describes the data.
 ONLY_BY_NAME = (".md",)
 
 RANGE = re.compile(r"\{(\d{1,12})\.\.(\d{1,12})\}")
@@ -29,7 +29,7 @@ MOST_FILES = 1_000_000
 
 
 def expand_ranges(files: str | Sequence[str]) -> list[str]:
-    """`shard_{000..239}.parquet` as its 240 names; numbers are padded to the width of the first."""
+    """Expand `shard_{000..239}.parquet` to its 240 names; numbers are padded to the width of the first."""
     names: list[str] = []
     for pattern in [files] if isinstance(files, str) else files:
         names += _expand(pattern)
@@ -51,7 +51,7 @@ def _expand(pattern: str) -> list[str]:
 
 
 def local_files(train: str, files: str | Sequence[str] | None) -> list[Path]:
-    """The files of a local source: itself, or what `files` names in it, or everything readable in it by name."""
+    """Return the files of a local source: the file itself, those that `files` names, or all with a known suffix."""
     source = Path(train).expanduser()
     try:
         source.stat()
@@ -89,7 +89,7 @@ def _matches(source: Path, pattern: str) -> list[Path]:
 
 
 def check_file_list(names: Sequence[str]) -> None:
-    """Refuses files that cannot be read, and one named twice, which could be both trained on and validated on."""
+    """Refuse files of unknown formats, and one named twice, which could be both trained on and validated on."""
     seen: set[str] = set()
     for name in names:
         if not name.endswith(DOCUMENT_SUFFIXES + ONLY_BY_NAME):
@@ -102,7 +102,7 @@ def check_file_list(names: Sequence[str]) -> None:
 
 
 def refuse_same_file(paths: Sequence[Path]) -> None:
-    """A file under two names, by a link or a loop of links, would count twice and could be validated on."""
+    """Refuse a file under two names, by a link: it would count twice, and could be trained and validated on."""
     seen: dict[tuple[int, int], Path] = {}
     for path in paths:
         status = path.stat()
@@ -118,7 +118,7 @@ _PROXIES = ("HTTPS_PROXY", "https_proxy", "ALL_PROXY", "all_proxy")
 
 
 def unreachable() -> str | None:
-    """Why the hub certainly cannot be reached, known at once: its library would try for half a minute."""
+    """Return at once why the hub cannot be reached, or None if it may be: its library would retry for half a minute."""
     if any(os.environ.get(name) for name in _PROXIES):
         return None
     address = urllib.parse.urlsplit(os.environ.get("HF_ENDPOINT") or "https://huggingface.co")
@@ -138,7 +138,7 @@ def hub_files(
     revision: str | None,
     progress: Callable[[str, int, int], None] | None = None,
 ) -> list[Path]:
-    """The local paths of a data set's files, all of one commit, downloaded where missing."""
+    """Return the local paths of a data set's files, all of one commit; download those that are missing."""
     if paths := cached_hub_files(repository, names, revision):
         return paths
     if hub_is_offline():
@@ -154,7 +154,7 @@ def hub_files(
         )
     _download(repository, names, revision, progress)
     paths = cached_hub_files(repository, names, revision)
-    if paths is None:  # a branch moved on between two files; those of the new commit are mostly here by now
+    if paths is None:  # the branch moved between two files; most of the new commit's are here by now
         _download(repository, names, revision, progress)
         paths = cached_hub_files(repository, names, revision)
     if paths is None:
@@ -163,7 +163,7 @@ def hub_files(
 
 
 def cached_hub_files(repository: str, names: Sequence[str], revision: str | None) -> list[Path] | None:
-    """The files if every one of them is on this machine, in one snapshot of the data set."""
+    """Return the files if all of them are on this machine, in one snapshot of the data set."""
     paths = []
     for name in names:
         if (path := _cached(repository, name, revision)) is None:
@@ -205,7 +205,7 @@ def _download_file(repository: str, name: str, revision: str | None) -> None:
     from huggingface_hub.utils import tqdm
 
     class Quiet(tqdm):
-        """One bar for all files is ours; eight of the library's at once are unreadable."""
+        """No bar of the library: ours covers all files, and eight at once would be unreadable."""
 
         def __init__(self, *args: Any, **options: Any) -> None:
             super().__init__(*args, **{**options, "disable": True})
@@ -230,7 +230,7 @@ def _download_file(repository: str, name: str, revision: str | None) -> None:
         raise DataError(f"the data set {repository} has no revision {revision}; check data.revision") from None
     except errors.RemoteEntryNotFoundError:
         raise DataError(f"the data set {repository} has no file {name}; check data.files") from None
-    except Exception as error:  # whatever the connection, its proxies or the library's transports raise
+    except Exception as error:  # the connection, proxies and the library's transports raise many kinds
         if isinstance(error, OSError) and error.errno == errno.ENOSPC:
             raise LapError(
                 f"the disk is full while downloading {name}; free some space, or set HF_HOME to another disk"
@@ -243,11 +243,11 @@ def _download_file(repository: str, name: str, revision: str | None) -> None:
 
 
 def _hub_cache() -> Path:
-    """The library fixes this when it is imported; read at the time of the call, it also follows later changes."""
+    """Return the hub's cache folder; the library reads the variables only once, at its import."""
     from huggingface_hub import constants
 
-    if given := os.environ.get("HF_HUB_CACHE"):
-        return Path(given).expanduser()
+    if cache := os.environ.get("HF_HUB_CACHE"):
+        return Path(cache).expanduser()
     if home := os.environ.get("HF_HOME"):
         return Path(home).expanduser() / "hub"
     return Path(constants.HF_HUB_CACHE)

@@ -2,14 +2,14 @@
 
     class Fables(DocumentSource):
         name = "fables"                     # in a recipe: `data: {train: "plugin:fables"}`
-        def fingerprint(self): return "1"   # another one when the text changes
+        def fingerprint(self): return "1"   # changes when the text does
         def rows(self): yield from ...      # documents
 
-    def register(extensions):               # of the package's module in the entry point group `lap.plugins`
+    def register(extensions):               # in the module of the entry point group `lap.plugins`
         extensions.add("data source", Fables())
 
-Text and conversations are written to a file in the cache once, from which a run reads them like any other jsonl file,
-so that everything (validation split, tokens, checksums, identity in `run.json`) holds for them as for local files.
+Text and conversations are written once to a jsonl file in the cache, which a run reads like any other, so that
+everything (validation split, tokens, checksums, identity in `run.json`) works as for local files.
 """
 
 import hashlib
@@ -32,7 +32,7 @@ ROWS_FILE = "text.jsonl"
 
 
 class DataSource(ABC):
-    name: ClassVar[str]  # a recipe says `plugin:NAME`
+    name: ClassVar[str]  # used as `plugin:NAME` in a recipe
     modality: ClassVar[Modality]
 
 
@@ -40,30 +40,30 @@ class LabelledImageSource(DataSource):
     """Images for `data.train`. Their identity is computed from labels, sizes and content, as for every image set."""
 
     modality = "images"
-    train_images: ClassVar[int | None] = None  # if it is known without opening them, `lap plan` counts steps with it
+    train_images: ClassVar[int | None] = None  # if known without opening them; `lap plan` counts steps with it
 
     @abstractmethod
     def images(self) -> "tuple[ImageSet, ImageSet | None]":
-        """The training images, and those the source itself holds out, if any."""
+        """Return the training images, and those that the source itself holds out, if any."""
 
 
 class RowSource(DataSource):
-    """Rows that are made once and kept in the cache."""
+    """Rows that are generated once and cached."""
 
     @abstractmethod
     def fingerprint(self) -> str:
-        """Another one whenever `rows` would give something else. It is asked at every start, so it should be cheap."""
+        """Return a string that changes whenever `rows` does. It is called at every start, so it should be cheap."""
 
     @abstractmethod
     def rows(self) -> Iterator[Any]:
-        """Every row, always in the same order."""
+        """Yield every row, always in the same order."""
 
     def file(self) -> Path:
-        """A jsonl file of all rows, written on the first call."""
+        """Return a jsonl file of all rows, written on the first call."""
         return build_once(self.folder(), self._write, _is_whole) / ROWS_FILE
 
     def folder(self) -> Path:
-        """Where that file is, or will be."""
+        """Return the folder where that file is, or will be."""
         return cache_dir() / "sources" / digest(self.name, self.fingerprint())[:32]
 
     def _write(self, folder: Path) -> None:
@@ -102,7 +102,7 @@ class ConversationSource(RowSource):
 
 
 def rows_sha256(file: Path) -> str:
-    """The sha256 of a source's file, as it was written with it."""
+    """Return the sha256 that was written beside a source's file."""
     return str(json.loads((file.parent / "index.json").read_text())["sha256"])
 
 

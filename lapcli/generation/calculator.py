@@ -1,7 +1,7 @@
 """The calculator that a chat model can call: numbers, + - * / // ( ), thousands' commas, and 'text'.count('x').
 
-A parser of our own over exact fractions: nothing is ever executed, whatever the model writes. Expressions, nesting and
-numbers are bounded, so that every call ends at once. What is not understood has no result.
+It is a parser of our own over exact fractions: nothing is ever executed, whatever the model writes. Expressions,
+nesting and numbers are bounded, so that every call is fast. An expression that it does not understand has no result.
 
     sum      = product (("+" | "-") product)*
     product  = factor (("*" | "/" | "//") factor)*
@@ -12,7 +12,7 @@ import re
 from fractions import Fraction
 
 LONGEST_EXPRESSION = 500  # characters
-DEEPEST = 40  # parentheses and signs within each other
+DEEPEST = 40  # nested parentheses and signs
 LARGEST = 10**60  # of numerator and denominator
 LONGEST_RESULT = 40  # characters
 
@@ -25,11 +25,11 @@ _TOKEN = re.compile(
 
 
 class NoResult(Exception):
-    """The expression is not one of the calculator's."""
+    """The expression is invalid or exceeds a bound."""
 
 
 def calculate(expression: str) -> str | None:
-    """What the calculator prints, or none. Whole numbers are printed as such: 0.2*50 is 10, not 10.0."""
+    """Return what the calculator prints, or None. Whole numbers are printed as such: 0.2*50 is 10, not 10.0."""
     try:
         return _printed(_Parser(_tokens(expression)).result())
     except NoResult:
@@ -107,7 +107,7 @@ class _Parser:
         return _bounded(Fraction(self._need("number").replace(",", "")))
 
     def _take(self, kind: str, *among: str) -> str | None:
-        """The next token if it is of that kind (a sign: one of those)."""
+        """Consume and return the next token if it is of that kind, and one of `among` if given."""
         if self._place == len(self._tokens):
             return None
         actual, text = self._tokens[self._place]
@@ -130,7 +130,7 @@ def _bounded(value: Fraction) -> Fraction:
 
 
 def _printed(value: Fraction) -> str:
-    """As Python prints it: the shortest decimal that reads back, but no `.0` after a whole number."""
+    """Format as Python does, the shortest decimal that round-trips, but without `.0` after a whole number."""
     text = str(value.numerator) if value.denominator == 1 else repr(float(value))
     if len(text) > LONGEST_RESULT:
         raise NoResult

@@ -1,4 +1,4 @@
-"""Text for people as a model writes it: samples of one prompt, and conversations at a terminal with line editing."""
+"""Text as the model generates it: samples of a prompt, and conversations at a terminal with line editing."""
 
 import atexit
 import codecs
@@ -19,16 +19,16 @@ from lapcli.models.gpt import GPT
 from lapcli.runtime.environment import cache_dir
 from lapcli.runtime.files import append, make_folder, whole_file
 
-COMMANDS = "/system TEXT sets the tone, /clear forgets what was said, /save FILE keeps it, /quit leaves"
+COMMANDS = "/system TEXT sets a system message, /clear clears the conversation, /save FILE saves it, /quit quits"
 
 
-#: Of characters that say in which direction the following ones are read: embeddings, overrides, isolates.
+#: Bidirectional classes of characters that change the reading direction: embeddings, overrides, isolates.
 _DIRECTIONS = {"LRE", "RLE", "LRO", "RLO", "PDF", "LRI", "RLI", "FSI", "PDI"}
 _DIRECTION_MARKS = "\u200e\u200f\u061c"
 
 
 class Transcript:
-    """Text as tokens come. A character of several tokens appears with its last one; control characters never do."""
+    """Decodes tokens as they arrive. A character of several tokens appears with its last; control characters never."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
@@ -37,7 +37,7 @@ class Transcript:
         self._call: Literal["none", "expression", "called", "result"] = "none"
 
     def add(self, token: int) -> str:
-        """What can be shown now."""
+        """Add a token and return the text that can be shown now."""
         name = self._special.get(token)
         if name is None:
             closed = self._close() if self._call == "called" else ""
@@ -59,11 +59,11 @@ class Transcript:
         return text
 
     def end(self) -> str:
-        """What was held back."""
+        """Return the text that was held back."""
         return self._broken_character() + self._close()
 
     def _close(self) -> str:
-        """A call without a result: not understood, or cut off."""
+        """End a call without a result, which was not understood or truncated."""
         endings = {"none": "", "expression": " ...]", "called": " has no result]", "result": " ...]"}
         ending, self._call = endings[self._call], "none"
         return ending
@@ -80,7 +80,7 @@ def transcript(tokens: Iterable[int], tokenizer: Tokenizer) -> str:
 
 
 def _harmless(text: str) -> str:
-    """Neither moves the cursor nor turns the line round: such characters appear as U+FFFD."""
+    """Replace characters that move the cursor or change the reading direction by U+FFFD."""
     return "".join("\ufffd" if _is_harmful(c) else c for c in text)
 
 
@@ -91,7 +91,7 @@ def _is_harmful(character: str) -> bool:
 
 
 class Dialogue:
-    """Keeps the very tokens of every turn; what no longer fits the context is forgotten turn by turn, oldest first."""
+    """Keeps the exact tokens of every turn; turns that no longer fit the context are dropped, oldest first."""
 
     def __init__(self, model: GPT, tokenizer: Tokenizer, sampling: Sampling) -> None:
         self._engine = Engine(model, tokenizer, batch=1)
@@ -99,37 +99,37 @@ class Dialogue:
         self._longest = model.config.context
         self._exchanges: list[list[int]] = []
         self.forgotten = 0  # exchanges that did not fit
-        self.system = ""  # stands before the first question that the model sees, as in its training data
-        self.messages: list[dict[str, str]] = []  # all that was said, as `/save` writes it
+        self.system = ""  # prepended to the first question that the model sees, as in its training data
+        self.messages: list[dict[str, str]] = []  # the whole conversation, as `/save` writes it
 
     def clear(self) -> None:
         self._exchanges, self.messages = [], []
 
     def answer(self, question: str) -> Iterator[str]:
-        """The answer in pieces of text. An answer that is cut short (by closing this) counts as far as it went."""
+        """Yield the answer in pieces of text. If this is closed early, the answer is kept as far as it went."""
         asked = self._user_turn(question)
         prompt = self._prompt(asked)
-        said: list[int] = []
-        told: list[str] = []
+        answer_tokens: list[int] = []
+        answer_texts: list[str] = []
         shown = Transcript(self._tokenizer)
         try:
             for event in self._engine.stream([prompt], self._sampling):
                 if not event.is_end:
-                    said.append(event.token)
+                    answer_tokens.append(event.token)
                     if text := shown.add(event.token):
-                        told.append(text)
+                        answer_texts.append(text)
                         yield text
             if text := shown.end():
-                told.append(text)
+                answer_texts.append(text)
                 yield text
         finally:
             self.messages.append({"role": "user", "content": question})
-            self.messages.append({"role": "assistant", "content": "".join(told)})
-            self._exchanges.append([*asked, *said, self._tokenizer.special("<|assistant_end|>")])
+            self.messages.append({"role": "assistant", "content": "".join(answer_texts)})
+            self._exchanges.append([*asked, *answer_tokens, self._tokenizer.special("<|assistant_end|>")])
 
     def _user_turn(self, question: str) -> list[int]:
-        """From <|user_start|> to <|assistant_start|>; a question beyond the context loses its end, not its tokens
-        around it."""
+        """Return the tokens from <|user_start|> to <|assistant_start|>; a question that exceeds the context is
+        truncated, but not the special tokens around it."""
         user = question_and_answer(question)[:1]
         tokens = render(user, self._tokenizer).ids.tolist()[1:]
         around = [self._tokenizer.special("<|user_end|>"), self._tokenizer.special("<|assistant_start|>")]
@@ -138,7 +138,7 @@ class Dialogue:
         return [*tokens[:-1][:room], *around]
 
     def _system_tokens(self) -> list[int]:
-        """With the blank line after it; a text that would leave no room for questions loses its end."""
+        """Return the system text with a blank line after it, truncated if it would leave no room for questions."""
         return self._tokenizer.encode(f"{self.system}\n\n")[: self._longest // 4] if self.system else []
 
     def _prompt(self, asked: list[int]) -> list[int]:
@@ -152,7 +152,7 @@ class Dialogue:
 
 
 def converse(dialogue: Dialogue, read: Callable[[str], str] = input) -> None:
-    """Questions from the terminal until /quit or the end of the input. Ctrl-C stops the answer, not the program."""
+    """Answer questions from the terminal until /quit or the end of input. Ctrl-C stops the answer, not the program."""
     prompt = "\n> " if sys.stdin.isatty() else ""
     forgotten = 0
     while True:
@@ -161,7 +161,7 @@ def converse(dialogue: Dialogue, read: Callable[[str], str] = input) -> None:
         except EOFError:
             return
         except KeyboardInterrupt:
-            print("\n(/quit or Ctrl-D leaves)", file=sys.stderr)
+            print("\n(/quit or Ctrl-D quits)", file=sys.stderr)
             continue
         if question == "/quit":
             return
@@ -175,20 +175,20 @@ def converse(dialogue: Dialogue, read: Callable[[str], str] = input) -> None:
 
 
 def _obey(dialogue: Dialogue, command: str, words: str = "") -> str:
-    """What a command that begins with / has done."""
+    """Run a command that begins with / and return a message about it."""
     if command == "/clear":
         dialogue.clear()
         return "forgotten"
     if command == "/system":
         dialogue.system = words
-        return "the system text stands before the first question" if words else "no system text any more"
+        return "the system message is prepended to the first question" if words else "system message removed"
     if command == "/save":
         return _save(dialogue, Path(words or "conversation.jsonl").expanduser())
     return f"no command {command}; {COMMANDS}"
 
 
 def _save(dialogue: Dialogue, file: Path) -> str:
-    """Adds the conversation to a file as one line, in the form that a recipe's `conversations` are read in."""
+    """Append the conversation to a file as one line, in the format `conversations` of a recipe."""
     if not dialogue.messages:
         return "nothing was said yet"
     system = [{"role": "system", "content": dialogue.system}] if dialogue.system else []
@@ -216,9 +216,9 @@ _LONGEST_HISTORY = 1000
 
 
 def line_reader(history: Path | None = None, read: Callable[[str], str] = input) -> Callable[[str], str]:
-    """A replacement of `input`: the arrow keys edit and recall, and what was typed is known next time.
+    """Return a replacement of `input` with line editing and a history that lasts between sessions.
 
-    A line that ends with a backslash continues on the next one; so does everything between two lines of triple quotes.
+    A line that ends with a backslash continues on the next one, as does text between triple quotes.
     """
     _keep_history(history or cache_dir() / "chat_history")
 
@@ -244,12 +244,12 @@ def _quoted(first: str, read: Callable[[str], str]) -> str:
 
 
 def _keep_history(file: Path) -> None:
-    """Importing readline is what gives `input` its editing; some Pythons have none, and do without."""
+    """Load the history and save it at exit. Importing readline gives `input` its editing; some Pythons lack it."""
     try:
         import readline
     except ImportError:
         return
-    with contextlib.suppress(OSError):  # the first time there is no file; a chat works without a history
+    with contextlib.suppress(OSError):  # there is no file the first time; a chat works without a history
         readline.read_history_file(file)
     readline.set_history_length(_LONGEST_HISTORY)
 
@@ -272,15 +272,15 @@ class Piece:
 
 
 class Sampler:
-    """`is_chat`: the prompt is a question, which is asked in the form that the model was fine-tuned on."""
+    """Samples continuations of a prompt; `is_chat`: the prompt is a question, in the format of the fine-tuning."""
 
     def __init__(self, model: GPT, tokenizer: Tokenizer, *, is_chat: bool) -> None:
         self._tokenizer, self._is_chat = tokenizer, is_chat
-        # One row at a time, so that a sample is complete before the next one begins.
+        # One row at a time, so that a sample is complete before the next begins.
         self._engine = Engine(model, tokenizer, batch=1, uses_tools=is_chat)
 
     def stream(self, prompt: str, sampling: Sampling, samples: int = 1) -> Iterator[Piece]:
-        """The samples one after the other. One ends with its document or answer, or after `max_tokens`."""
+        """Yield the samples one after the other. A sample ends with its document or answer, or after `max_tokens`."""
         transcripts = [Transcript(self._tokenizer) for _ in range(samples)]
         counts = [0] * samples
         for event in self._engine.stream([self._tokens(prompt)], sampling, samples):
@@ -292,7 +292,7 @@ class Sampler:
                 yield Piece(event.sample, transcript.end(), is_last=True)
 
     def texts(self, prompt: str, sampling: Sampling, samples: int = 1) -> list[str]:
-        """All samples, whole."""
+        """Return all samples as complete texts."""
         texts = [""] * samples
         for piece in self.stream(prompt, sampling, samples):
             texts[piece.sample] += piece.text

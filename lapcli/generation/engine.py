@@ -1,11 +1,12 @@
-"""Text from a GPT: each prompt is read once, then its samples are decoded together, a token a step, with a cache.
+"""Generation with a GPT: each prompt is read once, then its samples are decoded together, one token per step, with a
+KV cache.
 
-Rows of different prompts and lengths share a batch. A row that is done leaves, and one that waits takes its place, so
-that time goes only to rows still running. With a tokenizer, an answer ends at <|assistant_end|> or <|bos|>, and the
+Rows of different prompts and lengths share a batch. A row that is done is removed, and a waiting one takes its place,
+so that no time is spent on finished rows. With a tokenizer, an answer ends at <|assistant_end|> or <|bos|>, and the
 calculator answers its calls.
 
-The noise of a draw is a function of (prompt, seed, sample, position) and of nothing else: not of the batch, the other
-rows, the device or the order of the questions.
+The noise of a draw is a function of (prompt, seed, sample, position) only: not of the batch, the other rows, the
+device or the order of the prompts.
 
 Shapes: B rows, V vocabulary, K likeliest tokens; in the cache L layers, G key and value heads, S tokens, D head size.
 """
@@ -25,23 +26,23 @@ from lapcli.models.gpt import GPT, GPTConfig, KVCache
 from lapcli.runtime.devices import has_float64
 from lapcli.runtime.errors import LapError, UsageError
 
-_GROWTH = 256  # tokens that are added at once
+_GROWTH = 256  # tokens by which the cache grows at a time
 
 
 class RowCache(KVCache):
-    """A cache whose rows have lengths of their own and come and go while the others continue.
+    """A cache whose rows differ in length and are added and removed while the others continue.
 
-    Rows grow by one token a step. While all have the same length, no mask is needed and slices suffice.
+    Rows grow by one token per step. While all have the same length, no mask is needed and slices suffice.
     """
 
     def __init__(self, config: GPTConfig, rows: int, dtype: torch.dtype, device: torch.device | str) -> None:
         super().__init__(config, rows, 0, dtype, device)
         self.lengths: list[int] = []  # of the rows in use, which are the first ones
-        self._at: tuple[Tensor, Tensor] | None = None  # row and place of each new token, where they differ
+        self._at: tuple[Tensor, Tensor] | None = None  # row and position of each new token, if lengths differ
 
-    @torch.inference_mode()  # as the steps in which the cache may have grown
+    @torch.inference_mode()  # tensors that grew in a step are inference tensors, which only this mode may write
     def add(self, prefix: KVCache) -> None:
-        """A new last row with the tokens of the only row of `prefix`."""
+        """Add a last row with the tokens of the only row of `prefix`."""
         row, length = len(self.lengths), prefix.position
         self._reserve(length + 1)
         self.k_LBGSD[:, row, :, :length] = prefix.k_LBGSD[:, 0, :, :length]
@@ -50,7 +51,7 @@ class RowCache(KVCache):
 
     @torch.inference_mode()
     def remove(self, row: int) -> None:
-        """The last row takes its place."""
+        """Remove a row; the last row takes its place."""
         last = len(self.lengths) - 1
         length = self.lengths.pop()
         if row != last:
@@ -59,7 +60,7 @@ class RowCache(KVCache):
             self.lengths[row] = length
 
     def positions(self, tokens: int) -> slice | Tensor:
-        """Called at the start of a step; prepares what all layers share."""
+        """Return the positions of the new tokens, and prepare the mask that all layers share in this step."""
         if tokens != 1:
             raise ValueError("rows grow by one token at a time")
         self.position = max(self.lengths)
@@ -90,16 +91,16 @@ class RowCache(KVCache):
         return k_BGSD, v_BGSD
 
     def _reserve(self, length: int) -> None:
-        """Zeros, not whatever the memory held: a masked place still counts as 0 times its value."""
-        held = self.k_LBGSD.shape[3]
-        if length <= held:
+        """Grow the cache with zeros: a masked position contributes 0 times its value, and memory may hold NaN."""
+        capacity = self.k_LBGSD.shape[3]
+        if length <= capacity:
             return
         shape = list(self.k_LBGSD.shape)
-        shape[3] = -(-max(length, held + _GROWTH) // _GROWTH) * _GROWTH
+        shape[3] = -(-max(length, capacity + _GROWTH) // _GROWTH) * _GROWTH
         for name in ("k_LBGSD", "v_LBGSD"):
             old: Tensor = getattr(self, name)
             new = torch.zeros(shape, dtype=old.dtype, device=old.device)
-            new[:, :, :, :held] = old
+            new[:, :, :, :capacity] = old
             setattr(self, name, new)
 
 
@@ -108,7 +109,7 @@ _MASK = 2**64 - 1
 
 @dataclass(frozen=True)
 class Sampling:
-    """Temperature 0 takes the likeliest token; `top_k` draws among so many of them."""
+    """Options of sampling; temperature 0 takes the likeliest token, `top_k` draws among the k likeliest."""
 
     max_tokens: int
     temperature: float = 0.0
@@ -122,7 +123,7 @@ def noise_key(prompt: Sequence[int], seed: int, sample: int) -> int:
 
 
 def uniform(key: int, position: int) -> float:
-    """In [0, 1): the position-th number of the splitmix64 generator that starts at `key`."""
+    """Return a number in [0, 1): the position-th of the splitmix64 generator that starts at `key`."""
     z = (key + (position + 1) * 0x9E3779B97F4A7C15) & _MASK
     z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
     z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) & _MASK
@@ -130,7 +131,7 @@ def uniform(key: int, position: int) -> float:
 
 
 def draw(logits_BV: Tensor, sampling: Sampling, noise: Sequence[float]) -> list[int]:
-    """One token a row: where its noise falls in the cumulated probabilities."""
+    """Draw one token per row, by inverting the cumulative probabilities at the row's noise."""
     if sampling.temperature == 0:
         return [int(id_) for id_ in logits_BV.argmax(dim=-1).tolist()]
     ids_BK: Tensor | None = None
@@ -138,6 +139,7 @@ def draw(logits_BV: Tensor, sampling: Sampling, noise: Sequence[float]) -> list[
         logits_BV, ids_BK = logits_BV.topk(sampling.top_k)
     if not has_float64(logits_BV.device):
         logits_BV = logits_BV.cpu()
+    # The last sum may differ from 1 by rounding, so the noise is scaled by it.
     cumulated_BV = (logits_BV.double() / sampling.temperature).softmax(-1).cumsum(-1)
     u_B = torch.tensor(noise, dtype=torch.float64, device=logits_BV.device) * cumulated_BV[:, -1]
     drawn_B = torch.searchsorted(cumulated_BV, u_B[:, None], right=True)[:, 0].clamp(max=logits_BV.shape[1] - 1)
@@ -147,7 +149,7 @@ def draw(logits_BV: Tensor, sampling: Sampling, noise: Sequence[float]) -> list[
 
 
 class ToolUse:
-    """The state of one row."""
+    """Calls of the calculator in one row."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
@@ -155,7 +157,7 @@ class ToolUse:
         self._expression: list[int] | None = None
 
     def after(self, token: int) -> list[int]:
-        """The tokens that must come next, if any."""
+        """Return the tokens that must follow, if any: the calculator's result."""
         if token == self._start:
             self._expression = []
         elif token == self._end and self._expression is not None:
@@ -170,20 +172,20 @@ class ToolUse:
 
 
 class Event(NamedTuple):
-    """One token of one sample of one prompt, as it comes."""
+    """One token of one sample of one prompt."""
 
     prompt: int
     sample: int
     token: int
     is_forced: bool  # the calculator's, not the model's
-    is_end: bool  # the token that ends an answer, which is no part of it
+    is_end: bool  # the token that ends an answer and is not part of it
 
 
 @dataclass
 class Completion:
     tokens: list[int] = field(default_factory=list)
     is_forced: list[bool] = field(default_factory=list)
-    has_ended: bool = False  # by its own end, not by the number of tokens
+    has_ended: bool = False  # by an end token, not by max_tokens
 
 
 @dataclass
@@ -205,7 +207,7 @@ class _Prefix(NamedTuple):
 
 
 class Engine:
-    """`batch`: the most rows that are decoded together. Without `uses_tools` calls of the calculator get no answer."""
+    """Generates samples; at most `batch` rows are decoded together. `uses_tools`: the calculator answers calls."""
 
     def __init__(
         self, model: GPT, tokenizer: Tokenizer | None = None, batch: int = 32, uses_tools: bool = True
@@ -218,7 +220,7 @@ class Engine:
     def complete(
         self, prompts: Sequence[Sequence[int]], sampling: Sampling, samples: int = 1
     ) -> list[list[Completion]]:
-        """`samples` completions of every prompt."""
+        """Return `samples` completions of every prompt."""
         completions = [[Completion() for _ in range(samples)] for _ in prompts]
         for event in self.stream(prompts, sampling, samples):
             completion = completions[event.prompt][event.sample]
@@ -236,7 +238,7 @@ class Engine:
         samples: int = 1,
         is_over: Callable[[Event], bool] | None = None,
     ) -> Iterator[Event]:
-        """Every token as soon as it is drawn. `is_over` decides after each whether its sample ends with it."""
+        """Yield every token as soon as it is drawn. `is_over` decides after each whether its sample ends with it."""
         self._check(prompts, sampling)
         weight = self.model.embed.weight
         waiting = deque((p, s) for p in range(len(prompts)) for s in range(samples) if sampling.max_tokens > 0)
@@ -261,7 +263,7 @@ class Engine:
             tokens = draw(logits_BV, sampling, [uniform(row.key, row.count) for row in rows])
             for row, token in zip(rows, tokens, strict=True):
                 yield self._take(row, token, sampling, is_over)
-            for place in reversed(range(len(rows))):
+            for place in reversed(range(len(rows))):  # backwards, because the last row replaces a removed one
                 if rows[place].is_done:
                     cache.remove(place)
                     rows[place] = rows[-1]
@@ -280,14 +282,14 @@ class Engine:
         return self._logits(self.model.hidden(tokens_B1, cache))
 
     def _logits(self, x_BTC: Tensor) -> Tensor:
-        """Logits of the last token only."""
+        """Compute the logits of the last token only."""
         logits_BV = self.model.logits(x_BTC[:, -1])
         if not torch.isfinite(logits_BV).all():
             raise LapError("the model's logits are not finite; these weights cannot be sampled from")
         return logits_BV
 
     def _take(self, row: _Row, drawn: int, sampling: Sampling, is_over: Callable[[Event], bool] | None) -> Event:
-        """The drawn token or, while the calculator answers, the next token of its answer."""
+        """Append the drawn token or, while the calculator answers, the next token of its answer."""
         is_forced = bool(row.forced)
         token = row.forced.popleft() if is_forced else drawn
         row.token = token
@@ -316,6 +318,6 @@ class Engine:
 def generate(
     model: GPT, prompt: list[int], max_tokens: int, *, temperature: float = 0.0, top_k: int | None = None, seed: int = 0
 ) -> list[int]:
-    """Exactly `max_tokens` tokens that follow one prompt, whatever they are."""
+    """Generate exactly `max_tokens` tokens after one prompt, past any end token."""
     sampling = Sampling(max_tokens, temperature, top_k, seed)
     return Engine(model).complete([prompt], sampling)[0][0].tokens

@@ -6,7 +6,7 @@ Paper: "Laplacian Heads Improve Transformers by Smoothing Token Representations"
     Laplacian head    y_h = (I - P_h) v_h    = v_h - sdpa(q_h, k_h, v_h)
 
 The last `laplacian_heads` of the `H` heads are the Laplacian ones. `P` is never built, and no parameter is added.
-Rows of `P` sum to one, so whatever is constant over the tokens (a bias of the values, for one) vanishes.
+Rows of `P` sum to one, so everything constant over the tokens (such as a bias of the values) vanishes.
 
 Shapes: B batch, H query heads, G key and value heads (G divides H), T query tokens, S key tokens, D head size.
 """
@@ -29,13 +29,13 @@ def laplacian_attention(
     scale: float | None = None,
     current_v_BGTD: Tensor | None = None,
 ) -> Tensor:
-    """Attention whose last `laplacian_heads` heads apply `I - P`; with none it is bit for bit plain attention.
+    """Compute attention whose last `laplacian_heads` heads apply `I - P`; with 0 it is bitwise plain attention.
 
     Args:
-        causal: Tokens see themselves and what is before them. With a cache (S > T) the queries are the last T of
+        causal: Tokens attend to themselves and to those before them. With a cache (S > T) the queries are the last T of
             the S tokens.
         mask: Boolean (True: may attend) or additive, broadcast to B, H, T, S; instead of `causal`.
-        scale: Factor of the logits; 1 / sqrt(D) if none is given.
+        scale: Factor of the logits; 1 / sqrt(D) by default.
         current_v_BGTD: Values of the query tokens, from which the mean is subtracted. By default the last T of
             the S values, which is right with and without a cache; a padded cache has to pass its own.
     """
@@ -61,13 +61,13 @@ def laplacian_attention(
     )
     if not laplacian_heads:
         return mean_BHTD
-    y_BHTD = mean_BHTD.clone()  # SDPA's backward needs the mean as it is
+    y_BHTD = mean_BHTD.clone()  # SDPA's backward needs the unchanged mean
     y_BHTD[:, H - laplacian_heads :].neg_().add_(v_BHTD)
     return y_BHTD
 
 
 def _laplacian_values(v_BGTD: Tensor, heads: int, laplacian_heads: int) -> Tensor:
-    """The values of the last heads, repeated where query heads share them."""
+    """Return the values of the last heads, repeated if query heads share them."""
     groups = v_BGTD.shape[1]
     v_BHTD = v_BGTD if groups == heads else v_BGTD.repeat_interleave(heads // groups, dim=1)
     return v_BHTD[:, heads - laplacian_heads :]
@@ -82,7 +82,7 @@ def dense_laplacian_attention(
     causal: bool = False,
     scale: float | None = None,
 ) -> Tensor:
-    """The definition with `P` written out: slow, for reading and for measuring against."""
+    """Compute the definition with `P` written out: slow, as a reference for readers and tests."""
     H, T, D = q_BHTD.shape[1:]
     G, S = k_BGSD.shape[1], k_BGSD.shape[2]
     k_BHSD, v_BHSD = (x.repeat_interleave(H // G, dim=1) for x in (k_BGSD, v_BGSD))
@@ -91,7 +91,7 @@ def dense_laplacian_attention(
         future_TS = torch.ones(T, S, dtype=torch.bool, device=q_BHTD.device).triu(S - T + 1)
         logits_BHTS = logits_BHTS.masked_fill(future_TS, float("-inf"))
     P_BHTS = logits_BHTS.softmax(dim=-1)
-    # The identity of query t stands at its own key, S - T + t.
+    # Query t is key S - T + t, which is where its row of the identity has the 1.
     I_TS = F.pad(torch.eye(T, dtype=q_BHTD.dtype, device=q_BHTD.device), (S - T, 0))
     first = H - laplacian_heads
     operator_BHTS = torch.cat([P_BHTS[:, :first], I_TS - P_BHTS[:, first:]], dim=1)

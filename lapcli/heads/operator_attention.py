@@ -2,7 +2,7 @@
 
 A layer without operators is plain attention bit for bit, and one whose only operator is the Laplacian takes the path of
 `lapcli/heads/laplacian.py`. The parameters of operators are `operators.<operator>_<parameter>` in the state dict of a
-layer's attention. They are float32 and stay so; what an operator gives is cast back to the dtype of the stream.
+layer's attention. They stay float32; an operator's output is cast back to the dtype of the activations.
 
 Shapes: B batch, H query heads, G key and value heads, T query tokens, S key tokens, D head size, C width.
 """
@@ -19,24 +19,24 @@ from lapcli.heads.plan import HeadPlan, LayerClaims
 
 
 class FirstValues:
-    """Values of the current tokens in the first layer: kept by it, read by operators of later layers."""
+    """Values of the current tokens in the first layer: stored by it, read by operators of later layers."""
 
     def __init__(self) -> None:
         self.v_BGTD: Tensor | None = None
 
 
 class HeadOperators(nn.Module):
-    """The operators of one layer's heads, with what they learn."""
+    """The operators of one layer's heads and their parameters."""
 
     def __init__(self, plan: HeadPlan, layer: int, head_size: int, width: int) -> None:
         super().__init__()
         self.claims: LayerClaims = plan.layers[layer]
         self.layer, self.heads = layer, plan.heads
         self.laplacian_heads = plan.per_layer[layer]
-        self.is_laplacian = sum(n for _, n in self.claims) == self.laplacian_heads  # or plain
+        self.is_laplacian = sum(n for _, n in self.claims) == self.laplacian_heads  # or plain attention
         self.keeps_first_values = layer == 0 and needs_first_values(plan)
         self._learnt: dict[str, Learnt] = {}
-        self._names: list[dict[str, str]] = []  # of each claim: what its operator calls a parameter, what it is here
+        self._names: list[dict[str, str]] = []  # per claim: the operator's name of a parameter -> its name here
         for operator, heads in self.claims:
             prefix = re.sub(r"\W", "_", operator.name)
             learnt = operator.parameters(heads, head_size, width)
@@ -46,15 +46,15 @@ class HeadOperators(nn.Module):
                 self.register_parameter(f"{prefix}_{name}", nn.Parameter(torch.full(each.shape, each.start)))
 
     def learnt(self, operator: Operator) -> dict[str, Tensor]:
-        """The parameters of one of the layer's operators, as it calls them."""
+        """Return the parameters of one of the layer's operators, by the operator's names."""
         for (claimed, _), names in zip(self.claims, self._names, strict=True):
             if claimed == operator:
-                return {name: getattr(self, here) for name, here in names.items()}
+                return {name: getattr(self, registered) for name, registered in names.items()}
         return {}
 
     @torch.no_grad()
     def initialise(self, generator: torch.Generator | None = None) -> None:
-        """Sets every parameter to its start, and draws those that are drawn."""
+        """Set every parameter to its start value, or draw it if it has a deviation."""
         for name, parameter in self.named_parameters():
             learnt = self._learnt[name]
             if learnt.deviation:
@@ -75,14 +75,14 @@ class HeadOperators(nn.Module):
         current_v_BGTD: Tensor | None = None,
         first: FirstValues | None = None,
     ) -> Tensor:
-        """What goes into the output projection, B x H x T x D; the arguments are those of `laplacian_attention`."""
+        """Return the input of the output projection, B x H x T x D; arguments are those of `laplacian_attention`."""
         if self.is_laplacian and not dropout:
             return laplacian_attention(
                 q_BHTD, k_BGSD, v_BGSD, self.laplacian_heads, causal=causal, mask=mask, current_v_BGTD=current_v_BGTD
             )
         T, S = q_BHTD.shape[2], k_BGSD.shape[2]
         current_v_BGTD = v_BGSD[:, :, S - T :] if current_v_BGTD is None else current_v_BGTD
-        if dropout:  # on the matrix: v - dropout(P) v
+        if dropout:  # it applies to P: the Laplacian head is v - dropout(P) v
             o_BHTD = F.scaled_dot_product_attention(
                 q_BHTD, k_BGSD, v_BGSD, mask, dropout, causal, enable_gqa=k_BGSD.shape[1] != q_BHTD.shape[1]
             )
@@ -101,19 +101,19 @@ class HeadOperators(nn.Module):
         mask: Tensor | None = None,
         first: FirstValues | None = None,
     ) -> Tensor:
-        """Each operator on its heads of SDPA's output; the rest stays as it is."""
+        """Apply each operator to its heads of SDPA's output; the other heads stay unchanged."""
         first_v = None if first is None or self.layer == 0 else first.v_BGTD
         parts: list[Tensor] = []
-        end = self.heads
+        end = self.heads  # operators claim heads from the last one backwards
         for (operator, count), names in zip(self.claims, self._names, strict=True):
             begin = end - count
             mean, first_values = None, None
             if MEAN in operator.needs:
-                own_mask = _of_heads(mask, begin, end)
-                mean = visible_mean(self._own(v_BGSD, begin, end), o_BHTD.shape[2], causal, own_mask)
+                heads_mask = _of_heads(mask, begin, end)
+                mean = visible_mean(self._own(v_BGSD, begin, end), o_BHTD.shape[2], causal, heads_mask)
             if FIRST_VALUES in operator.needs and first_v is not None:
                 first_values = self._own(first_v, begin, end)
-            parameters = {name: getattr(self, here) for name, here in names.items()}
+            parameters = {name: getattr(self, registered) for name, registered in names.items()}
             state = HeadState(parameters, mean, first_values, x_BTC if INPUT in operator.needs else None)
             y = operator.apply(self._own(current_v_BGTD, begin, end), o_BHTD[:, begin:end], state)
             parts.append(y.to(o_BHTD.dtype))
@@ -123,21 +123,22 @@ class HeadOperators(nn.Module):
         return parts[0] if len(parts) == 1 else torch.cat(parts[::-1], dim=1)
 
     def _own(self, v_BGTD: Tensor, begin: int, end: int) -> Tensor:
-        """The values of some heads, repeated where query heads share them."""
+        """Return the values of some heads, repeated if query heads share them."""
         groups = v_BGTD.shape[1]
         v_BHTD = v_BGTD if groups == self.heads else v_BGTD.repeat_interleave(self.heads // groups, dim=1)
         return v_BHTD[:, begin:end]
 
 
 def _of_heads(mask: Tensor | None, begin: int, end: int) -> Tensor | None:
-    """The part of a mask that is these heads'; one for all heads serves them all."""
+    """Return the mask of these heads; a mask without a dimension of heads applies to all."""
     return mask if mask is None or mask.ndim < 3 or mask.shape[-3] == 1 else mask[..., begin:end, :, :]
 
 
 def visible_mean(v_BHSD: Tensor, tokens: int, causal: bool, mask: Tensor | None) -> Tensor:
-    """The mean of the values that each of the last `tokens` queries sees, in float32 at least.
+    """Return the mean of the values visible to each of the last `tokens` queries, in float32 at least.
 
-    Without a mask it is the mean of all, or under `causal` the cumulative one: sums, no matrix. A mask is one already.
+    Without a mask it is the mean of all values, or with `causal` the cumulative mean: no T x S matrix is built. A mask
+    is such a matrix already.
     """
     wide = torch.promote_types(v_BHSD.dtype, torch.float32)
     if mask is not None:
@@ -154,18 +155,18 @@ def visible_mean(v_BHSD: Tensor, tokens: int, causal: bool, mask: Tensor | None)
 
 
 def needs_first_values(plan: HeadPlan) -> bool:
-    """Whether any operator does; in the first layer alone it needs nothing from there."""
+    """Whether any operator of the plan reads the values of the first layer."""
     return any(FIRST_VALUES in claim.operator.needs for layer in plan.layers for claim in layer)
 
 
 def operator_parameters(model: nn.Module) -> set[str]:
-    """Names of what operators learn: updated by AdamW without decay where the rest is Muon's, never decayed."""
+    """Return the names of operators' parameters: never decayed, and updated by AdamW even where the rest uses Muon."""
     modules = [(prefix, module) for prefix, module in model.named_modules() if isinstance(module, HeadOperators)]
     return {f"{prefix}.{name}" for prefix, module in modules for name, _ in module.named_parameters()}
 
 
 def initialise_operators(model: nn.Module, generator: torch.Generator | None = None) -> None:
-    """After all other weights are drawn, so that models share those bit for bit whatever their operators."""
+    """Initialise all operators; call it after all other weights are drawn, so that those do not depend on operators."""
     for module in model.modules():
         if isinstance(module, HeadOperators):
             module.initialise(generator)

@@ -1,9 +1,9 @@
-"""Which heads of which layer have which operator: the head plan.
+"""The head plan: the operator of each head in each layer.
 
 A recipe's `model.laplacian_heads` is one of
 
     5                              five in every layer (the paper's form)
-    [0, 0, 3, 3]                   one number a layer
+    [0, 0, 3, 3]                   one number per layer
     linear(0, 10)                  from 0 in the first layer to 10 in the last, rounded to whole heads
     {layers: 6-11, heads: 12}      twelve in layers 6 to 11 (counted from 0), none elsewhere
 
@@ -12,10 +12,10 @@ and short for `model.operators: {laplacian: 5}`, which names any operators of `l
     {laplacian: 3, exclusive: 2}                            three and two in every layer, the rest is attention
     {mix: {heads: all, alpha: 0.0, learn: [alpha]}}         with its constants
     {centered: linear(0, 4), neutreno: {layers: 6-11, heads: 2}}
-    [{}, {laplacian: 4}, {laplacian: 2, gate: 2}]           one mapping a layer
+    [{}, {laplacian: 4}, {laplacian: 2, gate: 2}]           one mapping per layer
 
 The *last* heads of a layer are claimed first: `{laplacian: 3, exclusive: 2}` makes the last three Laplacian and the two
-before them exclusive. No torch in here, so that a recipe is checked at once.
+before them exclusive. This module does not import torch, so that a recipe is checked without delay.
 """
 
 import json
@@ -35,22 +35,22 @@ _RANGE = re.compile(r"(\d{1,6})(?:\s*-\s*(\d{1,6}))?")
 
 
 class HeadClaim(NamedTuple):
-    """So many heads of a layer that have an operator."""
+    """An operator and the number of a layer's heads that have it."""
 
     operator: Operator
     heads: int
 
 
-LayerClaims = tuple[HeadClaim, ...]  # the first one has the last heads
+LayerClaims = tuple[HeadClaim, ...]  # the first claim takes the last heads
 
 
 @dataclass(frozen=True)
 class HeadPlan:
-    """The number of Laplacian heads of each layer, out of `heads`; and all claims, if there are other operators."""
+    """The number of Laplacian heads of each layer, out of `heads`, and all claims if there are other operators."""
 
     per_layer: tuple[int, ...]
     heads: int
-    claims: tuple[LayerClaims, ...] = ()  # of each layer; empty: the last heads are Laplacian, the rest is attention
+    claims: tuple[LayerClaims, ...] = ()  # per layer; empty: the last heads are Laplacian, the others attention
 
     @property
     def total(self) -> int:
@@ -66,33 +66,33 @@ class HeadPlan:
 
     @property
     def is_plain(self) -> bool:
-        """Every head is attention."""
+        """Whether every head is plain attention."""
         return not any(self.layers)
 
     def counts(self) -> dict[str, int]:
-        """Heads of each operator over all layers, those of attention not among them."""
+        """Count the heads of each operator over all layers, without plain attention."""
         counts: dict[str, int] = {}
         for claim in (claim for layer in self.layers for claim in layer if claim.operator.name != "attention"):
             counts[claim.operator.name] = counts.get(claim.operator.name, 0) + claim.heads
         return counts
 
     def letters(self, layer: int) -> str:
-        """A letter for each head of a layer: `A` attention, `L` Laplacian, others as their operators say."""
+        """Return a letter for each head of a layer: `A` attention, `L` Laplacian, others by their operator."""
         claimed = "".join(claim.operator.letter * claim.heads for claim in reversed(self.layers[layer]))
         return claimed.rjust(self.heads, "A")
 
     def operator_names(self, layer: int) -> list[str]:
-        """The operator of each head of a layer."""
+        """Return the name of the operator of each head of a layer."""
         names = [claim.operator.name for claim in reversed(self.layers[layer]) for _ in range(claim.heads)]
         return ["attention"] * (self.heads - len(names)) + names
 
     def added_flops(self, head_size: int, width: int) -> int:
-        """Additions and multiplications of the operators for one token, forward, over all layers."""
-        every = (claim for layer in self.layers for claim in layer)
-        return sum(claim.heads * claim.operator.flops(head_size, width) for claim in every)
+        """Return the FLOPs of all operators per token in the forward."""
+        claims = (claim for layer in self.layers for claim in layer)
+        return sum(claim.heads * claim.operator.flops(head_size, width) for claim in claims)
 
     def grid(self) -> str:
-        """A row a layer, a letter a head; equal neighbours share a row."""
+        """Format the plan with a row per layer and a letter per head; equal neighbours share a row."""
         rows: list[str] = []
         first = 0
         for layer in range(len(self.per_layer)):
@@ -104,25 +104,24 @@ class HeadPlan:
         return "\n".join(rows)
 
     def label(self) -> str:
-        """`3` where heads are Laplacian alone; else operators with their heads and what is not at its default.
+        """Return `3` for a plan of Laplacian heads only; else the operators with heads and non-default constants.
 
-        Two plans that differ have labels that differ.
+        Different plans have different labels.
         """
         if not self.claims or len(set(self.claims)) > 1:
             return str(self)
         return ", ".join(_claim_label(claim) for claim in self.claims[0])
 
     def recipe_keys(self) -> dict[str, Any]:
-        """The keys of a recipe's model section that give this plan."""
+        """Return the keys of a recipe's model section that give this plan."""
         if not self.claims:
             return {"laplacian_heads": list(self.per_layer), "operators": None}
         return {"laplacian_heads": 0, "operators": [_layer_spec(claims) for claims in self.claims]}
 
     def __str__(self) -> str:
-        """The shortest form that a recipe accepts; what the weights' metadata carries.
+        """Return the shortest form that a recipe accepts, which is stored in the weights' metadata.
 
-        `5` or `[0, 0, 3, 3]` where all that is not attention is Laplacian, as it always was; else operators with all
-        their constants as JSON.
+        `5` or `[0, 0, 3, 3]` for Laplacian heads only, as in version 0.1; else operators with all constants as JSON.
         """
         if not self.claims:
             return str(self.per_layer[0]) if len(set(self.per_layer)) == 1 else str(list(self.per_layer))
@@ -138,27 +137,27 @@ def _layer_spec(claims: LayerClaims) -> dict[str, Any]:
 
 
 def _claim_label(claim: HeadClaim) -> str:
-    own, usual = claim.operator.constants(), type(claim.operator)().constants()
+    constants, defaults = claim.operator.constants(), type(claim.operator)().constants()
     words = [
         f"{key} {'+'.join(value) or 'nothing'}" if isinstance(value, list) else f"{key} {value}"
-        for key, value in own.items()
-        if value != usual[key]
+        for key, value in constants.items()
+        if value != defaults[key]
     ]
     return f"{claim.heads} {claim.operator.name}" + (f" ({', '.join(words)})" if words else "")
 
 
 def plan_of_layers(layers: Sequence[LayerClaims], heads: int) -> HeadPlan:
-    """The plan of claims as they are; those that say nothing are dropped."""
-    kept = [_without_idle(claims) for claims in layers]
-    laplacian = tuple(sum(n for operator, n in claims if operator.name == "laplacian") for claims in kept)
+    """Build the plan of each layer's claims; claims without effect are dropped."""
+    effective = [_without_idle(claims) for claims in layers]
+    laplacian = tuple(sum(n for operator, n in claims if operator.name == "laplacian") for claims in effective)
     is_laplacian = all(
-        len(claims) <= 1 and sum(n for _, n in claims) == k for claims, k in zip(kept, laplacian, strict=True)
+        len(claims) <= 1 and sum(n for _, n in claims) == k for claims, k in zip(effective, laplacian, strict=True)
     )
-    return HeadPlan(laplacian, heads, () if is_laplacian else tuple(kept))
+    return HeadPlan(laplacian, heads, () if is_laplacian else tuple(effective))
 
 
 def _without_idle(claims: LayerClaims) -> LayerClaims:
-    """Without claims of no head, and without attention where it would be anyway."""
+    """Drop claims of 0 heads, and attention at the end of the claims, where it is the default."""
     kept = [claim for claim in claims if claim.heads]
     while kept and kept[-1].operator.name == "attention":
         kept.pop()
@@ -166,7 +165,7 @@ def _without_idle(claims: LayerClaims) -> LayerClaims:
 
 
 def operator_plan(spec: OperatorSpec, layers: int, heads: int) -> HeadPlan:
-    """Reads any form of `model.operators`; raises ValueError with what is expected."""
+    """Parse any form of `model.operators`; ValueError says what is expected."""
     if isinstance(spec, Mapping):
         claimed = [list(row) for row in zip(*_claims(spec, layers, heads), strict=True)] or [[] for _ in range(layers)]
     elif isinstance(spec, list | tuple) and all(isinstance(layer, Mapping) for layer in spec):
@@ -183,10 +182,10 @@ def operator_plan(spec: OperatorSpec, layers: int, heads: int) -> HeadPlan:
 
 
 def _claims(spec: Mapping[str, Any], layers: int, heads: int, first: int = 0) -> Iterator[list[HeadClaim]]:
-    """For each operator its claim in each layer, which are numbered from `first`."""
+    """Yield the claims of each operator, one per layer; `first` is the number of the first layer in messages."""
     for name, value in spec.items():
         if name not in OPERATORS:
-            try:
+            try:  # for the registry's message with the nearest name
                 OPERATORS[str(name)]
             except UsageError as error:
                 raise ValueError(str(error)) from None
@@ -220,7 +219,7 @@ def _counts(value: Any, layers: int, heads: int) -> list[Any]:
 
 
 def head_plan(spec: HeadSpec, layers: int, heads: int) -> HeadPlan:
-    """Reads any form of `laplacian_heads`; raises ValueError with what is expected."""
+    """Parse any form of `laplacian_heads`; ValueError says what is expected."""
     if isinstance(spec, bool):
         raise ValueError("expected a number of heads, not true or false")
     if isinstance(spec, int):
@@ -252,7 +251,7 @@ def _linear(spec: str, layers: int) -> list[int]:
     start, end = int(match[1]), int(match[2])
     if layers == 1:
         return [start]
-    # Half-way cases go up (Python's round would take them to the even neighbour, uneven over layers).
+    # Halves round up; Python's round would take them to the even neighbour, and steps would be uneven over layers.
     return [(2 * (start * (layers - 1 - i) + end * i) + layers - 1) // (2 * (layers - 1)) for i in range(layers)]
 
 
@@ -264,7 +263,7 @@ def _layer_range(spec: Mapping[str, Any], layers: int) -> list[int]:
 
 
 def _chosen_layers(value: Any, layers: int) -> set[int]:
-    """`6-11`, `3`, `0, 4-7` or a list of numbers."""
+    """Parse `6-11`, `3`, `0, 4-7` or a list of numbers."""
     if isinstance(value, Sequence) and not isinstance(value, str):
         parts = [str(part) for part in value]
     else:
@@ -282,7 +281,7 @@ def _chosen_layers(value: Any, layers: int) -> set[int]:
 
 
 def any_plan(spec: HeadSpec | OperatorSpec, layers: int, heads: int) -> HeadPlan:
-    """Reads `laplacian_heads` or `operators`, whichever it is: a mapping is of operators unless it is a layer range."""
+    """Parse `laplacian_heads` or `operators`: a mapping names operators unless it is a layer range."""
     if isinstance(spec, Mapping) and set(spec) == {"layers", "heads"}:
         return head_plan(spec, layers, heads)
     if isinstance(spec, Mapping) or (

@@ -1,8 +1,8 @@
 """Laplacian heads and other operators in timm's vision transformers: `laplacianize(model, laplacian_heads)`.
 
-The attention modules of a built model change their class and, if operators learn something, get its parameters; all
-else stays: parameters, state-dict names and hooks, so that weights move freely between timm and here. A layer without
-operators keeps timm's own class.
+The attention modules of a built model change their class and get the operators' parameters, if there are any. All
+other parameters, state-dict names and hooks stay, so that weights can be exchanged with timm. A layer without operators
+keeps timm's own class.
 
 Shapes: B images, T tokens, C channels, H heads, D head size.
 """
@@ -23,15 +23,15 @@ Model = TypeVar("Model", bound=nn.Module)
 
 
 def laplacianize(model: Model, laplacian_heads: HeadSpec | OperatorSpec) -> Model:
-    """Turns the last heads of each layer of a timm ViT into Laplacian heads, in place, and returns the model.
+    """Turn the last heads of each layer of a timm ViT into Laplacian heads, in place, and return the model.
 
-    `laplacian_heads` is a number, a list with one number a layer, `"linear(0, 12)"` or
-    `{"layers": "6-11", "heads": 12}`; 0 gives back the plain model. Operators by name, `{"exclusive": 4}`, are those of
-    a head's values and attention's output alone. Plain, RoPE and EVA attention are known; anything else is refused with
-    the attention classes that were seen, and nothing is changed.
+    `laplacian_heads` is a number, a list with one number per layer, `"linear(0, 12)"` or
+    `{"layers": "6-11", "heads": 12}`; 0 restores the plain model. Operators by name, `{"exclusive": 4}`, may only use a
+    head's values and attention's output. Plain, RoPE and EVA attention are supported; for any other, ValueError names
+    the attention classes of the model, and nothing is changed.
 
-    Weights and their names stay as they are, but a Laplacian head computes something else from them: a pretrained
-    model needs fine-tuning afterwards.
+    Weights and their names stay, but a Laplacian head computes another function of them: a pretrained model needs
+    fine-tuning afterwards.
     """
     layers = attention_layers(model)
     plan = any_plan(laplacian_heads, len(layers), _heads(layers))
@@ -40,7 +40,7 @@ def laplacianize(model: Model, laplacian_heads: HeadSpec | OperatorSpec) -> Mode
 
 
 def refuse_needs(plan: HeadPlan) -> None:
-    """Other people's models give an operator its values and attention's output, and nothing else."""
+    """Refuse operators with further inputs: models that are not ours only provide values and attention's output."""
     for operator in dict.fromkeys(claim.operator for layer in plan.layers for claim in layer):
         if operator.needs:
             raise ValueError(
@@ -50,15 +50,15 @@ def refuse_needs(plan: HeadPlan) -> None:
 
 
 def set_operators(model: Model, plan: HeadPlan) -> Model:
-    """Gives the heads of each layer their operators, in place; parameters that these learn are drawn here."""
+    """Set the operators of each layer's heads, in place, and initialise the operators' parameters."""
     layers = attention_layers(model)
     first, readers = FirstValues(), []
     for number, module in enumerate(layers):
         plain = _PLAIN.get(type(module), type(module))
         operators = HeadOperators(plan, number, module.proj.in_features // plan.heads, module.proj.in_features)
-        turned = bool(operators.claims) or operators.keeps_first_values
-        module.__class__ = _LAPLACIAN[plain] if turned else plain
-        if turned:
+        has_operators = bool(operators.claims) or operators.keeps_first_values
+        module.__class__ = _LAPLACIAN[plain] if has_operators else plain
+        if has_operators:
             weight = module.proj.weight
             module.operators = operators.to(weight.device)
             if not weight.is_meta:
@@ -73,7 +73,7 @@ def set_operators(model: Model, plan: HeadPlan) -> Model:
 
 
 def head_plan_of(model: nn.Module) -> HeadPlan:
-    """Which heads of each layer have which operators now."""
+    """Return the plan that the model's heads have now."""
     layers = attention_layers(model)
     return plan_of_layers([m.operators.claims if type(m) in _PLAIN else () for m in layers], _heads(layers))
 
@@ -86,7 +86,7 @@ def _heads(layers: list) -> int:
 
 
 def attention_layers(model: nn.Module) -> list:
-    """The attention of each layer, in order; ValueError if there is none or one is of a kind not known here."""
+    """Return the attention of each layer, in order; ValueError if there is none or one is of an unknown class."""
     seen = [module for module in model.modules() if _is_attention(module)]
     unknown = sorted({f"{type(m).__module__}.{type(m).__qualname__}" for m in seen if not _is_known(m)})
     if unknown or not seen:
@@ -97,7 +97,7 @@ def attention_layers(model: nn.Module) -> list:
 
 
 def _is_attention(module: nn.Module) -> bool:
-    """By name, so that kinds we do not know are noticed; pooling by attention is no layer's attention."""
+    """Whether a module is a layer's attention; by name, so that unknown classes are noticed. Pooling is not."""
     name = type(module).__name__.lower()
     return _is_known(module) or (("attention" in name or "attn" in name) and "pool" not in name)
 
@@ -107,10 +107,10 @@ def _is_known(module: nn.Module) -> bool:
 
 
 class _WithOperators:
-    """What the three classes share: the operators and the way out."""
+    """The part that the three classes share: the operators and the output projection."""
 
     operators: HeadOperators
-    first_values: FirstValues  # one for all layers
+    first_values: FirstValues  # shared by all layers
     is_last_reader: bool
 
     def _attend(self, x_BTC: Tensor, qkv: tuple[Tensor, Tensor, Tensor], mask: Tensor | None, causal: bool) -> Tensor:
@@ -118,12 +118,12 @@ class _WithOperators:
         if self.operators.keeps_first_values:
             self.first_values.v_BGTD = qkv[2]
         y_BHTD = self.operators(*qkv, x_BTC=x_BTC, causal=causal, mask=mask, dropout=rate, first=self.first_values)
-        if self.is_last_reader:  # else they would be held until the next forward
+        if self.is_last_reader:  # else their memory would be held until the next forward
             self.first_values.v_BGTD = None
         return y_BHTD
 
     def _project(self, x_BTC: Tensor, y_BHTD: Tensor) -> Tensor:
-        """Heads side by side, timm's optional norm and gate, then the output projection."""
+        """Concatenate the heads, apply timm's optional norm and gate, then the output projection."""
         y_BTC = self.norm(y_BHTD.transpose(1, 2).flatten(2))  # type: ignore[attr-defined]
         if self.gate is not None:  # type: ignore[attr-defined]
             y_BTC = y_BTC * self.gate(x_BTC).sigmoid()  # type: ignore[attr-defined]
@@ -153,7 +153,7 @@ class LaplacianEvaAttention(_WithRope, EvaAttention):
 
 
 def queries_keys_values(module: Any, x_BTC: Tensor, rope: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
-    """What enters the softmax of any attention known here, B x H x T x D: normed, rotated, a key for each head."""
+    """Return the inputs of attention, B x H x T x D: normed, rotated, keys and values repeated for each query head."""
     q, k, v = _projected(module, x_BTC)
     q, k = module.q_norm(q), module.k_norm(k)
     if rope is not None:
@@ -176,7 +176,7 @@ def _projected(module: Any, x_BTC: Tensor) -> tuple[Tensor, ...]:
 
 
 def _rotate(module: Any, x_BHTD: Tensor, rope: Tensor) -> Tensor:
-    """Class and register tokens have no place in the image and are not rotated."""
+    """Rotate the patches; class and register tokens have no position in the image."""
     prefix = module.num_prefix_tokens
     half = getattr(module, "rotate_half", False)
     return torch.cat([x_BHTD[:, :, :prefix], apply_rot_embed_cat(x_BHTD[:, :, prefix:], rope, half=half)], dim=2)

@@ -2,11 +2,12 @@
 
 The attention modules of a built model change their class and nothing else: parameters and their names stay. A layer
 without Laplacian heads keeps its own class. A Laplacian head subtracts from the values of the *current* tokens, which
-are taken before the cache is updated: of a static cache the last rows are not the current tokens. The subtraction is
+are taken before the cache is updated: the last rows of a static cache are not the current tokens. The subtraction is
 outside the attention function, so that sdpa, eager, flash and flex attention all work.
 
-The weights of such a model fit a plain one, wrongly. So `save_pretrained` names them `model.laplacian.safetensors`
-(the variant `laplacian`): a plain `from_pretrained` fails, and `load_laplacian` restores the plan of the config.
+The weights of such a model would load into a plain one without an error, and compute nonsense. So `save_pretrained`
+names them `model.laplacian.safetensors` (the variant `laplacian`): a plain `from_pretrained` fails, and
+`load_laplacian` restores the plan of the config.
 
 Shapes: B batch, T tokens, C width, H heads, G key and value heads, S tokens in the cache, D head size.
 """
@@ -29,16 +30,16 @@ VARIANT = "laplacian"
 
 
 def laplacianize(model: Model, laplacian_heads: HeadSpec | OperatorSpec) -> Model:
-    """Turns the last heads of each layer into Laplacian heads, in place, and returns the model.
+    """Turn the last heads of each layer into Laplacian heads, in place, and return the model.
 
-    `laplacian_heads` is a number, a list with one number a layer, `"linear(0, 12)"` or
-    `{"layers": "6-11", "heads": 12}`; 0 gives back the plain model. Operators by name, `{"exclusive": 4}`, are those of
-    a head's values and attention's output alone; a model of transformers takes those that learn nothing. Of these
-    the llama, qwen3, gpt2, nanochat and vit families are known, of timm plain, RoPE and EVA attention; anything else is
-    refused with the attention classes that were seen, and nothing is changed.
+    `laplacian_heads` is a number, a list with one number per layer, `"linear(0, 12)"` or
+    `{"layers": "6-11", "heads": 12}`; 0 restores the plain model. Operators by name, `{"exclusive": 4}`, may only use a
+    head's values and attention's output, and have no parameters in a model of transformers. Supported are the llama,
+    qwen3, gpt2, nanochat and vit families of transformers, and timm's plain, RoPE and EVA attention; for any other,
+    ValueError names the attention classes of the model, and nothing is changed.
 
-    Weights and their names stay as they are, but a Laplacian head computes something else from them: a pretrained
-    model needs fine-tuning afterwards.
+    Weights and their names stay, but a Laplacian head computes another function of them: a pretrained model needs
+    fine-tuning afterwards.
     """
     if not _is_of_transformers(model):
         return timm_attention.laplacianize(model, laplacian_heads)
@@ -49,9 +50,9 @@ def laplacianize(model: Model, laplacian_heads: HeadSpec | OperatorSpec) -> Mode
     _refuse_parameters(plan)
     for number, module in enumerate(layers):
         plain = _plain(type(module))
-        operators = HeadOperators(plan, number, 1, 1)  # without parameters, whatever the sizes
+        operators = HeadOperators(plan, number, 1, 1)  # the sizes do not matter without parameters
         module.__class__ = _laplacian(plain) if operators.claims else plain
-        object.__setattr__(module, "operators", operators)  # not a submodule: nothing of it is saved
+        object.__setattr__(module, "operators", operators)  # not as a submodule, so that nothing of it is saved
     plain_model = _plain(type(model))
     model.__class__ = plain_model if plan.is_plain else _saved_with_plan(plain_model)
     keys = plan.recipe_keys()
@@ -69,7 +70,7 @@ def _refuse_parameters(plan: HeadPlan) -> None:
 
 
 def load_laplacian(kind: type, folder: "str | Path", **options: Any) -> Any:
-    """Loads what a laplacianized model saved; `kind` is its class, or one of transformers' Auto classes."""
+    """Load what a laplacianized model saved; `kind` is its class, or one of transformers' Auto classes."""
     model = kind.from_pretrained(folder, variant=VARIANT, **options)  # type: ignore[attr-defined]
     plan = getattr(model.config, "laplacian_heads", None)
     if plan is None:
@@ -94,7 +95,7 @@ def _attention_layers(model: nn.Module) -> list[Any]:
 
 
 def _is_special(module: Any) -> bool:
-    """GPT-2 with cross attention, or with attention in float32 that goes past the attention functions."""
+    """Whether it is GPT-2 with cross attention, or with upcast attention, which bypasses the attention functions."""
     return getattr(module, "is_cross_attention", False) or getattr(module, "reorder_and_upcast_attn", False)
 
 
@@ -103,12 +104,12 @@ def _name(kind: type) -> str:
 
 
 def _plain(kind: type) -> type:
-    """The class of transformers that a class of ours stands for."""
+    """Return the class of transformers that a class of ours replaces."""
     return kind.__bases__[1] if issubclass(kind, _OURS) else kind
 
 
 class _LaplacianHeads:
-    """Attention of transformers, with the values of the current tokens in sight."""
+    """Attention of transformers, with operators that see the values of the current tokens."""
 
     operators: HeadOperators
     config: Any
@@ -129,8 +130,9 @@ class _LaplacianHeads:
         current_v_BGTD = v_BGSD
         if past_key_values is not None:
             k_BGSD, v_BGSD = past_key_values.update(k_BGSD, v_BGSD, self.layer_idx)
-        own: Any = inspect.getmodule(_plain(type(self)))
-        attention = ALL_ATTENTION_FUNCTIONS.get_interface(self.config._attn_implementation, own.eager_attention_forward)
+        family: Any = inspect.getmodule(_plain(type(self)))
+        eager = family.eager_attention_forward
+        attention = ALL_ATTENTION_FUNCTIONS.get_interface(self.config._attn_implementation, eager)
         if hasattr(self, "sliding_window"):
             options["sliding_window"] = self.sliding_window
         rate = self._dropout() if self.training else 0.0
@@ -143,17 +145,17 @@ class _LaplacianHeads:
     def _queries_keys_values(
         self: Any, x_BTC: Tensor, rotary: tuple[Tensor, Tensor] | None
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """What enters the softmax, as the family normalises and rotates it."""
+        """Return queries, keys and values as the family normalises and rotates them."""
         raise NotImplementedError
 
     def _by_head(self: Any, x_BTC: Tensor) -> Tensor:
         return x_BTC.unflatten(2, (-1, self.head_dim)).transpose(1, 2)
 
     def _rotated(self: Any, q: Tensor, k: Tensor, rotary: tuple[Tensor, Tensor] | None) -> tuple[Tensor, Tensor]:
-        """As the family turns them: nanochat by the opposite angle."""
+        """Rotate with the family's own function: nanochat rotates by the opposite angle."""
         assert rotary is not None
-        own: Any = inspect.getmodule(_plain(type(self)))
-        return own.apply_rotary_pos_emb(q, k, *rotary)
+        family: Any = inspect.getmodule(_plain(type(self)))
+        return family.apply_rotary_pos_emb(q, k, *rotary)
 
     def _dropout(self: Any) -> float:
         return float(self.attention_dropout)
@@ -202,7 +204,7 @@ class _GPT2(_LaplacianHeads):
 
 
 class _ViT(_LaplacianHeads):
-    """Has neither positions nor a cache in its attention."""
+    """Attention without rotary positions and without a cache."""
 
     def forward(  # type: ignore[override]
         self: Any, hidden_states: Tensor, attention_mask: Tensor | None = None, **options: Any

@@ -1,7 +1,7 @@
-"""The kinds of training: one module for each, and the registry that everything else asks.
+"""The kinds of training: one module for each, and their registry.
 
-A recipe's `objective` is the name of its kind. Nothing here imports torch before a kind is asked to train or to load
-something, so that a wrong name is refused at once.
+A recipe's `objective` is the name of its kind. Nothing here imports torch before a kind trains or loads something, so
+that a wrong name is refused at once.
 """
 
 from collections.abc import Sequence
@@ -28,7 +28,7 @@ def kind_of(recipe: AnyRecipe) -> Kind:
 
 
 def load_recipe_with_data(path: Path, overrides: Sequence[str], data: Path | None) -> AnyRecipe:
-    """A recipe of any kind; `data` is a local file or folder that is read instead of its own source."""
+    """Load a recipe of any kind; `data` is a local file or folder that replaces its own source."""
     loaded = load_recipe(path, overrides)
     return loaded if data is None else kind_of(loaded).load_with_data(path, overrides, data)
 

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from lapcli.runtime.ranks import World
     from lapcli.training.checkpoint import Checkpoint
 
-#: What a stage can start from.
+#: Objectives of the runs that a stage can start from, without and with --run.
 PRETRAINED = {"language_model"}
 STARTS = {"language_model", "chat"}
 
@@ -47,7 +47,7 @@ class ChatKind(Kind):
     recipe_file = ChatRecipe
     gives = frozenset({LANGUAGE, CHAT})
     metrics = ("validation_loss", "validation_bits_per_byte")
-    data_identity_has_seed = True  # the order of conversations is a part of it
+    data_identity_has_seed = True  # it includes the order of conversations
 
     def start(self, recipe: ChatStageRecipe, world: "World", run: Run) -> Start:
         from lapcli.kinds.initial_weights import begin
@@ -93,7 +93,7 @@ class ChatKind(Kind):
         return "chat561m", staged.model_copy(update={"start": recipe.start})
 
     def fetch(self, recipe: ChatRecipe, progress: Progress) -> Fetched:
-        """Every data set of every mixture, each once."""
+        """Download every data set of every mixture, each once."""
         from lapcli.data.chat.mixture import fetch_data_sets
 
         rows = fetch_data_sets(recipe, progress)
@@ -104,7 +104,7 @@ class ChatKind(Kind):
         return Fetched(rows, lines)
 
     def data_of(self, run: Run) -> tuple[Run, Source]:
-        """The text that the model was pretrained on: a chat stage is measured on the same."""
+        """Return the text that the model was pretrained on, on which a chat stage is measured too."""
         from lapcli.kinds import kind_of
 
         recipe: Any = run.recipe
@@ -152,7 +152,7 @@ class ChatKind(Kind):
 def load_chat_recipe(
     path: Path, overrides: Sequence[str] = (), data: Path | None = None, seed: int | None = None
 ) -> ChatRecipe:
-    """A recipe with stages; `data` is a folder with copies of its data sets."""
+    """Load a recipe with stages; `data` is a folder with copies of its data sets."""
     from lapcli.data.chat.formats import with_local_data
 
     loaded = load_recipe(path, overrides, seed)
@@ -162,12 +162,12 @@ def load_chat_recipe(
 
 
 def folder_of(run: str, runs_dir: Path) -> Path:
-    """A run is recorded by its name where it stands beside the new one, else by its path."""
+    """Return the folder of a recorded run: recorded by its name if it is in `runs_dir`, else by its path."""
     return runs_dir / run if (runs_dir / run).exists() else Path(run)
 
 
 def _start_of_stage(recipe: ChatStageRecipe, run: Run) -> "tuple[Path | None, Tokenizer]":
-    """Weights and tokenizer of the run that the stage starts from; no weights if that is gone and not needed."""
+    """Return weights and tokenizer of the run that the stage starts from; weights are None if a resume needs none."""
     from lapcli.data.text.tokenizer import Tokenizer
     from lapcli.training import checkpoint
 
@@ -180,7 +180,8 @@ def _start_of_stage(recipe: ChatStageRecipe, run: Run) -> "tuple[Path | None, To
             f"{run.path} starts from weights with the sha256 {recipe.start.weights_sha256[:16]} of {before}, which "
             "no longer has a whole checkpoint with them; train it again, then use --fresh"
         )
-    source = run if "tokenizer_sha256" in run.info else read_run(before)  # else it was stopped before its first step
+    # A run that was stopped before its first step has no tokenizer yet.
+    source = run if "tokenizer_sha256" in run.info else read_run(before)
     tokenizer = Tokenizer.from_file(source.path / TOKENIZER)
     source.check_tokenizer(tokenizer.sha256)
     if tokenizer.vocab_size != recipe.tokenizer.vocab:
@@ -191,25 +192,25 @@ def _start_of_stage(recipe: ChatStageRecipe, run: Run) -> "tuple[Path | None, To
 
 
 def _weights_with(checkpoints: Path, sha256: str) -> Path | None:
-    """The whole weights with that hash, newest checkpoint first."""
+    """Return the intact weights with that hash, of the newest checkpoint that has them."""
     from lapcli.training import checkpoint
 
     for step in reversed(checkpoint.steps_in(checkpoints)):
         path = checkpoints / f"step-{step:06d}"
         if checkpoint.find_damage(path) is None:
-            whole = checkpoint.Checkpoint.read(path)
-            if whole.weights_sha256 == sha256:
-                return whole.weights
+            intact = checkpoint.Checkpoint.read(path)
+            if intact.weights_sha256 == sha256:
+                return intact.weights
     return None
 
 
 def start_of(runs_dir: Path, run: str | None) -> Run:
-    """The run to start from: the named one, or the newest finished pretrained GPT."""
+    """Return the run to start from: the named one, or the newest finished pretrained GPT."""
     return find_run(runs_dir, run, PRETRAINED if run is None else STARTS)
 
 
 def stage_of(run: Run, stage: str, runs_dir: Path) -> Run:
-    """The run of that stage: the run itself, or the one that `lap sft` made of it."""
+    """Return the run of that stage: the run itself, or the one that `lap sft` trained from it."""
     if isinstance(run.recipe, ChatStageRecipe) and run.recipe.stage == stage:
         return run
     path = runs_dir / f"{run.name}-{stage}"
@@ -229,7 +230,7 @@ class _Shape(NamedTuple):
 
 @dataclass(frozen=True)
 class StageStart:
-    """What a stage begins with: a finished run, or the weights of `train.init_from`."""
+    """The start of a stage: a finished run, or the weights of `train.init_from`."""
 
     shown: str
     gpt: PretrainedGPT
@@ -255,12 +256,12 @@ class StageStart:
 
 
 def init_from_of(recipe: ChatRecipe) -> InitFrom | None:
-    """What the first stage begins with, where the recipe says so."""
+    """Return `train.init_from` of the first stage, if the recipe has one."""
     return next(iter(recipe.stages.given().values())).train.init_from
 
 
 def stage_start(given: InitFrom, runs_dir: Path, begun: Path | None = None) -> StageStart:
-    """Weights of any source as a start; a stage that was `begun` with them already is asked instead of the source."""
+    """Return weights of any source as a start; if a stage was `begun` with them, its run replaces the source."""
     from lapcli.data.text.tokenizer import Tokenizer
     from lapcli.kinds.weight_sources import find_source
 
@@ -293,7 +294,7 @@ def train_stages(
     step_timeout: float = STEP_TIMEOUT,
     console: "Console",
 ) -> list[Run]:
-    """Trains `<name>-midtrain`, then `<name>-sft`; with `only`, one of them. Finished ones are left as they are."""
+    """Train `<name>-midtrain`, then `<name>-sft`; with `only`, one of them. Finished ones are skipped."""
     from lapcli.runtime.ranks import join_world, leave_world
     from lapcli.training.train import train_in_world
 
@@ -339,7 +340,7 @@ def train_stages(
 def _check_stages(
     recipe: ChatRecipe, stages: list[StageName], start: StageStart, runs_dir: Path, world: "World"
 ) -> None:
-    """Data, batches and prompts of stages whose turn comes later: a missing file is found now, not after days."""
+    """Check data, batches and prompts of later stages, so that a missing file is found now and not after days."""
     from lapcli.objectives.chat import plan_stage, prepare_chat
 
     if not stages:
@@ -360,7 +361,7 @@ def _is_finished(path: Path) -> bool:
 
 
 def _stage_before(stage: StageName, given: dict, runs_dir: Path, name: str) -> Run | None:
-    """The finished run of the recipe's stage before, for `--stage sft` after `--stage midtrain`."""
+    """Return the finished run of the recipe's previous stage, for `--stage sft` after `--stage midtrain`."""
     earlier = [other for other in STAGES[: STAGES.index(stage)] if other in given]
     if not earlier:
         return None

@@ -49,7 +49,7 @@ class ClassificationKind(Kind):
         with shown_progress(world.is_main) as progress:
             data = open_images(recipe.data, recipe.model.classes, progress)
         objective, size = Classification(recipe, data, world), recipe.model.image
-        if run.info.get("step", 0) == 0:  # a run that began with such a schedule is resumed as it is
+        if run.info.get("step", 0) == 0:  # a run that was started with such a schedule may be resumed
             objective.refuse_long_warmup()
         return started(objective, data.facts(size), data.notes(size), beginning, recipe)
 

@@ -1,8 +1,8 @@
-"""A run that starts from given weights: `train.init_from`. Only the weights are taken; the rest of the run is new.
+"""A run that starts from given weights: `train.init_from`. Only the weights are loaded; the rest of the run is new.
 
-`pinned` gives the recipe the sha256 of the weights, by which the run is known. `begin` puts them into its model and
-says what is not the same there: head plan, model, data, what was resized, drawn anew, missing or left unused. A run
-that has a checkpoint is resumed from that, and the source is not looked at again.
+`pinned` adds the sha256 of the weights to the recipe, which identifies them. `begin` loads them into the model and
+reports the differences: head plan, model, data, and tensors that were resized, newly initialised, missing or unused. A
+run that has a checkpoint is resumed from that, and the source is not read again.
 """
 
 import contextlib
@@ -35,7 +35,7 @@ _CLASSIFIER = ("head.weight", "head.bias")
 
 
 def pinned(recipe: Recipe, path: Path, fresh: bool = False) -> Recipe:
-    """The recipe with the sha256 of what its run at `path` begins with; a run that is there already knows it."""
+    """Return the recipe with the sha256 of the weights that its run at `path` starts from; an existing run has it."""
     given = recipe.train.init_from
     if given is None:
         return recipe
@@ -51,9 +51,9 @@ def pinned(recipe: Recipe, path: Path, fresh: bool = False) -> Recipe:
 
 
 def _known(given: InitFrom, path: Path) -> str | None:
-    """What a run at that place began with, if it was the same source."""
+    """Return the sha256 that a run at that place started from, if it was the same source."""
     if (path / INFO).is_file():
-        with contextlib.suppress(UsageError):  # whoever opens the run says what is wrong with it
+        with contextlib.suppress(UsageError):  # opening the run will report what is wrong with it
             before = read_run(path).recipe.train.init_from
             if before is not None and (before.source, before.weights) == (given.source, given.weights):
                 return before.sha256
@@ -62,23 +62,23 @@ def _known(given: InitFrom, path: Path) -> str | None:
 
 @dataclass(frozen=True)
 class Beginning:
-    """What a run begins with; without a `source`, it has a checkpoint of its own to resume from."""
+    """The weights that a run starts from; `source` is None if the run has a checkpoint to resume from."""
 
     run: Run
     given: InitFrom
     source: WeightSource | None
 
     def tokenizer(self, recipe: GPTRecipe) -> Tokenizer:
-        """The one that the weights were trained with; its vocabulary has to be the recipe's."""
-        own = self.run.path / TOKENIZER
-        if "tokenizer_sha256" in self.run.info and own.is_file():
-            tokenizer = Tokenizer.from_file(own)
+        """Return the tokenizer that the weights were trained with; its vocabulary has to be the recipe's."""
+        saved = self.run.path / TOKENIZER
+        if "tokenizer_sha256" in self.run.info and saved.is_file():
+            tokenizer = Tokenizer.from_file(saved)
             self.run.check_tokenizer(tokenizer.sha256)
             return tokenizer
         return source_tokenizer(self.source or find_source(self.given, self.run.path.parent), recipe)
 
     def load(self, model: nn.Module, recipe: BaseRecipe) -> tuple[dict[str, Any], list[str]]:
-        """Puts the weights into the model; what `run.json` records of them, and lines for the log."""
+        """Load the weights into the model; return facts for `run.json` and lines for the log."""
         if self.source is None:
             return {"started_from": self.run.info.get("started_from")}, []
         fit = fit_weights(self.source, model)
@@ -89,7 +89,7 @@ class Beginning:
 
 
 def begin(recipe: BaseRecipe, run: Run) -> Beginning | None:
-    """Finds the weights that a run of the recipe starts from; None: they are initialised at random."""
+    """Find the weights that a run of the recipe starts from; None if they are initialised at random."""
     given = recipe.train.init_from
     if given is None:
         return None
@@ -111,11 +111,11 @@ def source_tokenizer(source: WeightSource, recipe: GPTRecipe) -> Tokenizer:
             f"{source.file} has no tokenizer with it, as a GPT's weights would; begin with other weights, or name "
             "their tokenizer with --set tokenizer.file=FILE"
         )
-    own = None if source.tokenizer is None else source.tokenizer()
-    given = None if named is None else Tokenizer.from_file(Path(named).expanduser())
-    if own is not None and given is not None and own.sha256 != given.sha256:
+    from_source = None if source.tokenizer is None else source.tokenizer()
+    named_tokenizer = None if named is None else Tokenizer.from_file(Path(named).expanduser())
+    if from_source is not None and named_tokenizer is not None and from_source.sha256 != named_tokenizer.sha256:
         raise UsageError(f"tokenizer.file: {named} is not the tokenizer of {source.shown}; remove it from the recipe")
-    tokenizer = own or given
+    tokenizer = from_source or named_tokenizer
     assert tokenizer is not None
     if tokenizer.vocab_size != recipe.tokenizer.vocab:
         raise UsageError(
@@ -126,22 +126,22 @@ def source_tokenizer(source: WeightSource, recipe: GPTRecipe) -> Tokenizer:
 
 
 def _changes(source: WeightSource, recipe: Any) -> list[str]:
-    """Settings that the weights were trained with and that differ in the recipe."""
-    here, values, lines = recipe.model.head_plan(), recipe_to_dict(recipe), []
-    if source.plan != here:
-        each = "" if len(source.plan.per_layer) != len(here.per_layer) else f" ({source.plan} there, {here} here)"
-        lines.append(f"head plan: {source.plan.total} Laplacian heads there, {here.total} here{each}")
+    """Describe the settings that differ between the recipe and the training of the weights."""
+    plan, values, lines = recipe.model.head_plan(), recipe_to_dict(recipe), []
+    if source.plan != plan:
+        each = "" if len(source.plan.per_layer) != len(plan.per_layer) else f" ({source.plan} there, {plan} here)"
+        lines.append(f"head plan: {source.plan.total} Laplacian heads there, {plan.total} here{each}")
     for section, known in (("model", source.model), ("data", source.data)):
-        now = values.get(section) or {}
+        current = values.get(section) or {}
         for key, before in known.items():
-            if key in now and key != "laplacian_heads" and before != now[key]:
-                lines.append(f"{section}.{key}: {_short(before)} there, {_short(now[key])} here")
+            if key in current and key != "laplacian_heads" and before != current[key]:
+                lines.append(f"{section}.{key}: {_short(before)} there, {_short(current[key])} here")
     return lines
 
 
 @dataclass
 class Fit:
-    """Which tensors of a source were loaded, adapted or left unused, and which of the model's are missing."""
+    """The tensors of a source that were loaded, adapted or unused, and those of the model that were missing."""
 
     used: int = 0
     adapted: list[str] = field(default_factory=list)  # sentences
@@ -149,26 +149,27 @@ class Fit:
     unused: list[str] = field(default_factory=list)
 
     def lines(self) -> list[str]:
-        named = (("not in the source, drawn anew", self.missing), ("in the source, not used", self.unused))
+        named = (("not in the source, newly initialised", self.missing), ("in the source, not used", self.unused))
         return [*self.adapted, *(f"{words}: {_listed(names)}" for words, names in named if names)]
 
 
 def fit_weights(source: WeightSource, model: nn.Module) -> Fit:
-    """Copies what fits; DataError for a wrong shape that cannot be resized, or if nothing has a name in common."""
+    """Load the tensors that fit; DataError for a shape that cannot be resized, or if no name is in common."""
     expected, tensors, fit = model.state_dict(), source.read(), Fit()
-    of_pair = any(name.startswith(_NETWORKS) for name in tensors)
+    is_pair = any(name.startswith(_NETWORKS) for name in tensors)  # of student and teacher
     targets = {name: name for name in expected}  # name in the model: name in the source
-    if isinstance(model, StudentTeacher) and not of_pair:  # a backbone becomes that of both
+    if isinstance(model, StudentTeacher) and not is_pair:  # a backbone is loaded into both
         targets = {name: name.split(".", 2)[2] for name in expected if name.startswith(_BACKBONES)}
-    elif of_pair and not isinstance(model, StudentTeacher):
+    elif is_pair and not isinstance(model, StudentTeacher):  # only the teacher's backbone is loaded
         tensors = {name.removeprefix(_BACKBONES[1]): tensor for name, tensor in tensors.items()}
     wanted = {name: expected[target] for target, name in targets.items()}
     redrawn = _adapt_vit(tensors, wanted, fit) if _PATCHES in wanted else []
     loaded = {target: tensors[name] for target, name in targets.items() if name in tensors and name not in redrawn}
     if not loaded:
-        theirs, ours = next(iter(tensors), "nothing"), next(iter(expected))
+        first, expected_first = next(iter(tensors), "nothing"), next(iter(expected))
         raise DataError(
-            f"{source.file} has no tensor of the model (it has {theirs}, the model {ours}); start from other weights"
+            f"{source.file} has no tensor of the model (it has {first}, the model {expected_first}); "
+            "start from other weights"
         )
     fit.used = len(loaded)
     fit.unused = [name for name in tensors if name not in targets.values()]
@@ -179,7 +180,7 @@ def fit_weights(source: WeightSource, model: nn.Module) -> Fit:
 
 
 def _adapt_vit(tensors: dict[str, Tensor], expected: Mapping[str, Tensor], fit: Fit) -> list[str]:
-    """Changes the tensors of a ViT for another image, patch or block; returns the names that stay as they were drawn.
+    """Adapt the tensors of a ViT to another image, patch or block; return the names that keep their random values.
 
     `expected` has the model's tensors under the source's names.
     """
@@ -206,12 +207,12 @@ def _adapt_vit(tensors: dict[str, Tensor], expected: Mapping[str, Tensor], fit: 
     redrawn = [name for name in classifier if len(tensors[name]) != len(expected[name])]
     if redrawn:
         before_K, now_K = len(tensors[redrawn[0]]), len(expected[redrawn[0]])
-        fit.adapted.append(f"{', '.join(redrawn)}: drawn anew, {before_K:,} classes there, {now_K:,} here")
+        fit.adapted.append(f"{', '.join(redrawn)}: newly initialised, {before_K:,} classes there, {now_K:,} here")
     return redrawn
 
 
 def _rename_layer_scale(tensors: dict[str, Tensor], expected: Mapping[str, Tensor]) -> None:
-    """`gamma_1` in self-supervised models and timm's EVA is `ls1.gamma` in its plain ViTs."""
+    """Rename LayerScale: `gamma_1` in self-supervised models and timm's EVA is `ls1.gamma` in its plain ViTs."""
     for name in list(tensors):
         for theirs, ours in ((r"\.gamma_([12])$", r".ls\1.gamma"), (r"\.ls([12])\.gamma$", r".gamma_\1")):
             renamed = re.sub(theirs, ours, name)
@@ -220,7 +221,7 @@ def _rename_layer_scale(tensors: dict[str, Tensor], expected: Mapping[str, Tenso
 
 
 def _resize_positions(tensors: dict[str, Tensor], expected: Mapping[str, Tensor], fit: Fit) -> None:
-    """Positions of the patches as the model has them; those of the class token are added to the class token itself.
+    """Resize the positions of the patches to the model's; that of the class token is added to the class token itself.
 
     Shapes: P positions, C channels.
     """

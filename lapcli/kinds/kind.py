@@ -1,4 +1,4 @@
-"""What a kind of training declares; training, evaluation, analysis, planning and reports use only this interface."""
+"""The interface of a kind of training, which training, evaluation, analysis, planning and reports rely on."""
 
 import json
 from abc import ABC, abstractmethod
@@ -15,7 +15,7 @@ from lapcli.runs import Run
 from lapcli.runtime.errors import UsageError
 from lapcli.runtime.progress import Progress
 
-if TYPE_CHECKING:  # no torch in here: names are listed and refused without it
+if TYPE_CHECKING:  # this module does not import torch: names are listed and refused without it
     import torch
     from torch import nn
 
@@ -28,10 +28,10 @@ if TYPE_CHECKING:  # no torch in here: names are listed and refused without it
     from lapcli.runtime.ranks import World
     from lapcli.training.checkpoint import Checkpoint
 
-#: What models of a kind offer to evaluations and analyses.
+#: Capabilities of models, on which evaluations and analyses depend.
 LANGUAGE = "language"  # next tokens of text, with a tokenizer
 CHAT = "chat"  # answers in conversations
-HELD_OUT_TEXT = "held-out text"  # the recipe's `data`, `tokenizer` and `validation` say which
+HELD_OUT_TEXT = "held-out text"  # as in the recipe's `data`, `tokenizer` and `validation`
 CLASSES = "classes"  # a class for each image
 FEATURES = "features"  # class token and patches of an image
 
@@ -40,7 +40,7 @@ RUN = "run:"  # before the name of a run in `train.init_from`
 
 @dataclass(frozen=True)
 class Start:
-    """What a run starts with: its objective, what `run.json` records of its data, and lines for the log."""
+    """The start of a run: its objective, facts about its data for `run.json`, and lines for the log."""
 
     objective: "Objective"
     facts: dict[str, Any]
@@ -50,7 +50,7 @@ class Start:
 def started(
     objective: "Objective", facts: dict[str, Any], notes: list[str], beginning: "Beginning | None", recipe: BaseRecipe
 ) -> Start:
-    """The start of a run, whose model gets the weights of `beginning` where the recipe says `train.init_from`."""
+    """Return the start of a run, after loading the weights of `beginning` if the recipe has `train.init_from`."""
     if beginning is not None:
         more_facts, more_notes = beginning.load(objective.model, recipe)
         facts, notes = {**facts, **more_facts}, [*more_notes, *notes]
@@ -59,7 +59,7 @@ def started(
 
 @dataclass(frozen=True)
 class LoadedModel:
-    """A model with its weights, and what has to be known to feed it."""
+    """A model with its weights, and what is needed to prepare its inputs."""
 
     name: str
     module: "nn.Module"
@@ -71,7 +71,7 @@ class LoadedModel:
     run: Run | None = None
     file: Path | None = None  # of the weights
     tokenizer: "Tokenizer | None" = None  # of language models
-    images: "ImageFiles | None" = None  # how images are normalised, and those it was trained on
+    images: "ImageFiles | None" = None  # their normalisation, and the source that it was trained on
     image_size: int | None = None  # pixels of a side
     classes: int | None = None  # of a classifier trained here
 
@@ -85,7 +85,7 @@ class LoadedModel:
         gives: frozenset[str],
         **known: Any,
     ) -> "LoadedModel":
-        """`module` has the weights of the checkpoint, or untrained ones; `known` are fields of its data."""
+        """Build it from a run; `module` has the checkpoint's weights or untrained ones, `known` are further fields."""
         return cls(
             name=run.name,
             module=module.to(device),
@@ -100,11 +100,11 @@ class LoadedModel:
 
     @property
     def validation_batch(self) -> int | None:
-        """Examples that its run takes at once in a validation, where its recipe says so."""
+        """Batch size of validations in its run, if the recipe has one."""
         return None if self.run is None else getattr(self.run.recipe.validation, "batch", None)
 
     def language_model(self) -> "tuple[GPT, Tokenizer]":
-        """The GPT and its tokenizer; UsageError for other models."""
+        """Return the GPT and its tokenizer; UsageError for other models."""
         from lapcli.models.gpt import GPT
 
         if not isinstance(self.module, GPT) or self.tokenizer is None:
@@ -117,33 +117,33 @@ class TrainingStep:
     """A recipe's training step on made-up data: a plan traces it without computing, a probe measures it."""
 
     model: "nn.Module"
-    parameter_groups: Callable[[], "list[ParameterGroup]"]  # of the model as it is then: a plan gives it other tensors
-    made_up_batch: Callable[[int, "torch.device"], Any]  # so many examples on a device, whose values do not matter
+    parameter_groups: Callable[[], "list[ParameterGroup]"]  # called late: a plan replaces the model's tensors
+    made_up_batch: Callable[[int, "torch.device"], Any]  # a number of examples on a device, with arbitrary values
     loss: Callable[[Any], "torch.Tensor"]  # the objective's own
     after_step: Callable[[], None] = lambda: None
 
 
 @dataclass(frozen=True)
 class PlanFacts:
-    """What a plan reports about a recipe in addition to what it computes from the training step."""
+    """Facts about a recipe that a plan cannot compute from the training step."""
 
-    steps: int | None  # none: so many epochs of data that was not looked at
+    steps: int | None  # None: the recipe has epochs, and the size of its data is not known
     data: str
     download: str = "nothing"
-    download_bytes: int | None = 0  # none: not known without asking the hub
+    download_bytes: int | None = 0  # None: not known without asking the hub
     example: str = "examples"  # what batches are counted in
     unit: str = "example"  # what FLOPs are given for
     units_per_example: int = 1
     epochs: float | None = None
-    keeps_best: bool = False  # the best checkpoint beside the newest
-    read_seconds: float = 0.0  # of one core, to read an example; 0: not worth counting
-    prepared_bytes: float = 0.0  # that the device moves until an example can be trained on
+    keeps_best: bool = False  # keeps the best checkpoint besides the newest
+    read_seconds: float = 0.0  # of one core, to read an example; 0: negligible
+    prepared_bytes: float = 0.0  # memory traffic of the device to augment an example
     lines: Mapping[str, str] = field(default_factory=dict)  # more lines of the text
     values: Mapping[str, Any] = field(default_factory=dict)  # more keys of the JSON
 
 
 def describe_download(size: int | None, what: str) -> dict[str, Any]:
-    """The fields of `PlanFacts` about a download."""
+    """Return the fields of `PlanFacts` about a download."""
     words = f"{what}, whose size only the hub knows"
     if size is not None:
         words = f"about {size / 1e9:,.1f} GB unless it is on this machine already: {what}"
@@ -159,24 +159,24 @@ class Fetched:
 
 
 class Kind(ABC):
-    """One kind of training. Only `start`, `load` and `fetch` have to be there.
+    """One kind of training. Only `start`, `load` and `fetch` are required.
 
-    `lap plan` needs `training_step`, and says more with `plan_facts` and `micro_batch_multiple`. Recipes whose `model`
-    section is a `TransformerModel` are planned quickly however many layers they have; others are traced as a whole.
+    `lap plan` needs `training_step`, and reports more with `plan_facts` and `micro_batch_multiple`. Recipes whose
+    `model` section is a `TransformerModel` are planned quickly however many layers they have; others are traced whole.
     """
 
     name: ClassVar[str]  # the `objective` of its recipes
-    recipe: ClassVar[type[BaseRecipe]]  # what a run keeps
-    recipe_file: ClassVar[type[AnyRecipe]]  # what a user writes: the same, but for recipes with stages
+    recipe: ClassVar[type[BaseRecipe]]  # stored in a run
+    recipe_file: ClassVar[type[AnyRecipe]]  # written by a user: the same, except for recipes with stages
     gives: ClassVar[frozenset[str]]
-    metrics: ClassVar[tuple[str, ...]]  # numbers of a validation, which a search may choose by
-    expected_scores: ClassVar[tuple[str, ...]] = ()  # evaluations whose absence a report names
-    validated_scores: ClassVar[tuple[str, ...]] = ()  # evaluations that `validation_NAME` gives on the same examples
+    metrics: ClassVar[tuple[str, ...]]  # metrics of a validation, which a search may optimise
+    expected_scores: ClassVar[tuple[str, ...]] = ()  # evaluations that a report lists as missing
+    validated_scores: ClassVar[tuple[str, ...]] = ()  # evaluations that equal the metric `validation_NAME`
     data_identity_has_seed: ClassVar[bool] = False  # `data_sha256` of runs with another seed differs
-    evaluations: ClassVar[tuple["TaskFamily", ...]] = ()  # tasks of its own, beside those for what its models give
+    evaluations: ClassVar[tuple["TaskFamily", ...]] = ()  # tasks of its own, besides those for `gives`
 
     def pinned(self, recipe: Any, path: Path, fresh: bool) -> Any:
-        """The recipe of a run at `path` with the sha256 of what it names by place; asked before the run is opened."""
+        """Add the sha256 of files that the recipe names by location; called before the run at `path` is opened."""
         if recipe.train.init_from is None:
             return recipe
         from lapcli.kinds.initial_weights import pinned
@@ -185,42 +185,43 @@ class Kind(ABC):
 
     @abstractmethod
     def start(self, recipe: Any, world: "World", run: Run) -> Start:
-        """Prepares the data and builds the objective; called on every rank."""
+        """Prepare the data and build the objective; called on every rank."""
 
     @abstractmethod
     def load(
         self, run: Run, checkpoint: "Checkpoint | None", device: "torch.device", *, float32: bool = False
     ) -> LoadedModel:
-        """The run's model with the weights of a checkpoint; without one, untrained, as the recipe's seed draws it.
+        """Load the run's model with the weights of a checkpoint; without one, untrained, from the recipe's seed.
 
-        `float32`: whatever it was trained in. Measurements are of the weights, not of bf16's rounding.
+        `float32`: compute in float32 whatever it was trained in, so that measurements are not affected by bf16's
+        rounding.
         """
 
     @abstractmethod
     def fetch(self, recipe: Any, progress: Progress) -> "Fetched":
-        """Downloads and prepares everything that a run of the recipe reads."""
+        """Download and prepare everything that a run of the recipe reads."""
 
     def data_of(self, run: Run) -> tuple[Run, Source]:
-        """The data that the run's model was trained on, and the run that holds its recipe and tokenizer."""
+        """Return the data that the run's model was trained on, and the run that has its recipe and tokenizer."""
         return run, run.recipe.data  # type: ignore[attr-defined]
 
     def load_with_data(self, path: Path, overrides: Sequence[str], data: Path) -> AnyRecipe:
-        """The recipe with a local file or folder in place of its own source."""
+        """Load the recipe with a local file or folder instead of its own source."""
         # A local copy has the hub's files but not its revisions.
         return load_recipe(path, [*overrides, f"data.train={json.dumps(str(data))}", "data.revision=null"])
 
     def run_recipes(self, recipe: Any, runs_dir: Path, run: str | None) -> dict[str, BaseRecipe]:
-        """The recipes of the runs that a recipe file leads to, by stage; the first stage starts from `run`."""
+        """Return the recipes of the runs that a recipe file results in, by stage; the first stage starts from `run`."""
         if run is not None:
             raise UsageError(f"a recipe of {self.name} has a model of its own; leave --run out")
         return {"": recipe}
 
     def paper_recipe(self, recipe: Any) -> tuple[str, AnyRecipe] | None:
-        """Name and recipe of the paper's experiment that is nearest to a run's recipe; None: the paper has none."""
+        """Return name and recipe of the paper's experiment that is nearest to a run's recipe; None if there is none."""
         return None
 
     def training_step(self, recipe: Any, device: "torch.device", policy: "ComputePolicy") -> TrainingStep:
-        """The step of a run of the recipe that computes as `policy` says.
+        """Build the training step of the recipe for a policy.
 
         On the meta device no weight may take memory: build the model under `with device:`.
         """
@@ -230,11 +231,11 @@ class Kind(ABC):
         return PlanFacts(steps=recipe.train.steps, data="not described by the kind", epochs=recipe.train.epochs)
 
     def micro_batch_multiple(self, recipe: Any) -> int:
-        """Micro-batches consist of a multiple of this many examples."""
+        """Return the number of which the size of a micro-batch has to be a multiple."""
         return 1
 
 
-# What the kinds of image training share.
+# Shared by the kinds of image training.
 
 
 def fetch_images(source: ImageFiles, classes: int | None, progress: Progress) -> Fetched:
@@ -256,21 +257,21 @@ def fetch_images(source: ImageFiles, classes: int | None, progress: Progress) ->
 
 
 def download_facts(source: ImageFiles) -> dict[str, Any]:
-    """The fields of a plan's facts."""
+    """Return the fields of `PlanFacts` about the download of a source."""
     if not source.train.startswith("hub:"):
         return {}
     return describe_download(known_set(source.train).download_bytes, source.train.removeprefix("hub:"))
 
 
 def load_vit(build: "Callable[[int | None], nn.Module]", recipe: Any, checkpoint: "Checkpoint | None") -> Any:
-    """The model that `build` makes from a seed, with the weights of the checkpoint; without one, untrained."""
+    """Return the model that `build` makes from a seed, with the weights of the checkpoint; without one, untrained."""
     import torch
 
     from lapcli.training.checkpoint import load_weights
 
     if checkpoint is None:
         return build(recipe.seed)
-    with torch.device("meta"):  # nothing is drawn only to be overwritten
+    with torch.device("meta"):  # weights that are overwritten need not be drawn
         model = build(None)
     model.to_empty(device="cpu")
     load_weights(checkpoint.weights, model, str(recipe.model.head_plan()))

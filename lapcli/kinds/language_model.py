@@ -47,8 +47,9 @@ class LanguageModelKind(Kind):
         tokenizer = recipe.tokenizer if beginning is None else beginning.tokenizer(recipe)
         with shown_progress(world.is_main) as progress:
             data = prepare_text(recipe.data, tokenizer, progress=progress)
+        # The tokenizer of changed data, which is refused later, must not replace the run's own.
         if world.is_main and run.info.get("tokenizer_sha256") in (None, data.tokenizer.sha256):
-            data.tokenizer.save(run.path / TOKENIZER)  # that of other data, which is refused, must not replace it
+            data.tokenizer.save(run.path / TOKENIZER)
         facts = {"data": data.description, "data_sha256": data.identity, "tokenizer_sha256": data.tokenizer.sha256}
         return started(LanguageModel(recipe, data, world), facts, [], beginning, recipe)
 
@@ -116,7 +117,7 @@ def _tokenizer_to_fetch(recipe: LanguageModelRecipe) -> "TokenizerSection | Toke
 
 
 def token_facts(recipe: GPTRecipe, steps: int | None) -> dict[str, Any]:
-    """Fields of a plan's facts: batches of sequences as long as the context, counted in tokens."""
+    """Return the fields of `PlanFacts` for batches of sequences as long as the context, counted in tokens."""
     tokens_per_step = recipe.train.batch * recipe.model.context
     tokens = None if steps is None else steps * tokens_per_step
     return {
@@ -162,7 +163,7 @@ def gpt_training_step(
 def load_gpt(
     run: Run, checkpoint: "Checkpoint | None", device: "torch.device", gives: frozenset[str], *, float32: bool
 ) -> LoadedModel:
-    """A GPT, and the tokenizer that it was trained with."""
+    """Load a GPT and the tokenizer that it was trained with."""
     from lapcli.data.text.tokenizer import Tokenizer
     from lapcli.objectives.language_model import build_gpt
     from lapcli.training.checkpoint import load_weights

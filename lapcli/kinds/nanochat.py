@@ -1,13 +1,13 @@
-"""Checkpoints of nanochat, in the form of late 2025, and of the author's fork of it: weights, settings and tokenizer,
-and `lap import`, which makes a finished run of one.
+"""Checkpoints of nanochat of late 2025 and of the author's fork of it: weights, settings and tokenizer, and
+`lap import`, which turns one into a finished run.
 
     BASE/base_checkpoints/d20/model_021400.pt     tensors by name
                               meta_021400.json    model_config; the fork's has laplacian_heads too
     BASE/tokenizer/tokenizer.pkl                  a pickled `tiktoken.Encoding`
 
-The architecture of 2026, and of the author's later fork, has the same names for these tensors and others beside them,
-multiplies queries and keys by 1.2, and has another rotary base, all without a setting that says so. It is told by its
-other tensors and by its other settings, and refused: the weights would fit, and compute something else.
+The architecture of 2026, and of the author's later fork, has the same names for these tensors and further tensors,
+multiplies queries and keys by 1.2, and has another rotary base, without a setting for either. It is recognised by its
+further tensors and settings and refused: the weights would load, but compute another function.
 """
 
 import io
@@ -51,6 +51,7 @@ _OF_2026 = (
     "fork queries and keys are multiplied by 1.2 and the rotary base is another); name a checkpoint of late 2025"
 )
 _SHOWN = 8  # names in a message
+# The only classes that a pickle may name.
 _ADMITTED = {("tiktoken.core", "Encoding"), ("tiktoken", "Encoding")}
 
 
@@ -64,7 +65,7 @@ class NanochatCheckpoint:
 
     @property
     def is_chat(self) -> bool:
-        """Whether it was trained on conversations: by its folder, else by what fine-tuning writes down."""
+        """Whether it was trained on conversations: by its folder, else by a metric that fine-tuning writes."""
         folders = " ".join(self.file.resolve().parts[-3:-1])
         if "_checkpoints" in folders:
             return "base_checkpoints" not in folders
@@ -72,7 +73,7 @@ class NanochatCheckpoint:
 
 
 def find_checkpoint(path: Path) -> NanochatCheckpoint:
-    """A `model_*.pt` with its `meta_*.json`; of a folder, that of the last step."""
+    """Read a `model_*.pt` with its `meta_*.json`; in a folder, that of the last step."""
     file = path
     if path.is_dir():
         files = [each for each in path.iterdir() if _MODEL.fullmatch(each.name)]
@@ -103,9 +104,9 @@ def find_checkpoint(path: Path) -> NanochatCheckpoint:
 
 
 def _model(settings: Mapping[str, Any], file: Path) -> GPTModel:
-    """As it was trained: rotary tables in bf16, the constants of late 2025."""
-    given = {_SETTINGS[key]: value for key, value in settings.items()}
-    values = {**given, "rotary_base": 10_000.0, "rotary_precision": "bf16", "softcap": 15.0}
+    """Return the model as it was trained: rotary tables in bf16, the constants of late 2025."""
+    renamed = {_SETTINGS[key]: value for key, value in settings.items()}
+    values = {**renamed, "rotary_base": 10_000.0, "rotary_precision": "bf16", "softcap": 15.0}
     nodes = {key: _node(value) for key, value in values.items()}
     if problems := check_recipe(GPTModel, Node(nodes, str(file))):
         raise DataError(f"{file} does not describe a GPT: {problems[0].key} {problems[0].message}; get the file again")
@@ -117,11 +118,11 @@ def _node(value: Any) -> Node:
 
 
 def read_weights(source: NanochatCheckpoint) -> dict[str, Tensor]:
-    """The tensors under our names, in the dtypes of the file; rows that pad the vocabulary are left off."""
+    """Read the tensors under our names, in the dtypes of the file, without rows that pad the vocabulary."""
     again = "get the file again, or name another"
     try:
         state = torch.load(source.file, map_location="cpu", weights_only=True)
-    except Exception as error:  # whatever pickle, zip or torch raise
+    except Exception as error:  # pickle, zip and torch raise many kinds
         reason = next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
         raise DataError(f"{source.file} cannot be read as weights ({reason[:200]}); {again}") from None
     if not isinstance(state, dict) or not all(isinstance(value, Tensor) for value in state.values()) or not state:
@@ -137,21 +138,21 @@ def read_weights(source: NanochatCheckpoint) -> dict[str, Tensor]:
 
 
 def find_tokenizer(file: Path) -> Path | None:
-    """Beside the checkpoint, or where nanochat keeps it: `tokenizer/` in its base folder."""
+    """Find the tokenizer beside the checkpoint, or where nanochat has it: `tokenizer/` in its base folder."""
     folders = (file.parent, *(parent / "tokenizer" for parent in (file.parent, *file.resolve().parents[1:3])))
     candidates = [folder / name for folder in folders for name in TOKENIZER_FILES]
     return next((path for path in candidates if path.is_file()), None)
 
 
 def read_tokenizer(path: Path) -> Tokenizer:
-    """A `tokenizer.json`, or a pickled tiktoken encoding, of which only plain data is read."""
+    """Read a `tokenizer.json`, or a pickled tiktoken encoding, of which only plain data is read."""
     if path.suffix != ".pkl":
         return Tokenizer.from_file(path)
     try:
         encoding = _PlainEncoding(io.BytesIO(read_bytes(path))).load()
     except OSError as error:
         raise DataError(f"cannot read the tokenizer {path} ({error.strerror}); name it with --tokenizer") from None
-    except Exception as error:  # whatever a broken or hostile pickle raises
+    except Exception as error:  # a broken or hostile pickle may raise anything
         raise DataError(f"{path} is not a pickled tiktoken encoding ({str(error)[:200]}); {_ANOTHER}") from None
     state = encoding.state if isinstance(encoding, _Encoding) else None
     tables = state if isinstance(state, dict) else {}
@@ -168,7 +169,7 @@ _ANOTHER = "name another with --tokenizer, a tokenizer.json or tokenizer.pkl"
 
 
 class _Encoding:
-    """Stands for tiktoken's class while a pickle is read; keeps the state and computes nothing."""
+    """Replaces tiktoken's class while a pickle is read; stores the state and computes nothing."""
 
     state: object = None
 
@@ -177,7 +178,7 @@ class _Encoding:
 
 
 class _PlainEncoding(pickle.Unpickler):
-    """Admits the one class, as plain data; anything else that a pickle could call is refused."""
+    """An unpickler that accepts only tiktoken's class, as plain data, and refuses anything else to call."""
 
     def find_class(self, module: str, name: str) -> type:
         if (module, name) not in _ADMITTED:
@@ -198,26 +199,26 @@ AGAIN = "get the checkpoint again, or name another"
 
 
 def import_checkpoint(path: Path, runs_dir: Path, name: str, *, tokenizer: Path | None = None) -> tuple[Run, bool]:
-    """The finished run, and whether it is new: the same checkpoint under the same name is left as it is."""
+    """Import a checkpoint; return the finished run, and whether it is new: the same import again changes nothing."""
     source = find_checkpoint(path)
     sha256 = sha256_of_file(source.file)
     if (runs_dir / name / INFO).is_file():
-        there = read_run(runs_dir / name)
-        if (there.info.get("imported_from") or {}).get("sha256") != sha256 or not there.is_finished:
-            raise UsageError(f"{there.path} is another run; choose another name with --to")
-        return there, False
-    words = _tokenizer(source, tokenizer)
+        existing = read_run(runs_dir / name)
+        if (existing.info.get("imported_from") or {}).get("sha256") != sha256 or not existing.is_finished:
+            raise UsageError(f"{existing.path} is another run; choose another name with --to")
+        return existing, False
+    text_tokenizer = _tokenizer(source, tokenizer)
     tensors = read_weights(source)
     _check(source, tensors)
     run = new_run(runs_dir, name, _recipe(source))
     try:
-        words.save(run.path / TOKENIZER)
+        text_tokenizer.save(run.path / TOKENIZER)
         saved = checkpoint.save(
             run.checkpoints,
             source.step,
             tensors,
             {},  # the optimizer's state is not imported
-            {"laplacian_heads": str(source.model.head_plan()), "tokenizer_sha256": words.sha256},
+            {"laplacian_heads": str(source.model.head_plan()), "tokenizer_sha256": text_tokenizer.sha256},
             {},
             keep=1,
         )
@@ -228,7 +229,7 @@ def import_checkpoint(path: Path, runs_dir: Path, name: str, *, tokenizer: Path 
             step=source.step,
             steps=source.step,
             weights_sha256=saved.weights_sha256,
-            tokenizer_sha256=words.sha256,
+            tokenizer_sha256=text_tokenizer.sha256,
             imported_from={"file": str(source.file), "sha256": sha256, "meta": _plain(source)},
             data="not known: the run was imported",
         )
@@ -265,7 +266,7 @@ def _check(source: NanochatCheckpoint, tensors: dict[str, Any]) -> None:
 
 
 def _recipe(source: NanochatCheckpoint) -> BaseRecipe:
-    """A recipe with what is known about the training; its data is unknown."""
+    """Build a recipe from what is known about the training; its data is unknown."""
     user = source.meta.get("user_config")
     settings = user if isinstance(user, dict) else {}
     batch = _count(settings.get("total_batch_size"), source.model.context)
@@ -297,6 +298,6 @@ def _count(value: Any, unit: int = 1) -> int:
 
 
 def _plain(source: NanochatCheckpoint) -> dict[str, Any]:
-    """The plain values of meta_*.json, without the state of a data loader."""
-    kept = {key: value for key, value in source.meta.items() if isinstance(value, str | int | float | bool | None)}
-    return json.loads(json.dumps({**kept, "model_config": source.meta.get("model_config")}, default=str))
+    """Return the plain values of meta_*.json, without the state of a data loader."""
+    scalars = {key: value for key, value in source.meta.items() if isinstance(value, str | int | float | bool | None)}
+    return json.loads(json.dumps({**scalars, "model_config": source.meta.get("model_config")}, default=str))

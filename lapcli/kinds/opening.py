@@ -1,6 +1,6 @@
-"""The one way from a name to a model: a run, one of its checkpoints, or `timm:NAME` with its own or a file's weights.
+"""Opens a model by name: a run, one of its checkpoints, or `timm:NAME` with its own or a file's weights.
 
-Weights that do not fit are refused, not loaded in part.
+Weights that do not fit are refused, never loaded partially.
 """
 
 from difflib import get_close_matches
@@ -26,12 +26,12 @@ STOCK_IMAGES = "hub:ILSVRC/imagenet-1k"  # what timm's weights were trained on
 
 
 def find_checkpoint(run: Run, which: str) -> Checkpoint:
-    """`last`, `best`, or a step number; whole, by its hashes."""
+    """Find the checkpoint `last`, `best` or of a step number, and verify its hashes."""
     while True:
         steps = checkpoints.steps_in(run.checkpoints)
         try:
             return _checkpoint_among(steps, run, which)
-        except DataError:  # whoever trains the run may have removed it since: then there is a newer one
+        except DataError:  # training may have removed it meanwhile: then there is a newer one
             if which != "last" or checkpoints.steps_in(run.checkpoints) == steps:
                 raise
 
@@ -55,13 +55,13 @@ def _checkpoint_among(steps: list[int], run: Run, which: str) -> Checkpoint:
     else:
         step = int(which) if which.isdecimal() else None
     if step not in steps:
-        kept = ", ".join(map(str, steps))
-        raise UsageError(f"--checkpoint takes last, best or one of the kept steps {kept}; got {which[:40]!r}")
+        existing = ", ".join(map(str, steps))
+        raise UsageError(f"--checkpoint takes last, best or one of the kept steps {existing}; got {which[:40]!r}")
     return checkpoints.read(run.checkpoints / f"step-{step:06d}")
 
 
 def _last_checkpoint(run: Run, newest: int) -> Checkpoint:
-    """The newest checkpoint; of a finished run it has to be the one that the run ended with."""
+    """Read the newest checkpoint; for a finished run it has to be the one that the run ended with."""
     checkpoint = checkpoints.read(run.checkpoints / f"step-{newest:06d}")
     if run.is_finished and run.info.get("weights_sha256") not in (None, checkpoint.weights_sha256):
         raise DataError(
@@ -73,7 +73,7 @@ def _last_checkpoint(run: Run, newest: int) -> Checkpoint:
 
 
 def open_run(run: Run, checkpoint: Checkpoint | None, device: torch.device, *, float32: bool = False) -> LoadedModel:
-    """The run's model with the weights of that checkpoint, or untrained."""
+    """Load the run's model with the weights of that checkpoint, or untrained without one."""
     try:
         return kind_of(run.recipe).load(run, checkpoint, device, float32=float32)
     except DataError:
@@ -90,9 +90,9 @@ def open_timm(
     seed: int | None = None,
     with_classifier: bool = False,
 ) -> LoadedModel:
-    """A stock timm ViT: with its weights from the hub, with those of a file, or with `seed` untrained.
+    """Load a stock timm ViT: with its weights from the hub, with those of a file, or with `seed` untrained.
 
-    `with_classifier`: its head too; without, the features alone, which weights of another task have as well.
+    `with_classifier`: with its head; otherwise only the features, which weights of other tasks have as well.
     """
     from timm.data import resolve_model_data_config
 
@@ -124,7 +124,7 @@ def open_timm(
 
 
 def build_timm(name: str, seed: int = 0, *, with_classifier: bool = True) -> Any:
-    """The stock ViT, untrained."""
+    """Build the stock ViT, untrained."""
     import timm
     from timm.models.eva import Eva
     from timm.models.vision_transformer import VisionTransformer
@@ -146,7 +146,7 @@ def build_timm(name: str, seed: int = 0, *, with_classifier: bool = True) -> Any
 
 
 def timm_file(name: str, model: Any, weights: Path | None) -> Path:
-    """The file with the model's weights: the given one, or the hub's."""
+    """Return the file with the model's weights: the given one, or the hub's."""
     path = weights if weights is not None else _hub_weights(check_timm_name(name), model.pretrained_cfg)
     if not path.is_file():
         raise UsageError(f"there is no file {path}; --weights takes a .safetensors or .pth file of the model")
@@ -154,7 +154,7 @@ def timm_file(name: str, model: Any, weights: Path | None) -> Path:
 
 
 def check_timm_name(name: str) -> str:
-    """What timm calls the model; UsageError with the nearest name if it has none of that name."""
+    """Return timm's name of the model; UsageError with the nearest name if there is none."""
     import timm
 
     known = name.removeprefix(TIMM)
@@ -167,7 +167,7 @@ def check_timm_name(name: str) -> str:
 
 
 def read_timm(model: Any, path: Path) -> dict[str, torch.Tensor]:
-    """The tensors of a file under timm's names for that model, whether they fit or not."""
+    """Read the tensors of a file under timm's names for that model, whether they fit or not."""
     from timm.models import clean_state_dict, eva, load_state_dict, vision_transformer
 
     adapt = eva.checkpoint_filter_fn if isinstance(model, eva.Eva) else vision_transformer.checkpoint_filter_fn
@@ -179,12 +179,12 @@ def read_timm(model: Any, path: Path) -> dict[str, torch.Tensor]:
         else:
             try:
                 state = load_state_dict(str(path), device="cpu", weights_only=True)  # nothing in it is executed
-            except Exception:  # of pickle, zip or torch, whose words help nobody here
+            except Exception:  # of pickle, zip or torch, whose messages do not help here
                 raise DataError(f"{path} is not a file of tensors that torch can read; {REMEDY}") from None
         return adapt(state, model)
     except DataError:
         raise
-    except Exception as error:  # whatever pickle or timm's conversions raise
+    except Exception as error:  # timm's conversions raise many kinds
         reason = next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
         raise DataError(f"{path} cannot be loaded into {type(model).__name__} ({reason[:200]}); {REMEDY}") from None
 
@@ -200,7 +200,7 @@ def _load(model: Any, path: Path, with_classifier: bool) -> None:
 
 
 def _refuse_laplacian(path: Path, metadata: dict[str, str]) -> None:
-    """Weights of a run with Laplacian heads would fit a stock ViT, wrongly."""
+    """Refuse weights of a run with Laplacian heads, which would load into a stock ViT but compute nonsense."""
     plan = metadata.get("laplacian_heads")
     if plan is not None and any(digit in "123456789" for digit in plan):
         raise DataError(f"{path} was trained with laplacian_heads {plan}, a stock ViT has none; use --run for its run")
@@ -224,7 +224,7 @@ def _hub_weights(name: str, settings: dict[str, Any]) -> Path:
             except EntryNotFoundError:
                 if number + 1 == len(files):
                     raise
-    except Exception as error:  # whatever the connection, its proxies or the library's transports raise
+    except Exception as error:  # the connection, proxies and the library's transports raise many kinds
         why = (
             "HF_HUB_OFFLINE is set and they are not on this machine" if hub_is_offline() else str(error).splitlines()[0]
         )

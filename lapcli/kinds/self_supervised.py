@@ -1,4 +1,4 @@
-"""Self-supervised training of a ViT with a student and a teacher; the teacher's backbone is what is measured."""
+"""Self-supervised training of a ViT with a student and a teacher, whose backbone is evaluated."""
 
 from typing import TYPE_CHECKING, Any
 

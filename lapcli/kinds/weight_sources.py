@@ -1,11 +1,11 @@
-"""Weights that a run can start from, by name: where they are, what is known about their model, and its tensors.
+"""Weights that a run can start from, by name: their file, what is known about their model, and their tensors.
 
     run:NAME[@step|best]     a run, finished or not; without a suffix its last checkpoint
     timm:NAME                a stock ViT with its pretrained weights, or those of a file
     FOLDER                   an exported folder (hf, timm, safetensors), or one with checkpoints of nanochat
     FILE.pt                  a checkpoint of nanochat or of the author's fork
 
-Tensors come under our own names. Nothing is executed: safetensors, JSON, and pickles of tensors alone.
+Tensors are returned under our own names. No code is executed: only safetensors, JSON and pickles of tensors are read.
 """
 
 import json
@@ -38,18 +38,18 @@ class WeightSource:
     """Weights by the name of their source; `read` loads them."""
 
     shown: str  # for people
-    name: str  # for a run that begins with them
+    name: str  # part of the name of a run that starts from them
     file: Path
     sha256: str  # of the file
     read: Callable[[], dict[str, Tensor]] = field(repr=False)
     plan: HeadPlan
-    model: Mapping[str, Any]  # what is known of the recipe's `model`
-    data: Mapping[str, Any] = field(default_factory=dict)  # ... and of its `data`
+    model: Mapping[str, Any]  # what is known about the recipe's `model`
+    data: Mapping[str, Any] = field(default_factory=dict)  # ... and about its `data`
     tokenizer: Callable[[], Tokenizer] | None = field(default=None, repr=False)
 
 
 def find_source(given: InitFrom, runs_dir: Path) -> WeightSource:
-    """The source; UsageError or DataError with the next step if it is missing, incomplete or in an unknown format."""
+    """Find a source; UsageError or DataError with the next step if it is missing, incomplete or of unknown format."""
     source = given.source
     if source.startswith(RUN):
         return _of_run(source.removeprefix(RUN), runs_dir)
@@ -121,7 +121,7 @@ def _of_timm(name: str, weights: Path | None) -> WeightSource:
 
 
 def _of_folder(path: Path) -> WeightSource:
-    """A folder that `lap export` wrote: every file that is read has the sha256 that was written down."""
+    """Open a folder that `lap export` wrote, after verifying the sha256 of every file that is read."""
     try:
         record = read_checked_json(path / RECORD, AGAIN)
     except FileNotFoundError:
@@ -159,7 +159,7 @@ def _of_folder(path: Path) -> WeightSource:
 
 
 def _exported_tokenizer(path: Path) -> Tokenizer:
-    """As it was before `lap export` put <|bos|> before every text."""
+    """Load a tokenizer without the post-processor with which `lap export` puts <|bos|> before every text."""
     content = json.loads(read_text(path))
     return Tokenizer.from_text(json.dumps({**content, "post_processor": None}), path)
 

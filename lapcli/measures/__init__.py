@@ -1,1 +1,1 @@
-"""Measures of models and their tokens that training, evaluation and analysis share; they import none of these."""
+"""Measures of models and their tokens, shared by training, evaluation and analysis, none of which they import."""

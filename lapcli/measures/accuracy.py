@@ -1,4 +1,4 @@
-"""Top-k accuracy over every image of a set, whatever the batch size and the number of processes.
+"""Top-k accuracy over every image of a set, independent of the batch size and the number of processes.
 
 Shapes: B images, K classes.
 """
@@ -22,13 +22,13 @@ from lapcli.runtime.errors import LapError
 from lapcli.runtime.ranks import World
 
 TOP = (1, 5)
-NO_CLASS = -1  # of an image that does not count
+NO_CLASS = -1  # label of a padding image, which is not counted
 
 
 @dataclass(frozen=True)
 class Accuracy:
     images: int
-    correct: dict[int, int]  # images whose class is among the first k, by k
+    correct: dict[int, int]  # for each k, the number of images whose class is among the top k
     loss: float  # mean cross entropy
 
     def top(self, k: int) -> float:
@@ -48,10 +48,10 @@ def measure_accuracy(
     pads: bool = False,
     is_interrupted: Callable[[], bool] | None = None,
 ) -> Accuracy:
-    """Counts are whole numbers summed over the processes, each image once; the model's mode is put back.
+    """Measure the accuracy with each image counted once over all processes; the model's mode is restored.
 
-    `source` says how the images are cropped and normalised, `size` their pixels.
-    `pads`: the model sees whole batches alone, the last one filled up with images that do not count.
+    `source` determines how images are cropped and normalised, `size` is their side in pixels.
+    `pads`: the last batch is padded with images that do not count, so that all batches have the same shape.
     """
     count = len(images)
     rounds = math.ceil(count / (batch * world.size))
@@ -67,13 +67,13 @@ def measure_accuracy(
     seen = nats = 0.0
     correct = dict.fromkeys(TOP, 0.0)
     try:
-        for turn in range(rounds):  # as many on every process, so that all of them ask `is_interrupted` together
+        for turn in range(rounds):  # the same on every rank, so that all of them call `is_interrupted` together
             if is_interrupted is not None:
                 is_interrupted()
             images_BCHW, labels_B = loader.batch(turn, 0)
             if not len(labels_B):
                 continue
-            here = len(labels_B)
+            unpadded = len(labels_B)
             if pads:
                 images_BCHW, labels_B = pad_rows(images_BCHW, batch), pad_rows(labels_B, batch, NO_CLASS)
             images_BCHW, labels_B = to_device((images_BCHW, labels_B), world.device)
@@ -81,10 +81,10 @@ def measure_accuracy(
             if not torch.isfinite(logits_BK).all():
                 raise LapError("the model gives logits that are not finite; these weights cannot be evaluated")
             nats += float(F.cross_entropy(logits_BK, labels_B, reduction="sum", ignore_index=NO_CLASS))
-            seen += here
-            first_BK = logits_BK.topk(min(max(TOP), logits_BK.shape[1]), dim=1).indices == labels_B[:, None]
+            seen += unpadded
+            hits_BK = logits_BK.topk(min(max(TOP), logits_BK.shape[1]), dim=1).indices == labels_B[:, None]
             for k in TOP:
-                correct[k] += int(first_BK[:, :k].sum())
+                correct[k] += int(hits_BK[:, :k].sum())  # column j: whether the j-th guess is right
     finally:
         loader.close()
         model.train(was_training)

@@ -1,5 +1,5 @@
-"""Bits per byte, and those of the add-one token-bigram model: what a language model has to beat to have learned
-anything beyond pairs.
+"""Bits per byte, and those of the add-one token-bigram model, a baseline that a language model has to beat to have
+learned anything beyond pairs of tokens.
 
 p(b | a) = (count(a, b) + 1) / (count(a) + V)
 """
@@ -12,14 +12,14 @@ from lapcli.runtime.errors import DataError
 
 
 def bits_per_byte(nats: float, count: float, text: str) -> float:
-    """`nats` as bits over `count` bytes. A text without bytes is an error: 0.0 would be the best result there is."""
+    """Convert `nats` over `count` bytes. A text without bytes is an error: 0.0 would be the best possible result."""
     if count <= 0:
         raise DataError(f"{text} has no bytes, so that bits per byte are not defined; hold out other or more text")
     return nats / (math.log(2) * count)
 
 
 def bigram_bits_per_byte(train: np.ndarray, validation: np.ndarray, byte_lengths: np.ndarray) -> float:
-    """Pairs counted in the training stream predict the validation stream; targets without bytes do not count."""
+    """Predict the validation stream from pairs counted in the training stream; targets without bytes do not count."""
     vocab = len(byte_lengths)
     pairs, counts = np.unique(train[:-1].astype(np.int64) * vocab + train[1:], return_counts=True)
     firsts = np.bincount(train[:-1], minlength=vocab)

@@ -1,4 +1,4 @@
-"""One pass of a model feeds every measurement: hooks pass each layer's tokens on as they come, and keep nothing.
+"""One pass of a model feeds every measurement: hooks pass each layer's tokens to listeners and store nothing.
 
 Shapes: B sequences, T tokens, C channels.
 """
@@ -26,7 +26,7 @@ class Batch:
 
 @dataclass(frozen=True)
 class Site:
-    """Which tokens: the output of a block, before or after the model's last norm, or the input of its MLP."""
+    """A place in the model: the output of a block, before or after the model's last norm, or the input of its MLP."""
 
     layer: int
     place: Literal["output", "mlp_input"] = "output"
@@ -51,7 +51,7 @@ class Capture:
         self._batch: Batch
         self._block_input: Tensor
         self.sequences = 0
-        self.tokens = 0  # of all sequences, whichever tokens the listeners ask for
+        self.tokens = 0  # of all sequences, whichever tokens the listeners receive
 
     def on_tokens(self, site: Site, listener: TokenListener) -> None:
         self._tokens[site].append(listener)
@@ -71,7 +71,7 @@ class Capture:
 
     @torch.no_grad()
     def run(self, batches: Iterable[Batch], progress: Callable[[int], None] | None = None) -> None:
-        """Restores the model's mode at the end; values that are not finite are an error that names their layer."""
+        """Run the model over the batches and restore its mode; LapError names a layer whose values are not finite."""
         model = self._anatomy.model
         was_training = model.training
         hooks = self._hook()
@@ -143,7 +143,7 @@ class Capture:
 
 
 def _uncompiled(model: nn.Module) -> contextlib.AbstractContextManager[Any]:
-    """Runs blocks that training compiled in eager mode: the hooks would break their graphs into pieces."""
+    """Context in which compiled blocks run in eager mode: hooks would break their graphs into pieces."""
     if all(module._compiled_call_impl is None for module in model.modules()):
         return contextlib.nullcontext()
     return torch.compiler.set_stance("force_eager")

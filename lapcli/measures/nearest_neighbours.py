@@ -9,12 +9,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-#: Similarities held at once: 512 queries against 16,384 keys are 32 MiB.
+#: Size of a chunk: 512 queries against 16,384 keys are 32 MiB of similarities.
 QUERIES_AT_ONCE, KEYS_AT_ONCE = 512, 16_384
 
 
 def nearest(queries_QD: Tensor, keys_ND: Tensor, neighbours: int) -> tuple[Tensor, Tensor]:
-    """Inner products with the nearest keys, largest first, and the numbers of those keys; both (Q, neighbours)."""
+    """Return the inner products with the nearest keys, largest first, and those keys' indices; both Q x neighbours."""
     similarity = queries_QD.new_empty(len(queries_QD), neighbours)
     index = torch.empty(len(queries_QD), neighbours, dtype=torch.int64, device=queries_QD.device)
     for first in range(0, len(queries_QD), QUERIES_AT_ONCE):
@@ -39,10 +39,10 @@ def _nearest(queries_QD: Tensor, keys_ND: Tensor, neighbours: int) -> tuple[Tens
 def vote(
     similarity_QM: Tensor, labels_QM: Tensor, classes: int, counts: Sequence[int], temperature: float
 ) -> dict[int, Tensor]:
-    """The class of each query by its first k neighbours, for each k of `counts`.
+    """Return the class of each query by its first k neighbours, for each k of `counts`.
 
-    A neighbour's vote weighs exp(similarity / temperature), normalised over all M neighbours; its class's score is the
-    sum over the first k. The normaliser is common to all classes, so it changes no arg-max.
+    A neighbour's vote has the weight exp(similarity / temperature), normalised over all M neighbours; a class's score
+    is the sum over the first k. The normaliser is common to all classes, so it changes no arg-max.
     """
     weight_QM = F.softmax(similarity_QM / temperature, dim=1)
     score_QK = weight_QM.new_zeros(len(weight_QM), classes)
@@ -56,7 +56,7 @@ def vote(
 def classify(
     queries_QD: Tensor, keys_ND: Tensor, labels_N: Tensor, classes: int, counts: Sequence[int], temperature: float
 ) -> dict[int, Tensor]:
-    """The class of each query for each number of neighbours; features of any length, which are normalised here."""
+    """Return the class of each query for each number of neighbours; features are normalised here."""
     queries_QD, keys_ND = F.normalize(queries_QD, dim=1), F.normalize(keys_ND, dim=1)
     classes_of_k: dict[int, list[Tensor]] = {k: [] for k in counts}
     for first in range(0, len(queries_QD), QUERIES_AT_ONCE):

@@ -1,4 +1,4 @@
-"""How smooth the tokens are, on a few fixed sequences: what `validation.smoothing: true` logs during training.
+"""Smoothness of the tokens on a few fixed sequences, which `validation.smoothing: true` logs during training.
 
     smoothing_within_sequence_share   ave |x - mean of its sequence|^2 / ave |x - mean of all|^2, after the last block
     smoothing_k_0.99                  components for 99% of the variance within a sequence, after the last block
@@ -20,7 +20,7 @@ PROBE_SEQUENCES, PROBE_IMAGES = 4, 16
 
 
 def smoothing(model: nn.Module, inputs: Tensor) -> dict[str, float]:
-    """Values by name; those that are not defined (all tokens are equal) are left out."""
+    """Return values by name, without those that are not defined because all tokens are equal."""
     anatomy = anatomy_of(model)
     last = anatomy.layers - 1
     components, shares = StreamingMoments(), []
@@ -37,6 +37,6 @@ def smoothing(model: nn.Module, inputs: Tensor) -> dict[str, float]:
 
 
 def without_padding(tokens_BT: Tensor, targets_BT: Tensor) -> Tensor:
-    """Padded rows, cut to the shortest conversation: tokens after the last target of a row are padding."""
+    """Truncate padded rows to the shortest conversation: tokens after the last target of a row are padding."""
     lengths_B = torch.where(targets_BT >= 0, torch.arange(1, targets_BT.shape[1] + 1, device=targets_BT.device), 0)
     return tokens_BT[:, : max(2, int(lengths_B.amax(dim=1).min()))]

@@ -1,6 +1,6 @@
 """Means and spreads of a stream, in float64, merged batch by batch (Welford's update in the form of Chan et al.).
 
-Nothing here grows with the number of examples: `ClassMoments` holds one row for each class.
+Memory does not grow with the number of examples: `ClassMoments` has one row for each class.
 
 Shapes: N examples of a batch, D numbers each, C classes, K classes that are in the batch.
 """
@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-if TYPE_CHECKING:  # tensors come in, numpy arrays are kept: torch itself is not needed here
+if TYPE_CHECKING:  # tensors come in, numpy arrays are stored: torch need not be imported
     from torch import Tensor
 
 
 class StreamingMoments:
-    """Mean and standard deviation of vectors, by column; an entry that is NaN is left out of its column."""
+    """Mean and standard deviation of vectors, by column; NaN entries are skipped."""
 
     def __init__(self) -> None:
         self.count_D: np.ndarray | None = None
@@ -40,16 +40,16 @@ class StreamingMoments:
 
     @property
     def std_D(self) -> np.ndarray:
-        """Over all examples: divided by their number."""
+        """Standard deviation over all examples, divided by their number (not by one less)."""
         assert self.count_D is not None
         return np.sqrt(self._squares_D / np.maximum(self.count_D, 1))
 
     def mean(self, column: int = 0) -> float | None:
-        """None where every value of the column was NaN."""
+        """Return the mean of a column; None if every value was NaN."""
         return float(self.mean_D[column]) if self._is_known(column) else None
 
     def std(self, column: int = 0) -> float | None:
-        """None where every value of the column was NaN."""
+        """Return the deviation of a column; None if every value was NaN."""
         return float(self.std_D[column]) if self._is_known(column) else None
 
     def _is_known(self, column: int) -> bool:
@@ -64,15 +64,15 @@ class ClassMoments:
 
     def __init__(self, classes: int, width: int, scatter: bool = False) -> None:
         self.count_C = np.zeros(classes, dtype=np.int64)
-        # The system gives numpy the memory of a row when it is first written: of 65,536 classes only those count that
-        # the data has.
+        # Zeroed memory is allocated by the system when a row is first written: of 65,536 classes only those in the data
+        # take memory.
         self.mean_CD = np.zeros((classes, width))
         self.squares_C = np.zeros(classes)
-        self.extra_C = np.zeros(classes)  # any other quantity of an example, summed
+        self.extra_C = np.zeros(classes)  # sum of `extra_N`, any other quantity of an example
         self.scatter_DD = np.zeros((width, width)) if scatter else None
 
     def update(self, x_ND: Tensor, labels_N: Tensor, extra_N: Tensor | None = None) -> None:
-        """float64 examples with a class each; those with a negative class are left out."""
+        """Add float64 examples with their classes; those with a negative class are skipped."""
         keep = labels_N >= 0
         if not bool(keep.all()):
             x_ND, labels_N = x_ND[keep], labels_N[keep]
@@ -87,11 +87,11 @@ class ClassMoments:
         squares_K = x_ND.new_zeros(len(present_K)).index_add_(0, row_N, deviation_ND.square().sum(dim=1))
         rows = present_K.cpu().numpy()
         delta_KD = mean_KD.cpu().numpy() - self.mean_CD[rows]
-        before, here = self.count_C[rows], count_K.cpu().numpy()
-        weight_K = before * here / (before + here)
-        self.mean_CD[rows] += delta_KD * (here / (before + here))[:, None]
+        before, added = self.count_C[rows], count_K.cpu().numpy()
+        weight_K = before * added / (before + added)
+        self.mean_CD[rows] += delta_KD * (added / (before + added))[:, None]
         self.squares_C[rows] += squares_K.cpu().numpy() + weight_K * (delta_KD**2).sum(axis=1)
-        self.count_C[rows] = before + here
+        self.count_C[rows] = before + added
         if extra_N is not None:
             sums_K = x_ND.new_zeros(len(present_K)).index_add_(0, row_N, extra_N.double())
             self.extra_C[rows] += sums_K.cpu().numpy()

@@ -18,21 +18,21 @@ from lapcli.runtime.devices import has_float64
 if TYPE_CHECKING:
     from torch import Tensor
 
-#: Below this share of the tokens' squared length, what is left after centring is rounding.
+#: Below this share of the tokens' squared length, the remainder after centring is rounding error.
 ROUNDING = 1e-20
 
 
 def to_float64(x: Tensor) -> Tensor:
-    """On the same device, or on the CPU where the device has no float64."""
+    """Convert on the same device, or on the CPU if the device has no float64."""
     x = x.detach()
     return x.double() if has_float64(x.device) else x.cpu().double()
 
 
 def eigenvalues(tokens_BTD: Tensor) -> Tensor:
-    """Eigenvalues of X~^T X~ with X~ = X - 1 mu^T, B x R, largest first, never negative; float64 in, float64 out.
+    """Return the eigenvalues of X~^T X~ with X~ = X - 1 mu^T, B x R, largest first, never negative, in float64.
 
-    X~^T X~ (D x D) and X~ X~^T (T x T) have the same eigenvalues beside zeros, so the smaller of the two is taken. All
-    eigenvalues of a sequence of equal tokens are exactly 0.
+    X~^T X~ (D x D) and X~ X~^T (T x T) have the same eigenvalues up to zeros, so the smaller of the two is used. For a
+    sequence of equal tokens all are exactly 0.
     """
     import torch
 
@@ -46,7 +46,7 @@ def eigenvalues(tokens_BTD: Tensor) -> Tensor:
 
 
 def k_alpha(eigenvalues_BR: Tensor, alpha: float) -> Tensor:
-    """Fewest leading eigenvalues whose sum reaches alpha of the sum of all; NaN where the tokens do not vary."""
+    """Return the fewest leading eigenvalues whose sum reaches alpha of the total; NaN if the tokens do not vary."""
     total_B1 = eigenvalues_BR.sum(dim=1, keepdim=True)
     # A share that is reached exactly must not be missed by the last bit of the sum.
     reached_BR = eigenvalues_BR.cumsum(dim=1) >= (alpha - 1e-12) * total_B1
@@ -55,7 +55,7 @@ def k_alpha(eigenvalues_BR: Tensor, alpha: float) -> Tensor:
 
 
 def cosine_similarity(tokens_BTD: Tensor) -> Tensor:
-    """Mean over pairs of different tokens of <x_i, x_j> / (|x_i| |x_j|), one number for each sequence.
+    """Return the mean over pairs of different tokens of <x_i, x_j> / (|x_i| |x_j|), one number per sequence.
 
     With u = x / |x| the sum over pairs is |sum u|^2 - sum |u|^2: no T x T matrix. NaN for a sequence of one token. A
     zero token has cosine 0 with all others.
@@ -68,9 +68,9 @@ def cosine_similarity(tokens_BTD: Tensor) -> Tensor:
 
 
 def within_sequence_share(tokens_BTD: Tensor) -> float | None:
-    """Share of the variance that is within sequences; no classes are needed, the rest is between sequences.
+    """Return the share of the variance that is within sequences; the rest is between them.
 
-    None where all tokens are equal.
+    It needs no classes. None if all tokens are equal.
     """
     within = (tokens_BTD - tokens_BTD.mean(dim=1, keepdim=True)).square().sum()
     total = (tokens_BTD - tokens_BTD.mean(dim=(0, 1))).square().sum()
@@ -78,9 +78,9 @@ def within_sequence_share(tokens_BTD: Tensor) -> float | None:
 
 
 def principal_components(x_ND: np.ndarray, count: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Projections N x count of the centred rows, the directions count x D, and each one's share of the variance.
+    """Return projections N x count of the centred rows, the directions count x D, and each one's share of the variance.
 
-    The sign of a component is not defined; its largest entry is made positive, so that figures can be compared.
+    The sign of a component is arbitrary; its largest entry is made positive, so that figures can be compared.
     Directions beyond the rank are zero, and so are the shares of rows that do not vary.
     """
     centred = x_ND - x_ND.mean(axis=0)

@@ -1,7 +1,7 @@
-"""Where the blocks, norms, tokens and heads of a model are: one adapter for each kind of model.
+"""Access to the blocks, norms, tokens and heads of a model: one adapter for each kind of model.
 
-Every kind has blocks that map B x T x C to B x T x C, an `attn` and an `mlp` in each of them, and a norm after the
-last. What differs is how queries, keys and values are computed, and what the tokens are.
+Every kind has blocks that map B x T x C to B x T x C, each with an `attn` and an `mlp`, and a norm after the last.
+They differ in how queries, keys and values are computed, and in their tokens.
 
 Shapes: B sequences, T tokens, C channels, H heads, D head size, K classes.
 """
@@ -23,28 +23,28 @@ from lapcli.runtime.errors import UsageError
 
 @dataclass(frozen=True)
 class HeadInputs:
-    """One layer's heads on one batch: what they attend with, and how their outputs reach the residual stream."""
+    """The inputs of one layer's heads on one batch, and the projection of their outputs to the residual stream."""
 
     x_BTC: Tensor  # the residual stream before the layer
     q_BHTD: Tensor
     k_BHTD: Tensor
     v_BHTD: Tensor
-    out_CI: Tensor  # output projection; its inputs are the heads side by side
+    out_CI: Tensor  # output projection; its inputs I are the concatenated heads
     scale_C: Tensor | None  # LayerScale
     causal: bool
     operators: HeadOperators
-    normed_BTC: Tensor  # what the layer's attention takes
+    normed_BTC: Tensor  # the input of the layer's attention
     first: FirstValues | None = None
 
     def outputs(self) -> Tensor:
-        """What the heads give, with their operators, before the output projection."""
+        """Return the outputs of the heads, with their operators, before the output projection."""
         return self.operators(
             *(self.q_BHTD, self.k_BHTD, self.v_BHTD), x_BTC=self.normed_BTC, causal=self.causal, first=self.first
         )
 
 
 class Anatomy:
-    """How to run a model, and where its blocks, norms and heads are."""
+    """A model's forward, blocks, norms and heads."""
 
     model: nn.Module
     blocks: Sequence[nn.Module]
@@ -57,15 +57,15 @@ class Anatomy:
     patch: int | None = None  # side in pixels, if the model takes images of any size
 
     def run(self, inputs: Tensor) -> Tensor | None:
-        """One forward, not compiled, so that hooks run; returns logits if the model classifies sequences."""
+        """Run one forward, not compiled, so that hooks run; return logits if the model classifies sequences."""
         raise NotImplementedError
 
     def sequences(self, x: Tensor, count: int) -> Tensor:
-        """The input or output of a block for `count` sequences, as B x T x C."""
+        """Reshape the input or output of a block for `count` sequences to B x T x C."""
         return x
 
     def chosen_tokens(self, x_BTC: Tensor, tokens: str) -> Tensor:
-        """`all` tokens, the `patch` tokens or the `class` token."""
+        """Return `all` tokens, the `patch` tokens or the `class` token."""
         if tokens == "patch":
             return x_BTC[:, self.prefix_tokens :]
         return x_BTC[:, :1] if tokens == "class" else x_BTC
@@ -74,7 +74,7 @@ class Anatomy:
         raise NotImplementedError
 
     def heads(self, layer: int, x_BTC: Tensor, args: tuple, kwargs: Mapping[str, Any]) -> HeadInputs:
-        """Computed from a block's input and the arguments of its attention."""
+        """Compute a layer's head inputs from its block's input and the arguments of its attention."""
         raise NotImplementedError
 
     @property
@@ -162,7 +162,7 @@ class TimmAnatomy(Anatomy):
 
 
 class DinoAnatomy(Anatomy):
-    """The self-supervised ViT, whose blocks take the tokens of all images as one matrix, and images of any size."""
+    """The self-supervised ViT for images of any size; its blocks take the tokens of all images as one matrix."""
 
     causal = False
     prefix_tokens = 1
@@ -196,7 +196,7 @@ class DinoAnatomy(Anatomy):
 
 
 def anatomy_of(model: nn.Module) -> Anatomy:
-    """The adapter for a built model."""
+    """Return the adapter for a built model."""
     if isinstance(model, GPT):
         return GPTAnatomy(model)
     return DinoAnatomy(model) if isinstance(model, DinoViT) else TimmAnatomy(model)

@@ -1,14 +1,14 @@
-"""Cross entropy of soft-capped logits that never holds all logits.
+"""Cross entropy of soft-capped logits that never materialises all logits.
 
     z = c tanh(x W^T / c)          loss_n = log sum_v exp(z_nv) - z_{n, target}
 
-The plain way keeps several N x V float32 matrices from the forward to the backward. Here the rows go through in
-chunks, and since the loss is a scalar each chunk's gradients are taken on the spot, in the same pass:
+The plain computation keeps several N x V float32 matrices from the forward to the backward. Here the rows are
+processed in chunks, and since the loss is a scalar each chunk's gradients are computed in the same pass:
 
     dloss/dlogit = (softmax(z) - onehot) (1 - (z/c)^2)
 
-so the work is the plain loss's three matrix products and the memory is one chunk. |z| <= c, so exp needs no maximum
-subtracted.
+so it takes the same three matrix products as the plain loss, and the memory of one chunk. Since |z| <= c, no maximum
+has to be subtracted before exp.
 
 Shapes: N tokens, D width, V vocabulary, R rows of a chunk.
 """
@@ -26,18 +26,18 @@ from lapcli.runtime.devices import ComputePolicy
 
 Reduction = Literal["mean", "sum", "none"]
 
-#: Beyond this exp(z) of a large vocabulary would leave float32.
+#: Beyond this the sum of exp(z) over a large vocabulary would overflow float32.
 LARGEST_SOFTCAP = 50.0
 
-# Elements of a chunk: two of them fit the cache of a CPU; a GPU wants large matrix products. The matrix products of
-# fewer rows than 256 would wait for the weights.
+# Elements of a chunk: two chunks fit into the cache of a CPU; a GPU needs large matrix products. With fewer than 256
+# rows the matrix products would be bound by reading the weights.
 _CHUNK_ELEMENTS = {"cpu": 2**22, "cuda": 2**27}
 _FEWEST_ROWS = 256
-# Bytes of a compiled chunk, which has no other memory than its logits: half a gigabyte, as many as an uncompiled one.
+# Bytes of a compiled chunk, which needs no other memory than its logits: half a gigabyte on CUDA, as uncompiled.
 _COMPILED_CHUNK_BYTES = {"cpu": 2**24, "cuda": 2**29}
-# Elements that the elementwise work of a chunk takes at once.
+# Elements of a chunk that the elementwise work processes at once, so that they stay in the cache.
 _BLOCK_ELEMENTS = {"cpu": 2**19}
-COARSE_BLOCKS = 8  # of a chunk
+COARSE_BLOCKS = 8  # blocks of a chunk if the policy is coarse
 
 
 def softcapped_cross_entropy(
@@ -49,15 +49,15 @@ def softcapped_cross_entropy(
     compiled: bool = False,
     policy: ComputePolicy | None = None,
 ) -> Tensor:
-    """The loss of `softcap * tanh(x @ weight.T / softcap)`, in float32 (float64 for float64 input).
+    """Compute the loss of `softcap * tanh(x @ weight.T / softcap)`, in float32 (float64 for float64 input).
 
     Args:
-        targets_N: Ids; -1 marks a token that does not count.
-        reduction: `mean` over the tokens that count (0 if there are none), `sum`, or `none` for each token's loss
-            (0 where it does not count), which is for evaluation and has no gradient.
-        compiled: Fuse the elementwise work of a chunk with torch.compile. Logits are then held in the dtype of `x`, and
-            their gradients take their place: 6 bytes a logit go through memory for bf16, 12 for float32.
-        policy: Whose size chunks have; by default that of the device of `x`.
+        targets_N: Token ids; -1 marks an ignored token.
+        reduction: `mean` over the tokens that are not ignored (0 if there are none), `sum`, or `none` for each token's
+            loss (0 if ignored), which is for evaluation and has no gradient.
+        compiled: Fuse the elementwise work of a chunk with torch.compile. Logits are then stored in the dtype of `x`
+            and overwritten by their gradients: memory traffic is 6 bytes per logit for bf16, 12 for float32.
+        policy: Determines the size of chunks; by default that of the device of `x`.
     """
     device_type = x_ND.device.type if policy is None else policy.device_type
     blocks = COARSE_BLOCKS if policy is not None and policy.coarse else None
@@ -86,15 +86,15 @@ def _accumulation_dtype(x: Tensor) -> torch.dtype:
 
 
 def _buffer(chunks: list[slice], x_ND: Tensor, vocab: int, dtype: torch.dtype) -> Tensor:
-    """One for all chunks: fresh pages cost more than what is computed in them."""
+    """Allocate one buffer for all chunks: fresh pages cost more time than the computation in them."""
     rows = chunks[0].stop if chunks else 0
     return torch.empty((rows, vocab), dtype=dtype, device=x_ND.device)
 
 
 def _scaled_logits(x_RD: Tensor, weight_VD: Tensor, factor: float, buffer_RV: Tensor) -> Tensor:
-    """factor * x @ weight.T in the buffer."""
+    """Compute factor * x @ weight.T into the buffer."""
     out_RV = buffer_RV[: len(x_RD)]
-    if x_RD.dtype == out_RV.dtype:  # the factor rides on the matrix product
+    if x_RD.dtype == out_RV.dtype:  # the matrix product applies the factor for free
         return torch.addmm(out_RV, x_RD, weight_VD.t(), beta=0, alpha=factor, out=out_RV)
     return out_RV.copy_(F.linear(x_RD, weight_VD)).mul_(factor)
 
@@ -120,17 +120,17 @@ def _losses_and_gradients(
     device_type: str = "cpu",
     blocks: int | None = None,
 ) -> Tensor:
-    """From u = 2 logits / softcap each row's loss; `u` is overwritten with dloss/dlogits times `scale`.
+    """Return each row's loss from u = 2 logits / softcap; `u` is overwritten with dloss/dlogits times `scale`.
 
-    A few rows at a time, which stay in the cache. With s = sigmoid(u), tanh(u/2) = 2 s - 1 and 1 - tanh(u/2)^2 =
-    4 s (1 - s): sigmoid and exp2 take a third of the time of tanh and half of that of exp.
+    It processes a few rows at a time, which stay in the cache. With s = sigmoid(u), tanh(u/2) = 2 s - 1 and
+    1 - tanh(u/2)^2 = 4 s (1 - s): sigmoid and exp2 take a third of the time of tanh and half of that of exp.
     """
     losses_R = u_RV.new_empty(len(u_RV))
     size = max(1, _BLOCK_ELEMENTS.get(device_type, u_RV.numel()) // u_RV.shape[1])
     if blocks is not None:
         size = -(-len(u_RV) // blocks)
     s_RV = u_RV.new_empty(min(size, len(u_RV)), u_RV.shape[1])
-    # exp(z) = exp2(2 cap s - cap) with the cap of base 2
+    # z = softcap (2 s - 1), so exp(z) = exp2(2 cap s - cap) with the cap converted to base 2.
     cap = softcap * math.log2(math.e)
     minus_cap = u_RV.new_full((), -cap)
     for first in range(0, len(u_RV), size):
@@ -143,15 +143,18 @@ def _losses_and_gradients(
         torch.add(minus_cap, s, alpha=2 * cap, out=e).exp2_()
         sums = e.sum(1)
         losses_R[rows] = torch.where(counts, sums.log() - z_target, 0.0)
-        weight = torch.where(counts, 4 * scale, 0.0)
+        weight = torch.where(counts, 4 * scale, 0.0)  # the 4 of 4 s (1 - s), whose s (1 - s) follows below
         e.mul_((weight / sums)[:, None]).scatter_add_(1, target_1, -weight[:, None])
         e.mul_(s.addcmul_(s, s, value=-1))
     return losses_R
 
 
 def _losses_and_gradients_fused(z_RV: Tensor, targets_R: Tensor, softcap: float, scale: Tensor) -> Tensor:
-    """The same from the plain logits z, written without in-place steps: the compiler makes two kernels of it, one for
-    the sums and one that reads the logits again and writes the gradients over them. No other matrix is in memory."""
+    """Return each row's loss from the plain logits z, which are overwritten with their gradients.
+
+    Without in-place steps the compiler makes two kernels of it: one for the sums, and one that reads the logits again
+    and writes the gradients over them. No other matrix is in memory.
+    """
     s_RV, s_target_R = (_sigmoid(x, 2 / softcap) for x in (z_RV, _picked(z_RV, targets_R)))
     cap = softcap * math.log2(math.e)
     e_RV = (2 * cap * s_RV - cap).exp2()
@@ -165,7 +168,7 @@ def _losses_and_gradients_fused(z_RV: Tensor, targets_R: Tensor, softcap: float,
 
 
 def _sigmoid(x: Tensor, factor: float) -> Tensor:
-    """sigmoid(factor x) in float32 at least, by exp2, which is one instruction of a GPU."""
+    """Compute sigmoid(factor x) in float32 at least, by exp2, which is a single instruction of a GPU."""
     wide = x.to(torch.promote_types(x.dtype, torch.float32))
     return 1 / (1 + (wide * (-factor * math.log2(math.e))).exp2())
 
@@ -188,7 +191,7 @@ class _ChunkedLoss(torch.autograd.Function):
         blocks: int | None,
     ) -> Tensor:
         dtype = _accumulation_dtype(x_ND)
-        same = x_ND.dtype == dtype
+        is_same_dtype = x_ND.dtype == dtype
         w_VD = weight_VD.to(x_ND.dtype)
         dx_ND = torch.empty_like(x_ND)
         dw_VD = torch.zeros_like(weight_VD, dtype=dtype)
@@ -207,7 +210,7 @@ class _ChunkedLoss(torch.autograd.Function):
                 dlogits_RV = u_RV.to(x_ND.dtype)
             total += losses_R.sum()
             torch.mm(dlogits_RV, w_VD, out=dx_ND[rows])
-            if same:
+            if is_same_dtype:
                 dw_VD.addmm_(dlogits_RV.t(), x_RD)
             else:
                 dw_VD += dlogits_RV.t() @ x_RD
@@ -219,5 +222,5 @@ class _ChunkedLoss(torch.autograd.Function):
         if ctx.gradients is None:
             raise RuntimeError("the chunked loss can be differentiated once; compute the loss again")
         dx_ND, dw_VD = ctx.gradients
-        ctx.gradients = None  # scaled in place: a copy would cost the memory this saves
+        ctx.gradients = None  # scaled in place below: a copy would cost the memory that this function saves
         return dx_ND.mul_(gradient), dw_VD.mul_(gradient), None, None, None, None, None, None

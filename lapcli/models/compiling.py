@@ -1,13 +1,13 @@
 """Compiling for training; which runs compile their model is part of `ComputePolicy` in runtime/devices.py.
 
-A model is compiled as a whole, once for each shape that training and validation give it, so a run has two or three
-graphs. torch.compile left to itself would have more of them, and worse ones:
+A model is compiled as a whole, once for each shape in training and validation, so a run has two or three graphs. With
+torch.compile's defaults there would be more of them, and slower ones:
 
 - After a batch of another size it compiles for any size, and then trains on that slower graph. So shapes are fixed,
   and a short last batch of a validation is padded (`pad_rows`).
-- It counts the graphs of all models of one class together, and of all blocks if each is compiled by itself; a plan
+- It counts the graphs of all models of one class together, and of all blocks if each is compiled on its own; a plan
   that varies by layer makes each block another graph. Beyond `recompile_limit` it runs uncompiled, and only its log
-  says so. So each model keeps a count of its own, in which its layers are one.
+  says so. So each model has its own count, in which all of its layers are one graph.
 """
 
 import functools
@@ -25,18 +25,18 @@ OPTIONS: dict[str, Any] = {"dynamic": False, "isolate_recompiles": True}
 
 
 def compiled(function: Callable[Arguments, Result], *, any_length: bool = False) -> Callable[Arguments, Result]:
-    """`any_length`: one graph for all shapes, where no two batches have the same."""
+    """Compile a function; `any_length`: one graph for all shapes, for batches whose shapes all differ."""
     return torch.compile(function, **{**OPTIONS, "dynamic": any_length})
 
 
 @functools.cache
 def compiled_once(function: Callable[..., Any]) -> Callable[..., Any]:
-    """The same compiled function for all who ask: those of losses, which all models share."""
+    """Compile a function once per process: for losses, which all models share."""
     return compiled(function)
 
 
 def pad_rows(x: Tensor, rows: int, value: float = 0) -> Tensor:
-    """`x` with as many rows as all batches have; those added hold `value`."""
+    """Pad `x` with rows of `value` to the number of rows that all batches have."""
     if len(x) == rows:
         return x
     return torch.cat([x, x.new_full((rows - len(x), *x.shape[1:]), value)])

@@ -1,11 +1,11 @@
 """The self-supervised ViT: class token and patches, rotary positions in two dimensions, heads with operators.
 
 A pre-norm block with LayerScale on both branches, no absolute positions, one final norm for all tokens, and a mask
-token that stands in for hidden patches. Crops of several sizes go through together: norms and linear layers see the
-tokens of all of them in one matrix, attention each size by itself.
+token that replaces hidden patches. Crops of several sizes are processed together: norms and linear layers see the
+tokens of all of them in one matrix, attention each size separately.
 
-Stochastic depth leaves whole images out of a branch: of b images `max(int(b (1 - rate)), 1)` are kept, by a draw of its
-own for each branch and crop size, and what the branch adds to them is scaled by b / kept.
+Stochastic depth drops whole images from a branch: of b images `max(int(b (1 - rate)), 1)` are kept, drawn separately
+for each branch and crop size, and the branch's output for them is scaled by b / kept.
 
 State-dict names are those of timm's `vit_small_patch16_dinov3` (built with `attn_type="rope"` and biases), where only
 the mask token has no counterpart: `to_timm` and `from_timm`.
@@ -33,11 +33,11 @@ from lapcli.recipe.dino import DinoModel
 def rotary_tables(
     rows: int, columns: int, head_size: int, base: float, dtype: torch.dtype = torch.float32
 ) -> tuple[Tensor, Tensor]:
-    """cos and sin of each token, T x D: the class token first, which turns by nothing, then the patches row by row.
+    """Return cos and sin of each token, T x D: the class token first, which is not rotated, then the patches by row.
 
     The centre of patch (i, j) is at ((i + 0.5) / rows, (j + 0.5) / columns), mapped to [-1, 1]. With the D / 4 periods
     base^(2 j / (D / 2)) the angles are 2 pi coordinate / period: a quarter from the row, a quarter from the column, and
-    both once more for the second half of the head.
+    both again for the second half of the head.
     """
     quarter = head_size // 4
     periods = base ** (2 * torch.arange(quarter, dtype=dtype) / (head_size // 2))
@@ -48,10 +48,10 @@ def rotary_tables(
 
 
 def rotate(x_BHTD: Tensor, cos_TD: Tensor, sin_TD: Tensor) -> Tensor:
-    """Element d of the first half turns with element d of the second."""
-    turned = x_BHTD.to(cos_TD.dtype)
-    first, second = turned.chunk(2, dim=-1)
-    return (turned * cos_TD + torch.cat([-second, first], dim=-1) * sin_TD).to(x_BHTD.dtype)
+    """Rotate element d of the first half with element d of the second, in the dtype of the tables."""
+    wide = x_BHTD.to(cos_TD.dtype)
+    first, second = wide.chunk(2, dim=-1)
+    return (wide * cos_TD + torch.cat([-second, first], dim=-1) * sin_TD).to(x_BHTD.dtype)
 
 
 @dataclass(frozen=True)
@@ -89,7 +89,7 @@ class RotaryAttention(nn.Module):
         return self.proj(torch.cat(mixed) if len(mixed) > 1 else mixed[0])
 
     def values(self, x_NC: Tensor) -> Tensor:
-        """The values alone, of all heads side by side."""
+        """Compute only the values, of all heads side by side."""
         width = self.proj.in_features
         return F.linear(x_NC, self.qkv.weight[2 * width :], self.qkv.bias[2 * width :])
 
@@ -100,7 +100,7 @@ class RotaryAttention(nn.Module):
         split = qkv_NC.view(group.images, group.tokens, 3, self.heads, -1)
         q_BHTD, k_BHTD, v_BHTD = split.permute(2, 0, 3, 1, 4).unbind(0)
         q_BHTD, k_BHTD = (rotate(x, group.cos_TD, group.sin_TD) for x in (q_BHTD, k_BHTD))
-        v_BHTD = v_BHTD.contiguous()  # else the backward would hold the values in the memory of all three
+        v_BHTD = v_BHTD.contiguous()  # a view would keep q, k and v in memory for the backward
         first = FirstValues()
         first.v_BGTD = None if first_v_NC is None else self.by_head(first_v_NC, group)
         x_BTC = x_NC.view(group.images, group.tokens, -1)
@@ -146,11 +146,11 @@ class Block(nn.Module):
             return x_NC + branch(x_NC, groups, first_v_NC)
         kept = [group.of(max(int(group.images * (1 - self.drop_path)), 1)) for group in groups]
         rows, scales, first = [], [], 0
-        for group, part in zip(groups, kept, strict=True):
-            images = torch.randperm(group.images, device=x_NC.device)[: part.images]
-            inside = torch.arange(group.tokens, device=x_NC.device)
-            rows.append((first + images[:, None] * group.tokens + inside).flatten())
-            scales.append(x_NC.new_full((part.size, 1), group.images / part.images))
+        for group, kept_group in zip(groups, kept, strict=True):
+            images = torch.randperm(group.images, device=x_NC.device)[: kept_group.images]
+            positions = torch.arange(group.tokens, device=x_NC.device)
+            rows.append((first + images[:, None] * group.tokens + positions).flatten())
+            scales.append(x_NC.new_full((kept_group.size, 1), group.images / kept_group.images))
             first += group.size
         rows_N = torch.cat(rows)
         first_v_NC = None if first_v_NC is None else first_v_NC[rows_N]
@@ -161,7 +161,7 @@ class Block(nn.Module):
 class PatchEmbedding(nn.Module):
     def __init__(self, width: int, patch: int) -> None:
         super().__init__()
-        self.proj = nn.Conv2d(3, width, patch, patch)  # torch's own start: uniform within 1 / sqrt(3 patch^2)
+        self.proj = nn.Conv2d(3, width, patch, patch)  # torch's initialisation: uniform within 1 / sqrt(3 patch^2)
 
     def forward(self, images_BCHW: Tensor) -> Tensor:
         return self.proj(images_BCHW).flatten(2).transpose(1, 2)
@@ -171,7 +171,7 @@ class DinoViT(nn.Module):
     """ViT-S/16 with the section's defaults: 21,599,616 parameters."""
 
     def __init__(self, section: DinoModel, drop_path: float = 0.0) -> None:
-        """`drop_path` by itself: a student has the section's, its teacher none."""
+        """`drop_path` is an argument of its own: a student has the section's, its teacher 0."""
         super().__init__()
         width, heads = section.width, section.heads
         self.plan = section.head_plan()
@@ -192,13 +192,13 @@ class DinoViT(nn.Module):
         nn.init.normal_(self.cls_token, std=0.02)
 
     def forward(self, images_BCHW: Tensor) -> Tensor:
-        """The class token after the final norm."""
+        """Return the class token after the final norm."""
         return self.tokens([images_BCHW])[0][:, 0]
 
     def tokens(self, crops: Sequence[Tensor], masks: Sequence[Tensor | None] | None = None) -> list[Tensor]:
-        """Class token and patches after the final norm, for each crop size; all sizes share each linear layer.
+        """Return class token and patches after the final norm, for each crop size.
 
-        `masks` has, for each size, B x P booleans (True: the patch is hidden behind the mask token) or None.
+        `masks` has, for each size, B x P booleans (True: the mask token replaces the patch) or None.
         """
         x_NC, groups = self._embed(crops, masks or [None] * len(crops))
         return _by_image((self._compiled_blocks or self._through_blocks)(x_NC, groups), groups)
@@ -210,9 +210,9 @@ class DinoViT(nn.Module):
         return self.norm(x_NC)
 
     def _first_values(self, x_NC: Tensor) -> Tensor | None:
-        """Values of the first layer, if operators of later ones need them.
+        """Return the values of the first layer, if operators of later ones need them.
 
-        Computed by themselves: under stochastic depth the first layer leaves out other images than those do.
+        Computed separately: under stochastic depth the first layer drops other images than later ones.
         """
         if not needs_first_values(self.plan):
             return None
@@ -225,7 +225,7 @@ class DinoViT(nn.Module):
         return self
 
     def features(self, images_BCHW: Tensor, blocks: int = 1) -> list[tuple[Tensor, Tensor]]:
-        """(class token B x C, patches B x P x C) of each of the last `blocks` blocks, the last one last, all normed."""
+        """Return (class token B x C, patches B x P x C) of each of the last `blocks` blocks, in order, all normed."""
         if not 1 <= blocks <= len(self.blocks):
             raise ValueError(f"there are {len(self.blocks)} blocks, got blocks={blocks}")
         x_NC, groups = self._embed([images_BCHW], [None])
@@ -245,7 +245,7 @@ class DinoViT(nn.Module):
             patches_BPC = self.patch_embed(images_BCHW)
             if mask_BP is not None:
                 patches_BPC = torch.where(mask_BP[:, :, None], self.mask_token.to(patches_BPC.dtype), patches_BPC)
-            # In float32 whatever the convolution gave, and so is all that blocks add to.
+            # The class token is float32, so x is too, whatever the convolution's dtype: blocks add to float32.
             first_B1C = self.cls_token.expand(len(patches_BPC), -1, -1)
             parts.append(torch.cat([first_B1C, patches_BPC], dim=1).flatten(0, 1))
             cos_TD, sin_TD = self._rotary(rows, columns, images_BCHW.device)
@@ -261,7 +261,7 @@ class DinoViT(nn.Module):
 
 
 def initialise(module: nn.Module) -> None:
-    """Linear layers: truncated normal of deviation 0.02, no bias. Norms, convolution and the rest start as torch's."""
+    """Initialise linear layers: truncated normal of deviation 0.02, bias 0. All other modules keep torch's values."""
     if isinstance(module, nn.Linear):
         nn.init.trunc_normal_(module.weight, std=0.02)
         if module.bias is not None:
@@ -274,16 +274,16 @@ def _by_image(x_NC: Tensor, groups: Sequence[CropGroup]) -> list[Tensor]:
 
 
 def to_timm(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """For `timm.create_model("vit_small_patch16_dinov3", **TIMM_OPTIONS)`; the mask token stays behind."""
+    """Convert for `timm.create_model("vit_small_patch16_dinov3", **TIMM_OPTIONS)`, without the mask token."""
     return {name: value for name, value in state.items() if name != "mask_token"}
 
 
 def from_timm(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The other way; timm's models hide no patches, so the mask token starts at zero."""
+    """Convert from timm, whose models hide no patches: the mask token starts at zero."""
     return {**state, "mask_token": torch.zeros_like(state["cls_token"][0])}
 
 
-#: What makes timm's model the same function; the head is left off.
+#: Options with which timm's model computes the same function, without a head.
 TIMM_OPTIONS = {
     "attn_type": "rope",
     "qkv_bias": True,

@@ -8,8 +8,8 @@ RMSNorm without a gain, rotary positions (first half of a head against its secon
 and keys normalised per head, no biases, embedding and head not tied. The attention output, the MLP output and the
 head start at zero, so at step 0 Laplacian heads change nothing and only the head gets a gradient.
 
-The embedding's dtype is the dtype of the whole stream: bf16 in `precision: bf16`, where every other weight stays
-float32 and is cast where it is used. Dtypes are explicit because autocast of torch >= 2.12 returns float32 from
+The embedding's dtype is that of all activations: bf16 with `precision: bf16`, where every other weight stays float32
+and is cast when it is used. Dtypes are explicit because autocast of torch >= 2.12 returns float32 from
 RMSNorm.
 
 Shapes: B batch, T tokens, C width, H heads, G key and value heads, D head size, V vocabulary, S tokens in the cache.
@@ -34,7 +34,7 @@ from lapcli.runtime.devices import ComputePolicy
 
 
 class GPTConfig(GPTModel):
-    """The `model` section of a recipe, where each knob is declared, and the vocabulary of its tokenizer."""
+    """The `model` section of a recipe and the size of its tokenizer's vocabulary."""
 
     vocab: Annotated[Whole, Field(ge=1)]
 
@@ -53,7 +53,7 @@ class GPTConfig(GPTModel):
 
 
 class Linear(nn.Module):
-    """Without bias; the float32 weight is cast to the dtype of its input. `GPT.initialise` draws it."""
+    """A linear layer without bias; the float32 weight is cast to the dtype of its input. `GPT.initialise` draws it."""
 
     def __init__(self, inputs: int, outputs: int) -> None:
         super().__init__()
@@ -64,7 +64,7 @@ class Linear(nn.Module):
 
 
 class Embedding(nn.Module):
-    """`GPT.initialise` draws its weight."""
+    """Token embedding; `GPT.initialise` draws its weight."""
 
     def __init__(self, vocab: int, width: int) -> None:
         super().__init__()
@@ -84,18 +84,18 @@ class KVCache:
         self.k_LBGSD = torch.empty(shape, dtype=dtype, device=device)
         self.v_LBGSD = torch.empty(shape, dtype=dtype, device=device)
         self.position = 0
-        self.mask: Tensor | None = None  # B, 1, T, S where rows differ in length; none: causal
+        self.mask: Tensor | None = None  # B x 1 x T x S if rows differ in length; None: causal
 
     def positions(self, tokens: int) -> "slice | Tensor":
-        """Where the next tokens stand: one range for all rows (a cache of unequal rows gives B x T numbers)."""
+        """Return the positions of the next tokens: one range for all rows (B x T numbers if rows differ in length)."""
         return slice(self.position, self.position + tokens)
 
     def advance(self, tokens: int) -> None:
-        """Called once all layers have inserted."""
+        """Advance the position; called once all layers have inserted."""
         self.position += tokens
 
     def insert(self, layer: int, k_BGTD: Tensor, v_BGTD: Tensor) -> tuple[Tensor, Tensor]:
-        """Stores the new tokens and returns everything up to them; `position` moves once all layers are done."""
+        """Store the new tokens and return everything up to them; `advance` moves the position after all layers."""
         end = self.position + k_BGTD.shape[2]
         if end > self.k_LBGSD.shape[3]:
             raise ValueError(f"the cache holds {self.k_LBGSD.shape[3]} tokens, {end} do not fit")
@@ -131,7 +131,7 @@ class Attention(nn.Module):
             first.v_BGTD = v_BGSD
         mask, current_v = None, None
         if cache is not None:
-            # Where rows have unequal lengths, the last of the S values is not the current token's.
+            # If rows differ in length, the last of the S values is not the current token's.
             mask, current_v = cache.mask, None if cache.mask is None else v_BGSD
             k_BGSD, v_BGSD = cache.insert(self.layer, k_BGSD, v_BGSD)
         y_BHTD = self.operators(
@@ -146,7 +146,7 @@ class Attention(nn.Module):
 
 
 def rotate(x_BTHD: Tensor, rotary: tuple[Tensor, Tensor]) -> Tensor:
-    """Turns channel pairs (i, i + D/2) by -theta."""
+    """Rotate channel pairs (i, i + D/2) by -theta."""
     cos_T1D, sin_T1D = rotary
     a, b = x_BTHD.chunk(2, dim=-1)
     return torch.cat([a * cos_T1D + b * sin_T1D, b * cos_T1D - a * sin_T1D], dim=-1).to(x_BTHD.dtype)
@@ -184,13 +184,13 @@ class GPT(nn.Module):
     sin_PD: Tensor
 
     def __init__(self, config: GPTConfig, *, is_drawn: bool = True) -> None:
-        """Without `is_drawn` the weights are whatever was in memory, to be loaded over; so they are on the meta device,
+        """Without `is_drawn` the weights are uninitialized, to be loaded over. On the meta device they always are,
         until the model has storage and `initialise` is called."""
         super().__init__()
         self.config = config
         self._compiled_hidden: Callable[[Tensor], Tensor] | None = None
         self._compiles_loss = False
-        self.policy: ComputePolicy | None = None  # by default that of the device that the weights are on
+        self.policy: ComputePolicy | None = None  # None: that of the device of the weights
         self.embed = Embedding(config.vocab, config.width)
         self.blocks = nn.ModuleList(Block(config, layer) for layer in range(config.layers))
         self.head = Linear(config.width, config.vocab)
@@ -206,9 +206,9 @@ class GPT(nn.Module):
 
     @torch.no_grad()
     def initialise(self, generator: torch.Generator | None = None) -> None:
-        """Sets every weight and table; needed after a model built on the meta device was given storage."""
+        """Set every weight and table; needed after a model built on the meta device was given storage."""
         for name, weight in self.named_parameters():
-            if ".operators." in name:  # after all others
+            if ".operators." in name:  # drawn last, so that the other weights do not depend on operators
                 continue
             if name == "embed.weight":
                 nn.init.normal_(weight, generator=generator)
@@ -229,21 +229,21 @@ class GPT(nn.Module):
         self.cos_PD, self.sin_PD = angles_PD.cos().to(dtype), angles_PD.sin().to(dtype)
 
     def use_bf16(self) -> "GPT":
-        """Compute in bf16: the embedding and, with it, the whole stream; the other weights stay float32."""
+        """Compute in bf16: the embedding and with it all activations; the other weights stay float32."""
         self.embed.to(torch.bfloat16)
         return self
 
     def use_compile(self, *, any_length: bool = False) -> "GPT":
-        """Compile training: the blocks, and the elementwise part of the loss. Evaluation has too many shapes for it.
+        """Compile the blocks and the elementwise part of the loss for training; evaluation has too many shapes.
 
-        `any_length`: sequences have another length in each batch, so one graph of the blocks serves them all.
+        `any_length`: the length of sequences differs between batches, so one graph of the blocks serves all.
         """
         self._compiled_hidden = compiled(self.hidden, any_length=any_length)
         self._compiles_loss = not any_length
         return self
 
     def hidden(self, tokens_BT: Tensor, cache: KVCache | None = None) -> Tensor:
-        """The normalised output of the last block, B x T x C."""
+        """Return the normalised output of the last block, B x T x C."""
         T = tokens_BT.shape[1]
         first = 0 if cache is None else cache.position
         if first + T > len(self.cos_PD):
@@ -259,19 +259,19 @@ class GPT(nn.Module):
         return rms_norm(x_BTC)
 
     def forward(self, tokens_BT: Tensor, cache: KVCache | None = None) -> Tensor:
-        """Soft-capped logits, B x T x V, in float32 (float64 for a float64 model)."""
+        """Return soft-capped logits, B x T x V, in float32 (float64 for a float64 model)."""
         return self.logits(self.hidden(tokens_BT, cache))
 
     def logits(self, x: Tensor) -> Tensor:
-        """Soft-capped logits of any outputs of `hidden`."""
+        """Return soft-capped logits of any outputs of `hidden`."""
         logits = self.head(x)
         logits = logits if logits.dtype == torch.float64 else logits.float()
         return self.config.softcap * torch.tanh(logits / self.config.softcap)
 
     def loss(self, tokens_BT: Tensor, targets_BT: Tensor, reduction: Reduction = "mean") -> Tensor:
-        """Cross entropy over the targets that are not -1, without ever holding all logits.
+        """Compute the cross entropy over the targets that are not -1, without materialising all logits.
 
-        `none` gives B x T losses without gradients.
+        The reduction `none` returns B x T losses without gradients.
         """
         hidden = self._compiled_hidden if torch.is_grad_enabled() else None
         x_NC = (hidden or self.hidden)(tokens_BT).flatten(0, 1)
@@ -287,12 +287,12 @@ class GPT(nn.Module):
         return loss.view(targets_BT.shape) if reduction == "none" else loss
 
     def flops_per_token(self) -> int:
-        """Forward and backward at the training context: 6 a weight of a matrix product, 12 L C T of attention."""
+        """Estimate forward and backward at the training context: 6 per weight of a product, 12 L C T for attention."""
         matrices = sum(p.numel() for p in self.parameters() if p.ndim > 1) - self.embed.weight.numel()
         return 6 * matrices + 12 * self.config.layers * self.config.width * self.config.context
 
 
-#: Tensors by our names, those of nanochat's checkpoints, and those of transformers' `nanochat`; `N` is the layer.
+#: Names of tensors: ours, those of nanochat's checkpoints, and those of transformers' `nanochat`; `N` is the layer.
 _NAMES = (
     ("embed.weight", "transformer.wte.weight", "model.embed_tokens.weight"),
     ("head.weight", "lm_head.weight", "lm_head.weight"),
@@ -316,12 +316,12 @@ def to_transformers(name: str) -> str:
 
 
 def from_transformers(name: str) -> str | None:
-    """Our name; none for a tensor that our GPT does not have."""
+    """Return our name of a tensor; None if our GPT does not have it."""
     return _renamed(name, _FROM_TRANSFORMERS)
 
 
 def from_nanochat(name: str) -> str | None:
-    """Our name; none for a tensor that our GPT does not have. `torch.compile` may have left its prefix."""
+    """Return our name of a tensor; None if our GPT does not have it. A prefix of `torch.compile` is removed."""
     return _renamed(name.removeprefix("_orig_mod."), _FROM_NANOCHAT)
 
 

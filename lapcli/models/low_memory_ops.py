@@ -1,12 +1,12 @@
-"""Operations that keep one of their two large tensors for the backward, where torch's keep both.
+"""Operations that save one of their two large tensors for the backward, where torch's save both.
 
-RMSNorm and relu^2 keep their outputs, which the matrix product after them keeps anyway; GELU before a linear layer
-keeps its input, and computes its output again.
+RMSNorm and relu^2 save their outputs, which the matrix product after them saves anyway; GELU before a linear layer
+saves its input, and recomputes its output.
 
-They are here for the memory of an uncompiled step on the CPU. With torch's own operations in their place the peak of
+They reduce the memory of an uncompiled step on the CPU. With torch's own operations in their place the peak of
 the step of `benchmarks/training_step.py` is higher by 27% (RMSNorm), 34% (relu^2) and 62% (both), that of
-`benchmarks/self_supervised.py` by 14% (GELU); times are the same within what this machine's noise lets one see. Every
-other device takes torch's RMSNorm and GELU, and so does the meta device, on which tests follow a GPU's way.
+`benchmarks/self_supervised.py` by 14% (GELU); times are the same within the noise of the measurement. All
+other devices use torch's RMSNorm and GELU, and so does the meta device, on which tests follow a GPU's code path.
 """
 
 from typing import Any
@@ -18,7 +18,7 @@ from torch.autograd.function import once_differentiable
 
 
 def rms_norm(x: Tensor) -> Tensor:
-    """y = x r with r = 1 / sqrt(mean(x^2) + eps) over the channels; no gain."""
+    """Compute y = x r with r = 1 / sqrt(mean(x^2) + eps) over the channels; no gain."""
     if torch.compiler.is_compiling() or x.device.type != "cpu" or x.dtype not in (torch.float32, torch.float64):
         return F.rms_norm(x, (x.shape[-1],))
     y: Tensor = _RMSNorm.apply(x)
@@ -26,7 +26,7 @@ def rms_norm(x: Tensor) -> Tensor:
 
 
 def relu_squared(x: Tensor) -> Tensor:
-    """relu(x)^2, in place of `x`."""
+    """Compute relu(x)^2, overwriting `x` unless compiled."""
     if torch.compiler.is_compiling():
         return F.relu(x).square()
     y: Tensor = _ReLUSquared.apply(x)
@@ -34,7 +34,7 @@ def relu_squared(x: Tensor) -> Tensor:
 
 
 def gelu_linear(x: Tensor, layer: nn.Linear) -> Tensor:
-    """layer(gelu(x))"""
+    """Compute layer(gelu(x))."""
     is_plain = x.device.type == "cpu" and x.dtype in (torch.float32, torch.float64)
     if not is_plain or torch.is_autocast_enabled("cpu") or torch.compiler.is_compiling():
         return layer(F.gelu(x))

@@ -1,7 +1,7 @@
 """Student and teacher: each a backbone and two heads, one for class tokens (DINO) and one for patches (iBOT).
 
 The teacher starts as a copy of the student and follows it: teacher <- m teacher + (1 - m) student. It has no gradient
-and no stochastic depth. Both are in the state dict, so that a resumed run has its teacher too; what is evaluated is
+and no stochastic depth. Both are in the state dict, so that a resumed run has its teacher too; evaluation uses
 the teacher's backbone.
 
 Shapes: N tokens, C width, D bottleneck, K prototypes.
@@ -19,9 +19,9 @@ from lapcli.recipe.dino import DinoModel
 
 
 class Head(nn.Module):
-    """Three linear layers with GELU in between, length 1, then prototypes without a bias.
+    """Three linear layers with GELU in between, L2 normalisation, then prototypes without a bias.
 
-    `forward` stops before the prototypes: the losses take them in chunks, and never as one N x K matrix twice.
+    `forward` stops before the prototypes: the losses apply them in chunks, to save the memory of N x K matrices.
     """
 
     def __init__(self, width: int, hidden: int, bottleneck: int, prototypes: int) -> None:
@@ -67,12 +67,12 @@ class StudentTeacher(nn.Module):
         torch._foreach_lerp_(teacher, list[Tensor](self.student.parameters()), 1 - momentum)
 
     def trained(self) -> Iterator[tuple[str, nn.Parameter]]:
-        """The student's parameters, by their names in the state dict."""
+        """Yield the student's parameters, by their names in the state dict."""
         return self.student.named_parameters(prefix="student")
 
 
 def crop_flops(section: DinoModel, size: int) -> int:
-    """Multiplications and additions of one crop's forward through the backbone: two for each pair of factors."""
+    """Return the FLOPs of one crop's forward through the backbone, a multiply-add counted as two."""
     patches = (size // section.patch) ** 2
     tokens, width = patches + 1, section.width
     block = 2 * tokens * width * width * (4 + 2 * section.mlp_ratio) + 4 * tokens * tokens * width

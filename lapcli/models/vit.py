@@ -1,8 +1,9 @@
 """The paper's ViT: timm's own DeiT-III model with the DeiT repository's initial values, some heads Laplacian.
 
-timm and the repository differ where it changes results: LayerScale starts at 1e-6 against 1e-4, the class token with a
-deviation of 1e-6 against 0.02, and drop path grows over the blocks against one rate in all of them. The repository's
-values are the defaults of the recipe; timm's can be set there. State-dict names are timm's.
+timm and the repository differ in ways that change results: LayerScale starts at 1e-6 in timm and 1e-4 in the
+repository, the class token has a deviation of 1e-6 and 0.02, and drop path grows over the blocks in timm but has one
+rate in the repository. The repository's values are the defaults of the recipe; timm's can be set there. State-dict
+names are timm's.
 """
 
 from typing import Any
@@ -18,7 +19,7 @@ from lapcli.recipe.vision import ViTModel
 
 
 def build_vit(section: ViTModel, seed: int | None = None) -> nn.Module:
-    """The model of a recipe, on the CPU; the same weights for one seed whatever its head operators are."""
+    """Build the model of a recipe on the CPU; for one seed the weights do not depend on the head operators."""
     with torch.random.fork_rng(devices=[]):
         if seed is not None:
             torch.manual_seed(seed)
@@ -43,14 +44,14 @@ def build_vit(section: ViTModel, seed: int | None = None) -> nn.Module:
 
 
 def without_decay(model: nn.Module) -> set[str]:
-    """Names that weight decay passes over: vectors (biases, norms, LayerScale), positions, the class token, and what
-    head operators learn."""
+    """Return the names of parameters without weight decay: vectors (biases, norms, LayerScale), positions, the class
+    token, and the parameters of head operators."""
     listed = model.no_weight_decay() | operator_parameters(model)  # type: ignore[operator]
     return {name for name, p in model.named_parameters() if p.ndim <= 1 or name in listed}
 
 
 def forward_flops(section: ViTModel) -> int:
-    """Multiplications and additions of one image's forward: matrix products only, two for each pair of factors."""
+    """Return the FLOPs of one image's forward: matrix products only, a multiply-add counted as two."""
     patches = (section.image // section.patch) ** 2
     tokens, width = patches + 1, section.width
     block = 2 * tokens * width * width * (4 + 2 * section.mlp_ratio) + 4 * tokens * tokens * width

@@ -1,4 +1,4 @@
-"""A stage of chat training: next-token prediction on conversations, on all tokens or on the assistant's alone.
+"""A stage of chat training: next-token prediction on conversations, on all tokens or only on the assistant's.
 
 Shapes: B rows, T tokens.
 """
@@ -43,7 +43,7 @@ class ChatData:
 
 
 def prepare_chat(recipe: ChatStageRecipe, tokenizer: Tokenizer, progress: Progress | None = None) -> ChatData:
-    """Download, read and render whatever has not been before. Safe to call on every rank."""
+    """Download and render the mixtures unless they are cached. Safe to call on every rank."""
 
     def mixture(data_sets: Any) -> Mixture:
         return prepare_mixture(
@@ -61,7 +61,7 @@ def prepare_chat(recipe: ChatStageRecipe, tokenizer: Tokenizer, progress: Progre
 
 
 class StagePlan(NamedTuple):
-    """What a stage needs besides its model."""
+    """The batches and prompts of a stage."""
 
     batches: BatchPlan
     items: ChatBatches
@@ -70,7 +70,7 @@ class StagePlan(NamedTuple):
 
 
 def plan_stage(recipe: ChatStageRecipe, data: ChatData, world: World) -> StagePlan:
-    """Raises UsageError or DataError for everything that would fail later."""
+    """Plan a stage; UsageError or DataError for everything that would fail later."""
     train, tokenizer = recipe.train, data.tokenizer
     batches = plan_batches(train.batch, train.micro_batch, world.size)
     if recipe.average == "micro_batch" and batches.micro_batch != train.micro_batch:
@@ -94,7 +94,7 @@ def plan_stage(recipe: ChatStageRecipe, data: ChatData, world: World) -> StagePl
 class _Batch(NamedTuple):
     tokens_BT: Tensor
     targets_BT: Tensor
-    weight: float  # of the sum over the targets
+    weight: float  # factor of the sum over the targets
 
 
 class Chat:
@@ -127,7 +127,7 @@ class Chat:
         if self._recipe.average == "micro_batch":
             weight = 1 / max(1, int((rows.targets_BT >= 0).sum()))
         else:
-            # The loop takes the mean over micro-batches and ranks; this makes it one over the targets of the step.
+            # The loop takes the mean over micro-batches and ranks; this makes it the mean over all targets of the step.
             parts = self.batches.accumulation * self.batches.processes
             weight = parts / max(1, self._items.target_count(start, size))
         return _Batch(tokens_BT, targets_BT, weight)
@@ -144,7 +144,7 @@ class Chat:
 
     @torch.no_grad()
     def validate(self, is_interrupted: Callable[[], bool]) -> dict[str, float]:
-        """The loss on what is held out, weighted as in training; of packed stages also bits per byte."""
+        """Measure the loss on held-out rows, weighted as in training; for packed stages also bits per byte."""
         if self._held_out is None:
             return self._smoothing() if self._recipe.validation.smoothing else {}
         settings, size = self._recipe.validation, self._recipe.train.micro_batch
@@ -152,7 +152,7 @@ class Chat:
         wanted = settings.tokens // self._recipe.model.context if packed else settings.rows
         count = max(1, min(wanted, self._held_out.per_epoch))
         nats = targets = means = groups = counted_nats = counted_bytes = 0.0
-        # Every rank walks the same number of rounds, so that all of them ask `is_interrupted` together.
+        # Every rank does the same number of rounds, so that all of them call `is_interrupted` together.
         for start in range(0, count, size * self._world.size):
             is_interrupted()
             first = min(count, start + self._world.rank * size)
@@ -161,9 +161,9 @@ class Chat:
                 continue
             tokens_BT, targets_BT = to_device(self._held_out.items(first, rows), self._world.device)
             losses_BT = self.model.loss(tokens_BT, targets_BT, reduction="none")
-            here = int((targets_BT >= 0).sum())
-            nats, targets = nats + float(losses_BT.sum()), targets + here
-            means, groups = means + float(losses_BT.sum()) / max(1, here), groups + 1
+            counted = int((targets_BT >= 0).sum())
+            nats, targets = nats + float(losses_BT.sum()), targets + counted
+            means, groups = means + float(losses_BT.sum()) / max(1, counted), groups + 1
             bytes_BT = self._byte_lengths[targets_BT.clamp(min=0)] * (targets_BT >= 0)
             counted_nats += float(losses_BT[bytes_BT > 0].sum())
             counted_bytes += float(bytes_BT.sum())
@@ -173,12 +173,12 @@ class Chat:
         by_group = self._recipe.average == "micro_batch"
         values = {"validation_loss": means / groups if by_group else nats / targets}
         if packed:
-            text = "what the loss counts of validation.mixture"
+            text = "the text of validation.mixture that the loss counts"
             values["validation_bits_per_byte"] = bits_per_byte(counted_nats, counted_bytes, text)
         return values | self._smoothing() if settings.smoothing else values
 
     def _smoothing(self) -> dict[str, float]:
-        """Measured on the first held-out rows, or on the first training rows if the stage holds none out."""
+        """Measure smoothing on the first held-out rows, or on the first training rows if the stage holds none out."""
         items = self._held_out or self._items
         tokens_BT, targets_BT = items.items(0, min(PROBE_SEQUENCES, items.per_epoch))
         packed = self._recipe.batching == "packed"
@@ -189,15 +189,15 @@ class Chat:
         return self._items.identity(step * self.batches.batch, self.batches.batch)
 
     def weights_metadata(self) -> dict[str, str]:
-        start, given = self._recipe.start, self._recipe.train.init_from
+        start, init_from = self._recipe.start, self._recipe.train.init_from
         return {
             "laplacian_heads": str(self.model.config.head_plan()),
             "tokenizer_sha256": self._data.tokenizer.sha256,
-            "started_from_sha256": start.weights_sha256 if start else str(given and given.sha256),
+            "started_from_sha256": start.weights_sha256 if start else str(init_from and init_from.sha256),
         }
 
     def finish(self, run_dir: Path) -> dict[str, Any]:
-        """Answers the recipe's prompts."""
+        """Answer the recipe's prompts."""
         settings, tokenizer = self._recipe.validation, self._data.tokenizer
         if not settings.prompts:
             return {}

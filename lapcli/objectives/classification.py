@@ -38,7 +38,7 @@ def parameter_groups(recipe: ClassificationRecipe, model: nn.Module) -> list[Par
 
 
 def build_loss(recipe: ClassificationRecipe) -> nn.Module:
-    """Takes logits and class shares. Binary: a class with any share is a whole target, whatever lambda was."""
+    """Return a loss of logits and class shares. Binary: a class with any share is a target of 1, whatever lambda is."""
     if recipe.train.loss == "binary_cross_entropy":
         return BinaryCrossEntropy(smoothing=0.0, target_threshold=0.0, sum_classes=False)
     return SoftTargetCrossEntropy()
@@ -49,13 +49,13 @@ def worker_count(recipe: ClassificationRecipe | SelfSupervisedRecipe, device: to
 
 
 def check_room_for_workers(loader: ImageLoader, loaders: int) -> None:
-    """Shared memory has to hold what the workers of all processes here read ahead, of so many loaders at a time."""
-    here = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
-    check_shared_memory(here * loaders * loader.bytes_ahead(), loader.workers)
+    """Check that shared memory fits the batches prefetched by the workers of all local processes, for `loaders`."""
+    local_size = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    check_shared_memory(local_size * loaders * loader.bytes_ahead(), loader.workers)
 
 
 def probe_images(images: ImageSet, source: ImageFiles, size: int) -> Tensor:
-    """A few images spread over a set, as they are evaluated, for `validation.smoothing`."""
+    """Return a few images spread over a set, transformed as for evaluation, for `validation.smoothing`."""
     spread = np.unique(np.linspace(0, len(images) - 1, min(PROBE_IMAGES, len(images))).astype(int))
     reader = Reader(images, evaluation_transform(source, size), size, None)
     return normalise(reader.read([Example(0, int(index), 0) for index in spread])[0], source)
@@ -66,7 +66,7 @@ class ClassificationStep:
 
     def __init__(self, recipe: ClassificationRecipe, device: torch.device, policy: ComputePolicy) -> None:
         self._policy, self._criterion = policy, build_loss(recipe)
-        # Drawn on the CPU: one seed gives the same weights on every device.
+        # Drawn on the CPU, so that one seed gives the same weights on every device.
         with device if device.type == "meta" else contextlib.nullcontext():
             model = build_vit(recipe.model, recipe.seed)
         self.model = model.to(device).train()
@@ -113,7 +113,7 @@ class Classification:
             workers=worker_count(recipe, world.device),
             device=world.device,
         )
-        check_room_for_workers(self._loader, loaders=2)  # the second for validation
+        check_room_for_workers(self._loader, loaders=2)  # training and validation
         self._eraser = Eraser(augmentation.erase) if augmentation.erase else None
         self._step = ClassificationStep(recipe, world.device, self._policy)
         self.model = self._step.model
@@ -128,9 +128,9 @@ class Classification:
         return self._images.examples(step, first, self.batches.micro_batch)
 
     def batch(self, step: int, micro_step: int) -> tuple[Tensor, Tensor]:
-        """Normalised, erased and mixed images, and the share of each class in them."""
+        """Return normalised, erased and mixed images, and the share of each class in them."""
         images_BCHW, labels_B = self._loader.batch(step, micro_step)
-        if self._eraser:  # draws on the CPU; images that came back from a GPU for it would make the host wait
+        if self._eraser:  # it draws on the CPU, before the copy: images from the GPU would make the host wait
             keys = [(self._recipe.seed, e.epoch, e.index, e.repeat) for e in self._examples(step, micro_step)]
             images_BCHW = self._eraser(normalise(images_BCHW, self._recipe.data), keys)
         images_BCHW, labels_B = to_device((images_BCHW, labels_B), self._world.device)
@@ -147,7 +147,7 @@ class Classification:
         )
 
     def refuse_long_warmup(self) -> None:
-        """UsageError for a warm-up that takes the whole run or more of it."""
+        """Raise UsageError for a warm-up that is not shorter than the run."""
         epochs, per_epoch = self._recipe.schedule.warmup_epochs, self._images.steps_per_epoch
         if epochs and epochs * per_epoch >= self.steps:
             raise UsageError(

@@ -35,12 +35,12 @@ def gpt_config(recipe: GPTRecipe) -> GPTConfig:
 
 
 def parameter_groups(recipe: GPTRecipe, model: GPT) -> list[ParameterGroup]:
-    """Section 2 of nanochat's recipe; the two AdamW rates shrink with the width, Muon's does not.
+    """Group the parameters as nanochat does; the AdamW rates shrink with the width, Muon's does not.
 
-    Another optimizer than Muon updates all parameters at one rate.
+    Any other optimizer updates all parameters at one rate.
     """
     named, settings = dict(model.named_parameters()), recipe.optimizer
-    if not isinstance(settings, MuonSection):  # the recipe names another one: see `with_optimizer`
+    if not isinstance(settings, MuonSection):  # recipe/loading.py put the section of another optimizer in its place
         return decay_groups(settings, named, operator_parameters(model))
     width_factor = (recipe.model.width / settings.reference_width) ** -0.5
     adamw = {"betas": tuple(settings.betas), "eps": settings.eps, "weight_decay": settings.weight_decay}
@@ -77,17 +77,17 @@ def build_gpt(
     any_length: bool = False,
     policy: ComputePolicy | None = None,
 ) -> GPT:
-    """The model of a recipe. Without `is_drawn` its weights are whatever was in memory, to be loaded over.
+    """Build the model of a recipe. Without `is_drawn` its weights are uninitialized, to be loaded over.
 
-    `any_length`: it is trained on sequences of another length in each batch.
+    `any_length`: the length of sequences differs between batches.
     """
     train = recipe.train
-    # A graph for any length pays less than one for the only length there is, so it has to be asked for.
+    # A graph for any length gains less than one for a fixed length, so `auto` does not compile it.
     compiles = False if any_length and train.compile == "auto" else train.compile
     policy = policy or compute_policy(device, train.precision, compiles)
     with device if device.type == "meta" else contextlib.nullcontext():
         model = GPT(gpt_config(recipe), is_drawn=False)
-    if is_drawn and device.type != "meta":  # on the CPU: one seed gives the same weights on every rank and every device
+    if is_drawn and device.type != "meta":  # on the CPU, so that a seed gives the same weights on every device
         model.initialise(torch.Generator().manual_seed(recipe.seed))
     model.policy = policy
     if policy.bf16:
@@ -100,7 +100,7 @@ def build_gpt(
 
 
 def check_samples(prompts: Sequence[Sequence[int]], recipe: LanguageModelRecipe | ChatStageRecipe) -> None:
-    """Refuses samples that do not fit the model before the training, which they come after."""
+    """Refuse samples that do not fit the model before training, since they are generated after it."""
     wanted, positions = recipe.validation.sample_tokens, gpt_config(recipe).positions
     longest = max(map(len, prompts), default=0)
     if prompts and longest + wanted > positions:
@@ -123,7 +123,7 @@ class LanguageModel:
         self._sequences = TokenBatches(
             data.train, context=context, batch=train.batch, seed=recipe.seed, shuffled=recipe.data.shuffled
         )
-        # The whole validation text in stream order, one "batch" of all of it.
+        # The validation text in stream order, as one "batch".
         self._validation = TokenBatches(data.validation, context=context, batch=1, seed=0, shuffled=True)
         self._validation_sequences = max(
             1, min(recipe.validation.tokens // context, self._validation.sequences_per_epoch)
@@ -144,7 +144,7 @@ class LanguageModel:
         return parameter_groups(self._recipe, self.model)
 
     def batch(self, step: int, micro_step: int) -> list[Tensor]:
-        """Tokens and targets."""
+        """Return tokens and targets."""
         first = self.batches.first(micro_step, self._world.rank)
         return to_device(self._sequences.sequences(step, first, self.batches.micro_batch), self._world.device)
 
@@ -160,10 +160,10 @@ class LanguageModel:
 
     @torch.no_grad()
     def validate(self, is_interrupted: Callable[[], bool]) -> dict[str, float]:
-        """Loss, and bits per byte: nats over ln 2 and the raw bytes of the targets (special tokens have none)."""
+        """Measure the loss and bits per byte: nats / ln 2 / the raw bytes of the targets (special tokens have none)."""
         count, size = self._validation_sequences, self.batches.micro_batch
         nats = targets = counted_nats = counted_bytes = 0.0
-        # Every rank walks the same number of rounds, so that all of them ask `is_interrupted` together.
+        # Every rank does the same number of rounds, so that all of them call `is_interrupted` together.
         for start in range(0, count, size * self._world.size):
             is_interrupted()
             first = min(count, start + self._world.rank * size)
@@ -195,22 +195,22 @@ class LanguageModel:
         return {"laplacian_heads": str(self.model.config.head_plan()), "tokenizer_sha256": self._data.tokenizer.sha256}
 
     def finish(self, run_dir: Path) -> dict[str, Any]:
-        """Continues the recipe's prompts, and says what a bigram model reaches if the recipe asks."""
-        left: dict[str, Any] = {}
+        """Continue the recipe's prompts, and evaluate a bigram model if the recipe asks for it."""
+        results: dict[str, Any] = {}
         settings = self._recipe.validation
         if settings.prompts:
             tokenizer = self._data.tokenizer
-            left["samples"] = [
+            results["samples"] = [
                 {"prompt": prompt, "continuation": tokenizer.decode(self._continue(ids))}
                 for prompt, ids in zip(settings.prompts, self._prompts, strict=True)
             ]
         if settings.bigram:
             train, validation = self._data.train, self._data.validation
             tokens = self._validation_sequences * self._recipe.model.context + 1
-            left["bigram_bits_per_byte"] = bigram_bits_per_byte(
+            results["bigram_bits_per_byte"] = bigram_bits_per_byte(
                 train.read(0, len(train)), validation.read(0, tokens), self._data.tokenizer.byte_lengths()
             )
-        return left
+        return results
 
     def _continue(self, prompt: list[int]) -> list[int]:
         settings = self._recipe.validation
@@ -225,10 +225,10 @@ class LanguageModel:
 
 
 def _check_memory_for_bigrams(tokens: int) -> None:
-    """Counting pairs takes four arrays of 8 bytes a token; the count comes at the end of the run."""
-    needed, there = 32 * tokens, this_cpu().memory
-    if there is not None and needed > there:
+    """Refuse a bigram model that does not fit into memory before the run, at whose end it is evaluated."""
+    needed, available = 32 * tokens, this_cpu().memory  # counting pairs takes four arrays of 8 bytes per token
+    if available is not None and needed > available:
         raise UsageError(
             f"validation.bigram counts the pairs of {tokens:,} tokens in {needed / 2**30:,.0f} GB of memory, and this "
-            f"machine has {there / 2**30:,.0f}; set it to false"
+            f"machine has {available / 2**30:,.0f}; set it to false"
         )

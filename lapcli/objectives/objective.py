@@ -1,5 +1,5 @@
-"""What an objective gives the training loop. The loop owns the rest: accumulation, clipping,
-schedules, checkpoints, signals, metrics and progress are the same for all of them."""
+"""The interface between an objective and the training loop. Everything else is the loop's and the same for all
+objectives: accumulation, clipping, schedules, checkpoints, signals, metrics and progress."""
 
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
@@ -20,14 +20,15 @@ class ParameterGroup:
     lr: float
     parameters: Mapping[str, Tensor]  # by their names in the model's state dict
     options: dict[str, Any] = field(default_factory=dict)  # of the optimizer: betas, eps, weight_decay, steps, dtype
-    at_step: Callable[[int], dict[str, float]] | None = None  # options that change with the step; `lr` sets it outright
-    clipped_with: str = "all"  # groups of one name share a gradient norm
+    # Options that change with the step; an `lr` among them overrides the schedule.
+    at_step: Callable[[int], dict[str, float]] | None = None
+    clipped_with: str = "all"  # groups with the same name here share a gradient norm
 
 
 def decay_groups(
     settings: OptimizerSection, parameters: Mapping[str, Tensor], without_decay: Collection[str]
 ) -> list[ParameterGroup]:
-    """With and without weight decay, at one learning rate, for any optimizer that a recipe names."""
+    """Group parameters with and without weight decay, at one learning rate, for any optimizer that a recipe names."""
     decayed = {name: p for name, p in parameters.items() if name not in without_decay}
     others = {name: p for name, p in parameters.items() if name in without_decay}
     parts = (("weights", decayed, settings.weight_decay), ("without decay", others, 0.0))
@@ -40,7 +41,7 @@ def decay_groups(
 
 @dataclass(frozen=True)
 class BatchPlan:
-    """How the global batch of a step is taken: `accumulation` forwards of `micro_batch` on each of the processes."""
+    """The split of a step's global batch: `accumulation` forwards of `micro_batch` on each of the processes."""
 
     batch: int
     micro_batch: int
@@ -48,20 +49,20 @@ class BatchPlan:
     processes: int
 
     def first(self, micro_step: int, rank: int) -> int:
-        """Position in the global batch of the first example of a micro-batch."""
+        """Return the position in the global batch of the first example of a micro-batch."""
         return (micro_step * self.processes + rank) * self.micro_batch
 
 
 def plan_batches(batch: int, micro_batch: int, processes: int, multiple: int = 1) -> BatchPlan:
-    """The largest micro-batch within the recipe's that divides a process's share; the rest is accumulation.
+    """Choose the largest micro-batch up to the recipe's that divides a process's share; the rest is accumulation.
 
-    `multiple`: a micro-batch is that many examples or a multiple, where they come in pairs or groups.
+    `multiple`: a micro-batch is a multiple of it, if examples come in pairs or groups.
     """
     if batch % (processes * multiple):
         nearest = max(1, round(batch / (processes * multiple))) * processes * multiple
-        whole = f" in groups of {multiple}" if multiple > 1 else ""
+        in_groups = f" in groups of {multiple}" if multiple > 1 else ""
         raise UsageError(
-            f"a global batch of {batch} cannot be shared evenly by {processes} processes{whole}; "
+            f"a global batch of {batch} cannot be shared evenly by {processes} processes{in_groups}; "
             f"use --set train.batch={nearest} or another number of processes"
         )
     share = batch // processes
@@ -81,11 +82,11 @@ class Objective(Protocol):
 
     @property
     def unit(self) -> str:
-        """What throughput counts: tokens or images."""
+        """The unit of throughput: tokens or images."""
 
     @property
     def best_metric(self) -> str | None:
-        """A value of `validate` whose largest is kept as the best checkpoint; None: only the newest are kept."""
+        """A metric of `validate` whose maximum marks the best checkpoint; None: only the newest are kept."""
 
     @property
     def units_per_step(self) -> int: ...
@@ -96,7 +97,7 @@ class Objective(Protocol):
     def parameter_groups(self) -> list[ParameterGroup]: ...
 
     def batch(self, step: int, micro_step: int) -> Any:
-        """A function of the recipe, the seed and these two: nothing is consumed."""
+        """Return a batch, a pure function of recipe, seed, step and micro-step: there is no iterator state."""
 
     def loss(self, batch: Any) -> Tensor: ...
 
@@ -105,31 +106,31 @@ class Objective(Protocol):
     def after_step(self, step: int) -> None: ...
 
     def validate(self, is_interrupted: Callable[[], bool]) -> dict[str, float]:
-        """The same on every rank; `is_interrupted` is asked on every rank equally often and raises by itself."""
+        """Return metrics, the same on every rank; call `is_interrupted`, which may raise, equally often on each."""
 
     def describe_batch(self, step: int) -> str: ...
 
     def weights_metadata(self) -> dict[str, str]: ...
 
     def finish(self, run_dir: Any) -> dict[str, Any]:
-        """After the last step, on rank 0: what the run leaves beside its weights, and what to show of it."""
+        """After the last step, on rank 0: return results besides the weights, such as samples."""
 
 
 @runtime_checkable
 class Closing(Protocol):
-    """An objective that holds more than memory: processes that read ahead, open files."""
+    """An objective with resources to release: data workers, open files."""
 
     def close(self) -> None:
-        """When the run ends in whatever way, on every rank."""
+        """Release them on every rank when the run ends, however it ends."""
 
 
 @runtime_checkable
 class Watching(Protocol):
-    """An objective that sees more of an update than its loss."""
+    """An objective that monitors more of an update than its loss."""
 
     def seen(self) -> dict[str, Tensor]:
-        """Before an update, on every rank: numbers of its micro-steps, still on the device. The loop brings their means
-        over the ranks to the host with the loss, so that there is one wait for all of them."""
+        """Before an update, on every rank: return numbers of its micro-steps, still on the device. The loop copies
+        their means over the ranks to the host with the loss, so that there is one wait for all of them."""
 
     def watch(self, step: int, values: dict[str, float]) -> str | None:
-        """After the update, on every rank: a warning if something is wrong with those means."""
+        """After the update, on every rank: return a warning if something is wrong with those means."""

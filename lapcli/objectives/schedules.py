@@ -1,6 +1,6 @@
-"""What changes with the step: learning rates and Muon's momentum; for self-supervised training also weight decay,
-temperature and the teacher's momentum, with the student's parameter groups (rates by depth, decay by name, backbone and
-heads clipped separately). Steps count from 0, before the update.
+"""Schedules: learning rates and Muon's momentum; for self-supervised training also weight decay, temperature and the
+teacher's momentum, with the student's parameter groups (rates by depth, decay by name, backbone and heads clipped
+separately). Steps count from 0, before the update.
 
 In self-supervised training an epoch is `schedule.epoch_steps` steps, whatever the number of images."""
 
@@ -21,7 +21,7 @@ from lapcli.recipe.vision import CosineSchedule
 
 
 def learning_rate_multiplier(schedule: PlateauSchedule, step: int, steps: int) -> float:
-    """Linear warm-up, a plateau of 1, then linearly down to `final` at the end of the run."""
+    """Return the multiplier: linear warm-up, a plateau of 1, then linear warm-down to `final` at the end of the run."""
     warmup, warmdown = round(schedule.warmup * steps), round(schedule.warmdown * steps)
     if step < warmup:
         return (step + 1) / warmup
@@ -39,12 +39,12 @@ def muon_momentum(optimizer: MuonSection, step: int) -> float:
 
 
 def cosine_multiplier(schedule: CosineSchedule, peak: float, step: int, steps: int, steps_per_epoch: int) -> float:
-    """timm's cosine: linear from `start_lr` over the warm-up, then the half-cosine of the whole run to `final_lr`.
+    """Return timm's cosine: linear from `start_lr` over the warm-up, then the half-cosine of the run to `final_lr`.
 
-    The warm-up is the beginning of the cosine's own time, so that after it the rate is a little below the peak.
+    The cosine's time includes the warm-up, so that after it the rate is a little below the peak.
     """
     time, length, warmup = float(step), float(steps), schedule.warmup_epochs * steps_per_epoch
-    if schedule.update == "epoch":  # set after each epoch from its number: the first two have the same rate
+    if schedule.update == "epoch":  # timm sets it after each epoch by its number, so the first two have the same rate
         time, length, warmup = max(0, step // steps_per_epoch - 1), steps / steps_per_epoch, schedule.warmup_epochs
     if time < warmup:
         rate = schedule.start_lr + (peak - schedule.start_lr) * time / warmup
@@ -58,24 +58,24 @@ _BLOCK = re.compile(r"blocks\.(\d+)\.")
 
 
 def half_cosine(start: float, end: float, step: int, steps: int) -> float:
-    """end + (start - end) (1 + cos(pi step / steps)) / 2"""
+    """Return end + (start - end) (1 + cos(pi step / steps)) / 2."""
     return end + 0.5 * (start - end) * (1 + math.cos(math.pi * min(1.0, step / steps)))
 
 
 def ramp(start: float, end: float, step: int, length: int) -> float:
-    """Linear; both ends are taken, `end` for the first time at step length - 1."""
+    """Interpolate linearly; both ends are reached, `end` first at step length - 1."""
     return end if step >= length - 1 else start + (end - start) * step / (length - 1)
 
 
 def peak_rate(recipe: SelfSupervisedRecipe) -> float:
-    """The recipe's rate, or by `lr_scaling: sqrt4` 4 sqrt(batch / 1024) times that."""
+    """Return the recipe's rate, with `lr_scaling: sqrt4` times 4 sqrt(batch / 1024)."""
     optimizer = recipe.optimizer
     factor = 4 * math.sqrt(recipe.train.batch / 1024) if optimizer.lr_scaling == "sqrt4" else 1.0
     return optimizer.lr * factor
 
 
 def rate_multiplier(schedule: SelfSupervisedSchedule, peak: float, step: int, steps: int) -> float:
-    """From 0 to the peak over the warm-up, then along a half-cosine to `final_lr`."""
+    """Return the multiplier: from 0 to the peak over the warm-up, then along a half-cosine to `final_lr`."""
     warmup = min(steps, round(schedule.warmup_epochs * schedule.epoch_steps))
     if step < warmup:
         return ramp(0.0, 1.0, step, warmup)
@@ -102,9 +102,9 @@ def prototypes_are_frozen(schedule: SelfSupervisedSchedule, step: int) -> bool:
 
 
 def backbone_multiplier(name: str, layers: int, decay: float, patch_multiplier: float) -> float:
-    """decay^(layers - i) for block i, decay^(layers + 1) for tokens and patch embedding, 1 for the final norm.
+    """Return decay^(layers - i) for block i, decay^(layers + 1) for tokens and patch embedding, 1 for the final norm.
 
-    The patch embedding has `patch_multiplier` on top.
+    The patch embedding is also multiplied by `patch_multiplier`.
     """
     if block := _BLOCK.match(name):
         return decay ** (layers - int(block[1]))
@@ -114,12 +114,12 @@ def backbone_multiplier(name: str, layers: int, decay: float, patch_multiplier: 
 
 
 def is_decayed(name: str) -> bool:
-    """Not biases, norms, LayerScale and what head operators learn; class and mask token and the patch embedding are."""
+    """Whether a parameter decays: all but biases, norms, LayerScale and the parameters of head operators."""
     return not (name.endswith("bias") or "norm" in name or "gamma" in name or ".operators." in name)
 
 
 def parameter_groups(recipe: SelfSupervisedRecipe, model: StudentTeacher) -> list[ParameterGroup]:
-    """One for each part (block, head, ...), with and without decay; prototypes by themselves, as they start frozen."""
+    """Group by part (block, head, ...), with and without decay; prototypes apart, because they start frozen."""
     members: dict[str, dict[str, Tensor]] = {}
     facts: dict[str, tuple[float, bool, bool, str]] = {}
     for full, parameter in model.trained():

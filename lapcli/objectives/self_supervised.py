@@ -1,11 +1,11 @@
 """Self-supervised training: DINO between class tokens, iBOT between masked patches, KoLeo to spread the features.
 
 A step: the teacher sees both global crops of each image, the student the same with patches masked, and the local
-crops. Teacher outputs become targets by Sinkhorn-Knopp over the images of all processes; the student is to predict
-them. Afterwards the teacher follows the student.
+crops. Teacher outputs become targets by Sinkhorn-Knopp over the images of all processes; the student learns to
+predict them. Afterwards the teacher follows the student.
 
-Masks and KoLeo's neighbours belong to fixed groups of the global batch, so that the number of processes changes
-neither. With accumulation Sinkhorn-Knopp sees the images of one micro-step of all processes, not of the whole batch.
+Masks and KoLeo's neighbours belong to fixed groups of the global batch, so that they do not depend on the number of
+processes. With accumulation Sinkhorn-Knopp sees the images of one micro-step of all processes, not of the whole batch.
 
 Shapes: G global and Q local crops of B images, M = G B, L = Q B, P patches, N masked patches, C width, D bottleneck,
 K prototypes.
@@ -52,7 +52,7 @@ class CropBatch:
     global_MCHW: Tensor  # crop by crop, normalised
     local_LCHW: Tensor
     masks_MP: Tensor  # True: hidden from the student
-    hidden_N: Tensor  # the places of those among all M P patches
+    hidden_N: Tensor  # indices of the hidden patches among all M P
     images: int
     step: int
 
@@ -62,7 +62,7 @@ class SelfSupervisedStep:
 
     def __init__(self, recipe: SelfSupervisedRecipe, device: torch.device, policy: ComputePolicy) -> None:
         self._recipe, self._policy = recipe, policy
-        # Drawn on the CPU: one seed gives the same weights on every device.
+        # Drawn on the CPU, so that one seed gives the same weights on every device.
         with device if device.type == "meta" else contextlib.nullcontext():
             model = StudentTeacher(recipe.model, recipe.seed)
         self.model = model.to(device).train()
@@ -72,7 +72,7 @@ class SelfSupervisedStep:
             self.model.teacher.backbone.use_compile()
 
     def made_up_batch(self, images: int, device: torch.device) -> CropBatch:
-        """As many patches are masked as in a batch of data, but not the same."""
+        """Return a batch of zeros for plans, with as many masked patches as a batch of data has."""
         crops, masks, group = self._recipe.data.crops, self._recipe.data.masks, self._recipe.train.group
         patches, (low, high) = (crops.global_size // self._recipe.model.patch) ** 2, masks.ratio
         hidden = images // group * sum(mask_counts(GLOBALS * group, patches, masks.probability, (low, high)))
@@ -87,7 +87,7 @@ class SelfSupervisedStep:
             )
 
     def loss(self, batch: CropBatch) -> tuple[Tensor, dict[str, Tensor]]:
-        """The loss, and what is seen of its parts and of the teacher, without a gradient."""
+        """Return the loss, and its parts and the teacher's health without a gradient."""
         train = self._recipe.train
         temperature = teacher_temperature(self._recipe.schedule, batch.step)
         student, teacher = self.model.student, self.model.teacher
@@ -104,23 +104,23 @@ class SelfSupervisedStep:
             class_SD = student.dino_head(class_SC)
             patch_ND = student.ibot_head(_patches(global_MTC, batch.hidden_N))
         tau = train.student_temperature
-        dino, local, among = dino_loss(
+        dino, local_loss, global_loss = dino_loss(
             self._rows(class_SD), student.dino_head.prototypes.weight, dino_MK, batch.images, tau, self._policy
         )
         seen = teacher_health(teacher_MC, dino_MK)
-        del dino_MK
+        del dino_MK  # N x K: freed before the targets of iBOT are computed
         ibot_NK = self._targets(teacher.ibot_head, ibot_ND, temperature)
         weights_N = patch_weights(batch.masks_MP, batch.hidden_N)
         ibot = ibot_loss(
             self._rows(patch_ND), student.ibot_head.prototypes.weight, ibot_NK, weights_N, tau, self._policy
         )
         koleo = koleo_loss(global_MTC[:, 0], GLOBALS, train.group)
-        seen |= {"loss_local": local, "loss_global": among, "loss_ibot": ibot, "loss_koleo": koleo}
+        seen |= {"loss_local": local_loss, "loss_global": global_loss, "loss_ibot": ibot, "loss_koleo": koleo}
         total = train.dino * dino + train.koleo * koleo + train.ibot * ibot
         return total, {name: value.detach() for name, value in seen.items()}
 
     def _student_tokens(self, batch: CropBatch) -> tuple[Tensor, Tensor]:
-        """Global and local crops in one pass; without local crops there are no rows of theirs."""
+        """Compute the tokens of global and local crops in one pass; without local crops the second has no rows."""
         if not len(batch.local_LCHW):
             (global_MTC,) = self.model.student.backbone.tokens([batch.global_MCHW], [batch.masks_MP])
             return global_MTC, global_MTC[:0]
@@ -129,19 +129,19 @@ class SelfSupervisedStep:
         return global_MTC, local_LTC
 
     def _targets(self, head: Head, x_ND: Tensor, temperature: float) -> Tensor:
-        """float32 whatever the logits are computed in."""
+        """Compute the teacher's targets, in float32 whatever the dtype of the logits."""
         rows_ND = self._rows(x_ND)
         logits_NK = rows_ND @ head.prototypes.weight.to(rows_ND.dtype).t()
         return sinkhorn_targets(logits_NK, temperature, self._recipe.train.sinkhorn_iterations, self._policy)
 
     def _rows(self, x_ND: Tensor) -> Tensor:
-        """What is multiplied with the prototypes: bf16 where the run computes in it."""
+        """Cast the input of the prototypes to bf16 if the run computes in it."""
         return x_ND.bfloat16() if self._policy.bf16 else x_ND
 
 
 class SelfSupervised:
     unit = "images"
-    best_metric = None  # the teacher of the last step is what is evaluated
+    best_metric = None  # the teacher of the last step is evaluated, not the best one
 
     def __init__(
         self, recipe: SelfSupervisedRecipe, data: ImageData, world: World, policy: ComputePolicy | None = None
@@ -160,14 +160,15 @@ class SelfSupervised:
             workers=worker_count(recipe, world.device),
             device=world.device,
         )
-        check_room_for_workers(self._loader, loaders=2)  # the second for validation
-        compiles = self._policy.compiles and world.device.type == "cuda"  # for a CPU's cache it is not worth the wait
+        check_room_for_workers(self._loader, loaders=2)  # training and validation
+        # On a CPU, where pieces fit into the cache, fusing gains less than compiling costs.
+        compiles = self._policy.compiles and world.device.type == "cuda"
         self._recolour = Recolouring(recipe.data, partial(compiled, any_length=True) if compiles else None)
         self._step = SelfSupervisedStep(recipe, world.device, self._policy)
         self.model = self._step.model
         self.units_per_step = train.batch
         self.flops_per_step = float(image_flops(recipe)) * train.batch
-        self._seen: list[dict[str, Tensor]] = []  # of the micro-steps of an update
+        self._seen: list[dict[str, Tensor]] = []  # numbers of each micro-step of an update
         self._has_collapsed = False
 
     def parameter_groups(self) -> list[ParameterGroup]:
@@ -184,23 +185,23 @@ class SelfSupervised:
             for crops_NHWC, drawn_NK in zip(to_device(crops, self._world.device), (global_GBK, local_QBK), strict=True)
         )
         masks = self.masks(step, micro_step)
-        # Found here, where it costs nothing: a GPU that looks for them makes the host wait until it knows how many.
+        # On the host: on a GPU the host would have to wait for the number of masked patches.
         hidden = np.flatnonzero(masks)
         masks_MP, hidden_N = to_device(map(torch.from_numpy, (masks, hidden)), self._world.device)
         return CropBatch(global_MCHW, local_LCHW, masks_MP, hidden_N, self.batches.micro_batch, step)
 
     def masks(self, step: int, micro_step: int) -> np.ndarray:
-        """The masks of this process's groups, in the order of its global crops."""
+        """Return the masks of this process's groups, in the order of its global crops."""
         recipe, group = self._recipe, self._recipe.train.group
         side = recipe.data.crops.global_size // recipe.model.patch
         first = self.batches.first(micro_step, self._world.rank) // group
-        wanted = recipe.data.masks
-        ratios = wanted.ratio[0], wanted.ratio[1]
-        dealt = [
-            deal_masks(GLOBALS * group, (side, side), wanted.probability, ratios, (recipe.seed, step, number))
+        section = recipe.data.masks
+        ratios = section.ratio[0], section.ratio[1]
+        by_group = [
+            deal_masks(GLOBALS * group, (side, side), section.probability, ratios, (recipe.seed, step, number))
             for number in range(first, first + self.batches.micro_batch // group)
         ]
-        by_crop = [masks.reshape(GLOBALS, group, -1) for masks in dealt]
+        by_crop = [masks.reshape(GLOBALS, group, -1) for masks in by_group]
         return np.concatenate(by_crop, axis=1).reshape(GLOBALS * self.batches.micro_batch, -1)
 
     def loss(self, batch: CropBatch) -> Tensor:
@@ -215,12 +216,12 @@ class SelfSupervised:
         self.model.update_teacher(teacher_momentum(self._recipe.schedule, step, self.steps))
 
     def seen(self) -> dict[str, Tensor]:
-        """Means over the micro-steps of this process."""
+        """Return the means over the micro-steps of this process."""
         seen, self._seen = self._seen, []
         return {name: torch.stack([part[name] for part in seen]).mean() for name in seen[0]}
 
     def watch(self, step: int, values: dict[str, float]) -> str | None:
-        """A collapse is named when it begins, once warm-up is over."""
+        """Return a warning when a collapse begins, once the warm-up is over."""
         schedule = self._recipe.schedule
         warm = step >= schedule.warmup_epochs * schedule.epoch_steps
         warning = collapse(values, GLOBALS * self.batches.micro_batch) if warm else None
@@ -258,18 +259,18 @@ class SelfSupervised:
         self._loader.close()
 
     def notes(self) -> list[str]:
-        """What a reader of the log should know before the first step."""
+        """Return notes for the log before the first step."""
         return [epochs_in_words(self._recipe, len(self._data.train)), *accumulation_in_words(self.batches.accumulation)]
 
 
 def _patches(tokens_MTC: Tensor, places_N: Tensor) -> Tensor:
-    """Tokens of patches, by their places among all M P; each image has a class token before its P patches."""
+    """Select tokens of patches by their indices among all M P; each image has a class token before its P patches."""
     patches = tokens_MTC.shape[1] - 1
     return tokens_MTC.flatten(0, 1)[places_N + places_N // patches + 1]
 
 
 def epochs_in_words(recipe: SelfSupervisedRecipe, images: int | None) -> str:
-    """Both counts: a schedule's epoch is a number of steps, a pass goes once over the images."""
+    """Describe both counts: a schedule's epoch is a number of steps, a pass goes once over the images."""
     steps, per_epoch = recipe.steps, recipe.schedule.epoch_steps
     text = f"{steps:,} steps are {steps / per_epoch:.4g} epochs of {per_epoch:,} steps"
     if images:
@@ -281,13 +282,13 @@ def accumulation_in_words(accumulation: int) -> list[str]:
     if accumulation == 1:
         return []
     return [
-        f"{accumulation} micro-steps are accumulated: Sinkhorn-Knopp balances each by itself, not the whole batch; "
-        "masks and neighbours are the same"
+        f"{accumulation} micro-steps are accumulated: Sinkhorn-Knopp balances each one separately, not the whole "
+        "batch; masks and neighbours are the same"
     ]
 
 
 def image_flops(recipe: SelfSupervisedRecipe) -> int:
-    """FLOPs for one image: forward and backward of the student, forward of the teacher, both with their heads."""
+    """Return the FLOPs per image: forward and backward of the student, forward of the teacher, with their heads."""
     model, crops = recipe.model, recipe.data.crops
     head, masks = model.head, recipe.data.masks
     body = 2 * (model.width * head.hidden + head.hidden**2 + head.hidden * head.bottleneck)

@@ -1,7 +1,7 @@
 """Checks a recipe and lists all of its problems at once, each with its place and what is expected there.
 
 pydantic validates one key at a time here: on a whole section it skips the checks of combinations as soon as one key
-is wrong, and its messages speak of types, not of recipes.
+is wrong, and its messages are about Python types, not about recipes.
 """
 
 from difflib import get_close_matches
@@ -20,7 +20,7 @@ KeyPath = tuple[str, ...]
 
 
 def check_recipe(recipe: type[Section], root: Node) -> list[Problem]:
-    """What keeps `root` from being a `recipe`; empty if nothing does."""
+    """Return all problems that keep `root` from being a `recipe`."""
     check = _Check(recipe)
     check.section(recipe, root, ())
     return check.problems
@@ -28,10 +28,10 @@ def check_recipe(recipe: type[Section], root: Node) -> list[Problem]:
 
 @cache
 def _adapter(section: type[Section], name: str) -> TypeAdapter[Any]:
-    """Checks one key on its own, as its section would."""
+    """Return a validator for one key on its own, with the settings of its section."""
     field = section.model_fields[name]
     if subsection(field):
-        return TypeAdapter(cast(Any, field.annotation))  # its own settings hold
+        return TypeAdapter(cast(Any, field.annotation))  # a section brings its own config
     annotation: Any = Annotated[(field.annotation, *field.metadata)] if field.metadata else field.annotation
     return TypeAdapter(annotation, config=ConfigDict(strict=True, allow_inf_nan=False))
 
@@ -42,8 +42,8 @@ class _Check:
         self.problems: list[Problem] = []
 
     def section(self, section: type[Section], node: Node, path: KeyPath) -> Section | None:
-        """Adds the problems of a section. If each of its keys is right on its own, the section is returned, so that
-        conflicts with keys of other sections are found too."""
+        """Add the problems of a section. If every key is valid on its own, return the section, so that conflicts with
+        keys of other sections are found too."""
         if not isinstance(node.value, dict):
             first = next(iter(section.model_fields))
             self._add(node, path, f"expected keys under it, such as `{first}:`, got {quoted(plain(node))}")
@@ -58,8 +58,8 @@ class _Check:
             elif name not in given:
                 values[name] = field.get_default(call_default_factory=True)
         self._combinations(section, node, path, given, values)
-        is_whole = len(values) == len(section.model_fields) and len(given) == len(node.value)
-        return section.model_construct(**values) if is_whole else None
+        is_complete = len(values) == len(section.model_fields) and len(given) == len(node.value)
+        return section.model_construct(**values) if is_complete else None
 
     def _add(self, node: Node, path: KeyPath, message: str) -> None:
         self.problems.append(Problem(node.where, ".".join(map(key_shown, path)), message))
@@ -67,7 +67,7 @@ class _Check:
     def _known_keys(
         self, section: type[Section], entries: dict[str, Node], path: KeyPath
     ) -> dict[str, tuple[str, Node]]:
-        """Key: how it is written and its value. A clear misspelling is reported, then checked as what it means."""
+        """Map keys to their spelling and value in the file; a clear misspelling is reported, then checked as meant."""
         given = {name: (name, node) for name, node in entries.items() if name in section.model_fields}
         for written, node in entries.items():
             if written in section.model_fields:
@@ -79,7 +79,7 @@ class _Check:
         return given
 
     def _key(self, section: type[Section], name: str, node: Node, path: KeyPath, values: dict[str, Any]) -> None:
-        """Checks one key; `values` gets it if it is right."""
+        """Check one key, and add it to `values` if it is valid."""
         field = section.model_fields[name]
         inner = subsection(field)
         try:
@@ -124,9 +124,9 @@ class _Check:
                 continue
             places = {key: given[key][1].where for key in keys if key in given}
             where = places.get(keys[0]) or next(iter(places.values()), node.where)
-            # The other half of a conflict may stand in a parent file or in an option.
-            apart = [f"`{key}` is from {place}" for key, place in places.items() if _source(place) != _source(where)]
-            note = f" ({', '.join(apart)})" if apart else ""
+            # The other key of a conflict may come from a parent file or from an option.
+            others = [f"`{key}` is from {place}" for key, place in places.items() if _source(place) != _source(where)]
+            note = f" ({', '.join(others)})" if others else ""
             self._add(Node(None, where), (*path, keys[0]), reason + note)
 
 
@@ -143,7 +143,7 @@ def _missing(field: FieldInfo) -> str:
 
 
 def key_paths(section: type[Section], under: KeyPath = ()) -> list[KeyPath]:
-    """Every key that a recipe may say, sections included."""
+    """Return every key that a recipe may have, sections included."""
     paths: list[KeyPath] = []
     for name, field in section.model_fields.items():
         paths.append((*under, name))
@@ -153,27 +153,27 @@ def key_paths(section: type[Section], under: KeyPath = ()) -> list[KeyPath]:
 
 
 def misspelt(key: str, section: type[Section]) -> str | None:
-    """The key of this section that `key` surely is, for a slip of a letter or two."""
+    """Return the key of this section that `key` misspells by a letter or two."""
     return next(iter(get_close_matches(key, list(section.model_fields), 1, cutoff=0.8)), None)
 
 
 def unknown_key(key: str, section: type[Section], recipe: type[Section]) -> str:
-    """What to say of a key that its section does not have."""
+    """Return the message for a key that its section does not have."""
     if key == "<<":
         return "unknown key; merge keys are not supported, use `extends` or repeat the keys"
     paths = key_paths(recipe)
     if (path := tuple(key.split("."))) in paths and len(path) > 1:
         return f"unknown key; write `{path[-1]}:` in the section `{'.'.join(path[:-1])}:`"
-    here = get_close_matches(key, list(section.model_fields), 1)
+    similar = get_close_matches(key, list(section.model_fields), 1)
     elsewhere = [path for path in paths if path[-1] == key]
-    if not elsewhere and not here:
+    if not elsewhere and not similar:
         close = get_close_matches(key, [path[-1] for path in paths], 1, cutoff=0.7)
         elsewhere = [path for path in paths if path[-1] in close]
     if elsewhere:
-        return f"unknown key here; did you mean {listed(['`' + '.'.join(path) + '`' for path in elsewhere])}?"
-    if here:
-        return f"unknown key; did you mean `{here[0]}`?"
-    return f"unknown key; known here: {', '.join(section.model_fields)}"
+        return f"unknown key similar; did you mean {listed(['`' + '.'.join(path) + '`' for path in elsewhere])}?"
+    if similar:
+        return f"unknown key; did you mean `{similar[0]}`?"
+    return f"unknown key; known similar: {', '.join(section.model_fields)}"
 
 
 _WORDS: dict[Any, tuple[str, str]] = {  # one, several
@@ -211,7 +211,7 @@ _BY_ERROR = {
 
 
 def expected(error: ErrorDetails, field: FieldInfo) -> str:
-    """The words for one of pydantic's errors on `field`."""
+    """Return the message for one of pydantic's errors on `field`."""
     context = error.get("ctx", {})
     if error["type"] == "literal_error":
         return "expected " + listed([form for member in members(field.annotation) for form in _forms(member)])
@@ -223,7 +223,7 @@ def expected(error: ErrorDetails, field: FieldInfo) -> str:
 
 
 def quotes_hint(error: ErrorDetails, value: Any) -> str:
-    """Quotes are what makes a number text, and are easily forgotten or one too many."""
+    """Return a hint if the value would be valid with or without quotes, which make a number text."""
     if error["type"] == "string_type" and isinstance(value, int | float):
         return "; put it in quotes"
     if error["type"] in ("int_type", "float_type", "bool_type") and isinstance(value, str):
@@ -232,12 +232,12 @@ def quotes_hint(error: ErrorDetails, value: Any) -> str:
 
 
 def is_choice_of_forms(field: FieldInfo) -> bool:
-    """A union; pydantic reports one error for each of its branches, a reader wants one for all."""
+    """Whether the field is a union, for which pydantic reports an error per branch and a reader wants one."""
     return len(members(field.annotation)) > 1
 
 
 def any_form(field: FieldInfo) -> str:
-    """What a union accepts; its own description if the schema gives one."""
+    """Describe what a union accepts, by the schema's own description if it has one."""
     return "expected " + (field.description or describe(field.annotation))
 
 
@@ -263,7 +263,7 @@ def _forms(member: Any) -> list[str]:
 
 
 def _range(metadata: list[Any]) -> str:
-    """` (at least 0)`, from the bounds in an annotation; lengths of texts go without saying."""
+    """Format the bounds of an annotation, such as ` (at least 0)`; lengths of texts are left out."""
     bounds = [inner for item in metadata for inner in (item.metadata if isinstance(item, FieldInfo) else [item])]
     words = [f"{word} {getattr(b, name)}" for b in bounds for name, word in _BOUNDS.items() if hasattr(b, name)]
     return f" ({listed(words, 'and')})" if words else ""

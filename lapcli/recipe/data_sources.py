@@ -1,7 +1,7 @@
-"""Data sources by name: what a recipe may name instead of files and hub data sets.
+"""Named data sources, which a recipe may use instead of files and hub data sets.
 
-`builtin` names a source that comes with lap, `plugin:NAME` one that an installed package adds. No torch in here: names
-are checked with the recipe. The sources themselves are in `lapcli.data`.
+`builtin` names a source that comes with lap, `plugin:NAME` one that an installed package adds. This module does not
+import torch, since names are checked with the recipe. The sources themselves are in `lapcli.data`.
 """
 
 from collections.abc import Iterator
@@ -36,7 +36,7 @@ def has_no_files(source: str) -> bool:
 
 
 def find_source(source: str, modality: Modality) -> "DataSource | None":
-    """The source that a recipe names; None for files, folders and hub data sets. UsageError for an unknown name."""
+    """Return the source that a recipe names; None for files, folders and hub data sets; UsageError if it is unknown."""
     if not source.startswith(PREFIX):
         name = _BUILT_IN.get((modality, source))
         return None if name is None else DATA_SOURCES[name]
@@ -47,7 +47,7 @@ def find_source(source: str, modality: Modality) -> "DataSource | None":
 
 
 def unusable_sources(recipe: Section) -> list[tuple[str, str]]:
-    """Keys of a recipe that name a source which is not installed or gives other data, each with the reason."""
+    """Return the keys of a recipe whose source is not installed or has the wrong modality, each with the reason."""
     reasons = []
     for key, source, modality in _plugin_sources(recipe):
         try:
@@ -58,12 +58,12 @@ def unusable_sources(recipe: Section) -> list[tuple[str, str]]:
 
 
 def plugin_source_names(recipe: Section) -> list[str]:
-    """The sources of other packages that a recipe names, each once."""
+    """Return the sources of other packages that a recipe names, each once."""
     return list(dict.fromkeys(source.removeprefix(PREFIX) for _, source, _ in _plugin_sources(recipe)))
 
 
 def _plugin_sources(section: Section, path: str = "") -> Iterator[tuple[str, str, Modality]]:
-    """Key, value and modality wherever a recipe says `plugin:NAME`."""
+    """Yield key, value and modality for each `plugin:NAME` in a recipe."""
     modality: Any = getattr(section, "modality", None)
     for key, value in section:
         if modality and isinstance(value, str) and value.startswith(PREFIX):

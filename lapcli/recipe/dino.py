@@ -1,7 +1,7 @@
-"""What a recipe of self-supervised training may say: the ViT and its heads, crops, masks, losses, rates.
+"""The schema of self-supervised recipes: the ViT and its heads, crops, masks, losses, rates.
 
-Values of the paper's table `tab:dino_hparams` stand in `recipes/dino_vits.yaml`; the defaults here are the same, and
-DINOv3's where the paper is silent.
+The values of the paper's table `tab:dino_hparams` are in `recipes/dino_vits.yaml`; the defaults here are the same, and
+DINOv3's where the paper gives no value.
 """
 
 from typing import Annotated, Literal
@@ -18,7 +18,7 @@ Ends = Annotated[list[Fraction], Field(min_length=2, max_length=2)]
 
 
 class HeadSection(Section):
-    """Each of the two heads: width-hidden-hidden-bottleneck, length 1, then prototypes without a bias."""
+    """Each of the two heads: an MLP width-hidden-hidden-bottleneck, L2 normalisation, prototypes without a bias."""
 
     hidden: Size = 2048
     bottleneck: Size = 256
@@ -48,7 +48,7 @@ class DinoModel(TransformerModel):
 
 
 class Crops(Section):
-    """Two global crops, which teacher and student see, and local ones for the student alone."""
+    """Two global crops, which teacher and student see, and local ones that only the student sees."""
 
     global_size: Size = 224  # pixels of a side
     global_scale: Shares = Field(default_factory=lambda: [0.32, 1.0])  # of the image's area
@@ -68,7 +68,7 @@ class Crops(Section):
 
 
 class Masks(Section):
-    """What the student does not see of global crops."""
+    """Patches of global crops that are hidden from the student."""
 
     probability: Annotated[float, Field(gt=0, le=1)] = 0.5  # of a global crop
     ratio: Shares = Field(default_factory=lambda: [0.1, 0.5])  # of its patches
@@ -84,7 +84,7 @@ class CropSource(ImageFiles):
 
 
 class SelfSupervisedTrain(TrainSection):
-    # Images for which masks are dealt and among which neighbours are looked for: the paper's share of one GPU.
+    # Images that share one draw of masks and among which KoLeo searches neighbours: the paper's batch on one GPU.
     group: Annotated[Whole, Field(ge=1, le=10**6)] = 224
     dino: NonNegative = 1.0  # weights of the losses
     koleo: NonNegative = 0.1
@@ -116,18 +116,18 @@ class SelfSupervisedTrain(TrainSection):
 
 
 class SelfSupervisedSchedule(Section):
-    """Everything by step; an epoch is a number of steps, whatever the number of images."""
+    """All schedules count steps; an epoch is a number of steps, whatever the number of images."""
 
     epoch_steps: Count = 1250
     warmup_epochs: NonNegative = 10.0
     final_lr: NonNegative = 1e-6
-    final_weight_decay: NonNegative | None = 0.1  # none: as at the start
+    final_weight_decay: NonNegative | None = 0.1  # null: as at the start
     teacher_momentum: Ends = Field(default_factory=lambda: [0.992, 1.0])  # start, end
     teacher_temperature: Annotated[list[Positive], Field(min_length=2, max_length=2)] = Field(
         default_factory=lambda: [0.04, 0.07]
     )
     teacher_warmup_epochs: NonNegative = 30.0  # of the temperature
-    frozen_epochs: NonNegative = 1.0  # in which prototypes stay as they are
+    frozen_epochs: NonNegative = 1.0  # in which the prototypes are not trained
 
 
 class NeighbourValidation(ValidationSection):
@@ -136,7 +136,7 @@ class NeighbourValidation(ValidationSection):
     neighbours: Annotated[Whole, Field(ge=1, le=10**6)] = 20
     train_images: Count = 10_000  # at most, evenly spread over the training images
     images: Count = 2_000  # at most, of the held-out ones
-    batch: Count | None = None  # images a process takes at once; none: train.micro_batch
+    batch: Count | None = None  # images per process and forward; null: train.micro_batch
 
 
 class SelfSupervisedRecipe(BaseRecipe):
@@ -173,7 +173,7 @@ class SelfSupervisedRecipe(BaseRecipe):
 
     @property
     def steps(self) -> int:
-        """Steps of the run: as given, or so many epochs of `schedule.epoch_steps`."""
+        """Steps of the run: `train.steps`, or `train.epochs` times `schedule.epoch_steps`."""
         return self.train.steps or max(1, int((self.train.epochs or 0) * self.schedule.epoch_steps))
 
     def misfits(self) -> list[tuple[str, str]]:
@@ -184,7 +184,7 @@ class SelfSupervisedRecipe(BaseRecipe):
             ("frozen_epochs", "the prototypes would never be trained"),
         ):
             steps = getattr(schedule, key) * schedule.epoch_steps
-            # The temperature may take the whole run to its end; the other two leave nothing after them.
+            # The temperature may rise until the last step; after the other two something has to be left.
             if steps > self.steps or (steps == self.steps and key != "teacher_warmup_epochs"):
                 misfits.append(
                     (

@@ -44,19 +44,19 @@ RECIPES: Registry[type[AnyRecipe]] = Registry(
 
 
 def shipped_recipes() -> Path:
-    """The folder of the recipes that come with lap: in a checkout beside the package, in an installation inside it."""
+    """Return the folder of the shipped recipes: beside the package in a checkout, inside it in an installation."""
     package = Path(__file__).parent.parent
     checkout = package.parent / "recipes"
     return checkout if (checkout / "quickstart.yaml").is_file() else package / "recipes"
 
 
 def find_recipe(name: str | Path) -> Path:
-    """A file as it is named; else the shipped recipe of that name, such as `quickstart` or `sweeps/laptop`."""
+    """Return the file of that name, or else the shipped recipe, such as `quickstart` or `sweeps/laptop`."""
     path, shipped = Path(name), shipped_recipes()
     try:
         if path.is_file():
             return path
-    except (OSError, ValueError):  # not a name that a file can have; reading it says why
+    except (OSError, ValueError):  # not a valid file name; reading it will explain why
         return path
     short = path.with_suffix("") if path.suffix in (".yaml", ".yml") else path
     parts = short.parts[1:] if short.parts[:1] == ("recipes",) else short.parts
@@ -70,15 +70,15 @@ def find_recipe(name: str | Path) -> Path:
 def load_recipe(
     path: str | Path, overrides: Sequence[str] = (), seed: int | None = None, *, is_kept: bool = False
 ) -> AnyRecipe:
-    """Reads, inherits, applies `--set` and `--seed`, and validates; RecipeError lists every problem at once.
+    """Read a recipe with its parents, apply `--set` and `--seed`, and validate; RecipeError lists every problem.
 
-    `is_kept`: the recipe is that of a run, which stays readable whatever is asked of recipes of new runs.
+    `is_kept`: it is the stored recipe of a run, which stays readable whatever later versions require of new runs.
     """
     return recipe_loader(path, is_kept=is_kept)(overrides, seed)
 
 
 def recipe_loader(path: str | Path, *, is_kept: bool = False) -> Callable[[Sequence[str], int | None], AnyRecipe]:
-    """`load_recipe` of one file for many overrides: the file is read once, which is most of the work."""
+    """Return `load_recipe` of one file for many overrides: the file is read once, which is most of the work."""
     source = str(path)
     try:
         file, problems = read_with_parents(Path(path))
@@ -99,7 +99,7 @@ def recipe_loader(path: str | Path, *, is_kept: bool = False) -> Callable[[Seque
 
 
 def _place(root: Node, key: str) -> str:
-    """Where a key stands, or its section if the key is not given."""
+    """Return the place of a key, or of its section if the key is not given."""
     node = root
     for part in key.split("."):
         if not isinstance(node.value, dict) or part not in node.value:
@@ -109,14 +109,14 @@ def _place(root: Node, key: str) -> str:
 
 
 def _with_lengths(overrides: Sequence[str]) -> list[str]:
-    """Steps count before epochs, so that epochs asked for on the command line put a recipe's steps aside."""
+    """Unset a recipe's steps if epochs are set on the command line, since steps take precedence."""
     keys = {text.split("=", 1)[0].strip() for text in overrides}
     lengths = [key.removesuffix("epochs") for key in keys if key == "train.epochs" or key.endswith(".train.epochs")]
     return [*(f"{section}steps=null" for section in lengths if f"{section}steps" not in keys), *overrides]
 
 
 def recipe_from_dict(values: Mapping[str, Any], source: str = "the recipe") -> AnyRecipe:
-    """The recipe that `recipe_to_dict` gave; `source` is what errors call it."""
+    """Build a recipe from the values of `recipe_to_dict`; errors name `source`."""
     return _build(source, _node(values, source), [])
 
 
@@ -135,8 +135,8 @@ def _build(source: str, root: Node, problems: list[Problem]) -> AnyRecipe:
         wrong += wrong_optimizer
     problems = problems + wrong
     if recipe is not None:
-        told = {problem.key for problem in wrong}
-        problems += [problem for problem in check_recipe(recipe, root) if problem.key not in told]
+        reported = {problem.key for problem in wrong}
+        problems += [problem for problem in check_recipe(recipe, root) if problem.key not in reported]
     if problems or recipe is None:
         raise RecipeError(source, in_reading_order(problems, source))
     try:
@@ -148,11 +148,11 @@ def _build(source: str, root: Node, problems: list[Problem]) -> AnyRecipe:
 
 
 def _recipe_type(root: Node) -> tuple[type[AnyRecipe] | None, list[Problem]]:
-    """The recipe of the objective; for a wrong one, the nearest, so that the rest is checked as well."""
+    """Return the recipe type of the objective; for an unknown one the nearest, so that the rest is checked as well."""
     node = root.value.get("objective") if isinstance(root.value, dict) else None
     value = None if node is None else node.value
     if value == "chat" and isinstance(root.value, dict) and "stage" in root.value:
-        return ChatStageRecipe, []  # what a run of one stage keeps
+        return ChatStageRecipe, []  # the stored recipe of one stage's run
     if isinstance(value, str) and value in RECIPES:
         return RECIPES[value], []
     near = get_close_matches(value, list(RECIPES), 1) if isinstance(value, str) else []
@@ -164,12 +164,12 @@ def _recipe_type(root: Node) -> tuple[type[AnyRecipe] | None, list[Problem]]:
 
 
 def _with_optimizer(recipe: type[AnyRecipe], root: Node) -> tuple[type[AnyRecipe], list[Problem]]:
-    """The recipe type with the section of the optimizer that the file names, where any optimizer may be named."""
+    """Return the recipe type with the section of the optimizer that the file names, if it may name any optimizer."""
     if not issubclass(recipe, BaseRecipe) or not recipe.takes_any_optimizer:
         return recipe, []
-    own = recipe.model_fields["optimizer"].annotation
-    assert isinstance(own, type)
-    names = list(get_args(own.model_fields["name"].annotation))
+    default_section = recipe.model_fields["optimizer"].annotation
+    assert isinstance(default_section, type)
+    names = list(get_args(default_section.model_fields["name"].annotation))
     section = root.value.get("optimizer") if isinstance(root.value, dict) else None
     node = section.value.get("name") if section is not None and isinstance(section.value, dict) else None
     if node is None or node.value in names:
@@ -182,28 +182,28 @@ def _with_optimizer(recipe: type[AnyRecipe], root: Node) -> tuple[type[AnyRecipe
 
 @cache
 def _recipe_with_section(recipe: type[BaseRecipe], section: type[OptimizerSection]) -> type[BaseRecipe]:
-    """The same recipe with another section under `optimizer`; a subclass, so that it is still a recipe of its kind."""
+    """Return the recipe type with another section under `optimizer`; as a subclass it is still a recipe of its kind."""
     return create_model(recipe.__name__, __base__=recipe, __module__=recipe.__module__, optimizer=(section, ...))
 
 
 def read_with_parents(path: Path) -> tuple[Node, list[Problem]]:
-    """The recipe with all that it inherits; every value keeps the file and line where it really stands."""
+    """Read a recipe and all files it extends; every value keeps the file and line it comes from."""
     files: list[dict[str, Node]] = []
     problems: list[Problem] = []
     chain: list[str] = []
-    said: str | None = None  # where the `extends` that leads here stands
+    extends_at: str | None = None  # the place of the `extends` that named this file
     current: Path | None = path
     while current is not None:
-        _must_be_a_file(current, said)
+        _must_be_a_file(current, extends_at)
         chain.append(os.path.realpath(current))
         if chain[-1] in chain[:-1]:
             names = " -> ".join(Path(name).name for name in chain[chain.index(chain[-1]) :])
-            raise Unreadable(Problem(said or str(path), "extends", f"the files extend each other: {names}"))
+            raise Unreadable(Problem(extends_at or str(path), "extends", f"the files extend each other: {names}"))
         entries, unreadable = read_file(current)
         problems += unreadable
         extends = entries.pop("extends", None)
         files.append(entries)
-        said = extends.where if extends else None
+        extends_at = extends.where if extends else None
         current = _parent(current, extends) if extends else None
     merged = Node({}, f"{path}:1")
     for entries in reversed(files):
@@ -212,7 +212,7 @@ def read_with_parents(path: Path) -> tuple[Node, list[Problem]]:
 
 
 def merge(below: Node, above: Node) -> Node:
-    """Mappings are joined key by key; anything else is replaced."""
+    """Merge mappings key by key; anything else in `above` replaces the value in `below`."""
     if not (isinstance(below.value, dict) and isinstance(above.value, dict)):
         return above
     entries = dict(below.value)
@@ -222,7 +222,7 @@ def merge(below: Node, above: Node) -> Node:
 
 
 def apply_overrides(root: Node, overrides: Sequence[str]) -> tuple[Node, list[Problem]]:
-    """Each `key.path=value` acts as a file of one line that extends all before it."""
+    """Apply each `key.path=value` like a file of one line that extends the recipe before it."""
     problems: list[Problem] = []
     for text in overrides:
         try:
@@ -249,7 +249,7 @@ def _override(root: Node, text: str) -> tuple[Node, list[Problem]]:
         if below is not None and not isinstance(below.value, dict):
             above = key_shown(".".join(path[:depth]))
             raise _refused(f"`{above}` is {quoted(plain(below))}, which has no keys; set `{above}` itself")
-        # A section that the file has keeps its line: it is where a key that is missing has to go.
+        # A section of the file keeps its line, because a message about a missing key points there.
         places.append(below.where if below is not None else "--set")
         below = below.value.get(part) if below is not None and isinstance(below.value, dict) else None
     node, problems = read_text(value_text, lambda line: "--set", under=tuple(path))
@@ -272,10 +272,10 @@ def _parent(child: Path, extends: Node) -> Path:
     return child.parent / name
 
 
-def _must_be_a_file(path: Path, said: str | None) -> None:
-    """Refuses what is not there, with the nearest name that is; and folders, devices and pipes."""
-    where, key = (said, "extends") if said else (shortened(str(path)), "")
-    about = f"{quoted(str(path))} " if said else ""
+def _must_be_a_file(path: Path, extends_at: str | None) -> None:
+    """Refuse a missing file, with the nearest existing name, and folders, devices and pipes."""
+    where, key = (extends_at, "extends") if extends_at else (shortened(str(path)), "")
+    about = f"{quoted(str(path))} " if extends_at else ""
     try:
         if path.is_file():
             return
@@ -286,7 +286,7 @@ def _must_be_a_file(path: Path, said: str | None) -> None:
         raise Unreadable(Problem(where, key, f"{about}cannot be found; check the name")) from None
     near = get_close_matches(path.name, names, 1, cutoff=0.5)
     hint = f"did you mean {path.parent / near[0]}?" if near else "check the name"
-    if not near and not said and len(path.parts) == 1:
+    if not near and not extends_at and len(path.parts) == 1:
         shipped = [entry.stem for entry in shipped_recipes().glob("*.yaml")]
         close = get_close_matches(path.stem, shipped, 1, cutoff=0.5)
         hint = f"did you mean the shipped recipe {close[0]}?" if close else hint

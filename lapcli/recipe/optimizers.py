@@ -1,6 +1,6 @@
-"""What a recipe may say about its optimizer: one section for each, chosen by `optimizer.name`.
+"""The schema of optimizers: one section for each, chosen by `optimizer.name`.
 
-The optimizers themselves are in `lapcli/training/optimizers`. A package that adds one brings its section along: a
+The optimizers themselves are in `lapcli/training/optimizers`. A package that adds one also supplies its section, a
 subclass of `OptimizerSection`.
 """
 
@@ -18,7 +18,7 @@ SHARED = frozenset({"name", "lr", "weight_decay", "clip"})
 
 
 class OptimizerSection(Section):
-    """What every optimizer has."""
+    """The keys that every optimizer has."""
 
     lr: Positive
     weight_decay: NonNegative = 0.0
@@ -26,7 +26,7 @@ class OptimizerSection(Section):
     name: Text = "adamw"
 
     def options(self) -> dict[str, Any]:
-        """What the optimizer is built with, besides learning rate and weight decay."""
+        """Return the optimizer's arguments besides learning rate and weight decay."""
         values = {key: getattr(self, key) for key in type(self).model_fields if key not in SHARED}
         return {key: tuple(value) if isinstance(value, list) else value for key, value in values.items()}
 
@@ -55,7 +55,7 @@ class MuonSection(OptimizerSection):
     newton_schulz_precision: Literal["auto", "float32", "bf16"] = "auto"  # auto: as train.precision
     embedding_lr: Positive = 0.2
     head_lr: Positive = 0.004
-    operator_lr: Positive = added(0.004)  # of what head operators learn: AdamW without decay
+    operator_lr: Positive = added(0.004)  # of the parameters of head operators: AdamW without decay
     reference_width: Positive = 768.0  # the AdamW rates are multiplied by (width / reference_width)^(-1/2)
     betas: Pair = Field(default_factory=lambda: [0.8, 0.95])
     eps: Positive = 1e-10
@@ -67,19 +67,19 @@ class ChatOptimizer(MuonSection):
     lr_scale: Positive = 1.0  # of all three learning rates
     momentum_warmup: Annotated[Whole, Field(ge=0, le=10**9)] = 0
     weight_decay: NonNegative = 0.0
-    clip: Positive | None = None  # upstream clips in pretraining alone
+    clip: Positive | None = None  # upstream clips only in pretraining
 
 
 class DinoOptimizer(OptimizerSection):
-    """AdamW with rates by depth; backbone and both heads are clipped each by itself."""
+    """AdamW with rates by depth; backbone and both heads are clipped separately."""
 
     name: Literal["adamw"] = "adamw"
     lr_scaling: Literal["none", "sqrt4"] = "none"  # sqrt4: lr is multiplied by 4 sqrt(batch / 1024)
     betas: Pair = Field(default_factory=lambda: [0.9, 0.999])
     eps: Positive = 1e-8
     weight_decay: NonNegative = 0.04  # at the start
-    layer_decay: Annotated[float, Field(gt=0, le=1)] = 0.95  # a block's rate, as a share of the next one's
-    patch_embed_lr: Positive = 0.2  # times the rate it would have
+    layer_decay: Annotated[float, Field(gt=0, le=1)] = 0.95  # a block's rate is that of the next block times this
+    patch_embed_lr: Positive = 0.2  # factor on the rate that it would have otherwise
     clip: Positive | None = 3.0
 
 

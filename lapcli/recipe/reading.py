@@ -1,7 +1,7 @@
-"""From YAML text to values that know their file and line, and the problems that a reader finds on the way.
+"""Parses YAML text into values that know their file and line, and collects problems on the way.
 
 The text is read from PyYAML's events instead of its constructor: each value keeps its line, the rules for numbers are
-ours, tags never reach anything that could act on them, and depth, size and aliases are bounded.
+ours, tags never reach code that could act on them, and depth, size and aliases are bounded.
 """
 
 import json
@@ -18,7 +18,7 @@ from lapcli.runtime.errors import UsageError, shortened
 from lapcli.runtime.files import open_to_read
 
 MAX_DEPTH = 20
-_MAX_VALUES = 10_000  # aliases counted as what they stand for
+_MAX_VALUES = 10_000  # aliases count as the values they refer to
 _MAX_BYTES = 2**20
 _QUOTED = 60  # characters of a user's value that a message repeats
 _PRINTED = 50  # a list of ten thousand wrong items is one mistake, not ten thousand lines
@@ -26,7 +26,7 @@ _PRINTED = 50  # a list of ten thousand wrong items is one mistake, not ten thou
 
 @dataclass(frozen=True)
 class Problem:
-    """`where` is file:line, or the option (`--set`, `--seed`) that said it; `key` is dotted, or empty for a file."""
+    """An error in a recipe; `where` is file:line or an option (`--set`, `--seed`), `key` is dotted, or empty."""
 
     where: str
     key: str
@@ -37,7 +37,7 @@ class Problem:
 
 
 def in_reading_order(problems: Sequence[Problem], source: str) -> list[Problem]:
-    """The recipe from top to bottom, then the files it extends, then the options."""
+    """Sort problems: the recipe from top to bottom, then the files it extends, then the options."""
 
     def order(problem: Problem) -> tuple[bool, bool, str, int]:
         file, _, line = problem.where.rpartition(":")
@@ -47,7 +47,7 @@ def in_reading_order(problems: Sequence[Problem], source: str) -> list[Problem]:
 
 
 class RecipeError(UsageError):
-    """A recipe that cannot be used; its text is what the command prints."""
+    """A recipe that cannot be used; its text is printed by the command."""
 
     def __init__(self, source: str, problems: Sequence[Problem]) -> None:
         self.source = source
@@ -61,7 +61,7 @@ class RecipeError(UsageError):
 
 
 class Unreadable(Exception):
-    """Stops the reading: with this problem there are no keys to check."""
+    """A problem that ends the parsing, since it leaves no keys to check."""
 
     def __init__(self, problem: Problem) -> None:
         self.problem = problem
@@ -69,7 +69,7 @@ class Unreadable(Exception):
 
 
 def shown(text: str) -> str:
-    """Text of a user on one line, with nothing in it that steers a terminal."""
+    """Escape a user's text to one line without control characters."""
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
@@ -78,7 +78,7 @@ def key_shown(key: str) -> str:
 
 
 def quoted(value: Any) -> str:
-    """A value as the recipe would write it, cut to a readable length."""
+    """Format a value as in a recipe, cut to a readable length."""
     if value is None:
         return "nothing (null)"
     if isinstance(value, float) and not math.isfinite(value):
@@ -88,11 +88,11 @@ def quoted(value: Any) -> str:
 
 
 def listed(names: Sequence[str], last: str = "or") -> str:
-    """`a`, `a or b`, `a, b or c`."""
+    """Join names: `a`, `a or b`, `a, b or c`."""
     return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} {last} {names[-1]}"
 
 
-# How a plain word is read: the core schema of YAML 1.2, with underscores in whole numbers. PyYAML follows YAML 1.1,
+# How an unquoted word is read: the core schema of YAML 1.2, with underscores in whole numbers. PyYAML follows YAML 1.1,
 # where `3e-4` is text, `no` is false, `010` is eight, `1:30` is ninety and `2024-01-01` is a date.
 Scalar = None | bool | int | float | str
 _WORDS: dict[str, Scalar] = {
@@ -112,7 +112,7 @@ _LONGEST_NUMBER = 200
 
 
 def read_plain(text: str) -> Scalar:
-    """The value of an unquoted word."""
+    """Return the value of an unquoted word."""
     if text in _WORDS:
         return _WORDS[text]
     if len(text) > _LONGEST_NUMBER:
@@ -137,7 +137,7 @@ class Node:
 
 
 def plain(node: Node) -> Any:
-    """The bare value, without places."""
+    """Return the bare value, without places."""
     if isinstance(node.value, dict):
         return {key: plain(child) for key, child in node.value.items()}
     if isinstance(node.value, list):
@@ -146,9 +146,9 @@ def plain(node: Node) -> Any:
 
 
 def read_file(path: Path) -> tuple[dict[str, Node], list[Problem]]:
-    """The top level of a recipe file, and problems that do not hinder the reading of the rest.
+    """Read the top level of a recipe file, and the problems that do not prevent reading the rest.
 
-    A file that turns out not to be a recipe is never quoted: an `extends` must not show what stands in other files.
+    A file that is not a recipe is never quoted: an `extends` must not reveal the content of other files.
     """
     name = str(path)
     try:
@@ -174,7 +174,7 @@ def read_file(path: Path) -> tuple[dict[str, Node], list[Problem]]:
 
 
 def read_text(text: str, where: Callable[[int], str], under: tuple[str, ...] = ()) -> tuple[Node | None, list[Problem]]:
-    """One YAML document; none if there is nothing but comments. `under` is the key that it is the value of."""
+    """Parse one YAML document; None if it has nothing but comments. `under` is the key that it is the value of."""
     builder = _Builder(where, under)
     try:
         # The pure-Python SafeLoader: its parser keeps its own stack, so that deep nesting reaches our check.
@@ -191,7 +191,7 @@ def read_text(text: str, where: Callable[[int], str], under: tuple[str, ...] = (
 
 
 def _without_quotes(error: yaml.MarkedYAMLError) -> str:
-    """PyYAML's reason without the words of the file that it repeats; signs, tabs and token names may stay."""
+    """Return PyYAML's reason without quotations from the file; punctuation, tabs and token names may stay."""
 
     def harmless(quote: re.Match[str]) -> str:
         return quote[0] if re.fullmatch(r"'(<[a-z ]+>|\\t|[^\w\s])'", quote[0]) else "..."
@@ -206,7 +206,7 @@ class _Builder:
         self._path = list(under)  # the key that is being read
         self.problems: list[Problem] = []
         self.line = 1
-        self._anchors: dict[str, tuple[Node, int] | None] = {}  # none while the anchored value is still being read
+        self._anchors: dict[str, tuple[Node, int] | None] = {}  # None while the anchored value is still being read
         self._count = 0
 
     def document(self, events: Iterator[yaml.Event]) -> Node | None:
@@ -280,7 +280,7 @@ class _Builder:
                 raise self._stop(key, "a key must be a word")
             name = key.value  # as written: `on`, `1` and `null` are words here
             self._path.append(name)
-            self._node(key, depth + 1)  # for its tag and its bounds
+            self._node(key, depth + 1)  # to check its tag and count it
             value = self._node(next(self._events), depth + 1, where)
             if name in entries:
                 self._add(where, f"is given twice (first at {entries[name].where}); keep one")

@@ -1,4 +1,4 @@
-"""A checked recipe as data: to keep in a run, to name by its hash, and to compare with another."""
+"""A checked recipe as data: stored in a run, identified by its hash, compared with another."""
 
 import hashlib
 import json
@@ -14,28 +14,28 @@ from lapcli.recipe.section import Section, is_added, is_place
 
 
 def recipe_to_dict(recipe: AnyRecipe) -> dict[str, Any]:
-    """Plain JSON values, with every default written out."""
+    """Return the recipe as plain JSON values, with every default written out."""
     return recipe.model_dump(mode="json")
 
 
 def recipe_to_yaml(recipe: AnyRecipe) -> str:
-    """A recipe file that loads to an equal recipe."""
+    """Return the text of a recipe file that loads to an equal recipe."""
     return yaml.dump(recipe_to_dict(recipe), Dumper=_RecipeDumper, sort_keys=False, allow_unicode=True, width=120)
 
 
 def recipe_hash(recipe: AnyRecipe) -> str:
-    """The sha256 of the recipe's canonical JSON: equal for recipes that mean the same, however they are written.
+    """Return the sha256 of the recipe's canonical JSON: equal for recipes that mean the same, however they are written.
 
-    A key that was `added` to the schema later counts only where it is not at its default, so that a recipe keeps its
-    hash from version to version; a `place` never counts. It names a recipe; whether two recipes agree is decided by
+    A key that was `added` to the schema later counts only if it is not at its default, so that a recipe keeps its hash
+    from version to version; a `place` never counts. The hash names a recipe; whether two recipes agree is decided by
     `differing_keys`.
     """
     return _sha256(_hashed(recipe))
 
 
-@lru_cache(maxsize=1024)  # a sweep looks at the same files every second
+@lru_cache(maxsize=1024)  # a sweep reads the same files every second
 def values_hash(text: str) -> str | None:
-    """The sha256 of a resolved recipe's values as they stand: the hash that version 0.1 gave it. None: not YAML."""
+    """Return the sha256 of all values of a resolved recipe, as version 0.1 did; None if it is not YAML."""
     try:
         root, problems = read_text(text, str)
     except Unreadable:
@@ -49,11 +49,11 @@ def _sha256(values: Any) -> str:
 
 
 def _hashed(value: Any) -> Any:
-    """A value as it counts for the hash."""
+    """Return the part of a value that counts for the hash."""
     if isinstance(value, Section):
         values = value.model_dump(mode="json")
         for name, field in type(value).model_fields.items():
-            if field.exclude:  # not a part of what is trained
+            if field.exclude:  # does not affect what is trained; model_dump has left it out
                 continue
             inner = getattr(value, name)
             if is_place(field) or (is_added(field) and inner == field.get_default(call_default_factory=True)):
@@ -69,7 +69,7 @@ def _hashed(value: Any) -> Any:
 
 
 def differing_keys(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[tuple[str, Any, Any]]:
-    """(dotted key, old value, new value) for each key that differs; a key that one of them lacks counts as null."""
+    """Return (dotted key, old value, new value) for each key that differs; a missing key counts as null."""
     return list(_differences("", old, new))
 
 

@@ -1,6 +1,6 @@
-"""What a recipe may say: one typed model for each section, and one recipe for each objective.
+"""The schema of recipes: one typed model for each section, and one recipe for each objective.
 
-Every key has a meaning here or it is refused; nothing is parsed and then ignored. Batch sizes are global.
+An unknown key is refused, and no key is parsed and then ignored. Batch sizes are global.
 """
 
 from typing import Annotated, Any, ClassVar, Literal
@@ -33,7 +33,7 @@ class LayerRange(Section):
 
 
 class TransformerModel(Section):
-    """What all models share: their blocks, and which heads of each have which operator."""
+    """The keys that all models share: their blocks, and the operators of their heads."""
 
     layers: Annotated[Whole, Field(ge=1, le=1000)]
     width: Size
@@ -86,7 +86,7 @@ class TransformerModel(Section):
 class GPTModel(TransformerModel):
     """The GPT: `lapcli/models/gpt.py`."""
 
-    kv_heads: Annotated[Whole, Field(ge=1, le=1024)] | None = None  # none: as many as heads
+    kv_heads: Annotated[Whole, Field(ge=1, le=1024)] | None = None  # null: as many as heads
     context: Size = 2048  # tokens in a training sequence
     rotary_base: Annotated[float, Field(gt=1, le=1e9)] = 10_000.0
     rotary_precision: Literal["float32", "bf16"] = "float32"
@@ -106,7 +106,7 @@ class GPTModel(TransformerModel):
 
 
 class TokenizerSection(Section):
-    """Trained once and shared by content, unless `file` names one."""
+    """Trained once and shared between runs on the same text, unless `file` names one."""
 
     file: Text | None = None
     vocab: Annotated[Whole, Field(ge=256 + 9, le=2**20)] = 65_536  # nine special tokens included
@@ -131,7 +131,7 @@ class Source(Section):
         return None
 
 
-#: As `data.train`: the run was imported, and nobody knows what it was trained on.
+#: Value of `data.train` for an imported run, whose training data is not known.
 UNKNOWN = "unknown:"
 
 
@@ -144,8 +144,8 @@ class TextSource(Source):
     crop: Count | None = None  # characters kept of each document
     shuffled: bool = False  # the source is in random order already
     shuffle_seed: Annotated[Whole, Field(ge=0, lt=2**63)] = 0
-    # `last_file` holds the last file out; a fraction holds out that share of the documents; none chooses by what
-    # there is: the last of several files, a twentieth of one.
+    # `last_file` holds the last file out; a fraction holds out that share of the documents; null means the
+    # last of several files, or a twentieth of a single one.
     validation: Literal["last_file"] | Annotated[float, Field(gt=0, lt=1)] | None = None
 
     @combination("files", "train")
@@ -186,13 +186,13 @@ class TextSource(Source):
 
 
 class InitFrom(Section):
-    """The weights that a run begins with: `run:NAME[@step|best]`, `timm:NAME`, an exported folder, a checkpoint.
+    """The initial weights of a run: `run:NAME[@step|best]`, `timm:NAME`, an exported folder, a checkpoint.
 
-    May be written as the source alone. A run's own recipe has the sha256 too, by which the run is known.
+    A recipe may give the source alone. The stored recipe of a run has the sha256 too, which identifies the weights.
     """
 
     source: Text = place()
-    weights: Text | None = place(None)  # a file in place of timm's own weights
+    weights: Text | None = place(None)  # a file that replaces timm's own weights
     sha256: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")] | None = None  # of the file with the weights
 
     @model_validator(mode="before")
@@ -208,7 +208,7 @@ class InitFrom(Section):
 
 
 class TrainSection(Section):
-    """How long, in what batches, on what."""
+    """Length, batches, precision and device of the training."""
 
     batch: Count  # sequences or images of one optimizer step, over all processes
     micro_batch: Count  # at most this many that one process takes in one forward
@@ -218,9 +218,9 @@ class TrainSection(Section):
     compile: Literal["auto"] | bool = "auto"  # auto: on CUDA
     device: Literal["auto", "cpu", "cuda", "mps"] = "auto"
     threads: Annotated[Whole, Field(ge=1, le=1024)] | None = None  # CPU threads of each process
-    # On CUDA: the same bits again, and slower; on the CPU they always are.
+    # On CUDA: bitwise reproducible, and slower; runs on the CPU always are.
     deterministic: bool = added(False)
-    init_from: InitFrom | None = added(None)  # none: weights are drawn by the seed
+    init_from: InitFrom | None = added(None)  # null: random weights from the seed
 
     @combination("micro_batch", "batch")
     def _micro_batch_fits(self) -> str | None:
@@ -234,7 +234,7 @@ class TrainSection(Section):
 
 
 class PlateauSchedule(Section):
-    """Warm-up, plateau, then linear warm-down; shares are of all steps."""
+    """Warm-up, plateau, then linear warm-down, as fractions of all steps."""
 
     warmup: Fraction = 0.0
     warmdown: Fraction = 0.2
@@ -248,7 +248,7 @@ class PlateauSchedule(Section):
 
 
 class ValidationSection(Section):
-    every: Count | None = None  # steps; the first and the last are always validated; none: only those
+    every: Count | None = None  # steps; the first and the last are always validated; null: only those
     smoothing: bool = False  # also log how smooth the tokens of a few fixed sequences are
 
 
@@ -260,7 +260,7 @@ class TextValidation(ValidationSection):
     sample_tokens: Annotated[Whole, Field(ge=1, le=100_000)] = 16
     temperature: Annotated[float, Field(ge=0, le=100)] = 0.0
     top_k: Count | None = None
-    bigram: bool = False  # also say what an add-one token-bigram model reaches (needs the training text in memory)
+    bigram: bool = False  # also log the loss of an add-one token-bigram model (needs the training text in memory)
 
 
 class CheckpointSection(Section):
@@ -269,25 +269,25 @@ class CheckpointSection(Section):
 
 
 class AnyRecipe(Section):
-    """What every recipe has."""
+    """The keys that every recipe has."""
 
     objective: str
     seed: Annotated[Whole, Field(ge=0, lt=2**31)] = 0
-    # Mirrors while the run is trained. They change nothing of it, so that a run does not keep them in its recipe.
+    # Trackers that mirror the metrics. They do not affect the training, so a run does not store them in its recipe.
     track: list[Literal["tensorboard", "wandb", "trackio"]] = Field(default_factory=list, exclude=True)
 
     def misfits(self) -> list[tuple[str, str]]:
-        """Keys that do not fit the length of the run, each with the reason.
+        """Return the keys that do not fit the length of the run, each with the reason.
 
-        Asked before a run starts; the recipe that a run keeps is read as it is.
+        Checked before a run starts, but not for the stored recipe of a run.
         """
         return []
 
 
 class BaseRecipe(AnyRecipe):
-    """What all runs share."""
+    """The keys of every recipe that is trained as one run."""
 
-    #: Whether `optimizer.name` may name any optimizer that is installed, and not only those of the recipe's section.
+    #: Whether `optimizer.name` may name any installed optimizer, and not only those of the recipe's section.
     takes_any_optimizer: ClassVar[bool] = False
 
     train: TrainSection
@@ -296,7 +296,7 @@ class BaseRecipe(AnyRecipe):
     checkpoint: CheckpointSection = CheckpointSection()
 
     def named_entries(self) -> list[tuple[str, str]]:
-        """Entries of registries that a run uses, by sort and name; another package may have added them."""
+        """Return the registry entries that a run uses, by sort and name; another package may have added them."""
         sources = [("data source", name) for name in plugin_source_names(self)]
         model = getattr(self, "model", None)
         plan = model.head_plan().counts() if isinstance(model, TransformerModel) else {}

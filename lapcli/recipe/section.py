@@ -1,6 +1,6 @@
-"""What a section of a recipe is made of: strict types in plain ranges, and combinations that cannot work.
+"""The parts of a recipe's sections: strict types with ranges, and checks of combinations that cannot work.
 
-Every key has a meaning or is refused; nothing is parsed and then ignored.
+An unknown key is refused, and no key is parsed and then ignored.
 """
 
 from collections.abc import Callable, Iterator
@@ -12,7 +12,7 @@ from pydantic.fields import FieldInfo
 
 
 def _whole(value: Any) -> Any:
-    """`steps: 1e3` is a whole number to its writer, though YAML reads a float."""
+    """Turn a whole float into an int: `steps: 1e3` is meant as a whole number, though YAML reads a float."""
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
@@ -30,7 +30,7 @@ C = TypeVar("C", bound=Check)
 
 
 def wrong_hub_name(source: str) -> str | None:
-    """Why `hub:...` names no data set; none: it does, or is no name of the hub."""
+    """Return why `hub:...` names no data set; None if it does, or if the source is not on the hub."""
     owner, _, name = source.removeprefix("hub:").partition("/")
     if source.startswith("hub:") and (not owner or not name or "/" in name):
         return f"expected hub:OWNER/NAME, got {source[:60]!r}"
@@ -38,7 +38,7 @@ def wrong_hub_name(source: str) -> str | None:
 
 
 def combination(*keys: str) -> Callable[[C], C]:
-    """Marks a method that says why `keys` cannot go together (none: they can); the first key is the one blamed.
+    """Mark a method that returns why `keys` conflict, or None; the problem is reported at the first key.
 
     The keys are named so that the check also runs when another key of the section is wrong: all problems of a
     recipe are listed at once.
@@ -57,7 +57,7 @@ class Section(BaseModel):
     @classmethod
     def combinations(cls) -> Iterator[tuple[tuple[str, ...], Check]]:
         for parent in cls.__mro__:
-            for member in list(vars(parent).values()):  # pydantic adds to a class when it is first used
+            for member in list(vars(parent).values()):  # a copy: pydantic adds attributes to a class on first use
                 if keys := getattr(member, "combination_keys", None):
                     yield keys, member
 
@@ -73,7 +73,7 @@ _ADDED = {"added": True}
 
 
 def added(default: Any, **constraints: Any) -> Any:
-    """A key that version 0.1 did not have: at its default it does not count for a recipe's hash."""
+    """Declare a key that version 0.1 did not have: at its default it does not count for a recipe's hash."""
     return Field(default, json_schema_extra=dict(_ADDED), **constraints)
 
 
@@ -85,7 +85,7 @@ _PLACE = {"place": True}
 
 
 def place(default: Any = ..., **constraints: Any) -> Any:
-    """A key that says where something was found, beside its sha256: another place of the same is the same recipe."""
+    """Declare a key with the location of something that also has a sha256: the location does not count for the hash."""
     return Field(default, json_schema_extra=dict(_PLACE), **constraints)
 
 
@@ -94,20 +94,20 @@ def is_place(field: FieldInfo) -> bool:
 
 
 def members(annotation: Any) -> list[Any]:
-    """What a union may be, without none; any other annotation alone."""
+    """Return the members of a union without None; any other annotation is its own only member."""
     if get_origin(annotation) in (Union, UnionType):
         return [member for member in get_args(annotation) if member is not type(None)]
     return [annotation]
 
 
 def subsection(field: FieldInfo) -> type[Section] | None:
-    """The section that a key holds, if it holds one."""
+    """Return the section that a key holds, if it holds one."""
     only = members(field.annotation)[0] if len(members(field.annotation)) == 1 else None
     return only if isinstance(only, type) and issubclass(only, Section) else None
 
 
 def item_section(field: FieldInfo) -> type[Section] | None:
-    """The section of which a key holds a list, if it holds one."""
+    """Return the section that a key holds a list of, if it does."""
     annotation = field.annotation
     if get_origin(annotation) is not list:
         return None

@@ -1,4 +1,4 @@
-"""The recipes that come with lap: the list of them, and commented copies to start one's own from."""
+"""The recipes that ship with lap: their list, and commented copies as a start for one's own."""
 
 import re
 from collections.abc import Iterator
@@ -26,7 +26,7 @@ class Shipped:
 
 @dataclass(frozen=True)
 class Starter:
-    """`header` stands in place of the comment that the shipped recipe begins with."""
+    """A copy of a shipped recipe for one's own data; `header` replaces its leading comment."""
 
     recipe: str
     command: str
@@ -68,7 +68,7 @@ STARTERS = {
 
 
 def list_shipped() -> list[Shipped]:
-    """The recipes by name, then the sweeps."""
+    """Return the recipes by name, then the sweeps."""
     folder = shipped_recipes()
     return [*map(_shipped, sorted(folder.glob("*.yaml"))), *map(_shipped, sorted((folder / SWEEPS).glob("*.yaml")))]
 
@@ -90,7 +90,7 @@ def _objective(path: Path, values: dict[str, Any]) -> str:
 
 
 def _first_sentence(text: str) -> str:
-    """The first sentence of a recipe's leading comment; if it is long, only what stands before its colon."""
+    """Return the first sentence of a recipe's leading comment; if it is long, only the part before its colon."""
     comment = " ".join(line.lstrip("# ") for line in _leading_comment(text))
     sentence = re.split(r"\.\s", comment, maxsplit=1)[0].removesuffix(".")
     return sentence if len(sentence) <= _LONGEST else sentence.split(": ")[0]
@@ -104,14 +104,14 @@ def _leading_comment(text: str) -> Iterator[str]:
 
 
 def _change(values: dict[str, Any]) -> str:
-    """What a recipe without a comment does to the one that it extends."""
+    """Describe a recipe without a comment by its differences to the one that it extends."""
     parent = str(values.pop("extends")).removesuffix(".yaml")
     keys = (f"{section}.{key} {value}" for section, inner in values.items() for key, value in inner.items())
     return f"{parent} with {', '.join(keys)}"
 
 
 def write_starter(job: str, folder: Path) -> list[tuple[Path, str]]:
-    """Writes the recipe of a job, and of the job that it starts from; each file with the command to run next."""
+    """Write the recipe of a job and of the job that it starts from; return each file with the command to run next."""
     starter = STARTERS[job]
     jobs = [job] if starter.needs is None else [starter.needs, job]
     files = {name: folder / f"{name.replace('-', '_')}.yaml" for name in jobs}

@@ -1,10 +1,10 @@
-"""What a sweep file may say: grids of recipes, what follows each run, and the report at the end.
+"""The schema of sweep files: grids of recipes, the commands after each run, and the report at the end.
 
     cells:
       - recipe: ../vitb_cifar100.yaml         # beside this file
-        search:                               # first: the best of these goes into every cell of `over`
+        search:                               # runs first; the best of these is used in every cell of `over`
           over: {optimizer.lr: [3e-4, 5e-4]}
-          set: {data.validation: 0.1}         # in the search alone
+          set: {data.validation: 0.1}         # only in the search
           keep: {schedule.start_lr: 3e-6}     # in the search and in the grid that follows it
           by: validation_top1
           best: highest
@@ -12,7 +12,7 @@
         then: eval --tasks top1
     report: --rows model.laplacian_heads
 
-Errors are as strict as a recipe's, and stand with file and line.
+A sweep file is checked as strictly as a recipe, and errors name file and line.
 """
 
 from dataclasses import dataclass
@@ -30,23 +30,23 @@ Values = Annotated[list[Any], Field(min_length=1, max_length=1000)]
 
 
 class Search(Section):
-    """Runs of which the best by a validation number decides what the grid is trained with."""
+    """Runs that choose values for the grid: those of the best run by a validation metric."""
 
     over: Annotated[dict[str, Values], Field(min_length=1)]
-    set: dict[str, Any] = Field(default_factory=dict)  # in the search alone, such as images held out from training
-    # In the search and in the grid after it, which would otherwise be trained in another way than was searched; without
-    # the search (`--no-search`) the recipe's own values stay.
+    set: dict[str, Any] = Field(default_factory=dict)  # only in the search, such as images held out from training
+    # In the search and in the grid after it, which would otherwise be trained differently from what was searched;
+    # without the search (`--no-search`) the recipe's own values stay.
     keep: dict[str, Any] = Field(default_factory=dict)
-    by: Text  # a number of the last validation, such as validation_top1
+    by: Text  # a metric of the last validation, such as validation_top1
     best: Literal["highest", "lowest"]
 
 
 class CellGroup(Section):
-    """One recipe and what is varied of it; every combination is a cell."""
+    """One recipe and the keys that vary; every combination of values is a cell."""
 
     recipe: Text  # path from the sweep file
-    name: Text | None = None  # first part of the runs' names; none: the recipe's
-    set: dict[str, Any] = Field(default_factory=dict)  # in every cell
+    name: Text | None = None  # first part of the runs' names; null: the recipe's
+    set: dict[str, Any] = Field(default_factory=dict)  # applied to every cell
     search: Search | None = None
     over: dict[str, Values] = Field(default_factory=dict)
     # Commands after training: eval, analyze or sft. {run}, {seed} and {folder} (of this file) are filled in; without
@@ -93,7 +93,7 @@ class LoadedSweep:
     root: Node
 
     def place(self, *keys: str | int) -> str:
-        """File and line of a key, or of the nearest thing above it that the file has."""
+        """Return the file and line of a key, or of the nearest section above it that is in the file."""
         node = self.root
         for key in keys:
             inner = None
@@ -108,7 +108,7 @@ class LoadedSweep:
 
 
 def load_sweep(path: Path) -> LoadedSweep | None:
-    """The sweep of that file; none if the file is a recipe. RecipeError lists every problem at once."""
+    """Load a sweep file; None if the file is a recipe. RecipeError lists every problem at once."""
     path = find_recipe(path)
     try:
         root, problems = read_with_parents(path)

@@ -1,6 +1,6 @@
-"""What a recipe of image classification may say: the ViT, its images, augmentation, mixing, optimizer, schedule.
+"""The schema of image classification recipes: the ViT, its images, augmentation, mixing, optimizer, schedule.
 
-Values of the paper's table `tab:training_recipe` stand in `recipes/vitb_*.yaml`; the defaults here are DeiT-III's.
+The values of the paper's table `tab:training_recipe` are in `recipes/vitb_*.yaml`; the defaults here are DeiT-III's.
 """
 
 import re
@@ -47,18 +47,18 @@ class ViTModel(TransformerModel):
 
 
 class Augmentation(Section):
-    """What a training image goes through before mixing; all of it is timm's."""
+    """The augmentation of a training image before mixing, all by timm."""
 
     crop: Literal["random_resized", "padded", "none"] = "random_resized"
     scale: Annotated[list[Annotated[float, Field(gt=0, le=1)]], Field(min_length=2, max_length=2)] | None = Field(
         default=None, description="two shares of the area, [0.08, 1.0] if none is given"
     )
-    padding: Annotated[Whole, Field(ge=0, le=1024)] | None = None  # of a padded crop, in pixels; 4 if none is given
+    padding: Annotated[Whole, Field(ge=0, le=1024)] | None = None  # of a padded crop, in pixels; null: 4
     flip: Fraction = 0.5
     policy: Text | None = None  # timm's name: 3a, rand-m9-mstd0.5-inc1, ...
     color_jitter: Positive | None = None
     erase: Fraction = 0.0  # random erasing, filled with noise
-    repeats: Annotated[Whole, Field(ge=1, le=100)] = 1  # copies of an image in an epoch, each cropped in its own way
+    repeats: Annotated[Whole, Field(ge=1, le=100)] = 1  # copies of an image in an epoch, each augmented differently
 
     @combination("scale", "crop")
     def _scale_of_a_resized_crop(self) -> str | None:
@@ -93,9 +93,9 @@ class Mixing(Section):
     mixup: NonNegative = 0.0  # alpha; 0: none
     cutmix: NonNegative = 0.0
     probability: Fraction = 1.0
-    cutmix_share: Fraction = 0.5  # of the groups, where both are on
+    cutmix_share: Fraction = 0.5  # share of the groups that use CutMix if both are on
     label_smoothing: Annotated[float, Field(ge=0, lt=1)] = 0.0
-    group: Count | None = None  # images that share a lambda; none: the whole batch
+    group: Count | None = None  # images that share a lambda; null: the whole batch
 
     @property
     def is_on(self) -> bool:
@@ -116,14 +116,14 @@ class ImageFiles(Source):
 
     modality: ClassVar[Modality] = "images"
 
-    # A folder; a fraction of the training images; none: the source's own validation or test images.
+    # A folder; a fraction of the training images; null: the source's own validation or test images.
     validation: Text | Annotated[float, Field(gt=0, lt=1)] | None = None
     split_seed: Annotated[Whole, Field(ge=0, lt=2**63)] = 0
-    image_column: Text | None = None  # of parquet files and hub sets; none: the only one that holds images
-    label_column: Text | None = None  # none: the only one that holds classes
+    image_column: Text | None = None  # of parquet files and hub sets; null: the only one that holds images
+    label_column: Text | None = None  # null: the only one that holds classes
     # `ignore`: pixels as they are stored, as torchvision's and timm's loaders read them; `apply`: turned by the tag.
     exif_orientation: Literal["ignore", "apply"] = added("ignore")
-    decoded_gigabytes: NonNegative = 2.0  # a set within this is decoded once and held in memory
+    decoded_gigabytes: NonNegative = 2.0  # a set that fits is decoded once and kept in memory
     workers: Literal["auto"] | Annotated[Whole, Field(ge=0, le=256)] = "auto"  # processes that read ahead
     interpolation: Literal["bicubic", "bilinear"] = "bicubic"
     crop_ratio: Annotated[float, Field(gt=0, le=1)] = 1.0  # of the shorter side, when evaluating
@@ -158,7 +158,7 @@ class CosineSchedule(Section):
 
 
 class ImageValidation(ValidationSection):
-    batch: Count | None = None  # images a process takes at once; none: train.micro_batch
+    batch: Count | None = None  # images per process and forward; null: train.micro_batch
 
 
 class ClassificationRecipe(BaseRecipe):
@@ -204,7 +204,7 @@ class ClassificationRecipe(BaseRecipe):
         return None
 
     def misfits(self) -> list[tuple[str, str]]:
-        """With `train.steps` the epochs of a run depend on the data, so that they are compared when it starts."""
+        """With `train.steps` the epochs of a run depend on the data, so they are only checked when it starts."""
         warmup, epochs = self.schedule.warmup_epochs, self.train.epochs
         if self.train.steps is None and epochs is not None and 0 < epochs <= warmup:
             return [("schedule.warmup_epochs", f"{warmup:g} do not fit into a run of {epochs:g} epochs; lower it")]

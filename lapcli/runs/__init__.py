@@ -1,4 +1,4 @@
-"""Run directories: `runs/<name>/` with recipe, `run.json`, metrics, checkpoints and what is made of them."""
+"""Run directories: `runs/<name>/` with recipe, `run.json`, metrics, checkpoints and results."""
 
 from lapcli.runs.directory import (
     CHECKPOINTS,

@@ -1,7 +1,7 @@
-"""A run directory: what it holds, whether it is unchanged, and the run's status.
+"""A run directory: its files, their integrity, and the run's status.
 
 `run.json` has a checksum of itself and the sha256 of `recipe.yaml`, so that a run is read as it was written or not at
-all. Version 0.1 kept neither: there the recipe's values are compared with `recipe_sha256`. Reading changes nothing;
+all. Version 0.1 stored neither: there the recipe's values are compared with `recipe_sha256`. Reading changes nothing;
 only training writes `run.json`.
 """
 
@@ -42,12 +42,12 @@ from lapcli.runtime.plugins import load_plugins, origin_of
 
 LOCK, TOKENIZER = ".lock", "tokenizer.json"
 RECIPE, INFO, METRICS, CHECKPOINTS, SUMMARY = "recipe.yaml", "run.json", "metrics.jsonl", "checkpoints", "summary.json"
-SWEEP = "sweep.json"  # what a sweep did with the run
-MIRRORS = ("track", "tensorboard")  # what trackers have of the run, which can be made again at any time
+SWEEP = "sweep.json"  # the record of the sweep that started the run
+MIRRORS = ("track", "tensorboard")  # copies for trackers, which can be recreated at any time
 TRAIN_AGAIN = "train the run again with --fresh"
 #: Seconds without an update after which a run on another machine, whose lock cannot be seen, counts as interrupted.
 LONG_SILENT = 6 * 3600
-#: What is in `run.json`, as far as commands rely on it; the rest is for people.
+#: Types of the keys of `run.json` that commands rely on; the other keys are for people.
 _KINDS: dict[str, type] = {
     "objective": str,
     "status": str,
@@ -67,7 +67,7 @@ _KINDS: dict[str, type] = {
 }
 _NEEDED = ("objective", "status", "step")
 _SHOWN_RUNS = 8  # in a message
-_LARGEST_HEADER = 100 << 20  # bytes of names in a safetensors file
+_LARGEST_HEADER = 100 << 20  # bytes; safetensors itself refuses headers beyond 100 MB
 
 
 @dataclass
@@ -76,8 +76,8 @@ class Run:
     recipe: BaseRecipe
     info: dict[str, Any]
     lock: IO[str] | None = field(default=None, repr=False)  # held while this process trains the run
-    replaces: Path | None = None  # where a run stood before this process prepared this one to take its place
-    replaced_lock: IO[str] | None = field(default=None, repr=False)  # of that run, until its place is taken
+    replaces: Path | None = None  # place of the run that this one, prepared by this process, is to replace
+    replaced_lock: IO[str] | None = field(default=None, repr=False)  # lock of that run, until it is replaced
 
     @property
     def name(self) -> str:
@@ -89,7 +89,7 @@ class Run:
 
     @property
     def status(self) -> str:
-        """As `run.json` has it, but a run whose process is gone is interrupted, not running."""
+        """The status in `run.json`, except that a run whose process is gone is interrupted, not running."""
         return status_of(self.path, self.info)
 
     @property
@@ -101,14 +101,14 @@ class Run:
         return self.path / METRICS
 
     def update(self, **changes: Any) -> None:
-        """Changes `run.json`, whole or not at all. A run of version 0.1 gets the sha256 of its recipe file here."""
+        """Update `run.json` atomically. A run of version 0.1 gets the sha256 of its recipe file here."""
         self.check_place()
         self.info.setdefault("recipe_file_sha256", sha256_of_file(self.path / RECIPE))
         self.info.update(changes, updated=now())
         write_checked_json(self.path / INFO, self.info)
 
     def check_place(self) -> None:
-        """Raises if the folder that this process trains in is no longer the one at its path: moved, or replaced."""
+        """Raise if the folder that this process trains in was moved or replaced: its path no longer has its lock."""
         if self.lock is not None and not is_same_file(self.lock, self.path / LOCK):
             raise LapError(
                 f"{self.path} was moved, replaced or removed while it was being trained; nothing more is written. "
@@ -123,7 +123,7 @@ class Run:
             )
 
     def missing_parts(self) -> list[Path]:
-        """Files of a finished run that are not there any more."""
+        """Return the files of a finished run that are missing."""
         if not self.is_finished:
             return []
         last = self.checkpoints / f"step-{int(self.info.get('step') or 0):06d}"
@@ -136,18 +136,18 @@ def status_of(path: Path, info: dict[str, Any]) -> str:
 
 
 def _is_abandoned(path: Path, info: dict[str, Any]) -> bool:
-    """The kernel frees the lock of a killed process; that of another machine may not be visible here."""
+    """Whether its process is gone. The kernel frees the lock of a killed one; another machine's may be invisible."""
     locked = is_locked(path / LOCK)
     if locked:
         return False
     if info.get("host") == socket.gethostname():
         return locked is False or not is_alive(info.get("pid"))
-    signs = [file.stat().st_mtime for file in (path / INFO, path / METRICS) if file.exists()]
-    return time.time() - max(signs, default=0.0) > LONG_SILENT
+    writes = [file.stat().st_mtime for file in (path / INFO, path / METRICS) if file.exists()]
+    return time.time() - max(writes, default=0.0) > LONG_SILENT
 
 
 def plugins_of(recipe: BaseRecipe) -> list[dict[str, str]]:
-    """For `run.json`: the entries of other packages that a run of the recipe uses."""
+    """Return the entries of other packages that a run of the recipe uses, for `run.json`."""
     origins = {(sort, name): origin_of(sort, name) for sort, name in recipe.named_entries()}
     return [
         {"sort": sort, "name": name, "package": origin.package, "version": origin.version}
@@ -157,9 +157,9 @@ def plugins_of(recipe: BaseRecipe) -> list[dict[str, str]]:
 
 
 def check_plugins(path: Path, info: dict[str, Any], *, reads_data: bool = False) -> None:
-    """DataError if a package that the run uses is not installed any more; what is wrong then is not the recipe.
+    """Raise DataError if a package that the run uses is not installed any more, instead of blaming the recipe.
 
-    A source of data is needed only by who `reads_data`: weights and results can be read without it.
+    Data sources are only needed if the caller `reads_data`: weights and results can be read without them.
     """
     needed = [plugin for plugin in info.get("plugins", []) if reads_data or plugin["sort"] != "data source"]
     if needed:
@@ -179,7 +179,7 @@ def read_run(path: Path) -> Run:
 
 
 def read_info(path: Path) -> dict[str, Any]:
-    """`run.json` of a run, verified; the recipe is not looked at."""
+    """Read and verify `run.json` of a run, without its recipe."""
     try:
         info = read_checked_json(path / INFO, TRAIN_AGAIN)
     except FileNotFoundError:
@@ -192,7 +192,7 @@ def read_info(path: Path) -> dict[str, Any]:
 
 
 def _what_is_wrong(info: dict[str, Any]) -> str | None:
-    """With the keys of `run.json` that commands rely on; a file without a checksum may hold anything."""
+    """Check the keys of `run.json` that commands rely on; without a checksum (version 0.1) it may hold anything."""
     for key, kind in _KINDS.items():
         if key not in info and key in _NEEDED:
             return f"it has no {key}"
@@ -208,12 +208,13 @@ def _read_recipe(file: Path, info: dict[str, Any]) -> BaseRecipe:
     recipe = load_recipe(file, is_kept=True)
     if not isinstance(recipe, BaseRecipe):
         raise UsageError(f"{file} is not the recipe of a run; name another run")
+    # Values that the run was resumed with, and that only its end reads: `recipe.yaml` still has the first ones.
     changed = {key.removeprefix("validation."): value for key, value in info.get("at_the_end", {}).items()}
     return recipe.model_copy(update={"validation": recipe.validation.model_copy(update=changed)})
 
 
 def verify_recipe_file(file: Path, info: dict[str, Any]) -> None:
-    """Raises DataError if a run's recipe is not the one that the run was started with."""
+    """Raise DataError if a run's recipe is not the one that the run was started with."""
     try:
         content = read_bytes(file)
     except OSError as error:
@@ -221,10 +222,10 @@ def verify_recipe_file(file: Path, info: dict[str, Any]) -> None:
             f"{file} cannot be read ({error.strerror}); put it back from a copy, or {TRAIN_AGAIN}"
         ) from None
     if "recipe_file_sha256" in info:
-        is_whole = hashlib.sha256(content).hexdigest() == info["recipe_file_sha256"]
+        is_unchanged = hashlib.sha256(content).hexdigest() == info["recipe_file_sha256"]
     else:
-        is_whole = info.get("recipe_sha256") in (None, values_hash(content.decode("utf-8", "replace")))
-    if not is_whole:
+        is_unchanged = info.get("recipe_sha256") in (None, values_hash(content.decode("utf-8", "replace")))
+    if not is_unchanged:
         raise DataError(
             f"{file} was edited or damaged after the run was started (its sha256 is not the one in {INFO}); put it "
             f"back from a copy, or {TRAIN_AGAIN}"
@@ -232,7 +233,7 @@ def verify_recipe_file(file: Path, info: dict[str, Any]) -> None:
 
 
 def trained_values(run: Run) -> dict[str, Any]:
-    """The recipe that the weights were trained with: version 0.1 gave `layer_scale: null` timm's LayerScale of 1e-6."""
+    """Return the recipe as it was trained: in version 0.1 `layer_scale: null` meant timm's LayerScale of 1e-6."""
     values = recipe_to_dict(run.recipe)
     if values["model"].get("layer_scale", 1.0) is None and _has_layer_scale(run):
         values["model"]["layer_scale"] = 1e-6
@@ -240,14 +241,14 @@ def trained_values(run: Run) -> dict[str, Any]:
 
 
 def _has_layer_scale(run: Run) -> bool:
-    """By the names in the header of its weights, for which neither torch nor the weights themselves are needed."""
+    """Whether the weights have a LayerScale, by the names in their header: this needs no torch and reads no tensor."""
     for path in run.checkpoints.glob("step-*/model.safetensors"):
         try:
             with open_to_read(path) as file:
                 length = int.from_bytes(file.read(8), "little")
                 header = json.loads(file.read(min(length, _LARGEST_HEADER)))
         except (OSError, ValueError):
-            continue  # whoever loads the weights says what is wrong with them
+            continue  # loading the weights will report what is wrong with them
         if isinstance(header, dict) and any(name.endswith(".ls1.gamma") for name in header):
             return True
     return False
@@ -258,7 +259,7 @@ def write_summary(run: Run, summary: dict[str, Any]) -> None:
 
 
 def read_summary(run: Run) -> dict[str, Any]:
-    """First and last validation, samples: what a finished run has to show. Empty where there is none."""
+    """Read the results of a finished run: first and last validation, samples. Empty if there are none."""
     try:
         return read_checked_json(run.path / SUMMARY, TRAIN_AGAIN)
     except FileNotFoundError:
@@ -268,12 +269,12 @@ def read_summary(run: Run) -> dict[str, Any]:
 
 
 def runs_in(folder: Path) -> list[Path]:
-    """The folders of runs, by name; hidden ones are still being prepared."""
+    """Return the folders of runs, by name; hidden ones are still being prepared."""
     return sorted(path.parent for path in folder.glob(f"*/{INFO}") if not path.parent.name.startswith("."))
 
 
 def named_run(runs_dir: Path, name: str) -> Run:
-    """By its name in `runs_dir`, or by its folder."""
+    """Read a run by its name in `runs_dir`, or by its folder."""
     path = Path(name) if (Path(name) / INFO).is_file() else runs_dir / name
     if not path.is_dir():
         raise unknown_run(runs_dir, name)
@@ -283,9 +284,9 @@ def named_run(runs_dir: Path, name: str) -> Run:
 
 
 def tidy(path: Path, *, is_ours: bool = False) -> None:
-    """Removes what killed processes have left in a run: half-written files, and checkpoints on their way in or out.
+    """Remove what killed processes have left in a run: half-written files, and checkpoints being saved or removed.
 
-    The latter belong to whoever holds the run's lock; `is_ours`: this process does.
+    The latter may only be removed by the holder of the run's lock; `is_ours`: this process holds it already.
     """
     for folder, names, _ in os.walk(path):
         remove_leftovers(Path(folder))
@@ -300,7 +301,7 @@ def tidy(path: Path, *, is_ours: bool = False) -> None:
 
 
 def unknown_run(runs_dir: Path, name: str) -> UsageError:
-    """For a name that no run has: the nearest one, and those that are there, newest first."""
+    """Return the error for a name that no run has, with the nearest name and the existing runs, newest first."""
     paths = sorted(runs_in(runs_dir), key=lambda path: (path / INFO).stat().st_mtime, reverse=True)
     names = [path.name for path in paths]
     if not names:
@@ -312,7 +313,7 @@ def unknown_run(runs_dir: Path, name: str) -> UsageError:
 
 
 def find_run(runs_dir: Path, name: str | None, objectives: set[str]) -> Run:
-    """The finished run of that name (or path), of a kind that the caller accepts; the newest if none is named."""
+    """Return the finished run of that name or path, or the newest, if its objective is one of `objectives`."""
     if name is None:
         return newest_run(runs_dir, objectives)
     run = named_run(runs_dir, name)
@@ -325,7 +326,7 @@ def find_run(runs_dir: Path, name: str | None, objectives: set[str]) -> Run:
 
 
 def newest_run(runs_dir: Path, objectives: set[str]) -> Run:
-    """The newest finished run of a kind that the caller accepts; a damaged one could be it, and is not skipped."""
+    """Return the newest finished run of one of `objectives`; a damaged run fails, since it could be the newest."""
     candidates: list[tuple[float, float, Path]] = []
     for path in runs_in(runs_dir):
         try:
@@ -342,7 +343,7 @@ def newest_run(runs_dir: Path, objectives: set[str]) -> Run:
 
 
 def _time_of(info: dict[str, Any]) -> float:
-    """When the run was last written: a copied folder keeps that, not its files' times."""
+    """Return the time in `run.json` of the last update: a copied folder keeps it, unlike its files' times."""
     try:
         return datetime.fromisoformat(str(info.get("updated") or info.get("created"))).timestamp()
     except ValueError:

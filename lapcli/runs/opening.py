@@ -1,15 +1,15 @@
 """Opening a run to train it. A run is never overwritten: an unfinished one is resumed, a finished one is reported, and
 one whose recipe differs is refused with the keys.
 
-A new run is written in `.NAME.new` and renamed, so that it is there whole or not at all. With `fresh` it stays there
-until it is ready for its first step, and only then the old run is moved aside to `NAME.old-1`:
+A new run is prepared in `.NAME.new` and then renamed, so that it appears complete or not at all. With `fresh` it is
+renamed only when it is ready for its first step, after the old run is moved aside to `NAME.old-1`:
 
     NAME        old run, locked          NAME.old-1   old run              NAME.old-1   old run
     .NAME.new   new run, locked    ->    .NAME.new    new run, locked  ->  NAME         new run, locked
 
 A process that is killed between the two renames leaves the middle state, which the next start undoes: `run.json` of the
-new run says which folder was moved aside. A lock belongs to the file, so it follows its folder through the renames; who
-has waited for the lock of a folder that was renamed meanwhile notices that the file at the path is another one.
+new run says which folder was moved aside. A lock belongs to the file, so it follows its folder through the renames; a
+process that waited for the lock of a folder that was renamed meanwhile notices that the path now has another file.
 """
 
 import contextlib
@@ -57,12 +57,12 @@ from lapcli.runtime.files import (
     write_text,
 )
 
-#: Keys of a recipe that a run may be resumed with another value of.
+#: Keys of a recipe that may have another value when a run is resumed.
 CHANGE_NOTHING = ("data.workers", "train.init_from.source", "train.init_from.weights")
-#: Keys that only the end of a run reads: an unfinished run may be resumed with other values, which `run.json` keeps.
+#: Keys that are only read at the end of a run: an unfinished run may be resumed with others, which `run.json` stores.
 AT_THE_END = tuple(f"validation.{key}" for key in ("prompts", "sample_tokens", "temperature", "top_k", "bigram"))
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]{0,127}")
-_LOCK_TRIES, _LOCK_PAUSE = 20, 0.05  # a reader that asks whether the lock is held holds it for an instant
+_LOCK_TRIES, _LOCK_PAUSE = 20, 0.05  # `is_locked` of a reader takes the lock for an instant
 
 
 def check_name(name: str, next_step: str = "use --name") -> None:
@@ -81,11 +81,11 @@ def open_run(
     launches: Sequence[str] = (),
     restarted: bool = False,
 ) -> Run:
-    """The run of that name, locked by this process unless it is finished.
+    """Open the run of that name, locked by this process unless it is finished.
 
-    With `fresh`, a new run beside the one that is there: `take_place` moves the old one aside, `give_way` discards the
-    new one. `launches` name those that this process belongs to, one on each machine; `restarted` by them after a rank
-    has died, with the whole command and `fresh` too, it resumes what they began.
+    With `fresh`, prepare a new run beside the existing one: `take_place` moves the old one aside, `give_way` discards
+    the new one. `launches` names the launches that this process belongs to, one on each machine. If they `restarted`
+    the command after a rank died, it resumes the run that they began, even with `fresh`.
     """
     check_name(name)
     path = runs_dir / name
@@ -109,14 +109,14 @@ def open_run(
     run.lock = _take_lock(path)
     try:
         tidy(path, is_ours=True)
-        current = read_run(path)  # once more: until it had the lock, another process may have trained it
+        current = read_run(path)  # again: another process may have trained it before we had the lock
         run.recipe, run.info = current.recipe, current.info
         if _must_be_replaced(run, recipe):
             return _replaced(run, recipe, launches)
         if run.is_finished:
             unlock(run)
         else:
-            run.info.pop("pruned", None)  # its owner still needs it
+            run.info.pop("pruned", None)  # a trial that is resumed is no longer pruned
             run.update(status="running", **_process(launches), **_at_the_end(run, recipe))
             run.recipe = recipe
     except BaseException:
@@ -126,7 +126,7 @@ def open_run(
 
 
 def new_run(runs_dir: Path, name: str, recipe: BaseRecipe) -> Run:
-    """A run beside its place, locked, to be filled and then given its name by `take_place`, or discarded."""
+    """Prepare a run beside its place, locked, to be filled and then renamed by `take_place`, or discarded."""
     check_name(name)
     path = runs_dir / name
     _repair(path)
@@ -137,7 +137,7 @@ def new_run(runs_dir: Path, name: str, recipe: BaseRecipe) -> Run:
 
 
 def mark(path: Path, **facts: Any) -> None:
-    """Adds facts to `run.json` of a run that nobody trains."""
+    """Add facts to `run.json` of a run that no process trains."""
     run = Run(path, read_run(path).recipe, {}, _take_lock(path))
     try:
         run.info = read_info(path)
@@ -147,7 +147,7 @@ def mark(path: Path, **facts: Any) -> None:
 
 
 def _must_be_replaced(run: Run, recipe: BaseRecipe) -> bool:
-    """Whether the run has another recipe and never took a step (after a typo in --data, say); refuses one that did."""
+    """Whether the run has another recipe but no step yet (after a typo in --data, say); UsageError if it has steps."""
     differing = changes(run, recipe)
     if not differing:
         return False
@@ -169,14 +169,14 @@ def _replaced(run: Run, recipe: BaseRecipe, launches: Sequence[str]) -> Run:
 
 
 def take_place(run: Run, keep_old: bool = True) -> None:
-    """Gives a prepared run its name. A run that has the name is moved aside, or removed if it is not kept."""
+    """Rename a prepared run to its place. An existing run is moved aside, or removed without `keep_old`."""
     path = _place_of(run)
     aside = _free_name(path) if keep_old else path.with_name(f".{path.name}.discarded")
     try:
         if os.path.lexists(path):
             if not keep_old:
-                remove(aside, or_leave=True)  # of a start that was killed
-            run.update(moved_aside=aside.name)
+                remove(aside, or_leave=True)  # left by a start that was killed
+            run.update(moved_aside=aside.name)  # before the rename, so that a kill between the two can be undone
             move(path, aside)
         move(run.path, path)
     except OSError as error:
@@ -191,12 +191,12 @@ def take_place(run: Run, keep_old: bool = True) -> None:
 
 
 def give_way(run: Run) -> bool:
-    """Discards a run that never took a step, and restores the run that it was to replace; whether there was one."""
+    """Discard a run that never took a step and restore the one that it replaced; return whether there was one."""
     if is_prepared(run):
         _put_back(_place_of(run), run.path, run.info)
     elif run.replaces is None:
         if run.lock is not None and is_same_file(run.lock, run.path / LOCK) and has_nothing(run):
-            with contextlib.suppress(OSError):  # whoever may not remove it leaves it
+            with contextlib.suppress(OSError):  # without permission it stays
                 move(run.path, prepared := _prepared_path(run.path))
                 remove(prepared)
     else:
@@ -205,7 +205,7 @@ def give_way(run: Run) -> bool:
             return False
         try:
             run.replaced_lock = _take_lock(aside, tries=1)
-        except UsageError:  # somebody trains it under its new name
+        except UsageError:  # another process trains it under its new name
             return False
         move(run.path, prepared := _prepared_path(run.path))
         _put_back(run.path, prepared, run.info)
@@ -214,7 +214,7 @@ def give_way(run: Run) -> bool:
 
 
 def is_prepared(run: Run) -> bool:
-    """Whether the run still stands beside the place that it is to take."""
+    """Whether the run is still beside the place that it is to take."""
     return "name" in run.info and run.path == _prepared_path(_place_of(run))
 
 
@@ -225,21 +225,21 @@ def unlock(run: Run) -> None:
 
 
 def changes(run: Run, recipe: BaseRecipe) -> list[tuple[str, Any, Any]]:
-    """(key, the run's value, the recipe's) for which the run cannot be resumed with that recipe."""
+    """Return (key, the run's value, the recipe's) for each key that prevents resuming the run with that recipe."""
     differing = differing_keys(trained_values(run), recipe_to_dict(recipe))
     allowed = CHANGE_NOTHING if run.is_finished else CHANGE_NOTHING + AT_THE_END
     return [row for row in differing if row[0] not in allowed]
 
 
 def _at_the_end(run: Run, recipe: BaseRecipe) -> dict[str, Any]:
-    """For `run.json`: what is to be sampled at the end, where that is no longer what `recipe.yaml` says."""
+    """Return the values of `AT_THE_END` that differ from `recipe.yaml`, for `run.json`."""
     differing = differing_keys(recipe_to_dict(run.recipe), recipe_to_dict(recipe))
     new = {key: value for key, _, value in differing if key in AT_THE_END}
     return {"at_the_end": {**run.info.get("at_the_end", {}), **new}} if new else {}
 
 
 def has_nothing(run: Run) -> bool:
-    """Whether the run has no step, no checkpoint, and no files of anybody else."""
+    """Whether the run has no step, no checkpoint, and no files that lap did not write."""
     made = {RECIPE, INFO, METRICS, CHECKPOINTS, TOKENIZER, *MIRRORS}
     steps = read_text(run.metrics, "replace") if run.metrics.is_file() else ""
     is_ours = all(path.name in made or path.name.startswith(".") for path in run.path.iterdir())
@@ -247,7 +247,7 @@ def has_nothing(run: Run) -> bool:
 
 
 def _prepare(path: Path, recipe: BaseRecipe, launches: Sequence[str], is_new: bool = False) -> Run | None:
-    """A run beside its place, locked. None if `is_new` and another process has taken the place meanwhile."""
+    """Prepare a run beside its place, locked; None if `is_new` and another process has taken the place meanwhile."""
     folder = _prepared_path(path)
     lock = _take_lock(folder, shown=path, make=True)
     try:
@@ -284,7 +284,7 @@ def _prepare(path: Path, recipe: BaseRecipe, launches: Sequence[str], is_new: bo
 
 
 def _process(launches: Sequence[str]) -> dict[str, Any]:
-    """Who trains the run, for whoever finds it locked or abandoned."""
+    """Return the process that trains the run, for messages about a locked or abandoned run."""
     return {"host": socket.gethostname(), "pid": os.getpid(), "launches": list(launches)}
 
 
@@ -295,7 +295,7 @@ def _was_started_by(launches: Sequence[str], path: Path) -> bool:
 
 
 def _repair(path: Path) -> None:
-    """Undoes what a start that was killed has left; another process that is starting is left alone."""
+    """Undo the half of a start that was killed; skip a start that is still under way in another process."""
     folder = _prepared_path(path)
     if not folder.is_dir():
         return
@@ -315,7 +315,7 @@ def _repair(path: Path) -> None:
 
 
 def _put_back(path: Path, prepared: Path, info: dict[str, Any]) -> None:
-    """The run that was moved aside gets its place back, and the prepared one is removed."""
+    """Move the old run back to its place, and remove the prepared one."""
     aside = path.with_name(str(info.get("moved_aside")))
     if "moved_aside" in info and not os.path.lexists(path) and os.path.lexists(aside):
         move(aside, path)
@@ -341,7 +341,7 @@ _locks: "weakref.WeakSet[IO[str]]" = weakref.WeakSet()
 
 
 def _leave_locks_to_the_parent() -> None:
-    """A worker that outlives a killed run for a moment must not keep the next one from starting."""
+    """Close inherited locks in a forked worker: one that outlives a killed run would block the next start."""
     for handle in list(_locks):
         handle.close()
 
@@ -350,9 +350,9 @@ os.register_at_fork(after_in_child=_leave_locks_to_the_parent)
 
 
 def _take_lock(folder: Path, tries: int = _LOCK_TRIES, shown: Path | None = None, make: bool = False) -> IO[str]:
-    """The lock of a run's folder, which it may `make`; it ends with this process, however that ends.
+    """Take the lock of a run's folder, which `make` creates; the lock ends with this process, however it ends.
 
-    Messages call the folder `shown`.
+    `shown` is the folder's name in messages.
     """
     shown = shown or folder
     for attempt in range(tries):

@@ -1,11 +1,12 @@
-"""Which of torch's attention kernels a run asks for first, and how long each takes here.
+"""The order in which a run prefers torch's attention kernels, and a benchmark of them on this machine.
 
-torch takes the first kernel of its order that can do a shape; the backward is by the same one, which keeps its own sums
-of the forward. On Hopper (capability 9.x) cuDNN's is asked for before flash: it is written for that architecture, the
-flash kernel in torch for the one before. It has no deterministic backward, so `train.deterministic` leaves torch's
-order alone. What cuDNN does not take (masks with gradients, other dtypes than bf16 and half) goes to the next in line.
+torch uses the first kernel of its priority order that supports the inputs, and the same kernel for the backward pass,
+since each saves its own statistics of the forward. On Hopper (capability 9.x) cuDNN is preferred to flash: it is
+written for that architecture, torch's flash kernel for the one before. cuDNN has no deterministic backward, so
+`train.deterministic` keeps torch's order. Inputs that cuDNN does not support (masks with gradients, dtypes other than
+bf16 and half) fall through to the next kernel.
 
-`time_attention_kernels` gives the seconds of flash and of cuDNN on a GPU; `lap doctor` shows both.
+`time_attention_kernels` measures flash and cuDNN on a GPU; `lap doctor` shows both.
 """
 
 import contextlib
@@ -21,7 +22,7 @@ HOPPER = 9
 
 
 def attention_order(capability: tuple[int, int] | None, deterministic: bool) -> "list[SDPBackend] | None":
-    """The kernels in the order in which they are asked for; None: torch's own. No capability: not a CUDA device."""
+    """Return the kernels in order of preference, or None for torch's own order. `capability` is None without CUDA."""
     from torch.nn.attention import SDPBackend
 
     if capability is None or capability[0] != HOPPER or deterministic:
@@ -37,8 +38,10 @@ def attention_order(capability: tuple[int, int] | None, deterministic: bool) -> 
 def prefer_attention_kernels(
     device: "torch.device", deterministic: bool = False
 ) -> contextlib.AbstractContextManager[object]:
-    """Inside, attention is computed by the first kernel of `attention_order` that can; compiled code has to be compiled
-    inside as well, which is when it chooses."""
+    """Context in which attention runs on the first kernel of `attention_order` that supports the inputs.
+
+    Compiled code chooses its kernel when it is compiled, so that has to happen inside the context too.
+    """
     import torch
     from torch.nn.attention import sdpa_kernel
 
@@ -50,9 +53,10 @@ def prefer_attention_kernels(
 def time_attention_kernels(
     device: "torch.device", batch: int = 8, heads: int = 10, tokens: int = 2048, size: int = 128, rounds: int = 5
 ) -> dict[str, float | None]:
-    """Seconds of causal attention forward and backward by `flash` and by `cudnn`, in bf16: the fastest of some rounds.
+    """Measure the seconds of causal attention, forward and backward in bf16, with `flash` and with `cudnn`.
 
-    None for a kernel that does not take the shape on this device. The sizes are by default those of the paper's GPT.
+    Each is the fastest of several rounds; None if the kernel does not support the shape on this device. The default
+    sizes are those of the paper's GPT.
     """
     import torch
     import torch.nn.functional as F
@@ -69,8 +73,9 @@ def time_attention_kernels(
     for name, backend in (("flash", SDPBackend.FLASH_ATTENTION), ("cudnn", SDPBackend.CUDNN_ATTENTION)):
         with sdpa_kernel(backend):
             try:
+                # One more than asked for: the first round warms up, and the minimum drops it.
                 seconds[name] = min(_seconds(step, device) for _ in range(rounds + 1))
-            except RuntimeError:  # no kernel of this kind here
+            except RuntimeError:  # torch has no such kernel for this device or shape
                 seconds[name] = None
     return seconds
 

@@ -1,16 +1,16 @@
-"""What can be counted of GPU code without a GPU: waits of the host, bytes of eager and of compiled code, graphs.
+"""Counts about GPU code that need no GPU: waits of the host, bytes moved by eager and by compiled code, graphs.
 
     with HostWaits(device) as waits: ...       places where the host waits for the device
     with Traffic() as traffic: ...             bytes that eager operations read and write
     compiled_bytes(run)                        bytes that the kernels of compiled code read and write
     torch.compile(..., backend=Graphs())       graphs that were compiled
 
-On CUDA waits are those that CUDA itself names. Elsewhere they are told by the operation: a number leaves a tensor, a
-result has a size that depends on values, a copy from or to the host is not asynchronous. A step on the meta device has
-the device apart from the host, so there all of that is seen; on the CPU both are one, and copies are not.
+On CUDA the waits are those that CUDA itself reports. Elsewhere they are inferred from the operation: a number leaves a
+tensor, the size of a result depends on values, a copy from or to the host is not asynchronous. On the meta device the
+device is distinct from the host, so all three are seen; on the CPU they are the same, and copies are not seen.
 
-Bytes are those of tensors, each read once and written once by an operation; what a cache spares is not known. Products
-of matrices are left out: their time is that of their FLOPs.
+Bytes are those of tensors, each read once and written once by an operation; savings by caches are not known. Matrix
+products are left out: their time depends on their FLOPs, not on their bytes.
 """
 
 import logging
@@ -42,7 +42,8 @@ _WAITING = {
 }
 _INDEXING = {aten.index.Tensor, aten.index_put.default, aten.index_put_.default, aten._index_put_impl_.default}
 _COPYING = {aten._to_copy.default, aten.copy_.default}
-_LEAVING = {Tensor.tolist, Tensor.cpu, Tensor.numpy, Tensor.__array__}  # without an operation, from the CPU
+# On the CPU these dispatch no operation, so they are only seen as calls.
+_LEAVING = {Tensor.tolist, Tensor.cpu, Tensor.numpy, Tensor.__array__}
 _MAKING = {torch.tensor, torch.as_tensor}
 _NUMBERS: dict[Any, Callable[[], object]] = {
     Tensor.item: lambda: 1.0,
@@ -53,22 +54,16 @@ _NUMBERS: dict[Any, Callable[[], object]] = {
 }
 _PRODUCTS = {"mm", "addmm", "bmm", "baddbmm", "convolution", "convolution_backward", "mv", "dot", "addmv"}
 _WRITE_ONLY = {"copy_", "fill_", "zero_", "normal_", "uniform_"}
-_ALLOCATING = {
-    "empty",
-    "empty_like",
-    "new_empty",
-    "empty_strided",
-    "new_empty_strided",
-    "device",
-}  # fake ones are asked
+# They move no bytes. `device` is the query that fake tensors dispatch as an operation.
+_ALLOCATING = {"empty", "empty_like", "new_empty", "empty_strided", "new_empty_strided", "device"}
 _FILLING = {"zeros_like", "ones_like", "full_like", "new_zeros", "new_ones", "new_full", "rand_like", "randn_like"}
 _PICKING = {"index", "index_select", "gather", "embedding"}
 
 
 class HostWaits:
-    """Names each place where the host waits for `device`, in `places`.
+    """Records each place where the host waits for `device`, in `places`.
 
-    The meta device holds no numbers: whatever is asked of it there is 1.
+    The meta device holds no numbers: every number read from it is 1.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -107,16 +102,16 @@ def _waits_of_cuda(places: list[str]) -> Iterator[None]:
 
 
 class _Calls(TorchFunctionMode):
-    """What no operation tells: on the CPU numbers are read from memory, and a tensor is filled on the host."""
+    """Waits that dispatch no operation: on the CPU numbers are read from memory, and a tensor is filled on the host."""
 
     def __init__(self, waits: HostWaits) -> None:
         super().__init__()
         self._waits = waits
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        waits, given = self._waits, kwargs or {}
+        waits, kwargs = self._waits, kwargs or {}
         is_meta = waits.device.type == "meta"
-        if func in _MAKING and is_meta and torch.device(given.get("device") or "cpu") == waits.device:
+        if func in _MAKING and is_meta and torch.device(kwargs.get("device") or "cpu") == waits.device:
             waits.places.append(f"{func.__name__} on the device")
         elif args and waits.is_here(args[0]):
             if func in _LEAVING:
@@ -126,7 +121,7 @@ class _Calls(TorchFunctionMode):
             elif func in _NUMBERS and is_meta:
                 waits.places.append(func.__name__)
                 return _NUMBERS[func]()
-        return func(*args, **given)
+        return func(*args, **kwargs)
 
 
 def _ones(x: Tensor) -> Any:
@@ -139,23 +134,24 @@ class _Operations(TorchDispatchMode):
         self._waits = waits
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        given = kwargs or {}
-        if self._is_wait(func, args, given):
+        kwargs = kwargs or {}
+        if self._is_wait(func, args, kwargs):
             self._waits.places.append(str(func))
-        return func(*args, **given)
+        return func(*args, **kwargs)
 
     def _is_wait(self, func: Any, args: Any, kwargs: dict[str, Any]) -> bool:
         tensors = [x for x in tree_leaves((args, kwargs)) if isinstance(x, Tensor)]
-        here = [x for x in tensors if self._waits.is_here(x)]
+        on_device = [x for x in tensors if self._waits.is_here(x)]
         if func in _COPYING:
             target = args[0].device if func is aten.copy_.default else kwargs.get("device") or args[0].device
             source = args[1].device if func is aten.copy_.default else args[0].device
             is_blocking = not (kwargs.get("non_blocking") or args[2:3] == (True,))
             return target != source and is_blocking and self._waits.device.type in {target.type, source.type}
-        if func in _INDEXING and here:
+        if func in _INDEXING and on_device:
             indices = [x for x in args[1] if isinstance(x, Tensor)]
+            # A mask's true elements have to be counted, and an index on the host has to be copied.
             return any(x.dtype in {torch.bool, torch.uint8} or not self._waits.is_here(x) for x in indices)
-        return bool(here) and func in _WAITING
+        return bool(on_device) and func in _WAITING
 
 
 class Traffic(TorchDispatchMode):
@@ -170,17 +166,20 @@ class Traffic(TorchDispatchMode):
         return self.by_operation.total()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        given = kwargs or {}
-        result = func(*args, **given)
+        kwargs = kwargs or {}
+        result = func(*args, **kwargs)
         name = func._schema.name.partition("::")[2]
         if name.strip("_") not in _PRODUCTS and name not in _ALLOCATING and not func.is_view:
-            self.by_operation[name] += _operation_bytes(func, name, args, given, result)
+            self.by_operation[name] += _operation_bytes(func, name, args, kwargs, result)
         return result
 
 
 def _operation_bytes(func: Any, name: str, args: Any, kwargs: dict[str, Any], result: Any) -> int:
-    """Inputs are read, results written; what is changed in place is both, `out` is written alone. Of what rows or
-    elements are picked from, as much is read as is picked."""
+    """Count the bytes that an operation reads and writes.
+
+    Inputs are read and results written; a tensor changed in place is both, `out` is only written. Of a tensor that rows
+    or elements are gathered from, only as much is read as is gathered.
+    """
     results = sum(_extent(x) for x in tree_leaves(result) if isinstance(x, Tensor))
     if name in _FILLING:
         return results
@@ -202,16 +201,16 @@ def _operation_bytes(func: Any, name: str, args: Any, kwargs: dict[str, Any], re
 
 
 def _extent(x: Tensor) -> int:
-    """Bytes of the different elements: those of an expanded dimension are one."""
+    """Return the bytes of the distinct elements: an expanded dimension counts once."""
     count = math.prod(size for size, stride in zip(x.shape, x.stride(), strict=True) if stride)
     return 0 if not x.numel() else count * x.element_size()
 
 
 class Graphs(list[torch.fx.GraphModule]):
-    """A backend of torch.compile that keeps the graphs that it is given and runs them as they are."""
+    """A backend of torch.compile that records the graphs and runs them unchanged."""
 
     def __init__(self) -> None:
-        self.symbolic: list[Any] = []  # sizes that a graph takes as they come
+        self.symbolic: list[Any] = []  # dynamic sizes among the graphs' inputs
 
     def __call__(self, graph: torch.fx.GraphModule, inputs: list[Any]) -> Any:
         self.append(graph)
@@ -221,10 +220,10 @@ class Graphs(list[torch.fx.GraphModule]):
 
 
 def compiled_bytes(run: Callable[[], object]) -> int:
-    """Bytes that the kernels compiled during `run` read and write, by Inductor's own count, each kernel run once.
+    """Return the bytes that the kernels compiled during `run` read and write, by Inductor's own count, each run once.
 
-    Counted for the device of the tensors: on the CPU it stands for what Triton would fuse. There Inductor keeps in
-    memory what several kernels use of exp, tanh or sigmoid, which it computes again on a GPU; exp2 is left alone.
+    The count is for the device of the tensors; on the CPU it approximates what Triton would fuse. There Inductor stores
+    an exp, tanh or sigmoid that several kernels use, while on a GPU it computes it again; exp2 is not affected.
     """
     from torch._functorch import config as autograd_config
     from torch._inductor import config, metrics
@@ -234,7 +233,7 @@ def compiled_bytes(run: Callable[[], object]) -> int:
 
     torch.compiler.reset()
     metrics.reset()
-    torch._logging.set_logs(inductor_metrics=True)  # which counts; the lines themselves are of no use here
+    torch._logging.set_logs(inductor_metrics=True)  # turns the counting on; the lines themselves are filtered out
     log = logging.getLogger("torch._inductor.compile_fx.__inductor_metrics")
     log.addFilter(is_shown)
     try:

@@ -1,13 +1,13 @@
 """`train.deterministic`: a run on CUDA that ends at the same bits when it is trained again, or resumed.
 
-What is bitwise where, on the same machine with the same versions of everything:
+Where results are bitwise the same, on one machine with the same versions of everything:
 
     CPU                             always, for the same number of processes and threads
     CUDA                            with train.deterministic, for the same GPUs and number of processes
     another number of processes     the same state and the same global batches; the last bits differ
 
-By default CUDA's backward of attention, its embeddings under Inductor and the choice of kernels by timing differ in the
-last bits from one run to the next. Deterministic ones are slower.
+By default CUDA's attention backward, its embeddings under Inductor and the choice of kernels by timing change the last
+bits from one run to the next. The deterministic algorithms are slower.
 """
 
 import os
@@ -19,11 +19,11 @@ from typing import Any, cast
 from lapcli.runtime.errors import LapError
 
 CUBLAS, INDUCTOR = "CUBLAS_WORKSPACE_CONFIG", "TORCHINDUCTOR_DETERMINISTIC"
-_WORKSPACES = (":4096:8", ":16:8")  # with others cuBLAS may add up in any order
+_WORKSPACES = (":4096:8", ":16:8")  # with any other setting cuBLAS may sum in any order
 
 
 def prepare_determinism() -> None:
-    """Sets what cuBLAS and Inductor read once, for this process and those that it starts: before CUDA starts here."""
+    """Set the variables that cuBLAS and Inductor read once, for this process and its children; before CUDA starts."""
     is_late = os.environ.get(CUBLAS) not in _WORKSPACES
     if is_late and "torch" in sys.modules and sys.modules["torch"].cuda.is_initialized():
         raise LapError(
@@ -37,10 +37,10 @@ def prepare_determinism() -> None:
 
 @contextmanager
 def deterministic(wanted: bool) -> Iterator[None]:
-    """Inside, deterministic algorithms or an error, if `wanted`; afterwards the settings are what they were.
+    """Context with deterministic algorithms if `wanted`; an operation without one fails. The exit restores settings.
 
-    Not `warn_only`: with it flash attention stays as it is. Memory that nobody has written is not filled: a run that
-    read it would be wrong with any content.
+    Not `warn_only`: with it flash attention stays nondeterministic. Uninitialized memory is not filled: a run that read
+    it would be wrong whatever it held.
     """
     if not wanted:
         yield

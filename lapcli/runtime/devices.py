@@ -1,5 +1,5 @@
-"""Devices: how a run computes on one, and what one can do at best, from the vendors' data sheets: dense FLOP/s of its
-tensor cores in bf16, FLOP/s of plain float32, and memory."""
+"""Devices: how a run computes on one, and its peaks from the vendors' data sheets: dense FLOP/s of its tensor cores in
+bf16, FLOP/s of plain float32, memory and bandwidths."""
 
 import contextlib
 import os
@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Literal
 if TYPE_CHECKING:
     import torch
 
-#: Without sparsity, with which data sheets name twice as much: 1,671 TFLOP/s of an H100 NVL.
+#: Dense bf16 FLOP/s. Data sheets often quote twice as much, with sparsity: 1,671 TFLOP/s for an H100 NVL.
 PEAK_FLOPS = {
     "B200": 2250e12,
     "H200": 989e12,
@@ -29,8 +29,8 @@ PEAK_FLOPS = {
     "RTX 3090": 71e12,
 }
 
-#: Bytes a second of a GPU's memory, and in each direction between GPUs of a machine: NVLink, or PCIe without it
-#: (bridges are not counted on).
+#: Bytes per second of a GPU's memory, and in each direction between GPUs of a machine: NVLink, or PCIe without it
+#: (NVLink bridges are not assumed).
 BANDWIDTHS = {
     "B200": (8e12, 900e9),
     "H200": (4.8e12, 450e9),
@@ -45,7 +45,7 @@ BANDWIDTHS = {
     "RTX 3090": (936e9, 32e9),
 }
 
-#: Words that make a GPU another one than its number says.
+#: Suffixes that name another, slower or faster, GPU of the same number.
 _OTHER_MODELS = {"laptop", "max-q", "ti", "super", "d"}
 
 
@@ -53,18 +53,18 @@ _OTHER_MODELS = {"laptop", "max-q", "ti", "super", "d"}
 class ComputePolicy:
     """How a run computes, decided once from its recipe and its device.
 
-    Code that differs between devices is told by this, not by where its tensors are. So a test without a GPU can follow
-    the code path of CUDA with tensors of the meta device.
+    Code that differs between devices asks this, not the device of its tensors, so that a test without a GPU can take
+    CUDA's code path with tensors on the meta device.
     """
 
     device_type: str  # cpu, cuda or mps
     bf16: bool = False  # matrix products and attention; weights and sums stay float32
     compiles: bool = False
     native_bf16: bool = False  # a GPU that has bf16 in hardware
-    coarse: bool = False  # losses work in few large pieces, not in those that suit a cache: for plans, which trace each
+    coarse: bool = False  # losses use few large chunks instead of cache-sized ones: `lap plan` traces every chunk
 
     def autocast(self) -> contextlib.AbstractContextManager[object]:
-        """For models that are not ours, which do not set their dtypes themselves."""
+        """Return the autocast context for models that are not ours, which do not set their dtypes themselves."""
         import torch
 
         return torch.autocast(self.device_type, torch.bfloat16) if self.bf16 else contextlib.nullcontext()
@@ -73,7 +73,7 @@ class ComputePolicy:
 def compute_policy(
     device: "torch.device", precision: str = "auto", compiles: Literal["auto"] | bool = False
 ) -> ComputePolicy:
-    """What a recipe's `train.precision` and `train.compile` mean on a device of this machine."""
+    """Resolve a recipe's `train.precision` and `train.compile` for a device of this machine."""
     import torch
 
     native = device.type == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False)
@@ -81,21 +81,21 @@ def compute_policy(
 
 
 def to_device(tensors: "Iterable[torch.Tensor]", device: "torch.device") -> "list[torch.Tensor]":
-    """Copies what was read on the CPU. Pinned for CUDA, so that the copy overlaps with what the GPU still does."""
+    """Copy tensors from the CPU; through pinned memory to CUDA, so that the copy overlaps with the GPU's work."""
     pinned = [x.pin_memory() if device.type == "cuda" else x for x in tensors]
     return [x.to(device, non_blocking=True) for x in pinned]
 
 
 def has_float64(device: "torch.device") -> bool:
-    """Apple GPUs have none."""
+    """Whether the device has float64; Apple GPUs do not."""
     return device.type != "mps"
 
 
 def use_whole_float32() -> None:
-    """Turns TF32 off, so that float32 is float32 on every GPU.
+    """Turn TF32 off, so that float32 is float32 on every GPU.
 
-    torch has it on for convolutions, and NVIDIA's containers turn it on for matrix products through an environment
-    variable. It keeps 10 bits of a factor: too few for Newton-Schulz on a Gram matrix and for measurements.
+    torch enables it for convolutions, and NVIDIA's containers turn it on for matrix products through an environment
+    variable. It keeps 10 bits of the mantissa: too few for Newton-Schulz on a Gram matrix and for measurements.
     """
     import torch
 
@@ -104,13 +104,13 @@ def use_whole_float32() -> None:
 
 
 def peak_flops(device_name: str) -> float | None:
-    """None where the peak is not known (a CPU, an unlisted GPU)."""
+    """Return the peak in bf16, or None if it is not known (a CPU, an unlisted GPU)."""
     name = _listed(PEAK_FLOPS, device_name)
     return None if name is None else PEAK_FLOPS[name]
 
 
 def _listed(names: Iterable[str], device_name: str) -> str | None:
-    """The first of the names whose words all stand in the device's name: an "RTX A4000" is not an "A40"."""
+    """Return the first name that is in the device's name as whole words: an "RTX A4000" is not an "A40"."""
     if _OTHER_MODELS & set(device_name.lower().split()):
         return None
     return next((name for name in names if re.search(rf"\b{re.escape(name)}\b", device_name, re.IGNORECASE)), None)
@@ -129,19 +129,19 @@ class Device:
 
     @property
     def usable(self) -> int | None:
-        """What a process can allocate. A GPU gives up a gigabyte to CUDA and its libraries, and a fiftieth of the
-        rest lies unused between blocks of other sizes."""
+        """Bytes that a process can allocate. On a GPU, CUDA and its libraries take a gigabyte, and a fiftieth of the
+        rest is lost to fragmentation."""
         if self.memory is None:
             return None
         return int((self.memory - 10**9) * 0.98) if self.type == "cuda" else self.memory
 
     def uses_bf16(self, precision: str) -> bool:
-        """What `precision: auto` means: bf16 on GPUs that have it in hardware. Those before Ampere (a T4) emulate it,
-        at a fraction of their float32 speed."""
+        """Whether `precision` means bf16 here. `auto` is bf16 on GPUs that have it in hardware; those before Ampere (a
+        T4) emulate it, at a fraction of their float32 speed."""
         return precision == "bf16" or (precision == "auto" and self.type == "cuda" and self.native_bf16)
 
     def policy(self, precision: str, compiles: Literal["auto"] | bool) -> ComputePolicy:
-        """How a run computes here; `auto` compiles on CUDA alone."""
+        """Return how a run computes on this device; `compiles: auto` compiles only on CUDA."""
         would_compile = compiles is True or (compiles == "auto" and self.type == "cuda")
         native = self.type == "cuda" and self.native_bf16
         return ComputePolicy(self.type, self.uses_bf16(precision), would_compile, native)
@@ -151,7 +151,7 @@ class Device:
 
     @property
     def bandwidths(self) -> tuple[float, float] | None:
-        """Bytes a second of its memory and between two of them; none where they are not known."""
+        """Bytes per second of its memory and between two such devices; None if they are not known."""
         name = _listed(BANDWIDTHS, self.name) if self.type == "cuda" else None
         return None if name is None else BANDWIDTHS[name]
 
@@ -165,12 +165,12 @@ GPUS = {
 
 
 def this_cpu() -> Device:
-    """All of the machine's memory; what other programs hold is not known here."""
+    """Return this machine's CPU with all of its memory, whatever other programs hold of it."""
     return Device("CPU", "cpu", os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
 
 
 def this_device(type_: str) -> Device:
-    """What a run would use on this machine."""
+    """Return the device of that type that a run would use on this machine."""
     if type_ == "cuda":
         import torch
 
@@ -183,7 +183,7 @@ def this_device(type_: str) -> Device:
 
 
 def resident_memory() -> int:
-    """Bytes that this process holds now; where the system does not say, the most it ever held."""
+    """Return the bytes that this process holds now, or the most it ever held on systems without /proc."""
     try:
         return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
     except OSError:
@@ -191,6 +191,6 @@ def resident_memory() -> int:
 
 
 def peak_memory() -> int:
-    """The most bytes that this process ever held."""
-    most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return most if sys.platform == "darwin" else most * 1024
+    """Return the most bytes that this process ever held."""
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else peak * 1024  # macOS counts bytes, Linux kibibytes

@@ -3,11 +3,11 @@
 LAP_RUNS          folder of the run directories                (default `runs`)
 LAP_CACHE         tokenizers, tokenised text, decoded images   (default `$XDG_CACHE_HOME/lap`, else `~/.cache/lap`)
 LAP_STEP_TIMEOUT  minutes that ranks wait for each other       (default 10; as --step-timeout)
-LAP_CORES         cores to use at most                         (default all there are; a sweep sets a job's share)
+LAP_CORES         cores to use at most                         (default all; a sweep sets a job's share)
 LAP_LAUNCHER      process that started this rank               (set by the launcher, so that no rank outlives it)
 LAP_TEST_DATA     real benchmark files for the tests           (default none: those tests skip)
 
-Others' variables are honoured where they mean something here: HF_HOME, HF_ENDPOINT, HF_HUB_OFFLINE, NO_COLOR,
+Variables of other tools that are honoured: HF_HOME, HF_ENDPOINT, HF_HUB_OFFLINE, NO_COLOR,
 OMP_NUM_THREADS, OMP_WAIT_POLICY, and torchrun's RANK, LOCAL_RANK, WORLD_SIZE,
 TORCHELASTIC_RUN_ID, TORCHELASTIC_RESTART_COUNT.
 """
@@ -35,23 +35,23 @@ def runs_dir() -> Path:
 
 
 def cache_dir() -> Path:
-    if given := os.environ.get("LAP_CACHE"):
-        return Path(given)
+    if folder := os.environ.get("LAP_CACHE"):
+        return Path(folder)
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "lap"
 
 
 def cores_given() -> int | None:
-    given = os.environ.get("LAP_CORES")
-    if not given:
+    text = os.environ.get("LAP_CORES")
+    if not text:
         return None
-    if not given.isdecimal() or int(given) < 1:
-        raise UsageError(f"LAP_CORES takes a number of cores, got {given[:40]!r}")
-    return int(given)
+    if not text.isdecimal() or int(text) < 1:
+        raise UsageError(f"LAP_CORES takes a number of cores, got {text[:40]!r}")
+    return int(text)
 
 
 def launcher() -> int | None:
-    given = os.environ.get(LAUNCHER, "")
-    return int(given) if given.isdecimal() else None
+    pid = os.environ.get(LAUNCHER, "")
+    return int(pid) if pid.isdecimal() else None
 
 
 def hub_is_offline() -> bool:

@@ -12,8 +12,8 @@ class ExitCode(IntEnum):
     FAILED = 1
     USAGE = 2  # wrong usage, recipe or data
     WILL_NOT_FIT = 3
-    STOPPED = 130  # at once, by Ctrl-C or a second SIGTERM; a shell's 128 + SIGINT, typer's for a KeyboardInterrupt
-    LOST_PEER = 76  # of a rank, to its launcher: another one has gone, and says why or cannot
+    STOPPED = 130  # at once, by Ctrl-C or a second SIGTERM: 128 + SIGINT, as of shells and of typer
+    LOST_PEER = 76  # from a rank to its launcher: another rank is gone, and that one reports the reason if it can
     INTERRUPTED = 75  # saved; the same command resumes (EX_TEMPFAIL, which batch systems requeue on)
 
 
@@ -21,7 +21,7 @@ class LapError(Exception):
     """Something failed while running: a full disk, a diverged loss, a dead rank."""
 
     exit_code = ExitCode.FAILED
-    is_echo = False  # rank 0 says the same
+    is_echo = False  # rank 0 reports the same error, so this rank stays silent
 
 
 class Diverged(LapError):
@@ -38,21 +38,20 @@ class DataError(UsageError):
     """Data that is missing, empty or not in the format that the recipe names."""
 
 
-#: Where the next step is to change a permission or to choose another place, not to try again.
+#: Errors that need another permission or another place; trying again would not help.
 _NOT_ALLOWED = {errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EISDIR, errno.ELOOP}
 
 
 def shortened(name: str) -> str:
-    """A name as messages show it: a very long one is cut in the middle."""
+    """Shorten a very long name in the middle, for messages."""
     return name if len(name) <= 240 else f"{name[:150]}...{name[-60:]}"
 
 
 def of_system(error: OSError) -> LapError:
-    """An error of the operating system that nobody has explained better: the file, what is wrong, what to do."""
+    """Explain an error of the operating system that no caller has: the file, the reason and the next step."""
     names = [os.fsdecode(name) for name in (error.filename, error.filename2) if isinstance(name, str | bytes)]
-    what = (
-        " to ".join(map(shortened, names)) or "the output"
-    )  # of this command: nothing else of ours is written without a name
+    # Only the command's own output is written without a file name.
+    what = " to ".join(map(shortened, names)) or "the output"
     reason = error.strerror or str(error) or type(error).__name__
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         return LapError(f"{what} cannot be written ({reason}); make room on that disk, then run the same command again")
@@ -68,12 +67,12 @@ def of_system(error: OSError) -> LapError:
     return LapError(f"{what} cannot be used ({reason}); run the same command again, or use another disk")
 
 
-#: What a collective says when the process at its other end is gone: gloo's words and NCCL's.
+#: Parts of the messages of gloo and NCCL when the process at the other end of a collective is gone.
 _GONE = ("Connection closed by peer", "Connection reset by peer", "remote process exited", "gloo/transport")
 
 
 def is_lost_peer(error: RuntimeError) -> bool:
-    """Whether a rank failed because another one did: what that one says is the reason, pages of a trace are not."""
+    """Whether a rank failed only because another one did; the other one reports the reason, this one no traceback."""
     return int(os.environ.get("WORLD_SIZE", "1")) > 1 and any(words in str(error) for words in _GONE)
 
 

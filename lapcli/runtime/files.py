@@ -1,8 +1,8 @@
-"""Every write of the package: a reader, or a second start after a kill, sees the old content or the new one and
-nothing between; and locks that end with the process that holds them.
+"""Every write of the package is atomic: a reader, or a second start after a kill, sees either the old content or the
+new. Locks end with the process that holds them.
 
-A file is written under a temporary name `.NAME.PID` that is locked for as long as it is being written. A process that
-is killed leaves it behind unlocked, and `remove_leftovers` removes it.
+A file is written under a temporary name `.NAME.PID`, which stays locked while it is being written. A process that is
+killed leaves it behind unlocked, and `remove_leftovers` removes it.
 """
 
 import contextlib
@@ -25,7 +25,7 @@ from lapcli.runtime.errors import DataError, LapError, UsageError
 
 log = logging.getLogger(__name__)
 
-#: The answers of a file system that has no locks: Lustre mounted without `flock`, NFS without a lock daemon.
+#: Errors of a file system that has no locks: Lustre mounted without `flock`, NFS without a lock daemon.
 _NO_LOCKS = {errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOTSUP, errno.ENOLCK}
 _warned_about: set[int] = set()  # devices, as `stat` numbers them
 NOT_A_FILE = "it is a pipe or a device, not a file"
@@ -34,10 +34,10 @@ _TEMPORARY = re.compile(r"\..+\.(\d{1,10})", re.DOTALL)
 
 @contextlib.contextmanager
 def whole_file(path: Path) -> Iterator[Path]:
-    """A temporary file beside `path` that a library may write by name; it becomes `path` when the block ends.
+    """Yield a temporary file beside `path` that a library may write by name; it becomes `path` when the block ends.
 
-    Its permissions are those of the umask, whatever the library gives it: safetensors writes files of mode 0600, which
-    a colleague could not read.
+    Its permissions follow the umask, whatever the library sets: safetensors writes files of mode 0600, which a
+    colleague could not read.
     """
     temporary, handle = _temporary(path)
     try:
@@ -52,22 +52,22 @@ def whole_file(path: Path) -> Iterator[Path]:
 
 
 def _temporary(path: Path) -> tuple[Path, IO[bytes]]:
-    """An empty file for the next content of `path`, locked, so that nobody takes it for a leftover."""
+    """Open an empty file for the next content of `path`, locked, so that no other process takes it for a leftover."""
     name = path.name.encode("utf-8", "surrogateescape")[:200].decode("utf-8", "ignore")  # a name has at most 255 bytes
     temporary = path.with_name(f".{name}.{os.getpid()}")
     while True:
         handle = temporary.open("wb")
         lock_file(handle)
-        if is_same_file(handle, temporary):  # or it was removed as a leftover before it was locked
+        if is_same_file(handle, temporary):  # another process may have removed it as a leftover before the lock
             return temporary, handle
         handle.close()
 
 
 def open_to_read(path: Path | str) -> BufferedReader:
-    """A pipe would be waited for and a device may never end: OSError says that it is not a file."""
+    """Open a file for reading; OSError for a pipe, which would block, and a device, which may never end."""
 
     def opener(name: str, flags: int) -> int:
-        handle = os.open(name, flags | os.O_NONBLOCK)  # which regular files do not care about
+        handle = os.open(name, flags | os.O_NONBLOCK)  # opens a pipe without a writer; no effect on regular files
         if not stat.S_ISREG(kind := os.fstat(handle).st_mode) and not stat.S_ISDIR(kind):
             os.close(handle)
             raise OSError(errno.EINVAL, NOT_A_FILE, name)
@@ -95,7 +95,7 @@ def write_text(path: Path, text: str) -> None:
 
 
 def append(path: Path, content: bytes) -> None:
-    """In one write, so that a kill or a full disk leaves at most one unfinished line at the end."""
+    """Append in a single write, so that a kill or a full disk leaves at most one unfinished line at the end."""
     handle = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
     try:
         written = os.write(handle, content)
@@ -110,26 +110,26 @@ def truncate(path: Path, size: int) -> None:
 
 
 def open_to_write(path: Path, mode: str = "wb") -> IO[Any]:
-    """For what is written piece by piece: a file of a folder that gets its name when it is whole, a log, a lock."""
+    """Open a file that is written piece by piece: a log, a lock, a file of a folder that is renamed once complete."""
     if path.exists() and not path.is_file() and not path.is_dir():
         raise OSError(errno.EINVAL, NOT_A_FILE, str(path))
     return path.open(mode, encoding=None if "b" in mode else "utf-8")
 
 
 def make_folder(path: Path, *, is_new: bool = False) -> Path:
-    """The folder, with those above it unless it must be a new one."""
+    """Make a folder and its parents; with `is_new` the folder alone, which must not exist yet."""
     path.mkdir(parents=not is_new, exist_ok=not is_new)
     return path
 
 
 def move(path: Path, new: Path) -> None:
-    """Gives a file or a folder another name, for good."""
+    """Rename a file or a folder, durably: the rename is flushed to disk."""
     os.rename(path, new)
     flush_to_disk(new.parent)
 
 
 def remove(path: Path, *, or_leave: bool = False) -> None:
-    """Removes a file or a folder with all that it holds. `or_leave`: what cannot be removed stays, without an error."""
+    """Remove a file or a folder with its contents. `or_leave`: skip what cannot be removed, without an error."""
     try:
         if path.is_dir() and not path.is_symlink():
             shutil.rmtree(path, ignore_errors=or_leave)
@@ -141,7 +141,7 @@ def remove(path: Path, *, or_leave: bool = False) -> None:
 
 
 def remove_leftovers(folder: Path) -> None:
-    """Removes the temporary files in a folder that no living process writes; a folder of others is left as it is."""
+    """Remove the temporary files in a folder that no living process writes; skip a folder without permission."""
     with contextlib.suppress(OSError):
         for entry in list(os.scandir(folder)):
             if (match := _TEMPORARY.fullmatch(entry.name)) and entry.is_file(follow_symlinks=False):
@@ -170,7 +170,7 @@ def is_same_file(handle: IO[Any], path: Path) -> bool:
 
 
 def write_for_user(path: Path, text: str) -> None:
-    """To a place that a user named with --out."""
+    """Write text to the place that a user named with --out."""
     if not path.parent.is_dir():
         raise UsageError(f"--out {path}: there is no folder {path.parent}; make it first")
     if path.is_dir():
@@ -189,21 +189,21 @@ def write_json(path: Path, value: Any) -> None:
     write_text(path, json.dumps(value, indent=2) + "\n")
 
 
-#: Of JSON files with a checksum. Version 0.1 wrote neither a format nor a checksum; a file that has one of them needs
-#: the other, so that no damage in one place makes a file look like one of version 0.1.
+#: Format of JSON files with a checksum. Version 0.1 wrote neither a format nor a checksum; a file that has one of them
+#: needs the other, so that no damage in one place makes a file look like one of version 0.1.
 FORMAT = 2
 
 
 def write_checked_json(path: Path, value: Mapping[str, Any]) -> None:
-    """A JSON object whose last key is the sha256 of the rest."""
+    """Write a JSON object whose last key is the sha256 of the rest."""
     content = {"format": FORMAT, **json.loads(json.dumps(value))}
     write_json(path, {**content, "sha256": sha256_of_json(content)})
 
 
 def read_checked_json(path: Path, again: str) -> dict[str, Any]:
-    """The object that `write_checked_json` wrote; a damaged file is named with `again`, how to get it once more.
+    """Read the object that `write_checked_json` wrote; DataError for a damaged file, with `again`, how to recreate it.
 
-    A file that is not there or cannot be opened is the caller's to explain: OSError.
+    A file that is missing or cannot be opened raises OSError, for the caller to explain.
     """
     try:
         content = json.loads(read_text(path))
@@ -220,12 +220,12 @@ def read_checked_json(path: Path, again: str) -> dict[str, Any]:
 
 
 def sha256_of_json(content: Mapping[str, Any]) -> str:
-    """The same for equal objects, whatever the order of their keys."""
+    """Hash a JSON object independently of the order of its keys."""
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 
 def flush_to_disk(path: Path) -> None:
-    """Not only to the kernel: a rename may survive a power cut that the contents do not. A folder's are its entries."""
+    """fsync a file, or a folder's entries: after a power cut a rename may have survived without the contents."""
     handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)
@@ -245,19 +245,19 @@ class Lock(Enum):
 
 
 def lock_file(file: IO[Any], *, wait: bool = False) -> Lock:
-    """Takes the advisory lock of an open file, which the kernel releases when the file is closed.
+    """Take the advisory lock of an open file, which the kernel releases when the file is closed.
 
-    Where the file system has no locks, that is said once and is no reason to stop.
+    A file system without locks is warned about once and does not stop the caller.
     """
     try:
         fcntl.flock(file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
-    except (BlockingIOError, PermissionError):  # the latter on NFS, where flock is a lock of a byte range
+    except (BlockingIOError, PermissionError):  # the latter on NFS, which emulates flock by a byte-range lock
         return Lock.TAKEN
     except OSError as error:
         if error.errno not in _NO_LOCKS:
             raise LapError(f"{file.name} cannot be locked ({error.strerror}); try again or use another disk") from error
         device = os.fstat(file.fileno()).st_dev
-        if device not in _warned_about and os.environ.get("RANK", "0") == "0":  # one of the ranks says it for all
+        if device not in _warned_about and os.environ.get("RANK", "0") == "0":  # rank 0 warns for all ranks
             log.warning(
                 "warning: the file system of %s has no locks (%s): make sure that no second process works "
                 "on the same run",
@@ -270,7 +270,7 @@ def lock_file(file: IO[Any], *, wait: bool = False) -> Lock:
 
 
 def is_locked(path: Path) -> bool | None:
-    """Whether a process holds the lock of that file; None where that cannot be known."""
+    """Whether a process holds the lock of that file; None if that cannot be known."""
     try:
         with open_to_read(path) as file:
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)

@@ -1,13 +1,13 @@
-"""Hands a command to torchrun on the GPUs there are; inside torchrun, or with one device, it runs in this process.
+"""Runs a command under torchrun on all GPUs of the machine; inside torchrun, or with one device, in this process.
 
 8 GPUs here                 one process for each, on a free port of this machine
 --nproc 2                   two processes (gloo on the CPU)
 --nnodes 4 --node-rank 1 --rdzv head:29500      the same command on each of four machines
 --max-restarts 3            a dead rank ends the others, and all start again from the last checkpoint
 
-Machines meet through torch's c10d rendezvous, whose store is in the launcher of the head, number 0. The ranks of every
-attempt have a store of their own, in the process of rank 0: the launchers of several machines do not count restarts
-alike, so that with a count of them in the keys of one lasting store, ranks would wait for those of another attempt.
+Machines meet through torch's c10d rendezvous, whose store is in the launcher of the head node, number 0. The ranks of
+every attempt have a store of their own, in the process of rank 0: the launchers of several machines may count restarts
+differently, and in one lasting store, whose keys hold that count, ranks would wait for those of another attempt.
 """
 
 import logging
@@ -46,7 +46,7 @@ class Processes:
     max_restarts: int = 0
 
     def here(self, device: str = "auto") -> int:
-        """Processes on this machine."""
+        """Return the number of processes on this machine."""
         if self.nproc == "auto":
             return max(1, _gpus(device))
         if not self.nproc.isdecimal() or not 1 <= int(self.nproc) <= 1024:
@@ -54,7 +54,7 @@ class Processes:
         return int(self.nproc)
 
     def check_gpus(self, gpus: int) -> None:
-        """A process needs a GPU of its own; without any GPU there can be as many processes as wanted."""
+        """Refuse more processes than GPUs, since each needs its own; without a GPU any number will do."""
         if self.nproc != "auto" and 0 < gpus < self.here():
             raise UsageError(
                 f"--nproc {self.nproc} needs as many GPUs, but this machine has {gpus} "
@@ -76,7 +76,7 @@ class Processes:
 
 
 def needs_launch(processes: Processes, device: str = "auto") -> bool:
-    """Whether to call `launch`; never a second time inside torchrun."""
+    """Whether the command has to go through `launch`; never inside torchrun, where it already has."""
     processes.check()
     if "RANK" in os.environ and "WORLD_SIZE" in os.environ:
         return False
@@ -85,14 +85,14 @@ def needs_launch(processes: Processes, device: str = "auto") -> bool:
 
 
 def launch(processes: Processes, arguments: list[str], device: str = "auto") -> int:
-    """Runs `lap ARGUMENTS` under torchrun and returns the exit code of the whole."""
+    """Run `lap ARGUMENTS` under torchrun and return the exit code of the command."""
     from torch.distributed.elastic.multiprocessing.api import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.elastic.rendezvous.api import RendezvousError
     from torch.distributed.launcher.api import elastic_launch
     from torch.distributed.run import config_from_args, parse_args
 
-    # The workers say themselves what went wrong, in one sentence; the agent's own report would bury it.
+    # The ranks report their error in one sentence; the agent's own report would bury it.
     logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)
     try:
         with _environment(processes, device), _signals_passed_on():
@@ -123,13 +123,13 @@ def _gpus(device: str) -> int:
 
 @contextmanager
 def _environment(processes: Processes, device: str) -> Iterator[None]:
-    """What the ranks inherit."""
+    """Set the environment that the ranks inherit, and restore it afterwards."""
     before = dict(os.environ)
     # Without a number torchrun gives each process one thread. A sweep gives a cell as many as it has cores, for all of
     # its processes together.
     if os.environ.get("OMP_NUM_THREADS") in (None, os.environ.get("LAP_CORES")):
         os.environ["OMP_NUM_THREADS"] = str(max(1, usable_cores() // processes.here(device)))
-    os.environ["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
+    os.environ["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"  # a store for every attempt, see above
     os.environ[LAUNCHER] = str(os.getpid())
     try:
         yield
@@ -140,9 +140,9 @@ def _environment(processes: Processes, device: str) -> Iterator[None]:
 
 @contextmanager
 def _signals_passed_on() -> Iterator[None]:
-    """The first signal ends torchrun in order: it passes the signal on and waits until the ranks have saved.
+    """On the first signal torchrun passes it on and waits until the ranks have saved; a second one ends it at once.
 
-    torchrun's own handlers would take a second one for a reason to wait once more.
+    torchrun's own handlers would start the wait again at a second signal.
     """
     from torch.distributed.elastic.multiprocessing.api import SignalException
 
@@ -163,8 +163,7 @@ def _signals_passed_on() -> Iterator[None]:
 
 
 def _end_at_once() -> None:
-    """Ends this process without waiting for the ranks. On Linux the ranks would end with this process; elsewhere
-    nothing else ends them."""
+    """End this process without waiting for the ranks, and kill those: outside Linux they would outlive it."""
     try:
         listed = subprocess.run(["ps", "-A", "-o", "pid=,ppid="], capture_output=True, text=True, check=False).stdout
     except OSError:  # no ps
@@ -173,7 +172,7 @@ def _end_at_once() -> None:
         pid, parent = map(int, row.split())
         if parent == os.getpid():
             with suppress(ProcessLookupError, PermissionError):
-                os.killpg(pid, signal.SIGKILL)  # every rank has a session of its own, with those who read its data
+                os.killpg(pid, signal.SIGKILL)  # every rank leads a session, which its data workers belong to
     print("lap: stopped; what was saved is kept, run the same command to resume", file=sys.stderr, flush=True)
     os._exit(ExitCode.STOPPED)
 
@@ -197,7 +196,7 @@ def _torchrun_options(processes: Processes, device: str) -> list[str]:
 
 
 def _own_address(rdzv: str, is_host: bool) -> list[str]:
-    """The address at which the other machines reach this one; its host name may not resolve there."""
+    """Return the option with this machine's address as the others reach it; its host name may not resolve there."""
     host, _, port = rdzv.rpartition(":")
     if is_host:
         return [f"--local-addr={host}"]
@@ -211,14 +210,13 @@ def _own_address(rdzv: str, is_host: bool) -> list[str]:
 
 
 def _explain(error: object) -> int:
-    """The exit code of the rank that failed first; a rank that was killed is named, since it could not report an error
-    itself."""
+    """Return the exit code for the rank that failed first; name a rank that was killed, which could not report it."""
     failures: dict[int, Any] = error.failures  # type: ignore[attr-defined]
-    # A rank that only lost its connection to the failed one says nothing, so that the reason is what is read last.
-    own = {rank: failure for rank, failure in failures.items() if failure.exitcode != ExitCode.LOST_PEER}
-    rank, failure = min((own or failures).items(), key=lambda item: item[1].timestamp)
+    # A rank that only lost its connection to the failed one prints nothing, so that the reason is the last line.
+    causes = {rank: failure for rank, failure in failures.items() if failure.exitcode != ExitCode.LOST_PEER}
+    rank, failure = min((causes or failures).items(), key=lambda item: item[1].timestamp)
     code = int(failure.exitcode)
-    if not own:
+    if not causes:
         print(
             "lap: the ranks lost the connection to each other; see what those of other machines said, then run the "
             "same command to resume",

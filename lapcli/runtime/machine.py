@@ -1,6 +1,6 @@
-"""What this machine gives a run besides its GPUs: cores, shared memory and a compiler.
+"""The resources of this machine besides its GPUs: cores, shared memory and a compiler.
 
-What is missing is said before the first step, where it would otherwise be a crash in the middle of one.
+They are checked before the first step, so that a shortage is a message and not a crash in the middle of one.
 """
 
 import importlib.util
@@ -14,12 +14,12 @@ from lapcli.runtime.environment import cores_given
 from lapcli.runtime.errors import UsageError
 
 SHARED_MEMORY = Path("/dev/shm")
-#: NCCL's buffers in shared memory, a process: two channels in a ring and a tree, 9,637,888 bytes each.
+#: NCCL's buffers in shared memory per process: two channels in a ring and a tree, 9,637,888 bytes each.
 NCCL_BYTES = 4 * 9_637_888
 
 
 def usable_cores() -> int:
-    """Cores that this process may use: a batch system, a container or a sweep gives fewer than the machine has."""
+    """Return the cores that this process may use: a batch system, a container or a sweep may limit them."""
     if hasattr(os, "sched_getaffinity"):
         cores = len(os.sched_getaffinity(0))
     else:
@@ -29,7 +29,7 @@ def usable_cores() -> int:
 
 
 def _container_cores(membership: Path, mount: Path) -> int | None:
-    """The tightest CPU quota of this process's control groups, in whole cores; none if there is no quota."""
+    """Return the tightest CPU quota of this process's control groups, in whole cores; None if there is no quota."""
     try:
         lines = membership.read_text().splitlines()
     except OSError:
@@ -43,8 +43,8 @@ def _container_cores(membership: Path, mount: Path) -> int | None:
         place = PurePosixPath(group.lstrip("/"))
         for folder in (place, *place.parents):
             quotas.append(_quota_v1(root / folder) if controllers else _quota_v2(root / folder))
-    given = [quota for quota in quotas if quota is not None]
-    return max(1, int(min(given))) if given else None
+    limits = [quota for quota in quotas if quota is not None]
+    return max(1, int(min(limits))) if limits else None
 
 
 def _quota_v2(folder: Path) -> float | None:
@@ -64,7 +64,7 @@ def _quota_v1(folder: Path) -> float | None:
 
 
 def free_shared_memory() -> int | None:
-    """Bytes; none where there is no /dev/shm (shared memory then comes from elsewhere)."""
+    """Return the free bytes; None without a /dev/shm (shared memory then comes from elsewhere)."""
     try:
         place = os.statvfs(SHARED_MEMORY)
     except OSError:
@@ -73,7 +73,7 @@ def free_shared_memory() -> int | None:
 
 
 def check_shared_memory(needed: int, workers: int) -> None:
-    """Batches of images travel from the workers in shared memory; without room for them a worker dies of a bus error.
+    """Refuse to start data workers whose batches do not fit into shared memory: they would die of a bus error.
 
     `workers` are those of one process, `needed` the bytes of all of them on this machine.
     """
@@ -89,7 +89,7 @@ def check_shared_memory(needed: int, workers: int) -> None:
 
 
 def missing_for_nccl(processes: int) -> str | None:
-    """A warning if shared memory is too small for NCCL, which needs it between GPUs that cannot reach each other."""
+    """Return a warning if shared memory is too small for NCCL, which uses it between GPUs without peer access."""
     free, needed = free_shared_memory(), processes * NCCL_BYTES
     if free is None or needed <= free:
         return None
@@ -100,12 +100,12 @@ def missing_for_nccl(processes: int) -> str | None:
 
 
 def _size(count: int, up: bool = False) -> str:
-    """A readable size; `up`: rounded up, in the form that docker takes."""
+    """Format a size for people, or with `up` rounded up in docker's notation."""
     return f"{-(-count // 10**6)}m" if up else f"{count / 10**6:,.0f} MB"
 
 
 def check_compiler(device_type: str) -> None:
-    """Refuses to start what `torch.compile` could not build: Triton compiles C for CUDA, Inductor C++ for the CPU."""
+    """Refuse to start if `torch.compile` has no compiler: Triton compiles C for CUDA, Inductor C++ for the CPU."""
     missing = _missing_for_compile(device_type)
     if missing:
         raise UsageError(f"train.compile needs {missing}, or use --set train.compile=false")

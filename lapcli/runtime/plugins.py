@@ -1,4 +1,4 @@
-"""Registries of what has more than one variety, and the packages that add to them.
+"""Registries of interchangeable parts, and the packages that add to them.
 
 A registry holds the entries of one sort (kinds of training, analyses, benchmarks, ...) by name. Other packages add
 theirs through the entry point group `lap.plugins`: one entry point names one module with `register(extensions)`:
@@ -68,7 +68,7 @@ class Registry(Generic[E]):
         return iter(dict.fromkeys((*self._places, *self._entries)))
 
     def __getitem__(self, name: str) -> E:
-        """The entry of that name; UsageError with the nearest name if there is none."""
+        """Return the entry of that name; UsageError with the nearest name if there is none."""
         if name not in self:
             names = list(self)
             near = get_close_matches(name, names, 1)
@@ -80,11 +80,11 @@ class Registry(Generic[E]):
         return self._entries[name]
 
     def built_in(self) -> list[str]:
-        """The names that need no plugin to be imported, for `--help`."""
+        """Return the names that are known without importing plugins, for `--help`."""
         return list(self._places)
 
     def origin(self, name: str) -> Origin | None:
-        """The package that added the entry; None for one of lap's own."""
+        """Return the package that added the entry; None for one of lap's own."""
         return self._origins.get(name)
 
     def _add(self, name: str, entry: E, origin: Origin) -> None:
@@ -109,7 +109,7 @@ class Extensions:
         self._origin = origin
 
     def add(self, sort: str, entry: Named) -> None:
-        """`sort`: kind, operator, analysis, optimizer; the entry's `name` is its key.
+        """Add an entry under its `name` to the registry of a sort: kind, operator, analysis, optimizer, ...
 
         A kind brings its recipe along, and an optimizer its section of a recipe.
         """
@@ -131,9 +131,9 @@ class Extensions:
 
 
 def origin_of(sort: str, name: str) -> Origin | None:
-    """The package that added an entry, whether or not its registry's module is imported; None for one of lap's own.
+    """Return the package that added an entry, even if its registry's module is not imported; None for lap's own.
 
-    Nothing is imported for it: a name that is in use was looked up before, and that has loaded the plugins.
+    Imports nothing: a name that is in use was looked up before, and the lookup has loaded the plugins.
     """
     registry = Registry.by_sort.get(sort)
     if registry is not None:
@@ -142,11 +142,11 @@ def origin_of(sort: str, name: str) -> Origin | None:
 
 
 def load_plugins() -> None:
-    """Imports what other packages declare, once a process."""
+    """Import the plugins that other packages declare, once per process."""
     global _are_loaded
     if _are_loaded:
         return
-    _are_loaded = True
+    _are_loaded = True  # before the loop: a plugin that looks up a name while it registers would load them again
     for point in entry_points(group=GROUP):
         _load(point)
 
@@ -158,6 +158,6 @@ def _load(point: EntryPoint) -> None:
         point.load().register(Extensions(origin))
     except UsageError:
         raise
-    except Exception as error:  # somebody else's code: whatever it raises must not end a command that works without
+    except Exception as error:  # third-party code must not break a command that works without it
         reason = f"{type(error).__name__}: {error}".splitlines()[0][:200]
         print(f"lap: the plugin {package} ({point.value}) is skipped: {reason}", file=sys.stderr)

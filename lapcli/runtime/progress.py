@@ -15,13 +15,13 @@ from lapcli.runtime.environment import launcher
 
 
 def say_start(text: str) -> None:
-    """What a command does while it is importing, which takes seconds; of several ranks the launcher says it."""
+    """Print what a command does while its imports take seconds; for several ranks the launcher has printed it."""
     if os.environ.get("RANK", "0") == "0" and launcher() is None:
         print(f"{text} ...", file=sys.stderr, flush=True)
 
 
 class LogConsole(Console):
-    """A reader who goes away, as in `lap train ... 2>&1 | head`, does not end the run."""
+    """A console on stderr whose reader may go away, as in `lap train ... 2>&1 | head`, without ending the run."""
 
     def __init__(self) -> None:
         super().__init__(stderr=True, soft_wrap=True)
@@ -30,21 +30,21 @@ class LogConsole(Console):
         self.print(Text.assemble(("warning: ", "yellow"), text), highlight=False)
 
     def on_broken_pipe(self) -> None:
-        """rich would end the process, in the middle of a step."""
+        """Discard further output; rich would end the process in the middle of a step."""
         self.quiet = True
         nowhere = os.open(os.devnull, os.O_WRONLY)
         os.dup2(nowhere, sys.stderr.fileno())
         os.close(nowhere)
 
 
-#: What long work calls: what is being done, how much is done, and of how much.
+#: The callback of long work: its name, how much of it is done, and the total.
 Progress = Callable[[str, int, int], None]
 SECONDS_BETWEEN_LINES = 10.0
 
 
 @contextmanager
 def shown_progress(is_shown: bool = True) -> Iterator[Progress]:
-    """A callback for work that reports its progress; on other ranks than 0 it shows nothing."""
+    """Yield a callback for work that reports its progress; it shows nothing unless `is_shown` (rank 0)."""
     if not is_shown:
         yield _nothing
     elif sys.stderr.isatty():
@@ -88,7 +88,7 @@ def _lines() -> Progress:
 
 
 class StepProgress:
-    """Shows step, loss, learning rate, throughput, share of the peak where it is known, and the time left."""
+    """Shows step, loss, learning rate, throughput, share of the peak if it is known, and the time left."""
 
     def __init__(self, console: Console, first: int, steps: int, unit: str, shown: bool = True) -> None:
         self._console, self._first, self._steps, self._unit = console, first, steps, unit
@@ -124,7 +124,7 @@ class StepProgress:
     def step(
         self, step: int, loss: float, lr: float, units_per_second: float | None, share_of_peak: float | None
     ) -> None:
-        """`step` updates are done. The first of a process has no throughput: it compiles and warms up."""
+        """Show that `step` updates are done. The first of a process has no throughput: it compiles and warms up."""
         if not self._shown:
             return
         text = f"loss {loss:.4f}  lr {lr:.3g}"
@@ -142,7 +142,7 @@ class StepProgress:
             self._console.print(f"step {step}/{self._steps}  {text}  {duration(left)} left", highlight=False)
 
     def note(self, text: str) -> None:
-        """A line of its own, above the bar where there is one."""
+        """Print a line of its own, above the bar if there is one."""
         if self._shown:
             self._console.print(text, highlight=False, markup=False)
 

@@ -1,4 +1,4 @@
-"""The processes of one run: who we are, on which device, and the few collectives the loop needs."""
+"""The processes of one run: this rank, its device, and the few collectives that the loop needs."""
 
 import logging
 import os
@@ -21,7 +21,7 @@ from lapcli.runtime.signals import end_with_parent
 
 log = logging.getLogger(__name__)
 
-#: Until a collective fails: a first step that compiles, a save and the preparation of data take their time.
+#: Of collectives. Long, since ranks wait in them for a first step that compiles, a save, and the preparation of data.
 TIMEOUT = timedelta(minutes=30)
 
 
@@ -41,20 +41,22 @@ class World:
             dist.barrier()
 
     def any(self, flag: bool) -> bool:
-        """Whether the flag is up on any rank; all ranks must ask."""
+        """Whether the flag is set on any rank; all ranks must call it."""
         return self.sum([float(flag)])[0] > 0
 
     def means(self, numbers: Sequence[torch.Tensor], flag: bool) -> tuple[list[float], bool]:
-        """Means over the ranks of numbers on the device, and whether the flag is up on any rank; all ranks must ask.
+        """Return the means over the ranks of numbers on the device, and whether the flag is set on any rank.
 
-        One collective, and the host waits once for all of them. A number that is not finite on one rank is so on all.
+        All ranks must call it. It is one collective, and the host waits once for all numbers. A number that is not
+        finite on one rank is so on all.
         """
         dtype = torch.float64 if has_float64(self.device) else torch.float32
-        up = torch.full((), float(flag), dtype=dtype, device=self.device)  # a tensor of host numbers would be a wait
+        # Not torch.tensor, which would copy from the host and wait.
+        up = torch.full((), float(flag), dtype=dtype, device=self.device)
         total = torch.stack([*(x.to(dtype) for x in numbers), up])
         if self.size > 1:
             dist.all_reduce(total)
-        *sums, flags = total.tolist()
+        *sums, flags = total.tolist()  # the only wait
         return [x / self.size for x in sums], flags > 0
 
     def sum(self, values: list[float]) -> list[float]:
@@ -67,7 +69,7 @@ class World:
         return [float(x) for x in total.tolist()]
 
     def from_main(self, value: object) -> object:
-        """What rank 0 has, on every rank (a path, an error message: plain values only)."""
+        """Return rank 0's value on every rank (a path, an error message: plain values only)."""
         if self.size == 1:
             return value
         box = [value]
@@ -75,7 +77,7 @@ class World:
         return box[0]
 
     def from_all(self, value: object) -> list[object]:
-        """What each rank has, in their order, on every rank (plain values only)."""
+        """Return the values of all ranks, in their order, on every rank (plain values only)."""
         if self.size == 1:
             return [value]
         values: list[object] = [None] * self.size
@@ -83,18 +85,18 @@ class World:
         return values
 
     def require_same(self, identities: Mapping[str, str | None]) -> None:
-        """DataError on every rank if one of them has another identity (a sha256, by what it is of) than rank 0."""
+        """Raise DataError on every rank if the identities of one, sha256 by name, differ from those of rank 0."""
         answers: list[Any] = self.from_all((platform.node(), dict(identities)))
-        hosts, theirs = [host for host, _ in answers], [given for _, given in answers]
-        others = [rank for rank in range(self.size) if theirs[rank] != theirs[0]]
+        hosts, hashes = [host for host, _ in answers], [by_name for _, by_name in answers]
+        others = [rank for rank in range(self.size) if hashes[rank] != hashes[0]]
         if not others:
             return
         named = [f"rank {rank} on {hosts[rank]}" for rank in others[:8]]
         more = f" and {len(others) - 8} more" if len(others) > 8 else ""
         what = [
-            f"{name} (sha256 {(theirs[others[0]].get(name) or 'none')[:16]} instead of {(value or 'none')[:16]})"
-            for name, value in theirs[0].items()
-            if any(theirs[rank].get(name) != value for rank in others)
+            f"{name} (sha256 {(hashes[others[0]].get(name) or 'none')[:16]} instead of {(value or 'none')[:16]})"
+            for name, value in hashes[0].items()
+            if any(hashes[rank].get(name) != value for rank in others)
         ]
         raise DataError(
             f"{', '.join(named)}{more} {'differs' if len(others) == 1 else 'differ'} from rank 0 on {hosts[0]} in "
@@ -103,28 +105,28 @@ class World:
 
     @contextmanager
     def together(self) -> Iterator[None]:
-        """Where one rank fails, all of them fail, with its message: none is left waiting for it.
+        """Context in which all ranks fail with the message of the first that fails, so that none waits for it.
 
-        For work without collectives of its own: a rank that fails would skip them.
+        The work inside must not use collectives: a rank that fails would skip them.
         """
         error: Exception | None = None
         try:
             yield
-        except Interrupted:  # ends at once: the signal goes to all ranks
+        except Interrupted:  # no collective: the signal reaches all ranks
             raise
         except Exception as caught:
             error = caught
-        mine = None
+        report = None
         if error is not None:
             code = error.exit_code if isinstance(error, LapError) else ExitCode.FAILED
-            mine = f"rank {self.rank} on {platform.node()}: {error or type(error).__name__}", int(code)
-        said = [answer for answer in self.from_all(mine) if isinstance(answer, tuple)]
+            report = f"rank {self.rank} on {platform.node()}: {error or type(error).__name__}", int(code)
+        reports = [answer for answer in self.from_all(report) if isinstance(answer, tuple)]
         if error is not None:
             if isinstance(error, LapError):
-                error.is_echo = not self.is_main  # rank 0 says it
+                error.is_echo = not self.is_main  # rank 0 prints it
             raise error
-        if said:
-            message, code = said[0]
+        if reports:
+            message, code = reports[0]
             echo = DataError(message) if code == ExitCode.USAGE else LapError(message)
             echo.is_echo = not self.is_main
             raise echo
@@ -135,7 +137,7 @@ def inside_torchrun() -> bool:
 
 
 def join_world(device: str = "auto", step_timeout: float = STEP_TIMEOUT) -> World:
-    """Joins the process group that torchrun set up, or stands alone."""
+    """Join the process group that torchrun set up, or return a world of one process."""
     kind = pick_device(device)
     if not inside_torchrun():
         return World(0, 1, torch.device(kind), step_timeout)
@@ -145,11 +147,12 @@ def join_world(device: str = "auto", step_timeout: float = STEP_TIMEOUT) -> Worl
     chosen = device_of(kind, local_rank, torch.cuda.device_count())
     if kind == "cuda":
         torch.cuda.set_device(chosen)
-        here = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
-        if local_rank == 0 and here > 1 and (warning := missing_for_nccl(here)):
+        local_size = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+        if local_rank == 0 and local_size > 1 and (warning := missing_for_nccl(local_size)):
             log.warning("warning: %s", warning)
     if not dist.is_initialized():
-        timeout = max(TIMEOUT, timedelta(minutes=2 * step_timeout))  # a step's own timeout comes first
+        # Longer than the step's own timeout, which names the rank that hangs.
+        timeout = max(TIMEOUT, timedelta(minutes=2 * step_timeout))
         dist.init_process_group(**group_options(chosen), timeout=timeout)
     return World(dist.get_rank(), dist.get_world_size(), chosen, step_timeout)
 
@@ -163,18 +166,18 @@ def device_of(kind: str, local_rank: int, gpus: int) -> torch.device:
 
 
 def group_options(device: torch.device) -> dict[str, Any]:
-    """NCCL is bound to its device from the start: otherwise it guesses one at the first barrier, and may hang."""
+    """Return the options of the process group. NCCL is bound to its device, or it guesses one and may hang."""
     return {"backend": "nccl", "device_id": device} if device.type == "cuda" else {"backend": "gloo"}
 
 
 def launch_name() -> str | None:
-    """A name for the launch that started this rank, the same when it starts the rank again; none without one."""
+    """Return a name for the launch that started this rank, the same after a restart; None outside torchrun."""
     run_id = os.environ.get("TORCHELASTIC_RUN_ID")
     return None if run_id is None else f"{run_id} on {platform.node()}, process {launcher() or os.getppid()}"
 
 
 def is_restarted() -> bool:
-    """Whether the launcher has started this rank before: one of the ranks had died."""
+    """Whether the launcher has started this rank again, after one of the ranks died."""
     return os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") != "0"
 
 
@@ -184,7 +187,7 @@ def leave_world() -> None:
 
 
 def pick_device(wanted: str) -> str:
-    """The kind of device to compute on: `wanted`, or for `auto` the best there is. float32 is whole from here on."""
+    """Return the type of device to compute on: `wanted`, or for `auto` the best available. Turns TF32 off."""
     use_whole_float32()
     if wanted in {"auto", "cuda"} and torch.cuda.is_available():
         return "cuda"
@@ -198,5 +201,5 @@ def pick_device(wanted: str) -> str:
 
 
 def is_main_process() -> bool:
-    """Also after the process group is gone."""
+    """Whether this is rank 0; also works after the process group is gone."""
     return os.environ.get("RANK", "0") == "0"

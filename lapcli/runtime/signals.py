@@ -20,10 +20,10 @@ ASKING = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
 
 
 class Patience:
-    """Tells a second request to stop from the first one that arrives twice.
+    """Tells a second request to stop from copies of the first.
 
-    `timeout` and batch systems signal a process and its whole group, and a launcher passes on what its ranks have had
-    already: the copies of one SIGTERM come within a moment of each other.
+    `timeout` and batch systems signal a process and its whole group, and a launcher passes on signals that its ranks
+    have received already: the copies of one SIGTERM arrive within a moment of each other.
     """
 
     MOMENT = 2.0  # seconds
@@ -33,18 +33,18 @@ class Patience:
         self._first_sigterm: float | None = None
 
     def is_over(self, number: int) -> bool:
-        """Whether this signal, after those before it, means at once."""
+        """Whether this signal, after those before it, means to stop at once."""
         now = time.monotonic()
         if number == signal.SIGTERM and self._first_sigterm is None:
             self._first_sigterm = now
-        again = number == signal.SIGTERM and now - (self._first_sigterm or now) > self.MOMENT
-        again = again or (number == signal.SIGINT and self._is_asked)
+        is_second = number == signal.SIGTERM and now - (self._first_sigterm or now) > self.MOMENT
+        is_second = is_second or (number == signal.SIGINT and self._is_asked)
         self._is_asked = True
-        return again
+        return is_second
 
 
 class StopRequest:
-    """Whether a signal came."""
+    """True once a signal has asked the run to stop; `name` is the signal's."""
 
     def __init__(self, announce: Callable[[str], None]) -> None:
         self.name: str | None = None
@@ -64,7 +64,7 @@ class StopRequest:
 
 @contextmanager
 def stop_before_the_first_step() -> Iterator[None]:
-    """Inside, SIGTERM and SIGUSR1 end the command in order, as Ctrl-C does: there is nothing to save yet."""
+    """Context in which SIGTERM and SIGUSR1 end the command cleanly, as Ctrl-C does: there is nothing to save yet."""
 
     def stop(number: int, frame: FrameType | None) -> None:
         name = signal.Signals(number).name
@@ -76,7 +76,7 @@ def stop_before_the_first_step() -> Iterator[None]:
 
 @contextmanager
 def stop_on_signal(announce: Callable[[str], None]) -> Iterator[StopRequest]:
-    """Notes the signals that come inside the block."""
+    """Yield a request that records the signals that arrive inside the block."""
     request = StopRequest(announce)
     with handled(ASKING, request._on_signal):
         yield request
@@ -84,11 +84,11 @@ def stop_on_signal(announce: Callable[[str], None]) -> Iterator[StopRequest]:
 
 @contextmanager
 def handled(numbers: Sequence[signal.Signals], handler: Callable[[int, FrameType | None], None]) -> Iterator[None]:
-    """Inside the block; outside the main thread Python cannot, and nothing is caught."""
+    """Handle signals inside the block. Python only can in the main thread; in others nothing is caught."""
     owner = os.getpid()
 
     def handle(number: int, frame: FrameType | None) -> None:
-        if os.getpid() == owner:  # those who read its data inherit the handler; the run itself tells them when to end
+        if os.getpid() == owner:  # data workers inherit the handler; the run itself ends them
             handler(number, frame)
 
     before = {}
@@ -103,13 +103,13 @@ def handled(numbers: Sequence[signal.Signals], handler: Callable[[int, FrameType
 
 
 _PR_SET_PDEATHSIG = 1
-_libc: Any = ctypes.CDLL(None)  # loaded here: between fork and exec nothing may be
+_libc: Any = ctypes.CDLL(None)  # loaded at import: nothing may be loaded between fork and exec
 
 
 def end_with_parent(parent: int, number: signal.Signals) -> None:
-    """The system sends `number` to this process when its parent dies, however that comes; on Linux only.
+    """Have the kernel send `number` to this process when its parent dies, however it dies; on Linux only.
 
-    `parent` is who it should be: one that died before this call sends nothing any more.
+    `parent` is the expected parent: one that died before this call would send nothing any more.
     """
     if sys.platform != "linux":
         return

@@ -1,15 +1,15 @@
 """Ends a run whose ranks wait for one that does not answer, and names that rank.
 
-A rank that is stopped (SIGSTOP, a stuck driver, a disk that does not answer) closes no connection: the collectives of
-the others would wait for half an hour and then fail without naming it. Here a thread of every rank writes its
-step into the store again and again, and reads what the next rank wrote. Two things end the run:
+A rank that hangs (SIGSTOP, a stuck driver, a disk that does not answer) closes no connection: the collectives of the
+others would wait for half an hour and then fail without naming it. Here a thread of every rank writes a heartbeat with
+its step into the store, and reads that of the next rank. Two things end the run:
 
     a step takes too long                          not the first one, which compiles; saving is not part of a step
-    a rank writes nothing any more for as long     whatever it should be doing
+    a rank's heartbeat stops for as long           whatever it should be doing
 
-Whoever notices looks twice at what all ranks wrote, names those that wrote nothing in between, and tells the others.
-All of them end; the launcher ends the one that cannot, and starts them again if it may. The main thread cannot do any
-of this, since it waits inside a collective.
+The rank that notices reads the heartbeats of all ranks twice, names those that did not change, and tells the others.
+All ranks exit; the launcher kills one that cannot, and restarts them if --max-restarts allows it. The main thread
+cannot do any of this, since it waits inside a collective.
 """
 
 import json
@@ -29,16 +29,16 @@ import torch.distributed as dist
 from lapcli.runtime.errors import ExitCode
 from lapcli.runtime.ranks import World
 
-LONGEST_PERIOD = 5.0  # seconds between two signs of a rank
-LOOKS_APART = 5  # periods
-TOLD, FIRST = "told", "first"  # keys of the store beside the ranks
+LONGEST_PERIOD = 5.0  # seconds between two heartbeats of a rank
+LOOKS_APART = 5  # periods between two looks at the heartbeats
+TOLD, FIRST = "told", "first"  # keys of the store besides the ranks' numbers
 
 T = TypeVar("T")
 
 
 @dataclass(frozen=True)
 class Sign:
-    """What a rank writes into the store; `count` grows with every sign, so that no clocks are compared."""
+    """The heartbeat that a rank writes into the store; `count` grows each time, so that no clocks are compared."""
 
     rank: int
     host: str
@@ -52,7 +52,7 @@ class Sign:
 
 
 class StepWatch:
-    """Watches the steps of a run; `report` gets the sentence that says why it ended, on rank 0."""
+    """Watches the steps of a run; on rank 0 `report` is called with the reason why it ended."""
 
     def __init__(self, world: World, report: Callable[[str], None]) -> None:
         self._world, self._report = world, report
@@ -61,7 +61,7 @@ class StepWatch:
         self._sign = Sign(world.rank, socket.gethostname(), os.getpid())
         self._timed_step: int | None = None
         self._next_one = ""  # what the next rank wrote
-        self._rounds = 0  # of this rank's own thread, as long as the store answers
+        self._rounds = 0  # of this rank's heartbeat thread; it stops counting if the store does not answer
         self._is_over = threading.Event()
         self._is_lost = False
 
@@ -70,23 +70,23 @@ class StepWatch:
             address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
             store = dist.TCPStore(address, port, is_master=False, timeout=timedelta(minutes=5))
             self._store = dist.PrefixStore("steps", store)
-            if self._world.is_main:  # torchrun's own store outlives a restart
+            if self._world.is_main:  # the store may be torchrun's own, which outlives a restart
                 for key in (TOLD, FIRST):
                     self._store.delete_key(key)
             self._write()
-            self._world.barrier()  # now every rank has written something
+            self._world.barrier()  # the other ranks' keys exist after this
             for work in (self._sign_again_and_again, self._keep_watch):
                 threading.Thread(target=work, daemon=True).start()
         return self
 
     def __exit__(self, *error: object) -> None:
         self._is_over.set()
-        if self._is_lost:  # this error follows from it; the reason is said
+        if self._is_lost:  # the error that ends the block follows from the lost rank, which has been reported
             os._exit(ExitCode.FAILED)
 
     @contextmanager
     def step(self, number: int, is_timed: bool) -> Iterator[None]:
-        """A step and its collectives."""
+        """Mark a step and its collectives; with `is_timed` it may take no longer than the timeout."""
         self._sign = replace(self._sign, step=number)
         self._timed_step = number if is_timed else None
         try:
@@ -96,7 +96,7 @@ class StepWatch:
 
     @contextmanager
     def reading(self) -> Iterator[None]:
-        """The part of a step in which a rank gets its batch."""
+        """Mark the part of a step in which a rank reads its batch."""
         self._sign = replace(self._sign, is_reading=True)
         try:
             yield
@@ -117,7 +117,7 @@ class StepWatch:
                     self._follow(self._store.get(TOLD).decode())
 
     def _keep_watch(self) -> None:
-        """Time is counted in periods of this thread, which stands still when the whole job is suspended."""
+        """Count time in periods of this thread, not by the clock: it stands still when the whole job is suspended."""
         step, in_step, known, silent = None, 0.0, ("", 0), 0.0
         while not self._is_over.wait(self._period):
             in_step = in_step + self._period if step is not None and step == self._timed_step else 0.0
@@ -132,13 +132,13 @@ class StepWatch:
                 self._end(missing, words)
 
     def _look(self) -> list[Sign] | None:
-        """What all ranks wrote; none if the store does not answer."""
+        """Read the heartbeats of all ranks; None if the store does not answer."""
         ranks = [str(rank) for rank in range(self._world.size)]
         texts = self._ask(lambda: self._store.multi_get(ranks))
         return None if texts is None else [Sign(**json.loads(text)) for text in texts]
 
     def _ask(self, question: Callable[[], T]) -> T | None:
-        """The store's answer; none if it takes too long, as when rank 0 is stopped."""
+        """Return the store's answer; None if it takes too long, as when rank 0, which holds the store, hangs."""
         answers: list[T] = []
 
         def ask() -> None:
@@ -151,7 +151,7 @@ class StepWatch:
         return answers[0] if answers else None
 
     def _end(self, missing: set[int], words: str) -> None:
-        """One rank says why; the others wait for that, so that no broken connection is heard before it."""
+        """End the run. One rank prints the reason; the others wait for it, so that no lost connection precedes it."""
         first = self._ask(lambda: self._store.add(FIRST, 1))
         others = set(range(self._world.size)) - missing
         if first not in (None, 1) or (first is None and self._world.rank != min(others, default=0)):
@@ -178,7 +178,7 @@ class StepWatch:
 
 
 def explain(before: list[Sign] | None, after: list[Sign] | None) -> tuple[set[int], str]:
-    """The ranks that are missing, and in words what is known, from two looks at what all ranks wrote."""
+    """Return the ranks that do not answer, and the reason in words, from two looks at the heartbeats of all ranks."""
     if before is None or after is None:
         return {0}, "rank 0 does not answer"
     silent = [sign for sign, earlier in zip(after, before, strict=True) if sign.count == earlier.count]

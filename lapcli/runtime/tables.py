@@ -1,10 +1,10 @@
 """One table, and the forms that people read it in: text, Markdown and LaTeX; rows as CSV.
 
-Whatever makes a table for people fills a `Table` and calls one of `to_text`, `to_markdown` and `to_latex`, or gives
+Code that makes a table for people fills a `Table` and calls one of `to_text`, `to_markdown` and `to_latex`, or passes
 plain rows to `fitted`. Text from recipes and names is escaped, so that it never becomes markup.
 
-Text fits the terminal: a table that is wider becomes a list, and lines are broken between words. In a file or a pipe,
-and without COLUMNS, lines are as long as they need to be.
+Text fits the terminal: a table that is too wide becomes a list, and lines are broken between words. In a file or a
+pipe, and without COLUMNS, lines are as long as they need to be.
 """
 
 import csv
@@ -41,7 +41,7 @@ class Table:
 
 
 def aligned(rows: Sequence[Sequence[str]], right: Collection[int] = ()) -> list[str]:
-    """A line for each row, columns as wide as their longest text; those in `right` end at the same place."""
+    """Format a line for each row, columns as wide as their longest text; those in `right` are right-aligned."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return [
         "  ".join(
@@ -56,12 +56,12 @@ _NO_TERMINAL = 10_000  # columns of a file or a pipe
 
 
 def terminal_width() -> int:
-    """COLUMNS, else the terminal's; without a terminal as wide as needed."""
+    """Return COLUMNS or the terminal's width; without a terminal there is no limit."""
     return shutil.get_terminal_size((_NO_TERMINAL, 24)).columns
 
 
 def fitted(rows: Sequence[Sequence[str]], right: Collection[int] = (), width: int | None = None) -> list[str]:
-    """Lines of a table, its header first; where that is wider than the terminal, a short list for each row."""
+    """Format the lines of a table, its header first; if it is wider than the terminal, a short list for each row."""
     width = terminal_width() if width is None else width
     lines = aligned(rows, right)
     if max(map(len, lines)) <= width:
@@ -70,9 +70,9 @@ def fitted(rows: Sequence[Sequence[str]], right: Collection[int] = (), width: in
 
 
 def _block(headers: Sequence[str], row: Sequence[str], width: int) -> list[str]:
-    """A row as its first column, and below it `header text` for the others, as many a line as fit."""
+    """Format a row as its first column, and below it `header text` for the others, as many per line as fit."""
     name = f"{headers[0]} {row[0]}" if row[0][:1].isdigit() else row[0]  # a number alone says nothing
-    lines = wrapped(name, width=width, indent="    ") if name else []  # more of the row before it
+    lines = wrapped(name, width=width, indent="    ") if name else []  # a row without a name continues the one before
     named = len(lines)
     for header, text in zip(headers[1:], row[1:], strict=True):
         pair = f"{header} {text}"
@@ -86,9 +86,9 @@ def _block(headers: Sequence[str], row: Sequence[str], width: int) -> list[str]:
 
 
 def wrapped(text: str, before: str = "", width: int | None = None, indent: str | None = None) -> list[str]:
-    """Lines broken between words, `before` in front of the first; a word that is longer than a line stays whole.
+    """Break text into lines between words, `before` in front of the first; a word longer than a line stays whole.
 
-    `indent` stands before the other lines: by default as many spaces as `before` is long.
+    `indent` precedes the other lines: by default as many spaces as `before` is long.
     """
     width = max(terminal_width() if width is None else width, 24)
     indent = " " * len(before) if indent is None else indent
@@ -107,13 +107,13 @@ def wrapped(text: str, before: str = "", width: int | None = None, indent: str |
 
 
 def wrapped_message(text: str) -> str:
-    """A message of several lines, each wrapped below its own beginning."""
+    """Wrap each line of a message, with its own indentation."""
     lines = [(line[: len(line) - len(line.lstrip())], line.lstrip()) for line in text.splitlines()]
     return "\n".join(part for before, line in lines for part in wrapped(line, before, indent=f"{before}  "))
 
 
 def facts(rows: Sequence[tuple[str, str]], width: int | None = None) -> str:
-    """A name and a text a line, long texts wrapped below themselves."""
+    """Format a name and a text per line, long texts wrapped in their column."""
     label = max((len(name) for name, _ in rows), default=0)
     return "\n".join(line for name, text in rows for line in wrapped(text, f"{name.ljust(label)}  ", width))
 
@@ -136,7 +136,7 @@ def to_markdown(table: Table) -> str:
         rows.append([_marked_markdown(_escaped_markdown(entry.text + entry.after), entry.mark) for entry in row])
     lines = ["| " + " | ".join(row) + " |" for row in rows]
     lines.insert(1, "|" + " --- |" * len(table.header))
-    # Two spaces at its end keep a line apart from the next one.
+    # Two trailing spaces are Markdown's line break.
     notes = [_escaped_markdown(line) + "  " for line in _with_marking(table)]
     return "\n".join([f"**{_escaped_markdown(table.title)}**", "", *lines, "", *notes])
 
@@ -163,7 +163,7 @@ _LATEX = {
     "_": r"\_",
     "{": r"\{",
     "}": r"\}",
-    "[": "{[}",  # at the start of a row it would be an option of the line before
+    "[": "{[}",  # at the start of a row it would be read as the optional argument of the \\ before
     "]": "{]}",
     "~": r"\textasciitilde{}",
     "^": r"\textasciicircum{}",
@@ -177,7 +177,7 @@ _LATEX = {
 
 
 def to_latex(table: Table) -> str:
-    """In the paper's style; needs the package booktabs alone."""
+    """Format a table in the paper's style; LaTeX needs only the package booktabs."""
     header = [f"\\textbf{{{_escaped_latex(name)}}}" for name in table.header]
     caption = _escaped_latex(" ".join([f"{table.title}.", *_with_marking(table)]))
     lines = [
@@ -209,7 +209,7 @@ def _escaped_latex(text: str) -> str:
 
 
 def to_csv(header: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
-    """None is an empty field, never a zero."""
+    """Format rows as CSV; None becomes an empty field, never a zero."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(header)

@@ -1,14 +1,14 @@
 """Checkpoints: `checkpoints/step-000500/` with `model.safetensors`, `optimizer.safetensors` and `state.json`.
 
-Written to a temporary folder, flushed, then renamed: a checkpoint is there whole or not at all. `state.json` holds the
-sha256 of the other files and of itself; a damaged checkpoint is named and the one before it is used. Only safetensors
-and JSON, so that loading somebody's checkpoint cannot run code.
+A checkpoint is written to a temporary folder, flushed, then renamed, so that it exists completely or not at all.
+`state.json` has the sha256 of the other files and of itself; a damaged checkpoint is reported and the one before it is
+used. The files are only safetensors and JSON, so that loading somebody's checkpoint cannot run code.
 
-A hash says that a file is what somebody saved, not that it fits: a moment of another shape would hand a fused optimizer
-memory that is not its own, integers would be cast in silence, and one NaN would spread through the training. So
+A hash shows that a file is what was saved, not that it fits: an optimizer moment of another shape would let a fused
+kernel access memory out of bounds, integers would be cast silently, and one NaN would spread through the training. So
 everything that is loaded into a model or an optimizer is checked before the first tensor is used: names, shapes, dtypes
-and values, and an error names the tensor. A tensor has the dtype of what it is loaded into, or both are among float32,
-bfloat16 and float16; then it is converted.
+and values, and an error names the tensor. A tensor must have the expected dtype, or both are among float32, bfloat16
+and float16; then it is converted.
 """
 
 import hashlib
@@ -50,7 +50,7 @@ _LAYER_SCALE = re.compile(r"\.ls[12]\.gamma$")
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A whole checkpoint: every file has the hash that was written down."""
+    """An intact checkpoint: every file has the hash that was recorded."""
 
     path: Path
     step: int
@@ -58,7 +58,7 @@ class Checkpoint:
 
     @classmethod
     def read(cls, path: Path) -> "Checkpoint":
-        """Reads a checkpoint that `find_damage` has not refused."""
+        """Read a checkpoint that `find_damage` has accepted."""
         state = json.loads(read_text(path / STATE))
         state.pop("sha256")
         return cls(path, int(state["step"]), state)
@@ -77,7 +77,7 @@ class Checkpoint:
         return _digest(self.state)
 
     def load(self, model: nn.Module, optimizers: "Optimizers", laplacian_heads: str) -> list[str]:
-        """Loads weights and optimizer state; returns the names of the tensors that were converted to another float."""
+        """Load weights and optimizer state; return the names of tensors that were converted to another float dtype."""
         converted = load_weights(self.weights, model, laplacian_heads)
         path = self.path / OPTIMIZER
         _, state = read_tensors(path)
@@ -87,7 +87,7 @@ class Checkpoint:
 
 
 def reached(point: str) -> None:
-    """Does nothing; the moments of a save at which the tests kill the process."""
+    """Do nothing; marks the points of a save at which the tests kill the process."""
 
 
 def save(
@@ -100,9 +100,9 @@ def save(
     keep: int,
     best: int | None = None,
 ) -> Checkpoint:
-    """Writes a checkpoint, then removes all but the newest `keep` and the one of step `best`.
+    """Write a checkpoint, then remove all but the newest `keep` and the one of step `best`.
 
-    Tensors that are not finite are not saved: they could not be loaded again, and a good checkpoint would have gone.
+    Tensors that are not finite are not saved: they could not be loaded again, and would displace a good checkpoint.
     """
     if broken := first_not_finite(model) or first_not_finite(optimizer):
         raise Diverged(f"{broken} is not finite after step {step}, which was not saved; {_last_good(folder)}")
@@ -125,12 +125,12 @@ def save(
         write_json(temporary / STATE, {**content, "sha256": _digest(content)})
         flush_to_disk(temporary)
         reached("before rename")
-        if final.exists():  # a damaged one of the same step that a resume skipped
+        if final.exists():  # a damaged checkpoint of the same step, which the resume skipped
             remove(final)
         move(temporary, final)
         reached("after rename")
     except (OSError, SafetensorError) as error:
-        remove(temporary, or_leave=True)  # gives a full disk its space back
+        remove(temporary, or_leave=True)  # to free the space of a full disk
         raise LapError(
             f"could not save step {step} in {folder} ({error}); {_last_good(folder)}. "
             "Make room, then run the same command to resume."
@@ -145,25 +145,25 @@ def _last_good(folder: Path) -> str:
 
 
 def prune(folder: Path, keep: int, best: int | None = None) -> None:
-    """Removes all but the newest `keep` and the one of step `best`."""
+    """Remove all but the newest `keep` and the one of step `best`."""
     for old in steps_in(folder)[:-keep]:
         if old != best:
             _remove(folder / f"step-{old:06d}")
 
 
 def _sort_metadata(path: Path) -> None:
-    """Equal weights make equal files: safetensors writes the metadata in an order that differs between processes."""
+    """Sort the metadata, so that equal weights are equal files: safetensors writes it in an order that varies."""
     with open_to_write(path, "r+b") as file:
         size = int.from_bytes(file.read(8), "little")
         header = json.loads(file.read(size))
         header = {"__metadata__": dict(sorted(header.pop("__metadata__").items())), **header}
         text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
         file.seek(8)
-        file.write(text.ljust(size))
+        file.write(text.ljust(size))  # of the same size, because the tensors follow; the format allows spaces
 
 
 def newest(folder: Path, warn: Callable[[str], None]) -> Checkpoint | None:
-    """The newest checkpoint that is whole; damaged ones are named through `warn`."""
+    """Return the newest intact checkpoint; damaged ones are reported through `warn`."""
     for step in reversed(steps_in(folder)):
         path = folder / f"step-{step:06d}"
         damage = find_damage(path)
@@ -174,21 +174,21 @@ def newest(folder: Path, warn: Callable[[str], None]) -> Checkpoint | None:
 
 
 def read(path: Path) -> Checkpoint:
-    """One checkpoint that has to be whole."""
+    """Read a checkpoint; DataError if it is damaged."""
     if damage := find_damage(path):
         raise DataError(f"damaged checkpoint: {damage}; choose another one (--checkpoint) or get its files again")
     return Checkpoint.read(path)
 
 
 def chosen_by_rank_0(folder: Path, step: int, sha256: str) -> Checkpoint:
-    """The checkpoint that rank 0 resumes from, as this rank sees it; folders of machines may differ."""
+    """Read the checkpoint that rank 0 resumes from; DataError if this rank sees another one, as on another machine."""
     path = folder / f"step-{step:06d}"
     differs = find_damage(path)
     if differs is None:
-        here = Checkpoint.read(path)
-        if here.sha256 == sha256:
-            return here
-        differs = f"{path} holds other files than rank 0's (sha256 {here.sha256[:16]} here, {sha256[:16]} there)"
+        local = Checkpoint.read(path)
+        if local.sha256 == sha256:
+            return local
+        differs = f"{path} holds other files than rank 0's (sha256 {local.sha256[:16]} here, {sha256[:16]} there)"
     raise DataError(
         f"cannot resume from step {step}, which rank 0 chose: {differs}; all machines need the same --runs-dir on a "
         "shared file system, and a file system that lags needs a moment: run the same command again"
@@ -196,7 +196,7 @@ def chosen_by_rank_0(folder: Path, step: int, sha256: str) -> Checkpoint:
 
 
 def find_damage(path: Path) -> str | None:
-    """What is wrong with a checkpoint, naming the file; None if nothing is."""
+    """Describe the damage of a checkpoint, naming the file; None if it is intact."""
     try:
         state = json.loads(read_text(path / STATE))
         if state.pop("sha256") != _digest(state):
@@ -222,9 +222,9 @@ def steps_in(folder: Path) -> list[int]:
 
 
 def load_weights(path: Path, model: nn.Module, laplacian_heads: str) -> list[str]:
-    """Loads weights whose head plan is the model's: with another one the shapes would match, wrongly.
+    """Load weights whose head plan is the model's: those of another plan have the same shapes, but another meaning.
 
-    Returns the names of the weights that were converted to another float.
+    Returns the names of the weights that were converted to another float dtype.
     """
     metadata, tensors = read_tensors(path)
     saved = metadata.get("laplacian_heads")
@@ -247,19 +247,19 @@ def load_weights(path: Path, model: nn.Module, laplacian_heads: str) -> list[str
 
 
 def _plan_in_words(plan: str | None) -> str:
-    """The text of a `HeadPlan`: numbers alone are Laplacian heads, else operators are named."""
+    """Describe the text of a `HeadPlan`: plain numbers are Laplacian heads, otherwise operators are named."""
     is_named = plan is not None and "{" in plan
-    return f"{'operators' if is_named else 'laplacian_heads'} {plan or '(not said in its metadata)'}"
+    return f"{'operators' if is_named else 'laplacian_heads'} {plan or '(not in its metadata)'}"
 
 
 def remove_unfinished(folder: Path) -> None:
-    """What a kill left half written or half removed."""
+    """Remove checkpoints that a killed process left half written or half removed."""
     for path in (*folder.glob(".writing-*"), *folder.glob(".removing-*")):
         remove(path)
 
 
 def _remove(path: Path) -> None:
-    """By way of another name, so that a kill in between leaves nothing that looks like a damaged checkpoint."""
+    """Remove a checkpoint after renaming it, so that a kill leaves nothing that looks like a damaged checkpoint."""
     doomed = path.with_name(f".removing-{path.name}")
     move(path, doomed)
     reached("removing")
@@ -275,9 +275,9 @@ def _plain(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def read_tensors(path: Path, remedy: str = REMEDY) -> tuple[dict[str, str], dict[str, Tensor]]:
-    """Metadata and tensors of a safetensors file. The tensors are the file's pages until they are copied."""
+    """Read metadata and tensors of a safetensors file. The tensors are memory-mapped until they are copied."""
     try:
-        with open_to_read(path):  # the library would wait for a pipe
+        with open_to_read(path):  # refuses a pipe, for which the library would wait
             pass
         with safe_open(path, framework="pt") as file:
             metadata = dict(file.metadata() or {})
@@ -289,9 +289,9 @@ def read_tensors(path: Path, remedy: str = REMEDY) -> tuple[dict[str, str], dict
 def check_tensors(
     path: Path, tensors: Mapping[str, Tensor], expected: Mapping[str, Tensor], remedy: str = REMEDY
 ) -> list[str]:
-    """Refuses what does not fit; returns the names of the tensors that will be converted to another float.
+    """Refuse tensors that do not fit; return the names of those that will be converted to another float dtype.
 
-    `expected` gives shapes and dtypes alone; its tensors may be on the meta device.
+    `expected` only provides shapes and dtypes; its tensors may be on the meta device.
     """
 
     def misfit(problem: str) -> DataError:
@@ -318,7 +318,7 @@ def check_tensors(
 
 
 def first_not_finite(tensors: Mapping[str, Tensor]) -> str | None:
-    """The name of a tensor with a NaN or an infinity in it. One pass and no copy: NaN goes through `aminmax`."""
+    """Return the name of a tensor with a NaN or an infinity. One pass without a copy: `aminmax` propagates NaN."""
     for name, tensor in tensors.items():
         if tensor.numel() and tensor.is_floating_point():
             low, high = torch.aminmax(tensor.detach())

@@ -1,10 +1,11 @@
-"""The one training loop. An objective says what a step minimises; everything else about a run happens here.
+"""The one training loop. An objective defines the loss of a step; everything else about a run happens here.
 
 A step: for each micro-batch forward and backward, average over the ranks, check that loss and gradient are finite, clip
-the averaged gradient, update, log; then save if it is time or if a signal came; then validate, after the save.
+the averaged gradient, update, log; then save if it is due or if a signal came; then validate, after the save, so that a
+failed validation loses nothing.
 
-The host waits for the device once a step: the loss, the norm of the gradient, what the objective has seen and whether
-any rank was asked to stop come in one sum over the ranks and one copy, before the update.
+The host waits for the device once per step: the loss, the gradient norm, the objective's own numbers and whether any
+rank was asked to stop come in one sum over the ranks and one copy, before the update.
 
 `step` counts finished updates: the line of step 1 in `metrics.jsonl` is the first update, `step-000500` holds the
 weights after 500 of them.
@@ -34,11 +35,11 @@ from lapcli.training.metrics import MetricsLog, Record, StepClock, without_times
 from lapcli.training.optimizers import Optimizers
 
 _BUCKETS = 8
-_SMALLEST_BUCKET = 25  # megabytes: DDP's own, below which sending takes longer than it has to
+_SMALLEST_BUCKET = 25  # megabytes: DDP's default; smaller buckets are slow to send
 
 
 class Loop:
-    """Trains `objective` for a run, from wherever its newest whole checkpoint is."""
+    """Trains `objective` for a run, from its newest intact checkpoint."""
 
     def __init__(self, objective: Objective, recipe: BaseRecipe, run: Run, world: World, console: Console) -> None:
         self.objective, self.run, self.world, self.console = objective, run, world, console
@@ -50,15 +51,15 @@ class Loop:
         self.metrics = MetricsLog(run.metrics)
         self.watch = StepWatch(world, lambda failure: run.update(status="failed", failure=failure))
         self.step = 0
-        self.stopping = False  # whether a rank was asked to stop, as known on all of them
+        self.stopping = False  # whether any rank was asked to stop; the same on all of them
         self.validated: dict[int, dict[str, float]] = {}
         self.saved: checkpoint.Checkpoint | None = None  # on rank 0, which writes
-        self.saved_step: int | None = None  # on every rank: all of them decide alike whether to save
+        self.saved_step: int | None = None  # on every rank, so that all of them take the same decision to save
         self.module = self._parallel()
         self.peak = _peak_of(world)
 
     def train(self) -> None:
-        """Returns when all steps are done, saved and validated; raises Interrupted if a signal came first."""
+        """Train until all steps are done, saved and validated; raise Interrupted if a signal came first."""
         self._resume()
         self.clock = StepClock(self.world.device)
         first, steps = self.step, self.objective.steps
@@ -72,7 +73,7 @@ class Loop:
                 with self.watch.step(self.step + 1, is_timed=self.step > first):
                     line = self._update(self.step, stop)
                     self.step += 1
-                    # Ranks know of each other what they knew before the update; what came later is the next step's.
+                    # Ranks have exchanged stop requests before the update; a later one is handled in the next step.
                     stopping = self.stopping or (self.world.size == 1 and bool(stop))
                     line |= self.clock.end_step(self.objective.units_per_step, self.objective.unit)
                 if self.world.is_main:
@@ -86,7 +87,7 @@ class Loop:
                 self._validate_if_due(stop, progress)
 
     def _update(self, step: int, stop: StopRequest | None = None) -> dict[str, Any]:
-        """One optimizer step; returns its line of the metrics. `stopping` is then whether a rank was asked to stop."""
+        """Do one optimizer step and return its line of the metrics; `stopping` is set if any rank was asked to stop."""
         accumulation = self.objective.batches.accumulation
         multiplier = self.objective.learning_rate_multiplier(step)
         self.optimizers.set_learning_rates(multiplier)
@@ -103,7 +104,7 @@ class Loop:
             total += loss.detach()
         norms = self.optimizers.gradient_norms()  # of the averaged gradient
         seen = self.objective.seen() if isinstance(self.objective, Watching) else {}
-        # The one wait of the step. Means over the ranks: of the norms too, which are the same on all of them.
+        # The one wait of the step. The norms are the same on all ranks, so their means are the norms.
         means, self.stopping = self.world.means([total, *norms, *seen.values()], bool(stop))
         mean_loss, known_norms = means[0] / accumulation, means[1 : 1 + len(norms)]
         gradient_norm = known_norms[0] if len(norms) == 1 else math.hypot(*known_norms)
@@ -131,7 +132,7 @@ class Loop:
                 self._warn(f"step {step + 1}: {warning}")
 
     def _validate_if_due(self, stop: StopRequest, progress: StepProgress) -> None:
-        """At the start, at the end and every so often; a resumed run makes up for one that was cut off."""
+        """Validate at the start, at the end and every `validation.every` steps; a resumed run makes up a missed one."""
         due = self.step in (0, self.objective.steps) or _is_due(self.step, self.validate_every)
         if not due or self.step in self.validated:
             return
@@ -144,7 +145,7 @@ class Loop:
             return False
 
         if self.objective.best_metric and self.step and self.saved_step != self.step:
-            self._save()  # the best weights can only be kept if they were saved
+            self._save()  # the best weights can only be kept if they are saved
         with self.clock.between_steps("validating"):
             values = self.objective.validate(is_interrupted)
         self.validated[self.step] = values
@@ -157,10 +158,10 @@ class Loop:
             }
             shown = "  ".join(f"{name} {value:.4f}" for name, value in short.items())
             progress.note(f"step {self.step}/{self.objective.steps}  validation: {shown}")
-            checkpoint.prune(self.run.checkpoints, self.keep, self.best_step())  # the best so far may be another now
+            checkpoint.prune(self.run.checkpoints, self.keep, self.best_step())  # the best step may have changed
 
     def best_step(self) -> int | None:
-        """The validated step of the largest `best_metric`, the first of equals; step 0 has no checkpoint."""
+        """Return the validated step with the largest `best_metric`, the first of equals; step 0 has no checkpoint."""
         metric = self.objective.best_metric
         values = {step: numbers[metric] for step, numbers in self.validated.items() if metric and step > 0}
         return max(sorted(values), key=lambda step: values[step]) if values else None
@@ -170,7 +171,7 @@ class Loop:
             self._save_together()
 
     def _save_together(self) -> None:
-        """Rank 0 writes; the others wait, so that none of them runs ahead of a save that fails."""
+        """Save on rank 0; the others wait, so that none of them runs ahead of a save that fails."""
         with self.world.together():
             if self.world.is_main:
                 self._write()
@@ -200,7 +201,7 @@ class Loop:
             raise of_system(error) from error
 
     def _resume(self) -> None:
-        """Rank 0 chooses the newest whole checkpoint and all ranks load that one; the metrics beyond it are dropped."""
+        """Load the newest intact checkpoint, which rank 0 chooses for all ranks, and drop the metrics beyond it."""
         warn = self._warn if self.world.is_main else _ignore
         with self.world.together():
             self.saved = checkpoint.newest(self.run.checkpoints, warn) if self.world.is_main else None
@@ -209,16 +210,16 @@ class Loop:
             if isinstance(chosen, tuple):
                 self.saved = self.saved or checkpoint.chosen_by_rank_0(self.run.checkpoints, *chosen)
                 self._load(self.saved, warn)
-        kept: object = None
+        lines: object = None
         with self.world.together():
             if self.world.is_main:
-                kept = self.metrics.read_until(self.step, self._metrics_records())
-                # The shorter record holds for the longer file too: a kill before the next line does no harm.
-                # The weights too: a process that was killed after its last save may not have noted them.
+                lines = self.metrics.read_until(self.step, self._metrics_records())
+                # Before the file is truncated: the shorter record is also true of the longer file, so that a kill in
+                # between does no harm. With the weights, which a process killed after its last save may not have noted.
                 loaded = {"step": self.step, "weights_sha256": self.saved.weights_sha256} if self.saved else {}
                 self.run.update(metrics=self.metrics.record(), **loaded)
                 self.metrics.drop_rest()
-        for line in self.world.from_main(kept):  # type: ignore[attr-defined]
+        for line in self.world.from_main(lines):  # type: ignore[attr-defined]
             if "loss" not in line:
                 values = without_times(line)
                 self.validated[values.pop("step")] = values
@@ -231,17 +232,17 @@ class Loop:
         if converted:
             more = f" and {len(converted) - 1} more tensors" if len(converted) > 1 else ""
             warn(f"{converted[0]}{more} in another precision than saved: the same batches, but not the same rounding")
-        for key, now in (("world_size", self.world.size), ("threads", torch.get_num_threads())):
-            before = saved.state.get(key, now)
-            if before != now:
-                warn(f"{key} was {before} and is {now}: the same batches, but not the same rounding")
+        for key, current in (("world_size", self.world.size), ("threads", torch.get_num_threads())):
+            before = saved.state.get(key, current)
+            if before != current:
+                warn(f"{key} was {before} and is {current}: the same batches, but not the same rounding")
         if self.world.is_main:
             self.console.print(f"resuming from {saved.path} of {self.objective.steps} steps", highlight=False)
 
     def _metrics_records(self) -> list[Record]:
-        """Size and hash of the metrics when `run.json` and the checkpoint were written; none if the file is missing."""
-        kept = [self.run.info.get("metrics"), self.saved.state.get("metrics") if self.saved else None]
-        records = [record for record in kept if record is not None]
+        """Return the records of the metrics in `run.json` and the checkpoint; an empty list if the file is missing."""
+        stored = [self.run.info.get("metrics"), self.saved.state.get("metrics") if self.saved else None]
+        records = [record for record in stored if record is not None]
         if any(record["bytes"] for record in records) and not self.metrics.path.exists():
             if self.step:
                 self._warn(
@@ -250,7 +251,7 @@ class Loop:
                 )
                 self.run.update(metrics_lost_until=self.step)
             return []
-        # A checkpoint from before the loss has a record of the file that was lost.
+        # The record of a checkpoint from before the file was lost is about the lost file.
         return records[:1] if self.step <= self.run.info.get("metrics_lost_until", -1) else records
 
     def _parallel(self) -> nn.Module:
@@ -265,15 +266,15 @@ class Loop:
             gradient_as_bucket_view=True,
             bucket_cap_mb=bucket_megabytes(module),
         )
-        # DDP lays out its buckets anew after its first backward, and with three processes or more the layout decides in
-        # which order gradients are added up. A backward of zeros moves that before the first step, so that a resumed
-        # run adds up as the uninterrupted one does.
+        # DDP rebuilds its buckets after its first backward, and with three or more processes their layout determines
+        # the order in which gradients are summed. A backward of zeros moves that before the first step, so that a
+        # resumed run sums in the same order as an uninterrupted one.
         parallel(None).backward()
         self.optimizers.zero_grad()
         return parallel
 
     def _without_averaging(self) -> contextlib.AbstractContextManager[None]:
-        """Gradients are averaged over the ranks once a step, with the last micro-batch."""
+        """Context without averaging: gradients are averaged over the ranks once per step, with the last micro-batch."""
         if isinstance(self.module, DistributedDataParallel):
             return self.module.no_sync()
         return contextlib.nullcontext()
@@ -307,7 +308,7 @@ class Loop:
 
 
 class _LossModule(nn.Module):
-    """What DDP wraps: it averages gradients of what is called through `forward`."""
+    """The module that DDP wraps: it averages the gradients of computations in `forward`."""
 
     def __init__(self, objective: Objective) -> None:
         super().__init__()
@@ -315,14 +316,14 @@ class _LossModule(nn.Module):
         self._loss: Callable[[Any], Tensor] = objective.loss
 
     def forward(self, batch: Any) -> Tensor:
-        """The loss of a batch; of none, a zero that all parameters have a part in."""
+        """Return the loss of a batch; for None, a zero that depends on all parameters."""
         if batch is None:
             return torch.stack([0.0 * p.sum().float() for p in self.parameters() if p.requires_grad]).sum()
         return self._loss(batch)
 
 
 def _seed_model(seed: int, step: int, micro_step: int, rank: int) -> None:
-    """Whatever the model draws (drop path) is a function of these four, so that a resume needs no generator state."""
+    """Seed what the model draws (drop path) by these four, so that a resume needs no generator state."""
     key = 0
     for part in (seed, step, micro_step, rank):
         key = (key * 0x9E3779B97F4A7C15 + part + 1) % 2**63
@@ -330,10 +331,10 @@ def _seed_model(seed: int, step: int, micro_step: int, rank: int) -> None:
 
 
 def bucket_megabytes(module: nn.Module) -> int:
-    """How many gradients DDP sends at once: an eighth of all, so that sending overlaps with the backward.
+    """Return the size of DDP's buckets: an eighth of all gradients, so that sending overlaps with the backward.
 
-    torch.compile cuts a model into a graph for each bucket. With DDP's own 25 MB a layer of a large model would be
-    several graphs, whose borders keep everything in memory that they pass on.
+    torch.compile splits a model into a graph for each bucket. With DDP's default of 25 MB a layer of a large model
+    would be several graphs, and everything that passes between graphs stays in memory.
     """
     size = sum(p.numel() * p.element_size() for p in module.parameters() if p.requires_grad)
     return max(_SMALLEST_BUCKET, -(-size // (_BUCKETS * 2**20)))

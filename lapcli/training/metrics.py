@@ -1,11 +1,12 @@
-"""`metrics.jsonl`: one object a line, each step once, whatever happened in between; and the clock of its times.
+"""`metrics.jsonl`: one JSON object per line, each step once, whatever was interrupted and resumed; and its clock.
 
-Times are seconds of wall time on rank 0. `seconds` is a step, from the end of the one before to its own end, and what
-throughput is of. `seconds_first_step` stands instead of it in the first step of a process, which compiles and warms up;
-`seconds_validating` and `seconds_saving` are of what was done since the line before. They add up to the whole.
+Times are seconds of wall time on rank 0. `seconds` is the time of a step, from the end of the one before to its own
+end; throughput is computed from it. In the first step of a process, which compiles and warms up, it is called
+`seconds_first_step`. `seconds_validating` and `seconds_saving` are the times since the line before. All of them add up
+to the total.
 
-Each checkpoint and `run.json` keep a record of the file as it was: its size and its sha256. The file only grows, so a
-record is verified against the beginning of the file, and a line that was changed or lost is noticed.
+Each checkpoint and `run.json` have a record of the file at that time: its size and its sha256. The file only grows, so
+a record is verified against the beginning of the file, and a line that was changed or lost is noticed.
 """
 
 import contextlib
@@ -30,43 +31,43 @@ if TYPE_CHECKING:  # a report reads metrics without torch
 class MetricsLog:
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._bytes, self._hash = 0, hashlib.sha256()  # of what was written or verified
+        self._bytes, self._hash = 0, hashlib.sha256()  # of the lines written or verified
 
     def read_until(self, step: int, records: Sequence[Record]) -> list[dict[str, Any]]:
-        """The lines up to `step`; raises DataError if the file does not begin as one of its records says.
+        """Return the lines up to `step`; DataError if the beginning of the file does not match one of its records.
 
-        Lines beyond the records are those of a process that was killed: they are left out, and `drop_rest` removes
-        them. Without any record (version 0.1) all whole lines count.
+        Lines beyond the records are those of a process that was killed: they are skipped, and `drop_rest` removes
+        them. Without any record (version 0.1) all complete lines count.
         """
         content = read_bytes(self.path) if self.path.exists() else b""
         for record in records:
             verify_metrics(self.path, content, record)
         known = max((int(record["bytes"]) for record in records), default=len(content))
         self._bytes, self._hash = 0, hashlib.sha256()
-        kept: list[dict[str, Any]] = []
+        good: list[dict[str, Any]] = []
         for text in content[:known].splitlines(keepends=True):
             line = _line(text)
             if line is None and self._bytes + len(text) < known:
-                raise DataError(f"{self.path} is damaged: line {len(kept) + 1} is not JSON; {_WAY_OUT}")
+                raise DataError(f"{self.path} is damaged: line {len(good) + 1} is not JSON; {_WAY_OUT}")
             if line is None or not text.endswith(b"\n") or line["step"] > step:
                 break
-            kept.append(line)
+            good.append(line)
             self._count(text)
-        return kept
+        return good
 
     def drop_rest(self) -> None:
-        """Removes what stands after the lines that `read_until` gave."""
+        """Truncate the file after the lines that `read_until` returned."""
         if self.path.exists():
             truncate(self.path, self._bytes)
 
     def record(self) -> Record:
-        """What is to be verified later, once it is on the disk."""
+        """Flush the file to disk and return its record, to be verified later."""
         if self.path.exists():
             flush_to_disk(self.path)
         return {"bytes": self._bytes, "sha256": self._hash.hexdigest()}
 
     def append(self, line: dict[str, Any]) -> None:
-        """In one write, so that a kill leaves at most one unfinished line, which the next start drops."""
+        """Append in a single write, so that a kill leaves at most one unfinished line, which the next start drops."""
         data = (json.dumps(line) + "\n").encode()
         try:
             append(self.path, data)
@@ -82,18 +83,18 @@ class MetricsLog:
 
 
 def verify_metrics(path: Path, content: bytes, record: Record) -> None:
-    """Raises DataError if the file does not begin with what was recorded."""
+    """Raise DataError if the beginning of the file is not what was recorded."""
     size = int(record["bytes"])
     if hashlib.sha256(content[:size]).hexdigest() != record["sha256"]:
         raise DataError(f"{path} is damaged: its first {size:,} bytes are not what was written; {_WAY_OUT}")
 
 
 class StepClock:
-    """Divides wall time into steps and what is done between them, without a rest.
+    """Divides all wall time into steps and the work between them.
 
-    The end of a step is the only moment of it that is the same in each: a GPU works on after the calls that told it to,
-    so the time between two calls within a step says little. On a GPU that moment is the step's one wait, before its
-    update: the time of a step has the update of the step before.
+    Only the end of a step is measured: a GPU works asynchronously, so the time between two calls within a step says
+    little. On a GPU the end is the step's one wait, before its update, so the time of a step includes the update of the
+    step before.
     """
 
     now: Callable[[], float] = staticmethod(time.perf_counter)
@@ -106,7 +107,7 @@ class StepClock:
 
     @contextlib.contextmanager
     def between_steps(self, what: str) -> Iterator[None]:
-        """Inside, time is `what`'s and no step's. The GPU's work on the step before is not."""
+        """Context whose time counts for `what` and not for a step, to which the GPU's pending work still counts."""
         self._finish_work()
         began = self.now()
         yield
@@ -116,7 +117,7 @@ class StepClock:
         self._last_end += spent
 
     def end_step(self, units: int, unit: str) -> dict[str, float]:
-        """The times of a step that has just ended, for its line, with the throughput in `units` a step."""
+        """Return the times of the step that has just ended, for its line, with the throughput from `units` per step."""
         end = self.now()
         seconds, self._last_end = end - self._last_end, end
         times = {"seconds_first_step": seconds}
@@ -126,7 +127,7 @@ class StepClock:
         return times | self.since_last_line()
 
     def since_last_line(self) -> dict[str, float]:
-        """What was done between steps, for the next line."""
+        """Return the times of work between steps, for the next line, and reset them."""
         spent, self._between = self._between, {}
         return {f"seconds_{what}": seconds for what, seconds in spent.items()}
 
@@ -138,12 +139,12 @@ class StepClock:
 
 
 def without_times(line: dict[str, Any]) -> dict[str, Any]:
-    """What a run gives again with the same recipe and seed."""
+    """Return the values of a line that the same recipe and seed reproduce."""
     return {name: value for name, value in line.items() if not name.startswith("seconds") and "per_second" not in name}
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:
-    """The whole lines of a file; a torn last one is left out."""
+    """Return the complete lines of a file, without an unfinished last one."""
     if not path.is_file():
         return []
     return parse_metrics(read_bytes(path))
@@ -154,7 +155,7 @@ def parse_metrics(content: bytes) -> list[dict[str, Any]]:
 
 
 def metrics_of(run: Run) -> list[dict[str, Any]]:
-    """The lines of a run that are known to be whole; a run that is being trained has all that it wrote so far."""
+    """Return the verified lines of a run; for a run that is being trained, all complete lines so far."""
     record = run.info.get("metrics")
     if record is None or run.status == "running" or not run.metrics.is_file():
         return read_metrics(run.metrics)

@@ -1,4 +1,4 @@
-"""From a recipe to a finished run: opens the run directory, builds the objective, trains, and leaves the results."""
+"""From a recipe to a finished run: opens the run directory, builds the objective, trains, and writes the results."""
 
 import os
 from collections.abc import Callable, Iterator
@@ -26,7 +26,7 @@ from lapcli.training.loop import Loop
 
 
 class PreparedTraining(Protocol):
-    """What a kind of training begins with: its objective, what `run.json` records of its data, lines for the log."""
+    """What a kind of training prepares: its objective, facts about its data for `run.json`, and lines for the log."""
 
     @property
     def objective(self) -> Objective: ...
@@ -39,7 +39,7 @@ class PreparedTraining(Protocol):
 
 
 class Startable(Protocol):
-    """A kind of training, as far as its start is concerned."""
+    """The part of a kind of training that starting a run needs."""
 
     def pinned(self, recipe: Any, path: Path, fresh: bool) -> Any: ...
 
@@ -56,7 +56,7 @@ def train_recipe(
     step_timeout: float = STEP_TIMEOUT,
     console: Console,
 ) -> Run:
-    """Trains the run of that name to its end; a finished one is returned as it is."""
+    """Train the run of that name to its end; a finished one is returned unchanged."""
     if recipe.train.deterministic:
         prepare_determinism()
     world = join_world(recipe.train.device, step_timeout)
@@ -76,7 +76,7 @@ def train_in_world(
     fresh: bool = False,
     console: Console,
 ) -> Run:
-    """The same for processes that have met already, who may train several runs one after the other."""
+    """Train a run with processes that have joined already, which may train several runs one after the other."""
     if recipe.train.deterministic and world.device.type == "mps":
         raise UsageError("train.deterministic: Apple GPUs have no deterministic algorithms; use --set train.device=cpu")
     with world.together():
@@ -87,7 +87,8 @@ def train_in_world(
         if not run.is_finished:
             _train(kind, recipe, run, world, console)
     except BaseException as error:
-        is_result = isinstance(error, Diverged) and run.replaces is None  # even if it diverged in its first step
+        # A run that diverged is a result, even in its first step, unless it was to replace another.
+        is_result = isinstance(error, Diverged) and run.replaces is None
         if world.is_main and not is_result and give_way(run):
             console.print(f"the run that {run.replaces} had before is kept in its place", highlight=False, markup=False)
         raise
@@ -97,17 +98,17 @@ def train_in_world(
 
 
 def _refuse_other_recipes(world: World, recipe: BaseRecipe) -> None:
-    """Ranks with another learning rate or other weights to start from would train with each other, unnoticed."""
-    ours: Any
-    ours, *others = world.from_all(recipe_to_dict(recipe))
-    for rank, theirs in enumerate(others, start=1):
-        differing = [row for row in differing_keys(ours, theirs) if row[0] not in CHANGE_NOTHING]  # type: ignore[arg-type]
+    """Refuse ranks with different recipes: those with another learning rate or start would train along unnoticed."""
+    main_recipe: Any
+    main_recipe, *others = world.from_all(recipe_to_dict(recipe))
+    for rank, other_recipe in enumerate(others, start=1):
+        differing = [row for row in differing_keys(main_recipe, other_recipe) if row[0] not in CHANGE_NOTHING]  # type: ignore[arg-type]
         if differing:
-            key, ours_of, theirs_of = differing[0]
+            key, main_value, other_value = differing[0]
             more = f" and {len(differing) - 1} more keys" if len(differing) > 1 else ""
             raise UsageError(
-                f"rank {rank} has another recipe than rank 0: {key} is {theirs_of} instead of {ours_of}{more}; start "
-                "every machine with the same command and the same recipe"
+                f"rank {rank} has another recipe than rank 0: {key} is {other_value} instead of {main_value}{more}; "
+                "start every machine with the same command and the same recipe"
             )
 
 
@@ -150,7 +151,7 @@ def _train(kind: Startable, recipe: BaseRecipe, run: Run, world: World, console:
             console.print("setting up the optimizer and validating before the first step ...", highlight=False)
         loop = Loop(objective, recipe, run, world, console)
         is_deterministic = recipe.train.deterministic
-        with (  # both off again for what is sampled at the end
+        with (  # the settings are restored for the samples at the end
             _named_rank(world),
             deterministic(is_deterministic),
             prefer_attention_kernels(world.device, is_deterministic),
@@ -159,12 +160,12 @@ def _train(kind: Startable, recipe: BaseRecipe, run: Run, world: World, console:
         with world.together():
             if world.is_main:
                 _finish(run, loop, _peak_memory(run, world))
-    except (Interrupted, KeyboardInterrupt):  # the latter before the first step, where there is nothing to save
+    except (Interrupted, KeyboardInterrupt):  # the latter before the first step, when there is nothing to save
         with suppress(OSError):
             report(status="interrupted", peak_memory=_peak_memory(run, world))
         raise
     except Exception as error:
-        with suppress(OSError):  # a full disk: what has failed is said first
+        with suppress(OSError):  # on a full disk the first error is the one to report
             report(status="failed", failure=str(error), diverged=isinstance(error, Diverged))
         raise
     finally:
@@ -173,7 +174,7 @@ def _train(kind: Startable, recipe: BaseRecipe, run: Run, world: World, console:
 
 
 def _current_plugins(recipe: BaseRecipe, run: Run, console: Console | None) -> dict[str, Any]:
-    """For `run.json`: the packages that the run uses, with a warning for one whose version has changed since."""
+    """Return the packages that the run uses, for `run.json`; warn about one whose version has changed."""
     before = {(plugin["sort"], plugin["name"]): plugin for plugin in run.info.get("plugins", [])}
     current: list[dict[str, Any]] = []
     for plugin in plugins_of(recipe):
@@ -193,7 +194,7 @@ def _current_plugins(recipe: BaseRecipe, run: Run, console: Console | None) -> d
 
 @contextmanager
 def _named_rank(world: World) -> Iterator[None]:
-    """Adds the rank to an error about data that only this rank reads; rank 0 does not see it and cannot report it."""
+    """Add the rank to an error about data that only this rank reads; rank 0 does not see it and cannot report it."""
     try:
         yield
     except DataError as error:
@@ -205,23 +206,23 @@ def _named_rank(world: World) -> Iterator[None]:
 
 
 def _refuse_other_data(run: Run, facts: dict[str, Any]) -> None:
-    """Refuses to resume a run with other data than it began with."""
-    began_with = run.info.get("data_sha256")
-    if run.info.get("step", 0) > 0 and began_with not in (None, facts["data_sha256"]):
+    """Refuse to resume a run with other data than it was started with."""
+    original = run.info.get("data_sha256")
+    if run.info.get("step", 0) > 0 and original not in (None, facts["data_sha256"]):
         raise DataError(
-            f"the data of {run.path} has changed since it began (sha256 {began_with[:16]} then, "
+            f"the data of {run.path} has changed since it began (sha256 {original[:16]} then, "
             f"{facts['data_sha256'][:16]} now); put it back, or use --fresh or --name for a new run"
         )
 
 
 def _refuse_misfits(recipe: BaseRecipe, run: Run) -> None:
-    """Refuses a schedule that does not fit into the run; a run that was started with one is resumed."""
+    """Refuse a schedule that does not fit into the run, unless the run was already started with it."""
     for key, reason in recipe.misfits() if run.info.get("step", 0) == 0 else []:
         raise UsageError(f"{key} {reason}")
 
 
 def _identities(facts: dict[str, Any]) -> dict[str, str | None]:
-    """What must be the same on every rank: otherwise one model would be trained on several kinds of data."""
+    """Return the hashes that must be the same on every rank, which could have other data or another tokenizer."""
     return {
         "data": facts["data_sha256"],
         "held-out data": facts.get("held_out_sha256"),
@@ -230,18 +231,18 @@ def _identities(facts: dict[str, Any]) -> dict[str, str | None]:
 
 
 def _finish(run: Run, loop: Loop, peak_memory: int | None) -> None:
-    """What is computed from the final weights comes after they are saved; only then is the run finished."""
+    """Compute and write the results of the final weights, which are saved already; then the run is finished."""
     steps = loop.objective.steps
     start, end = loop.validated.get(0, {}), loop.validated.get(steps, {})
     best = None if "metrics_lost_until" in run.info else loop.best_step()
-    kept = {} if best is None else {"best_step": best, "best": loop.validated[best]}
-    summary = {"start": start, "end": end, **kept, **loop.objective.finish(run.path)}
+    best_values = {} if best is None else {"best_step": best, "best": loop.validated[best]}
+    summary = {"start": start, "end": end, **best_values, **loop.objective.finish(run.path)}
     write_summary(run, summary)
     run.update(status="finished", step=steps, metrics=loop.metrics.record(), peak_memory=peak_memory)
 
 
 def _open_together(world: World, runs_dir: Path, name: str, recipe: BaseRecipe, fresh: bool) -> Run:
-    """Rank 0 makes or opens the run and holds its lock; what one rank refuses, every rank refuses."""
+    """Create or open the run on rank 0, which holds its lock; if one rank fails, all ranks do."""
     run: Run | None = None
     launches = sorted({str(launch) for launch in world.from_all(launch_name()) if launch})
     restarted = world.any(is_restarted())
@@ -260,7 +261,7 @@ def _open_together(world: World, runs_dir: Path, name: str, recipe: BaseRecipe, 
 
 
 def _take_place_together(world: World, run: Run) -> None:
-    """A new run that was prepared beside an old one takes its place on every rank before its first step."""
+    """Move a new run that was prepared beside an old one to its place, before its first step, on every rank."""
     if not is_prepared(run):
         return
     with world.together():
@@ -270,13 +271,13 @@ def _take_place_together(world: World, run: Run) -> None:
 
 
 def _set_threads(recipe: BaseRecipe, run: Run, world: World) -> None:
-    """The recipe's number, else what the run had before (rounding depends on it), else a fair share of the cores."""
+    """Set the recipe's number of threads, else the run's earlier one (it affects rounding), else a share of cores."""
     before = run.info.get("threads") if run.info.get("world_size") == world.size else None
     threads = recipe.train.threads or before
     if threads is None and "OMP_NUM_THREADS" not in os.environ:
         local = int(os.environ.get("LOCAL_WORLD_SIZE", world.size))
         threads = max(1, usable_cores() // local)
-        if local == 1:  # torch's own choice, unless it is beyond a container's quota
+        if local == 1:  # torch's default, unless it exceeds a container's quota
             threads = min(threads, torch.get_num_threads())
     if threads and threads != torch.get_num_threads():
         torch.set_num_threads(threads)
@@ -289,9 +290,9 @@ def _device_name(world: World) -> str:
 
 
 def _peak_memory(run: Run, world: World) -> int | None:
-    """The most bytes that rank 0 had so far: of its GPU, or of its process. A resumed run keeps the larger number."""
-    now = torch.cuda.max_memory_allocated(world.device) if world.device.type == "cuda" else peak_memory()
-    known = [value for value in (now, run.info.get("peak_memory")) if value]
+    """Return the peak memory of rank 0's GPU or process in bytes; a resumed run keeps the larger number."""
+    current = torch.cuda.max_memory_allocated(world.device) if world.device.type == "cuda" else peak_memory()
+    known = [value for value in (current, run.info.get("peak_memory")) if value]
     return max(known, default=None)
 
 

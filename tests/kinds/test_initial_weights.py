@@ -201,7 +201,7 @@ def test_wrong_shapes_an_empty_intersection_and_another_vocabulary_are_refused(t
     deep = continuing(tmp_path, "run:source")
     deep, log = deep.model_copy(update={"model": deep.model.model_copy(update={"layers": 3})}), io.StringIO()
     train_here(deep, tmp_path / "runs", "deep", log)
-    assert "not in the source, drawn anew: blocks.2.attn.q.weight" in log.getvalue()
+    assert "not in the source, newly initialised: blocks.2.attn.q.weight" in log.getvalue()
 
 
 def test_tensors_that_have_no_place_are_listed(tmp_path, source):
@@ -279,7 +279,7 @@ def test_positions_patches_and_classifier_of_another_size(tmp_path):
     lines = "\n".join(fit.lines())
     assert "pos_embed: resized from 14 x 14 patches to 4 x 4" in lines
     assert "patch_embed.proj.weight: resized from 16 x 16 pixels to 8 x 8" in lines
-    assert "head.weight, head.bias: drawn anew, 1,000 classes there, 10 here" in lines
+    assert "head.weight, head.bias: newly initialised, 1,000 classes there, 10 here" in lines
     assert torch.equal(model.head.weight, drawn)
     # A constant stays a constant, and the mean position stays about the mean.
     before = source.read()["pos_embed"][:, 1:]

@@ -60,7 +60,7 @@ def test_accumulation_is_said():
     notes = objective(dino_recipe()).notes()
     assert "3 epochs of 2 steps" in notes[0]
     assert "passes over 442 images" in notes[0]
-    assert "Sinkhorn-Knopp balances each by itself" in notes[1]
+    assert "Sinkhorn-Knopp balances each one separately" in notes[1]
     assert len(objective(dino_recipe(**WHOLE)).notes()) == 1
 
 

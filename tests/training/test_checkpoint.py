@@ -74,7 +74,7 @@ def test_weights_carry_their_head_plan_and_refuse_another(model, tmp_path):
 
 def test_weights_without_a_plan_are_refused(model, tmp_path):
     save_file(model.state_dict(), tmp_path / "stock.safetensors")
-    with pytest.raises(DataError, match="not said in its metadata"):
+    with pytest.raises(DataError, match="not in its metadata"):
         checkpoint.load_weights(tmp_path / "stock.safetensors", model, "0")
 
 

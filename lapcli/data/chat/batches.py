@@ -1,6 +1,6 @@
-"""Batches of conversations, each a function of (seed, step): packed into one stream, or one conversation a row.
+"""Batches of conversations, each a function of (seed, step): packed into one stream, or one conversation per row.
 
-B rows, T tokens. Targets that do not count are -1.
+Shapes: B rows, T tokens. Ignored targets are -1.
 """
 
 from functools import lru_cache
@@ -22,14 +22,14 @@ class ChatBatch(NamedTuple):
 class ChatBatches(Protocol):
     @property
     def per_epoch(self) -> int:
-        """Sequences or rows of an epoch."""
+        """Sequences or rows per epoch."""
 
     @property
     def tokens_per_item(self) -> float:
-        """Tokens of a sequence or row, on average."""
+        """Average number of tokens in a sequence or row."""
 
     def items(self, first: int, count: int) -> ChatBatch:
-        """Those from number `first` of the run on."""
+        """Return `count` sequences or rows, from number `first` of the run."""
 
     def target_count(self, first: int, count: int) -> int: ...
 
@@ -44,7 +44,7 @@ class PackedBatches:
 
     def __init__(self, mixture: Mixture, context: int, only_marked: bool) -> None:
         self._mixture, self._context, self._only_marked = mixture, context, only_marked
-        total = int(mixture.lengths[mixture.order(0)].sum())  # of every epoch: only the order changes
+        total = int(mixture.lengths[mixture.order(0)].sum())  # the same in every epoch: only the order changes
         self.per_epoch = max(total - 1, 0) // context
         self.tokens_per_item = float(context)
         if self.per_epoch == 0:
@@ -82,7 +82,7 @@ class PackedBatches:
         filled = 0
         while filled < len(tokens):
             ids, is_target = self._mixture.row(int(order[place]))
-            skip = len(ids) - int(ends[place] - position)
+            skip = len(ids) - int(ends[place] - position)  # tokens of this conversation before `position`
             taken = min(len(ids) - skip, len(tokens) - filled)
             tokens[filled : filled + taken] = ids[skip : skip + taken]
             marks[filled : filled + taken] = is_target[skip : skip + taken]
@@ -90,7 +90,7 @@ class PackedBatches:
 
 
 class PaddedBatches:
-    """A conversation a row, padded on the right to the longest of those that are taken together."""
+    """One conversation per row, padded on the right to the longest of the batch."""
 
     def __init__(self, mixture: Mixture, padding: int, only_marked: bool) -> None:
         self._mixture, self._padding, self._only_marked = mixture, padding, only_marked

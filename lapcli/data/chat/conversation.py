@@ -1,8 +1,8 @@
-"""A conversation, checked, and its tokens with the mask of those that an assistant is to learn.
+"""Conversations: checked, and rendered to tokens with a mask of those that the assistant learns.
 
 Turns of user and assistant alternate, the user first. A user's turn is text. An assistant's is text, or parts: `text`,
-`python` (a call of the calculator) and `python_output` (what it answered). A system message in front becomes the
-beginning of the first user turn.
+`python` (a call of the calculator) and `python_output` (its result). A leading system message is prepended to the
+first user turn.
 
     <|bos|>                                          0
     <|user_start|> text <|user_end|>                 0 0 0
@@ -12,8 +12,8 @@ beginning of the first user turn.
     <|output_start|> result <|output_end|>           0 0 0
     <|assistant_end|>                                1
 
-The mask marks targets: the loss at position t counts if token t + 1 is marked. Each part is tokenised by itself, and
-nothing stands between the parts and the special tokens.
+The mask marks targets: the loss at position t counts if token t + 1 is marked. Each part is tokenised separately,
+with nothing between the parts and the special tokens.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -44,7 +44,7 @@ class Turn:
 
 
 def conversation(messages: Any) -> list[Turn]:
-    """The turns of a list of {role, content} messages; raises Malformed."""
+    """Return the turns of a list of {role, content} messages; raise Malformed if there is an error."""
     if isinstance(messages, Mapping):
         messages = messages.get("messages")
     if not isinstance(messages, Sequence) or isinstance(messages, str):
@@ -62,13 +62,13 @@ def conversation(messages: Any) -> list[Turn]:
 
 
 def question_and_answer(question: str, *answer: MessagePart | str) -> list[Turn]:
-    """A conversation of one user turn and one assistant turn."""
+    """Build a conversation of one user turn and one assistant turn."""
     parts = tuple(MessagePart("text", part) if isinstance(part, str) else part for part in answer)
     return [Turn("user", (MessagePart("text", question),)), Turn("assistant", parts)]
 
 
 def refuse_empty_turns(turns: Sequence[Turn]) -> None:
-    """Raises Malformed: a turn without text would only teach the model to be silent."""
+    """Raise Malformed for a turn without text, which would only teach the model to be silent."""
     for number, turn in enumerate(turns, start=1):
         if not any(part.text.strip() for part in turn.parts):
             raise Malformed(f"turn {number} ({turn.role}) is empty")
@@ -81,7 +81,7 @@ def _role_and_content(message: Any) -> tuple[Any, Any]:
 
 
 def _with_system_merged(messages: list[tuple[Any, Any]]) -> list[tuple[Any, Any]]:
-    """System text, a blank line, then the first user's own text."""
+    """Prepend a system message to the first user message, with a blank line between."""
     if not messages or messages[0][0] != "system":
         return messages
     system = messages[0][1]
@@ -119,11 +119,11 @@ _AROUND = {
 
 class Rendered(NamedTuple):
     ids: np.ndarray  # int64
-    is_target: np.ndarray  # bool, as long
+    is_target: np.ndarray  # bool, of the same length
 
 
 class _Piece(NamedTuple):
-    special: str | None  # its name, or
+    special: str | None  # name of a special token; None: `text`
     text: str
     is_target: bool
 
@@ -133,7 +133,7 @@ def render(turns: Sequence[Turn], tokenizer: Tokenizer) -> Rendered:
 
 
 def render_batch(conversations: Sequence[Sequence[Turn]], tokenizer: Tokenizer) -> list[Rendered]:
-    """All texts are tokenised in one call, which uses all cores."""
+    """Render conversations; all texts are tokenised in one call, which uses all cores."""
     pieces = [list(_pieces(turns)) for turns in conversations]
     texts = iter(tokenizer.encode_batch([piece.text for row in pieces for piece in row if piece.special is None]))
     rendered = []
@@ -149,7 +149,7 @@ def render_batch(conversations: Sequence[Sequence[Turn]], tokenizer: Tokenizer) 
 
 
 def render_prompt(turns: Sequence[Turn], tokenizer: Tokenizer) -> list[int]:
-    """A conversation that ends with the user, and the token after which the assistant answers."""
+    """Render a conversation that ends with the user, and the token after which the assistant answers."""
     return render_prompts([turns], tokenizer)[0]
 
 

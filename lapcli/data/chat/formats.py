@@ -1,4 +1,4 @@
-"""Data sets of conversations: their files (on the hub, behind https, or local), and their rows as conversations.
+"""Data sets of conversations: their files (on the hub, behind https, or local), and the parsing of their rows.
 
 Formats: chats in the common forms, multiple choice (MMLU, ARC), and GSM8K with its calculator.
 
@@ -31,7 +31,7 @@ from lapcli.runtime.progress import Progress
 _MARK = re.compile(r"<<(.*?)>>", re.DOTALL)
 
 
-#: For the message about rows in none of these formats.
+#: For the error message about rows in none of these forms.
 EXPECTED_FORMS = (
     '{"messages": [{"role": "user", "content": "..."}, {"role": "assistant", "content": "..."}]} (OpenAI), '
     '{"conversations": [{"from": "human", "value": "..."}, {"from": "gpt", "value": "..."}]} (ShareGPT) or '
@@ -48,7 +48,7 @@ _SHAREGPT_ROLES = {
 
 
 def chat(row: Any) -> list[Turn]:
-    """A row in any of the three forms; raises Malformed."""
+    """Parse a row in any of the three forms; raise Malformed if it is in none."""
     if not isinstance(row, Mapping):  # a list of messages
         return conversation([_openai_message(message) for message in row] if _is_list(row) else row)
     if "messages" in row:
@@ -64,7 +64,7 @@ def chat(row: Any) -> list[Turn]:
 
 
 def _openai_message(message: Any) -> Any:
-    """`developer` is the newer name of `system`; the text of a user may be given in parts."""
+    """Normalise a message: `developer` is the newer name of `system`, and a user's text may be in parts."""
     if not isinstance(message, Mapping) or "role" not in message:
         return message
     role = "system" if message["role"] == "developer" else message["role"]
@@ -75,7 +75,7 @@ def _openai_message(message: Any) -> Any:
 
 
 def _sharegpt_message(message: Any) -> Any:
-    """Some files of this form have roles and contents instead."""
+    """Convert a message; some files of this form have `role` and `content` instead."""
     if not isinstance(message, Mapping) or "from" not in message:
         return _openai_message(message)
     if "value" not in message:
@@ -84,17 +84,17 @@ def _sharegpt_message(message: Any) -> Any:
 
 
 def _alpaca_messages(row: Mapping[str, Any]) -> list[dict[str, str]]:
-    """The input stands below the instruction; `history` holds pairs that were said before."""
+    """Convert a row; the input follows the instruction, and `history` has earlier pairs of question and answer."""
     question = _text(row, "instruction")
     if row.get("input"):
         question += f"\n\n{_text(row, 'input')}"
-    said: list[str] = []
+    texts: list[str] = []
     for pair in row.get("history") or ():
         if not _is_list(pair) or len(pair) != 2:
             raise Malformed("'history' is not a list of pairs")
-        said += pair
-    said += [question, _text(row, "output")]
-    return [{"role": "assistant" if number % 2 else "user", "content": text} for number, text in enumerate(said)]
+        texts += pair
+    texts += [question, _text(row, "output")]
+    return [{"role": "assistant" if number % 2 else "user", "content": text} for number, text in enumerate(texts)]
 
 
 def _system(row: Mapping[str, Any]) -> list[dict[str, Any]]:
@@ -110,19 +110,19 @@ def _is_list(value: Any) -> TypeGuard[Sequence[Any]]:
 
 
 def multiple_choice_question(question: str, choices: Sequence[str], labels: Sequence[str]) -> str:
-    """The label stands after its choice and without a space before it: it is the very token of the answer."""
+    """Format a question; no space before the label, so that it is the same token as in the answer."""
     lines = [f"- {choice}={label}" for choice, label in zip(choices, labels, strict=True)]
     return "\n".join([f"Multiple choice: {question}", *lines, "", "Answer with the letter of the right choice alone."])
 
 
 def multiple_choice(row: Any) -> list[Turn]:
-    """A row of MMLU or ARC in any of their common formats."""
+    """Parse a row of MMLU or ARC in any of their common formats."""
     question, choices, labels, answer = read_choices(row)
     return question_and_answer(multiple_choice_question(question, choices, labels), answer)
 
 
 def read_choices(row: Any) -> tuple[str, list[str], list[str], str]:
-    """Question, choices, their labels, and the right one's label; raises Malformed."""
+    """Return question, choices, their labels and the label of the answer; raise Malformed if they do not fit."""
     question, choices, labels, answer = _read_choices(row)
     if len(choices) != len(labels) or not choices:
         raise Malformed(f"there are {len(choices)} choices and {len(labels)} labels")
@@ -132,7 +132,7 @@ def read_choices(row: Any) -> tuple[str, list[str], list[str], str]:
 
 
 def gsm8k(row: Any) -> list[Turn]:
-    """The question as it is; `<<48/2=24>>` in the answer becomes a call of the calculator and its output."""
+    """Parse a row of GSM8K; `<<48/2=24>>` in the answer becomes a call of the calculator and its output."""
     question, answer = (_text(row, key) for key in ("question", "answer"))
     parts: list[MessagePart] = []
     end = 0
@@ -172,11 +172,11 @@ def _read_choices(row: Any) -> tuple[str, list[str], list[str], str]:
             raise Malformed("there is no list of choices")
         texts, labels = ([_text(choice, key) for choice in pairs] for key in ("text", "label"))
         return _text(question, "stem"), texts, labels, _text(row, "answerKey")
-    given = row.get("choices") if isinstance(row, Mapping) else None
-    if isinstance(given, Mapping):  # the hub's ARC
-        texts, labels = (_texts(given.get(key)) for key in ("text", "label"))
+    options = row.get("choices") if isinstance(row, Mapping) else None
+    if isinstance(options, Mapping):  # the hub's ARC
+        texts, labels = (_texts(options.get(key)) for key in ("text", "label"))
         return _text(row, "question"), texts, labels, _text(row, "answerKey")
-    texts = _texts(given)  # the hub's MMLU
+    texts = _texts(options)  # the hub's MMLU
     answer = row.get("answer")
     if not isinstance(answer, int) or not 0 <= answer < len(texts):
         raise Malformed(f"the answer {str(answer)[:20]!r} is not the number of a choice")
@@ -200,11 +200,11 @@ def _text(row: Any, key: str) -> str:
     return value
 
 
-_SECONDS = 60
+_SECONDS = 60  # timeout of a download
 
 
 def source_files(data_set: DataSet, progress: Progress | None = None, *, download: bool = True) -> list[Path] | None:
-    """The files on this machine, in the order of the recipe; none if they would have to be downloaded and may not."""
+    """Return the files in the order of the recipe, downloaded if needed; None if `download` does not allow it."""
     source = data_set.source
     named = find_source(source, "chat")
     if isinstance(named, RowSource):
@@ -219,8 +219,11 @@ def source_files(data_set: DataSet, progress: Progress | None = None, *, downloa
 
 
 def with_local_data(recipe: ChatRecipe, folder: Path) -> ChatRecipe:
-    """The recipe with copies of its data sets in `folder`: hub:OWNER/NAME as NAME/ or OWNER/NAME/, with the hub's
-    files in it; a file behind https by its own name. A folder without a copy leaves the source as it is."""
+    """Return the recipe with the copies of its data sets in `folder` as sources.
+
+    A copy of hub:OWNER/NAME is NAME/ or OWNER/NAME/ with the hub's files; that of a file behind https has its name.
+    Data sets without a copy keep their source.
+    """
 
     def local(data_set: DataSet) -> DataSet:
         address = urllib.parse.urlsplit(data_set.source).path if "://" in data_set.source else ""
@@ -238,7 +241,7 @@ def with_local_data(recipe: ChatRecipe, folder: Path) -> ChatRecipe:
 
     if not folder.is_dir():
         raise DataError(f"--data {folder} is not a folder; give one that holds copies of the data sets, by their names")
-    stages: dict[str, Stage] = {str(name): stage(given) for name, given in recipe.stages.given().items()}
+    stages: dict[str, Stage] = {str(name): stage(before) for name, before in recipe.stages.given().items()}
     return recipe.model_copy(update={"stages": recipe.stages.model_copy(update=stages)})
 
 
@@ -268,7 +271,7 @@ def _matches(folder: Path, pattern: str) -> list[Path]:
 
 
 def _downloaded(data_set: DataSet, download: bool) -> list[Path] | None:
-    """Kept for good: the address may serve another file tomorrow, and a resumed run must not read it."""
+    """Return the cached file, which never expires: the address may serve another file when a run is resumed."""
     name = Path(urllib.parse.urlsplit(data_set.source).path).name or "file"
     folder = cache_dir() / "downloads" / digest(data_set.source, data_set.sha256)[:16]
     if not download and not (folder / name).is_file():
@@ -306,7 +309,7 @@ def _download(data_set: DataSet, path: Path) -> None:
 
 
 def _is_kept(data_set: DataSet, path: Path) -> bool:
-    """Whether the file is what was downloaded."""
+    """Whether the file is unchanged since its download."""
     try:
         expected = read_index(path.parent)["sha256"]
         return expected == sha256_of_file(path) and data_set.sha256 in (None, expected)
@@ -315,6 +318,6 @@ def _is_kept(data_set: DataSet, path: Path) -> bool:
 
 
 def _adopt(path: Path) -> None:
-    """A file that version 0.1 downloaded, which kept no hash of it, is taken as it is."""
+    """Accept a file that version 0.1 downloaded, which stored no hash of it."""
     if path.is_file() and not (path.parent / INDEX).exists():
         write_index(path.parent, {"sha256": sha256_of_file(path)})

@@ -1,7 +1,7 @@
 """Conversations that need no download: questions about the Python library, and two spelling tasks over a list of words.
 
-The built-in text holds the full name of each module, class and function, then its docstring, whose first paragraph
-answers what that thing is. The spelling tasks teach a model of tokens which letters they stand for. SimpleSpelling:
+The built-in text has the full name of each module, class and function, then its docstring, whose first paragraph is
+used as the answer. The spelling tasks teach the model which letters its tokens consist of. SimpleSpelling:
 spell a word. SpellingBee: count a letter in a word, by hand and then with the calculator. Row i is drawn from
 `Random(i)`, a test row from `Random(10,000,000 + i)`; the calls of the generator and their order are nanochat's, the
 wording is our own.
@@ -26,7 +26,7 @@ from lapcli.recipe.chat import GENERATED, DataSet
 from lapcli.runtime.errors import DataError
 from lapcli.runtime.files import read_text
 
-MADE_HERE = (*GENERATED, "questions")  # formats whose rows are made here rather than read
+MADE_HERE = (*GENERATED, "questions")  # formats whose rows are generated, not read
 _NAME = re.compile(r"[a-zA-Z_]\w*(\.[a-zA-Z_]\w*)+")
 _LONGEST = 240  # characters of an answer
 _QUESTIONS = (
@@ -39,7 +39,7 @@ _QUESTIONS = (
 
 
 def builtin_questions() -> Iterator[list[Turn]]:
-    """In the order of the text, each name once."""
+    """Yield questions in the order of the text, each name once."""
     seen: set[str] = set()
     with builtin_text().open(encoding="utf-8") as lines:
         for line in lines:
@@ -114,20 +114,20 @@ QUESTIONS = (
 
 
 def shuffled_words(words: Sequence[str]) -> list[str]:
-    """SimpleSpelling draws from the list in an order of its own."""
+    """Return the words in the order of SimpleSpelling, shuffled with nanochat's seed."""
     shuffled = list(words)
     random.Random(42).shuffle(shuffled)
     return shuffled
 
 
 def simple_spelling(words: Sequence[str], number: int, split: str = "train") -> list[Turn]:
-    """`words` in the order of `shuffled_words`."""
+    """Return a row of SimpleSpelling; `words` are in the order of `shuffled_words`."""
     word = random.Random(_seed(number, split)).choice(words)
     return question_and_answer(f"Spell this word: {word}", f"{word}:{','.join(word)}")
 
 
 def spelling_bee(words: Sequence[str], number: int, split: str = "train") -> list[Turn]:
-    draw = random.Random(_seed(number, split))
+    draw = random.Random(_seed(number, split))  # the order of the draws below is nanochat's
     word = draw.choice(words)
     letter = draw.choice(word) if draw.random() < 0.9 else draw.choice(_LETTERS)
     template = draw.choice(QUESTIONS)
@@ -141,7 +141,7 @@ def spelling_bee(words: Sequence[str], number: int, split: str = "train") -> lis
 
 
 def _answer(word: str, letter: str) -> list[MessagePart]:
-    """The character follows its number without a space, so that its token is the bare letter's."""
+    """Return the answer; no space before a character, so that it has the token of the bare letter."""
     lines = [f"Let me count '{letter}' in '{word}'. First by hand, letter by letter.\n\n{word}:{','.join(word)}\n"]
     count = 0
     for number, character in enumerate(word, start=1):
@@ -167,7 +167,7 @@ _WORD = re.compile(r"[a-z]{3,}")
 
 
 def read_words(path: Path) -> list[str]:
-    """One word a line; blanks and CRLF are dropped."""
+    """Read one word per line, without blanks and CRLF."""
     try:
         text = read_text(path)
     except (OSError, UnicodeDecodeError) as error:
@@ -187,7 +187,7 @@ def system_words() -> list[str]:
 
 
 def builtin_words() -> list[str]:
-    """The words of the built-in text in alphabetical order."""
+    """Return the words of the built-in text in alphabetical order."""
     words: set[str] = set()
     with builtin_text().open(encoding="utf-8") as lines:
         for line in lines:
@@ -196,7 +196,7 @@ def builtin_words() -> list[str]:
 
 
 def generated_conversations(data_set: DataSet) -> Iterator[list[Turn]]:
-    """The rows of a data set whose format is one of `MADE_HERE`."""
+    """Yield the rows of a data set whose format is one of `MADE_HERE`."""
     if data_set.format == "questions":
         yield from builtin_questions()
         return
@@ -208,12 +208,12 @@ def generated_conversations(data_set: DataSet) -> Iterator[list[Turn]]:
 
 
 def generated_key(data_set: DataSet) -> list[Any]:
-    """Everything that those rows depend on."""
+    """Return everything that the generated rows depend on, for the cache key."""
     if data_set.source == "builtin":
         content = rows_sha256(builtin_text())
     else:
         if data_set.source == "system":
-            system_words()  # says what to do where there is no such list
+            system_words()  # for its error message if there is no such list
         content = content_sha256([_words_file(data_set)])[0]
     return [content] if data_set.format == "questions" else [content, data_set.rows, data_set.split, digest(QUESTIONS)]
 

@@ -1,7 +1,7 @@
 """A mixture: rows of several data sets in an order that is a function of (seed, epoch).
 
-Each data set of a file is shuffled and its first `rows` are taken, then all rows of all data sets, each as often as it
-`repeats`, are shuffled together. With the seed 42 both shuffles are nanochat's. How many rows a recipe's mixtures have
+Each data set from files is shuffled and its first `rows` are taken; then the rows of all data sets, each repeated
+`repeats` times, are shuffled together. With the seed 42 both shuffles are nanochat's. The rows of a recipe's mixtures
 can be counted before anything is rendered or downloaded.
 """
 
@@ -29,7 +29,7 @@ class MixtureShare:
 
     data_set: DataSet
     rows: RenderedRows
-    chosen: np.ndarray  # numbers of the rows that are in it, once each
+    chosen: np.ndarray  # numbers of its rows, without repeats
 
     @property
     def count(self) -> int:
@@ -37,7 +37,7 @@ class MixtureShare:
 
 
 class Mixture:
-    """`needs_targets`: rows without a token that an assistant is to learn are left out, and counted."""
+    """A shuffled mixture of rows; with `needs_targets`, rows without a token to learn are dropped and counted."""
 
     def __init__(self, parts: Sequence[MixtureShare], seed: int, needs_targets: bool) -> None:
         self.parts, self._seed = parts, seed
@@ -48,12 +48,13 @@ class Mixture:
         self.target_counts = self._gather([part.rows.target_counts for part in parts])
         usable = (self.target_counts > 0) if needs_targets else (self.lengths > 1)
         self._usable = np.flatnonzero(usable)
-        self.cut = int(self._gather([part.rows.is_cut for part in parts])[self._usable].sum())  # at the context
+        # Rows that are truncated at the context.
+        self.cut = int(self._gather([part.rows.is_cut for part in parts])[self._usable].sum())
         self.rows_asked_for = len(usable)
         self.dropped = int(len(usable) - usable.sum())
         if len(self._usable) == 0:
             raise DataError("no row of the mixture has a token to learn; check the data sets, or use loss: all")
-        # Two epochs: a batch may end one and begin the next.
+        # Two epochs, because a batch may end one and begin the next.
         self.order = lru_cache(maxsize=2)(self._compute_order)
 
     def __len__(self) -> int:
@@ -67,11 +68,11 @@ class Mixture:
         )
 
     def row(self, number: int) -> tuple[np.ndarray, np.ndarray]:
-        """Ids and marks of the row that `order` calls so."""
+        """Return the ids and marks of a row, by its number in `order`."""
         return self.parts[self._set_of[number]].rows.row(int(self._row_of[number]))
 
     def name(self, number: int) -> str:
-        """Its name in messages."""
+        """Return the name of a row in messages."""
         return f"row {self._row_of[number]:,} of {self.parts[self._set_of[number]].data_set.name}"
 
     def describe(self) -> str:
@@ -88,7 +89,7 @@ class Mixture:
         return f"{' + '.join(parts)} = {self.rows_asked_for:,} rows{dropped}{skipped}{cut}"
 
     def malformed_examples(self) -> list[str]:
-        """The first ones that were left out."""
+        """Return messages about the first malformed rows that were skipped."""
         return [f"left out: {example}" for part in self.parts for example in part.rows.examples_of_malformed]
 
     def _compute_order(self, epoch: int) -> np.ndarray:
@@ -126,7 +127,7 @@ def prepare_mixture(
 
 
 def chosen_rows(data_set: DataSet, available: int, seed: int) -> np.ndarray:
-    """Generated rows are random already and are taken as they come."""
+    """Return the numbers of the rows to use; generated rows are random already and are not shuffled."""
     wanted = data_set.rows or available
     if wanted > available:
         raise DataError(f"{data_set.name} has {available:,} rows, but the recipe asks for {wanted:,}; lower its `rows`")
@@ -139,7 +140,7 @@ def _malformed(data_set: DataSet, rows: RenderedRows) -> DataError:
     examples = "".join(f"\n  {example}" for example in rows.examples_of_malformed)
     more = rows.malformed - len(rows.examples_of_malformed)
     rest = f"\n  and {more:,} more" if more else ""
-    if data_set.format == "conversations" and len(rows) == 0:  # leaving them out would leave nothing
+    if data_set.format == "conversations" and len(rows) == 0:  # skipping them would leave nothing
         return DataError(
             f"none of the {rows.malformed:,} rows of {data_set.name} is a conversation:{examples}{rest}\n"
             f"Expected {EXPECTED_FORMS}."
@@ -153,9 +154,9 @@ def _malformed(data_set: DataSet, rows: RenderedRows) -> DataError:
 @dataclass(frozen=True)
 class DataSetCount:
     name: str
-    rows: int | None  # taken; none: all of a source that is not on this machine
+    rows: int | None  # used; None: all of a source that is not on this machine
     repeats: int
-    available: int | None  # in the source; none: not on this machine
+    available: int | None  # in the source; None: not on this machine
 
     @property
     def total(self) -> int | None:
@@ -169,7 +170,7 @@ class StageCounts:
     validation: list[DataSetCount]
     batch: int
     unit: str
-    steps: int | None  # of padded stages; packed ones are known once the rows are rendered
+    steps: int | None  # None for packed stages, whose steps are known once the rows are rendered
     learning_rate_scale: float
 
     @property
@@ -193,7 +194,7 @@ def count_stages(recipe: ChatRecipe) -> list[StageCounts]:
 
 
 def fetch_data_sets(recipe: ChatRecipe, progress: Progress | None = None) -> list[dict[str, Any]]:
-    """Downloads what the mixtures need and is not here; one line a data set."""
+    """Download the missing data of the mixtures; return an entry per data set."""
     rows: dict[tuple, dict[str, Any]] = {}
     for stage in recipe.stages.given().values():
         for data_set in (*stage.mixture, *stage.validation.mixture):

@@ -1,9 +1,9 @@
-"""A data set of conversations as token ids on disk: rendered once, kept in the cache, opened at once ever after.
+"""A data set of conversations as token ids on disk: rendered once and cached.
 
 cache/chat/KEY/{tokens.bin, targets.bin, ends.npy, target_counts.npy, is_cut.npy, index.json}
 
-KEY is of the content, the tokenizer and the longest row. Tokens and targets are verified by block when they are read,
-the smaller files whole when they are opened.
+KEY is a hash of the content, the tokenizer and the longest row. Tokens and targets are verified by block when they are
+read, the smaller files completely when they are opened.
 """
 
 import json
@@ -41,8 +41,8 @@ from lapcli.runtime.progress import Progress
 log = logging.getLogger(__name__)
 
 VERSION = 1  # of the files and of the wording of generated rows
-FORMS = 2  # 1: ShareGPT and Alpaca were not known, and their rows kept as malformed
-SHOWN = 3  # malformed conversations that a message quotes
+FORMS = 2  # with 1, ShareGPT and Alpaca were not known, and their rows counted as malformed
+SHOWN = 3  # malformed conversations quoted in a message
 _ROWS_AT_ONCE = 2048
 _READ_AT_ONCE = 1 << 22
 _STREAMS = ("tokens.bin", "targets.bin")
@@ -69,7 +69,7 @@ class RenderedRows:
         return len(self._ends)
 
     def row(self, number: int) -> tuple[np.ndarray, np.ndarray]:
-        """Its ids and which of them an assistant is to learn."""
+        """Return the ids of a row, and which of them the assistant learns."""
         end = int(self._ends[number])
         start = end - int(self.lengths[number])
         return self._tokens.read(start, end), self._targets.read(start, end)
@@ -78,7 +78,7 @@ class RenderedRows:
 def prepare_rows(
     data_set: DataSet, tokenizer: Tokenizer, longest: int, progress: Progress | None = None
 ) -> RenderedRows:
-    """Download and render whatever has not been before. Safe to call on every rank."""
+    """Download and render the rows unless they are cached. Safe to call on every rank."""
     content = _content_key(data_set, progress)
     folder = cache_dir() / "chat" / digest(VERSION, data_set.format, content, tokenizer.sha256, longest)[:32]
 
@@ -96,7 +96,7 @@ def prepare_rows(
 
 
 def rows_at_hand(data_set: DataSet) -> int | None:
-    """How many rows the source has; none if that takes a download. Generated sets have what the recipe asks for."""
+    """Count the rows of the source; None if that needs a download. The recipe sets the number of generated rows."""
     if data_set.format in GENERATED:
         return data_set.rows
     if data_set.format == "questions":
@@ -106,18 +106,18 @@ def rows_at_hand(data_set: DataSet) -> int | None:
 
 
 def _content_key(data_set: DataSet, progress: Progress | None) -> list[Any]:
-    """Everything that the rows depend on, the source's content first."""
+    """Return everything that the rows depend on, for the cache key."""
     if data_set.format in MADE_HERE:
         return generated_key(data_set)
     files = source_files(data_set, progress) or []
-    if data_set.source.startswith("hub:"):  # whose cache knows the hashes of its gigabytes
+    if data_set.source.startswith("hub:"):  # its cache has the hashes, so that gigabytes need not be read
         known = [hub_fingerprint(path) for path in files]
         return [content_sha256([path]) if key is None else key for path, key in zip(files, known, strict=True)]
     return content_sha256(files, progress)
 
 
 def conversations_of(data_set: DataSet) -> Iterator[list[Turn] | Malformed]:
-    """Every row of the source as a conversation, or what is wrong with it."""
+    """Yield every row of the source as a conversation, or the error in it."""
     if data_set.format in MADE_HERE:
         yield from generated_conversations(data_set)
         return
@@ -191,10 +191,10 @@ def _checksums(folder: Path) -> dict[str, Any]:
 
 
 def _is_whole(folder: Path) -> bool:
-    """The index, the sizes and the arrays; rows are verified where they are read."""
+    """Whether the index, the sizes and the arrays are intact; tokens are verified when they are read."""
     try:
         index = read_index(folder)
-        if index["malformed"] and index.get("forms", 1) < FORMS:  # some of them may be conversations
+        if index["malformed"] and index.get("forms", 1) < FORMS:  # some may be in a form that is known now
             return False
         return _has_sizes(folder, index) and all(
             sha256_of_file(folder / name) == index["sha256"][name] for name in _ARRAYS
@@ -209,7 +209,7 @@ def _has_sizes(folder: Path, index: dict[str, Any]) -> bool:
 
 
 def _adopt(folder: Path, tokenizer: Tokenizer, longest: int) -> None:
-    """Rows of version 0.1, which kept no checksums: hashed once, and compared with the identity written with them."""
+    """Add checksums to rows of version 0.1, which stored none, if their content still matches their identity."""
     try:
         index = json.loads(read_text(folder / INDEX))
         if set(index) != {"vocab", "tokens", "malformed", "examples", "identity"} or not _has_sizes(folder, index):
@@ -222,10 +222,10 @@ def _adopt(folder: Path, tokenizer: Tokenizer, longest: int) -> None:
         return
     tokens = np.fromfile(folder / "tokens.bin", dtype=token_dtype(index["vocab"]))
     targets = np.fromfile(folder / "targets.bin", dtype=bool)
-    if _has_empty_turns(tokens, tokenizer):  # they were accepted then
+    if _has_empty_turns(tokens, tokenizer):  # version 0.1 accepted them
         return
     counts = np.diff(np.cumsum(targets)[ends - 1], prepend=0) if len(ends) else np.zeros(0, dtype=np.int64)
-    # Which rows were cut was not written down: those that are full and do not end with the end of an answer.
+    # Version 0.1 did not record truncated rows: they are full and do not end with the end of an answer.
     is_full = np.diff(ends, prepend=0) == longest
     _keep_arrays(folder, ends, counts, is_full & (tokens[ends - 1] != tokenizer.special("<|assistant_end|>")))
     write_index(folder, {**index, **_checksums(folder)})

@@ -1,8 +1,8 @@
-"""ADE20K's scenes with their label maps, and training crops of them: 150 classes, label 0 for what is not labelled.
+"""ADE20K's scenes with their label maps, and training crops of them: 150 classes, label 0 for unlabelled pixels.
 
 From a folder in the official layout of ADEChallengeData2016 (`images/training/*.jpg`, `annotations/training/*.png`, and
 the same under `validation`), from a hub data set, or from a folder of parquet files with the hub's columns. Crops are
-scaled, flipped, and have distorted colours; all that is random about one is drawn by (seed, epoch, scene).
+scaled and flipped, and their colours distorted; all random draws for a crop are keyed by (seed, epoch, scene).
 """
 
 import hashlib
@@ -33,34 +33,34 @@ from lapcli.runtime.files import read_bytes
 from lapcli.runtime.progress import Progress
 
 CLASSES = 150
-IGNORED = 255  # what label 0 becomes; class c of the file is c - 1
+IGNORED = 255  # in place of label 0; label c of the file becomes class c - 1
 PARTS = ("training", "validation")
 LAYOUT = "images/training, annotations/training, images/validation and annotations/validation"
 
 
 class Scenes:
-    """Encoded photographs and label maps; readers of files and tables say where the bytes come from."""
+    """Photographs and label maps; subclasses read their bytes from files or tables."""
 
     def __len__(self) -> int:
         raise NotImplementedError
 
     def encoded(self, index: int) -> tuple[bytes, bytes]:
-        """The photograph and its label map."""
+        """Return the bytes of the photograph and of its label map."""
         raise NotImplementedError
 
     def names(self, index: int) -> tuple[str, str]:
-        """The files or rows of both, for messages."""
+        """Return the names of both files or rows, for messages."""
         raise NotImplementedError
 
     def scene(self, index: int) -> tuple[Image.Image, np.ndarray]:
-        """The photograph as RGB and its classes, uint8: 0 to 149, and 255 where nothing is labelled."""
+        """Return the photograph as RGB and its classes, uint8: 0 to 149, and 255 for unlabelled pixels."""
         photograph, labels = self.encoded(index)
         name, label_name = self.names(index)
         image = decode(photograph, name)
         return image, decode_labels(labels, label_name, image.size)
 
     def identity(self) -> str:
-        """The same for the same scenes in the same order, on every machine."""
+        """Return a hash of a sample of the scenes and their number, the same on every machine."""
         content = hashlib.sha256(str(len(self)).encode())
         for index in np.unique(np.linspace(0, len(self) - 1, min(len(self), HASHED_IMAGES)).astype(int)):
             for part in self.encoded(int(index)):
@@ -155,7 +155,7 @@ class SceneSubset(Scenes):
 
 
 def decode_labels(encoded: bytes, name: str, size: tuple[int, int]) -> np.ndarray:
-    """A label map of a photograph of `size` (width, height); anything else is an error that names the file."""
+    """Decode the label map of a photograph of `size` (width, height); DataError names the file."""
     try:
         with Image.open(io.BytesIO(encoded)) as image:
             mode, label_size, values = image.mode, image.size, np.asarray(image)
@@ -180,21 +180,21 @@ def decode_labels(encoded: bytes, name: str, size: tuple[int, int]) -> np.ndarra
 
 
 def is_ade20k(folder: Path) -> bool:
-    """Whether a folder has the official layout, rather than images for each class."""
+    """Whether a folder has the official layout, and not a folder of images for each class."""
     return any((root / "annotations").is_dir() for root in _roots(folder))
 
 
 def open_ade20k(
     source: str, revision: str | None = None, image_column: str = "image", label_column: str = "annotation"
 ) -> SceneData:
-    """Both parts; `source` is hub:OWNER/NAME or a folder."""
+    """Open both parts; `source` is hub:OWNER/NAME or a folder."""
     train, validation = _parts(source, revision, (image_column, label_column))
     description = f"{source}: {len(train):,} training and {len(validation):,} validation scenes of {CLASSES} classes"
     return SceneData(train, validation, description, digest(train.identity(), validation.identity()))
 
 
 def check_scenes(data: SceneData, progress: Progress | None = None) -> None:
-    """Decodes every scene once: a bad label map is named before hours of training, not after."""
+    """Decode every scene once, so that a bad label map is reported before hours of training, not after."""
     total, done = len(data.train) + len(data.validation), 0
     for scenes in (data.train, data.validation):
         for index in range(len(scenes)):
@@ -250,11 +250,11 @@ CROP_TRIES, LARGEST_SHARE = 10, 0.75
 
 
 class SceneReader(Reader):
-    """A list of examples to uint8 crops and their classes, both as tensors; the same interface as for other images."""
+    """Reads uint8 crops and their classes, with the same interface as readers of other images."""
 
     def __init__(self, scenes: Scenes, size: int, scale: Sequence[float], fill: Sequence[float], seed: int) -> None:
         self._scenes, self._crop_size, self._scale = scenes, size, (scale[0], scale[1])
-        # What is beyond the photograph is the mean colour: 0 after normalising, to half a grey level.
+        # The padding has the mean colour, which is 0 after normalising, up to half a grey level.
         self._fill = np.array([round(255 * x) for x in fill], dtype=np.uint8)
         self._key = seed
 
@@ -292,14 +292,14 @@ class SceneReader(Reader):
 
 
 def resize_short_side(image: Image.Image, size: int) -> Image.Image:
-    """Bilinear, keeping the proportions."""
+    """Resize the shorter side to `size`, bilinear, keeping the aspect ratio."""
     scale = size / min(image.size)
     width, height = (max(1, round(side * scale)) for side in image.size)
     return image.resize((width, height), Image.Resampling.BILINEAR)
 
 
 def choose_crop(labels_HW: np.ndarray, size: int) -> tuple[slice, slice]:
-    """A random window; up to ten tries for one with several classes, none of them over 75% of what is labelled."""
+    """Choose a random window, in up to ten tries one with several classes, none over 75% of the labelled pixels."""
     height, width = labels_HW.shape
     for _ in range(CROP_TRIES):
         top, left = random.randint(0, max(0, height - size)), random.randint(0, max(0, width - size))
@@ -311,9 +311,9 @@ def choose_crop(labels_HW: np.ndarray, size: int) -> tuple[slice, slice]:
 
 
 def distort_colours(pixels_HWC: np.ndarray) -> np.ndarray:
-    """Each with probability 1/2: brightness +-32 grey levels, contrast and saturation by 0.5 to 1.5, any hue.
+    """Distort brightness by +-32 levels, contrast and saturation by 0.5 to 1.5, and hue, each with probability 1/2.
 
-    Contrast comes first or last, by the toss of a coin.
+    Contrast is applied before or after saturation and hue, with probability 1/2 each.
     """
     image = torch.from_numpy(pixels_HWC).permute(2, 0, 1).float() / 255
     contrast_first = random.random() < 0.5

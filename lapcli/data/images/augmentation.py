@@ -1,13 +1,13 @@
-"""What becomes of an image before the model sees it: timm's transforms, normalising, and mixing with another image.
+"""Augmentation of images for the model: timm's transforms, normalising, and mixing with another image.
 
-A transform takes a PIL image and gives uint8 pixels of the model's size. Normalising comes after, in `normalise`, on
-the device: bytes travel from the workers, not floats.
+A transform takes a PIL image and returns uint8 pixels of the model's size. `normalise` follows on the device, so that
+workers send bytes and not floats.
 
 Mixup and CutMix work on fixed groups of the global batch, with partners side by side. timm mixes image i of a GPU's
 batch with image n - 1 - i, with one lambda (and one box) for the batch. Here a group of the global batch takes the
 GPU's place: lambda and box are drawn by (seed, step, group), and the group is ordered 0, n-1, 1, n-2, ... so that
 partners are neighbours and fall into one micro-batch of even size. Neither the number of processes nor the micro-batch
-changes what is mixed, and no image is decoded for another's sake.
+changes what is mixed, and no image is decoded only as another's partner.
 
 Shapes: B images, C channels, H x W pixels, K classes.
 """
@@ -58,14 +58,14 @@ def _create(source: ImageSource, size: int) -> Compose:
         color_jitter=wanted.color_jitter,  # type: ignore[arg-type]
         auto_augment=wanted.policy,
         interpolation=source.interpolation,
-        mean=tuple(source.mean),  # what RandAugment fills with
+        mean=tuple(source.mean),  # RandAugment's fill colour
         std=tuple(source.std),
         normalize=False,
     )
 
 
 def _keep_posterising(transform: Compose) -> None:
-    """At its highest level timm's RandAugment keeps 0 bits of a colour, which Pillow refuses since version 13."""
+    """Replace timm's posterising, which at its highest level keeps 0 bits: Pillow refuses that since version 13."""
     for part in transform.transforms:
         policies = getattr(part, "policy", [])
         for operation in [*getattr(part, "ops", []), *(op for policy in policies for op in policy)]:
@@ -74,12 +74,12 @@ def _keep_posterising(transform: Compose) -> None:
 
 
 def _posterise(image, bits, **options):  # type: ignore[no-untyped-def]
-    """A black image for 0 bits, as with every Pillow before."""
+    """Return a black image for 0 bits, as Pillow did before version 13."""
     return auto_augment.posterize(image, bits, **options) if bits > 0 else Image.new(image.mode, image.size)
 
 
 def evaluation_transform(source: ImageFiles, size: int) -> Compose:
-    """Shorter side to size / crop_ratio, then the centre; an image of the right size stays as it is."""
+    """Resize the shorter side to size / crop_ratio, then crop the centre; an image of that size stays unchanged."""
     transform = create_transform(
         size,
         is_training=False,
@@ -92,12 +92,12 @@ def evaluation_transform(source: ImageFiles, size: int) -> Compose:
 
 
 def as_pixels(image: Image.Image) -> np.ndarray:
-    """Channels first, as a view: whoever fills a batch copies once. PILToTensor and torch's copy take twice as long."""
+    """Return pixels with channels first, as a view that is copied once into the batch; PILToTensor would copy twice."""
     return np.asarray(image).transpose(2, 0, 1)
 
 
 class _Sized:
-    """Brings an image of another size to the model's, then crops."""
+    """Resizes an image to the model's size if needed, then crops."""
 
     def __init__(self, size: int, source: ImageSource, crop: RandomCrop | None) -> None:
         self._size, self._crop = (size, size), crop
@@ -109,14 +109,14 @@ class _Sized:
 
 
 def normalise(images_BCHW: Tensor, source: ImageFiles) -> Tensor:
-    """uint8 to float32 of mean 0 and deviation 1, by the recipe's numbers."""
+    """Convert uint8 to float32 of mean 0 and deviation 1, by the recipe's mean and std."""
     mean, std = (_channels(tuple(x), images_BCHW.device) for x in (source.mean, source.std))
     return images_BCHW.float().sub_(mean).div_(std)
 
 
 @lru_cache
 def _channels(values: tuple[float, ...], device: torch.device) -> Tensor:
-    """Kept on its device: the host waits for a copy that is not pinned."""
+    """Return a cached tensor on its device: copying it for every batch would make the host wait."""
     return torch.tensor(values, device=device)[:, None, None] * 255
 
 
@@ -127,9 +127,9 @@ class Eraser:
         self._erase = RandomErasing(probability, mode="pixel", device="cpu")
 
     def __call__(self, images_BCHW: Tensor, keys: Sequence[tuple[int, ...]]) -> Tensor:
-        """In place, on the CPU: its generator draws the same on every machine."""
+        """Erase in place, on the CPU, whose generator draws the same on every machine."""
         for image_CHW, key in zip(images_BCHW, keys, strict=True):
-            seed_everything(*key, 1)  # another stream than the crop's
+            seed_everything(*key, 1)  # a stream apart from the crop's
             self._erase(image_CHW)
         return images_BCHW
 
@@ -139,7 +139,7 @@ Box = tuple[int, int, int, int]  # y from, y to, x from, x to
 
 @dataclass(frozen=True)
 class GroupMix:
-    """What a group shares: each image keeps `share` of itself; CutMix takes the rest from the partner's box."""
+    """The mixing of a group: each image keeps `share` of itself; CutMix takes the rest from the partner's box."""
 
     share: float
     box: Box | None
@@ -159,7 +159,7 @@ class Mixer:
         )
 
     def mixture(self, step: int, group: int) -> GroupMix:
-        """Drawn by timm from generators keyed by (seed, step, group); nobody else's are touched."""
+        """Draw the mixing of a group by timm, keyed by (seed, step, group); the global generators are restored."""
         if not self._section.is_on:
             return GroupMix(1.0, None)
         before = random.getstate(), np.random.get_state(), torch.get_rng_state()
@@ -177,7 +177,7 @@ class Mixer:
             torch.set_rng_state(before[2])
 
     def __call__(self, images_BCHW: Tensor, labels_B: Tensor, step: int, first: int) -> tuple[Tensor, Tensor]:
-        """Mixes images `first` and on of a global batch in place; their targets are rows of class shares."""
+        """Mix images in place, numbered from `first` in the global batch; return them and their targets, B x K."""
         targets_BK = self._one_hot(labels_B)
         start = 0
         while start < len(labels_B):
@@ -208,5 +208,5 @@ def _mix_images(images_BCHW: Tensor, mixture: GroupMix) -> None:
 
 
 def _partners(x: Tensor) -> Tensor:
-    """A copy with neighbours 0 and 1, 2 and 3, ... exchanged."""
+    """Return a copy with neighbours 0 and 1, 2 and 3, ... exchanged."""
     return x.unflatten(0, (-1, 2)).flip(1).flatten(0, 1)

@@ -1,9 +1,9 @@
-"""Which images a step trains on: a function of (seed, step), whatever the processes and workers.
+"""The images of each step: a function of (seed, step), independent of processes and workers.
 
-An epoch is a permutation of the images drawn by (seed, epoch), each taken `repeats` times in a row, cut to as many as
-there are images; it has as many whole batches as fit, and the rest is left out (another rest in each epoch). The
-positions of a batch go to its groups in turn, as timm's samplers deal them to GPUs, so that copies of an image fall
-into different groups. What an example draws at random is a function of its key, not of who draws it, or when.
+An epoch is a permutation of the images drawn by (seed, epoch), each repeated `repeats` times in a row, truncated to the
+number of images. The last incomplete batch is dropped, which affects other images in each epoch. The positions of a
+batch are assigned to its groups in turn, as timm's samplers assign them to GPUs, so that copies of an image are in
+different groups. The random draws of an example are a function of its key, not of the process or the time.
 """
 
 import hashlib
@@ -34,27 +34,27 @@ class ImageBatches:
             raise DataError(f"there are {images:,} training images, fewer than a batch of {batch:,}; lower train.batch")
         self._batch, self._repeats, self._seed = batch, repeats, seed
         self._order = lru_cache(maxsize=2)(lambda epoch: np.random.default_rng([seed, epoch]).permutation(images))
-        # Position in the batch, in the order of an epoch, of each example of the global batch.
+        # For each example of the global batch, its position in the batch in the order of the epoch.
         groups = batch // group
         self._positions = (np.arange(groups)[:, None] + groups * pair_order(group)[None, :]).reshape(-1)
 
     def examples(self, step: int, first: int, count: int) -> list[Example]:
-        """Examples first to first + count of the global batch of `step`."""
-        epoch, inside = divmod(step, self.steps_per_epoch)
+        """Return examples [first, first + count) of the global batch of `step`."""
+        epoch, number = divmod(step, self.steps_per_epoch)
         order = self._order(epoch)
         examples = []
         for position in self._positions[first : first + count]:
-            image, repeat = divmod(inside * self._batch + int(position), self._repeats)
+            image, repeat = divmod(number * self._batch + int(position), self._repeats)
             examples.append(Example(epoch, int(order[image]), repeat))
         return examples
 
     def identity(self, step: int) -> str:
-        epoch, inside = divmod(step, self.steps_per_epoch)
-        return f"batch {inside} of {self.steps_per_epoch} of epoch {epoch} (seed {self._seed})"
+        epoch, number = divmod(step, self.steps_per_epoch)
+        return f"batch {number} of {self.steps_per_epoch} of epoch {epoch} (seed {self._seed})"
 
 
 def seed_everything(*key: int) -> None:
-    """Python's, numpy's and torch's CPU generators, all of which timm's and torchvision's transforms draw from."""
+    """Seed Python's, numpy's and torch's CPU generators; timm's and torchvision's transforms draw from all of them."""
     content = hashlib.blake2b(struct.pack(f"{len(key)}q", *key), digest_size=20).digest()
     for_python, for_numpy, for_torch = struct.unpack("<QIQ", content)
     random.seed(for_python)
@@ -63,7 +63,7 @@ def seed_everything(*key: int) -> None:
 
 
 def pair_order(size: int) -> np.ndarray:
-    """0, n-1, 1, n-2, ...: timm's partners (i and n - 1 - i) as neighbours."""
+    """Return 0, n-1, 1, n-2, ..., where timm's partners i and n - 1 - i are neighbours."""
     order = np.empty(size, dtype=np.int64)
     order[0::2] = np.arange((size + 1) // 2)
     order[1::2] = size - 1 - np.arange(size // 2)

@@ -1,12 +1,12 @@
-"""What becomes of crops once they are cut out: mirroring, colours, blur, solarising and normalising, many crops at a
-time, on the device that trains on them.
+"""Augmentation of crops on the training device: mirroring, colours, blur, solarising and normalising, many crops at
+a time.
 
-Each operation is torchvision's on uint8 tensors to within one step of 255. Between operations values are whole numbers
-from 0 to 255, rounded where Pillow rounds and cut off where it cuts, but held in float32. An operation computes each
-crop by itself, so that its bits do not depend on which others are in the batch.
+Each operation agrees with torchvision's on uint8 tensors to within one level of 255. Between operations values are
+whole numbers from 0 to 255, rounded and truncated as in Pillow, but stored in float32. An operation computes each crop
+separately, so that its bits do not depend on the others in the batch.
 
-Crops that share an operation are found on the host, which knows what was drawn, and their places travel with the
-batch: the host never waits for the device.
+The host, which has the random draws, selects the crops of each operation and sends their indices with the batch, so
+that it never waits for the device.
 
 Shapes: N crops, R of them that share an operation, C = 3 channels, H x W pixels, K numbers drawn for a crop.
 """
@@ -28,10 +28,10 @@ from lapcli.runtime.devices import to_device
 JITTERS = 4  # brightness, contrast, saturation and hue, in torchvision's order
 BLUR_WIDTH = 9
 SOLARISED_FROM = 128
-#: Values in work at a time, of which there are a few float32 copies: what a cache holds, or enough to fill a GPU.
+#: Values processed at a time, with a few float32 copies: what fits into a cache, or enough to occupy a GPU.
 VALUES_ON_THE_CPU, VALUES_ON_A_GPU = 2**18, 2**24
-#: Bytes that a GPU moves for one value of a crop where operations are compiled: 24 for each operation, of which a crop
-#: has five on average, more for hue and blur, and 21 to convert and normalise it. For plans.
+#: Bytes that a GPU moves per value of a crop if operations are compiled: 24 for each operation, of which a crop has
+#: five on average, more for hue and blur, and 21 to convert and normalise it. For `lap plan`.
 BYTES_A_VALUE = 150
 
 Operation = Callable[[Tensor, Tensor], Tensor]  # crops, and a number for each, R x 1 x 1 x 1 (a blur: 9 of them)
@@ -39,7 +39,7 @@ Operation = Callable[[Tensor, Tensor], Tensor]  # crops, and a number for each, 
 
 @dataclass(frozen=True)
 class Drawn:
-    """What becomes of one crop, in this order."""
+    """The operations drawn for one crop, in the order in which they are applied."""
 
     mirrored: bool = False
     order: Sequence[int] = ()  # of the jitters; empty: none of them
@@ -51,15 +51,15 @@ class Drawn:
     K: ClassVar[int] = 2 * JITTERS + 4
 
     def numbers(self) -> list[float]:
-        """The row that travels with the crop."""
+        """Return the row of numbers that is sent with the crop."""
         order = self.order or [-1] * JITTERS
         return [*order, *self.factors, self.mirrored, self.grey, self.blur, self.solarised]
 
 
 class Recolouring:
-    """uint8 crops on any device to normalised float32 ones; what was drawn for each is on the host.
+    """Augments uint8 crops on any device and normalises them to float32; the draws for each are on the host.
 
-    `compiled` is applied to functions of several steps, where a run compiles: each is then one pass over its crops.
+    `compiled` compiles functions of several steps, if the run compiles: each is then one pass over its crops.
     """
 
     def __init__(self, source: ImageFiles, compiled: Callable[[Any], Any] | None = None) -> None:
@@ -69,7 +69,7 @@ class Recolouring:
         self._blur: Operation = partial(blurred, weighted=make(weighted))
 
     def __call__(self, crops_NHWC: Tensor, drawn_NK: Tensor) -> Tensor:
-        """N x C x H x W, made piece by piece: beside it, memory holds a few copies of one piece."""
+        """Return N x C x H x W, computed in pieces: besides the result, memory holds a few copies of one piece."""
         device, (N, H, W, C) = crops_NHWC.device, crops_NHWC.shape
         out_NCHW = torch.empty(N, C, H, W, device=device)
         values = VALUES_ON_THE_CPU if device.type == "cpu" else VALUES_ON_A_GPU
@@ -82,22 +82,22 @@ class Recolouring:
         return out_NCHW
 
     def _apply(self, x_NCHW: Tensor, drawn_NK: np.ndarray) -> None:
-        """In place. Places and numbers of all operations are two transfers, which are cut up on the device."""
+        """Apply all operations in place. Their indices and numbers are two transfers, which are split on the device."""
         shares = [share for share in self._shares(drawn_NK) if len(share[1])]
         if not shares:
             return
         operations, rows, numbers = zip(*shares, strict=True)
         packed = [np.concatenate([part.reshape(-1) for part in parts]) for parts in (rows, numbers)]
-        places, given = to_device(map(torch.from_numpy, packed), x_NCHW.device)
+        places, values = to_device(map(torch.from_numpy, packed), x_NCHW.device)
         places_R = places.split([len(part) for part in rows])
-        numbers_R = given.split([part.size for part in numbers])
+        numbers_R = values.split([part.size for part in numbers])
         for number, operation in enumerate(operations):
             shaped = numbers_R[number].view(*numbers[number].shape, 1, 1, 1)
             changed_RCHW = operation(x_NCHW.index_select(0, places_R[number]), shaped)
             x_NCHW.index_copy_(0, places_R[number], changed_RCHW)
 
     def _shares(self, drawn_NK: np.ndarray) -> Iterator[tuple[Operation, np.ndarray, np.ndarray]]:
-        """In the order of the operations: which, the places of the crops that have it, and its number for each."""
+        """Yield each operation in order, the indices of its crops, and its number for each of them."""
         order, factors = drawn_NK[:, :JITTERS], drawn_NK[:, JITTERS : 2 * JITTERS]
         mirrored, greyed, blur, solarised = drawn_NK[:, 2 * JITTERS :].T
         yield mirror, np.flatnonzero(mirrored), mirrored[mirrored > 0]
@@ -119,7 +119,7 @@ def brightness(x_RCHW: Tensor, factor: Tensor) -> Tensor:
 
 
 def contrast(x_RCHW: Tensor, factor: Tensor) -> Tensor:
-    """Away from the mean grey. The sums are of whole numbers, and so the same in whatever order they are taken."""
+    """Scale the distance from the mean grey. Sums are of whole numbers, so they do not depend on their order."""
     grey_R1HW = grey(x_RCHW)
     sums_R = grey_R1HW.sum(dim=(1, 3)).long().sum(dim=1)
     mean_R = torch.floor(sums_R / grey_R1HW[0].numel() + 0.5)
@@ -131,11 +131,11 @@ def saturation(x_RCHW: Tensor, factor: Tensor) -> Tensor:
 
 
 def hue(x_RCHW: Tensor, shift: Tensor) -> Tensor:
-    """Round the circle of colours by `shift` of it. With V the largest channel, c = V - the smallest and h the hue in
+    """Rotate the hue by `shift` of the circle. With V the largest channel, c = V - the smallest and h the hue in
     sixths, channel n is V - c clamp(2 - |k - 2|, 0, 1) for k = h + (5, 3, 1)[n] modulo 6."""
     red, green, blue = x_RCHW.unbind(1)
     value, chroma = x_RCHW.amax(1), x_RCHW.amax(1) - x_RCHW.amin(1)
-    divisor = chroma.clamp_min(1)  # grey has no hue, and 0 everywhere above it
+    divisor = chroma.clamp_min(1)  # for grey all numerators are 0
     h = torch.where(value == green, (blue - red) / divisor + 2, (red - green) / divisor + 4)
     h = torch.where(value == red, (green - blue) / divisor, h) + 6 * shift[:, 0]
     channels = [value - chroma * (2 - ((h + n) % 6 - 2).abs()).clamp_(0, 1) for n in (5, 3, 1)]
@@ -147,14 +147,14 @@ def grey_levels(x_RCHW: Tensor, _: Tensor) -> Tensor:
 
 
 def blurred(x_RCHW: Tensor, weights: Tensor, weighted: Callable[[Tensor, Tensor, int], Tensor]) -> Tensor:
-    """Down, then across, with pixels mirrored at the edges, which compiled code would take minutes to build."""
+    """Blur along columns, then rows, reflected at the edges; the padding is not compiled, which would take minutes."""
     reach = BLUR_WIDTH // 2
     down_RCHW = weighted(F.pad(x_RCHW, (0, 0, reach, reach), mode="reflect"), weights, -2)
     return weighted(F.pad(down_RCHW, (reach, reach, 0, 0), mode="reflect"), weights, -1).round_()
 
 
 def weighted(padded: Tensor, weights: Tensor, dimension: int) -> Tensor:
-    """Shifted copies, weighted and added: elementwise, and so the same bits for a crop among any others."""
+    """Sum shifted copies with weights: elementwise, so that a crop's bits do not depend on the others in the batch."""
     length = padded.shape[dimension] - BLUR_WIDTH + 1
     total = padded.narrow(dimension, 0, length) * weights[0]
     for k in range(1, BLUR_WIDTH):
@@ -163,7 +163,7 @@ def weighted(padded: Tensor, weights: Tensor, dimension: int) -> Tensor:
 
 
 def blur_weights(deviations_R: np.ndarray) -> np.ndarray:
-    """BLUR_WIDTH x R, computed on the host, where they are the same for every device."""
+    """Return the weights, BLUR_WIDTH x R, computed on the host so that they are the same for every device."""
     places = np.arange(BLUR_WIDTH, dtype=np.float32) - BLUR_WIDTH // 2
     weights = np.exp(-0.5 * (places[:, None] / deviations_R) ** 2)
     return (weights / weights.sum(0)).astype(np.float32)
@@ -174,7 +174,7 @@ def solarise(x_RCHW: Tensor, _: Tensor) -> Tensor:
 
 
 def grey(x_RCHW: Tensor) -> Tensor:
-    """R x 1 x H x W, weighted as Pillow and torchvision weigh the channels, and rounded as Pillow does."""
+    """Return grey levels, R x 1 x H x W, with the channel weights of Pillow and torchvision and Pillow's rounding."""
     red, green, blue = x_RCHW.split(1, 1)
     return (red * 0.299 + green * 0.587 + blue * 0.114).add_(0.5).floor_()
 

@@ -1,4 +1,4 @@
-"""What a self-supervised student sees of an image: augmented crops, and which patches of them are hidden.
+"""Crops of an image for self-supervised training, and the masks of their hidden patches.
 
 Crops: two global ones, and local ones that cover less of the image.
 
@@ -10,8 +10,8 @@ Crops: two global ones, and local ones that cover less of the image.
     blurred, executed    0          0.9        0.5     9 x 9, deviation 0.1 to 2; `documented`: 1, 0.1, 0.5
     solarised at 128     -          0.2        -
 
-What an image's crops draw is a function of (seed, epoch, image). A worker decodes the image and cuts its crops; the
-rest of what it drew travels with them and is applied on the device, in `colours.py`.
+The random draws for an image's crops are a function of (seed, epoch, image). A worker decodes the image and cuts its
+crops; the other draws are sent with them and applied on the device, in `colours.py`.
 
 Masks: rectangles of patches of the global crops, by (seed, step, group). Of a group's G B global crops int(probability
 G B) get a mask. The i-th of n has exactly int(P r_i) masked patches, with r_i on an even grid of n + 1 points over the
@@ -43,22 +43,22 @@ MIRRORED, JITTERED, GREY = 0.5, 0.8, 0.2
 BRIGHTNESS = CONTRAST = (0.6, 1.4)
 SATURATION, HUE = (0.8, 1.2), (-0.1, 0.1)
 DEVIATIONS = (0.1, 2.0)  # of the blur, in pixels
-RATIOS = [3 / 4, 4 / 3]  # width by height of what is cut out, before it becomes square
+RATIOS = [3 / 4, 4 / 3]  # aspect ratios of the box that is resized to a square
 FILTERS = {"bicubic": Image.Resampling.BICUBIC, "bilinear": Image.Resampling.BILINEAR}
 
 
 @dataclass(frozen=True)
 class CropKind:
-    """How crops of one kind are drawn."""
+    """The size and probabilities of one kind of crop."""
 
     size: int  # pixels of a side
     scale: Sequence[float]  # share of the image's area
     blur: float  # probability
-    solarise: float  # probability; 0: not even drawn
+    solarise: float  # probability; 0: no random number is drawn
 
 
 def crop_kinds(source: CropSource) -> tuple[CropKind, CropKind, CropKind]:
-    """The first global, the second global and a local crop."""
+    """Return the kinds of the first global, the second global and a local crop."""
     crops = source.crops
     first, second, local = BLUR[crops.blur]
     return (
@@ -69,17 +69,17 @@ def crop_kinds(source: CropSource) -> tuple[CropKind, CropKind, CropKind]:
 
 
 def draw(image: Image.Image, kind: CropKind) -> tuple[tuple[int, int, int, int], Drawn]:
-    """The box to cut out (left, top, right, bottom), and what becomes of it.
+    """Draw the box to cut out (left, top, right, bottom) and its augmentation.
 
-    From torch's generator, in the order in which torchvision's transforms draw, one after the other.
+    Draws come from torch's generator, in the order in which torchvision's transforms would draw them.
     """
     top, left, height, width = RandomResizedCrop.get_params(image, list(kind.scale), RATIOS)
     mirrored = bool(torch.rand(1) < MIRRORED)
     order: list[int] = []
     factors: Sequence[float] = Drawn.factors
     if torch.rand(1) <= JITTERED:
-        turns, *given = ColorJitter.get_params(BRIGHTNESS, CONTRAST, SATURATION, HUE)
-        order, factors = turns.tolist(), (*given[:3], _hue_of_pillow(given[3]))
+        turns, *jitters = ColorJitter.get_params(BRIGHTNESS, CONTRAST, SATURATION, HUE)
+        order, factors = turns.tolist(), (*jitters[:3], _hue_of_pillow(jitters[3]))
     is_grey = bool(torch.rand(1) < GREY)
     deviation = GaussianBlur.get_params(*DEVIATIONS) if torch.rand(1) <= kind.blur else 0.0
     solarised = kind.solarise > 0 and bool(torch.rand(1) < kind.solarise)
@@ -88,17 +88,17 @@ def draw(image: Image.Image, kind: CropKind) -> tuple[tuple[int, int, int, int],
 
 
 def _hue_of_pillow(shift: float) -> float:
-    """A shift of the hue as Pillow's 8 bits make it, on average.
+    """Return the average hue shift that results from Pillow's 8 bits.
 
-    Pillow cuts hues down to 255ths of the circle, shifts them by whole ones and wraps at 256, which loses one more. A
-    shift by exactly what was drawn would differ from that by up to 16 of 255 in a channel of a photograph; this one
-    by 10 at most.
+    Pillow truncates hues to 255ths of the circle, shifts them by whole ones and wraps at 256, which loses one more. The
+    drawn shift itself would differ from that by up to 16 of 255 in a channel of a photograph; this one differs by 10 at
+    most.
     """
     return (int(255 * shift) - (0.85 if shift > 0 else 0.15)) / 255
 
 
 class CropReader(Reader):
-    """A list of examples to G x B global and Q x B local crops, uint8, and what was drawn for each."""
+    """Reads G x B global and Q x B local crops, uint8, and the draws for each."""
 
     def __init__(self, images: ImageSet, source: CropSource, seed: int) -> None:
         self._images, self._key, self._crops = images, seed, source.crops
@@ -112,7 +112,7 @@ class CropReader(Reader):
         return 3 * (GLOBALS * crops.global_size**2 + crops.locals * crops.local_size**2) + drawn
 
     def read(self, examples: Sequence[Example]) -> tuple[Tensor, ...]:
-        """Global and local crops, then what was drawn for global and for local ones."""
+        """Return global and local crops, then the draws for global and for local ones."""
         crops, count = self._crops, len(examples)
         global_GBHWC = np.empty((GLOBALS, count, crops.global_size, crops.global_size, 3), dtype=np.uint8)
         local_QBHWC = np.empty((crops.locals, count, crops.local_size, crops.local_size, 3), dtype=np.uint8)
@@ -128,13 +128,13 @@ class CropReader(Reader):
         return tuple(map(torch.from_numpy, (global_GBHWC, local_QBHWC, global_GBK, local_QBK)))
 
     def _crop(self, image: Image.Image, kind: CropKind) -> tuple[np.ndarray, list[float]]:
-        """Its pixels, H x W x C, and what is still to be done."""
+        """Return a crop's pixels, H x W x C, and the draws that are still to be applied."""
         box, drawn = draw(image, kind)
-        # Cut out first: given a box, Pillow's filter would look beyond its edges.
+        # Not `resize(box=...)`, whose filter would read pixels beyond the edges of the box.
         return np.asarray(image.crop(box).resize((kind.size, kind.size), self._filter)), drawn.numbers()
 
 
-FEWEST_PATCHES = 4  # of a rectangle, as far as there is room
+FEWEST_PATCHES = 4  # of a rectangle, if there is room
 SLIMMEST = 0.3  # height by width, or width by height
 TRIES = 10
 
@@ -142,7 +142,7 @@ TRIES = 10
 def deal_masks(
     crops: int, grid: tuple[int, int], probability: float, ratios: tuple[float, float], key: tuple[int, ...]
 ) -> np.ndarray:
-    """crops x patches, True where hidden."""
+    """Draw the masks of a group, crops x patches, True for hidden patches."""
     generator = np.random.default_rng(key)
     patches = grid[0] * grid[1]
     counts = mask_counts(crops, patches, probability, ratios)
@@ -158,11 +158,11 @@ def mask_counts(crops: int, patches: int, probability: float, ratios: tuple[floa
 
 
 def block_mask(grid: tuple[int, int], count: int, generator: np.random.Generator) -> np.ndarray:
-    """Rectangles of random size, shape and place until `count` patches are hidden; the rest one by one.
+    """Hide exactly `count` patches: by rectangles of random size, shape and place, then the rest one by one.
 
-    A rectangle's area is drawn from 4 to what is left, at most half of the grid, and its height by width between 0.3
-    and 1 / 0.3, evenly in the logarithm. It has to be smaller than the grid both ways and to hide at least one patch
-    more, but not too many; after ten failures in a row no more rectangles are tried.
+    A rectangle's area is drawn from 4 to the remaining count, at most half of the grid, and its aspect ratio between
+    0.3 and 1 / 0.3, log-uniformly. It has to be smaller than the grid in both dimensions and to hide at least one more
+    patch, but not too many; after ten failures in a row no more rectangles are tried.
     """
     mask: np.ndarray = np.zeros(grid, dtype=bool)
     hidden = 0

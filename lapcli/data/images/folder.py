@@ -13,7 +13,8 @@ SUFFIXES = (".jpeg", ".jpg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff", "
 
 
 class FolderImages(ImageSet):
-    """Links are followed, but no image may be in two classes, and no folder may be met twice."""
+    """Images of a folder with a folder per class. Links are followed, but no image may be in two classes, and no folder
+    may be visited twice."""
 
     def __init__(self, folder: Path, turned: bool = False) -> None:
         classes = sorted(entry.name for entry in os.scandir(folder) if _is_folder(entry) and entry.name[:1] != ".")
@@ -32,7 +33,7 @@ class FolderImages(ImageSet):
         self._refuse_two_classes()
 
     def _refuse_two_classes(self) -> None:
-        """One file in the folders of two classes, by a link, would be trained on as both."""
+        """Refuse a file that is, by a link, in the folders of two classes: it would be trained on as both."""
         order = np.lexsort((self.labels, *self._identities.T))
         identities, labels = self._identities[order], self.labels[order]
         same = (identities[1:] == identities[:-1]).all(axis=1) & (labels[1:] != labels[:-1])
@@ -61,7 +62,7 @@ class FolderImages(ImageSet):
 
 
 def is_image_folder(folder: Path) -> bool:
-    """Whether a folder holds a folder of images for each class, rather than the parts of a data set."""
+    """Whether a folder has a folder of images for each class, and not the splits of a data set."""
     for entry in os.scandir(folder):
         if _is_folder(entry):
             walk = _Walk()
@@ -72,7 +73,7 @@ def is_image_folder(folder: Path) -> bool:
 
 
 class _Walk:
-    """Images below folders in the order of their names; some data sets have one more folder in between."""
+    """Collects the images below folders, sorted by name; some data sets have one more level of folders."""
 
     def __init__(self) -> None:
         self.files: list[str] = []
@@ -118,11 +119,11 @@ def _is_folder(entry: os.DirEntry[str]) -> bool:
 
 
 def _identity(entry: os.DirEntry[str], device: int) -> tuple[int, int]:
-    """Device and inode, which a folder's list already has but for links."""
+    """Return device and inode; except for links, the directory listing has them without a `stat`."""
     if not entry.is_symlink():
         return device, entry.inode()
     try:
         status = entry.stat()
-    except OSError:  # a link that leads nowhere is named when it is read
+    except OSError:  # a broken link is reported when it is read
         return device, entry.inode()
     return status.st_dev, status.st_ino

@@ -1,4 +1,4 @@
-"""A set of labelled images: decoded on demand, or once and then held in memory; and a part of another set."""
+"""A set of labelled images: decoded on demand, or once and then kept in memory; and a subset of another set."""
 
 import hashlib
 import io
@@ -16,18 +16,18 @@ from lapcli.runtime.progress import Progress
 warnings.simplefilter("ignore", Image.DecompressionBombWarning)
 
 
-#: Images whose content goes into a set's identity, spread over all of it; labels and encoded sizes are all in.
+#: Images whose content is hashed for a set's identity, spread over the set; all labels and encoded sizes are hashed.
 HASHED_IMAGES = 1000
-#: Images whose sizes tell whether all of them fit into memory.
+#: Images from whose sizes the memory of the whole set is estimated.
 SAMPLED_IMAGES = 64
-#: Where a JPEG may say that it is turned. One that has none of them needs neither parsing nor the copy that it makes.
+#: Metadata of a JPEG that may have its orientation. Without any of them exif_transpose and its copy are skipped.
 _PLACES_OF_ORIENTATION = {"exif", "xmp", "XML:com.adobe.xmp", "Raw profile type exif"}
 
 
 class ImageSet:
-    """Labels and encoded images; readers of files and tables say where the bytes come from.
+    """Labels and encoded images; subclasses read the bytes from files or tables.
 
-    `turned`: as their EXIF orientation says, rather than as their pixels are stored.
+    `turned`: apply the EXIF orientation instead of using the pixels as stored.
     """
 
     def __init__(self, labels: np.ndarray, classes: Sequence[str], turned: bool = False) -> None:
@@ -42,23 +42,23 @@ class ImageSet:
         raise NotImplementedError
 
     def sizes(self) -> np.ndarray:
-        """Bytes of each encoded image, without reading them."""
+        """Return the bytes of each encoded image, without reading them."""
         raise NotImplementedError
 
     def name(self, index: int) -> str:
-        """The file or row, for messages."""
+        """Return the file or row, for messages."""
         raise NotImplementedError
 
     def image(self, index: int) -> Image.Image:
-        """RGB, whatever the file holds."""
+        """Decode an image as RGB, whatever its mode in the file."""
         return decode(self.encoded(index), self.name(index), self._turned)
 
     def files(self) -> np.ndarray | None:
-        """Device and inode of each image's file, where images are files."""
+        """Return device and inode of each image's file; None if images are not files."""
         return None
 
     def identity(self) -> str:
-        """The same for the same images, labels and classes in the same order, on every machine."""
+        """Return a hash of images, labels, classes and their order, the same on every machine."""
         content = hashlib.sha256(repr((self.classes, len(self))).encode())
         content.update(self.labels.tobytes())
         content.update(self.sizes().astype(np.int64).tobytes())
@@ -92,7 +92,7 @@ class ImageSubset(ImageSet):
 
 
 class HeldImages(ImageSet):
-    """Decoded once. One torch tensor for all pixels: worker processes share its memory however they are started."""
+    """Images decoded once into one torch tensor, whose memory worker processes share however they are started."""
 
     def __init__(self, source: ImageSet, progress: Progress | None = None) -> None:
         super().__init__(source.labels, source.classes)
@@ -130,7 +130,7 @@ class HeldImages(ImageSet):
 
 
 def decode(encoded: bytes, name: str, turned: bool = False) -> Image.Image:
-    """RGB, with the pixels as they are stored, or `turned` as the EXIF orientation says."""
+    """Decode as RGB, with the pixels as stored, or `turned` by the EXIF orientation."""
     try:
         image: Image.Image
         with Image.open(io.BytesIO(encoded)) as image:
@@ -138,13 +138,13 @@ def decode(encoded: bytes, name: str, turned: bool = False) -> Image.Image:
                 image = ImageOps.exif_transpose(image)
             image.load()
             return image if image.mode == "RGB" else _eight_bits(image).convert("RGB")
-    except Exception as error:  # the readers of Pillow's many formats raise whatever a damaged file leads them to
+    except Exception as error:  # Pillow's readers raise many kinds of errors for damaged files
         reason = str(error).split(" <")[0] or type(error).__name__
         raise DataError(f"{name} cannot be decoded as an image ({reason}); repair or remove it") from None
 
 
 def _eight_bits(image: Image.Image) -> Image.Image:
-    """Greys of 16 bits as 8, which Pillow would clip at 255; ValueError where their range is not known."""
+    """Scale 16-bit greys to 8 bits, since Pillow would clip them at 255; ValueError if their range is not known."""
     if image.mode != "F" and not image.mode.startswith("I"):
         return image
     grey = np.asarray(image)
@@ -154,7 +154,7 @@ def _eight_bits(image: Image.Image) -> Image.Image:
 
 
 def sampled_sizes(images: ImageSet) -> np.ndarray:
-    """(N, 2): width and height of a few images, spread over the set."""
+    """Return width and height, N x 2, of a few images, spread over the set."""
     sample = np.linspace(0, len(images) - 1, min(len(images), SAMPLED_IMAGES)).astype(int)
     return np.array([images.image(int(index)).size for index in sample])
 
@@ -162,7 +162,7 @@ def sampled_sizes(images: ImageSet) -> np.ndarray:
 def hold(
     images: ImageSet, gigabytes: float, progress: Progress | None = None, sizes: np.ndarray | None = None
 ) -> ImageSet:
-    """The set decoded in memory if it fits, judged by the sizes of a sample; else as it is."""
+    """Decode the set into memory if it fits, estimated by the sizes of a sample; else return it unchanged."""
     sizes = sampled_sizes(images) if sizes is None else sizes
     if 3 * sizes.prod(axis=1).mean() * len(images) > gigabytes * 1e9:
         return images
@@ -170,7 +170,7 @@ def hold(
 
 
 def check_labels(labels: Sequence[int | None] | np.ndarray, classes: int, name: Callable[[int], str]) -> np.ndarray:
-    """Whole numbers from 0 to classes - 1, else DataError with the row."""
+    """Return labels as an array; DataError names a row whose label is not a whole number from 0 to classes - 1."""
     for index, label in enumerate(labels):
         if isinstance(label, bool) or not isinstance(label, int | np.integer):
             raise DataError(f"{name(index)} has the label {repr(label)[:60]}; expected the number of a class, from 0")

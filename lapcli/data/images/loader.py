@@ -1,7 +1,7 @@
-"""Reads and augments images ahead of the training loop, in worker processes; without any, on the spot.
+"""Reads and augments images ahead of the training loop in worker processes, or without workers when asked.
 
-A batch is what was asked for, never "the next one": the workers are given the batches that will be asked for, and a
-request that was not foreseen (a resume, another step) starts them anew.
+A batch is requested by its step, never as "the next one": the workers prefetch the batches that will be requested, and
+an unexpected request (a resume, another step) restarts them.
 """
 
 import os
@@ -19,18 +19,18 @@ from lapcli.data.images.image_set import ImageSet
 from lapcli.runtime.errors import DataError, LapError
 from lapcli.runtime.machine import check_shared_memory, usable_cores
 
-BATCHES_AHEAD = 2  # of each worker
+BATCHES_AHEAD = 2  # prefetched by each worker
 #: Seconds of one core of a cloud machine (AMD EPYC, 2026) to decode a photograph of 500 x 375 pixels, for each crop
-#: of it, and for each pixel of a crop: benchmarks/self_supervised.py loader gives 82 images a second of ten crops.
+#: of it, and for each pixel of a crop: benchmarks/self_supervised.py loader reads 82 images a second with ten crops.
 DECODING, CROPPING, PIXEL = 4e-3, 4e-4, 2.5e-8
-#: Images for crops of so many pixels a side and fewer are small themselves, and their sets are mostly held decoded.
+#: Largest side of crops whose images are small themselves, so that the set is mostly decoded in memory.
 SMALL = 64
 Transform = Callable[[Any], np.ndarray]  # an image to its pixels, channels first
 Request = tuple[int, int]  # step and micro-step
 
 
 class Reader:
-    """A list of examples to one uint8 tensor and their labels."""
+    """Reads a list of examples as one uint8 tensor and their labels."""
 
     def __init__(self, images: ImageSet, transform: Transform, size: int, seed: int | None) -> None:
         self._images, self._transform, self._size, self._seed = images, transform, size, seed
@@ -47,11 +47,11 @@ class Reader:
 
     @property
     def example_bytes(self) -> int:
-        """What one example takes on its way from a worker."""
+        """Bytes of shared memory that one example takes on its way from a worker."""
         return 3 * self._size**2
 
     def __getitems__(self, examples: Sequence[Example]) -> Any:
-        """What DataLoader's workers call; an error travels as a value, so that its message arrives as it is."""
+        """Called by DataLoader's workers; an error is returned as a value: DataLoader would change its message."""
         try:
             return self.read(examples)
         except DataError as error:
@@ -59,9 +59,9 @@ class Reader:
 
 
 class ImageLoader:
-    """`examples(step, micro_step)` says what a batch consists of; `micro_steps` follow each other in a step.
+    """Loads batches; `examples(step, micro_step)` returns the examples of one, and a step has `micro_steps` of them.
 
-    Batches for a `device` of CUDA are pinned while they are waited for, by a thread beside the workers.
+    Batches for a CUDA `device` are pinned in advance, by a thread beside the workers.
     """
 
     def __init__(
@@ -81,14 +81,14 @@ class ImageLoader:
         self._next: Request | None = None
 
     def batch(self, step: int, micro_step: int) -> Any:
-        """What the reader makes of the examples: tensors."""
+        """Return the tensors that the reader makes of the batch's examples."""
         if self.workers == 0:
             return self._reader.read(self._examples(step, micro_step))
         if self._ahead is None or self._next != (step, micro_step):
             self._start((step, micro_step))
         try:
             read = next(self._ahead)  # type: ignore[arg-type]
-        except RuntimeError as error:  # a worker was killed, mostly for want of memory
+        except RuntimeError as error:  # a worker was killed, usually for lack of memory
             raise LapError(f"a worker that reads images died ({error}); use fewer with data.workers") from error
         if isinstance(read, DataError):
             raise read
@@ -96,13 +96,13 @@ class ImageLoader:
         return read
 
     def bytes_ahead(self, first: Request = (0, 0)) -> int:
-        """Shared memory that batches take on their way from the workers; 0 without workers."""
+        """Return the shared memory that batches take on their way from the workers; 0 without workers."""
         if self.workers == 0:
             return 0
         return self.workers * BATCHES_AHEAD * len(self._examples(*first)) * self._reader.example_bytes
 
     def close(self) -> None:
-        """Ends the workers."""
+        """End the workers."""
         self._ahead, self._next = None, None
 
     def _start(self, first: Request) -> None:
@@ -115,7 +115,7 @@ class ImageLoader:
             collate_fn=_as_it_is,
             prefetch_factor=BATCHES_AHEAD,
             pin_memory=self._pins,
-            # Newer Pythons would start each worker anew, which imports torch and timm for seconds.
+            # Newer Pythons default to forkserver or spawn, where each worker imports torch and timm for seconds.
             multiprocessing_context="fork" if sys.platform == "linux" else None,
         )
         self._ahead = iter(loader)
@@ -144,13 +144,13 @@ def _as_it_is(read: Any) -> Any:
 
 
 def seconds_to_read(crops: Sequence[int]) -> float:
-    """Of one core, for an image of which crops of these sizes are taken; for plans."""
+    """Estimate the seconds of one core to read an image and crops of these sizes, for `lap plan`."""
     return DECODING * (max(crops) > SMALL) + sum(CROPPING + PIXEL * size**2 for size in crops)
 
 
 def count_workers(wanted: int | Literal["auto"], device: torch.device) -> int:
-    """On the CPU the model needs the cores itself; beside a GPU they are shared by the processes of this machine."""
+    """Return the number of workers: 0 on the CPU, where the model needs the cores, else by this process's share."""
     if wanted != "auto":
         return wanted
-    here = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
-    return 0 if device.type == "cpu" else max(1, min(16, usable_cores() // here - 1))
+    processes = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    return 0 if device.type == "cpu" else max(1, min(16, usable_cores() // processes - 1))

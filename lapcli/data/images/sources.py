@@ -1,8 +1,8 @@
-"""The images of a recipe: where they come from, what is held out, and that they are what the recipe says.
+"""The images of a recipe: opening a source, holding images out, and checking both against the recipe.
 
 The built-in images need no network: scikit-learn's 1,797 handwritten digits of 8 x 8 pixels, and its two photographs.
 These, a temple and a flower, are cut into cells that do not overlap. A piece's class is the region of the photograph
-that it lies in; every second cell, as on a chessboard, is held out, so that held-out pieces share no pixel with the
+that contains it; every second cell, as on a chessboard, is held out, so that held-out pieces share no pixel with the
 others.
 """
 
@@ -35,7 +35,7 @@ class ImageData:
     held_out_seen: int = 0  # validation images that are a training image's file, by a link
 
     def facts(self, size: int) -> dict[str, Any]:
-        """What `run.json` keeps of data that is trained at `size` pixels."""
+        """Return the facts for `run.json` about data that is trained at `size` pixels."""
         return {
             "data": self.description,
             "data_sha256": self.identity,
@@ -47,7 +47,7 @@ class ImageData:
         }
 
     def notes(self, size: int) -> list[str]:
-        """What a reader of the log should know of it before the first step."""
+        """Return notes for the log before the first step."""
         width, height = self.pixels
         notes = []
         if self._kept(size) < 1:
@@ -68,7 +68,7 @@ class ImageData:
 
 
 def open_images(source: ImageFiles, classes: int | None, progress: Progress | None = None) -> ImageData:
-    """Both parts, checked, small ones decoded and held in memory; `classes` none: as many as there are."""
+    """Open and check both parts; small sets are decoded into memory. `classes` is the expected number, or None."""
     train, validation = _parts(source, progress=progress)
     if train.classes != validation.classes:
         differing = sorted(set(train.classes) ^ set(validation.classes))[:5]
@@ -93,7 +93,7 @@ def open_images(source: ImageFiles, classes: int | None, progress: Progress | No
 
 
 def _linked(train: ImageSet, validation: ImageSet) -> tuple[int, int]:
-    """Training images beyond the first of the same file, and validation images of a training image's file."""
+    """Count training images that repeat another's file, and validation images that are a training image's file."""
     trained, held_out = train.files(), validation.files()
     if trained is None or held_out is None:
         return 0, 0
@@ -104,18 +104,18 @@ def _linked(train: ImageSet, validation: ImageSet) -> tuple[int, int]:
 
 
 def open_held_out(source: ImageFiles, classes: list[str]) -> tuple[ImageSet, str]:
-    """What a model of those classes is evaluated on, in words too. No training image is read.
+    """Open and describe the images that a model of those classes is evaluated on. No training image is read.
 
-    A folder without parts is taken as a whole.
+    A folder without splits is used as a whole.
     """
     train, validation = _parts(source, whole=True)
     _check_count(validation, len(classes), f"the images of {source.train}")
     are_named = validation.classes != [str(number) for number in range(len(validation.classes))]
     if are_named and validation.classes != classes:
-        ours, theirs = next(pair for pair in zip(validation.classes, classes, strict=True) if pair[0] != pair[1])
+        actual, expected = next(pair for pair in zip(validation.classes, classes, strict=True) if pair[0] != pair[1])
         raise DataError(
-            f"{source.train} does not have the classes that the model was trained on, in their order: it has {ours!r} "
-            f"instead of {theirs!r}; name the folders like those of the training images"
+            f"{source.train} does not have the classes that the model was trained on, in their order: it has "
+            f"{actual!r} instead of {expected!r}; name the folders like those of the training images"
         )
     return hold(validation, source.decoded_gigabytes), _described(source, train, validation)
 
@@ -132,25 +132,25 @@ def _described(source: ImageFiles, train: ImageSet, validation: ImageSet) -> str
 
 
 def _parts(source: ImageFiles, whole: bool = False, progress: Progress | None = None) -> tuple[ImageSet, ImageSet]:
-    train, own = _open(source, source.train, progress)
+    train, own_validation = _open(source, source.train, progress)
     if isinstance(source.validation, str):
         # A folder of images for each class, or one of tables with a split of its own.
         other, held_out = _open(source, source.validation, progress)
         return train, held_out or other
     if isinstance(source.validation, float):
         return held_out_fraction(train, source.validation, source.split_seed)
-    if own is None and whole:
+    if own_validation is None and whole:
         return train, train
-    if own is None:
+    if own_validation is None:
         raise DataError(
             f"{source.train} has no part to validate on ({', '.join(HELD_OUT)}); give data.validation, a folder or a "
             "fraction such as 0.1"
         )
-    return train, own
+    return train, own_validation
 
 
 def _open(source: ImageFiles, where: str, progress: Progress | None) -> tuple[ImageSet, ImageSet | None]:
-    """The training part of a source, and its own held-out part if it has one."""
+    """Open the training part of a source, and its own held-out part if it has one."""
     turned = source.exif_orientation == "apply"
     named = find_source(where, "images")
     if isinstance(named, LabelledImageSource):
@@ -171,7 +171,7 @@ def _open(source: ImageFiles, where: str, progress: Progress | None) -> tuple[Im
 
 
 def held_out_fraction(images: ImageSet, fraction: float, seed: int) -> tuple[ImageSet, ImageSet]:
-    """Holds out the same fraction of each class, so that a small part still has all of them."""
+    """Hold out the same fraction of each class, so that a small part still has all of them."""
     generator = np.random.default_rng([seed, len(images)])
     held_out = []
     for label in range(len(images.classes)):
@@ -189,7 +189,7 @@ class Digits(ImageSet):
         from sklearn.datasets import load_digits
 
         digits = load_digits()
-        grey = np.rint(digits.images * (255 / 16)).astype(np.uint8)  # 17 grey levels
+        grey = np.rint(digits.images * (255 / 16)).astype(np.uint8)  # from 17 levels, 0 to 16
         self._pixels = np.ascontiguousarray(np.broadcast_to(grey[..., None], (*grey.shape, 3)))
         super().__init__(digits.target, [str(number) for number in digits.target_names])
 

@@ -1,7 +1,7 @@
 """Images in tables: hub data sets by name, and local folders of parquet files with the hub's columns and splits.
 
-Both go through `datasets.load_dataset`, so that what works with local files works with the hub's. It converts local
-files once and knows them by name and modification time; whether a conversion still holds is decided here, by content.
+Both use `datasets.load_dataset`, so that local files and the hub's behave alike. It converts local files once and
+recognises them by name and modification time; here the content decides whether a conversion is still valid.
 """
 
 import json
@@ -22,13 +22,13 @@ from lapcli.runtime.progress import Progress
 
 log = logging.getLogger(__name__)
 
-#: In a folder of converted files: what they were converted from.
+#: In a folder of converted files: the sha256 of the files that they were converted from.
 CONVERTED_FROM = "converted_from.json"
-#: ... and their own sha256, by name. Version 0.1 kept none.
+#: ... and the sha256 of the converted files. Version 0.1 stored none.
 CONVERTED_TO = "converted_to.json"
-#: Labels beyond are something else, such as a number of each image.
+#: Larger labels are no classes, but something else, such as an id of each image.
 MOST_CLASSES = 1_000_000
-#: Where a source keeps what is not trained on, in this order. ImageNet's `test` has no labels, but a `validation` too.
+#: Names of a source's held-out split, in order of preference: ImageNet's `test` has no labels, its `validation` has.
 HELD_OUT = ("validation", "valid", "val", "test")
 
 
@@ -71,7 +71,7 @@ class TableImages(ImageSet):
             raise DataError(f"{self.name(index)}: {cell['path']} cannot be read ({error.strerror})") from None
 
     def sizes(self) -> np.ndarray:
-        """From Arrow's offsets: no image is read."""
+        """Return the sizes from Arrow's offsets, without reading an image."""
         import pyarrow.compute as pc
 
         lengths = [
@@ -92,7 +92,7 @@ def open_tables(
     turned: bool = False,
     progress: Progress | None = None,
 ) -> tuple[TableImages, TableImages | None]:
-    """The training images, and what the source holds out; `source` is hub:OWNER/NAME or a folder."""
+    """Open the training images, and those that the source holds out; `source` is hub:OWNER/NAME or a folder."""
     splits = load_tables(source, revision, progress)
     if "train" not in splits:
         raise DataError(f"{source} has no split `train`; it has {', '.join(splits)}")
@@ -108,14 +108,14 @@ def open_tables(
 
 
 def load_tables(source: str, revision: str | None, progress: Progress | None = None, **options: Any) -> Any:
-    """The splits of a hub data set or of a folder of parquet files; DataError with the next step if there are none."""
+    """Load the splits of a hub data set or of a folder of parquet files; DataError with the next step on failure."""
     import datasets
     from huggingface_hub import constants
     from huggingface_hub.errors import GatedRepoError
 
     is_hub = source.startswith("hub:")
     datasets.disable_progress_bars()
-    if hub_is_offline():  # the libraries read it when they are imported, which may have been long ago
+    if hub_is_offline():  # the libraries read the variable only when they are imported, which may be earlier
         datasets.config.HF_HUB_OFFLINE = constants.HF_HUB_OFFLINE = True
     try:
         if is_hub:
@@ -136,11 +136,11 @@ def load_tables(source: str, revision: str | None, progress: Progress | None = N
 
 
 def _load_local(folder: Path, place: Path, options: dict[str, Any], progress: Progress | None) -> Any:
-    """A folder of parquet files, converted in `place`, beside our other caches, unless that was done before."""
+    """Load a folder of parquet files, converted in `place`, beside our other caches, unless it was before."""
     import datasets
 
     make_folder(place)
-    with locked(place / digest(str(folder.resolve()))[:32]):  # the ranks of a machine convert once
+    with locked(place / digest(str(folder.resolve()))[:32]):  # so that the ranks of a machine convert once
         files = _described_files(folder, progress)
         builder = datasets.load_dataset_builder(str(folder), cache_dir=str(place), **options)
         converted = Path(builder.cache_dir)
@@ -164,7 +164,7 @@ def _load_local(folder: Path, place: Path, options: dict[str, Any], progress: Pr
 
 
 def _described_files(folder: Path, progress: Progress | None = None) -> dict[str, str]:
-    """The sha256 of the parquet files, and of what describes them, by name."""
+    """Return the sha256 of the parquet files and of the files that describe them, by name."""
     names = sorted(
         os.path.relpath(os.path.join(where, name), folder)
         for where, _, files in os.walk(folder)
@@ -190,8 +190,11 @@ def _is_as_written(converted: Path) -> bool:
 
 
 def _is_of(converted: Path, folder: Path, files: dict[str, str]) -> bool:
-    """Whether converted files are of these contents. Version 0.1 did not write that down: then they have to be newer
-    than the last change of each file, which no copy or archive can set back as it can a modification time."""
+    """Whether files were converted from these contents.
+
+    Version 0.1 did not record that: then they have to be newer than the change time of each file, which no copy or
+    archive can set back as it can a modification time.
+    """
     try:
         converted_from: object = json.loads(read_text(converted / CONVERTED_FROM))
         return converted_from == files

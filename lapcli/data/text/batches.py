@@ -2,10 +2,10 @@
 
 Sequence n of a run is sequence n % sequences_per_epoch of epoch n // sequences_per_epoch. Sequence i of the stream
 covers tokens [i T, i T + T]: the last target of one is the first input of the next, and every token but the stream's
-first (and the few after the last whole sequence) is a target once an epoch. Which rank takes which positions changes
-nothing.
+first (and the few after the last complete sequence) is a target once per epoch. The assignment of positions to ranks
+changes nothing.
 
-B sequences, T tokens of context.
+Shapes: B sequences, T tokens of context.
 """
 
 from functools import lru_cache
@@ -18,7 +18,7 @@ from lapcli.runtime.errors import DataError
 
 
 class TokenBatches:
-    """`shuffled`: the source is in random order already and is read as it comes; else each epoch has its own order."""
+    """Batches of a stream; `shuffled`: it is in random order already, else each epoch is shuffled."""
 
     def __init__(self, stream: TokenStream, *, context: int, batch: int, seed: int, shuffled: bool) -> None:
         self.sequences_per_epoch = max(len(stream) - 1, 0) // context
@@ -28,13 +28,13 @@ class TokenBatches:
                 "give more text or a smaller model.context"
             )
         self._stream, self._context, self._batch, self._seed, self._shuffled = stream, context, batch, seed, shuffled
-        # Two epochs: a batch may end one and begin the next. A cache of a bound method would be a reference cycle, and
-        # the stream's files would stay open until a garbage collection.
+        # Two epochs, because a batch may end one and begin the next. A cache of a bound method would be a reference
+        # cycle, and the stream's files would stay open until a garbage collection.
         count = self.sequences_per_epoch
         self._order = lru_cache(maxsize=2)(lambda epoch: np.random.default_rng([seed, epoch]).permutation(count))
 
     def sequences(self, step: int, first: int, count: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """int64 inputs_BT and targets_BT of positions first to first + count of the global batch of `step`."""
+        """Return int64 inputs_BT and targets_BT of positions [first, first + count) of the global batch of `step`."""
         tokens = np.empty((count, self._context + 1), dtype=np.int64)
         for row in range(count):
             epoch, index = divmod(step * self._batch + first + row, self.sequences_per_epoch)
@@ -44,7 +44,7 @@ class TokenBatches:
         return tokens_BT[:, :-1].contiguous(), tokens_BT[:, 1:].contiguous()
 
     def identity(self, step: int) -> str:
-        """The batch by name, for messages about it."""
+        """Return the name of a batch, for messages."""
         first, last = step * self._batch, (step + 1) * self._batch - 1
         names = [f"{n % self.sequences_per_epoch:,} of epoch {n // self.sequences_per_epoch}" for n in (first, last)]
         return f"sequences {names[0]} to {names[1]} ({self.sequences_per_epoch:,} an epoch, seed {self._seed})"

@@ -1,6 +1,6 @@
-"""The built-in text: what every Python installation says about itself.
+"""The built-in text: the documentation in every Python installation.
 
-The documentation topics of `pydoc` and the docstrings of the standard library, one document a topic and one a module.
+It has the topics of `pydoc` and the docstrings of the standard library, a document for each topic and each module.
 The sources are parsed with `ast`, never imported or run. It differs a little between Python versions, so runs are
 compared within one.
 """
@@ -19,13 +19,13 @@ from lapcli.data.sources import DocumentSource
 from lapcli.runtime.environment import cache_dir
 from lapcli.runtime.errors import DataError
 
-# Installed or not by the taste of distributors, or no library documentation.
+# Not installed by every distribution, or not documentation of the library.
 SKIPPED_FOLDERS = {
     *("test", "tests", "idle_test", "idlelib", "lib2to3", "turtledemo", "tkinter", "distutils", "ensurepip"),
     *("site-packages", "dist-packages", "lib-dynload", "__pycache__", "__phello__", "pydoc_data", "encodings"),
 }
 REPEATABLE = 40  # characters; a shorter paragraph is a heading or a name
-VERSION = 1  # of the extraction; a change of it builds the text again
+VERSION = 1  # of the extraction; changing it rebuilds the text
 
 
 class PythonDocumentation(DocumentSource):
@@ -51,7 +51,7 @@ PYTHON_DOCUMENTATION = PythonDocumentation()
 
 
 def builtin_text() -> Path:
-    """The jsonl file of the built-in text, extracted on the first call."""
+    """Return the jsonl file of the built-in text, extracted on the first call."""
     return PYTHON_DOCUMENTATION.file()
 
 
@@ -65,14 +65,14 @@ def builtin_documents(root: Path) -> Iterator[str]:
         try:
             tree = ast.parse((root / name).read_bytes())
         except (OSError, SyntaxError, ValueError):
-            continue  # a distributor's stub in another encoding is no reason to fail
+            continue  # such as a distributor's stub in another encoding
         if docstrings := list(_docstrings(tree, name.removesuffix(".py").removesuffix("/__init__").replace("/", "."))):
             yield "\n\n".join(docstrings) + "\n"
 
 
 @contextmanager
 def _collector_paused() -> Iterator[None]:
-    """Syntax trees have no cycles; looking for some among everything that is loaded takes half of the time."""
+    """Pause garbage collection: syntax trees have no cycles, and searching for them would take half of the time."""
     was_enabled = gc.isenabled()
     gc.disable()
     try:
@@ -83,7 +83,7 @@ def _collector_paused() -> Iterator[None]:
 
 
 def without_repeats(documents: Iterable[str]) -> Iterator[str]:
-    """Each paragraph once. Topics quote each other's sections, and validation must not be text that was trained on."""
+    """Drop repeated paragraphs: topics quote each other, and validation must not have text that was trained on."""
     seen: set[str] = set()
     for document in documents:
         kept = []
@@ -100,18 +100,18 @@ def without_repeats(documents: Iterable[str]) -> Iterator[str]:
 
 
 def _modules(root: Path) -> list[str]:
-    """The library's source files, relative to `root`, in an order that does not depend on the file system."""
+    """Return the library's source files, relative to `root`, in an order independent of the file system."""
     names = []
     for folder, children, files in os.walk(root):
         children[:] = [name for name in children if name not in SKIPPED_FOLDERS and "-" not in name]
         # `_sysconfigdata...` holds the compiler's flags of this machine.
         names += [os.path.join(folder, name) for name in files if name.endswith(".py") and "_sysconfigdata" not in name]
-    # Distributors leave links that lead nowhere, such as sitecustomize.py.
+    # Some distributions have broken links, such as sitecustomize.py.
     return sorted(Path(name).relative_to(root).as_posix() for name in names if os.path.isfile(name))
 
 
 def _topics(path: Path) -> Iterator[str]:
-    """The topics are one dictionary of strings, which is read as a literal."""
+    """Yield the topics, a dictionary of strings that is read as a literal."""
     if not path.is_file():
         return
     for node in ast.parse(path.read_bytes()).body:
@@ -121,7 +121,7 @@ def _topics(path: Path) -> Iterator[str]:
 
 
 def _docstrings(tree: ast.AST, name: str) -> Iterator[str]:
-    """Each under the full name of what it documents, depth first. Only statements are walked: the rest has none."""
+    """Yield each docstring below its object's full name, depth first; only statements that may have one are visited."""
     documented = isinstance(tree, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef)
     docstring = ast.get_docstring(tree) if documented else None  # type: ignore[arg-type]
     if docstring:

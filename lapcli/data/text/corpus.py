@@ -1,7 +1,7 @@
-"""A corpus: the files of a text source read as one sequence of documents, with those held out for validation apart.
+"""A corpus: the files of a text source read as one sequence of documents, split into training and validation.
 
-The source is the built-in text, a hub data set or local files. Which documents are held out, and in what order the
-rest is read, is computed from the seed.
+The source is the built-in text, a hub data set or local files. The held-out documents and the order of the others are
+computed from the seed.
 """
 
 import math
@@ -32,19 +32,19 @@ from lapcli.runtime.files import sha256_of_file
 from lapcli.runtime.progress import Progress
 
 DEFAULT_FRACTION = 1 / 20
-_READ_AT_ONCE = 1 << 26  # bytes: a corpus this small is read to learn its key
+_READ_AT_ONCE = 1 << 26  # bytes: a corpus up to this size is read to compute its key
 
 
 @dataclass(frozen=True)
 class SourceFile:
-    name: str  # within the source, as the recipe and error messages call it
+    name: str  # within the source, as in the recipe and error messages
     path: Path
     size: int
-    content: tuple[str | int, ...] | None  # a hash known without reading the file; none: it has to be read
+    content: tuple[str | int, ...] | None  # a hash known without reading the file; None: it has to be read
 
 
 class SplitDocuments(NamedTuple):
-    """Some documents in source order, those to train on and those held out."""
+    """Some documents in source order, split into those to train on and those held out."""
 
     train: list[str]
     validation: list[str]
@@ -57,7 +57,7 @@ class Corpus:
         self.source = source
         self._progress = progress
         self.files = files
-        self.skipped = 0  # nulls and empty documents of the last walk
+        self.skipped = 0  # nulls and empty documents in the last pass over the files
         self.holds_out_a_file = source.validation == "last_file" or (source.validation is None and len(files) > 1)
         if self.holds_out_a_file and len(files) < 2:
             raise DataError(
@@ -70,13 +70,13 @@ class Corpus:
 
     @cached_property
     def key(self) -> str:
-        """The key of the content and of everything that decides which document goes where."""
+        """The cache key: a hash of the content and of everything that affects the split of documents."""
         unknown = [file.path for file in self.files if file.content is None]
         hashes = iter(content_sha256(unknown, self._progress))
         return self._key([[next(hashes)] if file.content is None else file.content for file in self.files])
 
     def key_at_hand(self) -> str | None:
-        """The key, if it is known without reading large files; nothing is written."""
+        """Return the key if it is known without reading large files; nothing is written."""
         hashes = []
         for file in self.files:
             known = file.content or [remembered_sha256(file.path)]
@@ -86,13 +86,13 @@ class Corpus:
         return None if [None] in hashes else self._key(hashes)
 
     def key_of_0_1(self) -> str:
-        """The key of version 0.1, under which its caches are found."""
+        """Return the key that version 0.1 would have used, to find its caches."""
         return self._key(
             [fingerprint_of_0_1(file.path) if file.content is None else file.content for file in self.files]
         )
 
     def is_older_than(self, cache: Path) -> bool:
-        """Whether no local file has changed since that file was written, whatever its modification time says."""
+        """Whether no local file has changed since `cache` was written, by change times, which cannot be set back."""
         written = cache.stat().st_mtime_ns
         return all(file.path.stat().st_ctime_ns < written for file in self.files if file.content is None)
 
@@ -103,9 +103,9 @@ class Corpus:
         return digest(settings, [(file.name, content) for file, content in zip(self.files, contents, strict=True)])
 
     def parts(self, doing: str, *, only_train: bool = False) -> Iterator[SplitDocuments]:
-        """Every document once, in source order."""
+        """Yield every document once, in source order; `doing` names the work for the progress bar."""
         count = None if self.holds_out_a_file else self._count
-        self.skipped = 0  # only now: counting skips them too
+        self.skipped = 0  # after counting, which counts skipped documents too
         if count is None:
             for documents in self._documents(self.files[:-1], doing):
                 yield SplitDocuments(documents, [])
@@ -139,7 +139,7 @@ class Corpus:
 
     @cached_property
     def _count(self) -> int:
-        """The number of documents, which a fraction is of. It takes a reading of the source."""
+        """The number of documents, for a fraction of them; it takes a pass over the source."""
         count = sum(len(documents) for documents in self._documents(self.files, "counting documents"))
         if count == 0:
             raise DataError(f"{self.source.train} has no text in it; check data.train, data.files and data.column")
@@ -158,22 +158,22 @@ class Corpus:
             for share, documents in batches:
                 if self._progress:
                     self._progress(doing, done + int(share * file.size), self.size)
-                kept = [document[: self.source.crop] for document in documents if document]
-                self.skipped += len(documents) - len(kept)
-                if kept:
-                    yield kept
+                cropped = [document[: self.source.crop] for document in documents if document]
+                self.skipped += len(documents) - len(cropped)
+                if cropped:
+                    yield cropped
             done += file.size
 
 
 def document_order(count: int, seed: int, purpose: str) -> np.ndarray:
-    """A permutation of `count` documents, its own for each purpose."""
+    """Return a permutation of `count` documents, a different one for each purpose."""
     return np.random.default_rng([seed, *purpose.encode()]).permutation(count)
 
 
 def held_out(count: int, fraction: float, seed: int | None) -> np.ndarray:
-    """bool [count]: the documents of validation, at least one and never all.
+    """Return a mask of the validation documents, at least one and never all.
 
-    They are the last ones of the shuffled order, or of the source's own where it is in random order already (no seed).
+    They are the last of the shuffled order, or without a seed of the source's own order, which is random already.
     """
     held = min(max(math.ceil(count * fraction), 1), count - 1)
     order = np.arange(count) if seed is None else document_order(count, seed, "validation")
@@ -183,14 +183,14 @@ def held_out(count: int, fraction: float, seed: int | None) -> np.ndarray:
 
 
 def cut_in_two(document: str, fraction: float) -> tuple[str, str]:
-    """One document as a part to train on and a last part to validate on, cut after a newline or else a space."""
+    """Split a document into a part to train on and a last part to validate on, after a newline or else a space."""
     if len(document) < 2:
         raise DataError("the text is a single character, which cannot be trained and validated on; give more text")
     target = min(max(round(len(document) * (1 - fraction)), 1), len(document) - 1)
     for mark in ("\n", " "):
         before = document.rfind(mark, 0, target) + 1
         after = document.find(mark, target, -1) + 1
-        # The nearer of both, but not one so far off that another share would be held out.
+        # The nearer of both, but none so far off that the held-out share would be a very different one.
         near = [cut for cut in (before, after) if cut and abs(cut - target) <= min(target, len(document) - target) / 2]
         if near:
             target = min(near, key=lambda cut: abs(cut - target))
@@ -199,7 +199,7 @@ def cut_in_two(document: str, fraction: float) -> tuple[str, str]:
 
 
 def open_corpus(source: TextSource, progress: Progress | None = None) -> Corpus:
-    """The source's files, downloaded where they are missing; nothing of a file's text is read."""
+    """Open the source's files, downloading missing ones; no text is read yet."""
     if source.train == UNKNOWN:
         raise DataError("the run was imported, and what it was trained on is not known; name a text with --data")
     if named := _row_source(source):
@@ -218,7 +218,7 @@ def open_corpus(source: TextSource, progress: Progress | None = None) -> Corpus:
 
 
 def corpus_at_hand(source: TextSource) -> Corpus | None:
-    """The corpus if nothing need be downloaded or extracted for it."""
+    """Open the corpus; None if something would have to be downloaded or extracted."""
     if (named := _row_source(source)) and not named.folder().is_dir():
         return None
     if source.train.startswith("hub:"):
@@ -234,7 +234,7 @@ def _row_source(source: TextSource) -> RowSource | None:
 
 
 def hub_list(source: TextSource) -> tuple[str, list[str]]:
-    """The data set's name and its files, in the order of the recipe."""
+    """Return the data set's name and its files, in the order of the recipe."""
     names = expand_ranges(source.files or [])
     _check(source, names)
     return source.train.removeprefix("hub:"), names

@@ -1,6 +1,6 @@
 """Token ids on disk: documents are written once into shards of bounded size, and read as one memory-mapped stream.
 
-BOS stands before each document. They are in source order, or shuffled without holding the corpus in memory.
+Each document begins with BOS. Documents are in source order, or shuffled without loading the corpus into memory.
 """
 
 import hashlib
@@ -21,7 +21,7 @@ SHARD_TOKENS = 1 << 27
 
 
 def token_dtype(vocab: int) -> np.dtype:
-    """Little-endian on every machine, so that hashes and copied caches agree."""
+    """Return the dtype of ids, little-endian on every machine, so that hashes and copied caches agree."""
     return np.dtype("<u2" if vocab <= 1 << 16 else "<u4")
 
 
@@ -34,7 +34,7 @@ class ShardWriter:
         self._hash = hashlib.sha256()
         self._blocks = BlockHasher()
         self.shards: list[tuple[str, int]] = []  # file name and tokens of each
-        self.sums: dict[str, str] = {}  # of the blocks of each closed file
+        self.sums: dict[str, str] = {}  # checksums of the blocks of each closed file
         self.tokens = 0
 
     def append(self, ids: np.ndarray) -> None:
@@ -53,7 +53,7 @@ class ShardWriter:
             ids = ids[len(taken) :]
 
     def close(self) -> str:
-        """The sha256 of all ids."""
+        """Close the last file and return the sha256 of all ids."""
         if self._file is not None and not self._file.closed:
             self._file.close()
             self.sums[self.shards[-1][0]] = self._blocks.hexdigest()
@@ -67,10 +67,10 @@ class ShardWriter:
 
 
 class TokenStream:
-    """Shards as ONE stream of token ids. Nothing is read before it is asked for.
+    """Shards as one stream of token ids, read on demand.
 
-    `sums` holds the checksums of each file's blocks, which are verified when they are first read, and `vocab` the bound
-    of the ids; files that are still being made have none.
+    `sums` has the checksums of each file's blocks, which are verified when they are first read, and `vocab` is the
+    bound of the ids; both are None for files that are still being written.
     """
 
     def __init__(
@@ -94,11 +94,11 @@ class TokenStream:
         return int(self._starts[-1])
 
     def read(self, start: int, count: int) -> np.ndarray:
-        """int64 copy of ids [start, start + count), across shard borders."""
+        """Return an int64 copy of ids [start, start + count), across shard borders."""
         return self.read_raw(start, count).astype(np.int64)
 
     def read_raw(self, start: int, count: int) -> np.ndarray:
-        """Ids as they are stored; a view of the file where one shard holds all of it."""
+        """Return ids in the dtype of the files; a view of the file if they are all in one shard."""
         if start < 0 or count < 0 or start + count > len(self):
             raise IndexError(f"tokens {start:,} to {start + count:,} of a stream of {len(self):,}")
         if count == 0:
@@ -121,16 +121,16 @@ def shards_are_whole(folder: Path, shards: Sequence[tuple[str, int]], dtype: np.
     )
 
 
-ENCODED_AT_ONCE = 1 << 22  # characters; enough for every core, few enough to hold
+ENCODED_AT_ONCE = 1 << 22  # characters: enough work for all cores, few enough for memory
 PIECE = 1 << 16  # characters that one core encodes at a time
 
-# No token reaches from a newline into a word (see SPLIT_PATTERN), so a long document may be cut there: encoded in
-# pieces, on all cores, it gives the tokens of the whole.
+# No token spans a newline and the word after it (see SPLIT_PATTERN), so a long document may be cut there: encoded in
+# pieces, on all cores, it has the same tokens.
 SAFE_CUT = re.compile(r"\n(?=\w)")
 
 
 def pieces(document: str, limit: int = PIECE) -> Iterator[str]:
-    """The document in parts of about `limit` characters that are encoded as in the whole."""
+    """Cut a document into pieces of about `limit` characters whose tokens are those of the document."""
     start = 0
     while len(document) - start > limit and (cut := SAFE_CUT.search(document, start + limit)):
         yield document[start : cut.end()]
@@ -140,18 +140,18 @@ def pieces(document: str, limit: int = PIECE) -> Iterator[str]:
 
 class Written(NamedTuple):
     shards: list[tuple[str, int]]  # file name and tokens of each
-    sums: dict[str, str]  # of the blocks of each file
+    sums: dict[str, str]  # checksums of the blocks of each file
     sha256: str  # of all tokens
 
 
 class DocumentWriter:
-    """Writes `name`'s shards. `seed` shuffles the documents; none keeps their order."""
+    """Encodes documents and writes the shards of `name`. `seed` shuffles the documents; None keeps their order."""
 
     def __init__(self, folder: Path, name: str, tokenizer: Tokenizer, seed: int | None) -> None:
         self._folder, self._name, self._tokenizer, self._seed = folder, name, tokenizer, seed
         self._dtype = token_dtype(tokenizer.vocab_size)
         self._writer = ShardWriter(folder, name if seed is None else f"unshuffled-{name}", self._dtype)
-        self._starts = array("q")  # of each document, in tokens
+        self._starts = array("q")  # position of each document's first token
         self._waiting: list[tuple[bool, str]] = []  # pieces, and whether each begins a document
         self._waiting_characters = 0
 
@@ -185,7 +185,7 @@ class DocumentWriter:
         self._waiting, self._waiting_characters = [], 0
 
     def _shuffle(self, seed: int) -> Written:
-        """From a memory map in source order to the final shards: the corpus may be larger than memory."""
+        """Copy documents from a memory map in source order to the final shards: the corpus may not fit into memory."""
         source = TokenStream(self._folder, self._writer.shards, self._dtype)
         ends = np.append(np.frombuffer(self._starts, dtype=np.int64)[1:], len(source))
         final = ShardWriter(self._folder, self._name, self._dtype)

@@ -2,7 +2,7 @@
 
 Text is split into pieces (SPLIT_PATTERN), each piece is its UTF-8 bytes, and the learned merges join them. Ids 0-255
 are the bytes themselves, then come the merges in the order in which they were learned, and the last nine are special
-tokens. Tests compare the ids with rustbpe, the trainer of nanochat: they are the same, ties included.
+tokens. Tests compare the ids with those of rustbpe, nanochat's trainer: they are the same, ties included.
 """
 
 import hashlib
@@ -41,12 +41,12 @@ SPLIT_PATTERN = (
 
 LONE_SURROGATE = re.compile("[\ud800-\udfff]")
 
-# What a tokenizer that changes text (lower-casing, normalising, a space in front) would not give back.
+# Text that a tokenizer which changes text (lower-casing, normalising, a space in front) would not reproduce.
 PROBE = "Zwölf  Boxkämpfer\r\n\te\u0301 \u00e9\u3000\U0001f600\x00 it's 1234<|bos|>\n\n"
 
 
 def _byte_characters() -> list[str]:
-    """The printable character by which `tokenizers` writes each byte: itself where printable, else from U+0100 on."""
+    """Return the character by which `tokenizers` writes each byte: itself if printable, else one from U+0100 on."""
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = [byte for byte in range(256) if byte not in printable]
     return [chr(byte) if byte in printable else chr(256 + others.index(byte)) for byte in range(256)]
@@ -57,7 +57,7 @@ BYTE_OF_CHARACTER = {character: byte for byte, character in enumerate(BYTE_CHARA
 
 
 class Tokenizer:
-    """Text to ids and back. Ordinary text never gives a special token, whatever it contains."""
+    """Converts text to ids and back. Text is never encoded to a special token, whatever it contains."""
 
     def __init__(self, inner: tokenizers.Tokenizer) -> None:
         inner.no_padding()
@@ -86,7 +86,7 @@ class Tokenizer:
 
     @classmethod
     def from_text(cls, text: str, path: str | Path) -> "Tokenizer":
-        """The content of a tokenizer.json; errors name `path`."""
+        """Load the content of a tokenizer.json; errors name `path`."""
         try:
             inner = tokenizers.Tokenizer.from_str(text)
         except Exception as error:  # the library raises plain Exception for anything that it cannot read
@@ -112,14 +112,14 @@ class Tokenizer:
         return ids
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
-        """On all cores. A lone surrogate has no UTF-8 bytes and becomes U+FFFD."""
+        """Encode texts on all cores. A lone surrogate, which has no UTF-8 bytes, becomes U+FFFD."""
         clean = [LONE_SURROGATE.sub("\ufffd", text) for text in texts]
         if not self._cuts_at_blanks or max(map(len, clean), default=0) <= _LONG_TEXT:
             return [encoding.ids for encoding in self._inner.encode_batch_fast(clean, add_special_tokens=False)]
         return [self._encode_in_parts(text) for text in clean]
 
     def _encode_in_parts(self, text: str) -> list[int]:
-        """The same ids as of the whole text, which would take two hundred bytes of memory for each of its bytes."""
+        """Encode a long text in parts, with the same ids: at once it would take 200 bytes of memory per byte."""
         ids: list[int] = []
         parts = cut_at_blanks(text, _LONG_TEXT // 64)
         while some := list(islice(parts, 64)):
@@ -128,15 +128,15 @@ class Tokenizer:
         return ids
 
     def decode(self, ids: Iterable[int]) -> str:
-        """Text; bytes that are not valid UTF-8, such as those of a truncated character, become U+FFFD."""
+        """Decode to text; bytes that are not valid UTF-8, such as those of a truncated character, become U+FFFD."""
         return self.decode_bytes(ids).decode("utf-8", errors="replace")
 
     def decode_bytes(self, ids: Iterable[int]) -> bytes:
-        """Exact for any ids; a special token gives its name."""
+        """Decode any ids to their exact bytes; a special token becomes its name."""
         return b"".join(self._bytes[self._checked(int(id_))] for id_ in ids)
 
     def byte_lengths(self) -> np.ndarray:
-        """int32 [vocab]: the bytes of text that each id stands for, none for special tokens (for bits per byte)."""
+        """Return the number of text bytes of each id, int32, 0 for special tokens (for bits per byte)."""
         ordinary = [len(raw) for raw in self._bytes[: -len(SPECIAL_TOKENS)]]
         return np.array(ordinary + [0] * len(SPECIAL_TOKENS), dtype=np.int32)
 
@@ -152,9 +152,11 @@ _BLANK = re.compile(r"(?<=\S) (?=\S)|(?<=\n)(?=\S)")
 
 
 def cut_at_blanks(text: str, length: int) -> Iterator[str]:
-    """Parts of at least so many characters, cut where SPLIT_PATTERN splits anyway: before a single space between other
-    characters, which only begins a piece, and after a newline, which only ends one. Text that has neither for a million
-    characters is cut all the same."""
+    """Cut text into parts of at least `length` characters where SPLIT_PATTERN splits anyway.
+
+    That is before a single space between other characters, which can only begin a piece, and after a newline, which
+    can only end one. Text that has neither for a million characters is cut nevertheless.
+    """
     start = 0
     while start + length + _UNBROKEN < len(text):
         first = start + length
@@ -173,7 +175,7 @@ def _incomplete(path: str | Path, error: Exception) -> DataError:
 
 
 def _bytes_of_ids(inner: tokenizers.Tokenizer) -> list[bytes]:
-    """The bytes of every id; refuses a tokenizer that is not byte-level or lacks our special tokens at its end."""
+    """Return the bytes of every id; DataError for a tokenizer that is not byte-level or lacks our special tokens."""
     size = inner.get_vocab_size()
     added = {token.content: id_ for id_, token in inner.get_added_tokens_decoder().items() if token.special}
     expected = {name: size - len(SPECIAL_TOKENS) + i for i, name in enumerate(SPECIAL_TOKENS)}
@@ -210,13 +212,13 @@ def _assemble(model: models.BPE, pattern: str = SPLIT_PATTERN) -> tokenizers.Tok
     return inner
 
 
-#: The trainer takes quadratic time in the length of a word: 46 seconds for one of 200,000 bytes. No word is that long;
-#: what is, such as the rest of a file that a crash filled with one byte, is taken for several.
+#: The trainer takes quadratic time in the length of a word: 46 seconds for 200,000 bytes. No real word is that long;
+#: a run that is, such as the rest of a file that a crash filled with one byte, is split.
 _LONG_RUN = re.compile(r"\w{2048}|\s{2048}|[^\w\s]{2048}")
 
 
 def train_tokenizer(texts: Iterable[str], vocab: int, *, max_chars: int, crop: int) -> Tokenizer:
-    """Learn `vocab` tokens, specials included, from the first `crop` characters of each text, `max_chars` in all."""
+    """Learn `vocab` tokens with the special ones, from the first `crop` characters of each text, `max_chars` in all."""
     texts = iter(texts)
     first = next(texts, None)
     if first is None:
@@ -240,10 +242,10 @@ def train_tokenizer(texts: Iterable[str], vocab: int, *, max_chars: int, crop: i
 
 
 def tokenizer_from_ranks(ranks: Mapping[bytes, int], pattern: str, special: Mapping[str, int]) -> Tokenizer:
-    """The tokenizer of tiktoken's tables; DataError if it is none with our special tokens at its end.
+    """Build a tokenizer from tiktoken's tables; DataError if its last tokens are not our special ones.
 
-    tiktoken joins any two neighbours whose bytes together are a token, the one of lowest rank first. So each token is
-    a merge of every two tokens that it can be cut into.
+    tiktoken merges any two neighbours whose bytes together are a token, the one of lowest rank first. So each token
+    gets a merge for every two tokens that it can be split into.
     """
     ordered = sorted(ranks, key=lambda token: ranks[token])
     expected = {name: len(ordered) + i for i, name in enumerate(SPECIAL_TOKENS)}

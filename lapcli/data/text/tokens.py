@@ -1,11 +1,11 @@
-"""From a recipe's text source to memory-mapped token ids: done once, kept in the cache, opened at once ever after.
+"""From a recipe's text source to memory-mapped token ids: tokenised once and cached.
 
 cache/tokenizers/KEY/{index.json, tokenizer.json}     by the source's content and the tokenizer's settings
 cache/text/KEY/{index.json, *.bin}                    by the source's content, the split and the tokenizer
 
-Both are verified when they are read: the tokenizer whole, token ids by block. Version 0.1 kept no checksums, and knew
-local files by size, modification time and both ends; what it left is verified once, by the identity that it wrote, and
-kept.
+Both are verified when they are read: the tokenizer completely, token ids by block. Version 0.1 stored no checksums, and
+identified local files by size, modification time and both ends; its caches are verified once, by the identity that it
+wrote, and adopted.
 """
 
 import contextlib
@@ -34,7 +34,7 @@ from lapcli.runtime.progress import Progress
 
 log = logging.getLogger(__name__)
 
-VERSION = 1  # of the files under cache/text and cache/tokenizers; a change of it builds them again
+VERSION = 1  # of the files under cache/text and cache/tokenizers; changing it rebuilds them
 TOKENIZER = "tokenizer.json"
 _PARTS = ("train", "validation")
 _READ_AT_ONCE = 1 << 22
@@ -42,12 +42,12 @@ _READ_AT_ONCE = 1 << 22
 
 @dataclass(frozen=True)
 class TextData:
-    """What a language model trains on and is validated on."""
+    """The tokenizer and the tokens that a language model is trained and validated on."""
 
     tokenizer: Tokenizer
     train: TokenStream
     validation: TokenStream
-    identity: str  # sha256 of both streams and the tokenizer: the same wherever the same text was prepared
+    identity: str  # sha256 of both streams and the tokenizer, the same on every machine
     documents: int
     description: str
     folder: Path  # of the shards
@@ -58,7 +58,7 @@ class TextData:
 def prepare_text(
     source: TextSource, tokenizer: TokenizerSection | Tokenizer, *, progress: Progress | None = None
 ) -> TextData:
-    """Download, train the tokenizer unless it is given, tokenise: whatever of it has not been done before.
+    """Download, train the tokenizer unless it is given, and tokenise; results in the cache are reused.
 
     Safe to call on every rank.
     """
@@ -74,7 +74,7 @@ def prepare_text(
 
 
 def describe_source(source: TextSource, tokenizer: TokenizerSection) -> str:
-    """Where the text would come from and how much of the work is done; downloads and builds nothing."""
+    """Describe the source of the text and how much of it is prepared; downloads and builds nothing."""
     remote = source.train.startswith("hub:")
     if remote:
         repository, names = hub_list(source)
@@ -113,15 +113,15 @@ def _is_tokenised(corpus: Corpus, section: TokenizerSection) -> bool:
 
 
 def _prepare_tokenizer(corpus: Corpus, section: TokenizerSection, progress: Progress | None) -> Tokenizer:
-    """The one that the recipe names, or one trained on the documents to train on."""
+    """Return the tokenizer that the recipe names, or train one on the training documents."""
     if section.file:
-        given = Tokenizer.from_file(Path(section.file).expanduser())
-        if given.vocab_size != section.vocab:
+        named = Tokenizer.from_file(Path(section.file).expanduser())
+        if named.vocab_size != section.vocab:
             raise DataError(
-                f"{section.file} has {given.vocab_size:,} tokens, but tokenizer.vocab says {section.vocab:,}; "
-                f"set tokenizer.vocab to {given.vocab_size}"
+                f"{section.file} has {named.vocab_size:,} tokens, but tokenizer.vocab says {section.vocab:,}; "
+                f"set tokenizer.vocab to {named.vocab_size}"
             )
-        return given
+        return named
 
     def train(folder: Path) -> None:
         refuse_damaged_blobs([file.path for file in corpus.files], progress)
@@ -146,7 +146,7 @@ def _prepare_tokenizer(corpus: Corpus, section: TokenizerSection, progress: Prog
         return True
 
     def adopt(folder: Path) -> None:
-        """One of version 0.1, if there is text that was tokenised with it: that folder's name tells its sha256."""
+        """Adopt one of version 0.1 if there is text tokenised with it: that folder's name depends on its sha256."""
         key = corpus.key_of_0_1()
         old = _tokenizer_folder(key, section)
         if (old / INDEX).exists() or not (old / TOKENIZER).is_file():
@@ -192,7 +192,7 @@ def _tokenise(folder: Path, corpus: Corpus, tokenizer: Tokenizer, progress: Prog
             raise DataError(
                 f"{corpus.source.train} has no text for {part}; check data.train, data.files and data.validation"
             )
-    if open_corpus(corpus.source).key != corpus.key:  # edited while it was read: the key would name other content
+    if open_corpus(corpus.source).key != corpus.key:  # edited while it was read: the key is of other content
         raise corpus.changed_meanwhile()
     index = {
         "identity": digest(hashes, tokenizer.sha256),
@@ -206,7 +206,7 @@ def _tokenise(folder: Path, corpus: Corpus, tokenizer: Tokenizer, progress: Prog
 
 
 def _is_whole(folder: Path) -> bool:
-    """The index and the sizes; the shards' content is verified where it is read."""
+    """Whether the index and the sizes are intact; the content of shards is verified when it is read."""
     try:
         index = read_index(folder)
         dtype = token_dtype(index["vocab"])
@@ -216,7 +216,7 @@ def _is_whole(folder: Path) -> bool:
 
 
 def _adopt_text(folder: Path, corpus: Corpus, tokenizer: Tokenizer) -> None:
-    """Token ids of version 0.1, hashed once: they must have the identity that was written with them."""
+    """Adopt token ids of version 0.1 after hashing them, if they match the identity that was written with them."""
     old = _text_folder(corpus.key_of_0_1(), tokenizer.sha256)
     index = _index_of_0_1(old)
     if index is None:
@@ -230,35 +230,35 @@ def _adopt_text(folder: Path, corpus: Corpus, tokenizer: Tokenizer) -> None:
     hashes: dict[str, str] = {}
     sums: dict[str, dict[str, str]] = {part: {} for part in _PARTS}
     for part in _PARTS:
-        whole = hashlib.sha256()
+        all_ids = hashlib.sha256()
         for name, _ in index["shards"][part]:
             blocks = BlockHasher()
             with open_to_read(old / name) as file:
                 while content := file.read(_READ_AT_ONCE):
-                    whole.update(content)
+                    all_ids.update(content)
                     blocks.update(content)
                     ids = np.frombuffer(content, dtype)
                     zero_bytes |= bool(has_zero_bytes[ids[ids < len(has_zero_bytes)]].any())
             sums[part][name] = blocks.hexdigest()
-        hashes[part] = whole.hexdigest()
+        hashes[part] = all_ids.hexdigest()
     if digest(hashes, tokenizer.sha256) != index["identity"] or index["vocab"] != tokenizer.vocab_size:
         log.warning("%s is damaged (its content does not match its identity); building it again", old)
         remove(old)
         return
     if zero_bytes and any(is_text(file.name) for file in corpus.files):
-        return  # text files with zero bytes, such as those of UTF-16, were accepted then
+        return  # version 0.1 accepted text files with zero bytes, such as UTF-16
     write_index(old, {**index, "sums": sums})
     _rename(old, folder)
 
 
 def _rename(old: Path, folder: Path) -> None:
     if old != folder:
-        with contextlib.suppress(OSError):  # without locks another process may have been faster
+        with contextlib.suppress(OSError):  # without locks another process may have renamed it first
             move(old, folder)
 
 
 def _index_of_0_1(folder: Path) -> dict[str, Any] | None:
-    """The index of a folder that version 0.1 finished, whose files have their sizes."""
+    """Return the index of a folder that version 0.1 completed, if its files have the right sizes."""
     try:
         index = json.loads(read_text(folder / INDEX))
         if set(index) != {"identity", "vocab", "documents", "skipped", "shards"}:

@@ -1,4 +1,4 @@
-"""Head operators, one file each; which heads of a layer have which is the head plan's to say."""
+"""Head operators, one file each; the head plan assigns them to the heads of a layer."""
 
 from lapcli.heads.operators.operator import OPERATORS, Operator, operator_with
 

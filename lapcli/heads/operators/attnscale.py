@@ -1,7 +1,7 @@
 """AttnScale (Wang et al., 2022, arXiv 2203.05962): `y = (U + (1 + s)(P - U)) v = o + s (o - m)`.
 
-It amplifies what attention does beyond the mean `m` of the visible values. `strength` s is learnt for each head and
-starts at 0, which is plain attention. Under a causal mask `U` is uniform over the tokens so far, a form of our own.
+It amplifies the deviation of attention from the mean `m` of the visible values. `strength` s is learnt for each head
+and starts at 0, which is plain attention. Under a causal mask `U` is uniform over the tokens so far, our own extension.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Centered self-attention (Ali, Galanti and Wolf, 2023, arXiv 2306.01610): `y = (P - U) v = o - m`.
 
 `U` is the uniform matrix over the visible keys, and `m` the mean of their values: under a causal mask the cumulative
-one. Rows sum to zero as those of `I - P` do, but the token's own value does not stand out: the nearest relative without
-parameters, and a control for it.
+mean. Rows sum to zero as those of `I - P` do, but the token's own value has no special weight: the closest relative of
+the Laplacian without parameters, and a control for it.
 """
 
 from __future__ import annotations

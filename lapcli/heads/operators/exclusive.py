@@ -1,8 +1,8 @@
-"""Exclusive self-attention (2026, arXiv 2603.09078): `y = o - (o . v / |v|^2) v`, what attention adds to the own value.
+"""Exclusive self-attention (2026, arXiv 2603.09078): `y = o - (o . v / |v|^2) v`.
 
-The part of the output along the token's own value is removed; under a causal mask nothing is left of the first token.
-With `gate: tanh` a head learns how much of it to remove, `y = o - tanh(a) (o . v / |v|^2) v`, from a = 0 on, which is
-plain attention (modded-nanogpt's form). The projection is not linear in `v`; |v|^2 is held above 1e-8.
+The component of the output along the token's own value is removed; under a causal mask the first token's output is 0.
+With `gate: tanh` a head learns how much of it to remove, `y = o - tanh(a) (o . v / |v|^2) v`, starting at a = 0, which
+is plain attention (modded-nanogpt's form). The projection is not linear in `v`; |v|^2 is clamped to at least 1e-8.
 """
 
 from __future__ import annotations

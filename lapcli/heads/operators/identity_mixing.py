@@ -1,8 +1,8 @@
 """Identity mixing, `y = alpha v + beta o`, and its two ends: attention (0, 1) and the control `value-only` (1, 0).
 
-The Laplacian head is (1, -1). The output projection absorbs the scale and the sign of a head, so what matters is alpha
-to beta: with a learnt alpha that starts at 0 each head chooses between attention and, up to sign and scale, the
-Laplacian. A head of `value-only` sees its own values alone, which tells what `I` does in `I - P` without `P`.
+The Laplacian head is (1, -1). The output projection absorbs the scale and the sign of a head, so only the ratio of
+alpha to beta matters: with a learnt alpha that starts at 0 each head chooses between attention and, up to sign and
+scale, the Laplacian. A head of `value-only` sees only its own values, which shows the effect of `I` in `I - P`.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class Mix(Operator):
 
     def apply(self, v_BHTD: Tensor, o_BHTD: Tensor, state: HeadState) -> Tensor:
         alpha, beta = (self.value(name, state.parameters) for name in self.learnable)
-        # A constant of 0 or 1 is left out, not multiplied by: `alpha: 0, beta: 1` is attention to the bit.
+        # A constant of 0 or 1 is skipped instead of multiplied: `alpha: 0, beta: 1` is bitwise attention.
         scaled_BHTD = o_BHTD if _is(beta, 1) else beta * o_BHTD
         return scaled_BHTD if _is(alpha, 0) else scaled_BHTD + alpha * v_BHTD
 
@@ -46,7 +46,7 @@ def _is(value: object, number: float) -> bool:
 
 @dataclass(frozen=True)
 class Attention(Operator):
-    """Plain attention, to leave some of the last heads as they are."""
+    """Plain attention, to exempt some of the last heads from other operators."""
 
     name = "attention"
     letter = "A"

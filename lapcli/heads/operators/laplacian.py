@@ -1,7 +1,7 @@
 """The Laplacian head of the paper (equation 3): `y = (I - P) v = v - o`.
 
-Rows sum to zero: what is constant over the tokens vanishes, and so does the first token under a causal mask. Layers
-whose only operator this is go through `lapcli/heads/laplacian.py`, with the same formula for the last heads.
+Rows sum to zero: a constant over the tokens vanishes, and so does the first token under a causal mask. Layers that
+have only this operator use `lapcli/heads/laplacian.py`, which applies the same formula to the last heads.
 """
 
 from __future__ import annotations

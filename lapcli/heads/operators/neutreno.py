@@ -1,6 +1,6 @@
 """NeuTRENO (Nguyen et al., 2023, arXiv 2312.00751): `y = o + s (v1 - v)`, v1 the same head's values in the first layer.
 
-It holds tokens to what they were at the start. `strength` s is fixed: 0.6 in the released DeiT, 0.4 in its language
+It pulls tokens back to their initial values. `strength` s is fixed: 0.6 in the released DeiT, 0.4 in its language
 model. In the first layer v1 is v, and the head is plain attention.
 """
 

@@ -1,11 +1,11 @@
-"""What a head operator is: what a head makes of its values `v` and of what attention made of them, `o = P v`.
+"""The interface of head operators: a head's output as a function of its values `v` and of attention's, `o = P v`.
 
 To add one, write a frozen dataclass that subclasses `Operator`: its fields are the constants that a recipe may set.
 Name it in `OPERATORS`, or add it from another package with `extensions.add("operator", ...)`. These files import torch
-for type checkers alone: recipes are checked before torch is there.
+only for type checkers, because recipes are checked before torch is imported.
 
 An operator is an epilogue of SDPA and never sees `P`. With a cache it sees the current tokens, and the mean is that of
-all cached values, so that no operator keeps anything of its own between tokens.
+all cached values, so no operator has state of its own between tokens.
 
 Shapes: B batch, H the operator's own heads, T query tokens, S key tokens, D head size, C width of the layer.
 """
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 MEAN, FIRST_VALUES, INPUT = "the mean of the visible values", "the first layer's values", "the layer's input"
-LARGEST = 1e3  # of a constant; a typo with some zeros too many is beyond it
+LARGEST = 1e3  # of a constant; catches a typo with too many zeros
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ class Learnt:
 
 @dataclass(frozen=True)
 class HeadState:
-    """What an operator may use beside `v` and `o`; what it does not declare in `needs` is None."""
+    """Further inputs of an operator besides `v` and `o`; those that it does not declare in `needs` are None."""
 
     parameters: Mapping[str, Tensor]
     mean_BHTD: Tensor | None = None
@@ -49,9 +49,9 @@ class HeadState:
 
 @dataclass(frozen=True)
 class Dense:
-    """The same with all matrices written out: what `Operator.dense` defines the operator with, for tests.
+    """The inputs with all matrices written out, from which `Operator.dense` defines the operator for tests.
 
-    `I_TS` has its ones where a query token stands among the keys, `U_BHTS` is 1 / n over the n visible keys.
+    `I_TS` has its ones at the query tokens' places among the keys, `U_BHTS` is 1 / n over the n visible keys.
     """
 
     P_BHTS: Tensor
@@ -70,25 +70,25 @@ class Operator:
     name: ClassVar[str]
     letter: ClassVar[str]  # in the printed grid of heads
     needs: ClassVar[frozenset[str]] = frozenset()
-    learnable: ClassVar[tuple[str, ...]] = ()  # constants that a recipe may name in `learn`, a number for each head
-    choices: ClassVar[Mapping[str, tuple[str, ...]]] = {}  # of constants that are words
+    learnable: ClassVar[tuple[str, ...]] = ()  # constants that a recipe may name in `learn`: then one per head
+    choices: ClassVar[Mapping[str, tuple[str, ...]]] = {}  # allowed values of constants that are words
 
     def apply(self, v_BHTD: Tensor, o_BHTD: Tensor, state: HeadState) -> Tensor:
         raise NotImplementedError
 
     def dense(self, dense: Dense) -> Tensor:
-        """The definition with the T x S matrices."""
+        """Compute the definition with the T x S matrices."""
         raise NotImplementedError
 
     def flops(self, head_size: int, width: int) -> int:
-        """Additions and multiplications for one token of one head, forward, beyond plain attention's."""
+        """Return the FLOPs per token and head in the forward, beyond those of plain attention."""
         raise NotImplementedError
 
     def parameters(self, heads: int, head_size: int, width: int) -> dict[str, Learnt]:
         return {name: Learnt((heads,), start=getattr(self, name)) for name in getattr(self, "learn", ())}
 
     def value(self, name: str, parameters: Mapping[str, Tensor]) -> Any:
-        """A constant, or the learnt number of each head in its place."""
+        """Return a constant, or its learnt values, one per head, shaped to broadcast over T and D."""
         learnt = parameters.get(name)
         return getattr(self, name) if learnt is None else learnt[:, None, None]
 
@@ -97,13 +97,13 @@ class Operator:
         return bool(self.parameters(1, 1, 1))
 
     def constants(self) -> dict[str, Any]:
-        """All of them as a recipe writes them: what the metadata of the weights says."""
+        """Return all constants in the form of a recipe, for the metadata of the weights."""
         values = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
         return {name: list(value) if isinstance(value, tuple) else value for name, value in values.items()}
 
 
 def operator_with(name: str, constants: Mapping[str, Any]) -> Operator:
-    """The operator of that name; ValueError where a constant is not one of its own or is out of range."""
+    """Build the operator of that name; ValueError if a constant is unknown or out of range."""
     kind = OPERATORS[name]
     known = {field.name: field for field in dataclasses.fields(kind)}
     values: dict[str, Any] = {}

@@ -3,7 +3,7 @@
     y = (alpha I + beta P - gamma U) v = alpha v + beta o - gamma m
 
 All three are learnt for each head and start at 1: with small logits P is near U, and the head starts near the identity.
-There it replaces the skip connection; here it is a head of an ordinary block.
+In those papers it replaces the skip connection; here it is a head of an ordinary block.
 """
 
 from __future__ import annotations

@@ -1,1 +1,1 @@
-"""The parts of self-supervised training: losses, masks, schedules, k-NN, and the warning of a collapse."""
+"""Parts of self-supervised training: losses, their compiled kernels, and monitoring by k-NN and signs of collapse."""

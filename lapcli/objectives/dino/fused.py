@@ -1,11 +1,11 @@
-"""The elementwise work of Sinkhorn-Knopp and of the cross entropy with its targets, written for the compiler.
+"""The elementwise work of Sinkhorn-Knopp and of the cross entropy with its targets, written for torch.compile.
 
-The formulas are those of losses.py, in base 2: exp2 is one instruction of a GPU. Each function becomes one or two
-kernels which read the logits, bf16 where the run computes in it, and write no matrix but the result. Sums over
-processes stand between the functions, and temperatures that change with the step are tensors: a number would be a new
-graph each time.
+The formulas are those of losses.py, in base 2: exp2 is a single instruction of a GPU. Each function becomes one or two
+kernels, which read the logits, in bf16 if the run computes in it, and write no other matrix than the result. Sums over
+processes are computed between the functions, and temperatures that change with the step are tensors: a Python number
+would compile a new graph each time.
 
-Bytes a logit in bf16, by Inductor's count: 16 for Sinkhorn-Knopp with three iterations, 8 for the cross entropy.
+Bytes per logit in bf16, by Inductor's count: 16 for Sinkhorn-Knopp with three iterations, 8 for the cross entropy.
 
 Shapes: N samples, M target rows, R rows of a chunk, J targets of a row, K prototypes.
 """
@@ -22,7 +22,7 @@ LOG2_E = math.log2(math.e)
 
 
 def fused_sinkhorn_targets(logits_NK: Tensor, temperature: float, iterations: int) -> Tensor:
-    """`sinkhorn_targets` of losses.py, into a matrix of their own, float32 at least."""
+    """Compute `sinkhorn_targets` of losses.py into a new matrix, float32 at least."""
     wide = torch.promote_types(logits_NK.dtype, torch.float32)
     factor = torch.full((), LOG2_E / temperature, dtype=wide, device=logits_NK.device)
     nothing_K = torch.zeros(logits_NK.shape[1], dtype=wide, device=logits_NK.device)
@@ -39,14 +39,14 @@ def fused_sinkhorn_targets(logits_NK: Tensor, temperature: float, iterations: in
 
 
 def summed(x: Tensor, operation: dist.ReduceOp.RedOpType) -> Tensor:
-    """Over the processes, in place."""
+    """Reduce over the processes, in place."""
     if dist.is_initialized() and dist.get_world_size() > 1:
         dist.all_reduce(x, operation)
     return x
 
 
 def _column_sums(logits_NK: Tensor, factor: Tensor) -> tuple[Tensor, Tensor]:
-    """Of each prototype the largest scaled logit, and the sum of exp2 of the others' distances to it."""
+    """Return each prototype's largest scaled logit, and the sum of exp2 of the differences to it."""
     scaled_NK = logits_NK.to(factor.dtype) * factor
     most_K = scaled_NK.amax(0)
     return most_K, (scaled_NK - most_K).exp2().sum(0)
@@ -57,7 +57,7 @@ def _masses(logits_NK: Tensor, factor: Tensor, s_K: Tensor) -> Tensor:
 
 
 def _softmax(logits_NK: Tensor, factor: Tensor, s_K: Tensor) -> Tensor:
-    shifted_NK = logits_NK.to(factor.dtype) * factor + s_K  # a factor of no dimension would not widen it
+    shifted_NK = logits_NK.to(factor.dtype) * factor + s_K  # a 0-dimensional factor would not promote bf16
     e_NK = (shifted_NK - shifted_NK.amax(1, keepdim=True)).exp2()
     return e_NK / e_NK.sum(1, keepdim=True)
 
@@ -65,9 +65,9 @@ def _softmax(logits_NK: Tensor, factor: Tensor, s_K: Tensor) -> Tensor:
 def fused_cross_entropy(
     z_RK: Tensor, targets_MK: Tensor, rows_RJ: Tensor | None, weights_R: Tensor, temperature: float
 ) -> Tensor:
-    """Each row's cross entropy from its logits z, which are overwritten with the gradients of the weighted sum.
+    """Return each row's cross entropy from its logits z, which are overwritten with the gradients of the weighted sum.
 
-    `rows_RJ`: which targets a row has, as in `target_cross_entropy`; None: row r has target r.
+    `rows_RJ` are the targets of each row, as in `target_cross_entropy`; None: row r has target r.
     """
     losses_R: Tensor = compiled_once(_cross_entropy)(z_RK, targets_MK, rows_RJ, weights_R, temperature)
     return losses_R

@@ -1,24 +1,24 @@
 """Targets and losses of self-supervised training. Crops are stacked crop by crop: [crop, image].
 
-Sinkhorn-Knopp turns teacher logits into targets that use all prototypes alike:
+Sinkhorn-Knopp turns teacher logits into targets that use all prototypes equally:
 
     Q = exp(z / T)
     three times:  divide each prototype by its sum over the samples of all processes,
                   then each sample by its sum over the prototypes
 
 Dividing by constants (the sum of Q, the numbers of samples and prototypes) changes nothing, because rows end with a sum
-of 1. After a prototype is divided, Q is exp(z / T + s) with one number s for each prototype, and dividing the samples
-makes it softmax(z / T + s). So the iterations only move s, row by row in chunks, and the targets take the place of the
-logits: one N x K matrix in all. Each prototype's largest logit (of all processes) is subtracted first; that is a part
-of s, and keeps exp from overflowing where z / T goes beyond 88.
+of 1. After the prototypes are divided, Q is exp(z / T + s) with one number s for each prototype, and dividing samples
+makes it softmax(z / T + s). So the iterations only update s, in chunks of rows, and the targets overwrite the logits:
+one N x K matrix in all. Each prototype's largest logit (over all processes) is subtracted first; that is a part of s,
+and keeps exp from overflowing if z / T exceeds 88.
 
-The cross entropy between targets t and softmax(x W^T / T) never holds all student logits:
+The cross entropy between targets t and softmax(x W^T / T) never materialises all student logits:
 
     l_n = -sum_k t_nk log softmax(x_n W^T / T)_k = (sum_k t_nk) logsumexp(z_n) - sum_k t_nk z_nk,    z = x W^T / T
     dl_n/dz_nk = (sum_k t_nk) softmax(z_n)_k - t_nk
 
-The plain way keeps logits, log-probabilities and their gradients, each N x K. Here the rows go through in chunks, and
-since the loss is a scalar each chunk's gradients are taken on the spot.
+The plain computation stores logits, log-probabilities and their gradients, each N x K. Here the rows are processed in
+chunks, and since the loss is a scalar each chunk's gradients are computed in the same pass.
 
 Shapes: G global and L local crops of B images, N student rows or samples of this process, M target rows, D bottleneck,
 C width, K prototypes, P patches, R rows of a chunk, J targets of a row.
@@ -34,10 +34,10 @@ from torch import Tensor
 from lapcli.objectives.dino.fused import fused_cross_entropy, fused_sinkhorn_targets, summed
 from lapcli.runtime.devices import ComputePolicy
 
-#: Elements of a chunk: a CPU's cache holds a few, a GPU wants large kernels.
+#: Elements of a chunk: a few chunks fit into a CPU's cache; a GPU needs large kernels.
 CHUNK_ELEMENTS = {"cpu": 2**20, "cuda": 2**26}
 COARSE_CHUNKS = 32
-# Matrix products of fewer rows would wait for the prototypes to be read.
+# Matrix products of fewer rows would be bound by reading the prototypes.
 _FEWEST_ROWS = 128
 
 
@@ -49,7 +49,7 @@ def dino_loss(
     temperature: float = 0.1,
     policy: ComputePolicy | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Cross entropy between the class tokens of student crops and of the teacher's global crops of the same image.
+    """Compute the cross entropy between class tokens of the student's crops and the teacher's global crops of an image.
 
     A local crop is compared with every global one, a global crop with every other:
 
@@ -57,13 +57,13 @@ def dino_loss(
         global = sum over B images and pairs of different global crops / (B G (G - 1))
         total  = (L G local + G (G - 1) global) / (L G + G (G - 1))
 
-    With 8 local and 2 global crops the weights are 16/18 and 2/18: all 18 pairs count alike. Rows of the student are
-    the G B global crops, then the L B local ones. Returns total, and local and global without a gradient.
+    With 8 local and 2 global crops the weights are 16/18 and 2/18: all 18 pairs count equally. Rows of the student
+    are the G B global crops, then the L B local ones. Returns total, and local and global without a gradient.
     """
     G, crops = len(targets_MK) // images, len(student_ND) // images
     L = crops - G
     local_pairs, global_pairs = L * G, G * (G - 1)
-    # Targets of crop c: all global crops but itself, so a global crop skips one; -1 where none is left.
+    # Targets of crop c: all global crops except itself, so a global crop has one less, filled with -1.
     crop_C1, other_J = (torch.arange(count, device=student_ND.device) for count in (crops, G))
     crop_C1 = crop_C1[:, None]
     crop_CJ = other_J + ((crop_C1 < G) & (other_J >= crop_C1))
@@ -74,8 +74,8 @@ def dino_loss(
     total, each_N = target_cross_entropy(
         student_ND, prototypes_KD, targets_MK, weights_N, temperature, rows_CBJ.flatten(0, 1), policy
     )
-    among, local = each_N[: G * images].sum(), each_N[G * images :].sum()
-    return total, local / max(1, images * local_pairs), among / max(1, images * global_pairs)
+    global_sum, local_sum = each_N[: G * images].sum(), each_N[G * images :].sum()
+    return total, local_sum / max(1, images * local_pairs), global_sum / max(1, images * global_pairs)
 
 
 def ibot_loss(
@@ -86,29 +86,30 @@ def ibot_loss(
     temperature: float = 0.1,
     policy: ComputePolicy | None = None,
 ) -> Tensor:
-    """Cross entropy at the masked patches of the M = G B global crops:
+    """Compute the cross entropy at the masked patches of the M = G B global crops:
 
         sum over the crops of (mean over the crop's masked patches) / M
 
-    divided by all crops, also by those without a mask. Rows are the masked patches, with their `patch_weights`.
+    divided by the number of all crops, including those without a mask. Rows are the masked patches, weighted by
+    `patch_weights`.
     """
     total, _ = target_cross_entropy(student_ND, prototypes_KD, targets_NK, weights_N, temperature, policy=policy)
     return total
 
 
 def patch_weights(masks_MP: Tensor, hidden_N: Tensor) -> Tensor:
-    """1 / (masked patches of its crop) / (all crops), for each masked patch, by its place among all M P."""
+    """Return 1 / (masked patches of its crop) / (all crops) for each masked patch, given its index among all M P."""
     counts_M = masks_MP.sum(1).clamp(min=1)
     return (1.0 / (counts_M * len(masks_MP)))[hidden_N // masks_MP.shape[1]]
 
 
 def koleo_loss(tokens_MC: Tensor, crops: int, group: int) -> Tensor:
-    """Spreads the class tokens of global crops: -log of the distance to the nearest neighbour.
+    """Compute KoLeo, which spreads the class tokens of global crops: -log of the distance to the nearest neighbour.
 
         sum over crops of  (-1 / B) sum_i log(|x_i - x_nn(i)| + 1e-8),    x of length 1
 
-    The neighbour is looked for among the same crop of the `group` images that the global batch deals together. The sum
-    over crops is upstream's mean times 2.
+    The neighbour is searched among the same crop of the `group` images of its group in the global batch. The sum over
+    crops is upstream's mean times 2.
     """
     x = F.normalize(tokens_MC.float(), dim=-1).unflatten(0, (-1, group))  # crops and groups, images, C
     with torch.no_grad():
@@ -129,10 +130,9 @@ def target_cross_entropy(
     rows_NJ: Tensor | None = None,
     policy: ComputePolicy | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """sum_n weights_n l_n, and each l_n by itself without a gradient.
+    """Return sum_n weights_n l_n, and each l_n without a gradient.
 
-    `rows_NJ` says which targets a row has, as many as there are numbers that are not -1; their cross entropies are
-    added. None: row n has target n.
+    `rows_NJ` has the targets of each row, filled with -1; their cross entropies are added. None: row n has target n.
     """
     total, each_N = _TargetCrossEntropy.apply(x_ND, prototypes_KD, targets_MK, weights_N, temperature, rows_NJ, policy)
     return total, each_N
@@ -150,24 +150,25 @@ class _TargetCrossEntropy(torch.autograd.Function):
         rows_NJ: Tensor | None,
         policy: ComputePolicy | None,
     ) -> tuple[Tensor, Tensor]:
-        wanted = any(ctx.needs_input_grad[:2])
+        needs_gradients = any(ctx.needs_input_grad[:2])
         dtype = targets_MK.dtype
         w_KD = prototypes_KD.to(x_ND.dtype)
         each_N = torch.zeros(len(x_ND), dtype=dtype, device=x_ND.device)
-        dx_ND = torch.empty_like(x_ND) if wanted else None
-        dw_KD = torch.zeros_like(prototypes_KD, dtype=dtype) if wanted else None
-        fused = wanted and policy is not None and policy.compiles
+        dx_ND = torch.empty_like(x_ND) if needs_gradients else None
+        dw_KD = torch.zeros_like(prototypes_KD, dtype=dtype) if needs_gradients else None
+        fused = needs_gradients and policy is not None and policy.compiles
         chunks = row_chunks(x_ND, len(w_KD), policy, _FEWEST_ROWS)
-        held = x_ND.dtype if fused else dtype
-        buffer = torch.empty((len(chunks[0]) if chunks else 0, len(w_KD)), dtype=held, device=x_ND.device)
+        logits_dtype = x_ND.dtype if fused else dtype
+        buffer = torch.empty((len(chunks[0]) if chunks else 0, len(w_KD)), dtype=logits_dtype, device=x_ND.device)
         for rows in chunks:
             x_RD = x_ND[rows.start : rows.stop]
             if fused and dx_ND is not None and dw_KD is not None:
                 dz_RK = torch.mm(x_RD, w_KD.t(), out=buffer[: len(rows)])
-                own = targets_MK if rows_NJ is not None else targets_MK[rows.start : rows.stop]
+                chunk_targets = targets_MK if rows_NJ is not None else targets_MK[rows.start : rows.stop]
                 chosen_RJ = None if rows_NJ is None else rows_NJ[rows.start : rows.stop]
                 weights_R = weights_N[rows.start : rows.stop].to(dtype)
-                each_N[rows.start : rows.stop] = fused_cross_entropy(dz_RK, own, chosen_RJ, weights_R, temperature)
+                losses_R = fused_cross_entropy(dz_RK, chunk_targets, chosen_RJ, weights_R, temperature)
+                each_N[rows.start : rows.stop] = losses_R
                 _add_gradients(dz_RK, w_KD, x_RD, dx_ND[rows.start : rows.stop], dw_KD)
                 continue
             t_RK = _targets(targets_MK, rows, rows_NJ)
@@ -191,7 +192,7 @@ class _TargetCrossEntropy(torch.autograd.Function):
         if ctx.gradients is None:
             raise RuntimeError("the chunked loss can be differentiated once; compute the loss again")
         dx_ND, dw_KD = ctx.gradients
-        ctx.gradients = None  # scaled in place: a copy would cost the memory this saves
+        ctx.gradients = None  # scaled in place below: a copy would cost the memory that this function saves
         return dx_ND.mul_(gradient), dw_KD.mul_(gradient), None, None, None, None, None
 
 
@@ -204,18 +205,18 @@ def _add_gradients(dz_RK: Tensor, w_KD: Tensor, x_RD: Tensor, dx_RD: Tensor, dw_
 
 
 def _targets(targets_MK: Tensor, rows: range, rows_NJ: Tensor | None) -> Tensor:
-    """The sum of each row's targets."""
+    """Return the sum of each row's targets."""
     if rows_NJ is None:
         return targets_MK[rows.start : rows.stop]
     chosen_RJ = rows_NJ[rows.start : rows.stop]
-    total_RK = targets_MK[chosen_RJ[:, 0]]
+    total_RK = targets_MK[chosen_RJ[:, 0]]  # every row has a first target, and indexing copies
     for chosen_R in chosen_RJ[:, 1:].unbind(1):
         total_RK.addcmul_(targets_MK[chosen_R.clamp(min=0)], (chosen_R >= 0).to(total_RK.dtype)[:, None])
     return total_RK
 
 
 def _scaled_logits(x_RD: Tensor, w_KD: Tensor, factor: float, out_RK: Tensor) -> Tensor:
-    if x_RD.dtype == out_RK.dtype:  # the factor rides on the matrix product
+    if x_RD.dtype == out_RK.dtype:  # the matrix product applies the factor for free
         return torch.addmm(out_RK, x_RD, w_KD.t(), beta=0, alpha=factor, out=out_RK)
     return out_RK.copy_(x_RD @ w_KD.t()).mul_(factor)
 
@@ -224,9 +225,9 @@ def _scaled_logits(x_RD: Tensor, w_KD: Tensor, factor: float, out_RK: Tensor) ->
 def sinkhorn_targets(
     logits_NK: Tensor, temperature: float, iterations: int = 3, policy: ComputePolicy | None = None
 ) -> Tensor:
-    """Turns logits into targets, float32 at least; rows sum to 1. Processes take part together, each with its samples.
+    """Turn logits into targets, float32 at least, whose rows sum to 1. All processes call it, each with its samples.
 
-    The targets take the place of logits that are float32 already, unless the policy compiles.
+    The targets overwrite logits that are float32 already, unless the policy compiles.
     """
     if policy is not None and policy.compiles:
         return fused_sinkhorn_targets(logits_NK, temperature, iterations)
@@ -246,7 +247,7 @@ def sinkhorn_targets(
 
 
 def row_chunks(x_ND: Tensor, width: int, policy: ComputePolicy | None, fewest: int = 1) -> list[range]:
-    """Rows of `x` that are worked on together, where each becomes `width` numbers."""
+    """Return the rows of each chunk of `x`, if a row becomes `width` numbers."""
     device_type = x_ND.device.type if policy is None else policy.device_type
     size, count = max(fewest, CHUNK_ELEMENTS.get(device_type, 2**24) // width), len(x_ND)
     if policy is not None and policy.coarse:
@@ -255,7 +256,7 @@ def row_chunks(x_ND: Tensor, width: int, policy: ComputePolicy | None, fewest: i
 
 
 def _log_sums(scaled_NK: Tensor, chunks: list[range], buffer: Tensor) -> Tensor:
-    """log sum exp over the samples of all processes, for each prototype."""
+    """Return log sum exp over the samples of all processes, for each prototype."""
     nothing = scaled_NK.new_full((scaled_NK.shape[1],), float("-inf"))
     most_K = summed(scaled_NK.amax(0) if chunks else nothing, dist.ReduceOp.MAX)
     sums_K = torch.zeros_like(most_K)

@@ -1,11 +1,11 @@
-"""What is watched while a self-supervised model trains: k-NN accuracy on held-out images, and signs of a collapse.
+"""Monitoring of self-supervised training: k-NN accuracy on held-out images, and signs of a collapse.
 
-The k-nearest-neighbour accuracy of the teacher's class token needs no fitting. A network that gives the same answer to
-every image has nothing left to learn from; three numbers show it:
+The k-nearest-neighbour accuracy of the teacher's class token needs no fitting. A collapsed network gives the same
+output for every image; three numbers show it:
 
-    teacher_entropy     of the targets of class tokens, as a share of ln K: 1 if every target is uniform
-    prototypes_used     prototypes that are some image's first choice, as a share of as many as could be
-    feature_variance    of the teacher's class tokens, scaled to length 1: 1 - |mean|^2, 0 if all are one vector
+    teacher_entropy     entropy of the targets of class tokens, as a share of ln K: 1 if every target is uniform
+    prototypes_used     prototypes that are the first choice of some image, as a share of the possible number
+    feature_variance    variance of the teacher's normalised class tokens, 1 - |mean|^2: 0 if all are one vector
 
 Shapes: B images, N training and Q held-out images, M class tokens, C width, K prototypes."""
 
@@ -44,7 +44,7 @@ def neighbour_accuracy(
     pads: bool = False,
     is_interrupted: Callable[[], bool] | None = None,
 ) -> float:
-    """The share of held-out images whose class is that of most of their neighbours, weighted by likeness."""
+    """Return the accuracy on held-out images, by a vote of their neighbours weighted by similarity."""
     section = recipe.validation
     keys, queries = _spread(data.train, section.train_images), _spread(data.validation, section.images)
     keys_NC, queries_QC = (
@@ -67,9 +67,9 @@ def class_tokens(
     pads: bool = False,
     is_interrupted: Callable[[], bool] | None = None,
 ) -> Tensor:
-    """One for every image, on every process; each passes its share through the network.
+    """Return the class tokens of all images on every process; each computes a share of them.
 
-    `pads`: the network sees whole batches alone, the last one filled up with images that do not count.
+    `pads`: the last batch is padded, so that all batches have the same shape.
     """
     size, batch = recipe.data.crops.global_size, recipe.validation.batch or recipe.train.micro_batch
     reader = Reader(images, evaluation_transform(recipe.data, size), size, None)
@@ -88,14 +88,14 @@ def class_tokens(
         for turn in range(turns):
             if is_interrupted is not None:
                 is_interrupted()
-            (images_BCHW, _), here = loader.batch(turn, 0), rows(turn)
-            if not len(here):
+            (images_BCHW, _), batch_rows = loader.batch(turn, 0), rows(turn)
+            if not len(batch_rows):
                 continue
             if pads:
                 images_BCHW = pad_rows(images_BCHW, batch)
             (images_BCHW,) = to_device([images_BCHW], world.device)
             tokens_BC = backbone(normalise(images_BCHW, recipe.data))
-            tokens_NC[here.start : here.stop] = tokens_BC[: len(here)].float()
+            tokens_NC[batch_rows.start : batch_rows.stop] = tokens_BC[: len(batch_rows)].float()
     finally:
         loader.close()
     if world.size > 1:
@@ -109,14 +109,14 @@ def _spread(images: ImageSet, most: int) -> ImageSet:
     return ImageSubset(images, np.linspace(0, len(images) - 1, most).astype(np.int64))
 
 
-#: Beyond these a collapse is named. Targets of a healthy run are peaked, its features far apart.
+#: Limits beyond which a collapse is reported. Targets of a healthy run are peaked, and its features differ.
 LEAST_VARIANCE = 1e-3
 MOST_ENTROPY = 0.999
 
 
 @torch.no_grad()
 def teacher_health(tokens_MC: Tensor, targets_MK: Tensor) -> dict[str, Tensor]:
-    """The three numbers for the teacher's class tokens and their targets."""
+    """Compute the three numbers for the teacher's class tokens and their targets."""
     M, K = targets_MK.shape
     mean_C = F.normalize(tokens_MC.float(), dim=1).mean(0)
     chunks = targets_MK.split(max(1, 2**22 // K))
@@ -128,7 +128,7 @@ def teacher_health(tokens_MC: Tensor, targets_MK: Tensor) -> dict[str, Tensor]:
 
 
 def collapse(values: dict[str, float], images: int) -> str | None:
-    """What has collapsed, in words; none if nothing has. One image alone cannot tell."""
+    """Return a warning about a collapse, or None. A single image cannot show one."""
     if images < 2:
         return None
     if values["feature_variance"] < LEAST_VARIANCE:

@@ -1,4 +1,4 @@
-"""AdamW: torch's own, fused where there is a fused kernel."""
+"""AdamW: torch's own, fused on devices that have a fused kernel."""
 
 from collections.abc import Sequence
 
@@ -19,7 +19,7 @@ class AdamW(Optimizer):
         return torch.optim.AdamW(parts, fused=all(p.device.type in {"cpu", "cuda"} for p in parts[0]["params"]))
 
     def new_state(self, p: Tensor) -> dict[str, Tensor]:
-        # torch keeps the count of steps on the CPU, unless the fused kernel of a GPU reads it.
+        # torch has the count of steps on the CPU, except for the fused kernel of a GPU, which reads it.
         device = p.device if p.device.type in {"cuda", "meta"} else "cpu"
         count = torch.zeros((), dtype=torch.float32, device=device)
         return {"step": count, "exp_avg": torch.zeros_like(p), "exp_avg_sq": torch.zeros_like(p)}

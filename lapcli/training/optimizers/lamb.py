@@ -1,6 +1,6 @@
 """LAMB: timm's, which scales AdamW's update of each parameter by the ratio of its norms.
 
-It clips the norm of all gradients that it updates, so that all groups share one optimizer.
+It clips the norm of all gradients that it updates, so all groups share one optimizer.
 """
 
 from collections.abc import Mapping, Sequence
@@ -31,7 +31,7 @@ class Lamb(Optimizer):
         count = torch.zeros((), dtype=torch.float32, device=device)
         return {"step": count, "exp_avg": torch.zeros_like(p), "exp_avg_sq": torch.zeros_like(p)}
 
-    # timm counts the steps once for a whole group; a checkpoint has the count with each parameter, as for AdamW.
+    # timm counts the steps once per group; a checkpoint stores the count with each parameter, as for AdamW.
 
     def read_state(self, optimizer: torch.optim.Optimizer, group: Mapping[str, Any], p: Tensor) -> dict[str, Tensor]:
         moments = optimizer.state[p] or self.new_state(p)

@@ -5,8 +5,8 @@
     W <- W - lr sqrt(max(1, out/in)) orthogonalise(U)
 
 torch.optim.Muon takes the same step, but always in bf16 (several times slower than float32 on a CPU), one matrix
-after the other, and all of them on every rank. Here matrices of one shape go through together, in the precision
-asked for, and each rank orthogonalises its share and gathers the others'. Shares are even by FLOPs over all shapes.
+after the other, and all of them on every rank. Here matrices of one shape are batched, in the requested precision, and
+each rank orthogonalises its share and gathers the others'. Shares are balanced by FLOPs over all shapes.
 
 Shapes: M matrices of one shape, R rows, C columns (R <= C inside the iteration).
 """
@@ -27,23 +27,23 @@ from lapcli.training.optimizers.optimizer import Optimizer, as_param_groups
 # Keller Jordan's quintic: it drives singular values into about [0.7, 1.2] in five steps.
 A, B, C = 3.4445, -4.7750, 2.0315
 
-# How large a rounding error of the Gram matrix may become, where singular values of 1 are wanted.
+# How large a rounding error of the Gram matrix may grow, relative to the singular values near 1 that are wanted.
 _GRAM_TOLERANCE = 5e-3
 
-# Elements of the matrices that are worked on at a time, over all ranks: bounds the scratch memory of a rank at one of
-# these, which all ranks' results are gathered in, and a few of its own share of it.
+# Elements of the matrices processed at a time, over all ranks. It bounds the scratch memory of a rank: one buffer of
+# this size, in which all ranks' results are gathered, and a few of the size of its own share.
 _LARGEST_STACK = 2**26
 
 
 def orthogonalise(matrices_MRC: Tensor, steps: int, dtype: torch.dtype) -> Tensor:
-    """The nearest semi-orthogonal matrices, roughly: U V^T of U S V^T with singular values near 1."""
+    """Approximate the nearest semi-orthogonal matrices: U V^T of U S V^T, with singular values near 1."""
     X = matrices_MRC.to(dtype)
     tall = X.shape[-2] > X.shape[-1]
     if tall:
         X = X.mT
     X = X / (torch.linalg.matrix_norm(X, keepdim=True) + 1e-7)
-    # The iteration multiplies X from the left by polynomials of A = X X^T. For a wide X it is cheaper to iterate on
-    # the small A alone and to multiply X once: 17 R^3 + 2 R^2 C products against 5 R^3 + 10 R^2 C.
+    # The iteration multiplies X from the left by polynomials of A = X X^T. For a wide X it is cheaper to iterate
+    # only on the small A and to multiply X once: 17 R^3 + 2 R^2 C products against 5 R^3 + 10 R^2 C.
     wide = X.shape[-1] >= 2 * X.shape[-2]
     X = _through_gram(X, steps) if wide and _gram_is_safe(steps, dtype) else _directly(X, steps)
     return X.mT if tall else X
@@ -54,7 +54,7 @@ def _gram_is_safe(steps: int, dtype: torch.dtype) -> bool:
 
     Rounding gives X X^T eigenvalues of about -eps beside a largest one near 1. Small eigenvalues grow by A^2 in each of
     the steps - 1 updates, the negative ones too, and beyond -1 they explode. Gradients have steep spectra, so there
-    are always such eigenvalues: in float32 five steps are the most, bf16 cannot take this route at all.
+    are always such eigenvalues: float32 allows at most five steps, bf16 none.
     """
     return torch.finfo(dtype).eps * A ** (2 * (steps - 1)) < _GRAM_TOLERANCE
 
@@ -79,7 +79,7 @@ def _through_gram(X: Tensor, steps: int) -> Tensor:
 
 
 class Muon(torch.optim.Optimizer):
-    """For two-dimensional weights; every rank must hold the same averaged gradients, as DDP leaves them."""
+    """Muon for two-dimensional weights; every rank must have the same averaged gradients, as with DDP."""
 
     def __init__(
         self,
@@ -96,7 +96,7 @@ class Muon(torch.optim.Optimizer):
         ranks, rank = (dist.get_world_size(), dist.get_rank()) if dist.is_initialized() else (1, 0)
         for group in self.param_groups:
             params = [p for p in group["params"] if p.grad is not None]
-            # On every rank for all of them: a checkpoint has them whole, from whatever number of ranks.
+            # Every rank updates all averages, so that rank 0 can save them whatever the number of ranks.
             averages = [self._average(p) for p in params]
             torch._foreach_lerp_(averages, [p.grad for p in params], 1 - group["momentum"])
             for shares in rounds([p.shape for p in params], ranks, _LARGEST_STACK):
@@ -107,7 +107,7 @@ class Muon(torch.optim.Optimizer):
                         self._add(share, stack, group)
 
     def _orthogonal(self, params: list[Tensor], group: dict[str, Any]) -> Tensor | None:
-        """Nesterov's step of matrices of one shape, orthogonalised."""
+        """Return the orthogonalised Nesterov step of matrices of one shape."""
         if not params:
             return None
         averages = [self._average(p) for p in params]
@@ -130,11 +130,11 @@ class Muon(torch.optim.Optimizer):
 
 
 def rounds(shapes: Sequence[torch.Size | tuple[int, ...]], ranks: int, largest: int) -> list[list[list[int]]]:
-    """Which matrices each rank orthogonalises, round by round; after each the results are gathered.
+    """Return the matrices that each rank orthogonalises in each round, after which the results are gathered.
 
-    The matrix that costs most goes first, each to the rank that has least to do: no rank has more than 4/3 of what the
-    best assignment would give it, and equal ones are dealt out evenly. A rank's share of a round is of one shape, which
-    goes through together, and of `largest / ranks` elements at most, or one matrix.
+    Matrices are assigned in order of decreasing cost, each to the rank with the least load: no rank has more than 4/3
+    of its load in the best assignment, and equal matrices are distributed evenly. A rank's share of a round has one
+    shape, so that it is batched, and at most `largest / ranks` elements, or one matrix.
     """
     order = sorted(range(len(shapes)), key=lambda i: (-cost(shapes[i]), tuple(shapes[i])))
     loads, owned = [0] * ranks, [list[list[int]]() for _ in range(ranks)]
@@ -151,29 +151,29 @@ def rounds(shapes: Sequence[torch.Size | tuple[int, ...]], ranks: int, largest: 
 
 
 def cost(shape: torch.Size | tuple[int, ...]) -> int:
-    """FLOPs of an iteration, up to a factor: X X^T and a product with it, and the square of X X^T."""
+    """Estimate the FLOPs of an iteration, up to a factor: X X^T, a product with it, and the square of X X^T."""
     short, long = sorted(shape)
     return 2 * short * short * long + short**3
 
 
 def _gathered(done: Tensor | None, parts: list[list[Tensor]], dtype: torch.dtype) -> list[Tensor]:
-    """What each rank has orthogonalised, on every rank. A share that is smaller than the largest one is filled up."""
+    """Gather the results of all ranks on every rank; shares are padded to the largest, as all_gather needs."""
     if len(parts) == 1:
         return [done] if done is not None else []
     sizes = [sum(p.numel() for p in part) for part in parts]
     device = next(p.device for part in parts for p in part)
-    mine = torch.zeros(max(sizes), dtype=dtype, device=device)
+    share = torch.zeros(max(sizes), dtype=dtype, device=device)
     if done is not None:
-        mine[: done.numel()] = done.flatten()
-    everyones = torch.empty(len(parts) * max(sizes), dtype=dtype, device=device)
-    dist.all_gather_into_tensor(everyones, mine)
-    rows = everyones.view(len(parts), -1)
+        share[: done.numel()] = done.flatten()
+    gathered = torch.empty(len(parts) * max(sizes), dtype=dtype, device=device)
+    dist.all_gather_into_tensor(gathered, share)
+    rows = gathered.view(len(parts), -1)
     shapes = [(len(part), *part[0].shape) if part else (0,) for part in parts]
     return [row[:size].view(shape) for row, size, shape in zip(rows, sizes, shapes, strict=True)]
 
 
 class MuonOptimizer(Optimizer):
-    """For matrices alone; the GPT gives its embedding and its head to AdamW."""
+    """Muon, for matrices only; the GPT uses AdamW for its embedding and its head."""
 
     name = "muon"
     section = MuonSection

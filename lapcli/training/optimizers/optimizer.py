@@ -1,4 +1,4 @@
-"""What an optimizer declares, and those of an objective's parameter groups, with a state of plain named tensors.
+"""The interface of optimizers, and the optimizers of an objective's parameter groups, with a state of named tensors.
 
 To add one, subclass `Optimizer`, give it a recipe section, and name it in `OPTIMIZERS`, or from another package with
 `extensions.add("optimizer", ...)`.
@@ -19,25 +19,25 @@ from lapcli.training.checkpoint import check_tensors
 
 
 class Optimizer(ABC):
-    """One optimizer: its name and section in a recipe, how it is built, and what it keeps for a parameter.
+    """One optimizer: its name and section in a recipe, how it is built, and its state for a parameter.
 
-    Every rank has the same averaged gradients and keeps the whole state; the work of an update may be shared over the
+    Every rank has the same averaged gradients and the complete state; the work of an update may be shared over the
     ranks, as Muon's is.
     """
 
     name: ClassVar[str]
-    section: ClassVar[type[OptimizerSection]]  # what a recipe may say about it; its `options` are those of the groups
-    clips_itself: ClassVar[bool] = False  # the loop then computes the norm of the gradient and leaves it as it is
+    section: ClassVar[type[OptimizerSection]]  # its section of a recipe, whose `options` are those of the groups
+    clips_itself: ClassVar[bool] = False  # the loop then only computes the gradient norm, for the metrics
 
     @abstractmethod
     def build(self, groups: Sequence[ParameterGroup]) -> torch.optim.Optimizer:
-        """The optimizer of all groups that name it, with one entry of `param_groups` for each, in their order."""
+        """Build the optimizer of all groups that name it, with one entry of `param_groups` for each, in their order."""
 
     @abstractmethod
     def new_state(self, p: Tensor) -> dict[str, Tensor]:
-        """What it keeps for a parameter, by name, with the values and on the devices that it begins with.
+        """Return the initial state of a parameter, by name, on the devices where the optimizer has it.
 
-        A checkpoint holds these tensors, and a plan counts their bytes (there the parameter is on the meta device).
+        A checkpoint stores these tensors, and `lap plan` counts their bytes, with a parameter on the meta device.
         """
 
     def state_bytes(self, p: Tensor) -> int:
@@ -45,7 +45,7 @@ class Optimizer(ABC):
         return sum(tensor.numel() * tensor.element_size() for tensor in state.values())
 
     def read_state(self, optimizer: torch.optim.Optimizer, group: Mapping[str, Any], p: Tensor) -> dict[str, Tensor]:
-        """The state of one parameter; as it would begin if the parameter had no gradient yet."""
+        """Return the state of one parameter; the initial state if the parameter had no gradient yet."""
         state = optimizer.state[p]
         if not state:
             return self.new_state(p)
@@ -55,7 +55,7 @@ class Optimizer(ABC):
     def write_state(
         self, optimizer: torch.optim.Optimizer, group: dict[str, Any], p: Tensor, state: dict[str, Tensor]
     ) -> None:
-        """Takes over what `read_state` gave; the tensors are the optimizer's own from here on."""
+        """Set the state that `read_state` returned; the optimizer owns the tensors from here on."""
         optimizer.state[p].update(state)
 
 
@@ -70,12 +70,12 @@ OPTIMIZERS: Registry[Optimizer] = Registry(
 
 
 def as_param_groups(groups: Sequence[ParameterGroup]) -> list[dict[str, Any]]:
-    """Groups in the form that torch's optimizers take."""
+    """Convert groups to the form that torch's optimizers take."""
     return [{"params": list(group.parameters.values()), "lr": group.lr, **group.options} for group in groups]
 
 
 class Optimizers:
-    """All groups, stepped together; the schedule multiplies each group's own rate."""
+    """The optimizers of all groups, stepped together; the schedule multiplies each group's own rate."""
 
     def __init__(self, groups: list[ParameterGroup]) -> None:
         self.groups = groups
@@ -99,30 +99,30 @@ class Optimizers:
             inner["lr"] = group.lr * multiplier
 
     def set_options(self, step: int) -> None:
-        """Sets what groups change by the step, after the learning rates are set."""
+        """Set the options that depend on the step; after the learning rates, which they may override."""
         for group, inner in zip(self.groups, self._inner, strict=True):
             if group.at_step is not None:
                 inner.update(group.at_step(step))
 
     def clipped_together(self) -> list[list[Tensor]]:
-        """Parameters that share a gradient norm."""
+        """Return the sets of parameters that share a gradient norm."""
         sets: dict[str, list[Tensor]] = {}
         for group in self.groups:
             sets.setdefault(group.clipped_with, []).extend(group.parameters.values())
         return list(sets.values())
 
     def gradient_norms(self) -> list[Tensor]:
-        """Of each set of parameters that is clipped together, on their device."""
+        """Return the norm of each set of parameters that is clipped together, on their device."""
         return [
             torch.nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None])
             for parameters in self.clipped_together()
         ]
 
     def clip(self, limit: float | None, norms: Sequence[Tensor], known: Sequence[float]) -> None:
-        """Clips the gradient, each set of parameters by its own norm, where it is beyond the limit; None: nowhere.
+        """Clip the gradients of each set of parameters whose norm exceeds the limit; None: no limit.
 
-        `known` are the norms as the host knows them, from the copy that it waits for anyway: below the limit nothing is
-        touched, which spares a pass over all gradients. The factor is computed on the device.
+        `known` are the norms on the host, from the copy that it waits for anyway: below the limit nothing is done,
+        which saves a pass over all gradients. The factor is computed on the device.
         """
         if limit is None or self.clip_themselves:
             return
@@ -139,7 +139,7 @@ class Optimizers:
             optimizer.zero_grad(set_to_none=True)
 
     def state(self) -> dict[str, Tensor]:
-        """`<state>/<parameter>`: the same whatever the number of ranks, and nothing but tensors."""
+        """Return the state as tensors named `<state>/<parameter>`, independent of the number of ranks."""
         named: dict[str, Tensor] = {}
         for declared, optimizer, inner, name, p in self._each():
             for key, value in declared.read_state(optimizer, inner, p).items():
@@ -148,7 +148,7 @@ class Optimizers:
 
     @torch.no_grad()
     def load_state(self, named: Mapping[str, Tensor], source: Path) -> list[str]:
-        """Checks and takes over what `state` gave; returns the names of what was converted to another float."""
+        """Check and load what `state` returned; return the names of tensors converted to another float dtype."""
         expected: dict[str, Tensor] = {}
         for declared, _, _, name, p in self._each():
             for key, value in declared.new_state(torch.empty_like(p, device="meta")).items():
@@ -156,13 +156,13 @@ class Optimizers:
         converted = check_tensors(source, named, expected)
         for declared, optimizer, inner, name, p in self._each():
             state = declared.new_state(p)
-            for key, value in state.items():  # a copy: the tensor may be the pages of a file that will be removed
+            for key, value in state.items():  # a copy: the tensor may be memory-mapped from a file that will be removed
                 value.copy_(named[f"{key}/{name}"])
             declared.write_state(optimizer, inner, p, state)
         return converted
 
     def _each(self) -> Iterator[tuple[Optimizer, torch.optim.Optimizer, dict[str, Any], str, Tensor]]:
-        """Every parameter, with its optimizer and the part of it that holds the parameter's options."""
+        """Yield every parameter with its optimizer and the entry of `param_groups` that has its options."""
         for group, inner in zip(self.groups, self._inner, strict=True):
             declared, optimizer = OPTIMIZERS[group.optimizer], self._optimizers[group.optimizer]
             for name, p in group.parameters.items():
