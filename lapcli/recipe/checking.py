@@ -170,10 +170,10 @@ def unknown_key(key: str, section: type[Section], recipe: type[Section]) -> str:
         close = get_close_matches(key, [path[-1] for path in paths], 1, cutoff=0.7)
         elsewhere = [path for path in paths if path[-1] in close]
     if elsewhere:
-        return f"unknown key similar; did you mean {listed(['`' + '.'.join(path) + '`' for path in elsewhere])}?"
+        return f"unknown key here; did you mean {listed(['`' + '.'.join(path) + '`' for path in elsewhere])}?"
     if similar:
         return f"unknown key; did you mean `{similar[0]}`?"
-    return f"unknown key; known similar: {', '.join(section.model_fields)}"
+    return f"unknown key; known here: {', '.join(section.model_fields)}"
 
 
 _WORDS: dict[Any, tuple[str, str]] = {  # one, several

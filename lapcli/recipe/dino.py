@@ -84,7 +84,7 @@ class CropSource(ImageFiles):
 
 
 class SelfSupervisedTrain(TrainSection):
-    # Images that share one draw of masks and among which KoLeo searches neighbours: the paper's batch on one GPU.
+    # Images whose masks are drawn together and among which KoLeo searches neighbours: the paper's batch on one GPU.
     group: Annotated[Whole, Field(ge=1, le=10**6)] = 224
     dino: NonNegative = 1.0  # weights of the losses
     koleo: NonNegative = 0.1

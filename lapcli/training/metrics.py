@@ -107,7 +107,7 @@ class StepClock:
 
     @contextlib.contextmanager
     def between_steps(self, what: str) -> Iterator[None]:
-        """Context whose time counts for `what` and not for a step, to which the GPU's pending work still counts."""
+        """Context whose time counts for `what` and not for a step; GPU work pending before it counts for the step."""
         self._finish_work()
         began = self.now()
         yield
