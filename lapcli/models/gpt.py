@@ -215,6 +215,7 @@ class GPT(nn.Module):
             elif name.endswith(("attn.out.weight", "mlp.down.weight", "head.weight")):
                 nn.init.zeros_(weight)
             else:
+                # The spectral condition (Yang, Simon and Bernstein, 2023, arXiv 2310.17813), as in nanochat.
                 outputs, inputs = weight.shape
                 std = inputs**-0.5 * min(1.0, (outputs / inputs) ** 0.5)
                 nn.init.normal_(weight, std=std, generator=generator)

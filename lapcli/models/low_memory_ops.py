@@ -47,6 +47,7 @@ class _RMSNorm(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor) -> Tensor:
+        # Not x.square().mean(), which would allocate another tensor of the size of x.
         mean_of_squares = torch.linalg.vector_norm(x, dim=-1, keepdim=True).square_().div_(x.shape[-1])
         r = mean_of_squares.add_(torch.finfo(x.dtype).eps).rsqrt_()
         y = x * r

@@ -118,7 +118,7 @@ class Classification:
         self._step = ClassificationStep(recipe, world.device, self._policy)
         self.model = self._step.model
         self.units_per_step = train.batch
-        self.flops_per_step = 3.0 * forward_flops(section) * train.batch
+        self.flops_per_step = 3.0 * forward_flops(section) * train.batch  # a backward costs two forwards
 
     def parameter_groups(self) -> list[ParameterGroup]:
         return parameter_groups(self._recipe, self.model)

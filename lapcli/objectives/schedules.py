@@ -24,7 +24,7 @@ def learning_rate_multiplier(schedule: PlateauSchedule, step: int, steps: int) -
     """Return the multiplier: linear warm-up, a plateau of 1, then linear warm-down to `final` at the end of the run."""
     warmup, warmdown = round(schedule.warmup * steps), round(schedule.warmdown * steps)
     if step < warmup:
-        return (step + 1) / warmup
+        return (step + 1) / warmup  # not 0 in the first step, which would do nothing
     if step <= steps - warmdown:
         return 1.0
     left = (steps - step) / warmdown

@@ -42,7 +42,7 @@ from lapcli.runtime.plugins import load_plugins, origin_of
 
 LOCK, TOKENIZER = ".lock", "tokenizer.json"
 RECIPE, INFO, METRICS, CHECKPOINTS, SUMMARY = "recipe.yaml", "run.json", "metrics.jsonl", "checkpoints", "summary.json"
-SWEEP = "sweep.json"  # the record of the sweep that started the run
+SWEEP = "sweep.json"  # commands that a sweep has run on the weights, and whether the run was only a search
 MIRRORS = ("track", "tensorboard")  # copies for trackers, which can be recreated at any time
 TRAIN_AGAIN = "train the run again with --fresh"
 #: Seconds without an update after which a run on another machine, whose lock cannot be seen, counts as interrupted.

@@ -89,7 +89,7 @@ def open_run(
     """
     check_name(name)
     path = runs_dir / name
-    _repair(path)
+    _repair(path)  # first: a start that was killed may have left the run moved aside
     if not os.path.lexists(path) and (new := _prepare(path, recipe, launches, is_new=True)):
         take_place(new)
         return new
@@ -105,7 +105,7 @@ def open_run(
         return prepared
     run = read_run(path)
     if not _must_be_replaced(run, recipe) and run.is_finished:
-        return run
+        return run  # without a lock: a finished run is only read
     run.lock = _take_lock(path)
     try:
         tidy(path, is_ours=True)

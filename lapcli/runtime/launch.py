@@ -185,7 +185,7 @@ def _torchrun_options(processes: Processes, device: str) -> list[str]:
         "--signals-to-handle=SIGUSR2",  # the others are handled here
         "--rdzv-backend=c10d",
     ]
-    if processes.nnodes == 1 and processes.rdzv is None:
+    if processes.nnodes == 1 and processes.rdzv is None:  # port 0: a free one, so that launches do not collide
         return [*options, "--rdzv-endpoint=localhost:0", "--local-addr=localhost", f"--rdzv-id={uuid.uuid4()}"]
     options += [f"--nnodes={processes.nnodes}", f"--rdzv-endpoint={processes.rdzv}", "--rdzv-id=lap"]
     settings = f"read_timeout={SECONDS_TO_MEET}"

@@ -142,7 +142,7 @@ def join_world(device: str = "auto", step_timeout: float = STEP_TIMEOUT) -> Worl
     if not inside_torchrun():
         return World(0, 1, torch.device(kind), step_timeout)
     if (parent := launcher()) is not None:
-        end_with_parent(parent, signal.SIGKILL)
+        end_with_parent(parent, signal.SIGKILL)  # no rank outlives its launcher
     local_rank = int(os.environ.get("LOCAL_RANK", "0"))
     chosen = device_of(kind, local_rank, torch.cuda.device_count())
     if kind == "cuda":

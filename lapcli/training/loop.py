@@ -61,7 +61,7 @@ class Loop:
     def train(self) -> None:
         """Train until all steps are done, saved and validated; raise Interrupted if a signal came first."""
         self._resume()
-        self.clock = StepClock(self.world.device)
+        self.clock = StepClock(self.world.device)  # after the resume, whose time belongs to no step
         first, steps = self.step, self.objective.steps
         with (
             stop_on_signal(self._stopping) as stop,
@@ -326,7 +326,7 @@ def _seed_model(seed: int, step: int, micro_step: int, rank: int) -> None:
     """Seed what the model draws (drop path) by these four, so that a resume needs no generator state."""
     key = 0
     for part in (seed, step, micro_step, rank):
-        key = (key * 0x9E3779B97F4A7C15 + part + 1) % 2**63
+        key = (key * 0x9E3779B97F4A7C15 + part + 1) % 2**63  # 2^64 / the golden ratio: spreads nearby numbers
     torch.manual_seed(key)
 
 

@@ -121,7 +121,7 @@ def test_commands(model, tokenizer, capsys):
     assert first
     assert second
     converse(dialogue, typed("/help"))  # not a question
-    assert "/clear forgets" in capsys.readouterr().err
+    assert "/clear clears the conversation" in capsys.readouterr().err
     converse(dialogue, typed(KeyboardInterrupt, "hi"))  # at the prompt it only says how to leave
     assert "/quit" in capsys.readouterr().err
     assert len(dialogue._exchanges) == 2

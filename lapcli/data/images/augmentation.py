@@ -165,7 +165,7 @@ class Mixer:
         before = random.getstate(), np.random.get_state(), torch.get_rng_state()
         try:
             seed_everything(self._seed, step, group)
-            share, is_cutmix = self._draws._params_per_batch()
+            share, is_cutmix = self._draws._params_per_batch()  # timm has no public method for the draw alone
             if share == 1.0 or not is_cutmix:
                 return GroupMix(float(share), None)
             box, share = cutmix_bbox_and_lam((self._image, self._image), share)

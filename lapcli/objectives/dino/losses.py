@@ -114,7 +114,7 @@ def koleo_loss(tokens_MC: Tensor, crops: int, group: int) -> Tensor:
     x = F.normalize(tokens_MC.float(), dim=-1).unflatten(0, (-1, group))  # crops and groups, images, C
     with torch.no_grad():
         dots = x @ x.mT
-        dots.diagonal(dim1=1, dim2=2).fill_(-1)
+        dots.diagonal(dim1=1, dim2=2).fill_(-1)  # the smallest cosine: a token is not its own neighbour
         nearest = dots.argmax(2)
     neighbours = x.gather(1, nearest[:, :, None].expand_as(x))
     distances = F.pairwise_distance(x, neighbours, eps=1e-8)

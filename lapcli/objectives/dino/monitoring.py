@@ -99,7 +99,7 @@ def class_tokens(
     finally:
         loader.close()
     if world.size > 1:
-        dist.all_reduce(tokens_NC)
+        dist.all_reduce(tokens_NC)  # each row is zero on all ranks but one, so the sum gathers them
     return tokens_NC
 
 

@@ -84,6 +84,7 @@ class Optimizers:
             by_name.setdefault(group.optimizer, []).append(group)
         self._optimizers = {name: OPTIMIZERS[name].build(members) for name, members in by_name.items()}
         self.clip_themselves = any(OPTIMIZERS[name].clips_itself for name in by_name)
+        # Each group's entry of `param_groups`, whose lr and options change with the step.
         inner = {
             id(group): part
             for name, members in by_name.items()
