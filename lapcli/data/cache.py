@@ -82,7 +82,7 @@ def locked(folder: Path) -> Iterator[bool]:
     with open_to_write(_lock_path(folder)) as file:
         lock = lock_file(file)
         if lock is Lock.TAKEN:
-            log.info("another process is making %s; waiting for it", folder)
+            log.info("another process is building %s; waiting for it", folder)
             lock = lock_file(file, wait=True)
         yield lock is Lock.HELD
 

@@ -256,8 +256,8 @@ class _Archive(gzip.GzipFile):
     def _check(self) -> None:
         if self.tell() > self._most:
             raise DataError(
-                f"{self._called} unpacks to more than {_MOST_TIMES} times its size, which no text does; look at what "
-                "it holds, and give it unpacked if that is meant"
+                f"{self._called} unpacks to more than {_MOST_TIMES} times its size, which no text does; inspect it, "
+                "and unpack it yourself if its size is intended"
             )
 
 

@@ -91,7 +91,7 @@ def attention_layers(model: nn.Module) -> list:
     unknown = sorted({f"{type(m).__module__}.{type(m).__qualname__}" for m in seen if not _is_known(m)})
     if unknown or not seen:
         known = ", ".join(f"{plain.__module__}.{plain.__qualname__}" for plain in _LAPLACIAN)
-        problem = "attention that cannot be turned" if seen else "no attention"
+        problem = "unsupported attention" if seen else "no attention"
         raise ValueError(f"{type(model).__name__} has {problem}; saw {', '.join(unknown) or 'none'}, expected {known}")
     return seen
 

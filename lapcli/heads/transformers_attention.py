@@ -88,7 +88,7 @@ def _attention_layers(model: nn.Module) -> list[Any]:
     seen = [m for m in model.modules() if type(m).__name__.endswith("Attention")]
     unknown = sorted({_name(type(m)) for m in seen if _name(_plain(type(m))) not in _FAMILIES or _is_special(m)})
     if unknown or not seen:
-        problem = "attention that cannot be turned" if seen else "no attention"
+        problem = "unsupported attention" if seen else "no attention"
         known = ", ".join(_FAMILIES)
         raise ValueError(f"{type(model).__name__} has {problem}; saw {', '.join(unknown) or 'none'}, expected {known}")
     return seen

@@ -108,11 +108,11 @@ class ChatKind(Kind):
         from lapcli.kinds import kind_of
 
         recipe: Any = run.recipe
-        given = recipe.train.init_from
+        init_from = recipe.train.init_from
         if recipe.start is not None:
             before = read_run(folder_of(recipe.start.run, run.path.parent))
-        elif given is not None and given.source.startswith(RUN):
-            before = named_run(run.path.parent, given.source.removeprefix(RUN).partition("@")[0])
+        elif init_from is not None and init_from.source.startswith(RUN):
+            before = named_run(run.path.parent, init_from.source.removeprefix(RUN).partition("@")[0])
         else:
             return run, TextSource(train=UNKNOWN)
         return kind_of(before.recipe).data_of(before)
@@ -121,8 +121,8 @@ class ChatKind(Kind):
         return load_chat_recipe(path, overrides, data)
 
     def run_recipes(self, recipe: ChatRecipe, runs_dir: Path, run: str | None) -> dict[str, BaseRecipe]:
-        given = None if run is not None else init_from_of(recipe)
-        first = stage_start(given, runs_dir) if given is not None else StageStart.of(start_of(runs_dir, run))
+        init_from = None if run is not None else init_from_of(recipe)
+        first = stage_start(init_from, runs_dir) if init_from is not None else StageStart.of(start_of(runs_dir, run))
         return {stage: first.recipe(recipe, stage, runs_dir) for stage in recipe.stages.given()}
 
     def training_step(self, recipe: ChatStageRecipe, device: "torch.device", policy: "ComputePolicy") -> TrainingStep:
@@ -178,7 +178,7 @@ def _start_of_stage(recipe: ChatStageRecipe, run: Run) -> "tuple[Path | None, To
     if weights is None and checkpoint.newest(run.checkpoints, warn=lambda text: None) is None:
         raise DataError(
             f"{run.path} starts from weights with the sha256 {recipe.start.weights_sha256[:16]} of {before}, which "
-            "no longer has a whole checkpoint with them; train it again, then use --fresh"
+            "no longer has an intact checkpoint with them; train it again, then use --fresh"
         )
     # A run that was stopped before its first step has no tokenizer yet.
     source = run if "tokenizer_sha256" in run.info else read_run(before)

@@ -36,17 +36,17 @@ _CLASSIFIER = ("head.weight", "head.bias")
 
 def pinned(recipe: Recipe, path: Path, fresh: bool = False) -> Recipe:
     """Return the recipe with the sha256 of the weights that its run at `path` starts from; an existing run has it."""
-    given = recipe.train.init_from
-    if given is None:
+    init_from = recipe.train.init_from
+    if init_from is None:
         return recipe
-    known = None if fresh else _known(given, path)
-    sha256 = known or find_source(given, path.parent).sha256
-    if given.sha256 not in (None, sha256):
+    known = None if fresh else _known(init_from, path)
+    sha256 = known or find_source(init_from, path.parent).sha256
+    if init_from.sha256 not in (None, sha256):
         raise DataError(
-            f"train.init_from: {given.source} has the sha256 {sha256[:16]}, the recipe says {str(given.sha256)[:16]}; "
-            "restore those weights, or remove the sha256 from the recipe"
+            f"train.init_from: {init_from.source} has the sha256 {sha256[:16]}, the recipe says "
+            f"{str(init_from.sha256)[:16]}; restore those weights, or remove the sha256 from the recipe"
         )
-    pinned_section = given.model_copy(update={"sha256": sha256})
+    pinned_section = init_from.model_copy(update={"sha256": sha256})
     return recipe.model_copy(update={"train": recipe.train.model_copy(update={"init_from": pinned_section})})
 
 

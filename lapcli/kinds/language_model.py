@@ -107,13 +107,13 @@ class LanguageModelKind(Kind):
 
 
 def _tokenizer_to_fetch(recipe: LanguageModelRecipe) -> "TokenizerSection | Tokenizer":
-    given = recipe.train.init_from
-    if given is None:
+    init_from = recipe.train.init_from
+    if init_from is None:
         return recipe.tokenizer
     from lapcli.kinds.initial_weights import source_tokenizer
     from lapcli.kinds.weight_sources import find_source
 
-    return source_tokenizer(find_source(given, runs_dir()), recipe)
+    return source_tokenizer(find_source(init_from, runs_dir()), recipe)
 
 
 def token_facts(recipe: GPTRecipe, steps: int | None) -> dict[str, Any]:

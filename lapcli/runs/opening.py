@@ -181,7 +181,7 @@ def take_place(run: Run, keep_old: bool = True) -> None:
         move(run.path, path)
     except OSError as error:
         give_way(run)
-        raise LapError(f"{path} cannot be made ({error.strerror}); choose another --name or --runs-dir") from None
+        raise LapError(f"{path} cannot be created ({error.strerror}); choose another --name or --runs-dir") from None
     run.path = path
     _release(run.replaced_lock)
     run.replaced_lock = None
@@ -378,7 +378,7 @@ def _take_lock(folder: Path, tries: int = _LOCK_TRIES, shown: Path | None = None
 
 def _not_made(path: Path, error: OSError) -> LapError:
     kind = LapError if error.errno in (errno.ENOSPC, errno.EDQUOT) else UsageError
-    return kind(f"{path} cannot be made or written ({error.strerror}); choose another --runs-dir")
+    return kind(f"{path} cannot be created or written ({error.strerror}); choose another --runs-dir")
 
 
 def _is_busy(folder: Path, shown: Path) -> UsageError:

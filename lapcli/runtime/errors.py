@@ -63,7 +63,7 @@ def of_system(error: OSError) -> LapError:
             "or LAP_CACHE"
         )
     if error.errno in (errno.ENOENT, errno.ESTALE):
-        return LapError(f"{what} is not there ({reason}); was it moved or removed? Put it back, then run it again")
+        return LapError(f"{what} does not exist ({reason}); was it moved or removed? Put it back, then run it again")
     return LapError(f"{what} cannot be used ({reason}); run the same command again, or use another disk")
 
 

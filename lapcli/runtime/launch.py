@@ -108,7 +108,7 @@ def launch(processes: Processes, arguments: list[str], device: str = "auto") -> 
         reason = str(error.__cause__ or error).splitlines()[0]
         raise LapError(
             f"the machines cannot connect at {processes.rdzv} ({reason}); start the same command on all of them, with "
-            "--node-rank 0 on the one that --rdzv names, and look at what the others said"
+            "--node-rank 0 on the one that --rdzv names, and read the messages of the others"
         ) from error
     return ExitCode.DONE
 
@@ -218,7 +218,7 @@ def _explain(error: object) -> int:
     code = int(failure.exitcode)
     if not causes:
         print(
-            "lap: the ranks lost the connection to each other; see what those of other machines said, then run the "
+            "lap: the ranks lost the connection to each other; read the messages on the other machines, then run the "
             "same command to resume",
             file=sys.stderr,
         )

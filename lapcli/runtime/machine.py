@@ -118,10 +118,10 @@ def _missing_for_compile(device_type: str) -> str | None:
         language, variable, names = "C", "CC", ["gcc", "clang"]
     else:
         language, variable, names = "C++", "CXX", ["clang++" if sys.platform == "darwin" else "g++"]
-    given = os.environ.get(variable)
-    if given and shutil.which(given.split()[0]) is None:
-        return f"a {language} compiler, and {variable} names {given!r}, which is not there; correct it"
-    if not given and not any(shutil.which(name) for name in names):
+    named = os.environ.get(variable)
+    if named and shutil.which(named.split()[0]) is None:
+        return f"a {language} compiler, and {variable} names {named!r}, which does not exist; correct it"
+    if not named and not any(shutil.which(name) for name in names):
         return f"a {language} compiler, and there is no {' or '.join(names)}; install one or set {variable}"
     header = Path(sysconfig.get_paths()["include"]) / "Python.h"
     if not header.is_file():

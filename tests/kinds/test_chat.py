@@ -113,7 +113,7 @@ def test_other_weights_are_another_run(pretrained, tmp_path):
 def test_weights_that_are_gone(pretrained, tmp_path):
     recipe = staged(pretrained, tmp_path, "sft")
     missing = recipe.model_copy(update={"start": recipe.start.model_copy(update={"weights_sha256": "0" * 64})})
-    with pytest.raises(DataError, match="no longer has a whole checkpoint"):
+    with pytest.raises(DataError, match="no longer has an intact checkpoint"):
         train_here(missing, tmp_path / "runs")
 
 
