@@ -38,7 +38,7 @@ class WeightSource:
     """Weights by the name of their source; `read` loads them."""
 
     shown: str  # for people
-    name: str  # part of the name of a run that starts from them
+    name: str  # a short name for a run that starts from them
     file: Path
     sha256: str  # of the file
     read: Callable[[], dict[str, Tensor]] = field(repr=False)

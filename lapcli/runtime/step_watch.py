@@ -60,7 +60,7 @@ class StepWatch:
         self._period = min(LONGEST_PERIOD, self._seconds / 10)
         self._sign = Sign(world.rank, socket.gethostname(), os.getpid())
         self._timed_step: int | None = None
-        self._next_one = ""  # what the next rank wrote
+        self._next_heartbeat = ""  # of the next rank, as last read
         self._rounds = 0  # of this rank's heartbeat thread; it stops counting if the store does not answer
         self._is_over = threading.Event()
         self._is_lost = False
@@ -75,7 +75,7 @@ class StepWatch:
                     self._store.delete_key(key)
             self._write()
             self._world.barrier()  # the other ranks' keys exist after this
-            for work in (self._sign_again_and_again, self._keep_watch):
+            for work in (self._send_heartbeats, self._keep_watch):
                 threading.Thread(target=work, daemon=True).start()
         return self
 
@@ -106,13 +106,13 @@ class StepWatch:
     def _write(self) -> None:
         self._store.set(str(self._world.rank), json.dumps(asdict(replace(self._sign, count=self._rounds))))
 
-    def _sign_again_and_again(self) -> None:
+    def _send_heartbeats(self) -> None:
         next_one = str((self._world.rank + 1) % self._world.size)
         with suppress(RuntimeError):  # the store ends with rank 0
             while not self._is_over.wait(self._period):
                 self._rounds += 1
                 self._write()
-                self._next_one = self._store.get(next_one).decode()
+                self._next_heartbeat = self._store.get(next_one).decode()
                 if self._store.check([TOLD]):
                     self._follow(self._store.get(TOLD).decode())
 
@@ -121,8 +121,8 @@ class StepWatch:
         step, in_step, known, silent = None, 0.0, ("", 0), 0.0
         while not self._is_over.wait(self._period):
             in_step = in_step + self._period if step is not None and step == self._timed_step else 0.0
-            silent = silent + self._period if self._next_one == known[0] or self._rounds == known[1] else 0.0
-            step, known = self._timed_step, (self._next_one, self._rounds)
+            silent = silent + self._period if self._next_heartbeat == known[0] or self._rounds == known[1] else 0.0
+            step, known = self._timed_step, (self._next_heartbeat, self._rounds)
             if max(in_step, silent) < self._seconds or self._is_lost:
                 continue
             before = self._look()
