@@ -118,7 +118,7 @@ COLLECT_EVERY = 50_000
 
 
 def main() -> None:
-    """Runs a command; an error that a user can cause becomes one message on stderr and an exit code, no traceback."""
+    """Run a command; an error that a user can cause becomes one message on stderr and an exit code, no traceback."""
     wait_politely()
     join_words_of_bash()
     gc.set_threshold(COLLECT_EVERY)

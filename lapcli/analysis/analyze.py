@@ -87,7 +87,7 @@ class Analysis:
         }
 
     def notes(self) -> list[str]:
-        """Returns each note once, with the first place where it occurs."""
+        """Return each note once, with the first place where it occurs."""
         places: dict[str, list[str]] = {}
         for run in self.runs:
             for layer, result in run.layers.items():
@@ -97,7 +97,7 @@ class Analysis:
 
 
 def analyze(what: Sequence[str] | None, models: Sequence[AnalyzedModel], settings: Settings) -> list[Analysis]:
-    """Measures all models. `what`: names of measurements; None: all that fit every model."""
+    """Measure all models. `what`: names of measurements; None: all that fit every model."""
     possible = fitting(frozenset.intersection(*(model.gives for model in models)))
     names = list(what) if what is not None else possible
     for name in names:
@@ -115,7 +115,7 @@ def analyze(what: Sequence[str] | None, models: Sequence[AnalyzedModel], setting
 
 
 def _measure(names: Sequence[str], model: AnalyzedModel, settings: Settings, skip: bool) -> dict[str, ModelResult]:
-    """Measures one model in one pass. `skip`: leave out measurements that do not fit this model and data."""
+    """Measure one model in one pass. `skip`: leave out measurements that do not fit this model and data."""
     opened = model.open()
     examples, origin = opened.examples, opened.examples.origin
     capture = Capture(opened.anatomy, model.name)
@@ -148,7 +148,7 @@ def _measure(names: Sequence[str], model: AnalyzedModel, settings: Settings, ski
 
 
 def _none_if_nan(value: float) -> float | None:
-    """Replaces NaN, which JSON does not have."""
+    """Replace NaN, which JSON does not have."""
     return value if value == value else None
 
 
@@ -160,7 +160,7 @@ def write_analysis(analysis: Analysis, folder: Path, look: Look | None = None) -
 
 
 def to_csv(analysis: Analysis) -> str:
-    """Writes one number in each line: `index` is the rank or head of a series, or the point of a scatter plot."""
+    """Write one number in each line: `index` is the rank or head of a series, or the point of a scatter plot."""
     text = io.StringIO()
     rows = csv.writer(text, lineterminator="\n")
     rows.writerow(["run", "weights", "laplacian_heads", "layer", "quantity", "index", "value"])
@@ -172,7 +172,7 @@ def to_csv(analysis: Analysis) -> str:
 
 
 def _numbers(result: LayerResult) -> list[tuple[str, Any, Any]]:
-    """Returns (quantity, index, value) for each number; None and NaN are empty fields, never 0."""
+    """Return (quantity, index, value) for each number; None and NaN are empty fields, never 0."""
     numbers: list[tuple[str, Any, Any]] = [(k, "", "" if v is None else repr(v)) for k, v in result.values.items()]
     for name, values in result.series.items():
         numbers += [(name, n, repr(value) if value == value else "") for n, value in enumerate(values.tolist())]

@@ -51,7 +51,7 @@ class AnalyzedModel:
 
 
 def results_folder(models: Sequence[AnalyzedModel], runs_dir: Path) -> Path:
-    """Returns the run's own folder, or for several models one with their names, so that no comparison overwrites
+    """Return the run's own folder, or for several models one with their names, so that no comparison overwrites
     another."""
     paths = {model.path for model in models}
     alone = paths.pop() if len(paths) == 1 else None
@@ -75,7 +75,7 @@ class OpenedModel:
 
 
 def find_models(selection: Selection, runs: Sequence[Run]) -> list[AnalyzedModel]:
-    """Returns the models of the runs in their order, then the stock models."""
+    """Return the models of the runs in their order, then the stock models."""
     models: list[AnalyzedModel] = []
     for run in runs:
         models.append(_model_of_run(run, selection, trained=True))
@@ -110,7 +110,7 @@ def _model_of_run(run: Run, selection: Selection, trained: bool) -> AnalyzedMode
 
 
 def _text(loaded: LoadedModel, selection: Selection) -> TextExamples:
-    """Opens the text that the model was pretrained on, or that of --data."""
+    """Open the text that the model was pretrained on, or that of --data."""
     assert loaded.run is not None
     model, tokenizer = loaded.language_model()
     base, source = kind_of(loaded.run.recipe).data_of(loaded.run)
@@ -136,7 +136,7 @@ def _text(loaded: LoadedModel, selection: Selection) -> TextExamples:
 
 
 def _images(loaded: LoadedModel, selection: Selection) -> ImageExamples:
-    """Opens the images of the model's run, or those of --data, at the model's size."""
+    """Open the images of the model's run, or those of --data, at the model's size."""
     source, size = loaded.images, loaded.image_size
     assert source is not None
     assert size is not None

@@ -60,7 +60,7 @@ class Look:
 
 
 def size_of(text: str) -> tuple[float, float]:
-    """Parses width and height in inches from `6x4`."""
+    """Parse width and height in inches from `6x4`."""
     match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*[xX,]\s*(\d+(?:\.\d+)?)\s*", text)
     size = (float(match[1]), float(match[2])) if match else (0.0, 0.0)
     if not all(1 <= side <= 50 for side in size):
@@ -69,7 +69,7 @@ def size_of(text: str) -> tuple[float, float]:
 
 
 def forms_of(text: str) -> tuple[str, ...]:
-    """Parses one file format or several with commas between them."""
+    """Parse one file format or several with commas between them."""
     forms = tuple(dict.fromkeys(part.strip().lower() for part in text.split(",")))
     for form in forms:
         if form not in FORMS:
@@ -78,7 +78,7 @@ def forms_of(text: str) -> tuple[str, ...]:
 
 
 def save_figure(analysis: Analysis, folder: Path, look: Look | None = None) -> list[Path]:
-    """Writes the figure in each format and returns the paths; an empty list if there is nothing to show."""
+    """Write the figure in each format and return the paths; an empty list if there is nothing to show."""
     import matplotlib as mpl
 
     look = look or Look()
@@ -99,7 +99,7 @@ def save_figure(analysis: Analysis, folder: Path, look: Look | None = None) -> l
 
 
 def panels(columns: int, rows: int = 1, width: float = 3.6, height: float = 2.9) -> tuple[Figure, np.ndarray]:
-    """Creates a figure with rows x columns axes; `width` and `height` are those of one panel."""
+    """Create a figure with rows x columns axes; `width` and `height` are those of one panel."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(width * columns, height * rows), layout="constrained")
@@ -151,7 +151,7 @@ def title_labels(runs: Sequence[ModelResult]) -> list[str]:
 
 
 def show_at_least(axes: Any, share: float = 0.1) -> None:
-    """Widens the vertical axis to at least this share of its largest value, so that noise does not fill the panel."""
+    """Widen the vertical axis to at least this share of its largest value, so that noise does not fill the panel."""
     low, high = axes.dataLim.y0, axes.dataLim.y1
     if not (np.isfinite(low) and np.isfinite(high)):
         return
@@ -166,7 +166,7 @@ def legend_title(runs: Sequence[ModelResult]) -> str:
 
 
 def styles(runs: Sequence[ModelResult]) -> list[dict[str, Any]]:
-    """Returns colour, line and marker of each run; untrained models are grey."""
+    """Return colour, line and marker of each run; untrained models are grey."""
     import matplotlib as mpl
 
     trained = [run for run in runs if run.model.weights != "untrained"]
@@ -191,7 +191,7 @@ def first_layer_values(runs: Sequence[ModelResult], name: str) -> list[float]:
 
 
 def plot_by_layer(axes: Any, runs: Sequence[ModelResult], name: str) -> None:
-    """Plots a value against the layer, one line for each run."""
+    """Plot a value against the layer, one line for each run."""
     for run, style, label in zip(runs, styles(runs), legend_labels(runs), strict=True):
         layers = list(run.layers)
         axes.plot(layers, [number_or_nan(run.layers[layer].values[name]) for layer in layers], label=label, **style)
@@ -211,7 +211,7 @@ def figure_by_layer(runs: Sequence[ModelResult], name: str, label: str) -> Figur
 
 
 def figure_by_head(runs: Sequence[ModelResult], quantities: Mapping[str, str]) -> Figure:
-    """Draws one point for each head against the layer, coloured by its operator: a row for each run, a column for each
+    """Draw one point for each head against the layer, coloured by its operator: a row for each run, a column for each
     quantity."""
     figure, axes_RC = panels(len(quantities), len(runs), width=3.1, height=2.3)
     present = dict.fromkeys(
@@ -247,7 +247,7 @@ def figure_by_head(runs: Sequence[ModelResult], quantities: Mapping[str, str]) -
 
 
 def name_runs(axes: Any, runs: Sequence[ModelResult]) -> None:
-    """Names runs along the horizontal axis; long labels take two lines, and many long labels are rotated.
+    """Name runs along the horizontal axis; long labels take two lines, and many long labels are rotated.
 
     With more than three runs there is no room for the word "Laplacian", and only the axis title says what is counted.
     """
@@ -261,7 +261,7 @@ def name_runs(axes: Any, runs: Sequence[ModelResult]) -> None:
 
 
 def plot_bars(axes: Any, runs: Sequence[ModelResult], values: Sequence[float]) -> None:
-    """Draws one bar for each run, with its value above it."""
+    """Draw one bar for each run, with its value above it."""
     for place, (value, style) in enumerate(zip(values, styles(runs), strict=True)):
         axes.bar(place, value, width=0.62, color=style["color"], hatch="//" if style["linestyle"] != "-" else None)
         if np.isfinite(value):

@@ -54,12 +54,12 @@ class Examples:
         raise NotImplementedError
 
     def class_counts(self) -> np.ndarray:
-        """Counts the examples of each class, without running the model."""
+        """Count the examples of each class, without running the model."""
         raise NotImplementedError
 
 
 def class_names(classes: Sequence[str]) -> Sequence[str]:
-    """Returns readable, distinct names: timm's if the classes are WordNet ids (`n01440764` is `tench`)."""
+    """Return readable, distinct names: timm's if the classes are WordNet ids (`n01440764` is `tench`)."""
     if not classes or not all(re.fullmatch(r"n\d{8}", str(name)) for name in classes):
         return classes
 
@@ -170,7 +170,7 @@ class ImageExamples(Examples):
         return np.bincount(self._images.labels[self._indices], minlength=len(self.classes))
 
     def pictures(self, files: Sequence[Path], count: int) -> list[tuple[str, Image.Image]]:
-        """Returns named images: the files, or `count` images spread evenly over the data if there are none."""
+        """Return named images: the files, or `count` images spread evenly over the data if there are none."""
         if files:
             turned = self._source.exif_orientation == "apply"
             return [(path.name, _read(path, turned)) for path in files]
@@ -179,7 +179,7 @@ class ImageExamples(Examples):
         return [(self._images.name(index), self._images.image(index)) for index in chosen]
 
     def prepare(self, image: Image.Image, patch: int | None) -> tuple[Tensor, Tensor]:
-        """Returns the model's input, 1 x 3 x H x W, and the same picture as bytes, 3 x H x W.
+        """Return the model's input, 1 x 3 x H x W, and the same picture as bytes, 3 x H x W.
 
         A model that takes any size (`patch` pixels a patch) gets the whole picture, ROWS patches high.
         """

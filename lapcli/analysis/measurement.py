@@ -126,7 +126,7 @@ class Measurement:
             raise TypeError(f"the measurement {cls.__qualname__} does not declare {', '.join(missing)}")
 
     def __init__(self, model: OpenedModel, settings: Settings) -> None:
-        """Raises DoesNotFit or UsageError where the model, its data or the settings do not allow the measurement."""
+        """Raise DoesNotFit or UsageError where the model, its data or the settings do not allow the measurement."""
         # `all` takes the options of all measurements; those that this one does not declare mean nothing to it.
         self.model, self.settings = model, settings.only(self.options)
         self.layers = chosen_layers(self.settings[LAYER], self.default_layers, model.anatomy.layers)
@@ -137,32 +137,32 @@ class Measurement:
             raise UsageError("--tokens class: this model has no class token; use --tokens all or patch")
 
     def listen(self, capture: Capture, layer: int) -> Accumulator:
-        """Adds listeners for one layer; the accumulator's `result` is called after the capture has run."""
+        """Add listeners for one layer; the accumulator's `result` is called after the capture has run."""
         accumulator = self.token_accumulator()
         capture.on_tokens(self.site(layer), lambda tokens, _: accumulator.update(tokens))
         return accumulator
 
     def token_accumulator(self) -> TokenAccumulator:
-        """Returns the accumulator of one layer, if the tokens of `site` are enough; others override `listen`."""
+        """Return the accumulator of one layer, if the tokens of `site` are enough; others override `listen`."""
         raise NotImplementedError
 
     @classmethod
     def draw(cls, analysis: Analysis) -> Figure | None:
-        """Draws the figure of all models that are compared; None if there is nothing to show."""
+        """Draw the figure of all models that are compared; None if there is nothing to show."""
         raise NotImplementedError
 
     @classmethod
     def check_options(cls, settings: Settings) -> None:
-        """Raises UsageError for values that can be refused before a model is opened; must not import torch."""
+        """Raise UsageError for values that can be refused before a model is opened; must not import torch."""
 
     @classmethod
     def shown_columns(cls, values: Mapping[str, Value]) -> dict[str, str]:
-        """Returns the columns of the terminal's table for a result with these values; the files hold all values."""
+        """Return the columns of the terminal's table for a result with these values; the files hold all values."""
         return {name: heading for name, heading in cls.columns.items() if name in values}
 
     @classmethod
     def described_settings(cls, settings: Settings) -> dict[str, Any]:
-        """Returns the values of the measurement's options, for the output."""
+        """Return the values of the measurement's options, for the output."""
         values = {option.name: _plain(settings[option]) for option in cls.options}
         if "layer" in values:
             values["layer"] = values["layer"] or cls.default_layers
@@ -191,7 +191,7 @@ class Measurement:
 
 
 def chosen_layers(text: str | None, default: str, layers: int) -> list[int]:
-    """Parses `last`, `all`, `3`, `0,5,11` or `6-11`; counted from 0, negative from the end."""
+    """Parse `last`, `all`, `3`, `0,5,11` or `6-11`; counted from 0, negative from the end."""
     wanted = text or default
     if wanted == "all":
         return list(range(layers))

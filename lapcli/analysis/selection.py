@@ -30,7 +30,7 @@ class Selection:
 
 
 def find_runs(selection: Selection) -> list[Run]:
-    """Returns the runs in the order in which they are named; the newest finished run if none is named."""
+    """Return the runs in the order in which they are named; the newest finished run if none is named."""
     runs = [named_run(selection.runs_dir, name) for name in selection.runs]
     if selection.pattern is not None:
         names = runs_in(selection.runs_dir)

@@ -35,7 +35,7 @@ class TokenSample:
         self._tokens: np.ndarray | None = None
 
     def update(self, tokens_BTD: Tensor, labels: Tensor, first: int) -> None:
-        """Adds tokens. Labels: B of sequences, or B x T of tokens; `first` is the number of the first sequence."""
+        """Add tokens. Labels: B of sequences, or B x T of tokens; `first` is the number of the first sequence."""
         B, T, D = tokens_BTD.shape
         labels_BT = labels.cpu().numpy() if labels.ndim == 2 else np.repeat(labels.cpu().numpy()[:, None], T, axis=1)
         key_BT = np.stack([np.random.default_rng([self._seed, first + row]).random(T) for row in range(B)])
@@ -56,7 +56,7 @@ class TokenSample:
 
 
 def chosen_classes(settings: Settings, examples: Examples, count: int) -> list[int]:
-    """Returns the classes of --classes, else `count` of the data: drawn by seed, or the most frequent tokens."""
+    """Return the classes of --classes, else `count` of the data: drawn by seed, or the most frequent tokens."""
     names, given = examples.classes, settings[CLASSES]
     if given is None:
         counts = examples.class_counts()
@@ -82,13 +82,13 @@ def chosen_classes(settings: Settings, examples: Examples, count: int) -> list[i
 
 
 def classes_in_order(runs: Sequence[ModelResult]) -> list[int]:
-    """Returns the classes that occur in any sample, sorted, so that each has the same colour in all panels."""
+    """Return the classes that occur in any sample, sorted, so that each has the same colour in all panels."""
     seen = [result.points["class"] for run in runs for result in run.layers.values() if "class" in result.points]
     return sorted(int(label) for label in np.unique(np.concatenate(seen))) if seen else []
 
 
 def scatter(axes: Any, result: LayerResult, order: list[int], names: Sequence[str]) -> None:
-    """Plots points in the colour and marker of their class."""
+    """Plot points in the colour and marker of their class."""
     places, classes = result.points["place"], result.points["class"]
     for number, label in enumerate(order):
         points = places[classes == label]

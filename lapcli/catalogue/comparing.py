@@ -30,7 +30,7 @@ class Difference:
 
 
 def difference(a: Run, b: Run) -> Difference:
-    """Compares two runs: keys of the recipe, data and versions that differ, and the scores of the last weights."""
+    """Compare two runs: keys of the recipe, data and versions that differ, and the scores of the last weights."""
     recipe = differing_keys(trained_values(a), trained_values(b))
     data = [(key, a.info.get(key), b.info.get(key)) for key in _DATA]
     versions = differing_keys(a.info.get("versions", {}), b.info.get("versions", {}))
@@ -76,7 +76,7 @@ class Ranking:
 
 
 def rank(runs_dir: Path, names: Sequence[str], metric: str, lowest: bool | None = None) -> Ranking:
-    """Ranks finished runs by a number of their last weights; `lowest`: lower is better; None: decided by its name."""
+    """Rank finished runs by a number of their last weights; `lowest`: lower is better; None: decided by its name."""
     collection = collect(names, runs_dir)
     finished = [run for run in collection.runs if run.is_finished and not run.is_search]
     known = sorted({name for run in finished for name in run.numbers})

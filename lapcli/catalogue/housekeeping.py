@@ -29,7 +29,7 @@ class Pruning:
 
 
 def rename_run(run: Run, name: str) -> Path:
-    """Renames a run within its folder. Its age is kept: a renamed run does not become the newest."""
+    """Rename a run within its folder. Its age is kept: a renamed run does not become the newest."""
     check_name(name, "choose another name")
     if names := list(followers(run.path)):
         raise UsageError(
@@ -49,7 +49,7 @@ def rename_run(run: Run, name: str) -> Path:
 
 
 def remove_run(path: Path) -> int:
-    """Removes a run with all its files, also a damaged one; returns the bytes that this frees."""
+    """Remove a run with all its files, also a damaged one; return the bytes that this frees."""
     with _locked(path):
         freed = size_of(path)
         _remove(path, path.with_name(f".{path.name}.removing"))
@@ -57,7 +57,7 @@ def remove_run(path: Path) -> int:
 
 
 def followers(path: Path) -> dict[str, str]:
-    """Finds runs in the same folder that started from this one: name, and sha256 of the weights they started from."""
+    """Find runs in the same folder that started from this one: name, and sha256 of the weights they started from."""
     starts = {other.name: started_from(read_run(other)) for other in runs_in(path.parent) if other != path}
     return {
         name: start[1]
@@ -67,7 +67,7 @@ def followers(path: Path) -> dict[str, str]:
 
 
 def refuse_trained(paths: Sequence[Path]) -> None:
-    """Raises for the first run that is being trained, before any of them is touched."""
+    """Raise for the first run that is being trained, before any of them is touched."""
     for path in paths:
         with _locked(path):
             pass
@@ -76,7 +76,7 @@ def refuse_trained(paths: Sequence[Path]) -> None:
 def plan_prunings(
     paths: Sequence[Path], keep: int, *, with_sweeps: bool, are_named: bool
 ) -> tuple[list[Pruning], list[str]]:
-    """Plans the pruning of each run, and says why some are left out; for runs that a user named, that is an error."""
+    """Plan the pruning of each run, and say why some are left out; for runs that a user named, that is an error."""
     prunings: list[Pruning] = []
     left_out: list[str] = []
     for path in paths:
@@ -119,7 +119,7 @@ def plan_pruning(run: Run, keep: int) -> Pruning:
 
 
 def prune(pruning: Pruning) -> None:
-    """Removes the checkpoints of a plan."""
+    """Remove the checkpoints of a plan."""
     with _locked(pruning.path):
         for step in pruning.removed:
             folder = pruning.path / CHECKPOINTS / f"step-{step:06d}"
@@ -145,7 +145,7 @@ def _remove(folder: Path, doomed: Path) -> None:
 
 @contextmanager
 def _locked(path: Path) -> Iterator[None]:
-    """Holds the lock of a run; UsageError if it is being trained, here or on another machine."""
+    """Hold the lock of a run; UsageError if it is being trained, here or on another machine."""
     is_running = _says_running(path)  # before we take the lock, which would itself look like a running training
     try:
         handle = open_to_write(path / LOCK, "a")

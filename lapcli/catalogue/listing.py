@@ -54,13 +54,13 @@ class Listed:
 
 
 def list_runs(runs_dir: Path, names: Sequence[str] = ()) -> list[Listed]:
-    """Lists the runs of these names or patterns, all runs without any; the one written last comes first."""
+    """List the runs of these names or patterns, all runs without any; the one written last comes first."""
     listed = [_listed(path) for path in matching_runs(runs_dir, names)]
     return sorted(listed, key=lambda run: (run.seconds_since is None, run.seconds_since or 0.0, run.name))
 
 
 def matching_runs(runs_dir: Path, names: Sequence[str]) -> list[Path]:
-    """Returns the folders of the runs with these names, folders or patterns; all runs without any."""
+    """Return the folders of the runs with these names, folders or patterns; all runs without any."""
     if not names:
         return runs_in(runs_dir)
     chosen: dict[Path, None] = {}
@@ -97,7 +97,7 @@ def _listed(path: Path) -> Listed:
 
 
 def plan_of(run: Run) -> str | None:
-    """Returns `laplacian_heads` or `operators` as the recipe writes it."""
+    """Return `laplacian_heads` or `operators` as the recipe writes it."""
     model = getattr(run.recipe, "model", None)
     if getattr(model, "operators", None) is not None:
         return str(model.head_plan().label())  # type: ignore[union-attr]
@@ -106,7 +106,7 @@ def plan_of(run: Run) -> str | None:
 
 
 def last_step(run: Run) -> int:
-    """Returns the step of the last checkpoint, or of the last line of metrics of a run that is being trained."""
+    """Return the step of the last checkpoint, or of the last line of metrics of a run that is being trained."""
     step = int(run.info.get("step") or 0)
     if run.status == "running" and run.metrics.is_file():
         with open_to_read(run.metrics) as file:
@@ -117,7 +117,7 @@ def last_step(run: Run) -> int:
 
 
 def validations(path: Path) -> list[dict[str, Any]]:
-    """Returns the lines of `metrics.jsonl` with a validation; the others, which are most, are not parsed."""
+    """Return the lines of `metrics.jsonl` with a validation; the others, which are most, are not parsed."""
     if not path.is_file():
         return []
     with open_to_read(path) as file:
@@ -125,7 +125,7 @@ def validations(path: Path) -> list[dict[str, Any]]:
 
 
 def _parsed(text: bytes) -> dict[str, Any] | None:
-    """Parses a line of metrics; None for a first or last line that was only partly read."""
+    """Parse a line of metrics; None for a first or last line that was only partly read."""
     try:
         line = json.loads(text)
     except ValueError:
@@ -134,7 +134,7 @@ def _parsed(text: bytes) -> dict[str, Any] | None:
 
 
 def best_validation(run: Run, among: Sequence[int] | None = None) -> Score | None:
-    """Returns the best value of the run's main metric, the first of equals; `among`: of these steps only."""
+    """Return the best value of the run's main metric, the first of equals; `among`: of these steps only."""
     lines = [line for line in validations(run.path / METRICS) if among is None or line["step"] in among]
     names = [name for line in lines for name in line if name.startswith("validation_")]
     metric = next((name for name in _MAIN_SCORES if name in names), names[0] if names else None)
@@ -151,7 +151,7 @@ def lower_is_better(metric: str) -> bool:
 
 
 def started_from(run: Run) -> tuple[str, str] | None:
-    """Returns the source of the weights that this run started from, and their sha256; a run without prefix and step."""
+    """Return the source of the weights that this run started from, and their sha256; a run without prefix and step."""
     start, init_from = getattr(run.recipe, "start", None), run.recipe.train.init_from
     if start is not None:
         return str(start.run), str(start.weights_sha256)
@@ -169,7 +169,7 @@ def is_of_a_sweep(path: Path) -> bool:
 
 
 def size_of(folder: Path) -> int:
-    """Returns the bytes on the disk; links are not followed, and files that disappear meanwhile do not count."""
+    """Return the bytes on the disk; links are not followed, and files that disappear meanwhile do not count."""
     total = 0
     for file in folder.rglob("*"):
         try:
@@ -181,13 +181,13 @@ def size_of(folder: Path) -> int:
 
 
 def sizes(path: Path) -> dict[str, int]:
-    """Returns the bytes of each folder of a run (checkpoints, evaluations, analyses), and of the rest."""
+    """Return the bytes of each folder of a run (checkpoints, evaluations, analyses), and of the rest."""
     parts = {part.name: size_of(part) for part in sorted(path.iterdir()) if part.is_dir()}
     return {**parts, "other": size_of(path) - sum(parts.values())}
 
 
 def describe(run: Run) -> dict[str, Any]:
-    """Returns everything that `lap runs show` prints: run.json, recipe, scores, checkpoints and sizes."""
+    """Return everything that `lap runs show` prints: run.json, recipe, scores, checkpoints and sizes."""
     return {
         **_listed(run.path).to_dict(),
         "info": run.info,

@@ -40,7 +40,7 @@ class Seen:
 
 
 def chosen_runs(runs_dir: Path, names: Sequence[str]) -> list[Path]:
-    """Returns the named runs; without names those that are being trained, else the newest."""
+    """Return the named runs; without names those that are being trained, else the newest."""
     if names:
         return matching_runs(runs_dir, names)
     listed = list_runs(runs_dir)
@@ -50,7 +50,7 @@ def chosen_runs(runs_dir: Path, names: Sequence[str]) -> list[Path]:
 
 
 def check_metric(paths: Sequence[Path], metric: str) -> None:
-    """Raises for a name that no run has in its metrics, unless one of them has no metrics yet."""
+    """Raise for a name that no run has in its metrics, unless one of them has no metrics yet."""
     named = [set[str]().union(*read_metrics(path / METRICS)) - {"step"} for path in paths]
     known = sorted(set[str]().union(*named))
     if metric not in known and all(named):
@@ -60,7 +60,7 @@ def check_metric(paths: Sequence[Path], metric: str) -> None:
 
 
 def look(path: Path, metric: str) -> Seen:
-    """Reads what the run has written so far; a half-written line is left out."""
+    """Read what the run has written so far; a half-written line is left out."""
     info = read_info(path)
     lines = read_metrics(path / METRICS)
     values: dict[str, float] = {}
@@ -72,7 +72,7 @@ def look(path: Path, metric: str) -> Seen:
 
 
 def picture(seen: Sequence[Seen], metric: str, width: int, height: int) -> str:
-    """Draws the curves in one plot, without colour codes: a line for one run, a letter for each of several."""
+    """Draw the curves in one plot, without colour codes: a line for one run, a letter for each of several."""
     try:
         import plotext
     except ImportError:
@@ -96,13 +96,13 @@ def picture(seen: Sequence[Seen], metric: str, width: int, height: int) -> str:
 
 
 def _whole_steps(first: int, last: int, most: int = 6) -> list[int]:
-    """Returns whole-number ticks: multiples of 1, 2 or 5 times a power of ten."""
+    """Return whole-number ticks: multiples of 1, 2 or 5 times a power of ten."""
     sizes = (unit * 10**power for power in itertools.count() for unit in (1, 2, 5))
     size = next(size for size in sizes if (last - first) / size <= most)
     return list(range(-(-first // size) * size, last + 1, size))
 
 
 def _thinned(curve: Sequence[tuple[int, float]], most: int) -> Sequence[tuple[int, float]]:
-    """Leaves out points beyond what the columns can show; the last point is kept."""
+    """Leave out points beyond what the columns can show; the last point is kept."""
     every = max(1, len(curve) // most)
     return [*curve[:-1:every], curve[-1]]

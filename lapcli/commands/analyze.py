@@ -140,7 +140,7 @@ app = typer.Typer(
 
 
 def _add_command(commands: typer.Typer, name: str) -> None:
-    """Adds a command with the measurement's own options and those that every measurement has."""
+    """Add a command with the measurement's own options and those that every measurement has."""
     from lapcli.analysis.measurements import MEASUREMENTS, built_in_options
 
     if name == ALL:
@@ -166,7 +166,7 @@ def _add_command(commands: typer.Typer, name: str) -> None:
 
 
 def _declaration(option: "Option") -> tuple[Any, Any]:
-    """Returns the annotation and the default that typer needs."""
+    """Return the annotation and the default that typer needs."""
     parameter = typer.Option(option.flag, help=option.help, metavar=option.metavar, min=option.minimum)
     if option.is_repeatable:
         return Annotated[list[option.type] | None, parameter], None  # type: ignore[name-defined]
@@ -174,7 +174,7 @@ def _declaration(option: "Option") -> tuple[Any, Any]:
 
 
 def _analyze(what: str | None, settings: "Settings", given: dict[str, Any]) -> None:
-    """Runs the command. `what`: the name of a measurement; None: all that fit."""
+    """Run the command. `what`: the name of a measurement; None: all that fit."""
     from lapcli.analysis.drawing import Look, forms_of, size_of
     from lapcli.analysis.measurements import MEASUREMENTS
     from lapcli.analysis.selection import Selection, find_runs

@@ -18,7 +18,7 @@ _begun = ""  # `key=`, while bash completes only its value
 
 
 def join_words_of_bash() -> None:
-    """Joins `key`, `=` and `value`, into which bash splits `--set key=value` to complete the last one alone.
+    """Join `key`, `=` and `value`, into which bash splits `--set key=value` to complete the last one alone.
 
     The key is remembered in `_begun` while its value is completed.
     """
@@ -49,13 +49,13 @@ def _harmless(complete: Callable[[str], Iterator[str]]) -> Callable[[str], list[
 
 @_harmless
 def runs(incomplete: str) -> Iterator[str]:
-    """Offers the names in the folder of runs; a name that begins with a dot is a run that is still being prepared."""
+    """Offer the names in the folder of runs; a name that begins with a dot is a run that is still being prepared."""
     return (path.parent.name for path in sorted(_runs_dir().glob("*/run.json")) if path.parent.name[:1] != ".")
 
 
 @_harmless
 def recipes(incomplete: str) -> Iterator[str]:
-    """Offers shipped recipes by name, and files and folders below what was typed."""
+    """Offer shipped recipes by name, and files and folders below what was typed."""
     from lapcli.recipe.loading import shipped_recipes
 
     folder = shipped_recipes()
@@ -70,7 +70,7 @@ def recipes(incomplete: str) -> Iterator[str]:
 
 @_harmless
 def tasks(incomplete: str) -> Iterator[str]:
-    """Offers the next task of a list such as top1,top5; those of the run's kind if an existing run is named."""
+    """Offer the next task of a list such as top1,top5; those of the run's kind if an existing run is named."""
     from lapcli.evaluation.families import evaluated_kinds, families_of
     from lapcli.runs import named_run
 
@@ -85,7 +85,7 @@ def tasks(incomplete: str) -> Iterator[str]:
 
 @_harmless
 def settings(incomplete: str) -> Iterator[str]:
-    """Offers `key=` for the keys of the recipe; if one key is left also its values, so that the shell adds no space."""
+    """Offer `key=` for the keys of the recipe; if one key is left also its values, so that the shell adds no space."""
     from lapcli.recipe import find_recipe, load_recipe
 
     recipe = next(path for word in _words()[2:] if (path := find_recipe(word)).is_file())
@@ -100,12 +100,12 @@ def settings(incomplete: str) -> Iterator[str]:
 
 
 def recipe_keys(recipe: type) -> dict[str, list[str]]:
-    """Returns every dotted key that a recipe of that class may have, with its values if they are few."""
+    """Return every dotted key that a recipe of that class may have, with its values if they are few."""
     return dict(_keys(recipe, ""))
 
 
 def _words() -> list[str]:
-    """Returns the words of the line so far, from the variables in which Typer passes them.
+    """Return the words of the line so far, from the variables in which Typer passes them.
 
     Typer itself does not parse the line while an option's value is missing, as during its completion.
     """
@@ -122,7 +122,7 @@ def _runs_dir() -> Path:
 
 
 def _keys(annotation: Any, before: str) -> Iterator[tuple[str, list[str]]]:
-    """Yields (dotted key, its values if they are few) of a section and of its subsections."""
+    """Yield (dotted key, its values if they are few) of a section and of its subsections."""
     from lapcli.recipe.section import Section
 
     if isinstance(annotation, type) and issubclass(annotation, Section):

@@ -126,7 +126,7 @@ class RecipeCommand(TyperCommand):
 
 
 def _settings_meant(option: str, line: list[str]) -> list[str]:
-    """Returns `KEY=VALUE` for each key of that name in the recipe of the line; empty without such a key or recipe."""
+    """Return `KEY=VALUE` for each key of that name in the recipe of the line; empty without such a key or recipe."""
     from lapcli.recipe import find_recipe, load_recipe
 
     place = next((number for number, word in enumerate(line) if word.partition("=")[0] == option), len(line))
@@ -147,7 +147,7 @@ def _settings_meant(option: str, line: list[str]) -> list[str]:
 
 
 def init_from(source: str | None, weights: Path | None, section: str = "train") -> list[str]:
-    """Returns `--init-from` and `--weights` in the form of `--set`."""
+    """Return `--init-from` and `--weights` in the form of `--set`."""
     if source is None and weights is not None:
         raise UsageError("--weights is a file for --init-from timm:NAME; name the model with it")
     if source is None:
@@ -157,7 +157,7 @@ def init_from(source: str | None, weights: Path | None, section: str = "train") 
 
 
 def overrides(set_: list[str] | None, data: Path | None) -> list[str]:
-    """Returns all changes to the recipe in the form of `--set`."""
+    """Return all changes to the recipe in the form of `--set`."""
     if data is not None and (shown := str(data).encode("utf-8", "replace").decode()) != str(data):
         raise UsageError(
             f"--data {shown}: its name is not UTF-8, which a recipe needs; rename it, or make a link to it"
@@ -168,7 +168,7 @@ def overrides(set_: list[str] | None, data: Path | None) -> list[str]:
 
 
 def table(headers: Sequence[str], rows: Sequence[Sequence[str]], width: int | None = None) -> str:
-    """Formats columns side by side; if that is wider than the terminal, as a short list for each row."""
+    """Format columns side by side; if that is wider than the terminal, as a short list for each row."""
     return "\n".join(fitted([headers, *rows], width=width))
 
 

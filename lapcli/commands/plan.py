@@ -86,5 +86,5 @@ def _device(gpu: str | None, recipe: "BaseRecipe", probing: bool) -> "Device | N
 
 
 def _how_many(gpu: str | None, recipe: "BaseRecipe") -> int:
-    """Returns one for a named device; for this machine, as many processes as `lap train` would use."""
+    """Return one for a named device; for this machine, as many processes as `lap train` would use."""
     return 1 if gpu else Processes().here(recipe.train.device)

@@ -93,7 +93,7 @@ def sample(
 
 
 def _prompts(prompt: str | None) -> Iterator[str]:
-    """Yields the prompt of --prompt, else the lines of the standard input as they arrive; empty ones are skipped."""
+    """Yield the prompt of --prompt, else the lines of the standard input as they arrive; empty ones are skipped."""
     if prompt is not None:
         yield prompt
         return

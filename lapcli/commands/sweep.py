@@ -107,7 +107,7 @@ def sweep(
 
 
 def parse_command(command: Any, words: list[str]) -> tuple[str, dict[str, Any]]:
-    """Parses `lap WORDS` with the command line's own parser; returns the command's name and options.
+    """Parse `lap WORDS` with the command line's own parser; return the command's name and options.
 
     `command` is the group of `lap` itself.
     """

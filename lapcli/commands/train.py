@@ -110,7 +110,7 @@ def train(
 
 
 def _check_plugins_of(path: "Path") -> None:
-    """Raises if the plugin of a run to resume is missing, before its recipe is refused with a less helpful message."""
+    """Raise if the plugin of a run to resume is missing, before its recipe is refused with a less helpful message."""
     from lapcli.runs import INFO, check_plugins, read_info
 
     if os.path.isfile(path / INFO):  # False, not an error, for what cannot be a file name
@@ -118,7 +118,7 @@ def _check_plugins_of(path: "Path") -> None:
 
 
 def _print_result(run: "Run", as_json: bool) -> None:
-    """Prints the scores, a sample, the folder of the run and what to try next."""
+    """Print the scores, a sample, the folder of the run and what to try next."""
     from lapcli.runs import read_summary
 
     summary = read_summary(run)

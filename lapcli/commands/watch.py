@@ -68,7 +68,7 @@ def watch(
 
 
 def _screen(seen: "list[Seen]", metric: str) -> str:
-    """Returns a picture with one line of text for each run; for sweeps and many runs, a table."""
+    """Return a picture with one line of text for each run; for sweeps and many runs, a table."""
 
     from lapcli.catalogue.watching import LETTERS, picture
 

@@ -51,7 +51,7 @@ def fails(text: str, next_step: str, **numbers: Any) -> Finding:
 
 
 def within(error: float, limit: float, what: str, next_step: str) -> Finding:
-    """Passes if an error is at most its limit; NaN fails."""
+    """Pass if an error is at most its limit; NaN fails."""
     numbers = {"error": error, "limit": limit}
     if error <= limit:
         return passes(f"{what}: error {error:.1e} of at most {limit:.0e}", **numbers)
@@ -85,7 +85,7 @@ class Result:
 
 
 def examine(checks: Iterable[Check]) -> Iterator[Result]:
-    """Yields each result as soon as it is known; a check that raises has failed, and the others still run."""
+    """Yield each result as soon as it is known; a check that raises has failed, and the others still run."""
     for check in checks:
         started = time.perf_counter()
         try:
@@ -103,7 +103,7 @@ def _result(check: Check, finding: Finding, seconds: float) -> Result:
 
 
 def examine_apart(build: Callable[[], list[Check]]) -> Iterator[Result]:
-    """Runs the checks in a process of its own, where `build` makes them again: a kernel that does not suit a processor
+    """Run the checks in a process of its own, where `build` makes them again: a kernel that does not suit a processor
     can end the process. The check that did so has failed, and the next ones run in another process."""
     spawn, checks, done = multiprocessing.get_context("spawn"), build(), 0
     while done < len(checks):

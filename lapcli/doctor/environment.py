@@ -153,7 +153,7 @@ def check_cores(cores: int, there: int, gpus: int) -> Finding:
 
 
 def check_locks(variable: str, folder: Path, lock: Callable[[IO[Any]], Lock] = lock_file) -> Finding:
-    """Takes a lock in the folder twice; the second attempt has to be refused."""
+    """Take a lock in the folder twice; the second attempt has to be refused."""
     place = _existing(folder)
     try:
         with tempfile.NamedTemporaryFile(prefix=".lap-doctor-", dir=place) as file, open(file.name, "rb") as again:
@@ -196,7 +196,7 @@ def check_disk(folder: Path, free: Callable[[Path], int] = lambda place: shutil.
 
 
 def check_hub(is_offline: bool, address: str, connect: Callable[..., Any] = socket.create_connection) -> Finding:
-    """Opens a connection to the hub and sends nothing."""
+    """Open a connection to the hub and sends nothing."""
     if is_offline:
         return passes("offline, as HF_HUB_OFFLINE says: data and weights come from this machine", offline=True)
     parts = urlsplit(address)
@@ -216,13 +216,13 @@ def hub_address() -> str:
 
 
 def _existing(folder: Path) -> Path:
-    """Returns the folder, or the nearest existing one above it: a check creates none."""
+    """Return the folder, or the nearest existing one above it: a check creates none."""
     folder = folder.absolute()
     return next(place for place in (folder, *folder.parents) if place.is_dir())
 
 
 def environment_checks(gpu: Gpu, processes: int) -> list[Check]:
-    """Returns all checks of the environment, for this machine."""
+    """Return all checks of the environment, for this machine."""
     device_type = "cuda" if gpu.count else "cpu"
     named: dict[str, Callable[[], Finding]] = {
         "driver": lambda: check_driver(gpu),

@@ -23,7 +23,7 @@ SECTIONS = ("environment", "kernels", "training", "processes")
 
 
 def examine_machine(only: str | None = None, nproc: str = "auto") -> Iterator[Result]:
-    """Yields each result as soon as it is known. Without two GPUs, two processes on the CPU communicate by gloo."""
+    """Yield each result as soon as it is known. Without two GPUs, two processes on the CPU communicate by gloo."""
     gpu = this_gpu()
     processes = Processes(nproc)
     processes.check_gpus(gpu.count)
@@ -46,7 +46,7 @@ def examine_machine(only: str | None = None, nproc: str = "auto") -> Iterator[Re
 
 
 def kernel_checks_here() -> list[Check]:
-    """Builds the kernel checks; importable, because a process of its own builds them again."""
+    """Build the kernel checks; importable, because a process of its own builds them again."""
     return kernel_checks(torch.device(pick_device("auto")))
 
 

@@ -65,7 +65,7 @@ Attention = Callable[..., Tensor]
 def check_attention(
     case: AttentionCase, dtype: torch.dtype, device: torch.device, attention: Attention = laplacian_attention
 ) -> Finding:
-    """Compares the output and the gradients of q, k and v with dense attention in float64."""
+    """Compare the output and the gradients of q, k and v with dense attention in float64."""
     q, k, v, allowed_BTS, weights = _inputs(case, dtype)
     truth = _outputs(_dense_for(case, allowed_BTS), q.double(), k.double(), v.double(), weights.double())
     on_device = [x.to(device) for x in (q, k, v, weights)]
@@ -88,7 +88,7 @@ def check_compiled(
     compile_: Callable[[Attention], Attention] = compiled,
     has_compiler: Callable[[str], None] = check_compiler,
 ) -> Finding:
-    """Compares compiled attention with the same code uncompiled, forward and backward."""
+    """Compare compiled attention with the same code uncompiled, forward and backward."""
     try:
         has_compiler(device.type)
     except UsageError as missing:
@@ -105,7 +105,7 @@ def check_compiled(
 
 
 def check_muon(dtype: torch.dtype, device: torch.device, muon: type[torch.optim.Optimizer] = Muon) -> Finding:
-    """Compares two steps on a tall and a wide matrix of steep spectra with the iteration on singular values in float64.
+    """Compare two steps on a tall and a wide matrix of steep spectra with the iteration on singular values in float64.
 
     Newton-Schulz maps U S V^T to U p(p(...p(S))) V^T with p(s) = A s + B s^3 + C s^5, S first divided by its norm.
     """
@@ -137,7 +137,7 @@ def check_muon(dtype: torch.dtype, device: torch.device, muon: type[torch.optim.
 def check_language_loss(
     dtype: torch.dtype, device: torch.device, loss: Callable[..., Tensor] = softcapped_cross_entropy
 ) -> Finding:
-    """Compares value and gradients of the soft-capped cross entropy; a fifth of the targets are ignored."""
+    """Compare value and gradients of the soft-capped cross entropy; a fifth of the targets are ignored."""
     generator = torch.Generator().manual_seed(0)
     x_ND, weight_VD = (torch.randn(shape, generator=generator).to(dtype) for shape in ((512, 64), (4096, 64)))
     targets_N = torch.randint(4096, (512,), generator=generator)
@@ -158,7 +158,7 @@ def check_targets_loss(
     balance: Callable[..., Tensor] = sinkhorn_targets,
     loss: Callable[..., Any] = target_cross_entropy,
 ) -> Finding:
-    """Compares Sinkhorn-Knopp of teacher logits, and value and gradients of the student's cross entropy with them."""
+    """Compare Sinkhorn-Knopp of teacher logits, and value and gradients of the student's cross entropy with them."""
     generator = torch.Generator().manual_seed(0)
     teacher_NV = torch.randn(256, 1024, generator=generator) * 0.3
     # Vectors of length 1, as the head normalises them: longer ones would have logits that bf16 cannot represent.
@@ -197,7 +197,7 @@ def _with_nan_last(error: float) -> tuple[bool, float]:
 
 
 def _inputs(case: AttentionCase, dtype: torch.dtype) -> Iterator[Tensor]:
-    """Yields q, k, v, the mask of keys that a query attends to (B, T, S), and weights for the sum of the outputs."""
+    """Yield q, k, v, the mask of keys that a query attends to (B, T, S), and weights for the sum of the outputs."""
     generator = torch.Generator().manual_seed(0)
     for heads, length in ((case.heads, case.queries), (case.groups, case.keys), (case.groups, case.keys)):
         yield torch.randn(case.batch, heads, length, case.size, generator=generator).to(dtype)
@@ -218,7 +218,7 @@ def _outputs(attention: Attention, q: Tensor, k: Tensor, v: Tensor, weights: Ten
 
 
 def _dense_for(case: AttentionCase, allowed_BTS: Tensor) -> Attention:
-    """Returns dense attention with P as a matrix, and (I - P) v in the last half of the heads."""
+    """Return dense attention with P as a matrix, and (I - P) v in the last half of the heads."""
 
     def dense(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         k, v = (x.repeat_interleave(case.heads // case.groups, dim=1) for x in (k, v))
@@ -265,7 +265,7 @@ class KernelNames(TorchDispatchMode):
 
 
 def check_backend(device: torch.device) -> Finding:
-    """Finds the kernel for the training shape of the GPT; forward and backward should use the same one."""
+    """Find the kernel for the training shape of the GPT; forward and backward should use the same one."""
     case, dtype = CASES[0], torch.bfloat16 if device.type == "cuda" else torch.float32
     q, k, v, _, weights = (x.to(device) for x in _inputs(case, dtype))
 
@@ -291,7 +291,7 @@ def check_attention_speed(
     time: Callable[[torch.device], dict[str, float | None]] = time_attention_kernels,
     preferred: str | None = None,
 ) -> Finding:
-    """Times flash and cuDNN, forward and backward in bf16; the one that runs on this device prefer should be the
+    """Time flash and cuDNN, forward and backward in bf16; the one that runs on this device prefer should be the
     faster."""
     if device.type != "cuda":
         return passes("flash and cuDNN are kernels of CUDA")
@@ -310,7 +310,7 @@ def check_attention_speed(
 def check_colours(
     device: torch.device, recolouring: Callable[..., Callable[[Tensor, Tensor], Tensor]] = Recolouring
 ) -> Finding:
-    """Compares the recolouring of crops on the device with that on the CPU, in steps of 255."""
+    """Compare the recolouring of crops on the device with that on the CPU, in steps of 255."""
     generator = torch.Generator().manual_seed(0)
     crops_NHWC = torch.randint(256, (24, 32, 32, 3), dtype=torch.uint8, generator=generator)
     image, kind = Image.new("RGB", (64, 48)), CropKind(32, (0.3, 1.0), blur=0.5, solarise=0.2)
@@ -330,7 +330,7 @@ def check_colours(
 
 
 def kernel_checks(device: torch.device) -> list[Check]:
-    """Returns all kernel checks. On the CPU those of bf16 only warn: runs there compute in float32 by default."""
+    """Return all kernel checks. On the CPU those of bf16 only warn: runs there compute in float32 by default."""
     checks = [Check("kernels", "attention kernel", partial(check_backend, device))]
     for name, dtype in DTYPES.items():
         needed = dtype == torch.float32 or device.type == "cuda"

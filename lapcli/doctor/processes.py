@@ -29,7 +29,7 @@ MANY_STEPS, RESTARTED_STEPS = 100_000, 200
 def check_equal_ranks(
     folder: Path, ranks: int, device: str, start: Start = start_trial, trial: TrialTraining | None = None
 ) -> tuple[Finding, Finding]:
-    """Measures the bandwidth of a sum over the ranks, and whether all have the same weights after five steps."""
+    """Measure the bandwidth of a sum over the ranks, and whether all have the same weights after five steps."""
     size = EXCHANGED[device]
     trial = trial or TrialTraining(str(folder), "ranks", 5, device, ranks=ranks, exchange_bytes=size)
     outcome = start(trial)
@@ -78,7 +78,7 @@ class Training:
             self.process = subprocess.Popen(arguments, env=environment, stdout=log, stderr=log, start_new_session=True)
 
     def wait_for_step(self, step: int, hang: float = HANG) -> str | None:
-        """Waits until the metrics have that step; returns why they do not, or None."""
+        """Wait until the metrics have that step; return why they do not, or None."""
         metrics, deadline = self.trial.run / "metrics.jsonl", time.monotonic() + hang
         while not (metrics.exists() and len(metrics.read_text().splitlines()) > step):
             if self.process.poll() is not None:
@@ -93,7 +93,7 @@ class Training:
         return lines[-1] if lines else "it said nothing"
 
     def exit_code(self, hang: float = HANG) -> int | None:
-        """Waits for the exit code; None if the process did not end in time."""
+        """Wait for the exit code; None if the process did not end in time."""
         try:
             return self.process.wait(hang)
         except subprocess.TimeoutExpired:
@@ -113,7 +113,7 @@ class Training:
 def check_sigterm(
     folder: Path, ranks: int, device: str, command: Sequence[str] | None = None, hang: float = HANG
 ) -> Finding:
-    """Checks that SIGTERM to a run gives exit code 75 and a complete checkpoint of the step that it stopped at."""
+    """Check that SIGTERM to a run gives exit code 75 and a complete checkpoint of the step that it stopped at."""
     trial = TrialTraining(str(folder), "interrupted", MANY_STEPS, device, ranks=ranks)
     training = Training(trial, ["--nproc", str(ranks)], command)
     try:
@@ -138,7 +138,7 @@ def check_sigterm(
 def check_restart(
     folder: Path, ranks: int, device: str, restarts: int = 1, command: Sequence[str] | None = None, hang: float = HANG
 ) -> Finding:
-    """Checks that a run whose rank is killed restarts from its last checkpoint and finishes."""
+    """Check that a run whose rank is killed restarts from its last checkpoint and finishes."""
     trial = TrialTraining(str(folder), "restarted", RESTARTED_STEPS, device, ranks=ranks)
     training = Training(trial, ["--nproc", str(ranks), "--max-restarts", str(restarts)], command)
     try:

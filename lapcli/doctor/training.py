@@ -55,7 +55,7 @@ REAL = {"train.batch": 16, "train.micro_batch": 16}
 
 
 def check_same_step(folder: Path, deterministic: bool, device_type: str, start: Start = start_trial) -> Finding:
-    """Trains one step twice. On CUDA without `train.deterministic` the last bits may differ; elsewhere they may not."""
+    """Train one step twice. On CUDA without `train.deterministic` the last bits may differ; elsewhere they may not."""
     name = "deterministic" if deterministic else "default"
     trials = [
         TrialTraining(str(folder), f"{name}-{turn}", 1, deterministic=deterministic) for turn in ("once", "twice")
@@ -75,7 +75,7 @@ def check_same_step(folder: Path, deterministic: bool, device_type: str, start: 
 
 
 def check_resume(folder: Path, start: Start = start_trial) -> Finding:
-    """Compares six steps with three, SIGKILL, and three more, with `train.deterministic`."""
+    """Compare six steps with three, SIGKILL, and three more, with `train.deterministic`."""
     whole = TrialTraining(str(folder), "whole", 6, deterministic=True)
     killed = replace(whole, name="killed", die_before_step=3)
     if failure := start(whole).failure():
@@ -92,7 +92,7 @@ def check_resume(folder: Path, start: Start = start_trial) -> Finding:
 
 
 def first_difference(one: Path, other: Path) -> str | None:
-    """Returns the first tensor whose bits differ in two checkpoints, weights before optimizer states."""
+    """Return the first tensor whose bits differ in two checkpoints, weights before optimizer states."""
     for file in ("model.safetensors", "optimizer.safetensors"):
         ours, theirs = load_file(one / file), load_file(other / file)
         if ours.keys() != theirs.keys():
@@ -113,7 +113,7 @@ def check_waits(folder: Path, start: Start = start_trial) -> Finding:
 
 
 def plan_and_probe(device_type: str) -> dict[str, Any]:
-    """Returns the result of `lap plan --probe` for two layers, from a process of its own."""
+    """Return the result of `lap plan --probe` for two layers, from a process of its own."""
     changes = {"model.layers": 2, "train.device": device_type, **(REAL if device_type == "cuda" else SMALL)}
     settings = [part for key, value in changes.items() for part in ("--set", f"{key}={value}")]
     command = [sys.executable, "-m", "lapcli", "plan", "gpt561m_5L", "--probe", "5", "--json", *settings]
@@ -186,7 +186,7 @@ def crops_per_second(recipe: SelfSupervisedRecipe, images: int = 8) -> float:
 
 
 def images_trained(recipe: SelfSupervisedRecipe, device: Device) -> float | None:
-    """Returns the images a second that one GPU should train on, by `lap plan`; None if its peak is not known."""
+    """Return the images a second that one GPU should train on, by `lap plan`; None if its peak is not known."""
     one = recipe.train.model_copy(update={"batch": recipe.train.micro_batch})
     time = plan_training(recipe.model_copy(update={"train": one}), 1, device).step_time
     return None if time is None else time.examples_per_second
@@ -199,7 +199,7 @@ def check_loader(
     rate: Callable[[SelfSupervisedRecipe], float],
     trained: Callable[[SelfSupervisedRecipe, Device], float | None] = images_trained,
 ) -> Finding:
-    """Compares reading with training for the most demanding kind, self-supervised training with ten crops an image."""
+    """Compare reading with training for the most demanding kind, self-supervised training with ten crops an image."""
     recipe = load_recipe(find_recipe(Path("dino_vits")))
     assert isinstance(recipe, SelfSupervisedRecipe)
     images = rate(recipe)

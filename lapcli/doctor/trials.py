@@ -86,7 +86,7 @@ def recipe_of(trial: TrialTraining) -> dict[str, Any]:
 def train_trial(
     trial: TrialTraining, kind: Any = None, die: Callable[[], None] = lambda: os.kill(os.getpid(), signal.SIGKILL)
 ) -> dict[str, Any]:
-    """Trains in this process, as a rank if torchrun's variables are set; returns what was observed."""
+    """Train in this process, as a rank if torchrun's variables are set; return what was observed."""
     from lapcli.kinds import kind_of
     from lapcli.recipe import BaseRecipe, recipe_from_dict
     from lapcli.runtime.progress import LogConsole
@@ -113,7 +113,7 @@ def train_trial(
 
 
 def _exchange(size: int, world: Any) -> float | None:
-    """Returns the seconds of the fastest of five sums over the ranks, after one to warm up."""
+    """Return the seconds of the fastest of five sums over the ranks, after one to warm up."""
     if not size or world.size == 1:
         return None
     import torch
@@ -201,7 +201,7 @@ class TrialOutcome:
 
 
 def start_trial(trial: TrialTraining, hang: float = HANG) -> TrialOutcome:
-    """Trains with `trial.ranks` processes and waits for them; once one dies the others get a few seconds."""
+    """Train with `trial.ranks` processes and wait for them; once one dies the others get a few seconds."""
     folder, ranks = Path(trial.folder), trial.ranks
     file = folder / f"{trial.name}.trial.json"
     file.write_text(json.dumps(asdict(trial)))

@@ -55,7 +55,7 @@ def families_of(objective: str) -> list[TaskFamily]:
 
 
 def chosen_tasks(objective: str, text: str | None) -> list[str]:
-    """Reads a comma-separated list of tasks; by default those of the first family."""
+    """Read a comma-separated list of tasks; by default those of the first family."""
     families = families_of(objective)
     if not families:
         raise UsageError(f"{_described(objective)} has no evaluation tasks; {', '.join(evaluated_kinds())} have")
@@ -82,7 +82,7 @@ def _check_name(name: str, objective: str, families: Sequence[TaskFamily]) -> No
 
 
 def _chosen_options(objective: str, given: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the options that are neither None nor False; one that no family of the model declares is an error."""
+    """Return the options that are neither None nor False; one that no family of the model declares is an error."""
     chosen = {name: value for name, value in given.items() if value is not None and value is not False}
     known = {option for family in families_of(objective) for option in family.options}
     for name in chosen:

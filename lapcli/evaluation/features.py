@@ -54,7 +54,7 @@ class Backbone:
         raise NotImplementedError
 
     def at_size(self, size: int) -> "Backbone":
-        """Returns the same network for square images of `size` pixels a side."""
+        """Return the same network for square images of `size` pixels a side."""
         return self
 
     @torch.inference_mode()
@@ -108,7 +108,7 @@ class TimmBackbone(Backbone):
         return tokens_BTD[:, 0] if self.has_class_token else patches_BPD.mean(dim=1), patches_BPD
 
     def at_size(self, size: int) -> "TimmBackbone":
-        """Returns a copy for images of that size, with its learned positions interpolated."""
+        """Return a copy for images of that size, with its learned positions interpolated."""
         model: Any = copy.deepcopy(self.model)
         model.set_input_size(img_size=(size, size))
         return TimmBackbone(model, name=self.name, mean=self.mean, std=self.std, device=self.device)
@@ -123,7 +123,7 @@ class DinoBackbone(Backbone):
 
 
 def backbone_of(loaded: LoadedModel) -> Backbone:
-    """Returns the backbone of a loaded model."""
+    """Return the backbone of a loaded model."""
     assert loaded.images is not None
     mean, std, device = loaded.images.mean, loaded.images.std, loaded.device
     name = loaded.name if loaded.run is None else str(loaded.run.path)
@@ -162,7 +162,7 @@ class Pass:
         return math.ceil(count / (self.batch * self.world.size))
 
     def together(self, rows: Tensor) -> Tensor:
-        """Combines rows of which each process filled some and left the others 0; in place, and exact: x + 0 = x."""
+        """Combine rows of which each process filled some and left the others 0; in place, and exact: x + 0 = x."""
         if self.world.size > 1:
             dist.all_reduce(rows)
         return rows
@@ -182,7 +182,7 @@ Feature = Callable[[Tensor, Tensor], Tensor]
 def batches_of_features(
     backbone: Backbone, images: ImageSet, transform: Transform, feature: Feature, how: Pass, doing: str
 ) -> Iterator[tuple[range, Tensor]]:
-    """Yields positions in the set and their features, for the chunks of this process that are not empty."""
+    """Yield positions in the set and their features, for the chunks of this process that are not empty."""
     count = len(images)
     turns = how.turns(count)
 
@@ -265,7 +265,7 @@ class TrainingFeatures:
 
 
 def spread(count: int, limit: int | None) -> Sequence[int] | None:
-    """Returns `limit` positions spread evenly over `count`; None for all of them."""
+    """Return `limit` positions spread evenly over `count`; None for all of them."""
     if limit is None or limit >= count:
         return None
     return [round(position * (count - 1) / max(1, limit - 1)) for position in range(limit)]

@@ -71,7 +71,7 @@ class LinearProbes:
 
     @torch.no_grad()
     def step(self, features_BD: Tensor, labels_B: Tensor) -> Tensor:
-        """Updates every classifier once; returns the mean cross entropy of each before the update.
+        """Update every classifier once; return the mean cross entropy of each before the update.
 
         The gradient of the mean cross entropy with respect to the logits is (softmax - one-hot) / B.
         """
@@ -101,7 +101,7 @@ class LinearProbes:
 
 
 def limited(data: ImageData, limit: int | None) -> ImageData:
-    """Takes at most `limit` training and `limit` validation images, spread evenly so that all classes have some."""
+    """Take at most `limit` training and `limit` validation images, spread evenly so that all classes have some."""
 
     def some(images: ImageSet) -> ImageSet:
         positions = spread(len(images), limit)
@@ -113,7 +113,7 @@ def limited(data: ImageData, limit: int | None) -> ImageData:
 def measure_knn(
     backbone: Backbone, data: ImageData, protocol: KnnProtocol, how: Pass, limit: int | None = None
 ) -> list[TaskScore]:
-    """Returns one score for each number of neighbours; those beyond the number of training images are left out."""
+    """Return one score for each number of neighbours; those beyond the number of training images are left out."""
     data = limited(data, limit)
     counts = [k for k in protocol.neighbours if k <= len(data.train)]
     if not counts:
@@ -210,7 +210,7 @@ def measure_linear(
 def _train(
     backbone: Backbone, train: ImageSet, protocol: LinearProtocol, how: Pass, probes: LinearProbes, width: int
 ) -> list[float]:
-    """Trains the classifiers; returns the loss of each rate in the last step."""
+    """Train the classifiers; return the loss of each rate in the last step."""
     is_whole = protocol.scale is None
     augmentation = Augmentation(crop="none" if is_whole else "random_resized", scale=protocol.scale, flip=protocol.flip)
     source = _source(augmentation=augmentation, mean=backbone.mean, std=backbone.std)

@@ -109,7 +109,7 @@ class Protocols(Section):
 
 
 def read_protocols(overrides: Sequence[str], holdout: bool = False) -> Protocols:
-    """Applies overrides such as `linear.steps=100` to the default settings; reports all problems at once."""
+    """Apply overrides such as `linear.steps=100` to the default settings; report all problems at once."""
     root, problems = apply_overrides(Node({}, "--set"), overrides)
     problems += check_recipe(Protocols, root)
     if problems:
@@ -121,14 +121,14 @@ def read_protocols(overrides: Sequence[str], holdout: bool = False) -> Protocols
 
 
 def within(protocol: P, examples: int, limit: int | None) -> P:
-    """Shrinks a batch that is larger than the examples that `--limit` leaves; the result records it."""
+    """Shrink a batch that is larger than the examples that `--limit` leaves; the result records it."""
     if limit is None or protocol.batch <= examples:
         return protocol
     return protocol.model_copy(update={"batch": examples})
 
 
 def written_out(protocol: Section) -> dict[str, Any]:
-    """Returns every setting as a plain value, and under `changed` those that differ from the default.
+    """Return every setting as a plain value, and under `changed` those that differ from the default.
 
     The source of the data does not count as a change.
     """
@@ -182,7 +182,7 @@ def read_probe_protocols(tasks: Sequence[str], options: Mapping[str, Any]) -> Pr
 
 
 def read_probe_settings(tasks: Sequence[str], options: Mapping[str, Any], data: Path | None) -> ProbeSettings:
-    """Reads the settings. `--data` with ADE20K's layout is for `ade20k`, anything else for `linear` and `knn`."""
+    """Read the settings. `--data` with ADE20K's layout is for `ade20k`, anything else for `linear` and `knn`."""
     from lapcli.data.images.ade20k import is_ade20k
 
     protocols = read_probe_protocols(tasks, options)
@@ -194,7 +194,7 @@ def read_probe_settings(tasks: Sequence[str], options: Mapping[str, Any], data: 
 
 
 def measure_probes(backbone: "Backbone", settings: ProbeSettings, request: EvaluationRequest) -> Measured:
-    """Measures the tasks in their order, on the images of the model's own source unless --data names others."""
+    """Measure the tasks in their order, on the images of the model's own source unless --data names others."""
     from lapcli.data.images.ade20k import open_ade20k
     from lapcli.data.images.sources import open_images
     from lapcli.evaluation.features import Pass
@@ -242,7 +242,7 @@ def _images(source: ImageFiles, settings: ProbeSettings, limit: int | None) -> I
 
 
 def _notes(scores: Sequence[TaskScore]) -> dict[str, str]:
-    """Returns the notes below the table, by task."""
+    """Return the notes below the table, by task."""
     notes = {}
     for score in scores:
         details = score.details

@@ -112,7 +112,7 @@ def evaluate_model(
 def _measure(
     chosen: ChosenTasks, loaded: LoadedModel, world: World, batch: int | None, data: Path | None, limit: int | None
 ) -> Measured:
-    """Measures the families one after the other and merges them into one result."""
+    """Measure the families one after the other and merges them into one result."""
     parts = [
         family.measure(EvaluationRequest(loaded, tasks, world, batch, data, limit, chosen.options, chosen.names))
         for family, tasks in chosen.by_family
@@ -139,7 +139,7 @@ def _saved(
     chosen: ChosenTasks,
     world: World,
 ) -> Evaluation:
-    """Writes the evaluation, on rank 0, to a file whose name says what was measured and how."""
+    """Write the evaluation, on rank 0, to a file whose name says what was measured and how."""
     limited = "" if limit is None else f"_limit{limit}"
     variant = f"_{measured.variant}" if measured.variant else ""
     what = "+".join(chosen.names).replace("/", "_")[:100]

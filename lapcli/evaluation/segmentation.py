@@ -87,7 +87,7 @@ class LinearHead(nn.Module):
         self._dropout, self._seed = dropout, seed
 
     def forward(self, features_BDhw: Tensor, step: int = 0) -> Tensor:
-        """Returns (B, K, h, w) logits. In training the dropped channels are drawn by (seed, step), alike on all
+        """Return (B, K, h, w) logits. In training the dropped channels are drawn by (seed, step), alike on all
         processes."""
         if self.training and self._dropout:
             generator = torch.Generator().manual_seed(self._seed + 1 + step)
@@ -109,7 +109,7 @@ def window_size(protocol: Ade20kProtocol, patch: int) -> int:
 
 
 def starts(length: int, window: int, stride: int) -> list[int]:
-    """Returns where the windows along one side begin; the last one ends with the image."""
+    """Return where the windows along one side begin; the last one ends with the image."""
     count = math.ceil(max(0, length - window) / stride) + 1
     return [min(number * stride, length - window) for number in range(count)]
 
@@ -187,7 +187,7 @@ class Segmentation:
         return patches_BPD.transpose(1, 2).unflatten(2, (side, side))
 
     def step(self, step: int) -> float:
-        """Updates the head once; returns the loss before the update.
+        """Update the head once; return the loss before the update.
 
         The loss is the mean cross entropy over all pixels; those without a label count as 0.
         """
@@ -253,7 +253,7 @@ class Segmentation:
 def measure_ade20k(
     backbone: Backbone, data: SceneData, protocol: Ade20kProtocol, how: Pass, limit: int | None = None
 ) -> TaskScore:
-    """Trains and measures; the score is the best mean IoU of all validations, as the DINOv3 scripts report it."""
+    """Train and measures; the score is the best mean IoU of all validations, as the DINOv3 scripts report it."""
     data = limited(data, limit)
     protocol = within(protocol, len(data.train), limit)
     check_scenes(data, how.progress)
@@ -298,7 +298,7 @@ def measure_ade20k(
 
 
 def limited(data: SceneData, limit: int | None) -> SceneData:
-    """Takes at most `limit` training and `limit` validation scenes, spread evenly over each set."""
+    """Take at most `limit` training and `limit` validation scenes, spread evenly over each set."""
 
     def some(scenes: Scenes) -> Scenes:
         positions = spread(len(scenes), limit)

@@ -98,10 +98,10 @@ class TaskFamily:
         return self.tasks
 
     def check(self, tasks: Sequence[str], options: Mapping[str, Any], data: Path | None, gives: frozenset[str]) -> None:
-        """Raises UsageError for what can be refused before a model is loaded; must not import torch."""
+        """Raise UsageError for what can be refused before a model is loaded; must not import torch."""
 
     def measure(self, request: EvaluationRequest) -> Measured:
-        """Measures the tasks; called on every process."""
+        """Measure the tasks; called on every process."""
         raise NotImplementedError
 
 

@@ -109,7 +109,7 @@ def _result(task: str, name: str, score: Mapping[str, Any], evaluation: Mapping[
 
 
 def _scores(run: Run, weights_sha256: str) -> Iterator[tuple[str, dict[str, Any], dict[str, Any]]]:
-    """Yields (task, score, evaluation) of exactly these weights."""
+    """Yield (task, score, evaluation) of exactly these weights."""
     for path in sorted((run.path / "eval").glob("*.json")):
         evaluation = read_checked_json(path, "evaluate the run again")
         if evaluation.get("weights_sha256") == weights_sha256:
@@ -238,7 +238,7 @@ def _differences(run: Run) -> str:
 
 
 def _without_paths(value: Any) -> Any:
-    """Shortens local paths to their last part, because a card may be published."""
+    """Shorten local paths to their last part, because a card may be published."""
     if isinstance(value, dict):
         return {key: _without_paths(inner) for key, inner in value.items()}
     if isinstance(value, list):

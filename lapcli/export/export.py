@@ -88,7 +88,7 @@ def export_run(
     dtype: str = "float32",
     verified: bool | None = None,
 ) -> Export:
-    """Writes the folder `out` (by default `export/FORMAT` in the run) and, with `verified`, reloads it to compare.
+    """Write the folder `out` (by default `export/FORMAT` in the run) and, with `verified`, reloads it to compare.
 
     `verified=None`: if the target library is installed.
     """

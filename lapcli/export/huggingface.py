@@ -125,7 +125,7 @@ def _config(model: GPT, tokenizer: Tokenizer, dtype: str, native: bool) -> dict[
 
 
 def _write_tokenizer(tokenizer: Tokenizer, folder: Path, context: int, eos: str) -> None:
-    """Writes our tokenizer with <|bos|> before every text, as in training, and the chat template."""
+    """Write our tokenizer with <|bos|> before every text, as in training, and the chat template."""
     tokenizer.save(folder / TOKENIZER)
     content = json.loads((folder / TOKENIZER).read_text(encoding="utf-8"))
     first = {"SpecialToken": {"id": BOS, "type_id": 0}}

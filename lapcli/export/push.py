@@ -24,7 +24,7 @@ class Upload:
 
 
 def plan_upload(folder: Path, repository: str, *, private: bool = True) -> Upload:
-    """Lists what would be sent; refuses a folder that was changed after the export or failed its verification."""
+    """List what would be sent; refuses a folder that was changed after the export or failed its verification."""
     try:
         validate_repo_id(repository)
     except HFValidationError:
@@ -50,7 +50,7 @@ def plan_upload(folder: Path, repository: str, *, private: bool = True) -> Uploa
 
 
 def send(upload: Upload) -> str:
-    """Creates the repository if it does not exist and uploads all files in one commit; returns its address."""
+    """Create the repository if it does not exist and uploads all files in one commit; return its address."""
     if hub_is_offline():
         raise UsageError("HF_HUB_OFFLINE is set, so nothing can be uploaded; unset it first")
     api = HfApi()

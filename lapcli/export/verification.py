@@ -141,7 +141,7 @@ def _render(turns: Any, tokenizer: Any) -> list[int]:
 
 
 def _greedy(model: GPT, prompt: list[int], tokens: list[int], ends: set[int], name: str) -> Comparison:
-    """Compares greedy tokens up to the first one that ends an answer."""
+    """Compare greedy tokens up to the first one that ends an answer."""
     expected = generate(model, prompt, NEW_TOKENS)
     stop = next((n + 1 for n, token in enumerate(expected) if token in ends), len(expected))
     expected = expected[:stop]

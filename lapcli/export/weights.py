@@ -44,7 +44,7 @@ class Exported:
 
 
 def round_weights(model: nn.Module, dtype: str) -> None:
-    """Rounds every weight to `dtype` and keeps it as float32; UsageError if a value does not fit."""
+    """Round every weight to `dtype` and keep it as float32; UsageError if a value does not fit."""
     with torch.no_grad():
         for name, weight in model.named_parameters():
             rounded = weight.to(DTYPES[dtype])
@@ -69,7 +69,7 @@ def write_json(path: Path, content: Mapping[str, Any]) -> None:
 
 
 def write_safetensors(exported: Exported, folder: Path) -> None:
-    """Writes weights under our own names, the recipe's model section with the head plan, and a GPT's tokenizer."""
+    """Write weights under our own names, the recipe's model section with the head plan, and a GPT's tokenizer."""
     save_weights(exported, exported.module.state_dict(), folder / WEIGHTS)
     values = recipe_to_dict(exported.recipe)
     config: dict[str, Any] = {

@@ -44,7 +44,7 @@ FEW_OPERATIONS = 4000
 
 
 def plan_training(recipe: AnyRecipe, processes: int = 1, device: Device | None = None) -> TrainingPlan:
-    """Plans a run of a recipe on that many processes; without `device`, on the device that a run here would use."""
+    """Plan a run of a recipe on that many processes; without `device`, on the device that a run here would use."""
     if not isinstance(recipe, BaseRecipe):
         raise UsageError(f"a recipe of {recipe.objective} has no model of its own; plan the recipes of its runs")
     is_named = device is not None
@@ -120,7 +120,7 @@ class _Estimate:
         return () if self.heads is None else self.heads.layers
 
     def _step(self, layers: Layers) -> TrainingStep:
-        """Builds the training step with these operators in each layer."""
+        """Build the training step with these operators in each layer."""
         recipe: Any = self._recipe
         if layers != self._layers:
             keys = plan_of_layers(layers, recipe.model.heads).recipe_keys()
@@ -145,7 +145,7 @@ class _Estimate:
         return trace_update(self._step(self._layers))
 
     def counted(self, batches: BatchPlan, prepared_bytes: float) -> Counted:
-        """Returns the counts that the time of a step is computed from; `prepared_bytes` are those of an example."""
+        """Return the counts that the time of a step is computed from; `prepared_bytes` are those of an example."""
         muon = [group for group in self.groups if group.optimizer == "muon"]
         return Counted(
             self.trace(batches),
@@ -161,7 +161,7 @@ class _Estimate:
         )
 
     def peak(self, batches: BatchPlan) -> tuple[str, dict[str, int]]:
-        """Returns the phase of a step in which the process holds most memory, and the bytes that it holds by part."""
+        """Return the phase of a step in which the process holds most memory, and the bytes that it holds by part."""
         trace, keeps = self.trace(batches), _keeps_gradients(batches)
         phases = {phase: trace.peak(phase) for phase in (FORWARD, BACKWARD)}
         phases[UPDATE] = {ACTIVATIONS: 0, GRADIENTS: self._trained, TEMPORARY: self.update.peak}
@@ -177,7 +177,7 @@ class _Estimate:
         }
 
     def largest(self, batches: BatchPlan, limit: int) -> int:
-        """Returns the largest smaller micro_batch that fits; 0 if none does."""
+        """Return the largest smaller micro_batch that fits; 0 if none does."""
         share, multiple = batches.batch // batches.processes, self._kind.micro_batch_multiple(self._recipe)
         sizes = [n for n in range(multiple, batches.micro_batch, multiple) if share % n == 0]
 
@@ -249,7 +249,7 @@ def _bytes(tensors: Any) -> int:
 
 
 def probe_plan(recipe: BaseRecipe, plan: TrainingPlan, steps: int) -> TrainingPlan:
-    """Adds a measurement to the plan: steps of one process, without reading data and without communication."""
+    """Add a measurement to the plan: steps of one process, without reading data and without communication."""
     train = recipe.train
     device = torch.device(pick_device(train.device))
     if train.threads:
@@ -265,7 +265,7 @@ def probe_plan(recipe: BaseRecipe, plan: TrainingPlan, steps: int) -> TrainingPl
 def measure_steps(
     step: TrainingStep, examples: int, accumulation: int, steps: int, device: torch.device, before: int
 ) -> dict[str, float]:
-    """Measures medians over `steps`, after one step to warm up. Only one of the accumulated micro-batches is computed,
+    """Measure medians over `steps`, after one step to warm up. Only one of the accumulated micro-batches is computed,
     and its time is multiplied."""
     optimizers = Optimizers(step.parameter_groups())
     batch = step.made_up_batch(examples, device)

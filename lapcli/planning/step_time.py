@@ -39,7 +39,7 @@ class Reading:
     cores: int | None  # None: the plan is for another machine
 
     def wanted(self, examples: int, seconds: float) -> int:
-        """Returns the number of cores that read that many examples in that many seconds."""
+        """Return the number of cores that read that many examples in that many seconds."""
         return max(1, -int(-self.seconds * examples // seconds))
 
 
@@ -78,7 +78,7 @@ class Counted:
 
 
 def estimate_time(counted: Counted, device: Device, examples: int, reading: Reading | None) -> StepTime | None:
-    """Estimates a step of `examples` over all processes; None if the device's peak or bandwidth is not known."""
+    """Estimate a step of `examples` over all processes; None if the device's peak or bandwidth is not known."""
     peak, bandwidths = device.peak(counted.bf16), device.bandwidths
     if peak is None or bandwidths is None:
         return None

@@ -61,7 +61,7 @@ class StepTrace:
         return {part: self.peaks[phase, part] for part in PARTS}
 
     def beyond(self, other: "StepTrace", factor: float) -> "StepTrace":
-        """Extrapolates the line from the other trace to this one by `factor` times their distance."""
+        """Extrapolate the line from the other trace to this one by `factor` times their distance."""
 
         def further(end: int, start: int) -> int:
             return round(end + factor * (end - start))
@@ -110,7 +110,7 @@ def trace_step(step: TrainingStep, examples: int, *, keeps_gradients: bool) -> S
 
 
 def trace_update(step: TrainingStep) -> UpdateTrace:
-    """Traces one step of the optimizers; `step` was built on the meta device and cannot be used again."""
+    """Trace one step of the optimizers; `step` was built on the meta device and cannot be used again."""
     with FakeTensorMode(allow_non_fake_inputs=True):
         model = step.model.to_empty(device=CPU)
         for p in model.parameters():
@@ -179,7 +179,7 @@ class _StorageLog(TorchDispatchMode):
                 self._alive[key][0].part = part
 
     def mark_alive(self, part: str) -> int:
-        """Attributes everything that is alive to a part; returns its bytes."""
+        """Attribute everything that is alive to a part; return its bytes."""
         for made, _ in self._alive.values():
             made.part = part
         return sum(made.size for made, _ in self._alive.values())
@@ -210,7 +210,7 @@ def _added_product(self_shape: Any, a_shape: Any, b_shape: Any, *_: Any, **__: A
 
 
 def _attention_backward(_: Any, q_BHTD: Any, k_BHSD: Any, *__: Any, **___: Any) -> int:
-    """Counts four products; the kernel's fifth recomputes a result of the forward, which is not work of the model."""
+    """Count four products; the kernel's fifth recomputes a result of the forward, which is not work of the model."""
     B, H, T, D = q_BHTD
     return int(4 * 2 * B * H * T * k_BHSD[2] * D)
 

@@ -35,7 +35,7 @@ class Report:
     notes: list[str] = field(default_factory=list)
 
     def tables_of_grids(self) -> list[tuple[RunGrid, ScoreTable]]:
-        """Returns each grid that has a table, with its table."""
+        """Return each grid that has a table, with its table."""
         by_title = {table.title: table for table in self.tables}
         return [(grid, by_title[grid.title]) for grid in self.grids if grid.title in by_title]
 
@@ -54,7 +54,7 @@ def report_on(
     ddof: int = 1,
     at: At = "steps",
 ) -> Report:
-    """Makes a table for each grid of the runs. `at`: compare at equal steps, as trained, or at equal measured time."""
+    """Make a table for each grid of the runs. `at`: compare at equal steps, as trained, or at equal measured time."""
     collection = collect(names, runs_dir, which)
     notes = collection.notes
     grids = group(_results(collection.runs, names, notes), rows, notes)
@@ -77,7 +77,7 @@ def report_on(
 
 
 def _results(runs: Sequence[RunResult], names: Sequence[str], notes: list[str]) -> list[RunResult]:
-    """Leaves out runs of searches, unless they were named one by one or there are no others."""
+    """Leave out runs of searches, unless they were named one by one or there are no others."""
     named = {Path(name).name for name in names}
     shown = [run for run in runs if not run.is_search or run.name in named]
     left = [run.name for run in runs if run.is_search and run.name not in named]
@@ -97,7 +97,7 @@ def baseline_of(grid: RunGrid, asked: str | None) -> RowKey | None:
 
 
 def describe_differences(grids: Sequence[RunGrid]) -> list[str]:
-    """Explains why runs of one kind on the same data are in several tables: the keys in which they differ."""
+    """Explain why runs of one kind on the same data are in several tables: the keys in which they differ."""
     lines = []
     for alike in same_training(grids):
         differing = differences(alike)
@@ -115,7 +115,7 @@ def describe_differences(grids: Sequence[RunGrid]) -> list[str]:
 
 
 def _columns(grids: Sequence[RunGrid], asked: Sequence[str] | None, notes: list[str]) -> list[list[str]]:
-    """Returns the columns of each grid, without measures that its kind of run cannot have."""
+    """Return the columns of each grid, without measures that its kind of run cannot have."""
     if asked is None:
         costs = [cost_columns(grid) if has_operators(grid) else [] for grid in grids]
         return [[*_default(grid, notes), *its_costs] for grid, its_costs in zip(grids, costs, strict=True)]
@@ -137,7 +137,7 @@ def _columns(grids: Sequence[RunGrid], asked: Sequence[str] | None, notes: list[
 
 
 def resolve(name: str, available: Sequence[str]) -> list[str]:
-    """Returns a measure's full names: `k_0.99` is `spectrum.k_0.99`, `arc_easy` also `arc_easy [limit 100]`."""
+    """Return a measure's full names: `k_0.99` is `spectrum.k_0.99`, `arc_easy` also `arc_easy [limit 100]`."""
     for matches in (
         [full for full in available if full == name],
         [full for full in available if full.split(" [")[0] == name],
@@ -149,7 +149,7 @@ def resolve(name: str, available: Sequence[str]) -> list[str]:
 
 
 def _default(grid: RunGrid, notes: list[str]) -> list[str]:
-    """Returns what `lap eval` measured, in the order of the tasks; without any, the validation at the end of training.
+    """Return what `lap eval` measured, in the order of the tasks; without any, the validation at the end of training.
 
     Scores under other conditions (fewer examples, another protocol) are shown only if there are no others; a score on a
     few examples (`--limit`) does not even replace the validation. A grid without any number shows the scores that its

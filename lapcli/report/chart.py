@@ -80,7 +80,7 @@ class Chart:
     x_names: dict[float, str] = field(default_factory=dict)  # of ticks that are not numbers
 
     def csv(self) -> str:
-        """Returns every point that is drawn, one a line."""
+        """Return every point that is drawn, one a line."""
         header = ["line", "run", self.x_label, self.y_label, "low", "high", "seeds"]
         rows: list[list[Any]] = []
         for line in self.lines:
@@ -92,7 +92,7 @@ class Chart:
         return to_csv(header, rows)
 
     def file(self, form: str, look: Look) -> bytes:
-        """Returns the chart as a file of its own, with a legend."""
+        """Return the chart as a file of its own, with a legend."""
         import matplotlib as mpl
 
         with mpl.rc_context(_STYLE):
@@ -102,7 +102,7 @@ class Chart:
         return stream.getvalue()
 
     def inline(self, number: int) -> tuple[str, str]:
-        """Returns the chart as a part of a page, with unique ids, and the script's data as JSON."""
+        """Return the chart as a part of a page, with unique ids, and the script's data as JSON."""
         import matplotlib as mpl
 
         with mpl.rc_context(_STYLE):
@@ -193,10 +193,10 @@ def _whole(x: float) -> float | int:
 
 
 def _safe(text: str) -> str:
-    """Escapes dollar signs, between which matplotlib would read mathematics."""
+    """Escape dollar signs, between which matplotlib would read mathematics."""
     return text.replace("$", r"\$")
 
 
 def plan_colours(labels: Sequence[str]) -> dict[str, tuple[str, int]]:
-    """Returns a colour and a dash for each plan, in their order; when the colours run out, the dashes differ."""
+    """Return a colour and a dash for each plan, in their order; when the colours run out, the dashes differ."""
     return {label: (COLOURS[n % len(COLOURS)], n // len(COLOURS)) for n, label in enumerate(labels)}

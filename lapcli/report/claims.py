@@ -70,7 +70,7 @@ class ClaimVerdict:
 
 
 def judge_all(runs: Sequence[RunResult]) -> list[ClaimVerdict]:
-    """Returns the verdicts on all claims; runs of searches are not results and do not count."""
+    """Return the verdicts on all claims; runs of searches are not results and do not count."""
     results = [run for run in runs if not run.is_search]
     return [judge_claim(claim, results) for claim in claims()]
 
@@ -95,7 +95,7 @@ def judge_claim(claim: Claim, runs: Sequence[RunResult]) -> ClaimVerdict:
 
 
 def _judge_scope(cases: Sequence[tuple[Case, Judgement]]) -> tuple[Status, list[str]]:
-    """Judges a scope. If drop paths are judged separately, one case with nothing missing is enough."""
+    """Judge a scope. If drop paths are judged separately, one case with nothing missing is enough."""
     known = [(case, judgement) for case, judgement in cases if judgement.status != "not run"]
     if not known:
         return "not run", [judgement.evidence for _, judgement in cases[:1]] or ["no runs of the paper's recipe"]
@@ -113,7 +113,7 @@ def _in_words(case: Case, judgement: Judgement) -> str:
 
 
 def _combined(statuses: Sequence[Status]) -> Status:
-    """Combines statuses: reproduced if all are, "not" if nothing that was run holds, else partly."""
+    """Combine statuses: reproduced if all are, "not" if nothing that was run holds, else partly."""
     known = {status for status in statuses if status != "not run"}
     if len(known) != 1:
         return "partly" if known else "not run"
@@ -136,7 +136,7 @@ def _cases(claim: Claim, runs: Sequence[RunResult]) -> list[Case]:
 
 
 def _case(claim: Claim, scope: str, grids: Sequence[RunGrid], of_paper: bool) -> Case | None:
-    """Selects the grids that the claim is about, with its requirements if they are the paper's; None if there are
+    """Select the grids that the claim is about, with its requirements if they are the paper's; None if there are
     none."""
     left_out = claim.left_out.get(scope, ())
     rates = tuple(rate for rate in claim.drop_paths if rate not in left_out)

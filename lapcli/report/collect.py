@@ -79,7 +79,7 @@ class Collection:
 
 
 def collect(names: Sequence[str], runs_dir: Path, which: Which = "last") -> Collection:
-    """Reads the runs with these names, folders or patterns; all runs of the folder without any."""
+    """Read the runs with these names, folders or patterns; all runs of the folder without any."""
     paths = _find(names, runs_dir)
     notes: list[str] = []
     results: list[RunResult] = []
@@ -173,7 +173,7 @@ def _is_search(path: Path) -> bool:
 
 
 def _whole_recipe(run: Run, notes: list[str]) -> tuple[dict[str, Any], list[str], dict[str, Any]]:
-    """Returns the recipe, with the recipes of earlier stages instead of their names; the seeds of all stages, the first
+    """Return the recipe, with the recipes of earlier stages instead of their names; the seeds of all stages, the first
     stage first; and `run.json` of the first stage, empty if that run is missing."""
     recipe = trained_values(run)
     if recipe != recipe_to_dict(run.recipe):
@@ -218,12 +218,12 @@ def _read_evaluations(result: RunResult, step: Any, which: Which, notes: list[st
 
 
 def _mapping(value: Any) -> dict[str, Any]:
-    """Returns the value if it is a dictionary; a damaged file may hold something else, which counts as empty."""
+    """Return the value if it is a dictionary; a damaged file may hold something else, which counts as empty."""
     return value if isinstance(value, dict) else {}
 
 
 def numbered_name(task: str, conditions: tuple[tuple[str, str], ...]) -> str:
-    """Returns `arc_easy`, or `arc_easy [limit 100, protocol harness]`: two measurements never share a name."""
+    """Return `arc_easy`, or `arc_easy [limit 100, protocol harness]`: two measurements never share a name."""
     words = ", ".join(f"{key} {value}" for key, value in conditions)
     return f"{task} [{words}]" if words else task
 
@@ -231,7 +231,7 @@ def numbered_name(task: str, conditions: tuple[tuple[str, str], ...]) -> str:
 def _conditions(
     task: str, score: Mapping[str, Any], record: Mapping[str, Any], info: Mapping[str, Any]
 ) -> tuple[tuple[str, str], ...]:
-    """Returns how the measurement differs from the default one of that name; empty for the default one."""
+    """Return how the measurement differs from the default one of that name; empty for the default one."""
     details = _mapping(score.get("details"))
     conditions: dict[str, str] = {}
     if record.get("limit") is not None:
@@ -262,7 +262,7 @@ def _conditions(
 def _read_analyses(
     folder: Path, results: Sequence[RunResult], which: Which, notes: list[str], figures: dict[str, Path]
 ) -> dict[str, list[str]]:
-    """Adds the numbers of analyses to the runs; returns the names of the runs in each analysis."""
+    """Add the numbers of analyses to the runs; return the names of the runs in each analysis."""
     by_name = {result.name: result for result in results}
     analyses: dict[str, list[str]] = {}
     for path, record in _json_files(folder):
@@ -320,7 +320,7 @@ def _add_layers(result: RunResult, what: str, entry: Mapping[str, Any], settings
 
 
 def _add_by_layer(result: RunResult, what: str, layers: Sequence[Mapping[str, Any]], skipped: set[str]) -> None:
-    """Adds a measure by layer, from the file with the most layers: two measurements are not mixed."""
+    """Add a measure by layer, from the file with the most layers: two measurements are not mixed."""
     names = {name for layer in layers for name, value in layer.items() if name not in skipped and is_number(value)}
     for name in names:
         values = {int(layer["layer"]): float(layer[name]) for layer in layers if is_number(layer.get(name))}
@@ -329,7 +329,7 @@ def _add_by_layer(result: RunResult, what: str, layers: Sequence[Mapping[str, An
 
 
 def _other_data(result: RunResult, entry: Mapping[str, Any]) -> dict[str, str]:
-    """Returns the data of an analysis, unless it is the run's own validation data, or that of its pretraining."""
+    """Return the data of an analysis, unless it is the run's own validation data, or that of its pretraining."""
     other = {} if entry.get("split") in (None, "validation") else {"split": str(entry["split"])}
     name, sha256 = entry.get("data"), entry.get("data_sha256")
     if LANGUAGE in KINDS[result.objective].gives:  # text is identified by its contents

@@ -30,7 +30,7 @@ PREFIX = "cost."
 
 
 def costs_of(run: "RunResult") -> dict[str, float]:
-    """Returns the known costs of a run; version 0.1 recorded neither FLOPs nor memory."""
+    """Return the known costs of a run; version 0.1 recorded neither FLOPs nor memory."""
     costs: dict[str, float] = {}
     model = run.recipe.get("model") or {}
     if {"layers", "heads", "width"} <= set(model):
@@ -69,7 +69,7 @@ def cost_columns(grid: "RunGrid") -> list[str]:
 
 
 def at_equal_time(grid: "RunGrid") -> str | None:
-    """Replaces each finished run's last scores by those at the time of the shortest run; returns a note with the time.
+    """Replace each finished run's last scores by those at the time of the shortest run; return a note with the time.
 
     UsageError if the runs were trained on different devices. None if no run of the grid has measured times.
     """
@@ -99,7 +99,7 @@ def at_equal_time(grid: "RunGrid") -> str | None:
 
 
 def device_of(info: Mapping[str, Any]) -> str:
-    """Names the device. A GPU is identified by its name, a CPU only together with machine and number of threads."""
+    """Name the device. A GPU is identified by its name, a CPU only together with machine and number of threads."""
     device = str(info.get("device"))
     if not device.endswith(" x cpu"):
         return device
@@ -107,7 +107,7 @@ def device_of(info: Mapping[str, Any]) -> str:
 
 
 def _validations_by_time(run: "RunResult") -> dict[float, dict[str, Any]]:
-    """Returns the validations by the seconds of training steps before them; empty without measured times."""
+    """Return the validations by the seconds of training steps before them; empty without measured times."""
     seconds, validations = 0.0, {}
     for line in run.curve:
         times = [line.get(name) for name in ("seconds", "seconds_first_step")]

@@ -58,7 +58,7 @@ def contrast(corners: Sequence[Corner], weights: Sequence[float]) -> Contrast:
 
 
 def effect_tables(report: Report, factors: Sequence[str], columns: Sequence[str], baseline: str | None) -> list[Table]:
-    """Makes a table for each measure and each row but the baseline; UsageError if the runs are not such a design."""
+    """Make a table for each measure and each row but the baseline; UsageError if the runs are not such a design."""
     tables = []
     for objective in dict.fromkeys(grid.objective for grid in report.grids):
         grids = [grid for grid in report.grids if grid.objective == objective]

@@ -49,12 +49,12 @@ class Experiment:
 
 
 def plan_name(row: RowKey) -> str:
-    """Returns `0 Laplacian`, `3 Laplacian`, or the label of a plan that differs by layer."""
+    """Return `0 Laplacian`, `3 Laplacian`, or the label of a plan that differs by layer."""
     return f"{row.heads} Laplacian" if row.heads is not None else row.label
 
 
 def experiments_of(grids: Sequence[RunGrid]) -> list[Experiment]:
-    """Returns the experiments with their charts, the one that changed last first."""
+    """Return the experiments with their charts, the one that changed last first."""
     runs = [run for grid in grids for run in grid.runs]
     families = [
         family
@@ -79,7 +79,7 @@ def draw_all(grids: Sequence[RunGrid]) -> list[Chart]:
 
 
 def write_files(charts: Sequence[Chart], folder: Path, forms: Sequence[str], look: Look) -> list[Path]:
-    """Writes each chart in these formats, and its data as CSV."""
+    """Write each chart in these formats, and its data as CSV."""
     if folder.exists() and not folder.is_dir():
         raise UsageError(f"{folder} is a file; the figures need a folder of that name")
     try:
@@ -100,7 +100,7 @@ def write_files(charts: Sequence[Chart], folder: Path, forms: Sequence[str], loo
 
 
 def _titles(families: Sequence[Sequence[RunGrid]]) -> list[str]:
-    """Returns kind and data of each family; if several have the same, also what tells them apart."""
+    """Return kind and data of each family; if several have the same, also what tells them apart."""
     plain = [_plain_title(family[0].runs[0]) for family in families]
     titles = []
     for family, title in zip(families, plain, strict=True):
@@ -155,7 +155,7 @@ def _charts(experiment: Experiment) -> list[Chart | None]:
 
 
 def _validated(grid: RunGrid) -> list[str]:
-    """Returns the validation's loss, and the first other number that the kind of training gives."""
+    """Return the validation's loss, and the first other number that the kind of training gives."""
     seen = {key for run in grid.runs for line in run.curve for key in line if key.startswith("validation_")}
     metrics = [metric for metric in KINDS[grid.objective].metrics if metric in seen]
     losses = [metric for metric in metrics if metric.endswith("_loss")]
@@ -203,7 +203,7 @@ def _stretches(points: Sequence[tuple[float, float]]) -> list[tuple[float, float
 
 
 def _scores(objective: str, metrics: Collection[str]) -> list[tuple[str, dict[str, str], str]]:
-    """Returns (name, measures with the names of their lines, label of the axis) of each score to draw.
+    """Return (name, measures with the names of their lines, label of the axis) of each score to draw.
 
     If nothing was evaluated, it is the validation: another number than the loss if the kind has one.
     """
@@ -228,7 +228,7 @@ class _Point(NamedTuple):
 
 
 def _against_heads(family: Sequence[RunGrid], metrics: dict[str, str], name: str, label: str) -> Chart | None:
-    """Draws means against the heads: a line for each drop path, or for each of several measures; a band if there are
+    """Draw means against the heads: a line for each drop path, or for each of several measures; a band if there are
     several seeds."""
     lines: list[Line] = []
     drawn: list[_Point] = []
@@ -283,7 +283,7 @@ def _against_heads(family: Sequence[RunGrid], metrics: dict[str, str], name: str
 
 
 def _operator_places(family: Sequence[RunGrid]) -> dict[str, float]:
-    """Returns the places of rows with other operators on an axis of Laplacian heads: to the right of all others."""
+    """Return the places of rows with other operators on an axis of Laplacian heads: to the right of all others."""
     names = dict.fromkeys(name for grid in family for row in grid.rows if (name := _operator_of(grid, row)))
     right = max((grid.all_heads for grid in family), default=0) + 1
     return {name: float(right + number) for number, name in enumerate(names)}

@@ -74,7 +74,7 @@ class RunGrid:
         return without[0] if len(without) == 1 else None
 
     def values(self, row: RowKey, metric: str) -> dict[str, float]:
-        """Returns the numbers of a row by seed, without runs that lack the number."""
+        """Return the numbers of a row by seed, without runs that lack the number."""
         runs = self.rows[row]
         return {seed: run.numbers[metric].value for seed, run in runs.items() if metric in run.numbers}
 
@@ -83,7 +83,7 @@ class RunGrid:
 
 
 def group(runs: Sequence[RunResult], rows: Sequence[str], notes: list[str]) -> list[RunGrid]:
-    """Groups runs into grids; of two runs with the same recipe and seed, the newer one counts."""
+    """Group runs into grids; of two runs with the same recipe and seed, the newer one counts."""
     check_rows(rows, [run.recipe for run in runs])
     grids: dict[str, RunGrid] = {}
     # A run that was stopped before it had read its data is a gap in the grid of its recipe, not a grid of its own.
@@ -108,7 +108,7 @@ def group(runs: Sequence[RunResult], rows: Sequence[str], notes: list[str]) -> l
 
 
 def row_keys(paper: str | None, format_: str, rows: str, columns: str | None, baseline: str | None) -> list[str]:
-    """Returns the keys of the rows of `lap report`; UsageError for options that cannot be combined."""
+    """Return the keys of the rows of `lap report`; UsageError for options that cannot be combined."""
     if paper is not None and (columns or baseline or rows != HEADS):
         raise UsageError("--paper has the paper's rows and columns; leave out --rows, --columns and --baseline")
     if paper is not None and format_ == "html":
@@ -119,7 +119,7 @@ def row_keys(paper: str | None, format_: str, rows: str, columns: str | None, ba
 
 
 def names_in(option: str, text: str) -> list[str]:
-    """Splits a comma-separated list of names; returns each once."""
+    """Split a comma-separated list of names; return each once."""
     names = list(dict.fromkeys(part.strip() for part in text.split(",")))
     if not all(names):
         raise UsageError(f"{option} takes names with commas between them, got {text[:60]!r}")
@@ -138,7 +138,7 @@ def check_rows(rows: Sequence[str], recipes: Sequence[Mapping[str, Any]]) -> Non
 
 
 def identity_of(run: RunResult, rows: Sequence[str] = (HEADS,)) -> dict[str, str]:
-    """Returns every key that has to agree, without the model of the stages before a chat run, which is the same."""
+    """Return every key that has to agree, without the model of the stages before a chat run, which is the same."""
     if run.identity is None:
         run.identity = {}
         for key, value in flatten(run.recipe):
@@ -155,7 +155,7 @@ def identity_of(run: RunResult, rows: Sequence[str] = (HEADS,)) -> dict[str, str
 
 
 def _with_data(identity: dict[str, str], grids: Iterable[RunGrid]) -> dict[str, str]:
-    """Returns, for a run whose data is not known yet, the identity of the only grid that agrees in all else."""
+    """Return, for a run whose data is not known yet, the identity of the only grid that agrees in all else."""
     if DATA in identity:
         return identity
     same = [grid.identity for grid in grids if {**grid.identity, DATA: ""} == {**identity, DATA: ""}]
@@ -163,7 +163,7 @@ def _with_data(identity: dict[str, str], grids: Iterable[RunGrid]) -> dict[str, 
 
 
 def flatten(value: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Yields the leaves with their dotted keys; `laplacian_heads`, `operators` and lists are leaves."""
+    """Yield the leaves with their dotted keys; `laplacian_heads`, `operators` and lists are leaves."""
     for name, inner in value.items():
         key = f"{prefix}{name}"
         if isinstance(inner, Mapping) and not key.endswith((HEADS, OPERATORS)):
@@ -190,7 +190,7 @@ def row_key(run: RunResult, rows: Sequence[str]) -> RowKey:
 
 
 def _heads(run: RunResult, value: Any) -> tuple[float, str]:
-    """Returns order and label of a head plan, equal for `3` and `[3, 3, 3, 3]`.
+    """Return order and label of a head plan, equal for `3` and `[3, 3, 3, 3]`.
 
     The order is the mean number of heads in a layer; plans with other operators come after all others.
     """
@@ -204,14 +204,14 @@ def _heads(run: RunResult, value: Any) -> tuple[float, str]:
 
 
 def differences(grids: Sequence[RunGrid]) -> dict[str, list[str | None]]:
-    """Returns the keys in which the grids differ, with each grid's value."""
+    """Return the keys in which the grids differ, with each grid's value."""
     keys = list(dict.fromkeys(key for grid in grids for key in grid.identity))
     values = {key: [grid.identity.get(key) for grid in grids] for key in keys}
     return {key: per_grid for key, per_grid in values.items() if len(set(per_grid)) > 1}
 
 
 def same_training(grids: Sequence[RunGrid]) -> list[list[RunGrid]]:
-    """Collects grids of the same kind of training on the same data, which one would expect in one table."""
+    """Collect grids of the same kind of training on the same data, which one would expect in one table."""
     by_training: dict[tuple[str, str], list[RunGrid]] = {}
     for grid in grids:
         by_training.setdefault(_training_and_data(grid), []).append(grid)
@@ -246,7 +246,7 @@ def kind_in_words(run: RunResult) -> str:
 
 
 def names_in_words(names: Sequence[str]) -> str:
-    """Returns `a, b and c`, or the first names and how many more there are."""
+    """Return `a, b and c`, or the first names and how many more there are."""
     shown = list(names[:_MOST_NAMES])
     if len(names) > len(shown):
         shown.append(f"{len(names) - len(shown)} more")
@@ -264,7 +264,7 @@ def data_in_words(run: RunResult) -> str:
 
 
 def distinguishing_words(grids: Sequence[RunGrid], left_out: Sequence[str] = (), most: int = 3) -> list[str]:
-    """Returns for each grid the values that differ: the data if it does, the first keys, and as many more as are needed
+    """Return for each grid the values that differ: the data if it does, the first keys, and as many more as are needed
     to tell all grids apart."""
     differing = {key: values for key, values in differences(grids).items() if key not in left_out}
     words = {key: [f"{title_words(key)} {in_words(value)}" for value in differing[key]] for key in differing}
@@ -303,7 +303,7 @@ def title_words(key: str) -> str:
 
 
 def in_words(value: str | None) -> str:
-    """Returns a value of an identity for people: short, and without the quotes of JSON unless they are needed.
+    """Return a value of an identity for people: short, and without the quotes of JSON unless they are needed.
 
     Two different values never read the same.
     """
@@ -324,7 +324,7 @@ def _is_json(text: str) -> bool:
 
 
 def _newer(one: RunResult, other: RunResult) -> tuple[RunResult, RunResult]:
-    """Returns the newer run, then the other one: a finished run wins, then the one that was written last."""
+    """Return the newer run, then the other one: a finished run wins, then the one that was written last."""
     key = lambda run: (run.is_finished, str(run.info.get("updated") or run.info.get("created") or ""))  # noqa: E731
     return (one, other) if key(one) >= key(other) else (other, one)
 

@@ -37,7 +37,7 @@ _FORMS = ("svg", "png")  # formats of the figures beside the page
 
 
 def write_page(report: Report, path: Path, look: Look | None = None, refresh: int | None = None) -> list[Path]:
-    """Writes the page and its figures; returns the page's path, then the folder of its figures if there are any.
+    """Write the page and its figures; return the page's path, then the folder of its figures if there are any.
 
     `refresh`: seconds after which a browser loads the page again.
     """
@@ -182,7 +182,7 @@ def _summary(runs: Sequence[RunResult]) -> str:
 
 
 def _shown(experiment: Experiment, report: Report, first: int) -> _Shown:
-    """Prepares an experiment. `first`: the number of its first drawing on the page, used in the ids of its parts."""
+    """Prepare an experiment. `first`: the number of its first drawing on the page, used in the ids of its parts."""
     runs = experiment.runs
     names = {run.name for run in runs}
     folder = runs[0].path.parent
@@ -249,7 +249,7 @@ def _drawing(chart: Chart, number: int, runs: Sequence[RunResult]) -> _Drawing:
 
 
 def _csv_address(content: bytes) -> tuple[str, str]:
-    """Returns the data as a `data:` address, and the ending of its file name."""
+    """Return the data as a `data:` address, and the ending of its file name."""
     if len(content) <= _LARGEST_CSV:
         return f"data:text/csv;base64,{base64.b64encode(content).decode()}", ".csv"
     packed = gzip.compress(content, 9, mtime=0)
@@ -257,7 +257,7 @@ def _csv_address(content: bytes) -> tuple[str, str]:
 
 
 def _analysis_figures(report: Report, runs: Sequence[RunResult]) -> list[_Figure]:
-    """Returns the figures of these runs, comparisons first; a comparison belongs to the experiment of its first run."""
+    """Return the figures of these runs, comparisons first; a comparison belongs to the experiment of its first run."""
     collection, by_name = report.collection, {run.name: run for run in runs}
     drawn: list[tuple[str, list[RunResult], Path]] = []
     for (whose, what), path in collection.figures.items():
@@ -280,7 +280,7 @@ def _analysis_figures(report: Report, runs: Sequence[RunResult]) -> list[_Figure
 
 
 def reading_of(tables: Sequence[ScoreTable]) -> list[str]:
-    """Explains how to read the tables, each line once."""
+    """Explain how to read the tables, each line once."""
     lines = []
     for table in tables:
         lines += reading(table, "–", "ddof beside the title")
@@ -317,7 +317,7 @@ def _image_address(path: Path, _changed: int) -> str | None:
 
 
 def _facts(runs: Sequence[RunResult]) -> dict[str, list[str]]:
-    """Returns versions, machines and data of all runs, each once."""
+    """Return versions, machines and data of all runs, each once."""
     versions = [run.info["versions"] for run in runs if isinstance(run.info.get("versions"), dict)]
     return {
         "Versions": _distinct(", ".join(f"{name} {version}" for name, version in some.items()) for some in versions),
@@ -340,7 +340,7 @@ def _run_row(run: RunResult) -> list[Any]:
 
 
 def _differences(run: RunResult) -> list[list[str]] | None:
-    """Returns differences from the paper's recipe: key, theirs, ours."""
+    """Return differences from the paper's recipe: key, theirs, ours."""
     differences = recipe_differences(run)
     if differences is None:
         return None

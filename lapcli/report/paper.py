@@ -60,7 +60,7 @@ def runs_of(experiment: str, runs: Sequence[RunResult]) -> list[RunResult]:
 
 
 def data_set_of(run: RunResult) -> str | None:
-    """Recognises CIFAR10, CIFAR100 or ImageNet by the name of the source or by the names of the classes."""
+    """Recognise CIFAR10, CIFAR100 or ImageNet by the name of the source or by the names of the classes."""
     source = str((run.recipe.get("data") or {}).get("train", ""))
     classes = run.info.get("classes")
     names = {str(name) for name in classes} if isinstance(classes, list) else set()
@@ -84,14 +84,14 @@ _TEXT = re.compile(_PAPER["text"], re.IGNORECASE)
 
 
 def value_in_words(value: Any) -> str:
-    """Returns the value roughly as a recipe would write it; for a mixture of data sets, their names and rows."""
+    """Return the value roughly as a recipe would write it; for a mixture of data sets, their names and rows."""
     if isinstance(value, list) and value and all(isinstance(part, dict) and "name" in part for part in value):
         return ", ".join(str(part["name"]) + (f" ({part['rows']:,})" if part.get("rows") else "") for part in value)
     return "none" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def recipe_differences(run: RunResult) -> list[tuple[str, Any, Any]] | None:
-    """Returns (key, the paper's, the run's) of each difference from the paper's recipe; None if there is no recipe.
+    """Return (key, the paper's, the run's) of each difference from the paper's recipe; None if there is no recipe.
 
     Laplacian heads and the paper's drop paths are its grid and do not count. Places of data, micro-batches, workers,
     devices, validation and checkpoints are left out; the length of training is compared in steps or epochs, whichever
@@ -124,7 +124,7 @@ def is_papers(run: RunResult) -> bool:
 
 
 def _recipe_entry(run: RunResult) -> dict[str, Any] | None:
-    """Returns the entry of `paper.yaml` for the recipe of the run's experiment."""
+    """Return the entry of `paper.yaml` for the recipe of the run's experiment."""
     for entry in _PAPER["recipes"]:
         if entry["objective"] == run.objective and entry.get("data_set") in (None, data_set_of(run)):
             return entry
@@ -138,7 +138,7 @@ def _length(leaves: Mapping[str, Any], prefix: str) -> str:
 
 
 def _text_differences(theirs: Mapping[str, Any], ours: Mapping[str, Any]) -> Iterator[tuple[str, Any, Any]]:
-    """Yields differences if a language model, or a stage before it, was trained on other text than FineWeb-Edu.
+    """Yield differences if a language model, or a stage before it, was trained on other text than FineWeb-Edu.
 
     A copy is recognised by its name, or by the paper's shards, which `--data DIR` leaves in the recipe.
     """
@@ -155,7 +155,7 @@ def _text_differences(theirs: Mapping[str, Any], ours: Mapping[str, Any]) -> Ite
 
 
 def _without_places(value: Any) -> Any:
-    """Shortens the source of each data set of a chat mixture to its last part, so that hub, address and copy agree."""
+    """Shorten the source of each data set of a chat mixture to its last part, so that hub, address and copy agree."""
     if isinstance(value, dict):
         plain = {key: _without_places(inner) for key, inner in value.items() if key not in ("sha256", "revision")}
         if isinstance(value.get("source"), str):
@@ -166,7 +166,7 @@ def _without_places(value: Any) -> Any:
 
 @cache
 def _paper_recipe(name: str, starts_from: str | None, stage: str | None) -> dict[str, Any] | None:
-    """Returns a shipped recipe as a run stores it, without its seed; a chat stage contains the stages before it."""
+    """Return a shipped recipe as a run stores it, without its seed; a chat stage contains the stages before it."""
 
     def unseeded(recipe: Any) -> dict[str, Any]:
         return {key: value for key, value in recipe_to_dict(recipe).items() if key != "seed"}

@@ -28,7 +28,7 @@ class PaperColumn:
 
 
 def paper_tables(which: str, runs: Sequence[RunResult], ddof: int | None = None) -> list[ScoreTable]:
-    """Makes the table, and for language models also one of the numbers that the paper gives in its text.
+    """Make the table, and for language models also one of the numbers that the paper gives in its text.
 
     Runs of a search are left out: they only chose values for the others.
     """
@@ -57,7 +57,7 @@ def _table1(runs: Sequence[RunResult], ddof: int) -> ScoreTable:
 
 
 def _on_test_images(data_set: str, runs: Sequence[RunResult], notes: list[str]) -> list[RunResult]:
-    """Leaves out runs whose top-1 was measured on held-out training images, which is not the paper's number."""
+    """Leave out runs whose top-1 was measured on held-out training images, which is not the paper's number."""
     on_test = [run for run in runs if not isinstance((run.recipe.get("data") or {}).get("validation"), float)]
     if len(on_test) < len(runs):
         left = len(runs) - len(on_test)
@@ -69,7 +69,7 @@ def _on_test_images(data_set: str, runs: Sequence[RunResult], notes: list[str]) 
 
 
 def best_drop_path(data_set: str, runs: Sequence[RunResult], notes: list[str]) -> RunGrid | None:
-    """Returns the grid at the drop path with the best baseline, as in the paper; adds the choice to `notes`."""
+    """Return the grid at the drop path with the best baseline, as in the paper; add the choice to `notes`."""
     if not runs:
         return None
     family = _nearest(data_set, by_drop_path(runs), ["top1"], notes)
@@ -93,7 +93,7 @@ def best_drop_path(data_set: str, runs: Sequence[RunResult], notes: list[str]) -
 
 
 def by_drop_path(runs: Sequence[RunResult]) -> list[list[RunGrid]]:
-    """Returns families of grids that differ only in the drop path, one grid for each rate."""
+    """Return families of grids that differ only in the drop path, one grid for each rate."""
     families: dict[str, list[RunGrid]] = {}
     for grid in group(runs, [HEADS], []):
         rest = {key: value for key, value in grid.identity.items() if key != DROP_PATH}
@@ -106,7 +106,7 @@ def _drop_path(grid: RunGrid) -> str:
 
 
 def _nearest(what: str, families: Sequence[list[RunGrid]], metrics: Sequence[str], notes: list[str]) -> list[RunGrid]:
-    """Returns the family that can be compared, is nearest to the paper's recipe, has the most runs; in this order."""
+    """Return the family that can be compared, is nearest to the paper's recipe, has the most runs; in this order."""
 
     def is_comparison(grid: RunGrid) -> bool:
         scored = [[row for row in grid.rows if grid.values(row, metric)] for metric in metrics]
@@ -134,7 +134,7 @@ def _distance(grid: RunGrid) -> int:
 
 
 def _table2(runs: Sequence[RunResult], ddof: int, spread: Literal["deviation", "error"]) -> ScoreTable:
-    """Makes table 2, with standard errors, as the paper's own seem to be, unless `spread` says otherwise."""
+    """Make table 2, with standard errors, as the paper's own seem to be, unless `spread` says otherwise."""
     notes = [f"{paper.SPREAD} Ours are standard errors too." if spread == "error" else paper.SPREAD]
     own = [run for run in paper.runs_of("chat", runs) if run.recipe.get("stage") == STAGES[-1]]
     grid = nearest_grid("language", own, list(paper.LANGUAGE), notes)
@@ -159,7 +159,7 @@ def _table2(runs: Sequence[RunResult], ddof: int, spread: Literal["deviation", "
 
 
 def _add_average(table: ScoreTable, grid: RunGrid | None, ddof: int, spread: Literal["deviation", "error"]) -> None:
-    """Adds the plain mean over the five tasks of each run; a run that lacks one of them has no average."""
+    """Add the plain mean over the five tasks of each run; a run that lacks one of them has no average."""
     column = ScoreColumn("average", "Avg", True, "higher", spread=spread)
     table.columns.append(column)
     baseline = averages(grid, grid.baseline) if grid and grid.baseline else {}
@@ -175,14 +175,14 @@ def _add_average(table: ScoreTable, grid: RunGrid | None, ddof: int, spread: Lit
 
 
 def averages(grid: RunGrid, row: RowKey) -> dict[str, float]:
-    """Returns the mean over the five tasks, by seed."""
+    """Return the mean over the five tasks, by seed."""
     columns = [grid.values(row, task) for task in paper.LANGUAGE]
     shared = set.intersection(*(set(column) for column in columns))
     return {seed: sum(column[seed] for column in columns) / len(columns) for seed in columns[0] if seed in shared}
 
 
 def _components(runs: Sequence[RunResult], ddof: int) -> ScoreTable:
-    """Makes the table of k_0.99, of the pretrained models or of the stage that was analyzed."""
+    """Make the table of k_0.99, of the pretrained models or of the stage that was analyzed."""
     metric = "spectrum.k_0.99"
     notes: list[str] = []
     own = [run for run in paper.runs_of("language", runs) if metric in run.numbers]
@@ -217,7 +217,7 @@ def _table3(runs: Sequence[RunResult], ddof: int) -> ScoreTable:
 
 
 def nearest_grid(what: str, runs: Sequence[RunResult], metrics: Sequence[str], notes: list[str]) -> RunGrid | None:
-    """Returns the grid nearest to the paper's recipe, preferring those that can be compared in these measures."""
+    """Return the grid nearest to the paper's recipe, preferring those that can be compared in these measures."""
     grids = group(runs, [HEADS], [])
     return _nearest(what, [[grid] for grid in grids], metrics, notes)[0] if grids else None
 
@@ -260,7 +260,7 @@ def _table(
 
 
 def _keys(grid: RunGrid | None, numbers: paper.Numbers) -> list[RowKey]:
-    """Returns the paper's rows and ours; a plan that differs by layer is a row of its own, sorted by its mean."""
+    """Return the paper's rows and ours; a plan that differs by layer is a row of its own, sorted by its mean."""
     return sorted({*map(RowKey.of_heads, numbers), *(grid.rows if grid else ())})
 
 

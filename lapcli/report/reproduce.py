@@ -29,12 +29,12 @@ _EVALUATION["max_new_tokens"] = "--max-new-tokens"
 
 
 def commands_of(run: RunResult) -> list[str]:
-    """Returns all commands of a run, in the order in which they are run."""
+    """Return all commands of a run, in the order in which they are run."""
     return [training_command(run), *evaluation_commands(run), *analysis_commands(run)]
 
 
 def training_command(run: RunResult) -> str:
-    """Returns the import of an imported run; else the training by a shipped recipe or by the run's own recipe file."""
+    """Return the import of an imported run; else the training by a shipped recipe or by the run's own recipe file."""
     kept = read_run(run.path)
     if imported := kept.info.get("imported_from"):
         words = ["lap", "import", str(imported["file"]), "--to", run.name]
@@ -55,7 +55,7 @@ def _shipped_training(run: Run) -> list[str] | None:
 
 
 def _shipped_stage(run: Run) -> list[str] | None:
-    """Returns the words for a stage of a shipped chat recipe, from the start of the run's stage."""
+    """Return the words for a stage of a shipped chat recipe, from the start of the run's stage."""
     kept = run.recipe
     assert isinstance(kept, ChatStageRecipe)
     start, stage, seed = kept.start, kept.stage, str(kept.seed)
@@ -80,7 +80,7 @@ def _shipped_stage(run: Run) -> list[str] | None:
 def _nearest(
     kept: AnyRecipe, shipped: dict[str, dict[str, Any]], load: Callable[[str, list[str]], AnyRecipe | None]
 ) -> tuple[str, list[str]] | None:
-    """Returns the shipped recipe that gives the kept one with the fewest changes, and those as `--set` options."""
+    """Return the shipped recipe that gives the kept one with the fewest changes, and those as `--set` options."""
     kept_leaves = _leaves(recipe_to_dict(kept))
     near: list[tuple[int, str, dict[str, Any]]] = []
     for name, leaves in shipped.items():
@@ -110,7 +110,7 @@ def _value(value: Any) -> str:
 
 @cache
 def _shipped(objective: str) -> dict[str, dict[str, Any]]:
-    """Returns the leaves of the shipped recipes of a kind, by name."""
+    """Return the leaves of the shipped recipes of a kind, by name."""
     leaves = {}
     for path in sorted(shipped_recipes().glob("*.yaml")):
         try:
@@ -127,7 +127,7 @@ def _leaves(recipe: dict[str, Any]) -> dict[str, Any]:
 
 
 def evaluation_commands(run: RunResult) -> list[str]:
-    """Returns `lap eval` for each set of tasks that were measured under the same conditions."""
+    """Return `lap eval` for each set of tasks that were measured under the same conditions."""
     by_way: dict[tuple[tuple[str, str], ...], list[str]] = {}
     for name, number in run.numbers.items():
         task = name.split(" [")[0]
@@ -148,7 +148,7 @@ def evaluation_commands(run: RunResult) -> list[str]:
 
 
 def analysis_commands(run: RunResult) -> list[str]:
-    """Returns `lap analyze` for each measurement, on as many sequences as were measured."""
+    """Return `lap analyze` for each measurement, on as many sequences as were measured."""
     commands: dict[str, None] = {}
     for name, number in run.numbers.items():
         what, dot, _ = name.split(" [")[0].partition(".")
@@ -168,19 +168,19 @@ def _analysis(what: str, runs: Sequence[RunResult], conditions: dict[str, str], 
 
 
 def figure_command(what: str, runs: Sequence[RunResult]) -> str:
-    """Returns the command that draws the figure of an analysis of these runs."""
+    """Return the command that draws the figure of an analysis of these runs."""
     counts = [number.count for run in runs for name, number in run.numbers.items() if name.startswith(f"{what}.")]
     return shlex.join(_analysis(what, runs, {}, counts[0] if counts else None))
 
 
 def drawing_command(runs: Sequence[RunResult]) -> str:
-    """Returns the command that writes the page's curves of these runs as files."""
+    """Return the command that writes the page's curves of these runs as files."""
     names = [run.name for run in runs]
     return shlex.join(["lap", "report", *names, "--format", "svg", *_runs_dir(runs[0].path.parent)])
 
 
 def paper_command(which: str, folders: Sequence[Path]) -> str:
-    """Returns the command that prints a table of the paper beside ours."""
+    """Return the command that prints a table of the paper beside ours."""
     return shlex.join(["lap", "report", "--paper", which, *(_runs_dir(folders[0]) if folders else [])])
 
 

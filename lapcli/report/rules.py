@@ -49,7 +49,7 @@ class Case:
         return heads is not None and (not self.heads or heads in self.heads)
 
     def means(self, grid: RunGrid, metric: str) -> dict[float, float]:
-        """Returns means over seeds by number of Laplacian heads, fewest first, without rows that have no score."""
+        """Return means over seeds by number of Laplacian heads, fewest first, without rows that have no score."""
         means = {}
         for row in sorted(grid.rows):
             values = (averages(grid, row) if metric == "average" else grid.values(row, metric)).values()
@@ -58,14 +58,14 @@ class Case:
         return means
 
     def absent(self, values: Mapping[float, object], where: str = "") -> list[str]:
-        """Returns the rows that the claim requires and that are missing."""
+        """Return the rows that the claim requires and that are missing."""
         return [("the baseline" if k == 0 else f"{k}L") + where for k in self.heads if k not in values]
 
     def at(self, rate: str) -> RunGrid | None:
         return next((grid for grid in self.grids if grid.identity.get(DROP_PATH) == rate), None)
 
     def absent_rates(self, metric: str) -> list[str]:
-        """Returns the drop paths that the claim requires and that are missing."""
+        """Return the drop paths that the claim requires and that are missing."""
         grids = {rate: self.at(rate) for rate in self.drop_paths}
         return [f"drop path {rate}" for rate, grid in grids.items() if grid is None or not self.means(grid, metric)]
 
@@ -78,7 +78,7 @@ Judge = Callable[[Case], Judgement]
 
 
 def judged(holds: bool, somewhat: bool, evidence: str, missing: Sequence[str] = ()) -> Judgement:
-    """Returns reproduced if the claim holds and nothing is missing, partly if something is missing or it holds
+    """Return reproduced if the claim holds and nothing is missing, partly if something is missing or it holds
     somewhat."""
     status: Status = "reproduced" if holds and not missing else "partly" if holds or somewhat else "not"
     return Judgement(status, evidence, tuple(dict.fromkeys(missing)), holds)
@@ -331,7 +331,7 @@ def steeper(metric: str, level: Literal["all layers", "deeper half"]) -> Judge:
 
 
 def _by_layer(case: Case, grid: RunGrid, metric: str) -> tuple[dict[float, list[float]], list[str]]:
-    """Returns, by Laplacian heads, the means over seeds in each layer that all models have; and what is missing."""
+    """Return, by Laplacian heads, the means over seeds in each layer that all models have; and what is missing."""
     depth = int(grid.runs[0].recipe["model"]["layers"])
     by_heads: dict[float, list[dict[int, float]]] = {}
     for row in sorted(grid.rows):
@@ -375,7 +375,7 @@ def spectrum(leading: Literal["comparable", "larger"]) -> Judge:
 
 
 def _spectra(case: Case, grid: RunGrid) -> dict[float, list[float]]:
-    """Returns, by Laplacian heads, the means over seeds at each rank."""
+    """Return, by Laplacian heads, the means over seeds at each rank."""
     name = "spectrum.eigenvalue_mean"
     by_heads = {}
     for row in sorted(grid.rows):
@@ -386,7 +386,7 @@ def _spectra(case: Case, grid: RunGrid) -> dict[float, list[float]]:
 
 
 def _ranks_shown(one: Sequence[float], other: Sequence[float]) -> range:
-    """Returns the ranks to compare, without the last eigenvalues, which after centring are only rounding error."""
+    """Return the ranks to compare, without the last eigenvalues, which after centring are only rounding error."""
     ranks = min(len(one), len(other))
     while ranks > 2 and min(one[ranks - 1] / one[0], other[ranks - 1] / other[0]) < 1e-12:
         ranks -= 1

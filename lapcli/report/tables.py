@@ -75,7 +75,7 @@ class ScoreTable:
     has_paper: bool = False
 
     def gaps(self) -> list[str]:
-        """Describes every missing score."""
+        """Describe every missing score."""
         gaps = []
         for row in self.rows:
             if row.is_given:
@@ -144,7 +144,7 @@ def column_of(name: str) -> ScoreColumn:
 
 
 def table_of(grid: RunGrid, metrics: Sequence[str], row_name: str, ddof: int, baseline: RowKey | None) -> ScoreTable:
-    """Makes the table of a grid: a row for each value, a column for each measure."""
+    """Make the table of a grid: a row for each value, a column for each measure."""
     columns = [column_of(metric) for metric in metrics]
     rows = [
         ScoreRow(key.label, [cell_of(grid, key, metric, ddof, baseline) for metric in metrics], key == baseline)
@@ -167,7 +167,7 @@ def cell_of(grid: RunGrid, row: RowKey, metric: str, ddof: int, baseline: RowKey
 
 
 def mark(table: ScoreTable) -> None:
-    """Marks best and second of each column, by the rounded means, so that means that read the same share a mark."""
+    """Mark best and second of each column, by the rounded means, so that means that read the same share a mark."""
     for number, column in enumerate(table.columns):
         cells = [row.cells[number] for row in table.rows if row.cells[number].summary is not None and not row.is_given]
         if column.better is None or len(cells) < 2:
@@ -180,7 +180,7 @@ def mark(table: ScoreTable) -> None:
 
 
 def reading(table: ScoreTable, gap: str = GAP, ddof: str | None = None) -> list[str]:
-    """Explains how to read the numbers; the same for tables of the same kind."""
+    """Explain how to read the numbers; the same for tables of the same kind."""
     if all(column.spread == "error" for column in table.columns):
         spread = "standard error of the mean over seeds (deviation with ddof 1 over the root of n)"
     else:
@@ -228,7 +228,7 @@ def paper_text(column: ScoreColumn, cell: ScoreCell) -> str:
 
 
 def as_shown(table: ScoreTable, *, names_baseline: bool = True) -> Table:
-    """Returns the table for people: for each measure its mean, the difference to the baseline, the paper's number."""
+    """Return the table for people: for each measure its mean, the difference to the baseline, the paper's number."""
     header, rows = [table.row_name], []
     for row in table.rows:
         is_named = names_baseline and row.is_baseline and row.label != "Baseline"
@@ -282,7 +282,7 @@ def to_dict(table: ScoreTable) -> dict[str, Any]:
 
 
 def _cell_to_dict(column: ScoreColumn, cell: ScoreCell, ddof: int) -> dict[str, Any]:
-    """Returns plain values in the shown unit; None where there is no number."""
+    """Return plain values in the shown unit; None where there is no number."""
     scale, summary, paired = column.scale, cell.summary, cell.paired
     values: dict[str, Any] = {
         "mean": _scaled(summary.mean, scale) if summary else None,
@@ -323,7 +323,7 @@ CSV_HEADER = (
 
 
 def _csv_rows(tables: Sequence[ScoreTable]) -> Iterator[list[Any]]:
-    """Yields one cell a line, in the shown unit."""
+    """Yield one cell a line, in the shown unit."""
     for table in tables:
         for row in table.rows:
             for column, cell in zip(table.columns, row.cells, strict=True):

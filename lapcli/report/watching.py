@@ -16,7 +16,7 @@ _WATCHED = (INFO, METRICS, "summary.json", "eval", "analysis")
 
 
 def watch_page(make: Callable[[], Report], path: Path, look: Look, every: float) -> None:
-    """Rewrites the page. `make` reads the runs. Ends when no run is being trained, or by Ctrl-C, without affecting
+    """Rewrite the page. `make` reads the runs. Ends when no run is being trained, or by Ctrl-C, without affecting
     them."""
     seen: object = None
     try:

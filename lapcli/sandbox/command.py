@@ -53,7 +53,7 @@ def bubblewrap() -> str | None:
 
 
 def in_bubblewrap(command: list[str]) -> list[str]:
-    """Wraps `command` in namespaces of its own: no network, no other processes, and only the readable files, read-only.
+    """Wrap `command` in namespaces of its own: no network, no other processes, and only the readable files, read-only.
 
     There is an empty /tmp, and neither /proc nor /dev: Python needs neither of them, and containers forbid mounting
     them.
@@ -73,6 +73,6 @@ def in_bubblewrap(command: list[str]) -> list[str]:
 
 @cache
 def _no_more_namespaces(bwrap: str) -> tuple[str, ...]:
-    """Forbids further namespaces if bubblewrap can (since version 0.8); the seccomp filter forbids them anyway."""
+    """Forbid further namespaces if bubblewrap can (since version 0.8); the seccomp filter forbids them anyway."""
     options = subprocess.run([bwrap, "--help"], capture_output=True, text=True).stdout
     return ("--disable-userns",) if "--disable-userns" in options else ()

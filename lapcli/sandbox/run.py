@@ -89,7 +89,7 @@ class Stopped(LapError):
 def run_candidate(
     candidate: Candidate, mode: Mode, limits: Limits | None = None, stop: threading.Event | None = None
 ) -> ProgramVerdict:
-    """Returns the verdict on one sample. Raises only if the sandbox cannot be started; never for what the program
+    """Return the verdict on one sample. Raises only if the sandbox cannot be started; never for what the program
     does."""
     for attempt in range(ATTEMPTS):
         try:
@@ -104,7 +104,7 @@ def run_candidate(
 def run_all(
     candidates: Iterable[Candidate], mode: Mode, workers: int, limits: Limits | None = None
 ) -> Iterator[ProgramVerdict]:
-    """Yields the verdicts in the order of the samples, `workers` at a time. Closing the iterator stops the samples."""
+    """Yield the verdicts in the order of the samples, `workers` at a time. Closing the iterator stops the samples."""
     stop = threading.Event()
     pool = ThreadPoolExecutor(max(1, workers), thread_name_prefix="sandbox")
     try:
@@ -136,7 +136,7 @@ class _Sample:
         return ProgramVerdict(passed, _printable(reason), time.monotonic() - began)
 
     def _start(self, stack: ExitStack, errors: IO[bytes]) -> tuple["_Process", "_Process", int]:
-        """Starts both processes, which end with `stack`; the third value is the descriptor that the verdict is read
+        """Start both processes, which end with `stack`; the third value is the descriptor that the verdict is read
         from."""
         reading, writing = os.pipe()
         stack.callback(os.close, reading)
@@ -228,7 +228,7 @@ class _Process:
         self._seconds: float | None = None
 
     def end(self) -> float:
-        """Kills the process with all its children, and returns the processor time that they used."""
+        """Kill the process with all its children, and return the processor time that they used."""
         if self._seconds is None:
             # The process inside is killed first, so that bubblewrap still reaps it. Bubblewrap killed first would leave
             # its child to init, and a container often has none.
@@ -243,7 +243,7 @@ class _Process:
 
 
 def _kill_children(parent: int) -> bool:
-    """Kills the children of a process; returns whether there was one.
+    """Kill the children of a process; return whether there was one.
 
     A child's handle is opened before its parent is checked again, because process numbers are reused.
     """
@@ -274,7 +274,7 @@ def _children(parent: int) -> list[int]:
 
 
 def _ends(process: int, seconds: float = 5.0) -> bool:
-    """Waits for a process; returns whether it ended within that time."""
+    """Wait for a process; return whether it ended within that time."""
     handle = os.pidfd_open(process)
     try:
         return _readable(handle, seconds)
@@ -283,7 +283,7 @@ def _ends(process: int, seconds: float = 5.0) -> bool:
 
 
 def _readable(descriptor: int, seconds: float) -> bool:
-    """Returns whether there is something to read within that time. `poll`, because `select` takes no descriptors beyond
+    """Return whether there is something to read within that time. `poll`, because `select` takes no descriptors beyond
     1,023."""
     waiting = select.poll()
     waiting.register(descriptor, select.POLLIN)
@@ -291,7 +291,7 @@ def _readable(descriptor: int, seconds: float) -> bool:
 
 
 def _printable(text: str) -> str:
-    """Makes a program's own message safe for terminals and files: one line, without control characters."""
+    """Make a program's own message safe for terminals and files: one line, without control characters."""
     return "".join(c if c.isprintable() else "?" for c in text)[:300]
 
 
@@ -301,7 +301,7 @@ WARNING = (
 
 
 def choose_mode(allow_unsafe: bool) -> Mode:
-    """Returns the safest mode that works here. If none does: the unsafe one with a warning, if it is allowed, else an
+    """Return the safest mode that works here. If none does: the unsafe one with a warning, if it is allowed, else an
     error."""
     problems = []
     for mode in (Mode.BUBBLEWRAP, Mode.LANDLOCK):
@@ -349,7 +349,7 @@ def attempts():
 
 @cache
 def probe(mode: Mode) -> str | None:
-    """Tries a mode on this machine with one sample; returns what is wrong with it, or None if it works."""
+    """Try a mode on this machine with one sample; return what is wrong with it, or None if it works."""
     if not sys.platform.startswith("linux"):
         return "needs Linux"
     if mode is Mode.BUBBLEWRAP and command.bubblewrap() is None:

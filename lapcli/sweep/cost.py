@@ -66,7 +66,7 @@ class SweepCost:
 def sweep_cost(
     sweep: Sweep, runs_dir: Path, only: str | None = None, device: Device | None = None, devices: int = 1
 ) -> SweepCost:
-    """Estimates the cost of every cell on that many devices; without `device`, on this machine's.
+    """Estimate the cost of every cell on that many devices; without `device`, on this machine's.
 
     The cost of a grid that waits for its search is that of the recipe's own values.
     """

@@ -31,7 +31,7 @@ _CLOSING = {"(": ")", "[": "]", "{": "}"}
 
 
 def parse_over(options: Sequence[str]) -> Over:
-    """Parses the `--over` options: the values of each key, in order."""
+    """Parse the `--over` options: the values of each key, in order."""
     over: Over = {}
     for option in options:
         key, sign, text = option.partition("=")
@@ -45,7 +45,7 @@ def parse_over(options: Sequence[str]) -> Over:
 
 
 def split_values(text: str) -> list[str]:
-    """Splits at commas that are not inside brackets or quotes."""
+    """Split at commas that are not inside brackets or quotes."""
     parts, open_brackets, quote, start = [], [], "", 0
     for place, sign in enumerate(text):
         if quote:
@@ -63,7 +63,7 @@ def split_values(text: str) -> list[str]:
 
 
 def _read(key: str, text: str) -> Any:
-    """Reads a value as in a recipe."""
+    """Read a value as in a recipe."""
     try:
         node, problems = read_text(text, lambda line: "--over", under=(key,))
     except Unreadable as error:
@@ -76,7 +76,7 @@ def _read(key: str, text: str) -> Any:
 
 
 def repeated(values: Sequence[Any]) -> Any | None:
-    """Returns a value that occurs twice, however it is written; None if there is none."""
+    """Return a value that occurs twice, however it is written; None if there is none."""
     seen = set()
     for value in values:
         text = json.dumps(value, sort_keys=True)
@@ -87,17 +87,17 @@ def repeated(values: Sequence[Any]) -> Any | None:
 
 
 def combinations(over: Mapping[str, Sequence[Any]]) -> list[dict[str, Any]]:
-    """Returns every combination of the values; the last key varies fastest."""
+    """Return every combination of the values; the last key varies fastest."""
     return [dict(zip(over, values, strict=True)) for values in itertools.product(*over.values())]
 
 
 def override(key: str, value: Any) -> str:
-    """Returns the value in the form of `--set`, as JSON."""
+    """Return the value in the form of `--set`, as JSON."""
     return f"{key}={json.dumps(value, ensure_ascii=False)}"
 
 
 def cell_name(prefix: str, values: Mapping[str, Any]) -> str:
-    """Returns the run's name, such as `vitb_cifar100-12L-drop_path0.1-seed2`, with Laplacian heads as in the paper."""
+    """Return the run's name, such as `vitb_cifar100-12L-drop_path0.1-seed2`, with Laplacian heads as in the paper."""
     last = [key.rpartition(".")[2] for key in values]
     parts = [re.sub(r"[^A-Za-z0-9._+-]+", "_", prefix).strip("._+-") or "cell"]
     for key, value in values.items():
@@ -149,7 +149,7 @@ class Cell:
         return recipe_hash(self.loaded)
 
     def arguments(self, runs_dir: Path) -> list[str]:
-        """Returns the words after `lap` that train the cell."""
+        """Return the words after `lap` that train the cell."""
         sets = [word for text in self.overrides for word in ("--set", text)]
         return ["train", str(self.recipe), *sets, "--name", self.name, "--runs-dir", str(runs_dir)]
 
@@ -191,7 +191,7 @@ class Grid:
         only: Callable[[str], bool] = lambda name: True,
         over: Over | None = None,
     ) -> list[Cell]:
-        """Builds the cells with the values that a search chose; values equal to the recipe's do not change the names.
+        """Build the cells with the values that a search chose; values equal to the recipe's do not change the names.
 
         `only` selects cells by name; `over` replaces the grid's own values.
         """
@@ -215,11 +215,11 @@ class Grid:
         return self._make(f"{self.prefix}-search", search.over, set_, {}, places, is_search=True)
 
     def choices(self) -> list[dict[str, Any]]:
-        """Returns every choice that the search can make; an empty list without a search."""
+        """Return every choice that the search can make; an empty list without a search."""
         return [] if self.search is None else combinations(self.search.over)
 
     def possible_cells(self) -> Iterator[tuple[dict[str, Any], list[Cell] | RecipeError]]:
-        """Yields every choice of the search with the cells that it leads to, or with the problems of their recipes.
+        """Yield every choice of the search with the cells that it leads to, or with the problems of their recipes.
 
         Only the first seed is used: no other key of a recipe depends on the seed.
         """
@@ -231,12 +231,12 @@ class Grid:
                 yield choice, error
 
     def _kept(self) -> dict[str, Any]:
-        """Returns the values of the search's `keep`, except those that `--set` overrides."""
+        """Return the values of the search's `keep`, except those that `--set` overrides."""
         given = {text.partition("=")[0].strip() for text in self.options}
         return {key: value for key, value in (self.search.keep if self.search else {}).items() if key not in given}
 
     def _changes(self, chosen: Mapping[str, Any]) -> dict[str, Any]:
-        """Returns the chosen values that differ from the grid's own recipe, and so belong in the names."""
+        """Return the chosen values that differ from the grid's own recipe, and so belong in the names."""
         if not chosen:
             return {}
         recipe = recipe_to_dict(self._load((*(override(key, value) for key, value in self.set.items()), *self.options)))
@@ -253,7 +253,7 @@ class Grid:
         is_search: bool = False,
         only: Callable[[str], bool] = lambda name: True,
     ) -> list[Cell]:
-        """Builds cells. `named`: values in the names beside those of `over`; `places`: where each key was written."""
+        """Build cells. `named`: values in the names beside those of `over`; `places`: where each key was written."""
         cells = []
         problems: list[Problem] = []
         common = (*(override(key, value) for key, value in set_.items()), *self.options)
@@ -275,7 +275,7 @@ class Grid:
         return cells
 
     def _load(self, overrides: tuple[str, ...]) -> BaseRecipe:
-        """Loads the recipe of a cell, once: checks, costs, the search and the runner all build the same cells."""
+        """Load the recipe of a cell, once: checks, costs, the search and the runner all build the same cells."""
         if overrides not in self._loaded:
             try:
                 recipe = self._loader(overrides, None)
@@ -300,7 +300,7 @@ class Grid:
 
 
 def fill_command(text: str, run: str, seed: int, folder: Path) -> str:
-    """Fills in a command of `then` for one run; without {run}, `--run` is added."""
+    """Fill in a command of `then` for one run; without {run}, `--run` is added."""
     marks = {"{run}": run, "{seed}": str(seed), "{folder}": str(folder)}
     named = "{run}" in text
     for mark, value in marks.items():
@@ -315,7 +315,7 @@ def _value_at(values: Any, key: str) -> Any:
 
 
 def _at_its_place(problem: Problem, places: Mapping[str, str]) -> Problem:
-    """Changes a problem to name the place where a value was written; the cell itself got it by `--set`."""
+    """Change a problem to name the place where a value was written; the cell itself got it by `--set`."""
     varied = {key.rpartition(".")[2] for key in places}
     message = re.sub(
         r"`(\w+)` is from --set",

@@ -79,7 +79,7 @@ class LiveTable:
 
 
 def step_and_result(status: CellStatus, runs_dir: Path) -> tuple[str, str]:
-    """Returns the cell's step, and its validation, its loss or why it failed."""
+    """Return the cell's step, and its validation, its loss or why it failed."""
     if status.state == "waiting":
         return "", ""
     training = progress(status.cell, runs_dir)
@@ -93,7 +93,7 @@ def step_and_result(status: CellStatus, runs_dir: Path) -> tuple[str, str]:
 
 
 def final_table(statuses: Sequence[CellStatus], runs_dir: Path) -> str:
-    """Lists every cell with its result; below, the whole reason of each failure."""
+    """List every cell with its result; below, the whole reason of each failure."""
     rows = [("cell", "state", "step", "result")]
     rows += [(status.cell.name, status.state, *step_and_result(status, runs_dir)) for status in statuses]
     lines = fitted(rows)
@@ -134,7 +134,7 @@ def make_reports(sweep: Sweep, statuses: Sequence[CellStatus], runs_dir: Path, t
 
 
 def failure(outcome: Outcome) -> LapError | None:
-    """Returns the error that sets the exit code; None if every cell is finished."""
+    """Return the error that sets the exit code; None if every cell is finished."""
     if outcome.failed:
         count = len(outcome.failed)
         return LapError(f"{count} of {len(outcome.statuses)} cells failed; run the same command to try them again")

@@ -78,7 +78,7 @@ class Outcome:
         return [status for status in self.statuses if status.state == "interrupted"]
 
     def notes(self) -> list[str]:
-        """Explains why cells of a grid are missing from the table."""
+        """Explain why cells of a grid are missing from the table."""
         return [f"the grid of {grid.prefix} waits for the rest of its search" for grid in self.undecided]
 
 
@@ -170,7 +170,7 @@ class Runner:
         return True
 
     def _decide(self) -> None:
-        """Adds the cells of grids whose search is finished."""
+        """Add the cells of grids whose search is finished."""
         for grid, cells in list(self.searching):
             assert grid.search is not None
             choice = choose(cells, grid.search, self.runs_dir)
@@ -200,7 +200,7 @@ class Runner:
             self._next_command(job)
 
     def _commands(self, cell: Cell) -> deque[tuple[str, list[str]]]:
-        """Returns the commands that are left for a cell."""
+        """Return the commands that are left for a cell."""
         commands: deque[tuple[str, list[str]]] = deque()
         if cell.is_search and is_tried(cell, self.runs_dir):
             return commands
@@ -254,7 +254,7 @@ class Runner:
             self._decide()
 
     def _ask_to_stop(self, wait: bool = True) -> None:
-        """Sends SIGTERM to each cell's main process alone: it stops its own ranks, and its data workers must survive
+        """Send SIGTERM to each cell's main process alone: it stops its own ranks, and its data workers must survive
         until the step ends."""
         for job in self.jobs:
             if job.process is not None:
@@ -264,7 +264,7 @@ class Runner:
                 job.process.wait()
 
     def _kill(self) -> None:
-        """Kills the cells at once; their earlier checkpoints remain."""
+        """Kill the cells at once; their earlier checkpoints remain."""
         for job in self.jobs:
             if job.process is not None:
                 _kill_process(job.process)
@@ -273,7 +273,7 @@ class Runner:
 def start_process(
     arguments: Sequence[str], log: IO[bytes], lock: IO[str], environment: Mapping[str, str]
 ) -> subprocess.Popen[bytes]:
-    """Starts `lap ARGUMENTS`; the child inherits the lock, so that it is held for as long as the child lives."""
+    """Start `lap ARGUMENTS`; the child inherits the lock, so that it is held for as long as the child lives."""
     return subprocess.Popen(
         [sys.executable, "-m", "lapcli", *arguments],
         stdin=subprocess.DEVNULL,
@@ -289,14 +289,14 @@ def start_process(
 
 
 def _kill_process(process: subprocess.Popen[bytes]) -> None:
-    """Kills a process and its children at once."""
+    """Kill a process and its children at once."""
     if process.poll() is None:
         os.killpg(process.pid, signal.SIGKILL)
         process.wait()
 
 
 def reason_in(log: Path, start: int, code: int) -> str:
-    """Returns why a command failed: its own message, else the signal that ended it, else its last line of output."""
+    """Return why a command failed: its own message, else the signal that ended it, else its last line of output."""
     with log.open("rb") as file:
         file.seek(start)
         lines = file.read().decode(errors="replace").splitlines()
@@ -310,7 +310,7 @@ def reason_in(log: Path, start: int, code: int) -> str:
 
 
 def share_machine(jobs: int) -> tuple[list[Slot], str]:
-    """Returns slots of equal size, and a description; one job has the whole machine and needs no environment."""
+    """Return slots of equal size, and a description; one job has the whole machine and needs no environment."""
     if jobs == 1:
         return [Slot({})], "one cell at a time, with the whole machine"
     share = str(max(1, usable_cores() // jobs))
@@ -333,7 +333,7 @@ def share_machine(jobs: int) -> tuple[list[Slot], str]:
 
 
 def visible_gpus() -> list[str]:
-    """Returns the numbers or names of the GPUs, in the form of CUDA_VISIBLE_DEVICES."""
+    """Return the numbers or name of the GPUs, in the form of CUDA_VISIBLE_DEVICES."""
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     if visible is not None:
         return [name.strip() for name in visible.split(",") if name.strip() and name.strip() != "-1"]

@@ -12,7 +12,7 @@ _SECONDS_TO_SAVE = 300
 
 
 def array_script(cells: Sequence[Cell], arguments: Sequence[str], runs_dir: Path, jobs: int | None) -> str:
-    """Returns the script. `arguments` are those of `lap sweep` for all cells; `jobs`: tasks at a time."""
+    """Return the script. `arguments` are those of `lap sweep` for all cells; `jobs`: tasks at a time."""
     title = shlex.quote(cells[0].name)
     at_once = f"%{jobs}" if jobs else ""
     width = len(str(len(cells) - 1))

@@ -61,7 +61,7 @@ class TrainingProgress:
 
 
 def progress(cell: Cell, runs_dir: Path) -> TrainingProgress:
-    """Reads the progress from the cell's run; a run of that name with another recipe does not count."""
+    """Read the progress from the cell's run; a run of that name with another recipe does not count."""
     path = runs_dir / cell.name
     info = _info(path)
     if info is None or changed_keys(cell, path, info):
@@ -80,7 +80,7 @@ def progress(cell: Cell, runs_dir: Path) -> TrainingProgress:
 
 
 def changed_keys(cell: Cell, path: Path, info: dict[str, Any]) -> list[tuple[str, Any, Any]]:
-    """Returns (key, the run's value, the cell's) of each key for which `lap train` would refuse to resume the run.
+    """Return (key, the run's value, the cell's) of each key for which `lap train` would refuse to resume the run.
 
     Recipes are compared key by key: a run of an earlier version has no value for keys that were added since, and gets
     their defaults. Equal hashes make reading the recipe unnecessary, except for runs of version 0.1, which may have
@@ -100,7 +100,7 @@ _compared: dict[tuple[str, str, str], list[tuple[str, Any, Any]]] = {}
 
 
 def last_validation(cell: Cell, runs_dir: Path) -> dict[str, float]:
-    """Returns the numbers of a finished run's last validation."""
+    """Return the numbers of a finished run's last validation."""
     path = runs_dir / cell.name / SUMMARY
     end = read_checked_json(path, TRAIN_AGAIN).get("end") if path.is_file() else {}
     numbers = end if isinstance(end, dict) else {}
@@ -108,7 +108,7 @@ def last_validation(cell: Cell, runs_dir: Path) -> dict[str, float]:
 
 
 def commands_left(cell: Cell, runs_dir: Path) -> list[str]:
-    """Returns the commands of `then` that have not yet run with the current weights."""
+    """Return the commands of `then` that have not yet run with the current weights."""
     weights = progress(cell, runs_dir).weights_sha256
     done = _read(runs_dir / cell.name / SWEEP)
     return [text for text in cell.then if done.get(text) != weights or weights is None]
@@ -140,7 +140,7 @@ def make_work_folder(runs_dir: Path) -> Path:
 
 
 def refuse_others(cells: Iterable[Cell], runs_dir: Path) -> None:
-    """Raises UsageError if runs of the cells' names have another recipe: `lap train` would refuse each of them."""
+    """Raise UsageError if runs of the cells' names have another recipe: `lap train` would refuse each of them."""
     others = []
     for cell in cells:
         path = runs_dir / cell.name
@@ -159,7 +159,7 @@ def refuse_others(cells: Iterable[Cell], runs_dir: Path) -> None:
 
 
 def take(cell: Cell, runs_dir: Path) -> IO[str] | None:
-    """Takes the cell's lock; None if another process has it. Children inherit it: it outlives a killed sweep."""
+    """Take the cell's lock; None if another process has it. Children inherit it: it outlives a killed sweep."""
     make_work_folder(runs_dir)
     handle = open_to_write(runs_dir / WORK / f"{cell.name}.lock", "w")
     if lock_file(handle) is Lock.TAKEN:
@@ -169,17 +169,17 @@ def take(cell: Cell, runs_dir: Path) -> IO[str] | None:
 
 
 def _info(path: Path) -> dict[str, Any] | None:
-    """Reads and verifies `run.json` of a cell's run; None if there is no run."""
+    """Read and verifies `run.json` of a cell's run; None if there is no run."""
     return read_info(path) if (path / INFO).is_file() else None
 
 
 def _read(path: Path) -> dict[str, Any]:
-    """Reads `sweep.json` of a run; empty if there is none."""
+    """Read `sweep.json` of a run; empty if there is none."""
     return read_checked_json(path, "remove it and run the sweep again") if path.is_file() else {}
 
 
 def _last_metrics(path: Path) -> dict[str, Any]:
-    """Returns the newest line of a training step, without reading the whole file."""
+    """Return the newest line of a training step, without reading the whole file."""
     try:
         with open_to_read(path) as file:
             file.seek(max(0, path.stat().st_size - _TAIL))

@@ -38,7 +38,7 @@ class Sweep:
     report_place: str = ""
 
     def check(self, parse: Parse | None = None) -> None:
-        """Raises RecipeError with every problem of every possible cell, before anything is started.
+        """Raise RecipeError with every problem of every possible cell, before anything is started.
 
         `parse` reads the commands of `then` and `report` as the command line would; without it only their names are
         checked.
@@ -64,7 +64,7 @@ class Sweep:
             raise RecipeError(self.name, in_reading_order(problems, self.name))
 
     def _check_size(self) -> None:
-        """Refuses a sweep that is too large, before any cell is built: three keys with a hundred values each would be a
+        """Refuse a sweep that is too large, before any cell is built: three keys with a hundred values each would be a
         million recipes to check."""
         count = sum(grid.size for grid in self.grids)
         if count > MOST_CELLS:
@@ -75,7 +75,7 @@ class Sweep:
 
 
 def _check_names(grid: Grid, cells: Sequence[Cell], seen: dict[str, Cell]) -> list[Problem]:
-    """Finds cells of one name with different recipes; adds the new ones to `seen`."""
+    """Find cells of one name with different recipes; add the new ones to `seen`."""
     problems = []
     for cell in cells:
         other = seen.setdefault(cell.name, cell)
@@ -86,7 +86,7 @@ def _check_names(grid: Grid, cells: Sequence[Cell], seen: dict[str, Cell]) -> li
 
 
 def _check_choices(grid: Grid, seen: Mapping[str, Cell], known: Sequence[Problem]) -> list[Problem]:
-    """Finds problems of the cells that a choice of the search leads to, beyond the known ones."""
+    """Find problems of the cells that a choice of the search leads to, beyond the known ones."""
     choices_by_problem: dict[Problem, list[Mapping[str, Any]]] = {}
     for choice, cells in grid.possible_cells():
         wrong = cells.problems if isinstance(cells, RecipeError) else _check_names(grid, cells, dict(seen))
@@ -103,7 +103,7 @@ def _check_choices(grid: Grid, seen: Mapping[str, Cell], known: Sequence[Problem
 
 
 def _check_search(grid: Grid, cells: Sequence[Cell]) -> list[Problem]:
-    """Checks that the number which decides the search is one that the runs will have."""
+    """Check that the number which decides the search is one that the runs will have."""
     if grid.search is None or not cells or not cells[0].is_search:
         return []
     known = KINDS[cells[0].loaded.objective].metrics
@@ -116,7 +116,7 @@ def _check_search(grid: Grid, cells: Sequence[Cell]) -> list[Problem]:
 def sweep_from_options(
     recipe: Path, over: Over, then: Sequence[str], options: Sequence[str], name: str | None = None
 ) -> Sweep:
-    """Builds the sweep of a command line."""
+    """Build the sweep of a command line."""
     if not over:
         raise UsageError(f"give --over, such as --over seed=0,1,2; a single run is trained by `lap train {recipe}`")
     for key, values in over.items():
@@ -129,7 +129,7 @@ def sweep_from_options(
 
 
 def sweep_from_file(loaded: LoadedSweep, options: Sequence[str], name: str | None = None, search: bool = True) -> Sweep:
-    """Builds the sweep of a file, with the command line's `--set` in every cell; without `search`, the recipe's values
+    """Build the sweep of a file, with the command line's `--set` in every cell; without `search`, the recipe's values
     are used."""
     grids = []
     problems = []
@@ -167,7 +167,7 @@ def _not_set_too(over: Over, options: Sequence[str]) -> None:
 
 
 def _check_then(grid: Grid, cells: Sequence[Cell], parse: Parse | None) -> list[Problem]:
-    """Finds commands that do not exist, unknown options, and tasks that do not fit the runs."""
+    """Find commands that do not exist, unknown options, and tasks that do not fit the runs."""
     problems = []
     for number, text in enumerate(grid.then):
         sample = next((cell.then[number] for cell in cells if cell.then), None)
@@ -188,7 +188,7 @@ def _check_then(grid: Grid, cells: Sequence[Cell], parse: Parse | None) -> list[
 
 
 def _check_reports(texts: Sequence[str], cells: Sequence[Cell], place: str, parse: Parse | None) -> list[Problem]:
-    """Checks the options of the reports that end a sweep."""
+    """Check the options of the reports that end a sweep."""
     problems = []
     for text in texts:
         try:
@@ -238,7 +238,7 @@ def is_tried(cell: Cell, runs_dir: Path) -> bool:
 
 
 def choose(cells: Sequence[Cell], search: GridSearch, runs_dir: Path) -> SearchWinner | None:
-    """Returns the best cell's values, the first of equals; None while cells are left to try."""
+    """Return the best cell's values, the first of equals; None while cells are left to try."""
     scores: list[tuple[float, Cell]] = []
     for cell in cells:
         if not progress(cell, runs_dir).is_trained:
@@ -269,7 +269,7 @@ def choose(cells: Sequence[Cell], search: GridSearch, runs_dir: Path) -> SearchW
 
 
 def known_cells(sweep: Sweep, runs_dir: Path, only: str | None = None) -> list[tuple[Cell, bool]]:
-    """Returns every cell once, and whether it waits for a search; such cells have the recipe's own values."""
+    """Return every cell once, and whether it waits for a search; such cells have the recipe's own values."""
     cells: dict[str, tuple[Cell, bool]] = {}
     for grid in sweep.grids:
         searched = grid.search_cells()
@@ -286,7 +286,7 @@ def known_cells(sweep: Sweep, runs_dir: Path, only: str | None = None) -> list[t
 
 
 def startable_cells(sweep: Sweep, runs_dir: Path, only: str | None = None) -> list[Cell]:
-    """Returns the cells that can be started now, and those that a search may lead to and whose names are taken.
+    """Return the cells that can be started now, and those that a search may lead to and whose names are taken.
 
     The names are checked before the first start: after the search it would be too late.
     """

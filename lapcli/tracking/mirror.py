@@ -58,7 +58,7 @@ class Sent:
 
 
 def mirror(paths: Sequence[Path], tracker: Tracker, *, follow: bool = False) -> list[Sent]:
-    """Sends what the tracker does not have of each run; with `follow`, until none of them is being trained."""
+    """Send what the tracker does not have of each run; with `follow`, until none of them is being trained."""
     with ExitStack() as stack:
         mirrors = []
         for path in paths:
@@ -70,7 +70,7 @@ def mirror(paths: Sequence[Path], tracker: Tracker, *, follow: bool = False) -> 
 
 
 def _wait(files: Sequence[Path]) -> None:
-    """Waits until the next poll, or until a `run.json` changes, for example because the run has finished."""
+    """Wait until the next poll, or until a `run.json` changes, for example because the run has finished."""
     before = [os.path.getmtime(file) for file in files]
     deadline = time.monotonic() + _POLL
     while time.monotonic() < deadline and [os.path.getmtime(file) for file in files] == before:
@@ -94,7 +94,7 @@ class _Mirror:
         return self
 
     def look(self) -> bool:
-        """Sends what is new; returns whether the run is being trained, so that there will be more."""
+        """Send what is new; return whether the run is being trained, so that there will be more."""
         run = read_run(self._path)
         is_running = run.status == "running"
         steps = self._tail.steps() if is_running else _by_step(metrics_of(run))
@@ -127,7 +127,7 @@ Steps = dict[int, dict[str, float]]
 
 
 def _by_step(lines: Iterable[Mapping[str, Any]], steps: Steps | None = None) -> Steps:
-    """Merges the numbers of each step: a step and its validation are two lines of the file."""
+    """Merge the numbers of each step: a step and its validation are two lines of the file."""
     steps = {} if steps is None else steps
     for line in lines:
         values = {tag(name): float(value) for name, value in line.items() if name != "step" and _is_number(value)}
@@ -142,7 +142,7 @@ class _Tail:
         self._file, self._read, self._newest = file, 0, Steps()
 
     def steps(self) -> Steps:
-        """Returns the new steps, and the newest one of the last call, which may have been validated since."""
+        """Return the new steps, and the newest one of the last call, which may have been validated since."""
         if not self._file.is_file():
             return {}
         if self._file.stat().st_size < self._read:  # resumed: the file was truncated to the last checkpoint
@@ -158,7 +158,7 @@ class _Tail:
 
 
 def _new_steps(steps: Steps, state: State, is_running: bool) -> Iterator[tuple[int, dict[str, float]]]:
-    """Yields the steps after the last one sent. The newest step of a run that is being trained is held back, because
+    """Yield the steps after the last one sent. The newest step of a run that is being trained is held back, because
     its validation may still come."""
     newest = max(steps, default=-1)
     for step in sorted(steps):
@@ -167,7 +167,7 @@ def _new_steps(steps: Steps, state: State, is_running: bool) -> Iterator[tuple[i
 
 
 def tag(name: str) -> str:
-    """Returns a metric's name in trackers, such as `train/loss` or `time/seconds`: each group becomes a panel."""
+    """Return a metric's name in trackers, such as `train/loss` or `time/seconds`: each group becomes a panel."""
     for group in _GROUPS:
         if name.startswith(f"{group}_"):
             return f"{group}/{name.removeprefix(f'{group}_')}"
@@ -182,7 +182,7 @@ class _Item:
 
 
 def _new_items(run: Run, state: State) -> Iterator[_Item]:
-    """Yields the recipe, samples, evaluations and figures that were not sent or have changed since."""
+    """Yield the recipe, samples, evaluations and figures that were not sent or have changed since."""
     for item in _items(run):
         if state.items.get(item.name) != item.sha256:
             yield item

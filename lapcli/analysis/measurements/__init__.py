@@ -8,7 +8,7 @@ from lapcli.runtime.plugins import Registry
 
 
 def _built_in() -> dict[str, str]:
-    """Finds every measurement that is defined in a file of this folder, sorted by `order`."""
+    """Find every measurement that is defined in a file of this folder, sorted by `order`."""
     declared: list[type[Measurement]] = []
     for module in iter_modules(__path__, f"{__name__}."):
         values = vars(import_module(module.name)).values()
@@ -22,10 +22,10 @@ MEASUREMENTS: Registry[type[Measurement]] = Registry("analysis", _built_in())
 
 
 def fitting(gives: frozenset[str]) -> list[str]:
-    """Returns the names of the measurements for models that give this."""
+    """Return the names of the measurements for models that give this."""
     return [name for name in MEASUREMENTS if MEASUREMENTS[name].needs <= gives]
 
 
 def built_in_options() -> list[Option]:
-    """Returns the options of all built-in measurements, each once; options of plugins belong to their own commands."""
+    """Return the options of all built-in measurements, each once; options of plugins belong to their own commands."""
     return list(dict.fromkeys(option for name in MEASUREMENTS.built_in() for option in MEASUREMENTS[name].options))

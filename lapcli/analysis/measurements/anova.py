@@ -74,7 +74,7 @@ class Anova(Measurement):
 
     @classmethod
     def shown_columns(cls, values: Mapping[str, Value]) -> dict[str, str]:
-        """Shows the weighting by example for next tokens alone, whose frequencies differ far more than those of classes
+        """Show the weighting by example for next tokens alone, whose frequencies differ far more than those of classes
         of images."""
         shown = super().shown_columns(values)
         if "within_sequence_share" not in values:
@@ -117,7 +117,7 @@ class AnovaAccumulator:
         self._by_token, self._min_count = by_token, min_count
 
     def update(self, tokens_BTD: Tensor, labels: Tensor) -> None:
-        """Adds tokens. Labels: B x T of tokens, or B of sequences."""
+        """Add tokens. Labels: B x T of tokens, or B of sequences."""
         if self._by_token:
             self._moments.update(tokens_BTD.flatten(0, 1), labels.flatten())
             return

@@ -112,7 +112,7 @@ class FeatureMap:
 
 
 def colours(tokens_TD: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Returns T x 3 colours from 0 to 1 and the components' shares of the variance; a missing component is grey."""
+    """Return T x 3 colours from 0 to 1 and the components' shares of the variance; a missing component is grey."""
     z, _, shares = principal_components(tokens_TD, 3)
     deviation = z.std(axis=0)
     z = z / np.where(deviation > 0, deviation, 1)
@@ -164,7 +164,7 @@ class FeatureMaps:
 
 
 def _grid(inputs_1CHW: Tensor, tokens: int) -> tuple[int, int]:
-    """Returns rows and columns of the patches, from the proportions of the image."""
+    """Return rows and columns of the patches, from the proportions of the image."""
     height, width = inputs_1CHW.shape[2:]
     rows = round((tokens * height / width) ** 0.5)
     if rows * (tokens // max(rows, 1)) != tokens:

@@ -114,7 +114,7 @@ class Simplex(Measurement):
 
 
 def simplex_map(classifier_3D: np.ndarray) -> np.ndarray:
-    """Returns A U V^T, 2 x D."""
+    """Return A U V^T, 2 x D."""
     U, _, Vt = np.linalg.svd(_unit_rows(classifier_3D), full_matrices=False)
     return CORNERS @ U @ Vt
 

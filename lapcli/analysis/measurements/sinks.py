@@ -80,7 +80,7 @@ class SinksAccumulator:
 
 
 def head_sinks(q_BHTD: Tensor, k_BHTD: Tensor, v_BHTD: Tensor, causal: bool) -> tuple[Tensor, Tensor, Tensor]:
-    """Returns the three quantities of each sequence and head, B x H each, in float64."""
+    """Return the three quantities of each sequence and head, B x H each, in float64."""
     import torch
 
     B, H, T, D = q_BHTD.shape

@@ -120,7 +120,7 @@ def attention_matrix(inputs: HeadInputs, head: int) -> Tensor:
 
 
 def head_update(inputs: HeadInputs, head: int, y_BHTD: Tensor) -> Tensor:
-    """Returns u, B x T x C, the update of this head, without the output projection's bias, which belongs to no head.
+    """Return u, B x T x C, the update of this head, without the output projection's bias, which belongs to no head.
 
     `y_BHTD` is `inputs.outputs()`.
     """

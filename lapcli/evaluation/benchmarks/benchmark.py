@@ -45,7 +45,7 @@ class Documents(list[Document]):
         return dict.fromkeys(self[0])
 
     def by(self, key: str) -> "dict[str, Documents]":
-        """Groups the documents by the value of a key, in their order."""
+        """Group the documents by the value of a key, in their order."""
         groups: dict[str, Documents] = {}
         for document in self:
             groups.setdefault(document[key], Documents([], self.files)).append(document)
@@ -60,7 +60,7 @@ class BenchmarkFiles:
     local: Mapping[str, Sequence[str]]  # split: patterns of files in that folder, the first that matches is read
 
     def find(self, benchmark: str, split: str, data: Path | None) -> list[Path]:
-        """Returns local paths of the files, downloaded if necessary, in the order in which they are read."""
+        """Return local paths of the files, downloaded if necessary, in the order in which they are read."""
         if data is None:
             return self._from_hub(benchmark, split)
         if not data.is_dir():
@@ -102,7 +102,7 @@ def plain_names(split: str, name: str) -> tuple[str, ...]:
 
 
 def load_documents(benchmark: str, paths: Sequence[Path], read_row: Callable[[Any, Path], Document]) -> Documents:
-    """Reads the rows of the files; one that `read_row` refuses with Malformed is an error with its file and row."""
+    """Read the rows of the files; one that `read_row` refuses with Malformed is an error with its file and row."""
     documents: list[Document] = []
     for path in paths:
         for number, row in enumerate(_rows(path), start=1):
@@ -119,7 +119,7 @@ def load_documents(benchmark: str, paths: Sequence[Path], read_row: Callable[[An
 
 
 def texts_of(row: Any, *names: str) -> Document:
-    """Returns these fields of a row, each of which has to be text."""
+    """Return these fields of a row, each of which has to be text."""
     for name in names:
         if not isinstance(row, Mapping) or not isinstance(row.get(name), str):
             raise Malformed(f"no text under {name!r}")
@@ -127,7 +127,7 @@ def texts_of(row: Any, *names: str) -> Document:
 
 
 def _rows(path: Path) -> Iterator[Any]:
-    """Reads the rows of a file. A csv with a header gives dictionaries; one without (MMLU's own) lists of cells."""
+    """Read the rows of a file. A csv with a header gives dictionaries; one without (MMLU's own) lists of cells."""
     rows = read_rows(path)
     if not path.name.endswith(".csv"):
         yield from rows
@@ -163,7 +163,7 @@ class BenchmarkSettings:
     seed: int = SEED
 
     def to_dict(self) -> dict[str, Any]:
-        """Returns only the settings in use: lm-eval's tasks bring their own sampling."""
+        """Return only the settings in use: lm-eval's tasks bring their own sampling."""
         if self.protocol == "harness":
             return {"seed": self.seed}
         return {name: getattr(self, name) for name in (*SAMPLING, "seed")}
@@ -218,14 +218,14 @@ class Benchmark:
     lm_eval_splits: Sequence[str] = ("test",)  # that this definition asks for
 
     def check(self, gives: frozenset[str], data: Path | None) -> None:
-        """Raises UsageError if a model that gives this cannot be asked; called before the model is loaded."""
+        """Raise UsageError if a model that gives this cannot be asked; called before the model is loaded."""
         if CHAT in self.needs - gives:
             raise UsageError(
                 f"{self.name} is asked in chat form, which this run has not learned; use the run of `lap sft`"
             )
 
     def read_row(self, row: Any, path: Path) -> Document:
-        """Returns the document of a row of `path`; raises Malformed if it is not a row of this benchmark."""
+        """Return the document of a row of `path`; raise Malformed if it is not a row of this benchmark."""
         raise NotImplementedError
 
     def documents(self, split: str, data: Path | None) -> Documents:
@@ -261,7 +261,7 @@ class Benchmark:
         sampling: dict[str, Any] | None = None,
         judge: "CodeJudge | None" = None,
     ) -> PreparedTask:
-        """Prepares a definition of ours for lm-eval."""
+        """Prepare a definition of ours for lm-eval."""
         from lapcli.evaluation.harness.lm_eval_tasks import one_task
 
         return PreparedTask(self.name, one_task(self.name, definition), is_chat, documents.files, judge, sampling)

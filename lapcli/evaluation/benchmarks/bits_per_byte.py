@@ -61,7 +61,7 @@ class BitsPerByte(Benchmark):
 
 
 def _held_out(run: Run) -> Documents:
-    """Returns the run's own held-out text, as much of it as the validation reads."""
+    """Return the run's own held-out text, as much of it as the validation reads."""
     recipe: Any = run.recipe
     # The tokenizer of the run, not of the recipe: with train.init_from it comes from elsewhere.
     prepared = prepare_text(recipe.data, Tokenizer.from_file(run.path / TOKENIZER))
@@ -89,7 +89,7 @@ def standard_error(pairs: Sequence[tuple[float, int]]) -> float | None:
 
 
 def _local(data: Path) -> Documents:
-    """Reads the text files in `DIR/text`, or in DIR."""
+    """Read the text files in `DIR/text`, or in DIR."""
     place = data / "text" if (data / "text").is_dir() else data
     texts: list[str] = []
     paths = local_files(str(place), None)

@@ -107,7 +107,7 @@ def _continued_program(document: Document, answer: str) -> str:
 
 
 def python_program(prompt: str, answer: str) -> str:
-    """Extracts the program from an answer: its first fenced block, else all of it, after the prompt's imports.
+    """Extract the program from an answer: its first fenced block, else all of it, after the prompt's imports.
 
     The head of the function is not put before it: the model answers with the whole function. Empty blocks are skipped,
     and so are blocks of other languages if there is one of Python.
@@ -123,7 +123,7 @@ def python_program(prompt: str, answer: str) -> str:
 
 
 def _blocks(answer: str) -> Iterator[tuple[str, str]]:
-    """Yields language and content of the fenced blocks; the last one may lack its closing fence."""
+    """Yield language and content of the fenced blocks; the last one may lack its closing fence."""
     place = 0
     while opening := next((m for m in _OPENING.finditer(answer, place) if m["fence"] and _opens(m)), None):
         fences = (m for m in _CLOSING.finditer(answer, opening.end()) if len(m["fence"] or "") >= len(opening["fence"]))
@@ -140,7 +140,7 @@ def _opens(fence: re.Match[str]) -> bool:
 
 
 def _unindented(code: str) -> str:
-    """Removes the indentation of the first line from all lines: a block within a list is indented as a whole."""
+    """Remove the indentation of the first line from all lines: a block within a list is indented as a whole."""
     code = code.strip("\n")
     indent = code[: len(code) - len(code.lstrip(" \t"))]
     lines = code.split("\n")

@@ -61,7 +61,7 @@ class Mmlu(Benchmark):
 
 
 def _with_choices(row: Any) -> Any:
-    """Brings the row of a csv with a header, which has columns A to D and the answer's letter, into the plain form."""
+    """Bring the row of a csv with a header, which has columns A to D and the answer's letter, into the plain form."""
     if isinstance(row, Mapping) and "choices" not in row and "A" in row:
         return [row.get("question"), *(row[letter] for letter in "ABCD" if letter in row), row.get("answer")]
     return row
@@ -80,7 +80,7 @@ def _right_label(document: Document) -> int:
 
 
 def _subjects_in_groups(splits: dict[str, Documents], seed: int) -> dict[str, Any]:
-    """Loads lm-eval's 57 tasks in four groups; the means of groups and of the whole are weighted by size."""
+    """Load lm-eval's 57 tasks in four groups; the means of groups and of the whole are weighted by size."""
     from lm_eval.api.group import Group
     from lm_eval.config.group import GroupConfig
 

@@ -22,7 +22,7 @@ class Spelling(NumberBenchmark):
     needs = frozenset({LANGUAGE, CHAT})
 
     def documents(self, split: str, data: Path | None) -> Documents:
-        """Generates rows that training does not see, from the words of the built-in text."""
+        """Generate rows that training does not see, from the words of the built-in text."""
         words = builtin_words()
         documents = []
         for number in range(DOCUMENTS):
@@ -33,7 +33,7 @@ class Spelling(NumberBenchmark):
         return Documents(documents, {f"generated from builtin text {rows_sha256(builtin_text())[:16]}": digest})
 
     def lm_eval_task(self, request: BenchmarkRequest) -> PreparedTask:
-        """Asks for the likeliest answer alone; lm-eval itself has no such task."""
+        """Ask for the likeliest answer alone; lm-eval itself has no such task."""
         seed = request.settings.seed
         greedy = BenchmarkSettings("paper", samples=1, temperature=0.0, top_k=None, seed=seed)
         return self.paper_task(replace(request, settings=greedy))

@@ -50,7 +50,7 @@ class Prompt(str):
 
 
 def encode_prompts(prompts: Iterable[Prompt]) -> None:
-    """Tokenises all prompts that have no ids yet, in one call of the tokenizer."""
+    """Tokenise all prompts that have no ids yet, in one call of the tokenizer."""
     waiting = [(prompt, prompt._parts) for prompt in {id(each): each for each in prompts}.values()]
     parts = [(prompt, *unencoded) for prompt, unencoded in waiting if unencoded is not None]
     if not parts:
@@ -63,7 +63,7 @@ def encode_prompts(prompts: Iterable[Prompt]) -> None:
 
 
 def chat_prompt(messages: Sequence[Mapping[str, str]], tokenizer: Tokenizer, answer_begins: bool = False) -> Prompt:
-    """Renders messages up to the token after which the assistant answers.
+    """Render messages up to the token after which the assistant answers.
 
     `answer_begins`: the last message is the beginning of its answer.
     """
@@ -172,7 +172,7 @@ class LapLM(TemplateLM):
         return answers
 
     def _check(self, texts: list[str], continuations: list[tuple[int, ...]]) -> None:
-        """Refuses answers that cannot be compared: one without a token, or letters of unequal numbers of tokens."""
+        """Refuse answers that cannot be compared: one without a token, or letters of unequal numbers of tokens."""
         if not all(continuations):
             raise DataError(
                 f"{self._task}: one of the answers {', '.join(map(repr, texts))[:80]} is merged into the last token "
@@ -215,7 +215,7 @@ class LapLM(TemplateLM):
         return [sum(logprob for logprob, _ in windows) for windows in self._likelihoods(items)]
 
     def generate_until(self, requests: list[Instance], disable_tqdm: bool = True) -> list[str]:
-        """Generates answers. lm-eval repeats a request for every sample; samples of a request are drawn together."""
+        """Generate answers. lm-eval repeats a request for every sample; samples of a request are drawn together."""
         encode_prompts(request.args[0] for request in requests if isinstance(request.args[0], Prompt))
         groups: list[tuple[Instance, int]] = []
         for request in requests:
@@ -269,7 +269,7 @@ class LapLM(TemplateLM):
         return self._do(job, lambda item: sum(question.length for question in item))
 
     def _do(self, job: LikelihoodJob | GenerationJob, cost: Callable[[Any], float]) -> list[Any]:
-        """Takes answers from the journal; the workers compute the missing ones."""
+        """Take answers from the journal; the workers compute the missing ones."""
         answers: list[Any] = [None] * len(job.items)
         if self._known:
             answers = [self._known.get(job.key(item)) for item in job.items]  # type: ignore[arg-type]
@@ -282,7 +282,7 @@ class LapLM(TemplateLM):
 
 
 def _blocks(requests: list[Instance]) -> Iterator[list[Instance]]:
-    """Yields blocks of whole documents that are tokenised and scored together, so that the first forward pass does not
+    """Yield blocks of whole documents that are tokenised and scored together, so that the first forward pass does not
     wait for MMLU's 8 MB of text."""
     start = 0
     for number, request in enumerate(requests):

@@ -29,7 +29,7 @@ class Journal:
         self._file: IO[str] | None = None
 
     def read(self) -> dict[str, Any]:
-        """Returns the answers of all processes; a line that was cut short by a kill or damaged is skipped."""
+        """Return the answers of all processes; a line that was cut short by a kill or damaged is skipped."""
         answers: dict[str, Any] = {}
         for path in sorted(self._folder.glob("*.jsonl")) if self._folder else ():
             for line in read_text(path, "replace").splitlines():

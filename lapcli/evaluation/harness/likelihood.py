@@ -57,7 +57,7 @@ class _SideBySide(KVCache):
 
 
 def score(model: GPT, questions: Sequence[Question], batch: int) -> Iterator[tuple[int, list[Likelihood]]]:
-    """Yields the number of a question and the likelihoods of its continuations.
+    """Yield the number of a question and the likelihoods of its continuations.
 
     Rows are sorted by length, the longest first, so that a batch has little padding.
     """

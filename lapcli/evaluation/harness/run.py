@@ -47,7 +47,7 @@ PROTOCOLS = {
 
 
 def evaluate(request: EvaluationRequest, settings: BenchmarkSettings) -> Measured:
-    """Returns the scores on rank 0; the other processes compute the jobs that it hands out."""
+    """Return the scores on rank 0; the other processes compute the jobs that it hands out."""
     logging.getLogger("lm_eval").setLevel(logging.ERROR)
     with shown_progress(request.world.is_main) as progress:
         worker = Worker(*request.loaded.language_model(), request.batch or BATCH, request.world.rank, progress)
@@ -217,7 +217,7 @@ def _list_of(names: list[str]) -> str:
 
 @contextmanager
 def _swift_lm_eval() -> Iterator[None]:
-    """Makes lm-eval compile a prompt's template once, not once a document (MMLU: half a minute), and hides its progress
+    """Make lm-eval compile a prompt's template once, not once a document (MMLU: half a minute), and hides its progress
     bar, which would be drawn over ours."""
     task: Any = lm_eval.api.task
     templates: Any = lm_eval.utils.env
@@ -287,7 +287,7 @@ def _tasks_under(prepared: PreparedTask, head: str) -> list[str]:
 
 
 def prompt_sha256(samples: Iterable[Sequence[Mapping[str, Any]]]) -> str:
-    """Hashes everything that the model was asked, in the order of the documents."""
+    """Hash everything that the model was asked, in the order of the documents."""
     digest = hashlib.sha256()
     for task in samples:
         for sample in sorted(_once(task), key=lambda sample: sample["doc_id"]):
@@ -296,19 +296,19 @@ def prompt_sha256(samples: Iterable[Sequence[Mapping[str, Any]]]) -> str:
 
 
 def _once(samples: Sequence[Mapping[str, Any]]) -> Iterator[Mapping[str, Any]]:
-    """Yields each sample once: lm-eval logs it again for every filter."""
+    """Yield each sample once: lm-eval logs it again for every filter."""
     first = samples[0]["filter"] if samples else None
     return (sample for sample in samples if sample["filter"] == first)
 
 
 def prompts_of(prepared: PreparedTask, results: Mapping[str, Any], count: int) -> list[str]:
-    """Returns the prompts of the first documents, with special tokens visible."""
+    """Return the prompts of the first documents, with special tokens visible."""
     samples = [sample for task in prepared.loaded["tasks"] for sample in _once(results["samples"][task])]
     return [str(sample["arguments"][0][0]) for sample in samples[:count]]
 
 
 def sample_lines(prepared: PreparedTask, results: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-    """Yields every prompt with its answers and verdicts."""
+    """Yield every prompt with its answers and verdicts."""
     for task in prepared.loaded["tasks"]:
         for sample in sorted(results["samples"][task], key=lambda sample: (sample["doc_id"], sample["filter"])):
             choices = [arguments[1] for arguments in sample["arguments"] if len(arguments) > 1]

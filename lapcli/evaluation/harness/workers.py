@@ -152,7 +152,7 @@ class Job(Protocol):
     def items(self) -> Sequence[Any]: ...
 
     def share(self, numbers: Sequence[int]) -> "Job":
-        """Returns the job with these of its items."""
+        """Return the job with these of its items."""
 
 
 @dataclass(frozen=True)
@@ -215,7 +215,7 @@ class Workers:
 
 
 def _tried(work: Work, job: Job) -> tuple[list[Any], LapError | None]:
-    """Runs a job; an error is returned to rank 0, because a rank that just exited would leave the others waiting."""
+    """Run a job; an error is returned to rank 0, because a rank that just exited would leave the others waiting."""
     try:
         return (work(job) if job.items else []), None
     except LapError as error:

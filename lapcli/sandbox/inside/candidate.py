@@ -22,7 +22,7 @@ _OUT_OF_MEMORY: dict[str, Any] = {"raised": [["MemoryError"], ""]}
 
 
 def serve(channel: Channel) -> None:
-    """Receives the program and its function's name, then answers calls (number, arguments, keyword arguments)."""
+    """Receive the program and its function's name, then answers calls (number, arguments, keyword arguments)."""
     channel.send({"ready": True})
     order = channel.receive()
     problem: BaseException | None = None
@@ -48,7 +48,7 @@ def serve(channel: Channel) -> None:
 
 
 def _load(program: str, entry_point: str) -> Callable[..., Any]:
-    """Executes the program and returns its function.
+    """Execute the program and return its function.
 
     The program is a module of its own, not `__main__`, so that its script part does not run.
     """

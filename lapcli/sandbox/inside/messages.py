@@ -100,7 +100,7 @@ class Opaque:
 
 
 def pack(value: Any) -> Any:
-    """Returns the value in a form for `json.dumps`.
+    """Return the value in a form for `json.dumps`.
 
     Subclasses are flattened through the methods of the library's own class, so that none of the candidate's own
     methods is asked for the content.
@@ -134,7 +134,7 @@ def _truth(value: Any) -> bool | None:
 
 
 def _items(kind: Any, value: Any) -> Any:
-    """Packs a collection. Views of an OrderedDict arrive as those of a dict in the same order."""
+    """Pack a collection. Views of an OrderedDict arrive as those of a dict in the same order."""
     return [kind.__name__.removeprefix("o"), [pack(item) for item in kind.__iter__(value)]]
 
 
@@ -143,7 +143,7 @@ def _pairs(kind: Any, value: Any) -> Any:
 
 
 def _tuple(kind: Any, value: Any) -> Any:
-    """Packs a tuple, with its fields if it is a named one and their names are valid."""
+    """Pack a tuple, with its fields if it is a named one and their names are valid."""
     items = [pack(item) for item in tuple.__iter__(value)]
     fields = getattr(type(value), "_fields", None)
     if isinstance(fields, tuple) and len(fields) == len(items) <= MOST_FIELDS and all(map(_is_field, fields)):
@@ -201,7 +201,7 @@ _FLAT: dict[tuple[str, str], Callable[[Any, Any], Any]] = {
 
 
 def unpack(packed: Any) -> Any:
-    """Builds the value from what `json.loads` gave. Trusts nothing; raises `NotAValue` or what Python itself raises."""
+    """Build the value from what `json.loads` gave. Trusts nothing; raise `NotAValue` or what Python itself raises."""
     if packed is None or type(packed) in {bool, str, int, float}:
         return packed
     if type(packed) is not list or len(packed) != 2 or type(packed[0]) is not str:
@@ -251,7 +251,7 @@ def _opaque(packed: Any) -> Opaque:
 
 
 def _namedtuple(packed: Any) -> Any:
-    """Builds a named tuple. `collections.namedtuple` evaluates source text made of the names, so that only plain
+    """Build a named tuple. `collections.namedtuple` evaluates source text made of the names, so that only plain
     identifiers may pass."""
     from collections import namedtuple
 

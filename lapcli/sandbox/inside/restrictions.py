@@ -124,7 +124,7 @@ def landlock_version(libc: ctypes.CDLL) -> int:
 
 
 def restrict_files(libc: ctypes.CDLL, readable: list[str]) -> None:
-    """Restricts this process to reading the given paths, irrevocably. Needs no_new_privs."""
+    """Restrict this process to reading the given paths, irrevocably. Needs no_new_privs."""
     number = numbers()
     version = landlock_version(libc)
     if version == 0:
@@ -206,7 +206,7 @@ def _decision(name: str) -> list[Instruction]:
 
 
 def install_filter(libc: ctypes.CDLL) -> None:
-    """Installs the filter on this process, irrevocably. Needs no_new_privs."""
+    """Install the filter on this process, irrevocably. Needs no_new_privs."""
     program = instructions()
     code = ctypes.create_string_buffer(b"".join(struct.pack("HBBI", *line) for line in program))
 

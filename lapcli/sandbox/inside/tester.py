@@ -89,7 +89,7 @@ class _Tester:
         raise _error(names, text)
 
     def end(self, passed: bool, reason: str) -> NoReturn:
-        """Writes the verdict and exits at once, so that no handler of the tests runs."""
+        """Write the verdict and exit at once, so that no handler of the tests runs."""
         self._write({"passed": passed, "reason": reason[:300]})
         os._exit(0)
 
@@ -98,7 +98,7 @@ class _Tester:
 
 
 def _error(names: list[str], text: str) -> Exception:
-    """Returns the candidate's exception as the nearest of its classes that is known here."""
+    """Return the candidate's exception as the nearest of its classes that is known here."""
     known = next((_RAISED[name] for name in names if name in _RAISED), None)
     error = known(text) if known else Raised(f"{names[0]}: {text}")
     error.of_candidate = True  # type: ignore[attr-defined]

@@ -16,7 +16,7 @@ TrackerName = Literal["tensorboard", "wandb", "trackio"]
 
 
 def tracker_of(name: TrackerName, project: str | None = None, offline: bool = False) -> Tracker:
-    """Returns the tracker with its options; UsageError for an option that it does not have."""
+    """Return the tracker with its options; UsageError for an option that it does not have."""
     if offline and name != "wandb":
         raise UsageError(f"--offline is an option of --to wandb; leave it out for {name}, which sends nothing anyway")
     if project is not None and name == "tensorboard":
@@ -32,6 +32,6 @@ def tracker_of(name: TrackerName, project: str | None = None, offline: bool = Fa
 
 
 def check_installed(name: str) -> None:
-    """Raises UsageError if the package of a tracker is not installed; nothing is imported."""
+    """Raise UsageError if the package of a tracker is not installed; nothing is imported."""
     if find_spec(name) is None:
         raise missing_package(name)

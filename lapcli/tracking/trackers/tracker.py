@@ -20,14 +20,14 @@ class Session(ABC):
 
     @abstractmethod
     def scores(self, step: int, values: Mapping[str, float]) -> None:
-        """Adds the scores of an evaluation, whose step may lie far back."""
+        """Add the scores of an evaluation, whose step may lie far back."""
 
     @abstractmethod
     def text(self, name: str, text: str, step: int) -> None: ...
 
     @abstractmethod
     def image(self, name: str, file: Path, step: int) -> None:
-        """Adds a figure, a PNG file."""
+        """Add a figure, a PNG file."""
 
     @abstractmethod
     def close(self) -> None: ...
@@ -45,7 +45,7 @@ class Tracker(ABC):
 
     @abstractmethod
     def remove_unrecorded(self, run: Run, pieces: Sequence[str]) -> bool:
-        """Removes what a killed session left, but not these pieces; False: the whole run had to be removed."""
+        """Remove what a killed session left, but not these pieces; False: the whole run had to be removed."""
 
 
 def remove_other_pieces(folder: Path, existing: Sequence[str], recorded: Sequence[str]) -> None:
@@ -55,7 +55,7 @@ def remove_other_pieces(folder: Path, existing: Sequence[str], recorded: Sequenc
 
 
 def config_of(recipe: Mapping[str, Any], before: str = "") -> dict[str, Any]:
-    """Flattens a recipe to dotted keys, by which trackers filter and group runs."""
+    """Flatten a recipe to dotted keys, by which trackers filter and group runs."""
     flat: dict[str, Any] = {}
     for key, value in recipe.items():
         if isinstance(value, dict):

@@ -26,7 +26,7 @@ class Trackio(Tracker):
         self._project = project
 
     def remove_unrecorded(self, run: Run, pieces: Sequence[str]) -> bool:
-        """Removes the whole run, because trackio cannot remove less; all steps have to be sent again."""
+        """Remove the whole run, because trackio cannot remove less; all steps have to be sent again."""
         for stored in self._stored(run):
             stored.delete()
         return False
@@ -47,7 +47,7 @@ class Trackio(Tracker):
         return TrackioRun(opened, trackio)
 
     def _stored(self, run: Run) -> list[Any]:
-        """Finds the run in trackio's store; it keeps the name under which it was first sent."""
+        """Find the run in trackio's store; it keeps the name under which it was first sent."""
         try:
             in_project = list(_import(self.name).Api().runs(self._project))
         except ValueError:  # no such project yet
@@ -81,7 +81,7 @@ def _suffix(run: Run) -> str:
 
 
 def _import(name: str) -> Any:
-    """Imports trackio, after changing the environment so that nothing is sent and the hub is not asked for the user's
+    """Import trackio, after changing the environment so that nothing is sent and the hub is not asked for the user's
     name."""
     for variable in _REMOTE:
         os.environ.pop(variable, None)
@@ -95,6 +95,6 @@ def _import(name: str) -> Any:
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """Hides trackio's prints, because stdout is for our own output."""
+    """Hide trackio's prints, because stdout is for our own output."""
     with contextlib.redirect_stdout(io.StringIO()):
         yield

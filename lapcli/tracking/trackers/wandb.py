@@ -25,7 +25,7 @@ class WandB(Tracker):
         return sorted(path.name for path in _folder(run).glob("offline-run-*"))
 
     def remove_unrecorded(self, run: Run, pieces: Sequence[str]) -> bool:
-        """Removes local folders. What was sent stays on the server, which drops steps that it already has."""
+        """Remove local folders. What was sent stays on the server, which drops steps that it already has."""
         existing = self.pieces(run)
         remove_other_pieces(_folder(run), existing, pieces)
         if set(existing) - set(pieces):
