@@ -95,18 +95,16 @@ def trace_step(step: TrainingStep, examples: int, *, keeps_gradients: bool) -> S
         parameters = [p for p in model.parameters() if p.requires_grad]
         for p in parameters:
             p.grad = torch.empty_like(p) if keeps_gradients else None
-        counter = FlopCounterMode(display=False, custom_mapping=_COUNTED)
-        log = _StorageLog([*model.parameters(), *model.buffers(), *(p.grad for p in parameters if keeps_gradients)])
-        traffic = Traffic()
-        with counter, traffic, log:
+        log = _StepLog([*model.parameters(), *model.buffers(), *(p.grad for p in parameters if keeps_gradients)])
+        with log:
             log.phase = FORWARD
             loss = step.loss(step.made_up_batch(examples, CPU))
             kept = log.mark_alive(ACTIVATIONS)
             log.phase = BACKWARD
             loss.backward()
             log.mark((p.grad for p in parameters), GRADIENTS)
-    flops, moved = int(counter.get_total_flops()), _without_attention(traffic)
-    return StepTrace(flops, log.attention, moved, moved, kept, log.peaks(), log.operations)
+    moved = _without_attention(log.traffic)
+    return StepTrace(log.flops, log.attention, moved, moved, kept, log.peaks(), log.operations)
 
 
 def trace_update(step: TrainingStep) -> UpdateTrace:
@@ -118,14 +116,13 @@ def trace_update(step: TrainingStep) -> UpdateTrace:
         optimizers = Optimizers(step.parameter_groups())
         optimizers.step()  # the first step creates the states
         known = [x for p in model.parameters() for x in (p, p.grad) if x is not None]
-        counter, traffic = FlopCounterMode(display=False, custom_mapping=_COUNTED), Traffic()
-        log = _StorageLog([*known, *optimizers.state().values()])
-        with counter, traffic, log:
+        log = _StepLog([*known, *optimizers.state().values()])
+        with log:
             log.phase = UPDATE
             optimizers.step()
             step.after_step()
     peak = sum(size for (phase, _), size in log.peaks().items() if phase == UPDATE)
-    return UpdateTrace(peak, int(counter.get_total_flops()), traffic.bytes)
+    return UpdateTrace(peak, log.flops, log.traffic.bytes)
 
 
 def _without_attention(traffic: Traffic) -> int:
@@ -139,12 +136,16 @@ class _Storage:
     part: str = TEMPORARY
 
 
-class _StorageLog(TorchDispatchMode):
-    """Logs when storages of operations' results are allocated and freed; `known` ones are not counted."""
+class _StepLog(TorchDispatchMode):
+    """Logs FLOPs, traffic, and when storages of operations' results are allocated and freed; `known` ones are not
+    counted. One mode for all of it: on fake tensors each mode takes as long as the operation itself.
+    """
 
     def __init__(self, known: Iterable[Tensor | None]) -> None:
         super().__init__()
         self.phase, self.operations, self.attention = FORWARD, 0, AttentionFlops()
+        self.flops, self.traffic = 0, Traffic()
+        self._formulas = FlopCounterMode(display=False, custom_mapping=_COUNTED).flop_registry
         self._known = [x.untyped_storage() for x in known if x is not None]  # referenced, so that no address is reused
         self._ignored = {storage._cdata for storage in self._known}
         self._alive: dict[int, tuple[_Storage, Any]] = {}
@@ -152,9 +153,15 @@ class _StorageLog(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         self.operations += 1
+        given = kwargs or {}
+        out = func(*args, **given)
+        if func is _DEVICE:  # half of all operations ask where a tensor is
+            return out
         if ATTENTION in func.__name__:
-            self.attention = self.attention.plus(_attention_flops(func, args, kwargs or {}))
-        out = func(*args, **(kwargs or {}))
+            self.attention = self.attention.plus(_attention_flops(func, args, given))
+        if formula := self._formulas.get(func.overloadpacket):
+            self.flops += int(formula(*args, **given, out_val=out))
+        self.traffic.add(func, args, given, out)
         for x in out if isinstance(out, tuple | list) else (out,):
             if isinstance(x, Tensor):
                 self._see(x)
@@ -216,6 +223,7 @@ def _attention_backward(_: Any, q_BHTD: Any, k_BHSD: Any, *__: Any, **___: Any) 
 
 
 _aten = torch.ops.aten
+_DEVICE = torch.ops.prim.device.default
 _COUNTED = {
     _aten.addmm_: _added_product,  # torch's registry has only its other forms
     _aten._scaled_dot_product_flash_attention_for_cpu_backward: _attention_backward,

@@ -168,10 +168,14 @@ class Traffic(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         result = func(*args, **kwargs)
+        self.add(func, args, kwargs, result)
+        return result
+
+    def add(self, func: Any, args: Any, kwargs: dict[str, Any], result: Any) -> None:
+        """Add the bytes of an operation that was computed."""
         name = func._schema.name.partition("::")[2]
         if name.strip("_") not in _PRODUCTS and name not in _ALLOCATING and not func.is_view:
             self.by_operation[name] += _operation_bytes(func, name, args, kwargs, result)
-        return result
 
 
 def _operation_bytes(func: Any, name: str, args: Any, kwargs: dict[str, Any], result: Any) -> int:
