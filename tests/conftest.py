@@ -1,5 +1,6 @@
 """What all tests share: a cache of their own, no network, real data where there is some, and one small run."""
 
+import gc
 import os
 from pathlib import Path
 
@@ -36,7 +37,22 @@ SHARED_RUNS = {
     "tests/evaluation/harness/test_run.py",
     "tests/report/test_reproduce.py",
 }
-FIRST = [*sorted(SHARED_RUNS), "tests/sweep/test_runner.py", "tests/test_digits.py", "tests/test_launch.py"]
+FIRST = [
+    *sorted(SHARED_RUNS),
+    "tests/search/test_runner.py",
+    "tests/test_faults.py",
+    "tests/runtime/test_launch.py",
+    "tests/training/test_kinds_in_two_processes.py",
+    "tests/test_planning.py",
+    "tests/export/test_export.py",
+    "tests/training/test_host_waits.py",
+    "tests/extending/test_kind.py",
+    "tests/test_places.py",
+    "tests/doctor/test_training.py",
+    "tests/test_wheel.py",
+    "tests/sweep/test_runner.py",
+    "tests/test_digits.py",
+]
 
 
 def pytest_addoption(parser):
@@ -55,6 +71,18 @@ def pytest_collection_modifyitems(items):
         return FIRST.index(file) if file in FIRST else len(FIRST)
 
     items.sort(key=place)
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_runtest_teardown(item, nextitem):
+    """What a file leaves (modules, compiled code) stays: Python's collector need not look at it in every later test."""
+    if nextitem is None or nextitem.path != item.path:
+        gc.collect()
+        gc.freeze()
+
+
+def pytest_sessionfinish():
+    gc.unfreeze()  # so that the interpreter can end as it would
 
 
 @pytest.hookimpl(optionalhook=True)
