@@ -18,7 +18,12 @@ from lapcli.evaluation.tasks import EvaluationRequest, Measured, TaskFamily
 from lapcli.kinds.kind import CHAT, LANGUAGE
 from lapcli.runtime.errors import UsageError
 
-_NAMES = re.compile(r"^[ \t-]*(?:task|group|tag)[ \t]*:[ \t]*[\"']?([\w.+-]+)", re.MULTILINE)
+# Names in a definition: `task: name`, `tag: [a, b]`, or a list of names on lines of their own and comments.
+_KEYS = re.compile(
+    r"""^["']?(?:task|group|tag)["']?[ \t]*:((?:.*\n[ \t]*(?:-[ \t]+[^\s:]+[ \t]*(?:\#.*)?$|\#.*$))+|.*)""",
+    re.MULTILINE,
+)
+_COMMENT, _NAME = re.compile(r"#.*"), re.compile(r"""[^\s"'\[\],]+""")
 
 
 class LanguageTasks(TaskFamily):
@@ -37,10 +42,10 @@ class LanguageTasks(TaskFamily):
     )
 
     def has(self, name: str) -> bool:
-        return name in BENCHMARKS or _may_be_lm_evals(name)
+        return name in BENCHMARKS or name in _lm_eval_names() or (bool(name) and Path(name).is_file())
 
     def near(self) -> Iterable[str]:
-        return [*BENCHMARKS, *_NAMES.findall(_lm_eval_definitions())]
+        return [*BENCHMARKS, *_lm_eval_names()]
 
     def check(self, tasks: Sequence[str], options: Mapping[str, Any], data: Path | None, gives: frozenset[str]) -> None:
         settings = read_benchmark_settings(gives, options)
@@ -89,15 +94,12 @@ def read_benchmark_settings(gives: frozenset[str], options: Mapping[str, Any]) -
     return settings
 
 
-def _may_be_lm_evals(name: str) -> bool:
-    """Whether the name is a word of lm-eval's definitions, as the name of each of its tasks is, or a file of one."""
-    word = rf"(?<![\w.+-]){re.escape(name)}(?![\w.+-])"
-    return bool(name) and (Path(name).is_file() or re.search(word, _lm_eval_definitions()) is not None)
-
-
 @cache
-def _lm_eval_definitions() -> str:
-    """The text of all its definitions, 14,000 files in a second or two; lm-eval itself is not imported."""
+def _lm_eval_names() -> frozenset[str]:
+    """lm-eval's tasks, groups and tags, read from its 14,000 definitions in a second or two without importing it.
+
+    A definition is only searched for its names: parsing all of them, as lm-eval does, takes a quarter of a minute.
+    """
     package = find_spec("lm_eval")
     folder = Path(package.origin).parent / "tasks" if package and package.origin else Path()
     texts = []
@@ -106,7 +108,8 @@ def _lm_eval_definitions() -> str:
             if "." not in file or file.endswith((".yaml", ".yml")):  # its templates have no ending
                 with open(os.path.join(place, file), "rb") as definition:
                     texts.append(definition.read())
-    return b"\n".join(texts).decode("utf-8", "replace")
+    given = _KEYS.findall(b"\n".join(texts).decode("utf-8", "replace"))
+    return frozenset(name for values in given for name in _NAME.findall(_COMMENT.sub("", values))) - {"-", "null"}
 
 
 LANGUAGE_TASKS = LanguageTasks()

@@ -49,6 +49,8 @@ def test_tasks_by_what_a_model_gives(objective, default, last):
         ("language_model", "gsm8", "(did you mean gsm8k?)"),
         ("language_model", "hellaswagg", "(did you mean hellaswag?)"),
         ("language_model", "", "no task ''"),
+        ("language_model", "openai", "no task 'openai'"),  # a word of lm-eval's files, as is the next
+        ("language_model", "doc_to_text", "no task 'doc_to_text'"),
         (STOCK, "top1", "which a stock model does not give"),
         ("nonsense", "top1", "there is no kind 'nonsense'"),
     ],

@@ -23,6 +23,8 @@ from lm_eval.tasks import TaskManager
 from support import HANG, ROOT, run_main, run_process
 
 from lapcli.data.text.tokenizer import Tokenizer
+from lapcli.evaluation.harness.lm_eval_tasks import _index
+from lapcli.evaluation.language_tasks import _lm_eval_names
 from lapcli.runtime.errors import LapError, UsageError
 from lapcli.runtime.files import read_checked_json, sha256_of_file
 
@@ -369,5 +371,11 @@ def test_any_task_of_lm_eval_with_its_data_from_the_hubs_cache(base, tmp_path, m
         evaluated(base, "piqa", None, protocol="harness")
     with pytest.raises(UsageError, match="did you mean sciq"):
         evaluated(base, "scique", None, protocol="harness")
-    with pytest.raises(UsageError, match="nor one of lm-eval's"):  # a word of its files that names no task
+    with pytest.raises(UsageError, match="no task 'doc_to_text'"):  # a word of its files that names no task
         evaluated(base, "doc_to_text", None, protocol="harness")
+    theirs, ours = set(_index().all_tasks), _lm_eval_names()
+    assert theirs <= ours  # what is refused without asking lm-eval is indeed no task of its
+    assert len(ours - theirs) < 10  # such as a task list's item that no file defines; lm-eval is asked about these
+    for name in sorted(ours - theirs)[:1]:
+        with pytest.raises(UsageError, match="nor one of lm-eval's"):
+            evaluated(base, name, None, protocol="harness")
