@@ -35,6 +35,7 @@ from lapcli.commands.completion import join_words_of_bash
 from lapcli.commands.options import RecipeCommand
 from lapcli.runtime.environment import launcher, wait_politely
 from lapcli.runtime.errors import ExitCode, Interrupted, LapError, UsageError, is_lost_peer, of_system
+from lapcli.runtime.signals import interruptible_imports
 from lapcli.runtime.tables import wrapped_message
 
 #: The commands as `lap --help` lists them, each in one section.
@@ -117,6 +118,9 @@ app.command("import", epilog=import_.EXAMPLES)(import_.import_)
 COLLECT_EVERY = 50_000
 
 
+STOPPED = "lap: stopped; what was saved is kept, run the same command to resume"
+
+
 def main() -> None:
     """Run a command; an error that a user can cause becomes one message on stderr and an exit code, no traceback."""
     wait_politely()
@@ -130,15 +134,19 @@ def main() -> None:
         print("lap: the working directory was removed; change to another one (cd), then try again", file=sys.stderr)
         raise SystemExit(int(ExitCode.USAGE)) from None
     try:
-        app()
+        with interruptible_imports():
+            app()
     except LapError as error:
         if not _said_by_rank_0(error):
             print(wrapped_message(f"lap: {error}"), file=sys.stderr)
         raise SystemExit(int(error.exit_code)) from None
     except SystemExit as stop:
-        if stop.code == ExitCode.STOPPED:  # by Ctrl-C, when there was nothing to save
-            print("lap: stopped; what was saved is kept, run the same command to resume", file=sys.stderr)
+        if stop.code == ExitCode.STOPPED:  # by Ctrl-C, where there was nothing to save
+            print(STOPPED, file=sys.stderr)
         raise
+    except KeyboardInterrupt:  # outside of typer's own handling
+        print(STOPPED, file=sys.stderr)
+        raise SystemExit(int(ExitCode.STOPPED)) from None
     except RuntimeError as error:
         if not is_lost_peer(error):
             raise

@@ -3,6 +3,7 @@
 Children come from a fork server that has torch imported, so that one costs a tenth of a second, not four.
 """
 
+import contextlib
 import ctypes
 import io
 import multiprocessing
@@ -59,12 +60,14 @@ _context.set_forkserver_preload(
 class Command:
     """`lap ARGUMENTS` in a process of its own, as a user would start it, but for the imports that are done already."""
 
-    def __init__(self, arguments: tuple[str, ...], environment: dict[str, str], asked: str = "") -> None:
+    def __init__(
+        self, arguments: tuple[str, ...], environment: dict[str, str], asked: str = "", pauses: bool = False
+    ) -> None:
         self.arguments = arguments
         self.folder = tempfile.TemporaryDirectory()
         self.files = [Path(self.folder.name) / name for name in ("in", "out", "err")]
         self.files[0].write_text(asked)
-        self.child = process(_command, arguments, environment, [str(file) for file in self.files])
+        self.child = process(_command, arguments, environment, [str(file) for file in self.files], pauses)
         self.child.start()
 
     def wait_for(self, what: Callable[[], bool], seconds: float = HANG) -> None:
@@ -79,6 +82,26 @@ class Command:
         assert self.child.pid is not None
         os.kill(self.child.pid, kind)
 
+    def press_ctrl_c(self) -> None:
+        """To the command and all of its group, as a terminal does it; one that has paused goes on with that."""
+        assert self.child.pid is not None
+        os.killpg(self.child.pid, signal.SIGINT)
+        os.killpg(self.child.pid, signal.SIGCONT)
+
+    def others(self) -> list[int]:
+        """Processes that the command has started, or has left behind."""
+        return [pid for pid in _session(self.child.pid) if pid != self.child.pid]
+
+    def wait_for_pause(self) -> None:
+        self.wait_for(lambda: _session(self.child.pid).get(self.child.pid) == "T")
+
+    def wait_for_the_others(self) -> None:
+        """Until none is left; what it started would go on for longer than the guard."""
+        deadline = time.monotonic() + HANG
+        while self.others():
+            assert time.monotonic() < deadline, f"{self.others()} are still there after {HANG:g} seconds"
+            time.sleep(0.02)
+
     def result(self, timeout: float = HANG) -> subprocess.CompletedProcess[str]:
         code = exit_code(self.child, timeout)
         out, err = (file.read_text() for file in self.files[1:])
@@ -91,10 +114,11 @@ def start_lap(
     cache: Path | None = None,
     environment: dict[str, str] | None = None,
     asked: str = "",
+    pauses: bool = False,
 ) -> Command:
-    """The command, running; `asked` is what it reads from its standard input."""
+    """The command, running; `asked` is what it reads from its standard input. `pauses`: in its first attention."""
     given = {**os.environ, **({"LAP_CACHE": str(cache)} if cache else {}), **(environment or {})}
-    return Command(arguments, given, asked)
+    return Command(arguments, given, asked, pauses)
 
 
 def lap(
@@ -156,8 +180,37 @@ def _end_with_the_tests() -> None:
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
-def _command(arguments: tuple[str, ...], environment: dict[str, str], files: list[str]) -> None:
+def _session(number: int | None) -> dict[int, str]:
+    """The processes of a session with their states; what has ended and was not waited for is none."""
+    found = {}
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdecimal():
+            with contextlib.suppress(OSError):
+                state, _, _, session = (entry / "stat").read_text().rpartition(")")[2].split()[:4]
+                if int(session) == number and state != "Z":
+                    found[int(entry.name)] = state
+    return found
+
+
+def _pause_in_the_first_attention() -> None:
+    from torch.nn import functional
+
+    before = functional.scaled_dot_product_attention
+
+    def attention(*arguments: Any, **options: Any) -> Any:
+        functional.scaled_dot_product_attention = before
+        os.kill(os.getpid(), signal.SIGSTOP)
+        return before(*arguments, **options)
+
+    functional.scaled_dot_product_attention = attention
+
+
+def _command(arguments: tuple[str, ...], environment: dict[str, str], files: list[str], pauses: bool) -> None:
     _end_with_the_tests()
+    os.setsid()  # a job of its own, as a shell would start it
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # whoever started the tests may ignore it
+    if pauses:
+        _pause_in_the_first_attention()
     for descriptor, path in enumerate(files):
         opened = os.open(path, os.O_RDWR | os.O_CREAT)
         os.dup2(opened, descriptor)

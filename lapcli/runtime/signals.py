@@ -82,6 +82,55 @@ def stop_on_signal(announce: Callable[[str], None]) -> Iterator[StopRequest]:
         yield request
 
 
+_AGAIN = 1.0  # seconds
+
+
+@contextmanager
+def interruptible_imports() -> Iterator[None]:
+    """Inside, Ctrl-C in the middle of an import ends the block with KeyboardInterrupt, as it does elsewhere.
+
+    Libraries may swallow it there, and go on for half a minute: then it is raised again. Or they take the module for
+    one that is missing, and fail in their own words.
+    """
+    is_asked = False
+
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        nonlocal is_asked
+        if number == signal.SIGALRM and _is_being_handled():
+            return
+        if number == signal.SIGALRM or _is_importing(frame):
+            is_asked = True
+            signal.setitimer(signal.ITIMER_REAL, _AGAIN)
+        raise KeyboardInterrupt
+
+    if signal.getsignal(signal.SIGINT) is not signal.default_int_handler:  # ignored, as under nohup
+        yield
+        return
+    with handled((signal.SIGINT, signal.SIGALRM), interrupt):
+        try:
+            yield
+        except Exception as error:
+            if is_asked:
+                raise KeyboardInterrupt from error
+            raise
+        finally:
+            signal.setitimer(signal.ITIMER_REAL, 0)
+
+
+def _is_being_handled() -> bool:
+    """Whether a KeyboardInterrupt is on its way out, with what has to be done before the end."""
+    error = sys.exc_info()[1]
+    while error is not None and not isinstance(error, KeyboardInterrupt):
+        error = error.__context__
+    return error is not None
+
+
+def _is_importing(frame: FrameType | None) -> bool:
+    while frame is not None and frame.f_code.co_filename != "<frozen importlib._bootstrap>":
+        frame = frame.f_back
+    return frame is not None
+
+
 @contextmanager
 def handled(numbers: Sequence[signal.Signals], handler: Callable[[int, FrameType | None], None]) -> Iterator[None]:
     """Handle signals inside the block. Python only can in the main thread; in others nothing is caught."""
