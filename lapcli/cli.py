@@ -32,7 +32,7 @@ from lapcli.commands import (
     watch,
 )
 from lapcli.commands.completion import join_words_of_bash
-from lapcli.commands.options import RecipeCommand
+from lapcli.commands.options import RecipeCommand, RunCommand
 from lapcli.runtime.environment import launcher, wait_politely
 from lapcli.runtime.errors import ExitCode, Interrupted, LapError, UsageError, is_lost_peer, of_system
 from lapcli.runtime.signals import interruptible_imports
@@ -100,15 +100,15 @@ app.command(cls=RecipeCommand, epilog=sft.EXAMPLES)(sft.sft)
 app.command(cls=RecipeCommand, epilog=plan.EXAMPLES)(plan.plan)
 app.command(cls=RecipeCommand, epilog=sweep.EXAMPLES)(sweep.sweep)
 app.command(cls=RecipeCommand, epilog=search.EXAMPLES)(search.search)
-app.command("eval", epilog=eval.EXAMPLES)(eval.evaluate)
+app.command("eval", cls=RunCommand, epilog=eval.EXAMPLES)(eval.evaluate)
 app.add_typer(analyze.app, name="analyze")
 app.command(epilog=report.EXAMPLES)(report.report)
-app.command(epilog=sample.EXAMPLES)(sample.sample)
-app.command(epilog=chat.EXAMPLES)(chat.chat)
+app.command(cls=RunCommand, epilog=sample.EXAMPLES)(sample.sample)
+app.command(cls=RunCommand, epilog=chat.EXAMPLES)(chat.chat)
 app.add_typer(runs.app, name="runs")
 app.command(epilog=watch.EXAMPLES)(watch.watch)
 app.command(epilog=track.EXAMPLES)(track.track)
-app.command(epilog=export.EXAMPLES)(export.export)
+app.command(cls=RunCommand, epilog=export.EXAMPLES)(export.export)
 app.command(epilog=push.EXAMPLES)(push.push)
 app.command("import", epilog=import_.EXAMPLES)(import_.import_)
 

@@ -162,7 +162,7 @@ def _add_command(commands: typer.Typer, name: str) -> None:
     run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     run.__annotations__ = {parameter: annotation for parameter, (annotation, _) in declared.items()}
     epilog = f"\b\nExamples:\n  lap analyze {name}\n  lap analyze {name} --runs 'vit_digits-*' --json"
-    commands.command(name, help=help, epilog=epilog)(run)
+    commands.command(name, cls=options.RunCommand, help=help, epilog=epilog)(run)
 
 
 def _declaration(option: "Option") -> tuple[Any, Any]:

@@ -1,9 +1,7 @@
 """Shared parts of commands: options, declared once so that they read the same everywhere, tables that fit the terminal,
 sizes and ages, and the question before a removal."""
 
-import json
-import sys
-from collections.abc import Sequence
+import re
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any
@@ -106,6 +104,22 @@ Size = Annotated[
 
 #: Names in other tools of keys in our recipes.
 _ELSEWHERE = {"batch_size": "batch", "learning_rate": "lr", "max_steps": "steps", "num_epochs": "epochs"}
+
+
+class RunCommand(TyperCommand):
+    """A command that takes its run by --run: `lap eval NAME` is meant as `lap eval --run NAME`."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        try:
+            return list(super().parse_args(ctx, args))
+        except TyperException as error:
+            extra = re.search(r"unexpected extra argument\(s\) \((.*)\)", str(error.message), re.DOTALL)
+            if extra is None:
+                raise
+            prompt = ", a text is given by --prompt" if any(p.name == "prompt" for p in self.params) else ""
+            raise UsageError(
+                f"{ctx.command_path} does not take {extra[1][:60]!r}; a run is named by --run{prompt}"
+            ) from None
 
 
 class RecipeCommand(TyperCommand):

@@ -271,9 +271,8 @@ def _unpacked(raw: BinaryIO, name: str) -> Iterator[Any]:
 
 
 def _no_column(place: str, column: str, present: Sequence[str]) -> DataError:
-    return DataError(
-        f"{place} has no column {column}; it has {', '.join(map(str, present[:50])) or 'none'} (data.column)"
-    )
+    it_has = ", ".join(map(str, present[:50])) or "none"
+    return DataError(f"{place} has no column {column}; it has {it_has}: name one with --set data.column=NAME")
 
 
 def _first_line(error: BaseException) -> str:

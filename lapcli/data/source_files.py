@@ -50,15 +50,22 @@ def _expand(pattern: str) -> list[str]:
     return [name for n in numbers for name in _expand(pattern[: braces.start()] + n + pattern[braces.end() :])]
 
 
+def _meant(train: str) -> str:
+    """What to write instead of a name that is neither a file nor a folder."""
+    if re.match(r"https?:/", train):
+        return "an address is not read directly: download the file and name it here"
+    if re.fullmatch(r"[\w-][\w.-]*/[\w.-]+", train) and not Path(train).suffix:
+        return f"did you mean hub:{train}? Else it is `builtin`, or a file or folder"
+    return "data.train is `builtin`, `hub:OWNER/NAME`, or a file or folder"
+
+
 def local_files(train: str, files: str | Sequence[str] | None) -> list[Path]:
     """Return the files of a local source: the file itself, those that `files` names, or all with a known suffix."""
     source = Path(train).expanduser()
     try:
         source.stat()
     except (OSError, ValueError):  # not there, a name too long, a zero byte
-        raise DataError(
-            f"there is no {train[:200]}; data.train is `builtin`, `hub:OWNER/NAME`, or a file or folder"
-        ) from None
+        raise DataError(f"there is no {train[:200]}; {_meant(train)}") from None
     if source.is_file():
         if files is not None:
             raise DataError(f"data.files: {source} is a single file; remove files, or name its folder in data.train")

@@ -55,8 +55,8 @@ def _checkpoint_among(steps: list[int], run: Run, which: str) -> Checkpoint:
     else:
         step = int(which) if which.isdecimal() else None
     if step not in steps:
-        existing = ", ".join(map(str, steps))
-        raise UsageError(f"--checkpoint takes last, best or one of the kept steps {existing}; got {which[:40]!r}")
+        kept = ", ".join(map(str, steps))
+        raise UsageError(f"{run.path} has no checkpoint {which[:40]!r}; there are last, best and the kept steps {kept}")
     return checkpoints.read(run.checkpoints / f"step-{step:06d}")
 
 

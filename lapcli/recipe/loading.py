@@ -280,7 +280,12 @@ def _must_be_a_file(path: Path, extends_at: str | None) -> None:
         if path.is_file():
             return
         if path.exists():
-            raise Unreadable(Problem(where, key, f"{about}is not a file; name a .yaml file"))
+            inside = path / "recipe.yaml"  # of a run
+            hint = f"did you mean {inside}?" if inside.is_file() else "name a .yaml file"
+            raise Unreadable(Problem(where, key, f"{about}is not a file; {hint}"))
+        if path.is_symlink():
+            message = f"{about}is a link to {shortened(os.readlink(path))}, which does not exist; correct the link"
+            raise Unreadable(Problem(where, key, message))
         names = [entry.name for entry in path.parent.iterdir() if entry.suffix in (".yaml", ".yml")]
     except (OSError, ValueError):
         raise Unreadable(Problem(where, key, f"{about}cannot be found; check the name")) from None

@@ -196,8 +196,20 @@ def _without_quotes(error: yaml.MarkedYAMLError) -> str:
     def harmless(quote: re.Match[str]) -> str:
         return quote[0] if re.fullmatch(r"'(<[a-z ]+>|\\t|[^\w\s])'", quote[0]) else "..."
 
-    reason = re.sub(r"""'[^']*'|"[^"]*\"""", harmless, error.problem or "cannot be read")
-    return reason.replace(r"'\t'", "tab")
+    problem = error.problem or "cannot be read"
+    reason = re.sub(r"""'[^']*'|"[^"]*\"""", harmless, problem).replace(r"'\t'", "tab")
+    next_step = next((step for words, step in _YAML_STEPS.items() if words in problem), "")
+    return f"{reason}; {next_step}" if next_step else reason
+
+
+#: What to do about the commonest words of PyYAML, which say what its parser met.
+_YAML_STEPS = {
+    r"'\t'": "indent with spaces",
+    "mapping values are not allowed": "a colon is missing in the line above, or the indent is wrong",
+    "could not find expected ':'": "a colon is missing here or in the line above",
+    "<stream end>": "the file ends before a bracket or a quote is closed",
+    "<block end>": "the indent differs from that of the lines above",
+}
 
 
 class _Builder:

@@ -50,7 +50,7 @@ class Processes:
         if self.nproc == "auto":
             return max(1, _gpus(device))
         if not self.nproc.isdecimal() or not 1 <= int(self.nproc) <= 1024:
-            raise UsageError(f"--nproc takes a number of processes or auto, got {self.nproc[:40]!r}")
+            raise UsageError(f"--nproc takes a number of processes from 1 to 1024, or auto, got {self.nproc[:40]!r}")
         return int(self.nproc)
 
     def check_gpus(self, gpus: int) -> None:

@@ -95,7 +95,7 @@ def test_wrong_use_is_one_sentence(trained):
     for arguments, message in (
         (("--tasks", "topp"), "there are top1, top5"),
         (("--run", "nothing"), "there is no run nothing"),
-        (("--checkpoint", "7"), "takes last, best or one of the kept steps"),
+        (("--checkpoint", "7"), "there are last, best and the kept steps"),
     ):
         result = lap("eval", "--runs-dir", str(trained), *arguments)
         assert result.returncode == 2

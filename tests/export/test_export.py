@@ -157,7 +157,7 @@ def test_what_cannot_be_exported_is_refused_and_leaves_nothing(tmp_path, capsys)
         "--run gpt --to onnx --dtype bf16": "--dtype takes float32 for onnx; got 'bf16'",
         f"--run gpt --to hf --out {tmp_path}/taken": "already exists; remove it, or name another folder with --out",
         f"--run gpt --to hf --out {tmp_path}/no/where": "there is no folder",
-        "--run gpt --to hf --checkpoint 7": "one of the kept steps 1",
+        "--run gpt --to hf --checkpoint 7": "the kept steps 1",
         "--run nothing --to hf": "there is no run nothing",
     }
     for line, message in cases.items():

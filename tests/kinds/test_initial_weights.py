@@ -182,7 +182,7 @@ def test_a_damaged_or_foreign_folder_is_one_sentence(tmp_path, source):
         find_source(InitFrom(source="source"), tmp_path / "runs")
     with pytest.raises(UsageError, match="there is no nowhere; weights come from"):
         find_source(InitFrom(source="nowhere"), tmp_path / "runs")
-    with pytest.raises(UsageError, match="kept steps 1; got '7'"):
+    with pytest.raises(UsageError, match="has no checkpoint '7'; there are last, best and the kept steps 1"):
         find_source(InitFrom(source="run:source@7"), tmp_path / "runs")
 
 
