@@ -207,7 +207,7 @@ _YAML_STEPS = {
     r"'\t'": "indent with spaces",
     "mapping values are not allowed": "a colon is missing in the line above, or the indent is wrong",
     "could not find expected ':'": "a colon is missing here or in the line above",
-    "<stream end>": "the file ends before a bracket or a quote is closed",
+    "<stream end>": "it ends before a bracket or a quote is closed",
     "<block end>": "the indent differs from that of the lines above",
 }
 

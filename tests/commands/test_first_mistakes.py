@@ -1,0 +1,268 @@
+"""Mistakes of somebody's first days, across all commands: one sentence with the next step, exit code 2, nothing left.
+
+Each line was typed by hand once; the files that they name are made below.
+"""
+
+import json
+import shlex
+
+import pytest
+from support import run_main, train_here
+from sweep_support import write_recipe
+
+from lapcli.recipe import load_recipe
+
+MISTAKES = {
+    "train": "Missing argument 'RECIPE'.",
+    "train empty.yaml": "a recipe starts with `objective:` or `extends:`",
+    "train list.yaml": "is this a recipe?",
+    "train tabs.yaml": "indent with spaces",
+    "train colon.yaml": "a colon is missing in the line above, or the indent is wrong",
+    "train dup.yaml": "seed: is given twice (first at dup.yaml:2); keep one",
+    "train noobj.yaml": "expected `language_model`, `chat`, `classification` or `self_supervised`",
+    "train badobj.yaml": "badobj.yaml:1 objective: expected `language_model`, `chat`, `classification` or",
+    "train loop.yaml": "loop.yaml:1 extends: the files extend each other: loop.yaml -> loop.yaml",
+    "train ext.yaml": '"nothere.yaml" does not exist',
+    "train latin.yaml": "save the recipe as UTF-8",
+    "train recipe.json": "it ends before a bracket or a quote is closed",
+    "train notes.docx": "notes.docx:1 is not YAML: there is a control character; remove it",
+    "train link.yaml": "correct the link",
+    "train emptydir": "name a .yaml file",
+    "train tiny": "did you mean tiny.yaml?",
+    "train tiny.yml": "did you mean tiny.yaml?",
+    "train runs/tiny": "did you mean runs/tiny/recipe.yaml?",
+    "train chat.yaml": "they are trained by `lap sft chat.yaml`",
+    "train recipes/sweeps/laptop.yaml": "this is a file of `lap sweep`, not a recipe",
+    "train sweeps/laptop": "this is a file of `lap sweep`, not a recipe",
+    "train tiny.yaml --set": "Option '--set' requires an argument.",
+    "train tiny.yaml --set train.steps": "--set train.steps: expected key.path=value, such as train.steps=100, got",
+    "train tiny.yaml --set train.step=5": "did you mean `steps`?",
+    "train tiny.yaml --set train.steps=0": "--set train.steps: expected at least 1, got 0",
+    "train tiny.yaml --set train.steps=ten": '--set train.steps: expected a whole number, got "ten"',
+    "train tiny.yaml --set model.laplacian_heads=5": "layer 0 has 4 heads, so 0 to 4 can be Laplacian",
+    "train tiny.yaml --set model.laplacian_heads=[1]": "a list needs one number for each of the 2 layers",
+    "train tiny.yaml --set 'model.laplacian_heads=linear(0,9)'": "layer 1 has 4 heads, so 0 to 4 can be Laplacian",
+    "train tiny.yaml --set model.width=30": "--set model.width: 30 is not a multiple of heads 4",
+    "train tiny.yaml --set train.micro_batch=3": "Use --name for a new run beside it, or --fresh",
+    "train tiny.yaml --set train.batch=2": "give at most 2",
+    "train tiny.yaml --set optimizer.lr=-1": "--set optimizer.lr: expected more than 0.0, got -1",
+    "train tiny.yaml --set optimizer.name=adamx": 'optimizer.name: expected `muon`, `adamw` or `lamb`, got "adamx"',
+    "train tiny.yaml --set model.operators={laplacain:2}": "give one of the two, and 0 for laplacian_heads",
+    "train tiny.yaml --set train.device=gpu": '--set train.device: expected `auto`, `cpu`, `cuda` or `mps`, got "gpu"',
+    "train tiny.yaml --set train.device=cuda --name c": "use --set train.device=cpu",
+    "train tiny.yaml --set data.validation=2": "expected `last_file` or a number (above 0 and below 1)",
+    "train tiny.yaml --set =5": '--set expected key.path=value, such as train.steps=100, got "=5"',
+    "train tiny.yaml --set 'model=[1'": "it ends before a bracket or a quote is closed",
+    "train tiny.yaml --seed -1": "--seed seed: expected at least 0, got -1",
+    "train tiny.yaml --seed 1.5": "a valid integer",
+    "train tiny.yaml --name ../x": "'../x' is not a valid run name: use ASCII letters, digits and, after the first",
+    "train tiny.yaml --set optimizer.lr=0.5": "Use --name for a new run beside it, or --fresh",
+    "train tiny.yaml --name b --data nowhere.txt": "data.train is `builtin`, `hub:OWNER/NAME`, or a file or folder",
+    "train tiny.yaml --name b --data blank.txt": "set tokenizer.vocab to 266 or less, give more text, or raise",
+    "train tiny.yaml --name b --data one.txt": "set tokenizer.vocab to 268 or less, give more text, or raise",
+    "train tiny.yaml --name b --data bin.txt": "convert it, such as with `iconv -f utf-16be -t utf-8`",
+    "train tiny.yaml --name b --data emptydir": "the folder that has them, or give data.files, such as '**/*.txt'",
+    "train tiny.yaml --name b --data img": "give more text",
+    "train tiny.yaml --name b --data rows.csv": "expected .parquet, .jsonl, .jsonl.gz, .txt, .txt.gz",
+    "train tiny.yaml --name b --data rows.jsonl": "it has content: name one with --set data.column=NAME",
+    "train tiny.yaml --name b --data bad.jsonl": "correct or remove it",
+    "train tiny.yaml --name b --data pic.jpg": "expected .parquet, .jsonl, .jsonl.gz, .txt, .txt.gz",
+    "train tiny.yaml --name b --data https://example.com/text.txt": "directly: download the file and name it here",
+    "train tiny.yaml --name b --set data.train=HuggingFaceFW/fineweb-edu": "Else it is `builtin`, or a file or",
+    "train tiny.yaml --name b --init-from tiny": "did you mean run:tiny?",
+    "train tiny.yaml --name b --init-from run:tinny": "did you mean tiny? It has tiny (lap runs lists them)",
+    "train tiny.yaml --name b --init-from run:tiny@7": "there are last, best and the kept steps",
+    "train tiny.yaml --name b --init-from model.bin": "from run:NAME[@step|best], timm:NAME, an exported folder or a",
+    "train tiny.yaml --name b --weights model.bin": "name the model with it",
+    "train tiny.yaml --nproc 0": "--nproc takes a number of processes from 1 to 1024, or auto, got '0'",
+    "train tiny.yaml --nproc two": "--nproc takes a number of processes from 1 to 1024, or auto, got 'two'",
+    "train tiny.yaml --nnodes 2": "--nnodes needs --rdzv HOST:PORT, the same on every machine",
+    "train tiny.yaml --step-timeout 0": "'LAP_STEP_TIMEOUT'): Input should",
+    "train tiny.yaml extra.yaml": "Got unexpected extra argument(s) (extra.yaml)",
+    "train vit_digits --set model.patch=5 --name b": "8 is not a multiple of patch 5",
+    "sft tiny.yaml": "it is trained by `lap train tiny.yaml`",
+    "sft chat_quickstart --run nothere": "it has tiny (lap runs lists them)",
+    "sft chat.yaml --run tiny --stage pretrain": "'pretrain' is not one of 'midtrain'",
+    "sft chat.yaml --run tiny --set stages.sft.train.steps=-1": "stages.sft.train.steps: expected at least 1, got -1",
+    "sft chat.yaml --run tiny --data rows.jsonl": "give one that holds copies of the data sets, by their names",
+    "sft chat.yaml --run runs": "it has tiny (lap runs lists them)",
+    "eval --run tiny --tasks top1": "there are arc_easy, arc_challenge, mmlu, gsm8k, humaneval, spelling, bpb",
+    "eval --run tiny --tasks bpb --limit 0": "greater than or equal to 1",
+    "eval --run tiny --tasks bpb --checkpoint 7": "there are last, best and the kept steps",
+    "eval --run tiny --tasks bpb --checkpoint newest": "there are last, best and the kept steps",
+    "eval --run tiny --tasks humaneval --protocol paper": "use --protocol harness, or the run of `lap sft`",
+    "eval --run tiny --tasks bpb --samples 3": "leave it out, or use --protocol paper",
+    "eval --run tiny --tasks bpb --holdout": "means nothing for a run of language_model, only for classification",
+    "eval --weights model.bin": "a run has its own (--checkpoint)",
+    "eval tiny": "a run is named by --run",
+    'eval --run tiny --tasks "arc easy"': "there are arc_easy, arc_challenge, mmlu, gsm8k, humaneval, spelling, bpb",
+    "analyze cosine --run tiny": "No such command 'cosine'. Did you mean 'cossim'?",
+    "analyze cossim --run tiny --format gif": "there are png, svg, pdf",
+    "analyze cossim --run tiny --size 0x0": "'0x0': expected width x height in inches, each from 1 to 50, as in 6x4",
+    "analyze cossim --run tiny --data nowhere.txt": "data.train is `builtin`, `hub:OWNER/NAME`, or a file or folder",
+    "analyze features --run tiny --image pic.jpg": "are: spectrum, anova, cossim, snr, pca, updates, sinks, mixing",
+    "analyze cossim --run tiny --stage sft": "train it with `lap sft`, or name it: --run",
+    "analyze cossim --runs 'zebra*'": "see --runs-dir",
+    "plan": "Missing argument 'RECIPE'.",
+    "plan tiny.yaml --gpu rtx4090": "'rtx4090' is not one of 'l40', 'h100'",
+    "plan tiny.yaml --gpus 0": "greater than or equal to 1",
+    "plan tiny.yaml --gpu l40 --probe 2": "leave --gpu l40 out",
+    "plan tiny.yaml --set train.device=cpu --gpu l40": "leave --gpu l40 out",
+    "plan chat_quickstart --run zebra": "it has tiny (lap runs lists them)",
+    "plan tiny.yaml --probe 0": "greater than or equal to 1",
+    "sweep tiny.yaml": "a single run is trained by `lap train tiny.yaml`",
+    "sweep tiny.yaml --over seed": "--over takes KEY=VALUE,VALUE such as seed=0,1,2, got 'seed'",
+    "sweep tiny.yaml --over sed=1,2": "did you mean `seed`?",
+    "sweep tiny.yaml --over seed=": "--over takes KEY=VALUE,VALUE such as seed=0,1,2, got 'seed='",
+    "sweep tiny.yaml --over seed=1,1": "--over seed has 1 twice; keep one",
+    "sweep tiny.yaml --over seed=1,2 --over seed=3": "put all its values into one",
+    "sweep tiny.yaml --over model.laplacian_heads=0,9": "layer 0 has 4 heads, so 0 to 4 can be Laplacian",
+    "sweep tiny.yaml --over seed=1,2 --jobs 0": "greater than or equal to 1",
+    'sweep tiny.yaml --over seed=1,2 --then "evaluate --tasks bpb"': "expected a command among eval, analyze, sft",
+    'sweep tiny.yaml --over seed=1,2 --then "eval --tasks topp1"': "mmlu, gsm8k, humaneval, spelling, bpb, in",
+    "sweep tiny.yaml --over seed=1,2 --only 'x*'": "--dry-run lists the cells",
+    "sweep tiny.yaml --over seed=1 --gpu l40": "a sweep uses this machine's GPUs",
+    "search tiny.yaml": "give the space of the search, either by --space FILE or by --over KEY=DOMAIN",
+    "search tiny.yaml --over model.laplacian_heads={totl:[0,4]}": "expected a list of choices, {from:, to:, log:}",
+    "search tiny.yaml --over optimizer.lr={from:1,to:0}": "expected a list of choices, {from:, to:, log:}, or for",
+    "search tiny.yaml --space badspace.yaml": "expected `key: value` lines, got text",
+    "search tiny.yaml --space nowhere.yaml": "check the file and its permissions",
+    "search tiny.yaml --over seed=0,1 --metric validation_top1": "a seed is not a choice",
+    "search tiny.yaml --over seed=0,1 --trials 0": "greater than or equal to 1",
+    "search tiny.yaml --over seed=0,1 --max-hours 0": "greater than or equal to",
+    "report nowhere": "it has tiny (lap runs lists them)",
+    "report --columns bits": "there are validation_loss",
+    "report --rows model.lap": "did you mean model.layers?",
+    "report --paper table4": "'table4' is not one of 'table1'",
+    "report --baseline 7": "the rows are 2",
+    "report --effects seed": "--effects needs --columns, and is a table: --format table, markdown or latex",
+    "report --at space": "'space' is not one of 'steps', 'time'.",
+    "report --format docx": "'docx' is not one of 'table'",
+    "report --out nodir/r.html --format html": "make it first",
+    "runs delete tiny": "No such command 'delete'.",
+    "runs rm runs/tiny/checkpoints --yes": "it has tiny (lap runs lists them)",
+    "watch nothere": "it has tiny (lap runs lists them)",
+    "watch tiny --width 3": "No such option: --width",
+    "track tiny --to neptune": "'neptune' is not one of 'tensorboard'",
+    "track tiny --to wandb --run-name x": "No such option: --run-name (Possible options: --runs-dir)",
+    "export --run tiny --to timm": "use hf or safetensors or onnx",
+    "export --run tiny --to hf --dtype fp8": "--dtype takes float32, bf16, float16 for hf; got 'fp8'",
+    "export --run tiny --to hf --checkpoint 3 --out tiny.yaml": "remove it, or name another folder with --out",
+    "export --run tiny --to safetensors --out runs/tiny": "remove it, or name another folder with --out",
+    "import nowhere --to x": "name a model_*.pt of nanochat, or its folder",
+    "import model.bin --to x": "their names are like model_021400.pt",
+    "import runs/tiny --to x": "name another folder",
+    "push runs/tiny --to me/x": "make one with lap export",
+    "push emptydir --to nobody": "--to takes OWNER/NAME, got 'nobody'",
+    "push nowhere --to me/x": "make one with lap export",
+    "doctor --only gpu": "'gpu' is not one of 'environment'",
+    "doctor --nproc 99999": "--nproc takes a number of processes from 1 to 1024, or auto, got '99999'",
+    "init": "Missing argument 'DIR'.",
+    "init tiny.yaml": "name another folder",
+    "recipes nothing": "lap recipes lists all",
+    "fetch nothing": "check the name",
+    "fetch tiny.yaml --data nowhere": "data.train is `builtin`, `hub:OWNER/NAME`, or a file or folder",
+    "chat": "train one or use --run",
+    "chat --run tiny": "runs/tiny is a run of language_model, and chat is needed; use --run",
+    "chat --run runs/tiny/recipe.yaml": "it has tiny (lap runs lists them)",
+    "sample --run tiny --prompt hi --checkpoint 99": "there are last, best and the kept steps",
+    "sample --run tiny --prompt hi --temperature 1000": "less than or equal to 100",
+    "sample --run tiny --prompt hi --max-tokens 1.5": "a valid integer",
+    "completion": "No such command 'completion'.",
+    "trian tiny.yaml": "No such command 'trian'. Did you mean 'train', 'track'?",
+    "--verson": "No such option: --verson (Possible options: --version)",
+    "train vit_digits --name n --set data.mixing.group=3": "give an even number",
+    "train vit_digits --name n --set train.batch=7 --set train.micro_batch=3": "8 with micro_batch: 3 would work",
+    "train tiny.yaml --name n --set 'model.operators={laplacain: 2}' --set model.laplacian_heads=0": "mean laplacian?",
+    "train tiny.yaml --name n --set train.stepz=4 --set modle.layers=3 --set seed=x": "3 errors in tiny.yaml",
+    "sweep tiny.yaml --over optimizer.lr=fast,slow": '--over optimizer.lr: expected a number, got "slow"',
+    "sweep recipes/sweeps/laptop.yaml --over seed=1": "leave out --over and --then, or copy the file and change it",
+    "sweep runs/tiny/recipe.yaml": "a single run is trained by `lap train runs/tiny/recipe.yaml`",
+    "export --run tiny --to safetensors --out emptydir/a/b --checkpoint worst": "make it first",
+    "init emptydir --job chat --data x": "No such option: --data",
+    "recipes quickstart --out x": "No such option: --out",
+    "fetch": "Missing argument 'RECIPE'.",
+    "push runs/tiny": "Missing option '--to'.",
+    "track tiny": "tensorboard, wandb, trackio",
+    "runs show runs": "it has tiny (lap runs lists them)",
+    "report --columns ''": "--columns takes names with commas between them, got ''",
+    "analyze cossim tiny": "a run is named by --run",
+    "chat --model gpt-4": "No such option: --model (Possible options: --help)",
+    "doctor kernels": "Got unexpected extra argument(s) (kernels)",
+    "search vit_digits --over model.laplacian_heads=0,2 --metric accuracy": "validation_top1, validation_top5",
+    "eval --run tiny --tasks bpb --samples-out nodir/x.jsonl": "make it first",
+    "eval --run tiny --tasks bpb --set linear.steps=3": "for a run of language_model, only for classification and",
+    "import runs/tiny --to tiny": "name another folder",
+    "sft quickstart": "it is trained by `lap train",
+    "sft chat.yaml --run tiny --init-from run:tiny": "leave one out",
+    "train tiny.yaml --track wandb,tensorboard": "'wandb,tensorboard' is not one of",
+    "train tiny.yaml --runs-dir tiny.yaml": "choose another --runs-dir",
+    "train tiny.yaml --name tiny.yaml/x": "is not a valid run name: use ASCII letters, digits and, after the",
+    "train -tiny.yaml": "No such option: -t",
+    "plan runs/tiny": "did you mean runs/tiny/recipe.yaml?",
+}
+
+CHAT = {
+    "objective": "chat",
+    "stages": {
+        "sft": {
+            "mixture": [{"name": "chats", "format": "conversations", "source": "chats.jsonl"}],
+            "loss": "assistant",
+            "batching": "padded",
+            "train": {"steps": 2, "batch": 2, "micro_batch": 2},
+        }
+    },
+}
+
+FILES = {
+    "empty.yaml": "",
+    "list.yaml": "- a\n- b\n",
+    "tabs.yaml": "objective: language_model\nmodel:\n\tlayers: 2\n",
+    "colon.yaml": "objective: language_model\nmodel:\n  layers 2\n  width: 3\n",
+    "dup.yaml": "objective: language_model\nseed: 1\nseed: 2\ndata: {train: text.txt}\n",
+    "noobj.yaml": "model: {layers: 2}\n",
+    "badobj.yaml": "objective: gpt\n",
+    "loop.yaml": "extends: loop.yaml\n",
+    "ext.yaml": "extends: nothere.yaml\n",
+    "recipe.json": '{"objective": "language_model",',
+    "badspace.yaml": "just text",
+    "chat.yaml": json.dumps(CHAT),
+    "one.txt": "hello",
+    "blank.txt": "\n\n\n",
+    "rows.csv": "title,body\na,b\n",
+    "rows.jsonl": '{"content": "a"}\n' * 5,
+    "bad.jsonl": '{"text": "a"}\n{"text": \n',
+    "img/a.txt": "x",
+    "pic.jpg": "no picture",
+}
+BYTES = {
+    "latin.yaml": b"# caf\xe9\nobjective: language_model\n",
+    "notes.docx": b"PK\x03\x04" + bytes(100),
+    "bin.txt": bytes(range(256)) * 10,
+    "model.bin": b"\x80\x04",
+}
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("first-mistakes")
+    write_recipe(folder, train={"steps": 2}, validation={"every": None, "prompts": []})
+    train_here(load_recipe(folder / "tiny.yaml"), folder / "runs", "tiny")
+    (folder / "img").mkdir()
+    (folder / "emptydir").mkdir()
+    (folder / "link.yaml").symlink_to("gone.yaml")
+    for name, content in {**{name: text.encode() for name, text in FILES.items()}, **BYTES}.items():
+        (folder / name).write_bytes(content)
+    return folder
+
+
+@pytest.mark.parametrize(("line", "said"), MISTAKES.items(), ids=MISTAKES)
+def test_a_first_mistake(line, said, place, capsys, monkeypatch):
+    monkeypatch.chdir(place)
+    before = sorted(place.rglob("*"))
+    code, out, err = run_main(capsys, *shlex.split(line))
+    assert (code, out) == (2, ""), err
+    assert said in " ".join(err.split())
+    assert "Traceback" not in err
+    assert sum(text.startswith(("lap: ", "Error: ")) for text in err.splitlines()) == 1, err
+    assert sorted(place.rglob("*")) == before
