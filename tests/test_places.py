@@ -9,10 +9,10 @@ import sys
 
 import pytest
 from image_support import write_folder
-from support import ROOT, train_here
+from support import ROOT, tiny_chat_recipe, train_here
 from sweep_support import write_recipe
 
-from lapcli.recipe import load_recipe
+from lapcli.recipe import load_recipe, recipe_to_yaml
 
 _LIBC = ctypes.CDLL(None)
 _DROP = 24  # PR_CAPBSET_DROP of Linux's prctl
@@ -163,28 +163,65 @@ def can_mount() -> bool:
         return False
 
 
-def test_a_disk_that_fills_up_while_training(home, tmp_path):
-    """Whatever fits of it: the command fails in one sentence, and with more room the same command finishes the run."""
+def fill_up(disk, command: list[str], environment: dict[str, str], rooms: list[int], before: str = "true") -> list:
+    """Runs the command with so many free kilobytes each time, after `before`, and with enough room after that: (exit
+    code, what it said) of the former. Nothing that only a process at work may have is left, and the latter succeeds."""
     if not can_mount():
         pytest.skip("a small file system can be mounted by root alone")
-    disk = tmp_path / "disk"
     disk.mkdir()
-    train = ["train", str(home / "tiny.yaml"), "--runs-dir", str(disk / "runs")]
-    environment = {"LAP_CACHE": str(disk / "cache")}
-    litter = f"find {disk} -name '.*' -not -name .lock -o -name '*.unfinished' | (! grep .)"
+    litter = f"find {disk} -name '.*' -not -name .lock -not -name .sweeps -o -name '*.unfinished' | (! grep .)"
     commands = []
-    for size in (16, 300, 900):
-        clear = f"rm -rf {disk}/* && mount -o remount,size={size}k {disk}"
-        commands.append((train, environment, clear))
-        commands.append((train, environment, f"{litter} && mount -o remount,size=64m {disk}"))
+    for room in rooms:
+        clear = f"mount -o remount,size=64m {disk} && rm -rf {disk}/* && {before}"
+        limit = f"mount -o remount,size=$(( $(df -k --output=used {disk} | tail -1) + {room} ))k {disk}"
+        commands.append((command, environment, f"{clear} && {limit}"))
+        commands.append((command, environment, f"{litter} && mount -o remount,size=64m {disk}"))
     mounted = ["unshare", "-m", "sh", "-c", f'mount -t tmpfs tmpfs {disk} && exec "$0" "$@"']
     results = run_all(commands, prefix=mounted)
-    full = results[::2]
+    assert [code for code, _ in results[1::2]] == [0] * len(rooms), results
+    return results[::2]
+
+
+def test_a_disk_that_fills_up_while_training(home, tmp_path):
+    """Whatever fits of it: the command fails in one sentence, and with more room the same command finishes the run."""
+    disk = tmp_path / "disk"
+    train = ["train", str(home / "tiny.yaml"), "--runs-dir", str(disk / "runs")]
+    full = fill_up(disk, train, {"LAP_CACHE": str(disk / "cache")}, [16, 300, 900])
     for code, err in full:
         if code:
             assert_one_sentence(code, err)
     assert sum(code == 1 for code, _ in full) >= 2, full
-    assert [code for code, _ in results[1::2]] == [0] * len(full), results
+
+
+def test_a_disk_that_fills_up_in_a_chat_stage(home, tmp_path):
+    """The first one or the second; the pretrained run is on the same disk, and stays as it is."""
+    disk = tmp_path / "disk"
+    stage = {"train": {"steps": 2}, "checkpoint": {"every": 1, "keep": 1}, "validation": {"every": None, "rows": 4}}
+    chat = tiny_chat_recipe(tmp_path, midtrain=stage, sft={**stage, "validation": {"rows": 4, "prompts": []}})
+    (tmp_path / "chat.yaml").write_text(recipe_to_yaml(chat))
+    sft = ["sft", str(tmp_path / "chat.yaml"), "--run", "tiny", "--name", "chat", "--runs-dir", str(disk / "runs")]
+    copy = f"cp -r {home}/runs {disk}/runs"
+    full = fill_up(disk, sft, {"LAP_CACHE": str(tmp_path / "cache")}, [16, 400, 1200], copy)
+    for code, err in full:
+        assert_one_sentence(code, err)
+        assert "No space left on device" in err
+        assert "the output" not in err  # but the file
+    assert {code for code, _ in full} == {1}, full
+    stages = [err.rpartition("lap: ")[2] for _, err in full]
+    assert "chat-midtrain" in stages[0]
+    assert "chat-sft" in stages[-1]
+
+
+def test_a_disk_that_fills_up_in_a_sweep(home, tmp_path):
+    """The cell is named with the reason."""
+    disk = tmp_path / "disk"
+    sweep = ["sweep", str(home / "tiny.yaml"), "--over", "seed=3", "--runs-dir", str(disk / "runs")]
+    full = fill_up(disk, sweep, {"LAP_CACHE": str(tmp_path / "cache")}, [300])
+    ((code, err),) = full
+    assert code == 1
+    assert_one_sentence(code, err)
+    assert "No space left on device" in err
+    assert "1 of 1 cells failed; run the same command to try them again" in err
 
 
 def test_a_working_directory_that_was_deleted(tmp_path):

@@ -41,14 +41,26 @@ def whole_file(path: Path) -> Iterator[Path]:
     """
     temporary, handle = _temporary(path)
     try:
-        mode = os.fstat(handle.fileno()).st_mode
-        yield temporary
-        os.chmod(temporary, mode & 0o777)
-        flush_to_disk(temporary)
-        os.replace(temporary, path)
+        with _named(path):
+            mode = os.fstat(handle.fileno()).st_mode
+            yield temporary
+            os.chmod(temporary, mode & 0o777)
+            flush_to_disk(temporary)
+            os.replace(temporary, path)
     finally:
         handle.close()
         temporary.unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
+def _named(path: Path) -> Iterator[None]:
+    """An error of the system names the file: one of a write to an open file, such as on a full disk, names none."""
+    try:
+        yield
+    except OSError as error:
+        if error.filename is None:
+            error.filename = str(path)
+        raise
 
 
 def _temporary(path: Path) -> tuple[Path, IO[bytes]]:
@@ -98,7 +110,8 @@ def append(path: Path, content: bytes) -> None:
     """Append in a single write, so that a kill or a full disk leaves at most one unfinished line at the end."""
     handle = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
     try:
-        written = os.write(handle, content)
+        with _named(path):
+            written = os.write(handle, content)
     finally:
         os.close(handle)
     if written != len(content):
