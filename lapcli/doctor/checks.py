@@ -14,12 +14,11 @@ from enum import StrEnum
 from multiprocessing.connection import Connection
 from typing import Any
 
+from lapcli.runtime.devices import NO_AMX
 from lapcli.runtime.signals import end_with_parent
 from lapcli.runtime.tables import wrapped
 
 REPORT = "report it with the output of `lap doctor --json`"
-#: Some virtual machines report AMX among the processor's flags and do not run it: a bf16 product ends the process.
-NO_AMX = "set ONEDNN_MAX_CPU_ISA=AVX512_CORE_BF16: this machine reports instructions (AMX, mostly) that it does not run"
 
 
 class Status(StrEnum):

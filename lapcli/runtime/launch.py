@@ -23,6 +23,7 @@ from dataclasses import dataclass
 from types import FrameType
 from typing import Any
 
+from lapcli.runtime.devices import NO_AMX
 from lapcli.runtime.environment import LAUNCHER
 from lapcli.runtime.errors import ExitCode, LapError, UsageError
 from lapcli.runtime.machine import usable_cores
@@ -224,5 +225,6 @@ def _explain(error: object) -> int:
         )
     if code < 0:
         name = signal.Signals(-code).name
-        print(f"lap: rank {rank} was ended by {name}; run the same command to resume", file=sys.stderr)
+        next_step = NO_AMX if code == -signal.SIGILL else "run the same command to resume"
+        print(f"lap: rank {rank} was ended by {name}; {next_step}", file=sys.stderr)
     return code if code in {ExitCode.USAGE, ExitCode.INTERRUPTED} else ExitCode.FAILED

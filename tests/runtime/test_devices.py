@@ -1,5 +1,6 @@
 """Precision by device, and GPUs by the names that their drivers give; a GPU is what torch says of it."""
 
+import contextlib
 import os
 import sys
 from types import SimpleNamespace
@@ -9,7 +10,8 @@ import torch
 from support import HANG, run_process, tiny_recipe, write_text
 
 from lapcli.planning import plan_training
-from lapcli.runtime.devices import GPUS, compute_policy, peak_flops, this_device
+from lapcli.runtime.devices import GPUS, check_bf16_of_cpu, compute_policy, peak_flops, this_device
+from lapcli.runtime.errors import LapError
 
 
 def use_gpu(monkeypatch: pytest.MonkeyPatch, name: str, major: int) -> None:
@@ -82,3 +84,17 @@ print(*before, torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow
     surroundings = {**os.environ, "TORCH_ALLOW_TF32_CUBLAS_OVERRIDE": "1"}
     out = run_process([sys.executable, "-c", script], env=surroundings, capture_output=True, text=True, timeout=HANG)
     assert out.stdout.split() == ["True", "True", "False", "False"], out.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("flags", "is_refused"), [("flags: avx2 amx_bf16", True), ("flags: avx2", False)])
+def test_a_cpu_that_reports_instructions_which_it_does_not_run(flags, is_refused, tmp_path, monkeypatch) -> None:
+    """The process would end in its first bf16 product, without a word."""
+    monkeypatch.delenv("ONEDNN_MAX_CPU_ISA", raising=False)
+    (tmp_path / "cpuinfo").write_text(flags)
+    dies = "import os, signal; os.kill(os.getpid(), signal.SIGILL)"
+    with pytest.raises(LapError, match="set ONEDNN_MAX_CPU_ISA") if is_refused else contextlib.nullcontext():
+        check_bf16_of_cpu(tmp_path / "cpuinfo", dies)
+    check_bf16_of_cpu(tmp_path / "cpuinfo", "pass")
+    monkeypatch.setenv("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_BF16")
+    check_bf16_of_cpu(tmp_path / "cpuinfo", f"{dies}  # not tried")
