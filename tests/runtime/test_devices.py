@@ -57,14 +57,15 @@ def test_auto_is_bf16_where_the_hardware_has_it(
     monkeypatch: pytest.MonkeyPatch, tmp_path, name: str, major: int, native: bool
 ) -> None:
     """In a run and in its plan alike."""
-    use_gpu(monkeypatch, name, major)
-    cuda = torch.device("cuda")
-    assert compute_policy(cuda, "auto").bf16 is native
-    assert compute_policy(cuda, "auto").native_bf16 is native
-    assert compute_policy(cuda, "bf16").bf16
-    assert not compute_policy(cuda, "float32").bf16
+    with monkeypatch.context() as gpu:
+        use_gpu(gpu, name, major)
+        cuda, device = torch.device("cuda"), this_device("cuda")
+        assert compute_policy(cuda, "auto").bf16 is native
+        assert compute_policy(cuda, "auto").native_bf16 is native
+        assert compute_policy(cuda, "bf16").bf16
+        assert not compute_policy(cuda, "float32").bf16
     recipe = tiny_recipe(write_text(tmp_path / "text.txt"))
-    assert plan_training(recipe, device=this_device("cuda")).precision == ("bf16" if native else "float32")
+    assert plan_training(recipe, device=device).precision == ("bf16" if native else "float32")
 
 
 def test_auto_is_float32_on_the_cpu() -> None:
