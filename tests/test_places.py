@@ -224,6 +224,36 @@ def test_a_disk_that_fills_up_in_a_sweep(home, tmp_path):
     assert "1 of 1 cells failed; run the same command to try them again" in err
 
 
+def test_a_file_system_that_is_read_only(home, tmp_path):
+    """Whoever only reads is served, whoever writes is told; a colleague's disk may be mounted so."""
+    if not can_mount():
+        pytest.skip("a file system can be mounted by root alone")
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    recipe, runs = str(home / "tiny.yaml"), ["--runs-dir", str(disk / "runs")]
+    reads = [["runs", *runs], ["report", *runs], ["sample", "--prompt", "the", "--max-tokens", "2", *runs]]
+    writes = [
+        ["train", recipe, "--name", "new", *runs],
+        ["sweep", recipe, "--over", "seed=1", *runs],
+        ["eval", "--tasks", "bpb", *runs],
+        ["analyze", "cossim", *runs],
+        ["report", "--format", "html", *runs],
+        ["export", "--to", "safetensors", "--no-verify", *runs],
+        ["runs", "rm", "tiny", "--yes", *runs],
+        ["init", str(disk / "new")],
+    ]
+    cache = {"LAP_CACHE": str(tmp_path / "cache")}
+    commands = [(words, cache, "") for words in (*reads, *writes)]
+    commands.append((["fetch", recipe], {"LAP_CACHE": str(disk / "cache")}, ""))
+    make = f"mount -t tmpfs tmpfs {disk} && cp -r {home}/runs {disk}/runs && mount -o remount,ro {disk}"
+    results = run_all(commands, prefix=["unshare", "-m", "sh", "-c", f'{make} && exec "$0" "$@"'])
+    for (words, _, _), (code, err) in zip(commands, results, strict=True):
+        if words in reads:
+            assert code == 0, (words, err)
+        else:
+            assert_one_sentence(code, f"{words}\n{err}")
+
+
 def test_a_working_directory_that_was_deleted(tmp_path):
     gone = tmp_path / "gone"
     gone.mkdir()

@@ -4,10 +4,12 @@ import errno
 import json
 import os
 import shlex
+import subprocess
 import sys
 
 import pytest
-from support import run_main, tiny_recipe
+from harness_support import make_run
+from support import HANG, ROOT, run_main, run_process, tiny_recipe
 
 from lapcli.runs import open_run
 from lapcli.runs.opening import unlock
@@ -186,6 +188,28 @@ def test_a_closed_standard_input_is_one_on_which_nothing_is_asked(runs, capsys, 
     code, _, err = run_main(capsys, "runs", "rm", "quickstart")
     assert code == 2
     assert "--yes" in err
+
+
+@pytest.mark.parametrize("stdin", [None, "/dev/null"])
+def test_chat_without_anybody_who_asks(stdin, tmp_path, capsys, monkeypatch):
+    """`lap chat <&-`: nothing is asked, and it ends."""
+    make_run(tmp_path)
+    monkeypatch.setattr(sys, "stdin", stdin and open(stdin))  # noqa: SIM115
+    code, _, err = run_main(capsys, "chat", "--runs-dir", str(tmp_path))
+    assert code == 0, err
+    assert "Traceback" not in err
+
+
+def test_chat_into_a_full_disk(tmp_path):
+    make_run(tmp_path)
+    asked = ["chat", "--prompt", "what?", "--max-tokens", "4", "--runs-dir", str(tmp_path)]
+    words = [sys.executable, "-m", "lapcli", *asked]
+    with open("/dev/full", "w") as full:
+        ended = run_process(words, stdout=full, stderr=subprocess.PIPE, text=True, cwd=ROOT, timeout=HANG)
+    assert ended.returncode == 1
+    assert "lap: the output cannot be written (No space left on device); make room" in " ".join(ended.stderr.split())
+    assert "Traceback" not in ended.stderr
+    assert "Exception ignored" not in ended.stderr
 
 
 def test_an_output_that_is_full_is_one_sentence():
