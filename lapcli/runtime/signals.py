@@ -16,6 +16,8 @@ from typing import Any
 
 from lapcli.runtime.errors import Interrupted
 
+_Handler = Callable[[int, FrameType | None], object]
+
 ASKING = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
 
 
@@ -106,7 +108,8 @@ def interruptible_imports() -> Iterator[None]:
     if signal.getsignal(signal.SIGINT) is not signal.default_int_handler:  # ignored, as under nohup
         yield
         return
-    with handled((signal.SIGINT, signal.SIGALRM), interrupt):
+    # Workers end by themselves: they need not be waited for.
+    with handled((signal.SIGINT, signal.SIGALRM), interrupt, in_children=signal.default_int_handler):
         try:
             yield
         except Exception as error:
@@ -132,13 +135,21 @@ def _is_importing(frame: FrameType | None) -> bool:
 
 
 @contextmanager
-def handled(numbers: Sequence[signal.Signals], handler: Callable[[int, FrameType | None], None]) -> Iterator[None]:
-    """Handle signals inside the block. Python only can in the main thread; in others nothing is caught."""
+def handled(
+    numbers: Sequence[signal.Signals], handler: _Handler, *, in_children: _Handler | None = None
+) -> Iterator[None]:
+    """Inside the block; outside the main thread Python cannot, and nothing is caught.
+
+    Those who read a run's data inherit the handler. Without `in_children` they do nothing: the run itself tells them
+    when to end.
+    """
     owner = os.getpid()
 
     def handle(number: int, frame: FrameType | None) -> None:
-        if os.getpid() == owner:  # data workers inherit the handler; the run itself ends them
+        if os.getpid() == owner:
             handler(number, frame)
+        elif in_children is not None:
+            in_children(number, frame)
 
     before = {}
     with contextlib.suppress(ValueError):
