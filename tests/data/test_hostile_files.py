@@ -302,6 +302,7 @@ def test_fuzz(reader, tmp_path):
 
 
 @pytest.mark.long
+@pytest.mark.filterwarnings("ignore::UserWarning", "ignore::RuntimeWarning")
 @pytest.mark.parametrize("reader", READERS)
 def test_fuzz_for_an_hour(reader, tmp_path):
     print(f"LAP_FUZZ_SEED={SEED}")
