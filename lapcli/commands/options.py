@@ -1,7 +1,10 @@
 """Shared parts of commands: options, declared once so that they read the same everywhere, tables that fit the terminal,
 sizes and ages, and the question before a removal."""
 
+import json
 import re
+import sys
+from collections.abc import Sequence
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any

@@ -38,7 +38,7 @@ class DataError(UsageError):
     """Data that is missing, empty or not in the format that the recipe names."""
 
 
-#: Where the next step is to change a permission or to choose another place, not to try again.
+#: Errors that need another permission or another place; trying again would not help.
 _NOT_ALLOWED = {errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EISDIR, errno.EEXIST, errno.ELOOP}
 
 

@@ -138,10 +138,9 @@ def _is_importing(frame: FrameType | None) -> bool:
 def handled(
     numbers: Sequence[signal.Signals], handler: _Handler, *, in_children: _Handler | None = None
 ) -> Iterator[None]:
-    """Inside the block; outside the main thread Python cannot, and nothing is caught.
+    """Handle signals inside the block. Python only can in the main thread; in others nothing is caught.
 
-    Those who read a run's data inherit the handler. Without `in_children` they do nothing: the run itself tells them
-    when to end.
+    Data workers inherit the handler. Without `in_children` they ignore the signals: the run itself ends them.
     """
     owner = os.getpid()
 
