@@ -7,12 +7,11 @@ finished, and its value counts.
 """
 
 import signal
-import subprocess
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, Protocol
+from typing import IO
 
 from lapcli.runtime.errors import ExitCode, Interrupted, LapError
 from lapcli.runtime.files import open_to_write
@@ -31,22 +30,14 @@ from lapcli.search.trials import (
     told_of,
 )
 from lapcli.sweep.grid import Cell
-from lapcli.sweep.runner import reason_in, start_process
+from lapcli.sweep.runner import Process, kill_process, reason_in, start_process
 from lapcli.sweep.state import log_of, take
 
 _POLL = 0.2  # seconds
 Tell = Callable[[str], None]
 
 
-class Process(Protocol):
-    """A child that trains a run."""
-
-    def poll(self) -> int | None: ...
-    def send_signal(self, sig: int) -> None: ...
-    def wait(self) -> int: ...
-
-
-Start = Callable[[Sequence[str], IO[bytes], IO[str], Mapping[str, str]], "Process | subprocess.Popen[bytes]"]
+Start = Callable[[Sequence[str], IO[bytes], IO[str], Mapping[str, str]], Process]
 
 
 @dataclass
@@ -104,12 +95,16 @@ class SearchRunner:
 
     def _may_begin(self, arm: str, trials: Sequence[Trial]) -> bool:
         """Below the number of trials and within the arm's budget; what it has begun, it finishes."""
+        return len(trials) < self.spec.trials and not self._used_up(trials)
+
+    def _used_up(self, trials: Sequence[Trial]) -> str:
+        """The option whose budget an arm with these trials has used; empty if there is something left."""
         spec = self.spec
-        if len(trials) >= spec.trials:
-            return False
         if spec.max_steps is not None and sum(trial.step for trial in trials) >= spec.max_steps:
-            return False
-        return spec.max_hours is None or sum(trial.seconds for trial in trials) < 3600 * spec.max_hours
+            return f"--max-steps {spec.max_steps}"
+        if spec.max_hours is not None and sum(trial.seconds for trial in trials) >= 3600 * spec.max_hours:
+            return f"--max-hours {spec.max_hours:g}"
+        return ""
 
     def _begin(self, arm: str, trials: Sequence[Trial]) -> bool:
         """Proposes and creates the arm's next trial, which the next look then resumes; whether there is one."""
@@ -195,8 +190,12 @@ class SearchRunner:
                         asked = True
                         process.send_signal(signal.SIGTERM)
                     time.sleep(_POLL)
-            except BaseException:  # a second Ctrl-C
+            except KeyboardInterrupt:  # the second Ctrl-C or SIGTERM
+                kill_process(process)
+                raise
+            except BaseException:
                 process.send_signal(signal.SIGTERM)
+                process.wait()
                 raise
         return code
 
@@ -233,11 +232,13 @@ class SearchRunner:
     def _notes(self, trials: Mapping[str, Sequence[Trial]]) -> list[str]:
         spec = self.spec
         notes = [f"{name} failed: {reason.splitlines()[0]}" for name, reason in self.failed.items()]
-        control = trials[CONTROL]
-        if len(control) < min(spec.trials, len(trials[SEARCH])):
-            notes.append(
-                f"the control has {len(control)} trials, which is every one there is or all that its budget had"
-            )
+        for arm, own in trials.items():
+            option = self._used_up(own)
+            if option and len(own) < spec.trials:
+                count = f"{len(own)} of {spec.trials} trials"
+                notes.append(f"the {arm} arm has used {option} with {count}; a larger budget resumes it")
+            elif len(own) < min(spec.trials, len(trials[SEARCH])):
+                notes.append(f"the {arm} arm has {len(own)} trials, every combination there is")
         return notes
 
 

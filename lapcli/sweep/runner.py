@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from functools import partial
 from pathlib import Path
-from typing import IO
+from typing import IO, Protocol
 
 from lapcli.runtime.errors import ExitCode, Interrupted, UsageError
 from lapcli.runtime.files import open_to_write
@@ -28,6 +28,16 @@ from lapcli.sweep.state import commands_left, log_of, note_done, note_search, pr
 from lapcli.sweep.sweep import SearchWinner, Sweep, choose, is_tried
 
 _POLL = 0.2  # seconds
+
+
+class Process(Protocol):
+    """A child with a process group of its own, as `subprocess.Popen` is one."""
+
+    @property
+    def pid(self) -> int: ...
+    def poll(self) -> int | None: ...
+    def send_signal(self, sig: int) -> None: ...
+    def wait(self) -> int: ...
 
 
 @dataclass(frozen=True)
@@ -267,7 +277,7 @@ class Runner:
         """Kill the cells at once; their earlier checkpoints remain."""
         for job in self.jobs:
             if job.process is not None:
-                _kill_process(job.process)
+                kill_process(job.process)
 
 
 def start_process(
@@ -288,8 +298,8 @@ def start_process(
     )
 
 
-def _kill_process(process: subprocess.Popen[bytes]) -> None:
-    """Kill a process and its children at once."""
+def kill_process(process: Process) -> None:
+    """Kills a process at once, with all that it started."""
     if process.poll() is None:
         os.killpg(process.pid, signal.SIGKILL)
         process.wait()

@@ -1,11 +1,15 @@
 """Searches that run: killed and finished, shared by two processes, pruned and resumed, without a result."""
 
 import json
+import math
+import os
 import signal
+import sys
+from pathlib import Path
 
 import pytest
 from search_support import infos, quick_recipe, spec_of, start_search, trained_steps, trials_of
-from support import lap, train_here
+from support import lap, start_lap, train_here
 
 from lapcli.recipe import load_recipe
 from lapcli.runs.opening import mark
@@ -14,9 +18,12 @@ from lapcli.search.confirming import confirmation_cells
 from lapcli.search.proposals import propose, proposed_again
 from lapcli.search.runner import SearchRunner, refuse_without_result
 from lapcli.search.trials import CONTROL, SEARCH, create, told_of
+from lapcli.sweep.grid import Cell
+from lapcli.sweep.state import take
 
 #: Long enough to be stopped: a trial that ends before the search has looked at it is finished.
 LONG = {"train": {"steps": 300}, "validation": {"every": 20, "prompts": []}, "checkpoint": {"every": 20}}
+LESS = {"train": {"steps": 200}, "validation": {"every": 100, "prompts": []}, "checkpoint": {"every": 100}}
 
 
 class _Refused:
@@ -61,6 +68,62 @@ def test_killed_twice_and_finished_it_is_the_search_that_nobody_disturbed(tmp_pa
     end = start_search(recipe, runs, shared_cache, **settings)
     assert end.code() == 0
     assert end.told == "", "all of it is finished"
+
+
+def is_free(spec, runs, name):
+    """Whether nobody trains that run: its process holds the lock of the trial for as long as it lives."""
+    lock = take(Cell(name, spec.space.recipe, (), {}, spec.space.base), runs)
+    if lock is not None:
+        lock.close()
+    return lock is not None
+
+
+def test_a_signal_in_the_middle_of_a_trial_saves_it_and_the_same_command_resumes_it(tmp_path, shared_cache):
+    recipe = quick_recipe(tmp_path, **LESS)
+    settings = {"trials": 1, "confirmations": 1, "pruner": "none"}
+    spec = spec_of(recipe, **settings)
+    calm, runs = tmp_path / "calm", tmp_path / "runs"
+    assert start_search(recipe, calm, shared_cache, **settings).code() == 0
+    confirmation = next(name for name in infos(calm) if name.endswith("-seed1"))
+    for name, kind in (("s-c000", signal.SIGTERM), ("s-t000", signal.SIGINT), (confirmation, signal.SIGTERM)):
+        search = start_search(recipe, runs, shared_cache, **settings)
+        search.wait_for(lambda name=name: any(step >= 5 for step in trained_steps(runs / name)))
+        search.send(kind)
+        assert search.code() == 75, search.told
+        assert f"{kind.name}: the running trial finishes its step and saves" in search.told
+        assert "Run the same command to resume" in search.told
+        info = infos(runs)[name]
+        assert (info["status"], info.get("pruned")) == ("interrupted", None)
+        assert 5 <= info["step"] < 200
+        assert info["step"] == trained_steps(runs / name)[-1], "saved where it was stopped"
+        assert all(is_free(spec, runs, run) for run in infos(runs)), "nothing trains on"
+    again = start_search(recipe, runs, shared_cache, **settings)
+    assert again.code() == 0, again.told
+    assert results(spec, runs) == results(spec, calm)
+    for name, info in infos(runs).items():
+        assert info["weights_sha256"] == infos(calm)[name]["weights_sha256"]
+        assert trained_steps(runs / name) == list(range(1, 201)), "each step once"
+    assert set(infos(runs)) == set(infos(calm))
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="finds the trial's process in /proc")
+def test_a_second_signal_ends_the_trial_at_once(tmp_path, shared_cache):
+    """The command itself, with a trial that does not answer: it is ended all the same, and keeps what it had saved."""
+    recipe = quick_recipe(tmp_path, train={"steps": 3000}, checkpoint={"every": 20})
+    runs = tmp_path / "runs"
+    arguments = ["search", str(recipe), "--over", "model.laplacian_heads={linear: [0, 4]}", "--trials", "1"]
+    command = start_lap(*arguments, "--confirm", "0", "--name", "s", "--runs-dir", str(runs), cache=shared_cache)
+    command.wait_for(lambda: any(step >= 25 for step in trained_steps(runs / "s-c000")))
+    searching = command.child.pid
+    (trial,) = map(int, Path(f"/proc/{searching}/task/{searching}/children").read_text().split())
+    os.kill(trial, signal.SIGSTOP)
+    command.send(signal.SIGINT)
+    command.wait_for(lambda: "the running trial finishes its step and saves" in command.files[2].read_text())
+    command.send(signal.SIGINT)
+    assert command.result().returncode == 130
+    assert is_free(spec_of(recipe), runs, "s-c000"), "nothing trains on"
+    assert not Path(f"/proc/{trial}").exists()
+    assert trials_of(spec_of(recipe, over={"model.laplacian_heads": [{"linear": [0, 4]}]}), runs)[CONTROL][0].step >= 20
 
 
 def test_every_proposal_can_be_computed_again_from_the_run_directories(tmp_path, shared_cache):
@@ -144,6 +207,44 @@ def test_the_budget_in_steps_is_the_same_for_both_arms(tmp_path, shared_cache):
         SEARCH: [12, 12],
         CONTROL: [12, 12],
     }
+
+
+def test_a_budget_in_hours_is_measured_for_each_arm_and_a_larger_one_resumes_the_search(tmp_path, shared_cache):
+    """No trial begins after the budget is used, one that has begun is finished, and none is trained twice."""
+    recipe = quick_recipe(tmp_path)
+    runs, calm = tmp_path / "runs", tmp_path / "calm"
+    given = {"trials": 3, "pruner": "none"}
+    spec = spec_of(recipe, **given)
+
+    def search(hours):
+        began = start_search(recipe, runs, shared_cache, max_hours=hours, **given)
+        assert began.code() == 0, began.told
+        return {arm: [trial.number for trial in own] for arm, own in trials_of(spec, runs).items()}, began.told
+
+    found, told = search(1e-9)
+    assert found == {SEARCH: [0], CONTROL: [0]}
+    assert told.count(": training") == 2
+    spent = {arm: own[0].seconds / 3600 for arm, own in trials_of(spec, runs).items()}
+    assert all(hours > 0 for hours in spent.values())
+    found, told = search(min(spent.values()))
+    assert found == {SEARCH: [0], CONTROL: [0]}, "the budget is used to its end by either"
+    assert told == ""
+    more = math.nextafter(min(spent.values()), math.inf)
+    arm = min(spent, key=spent.__getitem__)
+    found, _ = search(more)
+    assert found == {SEARCH: [0], CONTROL: [0], arm: [0, 1]}, "that arm had a moment left"
+    outcome = SearchRunner(spec_of(recipe, **given, max_hours=more), runs, tell=print, start=_Refused).run()
+    assert outcome.notes == [
+        f"the {own} arm has used --max-hours {more:g} with {len(found[own])} of 3 trials; a larger budget resumes it"
+        for own in (SEARCH, CONTROL)
+    ]
+    found, told = search(1000.0)
+    assert found == {SEARCH: [0, 1, 2], CONTROL: [0, 1, 2]}
+    assert "000:" not in told, "finished trials stay as they are"
+    assert start_search(recipe, calm, shared_cache, **given).code() == 0
+    assert results(spec, runs) == results(spec, calm)
+    for name, info in infos(runs).items():
+        assert info["weights_sha256"] == infos(calm)[name]["weights_sha256"]
 
 
 def test_all_trials_that_diverge_are_no_result(tmp_path):
