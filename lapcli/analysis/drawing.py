@@ -210,10 +210,11 @@ def figure_by_layer(runs: Sequence[ModelResult], name: str, label: str) -> Figur
     return figure
 
 
-def figure_by_head(runs: Sequence[ModelResult], quantities: Mapping[str, str]) -> Figure:
-    """Draw one point for each head against the layer, coloured by its operator: a row for each run, a column for each
-    quantity."""
-    figure, axes_RC = panels(len(quantities), len(runs), width=3.1, height=2.3)
+def figure_by_head(runs: Sequence[ModelResult], quantities: Mapping[str, str], more: int = 0) -> Figure:
+    """One point for each head against the layer, coloured by its operator: a row a run, a column a quantity, and `more`
+    columns that are left empty."""
+    figure, axes_RC = panels(len(quantities) + more, len(runs), width=3.1, height=2.3)
+    axes_RC = axes_RC[:, : len(quantities)]
     present = dict.fromkeys(
         name for run in runs for each in run.layers.values() for name in each.words.get("operators", [])
     )

@@ -3,6 +3,7 @@
     smoothing_within_sequence_share   ave |x - mean of its sequence|^2 / ave |x - mean of all|^2, after the last block
     smoothing_k_0.99                  components for 99% of the variance within a sequence, after the last block
     smoothing_cosine_layer_N          mean pairwise cosine similarity of a sequence's tokens, after each block
+    smoothing_mix_alpha_layer_N_head_M   what an operator has learnt for a head, here alpha of mix; gates as their tanh
 
 It costs one forward and one small eigenvalue problem for each sequence. It draws no random numbers, so training
 continues as if it had not run.
@@ -11,10 +12,11 @@ continues as if it had not run.
 import torch
 from torch import Tensor, nn
 
+from lapcli.heads.operator_attention import HeadOperators
 from lapcli.measures.capture import Batch, Capture, Site
 from lapcli.measures.streaming import StreamingMoments
 from lapcli.measures.tokens import cosine_similarity, eigenvalues, k_alpha, within_sequence_share
-from lapcli.models.anatomy import anatomy_of
+from lapcli.models.anatomy import Anatomy, anatomy_of
 
 PROBE_SEQUENCES, PROBE_IMAGES = 4, 16
 
@@ -33,7 +35,19 @@ def smoothing(model: nn.Module, inputs: Tensor) -> dict[str, float]:
     capture.run([Batch(inputs, None, 0)])
     values = {"smoothing_within_sequence_share": shares[0], "smoothing_k_0.99": components.mean()}
     values |= {f"smoothing_cosine_layer_{layer}": cosine.mean() for layer, cosine in enumerate(cosines)}
+    values |= _learnt(anatomy)
     return {name: value for name, value in values.items() if value is not None}
+
+
+def _learnt(anatomy: Anatomy) -> dict[str, float]:
+    """The numbers that operators learn for each head; gates that depend on the input are no numbers."""
+    values = {}
+    for layer, block in enumerate(anatomy.blocks):
+        for operators in (module for module in block.modules() if isinstance(module, HeadOperators)):
+            for name, (first, numbers) in operators.learnt_numbers().items():
+                for head, number in enumerate(numbers.tolist(), first):
+                    values[f"smoothing_{name}_layer_{layer}_head_{head}"] = number
+    return values
 
 
 def without_padding(tokens_BT: Tensor, targets_BT: Tensor) -> Tensor:

@@ -153,8 +153,8 @@ class Loop:
         if self.world.is_main:
             self.metrics.append({"step": self.step, **values, **times})
             self.run.update(metrics=self.metrics.record())
-            short = {
-                k.removeprefix("validation_"): v for k, v in values.items() if not k.startswith("smoothing_cosine")
+            short = {  # without what is a number for each layer or head
+                k.removeprefix("validation_"): v for k, v in values.items() if "_layer_" not in k
             }
             shown = "  ".join(f"{name} {value:.4f}" for name, value in short.items())
             progress.note(f"step {self.step}/{self.objective.steps}  validation: {shown}")

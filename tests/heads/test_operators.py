@@ -209,6 +209,15 @@ def test_learnt_numbers_start_at_plain_attention(case: str) -> None:
     torch.testing.assert_close(model.loss(tokens, tokens), plain.loss(tokens, tokens), atol=1e-12, rtol=1e-12)
 
 
+def test_learnt_numbers_that_start_elsewhere_have_a_value_that_is_plain_attention() -> None:
+    tokens = torch.randint(17, (2, 12), generator=torch.Generator().manual_seed(0))
+    plain, model = gpt(None), gpt({"shaped": {"heads": "all", "alpha": 0.0, "beta": 1.0, "gamma": 0.0}})
+    for module in model.modules():
+        if isinstance(module, HeadOperators):
+            module.initialise()
+    torch.testing.assert_close(model.loss(tokens, tokens), plain.loss(tokens, tokens), atol=1e-12, rtol=1e-12)
+
+
 @pytest.mark.parametrize("operators", [spec_of(case) for case in CASES] + [EVERY_LAYER], ids=[*CASES, "every"])
 def test_other_weights_start_the_same(operators: Any) -> None:
     def same(plain: torch.nn.Module, model: torch.nn.Module) -> None:

@@ -11,6 +11,11 @@ from safetensors.torch import load_file
 from sklearn.metrics.pairwise import cosine_similarity as pairwise
 from support import tiny_recipe, train_here, write_text
 
+from lapcli.analysis.analyze import analyze
+from lapcli.analysis.analyzed_models import find_models
+from lapcli.analysis.measurement import Settings
+from lapcli.analysis.measurements.mixing import OperatorMixing
+from lapcli.analysis.selection import Selection
 from lapcli.kinds.opening import find_checkpoint, open_run
 from lapcli.measures.smoothing import smoothing, without_padding
 
@@ -73,6 +78,32 @@ def test_the_numbers_are_of_the_first_held_out_sequences(tmp_path):
     within = np.mean([((s - s.mean(axis=0)) ** 2).sum(axis=1).mean() for s in x])
     total = ((x - x.mean(axis=(0, 1))) ** 2).sum(axis=2).mean()
     assert logged["smoothing_within_sequence_share"] == pytest.approx(within / total, rel=1e-5)
+
+
+def test_what_operators_learn_is_logged_by_layer_and_head_and_drawn_over_training(tmp_path):
+    operators = {"mix": {"heads": 2, "learn": ["alpha"]}, "exclusive": {"heads": 1, "gate": "tanh"}, "gate": 1}
+    logging = recipe("language", tmp_path / "text.txt", True)
+    logging = logging.model_copy(
+        update={"model": logging.model.model_copy(update={"laplacian_heads": 0, "operators": operators})}
+    )
+    run = train_here(logging, tmp_path)
+    logged = [{name: of(line)[name] for name in of(line) if "_head_" in name} for line in lines(run)]
+    names = {f"smoothing_mix_alpha_layer_{layer}_head_{head}": (layer, head) for layer in (0, 1) for head in (2, 3)}
+    assert set(logged[-1]) == {*names, *(f"smoothing_exclusive_gate_layer_{layer}_head_1" for layer in (0, 1))}
+    assert set(logged[0].values()) == {0.0}
+    weights = load_file(run.checkpoints / "step-000004" / "model.safetensors")
+    for name, (layer, head) in names.items():
+        assert logged[-1][name] == float(weights[f"blocks.{layer}.attn.operators.mix_alpha"][head - 2])
+        gate = weights[f"blocks.{layer}.attn.operators.exclusive_gate"].tanh()
+        assert logged[-1][f"smoothing_exclusive_gate_layer_{layer}_head_1"] == float(gate)
+    assert any(logged[-1].values()), "it has learnt something"
+    selection = Selection(tmp_path, limit=4)
+    (analysis,) = analyze(["mixing"], find_models(selection, [run]), Settings())
+    panels = OperatorMixing.draw(analysis).axes
+    over = {panel.get_ylabel(): panel for panel in panels if panel.get_title() == "over training"}
+    assert set(over) == {"mix alpha", "exclusive gate"}  # a gate of the input is no number that could be logged
+    drawn = [line.get_xydata().tolist() for line in over["mix alpha"].lines]
+    assert drawn == [[[step, each[name]] for step, each in zip((0, 2, 4), logged, strict=True)] for name in names]
 
 
 def test_off_does_not_run_it(tmp_path, monkeypatch):

@@ -1,7 +1,8 @@
 """The learnt numbers of head operators: alpha, beta, strengths and gates, by layer and head.
 
-A number that is learnt for each head is shown unchanged, the gate of an exclusive head as tanh(a), and a gate that
-depends on the input as its mean over tokens. A learnt mix `alpha v + beta o` shows what the network chooses:
+A number that is learnt for each head is shown as it is, the gate of an exclusive head as tanh(a), and a gate that
+depends on the input as its mean over tokens. The figure also shows the numbers over training, where the recipe logged
+them (`validation.smoothing: true`). A learnt mix `alpha v + beta o` says what the network chooses by itself:
 attention at alpha / beta = 0, the Laplacian at -1.
 
 Shapes: B sequences, T tokens, C width, H heads.
@@ -9,6 +10,7 @@ Shapes: B sequences, T tokens, C width, H heads.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -16,14 +18,19 @@ import numpy as np
 
 from lapcli.analysis.drawing import figure_by_head
 from lapcli.analysis.measurement import LAYER, DoesNotFit, LayerResult, Measurement, Settings, Value
+from lapcli.runs import METRICS
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
+    from torch import Tensor
 
-    from lapcli.analysis.analyze import Analysis
+    from lapcli.analysis.analyze import Analysis, ModelResult
     from lapcli.analysis.analyzed_models import OpenedModel
     from lapcli.measures.capture import Capture
     from lapcli.models.anatomy import HeadInputs
+
+_LOGGED = re.compile(r"smoothing_(?P<name>.+)_layer_(?P<layer>\d+)_head_(?P<head>\d+)")
+_MOST_NAMED = 8  # layers in a legend
 
 
 class OperatorMixing(Measurement):
@@ -55,7 +62,56 @@ class OperatorMixing(Measurement):
     @classmethod
     def draw(cls, analysis: Analysis) -> Figure | None:
         names = dict.fromkeys(name for run in analysis.runs for each in run.layers.values() for name in each.series)
-        return figure_by_head(analysis.runs, {name: name.replace("_", " ") for name in names}) if names else None
+        if not names:
+            return None
+        logged = [_logged(run) for run in analysis.runs]
+        over_training = [name for name in names if any(name in each for each in logged)]
+        titles = {name: name.replace("_", " ") for name in names}
+        figure = figure_by_head(analysis.runs, titles, more=len(over_training))
+        columns = len(titles) + len(over_training)
+        for number, each in enumerate(logged):
+            for place, name in enumerate(over_training):
+                panel = figure.axes[number * columns + len(titles) + place]
+                _draw_over_training(panel, each.get(name, {}), titles[name])
+        return figure
+
+
+Lines = dict[tuple[int, int], list[tuple[int, float]]]  # of each (layer, head): its value at steps
+
+
+def _logged(run: ModelResult) -> dict[str, Lines]:
+    """What the run's validations logged of each learnt number; empty for a model that was not trained here."""
+    from lapcli.training.metrics import read_metrics
+
+    found: dict[str, Lines] = {}
+    if run.model.path is None or run.model.weights != "trained":
+        return found
+    for line in read_metrics(run.model.path / METRICS):
+        for key, value in line.items():
+            if match := _LOGGED.fullmatch(key):
+                lines = found.setdefault(match["name"], {})
+                lines.setdefault((int(match["layer"]), int(match["head"])), []).append((line["step"], value))
+    return found
+
+
+def _draw_over_training(panel: Any, lines: Lines, title: str) -> None:
+    """A line for each head, coloured by its layer."""
+    from matplotlib import colormaps
+
+    layers = sorted({layer for layer, _ in lines})
+    named: set[int] = set()
+    for (layer, _), points in sorted(lines.items()):
+        steps, values = zip(*points, strict=True)
+        colour = colormaps["viridis"](0.9 * layers.index(layer) / max(1, len(layers) - 1))
+        panel.plot(
+            steps, values, color=colour, linewidth=1, alpha=0.8, label=None if layer in named else f"layer {layer}"
+        )
+        named.add(layer)
+    panel.set_xlabel("step")
+    panel.set_ylabel(title)
+    panel.set_title("over training")
+    if 0 < len(layers) <= _MOST_NAMED:
+        panel.legend(fontsize=7, ncols=2)
 
 
 class MixingAccumulator:
@@ -67,28 +123,28 @@ class MixingAccumulator:
         self._tokens = 0
 
     def update(self, inputs: HeadInputs) -> None:
-        import torch
-
-        heads, end = len(self._operators), len(self._operators)  # operators claim heads from the last one on
+        end = len(self._operators)
         tokens = inputs.normed_BTC.shape[0] * inputs.normed_BTC.shape[1]
         self._tokens += tokens
         for operator, count in inputs.operators.claims:
-            for name, parameter in inputs.operators.learnt(operator).items():
+            for parameter in inputs.operators.learnt(operator).values():
                 if parameter.ndim == 2:
                     gates_NI = (inputs.normed_BTC.flatten(0, 1) @ parameter.mT.to(inputs.normed_BTC.dtype)).sigmoid()
-                    values_H, shown = gates_NI.double().mean(0).view(count, -1).mean(1), "gate"
-                else:
-                    values_H = (parameter.tanh() if name == "gate" else parameter).double()
-                    shown = f"{operator.name}_{name}"
-                series = torch.full((heads,), torch.nan, dtype=torch.float64)
-                series[end - count : end] = values_H.cpu()
-                self._sums[shown] = self._sums.get(shown, 0.0) + series * tokens
+                    self._add("gate", end - count, gates_NI.double().mean(0).view(count, -1).mean(1), tokens)
             end -= count
+        for name, (first, numbers_H) in inputs.operators.learnt_numbers().items():
+            self._add(name, first, numbers_H.double(), tokens)
+
+    def _add(self, name: str, first: int, values_H: Tensor, tokens: int) -> None:
+        """The values of heads from `first` on; the other heads have none."""
+        series = np.full(len(self._operators), np.nan)
+        series[first : first + len(values_H)] = values_H.cpu().numpy()
+        self._sums[name] = self._sums.get(name, 0.0) + series * tokens
 
     def result(self) -> LayerResult:
         result = LayerResult(words={"operators": self._operators})
         for name, sums in self._sums.items():
-            series = (sums / self._tokens).numpy()
+            series = sums / self._tokens
             result.series[name] = series
             result.values[name] = float(np.nanmean(series))
         return result
