@@ -72,7 +72,7 @@ class OperatorMixing(Measurement):
         for number, each in enumerate(logged):
             for place, name in enumerate(over_training):
                 panel = figure.axes[number * columns + len(titles) + place]
-                _draw_over_training(panel, each.get(name, {}), titles[name])
+                _draw_over_training(panel, each.get(name, {}), titles[name], name == over_training[-1])
         return figure
 
 
@@ -94,8 +94,8 @@ def _logged(run: ModelResult) -> dict[str, Lines]:
     return found
 
 
-def _draw_over_training(panel: Any, lines: Lines, title: str) -> None:
-    """A line for each head, coloured by its layer."""
+def _draw_over_training(panel: Any, lines: Lines, title: str, is_last: bool) -> None:
+    """A line for each head, coloured by its layer; the last panel of a row names them beside it."""
     from matplotlib import colormaps
 
     layers = sorted({layer for layer, _ in lines})
@@ -110,8 +110,8 @@ def _draw_over_training(panel: Any, lines: Lines, title: str) -> None:
     panel.set_xlabel("step")
     panel.set_ylabel(title)
     panel.set_title("over training")
-    if 0 < len(layers) <= _MOST_NAMED:
-        panel.legend(fontsize=7, ncols=2)
+    if is_last and 0 < len(layers) <= _MOST_NAMED:
+        panel.legend(fontsize=7, loc="center left", bbox_to_anchor=(1.02, 0.5))
 
 
 class MixingAccumulator:
