@@ -211,8 +211,8 @@ def figure_by_layer(runs: Sequence[ModelResult], name: str, label: str) -> Figur
 
 
 def figure_by_head(runs: Sequence[ModelResult], quantities: Mapping[str, str], more: int = 0) -> Figure:
-    """One point for each head against the layer, coloured by its operator: a row a run, a column a quantity, and `more`
-    columns that are left empty."""
+    """Draw one point for each head against the layer, coloured by its operator: a row for each run, a column for each
+    quantity, and `more` empty columns."""
     figure, axes_RC = panels(len(quantities) + more, len(runs), width=3.1, height=2.3)
     axes_RC = axes_RC[:, : len(quantities)]
     present = dict.fromkeys(

@@ -299,7 +299,7 @@ def start_process(
 
 
 def kill_process(process: Process) -> None:
-    """Kills a process at once, with all that it started."""
+    """Kill a process and its children at once."""
     if process.poll() is None:
         os.killpg(process.pid, signal.SIGKILL)
         process.wait()

@@ -1,8 +1,8 @@
 """The learnt numbers of head operators: alpha, beta, strengths and gates, by layer and head.
 
-A number that is learnt for each head is shown as it is, the gate of an exclusive head as tanh(a), and a gate that
+A number that is learnt for each head is shown unchanged, the gate of an exclusive head as tanh(a), and a gate that
 depends on the input as its mean over tokens. The figure also shows the numbers over training, where the recipe logged
-them (`validation.smoothing: true`). A learnt mix `alpha v + beta o` says what the network chooses by itself:
+them (`validation.smoothing: true`). A learnt mix `alpha v + beta o` shows what the network chooses:
 attention at alpha / beta = 0, the Laplacian at -1.
 
 Shapes: B sequences, T tokens, C width, H heads.
@@ -123,7 +123,7 @@ class MixingAccumulator:
         self._tokens = 0
 
     def update(self, inputs: HeadInputs) -> None:
-        end = len(self._operators)
+        end = len(self._operators)  # operators claim heads from the last one on
         tokens = inputs.normed_BTC.shape[0] * inputs.normed_BTC.shape[1]
         self._tokens += tokens
         for operator, count in inputs.operators.claims:
