@@ -324,7 +324,11 @@ def test_overrides_follow_the_rules_of_the_file(folder: Path, valid: str) -> Non
             '--set  train..steps: expected key.path=value, such as train.steps=100, got "train..steps=3"',
         ),
         ("train.steps=", "--set  train.steps: has no value after `=`; write null to mean none"),
-        ("train.steps=[", "--set  train.steps: is not YAML: expected the node content, but found '<stream end>'"),
+        (
+            "train.steps=[",
+            "--set  train.steps: is not YAML: expected the node content, but found '<stream end>'; "
+            "it ends before a bracket or a quote is closed",
+        ),
         ("train.steps=!!int 3", "--set  train.steps: tags (`!name`) are not used in recipes; remove it"),
         ("train.steps=ten", '--set  train.steps: expected a whole number, got "ten"'),
         ("train.stpes=3", "--set  train.stpes: unknown key; did you mean `steps`?"),

@@ -21,8 +21,12 @@ from lapcli.recipe.reading import read_plain
         ("a: 1\n---\nb: 2\n", "x.yaml:2  a second document starts here; a recipe is one"),
         (b"a: 1\nb: \xff\n", "x.yaml:2  is not UTF-8 text; save the recipe as UTF-8"),
         ("a: 1\nb: \x07\n", "x.yaml:2  is not YAML: there is a control character; remove it"),
-        ("a: [1,\nb: 2\n", "x.yaml:3  is not YAML: expected ',' or ']', but got '<stream end>'"),
-        ("a:\n\tb: 1\n", "x.yaml:2  is not YAML: found character tab that cannot start any token"),
+        (
+            "a: [1,\nb: 2\n",
+            "x.yaml:3  is not YAML: expected ',' or ']', but got '<stream end>'; "
+            "it ends before a bracket or a quote is closed",
+        ),
+        ("a:\n\tb: 1\n", "x.yaml:2  is not YAML: found character tab that cannot start any token; indent with spaces"),
         ('a: "\\UFFFFFFFF"\n', "x.yaml:1  is not YAML: an escape or a directive is wrong"),
         ('a: "\\ud800"\n', "x.yaml:1  holds half a character (a surrogate escape, or a name that is not UTF-8)"),
         ("%YAML " + "9" * 5000 + ".1\n---\na: 1\n", "x.yaml:1  is not YAML: an escape or a directive is wrong"),
