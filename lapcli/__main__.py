@@ -4,7 +4,7 @@ import signal
 
 
 def main() -> None:
-    """Until the commands are imported, Ctrl-C ends the process as any other program: there is nothing to tell yet."""
+    """Run `lap`. Until the commands are imported, Ctrl-C ends the process at once: there is nothing to report yet."""
     is_usual = signal.getsignal(signal.SIGINT) is signal.default_int_handler  # not ignored, as under nohup
     if is_usual:
         signal.signal(signal.SIGINT, signal.SIG_DFL)

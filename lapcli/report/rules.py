@@ -4,8 +4,7 @@ Rules compare means over seeds. "Rises with k" is Spearman's rank correlation of
 heads: at least 0.8 is yes, above 0 partly. A gain of x points is reproduced by at least three quarters of x, partly by
 any gain. Without a baseline or a model to compare with it a rule is "not run", never a failure. Heads, drop paths,
 measures or layers of the paper's set that the runs lack are listed as missing, and then a claim that holds on the rest
-is "partly". A measure over the layers requires all layers of the model; if some were not measured in some model, the
-others are judged.
+is "partly". A measure over the layers requires all layers; if some were not measured, the others are judged.
 """
 
 import math
@@ -31,10 +30,8 @@ class Judgement:
 
 @dataclass(frozen=True)
 class Case:
-    """Grids that a claim is judged on: one, or several drop paths of one recipe.
-
-    `heads` and `drop_paths` are those that the claim requires and is judged on; empty for runs that are not of the
-    paper's recipe, which are judged on all that they have.
+    """Grids that a claim is judged on: one, or several drop paths of one recipe. `heads` and `drop_paths` are those that
+    the claim requires; empty for runs that are not of the paper's recipe, which are judged on all that they have.
     """
 
     scope: str  # CIFAR10 ..., language, self-supervised

@@ -89,10 +89,11 @@ _AGAIN = 1.0  # seconds
 
 @contextmanager
 def interruptible_imports() -> Iterator[None]:
-    """Inside, Ctrl-C in the middle of an import ends the block with KeyboardInterrupt, as it does elsewhere.
+    """Context in which Ctrl-C in the middle of an import raises KeyboardInterrupt, as it does elsewhere.
 
-    Libraries may swallow it there, and go on for half a minute: then it is raised again. Or they take the module for
-    one that is missing, and fail in their own words.
+    Libraries may swallow it while they are imported and continue for half a minute, so it is raised again after a
+    second. Or they treat the interrupted module as missing and fail with an error of their own; that error becomes the
+    KeyboardInterrupt.
     """
     is_asked = False
 
@@ -108,7 +109,7 @@ def interruptible_imports() -> Iterator[None]:
     if signal.getsignal(signal.SIGINT) is not signal.default_int_handler:  # ignored, as under nohup
         yield
         return
-    # Workers end by themselves: they need not be waited for.
+    # Data workers end at once: nothing has to wait for them.
     with handled((signal.SIGINT, signal.SIGALRM), interrupt, in_children=signal.default_int_handler):
         try:
             yield
@@ -121,7 +122,7 @@ def interruptible_imports() -> Iterator[None]:
 
 
 def _is_being_handled() -> bool:
-    """Whether a KeyboardInterrupt is on its way out, with what has to be done before the end."""
+    """Whether a KeyboardInterrupt is being handled already, such as by a `finally` block."""
     error = sys.exc_info()[1]
     while error is not None and not isinstance(error, KeyboardInterrupt):
         error = error.__context__
