@@ -30,8 +30,8 @@ class Judgement:
 
 @dataclass(frozen=True)
 class Case:
-    """Grids that a claim is judged on: one, or several drop paths of one recipe. `heads` and `drop_paths` are those that
-    the claim requires; empty for runs that are not of the paper's recipe, which are judged on all that they have.
+    """Grids that a claim is judged on: one, or several drop paths of one recipe. `heads` and `drop_paths` are those
+    that the claim requires; empty for runs that are not of the paper's recipe, which are judged on all that they have.
     """
 
     scope: str  # CIFAR10 ..., language, self-supervised
