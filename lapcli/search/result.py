@@ -145,7 +145,9 @@ def draw(spec: SearchSpec, trials: Sequence[Trial]) -> bytes:
                 left.scatter(x, y, s=sizes, c=colour, marker=marker, alpha=0.75, label=f"{arm}", linewidths=0)
         left.set_xlabel("heads that are not plain attention, all layers\n(larger marks: nearer to the last layer)")
         left.set_ylabel(spec.metric.replace("_", " "))
-        left.legend()
+        left.xaxis.set_major_locator(MaxNLocator(8, integer=True))
+        # Above the axes: among the points its marks would look like trials.
+        left.legend(loc="lower left", bbox_to_anchor=(0, 1), ncols=2)
         shown = list(zip(scored, plans, strict=True))[:_MOST_SHOWN]
         grid = np.array([counts for _, counts in shown])
         picture = right.imshow(grid, aspect="auto", cmap="viridis", vmin=0, vmax=max(1, int(grid.max())))
