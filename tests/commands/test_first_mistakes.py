@@ -100,7 +100,7 @@ MISTAKES = {
     "analyze cossim --run tiny --format gif": "there are png, svg, pdf",
     "analyze cossim --run tiny --size 0x0": "'0x0': expected width x height in inches, each from 1 to 50, as in 6x4",
     "analyze cossim --run tiny --data nowhere.txt": "data.train is `builtin`, `hub:OWNER/NAME`, or a file or folder",
-    "analyze features --run tiny --image pic.jpg": "these do: spectrum, anova, cossim, snr, pca, updates, sinks, mixing",
+    "analyze features --run tiny --image pic.jpg": "these do: spectrum, anova, cossim, snr, pca, updates",
     "analyze cossim --run tiny --stage sft": "train it with `lap sft`, or name it: --run",
     "analyze cossim --runs 'zebra*'": "see --runs-dir",
     "plan": "Missing argument 'RECIPE'.",
