@@ -53,15 +53,15 @@ class HeadOperators(nn.Module):
         return {}
 
     def learnt_numbers(self) -> dict[str, tuple[int, Tensor]]:
-        """What is learnt for each head, as it is used: `mix_alpha` with its first head and a number for each."""
-        found, end = {}, self.heads
+        """Return the learnt number of each head as it is used, by name: the first head, and the numbers from it on."""
+        numbers, end = {}, self.heads
         for operator, count in self.claims:
             for name, parameter in self.learnt(operator).items():
                 if parameter.ndim == 1:
                     number_H = (parameter.tanh() if name == "gate" else parameter).detach()
-                    found[f"{operator.name}_{name}"] = (end - count, number_H)
+                    numbers[f"{operator.name}_{name}"] = (end - count, number_H)
             end -= count
-        return found
+        return numbers
 
     @torch.no_grad()
     def initialise(self, generator: torch.Generator | None = None) -> None:

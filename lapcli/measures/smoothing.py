@@ -40,7 +40,7 @@ def smoothing(model: nn.Module, inputs: Tensor) -> dict[str, float]:
 
 
 def _learnt(anatomy: Anatomy) -> dict[str, float]:
-    """The numbers that operators learn for each head; gates that depend on the input are no numbers."""
+    """Return the numbers that operators learn for each head; gates that depend on the input are left out."""
     values = {}
     for layer, block in enumerate(anatomy.blocks):
         for operators in (module for module in block.modules() if isinstance(module, HeadOperators)):

@@ -80,18 +80,18 @@ Lines = dict[tuple[int, int], list[tuple[int, float]]]  # of each (layer, head):
 
 
 def _logged(run: ModelResult) -> dict[str, Lines]:
-    """What the run's validations logged of each learnt number; empty for a model that was not trained here."""
+    """Return what validations logged of each learnt number; empty for a model that was not trained here."""
     from lapcli.training.metrics import read_metrics
 
-    found: dict[str, Lines] = {}
+    logged: dict[str, Lines] = {}
     if run.model.path is None or run.model.weights != "trained":
-        return found
+        return logged
     for line in read_metrics(run.model.path / METRICS):
         for key, value in line.items():
             if match := _LOGGED.fullmatch(key):
-                lines = found.setdefault(match["name"], {})
+                lines = logged.setdefault(match["name"], {})
                 lines.setdefault((int(match["layer"]), int(match["head"])), []).append((line["step"], value))
-    return found
+    return logged
 
 
 def _draw_over_training(panel: Any, lines: Lines, title: str, is_last: bool) -> None:
@@ -136,7 +136,7 @@ class MixingAccumulator:
             self._add(name, first, numbers_H.double(), tokens)
 
     def _add(self, name: str, first: int, values_H: Tensor, tokens: int) -> None:
-        """The values of heads from `first` on; the other heads have none."""
+        """Add the values of heads from `first` on; the other heads have none."""
         series = np.full(len(self._operators), np.nan)
         series[first : first + len(values_H)] = values_H.cpu().numpy()
         self._sums[name] = self._sums.get(name, 0.0) + series * tokens
