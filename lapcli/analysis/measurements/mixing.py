@@ -19,6 +19,7 @@ import numpy as np
 from lapcli.analysis.drawing import figure_by_head
 from lapcli.analysis.measurement import LAYER, DoesNotFit, LayerResult, Measurement, Settings, Value
 from lapcli.runs import METRICS
+from lapcli.training.metrics import read_metrics
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -81,8 +82,6 @@ Lines = dict[tuple[int, int], list[tuple[int, float]]]  # of each (layer, head):
 
 def _logged(run: ModelResult) -> dict[str, Lines]:
     """Return what validations logged of each learnt number; empty for a model that was not trained here."""
-    from lapcli.training.metrics import read_metrics
-
     logged: dict[str, Lines] = {}
     if run.model.path is None or run.model.weights != "trained":
         return logged
