@@ -1,4 +1,4 @@
-"""`lap search RECIPE --over KEY=DOMAIN`: look for better head plans, or other values, with a control beside it."""
+"""`lap search RECIPE --over KEY=DOMAIN`: search head plans and other recipe values, and compare with a control."""
 
 import json
 import sys
@@ -36,13 +36,11 @@ def search(
     trials: Annotated[int, typer.Option("--trials", min=1, max=100_000, help="Trials of each arm, at most.")] = 20,
     metric: Annotated[str, typer.Option("--metric", help="Validation metric to optimise.")] = "validation_loss",
     max_steps: Annotated[
-        int | None, typer.Option("--max-steps", min=1, help="Start no trial of an arm after so many training steps.")
+        int | None, typer.Option("--max-steps", min=1, help="Training steps per arm after which no trial is started.")
     ] = None,
     max_hours: Annotated[
         float | None,
-        typer.Option(
-            "--max-hours", min=1e-6, help="Start no trial of an arm after so many measured hours of training."
-        ),
+        typer.Option("--max-hours", min=1e-6, help="Measured training hours per arm after which no trial is started."),
     ] = None,
     sampler: Annotated[Literal["tpe", "random"], typer.Option("--sampler", help="How trials are proposed.")] = "tpe",
     pruner: Annotated[
@@ -67,11 +65,11 @@ def search(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the space and the first proposals.")] = False,
     as_json: options.Json = False,
 ) -> None:
-    """Search head plans and other values, with Optuna; `lap sweep` trains every cell of a grid instead.
+    """Search head plans and other recipe values with Optuna; `lap sweep` trains every cell of a grid instead.
 
-    Trials are ordinary runs. A control arm, the same number of Laplacian heads in every layer or none, has the same
-    budget, and the winner is called better only if it is on fresh seeds. The same command resumes a search, and several
-    of them share it.
+    Trials are ordinary runs. A control arm, with the same number of Laplacian heads in every layer or none, gets the
+    same budget. The winner counts as better only if it beats the control on fresh seeds. The same command resumes a
+    search, and several processes can share one.
     """
     from lapcli.runs import check_name
     from lapcli.runtime.progress import LogConsole
@@ -82,7 +80,7 @@ def search(
 
     check_installed()
     if (space is None) == (not over):
-        raise UsageError("give the space of the search, either by --space FILE or by --over KEY=DOMAIN")
+        raise UsageError("give the search space, either by --space FILE or by --over KEY=DOMAIN")
     own_name = name or f"{recipe.stem}-search"
     check_name(own_name)
     spec = spec_from(
@@ -111,7 +109,7 @@ def search(
         console.print(text, highlight=False, markup=False, soft_wrap=True)
 
     if pruner == "halving" and rung(spec) is None:
-        tell("validation.every leaves no validation between the ends of a trial: nothing is stopped early")
+        tell("validation.every allows no validation before a trial's last step, so no trial is stopped early")
     outcome = SearchRunner(spec, where, tell=tell, nproc=nproc).run()
 
     from lapcli.search.result import as_data, table, write_result
@@ -130,4 +128,4 @@ def search(
         print(f"\nwinner   {confirmation.winner.name}, {metric} {confirmation.winner.value:.4f}")
         print(f"control  {confirmation.control.name}, {metric} {confirmation.control.value:.4f}")
         print(confirmation.verdict(metric))
-        print("\n".join(["", "finished; written to", *(f"  {path}" for path in paths)]))
+        print("\n".join(["", "The result was written to", *(f"  {path}" for path in paths)]))

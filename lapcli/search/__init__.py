@@ -1,1 +1,1 @@
-"""Searches over head plans and any other key of a recipe: proposals by Optuna, trials as ordinary runs."""
+"""Search over head plans and other recipe keys: Optuna proposes parameters, and each trial is an ordinary run."""

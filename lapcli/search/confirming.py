@@ -1,7 +1,7 @@
-"""The best of each arm on fresh seeds: only an interval that leaves out zero calls the search's winner better.
+"""Confirm the winner on fresh seeds: it counts as better only if the interval of the difference excludes zero.
 
-The best of many trials at one seed is partly luck, more so the more trials there were. So the winner and the best
-control are trained again on seeds that the search has not seen, and compared seed by seed.
+The best of many trials at one seed is partly luck, and more so the more trials there are. Therefore the winner and the
+best control are trained again with seeds that the search has not used, and compared seed by seed.
 """
 
 from collections.abc import Mapping, Sequence
@@ -21,10 +21,10 @@ NAMES = {SEARCH: "winner", CONTROL: "control"}
 class Confirmation:
     winner: Trial
     control: Trial
-    values: Mapping[str, Mapping[str, float]]  # of each arm by seed
+    values: Mapping[str, Mapping[str, float]]  # arm to seed to metric
     paired: Paired | None
     higher_is_better: bool
-    is_same: bool = False  # the winner is the control
+    is_same: bool = False  # winner and control are the same recipe
 
     @property
     def is_better(self) -> bool:
@@ -35,12 +35,12 @@ class Confirmation:
 
     def verdict(self, metric: str) -> str:
         if self.is_same:
-            return "The winner is the control itself: no head plan of the space was better than a constant one."
+            return "The winner is the control itself: no head plan in the space was better than a constant one."
         if self.paired is None:
-            return "Not confirmed: no fresh seed is finished in both arms."
+            return "Not confirmed: no fresh seed has finished in both arms."
         difference = f"{metric} {self.paired.difference:+.4f} against the control over {self.paired.n} fresh seeds"
         if self.paired.interval is None:
-            return f"Not confirmed: {difference}, and there is no interval; give --confirm 3 or more."
+            return f"Not confirmed: {difference}, too few for an interval; give --confirm 3 or more."
         low, high = self.paired.interval
         text = f"{difference}, 95% interval [{low:+.4f}, {high:+.4f}]"
         if self.is_better:
@@ -52,7 +52,7 @@ class Confirmation:
 
 
 def best_of(spec: SearchSpec, trials: Sequence[Trial]) -> Trial | None:
-    """The finished trial with the best value, the first of equals."""
+    """Return the finished trial with the best value; ties go to the earliest."""
     best: Trial | None = None
     for trial in trials:
         if trial.value is not None and (best is None or best.value is None or spec.better(trial.value, best.value)):
@@ -61,13 +61,13 @@ def best_of(spec: SearchSpec, trials: Sequence[Trial]) -> Trial | None:
 
 
 def arms_to_confirm(spec: SearchSpec, trials: Mapping[str, Sequence[Trial]]) -> tuple[Trial, Trial] | None:
-    """The winner of the search and the best control; none if one of the arms has no finished trial."""
+    """Return the winner of the search and the best control, or None if an arm has no finished trial."""
     winner, control = best_of(spec, trials[SEARCH]), best_of(spec, trials[CONTROL])
     return None if winner is None or control is None else (winner, control)
 
 
 def is_same(spec: SearchSpec, pair: tuple[Trial, Trial]) -> bool:
-    """Whether both arms have come to the same model, trained in the same way."""
+    """Return whether both arms arrived at the same model, trained in the same way."""
     recipes = [spec.cell(trial.arm, trial.number, trial.params).loaded for trial in pair]
     values = [recipe_to_dict(recipe) for recipe in recipes]
     for recipe, own in zip(recipes, values, strict=True):
@@ -77,7 +77,7 @@ def is_same(spec: SearchSpec, pair: tuple[Trial, Trial]) -> bool:
 
 
 def confirmation_cells(spec: SearchSpec, pair: tuple[Trial, Trial]) -> list[list[Cell]]:
-    """For each fresh seed the winner's run and the control's; none if they are the same."""
+    """Return the winner's run and the control's for each fresh seed, or nothing if the two are the same."""
     if is_same(spec, pair):
         return []
     return [
@@ -94,6 +94,7 @@ def _cell(spec: SearchSpec, trial: Trial, seed: int) -> Cell:
 
 
 def confirmed(spec: SearchSpec, pair: tuple[Trial, Trial], runs_dir: Path) -> Confirmation:
+    """Return the comparison of the two arms over the fresh seeds that have finished."""
     values: dict[str, dict[str, float]] = {SEARCH: {}, CONTROL: {}}
     for cells in confirmation_cells(spec, pair):
         for trial, cell in zip(pair, cells, strict=True):

@@ -1,8 +1,8 @@
-"""What is tried next and what is stopped early: an Optuna study that is made anew, in memory, from the trials.
+"""Propose trials and prune them, with an in-memory Optuna study that is rebuilt from the run directories each time.
 
-The study is told every trial in the order of the numbers: its parameters, its validations one by one, and how it ended.
-Then a sampler with a seed of (search, arm, number) proposes. So a proposal is a function of the search's seed and of
-what the trial's record says was known, and can be computed again from the run directories.
+The study is told all trials in the order of their numbers: parameters, validations and final state. A sampler seeded by
+(search, arm, number) then makes the proposal. A proposal thus depends only on the search's seed and on the trials known
+when it was made, which the trial's record lists, and it can be recomputed from the run directories.
 """
 
 import hashlib
@@ -19,12 +19,13 @@ if TYPE_CHECKING:
     from optuna import Study
     from optuna import Trial as OptunaTrial
 
-_STARTUP = 5  # random proposals before the sampler models anything
-_FACTOR = 3  # of the trials at a rung one in so many is trained on
-_TRIES = 20  # proposals of what is known already, before another one is drawn
+_STARTUP = 5  # random proposals before TPE fits its model
+_FACTOR = 3  # successive halving promotes one in three trials of a rung
+_TRIES = 20  # duplicate proposals accepted from the sampler before one is drawn at random
 
 
 def check_installed() -> None:
+    """Raise UsageError with the install command if Optuna is missing."""
     try:
         import optuna  # noqa: F401
     except ImportError:
@@ -32,7 +33,7 @@ def check_installed() -> None:
 
 
 def propose(spec: SearchSpec, arm: str, trials: Sequence[Trial]) -> Params | None:
-    """The parameters of the arm's next trial; none if every combination has been tried."""
+    """Return the parameters of the arm's next trial, or None if every combination has been tried."""
     space, number = spec.arm(arm), len(trials)
     known = [trial.params for trial in trials]
     every = space.every()
@@ -50,11 +51,11 @@ def propose(spec: SearchSpec, arm: str, trials: Sequence[Trial]) -> Params | Non
     draw = Random(seed)
     if every is not None:
         return draw.choice([params for params in every if params not in known])
-    return params  # a space without end: the same again, to the last digit, is next to impossible
+    return params  # duplicates are next to impossible in a continuous or very large space
 
 
 def proposed_again(spec: SearchSpec, arm: str, trials: Sequence[Trial], number: int) -> Params | None:
-    """What trial `number` was proposed, from the record of what was known then: equal to its own parameters."""
+    """Recompute the proposal of trial `number` from the trials known at that time; it equals the trial's parameters."""
     by_number = {trial.number: trial for trial in trials}
     then = []
     for other, state, reports in by_number[number].told:
@@ -64,7 +65,7 @@ def proposed_again(spec: SearchSpec, arm: str, trials: Sequence[Trial], number: 
 
 
 def should_prune(spec: SearchSpec, arm: str, trials: Sequence[Trial], number: int) -> bool:
-    """Whether successive halving stops that trial at its newest validation."""
+    """Return whether successive halving stops trial `number` at its latest validation."""
     trial = next(trial for trial in trials if trial.number == number)
     if spec.pruner == "none" or not trial.reports:
         return False
@@ -73,7 +74,7 @@ def should_prune(spec: SearchSpec, arm: str, trials: Sequence[Trial], number: in
 
 
 def rung(spec: SearchSpec) -> int | None:
-    """The steps of the first rung, a validation; none if a trial has no validation between its ends."""
+    """Return the step of the first rung, the first validation; None if no validation falls before the last step."""
     every, steps = spec.space.base.validation.every, spec.space.base.train.steps
     return None if every is None or (steps is not None and every >= steps) else every
 
@@ -85,14 +86,14 @@ def _study(spec: SearchSpec, arm: str, trials: Sequence[Trial]) -> "Study":
     halving = optuna.pruners.SuccessiveHalvingPruner(min_resource=rung(spec) or 1, reduction_factor=_FACTOR)
     study = optuna.create_study(
         direction="maximize" if spec.higher_is_better else "minimize",
-        sampler=optuna.samplers.RandomSampler(seed=0),  # asked for nothing: parameters are given
+        sampler=optuna.samplers.RandomSampler(seed=0),  # never samples: the parameters are enqueued
         pruner=optuna.pruners.NopPruner() if spec.pruner == "none" or rung(spec) is None else halving,
     )
     for trial in trials:
         told, _ = _tell(study, spec, arm, trial)
         if trial.state == "finished":
             study.tell(told, trial.value)
-        elif trial.state in ("pruned", "diverged"):  # diverged: stopped without a value, the worst there is
+        elif trial.state in ("pruned", "diverged"):  # diverged: pruned without a value, which TPE ranks last
             study.tell(told, state=optuna.trial.TrialState.PRUNED)
         elif trial.state == "failed":
             study.tell(told, state=optuna.trial.TrialState.FAIL)
@@ -100,7 +101,7 @@ def _study(spec: SearchSpec, arm: str, trials: Sequence[Trial]) -> "Study":
 
 
 def _tell(study: "Study", spec: SearchSpec, arm: str, trial: Trial) -> "tuple[OptunaTrial, bool]":
-    """The trial in the study with its parameters and validations, and whether the last of these stops it."""
+    """Add the trial with its validations to the study; return it and whether its last validation prunes it."""
     study.enqueue_trial(trial.params)
     told = study.ask(spec.arm(arm).distributions())
     stops = False

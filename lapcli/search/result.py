@@ -1,8 +1,8 @@
-"""What a search leaves in `RUNS_DIR/NAME.search/`: the winner as a recipe, a table of all trials, and a figure.
+"""Write the result of a search to `RUNS_DIR/NAME.search/`.
 
-winner.yaml   the recipe to train again, at the seed of the search
-trials.csv    every trial of both arms
-trials.png    the score against where the heads are
+winner.yaml   the winner's recipe, with the seed it was trained with
+trials.csv    all trials of both arms
+trials.png    scores against the number and depth of the heads
 """
 
 import io
@@ -24,7 +24,7 @@ from lapcli.search.space import plan_of
 from lapcli.search.trials import CONTROL, SEARCH, SearchSpec, Trial
 
 _ARMS = {SEARCH: ("#0072B2", "o"), CONTROL: ("#D55E00", "s")}
-_MOST_SHOWN = 30  # trials in the picture of plans
+_MOST_SHOWN = 30  # trials in the figure's right panel
 
 
 def _plan(spec: SearchSpec, trial: Trial) -> HeadPlan | None:
@@ -32,7 +32,7 @@ def _plan(spec: SearchSpec, trial: Trial) -> HeadPlan | None:
 
 
 def ordered(spec: SearchSpec, outcome: SearchOutcome) -> list[Trial]:
-    """Finished trials from the best to the worst, then those that were stopped."""
+    """Return the finished trials from best to worst, then pruned, diverged and other trials."""
     every = [trial for trials in outcome.trials.values() for trial in trials]
     sign = -1 if spec.higher_is_better else 1
     order = {"pruned": 1, "diverged": 2}
@@ -57,7 +57,7 @@ def _rows(spec: SearchSpec, outcome: SearchOutcome) -> tuple[list[str], list[lis
 
 
 def table(spec: SearchSpec, outcome: SearchOutcome) -> str:
-    """For people: the score of a trial that was stopped is that of its last validation."""
+    """Return the trials as a text table; a trial without a final value shows its last validation."""
     header, rows = _rows(spec, outcome)
     shown = [[_shown(value) for value in row] for row in rows]
     return "\n".join(fitted([header, *shown]))
@@ -68,12 +68,12 @@ def _shown(value: Any) -> str:
 
 
 def describe(spec: SearchSpec) -> str:
-    """What would be searched, for `--dry-run`: each arm's parameters, how many combinations, the first proposal."""
+    """Return the text of `--dry-run`: each arm's parameters, the number of combinations and the first proposal."""
     lines = []
     for arm in (SEARCH, CONTROL):
         space = spec.arm(arm)
         size = space.size()
-        count = "no end of combinations" if size is None else f"{size:,} combination{'s' if size != 1 else ''}"
+        count = "infinitely many combinations" if size is None else f"{size:,} combination{'s' if size != 1 else ''}"
         lines.append(f"{arm}: {count}, at most {spec.trials if size is None else min(spec.trials, size):,} trials")
         first = propose(spec, arm, []) or {}
         rows = [("parameter", "domain", "first proposal")]
@@ -81,13 +81,14 @@ def describe(spec: SearchSpec) -> str:
             ends = " ".join(map(str, parameter.ends())) if parameter.choices else f"{parameter.low} to {parameter.high}"
             rows.append((parameter.name, ends + (", log" if parameter.log else ""), _shown(first[parameter.name])))
         lines += [f"  {line}" for line in fitted(rows)] if len(rows) > 1 else ["  the recipe itself"]
-    seeds = f"{spec.confirmations} fresh seed{'s' if spec.confirmations != 1 else ''} of the best of each arm"
+    seeds = f"the best of each arm on {spec.confirmations} fresh seed{'s' if spec.confirmations != 1 else ''}"
     return "\n".join(
         [*lines, f"then {seeds}; {spec.metric}, {'higher' if spec.higher_is_better else 'lower'} is better"]
     )
 
 
 def as_data(spec: SearchSpec, outcome: SearchOutcome) -> dict[str, Any]:
+    """Return the trials and the confirmation as the data of `--json`."""
     header, rows = _rows(spec, outcome)
     confirmation = outcome.confirmation
     data: dict[str, Any] = {"search": spec.name, "metric": spec.metric, "trials": []}
@@ -107,7 +108,7 @@ def as_data(spec: SearchSpec, outcome: SearchOutcome) -> dict[str, Any]:
 
 
 def write_result(spec: SearchSpec, outcome: SearchOutcome, runs_dir: Path) -> list[Path]:
-    """The files of the result; without a finished trial there is no winner among them."""
+    """Write the result's files and return their paths; without a finished trial there is no winner.yaml."""
     folder = make_folder(runs_dir / f"{spec.name}.search")
     header, rows = _rows(spec, outcome)
     write_text(folder / "trials.csv", to_csv(header, rows))
@@ -124,7 +125,7 @@ def write_result(spec: SearchSpec, outcome: SearchOutcome, runs_dir: Path) -> li
 
 
 def draw(spec: SearchSpec, trials: Sequence[Trial]) -> bytes:
-    """Left: score against the number of heads, larger towards the last layers. Right: the plans, the best on top."""
+    """Return a PNG. Left: score against number of heads, larger markers for deeper heads. Right: plans, best on top."""
     import matplotlib as mpl
     from matplotlib.ticker import MaxNLocator
 
@@ -143,10 +144,10 @@ def draw(spec: SearchSpec, trials: Sequence[Trial]) -> bytes:
                 x, y, depth = zip(*points, strict=True)
                 sizes = [20 + 60 * part for part in depth]
                 left.scatter(x, y, s=sizes, c=colour, marker=marker, alpha=0.75, label=f"{arm}", linewidths=0)
-        left.set_xlabel("heads that are not plain attention, all layers\n(larger marks: nearer to the last layer)")
+        left.set_xlabel("heads other than plain attention, all layers\n(larger markers: closer to the last layer)")
         left.set_ylabel(spec.metric.replace("_", " "))
         left.xaxis.set_major_locator(MaxNLocator(8, integer=True))
-        # Above the axes: among the points its marks would look like trials.
+        # Above the axes: inside them, the legend's markers would look like trials.
         left.legend(loc="lower left", bbox_to_anchor=(0, 1), ncols=2)
         shown = list(zip(scored, plans, strict=True))[:_MOST_SHOWN]
         grid = np.array([counts for _, counts in shown])
@@ -166,11 +167,11 @@ def draw(spec: SearchSpec, trials: Sequence[Trial]) -> bytes:
 
 
 def _counts(plan: HeadPlan) -> list[int]:
-    """Heads of each layer that are not attention."""
+    """Return how many heads of each layer are not plain attention."""
     return [sum(claim.heads for claim in layer if claim.operator.name != "attention") for layer in plan.layers]
 
 
 def _depth(counts: Sequence[int]) -> float:
-    """The mean place of the heads: 0 if all are in the first layer, 1 if all are in the last."""
+    """Return the mean depth of the heads: 0 if all are in the first layer, 1 if all are in the last."""
     total, last = sum(counts), max(1, len(counts) - 1)
     return 0.5 if total == 0 else sum(layer * count for layer, count in enumerate(counts)) / total / last

@@ -1,9 +1,9 @@
-"""Works on a search until both arms are done and the winner is confirmed; killed at any moment, it loses nothing.
+"""Run the trials of both arms and confirm the winner. A search that is killed at any moment can be resumed.
 
-Each look begins with the run directories: an unfinished trial that nobody works on is resumed before another one is
-proposed, the arm with fewer trials first. A trial is `lap train` in a process of its own. At each of its validations
-successive halving may stop it: it is asked to save as by Ctrl-C, and marked. One that ends before it is asked is
-finished, and its value counts.
+Each round of the loop reads the run directories. It resumes an unfinished trial that no process holds before it
+proposes another one, for the arm with fewer trials first. A trial is `lap train` in its own process. At each validation
+successive halving may prune it: the process gets SIGTERM, saves and exits, and the run is marked as pruned. A trial
+that finishes before the signal arrives counts as finished.
 """
 
 import signal
@@ -48,17 +48,17 @@ class SearchOutcome:
 
 
 class SearchRunner:
-    """`tell` gets a sentence when something happens; `start` begins `lap ARGUMENTS` in a process of its own."""
+    """`tell` receives progress messages; `start` starts `lap ARGUMENTS` as a process."""
 
     def __init__(
         self, spec: SearchSpec, runs_dir: Path, *, tell: Tell, nproc: str = "auto", start: Start = start_process
     ) -> None:
         self.spec, self.runs_dir, self.tell, self.nproc, self.start = spec, runs_dir, tell, nproc, start
-        self.failed: dict[str, str] = {}  # in this process: they are tried again by the next one
+        self.failed: dict[str, str] = {}  # name to reason; kept in memory, so that the next start retries them
         self.waited_for: set[str] = set()
 
     def run(self) -> SearchOutcome:
-        """Raises Interrupted if a signal came first, after the running trial has saved."""
+        """Return the outcome; on a signal, let the running trial save and raise Interrupted."""
         with stop_on_signal(lambda name: self.tell(f"{name}: the running trial finishes its step and saves")) as stop:
             self._search(stop)
             trials = read_trials(self.spec, self.runs_dir)
@@ -90,15 +90,15 @@ class SearchRunner:
     def _wait_for(self, names: Sequence[str]) -> None:
         if new := set(names) - self.waited_for:
             self.waited_for |= new
-            self.tell(f"waiting for {', '.join(sorted(new))}, which another process has")
+            self.tell(f"waiting for {', '.join(sorted(new))}, held by another process")
         time.sleep(_POLL)
 
     def _may_begin(self, arm: str, trials: Sequence[Trial]) -> bool:
-        """Below the number of trials and within the arm's budget; what it has begun, it finishes."""
+        """Return whether the arm may start another trial. A trial that has started is always trained to its end."""
         return len(trials) < self.spec.trials and not self._used_up(trials)
 
     def _used_up(self, trials: Sequence[Trial]) -> str:
-        """The option whose budget an arm with these trials has used; empty if there is something left."""
+        """Return the option whose budget these trials have used up, or an empty string."""
         spec = self.spec
         if spec.max_steps is not None and sum(trial.step for trial in trials) >= spec.max_steps:
             return f"--max-steps {spec.max_steps}"
@@ -107,11 +107,11 @@ class SearchRunner:
         return ""
 
     def _begin(self, arm: str, trials: Sequence[Trial]) -> bool:
-        """Proposes and creates the arm's next trial, which the next look then resumes; whether there is one."""
+        """Propose and create the arm's next trial, which the next round trains; return False if none is left."""
         number = len(trials)
         name = Cell(self.spec.trial_name(arm, number), self.spec.space.recipe, (), {}, self.spec.space.base)
         lock = take(name, self.runs_dir)
-        if lock is None:  # somebody is proposing it at this moment
+        if lock is None:  # another process is proposing this trial
             time.sleep(_POLL)
             return True
         with lock:
@@ -125,7 +125,7 @@ class SearchRunner:
         return True
 
     def _resume_one(self, trials: Mapping[str, Sequence[Trial]], stop: StopRequest) -> bool:
-        """Trains the first trial that nobody works on; whether there was one."""
+        """Train the first unfinished trial that no process holds; return whether there was one."""
         unsettled = sorted(
             (trial for arm in trials.values() for trial in arm if not self._is_done(trial)),
             key=lambda trial: (trial.number, trial.arm),
@@ -149,14 +149,14 @@ class SearchRunner:
         return should_prune(self.spec, trial.arm, read_trials(self.spec, self.runs_dir)[trial.arm], trial.number)
 
     def _train_trial(self, trial: Trial, cell: Cell, lock: IO[str], stop: StopRequest) -> None:
-        if trial.reports and self._stops(trial):  # a process was killed between the decision and its mark
+        if trial.reports and self._stops(trial):  # a search was killed after it stopped the trial, before marking it
             mark_pruned(self.runs_dir, trial.name)
             return
         self.tell(f"{trial.name}: {'resuming' if trial.step else 'training'}  {in_words(trial)}")
         seen, stops = len(trial.reports), False
 
         def look() -> bool:
-            """Whether the trial is to be stopped at a validation that has come since the last look."""
+            """Return whether to stop the trial at a validation that is new since the last call."""
             nonlocal seen, stops
             current = self._trial(trial)
             if len(current.reports) > seen:
@@ -200,7 +200,7 @@ class SearchRunner:
         return code
 
     def _confirm(self, pair: tuple[Trial, Trial], stop: StopRequest) -> None:
-        """Both arms' best on fresh seeds."""
+        """Train the winner and the best control on fresh seeds."""
         while True:
             self._check(stop)
             left = [
@@ -227,7 +227,7 @@ class SearchRunner:
 
     def _check(self, stop: StopRequest) -> None:
         if stop:
-            raise Interrupted(f"stopped by {stop.name}; what was trained is saved. Run the same command to resume.")
+            raise Interrupted(f"stopped by {stop.name}; the running trial is saved. Run the same command to resume.")
 
     def _notes(self, trials: Mapping[str, Sequence[Trial]]) -> list[str]:
         spec = self.spec
@@ -236,25 +236,25 @@ class SearchRunner:
             option = self._used_up(own)
             if option and len(own) < spec.trials:
                 count = f"{len(own)} of {spec.trials} trials"
-                notes.append(f"the {arm} arm has used {option} with {count}; a larger budget resumes it")
+                notes.append(f"the {arm} arm has used up {option} after {count}; raise the budget to resume it")
             elif len(own) < min(spec.trials, len(trials[SEARCH])):
-                notes.append(f"the {arm} arm has {len(own)} trials, every combination there is")
+                notes.append(f"the {arm} arm has tried all of its combinations, in {len(own)} trials")
         return notes
 
 
 def refuse_without_result(outcome: SearchOutcome) -> None:
-    """LapError if an arm has no finished trial: then there is nothing to compare."""
+    """Raise LapError if an arm has no finished trial, because then there is nothing to compare."""
     for arm, trials in outcome.trials.items():
         if any(trial.value is not None for trial in trials):
             continue
         if trials and all(trial.state == "diverged" for trial in trials):
             raise LapError(
-                f"all {len(trials)} trials of the {arm} arm diverged; narrow the space: lower learning rates"
+                f"all {len(trials)} trials of the {arm} arm diverged; narrow the space, e.g. to lower learning rates"
             )
-        states = ", ".join(f"{trial.name} {trial.state}" for trial in trials[:5]) or "none was begun"
+        states = ", ".join(f"{trial.name} {trial.state}" for trial in trials[:5]) or "none was started"
         raise LapError(
-            f"no trial of the {arm} arm is finished ({states}); see their logs in .sweeps, or run the same command to "
-            "try the failed ones again"
+            f"no trial of the {arm} arm has finished ({states}); see the logs in .sweeps, or run the same command to "
+            "retry the failed ones"
         )
 
 

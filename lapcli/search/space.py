@@ -1,17 +1,17 @@
-"""What a search may vary: keys of a recipe with their domains, and the recipe values that parameters stand for.
+"""The search space: recipe keys with their domains, and the mapping from Optuna's parameters to recipe values.
 
-A space is a YAML file of dotted keys, or `--over KEY=DOMAIN` with the same forms:
+A space is a YAML file of dotted keys, or `--over KEY=DOMAIN` in the same notation:
 
-    optimizer.lr: {from: 1e-3, to: 1e-1, log: true}      a range; of whole numbers if both ends are
-    train.batch: [32, 64]                                choices, of any form that the recipe takes
-    model.laplacian_heads: {per_layer: [0, 4]}           a number of its own for each layer
-    model.laplacian_heads: {total: [0, 16]}              so many in all, in the first layers, the last ones, or spread
-    model.laplacian_heads: {linear: [0, 4]}              linear(a, b), both ends
-    model.laplacian_heads: {constant: [0, 4]}            the same in every layer
+    optimizer.lr: {from: 1e-3, to: 1e-1, log: true}      a range; integers if both ends are integers
+    train.batch: [32, 64]                                choices, any values that the recipe accepts
+    model.laplacian_heads: {per_layer: [0, 4]}           a number for each layer
+    model.laplacian_heads: {total: [0, 16]}              a total, placed in the first layers, in the last, or spread
+    model.laplacian_heads: {linear: [0, 4]}              linear(a, b), with a and b in this range
+    model.laplacian_heads: {constant: [0, 4]}            the same number in every layer
     model.operators: {per_layer: [0, 4], operator: [laplacian, exclusive]}
 
-A parameter is what Optuna proposes; a key may have several (`model.laplacian_heads.layer0`). Head plans have a control:
-the same number of Laplacian heads in every layer, none among them.
+Optuna proposes values of parameters; a key may have several (`model.laplacian_heads.layer0`). The control of a head
+plan is the same number of Laplacian heads in every layer, zero included.
 """
 
 import json
@@ -36,17 +36,17 @@ if TYPE_CHECKING:
 
 PLANS = ("per_layer", "total", "linear", "constant")
 PLACES = ("first", "last", "spread")
-Params = dict[str, Any]  # of one trial, by parameter
+Params = dict[str, Any]  # parameter name to value, for one trial
 _FORMS = (
     "expected a list of choices, {from:, to:, log:}, or for head plans "
     "{per_layer: [0, 4]}, {total: [0, 16]}, {linear: [0, 4]} or {constant: [0, 4]}"
 )
-_MOST_LISTED = 10_000  # combinations of a space that are counted one by one
+_MOST_LISTED = 10_000  # a larger space is not enumerated
 
 
 @dataclass(frozen=True)
 class Parameter:
-    """One thing that is proposed: a choice among JSON texts, or a number in a range."""
+    """A parameter that Optuna proposes: one of several JSON texts, or a number in a range."""
 
     name: str
     choices: tuple[str, ...] = ()
@@ -65,19 +65,19 @@ class Parameter:
         return FloatDistribution(self.low, self.high, log=self.log)
 
     def values(self) -> list[Any] | None:
-        """Every value; none for a range of real numbers."""
+        """Return all values, or None for a range of real numbers."""
         if self.choices:
             return list(self.choices)
         return list(range(int(self.low), int(self.high) + 1)) if self.whole else None
 
     def ends(self) -> list[Any]:
-        """Values whose recipes show what is wrong with the domain: every choice, or both ends."""
+        """Return the values with which the domain is checked: every choice, or both ends of the range."""
         return list(self.choices) or [int(end) if self.whole else end for end in (self.low, self.high)]
 
 
 @dataclass(frozen=True)
 class Domain:
-    """What one key of the recipe may be."""
+    """The values that one key of the recipe may take."""
 
     key: str
     parameters: tuple[Parameter, ...]
@@ -88,11 +88,11 @@ class Domain:
 
     @property
     def is_plan(self) -> bool:
-        """Whether it says where heads are, so that it has a control."""
+        """Whether the key sets the head plan, for which there is a control."""
         return self.key in (LAPLACIAN_HEADS, OPERATORS_KEY)
 
     def value(self, params: Mapping[str, Any]) -> Any:
-        """The recipe's value for these parameters."""
+        """Return the recipe value for these parameters."""
         own = {parameter.name.removeprefix(f"{self.key}."): params[parameter.name] for parameter in self.parameters}
         if self.plan is None:
             (only,) = self.parameters
@@ -112,7 +112,7 @@ class Domain:
 
 
 def placed(total: int, place: str, layers: int, heads: int) -> list[int]:
-    """So many heads over the layers: whole layers from one end and the rest in the next, or as evenly as it goes."""
+    """Distribute `total` heads: fill layers from the first or the last on, or spread them as evenly as possible."""
     if place == "spread":
         return [total * (layer + 1) // layers - total * layer // layers for layer in range(layers)]
     filled = [min(heads, max(0, total - heads * layer)) for layer in range(layers)]
@@ -126,7 +126,7 @@ class Space:
     recipe: Path
     base: BaseRecipe
     domains: tuple[Domain, ...]
-    options: tuple[str, ...] = ()  # `--set` of the command line, in every trial
+    options: tuple[str, ...] = ()  # the command's `--set` options, applied to every trial
     loader: Any = field(repr=False, default=None)
 
     @property
@@ -137,12 +137,12 @@ class Space:
         return {parameter.name: parameter.distribution() for parameter in self.parameters}
 
     def size(self) -> int | None:
-        """Number of combinations; none if it is without end."""
+        """Return the number of combinations, or None if it is infinite."""
         values = [parameter.values() for parameter in self.parameters]
         return None if any(each is None for each in values) else math.prod(len(each) for each in values if each)
 
     def every(self) -> list[Params] | None:
-        """Every combination, where they can be listed."""
+        """Return all combinations, or None if there are too many to list."""
         if (size := self.size()) is None or size > _MOST_LISTED:
             return None
         names = [parameter.name for parameter in self.parameters]
@@ -150,10 +150,10 @@ class Space:
         return [dict(zip(names, values, strict=True)) for values in combinations]
 
     def overrides(self, params: Mapping[str, Any]) -> tuple[str, ...]:
-        """The trial's changes to the recipe, in the form of `--set`."""
+        """Return the trial's changes to the recipe in the notation of `--set`."""
         values: dict[str, Any] = {}
         for domain in self.domains:
-            if domain.key == OPERATORS_KEY:  # the recipe's own number would be a second plan
+            if domain.key == OPERATORS_KEY:  # otherwise the recipe's own laplacian_heads would be a second plan
                 values[LAPLACIAN_HEADS] = 0
             if domain.key == LAPLACIAN_HEADS:
                 values[OPERATORS_KEY] = None
@@ -161,14 +161,14 @@ class Space:
         return (*self.options, *(override(key, value) for key, value in values.items()))
 
     def load(self, params: Mapping[str, Any], seed: int | None = None) -> BaseRecipe:
-        recipe = self.loader(self.overrides(params), seed)  # a seed stands above the recipe's
+        recipe = self.loader(self.overrides(params), seed)  # a given seed replaces the recipe's
         assert isinstance(recipe, BaseRecipe)
         return recipe
 
     def control(self) -> "Space":
-        """The arm to compare with: the same in all but the head plan, which is one number in every layer.
+        """Return the control arm's space: the head plan is one number for all layers, the other domains are the same.
 
-        Of a space without a head plan the recipe itself is the control.
+        Without a head plan in the space, the control is the recipe itself.
         """
         others = tuple(domain for domain in self.domains if not domain.is_plan)
         if len(others) == len(self.domains):
@@ -178,7 +178,7 @@ class Space:
         return Space(self.recipe, self.base, (constant, *others), self.options, self.loader)
 
     def plain(self) -> Params:
-        """Plain heads, and the recipe's own values of all else that the space has: what the control begins with."""
+        """Return where the control starts: plain attention, and the recipe's own values where the space has them."""
         values = recipe_to_dict(self.base)
         params: Params = {}
         for domain in self.domains:
@@ -192,7 +192,7 @@ class Space:
         return params
 
     def describe(self) -> dict[str, Any]:
-        """For the record of a search: what has to be the same when it is resumed."""
+        """Return the part of a search's record that must not change when the search is resumed."""
         return {
             parameter.name: list(parameter.choices) or [parameter.low, parameter.high, "log" if parameter.log else ""]
             for parameter in self.parameters
@@ -200,7 +200,7 @@ class Space:
 
 
 def plan_of(recipe: BaseRecipe) -> HeadPlan | None:
-    """Where a recipe's heads are; none for a kind whose model has no such plan."""
+    """Return the head plan of a recipe, or None if its kind of model has none."""
     model = getattr(recipe, "model", None)
     return model.head_plan() if isinstance(model, TransformerModel) else None
 
@@ -227,7 +227,7 @@ def plan_domain(
 
 
 def space_from_options(recipe: Path, over: Over, options: Sequence[str]) -> Space:
-    """The space of `--over`: one mapping of a known form is a domain, everything else a list of choices."""
+    """Return the space of `--over`: a single mapping in a known notation is a domain, all else a list of choices."""
     nodes = {}
     for key, values in over.items():
         is_domain = len(values) == 1 and isinstance(values[0], Mapping) and _looks_like_a_domain(key, values[0])
@@ -260,25 +260,25 @@ def _space(
     source: str,
     problems: Sequence[Problem] = (),
 ) -> Space:
-    """Reads and checks every domain; RecipeError lists all problems at once, each with its place."""
+    """Read and check all domains; raise RecipeError with every problem and its place."""
     if not entries:
-        raise UsageError("the space is empty; give --over, such as --over 'model.laplacian_heads={per_layer: [0, 4]}'")
+        raise UsageError("the space is empty; give --over, e.g. --over 'model.laplacian_heads={per_layer: [0, 4]}'")
     load = recipe_loader(recipe)
     base = load(options, None)
     if not isinstance(base, BaseRecipe):
-        raise UsageError(f"{recipe} has stages, which follow a run; search over the recipe of the run")
+        raise UsageError(f"{recipe} has stages that start from a run's weights; search over that run's recipe instead")
     all_problems: list[Problem] = list(problems)
     domains: list[Domain] = []
     given = {text.partition("=")[0].strip() for text in options}
     for key, node in entries.items():
         if key in given:
-            all_problems.append(Problem(node.where, key, "is searched and given by --set too; leave one out"))
+            all_problems.append(Problem(node.where, key, "is both searched and given by --set; remove one of them"))
         try:
             domains.append(_domain(key, node, base))
         except ValueError as error:
             all_problems.append(Problem(node.where, key, str(error)))
     if {LAPLACIAN_HEADS, OPERATORS_KEY} <= set(entries):
-        message = f"{LAPLACIAN_HEADS} is short for an operator in it; search over one of the two"
+        message = f"{LAPLACIAN_HEADS} is shorthand for its laplacian operator; search over one of the two"
         all_problems.append(Problem(entries[OPERATORS_KEY].where, OPERATORS_KEY, message))
     space = Space(recipe, base, tuple(domains), tuple(options), load)
     for domain in domains:
@@ -290,7 +290,7 @@ def _space(
 
 
 def _wrong_recipes(space: Space, domain: Domain) -> list[Problem]:
-    """What the recipe says to the ends of a domain; each parameter at its ends, the others at their first."""
+    """Return the recipe's problems at the ends of a domain: one parameter varies, the others keep their first value."""
     usual = {parameter.name: parameter.ends()[0] for parameter in domain.parameters}
     problems = []
     for parameter in domain.parameters:
@@ -303,14 +303,14 @@ def _wrong_recipes(space: Space, domain: Domain) -> list[Problem]:
 
 
 def _domain(key: str, node: Node, base: BaseRecipe) -> Domain:
-    """ValueError says what is expected in place of what is there."""
+    """Return the domain of a key; raise ValueError with the expected form."""
     value = plain(node)
     if key == "seed":
-        raise ValueError("a seed is not a choice: the winner is confirmed on other seeds; take it out")
+        raise ValueError("the seed cannot be searched, because the winner is confirmed on other seeds; remove it")
     if isinstance(value, list):
         texts = tuple(json.dumps(choice, sort_keys=True) for choice in value)
         if not texts or len(set(texts)) < len(texts):
-            raise ValueError(f"expected choices that differ, got {quoted(value)}")
+            raise ValueError(f"expected distinct choices, got {quoted(value)}")
         return Domain(key, (Parameter(key, texts),), where=node.where)
     if not isinstance(value, Mapping):
         raise ValueError(f"{_FORMS}, got {quoted(value)}")
@@ -324,29 +324,29 @@ def _domain(key: str, node: Node, base: BaseRecipe) -> Domain:
 def _range(key: str, value: Mapping[str, Any]) -> Parameter:
     low, high, log = value["from"], value["to"], value.get("log", False)
     if not all(isinstance(end, int | float) and not isinstance(end, bool) for end in (low, high)):
-        raise ValueError(f"from and to are numbers, got {quoted([low, high])}")
+        raise ValueError(f"from and to must be numbers, got {quoted([low, high])}")
     if not isinstance(log, bool):
-        raise ValueError(f"log is true or false, got {quoted(log)}")
+        raise ValueError(f"log must be true or false, got {quoted(log)}")
     if not low < high:
-        raise ValueError(f"from {low} is not below to {high}")
+        raise ValueError(f"from must be less than to, got from {low} to {high}")
     if log and low <= 0:
-        raise ValueError(f"a logarithmic range begins above 0, got {low}")
+        raise ValueError(f"a logarithmic range must start above 0, got {low}")
     return Parameter(key, low=low, high=high, log=log, whole=all(isinstance(end, int) for end in (low, high)))
 
 
 def _plan(key: str, value: Mapping[str, Any], plans: Sequence[str], base: BaseRecipe, where: str) -> Domain:
     model: Any = getattr(base, "model", None)
     if key not in (LAPLACIAN_HEADS, OPERATORS_KEY):
-        raise ValueError(f"{plans[0]} is a head plan; it belongs to {LAPLACIAN_HEADS} or {OPERATORS_KEY}")
+        raise ValueError(f"{plans[0]} is a head plan; use it with {LAPLACIAN_HEADS} or {OPERATORS_KEY}")
     allowed = {plans[0]} | ({"operator"} if key == OPERATORS_KEY else set())
     if set(value) - allowed or len(plans) > 1:
         others = ", ".join(sorted(map(str, set(value) - allowed)))
-        raise ValueError(f"{others} does not belong beside {plans[0]}")
+        raise ValueError(f"{others} cannot be combined with {plans[0]}")
     ends = value[plans[0]]
     most = model.heads * (model.layers if plans[0] == "total" else 1)
     is_pair = isinstance(ends, list) and len(ends) == 2 and all(type(end) is int for end in ends)
     if not is_pair or not 0 <= ends[0] < ends[1] <= most:
-        raise ValueError(f"{plans[0]}: expected two numbers from 0 to {most}, the lower first, got {quoted(ends)}")
+        raise ValueError(f"{plans[0]}: expected two integers from 0 to {most}, the lower first, got {quoted(ends)}")
     operators: list[str] = []
     if key == OPERATORS_KEY:
         named = value.get("operator", "laplacian")
@@ -354,5 +354,5 @@ def _plan(key: str, value: Mapping[str, Any], plans: Sequence[str], base: BaseRe
         wrong = [name for name in operators if name not in OPERATORS]
         if wrong or not operators:
             known = ", ".join(OPERATORS.built_in())
-            raise ValueError(f"operator: expected names among {known}, got {quoted(wrong or named)}")
+            raise ValueError(f"operator: expected one or more of {known}; got {quoted(wrong or named)}")
     return plan_domain(key, plans[0], ends[0], ends[1], model.layers, model.heads, operators, where)

@@ -1,12 +1,12 @@
-"""Trials as they stand in the run directories: nothing about a search is kept anywhere else.
+"""Trials of a search, read from the run directories. The state of a search is stored nowhere else.
 
-    runs/NAME-t004/           trial 4 of the search, an ordinary run
-    runs/NAME-c004/           trial 4 of the control
-    runs/NAME-t004/search.json  its arm, number and parameters, and what was known of the others when it was proposed
-    runs/NAME-winner-seed1/   a confirmation; NAME-control-seed1 is its control
+    runs/NAME-t004/               trial 4 of the search, an ordinary run
+    runs/NAME-c004/               trial 4 of the control
+    runs/NAME-t004/search.json    its arm, number and parameters, and the trials known when it was proposed
+    runs/NAME-winner004-seed1/    confirms trial 4 of the search on seed 1; NAME-control002-seed1 is its control
 
-A trial is claimed by a lock that the search and the trial's own process hold, and the run's own lock keeps anybody else
-from training it: several processes and machines may work on one search, and whatever is killed is resumed.
+The search and the trial's process hold a lock on the trial, and the run's own lock prevents anyone else from training
+it. Several processes and machines can therefore share a search, and whatever is killed is resumed.
 """
 
 import json
@@ -29,8 +29,8 @@ from lapcli.training.metrics import read_metrics
 RECORD = "search.json"
 SEARCH, CONTROL = "search", "control"
 LETTERS = {SEARCH: "t", CONTROL: "c"}
-RUN_AGAIN = "remove the run to have its trial proposed again"
-Told = list[list[Any]]  # [number, state, reports] of each trial that was known
+RUN_AGAIN = "remove the run, and its trial is proposed again"
+Told = list[list[Any]]  # [number, state, number of reports] of each known trial
 
 
 @dataclass(frozen=True)
@@ -43,9 +43,9 @@ class Trial:
     params: Params
     state: str
     step: int = 0
-    seconds: float = 0.0  # of training and validation
-    reports: tuple[tuple[int, float], ...] = ()  # (step, value) of the validations after the first step
-    value: float | None = None  # of the last validation, finished trials alone
+    seconds: float = 0.0  # training and validation
+    reports: tuple[tuple[int, float], ...] = ()  # (step, value) of each validation after step 0
+    value: float | None = None  # metric of the last validation; only finished trials have one
     told: tuple[tuple[int, str, int], ...] = ()
     reason: str = ""
 
@@ -56,7 +56,7 @@ class Trial:
 
 @dataclass(frozen=True)
 class SearchSpec:
-    """What makes a search the same one when it is started again."""
+    """The settings of a search."""
 
     name: str
     space: Space
@@ -67,7 +67,7 @@ class SearchSpec:
     sampler: str = "tpe"
     pruner: str = "halving"
     confirmations: int = 3
-    max_steps: int | None = None  # of each arm
+    max_steps: int | None = None  # for each arm, as is max_hours
     max_hours: float | None = None
 
     def arm(self, arm: str) -> Space:
@@ -77,7 +77,7 @@ class SearchSpec:
         return f"{self.name}-{LETTERS[arm]}{number:03d}"
 
     def identity(self) -> dict[str, Any]:
-        """What proposals and comparisons depend on; trials of a search that differs in it are not mixed with ours."""
+        """Return what proposals and comparisons depend on; a search resumes only trials with the same identity."""
         return {
             "recipe": recipe_hash(self.space.base),
             "space": self.space.describe(),
@@ -110,7 +110,7 @@ def spec_from(
     metric: str,
     **settings: Any,
 ) -> SearchSpec:
-    """The search of a command line, checked: UsageError or RecipeError with all that is wrong with it."""
+    """Return the checked search of a command line; raise UsageError or RecipeError with all problems."""
     from lapcli.kinds import KINDS
     from lapcli.report.tables import column_of
 
@@ -120,13 +120,13 @@ def spec_from(
         read = space_from_options(recipe, space, options)
     known = KINDS[read.base.objective].metrics
     if metric not in known and not metric.startswith("smoothing"):
-        raise UsageError(f"no validation gives {metric[:60]!r}; --metric may be {', '.join(known)}")
+        raise UsageError(f"{metric[:60]!r} is not a validation metric of this recipe; use one of {', '.join(known)}")
     higher = column_of(metric).better == "higher"
     return SearchSpec(space=read, metric=metric, higher_is_better=higher, **settings)
 
 
 def read_trials(spec: SearchSpec, runs_dir: Path) -> dict[str, list[Trial]]:
-    """The trials of both arms by number; UsageError if they belong to another search of this name."""
+    """Return the trials of both arms in order; raise UsageError if they belong to another search with this name."""
     trials: dict[str, list[Trial]] = {SEARCH: [], CONTROL: []}
     for arm, known in trials.items():
         number = 0
@@ -140,7 +140,7 @@ def _read(spec: SearchSpec, runs_dir: Path, arm: str, number: int) -> Trial:
     path = runs_dir / spec.trial_name(arm, number)
     record = read_checked_json(path / RECORD, RUN_AGAIN) if (path / RECORD).is_file() else None
     if record is None:
-        raise UsageError(f"{path} is a run that is no trial of this search; choose another --name for the search")
+        raise UsageError(f"{path} is a run, but not a trial of this search; choose another --name for the search")
     _refuse_another(spec, path, record)
     info = read_info(path)
     status = status_of(path, info)
@@ -155,8 +155,8 @@ def _read(spec: SearchSpec, runs_dir: Path, arm: str, number: int) -> Trial:
         numbers = last_validation(Cell(path.name, spec.space.recipe, (), {}, spec.space.base), runs_dir)
         if spec.metric not in numbers:
             raise LapError(
-                f"the validation of {path.name} does not give {spec.metric}; --metric may be "
-                f"{', '.join(numbers) or 'nothing, because it was not validated'}"
+                f"the last validation of {path.name} has no {spec.metric}; "
+                + (f"use --metric {' or '.join(numbers)}" if numbers else "the run was not validated")
             )
         value = numbers[spec.metric]
         if not math.isfinite(value):
@@ -181,8 +181,8 @@ def _refuse_another(spec: SearchSpec, path: Path, record: dict[str, Any]) -> Non
     differing = [key for key in now if now[key] != then.get(key)]
     if differing:
         raise UsageError(
-            f"{path} is a trial of a search with another {' and '.join(differing)}; give what it was started with, or "
-            "choose another --name"
+            f"{path} is a trial of a search with another {' and '.join(differing)}; repeat the options of that search, "
+            "or choose another --name"
         )
 
 
@@ -196,12 +196,12 @@ def _seconds(line: dict[str, Any]) -> float:
 
 
 def told_of(trials: Sequence[Trial]) -> Told:
-    """What a proposal knows of the trials before it, short enough for a record."""
+    """Return the summary of the known trials that the record of a proposal stores."""
     return [[trial.number, trial.state, len(trial.reports)] for trial in trials]
 
 
 def create(spec: SearchSpec, runs_dir: Path, cell: Cell, arm: str, number: int, told: Told) -> None:
-    """The trial's run, with its record, before anything of it is trained."""
+    """Create the trial's run with its record, ready to be trained."""
     from lapcli.kinds import kind_of
 
     recipe = kind_of(cell.loaded).pinned(cell.loaded, runs_dir / cell.name, False)
@@ -209,7 +209,7 @@ def create(spec: SearchSpec, runs_dir: Path, cell: Cell, arm: str, number: int, 
     try:
         record = {"search": spec.identity(), "arm": arm, "trial": number, "params": dict(cell.values), "told": told}
         write_checked_json(run.path / RECORD, record)
-        run.update(status="interrupted")  # until its own process says that it is running
+        run.update(status="interrupted")  # until the trial's process sets it to running
         take_place(run)
     finally:
         unlock(run)
@@ -217,12 +217,12 @@ def create(spec: SearchSpec, runs_dir: Path, cell: Cell, arm: str, number: int, 
 
 
 def mark_pruned(runs_dir: Path, name: str) -> None:
-    """The run stays as it is, interrupted after a save, and `lap train` may resume it."""
+    """Mark an interrupted run as pruned. Its checkpoint stays, and `lap train` can resume it."""
     mark(runs_dir / name, pruned=True)
 
 
 def finished_value(spec: SearchSpec, runs_dir: Path, cell: Cell) -> float | None:
-    """The metric of a confirmation that is finished with the cell's recipe."""
+    """Return the metric of a confirmation run that finished with the cell's recipe, or None."""
     path = runs_dir / cell.name
     if not (path / INFO).is_file() or read_run(path).status != "finished":
         return None

@@ -234,7 +234,8 @@ def test_a_budget_in_hours_is_measured_for_each_arm_and_a_larger_one_resumes_the
     assert found == {SEARCH: [0], CONTROL: [0], arm: [0, 1]}, "that arm had a moment left"
     outcome = SearchRunner(spec_of(recipe, **given, max_hours=more), runs, tell=print, start=_Refused).run()
     assert outcome.notes == [
-        f"the {own} arm has used --max-hours {more:g} with {len(found[own])} of 3 trials; a larger budget resumes it"
+        f"the {own} arm has used up --max-hours {more:g} after {len(found[own])} of 3 trials; "
+        "raise the budget to resume it"
         for own in (SEARCH, CONTROL)
     ]
     found, told = search(1000.0)
@@ -271,7 +272,7 @@ def test_no_trial_is_finished_where_the_data_is_missing(tmp_path, shared_cache):
     assert "s-t000: failed" in search.told
     spec = spec_of(recipe, **settings)
     outcome = SearchRunner(spec, runs, tell=lambda text: None, start=_Refused).run()
-    with pytest.raises(LapError, match="no trial of the search arm is finished"):
+    with pytest.raises(LapError, match="no trial of the search arm has finished"):
         refuse_without_result(outcome)
 
 
@@ -303,7 +304,7 @@ def test_the_command_from_its_start_to_its_files(tmp_path, shared_cache):
     arguments += ["--confirm", "0", "--runs-dir", str(runs)]
     first = lap(*arguments, cache=shared_cache)
     assert first.returncode == 0, first.stderr
-    assert "nothing is stopped early" in first.stderr
+    assert "no trial is stopped early" in first.stderr
     assert "tiny-search-t000: training" in first.stderr
     assert "Not confirmed" in first.stdout
     folder = runs / "tiny-search.search"

@@ -102,15 +102,15 @@ def test_a_wrong_space_file_lists_all_its_problems(tmp_path, recipe, capsys):
     assert (code, out) == (2, "")
     assert not (tmp_path / "r").exists()
     for line, words in (
-        (1, "per_layer: expected two numbers from 0 to 4, the lower first, got [0, 9]"),
-        (2, "from 0.1 is not below to 0.01"),
+        (1, "per_layer: expected two integers from 0 to 4, the lower first, got [0, 9]"),
+        (2, "from must be less than to, got from 0.1 to 0.01"),
         (3, "unknown key"),
         (4, "expected a list of choices"),
-        (5, "a logarithmic range begins above 0"),
+        (5, "a logarithmic range must start above 0"),
         (6, "expected a list of choices"),
         (7, "float8"),
-        (8, "a seed is not a choice"),
-        (9, "operator: expected names among"),
+        (8, "the seed cannot be searched"),
+        (9, "operator: expected one or more of"),
     ):
         said = [text for text in err.splitlines() if text.startswith(f"{space}:{line} ")]
         assert said, f"nothing of line {line}: {err}"
@@ -124,7 +124,7 @@ def test_a_wrong_space_file_lists_all_its_problems(tmp_path, recipe, capsys):
         ({HEADS: [5]}, "layer 0 has 4 heads"),
         ({"optimizer.lr": [{"per_layer": [0, 4]}]}, "is a head plan"),
         ({HEADS: [{"per_layer": [0, 4]}], OPERATORS: [{"laplacian": 1}]}, "search over one of the two"),
-        ({HEADS: [2, 2]}, "choices that differ"),
+        ({HEADS: [2, 2]}, "distinct choices"),
     ],
 )
 def test_a_wrong_domain_is_refused(recipe, over, words):
@@ -133,7 +133,9 @@ def test_a_wrong_domain_is_refused(recipe, over, words):
 
 
 def test_a_metric_that_no_validation_gives_is_refused_with_those_there_are(recipe, tmp_path, capsys):
-    with pytest.raises(UsageError, match="no validation gives 'top1'; --metric may be validation_loss"):
+    with pytest.raises(
+        UsageError, match="'top1' is not a validation metric of this recipe; use one of validation_loss"
+    ):
         spec_of(recipe, metric="top1")
     code, _, err = run_main(capsys, "search", str(recipe), "--over", f"{HEADS}=0,1", "--metric", "accuracy")
     assert code == 2
