@@ -33,8 +33,8 @@ from lapcli.commands import (
 )
 from lapcli.commands.completion import join_words_of_bash
 from lapcli.commands.options import RecipeCommand, RunCommand
-from lapcli.runtime.environment import launcher, wait_politely
-from lapcli.runtime.errors import ExitCode, Interrupted, LapError, UsageError, is_lost_peer, of_system
+from lapcli.runtime.environment import launcher, sleep_while_waiting
+from lapcli.runtime.errors import ExitCode, Interrupted, LapError, UsageError, from_os_error, is_lost_peer
 from lapcli.runtime.signals import interruptible_imports
 from lapcli.runtime.tables import wrapped_message
 
@@ -123,7 +123,7 @@ STOPPED = "lap: stopped; what was saved is kept, run the same command to resume"
 
 def main() -> None:
     """Run a command; an error that a user can cause becomes one message on stderr and an exit code, no traceback."""
-    wait_politely()
+    sleep_while_waiting()
     join_words_of_bash()
     gc.set_threshold(COLLECT_EVERY)
     if sys.stdin is None:  # closed, as by `lap chat <&-`: treated as empty
@@ -157,7 +157,7 @@ def main() -> None:
     except BrokenPipeError:  # `lap ... | head`
         raise SystemExit(1) from None
     except OSError as error:
-        explained = of_system(error)
+        explained = from_os_error(error)
         print(wrapped_message(f"lap: {explained}"), file=sys.stderr)
         raise SystemExit(int(explained.exit_code)) from None
 

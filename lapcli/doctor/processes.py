@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from lapcli.doctor.checks import REPORT, Check, Finding, fails, passes, warns
-from lapcli.doctor.trials import HANG, TrialOutcome, TrialTraining, recipe_of, start_trial
+from lapcli.doctor.trials import TRIAL_TIMEOUT, TrialOutcome, TrialTraining, recipe_of, start_trial
 from lapcli.runtime.errors import ExitCode
 from lapcli.runtime.files import write_json
 from lapcli.training import checkpoint
@@ -77,7 +77,7 @@ class Training:
             arguments = [*lap, "--name", trial.name, *options] if command is None else command
             self.process = subprocess.Popen(arguments, env=environment, stdout=log, stderr=log, start_new_session=True)
 
-    def wait_for_step(self, step: int, hang: float = HANG) -> str | None:
+    def wait_for_step(self, step: int, hang: float = TRIAL_TIMEOUT) -> str | None:
         """Wait until the metrics have that step; return why they do not, or None."""
         metrics, deadline = self.trial.run / "metrics.jsonl", time.monotonic() + hang
         while not (metrics.exists() and len(metrics.read_text().splitlines()) > step):
@@ -92,7 +92,7 @@ class Training:
         lines = self.log.read_text(errors="replace").strip().splitlines()
         return lines[-1] if lines else "it said nothing"
 
-    def exit_code(self, hang: float = HANG) -> int | None:
+    def exit_code(self, hang: float = TRIAL_TIMEOUT) -> int | None:
         """Wait for the exit code; None if the process did not end in time."""
         try:
             return self.process.wait(hang)
@@ -111,7 +111,7 @@ class Training:
 
 
 def check_sigterm(
-    folder: Path, ranks: int, device: str, command: Sequence[str] | None = None, hang: float = HANG
+    folder: Path, ranks: int, device: str, command: Sequence[str] | None = None, hang: float = TRIAL_TIMEOUT
 ) -> Finding:
     """Check that SIGTERM to a run gives exit code 75 and a complete checkpoint of the step that it stopped at."""
     trial = TrialTraining(str(folder), "interrupted", MANY_STEPS, device, ranks=ranks)
@@ -136,7 +136,12 @@ def check_sigterm(
 
 
 def check_restart(
-    folder: Path, ranks: int, device: str, restarts: int = 1, command: Sequence[str] | None = None, hang: float = HANG
+    folder: Path,
+    ranks: int,
+    device: str,
+    restarts: int = 1,
+    command: Sequence[str] | None = None,
+    hang: float = TRIAL_TIMEOUT,
 ) -> Finding:
     """Check that a run whose rank is killed restarts from its last checkpoint and finishes."""
     trial = TrialTraining(str(folder), "restarted", RESTARTED_STEPS, device, ranks=ranks)

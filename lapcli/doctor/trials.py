@@ -23,7 +23,7 @@ from lapcli.runtime.errors import LapError
 from lapcli.runtime.signals import end_with_parent
 
 #: Seconds after which a trial is considered to hang; the first step may compile for minutes.
-HANG = 900.0
+TRIAL_TIMEOUT = 900.0
 #: Seconds between the death of a rank and the killing of the others, which wait for it.
 GRACE = 5.0
 WORDS = ["the", "cat", "sat", "on", "a", "mat", "while", "one", "dog", "ran", "round", "and", "round", "it"]
@@ -148,12 +148,12 @@ class _ObservedKind:
         return getattr(self._kind, name)
 
     def start(self, recipe: Any, world: Any, run: Any) -> Any:
-        from lapcli.kinds import Start
+        from lapcli.kinds import TrainingStart
 
         start = self._kind.start(recipe, world, run)
         dies_before = self._trial.die_before_step if world.rank == self._trial.die_rank else None
         self.objective = _Observed(start.objective, dies_before, self._die, world.device)
-        return Start(self.objective, start.facts, start.notes)
+        return TrainingStart(self.objective, start.facts, start.notes)
 
 
 class _Observed:
@@ -200,7 +200,7 @@ class TrialOutcome:
         return f"rank {rank} {how}" + (f" ({self.said})" if self.said else "")
 
 
-def start_trial(trial: TrialTraining, hang: float = HANG) -> TrialOutcome:
+def start_trial(trial: TrialTraining, hang: float = TRIAL_TIMEOUT) -> TrialOutcome:
     """Train with `trial.ranks` processes and wait for them; once one dies the others get a few seconds."""
     folder, ranks = Path(trial.folder), trial.ranks
     file = folder / f"{trial.name}.trial.json"

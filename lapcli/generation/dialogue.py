@@ -17,7 +17,7 @@ from lapcli.data.text.tokenizer import SPECIAL_TOKENS, Tokenizer
 from lapcli.generation.engine import Engine, Sampling
 from lapcli.models.gpt import GPT
 from lapcli.runtime.environment import cache_dir
-from lapcli.runtime.files import append, make_folder, whole_file
+from lapcli.runtime.files import append, atomic_file, make_folder
 
 COMMANDS = "/system TEXT sets a system message, /clear clears the conversation, /save FILE saves it, /quit quits"
 
@@ -256,7 +256,7 @@ def _keep_history(file: Path) -> None:
     def write() -> None:
         with contextlib.suppress(OSError):
             make_folder(file.parent)
-            with whole_file(file) as temporary:
+            with atomic_file(file) as temporary:
                 readline.write_history_file(temporary)
 
     atexit.register(write)

@@ -24,7 +24,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from lapcli.heads.operators import OPERATORS, Operator, operator_with
+from lapcli.heads.operators import OPERATORS, Operator, build_operator
 from lapcli.runtime.errors import UsageError
 
 HeadSpec = int | Sequence[int] | str | Mapping[str, Any]
@@ -202,7 +202,7 @@ def _claims(spec: Mapping[str, Any], layers: int, heads: int, first: int = 0) ->
         for layer, k in enumerate(counts, start=first):
             if isinstance(k, bool) or not isinstance(k, int) or not 0 <= k <= heads:
                 raise ValueError(f"layer {layer} has {heads} heads, so 0 to {heads} can be {name}, got {repr(k)[:60]}")
-        operator = operator_with(name, options)
+        operator = build_operator(name, options)
         yield [HeadClaim(operator, k) for k in counts]
 
 

@@ -7,7 +7,7 @@ that a wrong name is refused at once.
 from collections.abc import Sequence
 from pathlib import Path
 
-from lapcli.kinds.kind import Kind, LoadedModel, Start
+from lapcli.kinds.kind import Kind, LoadedModel, TrainingStart
 from lapcli.recipe import load_recipe
 from lapcli.recipe.schema import AnyRecipe
 from lapcli.runtime.plugins import Registry
@@ -33,4 +33,4 @@ def load_recipe_with_data(path: Path, overrides: Sequence[str], data: Path | Non
     return loaded if data is None else kind_of(loaded).load_with_data(path, overrides, data)
 
 
-__all__ = ["KINDS", "Kind", "LoadedModel", "Start", "kind_of", "load_recipe_with_data"]
+__all__ = ["KINDS", "Kind", "LoadedModel", "TrainingStart", "kind_of", "load_recipe_with_data"]

@@ -5,7 +5,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from lapcli.kinds.kind import CHAT, LANGUAGE, RUN, Fetched, Kind, LoadedModel, PlanFacts, Start, TrainingStep, started
+from lapcli.kinds.kind import (
+    CHAT,
+    LANGUAGE,
+    RUN,
+    Fetched,
+    Kind,
+    LoadedModel,
+    PlanFacts,
+    TrainingStart,
+    TrainingStep,
+    with_initial_weights,
+)
 from lapcli.kinds.language_model import gpt_training_step, load_gpt, token_facts
 from lapcli.recipe import find_recipe, load_recipe
 from lapcli.recipe.chat import STAGES, ChatRecipe, ChatStageRecipe, PretrainedGPT, StageName, stage_recipe
@@ -49,14 +60,14 @@ class ChatKind(Kind):
     metrics = ("validation_loss", "validation_bits_per_byte")
     data_identity_has_seed = True  # it includes the order of conversations
 
-    def start(self, recipe: ChatStageRecipe, world: "World", run: Run) -> Start:
-        from lapcli.kinds.initial_weights import begin
+    def start(self, recipe: ChatStageRecipe, world: "World", run: Run) -> TrainingStart:
+        from lapcli.kinds.initial_weights import find_initial_weights
         from lapcli.objectives.chat import Chat, prepare_chat
         from lapcli.training import checkpoint
 
-        beginning, weights = begin(recipe, run), None
-        if beginning is not None:
-            tokenizer = beginning.tokenizer(recipe)
+        initial, weights = find_initial_weights(recipe, run), None
+        if initial is not None:
+            tokenizer = initial.tokenizer(recipe)
         else:
             weights, tokenizer = _start_of_stage(recipe, run)
         with shown_progress(world.is_main) as progress:
@@ -78,7 +89,7 @@ class ChatKind(Kind):
         if weights is not None:
             checkpoint.load_weights(weights, objective.model, objective.weights_metadata()["laplacian_heads"])
         notes = [data.description, *data.train.malformed_examples()]
-        return started(objective, facts, notes, beginning, recipe)
+        return with_initial_weights(objective, facts, notes, initial, recipe)
 
     def load(
         self, run: Run, checkpoint: "Checkpoint | None", device: "torch.device", *, float32: bool = False

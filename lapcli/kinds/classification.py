@@ -10,12 +10,12 @@ from lapcli.kinds.kind import (
     Kind,
     LoadedModel,
     PlanFacts,
-    Start,
+    TrainingStart,
     TrainingStep,
     download_facts,
     fetch_images,
     load_vit,
-    started,
+    with_initial_weights,
 )
 from lapcli.recipe import find_recipe, load_recipe
 from lapcli.recipe.schema import AnyRecipe
@@ -40,18 +40,18 @@ class ClassificationKind(Kind):
     expected_scores = ("top1",)
     validated_scores = ("top1", "top5")
 
-    def start(self, recipe: ClassificationRecipe, world: "World", run: Run) -> Start:
+    def start(self, recipe: ClassificationRecipe, world: "World", run: Run) -> TrainingStart:
         from lapcli.data.images.sources import open_images
-        from lapcli.kinds.initial_weights import begin
+        from lapcli.kinds.initial_weights import find_initial_weights
         from lapcli.objectives.classification import Classification
 
-        beginning = begin(recipe, run)
+        initial = find_initial_weights(recipe, run)
         with shown_progress(world.is_main) as progress:
             data = open_images(recipe.data, recipe.model.classes, progress)
         objective, size = Classification(recipe, data, world), recipe.model.image
         if run.info.get("step", 0) == 0:  # a run that was started with such a schedule may be resumed
             objective.refuse_long_warmup()
-        return started(objective, data.facts(size), data.notes(size), beginning, recipe)
+        return with_initial_weights(objective, data.facts(size), data.notes(size), initial, recipe)
 
     def load(
         self, run: Run, checkpoint: "Checkpoint | None", device: "torch.device", *, float32: bool = False
@@ -80,11 +80,11 @@ class ClassificationKind(Kind):
         section = recipe.model
         step = ClassificationStep(recipe, device, policy)
 
-        def made_up_batch(images: int, device: torch.device) -> Any:
+        def synthetic_batch(images: int, device: torch.device) -> Any:
             images_BCHW = torch.zeros(images, 3, section.image, section.image, device=device)
             return images_BCHW, torch.full((images, section.classes), 1 / section.classes, device=device)
 
-        return TrainingStep(step.model, lambda: parameter_groups(recipe, step.model), made_up_batch, step.loss)
+        return TrainingStep(step.model, lambda: parameter_groups(recipe, step.model), synthetic_batch, step.loss)
 
     def micro_batch_multiple(self, recipe: ClassificationRecipe) -> int:
         return 2 if recipe.data.mixing.is_on else 1  # images are mixed in pairs

@@ -1,8 +1,8 @@
 """A run that starts from given weights: `train.init_from`. Only the weights are loaded; the rest of the run is new.
 
-`pinned` adds the sha256 of the weights to the recipe, which identifies them. `begin` loads them into the model and
-reports the differences: head plan, model, data, and tensors that were resized, newly initialised, missing or unused. A
-run that has a checkpoint is resumed from that, and the source is not read again.
+`pinned` adds the sha256 of the weights to the recipe, which identifies them. `InitialWeights.load` loads them into the
+model and reports the differences: head plan, model, data, and tensors that were resized, newly initialised, missing or
+unused. A run that has a checkpoint is resumed from that, and the source is not read again.
 """
 
 import contextlib
@@ -61,7 +61,7 @@ def _known(given: InitFrom, path: Path) -> str | None:
 
 
 @dataclass(frozen=True)
-class Beginning:
+class InitialWeights:
     """The weights that a run starts from; `source` is None if the run has a checkpoint to resume from."""
 
     run: Run
@@ -88,20 +88,20 @@ class Beginning:
         return {"started_from": record}, [head, *(f"  {line}" for line in lines)]
 
 
-def begin(recipe: BaseRecipe, run: Run) -> Beginning | None:
+def find_initial_weights(recipe: BaseRecipe, run: Run) -> InitialWeights | None:
     """Find the weights that a run of the recipe starts from; None if they are initialised at random."""
     given = recipe.train.init_from
     if given is None:
         return None
     if checkpoint.newest(run.checkpoints, warn=lambda text: None) is not None:
-        return Beginning(run, given, None)
+        return InitialWeights(run, given, None)
     source = find_source(given, run.path.parent)
     if source.sha256 != given.sha256:
         raise DataError(
             f"train.init_from: {given.source} has other weights than when {run.path} was started (sha256 "
             f"{source.sha256[:16]} now, {str(given.sha256)[:16]} then); put them back, or use --fresh"
         )
-    return Beginning(run, given, source)
+    return InitialWeights(run, given, source)
 
 
 def source_tokenizer(source: WeightSource, recipe: GPTRecipe) -> Tokenizer:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:  # this module does not import torch: names are listed and ref
 
     from lapcli.data.text.tokenizer import Tokenizer
     from lapcli.evaluation.tasks import TaskFamily
-    from lapcli.kinds.initial_weights import Beginning
+    from lapcli.kinds.initial_weights import InitialWeights
     from lapcli.models.gpt import GPT
     from lapcli.objectives.objective import BatchPlan, Objective, ParameterGroup
     from lapcli.runtime.devices import ComputePolicy
@@ -39,7 +39,7 @@ RUN = "run:"  # before the name of a run in `train.init_from`
 
 
 @dataclass(frozen=True)
-class Start:
+class TrainingStart:
     """The start of a run: its objective, facts about its data for `run.json`, and lines for the log."""
 
     objective: "Objective"
@@ -47,14 +47,18 @@ class Start:
     notes: list[str] = field(default_factory=list)
 
 
-def started(
-    objective: "Objective", facts: dict[str, Any], notes: list[str], beginning: "Beginning | None", recipe: BaseRecipe
-) -> Start:
-    """Return the start of a run, after loading the weights of `beginning` if the recipe has `train.init_from`."""
-    if beginning is not None:
-        more_facts, more_notes = beginning.load(objective.model, recipe)
+def with_initial_weights(
+    objective: "Objective",
+    facts: dict[str, Any],
+    notes: list[str],
+    initial: "InitialWeights | None",
+    recipe: BaseRecipe,
+) -> TrainingStart:
+    """Return the start of a run, after loading the weights of `initial` if the recipe has `train.init_from`."""
+    if initial is not None:
+        more_facts, more_notes = initial.load(objective.model, recipe)
         facts, notes = {**facts, **more_facts}, [*more_notes, *notes]
-    return Start(objective, facts, notes)
+    return TrainingStart(objective, facts, notes)
 
 
 @dataclass(frozen=True)
@@ -118,7 +122,7 @@ class TrainingStep:
 
     model: "nn.Module"
     parameter_groups: Callable[[], "list[ParameterGroup]"]  # called late: a plan replaces the model's tensors
-    made_up_batch: Callable[[int, "torch.device"], Any]  # a number of examples on a device, with arbitrary values
+    synthetic_batch: Callable[[int, "torch.device"], Any]  # a number of examples on a device, with arbitrary values
     loss: Callable[[Any], "torch.Tensor"]  # the objective's own
     after_step: Callable[[], None] = lambda: None
 
@@ -184,7 +188,7 @@ class Kind(ABC):
         return pinned(recipe, path, fresh)
 
     @abstractmethod
-    def start(self, recipe: Any, world: "World", run: Run) -> Start:
+    def start(self, recipe: Any, world: "World", run: Run) -> TrainingStart:
         """Prepare the data and build the objective; called on every rank."""
 
     @abstractmethod

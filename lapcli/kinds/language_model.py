@@ -11,10 +11,10 @@ from lapcli.kinds.kind import (
     Kind,
     LoadedModel,
     PlanFacts,
-    Start,
+    TrainingStart,
     TrainingStep,
     describe_download,
-    started,
+    with_initial_weights,
 )
 from lapcli.recipe import find_recipe, load_recipe
 from lapcli.recipe.schema import AnyRecipe, GPTRecipe, LanguageModelRecipe, TextSource, TokenizerSection
@@ -38,20 +38,20 @@ class LanguageModelKind(Kind):
     gives = frozenset({LANGUAGE, HELD_OUT_TEXT})
     metrics = ("validation_loss", "validation_bits_per_byte")
 
-    def start(self, recipe: LanguageModelRecipe, world: "World", run: Run) -> Start:
+    def start(self, recipe: LanguageModelRecipe, world: "World", run: Run) -> TrainingStart:
         from lapcli.data.text.tokens import prepare_text
-        from lapcli.kinds.initial_weights import begin
+        from lapcli.kinds.initial_weights import find_initial_weights
         from lapcli.objectives.language_model import LanguageModel
 
-        beginning = begin(recipe, run)
-        tokenizer = recipe.tokenizer if beginning is None else beginning.tokenizer(recipe)
+        initial = find_initial_weights(recipe, run)
+        tokenizer = recipe.tokenizer if initial is None else initial.tokenizer(recipe)
         with shown_progress(world.is_main) as progress:
             data = prepare_text(recipe.data, tokenizer, progress=progress)
         # The tokenizer of changed data, which is refused later, must not replace the run's own.
         if world.is_main and run.info.get("tokenizer_sha256") in (None, data.tokenizer.sha256):
             data.tokenizer.save(run.path / TOKENIZER)
         facts = {"data": data.description, "data_sha256": data.identity, "tokenizer_sha256": data.tokenizer.sha256}
-        return started(LanguageModel(recipe, data, world), facts, [], beginning, recipe)
+        return with_initial_weights(LanguageModel(recipe, data, world), facts, [], initial, recipe)
 
     def load(
         self, run: Run, checkpoint: "Checkpoint | None", device: "torch.device", *, float32: bool = False
@@ -151,13 +151,13 @@ def gpt_training_step(
 
     model = build_gpt(recipe, device, any_length=any_length, policy=policy)
 
-    def made_up_batch(sequences: int, device: torch.device) -> torch.Tensor:
+    def synthetic_batch(sequences: int, device: torch.device) -> torch.Tensor:
         return torch.zeros(sequences, recipe.model.context, dtype=torch.long, device=device)
 
     def loss(tokens_BT: torch.Tensor) -> torch.Tensor:
         return model.loss(tokens_BT, tokens_BT)
 
-    return TrainingStep(model, lambda: parameter_groups(recipe, model), made_up_batch, loss)
+    return TrainingStep(model, lambda: parameter_groups(recipe, model), synthetic_batch, loss)
 
 
 def load_gpt(

@@ -28,8 +28,8 @@ from lapcli.recipe import recipe_from_dict
 from lapcli.recipe.checking import check_recipe
 from lapcli.recipe.reading import Node
 from lapcli.recipe.schema import UNKNOWN, BaseRecipe, GPTModel
-from lapcli.runs import INFO, METRICS, TOKENIZER, Run, new_run, read_run, take_place, write_summary
-from lapcli.runs.opening import give_way, unlock
+from lapcli.runs import INFO, METRICS, TOKENIZER, Run, move_into_place, new_run, read_run, write_summary
+from lapcli.runs.opening import discard_untrained, unlock
 from lapcli.runtime.errors import DataError, UsageError
 from lapcli.runtime.files import read_bytes, read_text, sha256_of_file, write_text
 from lapcli.training import checkpoint
@@ -233,9 +233,9 @@ def import_checkpoint(path: Path, runs_dir: Path, name: str, *, tokenizer: Path 
             imported_from={"file": str(source.file), "sha256": sha256, "meta": _plain(source)},
             data="not known: the run was imported",
         )
-        take_place(run)
+        move_into_place(run)
     except BaseException:
-        give_way(run)
+        discard_untrained(run)
         raise
     finally:
         unlock(run)

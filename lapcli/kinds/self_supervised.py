@@ -9,12 +9,12 @@ from lapcli.kinds.kind import (
     Kind,
     LoadedModel,
     PlanFacts,
-    Start,
+    TrainingStart,
     TrainingStep,
     download_facts,
     fetch_images,
     load_vit,
-    started,
+    with_initial_weights,
 )
 from lapcli.recipe import find_recipe, load_recipe
 from lapcli.recipe.dino import SelfSupervisedRecipe
@@ -38,18 +38,18 @@ class SelfSupervisedKind(Kind):
     metrics = ("validation_knn",)
     expected_scores = ("linear",)
 
-    def start(self, recipe: SelfSupervisedRecipe, world: "World", run: Run) -> Start:
+    def start(self, recipe: SelfSupervisedRecipe, world: "World", run: Run) -> TrainingStart:
         from lapcli.data.images.sources import open_images
-        from lapcli.kinds.initial_weights import begin
+        from lapcli.kinds.initial_weights import find_initial_weights
         from lapcli.objectives.self_supervised import SelfSupervised
 
-        beginning = begin(recipe, run)
+        initial = find_initial_weights(recipe, run)
         with shown_progress(world.is_main) as progress:
             data = open_images(recipe.data, None, progress)
         objective = SelfSupervised(recipe, data, world)
         size = recipe.data.crops.global_size
         notes = [*objective.notes(), *data.notes(size)]
-        return started(objective, data.facts(size), notes, beginning, recipe)
+        return with_initial_weights(objective, data.facts(size), notes, initial, recipe)
 
     def load(
         self, run: Run, checkpoint: "Checkpoint | None", device: "torch.device", *, float32: bool = False
@@ -77,7 +77,7 @@ class SelfSupervisedKind(Kind):
         return TrainingStep(
             step.model,
             lambda: parameter_groups(recipe, step.model),
-            step.made_up_batch,
+            step.synthetic_batch,
             lambda batch: step.loss(batch)[0],
             after_step=lambda: step.model.update_teacher(0.99),
         )

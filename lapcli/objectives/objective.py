@@ -117,7 +117,7 @@ class Objective(Protocol):
 
 
 @runtime_checkable
-class Closing(Protocol):
+class Closable(Protocol):
     """An objective with resources to release: data workers, open files."""
 
     def close(self) -> None:
@@ -125,7 +125,7 @@ class Closing(Protocol):
 
 
 @runtime_checkable
-class Watching(Protocol):
+class MonitorsUpdates(Protocol):
     """An objective that monitors more of an update than its loss."""
 
     def seen(self) -> dict[str, Tensor]:

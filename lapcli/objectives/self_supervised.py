@@ -71,7 +71,7 @@ class SelfSupervisedStep:
             self.model.student.backbone.use_compile()
             self.model.teacher.backbone.use_compile()
 
-    def made_up_batch(self, images: int, device: torch.device) -> CropBatch:
+    def synthetic_batch(self, images: int, device: torch.device) -> CropBatch:
         """Return a batch of zeros for plans, with as many masked patches as a batch of data has."""
         crops, masks, group = self._recipe.data.crops, self._recipe.data.masks, self._recipe.train.group
         patches, (low, high) = (crops.global_size // self._recipe.model.patch) ** 2, masks.ratio

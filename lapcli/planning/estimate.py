@@ -268,7 +268,7 @@ def measure_steps(
     """Measure medians over `steps`, after one step to warm up. Only one of the accumulated micro-batches is computed,
     and its time is multiplied."""
     optimizers = Optimizers(step.parameter_groups())
-    batch = step.made_up_batch(examples, device)
+    batch = step.synthetic_batch(examples, device)
     micro: list[float] = []
     update: list[float] = []
     for _ in range(steps + 1):

@@ -98,7 +98,7 @@ def trace_step(step: TrainingStep, examples: int, *, keeps_gradients: bool) -> S
         log = _StepLog([*model.parameters(), *model.buffers(), *(p.grad for p in parameters if keeps_gradients)])
         with log:
             log.phase = FORWARD
-            loss = step.loss(step.made_up_batch(examples, CPU))
+            loss = step.loss(step.synthetic_batch(examples, CPU))
             kept = log.mark_alive(ACTIVATIONS)
             log.phase = BACKWARD
             loss.backward()

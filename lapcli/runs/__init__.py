@@ -26,12 +26,20 @@ from lapcli.runs.directory import (
     verify_recipe_file,
     write_summary,
 )
-from lapcli.runs.opening import CHANGE_NOTHING, changes, check_name, has_nothing, new_run, open_run, take_place
+from lapcli.runs.opening import (
+    KEYS_WITHOUT_EFFECT,
+    changes,
+    check_name,
+    is_untrained,
+    move_into_place,
+    new_run,
+    open_run,
+)
 
 __all__ = [
-    "CHANGE_NOTHING",
     "CHECKPOINTS",
     "INFO",
+    "KEYS_WITHOUT_EFFECT",
     "LOCK",
     "METRICS",
     "RECIPE",
@@ -44,7 +52,8 @@ __all__ = [
     "check_name",
     "check_plugins",
     "find_run",
-    "has_nothing",
+    "is_untrained",
+    "move_into_place",
     "named_run",
     "new_run",
     "newest_run",
@@ -55,7 +64,6 @@ __all__ = [
     "read_summary",
     "runs_in",
     "status_of",
-    "take_place",
     "trained_values",
     "unknown_run",
     "verify_recipe_file",

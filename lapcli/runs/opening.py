@@ -58,9 +58,9 @@ from lapcli.runtime.files import (
 )
 
 #: Keys of a recipe that may have another value when a run is resumed.
-CHANGE_NOTHING = ("data.workers", "train.init_from.source", "train.init_from.weights")
+KEYS_WITHOUT_EFFECT = ("data.workers", "train.init_from.source", "train.init_from.weights")
 #: Keys that are only read at the end of a run: an unfinished run may be resumed with others, which `run.json` stores.
-AT_THE_END = tuple(f"validation.{key}" for key in ("prompts", "sample_tokens", "temperature", "top_k", "bigram"))
+KEYS_READ_AT_END = tuple(f"validation.{key}" for key in ("prompts", "sample_tokens", "temperature", "top_k", "bigram"))
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]{0,127}")
 _LOCK_TRIES, _LOCK_PAUSE = 20, 0.05  # `is_locked` of a reader takes the lock for an instant
 
@@ -83,15 +83,15 @@ def open_run(
 ) -> Run:
     """Open the run of that name, locked by this process unless it is finished.
 
-    With `fresh`, prepare a new run beside the existing one: `take_place` moves the old one aside, `give_way` discards
-    the new one. `launches` names the launches that this process belongs to, one on each machine. If they `restarted`
-    the command after a rank died, it resumes the run that they began, even with `fresh`.
+    With `fresh`, prepare a new run beside the existing one, for `move_into_place` or `discard_untrained`. `launches`
+    names the launches that this process belongs to, one on each machine. If they `restarted` the command after a rank
+    died, it resumes the run that they began, even with `fresh`.
     """
     check_name(name)
     path = runs_dir / name
     _repair(path)  # first: a start that was killed may have left the run moved aside
     if not os.path.lexists(path) and (new := _prepare(path, recipe, launches, is_new=True)):
-        take_place(new)
+        move_into_place(new)
         return new
     if fresh and not (restarted and _was_started_by(launches, path)):
         old = _take_lock(path) if path.is_dir() else None
@@ -117,7 +117,7 @@ def open_run(
             unlock(run)
         else:
             run.info.pop("pruned", None)  # a trial that is resumed is no longer pruned
-            run.update(status="running", **_process(launches), **_at_the_end(run, recipe))
+            run.update(status="running", **_process(launches), **_changed_end_keys(run, recipe))
             run.recipe = recipe
     except BaseException:
         unlock(run)
@@ -126,7 +126,7 @@ def open_run(
 
 
 def new_run(runs_dir: Path, name: str, recipe: BaseRecipe) -> Run:
-    """Prepare a run beside its place, locked, to be filled and then renamed by `take_place`, or discarded."""
+    """Prepare a run beside its place, locked, to be filled and then renamed by `move_into_place`, or discarded."""
     check_name(name)
     path = runs_dir / name
     _repair(path)
@@ -136,7 +136,7 @@ def new_run(runs_dir: Path, name: str, recipe: BaseRecipe) -> Run:
     return new
 
 
-def mark(path: Path, **facts: Any) -> None:
+def update_run_info(path: Path, **facts: Any) -> None:
     """Add facts to `run.json` of a run that no process trains."""
     run = Run(path, read_run(path).recipe, {}, _take_lock(path))
     try:
@@ -151,7 +151,7 @@ def _must_be_replaced(run: Run, recipe: BaseRecipe) -> bool:
     differing = changes(run, recipe)
     if not differing:
         return False
-    if has_nothing(run):
+    if is_untrained(run):
         return True
     lines = "\n".join(f"  {key}: {_short(old)} in the run, {_short(new)} now" for key, old, new in differing)
     raise UsageError(
@@ -164,11 +164,11 @@ def _replaced(run: Run, recipe: BaseRecipe, launches: Sequence[str]) -> Run:
     new = _prepare(run.path, recipe, launches)
     assert new is not None
     new.replaced_lock, run.lock = run.lock, None
-    take_place(new, keep_old=False)
+    move_into_place(new, keep_old=False)
     return new
 
 
-def take_place(run: Run, keep_old: bool = True) -> None:
+def move_into_place(run: Run, keep_old: bool = True) -> None:
     """Rename a prepared run to its place. An existing run is moved aside, or removed without `keep_old`."""
     path = _place_of(run)
     aside = _free_name(path) if keep_old else path.with_name(f".{path.name}.discarded")
@@ -180,7 +180,7 @@ def take_place(run: Run, keep_old: bool = True) -> None:
             move(path, aside)
         move(run.path, path)
     except OSError as error:
-        give_way(run)
+        discard_untrained(run)
         raise LapError(f"{path} cannot be created ({error.strerror}); choose another --name or --runs-dir") from None
     run.path = path
     _release(run.replaced_lock)
@@ -190,18 +190,18 @@ def take_place(run: Run, keep_old: bool = True) -> None:
         remove(aside, or_leave=True)
 
 
-def give_way(run: Run) -> bool:
+def discard_untrained(run: Run) -> bool:
     """Discard a run that never took a step and restore the one that it replaced; return whether there was one."""
     if is_prepared(run):
         _put_back(_place_of(run), run.path, run.info)
     elif run.replaces is None:
-        if run.lock is not None and is_same_file(run.lock, run.path / LOCK) and has_nothing(run):
+        if run.lock is not None and is_same_file(run.lock, run.path / LOCK) and is_untrained(run):
             with contextlib.suppress(OSError):  # without permission it stays
                 move(run.path, prepared := _prepared_path(run.path))
                 remove(prepared)
     else:
         aside = run.path.with_name(str(run.info.get("moved_aside")))
-        if not aside.is_dir() or not has_nothing(run):
+        if not aside.is_dir() or not is_untrained(run):
             return False
         try:
             run.replaced_lock = _take_lock(aside, tries=1)
@@ -227,18 +227,18 @@ def unlock(run: Run) -> None:
 def changes(run: Run, recipe: BaseRecipe) -> list[tuple[str, Any, Any]]:
     """Return (key, the run's value, the recipe's) for each key that prevents resuming the run with that recipe."""
     differing = differing_keys(trained_values(run), recipe_to_dict(recipe))
-    allowed = CHANGE_NOTHING if run.is_finished else CHANGE_NOTHING + AT_THE_END
+    allowed = KEYS_WITHOUT_EFFECT if run.is_finished else KEYS_WITHOUT_EFFECT + KEYS_READ_AT_END
     return [row for row in differing if row[0] not in allowed]
 
 
-def _at_the_end(run: Run, recipe: BaseRecipe) -> dict[str, Any]:
-    """Return the values of `AT_THE_END` that differ from `recipe.yaml`, for `run.json`."""
+def _changed_end_keys(run: Run, recipe: BaseRecipe) -> dict[str, Any]:
+    """Return the values of `KEYS_READ_AT_END` that differ from `recipe.yaml`, for `run.json`."""
     differing = differing_keys(recipe_to_dict(run.recipe), recipe_to_dict(recipe))
-    new = {key: value for key, _, value in differing if key in AT_THE_END}
+    new = {key: value for key, _, value in differing if key in KEYS_READ_AT_END}
     return {"at_the_end": {**run.info.get("at_the_end", {}), **new}} if new else {}
 
 
-def has_nothing(run: Run) -> bool:
+def is_untrained(run: Run) -> bool:
     """Whether the run has no step, no checkpoint, and no files that lap did not write."""
     made = {RECIPE, INFO, METRICS, CHECKPOINTS, TOKENIZER, *MIRRORS}
     steps = read_text(run.metrics, "replace") if run.metrics.is_file() else ""

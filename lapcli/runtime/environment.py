@@ -21,7 +21,7 @@ STEP_TIMEOUT = 10.0
 LAUNCHER = "LAP_LAUNCHER"
 
 
-def wait_politely() -> None:
+def sleep_while_waiting() -> None:
     """Idle CPU threads sleep instead of spinning; must be called before torch is imported.
 
     With another program on the machine, a thread that spins keeps the one it waits for off its core: a small model

@@ -47,7 +47,7 @@ def shortened(name: str) -> str:
     return name if len(name) <= 240 else f"{name[:150]}...{name[-60:]}"
 
 
-def of_system(error: OSError) -> LapError:
+def from_os_error(error: OSError) -> LapError:
     """Explain an error of the operating system that no caller has: the file, the reason and the next step."""
     names = [os.fsdecode(name) for name in (error.filename, error.filename2) if isinstance(name, str | bytes)]
     # Only the command's own output is written without a file name.

@@ -33,7 +33,7 @@ _TEMPORARY = re.compile(r"\..+\.(\d{1,10})", re.DOTALL)
 
 
 @contextlib.contextmanager
-def whole_file(path: Path) -> Iterator[Path]:
+def atomic_file(path: Path) -> Iterator[Path]:
     """Yield a temporary file beside `path` that a library may write by name; it becomes `path` when the block ends.
 
     Its permissions follow the umask, whatever the library sets: safetensors writes files of mode 0600, which a
@@ -98,7 +98,7 @@ def read_text(path: Path, errors: str = "strict") -> str:
 
 
 def write_bytes(path: Path, content: bytes) -> None:
-    with whole_file(path) as temporary, temporary.open("wb") as file:
+    with atomic_file(path) as temporary, temporary.open("wb") as file:
         file.write(content)
 
 

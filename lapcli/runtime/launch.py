@@ -27,13 +27,13 @@ from lapcli.runtime.devices import NO_AMX
 from lapcli.runtime.environment import LAUNCHER
 from lapcli.runtime.errors import ExitCode, LapError, UsageError
 from lapcli.runtime.machine import usable_cores
-from lapcli.runtime.signals import Patience, handled
+from lapcli.runtime.signals import SecondRequest, handled
 
 # A save of the largest model takes longer than torchrun's 30 seconds between SIGTERM and SIGKILL.
 SECONDS_TO_SAVE = 600
 # A batch system starts the machines of a job minutes apart.
 SECONDS_TO_MEET = 600
-PASSED_ON = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1)
+FORWARDED_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1)
 
 
 @dataclass(frozen=True)
@@ -147,11 +147,11 @@ def _signals_passed_on() -> Iterator[None]:
     """
     from torch.distributed.elastic.multiprocessing.api import SignalException
 
-    patience, is_ending = Patience(), False
+    second_request, is_ending = SecondRequest(), False
 
     def handle(number: int, frame: FrameType | None) -> None:
         nonlocal is_ending
-        if patience.is_over(number):
+        if second_request.is_second(number):
             _end_at_once()
         if not is_ending:
             is_ending = True
@@ -159,7 +159,7 @@ def _signals_passed_on() -> Iterator[None]:
             raise SignalException(f"{name.name} to the launcher", sigval=name)
 
     # Signals that `nohup` or a shell has set to be ignored stay ignored.
-    with handled([number for number in PASSED_ON if signal.getsignal(number) is not signal.SIG_IGN], handle):
+    with handled([number for number in FORWARDED_SIGNALS if signal.getsignal(number) is not signal.SIG_IGN], handle):
         yield
 
 

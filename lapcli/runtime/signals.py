@@ -18,10 +18,10 @@ from lapcli.runtime.errors import Interrupted
 
 _Handler = Callable[[int, FrameType | None], object]
 
-ASKING = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
+STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
 
 
-class Patience:
+class SecondRequest:
     """Tells a second request to stop from copies of the first.
 
     `timeout` and batch systems signal a process and its whole group, and a launcher passes on signals that its ranks
@@ -34,7 +34,7 @@ class Patience:
         self._is_asked = False
         self._first_sigterm: float | None = None
 
-    def is_over(self, number: int) -> bool:
+    def is_second(self, number: int) -> bool:
         """Whether this signal, after those before it, means to stop at once."""
         now = time.monotonic()
         if number == signal.SIGTERM and self._first_sigterm is None:
@@ -51,13 +51,13 @@ class StopRequest:
     def __init__(self, announce: Callable[[str], None]) -> None:
         self.name: str | None = None
         self._announce = announce
-        self._patience = Patience()
+        self._second_request = SecondRequest()
 
     def __bool__(self) -> bool:
         return self.name is not None
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
-        if self._patience.is_over(number):
+        if self._second_request.is_second(number):
             raise KeyboardInterrupt
         first, self.name = self.name is None, signal.Signals(number).name
         if first:
@@ -80,7 +80,7 @@ def stop_before_the_first_step() -> Iterator[None]:
 def stop_on_signal(announce: Callable[[str], None]) -> Iterator[StopRequest]:
     """Yield a request that records the signals that arrive inside the block."""
     request = StopRequest(announce)
-    with handled(ASKING, request._on_signal):
+    with handled(STOP_SIGNALS, request._on_signal):
         yield request
 
 

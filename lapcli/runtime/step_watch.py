@@ -30,14 +30,14 @@ from lapcli.runtime.errors import ExitCode
 from lapcli.runtime.ranks import World
 
 LONGEST_PERIOD = 5.0  # seconds between two heartbeats of a rank
-LOOKS_APART = 5  # periods between two looks at the heartbeats
+PERIODS_BETWEEN_CHECKS = 5  # periods between two looks at the heartbeats
 TOLD, FIRST = "told", "first"  # keys of the store besides the ranks' numbers
 
 T = TypeVar("T")
 
 
 @dataclass(frozen=True)
-class Sign:
+class Heartbeat:
     """The heartbeat that a rank writes into the store; `count` grows each time, so that no clocks are compared."""
 
     rank: int
@@ -58,7 +58,7 @@ class StepWatch:
         self._world, self._report = world, report
         self._seconds = 60 * world.step_timeout
         self._period = min(LONGEST_PERIOD, self._seconds / 10)
-        self._sign = Sign(world.rank, socket.gethostname(), os.getpid())
+        self._heartbeat = Heartbeat(world.rank, socket.gethostname(), os.getpid())
         self._timed_step: int | None = None
         self._next_heartbeat = ""  # of the next rank, as last read
         self._rounds = 0  # of this rank's heartbeat thread; it stops counting if the store does not answer
@@ -87,7 +87,7 @@ class StepWatch:
     @contextmanager
     def step(self, number: int, is_timed: bool) -> Iterator[None]:
         """Mark a step and its collectives; with `is_timed` it may take no longer than the timeout."""
-        self._sign = replace(self._sign, step=number)
+        self._heartbeat = replace(self._heartbeat, step=number)
         self._timed_step = number if is_timed else None
         try:
             yield
@@ -97,14 +97,14 @@ class StepWatch:
     @contextmanager
     def reading(self) -> Iterator[None]:
         """Mark the part of a step in which a rank reads its batch."""
-        self._sign = replace(self._sign, is_reading=True)
+        self._heartbeat = replace(self._heartbeat, is_reading=True)
         try:
             yield
         finally:
-            self._sign = replace(self._sign, is_reading=False)
+            self._heartbeat = replace(self._heartbeat, is_reading=False)
 
     def _write(self) -> None:
-        self._store.set(str(self._world.rank), json.dumps(asdict(replace(self._sign, count=self._rounds))))
+        self._store.set(str(self._world.rank), json.dumps(asdict(replace(self._heartbeat, count=self._rounds))))
 
     def _send_heartbeats(self) -> None:
         next_one = str((self._world.rank + 1) % self._world.size)
@@ -126,16 +126,16 @@ class StepWatch:
             if max(in_step, silent) < self._seconds or self._is_lost:
                 continue
             before = self._look()
-            time.sleep(LOOKS_APART * self._period)
+            time.sleep(PERIODS_BETWEEN_CHECKS * self._period)
             missing, words = explain(before, self._look())
             if not self._is_over.is_set() and (missing or (in_step >= self._seconds and step == self._timed_step)):
                 self._end(missing, words)
 
-    def _look(self) -> list[Sign] | None:
+    def _look(self) -> list[Heartbeat] | None:
         """Read the heartbeats of all ranks; None if the store does not answer."""
         ranks = [str(rank) for rank in range(self._world.size)]
         texts = self._ask(lambda: self._store.multi_get(ranks))
-        return None if texts is None else [Sign(**json.loads(text)) for text in texts]
+        return None if texts is None else [Heartbeat(**json.loads(text)) for text in texts]
 
     def _ask(self, question: Callable[[], T]) -> T | None:
         """Return the store's answer; None if it takes too long, as when rank 0, which holds the store, hangs."""
@@ -147,7 +147,7 @@ class StepWatch:
 
         thread = threading.Thread(target=ask, daemon=True)
         thread.start()
-        thread.join(LOOKS_APART * self._period)
+        thread.join(PERIODS_BETWEEN_CHECKS * self._period)
         return answers[0] if answers else None
 
     def _end(self, missing: set[int], words: str) -> None:
@@ -156,12 +156,12 @@ class StepWatch:
         others = set(range(self._world.size)) - missing
         if first not in (None, 1) or (first is None and self._world.rank != min(others, default=0)):
             self._is_lost = True
-            time.sleep(3 * LOOKS_APART * self._period)
+            time.sleep(3 * PERIODS_BETWEEN_CHECKS * self._period)
             os._exit(ExitCode.FAILED)
         minutes = f"{self._world.step_timeout:g} minute{'s' if self._world.step_timeout != 1 else ''}"
         sentence = (
-            f"no progress for {minutes} at step {self._sign.step}: {words}. The same command resumes from the last "
-            "checkpoint; --step-timeout gives a step more time"
+            f"no progress for {minutes} at step {self._heartbeat.step}: {words}. The same command resumes from the "
+            "last checkpoint; --step-timeout gives a step more time"
         )
         print(f"lap: {sentence}", file=sys.stderr, flush=True)
         self._is_lost = True
@@ -177,17 +177,17 @@ class StepWatch:
         os._exit(ExitCode.FAILED)
 
 
-def explain(before: list[Sign] | None, after: list[Sign] | None) -> tuple[set[int], str]:
+def explain(before: list[Heartbeat] | None, after: list[Heartbeat] | None) -> tuple[set[int], str]:
     """Return the ranks that do not answer, and the reason in words, from two looks at the heartbeats of all ranks."""
     if before is None or after is None:
         return {0}, "rank 0 does not answer"
-    silent = [sign for sign, earlier in zip(after, before, strict=True) if sign.count == earlier.count]
+    silent = [heartbeat for heartbeat, earlier in zip(after, before, strict=True) if heartbeat.count == earlier.count]
     if silent:
-        names = ", ".join(f"{sign} does not answer, it was at step {sign.step}" for sign in silent)
-        return {sign.rank for sign in silent}, names
-    last = max(sign.step for sign in after)
-    if behind := [sign for sign in after if sign.step < last]:
-        return set(), ", ".join(f"{sign} is still at step {sign.step}" for sign in behind)
-    if reading := [sign for sign in after if sign.is_reading]:
-        return set(), ", ".join(f"{sign} is still reading its batch" for sign in reading)
+        names = ", ".join(f"{heartbeat} does not answer, it was at step {heartbeat.step}" for heartbeat in silent)
+        return {heartbeat.rank for heartbeat in silent}, names
+    last = max(heartbeat.step for heartbeat in after)
+    if behind := [heartbeat for heartbeat in after if heartbeat.step < last]:
+        return set(), ", ".join(f"{heartbeat} is still at step {heartbeat.step}" for heartbeat in behind)
+    if reading := [heartbeat for heartbeat in after if heartbeat.is_reading]:
+        return set(), ", ".join(f"{heartbeat} is still reading its batch" for heartbeat in reading)
     return set(), "all ranks answer and none is behind, so a device or the network between them is stuck"

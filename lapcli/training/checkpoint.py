@@ -26,6 +26,7 @@ from torch import Tensor, nn
 
 from lapcli.runtime.errors import DataError, Diverged, LapError
 from lapcli.runtime.files import (
+    atomic_file,
     flush_to_disk,
     make_folder,
     move,
@@ -34,7 +35,6 @@ from lapcli.runtime.files import (
     read_text,
     remove,
     sha256_of_file,
-    whole_file,
     write_json,
 )
 
@@ -113,11 +113,11 @@ def save(
         remove_unfinished(folder)
         make_folder(temporary, is_new=True)
         reached("folder made")
-        with whole_file(temporary / MODEL) as file:
+        with atomic_file(temporary / MODEL) as file:
             save_file(_plain(model), file, metadata={"format": "pt", **metadata, "step": str(step)})
             _sort_metadata(file)
         reached("model written")
-        with whole_file(temporary / OPTIMIZER) as file:
+        with atomic_file(temporary / OPTIMIZER) as file:
             save_file(_plain(optimizer), file, metadata={"format": "pt"})
         reached("optimizer written")
         files = {name: sha256_of_file(temporary / name) for name in (MODEL, OPTIMIZER)}

@@ -21,11 +21,11 @@ from rich.console import Console
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from lapcli.objectives.objective import Objective, Watching
+from lapcli.objectives.objective import MonitorsUpdates, Objective
 from lapcli.recipe.schema import BaseRecipe
 from lapcli.runs import Run
 from lapcli.runtime.devices import peak_flops
-from lapcli.runtime.errors import Diverged, Interrupted, of_system
+from lapcli.runtime.errors import Diverged, Interrupted, from_os_error
 from lapcli.runtime.progress import StepProgress
 from lapcli.runtime.ranks import World
 from lapcli.runtime.signals import StopRequest, stop_on_signal
@@ -103,7 +103,7 @@ class Loop:
                 (loss / accumulation).backward()
             total += loss.detach()
         norms = self.optimizers.gradient_norms()  # of the averaged gradient
-        seen = self.objective.seen() if isinstance(self.objective, Watching) else {}
+        seen = self.objective.seen() if isinstance(self.objective, MonitorsUpdates) else {}
         # The one wait of the step. The norms are the same on all ranks, so their means are the norms.
         means, self.stopping = self.world.means([total, *norms, *seen.values()], bool(stop))
         mean_loss, known_norms = means[0] / accumulation, means[1 : 1 + len(norms)]
@@ -126,7 +126,7 @@ class Loop:
         }
 
     def _watch(self, step: int, values: dict[str, float]) -> None:
-        if isinstance(self.objective, Watching):
+        if isinstance(self.objective, MonitorsUpdates):
             warning = self.objective.watch(step, values)
             if warning and self.world.is_main:
                 self._warn(f"step {step + 1}: {warning}")
@@ -198,7 +198,7 @@ class Loop:
             )
             self.run.update(step=self.step, weights_sha256=self.saved.weights_sha256, metrics=metrics)
         except OSError as error:
-            raise of_system(error) from error
+            raise from_os_error(error) from error
 
     def _resume(self) -> None:
         """Load the newest intact checkpoint, which rank 0 chooses for all ranks, and drop the metrics beyond it."""

@@ -21,7 +21,7 @@ from lapcli.runs import Run
 from lapcli.runtime.errors import DataError, LapError
 from lapcli.runtime.files import append, flush_to_disk, read_bytes, truncate
 
-_WAY_OUT = "put it back from a copy, or remove it to do without the record of the steps so far"
+_REMEDY = "put it back from a copy, or remove it to do without the record of the steps so far"
 Record = dict[str, Any]  # {"bytes": 1157, "sha256": "..."}
 
 if TYPE_CHECKING:  # a report reads metrics without torch
@@ -48,7 +48,7 @@ class MetricsLog:
         for text in content[:known].splitlines(keepends=True):
             line = _line(text)
             if line is None and self._bytes + len(text) < known:
-                raise DataError(f"{self.path} is damaged: line {len(good) + 1} is not JSON; {_WAY_OUT}")
+                raise DataError(f"{self.path} is damaged: line {len(good) + 1} is not JSON; {_REMEDY}")
             if line is None or not text.endswith(b"\n") or line["step"] > step:
                 break
             good.append(line)
@@ -86,7 +86,7 @@ def verify_metrics(path: Path, content: bytes, record: Record) -> None:
     """Raise DataError if the beginning of the file is not what was recorded."""
     size = int(record["bytes"])
     if hashlib.sha256(content[:size]).hexdigest() != record["sha256"]:
-        raise DataError(f"{path} is damaged: its first {size:,} bytes are not what was written; {_WAY_OUT}")
+        raise DataError(f"{path} is damaged: its first {size:,} bytes are not what was written; {_REMEDY}")
 
 
 class StepClock:
@@ -162,7 +162,7 @@ def metrics_of(run: Run) -> list[dict[str, Any]]:
     content = read_bytes(run.metrics)
     verify_metrics(run.metrics, content, record)
     if run.is_finished and len(content) != record["bytes"]:
-        raise DataError(f"{run.metrics} is damaged: it is longer than what was written; {_WAY_OUT}")
+        raise DataError(f"{run.metrics} is damaged: it is longer than what was written; {_REMEDY}")
     return parse_metrics(content[: int(record["bytes"])])
 
 

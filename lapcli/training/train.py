@@ -9,11 +9,11 @@ from typing import Any, Protocol
 import torch
 from rich.console import Console
 
-from lapcli.objectives.objective import Closing, Objective
+from lapcli.objectives.objective import Closable, Objective
 from lapcli.recipe import differing_keys, recipe_to_dict
 from lapcli.recipe.schema import BaseRecipe
-from lapcli.runs import CHANGE_NOTHING, Run, plugins_of, read_run, write_summary
-from lapcli.runs.opening import give_way, is_prepared, open_run, take_place, unlock
+from lapcli.runs import KEYS_WITHOUT_EFFECT, Run, plugins_of, read_run, write_summary
+from lapcli.runs.opening import discard_untrained, is_prepared, move_into_place, open_run, unlock
 from lapcli.runtime.attention_kernels import prefer_attention_kernels
 from lapcli.runtime.determinism import deterministic, prepare_determinism
 from lapcli.runtime.devices import peak_memory
@@ -38,7 +38,7 @@ class PreparedTraining(Protocol):
     def notes(self) -> list[str]: ...
 
 
-class Startable(Protocol):
+class StartableKind(Protocol):
     """The part of a kind of training that starting a run needs."""
 
     def pinned(self, recipe: Any, path: Path, fresh: bool) -> Any: ...
@@ -47,7 +47,7 @@ class Startable(Protocol):
 
 
 def train_recipe(
-    kind: Startable,
+    kind: StartableKind,
     recipe: BaseRecipe,
     *,
     runs_dir: Path,
@@ -68,7 +68,7 @@ def train_recipe(
 
 def train_in_world(
     world: World,
-    kind: Startable,
+    kind: StartableKind,
     recipe: BaseRecipe,
     *,
     runs_dir: Path,
@@ -89,7 +89,7 @@ def train_in_world(
     except BaseException as error:
         # A run that diverged is a result, even in its first step, unless it was to replace another.
         is_result = isinstance(error, Diverged) and run.replaces is None
-        if world.is_main and not is_result and give_way(run):
+        if world.is_main and not is_result and discard_untrained(run):
             console.print(f"the run that {run.replaces} had before is kept in its place", highlight=False, markup=False)
         raise
     finally:
@@ -102,7 +102,7 @@ def _refuse_other_recipes(world: World, recipe: BaseRecipe) -> None:
     main_recipe: Any
     main_recipe, *others = world.from_all(recipe_to_dict(recipe))
     for rank, other_recipe in enumerate(others, start=1):
-        differing = [row for row in differing_keys(main_recipe, other_recipe) if row[0] not in CHANGE_NOTHING]  # type: ignore[arg-type]
+        differing = [row for row in differing_keys(main_recipe, other_recipe) if row[0] not in KEYS_WITHOUT_EFFECT]  # type: ignore[arg-type]
         if differing:
             key, main_value, other_value = differing[0]
             more = f" and {len(differing) - 1} more keys" if len(differing) > 1 else ""
@@ -112,7 +112,7 @@ def _refuse_other_recipes(world: World, recipe: BaseRecipe) -> None:
             )
 
 
-def _train(kind: Startable, recipe: BaseRecipe, run: Run, world: World, console: Console) -> None:
+def _train(kind: StartableKind, recipe: BaseRecipe, run: Run, world: World, console: Console) -> None:
     _set_threads(recipe, run, world)
     report = run.update if world.is_main else _nothing
     objective: Objective | None = None
@@ -125,7 +125,7 @@ def _train(kind: Startable, recipe: BaseRecipe, run: Run, world: World, console:
             _refuse_other_data(run, facts)
         world.require_same(_identities(facts))
         with stop_before_the_first_step():
-            _take_place_together(world, run)
+            _move_into_place_together(world, run)
         report(
             status="running",
             failure=None,
@@ -169,7 +169,7 @@ def _train(kind: Startable, recipe: BaseRecipe, run: Run, world: World, console:
             report(status="failed", failure=str(error), diverged=isinstance(error, Diverged))
         raise
     finally:
-        if isinstance(objective, Closing):
+        if isinstance(objective, Closable):
             objective.close()
 
 
@@ -255,18 +255,18 @@ def _open_together(world: World, runs_dir: Path, name: str, recipe: BaseRecipe, 
             return run if run is not None else read_run(runs_dir / str(folder))
     except BaseException:
         if run is not None:
-            give_way(run)
+            discard_untrained(run)
             unlock(run)
         raise
 
 
-def _take_place_together(world: World, run: Run) -> None:
+def _move_into_place_together(world: World, run: Run) -> None:
     """Move a new run that was prepared beside an old one to its place, before its first step, on every rank."""
     if not is_prepared(run):
         return
     with world.together():
         if world.is_main:
-            take_place(run)
+            move_into_place(run)
     run.path = run.path.with_name(str(world.from_main(run.path.name)))
 
 

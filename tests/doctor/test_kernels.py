@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from lapcli.data.images.colours import Drawn, Recolouring
+from lapcli.data.images.colours import ColourParameters, Recolouring
 from lapcli.doctor.kernels import (
     CASES,
     KernelNames,
@@ -161,7 +161,7 @@ def test_colours_of_crops():
     assert check_colours(CPU).status == "passes"
 
     def without_colours(source):
-        nothing = torch.tensor([Drawn().numbers()])
+        nothing = torch.tensor([ColourParameters().numbers()])
         return lambda crops, drawn: Recolouring(source)(crops, nothing.expand_as(drawn))
 
     found = check_colours(CPU, without_colours)

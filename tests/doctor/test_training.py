@@ -21,7 +21,7 @@ from lapcli.doctor.training import (
     images_trained,
 )
 from lapcli.doctor.trials import TrialOutcome, TrialTraining, start_trial, train_trial
-from lapcli.kinds import Start
+from lapcli.kinds import TrainingStart
 from lapcli.kinds.language_model import LanguageModelKind
 from lapcli.planning import plan_training
 from lapcli.recipe import find_recipe, load_recipe
@@ -118,7 +118,7 @@ class Curious(LanguageModelKind):
             return value
 
         start.objective.loss = looked_at
-        return Start(start.objective, start.facts, start.notes)
+        return TrainingStart(start.objective, start.facts, start.notes)
 
 
 def test_waits_of_the_host(tmp_path):

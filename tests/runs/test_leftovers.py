@@ -22,8 +22,8 @@ from lapcli.training import checkpoint
 PAUSED = """
 import sys, time
 from pathlib import Path
-from lapcli.runtime.files import whole_file
-with whole_file(Path(sys.argv[1])) as temporary:
+from lapcli.runtime.files import atomic_file
+with atomic_file(Path(sys.argv[1])) as temporary:
     temporary.write_text("half")
     print(temporary.name, flush=True)
     time.sleep(600)

@@ -10,7 +10,7 @@ from support import tiny_recipe
 
 from lapcli.recipe import load_recipe
 from lapcli.runs import open_run, opening, read_run
-from lapcli.runs.opening import give_way, take_place, unlock
+from lapcli.runs.opening import discard_untrained, move_into_place, unlock
 from lapcli.runtime import files
 from lapcli.runtime.errors import LapError, UsageError
 
@@ -90,10 +90,10 @@ def test_fresh_moves_the_old_run_aside(recipe, tmp_path):
     for number in (1, 2):
         run = open_run(tmp_path, "first", recipe, fresh=number > 1)
         if number > 1:
-            take_place(run)
+            move_into_place(run)
         run.update(step=number)
         unlock(run)
-    take_place(open_run(tmp_path, "first", recipe, fresh=True))
+    move_into_place(open_run(tmp_path, "first", recipe, fresh=True))
     assert [read_run(tmp_path / name).info["step"] for name in ("first.old-1", "first.old-2", "first")] == [1, 2, 0]
 
 
@@ -106,7 +106,7 @@ def test_an_old_run_stays_in_its_place_until_the_new_one_is_ready(recipe, tmp_pa
     assert read_run(tmp_path / "first").info["step"] == 7
     with pytest.raises(UsageError, match="being trained by another process"):  # its lock is held already
         open_run(tmp_path, "first", recipe)
-    assert give_way(new)
+    assert discard_untrained(new)
     assert [path.name for path in tmp_path.iterdir()] == ["first"]
     assert open_run(tmp_path, "first", recipe).info["step"] == 7
 
@@ -117,9 +117,9 @@ def test_a_new_run_without_a_step_gives_the_place_back(recipe, tmp_path):
     unlock(old)
     for has_step in (False, True):
         new = open_run(tmp_path, "first", recipe, fresh=True)
-        take_place(new)
+        move_into_place(new)
         new.metrics.write_text('{"step": 1, "loss": 5.0}\n' if has_step else '{"step": 0, "validation_loss": 5.0}\n')
-        assert give_way(new) is not has_step
+        assert discard_untrained(new) is not has_step
         assert read_run(tmp_path / "first").info["step"] == (0 if has_step else 7)
         unlock(new)
 
@@ -127,9 +127,9 @@ def test_a_new_run_without_a_step_gives_the_place_back(recipe, tmp_path):
 def test_an_old_run_that_is_trained_under_its_new_name_is_left_there(recipe, tmp_path):
     unlock(open_run(tmp_path, "first", recipe))
     new = open_run(tmp_path, "first", recipe, fresh=True)
-    take_place(new)
+    move_into_place(new)
     old = open_run(tmp_path, "first.old-1", recipe)
-    assert not give_way(new)
+    assert not discard_untrained(new)
     old.update(step=7)
     assert read_run(tmp_path / "first.old-1").info["step"] == 7
 
@@ -152,7 +152,7 @@ def test_a_lock_that_was_waited_for_is_of_the_folder_that_is_there_now(recipe, t
         if not replaced:
             replaced.append(True)
             new = open_run(tmp_path, "first", recipe, fresh=True)
-            take_place(new)
+            move_into_place(new)
             replaced.append(new)
         return real(handle, **options)
 
@@ -174,7 +174,7 @@ def test_what_a_launch_began_is_resumed_when_it_starts_again(recipe, tmp_path):
     """torchrun repeats the whole command, --fresh included, when a rank has died; rank 0 may be on another machine."""
     unlock(open_run(tmp_path, "first", recipe))
     run = open_run(tmp_path, "first", recipe, fresh=True, launches=["a on here", "a on there"])
-    take_place(run)
+    move_into_place(run)
     run.update(step=3)
     unlock(run)
     again = open_run(tmp_path, "first", recipe, fresh=True, launches=["a on there"], restarted=True)
@@ -182,7 +182,7 @@ def test_what_a_launch_began_is_resumed_when_it_starts_again(recipe, tmp_path):
     unlock(again)
     new = open_run(tmp_path, "first", recipe, fresh=True, launches=["a on here"])  # the same name, but a first start
     assert new.info["step"] == 0
-    give_way(new)
+    discard_untrained(new)
     assert open_run(tmp_path, "first", recipe, fresh=True, launches=["b on here"], restarted=True).info["step"] == 0
 
 

@@ -12,7 +12,7 @@ from sweep_support import write_recipe
 from lapcli.data.cache import build_once
 from lapcli.runtime import files
 from lapcli.runtime.errors import LapError
-from lapcli.sweep.state import take
+from lapcli.sweep.state import lock_cell
 from lapcli.sweep.sweep import sweep_from_options
 
 
@@ -47,7 +47,7 @@ def test_without_locks_a_run_trains_and_one_line_says_so(no_locks, tmp_path, cap
     assert f"has no locks ({no_locks})" in warning
     assert not list((tmp_path / "cache").rglob("*.unfinished"))
     (cell,) = sweep_from_options(recipe, {"seed": [1]}, [], []).grids[0].cells()
-    assert take(cell, runs) is not None
+    assert lock_cell(cell, runs) is not None
 
 
 def test_without_locks_two_builders_do_not_disturb_each_other(no_locks, tmp_path):

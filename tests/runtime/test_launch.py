@@ -19,8 +19,8 @@ from lapcli.runs.opening import unlock
 from lapcli.runtime.errors import ExitCode, LapError, UsageError, is_lost_peer
 from lapcli.runtime.launch import Processes, _explain, _torchrun_options, launch, needs_launch
 from lapcli.runtime.ranks import device_of, group_options
-from lapcli.runtime.signals import Patience
-from lapcli.runtime.step_watch import Sign, explain
+from lapcli.runtime.signals import SecondRequest
+from lapcli.runtime.step_watch import Heartbeat, explain
 from lapcli.training.metrics import read_metrics
 
 pytestmark = pytest.mark.slow  # they start processes
@@ -142,7 +142,7 @@ def test_launchers_and_ranks_that_die_stop_or_are_asked_to_stop(write_recipe, tm
     os.kill(started[1], signal.SIGSTOP)
     launcher.send(signal.SIGTERM)  # twice in a moment, as `timeout` does: one request
     launcher.send(signal.SIGTERM)
-    time.sleep(Patience.MOMENT + 1)
+    time.sleep(SecondRequest.MOMENT + 1)
     assert launcher.child.is_alive()  # it waits for them to save
     launcher.send(signal.SIGTERM)
     assert launcher.result().returncode == ExitCode.STOPPED
@@ -204,7 +204,7 @@ def test_a_stopped_rank_is_named_by_those_who_wait_for_it(write_recipe, tmp_path
 
 def test_what_two_looks_at_the_ranks_mean():
     def looked(*signs):
-        return [Sign(rank, "host", 7, *sign) for rank, sign in enumerate(signs)]
+        return [Heartbeat(rank, "host", 7, *sign) for rank, sign in enumerate(signs)]
 
     before = looked((4, 9), (4, 9))
     assert explain(before, looked((7, 9), (4, 9)))[0] == {1}

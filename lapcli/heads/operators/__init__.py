@@ -1,5 +1,5 @@
 """Head operators, one file each; the head plan assigns them to the heads of a layer."""
 
-from lapcli.heads.operators.operator import OPERATORS, Operator, operator_with
+from lapcli.heads.operators.operator import OPERATORS, Operator, build_operator
 
-__all__ = ["OPERATORS", "Operator", "operator_with"]
+__all__ = ["OPERATORS", "Operator", "build_operator"]

@@ -102,7 +102,7 @@ class Operator:
         return {name: list(value) if isinstance(value, tuple) else value for name, value in values.items()}
 
 
-def operator_with(name: str, constants: Mapping[str, Any]) -> Operator:
+def build_operator(name: str, constants: Mapping[str, Any]) -> Operator:
     """Build the operator of that name; ValueError if a constant is unknown or out of range."""
     kind = OPERATORS[name]
     known = {field.name: field for field in dataclasses.fields(kind)}

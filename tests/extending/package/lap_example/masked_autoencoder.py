@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import Field
 
-from lapcli.kinds.kind import FEATURES, Fetched, Kind, LoadedModel, Start, TrainingStep
+from lapcli.kinds.kind import FEATURES, Fetched, Kind, LoadedModel, TrainingStart, TrainingStep
 from lapcli.recipe.optimizers import AdamWSection
 from lapcli.recipe.schema import BaseRecipe, TransformerModel
 from lapcli.recipe.section import Size, combination
@@ -50,14 +50,16 @@ class MaskedAutoencoder(Kind):
     metrics = ("validation_loss",)
     expected_scores = ("knn",)
 
-    def start(self, recipe: AutoencoderRecipe, world: "World", run: "Run") -> Start:
+    def start(self, recipe: AutoencoderRecipe, world: "World", run: "Run") -> TrainingStart:
         from lap_example.painting import Painting
         from lapcli.data.images.sources import open_images
         from lapcli.runtime.progress import shown_progress
 
         with shown_progress(world.is_main) as progress:
             data = open_images(recipe.data, None, progress)
-        return Start(Painting(recipe, data, world), data.facts(recipe.model.image), data.notes(recipe.model.image))
+        return TrainingStart(
+            Painting(recipe, data, world), data.facts(recipe.model.image), data.notes(recipe.model.image)
+        )
 
     def load(
         self, run: "Run", checkpoint: "Checkpoint | None", device: "torch.device", *, float32: bool = False

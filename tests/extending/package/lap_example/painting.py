@@ -63,11 +63,11 @@ def training_step(recipe: AutoencoderRecipe, device: torch.device) -> TrainingSt
     with device:
         model = Painter(recipe.model, recipe.seed)
 
-    def made_up_batch(examples: int, device: torch.device) -> tuple[Tensor, Tensor]:
+    def synthetic_batch(examples: int, device: torch.device) -> tuple[Tensor, Tensor]:
         hidden_BP = torch.ones(examples, (size // patch) ** 2, dtype=torch.bool, device=device)
         return torch.zeros(examples, 3, size, size, device=device), hidden_BP
 
-    return TrainingStep(model, lambda: parameter_groups(recipe, model), made_up_batch, lambda batch: model(*batch))
+    return TrainingStep(model, lambda: parameter_groups(recipe, model), synthetic_batch, lambda batch: model(*batch))
 
 
 class Painting:
