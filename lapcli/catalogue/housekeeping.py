@@ -31,7 +31,7 @@ class Pruning:
 def rename_run(run: Run, name: str) -> Path:
     """Rename a run within its folder. Its age is kept: a renamed run does not become the newest."""
     check_name(name, "choose another name")
-    if names := list(followers(run.path)):
+    if names := list(dependent_runs(run.path)):
         raise UsageError(
             f"{run.name} cannot be renamed: {', '.join(names)} started from it and refer to it by its name; copy the "
             "folder to have it under another name"
@@ -56,7 +56,7 @@ def remove_run(path: Path) -> int:
     return freed
 
 
-def followers(path: Path) -> dict[str, str]:
+def dependent_runs(path: Path) -> dict[str, str]:
     """Find runs in the same folder that started from this one: name, and sha256 of the weights they started from."""
     starts = {other.name: started_from(read_run(other)) for other in runs_in(path.parent) if other != path}
     return {
@@ -66,7 +66,7 @@ def followers(path: Path) -> dict[str, str]:
     }
 
 
-def refuse_trained(paths: Sequence[Path]) -> None:
+def refuse_running(paths: Sequence[Path]) -> None:
     """Raise for the first run that is being trained, before any of them is touched."""
     for path in paths:
         with _locked(path):
@@ -81,7 +81,7 @@ def plan_prunings(
     left_out: list[str] = []
     for path in paths:
         try:
-            refuse_trained([path])
+            refuse_running([path])
             if is_of_a_sweep(path) and not with_sweeps:
                 raise UsageError(f"{path} belongs to a sweep; its runs are pruned only with --yes")
             prunings.append(plan_pruning(read_run(path), keep))
@@ -108,7 +108,7 @@ def plan_pruning(run: Run, keep: int) -> Pruning:
     for step in (ended_best, validated_best.step if validated_best else None):
         if step in folders:
             kept.setdefault(step, "the best")
-    weights = {sha256: name for name, sha256 in followers(run.path).items()}
+    weights = {sha256: name for name, sha256 in dependent_runs(run.path).items()}
     for step in steps if weights else []:
         sha256 = _weights_sha256(folders[step])
         if sha256 in weights:

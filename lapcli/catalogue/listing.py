@@ -34,7 +34,7 @@ class Score:
 
 
 @dataclass(frozen=True)
-class Listed:
+class ListedRun:
     """A run in one line. Little is known of a damaged run, and `problem` says what is wrong."""
 
     name: str
@@ -53,7 +53,7 @@ class Listed:
         return {**asdict(self), "path": str(self.path)}
 
 
-def list_runs(runs_dir: Path, names: Sequence[str] = ()) -> list[Listed]:
+def list_runs(runs_dir: Path, names: Sequence[str] = ()) -> list[ListedRun]:
     """List the runs of these names or patterns, all runs without any; the one written last comes first."""
     listed = [_listed(path) for path in matching_runs(runs_dir, names)]
     return sorted(listed, key=lambda run: (run.seconds_since is None, run.seconds_since or 0.0, run.name))
@@ -76,13 +76,13 @@ def matching_runs(runs_dir: Path, names: Sequence[str]) -> list[Path]:
     return list(chosen)
 
 
-def _listed(path: Path) -> Listed:
+def _listed(path: Path) -> ListedRun:
     try:
         run = read_run(path)
         best = best_validation(run)
     except UsageError as error:
-        return Listed(path.name, path, "damaged", size_of(path), problem=str(error))
-    return Listed(
+        return ListedRun(path.name, path, "damaged", size_of(path), problem=str(error))
+    return ListedRun(
         name=run.name,
         path=path,
         status=run.status,

@@ -18,7 +18,7 @@ _SHOWN = ("loss", "lr", "tokens_per_second", "images_per_second")
 
 
 @dataclass(frozen=True)
-class Seen:
+class WatchedRun:
     """A run at one moment."""
 
     name: str
@@ -59,7 +59,7 @@ def check_metric(paths: Sequence[Path], metric: str) -> None:
         raise UsageError(f"none of these runs has the metric {metric[:60]!r}; {hint}: {', '.join(known)}")
 
 
-def look(path: Path, metric: str) -> Seen:
+def read_watched_run(path: Path, metric: str) -> WatchedRun:
     """Read what the run has written so far; a half-written line is left out."""
     info = read_info(path)
     lines = read_metrics(path / METRICS)
@@ -68,10 +68,10 @@ def look(path: Path, metric: str) -> Seen:
         values |= {name: value for name, value in line.items() if name != "step" and isinstance(value, int | float)}
     curve = [(line["step"], float(line[metric])) for line in lines if metric in line and math.isfinite(line[metric])]
     step = max([int(info.get("step") or 0), *(line["step"] for line in lines[-1:])])
-    return Seen(path.name, status_of(path, info), step, info.get("steps"), values, curve, is_of_a_sweep(path))
+    return WatchedRun(path.name, status_of(path, info), step, info.get("steps"), values, curve, is_of_a_sweep(path))
 
 
-def picture(seen: Sequence[Seen], metric: str, width: int, height: int) -> str:
+def plot_curves(seen: Sequence[WatchedRun], metric: str, width: int, height: int) -> str:
     """Draw the curves in one plot, without colour codes: a line for one run, a letter for each of several."""
     try:
         import plotext

@@ -211,7 +211,7 @@ def age_text(seconds: float | None) -> str:
     return f"{seconds:.0f} s"
 
 
-def confirmed(question: str, yes: bool) -> bool:
+def ask_to_confirm(question: str, yes: bool) -> bool:
     """Whether the user agrees, by --yes or by an answer in the terminal; UsageError if there is no terminal."""
     if yes:
         return True

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from lapcli.commands import completion, options
-from lapcli.commands.options import age_text, confirmed, print_json, size_text, table
+from lapcli.commands.options import age_text, ask_to_confirm, print_json, size_text, table
 from lapcli.runtime.environment import runs_dir as default_runs_dir
 from lapcli.runtime.errors import UsageError
 from lapcli.runtime.tables import facts, wrapped_message
@@ -246,21 +246,21 @@ def rm(
     as_json: options.Json = False,
 ) -> None:
     """Remove runs with everything in them, after asking. A run that is being trained is refused."""
-    from lapcli.catalogue.housekeeping import followers, refuse_trained, remove_run
+    from lapcli.catalogue.housekeeping import dependent_runs, refuse_running, remove_run
     from lapcli.catalogue.listing import is_of_a_sweep, matching_runs, size_of
 
     paths = matching_runs(_folder(runs_dir), names)
-    refuse_trained(paths)
+    refuse_running(paths)
     remarks = []
     for path in paths:
         with contextlib.suppress(UsageError):  # a damaged run elsewhere in the folder must not prevent the removal
-            if others := [name for name in followers(path) if path.parent / name not in paths]:
+            if others := [name for name in dependent_runs(path) if path.parent / name not in paths]:
                 remarks.append(f"{', '.join(others)} started from {path.name}.")
         if is_of_a_sweep(path):
             remarks.append(f"{path.name} belongs to a sweep, which would train it again.")
     size = size_text(sum(map(size_of, paths)))
     listed = ", ".join(str(path) for path in paths)
-    if not confirmed(" ".join([f"Remove {listed} ({size})?", *remarks]), yes):
+    if not ask_to_confirm(" ".join([f"Remove {listed} ({size})?", *remarks]), yes):
         raise typer.Exit(1)
     freed = {str(path): remove_run(path) for path in paths}
     if as_json:
@@ -319,7 +319,7 @@ def prune(
             print("nothing to remove")
     if doomed and not dry_run:
         count = sum(len(pruning.removed) for pruning in doomed)
-        if not confirmed(f"Remove {count} checkpoint{'s' if count > 1 else ''} ({freed})?", yes):
+        if not ask_to_confirm(f"Remove {count} checkpoint{'s' if count > 1 else ''} ({freed})?", yes):
             raise typer.Exit(1)
         for pruning in doomed:
             remove_checkpoints(pruning)

@@ -122,7 +122,7 @@ def _print_result(run: "Run", as_json: bool) -> None:
     from lapcli.runs import read_summary
 
     summary = read_summary(run)
-    say_what_is_missing(run)
+    print_missing_parts(run)
     if as_json:
         print(json.dumps({"run": str(run.path), **run.info, **summary}, indent=2))
         return
@@ -147,7 +147,7 @@ def _print_result(run: "Run", as_json: bool) -> None:
         print(f"  {command}\n      {what}")
 
 
-def say_what_is_missing(run: "Run") -> None:
+def print_missing_parts(run: "Run") -> None:
     for part in run.missing_parts():
         print(f"lap: {run.path} is finished, but {part} is missing", file=sys.stderr)
 

@@ -14,7 +14,7 @@ from lapcli.commands.options import table
 from lapcli.runtime.environment import runs_dir as default_runs_dir
 
 if TYPE_CHECKING:
-    from lapcli.catalogue.watching import Seen
+    from lapcli.catalogue.watching import WatchedRun
 
 EXAMPLES = """\b
 Examples:
@@ -44,14 +44,14 @@ def watch(
 ) -> None:
     """Draw curves of runs while they train. Without a terminal: a line for each change and no curve."""
 
-    from lapcli.catalogue.watching import check_metric, chosen_runs, look
+    from lapcli.catalogue.watching import check_metric, chosen_runs, read_watched_run
 
     paths = chosen_runs(runs_dir or default_runs_dir(), runs or [])
     check_metric(paths, metric)
     is_screen = sys.stdout.isatty() and not as_json
     told: dict[str, tuple[int, str]] = {}
     while True:
-        seen = [look(path, metric) for path in paths]
+        seen = [read_watched_run(path, metric) for path in paths]
         if is_screen:
             print(("" if once else "\x1b[2J\x1b[H") + _screen(seen, metric), flush=True)
         for run in [] if is_screen else seen:
@@ -67,10 +67,10 @@ def watch(
             return
 
 
-def _screen(seen: "list[Seen]", metric: str) -> str:
+def _screen(seen: "list[WatchedRun]", metric: str) -> str:
     """Return a picture with one line of text for each run; for sweeps and many runs, a table."""
 
-    from lapcli.catalogue.watching import LETTERS, picture
+    from lapcli.catalogue.watching import LETTERS, plot_curves
 
     width, height = shutil.get_terminal_size()
     if len(seen) > len(LETTERS) or (len(seen) > 1 and all(run.is_of_a_sweep for run in seen)):
@@ -85,4 +85,4 @@ def _screen(seen: "list[Seen]", metric: str) -> str:
     unbroken = (line.replace("  ", "\0").replace(" ", _UNBROKEN).replace("\0", "  ") for line in lines)
     wrapped = (part for line in unbroken for part in textwrap.wrap(line, width, subsequent_indent="   "))
     shown = [part.replace(_UNBROKEN, " ") for part in wrapped]
-    return "\n".join([picture(seen, metric, width, max(8, min(24, height - len(shown) - 2))), *shown])
+    return "\n".join([plot_curves(seen, metric, width, max(8, min(24, height - len(shown) - 2))), *shown])

@@ -93,7 +93,7 @@ def _cell(spec: SearchSpec, trial: Trial, seed: int) -> Cell:
     return Cell(name, space.recipe, overrides, trial.params, space.load(trial.params, seed))
 
 
-def confirmed(spec: SearchSpec, pair: tuple[Trial, Trial], runs_dir: Path) -> Confirmation:
+def confirmation_of(spec: SearchSpec, pair: tuple[Trial, Trial], runs_dir: Path) -> Confirmation:
     """Return the comparison of the two arms over the fresh seeds that have finished."""
     values: dict[str, dict[str, float]] = {SEARCH: {}, CONTROL: {}}
     for cells in confirmation_cells(spec, pair):

@@ -16,7 +16,7 @@ from typing import IO
 from lapcli.runtime.errors import ExitCode, Interrupted, LapError
 from lapcli.runtime.files import open_to_write
 from lapcli.runtime.signals import StopRequest, stop_on_signal
-from lapcli.search.confirming import Confirmation, arms_to_confirm, confirmation_cells, confirmed
+from lapcli.search.confirming import Confirmation, arms_to_confirm, confirmation_cells, confirmation_of
 from lapcli.search.proposals import propose, should_prune
 from lapcli.search.trials import (
     CONTROL,
@@ -25,13 +25,13 @@ from lapcli.search.trials import (
     Trial,
     create,
     finished_value,
+    known_trials,
     mark_pruned,
     read_trials,
-    told_of,
 )
 from lapcli.sweep.grid import Cell
 from lapcli.sweep.runner import Process, kill_process, reason_in, start_process
-from lapcli.sweep.state import log_of, take
+from lapcli.sweep.state import lock_cell, log_of
 
 _POLL = 0.2  # seconds
 Tell = Callable[[str], None]
@@ -66,7 +66,7 @@ class SearchRunner:
             pair = arms_to_confirm(self.spec, trials)
             if pair is not None:
                 self._confirm(pair, stop)
-                outcome.confirmation = confirmed(self.spec, pair, self.runs_dir)
+                outcome.confirmation = confirmation_of(self.spec, pair, self.runs_dir)
         return outcome
 
     def _search(self, stop: StopRequest) -> None:
@@ -110,7 +110,7 @@ class SearchRunner:
         """Propose and create the arm's next trial, which the next round trains; return False if none is left."""
         number = len(trials)
         name = Cell(self.spec.trial_name(arm, number), self.spec.space.recipe, (), {}, self.spec.space.base)
-        lock = take(name, self.runs_dir)
+        lock = lock_cell(name, self.runs_dir)
         if lock is None:  # another process is proposing this trial
             time.sleep(_POLL)
             return True
@@ -121,7 +121,7 @@ class SearchRunner:
             params = propose(self.spec, arm, known)
             if params is None:
                 return False
-            create(self.spec, self.runs_dir, self.spec.cell(arm, number, params), arm, number, told_of(known))
+            create(self.spec, self.runs_dir, self.spec.cell(arm, number, params), arm, number, known_trials(known))
         return True
 
     def _resume_one(self, trials: Mapping[str, Sequence[Trial]], stop: StopRequest) -> bool:
@@ -132,7 +132,7 @@ class SearchRunner:
         )
         for trial in unsettled:
             cell = self.spec.cell(trial.arm, trial.number, trial.params)
-            lock = take(cell, self.runs_dir)
+            lock = lock_cell(cell, self.runs_dir)
             if lock is None:
                 continue
             with lock:
@@ -212,7 +212,7 @@ class SearchRunner:
             if not left:
                 return
             for cell in left:
-                lock = take(cell, self.runs_dir)
+                lock = lock_cell(cell, self.runs_dir)
                 if lock is None:
                     continue
                 with lock:

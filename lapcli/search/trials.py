@@ -18,19 +18,19 @@ from typing import Any
 
 from lapcli.recipe import recipe_hash
 from lapcli.runs import INFO, METRICS, read_info, read_run, status_of
-from lapcli.runs.opening import mark, new_run, take_place, unlock
+from lapcli.runs.opening import move_into_place, new_run, unlock, update_run_info
 from lapcli.runtime.errors import LapError, UsageError
 from lapcli.runtime.files import read_checked_json, write_checked_json
 from lapcli.search.space import Params, Space, space_from_file, space_from_options
 from lapcli.sweep.grid import Cell, Over
-from lapcli.sweep.state import last_validation, note_search
+from lapcli.sweep.state import last_validation, mark_as_search
 from lapcli.training.metrics import read_metrics
 
 RECORD = "search.json"
 SEARCH, CONTROL = "search", "control"
 LETTERS = {SEARCH: "t", CONTROL: "c"}
 RUN_AGAIN = "remove the run, and its trial is proposed again"
-Told = list[list[Any]]  # [number, state, number of reports] of each known trial
+KnownTrials = list[list[Any]]  # [number, state, number of reports] of each known trial
 
 
 @dataclass(frozen=True)
@@ -195,12 +195,12 @@ def _seconds(line: dict[str, Any]) -> float:
     return sum(float(value) for name, value in line.items() if name.startswith("seconds"))
 
 
-def told_of(trials: Sequence[Trial]) -> Told:
+def known_trials(trials: Sequence[Trial]) -> KnownTrials:
     """Return the summary of the known trials that the record of a proposal stores."""
     return [[trial.number, trial.state, len(trial.reports)] for trial in trials]
 
 
-def create(spec: SearchSpec, runs_dir: Path, cell: Cell, arm: str, number: int, told: Told) -> None:
+def create(spec: SearchSpec, runs_dir: Path, cell: Cell, arm: str, number: int, told: KnownTrials) -> None:
     """Create the trial's run with its record, ready to be trained."""
     from lapcli.kinds import kind_of
 
@@ -210,15 +210,15 @@ def create(spec: SearchSpec, runs_dir: Path, cell: Cell, arm: str, number: int, 
         record = {"search": spec.identity(), "arm": arm, "trial": number, "params": dict(cell.values), "told": told}
         write_checked_json(run.path / RECORD, record)
         run.update(status="interrupted")  # until the trial's process sets it to running
-        take_place(run)
+        move_into_place(run)
     finally:
         unlock(run)
-    note_search(cell, runs_dir)
+    mark_as_search(cell, runs_dir)
 
 
 def mark_pruned(runs_dir: Path, name: str) -> None:
     """Mark an interrupted run as pruned. Its checkpoint stays, and `lap train` can resume it."""
-    mark(runs_dir / name, pruned=True)
+    update_run_info(runs_dir / name, pruned=True)
 
 
 def finished_value(spec: SearchSpec, runs_dir: Path, cell: Cell) -> float | None:

@@ -24,7 +24,7 @@ from lapcli.runtime.files import open_to_write
 from lapcli.runtime.machine import usable_cores
 from lapcli.runtime.signals import StopRequest, end_with_parent, stop_on_signal
 from lapcli.sweep.grid import Cell, Grid
-from lapcli.sweep.state import commands_left, log_of, note_done, note_search, progress, take
+from lapcli.sweep.state import commands_left, lock_cell, log_of, mark_as_search, progress, record_command
 from lapcli.sweep.sweep import SearchWinner, Sweep, choose, is_tried
 
 _POLL = 0.2  # seconds
@@ -176,7 +176,7 @@ class Runner:
             return False
         status.state = "finished" if progress(status.cell, self.runs_dir).is_trained else "diverged"
         if status.cell.is_search:
-            note_search(status.cell, self.runs_dir)
+            mark_as_search(status.cell, self.runs_dir)
         return True
 
     def _decide(self) -> None:
@@ -194,7 +194,7 @@ class Runner:
         for status in list(self.statuses):
             if status.state not in {"waiting", "elsewhere"} or not self.free:
                 continue
-            lock = take(status.cell, self.runs_dir)
+            lock = lock_cell(status.cell, self.runs_dir)
             if lock is None:
                 if status.state == "waiting":
                     self.tell(f"{status.cell.name} is being trained by another process; waiting for it")
@@ -238,7 +238,7 @@ class Runner:
         what, _ = job.commands.popleft()
         if code == ExitCode.DONE:
             if what != "train":
-                note_done(status.cell, self.runs_dir, what)
+                record_command(status.cell, self.runs_dir, what)
             if job.commands and not stopping:
                 self._next_command(job)
                 return
@@ -260,7 +260,7 @@ class Runner:
         first = reason.splitlines()[0] if reason else ""
         self.tell(f"{status.cell.name}: {state}" + (f": {first}" if first else f" after {status.seconds:.0f} s"))
         if status.cell.is_search:
-            note_search(status.cell, self.runs_dir)
+            mark_as_search(status.cell, self.runs_dir)
             self._decide()
 
     def _ask_to_stop(self, wait: bool = True) -> None:

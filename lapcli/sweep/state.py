@@ -19,7 +19,7 @@ from lapcli.runs import (
     SWEEP,
     TRAIN_AGAIN,
     changes,
-    has_nothing,
+    is_untrained,
     read_info,
     read_run,
     status_of,
@@ -114,12 +114,12 @@ def commands_left(cell: Cell, runs_dir: Path) -> list[str]:
     return [text for text in cell.then if done.get(text) != weights or weights is None]
 
 
-def note_done(cell: Cell, runs_dir: Path, command: str) -> None:
+def record_command(cell: Cell, runs_dir: Path, command: str) -> None:
     path = runs_dir / cell.name / SWEEP
     write_checked_json(path, {**_read(path), command: progress(cell, runs_dir).weights_sha256})
 
 
-def note_search(cell: Cell, runs_dir: Path) -> None:
+def mark_as_search(cell: Cell, runs_dir: Path) -> None:
     """Marks a run of a search, which only chose values for others, so that reports do not count it as a result."""
     path = runs_dir / cell.name / SWEEP
     if path.parent.is_dir() and not (known := _read(path)).get("search"):
@@ -146,7 +146,7 @@ def refuse_others(cells: Iterable[Cell], runs_dir: Path) -> None:
         path = runs_dir / cell.name
         info = _info(path)
         differing = [] if info is None else changed_keys(cell, path, info)
-        if differing and not has_nothing(read_run(path)):
+        if differing and not is_untrained(read_run(path)):
             key, old, new = differing[0]
             more = f" and {len(differing) - 1} more keys" if len(differing) > 1 else ""
             others.append(f"  {cell.name}: {key} {json.dumps(old)} in the run, {json.dumps(new)} now{more}")
@@ -158,7 +158,7 @@ def refuse_others(cells: Iterable[Cell], runs_dir: Path) -> None:
         )
 
 
-def take(cell: Cell, runs_dir: Path) -> IO[str] | None:
+def lock_cell(cell: Cell, runs_dir: Path) -> IO[str] | None:
     """Take the cell's lock; None if another process has it. Children inherit it: it outlives a killed sweep."""
     make_work_folder(runs_dir)
     handle = open_to_write(runs_dir / WORK / f"{cell.name}.lock", "w")

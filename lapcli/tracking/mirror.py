@@ -49,7 +49,7 @@ class State:
 
 
 @dataclass
-class Sent:
+class MirrorCounts:
     """Counts of what one call sent of one run."""
 
     run: str
@@ -57,7 +57,7 @@ class Sent:
     items: int = 0
 
 
-def mirror(paths: Sequence[Path], tracker: Tracker, *, follow: bool = False) -> list[Sent]:
+def mirror(paths: Sequence[Path], tracker: Tracker, *, follow: bool = False) -> list[MirrorCounts]:
     """Send what the tracker does not have of each run; with `follow`, until none of them is being trained."""
     with ExitStack() as stack:
         mirrors = []
@@ -86,7 +86,7 @@ class _Mirror:
         self._state = _read_state(self._file)
         self._session: Session | None = None
         self._tail = _Tail(path / METRICS)
-        self.sent = Sent(path.name)
+        self.sent = MirrorCounts(path.name)
         if self._state.is_open and not tracker.remove_unrecorded(read_run(path), self._state.pieces):
             self._state = State()
 

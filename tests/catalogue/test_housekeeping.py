@@ -10,7 +10,7 @@ import torch
 from rich.console import Console
 from support import tiny_chat_recipe, tiny_recipe, train_here, write_text
 
-from lapcli.catalogue.housekeeping import followers, plan_pruning, plan_prunings, prune, remove_run, rename_run
+from lapcli.catalogue.housekeeping import dependent_runs, plan_pruning, plan_prunings, prune, remove_run, rename_run
 from lapcli.kinds.chat import train_stages
 from lapcli.kinds.opening import find_checkpoint
 from lapcli.runs import newest_run, open_run, read_run
@@ -131,7 +131,7 @@ def test_a_renamed_run_keeps_its_age_and_its_weights(runs):
 
 
 def test_names_that_a_run_cannot_get(runs):
-    assert list(followers(runs / "base")) == ["chat-midtrain"]
+    assert list(dependent_runs(runs / "base")) == ["chat-midtrain"]
     with pytest.raises(UsageError, match="cannot be renamed: chat-midtrain"):
         rename_run(read_run(runs / "base"), "other")
     with pytest.raises(UsageError, match="already exists"):

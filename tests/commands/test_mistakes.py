@@ -13,7 +13,7 @@ from support import HANG, ROOT, run_main, run_process, tiny_recipe
 
 from lapcli.runs import open_run
 from lapcli.runs.opening import unlock
-from lapcli.runtime.errors import of_system
+from lapcli.runtime.errors import from_os_error
 
 MISTAKES = {
     "runs show quikstart": "did you mean quickstart?",
@@ -214,5 +214,5 @@ def test_chat_into_a_full_disk(tmp_path):
 
 def test_an_output_that_is_full_is_one_sentence():
     """`lap runs > /dev/full`: the error of the system names no file."""
-    said = str(of_system(OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))))
+    said = str(from_os_error(OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))))
     assert said.startswith("the output cannot be written (No space left on device); make room")

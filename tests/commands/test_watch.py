@@ -10,7 +10,7 @@ import time
 import pytest
 from support import ROOT, run_main, start_process, tiny_recipe
 
-from lapcli.catalogue.watching import look, picture
+from lapcli.catalogue.watching import plot_curves, read_watched_run
 from lapcli.commands.watch import _screen
 from lapcli.runs import open_run
 from lapcli.runs.opening import unlock
@@ -36,7 +36,9 @@ def runs(tmp_path, monkeypatch):
 @pytest.mark.parametrize("columns", [60, 80, 120])
 def test_curves_go_where_the_numbers_go(columns, runs):
     """The letter of a falling loss moves down from left to right, that of a rising one up."""
-    drawn = picture([look(runs / "falls", "loss"), look(runs / "rises", "loss")], "loss", columns, 16).splitlines()
+    drawn = plot_curves(
+        [read_watched_run(runs / "falls", "loss"), read_watched_run(runs / "rises", "loss")], "loss", columns, 16
+    ).splitlines()
     assert max(map(len, drawn)) <= columns
     assert {float(word) % 1 for word in drawn[-1].split()} == {0.0}  # steps are whole numbers
     for letter, sign in (("a", 1), ("b", -1)):
@@ -115,7 +117,7 @@ def test_a_name_stays_with_its_value(columns, runs, monkeypatch):
         line = {"step": 1, **{key: float(value) for key, value in values.items()}}
         (runs / name / "metrics.jsonl").write_text(json.dumps(line) + "\n")
     monkeypatch.setenv("COLUMNS", str(columns))
-    told = _screen([look(runs / name, "loss") for name in ("falls", "rises")], "loss").splitlines()
+    told = _screen([read_watched_run(runs / name, "loss") for name in ("falls", "rises")], "loss").splitlines()
     assert max(map(len, told)) <= columns
     for name, value in values.items():
         assert sum(f"  {name} {value}" in line for line in told) == 2, told

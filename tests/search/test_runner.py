@@ -11,14 +11,14 @@ from search_support import infos, quick_recipe, spec_of, start_search, trained_s
 from support import lap, start_lap, train_here
 
 from lapcli.recipe import load_recipe
-from lapcli.runs.opening import mark
+from lapcli.runs.opening import update_run_info
 from lapcli.runtime.errors import LapError
 from lapcli.search.confirming import confirmation_cells
 from lapcli.search.proposals import propose, proposed_again
 from lapcli.search.runner import SearchRunner, refuse_without_result
-from lapcli.search.trials import CONTROL, SEARCH, create, told_of
+from lapcli.search.trials import CONTROL, SEARCH, create, known_trials
 from lapcli.sweep.grid import Cell
-from lapcli.sweep.state import take
+from lapcli.sweep.state import lock_cell
 
 #: Long enough to be stopped: a trial that ends before the search has looked at it is finished.
 LONG = {"train": {"steps": 300}, "validation": {"every": 20, "prompts": []}, "checkpoint": {"every": 20}}
@@ -71,7 +71,7 @@ def test_killed_twice_and_finished_it_is_the_search_that_nobody_disturbed(tmp_pa
 
 def is_free(spec, runs, name):
     """Whether nobody trains that run: its process holds the lock of the trial for as long as it lives."""
-    lock = take(Cell(name, spec.space.recipe, (), {}, spec.space.base), runs)
+    lock = lock_cell(Cell(name, spec.space.recipe, (), {}, spec.space.base), runs)
     if lock is not None:
         lock.close()
     return lock is not None
@@ -187,7 +187,7 @@ def test_a_trial_that_was_to_be_stopped_when_the_search_died_is_stopped_by_the_n
     assert start_search(recipe, runs, shared_cache, **settings).code() == 0
     spec = spec_of(recipe, **settings)
     pruned = next(trial for trial in trials_of(spec, runs)[SEARCH] if trial.state == "pruned")
-    mark(runs / pruned.name, pruned=False)
+    update_run_info(runs / pruned.name, pruned=False)
     steps = trained_steps(runs / pruned.name)
     again = start_search(recipe, runs, shared_cache, **settings)
     assert again.code() == 0
@@ -255,8 +255,8 @@ def test_all_trials_that_diverge_are_no_result(tmp_path):
         for number in range(2):
             known = trials_of(spec, runs)[arm]
             cell = spec.cell(arm, number, propose(spec, arm, known))
-            create(spec, runs, cell, arm, number, told_of(known))
-            mark(runs / cell.name, status="failed", failure="the loss is nan", diverged=True)
+            create(spec, runs, cell, arm, number, known_trials(known))
+            update_run_info(runs / cell.name, status="failed", failure="the loss is nan", diverged=True)
     outcome = SearchRunner(spec, runs, tell=print, start=_Refused).run()
     assert outcome.confirmation is None
     with pytest.raises(LapError, match="all 2 trials of the search arm diverged; narrow the space"):

@@ -16,7 +16,7 @@ from lapcli.data.images.loader import count_workers
 from lapcli.runtime.files import read_checked_json
 from lapcli.runtime.machine import usable_cores
 from lapcli.sweep.runner import Runner, Slot, share_machine
-from lapcli.sweep.state import log_of, take
+from lapcli.sweep.state import lock_cell, log_of
 from lapcli.sweep.sweep import sweep_from_options
 
 STEPS = 120
@@ -83,7 +83,7 @@ def test_a_cell_that_another_sweep_has_is_waited_for_and_not_trained_twice(tmp_p
     recipe, runs = write_recipe(tmp_path), tmp_path / "runs"
     sweep = sweep_from_options(recipe, {"seed": [7]}, [], [])
     (cell,) = sweep.grids[0].cells()
-    other = take(cell, runs)
+    other = lock_cell(cell, runs)
     assert other is not None
     states = []
 
