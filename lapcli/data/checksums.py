@@ -73,7 +73,7 @@ class CheckedFile:
         self._sums = bytes.fromhex(sums)
         self._unverified = np.ones(len(self._sums) // DIGEST_BYTES, dtype=bool)
         if len(self._sums) != -(-size // BLOCK_BYTES) * DIGEST_BYTES:
-            raise damaged(path, "its size does not match its checksums")
+            raise damage_error(path, "its size does not match its checksums")
 
     def __len__(self) -> int:
         return len(self._numbers)
@@ -92,15 +92,17 @@ class CheckedFile:
         content = self._bytes[start : start + BLOCK_BYTES]
         expected = self._sums[block * DIGEST_BYTES : (block + 1) * DIGEST_BYTES]
         if hashlib.blake2b(content.data, digest_size=DIGEST_BYTES).digest() != expected:
-            raise damaged(self._path, f"bytes {start:,} to {start + len(content):,} do not match their checksum")
+            raise damage_error(self._path, f"bytes {start:,} to {start + len(content):,} do not match their checksum")
         if self._vocab is not None:
             highest = int(content.view(self._numbers.dtype).max())
             if highest >= self._vocab:
-                raise damaged(self._path, f"it holds the id {highest:,}, but the vocabulary has {self._vocab:,} tokens")
+                raise damage_error(
+                    self._path, f"it holds the id {highest:,}, but the vocabulary has {self._vocab:,} tokens"
+                )
         self._unverified[block] = False
 
 
-def damaged(path: Path, what: str) -> DataError:
+def damage_error(path: Path, what: str) -> DataError:
     """Return the error for a damaged file of a cache folder, and mark the folder to be rebuilt at the next start."""
     try:
         open_to_write(path.parent / DAMAGED).close()

@@ -26,7 +26,7 @@ from lapcli.recipe.chat import GENERATED, DataSet
 from lapcli.runtime.errors import DataError
 from lapcli.runtime.files import read_text
 
-MADE_HERE = (*GENERATED, "questions")  # formats whose rows are generated, not read
+GENERATED_FORMATS = (*GENERATED, "questions")  # formats whose rows are generated, not read
 _NAME = re.compile(r"[a-zA-Z_]\w*(\.[a-zA-Z_]\w*)+")
 _LONGEST = 240  # characters of an answer
 _QUESTIONS = (
@@ -196,7 +196,7 @@ def builtin_words() -> list[str]:
 
 
 def generated_conversations(data_set: DataSet) -> Iterator[list[Turn]]:
-    """Yield the rows of a data set whose format is one of `MADE_HERE`."""
+    """Yield the rows of a data set whose format is one of `GENERATED_FORMATS`."""
     if data_set.format == "questions":
         yield from builtin_questions()
         return

@@ -18,7 +18,7 @@ import numpy as np
 from lapcli.data.cache import build_once, digest
 from lapcli.data.chat.conversation import Malformed, Turn, refuse_empty_turns, render_batch
 from lapcli.data.chat.formats import READERS, source_files
-from lapcli.data.chat.generated import MADE_HERE, builtin_questions, generated_conversations, generated_key
+from lapcli.data.chat.generated import GENERATED_FORMATS, builtin_questions, generated_conversations, generated_key
 from lapcli.data.checksums import (
     INDEX,
     BlockHasher,
@@ -107,7 +107,7 @@ def rows_at_hand(data_set: DataSet) -> int | None:
 
 def _content_key(data_set: DataSet, progress: Progress | None) -> list[Any]:
     """Return everything that the rows depend on, for the cache key."""
-    if data_set.format in MADE_HERE:
+    if data_set.format in GENERATED_FORMATS:
         return generated_key(data_set)
     files = source_files(data_set, progress) or []
     if data_set.source.startswith("hub:"):  # its cache has the hashes, so that gigabytes need not be read
@@ -118,7 +118,7 @@ def _content_key(data_set: DataSet, progress: Progress | None) -> list[Any]:
 
 def conversations_of(data_set: DataSet) -> Iterator[list[Turn] | Malformed]:
     """Yield every row of the source as a conversation, or the error in it."""
-    if data_set.format in MADE_HERE:
+    if data_set.format in GENERATED_FORMATS:
         yield from generated_conversations(data_set)
         return
     read = READERS[data_set.format]

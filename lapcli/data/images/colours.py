@@ -38,7 +38,7 @@ Operation = Callable[[Tensor, Tensor], Tensor]  # crops, and a number for each, 
 
 
 @dataclass(frozen=True)
-class Drawn:
+class ColourParameters:
     """The operations drawn for one crop, in the order in which they are applied."""
 
     mirrored: bool = False

@@ -31,7 +31,7 @@ from torch import Tensor
 from torchvision.transforms import ColorJitter, GaussianBlur, RandomResizedCrop
 
 from lapcli.data.images.batches import Example, seed_everything
-from lapcli.data.images.colours import Drawn
+from lapcli.data.images.colours import ColourParameters
 from lapcli.data.images.image_set import ImageSet
 from lapcli.data.images.loader import Reader
 from lapcli.recipe.dino import CropSource
@@ -68,7 +68,7 @@ def crop_kinds(source: CropSource) -> tuple[CropKind, CropKind, CropKind]:
     )
 
 
-def draw(image: Image.Image, kind: CropKind) -> tuple[tuple[int, int, int, int], Drawn]:
+def draw(image: Image.Image, kind: CropKind) -> tuple[tuple[int, int, int, int], ColourParameters]:
     """Draw the box to cut out (left, top, right, bottom) and its augmentation.
 
     Draws come from torch's generator, in the order in which torchvision's transforms would draw them.
@@ -76,14 +76,14 @@ def draw(image: Image.Image, kind: CropKind) -> tuple[tuple[int, int, int, int],
     top, left, height, width = RandomResizedCrop.get_params(image, list(kind.scale), RATIOS)
     mirrored = bool(torch.rand(1) < MIRRORED)
     order: list[int] = []
-    factors: Sequence[float] = Drawn.factors
+    factors: Sequence[float] = ColourParameters.factors
     if torch.rand(1) <= JITTERED:
         turns, *jitters = ColorJitter.get_params(BRIGHTNESS, CONTRAST, SATURATION, HUE)
         order, factors = turns.tolist(), (*jitters[:3], _hue_of_pillow(jitters[3]))
     is_grey = bool(torch.rand(1) < GREY)
     deviation = GaussianBlur.get_params(*DEVIATIONS) if torch.rand(1) <= kind.blur else 0.0
     solarised = kind.solarise > 0 and bool(torch.rand(1) < kind.solarise)
-    drawn = Drawn(mirrored, order, factors, is_grey, deviation, solarised)
+    drawn = ColourParameters(mirrored, order, factors, is_grey, deviation, solarised)
     return (left, top, left + width, top + height), drawn
 
 
@@ -108,7 +108,7 @@ class CropReader(Reader):
     @property
     def example_bytes(self) -> int:
         crops = self._crops
-        drawn = (GLOBALS + crops.locals) * Drawn.K * torch.float32.itemsize
+        drawn = (GLOBALS + crops.locals) * ColourParameters.K * torch.float32.itemsize
         return 3 * (GLOBALS * crops.global_size**2 + crops.locals * crops.local_size**2) + drawn
 
     def read(self, examples: Sequence[Example]) -> tuple[Tensor, ...]:
@@ -116,8 +116,8 @@ class CropReader(Reader):
         crops, count = self._crops, len(examples)
         global_GBHWC = np.empty((GLOBALS, count, crops.global_size, crops.global_size, 3), dtype=np.uint8)
         local_QBHWC = np.empty((crops.locals, count, crops.local_size, crops.local_size, 3), dtype=np.uint8)
-        global_GBK = np.empty((GLOBALS, count, Drawn.K), dtype=np.float32)
-        local_QBK = np.empty((crops.locals, count, Drawn.K), dtype=np.float32)
+        global_GBK = np.empty((GLOBALS, count, ColourParameters.K), dtype=np.float32)
+        local_QBK = np.empty((crops.locals, count, ColourParameters.K), dtype=np.float32)
         for row, example in enumerate(examples):
             image = self._images.image(example.index)
             seed_everything(self._key, example.epoch, example.index, example.repeat)

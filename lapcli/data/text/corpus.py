@@ -114,7 +114,7 @@ class Corpus:
         elif count == 1:
             for documents in self._documents(self.files, doing):
                 for document in documents:
-                    train, held = cut_in_two(document, self._fraction)
+                    train, held = split_document(document, self._fraction)
                     yield SplitDocuments([train], [held])
         else:
             start = 0
@@ -182,7 +182,7 @@ def held_out(count: int, fraction: float, seed: int | None) -> np.ndarray:
     return mask
 
 
-def cut_in_two(document: str, fraction: float) -> tuple[str, str]:
+def split_document(document: str, fraction: float) -> tuple[str, str]:
     """Split a document into a part to train on and a last part to validate on, after a newline or else a space."""
     if len(document) < 2:
         raise DataError("the text is a single character, which cannot be trained and validated on; give more text")

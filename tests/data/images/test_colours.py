@@ -12,7 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from lapcli.data.images import colours
 from lapcli.data.images.batches import Example, seed_everything
-from lapcli.data.images.colours import Drawn, Recolouring
+from lapcli.data.images.colours import ColourParameters, Recolouring
 from lapcli.data.images.crops import GLOBALS, CropReader
 from lapcli.recipe.vision import ImageFiles
 
@@ -42,18 +42,21 @@ def jitter(number, factor):
     """That one alone: -1 is the number of no jitter."""
     factors = [1.0, 1.0, 1.0, 0.0]
     factors[number] = factor
-    return Drawn(order=[number, -1, -1, -1], factors=factors)
+    return ColourParameters(order=[number, -1, -1, -1], factors=factors)
 
 
 OPERATIONS = {
-    "mirror": (Drawn(mirrored=True), TF.hflip),
-    "grey": (Drawn(grey=True), lambda x: TF.rgb_to_grayscale(x, 3)),
-    "solarise": (Drawn(solarised=True), lambda x: TF.solarize(x, 128)),
+    "mirror": (ColourParameters(mirrored=True), TF.hflip),
+    "grey": (ColourParameters(grey=True), lambda x: TF.rgb_to_grayscale(x, 3)),
+    "solarise": (ColourParameters(solarised=True), lambda x: TF.solarize(x, 128)),
     **{f"brightness {f}": (jitter(0, f), lambda x, f=f: TF.adjust_brightness(x, f)) for f in (0.6, 0.93, 1.4)},
     **{f"contrast {f}": (jitter(1, f), lambda x, f=f: TF.adjust_contrast(x, f)) for f in (0.6, 0.93, 1.4)},
     **{f"saturation {f}": (jitter(2, f), lambda x, f=f: TF.adjust_saturation(x, f)) for f in (0.8, 1.07, 1.2)},
     **{f"hue {f}": (jitter(3, f), lambda x, f=f: TF.adjust_hue(x, f)) for f in (-0.1, -0.003, 0.04, 0.1, 0.5)},
-    **{f"blur {f}": (Drawn(blur=f), lambda x, f=f: TF.gaussian_blur(x, [9, 9], [f, f])) for f in (0.1, 0.7, 2.0)},
+    **{
+        f"blur {f}": (ColourParameters(blur=f), lambda x, f=f: TF.gaussian_blur(x, [9, 9], [f, f]))
+        for f in (0.1, 0.7, 2.0)
+    },
 }
 
 
@@ -77,7 +80,7 @@ def test_operations_follow_each_other_in_the_drawn_order(crops):
         expected = crops.permute(0, 3, 1, 2)
         for number in order:
             expected = steps[number](expected, factors[number])
-        made[order] = recoloured(crops, Drawn(order=order, factors=factors))
+        made[order] = recoloured(crops, ColourParameters(order=order, factors=factors))
         assert (made[order].float() - expected.float()).abs().mean() < 1
     assert (made[0, 1, 2, 3].float() - made[3, 1, 0, 2].float()).abs().mean() > 3
 
@@ -85,7 +88,7 @@ def test_operations_follow_each_other_in_the_drawn_order(crops):
 def some_drawn(count):
     generator = np.random.default_rng(1)
     return [
-        Drawn(
+        ColourParameters(
             mirrored=bool(n % 2),
             order=generator.permutation(4).tolist() if n % 3 else (),
             factors=[*generator.uniform(0.6, 1.4, 3), generator.uniform(-0.1, 0.1)],
@@ -107,7 +110,12 @@ def test_a_crops_bits_do_not_depend_on_the_others(crops, monkeypatch):
 
 
 def test_no_crops_are_no_crops():
-    assert Recolouring(PLAIN)(torch.empty(0, 8, 8, 3, dtype=torch.uint8), torch.empty(0, Drawn.K)).shape == (0, 3, 8, 8)
+    assert Recolouring(PLAIN)(torch.empty(0, 8, 8, 3, dtype=torch.uint8), torch.empty(0, ColourParameters.K)).shape == (
+        0,
+        3,
+        8,
+        8,
+    )
 
 
 def test_nothing_is_asked_of_the_device(crops):

@@ -7,7 +7,7 @@ from dino_support import dino_recipe
 from PIL import Image
 
 from lapcli.data.images.batches import Example
-from lapcli.data.images.colours import Drawn
+from lapcli.data.images.colours import ColourParameters
 from lapcli.data.images.crops import CropReader, crop_kinds, draw
 from lapcli.data.images.sources import CELL, Photographs, open_images
 
@@ -42,7 +42,12 @@ def test_sizes_and_keys():
     reader = CropReader(open_images(recipe.data, None).train, recipe.data, seed=1)
     examples = [Example(0, 5, 0), Example(0, 9, 0), Example(1, 5, 0)]
     read = reader.read(examples)
-    assert [tuple(x.shape) for x in read] == [(2, 3, 16, 16, 3), (3, 3, 8, 8, 3), (2, 3, Drawn.K), (3, 3, Drawn.K)]
+    assert [tuple(x.shape) for x in read] == [
+        (2, 3, 16, 16, 3),
+        (3, 3, 8, 8, 3),
+        (2, 3, ColourParameters.K),
+        (3, 3, ColourParameters.K),
+    ]
     assert sum(x.nbytes for x in read) == 3 * reader.example_bytes
     torch.manual_seed(123)
     for alone, among in zip(reader.read(examples[1:2]), read, strict=True):

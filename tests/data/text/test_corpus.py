@@ -2,7 +2,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lapcli.data.text.corpus import cut_in_two, document_order, held_out
+from lapcli.data.text.corpus import document_order, held_out, split_document
 from lapcli.runtime.errors import DataError
 
 
@@ -28,7 +28,7 @@ def test_the_seed_decides_which():
 @settings(max_examples=300)
 @given(text=st.text(st.sampled_from("ab \n"), min_size=2), fraction=st.floats(0.01, 0.99))
 def test_a_cut_loses_and_repeats_nothing(text, fraction):
-    train, held = cut_in_two(text, fraction)
+    train, held = split_document(text, fraction)
     assert train + held == text
     assert train
     assert held
@@ -36,13 +36,13 @@ def test_a_cut_loses_and_repeats_nothing(text, fraction):
 
 def test_the_cut_is_after_a_newline_near_the_share():
     text = "a line of text\n" * 100
-    train, held = cut_in_two(text, 0.05)
+    train, held = split_document(text, 0.05)
     assert len(held) == 75
     assert train.endswith("\n")
-    assert cut_in_two("word " * 100, 0.1)[0].endswith(" ")
-    assert cut_in_two("a\n" + "x" * 98, 0.1) == ("a\n" + "x" * 88, "x" * 10), "a newline far away is not taken"
+    assert split_document("word " * 100, 0.1)[0].endswith(" ")
+    assert split_document("a\n" + "x" * 98, 0.1) == ("a\n" + "x" * 88, "x" * 10), "a newline far away is not taken"
 
 
 def test_one_character_cannot_be_cut():
     with pytest.raises(DataError, match="single character"):
-        cut_in_two("a", 0.5)
+        split_document("a", 0.5)
