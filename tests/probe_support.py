@@ -3,7 +3,7 @@
 import torch
 from torch import nn
 
-from lapcli.evaluation.features import Backbone, Pass
+from lapcli.evaluation.features import Backbone, ForwardSettings
 from lapcli.runtime.ranks import World
 
 CPU = torch.device("cpu")
@@ -55,15 +55,15 @@ class Colours(Backbone):
         return patches_BPD.mean(dim=1), patches_BPD
 
 
-def alone(batch: int = 50) -> Pass:
-    return Pass(ALONE, batch)
+def alone(batch: int = 50) -> ForwardSettings:
+    return ForwardSettings(ALONE, batch)
 
 
-class _Unsummed(Pass):
+class _Unsummed(ForwardSettings):
     def together(self, rows):
         return rows
 
 
-def one_of(rank: int, size: int, batch: int = 50) -> Pass:
+def one_of(rank: int, size: int, batch: int = 50) -> ForwardSettings:
     """One process of several; what the others would add is left out, for the test to add up."""
     return _Unsummed(World(rank, size, CPU), batch)

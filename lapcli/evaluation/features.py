@@ -143,7 +143,7 @@ def backbone_of(loaded: LoadedModel) -> Backbone:
 
 
 @dataclass(frozen=True)
-class Pass:
+class ForwardSettings:
     """How images are passed through a network: processes, batch, loader workers, precision."""
 
     world: World
@@ -180,7 +180,7 @@ Feature = Callable[[Tensor, Tensor], Tensor]
 
 
 def batches_of_features(
-    backbone: Backbone, images: ImageSet, transform: Transform, feature: Feature, how: Pass, doing: str
+    backbone: Backbone, images: ImageSet, transform: Transform, feature: Feature, how: ForwardSettings, doing: str
 ) -> Iterator[tuple[range, Tensor]]:
     """Yield positions in the set and their features, for the chunks of this process that are not empty."""
     count = len(images)
@@ -204,7 +204,13 @@ def batches_of_features(
 
 
 def all_features(
-    backbone: Backbone, images: ImageSet, transform: Transform, feature: Feature, width: int, how: Pass, doing: str
+    backbone: Backbone,
+    images: ImageSet,
+    transform: Transform,
+    feature: Feature,
+    width: int,
+    how: ForwardSettings,
+    doing: str,
 ) -> Tensor:
     """(N, width) features of the whole set, on every process."""
     features_ND = torch.zeros(len(images), width, device=backbone.device)
@@ -223,7 +229,7 @@ class TrainingFeatures:
         transform: Transform,
         feature: Feature,
         width: int,
-        how: Pass,
+        how: ForwardSettings,
         *,
         batch: int,
         steps: int,
@@ -264,7 +270,7 @@ class TrainingFeatures:
         self._loader.close()
 
 
-def spread(count: int, limit: int | None) -> Sequence[int] | None:
+def evenly_spaced(count: int, limit: int | None) -> Sequence[int] | None:
     """Return `limit` positions spread evenly over `count`; None for all of them."""
     if limit is None or limit >= count:
         return None

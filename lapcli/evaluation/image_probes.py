@@ -20,13 +20,13 @@ from lapcli.data.images.image_set import ImageSet, ImageSubset
 from lapcli.data.images.sources import ImageData, held_out_fraction
 from lapcli.evaluation.features import (
     Backbone,
-    Pass,
+    ForwardSettings,
     TrainingFeatures,
     all_features,
     batches_of_features,
     class_token,
     class_token_and_mean_patch,
-    spread,
+    evenly_spaced,
 )
 from lapcli.evaluation.image_tasks import KnnProtocol, LinearProtocol, within, written_out
 from lapcli.evaluation.tasks import TaskScore, wilson_interval
@@ -104,14 +104,14 @@ def limited(data: ImageData, limit: int | None) -> ImageData:
     """Take at most `limit` training and `limit` validation images, spread evenly so that all classes have some."""
 
     def some(images: ImageSet) -> ImageSet:
-        positions = spread(len(images), limit)
+        positions = evenly_spaced(len(images), limit)
         return images if positions is None else ImageSubset(images, np.array(positions))
 
     return replace(data, train=some(data.train), validation=some(data.validation))
 
 
 def measure_knn(
-    backbone: Backbone, data: ImageData, protocol: KnnProtocol, how: Pass, limit: int | None = None
+    backbone: Backbone, data: ImageData, protocol: KnnProtocol, how: ForwardSettings, limit: int | None = None
 ) -> list[TaskScore]:
     """Return one score for each number of neighbours; those beyond the number of training images are left out."""
     data = limited(data, limit)
@@ -150,7 +150,7 @@ def measure_knn(
 
 
 def measure_linear(
-    backbone: Backbone, data: ImageData, protocol: LinearProtocol, how: Pass, limit: int | None = None
+    backbone: Backbone, data: ImageData, protocol: LinearProtocol, how: ForwardSettings, limit: int | None = None
 ) -> TaskScore:
     """Top-1 of the best learning rate, chosen on the validation images or on held-out training images."""
     data = limited(data, limit)
@@ -208,7 +208,12 @@ def measure_linear(
 
 
 def _train(
-    backbone: Backbone, train: ImageSet, protocol: LinearProtocol, how: Pass, probes: LinearProbes, width: int
+    backbone: Backbone,
+    train: ImageSet,
+    protocol: LinearProtocol,
+    how: ForwardSettings,
+    probes: LinearProbes,
+    width: int,
 ) -> list[float]:
     """Train the classifiers; return the loss of each rate in the last step."""
     is_whole = protocol.scale is None
@@ -237,7 +242,7 @@ def _train(
 
 
 def _top(
-    backbone: Backbone, images: ImageSet, transform: Any, probes: LinearProbes, how: Pass
+    backbone: Backbone, images: ImageSet, transform: Any, probes: LinearProbes, how: ForwardSettings
 ) -> list[tuple[int, int]]:
     """Counts, for each rate, the images whose class is the first guess and those where it is among the first five."""
     rates = len(probes.weight_RKD)

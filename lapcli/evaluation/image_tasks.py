@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 from pydantic import Field
 
 from lapcli.data.cache import digest
-from lapcli.evaluation.tasks import EvaluationRequest, Measured, TaskFamily, TaskScore, wilson_interval
+from lapcli.evaluation.tasks import EvaluationRequest, TaskFamily, TaskResults, TaskScore, wilson_interval
 from lapcli.kinds.kind import CLASSES, FEATURES
 from lapcli.recipe.checking import check_recipe
 from lapcli.recipe.loading import apply_overrides
@@ -149,7 +149,7 @@ class ProbeTasks(TaskFamily):
     def check(self, tasks: Sequence[str], options: Mapping[str, Any], data: Path | None, gives: frozenset[str]) -> None:
         read_probe_protocols(tasks, options)
 
-    def measure(self, request: EvaluationRequest) -> Measured:
+    def measure(self, request: EvaluationRequest) -> TaskResults:
         from lapcli.evaluation.features import backbone_of
 
         settings = read_probe_settings(request.tasks, request.options, request.data)
@@ -193,18 +193,18 @@ def read_probe_settings(tasks: Sequence[str], options: Mapping[str, Any], data: 
     return ProbeSettings(protocols, data, is_changed)
 
 
-def measure_probes(backbone: "Backbone", settings: ProbeSettings, request: EvaluationRequest) -> Measured:
+def measure_probes(backbone: "Backbone", settings: ProbeSettings, request: EvaluationRequest) -> TaskResults:
     """Measure the tasks in their order, on the images of the model's own source unless --data names others."""
     from lapcli.data.images.ade20k import open_ade20k
     from lapcli.data.images.sources import open_images
-    from lapcli.evaluation.features import Pass
+    from lapcli.evaluation.features import ForwardSettings
     from lapcli.evaluation.image_probes import measure_knn, measure_linear
     from lapcli.evaluation.segmentation import measure_ade20k, window_size
 
     world, limit, batch, workers = request.world, request.limit, request.images_at_once, request.image_workers
     assert request.loaded.images is not None
     with shown_progress(world.is_main) as progress:
-        how = Pass(world, batch, workers, bf16=compute_policy(world.device).bf16, progress=progress)
+        how = ForwardSettings(world, batch, workers, bf16=compute_policy(world.device).bf16, progress=progress)
         scores: list[TaskScore] = []
         descriptions, identities = [], []
         if {"linear", "knn"} & set(request.tasks):
@@ -225,10 +225,10 @@ def measure_probes(backbone: "Backbone", settings: ProbeSettings, request: Evalu
                 identities.append(scenes.identity)
                 # Windows are larger than the other tasks' images; a batch has as many pixels as one of theirs.
                 share = (backbone.image / window_size(protocol, backbone.patch)) ** 2
-                at_once = Pass(world, max(1, int(batch * share)), workers, progress=progress)
+                at_once = ForwardSettings(world, max(1, int(batch * share)), workers, progress=progress)
                 scores.append(measure_ade20k(backbone, scenes, protocol, at_once, limit))
     identity = identities[0] if len(identities) == 1 else digest(*identities)
-    return Measured(scores, "; ".join(descriptions), identity, notes=_notes(scores), variant=settings.variant)
+    return TaskResults(scores, "; ".join(descriptions), identity, notes=_notes(scores), variant=settings.variant)
 
 
 def _images(source: ImageFiles, settings: ProbeSettings, limit: int | None) -> ImageFiles:
@@ -276,14 +276,14 @@ class AccuracyTasks(TaskFamily):
     measures = "classes of images"
     tasks = default = ("top1", "top5")
 
-    def measure(self, request: EvaluationRequest) -> Measured:
+    def measure(self, request: EvaluationRequest) -> TaskResults:
         """Measures on the run's own validation images, or on all images of --data."""
         import numpy as np
 
         from lapcli.data.images.ade20k import is_ade20k
         from lapcli.data.images.image_set import ImageSubset
         from lapcli.data.images.sources import open_held_out
-        from lapcli.evaluation.features import spread
+        from lapcli.evaluation.features import evenly_spaced
         from lapcli.measures.accuracy import measure_accuracy
 
         run, loaded, world = request.run, request.loaded, request.world
@@ -296,7 +296,7 @@ class AccuracyTasks(TaskFamily):
         images, description = open_held_out(source, names)
         identity = images.identity()
         world.require_same({"data": identity})
-        positions = spread(len(images), request.limit)
+        positions = evenly_spaced(len(images), request.limit)
         measured = images if positions is None else ImageSubset(images, np.array(positions))
         with compute_policy(world.device, run.recipe.train.precision).autocast():
             accuracy = measure_accuracy(
@@ -312,7 +312,7 @@ class AccuracyTasks(TaskFamily):
         for task in request.tasks:
             interval = wilson_interval(accuracy.correct[TOP[task]], accuracy.images)
             scores.append(TaskScore(task, accuracy.top(TOP[task]), accuracy.images, interval))
-        return Measured(scores, description, identity)
+        return TaskResults(scores, description, identity)
 
 
 ACCURACY = AccuracyTasks()

@@ -14,7 +14,7 @@ from typing import Any
 
 from lapcli.evaluation.benchmarks import BENCHMARKS, PAPER_TASKS
 from lapcli.evaluation.benchmarks.benchmark import SAMPLING, BenchmarkSettings
-from lapcli.evaluation.tasks import EvaluationRequest, Measured, TaskFamily
+from lapcli.evaluation.tasks import EvaluationRequest, TaskFamily, TaskResults
 from lapcli.kinds.kind import CHAT, LANGUAGE
 from lapcli.runtime.errors import UsageError
 
@@ -63,7 +63,7 @@ class LanguageTasks(TaskFamily):
         if path is not None and not path.parent.is_dir():
             raise UsageError(f"--samples-out {path}: there is no folder {path.parent}; make it first")
 
-    def measure(self, request: EvaluationRequest) -> Measured:
+    def measure(self, request: EvaluationRequest) -> TaskResults:
         from lapcli.evaluation.harness.run import evaluate
 
         return evaluate(request, read_benchmark_settings(request.loaded.gives, request.options))

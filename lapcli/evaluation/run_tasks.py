@@ -7,7 +7,7 @@ from typing import Any
 
 from lapcli.data.cache import digest
 from lapcli.evaluation.families import STOCK, ChosenTasks, choose
-from lapcli.evaluation.tasks import EvaluationRequest, Measured
+from lapcli.evaluation.tasks import EvaluationRequest, TaskResults
 from lapcli.kinds import LoadedModel
 from lapcli.kinds.opening import find_checkpoint, open_run, open_timm
 from lapcli.runs import Run
@@ -26,7 +26,7 @@ class Evaluation:
     step: int | None
     model: str  # the run's name, or timm:NAME
     weights_sha256: str
-    measured: Measured
+    measured: TaskResults
     limit: int | None
     path: Path  # of the result
 
@@ -111,7 +111,7 @@ def evaluate_model(
 
 def _measure(
     chosen: ChosenTasks, loaded: LoadedModel, world: World, batch: int | None, data: Path | None, limit: int | None
-) -> Measured:
+) -> TaskResults:
     """Measure the families one after the other and merges them into one result."""
     parts = [
         family.measure(EvaluationRequest(loaded, tasks, world, batch, data, limit, chosen.options, chosen.names))
@@ -119,7 +119,7 @@ def _measure(
     ]
     if len(parts) == 1:
         return parts[0]
-    return Measured(
+    return TaskResults(
         [score for part in parts for score in part.scores],
         "; ".join(dict.fromkeys(text for part in parts for text in part.data.split("; "))),
         digest(*(part.data_sha256 for part in parts)),
@@ -132,7 +132,7 @@ def _measure(
 
 def _saved(
     loaded: LoadedModel,
-    measured: Measured,
+    measured: TaskResults,
     limit: int | None,
     folder: Path,
     subject: str,

@@ -29,7 +29,7 @@ from lapcli.data.images.ade20k import (
 )
 from lapcli.data.images.batches import Example, ImageBatches
 from lapcli.data.images.loader import ImageLoader
-from lapcli.evaluation.features import Backbone, Pass, spread
+from lapcli.evaluation.features import Backbone, ForwardSettings, evenly_spaced
 from lapcli.evaluation.image_tasks import Ade20kProtocol, within, written_out
 from lapcli.evaluation.tasks import TaskScore
 from lapcli.runtime.errors import UsageError
@@ -150,7 +150,7 @@ def _upsampled(logits_KHW: Tensor, size: tuple[int, int]) -> Tensor:
 class Segmentation:
     """Trains the head on frozen features and measures it."""
 
-    def __init__(self, backbone: Backbone, data: SceneData, protocol: Ade20kProtocol, how: Pass) -> None:
+    def __init__(self, backbone: Backbone, data: SceneData, protocol: Ade20kProtocol, how: ForwardSettings) -> None:
         self._protocol, self._how, self._data = protocol, how, data
         self.window = window_size(protocol, backbone.patch)
         self.stride = self.window * 2 // 3
@@ -251,7 +251,7 @@ class Segmentation:
 
 
 def measure_ade20k(
-    backbone: Backbone, data: SceneData, protocol: Ade20kProtocol, how: Pass, limit: int | None = None
+    backbone: Backbone, data: SceneData, protocol: Ade20kProtocol, how: ForwardSettings, limit: int | None = None
 ) -> TaskScore:
     """Train and measures; the score is the best mean IoU of all validations, as the DINOv3 scripts report it."""
     data = limited(data, limit)
@@ -301,7 +301,7 @@ def limited(data: SceneData, limit: int | None) -> SceneData:
     """Take at most `limit` training and `limit` validation scenes, spread evenly over each set."""
 
     def some(scenes: Scenes) -> Scenes:
-        positions = spread(len(scenes), limit)
+        positions = evenly_spaced(len(scenes), limit)
         return scenes if positions is None else SceneSubset(scenes, positions)
 
     return SceneData(some(data.train), some(data.validation), data.description, data.identity)

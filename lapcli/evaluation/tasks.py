@@ -65,7 +65,7 @@ class EvaluationRequest:
 
 
 @dataclass(frozen=True)
-class Measured:
+class TaskResults:
     """The scores of a family's tasks."""
 
     scores: list[TaskScore]
@@ -100,7 +100,7 @@ class TaskFamily:
     def check(self, tasks: Sequence[str], options: Mapping[str, Any], data: Path | None, gives: frozenset[str]) -> None:
         """Raise UsageError for what can be refused before a model is loaded; must not import torch."""
 
-    def measure(self, request: EvaluationRequest) -> Measured:
+    def measure(self, request: EvaluationRequest) -> TaskResults:
         """Measure the tasks; called on every process."""
         raise NotImplementedError
 

@@ -12,7 +12,7 @@ from safetensors.numpy import load_file
 from support import ROOT, run_process
 
 from lapcli.evaluation.families import STOCK, chosen_tasks, evaluated_kinds, families_of
-from lapcli.evaluation.tasks import Measured, TaskFamily, TaskScore
+from lapcli.evaluation.tasks import TaskFamily, TaskResults, TaskScore
 from lapcli.kinds import KINDS
 from lapcli.recipe import recipe_from_dict
 from lapcli.runs import open_run
@@ -72,7 +72,7 @@ def test_a_kind_with_tasks_of_its_own(monkeypatch):
         needs, measures, tasks, default = frozenset(), "weights", ("sharpness",), ("sharpness",)
 
         def measure(self, request):
-            return Measured([TaskScore("sharpness", 1.0, 1, (1.0, 1.0))], "", "")
+            return TaskResults([TaskScore("sharpness", 1.0, 1, (1.0, 1.0))], "", "")
 
     monkeypatch.setattr(type(KINDS["classification"]), "evaluations", (Sharpness(),))
     assert chosen_tasks("classification", "sharpness,top1") == ["sharpness", "top1"]
@@ -117,7 +117,7 @@ for words in commands:
 PICTURES = """
 from typing import Literal
 
-from lapcli.evaluation.tasks import Measured, TaskFamily, TaskScore
+from lapcli.evaluation.tasks import TaskFamily, TaskResults, TaskScore
 from lapcli.kinds.classification import ClassificationKind
 from lapcli.recipe.vision import ClassificationRecipe
 
@@ -132,7 +132,7 @@ class Parameters(TaskFamily):
 
     def measure(self, request):
         count = sum(parameter.numel() for parameter in request.loaded.module.parameters())
-        return Measured([TaskScore("parameters", float(count), 1, (count, count))], "the weights", "0" * 64)
+        return TaskResults([TaskScore("parameters", float(count), 1, (count, count))], "the weights", "0" * 64)
 
 
 class Pictures(ClassificationKind):

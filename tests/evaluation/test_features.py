@@ -11,13 +11,13 @@ from lapcli.data.images.augmentation import evaluation_transform, training_trans
 from lapcli.data.images.sources import open_images
 from lapcli.evaluation.features import (
     DinoBackbone,
-    Pass,
+    ForwardSettings,
     TimmBackbone,
     TrainingFeatures,
     all_features,
     class_token,
     class_token_and_mean_patch,
-    spread,
+    evenly_spaced,
 )
 from lapcli.models.dino_vit import DinoViT
 from lapcli.models.vit import build_vit
@@ -120,7 +120,7 @@ def test_features_do_not_depend_on_the_batch(digits):
     backbone = timm_backbone(build_vit(image_recipe().model, 0))
     transform = evaluation_transform(image_recipe().data, 8)
     found = [
-        all_features(backbone, digits.validation, transform, class_token, 32, Pass(ALONE, batch), "")
+        all_features(backbone, digits.validation, transform, class_token, 32, ForwardSettings(ALONE, batch), "")
         for batch in (1000, 64, 7)
     ]
     assert found[0].shape == (359, 32)
@@ -192,8 +192,8 @@ def test_the_batches_are_images_with_their_labels(digits):
 
 
 def test_a_limit_is_spread_evenly():
-    assert spread(10, None) is None
-    assert spread(10, 10) is None
-    assert spread(11, 3) == [0, 5, 10]
-    assert spread(100, 1) == [0]
-    assert len(set(spread(1000, 999))) == 999
+    assert evenly_spaced(10, None) is None
+    assert evenly_spaced(10, 10) is None
+    assert evenly_spaced(11, 3) == [0, 5, 10]
+    assert evenly_spaced(100, 1) == [0]
+    assert len(set(evenly_spaced(1000, 999))) == 999

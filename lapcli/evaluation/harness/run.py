@@ -29,7 +29,7 @@ from lapcli.evaluation.harness.adapter import LapLM
 from lapcli.evaluation.harness.journal import Journal
 from lapcli.evaluation.harness.lm_eval_tasks import other_task
 from lapcli.evaluation.harness.workers import Worker, Workers
-from lapcli.evaluation.tasks import EvaluationRequest, Measured, TaskScore, wilson_interval
+from lapcli.evaluation.tasks import EvaluationRequest, TaskResults, TaskScore, wilson_interval
 from lapcli.runtime.files import append, make_folder, write_json, write_text
 from lapcli.runtime.progress import Progress, shown_progress
 from lapcli.runtime.tables import fitted, wrapped
@@ -46,7 +46,7 @@ PROTOCOLS = {
 }
 
 
-def evaluate(request: EvaluationRequest, settings: BenchmarkSettings) -> Measured:
+def evaluate(request: EvaluationRequest, settings: BenchmarkSettings) -> TaskResults:
     """Return the scores on rank 0; the other processes compute the jobs that it hands out."""
     logging.getLogger("lm_eval").setLevel(logging.ERROR)
     with shown_progress(request.world.is_main) as progress:
@@ -54,7 +54,7 @@ def evaluate(request: EvaluationRequest, settings: BenchmarkSettings) -> Measure
         workers = Workers(request.world, worker.work)
         if not request.world.is_main:
             workers.serve()
-            return Measured([], "", "")
+            return TaskResults([], "", "")
         try:
             measured = BenchmarkEvaluation(request, settings, workers, progress).measure()
         except BaseException as error:
@@ -77,7 +77,7 @@ class BenchmarkEvaluation:
         self._dtype = str(self._model.embed.weight.dtype).removeprefix("torch.")
         self._notes: dict[str, str] = {}
 
-    def measure(self) -> Measured:
+    def measure(self) -> TaskResults:
         request = self._request
         tasks = [self._prepare(name) for name in request.tasks]  # all first: missing data fails before any computation
         self._describe(tasks)
@@ -88,7 +88,7 @@ class BenchmarkEvaluation:
         for prepared in tasks:
             scores += self._task(prepared, samples_out)
         files = {file: sha for prepared in tasks for file, sha in prepared.files.items()}
-        return Measured(
+        return TaskResults(
             scores,
             _list_of(list(files)) or "lm-eval's own",
             digest(*sorted(files.items())),
