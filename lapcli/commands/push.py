@@ -23,7 +23,7 @@ def push(
     ] = False,
 ) -> None:
     """Upload an exported folder to the model hub. Without --yes nothing is sent."""
-    from lapcli.export.push import plan_upload, send
+    from lapcli.export.push import plan_upload, upload_folder
 
     upload = plan_upload(folder, to, private=not public)
     for name, size in upload.files.items():
@@ -31,4 +31,4 @@ def push(
     kind = "private" if upload.is_private else "public"
     verified = "verified" if upload.record["verified"] else "not verified"
     print(f"{sum(upload.files.values()):,} bytes of {upload.record['run']}, {verified}, to {to} ({kind} if it is new)")
-    print(send(upload) if yes else "nothing was sent; add --yes to send it")
+    print(upload_folder(upload) if yes else "nothing was sent; add --yes to send it")

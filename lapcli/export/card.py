@@ -10,7 +10,7 @@ import yaml
 from huggingface_hub import EvalResult, ModelCardData
 
 from lapcli.export.verification import LIBRARIES, TOLERANCE
-from lapcli.export.weights import Exported
+from lapcli.export.weights import ExportedModel
 from lapcli.kinds import kind_of
 from lapcli.models.gpt import GPT
 from lapcli.recipe import differing_keys, recipe_to_dict
@@ -41,7 +41,7 @@ weights = load_file("FOLDER/model.safetensors")  # the architecture is in config
 }
 
 
-def write_card(exported: Exported, record: Mapping[str, Any], folder: Path) -> None:
+def write_card(exported: ExportedModel, record: Mapping[str, Any], folder: Path) -> None:
     run = exported.loaded.run
     assert run is not None
     scores = list(_scores(run, str(record["weights_sha256"])))
@@ -71,7 +71,7 @@ def write_card(exported: Exported, record: Mapping[str, Any], folder: Path) -> N
     write_text(folder / CARD, text + "\n")
 
 
-def _front_matter(exported: Exported, record: Mapping[str, Any], scores: list[tuple[str, dict, dict]]) -> str:
+def _front_matter(exported: ExportedModel, record: Mapping[str, Any], scores: list[tuple[str, dict, dict]]) -> str:
     to, is_gpt = str(record["to"]), isinstance(exported.module, GPT)
     task = "text-generation" if is_gpt else "image-classification"
     if not is_gpt and not exported.loaded.classes:
@@ -135,7 +135,7 @@ def _score_table(scores: list[tuple[str, dict[str, Any], dict[str, Any]]]) -> st
     return "\n".join(rows)
 
 
-def _warning(exported: Exported, record: Mapping[str, Any]) -> list[str]:
+def _warning(exported: ExportedModel, record: Mapping[str, Any]) -> list[str]:
     lines = []
     if exported.plan.total:
         lines.append(
@@ -168,7 +168,7 @@ def _snippet(record: Mapping[str, Any], folder: Path) -> str:
     return _LOAD[str(record["to"])].format(trust=trust, register=register)
 
 
-def _notes(exported: Exported) -> list[str]:
+def _notes(exported: ExportedModel) -> list[str]:
     if not isinstance(exported.module, GPT):
         images = exported.loaded.images
         assert images is not None

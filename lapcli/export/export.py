@@ -15,13 +15,13 @@ import torch
 
 from lapcli.export.card import write_card
 from lapcli.export.verification import Comparison, missing_library, verify
-from lapcli.export.weights import DTYPES, Exported, round_weights
+from lapcli.export.weights import DTYPES, ExportedModel, round_weights
 from lapcli.heads.plan import HeadPlan
 from lapcli.kinds.kind import CLASSES, FEATURES, LANGUAGE
 from lapcli.kinds.opening import find_checkpoint, open_run
 from lapcli.runs import Run
 from lapcli.runtime import __version__
-from lapcli.runtime.errors import UsageError, of_system
+from lapcli.runtime.errors import UsageError, from_os_error
 from lapcli.runtime.files import flush_to_disk, make_folder, move, remove, sha256_of_file, write_checked_json
 
 RECORD = "lap.json"
@@ -39,7 +39,7 @@ class Format:
     takes_operators: bool = True  # head operators other than the Laplacian
 
     @property
-    def write(self) -> Callable[[Exported, Path], None]:
+    def write(self) -> Callable[[ExportedModel, Path], None]:
         return getattr(import_module(self.module), self.function)
 
 
@@ -117,7 +117,7 @@ def export_run(
         )
     loaded.module.eval().requires_grad_(False)
     round_weights(loaded.module, dtype)
-    exported = Exported(loaded, plan, dtype)
+    exported = ExportedModel(loaded, plan, dtype)
     temporary = folder.parent / f".writing-{folder.name}-{os.getpid()}"
     try:
         make_folder(folder.parent)
@@ -132,7 +132,7 @@ def export_run(
             flush_to_disk(path)
         move(temporary, folder)
     except OSError as error:
-        raise of_system(error) from None
+        raise from_os_error(error) from None
     finally:
         remove(temporary, or_leave=True)
     return Export(folder, record, checks)
@@ -156,7 +156,7 @@ def _is_verified(form: Format, verified: bool | None) -> bool:
     return missing_library(form.name) is None if verified is None else verified
 
 
-def _record(exported: Exported, form: Format, folder: Path, checks: list[Comparison]) -> dict[str, Any]:
+def _record(exported: ExportedModel, form: Format, folder: Path, checks: list[Comparison]) -> dict[str, Any]:
     loaded = exported.loaded
     return {
         "to": form.name,

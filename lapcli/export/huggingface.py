@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from lapcli.data.text.tokenizer import Tokenizer
-from lapcli.export.weights import WEIGHTS, Exported, save_weights, write_json
+from lapcli.export.weights import WEIGHTS, ExportedModel, save_weights, write_json
 from lapcli.models.gpt import GPT, GPTConfig, to_transformers
 from lapcli.runs import TOKENIZER
 from lapcli.runtime.errors import UsageError
@@ -65,7 +65,7 @@ def is_native(config: GPTConfig) -> bool:
     return config.head_plan().total == 0 and config.rotary_precision == "float32"
 
 
-def write_hf(exported: Exported, folder: Path) -> None:
+def write_hf(exported: ExportedModel, folder: Path) -> None:
     model, tokenizer = exported.loaded.language_model()
     native = is_native(model.config)
     tensors = model.state_dict()

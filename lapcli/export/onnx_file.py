@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from lapcli.export.weights import Exported, write_json
+from lapcli.export.weights import ExportedModel, write_json
 from lapcli.models.gpt import GPT
 from lapcli.runs import TOKENIZER
 from lapcli.runtime.errors import LapError
@@ -18,7 +18,7 @@ from lapcli.runtime.errors import LapError
 ONNX = "model.onnx"
 
 
-def write_onnx(exported: Exported, folder: Path) -> None:
+def write_onnx(exported: ExportedModel, folder: Path) -> None:
     model: Any = exported.module
     batch, length = torch.export.Dim.DYNAMIC, torch.export.Dim.DYNAMIC
     # Examples have a batch of 2: torch.export specialises dimensions of size 1 to that size.

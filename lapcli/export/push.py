@@ -49,7 +49,7 @@ def plan_upload(folder: Path, repository: str, *, private: bool = True) -> Uploa
     return Upload(folder, repository, sizes, record, private)
 
 
-def send(upload: Upload) -> str:
+def upload_folder(upload: Upload) -> str:
     """Create the repository if it does not exist and uploads all files in one commit; return its address."""
     if hub_is_offline():
         raise UsageError("HF_HUB_OFFLINE is set, so nothing can be uploaded; unset it first")

@@ -8,14 +8,14 @@ attention.
 from pathlib import Path
 from typing import Any
 
-from lapcli.export.weights import WEIGHTS, Exported, save_weights, write_json
+from lapcli.export.weights import WEIGHTS, ExportedModel, save_weights, write_json
 from lapcli.models.dino_vit import DinoViT, to_timm
 from lapcli.recipe.dino import DinoModel
 from lapcli.recipe.vision import ViTModel
 from lapcli.runtime.errors import UsageError
 
 
-def write_timm(exported: Exported, folder: Path) -> None:
+def write_timm(exported: ExportedModel, folder: Path) -> None:
     model: Any = exported.module
     tensors = model.state_dict()
     if isinstance(model, DinoViT):
@@ -76,7 +76,7 @@ def _backbone(section: DinoModel, size: int | None) -> tuple[str, dict[str, Any]
     }
 
 
-def _pretrained(exported: Exported, architecture: str, classes: int) -> dict[str, Any]:
+def _pretrained(exported: ExportedModel, architecture: str, classes: int) -> dict[str, Any]:
     """The preprocessing of images, in timm's form; its defaults would be ImageNet's."""
     images, size = exported.loaded.images, exported.loaded.image_size
     assert images is not None

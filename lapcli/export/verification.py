@@ -22,7 +22,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from lapcli.data.chat.conversation import conversation, render, render_prompt
-from lapcli.export.weights import DTYPES, Exported
+from lapcli.export.weights import DTYPES, ExportedModel
 from lapcli.generation.engine import generate
 from lapcli.models.gpt import GPT
 from lapcli.runtime.errors import LapError
@@ -76,7 +76,7 @@ def missing_library(form: str) -> str | None:
     return next((name for name in LIBRARIES[form] if find_spec(name) is None), None)
 
 
-def verify(form: str, exported: Exported, folder: Path) -> list[Comparison]:
+def verify(form: str, exported: ExportedModel, folder: Path) -> list[Comparison]:
     return {"hf": _verify_hf, "timm": _verify_timm, "onnx": _verify_onnx, "safetensors": _verify_safetensors}[form](
         exported, folder
     )
@@ -109,7 +109,7 @@ def _reload(
 
 
 @torch.inference_mode()
-def _verify_hf(exported: Exported, folder: Path) -> list[Comparison]:
+def _verify_hf(exported: ExportedModel, folder: Path) -> list[Comparison]:
     model, tokenizer = exported.loaded.language_model()
     context = model.config.context
     longest = max(min(24, context - NEW_TOKENS), 4)
@@ -156,7 +156,7 @@ def _greedy(model: GPT, prompt: list[int], tokens: list[int], ends: set[int], na
 
 
 @torch.inference_mode()
-def _verify_timm(exported: Exported, folder: Path) -> list[Comparison]:
+def _verify_timm(exported: ExportedModel, folder: Path) -> list[Comparison]:
     images = _images(exported)
     config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     needs_lapcli = str(config["architecture"]).startswith("lap_")
@@ -178,7 +178,7 @@ def _verify_timm(exported: Exported, folder: Path) -> list[Comparison]:
 
 
 @torch.inference_mode()
-def _verify_onnx(exported: Exported, folder: Path) -> list[Comparison]:
+def _verify_onnx(exported: ExportedModel, folder: Path) -> list[Comparison]:
     if isinstance(exported.module, GPT):
         config = exported.module.config
         tokens = torch.randint(config.vocab, (4, min(24, config.context)), generator=torch.Generator().manual_seed(0))
@@ -193,7 +193,7 @@ def _verify_onnx(exported: Exported, folder: Path) -> list[Comparison]:
     ]
 
 
-def _verify_safetensors(exported: Exported, folder: Path) -> list[Comparison]:
+def _verify_safetensors(exported: ExportedModel, folder: Path) -> list[Comparison]:
     _, facts = _reload("safetensors", folder, {}, {})
     dtype = DTYPES[exported.dtype]
     expected = {
@@ -207,7 +207,7 @@ def _verify_safetensors(exported: Exported, folder: Path) -> list[Comparison]:
     ]
 
 
-def _images(exported: Exported) -> Tensor:
+def _images(exported: ExportedModel) -> Tensor:
     size = exported.loaded.image_size
     assert size is not None
     return torch.randn(4, 3, size, size, generator=torch.Generator().manual_seed(0))

@@ -15,14 +15,14 @@ from lapcli.kinds.kind import LoadedModel
 from lapcli.recipe import recipe_to_dict
 from lapcli.runs import TOKENIZER
 from lapcli.runtime.errors import UsageError
-from lapcli.runtime.files import whole_file, write_text
+from lapcli.runtime.files import atomic_file, write_text
 
 WEIGHTS = "model.safetensors"
 DTYPES = {"float32": torch.float32, "bf16": torch.bfloat16, "float16": torch.float16}
 
 
 @dataclass(frozen=True)
-class Exported:
+class ExportedModel:
     """A run's model to export: its weights have been rounded to `dtype`, and it computes in float32."""
 
     loaded: LoadedModel
@@ -56,11 +56,11 @@ def round_weights(model: nn.Module, dtype: str) -> None:
             weight.data = rounded.float()
 
 
-def save_weights(exported: Exported, tensors: Mapping[str, Tensor], path: Path) -> None:
+def save_weights(exported: ExportedModel, tensors: Mapping[str, Tensor], path: Path) -> None:
     plain = {
         name: tensor.detach().to(DTYPES[exported.dtype]).cpu().contiguous().clone() for name, tensor in tensors.items()
     }
-    with whole_file(path) as temporary:
+    with atomic_file(path) as temporary:
         save_file(plain, temporary, metadata={"format": "pt", **exported.metadata()})
 
 
@@ -68,7 +68,7 @@ def write_json(path: Path, content: Mapping[str, Any]) -> None:
     write_text(path, json.dumps(content, indent=2, ensure_ascii=False) + "\n")
 
 
-def write_safetensors(exported: Exported, folder: Path) -> None:
+def write_safetensors(exported: ExportedModel, folder: Path) -> None:
     """Write weights under our own names, the recipe's model section with the head plan, and a GPT's tokenizer."""
     save_weights(exported, exported.module.state_dict(), folder / WEIGHTS)
     values = recipe_to_dict(exported.recipe)
