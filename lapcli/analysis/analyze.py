@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from lapcli.analysis.analyzed_models import AnalyzedModel, say, weights_note
-from lapcli.analysis.drawing import Look, labels, save_figure
-from lapcli.analysis.measurement import DoesNotFit, LayerResult, Measurement, Settings
+from lapcli.analysis.drawing import FigureFormat, labels, save_figure
+from lapcli.analysis.measurement import LayerResult, Measurement, NotApplicable, Settings
 from lapcli.analysis.measurements import MEASUREMENTS, fitting
 from lapcli.heads.plan import HeadPlan
 from lapcli.measures.capture import Capture
@@ -123,7 +123,7 @@ def _measure(names: Sequence[str], model: AnalyzedModel, settings: Settings, ski
     for name in names:
         try:
             measurement = MEASUREMENTS[name](opened, settings)
-        except DoesNotFit as error:
+        except NotApplicable as error:
             if not skip:
                 raise
             say(f"left out: {error}")
@@ -152,11 +152,15 @@ def _none_if_nan(value: float) -> float | None:
     return value if value == value else None
 
 
-def write_analysis(analysis: Analysis, folder: Path, look: Look | None = None) -> list[Path]:
+def write_analysis(analysis: Analysis, folder: Path, figure_format: FigureFormat | None = None) -> list[Path]:
     make_folder(folder)
     write_checked_json(folder / f"{analysis.what}.json", analysis.to_dict())
     write_text(folder / f"{analysis.what}.csv", to_csv(analysis))
-    return [folder / f"{analysis.what}.json", folder / f"{analysis.what}.csv", *save_figure(analysis, folder, look)]
+    return [
+        folder / f"{analysis.what}.json",
+        folder / f"{analysis.what}.csv",
+        *save_figure(analysis, folder, figure_format),
+    ]
 
 
 def to_csv(analysis: Analysis) -> str:

@@ -51,7 +51,7 @@ UNDATED: dict[str, Any] = {"svg": {"Date": None, "Creator": None}, "pdf": {"Crea
 
 
 @dataclass(frozen=True)
-class Look:
+class FigureFormat:
     """How figures are written: size in inches, resolution, and file formats."""
 
     size: tuple[float, float] | None = None
@@ -77,23 +77,23 @@ def forms_of(text: str) -> tuple[str, ...]:
     return forms
 
 
-def save_figure(analysis: Analysis, folder: Path, look: Look | None = None) -> list[Path]:
+def save_figure(analysis: Analysis, folder: Path, figure_format: FigureFormat | None = None) -> list[Path]:
     """Write the figure in each format and return the paths; an empty list if there is nothing to show."""
     import matplotlib as mpl
 
-    look = look or Look()
+    figure_format = figure_format or FigureFormat()
 
     with mpl.rc_context(STYLE):
         figure = analysis.measurement.draw(analysis)
         if figure is None:
             return []
-        if look.size is not None:
-            figure.set_size_inches(*look.size)
-        paths = [folder / f"{analysis.what}.{form}" for form in look.forms]
+        if figure_format.size is not None:
+            figure.set_size_inches(*figure_format.size)
+        paths = [folder / f"{analysis.what}.{form}" for form in figure_format.forms]
         for path in paths:
-            cut = "tight" if look.size is None else None  # a requested size is not cropped
+            cut = "tight" if figure_format.size is None else None  # a requested size is not cropped
             content, form = io.BytesIO(), path.suffix[1:]
-            figure.savefig(content, format=form, bbox_inches=cut, dpi=look.dpi, metadata=UNDATED.get(form))
+            figure.savefig(content, format=form, bbox_inches=cut, dpi=figure_format.dpi, metadata=UNDATED.get(form))
             write_bytes(path, content.getvalue())
     return paths
 

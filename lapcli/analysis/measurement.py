@@ -95,7 +95,7 @@ class Settings:
         return Settings({option: self[option] for option in options}, self.seed)
 
 
-class DoesNotFit(UsageError):
+class NotApplicable(UsageError):
     """A measurement that is not possible for this model on this data."""
 
 
@@ -126,7 +126,7 @@ class Measurement:
             raise TypeError(f"the measurement {cls.__qualname__} does not declare {', '.join(missing)}")
 
     def __init__(self, model: OpenedModel, settings: Settings) -> None:
-        """Raise DoesNotFit or UsageError where the model, its data or the settings do not allow the measurement."""
+        """Raise NotApplicable or UsageError where the model, its data or the settings do not allow the measurement."""
         # `all` takes the options of all measurements; those that this one does not declare mean nothing to it.
         self.model, self.settings = model, settings.only(self.options)
         self.layers = chosen_layers(self.settings[LAYER], self.default_layers, model.anatomy.layers)
@@ -186,7 +186,7 @@ class Measurement:
         classes = len(self.model.examples.classes)
         if head is None or head.out_features != classes:
             has = "no classifier" if head is None else f"a classifier of {head.out_features:,} classes"
-            raise DoesNotFit(f"{self.name}: the model has {has} and the data {classes:,} classes; see --data")
+            raise NotApplicable(f"{self.name}: the model has {has} and the data {classes:,} classes; see --data")
         return head.weight.detach().double().cpu().numpy()
 
 

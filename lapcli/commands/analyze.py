@@ -175,7 +175,7 @@ def _declaration(option: "Option") -> tuple[Any, Any]:
 
 def _analyze(what: str | None, settings: "Settings", given: dict[str, Any]) -> None:
     """Run the command. `what`: the name of a measurement; None: all that fit."""
-    from lapcli.analysis.drawing import Look, forms_of, size_of
+    from lapcli.analysis.drawing import FigureFormat, forms_of, size_of
     from lapcli.analysis.measurements import MEASUREMENTS
     from lapcli.analysis.selection import Selection, find_runs
 
@@ -187,7 +187,9 @@ def _analyze(what: str | None, settings: "Settings", given: dict[str, Any]) -> N
         given["model"] or (),
         **{name: given[name] for name in ("init", "checkpoint", "stage", "data", "split", "limit", "batch", "seed")},
     )
-    look = Look(None if given["size"] is None else size_of(given["size"]), given["dpi"], forms_of(given["format"]))
+    figure_format = FigureFormat(
+        None if given["size"] is None else size_of(given["size"]), given["dpi"], forms_of(given["format"])
+    )
     runs = find_runs(selection)
     for name in MEASUREMENTS if what is None else [what]:
         MEASUREMENTS[name].check_options(settings)
@@ -202,7 +204,7 @@ def _analyze(what: str | None, settings: "Settings", given: dict[str, Any]) -> N
     models = find_models(selection, runs)
     analyses = analyze(None if what is None else [what], models, settings)
     folder = given["out"] or results_folder(models, runs_dir)
-    written = {analysis.what: write_analysis(analysis, folder, look) for analysis in analyses}
+    written = {analysis.what: write_analysis(analysis, folder, figure_format) for analysis in analyses}
     if given["as_json"]:
         records = [analysis.to_dict() for analysis in analyses]
         print(json.dumps(records[0] if what else records, indent=2))

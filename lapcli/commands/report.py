@@ -95,7 +95,7 @@ def report(
     runs_dir: options.RunsDir = None,
 ) -> None:
     """Put runs into tables beside the paper's, and onto a page with figures and claims."""
-    from lapcli.analysis.drawing import Look, size_of
+    from lapcli.analysis.drawing import FigureFormat, size_of
     from lapcli.report.assemble import Report, report_on
     from lapcli.report.grouping import names_in, row_keys
     from lapcli.report.tables import FORMATS
@@ -105,7 +105,7 @@ def report(
             "--watch rewrites the page while runs are being trained; use --format html, or `lap watch` in a terminal"
         )
     folder = runs_dir or default_runs_dir()
-    look = Look(None if size is None else size_of(size), dpi)
+    figure_format = FigureFormat(None if size is None else size_of(size), dpi)
     keys = row_keys(paper, format_, rows, columns, baseline)
 
     def make() -> Report:
@@ -123,7 +123,7 @@ def report(
     if watch:
         from lapcli.report.watching import watch_page
 
-        watch_page(make, out or folder / "report.html", look, every)
+        watch_page(make, out or folder / "report.html", figure_format, every)
         return
     made = make()
     if effects is not None:
@@ -142,12 +142,12 @@ def report(
     if format_ == "html":
         from lapcli.report.page import write_page
 
-        for path in write_page(made, out or folder / "report.html", look):
+        for path in write_page(made, out or folder / "report.html", figure_format):
             print(path)
     elif format_ in ("svg", "png", "pdf"):
         from lapcli.report.figures import draw_all, write_files
 
-        for path in write_files(draw_all(made.grids), out or folder / "report_figures", [format_], look):
+        for path in write_files(draw_all(made.grids), out or folder / "report_figures", [format_], figure_format):
             print(path)
     elif out is None:
         print(FORMATS[format_](made.tables))

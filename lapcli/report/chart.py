@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from lapcli.analysis.drawing import UNDATED, Look
+from lapcli.analysis.drawing import UNDATED, FigureFormat
 from lapcli.runtime.tables import to_csv
 
 #: Okabe and Ito's colours, which read on white and on black and for colour-blind readers; lines differ in their
@@ -91,14 +91,14 @@ class Chart:
             rows += [[line.name, line.run, x, y, y - spread, y + spread, None] for x, y, spread in line.hollow]
         return to_csv(header, rows)
 
-    def file(self, form: str, look: Look) -> bytes:
+    def file(self, form: str, figure_format: FigureFormat) -> bytes:
         """Return the chart as a file of its own, with a legend."""
         import matplotlib as mpl
 
         with mpl.rc_context(_STYLE):
-            figure, _ = self._draw(look.size or (4.8, 3.0), legend=True)
+            figure, _ = self._draw(figure_format.size or (4.8, 3.0), legend=True)
             stream = io.BytesIO()
-            figure.savefig(stream, format=form, dpi=look.dpi, metadata=UNDATED.get(form))
+            figure.savefig(stream, format=form, dpi=figure_format.dpi, metadata=UNDATED.get(form))
         return stream.getvalue()
 
     def inline(self, number: int) -> tuple[str, str]:
@@ -156,14 +156,14 @@ class Chart:
             name = _safe(line.name) if line.in_legend and line.name not in seen else None
             seen.add(line.name)
             x, y = [x for x, _ in line.points], [y for _, y in line.points]
-            look: dict[str, Any] = {"color": line.colour, "gid": gid, "label": name}
+            style: dict[str, Any] = {"color": line.colour, "gid": gid, "label": name}
             if line.is_thin:
                 dash = DASHES[line.style % len(DASHES)]
                 is_dot = len(x) == 1
-                axes.plot(x, y, linewidth=1.0, alpha=0.9, linestyle=dash, marker="o" if is_dot else None, **look)
+                axes.plot(x, y, linewidth=1.0, alpha=0.9, linestyle=dash, marker="o" if is_dot else None, **style)
             else:
                 marker = MARKERS[line.style % len(MARKERS)]
-                axes.plot(x, y, marker=marker, **look)
+                axes.plot(x, y, marker=marker, **style)
                 if line.low and any(low < high for low, high in zip(line.low, line.high, strict=True)):
                     axes.fill_between(x, line.low, line.high, color=line.colour, alpha=0.18, linewidth=0)
                 for hx, hy, spread in line.hollow:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
-from lapcli.analysis.drawing import FORMS, Look
+from lapcli.analysis.drawing import FORMS, FigureFormat
 from lapcli.kinds import KINDS
 from lapcli.report import paper
 from lapcli.report.chart import COLOURS, Chart, Line, plan_colours
@@ -78,7 +78,7 @@ def draw_all(grids: Sequence[RunGrid]) -> list[Chart]:
     return [chart for experiment in experiments_of(grids) for chart in experiment.charts]
 
 
-def write_files(charts: Sequence[Chart], folder: Path, forms: Sequence[str], look: Look) -> list[Path]:
+def write_files(charts: Sequence[Chart], folder: Path, forms: Sequence[str], figure_format: FigureFormat) -> list[Path]:
     """Write each chart in these formats, and its data as CSV."""
     if folder.exists() and not folder.is_dir():
         raise UsageError(f"{folder} is a file; the figures need a folder of that name")
@@ -91,7 +91,7 @@ def write_files(charts: Sequence[Chart], folder: Path, forms: Sequence[str], loo
         for chart in charts:
             for form in forms:
                 paths.append(folder / f"{chart.name}.{form}")
-                write_bytes(paths[-1], chart.file(form, look))
+                write_bytes(paths[-1], chart.file(form, figure_format))
             paths.append(folder / f"{chart.name}.csv")
             write_for_user(paths[-1], chart.csv())
     except OSError as error:

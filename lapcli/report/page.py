@@ -14,7 +14,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from lapcli.analysis.drawing import Look
+from lapcli.analysis.drawing import FigureFormat
 from lapcli.analysis.measurements import MEASUREMENTS
 from lapcli.report.assemble import Report
 from lapcli.report.chart import Chart, plan_colours
@@ -36,7 +36,9 @@ _LARGEST_CSV = 300_000  # bytes of data; larger data is compressed
 _FORMS = ("svg", "png")  # formats of the figures beside the page
 
 
-def write_page(report: Report, path: Path, look: Look | None = None, refresh: int | None = None) -> list[Path]:
+def write_page(
+    report: Report, path: Path, figure_format: FigureFormat | None = None, refresh: int | None = None
+) -> list[Path]:
     """Write the page and its figures; return the page's path, then the folder of its figures if there are any.
 
     `refresh`: seconds after which a browser loads the page again.
@@ -47,7 +49,7 @@ def write_page(report: Report, path: Path, look: Look | None = None, refresh: in
     if not charts:
         return [path]
     folder = path.with_name(f"{path.stem}_figures")
-    write_files(charts, folder, _FORMS, look or Look())
+    write_files(charts, folder, _FORMS, figure_format or FigureFormat())
     return [path, folder]
 
 

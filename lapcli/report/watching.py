@@ -5,7 +5,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from lapcli.analysis.drawing import Look
+from lapcli.analysis.drawing import FigureFormat
 from lapcli.report.assemble import Report
 from lapcli.report.collect import RunResult
 from lapcli.report.page import write_page
@@ -15,7 +15,7 @@ from lapcli.runtime.errors import DataError
 _WATCHED = (INFO, METRICS, "summary.json", "eval", "analysis")
 
 
-def watch_page(make: Callable[[], Report], path: Path, look: Look, every: float) -> None:
+def watch_page(make: Callable[[], Report], path: Path, figure_format: FigureFormat, every: float) -> None:
     """Rewrite the page. `make` reads the runs. Ends when no run is being trained, or by Ctrl-C, without affecting
     them."""
     seen: object = None
@@ -34,14 +34,14 @@ def watch_page(make: Callable[[], Report], path: Path, look: Look, every: float)
             if state != seen or not is_training:
                 seen = state
                 refresh = max(5, round(every)) if is_training else None
-                written = write_page(report, path, look, refresh)[0]
+                written = write_page(report, path, figure_format, refresh)[0]
                 print(f"{written}  {_progress(runs)}", flush=True)
             if not is_training:
                 return
             time.sleep(every)
     except KeyboardInterrupt:  # the usual way to stop; the page is written once more, without its reloading
         if seen is not None:
-            write_page(report, path, look)
+            write_page(report, path, figure_format)
             print(f"{path} is no longer updated; the runs continue", file=sys.stderr)
 
 

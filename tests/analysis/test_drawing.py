@@ -10,7 +10,7 @@ from PIL import Image
 
 from lapcli.analysis.analyze import Analysis, ModelResult
 from lapcli.analysis.analyzed_models import STOCK_GIVES, AnalyzedModel
-from lapcli.analysis.drawing import STYLE, Look, forms_of, labels, save_figure, size_of, styles
+from lapcli.analysis.drawing import STYLE, FigureFormat, forms_of, labels, save_figure, size_of, styles
 from lapcli.analysis.examples import class_names
 from lapcli.analysis.measurement import LayerResult, Settings
 from lapcli.analysis.measurements import MEASUREMENTS, anova, collapse, sinks, updates
@@ -102,7 +102,7 @@ def test_an_axis_does_not_zoom_into_noise():
 
 
 def test_forms_size_and_resolution(tmp_path):
-    paths = save_figure(analysis("snr"), tmp_path, Look(size_of("5x3"), 100, forms_of("pdf,png")))
+    paths = save_figure(analysis("snr"), tmp_path, FigureFormat(size_of("5x3"), 100, forms_of("pdf,png")))
     assert [path.suffix for path in paths] == [".pdf", ".png"]
     assert Image.open(tmp_path / "snr.png").size == (500, 300)
     assert (tmp_path / "snr.pdf").read_bytes().startswith(b"%PDF")

@@ -18,7 +18,7 @@ from PIL import Image
 from report_support import write_analysis, write_run
 from support import ROOT, run_main
 
-from lapcli.analysis.drawing import Look
+from lapcli.analysis.drawing import FigureFormat
 from lapcli.recipe import load_recipe, recipe_to_yaml
 from lapcli.report.assemble import report_on
 from lapcli.report.claims import claims
@@ -335,7 +335,7 @@ def test_the_page_is_written_again_until_no_run_goes_on(tmp_path):
             (path / "checkpoints" / "step-000100").mkdir(parents=True)
         return report_on([], runs)
 
-    watch_page(make, page, Look(), 0.01)
+    watch_page(make, page, FigureFormat(), 0.01)
     assert len(told) == 2
     assert 'http-equiv="refresh"' in told[1]
     assert "running at step" in told[1]
@@ -352,7 +352,7 @@ def test_ctrl_c_leaves_a_page_that_rests(tmp_path, monkeypatch):
         raise KeyboardInterrupt
 
     monkeypatch.setattr("lapcli.report.watching.time.sleep", interrupt)
-    watch_page(lambda: report_on([], tmp_path / "runs"), page, Look(), 5)
+    watch_page(lambda: report_on([], tmp_path / "runs"), page, FigureFormat(), 5)
     assert 'http-equiv="refresh"' not in page.read_text()
 
 

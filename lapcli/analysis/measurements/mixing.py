@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 
 from lapcli.analysis.drawing import figure_by_head
-from lapcli.analysis.measurement import LAYER, DoesNotFit, LayerResult, Measurement, Settings, Value
+from lapcli.analysis.measurement import LAYER, LayerResult, Measurement, NotApplicable, Settings, Value
 from lapcli.runs import METRICS
 from lapcli.training.metrics import read_metrics
 
@@ -49,7 +49,9 @@ class OperatorMixing(Measurement):
     def __init__(self, model: OpenedModel, settings: Settings) -> None:
         super().__init__(model, settings)
         if not any(claim.operator.adds_parameters for layer in model.plan.layers for claim in layer):
-            raise DoesNotFit("no head operator of this model learns anything; mixing shows what model.operators learn")
+            raise NotApplicable(
+                "no head operator of this model learns anything; mixing shows what model.operators learn"
+            )
 
     @classmethod
     def shown_columns(cls, values: Mapping[str, Value]) -> dict[str, str]:

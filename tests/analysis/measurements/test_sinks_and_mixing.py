@@ -4,7 +4,7 @@ import pytest
 import torch
 from analysis_support import gpt, vit
 
-from lapcli.analysis.measurement import DoesNotFit, Settings
+from lapcli.analysis.measurement import NotApplicable, Settings
 from lapcli.analysis.measurements import sinks
 from lapcli.analysis.measurements.mixing import MixingAccumulator, OperatorMixing
 from lapcli.measures.capture import Batch, Capture
@@ -71,5 +71,5 @@ def test_a_model_that_learns_none_has_no_mixing():
         anatomy = anatomy_of(model)
         plan = anatomy.plan
 
-    with pytest.raises(DoesNotFit, match="no head operator of this model learns anything"):
+    with pytest.raises(NotApplicable, match="no head operator of this model learns anything"):
         OperatorMixing(Opened(), Settings())
