@@ -38,7 +38,6 @@ class WeightSource:
     """Weights by the name of their source; `read` loads them."""
 
     shown: str  # for people
-    name: str  # a short name for a run that starts from them
     file: Path
     sha256: str  # of the file
     read: Callable[[], dict[str, Tensor]] = field(repr=False)
@@ -79,7 +78,6 @@ def _of_run(name: str, runs_dir: Path) -> WeightSource:
     is_gpt = (run.path / TOKENIZER).is_file()
     return WeightSource(
         shown=f"{run.path}, step {checkpoint.step}",
-        name=run.name,
         file=checkpoint.weights,
         sha256=checkpoint.weights_sha256,
         read=lambda: read_tensors(checkpoint.weights)[1],
@@ -104,7 +102,6 @@ def _of_timm(name: str, weights: Path | None) -> WeightSource:
     settings = model.pretrained_cfg
     return WeightSource(
         shown=f"{name}, {file.name}",
-        name=name.removeprefix(TIMM).replace(".", "-"),
         file=file,
         sha256=sha256_of_file(file),
         read=lambda: read_timm(model, file),
@@ -147,7 +144,6 @@ def _of_folder(path: Path) -> WeightSource:
     images = config.get("pretrained_cfg") or config.get("images") or {}
     return WeightSource(
         shown=f"{path} ({to}, of the run {record['run']}, step {record['step']})",
-        name=str(record["run"]),
         file=path / WEIGHTS,
         sha256=files[WEIGHTS],
         read=read,
@@ -189,7 +185,6 @@ def _of_nanochat(path: Path) -> WeightSource:
     tokenizer = nanochat.find_tokenizer(checkpoint.file)
     return WeightSource(
         shown=f"{checkpoint.file}, step {checkpoint.step}",
-        name=checkpoint.file.parent.name,
         file=checkpoint.file,
         sha256=sha256_of_file(checkpoint.file),
         read=lambda: nanochat.read_weights(checkpoint),
