@@ -14,6 +14,7 @@ from lapcli.recipe import recipe_to_dict
 from lapcli.runs import INFO, METRICS, RECIPE, SUMMARY, SWEEP, Run, read_run, read_summary, runs_in, unknown_run
 from lapcli.runtime.errors import UsageError
 from lapcli.runtime.files import open_to_read
+from lapcli.training.metrics import last_step_metrics, parse_line
 
 SWEEPS = ".sweeps"  # in a folder of runs: locks and logs of the sweeps that trained some of them
 _LOWER_IS_BETTER = ("loss", "bits_per_byte", "perplexity", "bpb")
@@ -108,12 +109,7 @@ def plan_of(run: Run) -> str | None:
 def last_step(run: Run) -> int:
     """Return the step of the last checkpoint, or of the last line of metrics of a run that is being trained."""
     step = int(run.info.get("step") or 0)
-    if run.status == "running" and run.metrics.is_file():
-        with open_to_read(run.metrics) as file:
-            file.seek(max(0, run.metrics.stat().st_size - 8192))  # enough for the last lines
-            steps = [line["step"] for text in file if (line := _parsed(text))]
-        step = max([step, *steps])
-    return step
+    return max(step, last_step_metrics(run.metrics).get("step", 0)) if run.status == "running" else step
 
 
 def validations(path: Path) -> list[dict[str, Any]]:
@@ -121,16 +117,7 @@ def validations(path: Path) -> list[dict[str, Any]]:
     if not path.is_file():
         return []
     with open_to_read(path) as file:
-        return [line for text in file if b'"validation_' in text and (line := _parsed(text))]
-
-
-def _parsed(text: bytes) -> dict[str, Any] | None:
-    """Parse a line of metrics; None for a first or last line that was only partly read."""
-    try:
-        line = json.loads(text)
-    except ValueError:
-        return None
-    return line if isinstance(line, dict) and isinstance(line.get("step"), int) else None
+        return [line for text in file if b'"validation_' in text and (line := parse_line(text))]
 
 
 def best_validation(run: Run, among: Sequence[int] | None = None) -> Score | None:

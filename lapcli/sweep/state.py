@@ -30,17 +30,16 @@ from lapcli.runtime.files import (
     Lock,
     lock_file,
     make_folder,
-    open_to_read,
     open_to_write,
     read_checked_json,
     sha256_of_file,
     write_checked_json,
 )
 from lapcli.sweep.grid import Cell
+from lapcli.training.metrics import last_step_metrics
 
 WORK = ".sweeps"
 _SHOWN = 8  # cells named in a message
-_TAIL = 8192  # bytes of a metrics file that surely hold its last lines
 
 
 @dataclass(frozen=True)
@@ -67,7 +66,7 @@ def progress(cell: Cell, runs_dir: Path) -> TrainingProgress:
     if info is None or changed_keys(cell, path, info):
         return TrainingProgress("new")
     status = status_of(path, info)
-    last = _last_metrics(path / METRICS) if status == "running" else {}
+    last = last_step_metrics(path / METRICS) if status == "running" else {}
     return TrainingProgress(
         status=status,
         step=max(int(last.get("step", 0)), int(info.get("step") or 0)),
@@ -176,21 +175,3 @@ def _info(path: Path) -> dict[str, Any] | None:
 def _read(path: Path) -> dict[str, Any]:
     """Read `sweep.json` of a run; empty if there is none."""
     return read_checked_json(path, "remove it and run the sweep again") if path.is_file() else {}
-
-
-def _last_metrics(path: Path) -> dict[str, Any]:
-    """Return the newest line of a training step, without reading the whole file."""
-    try:
-        with open_to_read(path) as file:
-            file.seek(max(0, path.stat().st_size - _TAIL))
-            lines = file.read().splitlines()
-    except OSError:
-        return {}
-    for text in reversed(lines):
-        try:
-            line = json.loads(text)
-        except ValueError:
-            continue
-        if isinstance(line, dict) and "loss" in line and isinstance(line.get("step"), int):
-            return line
-    return {}

@@ -19,9 +19,10 @@ from typing import TYPE_CHECKING, Any
 
 from lapcli.runs import Run
 from lapcli.runtime.errors import DataError, LapError
-from lapcli.runtime.files import append, flush_to_disk, read_bytes, truncate
+from lapcli.runtime.files import append, flush_to_disk, open_to_read, read_bytes, truncate
 
-_REMEDY = "put it back from a copy, or remove it to do without the record of the steps so far"
+_TAIL = 8192  # bytes, enough for the last lines of a file
+_REMEDY = "restore it from a backup, or remove it to do without the record of the steps so far"
 Record = dict[str, Any]  # {"bytes": 1157, "sha256": "..."}
 
 if TYPE_CHECKING:  # a report reads metrics without torch
@@ -46,7 +47,7 @@ class MetricsLog:
         self._bytes, self._hash = 0, hashlib.sha256()
         good: list[dict[str, Any]] = []
         for text in content[:known].splitlines(keepends=True):
-            line = _line(text)
+            line = parse_line(text)
             if line is None and self._bytes + len(text) < known:
                 raise DataError(f"{self.path} is damaged: line {len(good) + 1} is not JSON; {_REMEDY}")
             if line is None or not text.endswith(b"\n") or line["step"] > step:
@@ -151,7 +152,18 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
 
 
 def parse_metrics(content: bytes) -> list[dict[str, Any]]:
-    return [line for text in content.splitlines() if (line := _line(text)) is not None]
+    return [line for text in content.splitlines() if (line := parse_line(text)) is not None]
+
+
+def last_step_metrics(path: Path) -> dict[str, Any]:
+    """Return the last complete line of a training step, {} if there is none, without reading the whole file."""
+    try:
+        with open_to_read(path) as file:
+            file.seek(max(0, path.stat().st_size - _TAIL))
+            lines = parse_metrics(file.read())
+    except OSError:
+        return {}
+    return next((line for line in reversed(lines) if "loss" in line), {})
 
 
 def metrics_of(run: Run) -> list[dict[str, Any]]:
@@ -166,7 +178,8 @@ def metrics_of(run: Run) -> list[dict[str, Any]]:
     return parse_metrics(content[: int(record["bytes"])])
 
 
-def _line(text: bytes) -> dict[str, Any] | None:
+def parse_line(text: bytes) -> dict[str, Any] | None:
+    """Parse a line of metrics; None for a line that was written or read only in part."""
     try:
         line = json.loads(text)
     except ValueError:
