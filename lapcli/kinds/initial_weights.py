@@ -99,7 +99,7 @@ def find_initial_weights(recipe: BaseRecipe, run: Run) -> InitialWeights | None:
     if source.sha256 != given.sha256:
         raise DataError(
             f"train.init_from: {given.source} has other weights than when {run.path} was started (sha256 "
-            f"{source.sha256[:16]} now, {str(given.sha256)[:16]} then); put them back, or use --fresh"
+            f"{source.sha256[:16]} now, {str(given.sha256)[:16]} then); restore them, or use --fresh"
         )
     return InitialWeights(run, given, source)
 

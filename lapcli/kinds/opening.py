@@ -38,7 +38,7 @@ def find_checkpoint(run: Run, which: str) -> Checkpoint:
 
 def _checkpoint_among(steps: list[int], run: Run, which: str) -> Checkpoint:
     if not steps and run.is_finished:
-        raise DataError(f"{run.checkpoints} has no checkpoint any more; put it back from a copy, or {TRAIN_AGAIN}")
+        raise DataError(f"{run.checkpoints} has no checkpoint any more; restore it from a backup, or {TRAIN_AGAIN}")
     if not steps:
         raise UsageError(f"{run.path} has no checkpoint yet; train it first")
     if which == "last":
@@ -50,7 +50,7 @@ def _checkpoint_among(steps: list[int], run: Run, which: str) -> Checkpoint:
             raise UsageError(f"{run.path} has no best checkpoint (unfinished, or of a kind that keeps none); use last")
         if step not in steps:
             raise DataError(
-                f"the best checkpoint of {run.path}, step {step}, is missing; put it back from a copy, or {TRAIN_AGAIN}"
+                f"the best checkpoint of {run.path} (step {step}) is missing; restore it, or {TRAIN_AGAIN}"
             )
     else:
         step = int(which) if which.isdecimal() else None

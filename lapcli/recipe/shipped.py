@@ -117,7 +117,7 @@ def write_starter(job: str, folder: Path) -> list[tuple[Path, str]]:
     files = {name: folder / f"{name.replace('-', '_')}.yaml" for name in jobs}
     for file in files.values():
         if file.exists():
-            raise UsageError(f"{file} exists already; name another folder, or move it away")
+            raise UsageError(f"{file} already exists; choose another folder, or move the file away")
     try:
         make_folder(folder)
         for name, file in files.items():

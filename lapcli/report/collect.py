@@ -150,7 +150,7 @@ def _read(run: Run, which: Which, notes: list[str]) -> RunResult:
         return result
     summary = read_summary(run)
     if which == "best" and summary.get("best_step") is None:
-        notes.append(f"{run.name} is of a kind that keeps no best checkpoint; it counts as a gap (--checkpoint last)")
+        notes.append(f"{run.name}: its kind of training keeps no best checkpoint; use --checkpoint last to include it")
         return result
     for name, value in _mapping(summary.get("end" if which == "last" else "best")).items():
         if is_number(value):

@@ -119,7 +119,7 @@ class Run:
         if self.info.get("tokenizer_sha256") not in (None, sha256):
             raise DataError(
                 f"{self.path / TOKENIZER} is not the tokenizer that the model was trained with (its sha256 differs); "
-                f"put it back from a copy, or {TRAIN_AGAIN}"
+                f"restore it from a backup, or {TRAIN_AGAIN}"
             )
 
     def missing_parts(self) -> list[Path]:
@@ -187,7 +187,7 @@ def read_info(path: Path) -> dict[str, Any]:
     except OSError as error:
         raise UsageError(f"{path / INFO} cannot be read ({error.strerror}); name another run") from None
     if wrong := _what_is_wrong(info):
-        raise DataError(f"{path / INFO} is damaged ({wrong}); put it back from a copy, or {TRAIN_AGAIN}")
+        raise DataError(f"{path / INFO} is damaged ({wrong}); restore it from a backup, or {TRAIN_AGAIN}")
     return info
 
 
@@ -219,7 +219,7 @@ def verify_recipe_file(file: Path, info: dict[str, Any]) -> None:
         content = read_bytes(file)
     except OSError as error:
         raise DataError(
-            f"{file} cannot be read ({error.strerror}); put it back from a copy, or {TRAIN_AGAIN}"
+            f"{file} cannot be read ({error.strerror}); restore it from a backup, or {TRAIN_AGAIN}"
         ) from None
     if "recipe_file_sha256" in info:
         is_unchanged = hashlib.sha256(content).hexdigest() == info["recipe_file_sha256"]

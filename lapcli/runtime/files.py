@@ -221,12 +221,12 @@ def read_checked_json(path: Path, again: str) -> dict[str, Any]:
     try:
         content = json.loads(read_text(path))
     except (ValueError, RecursionError) as error:
-        raise DataError(f"{path} is damaged ({error}); put it back from a copy, or {again}") from None
+        raise DataError(f"{path} is damaged ({error}); restore it from a backup, or {again}") from None
     if not isinstance(content, dict):
-        raise DataError(f"{path} is damaged (it is not a JSON object); put it back from a copy, or {again}")
+        raise DataError(f"{path} is damaged (it is not a JSON object); restore it from a backup, or {again}")
     sha256 = content.pop("sha256", None)
     if (sha256 is not None or "format" in content) and sha256 != sha256_of_json(content):
-        raise DataError(f"{path} is not what was written (its sha256 differs); put it back from a copy, or {again}")
+        raise DataError(f"{path} is not what was written (its sha256 differs); restore it from a backup, or {again}")
     if content.pop("format", FORMAT) != FORMAT:
         raise DataError(f"{path} was written by a newer version of lap; install that version to read it")
     return content

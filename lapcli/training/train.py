@@ -90,7 +90,7 @@ def train_in_world(
         # A run that diverged is a result, even in its first step, unless it was to replace another.
         is_result = isinstance(error, Diverged) and run.replaces is None
         if world.is_main and not is_result and discard_untrained(run):
-            console.print(f"the run that {run.replaces} had before is kept in its place", highlight=False, markup=False)
+            console.print(f"{run.replaces} still holds the previous run", highlight=False, markup=False)
         raise
     finally:
         unlock(run)
@@ -211,7 +211,7 @@ def _refuse_other_data(run: Run, facts: dict[str, Any]) -> None:
     if run.info.get("step", 0) > 0 and original not in (None, facts["data_sha256"]):
         raise DataError(
             f"the data of {run.path} has changed since it began (sha256 {original[:16]} then, "
-            f"{facts['data_sha256'][:16]} now); put it back, or use --fresh or --name for a new run"
+            f"{facts['data_sha256'][:16]} now); restore it, or use --fresh or --name for a new run"
         )
 
 

@@ -38,7 +38,7 @@ def test_a_starter_is_the_shipped_recipe_with_its_own_comment(job, tmp_path):
 
 def test_nothing_is_overwritten(tmp_path):
     (tmp_path / "text.yaml").write_text("mine")
-    with pytest.raises(UsageError, match=r"text\.yaml exists already"):
+    with pytest.raises(UsageError, match=r"text\.yaml already exists"):
         write_starter("chat", tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == ["text.yaml"]
     assert (tmp_path / "text.yaml").read_text() == "mine"

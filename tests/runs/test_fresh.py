@@ -107,7 +107,7 @@ def test_a_run_keeps_its_place_if_the_data_of_the_new_one_is_not_found(trained, 
     assert exit_code(start_child(nowhere, trained, shared_cache, fresh=True)) == 2
     said = (trained / LOG).read_text()
     assert "nowhere.txt" in said
-    assert "is kept in its place" in said
+    assert "still holds the previous run" in said
     assert content(trained / "run") == before
     assert sorted(path.name for path in trained.iterdir()) == [LOG, "run"]
 

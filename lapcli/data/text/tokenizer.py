@@ -79,7 +79,7 @@ class Tokenizer:
             text = read_text(Path(path))
         except OSError as error:
             raise DataError(
-                f"cannot read the tokenizer {path} ({error.strerror}); put it back, or check tokenizer.file"
+                f"cannot read the tokenizer {path} ({error.strerror}); restore it, or check tokenizer.file"
             ) from None
         except ValueError as error:
             raise _incomplete(path, error) from None
