@@ -73,7 +73,7 @@ def forms_of(text: str) -> tuple[str, ...]:
     forms = tuple(dict.fromkeys(part.strip().lower() for part in text.split(",")))
     for form in forms:
         if form not in FORMS:
-            raise UsageError(f"--format {form[:20]!r} is not a format of figures; there are {', '.join(FORMS)}")
+            raise UsageError(f"--format {form[:20]!r} is not a figure format; use one of {', '.join(FORMS)}")
     return forms
 
 

@@ -135,7 +135,7 @@ def evaluate(
             _print(evaluation, as_json)
         return
     if weights_file is not None:
-        raise UsageError("--weights are those of --model timm:NAME; a run has its own (--checkpoint)")
+        raise UsageError("--weights belongs to --model timm:NAME; choose a run's weights with --checkpoint")
     evaluated = newest_run(where, set(evaluated_kinds())) if run is None else named_run(where, run)
     choose(evaluated.recipe.objective, tasks, given, data)
 

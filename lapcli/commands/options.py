@@ -119,9 +119,9 @@ class RunCommand(TyperCommand):
             extra = re.search(r"unexpected extra argument\(s\) \((.*)\)", str(error.message), re.DOTALL)
             if extra is None:
                 raise
-            prompt = ", a text is given by --prompt" if any(p.name == "prompt" for p in self.params) else ""
+            prompt = ", give a text with --prompt" if any(p.name == "prompt" for p in self.params) else ""
             raise UsageError(
-                f"{ctx.command_path} does not take {extra[1][:60]!r}; a run is named by --run{prompt}"
+                f"{ctx.command_path} does not take {extra[1][:60]!r}; name a run with --run{prompt}"
             ) from None
 
 
@@ -216,6 +216,6 @@ def ask_to_confirm(question: str, yes: bool) -> bool:
     if yes:
         return True
     if not sys.stdin.isatty():
-        raise UsageError(f"{question} There is no terminal to answer at; use --yes")
+        raise UsageError(f"{question} There is no terminal to answer on; use --yes")
     print(f"{question} [y/N] ", end="", file=sys.stderr, flush=True)
     return sys.stdin.readline().strip().lower() in ("y", "yes")

@@ -36,7 +36,7 @@ def plan(
     gpus: Annotated[int | None, typer.Option("--gpus", min=1, max=4096, help="Number of GPUs.")] = None,
     probe: Annotated[
         int | None,
-        typer.Option("--probe", metavar="STEPS", min=1, help="Measure so many steps on this machine, on random data."),
+        typer.Option("--probe", metavar="STEPS", min=1, help="Steps to measure on this machine, on random data."),
     ] = None,
     run: Annotated[
         str | None,

@@ -74,7 +74,7 @@ def report(
     effects: Annotated[
         str | None,
         typer.Option(
-            "--effects", metavar="KEY,...", help="On which of these keys, of two values each, the gain depends."
+            "--effects", metavar="KEY,...", help="Recipe keys with two values each: show how the gain depends on them."
         ),
     ] = None,
     strict: Annotated[bool, typer.Option("--strict", help="Exit with 1 if a score is missing.")] = False,

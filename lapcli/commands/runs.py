@@ -106,7 +106,7 @@ def show(name: RunName, runs_dir: options.RunsDir = None, as_json: options.Json 
         ("run", f"{told['path']}, {told['kind']}, {told['status']}"),
         ("heads", f"{told['plan'] or 'no'} Laplacian"),
         ("step", f"{told['step']:,} of {told['steps'] or '?'}, seed {info.get('seed')}, {info.get('device', '')}"),
-        ("written", f"{age_text(told['seconds_since'])} ago; begun {info.get('created')}"),
+        ("written", f"{age_text(told['seconds_since'])} ago; created {info.get('created')}"),
     ]
     if info.get("failure"):
         rows.append(("failure", str(info["failure"])))
@@ -189,7 +189,7 @@ def best(
     ] = "validation_loss",
     lowest: Annotated[
         bool | None,
-        typer.Option("--lowest/--highest", help="Which is better.", show_default="by name: lowest of a loss"),
+        typer.Option("--lowest/--highest", help="Which is better.", show_default="by name: lowest for a loss"),
     ] = None,
     runs_dir: options.RunsDir = None,
     as_json: options.Json = False,
@@ -206,7 +206,7 @@ def best(
         return
     print(table(("run", "kind", ranking.metric), [(run.run, run.kind, f"{run.value:.6g}") for run in ranking.runs]))
     if ranking.without:
-        print(wrapped_message(f"note: no {ranking.metric} of {', '.join(ranking.without)}"), file=sys.stderr)
+        print(wrapped_message(f"note: without {ranking.metric}: {', '.join(ranking.without)}"), file=sys.stderr)
 
 
 @app.command(epilog="\b\nExamples:\n  lap runs rename quickstart first_try\n  lap runs rename sweep-cell kept --yes")

@@ -45,7 +45,7 @@ def sweep(
         int | None, typer.Option("--jobs", min=1, max=1024, help="Cells at a time; they share the GPUs. Default: 1.")
     ] = None,
     only: Annotated[
-        str | None, typer.Option("--only", metavar="PATTERN", help="Train only cells with such names, e.g. '*-seed0'.")
+        str | None, typer.Option("--only", metavar="PATTERN", help="Train only the cells with such names: '*-seed0'.")
     ] = None,
     no_search: Annotated[
         bool, typer.Option("--no-search", help="Skip the search of a sweep file; use the recipe's own values.")
@@ -162,7 +162,7 @@ def _print_script(grid: "Sweep", where: Path, only: str | None, jobs: int | None
     print(array_script(ready, arguments, where, jobs), end="")
     if len(ready) < len(cells):
         count = len(cells) - len(ready)
-        print(f"lap: this is the search; after it, the same command prints the other {count} cells", file=sys.stderr)
+        print(f"lap: these are the search's cells; run this again after them for the other {count}", file=sys.stderr)
     if grid.reports:
         print("lap: when all cells are finished, the same command without --slurm makes the report", file=sys.stderr)
 

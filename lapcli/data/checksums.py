@@ -106,7 +106,7 @@ def damage_error(path: Path, what: str) -> DataError:
     """Return the error for a damaged file of a cache folder, and mark the folder to be rebuilt at the next start."""
     try:
         open_to_write(path.parent / DAMAGED).close()
-        step = "run the same command again, which builds it again"
+        step = "run the same command again to rebuild it"
     except OSError:
         step = f"remove the folder {path.parent} and run the same command again"
     return DataError(f"{path} is damaged ({what}); {step}")

@@ -53,9 +53,9 @@ def _expand(pattern: str) -> list[str]:
 def _meant(train: str) -> str:
     """What to write instead of a name that is neither a file nor a folder."""
     if re.match(r"https?:/", train):
-        return "an address is not read directly: download the file and name it here"
+        return "a URL is not read directly: download the file and name it here"
     if re.fullmatch(r"[\w-][\w.-]*/[\w.-]+", train) and not Path(train).suffix:
-        return f"did you mean hub:{train}? Else it is `builtin`, or a file or folder"
+        return f"did you mean hub:{train}? Otherwise give `builtin`, or a file or folder"
     return "data.train is `builtin`, `hub:OWNER/NAME`, or a file or folder"
 
 

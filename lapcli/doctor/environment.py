@@ -73,15 +73,15 @@ def check_driver(gpu: Gpu) -> Finding:
     if gpu.driver is not None:
         return fails(
             f"the machine has an NVIDIA driver, but torch sees no GPU; {versions}",
-            "look at CUDA_VISIBLE_DEVICES and nvidia-smi, and install a torch for a CUDA that the driver supports",
+            "check CUDA_VISIBLE_DEVICES and nvidia-smi, and install a torch for a CUDA that the driver supports",
             driver=gpu.driver,
         )
-    return warns(f"no GPU: runs compute on the CPU; {versions}", "nothing, if that is what you want", gpus=0)
+    return warns(f"no GPU: runs compute on the CPU; {versions}", "nothing, if this is intended", gpus=0)
 
 
 def check_capability(gpu: Gpu) -> Finding:
     if not gpu.count:
-        return passes("without a GPU there is nothing to support")
+        return passes("there is no GPU to support")
     major, minor = gpu.capability
     numbers = {"capability": f"{major}.{minor}", "architectures": list(gpu.architectures)}
     # Machine code runs on GPUs of the same major version; PTX (compute_*) is translated for any newer one.
@@ -118,7 +118,7 @@ def check_compiling(device_type: str, check: Callable[[str], None] = check_compi
     try:
         check(device_type)
     except UsageError as error:
-        step = "do what the message says" if device_type == "cuda" else "nothing: on the CPU no run compiles by default"
+        step = "follow this message" if device_type == "cuda" else "nothing: on the CPU no run compiles by default"
         return (fails if device_type == "cuda" else warns)(str(error), step)
     return passes("torch.compile finds what it needs")
 
@@ -160,7 +160,7 @@ def check_locks(variable: str, folder: Path, lock: Callable[[IO[Any]], Lock] = l
             first, second = lock(file), lock(again)
     except OSError as error:
         return fails(
-            f"{variable}: {place} cannot be written ({error.strerror})", f"set {variable} to a folder of yours"
+            f"{variable}: {place} cannot be written ({error.strerror})", f"set {variable} to a folder you can write to"
         )
     if first is Lock.UNSUPPORTED:
         return warns(

@@ -30,7 +30,7 @@ def examine_machine(only: str | None = None, nproc: str = "auto") -> Iterator[Re
     ranks = max(2, processes.here()) if nproc == "auto" else processes.here()
     sections = SECTIONS if only is None else (only,)
     if "processes" in sections and ranks < 2:
-        raise UsageError("--nproc takes at least 2 here: the checks of processes let them work together")
+        raise UsageError("--nproc must be at least 2 here, because these checks need processes that communicate")
     exchange_on = "cuda" if gpu.count >= ranks else "cpu"
     device = this_device(pick_device("auto"))
     with tempfile.TemporaryDirectory(prefix="lap-doctor-") as place:

@@ -35,9 +35,7 @@ def check_equal_ranks(
     outcome = start(trial)
     if failure := outcome.failure():
         step = (
-            "look at `nvidia-smi topo -m`, and try NCCL_DEBUG=INFO or NCCL_P2P_DISABLE=1"
-            if device == "cuda"
-            else REPORT
+            "check `nvidia-smi topo -m`, and try NCCL_DEBUG=INFO or NCCL_P2P_DISABLE=1" if device == "cuda" else REPORT
         )
         failed = fails(f"{ranks} processes do not train together: {failure}", step, exit_codes=outcome.codes)
         return failed, failed
@@ -52,7 +50,7 @@ def _bandwidth(outcome: TrialOutcome, size: int, ranks: int, device: str) -> Fin
     if rate >= LEAST_BANDWIDTH[device]:
         return passes(text, bytes_per_second=rate)
     return warns(
-        text, "look at `nvidia-smi topo -m`; averaging gradients will cost a part of each step", bytes_per_second=rate
+        text, "check `nvidia-smi topo -m`; averaging gradients will cost a part of each step", bytes_per_second=rate
     )
 
 
@@ -131,8 +129,8 @@ def check_sigterm(
     step = json.loads((trial.run / "run.json").read_text())["step"]
     if saved is None or damage or saved.step != step:
         problem = "; ".join(damage) or f"the newest is of step {saved and saved.step}, not {step}"
-        return fails(f"after SIGTERM there is no whole checkpoint: {problem}", REPORT, exit_code=code)
-    return passes(f"exit code 75 and a whole checkpoint of step {step}", exit_code=code, step=step)
+        return fails(f"after SIGTERM there is no complete checkpoint: {problem}", REPORT, exit_code=code)
+    return passes(f"exit code 75 and a complete checkpoint of step {step}", exit_code=code, step=step)
 
 
 def check_restart(

@@ -209,7 +209,7 @@ def check_loader(
     wanted = gpus * one
     needed = -(-wanted // images)
     numbers = {"images_per_core": images, "wanted": wanted, "cores_wanted": needed, "cores": cores}
-    text = f"{images:.0f} images a second and core; {gpus} GPUs want {wanted:,.0f}, which are {needed:.0f} cores"
+    text = f"{images:.0f} images a second and core; {gpus} GPUs need {wanted:,.0f}, so {needed:.0f} cores"
     if cores >= needed:
         return passes(f"{text} of {cores}", **numbers)
     return warns(f"{text}, and there are {cores}", "ask for more cores: the GPUs would wait for images", **numbers)

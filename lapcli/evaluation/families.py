@@ -1,6 +1,6 @@
 """Chooses the tasks that a model can be evaluated by: families of tasks, matched by what the model gives.
 
-torch is not imported here: a task or an option that means nothing for a run is refused before anything is loaded.
+torch is not imported here: a task or an option that has no effect for a run is refused before anything is loaded.
 """
 
 from collections.abc import Mapping, Sequence
@@ -89,7 +89,7 @@ def _chosen_options(objective: str, given: Mapping[str, Any]) -> dict[str, Any]:
         if name not in known:
             kinds = [kind for kind in KINDS if any(name in family.options for family in families_of(kind))]
             raise UsageError(
-                f"--{name.replace('_', '-')} means nothing for {_described(objective)}, only for "
+                f"--{name.replace('_', '-')} has no effect for {_described(objective)}, only for "
                 f"{' and '.join(kinds)}; leave it out"
             )
     return chosen

@@ -63,7 +63,7 @@ class LinearProtocol(Section):
 
     @combination("scale")
     def _from_small_to_large(self) -> str | None:
-        return "goes from the smaller share to the larger" if self.scale and self.scale[0] > self.scale[1] else None
+        return "must go from the smaller share to the larger" if self.scale and self.scale[0] > self.scale[1] else None
 
 
 class KnnProtocol(Section):
@@ -96,7 +96,7 @@ class Ade20kProtocol(Section):
 
     @combination("scale")
     def _from_small_to_large(self) -> str | None:
-        return "goes from the smaller to the larger" if self.scale[0] > self.scale[1] else None
+        return "must go from the smaller to the larger" if self.scale[0] > self.scale[1] else None
 
 
 P = TypeVar("P", LinearProtocol, Ade20kProtocol)

@@ -82,7 +82,7 @@ def read_benchmark_settings(gives: frozenset[str], options: Mapping[str, Any]) -
     unused = [name for name in SAMPLING if name in given]
     if protocol == "harness" and unused:
         raise UsageError(
-            f"--{unused[0].replace('_', '-')} means nothing with --protocol harness, whose tasks bring their own "
+            f"--{unused[0].replace('_', '-')} has no effect with --protocol harness, whose tasks bring their own "
             "sampling; leave it out, or use --protocol paper"
         )
     settings = BenchmarkSettings(protocol, **given)

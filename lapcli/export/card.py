@@ -64,8 +64,8 @@ def write_card(exported: ExportedModel, record: Mapping[str, Any], folder: Path)
             "## Differences from the paper's recipe",
             _differences(run),
             "## Limits",
-            "The weights of a research run, meant for studying Laplacian heads. Nobody has examined what it says or "
-            "sees for truth, bias or harm; the scores above are all that was measured.",
+            "The weights of a research run, meant for studying Laplacian heads. Its outputs have not been examined for "
+            "truthfulness, bias or harm; only the scores above were measured.",
         ]
     )
     write_text(folder / CARD, text + "\n")
@@ -127,7 +127,7 @@ def _score_table(scores: list[tuple[str, dict[str, Any], dict[str, Any]]]) -> st
         if details.get("num_fewshot") is not None:
             protocol += f", {details['num_fewshot']} shots"
         if evaluation.get("limit") is not None:
-            protocol += f", the first {evaluation['limit']} examples alone"
+            protocol += f", only {evaluation['limit']} examples"
         metric = details.get("metric") or name
         rows.append(
             f"| {name} | {metric} | {score['value']:.4g} | {low:.4g} to {high:.4g} | {score['count']} | {protocol} |"
@@ -139,9 +139,9 @@ def _warning(exported: ExportedModel, record: Mapping[str, Any]) -> list[str]:
     lines = []
     if exported.plan.total:
         lines.append(
-            "**A plain load is wrong.** Some attention heads of this model are Laplacian: they compute `v - P v` in "
-            "place of `P v` from weights of the same names and shapes. Loaded into a plain transformer the weights "
-            "fit, and the result is another, untrained function. Load it as shown below."
+            "**Not a plain transformer.** Some attention heads of this model are Laplacian: they compute `v - P v` "
+            "instead of `P v`, from weights with the same names and shapes. A plain transformer loads the weights "
+            "without an error, but computes an untrained function with them. Load the model as shown below."
         )
     library = LIBRARIES[str(record["to"])][0]
     if record["verified"]:

@@ -39,7 +39,7 @@ def plan_upload(folder: Path, repository: str, *, private: bool = True) -> Uploa
     expected = {*record["files"], RECORD, CARD}
     present = {path.name: path for path in folder.iterdir()}
     if unexpected := sorted(present.keys() - expected):
-        raise UsageError(f"{folder / unexpected[0]} was not written by lap export; move it away, nothing else is sent")
+        raise UsageError(f"{folder / unexpected[0]} was not written by lap export; move it away, then push again")
     for name, sha256 in record["files"].items():
         if name not in present or sha256_of_file(present[name]) != sha256:
             raise DataError(f"{folder / name} is missing or was changed after the export; {again}")

@@ -46,7 +46,7 @@ def laplacian_attention(
     if H % G:
         raise ValueError(f"{H} query heads cannot share {G} key and value heads evenly")
     if causal and mask is not None:
-        raise ValueError("a mask is given instead of causal, not with it")
+        raise ValueError("give either a mask or causal, not both")
     if T > S and (causal or (laplacian_heads and current_v_BGTD is None)):
         raise ValueError(f"{T} query tokens cannot be the last of {S} key tokens")
     if causal and S != T:

@@ -177,7 +177,7 @@ def operator_plan(spec: OperatorSpec, layers: int, heads: int) -> HeadPlan:
     for layer, row in enumerate(claimed):
         if sum(n for _, n in row) > heads:
             words = " and ".join(f"{operator.name} {n}" for operator, n in row if n)
-            raise ValueError(f"layer {layer} has {heads} heads, and {words} are more")
+            raise ValueError(f"layer {layer} has {heads} heads, too few for {words}")
     return plan_of_layers([tuple(row) for row in claimed], heads)
 
 

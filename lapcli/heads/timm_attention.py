@@ -45,7 +45,7 @@ def refuse_needs(plan: HeadPlan) -> None:
         if operator.needs:
             raise ValueError(
                 f"{operator.name} needs {' and '.join(sorted(operator.needs))}, which laplacianize does not provide; "
-                f"train it with model.operators in a recipe, or take an operator of values and attention alone"
+                f"train it with model.operators in a recipe, or use an operator that needs only values and attention"
             )
 
 

@@ -65,7 +65,7 @@ def _refuse_parameters(plan: HeadPlan) -> None:
         if operator.adds_parameters:
             raise ValueError(
                 f"{operator.name} learns parameters, which from_pretrained would drop when the model is loaded again; "
-                "take its constants without `learn`, or train it with model.operators in a recipe"
+                "use constants without `learn`, or train it with model.operators in a recipe"
             )
 
 

@@ -284,8 +284,8 @@ def stage_start(given: InitFrom, runs_dir: Path, begun: Path | None = None) -> S
     source = find_source(given, runs_dir)
     if source.tokenizer is None:
         raise UsageError(
-            f"{source.shown} is not a GPT with its tokenizer; bring it in with `lap import {given.source} --to NAME "
-            "--tokenizer FILE` if it is one of nanochat's"
+            f"{source.shown} is not a GPT with its tokenizer; if it is one of nanochat's, import it with `lap import "
+            f"{given.source} --to NAME --tokenizer FILE`"
         )
     tokenizer = source.tokenizer()
     model = GPTModel(**source.model)

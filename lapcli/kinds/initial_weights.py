@@ -26,7 +26,7 @@ from lapcli.training import checkpoint
 from lapcli.training.checkpoint import check_tensors
 
 Recipe = TypeVar("Recipe", bound=BaseRecipe)
-REMEDY = "change the recipe's model, or begin with other weights"
+REMEDY = "change the recipe's model, or start from other weights"
 _SHOWN = 6  # names in a line
 _NETWORKS, _BACKBONES = ("student.", "teacher."), ("student.backbone.", "teacher.backbone.")
 _PATCHES = "patch_embed.proj.weight"
@@ -83,7 +83,7 @@ class InitialWeights:
             return {"started_from": self.run.info.get("started_from")}, []
         fit = fit_weights(self.source, model)
         lines = [*_changes(self.source, recipe), *fit.lines()]
-        head = f"begins with {self.source.shown}, weights sha256 {self.source.sha256[:16]}: {fit.used} tensors"
+        head = f"starts from {self.source.shown}, weights sha256 {self.source.sha256[:16]}: {fit.used} tensors"
         record = {"source": self.given.source, "weights_sha256": self.source.sha256, "changed": lines}
         return {"started_from": record}, [head, *(f"  {line}" for line in lines)]
 
@@ -108,8 +108,8 @@ def source_tokenizer(source: WeightSource, recipe: GPTRecipe) -> Tokenizer:
     named = recipe.tokenizer.file
     if source.tokenizer is None and named is None:
         raise UsageError(
-            f"{source.file} has no tokenizer with it, as a GPT's weights would; begin with other weights, or name "
-            "their tokenizer with --set tokenizer.file=FILE"
+            f"{source.file} comes without a tokenizer, which a GPT needs; start from other weights, or name their "
+            "tokenizer with --set tokenizer.file=FILE"
         )
     from_source = None if source.tokenizer is None else source.tokenizer()
     named_tokenizer = None if named is None else Tokenizer.from_file(Path(named).expanduser())

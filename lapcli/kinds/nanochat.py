@@ -97,7 +97,7 @@ def find_checkpoint(path: Path) -> NanochatCheckpoint:
             f"{meta_file}, which says how the model is built, cannot be read ({error.strerror}); put it beside {file}"
         ) from None
     except (ValueError, KeyError, TypeError):
-        raise DataError(f"{meta_file} has no model_config of nanochat; get the file again") from None
+        raise DataError(f"{meta_file} has no model_config of nanochat; download the file again") from None
     if unknown := [key for key in settings if key not in _SETTINGS]:
         raise DataError(f"{meta_file} has unknown settings in model_config: {_listed(unknown)}; {_OF_2026}")
     return NanochatCheckpoint(file, int(number[1]), _model(settings, meta_file), vocab, meta)
@@ -109,7 +109,7 @@ def _model(settings: Mapping[str, Any], file: Path) -> GPTModel:
     values = {**renamed, "rotary_base": 10_000.0, "rotary_precision": "bf16", "softcap": 15.0}
     nodes = {key: _node(value) for key, value in values.items()}
     if problems := check_recipe(GPTModel, Node(nodes, str(file))):
-        raise DataError(f"{file} does not describe a GPT: {problems[0].key} {problems[0].message}; get the file again")
+        raise DataError(f"{file} does not describe a GPT: {problems[0].key} {problems[0].message}; download it again")
     return GPTModel(**values)
 
 
@@ -119,7 +119,7 @@ def _node(value: Any) -> Node:
 
 def read_weights(source: NanochatCheckpoint) -> dict[str, Tensor]:
     """Read the tensors under our names, in the dtypes of the file, without rows that pad the vocabulary."""
-    again = "get the file again, or name another"
+    again = "download the file again, or name another"
     try:
         state = torch.load(source.file, map_location="cpu", weights_only=True)
     except Exception as error:  # pickle, zip and torch raise many kinds
@@ -195,7 +195,7 @@ def _listed(names: list[str]) -> str:
     return ", ".join(name[:80] for name in names[:_SHOWN]) + more
 
 
-AGAIN = "get the checkpoint again, or name another"
+AGAIN = "download the checkpoint again, or name another"
 
 
 def import_checkpoint(path: Path, runs_dir: Path, name: str, *, tokenizer: Path | None = None) -> tuple[Run, bool]:

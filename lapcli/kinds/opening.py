@@ -49,9 +49,7 @@ def _checkpoint_among(steps: list[int], run: Run, which: str) -> Checkpoint:
         if step is None:
             raise UsageError(f"{run.path} has no best checkpoint (unfinished, or of a kind that keeps none); use last")
         if step not in steps:
-            raise DataError(
-                f"the best checkpoint of {run.path} (step {step}) is missing; restore it, or {TRAIN_AGAIN}"
-            )
+            raise DataError(f"the best checkpoint of {run.path} (step {step}) is missing; restore it, or {TRAIN_AGAIN}")
     else:
         step = int(which) if which.isdecimal() else None
     if step not in steps:
@@ -66,7 +64,7 @@ def _last_checkpoint(run: Run, newest: int) -> Checkpoint:
     if run.is_finished and run.info.get("weights_sha256") not in (None, checkpoint.weights_sha256):
         raise DataError(
             f"{checkpoint.path} is not the checkpoint that the run ended with (step {run.info.get('step')}, weights "
-            f"sha256 {str(run.info['weights_sha256'])[:16]}); put that one back from a copy, or choose "
+            f"sha256 {str(run.info['weights_sha256'])[:16]}); restore that one from a backup, or choose "
             f"--checkpoint {newest}"
         )
     return checkpoint

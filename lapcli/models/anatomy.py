@@ -148,7 +148,7 @@ class TimmAnatomy(Anatomy):
         attn = block.attn
         if not isinstance(attn.norm, nn.Identity) or attn.gate is not None:
             raise UsageError(
-                "the attention of this model norms or gates its heads together; `updates` cannot part them"
+                "the attention of this model normalises or gates its heads jointly; `updates` cannot separate them"
             )
         rope = kwargs.get("rope", args[1] if len(args) > 1 else None)
         q, k, v = queries_keys_values(attn, args[0], rope)

@@ -190,12 +190,12 @@ class TrainingPlan:
             return [
                 (
                     "reading",
-                    f"the loader is the limit: {text} with the cores that are here; the GPUs want "
+                    f"the loader is the limit: {text} with the cores of this machine; the GPUs need "
                     f"{time.reading_cores:,} cores",
                 )
             ]
         each = f"{1 / self.facts.read_seconds:,.0f} {self.facts.example} a second and core"
-        return [("reading", f"{text} want {time.reading_cores:,} cores, at {each}; with fewer the loader is the limit")]
+        return [("reading", f"{text} need {time.reading_cores:,} cores, at {each}; with fewer the loader is the limit")]
 
     def _time(self) -> str:
         if self.probe is not None:

@@ -63,7 +63,7 @@ class DataSet(Section):
         if self.source.startswith("hub:") and (self.files is None or any(mark in str(self.files) for mark in "*?")):
             return "name the hub data set's files, so that the list is fixed by the recipe"
         if self.files is not None and self.source.startswith(("https://", "builtin", "system", PREFIX)):
-            return "means nothing for this source; remove it"
+            return "has no effect for this source; remove it"
         return None
 
     @combination("revision", "source")
@@ -75,7 +75,7 @@ class DataSet(Section):
     @combination("sha256", "source")
     def _hash_of_a_download(self) -> str | None:
         if self.sha256 is not None and not self.source.startswith("https://"):
-            return "is of a file behind https; remove it"
+            return "is only for a file downloaded by https; remove it"
         return None
 
     @combination("rows", "format")
@@ -149,7 +149,7 @@ class Stages(Section):
     @combination("sft", "midtrain")
     def _first_begins(self) -> str | None:
         if self.midtrain is not None and self.sft is not None and self.sft.train.init_from is not None:
-            return "train.init_from is for the first stage: sft begins with the weights of midtrain"
+            return "train.init_from is for the first stage: sft starts from the weights of midtrain"
         return None
 
     def given(self) -> dict[StageName, Stage]:

@@ -63,7 +63,7 @@ class Crops(Section):
     def _shares_go_up(self) -> str | None:
         for low, high in (self.global_scale, self.local_scale):
             if low > high:
-                return "a scale goes from the smaller share to the larger"
+                return "a scale must go from the smaller share to the larger"
         return None
 
 
@@ -75,7 +75,7 @@ class Masks(Section):
 
     @combination("ratio")
     def _ratio_goes_up(self) -> str | None:
-        return "goes from the smaller share to the larger" if self.ratio[0] > self.ratio[1] else None
+        return "must go from the smaller share to the larger" if self.ratio[0] > self.ratio[1] else None
 
 
 class CropSource(ImageFiles):
@@ -168,7 +168,7 @@ class SelfSupervisedRecipe(BaseRecipe):
     @combination("schedule", "optimizer")
     def _rates_are_in_order(self) -> str | None:
         if self.schedule.final_lr > self.optimizer.lr:
-            return f"final_lr is beyond the peak, optimizer.lr {self.optimizer.lr}"
+            return f"final_lr is above the peak, optimizer.lr {self.optimizer.lr}"
         return None
 
     @property

@@ -242,7 +242,7 @@ def _override(root: Node, text: str) -> tuple[Node, list[Problem]]:
     if not sign or not all(path) or len(path) > MAX_DEPTH:
         raise _refused(f"expected key.path=value, such as train.steps=100, got {quoted(text)}")
     if path[0] == "extends":
-        raise _refused("stands in a file and cannot be set; make a recipe that extends it")
+        raise _refused("cannot be changed by --set; write a recipe that extends this one")
     below: Node | None = root
     places = []
     for depth, part in enumerate(path):

@@ -275,7 +275,7 @@ class _Builder:
         if isinstance(event, yaml.ScalarEvent):
             # A lone surrogate ("\ud800") cannot be printed or saved again.
             if any("\ud800" <= c <= "\udfff" for c in event.value):
-                raise self._stop(event, "holds half a character (a surrogate escape, or a name that is not UTF-8)")
+                raise self._stop(event, "holds a lone surrogate (an escape, or a name that is not UTF-8)")
             return read_plain(event.value) if event.style is None else event.value
         if isinstance(event, yaml.SequenceStartEvent):
             items: list[Node] = []

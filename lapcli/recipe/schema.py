@@ -151,7 +151,7 @@ class TextSource(Source):
     @combination("files", "train")
     def _files_of_the_source(self) -> str | None:
         if has_no_files(self.train) and self.files is not None:
-            return f"means nothing for {self.train}, which has no files; remove it"
+            return f"has no effect for {self.train}, which has no files; remove it"
         if self.train.startswith("hub:") and self.files is None:
             return "name the hub data set's files, so that the list is fixed by the recipe"
         if self.train.startswith("hub:") and any(mark in str(self.files) for mark in "*?"):
@@ -163,19 +163,19 @@ class TextSource(Source):
     @combination("separator", "train")
     def _separator_of_files(self) -> str | None:
         if self.separator is not None and has_no_files(self.train):
-            return f"means nothing for {self.train}, which has no files; remove it"
+            return f"has no effect for {self.train}, which has no files; remove it"
         return None
 
     @combination("column", "train")
     def _builtin_has_no_columns(self) -> str | None:
         if has_no_files(self.train) and self.column != "text":
-            return f"means nothing for {self.train}, which has no files; remove it"
+            return f"has no effect for {self.train}, which has no files; remove it"
         return None
 
     @combination("shuffle_seed", "shuffled")
     def _seed_of_a_shuffle(self) -> str | None:
         if self.shuffled and self.shuffle_seed != 0:
-            return "means nothing for a source that is shuffled already; remove it"
+            return "has no effect for a source that is shuffled already; remove it"
         return None
 
     @combination("validation", "train")
@@ -225,7 +225,7 @@ class TrainSection(Section):
     @combination("micro_batch", "batch")
     def _micro_batch_fits(self) -> str | None:
         if self.micro_batch > self.batch:
-            return f"{self.micro_batch} is beyond the global batch {self.batch}; give at most {self.batch}"
+            return f"{self.micro_batch} exceeds the global batch {self.batch}; give at most {self.batch}"
         return None
 
     @combination("steps", "epochs")

@@ -56,12 +56,12 @@ class CellGroup(Section):
     @combination("over", "set")
     def _varied_or_set(self) -> str | None:
         both = [key for key in self.over if key in self.set]
-        return f"{', '.join(both)} stands in set too; keep one" if both else None
+        return f"{', '.join(both)} is also in set; keep one" if both else None
 
     @combination("search", "over", "set")
     def _chosen_once(self) -> str | None:
         taken = [] if self.search is None else [key for key in self.search.over if key in {**self.over, **self.set}]
-        return f"{', '.join(taken)} would be chosen and stands in over or set too; keep one" if taken else None
+        return f"{', '.join(taken)} is searched and is also in over or set; keep one" if taken else None
 
     @combination("search", "over", "set")
     def _kept_once(self) -> str | None:
@@ -70,7 +70,7 @@ class CellGroup(Section):
             return None
         others = {**search.over, **search.set, **self.over, **self.set}
         twice = [key for key in search.keep if key in others]
-        return f"{', '.join(twice)} stands in keep and in another over or set too; leave one" if twice else None
+        return f"{', '.join(twice)} is in keep and also in another over or set; keep one" if twice else None
 
     def commands(self) -> list[str]:
         return [self.then] if isinstance(self.then, str) else list(self.then)

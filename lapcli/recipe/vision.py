@@ -63,15 +63,15 @@ class Augmentation(Section):
     @combination("scale", "crop")
     def _scale_of_a_resized_crop(self) -> str | None:
         if self.scale is not None and self.crop != "random_resized":
-            return "means nothing without crop: random_resized; remove it"
+            return "has no effect without crop: random_resized; remove it"
         if self.scale is not None and self.scale[0] > self.scale[1]:
-            return "goes from the smaller share to the larger"
+            return "must go from the smaller share to the larger"
         return None
 
     @combination("padding", "crop")
     def _padding_of_a_padded_crop(self) -> str | None:
         if self.padding is not None and self.crop != "padded":
-            return "means nothing without crop: padded; remove it"
+            return "has no effect without crop: padded; remove it"
         return None
 
     @combination("policy")
@@ -104,7 +104,7 @@ class Mixing(Section):
     @combination("group", "mixup", "cutmix", "probability")
     def _group_of_a_mixture(self) -> str | None:
         if self.group is not None and not self.is_on:
-            return "means nothing without mixup or cutmix; remove it"
+            return "has no effect without mixup or cutmix; remove it"
         if self.group is not None and self.group % 2:
             return "partners come in pairs: give an even number"
         return None
@@ -200,7 +200,7 @@ class ClassificationRecipe(BaseRecipe):
     @combination("schedule", "optimizer")
     def _rates_are_in_order(self) -> str | None:
         if max(self.schedule.start_lr, self.schedule.final_lr) > self.optimizer.lr:
-            return f"start_lr and final_lr are beyond the peak, optimizer.lr {self.optimizer.lr}"
+            return f"start_lr and final_lr must not be above the peak, optimizer.lr {self.optimizer.lr}"
         return None
 
     def misfits(self) -> list[tuple[str, str]]:

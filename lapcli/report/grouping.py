@@ -95,7 +95,7 @@ def group(runs: Sequence[RunResult], rows: Sequence[str], notes: list[str]) -> l
         if other is not None:
             newer, older = _newer(run, other)
             left, used = (older.path, newer.path) if older.name == newer.name else (older.name, newer.name)
-            notes.append(f"{left} has the recipe and the seed of {used}, which is used; it is left out")
+            notes.append(f"{left} is left out: it has the same recipe and seed as {used}, which is used")
             run = newer
         row[run.seed] = run
     for grid in grids.values():
@@ -133,7 +133,7 @@ def check_rows(rows: Sequence[str], recipes: Sequence[Mapping[str, Any]]) -> Non
             raise UsageError("--rows: tables are over seeds, so seeds cannot be their rows; name another key")
         if recipes and key not in known:
             close = get_close_matches(key, sorted(known), 1)
-            hint = f"; did you mean {close[0]}?" if close else "; a key of recipe.yaml is meant, such as optimizer.lr"
+            hint = f"; did you mean {close[0]}?" if close else "; give a key of recipe.yaml, such as optimizer.lr"
             raise UsageError(f"--rows: no recipe of these runs has a key {key[:60]!r}{hint}")
 
 

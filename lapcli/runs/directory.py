@@ -112,7 +112,7 @@ class Run:
         if self.lock is not None and not is_same_file(self.lock, self.path / LOCK):
             raise LapError(
                 f"{self.path} was moved, replaced or removed while it was being trained; nothing more is written. "
-                "Put the folder back to resume with the same command, which otherwise begins a new run."
+                "Restore the folder to resume with the same command, which otherwise starts a new run."
             )
 
     def check_tokenizer(self, sha256: str) -> None:
@@ -227,8 +227,8 @@ def verify_recipe_file(file: Path, info: dict[str, Any]) -> None:
         is_unchanged = info.get("recipe_sha256") in (None, values_hash(content.decode("utf-8", "replace")))
     if not is_unchanged:
         raise DataError(
-            f"{file} was edited or damaged after the run was started (its sha256 is not the one in {INFO}); put it "
-            f"back from a copy, or {TRAIN_AGAIN}"
+            f"{file} was edited or damaged after the run was started (its sha256 is not the one in {INFO}); restore "
+            f"it from a backup, or {TRAIN_AGAIN}"
         )
 
 

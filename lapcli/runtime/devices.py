@@ -89,7 +89,7 @@ def compute_policy(
 
 
 #: Virtual machines pass the processor's flags on; some name AMX and do not run it, and a bf16 product ends the process.
-NO_AMX = "set ONEDNN_MAX_CPU_ISA=AVX512_CORE_BF16: this machine reports instructions (AMX, mostly) that it does not run"
+NO_AMX = "set ONEDNN_MAX_CPU_ISA=AVX512_CORE_BF16: this machine reports instructions (mostly AMX) that it does not have"
 _BF16_PRODUCT = "import torch; x = torch.ones(64, 64, dtype=torch.bfloat16); x @ x"
 
 

@@ -63,7 +63,7 @@ def from_os_error(error: OSError) -> LapError:
             "or LAP_CACHE"
         )
     if error.errno in (errno.ENOENT, errno.ESTALE):
-        return LapError(f"{what} does not exist ({reason}); was it moved or removed? Put it back, then run it again")
+        return LapError(f"{what} does not exist ({reason}); was it moved or removed? Restore it, then try again")
     return LapError(f"{what} cannot be used ({reason}); run the same command again, or use another disk")
 
 

@@ -65,7 +65,7 @@ class Processes:
 
     def check(self) -> None:
         if self.nnodes < 1 or self.max_restarts < 0:
-            raise UsageError("--nnodes takes at least 1, --max-restarts at least 0")
+            raise UsageError("--nnodes must be at least 1 and --max-restarts at least 0")
         if self.nnodes > 1 and self.rdzv is None:
             raise UsageError("--nnodes needs --rdzv HOST:PORT, the same on every machine")
         if self.rdzv is not None:
@@ -73,7 +73,7 @@ class Processes:
             if not host or not port.isdecimal() or not 0 <= int(port) <= 65535:
                 raise UsageError(f"--rdzv takes HOST:PORT, got {self.rdzv[:80]!r}")
         if self.node_rank is not None and not 0 <= self.node_rank < self.nnodes:
-            raise UsageError(f"--node-rank goes from 0 to {self.nnodes - 1}")
+            raise UsageError(f"--node-rank must be from 0 to {self.nnodes - 1}")
 
 
 def needs_launch(processes: Processes, device: str = "auto") -> bool:

@@ -70,7 +70,7 @@ def stop_before_the_first_step() -> Iterator[None]:
 
     def stop(number: int, frame: FrameType | None) -> None:
         name = signal.Signals(number).name
-        raise Interrupted(f"stopped by {name} before the first step; run the same command to begin again")
+        raise Interrupted(f"stopped by {name} before the first step; run the same command to start again")
 
     with handled((signal.SIGTERM, signal.SIGUSR1), stop):
         yield

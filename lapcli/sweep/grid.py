@@ -286,7 +286,7 @@ class Grid:
         if isinstance(recipe, RecipeError):
             raise recipe
         if not isinstance(recipe, BaseRecipe):
-            message = "has stages, which follow a run: put it into `then`, as sft RECIPE"
+            message = "has stages, which start from a run: put it into `then`, as sft RECIPE"
             raise RecipeError(str(self.recipe), [Problem(str(self.recipe), "stages", message)])
         return recipe
 

@@ -109,7 +109,7 @@ def _check_search(grid: Grid, cells: Sequence[Cell]) -> list[Problem]:
     known = KINDS[cells[0].loaded.objective].metrics
     if grid.search.by in known or grid.search.by.startswith("smoothing"):
         return []
-    message = f"no validation gives {quoted(grid.search.by)}; there are {', '.join(known)}"
+    message = f"{quoted(grid.search.by)} is not a validation metric of this recipe; use one of {', '.join(known)}"
     return [Problem(grid.place("search", "by"), "search.by", message)]
 
 
@@ -163,7 +163,7 @@ def sweep_from_file(loaded: LoadedSweep, options: Sequence[str], name: str | Non
 def _not_set_too(over: Over, options: Sequence[str]) -> None:
     for text in options:
         if (key := text.partition("=")[0].strip()) in over:
-            raise UsageError(f"{key} is varied by the sweep and given by --set too; leave one out")
+            raise UsageError(f"{key} is varied by the sweep and also given by --set; remove one of them")
 
 
 def _check_then(grid: Grid, cells: Sequence[Cell], parse: Parse | None) -> list[Problem]:
@@ -209,7 +209,7 @@ def _parsed(text: str, allowed: Sequence[str], parse: Parse | None) -> tuple[str
     if not words or words[0] not in allowed:
         raise UsageError(f"expected a command among {', '.join(allowed)}")
     if "--help" in words or "-h" in words or "--runs-dir" in words:
-        raise UsageError("--help and --runs-dir have no meaning here; leave them out")
+        raise UsageError("--help and --runs-dir have no effect here; leave them out")
     return ("", {}) if parse is None else parse(words)
 
 
@@ -246,8 +246,8 @@ def choose(cells: Sequence[Cell], search: GridSearch, runs_dir: Path) -> SearchW
         numbers = last_validation(cell, runs_dir)
         if search.by not in numbers:
             raise LapError(
-                f"the validation of {cell.name} does not give {search.by}; `by` may be "
-                f"{', '.join(numbers) or 'nothing, because it was not validated'}"
+                f"the last validation of {cell.name} has no {search.by}; "
+                + (f"set `by` to {' or '.join(numbers)}" if numbers else "the run was not validated")
             )
         if math.isfinite(numbers[search.by]):
             scores.append((float(numbers[search.by]), cell))

@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 
 
 FLOATS = (torch.float32, torch.bfloat16, torch.float16)
-REMEDY = "get the file again, or move its checkpoint away so that the one before it is used"
+REMEDY = "restore the file, or move its checkpoint away to use the one before it"
 _NAME = re.compile(r"step-(\d{6,})")
 _LAYER_SCALE = re.compile(r"\.ls[12]\.gamma$")
 
@@ -176,7 +176,7 @@ def newest(folder: Path, warn: Callable[[str], None]) -> Checkpoint | None:
 def read(path: Path) -> Checkpoint:
     """Read a checkpoint; DataError if it is damaged."""
     if damage := find_damage(path):
-        raise DataError(f"damaged checkpoint: {damage}; choose another one (--checkpoint) or get its files again")
+        raise DataError(f"damaged checkpoint: {damage}; choose another one (--checkpoint) or restore its files")
     return Checkpoint.read(path)
 
 

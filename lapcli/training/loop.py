@@ -231,7 +231,7 @@ class Loop:
         self.step = self.saved_step = saved.step
         if converted:
             more = f" and {len(converted) - 1} more tensors" if len(converted) > 1 else ""
-            warn(f"{converted[0]}{more} in another precision than saved: the same batches, but not the same rounding")
+            warn(f"{converted[0]}{more} converted to another precision: the same batches, but not the same rounding")
         for key, current in (("world_size", self.world.size), ("threads", torch.get_num_threads())):
             before = saved.state.get(key, current)
             if before != current:

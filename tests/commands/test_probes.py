@@ -154,7 +154,7 @@ def test_wrong_use_is_one_sentence(capsys, runs, tmp_path, scenes):
         (["--run", "tiny", "--tasks", "knn", "--set", "knn.k=3"], "knn.k"),
         (["--run", "tiny", "--tasks", "linear"], "fewer than a batch"),
         (["--run", "tiny", "--model", "timm:vit_tiny_patch16_224"], "instead of a run"),
-        (["--run", "tiny", "--weights", "x.pth"], "--weights are those of --model"),
+        (["--run", "tiny", "--weights", "x.pth"], "--weights belongs to --model"),
         (
             ["--model", "timm:vit_tiny_patch16_224", "--tasks", "top1"],
             "which a stock model does not give; there are linear, knn",

@@ -98,7 +98,7 @@ def source(**keys):
 
 
 def test_everything_works_with_the_hub_gone(online, monkeypatch, lap_cache):
-    assert "not on this machine yet: `lap fetch RECIPE`" in describe_source(source(), TOKENIZER)
+    assert "not on this machine: `lap fetch RECIPE`" in describe_source(source(), TOKENIZER)
     first = prepare_text(source(), TOKENIZER)
     assert first.documents == 36
     assert len(first.validation) > 0

@@ -212,7 +212,7 @@ def stand_in(folder, ending):
     ("ending", "said"),
     [
         ("signal.signal(signal.SIGTERM, lambda *_: os._exit(0))", "it ends with 0"),
-        ("signal.signal(signal.SIGTERM, lambda *_: os._exit(75))", "no whole checkpoint"),
+        ("signal.signal(signal.SIGTERM, lambda *_: os._exit(75))", "no complete checkpoint"),
         ("signal.signal(signal.SIGTERM, signal.SIG_IGN)", "it does not end"),
         ("sys.exit('out of memory')", "ended with 1: out of memory"),
     ],

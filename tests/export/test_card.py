@@ -37,13 +37,13 @@ def test_scores_of_these_weights_are_the_model_index(tmp_path):
     assert "0.4321" not in card.text
 
 
-def test_a_plain_load_is_called_wrong_before_anything_else(tmp_path):
+def test_a_card_warns_of_plain_transformers_before_anything_else(tmp_path):
     text = card_of(gpt_run(tmp_path), "hf").text
-    assert text.index("A plain load is wrong") < text.index("## Load it")
+    assert text.index("Not a plain transformer") < text.index("## Load it")
     assert "trust_remote_code=True" in text
     assert "Not verified" in text
     plain = card_of(gpt_run(tmp_path, name="plain", laplacian_heads=0, chat=False), "hf").text
-    assert "A plain load is wrong" not in plain
+    assert "Not a plain transformer" not in plain
     assert "trust_remote_code" not in plain
 
 

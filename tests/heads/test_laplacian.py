@@ -239,7 +239,7 @@ class TestInFloat32:
         (1, 3, 3, 3, {}, "4 query heads cannot share 3"),
         (1, 4, 3, 2, {}, "3 query tokens cannot be the last of 2 key tokens"),
         (0, 4, 3, 2, {"causal": True}, "3 query tokens cannot be the last of 2 key tokens"),
-        (1, 4, 3, 4, {"causal": True, "mask": torch.ones(3, 4, dtype=torch.bool)}, "instead of causal"),
+        (1, 4, 3, 4, {"causal": True, "mask": torch.ones(3, 4, dtype=torch.bool)}, "either a mask or causal"),
     ],
 )
 def test_impossible_requests(heads: int, G: int, T: int, S: int, options: dict, message: str) -> None:

@@ -53,7 +53,7 @@ def test_a_run_begins_with_the_weights_of_another_and_says_what_differs(tmp_path
     recipe, log = continuing(tmp_path, "run:source"), io.StringIO()
     run = train_here(recipe, tmp_path / "runs", "new", log)
     said = log.getvalue()
-    assert "begins with" in said
+    assert "starts from" in said
     assert "14 tensors" in said
     assert "head plan: 2 Laplacian heads there, 4 here" in said
     assert "data.train" in said
@@ -264,7 +264,7 @@ def test_a_pickle_that_is_not_weights_is_one_sentence_and_runs_nothing(tmp_path,
 
 def test_a_vit_in_place_of_a_gpt_is_named(tmp_path, source):
     folder = export_run(vit_run(tmp_path / "runs"), "timm", out=tmp_path / "out", verified=False).folder
-    with pytest.raises(UsageError, match="has no tokenizer with it, as a GPT's weights would; begin with other"):
+    with pytest.raises(UsageError, match="comes without a tokenizer, which a GPT needs; start from other"):
         train_here(continuing(tmp_path, str(folder)), tmp_path / "runs", "x")
 
 

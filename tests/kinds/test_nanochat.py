@@ -162,7 +162,7 @@ def test_a_whole_training_begins_with_a_checkpoint_directly_or_imported(tmp_path
     log = io.StringIO()
     direct = train_here(continued(text, str(place)), runs, "direct", log)
     imported = train_here(continued(text, "run:theirs"), runs, "imported")
-    assert "begins with" in log.getvalue()
+    assert "starts from" in log.getvalue()
     assert "step 7" in log.getvalue()
     same_weights(direct, imported)
     assert read_run(direct.path).info["tokenizer_sha256"] == read_run(imported.path).info["tokenizer_sha256"]
@@ -257,7 +257,7 @@ def test_a_hostile_or_foreign_checkpoint_is_refused_and_runs_nothing(tmp_path, e
     assert not touched.exists()
     for content in (whole[: len(whole) // 2], b"", b"not a pickle", pickle.dumps([1, 2])):
         file.write_bytes(content)
-        with pytest.raises(DataError, match=r"model_000007.pt .*; get the file again"):
+        with pytest.raises(DataError, match=r"model_000007.pt .*; download the file again"):
             import_checkpoint(place, tmp_path / "runs", "x")
     buffer = io.BytesIO()
     torch.save([torch.zeros(2)], buffer)

@@ -99,15 +99,15 @@ def test_pairs_stay_together(data):
         ({"data": {"mixing": {"group": 7}}}, "even number"),
         ({"train": {"micro_batch": 1}}, "micro_batch of at least 2"),
         ({"train": {"loss": "binary_cross_entropy"}, "data": {"mixing": {"label_smoothing": 0.1}}}, "label_smoothing"),
-        ({"schedule": {"start_lr": 1.0}}, "beyond the peak"),
+        ({"schedule": {"start_lr": 1.0}}, "above the peak"),
         ({"data": {"augmentation": {"policy": "randm9"}}}, "expected 3a or a policy"),
         ({"data": {"augmentation": {"color_jitter": 0.3}}}, "switched off by the policy"),
-        ({"data": {"augmentation": {"scale": [0.5, 1.0]}}}, "means nothing without crop: random_resized"),
+        ({"data": {"augmentation": {"scale": [0.5, 1.0]}}}, "has no effect without crop: random_resized"),
         ({"data": {"validation": None}}, "the digits come in one part"),
         ({"data": {"revision": "main"}}, "only a hub data set"),
         ({"model": {"patch": 3}}, "8 is not a multiple of patch 3"),
         ({"model": {"laplacian_heads": 5}}, "0 to 4 can be Laplacian"),
-        ({"data": {"mixing": {"mixup": 0.0, "cutmix": 0.0}}}, "means nothing without mixup or cutmix"),
+        ({"data": {"mixing": {"mixup": 0.0, "cutmix": 0.0}}}, "has no effect without mixup or cutmix"),
     ],
 )
 def test_what_cannot_go_together_is_refused(sections, message):
@@ -131,7 +131,7 @@ def test_batches_that_do_not_fit_are_reported_together_with_values_that_work(bat
         image_recipe(train={"batch": batch, "micro_batch": int(most[1])}, data={"mixing": {"group": group}})
         return
     works = re.search(r"batch: (\d+) with micro_batch: (\d+)(?: and data\.mixing\.group: (\d+))? would work", said)
-    assert ("beyond the global batch" in said) == (micro_batch > batch)
+    assert ("exceeds the global batch" in said) == (micro_batch > batch)
     group = int(works[3]) if works[3] else group
     image_recipe(train={"batch": int(works[1]), "micro_batch": int(works[2])}, data={"mixing": {"group": group}})
 

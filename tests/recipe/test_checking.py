@@ -110,7 +110,7 @@ OBJECTIVES = listed([f"`{name}`" for name in RECIPES])
         (
             "micro_batch: 8",
             "micro_batch: 64",
-            "x.yaml:12  train.micro_batch: 64 is beyond the global batch 32; give at most 32",
+            "x.yaml:12  train.micro_batch: 64 exceeds the global batch 32; give at most 32",
         ),
         ("  steps: 100\n", "", "x.yaml:10  train.steps: give steps or epochs"),
         ("width: 64", "width: 65", "x.yaml:5  model.width: 65 is not a multiple of heads 4"),
@@ -154,7 +154,7 @@ def test_all_problems_at_once_in_reading_order(problems, valid: str) -> None:
         "x.yaml:5  model.rotary: unknown key; did you mean `rotary_base`?",
         "x.yaml:6  model.width: 63 is not a multiple of heads 4",
         "x.yaml:8  model.laplacian_heads: a list needs one number for each of the 4 layers, got 2",
-        "x.yaml:13  train.micro_batch: 64 is beyond the global batch 32; give at most 32",
+        "x.yaml:13  train.micro_batch: 64 exceeds the global batch 32; give at most 32",
         "x.yaml:14  train.stpes: unknown key; did you mean `steps`?",
         'x.yaml:14  train.stpes: expected a whole number, got "ten"',
         'x.yaml:16  optimizer.lr: expected a number, got "fast"',

@@ -248,7 +248,7 @@ def test_a_problem_names_the_file_it_stands_in(folder: Path, valid: str) -> None
     assert lines_of("x.yaml") == [
         "3 errors in x.yaml; nothing was started.",
         'x.yaml:5  train.epochs: expected a number, got "no"',
-        "base.yaml:12  train.micro_batch: 8 is beyond the global batch 4; give at most 4 (`batch` is from x.yaml:4)",
+        "base.yaml:12  train.micro_batch: 8 exceeds the global batch 4; give at most 4 (`batch` is from x.yaml:4)",
         'base.yaml:14  optimizer.lr: expected a number, got "fast"',
     ]
 
@@ -339,10 +339,10 @@ def test_overrides_follow_the_rules_of_the_file(folder: Path, valid: str) -> Non
             "--set  optimizer.betas.0: `optimizer.betas` is [0.8, 0.95], which has no keys; "
             "set `optimizer.betas` itself",
         ),
-        ("extends=y.yaml", "--set  extends: stands in a file and cannot be set; make a recipe that extends it"),
+        ("extends=y.yaml", "--set  extends: cannot be changed by --set; write a recipe that extends this one"),
         (
             "train.batch=4",
-            "x.yaml:12  train.micro_batch: 8 is beyond the global batch 4; give at most 4 (`batch` is from --set)",
+            "x.yaml:12  train.micro_batch: 8 exceeds the global batch 4; give at most 4 (`batch` is from --set)",
         ),
     ],
 )

@@ -28,7 +28,7 @@ from lapcli.recipe.reading import read_plain
         ),
         ("a:\n\tb: 1\n", "x.yaml:2  is not YAML: found character tab that cannot start any token; indent with spaces"),
         ('a: "\\UFFFFFFFF"\n', "x.yaml:1  is not YAML: an escape or a directive is wrong"),
-        ('a: "\\ud800"\n', "x.yaml:1  holds half a character (a surrogate escape, or a name that is not UTF-8)"),
+        ('a: "\\ud800"\n', "x.yaml:1  holds a lone surrogate (an escape, or a name that is not UTF-8)"),
         ("%YAML " + "9" * 5000 + ".1\n---\na: 1\n", "x.yaml:1  is not YAML: an escape or a directive is wrong"),
         ("a: *secret\n", "x.yaml:1  an alias has no anchor"),
         ("a: 1\nb: &b\n  - *b\n", "x.yaml:3  an alias stands inside its own anchor"),

@@ -87,7 +87,7 @@ reports: --format html
     ("group", "said"),
     [
         ("over: {seed: []}", "s.yaml:3  cells[0].over.seed: expected a list of at least 1 items, got []"),
-        ("over: {seed: [1, 2, 1.0]}\n    set: {seed: 3}", "s.yaml:3  cells[0].over: seed stands in set too; keep one"),
+        ("over: {seed: [1, 2, 1.0]}\n    set: {seed: 3}", "s.yaml:3  cells[0].over: seed is also in set; keep one"),
         ("over: {seed: [1, 1]}", "s.yaml:3  cells[0].over.seed: has 1 twice"),
         ("over: {optimizer: {lr: [1]}}", 's.yaml:3  cells[0].over.optimizer: expected a list, got {"lr": [1]}'),
         ("then: train tiny.yaml", "s.yaml:3  then: expected a command among eval, analyze, sft, in 'train tiny.yaml'"),
@@ -101,7 +101,7 @@ reports: --format html
         (
             "search: {over: {optimizer.lr: [0.1]}, keep: {seed: 1}, by: validation_loss, best: lowest}\n"
             "    over: {seed: [1]}",
-            "s.yaml:3  cells[0].search: seed stands in keep and in another over or set too; leave one",
+            "s.yaml:3  cells[0].search: seed is in keep and also in another over or set; keep one",
         ),
         (
             "search: {over: {optimizer.lr: [0.1]}, by: validation_los, best: lowest}",

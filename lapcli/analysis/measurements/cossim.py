@@ -54,7 +54,7 @@ class CosineSimilarityAccumulator:
             {"cosine_similarity": self._similarity.mean(), "cosine_similarity_std": self._similarity.std()}
         )
         if self._tokens == 1:
-            result.notes.append("one token a sequence: there are no pairs")
+            result.notes.append("one token per sequence, so there are no pairs")
         if self._zeros:
             result.notes.append(f"{self._zeros:,} tokens are zero and count as cosine 0 with every other")
         return result

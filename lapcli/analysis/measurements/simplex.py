@@ -62,7 +62,7 @@ class Simplex(Measurement):
         self._classes = chosen_classes(settings, model.examples, 3)
         if len(self._classes) != 3:
             count = len(self._classes)
-            raise NotApplicable(f"simplex shows three classes, --classes or the data gives {count}; name three")
+            raise NotApplicable(f"simplex needs three classes, but --classes or the data gives {count}; name three")
         self._classifier_3D = classifier_CD[self._classes]
 
     def listen(self, capture: Capture, layer: int) -> SimplexAccumulator:

@@ -110,7 +110,7 @@ class SpectrumAccumulator:
         result.values["variance"] = float(self._eigenvalues.mean_D.sum())
         result.series = {"eigenvalue_mean": self._eigenvalues.mean_D, "eigenvalue_std": self._eigenvalues.std_D}
         if self._tokens == 1:
-            result.notes.append("one token a sequence: nothing is left after centring, so k_alpha is not defined")
+            result.notes.append("one token per sequence: nothing is left after centring, so k_alpha is not defined")
         elif self._constant:
             result.notes.append(
                 f"the tokens of {self._constant:,} of {self._sequences:,} sequences are all equal; they have no k_alpha"

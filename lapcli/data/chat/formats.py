@@ -302,7 +302,8 @@ def _download(data_set: DataSet, path: Path) -> None:
     sha256 = hashlib.sha256(content).hexdigest()
     if data_set.sha256 not in (None, sha256):
         raise DataError(
-            f"{data_set.name}: {data_set.source} has the sha256 {sha256}, but the recipe says {data_set.sha256}"
+            f"{data_set.name}: {data_set.source} has the sha256 {sha256}, but the recipe says {data_set.sha256}; "
+            "correct the source or the sha256 in the recipe"
         )
     write_bytes(path, content)
     write_index(path.parent, {"sha256": sha256})

@@ -149,7 +149,7 @@ def _eight_bits(image: Image.Image) -> Image.Image:
         return image
     grey = np.asarray(image)
     if image.mode == "F" or grey.min() < 0 or grey.max() >= 2**16:
-        raise ValueError(f"greys of mode {image.mode}, whose range is not known, instead of 8 or 16 bits")
+        raise ValueError(f"greys of mode {image.mode} have no known range; expected 8 or 16 bits")
     return Image.fromarray(np.rint(grey / 257).astype(np.uint8))
 
 

@@ -43,7 +43,7 @@ class PythonDocumentation(DocumentSource):
         with _collector_paused():
             documents = list(without_repeats(builtin_documents(_library())))
         if not documents:
-            raise DataError(f"this Python carries no documentation ({_library()}); name another text in data.train")
+            raise DataError(f"this Python has no documentation ({_library()}); name another text in data.train")
         yield from documents
 
 

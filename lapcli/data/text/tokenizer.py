@@ -98,7 +98,7 @@ class Tokenizer:
                 raise DataError("it changes the text that it encodes")
         except DataError as error:
             raise DataError(
-                f"{path} is not a tokenizer of this project: {error}; leave tokenizer.file out to train one"
+                f"{path} is not a tokenizer that lap can use: {error}; leave tokenizer.file out to train one"
             ) from None
         return tokenizer
 
@@ -262,7 +262,7 @@ def tokenizer_from_ranks(ranks: Mapping[bytes, int], pattern: str, special: Mapp
     try:
         inner = _assemble(models.BPE(vocab={shown[token]: ranks[token] for token in ordered}, merges=merges), pattern)
     except Exception as error:  # the library raises plain Exception, here for a pattern that it cannot read
-        raise DataError(f"its tables make no tokenizer ({str(error)[:200]})") from None
+        raise DataError(f"no tokenizer can be built from its tables ({str(error)[:200]})") from None
     inner.add_special_tokens([AddedToken(name, special=True, normalized=False) for name in SPECIAL_TOKENS])
     return Tokenizer(inner)
 

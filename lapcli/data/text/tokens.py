@@ -89,7 +89,7 @@ def describe_source(source: TextSource, tokenizer: TokenizerSection) -> str:
         corpus = corpus_at_hand(source)
         if corpus is None:
             state = (
-                "not on this machine yet: `lap fetch RECIPE` gets it" if remote else "the first run prepares it, once"
+                "not on this machine: `lap fetch RECIPE` downloads it" if remote else "the first run prepares it, once"
             )
         elif _is_tokenised(corpus, tokenizer):
             state = f"{len(corpus.files):,} files, {corpus.size / 1e6:,.1f} MB, tokenised already"

@@ -261,7 +261,7 @@ def test_bits_per_byte_of_held_out_text(base, tmp_path):
     [
         ("gsm8k", {"temperature": 0.0}, "are the same; use --samples 1"),
         ("gsm8k", {"protocol": "paper1"}, "--protocol takes paper or harness"),
-        ("gsm8k", {"protocol": "harness", "samples": 3}, "--samples means nothing with --protocol harness"),
+        ("gsm8k", {"protocol": "harness", "samples": 3}, "--samples has no effect with --protocol harness"),
         ("hellaswag", {}, "other tasks need --protocol harness"),
         ("bpb", {}, "give --data DIR with text files"),
     ],
@@ -298,7 +298,7 @@ def test_options_of_other_kinds_are_refused(tmp_path, capsys):
     open_run(tmp_path, "images", recipe_from_dict(TINY_IMAGES)).update(status="finished")
     code, _, err = run_main(capsys, "eval", "--runs-dir", str(tmp_path), "--run", "images", "--samples", "3")
     assert code == 2
-    assert "--samples means nothing for a run of classification" in err
+    assert "--samples has no effect for a run of classification" in err
 
 
 def test_the_table(made, whole, capsys):
