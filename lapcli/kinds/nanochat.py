@@ -47,8 +47,8 @@ _SETTINGS = {
     "laplacian_heads": "laplacian_heads",
 }
 _OF_2026 = (
-    "it is not nanochat's model of late 2025, the only one that lap computes (in that of 2026 and the author's later "
-    "fork queries and keys are multiplied by 1.2 and the rotary base is another); name a checkpoint of late 2025"
+    "it is not nanochat's model of late 2025, the only one that lap supports (the model of 2026 and the author's later "
+    "fork multiply queries and keys by 1.2 and have another rotary base); name a checkpoint of late 2025"
 )
 _SHOWN = 8  # names in a message
 # The only classes that a pickle may name.
