@@ -127,7 +127,7 @@ class HeadOperators(nn.Module):
             parameters = {name: getattr(self, registered) for name, registered in names.items()}
             state = HeadState(parameters, mean, first_values, x_BTC if INPUT in operator.needs else None)
             y = operator.apply(self._own(current_v_BGTD, begin, end), o_BHTD[:, begin:end], state)
-            parts.append(y.to(o_BHTD.dtype))
+            parts.append(y.to(o_BHTD.dtype))  # means and learnt numbers are float32 and widen it
             end = begin
         if end:
             parts.append(o_BHTD[:, :end])

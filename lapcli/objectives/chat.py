@@ -108,7 +108,7 @@ class Chat:
         self.batches, self._items, self._held_out, self._prompts = plan_stage(recipe, data, world)
         self._byte_lengths = torch.from_numpy(data.tokenizer.byte_lengths().astype(np.int64)).to(world.device)
         scheduled = train.steps or max(1, int((train.epochs or 0) * self._items.per_epoch) // train.batch)
-        self._scheduled_steps = scheduled
+        self._scheduled_steps = scheduled  # also with `drop_last_update`, as upstream: the rates are those of all steps
         self.steps = max(1, scheduled - 1) if recipe.drop_last_update else scheduled
         self.model = build_gpt(recipe, world.device, any_length=recipe.batching == "padded", policy=policy)
         packed = recipe.batching == "packed"
@@ -164,6 +164,7 @@ class Chat:
             counted = int((targets_BT >= 0).sum())
             nats, targets = nats + float(losses_BT.sum()), targets + counted
             means, groups = means + float(losses_BT.sum()) / max(1, counted), groups + 1
+            # Clamped, because -1 (no target) would index the last token.
             bytes_BT = self._byte_lengths[targets_BT.clamp(min=0)] * (targets_BT >= 0)
             counted_nats += float(losses_BT[bytes_BT > 0].sum())
             counted_bytes += float(bytes_BT.sum())

@@ -78,7 +78,7 @@ class ClassificationStep:
         images_BCHW, targets_BK = batch
         with self._policy.autocast():
             logits_BK = self.model(images_BCHW)
-        return self._criterion(logits_BK.float(), targets_BK)
+        return self._criterion(logits_BK.float(), targets_BK)  # autocast gives bf16 logits; the loss is in float32
 
 
 class Classification:

@@ -123,7 +123,7 @@ class LanguageModel:
         self._sequences = TokenBatches(
             data.train, context=context, batch=train.batch, seed=recipe.seed, shuffled=recipe.data.shuffled
         )
-        # The validation text in stream order, as one "batch".
+        # The validation text in stream order: `shuffled` means that no order is drawn.
         self._validation = TokenBatches(data.validation, context=context, batch=1, seed=0, shuffled=True)
         self._validation_sequences = max(
             1, min(recipe.validation.tokens // context, self._validation.sequences_per_epoch)

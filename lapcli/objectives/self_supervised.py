@@ -297,7 +297,7 @@ def image_flops(recipe: SelfSupervisedRecipe) -> int:
     masked = GLOBALS * masks.probability * patches * sum(masks.ratio) / 2
     teacher = GLOBALS * (crop_flops(model, crops.global_size) + per_token["dino"]) + masked * per_token["ibot"]
     student = teacher + crops.locals * (crop_flops(model, crops.local_size) + per_token["dino"])
-    return int(3 * student + teacher)
+    return int(3 * student + teacher)  # a backward costs two forwards, and the teacher has none
 
 
 def _prototypes(recipe: SelfSupervisedRecipe) -> dict[str, int]:

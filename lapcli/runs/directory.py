@@ -290,7 +290,7 @@ def tidy(path: Path, *, is_ours: bool = False) -> None:
     """
     for folder, names, _ in os.walk(path):
         remove_leftovers(Path(folder))
-        names[:] = [name for name in names if not name.startswith("step-")]
+        names[:] = [name for name in names if not name.startswith("step-")]  # renamed once complete: no leftovers
     unfinished = [folder for form in (".writing-*", ".removing-*") for folder in (path / CHECKPOINTS).glob(form)]
     if not unfinished:
         return

@@ -114,7 +114,7 @@ def append(path: Path, content: bytes) -> None:
             written = os.write(handle, content)
     finally:
         os.close(handle)
-    if written != len(content):
+    if written != len(content):  # a disk that is almost full takes a part without an error
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
 
 

@@ -57,7 +57,7 @@ class StepWatch:
     def __init__(self, world: World, report: Callable[[str], None]) -> None:
         self._world, self._report = world, report
         self._seconds = 60 * world.step_timeout
-        self._period = min(LONGEST_PERIOD, self._seconds / 10)
+        self._period = min(LONGEST_PERIOD, self._seconds / 10)  # at least ten heartbeats within the timeout
         self._heartbeat = Heartbeat(world.rank, socket.gethostname(), os.getpid())
         self._timed_step: int | None = None
         self._next_heartbeat = ""  # of the next rank, as last read

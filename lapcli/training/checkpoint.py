@@ -135,7 +135,7 @@ def save(
             f"could not save step {step} in {folder} ({error}); {_last_good(folder)}. "
             "Make room, then run the same command to resume."
         ) from error
-    prune(folder, keep, best)
+    prune(folder, keep, best)  # last: a failed save must not cost the checkpoint to resume from
     return Checkpoint(final, step, content)
 
 
@@ -271,7 +271,7 @@ def _digest(state: Mapping[str, Any]) -> str:
 
 
 def _plain(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    return {name: tensor.detach().contiguous() for name, tensor in tensors.items()}
+    return {name: tensor.detach().contiguous() for name, tensor in tensors.items()}  # safetensors refuses other layouts
 
 
 def read_tensors(path: Path, remedy: str = REMEDY) -> tuple[dict[str, str], dict[str, Tensor]]:

@@ -76,13 +76,13 @@ class Loop:
                     # Ranks have exchanged stop requests before the update; a later one is handled in the next step.
                     stopping = self.stopping or (self.world.size == 1 and bool(stop))
                     line |= self.clock.end_step(self.objective.units_per_step, self.objective.unit)
-                if self.world.is_main:
+                if self.world.is_main:  # before the save, whose record of the metrics has to cover this line
                     self.metrics.append(line)
                     throughput = line.get(f"{self.objective.unit}_per_second")
                     progress.step(self.step, line["loss"], line["lr"], throughput, self._share_of_peak(throughput))
                 if stopping or self.step == steps or _is_due(self.step, self.checkpoint_every):
                     self._save()
-                if stopping and self.step < steps:
+                if stopping and self.step < steps:  # else only the validation is left, which checks for signals itself
                     raise self._interrupted(stop)
                 self._validate_if_due(stop, progress)
 
@@ -262,8 +262,8 @@ class Loop:
         parallel = DistributedDataParallel(
             module,
             device_ids=devices,
-            forward_sync_buffers=False,
-            gradient_as_bucket_view=True,
+            forward_sync_buffers=False,  # the buffers are rotary tables, which never change
+            gradient_as_bucket_view=True,  # saves a second copy of all gradients
             bucket_cap_mb=bucket_megabytes(module),
         )
         # DDP rebuilds its buckets after its first backward, and with three or more processes their layout determines
@@ -317,7 +317,7 @@ class _LossModule(nn.Module):
 
     def forward(self, batch: Any) -> Tensor:
         """Return the loss of a batch; for None, a zero that depends on all parameters."""
-        if batch is None:
+        if batch is None:  # float: a stack has one dtype, and a GPT's embedding may be bf16
             return torch.stack([0.0 * p.sum().float() for p in self.parameters() if p.requires_grad]).sum()
         return self._loss(batch)
 

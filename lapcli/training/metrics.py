@@ -76,7 +76,7 @@ class MetricsLog:
             raise LapError(
                 f"cannot write {self.path} ({error.strerror}); make room, then run the same command to resume"
             ) from error
-        self._count(data)
+        self._count(data)  # after the write, so that a record never covers a line that the file does not have
 
     def _count(self, data: bytes) -> None:
         self._bytes += len(data)

@@ -123,7 +123,7 @@ def _train(kind: StartableKind, recipe: BaseRecipe, run: Run, world: World, cons
             start = kind.start(recipe, world, run)
             objective, facts = start.objective, start.facts
             _refuse_other_data(run, facts)
-        world.require_same(_identities(facts))
+        world.require_same(_identities(facts))  # a collective, so not inside `together`, where a failed rank skips it
         with stop_before_the_first_step():
             _move_into_place_together(world, run)
         report(
@@ -237,7 +237,7 @@ def _finish(run: Run, loop: Loop, peak_memory: int | None) -> None:
     best = None if "metrics_lost_until" in run.info else loop.best_step()
     best_values = {} if best is None else {"best_step": best, "best": loop.validated[best]}
     summary = {"start": start, "end": end, **best_values, **loop.objective.finish(run.path)}
-    write_summary(run, summary)
+    write_summary(run, summary)  # before the status: a finished run without a summary counts as incomplete
     run.update(status="finished", step=steps, metrics=loop.metrics.record(), peak_memory=peak_memory)
 
 
@@ -250,7 +250,7 @@ def _open_together(world: World, runs_dir: Path, name: str, recipe: BaseRecipe, 
         with world.together():
             if world.is_main:
                 run = open_run(runs_dir, name, recipe, fresh, launches, restarted)
-        folder = world.from_main(run.path.name if run is not None else None)
+        folder = world.from_main(run.path.name if run is not None else None)  # `.NAME.new` if it is only prepared
         with world.together():
             return run if run is not None else read_run(runs_dir / str(folder))
     except BaseException:

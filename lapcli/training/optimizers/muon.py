@@ -41,7 +41,7 @@ def orthogonalise(matrices_MRC: Tensor, steps: int, dtype: torch.dtype) -> Tenso
     tall = X.shape[-2] > X.shape[-1]
     if tall:
         X = X.mT
-    X = X / (torch.linalg.matrix_norm(X, keepdim=True) + 1e-7)
+    X = X / (torch.linalg.matrix_norm(X, keepdim=True) + 1e-7)  # a zero gradient stays zero instead of NaN
     # The iteration multiplies X from the left by polynomials of A = X X^T. For a wide X it is cheaper to iterate
     # only on the small A and to multiply X once: 17 R^3 + 2 R^2 C products against 5 R^3 + 10 R^2 C.
     wide = X.shape[-1] >= 2 * X.shape[-2]
