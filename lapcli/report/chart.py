@@ -156,14 +156,14 @@ class Chart:
             name = _safe(line.name) if line.in_legend and line.name not in seen else None
             seen.add(line.name)
             x, y = [x for x, _ in line.points], [y for _, y in line.points]
-            style: dict[str, Any] = {"color": line.colour, "gid": gid, "label": name}
+            options: dict[str, Any] = {"color": line.colour, "gid": gid, "label": name}
             if line.is_thin:
                 dash = DASHES[line.style % len(DASHES)]
                 is_dot = len(x) == 1
-                axes.plot(x, y, linewidth=1.0, alpha=0.9, linestyle=dash, marker="o" if is_dot else None, **style)
+                axes.plot(x, y, linewidth=1.0, alpha=0.9, linestyle=dash, marker="o" if is_dot else None, **options)
             else:
                 marker = MARKERS[line.style % len(MARKERS)]
-                axes.plot(x, y, marker=marker, **style)
+                axes.plot(x, y, marker=marker, **options)
                 if line.low and any(low < high for low, high in zip(line.low, line.high, strict=True)):
                     axes.fill_between(x, line.low, line.high, color=line.colour, alpha=0.18, linewidth=0)
                 for hx, hy, spread in line.hollow:

@@ -97,7 +97,7 @@ MISTAKES = {
     "eval tiny": "name a run with --run",
     'eval --run tiny --tasks "arc easy"': "there are arc_easy, arc_challenge, mmlu, gsm8k, humaneval, spelling, bpb",
     "analyze cosine --run tiny": "No such command 'cosine'. Did you mean 'cossim'?",
-    "analyze cossim --run tiny --format gif": "there are png, svg, pdf",
+    "analyze cossim --run tiny --format gif": "use one of png, svg, pdf",
     "analyze cossim --run tiny --size 0x0": "'0x0': expected width x height in inches, each from 1 to 50, as in 6x4",
     "analyze cossim --run tiny --data nowhere.txt": "data.train is `builtin`, `hub:OWNER/NAME`, or a file or folder",
     "analyze features --run tiny --image pic.jpg": "these do: spectrum, anova, cossim, snr, pca, updates",
