@@ -106,7 +106,7 @@ def test_forms_size_and_resolution(tmp_path):
     assert [path.suffix for path in paths] == [".pdf", ".png"]
     assert Image.open(tmp_path / "snr.png").size == (500, 300)
     assert (tmp_path / "snr.pdf").read_bytes().startswith(b"%PDF")
-    with pytest.raises(UsageError, match="there are png, svg, pdf"):
+    with pytest.raises(UsageError, match="use one of png, svg, pdf"):
         forms_of("jpeg")
 
 

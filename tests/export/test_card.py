@@ -33,7 +33,7 @@ def test_scores_of_these_weights_are_the_model_index(tmp_path):
     assert (result.dataset_type, result.metric_value) == ("top1", 0.625)
     assert result.metric_args == {"n": 360, "interval_95": [0.5, 0.7]}
     assert result.dataset_args["limit"] == 360
-    assert "| top1 | top1 | 0.625 | 0.5 to 0.7 | 360 | -, the first 360 examples alone |" in card.text
+    assert "| top1 | top1 | 0.625 | 0.5 to 0.7 | 360 | -, only 360 examples |" in card.text
     assert "0.4321" not in card.text
 
 

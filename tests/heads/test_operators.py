@@ -393,7 +393,7 @@ class TestPlans:
         ("spec", "message"),
         [
             ({"laplacain": 2}, "there is no operator 'laplacain'; did you mean laplacian?"),
-            ({"laplacian": 3, "exclusive": 2}, "layer 0 has 4 heads, and laplacian 3 and exclusive 2 are more"),
+            ({"laplacian": 3, "exclusive": 2}, "layer 0 has 4 heads, too few for laplacian 3 and exclusive 2"),
             ({"centered": 5}, "layer 0 has 4 heads, so 0 to 4 can be centered, got 5"),
             ({"centered": "some"}, "centered: expected a number"),
             ({"mix": {"alpha": 1}}, "mix needs a number of heads"),

@@ -131,7 +131,7 @@ def test_the_561m_gpt_on_eight_h100_against_the_run_of_its_authors():
 def test_the_loader_is_said_to_be_the_limit():
     plan = plan_training(load_recipe(ROOT / "recipes/vit_digits.yaml", ["train.compile=false"]), 1, GPUS["l40"])
     cores, rate = plan.step_time.reading_cores, plan.step_time.examples_per_second
-    assert f"{rate:,.0f} images a second want {cores:,} cores" in plan.to_text()
+    assert f"{rate:,.0f} images a second need {cores:,} cores" in plan.to_text()
     assert cores == -(-rate * plan.facts.read_seconds // 1)
     few = dataclasses.replace(plan.step_time, reading_cores=40, has_cores=False)
     assert "the loader is the limit" in dataclasses.replace(plan, step_time=few).to_text()

@@ -79,4 +79,4 @@ def test_a_search_may_choose_by_what_it_validates(folder):
     (folder / "sweep.yaml").write_text(text.replace("BY", "validation_top1"))
     done = lap(folder, "sweep", "sweep.yaml", "--slurm")
     assert done.returncode == 2
-    assert 'no validation gives "validation_top1"; there are validation_agreement' in done.stderr
+    assert '"validation_top1" is not a validation metric of this recipe; use one of validation_agreement' in done.stderr

@@ -257,7 +257,7 @@ def test_a_seed_that_is_there_twice_counts_once(capsys, runs):
     (path / "run.json").write_text(json.dumps({**info, "updated": "2027-01-01T00:00:00+0000"}))
     _, out, err = report(capsys, runs)
     assert "86.00 ± 1.00 (3)" in out
-    assert "digits_2L_1 has the recipe and the seed of again" in err
+    assert "digits_2L_1 is left out: it has the same recipe and seed as again" in err
 
 
 def test_one_plan_written_in_two_ways_is_one_row(capsys, tmp_path):

@@ -105,7 +105,7 @@ reports: --format html
         ),
         (
             "search: {over: {optimizer.lr: [0.1]}, by: validation_los, best: lowest}",
-            's.yaml:3  search.by: no validation gives "validation_los"; there are validation_loss',
+            's.yaml:3  search.by: "validation_los" is not a validation metric of this recipe; use one of',
         ),
     ],
 )
@@ -136,7 +136,7 @@ def test_two_cells_of_one_name_are_refused_and_equal_ones_are_one(folder):
 
 
 def test_a_key_that_is_varied_and_set(folder):
-    with pytest.raises(UsageError, match="seed is varied by the sweep and given by --set too"):
+    with pytest.raises(UsageError, match="seed is varied by the sweep and also given by --set"):
         sweep_from_options(folder / "tiny.yaml", {"seed": [0, 1]}, [], ["seed=3"])
 
 
