@@ -201,7 +201,7 @@ def plot_by_layer(axes: Any, runs: Sequence[ModelResult], name: str) -> None:
 
 
 def figure_by_layer(runs: Sequence[ModelResult], name: str, label: str) -> Figure:
-    """Draws a figure with one panel: a value against the layer."""
+    """Draw a figure with one panel: a value against the layer."""
     longest = max(map(len, legend_labels(runs)))
     figure, ((axes,),) = panels(1, width=max(4.6, 3.2 + 0.075 * longest), height=3.0)  # the legend stands beside it
     plot_by_layer(axes, runs, name)

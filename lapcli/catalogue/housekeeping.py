@@ -93,7 +93,7 @@ def plan_prunings(
 
 
 def plan_pruning(run: Run, keep: int) -> Pruning:
-    """Plans to remove all checkpoints but the newest `keep`, the best, and those that another run started from."""
+    """Plan to remove all checkpoints but the newest `keep`, the best, and those that another run started from."""
     from lapcli.training.checkpoint import find_damage, steps_in
 
     steps = steps_in(run.checkpoints)

@@ -176,7 +176,7 @@ class _Photographs(ImageSet):
 
 
 def crops_per_second(recipe: SelfSupervisedRecipe, images: int = 8) -> float:
-    """Measures for how many images a second one core reads and cuts the crops."""
+    """Measure for how many images a second one core reads and cuts the crops."""
     reader = CropReader(_Photographs(), recipe.data, 0)
     examples = [Example(0, number % 16, 0) for number in range(images)]
     reader.read(examples[:1])

@@ -277,7 +277,7 @@ class AccuracyTasks(TaskFamily):
     tasks = default = ("top1", "top5")
 
     def measure(self, request: EvaluationRequest) -> TaskResults:
-        """Measures on the run's own validation images, or on all images of --data."""
+        """Measure on the run's own validation images, or on all images of --data."""
         import numpy as np
 
         from lapcli.data.images.ade20k import is_ade20k

@@ -71,7 +71,7 @@ def evaluate_run(
     limit: int | None = None,
     options: Mapping[str, Any] | None = None,
 ) -> Evaluation:
-    """Measures a run on every process of the world; rank 0 writes the result."""
+    """Measure a run on every process of the world; rank 0 writes the result."""
     chosen = choose(run.recipe.objective, tasks, options or {}, data)
     weights = find_checkpoint(run, which)
     world = join_world(run.recipe.train.device)
@@ -94,7 +94,7 @@ def evaluate_model(
     limit: int | None = None,
     options: Mapping[str, Any] | None = None,
 ) -> Evaluation:
-    """Measures a stock model's features; the result is written to `eval/` in the folder of the runs."""
+    """Measure a stock model's features; the result is written to `eval/` in the folder of the runs."""
     chosen = choose(STOCK, tasks, options or {}, data)
     world = join_world()
     try:

@@ -50,7 +50,7 @@ def plan_upload(folder: Path, repository: str, *, private: bool = True) -> Uploa
 
 
 def upload_folder(upload: Upload) -> str:
-    """Create the repository if it does not exist and uploads all files in one commit; return its address."""
+    """Create the repository if it does not exist and upload all files in one commit; return its address."""
     if hub_is_offline():
         raise UsageError("HF_HUB_OFFLINE is set, so nothing can be uploaded; unset it first")
     api = HfApi()

@@ -189,7 +189,7 @@ class _Estimate:
         return sizes[fitting - 1] if fitting else 0
 
     def trace(self, batches: BatchPlan) -> StepTrace:
-        """Traces a micro-batch.
+        """Trace a micro-batch.
 
         A loss that processes its rows in chunks has too many operations to trace for many examples. If more examples
         mean more chunks, the trace is extrapolated linearly from two smaller micro-batches: the buffer of a chunk is

@@ -85,7 +85,7 @@ class StepTrace:
 
 
 def trace_step(step: TrainingStep, examples: int, *, keeps_gradients: bool) -> StepTrace:
-    """Traces a forward and backward of `examples`; `step` was built on the meta device and cannot be used again.
+    """Trace a forward and backward of `examples`; `step` was built on the meta device and cannot be used again.
 
     `keeps_gradients`: they exist during the forward already, from the micro-batch before or in DDP's buckets, and are
     not counted here.
@@ -203,7 +203,7 @@ class _StepLog(TorchDispatchMode):
 
 
 def _attention_flops(func: Any, args: Any, kwargs: Any) -> AttentionFlops:
-    """Counts a kernel's call: two products forward, four backward; a causal one computes half of each."""
+    """Count a kernel's call: two products forward, four backward; a causal one computes half of each."""
     names = [argument.name for argument in func._schema.arguments]
     arguments = {**dict(zip(names, args, strict=False)), **kwargs}
     B, H, T, D = arguments["query"].shape

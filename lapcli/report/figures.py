@@ -163,7 +163,7 @@ def _validated(grid: RunGrid) -> list[str]:
 
 
 def _curves(experiment: Experiment, grid: RunGrid, metric: str, name: str) -> Chart | None:
-    """Draws a thin line for each run in its plan's colour; training losses are averaged over stretches of steps."""
+    """Draw a thin line for each run in its plan's colour; training losses are averaged over stretches of steps."""
     colours = plan_colours(list(experiment.plans))
     column = column_of(metric)
     lines = []

@@ -227,7 +227,7 @@ def _training_and_data(grid: RunGrid) -> tuple[str, str]:
 
 
 def _name(grids: Sequence[RunGrid]) -> None:
-    """Titles each grid by its objective, its data and the keys that tell it apart: no two grids share a title."""
+    """Title each grid by its objective, its data and the keys that tell it apart: no two grids share a title."""
     for alike in same_training(grids):
         for grid, words in zip(alike, distinguishing_words(alike), strict=True):
             grid.title = " · ".join(

@@ -95,7 +95,7 @@ _BF16_PRODUCT = "import torch; x = torch.ones(64, 64, dtype=torch.bfloat16); x @
 
 @cache
 def check_bf16_of_cpu(flags: Path = Path("/proc/cpuinfo"), program: str = _BF16_PRODUCT) -> None:
-    """Tries a product in a process of its own where AMX is reported: in ours it might end the run without a word."""
+    """Try a product in a process of its own where AMX is reported: in ours it might end the run without a message."""
     try:
         is_suspect = "amx_bf16" in flags.read_text() and "ONEDNN_MAX_CPU_ISA" not in os.environ
     except OSError:

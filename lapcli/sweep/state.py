@@ -119,7 +119,7 @@ def record_command(cell: Cell, runs_dir: Path, command: str) -> None:
 
 
 def mark_as_search(cell: Cell, runs_dir: Path) -> None:
-    """Marks a run of a search, which only chose values for others, so that reports do not count it as a result."""
+    """Mark a run of a search, which only chose values for others, so that reports do not count it as a result."""
     path = runs_dir / cell.name / SWEEP
     if path.parent.is_dir() and not (known := _read(path)).get("search"):
         write_checked_json(path, {**known, "search": True})

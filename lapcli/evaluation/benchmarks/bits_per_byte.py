@@ -45,7 +45,7 @@ class BitsPerByte(Benchmark):
             raise UsageError("bpb: this run has no text held out; give --data DIR with text files")
 
     def paper_task(self, request: BenchmarkRequest) -> PreparedTask:
-        """Scores the text itself, without a prompt, under either protocol."""
+        """Score the text itself, without a prompt, under either protocol."""
         documents = _local(request.data) if request.data is not None else _held_out(request.run)
         definition = {
             **task_definition(self.name, documents, VERSION),
