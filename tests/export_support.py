@@ -52,7 +52,7 @@ def vit_run(runs: Path, *, name: str = "vit", data: dict[str, Any] | None = None
 
 
 def dino_run(runs: Path, *, name: str = "dino", **model: Any) -> Run:
-    from lapcli.models.student_teacher import StudentTeacher
+    from lapcli.models.dino_vit import StudentTeacher
 
     recipe = dino_recipe(model=model)
     module = StudentTeacher(recipe.model, 0)

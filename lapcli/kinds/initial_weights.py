@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from lapcli.data.text.tokenizer import Tokenizer
 from lapcli.kinds.weight_sources import WeightSource, find_source
-from lapcli.models.student_teacher import StudentTeacher
+from lapcli.models.dino_vit import StudentTeacher
 from lapcli.recipe import recipe_to_dict
 from lapcli.recipe.schema import BaseRecipe, GPTRecipe, InitFrom
 from lapcli.runs import INFO, TOKENIZER, Run, read_run

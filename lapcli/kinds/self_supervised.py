@@ -54,7 +54,7 @@ class SelfSupervisedKind(Kind):
     def load(
         self, run: Run, checkpoint: "Checkpoint | None", device: "torch.device", *, float32: bool = False
     ) -> LoadedModel:
-        from lapcli.models.student_teacher import StudentTeacher
+        from lapcli.models.dino_vit import StudentTeacher
 
         recipe: Any = run.recipe
         model = load_vit(lambda seed: StudentTeacher(recipe.model, seed), recipe, checkpoint)

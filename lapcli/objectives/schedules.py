@@ -12,7 +12,7 @@ from typing import Any
 
 from torch import Tensor
 
-from lapcli.models.student_teacher import StudentTeacher
+from lapcli.models.dino_vit import StudentTeacher
 from lapcli.objectives.objective import ParameterGroup
 from lapcli.recipe.dino import SelfSupervisedRecipe, SelfSupervisedSchedule
 from lapcli.recipe.optimizers import MuonSection

@@ -29,7 +29,7 @@ from lapcli.data.images.loader import ImageLoader
 from lapcli.data.images.sources import ImageData
 from lapcli.measures.smoothing import smoothing
 from lapcli.models.compiling import compiled
-from lapcli.models.student_teacher import Head, StudentTeacher, crop_flops
+from lapcli.models.dino_vit import Head, StudentTeacher, crop_flops
 from lapcli.objectives.classification import check_room_for_workers, probe_images, worker_count
 from lapcli.objectives.dino.losses import dino_loss, ibot_loss, koleo_loss, patch_weights, sinkhorn_targets
 from lapcli.objectives.dino.monitoring import collapse, neighbour_accuracy, teacher_health

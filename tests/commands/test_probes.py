@@ -12,7 +12,7 @@ from safetensors.torch import save_file
 from scene_support import write_scenes
 from support import lap, run_main, train_here
 
-from lapcli.models.student_teacher import StudentTeacher
+from lapcli.models.dino_vit import StudentTeacher
 from lapcli.recipe import recipe_from_dict
 from lapcli.runs import open_run
 from lapcli.runtime.files import read_checked_json

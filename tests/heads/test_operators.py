@@ -20,8 +20,8 @@ from lapcli.heads.operator_attention import FirstValues, HeadOperators
 from lapcli.heads.operators import OPERATORS
 from lapcli.heads.operators.operator import Dense
 from lapcli.heads.plan import head_plan, operator_plan
+from lapcli.models.dino_vit import StudentTeacher
 from lapcli.models.gpt import GPT, GPTConfig, KVCache
-from lapcli.models.student_teacher import StudentTeacher
 from lapcli.models.vit import build_vit
 from lapcli.objectives import classification, language_model, schedules
 from lapcli.planning import plan_training

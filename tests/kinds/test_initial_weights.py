@@ -294,7 +294,7 @@ def test_positions_patches_and_classifier_of_another_size(tmp_path):
 
 
 def test_a_self_supervised_backbone_becomes_student_and_teacher_and_a_run_gives_its_teacher(tmp_path):
-    from lapcli.models.student_teacher import StudentTeacher
+    from lapcli.models.dino_vit import StudentTeacher
 
     run = dino_run(tmp_path / "runs")
     kept = load_file(run.checkpoints / "step-000001/model.safetensors")

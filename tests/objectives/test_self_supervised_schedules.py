@@ -6,7 +6,7 @@ import pytest
 import torch
 from support import ROOT
 
-from lapcli.models.student_teacher import StudentTeacher
+from lapcli.models.dino_vit import StudentTeacher
 from lapcli.objectives.schedules import (
     parameter_groups,
     peak_rate,
