@@ -23,10 +23,10 @@ from sklearn.datasets import load_sample_images
 from torch import Tensor
 from torchvision import transforms as T
 
-from lapcli.data.images.batches import Example, seed_everything
 from lapcli.data.images.colours import Recolouring
 from lapcli.data.images.crops import CropReader
 from lapcli.data.images.image_set import ImageSet
+from lapcli.data.images.loader import Example, seed_everything
 from lapcli.data.images.sources import open_images
 from lapcli.objectives.dino.losses import koleo_loss, patch_weights
 from lapcli.objectives.schedules import teacher_temperature

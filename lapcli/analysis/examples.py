@@ -15,9 +15,8 @@ from timm.data import ImageNetInfo
 from torch import Tensor
 
 from lapcli.data.images.augmentation import evaluation_transform, normalise
-from lapcli.data.images.batches import Example
 from lapcli.data.images.image_set import ImageSet, decode
-from lapcli.data.images.loader import ImageLoader, Reader
+from lapcli.data.images.loader import Example, ImageLoader, Reader
 from lapcli.data.text.batches import TokenBatches
 from lapcli.data.text.shards import TokenStream
 from lapcli.data.text.tokenizer import Tokenizer

@@ -20,9 +20,9 @@ import torch
 from PIL import Image
 from safetensors.torch import load_file
 
-from lapcli.data.images.batches import Example
 from lapcli.data.images.crops import CropReader
 from lapcli.data.images.image_set import ImageSet
+from lapcli.data.images.loader import Example
 from lapcli.doctor.checks import REPORT, Check, Finding, fails, passes, warns
 from lapcli.doctor.trials import TrialOutcome, TrialTraining, start_trial
 from lapcli.planning import plan_training

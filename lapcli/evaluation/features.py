@@ -17,9 +17,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from lapcli.data.images.batches import Example, ImageBatches
 from lapcli.data.images.image_set import ImageSet
-from lapcli.data.images.loader import ImageLoader, Reader, Transform
+from lapcli.data.images.loader import Example, ImageBatches, ImageLoader, Reader, Transform
 from lapcli.kinds import LoadedModel
 from lapcli.models.dino_vit import DinoViT
 from lapcli.runtime.devices import ComputePolicy

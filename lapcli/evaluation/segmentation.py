@@ -27,8 +27,7 @@ from lapcli.data.images.ade20k import (
     check_scenes,
     resize_short_side,
 )
-from lapcli.data.images.batches import Example, ImageBatches
-from lapcli.data.images.loader import ImageLoader
+from lapcli.data.images.loader import Example, ImageBatches, ImageLoader
 from lapcli.evaluation.features import Backbone, ForwardSettings, evenly_spaced
 from lapcli.evaluation.image_tasks import Ade20kProtocol, within, written_out
 from lapcli.evaluation.tasks import TaskScore

@@ -12,9 +12,8 @@ import torch.nn.functional as F
 from torch import nn
 
 from lapcli.data.images.augmentation import evaluation_transform, normalise
-from lapcli.data.images.batches import Example
 from lapcli.data.images.image_set import ImageSet
-from lapcli.data.images.loader import ImageLoader, Reader
+from lapcli.data.images.loader import Example, ImageLoader, Reader
 from lapcli.models.compiling import pad_rows
 from lapcli.recipe.vision import ImageSource
 from lapcli.runtime.devices import to_device

@@ -15,9 +15,8 @@ from timm.loss import BinaryCrossEntropy, SoftTargetCrossEntropy
 from torch import Tensor, nn
 
 from lapcli.data.images.augmentation import Eraser, Mixer, evaluation_transform, normalise, training_transform
-from lapcli.data.images.batches import Example, ImageBatches
 from lapcli.data.images.image_set import ImageSet
-from lapcli.data.images.loader import ImageLoader, Reader, count_workers
+from lapcli.data.images.loader import Example, ImageBatches, ImageLoader, Reader, count_workers
 from lapcli.data.images.sources import ImageData
 from lapcli.measures.accuracy import measure_accuracy
 from lapcli.measures.smoothing import PROBE_IMAGES, smoothing

@@ -22,10 +22,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lapcli.data.images.batches import Example, ImageBatches
 from lapcli.data.images.colours import Recolouring
 from lapcli.data.images.crops import GLOBALS, CropReader, deal_masks, mask_counts
-from lapcli.data.images.loader import ImageLoader
+from lapcli.data.images.loader import Example, ImageBatches, ImageLoader
 from lapcli.data.images.sources import ImageData
 from lapcli.measures.smoothing import smoothing
 from lapcli.models.compiling import compiled

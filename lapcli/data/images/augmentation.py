@@ -26,7 +26,7 @@ from timm.data.random_erasing import RandomErasing
 from torch import Tensor
 from torchvision.transforms import Compose, InterpolationMode, RandomCrop, Resize
 
-from lapcli.data.images.batches import seed_everything
+from lapcli.data.images.loader import seed_everything
 from lapcli.recipe.vision import ImageFiles, ImageSource, Mixing
 from lapcli.runtime.errors import UsageError
 

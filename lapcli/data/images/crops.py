@@ -30,10 +30,9 @@ from PIL import Image
 from torch import Tensor
 from torchvision.transforms import ColorJitter, GaussianBlur, RandomResizedCrop
 
-from lapcli.data.images.batches import Example, seed_everything
 from lapcli.data.images.colours import ColourParameters
 from lapcli.data.images.image_set import ImageSet
-from lapcli.data.images.loader import Reader
+from lapcli.data.images.loader import Example, Reader, seed_everything
 from lapcli.recipe.dino import CropSource
 
 GLOBALS = 2

@@ -19,9 +19,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from lapcli.data.images.augmentation import evaluation_transform, normalise
-from lapcli.data.images.batches import Example
 from lapcli.data.images.image_set import ImageSet, ImageSubset
-from lapcli.data.images.loader import ImageLoader, Reader
+from lapcli.data.images.loader import Example, ImageLoader, Reader
 from lapcli.data.images.sources import ImageData
 from lapcli.measures.nearest_neighbours import classify
 from lapcli.models.compiling import pad_rows

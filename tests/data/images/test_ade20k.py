@@ -16,7 +16,7 @@ from lapcli.data.images.ade20k import (
     open_ade20k,
     resize_short_side,
 )
-from lapcli.data.images.batches import Example
+from lapcli.data.images.loader import Example
 from lapcli.runtime.errors import DataError
 
 

@@ -11,9 +11,9 @@ from sklearn.datasets import load_sample_images
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from lapcli.data.images import colours
-from lapcli.data.images.batches import Example, seed_everything
 from lapcli.data.images.colours import ColourParameters, Recolouring
 from lapcli.data.images.crops import GLOBALS, CropReader
+from lapcli.data.images.loader import Example, seed_everything
 from lapcli.recipe.vision import ImageFiles
 
 PLAIN = ImageFiles(train="x", validation=0.5, mean=[0, 0, 0], std=[1 / 255] * 3)  # leaves values as they are

@@ -6,9 +6,9 @@ import torch
 from dino_support import dino_recipe
 from PIL import Image
 
-from lapcli.data.images.batches import Example
 from lapcli.data.images.colours import ColourParameters
 from lapcli.data.images.crops import CropReader, crop_kinds, draw
+from lapcli.data.images.loader import Example
 from lapcli.data.images.sources import CELL, Photographs, open_images
 
 

@@ -9,7 +9,7 @@ from timm.data import Mixup
 from timm.loss import BinaryCrossEntropy, SoftTargetCrossEntropy
 
 from lapcli.data.images.augmentation import GroupMix, Mixer
-from lapcli.data.images.batches import pair_order, seed_everything
+from lapcli.data.images.loader import pair_order, seed_everything
 from lapcli.recipe.vision import Mixing
 
 BATCH, GROUP, CLASSES, SIZE, SEED = 24, 8, 5, 16, 3

@@ -12,8 +12,7 @@ from torch import Tensor, nn
 from lap_example.masked_autoencoder import AutoencoderModel, AutoencoderRecipe
 from lapcli import laplacianize
 from lapcli.data.images.augmentation import evaluation_transform, normalise
-from lapcli.data.images.batches import Example, ImageBatches
-from lapcli.data.images.loader import Reader
+from lapcli.data.images.loader import Example, ImageBatches, Reader
 from lapcli.data.images.sources import ImageData
 from lapcli.kinds.kind import TrainingStep
 from lapcli.objectives.objective import ParameterGroup, decay_groups, plan_batches
