@@ -10,17 +10,21 @@
 
 Text and conversations are written once to a jsonl file in the cache, which a run reads like any other, so that
 everything (validation split, tokens, checksums, identity in `run.json`) works as for local files.
+
+Public data sets are known by name too (`known_set`): their sizes, for `lap plan` before anything is downloaded, and the
+places of their files on the hub. The files of benchmarks are declared by each benchmark.
 """
 
 import hashlib
 import json
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from lapcli.data.cache import build_once, digest
-from lapcli.recipe.data_sources import Modality
+from lapcli.recipe.data_sources import PREFIX, Modality, find_source
 from lapcli.runtime.environment import cache_dir
 from lapcli.runtime.errors import DataError
 from lapcli.runtime.files import open_to_write, sha256_of_file, write_text
@@ -111,3 +115,34 @@ def _is_whole(folder: Path) -> bool:
         return sha256_of_file(folder / ROWS_FILE) == rows_sha256(folder / ROWS_FILE)
     except (OSError, ValueError, KeyError, TypeError):
         return False
+
+
+@dataclass(frozen=True)
+class KnownSet:
+    train_images: int | None = None
+    download_bytes: int | None = None  # all files together, roughly
+    file_bytes: int | None = None  # one file, roughly
+    revision: str | None = None  # if the default branch has no parquet files
+    files: Mapping[str, str] = field(default_factory=dict)  # of that revision, by split
+
+
+KNOWN_SETS: dict[str, KnownSet] = {
+    "builtin": KnownSet(train_images=1_797),  # of images: scikit-learn's digits
+    "hub:uoft-cs/cifar10": KnownSet(train_images=50_000, download_bytes=144_000_000),
+    "hub:uoft-cs/cifar100": KnownSet(train_images=50_000, download_bytes=142_000_000),
+    "hub:ILSVRC/imagenet-1k": KnownSet(train_images=1_281_167, download_bytes=166_000_000_000),
+    # A shard has 250 million characters, compressed.
+    "hub:karpathy/fineweb-edu-100b-shuffle": KnownSet(file_bytes=100_000_000),
+    # ADE20K: the hub's copy is a loading script, which `datasets` no longer runs; the hub has converted it to parquet.
+    "hub:zhoubolei/scene_parse_150": KnownSet(
+        revision="refs/convert/parquet",
+        files={split: f"scene_parsing/{split}/*.parquet" for split in ("train", "validation")},
+    ),
+}
+
+
+def known_set(source: str) -> KnownSet:
+    """Return the facts about a source, all None if it is not in the table and does not declare them."""
+    if source.startswith(PREFIX):
+        return KnownSet(train_images=getattr(find_source(source, "images"), "train_images", None))
+    return KNOWN_SETS.get(source, KnownSet())

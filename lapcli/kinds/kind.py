@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-from lapcli.data.known_sets import known_set
+from lapcli.data.sources import known_set
 from lapcli.recipe import load_recipe
 from lapcli.recipe.schema import AnyRecipe, BaseRecipe, Source
 from lapcli.recipe.vision import ImageFiles

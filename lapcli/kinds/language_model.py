@@ -2,8 +2,8 @@
 
 from typing import TYPE_CHECKING, Any
 
-from lapcli.data.known_sets import known_set
 from lapcli.data.source_files import cached_hub_files
+from lapcli.data.sources import known_set
 from lapcli.kinds.kind import (
     HELD_OUT_TEXT,
     LANGUAGE,

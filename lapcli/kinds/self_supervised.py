@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING, Any
 
-from lapcli.data.known_sets import known_set
+from lapcli.data.sources import known_set
 from lapcli.kinds.kind import (
     FEATURES,
     Fetched,

@@ -130,7 +130,7 @@ def test_a_source_whose_content_changed_is_other_data(shelf, tmp_path):
 def test_images_and_conversations_of_a_package(shelf):
     code = (
         "from lapcli.data.images.sources import open_images\n"
-        "from lapcli.data.known_sets import known_set\n"
+        "from lapcli.data.sources import known_set\n"
         "from lapcli.recipe.vision import ImageSource\n"
         "data = open_images(ImageSource(train='plugin:stripes'), 2)\n"
         "again = open_images(ImageSource(train='plugin:stripes'), 2)\n"

@@ -25,7 +25,7 @@ from lapcli.data.images.folder import SUFFIXES
 from lapcli.data.images.image_set import HASHED_IMAGES, decode
 from lapcli.data.images.loader import Example, Reader, seed_everything
 from lapcli.data.images.tables import has_tables, load_tables
-from lapcli.data.known_sets import known_set
+from lapcli.data.sources import known_set
 from lapcli.runtime.environment import hub_is_offline
 from lapcli.runtime.errors import DataError
 from lapcli.runtime.files import read_bytes
