@@ -9,7 +9,7 @@ import typer
 
 from lapcli.commands import completion, options
 from lapcli.commands.train import print_missing_parts, summary_lines
-from lapcli.runtime.determinism import prepare_determinism
+from lapcli.runtime.devices import prepare_determinism
 from lapcli.runtime.environment import STEP_TIMEOUT
 from lapcli.runtime.environment import runs_dir as default_runs_dir
 from lapcli.runtime.errors import UsageError

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import typer
 
 from lapcli.commands import options
-from lapcli.runtime.determinism import prepare_determinism
+from lapcli.runtime.devices import prepare_determinism
 from lapcli.runtime.environment import STEP_TIMEOUT
 from lapcli.runtime.environment import runs_dir as default_runs_dir
 from lapcli.runtime.errors import UsageError

@@ -18,7 +18,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from lapcli.runtime.determinism import prepare_determinism
+from lapcli.runtime.devices import prepare_determinism
 from lapcli.runtime.errors import LapError
 from lapcli.runtime.signals import end_with_parent
 

@@ -32,7 +32,7 @@ from lapcli.recipe.schema import (
     TokenizerSection,
 )
 from lapcli.runs import CHECKPOINTS, INFO, TOKENIZER, Run, find_run, named_run, read_run
-from lapcli.runtime.determinism import prepare_determinism
+from lapcli.runtime.devices import prepare_determinism
 from lapcli.runtime.environment import STEP_TIMEOUT
 from lapcli.runtime.errors import DataError, UsageError
 from lapcli.runtime.progress import Progress, shown_progress

@@ -15,8 +15,7 @@ from lapcli.recipe.schema import BaseRecipe
 from lapcli.runs import KEYS_WITHOUT_EFFECT, Run, plugins_of, read_run, write_summary
 from lapcli.runs.opening import discard_untrained, is_prepared, move_into_place, open_run, unlock
 from lapcli.runtime.attention_kernels import prefer_attention_kernels
-from lapcli.runtime.determinism import deterministic, prepare_determinism
-from lapcli.runtime.devices import peak_memory
+from lapcli.runtime.devices import deterministic, peak_memory, prepare_determinism
 from lapcli.runtime.environment import STEP_TIMEOUT
 from lapcli.runtime.errors import DataError, Diverged, ExitCode, Interrupted, LapError, UsageError
 from lapcli.runtime.machine import usable_cores

@@ -15,7 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from lapcli.objectives.language_model import LanguageModel
 from lapcli.recipe import recipe_hash, recipe_to_dict
-from lapcli.runtime.determinism import CUBLAS, INDUCTOR, prepare_determinism
+from lapcli.runtime.devices import CUBLAS, INDUCTOR, prepare_determinism
 from lapcli.runtime.errors import LapError
 
 ON = {"train": {"steps": 2, "deterministic": True}}
