@@ -21,8 +21,7 @@ from timm.data import ImageDataset, create_loader
 from torch import nn
 
 from lapcli.data.images.augmentation import normalise, training_transform
-from lapcli.data.images.folder import FolderImages
-from lapcli.data.images.image_set import hold
+from lapcli.data.images.image_set import FolderImages, hold
 from lapcli.data.images.loader import ImageBatches, ImageLoader, Reader
 from lapcli.models.vit import build_vit
 from lapcli.recipe.vision import Augmentation, ImageSource, ViTModel

@@ -21,8 +21,7 @@ from lapcli.data import file_formats
 from lapcli.data.file_formats import read_documents, read_rows
 from lapcli.data.images import tables
 from lapcli.data.images.ade20k import decode_labels
-from lapcli.data.images.folder import FolderImages
-from lapcli.data.images.image_set import decode
+from lapcli.data.images.image_set import FolderImages, decode
 from lapcli.data.images.tables import open_tables
 from lapcli.data.text.tokenizer import Tokenizer, train_tokenizer
 from lapcli.generation.dialogue import _harmless

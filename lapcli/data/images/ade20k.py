@@ -21,8 +21,7 @@ from torch import Tensor
 from torchvision.transforms import functional
 
 from lapcli.data.cache import digest
-from lapcli.data.images.folder import SUFFIXES
-from lapcli.data.images.image_set import HASHED_IMAGES, decode
+from lapcli.data.images.image_set import HASHED_IMAGES, SUFFIXES, decode
 from lapcli.data.images.loader import Example, Reader, seed_everything
 from lapcli.data.images.tables import has_tables, load_tables
 from lapcli.data.sources import known_set

@@ -14,8 +14,7 @@ import numpy as np
 from PIL import Image
 
 from lapcli.data.cache import digest
-from lapcli.data.images.folder import FolderImages, is_image_folder
-from lapcli.data.images.image_set import ImageSet, ImageSubset, hold, sampled_sizes
+from lapcli.data.images.image_set import FolderImages, ImageSet, ImageSubset, hold, is_image_folder, sampled_sizes
 from lapcli.data.images.tables import HELD_OUT, has_tables, open_tables
 from lapcli.data.sources import LabelledImageSource
 from lapcli.recipe.data_sources import find_source

@@ -11,7 +11,7 @@ from timm.data.distributed_sampler import RepeatAugSampler
 from torchvision.transforms import RandomCrop
 
 from lapcli.data.images.augmentation import Eraser, evaluation_transform, normalise, training_transform
-from lapcli.data.images.folder import FolderImages
+from lapcli.data.images.image_set import FolderImages
 from lapcli.data.images.loader import Example, ImageBatches, ImageLoader, Reader, pair_order, seed_everything
 from lapcli.data.images.sources import Digits
 from lapcli.recipe.vision import Augmentation, ImageSource

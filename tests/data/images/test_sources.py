@@ -9,8 +9,7 @@ import pytest
 from image_support import encoded, picture, write_folder, write_parquet
 from PIL import Image
 
-from lapcli.data.images.folder import FolderImages
-from lapcli.data.images.image_set import HeldImages, ImageSubset, decode, hold
+from lapcli.data.images.image_set import FolderImages, HeldImages, ImageSubset, decode, hold
 from lapcli.data.images.sources import Digits, open_held_out, open_images
 from lapcli.recipe.vision import ImageSource
 from lapcli.runtime.errors import DataError
