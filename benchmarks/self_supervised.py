@@ -28,7 +28,7 @@ from lapcli.data.images.crops import CropReader
 from lapcli.data.images.image_set import ImageSet
 from lapcli.data.images.loader import Example, seed_everything
 from lapcli.data.images.sources import open_images
-from lapcli.objectives.dino.losses import koleo_loss, patch_weights
+from lapcli.objectives.dino_losses import koleo_loss, patch_weights
 from lapcli.objectives.schedules import teacher_temperature
 from lapcli.objectives.self_supervised import CropBatch, SelfSupervised
 from lapcli.recipe import load_recipe

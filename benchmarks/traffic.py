@@ -20,7 +20,7 @@ from torch._dynamo.backends.distributed import DDPOptimizer
 from lapcli.kinds import kind_of
 from lapcli.models.chunked_loss import softcapped_cross_entropy
 from lapcli.models.gpt import GPT, GPTConfig
-from lapcli.objectives.dino.losses import dino_loss, ibot_loss, sinkhorn_targets
+from lapcli.objectives.dino_losses import dino_loss, ibot_loss, sinkhorn_targets
 from lapcli.recipe import find_recipe, load_recipe
 from lapcli.runs import Run
 from lapcli.runtime.counting import Graphs, HostWaits, Traffic, compiled_bytes

@@ -65,7 +65,7 @@ def loss_in_two_processes(rank: int, folder: str) -> None:
     import torch
     import torch.distributed as dist
 
-    from lapcli.objectives.dino.losses import sinkhorn_targets
+    from lapcli.objectives.dino_losses import sinkhorn_targets
 
     torch.set_num_threads(1)
     dist.init_process_group("gloo", store=dist.FileStore(f"{folder}/store", 2), rank=rank, world_size=2)

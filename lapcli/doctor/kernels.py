@@ -22,7 +22,7 @@ from lapcli.doctor.checks import REPORT, Check, Finding, fails, passes, warns, w
 from lapcli.heads.laplacian import laplacian_attention
 from lapcli.models.chunked_loss import softcapped_cross_entropy
 from lapcli.models.compiling import compiled
-from lapcli.objectives.dino.losses import sinkhorn_targets, target_cross_entropy
+from lapcli.objectives.dino_losses import sinkhorn_targets, target_cross_entropy
 from lapcli.recipe.vision import ImageFiles
 from lapcli.runtime.attention_kernels import attention_order, time_attention_kernels
 from lapcli.runtime.devices import ComputePolicy

@@ -30,8 +30,8 @@ from lapcli.measures.smoothing import smoothing
 from lapcli.models.compiling import compiled
 from lapcli.models.dino_vit import Head, StudentTeacher, crop_flops
 from lapcli.objectives.classification import check_room_for_workers, probe_images, worker_count
-from lapcli.objectives.dino.losses import dino_loss, ibot_loss, koleo_loss, patch_weights, sinkhorn_targets
-from lapcli.objectives.dino.monitoring import collapse, neighbour_accuracy, teacher_health
+from lapcli.objectives.dino_losses import dino_loss, ibot_loss, koleo_loss, patch_weights, sinkhorn_targets
+from lapcli.objectives.dino_monitoring import collapse, neighbour_accuracy, teacher_health
 from lapcli.objectives.objective import ParameterGroup, plan_batches
 from lapcli.objectives.schedules import (
     parameter_groups,

@@ -20,7 +20,7 @@ from lapcli.doctor.kernels import (
 )
 from lapcli.heads.laplacian import laplacian_attention
 from lapcli.models.chunked_loss import softcapped_cross_entropy
-from lapcli.objectives.dino.losses import sinkhorn_targets, target_cross_entropy
+from lapcli.objectives.dino_losses import sinkhorn_targets, target_cross_entropy
 from lapcli.runtime.errors import UsageError
 from lapcli.training.optimizers.muon import Muon
 

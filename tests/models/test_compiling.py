@@ -10,7 +10,7 @@ from torch._dynamo.utils import counters
 
 from lapcli.measures.accuracy import measure_accuracy
 from lapcli.models.compiling import compiled_once, pad_rows
-from lapcli.objectives.dino.monitoring import class_tokens
+from lapcli.objectives.dino_monitoring import class_tokens
 from lapcli.runtime.counting import Graphs
 from lapcli.runtime.devices import Device
 from lapcli.runtime.ranks import World

@@ -6,8 +6,8 @@ import torch
 from dino_support import WHOLE, dino_recipe, loss_in_two_processes, objective
 from support import ROOT, process
 
-from lapcli.objectives.dino.losses import sinkhorn_targets
-from lapcli.objectives.dino.monitoring import collapse, teacher_health
+from lapcli.objectives.dino_losses import sinkhorn_targets
+from lapcli.objectives.dino_monitoring import collapse, teacher_health
 from lapcli.recipe import RecipeError, load_recipe
 from lapcli.runtime.errors import UsageError
 from lapcli.training.optimizers import Optimizers

@@ -21,7 +21,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from lapcli.models.chunked_loss import softcapped_cross_entropy
-from lapcli.objectives.dino.losses import sinkhorn_targets
+from lapcli.objectives.dino_losses import sinkhorn_targets
 from lapcli.runs import Run
 from lapcli.runtime.counting import HostWaits
 from lapcli.runtime.devices import ComputePolicy

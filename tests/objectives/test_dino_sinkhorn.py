@@ -5,8 +5,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lapcli.objectives.dino import losses
-from lapcli.objectives.dino.losses import sinkhorn_targets
+from lapcli.objectives import dino_losses
+from lapcli.objectives.dino_losses import sinkhorn_targets
 
 
 def dense(logits_NK, temperature, iterations=3):
@@ -31,7 +31,7 @@ def test_against_the_definition(samples, prototypes, iterations, seed):
 def test_chunks_change_nothing(monkeypatch):
     logits = torch.randn(37, 11)
     whole = sinkhorn_targets(logits.clone(), 0.04)
-    monkeypatch.setitem(losses.CHUNK_ELEMENTS, "cpu", 40)  # three rows at a time
+    monkeypatch.setitem(dino_losses.CHUNK_ELEMENTS, "cpu", 40)  # three rows at a time
     assert torch.allclose(sinkhorn_targets(logits.clone(), 0.04), whole, atol=1e-6)
 
 

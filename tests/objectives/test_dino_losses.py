@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from lapcli.objectives.dino.losses import (
+from lapcli.objectives.dino_losses import (
     dino_loss,
     ibot_loss,
     koleo_loss,
@@ -102,9 +102,9 @@ def test_koleo_pushes_apart():
 
 def test_the_chunked_loss_in_float32_and_at_4096_masked_patches(monkeypatch):
     """Same value and gradients to 1e-5 as the plain one, with a third of its memory."""
-    from lapcli.objectives.dino import losses
+    from lapcli.objectives import dino_losses
 
-    monkeypatch.setitem(losses.CHUNK_ELEMENTS, "cpu", 2**16)
+    monkeypatch.setitem(dino_losses.CHUNK_ELEMENTS, "cpu", 2**16)
     N, K, D = 4096, 512, 16
     x = torch.nn.functional.normalize(drawn(N, D).float(), dim=1).requires_grad_()
     prototypes = (drawn(K, D, seed=1).float() * 0.5).requires_grad_()

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from lapcli.models.compiling import compiled_once
-from lapcli.objectives.dino import fused
-from lapcli.objectives.dino.losses import dino_loss, sinkhorn_targets, target_cross_entropy
+from lapcli.objectives import dino_losses
+from lapcli.objectives.dino_losses import dino_loss, sinkhorn_targets, target_cross_entropy
 from lapcli.runtime.devices import ComputePolicy
 
 FUSED, PLAIN = ComputePolicy("cpu", compiles=True), ComputePolicy("cpu")
@@ -15,7 +15,7 @@ FUSED, PLAIN = ComputePolicy("cpu", compiles=True), ComputePolicy("cpu")
 
 @pytest.fixture
 def uncompiled(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fused, "compiled_once", lambda function: function)
+    monkeypatch.setattr(dino_losses, "compiled_once", lambda function: function)
 
 
 @pytest.fixture

@@ -1,1 +1,0 @@
-"""Parts of self-supervised training: losses, their compiled kernels, and monitoring by k-NN and signs of collapse."""
