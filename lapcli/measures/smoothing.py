@@ -14,8 +14,7 @@ from torch import Tensor, nn
 
 from lapcli.heads.operator_attention import HeadOperators
 from lapcli.measures.capture import Batch, Capture, Site
-from lapcli.measures.streaming import StreamingMoments
-from lapcli.measures.tokens import cosine_similarity, eigenvalues, k_alpha, within_sequence_share
+from lapcli.measures.tokens import StreamingMoments, cosine_similarity, eigenvalues, k_alpha, within_sequence_share
 from lapcli.models.anatomy import Anatomy, anatomy_of
 
 PROBE_SEQUENCES, PROBE_IMAGES = 4, 16

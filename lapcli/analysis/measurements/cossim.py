@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from lapcli.analysis.drawing import figure_by_layer
 from lapcli.analysis.measurement import LayerResult, Measurement
-from lapcli.measures.streaming import StreamingMoments
-from lapcli.measures.tokens import cosine_similarity
+from lapcli.measures.tokens import StreamingMoments, cosine_similarity
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

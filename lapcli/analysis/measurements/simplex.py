@@ -28,7 +28,7 @@ from lapcli.analysis.measurement import (
 )
 from lapcli.analysis.token_samples import TokenSample, chosen_classes, class_legend, classes_in_order, scatter
 from lapcli.kinds import kind
-from lapcli.measures.streaming import StreamingMoments
+from lapcli.measures.tokens import StreamingMoments
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -17,7 +17,7 @@ import numpy as np
 
 from lapcli.analysis.drawing import figure_by_head, number_or_nan
 from lapcli.analysis.measurement import LAYER, LayerResult, Measurement
-from lapcli.measures.streaming import StreamingMoments
+from lapcli.measures.tokens import StreamingMoments
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

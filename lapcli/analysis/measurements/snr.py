@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from lapcli.analysis.drawing import figure_by_layer
 from lapcli.analysis.measurement import LAYER, TOKENS, LayerResult, Measurement
-from lapcli.measures.streaming import StreamingMoments
-from lapcli.measures.tokens import ROUNDING
+from lapcli.measures.tokens import ROUNDING, StreamingMoments
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -24,8 +24,7 @@ from lapcli.analysis.drawing import (
     styles,
 )
 from lapcli.analysis.measurement import LayerResult, Measurement
-from lapcli.measures.streaming import StreamingMoments
-from lapcli.measures.tokens import eigenvalues, k_alpha
+from lapcli.measures.tokens import StreamingMoments, eigenvalues, k_alpha
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

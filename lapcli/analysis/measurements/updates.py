@@ -18,8 +18,7 @@ import numpy as np
 
 from lapcli.analysis.drawing import COLOURS, number_or_nan, panels, title_labels
 from lapcli.analysis.measurement import LAYER, LayerResult, Measurement
-from lapcli.measures.streaming import StreamingMoments
-from lapcli.measures.tokens import ROUNDING, to_float64
+from lapcli.measures.tokens import ROUNDING, StreamingMoments, to_float64
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
