@@ -151,14 +151,9 @@ class ForwardSettings:
     bf16: bool = False
     progress: Progress | None = None
 
-    def chunk(self, turn: int, count: int) -> range:
-        """Positions among `count` that this process takes in its turn; empty once they have run out."""
-        first = min(count, (turn * self.world.size + self.world.rank) * self.batch)
-        return range(first, min(count, first + self.batch))
-
-    def turns(self, count: int) -> int:
-        """The number of turns, which is the same on every process."""
-        return math.ceil(count / (self.batch * self.world.size))
+    def shares(self, count: int) -> list[range]:
+        """Positions among `count` that this process takes in each of its turns; the last may be empty."""
+        return self.world.shares(count, self.batch)
 
     def together(self, rows: Tensor) -> Tensor:
         """Combine rows of which each process filled some and left the others 0; in place, and exact: x + 0 = x."""
@@ -182,22 +177,20 @@ def batches_of_features(
     backbone: Backbone, images: ImageSet, transform: Transform, feature: Feature, how: ForwardSettings, doing: str
 ) -> Iterator[tuple[range, Tensor]]:
     """Yield positions in the set and their features, for the chunks of this process that are not empty."""
-    count = len(images)
-    turns = how.turns(count)
+    shares = how.shares(len(images))
 
     def examples(turn: int, _: int) -> list[Example]:
-        return [Example(0, index, 0) for index in how.chunk(turn, count)]
+        return [Example(0, index, 0) for index in shares[turn]]
 
     reader = Reader(images, transform, backbone.image, None)
-    loader = ImageLoader(reader, examples, micro_steps=1, last=(turns - 1, 0), workers=how.workers)
+    loader = ImageLoader(reader, examples, micro_steps=1, last=(len(shares) - 1, 0), workers=how.workers)
     try:
-        for turn in range(turns):
+        for turn, positions in enumerate(shares):
             images_BCHW, _ = loader.batch(turn, 0)
-            positions = how.chunk(turn, count)
-            if len(positions):
+            if positions:
                 yield positions, feature(*backbone(images_BCHW, how.bf16))
             if how.progress:
-                how.progress(doing, turn + 1, turns)
+                how.progress(doing, turn + 1, len(shares))
     finally:
         loader.close()
 
@@ -242,25 +235,25 @@ class TrainingFeatures:
         self._backbone, self._feature, self._width, self._how, self._batch = backbone, feature, width, how, batch
         self._order = ImageBatches(len(images), batch=batch, group=1, repeats=1, seed=seed)
         self._labels_N = torch.from_numpy(images.labels)
-        self._turns = how.turns(batch)
+        self._shares = how.shares(batch)
+        turns = len(self._shares)
         reader = Reader(images, transform, backbone.image, seed)
         self._loader = ImageLoader(
-            reader, self._examples, micro_steps=self._turns, last=(steps - 1, self._turns - 1), workers=how.workers
+            reader, self._examples, micro_steps=turns, last=(steps - 1, turns - 1), workers=how.workers
         )
 
     def _examples(self, step: int, turn: int) -> list[Example]:
-        chunk = self._how.chunk(turn, self._batch)
-        return self._order.examples(step, chunk.start, len(chunk))
+        share = self._shares[turn]
+        return self._order.examples(step, share.start, len(share))
 
     def batch(self, step: int) -> tuple[Tensor, Tensor]:
         """(B, width) features and B labels."""
         device = self._backbone.device
         features_BD = torch.zeros(self._batch, self._width, device=device)
-        for turn in range(self._turns):
+        for turn, share in enumerate(self._shares):
             images_BCHW, _ = self._loader.batch(step, turn)
-            chunk = self._how.chunk(turn, self._batch)
-            if len(chunk):
-                features_BD[chunk.start : chunk.stop] = self._feature(*self._backbone(images_BCHW, self._how.bf16))
+            if share:
+                features_BD[share.start : share.stop] = self._feature(*self._backbone(images_BCHW, self._how.bf16))
         examples = self._order.examples(step, 0, self._batch)
         labels_B = self._labels_N[[example.index for example in examples]].to(device)
         return self._how.together(features_BD), labels_B

@@ -165,19 +165,16 @@ class Segmentation:
                 "use a smaller --set ade20k.batch"
             )
         self._order = ImageBatches(len(data.train), batch=batch, group=1, repeats=1, seed=protocol.seed)
-        self._turns = how.turns(batch)
+        self._shares = how.shares(batch)
+        turns = len(self._shares)
         reader = SceneReader(data.train, self.window, protocol.scale, backbone.mean, protocol.seed)
         self._loader = ImageLoader(
-            reader,
-            self._examples,
-            micro_steps=self._turns,
-            last=(protocol.steps - 1, self._turns - 1),
-            workers=how.workers,
+            reader, self._examples, micro_steps=turns, last=(protocol.steps - 1, turns - 1), workers=how.workers
         )
 
     def _examples(self, step: int, turn: int) -> list[Example]:
-        chunk = self._how.chunk(turn, self._protocol.batch)
-        return self._order.examples(step, chunk.start, len(chunk))
+        share = self._shares[turn]
+        return self._order.examples(step, share.start, len(share))
 
     def _features(self, images_BCHW: Tensor) -> Tensor:
         """(B, D, h, w) features, in float32 throughout."""
@@ -193,12 +190,11 @@ class Segmentation:
         batch, device, side = self._protocol.batch, self._backbone.device, self.window // self._backbone.patch
         features_BDhw = torch.zeros(batch, self._backbone.width, side, side, device=device)
         labels: dict[int, Tensor] = {}
-        for turn in range(self._turns):
+        for turn, share in enumerate(self._shares):
             images_BCHW, labels_BHW = self._loader.batch(step, turn)
-            chunk = self._how.chunk(turn, batch)
-            if len(chunk):
-                features_BDhw[chunk.start : chunk.stop] = self._features(images_BCHW)
-                labels.update(zip(chunk, labels_BHW, strict=True))
+            if share:
+                features_BDhw[share.start : share.stop] = self._features(images_BCHW)
+                labels.update(zip(share, labels_BHW, strict=True))
         self._how.together(features_BDhw)
         coarse_BKhw = self.head.train()(features_BDhw, step)
         gradient_BKhw, total = torch.zeros_like(coarse_BKhw), 0.0

@@ -3,7 +3,6 @@
 Shapes: B images, K classes.
 """
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -52,21 +51,21 @@ def measure_accuracy(
     `source` determines how images are cropped and normalised, `size` is their side in pixels.
     `pads`: the last batch is padded with images that do not count, so that all batches have the same shape.
     """
-    count = len(images)
-    rounds = math.ceil(count / (batch * world.size))
+    shares = world.shares(len(images), batch)
 
     def examples(turn: int, _: int) -> list[Example]:
-        first = min(count, (turn * world.size + world.rank) * batch)
-        return [Example(0, index, 0) for index in range(first, min(count, first + batch))]
+        return [Example(0, index, 0) for index in shares[turn]]
 
     reader = Reader(images, evaluation_transform(source, size), size, None)
-    loader = ImageLoader(reader, examples, micro_steps=1, last=(rounds - 1, 0), workers=workers, device=world.device)
+    loader = ImageLoader(
+        reader, examples, micro_steps=1, last=(len(shares) - 1, 0), workers=workers, device=world.device
+    )
     was_training = model.training
     model.eval()
     seen = nats = 0.0
     correct = dict.fromkeys(TOP, 0.0)
     try:
-        for turn in range(rounds):  # the same on every rank, so that all of them call `is_interrupted` together
+        for turn in range(len(shares)):
             if is_interrupted is not None:
                 is_interrupted()
             images_BCHW, labels_B = loader.batch(turn, 0)

@@ -147,19 +147,16 @@ class Chat:
         """Measure the loss on held-out rows, weighted as in training; for packed stages also bits per byte."""
         if self._held_out is None:
             return self._smoothing() if self._recipe.validation.smoothing else {}
-        settings, size = self._recipe.validation, self._recipe.train.micro_batch
+        settings = self._recipe.validation
         packed = self._recipe.batching == "packed"
         wanted = settings.tokens // self._recipe.model.context if packed else settings.rows
         count = max(1, min(wanted, self._held_out.per_epoch))
         nats = targets = means = groups = counted_nats = counted_bytes = 0.0
-        # Every rank does the same number of rounds, so that all of them call `is_interrupted` together.
-        for start in range(0, count, size * self._world.size):
+        for share in self._world.shares(count, self._recipe.train.micro_batch):
             is_interrupted()
-            first = min(count, start + self._world.rank * size)
-            rows = min(count - first, size)
-            if rows == 0:
+            if not share:
                 continue
-            tokens_BT, targets_BT = to_device(self._held_out.items(first, rows), self._world.device)
+            tokens_BT, targets_BT = to_device(self._held_out.items(share.start, len(share)), self._world.device)
             losses_BT = self.model.loss(tokens_BT, targets_BT, reduction="none")
             counted = int((targets_BT >= 0).sum())
             nats, targets = nats + float(losses_BT.sum()), targets + counted

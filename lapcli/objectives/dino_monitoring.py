@@ -73,28 +73,26 @@ def class_tokens(
     size, batch = recipe.data.crops.global_size, recipe.validation.batch or recipe.train.micro_batch
     reader = Reader(images, evaluation_transform(recipe.data, size), size, None)
     tokens_NC = torch.zeros(len(images), backbone.width, device=world.device)
-    turns = math.ceil(len(images) / (batch * world.size))
-
-    def rows(turn: int) -> range:
-        first = min(len(images), (turn * world.size + world.rank) * batch)
-        return range(first, min(len(images), first + batch))
+    shares = world.shares(len(images), batch)
 
     def examples(turn: int, _: int) -> list[Example]:
-        return [Example(0, index, 0) for index in rows(turn)]
+        return [Example(0, index, 0) for index in shares[turn]]
 
-    loader = ImageLoader(reader, examples, micro_steps=1, last=(turns - 1, 0), workers=workers, device=world.device)
+    loader = ImageLoader(
+        reader, examples, micro_steps=1, last=(len(shares) - 1, 0), workers=workers, device=world.device
+    )
     try:
-        for turn in range(turns):
+        for turn, rows in enumerate(shares):
             if is_interrupted is not None:
                 is_interrupted()
-            (images_BCHW, _), batch_rows = loader.batch(turn, 0), rows(turn)
-            if not len(batch_rows):
+            images_BCHW, _ = loader.batch(turn, 0)
+            if not rows:
                 continue
             if pads:
                 images_BCHW = pad_rows(images_BCHW, batch)
             (images_BCHW,) = to_device([images_BCHW], world.device)
             tokens_BC = backbone(normalise(images_BCHW, recipe.data))
-            tokens_NC[batch_rows.start : batch_rows.stop] = tokens_BC[: len(batch_rows)].float()
+            tokens_NC[rows.start : rows.stop] = tokens_BC[: len(rows)].float()
     finally:
         loader.close()
     if world.size > 1:

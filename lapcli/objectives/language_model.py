@@ -161,16 +161,13 @@ class LanguageModel:
     @torch.no_grad()
     def validate(self, is_interrupted: Callable[[], bool]) -> dict[str, float]:
         """Measure the loss and bits per byte: nats / ln 2 / the raw bytes of the targets (special tokens have none)."""
-        count, size = self._validation_sequences, self.batches.micro_batch
         nats = targets = counted_nats = counted_bytes = 0.0
-        # Every rank does the same number of rounds, so that all of them call `is_interrupted` together.
-        for start in range(0, count, size * self._world.size):
+        for share in self._world.shares(self._validation_sequences, self.batches.micro_batch):
             is_interrupted()
-            first = min(count, start + self._world.rank * size)
-            rows = min(count - first, size)
-            if rows == 0:
+            if not share:
                 continue
-            tokens_BT, targets_BT = to_device(self._validation.sequences(0, first, rows), self._world.device)
+            sequences = self._validation.sequences(0, share.start, len(share))
+            tokens_BT, targets_BT = to_device(sequences, self._world.device)
             losses_BT = self.model.loss(tokens_BT, targets_BT, reduction="none")
             bytes_BT = self._byte_lengths[targets_BT]
             nats += float(losses_BT.sum())

@@ -36,6 +36,14 @@ class World:
     def is_main(self) -> bool:
         return self.rank == 0
 
+    def shares(self, count: int, batch: int) -> list[range]:
+        """Return the positions among `count` that this process takes, up to `batch` at a time.
+
+        Every process has as many shares, so that all of them meet in collectives; the last of some are empty.
+        """
+        firsts = range(self.rank * batch, self.rank * batch + count, self.size * batch)
+        return [range(min(count, first), min(count, first + batch)) for first in firsts]
+
     def barrier(self) -> None:
         if self.size > 1:
             dist.barrier()
