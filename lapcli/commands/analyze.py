@@ -55,10 +55,7 @@ _SHARED: dict[str, tuple[Any, Any]] = {
         ],
         False,
     ),
-    "checkpoint": (
-        Annotated[str, typer.Option("--checkpoint", help="last, best, or the step of a kept checkpoint.")],
-        "last",
-    ),
+    "checkpoint": (options.Checkpoint, "last"),
     "stage": (
         Annotated[
             Literal["midtrain", "sft"] | None,

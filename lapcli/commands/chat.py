@@ -27,11 +27,8 @@ def chat(
         ),
     ] = None,
     prompt: Annotated[str | None, typer.Option("--prompt", help="Print the answer to this prompt, and stop.")] = None,
-    temperature: Annotated[
-        float,
-        typer.Option("--temperature", min=0, max=100, help="Sampling temperature; 0: always the likeliest token."),
-    ] = 0.6,
-    top_k: Annotated[int, typer.Option("--top-k", min=1, help="Sample from the K likeliest tokens.")] = 50,
+    temperature: options.Temperature = 0.6,
+    top_k: options.TopK = 50,
     max_tokens: Annotated[int, typer.Option("--max-tokens", min=1, help="Longest answer, in tokens.")] = 256,
     seed: Annotated[int, typer.Option("--seed", help="Random seed.")] = 0,
     runs_dir: options.RunsDir = None,

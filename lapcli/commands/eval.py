@@ -43,9 +43,7 @@ def evaluate(
             help="Tasks to run; the default depends on the kind of run.",
         ),
     ] = None,
-    checkpoint: Annotated[
-        str, typer.Option("--checkpoint", help="last, best, or the step of a kept checkpoint.")
-    ] = "last",
+    checkpoint: options.Checkpoint = "last",
     batch: Annotated[int | None, typer.Option("--batch", min=1, help="Examples per forward pass of a process.")] = None,
     data: Annotated[
         Path | None, typer.Option("--data", help="Local folder to evaluate on instead of the run's own data.")

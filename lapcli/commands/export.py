@@ -28,9 +28,7 @@ def export(
     out: Annotated[
         Path | None, typer.Option("--out", help="Folder to write; by default export/FORMAT in the run.")
     ] = None,
-    checkpoint: Annotated[
-        str, typer.Option("--checkpoint", help="last, best, or the step of a kept checkpoint.")
-    ] = "last",
+    checkpoint: options.Checkpoint = "last",
     dtype: Annotated[str, typer.Option("--dtype", help="float32, bf16 or float16.")] = "float32",
     verify: Annotated[
         bool | None,

@@ -95,6 +95,11 @@ Track = Annotated[
         "--track", help="Mirror the run to this tracker while it trains, like the recipe's `track`; repeatable."
     ),
 ]
+Checkpoint = Annotated[str, typer.Option("--checkpoint", help="last, best, or the step of a kept checkpoint.")]
+Temperature = Annotated[
+    float, typer.Option("--temperature", min=0, max=100, help="Sampling temperature; 0: always the likeliest token.")
+]
+TopK = Annotated[int, typer.Option("--top-k", min=1, help="Sample from the K likeliest tokens.")]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")]
 Dpi = Annotated[int, typer.Option("--dpi", min=30, max=1200, help="Resolution of PNG figures, in dots per inch.")]
 Size = Annotated[

@@ -33,16 +33,11 @@ def sample(
         str | None, typer.Option("--prompt", help="Text to continue or question to answer; else each line of stdin.")
     ] = None,
     samples: Annotated[int, typer.Option("--samples", min=1, help="Samples of each prompt.")] = 1,
-    temperature: Annotated[
-        float,
-        typer.Option("--temperature", min=0, max=100, help="Sampling temperature; 0: always the likeliest token."),
-    ] = 0.8,
-    top_k: Annotated[int, typer.Option("--top-k", min=1, help="Sample from the K likeliest tokens.")] = 50,
+    temperature: options.Temperature = 0.8,
+    top_k: options.TopK = 50,
     max_tokens: Annotated[int, typer.Option("--max-tokens", min=1, help="Longest sample, in tokens.")] = 128,
     seed: Annotated[int, typer.Option("--seed", help="Random seed.")] = 0,
-    checkpoint: Annotated[
-        str, typer.Option("--checkpoint", help="last, best, or the step of a kept checkpoint.")
-    ] = "last",
+    checkpoint: options.Checkpoint = "last",
     runs_dir: options.RunsDir = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object per prompt and line.")] = False,
 ) -> None:
