@@ -1,4 +1,8 @@
-"""Write the result of a search to `RUNS_DIR/NAME.search/`.
+"""Confirm the winner of a search on fresh seeds, and write the result to `RUNS_DIR/NAME.search/`.
+
+The best of many trials at one seed is partly luck, and more so the more trials there are. Therefore the winner and the
+best control are trained again with seeds that the search has not used, and compared seed by seed: the winner counts as
+better only if the interval of the difference excludes zero.
 
 winner.yaml   the winner's recipe, with the seed it was trained with
 trials.csv    all trials of both arms
@@ -6,7 +10,8 @@ trials.png    scores against the number and depth of the heads
 """
 
 import io
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -14,17 +19,113 @@ import numpy as np
 
 from lapcli.analysis.drawing import STYLE, panels
 from lapcli.heads.plan import HeadPlan
-from lapcli.recipe import recipe_to_yaml
+from lapcli.recipe import recipe_to_dict, recipe_to_yaml
+from lapcli.report.statistics import Paired, compare
 from lapcli.runtime.files import make_folder, write_bytes, write_text
 from lapcli.runtime.tables import fitted, to_csv
-from lapcli.search.confirming import best_of
 from lapcli.search.proposals import propose
-from lapcli.search.runner import SearchOutcome
 from lapcli.search.space import plan_of
-from lapcli.search.trials import CONTROL, SEARCH, SearchSpec, Trial
+from lapcli.search.trials import CONTROL, SEARCH, SearchSpec, Trial, finished_value
+from lapcli.sweep.grid import Cell, override
 
 _ARMS = {SEARCH: ("#0072B2", "o"), CONTROL: ("#D55E00", "s")}
 _MOST_SHOWN = 30  # trials in the figure's right panel
+NAMES = {SEARCH: "winner", CONTROL: "control"}
+
+
+@dataclass(frozen=True)
+class Confirmation:
+    winner: Trial
+    control: Trial
+    values: Mapping[str, Mapping[str, float]]  # arm to seed to metric
+    paired: Paired | None
+    higher_is_better: bool
+    is_same: bool = False  # winner and control are the same recipe
+
+    @property
+    def is_better(self) -> bool:
+        if self.paired is None or self.paired.interval is None:
+            return False
+        low, high = self.paired.interval
+        return low > 0 if self.higher_is_better else high < 0
+
+    def verdict(self, metric: str) -> str:
+        if self.is_same:
+            return "The winner is the control itself: no head plan in the space was better than a constant one."
+        if self.paired is None:
+            return "Not confirmed: no fresh seed has finished in both arms."
+        difference = f"{metric} {self.paired.difference:+.4f} against the control over {self.paired.n} fresh seeds"
+        if self.paired.interval is None:
+            return f"Not confirmed: {difference}, too few for an interval; give --confirm 3 or more."
+        low, high = self.paired.interval
+        text = f"{difference}, 95% interval [{low:+.4f}, {high:+.4f}]"
+        if self.is_better:
+            return f"Better: {text}."
+        is_worse = high < 0 if self.higher_is_better else low > 0
+        if is_worse:
+            return f"Worse: {text}."
+        return f"Not better: {text}; no effect within ±{max(abs(low), abs(high)):.4f}."
+
+
+@dataclass
+class SearchOutcome:
+    trials: dict[str, list[Trial]]
+    confirmation: Confirmation | None = None
+    notes: list[str] = field(default_factory=list)
+
+
+def best_of(spec: SearchSpec, trials: Sequence[Trial]) -> Trial | None:
+    """Return the finished trial with the best value; ties go to the earliest."""
+    best: Trial | None = None
+    for trial in trials:
+        if trial.value is not None and (best is None or best.value is None or spec.better(trial.value, best.value)):
+            best = trial
+    return best
+
+
+def arms_to_confirm(spec: SearchSpec, trials: Mapping[str, Sequence[Trial]]) -> tuple[Trial, Trial] | None:
+    """Return the winner of the search and the best control, or None if an arm has no finished trial."""
+    winner, control = best_of(spec, trials[SEARCH]), best_of(spec, trials[CONTROL])
+    return None if winner is None or control is None else (winner, control)
+
+
+def is_same(spec: SearchSpec, pair: tuple[Trial, Trial]) -> bool:
+    """Return whether both arms arrived at the same model, trained in the same way."""
+    recipes = [spec.cell(trial.arm, trial.number, trial.params).loaded for trial in pair]
+    values = [recipe_to_dict(recipe) for recipe in recipes]
+    for recipe, own in zip(recipes, values, strict=True):
+        if (plan := plan_of(recipe)) is not None:
+            own["model"] |= plan.recipe_keys()
+    return values[0] == values[1]
+
+
+def confirmation_cells(spec: SearchSpec, pair: tuple[Trial, Trial]) -> list[list[Cell]]:
+    """Return the winner's run and the control's for each fresh seed, or nothing if the two are the same."""
+    if is_same(spec, pair):
+        return []
+    return [
+        [_cell(spec, trial, spec.space.base.seed + 1 + number) for trial in pair]
+        for number in range(spec.confirmations)
+    ]
+
+
+def _cell(spec: SearchSpec, trial: Trial, seed: int) -> Cell:
+    space = spec.arm(trial.arm)
+    overrides = (*space.overrides(trial.params), override("seed", seed))
+    name = f"{spec.name}-{NAMES[trial.arm]}{trial.number:03d}-seed{seed}"
+    return Cell(name, space.recipe, overrides, trial.params, space.load(trial.params, seed))
+
+
+def confirmation_of(spec: SearchSpec, pair: tuple[Trial, Trial], runs_dir: Path) -> Confirmation:
+    """Return the comparison of the two arms over the fresh seeds that have finished."""
+    values: dict[str, dict[str, float]] = {SEARCH: {}, CONTROL: {}}
+    for cells in confirmation_cells(spec, pair):
+        for trial, cell in zip(pair, cells, strict=True):
+            value = finished_value(spec, runs_dir, cell)
+            if value is not None:
+                values[trial.arm][str(cell.loaded.seed)] = value
+    paired = compare(values[SEARCH], values[CONTROL])
+    return Confirmation(*pair, values, paired, spec.higher_is_better, is_same(spec, pair))
 
 
 def _plan(spec: SearchSpec, trial: Trial) -> HeadPlan | None:

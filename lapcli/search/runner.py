@@ -9,15 +9,14 @@ that finishes before the signal arrives counts as finished.
 import signal
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO
 
 from lapcli.runtime.errors import ExitCode, Interrupted, LapError
 from lapcli.runtime.files import open_to_write
 from lapcli.runtime.signals import StopRequest, stop_on_signal
-from lapcli.search.confirming import Confirmation, arms_to_confirm, confirmation_cells, confirmation_of
 from lapcli.search.proposals import propose, should_prune
+from lapcli.search.result import SearchOutcome, arms_to_confirm, confirmation_cells, confirmation_of
 from lapcli.search.trials import (
     CONTROL,
     SEARCH,
@@ -35,16 +34,7 @@ from lapcli.sweep.state import lock_cell, log_of
 
 _POLL = 0.2  # seconds
 Tell = Callable[[str], None]
-
-
 Start = Callable[[Sequence[str], IO[bytes], IO[str], Mapping[str, str]], Process]
-
-
-@dataclass
-class SearchOutcome:
-    trials: dict[str, list[Trial]]
-    confirmation: Confirmation | None = None
-    notes: list[str] = field(default_factory=list)
 
 
 class SearchRunner:

@@ -13,8 +13,8 @@ from support import lap, start_lap, train_here
 from lapcli.recipe import load_recipe
 from lapcli.runs.opening import update_run_info
 from lapcli.runtime.errors import LapError
-from lapcli.search.confirming import confirmation_cells
 from lapcli.search.proposals import propose, proposed_again
+from lapcli.search.result import confirmation_cells
 from lapcli.search.runner import SearchRunner, refuse_without_result
 from lapcli.search.trials import CONTROL, SEARCH, create, known_trials
 from lapcli.sweep.grid import Cell

@@ -5,7 +5,7 @@ import pytest
 from scipy import stats
 
 from lapcli.report.statistics import compare
-from lapcli.search.confirming import Confirmation
+from lapcli.search.result import Confirmation
 from lapcli.search.trials import CONTROL, SEARCH, Trial
 
 
