@@ -6,8 +6,6 @@ file system without locks each process builds under its own temporary name, and 
 """
 
 import errno
-import hashlib
-import json
 import logging
 import uuid
 from collections.abc import Callable, Iterator
@@ -15,7 +13,16 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from lapcli.runtime.errors import LapError
-from lapcli.runtime.files import Lock, flush_to_disk, lock_file, make_folder, move, open_to_write, remove
+from lapcli.runtime.files import (
+    Lock,
+    flush_to_disk,
+    lock_file,
+    make_folder,
+    move,
+    open_to_write,
+    remove,
+    sha256_of_json,
+)
 
 log = logging.getLogger(__name__)
 
@@ -24,7 +31,7 @@ UNFINISHED = ".unfinished"
 
 def digest(*parts: object) -> str:
     """Return a cache key: the sha256 of values that JSON can express, the same on every machine."""
-    return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
+    return sha256_of_json(parts)
 
 
 def build_once(

@@ -232,8 +232,8 @@ def read_checked_json(path: Path, again: str) -> dict[str, Any]:
     return content
 
 
-def sha256_of_json(content: Mapping[str, Any]) -> str:
-    """Hash a JSON object independently of the order of its keys."""
+def sha256_of_json(content: Any) -> str:
+    """Hash what JSON can express, independently of the order of keys: the same on every machine."""
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 

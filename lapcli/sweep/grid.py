@@ -8,7 +8,6 @@ from its own values alone, so that a grid can grow and its runs keep their names
     --over 'model.laplacian_heads=linear(0, 4),4'          schedules
 """
 
-import hashlib
 import itertools
 import json
 import math
@@ -23,6 +22,7 @@ from typing import Any
 from lapcli.recipe import BaseRecipe, RecipeError, recipe_hash, recipe_loader, recipe_to_dict
 from lapcli.recipe.reading import Problem, Unreadable, plain, read_text
 from lapcli.runtime.errors import UsageError
+from lapcli.runtime.files import sha256_of_json
 
 Over = dict[str, list[Any]]
 LAPLACIAN_HEADS, OPERATORS = "model.laplacian_heads", "model.operators"
@@ -109,7 +109,7 @@ def cell_name(prefix: str, values: Mapping[str, Any]) -> str:
         else:
             parts.append((key if last.count(short) > 1 else short) + _text(value))
     name = re.sub(r"[^A-Za-z0-9._+-]", "_", "-".join(parts))
-    return name if len(name) <= _LONGEST_NAME else f"{name[: _LONGEST_NAME - 9]}-{_digest(values)[:8]}"
+    return name if len(name) <= _LONGEST_NAME else f"{name[: _LONGEST_NAME - 9]}-{sha256_of_json(values)[:8]}"
 
 
 def _text(value: Any) -> str:
@@ -125,11 +125,7 @@ def _text(value: Any) -> str:
     clean = re.sub(r"[^A-Za-z0-9.+-]+", "_", text).strip("_")
     # A hash, because two paths may differ only in characters that a name cannot contain.
     is_plain = re.fullmatch(r"[A-Za-z0-9.+-]+|linear\([ 0-9,]*\)", text)
-    return clean if is_plain else f"{clean[-40:]}.{_digest(text)[:6]}"
-
-
-def _digest(value: Any) -> str:
-    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
+    return clean if is_plain else f"{clean[-40:]}.{sha256_of_json(text)[:6]}"
 
 
 @dataclass(frozen=True)

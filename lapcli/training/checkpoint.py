@@ -11,7 +11,6 @@ and values, and an error names the tensor. A tensor must have the expected dtype
 and float16; then it is converted.
 """
 
-import hashlib
 import json
 import re
 from collections.abc import Callable, Mapping
@@ -35,6 +34,7 @@ from lapcli.runtime.files import (
     read_text,
     remove,
     sha256_of_file,
+    sha256_of_json,
     write_json,
 )
 
@@ -74,7 +74,7 @@ class Checkpoint:
     @property
     def sha256(self) -> str:
         """The hash of the whole checkpoint, because the state holds the hashes of the other files."""
-        return _digest(self.state)
+        return sha256_of_json(self.state)
 
     def load(self, model: nn.Module, optimizers: "Optimizers", laplacian_heads: str) -> list[str]:
         """Load weights and optimizer state; return the names of tensors that were converted to another float dtype."""
@@ -122,7 +122,7 @@ def save(
         reached("optimizer written")
         files = {name: sha256_of_file(temporary / name) for name in (MODEL, OPTIMIZER)}
         content = {**state, "step": step, "files": files}
-        write_json(temporary / STATE, {**content, "sha256": _digest(content)})
+        write_json(temporary / STATE, {**content, "sha256": sha256_of_json(content)})
         flush_to_disk(temporary)
         reached("before rename")
         if final.exists():  # a damaged checkpoint of the same step, which the resume skipped
@@ -199,7 +199,7 @@ def find_damage(path: Path) -> str | None:
     """Describe the damage of a checkpoint, naming the file; None if it is intact."""
     try:
         state = json.loads(read_text(path / STATE))
-        if state.pop("sha256") != _digest(state):
+        if state.pop("sha256") != sha256_of_json(state):
             return f"{path / STATE} is not what was saved (its sha256 differs)"
         files = {name: str(state["files"][name]) for name in (MODEL, OPTIMIZER)}
         step = int(state["step"])
@@ -264,10 +264,6 @@ def _remove(path: Path) -> None:
     move(path, doomed)
     reached("removing")
     remove(doomed)
-
-
-def _digest(state: Mapping[str, Any]) -> str:
-    return hashlib.sha256(json.dumps(state, sort_keys=True).encode()).hexdigest()
 
 
 def _plain(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
