@@ -180,7 +180,7 @@ def test_a_run_may_be_resumed_in_another_float_and_says_so(unfinished, tmp_path)
         edit_checkpoint(place, OPTIMIZER, put(f"{moment}/embed.weight", torch.Tensor.bfloat16))
     log = io.StringIO()
     assert train_here(recipe, tmp_path / "runs", log=log).is_finished
-    assert "embed.weight and 2 more tensors in another precision than saved" in log.getvalue()
+    assert "embed.weight and 2 more tensors converted to another precision" in log.getvalue()
 
 
 @pytest.fixture(scope="module")
