@@ -5,6 +5,7 @@
 
 import bisect
 import dataclasses
+import math
 import statistics
 import time
 from functools import cached_property
@@ -26,6 +27,7 @@ from lapcli.planning.step_trace import (
     TEMPORARY,
     UPDATE,
     StepTrace,
+    TooManyOperations,
     UpdateTrace,
     trace_step,
     trace_update,
@@ -39,7 +41,9 @@ from lapcli.training.optimizers import OPTIMIZERS, Optimizers
 
 META = torch.device("meta")
 Layers = tuple[LayerClaims, ...]
-#: A step with one layer has fewer, unless its loss has many chunks. Tracing one takes a fifth of a millisecond.
+#: Tracing an operation takes a fifth of a millisecond. Only a loss with many chunks has more operations than this.
+MOST_OPERATIONS = 12_000
+#: A step with one layer has fewer, unless its loss has several chunks.
 FEW_OPERATIONS = 4000
 
 
@@ -109,6 +113,7 @@ class _Estimate:
         self.policy = device.policy(train.precision, train.compile)
         self._traced = _TracedPolicy(**{**dataclasses.asdict(self.policy), "compiles": False, "coarse": True})
         self._traces: dict[tuple[Layers, int, bool], StepTrace] = {}
+        self._too_many: float = math.inf  # examples whose step has more than MOST_OPERATIONS
         section = getattr(recipe, "model", None)
         self.heads: HeadPlan | None = section.head_plan() if isinstance(section, TransformerModel) else None
         step = self._step(self._layers)
@@ -191,31 +196,34 @@ class _Estimate:
     def trace(self, batches: BatchPlan) -> StepTrace:
         """Trace a micro-batch.
 
-        A loss that processes its rows in chunks has too many operations to trace for many examples. If more examples
-        mean more chunks, the trace is extrapolated linearly from two smaller micro-batches: the buffer of a chunk is
-        constant, and all else grows linearly.
+        A loss that processes its rows in chunks has too many operations to trace for many examples. The trace is then
+        extrapolated linearly from two smaller micro-batches: the buffer of a chunk is constant, and all else grows
+        linearly.
         """
         keeps, examples = _keeps_gradients(batches), batches.micro_batch
         size = self._kind.micro_batch_multiple(self._recipe)
-        while 2 * size < examples:
-            one, two = (self._traced_with(self._layers[:1], n, keeps).operations for n in (size, 2 * size))
-            # With few chunks the smaller of the two may not fill the buffer of a chunk yet.
-            low = size if two > FEW_OPERATIONS else 4 * size
-            if two > one and examples > 2 * low:
-                start, end = self._all_layers(low, keeps), self._all_layers(2 * low, keeps)
-                return end.beyond(start, (examples - 2 * low) / low)
-            size *= 16
-        return self._all_layers(examples, keeps)
+        if examples < 4 * size:
+            return self._all_layers(examples, keeps)
+        if examples < self._too_many:
+            try:
+                return self._all_layers(examples, keeps, MOST_OPERATIONS)
+            except TooManyOperations:
+                self._too_many = examples
+        # The smaller of the two has several chunks, so that it fills the buffer of a chunk.
+        while 4 * size < examples and self._traced_with(self._layers[:1], 2 * size, keeps).operations < FEW_OPERATIONS:
+            size *= 2
+        start, end = self._all_layers(size, keeps), self._all_layers(2 * size, keeps)
+        return end.beyond(start, (examples - 2 * size) / size)
 
-    def _all_layers(self, examples: int, keeps: bool) -> StepTrace:
+    def _all_layers(self, examples: int, keeps: bool, most_operations: float = math.inf) -> StepTrace:
         layers = self._layers
-        one = self._traced_with(layers[:1], examples, keeps)
+        one = self._traced_with(layers[:1], examples, keeps, most_operations)
         if len(layers) < 2:
             return one
         peaks, flops, kept, attention, traffic = dict(one.peaks), one.flops, one.kept, one.attention, one.traffic
         gradients = 0 if keeps else self._gradients_of_a_layer
         for layer in layers[1:]:
-            two = self._traced_with((layers[0], layer), examples, keeps)
+            two = self._traced_with((layers[0], layer), examples, keeps, most_operations)
             added = two.kept - one.kept
             flops += two.flops - one.flops
             of_layer = two.traffic - one.traffic
@@ -233,10 +241,11 @@ class _Estimate:
         first = self._step(self._layers[:1]).model
         return (self._trained - _bytes(p for p in first.parameters() if p.requires_grad)) // (len(self._layers) - 1)
 
-    def _traced_with(self, layers: Layers, examples: int, keeps: bool) -> StepTrace:
+    def _traced_with(self, layers: Layers, examples: int, keeps: bool, most_operations: float = math.inf) -> StepTrace:
         key = layers, examples, keeps
         if key not in self._traces:
-            self._traces[key] = trace_step(self._step(layers), examples, keeps_gradients=keeps)
+            step = self._step(layers)
+            self._traces[key] = trace_step(step, examples, keeps_gradients=keeps, most_operations=most_operations)
         return self._traces[key]
 
 

@@ -5,6 +5,7 @@ keeps. A compiled graph on a GPU is assumed to keep as much: torch.compile keeps
 because the matrix product after it needs its result in the backward.
 """
 
+import math
 import weakref
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -84,7 +85,13 @@ class StepTrace:
         )
 
 
-def trace_step(step: TrainingStep, examples: int, *, keeps_gradients: bool) -> StepTrace:
+class TooManyOperations(Exception):
+    """A step has more operations than may be traced."""
+
+
+def trace_step(
+    step: TrainingStep, examples: int, *, keeps_gradients: bool, most_operations: float = math.inf
+) -> StepTrace:
     """Trace a forward and backward of `examples`; `step` was built on the meta device and cannot be used again.
 
     `keeps_gradients`: they exist during the forward already, from the micro-batch before or in DDP's buckets, and are
@@ -95,7 +102,8 @@ def trace_step(step: TrainingStep, examples: int, *, keeps_gradients: bool) -> S
         parameters = [p for p in model.parameters() if p.requires_grad]
         for p in parameters:
             p.grad = torch.empty_like(p) if keeps_gradients else None
-        log = _StepLog([*model.parameters(), *model.buffers(), *(p.grad for p in parameters if keeps_gradients)])
+        known = [*model.parameters(), *model.buffers(), *(p.grad for p in parameters if keeps_gradients)]
+        log = _StepLog(known, most_operations)
         with log:
             log.phase = FORWARD
             loss = step.loss(step.synthetic_batch(examples, CPU))
@@ -141,8 +149,9 @@ class _StepLog(TorchDispatchMode):
     counted. One mode for all of it: on fake tensors each mode takes as long as the operation itself.
     """
 
-    def __init__(self, known: Iterable[Tensor | None]) -> None:
+    def __init__(self, known: Iterable[Tensor | None], most_operations: float = math.inf) -> None:
         super().__init__()
+        self._most_operations = most_operations
         self.phase, self.operations, self.attention = FORWARD, 0, AttentionFlops()
         self.flops, self.traffic = 0, Traffic()
         self._formulas = FlopCounterMode(display=False, custom_mapping=_COUNTED).flop_registry
@@ -153,6 +162,8 @@ class _StepLog(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         self.operations += 1
+        if self.operations > self._most_operations:
+            raise TooManyOperations
         given = kwargs or {}
         out = func(*args, **given)
         if func is _DEVICE:  # half of all operations ask where a tensor is
