@@ -32,7 +32,7 @@ class ChosenTasks:
 
 
 def choose(objective: str, tasks: str | None, given: Mapping[str, Any], data: Path | None) -> ChosenTasks:
-    """Checks tasks and options as far as possible before a model is loaded. `objective`: the run's, or STOCK."""
+    """Check tasks and options as far as possible before a model is loaded. `objective`: the run's, or STOCK."""
     names, options = chosen_tasks(objective, tasks), _chosen_options(objective, given)
     by_family: dict[TaskFamily, list[str]] = {family: [] for family in families_of(objective)}
     for name in names:

@@ -49,7 +49,7 @@ class Backbone:
         self.has_class_token, self.device = has_class_token, device
 
     def tokens(self, images_BCHW: Tensor) -> tuple[Tensor, Tensor]:
-        """Class token (B, D) and patches row by row (B, P, D) of normalised images."""
+        """Return the class token (B, D) and the patches row by row (B, P, D) of normalised images."""
         raise NotImplementedError
 
     def at_size(self, size: int) -> "Backbone":
@@ -58,7 +58,7 @@ class Backbone:
 
     @torch.inference_mode()
     def __call__(self, images_BCHW: Tensor, bf16: bool = False) -> tuple[Tensor, Tensor]:
-        """`tokens` of uint8 images, on the network's device; without a class token, the mean patch takes its place."""
+        """Return `tokens` of uint8 images, on the network's device; the mean patch replaces a missing class token."""
         device = self.device
         mean, std = (torch.tensor(x, device=device)[:, None, None] * 255 for x in (self.mean, self.std))
         normal_BCHW = images_BCHW.to(device).float().sub_(mean).div_(std)
@@ -152,7 +152,7 @@ class ForwardSettings:
     progress: Progress | None = None
 
     def shares(self, count: int) -> list[range]:
-        """Positions among `count` that this process takes in each of its turns; the last may be empty."""
+        """Return the positions among `count` that this process takes in each of its turns; the last may be empty."""
         return self.world.shares(count, self.batch)
 
     def together(self, rows: Tensor) -> Tensor:
@@ -204,7 +204,7 @@ def all_features(
     how: ForwardSettings,
     doing: str,
 ) -> Tensor:
-    """(N, width) features of the whole set, on every process."""
+    """Return the (N, width) features of the whole set, on every process."""
     features_ND = torch.zeros(len(images), width, device=backbone.device)
     for positions, features_BD in batches_of_features(backbone, images, transform, feature, how, doing):
         features_ND[positions.start : positions.stop] = features_BD
@@ -247,7 +247,7 @@ class TrainingFeatures:
         return self._order.examples(step, share.start, len(share))
 
     def batch(self, step: int) -> tuple[Tensor, Tensor]:
-        """(B, width) features and B labels."""
+        """Return (B, width) features and B labels."""
         device = self._backbone.device
         features_BD = torch.zeros(self._batch, self._width, device=device)
         for turn, share in enumerate(self._shares):

@@ -64,7 +64,7 @@ class LinearProbes:
 
     @torch.no_grad()
     def logits(self, features_BD: Tensor) -> Tensor:
-        """(B, R, K) logits of all classifiers at once."""
+        """Return (B, R, K) logits of all classifiers at once."""
         rates, classes, _ = self.weight_RKD.shape
         flat = torch.addmm(self.bias_RK.reshape(-1), features_BD, self.weight_RKD.flatten(0, 1).T)
         return flat.view(len(features_BD), rates, classes)
@@ -93,7 +93,7 @@ class LinearProbes:
         return loss_R
 
     def is_finite(self) -> list[bool]:
-        """Whether the classifier of each rate still has finite weights."""
+        """Return whether the classifier of each rate still has finite weights."""
         return [
             bool(torch.isfinite(w).all() and torch.isfinite(b).all())
             for w, b in zip(self.weight_RKD, self.bias_RK, strict=True)
@@ -152,7 +152,7 @@ def measure_knn(
 def measure_linear(
     backbone: Backbone, data: ImageData, protocol: LinearProtocol, how: ForwardSettings, limit: int | None = None
 ) -> TaskScore:
-    """Top-1 of the best learning rate, chosen on the validation images or on held-out training images."""
+    """Return top-1 of the best learning rate, chosen on the validation images or on held-out training images."""
     data = limited(data, limit)
     train, chosen_on = data.train, data.validation
     if protocol.holdout:
@@ -244,7 +244,7 @@ def _train(
 def _top(
     backbone: Backbone, images: ImageSet, transform: Any, probes: LinearProbes, how: ForwardSettings
 ) -> list[tuple[int, int]]:
-    """Counts, for each rate, the images whose class is the first guess and those where it is among the first five."""
+    """Count, for each rate, the images whose class is the first guess and those where it is among the first five."""
     rates = len(probes.weight_RKD)
     counts_R2 = torch.zeros(rates, 2, dtype=torch.int64)
     for positions, features_BD in batches_of_features(
@@ -260,7 +260,7 @@ def _top(
 
 
 def _source(**settings: Any) -> ImageSource:
-    """The settings of a transform, in the form that transforms take; the source of the images is not used."""
+    """Return the settings of a transform, in the form that transforms take; the source of the images is not used."""
     return ImageSource(train="builtin", validation=0.5, **settings)
 
 

@@ -96,7 +96,7 @@ def read_benchmark_settings(gives: frozenset[str], options: Mapping[str, Any]) -
 
 @cache
 def _lm_eval_names() -> frozenset[str]:
-    """lm-eval's tasks, groups and tags, read from its 14,000 definitions in a second or two without importing it.
+    """Read lm-eval's tasks, groups and tags from its 14,000 definitions, in a second or two, without importing it.
 
     A definition is only searched for its names: parsing all of them, as lm-eval does, takes a quarter of a minute.
     """

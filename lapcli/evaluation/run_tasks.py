@@ -52,7 +52,7 @@ class Evaluation:
         }
 
     def table(self) -> list[str]:
-        """A table for the terminal: a line per task, or the evaluator's own table."""
+        """Return a table for the terminal: a line per task, or the evaluator's own table."""
         if self.measured.lines:
             return self.measured.lines
         rows = [["task", "value", "95% interval", "examples"]]
@@ -112,7 +112,7 @@ def evaluate_model(
 def _measure(
     chosen: ChosenTasks, loaded: LoadedModel, world: World, batch: int | None, data: Path | None, limit: int | None
 ) -> TaskResults:
-    """Measure the families one after the other and merges them into one result."""
+    """Measure the families one after the other and merge them into one result."""
     parts = [
         family.measure(EvaluationRequest(loaded, tasks, world, batch, data, limit, chosen.options, chosen.names))
         for family, tasks in chosen.by_family

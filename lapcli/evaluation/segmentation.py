@@ -37,26 +37,26 @@ RESAMPLES = 1000  # of the bootstrap
 
 
 def confusion_matrix(labels_N: Tensor, predictions_N: Tensor, classes: int, ignored: int) -> Tensor:
-    """(K, K) counts: row the true class, column the predicted one; pixels with the ignored label are left out."""
+    """Return (K, K) counts: row the true class, column the predicted one; pixels with the ignored label are omitted."""
     labelled_N = labels_N != ignored
     pairs = labels_N[labelled_N].to(torch.int64) * classes + predictions_N[labelled_N].to(torch.int64)
     return torch.bincount(pairs, minlength=classes * classes).view(classes, classes)
 
 
 def overlaps(confusion_KK: Tensor) -> Tensor:
-    """(2, K): pixels of each class in the intersection of truth and prediction, and in their union."""
+    """Return (2, K): pixels of each class in the intersection of truth and prediction, and in their union."""
     hit_K = confusion_KK.diagonal()
     return torch.stack([hit_K, confusion_KK.sum(dim=0) + confusion_KK.sum(dim=1) - hit_K])
 
 
 def mean_iou(intersection_K: np.ndarray, union_K: np.ndarray) -> float:
-    """The mean of intersection / union over the classes that occur in truth or prediction; NaN if none does."""
+    """Return the mean of intersection / union over the classes that occur in truth or prediction; NaN if none does."""
     occurs_K = union_K > 0
     return float(np.mean(intersection_K[occurs_K] / union_K[occurs_K])) if occurs_K.any() else float("nan")
 
 
 def interval_over_images(overlaps_N2K: np.ndarray, seed: int = 0) -> tuple[float, float]:
-    """95% bootstrap interval of the mean IoU of the whole set: images are drawn with replacement, 1,000 times."""
+    """Return a 95% bootstrap interval of the mean IoU of the whole set, from 1,000 draws of images with replacement."""
     count, counts_N2K = len(overlaps_N2K), overlaps_N2K.astype(np.float64)
     generator = np.random.default_rng(seed)
     resampled = []
@@ -96,7 +96,8 @@ class LinearHead(nn.Module):
 
 
 def learning_rate(protocol: Ade20kProtocol, step: int) -> float:
-    """A cosine over all steps; during the warm-up, t / warm-up times (1 - t / steps) instead."""
+    """Return the learning rate: a cosine over all steps; during the warm-up, t / warm-up times (1 - t / steps)
+    instead."""
     warmup = protocol.warmup_share * protocol.steps
     done = step / protocol.steps
     share = step / warmup * (1 - done) if step < warmup else 0.5 * (1 + math.cos(math.pi * done))
@@ -114,7 +115,7 @@ def starts(length: int, window: int, stride: int) -> list[int]:
 
 
 def slide(logits_of: Callable[[Tensor], Tensor], image_CHW: Tensor, window: int, stride: int, at_once: int) -> Tensor:
-    """(K, H, W) logits of an image at least as large as the window: means over the windows that cover a pixel."""
+    """Return (K, H, W) logits of an image no smaller than the window: means over the windows that cover a pixel."""
     _, height, width = image_CHW.shape
     places = [(y, x) for y in starts(height, window, stride) for x in starts(width, window, stride)]
     total_KHW: Tensor | None = None
@@ -132,7 +133,7 @@ def slide(logits_of: Callable[[Tensor], Tensor], image_CHW: Tensor, window: int,
 
 
 def classes_at(logits_KHW: Tensor, size: tuple[int, int]) -> Tensor:
-    """The class of each pixel after the logits are resized to `size` (height, width), a few classes at a time."""
+    """Return the class of each pixel after resizing the logits to `size` (height, width), a few classes at a time."""
     best = torch.full(size, -math.inf, device=logits_KHW.device)
     guesses = torch.zeros(size, dtype=torch.int64, device=logits_KHW.device)
     for first in range(0, len(logits_KHW), CLASSES_AT_ONCE):
@@ -177,7 +178,7 @@ class Segmentation:
         return self._order.examples(step, share.start, len(share))
 
     def _features(self, images_BCHW: Tensor) -> Tensor:
-        """(B, D, h, w) features, in float32 throughout."""
+        """Return (B, D, h, w) features, in float32 throughout."""
         side = self.window // self._backbone.patch
         _, patches_BPD = self._backbone(images_BCHW)
         return patches_BPD.transpose(1, 2).unflatten(2, (side, side))
@@ -215,7 +216,7 @@ class Segmentation:
 
     @torch.no_grad()
     def measure(self) -> np.ndarray:
-        """(N, 2, K) intersections and unions in pixels of each validation scene and class, on every process."""
+        """Return (N, 2, K) intersections and unions in pixels of each validation scene and class, on every process."""
         scenes, how = self._data.validation, self._how
         overlaps_N2K = torch.zeros(len(scenes), 2, CLASSES, dtype=torch.int64)
         self.head.eval()
@@ -248,7 +249,7 @@ class Segmentation:
 def measure_ade20k(
     backbone: Backbone, data: SceneData, protocol: Ade20kProtocol, how: ForwardSettings, limit: int | None = None
 ) -> TaskScore:
-    """Train and measures; the score is the best mean IoU of all validations, as the DINOv3 scripts report it."""
+    """Train and measure; the score is the best mean IoU of all validations, as the DINOv3 scripts report it."""
     data = limited(data, limit)
     protocol = within(protocol, len(data.train), limit)
     check_scenes(data, how.progress)

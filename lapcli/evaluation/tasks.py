@@ -94,7 +94,7 @@ class TaskFamily:
         return name in self.tasks
 
     def near(self) -> Iterable[str]:
-        """Names to suggest for a misspelt one."""
+        """Return names to suggest for a misspelt one."""
         return self.tasks
 
     def check(self, tasks: Sequence[str], options: Mapping[str, Any], data: Path | None, gives: frozenset[str]) -> None:
@@ -106,7 +106,7 @@ class TaskFamily:
 
 
 def wilson_interval(successes: float, count: int, z: float = 1.959963984540054) -> tuple[float, float]:
-    """Wilson's 95% score interval of a proportion: within [0, 1], and never of width 0, not even at 0 and 1."""
+    """Return Wilson's 95% score interval of a proportion: within [0, 1], and never of width 0, not even at 0 and 1."""
     share = successes / count
     centre = share + z * z / (2 * count)
     spread = z * math.sqrt(share * (1 - share) / count + z * z / (4 * count * count))

@@ -13,7 +13,7 @@ _START = "import sys; sys.path.append(sys.argv[1]); from inside.confine import m
 
 
 def python(order: str) -> list[str]:
-    """The command that starts Python without site-packages, the current folder and the user's folder.
+    """Return the command that starts Python without site-packages, the current folder and the user's folder.
 
     In a virtual environment it starts the interpreter that the environment was made from.
     """
@@ -21,7 +21,7 @@ def python(order: str) -> list[str]:
 
 
 def environment() -> dict[str, str]:
-    """The whole environment of the sandbox. The hash seed fixes the order of sets: verdicts are reproducible."""
+    """Return the whole environment of the sandbox. The hash seed fixes the order of sets: verdicts are reproducible."""
     return {"PYTHONHASHSEED": "0"}
 
 
@@ -32,7 +32,7 @@ def executable() -> str:
 
 @cache
 def readable() -> tuple[str, ...]:
-    """Paths inside which everything may be read, under the names by which Python and the linker ask for them."""
+    """Return the paths below which everything may be read, by the names that Python and the linker ask for."""
     base = {"installed_base": sys.base_prefix, "platbase": sys.base_exec_prefix}  # not the virtual environment
     library = (sysconfig.get_path(name, vars=base) for name in ("stdlib", "platstdlib"))
     paths = [executable(), str(INSIDE), *library]

@@ -89,7 +89,7 @@ class Stopped(LapError):
 def run_candidate(
     candidate: Candidate, mode: Mode, limits: Limits | None = None, stop: threading.Event | None = None
 ) -> ProgramVerdict:
-    """Return the verdict on one sample. Raises only if the sandbox cannot be started; never for what the program
+    """Return the verdict on one sample. Raise only if the sandbox cannot be started; never for what the program
     does."""
     for attempt in range(ATTEMPTS):
         try:
@@ -197,7 +197,7 @@ class _Sample:
         return verdict["passed"] is True, verdict["reason"]
 
     def _line(self, verdicts: int, seconds: float) -> dict[str, Any] | None:
-        """The next line of the tests' process; empty if it ended without one, None at a timeout.
+        """Return the next line of the tests' process; empty if it ended without one, None at a timeout.
 
         Time is counted in short turns, so that no program fails because the evaluation itself was suspended.
         """

@@ -16,7 +16,7 @@ from lapcli.evaluation.benchmarks.benchmark import (
 
 
 def _files(name: str) -> BenchmarkFiles:
-    """The names of the authors' own files, of the hub's, and the obvious ones."""
+    """Return the names of the authors' own files, of the hub's, and the obvious ones."""
     snake = name.lower().replace("-", "_")
     local = {}
     for split, official in (("test", "Test"), ("train", "Train"), ("validation", "Dev")):
@@ -49,7 +49,7 @@ class Arc(Benchmark):
 
 
 def labels_of(document: Document) -> list[str]:
-    """The labels of the row itself: some questions have 1 to 4 instead of letters."""
+    """Return the labels of the row itself: some questions have 1 to 4 instead of letters."""
     return list(document["choices"]["label"])
 
 

@@ -96,7 +96,7 @@ class BenchmarkFiles:
 
 
 def plain_names(split: str, name: str) -> tuple[str, ...]:
-    """The obvious names of a split's file: `test.jsonl`, `gsm8k_test.parquet` ..."""
+    """Return the obvious names of a split's file: `test.jsonl`, `gsm8k_test.parquet` ..."""
     ends = ("jsonl", "jsonl.gz", "parquet", "csv")
     return tuple(f"{place}.{end}" for place in (split, f"{name}_{split}") for end in ends)
 
@@ -233,11 +233,11 @@ class Benchmark:
         return load_documents(self.name, self.files.find(self.name, split, data), self.read_row)
 
     def paper_task(self, request: BenchmarkRequest) -> PreparedTask:
-        """The task as the paper asks it: chat prompts, option letters or pass@k."""
+        """Return the task as the paper asks it: chat prompts, option letters or pass@k."""
         raise UsageError(f"{self.name} cannot be asked in chat form; use --protocol harness")
 
     def lm_eval_definition(self) -> dict[str, Any]:
-        """lm-eval's definition of the task: prompt, metrics, few-shot examples."""
+        """Return lm-eval's definition of the task: prompt, metrics, few-shot examples."""
         from lapcli.evaluation.harness.lm_eval_tasks import read_definition
 
         if self.lm_eval_file is None:
@@ -245,7 +245,7 @@ class Benchmark:
         return read_definition(self.lm_eval_file)
 
     def lm_eval_task(self, request: BenchmarkRequest) -> PreparedTask:
-        """The task as lm-eval asks it, over our documents."""
+        """Return the task as lm-eval asks it, over our documents."""
         from lapcli.evaluation.harness.lm_eval_tasks import one_task, with_documents
 
         splits = {split: self.documents(split, request.data) for split in self.lm_eval_splits}
@@ -272,7 +272,7 @@ def files_of(splits: dict[str, Documents]) -> dict[str, str]:
 
 
 def task_definition(name: str, documents: Documents, version: int) -> dict[str, Any]:
-    """The common part of our definitions: documents that are already loaded, and zero-shot prompts."""
+    """Return the common part of our definitions: documents that are already loaded, and zero-shot prompts."""
 
     def load(**_: Any) -> dict[str, Documents]:
         return {"test": documents}
@@ -293,7 +293,7 @@ def letters_definition(
     labels: Callable[[Document], list[str]],
     right_label: Callable[[Document], int],  # its place among the labels
 ) -> dict[str, Any]:
-    """The definition of a multiple-choice task: right if the label of the right choice is the likeliest answer."""
+    """Define a multiple-choice task: an answer is right if the label of the right choice is the likeliest one."""
     return {
         **task_definition(name, documents, LETTERS_VERSION),
         "output_type": "multiple_choice",
@@ -315,7 +315,7 @@ def sampled_definition(
     prompt: Callable[[Document], str],
     reference: Callable[[Document], str],
 ) -> dict[str, Any]:
-    """The definition of a task with sampled answers: pass@1 and pass@k of k samples for each document."""
+    """Return the definition of a task with sampled answers: pass@1 and pass@k of k samples for each document."""
     sizes = sorted({1, settings.samples})
 
     def results(document: Document, verdicts: Sequence[Sequence[Any]]) -> dict[str, float]:
@@ -354,7 +354,7 @@ def _mean(metric: str) -> dict[str, Any]:
 
 
 def pass_at(k: int, passed: Sequence[bool]) -> float:
-    """The unbiased estimate of pass@k from n samples, c of them right: 1 - C(n - c, k) / C(n, k); any() for k = n."""
+    """Estimate pass@k without bias from n samples, c of them right: 1 - C(n - c, k) / C(n, k); any() for k = n."""
     n, c = len(passed), sum(passed)
     if not 1 <= k <= n:
         raise ValueError(f"pass@{k} needs at least {k} samples, not {n}")

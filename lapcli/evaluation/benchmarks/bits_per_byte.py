@@ -74,12 +74,12 @@ def _held_out(run: Run) -> Documents:
 
 
 def bits_of_all(pairs: Sequence[tuple[float, int]]) -> float:
-    """Bits per byte over all documents, each given as (log-likelihood, bytes)."""
+    """Return the bits per byte over all documents, each given as (log-likelihood, bytes)."""
     return bits_per_byte(-sum(nats for nats, _ in pairs), sum(count for _, count in pairs), "bpb: the text")
 
 
 def standard_error(pairs: Sequence[tuple[float, int]]) -> float | None:
-    """The standard error of the bits per byte, a ratio of sums over documents, to first order."""
+    """Return the standard error of the bits per byte, a ratio of sums over documents, to first order."""
     n = len(pairs)
     if n < 2:
         return None

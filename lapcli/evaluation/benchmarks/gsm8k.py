@@ -56,7 +56,7 @@ class Gsm8k(NumberBenchmark):
 
 
 def final_number(text: str) -> str | None:
-    """The number after the first `####`, without thousands separators, dollar sign and final full stop."""
+    """Return the number after the first `####`, without thousands separators, dollar sign and final full stop."""
     match = _NUMBER.search(text)
     if match is None:
         return None

@@ -69,7 +69,8 @@ class HumanEval(Benchmark):
         return self.own_task(definition, documents, sampling=settings.to_dict(), judge=judge)
 
     def lm_eval_task(self, request: BenchmarkRequest) -> PreparedTask:
-        """The task with lm-eval's prompt, stops and lengths; programs run in our sandbox, not in lm-eval's process."""
+        """Return the task with lm-eval's prompt, stops and lengths; our sandbox, not lm-eval's process, runs
+        programs."""
         from lapcli.evaluation.harness.lm_eval_tasks import one_task, with_documents
 
         documents = self.documents("test", request.data)
@@ -97,12 +98,12 @@ def _pass_at_1(document: Document, verdicts: Sequence[Sequence[Any]]) -> dict[st
 
 
 def answered_program(document: Document, answer: str) -> str:
-    """The program under the paper's protocol: a chat model answers with the whole function."""
+    """Return the program under the paper's protocol: a chat model answers with the whole function."""
     return python_program(document["prompt"], answer)
 
 
 def _continued_program(document: Document, answer: str) -> str:
-    """The program under lm-eval's protocol: the model continues the head of the function."""
+    """Return the program under lm-eval's protocol: the model continues the head of the function."""
     return str(document["prompt"]) + answer
 
 
@@ -133,8 +134,8 @@ def _blocks(answer: str) -> Iterator[tuple[str, str]]:
 
 
 def _opens(fence: re.Match[str]) -> bool:
-    """Whether a fence opens a block: at the beginning of a line with any language, elsewhere only with Python's or
-    none."""
+    """Return whether a fence opens a block: at the beginning of a line with any language, elsewhere only with Python's
+    or none."""
     before = fence.string[: fence.start()].rpartition("\n")[2]
     return not before.strip() or fence["info"].strip().lower() in _PYTHON
 

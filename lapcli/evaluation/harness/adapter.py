@@ -147,7 +147,7 @@ class LapLM(TemplateLM):
         return answers
 
     def _texts(self, context: str, continuation: str) -> list[str]:
-        """The texts that `TemplateLM` encodes one by one; one call encodes them on all cores in advance."""
+        """Return the texts that `TemplateLM` encodes one by one; one call encodes them on all cores in advance."""
         if isinstance(context, Prompt) or not context:
             return [continuation]
         return [context.rstrip(), context + continuation]

@@ -121,14 +121,15 @@ def _score_batch(model: GPT, questions: Sequence[Question]) -> list[list[Likelih
 
 
 def _mask(positions_BT: Tensor, segments_BT: Tensor) -> Tensor:
-    """(B, 1, T, T): a position attends to the context and to earlier tokens of its own continuation."""
+    """Return a (B, 1, T, T) mask: a position attends to the context and to earlier tokens of its own continuation."""
     query, key = segments_BT[:, :, None], segments_BT[:, None, :]
     not_later = positions_BT[:, None, :] <= positions_BT[:, :, None]
     return (((key == 0) | (key == query)) & not_later)[:, None]
 
 
 def _log_probabilities(model: GPT, x_NC: Tensor, wanted: list[list[int]]) -> list[dict[int, Likelihood]]:
-    """Likelihoods of the wanted tokens at each position; logits are float32, summed in float64 if the device has it."""
+    """Return the likelihoods of the wanted tokens at each position; logits are float32, summed in float64 if the device
+    has it."""
     likelihoods: list[dict[int, Likelihood]] = []
     at_once = max(1, _LOGITS_AT_ONCE // model.config.vocab)
     for start in range(0, len(x_NC), at_once):

@@ -25,12 +25,12 @@ Loaded = dict[str, Any]  # as `evaluate` takes it: tasks, groups, group_map
 
 
 def read_definition(file: str) -> dict[str, Any]:
-    """lm-eval's definition in a file below its folder of tasks; its own Python functions are left as names."""
+    """Read lm-eval's definition in a file below its folder of tasks; its own Python functions are left as names."""
     return load_yaml(DEFINITIONS / file, resolve_func=False)
 
 
 def with_documents(definition: dict[str, Any], splits: dict[str, Documents]) -> dict[str, Any]:
-    """The definition over our documents; splits that it would only draw few-shot examples from are left out."""
+    """Return the definition over our documents; splits that it would only draw few-shot examples from are left out."""
 
     def load(**_: Any) -> dict[str, Documents]:
         return splits
@@ -50,7 +50,7 @@ def one_task(name: str, definition: dict[str, Any], fewshot_seed: int | None = N
 
 
 def other_task(name: str, allow_unsafe: bool, fewshot_seed: int) -> PreparedTask:
-    """A task of lm-eval's index, with the documents that the hub's library loads."""
+    """Load a task of lm-eval's index, with the documents that the hub's library loads."""
     print(f"looking for {name} among lm-eval's tasks", file=sys.stderr)
     if allow_unsafe:
         os.environ["HF_ALLOW_CODE_EVAL"] = "1"  # read by the metric's own code, when the task is loaded
@@ -80,13 +80,14 @@ def other_task(name: str, allow_unsafe: bool, fewshot_seed: int) -> PreparedTask
 
 @cache
 def _index() -> TaskManager:
-    """The index of thousands of files takes seconds to build; the benchmarks of `lap` do without."""
+    """Build lm-eval's index of thousands of files, which takes seconds; the benchmarks of `lap` do not need it."""
     return TaskManager()
 
 
 @contextmanager
 def _offline_if_there_is_no_hub() -> Iterator[None]:
-    """Otherwise its library tries for half a minute before it looks at what is on this machine."""
+    """Put the hub's library into offline mode if the hub is unreachable: otherwise it retries for half a minute before
+    it looks at what is on this machine."""
     import datasets
     import huggingface_hub.constants
 

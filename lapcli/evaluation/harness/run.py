@@ -195,8 +195,7 @@ class BenchmarkEvaluation:
         }
 
     def _key(self, prepared: PreparedTask) -> str:
-        """A hash of all that a task's answers and verdicts depend on, except the prompts, which are in each line's
-        key."""
+        """Hash all that a task's answers and verdicts depend on, except the prompts, which are in each line's key."""
         versions = {name: task.VERSION for name, task in prepared.loaded["tasks"].items()}
         return digest(
             self._loaded.weights_sha256,
@@ -217,7 +216,7 @@ def _list_of(names: list[str]) -> str:
 
 @contextmanager
 def _swift_lm_eval() -> Iterator[None]:
-    """Make lm-eval compile a prompt's template once, not once a document (MMLU: half a minute), and hides its progress
+    """Make lm-eval compile a prompt's template once, not once a document (MMLU: half a minute), and hide its progress
     bar, which would be drawn over ours."""
     task: Any = lm_eval.api.task
     templates: Any = lm_eval.utils.env
@@ -327,7 +326,7 @@ def sample_lines(prepared: PreparedTask, results: Mapping[str, Any]) -> Iterator
 
 
 def average(scores: Sequence[TaskScore]) -> tuple[float, float | None, bool] | None:
-    """The plain mean over the paper's tasks, its standard error, and whether all five tasks of its table were
+    """Return the plain mean over the paper's tasks, its standard error, and whether all five tasks of its table were
     measured."""
     counted = [score for score in scores if score.task in PAPER_TASKS]
     if len(counted) < 2:

@@ -106,7 +106,8 @@ class Worker:
         done = 0
 
         def is_over(event: Event) -> bool:
-            """Also collects the tokens of a sample, and journals a prompt's answers when its last sample ends."""
+            """Return whether the sample is over; also collect its tokens, and journal a prompt's answers when its last
+            sample ends."""
             nonlocal done
             generated = tokens[event.prompt][event.sample]
             if not event.is_end:
@@ -172,7 +173,7 @@ class Workers:
         self._group: Any = dist.new_group(backend="gloo", timeout=_PATIENCE) if world.size > 1 else None
 
     def do(self, job: Job, cost: Callable[[Any], float]) -> list[Any]:
-        """Called on rank 0: returns the answers to all items."""
+        """Return the answers to all items; called on rank 0."""
         if self._group is None:
             return self._work(job)
         # Dealt out from the most expensive item on, so that the processes end at about the same time.
@@ -190,7 +191,7 @@ class Workers:
         return answers
 
     def serve(self) -> None:
-        """Called on the other ranks: answers jobs until rank 0 is done; raises rank 0's error if it fails."""
+        """Answer jobs until rank 0 is done, and raise rank 0's error if it fails; called on the other ranks."""
         while True:
             (message,) = self._receive()
             if isinstance(message, _Stop):
@@ -200,7 +201,7 @@ class Workers:
             dist.gather_object(_tried(self._work, message), group=self._group)
 
     def stop(self, error: BaseException | None = None) -> None:
-        """Called on rank 0 when it is done or has failed: releases the other ranks."""
+        """Release the other ranks; called on rank 0 when it is done or has failed."""
         if self._group is not None:
             stop = _Stop(None if error is None else str(error), isinstance(error, UsageError))
             self._hand_out([stop] * self._world.size)

@@ -22,7 +22,7 @@ _OUT_OF_MEMORY: dict[str, Any] = {"raised": [["MemoryError"], ""]}
 
 
 def serve(channel: Channel) -> None:
-    """Receive the program and its function's name, then answers calls (number, arguments, keyword arguments)."""
+    """Receive the program and its function's name, then answer calls (number, arguments, keyword arguments)."""
     channel.send({"ready": True})
     order = channel.receive()
     problem: BaseException | None = None
@@ -66,7 +66,8 @@ def _load(program: str, entry_point: str) -> Callable[..., Any]:
 
 
 def _raised(error: BaseException) -> dict[str, Any]:
-    """The answer for an exception: the names of its class and of its bases, because a test may expect one of those."""
+    """Return the answer for an exception: the names of its class and its bases, because a test may expect one of
+    those."""
     try:
         text = str(error)[:200]
     except BaseException:

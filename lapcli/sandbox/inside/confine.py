@@ -37,7 +37,7 @@ def main(order_json: str) -> None:
 
 
 def confine(*, memory: int, cpu_seconds: int, lock: bool, parent: int | None, readable: list[str] | None) -> None:
-    """Set the limits; with `lock`, also drops all privileges and installs the seccomp filter.
+    """Set the limits; with `lock`, also drop all privileges and install the seccomp filter.
 
     `memory`: bytes of address space. `parent`: die when this process, our parent, does. `readable`: the only paths that
     Landlock still lets this process read; None if bubblewrap confines the files.

@@ -153,7 +153,7 @@ def _tuple(kind: Any, value: Any) -> Any:
 
 
 def _is_field(name: Any) -> bool:
-    """Whether this can name a field: an identifier without a leading underscore, as `namedtuple` requires."""
+    """Return whether this can name a field: an identifier without a leading underscore, as `namedtuple` requires."""
     is_text = type(name) is str and name.isascii() and len(name) <= LONGEST_NAME
     return is_text and name.isidentifier() and not name.startswith("_")
 
@@ -201,7 +201,7 @@ _FLAT: dict[tuple[str, str], Callable[[Any, Any], Any]] = {
 
 
 def unpack(packed: Any) -> Any:
-    """Build the value from what `json.loads` gave. Trusts nothing; raise `NotAValue` or what Python itself raises."""
+    """Build the value from what `json.loads` gave. Trust nothing; raise `NotAValue` or what Python itself raises."""
     if packed is None or type(packed) in {bool, str, int, float}:
         return packed
     if type(packed) is not list or len(packed) != 2 or type(packed[0]) is not str:
@@ -281,7 +281,7 @@ def _deque(packed: Any) -> Any:
 
 
 def _of(module: str, name: str, build: Callable[[Any, Any], Any]) -> Callable[[Any], Any]:
-    """`build` with a class of the standard library, imported when the first such value arrives."""
+    """Return `build` with a class of the standard library, imported when the first such value arrives."""
     return lambda packed: build(getattr(__import__(module), name), packed)
 
 

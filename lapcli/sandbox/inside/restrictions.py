@@ -102,7 +102,7 @@ AUDIT_ARCH = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
 
 
 def numbers(machine: str | None = None) -> dict[str, int]:
-    """Number of each call on `machine`; by default on this one. Empty for a machine that is not in the table."""
+    """Return the number of each call on `machine`, by default this one; empty if the machine is not in the table."""
     machine = machine or os.uname().machine
     if machine not in AUDIT_ARCH:
         return {}
@@ -118,7 +118,7 @@ _PATH_BENEATH = 1
 
 
 def landlock_version(libc: ctypes.CDLL) -> int:
-    """Version of the kernel's Landlock, 0 if it has none or it is switched off."""
+    """Return the version of the kernel's Landlock, 0 if it has none or it is switched off."""
     number = numbers().get("landlock_create_ruleset")
     return max(0, libc.syscall(number, None, 0, _VERSION)) if number else 0
 
@@ -175,7 +175,7 @@ Instruction = tuple[int, int, int, int]  # code, jump if true, jump if false, op
 
 
 def instructions(machine: str | None = None) -> list[Instruction]:
-    """The filter as a straight line: each call is compared, and the two lines after the comparison decide."""
+    """Return the filter as a straight line: each call is compared, and the instructions after the comparison decide."""
     machine = machine or os.uname().machine
     number_of = numbers(machine)
     program: list[Instruction] = [
