@@ -165,7 +165,7 @@ def _read(run: Run, which: Which, notes: list[str]) -> RunResult:
 
 
 def _is_search(path: Path) -> bool:
-    """Whether a sweep marked the run as one of its search; sweeps of version 0.1 left only a name and a log."""
+    """Return whether a sweep marked the run as part of its search; sweeps of version 0.1 left only a name and a log."""
     file = path / SWEEP
     record = read_checked_json(file, "remove it and run the sweep again") if file.is_file() else {}
     has_its_name = "-search-" in path.name and (path.parent / ".sweeps" / f"{path.name}.log").is_file()

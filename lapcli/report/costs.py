@@ -60,7 +60,7 @@ def costs_of(run: "RunResult") -> dict[str, float]:
 
 
 def has_operators(grid: "RunGrid") -> bool:
-    """Whether head operators are compared, so that their costs belong beside their scores."""
+    """Return whether head operators are compared, so that their costs belong beside their scores."""
     return any((run.recipe.get("model") or {}).get("operators") for run in grid.runs)
 
 

@@ -290,12 +290,12 @@ def _operator_places(family: Sequence[RunGrid]) -> dict[str, float]:
 
 
 def _operator_of(grid: RunGrid, row: RowKey) -> str:
-    """The label of a row with other operators, else empty: such rows have an order above the number of heads."""
+    """Return the label of a row with other operators, else empty: such rows have an order above the number of heads."""
     return row.label if row.order[0] > grid.all_heads else ""
 
 
 def _or_nan(deviation: float | None) -> float:
-    """NaN for a point of one seed, which has no band."""
+    """Return NaN for a point of one seed, which has no band."""
     return math.nan if deviation is None else deviation
 
 

@@ -283,7 +283,7 @@ def distinguishing_words(grids: Sequence[RunGrid], left_out: Sequence[str] = (),
 
 
 def key_in_words(key: str) -> str:
-    """The key as `--set` takes it."""
+    """Return the key as `--set` takes it."""
     return "data sha256" if key == DATA else key
 
 
@@ -291,7 +291,8 @@ _SECTIONS = ("model", "train", "optimizer", "schedule", "data")  # sections that
 
 
 def title_words(key: str) -> str:
-    """The key for people, not for `--set`: `optimizer.lr` is `learning rate`, `validation.every` `validation every`."""
+    """Return the key for people, not for `--set`: `optimizer.lr` is `learning rate`, `validation.every` is `validation
+    every`."""
     if key == DATA:
         return "data sha256"
     stages, parts = key.count("start."), [part for part in key.split(".") if part != "start"]

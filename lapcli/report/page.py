@@ -310,7 +310,7 @@ def _data_address(path: Path) -> str | None:
 
 @cache
 def _image_address(path: Path, _changed: int) -> str | None:
-    """The figure as a `data:` address; the time of its last change is part of the cache's key, for `--watch`."""
+    """Return the figure as a `data:` address; the time of its last change is part of the cache's key, for `--watch`."""
     try:
         data = base64.b64encode(path.read_bytes()).decode()
     except OSError:

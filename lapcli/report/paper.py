@@ -119,7 +119,7 @@ def recipe_differences(run: RunResult) -> list[tuple[str, Any, Any]] | None:
 
 
 def is_papers(run: RunResult) -> bool:
-    """Whether the run was trained by the paper's recipe: only its grid and technical keys may differ."""
+    """Return whether the run was trained by the paper's recipe: only its grid and technical keys may differ."""
     return recipe_differences(run) == []
 
 
@@ -132,7 +132,7 @@ def _recipe_entry(run: RunResult) -> dict[str, Any] | None:
 
 
 def _length(leaves: Mapping[str, Any], prefix: str) -> str:
-    """The length of training; steps take precedence over epochs, as in training."""
+    """Return the length of training; steps take precedence over epochs, as in training."""
     steps, epochs = (leaves.get(prefix + key) for key in _LENGTH)
     return f"{steps} steps" if steps is not None else f"{epochs} epochs"
 

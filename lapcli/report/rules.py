@@ -42,7 +42,7 @@ class Case:
     drop_paths: tuple[str, ...] = ()
 
     def counts(self, heads: int | None) -> bool:
-        """Whether a row is one that the claim is about; plans that differ by layer never are."""
+        """Return whether the claim is about this row; it never is about plans that differ by layer."""
         return heads is not None and (not self.heads or heads in self.heads)
 
     def means(self, grid: RunGrid, metric: str) -> dict[float, float]:
@@ -67,7 +67,7 @@ class Case:
         return [f"drop path {rate}" for rate, grid in grids.items() if grid is None or not self.means(grid, metric)]
 
     def rate_in_words(self, grid: RunGrid, before: str = "") -> str:
-        """The drop path, if there are several; else empty."""
+        """Return the drop path, if there are several; else an empty string."""
         return f"{before}drop path {grid.identity.get(DROP_PATH)}" if len(self.grids) > 1 or self.drop_paths else ""
 
 
@@ -86,7 +86,7 @@ def _not_run(metric: str) -> Judgement:
 
 
 def is_comparison(values: Mapping[float, object]) -> bool:
-    """Whether there are a baseline and a model with Laplacian heads."""
+    """Return whether there are a baseline and a model with Laplacian heads."""
     return 0 in values and len(values) > 1
 
 
@@ -95,12 +95,12 @@ def in_numbers(values: Mapping[float, float], scale: float = 1.0, digits: int = 
 
 
 def _scale(metric: str) -> int:
-    """The factor to the shown unit: scores and shares are shown in %, other numbers of analyses unscaled."""
+    """Return the factor to the shown unit: scores and shares are shown in %, other numbers of analyses unscaled."""
     return 100 if "." not in metric or "share" in metric else 1
 
 
 def gain(metric: str, points: float, heads: int | None = None, exactly: bool = False, best: bool = True) -> Judge:
-    """The best k (or that of `heads`) gains that many points over the baseline, in %.
+    """Judge whether the best k (or that of `heads`) gains that many points over the baseline, in %.
 
     Images are compared at the drop path with the best baseline, so the baselines of all drop paths are required.
     """
@@ -134,7 +134,7 @@ def gain(metric: str, points: float, heads: int | None = None, exactly: bool = F
 def against_baseline(
     metrics: Sequence[str], better: Literal["above", "below"] = "above", share: Literal["all", "most"] = "all"
 ) -> Judge:
-    """Every k, or more than half of them, on one side of the baseline, in each measure and every grid of the case."""
+    """Judge whether all k, or most of them, are on one side of the baseline, in each measure and grid of the case."""
 
     def judge(case: Case) -> Judgement:
         lines, missing = [], []
@@ -164,7 +164,7 @@ def against_baseline(
 
 
 def rising(metrics: Sequence[str] = (), falling: Sequence[str] = ()) -> Judge:
-    """Each measure rises or falls with k, in every grid of the case."""
+    """Judge whether each measure rises or falls with k, in every grid of the case."""
     signs = {**dict.fromkeys(metrics, 1), **dict.fromkeys(falling, -1)}
 
     def judge(case: Case) -> Judgement:
@@ -190,7 +190,7 @@ def rising(metrics: Sequence[str] = (), falling: Sequence[str] = ()) -> Judge:
 
 
 def best_rows(metric: str, best: Sequence[int], below: int | None = None) -> Judge:
-    """The best rows are those; with `below`, that row is under the baseline."""
+    """Judge whether the best rows are those and, with `below`, whether that row is under the baseline."""
 
     def judge(case: Case) -> Judgement:
         grid = case.grids[0]
@@ -211,7 +211,7 @@ def best_rows(metric: str, best: Sequence[int], below: int | None = None) -> Jud
 
 
 def comparable(metric: str, points: float, best: int) -> Judge:
-    """More than half of the k are within `points` of the baseline, and `best` is the best of all."""
+    """Judge whether more than half of the k are within `points` of the baseline, and `best` is the best of all."""
 
     def judge(case: Case) -> Judgement:
         values = case.means(case.grids[0], metric)
@@ -229,7 +229,7 @@ def comparable(metric: str, points: float, best: int) -> Judge:
 
 
 def falls_by(metric: str, share: float) -> Judge:
-    """The measure falls by that share from the baseline to all heads Laplacian."""
+    """Judge whether the measure falls by that share from the baseline to all heads Laplacian."""
 
     def judge(case: Case) -> Judgement:
         values, heads = case.means(case.grids[0], metric), case.grids[0].all_heads
@@ -243,7 +243,7 @@ def falls_by(metric: str, share: float) -> Judge:
 
 
 def shares_meet() -> Judge:
-    """The within-class and between-class shares are far apart for few Laplacian heads and close for many."""
+    """Judge whether within-class and between-class shares are far apart for few Laplacian heads and close for many."""
 
     def judge(case: Case) -> Judgement:
         grid = case.grids[0]
@@ -265,7 +265,7 @@ _NC2 = tuple(f"nc2_{what}_{of}" for what in ("equinorm", "equiangular") for of i
 
 
 def nearer_collapse() -> Judge:
-    """Each of the measures NC2 to NC4 is smaller with the most Laplacian heads than without."""
+    """Judge whether each of the measures NC2 to NC4 is smaller with the most Laplacian heads than without."""
 
     def judge(case: Case) -> Judgement:
         lines, nearer, missing = [], [], []
@@ -287,7 +287,7 @@ def nearer_collapse() -> Judge:
 
 
 def higher_across_layers(metric: str) -> Judge:
-    """Every k is above the baseline in every layer."""
+    """Judge whether every k is above the baseline in every layer."""
 
     def judge(case: Case) -> Judgement:
         values, missing = _by_layer(case, case.grids[0], metric)
@@ -305,7 +305,7 @@ def higher_across_layers(metric: str) -> Judge:
 
 
 def steeper(metric: str, level: Literal["all layers", "deeper half"]) -> Judge:
-    """With k the measure rises more steeply over the layers, and its level in them is higher."""
+    """Judge whether, with k, the measure rises more steeply over the layers and its level in them is higher."""
 
     def judge(case: Case) -> Judgement:
         values, missing = _by_layer(case, case.grids[0], metric)
@@ -344,7 +344,7 @@ def _by_layer(case: Case, grid: RunGrid, metric: str) -> tuple[dict[float, list[
 
 
 def spectrum(leading: Literal["comparable", "larger"]) -> Judge:
-    """The spectrum's head is comparable to or larger than the baseline's, and its tail relatively smaller.
+    """Judge whether the spectrum's head is comparable to the baseline's or larger, and its tail relatively smaller.
 
     Head: the leading hundredth of the eigenvalues; tail: the second half; ratios are geometric means. `comparable`: a
     head like the baseline's and a smaller tail; `larger`: the head grows, and the tail grows less.

@@ -42,7 +42,7 @@ def summarise(values: Sequence[float], ddof: int) -> Summary | None:
 
 
 def compare(values: Mapping[str, float], baseline: Mapping[str, float]) -> Paired | None:
-    """The paired differences over the seeds that both have; None if there is no such seed."""
+    """Return the paired differences over the seeds that both have; None if there is no such seed."""
     differences = [values[seed] - baseline[seed] for seed in values if seed in baseline]
     if not differences:
         return None
@@ -68,7 +68,7 @@ def _interval(mean: float, squares: float, n: int) -> tuple[float, float] | None
 
 
 def rank_correlation(x: Sequence[float], y: Sequence[float]) -> float | None:
-    """Spearman's correlation: that of the ranks, ties sharing their mean rank; None for fewer than three points."""
+    """Return Spearman's rank correlation; ties share their mean rank. None for fewer than three points."""
     if len(x) < 3:
         return None
     a, b = _ranks(x), _ranks(y)
@@ -85,7 +85,7 @@ def _ranks(values: Sequence[float]) -> list[float]:
 
 
 def rise(values: Mapping[float, float]) -> float | None:
-    """Spearman's correlation of the values with their keys, 0 if all are the same.
+    """Return Spearman's correlation of the values with their keys, 0 if all are the same.
 
     None without the key 0, a baseline, or with fewer than three points.
     """
@@ -99,17 +99,17 @@ def mean(values: Sequence[float]) -> float:
 
 
 def slope(values: Sequence[float]) -> float:
-    """The slope of the least-squares line through (0, values[0]), (1, values[1]) ..."""
+    """Return the slope of the least-squares line through (0, values[0]), (1, values[1]) ..."""
     middle, level = (len(values) - 1) / 2, mean(values)
     spread = math.fsum((place - middle) ** 2 for place in range(len(values)))
     return math.fsum((place - middle) * (value - level) for place, value in enumerate(values)) / (spread or 1.0)
 
 
 def mean_ratio(values: Sequence[float], base: Sequence[float], places: range) -> float:
-    """The geometric mean of values / base at those places."""
+    """Return the geometric mean of values / base at those places."""
     return math.exp(mean([math.log(max(values[n], 1e-300) / max(base[n], 1e-300)) for n in places]))
 
 
 def is_number(value: Any) -> TypeGuard[float]:
-    """Whether this is a finite number; a damaged file may hold something else, which is ignored."""
+    """Return whether this is a finite number; a damaged file may hold something else, which is ignored."""
     return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)

@@ -16,8 +16,8 @@ _WATCHED = (INFO, METRICS, "summary.json", "eval", "analysis")
 
 
 def watch_page(make: Callable[[], Report], path: Path, figure_format: FigureFormat, every: float) -> None:
-    """Rewrite the page. `make` reads the runs. Ends when no run is being trained, or by Ctrl-C, without affecting
-    them."""
+    """Rewrite the page whenever its runs, which `make` reads, have changed, until none is being trained. Ctrl-C ends it
+    too, without affecting the runs."""
     seen: object = None
     try:
         while True:
@@ -46,7 +46,7 @@ def watch_page(make: Callable[[], Report], path: Path, figure_format: FigureForm
 
 
 def _state(runs: list[RunResult]) -> list[tuple[str, str, int, int]]:
-    """Sizes and times of the watched files, which change when something is written."""
+    """Return sizes and times of the watched files, which change when something is written."""
     sizes = []
     for run in runs:
         for name in _WATCHED:
