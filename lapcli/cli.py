@@ -163,5 +163,5 @@ def main() -> None:
 
 
 def _said_by_rank_0(error: LapError) -> bool:
-    """Whether rank 0 prints this error too: ranks refuse and stop together, and one message is enough."""
+    """Return whether rank 0 prints this error too: ranks refuse and stop together, and one message is enough."""
     return os.environ.get("RANK", "0") != "0" and (error.is_echo or isinstance(error, UsageError | Interrupted))

@@ -23,11 +23,11 @@ __all__: list[str] = []
 
 @register_model
 def lap_vit(pretrained: bool = False, *, laplacian_heads: HeadSpec, **options: Any) -> nn.Module:
-    """The ViT of a classification run: timm's own, without a position for the class token, with Laplacian heads."""
+    """Build the ViT of a classification run: timm's own, with no position for the class token, with Laplacian heads."""
     return laplacianize(vit_base_patch16_224(pretrained, **{"no_embed_class": True, **options}), laplacian_heads)
 
 
 @register_model
 def lap_dino_vit(pretrained: bool = False, *, laplacian_heads: HeadSpec, **options: Any) -> nn.Module:
-    """The backbone of a self-supervised run: timm's `vit_small_patch16_dinov3` with our settings."""
+    """Build the backbone of a self-supervised run: timm's `vit_small_patch16_dinov3` with our settings."""
     return laplacianize(vit_small_patch16_dinov3(pretrained, **{**TIMM_OPTIONS, **options}), laplacian_heads)

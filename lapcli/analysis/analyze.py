@@ -189,7 +189,7 @@ def _numbers(result: LayerResult) -> list[tuple[str, Any, Any]]:
 
 
 def to_table(analysis: Analysis) -> str:
-    """One row for each layer of each run."""
+    """Format a table with one row for each layer of each run."""
     first = next(iter(analysis.runs[0].layers.values()))
     columns = analysis.measurement.shown_columns(first.values)
     rows = [["run", "laplacian", "layer", *columns.values()]]

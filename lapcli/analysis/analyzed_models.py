@@ -164,7 +164,7 @@ def _images(loaded: LoadedModel, selection: Selection) -> ImageExamples:
 
 
 def _stock(name: str, selection: Selection) -> AnalyzedModel:
-    """The model `timm:NAME`, pretrained or, with --init, untrained; on the built-in digits unless --data is given."""
+    """Load the model `timm:NAME`, pretrained or, with --init, untrained; on the built-in digits unless given --data."""
     check_timm_name(name)
 
     def open_() -> OpenedModel:

@@ -110,7 +110,7 @@ _MOST_NAMED = 3  # operators in a label; more would make the legend wider than i
 
 
 def labels(runs: Sequence[ModelResult]) -> list[str]:
-    """Short labels such as `3L`, with the run's name if two runs would have the same label."""
+    """Return short labels such as `3L`, with the run's name if two runs would have the same label."""
     plain = []
     for run in runs:
         counts = run.plan.per_layer
@@ -131,7 +131,7 @@ _LONGEST = 30  # characters of a model's name in a legend
 
 
 def legend_labels(runs: Sequence[ModelResult]) -> list[str]:
-    """Labels of head plan and model, such as `3 Laplacian: vit_digits_3L`."""
+    """Return labels of head plan and model, such as `3 Laplacian: vit_digits_3L`."""
     named = []
     for run, label in zip(runs, long_labels(runs), strict=True):
         name = run.model.name
@@ -141,12 +141,12 @@ def legend_labels(runs: Sequence[ModelResult]) -> list[str]:
 
 
 def long_labels(runs: Sequence[ModelResult]) -> list[str]:
-    """Long labels such as `3 Laplacian` and `3 Laplacian, untrained`."""
+    """Return long labels such as `3 Laplacian` and `3 Laplacian, untrained`."""
     return [re.sub(r"^([\d.]+)L", r"\1 Laplacian", label.split(" (")[0]) for label in labels(runs)]
 
 
 def title_labels(runs: Sequence[ModelResult]) -> list[str]:
-    """Titles such as `3 Laplacian`, with the run's name below if two runs would have the same title."""
+    """Return titles such as `3 Laplacian`, with the run's name below if two runs would have the same title."""
     return [re.sub(r"^([\d.]+)L", r"\1 Laplacian", label).replace(" (", "\n(") for label in labels(runs)]
 
 
@@ -186,7 +186,7 @@ def number_or_nan(value: float | int | None) -> float:
 
 
 def first_layer_values(runs: Sequence[ModelResult], name: str) -> list[float]:
-    """One value per run, at the first layer that was measured."""
+    """Return one value per run, at the first layer that was measured."""
     return [number_or_nan(next(iter(run.layers.values())).values[name]) for run in runs]
 
 

@@ -175,13 +175,13 @@ class Measurement:
         return self.settings[NORM] or self.default_norm
 
     def site(self, layer: int) -> Site:
-        """The output of a block, as --tokens and --norm choose it."""
+        """Return the output of a block, as --tokens and --norm choose it."""
         from lapcli.measures.capture import Site
 
         return Site(layer, "output", self.settings[TOKENS], self.norm)
 
     def classifier_CD(self) -> np.ndarray:
-        """Weights of the model's classifier, one row for each class of the data."""
+        """Return the weights of the model's classifier, one row for each class of the data."""
         head = self.model.anatomy.classifier
         classes = len(self.model.examples.classes)
         if head is None or head.out_features != classes:

@@ -51,7 +51,7 @@ class TokenSample:
         self._key, self._class, self._tokens = key[order], label[order], tokens[order]
 
     def tokens(self) -> tuple[np.ndarray, np.ndarray]:
-        """N x D tokens and their N classes."""
+        """Return N x D tokens and their N classes."""
         return (np.empty((0, 0)) if self._tokens is None else self._tokens), self._class
 
 

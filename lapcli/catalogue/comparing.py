@@ -47,7 +47,7 @@ def difference(a: Run, b: Run) -> Difference:
 
 
 def _scores(run: Run) -> dict[str, float]:
-    """Every number of a finished run; the last validation of any other."""
+    """Return every number of a finished run, or the numbers of the last validation of an unfinished one."""
     result = collect([str(run.path)], run.path.parent).runs[0]
     if result.is_finished:
         return {name: number.value for name, number in result.numbers.items()}

@@ -127,7 +127,7 @@ def prune(pruning: Pruning) -> None:
 
 
 def _weights_sha256(checkpoint: Path) -> str | None:
-    """The sha256 in the checkpoint's state; None if it is damaged, and so no run can have started from it."""
+    """Return the sha256 in the checkpoint's state; None if it is damaged, so that no run can have started from it."""
     try:
         return str(json.loads(read_text(checkpoint / "state.json"))["files"]["model.safetensors"])
     except (OSError, ValueError, KeyError, TypeError):
@@ -158,8 +158,8 @@ def _locked(path: Path) -> Iterator[None]:
 
 
 def _says_running(path: Path) -> bool:
-    """Whether `run.json` says that the run is being trained: a lock of another machine may not be visible here. A
-    damaged run counts as not running."""
+    """Return whether `run.json` says that the run is being trained: a lock of another machine may not be visible here.
+    A damaged run counts as not running."""
     try:
         return status_of(path, read_info(path)) == "running"
     except UsageError:

@@ -150,7 +150,7 @@ def started_from(run: Run) -> tuple[str, str] | None:
 
 
 def is_of_a_sweep(path: Path) -> bool:
-    """Whether a sweep trained the run, and would train it again if it were gone."""
+    """Return whether a sweep trained the run, and would train it again if it were gone."""
     work = path.parent / SWEEPS
     return any(file.exists() for file in (path / SWEEP, work / f"{path.name}.log", work / f"{path.name}.lock"))
 

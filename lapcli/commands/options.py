@@ -217,7 +217,7 @@ def age_text(seconds: float | None) -> str:
 
 
 def ask_to_confirm(question: str, yes: bool) -> bool:
-    """Whether the user agrees, by --yes or by an answer in the terminal; UsageError if there is no terminal."""
+    """Return whether the user agrees, by --yes or by an answer in the terminal; raise UsageError without a terminal."""
     if yes:
         return True
     if not sys.stdin.isatty():

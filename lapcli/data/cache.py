@@ -84,7 +84,7 @@ def build_once(
 
 @contextmanager
 def locked(folder: Path) -> Iterator[bool]:
-    """Context in which no other process builds the folder; yields False on a file system without locks."""
+    """Provide a context in which no other process builds the folder; yield False on a file system without locks."""
     # The lock file stays: removing it would let a third process lock a new file of the same name beside a waiting one.
     with open_to_write(_lock_path(folder)) as file:
         lock = lock_file(file)

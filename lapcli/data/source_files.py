@@ -51,7 +51,7 @@ def _expand(pattern: str) -> list[str]:
 
 
 def _meant(train: str) -> str:
-    """What to write instead of a name that is neither a file nor a folder."""
+    """Suggest what to write instead of a name that is neither a file nor a folder."""
     if re.match(r"https?:/", train):
         return "a URL is not read directly: download the file and name it here"
     if re.fullmatch(r"[\w-][\w.-]*/[\w.-]+", train) and not Path(train).suffix:

@@ -76,7 +76,7 @@ class Result:
         return {"section": self.section, "name": self.name, **asdict(self.finding), "seconds": round(self.seconds, 3)}
 
     def to_text(self) -> str:
-        """A line, wrapped to the terminal's width, and below it the next step, if there is one."""
+        """Format a line, wrapped to the terminal's width, and below it the next step, if there is one."""
         lines = wrapped(self.finding.text, f"{self.finding.status:<8}{self.name:<29}")
         if self.finding.next_step:
             lines += wrapped(f"next: {self.finding.next_step}", " " * 8)

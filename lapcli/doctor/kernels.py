@@ -232,13 +232,13 @@ def _dense_for(case: AttentionCase, allowed_BTS: Tensor) -> Attention:
 
 
 def _steep(shape: torch.Size, generator: torch.Generator) -> Tensor:
-    """A matrix like a gradient: its singular values span four orders of magnitude."""
+    """Return a matrix like a gradient: its singular values span four orders of magnitude."""
     U, _, Vh = torch.linalg.svd(torch.randn(shape, generator=generator), full_matrices=False)
     return U @ torch.diag(torch.logspace(0, -4, U.shape[1])) @ Vh
 
 
 def _spectral(matrix: Tensor) -> Tensor:
-    """Newton-Schulz on the singular values of a matrix."""
+    """Apply the Newton-Schulz iteration to the singular values of a matrix."""
     U, s, Vh = torch.linalg.svd(matrix, full_matrices=False)
     s = s / (s.square().sum().sqrt() + 1e-7)
     for _ in range(5):

@@ -59,7 +59,7 @@ class TrialTraining:
 
 
 def recipe_of(trial: TrialTraining) -> dict[str, Any]:
-    """The recipe: two micro-batches a step and rank, a checkpoint after every step, no validation before the end."""
+    """Return a recipe: two micro-batches a step and rank, a checkpoint after every step, validation only at the end."""
     text = Path(trial.folder) / "text.txt"
     if not text.exists():
         lines = [" ".join(WORDS[(i * i + j * (i % 5 + 1)) % len(WORDS)] for j in range(12)) for i in range(600)]

@@ -204,7 +204,7 @@ def _training(run: Run, record: Mapping[str, Any]) -> str:
 
 
 def _seconds(run: Run) -> float:
-    """Seconds of steps, validations and saves; 0 if the metrics do not record them."""
+    """Return the seconds of steps, validations and saves; 0 if the metrics do not record them."""
     if not (run.path / METRICS).is_file():
         return 0.0
     lines = (json.loads(line) for line in read_text(run.path / METRICS).splitlines() if line)
@@ -253,7 +253,7 @@ def _shown(value: Any) -> str:
 
 
 def _hub_sets(value: Any) -> list[str]:
-    """Every `hub:OWNER/NAME` that the recipe names."""
+    """Return every `hub:OWNER/NAME` that the recipe names."""
     if isinstance(value, Mapping):
         return sorted({name for inner in value.values() for name in _hub_sets(inner)})
     if isinstance(value, list):

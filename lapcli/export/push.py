@@ -24,7 +24,7 @@ class Upload:
 
 
 def plan_upload(folder: Path, repository: str, *, private: bool = True) -> Upload:
-    """List what would be sent; refuses a folder that was changed after the export or failed its verification."""
+    """List what would be sent; refuse a folder that was changed after the export or failed its verification."""
     try:
         validate_repo_id(repository)
     except HFValidationError:

@@ -69,7 +69,7 @@ def _hf(folder: Path, inputs: dict[str, Tensor], settings: dict[str, Any]) -> tu
 
 
 def _new(row: Tensor, prompt: int, model: Any) -> list[int]:
-    """The tokens after the prompt, up to the one that ended the text; the rest is padding."""
+    """Return the tokens after the prompt, up to the one that ended the text; the rest is padding."""
     ends = set(model.generation_config.eos_token_id)
     tokens: list[int] = []
     for token in row[prompt:].tolist():

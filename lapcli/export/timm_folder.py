@@ -77,7 +77,7 @@ def _backbone(section: DinoModel, size: int | None) -> tuple[str, dict[str, Any]
 
 
 def _pretrained(exported: ExportedModel, architecture: str, classes: int) -> dict[str, Any]:
-    """The preprocessing of images, in timm's form; its defaults would be ImageNet's."""
+    """Return the preprocessing of images, in timm's form; its defaults would be ImageNet's."""
     images, size = exported.loaded.images, exported.loaded.image_size
     assert images is not None
     return {

@@ -85,7 +85,7 @@ def verify(form: str, exported: ExportedModel, folder: Path) -> list[Comparison]
 def _reload(
     form: str, folder: Path, inputs: Mapping[str, Tensor], settings: Mapping[str, Any]
 ) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """Runs reload.py on the folder; returns the tensors and facts that the target library gives."""
+    """Run reload.py on the folder; return the tensors and facts that the target library gives."""
     with tempfile.TemporaryDirectory() as place:
         asked, answered = Path(place) / "questions.safetensors", Path(place) / "answers.safetensors"
         tensors = {name: value.clone(memory_format=torch.contiguous_format) for name, value in inputs.items()}
@@ -214,7 +214,7 @@ def _images(exported: ExportedModel) -> Tensor:
 
 
 def _difference(a: Tensor, b: Tensor) -> float:
-    """The largest absolute difference; infinite if the shapes differ or a value is NaN."""
+    """Return the largest absolute difference; infinite if the shapes differ or a value is NaN."""
     if a.shape != b.shape:
         return float("inf")
     return float((a.float() - b.float()).abs().nan_to_num(nan=float("inf")).max())

@@ -39,7 +39,7 @@ class ExportedModel:
         return self.loaded.run.recipe
 
     def metadata(self) -> dict[str, str]:
-        """Metadata of the weights file; our loaders refuse to load it into a model with another head plan."""
+        """Return the weights file's metadata; our loaders refuse to load it into a model with another head plan."""
         return {"laplacian_heads": str(self.plan), "source_sha256": str(self.loaded.weights_sha256)}
 
 

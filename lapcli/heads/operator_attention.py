@@ -166,7 +166,7 @@ def visible_mean(v_BHSD: Tensor, tokens: int, causal: bool, mask: Tensor | None)
 
 
 def needs_first_values(plan: HeadPlan) -> bool:
-    """Whether any operator of the plan reads the values of the first layer."""
+    """Return whether any operator of the plan reads the values of the first layer."""
     return any(FIRST_VALUES in claim.operator.needs for layer in plan.layers for claim in layer)
 
 

@@ -97,7 +97,7 @@ def attention_layers(model: nn.Module) -> list:
 
 
 def _is_attention(module: nn.Module) -> bool:
-    """Whether a module is a layer's attention; by name, so that unknown classes are noticed. Pooling is not."""
+    """Return whether a module is a layer's attention; by name, so that unknown classes are noticed. Pooling is not."""
     name = type(module).__name__.lower()
     return _is_known(module) or (("attention" in name or "attn" in name) and "pool" not in name)
 

@@ -95,7 +95,8 @@ def _attention_layers(model: nn.Module) -> list[Any]:
 
 
 def _is_special(module: Any) -> bool:
-    """Whether it is GPT-2 with cross attention, or with upcast attention, which bypasses the attention functions."""
+    """Return whether the model is GPT-2 with cross attention, or with upcast attention, which bypasses the attention
+    functions."""
     return getattr(module, "is_cross_attention", False) or getattr(module, "reorder_and_upcast_attn", False)
 
 

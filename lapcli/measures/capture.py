@@ -143,7 +143,7 @@ class Capture:
 
 
 def _uncompiled(model: nn.Module) -> contextlib.AbstractContextManager[Any]:
-    """Context in which compiled blocks run in eager mode: hooks would break their graphs into pieces."""
+    """Return a context in which compiled blocks run in eager mode: hooks would break their graphs into pieces."""
     if all(module._compiled_call_impl is None for module in model.modules()):
         return contextlib.nullcontext()
     return torch.compiler.set_stance("force_eager")

@@ -114,7 +114,7 @@ def backbone_multiplier(name: str, layers: int, decay: float, patch_multiplier: 
 
 
 def is_decayed(name: str) -> bool:
-    """Whether a parameter decays: all but biases, norms, LayerScale and the parameters of head operators."""
+    """Return whether a parameter decays: all but biases, norms, LayerScale and the parameters of head operators."""
     return not (name.endswith("bias") or "norm" in name or "gamma" in name or ".operators." in name)
 
 

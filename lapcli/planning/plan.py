@@ -168,7 +168,7 @@ class TrainingPlan:
         return f"does not fit into {limit}; --set train.micro_batch={self.largest_micro_batch} does"
 
     def _step_time(self) -> list[tuple[str, str]]:
-        """A line for each part that takes a thousandth of a step or more."""
+        """Return a line for each part that takes a thousandth of a step or more."""
         if self.step_time is None:
             return []
         seconds = self.step_time.seconds
@@ -210,7 +210,7 @@ class TrainingPlan:
 
 
 def _rates(rates: dict[str, float]) -> str:
-    """A line for each rate; groups that differ only in their weight decay are named once."""
+    """Format a line for each rate; groups that differ only in their weight decay are named once."""
     names: dict[float, list[str]] = {}
     for group, rate in rates.items():
         name = group.removesuffix(", no decay")

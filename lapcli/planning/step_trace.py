@@ -134,7 +134,7 @@ def trace_update(step: TrainingStep) -> UpdateTrace:
 
 
 def _without_attention(traffic: Traffic) -> int:
-    """Bytes without those of attention kernels, whose time is estimated from their FLOPs."""
+    """Return the bytes without those of attention kernels, whose time is estimated from their FLOPs."""
     return sum(size for name, size in traffic.by_operation.items() if ATTENTION not in name)
 
 
@@ -203,7 +203,7 @@ class _StepLog(TorchDispatchMode):
         return sum(made.size for made, _ in self._alive.values())
 
     def peaks(self) -> dict[tuple[str, str], int]:
-        """Bytes by phase and part, at the fullest moment of each phase."""
+        """Return the bytes by phase and part, at the fullest moment of each phase."""
         held = dict.fromkeys(PARTS, 0)
         fullest = {phase: dict(held) for phase in (FORWARD, BACKWARD, UPDATE)}
         for made, change, phase in self._events:

@@ -232,7 +232,7 @@ def quotes_hint(error: ErrorDetails, value: Any) -> str:
 
 
 def is_choice_of_forms(field: FieldInfo) -> bool:
-    """Whether the field is a union, for which pydantic reports an error per branch and a reader wants one."""
+    """Return whether the field is a union, for which pydantic reports an error per branch and a reader wants one."""
     return len(members(field.annotation)) > 1
 
 

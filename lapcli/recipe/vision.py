@@ -204,7 +204,8 @@ class ClassificationRecipe(BaseRecipe):
         return None
 
     def misfits(self) -> list[tuple[str, str]]:
-        """With `train.steps` the epochs of a run depend on the data, so they are only checked when it starts."""
+        """Return a warm-up that does not fit into the run. With `train.steps` the epochs of a run depend on the data,
+        so they are only checked when it starts."""
         warmup, epochs = self.schedule.warmup_epochs, self.train.epochs
         if self.train.steps is None and epochs is not None and 0 < epochs <= warmup:
             return [("schedule.warmup_epochs", f"{warmup:g} do not fit into a run of {epochs:g} epochs; lower it")]

@@ -136,7 +136,8 @@ def status_of(path: Path, info: dict[str, Any]) -> str:
 
 
 def _is_abandoned(path: Path, info: dict[str, Any]) -> bool:
-    """Whether its process is gone. The kernel frees the lock of a killed one; another machine's may be invisible."""
+    """Return whether the run's process is gone. The kernel frees the lock of a killed one; another machine's lock may
+    be invisible."""
     locked = is_locked(path / LOCK)
     if locked:
         return False
@@ -241,7 +242,8 @@ def trained_values(run: Run) -> dict[str, Any]:
 
 
 def _has_layer_scale(run: Run) -> bool:
-    """Whether the weights have a LayerScale, by the names in their header: this needs no torch and reads no tensor."""
+    """Return whether the weights have a LayerScale, by the names in their header: this needs no torch and reads no
+    tensor."""
     for path in run.checkpoints.glob("step-*/model.safetensors"):
         try:
             with open_to_read(path) as file:

@@ -147,7 +147,7 @@ def update_run_info(path: Path, **facts: Any) -> None:
 
 
 def _must_be_replaced(run: Run, recipe: BaseRecipe) -> bool:
-    """Whether the run has another recipe but no step yet (after a typo in --data, say); UsageError if it has steps."""
+    """Return whether the run has another recipe but no step yet (a typo in --data, say); UsageError if it has steps."""
     differing = changes(run, recipe)
     if not differing:
         return False
@@ -214,7 +214,7 @@ def discard_untrained(run: Run) -> bool:
 
 
 def is_prepared(run: Run) -> bool:
-    """Whether the run is still beside the place that it is to take."""
+    """Return whether the run is still beside the place that it is to take."""
     return "name" in run.info and run.path == _prepared_path(_place_of(run))
 
 
@@ -239,7 +239,7 @@ def _changed_end_keys(run: Run, recipe: BaseRecipe) -> dict[str, Any]:
 
 
 def is_untrained(run: Run) -> bool:
-    """Whether the run has no step, no checkpoint, and no files that lap did not write."""
+    """Return whether the run has no step, no checkpoint, and no files that lap did not write."""
     made = {RECIPE, INFO, METRICS, CHECKPOINTS, TOKENIZER, *MIRRORS}
     steps = read_text(run.metrics, "replace") if run.metrics.is_file() else ""
     is_ours = all(path.name in made or path.name.startswith(".") for path in run.path.iterdir())

@@ -38,7 +38,7 @@ def attention_order(capability: tuple[int, int] | None, deterministic: bool) -> 
 def prefer_attention_kernels(
     device: "torch.device", deterministic: bool = False
 ) -> contextlib.AbstractContextManager[object]:
-    """Context in which attention runs on the first kernel of `attention_order` that supports the inputs.
+    """Provide a context in which attention runs on the first kernel of `attention_order` that supports the inputs.
 
     Compiled code chooses its kernel when it is compiled, so that has to happen inside the context too.
     """

@@ -124,7 +124,7 @@ def to_device(tensors: "Iterable[torch.Tensor]", device: "torch.device") -> "lis
 
 
 def has_float64(device: "torch.device") -> bool:
-    """Whether the device has float64; Apple GPUs do not."""
+    """Return whether the device has float64; Apple GPUs do not."""
     return device.type != "mps"
 
 
@@ -173,8 +173,8 @@ class Device:
         return int((self.memory - 10**9) * 0.98) if self.type == "cuda" else self.memory
 
     def uses_bf16(self, precision: str) -> bool:
-        """Whether `precision` means bf16 here. `auto` is bf16 on GPUs that have it in hardware; those before Ampere (a
-        T4) emulate it, at a fraction of their float32 speed."""
+        """Return whether `precision` means bf16 here. `auto` is bf16 on GPUs that have it in hardware; those before
+        Ampere (a T4) emulate it, at a fraction of their float32 speed."""
         return precision == "bf16" or (precision == "auto" and self.type == "cuda" and self.native_bf16)
 
     def policy(self, precision: str, compiles: Literal["auto"] | bool) -> ComputePolicy:
@@ -248,7 +248,7 @@ def prepare_determinism() -> None:
 
 @contextmanager
 def deterministic(wanted: bool) -> Iterator[None]:
-    """Context with deterministic algorithms if `wanted`; an operation without one fails. The exit restores settings.
+    """Use deterministic algorithms if `wanted`; an operation without one fails. The exit restores the settings.
 
     Not `warn_only`: with it flash attention stays nondeterministic. Uninitialized memory is not filled: a run that read
     it would be wrong whatever it held.

@@ -22,7 +22,7 @@ LAUNCHER = "LAP_LAUNCHER"
 
 
 def sleep_while_waiting() -> None:
-    """Idle CPU threads sleep instead of spinning; must be called before torch is imported.
+    """Let idle CPU threads sleep instead of spinning; must be called before torch is imported.
 
     With another program on the machine, a thread that spins keeps the one it waits for off its core: a small model
     then trains fifty times slower. OMP_WAIT_POLICY=ACTIVE restores the spinning.

@@ -72,7 +72,7 @@ _GONE = ("Connection closed by peer", "Connection reset by peer", "remote proces
 
 
 def is_lost_peer(error: RuntimeError) -> bool:
-    """Whether a rank failed only because another one did, which reports the reason; this one prints no traceback."""
+    """Return whether a rank failed only because another did, which reports the reason; this one prints no traceback."""
     return int(os.environ.get("WORLD_SIZE", "1")) > 1 and any(words in str(error) for words in _GONE)
 
 

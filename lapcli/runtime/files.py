@@ -54,7 +54,7 @@ def atomic_file(path: Path) -> Iterator[Path]:
 
 @contextlib.contextmanager
 def _named(path: Path) -> Iterator[None]:
-    """An error of the system names the file: one of a write to an open file, such as on a full disk, names none."""
+    """Add the file's name to an OSError that names none, such as that of a write to an open file on a full disk."""
     try:
         yield
     except OSError as error:
@@ -165,7 +165,7 @@ def remove_leftovers(folder: Path) -> None:
 
 
 def is_alive(pid: Any) -> bool:
-    """Whether this machine has a process with that id."""
+    """Return whether this machine has a process with that id."""
     try:
         os.kill(int(pid), 0)
     except (ProcessLookupError, TypeError, ValueError, OverflowError):
@@ -283,7 +283,7 @@ def lock_file(file: IO[Any], *, wait: bool = False) -> Lock:
 
 
 def is_locked(path: Path) -> bool | None:
-    """Whether a process holds the lock of that file; None if that cannot be known."""
+    """Return whether a process holds the lock of that file; None if that cannot be known."""
     try:
         with open_to_read(path) as file:
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)

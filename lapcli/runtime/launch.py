@@ -77,7 +77,7 @@ class Processes:
 
 
 def needs_launch(processes: Processes, device: str = "auto") -> bool:
-    """Whether the command has to go through `launch`; never inside torchrun, where it already has."""
+    """Return whether the command has to go through `launch`; never inside torchrun, where it already has."""
     processes.check()
     if "RANK" in os.environ and "WORLD_SIZE" in os.environ:
         return False
@@ -141,7 +141,7 @@ def _environment(processes: Processes, device: str) -> Iterator[None]:
 
 @contextmanager
 def _signals_passed_on() -> Iterator[None]:
-    """On the first signal torchrun passes it on and waits until the ranks have saved; a second one ends it at once.
+    """Let torchrun pass the first signal on and wait until the ranks have saved; a second signal ends it at once.
 
     torchrun's own handlers would start the wait again at a second signal.
     """

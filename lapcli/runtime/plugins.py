@@ -63,7 +63,7 @@ class Registry(Generic[E]):
         return name in self._places or name in self._entries
 
     def __iter__(self) -> Iterator[str]:
-        """All names: the built-in ones in their order, then those of other packages."""
+        """Iterate over all names: the built-in ones in their order, then those of other packages."""
         load_plugins()
         return iter(dict.fromkeys((*self._places, *self._entries)))
 

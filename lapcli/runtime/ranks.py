@@ -49,7 +49,7 @@ class World:
             dist.barrier()
 
     def any(self, flag: bool) -> bool:
-        """Whether the flag is set on any rank; all ranks must call it."""
+        """Return whether the flag is set on any rank; all ranks must call it."""
         return self.sum([float(flag)])[0] > 0
 
     def means(self, numbers: Sequence[torch.Tensor], flag: bool) -> tuple[list[float], bool]:
@@ -113,7 +113,7 @@ class World:
 
     @contextmanager
     def together(self) -> Iterator[None]:
-        """Context in which all ranks fail with the message of the first that fails, so that none waits for it.
+        """Make all ranks fail with the message of the first that fails in the block, so that none of them waits for it.
 
         The work inside must not use collectives: a rank that fails would skip them.
         """
@@ -185,7 +185,7 @@ def launch_name() -> str | None:
 
 
 def is_restarted() -> bool:
-    """Whether the launcher has started this rank again, after one of the ranks died."""
+    """Return whether the launcher has started this rank again, after one of the ranks died."""
     return os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") != "0"
 
 
@@ -209,5 +209,5 @@ def pick_device(wanted: str) -> str:
 
 
 def is_main_process() -> bool:
-    """Whether this is rank 0; also works after the process group is gone."""
+    """Return whether this is rank 0; also works after the process group is gone."""
     return os.environ.get("RANK", "0") == "0"

@@ -35,7 +35,7 @@ class SecondRequest:
         self._first_sigterm: float | None = None
 
     def is_second(self, number: int) -> bool:
-        """Whether this signal, after those before it, means to stop at once."""
+        """Return whether this signal, after those before it, means to stop at once."""
         now = time.monotonic()
         if number == signal.SIGTERM and self._first_sigterm is None:
             self._first_sigterm = now
@@ -66,7 +66,7 @@ class StopRequest:
 
 @contextmanager
 def stop_before_the_first_step() -> Iterator[None]:
-    """Context in which SIGTERM and SIGUSR1 end the command cleanly, as Ctrl-C does: there is nothing to save yet."""
+    """Let SIGTERM and SIGUSR1 end the command cleanly in the block, as Ctrl-C does: there is nothing to save yet."""
 
     def stop(number: int, frame: FrameType | None) -> None:
         name = signal.Signals(number).name
@@ -89,7 +89,7 @@ _AGAIN = 1.0  # seconds
 
 @contextmanager
 def interruptible_imports() -> Iterator[None]:
-    """Context in which Ctrl-C in the middle of an import raises KeyboardInterrupt, as it does elsewhere.
+    """Provide a context in which Ctrl-C in the middle of an import raises KeyboardInterrupt, as it does elsewhere.
 
     Libraries may swallow it while they are imported and continue for half a minute, so it is raised again after a
     second. Or they treat the interrupted module as missing and fail with an error of their own; that error becomes the
@@ -122,7 +122,7 @@ def interruptible_imports() -> Iterator[None]:
 
 
 def _is_being_handled() -> bool:
-    """Whether a KeyboardInterrupt is being handled already, such as by a `finally` block."""
+    """Return whether a KeyboardInterrupt is being handled already, such as by a `finally` block."""
     error = sys.exc_info()[1]
     while error is not None and not isinstance(error, KeyboardInterrupt):
         error = error.__context__

@@ -93,7 +93,7 @@ def _cost(cell: Cell, waits: bool, runs_dir: Path, plan: TrainingPlan) -> CellCo
 
 
 def _shape(cell: Cell) -> str:
-    """A key that is equal for cells of equal cost: seed, learning rates and the kind of heads do not matter."""
+    """Return a key that is equal for cells of equal cost: seed, learning rates and the kind of heads do not matter."""
     values = recipe_to_dict(cell.loaded)
     values.pop("seed", None)
     values.pop("optimizer", None)

@@ -116,7 +116,7 @@ def as_data(statuses: Sequence[CellStatus], runs_dir: Path) -> list[dict[str, An
 
 
 def make_reports(sweep: Sweep, statuses: Sequence[CellStatus], runs_dir: Path, to_stderr: bool) -> int:
-    """Runs `lap report` for each `report` of the sweep, on the cells' runs and their chat stages; returns its exit
+    """Run `lap report` for each `report` of the sweep, on the cells' runs and their chat stages; return its exit
     code."""
     cells = [status.cell.name for status in statuses if not status.cell.is_search]
     names = [name for cell in cells for name in (cell, *(f"{cell}-{stage}" for stage in STAGES))]

@@ -128,7 +128,7 @@ class Runner:
         self._decide()
 
     def run(self) -> Outcome:
-        """Runs until every cell is settled; raises Interrupted after a signal, when the cells have saved."""
+        """Run until every cell is settled; raise Interrupted after a signal, when the cells have saved."""
         if not self.statuses:  # the command has already refused a name that no cell has
             raise UsageError(
                 f"the cells called {self.only} wait for their search; run it without --only first, or use --no-search"

@@ -232,7 +232,7 @@ class SearchWinner:
 
 
 def is_tried(cell: Cell, runs_dir: Path) -> bool:
-    """Whether the cell is trained or has diverged: a learning rate at which the loss diverges is not the best one."""
+    """Return whether the cell is trained or has diverged: a learning rate whose loss diverges is not the best one."""
     training = progress(cell, runs_dir)
     return training.is_trained or training.diverged
 

@@ -126,7 +126,7 @@ def _is_run(path: Path) -> bool:
 
 
 def _is_trained_here(path: Path) -> bool:
-    """Whether this process trains the run and has written metrics; before, an old run of that name may exist."""
+    """Return whether this process trains the run and has written metrics; before, an old run of that name may exist."""
     try:
         info = json.loads(read_text(path / INFO))
     except (OSError, ValueError):

@@ -274,7 +274,7 @@ class Loop:
         return parallel
 
     def _without_averaging(self) -> contextlib.AbstractContextManager[None]:
-        """Context without averaging: gradients are averaged over the ranks once per step, with the last micro-batch."""
+        """Return a context without averaging: the ranks average gradients once per step, with the last micro-batch."""
         if isinstance(self.module, DistributedDataParallel):
             return self.module.no_sync()
         return contextlib.nullcontext()

@@ -108,7 +108,7 @@ class StepClock:
 
     @contextlib.contextmanager
     def between_steps(self, what: str) -> Iterator[None]:
-        """Context whose time counts for `what` and not for a step; GPU work pending before it counts for the step."""
+        """Count the block's time for `what` and not for a step; GPU work pending before it counts for the step."""
         self._finish_work()
         began = self.now()
         yield

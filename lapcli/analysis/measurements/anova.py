@@ -82,7 +82,7 @@ class Anova(Measurement):
 
     @classmethod
     def draw(cls, analysis: Analysis) -> Figure:
-        """Stacked bars for one layer, or a panel for each part against the layer."""
+        """Draw stacked bars for one layer, or a panel for each part against the layer."""
         runs = analysis.runs
         first = next(iter(runs[0].layers.values())).values
         parts = [name for name in PARTS if f"{name}_share" in first]

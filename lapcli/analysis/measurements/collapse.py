@@ -89,7 +89,7 @@ class Collapse(Measurement):
 
     @classmethod
     def draw(cls, analysis: Analysis) -> Figure:
-        """The paper's four panels and NC1: against the number of heads, or against the layer if there are several."""
+        """Draw the paper's four panels and NC1 against the number of heads, or the layer if there are several."""
         runs = analysis.runs
         figure, axes_RC = panels(3, 2, width=3.2, height=2.6)
         axes = axes_RC.reshape(-1)
@@ -186,7 +186,7 @@ class CollapseAccumulator:
 
 
 def equinorm(vectors_CD: np.ndarray) -> float | None:
-    """Coefficient of variation of the lengths; the deviation is divided by C - 1."""
+    """Return the coefficient of variation of the lengths; the deviation is divided by C - 1."""
     lengths = np.linalg.norm(vectors_CD, axis=1)
     if len(lengths) < 2 or lengths.mean() <= _rounding(vectors_CD):
         return None
@@ -194,7 +194,7 @@ def equinorm(vectors_CD: np.ndarray) -> float | None:
 
 
 def equiangular(vectors_CD: np.ndarray) -> float | None:
-    """Mean distance of the cosines of pairs from -1/(C-1), the cosine of a simplex."""
+    """Return the mean distance of the cosines of pairs from -1/(C-1), the cosine of a simplex."""
     C = len(vectors_CD)
     lengths = np.linalg.norm(vectors_CD, axis=1, keepdims=True)
     if C < 2 or lengths.min() <= _rounding(vectors_CD):
@@ -206,7 +206,7 @@ def equiangular(vectors_CD: np.ndarray) -> float | None:
 
 
 def self_duality(W_CD: np.ndarray, centred_CD: np.ndarray) -> float | None:
-    """Squared distance of classifier and centred class means, both scaled to Frobenius norm 1."""
+    """Return the squared distance of classifier and centred class means, both scaled to Frobenius norm 1."""
     lengths = np.linalg.norm(W_CD), np.linalg.norm(centred_CD)
     if min(lengths) <= _rounding(W_CD) or len(W_CD) < 2:
         return None
@@ -214,7 +214,7 @@ def self_duality(W_CD: np.ndarray, centred_CD: np.ndarray) -> float | None:
 
 
 def _within_over_between(scatter_DD: np.ndarray, centred_CD: np.ndarray) -> float | None:
-    """tr(S_W S_B^+) through the singular vectors of the centred means: S_B = M' M'^T / C has rank C - 1 at most."""
+    """Compute tr(S_W S_B^+) by the singular vectors of the centred means: S_B = M' M'^T / C has rank at most C - 1."""
     C = len(centred_CD)
     _, singular, directions = np.linalg.svd(centred_CD, full_matrices=False)
     nonzero = singular > max(singular.max(initial=0) * 1e-10, _rounding(centred_CD))

@@ -73,7 +73,7 @@ class Features(Measurement):
 
     @classmethod
     def draw(cls, analysis: Analysis) -> Figure | None:
-        """One row for each image: the image, then one column for each run (and layer, if there are several)."""
+        """Draw one row for each image: the image, then one column for each run (and layer, if there are several)."""
         columns = [
             (f"{label}" + (f", layer {layer}" if len(run.layers) > 1 else ""), result.pictures)
             for run, label in zip(analysis.runs, title_labels(analysis.runs), strict=True)

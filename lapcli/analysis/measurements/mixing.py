@@ -96,7 +96,7 @@ def _logged(run: ModelResult) -> dict[str, Lines]:
 
 
 def _draw_over_training(panel: Any, lines: Lines, title: str, is_last: bool) -> None:
-    """A line for each head, coloured by its layer; the last panel of a row names them beside it."""
+    """Draw a line for each head, coloured by its layer; the last panel of a row names them beside it."""
     from matplotlib import colormaps
 
     layers = sorted({layer for layer, _ in lines})

@@ -42,7 +42,7 @@ class PrincipalComponents(Measurement):
 
     @classmethod
     def draw(cls, analysis: Analysis) -> Figure | None:
-        """One row for each run, one column for each layer."""
+        """Draw one row for each run, one column for each layer."""
         runs, order = analysis.runs, classes_in_order(analysis.runs)
         if not order:
             return None

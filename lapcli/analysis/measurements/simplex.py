@@ -73,7 +73,7 @@ class Simplex(Measurement):
 
     @classmethod
     def draw(cls, analysis: Analysis) -> Figure | None:
-        """One panel for each run, with the classifier's three directions as arrows."""
+        """Draw one panel for each run, with the classifier's three directions as arrows."""
         runs, order = analysis.runs, classes_in_order(analysis.runs)
         if not order:
             return None

@@ -45,7 +45,7 @@ class SignalToNoise(Measurement):
 
 
 def signal_to_noise(tokens_BTD: Tensor) -> Tensor:
-    """One number for each sequence; NaN where the tokens do not vary."""
+    """Return one number for each sequence; NaN where the tokens do not vary."""
     mean_BD = tokens_BTD.mean(dim=1)
     variance_B = (tokens_BTD - mean_BD[:, None]).square().sum(dim=2).mean(dim=1)
     length_B = mean_BD.norm(dim=1)

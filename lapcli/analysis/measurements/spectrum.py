@@ -51,7 +51,7 @@ class Spectrum(Measurement):
 
     @classmethod
     def draw(cls, analysis: Analysis) -> Figure | None:
-        """Eigenvalues of the last layer by rank, and k_0.99 and k_0.999 of each run or layer."""
+        """Draw the eigenvalues of the last layer by rank, and k_0.99 and k_0.999 of each run or layer."""
         runs = analysis.runs
         if all(result.values["k_0.99"] is None for run in runs for result in run.layers.values()):
             return None

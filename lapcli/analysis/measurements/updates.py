@@ -68,7 +68,7 @@ class HeadUpdates(Measurement):
 
     @classmethod
     def draw(cls, analysis: Analysis) -> Figure:
-        """One point for each head, against the layer; one row for each run."""
+        """Draw one point for each head, against the layer; one row for each run."""
         runs = analysis.runs
         figure, axes_RC = panels(3, len(runs), width=3.1, height=2.1)
         changes = [result.series["variance_change"] for run in runs for result in run.layers.values()]
@@ -107,7 +107,7 @@ class HeadUpdates(Measurement):
 
 
 def attention_matrix(inputs: HeadInputs, head: int) -> Tensor:
-    """P of one head, B x T x T, as a dense matrix, in the model's own precision."""
+    """Return P of one head, B x T x T, as a dense matrix, in the model's own precision."""
     import torch
 
     q, k = inputs.q_BHTD[:, head], inputs.k_BHTD[:, head]
@@ -186,7 +186,7 @@ def _variance(x_BTC: Tensor) -> Tensor:
 
 
 def _mean_cosine(a_BTC: Tensor, b_BTC: Tensor) -> Tensor:
-    """Mean cosine over those tokens of each sequence where both vectors have a direction; NaN if there are none.
+    """Return the mean cosine over those tokens of each sequence where both vectors have a direction; NaN if none do.
 
     The first token of a causal sequence attends to itself alone: its mean minus itself is zero.
     """

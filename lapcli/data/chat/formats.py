@@ -310,7 +310,7 @@ def _download(data_set: DataSet, path: Path) -> None:
 
 
 def _is_kept(data_set: DataSet, path: Path) -> bool:
-    """Whether the file is unchanged since its download."""
+    """Return whether the file is unchanged since its download."""
     try:
         expected = read_index(path.parent)["sha256"]
         return expected == sha256_of_file(path) and data_set.sha256 in (None, expected)

@@ -58,7 +58,7 @@ class Mixture:
         self.order = lru_cache(maxsize=2)(self._compute_order)
 
     def __len__(self) -> int:
-        """Rows of an epoch."""
+        """Return the number of rows of an epoch."""
         return len(self._usable)
 
     @property

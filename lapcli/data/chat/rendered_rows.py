@@ -191,7 +191,7 @@ def _checksums(folder: Path) -> dict[str, Any]:
 
 
 def _is_whole(folder: Path) -> bool:
-    """Whether the index, the sizes and the arrays are intact; tokens are verified when they are read."""
+    """Return whether the index, the sizes and the arrays are intact; tokens are verified when they are read."""
     try:
         index = read_index(folder)
         if index["malformed"] and index.get("forms", 1) < FORMS:  # some may be in a form that is known now

@@ -178,7 +178,7 @@ def decode_labels(encoded: bytes, name: str, size: tuple[int, int]) -> np.ndarra
 
 
 def is_ade20k(folder: Path) -> bool:
-    """Whether a folder has the official layout, and not a folder of images for each class."""
+    """Return whether a folder has the official layout, and not a folder of images for each class."""
     return any((root / "annotations").is_dir() for root in _roots(folder))
 
 

@@ -235,7 +235,7 @@ class FolderImages(ImageSet):
 
 
 def is_image_folder(folder: Path) -> bool:
-    """Whether a folder has a folder of images for each class, and not the splits of a data set."""
+    """Return whether a folder has a folder of images for each class, and not the splits of a data set."""
     for entry in os.scandir(folder):
         if _is_folder(entry):
             walk = _Walk()

@@ -113,7 +113,8 @@ class Reader:
         return 3 * self._size**2
 
     def __getitems__(self, examples: Sequence[Example]) -> Any:
-        """Called by DataLoader's workers; an error is returned as a value: DataLoader would change its message."""
+        """Read examples in a DataLoader worker; errors are returned as values: DataLoader would change their
+        message."""
         try:
             return self.read(examples)
         except DataError as error:

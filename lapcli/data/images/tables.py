@@ -190,7 +190,7 @@ def _is_as_written(converted: Path) -> bool:
 
 
 def _is_of(converted: Path, folder: Path, files: dict[str, str]) -> bool:
-    """Whether files were converted from these contents.
+    """Return whether files were converted from these contents.
 
     Version 0.1 did not record that: then they have to be newer than the change time of each file, which no copy or
     archive can set back as it can a modification time.

@@ -92,7 +92,7 @@ class Corpus:
         )
 
     def is_older_than(self, cache: Path) -> bool:
-        """Whether no local file has changed since `cache` was written, by change times, which cannot be set back."""
+        """Return whether all local files are older than `cache`, by their change times, which cannot be set back."""
         written = cache.stat().st_mtime_ns
         return all(file.path.stat().st_ctime_ns < written for file in self.files if file.content is None)
 

@@ -206,7 +206,7 @@ def _tokenise(folder: Path, corpus: Corpus, tokenizer: Tokenizer, progress: Prog
 
 
 def _is_whole(folder: Path) -> bool:
-    """Whether the index and the sizes are intact; the content of shards is verified when it is read."""
+    """Return whether the index and the sizes are intact; the content of shards is verified when it is read."""
     try:
         index = read_index(folder)
         dtype = token_dtype(index["vocab"])

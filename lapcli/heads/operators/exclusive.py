@@ -37,7 +37,7 @@ class Exclusive(Operator):
         return o_BHTD - along_BHT1 * v_BHTD
 
     def dense(self, dense: Dense) -> Tensor:
-        """(1 - g v vT / |v|^2) o, with the D x D projection of each token."""
+        """Compute (1 - g v vT / |v|^2) o, with the D x D projection of each token."""
         v_BHTD = dense.I_TS @ dense.v_BHSD
         projection_BHTDD = v_BHTD[..., :, None] * v_BHTD[..., None, :] / v_BHTD.square().sum(-1)[..., None, None]
         o_BHTD = dense.P_BHTS @ dense.v_BHSD

@@ -35,7 +35,7 @@ class Gate(Operator):
         return o_BHTD * gates_BTI.unflatten(-1, (o_BHTD.shape[1], -1)).transpose(1, 2)
 
     def dense(self, dense: Dense) -> Tensor:
-        """diag(g) P v, head after head."""
+        """Compute diag(g) P v, head after head."""
         import torch
 
         o_BHTD = dense.P_BHTS @ dense.v_BHSD

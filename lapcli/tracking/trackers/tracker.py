@@ -40,7 +40,7 @@ class Tracker(ABC):
     def open(self, run: Run, recipe: Mapping[str, Any]) -> Session: ...
 
     def pieces(self, run: Run) -> list[str]:
-        """Files or folders of closed sessions in the tracker's own store, if it has one."""
+        """Return the files or folders of closed sessions in the tracker's own store, if it has one."""
         return []
 
     @abstractmethod
@@ -66,7 +66,7 @@ def config_of(recipe: Mapping[str, Any], before: str = "") -> dict[str, Any]:
 
 
 def run_id(run: Run) -> str:
-    """An id made from recipe, seed and time of creation, which a renamed run keeps."""
+    """Return an id made from recipe, seed and time of creation, which a renamed run keeps."""
     text = f"{run.info.get('recipe_sha256')} {run.info.get('seed')} {run.info.get('created')}"
     return hashlib.sha256(text.encode()).hexdigest()[:32]
 

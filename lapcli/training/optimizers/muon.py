@@ -50,7 +50,7 @@ def orthogonalise(matrices_MRC: Tensor, steps: int, dtype: torch.dtype) -> Tenso
 
 
 def _gram_is_safe(steps: int, dtype: torch.dtype) -> bool:
-    """Whether the iteration on the Gram matrix stays near the iteration on X.
+    """Return whether the iteration on the Gram matrix stays near the iteration on X.
 
     Rounding gives X X^T eigenvalues of about -eps beside a largest one near 1. Small eigenvalues grow by A^2 in each of
     the steps - 1 updates, the negative ones too, and beyond -1 they explode. Gradients have steep spectra, so there
