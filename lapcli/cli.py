@@ -32,7 +32,7 @@ from lapcli.commands import (
     watch,
 )
 from lapcli.commands.completion import join_words_of_bash
-from lapcli.commands.options import RecipeCommand, RunCommand
+from lapcli.commands.options import RecipeCommand, RunCommand, RunsCommand
 from lapcli.runtime.environment import launcher, sleep_while_waiting
 from lapcli.runtime.errors import ExitCode, Interrupted, LapError, UsageError, from_os_error, is_lost_peer
 from lapcli.runtime.signals import interruptible_imports
@@ -54,6 +54,11 @@ class CommandsInSections(TyperGroup):
 
     def list_commands(self, ctx: typer.Context) -> list[str]:  # type: ignore[override]
         return [name for names in SECTIONS.values() for name in names]
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> tuple[str | None, Any, list[str]]:
+        if args[0] == "help":
+            raise UsageError(f"help is an option: lap {args[1] if len(args) > 1 else 'COMMAND'} -h, or lap -h for all")
+        return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: typer.Context, formatter: Any) -> None:  # type: ignore[override]
         longest = max(len(name) for name in self.commands)
@@ -93,7 +98,7 @@ def options(
 
 app.command(epilog=init.EXAMPLES)(init.init)
 app.command(epilog=recipes.EXAMPLES)(recipes.recipes)
-app.command(epilog=doctor.EXAMPLES)(doctor.doctor)
+app.command(cls=doctor.DoctorCommand, epilog=doctor.EXAMPLES)(doctor.doctor)
 app.command(cls=RecipeCommand, epilog=fetch.EXAMPLES)(fetch.fetch)
 app.command(cls=RecipeCommand, epilog=train.EXAMPLES)(train.train)
 app.command(cls=RecipeCommand, epilog=sft.EXAMPLES)(sft.sft)
@@ -102,12 +107,12 @@ app.command(cls=RecipeCommand, epilog=sweep.EXAMPLES)(sweep.sweep)
 app.command(cls=RecipeCommand, epilog=search.EXAMPLES)(search.search)
 app.command("eval", cls=RunCommand, epilog=eval.EXAMPLES)(eval.evaluate)
 app.add_typer(analyze.app, name="analyze")
-app.command(epilog=report.EXAMPLES)(report.report)
+app.command(cls=RunsCommand, epilog=report.EXAMPLES)(report.report)
 app.command(cls=RunCommand, epilog=sample.EXAMPLES)(sample.sample)
 app.command(cls=RunCommand, epilog=chat.EXAMPLES)(chat.chat)
 app.add_typer(runs.app, name="runs")
-app.command(epilog=watch.EXAMPLES)(watch.watch)
-app.command(epilog=track.EXAMPLES)(track.track)
+app.command(cls=RunsCommand, epilog=watch.EXAMPLES)(watch.watch)
+app.command(cls=RunsCommand, epilog=track.EXAMPLES)(track.track)
 app.command(cls=RunCommand, epilog=export.EXAMPLES)(export.export)
 app.command(epilog=push.EXAMPLES)(push.push)
 app.command("import", epilog=import_.EXAMPLES)(import_.import_)

@@ -2,15 +2,18 @@
 
 import json
 import sys
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal, get_args
 
 import typer
+from typer.core import TyperCommand
+from typer.exceptions import TyperException
 
 from lapcli.commands import options
 from lapcli.doctor.checks import Result, Status
-from lapcli.runtime.errors import ExitCode
+from lapcli.runtime.errors import ExitCode, UsageError
 from lapcli.runtime.launch import Processes
 
+Section = Literal["environment", "kernels", "training", "processes"]
 EXAMPLES = """\b
 Examples:
   lap doctor
@@ -20,9 +23,22 @@ Examples:
 """
 
 
+class DoctorCommand(TyperCommand):
+    """`lap doctor kernels` is meant as `lap doctor --only kernels`."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        given = list(args)
+        try:
+            return list(super().parse_args(ctx, args))
+        except TyperException as error:
+            if not (section := next((word for word in given if word in get_args(Section)), None)):
+                raise
+            raise UsageError(f"{error.message}; a section is chosen with --only {section}") from None
+
+
 def doctor(
     only: Annotated[
-        Literal["environment", "kernels", "training", "processes"] | None,
+        Section | None,
         typer.Option("--only", help="One section; by default all of them, in this order."),
     ] = None,
     nproc: options.Nproc = "auto",

@@ -130,6 +130,19 @@ class RunCommand(TyperCommand):
             ) from None
 
 
+class RunsCommand(TyperCommand):
+    """A command whose arguments are runs: `lap watch --run NAME` is meant as `lap watch NAME`."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        try:
+            return list(super().parse_args(ctx, args))
+        except TyperException as error:
+            if getattr(error, "option_name", None) != "--run":
+                raise
+            name = f"lap {ctx.info_name}"
+            raise UsageError(f"{name} has no --run; name its runs without it: {name} NAME") from None
+
+
 class RecipeCommand(TyperCommand):
     """A command that explains unknown options which are keys of its recipe: for `--steps 5`, it suggests
     `--set train.steps=5`."""

@@ -7,6 +7,8 @@ import sys
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from typer.core import TyperGroup
+from typer.exceptions import TyperException
 
 from lapcli.commands import completion, options
 from lapcli.commands.options import age_text, ask_to_confirm, print_json, size_text, table
@@ -24,7 +26,25 @@ Examples:
   lap runs diff quickstart baseline
   lap runs best --metric top1
 """
+
+
+class RunsGroup(TyperGroup):
+    """`lap runs NAME` is meant as `lap runs show NAME`, unless the name is nearly that of a command."""
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> tuple[str | None, Any, list[str]]:
+        try:
+            return super().resolve_command(ctx, args)
+        except TyperException as error:
+            if "Did you mean" in str(error.message):
+                raise
+            commands = ", ".join(self.list_commands(ctx))
+            raise UsageError(
+                f"lap runs has no command {args[0][:60]!r}, only {commands}; a run is shown by lap runs show RUN"
+            ) from None
+
+
 app = typer.Typer(
+    cls=RunsGroup,
     help="List, compare, rename and remove runs. Without a command: the list of all.",
     invoke_without_command=True,
     epilog=EXAMPLES,
