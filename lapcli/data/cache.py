@@ -49,6 +49,7 @@ def build_once(
     try:
         make_folder(folder.parent)
         with locked(folder) as is_alone:
+            # Under the lock: adopting renames and writes folders that other ranks are waiting for.
             if adopt is not None:
                 adopt(folder)
             if folder.is_dir() and is_whole(folder):  # another process may have built it while this one waited
@@ -58,12 +59,14 @@ def build_once(
                 remove(folder)
             if is_alone:
                 _remove_abandoned(folder.parent)
+            # A lock holder may reuse the name that a killed build left; without locks a living build may be using it.
             suffix = "" if is_alone else f"-{uuid.uuid4()}"
             unfinished = folder.with_name(folder.name + suffix + UNFINISHED)
             remove(unfinished, or_leave=True)
             make_folder(unfinished, is_new=True)
             try:
                 build(unfinished)
+                # Contents before the rename: after a power cut a folder under its final name counts as complete.
                 for path in sorted(unfinished.iterdir()):
                     flush_to_disk(path)
                 flush_to_disk(unfinished)

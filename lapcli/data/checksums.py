@@ -41,7 +41,7 @@ class BlockHasher:
         self._filled = 0
 
     def update(self, content: memoryview | bytes) -> None:
-        content = memoryview(content).cast("B")
+        content = memoryview(content).cast("B")  # to bytes: slices of token ids would count ids
         while len(content):
             taken = content[: BLOCK_BYTES - self._filled]
             self._block.update(taken)
@@ -68,6 +68,7 @@ class CheckedFile:
     def __init__(self, path: Path, dtype: np.dtype, sums: str, vocab: int | None = None) -> None:
         self._path, self._vocab = path, vocab
         size = path.stat().st_size
+        # An empty file cannot be mapped.
         self._numbers: np.ndarray = np.memmap(path, dtype=dtype, mode="r") if size else np.empty(0, dtype=dtype)
         self._bytes = self._numbers.view(np.uint8)
         self._sums = bytes.fromhex(sums)

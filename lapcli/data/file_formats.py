@@ -143,6 +143,7 @@ def _jsonl_documents(path: Path, name: str, column: str) -> Iterator[Batch]:
             documents.append(document)
             waiting += len(line)
             if waiting > BATCH_BYTES:
+                # `raw` is the packed file, whose size is known; the unpacked size is not.
                 yield raw.tell() / size, documents
                 documents, waiting = [], 0
         yield 1.0, documents
@@ -152,6 +153,7 @@ def _json_lines(raw: BinaryIO, name: str) -> Iterator[tuple[str, bytes]]:
     """Yield `file:line` and the line, without blank lines."""
     with _unpacked(raw, name) as unpacked:
         number = 0
+        # One byte more than allowed, so that a line that is too long shows itself without being read whole.
         while line := unpacked.readline(LONGEST_LINE + 1):
             number += 1
             if len(line) > LONGEST_LINE:
@@ -178,10 +180,12 @@ def _text_documents(path: Path, name: str, separator: str | None) -> Iterator[Ba
         with open_to_read(path) as raw:
             yield 1.0, ["".join(_characters(raw, name))]
         return
+    # `_characters` turns CRLF into LF, so a separator with CRLF would never be found.
     separator = separator.replace("\r\n", "\n")
     rest = ""
     with open_to_read(path) as raw:
         for characters in _characters(raw, name):
+            # `rest` is searched again with the next block: it may end in a part of a separator.
             *complete, rest = (rest + characters).split(separator)
             yield raw.tell() / size, [document.strip("\n") for document in complete]
     yield 1.0, [rest.strip("\n")]
@@ -205,6 +209,7 @@ def _characters(raw: BinaryIO, name: str) -> Iterator[str]:
             if "\0" in characters:
                 raise DataError(f"{name} {zero_bytes(block, read)}")
             read += len(block)
+            # A CR at the end of a block is held back, since its LF may begin the next one; the last block has no next.
             held = "\r" if block and characters.endswith("\r") else ""
             yield characters.removesuffix(held).replace("\r\n", "\n")
             if not block:
@@ -240,6 +245,7 @@ class _Archive(gzip.GzipFile):
 
     def __init__(self, raw: BinaryIO, name: str) -> None:
         super().__init__(fileobj=raw)
+        # A mebibyte is harmless, however small the archive.
         self._most = max(_MOST_TIMES * os.fstat(raw.fileno()).st_size, BATCH_BYTES)
         self._called = name
 

@@ -86,6 +86,7 @@ def local_files(train: str, files: str | Sequence[str] | None) -> list[Path]:
 
 
 def _matches(source: Path, pattern: str) -> list[Path]:
+    # Before globbing: a file's own name may hold brackets.
     if (source / pattern).is_file():
         return [source / pattern]
     names = glob.glob(pattern, root_dir=source, recursive=True)
@@ -126,6 +127,7 @@ _PROXIES = ("HTTPS_PROXY", "https_proxy", "ALL_PROXY", "all_proxy")
 
 def unreachable() -> str | None:
     """Return at once why the hub cannot be reached, or None if it may be: its library would retry for half a minute."""
+    # Behind a proxy a direct connection fails although the hub can be reached.
     if any(os.environ.get(name) for name in _PROXIES):
         return None
     address = urllib.parse.urlsplit(os.environ.get("HF_ENDPOINT") or "https://huggingface.co")
@@ -187,6 +189,7 @@ def _cached(repository: str, name: str, revision: str | None) -> Path | None:
         path = try_to_load_from_cache(repository, name, cache_dir=_hub_cache(), revision=revision, repo_type="dataset")
     except (HFValidationError, ValueError, OSError) as error:
         raise DataError(f"{name} cannot be a file of the data set {repository}: {error}") from None
+    # Besides None the library returns a marker object for a file that it knows not to exist.
     return Path(path) if isinstance(path, str) else None
 
 
@@ -201,6 +204,7 @@ def _download(
                     progress("downloading files", done, len(names))
                 download.result()
         except BaseException:
+            # Else leaving the `with` block would first download every file that is still queued.
             pool.shutdown(wait=False, cancel_futures=True)
             raise
     if progress:

@@ -81,6 +81,7 @@ class Corpus:
         for file in self.files:
             known = file.content or [remembered_sha256(file.path)]
             if known == [None] and self.size <= _READ_AT_ONCE:
+                # Not content_sha256, which would remember the hash and so write to the cache.
                 known = [sha256_of_file(file.path)]
             hashes.append(known)
         return None if [None] in hashes else self._key(hashes)
@@ -97,6 +98,8 @@ class Corpus:
         return all(file.path.stat().st_ctime_ns < written for file in self.files if file.content is None)
 
     def _key(self, contents: Sequence[Sequence[str | int | None]]) -> str:
+        # Only what changes documents or their split: where the files are (train, files, revision) is left out, so that
+        # a moved or copied source keeps its cache. A key added here invalidates every cache.
         settings = self.source.model_dump(
             include={"column", "separator", "crop", "shuffled", "shuffle_seed", "validation"}
         )
@@ -178,7 +181,7 @@ def held_out(count: int, fraction: float, seed: int | None) -> np.ndarray:
     held = min(max(math.ceil(count * fraction), 1), count - 1)
     order = np.arange(count) if seed is None else document_order(count, seed, "validation")
     mask = np.zeros(count, dtype=bool)
-    mask[order[count - held :]] = True
+    mask[order[count - held :]] = True  # not [-held:]: with nothing to hold out that would be all
     return mask
 
 
@@ -189,6 +192,7 @@ def split_document(document: str, fraction: float) -> tuple[str, str]:
     target = min(max(round(len(document) * (1 - fraction)), 1), len(document) - 1)
     for mark in ("\n", " "):
         before = document.rfind(mark, 0, target) + 1
+        # A mark at the very end is not searched: the held-out part would be empty.
         after = document.find(mark, target, -1) + 1
         # The nearer of both, but none so far off that the held-out share would be a very different one.
         near = [cut for cut in (before, after) if cut and abs(cut - target) <= min(target, len(document) - target) / 2]

@@ -17,11 +17,12 @@ from lapcli.data.text.corpus import document_order
 from lapcli.data.text.tokenizer import Tokenizer
 from lapcli.runtime.files import open_to_write, remove
 
-SHARD_TOKENS = 1 << 27
+SHARD_TOKENS = 1 << 27  # 256 MiB of 16-bit ids
 
 
 def token_dtype(vocab: int) -> np.dtype:
     """Return the dtype of ids, little-endian on every machine, so that hashes and copied caches agree."""
+    # A vocabulary of 65,536, as nanochat's, still fits: its highest id is 65,535.
     return np.dtype("<u2" if vocab <= 1 << 16 else "<u4")
 
 
@@ -103,6 +104,7 @@ class TokenStream:
             raise IndexError(f"tokens {start:,} to {start + count:,} of a stream of {len(self):,}")
         if count == 0:
             return np.empty(0, dtype=self._dtype)
+        # side="right": a token at a border belongs to the shard that begins there.
         shard = int(np.searchsorted(self._starts, start, side="right")) - 1
         pieces = []
         while count:
@@ -151,6 +153,7 @@ class DocumentWriter:
         self._folder, self._name, self._tokenizer, self._seed = folder, name, tokenizer, seed
         self._dtype = token_dtype(tokenizer.vocab_size)
         self._writer = ShardWriter(folder, name if seed is None else f"unshuffled-{name}", self._dtype)
+        # 8 bytes a document; in a list of ints it would be about 40.
         self._starts = array("q")  # position of each document's first token
         self._waiting: list[tuple[bool, str]] = []  # pieces, and whether each begins a document
         self._waiting_characters = 0
@@ -178,6 +181,7 @@ class DocumentWriter:
         bos = np.array([self._tokenizer.bos], dtype=self._dtype)
         encoded = self._tokenizer.encode_batch([piece for _, piece in self._waiting])
         for (begins, _), ids in zip(self._waiting, encoded, strict=True):
+            # BOS only before the first piece: the later ones continue the document.
             if begins:
                 self._starts.append(self._writer.tokens)
                 self._writer.append(bos)
@@ -186,6 +190,7 @@ class DocumentWriter:
 
     def _shuffle(self, seed: int) -> Written:
         """Copy documents from a memory map in source order to the final shards: the corpus may not fit into memory."""
+        # Without checksums: the files have just been written, and are removed below.
         source = TokenStream(self._folder, self._writer.shards, self._dtype)
         ends = np.append(np.frombuffer(self._starts, dtype=np.int64)[1:], len(source))
         final = ShardWriter(self._folder, self._name, self._dtype)

@@ -60,6 +60,7 @@ class Tokenizer:
     """Converts text to ids and back. Text is never encoded to a special token, whatever it contains."""
 
     def __init__(self, inner: tokenizers.Tokenizer) -> None:
+        # A tokenizer.json may have both switched on, and would then change the lengths of what it encodes.
         inner.no_padding()
         inner.no_truncation()
         # Not part of the saved file: without it "<|bos|>" inside a document would become the special token.
@@ -122,6 +123,7 @@ class Tokenizer:
     def _encode_in_parts(self, text: str) -> list[int]:
         """Encode a long text in parts, with the same ids: at once it would take 200 bytes of memory per byte."""
         ids: list[int] = []
+        # 64 parts at a time are _LONG_TEXT characters in memory, and enough parts for all cores.
         parts = cut_at_blanks(text, _LONG_TEXT // 64)
         while some := list(islice(parts, 64)):
             for encoding in self._inner.encode_batch_fast(some, add_special_tokens=False):
@@ -138,6 +140,8 @@ class Tokenizer:
 
     def byte_lengths(self) -> np.ndarray:
         """Return the number of text bytes of each id, int32, 0 for special tokens (for bits per byte)."""
+        # Raw bytes, as in nanochat's later version: the earlier one decodes each id to text, where a part of a
+        # character counts as the 3 bytes of U+FFFD, which makes bits per byte too low.
         ordinary = [len(raw) for raw in self._bytes[: -len(SPECIAL_TOKENS)]]
         return np.array(ordinary + [0] * len(SPECIAL_TOKENS), dtype=np.int32)
 
@@ -184,7 +188,7 @@ def _bytes_of_ids(inner: tokenizers.Tokenizer) -> list[bytes]:
         raise DataError(f"its last ids must be the special tokens {' '.join(SPECIAL_TOKENS)} and no others")
     vocab = inner.get_vocab()
     if set(vocab.values()) != set(range(size)):
-        raise DataError("its ids have gaps")
+        raise DataError("its ids have gaps")  # embeddings have a row for each id below the size
     ordinary = [token for token in vocab if token not in added]
     if not set("".join(ordinary)) <= BYTE_OF_CHARACTER.keys():
         raise DataError("its tokens are not byte-level")
@@ -206,6 +210,7 @@ def _assemble(model: models.BPE, pattern: str = SPLIT_PATTERN) -> tokenizers.Tok
     inner.pre_tokenizer = pre_tokenizers.Sequence(
         [
             pre_tokenizers.Split(Regex(pattern), behavior="isolated"),
+            # Its own regex is GPT-2's, and would split again what ours has split.
             pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
         ]
     )
@@ -237,6 +242,7 @@ def train_tokenizer(texts: Iterable[str], vocab: int, *, max_chars: int, crop: i
             f"the text is too small for a vocabulary of {vocab:,} tokens: it gives {possible:,}; set tokenizer.vocab "
             f"to {possible} or less, give more text, or raise tokenizer.train_crop (now {crop:,} characters a document)"
         )
+    # Assembled anew, because in the learner the 256 bytes are special tokens too.
     inner = _assemble(models.BPE(vocab=learned["vocab"], merges=[tuple(merge) for merge in learned["merges"]]))
     inner.add_special_tokens([AddedToken(name, special=True, normalized=False) for name in SPECIAL_TOKENS])
     return Tokenizer(inner)
@@ -277,5 +283,6 @@ def _excerpts(texts: Iterable[str], max_chars: int, crop: int) -> Iterator[str]:
             start = run.end()
         yield clean[start:]
         seen += len(excerpt)
+        # After the text that crosses the limit, which is still used, as in nanochat's scripts/tok_train.py.
         if seen > max_chars:
             return

@@ -101,6 +101,7 @@ def describe_source(source: TextSource, tokenizer: TokenizerSection) -> str:
 
 
 def _is_tokenised(corpus: Corpus, section: TokenizerSection) -> bool:
+    # A cache of version 0.1 counts as tokenised: the next run adopts it under the new key.
     for key in (corpus.key_at_hand(), corpus.key_of_0_1()):
         path = Path(section.file).expanduser() if section.file else None
         if path is None and key is not None:
@@ -123,6 +124,7 @@ def _prepare_tokenizer(corpus: Corpus, section: TokenizerSection, progress: Prog
             )
         return named
 
+    # `train` and `is_whole` leave the tokenizer in `ready`, so that it is neither read nor parsed a second time.
     def train(folder: Path) -> None:
         refuse_damaged_blobs([file.path for file in corpus.files], progress)
         trained = train_tokenizer(
@@ -149,6 +151,7 @@ def _prepare_tokenizer(corpus: Corpus, section: TokenizerSection, progress: Prog
         """Adopt one of version 0.1 if there is text tokenised with it: that folder's name depends on its sha256."""
         key = corpus.key_of_0_1()
         old = _tokenizer_folder(key, section)
+        # Version 0.1 wrote no index beside a tokenizer, so a folder with one is not of that version.
         if (old / INDEX).exists() or not (old / TOKENIZER).is_file():
             return
         try:
@@ -238,6 +241,7 @@ def _adopt_text(folder: Path, corpus: Corpus, tokenizer: Tokenizer) -> None:
                     all_ids.update(content)
                     blocks.update(content)
                     ids = np.frombuffer(content, dtype)
+                    # Damaged ids may lie beyond the vocabulary: the identity is compared only after the loop.
                     zero_bytes |= bool(has_zero_bytes[ids[ids < len(has_zero_bytes)]].any())
             sums[part][name] = blocks.hexdigest()
         hashes[part] = all_ids.hexdigest()
