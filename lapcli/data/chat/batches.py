@@ -78,6 +78,7 @@ class PackedBatches:
         epoch, number = divmod(item, self.per_epoch)
         order, ends = self._mixture.order(epoch), self._ends(epoch)
         position = number * self._context
+        # side="right": a position at the end of one conversation is the first of the next.
         place = int(np.searchsorted(ends, position, side="right"))
         filled = 0
         while filled < len(tokens):
@@ -95,7 +96,7 @@ class PaddedBatches:
     def __init__(self, mixture: Mixture, padding: int, only_marked: bool) -> None:
         self._mixture, self._padding, self._only_marked = mixture, padding, only_marked
         self.per_epoch = len(mixture)
-        self.tokens_per_item = float(mixture.lengths[mixture.order(0)].mean()) - 1
+        self.tokens_per_item = float(mixture.lengths[mixture.order(0)].mean()) - 1  # the last token is only a target
 
     def items(self, first: int, count: int) -> ChatBatch:
         rows = [self._mixture.row(number) for number in self._numbers(first, count)]

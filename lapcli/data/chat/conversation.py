@@ -167,6 +167,7 @@ def _pieces(turns: Sequence[Turn]) -> Iterator[_Piece]:
         yield _Piece(f"<|{turn.role}_start|>", "", False)
         for part in turn.parts:
             yield from _part(part, learned)
+        # The assistant learns its own end, after which sampling stops; a user's end is only context.
         yield _Piece(f"<|{turn.role}_end|>", "", learned)
 
 
@@ -174,6 +175,7 @@ def _part(part: MessagePart, learned: bool) -> Iterator[_Piece]:
     if part.kind == "text":
         yield _Piece(None, part.text, learned)
         return
+    # Of the output nothing is learned: when sampling, the engine inserts it.
     start, end, is_target = _AROUND[part.kind]
     yield _Piece(start, "", is_target)
     yield _Piece(None, part.text, is_target)

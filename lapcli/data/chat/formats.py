@@ -69,6 +69,7 @@ def _openai_message(message: Any) -> Any:
         return message
     role = "system" if message["role"] == "developer" else message["role"]
     content = message.get("content")
+    # An assistant's list stays as it is: its parts may be calls of the calculator and their outputs.
     if role != "assistant" and _is_list(content) and all(_is_text_part(part) for part in content):
         content = "\n".join(part["text"] for part in content)
     return {**message, "role": role, **({"content": content} if "content" in message else {})}
@@ -126,6 +127,7 @@ def read_choices(row: Any) -> tuple[str, list[str], list[str], str]:
     question, choices, labels, answer = _read_choices(row)
     if len(choices) != len(labels) or not choices:
         raise Malformed(f"there are {len(choices)} choices and {len(labels)} labels")
+    # ARC's labels are its own: letters or digits, three to five of them.
     if answer not in labels:
         raise Malformed(f"the answer {str(answer)[:20]!r} is not one of the labels {', '.join(labels)[:60]}")
     return question, choices, labels, answer
@@ -231,6 +233,7 @@ def with_local_data(recipe: ChatRecipe, folder: Path) -> ChatRecipe:
         for place in (owner_and_name, owner_and_name.rpartition("/")[2], address.rpartition("/")[2]):
             remote = data_set.source.startswith(("hub:", "https://"))
             if remote and place and (folder / place).exists():
+                # Both describe the original's place: a recipe with a local source may have neither.
                 changes = {"source": str(folder / place), "revision": None, "sha256": None}
                 return data_set.model_copy(update=changes)
         return data_set

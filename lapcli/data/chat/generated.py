@@ -54,7 +54,7 @@ def builtin_questions() -> Iterator[list[Turn]]:
                 yield question_and_answer(question, answer)
 
 
-TEST_SEED = 10_000_000
+TEST_SEED = 10_000_000  # beyond the number of any training row
 _LETTERS = "abcdefghijklmnopqrstuvwxyz"
 _QUOTES = ("", "'", '"')
 
@@ -129,10 +129,11 @@ def simple_spelling(words: Sequence[str], number: int, split: str = "train") -> 
 def spelling_bee(words: Sequence[str], number: int, split: str = "train") -> list[Turn]:
     draw = random.Random(_seed(number, split))  # the order of the draws below is nanochat's
     word = draw.choice(words)
+    # Python draws the condition before the letter, as nanochat does. One in ten may not occur in the word at all.
     letter = draw.choice(word) if draw.random() < 0.9 else draw.choice(_LETTERS)
     template = draw.choice(QUESTIONS)
     if draw.random() < 0.3:
-        template = template.lower()
+        template = template.lower()  # before it is filled: word and letter stay as they are
     letter_quote, word_quote = draw.choice(_QUOTES), draw.choice(_QUOTES)
     question = template.format(letter=f"{letter_quote}{letter}{letter_quote}", word=f"{word_quote}{word}{word_quote}")
     if draw.random() < 0.5:
@@ -202,7 +203,7 @@ def generated_conversations(data_set: DataSet) -> Iterator[list[Turn]]:
         return
     words, make = _words(data_set), spelling_bee
     if data_set.format == "simple_spelling":
-        words, make = shuffled_words(words), simple_spelling
+        words, make = shuffled_words(words), simple_spelling  # only this task shuffles its words, as in nanochat
     for number in range(data_set.rows or 0):
         yield make(words, number, data_set.split)
 

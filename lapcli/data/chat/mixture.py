@@ -94,8 +94,10 @@ class Mixture:
 
     def _compute_order(self, epoch: int) -> np.ndarray:
         numbers = list(range(self.rows_asked_for))
+        # Epoch 0 is nanochat's shuffle (tasks/common.py); a later epoch has another order, with a text as its seed.
         random.Random(self._seed if epoch == 0 else f"{self._seed} epoch {epoch}").shuffle(numbers)
         order = np.array(numbers)
+        # Dropped after the shuffle, so that the order of the other rows is the same with and without the dropped ones.
         return order if self.dropped == 0 else order[np.isin(order, self._usable)]
 
     def _gather(self, of_sets: Sequence[np.ndarray]) -> np.ndarray:
@@ -133,6 +135,7 @@ def chosen_rows(data_set: DataSet, available: int, seed: int) -> np.ndarray:
         raise DataError(f"{data_set.name} has {available:,} rows, but the recipe asks for {wanted:,}; lower its `rows`")
     if data_set.format in GENERATED:
         return np.arange(wanted)
+    # The permutation of `datasets`' shuffle(seed), which nanochat's tasks call first.
     return np.random.default_rng(seed).permutation(available)[:wanted]
 
 

@@ -86,6 +86,7 @@ def prepare_rows(
         if data_set.source.startswith("hub:"):
             refuse_damaged_blobs(source_files(data_set) or [], progress)
         _render(unfinished, data_set, tokenizer, longest, progress)
+        # The key was computed before the rows were read: an edit in between would be cached under the wrong key.
         if _content_key(data_set, progress) != content:
             raise DataError(
                 f"{data_set.name} changed while it was being read; run the command again when it is complete"
@@ -176,6 +177,7 @@ def _keep_arrays(folder: Path, *arrays: np.ndarray) -> None:
 
 
 def _identity(folder: Path) -> str:
+    # Only of the files that version 0.1 wrote, so that its identities can still be verified.
     return digest(*(sha256_of_file(folder / name) for name in (*_STREAMS, "ends.npy")))
 
 

@@ -116,6 +116,7 @@ class TableScenes(Scenes):
         self._place, self._columns = f"{source}, split {split}", list(columns)
         self._table = table.select_columns(self._columns)
         for column in columns:
+            # The bytes as stored: decoding is ours, with its checks of mode and size.
             self._table = self._table.cast_column(column, ImageFeature(decode=False))
         if not len(self._table):
             raise DataError(f"{self._place} has no rows")
@@ -156,6 +157,7 @@ def decode_labels(encoded: bytes, name: str, size: tuple[int, int]) -> np.ndarra
     """Decode the label map of a photograph of `size` (width, height); DataError names the file."""
     try:
         with Image.open(io.BytesIO(encoded)) as image:
+            # Of mode P these are the indices of the palette, which are the labels, not its colours.
             mode, label_size, values = image.mode, image.size, np.asarray(image)
     except (OSError, ValueError, SyntaxError, UnidentifiedImageError, Image.DecompressionBombError) as error:
         reason = str(error).split(" <")[0] or type(error).__name__
@@ -244,6 +246,7 @@ def _tables(source: str, revision: str | None, columns: Sequence[str]) -> tuple[
     )
 
 
+# Both, and the augmentation below, are those of DINOv3's eval/segmentation/transforms.py.
 CROP_TRIES, LARGEST_SHARE = 10, 0.75
 
 
@@ -275,13 +278,16 @@ class SceneReader(Reader):
     def _augmented(self, image: Image.Image, labels_HW: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         size = self._crop_size
         image = resize_short_side(image, max(1, round(size * random.uniform(*self._scale))))
+        # Nearest: a mean of two classes would be a third.
         resized = Image.fromarray(labels_HW).resize(image.size, Image.Resampling.NEAREST)
         pixels_HWC, labels_HW = np.asarray(image), np.asarray(resized)
         window = choose_crop(labels_HW, size)
         pixels_HWC, labels_HW = pixels_HWC[window], labels_HW[window]
         if random.random() < 0.5:
             pixels_HWC, labels_HW = pixels_HWC[:, ::-1], labels_HW[:, ::-1]
+        # Copied, because torch has no negative strides, which the flip makes.
         pixels_HWC = distort_colours(pixels_HWC.copy())
+        # Padded after the colours, so that the padding stays the mean colour.
         padded_HWC = np.broadcast_to(self._fill, (size, size, 3)).copy()
         padded_HW = np.full((size, size), IGNORED, dtype=np.uint8)
         height, width = labels_HW.shape
@@ -302,6 +308,7 @@ def choose_crop(labels_HW: np.ndarray, size: int) -> tuple[slice, slice]:
     for _ in range(CROP_TRIES):
         top, left = random.randint(0, max(0, height - size)), random.randint(0, max(0, width - size))
         window = slice(top, top + size), slice(left, left + size)
+        # Without the unlabelled pixels, which are no class.
         counts = np.bincount(labels_HW[window].reshape(-1), minlength=IGNORED + 1)[:IGNORED]
         if np.count_nonzero(counts) > 1 and counts.max() <= LARGEST_SHARE * counts.sum():
             break
@@ -323,6 +330,7 @@ def distort_colours(pixels_HWC: np.ndarray) -> np.ndarray:
     if random.random() < 0.5:
         image = functional.adjust_saturation(image, random.uniform(0.5, 1.5))
     if random.random() < 0.5:
+        # The whole circle of hues, as in DINOv3; mmseg's distortion is far weaker.
         image = functional.adjust_hue(image, random.uniform(-0.5, 0.5))
     if not contrast_first:
         image = (image * contrast).clamp_(0, 1)

@@ -111,6 +111,7 @@ class _Sized:
 def normalise(images_BCHW: Tensor, source: ImageFiles) -> Tensor:
     """Convert uint8 to float32 of mean 0 and deviation 1, by the recipe's mean and std."""
     mean, std = (_channels(tuple(x), images_BCHW.device) for x in (source.mean, source.std))
+    # A float32 input is changed in place, since `float` then returns the tensor itself; uint8 is copied.
     return images_BCHW.float().sub_(mean).div_(std)
 
 
@@ -168,6 +169,7 @@ class Mixer:
             share, is_cutmix = self._draws._params_per_batch()  # timm has no public method for the draw alone
             if share == 1.0 or not is_cutmix:
                 return GroupMix(float(share), None)
+            # timm's corrected lambda: a box that the edge clips takes less from the partner than was drawn.
             box, share = cutmix_bbox_and_lam((self._image, self._image), share)
             top, bottom, left, right = map(int, box)
             return GroupMix(float(share), (top, bottom, left, right))
@@ -180,6 +182,7 @@ class Mixer:
         """Mix images in place, numbered from `first` in the global batch; return them and their targets, B x K."""
         targets_BK = self._one_hot(labels_B)
         start = 0
+        # A micro-batch may end one group and begin the next, and each has its own draw.
         while start < len(labels_B):
             group, place = divmod(first + start, self.group)
             end = min(len(labels_B), start + self.group - place)
@@ -193,12 +196,14 @@ class Mixer:
 
     def _one_hot(self, labels_B: Tensor) -> Tensor:
         off = self._section.label_smoothing / self._classes
+        # As timm's mixup_target: the smoothing is spread over all K classes, the true one included.
         targets_BK = torch.full((len(labels_B), self._classes), off, device=labels_B.device)
         return targets_BK.scatter_(1, labels_B[:, None], 1.0 - self._section.label_smoothing + off)
 
 
 def _mix_images(images_BCHW: Tensor, mixture: GroupMix) -> None:
     if mixture.box is None:
+        # A copy (`flip` makes one), so that partners are mixed from the images before the mixing.
         partners = _partners(images_BCHW).mul_(1.0 - mixture.share)
         images_BCHW.mul_(mixture.share).add_(partners)
         return

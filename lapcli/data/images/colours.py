@@ -76,6 +76,7 @@ class Recolouring:
         at_a_time = max(1, values // (C * H * W))
         for first in range(0, N, at_a_time):
             piece = slice(first, first + at_a_time)
+            # A view of the result: every operation below writes into it.
             x_NCHW = out_NCHW[piece].copy_(crops_NHWC[piece].permute(0, 3, 1, 2))
             self._apply(x_NCHW, drawn_NK[piece].numpy())
             normalise(x_NCHW, self._source)  # in place: it is float32 already
@@ -92,7 +93,9 @@ class Recolouring:
         places_R = places.split([len(part) for part in rows])
         numbers_R = values.split([part.size for part in numbers])
         for number, operation in enumerate(operations):
+            # R x 1 x 1 x 1; of a blur 9 x R x 1 x 1 x 1, so that weights[k] is one for each crop.
             shaped = numbers_R[number].view(*numbers[number].shape, 1, 1, 1)
+            # By index, not by a mask, whose number of rows only the device knows: the host would wait for it.
             changed_RCHW = operation(x_NCHW.index_select(0, places_R[number]), shaped)
             x_NCHW.index_copy_(0, places_R[number], changed_RCHW)
 
@@ -101,6 +104,7 @@ class Recolouring:
         order, factors = drawn_NK[:, :JITTERS], drawn_NK[:, JITTERS : 2 * JITTERS]
         mirrored, greyed, blur, solarised = drawn_NK[:, 2 * JITTERS :].T
         yield mirror, np.flatnonzero(mirrored), mirrored[mirrored > 0]
+        # In each turn a crop has one jitter, or none if its order is -1; crops with the same one share an operation.
         for turn in range(JITTERS):
             for jitter, operation in enumerate(self._jitters):
                 is_next = order[:, turn] == jitter
@@ -121,6 +125,7 @@ def brightness(x_RCHW: Tensor, factor: Tensor) -> Tensor:
 def contrast(x_RCHW: Tensor, factor: Tensor) -> Tensor:
     """Scale the distance from the mean grey. Sums are of whole numbers, so they do not depend on their order."""
     grey_R1HW = grey(x_RCHW)
+    # A row's sum is exact in float32 (below 2**24), a crop's is not: rows are added up as int64.
     sums_R = grey_R1HW.sum(dim=(1, 3)).long().sum(dim=1)
     mean_R = torch.floor(sums_R / grey_R1HW[0].numel() + 0.5)
     return _blend(x_RCHW, mean_R[:, None, None, None], factor)
@@ -184,4 +189,4 @@ def _blend(x_RCHW: Tensor, other: Tensor, factor: Tensor) -> Tensor:
 
 
 def _whole(x_RCHW: Tensor) -> Tensor:
-    return x_RCHW.clamp_(0, 255).floor_()
+    return x_RCHW.clamp_(0, 255).floor_()  # truncated, as Pillow's conversion to a byte

@@ -37,6 +37,7 @@ from lapcli.recipe.dino import CropSource
 
 GLOBALS = 2
 #: Probability of blur for the first global, the second global and a local crop.
+#: DINOv3's data/transforms.py passes 1 - p to RandomApply, so its documented probabilities are not those it runs with.
 BLUR = {"executed": (0.0, 0.9, 0.5), "documented": (1.0, 0.1, 0.5)}
 MIRRORED, JITTERED, GREY = 0.5, 0.8, 0.2
 BRIGHTNESS = CONTRAST = (0.6, 1.4)
@@ -76,6 +77,7 @@ def draw(image: Image.Image, kind: CropKind) -> tuple[tuple[int, int, int, int],
     mirrored = bool(torch.rand(1) < MIRRORED)
     order: list[int] = []
     factors: Sequence[float] = ColourParameters.factors
+    # <=, as RandomApply tests it, here and for the blur; flip and grey test with <.
     if torch.rand(1) <= JITTERED:
         turns, *jitters = ColorJitter.get_params(BRIGHTNESS, CONTRAST, SATURATION, HUE)
         order, factors = turns.tolist(), (*jitters[:3], _hue_of_pillow(jitters[3]))
@@ -113,6 +115,7 @@ class CropReader(Reader):
     def read(self, examples: Sequence[Example]) -> tuple[Tensor, ...]:
         """Return global and local crops, then the draws for global and for local ones."""
         crops, count = self._crops, len(examples)
+        # Channels last, as Pillow has them; `Recolouring` transposes them on the device.
         global_GBHWC = np.empty((GLOBALS, count, crops.global_size, crops.global_size, 3), dtype=np.uint8)
         local_QBHWC = np.empty((crops.locals, count, crops.local_size, crops.local_size, 3), dtype=np.uint8)
         global_GBK = np.empty((GLOBALS, count, ColourParameters.K), dtype=np.float32)
@@ -153,6 +156,7 @@ def deal_masks(
 
 def mask_counts(crops: int, patches: int, probability: float, ratios: tuple[float, float]) -> list[int]:
     masked = int(probability * crops)
+    # As DINOv3's data/collate.py, which takes the upper end of each of n ranges.
     return [int(patches * ratio) for ratio in np.linspace(*ratios, masked + 1)[1:]]
 
 
@@ -166,10 +170,12 @@ def block_mask(grid: tuple[int, int], count: int, generator: np.random.Generator
     mask: np.ndarray = np.zeros(grid, dtype=bool)
     hidden = 0
     while hidden < count:
+        # At most half of the grid in one rectangle, as DINOv3's max_num_patches (98 of 196 patches).
         added = _add_rectangle(mask, min(count - hidden, mask.size // 2), generator)
         if not added:
             break
         hidden += added
+    # Single patches fill up to the exact count, as in DINOv3's data/masking.py.
     free = np.flatnonzero(~mask)
     mask.reshape(-1)[generator.choice(free, count - hidden, replace=False)] = True
     return mask

@@ -66,6 +66,7 @@ class ImageSet:
     def identity(self) -> str:
         """Return a hash of images, labels, classes and their order, the same on every machine."""
         content = hashlib.sha256(repr((self.classes, len(self))).encode())
+        # Labels and sizes of all images: they show most changes outside the sample whose contents are hashed.
         content.update(self.labels.tobytes())
         content.update(self.sizes().astype(np.int64).tobytes())
         for index in np.unique(np.linspace(0, len(self) - 1, min(len(self), HASHED_IMAGES)).astype(int)):
@@ -102,6 +103,7 @@ class HeldImages(ImageSet):
 
     def __init__(self, source: ImageSet, progress: Progress | None = None) -> None:
         super().__init__(source.labels, source.classes)
+        # Before decoding, of the encoded images: a set has the same identity in memory and on disk.
         self._source, self._identity = source, source.identity()
         shapes, pieces = [], []
         for index in range(len(source)):
@@ -156,7 +158,7 @@ def _eight_bits(image: Image.Image) -> Image.Image:
     grey = np.asarray(image)
     if image.mode == "F" or grey.min() < 0 or grey.max() >= 2**16:
         raise ValueError(f"greys of mode {image.mode} have no known range; expected 8 or 16 bits")
-    return Image.fromarray(np.rint(grey / 257).astype(np.uint8))
+    return Image.fromarray(np.rint(grey / 257).astype(np.uint8))  # 257: 65,535 becomes 255
 
 
 def sampled_sizes(images: ImageSet) -> np.ndarray:
@@ -178,6 +180,7 @@ def hold(
 def check_labels(labels: Sequence[int | None] | np.ndarray, classes: int, name: Callable[[int], str]) -> np.ndarray:
     """Return labels as an array; DataError names a row whose label is not a whole number from 0 to classes - 1."""
     for index, label in enumerate(labels):
+        # bool is a subclass of int, and True would be class 1.
         if isinstance(label, bool) or not isinstance(label, int | np.integer):
             raise DataError(f"{name(index)} has the label {repr(label)[:60]}; expected the number of a class, from 0")
         if not 0 <= label < classes:
@@ -207,6 +210,7 @@ class FolderImages(ImageSet):
 
     def _refuse_two_classes(self) -> None:
         """Refuse a file that is, by a link, in the folders of two classes: it would be trained on as both."""
+        # Sorted by file, then by label: two classes of one file are neighbours.
         order = np.lexsort((self.labels, *self._identities.T))
         identities, labels = self._identities[order], self.labels[order]
         same = (identities[1:] == identities[:-1]).all(axis=1) & (labels[1:] != labels[:-1])

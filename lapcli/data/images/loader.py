@@ -76,10 +76,13 @@ class ImageBatches:
 
 def seed_everything(*key: int) -> None:
     """Seed Python's, numpy's and torch's CPU generators; timm's and torchvision's transforms draw from all of them."""
+    # A hash, since a key has several numbers and each generator takes one seed.
     content = hashlib.blake2b(struct.pack(f"{len(key)}q", *key), digest_size=20).digest()
+    # 8 + 4 + 8 bytes: numpy's global generator takes only 32 bits.
     for_python, for_numpy, for_torch = struct.unpack("<QIQ", content)
     random.seed(for_python)
     np.random.seed(for_numpy)
+    # Not torch.manual_seed, which would also seed the generators of every GPU.
     torch.default_generator.manual_seed(for_torch % 2**63)
 
 
@@ -175,6 +178,7 @@ class ImageLoader:
             self._reader,  # type: ignore[arg-type]
             batch_sampler=_Requests(self._from(first)),
             num_workers=self.workers,
+            # The reader returns whole batches; the default would stack their tensors.
             collate_fn=_as_it_is,
             prefetch_factor=BATCHES_AHEAD,
             pin_memory=self._pins,
@@ -185,6 +189,7 @@ class ImageLoader:
 
     def _from(self, first: Request) -> Iterator[list[Example]]:
         request = first
+        # (step, micro-step) compares as a pair. Without an end the workers would read batches that nobody requests.
         while request <= self._last:
             yield self._examples(*request)
             request = self._after(request)
@@ -202,6 +207,7 @@ class _Requests(Sampler):
         return self._requests
 
 
+# A function of the module, since a lambda cannot be pickled for workers that are spawned (macOS).
 def _as_it_is(read: Any) -> Any:
     return read
 
@@ -216,4 +222,5 @@ def count_workers(wanted: int | Literal["auto"], device: torch.device) -> int:
     if wanted != "auto":
         return wanted
     processes = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    # One core of the share stays with the process that trains.
     return 0 if device.type == "cpu" else max(1, min(16, usable_cores() // processes - 1))

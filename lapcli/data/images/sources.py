@@ -96,6 +96,7 @@ def _linked(train: ImageSet, validation: ImageSet) -> tuple[int, int]:
     trained, held_out = train.files(), validation.files()
     if trained is None or held_out is None:
         return 0, 0
+    # Device and inode as one value, so that np.unique and np.isin compare pairs: inodes repeat between devices.
     names = np.dtype([("device", np.uint64), ("inode", np.uint64)])
     trained, held_out = (np.ascontiguousarray(files).view(names).reshape(-1) for files in (trained, held_out))
     distinct = np.unique(trained)
@@ -109,6 +110,7 @@ def open_held_out(source: ImageFiles, classes: list[str]) -> tuple[ImageSet, str
     """
     train, validation = _parts(source, whole=True)
     _check_count(validation, len(classes), f"the images of {source.train}")
+    # A table without names of classes has numbers in their place, whose order says nothing about the model's.
     are_named = validation.classes != [str(number) for number in range(len(validation.classes))]
     if are_named and validation.classes != classes:
         actual, expected = next(pair for pair in zip(validation.classes, classes, strict=True) if pair[0] != pair[1])

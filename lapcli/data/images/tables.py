@@ -40,7 +40,7 @@ class TableImages(ImageSet):
         from datasets import Image as ImageFeature
 
         self._place = f"{source}, split {split}"
-        labels = table[label_column][:]
+        labels = table[label_column][:]  # a column of `datasets` 4 is lazy; the slice reads it once
         feature = table.features[label_column]
         if isinstance(feature, ClassLabel):
             classes = list(feature.names)
@@ -142,6 +142,7 @@ def _load_local(folder: Path, place: Path, options: dict[str, Any], progress: Pr
     make_folder(place)
     with locked(place / digest(str(folder.resolve()))[:32]):  # so that the ranks of a machine convert once
         files = _described_files(folder, progress)
+        # Only names the folder of the conversion; nothing is converted before the checks below.
         builder = datasets.load_dataset_builder(str(folder), cache_dir=str(place), **options)
         converted = Path(builder.cache_dir)
         if converted.is_dir() and not _is_of(converted, folder, files):
@@ -153,6 +154,7 @@ def _load_local(folder: Path, place: Path, options: dict[str, Any], progress: Pr
             log.warning("%s is damaged; converting %s again", converted, folder)
             remove(converted)
         splits = datasets.load_dataset(str(folder), cache_dir=str(place), **options)
+        # Hashes of unchanged files are remembered, so the second look costs a stat for each.
         if _described_files(folder) != files:
             remove(converted, or_leave=True)
             raise DataError(f"{folder} changed while it was being read; run the command again when it is complete")
