@@ -98,7 +98,7 @@ def plan_pruning(run: Run, keep: int) -> Pruning:
 
     steps = steps_in(run.checkpoints)
     folders = {step: run.checkpoints / f"step-{step:06d}" for step in steps}
-    kept = dict.fromkeys(steps[-keep:], "among the newest")
+    kept = dict.fromkeys(steps[-keep:], "among the newest")  # keep is at least 1: [-0:] would keep all
     if steps:
         kept[steps[-1]] = "the newest"
         if damage := find_damage(folders[steps[-1]]):  # an older checkpoint may be all that is left of the run
@@ -108,6 +108,7 @@ def plan_pruning(run: Run, keep: int) -> Pruning:
     for step in (ended_best, validated_best.step if validated_best else None):
         if step in folders:
             kept.setdefault(step, "the best")
+    # By the weights' hash, which is right even if this run was trained again since.
     weights = {sha256: name for name, sha256 in dependent_runs(run.path).items()}
     for step in steps if weights else []:
         sha256 = _weights_sha256(folders[step])

@@ -125,10 +125,12 @@ def best_validation(run: Run, among: Sequence[int] | None = None) -> Score | Non
     lines = [line for line in validations(run.path / METRICS) if among is None or line["step"] in among]
     names = [name for line in lines for name in line if name.startswith("validation_")]
     metric = next((name for name in _MAIN_SCORES if name in names), names[0] if names else None)
+    # Step 0 is the validation before training: not a result of it, even where it is the best.
     values = {line["step"]: float(line[metric]) for line in lines if metric in line and line["step"] > 0}
     if metric is None or not values:
         return None
     choose = min if lower_is_better(metric) else max
+    # Sorted, since min and max return the first of equals.
     step = choose(sorted(values), key=lambda step: values[step])
     return Score(metric, values[step], step)
 
@@ -163,6 +165,7 @@ def size_of(folder: Path) -> int:
             stat = file.lstat()
         except OSError:
             continue
+        # POSIX counts blocks of 512 bytes, whatever the file system's own size.
         total += stat.st_blocks * 512
     return total
 

@@ -64,8 +64,10 @@ def read_watched_run(path: Path, metric: str) -> WatchedRun:
     info = read_info(path)
     lines = read_metrics(path / METRICS)
     values: dict[str, float] = {}
+    # A step and its validation are lines of their own, and the last validation may lie further back.
     for line in lines[-200:]:
         values |= {name: value for name, value in line.items() if name != "step" and isinstance(value, int | float)}
+    # A loss that is not finite has no place on an axis.
     curve = [(line["step"], float(line[metric])) for line in lines if metric in line and math.isfinite(line[metric])]
     step = max([int(info.get("step") or 0), *(line["step"] for line in lines[-1:])])
     return WatchedRun(path.name, status_of(path, info), step, info.get("steps"), values, curve, is_of_a_sweep(path))

@@ -102,6 +102,7 @@ class Run:
 
     def update(self, **changes: Any) -> None:
         """Update `run.json` atomically. A run of version 0.1 gets the sha256 of its recipe file here."""
+        # Before writing: the path may by now belong to another run, whose run.json this would overwrite.
         self.check_place()
         self.info.setdefault("recipe_file_sha256", sha256_of_file(self.path / RECIPE))
         self.info.update(changes, updated=now())
@@ -142,6 +143,7 @@ def _is_abandoned(path: Path, info: dict[str, Any]) -> bool:
     if locked:
         return False
     if info.get("host") == socket.gethostname():
+        # `locked` is None if the lock cannot be read, as without locks; then only the process itself can tell.
         return locked is False or not is_alive(info.get("pid"))
     writes = [file.stat().st_mtime for file in (path / INFO, path / METRICS) if file.exists()]
     return time.time() - max(writes, default=0.0) > LONG_SILENT
@@ -199,6 +201,7 @@ def _what_is_wrong(info: dict[str, Any]) -> str | None:
             return f"it has no {key}"
         if info.get(key) is None and key not in _NEEDED:
             continue
+        # bool is a subclass of int: `"step": true` would pass.
         if not isinstance(info.get(key), kind) or isinstance(info[key], bool):
             return f"{key} is {json.dumps(info[key])[:40]}"
     return None
@@ -225,6 +228,7 @@ def verify_recipe_file(file: Path, info: dict[str, Any]) -> None:
     if "recipe_file_sha256" in info:
         is_unchanged = hashlib.sha256(content).hexdigest() == info["recipe_file_sha256"]
     else:
+        # Version 0.1 hashed the values, not the file, so that comments and order do not count there.
         is_unchanged = info.get("recipe_sha256") in (None, values_hash(content.decode("utf-8", "replace")))
     if not is_unchanged:
         raise DataError(
@@ -247,6 +251,7 @@ def _has_layer_scale(run: Run) -> bool:
     for path in run.checkpoints.glob("step-*/model.safetensors"):
         try:
             with open_to_read(path) as file:
+                # safetensors: 8 bytes with the length of the header, then the header in JSON.
                 length = int.from_bytes(file.read(8), "little")
                 header = json.loads(file.read(min(length, _LARGEST_HEADER)))
         except (OSError, ValueError):
@@ -336,6 +341,7 @@ def newest_run(runs_dir: Path, objectives: set[str]) -> Run:
         except UsageError as error:
             raise DataError(f"{error}, or name the run that you mean with --run") from None
         if info.get("status") == "finished" and info.get("objective") in objectives:
+            # `updated` has whole seconds; the file's time decides between runs that ended in the same one.
             candidates.append((_time_of(info), (path / INFO).stat().st_mtime, path))
     if not candidates:
         raise UsageError(f"no finished run of {' or '.join(sorted(objectives))} in {runs_dir}; train one or use --run")

@@ -174,6 +174,7 @@ class Traffic(TorchDispatchMode):
     def add(self, func: Any, args: Any, kwargs: dict[str, Any], result: Any) -> None:
         """Add the bytes of an operation that was computed."""
         name = func._schema.name.partition("::")[2]
+        # Without underscores: `addmm_` and `_convolution` are the same products.
         if name.strip("_") not in _PRODUCTS and name not in _ALLOCATING and not func.is_view:
             self.by_operation[name] += _operation_bytes(func, name, args, kwargs, result)
 
@@ -188,7 +189,7 @@ def _operation_bytes(func: Any, name: str, args: Any, kwargs: dict[str, Any], re
     if name in _FILLING:
         return results
     if name in _PICKING:
-        return 2 * results
+        return 2 * results  # what is gathered is read and written; the table itself is not
     read = written = 0
     seen = set()
     for place, declared in enumerate(func._schema.arguments):
@@ -200,6 +201,7 @@ def _operation_bytes(func: Any, name: str, args: Any, kwargs: dict[str, Any], re
             seen |= {id(x) for x in tree_leaves(value)}
         if not is_changed or not (declared.kwarg_only or name in _WRITE_ONLY):
             read += size
+    # An operation in place returns the tensor that it changed, which is counted already.
     written += sum(_extent(x) for x in tree_leaves(result) if isinstance(x, Tensor) and id(x) not in seen)
     return read + written
 
@@ -241,6 +243,7 @@ def compiled_bytes(run: Callable[[], object]) -> int:
     log = logging.getLogger("torch._inductor.compile_fx.__inductor_metrics")
     log.addFilter(is_shown)
     try:
+        # A graph from a cache is not compiled, and its kernels would not be counted.
         with config.patch(fx_graph_cache=False), autograd_config.patch(enable_autograd_cache=False):
             run()
     finally:

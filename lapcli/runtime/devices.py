@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 PEAK_FLOPS = {
     "B200": 2250e12,
     "H200": 989e12,
+    # More specific names first: `_listed` takes the first that matches.
     "H100 PCIe": 756e12,
     "H100 NVL": 835e12,
     "H100": 989e12,
@@ -106,6 +107,7 @@ NO_AMX = "set ONEDNN_MAX_CPU_ISA=AVX512_CORE_BF16: this machine reports instruct
 _BF16_PRODUCT = "import torch; x = torch.ones(64, 64, dtype=torch.bfloat16); x @ x"
 
 
+# Once per process: the trial imports torch, which takes seconds.
 @cache
 def check_bf16_of_cpu(flags: Path = Path("/proc/cpuinfo"), program: str = _BF16_PRODUCT) -> None:
     """Try a product in a process of its own where AMX is reported: in ours it might end the run without a message."""
@@ -222,6 +224,7 @@ def this_device(type_: str) -> Device:
 def resident_memory() -> int:
     """Return the bytes that this process holds now, or the most it ever held on systems without /proc."""
     try:
+        # The second number counts resident pages, the first virtual ones.
         return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
     except OSError:
         return peak_memory()
@@ -243,7 +246,7 @@ def prepare_determinism() -> None:
         )
     if is_late:
         os.environ[CUBLAS] = _WORKSPACES[0]
-    os.environ[INDUCTOR] = "1"
+    os.environ[INDUCTOR] = "1"  # no choice of kernels by timing
 
 
 @contextmanager

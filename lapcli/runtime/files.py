@@ -42,6 +42,7 @@ def atomic_file(path: Path) -> Iterator[Path]:
     temporary, handle = _temporary(path)
     try:
         with _named(path):
+            # Of the file that we made with the umask, before a library replaces it by one of its own.
             mode = os.fstat(handle.fileno()).st_mode
             yield temporary
             os.chmod(temporary, mode & 0o777)
@@ -80,6 +81,7 @@ def open_to_read(path: Path | str) -> BufferedReader:
 
     def opener(name: str, flags: int) -> int:
         handle = os.open(name, flags | os.O_NONBLOCK)  # opens a pipe without a writer; no effect on regular files
+        # A folder passes: `open` itself then raises the usual IsADirectoryError.
         if not stat.S_ISREG(kind := os.fstat(handle).st_mode) and not stat.S_ISDIR(kind):
             os.close(handle)
             raise OSError(errno.EINVAL, NOT_A_FILE, name)
@@ -144,6 +146,7 @@ def move(path: Path, new: Path) -> None:
 def remove(path: Path, *, or_leave: bool = False) -> None:
     """Remove a file or a folder with its contents. `or_leave`: skip what cannot be removed, without an error."""
     try:
+        # Of a link to a folder only the link is removed.
         if path.is_dir() and not path.is_symlink():
             shutil.rmtree(path, ignore_errors=or_leave)
         else:
@@ -160,6 +163,7 @@ def remove_leftovers(folder: Path) -> None:
             if (match := _TEMPORARY.fullmatch(entry.name)) and entry.is_file(follow_symlinks=False):
                 with contextlib.suppress(OSError), open(entry.path, "rb") as file:
                     lock = lock_file(file)
+                    # Without locks only the process id in the name is left, which says nothing about other machines.
                     if lock is Lock.HELD or (lock is Lock.UNSUPPORTED and not is_alive(match[1])):
                         os.unlink(entry.path)
 
@@ -209,6 +213,7 @@ FORMAT = 2
 
 def write_checked_json(path: Path, value: Mapping[str, Any]) -> None:
     """Write a JSON object whose last key is the sha256 of the rest."""
+    # As a reader will get it: tuples become lists, and numbers as keys become strings, which sort differently.
     content = {"format": FORMAT, **json.loads(json.dumps(value))}
     write_json(path, {**content, "sha256": sha256_of_json(content)})
 
@@ -286,6 +291,7 @@ def is_locked(path: Path) -> bool | None:
     """Return whether a process holds the lock of that file; None if that cannot be known."""
     try:
         with open_to_read(path) as file:
+            # Shared, so that two readers who look at the same moment do not take each other for the holder.
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except FileNotFoundError:
         return False

@@ -153,6 +153,7 @@ def _signals_passed_on() -> Iterator[None]:
         nonlocal is_ending
         if second_request.is_second(number):
             _end_at_once()
+        # A copy of the first signal is ignored: another exception would interrupt torchrun's wait for the ranks.
         if not is_ending:
             is_ending = True
             name = signal.Signals(number)
@@ -188,10 +189,13 @@ def _torchrun_options(processes: Processes, device: str) -> list[str]:
     ]
     if processes.nnodes == 1 and processes.rdzv is None:  # port 0: a free one, so that launches do not collide
         return [*options, "--rdzv-endpoint=localhost:0", "--local-addr=localhost", f"--rdzv-id={uuid.uuid4()}"]
+    # The machines cannot agree on a random id, so it is a constant; the endpoint tells jobs apart.
     options += [f"--nnodes={processes.nnodes}", f"--rdzv-endpoint={processes.rdzv}", "--rdzv-id=lap"]
     settings = f"read_timeout={SECONDS_TO_MEET}"
     if processes.node_rank is None:  # the machines number themselves, and find out who is the host by their names
         return [*options, f"--rdzv-conf={settings}"]
+    # Said explicitly: c10d would compare the endpoint with this machine's names, which misses secondary addresses, and
+    # then no machine opens the store.
     is_host = processes.node_rank == 0
     return [*options, f"--rdzv-conf={settings},is_host={int(is_host)}", *_own_address(processes.rdzv or "", is_host)]
 
@@ -227,4 +231,5 @@ def _explain(error: object) -> int:
         name = signal.Signals(-code).name
         next_step = NO_AMX if code == -signal.SIGILL else "run the same command to resume"
         print(f"lap: rank {rank} was ended by {name}; {next_step}", file=sys.stderr)
+    # A signal's negative code, and LOST_PEER, are no exit codes of the command.
     return code if code in {ExitCode.USAGE, ExitCode.INTERRUPTED} else ExitCode.FAILED

@@ -21,7 +21,7 @@ NCCL_BYTES = 4 * 9_637_888
 def usable_cores() -> int:
     """Return the cores that this process may use: a batch system, a container or a sweep may limit them."""
     if hasattr(os, "sched_getaffinity"):
-        cores = len(os.sched_getaffinity(0))
+        cores = len(os.sched_getaffinity(0))  # not os.cpu_count, which ignores taskset and SLURM's binding
     else:
         cores = os.cpu_count() or 1
     limits = (_container_cores(Path("/proc/self/cgroup"), Path("/sys/fs/cgroup")), cores_given())
@@ -41,6 +41,7 @@ def _container_cores(membership: Path, mount: Path) -> int | None:
             continue
         root = mount / "cpu" if controllers else mount  # version 1 has a tree for each controller, version 2 has one
         place = PurePosixPath(group.lstrip("/"))
+        # A quota of any group above limits this one too; the last parent is the mount itself.
         for folder in (place, *place.parents):
             quotas.append(_quota_v1(root / folder) if controllers else _quota_v2(root / folder))
     limits = [quota for quota in quotas if quota is not None]

@@ -54,6 +54,7 @@ class Registry(Generic[E]):
         self._entries: dict[str, E] = {}
         self._origins: dict[str, Origin] = {}
         Registry.by_sort[sort] = self
+        # Plugins may be loaded before the module of a registry is imported; their entries wait for it.
         for name, (entry, origin) in _waiting.pop(sort, {}).items():
             self._add(name, entry, origin)
 

@@ -32,6 +32,7 @@ class LogConsole(Console):
         """Discard further output; rich would end the process in the middle of a step."""
         self.quiet = True
         nowhere = os.open(os.devnull, os.O_WRONLY)
+        # The descriptor too, or the next print to stderr, ours or a library's, would fail.
         os.dup2(nowhere, sys.stderr.fileno())
         os.close(nowhere)
 

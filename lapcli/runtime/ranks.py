@@ -41,6 +41,7 @@ class World:
 
         Every process has as many shares, so that all of them meet in collectives; the last of some are empty.
         """
+        # The end is shifted like the start, so that every rank has ceil(count / (size * batch)) of them.
         firsts = range(self.rank * batch, self.rank * batch + count, self.size * batch)
         return [range(min(count, first), min(count, first + batch)) for first in firsts]
 
@@ -128,6 +129,7 @@ class World:
         if error is not None:
             code = error.exit_code if isinstance(error, LapError) else ExitCode.FAILED
             report = f"rank {self.rank} on {platform.node()}: {error or type(error).__name__}", int(code)
+        # A rank without an error answers too: here each of them waits for the answers of all.
         reports = [answer for answer in self.from_all(report) if isinstance(answer, tuple)]
         if error is not None:
             if isinstance(error, LapError):
@@ -154,6 +156,7 @@ def join_world(device: str = "auto", step_timeout: float = STEP_TIMEOUT) -> Worl
     local_rank = int(os.environ.get("LOCAL_RANK", "0"))
     chosen = device_of(kind, local_rank, torch.cuda.device_count())
     if kind == "cuda":
+        # Collectives of objects use the current device, which would be GPU 0 on every rank.
         torch.cuda.set_device(chosen)
         local_size = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
         if local_rank == 0 and local_size > 1 and (warning := missing_for_nccl(local_size)):

@@ -103,6 +103,7 @@ def interruptible_imports() -> Iterator[None]:
             return
         if number == signal.SIGALRM or _is_importing(frame):
             is_asked = True
+            # Again in a second, in case the library that is being imported swallows the exception.
             signal.setitimer(signal.ITIMER_REAL, _AGAIN)
         raise KeyboardInterrupt
 
@@ -146,6 +147,7 @@ def handled(
     owner = os.getpid()
 
     def handle(number: int, frame: FrameType | None) -> None:
+        # A forked worker has the same handlers, and must not save or announce anything.
         if os.getpid() == owner:
             handler(number, frame)
         elif in_children is not None:
@@ -173,6 +175,7 @@ def end_with_parent(parent: int, number: signal.Signals) -> None:
     """
     if sys.platform != "linux":
         return
+    # First the request, then the look at the parent: the other way round, a death in between would go unnoticed.
     _libc.prctl(_PR_SET_PDEATHSIG, number)
     if os.getppid() != parent:
         os.kill(os.getpid(), number)

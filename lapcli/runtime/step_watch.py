@@ -75,6 +75,7 @@ class StepWatch:
                     self._store.delete_key(key)
             self._write()
             self._world.barrier()  # the other ranks' keys exist after this
+            # Two threads: the first blocks when the store does not answer, which only the second can notice.
             for work in (self._send_heartbeats, self._keep_watch):
                 threading.Thread(target=work, daemon=True).start()
         return self
@@ -87,6 +88,7 @@ class StepWatch:
     @contextmanager
     def step(self, number: int, is_timed: bool) -> Iterator[None]:
         """Mark a step and its collectives; with `is_timed` it may take no longer than the timeout."""
+        # A new frozen heartbeat each time, so that the threads can read it without a lock.
         self._heartbeat = replace(self._heartbeat, step=number)
         self._timed_step = number if is_timed else None
         try:
@@ -152,6 +154,7 @@ class StepWatch:
 
     def _end(self, missing: set[int], words: str) -> None:
         """End the run. One rank prints the reason; the others wait for it, so that no lost connection precedes it."""
+        # The store counts atomically: the rank that gets 1 prints. Without an answer it is the lowest one left.
         first = self._ask(lambda: self._store.add(FIRST, 1))
         others = set(range(self._world.size)) - missing
         if first not in (None, 1) or (first is None and self._world.rank != min(others, default=0)):

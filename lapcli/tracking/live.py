@@ -65,6 +65,7 @@ class LiveMirrors:
         if self._thread is not None:
             self._has_failed = kind is not None
             self._stop.set()
+            # A tracker that hangs must not keep the finished training from exiting.
             self._thread.join(SECONDS_TO_FINISH + 1)
 
     def _watch(self) -> None:
@@ -80,6 +81,7 @@ class LiveMirrors:
             self._say_what_failed()
         for mirror in self._mirrors:
             with suppress(ProcessLookupError):
+                # The group, since a tracker's library may have started processes of its own (W&B does).
                 os.killpg(mirror.process.pid, signal.SIGKILL)
             mirror.process.wait()
             self._warn(
@@ -107,6 +109,7 @@ class LiveMirrors:
 def _started(path: Path, tracker: str) -> _MirrorProcess:
     log = path / FOLDER / f"{tracker}.log"
     make_folder(log.parent)
+    # With these variables the child would take itself for a rank of the training.
     ranks = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LAP_LAUNCHER")
     with open_to_write(log) as file:
         process = subprocess.Popen(

@@ -87,6 +87,7 @@ class _Mirror:
         self._session: Session | None = None
         self._tail = _Tail(path / METRICS)
         self.sent = MirrorCounts(path.name)
+        # Nothing is left in a tracker that could only remove the whole run: all of it is sent again.
         if self._state.is_open and not tracker.remove_unrecorded(read_run(path), self._state.pieces):
             self._state = State()
 
@@ -97,6 +98,7 @@ class _Mirror:
         """Send what is new; return whether the run is being trained, so that there will be more."""
         run = read_run(self._path)
         is_running = run.status == "running"
+        # A run that has ended is read whole and verified; the record of a running one lags behind its file.
         steps = self._tail.steps() if is_running else _by_step(metrics_of(run))
         lines, items = list(_new_steps(steps, self._state, is_running)), list(_new_items(run, self._state))
         if lines or items:
@@ -112,12 +114,14 @@ class _Mirror:
         return is_running
 
     def _open(self, run: Run) -> Session:
+        # The state as last recorded, not `self._state`: after a kill it has to say what closed sessions have sent.
         write_checked_json(self._file, {**vars(_read_state(self._file)), "is_open": True})
         self._session = self._tracker.open(run, recipe_to_dict(run.recipe))
         return self._session
 
     def __exit__(self, *error: object) -> None:
         if self._session is not None:
+            # Closed first, recorded last: a kill in between leaves the session open, and its pieces are sent again.
             self._session.close()
             self._state.pieces, self._state.is_open = self._tracker.pieces(read_run(self._path)), False
             write_checked_json(self._file, vars(self._state))
@@ -204,6 +208,7 @@ def _items(run: Run) -> Iterator[_Item]:
         }
         at = int(record.get("step") or step)
         name = f"eval/{file.name}"
+        # Defaults, because a closure would see the values of the last file by the time it is called.
         yield _Item(name, _sha256(read_bytes(file)), lambda session, at=at, scores=scores: session.scores(at, scores))  # type: ignore[misc]
     for file in sorted((run.path / "analysis").glob("*.png")):
         name = f"analysis/{file.stem}"

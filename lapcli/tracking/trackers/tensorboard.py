@@ -47,10 +47,12 @@ class EventFile(Session):
     def text(self, name: str, text: str, step: int) -> None:
         tensor = {
             "dtype": _STRING,
+            # The text panel renders Markdown; a fence keeps the indentation of YAML.
             "string_val": [f"```\n{text}\n```".encode()],
             "tensor_shape": {"dim": [{"size": 1}]},
         }
         metadata = {"plugin_data": {"plugin_name": "text"}}
+        # The tag of torch's SummaryWriter.add_text.
         self._add(step, [{"tag": f"{name}/text_summary", "tensor": tensor, "metadata": metadata}])
 
     def image(self, name: str, file: Path, step: int) -> None:

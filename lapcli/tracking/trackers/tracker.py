@@ -67,6 +67,7 @@ def config_of(recipe: Mapping[str, Any], before: str = "") -> dict[str, Any]:
 
 def run_id(run: Run) -> str:
     """Return an id made from recipe, seed and time of creation, which a renamed run keeps."""
+    # W&B never gives a deleted id free again, so a run that is trained anew needs another: `created` makes it so.
     text = f"{run.info.get('recipe_sha256')} {run.info.get('seed')} {run.info.get('created')}"
     return hashlib.sha256(text.encode()).hexdigest()[:32]
 

@@ -53,7 +53,7 @@ class WandB(Tracker):
                 dir=str(run.path / "track"),
                 mode="offline" if self._offline else None,
                 resume="allow",
-                reinit="create_new",
+                reinit="create_new",  # several runs may be open in one process
                 settings=wandb.Settings(
                     x_disable_stats=True, x_disable_meta=True, x_save_requirements=False, console="off"
                 ),
@@ -80,7 +80,7 @@ class WandBRun(Session):
         self._run.summary[name] = text
 
     def image(self, name: str, file: Path, step: int) -> None:
-        self._run.log({name: self._wandb.Image(str(file))})
+        self._run.log({name: self._wandb.Image(str(file))})  # without a step: an earlier one would be dropped
 
     def close(self) -> None:
         with contextlib.suppress(self._wandb.Error):
