@@ -110,7 +110,7 @@ def save(
     temporary = folder / f".writing-step-{step:06d}"
     try:
         make_folder(folder)
-        remove_unfinished(folder)
+        remove_unfinished(folder)  # first: a killed save of this step left a folder of the same name
         make_folder(temporary, is_new=True)
         reached("folder made")
         with atomic_file(temporary / MODEL) as file:
@@ -118,12 +118,12 @@ def save(
             _sort_metadata(file)
         reached("model written")
         with atomic_file(temporary / OPTIMIZER) as file:
-            save_file(_plain(optimizer), file, metadata={"format": "pt"})
+            save_file(_plain(optimizer), file, metadata={"format": "pt"})  # one key: nothing to sort
         reached("optimizer written")
         files = {name: sha256_of_file(temporary / name) for name in (MODEL, OPTIMIZER)}
         content = {**state, "step": step, "files": files}
         write_json(temporary / STATE, {**content, "sha256": sha256_of_json(content)})
-        flush_to_disk(temporary)
+        flush_to_disk(temporary)  # the folder's entries; its files are flushed as they are written
         reached("before rename")
         if final.exists():  # a damaged checkpoint of the same step, which the resume skipped
             remove(final)
@@ -146,7 +146,7 @@ def _last_good(folder: Path) -> str:
 
 def prune(folder: Path, keep: int, best: int | None = None) -> None:
     """Remove all but the newest `keep` and the one of step `best`."""
-    for old in steps_in(folder)[:-keep]:
+    for old in steps_in(folder)[:-keep]:  # `keep` is at least 1: with 0 the slice would be empty and keep all
         if old != best:
             _remove(folder / f"step-{old:06d}")
 
@@ -157,6 +157,7 @@ def _sort_metadata(path: Path) -> None:
         size = int.from_bytes(file.read(8), "little")
         header = json.loads(file.read(size))
         header = {"__metadata__": dict(sorted(header.pop("__metadata__").items())), **header}
+        # As compact as safetensors writes it: a longer header would overwrite the first tensors.
         text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
         file.seek(8)
         file.write(text.ljust(size))  # of the same size, because the tensors follow; the format allows spaces
@@ -203,7 +204,7 @@ def find_damage(path: Path) -> str | None:
             return f"{path / STATE} is not what was saved (its sha256 differs)"
         files = {name: str(state["files"][name]) for name in (MODEL, OPTIMIZER)}
         step = int(state["step"])
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):  # a damaged file may be any JSON
         return f"{path / STATE} is missing or not readable"
     if path.name != f"step-{step:06d}":
         return f"{path} holds the files of step {step}"

@@ -70,6 +70,7 @@ class Loop:
         ):
             self._validate_if_due(stop, progress)
             while self.step < steps:
+                # The first step of a process compiles, so it has no time limit.
                 with self.watch.step(self.step + 1, is_timed=self.step > first):
                     line = self._update(self.step, stop)
                     self.step += 1
@@ -93,11 +94,13 @@ class Loop:
         self.optimizers.set_learning_rates(multiplier)
         self.optimizers.set_options(step)
 
+        # On the device: a Python number would make the host wait at every micro-step.
         total = torch.zeros((), device=self.world.device)
         for micro_step in range(accumulation):
             with self.watch.reading():
                 batch = self.objective.batch(step, micro_step)
             _seed_model(self.seed, step, micro_step, self.world.rank)
+            # DDP decides in the forward whether the backward will average, so the context has to contain both.
             with self._without_averaging() if micro_step < accumulation - 1 else contextlib.nullcontext():
                 loss = self.module(batch)
                 (loss / accumulation).backward()
@@ -138,6 +141,7 @@ class Loop:
             return
 
         def is_interrupted() -> bool:
+            # A collective: a signal to one rank stops all of them at the same batch of the validation.
             if self.world.any(bool(stop)):
                 if self.saved_step != self.step:
                     self._save()
@@ -152,7 +156,7 @@ class Loop:
         times = self.clock.since_last_line()
         if self.world.is_main:
             self.metrics.append({"step": self.step, **values, **times})
-            self.run.update(metrics=self.metrics.record())
+            self.run.update(metrics=self.metrics.record())  # without it a resume would drop the line and validate again
             short = {  # without what is a number for each layer or head
                 k.removeprefix("validation_"): v for k, v in values.items() if "_layer_" not in k
             }
@@ -180,6 +184,7 @@ class Loop:
     def _write(self) -> None:
         try:
             self.run.check_place()
+            # Flushed before the checkpoint: after a power cut its record must not cover lines that are not on disk.
             metrics = self.metrics.record()
             self.saved = checkpoint.save(
                 self.run.checkpoints,
@@ -196,6 +201,7 @@ class Loop:
                 self.keep,
                 self.best_step(),
             )
+            # After the checkpoint, so that `run.json` never names weights that do not exist.
             self.run.update(step=self.step, weights_sha256=self.saved.weights_sha256, metrics=metrics)
         except OSError as error:
             raise from_os_error(error) from error
@@ -205,6 +211,7 @@ class Loop:
         warn = self._warn if self.world.is_main else _ignore
         with self.world.together():
             self.saved = checkpoint.newest(self.run.checkpoints, warn) if self.world.is_main else None
+        # Between two blocks of `together`: inside one, a rank that fails would skip this collective.
         chosen = self.world.from_main(self.saved and (self.saved.step, self.saved.sha256))
         with self.world.together():
             if isinstance(chosen, tuple):
@@ -220,7 +227,7 @@ class Loop:
                 self.run.update(metrics=self.metrics.record(), **loaded)
                 self.metrics.drop_rest()
         for line in self.world.from_main(lines):  # type: ignore[attr-defined]
-            if "loss" not in line:
+            if "loss" not in line:  # a validation: its loss is `validation_loss`
                 values = without_times(line)
                 self.validated[values.pop("step")] = values
         self.world.barrier()

@@ -48,8 +48,10 @@ class MetricsLog:
         good: list[dict[str, Any]] = []
         for text in content[:known].splitlines(keepends=True):
             line = parse_line(text)
+            # Each line is one write, so only the last can be unfinished: a broken line before it is damage.
             if line is None and self._bytes + len(text) < known:
                 raise DataError(f"{self.path} is damaged: line {len(good) + 1} is not JSON; {_REMEDY}")
+            # Lines are in the order of steps: the first one beyond the checkpoint ends what is kept.
             if line is None or not text.endswith(b"\n") or line["step"] > step:
                 break
             good.append(line)
@@ -160,7 +162,7 @@ def last_step_metrics(path: Path) -> dict[str, Any]:
     try:
         with open_to_read(path) as file:
             file.seek(max(0, path.stat().st_size - _TAIL))
-            lines = parse_metrics(file.read())
+            lines = parse_metrics(file.read())  # the first line may be cut, and is dropped
     except OSError:
         return {}
     return next((line for line in reversed(lines) if "loss" in line), {})
@@ -175,6 +177,7 @@ def metrics_of(run: Run) -> list[dict[str, Any]]:
     verify_metrics(run.metrics, content, record)
     if run.is_finished and len(content) != record["bytes"]:
         raise DataError(f"{run.metrics} is damaged: it is longer than what was written; {_REMEDY}")
+    # Beyond the record of an unfinished run are steps that were not saved, which a resume does again.
     return parse_metrics(content[: int(record["bytes"])])
 
 

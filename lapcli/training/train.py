@@ -56,6 +56,7 @@ def train_recipe(
     console: Console,
 ) -> Run:
     """Train the run of that name to its end; a finished one is returned unchanged."""
+    # Before the ranks join, which may start CUDA: cuBLAS and Inductor read their variables once.
     if recipe.train.deterministic:
         prepare_determinism()
     world = join_world(recipe.train.device, step_timeout)
@@ -79,6 +80,7 @@ def train_in_world(
     if recipe.train.deterministic and world.device.type == "mps":
         raise UsageError("train.deterministic: Apple GPUs have no deterministic algorithms; use --set train.device=cpu")
     with world.together():
+        # Ranks that are started again after one died resume the run that they began with --fresh.
         recipe = kind.pinned(recipe, runs_dir / name, fresh and not is_restarted())
     _refuse_other_recipes(world, recipe)
     run = _open_together(world, runs_dir, name, recipe, fresh)
@@ -233,6 +235,7 @@ def _finish(run: Run, loop: Loop, peak_memory: int | None) -> None:
     """Compute and write the results of the final weights, which are saved already; then the run is finished."""
     steps = loop.objective.steps
     start, end = loop.validated.get(0, {}), loop.validated.get(steps, {})
+    # With lost validations the best of those that are known may not be the best.
     best = None if "metrics_lost_until" in run.info else loop.best_step()
     best_values = {} if best is None else {"best_step": best, "best": loop.validated[best]}
     summary = {"start": start, "end": end, **best_values, **loop.objective.finish(run.path)}
@@ -271,6 +274,7 @@ def _move_into_place_together(world: World, run: Run) -> None:
 
 def _set_threads(recipe: BaseRecipe, run: Run, world: World) -> None:
     """Set the recipe's number of threads, else the run's earlier one (it affects rounding), else a share of cores."""
+    # Another number of processes changes the bits anyway, and each process's share of the cores.
     before = run.info.get("threads") if run.info.get("world_size") == world.size else None
     threads = recipe.train.threads or before
     if threads is None and "OMP_NUM_THREADS" not in os.environ:

@@ -22,6 +22,7 @@ class AdamW(Optimizer):
         # torch has the count of steps on the CPU, except for the fused kernel of a GPU, which reads it.
         device = p.device if p.device.type in {"cuda", "meta"} else "cpu"
         count = torch.zeros((), dtype=torch.float32, device=device)
+        # In the dtype of the parameter: the moments of a bf16 embedding are bf16, as in nanochat.
         return {"step": count, "exp_avg": torch.zeros_like(p), "exp_avg_sq": torch.zeros_like(p)}
 
 

@@ -27,6 +27,7 @@ class Lamb(Optimizer):
         return TimmLamb(as_param_groups(groups), lr=groups[0].lr, max_grad_norm=clip)
 
     def new_state(self, p: Tensor) -> dict[str, Tensor]:
+        # timm has its count of steps on the CPU, whatever the device of the parameters.
         device = "meta" if p.device.type == "meta" else "cpu"
         count = torch.zeros((), dtype=torch.float32, device=device)
         return {"step": count, "exp_avg": torch.zeros_like(p), "exp_avg_sq": torch.zeros_like(p)}
@@ -40,7 +41,7 @@ class Lamb(Optimizer):
     def write_state(
         self, optimizer: torch.optim.Optimizer, group: dict[str, Any], p: Tensor, state: dict[str, Tensor]
     ) -> None:
-        group["step"] = state.pop("step")
+        group["step"] = state.pop("step")  # the same for all parameters of a group, so each may set it
         super().write_state(optimizer, group, p, state)
 
 

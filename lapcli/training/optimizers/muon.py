@@ -40,7 +40,8 @@ def orthogonalise(matrices_MRC: Tensor, steps: int, dtype: torch.dtype) -> Tenso
     X = matrices_MRC.to(dtype)
     tall = X.shape[-2] > X.shape[-1]
     if tall:
-        X = X.mT
+        X = X.mT  # transposed, so that X X^T is the smaller Gram matrix
+    # The Frobenius norm bounds the largest singular value by 1; far beyond 1 the iteration diverges.
     X = X / (torch.linalg.matrix_norm(X, keepdim=True) + 1e-7)  # a zero gradient stays zero instead of NaN
     # The iteration multiplies X from the left by polynomials of A = X X^T. For a wide X it is cheaper to iterate
     # only on the small A and to multiply X once: 17 R^3 + 2 R^2 C products against 5 R^3 + 10 R^2 C.
@@ -74,7 +75,7 @@ def _through_gram(X: Tensor, steps: int) -> Tensor:
         polynomial.diagonal(dim1=-2, dim2=-1).add_(A)
         product = polynomial if product is None else polynomial @ product
         if step < steps - 1:
-            gram = polynomial @ gram @ polynomial
+            gram = polynomial @ gram @ polynomial  # X is multiplied by the polynomial, which is symmetric
     return X if product is None else product @ X
 
 
@@ -99,6 +100,7 @@ class Muon(torch.optim.Optimizer):
             # Every rank updates all averages, so that rank 0 can save them whatever the number of ranks.
             averages = [self._average(p) for p in params]
             torch._foreach_lerp_(averages, [p.grad for p in params], 1 - group["momentum"])
+            # Shares follow from the shapes alone, so that all ranks know them without communicating.
             for shares in rounds([p.shape for p in params], ranks, _LARGEST_STACK):
                 done = self._orthogonal([params[i] for i in shares[rank]], group)
                 parts = [[params[i] for i in share] for share in shares]
@@ -136,6 +138,7 @@ def rounds(shapes: Sequence[torch.Size | tuple[int, ...]], ranks: int, largest: 
     of its load in the best assignment, and equal matrices are distributed evenly. A rank's share of a round has one
     shape, so that it is batched, and at most `largest / ranks` elements, or one matrix.
     """
+    # The shape breaks ties of the cost: matrices of one shape follow each other and can be batched.
     order = sorted(range(len(shapes)), key=lambda i: (-cost(shapes[i]), tuple(shapes[i])))
     loads, owned = [0] * ranks, [list[list[int]]() for _ in range(ranks)]
     for i in order:
@@ -182,6 +185,7 @@ class MuonOptimizer(Optimizer):
         parts = as_param_groups(groups)
         for part in parts:
             if part.get("dtype") is None:
+                # As upstream where the GPU has bf16 in hardware; elsewhere it would be slower than float32.
                 bf16 = compute_policy(part["params"][0].device).native_bf16
                 part["dtype"] = torch.bfloat16 if bf16 else torch.float32
         return Muon(parts, lr=groups[0].lr)

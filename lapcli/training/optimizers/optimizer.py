@@ -86,7 +86,7 @@ class Optimizers:
         self.clip_themselves = any(OPTIMIZERS[name].clips_itself for name in by_name)
         # Each group's entry of `param_groups`, whose lr and options change with the step.
         inner = {
-            id(group): part
+            id(group): part  # by id: a mutable dataclass has no hash
             for name, members in by_name.items()
             for group, part in zip(members, self._optimizers[name].param_groups, strict=True)
         }
