@@ -83,6 +83,7 @@ def plan_stage(recipe: ChatStageRecipe, data: ChatData, world: World) -> StagePl
         only_marked = recipe.loss == "assistant"
         if recipe.batching == "packed":
             return PackedBatches(mixture, recipe.model.context, only_marked)
+        # nanochat's padding (chat_sft.py): its tokenizer has no token for it, and padding has no target.
         return PaddedBatches(mixture, tokenizer.special("<|assistant_end|>"), only_marked)
 
     turns = [conversation([{"role": "user", "content": prompt}]) for prompt in recipe.validation.prompts]
@@ -125,6 +126,8 @@ class Chat:
         rows = self._items.items(first, self.batches.micro_batch)
         tokens_BT, targets_BT = to_device(rows, self._world.device)
         if self._recipe.average == "micro_batch":
+            # As nanochat: micro-batches count equally, however many targets they have. The rows are still on the
+            # host, so that counting their targets waits for no GPU.
             weight = 1 / max(1, int((rows.targets_BT >= 0).sum()))
         else:
             # The loop takes the mean over micro-batches and ranks; this makes it the mean over all targets of the step.
@@ -152,8 +155,9 @@ class Chat:
         wanted = settings.tokens // self._recipe.model.context if packed else settings.rows
         count = max(1, min(wanted, self._held_out.per_epoch))
         nats = targets = means = groups = counted_nats = counted_bytes = 0.0
+        # The recipe's micro-batch, not the plan's: the groups that are averaged do not depend on the processes.
         for share in self._world.shares(count, self._recipe.train.micro_batch):
-            is_interrupted()
+            is_interrupted()  # a collective, so also with an empty share
             if not share:
                 continue
             tokens_BT, targets_BT = to_device(self._held_out.items(share.start, len(share)), self._world.device)

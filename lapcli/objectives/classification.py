@@ -39,6 +39,7 @@ def parameter_groups(recipe: ClassificationRecipe, model: nn.Module) -> list[Par
 def build_loss(recipe: ClassificationRecipe) -> nn.Module:
     """Return a loss of logits and class shares. Binary: a class with any share is a target of 1, whatever lambda is."""
     if recipe.train.loss == "binary_cross_entropy":
+        # Smoothing has to be 0: it gives every class a share, and beyond the threshold of 0 all targets would be 1.
         return BinaryCrossEntropy(smoothing=0.0, target_threshold=0.0, sum_classes=False)
     return SoftTargetCrossEntropy()
 
@@ -71,7 +72,7 @@ class ClassificationStep:
         self.model = model.to(device).train()
         if policy.compiles:
             check_compiler(device.type)
-            self.model.compile(**compiling.OPTIONS)
+            self.model.compile(**compiling.OPTIONS)  # in place, so that no name gets the prefix `_orig_mod.`
 
     def loss(self, batch: tuple[Tensor, Tensor]) -> Tensor:
         images_BCHW, targets_BK = batch

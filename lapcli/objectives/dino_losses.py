@@ -83,6 +83,7 @@ def dino_loss(
         student_ND, prototypes_KD, targets_MK, weights_N, temperature, rows_CBJ.flatten(0, 1), policy
     )
     global_sum, local_sum = each_N[: G * images].sum(), each_N[G * images :].sum()
+    # A recipe may have no local crops.
     return total, local_sum / max(1, images * local_pairs), global_sum / max(1, images * global_pairs)
 
 
@@ -119,13 +120,14 @@ def koleo_loss(tokens_MC: Tensor, crops: int, group: int) -> Tensor:
     The neighbour is searched among the same crop of the `group` images of its group in the global batch. The sum over
     crops is upstream's mean times 2.
     """
+    # In float32, where upstream uses bf16, in whose rounding the distances of near neighbours are lost.
     x = F.normalize(tokens_MC.float(), dim=-1).unflatten(0, (-1, group))  # crops and groups, images, C
     with torch.no_grad():
         dots = x @ x.mT
         dots.diagonal(dim1=1, dim2=2).fill_(-1)  # the smallest cosine: a token is not its own neighbour
         nearest = dots.argmax(2)
     neighbours = x.gather(1, nearest[:, :, None].expand_as(x))
-    distances = F.pairwise_distance(x, neighbours, eps=1e-8)
+    distances = F.pairwise_distance(x, neighbours, eps=1e-8)  # upstream has both 1e-8, here and before the log
     return -(distances + 1e-8).log().mean() * crops
 
 
@@ -182,6 +184,7 @@ class _TargetCrossEntropy(torch.autograd.Function):
             t_RK = _targets(targets_MK, rows, rows_NJ)
             z_RK = _scaled_logits(x_RD, w_KD, 1 / temperature, buffer[: len(rows)])
             mass_R = t_RK.sum(1)
+            # Before z is overwritten below, and as a matrix product: t * z would be another R x K matrix.
             dots_R = (t_RK[:, None, :] @ z_RK[:, :, None]).view(-1)
             most_R1 = z_RK.amax(1, keepdim=True)
             sums_R = z_RK.sub_(most_R1).exp_().sum(1)
@@ -206,7 +209,7 @@ class _TargetCrossEntropy(torch.autograd.Function):
 
 def _add_gradients(dz_RK: Tensor, w_KD: Tensor, x_RD: Tensor, dx_RD: Tensor, dw_KD: Tensor) -> None:
     torch.mm(dz_RK, w_KD, out=dx_RD)
-    if dz_RK.dtype == dw_KD.dtype:
+    if dz_RK.dtype == dw_KD.dtype:  # addmm_ takes one dtype; a bf16 product is widened as it is added
         dw_KD.addmm_(dz_RK.t(), x_RD)
     else:
         dw_KD += dz_RK.t() @ x_RD
@@ -241,12 +244,14 @@ def sinkhorn_targets(
         return fused_sinkhorn_targets(logits_NK, temperature, iterations)
     scaled_NK = logits_NK.to(torch.promote_types(logits_NK.dtype, torch.float32)).div_(temperature)
     chunks = row_chunks(scaled_NK, scaled_NK.shape[1], policy)
+    # A process whose crops have no mask has no chunks, but takes part in the sums over the processes.
     buffer = torch.empty_like(scaled_NK[: len(chunks[0])]) if chunks else scaled_NK
-    s_K = -_log_sums(scaled_NK, chunks, buffer)
+    s_K = -_log_sums(scaled_NK, chunks, buffer)  # the first iteration, in which s is 0
     for _ in range(iterations - 1):
         mass_K = scaled_NK.new_zeros(scaled_NK.shape[1])
         for rows in chunks:
             mass_K += _softmax(scaled_NK[rows.start : rows.stop], s_K, buffer[: len(rows)]).sum(0)
+        # Never log 0: a prototype's entries sum to 1 before each sample is divided by its sum, at most K.
         s_K -= summed(mass_K, dist.ReduceOp.SUM).log_()
     for rows in chunks:
         part_RK = scaled_NK[rows.start : rows.stop]
@@ -287,10 +292,12 @@ def fused_sinkhorn_targets(logits_NK: Tensor, temperature: float, iterations: in
     most_K, sums_K = nothing_K - math.inf, nothing_K
     if len(logits_NK):
         most_K, sums_K = compiled_once(_column_sums)(logits_NK, factor)
-    largest_K = summed(most_K.clone(), dist.ReduceOp.MAX)
+    largest_K = summed(most_K.clone(), dist.ReduceOp.MAX)  # a copy: reduced in place, and needed below
+    # Each process has subtracted its own maximum; its sum is rescaled to the largest one.
     sums_K = summed(sums_K * (most_K - largest_K).exp2(), dist.ReduceOp.SUM)
     s_K = -(sums_K.log2() + largest_K)
     for _ in range(iterations - 1):
+        # A copy of the zeros, since `summed` writes into it and the next iteration needs zeros again.
         mass_K = compiled_once(_masses)(logits_NK, factor, s_K) if len(logits_NK) else nothing_K.clone()
         s_K = s_K - summed(mass_K, dist.ReduceOp.SUM).log2()
     return compiled_once(_fused_softmax)(logits_NK, factor, s_K) if len(logits_NK) else logits_NK.to(wide)
@@ -335,7 +342,7 @@ def _cross_entropy(
     z_RK: Tensor, targets_MK: Tensor, rows_RJ: Tensor | None, weights_R: Tensor, temperature: float
 ) -> Tensor:
     t_RK = targets_MK if rows_RJ is None else _sum_of_targets(targets_MK, rows_RJ)
-    y_RK = z_RK.to(targets_MK.dtype) * (LOG2_E / temperature)
+    y_RK = z_RK.to(targets_MK.dtype) * (LOG2_E / temperature)  # the student's temperature is constant: one graph
     most_R1 = y_RK.amax(1, keepdim=True)
     e_RK = (y_RK - most_R1).exp2()
     sums_R, mass_R, dots_R = e_RK.sum(1), t_RK.sum(1), (t_RK * y_RK).sum(1)

@@ -29,7 +29,7 @@ from lapcli.recipe.dino import SelfSupervisedRecipe
 from lapcli.runtime.devices import to_device
 from lapcli.runtime.ranks import World
 
-TEMPERATURE = 0.07
+TEMPERATURE = 0.07  # of the votes, as in DINOv3's k-NN evaluation
 
 
 @torch.no_grad()
@@ -116,9 +116,10 @@ def teacher_health(tokens_MC: Tensor, targets_MK: Tensor) -> dict[str, Tensor]:
     """Compute the three numbers for the teacher's class tokens and their targets."""
     M, K = targets_MK.shape
     mean_C = F.normalize(tokens_MC.float(), dim=1).mean(0)
-    chunks = targets_MK.split(max(1, 2**22 // K))
+    chunks = targets_MK.split(max(1, 2**22 // K))  # the entropy allocates a matrix of the size of its input
     return {
         "teacher_entropy": torch.stack([torch.special.entr(part).sum() for part in chunks]).sum() / (M * math.log(K)),
+        # Not torch.unique: the host would wait for the size of its result.
         "prototypes_used": mean_C.new_zeros(K).index_fill_(0, targets_MK.argmax(1), 1.0).sum() / min(M, K),
         "feature_variance": 1 - mean_C.square().sum(),
     }

@@ -51,6 +51,7 @@ def parameter_groups(recipe: GPTRecipe, model: GPT) -> list[ParameterGroup]:
     if precision != "auto":
         muon["dtype"] = torch.bfloat16 if precision == "bf16" else torch.float32
     embedding, head = ({name: named.pop(name)} for name in ("embed.weight", "head.weight"))
+    # Sorted, because the order of a set of names varies between processes, and sums over gradients with it.
     learnt = {name: named.pop(name) for name in sorted(operator_parameters(model))}
     undecayed, rate = {**adamw, "weight_decay": 0.0}, settings.operator_lr * width_factor
     operators = [ParameterGroup("operators", "adamw", rate, learnt, undecayed)] if learnt else []
@@ -163,7 +164,7 @@ class LanguageModel:
         """Measure the loss and bits per byte: nats / ln 2 / the raw bytes of the targets (special tokens have none)."""
         nats = targets = counted_nats = counted_bytes = 0.0
         for share in self._world.shares(self._validation_sequences, self.batches.micro_batch):
-            is_interrupted()
+            is_interrupted()  # a collective, so also with an empty share
             if not share:
                 continue
             sequences = self._validation.sequences(0, share.start, len(share))
@@ -203,7 +204,7 @@ class LanguageModel:
             ]
         if settings.bigram:
             train, validation = self._data.train, self._data.validation
-            tokens = self._validation_sequences * self._recipe.model.context + 1
+            tokens = self._validation_sequences * self._recipe.model.context + 1  # with the target of the last token
             results["bigram_bits_per_byte"] = bigram_bits_per_byte(
                 train.read(0, len(train)), validation.read(0, tokens), self._data.tokenizer.byte_lengths()
             )

@@ -27,7 +27,7 @@ def learning_rate_multiplier(schedule: PlateauSchedule, step: int, steps: int) -
         return (step + 1) / warmup  # not 0 in the first step, which would do nothing
     if step <= steps - warmdown:
         return 1.0
-    left = (steps - step) / warmdown
+    left = (steps - step) / warmdown  # 1 / warmdown in the last update, not 0, as nanochat (base_train.py)
     return left + (1 - left) * schedule.final
 
 
@@ -78,7 +78,8 @@ def rate_multiplier(schedule: SelfSupervisedSchedule, peak: float, step: int, st
     """Return the multiplier: from 0 to the peak over the warm-up, then along a half-cosine to `final_lr`."""
     warmup = min(steps, round(schedule.warmup_epochs * schedule.epoch_steps))
     if step < warmup:
-        return ramp(0.0, 1.0, step, warmup)
+        return ramp(0.0, 1.0, step, warmup)  # the first step has a rate of 0: upstream's ramp includes both ends
+    # `final_lr` is not scaled with the batch, as upstream.
     return half_cosine(peak, schedule.final_lr, step - warmup, steps - warmup) / peak
 
 
@@ -115,6 +116,7 @@ def backbone_multiplier(name: str, layers: int, decay: float, patch_multiplier: 
 
 def is_decayed(name: str) -> bool:
     """Return whether a parameter decays: all but biases, norms, LayerScale and the parameters of head operators."""
+    # Class and mask token decay: upstream's condition, by name, does not exempt them, although its comment says so.
     return not (name.endswith("bias") or "norm" in name or "gamma" in name or ".operators." in name)
 
 
@@ -155,6 +157,7 @@ def _group(
     part: str,
 ) -> ParameterGroup:
     settings = recipe.optimizer
+    # The weight decay of groups that decay is set for each step by `_at_step`.
     options: dict[str, Any] = {"betas": tuple(settings.betas), "eps": settings.eps, "weight_decay": 0.0}
     at_step: Callable[[int], dict[str, float]] = partial(_at_step, recipe, decayed, prototypes)
     return ParameterGroup(

@@ -64,7 +64,7 @@ class SelfSupervisedStep:
         # Drawn on the CPU, so that one seed gives the same weights on every device.
         with device if device.type == "meta" else contextlib.nullcontext():
             model = StudentTeacher(recipe.model, recipe.seed)
-        self.model = model.to(device).train()
+        self.model = model.to(device).train()  # the teacher too: without drop path the mode changes nothing
         if policy.compiles:
             check_compiler(device.type)
             self.model.student.backbone.use_compile()
@@ -200,6 +200,7 @@ class SelfSupervised:
             deal_masks(GLOBALS * group, (side, side), section.probability, ratios, (recipe.seed, step, number))
             for number in range(first, first + self.batches.micro_batch // group)
         ]
+        # From group by group to crop by crop over all groups, which is the order of the crops.
         by_crop = [masks.reshape(GLOBALS, group, -1) for masks in by_group]
         return np.concatenate(by_crop, axis=1).reshape(GLOBALS * self.batches.micro_batch, -1)
 
