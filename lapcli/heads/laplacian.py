@@ -52,6 +52,7 @@ def laplacian_attention(
     if causal and S != T:
         # SDPA aligns its causal flag to the first key; with a cache the last query is the last key.
         causal = False
+        # A single query is the last key and sees all of them, without a mask.
         mask = None if T == 1 else torch.ones(T, S, dtype=torch.bool, device=q_BHTD.device).tril(S - T)
 
     # Taken before SDPA, so that the backward pads this gradient to all heads after SDPA's backward, which is the peak.
@@ -69,6 +70,7 @@ def laplacian_attention(
 def _laplacian_values(v_BGTD: Tensor, heads: int, laplacian_heads: int) -> Tensor:
     """Return the values of the last heads, repeated if query heads share them."""
     groups = v_BGTD.shape[1]
+    # Head h has the values h // (H / G), as SDPA's enable_gqa assigns them.
     v_BHTD = v_BGTD if groups == heads else v_BGTD.repeat_interleave(heads // groups, dim=1)
     return v_BHTD[:, heads - laplacian_heads :]
 

@@ -38,7 +38,7 @@ class HeadOperators(nn.Module):
         self._learnt: dict[str, Learnt] = {}
         self._names: list[dict[str, str]] = []  # per claim: the operator's name of a parameter -> its name here
         for operator, heads in self.claims:
-            prefix = re.sub(r"\W", "_", operator.name)
+            prefix = re.sub(r"\W", "_", operator.name)  # torch refuses names of parameters with a dot
             learnt = operator.parameters(heads, head_size, width)
             self._names.append({name: f"{prefix}_{name}" for name in learnt})
             for name, each in learnt.items():
@@ -93,6 +93,7 @@ class HeadOperators(nn.Module):
             )
         T, S = q_BHTD.shape[2], k_BGSD.shape[2]
         current_v_BGTD = v_BGSD[:, :, S - T :] if current_v_BGTD is None else current_v_BGTD
+        # Only timm's models pass a dropout. They have no cache, so SDPA's own causal flag is right.
         if dropout:  # it applies to P: the Laplacian head is v - dropout(P) v
             o_BHTD = F.scaled_dot_product_attention(
                 q_BHTD, k_BGSD, v_BGSD, mask, dropout, causal, enable_gqa=k_BGSD.shape[1] != q_BHTD.shape[1]
@@ -153,16 +154,18 @@ def visible_mean(v_BHSD: Tensor, tokens: int, causal: bool, mask: Tensor | None)
     """
     wide = torch.promote_types(v_BHSD.dtype, torch.float32)
     if mask is not None:
+        # Only -inf hides a key: one with a large negative number would count as visible.
         visible = (mask if mask.dtype == torch.bool else mask > -torch.inf).to(wide)
         return visible @ v_BHSD.to(wide) / visible.sum(-1, keepdim=True)
     S = v_BHSD.shape[2]
     if not causal:
         return v_BHSD.mean(2, keepdim=True, dtype=wide)
     before = S - tokens
+    # Not in bf16: beyond a few hundred tokens a sum would no longer change by the next value.
     sums_BHTD = v_BHSD[:, :, before:].cumsum(2, dtype=wide)
     if before:
         sums_BHTD = sums_BHTD + v_BHSD[:, :, :before].sum(2, keepdim=True, dtype=wide)
-    return sums_BHTD / torch.arange(before + 1, S + 1, dtype=wide, device=v_BHSD.device)[:, None]
+    return sums_BHTD / torch.arange(before + 1, S + 1, dtype=wide, device=v_BHSD.device)[:, None]  # visible keys
 
 
 def needs_first_values(plan: HeadPlan) -> bool:

@@ -153,6 +153,7 @@ def plan_of_layers(layers: Sequence[LayerClaims], heads: int) -> HeadPlan:
     is_laplacian = all(
         len(claims) <= 1 and sum(n for _, n in claims) == k for claims, k in zip(effective, laplacian, strict=True)
     )
+    # Without claims a plan equals that of `laplacian_heads`, and is written to metadata as in version 0.1.
     return HeadPlan(laplacian, heads, () if is_laplacian else tuple(effective))
 
 
@@ -234,6 +235,7 @@ def head_plan(spec: HeadSpec, layers: int, heads: int) -> HeadPlan:
             raise ValueError(f"a list needs one number for each of the {layers} layers, got {len(per_layer)}")
     else:
         raise ValueError(_expected(spec))
+    # bool is an int in Python: `true` would be one head.
     for layer, k in enumerate(per_layer):
         if isinstance(k, bool) or not isinstance(k, int) or not 0 <= k <= heads:
             raise ValueError(f"layer {layer} has {heads} heads, so 0 to {heads} can be Laplacian, got {k!r}")

@@ -56,6 +56,7 @@ def set_operators(model: Model, plan: HeadPlan) -> Model:
     for number, module in enumerate(layers):
         plain = _PLAIN.get(type(module), type(module))
         operators = HeadOperators(plan, number, module.proj.in_features // plan.heads, module.proj.in_features)
+        # The first layer without operators of its own still has to keep its values for later layers.
         has_operators = bool(operators.claims) or operators.keeps_first_values
         module.__class__ = _LAPLACIAN[plain] if has_operators else plain
         if has_operators:
@@ -65,7 +66,7 @@ def set_operators(model: Model, plan: HeadPlan) -> Model:
                 operators.initialise()
             module.first_values, module.is_last_reader = first, False
             readers.append(module)
-        elif "operators" in module._modules:
+        elif "operators" in module._modules:  # plain again: without the parameters of operators
             del module.operators, module.first_values
     if readers:
         readers[-1].is_last_reader = True
@@ -103,6 +104,7 @@ def _is_attention(module: nn.Module) -> bool:
 
 
 def _is_known(module: nn.Module) -> bool:
+    # Exact types: a subclass may compute something else.
     return type(module) in _LAPLACIAN or type(module) in _PLAIN
 
 
@@ -157,6 +159,7 @@ def queries_keys_values(module: Any, x_BTC: Tensor, rope: Tensor | None = None) 
     q, k, v = _projected(module, x_BTC)
     q, k = module.q_norm(q), module.k_norm(k)
     if rope is not None:
+        # Tables in float32 widen q and k; SDPA takes one dtype.
         q, k = _rotate(module, q, rope).type_as(v), _rotate(module, k, rope).type_as(v)
     groups = q.shape[1] // k.shape[1]
     if groups > 1:
@@ -166,6 +169,7 @@ def queries_keys_values(module: Any, x_BTC: Tensor, rope: Tensor | None = None) 
 
 def _projected(module: Any, x_BTC: Tensor) -> tuple[Tensor, ...]:
     if module.qkv is not None:
+        # EVA has its biases apart from `qkv`, that of the keys as a buffer of zeros.
         biased = getattr(module, "q_bias", None) is not None
         bias = torch.cat((module.q_bias, module.k_bias, module.v_bias)) if biased else None
         qkv_BTC = F.linear(x_BTC, module.qkv.weight, bias) if biased else module.qkv(x_BTC)

@@ -81,6 +81,7 @@ def load_laplacian(kind: type, folder: "str | Path", **options: Any) -> Any:
 
 
 def _is_of_transformers(model: nn.Module) -> bool:
+    # By name: for a model of timm transformers is not imported.
     return any(each.__module__.startswith("transformers.") for each in type(model).__mro__)
 
 
@@ -106,6 +107,7 @@ def _name(kind: type) -> str:
 
 def _plain(kind: type) -> type:
     """Return the class of transformers that a class of ours replaces."""
+    # `_laplacian` and `_saved_with_plan` name the plain class second.
     return kind.__bases__[1] if issubclass(kind, _OURS) else kind
 
 
@@ -186,7 +188,7 @@ class _NanoChat(_LaplacianHeads):
         self: Any, x_BTC: Tensor, rotary: tuple[Tensor, Tensor] | None
     ) -> tuple[Tensor, Tensor, Tensor]:
         q, k, v = (self._by_head(p(x_BTC)) for p in (self.q_proj, self.k_proj, self.v_proj))
-        q, k = self._rotated(q, k, rotary)
+        q, k = self._rotated(q, k, rotary)  # before the norms, unlike Qwen3
         return self.q_norm(q), self.k_norm(k), v
 
 
@@ -243,4 +245,4 @@ def _laplacian(plain: type) -> type:
 
 @cache
 def _saved_with_plan(plain: type) -> type:
-    return type(plain.__name__, (_SavedWithPlan, plain), {})
+    return type(plain.__name__, (_SavedWithPlan, plain), {})  # the plain name: save_pretrained writes it to config.json

@@ -105,7 +105,7 @@ class GPTAnatomy(Anatomy):
         groups = q.shape[2] // k.shape[2]
         k, v = (part.repeat_interleave(groups, dim=2) if groups > 1 else part for part in (k, v))
         q, k, v = (part.transpose(1, 2) for part in (q, k, v))
-        first = args[3] if len(args) > 3 else None
+        first = args[3] if len(args) > 3 else None  # positional, as `Block.forward` passes it: x, rotary, cache, first
         return HeadInputs(x_BTC, q, k, v, attn.out.weight, None, True, attn.operators, normed_BTC, first)
 
 
@@ -135,7 +135,7 @@ class TimmAnatomy(Anatomy):
         self.classifier = head if isinstance(head, nn.Linear) else None
 
     def run(self, inputs: Tensor) -> Tensor | None:
-        logits = self.model.forward(inputs)
+        logits = self.model.forward(inputs)  # not model(inputs): a compiled graph runs no hooks of blocks
         return logits if self.classifier is not None else None
 
     def final_norm(self, x_BTC: Tensor) -> Tensor:
@@ -152,6 +152,7 @@ class TimmAnatomy(Anatomy):
             )
         rope = kwargs.get("rope", args[1] if len(args) > 1 else None)
         q, k, v = queries_keys_values(attn, args[0], rope)
+        # `ls1.gamma` in plain ViTs, `gamma_1` in EVA; neither without LayerScale.
         scale = getattr(getattr(block, "ls1", None), "gamma", None)
         scale = getattr(block, "gamma_1", None) if scale is None else scale
         operators = getattr(attn, "operators", None)
@@ -174,7 +175,7 @@ class DinoAnatomy(Anatomy):
         self.plan, self.width, self.patch = model.plan, model.width, model.patch
 
     def run(self, inputs: Tensor) -> None:
-        self._vit.features(inputs)
+        self._vit.features(inputs)  # not `tokens`, which may be compiled
 
     def sequences(self, x: Tensor, count: int) -> Tensor:
         return x.view(count, -1, self.width)
@@ -184,7 +185,7 @@ class DinoAnatomy(Anatomy):
 
     def heads(self, layer: int, x_BTC: Tensor, args: tuple, kwargs: Mapping[str, Any]) -> HeadInputs:
         block: Any = self.blocks[layer]
-        attn, normed_NC, group = block.attn, args[0], args[1][0]
+        attn, normed_NC, group = block.attn, args[0], args[1][0]  # one group: all images have one size
         B, T, _ = x_BTC.shape
         q, k, v = attn.qkv(normed_NC).view(B, T, 3, attn.heads, -1).permute(2, 0, 3, 1, 4).unbind(0)
         q, k = (rotate_in_space(part, group.cos_TD, group.sin_TD) for part in (q, k))

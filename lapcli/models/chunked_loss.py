@@ -66,7 +66,7 @@ def softcapped_cross_entropy(
             return _each(x_ND, weight_VD, targets_N, softcap, device_type)
     scale = torch.ones((), dtype=_accumulation_dtype(x_ND), device=x_ND.device)
     if reduction == "mean":
-        scale = scale / (targets_N >= 0).sum().clamp(min=1)
+        scale = scale / (targets_N >= 0).sum().clamp(min=1)  # on the device: the host does not wait for the count
     if not (torch.is_grad_enabled() and (x_ND.requires_grad or weight_VD.requires_grad)):
         return _each(x_ND, weight_VD, targets_N, softcap, device_type).sum() * scale
     total: Tensor = _ChunkedLoss.apply(x_ND, weight_VD, targets_N, softcap, scale, compiled, device_type, blocks)
@@ -135,7 +135,7 @@ def _losses_and_gradients(
     minus_cap = u_RV.new_full((), -cap)
     for first in range(0, len(u_RV), size):
         rows = slice(first, first + size)
-        e = u_RV[rows]
+        e = u_RV[rows]  # a view, in which exp(z) and then the gradients replace u
         targets = targets_R[rows]
         counts, target_1 = targets >= 0, targets.clamp(min=0)[:, None]
         s = torch.sigmoid(e, out=s_RV[: len(e)])
@@ -144,6 +144,7 @@ def _losses_and_gradients(
         sums = e.sum(1)
         losses_R[rows] = torch.where(counts, sums.log() - z_target, 0.0)
         weight = torch.where(counts, 4 * scale, 0.0)  # the 4 of 4 s (1 - s), whose s (1 - s) follows below
+        # An ignored row has a weight of 0, so that its clamped target gets no gradient.
         e.mul_((weight / sums)[:, None]).scatter_add_(1, target_1, -weight[:, None])
         e.mul_(s.addcmul_(s, s, value=-1))
     return losses_R
@@ -161,6 +162,7 @@ def _losses_and_gradients_fused(z_RV: Tensor, targets_R: Tensor, softcap: float,
     sum_R = e_RV.sum(1)
     counts_R = targets_R >= 0
     weight_R1 = torch.where(counts_R, 4 * scale, 0.0)[:, None]
+    # A comparison, which fuses with the rest; a scatter would need the matrix in memory.
     is_target_RV = torch.arange(z_RV.shape[1], device=z_RV.device) == targets_R[:, None]
     gradient_RV = e_RV * (weight_R1 / sum_R[:, None]) - torch.where(is_target_RV, weight_R1, 0.0)
     z_RV.copy_(gradient_RV * (s_RV - s_RV * s_RV))
@@ -194,7 +196,7 @@ class _ChunkedLoss(torch.autograd.Function):
         is_same_dtype = x_ND.dtype == dtype
         w_VD = weight_VD.to(x_ND.dtype)
         dx_ND = torch.empty_like(x_ND)
-        dw_VD = torch.zeros_like(weight_VD, dtype=dtype)
+        dw_VD = torch.zeros_like(weight_VD, dtype=dtype)  # summed over the chunks in float32, also for bf16 products
         total = torch.zeros((), dtype=dtype, device=x_ND.device)
         plain = partial(_losses_and_gradients, device_type=device_type, blocks=blocks)
         chunks = _chunks(x_ND, len(w_VD), device_type, compiled)

@@ -45,6 +45,7 @@ def rotary_tables(
     base^(2 j / (D / 2)) the angles are 2 pi coordinate / period: a quarter from the row, a quarter from the column, and
     both again for the second half of the head.
     """
+    # In `dtype` from the start: with bf16, coordinates and periods are rounded too, as in upstream's training.
     quarter = head_size // 4
     periods = base ** (2 * torch.arange(quarter, dtype=dtype) / (head_size // 2))
     y, x = ((torch.arange(count, dtype=dtype) + 0.5) / count * 2 - 1 for count in (rows, columns))
@@ -153,15 +154,17 @@ class Block(nn.Module):
         kept = [group.of(max(int(group.images * (1 - self.drop_path)), 1)) for group in groups]
         rows, scales, first = [], [], 0
         for group, kept_group in zip(groups, kept, strict=True):
+            # From the device's default generator, which the loop seeds for each micro-step and rank.
             images = torch.randperm(group.images, device=x_NC.device)[: kept_group.images]
             positions = torch.arange(group.tokens, device=x_NC.device)
             rows.append((first + images[:, None] * group.tokens + positions).flatten())
+            # Not 1 / (1 - rate): the number of kept images is rounded down.
             scales.append(x_NC.new_full((kept_group.size, 1), group.images / kept_group.images))
             first += group.size
         rows_N = torch.cat(rows)
         first_v_NC = None if first_v_NC is None else first_v_NC[rows_N]
         added = branch(x_NC[rows_N], kept, first_v_NC) * torch.cat(scales)
-        return x_NC.index_add(0, rows_N, added.to(x_NC.dtype))
+        return x_NC.index_add(0, rows_N, added.to(x_NC.dtype))  # under autocast the branch is bf16, the stream float32
 
 
 class PatchEmbedding(nn.Module):
@@ -269,6 +272,7 @@ class DinoViT(nn.Module):
 def initialise(module: nn.Module) -> None:
     """Initialise linear layers: truncated normal of deviation 0.02, bias 0. All other modules keep torch's values."""
     if isinstance(module, nn.Linear):
+        # timm's Eva then divides proj and fc2 by sqrt(2 (layer + 1)); upstream does not.
         nn.init.trunc_normal_(module.weight, std=0.02)
         if module.bias is not None:
             nn.init.zeros_(module.bias)
@@ -311,6 +315,7 @@ class Head(nn.Module):
         self.fc1 = nn.Linear(width, hidden)
         self.fc2 = nn.Linear(hidden, hidden)
         self.fc3 = nn.Linear(hidden, bottleneck)
+        # Without weight normalisation: upstream has keys for it in its configuration, which nothing reads.
         self.prototypes = nn.Linear(bottleneck, prototypes, bias=False)
         self.apply(initialise)
 

@@ -124,6 +124,7 @@ class Attention(nn.Module):
     ) -> Tensor:
         B, T, _ = x_BTC.shape
         q_BTHD, k_BTGD, v_BTGD = (p(x_BTC).view(B, T, -1, self.head_size) for p in (self.q, self.k, self.v))
+        # Rotated before the norm, as nanochat: a rotation keeps the norm, so the order only affects rounding.
         q_BHTD = rms_norm(rotate(q_BTHD, rotary)).transpose(1, 2)
         k_BGSD = rms_norm(rotate(k_BTGD, rotary)).transpose(1, 2)
         v_BGSD = v_BTGD.transpose(1, 2)
@@ -225,6 +226,7 @@ class GPT(nn.Module):
     def fill_rotary_tables(self) -> None:
         device, half = self.cos_PD.device, self.config.head_size // 2
         frequencies = self.config.rotary_base ** (-torch.arange(half, dtype=torch.float32, device=device) / half)
+        # In float32 and rounded at the end, as nanochat: bf16 has no odd numbers beyond 256.
         angles_PD = torch.arange(self.config.positions, dtype=torch.float32, device=device)[:, None] * frequencies
         dtype = torch.bfloat16 if self.config.rotary_precision == "bf16" else torch.float32
         self.cos_PD, self.sin_PD = angles_PD.cos().to(dtype), angles_PD.sin().to(dtype)
@@ -240,7 +242,7 @@ class GPT(nn.Module):
         `any_length`: the length of sequences differs between batches, so one graph of the blocks serves all.
         """
         self._compiled_hidden = compiled(self.hidden, any_length=any_length)
-        self._compiles_loss = not any_length
+        self._compiles_loss = not any_length  # its graph has a fixed shape: each length would compile another
         return self
 
     def hidden(self, tokens_BT: Tensor, cache: KVCache | None = None) -> Tensor:
@@ -290,6 +292,7 @@ class GPT(nn.Module):
     def flops_per_token(self) -> int:
         """Estimate forward and backward at the training context: 6 per weight of a product, 12 L C T for attention."""
         matrices = sum(p.numel() for p in self.parameters() if p.ndim > 1) - self.embed.weight.numel()
+        # nanochat's estimate (gpt.py), which does not halve attention for its causal mask.
         return 6 * matrices + 12 * self.config.layers * self.config.width * self.config.context
 
 

@@ -49,6 +49,7 @@ class _RMSNorm(torch.autograd.Function):
     def forward(ctx: Any, x: Tensor) -> Tensor:
         # Not x.square().mean(), which would allocate another tensor of the size of x.
         mean_of_squares = torch.linalg.vector_norm(x, dim=-1, keepdim=True).square_().div_(x.shape[-1])
+        # The eps of F.rms_norm, so that compiled and uncompiled steps agree.
         r = mean_of_squares.add_(torch.finfo(x.dtype).eps).rsqrt_()
         y = x * r
         ctx.save_for_backward(y, r)
@@ -77,8 +78,9 @@ class _ReLUSquared(torch.autograd.Function):
     def backward(ctx: Any, dy: Tensor) -> Tensor:
         (y,) = ctx.saved_tensors
         # The root as y / sqrt(y): torch's sqrt is ten times slower than its rsqrt on a CPU.
+        # Clamped, since the infinite rsqrt of 0 times 0 would be NaN.
         root = y.clamp_min(torch.finfo(y.dtype).tiny).rsqrt_().mul_(y)
-        return torch.addcmul(root.new_zeros(()), root, dy, value=2, out=root)
+        return torch.addcmul(root.new_zeros(()), root, dy, value=2, out=root)  # 2 root dy in one pass, over the root
 
 
 class _GELULinear(torch.autograd.Function):

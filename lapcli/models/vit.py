@@ -37,7 +37,7 @@ def build_vit(section: ViTModel, seed: int | None = None) -> nn.Module:
             drop_path_rate=section.drop_path if section.drop_path_shape == "linear" else 0.0,
         )
         nn.init.trunc_normal_(model.cls_token, std=section.class_token_std)
-        set_operators(model, section.head_plan())
+        set_operators(model, section.head_plan())  # last: operators may draw, and no other weight depends on them
     if section.drop_path_shape == "uniform" and section.drop_path > 0:
         for block in model.blocks:
             block.drop_path1, block.drop_path2 = DropPath(section.drop_path), DropPath(section.drop_path)
@@ -55,6 +55,7 @@ def forward_flops(section: ViTModel) -> int:
     """Return the FLOPs of one image's forward: matrix products only, a multiply-add counted as two."""
     patches = (section.image // section.patch) ** 2
     tokens, width = patches + 1, section.width
+    # Queries, keys, values and output have 4 C^2 weights, the MLP 2 ratio C^2; the last term is q k^T and P v.
     block = 2 * tokens * width * width * (4 + 2 * section.mlp_ratio) + 4 * tokens * tokens * width
     embedding = 2 * patches * width * 3 * section.patch**2
     return int(section.layers * block + embedding + 2 * width * section.classes)

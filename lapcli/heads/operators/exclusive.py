@@ -15,7 +15,7 @@ from lapcli.heads.operators.operator import Dense, HeadState, Learnt, Operator
 if TYPE_CHECKING:
     from torch import Tensor
 
-SMALLEST = 1e-8
+SMALLEST = 1e-8  # of |v|^2, as modded-nanogpt
 
 
 @dataclass(frozen=True)

@@ -31,7 +31,7 @@ class Gate(Operator):
     def apply(self, v_BHTD: Tensor, o_BHTD: Tensor, state: HeadState) -> Tensor:
         assert state.x_BTC is not None
         weight_IC = state.parameters["weight"].to(state.x_BTC.dtype)
-        gates_BTI = (state.x_BTC @ weight_IC.mT).sigmoid()
+        gates_BTI = (state.x_BTC @ weight_IC.mT).sigmoid()  # I: H gates, or H x D
         return o_BHTD * gates_BTI.unflatten(-1, (o_BHTD.shape[1], -1)).transpose(1, 2)
 
     def dense(self, dense: Dense) -> Tensor:
