@@ -316,7 +316,7 @@ def train_stages(
     if isinstance(start, Run) and only is not None and start.recipe.objective in PRETRAINED:
         start = _stage_before(only, given, runs_dir, name) or start
     if any(given[stage].train.deterministic for stage in stages):
-        prepare_determinism()
+        prepare_determinism()  # before joining, which may start CUDA
     world = join_world(given[stages[0]].train.device, step_timeout)
     runs: list[Run] = []
     try:
@@ -341,6 +341,7 @@ def train_stages(
                 fresh=fresh,
                 console=console,
             )
+            # Read again: only rank 0 has updated its own, and the next stage's recipe has the sha256 of the weights.
             runs.append(read_run(run.path))
             first = StageStart.of(runs[-1])
     finally:

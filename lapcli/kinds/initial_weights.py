@@ -93,6 +93,7 @@ def find_initial_weights(recipe: BaseRecipe, run: Run) -> InitialWeights | None:
     given = recipe.train.init_from
     if given is None:
         return None
+    # Silent about damaged checkpoints: the loop reports them when it resumes.
     if checkpoint.newest(run.checkpoints, warn=lambda text: None) is not None:
         return InitialWeights(run, given, None)
     source = find_source(given, run.path.parent)
@@ -175,7 +176,7 @@ def fit_weights(source: WeightSource, model: nn.Module) -> Fit:
     fit.unused = [name for name in tensors if name not in targets.values()]
     fit.missing = [name for name in expected if name not in loaded and targets.get(name) not in redrawn]
     check_tensors(source.file, loaded, {target: expected[target] for target in loaded}, REMEDY)
-    model.load_state_dict(loaded, strict=False)
+    model.load_state_dict(loaded, strict=False)  # `fit.missing` has named what is not loaded
     return fit
 
 
@@ -231,6 +232,7 @@ def _resize_positions(tensors: dict[str, Tensor], expected: Mapping[str, Tensor]
 
     before_1PC, now = tensors["pos_embed"].float(), isqrt(expected["pos_embed"].shape[1])
     count = before_1PC.shape[1]
+    # A square plus one: the class token has a position. Here it has none, as in DeiT-III, and the sum is the same.
     if isqrt(count) ** 2 != count and "cls_token" in tensors and isqrt(count - 1) ** 2 == count - 1:
         tensors["cls_token"] = tensors["cls_token"].float() + before_1PC[:, :1]
         before_1PC, count = before_1PC[:, 1:], count - 1

@@ -277,6 +277,7 @@ def load_vit(build: "Callable[[int | None], nn.Module]", recipe: Any, checkpoint
         return build(recipe.seed)
     with torch.device("meta"):  # weights that are overwritten need not be drawn
         model = build(None)
+    # Buffers that are not in the state dict would stay unset; these models have none.
     model.to_empty(device="cpu")
     load_weights(checkpoint.weights, model, str(recipe.model.head_plan()))
     return model

@@ -172,6 +172,7 @@ def load_gpt(
     assert isinstance(recipe, GPTRecipe)
     tokenizer = Tokenizer.from_file(run.path / TOKENIZER)
     run.check_tokenizer(tokenizer.sha256)
+    # Evaluations have too many shapes to compile.
     changes = {"compile": False, **({"precision": "float32"} if float32 else {})}
     plain = recipe.model_copy(update={"train": recipe.train.model_copy(update=changes)})
     model = build_gpt(plain, device, is_drawn=checkpoint is None)

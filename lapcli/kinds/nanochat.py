@@ -131,6 +131,7 @@ def read_weights(source: NanochatCheckpoint) -> dict[str, Tensor]:
     if unknown := [str(name) for name, ours in names.items() if ours is None]:
         raise DataError(f"{source.file} has unknown tensors: {_listed(unknown)}; {_OF_2026}")
     tensors = {str(names[name]): tensor for name, tensor in state.items()}
+    # nanochat pads the vocabulary to a multiple of 64, and cuts the logits (gpt.py). A view would keep the padding.
     for name in ("embed.weight", "head.weight"):
         if name in tensors and len(tensors[name]) >= source.vocab:
             tensors[name] = tensors[name][: source.vocab].clone()
@@ -233,7 +234,7 @@ def import_checkpoint(path: Path, runs_dir: Path, name: str, *, tokenizer: Path 
             imported_from={"file": str(source.file), "sha256": sha256, "meta": _plain(source)},
             data="not known: the run was imported",
         )
-        move_into_place(run)
+        move_into_place(run)  # last: until then a kill leaves only a prepared folder
     except BaseException:
         discard_untrained(run)
         raise
@@ -284,6 +285,7 @@ def _recipe(source: NanochatCheckpoint) -> BaseRecipe:
         "objective": "chat",
         "stage": "midtrain" if of_midtraining else "sft",
         "mixture": [{"name": "unknown", "format": "conversations", "source": UNKNOWN}],
+        # As mid_train.py and chat_sft.py train: the former discards the mask of the assistant's tokens.
         "loss": "all" if of_midtraining else "assistant",
         "batching": "packed" if of_midtraining else "padded",
         "optimizer": {},

@@ -192,6 +192,7 @@ def _load(model: Any, path: Path, with_classifier: bool) -> None:
     others = ("mask_token",) if with_classifier else ("head", "fc_norm", "norm.", "mask_token")  # parts for other tasks
     spare = [key for key in converted if key.startswith(others)]
     wanted = model.state_dict()
+    # Unknown tensors that belong to no other task stay in, so that `check_tensors` refuses them.
     fitting = {key: value for key, value in converted.items() if key in wanted or key not in spare}
     check_tensors(path, fitting, wanted, REMEDY)
     model.load_state_dict(fitting)
@@ -200,6 +201,7 @@ def _load(model: Any, path: Path, with_classifier: bool) -> None:
 def _refuse_laplacian(path: Path, metadata: dict[str, str]) -> None:
     """Refuse weights of a run with Laplacian heads, which would load into a stock ViT but compute nonsense."""
     plan = metadata.get("laplacian_heads")
+    # `0` and `[0, 0]` are plain; every other plan has a number of heads.
     if plan is not None and any(digit in "123456789" for digit in plan):
         raise DataError(f"{path} was trained with laplacian_heads {plan}, a stock ViT has none; use --run for its run")
 

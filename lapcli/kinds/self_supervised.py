@@ -59,6 +59,7 @@ class SelfSupervisedKind(Kind):
         recipe: Any = run.recipe
         model = load_vit(lambda seed: StudentTeacher(recipe.model, seed), recipe, checkpoint)
         known = {"images": recipe.data, "image_size": recipe.data.crops.global_size}
+        # The teacher's, which is what upstream always evaluates.
         return LoadedModel.from_run(run, checkpoint, model.teacher.backbone, device, self.gives, **known)
 
     def paper_recipe(self, recipe: SelfSupervisedRecipe) -> tuple[str, AnyRecipe]:
@@ -79,7 +80,7 @@ class SelfSupervisedKind(Kind):
             lambda: parameter_groups(recipe, step.model),
             step.synthetic_batch,
             lambda batch: step.loss(batch)[0],
-            after_step=lambda: step.model.update_teacher(0.99),
+            after_step=lambda: step.model.update_teacher(0.99),  # any momentum costs the same
         )
 
     def micro_batch_multiple(self, recipe: SelfSupervisedRecipe) -> int:

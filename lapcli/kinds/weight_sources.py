@@ -169,6 +169,7 @@ def _hf_model(config: Mapping[str, Any]) -> dict[str, Any]:
         "kv_heads": config["num_key_value_heads"],
         "context": config["max_position_embeddings"],
         "softcap": config["final_logit_softcapping"],
+        # Exports with Laplacian heads or bf16 tables have these two keys; transformers' nanochat has rope_parameters.
         "rotary_base": config.get("rotary_base", rope.get("rope_theta")),
         "rotary_precision": config.get("rotary_precision", "float32"),
     }
