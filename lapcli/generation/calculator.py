@@ -16,6 +16,7 @@ DEEPEST = 40  # nested parentheses and signs
 LARGEST = 10**60  # of numerator and denominator
 LONGEST_RESULT = 40  # characters
 
+# [0-9] and not \d, which matches the digits of all scripts; `//` is listed before `/`, or it would never match.
 _TOKEN = re.compile(
     r"\s*(?:(?P<number>[0-9][0-9,]*\.?[0-9]*|\.[0-9]+)"
     r"|(?P<text>'[^'\\\n]*'|\"[^\"\\\n]*\")"

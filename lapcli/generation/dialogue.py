@@ -24,6 +24,7 @@ COMMANDS = "/system TEXT sets a system message, /clear clears the conversation, 
 
 #: Bidirectional classes of characters that change the reading direction: embeddings, overrides, isolates.
 _DIRECTIONS = {"LRE", "RLE", "LRO", "RLO", "PDF", "LRI", "RLI", "FSI", "PDI"}
+# Invisible marks whose bidirectional class is that of a letter (L, R, AL).
 _DIRECTION_MARKS = "\u200e\u200f\u061c"
 
 
@@ -125,14 +126,17 @@ class Dialogue:
         finally:
             self.messages.append({"role": "user", "content": question})
             self.messages.append({"role": "assistant", "content": "".join(answer_texts)})
+            # Closed even if the answer was cut short: every turn of the training data ends with this token.
             self._exchanges.append([*asked, *answer_tokens, self._tokenizer.special("<|assistant_end|>")])
 
     def _user_turn(self, question: str) -> list[int]:
         """Return the tokens from <|user_start|> to <|assistant_start|>; a question that exceeds the context is
         truncated, but not the special tokens around it."""
         user = question_and_answer(question)[:1]
+        # Without <|bos|>, which `_prompt` puts before the oldest exchange.
         tokens = render(user, self._tokenizer).ids.tolist()[1:]
         around = [self._tokenizer.special("<|user_end|>"), self._tokenizer.special("<|assistant_start|>")]
+        # A large max_tokens must not take the room of the question: at most half of the context is reserved.
         answer = min(self._sampling.max_tokens, self._longest // 2)
         room = max(1, self._longest - len(around) - 1 - len(self._system_tokens()) - answer)
         return [*tokens[:-1][:room], *around]
@@ -208,6 +212,7 @@ def _print_answer(dialogue: Dialogue, question: str) -> None:
     except KeyboardInterrupt:
         print(" ...", flush=True)
     finally:
+        # Runs the `finally` of `answer` at once, which keeps the part that was shown.
         pieces.close()  # type: ignore[attr-defined]
 
 

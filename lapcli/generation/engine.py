@@ -54,6 +54,7 @@ class RowCache(KVCache):
         """Remove a row; the last row takes its place."""
         last = len(self.lengths) - 1
         length = self.lengths.pop()
+        # The keys of the removed row stay in memory: rows that follow overwrite them or mask them.
         if row != last:
             self.k_LBGSD[:, row, :, :length] = self.k_LBGSD[:, last, :, :length]
             self.v_LBGSD[:, row, :, :length] = self.v_LBGSD[:, last, :, :length]
@@ -71,6 +72,7 @@ class RowCache(KVCache):
         device = self.k_LBGSD.device
         place_B = torch.tensor(self.lengths, device=device)
         self._at = torch.arange(len(self.lengths), device=device), place_B
+        # B x 1 x 1 x S: beyond a row's own tokens there are zeros or the remains of a removed row.
         self.mask = (torch.arange(self.position + 1, device=device) <= place_B[:, None])[:, None, None]
         return place_B[:, None]
 
@@ -80,12 +82,14 @@ class RowCache(KVCache):
 
     def insert(self, layer: int, k_BG1D: Tensor, v_BG1D: Tensor) -> tuple[Tensor, Tensor]:
         rows, end = len(self.lengths), self.position + 1
+        # Slices are views: writing to them fills the cache.
         k_BGSD, v_BGSD = self.k_LBGSD[layer, :rows, :, :end], self.v_LBGSD[layer, :rows, :, :end]
         if self._at is None:
             k_BGSD[:, :, self.position :] = k_BG1D
             v_BGSD[:, :, self.position :] = v_BG1D
         else:
             row_B, place_B = self._at
+            # Index tensors around a slice put their dimension first, so that both sides are B x G x D.
             k_BGSD[row_B, :, place_B] = k_BG1D[:, :, 0]
             v_BGSD[row_B, :, place_B] = v_BG1D[:, :, 0]
         return k_BGSD, v_BGSD
@@ -118,6 +122,7 @@ class Sampling:
 
 
 def noise_key(prompt: Sequence[int], seed: int, sample: int) -> int:
+    # Not hash(), which is salted in each process.
     text = f"{seed} {sample} {' '.join(map(str, prompt))}"
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big")
 
@@ -142,6 +147,7 @@ def draw(logits_BV: Tensor, sampling: Sampling, noise: Sequence[float]) -> list[
     # The last sum may differ from 1 by rounding, so the noise is scaled by it.
     cumulated_BV = (logits_BV.double() / sampling.temperature).softmax(-1).cumsum(-1)
     u_B = torch.tensor(noise, dtype=torch.float64, device=logits_BV.device) * cumulated_BV[:, -1]
+    # right=True: noise of 0 must not choose a first token of probability 0. Noise may round up to the last sum: clamp.
     drawn_B = torch.searchsorted(cumulated_BV, u_B[:, None], right=True)[:, 0].clamp(max=logits_BV.shape[1] - 1)
     if ids_BK is not None:
         drawn_B = ids_BK.gather(1, drawn_B[:, None].to(ids_BK.device))[:, 0]
@@ -163,6 +169,7 @@ class ToolUse:
         elif token == self._end and self._expression is not None:
             result = calculate(self._tokenizer.decode(self._expression))
             self._expression = None
+            # Without a result nothing is forced and the model continues, as in nanochat's engine.py.
             if result is not None:
                 start, end = (self._tokenizer.special(name) for name in ("<|output_start|>", "<|output_end|>"))
                 return [start, *self._tokenizer.encode(result), end]
@@ -214,6 +221,7 @@ class Engine:
     ) -> None:
         self.model, self.tokenizer, self.batch = model, tokenizer, batch
         self._tool_user = tokenizer if uses_tools else None
+        # <|bos|> also ends an answer: in training it begins the next document.
         ends = ("<|assistant_end|>", "<|bos|>") if tokenizer else ()
         self._ends = {tokenizer.special(name) for name in ends} if tokenizer else set()
 
@@ -244,6 +252,7 @@ class Engine:
         waiting = deque((p, s) for p in range(len(prompts)) for s in range(samples) if sampling.max_tokens > 0)
         cache = RowCache(self.model.config, min(self.batch, len(waiting)), weight.dtype, weight.device)
         rows: list[_Row] = []
+        # The samples of a prompt are adjacent in `waiting`, so that one prefix is enough.
         prefix: _Prefix | None = None
         while waiting or rows:
             while waiting and len(rows) < self.batch:
@@ -252,6 +261,7 @@ class Engine:
                     prefix = self._read(number, prompts[number])
                 key = noise_key(prompts[number], sampling.seed, sample)
                 row = _Row(number, sample, key, ToolUse(self._tool_user) if self._tool_user else None)
+                # A first token for each sample: nanochat of 2025 drew one for all of them, which lowers pass@k.
                 (token,) = draw(prefix.logits_1V, sampling, [uniform(key, 0)])
                 yield self._take(row, token, sampling, is_over)
                 if not row.is_done:
@@ -291,11 +301,14 @@ class Engine:
     def _take(self, row: _Row, drawn: int, sampling: Sampling, is_over: Callable[[Event], bool] | None) -> Event:
         """Append the drawn token or, while the calculator answers, the next token of its answer."""
         is_forced = bool(row.forced)
+        # The draw is dropped, not saved for later: noise belongs to a position, whether its token is forced or not.
         token = row.forced.popleft() if is_forced else drawn
         row.token = token
         row.count += 1
         is_end = token in self._ends
+        # Forced tokens count towards max_tokens, as in nanochat.
         row.is_done = is_end or row.count >= sampling.max_tokens
+        # The calculator's own output is not searched for calls.
         if row.tool is not None and not is_forced:
             row.forced.extend(row.tool.after(token))
         event = Event(row.prompt, row.sample, token, is_forced, is_end)

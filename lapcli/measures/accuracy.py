@@ -67,8 +67,10 @@ def measure_accuracy(
     try:
         for turn in range(len(shares)):
             if is_interrupted is not None:
+                # Called for its exception. A collective: every rank calls it in every turn, even with an empty share.
                 is_interrupted()
             images_BCHW, labels_B = loader.batch(turn, 0)
+            # The last share of some ranks is empty; nothing below is a collective, so they may skip it.
             if not len(labels_B):
                 continue
             unpadded = len(labels_B)
@@ -80,6 +82,7 @@ def measure_accuracy(
                 raise LapError("the model gives logits that are not finite; these weights cannot be evaluated")
             nats += float(F.cross_entropy(logits_BK, labels_B, reduction="sum", ignore_index=NO_CLASS))
             seen += unpadded
+            # topk never returns the index NO_CLASS, so padding hits nothing.
             hits_BK = logits_BK.topk(min(max(TOP), logits_BK.shape[1]), dim=1).indices == labels_B[:, None]
             for k in TOP:
                 correct[k] += int(hits_BK[:, :k].sum())  # column j: whether the j-th guess is right

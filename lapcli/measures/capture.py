@@ -96,10 +96,12 @@ class Capture:
         hooks: list[Any] = []
         for layer, block in enumerate(self._anatomy.blocks):
             if layer == 0:
+                # At a block, not from the inputs: images become tokens only inside the model.
                 hooks.append(block.register_forward_pre_hook(self._count))
             for place in ("output", "mlp_input"):
                 sites = [site for site in self._tokens if site.layer == layer and site.place == place]
                 if sites and place == "output":
+                    # `sites=sites` binds at definition; a closure would see the sites of the last layer.
                     hooks.append(block.register_forward_hook(lambda _, __, out, sites=sites: self._see(sites, out)))
                 elif sites:
                     mlp: Any = block.mlp
@@ -108,6 +110,7 @@ class Capture:
                 attn: Any = block.attn
                 hooks.append(block.register_forward_pre_hook(self._keep_input))
                 hooks.append(
+                    # timm passes `rope` by keyword, which a hook sees only with `with_kwargs`.
                     attn.register_forward_pre_hook(
                         lambda _, args, kwargs, layer=layer: self._see_heads(layer, args, kwargs), with_kwargs=True
                     )

@@ -29,6 +29,7 @@ def _nearest(queries_QD: Tensor, keys_ND: Tensor, neighbours: int) -> tuple[Tens
     for first in range(0, len(keys_ND), KEYS_AT_ONCE):
         similarity_QN = queries_QD @ keys_ND[first : first + KEYS_AT_ONCE].T
         nearest_here = similarity_QN.topk(min(neighbours, similarity_QN.shape[1]), dim=1)
+        # At most twice M columns: the best so far and the best of this chunk.
         both_QM = torch.cat([best_QM, nearest_here.values], dim=1)
         indices_QM = torch.cat([index_QM, nearest_here.indices + first], dim=1)
         best_QM, kept_QM = both_QM.topk(min(neighbours, both_QM.shape[1]), dim=1)

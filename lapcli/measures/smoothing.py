@@ -51,5 +51,7 @@ def _learnt(anatomy: Anatomy) -> dict[str, float]:
 
 def without_padding(tokens_BT: Tensor, targets_BT: Tensor) -> Tensor:
     """Truncate padded rows to the shortest conversation: tokens after the last target of a row are padding."""
+    # B x T until `amax`: the column of a target, counted from 1, and 0 where there is none.
     lengths_B = torch.where(targets_BT >= 0, torch.arange(1, targets_BT.shape[1] + 1, device=targets_BT.device), 0)
+    # At least two tokens, because the cosine of pairs is not defined for one.
     return tokens_BT[:, : max(2, int(lengths_B.amax(dim=1).min()))]

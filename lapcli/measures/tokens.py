@@ -44,7 +44,9 @@ def eigenvalues(tokens_BTD: Tensor) -> Tensor:
     T, D = centred_BTD.shape[1:]
     transposed = centred_BTD.transpose(1, 2)
     gram = centred_BTD @ transposed if T < D else transposed @ centred_BTD
+    # eigvalsh returns eigenvalues of 0 as small numbers of either sign.
     values_BR = torch.linalg.eigvalsh(gram).flip(-1).clamp_(min=0)
+    # The mean of equal tokens is off in its last bit, which leaves eigenvalues of rounding error.
     values_BR[values_BR.sum(dim=1) <= ROUNDING * tokens_BTD.square().sum(dim=(1, 2))] = 0
     return values_BR
 
@@ -54,6 +56,7 @@ def k_alpha(eigenvalues_BR: Tensor, alpha: float) -> Tensor:
     total_B1 = eigenvalues_BR.sum(dim=1, keepdim=True)
     # A share that is reached exactly must not be missed by the last bit of the sum.
     reached_BR = eigenvalues_BR.cumsum(dim=1) >= (alpha - 1e-12) * total_B1
+    # argmax returns the first of equal maxima, here the first True.
     k_B = reached_BR.double().argmax(dim=1).double() + 1
     return k_B.where(total_B1[:, 0] > 0, float("nan"))
 
@@ -111,6 +114,7 @@ class StreamingMoments:
         values = values_ND.detach().cpu().double().numpy()
         known = ~np.isnan(values)
         count = known.sum(axis=0)
+        # A column that is NaN in the whole batch has count 0 and must not make the merged mean NaN.
         mean = np.where(known, values, 0).sum(axis=0) / np.maximum(count, 1)
         squares = np.where(known, (values - mean) ** 2, 0).sum(axis=0)
         if self.count_D is None:
@@ -170,9 +174,11 @@ class ClassMoments:
         deviation_ND = x_ND - mean_KD[row_N]
         squares_K = x_ND.new_zeros(len(present_K)).index_add_(0, row_N, deviation_ND.square().sum(dim=1))
         rows = present_K.cpu().numpy()
+        # Distances from the means before this batch: all sums below are updated with them.
         delta_KD = mean_KD.cpu().numpy() - self.mean_CD[rows]
         before, added = self.count_C[rows], count_K.cpu().numpy()
         weight_K = before * added / (before + added)
+        # `rows` has no duplicates: `+=` with an index array would add only one of them.
         self.mean_CD[rows] += delta_KD * (added / (before + added))[:, None]
         self.squares_C[rows] += squares_K.cpu().numpy() + weight_K * (delta_KD**2).sum(axis=1)
         self.count_C[rows] = before + added
@@ -180,5 +186,6 @@ class ClassMoments:
             sums_K = x_ND.new_zeros(len(present_K)).index_add_(0, row_N, extra_N.double())
             self.extra_C[rows] += sums_K.cpu().numpy()
         if self.scatter_DD is not None:
+            # The sum over classes of weight * delta delta^T, as one product.
             moved_KD = x_ND.new_tensor(np.sqrt(weight_K)[:, None] * delta_KD)
             self.scatter_DD += (deviation_ND.T @ deviation_ND + moved_KD.T @ moved_KD).cpu().numpy()
