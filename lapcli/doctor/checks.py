@@ -104,6 +104,7 @@ def _result(check: Check, finding: Finding, seconds: float) -> Result:
 def examine_apart(build: Callable[[], list[Check]]) -> Iterator[Result]:
     """Run the checks in a process of its own, where `build` makes them again: a kernel that does not suit a processor
     can end the process. The check that did so has failed, and the next ones run in another process."""
+    # A forked child could not use CUDA, which this process has already initialised.
     spawn, checks, done = multiprocessing.get_context("spawn"), build(), 0
     while done < len(checks):
         receiver, sender = spawn.Pipe(duplex=False)
@@ -125,6 +126,7 @@ def examine_apart(build: Callable[[], list[Check]]) -> Iterator[Result]:
             yield _result(checks[done], finding, time.perf_counter() - started)
             done += 1
         finally:
+            # Also reached when the caller stops iterating.
             child.kill()
             child.join()
 

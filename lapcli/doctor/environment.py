@@ -50,6 +50,7 @@ class Gpu:
 
 def this_gpu() -> Gpu:
     driver = None
+    # Not from torch: a driver that torch cannot use has to be noticed too.
     if DRIVER_FILE.exists():
         match = re.search(r"Kernel Module\D*([\d.]+)", DRIVER_FILE.read_text())
         driver = match.group(1) if match else "unknown"
@@ -59,6 +60,7 @@ def this_gpu() -> Gpu:
         torch.cuda.device_count(),
         torch.cuda.get_device_name(0),
         torch.cuda.get_device_capability(0),
+        # By default torch also says True where bf16 is only emulated, as on a T4.
         torch.cuda.is_bf16_supported(including_emulation=False),
         tuple(torch.cuda.get_arch_list()),
         driver,
@@ -157,6 +159,7 @@ def check_locks(variable: str, folder: Path, lock: Callable[[IO[Any]], Lock] = l
     place = _existing(folder)
     try:
         with tempfile.NamedTemporaryFile(prefix=".lap-doctor-", dir=place) as file, open(file.name, "rb") as again:
+            # A lock belongs to an open file, so a second open of it is refused like another process.
             first, second = lock(file), lock(again)
     except OSError as error:
         return fails(
@@ -178,6 +181,7 @@ def check_locks(variable: str, folder: Path, lock: Callable[[IO[Any]], Lock] = l
 def check_file_limit(limit: int) -> Finding:
     step = f"raise it (ulimit -n {ENOUGH_FILES}) in the shell or job script"
     numbers = {"limit": limit}
+    # RLIM_INFINITY is -1, which a comparison would take for too few.
     if limit == resource.RLIM_INFINITY or limit >= ENOUGH_FILES:
         return passes("no limit" if limit == resource.RLIM_INFINITY else f"{limit:,} open files", **numbers)
     if limit < FEWEST_FILES:

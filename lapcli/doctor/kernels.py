@@ -54,8 +54,8 @@ class AttentionCase:
 
 
 CASES = (
-    AttentionCase("2048 x 128 causal", 2048, 2048, 128, causal=True),
-    AttentionCase("197 x 64", 197, 197, 64, batch=2),
+    AttentionCase("2048 x 128 causal", 2048, 2048, 128, causal=True),  # the paper's GPT
+    AttentionCase("197 x 64", 197, 197, 64, batch=2),  # a ViT: 14 x 14 patches and the class token
     AttentionCase("grouped", 256, 256, 64, heads=4, groups=2, causal=True),
     AttentionCase("cached with a mask", 8, 256, 64, heads=4, groups=2, batch=2, masked=True),
 )
@@ -120,11 +120,13 @@ def check_muon(dtype: torch.dtype, device: torch.device, muon: type[torch.optim.
             p.grad = gradient.clone().to(device)
         optimizer.step()
         for i, gradient in enumerate(x.double() for x in step):
+            # Nesterov momentum as in nanochat's muon.py: the gradient moved towards the new average.
             averages[i] = 0.95 * averages[i] + 0.05 * gradient
             update = 0.05 * gradient + 0.95 * averages[i]
             truth[i] = truth[i] - 0.02 * max(1.0, truth[i].shape[0] / truth[i].shape[1]) ** 0.5 * _spectral(update)
     error = max(
         (
+            # Of the updates: beside the weights, a wrong step of 0.02 would hardly show.
             relative_error((p.detach().cpu().double() - start), x - start.double())
             for p, start, x in zip(parameters, starts, truth, strict=True)
         ),
@@ -168,12 +170,14 @@ def check_targets_loss(
     )
     Q = (teacher_NV.double() / 0.05).exp()
     for _ in range(3):
+        # Prototypes first and samples last, so that the targets of a sample sum to 1.
         Q = Q / Q.sum(0)
         Q = Q / Q.sum(1, keepdim=True)
     x, prototypes = (y.double().requires_grad_() for y in (x_ND, prototypes_VD))
     value = -(Q * (x @ prototypes.T / 0.1).log_softmax(1)).sum(1).mean()
     value.backward()
     policy = ComputePolicy(device.type)
+    # Must follow the computation of Q: on the CPU the targets overwrite these logits.
     targets = balance(teacher_NV.to(device), 0.05, 3, policy)
     mine = [y.to(device).requires_grad_() for y in (x_ND, prototypes_VD)]
     weights = torch.full((256,), 1 / 256, device=device)
@@ -193,6 +197,7 @@ def relative_error(computed: Tensor, truth: Tensor) -> float:
 
 
 def _with_nan_last(error: float) -> tuple[bool, float]:
+    # Without this key, max keeps or drops a NaN depending on its place.
     return error != error, error
 
 
@@ -211,6 +216,7 @@ def _inputs(case: AttentionCase, dtype: torch.dtype) -> Iterator[Tensor]:
 
 
 def _outputs(attention: Attention, q: Tensor, k: Tensor, v: Tensor, weights: Tensor) -> list[Tensor]:
+    # New leaves: gradients of an earlier call must not add up.
     inputs = [x.detach().requires_grad_() for x in (q, k, v)]
     y = attention(*inputs)
     (y * weights).sum().backward()

@@ -98,6 +98,7 @@ def first_difference(one: Path, other: Path) -> str | None:
         if ours.keys() != theirs.keys():
             return f"the names in {file}"
         for name, tensor in ours.items():
+            # As bytes, where NaN equals itself and -0.0 is not 0.0; flattened, because a scalar has no view as bytes.
             if not torch.equal(tensor.flatten().view(torch.uint8), theirs[name].flatten().view(torch.uint8)):
                 return name
     return None
@@ -118,6 +119,7 @@ def plan_and_probe(device_type: str) -> dict[str, Any]:
     settings = [part for key, value in changes.items() for part in ("--set", f"{key}={value}")]
     command = [sys.executable, "-m", "lapcli", "plan", "gpt561m_5L", "--probe", "5", "--json", *settings]
     if device_type != "cuda":
+        # The recipe's 5 Laplacian heads are more than the 4 heads of SMALL.
         command += ["--set", "model.laplacian_heads=2"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:

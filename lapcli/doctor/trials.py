@@ -96,6 +96,7 @@ def train_trial(
     recipe = recipe_from_dict(recipe_of(trial))
     assert isinstance(recipe, BaseRecipe)
     if trial.deterministic:
+        # Before anything starts CUDA: cuBLAS reads its variable only once.
         prepare_determinism()
     console = LogConsole()
     console.quiet = True
@@ -133,6 +134,7 @@ def _exchange(size: int, world: Any) -> float | None:
 def _weights_hash(model: Any) -> str:
     sha256 = hashlib.sha256()
     for parameter in model.state_dict().values():
+        # numpy has no bf16; float32 holds it exactly.
         sha256.update(parameter.detach().float().cpu().numpy().tobytes())
     return sha256.hexdigest()
 
@@ -180,6 +182,7 @@ class _Observed:
         self._objective.after_step(step)
         if self._counter is not None and step == self.COUNTED:
             self._counter.__exit__(None, None, None)
+            # The right side is evaluated first, while the counter is still there.
             self._counter, self.waits = None, len(self._counter)
 
 
@@ -213,6 +216,7 @@ def start_trial(trial: TrialTraining, hang: float = TRIAL_TIMEOUT) -> TrialOutco
     children = []
     for log, environment in zip(logs, environments, strict=True):
         with log.open("w") as opened:
+            # The tokens of the trial stay out of the user's cache and are removed with the folder.
             cache = {"LAP_CACHE": str(folder / "cache"), "OMP_NUM_THREADS": "1"}
             environment = {**os.environ, **cache, **environment}
             children.append(subprocess.Popen(command, env=environment, stdout=opened, stderr=opened))
@@ -240,6 +244,7 @@ def _wait_for_all(children: Sequence[subprocess.Popen[Any]], hang: float) -> Non
     deadline = time.monotonic() + hang
     try:
         while any(child.poll() is None for child in children):
+            # Only codes other than 0 count: a rank that finished does not hurry the others.
             if any(child.poll() for child in children):
                 deadline = min(deadline, time.monotonic() + GRACE)
             if time.monotonic() > deadline:

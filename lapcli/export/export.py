@@ -118,6 +118,7 @@ def export_run(
     loaded.module.eval().requires_grad_(False)
     round_weights(loaded.module, dtype)
     exported = ExportedModel(loaded, plan, dtype)
+    # Beside the folder, because a rename does not cross file systems; the process's id keeps two exports apart.
     temporary = folder.parent / f".writing-{folder.name}-{os.getpid()}"
     try:
         make_folder(folder.parent)
@@ -125,6 +126,7 @@ def export_run(
         make_folder(temporary, is_new=True)
         form.write(exported, temporary)
         checks = verify(to, exported, temporary) if _is_verified(form, verified) else []
+        # The record has the hashes of the files so far: neither the card's, which is written from it, nor its own.
         record = _record(exported, form, temporary, checks)
         write_card(exported, record, temporary)
         write_checked_json(temporary / RECORD, record)
@@ -169,6 +171,7 @@ def _record(exported: ExportedModel, form: Format, folder: Path, checks: list[Co
         "heads": exported.plan.heads,
         "dtype": exported.dtype,
         "files": {path.name: sha256_of_file(path) for path in sorted(folder.iterdir())},
+        # None if nothing was compared: all() of no checks is True.
         "verified": all(check.holds for check in checks) if checks else None,
         "differences": {check.name: check.difference for check in checks},
         "lap": __version__,

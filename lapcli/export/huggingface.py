@@ -72,10 +72,12 @@ def write_hf(exported: ExportedModel, folder: Path) -> None:
     if native:
         tensors = {to_transformers(name): tensor for name, tensor in tensors.items()}
     else:
+        # Copied as it is: the modelling file must not import anything of lapcli.
         write_bytes(folder / MODELING, Path(__file__).with_name(MODELING).read_bytes())
     save_weights(exported, tensors, folder / WEIGHTS)
     write_json(folder / "config.json", _config(model, tokenizer, exported.dtype, native))
     is_chat = exported.recipe.objective == "chat"
+    # Both: a chat turn ends with the first, a document of a base model with the second.
     ends = [tokenizer.special(name) for name in (END, BOS)]
     write_json(
         folder / "generation_config.json",
@@ -108,6 +110,7 @@ def _config(model: GPT, tokenizer: Tokenizer, dtype: str, native: bool) -> dict[
             "model_type": "nanochat",
             "intermediate_size": 4 * config.width,
             "hidden_act": "relu2",
+            # F.rms_norm's own default in float32, which the run computes with; that of transformers is 1e-6.
             "rms_norm_eps": torch.finfo(torch.float32).eps,
             "rope_parameters": {"rope_type": "default", "rope_theta": config.rotary_base},
         }
@@ -129,6 +132,7 @@ def _write_tokenizer(tokenizer: Tokenizer, folder: Path, context: int, eos: str)
     tokenizer.save(folder / TOKENIZER)
     content = json.loads((folder / TOKENIZER).read_text(encoding="utf-8"))
     first = {"SpecialToken": {"id": BOS, "type_id": 0}}
+    # Not applied by `apply_chat_template`, whose template writes <|bos|> itself.
     content["post_processor"] = {
         "type": "TemplateProcessing",
         "single": [first, {"Sequence": {"id": "A", "type_id": 0}}],

@@ -170,6 +170,7 @@ class LapForCausalLM(PreTrainedModel, GenerationMixin):
         self.head: nn.Module = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
         self.post_init()
 
+    # transformers looks for `lm_head`; this model keeps the names of `lap`.
     def get_output_embeddings(self) -> nn.Module:
         return self.head
 
@@ -217,12 +218,15 @@ class LapForCausalLM(PreTrainedModel, GenerationMixin):
         rotary = self._rotary(position_ids)
         x_BTC = rms_norm(embedded_BTC)
         hidden = [x_BTC]
+        # For the loss alone: what stays in `options` is passed down to the attention function.
         loss_options = {key: options.pop(key) for key in ("num_items_in_batch",) if key in options}
         for block in self.blocks:
             x_BTC = block(x_BTC, rotary, mask, past_key_values, **options)
             hidden.append(x_BTC)
         x_BTC = rms_norm(x_BTC)
+        # 0 keeps all tokens, since slice(-0, None) is the whole sequence.
         kept = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
+        # float32 before the soft cap, as in training.
         logits_BTV = self.head(x_BTC[:, kept]).float()
         cap = self.config.final_logit_softcapping
         logits_BTV = cap * torch.tanh(logits_BTV / cap)
@@ -233,6 +237,7 @@ class LapForCausalLM(PreTrainedModel, GenerationMixin):
             loss=loss,
             logits=logits_BTV,
             past_key_values=past_key_values if uses_cache else None,
+            # The last one is after the norm, as in transformers' own models.
             hidden_states=(*hidden[:-1], x_BTC) if output_hidden_states else None,
         )
         return output.to_tuple() if return_dict is False else output

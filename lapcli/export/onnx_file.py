@@ -47,6 +47,7 @@ def write_onnx(exported: ExportedModel, folder: Path) -> None:
                 verbose=False,
             )
         assert program is not None
+        # Weights beyond 2 GB, the limit of a protobuf, go to a second file.
         program.save(folder / ONNX)
     except torch.onnx.OnnxExporterError as error:
         raise LapError(f"torch cannot export this model to ONNX ({str(error).splitlines()[0][:200]})") from None

@@ -43,6 +43,7 @@ def _hf(folder: Path, inputs: dict[str, Tensor], settings: dict[str, Any]) -> tu
     mask = torch.zeros_like(padded)
     for row, prompt in enumerate(prompts):  # padded on the left, as generation needs it
         padded[row, longest - len(prompt) :], mask[row, longest - len(prompt) :] = prompt, 1
+    # `generate` derives the positions from the mask; a bare forward would count the padding.
     logits_of_padded = model(padded, attention_mask=mask, position_ids=(mask.cumsum(-1) - 1).clamp(min=0)).logits
     tensors = {"logits": model(inputs["tokens"]).logits}
     for row, prompt in enumerate(prompts):
@@ -52,6 +53,7 @@ def _hf(folder: Path, inputs: dict[str, Tensor], settings: dict[str, Any]) -> tu
     ways: dict[str, dict[str, Any]] = {
         "no cache": {"use_cache": False},
         "dynamic cache": {},
+        # Its buffer is longer than the text, so that its last values are not those of the current tokens.
         "static cache": {"cache_implementation": "static"},
     }
     greedy = {

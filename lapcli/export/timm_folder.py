@@ -52,10 +52,12 @@ def _classifier(section: ViTModel, is_plain: bool) -> tuple[str, dict[str, Any]]
         "num_heads": section.heads,
         "mlp_ratio": section.mlp_ratio,
         "num_classes": section.classes,
+        # DeiT-III: the class token has no position.
         "no_embed_class": True,
     }
     if section.layer_scale is not None:  # timm drops arguments that are null and uses its default, no layer scale
         arguments["init_values"] = section.layer_scale
+    # Only a constructor: the arguments replace every size of this architecture.
     return "vit_base_patch16_224" if is_plain else "lap_vit", arguments
 
 

@@ -57,6 +57,7 @@ def round_weights(model: nn.Module, dtype: str) -> None:
 
 
 def save_weights(exported: ExportedModel, tensors: Mapping[str, Tensor], path: Path) -> None:
+    # safetensors saves neither tensors that share memory nor ones that are not contiguous.
     plain = {
         name: tensor.detach().to(DTYPES[exported.dtype]).cpu().contiguous().clone() for name, tensor in tensors.items()
     }
