@@ -64,6 +64,7 @@ class Backbone:
         normal_BCHW = images_BCHW.to(device).float().sub_(mean).div_(std)
         with ComputePolicy(device.type, bf16).autocast():
             class_BD, patches_BPD = self.tokens(normal_BCHW)
+        # float32 before any classifier, as in DINOv3's eval/linear.py.
         class_BD, patches_BPD = class_BD.float(), patches_BPD.float()
         if not (torch.isfinite(class_BD).all() and torch.isfinite(patches_BPD).all()):
             raise LapError(f"{self.name} gives features that are not finite; these weights cannot be evaluated")
@@ -108,6 +109,7 @@ class TimmBackbone(Backbone):
 
     def at_size(self, size: int) -> "TimmBackbone":
         """Return a copy for images of that size, with its learned positions interpolated."""
+        # set_input_size replaces the positions in place, and other tasks use the original size.
         model: Any = copy.deepcopy(self.model)
         model.set_input_size(img_size=(size, size))
         return TimmBackbone(model, name=self.name, mean=self.mean, std=self.std, device=self.device)
@@ -251,9 +253,11 @@ class TrainingFeatures:
         device = self._backbone.device
         features_BD = torch.zeros(self._batch, self._width, device=device)
         for turn, share in enumerate(self._shares):
+            # Also for an empty share: the workers prefetch in order, and a request left out would restart them.
             images_BCHW, _ = self._loader.batch(step, turn)
             if share:
                 features_BD[share.start : share.stop] = self._feature(*self._backbone(images_BCHW, self._how.bf16))
+        # Labels of the whole batch, of which the loader reads only this process's share.
         examples = self._order.examples(step, 0, self._batch)
         labels_B = self._labels_N[[example.index for example in examples]].to(device)
         return self._how.together(features_BD), labels_B

@@ -55,6 +55,7 @@ class LinearProbes:
         device: torch.device,
         momentum: float = 0.9,
     ) -> None:
+        # Drawn on the CPU: the same weights for every device.
         start_KD = torch.randn(classes, width, generator=torch.Generator().manual_seed(seed)) * INITIAL_STD
         self.weight_RKD = start_KD.repeat(len(rates), 1, 1).to(device)
         self.bias_RK = torch.zeros(len(rates), classes, device=device)
@@ -87,6 +88,7 @@ class LinearProbes:
         )
         rate_R = self._rates_R * (0.5 * (1 + math.cos(math.pi * self.step_number / self._steps)))
         for value, speed, gradient in zip((self.weight_RKD, self.bias_RK), self._speed, gradients, strict=True):
+            # torch.optim.SGD's momentum: no dampening, and the first speed is the gradient itself.
             speed.mul_(self._momentum).add_(gradient)
             value.addcmul_(speed, rate_R.view(-1, *[1] * (value.ndim - 1)), value=-1)
         self.step_number += 1
@@ -122,6 +124,7 @@ def measure_knn(
             "use --set knn.neighbours=[1]"
         )
     transform = evaluation_transform(_source(crop_ratio=protocol.crop_ratio), backbone.image)
+    # Training images get the evaluation transform too, as in DINOv3's eval/knn.py.
     keys_ND = all_features(
         backbone, data.train, transform, class_token, backbone.width, how, "features of training images"
     )

@@ -51,7 +51,7 @@ class LinearProtocol(Section):
         default_factory=lambda: [1e-5, 2e-5, 5e-5, 1e-4, 2e-4, 5e-4, 1e-3, 2e-3, 5e-3, 1e-2, 2e-2, 5e-2, 0.1]
     )  # each is scaled by batch / 256
     batch: Count = 512  # of all processes: 128 on each of the paper's 4 GPUs
-    steps: Count = 12_500
+    steps: Count = 12_500  # 10 epochs of 1,250 steps in DINOv3's eval/linear.py
     momentum: Annotated[float, Field(ge=0, lt=1)] = 0.9
     scale: Annotated[list[Share], Field(min_length=2, max_length=2)] | None = Field(
         default_factory=lambda: [0.08, 1.0], description="two shares of the area, or null for whole images"
@@ -225,6 +225,7 @@ def measure_probes(backbone: "Backbone", settings: ProbeSettings, request: Evalu
                 identities.append(scenes.identity)
                 # Windows are larger than the other tasks' images; a batch has as many pixels as one of theirs.
                 share = (backbone.image / window_size(protocol, backbone.patch)) ** 2
+                # No bf16: DINOv3's segmentation computes in float32.
                 at_once = ForwardSettings(world, max(1, int(batch * share)), workers, progress=progress)
                 scores.append(measure_ade20k(backbone, scenes, protocol, at_once, limit))
     identity = identities[0] if len(identities) == 1 else digest(*identities)

@@ -76,6 +76,7 @@ def evaluate_run(
     weights = find_checkpoint(run, which)
     world = join_world(run.recipe.train.device)
     try:
+        # Machines with different copies of a run would be scored as one model.
         world.require_same({"weights": weights.weights_sha256})
         loaded = open_run(run, weights, world.device)
         measured = _measure(chosen, loaded, world, batch, data, limit)
@@ -149,5 +150,6 @@ def _saved(
     if world.is_main:
         make_folder(path.parent)
         write_checked_json(path, evaluation.to_dict())
+    # When any rank returns, the file is complete.
     world.barrier()
     return evaluation

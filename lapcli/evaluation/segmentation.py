@@ -89,6 +89,7 @@ class LinearHead(nn.Module):
         """Return (B, K, h, w) logits. In training the dropped channels are drawn by (seed, step), alike on all
         processes."""
         if self.training and self._dropout:
+            # + 1, because the seed itself draws the initial weights.
             generator = torch.Generator().manual_seed(self._seed + 1 + step)
             kept_BD = torch.rand(features_BDhw.shape[:2], generator=generator) >= self._dropout
             features_BDhw = features_BDhw * (kept_BD / (1 - self._dropout)).to(features_BDhw.device)[:, :, None, None]
@@ -100,6 +101,7 @@ def learning_rate(protocol: Ade20kProtocol, step: int) -> float:
     instead."""
     warmup = protocol.warmup_share * protocol.steps
     done = step / protocol.steps
+    # DINOv3's schedulers.py, with its jump from 0.96 to 0.9965 of the peak where the warm-up ends.
     share = step / warmup * (1 - done) if step < warmup else 0.5 * (1 + math.cos(math.pi * done))
     return protocol.lr * share
 
@@ -138,6 +140,7 @@ def classes_at(logits_KHW: Tensor, size: tuple[int, int]) -> Tensor:
     guesses = torch.zeros(size, dtype=torch.int64, device=logits_KHW.device)
     for first in range(0, len(logits_KHW), CLASSES_AT_ONCE):
         values, classes = _upsampled(logits_KHW[first : first + CLASSES_AT_ONCE], size).max(dim=0)
+        # Strictly, so that the first of equal classes wins, as in an arg-max over all of them.
         better = values > best
         best, guesses = torch.where(better, values, best), torch.where(better, classes + first, guesses)
     return guesses
@@ -153,7 +156,7 @@ class Segmentation:
     def __init__(self, backbone: Backbone, data: SceneData, protocol: Ade20kProtocol, how: ForwardSettings) -> None:
         self._protocol, self._how, self._data = protocol, how, data
         self.window = window_size(protocol, backbone.patch)
-        self.stride = self.window * 2 // 3
+        self.stride = self.window * 2 // 3  # 341 of 512 pixels, as in DINOv3
         self._backbone = backbone.at_size(self.window)
         self.head = LinearHead(backbone.width, CLASSES, protocol.dropout, protocol.seed).to(backbone.device)
         self._optimizer = torch.optim.AdamW(
@@ -194,6 +197,7 @@ class Segmentation:
         for turn, share in enumerate(self._shares):
             images_BCHW, labels_BHW = self._loader.batch(step, turn)
             if share:
+                # Copied into a normal tensor: autograd does not save the backbone's inference tensors for a backward.
                 features_BDhw[share.start : share.stop] = self._features(images_BCHW)
                 labels.update(zip(share, labels_BHW, strict=True))
         self._how.together(features_BDhw)
@@ -204,12 +208,14 @@ class Segmentation:
             logits_KHW = _upsampled(coarse_Khw, (self.window, self.window))
             truth_HW = labels_HW.to(device, torch.int64)
             loss = F.cross_entropy(logits_KHW[None], truth_HW[None], ignore_index=IGNORED, reduction="sum")
+            # By all pixels of the batch, also the ignored ones, as in DINOv3's loss.py.
             loss = loss / (batch * truth_HW.numel())
             (gradient_BKhw[row],) = torch.autograd.grad(loss, coarse_Khw)
             total += loss.item()
         for group in self._optimizer.param_groups:
             group["lr"] = learning_rate(self._protocol, step)
         self._optimizer.zero_grad()
+        # Rows of other processes are 0 here; after the sum every process makes the same update.
         coarse_BKhw.backward(self._how.together(gradient_BKhw))
         self._optimizer.step()
         return self._how.world.sum([total])[0]
@@ -226,6 +232,7 @@ class Segmentation:
                 how.progress("scoring scenes", number + 1, len(scenes))
         device = self._backbone.device
         if how.world.size > 1:
+            # NCCL sums only tensors on the GPU.
             overlaps_N2K = how.together(overlaps_N2K.to(device)).cpu()
         return overlaps_N2K.numpy()
 

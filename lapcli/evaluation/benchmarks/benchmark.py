@@ -298,6 +298,7 @@ def letters_definition(
         **task_definition(name, documents, LETTERS_VERSION),
         "output_type": "multiple_choice",
         "doc_to_text": question,
+        # In chat form lm-eval puts no space before a choice, so that it is the token of the prompt's own letter.
         "doc_to_choice": labels,
         "doc_to_target": right_label,
         "metric_list": [_mean("acc")],
@@ -331,12 +332,14 @@ def sampled_definition(
             "temperature": settings.temperature,
             "top_k": settings.top_k,
             "max_gen_toks": settings.max_new_tokens,
+            # Must be given: lm-eval's default is to stop at a blank line.
             "until": [],  # <|assistant_end|> and <|bos|> end an answer
         },
         "filter_list": [
             {
                 "name": "verdicts",
                 "filter": [
+                    # lm-eval's default filter keeps one sample.
                     {"function": "take_first_k", "k": settings.samples},
                     {"function": "custom", "filter_fn": judge},
                 ],

@@ -67,6 +67,7 @@ def _held_out(run: Run) -> Documents:
     prepared = prepare_text(recipe.data, Tokenizer.from_file(run.path / TOKENIZER))
     tokens = prepared.validation.read(0, min(len(prepared.validation), recipe.validation.tokens))
     starts = np.flatnonzero(tokens == prepared.tokenizer.bos)
+    # Without <|bos|>, which the adapter puts before each document.
     parts = [part[part != prepared.tokenizer.bos] for part in np.split(tokens, starts)]
     texts = [prepared.tokenizer.decode(part.tolist()) for part in parts if len(part)]
     digest = hashlib.sha256("\0".join(texts).encode()).hexdigest()

@@ -20,6 +20,7 @@ from lapcli.evaluation.benchmarks.benchmark import (
 )
 
 SPLITS = ("test", "train")
+# Wider than nanochat's, which takes neither `####42` nor `#### $42` nor `#### 42.` for 42.
 _NUMBER = re.compile(r"####[ \t]*(-?\$?|\$[ \t]*-?)([0-9][0-9.,]*|\.[0-9][0-9.,]*)")
 
 

@@ -76,7 +76,9 @@ class HumanEval(Benchmark):
         documents = self.documents("test", request.data)
         judge = CodeJudge(choose_mode(request.allow_unsafe), _continued_program, request.progress)
         definition = {
+            # lm-eval would ask to confirm `unsafe_code`; the programs run in our sandbox.
             **{key: value for key, value in self.lm_eval_definition().items() if key != "unsafe_code"},
+            # lm-eval's own name of the filter, so that results have the same keys.
             "filter_list": [{"name": "create_test", "filter": [{"function": "custom", "filter_fn": judge.__call__}]}],
             "process_results": _pass_at_1,
             "metric_list": [{"metric": "pass@1", "aggregation": "mean", "higher_is_better": True}],

@@ -45,6 +45,7 @@ class Mmlu(Benchmark):
         question, texts, labels, answer = read_choices(_with_choices(row))
         subject = row.get("subject") if isinstance(row, Mapping) else None
         if subject is None and path.suffix == ".csv":
+            # The authors' files are named SUBJECT_test.csv and have no such column.
             subject = path.stem.rpartition("_")[0]
         return {"question": question, "subject": subject or "", "choices": texts, "answer": labels.index(answer)}
 
@@ -91,6 +92,7 @@ def _subjects_in_groups(splits: dict[str, Documents], seed: int) -> dict[str, An
     groups = {name: read_definition(f"{folder}/_{name}.yaml") for name in top["task"]}
     whole = Group.from_config(GroupConfig(**top))
     parts = {name: Group.from_config(GroupConfig(**definition)) for name, definition in groups.items()}
+    # A group's file lists a tag, and each subject's file names the tag that it belongs to.
     by_tag = {definition["task"][0]: parts[name] for name, definition in groups.items()}
     by_subject = {split: rows.by("subject") for split, rows in splits.items()}
     tasks: dict[str, Any] = {}
@@ -99,6 +101,7 @@ def _subjects_in_groups(splits: dict[str, Documents], seed: int) -> dict[str, An
         definition = read_definition(f"{folder}/{path.name}")
         subject = definition["dataset_name"]
         documents = {split: by_subject[split][subject] for split in splits if subject in by_subject[split]}
+        # A folder given by --data may have some subjects only.
         if "test" not in documents:
             continue
         tasks |= one_task(definition["task"], with_documents(definition, documents), seed)["tasks"]

@@ -51,6 +51,7 @@ class Prompt(str):
 
 def encode_prompts(prompts: Iterable[Prompt]) -> None:
     """Tokenise all prompts that have no ids yet, in one call of the tokenizer."""
+    # By identity: prompts of equal text are equal strings, but each of them needs its ids.
     waiting = [(prompt, prompt._parts) for prompt in {id(each): each for each in prompts}.values()]
     parts = [(prompt, *unencoded) for prompt, unencoded in waiting if unencoded is not None]
     if not parts:
@@ -120,6 +121,7 @@ class LapLM(TemplateLM):
             return list(string.ids)
         known = self._encoded.get(string)
         ids = self._tokenizer.encode(string) if known is None else known
+        # None adds <|bos|>: `TemplateLM` encodes context and whole text with None and cuts one by the other's length.
         return ids if add_special_tokens is False else [self._tokenizer.bos, *ids]
 
     def apply_chat_template(
@@ -129,6 +131,7 @@ class LapLM(TemplateLM):
 
     def _encode_pair(self, context: str, continuation: str) -> tuple[list[int], list[int]]:
         if isinstance(context, Prompt):
+            # Encoded separately as in training, where an answer follows a special token and nothing merges over it.
             return list(context.ids), self.tok_encode(continuation, add_special_tokens=False)
         return super()._encode_pair(context, continuation)
 
@@ -150,6 +153,7 @@ class LapLM(TemplateLM):
         """Return the texts that `TemplateLM` encodes one by one; one call encodes them on all cores in advance."""
         if isinstance(context, Prompt) or not context:
             return [continuation]
+        # As in `TemplateLM._encode_pair`; a text that is not predicted here is encoded later, one at a time.
         return [context.rstrip(), context + continuation]
 
     def _loglikelihood_tokens(
@@ -178,6 +182,7 @@ class LapLM(TemplateLM):
                 f"{self._task}: one of the answers {', '.join(map(repr, texts))[:80]} is merged into the last token "
                 "of its prompt; this tokenizer cannot be evaluated on it"
             )
+        # In a small vocabulary " A" may be one token and " B" two, whose likelihoods are not comparable.
         letters = {text.strip() for text in texts}
         are_letters = len(letters) > 1 and all(len(letter) == 1 for letter in letters)
         if are_letters and (any(len(each) != 1 for each in continuations) or len(continuations) != len(letters)):
@@ -219,6 +224,7 @@ class LapLM(TemplateLM):
         encode_prompts(request.args[0] for request in requests if isinstance(request.args[0], Prompt))
         groups: list[tuple[Instance, int]] = []
         for request in requests:
+            # lm-eval repeats the very same object, and the repetitions are adjacent.
             if groups and groups[-1][0] is request:
                 groups[-1] = (request, groups[-1][1] + 1)
             else:
@@ -237,6 +243,7 @@ class LapLM(TemplateLM):
     def _sampling(self, given: Mapping[str, Any]) -> tuple[Sampling, tuple[str, ...]]:
         unknown = [name for name in given if name not in _UNDERSTOOD and given[name] != _NEUTRAL.get(name)]
         draws = bool(given.get("do_sample")) and float(given.get("temperature", 1.0)) > 0
+        # Settings such as top_p do not change a greedy answer.
         if unknown and (draws or unknown[0] not in _NEUTRAL):
             raise UsageError(
                 f"{self._task} asks for generation with {', '.join(sorted(unknown))}, which `lap` does not have; "

@@ -32,6 +32,7 @@ class Journal:
         """Return the answers of all processes; a line that was cut short by a kill or damaged is skipped."""
         answers: dict[str, Any] = {}
         for path in sorted(self._folder.glob("*.jsonl")) if self._folder else ():
+            # splitlines also splits at U+2028 and the like, which json.dumps escapes.
             for line in read_text(path, "replace").splitlines():
                 try:
                     entry = json.loads(line)
@@ -53,6 +54,7 @@ class Journal:
             if is_cut:  # the new line must not be appended to a half one
                 self._file.write("\n")
         self._file.write(json.dumps({"key": key, "value": value, "check": _check(key, value)}) + "\n")
+        # To the kernel, not to the disk: enough for a process that is killed.
         self._file.flush()
 
     def clear(self) -> None:

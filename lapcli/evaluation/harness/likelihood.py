@@ -123,6 +123,7 @@ def _score_batch(model: GPT, questions: Sequence[Question]) -> list[list[Likelih
 def _mask(positions_BT: Tensor, segments_BT: Tensor) -> Tensor:
     """Return a (B, 1, T, T) mask: a position attends to the context and to earlier tokens of its own continuation."""
     query, key = segments_BT[:, :, None], segments_BT[:, None, :]
+    # Padding (segment -1, position 0) attends to itself: a query without any key would be NaN.
     not_later = positions_BT[:, None, :] <= positions_BT[:, :, None]
     return (((key == 0) | (key == query)) & not_later)[:, None]
 

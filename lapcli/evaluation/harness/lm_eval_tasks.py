@@ -26,12 +26,14 @@ Loaded = dict[str, Any]  # as `evaluate` takes it: tasks, groups, group_map
 
 def read_definition(file: str) -> dict[str, Any]:
     """Read lm-eval's definition in a file below its folder of tasks; its own Python functions are left as names."""
+    # Resolved, they would be imported, and humaneval/utils.py downloads and runs a metric at import.
     return load_yaml(DEFINITIONS / file, resolve_func=False)
 
 
 def with_documents(definition: dict[str, Any], splits: dict[str, Documents]) -> dict[str, Any]:
     """Return the definition over our documents; splits that it would only draw few-shot examples from are left out."""
 
+    # lm-eval passes the task's metadata.
     def load(**_: Any) -> dict[str, Documents]:
         return splits
 
@@ -44,6 +46,7 @@ def with_documents(definition: dict[str, Any], splits: dict[str, Documents]) -> 
 
 def one_task(name: str, definition: dict[str, Any], fewshot_seed: int | None = None) -> Loaded:
     task = ConfigurableTask(config=definition)
+    # Only lm-eval's `simple_evaluate` sets the seed; `evaluate` leaves it to the caller.
     if fewshot_seed is not None:
         task.set_fewshot_seed(seed=fewshot_seed)
     return {"tasks": {name: task}, "groups": {}, "group_map": {}}
@@ -94,6 +97,7 @@ def _offline_if_there_is_no_hub() -> Iterator[None]:
     if hub_is_offline() or unreachable() is None:
         yield
         return
+    # In the modules, which have read the environment at import.
     places = [(datasets.config, "HF_HUB_OFFLINE"), (huggingface_hub.constants, "HF_HUB_OFFLINE")]
     before = [getattr(module, name) for module, name in places]
     for module, name in places:

@@ -58,6 +58,7 @@ def evaluate(request: EvaluationRequest, settings: BenchmarkSettings) -> TaskRes
         try:
             measured = BenchmarkEvaluation(request, settings, workers, progress).measure()
         except BaseException as error:
+            # Ctrl-C too: the other ranks wait in a collective until they are told to stop.
             workers.stop(error)
             raise
         workers.stop()
@@ -146,6 +147,7 @@ class BenchmarkEvaluation:
             journal=folder,
         )
         with _swift_lm_eval():
+            # `simple_evaluate` would reseed all generators. One task a call: lm-eval asks all before it scores any.
             results: Any = evaluator.evaluate(
                 lm=lm,
                 task_dict=prepared.loaded,
@@ -241,6 +243,7 @@ def _score(prepared: PreparedTask, head: str, results: Mapping[str, Any], detail
     numbers = results["results"][head]
     metrics: dict[str, dict[str, float | None]] = {}
     for key, value in numbers.items():
+        # Beside metrics ("acc,none") there are names, counts and "N/A".
         metric, comma, filter_name = key.partition(",")
         if not comma or metric.endswith("_stderr") or not isinstance(value, int | float):
             continue

@@ -98,6 +98,7 @@ class Worker:
         return answers
 
     def _generate(self, job: GenerationJob, journal: Journal) -> list[Any]:
+        # The engine counts samples, `batch` counts prompts.
         engine = Engine(self._model, self._tokenizer, batch=self._batch * job.samples, uses_tools=job.is_chat)
         tokens: list[list[list[int]]] = [[[] for _ in range(job.samples)] for _ in job.items]
         running = [job.samples] * len(job.items)
@@ -112,6 +113,7 @@ class Worker:
             generated = tokens[event.prompt][event.sample]
             if not event.is_end:
                 generated.append(event.token)
+            # The engine ends a row at max_tokens itself; the test is repeated to notice the last sample of a prompt.
             over = event.is_end or len(generated) >= job.sampling.max_tokens or self._has_stop(generated, stops)
             if over:
                 running[event.prompt] -= 1
@@ -130,6 +132,7 @@ class Worker:
         if not stops:
             return False
         # A token has at least one byte, so a stop that the newest token completes lies within this many tokens.
+        # Bytes, because a token may end within a character.
         newest = self._tokenizer.decode_bytes(tokens[-max(map(len, stops)) :])
         return any(stop in newest for stop in stops)
 
@@ -170,6 +173,7 @@ class Workers:
 
     def __init__(self, world: World, work: Work) -> None:
         self._world, self._work = world, work
+        # All ranks have to create it, also those that only serve. gloo, because jobs are objects on the CPU.
         self._group: Any = dist.new_group(backend="gloo", timeout=_PATIENCE) if world.size > 1 else None
 
     def do(self, job: Job, cost: Callable[[Any], float]) -> list[Any]:
