@@ -60,6 +60,7 @@ def results_folder(models: Sequence[AnalyzedModel], runs_dir: Path) -> Path:
     names = sorted({re.sub(r"[^\w.+-]", "_", model.name) for model in models})
     joined = "+".join(names)
     if len(joined) > 120:
+        # A file name has at most 255 bytes; the digest of all names keeps two long comparisons apart.
         joined = f"{names[0][:60]}+{len(names) - 1}-more-{digest(*names)[:6]}"
     return runs_dir / "analysis" / joined
 
@@ -116,9 +117,11 @@ def _text(loaded: LoadedModel, selection: Selection) -> TextExamples:
     base, source = kind_of(loaded.run.recipe).data_of(loaded.run)
     assert isinstance(source, TextSource)
     if selection.data is not None:
+        # The other keys describe the recipe's own source: its files, its revision and its validation text.
         changes = {"train": selection.data, "files": None, "revision": None, "validation": None}
         source = source.model_copy(update=changes)
     recipe: Any = loaded.run.recipe
+    # The run's own tokenizer: one trained on the text of --data would give other ids than the model's embedding has.
     section = recipe.tokenizer.model_copy(update={"file": str(loaded.run.path / TOKENIZER)})
     with shown_progress() as progress:
         data = prepare_text(source, section, progress=progress)
@@ -144,6 +147,7 @@ def _images(loaded: LoadedModel, selection: Selection) -> ImageExamples:
     if selection.data is not None:
         changes = {
             "train": selection.data,
+            # The digits come in one part, so that a share of them is held out.
             "validation": 0.2 if selection.data == "builtin" else None,
             "revision": None,
         }

@@ -102,6 +102,7 @@ def panels(columns: int, rows: int = 1, width: float = 3.6, height: float = 2.9)
     """Create a figure with rows x columns axes; `width` and `height` are those of one panel."""
     from matplotlib.figure import Figure
 
+    # Not pyplot, which keeps every figure alive until it is closed and chooses a backend for the whole process.
     figure = Figure(figsize=(width * columns, height * rows), layout="constrained")
     return figure, figure.subplots(rows, columns, squeeze=False)
 
@@ -228,6 +229,7 @@ def figure_by_head(runs: Sequence[ModelResult], quantities: Mapping[str, str], m
                     for value, its_operator in zip(result.series[name], result.words["operators"], strict=True)
                     if its_operator == operator and np.isfinite(value)
                 ]
+                # `reshape` also gives two empty columns where a run has no head with this operator.
                 x, y = np.array(points).reshape(-1, 2).T
                 colour, marker = COLOURS[place % len(COLOURS)], MARKERS[place % len(MARKERS)]
                 panel.scatter(x, y, s=22, color=colour, marker=marker, alpha=0.8, linewidth=0, label=operator)
@@ -264,6 +266,7 @@ def name_runs(axes: Any, runs: Sequence[ModelResult]) -> None:
 def plot_bars(axes: Any, runs: Sequence[ModelResult], values: Sequence[float]) -> None:
     """Draw one bar for each run, with its value above it."""
     for place, (value, style) in enumerate(zip(values, styles(runs), strict=True)):
+        # `styles` gives a solid line to trained models only, so that bars of untrained ones are hatched.
         axes.bar(place, value, width=0.62, color=style["color"], hatch="//" if style["linestyle"] != "-" else None)
         if np.isfinite(value):
             axes.annotate(

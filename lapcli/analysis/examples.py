@@ -26,6 +26,7 @@ from lapcli.runtime.errors import UsageError
 from lapcli.runtime.files import read_bytes
 
 TOKENS_AT_ONCE = 8192
+# As DINOv3's notebook pca.ipynb, which resizes pictures to a height of 768 pixels: 48 patches of 16.
 ROWS = 48  # rows of patches in a feature map, if the model takes pictures of any size
 
 
@@ -65,6 +66,7 @@ def class_names(classes: Sequence[str]) -> Sequence[str]:
     info = ImageNetInfo("imagenet-22k")
     known = set(info.label_names())
     named = [info.label_name_to_description(name).split(",")[0] if name in known else name for name in classes]
+    # ImageNet has a bird and a machine that are both called crane.
     return [f"{text} ({name})" if named.count(text) > 1 else text for name, text in zip(classes, named, strict=True)]
 
 
@@ -85,9 +87,11 @@ class TextExamples(Examples):
         device: torch.device,
     ) -> None:
         self.origin, self._device, self._tokenizer = origin, device, tokenizer
+        # `shuffled`: the first sequences of the stream in its stored order, whatever the seed and the batch size.
         self._sequences = TokenBatches(stream, context=context, batch=1, seed=0, shuffled=True)
         self._count = min(limit, self._sequences.sequences_per_epoch)
         self._batch = batch or max(1, TOKENS_AT_ONCE // context)
+        # Decoded when a name is shown: a vocabulary has tens of thousands.
         self.classes = _TokenNames(tokenizer)
 
     def __len__(self) -> int:
@@ -153,6 +157,7 @@ class ImageExamples(Examples):
 
         def examples(turn: int, _: int) -> list[Example]:
             indices = self._indices[turn * self._batch : (turn + 1) * self._batch]
+            # Epoch and repeat are 0: a reader without a seed draws nothing at random.
             return [Example(0, int(index), 0) for index in indices]
 
         reader = Reader(self._images, self._transform, self._size, None)
@@ -163,6 +168,7 @@ class ImageExamples(Examples):
                 inputs = normalise(images_BCHW.to(self._device), self._source)
                 yield Batch(inputs, labels_B.to(self._device), turn * self._batch)
         finally:
+            # Also if a measurement raises: worker processes are reading ahead.
             loader.close()
 
     def class_counts(self) -> np.ndarray:

@@ -121,6 +121,7 @@ class Measurement:
     order: ClassVar[int] = 100
 
     def __init_subclass__(cls) -> None:
+        # When the file is imported: a plugin's mistake is found before any model has run.
         missing = [name for name in ("name", "help", "definition", "columns") if not hasattr(cls, name)]
         if missing:
             raise TypeError(f"the measurement {cls.__qualname__} does not declare {', '.join(missing)}")
@@ -187,6 +188,7 @@ class Measurement:
         if head is None or head.out_features != classes:
             has = "no classifier" if head is None else f"a classifier of {head.out_features:,} classes"
             raise NotApplicable(f"{self.name}: the model has {has} and the data {classes:,} classes; see --data")
+        # Only the number of classes was compared: row c is taken to be class c of the data.
         return head.weight.detach().double().cpu().numpy()
 
 
@@ -204,6 +206,7 @@ def chosen_layers(text: str | None, default: str, layers: int) -> list[int]:
     for part in wanted.split(","):
         first, dash, last = part.strip().rpartition("-")
         try:
+            # Nothing before the dash: it is the sign of a negative number.
             ends = (int(first), int(last)) if dash and first else (int(part), int(part))
         except ValueError:
             raise UsageError(f"--layer {wanted[:40]!r}: expected last, all, a number, 0,5,11 or 6-11") from None

@@ -43,6 +43,7 @@ class TokenSample:
         if len(self._key) == self._size:  # most later tokens do not enter a full sample and need not be copied
             wanted &= key_BT.reshape(-1) < self._key.max()
         rows = np.flatnonzero(wanted)
+        # Indexed on the device of tokens and labels, so that only the chosen rows are copied to the CPU.
         new_ND = tokens_BTD.reshape(B * T, D)[labels.new_tensor(rows)].cpu().numpy()
         key = np.concatenate([self._key, key_BT.reshape(-1)[rows]])
         label = np.concatenate([self._class, labels_BT.reshape(-1)[rows]])
@@ -101,6 +102,7 @@ def scatter(axes: Any, result: LayerResult, order: list[int], names: Sequence[st
             alpha=0.6,
             linewidth=0,
             label=names[label],
+            # As vectors, thousands of points in each panel would make SVG and PDF files large.
             rasterized=True,
         )
 

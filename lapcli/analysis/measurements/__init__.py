@@ -13,6 +13,7 @@ def _built_in() -> dict[str, str]:
     for module in iter_modules(__path__, f"{__name__}."):
         values = vars(import_module(module.name)).values()
         classes = [value for value in values if isinstance(value, type) and issubclass(value, Measurement)]
+        # Files also import the base class, and may import each other's measurements.
         declared += [value for value in classes if value.__module__ == module.name]
     declared.sort(key=lambda measurement: (measurement.order, measurement.name))
     return {measurement.name: f"{measurement.__module__}:{measurement.__name__}" for measurement in declared}

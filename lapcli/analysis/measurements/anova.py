@@ -167,6 +167,7 @@ def _plot_stacked(axes: Any, runs: Sequence[ModelResult], parts: Sequence[str], 
     base = np.zeros(len(runs))
     for part in parts:
         name, colour, hatch = PARTS[part]
+        # A run without variance has no shares; a NaN would hide the bars stacked on top of it.
         values = np.nan_to_num(np.array(first_layer_values(runs, f"{part}_share{suffix}")))
         axes.bar(range(len(runs)), values, 0.66, bottom=base, color=colour, hatch=hatch, edgecolor="white", label=name)
         for place, value in enumerate(values):

@@ -84,6 +84,7 @@ class Collapse(Measurement):
     def listen(self, capture: Capture, layer: int) -> CollapseAccumulator:
         accumulator = CollapseAccumulator(self._classifier_CD)
         capture.on_labelled_tokens(self.site(layer), lambda tokens, labels, _: accumulator.update(tokens, labels))
+        # Logits of the whole forward, which takes its own pooling and bias, not W times the mean of the tokens.
         capture.on_logits(lambda logits, _: accumulator.update_logits(logits))
         return accumulator
 
@@ -128,6 +129,7 @@ class CollapseAccumulator:
     def update(self, tokens_BTD: Tensor, labels_B: Tensor) -> None:
         mean_BD = tokens_BTD.mean(dim=1)
         self._moments.update(mean_BD, labels_B)
+        # In the order of the logits, which NC4 pairs with these rows by position.
         self._waiting.write(np.ascontiguousarray(mean_BD.cpu().numpy()).tobytes())
 
     def update_logits(self, logits_BC: Tensor) -> None:
@@ -179,7 +181,9 @@ class CollapseAccumulator:
         for first in range(0, len(predicted), _ROWS):
             rows = np.frombuffer(self._waiting.read(_ROWS * width * 8)).reshape(-1, width)  # float64, as written
             # Differences are squared; |h|^2 - 2 h m + |m|^2 would lose the digits that decide near ties.
+            # A copy, because torch warns about arrays that cannot be written, as those of `frombuffer` are.
             distance = torch.cdist(torch.from_numpy(rows.copy()), means, compute_mode="donot_use_mm_for_euclid_dist")
+            # NC4 compares with the means themselves; centring shifts h and means alike and changes no distance.
             nearest = present[distance.argmin(dim=1).numpy()]
             disagree += int((nearest != predicted[first : first + len(rows)]).sum())
         return disagree / len(predicted)
@@ -190,6 +194,7 @@ def equinorm(vectors_CD: np.ndarray) -> float | None:
     lengths = np.linalg.norm(vectors_CD, axis=1)
     if len(lengths) < 2 or lengths.mean() <= _rounding(vectors_CD):
         return None
+    # C - 1, as in the notebook published with Han et al.; the paper does not say.
     return float(lengths.std(ddof=1) / lengths.mean())
 
 
@@ -221,6 +226,7 @@ def _within_over_between(scatter_DD: np.ndarray, centred_CD: np.ndarray) -> floa
     nonzero[max(C - 1, 0) :] = False  # 0 in exact arithmetic
     if not nonzero.any():
         return None
+    # diag(V^T S_W V): the trace needs no D x D pseudo-inverse.
     within_R = np.einsum("rd,de,re->r", directions[nonzero], scatter_DD, directions[nonzero])
     return float((within_R / (singular[nonzero] ** 2 / C)).sum())
 

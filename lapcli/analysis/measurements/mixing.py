@@ -74,6 +74,7 @@ class OperatorMixing(Measurement):
         columns = len(titles) + len(over_training)
         for number, each in enumerate(logged):
             for place, name in enumerate(over_training):
+                # `figure.axes` lists the panels row by row.
                 panel = figure.axes[number * columns + len(titles) + place]
                 _draw_over_training(panel, each.get(name, {}), titles[name], name == over_training[-1])
         return figure
@@ -129,8 +130,10 @@ class MixingAccumulator:
         self._tokens += tokens
         for operator, count in inputs.operators.claims:
             for parameter in inputs.operators.learnt(operator).values():
+                # A matrix is the projection of a gate of the input; numbers of heads are in `learnt_numbers`.
                 if parameter.ndim == 2:
                     gates_NI = (inputs.normed_BTC.flatten(0, 1) @ parameter.mT.to(inputs.normed_BTC.dtype)).sigmoid()
+                    # A head may have a gate for each channel; the mean over them is shown.
                     self._add("gate", end - count, gates_NI.double().mean(0).view(count, -1).mean(1), tokens)
             end -= count
         for name, (first, numbers_H) in inputs.operators.learnt_numbers().items():
@@ -140,6 +143,7 @@ class MixingAccumulator:
         """Add the values of heads from `first` on; the other heads have none."""
         series = np.full(len(self._operators), np.nan)
         series[first : first + len(values_H)] = values_H.cpu().numpy()
+        # Weighted by tokens, because the last batch may be smaller. The NaN of other heads stays NaN in the sum.
         self._sums[name] = self._sums.get(name, 0.0) + series * tokens
 
     def result(self) -> LayerResult:

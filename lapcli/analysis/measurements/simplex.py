@@ -87,6 +87,7 @@ class Simplex(Measurement):
             if "place" not in result.points:
                 continue
             scatter(panel, result, order, run.class_names)
+            # Not the maximum: a few tokens far out would shrink the triangle.
             reach = float(np.quantile(np.linalg.norm(result.points["place"], axis=1), 0.98))
             corners = np.stack([result.series["corner_x"], result.series["corner_y"]], axis=1)
             corners = corners / np.maximum(np.linalg.norm(corners, axis=1), 1e-300)[:, None] * reach
@@ -115,6 +116,7 @@ class Simplex(Measurement):
 
 def simplex_map(classifier_3D: np.ndarray) -> np.ndarray:
     """Return A U V^T, 2 x D."""
+    # U is 3 x 3, V^T 3 x D. S is dropped: U V^T is the polar factor of W'.
     U, _, Vt = np.linalg.svd(_unit_rows(classifier_3D), full_matrices=False)
     return CORNERS @ U @ Vt
 
@@ -129,6 +131,7 @@ class SimplexAccumulator(TokenSample):
 
     def __init__(self, classifier_3D: np.ndarray, classes: list[int], *, center: bool, seed: int) -> None:
         super().__init__(classes, seed)
+        # In the order of the rows of W'; the sample sorts its own copy.
         self._classifier, self._rows = classifier_3D, np.array(classes)
         self._mean = StreamingMoments() if center else None
 
@@ -146,6 +149,7 @@ class SimplexAccumulator(TokenSample):
         map_2D = simplex_map(self._classifier)
         places = (tokens - (self._mean.mean_D if self._mean else 0)) @ map_2D.T
         corners = _unit_rows(self._classifier) @ map_2D.T
+        # By direction, not by distance: tokens are not scaled to the length of the corners.
         nearest = np.argmax(places @ (corners / np.maximum(np.linalg.norm(corners, axis=1), 1e-300)[:, None]).T, axis=1)
         right = self._rows[nearest] == classes
         result = LayerResult(

@@ -85,6 +85,7 @@ def head_sinks(q_BHTD: Tensor, k_BHTD: Tensor, v_BHTD: Tensor, causal: bool) -> 
 
     B, H, T, D = q_BHTD.shape
     rows = max(1, min(T, NUMBERS_AT_ONCE // (B * H * T)))
+    # One tensor under three names: the sums below have to rebind them, since += would add to all three.
     first = to_self = cosine = torch.zeros(B, H, dtype=torch.float64)
     for begin in range(0, T, rows):
         end = min(T, begin + rows)
@@ -94,6 +95,7 @@ def head_sinks(q_BHTD: Tensor, k_BHTD: Tensor, v_BHTD: Tensor, causal: bool) -> 
             logits_BHRT = logits_BHRT.masked_fill(torch.arange(T, device=place_R.device) > place_R[:, None], -torch.inf)
         P_BHRT = logits_BHRT.softmax(dim=-1)
         similar_BHR = torch.nn.functional.cosine_similarity(P_BHRT @ v_BHTD, v_BHTD[:, :, begin:end], dim=-1)
+        # Row r of the block is token begin + r of the sequence, so the diagonal of P is shifted by `begin`.
         to_self_BHR = P_BHRT.gather(3, place_R.view(1, 1, -1, 1).expand(B, H, -1, 1))[..., 0]
         first = first + P_BHRT[..., 0].double().sum(-1).cpu()
         to_self = to_self + to_self_BHR.double().sum(-1).cpu()

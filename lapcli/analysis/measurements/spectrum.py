@@ -63,6 +63,7 @@ class Spectrum(Measurement):
             rank, mean, std = np.arange(1, len(mean) + 1)[shown], mean[shown], std[shown]
             left.plot(rank, mean, label=label, color=style["color"], linestyle=style["linestyle"])
             if len(runs) <= 3:  # more bands than that hide each other
+                # A logarithmic axis cannot show a lower edge at or below zero.
                 lowest = np.maximum(mean - std, mean * 1e-2)
                 left.fill_between(rank, lowest, mean + std, color=style["color"], alpha=0.15, linewidth=0)
         if any(len(line.get_xdata()) for line in left.lines):  # a logarithmic axis without a positive value fails
@@ -106,6 +107,7 @@ class SpectrumAccumulator:
         for column, alpha in enumerate(ALPHAS):
             result.values[f"k_{alpha}"] = self._k.mean(column)
             result.values[f"k_{alpha}_std"] = self._k.std(column)
+        # The trace of X~^T X~, T times the mean squared distance from the mean: Gram matrices are not divided by T.
         result.values["variance"] = float(self._eigenvalues.mean_D.sum())
         result.series = {"eigenvalue_mean": self._eigenvalues.mean_D, "eigenvalue_std": self._eigenvalues.std_D}
         if self._tokens == 1:

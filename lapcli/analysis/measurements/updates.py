@@ -125,6 +125,7 @@ def head_update(inputs: HeadInputs, head: int, y_BHTD: Tensor) -> Tensor:
     """
     y_BTD = y_BHTD[:, head]
     D = y_BTD.shape[-1]
+    # nn.Linear stores out x in: the columns of this head's slice of the concatenated outputs.
     u_BTC = y_BTD @ inputs.out_CI[:, head * D : (head + 1) * D].T
     return u_BTC if inputs.scale_C is None else u_BTC * inputs.scale_C
 
@@ -146,10 +147,12 @@ class HeadUpdatesAccumulator:
         varies_B = before_B > ROUNDING * x_BTC.square().sum(dim=2).mean(dim=1)
         self._sequences += len(x_BTC)
         self._constant += int((~varies_B).sum())
+        # By the model's own operators, so that the updates of all heads and the bias sum to what the layer adds.
         y_BHTD = inputs.outputs()
         for head, moments in enumerate(self._heads):
             P_BTT = attention_matrix(inputs, head)
             u_BTC = to_float64(head_update(inputs, head, y_BHTD))
+            # The mean is of the residual stream x, not of the normed tokens that q, k and v are made from.
             m_BTC = to_float64(P_BTT @ inputs.x_BTC)
             change_B = torch.where(varies_B, (_variance(x_BTC + u_BTC) - before_B) / before_B, torch.nan)
             along_B, towards_B = (_mean_cosine(u_BTC, other) for other in (m_BTC, m_BTC - x_BTC))
