@@ -41,8 +41,10 @@ def propose(spec: SearchSpec, arm: str, trials: Sequence[Trial]) -> Params | Non
         return None
     study = _study(spec, arm, trials)
     seed = _seed(spec.seed, arm, number)
+    # A new sampler for each proposal: the state of a lasting one would depend on when the search was restarted.
     study.sampler = _sampler(spec.sampler, seed)
     if arm == CONTROL and number == 0:
+        # Whatever the sampler would propose: without a trial of plain attention the control could miss the baseline.
         return {**study.ask(space.distributions()).params, **space.plain()}
     for _ in range(_TRIES):
         params = dict(study.ask(space.distributions()).params)
@@ -69,6 +71,7 @@ def should_prune(spec: SearchSpec, arm: str, trials: Sequence[Trial], number: in
     trial = next(trial for trial in trials if trial.number == number)
     if spec.pruner == "none" or not trial.reports:
         return False
+    # The others first: halving compares a value with those that other trials have recorded at the same rung.
     study = _study(spec, arm, [other for other in trials if other.number != number])
     return _tell(study, spec, arm, trial)[1]
 
@@ -97,6 +100,7 @@ def _study(spec: SearchSpec, arm: str, trials: Sequence[Trial]) -> "Study":
             study.tell(told, state=optuna.trial.TrialState.PRUNED)
         elif trial.state == "failed":
             study.tell(told, state=optuna.trial.TrialState.FAIL)
+    # Running and interrupted trials are told no end: they stay RUNNING in the study, which `constant_liar` counts.
     return study
 
 
@@ -108,6 +112,8 @@ def _tell(study: "Study", spec: SearchSpec, arm: str, trial: Trial) -> "tuple[Op
     if trial.state != "diverged":
         for step, value in trial.reports:
             told.report(value, step)
+            # Called for every trial, even if nobody reads the answer: in Optuna this call records the trial's value at
+            # a rung, with which later trials are compared.
             stops = told.should_prune()
     return told, stops
 
@@ -117,8 +123,11 @@ def _sampler(name: str, seed: int) -> Any:
 
     if name == "random":
         return optuna.samplers.RandomSampler(seed=seed)
+    # multivariate: the layers of a plan are sampled jointly, not each by itself. constant_liar: trials that are still
+    # running count as bad ones, so that two processes do not propose neighbours.
     return optuna.samplers.TPESampler(seed=seed, n_startup_trials=_STARTUP, multivariate=True, constant_liar=True)
 
 
 def _seed(seed: int, arm: str, number: int) -> int:
+    # Not `hash`, which differs between processes. Four bytes, because numpy's RandomState takes seeds below 2^32.
     return int.from_bytes(hashlib.sha256(f"{seed}/{arm}/{number}".encode()).digest()[:4], "big")

@@ -95,6 +95,7 @@ def is_same(spec: SearchSpec, pair: tuple[Trial, Trial]) -> bool:
     values = [recipe_to_dict(recipe) for recipe in recipes]
     for recipe, own in zip(recipes, values, strict=True):
         if (plan := plan_of(recipe)) is not None:
+            # One notation for both: `2` and `[2, 2, 2]` are the same plan.
             own["model"] |= plan.recipe_keys()
     return values[0] == values[1]
 
@@ -104,6 +105,7 @@ def confirmation_cells(spec: SearchSpec, pair: tuple[Trial, Trial]) -> list[list
     if is_same(spec, pair):
         return []
     return [
+        # Every trial was trained with the base seed, so that these seeds have chosen nothing.
         [_cell(spec, trial, spec.space.base.seed + 1 + number) for trial in pair]
         for number in range(spec.confirmations)
     ]
@@ -139,6 +141,7 @@ def ordered(spec: SearchSpec, outcome: SearchOutcome) -> list[Trial]:
     order = {"pruned": 1, "diverged": 2}
     return sorted(
         every,
+        # `sign` and not `reverse`: trials without a value come last in either direction.
         key=lambda t: (t.value is None, sign * t.value if t.value is not None else 0, order.get(t.state, 3), t.name),
     )
 

@@ -99,12 +99,14 @@ class SearchRunner:
     def _begin(self, arm: str, trials: Sequence[Trial]) -> bool:
         """Propose and create the arm's next trial, which the next round trains; return False if none is left."""
         number = len(trials)
+        # A cell for its name alone: the lock has to be held before the parameters are known.
         name = Cell(self.spec.trial_name(arm, number), self.spec.space.recipe, (), {}, self.spec.space.base)
         lock = lock_cell(name, self.runs_dir)
         if lock is None:  # another process is proposing this trial
             time.sleep(_POLL)
             return True
         with lock:
+            # Read again under the lock: the process that held it before may have created this trial.
             known = read_trials(self.spec, self.runs_dir)[arm]
             if len(known) > number:
                 return True
@@ -127,6 +129,7 @@ class SearchRunner:
                 continue
             with lock:
                 current = self._trial(trial)
+                # Running although its lock is free: someone trains it by hand, with `lap train`.
                 if not self._is_done(current) and current.state != "running":
                     self._train_trial(current, cell, lock, stop)
                     return True
@@ -176,6 +179,7 @@ class SearchRunner:
             asked = False
             try:
                 while (code := process.poll()) is None:
+                    # Once: a second SIGTERM would end the trial at once, without a save.
                     if (stop or look()) and not asked:
                         asked = True
                         process.send_signal(signal.SIGTERM)
@@ -183,7 +187,7 @@ class SearchRunner:
             except KeyboardInterrupt:  # the second Ctrl-C or SIGTERM
                 kill_process(process)
                 raise
-            except BaseException:
+            except BaseException:  # a damaged file that `look` reads, say: the trial saves instead of training on alone
                 process.send_signal(signal.SIGTERM)
                 process.wait()
                 raise

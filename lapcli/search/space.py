@@ -49,6 +49,7 @@ class Parameter:
     """A parameter that Optuna proposes: one of several JSON texts, or a number in a range."""
 
     name: str
+    # As JSON: Optuna's categories should not be lists or mappings, and it cannot tell 1, 1.0 and true apart.
     choices: tuple[str, ...] = ()
     low: float = 0
     high: float = 0
@@ -114,6 +115,7 @@ class Domain:
 def placed(total: int, place: str, layers: int, heads: int) -> list[int]:
     """Distribute `total` heads: fill layers from the first or the last on, or spread them as evenly as possible."""
     if place == "spread":
+        # Differences of rounded-down cumulative shares: they sum to `total` exactly.
         return [total * (layer + 1) // layers - total * layer // layers for layer in range(layers)]
     filled = [min(heads, max(0, total - heads * layer)) for layer in range(layers)]
     return filled if place == "first" else filled[::-1]
@@ -158,6 +160,7 @@ class Space:
             if domain.key == LAPLACIAN_HEADS:
                 values[OPERATORS_KEY] = None
             values[domain.key] = domain.value(params)
+        # The trial's values last: of two `--set` for one key the later one counts.
         return (*self.options, *(override(key, value) for key, value in values.items()))
 
     def load(self, params: Mapping[str, Any], seed: int | None = None) -> BaseRecipe:
@@ -186,6 +189,7 @@ class Space:
             for part in domain.key.split("."):
                 own = own.get(part) if isinstance(own, Mapping) else None
             (parameter,) = domain.parameters
+            # With sorted keys, as `_domain` writes choices: another form of the same value would not be found.
             own = 0 if domain.plan is not None else json.dumps(own, sort_keys=True) if parameter.choices else own
             if own in parameter.choices if parameter.choices else _is_in(own, parameter):
                 params[parameter.name] = own
@@ -282,6 +286,7 @@ def _space(
         all_problems.append(Problem(entries[OPERATORS_KEY].where, OPERATORS_KEY, message))
     space = Space(recipe, base, tuple(domains), tuple(options), load)
     for domain in domains:
+        # Each domain by itself, so that a refused recipe can be blamed on one key.
         alone = Space(recipe, base, (domain,), tuple(options), load)
         all_problems += [problem for problem in _wrong_recipes(alone, domain) if problem not in all_problems]
     if all_problems:
@@ -344,6 +349,7 @@ def _plan(key: str, value: Mapping[str, Any], plans: Sequence[str], base: BaseRe
         raise ValueError(f"{others} cannot be combined with {plans[0]}")
     ends = value[plans[0]]
     most = model.heads * (model.layers if plans[0] == "total" else 1)
+    # `type`, because isinstance(True, int) holds.
     is_pair = isinstance(ends, list) and len(ends) == 2 and all(type(end) is int for end in ends)
     if not is_pair or not 0 <= ends[0] < ends[1] <= most:
         raise ValueError(f"{plans[0]}: expected two integers from 0 to {most}, the lower first, got {quoted(ends)}")

@@ -130,6 +130,7 @@ def read_trials(spec: SearchSpec, runs_dir: Path) -> dict[str, list[Trial]]:
     trials: dict[str, list[Trial]] = {SEARCH: [], CONTROL: []}
     for arm, known in trials.items():
         number = 0
+        # Numbers have no gaps, since a trial is created only after all before it; a removed run hides those after it.
         while (runs_dir / spec.trial_name(arm, number) / INFO).is_file():
             known.append(_read(spec, runs_dir, arm, number))
             number += 1
@@ -160,6 +161,7 @@ def _read(spec: SearchSpec, runs_dir: Path, arm: str, number: int) -> Trial:
             )
         value = numbers[spec.metric]
         if not math.isfinite(value):
+            # The last validation may be NaN, which would compare as neither better nor worse than any other.
             state, value = "diverged", None
     return Trial(
         path.name,
@@ -167,6 +169,7 @@ def _read(spec: SearchSpec, runs_dir: Path, arm: str, number: int) -> Trial:
         number,
         params,
         state,
+        # `run.json` has the step of the last save, `metrics.jsonl` may be ahead of it.
         step=max([int(info.get("step") or 0), *(int(line["step"]) for line in lines)]),
         seconds=sum(_seconds(line) for line in lines),
         reports=tuple((int(line["step"]), float(line[spec.metric])) for line in lines if _is_report(line, spec.metric)),
@@ -177,7 +180,9 @@ def _read(spec: SearchSpec, runs_dir: Path, arm: str, number: int) -> Trial:
 
 
 def _refuse_another(spec: SearchSpec, path: Path, record: dict[str, Any]) -> None:
+    # Through JSON, as the record was: tuples have become lists.
     now, then = json.loads(json.dumps(spec.identity())), record["search"]
+    # `--trials`, `--confirm` and the budgets are not part of the identity: a search may be resumed with more of them.
     differing = [key for key in now if now[key] != then.get(key)]
     if differing:
         raise UsageError(
@@ -204,10 +209,12 @@ def create(spec: SearchSpec, runs_dir: Path, cell: Cell, arm: str, number: int, 
     """Create the trial's run with its record, ready to be trained."""
     from lapcli.kinds import kind_of
 
+    # With the sha256 of initial weights, as `lap train` adds it: otherwise it would refuse the run for its recipe.
     recipe = kind_of(cell.loaded).pinned(cell.loaded, runs_dir / cell.name, False)
     run = new_run(runs_dir, cell.name, recipe)
     try:
         record = {"search": spec.identity(), "arm": arm, "trial": number, "params": dict(cell.values), "told": told}
+        # Before the run gets its name: a run without this record would be refused as not one of the search.
         write_checked_json(run.path / RECORD, record)
         run.update(status="interrupted")  # until the trial's process sets it to running
         move_into_place(run)

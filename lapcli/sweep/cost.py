@@ -97,6 +97,7 @@ def _shape(cell: Cell) -> str:
     values = recipe_to_dict(cell.loaded)
     values.pop("seed", None)
     values.pop("optimizer", None)
+    # Laplacian heads add no parameters; `operators` stays in the key, because other operators may add some.
     for key in ("laplacian_heads", "drop_path"):
         values.get("model", {}).pop(key, None)
     return json.dumps(values, sort_keys=True)

@@ -46,6 +46,7 @@ def parse_over(options: Sequence[str]) -> Over:
 
 def split_values(text: str) -> list[str]:
     """Split at commas that are not inside brackets or quotes."""
+    # Not a YAML list: YAML would split `linear(0, 4)` at its comma, since round brackets mean nothing to it.
     parts, open_brackets, quote, start = [], [], "", 0
     for place, sign in enumerate(text):
         if quote:
@@ -93,6 +94,7 @@ def combinations(over: Mapping[str, Sequence[Any]]) -> list[dict[str, Any]]:
 
 def override(key: str, value: Any) -> str:
     """Return the value in the form of `--set`, as JSON."""
+    # Not escaped: JSON writes a character beyond U+FFFF as two surrogates, which YAML reads as two characters.
     return f"{key}={json.dumps(value, ensure_ascii=False)}"
 
 
@@ -107,8 +109,10 @@ def cell_name(prefix: str, values: Mapping[str, Any]) -> str:
         elif key == OPERATORS:
             parts.append(_text(value) if value else "plain")
         else:
+            # The whole key where two of the grid end alike, such as validation.every and checkpoint.every.
             parts.append((key if last.count(short) > 1 else short) + _text(value))
     name = re.sub(r"[^A-Za-z0-9._+-]", "_", "-".join(parts))
+    # The hash is of the cell's own values, so that its name does not change when the grid grows.
     return name if len(name) <= _LONGEST_NAME else f"{name[: _LONGEST_NAME - 9]}-{sha256_of_json(values)[:8]}"
 
 
@@ -116,6 +120,7 @@ def _text(value: Any) -> str:
     if isinstance(value, bool) or value is None:
         return json.dumps(value)
     if isinstance(value, float):
+        # One name for 1e-3 and 0.001; all digits where %g would give two values the same name.
         return f"{value:g}" if float(f"{value:g}") == value else repr(value)
     if isinstance(value, list):
         return "_".join(map(_text, value))
@@ -252,6 +257,7 @@ class Grid:
         """Build cells. `named`: values in the names beside those of `over`; `places`: where each key was written."""
         cells = []
         problems: list[Problem] = []
+        # Later ones win: the command line over the file, and the cell's own values, added below, over both.
         common = (*(override(key, value) for key, value in set_.items()), *self.options)
         for values in combinations(over):
             name = cell_name(prefix, {**named, **values})
@@ -321,6 +327,7 @@ def _at_its_place(problem: Problem, places: Mapping[str, str]) -> Problem:
     if problem.where != "--set":
         return Problem(problem.where, problem.key, message)
     for key, place in places.items():
+        # With the dot, so that only whole parts of a key match.
         if f"{problem.key}.".startswith((f"{key}.", f"{key}[")) or key.startswith(f"{problem.key}."):
             return Problem(place, problem.key, message)
     return Problem(problem.where, problem.key, message)

@@ -66,6 +66,7 @@ class LiveTable:
                 break
         text = Text("\n".join([*lines, ", ".join(f"{count} {state}" for state, count in counts.items())]))
         for state, colour in _COLOURS.items():
+            # With the blanks of a column, so that a cell whose name contains such a word is not coloured.
             text.highlight_words([f" {state} ", f" {state}\n"], colour)
         return text
 
@@ -123,6 +124,7 @@ def make_reports(sweep: Sweep, statuses: Sequence[CellStatus], runs_dir: Path, t
     existing = [name for name in names if (runs_dir / name / "run.json").exists()]
     for text in sweep.reports if existing else ():
         words = ["report", *existing, *shlex.split(text), "--runs-dir", str(runs_dir)]
+        # A process: the words are a command line, and the parser of commands is in a layer above this one.
         command = [sys.executable, "-m", "lapcli", *words]
         done = subprocess.run(command, stdout=sys.stderr if to_stderr else None, check=False)
         if done.returncode:

@@ -154,6 +154,7 @@ class Runner:
             for job in list(self.jobs):
                 self._look_at(job, bool(stop))
             if stop and not passed_on:
+                # Once: a second SIGTERM would end the cells at once, without a save.
                 passed_on = True
                 self._ask_to_stop(wait=False)
             if not stop:
@@ -167,6 +168,7 @@ class Runner:
         known = {status.cell.name for status in self.statuses}
         wanted = [cell for cell in cells if self.only is None or fnmatchcase(cell.name, self.only)]
         for cell in wanted:
+            # Two grids may share a cell; cells of one name with different recipes were refused by `Sweep.check`.
             if cell.name not in known:
                 self.statuses.append(status := CellStatus(cell))
                 self._settle_if_done(status)
@@ -174,6 +176,7 @@ class Runner:
     def _settle_if_done(self, status: CellStatus) -> bool:
         if self._commands(status.cell):
             return False
+        # Only a diverged run of a search has no command left without being trained.
         status.state = "finished" if progress(status.cell, self.runs_dir).is_trained else "diverged"
         if status.cell.is_search:
             mark_as_search(status.cell, self.runs_dir)
@@ -183,6 +186,7 @@ class Runner:
         """Add the cells of grids whose search is finished."""
         for grid, cells in list(self.searching):
             assert grid.search is not None
+            # None also if a run of the search failed: the grid waits until the same command has tried it again.
             choice = choose(cells, grid.search, self.runs_dir)
             if choice is not None:
                 self.searching.remove((grid, cells))
@@ -191,6 +195,7 @@ class Runner:
                 self._add(grid.cells(choice.values))
 
     def _start_some(self) -> None:
+        # A copy: `_decide` adds the cells of a grid whose search has just ended.
         for status in list(self.statuses):
             if status.state not in {"waiting", "elsewhere"} or not self.free:
                 continue
@@ -254,6 +259,7 @@ class Runner:
         status = job.status
         status.state, status.reason, status.doing = state, reason, ""
         status.seconds = time.monotonic() - (status.started or time.monotonic())
+        # The child has ended, so this is the last open handle, and the kernel frees the lock.
         job.lock.close()
         self.jobs.remove(job)
         self.free.append(job.slot)
@@ -289,6 +295,7 @@ def start_process(
         stdin=subprocess.DEVNULL,
         stdout=log,
         stderr=log,
+        # Without colours, because `reason_in` looks for lines that begin with "lap: ".
         env={**os.environ, "NO_COLOR": "1", **environment},
         pass_fds=(lock.fileno(),),
         # A process group of its own: Ctrl-C reaches a cell only through the sweep, and so only once.
@@ -301,6 +308,7 @@ def start_process(
 def kill_process(process: Process) -> None:
     """Kill a process and its children at once."""
     if process.poll() is None:
+        # `start_process` makes the child lead a group, so that its id is also the group's.
         os.killpg(process.pid, signal.SIGKILL)
         process.wait()
 
@@ -308,6 +316,7 @@ def kill_process(process: Process) -> None:
 def reason_in(log: Path, start: int, code: int) -> str:
     """Return why a command failed: its own message, else the signal that ended it, else its last line of output."""
     with log.open("rb") as file:
+        # The log is appended to: what is before `start` belongs to earlier commands and attempts.
         file.seek(start)
         lines = file.read().decode(errors="replace").splitlines()
     messages = [number for number, line in enumerate(lines) if line.startswith("lap: ")]

@@ -20,6 +20,9 @@ def array_script(cells: Sequence[Cell], arguments: Sequence[str], runs_dir: Path
     gpus = "" if all(cell.loaded.train.device == "cpu" for cell in cells) else "#SBATCH --gpus-per-node=1\n"
     logs = (runs_dir / WORK).absolute()
     command = " ".join(map(shlex.quote, [sys.executable, "-m", "lapcli", "sweep", *arguments]))
+    # --signal=B: the batch shell gets TERM, and its trap passes it on; without B only job steps do, and there are none.
+    # The sweep runs in the background, because bash runs a trap only after a foreground command has ended.
+    # --open-mode=append: a requeued task continues its log.
     return f"""#!/bin/bash
 # {len(cells)} cells as a SLURM array; submit it with `sbatch FILE`. The lines up to the empty one are yours to change.
 #SBATCH --job-name={title}

@@ -66,6 +66,7 @@ def progress(cell: Cell, runs_dir: Path) -> TrainingProgress:
     if info is None or changed_keys(cell, path, info):
         return TrainingProgress("new")
     status = status_of(path, info)
+    # `run.json` has the step of the last save; while a run trains, its metrics are ahead of it.
     last = last_step_metrics(path / METRICS) if status == "running" else {}
     return TrainingProgress(
         status=status,
@@ -110,11 +111,13 @@ def commands_left(cell: Cell, runs_dir: Path) -> list[str]:
     """Return the commands of `then` that have not yet run with the current weights."""
     weights = progress(cell, runs_dir).weights_sha256
     done = _read(runs_dir / cell.name / SWEEP)
+    # Before the first save `weights` is None, which would equal the None of a command that has not run.
     return [text for text in cell.then if done.get(text) != weights or weights is None]
 
 
 def record_command(cell: Cell, runs_dir: Path, command: str) -> None:
     path = runs_dir / cell.name / SWEEP
+    # With the weights, so that a run that is trained anew is evaluated anew.
     write_checked_json(path, {**_read(path), command: progress(cell, runs_dir).weights_sha256})
 
 
@@ -145,6 +148,7 @@ def refuse_others(cells: Iterable[Cell], runs_dir: Path) -> None:
         path = runs_dir / cell.name
         info = _info(path)
         differing = [] if info is None else changed_keys(cell, path, info)
+        # A run without a step is no obstacle: `lap train` replaces it.
         if differing and not is_untrained(read_run(path)):
             key, old, new = differing[0]
             more = f" and {len(differing) - 1} more keys" if len(differing) > 1 else ""
@@ -160,6 +164,7 @@ def refuse_others(cells: Iterable[Cell], runs_dir: Path) -> None:
 def lock_cell(cell: Cell, runs_dir: Path) -> IO[str] | None:
     """Take the cell's lock; None if another process has it. Children inherit it: it outlives a killed sweep."""
     make_work_folder(runs_dir)
+    # Never removed: two processes could each hold the lock of a file of this name, the removed one and its successor.
     handle = open_to_write(runs_dir / WORK / f"{cell.name}.lock", "w")
     if lock_file(handle) is Lock.TAKEN:
         handle.close()

@@ -58,6 +58,7 @@ class Sweep:
                 problems += _check_names(grid, cells, seen)
         for grid in self.grids:
             problems += _check_choices(grid, seen, problems)
+        # Runs of chat stages have other recipes, which do not exist yet: the keys of a report's rows cannot be checked.
         has_stages = any(text.startswith("sft") for grid in self.grids for text in grid.then)
         problems += _check_reports(self.reports, [] if has_stages else list(seen.values()), self.report_place, parse)
         if problems:
@@ -89,6 +90,7 @@ def _check_choices(grid: Grid, seen: Mapping[str, Cell], known: Sequence[Problem
     """Find problems of the cells that a choice of the search leads to, beyond the known ones."""
     choices_by_problem: dict[Problem, list[Mapping[str, Any]]] = {}
     for choice, cells in grid.possible_cells():
+        # A copy of `seen`: only one of the choices will be made, so that their cells do not clash with each other.
         wrong = cells.problems if isinstance(cells, RecipeError) else _check_names(grid, cells, dict(seen))
         for problem in wrong:
             if problem not in known:
@@ -152,6 +154,7 @@ def sweep_from_file(loaded: LoadedSweep, options: Sequence[str], name: str | Non
                 then=tuple(group.commands()),
                 search=GridSearch(spec.over, spec.set, spec.keep, spec.by, spec.best) if spec and search else None,
                 folder=loaded.path.parent,
+                # As a default: a closure would see the last number of the loop.
                 place=lambda *keys, number=number: loaded.place("cells", number, *keys),
             )
         )
@@ -208,6 +211,7 @@ def _parsed(text: str, allowed: Sequence[str], parse: Parse | None) -> tuple[str
         raise UsageError(f"quotes do not match ({error})") from None
     if not words or words[0] not in allowed:
         raise UsageError(f"expected a command among {', '.join(allowed)}")
+    # --runs-dir is added by the runner; --help would end the command with success before it has done anything.
     if "--help" in words or "-h" in words or "--runs-dir" in words:
         raise UsageError("--help and --runs-dir have no effect here; leave them out")
     return ("", {}) if parse is None else parse(words)
@@ -255,6 +259,7 @@ def choose(cells: Sequence[Cell], search: GridSearch, runs_dir: Path) -> SearchW
         return None
     if not scores:
         raise LapError(f"all {len(cells)} runs of the search diverged; add lower learning rates to it")
+    # `sorted` is stable, with `reverse` too: of equal scores the first cell wins, on every machine.
     ordered = sorted(scores, key=lambda scored: scored[0], reverse=search.best == "highest")
     score, best = ordered[0]
     return SearchWinner(
