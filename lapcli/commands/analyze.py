@@ -156,6 +156,7 @@ def _add_command(commands: typer.Typer, name: str) -> None:
         inspect.Parameter(parameter, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
         for parameter, (annotation, default) in declared.items()
     ]
+    # Typer reads both: the signature for names and defaults, the annotations through `get_type_hints`.
     run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     run.__annotations__ = {parameter: annotation for parameter, (annotation, _) in declared.items()}
     epilog = f"\b\nExamples:\n  lap analyze {name}\n  lap analyze {name} --runs 'vit_digits-*' --json"
@@ -187,6 +188,7 @@ def _analyze(what: str | None, settings: "Settings", given: dict[str, Any]) -> N
     figure_format = FigureFormat(
         None if given["size"] is None else size_of(given["size"]), given["dpi"], forms_of(given["format"])
     )
+    # Before torch is imported: a wrong name is refused within half a second.
     runs = find_runs(selection)
     for name in MEASUREMENTS if what is None else [what]:
         MEASUREMENTS[name].check_options(settings)

@@ -56,6 +56,7 @@ def doctor(
     from lapcli.doctor.examination import examine_machine, versions
 
     results: list[Result] = []
+    # Checks take minutes, so that each is shown when it is done; with --json stdout has only the object.
     stream = sys.stderr if as_json else sys.stdout
     for result in examine_machine(only, nproc):
         if not results or results[-1].section != result.section:

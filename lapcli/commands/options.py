@@ -121,6 +121,7 @@ class RunCommand(TyperCommand):
         try:
             return list(super().parse_args(ctx, args))
         except TyperException as error:
+            # Typer has no class of its own for this error, only its words; if they change, Typer's message is shown.
             extra = re.search(r"unexpected extra argument\(s\) \((.*)\)", str(error.message), re.DOTALL)
             if extra is None:
                 raise
@@ -148,10 +149,12 @@ class RecipeCommand(TyperCommand):
     `--set train.steps=5`."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        # A copy: the parser takes words out of `args` as it reads them.
         given = list(args)
         try:
             return list(super().parse_args(ctx, args))
         except TyperException as error:
+            # `possibilities` marks Typer's NoSuchOption, which is not exported.
             if hasattr(error, "possibilities") and (meant := _settings_meant(error.option_name, given)):  # type: ignore[attr-defined]
                 raise UsageError(
                     f"there is no option {error.option_name}; keys of the recipe are changed by --set: use "  # type: ignore[attr-defined]
@@ -193,6 +196,7 @@ def init_from(source: str | None, weights: Path | None, section: str = "train") 
 
 def overrides(set_: list[str] | None, data: Path | None) -> list[str]:
     """Return all changes to the recipe in the form of `--set`."""
+    # Bytes of the command line that are not UTF-8 arrive as surrogates, which no YAML or JSON file can hold.
     if data is not None and (shown := str(data).encode("utf-8", "replace").decode()) != str(data):
         raise UsageError(
             f"--data {shown}: its name is not UTF-8, which a recipe needs; rename it, or make a link to it"

@@ -20,6 +20,7 @@ Examples:
   lap report 'vit_digits*' --format pdf --size 5x3.2 --out figures
 """
 
+# As in report/grouping.py, which is not imported here: `lap --help` imports this file and must answer at once.
 HEADS = "model.laplacian_heads"
 Format = Literal["table", "markdown", "latex", "csv", "html", "json", "svg", "png", "pdf"]
 

@@ -114,6 +114,7 @@ def search(
 
     from lapcli.search.result import as_data, table, write_result
 
+    # Before a search without a result is refused: its trials are still worth reading.
     paths = write_result(spec, outcome, where)
     if as_json:
         print(json.dumps(as_data(spec, outcome), indent=2))

@@ -123,6 +123,7 @@ def _name_of(start: "Run | InitFrom") -> str:
     from lapcli.runs import Run
 
     if isinstance(start, Run):
+        # A stage that starts from NAME-midtrain is NAME-sft, as if both stages had been trained by one command.
         return start.name.removesuffix("-midtrain")
     if not start.source.startswith(RUN):
         raise UsageError(f"name the runs that start from {start.source} with --name")

@@ -86,6 +86,7 @@ def sweep(
         Processes(nproc).here()
     where = runs_dir or default_runs_dir()
     grid = _read(recipe, over, then, options.overrides(set_, data), name, no_search)
+    # The parser is handed down, because sweeps are in a layer below the commands.
     grid.check(partial(parse_command, context.find_root().command))
     refuse_others(startable_cells(grid, where, only), where)
     for tracker in track or []:
@@ -179,6 +180,7 @@ def _run(grid: "Sweep", where: Path, jobs: int, only: str | None, nproc: str, tr
     with LiveTable(console, where) as table:
         table.tell(words)
         runner = Runner(grid, where, slots, only=only, nproc=nproc, track=track, show=table.show, tell=table.tell)
+        # Every cell would be refused for the same reason, after it has loaded torch.
         if (gpus := visible_gpus()) and any(status.cell.loaded.train.device != "cpu" for status in runner.statuses):
             Processes(nproc).check_gpus(max(1, len(gpus) // jobs))
         outcome = runner.run()
@@ -190,6 +192,7 @@ def _run(grid: "Sweep", where: Path, jobs: int, only: str | None, nproc: str, tr
     for note in outcome.notes():
         print(f"lap: {note}", file=sys.stderr)
     code = 0
+    # With --only, as in every task of a SLURM array, other cells may not be trained yet.
     if only is None:
         code = make_reports(grid, outcome.statuses, where, to_stderr=as_json)
     if error := failure(outcome):

@@ -85,6 +85,7 @@ def train(
         check_installed(tracker)
     say_start(f"{recipe.name} is checked; loading torch")
     if needs_launch(processes, device):
+        # The ranks parse the same words again; `needs_launch` is false for them, since torchrun has set RANK.
         raise typer.Exit(launch(processes, sys.argv[1:], device))
 
     from lapcli.kinds import kind_of

@@ -53,6 +53,7 @@ def watch(
     while True:
         seen = [read_watched_run(path, metric) for path in paths]
         if is_screen:
+            # Clears the screen and moves the cursor to its corner; with --once the picture stays in the scroll-back.
             print(("" if once else "\x1b[2J\x1b[H") + _screen(seen, metric), flush=True)
         for run in [] if is_screen else seen:
             if told.get(run.name) != (run.step, run.status):

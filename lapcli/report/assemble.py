@@ -36,6 +36,7 @@ class Report:
 
     def tables_of_grids(self) -> list[tuple[RunGrid, ScoreTable]]:
         """Return each grid that has a table, with its table."""
+        # By title, which no two grids share; a grid without a column to show has no table.
         by_title = {table.title: table for table in self.tables}
         return [(grid, by_title[grid.title]) for grid in self.grids if grid.title in by_title]
 
@@ -127,6 +128,7 @@ def _columns(grids: Sequence[RunGrid], asked: Sequence[str] | None, notes: list[
                 columns += [cost for cost in cost_columns(grid) if cost not in columns]
             continue
         having = {grid.objective for grid in grids if resolve(name, grid.metrics())}
+        # A known score that nobody has measured yet is a column of gaps, not a typing error.
         if not having and name not in LABELS:
             listed = ", ".join(available[:20]) + (", ..." if len(available) > 20 else "")
             raise UsageError(f"--columns: no run has a number {name[:60]!r}; there are {listed or 'none yet'}")

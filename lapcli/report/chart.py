@@ -21,10 +21,12 @@ from lapcli.runtime.tables import to_csv
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#8a8a8a")
 MARKERS = "osD^vPX"
 DASHES: tuple[Any, ...] = ("-", (0, (5, 1.5)), (0, (1.5, 1.2)), (0, (6, 1.5, 1.5, 1.5)))
+# Unusual values on purpose: `inline` replaces them as text, and no line or marker may have the same colour.
 _TEXT, _LINES = "#101112", "#c0c1c2"  # in the page, replaced by the page's own colours
 _STYLE: dict[Any, Any] = {
     "font.size": 9,
     "font.family": "sans-serif",
+    # Text stays text instead of outlines: smaller, and found by a search in the page.
     "svg.fonttype": "none",
     "svg.hashsalt": "lap",  # the same figure gives the same file
     "pdf.fonttype": 42,
@@ -110,6 +112,7 @@ class Chart:
             stream = io.StringIO()
             figure.savefig(stream, format="svg", dpi=72, facecolor="none", metadata={"Date": None, "Creator": None})
             height = figure.get_size_inches()[1] * 72
+            # An SVG is written in points; extents are in pixels of the figure, from its lower edge upwards.
             scale = 72 / figure.dpi
             box = axes.get_window_extent()
             edges = [box.x0 * scale, height - box.y1 * scale, box.x1 * scale, height - box.y0 * scale]
@@ -136,6 +139,7 @@ class Chart:
                     "run": line.run,
                     "plan": line.plan,
                     "colour": line.colour,
+                    # Five digits, because a page holds the points of every curve; the CSV beside it has all digits.
                     "points": [[_whole(x), float(f"{y:.5g}")] for x, y in line.points]
                     + [[x, float(f"{y:.5g}")] for x, y, _ in line.hollow],
                 }
@@ -184,6 +188,7 @@ class Chart:
             axes.set_ylim(min(low, self.y_at_least[0]), max(high, self.y_at_least[1]))
         if legend and len(seen) > 1:
             figure.legend(title=_safe(self.legend_title) or None, loc="outside right upper")
+        # The constrained layout is computed here; before it, the extent of the axes is not final.
         figure.canvas.draw()
         return figure, axes
 

@@ -57,6 +57,7 @@ def _claim(entry: dict[str, Any]) -> Claim:
         judge=RULES[name](**arguments),
         drop_paths=rates,
         left_out=left_out,
+        # Last: arguments are evaluated in order, and the keys popped above must be gone.
         **entry,
     )
 
@@ -129,6 +130,7 @@ def _cases(claim: Claim, runs: Sequence[RunResult]) -> list[Case]:
     for scope, in_scope in by_scope.items():
         families = by_drop_path(in_scope) if claim.drop_paths else [[grid] for grid in group(in_scope, [HEADS], [])]
         for grids in families:
+            # One run stands for its grid: the others agree with it in every key that `is_papers` compares.
             ours = [grid for grid in grids if not is_papers(grid.runs[0])]
             papers = [grid for grid in grids if is_papers(grid.runs[0])]
             cases += [case for case in (_case(claim, scope, papers, True), _case(claim, scope, ours, False)) if case]

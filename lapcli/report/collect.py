@@ -106,6 +106,7 @@ def collect(names: Sequence[str], runs_dir: Path, which: Which = "last") -> Coll
             collection.figures.update({(whose, what): path for what, path in figures.items()})
             collection.compared.update({(whose, what): names for what, names in seen.items()})
     for result in results:
+        # After the comparisons: of equal measurements the one in the run's own folder counts.
         _read_analyses(result.path / "analysis", [result], which, notes, result.figures)
     return collection
 
@@ -188,6 +189,7 @@ def _whole_recipe(run: Run, notes: list[str]) -> tuple[dict[str, Any], list[str]
             return recipe, [*earlier, *seeds], first
         notes.append(f"{run.name} started from {name}, which is missing: how that was trained is not compared")
         recipe["start"] = None
+        # The name stands for the unknown seeds and keeps stages of different starts apart; "+" separates seeds.
         return recipe, [Path(name).name.replace("+", "-"), *seeds], {}
     return recipe, seeds, run.info
 
@@ -299,6 +301,7 @@ def _add_layers(result: RunResult, what: str, entry: Mapping[str, Any], settings
     usual["norm"] = measurement.default_norm
     changed = {key: str(settings[key]) for key in usual if settings.get(key) not in (None, usual[key])}
     changed |= _other_data(result, entry)
+    # `by_layer` has no names for conditions, so that only default measurements go there.
     if not changed:
         _add_by_layer(result, what, layers, skipped)
     if last["layer"] != len(entry.get("laplacian_heads") or []) - 1:  # the model's last layer was not measured
@@ -324,6 +327,7 @@ def _add_by_layer(result: RunResult, what: str, layers: Sequence[Mapping[str, An
     names = {name for layer in layers for name, value in layer.items() if name not in skipped and is_number(value)}
     for name in names:
         values = {int(layer["layer"]): float(layer[name]) for layer in layers if is_number(layer.get(name))}
+        # `>=`, so that of two files with equally many layers the later one counts, as in `numbers`.
         if len(values) >= len(result.by_layer.get(f"{what}.{name}", {})):
             result.by_layer[f"{what}.{name}"] = values
 

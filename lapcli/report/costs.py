@@ -74,6 +74,7 @@ def at_equal_time(grid: "RunGrid") -> str | None:
     UsageError if the runs were trained on different devices. None if no run of the grid has measured times.
     """
     runs = [run for run in grid.runs if run.is_finished]
+    # By id: a RunResult can be changed and therefore has no hash.
     timed = {id(run): _validations_by_time(run) for run in runs}
     runs = [run for run in runs if timed[id(run)]]
     if not runs:
@@ -110,6 +111,7 @@ def _validations_by_time(run: "RunResult") -> dict[float, dict[str, Any]]:
     """Return the validations by the seconds of training steps before them; empty without measured times."""
     seconds, validations = 0.0, {}
     for line in run.curve:
+        # Without `seconds_validating` and `seconds_saving`, which depend on how often a recipe validates and saves.
         times = [line.get(name) for name in ("seconds", "seconds_first_step")]
         seconds += sum(float(value) for value in times if is_number(value))
         if "loss" not in line:  # a validation; every training step has a loss

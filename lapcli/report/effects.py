@@ -98,6 +98,7 @@ def _table(corners: Sequence[Corner], factors: Sequence[str], column: ScoreColum
     for key in factors:
         levels = _levels(corners, key)
         places = [levels.index(corner.grid.identity[key]) for corner in corners]
+        # Divided by the corners of that level, which need not be equally many when runs are missing.
         weights = [(1 if place else -1) / places.count(place) for place in places]
         sides = [[corner.mean for corner, at in zip(corners, places, strict=True) if at == side] for side in (0, 1)]
         low, high = (
@@ -126,6 +127,7 @@ def _levels(corners: Sequence[Corner], key: str) -> list[str]:
         raise UsageError(f"--effects: {key} needs two values over these runs, but has {shown}; name other keys")
     values = [json.loads(level) for level in levels]
     if all(isinstance(value, int | float) for value in values):
+        # As numbers: as texts, 1e-05 would be above 0.001.
         return sorted(levels, key=lambda level: float(json.loads(level)))
     return sorted(levels)
 

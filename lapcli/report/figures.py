@@ -85,6 +85,7 @@ def write_files(charts: Sequence[Chart], folder: Path, forms: Sequence[str], fig
     try:
         make_folder(folder)
         for path in folder.iterdir():  # old files of runs that were removed or have another number on the page
+            # Only names that charts have: the folder of --out may hold the user's own files.
             if path.suffix.removeprefix(".") in (*FORMS, "csv") and re.match(r"\d+-", path.name):
                 path.unlink()
         paths = []
@@ -199,6 +200,7 @@ def _curves(experiment: Experiment, grid: RunGrid, metric: str, name: str) -> Ch
 def _stretches(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
     size = -(-len(points) // POINTS) or 1
     parts = [points[start : start + size] for start in range(0, len(points), size)]
+    # At the last step of a stretch, so that the curve ends where the training did.
     return [(part[-1][0], sum(y for _, y in part) / len(part)) for part in parts]
 
 
@@ -246,6 +248,7 @@ def _against_heads(family: Sequence[RunGrid], metrics: dict[str, str], name: str
                 COLOURS[place % len(COLOURS)],
                 [(point.heads, point.mean) for point in even],
                 style=place,
+                # NaN leaves a hole in the band where a point has one seed; 0 would look like certainty.
                 low=[point.mean - _or_nan(point.deviation) for point in even],
                 high=[point.mean + _or_nan(point.deviation) for point in even],
                 n=[point.n for point in even],
@@ -309,6 +312,7 @@ def _points(grid: RunGrid, metric: str) -> list[_Point]:
         counts = [run.numbers[metric].count for run in grid.rows[row].values() if metric in run.numbers]
         noise = _NARROWEST * abs(summary.mean) / 2
         if summary.std is not None:
+            # A floor of 0.25% of the mean, for seeds that all have the same score.
             noise = max(2 * summary.std, noise / 10)
         elif scale == 100 and counts and counts[0] and metric.split(" [")[0] in {"top1", "top5", *paper.LANGUAGE}:
             noise = 2 * math.sqrt(max(summary.mean * (1 - summary.mean), 0.0) / counts[0])

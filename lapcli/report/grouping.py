@@ -143,9 +143,11 @@ def identity_of(run: RunResult, rows: Sequence[str] = (HEADS,)) -> dict[str, str
         run.identity = {}
         for key, value in flatten(run.recipe):
             plain_key = re.sub(r"^(start\.)+", "", key)
+            # A stage inherits them. Kept, start.model.laplacian_heads would make a grid of every number of heads.
             if plain_key != key and plain_key.startswith(("model.", "tokenizer.")):
                 continue
             run.identity[key] = json.dumps(value, sort_keys=True)
+        # Where the seed is part of the data's identity, as in chat mixtures, seeds could never be averaged.
         if not KINDS[run.objective].data_identity_has_seed and run.info.get("data_sha256"):
             run.identity[DATA] = json.dumps(str(run.info["data_sha256"])[:16])
         if run.is_search:
@@ -166,6 +168,7 @@ def flatten(value: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, A
     """Yield the leaves with their dotted keys; `laplacian_heads`, `operators` and lists are leaves."""
     for name, inner in value.items():
         key = f"{prefix}{name}"
+        # `endswith`, because in the recipe of a chat stage the key is start.model.laplacian_heads.
         if isinstance(inner, Mapping) and not key.endswith((HEADS, OPERATORS)):
             yield from flatten(inner, f"{key}.")
         else:
@@ -200,6 +203,7 @@ def _heads(run: RunResult, value: Any) -> tuple[float, str]:
     else:
         plan = head_plan(value, model["layers"], model["heads"])
     mean = sum(plan.counts().values()) / len(plan.per_layer)
+    # Above the number of heads, which is how `figures` recognises rows of other operators.
     return mean + (plan.heads if plan.claims else 0), plan.label()
 
 

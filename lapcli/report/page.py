@@ -58,9 +58,11 @@ def page(report: Report, experiments: Sequence[Experiment], refresh: int | None 
 
     environment = Environment(
         loader=FileSystemLoader(Path(__file__).parent),
+        # Names of runs and values of recipes may come from other people.
         autoescape=True,
         trim_blocks=True,
         lstrip_blocks=True,
+        # A misspelt name in the template fails instead of leaving a blank.
         undefined=StrictUndefined,
     )
     runs = report.collection.runs
@@ -92,6 +94,7 @@ def page(report: Report, experiments: Sequence[Experiment], refresh: int | None 
             runs=runs,
             notes=[*(f"gap: {gap}" for gap in report.gaps()), *report.notes],
             script=script,
+            # Of exactly the text between the tags: a blank that the template adds there would disable the script.
             script_hash="sha256-" + base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
             refresh=refresh,
         )
@@ -234,6 +237,7 @@ def _experiment_summary(experiment: Experiment) -> str:
 
 def _unfinished(run: RunResult) -> dict[str, Any]:
     step, steps = (run.info.get(key) or 0 for key in ("step", "steps"))
+    # `run.json` has the step of the last save; the curve is ahead of it.
     step = max([int(step), *(int(line["step"]) for line in run.curve[-1:])])
     return {
         "name": run.name,
@@ -254,6 +258,7 @@ def _csv_address(content: bytes) -> tuple[str, str]:
     """Return the data as a `data:` address, and the ending of its file name."""
     if len(content) <= _LARGEST_CSV:
         return f"data:text/csv;base64,{base64.b64encode(content).decode()}", ".csv"
+    # Without the time, so that the same runs give the same page.
     packed = gzip.compress(content, 9, mtime=0)
     return f"data:application/gzip;base64,{base64.b64encode(packed).decode()}", ".csv.gz"
 

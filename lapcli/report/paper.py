@@ -67,6 +67,7 @@ def data_set_of(run: RunResult) -> str | None:
     count = len(names) or (run.recipe.get("model") or {}).get("classes")
     for name, known in _PAPER["data_sets"].items():
         has_its_name = re.search(known["source"], source, re.IGNORECASE) is not None
+        # The number of classes too: "imagenet" is also in the names of subsets such as imagenet-100.
         if count in (known["classes"], None) and (has_its_name or names.issuperset(known["names"])):
             return name
     return None
@@ -120,6 +121,7 @@ def recipe_differences(run: RunResult) -> list[tuple[str, Any, Any]] | None:
 
 def is_papers(run: RunResult) -> bool:
     """Return whether the run was trained by the paper's recipe: only its grid and technical keys may differ."""
+    # Not `not ...`: None means that there is no recipe to compare with.
     return recipe_differences(run) == []
 
 

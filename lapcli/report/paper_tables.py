@@ -84,6 +84,7 @@ def best_drop_path(data_set: str, runs: Sequence[RunResult], notes: list[str]) -
             f"{data_set}: no baseline has a score; drop path {_drop_path(grid)} has the most runs and is shown."
         )
         return grid
+    # By the baseline alone, as in table 1's caption: a choice by the best row would favour the Laplacian heads.
     best = max(baselines, key=lambda rate: baselines[rate])
     tried = ", ".join(f"{rate}: {value * 100:.2f}" for rate, value in sorted(baselines.items()))
     notes.append(
@@ -136,6 +137,7 @@ def _distance(grid: RunGrid) -> int:
 def _table2(runs: Sequence[RunResult], ddof: int, spread: Literal["deviation", "error"]) -> ScoreTable:
     """Make table 2, with standard errors, as the paper's own seem to be, unless `spread` says otherwise."""
     notes = [f"{paper.SPREAD} Ours are standard errors too." if spread == "error" else paper.SPREAD]
+    # The paper evaluates after supervised fine-tuning, not after mid-training.
     own = [run for run in paper.runs_of("chat", runs) if run.recipe.get("stage") == STAGES[-1]]
     grid = nearest_grid("language", own, list(paper.LANGUAGE), notes)
     sources = [
@@ -163,6 +165,7 @@ def _add_average(table: ScoreTable, grid: RunGrid | None, ddof: int, spread: Lit
     column = ScoreColumn("average", "Avg", True, "higher", spread=spread)
     table.columns.append(column)
     baseline = averages(grid, grid.baseline) if grid and grid.baseline else {}
+    # None is the row Random, which `_table` puts first.
     for row, key in zip(table.rows, [None, *_keys(grid, paper.LANGUAGE_AVERAGE)], strict=True):
         values = averages(grid, key) if grid and key in grid.rows else {}
         cell = ScoreCell(summarise(list(values.values()), ddof))

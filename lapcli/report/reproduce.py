@@ -39,6 +39,7 @@ def training_command(run: RunResult) -> str:
     if imported := kept.info.get("imported_from"):
         words = ["lap", "import", str(imported["file"]), "--to", run.name]
     else:
+        # Another name: under its own, `lap train` would only say that the run is finished.
         own = ["lap", "train", str(run.path / RECIPE), "--name", f"{run.name}-again"]
         words = (_shipped_stage(kept) if "stage" in run.recipe else _shipped_training(kept)) or own
     return shlex.join([*words, *_runs_dir(run.path.parent)])
@@ -92,6 +93,7 @@ def _nearest(
         if count > _MOST or any(len(setting) > _LONGEST for setting in settings):
             return None
         loaded = load(name, settings)
+        # Loaded and compared as a whole: a `--set` may be refused, or change other keys of the recipe too.
         if loaded is not None and recipe_to_dict(loaded) == recipe_to_dict(kept):
             return name, [word for setting in settings for word in ("--set", setting)]
     return None
@@ -131,6 +133,7 @@ def evaluation_commands(run: RunResult) -> list[str]:
     by_way: dict[tuple[tuple[str, str], ...], list[str]] = {}
     for name, number in run.numbers.items():
         task = name.split(" [")[0]
+        # Files of `lap eval` are named by their step; other numbers are of the training itself.
         if number.source.startswith("step-") and "." not in task:
             by_way.setdefault(number.conditions, []).append(task)
     commands = []

@@ -37,6 +37,7 @@ def summarise(values: Sequence[float], ddof: int) -> Summary | None:
     n = len(values)
     mean = math.fsum(values) / n
     squares = math.fsum((value - mean) ** 2 for value in values)
+    # With ddof 0 a single seed would have the deviation 0, which reads like certainty.
     std = math.sqrt(squares / (n - ddof)) if n > ddof and n > 1 else None
     return Summary(mean, std, n, _interval(mean, squares, n), math.sqrt(squares / (n - 1) / n) if n > 1 else None)
 
@@ -72,6 +73,7 @@ def rank_correlation(x: Sequence[float], y: Sequence[float]) -> float | None:
     if len(x) < 3:
         return None
     a, b = _ranks(x), _ranks(y)
+    # The mean of all ranks, ties or not: tied values share the mean of their ranks.
     mean = (len(x) + 1) / 2
     top = math.fsum((p - mean) * (q - mean) for p, q in zip(a, b, strict=True))
     bottom = math.sqrt(math.fsum((p - mean) ** 2 for p in a) * math.fsum((q - mean) ** 2 for q in b))
@@ -112,4 +114,5 @@ def mean_ratio(values: Sequence[float], base: Sequence[float], places: range) ->
 
 def is_number(value: Any) -> TypeGuard[float]:
     """Return whether this is a finite number; a damaged file may hold something else, which is ignored."""
+    # JSON's `true` is an int in Python.
     return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)

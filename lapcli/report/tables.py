@@ -31,6 +31,7 @@ class ScoreColumn:
         return f"{value * self.scale:,.{self.digits}f}" if self.is_cost else f"{value * self.scale:.{self.digits}f}"
 
     def signed(self, value: float) -> str:
+        # `z`: a difference that rounds to zero is +0.00, never -0.00.
         return f"{value * self.scale:+z.{self.digits}f}"
 
     @property
@@ -162,6 +163,7 @@ def cell_of(grid: RunGrid, row: RowKey, metric: str, ddof: int, baseline: RowKey
     return ScoreCell(
         summarise(list(values.values()), ddof),
         compare(values, against) if against and not metric.startswith(PREFIX) else None,
+        # An empty cell is one gap, not one for each seed.
         [seed for seed in grid.seeds if seed not in values] if values else [],
     )
 
@@ -172,6 +174,7 @@ def mark(table: ScoreTable) -> None:
         cells = [row.cells[number] for row in table.rows if row.cells[number].summary is not None and not row.is_given]
         if column.better is None or len(cells) < 2:
             continue
+        # Costs never come here, since they have no `better`: their thousands separators are not part of a float.
         shown = {id(cell): float(column.shown(cell.summary.mean)) for cell in cells if cell.summary}
         ranked = sorted(set(shown.values()), reverse=column.better == "higher")
         for cell in cells:

@@ -12,6 +12,7 @@ from lapcli.report.page import write_page
 from lapcli.runs import INFO, METRICS
 from lapcli.runtime.errors import DataError
 
+# `eval` and `analysis` are folders: every write in them ends with a rename, which changes their time.
 _WATCHED = (INFO, METRICS, "summary.json", "eval", "analysis")
 
 
