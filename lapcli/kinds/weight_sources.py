@@ -17,7 +17,7 @@ from typing import Any
 from torch import Tensor
 
 from lapcli.data.text.tokenizer import Tokenizer
-from lapcli.heads.plan import HeadPlan
+from lapcli.heads.plan import HeadPlan, operator_plan
 from lapcli.kinds import nanochat
 from lapcli.kinds.kind import RUN
 from lapcli.kinds.opening import TIMM, build_timm, find_checkpoint, read_timm, timm_file
@@ -135,6 +135,8 @@ def _of_folder(path: Path) -> WeightSource:
             raise DataError(f"{path / name} is not what was exported (its sha256 differs); {AGAIN}")
     config = json.loads(read_text(path / CONFIG))
     plan = HeadPlan(tuple(record["laplacian_heads"]), int(record["heads"]))
+    if "operators" in record:  # its Laplacian heads alone are not the plan
+        plan = operator_plan(json.loads(record["operators"]), len(plan.per_layer), plan.heads)
 
     def read() -> dict[str, Tensor]:
         tensors = read_tensors(path / WEIGHTS, AGAIN)[1]
@@ -148,7 +150,7 @@ def _of_folder(path: Path) -> WeightSource:
         sha256=files[WEIGHTS],
         read=read,
         plan=plan,
-        model={**model, "laplacian_heads": list(plan.per_layer)},
+        model={**model, **plan.recipe_keys()},
         data={key: images[key] for key in ("mean", "std") if key in images},
         tokenizer=(lambda: _exported_tokenizer(path / TOKENIZER)) if TOKENIZER in files else None,
     )

@@ -125,7 +125,7 @@ def teacher_health(tokens_MC: Tensor, targets_MK: Tensor) -> dict[str, Tensor]:
     }
 
 
-def collapse(values: dict[str, float], images: int) -> str | None:
+def collapse(values: dict[str, float], images: int, prototypes: int) -> str | None:
     """Return a warning about a collapse, or None. A single image cannot show one."""
     if images < 2:
         return None
@@ -139,6 +139,6 @@ def collapse(values: dict[str, float], images: int) -> str | None:
             f"collapse: the teacher's targets are uniform (entropy {values['teacher_entropy']:.4f} of ln K); "
             "lower the teacher's temperature or the learning rate"
         )
-    if values["prototypes_used"] * images <= 1:
+    if values["prototypes_used"] * min(images, prototypes) < 1.5:  # one, but for the rounding of its share
         return "collapse: one prototype is the first choice of every image; raise train.sinkhorn_iterations"
     return None

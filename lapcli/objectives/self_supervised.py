@@ -224,7 +224,8 @@ class SelfSupervised:
         """Return a warning when a collapse begins, once the warm-up is over."""
         schedule = self._recipe.schedule
         warm = step >= schedule.warmup_epochs * schedule.epoch_steps
-        warning = collapse(values, GLOBALS * self.batches.micro_batch) if warm else None
+        prototypes = self._recipe.model.head.dino_prototypes
+        warning = collapse(values, GLOBALS * self.batches.micro_batch, prototypes) if warm else None
         is_new = warning is not None and not self._has_collapsed
         self._has_collapsed = warning is not None
         return warning if is_new else None

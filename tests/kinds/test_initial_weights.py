@@ -143,7 +143,9 @@ def test_two_processes_begin_with_the_weights_of_one(tmp_path, source, shared_ca
 
 def test_exported_folders_give_back_the_weights_and_the_tokenizer(tmp_path, source):
     native = gpt_run(tmp_path / "runs", chat=False, name="plain", context=32, laplacian_heads=0)
-    for run, to in ((source, "hf"), (source, "safetensors"), (native, "hf")):
+    operators = {"laplacian_heads": 0, "operators": {"laplacian": 1, "mix": {"heads": 1, "alpha": 0.25}}}
+    mixed = gpt_run(tmp_path / "runs", chat=False, name="mixed", context=32, **operators)
+    for run, to in ((source, "hf"), (source, "safetensors"), (native, "hf"), (mixed, "safetensors")):
         folder = export_run(run, to, out=tmp_path / f"{run.name}-{to}", verified=False).folder
         found = find_source(InitFrom(source=str(folder)), tmp_path)
         expected = load_file(run.checkpoints / "step-000001/model.safetensors")
@@ -154,6 +156,8 @@ def test_exported_folders_give_back_the_weights_and_the_tokenizer(tmp_path, sour
         assert found.tokenizer().sha256 == run.info["tokenizer_sha256"]
         for key in ("layers", "width", "heads", "kv_heads", "context", "softcap", "rotary_base", "rotary_precision"):
             assert found.model[key] == getattr(run.recipe.model, key), key
+        section = type(run.recipe.model).model_validate({**run.recipe.model.model_dump(), **found.model})
+        assert section.head_plan() == found.plan  # what `lap sft` builds of the folder
     train_here(continuing(tmp_path, str(tmp_path / "source-hf")), tmp_path / "runs", "new")
 
 

@@ -173,9 +173,20 @@ def test_health_by_hand():
     targets = torch.tensor([[0.25, 0.25, 0.25, 0.25], [0.0, 0.0, 1.0, 0.0]])
     found = {name: float(value) for name, value in teacher_health(tokens, targets).items()}
     assert found == pytest.approx({"teacher_entropy": 0.5, "prototypes_used": 1.0, "feature_variance": 0.5})
-    assert collapse(found, 2) is None
-    assert "one prototype" in collapse({**found, "prototypes_used": 0.5}, 2)
-    assert "uniform" in collapse({**found, "teacher_entropy": 1.0}, 2)
+    assert collapse(found, 2, 4) is None
+    assert "one prototype" in collapse({**found, "prototypes_used": 0.5}, 2, 4)
+    assert "uniform" in collapse({**found, "teacher_entropy": 1.0}, 2, 4)
+
+
+@pytest.mark.parametrize(("images", "prototypes"), [(7, 49), (49, 7), (49, 49)])
+def test_one_prototype_for_all_images_is_a_collapse_with_few_and_with_many_prototypes(images, prototypes):
+    tokens = torch.randn(images, 8, generator=torch.Generator().manual_seed(0))
+    for used in (1, 2):
+        targets = torch.full((images, prototypes), 0.1 / prototypes)
+        for image in range(images):
+            targets[image, image % used] = 0.9
+        values = {name: float(value) for name, value in teacher_health(tokens, targets).items()}
+        assert (collapse(values, images, prototypes) is not None) == (used == 1)
 
 
 @pytest.mark.parametrize("heads", [0, 1, 3, 5, 6])
