@@ -214,13 +214,14 @@ def create(spec: SearchSpec, runs_dir: Path, cell: Cell, arm: str, number: int, 
     run = new_run(runs_dir, cell.name, recipe)
     try:
         record = {"search": spec.identity(), "arm": arm, "trial": number, "params": dict(cell.values), "told": told}
-        # Before the run gets its name: a run without this record would be refused as not one of the search.
+        # Both before the run gets its name: a kill must not leave a run without this record, which would be refused as
+        # not one of the search, or without the mark, which reports would count as a result.
         write_checked_json(run.path / RECORD, record)
+        mark_as_search(run.path)
         run.update(status="interrupted")  # until the trial's process sets it to running
         move_into_place(run)
     finally:
         unlock(run)
-    mark_as_search(cell, runs_dir)
 
 
 def mark_pruned(runs_dir: Path, name: str) -> None:

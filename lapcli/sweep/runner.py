@@ -179,7 +179,7 @@ class Runner:
         # Only a diverged run of a search has no command left without being trained.
         status.state = "finished" if progress(status.cell, self.runs_dir).is_trained else "diverged"
         if status.cell.is_search:
-            mark_as_search(status.cell, self.runs_dir)
+            mark_as_search(self.runs_dir / status.cell.name)
         return True
 
     def _decide(self) -> None:
@@ -266,7 +266,7 @@ class Runner:
         first = reason.splitlines()[0] if reason else ""
         self.tell(f"{status.cell.name}: {state}" + (f": {first}" if first else f" after {status.seconds:.0f} s"))
         if status.cell.is_search:
-            mark_as_search(status.cell, self.runs_dir)
+            mark_as_search(self.runs_dir / status.cell.name)
             self._decide()
 
     def _ask_to_stop(self, wait: bool = True) -> None:

@@ -121,9 +121,9 @@ def record_command(cell: Cell, runs_dir: Path, command: str) -> None:
     write_checked_json(path, {**_read(path), command: progress(cell, runs_dir).weights_sha256})
 
 
-def mark_as_search(cell: Cell, runs_dir: Path) -> None:
+def mark_as_search(run: Path) -> None:
     """Mark a run of a search, which only chose values for others, so that reports do not count it as a result."""
-    path = runs_dir / cell.name / SWEEP
+    path = run / SWEEP
     if path.parent.is_dir() and not (known := _read(path)).get("search"):
         write_checked_json(path, {**known, "search": True})
 
