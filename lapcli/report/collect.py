@@ -42,6 +42,7 @@ class Number:
     conditions: tuple[tuple[str, str], ...] = ()  # other than the default; only equal conditions are compared
     count: int | None = None  # examples
     source: str = ""  # the file
+    seed: int = 0  # of an analysis: it chooses the images of --limit
 
 
 @dataclass
@@ -311,7 +312,8 @@ def _add_layers(result: RunResult, what: str, entry: Mapping[str, Any], settings
         if name in skipped:
             continue
         if is_number(value):
-            number = Number(float(value), conditions, entry.get("sequences"), f"{what}.json")
+            source, seed = f"{what}.json", settings.get("seed") or 0
+            number = Number(float(value), conditions, entry.get("sequences"), source, seed)
             result.numbers[numbered_name(f"{what}.{name}", conditions)] = number
         elif (
             not conditions

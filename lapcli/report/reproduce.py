@@ -12,13 +12,11 @@ from pathlib import Path
 from typing import Any
 
 from lapcli.analysis.measurements import MEASUREMENTS
-from lapcli.kinds import KINDS
-from lapcli.kinds.kind import LANGUAGE
 from lapcli.recipe import load_recipe, recipe_to_dict
 from lapcli.recipe.chat import ChatRecipe, ChatStageRecipe, stage_recipe
 from lapcli.recipe.loading import shipped_recipes
 from lapcli.recipe.schema import AnyRecipe
-from lapcli.report.collect import RunResult
+from lapcli.report.collect import Number, RunResult
 from lapcli.report.grouping import HEADS, flatten
 from lapcli.runs import RECIPE, Run, read_run
 from lapcli.runtime.errors import LapError
@@ -151,29 +149,32 @@ def evaluation_commands(run: RunResult) -> list[str]:
 
 
 def analysis_commands(run: RunResult) -> list[str]:
-    """Return `lap analyze` for each measurement, on as many sequences as were measured."""
+    """Return `lap analyze` for each measurement, on the sequences or images that were measured."""
     commands: dict[str, None] = {}
     for name, number in run.numbers.items():
         what, dot, _ = name.split(" [")[0].partition(".")
         if dot and what in MEASUREMENTS:
-            commands[shlex.join(_analysis(what, [run], dict(number.conditions), number.count))] = None
+            commands[shlex.join(_analysis(what, [run], dict(number.conditions), number))] = None
     return list(commands)
 
 
-def _analysis(what: str, runs: Sequence[RunResult], conditions: dict[str, str], count: int | None) -> list[str]:
+def _analysis(what: str, runs: Sequence[RunResult], conditions: dict[str, str], number: Number | None) -> list[str]:
     flags = {option.name: option.flag for option in MEASUREMENTS[what].options} | {"split": "--split"}
     words = ["lap", "analyze", what, *(word for run in runs for word in ("--run", run.name))]
     for key, value in conditions.items():
         words += ["--data", value.split(" ")[0]] if key == "on" else [flags.get(key, f"--{key}"), value]
-    if count and LANGUAGE in KINDS[runs[0].objective].gives:
-        words += ["--limit", str(count)]
+    if number and number.count:
+        # Of images too, where all are the default: whether the analysis had a --limit is not recorded.
+        words += ["--limit", str(number.count)]
+    if number and number.seed:
+        words += ["--seed", str(number.seed)]
     return [*words, *_runs_dir(runs[0].path.parent)]
 
 
 def figure_command(what: str, runs: Sequence[RunResult]) -> str:
     """Return the command that draws the figure of an analysis of these runs."""
-    counts = [number.count for run in runs for name, number in run.numbers.items() if name.startswith(f"{what}.")]
-    return shlex.join(_analysis(what, runs, {}, counts[0] if counts else None))
+    numbers = [number for run in runs for name, number in run.numbers.items() if name.startswith(f"{what}.")]
+    return shlex.join(_analysis(what, runs, {}, numbers[0] if numbers else None))
 
 
 def drawing_command(runs: Sequence[RunResult]) -> str:

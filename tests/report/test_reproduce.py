@@ -1,10 +1,12 @@
 """The commands that a page prints are run, and give the run again: the same recipe, the same weights."""
 
 import io
+import json
 import shlex
 import shutil
 
 import pytest
+from image_support import image_recipe
 from rich.console import Console
 from safetensors.torch import load_file
 from support import run_main, tiny_chat_recipe, tiny_recipe, train_here, write_text
@@ -15,7 +17,7 @@ from lapcli.report.assemble import report_on
 from lapcli.report.collect import collect
 from lapcli.report.figures import experiments_of
 from lapcli.report.grouping import names_in_words
-from lapcli.report.reproduce import commands_of, training_command
+from lapcli.report.reproduce import analysis_commands, commands_of, figure_command, training_command
 from lapcli.runs import read_run
 
 
@@ -97,3 +99,20 @@ def test_an_imported_run_is_imported_again(talkers, tmp_path):
     shutil.copytree(talkers / "base", tmp_path / "theirs")
     read_run(tmp_path / "theirs").update(imported_from={"file": "d20/model_000007.pt", "sha256": "0" * 64})
     assert told(tmp_path, "theirs") == f"lap import d20/model_000007.pt --to theirs --runs-dir {tmp_path}"
+
+
+@pytest.mark.parametrize("options", [["--limit", "7", "--seed", "3"], ["--limit", "7"], []])
+def test_an_analysis_of_images_gives_the_same_numbers_again(options, tmp_path, capsys):
+    """Of a choice of images, which --seed draws, or of all of them."""
+    train_here(image_recipe(train={"steps": 2}), tmp_path, "vit")
+    file = tmp_path / "vit" / "analysis" / "cossim.json"
+    analyze = ["analyze", "cossim", "--run", "vit", "--format", "png", "--runs-dir", str(tmp_path)]
+    assert run_main(capsys, *analyze, *options)[0] == 0
+    measured = json.loads(file.read_text())["runs"]
+    (run,) = collect([], tmp_path).runs
+    (command,) = analysis_commands(run)
+    assert figure_command("cossim", [run]) == command
+    file.unlink()
+    code, _, err = run_main(capsys, *shlex.split(command)[1:], "--format", "png")
+    assert code == 0, err
+    assert json.loads(file.read_text())["runs"] == measured
