@@ -21,6 +21,7 @@ from lapcli.report.paper import data_set_of
 from lapcli.report.paper_tables import DROP_PATH, by_drop_path
 from lapcli.report.statistics import is_number, summarise
 from lapcli.report.tables import column_of
+from lapcli.runs import time_of
 from lapcli.runtime.errors import UsageError
 from lapcli.runtime.files import make_folder, write_bytes, write_for_user
 
@@ -70,8 +71,8 @@ def experiments_of(grids: Sequence[RunGrid]) -> list[Experiment]:
     return made
 
 
-def _last_change(family: Sequence[RunGrid]) -> str:
-    return max(str(run.info.get("updated") or "") for grid in family for run in grid.runs)
+def _last_change(family: Sequence[RunGrid]) -> float:
+    return max(time_of(run.info) for grid in family for run in grid.runs)
 
 
 def draw_all(grids: Sequence[RunGrid]) -> list[Chart]:

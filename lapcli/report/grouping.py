@@ -15,6 +15,7 @@ from typing import Any
 from lapcli.heads.plan import head_plan, operator_plan
 from lapcli.kinds import KINDS
 from lapcli.report.collect import RunResult
+from lapcli.runs import time_of
 from lapcli.runtime.errors import UsageError
 
 HEADS, OPERATORS = "model.laplacian_heads", "model.operators"
@@ -330,7 +331,7 @@ def _is_json(text: str) -> bool:
 
 def _newer(one: RunResult, other: RunResult) -> tuple[RunResult, RunResult]:
     """Return the newer run, then the other one: a finished run wins, then the one that was written last."""
-    key = lambda run: (run.is_finished, str(run.info.get("updated") or run.info.get("created") or ""))  # noqa: E731
+    key = lambda run: (run.is_finished, time_of(run.info))  # noqa: E731
     return (one, other) if key(one) >= key(other) else (other, one)
 
 

@@ -26,6 +26,7 @@ from lapcli.report.paper import recipe_differences, value_in_words
 from lapcli.report.paper_tables import TABLES, paper_tables
 from lapcli.report.reproduce import commands_of, drawing_command, figure_command, paper_command, table_command
 from lapcli.report.tables import ScoreTable, mean_text, p_text, paper_text, reading
+from lapcli.runs import time_of
 from lapcli.runtime import __version__
 from lapcli.runtime.files import write_for_user
 from lapcli.runtime.tables import MARKING
@@ -180,7 +181,7 @@ class _Papers:
 def _summary(runs: Sequence[RunResult]) -> str:
     finished = sum(run.is_finished for run in runs)
     kinds = Counter(kind_in_words(run) for run in runs)
-    newest = max((str(run.info.get("updated") or "") for run in runs), default="")
+    newest = str(max((run.info for run in runs), key=time_of, default={}).get("updated") or "")
     when = f", the last change {newest[:16].replace('T', ' ')} UTC" if newest.endswith("+0000") else ""
     what = ", ".join(f"{count} of {kind}" for kind, count in kinds.items())
     return f"{counted(len(runs), 'run')} ({what}), {finished} of them finished{when}. Made by lap {__version__}."

@@ -342,7 +342,7 @@ def newest_run(runs_dir: Path, objectives: set[str]) -> Run:
             raise DataError(f"{error}, or name the run that you mean with --run") from None
         if info.get("status") == "finished" and info.get("objective") in objectives:
             # `updated` has whole seconds; the file's time decides between runs that ended in the same one.
-            candidates.append((_time_of(info), (path / INFO).stat().st_mtime, path))
+            candidates.append((time_of(info), (path / INFO).stat().st_mtime, path))
     if not candidates:
         raise UsageError(f"no finished run of {' or '.join(sorted(objectives))} in {runs_dir}; train one or use --run")
     run = read_run(max(candidates)[2])
@@ -350,8 +350,9 @@ def newest_run(runs_dir: Path, objectives: set[str]) -> Run:
     return run
 
 
-def _time_of(info: dict[str, Any]) -> float:
-    """Return the time in `run.json` of the last update: a copied folder keeps it, unlike its files' times."""
+def time_of(info: dict[str, Any]) -> float:
+    """Return the time in `run.json` of the last update, 0 if it cannot be read: a copied folder keeps it, unlike its
+    files' times."""
     try:
         return datetime.fromisoformat(str(info.get("updated") or info.get("created"))).timestamp()
     except ValueError:

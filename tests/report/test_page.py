@@ -318,6 +318,16 @@ def _use(tab, path):
     assert bar > 6  # pixels of a scroll bar that does not hide
 
 
+def test_the_last_change_is_the_last_in_every_time_zone(tmp_path):
+    """9:00 in Tokyo is midnight in UTC, three hours before the other run was written."""
+    for name, moment in (("early", "2026-01-01T09:00:00+0900"), ("late", "2026-01-01T03:00:00+0000")):
+        path = write_run(tmp_path / "runs", name, heads=2)
+        info = json.loads((path / "run.json").read_text())
+        (path / "run.json").write_text(json.dumps({**info, "updated": moment}))
+    (page,) = write_page(report_on([], tmp_path / "runs"), tmp_path / "page.html")[:1]
+    assert "the last change 2026-01-01 03:00 UTC" in page.read_text()
+
+
 def test_the_page_is_written_again_until_no_run_goes_on(tmp_path):
     """A run that ends while it is watched: the page loads itself while it goes on, and no longer afterwards."""
     runs = tmp_path / "runs"

@@ -251,13 +251,39 @@ def test_what_is_missing_of_a_finished_run_is_said(capsys, runs):
         assert f"digits_4L_1 is finished, but {runs / 'digits_4L_1' / name} is missing" in err
 
 
+def update_at(path, moment):
+    info = json.loads((path / "run.json").read_text())
+    (path / "run.json").write_text(json.dumps({**info, "updated": moment}))
+
+
 def test_a_seed_that_is_there_twice_counts_once(capsys, runs):
     path = write_run(runs, "again", heads=2, seed=1, scores={"top1": 0.86})
-    info = json.loads((path / "run.json").read_text())
-    (path / "run.json").write_text(json.dumps({**info, "updated": "2027-01-01T00:00:00+0000"}))
+    update_at(path, "2027-01-01T00:00:00+0000")
     _, out, err = report(capsys, runs)
     assert "86.00 ± 1.00 (3)" in out
     assert "digits_2L_1 is left out: it has the same recipe and seed as again" in err
+
+
+@pytest.mark.parametrize(
+    ("older", "newer"),
+    [
+        ("2026-10-25T02:30:00+0200", "2026-10-25T02:10:00+0100"),  # the clock goes back from 3:00 to 2:00
+        ("2026-01-02T01:00:00+0900", "2026-01-01T20:00:00-0500"),  # 16:00 and 1:00 of the next day in UTC
+        ("unreadable", "2026-01-01T00:00:00+0000"),
+        (["2027"], "2026-01-01T00:00:00+0000"),
+        (None, "2026-01-01T00:00:00+0000"),
+    ],
+)
+def test_the_newer_run_is_so_in_every_time_zone(capsys, tmp_path, older, newer):
+    """Of the same seed the newer run counts; the page begins with the experiment that changed last."""
+    update_at(write_run(tmp_path, "older", heads=2, scores={"top1": 0.1}), older)
+    update_at(write_run(tmp_path, "newer", heads=2, scores={"top1": 0.2}), newer)
+    _, out, err = report(capsys, tmp_path)
+    assert "20.00" in out
+    assert "older is left out: it has the same recipe and seed as newer" in err
+    update_at(write_run(tmp_path, "dino", "dino_quickstart"), older)
+    drawn = experiments_of(group(collect([], tmp_path).runs, [HEADS], []))
+    assert [[run.name for run in experiment.runs] for experiment in drawn] == [["newer"], ["dino"]]
 
 
 def test_one_plan_written_in_two_ways_is_one_row(capsys, tmp_path):
