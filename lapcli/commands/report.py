@@ -122,9 +122,10 @@ def report(
         )
 
     if watch:
+        from lapcli.report.collect import find_paths
         from lapcli.report.watching import watch_page
 
-        watch_page(make, out or folder / "report.html", figure_format, every)
+        watch_page(lambda: find_paths(runs or [], folder), make, out or folder / "report.html", figure_format, every)
         return
     made = make()
     if effects is not None:

@@ -81,7 +81,7 @@ class Collection:
 
 def collect(names: Sequence[str], runs_dir: Path, which: Which = "last") -> Collection:
     """Read the runs with these names, folders or patterns; all runs of the folder without any."""
-    paths = _find(names, runs_dir)
+    paths = find_paths(names, runs_dir)
     notes: list[str] = []
     results: list[RunResult] = []
     damaged: list[str] = []  # a table without them would not show that anything is wrong
@@ -112,7 +112,8 @@ def collect(names: Sequence[str], runs_dir: Path, which: Which = "last") -> Coll
     return collection
 
 
-def _find(names: Sequence[str], runs_dir: Path) -> list[Path]:
+def find_paths(names: Sequence[str], runs_dir: Path) -> list[Path]:
+    """Return the folders of the runs with these names, folders or patterns; of all runs without any."""
     if not names:
         return [path for path in runs_in(runs_dir) if not _ASIDE.fullmatch(path.name)]
     paths: dict[Path, None] = {}

@@ -16,13 +16,16 @@ from lapcli.runtime.errors import DataError
 _WATCHED = (INFO, METRICS, "summary.json", "eval", "analysis")
 
 
-def watch_page(make: Callable[[], Report], path: Path, figure_format: FigureFormat, every: float) -> None:
-    """Rewrite the page whenever its runs, which `make` reads, have changed, until none is being trained. Ctrl-C ends it
-    too, without affecting the runs."""
+def watch_page(
+    find: Callable[[], list[Path]], make: Callable[[], Report], path: Path, figure_format: FigureFormat, every: float
+) -> None:
+    """Rewrite the page whenever its runs, which `find` lists and `make` reads, have changed, until none is being
+    trained. Ctrl-C ends it too, without affecting the runs."""
     seen: object = None
     try:
         while True:
             try:
+                state = _state(find())  # before `make`: what is written while it reads differs from this next time
                 report = make()
             except DataError:
                 if seen is None:
@@ -31,7 +34,6 @@ def watch_page(make: Callable[[], Report], path: Path, figure_format: FigureForm
                 continue
             runs = report.collection.runs
             is_training = any(run.status == "running" for run in runs)
-            state = _state(runs)
             if state != seen or not is_training:
                 seen = state
                 refresh = max(5, round(every)) if is_training else None
@@ -46,12 +48,12 @@ def watch_page(make: Callable[[], Report], path: Path, figure_format: FigureForm
             print(f"{path} is no longer updated; the runs continue", file=sys.stderr)
 
 
-def _state(runs: list[RunResult]) -> list[tuple[str, str, int, int]]:
+def _state(runs: list[Path]) -> list[tuple[str, str, int, int]]:
     """Return sizes and times of the watched files, which change when something is written."""
     sizes = []
     for run in runs:
         for name in _WATCHED:
-            file = run.path / name
+            file = run / name
             if file.exists():
                 status = file.stat()
                 sizes.append((run.name, name, status.st_size, status.st_mtime_ns))

@@ -22,6 +22,7 @@ from lapcli.analysis.drawing import FigureFormat
 from lapcli.recipe import load_recipe, recipe_to_yaml
 from lapcli.report.assemble import report_on
 from lapcli.report.claims import claims
+from lapcli.report.collect import find_paths
 from lapcli.report.page import _csv_address, write_page
 from lapcli.report.watching import watch_page
 
@@ -345,7 +346,7 @@ def test_the_page_is_written_again_until_no_run_goes_on(tmp_path):
             (path / "checkpoints" / "step-000100").mkdir(parents=True)
         return report_on([], runs)
 
-    watch_page(make, page, FigureFormat(), 0.01)
+    watch_page(lambda: [path], make, page, FigureFormat(), 0.01)
     assert len(told) == 2
     assert 'http-equiv="refresh"' in told[1]
     assert "running at step" in told[1]
@@ -353,8 +354,29 @@ def test_the_page_is_written_again_until_no_run_goes_on(tmp_path):
     assert [file.name for file in tmp_path.iterdir() if file.name.startswith(".")] == []
 
 
+def test_what_is_written_while_the_page_is_made_is_on_the_next_one(tmp_path):
+    runs, page = tmp_path / "runs", tmp_path / "page.html"
+    path = write_run(runs, "one", heads=2, status="running")
+    (path / "lock").touch()
+    info = json.loads((path / "run.json").read_text())
+    told = []
+
+    def make():
+        told.append(page.read_text() if page.is_file() else "")
+        report = report_on([], runs)
+        if len(told) == 1:  # the run goes on after it was read
+            (path / "run.json").write_text(json.dumps({**info, "step": 60}))
+        if len(told) == 3:
+            raise KeyboardInterrupt
+        return report
+
+    watch_page(lambda: find_paths([], runs), make, page, FigureFormat(), 0.01)
+    assert "running at step 40" in told[1]
+    assert "running at step 60" in told[2]
+
+
 def test_ctrl_c_leaves_a_page_that_rests(tmp_path, monkeypatch):
-    write_run(tmp_path / "runs", "one", heads=2, status="running")
+    path = write_run(tmp_path / "runs", "one", heads=2, status="running")
     page = tmp_path / "page.html"
 
     def interrupt(seconds):
@@ -362,7 +384,7 @@ def test_ctrl_c_leaves_a_page_that_rests(tmp_path, monkeypatch):
         raise KeyboardInterrupt
 
     monkeypatch.setattr("lapcli.report.watching.time.sleep", interrupt)
-    watch_page(lambda: report_on([], tmp_path / "runs"), page, FigureFormat(), 5)
+    watch_page(lambda: [path], lambda: report_on([], tmp_path / "runs"), page, FigureFormat(), 5)
     assert 'http-equiv="refresh"' not in page.read_text()
 
 
