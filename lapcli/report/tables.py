@@ -130,7 +130,7 @@ def column_of(name: str) -> ScoreColumn:
         percent, lower = benchmark.is_share, benchmark.is_lower_better
         label = benchmark.label + (" (%)" if percent else "")
     else:
-        percent = short.startswith(_PERCENT) and short != "linear_loss"
+        percent = short.startswith(_PERCENT)
         lower = any(word in short for word in _LOWER)
         label = LABELS.get(task, task.replace("_", " ") + (" (%)" if percent else ""))
         if short != task and short in LABELS:
