@@ -243,8 +243,9 @@ class LapLM(TemplateLM):
     def _sampling(self, given: Mapping[str, Any]) -> tuple[Sampling, tuple[str, ...]]:
         unknown = [name for name in given if name not in _UNDERSTOOD and given[name] != _NEUTRAL.get(name)]
         draws = bool(given.get("do_sample")) and float(given.get("temperature", 1.0)) > 0
-        # Settings such as top_p do not change a greedy answer.
-        if unknown and (draws or unknown[0] not in _NEUTRAL):
+        if not draws:  # settings such as top_p do not change a greedy answer
+            unknown = [name for name in unknown if name not in _NEUTRAL]
+        if unknown:
             raise UsageError(
                 f"{self._task} asks for generation with {', '.join(sorted(unknown))}, which `lap` does not have; "
                 "choose another task"

@@ -252,6 +252,13 @@ def test_generation_settings_that_are_not_ours_are_refused():
     assert lm.generate_until(generation("a", do_sample=False, temperature=0.0, top_p=0.95)) == ["x"]
 
 
+def test_a_setting_that_changes_greedy_answers_is_refused_in_any_order():
+    lm = lm_of(Oracle(lambda ids: ["x"]))
+    for settings in ({"top_p": 0.9, "repetition_penalty": 1.2}, {"repetition_penalty": 1.2, "top_p": 0.9}):
+        with pytest.raises(UsageError, match="generation with repetition_penalty, which"):
+            lm.generate_until(generation("a", do_sample=False, **settings))
+
+
 def test_ten_samples_differ_from_the_first_token_on_and_do_not_depend_on_the_batch():
     tokenizer, model = tiny_tokenizer(), tiny_model(320)
     prompts = [
