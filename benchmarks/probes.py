@@ -8,6 +8,7 @@ import resource
 import time
 
 import torch
+import torch.nn.functional as F
 from measure import alternate, mebibytes, peak_bytes
 
 from lapcli.evaluation.features import TimmBackbone, class_token_and_mean_patch
@@ -60,7 +61,7 @@ def bench_knn(count: int = 10_000, width: int = 384, classes: int = 1000) -> Non
     labels_N = torch.randint(classes, (count,), generator=generator)
 
     def run() -> None:
-        classify(queries_QD, keys_ND, labels_N, classes, (10, 20, 100, 200), 0.07)
+        classify(queries_QD, F.normalize(keys_ND, dim=1), labels_N, classes, (10, 20, 100, 200), 0.07)
 
     start, used = time.perf_counter(), resource.getrusage(resource.RUSAGE_SELF).ru_utime
     run()

@@ -128,6 +128,7 @@ def measure_knn(
     keys_ND = all_features(
         backbone, data.train, transform, class_token, backbone.width, how, "features of training images"
     )
+    keys_ND = F.normalize(keys_ND, dim=1)
     labels_N = torch.from_numpy(data.train.labels).to(keys_ND.device)
     right = dict.fromkeys(counts, 0.0)
     for positions, queries_BD in batches_of_features(

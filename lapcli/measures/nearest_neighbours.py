@@ -55,13 +55,16 @@ def vote(
 
 
 def classify(
-    queries_QD: Tensor, keys_ND: Tensor, labels_N: Tensor, classes: int, counts: Sequence[int], temperature: float
+    queries_QD: Tensor, unit_keys_ND: Tensor, labels_N: Tensor, classes: int, counts: Sequence[int], temperature: float
 ) -> dict[int, Tensor]:
-    """Return the class of each query for each number of neighbours; features are normalised here."""
-    queries_QD, keys_ND = F.normalize(queries_QD, dim=1), F.normalize(keys_ND, dim=1)
+    """Return the class of each query for each number of neighbours.
+
+    Queries are normalised here. Keys have to be of length 1: they are normalised once for all batches of queries.
+    """
+    queries_QD = F.normalize(queries_QD, dim=1)
     classes_of_k: dict[int, list[Tensor]] = {k: [] for k in counts}
     for first in range(0, len(queries_QD), QUERIES_AT_ONCE):
-        similarity_QM, index_QM = _nearest(queries_QD[first : first + QUERIES_AT_ONCE], keys_ND, max(counts))
+        similarity_QM, index_QM = _nearest(queries_QD[first : first + QUERIES_AT_ONCE], unit_keys_ND, max(counts))
         for k, classes_Q in vote(similarity_QM, labels_N[index_QM], classes, counts, temperature).items():
             classes_of_k[k].append(classes_Q)
     return {k: torch.cat(parts) for k, parts in classes_of_k.items()}

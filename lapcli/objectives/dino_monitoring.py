@@ -52,7 +52,8 @@ def neighbour_accuracy(
     )
     labels_N, labels_Q = (torch.from_numpy(part.labels).to(world.device) for part in (keys, queries))
     k = min(section.neighbours, len(keys))
-    predicted_Q = classify(queries_QC, keys_NC, labels_N, len(keys.classes), [k], TEMPERATURE)[k]
+    unit_keys_NC = F.normalize(keys_NC, dim=1)
+    predicted_Q = classify(queries_QC, unit_keys_NC, labels_N, len(keys.classes), [k], TEMPERATURE)[k]
     return float((predicted_Q == labels_Q).float().mean())
 
 
