@@ -39,6 +39,31 @@ def vit(laplacian_heads, name="deit3_base_patch16_224", **options: Any):
     return lapcli.laplacianize(model.eval(), laplacian_heads), torch.randn(2, 3, 8, 8)
 
 
+class WithoutFloat64(torch.Tensor):
+    """Stands for a tensor on an Apple GPU: what is computed from it is there too, and float64 is refused until `cpu`.
+
+    Its device is the CPU all the same, so that `has_float64` has to be told.
+    """
+
+    @classmethod
+    def __torch_function__(cls, func, types, args=(), kwargs=None):
+        result = super().__torch_function__(func, types, args, kwargs or {})
+        if func is torch.Tensor.cpu:
+            return result.as_subclass(torch.Tensor)
+        if isinstance(result, torch.Tensor) and result.dtype == torch.float64:
+            raise TypeError("the MPS framework doesn't support float64")
+        return result
+
+
+def on_a_device_without_float64(model, monkeypatch):
+    """Move the parameters of a model there, in place."""
+    monkeypatch.setattr("lapcli.measures.tokens.has_float64", lambda device: False)
+    for module in model.modules():
+        for name, parameter in list(module.named_parameters(recurse=False)):
+            setattr(module, name, torch.nn.Parameter(parameter.detach().as_subclass(WithoutFloat64)))
+    return model
+
+
 def dino(laplacian_heads, operators=None):
     from lapcli.models.dino_vit import DinoViT
     from lapcli.recipe.dino import DinoModel

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
 
 import numpy as np
 
+from lapcli.measures.tokens import to_float64
 from lapcli.runtime.errors import UsageError
 
 if TYPE_CHECKING:
@@ -189,7 +190,7 @@ class Measurement:
             has = "no classifier" if head is None else f"a classifier of {head.out_features:,} classes"
             raise NotApplicable(f"{self.name}: the model has {has} and the data {classes:,} classes; see --data")
         # Only the number of classes was compared: row c is taken to be class c of the data.
-        return head.weight.detach().double().cpu().numpy()
+        return to_float64(head.weight).cpu().numpy()
 
 
 def chosen_layers(text: str | None, default: str, layers: int) -> list[int]:

@@ -18,6 +18,7 @@ import numpy as np
 
 from lapcli.analysis.drawing import figure_by_head
 from lapcli.analysis.measurement import LAYER, LayerResult, Measurement, NotApplicable, Settings, Value
+from lapcli.measures.tokens import to_float64
 from lapcli.runs import METRICS
 from lapcli.training.metrics import read_metrics
 
@@ -134,10 +135,10 @@ class MixingAccumulator:
                 if parameter.ndim == 2:
                     gates_NI = (inputs.normed_BTC.flatten(0, 1) @ parameter.mT.to(inputs.normed_BTC.dtype)).sigmoid()
                     # A head may have a gate for each channel; the mean over them is shown.
-                    self._add("gate", end - count, gates_NI.double().mean(0).view(count, -1).mean(1), tokens)
+                    self._add("gate", end - count, to_float64(gates_NI).mean(0).view(count, -1).mean(1), tokens)
             end -= count
         for name, (first, numbers_H) in inputs.operators.learnt_numbers().items():
-            self._add(name, first, numbers_H.double(), tokens)
+            self._add(name, first, to_float64(numbers_H), tokens)
 
     def _add(self, name: str, first: int, values_H: Tensor, tokens: int) -> None:
         """Add the values of heads from `first` on; the other heads have none."""

@@ -17,7 +17,7 @@ import numpy as np
 
 from lapcli.analysis.drawing import figure_by_head, number_or_nan
 from lapcli.analysis.measurement import LAYER, LayerResult, Measurement
-from lapcli.measures.tokens import StreamingMoments
+from lapcli.measures.tokens import StreamingMoments, to_float64
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -97,7 +97,7 @@ def head_sinks(q_BHTD: Tensor, k_BHTD: Tensor, v_BHTD: Tensor, causal: bool) -> 
         similar_BHR = torch.nn.functional.cosine_similarity(P_BHRT @ v_BHTD, v_BHTD[:, :, begin:end], dim=-1)
         # Row r of the block is token begin + r of the sequence, so the diagonal of P is shifted by `begin`.
         to_self_BHR = P_BHRT.gather(3, place_R.view(1, 1, -1, 1).expand(B, H, -1, 1))[..., 0]
-        first = first + P_BHRT[..., 0].double().sum(-1).cpu()
-        to_self = to_self + to_self_BHR.double().sum(-1).cpu()
-        cosine = cosine + similar_BHR.double().sum(-1).cpu()
+        first = first + to_float64(P_BHRT[..., 0]).sum(-1).cpu()
+        to_self = to_self + to_float64(to_self_BHR).sum(-1).cpu()
+        cosine = cosine + to_float64(similar_BHR).sum(-1).cpu()
     return first / T, to_self / T, cosine / T

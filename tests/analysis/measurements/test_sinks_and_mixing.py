@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from analysis_support import gpt, vit
+from analysis_support import gpt, on_a_device_without_float64, vit
 
 from lapcli.analysis.measurement import NotApplicable, Settings
 from lapcli.analysis.measurements import sinks
@@ -63,6 +63,18 @@ def test_a_vit_attends_to_its_class_token_as_its_matrix_says():
     assert (found.series["to_first"] > 0).all()
     assert (found.series["to_first"] < 1).all()
     assert found.values["to_self"] == pytest.approx(found.series["to_self"].mean())
+
+
+@pytest.mark.parametrize("kind", [sinks.SinksAccumulator, MixingAccumulator])
+def test_a_device_without_float64_gives_the_same_numbers(kind, monkeypatch):
+    model, tokens = gpt(0, operators=LEARNT)
+    names = [model.config.head_plan().operator_names(layer) for layer in range(2)]
+    expected = measured(model, tokens, [kind(name) for name in names])
+    on_a_device_without_float64(model, monkeypatch)
+    for found, on_the_cpu in zip(measured(model, tokens, [kind(name) for name in names]), expected, strict=True):
+        assert found.series.keys() == on_the_cpu.series.keys()
+        for name, series in on_the_cpu.series.items():
+            assert found.series[name].tolist() == pytest.approx(series.tolist(), rel=1e-12, nan_ok=True)
 
 
 def test_a_model_that_learns_none_has_no_mixing():
