@@ -64,8 +64,8 @@ def read_watched_run(path: Path, metric: str) -> WatchedRun:
     info = read_info(path)
     lines = read_metrics(path / METRICS)
     values: dict[str, float] = {}
-    # A step and its validation are lines of their own, and the last validation may lie further back.
-    for line in lines[-200:]:
+    # A step and its validation are lines of their own, and the last validation may lie any number of lines back.
+    for line in lines:
         values |= {name: value for name, value in line.items() if name != "step" and isinstance(value, int | float)}
     # A loss that is not finite has no place on an axis.
     curve = [(line["step"], float(line[metric])) for line in lines if metric in line and math.isfinite(line[metric])]

@@ -57,6 +57,14 @@ def test_a_line_for_each_change_without_a_terminal(runs, capsys):
     assert {row["run"]: row["loss"] for row in rows} == {"falls": 1.0, "rises": 19.0}
 
 
+def test_the_last_validation_is_shown_however_many_steps_ago(runs, capsys):
+    lines = [{"step": 0, "validation_loss": 5.5}, {"step": 1, "loss": 4.0}, {"step": 1, "validation_loss": 3.25}]
+    lines += [{"step": step, "loss": 1000.0 - step} for step in range(2, 999)]
+    (runs / "falls" / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    assert read_watched_run(runs / "falls", "loss").values == {"loss": 2.0, "validation_loss": 3.25}
+    assert "validation_loss 3.25" in run_main(capsys, "watch", "falls")[1]
+
+
 def test_it_goes_on_while_a_run_is_being_trained(runs, capsys):
     run = open_run(runs, "going", tiny_recipe(runs / "text.txt"))
     run.metrics.write_text('{"step": 1, "loss": 3.0}\n')
