@@ -71,10 +71,18 @@ def mirror(paths: Sequence[Path], tracker: Tracker, *, follow: bool = False) -> 
 
 def _wait(files: Sequence[Path]) -> None:
     """Wait until the next poll, or until a `run.json` changes, for example because the run has finished."""
-    before = [os.path.getmtime(file) for file in files]
+    before = [_changed_at(file) for file in files]
     deadline = time.monotonic() + _POLL
-    while time.monotonic() < deadline and [os.path.getmtime(file) for file in files] == before:
+    while time.monotonic() < deadline and [_changed_at(file) for file in files] == before:
         time.sleep(min(_NAP, _POLL))
+
+
+def _changed_at(file: Path) -> float | None:
+    """Return the time of the last change; None if the run was removed or renamed, which the next look says."""
+    try:
+        return os.path.getmtime(file)
+    except OSError:
+        return None
 
 
 class _Mirror:

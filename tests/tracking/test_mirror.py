@@ -157,6 +157,19 @@ def test_a_run_that_is_being_trained_is_followed_to_its_end(tmp_path, monkeypatc
     check_whole(_events(run), 9)
 
 
+def test_a_followed_run_that_is_renamed_is_named(tmp_path, monkeypatch):
+    run = open_run(tmp_path / "runs", "mine", tiny_recipe(tmp_path / "text.txt"))
+    write_lines(run, 4)
+    mirror([run.path], TensorBoard())  # nothing is left to send: no session is open when the run goes away
+    new = run.path.with_name("new")
+    monkeypatch.setattr("lapcli.tracking.mirror.time.sleep", lambda seconds: run.path.rename(new))
+    with pytest.raises(UsageError, match=r"runs/mine is not a run directory: it has no run\.json"):
+        mirror([run.path], TensorBoard(), follow=True)
+    monkeypatch.undo()
+    mirror([new], TensorBoard())
+    assert _events(read_run(new))["train/loss"] == [(step, pytest.approx(1 / step)) for step in (1, 2, 3)]
+
+
 def test_evaluations_are_sent_once_and_again_when_they_change(run):
     (run.path / "eval").mkdir()
     for value in (0.5, 0.75):
