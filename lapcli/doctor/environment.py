@@ -86,15 +86,8 @@ def check_capability(gpu: Gpu) -> Finding:
         return passes("there is no GPU to support")
     major, minor = gpu.capability
     numbers = {"capability": f"{major}.{minor}", "architectures": list(gpu.architectures)}
-    # Machine code runs on GPUs of the same major version; PTX (compute_*) is translated for any newer one.
-    codes = [re.match(r"(sm|compute)_(\d+)(\d)[a-z]?$", name) for name in gpu.architectures]
-    fitting = [
-        code
-        for code in codes
-        if code
-        and int(code[2]) * 10 + int(code[3]) <= major * 10 + minor
-        and (code[1] == "compute" or int(code[2]) == major)
-    ]
+    codes = [re.match(r"(sm|compute)_(\d+)(\d)([af]?)$", name) for name in gpu.architectures]
+    fitting = [code for code in codes if code and _runs_on(code, major, minor)]
     if fitting:
         return passes(f"capability {major}.{minor}, which this torch was compiled for", **numbers)
     return fails(
@@ -102,6 +95,19 @@ def check_capability(gpu: Gpu) -> Finding:
         "install a torch for this GPU",
         **numbers,
     )
+
+
+def _runs_on(code: re.Match[str], major: int, minor: int) -> bool:
+    """Return whether code of an architecture runs on a GPU of this capability.
+
+    Machine code (sm_*) runs on the same major version, PTX (compute_*) is translated for any newer one. With the suffix
+    a either uses what a single version has, with f what a major version has.
+    """
+    kind, compiled_for, suffix = code[1], (int(code[2]), int(code[3])), code[4]
+    if suffix == "a":
+        return compiled_for == (major, minor)
+    is_portable = kind == "compute" and not suffix
+    return compiled_for <= (major, minor) and (is_portable or compiled_for[0] == major)
 
 
 def check_bf16(gpu: Gpu) -> Finding:

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Self
 
 from lapcli.runs import INFO, METRICS
+from lapcli.runtime.environment import LAUNCHER
 from lapcli.runtime.files import make_folder, open_to_write, read_text
 from lapcli.runtime.signals import end_with_parent
 from lapcli.tracking.mirror import FOLDER
@@ -110,7 +111,7 @@ def _started(path: Path, tracker: str) -> _MirrorProcess:
     log = path / FOLDER / f"{tracker}.log"
     make_folder(log.parent)
     # With these variables the child would take itself for a rank of the training.
-    ranks = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LAP_LAUNCHER")
+    ranks = ("RANK", "LOCAL_RANK", "WORLD_SIZE", LAUNCHER)
     with open_to_write(log) as file:
         process = subprocess.Popen(
             [sys.executable, "-m", "lapcli", "track", str(path.resolve()), "--to", tracker, "--follow"],
