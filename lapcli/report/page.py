@@ -10,6 +10,7 @@ import hashlib
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -181,8 +182,8 @@ class _Papers:
 def _summary(runs: Sequence[RunResult]) -> str:
     finished = sum(run.is_finished for run in runs)
     kinds = Counter(kind_in_words(run) for run in runs)
-    newest = str(max((run.info for run in runs), key=time_of, default={}).get("updated") or "")
-    when = f", the last change {newest[:16].replace('T', ' ')} UTC" if newest.endswith("+0000") else ""
+    newest = max((time_of(run.info) for run in runs), default=0)
+    when = f", the last change {datetime.fromtimestamp(newest, UTC):%Y-%m-%d %H:%M} UTC" if newest > 0 else ""
     what = ", ".join(f"{count} of {kind}" for kind, count in kinds.items())
     return f"{counted(len(runs), 'run')} ({what}), {finished} of them finished{when}. Made by lap {__version__}."
 

@@ -321,7 +321,7 @@ def _use(tab, path):
 
 def test_the_last_change_is_the_last_in_every_time_zone(tmp_path):
     """9:00 in Tokyo is midnight in UTC, three hours before the other run was written."""
-    for name, moment in (("early", "2026-01-01T09:00:00+0900"), ("late", "2026-01-01T03:00:00+0000")):
+    for name, moment in (("early", "2026-01-01T09:00:00+0900"), ("late", "2026-01-01T05:00:00+0200")):
         path = write_run(tmp_path / "runs", name, heads=2)
         info = json.loads((path / "run.json").read_text())
         (path / "run.json").write_text(json.dumps({**info, "updated": moment}))

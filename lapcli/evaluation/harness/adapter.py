@@ -85,6 +85,7 @@ REQUESTS_AT_ONCE = 1024
 #: Generation settings that `lap` has, and values of others that change nothing.
 _UNDERSTOOD = {"until", "do_sample", "temperature", "top_k", "max_gen_toks", "max_tokens", "max_new_tokens"}
 _NEUTRAL: dict[str, Any] = {"top_p": 1.0, "num_beams": 1, "min_p": 0.0}
+_OF_DRAWING = {"top_p", "min_p"}  # a greedy answer is the same with any value; beams would change it
 
 
 class LapLM(TemplateLM):
@@ -243,8 +244,8 @@ class LapLM(TemplateLM):
     def _sampling(self, given: Mapping[str, Any]) -> tuple[Sampling, tuple[str, ...]]:
         unknown = [name for name in given if name not in _UNDERSTOOD and given[name] != _NEUTRAL.get(name)]
         draws = bool(given.get("do_sample")) and float(given.get("temperature", 1.0)) > 0
-        if not draws:  # settings such as top_p do not change a greedy answer
-            unknown = [name for name in unknown if name not in _NEUTRAL]
+        if not draws:
+            unknown = [name for name in unknown if name not in _OF_DRAWING]
         if unknown:
             raise UsageError(
                 f"{self._task} asks for generation with {', '.join(sorted(unknown))}, which `lap` does not have; "

@@ -257,6 +257,9 @@ def test_a_setting_that_changes_greedy_answers_is_refused_in_any_order():
     for settings in ({"top_p": 0.9, "repetition_penalty": 1.2}, {"repetition_penalty": 1.2, "top_p": 0.9}):
         with pytest.raises(UsageError, match="generation with repetition_penalty, which"):
             lm.generate_until(generation("a", do_sample=False, **settings))
+    with pytest.raises(UsageError, match="generation with num_beams, which"):
+        lm.generate_until(generation("a", do_sample=False, num_beams=4))
+    assert lm.generate_until(generation("a", do_sample=False, num_beams=1, top_p=0.9)) == ["x"]
 
 
 def test_ten_samples_differ_from_the_first_token_on_and_do_not_depend_on_the_batch():
