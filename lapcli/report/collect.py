@@ -63,6 +63,7 @@ class RunResult:
     figures: dict[str, Path] = field(default_factory=dict)  # of analyses of this run alone, by name
     identity: dict[str, str] | None = None  # keys that have to agree for an average; computed once, by `identity_of`
     pretraining: dict[str, Any] = field(default_factory=dict)  # `run.json` of the first stage, or its own
+    best_step: int | None = None  # of its scores, if they are those of the best weights and not of the last
     is_search: bool = False  # of a sweep's search: it only chose values for others, and is not a result
 
     @property
@@ -155,11 +156,11 @@ def _read(run: Run, which: Which, notes: list[str]) -> RunResult:
     if which == "best" and summary.get("best_step") is None:
         notes.append(f"{run.name}: its kind of training keeps no best checkpoint; use --checkpoint last to include it")
         return result
+    result.best_step = summary.get("best_step") if which == "best" else None
     for name, value in _mapping(summary.get("end" if which == "last" else "best")).items():
         if is_number(value):
             result.numbers[name] = Number(float(value), source="summary.json")
-    step = run.info.get("step") if which == "last" else summary.get("best_step")
-    _read_evaluations(result, step, which, notes)
+    _read_evaluations(result, run.info.get("step") if which == "last" else result.best_step, which, notes)
     result.numbers |= {name: Number(value, source=INFO) for name, value in costs_of(result).items()}
     for task in KINDS[run.recipe.objective].validated_scores:
         if task not in result.numbers and f"validation_{task}" in result.numbers:
@@ -280,6 +281,9 @@ def _read_analyses(
                 continue
             if which == "last" and entry.get("weights_sha256") != result.info.get("weights_sha256"):
                 notes.append(f"{result.name}: {path.name} was measured on other weights than its last ones")
+                continue
+            if which == "best" and entry.get("step") != result.best_step:
+                notes.append(f"{result.name}: {path.name} is of step {entry.get('step')}, not of the best weights")
                 continue
             seen.append(result.name)
             _add_layers(result, what, entry, _mapping(record.get("settings")))

@@ -173,7 +173,9 @@ class _Papers:
         for which in TABLES:
             for table in paper_tables(which, report.collection.runs):
                 if any(cell.summary for row in table.rows for cell in row.cells):
-                    papers.tables.append((table, paper_command(which, report.collection.folders)))
+                    papers.tables.append(
+                        (table, paper_command(which, report.collection.runs, report.collection.folders))
+                    )
                 else:
                     papers.empty.append(table.title)
         return papers

@@ -47,6 +47,11 @@ def _runs_dir(folder: Path) -> list[str]:
     return [] if folder == Path("runs") else ["--runs-dir", str(folder)]
 
 
+def _checkpoint(runs: Sequence[RunResult]) -> list[str]:
+    """Return the option for the scores of the best weights, which runs have together or not at all."""
+    return ["--checkpoint", "best"] if any(run.best_step is not None for run in runs) else []
+
+
 def _shipped_training(run: Run) -> list[str] | None:
     seed = str(recipe_to_dict(run.recipe).get("seed") or 0)
     recipe = _nearest(run.recipe, _shipped(run.recipe.objective), lambda name, given: _load(name, given, seed))
@@ -144,7 +149,7 @@ def evaluation_commands(run: RunResult) -> list[str]:
                 words += ["--data", value.split(":")[0]]
             else:
                 words += [_EVALUATION[key], value] if key in _EVALUATION else ["--set", f"{key}={value}"]
-        commands.append(shlex.join([*words, *_runs_dir(run.path.parent)]))
+        commands.append(shlex.join([*words, *_checkpoint([run]), *_runs_dir(run.path.parent)]))
     return commands
 
 
@@ -168,7 +173,7 @@ def _analysis(what: str, runs: Sequence[RunResult], conditions: dict[str, str], 
         words += ["--limit", str(number.count)]
     if number and number.seed:
         words += ["--seed", str(number.seed)]
-    return [*words, *_runs_dir(runs[0].path.parent)]
+    return [*words, *_checkpoint(runs), *_runs_dir(runs[0].path.parent)]
 
 
 def figure_command(what: str, runs: Sequence[RunResult]) -> str:
@@ -183,12 +188,13 @@ def drawing_command(runs: Sequence[RunResult]) -> str:
     return shlex.join(["lap", "report", *names, "--format", "svg", *_runs_dir(runs[0].path.parent)])
 
 
-def paper_command(which: str, folders: Sequence[Path]) -> str:
+def paper_command(which: str, runs: Sequence[RunResult], folders: Sequence[Path]) -> str:
     """Return the command that prints a table of the paper beside ours."""
-    return shlex.join(["lap", "report", "--paper", which, *(_runs_dir(folders[0]) if folders else [])])
+    place = _runs_dir(folders[0]) if folders else []
+    return shlex.join(["lap", "report", "--paper", which, *_checkpoint(runs), *place])
 
 
 def table_command(runs: Sequence[RunResult], columns: Sequence[str], rows: Sequence[str], runs_dir: Path) -> str:
     words = ["lap", "report", *(run.name for run in runs), "--columns", ",".join(columns)]
     words += [] if list(rows) == [HEADS] else ["--rows", ",".join(rows)]
-    return shlex.join([*words, *_runs_dir(runs_dir)])
+    return shlex.join([*words, *_checkpoint(runs), *_runs_dir(runs_dir)])

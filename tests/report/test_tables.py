@@ -17,6 +17,7 @@ from support import ROOT, run_main, run_process
 from lapcli.report.collect import collect
 from lapcli.report.figures import experiments_of
 from lapcli.report.grouping import HEADS, group
+from lapcli.report.reproduce import analysis_commands
 
 TOP1 = {0: (0.80, 0.82, 0.84), 2: (0.85, 0.86, 0.87), 4: (0.90, 0.90, 0.93)}
 
@@ -349,6 +350,23 @@ def test_an_analysis_of_other_weights_is_left_out(capsys, runs):
     code, _, err = report(capsys, runs, "--columns", "k_0.99")
     assert code == 2
     assert "no run has a number 'k_0.99'" in err
+
+
+def test_best_takes_analyses_of_the_best_weights_alone(capsys, tmp_path):
+    """The best step is 50, the last 100; the command that is shown for the number measures those weights again."""
+    kept = {"end": {"validation_top1": 0.8}, "best": {"validation_top1": 0.9}, "best_step": 50}
+    run = write_run(tmp_path, "kept", heads=0)
+    (run / "summary.json").write_text(json.dumps(kept))
+    for what, step in (("spectrum", 50), ("cossim", 100)):
+        write_analysis(run / "analysis", what, {"kept": (0, 4, [{"layer": 3, "k_0.99": 20.0}])}, step=step)
+    collection = collect(["kept"], tmp_path, "best")
+    (result,) = collection.runs
+    assert [name for name in result.numbers if name.endswith("k_0.99")] == ["spectrum.k_0.99"]
+    assert collection.notes == ["kept: cossim.json is of step 100, not of the best weights"]
+    (command,) = analysis_commands(result)
+    assert "--checkpoint best" in command
+    (last,) = collect(["kept"], tmp_path).runs
+    assert all("--checkpoint" not in line for line in analysis_commands(last))
 
 
 @pytest.mark.parametrize(
