@@ -106,7 +106,7 @@ class Run:
         self.check_place()
         self.info.setdefault("recipe_file_sha256", sha256_of_file(self.path / RECIPE))
         self.info.update(changes, updated=now())
-        write_checked_json(self.path / INFO, self.info)
+        write_checked_json(self.path / INFO, dict(self.info))  # a copy: the watch of a step may add to it meanwhile
 
     def check_place(self) -> None:
         """Raise if the folder that this process trains in was moved or replaced: its path no longer has its lock."""

@@ -15,6 +15,7 @@ import os
 import re
 import shutil
 import stat
+import threading
 from collections.abc import Iterator, Mapping
 from enum import Enum
 from io import BufferedReader
@@ -67,7 +68,8 @@ def _named(path: Path) -> Iterator[None]:
 def _temporary(path: Path) -> tuple[Path, IO[bytes]]:
     """Open an empty file for the next content of `path`, locked, so that no other process takes it for a leftover."""
     name = path.name.encode("utf-8", "surrogateescape")[:200].decode("utf-8", "ignore")  # a name has at most 255 bytes
-    temporary = path.with_name(f".{name}.{os.getpid()}")
+    # A file for each thread: the watch of a step writes run.json beside the training, and opening empties the file.
+    temporary = path.with_name(f".{name}.{threading.get_native_id()}.{os.getpid()}")
     while True:
         handle = temporary.open("wb")
         lock_file(handle)

@@ -4,6 +4,7 @@ import errno
 import fcntl
 import json
 import os
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from support import run_main
@@ -75,3 +76,22 @@ def test_a_lock_that_fails_for_another_reason_is_not_passed_over(tmp_path, monke
     monkeypatch.setattr(fcntl, "flock", flock)
     with open(tmp_path / "lock", "w") as file, pytest.raises(LapError, match=r"lock cannot be locked \(Input/output"):
         files.lock_file(file)
+
+
+def test_threads_that_write_one_file_at_once_never_leave_it_empty(tmp_path):
+    """As the watch of a step and the training itself do with run.json, of which either may end the process."""
+    path = tmp_path / "run.json"
+    contents = [str(writer) * 10_000 for writer in range(3)]
+    files.write_text(path, contents[0])
+
+    def write(content: str) -> None:
+        for _ in range(100):
+            files.write_text(path, content)
+
+    with ThreadPoolExecutor(len(contents)) as threads:
+        written = [threads.submit(write, content) for content in contents]
+        while not all(writing.done() for writing in written):
+            assert path.read_text() in contents
+    for writing in written:
+        writing.result()
+    assert [left.name for left in tmp_path.iterdir()] == ["run.json"]
