@@ -8,13 +8,12 @@ import shutil
 import signal
 import subprocess
 import tempfile
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from support import HANG, start_process
+from support import HANG, start_process, wait_until
 
 SECONDS = HANG
 NAMES = ("chromium", "chromium-browser", "google-chrome", "chrome")
@@ -69,10 +68,7 @@ class Browser:
         scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
         self.call("Emulation.setEmulatedMedia", features=[scheme])
         self.call("Page.navigate", url=page.as_uri())
-        end = time.monotonic() + SECONDS
-        while self.ask("document.readyState + location.protocol") != "completefile:":
-            assert time.monotonic() < end, "the page did not load"
-            time.sleep(0.05)
+        wait_until(lambda: self.ask("document.readyState + location.protocol") == "completefile:")
 
     def ask(self, expression: str) -> Any:
         answer = self.call("Runtime.evaluate", expression=expression, returnByValue=True)

@@ -11,7 +11,7 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
-from support import HANG, _end_with_the_tests, process
+from support import HANG, _end_with_the_tests, process, wait_until
 from sweep_support import write_recipe
 
 from lapcli.runtime.errors import LapError
@@ -88,11 +88,12 @@ class SearchProcess:
         self.child.start()
 
     def wait_for(self, what: Any) -> None:
-        deadline = time.monotonic() + HANG
-        while not what():
-            assert self.child.is_alive(), self.log.read_text()
-            assert time.monotonic() < deadline, f"it hangs: {self.log.read_text()}"
-            time.sleep(0.02)
+        def holds() -> bool:
+            done = what()
+            assert done or self.child.is_alive(), self.log.read_text()
+            return bool(done)
+
+        wait_until(holds, self.log.read_text)
 
     def send(self, kind: signal.Signals) -> None:
         assert self.child.pid is not None

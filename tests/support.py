@@ -57,6 +57,14 @@ _context.set_forkserver_preload(
 )
 
 
+def wait_until(what: Callable[[], bool], told: Callable[[], object] = str) -> None:
+    """Until `what()` holds, however busy the machine is; what never comes to that hangs, and `told()` says more."""
+    deadline = time.monotonic() + HANG
+    while not what():
+        assert time.monotonic() < deadline, f"it hangs: {HANG:g} seconds and it has not come to that {told()}"
+        time.sleep(0.02)
+
+
 class Command:
     """`lap ARGUMENTS` in a process of its own, as a user would start it, but for the imports that are done already."""
 
@@ -70,13 +78,15 @@ class Command:
         self.child = process(_command, arguments, environment, [str(file) for file in self.files], pauses)
         self.child.start()
 
-    def wait_for(self, what: Callable[[], bool], seconds: float = HANG) -> None:
+    def wait_for(self, what: Callable[[], bool]) -> None:
         """Until `what()` holds, while the command runs."""
-        deadline = time.monotonic() + seconds
-        while not what():
-            assert self.child.is_alive(), self.files[2].read_text()
-            assert time.monotonic() < deadline, f"it hangs: {seconds:g} seconds and it has not come to that"
-            time.sleep(0.02)
+
+        def holds() -> bool:
+            done = what()
+            assert done or self.child.is_alive(), self.files[2].read_text()
+            return done
+
+        wait_until(holds)
 
     def send(self, kind: signal.Signals) -> None:
         assert self.child.pid is not None
@@ -97,10 +107,7 @@ class Command:
 
     def wait_for_the_others(self) -> None:
         """Until none is left; what it started would go on for longer than the guard."""
-        deadline = time.monotonic() + HANG
-        while self.others():
-            assert time.monotonic() < deadline, f"{self.others()} are still there after {HANG:g} seconds"
-            time.sleep(0.02)
+        wait_until(lambda: not self.others(), self.others)
 
     def result(self, timeout: float = HANG) -> subprocess.CompletedProcess[str]:
         code = exit_code(self.child, timeout)

@@ -433,7 +433,9 @@ def test_latex_is_in_the_papers_style(capsys, runs):
 def test_latex_compiles(capsys, runs, tmp_path):
     compiler = next((name for name in COMPILERS if shutil.which(name)), None)
     if compiler is None:
-        pytest.skip("there is no LaTeX compiler here")
+        pytest.skip(
+            "there is no LaTeX compiler here (`apt-get install texlive-latex-recommended`): nothing was compiled"
+        )
     _, out, _ = report(capsys, runs, "--format", "latex")
     document = tmp_path / "table.tex"
     document.write_text(f"\\documentclass{{article}}\\usepackage{{booktabs}}\\begin{{document}}{out}\\end{{document}}")

@@ -7,7 +7,7 @@ import time
 from pathlib import Path
 
 import pytest
-from support import HANG, LOG, exit_code, ranks, start_child, tiny_recipe, write_text
+from support import LOG, exit_code, ranks, start_child, tiny_recipe, wait_until, write_text
 
 from lapcli.runs import read_run
 from lapcli.training import checkpoint
@@ -88,10 +88,7 @@ def _fail_in_the_first_update():
 
 def test_a_run_that_is_being_trained_is_not_moved_aside(recipe, other, tmp_path, shared_cache):
     first = start_child(recipe, tmp_path / "runs", shared_cache, _wait_in_update, str(tmp_path))
-    deadline = time.monotonic() + HANG
-    while not (tmp_path / "in update").exists():
-        assert time.monotonic() < deadline, "it hangs: the first run never came to its update"
-        time.sleep(0.02)
+    wait_until((tmp_path / "in update").exists)
     assert exit_code(start_child(other, tmp_path / "runs", shared_cache, fresh=True)) == 2
     said = (tmp_path / "runs" / LOG).read_text()
     assert f"is being trained by another process (process {first.pid} on" in said

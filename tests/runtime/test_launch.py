@@ -10,7 +10,7 @@ import time
 import pytest
 import torch
 import yaml
-from support import HANG, TINY, Command, ranks, run_main, start_lap, tiny_recipe, train_here, write_text
+from support import TINY, Command, ranks, run_main, start_lap, tiny_recipe, train_here, wait_until, write_text
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
 
 from lapcli.recipe import load_recipe
@@ -70,13 +70,12 @@ def ranks_of(launcher: Command) -> list[int]:
 
 def wait_until_gone(pids: list[int]) -> None:
     """A zombie has ended too: it waits for whoever inherited it."""
-    deadline = time.monotonic() + HANG
-    while True:
+
+    def states() -> list[str]:
         shown = subprocess.run(["ps", "-o", "stat=", "-p", ",".join(map(str, pids))], capture_output=True, text=True)
-        if all(state.startswith("Z") for state in shown.stdout.split()):
-            return
-        assert time.monotonic() < deadline, f"still there: {shown.stdout}"
-        time.sleep(0.05)
+        return shown.stdout.split()
+
+    wait_until(lambda: all(state.startswith("Z") for state in states()), states)
 
 
 def info_of(run):

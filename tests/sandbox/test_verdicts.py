@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 
 import pytest
-from support import HANG, run_process, start_process
+from support import HANG, run_process, start_process, wait_until
 
 from lapcli.runtime.errors import UsageError
 from lapcli.sandbox import Candidate, Limits, Mode, choose_mode, run_all, run_candidate
@@ -295,17 +295,16 @@ run_candidate(Candidate("", program, "def check(c): c()", "f"), Mode({mode.value
 """
     evaluation = start_process([sys.executable, "-c", code])
     held = tmp_path / "held"
-    deadline = time.monotonic() + HANG
-    while not (held.exists() and len(holders(held)) >= 3):  # the evaluation itself and two processes, once they are up
-        assert time.monotonic() < deadline, "it hangs"
+
+    def is_up() -> bool:  # the evaluation itself and two processes
         assert evaluation.poll() is None
-        time.sleep(0.1)
+        return held.exists() and len(holders(held)) >= 3
+
+    wait_until(is_up)
     time.sleep(0.5)
     evaluation.kill()
     evaluation.wait()
-    while holders(held):
-        assert time.monotonic() < deadline, holders(held)
-        time.sleep(0.1)
+    wait_until(lambda: not holders(held), lambda: holders(held))
 
 
 def holders(path: Path) -> list[int]:
