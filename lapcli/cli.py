@@ -33,7 +33,7 @@ from lapcli.commands import (
 )
 from lapcli.commands.completion import join_words_of_bash
 from lapcli.commands.options import RecipeCommand, RunCommand, RunsCommand
-from lapcli.runtime.environment import launcher, sleep_while_waiting
+from lapcli.runtime.environment import is_main_process, launcher, sleep_while_waiting
 from lapcli.runtime.errors import ExitCode, Interrupted, LapError, UsageError, from_os_error, is_lost_peer
 from lapcli.runtime.signals import interruptible_imports
 from lapcli.runtime.tables import wrapped_message
@@ -169,4 +169,4 @@ def main() -> None:
 
 def _said_by_rank_0(error: LapError) -> bool:
     """Return whether rank 0 prints this error too: ranks refuse and stop together, and one message is enough."""
-    return os.environ.get("RANK", "0") != "0" and (error.is_echo or isinstance(error, UsageError | Interrupted))
+    return not is_main_process() and (error.is_echo or isinstance(error, UsageError | Interrupted))

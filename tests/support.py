@@ -420,13 +420,13 @@ def die_at(point: str, times: int) -> None:
 
     seen = 0
 
-    def reached(name: str) -> None:
+    def fault_point(name: str) -> None:
         nonlocal seen
         seen += name == point
         if seen == times and name == point:
             os.kill(os.getpid(), signal.SIGKILL)
 
-    checkpoint.reached = reached
+    checkpoint.fault_point = fault_point
 
 
 def die_in_update(step: int) -> None:

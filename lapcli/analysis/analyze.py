@@ -5,15 +5,16 @@ An analysis becomes `<what>.json`, `.csv`, `.png` and `.svg` in a folder, and a 
 
 import csv
 import io
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from lapcli.analysis.analyzed_models import AnalyzedModel, say, weights_note
+from lapcli.analysis.analyzed_models import AnalyzedModel, weights_note
 from lapcli.analysis.drawing import FigureFormat, labels, save_figure
 from lapcli.analysis.measurement import LayerResult, Measurement, NotApplicable, Settings
-from lapcli.analysis.measurements import MEASUREMENTS, fitting
+from lapcli.analysis.measurements import MEASUREMENTS, measurements_for
 from lapcli.heads.plan import HeadPlan
 from lapcli.measures.capture import Capture
 from lapcli.runtime.errors import UsageError
@@ -98,7 +99,7 @@ class Analysis:
 
 def analyze(what: Sequence[str] | None, models: Sequence[AnalyzedModel], settings: Settings) -> list[Analysis]:
     """Measure all models. `what`: names of measurements; None: all that fit every model."""
-    possible = fitting(frozenset.intersection(*(model.gives for model in models)))
+    possible = measurements_for(frozenset.intersection(*(model.gives for model in models)))
     names = list(what) if what is not None else possible
     for name in names:
         if name not in possible:
@@ -106,7 +107,7 @@ def analyze(what: Sequence[str] | None, models: Sequence[AnalyzedModel], setting
             raise UsageError(f"{name} does not apply to models of {kinds}; these do: {', '.join(possible)}")
     analyses = {name: Analysis(MEASUREMENTS[name], settings) for name in names}
     for model in models:
-        say(weights_note(model))
+        print(weights_note(model), file=sys.stderr, flush=True)
         for name, result in _measure(names, model, settings, skip=what is None).items():
             analyses[name].runs.append(result)
     for analysis in analyses.values():
@@ -126,7 +127,7 @@ def _measure(names: Sequence[str], model: AnalyzedModel, settings: Settings, ski
         except NotApplicable as error:
             if not skip:
                 raise
-            say(f"left out: {error}")
+            print(f"left out: {error}", file=sys.stderr, flush=True)
             continue
         accumulators[name] = {layer: measurement.listen(capture, layer) for layer in measurement.layers}
     with shown_progress() as progress:

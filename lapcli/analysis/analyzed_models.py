@@ -1,7 +1,6 @@
 """The models that are analysed: those of runs, the same models untrained, and stock timm models, each with its data."""
 
 import re
-import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -186,7 +185,3 @@ def weights_note(model: AnalyzedModel) -> str:
     step = "" if model.step is None else f", step {model.step}"
     sha256 = "" if model.weights_sha256 is None else f", sha256 {model.weights_sha256}"
     return f"{model.path or model.name}: {model.weights} weights{step}{sha256}"
-
-
-def say(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)

@@ -98,7 +98,7 @@ def plan_pruning(run: Run, keep: int) -> Pruning:
 
     steps = steps_in(run.checkpoints)
     folders = {step: run.checkpoints / f"step-{step:06d}" for step in steps}
-    kept = dict.fromkeys(steps[-keep:], "among the newest")  # keep is at least 1: [-0:] would keep all
+    kept = dict.fromkeys(steps[max(0, len(steps) - keep) :], "among the newest")
     if steps:
         kept[steps[-1]] = "the newest"
         if damage := find_damage(folders[steps[-1]]):  # an older checkpoint may be all that is left of the run

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from lapcli.commands import completion, options
+from lapcli.runtime.environment import is_main_process
 from lapcli.runtime.environment import runs_dir as default_runs_dir
 from lapcli.runtime.errors import UsageError
 from lapcli.runtime.launch import Processes, launch, needs_launch
@@ -126,7 +127,6 @@ def evaluate(
         if needs_launch(processes):
             raise typer.Exit(launch(processes, sys.argv[1:]))
         from lapcli.evaluation.run_tasks import evaluate_model
-        from lapcli.runtime.ranks import is_main_process
 
         evaluation = evaluate_model(model, weights_file, where, tasks, batch, data, limit, given)
         if is_main_process():
@@ -143,7 +143,6 @@ def evaluate(
 
     from lapcli.evaluation.run_tasks import evaluate_run
     from lapcli.kinds.opening import find_checkpoint
-    from lapcli.runtime.ranks import is_main_process
 
     weights = find_checkpoint(evaluated, checkpoint)
     if needs_launch(processes, evaluated.recipe.train.device):

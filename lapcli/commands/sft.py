@@ -10,7 +10,7 @@ import typer
 from lapcli.commands import completion, options
 from lapcli.commands.train import print_missing_parts, summary_lines
 from lapcli.runtime.devices import prepare_determinism
-from lapcli.runtime.environment import STEP_TIMEOUT
+from lapcli.runtime.environment import STEP_TIMEOUT, is_main_process
 from lapcli.runtime.environment import runs_dir as default_runs_dir
 from lapcli.runtime.errors import UsageError
 from lapcli.runtime.launch import Processes, launch, needs_launch
@@ -97,7 +97,6 @@ def sft(
         raise typer.Exit(launch(processes, [*sys.argv[1:], *named], device))
 
     from lapcli.runtime.progress import LogConsole
-    from lapcli.runtime.ranks import is_main_process
     from lapcli.tracking.live import LiveMirrors
 
     run_name = name or _name_of(start) + ("" if seed is None else f"-seed{seed}")

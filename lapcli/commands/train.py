@@ -9,7 +9,7 @@ import typer
 
 from lapcli.commands import options
 from lapcli.runtime.devices import prepare_determinism
-from lapcli.runtime.environment import STEP_TIMEOUT
+from lapcli.runtime.environment import STEP_TIMEOUT, is_main_process
 from lapcli.runtime.environment import runs_dir as default_runs_dir
 from lapcli.runtime.errors import UsageError
 from lapcli.runtime.launch import Processes, launch, needs_launch
@@ -104,8 +104,6 @@ def train(
             step_timeout=step_timeout,
             console=console,
         )
-    from lapcli.runtime.ranks import is_main_process
-
     if is_main_process():
         _print_result(run, as_json)
 

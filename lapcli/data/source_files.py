@@ -56,7 +56,7 @@ def _meant(train: str) -> str:
         return "a URL is not read directly: download the file and name it here"
     if re.fullmatch(r"[\w-][\w.-]*/[\w.-]+", train) and not Path(train).suffix:
         return f"did you mean hub:{train}? Otherwise give `builtin`, or a file or folder"
-    return "data.train is `builtin`, `hub:OWNER/NAME`, or a file or folder"
+    return "give `builtin`, `hub:OWNER/NAME`, or a file or folder"
 
 
 def local_files(train: str, files: str | Sequence[str] | None) -> list[Path]:
@@ -71,9 +71,7 @@ def local_files(train: str, files: str | Sequence[str] | None) -> list[Path]:
             raise DataError(f"data.files: {source} is a single file; remove files, or name its folder in data.train")
         return [source]
     if not source.is_dir():
-        raise DataError(
-            f"{source} is a pipe or a device; data.train is `builtin`, `hub:OWNER/NAME`, or a file or folder"
-        )
+        raise DataError(f"{source} is a pipe or a device; give `builtin`, `hub:OWNER/NAME`, or a file or folder")
     if files is None:
         paths = sorted(path for path in source.iterdir() if path.name.endswith(DOCUMENT_SUFFIXES) and path.is_file())
         if not paths:

@@ -176,8 +176,8 @@ class SelfSupervisedRecipe(BaseRecipe):
         """Steps of the run: `train.steps`, or `train.epochs` times `schedule.epoch_steps`."""
         return self.train.steps or max(1, int((self.train.epochs or 0) * self.schedule.epoch_steps))
 
-    def misfits(self) -> list[tuple[str, str]]:
-        schedule, misfits = self.schedule, []
+    def schedule_problems(self) -> list[tuple[str, str]]:
+        schedule, problems = self.schedule, []
         for key, what in (
             ("warmup_epochs", "the learning rate would never reach its peak"),
             ("teacher_warmup_epochs", "the teacher's temperature would never reach its end"),
@@ -186,11 +186,11 @@ class SelfSupervisedRecipe(BaseRecipe):
             steps = getattr(schedule, key) * schedule.epoch_steps
             # The temperature may rise until the last step; after the other two something has to be left.
             if steps > self.steps or (steps == self.steps and key != "teacher_warmup_epochs"):
-                misfits.append(
+                problems.append(
                     (
                         f"schedule.{key}",
                         f"{getattr(schedule, key):g} epochs of {schedule.epoch_steps:,} steps do not fit into a run of "
                         f"{self.steps:,} steps: {what}; lower it, or schedule.epoch_steps",
                     )
                 )
-        return misfits
+        return problems

@@ -90,9 +90,9 @@ def recipe_loader(path: str | Path, *, is_kept: bool = False) -> Callable[[Seque
         if seed is not None and isinstance(root.value, dict):
             root = Node({**root.value, "seed": Node(seed, "--seed")}, root.where)
         recipe = _build(source, root, problems + refused)
-        misfits = [] if is_kept else [*recipe.misfits(), *unusable_sources(recipe)]
-        if misfits:
-            raise RecipeError(source, [Problem(_place(root, key), key, reason) for key, reason in misfits])
+        unusable = [] if is_kept else [*recipe.schedule_problems(), *unusable_sources(recipe)]
+        if unusable:
+            raise RecipeError(source, [Problem(_place(root, key), key, reason) for key, reason in unusable])
         return recipe
 
     return load

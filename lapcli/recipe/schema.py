@@ -276,7 +276,7 @@ class AnyRecipe(Section):
     # Trackers that mirror the metrics. They do not affect the training, so a run does not store them in its recipe.
     track: list[Literal["tensorboard", "wandb", "trackio"]] = Field(default_factory=list, exclude=True)
 
-    def misfits(self) -> list[tuple[str, str]]:
+    def schedule_problems(self) -> list[tuple[str, str]]:
         """Return the keys that do not fit the length of the run, each with the reason.
 
         Checked before a run starts, but not for the stored recipe of a run.

@@ -203,7 +203,7 @@ class ClassificationRecipe(BaseRecipe):
             return f"start_lr and final_lr must not be above the peak, optimizer.lr {self.optimizer.lr}"
         return None
 
-    def misfits(self) -> list[tuple[str, str]]:
+    def schedule_problems(self) -> list[tuple[str, str]]:
         """Return a warm-up that does not fit into the run. With `train.steps` the epochs of a run depend on the data,
         so they are only checked when it starts."""
         warmup, epochs = self.schedule.warmup_epochs, self.train.epochs

@@ -10,7 +10,7 @@ from lapcli.report.collect import RunResult
 from lapcli.report.grouping import HEADS, RowKey, RunGrid, group
 from lapcli.report.paper import data_set_of, recipe_differences, value_in_words
 from lapcli.report.statistics import compare, summarise
-from lapcli.report.tables import ScoreCell, ScoreColumn, ScoreRow, ScoreTable, cell_of, column_of, mark
+from lapcli.report.tables import ScoreCell, ScoreColumn, ScoreRow, ScoreTable, cell_of, column_of, mark_best
 
 DROP_PATH = "model.drop_path"
 TABLES = ("table1", "table2", "table3")
@@ -174,7 +174,7 @@ def _add_average(table: ScoreTable, grid: RunGrid | None, ddof: int, spread: Lit
             cell.paper = _papers_number(paper.LANGUAGE_AVERAGE, key)
             cell.paired = compare(values, baseline) if values and baseline and key.heads != 0 else None
         row.cells.append(cell)
-    mark(table)
+    mark_best(table)
 
 
 def averages(grid: RunGrid, row: RowKey) -> dict[str, float]:
@@ -258,7 +258,7 @@ def _table(
     seeds = list(dict.fromkeys(seed for source in sources if source.grid for seed in source.grid.seeds))
     columns = [source.column for source in sources]
     table = ScoreTable(title, "Model", columns, rows, ddof, seeds, notes, "Baseline", has_paper=True)
-    mark(table)
+    mark_best(table)
     return table
 
 

@@ -74,7 +74,7 @@ class Case:
 Judge = Callable[[Case], Judgement]
 
 
-def judged(holds: bool, somewhat: bool, evidence: str, missing: Sequence[str] = ()) -> Judgement:
+def judgement(holds: bool, somewhat: bool, evidence: str, missing: Sequence[str] = ()) -> Judgement:
     """Return reproduced if the claim holds and nothing is missing, partly if something is missing or it holds
     somewhat."""
     status: Status = "reproduced" if holds and not missing else "partly" if holds or somewhat else "not"
@@ -126,7 +126,7 @@ def gain(metric: str, points: float, heads: int | None = None, exactly: bool = F
         rates = {rate: case.at(rate) for rate in case.drop_paths}
         unknown = [rate for rate, one in rates.items() if one is None or 0 not in case.means(one, metric)]
         missing = [*case.absent(values), *(f"the baseline at drop path {rate}" for rate in unknown)]
-        return judged(enough and is_best, gained > 0, evidence, missing)
+        return judgement(enough and is_best, gained > 0, evidence, missing)
 
     return judge
 
@@ -158,7 +158,7 @@ def against_baseline(
         evidence = f"{wins} of {number} {better} the baseline ({'; '.join(lines)})"
         holds = all(right == of if share == "all" else 2 * right > of for right, of in parts)
         somewhat = wins > 0 if share == "all" else any(2 * right > of for right, of in parts)
-        return judged(holds, somewhat, evidence, missing)
+        return judgement(holds, somewhat, evidence, missing)
 
     return judge
 
@@ -184,7 +184,7 @@ def rising(metrics: Sequence[str] = (), falling: Sequence[str] = ()) -> Judge:
             return Judgement(
                 "not run", f"{' and '.join(signs)} of the baseline and two other numbers of heads are needed"
             )
-        return judged(min(correlations) >= STRONG, max(correlations) > 0, "; ".join(lines), missing)
+        return judgement(min(correlations) >= STRONG, max(correlations) > 0, "; ".join(lines), missing)
 
     return judge
 
@@ -205,7 +205,7 @@ def best_rows(metric: str, best: Sequence[int], below: int | None = None) -> Jud
         parts = [len(hits) == len(best)] + ([values[below] < values[0]] if below is not None else [])
         rate = case.rate_in_words(grid, " at ")
         evidence = f"best{rate}: {', '.join(f'{k:g}L' for k in ranked)} ({in_numbers(values, 100)})"
-        return judged(all(parts), bool(hits) or any(parts), evidence, case.absent(values))
+        return judgement(all(parts), bool(hits) or any(parts), evidence, case.absent(values))
 
     return judge
 
@@ -223,7 +223,7 @@ def comparable(metric: str, points: float, best: int) -> Judge:
         evidence = f"{near} of {len(others)} within {points:g} points of the baseline, "
         evidence += f"{best}L is {'' if is_best else 'not '}the best ({in_numbers(values, 100)})"
         parts = [2 * near > len(others), is_best]
-        return judged(all(parts), any(parts), evidence, case.absent(values))
+        return judgement(all(parts), any(parts), evidence, case.absent(values))
 
     return judge
 
@@ -237,7 +237,7 @@ def falls_by(metric: str, share: float) -> Judge:
             return Judgement("not run", f"{metric} of the baseline and of all {heads} heads Laplacian is needed")
         fall = 1 - values[heads] / values[0]
         evidence = f"{values[0]:.1f} to {values[heads]:.1f}, {fall:.1%} less ({in_numbers(values, 1, 1)})"
-        return judged(fall >= _SHARE * share, fall > 0, evidence, case.absent(values))
+        return judgement(fall >= _SHARE * share, fall > 0, evidence, case.absent(values))
 
     return judge
 
@@ -256,7 +256,7 @@ def shares_meet() -> Judge:
             return Judgement("not run", needed)
         holds = all(r >= 1.5 for r in few.values()) and all(2 / 3 <= r <= 1.5 for r in many.values())
         narrows = abs(math.log(ratios[max(many)])) < abs(math.log(ratios[0]))
-        return judged(holds, narrows, f"within over between: {in_numbers(ratios)}", case.absent(ratios))
+        return judgement(holds, narrows, f"within over between: {in_numbers(ratios)}", case.absent(ratios))
 
     return judge
 
@@ -281,7 +281,7 @@ def nearer_collapse() -> Judge:
         if not nearer:
             return Judgement("not run", "the collapse measures of the baseline and of another model are needed")
         evidence = f"{sum(nearer)} of {len(nearer)} smaller at the most heads: {', '.join(lines)}"
-        return judged(all(nearer), any(nearer), evidence, missing)
+        return judgement(all(nearer), any(nearer), evidence, missing)
 
     return judge
 
@@ -299,7 +299,7 @@ def higher_across_layers(metric: str) -> Judge:
         evidence = (
             f"of {len(base)} layers above the baseline: {in_numbers(above, 1, 0)} (last layer: {in_numbers(ends)})"
         )
-        return judged(all(n == len(base) for n in above.values()), any(above.values()), evidence, missing)
+        return judgement(all(n == len(base) for n in above.values()), any(above.values()), evidence, missing)
 
     return judge
 
@@ -322,7 +322,7 @@ def steeper(metric: str, level: Literal["all layers", "deeper half"]) -> Judge:
             slopes = {k: slope(layers) for k, layers in values.items()}
             correlations.append(rise(slopes) or 0.0)
             evidence += f"; slope a layer: correlation {correlations[1]:+.2f} ({in_numbers(slopes, 1, 4)})"
-        return judged(min(correlations) >= STRONG, max(correlations) > 0, evidence, missing)
+        return judgement(min(correlations) >= STRONG, max(correlations) > 0, evidence, missing)
 
     return judge
 
@@ -366,7 +366,7 @@ def spectrum(leading: Literal["comparable", "larger"]) -> Judge:
                 holds.append(0.8 <= head <= 1.25 and tail < 1)
             else:
                 holds.append(head > 1 and tail < head)
-        return judged(all(holds), any(holds), ", ".join(lines) + " of the baseline's", missing)
+        return judgement(all(holds), any(holds), ", ".join(lines) + " of the baseline's", missing)
 
     return judge
 

@@ -153,7 +153,7 @@ def table_of(grid: RunGrid, metrics: Sequence[str], row_name: str, ddof: int, ba
     ]
     label = baseline.label if baseline else None
     table = ScoreTable(grid.title, row_name, columns, rows, ddof, grid.seeds, baseline=label)
-    mark(table)
+    mark_best(table)
     return table
 
 
@@ -168,7 +168,7 @@ def cell_of(grid: RunGrid, row: RowKey, metric: str, ddof: int, baseline: RowKey
     )
 
 
-def mark(table: ScoreTable) -> None:
+def mark_best(table: ScoreTable) -> None:
     """Mark best and second of each column, by the rounded means, so that means that read the same share a mark."""
     for number, column in enumerate(table.columns):
         cells = [row.cells[number] for row in table.rows if row.cells[number].summary is not None and not row.is_given]

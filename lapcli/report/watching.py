@@ -25,7 +25,7 @@ def watch_page(
     try:
         while True:
             try:
-                state = _state(find())  # before `make`: what is written while it reads differs from this next time
+                files = _state(find())  # before `make`: what is written while it reads differs from this next time
                 report = make()
             except DataError:
                 if seen is None:
@@ -34,6 +34,7 @@ def watch_page(
                 continue
             runs = report.collection.runs
             is_training = any(run.status == "running" for run in runs)
+            state = files, [run.status for run in runs]  # a process that is killed changes no file
             if state != seen or not is_training:
                 seen = state
                 refresh = max(5, round(every)) if is_training else None

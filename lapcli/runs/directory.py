@@ -286,11 +286,11 @@ def named_run(runs_dir: Path, name: str) -> Run:
     if not path.is_dir():
         raise unknown_run(runs_dir, name)
     run = read_run(path)
-    tidy(path)  # only now: a folder that is not a run is not ours to tidy
+    clean_up(path)  # only now: a folder that is not a run is not ours to clean up
     return run
 
 
-def tidy(path: Path, *, is_ours: bool = False) -> None:
+def clean_up(path: Path, *, is_ours: bool = False) -> None:
     """Remove what killed processes have left in a run: half-written files, and checkpoints being saved or removed.
 
     The latter may only be removed by the holder of the run's lock; `is_ours`: this process holds it already.
@@ -346,7 +346,7 @@ def newest_run(runs_dir: Path, objectives: set[str]) -> Run:
     if not candidates:
         raise UsageError(f"no finished run of {' or '.join(sorted(objectives))} in {runs_dir}; train one or use --run")
     run = read_run(max(candidates)[2])
-    tidy(run.path)
+    clean_up(run.path)
     return run
 
 

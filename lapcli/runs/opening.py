@@ -35,11 +35,11 @@ from lapcli.runs.directory import (
     RECIPE,
     TOKENIZER,
     Run,
+    clean_up,
     now,
     plugins_of,
     read_info,
     read_run,
-    tidy,
     trained_values,
     versions,
 )
@@ -108,7 +108,7 @@ def open_run(
         return run  # without a lock: a finished run is only read
     run.lock = _take_lock(path)
     try:
-        tidy(path, is_ours=True)
+        clean_up(path, is_ours=True)
         current = read_run(path)  # again: another process may have trained it before we had the lock
         run.recipe, run.info = current.recipe, current.info
         if _must_be_replaced(run, recipe):

@@ -50,6 +50,15 @@ def cores_given() -> int | None:
     return int(text)
 
 
+def inside_torchrun() -> bool:
+    return "RANK" in os.environ and "WORLD_SIZE" in os.environ
+
+
+def is_main_process() -> bool:
+    """Return whether this is rank 0, which prints and writes for all ranks; holds without a process group too."""
+    return os.environ.get("RANK", "0") == "0"
+
+
 def launcher() -> int | None:
     pid = os.environ.get(LAUNCHER, "")
     return int(pid) if pid.isdecimal() else None

@@ -22,6 +22,7 @@ from io import BufferedReader
 from pathlib import Path
 from typing import IO, Any
 
+from lapcli.runtime.environment import is_main_process
 from lapcli.runtime.errors import DataError, LapError, UsageError
 
 log = logging.getLogger(__name__)
@@ -277,7 +278,7 @@ def lock_file(file: IO[Any], *, wait: bool = False) -> Lock:
         if error.errno not in _NO_LOCKS:
             raise LapError(f"{file.name} cannot be locked ({error.strerror}); try again or use another disk") from error
         device = os.fstat(file.fileno()).st_dev
-        if device not in _warned_about and os.environ.get("RANK", "0") == "0":  # rank 0 warns for all ranks
+        if device not in _warned_about and is_main_process():  # rank 0 warns for all ranks
             log.warning(
                 "warning: the file system of %s has no locks (%s): make sure that no second process works "
                 "on the same run",

@@ -24,7 +24,7 @@ from types import FrameType
 from typing import Any
 
 from lapcli.runtime.devices import NO_AMX
-from lapcli.runtime.environment import LAUNCHER
+from lapcli.runtime.environment import LAUNCHER, inside_torchrun
 from lapcli.runtime.errors import ExitCode, LapError, UsageError
 from lapcli.runtime.machine import usable_cores
 from lapcli.runtime.signals import SecondRequest, handled
@@ -79,7 +79,7 @@ class Processes:
 def needs_launch(processes: Processes, device: str = "auto") -> bool:
     """Return whether the command has to go through `launch`; never inside torchrun, where it already has."""
     processes.check()
-    if "RANK" in os.environ and "WORLD_SIZE" in os.environ:
+    if inside_torchrun():
         return False
     processes.check_gpus(_gpus(device))
     return processes.nnodes > 1 or processes.here(device) > 1

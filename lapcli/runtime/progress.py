@@ -10,12 +10,12 @@ from typing import Any, Self
 from rich.console import Console
 from rich.text import Text
 
-from lapcli.runtime.environment import launcher
+from lapcli.runtime.environment import is_main_process, launcher
 
 
 def say_start(text: str) -> None:
     """Print what a command does while its imports take seconds; for several ranks the launcher has printed it."""
-    if os.environ.get("RANK", "0") == "0" and launcher() is None:
+    if is_main_process() and launcher() is None:
         print(f"{text} ...", file=sys.stderr, flush=True)
 
 

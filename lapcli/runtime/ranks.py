@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 
 from lapcli.runtime.devices import has_float64, use_whole_float32
-from lapcli.runtime.environment import STEP_TIMEOUT, launcher
+from lapcli.runtime.environment import STEP_TIMEOUT, inside_torchrun, launcher
 from lapcli.runtime.errors import DataError, ExitCode, Interrupted, LapError, UsageError
 from lapcli.runtime.machine import missing_for_nccl
 from lapcli.runtime.signals import end_with_parent
@@ -142,10 +142,6 @@ class World:
             raise echo
 
 
-def inside_torchrun() -> bool:
-    return "RANK" in os.environ and "WORLD_SIZE" in os.environ
-
-
 def join_world(device: str = "auto", step_timeout: float = STEP_TIMEOUT) -> World:
     """Join the process group that torchrun set up, or return a world of one process."""
     kind = pick_device(device)
@@ -209,8 +205,3 @@ def pick_device(wanted: str) -> str:
     if wanted == "mps" or (wanted == "auto" and torch.backends.mps.is_available()):
         return "mps"
     return "cpu"
-
-
-def is_main_process() -> bool:
-    """Return whether this is rank 0; also works after the process group is gone."""
-    return os.environ.get("RANK", "0") == "0"

@@ -7,7 +7,6 @@ when it was made, which the trial's record lists, and it can be recomputed from 
 
 import hashlib
 from collections.abc import Sequence
-from dataclasses import replace
 from random import Random
 from typing import TYPE_CHECKING, Any
 
@@ -54,16 +53,6 @@ def propose(spec: SearchSpec, arm: str, trials: Sequence[Trial]) -> Params | Non
     if every is not None:
         return draw.choice([params for params in every if params not in known])
     return params  # duplicates are next to impossible in a continuous or very large space
-
-
-def proposed_again(spec: SearchSpec, arm: str, trials: Sequence[Trial], number: int) -> Params | None:
-    """Recompute the proposal of trial `number` from the trials known at that time; it equals the trial's parameters."""
-    by_number = {trial.number: trial for trial in trials}
-    then = []
-    for other, state, reports in by_number[number].told:
-        trial = by_number[other]
-        then.append(replace(trial, state=state, reports=trial.reports[:reports]))
-    return propose(spec, arm, then)
 
 
 def should_prune(spec: SearchSpec, arm: str, trials: Sequence[Trial], number: int) -> bool:

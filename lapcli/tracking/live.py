@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Self
 
 from lapcli.runs import INFO, METRICS
-from lapcli.runtime.environment import LAUNCHER
+from lapcli.runtime.environment import LAUNCHER, is_main_process
 from lapcli.runtime.files import make_folder, open_to_write, read_text
 from lapcli.runtime.signals import end_with_parent
 from lapcli.tracking.mirror import FOLDER
@@ -46,7 +46,7 @@ class LiveMirrors:
     """
 
     def __init__(self, trackers: Sequence[str], paths: Sequence[Path], warn: Callable[[str], None]) -> None:
-        self._trackers = list(dict.fromkeys(trackers)) if os.environ.get("RANK", "0") == "0" else []
+        self._trackers = list(dict.fromkeys(trackers)) if is_main_process() else []
         self._waiting, self._warn = list(paths), warn
         self._mirrors: list[_MirrorProcess] = []
         self._stop = threading.Event()

@@ -86,7 +86,7 @@ class Checkpoint:
         return converted + optimizers.load_state(state, path)
 
 
-def reached(point: str) -> None:
+def fault_point(point: str) -> None:
     """Do nothing; marks the points of a save at which the tests kill the process."""
 
 
@@ -112,23 +112,23 @@ def save(
         make_folder(folder)
         remove_unfinished(folder)  # first: a killed save of this step left a folder of the same name
         make_folder(temporary, is_new=True)
-        reached("folder made")
+        fault_point("folder made")
         with atomic_file(temporary / MODEL) as file:
             save_file(_plain(model), file, metadata={"format": "pt", **metadata, "step": str(step)})
             _sort_metadata(file)
-        reached("model written")
+        fault_point("model written")
         with atomic_file(temporary / OPTIMIZER) as file:
             save_file(_plain(optimizer), file, metadata={"format": "pt"})  # one key: nothing to sort
-        reached("optimizer written")
+        fault_point("optimizer written")
         files = {name: sha256_of_file(temporary / name) for name in (MODEL, OPTIMIZER)}
         content = {**state, "step": step, "files": files}
         write_json(temporary / STATE, {**content, "sha256": sha256_of_json(content)})
         flush_to_disk(temporary)  # the folder's entries; its files are flushed as they are written
-        reached("before rename")
+        fault_point("before rename")
         if final.exists():  # a damaged checkpoint of the same step, which the resume skipped
             remove(final)
         move(temporary, final)
-        reached("after rename")
+        fault_point("after rename")
     except (OSError, SafetensorError) as error:
         remove(temporary, or_leave=True)  # to free the space of a full disk
         raise LapError(
@@ -263,7 +263,7 @@ def _remove(path: Path) -> None:
     """Remove a checkpoint after renaming it, so that a kill leaves nothing that looks like a damaged checkpoint."""
     doomed = path.with_name(f".removing-{path.name}")
     move(path, doomed)
-    reached("removing")
+    fault_point("removing")
     remove(doomed)
 
 

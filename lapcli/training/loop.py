@@ -230,7 +230,6 @@ class Loop:
             if "loss" not in line:  # a validation: its loss is `validation_loss`
                 values = without_times(line)
                 self.validated[values.pop("step")] = values
-        self.world.barrier()
 
     def _load(self, saved: checkpoint.Checkpoint, warn: Callable[[str], None]) -> None:
         plan = self.objective.weights_metadata()["laplacian_heads"]

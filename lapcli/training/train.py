@@ -218,7 +218,7 @@ def _refuse_other_data(run: Run, facts: dict[str, Any]) -> None:
 
 def _refuse_misfits(recipe: BaseRecipe, run: Run) -> None:
     """Refuse a schedule that does not fit into the run, unless the run was already started with it."""
-    for key, reason in recipe.misfits() if run.info.get("step", 0) == 0 else []:
+    for key, reason in recipe.schedule_problems() if run.info.get("step", 0) == 0 else []:
         raise UsageError(f"{key} {reason}")
 
 

@@ -20,7 +20,7 @@ from support import edit_checkpoint, run_main, tiny_chat_recipe, tiny_recipe, tr
 from lapcli.analysis.analyze import analyze
 from lapcli.analysis.analyzed_models import find_models, results_folder
 from lapcli.analysis.measurement import CLASSES, Settings
-from lapcli.analysis.measurements import MEASUREMENTS, fitting
+from lapcli.analysis.measurements import MEASUREMENTS, measurements_for
 from lapcli.analysis.selection import Selection, find_runs
 from lapcli.kinds import KINDS
 
@@ -64,7 +64,9 @@ def check_files(folder, what):
 )
 def test_all_that_fits_each_kind(pattern, kind, count, tokens, runs, capsys, tmp_path):
     out = analyzed(capsys, runs, "all", "--runs", pattern, "--limit", "40", "--out", str(tmp_path))
-    fits = [what for what in fitting(KINDS[kind].gives) if what != "mixing"]  # their operators have nothing learnt
+    fits = [
+        what for what in measurements_for(KINDS[kind].gives) if what != "mixing"
+    ]  # their operators have nothing learnt
     assert sorted(path.stem for path in tmp_path.glob("*.json")) == sorted(fits)
     for what in fits:
         told = check_files(tmp_path, what)
@@ -102,7 +104,7 @@ def test_all_that_fits_works_for_every_operator(kind, tmp_path, shared_cache, mo
     train_here(recipe, tmp_path, "every")
     out = tmp_path / "out"
     analyzed(capsys, tmp_path, "all", "--run", "every", "--limit", "16", "--format", "png", "--out", str(out))
-    fits = fitting(KINDS[kind].gives)
+    fits = measurements_for(KINDS[kind].gives)
     assert sorted(path.stem for path in out.glob("*.json")) == sorted(fits)
     told = json.loads((out / "updates.json").read_text())
     assert [layer["operators"] for layer in told["runs"][0]["layers"]] == [

@@ -128,4 +128,4 @@ def test_schedules_of_self_supervised_training_must_fit_into_the_steps():
 
 def test_every_shipped_recipe_fits():
     for path in sorted(RECIPES.glob("*.yaml")):
-        assert load_recipe(path).misfits() == []
+        assert load_recipe(path).schedule_problems() == []

@@ -9,6 +9,7 @@ import json
 import re
 import shlex
 import shutil
+import socket
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -25,6 +26,8 @@ from lapcli.report.claims import claims
 from lapcli.report.collect import find_paths
 from lapcli.report.page import _csv_address, write_page
 from lapcli.report.watching import watch_page
+from lapcli.runs.directory import LOCK
+from lapcli.runtime.files import Lock, lock_file
 
 EVIL = '<script>alert(1)</script><img src=x onerror="alert(2)">'
 SVG = '<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 40 20"><rect width="40" height="20" fill="#09f"/></svg>'
@@ -333,7 +336,6 @@ def test_the_page_is_written_again_until_no_run_goes_on(tmp_path):
     """A run that ends while it is watched: the page loads itself while it goes on, and no longer afterwards."""
     runs = tmp_path / "runs"
     path = write_run(runs, "one", heads=2, status="running")
-    (path / "lock").touch()
     page = tmp_path / "page.html"
     told = []
 
@@ -357,7 +359,6 @@ def test_the_page_is_written_again_until_no_run_goes_on(tmp_path):
 def test_what_is_written_while_the_page_is_made_is_on_the_next_one(tmp_path):
     runs, page = tmp_path / "runs", tmp_path / "page.html"
     path = write_run(runs, "one", heads=2, status="running")
-    (path / "lock").touch()
     info = json.loads((path / "run.json").read_text())
     told = []
 
@@ -373,6 +374,33 @@ def test_what_is_written_while_the_page_is_made_is_on_the_next_one(tmp_path):
     watch_page(lambda: find_paths([], runs), make, page, FigureFormat(), 0.01)
     assert "running at step 40" in told[1]
     assert "running at step 60" in told[2]
+
+
+def test_a_run_whose_process_was_killed_is_shown_as_interrupted_beside_one_that_goes_on(tmp_path):
+    """A kill changes no file of the run: the kernel alone frees its lock."""
+    runs, page = tmp_path / "runs", tmp_path / "page.html"
+    locks = []
+    for name in ("killed", "kept"):
+        path = write_run(runs, name, heads=2, status="running")
+        info = json.loads((path / "run.json").read_text())
+        (path / "run.json").write_text(json.dumps({**info, "host": socket.gethostname()}))
+        locks.append((path / LOCK).open("a"))
+        assert lock_file(locks[-1]) is Lock.HELD
+    told = []
+
+    def make():
+        told.append(page.read_text() if page.is_file() else "")
+        if len(told) == 2:
+            locks[0].close()
+        if len(told) == 4:
+            raise KeyboardInterrupt
+        return report_on([], runs)
+
+    watch_page(lambda: find_paths([], runs), make, page, FigureFormat(), 0.01)
+    locks[1].close()
+    assert "killed is interrupted" not in told[1]
+    assert "killed is interrupted" in told[2]
+    assert "kept is running" in told[2]
 
 
 def test_ctrl_c_leaves_a_page_that_rests(tmp_path, monkeypatch):

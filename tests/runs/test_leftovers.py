@@ -144,11 +144,11 @@ def _fail_in_the_first_update():
 def test_a_run_folder_that_goes_away_under_training_is_one_sentence(recipe, tmp_path, monkeypatch, how):
     runs = tmp_path / "runs"
 
-    def reached(point):
+    def fault_point(point):
         if point == "after rename":
             shutil.rmtree(runs / "run") if how == "removed" else (runs / "run").rename(runs / "other")
 
-    monkeypatch.setattr(checkpoint, "reached", reached)
+    monkeypatch.setattr(checkpoint, "fault_point", fault_point)
     with pytest.raises(LapError, match="was moved, replaced or removed while it was being trained"):
         train_here(recipe, runs)
     assert [path.name for path in runs.iterdir()] == ([] if how == "removed" else ["other"])

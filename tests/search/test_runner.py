@@ -4,6 +4,7 @@ import json
 import os
 import signal
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,7 @@ from support import lap, start_lap, train_here
 from lapcli.recipe import load_recipe
 from lapcli.runs.opening import update_run_info
 from lapcli.runtime.errors import LapError
-from lapcli.search.proposals import propose, proposed_again
+from lapcli.search.proposals import propose
 from lapcli.search.result import confirmation_cells
 from lapcli.search.runner import SearchRunner, refuse_without_result
 from lapcli.search.trials import CONTROL, SEARCH, create, known_trials
@@ -123,6 +124,16 @@ def test_a_second_signal_ends_the_trial_at_once(tmp_path, shared_cache):
     assert is_free(spec_of(recipe), runs, "s-c000"), "nothing trains on"
     assert not Path(f"/proc/{trial}").exists()
     assert trials_of(spec_of(recipe, over={"model.laplacian_heads": [{"linear": [0, 4]}]}), runs)[CONTROL][0].step >= 20
+
+
+def proposed_again(spec, arm, trials, number):
+    """Recompute the proposal of trial `number` from the trials known at that time; it equals the trial's parameters."""
+    by_number = {trial.number: trial for trial in trials}
+    then = []
+    for other, state, reports in by_number[number].told:
+        trial = by_number[other]
+        then.append(replace(trial, state=state, reports=trial.reports[:reports]))
+    return propose(spec, arm, then)
 
 
 def test_every_proposal_can_be_computed_again_from_the_run_directories(tmp_path, shared_cache):

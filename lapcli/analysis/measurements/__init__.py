@@ -22,7 +22,7 @@ def _built_in() -> dict[str, str]:
 MEASUREMENTS: Registry[type[Measurement]] = Registry("analysis", _built_in())
 
 
-def fitting(gives: frozenset[str]) -> list[str]:
+def measurements_for(gives: frozenset[str]) -> list[str]:
     """Return the names of the measurements for models that give this."""
     return [name for name in MEASUREMENTS if MEASUREMENTS[name].needs <= gives]
 

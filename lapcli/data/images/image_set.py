@@ -98,7 +98,7 @@ class ImageSubset(ImageSet):
         return None if files is None else files[self._indices]
 
 
-class HeldImages(ImageSet):
+class ImagesInMemory(ImageSet):
     """Images decoded once into one torch tensor, whose memory worker processes share however they are started."""
 
     def __init__(self, source: ImageSet, progress: Progress | None = None) -> None:
@@ -167,14 +167,14 @@ def sampled_sizes(images: ImageSet) -> np.ndarray:
     return np.array([images.image(int(index)).size for index in sample])
 
 
-def hold(
+def decode_into_memory(
     images: ImageSet, gigabytes: float, progress: Progress | None = None, sizes: np.ndarray | None = None
 ) -> ImageSet:
     """Decode the set into memory if it fits, estimated by the sizes of a sample; else return it unchanged."""
     sizes = sampled_sizes(images) if sizes is None else sizes
     if 3 * sizes.prod(axis=1).mean() * len(images) > gigabytes * 1e9:
         return images
-    return HeldImages(images, progress)
+    return ImagesInMemory(images, progress)
 
 
 def check_labels(labels: Sequence[int | None] | np.ndarray, classes: int, name: Callable[[int], str]) -> np.ndarray:

@@ -14,7 +14,14 @@ import numpy as np
 from PIL import Image
 
 from lapcli.data.cache import digest
-from lapcli.data.images.image_set import FolderImages, ImageSet, ImageSubset, hold, is_image_folder, sampled_sizes
+from lapcli.data.images.image_set import (
+    FolderImages,
+    ImageSet,
+    ImageSubset,
+    decode_into_memory,
+    is_image_folder,
+    sampled_sizes,
+)
 from lapcli.data.images.tables import HELD_OUT, has_tables, open_tables
 from lapcli.data.sources import LabelledImageSource
 from lapcli.recipe.data_sources import find_source
@@ -76,8 +83,8 @@ def open_images(source: ImageFiles, classes: int | None, progress: Progress | No
         )
     _check_count(train, classes, f"the images of {source.train}")
     sizes = sampled_sizes(train)
-    train = hold(train, source.decoded_gigabytes, progress, sizes)
-    validation = hold(validation, source.decoded_gigabytes, progress)
+    train = decode_into_memory(train, source.decoded_gigabytes, progress, sizes)
+    validation = decode_into_memory(validation, source.decoded_gigabytes, progress)
     width, height = np.median(sizes, axis=0).astype(int).tolist()
     seen_twice, held_out_seen = _linked(train, validation)
     return ImageData(
@@ -118,7 +125,7 @@ def open_held_out(source: ImageFiles, classes: list[str]) -> tuple[ImageSet, str
             f"{source.train} does not have the classes that the model was trained on, in their order: it has "
             f"{actual!r} instead of {expected!r}; name the folders like those of the training images"
         )
-    return hold(validation, source.decoded_gigabytes), _described(source, train, validation)
+    return decode_into_memory(validation, source.decoded_gigabytes), _described(source, train, validation)
 
 
 def _check_count(images: ImageSet, classes: int | None, what: str) -> None:
@@ -161,7 +168,7 @@ def _open(source: ImageFiles, where: str, progress: Progress | None) -> tuple[Im
     folder = Path(where).expanduser()
     if not folder.is_dir():
         raise DataError(
-            f"there is no folder {folder}; data.train is `builtin`, `builtin:photographs`, `hub:OWNER/NAME` or a folder"
+            f"there is no folder {folder}; give `builtin`, `builtin:photographs`, `hub:OWNER/NAME` or a folder"
         )
     if (folder / "train").is_dir() and is_image_folder(folder / "train"):
         held_out = next((folder / name for name in HELD_OUT if (folder / name).is_dir()), None)

@@ -69,7 +69,7 @@ class Tokenizer:
         self.vocab_size: int = inner.get_vocab_size()
         self._bytes = _bytes_of_ids(inner)
         # Only with our own pattern does a text cut at blanks have the same ids.
-        self._cuts_at_blanks = json.dumps(SPLIT_PATTERN) in inner.to_str().replace("\\/", "/")
+        self._cuts_at_blanks = json.dumps(SPLIT_PATTERN) in inner.to_str()
         self._special = {name: self.vocab_size - len(SPECIAL_TOKENS) + i for i, name in enumerate(SPECIAL_TOKENS)}
         self.bos = self._special["<|bos|>"]
         self.sha256 = hashlib.sha256(inner.to_str().encode()).hexdigest()

@@ -16,7 +16,8 @@ class AdamW(Optimizer):
 
     def build(self, groups: Sequence[ParameterGroup]) -> torch.optim.Optimizer:
         parts = as_param_groups(groups)
-        return torch.optim.AdamW(parts, fused=all(p.device.type in {"cpu", "cuda"} for p in parts[0]["params"]))
+        devices = {p.device.type for group in groups for p in group.parameters.values()}
+        return torch.optim.AdamW(parts, fused=devices <= {"cpu", "cuda"})
 
     def new_state(self, p: Tensor) -> dict[str, Tensor]:
         # torch has the count of steps on the CPU, except for the fused kernel of a GPU, which reads it.

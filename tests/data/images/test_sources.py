@@ -9,7 +9,7 @@ import pytest
 from image_support import encoded, picture, write_folder, write_parquet
 from PIL import Image
 
-from lapcli.data.images.image_set import FolderImages, HeldImages, ImageSubset, decode, hold
+from lapcli.data.images.image_set import FolderImages, ImagesInMemory, ImageSubset, decode, decode_into_memory
 from lapcli.data.images.sources import Digits, open_held_out, open_images
 from lapcli.recipe.vision import ImageSource
 from lapcli.runtime.errors import DataError
@@ -230,9 +230,9 @@ def test_held_images_are_the_decoded_ones(tmp_path):
     root = write_folder(tmp_path, {"train": {"a": 4, "b": 3}})
     picture(9, (5, 31)).save(root / "train" / "a" / "odd.png")
     files = FolderImages(root / "train")
-    held = hold(files, 1.0)
-    assert isinstance(held, HeldImages)
-    assert hold(files, 1e-9) is files
+    held = decode_into_memory(files, 1.0)
+    assert isinstance(held, ImagesInMemory)
+    assert decode_into_memory(files, 1e-9) is files
     shutil.rmtree(root)  # nothing is read again
     assert len(held) == 8
     assert np.array_equal(pixels(held, 4), np.asarray(picture(9, (5, 31))))
@@ -326,7 +326,7 @@ def test_cifar10_as_the_hub_has_it(test_data):
     assert (len(data.train), len(data.validation)) == (10_000, 2_000)
     assert data.train.classes[:3] == ["airplane", "automobile", "bird"]
     assert np.bincount(data.train.labels).tolist() == [1005, 974, 1032, 1016, 999, 937, 1030, 1001, 1025, 981]
-    assert isinstance(data.train, HeldImages)
+    assert isinstance(data.train, ImagesInMemory)
     import pyarrow.parquet as pq
 
     rows = pq.read_table(test_data / "cifar10" / "train-00000-of-00001.parquet").slice(1234, 1).to_pylist()
