@@ -82,7 +82,7 @@ def sft(
         return
     from lapcli.kinds.chat import start_of, train_stages
     from lapcli.runtime.progress import say_start
-    from lapcli.tracking.trackers import check_installed
+    from lapcli.tracking.tracker import check_installed
 
     mirrored = [*loaded.track, *map(str, track or [])]
     for tracker in mirrored:

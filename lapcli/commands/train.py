@@ -56,7 +56,7 @@ def train(
     from lapcli.recipe import BaseRecipe, RecipeError, load_recipe
     from lapcli.runs import check_name
     from lapcli.runtime.progress import say_start
-    from lapcli.tracking.trackers import check_installed
+    from lapcli.tracking.tracker import check_installed
 
     run_name = name if name is not None else (recipe.stem if seed is None else f"{recipe.stem}-seed{seed}")
     try:

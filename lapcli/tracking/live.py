@@ -24,8 +24,7 @@ from lapcli.runs import INFO, METRICS
 from lapcli.runtime.environment import LAUNCHER, is_main_process
 from lapcli.runtime.files import make_folder, open_to_write, read_text
 from lapcli.runtime.signals import end_with_parent
-from lapcli.tracking.mirror import FOLDER
-from lapcli.tracking.trackers import check_installed
+from lapcli.tracking.tracker import FOLDER, check_installed
 
 SECONDS_TO_FINISH = 9.0  # after the training, for all processes together
 _LOOK = 0.25  # seconds between two polls of the processes

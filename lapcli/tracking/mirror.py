@@ -30,10 +30,9 @@ from lapcli.runtime.files import (
     read_checked_json,
     write_checked_json,
 )
-from lapcli.tracking.trackers import Session, Tracker
+from lapcli.tracking.tracker import FOLDER, Session, Tracker
 from lapcli.training.metrics import metrics_of, parse_metrics
 
-FOLDER = "track"
 _POLL, _NAP = 2.0, 0.25  # seconds between two reads of runs that are followed, and between checks for their end
 _GROUPS = ("validation", "smoothing")
 

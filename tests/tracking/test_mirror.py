@@ -17,7 +17,8 @@ from lapcli.runs.opening import unlock
 from lapcli.runtime.errors import UsageError
 from lapcli.runtime.files import write_checked_json
 from lapcli.tracking.mirror import mirror
-from lapcli.tracking.trackers import TensorBoard, Trackio, WandB, run_id
+from lapcli.tracking.tracker import run_id
+from lapcli.tracking.trackers import TensorBoard, Trackio, WandB
 
 LAST = 9
 

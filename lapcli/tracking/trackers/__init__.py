@@ -1,16 +1,15 @@
 """The trackers, one file each. Their packages are extras, imported when a run is sent to them."""
 
 from collections.abc import Callable
-from importlib.util import find_spec
 from typing import Literal
 
 from lapcli.runtime.errors import UsageError
+from lapcli.tracking.tracker import Tracker
 from lapcli.tracking.trackers.tensorboard import TensorBoard
-from lapcli.tracking.trackers.tracker import Session, Tracker, missing_package, run_id
 from lapcli.tracking.trackers.trackio import Trackio
 from lapcli.tracking.trackers.wandb import WandB
 
-__all__ = ["Session", "TensorBoard", "Tracker", "Trackio", "WandB", "check_installed", "run_id", "tracker_of"]
+__all__ = ["TensorBoard", "Trackio", "WandB", "tracker_of"]
 
 TrackerName = Literal["tensorboard", "wandb", "trackio"]
 
@@ -29,9 +28,3 @@ def tracker_of(name: TrackerName, project: str | None = None, offline: bool = Fa
         "trackio": lambda: Trackio(project or "lap"),
     }
     return makers[name]()
-
-
-def check_installed(name: str) -> None:
-    """Raise UsageError if the package of a tracker is not installed; nothing is imported."""
-    if find_spec(name) is None:
-        raise missing_package(name)

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from lapcli.runs import Run
-from lapcli.tracking.trackers.tracker import Session, Tracker, missing_package, remove_other_pieces
+from lapcli.tracking.tracker import Session, Tracker, missing_package, remove_other_pieces
 
 _STRING = 7  # DT_STRING of TensorBoard's tensors
 _RGB = 3

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from lapcli.runs import Run
-from lapcli.tracking.trackers.tracker import Session, Tracker, config_of, missing_package, run_id
+from lapcli.tracking.tracker import Session, Tracker, config_of, missing_package, run_id
 
 #: Variables that make trackio send data elsewhere.
 _REMOTE = ("TRACKIO_SPACE_ID", "TRACKIO_SERVER_URL", "TRACKIO_WEBHOOK_URL", "TRACKIO_BUCKET_ID")

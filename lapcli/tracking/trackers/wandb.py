@@ -10,7 +10,7 @@ from typing import Any
 from lapcli.catalogue.listing import plan_of
 from lapcli.runs import Run
 from lapcli.runtime.errors import LapError
-from lapcli.tracking.trackers.tracker import Session, Tracker, config_of, missing_package, remove_other_pieces, run_id
+from lapcli.tracking.tracker import Session, Tracker, config_of, missing_package, remove_other_pieces, run_id
 
 
 class WandB(Tracker):

@@ -4,12 +4,15 @@ import hashlib
 import json
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 from lapcli.runs import Run
 from lapcli.runtime.errors import UsageError
 from lapcli.runtime.files import remove
+
+FOLDER = "track"  # of a run: what was sent to each tracker
 
 
 class Session(ABC):
@@ -70,6 +73,12 @@ def run_id(run: Run) -> str:
     # W&B never gives a deleted id free again, so a run that is trained anew needs another: `created` makes it so.
     text = f"{run.info.get('recipe_sha256')} {run.info.get('seed')} {run.info.get('created')}"
     return hashlib.sha256(text.encode()).hexdigest()[:32]
+
+
+def check_installed(name: str) -> None:
+    """Raise UsageError if the package of a tracker is not installed; nothing is imported."""
+    if find_spec(name) is None:
+        raise missing_package(name)
 
 
 def missing_package(package: str) -> UsageError:
