@@ -7,6 +7,7 @@ import sqlite3
 import threading
 import time
 from contextlib import closing
+from pathlib import Path
 
 import pytest
 from support import exit_code, process, run_main, tiny_recipe
@@ -14,7 +15,7 @@ from tracking_support import tensorboard_scalars, wandb_scalars
 
 from lapcli.runs import open_run, read_run
 from lapcli.runs.opening import unlock
-from lapcli.runtime.errors import UsageError
+from lapcli.runtime.errors import LapError, UsageError
 from lapcli.runtime.files import write_checked_json
 from lapcli.tracking.mirror import mirror
 from lapcli.tracking.tracker import run_id
@@ -121,6 +122,46 @@ def test_after_two_kills_every_step_is_there_once(name, run):
     assert mirror([run.path], tracker_of(name))[0].steps == sent
     assert mirror([run.path], tracker_of(name))[0].steps == 0
     check_whole(read_back(name, run), LAST + 5)
+
+
+def mirror_beside(path, service):
+    os.environ["WANDB_SERVICE"] = service
+    mirror([path], WandB(offline=True))
+
+
+def test_the_wandb_service_of_another_process_is_not_used(run):
+    """It would outlive a kill and refuse the run's id to the next session for a while; this one has ended."""
+    child = process(mirror_beside, run.path, "3-1-unix-/nowhere")
+    child.start()
+    assert exit_code(child) == 0
+    check_whole(read_back("wandb", run), LAST)
+
+
+def mirror_without_service(path):
+    """In a process of its own: W&B's service is killed when the last step is about to be sent."""
+    from lapcli.tracking.trackers import wandb
+
+    send = wandb.WandBRun.scalars
+
+    def scalars(self, at, values):
+        if at == LAST:
+            for task in Path("/proc/self/task").iterdir():
+                for child in (task / "children").read_text().split():
+                    os.kill(int(child), signal.SIGKILL)
+        send(self, at, values)
+
+    wandb.WandBRun.scalars = scalars
+    with pytest.raises(LapError, match="W&B"):
+        mirror([path], WandB(offline=True))
+
+
+@pytest.mark.skipif(not Path("/proc/self/task").is_dir(), reason="finds the service in /proc")
+def test_what_wandb_did_not_finish_is_sent_again(run):
+    child = process(mirror_without_service, run.path)
+    child.start()
+    assert exit_code(child) == 0
+    assert mirror([run.path], WandB(offline=True))[0].steps == LAST + 1
+    check_whole(read_back("wandb", run), LAST)
 
 
 def test_the_newest_step_of_a_running_run_waits_for_its_validation(tmp_path):

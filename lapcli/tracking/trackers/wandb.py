@@ -1,9 +1,9 @@
 """Weights & Biases: one W&B run for each run, found by `run_id`. Offline, each session is a folder."""
 
-import contextlib
 import os
 import time
 from collections.abc import Mapping, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +39,7 @@ class WandB(Tracker):
         for variable in ("WANDB_DISABLE_GIT", "WANDB_DISABLE_CODE", "WANDB_SILENT"):
             os.environ.setdefault(variable, "true")
         os.environ.setdefault("WANDB_ERROR_REPORTING", "false")
+        _leave_inherited_service()
         try:
             import wandb
         except ImportError:
@@ -58,10 +59,9 @@ class WandB(Tracker):
                     x_disable_stats=True, x_disable_meta=True, x_save_requirements=False, console="off"
                 ),
             )
-        except wandb.Error as error:
-            reason = str(error).strip().splitlines()[0][:200]
+        except Exception as error:  # those of its service are no wandb.Error
             raise LapError(
-                f"W&B cannot be used ({reason}); log in with `wandb login`, or set WANDB_MODE=offline"
+                f"W&B cannot be used ({_first_line(error)}); log in with `wandb login`, or set WANDB_MODE=offline"
             ) from None
         return WandBRun(opened, wandb)
 
@@ -83,8 +83,21 @@ class WandBRun(Session):
         self._run.log({name: self._wandb.Image(str(file))})  # without a step: an earlier one would be dropped
 
     def close(self) -> None:
-        with contextlib.suppress(self._wandb.Error):
+        try:
             self._run.finish()
+        except Exception as error:  # nothing is recorded as sent, so that the next session sends it again
+            raise LapError(f"W&B did not finish ({_first_line(error)}); `lap track` sends the rest") from None
+
+
+@cache
+def _leave_inherited_service() -> None:
+    """Let this process start a W&B service of its own, once: one that another process started would outlive a kill of
+    ours, and refuse the run's id to the next session until it notices."""
+    os.environ.pop("WANDB_SERVICE", None)
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).strip() or type(error).__name__).splitlines()[0][:200]
 
 
 def _folder(run: Run) -> Path:
