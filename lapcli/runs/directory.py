@@ -297,7 +297,9 @@ def clean_up(path: Path, *, is_ours: bool = False) -> None:
     """
     for folder, names, _ in os.walk(path):
         remove_leftovers(Path(folder))
-        names[:] = [name for name in names if not name.startswith("step-")]  # renamed once complete: no leftovers
+        # Checkpoints were renamed once complete. In a folder that is being written, a file that a library replaced by
+        # its own has no lock and would look like a leftover.
+        names[:] = [name for name in names if not name.startswith(("step-", ".writing-", ".removing-"))]
     unfinished = [folder for form in (".writing-*", ".removing-*") for folder in (path / CHECKPOINTS).glob(form)]
     if not unfinished:
         return

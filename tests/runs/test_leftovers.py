@@ -70,6 +70,18 @@ def test_checkpoints_on_their_way_belong_to_who_trains_the_run(recipe, tmp_path,
     assert not (run.checkpoints / leftover).exists()
 
 
+def test_a_reader_leaves_the_files_of_a_save_alone(recipe, tmp_path, monkeypatch):
+    """safetensors replaces the temporary file by one of its own, which has no lock."""
+    sort_metadata = checkpoint._sort_metadata
+
+    def read_meanwhile(path):
+        named_run(tmp_path / "runs", "run")
+        sort_metadata(path)
+
+    monkeypatch.setattr(checkpoint, "_sort_metadata", read_meanwhile)
+    assert train_here(recipe, tmp_path / "runs").is_finished
+
+
 @pytest.mark.parametrize("mask", [0o022, 0o027, 0o077])
 def test_every_file_of_a_run_has_the_permissions_of_the_umask(recipe, tmp_path, mask):
     """Checkpoints too, which safetensors writes for the owner alone: a colleague may evaluate them."""
