@@ -135,7 +135,7 @@ def save(
             f"could not save step {step} in {folder} ({error}); {_last_good(folder)}. "
             "Make room, then run the same command to resume."
         ) from error
-    prune(folder, keep, best)  # last: a failed save must not cost the checkpoint to resume from
+    prune(folder, step, keep, best)  # last: a failed save must not cost the checkpoint to resume from
     return Checkpoint(final, step, content)
 
 
@@ -144,9 +144,13 @@ def _last_good(folder: Path) -> str:
     return f"the last good checkpoint is {folder / f'step-{steps[-1]:06d}'}" if steps else "there is no checkpoint yet"
 
 
-def prune(folder: Path, keep: int, best: int | None = None) -> None:
-    """Remove all but the newest `keep` and the one of step `best`."""
-    for old in steps_in(folder)[:-keep]:  # `keep` is at least 1: with 0 the slice would be empty and keep all
+def prune(folder: Path, step: int, keep: int, best: int | None = None) -> None:
+    """Remove all but the newest `keep` up to the run's `step` and the one of step `best`.
+
+    Later ones are damaged, since the run was resumed before them: they must not count as the newest.
+    """
+    reached = [saved for saved in steps_in(folder) if saved <= step]
+    for old in reached[:-keep]:  # `keep` is at least 1: with 0 the slice would be empty and keep all
         if old != best:
             _remove(folder / f"step-{old:06d}")
 

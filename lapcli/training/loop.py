@@ -162,7 +162,8 @@ class Loop:
             }
             shown = "  ".join(f"{name} {value:.4f}" for name, value in short.items())
             progress.note(f"step {self.step}/{self.objective.steps}  validation: {shown}")
-            checkpoint.prune(self.run.checkpoints, self.keep, self.best_step())  # the best step may have changed
+            # The best step may have changed.
+            checkpoint.prune(self.run.checkpoints, self.step, self.keep, self.best_step())
 
     def best_step(self) -> int | None:
         """Return the validated step with the largest `best_metric`, the first of equals; step 0 has no checkpoint."""

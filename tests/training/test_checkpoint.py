@@ -62,6 +62,15 @@ def test_only_the_newest_are_kept(model, tmp_path):
     assert len(list(tmp_path.iterdir())) == 2
 
 
+def test_a_damaged_later_checkpoint_does_not_displace_the_saved_one(model, tmp_path):
+    """The run resumed before it and saves again on the way there."""
+    save(tmp_path, model, 8, keep=1).weights.write_bytes(b"")
+    for step in (5, 6):
+        save(tmp_path, model, step, keep=1)
+        assert checkpoint.newest(tmp_path, [].append).step == step
+    assert checkpoint.steps_in(tmp_path) == [6, 8]
+
+
 def test_weights_carry_their_head_plan_and_refuse_another(model, tmp_path):
     saved = save(tmp_path, model, 1, plan="[0, 2]")
     with safe_open(saved.weights, framework="pt") as file:
