@@ -14,7 +14,6 @@ from collections.abc import Callable
 from pathlib import Path
 
 import torch
-from rich.console import Console
 from torch._dynamo.backends.distributed import DDPOptimizer
 
 from lapcli.kinds import kind_of
@@ -25,6 +24,7 @@ from lapcli.recipe import find_recipe, load_recipe
 from lapcli.runs import Run
 from lapcli.runtime.counting import Graphs, HostWaits, Traffic, compiled_bytes
 from lapcli.runtime.devices import ComputePolicy
+from lapcli.runtime.progress import LogConsole
 from lapcli.runtime.ranks import World
 from lapcli.training.loop import Loop, bucket_megabytes
 from lapcli.training.optimizers.muon import cost, rounds
@@ -93,7 +93,7 @@ def waits_of_a_step(recipe_name: str, folder: Path) -> tuple[int, int]:
     (folder / recipe_name).mkdir()
     world, run = World(0, 1, META), Run(folder / recipe_name, recipe, {})
     objective = kind_of(recipe).start(recipe, world, run).objective
-    loop = Loop(objective, recipe, run, world, Console(file=io.StringIO()))
+    loop = Loop(objective, recipe, run, world, LogConsole(io.StringIO()))
     for step in range(2):
         with HostWaits(META) as waits:
             loop._update(step)

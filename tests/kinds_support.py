@@ -129,12 +129,12 @@ def updates_of_a_rank(rank: int, size: int, folder: str, result: str, cache: str
     import torch
     import torch._dynamo
     import torch.distributed as dist
-    from rich.console import Console
     from torch.nn.parallel import DistributedDataParallel
 
     from lapcli.runs import Run
     from lapcli.runtime.counting import HostWaits
     from lapcli.runtime.errors import Diverged
+    from lapcli.runtime.progress import LogConsole
     from lapcli.runtime.ranks import World
     from lapcli.training import loop as loop_module
 
@@ -174,7 +174,7 @@ def updates_of_a_rank(rank: int, size: int, folder: str, result: str, cache: str
         objective = build_kind(kind, Path(folder), world, **option, micro_batch=8 // size)
         assert objective.batches.accumulation == option["batch"] // 8
         run = Run(Path(folder) / "run", objective._recipe, {})
-        loop = loop_module.Loop(objective, objective._recipe, run, world, Console(file=io.StringIO()))
+        loop = loop_module.Loop(objective, objective._recipe, run, world, LogConsole(io.StringIO()))
         lines = [loop._update(step) for step in range(UPDATES - 1)]
         sums.clear()
         counts_waits = name != "compile" and kind in TEXT_KINDS  # the host reads images with the same operations

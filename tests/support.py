@@ -309,12 +309,11 @@ def write_text(path: Path) -> Path:
 def train_here(recipe: Any, runs: Path, name: str = "run", log: IO[str] | None = None, fresh: bool = False) -> Any:
     """Trains in this process; what it would show goes to `log`."""
     skip_if_quick("it trains a run")
-    from rich.console import Console
-
     from lapcli.kinds import kind_of
+    from lapcli.runtime.progress import LogConsole
     from lapcli.training.train import train_recipe
 
-    console = Console(file=log or io.StringIO(), soft_wrap=True)
+    console = LogConsole(log or io.StringIO())
     return train_recipe(kind_of(recipe), recipe, runs_dir=runs, name=name, fresh=fresh, console=console)
 
 

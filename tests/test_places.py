@@ -9,7 +9,7 @@ import sys
 
 import pytest
 from image_support import write_folder
-from support import ROOT, tiny_chat_recipe, train_here
+from support import ROOT, run_main, tiny_chat_recipe, train_here
 from sweep_support import write_recipe
 
 from lapcli.recipe import load_recipe, recipe_to_yaml
@@ -266,3 +266,11 @@ def test_a_working_directory_that_was_deleted(tmp_path):
         check=False,
     )
     assert_one_sentence(done.returncode, done.stderr)
+
+
+def test_brackets_in_a_path_are_printed_as_they_are(tmp_path, capsys):
+    """rich would take [old] for a style, and [/b] for the end of one that never began."""
+    recipe, runs = write_recipe(tmp_path, train={"steps": 2}), tmp_path / "[old]" / "a[" / "b]"
+    code, _, err = run_main(capsys, "train", str(recipe), "--runs-dir", str(runs))
+    assert (code, "Traceback" in err) == (0, False), err
+    assert f"{runs}/tiny: 2 steps of" in err

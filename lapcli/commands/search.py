@@ -103,11 +103,7 @@ def search(
         print(describe(spec))
         return
     where = runs_dir or default_runs_dir()
-    console = LogConsole()
-
-    def tell(text: str) -> None:
-        console.print(text, highlight=False, markup=False, soft_wrap=True)
-
+    tell = LogConsole().print
     if pruner == "halving" and rung(spec) is None:
         tell("validation.every allows no validation before a trial's last step, so no trial is stopped early")
     outcome = SearchRunner(spec, where, tell=tell, nproc=nproc).run()

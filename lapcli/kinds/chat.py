@@ -35,11 +35,10 @@ from lapcli.runs import CHECKPOINTS, INFO, TOKENIZER, Run, find_run, named_run, 
 from lapcli.runtime.devices import prepare_determinism
 from lapcli.runtime.environment import STEP_TIMEOUT
 from lapcli.runtime.errors import DataError, UsageError
-from lapcli.runtime.progress import Progress, shown_progress
+from lapcli.runtime.progress import LogConsole, Progress, shown_progress
 
 if TYPE_CHECKING:
     import torch
-    from rich.console import Console
 
     from lapcli.data.text.tokenizer import Tokenizer
     from lapcli.objectives.objective import BatchPlan
@@ -303,7 +302,7 @@ def train_stages(
     only: StageName | None = None,
     fresh: bool = False,
     step_timeout: float = STEP_TIMEOUT,
-    console: "Console",
+    console: LogConsole,
 ) -> list[Run]:
     """Train `<name>-midtrain`, then `<name>-sft`; with `only`, one of them. Finished ones are skipped."""
     from lapcli.runtime.ranks import join_world, leave_world
@@ -329,7 +328,7 @@ def train_stages(
             _check_stages(recipe, later, first, runs_dir, world)
         for stage in stages:
             if world.is_main:
-                console.print(f"{stage} starts from {first.shown}", highlight=False)
+                console.print(f"{stage} starts from {first.shown}")
             if first.run is not None and first.run.path.resolve() == (runs_dir / f"{name}-{stage}").resolve():
                 raise UsageError(f"{first.run.path} cannot start from itself; choose another --name or --run")
             run = train_in_world(

@@ -5,7 +5,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, Self
+from typing import IO, Any, Self
 
 from rich.console import Console
 from rich.text import Text
@@ -20,13 +20,16 @@ def say_start(text: str) -> None:
 
 
 class LogConsole(Console):
-    """A console on stderr whose reader may go away, as in `lap train ... 2>&1 | head`, without ending the run."""
+    """A console on stderr that prints text as it is: the `[` of a path is no markup.
 
-    def __init__(self) -> None:
-        super().__init__(stderr=True, soft_wrap=True)
+    Its reader may go away, as in `lap train ... 2>&1 | head`, without ending the run.
+    """
+
+    def __init__(self, file: IO[str] | None = None) -> None:
+        super().__init__(stderr=True, file=file, soft_wrap=True, markup=False, emoji=False, highlight=False)
 
     def warn(self, text: str) -> None:
-        self.print(Text.assemble(("warning: ", "yellow"), text), highlight=False)
+        self.print(Text.assemble(("warning: ", "yellow"), text))
 
     def on_broken_pipe(self) -> None:
         """Discard further output; rich would end the process in the middle of a step."""
@@ -90,7 +93,7 @@ def _lines() -> Progress:
 class StepProgress:
     """Shows step, loss, learning rate, throughput, share of the peak if it is known, and the time left."""
 
-    def __init__(self, console: Console, first: int, steps: int, unit: str, shown: bool = True) -> None:
+    def __init__(self, console: LogConsole, first: int, steps: int, unit: str, shown: bool = True) -> None:
         self._console, self._first, self._steps, self._unit = console, first, steps, unit
         self._shown = shown
         self._started = time.monotonic()
@@ -137,12 +140,12 @@ class StepProgress:
         if step in (self._first + 1, self._steps) or now - self._last_line >= SECONDS_BETWEEN_LINES:
             self._last_line = now
             left = (now - self._started) / max(step - self._first, 1) * (self._steps - step)
-            self._console.print(f"step {step}/{self._steps}  {text}  {duration(left)} left", highlight=False)
+            self._console.print(f"step {step}/{self._steps}  {text}  {duration(left)} left")
 
     def note(self, text: str) -> None:
         """Print a line of its own, above the bar if there is one."""
         if self._shown:
-            self._console.print(text, highlight=False, markup=False)
+            self._console.print(text)
 
 
 def duration(seconds: float) -> str:

@@ -17,7 +17,6 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from rich.console import Console
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
@@ -26,7 +25,7 @@ from lapcli.recipe.schema import BaseRecipe
 from lapcli.runs import Run
 from lapcli.runtime.devices import peak_flops
 from lapcli.runtime.errors import Diverged, Interrupted, from_os_error
-from lapcli.runtime.progress import StepProgress
+from lapcli.runtime.progress import LogConsole, StepProgress
 from lapcli.runtime.ranks import World
 from lapcli.runtime.signals import StopRequest, stop_on_signal
 from lapcli.runtime.step_watch import StepWatch
@@ -41,7 +40,7 @@ _SMALLEST_BUCKET = 25  # megabytes: DDP's default; smaller buckets are slow to s
 class Loop:
     """Trains `objective` for a run, from its newest intact checkpoint."""
 
-    def __init__(self, objective: Objective, recipe: BaseRecipe, run: Run, world: World, console: Console) -> None:
+    def __init__(self, objective: Objective, recipe: BaseRecipe, run: Run, world: World, console: LogConsole) -> None:
         self.objective, self.run, self.world, self.console = objective, run, world, console
         self.seed = recipe.seed
         self.clip = recipe.optimizer.clip
@@ -131,7 +130,7 @@ class Loop:
     def _watch(self, step: int, values: dict[str, float]) -> None:
         if isinstance(self.objective, MonitorsUpdates):
             warning = self.objective.watch(step, values)
-            if warning and self.world.is_main:
+            if warning:
                 self._warn(f"step {step + 1}: {warning}")
 
     def _validate_if_due(self, stop: StopRequest, progress: StepProgress) -> None:
@@ -209,15 +208,14 @@ class Loop:
 
     def _resume(self) -> None:
         """Load the newest intact checkpoint, which rank 0 chooses for all ranks, and drop the metrics beyond it."""
-        warn = self._warn if self.world.is_main else _ignore
         with self.world.together():
-            self.saved = checkpoint.newest(self.run.checkpoints, warn) if self.world.is_main else None
+            self.saved = checkpoint.newest(self.run.checkpoints, self._warn) if self.world.is_main else None
         # Between two blocks of `together`: inside one, a rank that fails would skip this collective.
         chosen = self.world.from_main(self.saved and (self.saved.step, self.saved.sha256))
         with self.world.together():
             if isinstance(chosen, tuple):
                 self.saved = self.saved or checkpoint.chosen_by_rank_0(self.run.checkpoints, *chosen)
-                self._load(self.saved, warn)
+                self._load(self.saved)
         lines: object = None
         with self.world.together():
             if self.world.is_main:
@@ -232,19 +230,20 @@ class Loop:
                 values = without_times(line)
                 self.validated[values.pop("step")] = values
 
-    def _load(self, saved: checkpoint.Checkpoint, warn: Callable[[str], None]) -> None:
+    def _load(self, saved: checkpoint.Checkpoint) -> None:
         plan = self.objective.weights_metadata()["laplacian_heads"]
         converted = saved.load(self.objective.model, self.optimizers, plan)
         self.step = self.saved_step = saved.step
+        consequence = "the same batches, but not the same rounding"
         if converted:
             more = f" and {len(converted) - 1} more tensors" if len(converted) > 1 else ""
-            warn(f"{converted[0]}{more} converted to another precision: the same batches, but not the same rounding")
+            self._warn(f"{converted[0]}{more} converted to another precision: {consequence}")
         for key, current in (("world_size", self.world.size), ("threads", torch.get_num_threads())):
             before = saved.state.get(key, current)
             if before != current:
-                warn(f"{key} was {before} and is {current}: the same batches, but not the same rounding")
+                self._warn(f"{key} was {before} and is {current}: {consequence}")
         if self.world.is_main:
-            self.console.print(f"resuming from {saved.path} of {self.objective.steps} steps", highlight=False)
+            self.console.print(f"resuming from {saved.path} of {self.objective.steps} steps")
 
     def _metrics_records(self) -> list[Record]:
         """Return the records of the metrics in `run.json` and the checkpoint; an empty list if the file is missing."""
@@ -306,12 +305,11 @@ class Loop:
 
     def _stopping(self, name: str) -> None:
         if self.world.is_main:
-            self.console.print(
-                f"{name}: finishing the step and saving; Ctrl-C or SIGTERM again stops at once", highlight=False
-            )
+            self.console.print(f"{name}: finishing the step and saving; Ctrl-C or SIGTERM again stops at once")
 
     def _warn(self, text: str) -> None:
-        self.console.print(f"[yellow]warning:[/yellow] {text}", highlight=False)
+        if self.world.is_main:
+            self.console.warn(text)
 
 
 class _LossModule(nn.Module):
@@ -356,7 +354,3 @@ def _peak_of(world: World) -> float | None:
         return None
     peak = peak_flops(torch.cuda.get_device_name(world.device))
     return None if peak is None else peak * world.size
-
-
-def _ignore(text: str) -> None:
-    pass

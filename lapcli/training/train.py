@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import torch
-from rich.console import Console
 
 from lapcli.objectives.objective import Closable, Objective
 from lapcli.recipe import differing_keys, recipe_to_dict
@@ -19,6 +18,7 @@ from lapcli.runtime.devices import deterministic, peak_memory, prepare_determini
 from lapcli.runtime.environment import STEP_TIMEOUT
 from lapcli.runtime.errors import DataError, Diverged, ExitCode, Interrupted, LapError, UsageError
 from lapcli.runtime.machine import usable_cores
+from lapcli.runtime.progress import LogConsole
 from lapcli.runtime.ranks import World, is_restarted, join_world, launch_name, leave_world
 from lapcli.runtime.signals import stop_before_the_first_step
 from lapcli.training.loop import Loop
@@ -53,7 +53,7 @@ def train_recipe(
     name: str,
     fresh: bool = False,
     step_timeout: float = STEP_TIMEOUT,
-    console: Console,
+    console: LogConsole,
 ) -> Run:
     """Train the run of that name to its end; a finished one is returned unchanged."""
     # Before the ranks join, which may start CUDA: cuBLAS and Inductor read their variables once.
@@ -74,7 +74,7 @@ def train_in_world(
     runs_dir: Path,
     name: str,
     fresh: bool = False,
-    console: Console,
+    console: LogConsole,
 ) -> Run:
     """Train a run with processes that have joined already, which may train several runs one after the other."""
     if recipe.train.deterministic and world.device.type == "mps":
@@ -91,7 +91,7 @@ def train_in_world(
         # A run that diverged is a result, even in its first step, unless it was to replace another.
         is_result = isinstance(error, Diverged) and run.replaces is None
         if world.is_main and not is_result and discard_untrained(run):
-            console.print(f"{run.replaces} still holds the previous run", highlight=False, markup=False)
+            console.print(f"{run.replaces} still holds the previous run")
         raise
     finally:
         unlock(run)
@@ -113,7 +113,7 @@ def _refuse_other_recipes(world: World, recipe: BaseRecipe) -> None:
             )
 
 
-def _train(kind: StartableKind, recipe: BaseRecipe, run: Run, world: World, console: Console) -> None:
+def _train(kind: StartableKind, recipe: BaseRecipe, run: Run, world: World, console: LogConsole) -> None:
     _set_threads(recipe, run, world)
     report = run.update if world.is_main else _nothing
     objective: Objective | None = None
@@ -144,12 +144,11 @@ def _train(kind: StartableKind, recipe: BaseRecipe, run: Run, world: World, cons
             console.print(
                 f"{run.path}: {objective.steps} steps of {objective.units_per_step:,} {objective.unit} "
                 f"({batches.processes} x {batches.micro_batch} x {batches.accumulation} accumulated), "
-                f"{sum(p.numel() for p in objective.model.parameters()):,} parameters, on {_device_name(world)}",
-                highlight=False,
+                f"{sum(p.numel() for p in objective.model.parameters()):,} parameters, on {_device_name(world)}"
             )
             for note in start.notes:
-                console.print(note, highlight=False, markup=False)
-            console.print("setting up the optimizer and validating before the first step ...", highlight=False)
+                console.print(note)
+            console.print("setting up the optimizer and validating before the first step ...")
         loop = Loop(objective, recipe, run, world, console)
         is_deterministic = recipe.train.deterministic
         with (  # the settings are restored for the samples at the end
@@ -174,7 +173,7 @@ def _train(kind: StartableKind, recipe: BaseRecipe, run: Run, world: World, cons
             objective.close()
 
 
-def _current_plugins(recipe: BaseRecipe, run: Run, console: Console | None) -> dict[str, Any]:
+def _current_plugins(recipe: BaseRecipe, run: Run, console: LogConsole | None) -> dict[str, Any]:
     """Return the packages that the run uses, for `run.json`; warn about one whose version has changed."""
     before = {(plugin["sort"], plugin["name"]): plugin for plugin in run.info.get("plugins", [])}
     current: list[dict[str, Any]] = []
@@ -184,10 +183,9 @@ def _current_plugins(recipe: BaseRecipe, run: Run, console: Console | None) -> d
         if old["version"] != plugin["version"]:
             earlier = [*earlier, old["version"]]
             if console is not None:
-                console.print(
-                    f"[yellow]warning:[/yellow] {run.path} was trained with {old['package']} {old['version']} and is "
-                    f"resumed with {plugin['package']} {plugin['version']}: the results may differ",
-                    highlight=False,
+                console.warn(
+                    f"{run.path} was trained with {old['package']} {old['version']} and is "
+                    f"resumed with {plugin['package']} {plugin['version']}: the results may differ"
                 )
         current.append({**plugin, **({"earlier_versions": earlier} if earlier else {})})
     return {"plugins": current} if current else {}

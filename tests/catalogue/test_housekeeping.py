@@ -7,7 +7,6 @@ import shutil
 
 import pytest
 import torch
-from rich.console import Console
 from support import tiny_chat_recipe, tiny_recipe, train_here, write_text
 
 from lapcli.catalogue.housekeeping import dependent_runs, plan_pruning, plan_prunings, prune, remove_run, rename_run
@@ -16,6 +15,7 @@ from lapcli.kinds.opening import find_checkpoint
 from lapcli.runs import newest_run, open_run, read_run
 from lapcli.runs.opening import unlock
 from lapcli.runtime.errors import UsageError
+from lapcli.runtime.progress import LogConsole
 
 torch.set_num_threads(1)
 
@@ -28,7 +28,7 @@ def trained(tmp_path_factory, shared_cache):
         patch.setenv("LAP_CACHE", str(shared_cache))
         base = train_here(tiny_recipe(write_text(folder / "text.txt"), checkpoint={"keep": 9}), folder / "runs", "base")
         chat = tiny_chat_recipe(folder, midtrain={"train": {"steps": 2}})
-        quiet = Console(file=io.StringIO())
+        quiet = LogConsole(io.StringIO())
         train_stages(chat, base, runs_dir=folder / "runs", name="chat", only="midtrain", console=quiet)
     return folder / "runs"
 

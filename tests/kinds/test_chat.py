@@ -7,7 +7,6 @@ import signal
 
 import pytest
 import torch
-from rich.console import Console
 from safetensors.torch import load_file
 from support import (
     LOG,
@@ -28,6 +27,7 @@ from lapcli.recipe import recipe_from_dict, recipe_to_dict, recipe_to_yaml
 from lapcli.recipe.chat import stage_recipe
 from lapcli.runs import read_run
 from lapcli.runtime.errors import DataError, UsageError
+from lapcli.runtime.progress import LogConsole
 from lapcli.training.metrics import read_metrics, without_times
 
 torch.set_num_threads(1)
@@ -53,7 +53,7 @@ def train(pretrained, folder, recipe=None, **options):
         pretrained,
         runs_dir=folder / "runs",
         name="x",
-        console=Console(file=io.StringIO()),
+        console=LogConsole(io.StringIO()),
         **options,
     )
 

@@ -5,7 +5,6 @@ import json
 
 import pytest
 import torch
-from rich.console import Console
 from support import tiny_chat_recipe, tiny_recipe, train_here, write_text
 
 from lapcli.kinds import KINDS
@@ -14,6 +13,7 @@ from lapcli.objectives.chat import Chat, prepare_chat
 from lapcli.recipe.chat import stage_recipe
 from lapcli.runs import open_run
 from lapcli.runtime.errors import UsageError
+from lapcli.runtime.progress import LogConsole
 from lapcli.runtime.ranks import World
 
 torch.set_num_threads(1)
@@ -124,7 +124,7 @@ def test_a_stage_starts_from_the_weights_before_it(pretrained, tmp_path):
 
 
 def test_the_summary_has_answers(pretrained, tmp_path):
-    console = Console(file=io.StringIO())
+    console = LogConsole(io.StringIO())
     recipe = tiny_chat_recipe(tmp_path)
     runs = train_stages(recipe, pretrained, runs_dir=tmp_path / "runs", name="x", console=console)
     assert [run.name for run in runs] == ["x-midtrain", "x-sft"]

@@ -7,7 +7,6 @@ import shutil
 
 import pytest
 from image_support import image_recipe
-from rich.console import Console
 from safetensors.torch import load_file
 from support import run_main, tiny_chat_recipe, tiny_recipe, train_here, write_text
 
@@ -19,6 +18,7 @@ from lapcli.report.figures import experiments_of
 from lapcli.report.grouping import names_in_words
 from lapcli.report.reproduce import analysis_commands, commands_of, figure_command, training_command
 from lapcli.runs import read_run
+from lapcli.runtime.progress import LogConsole
 
 
 def told(runs, name):
@@ -52,7 +52,7 @@ def talkers(tmp_path_factory, shared_cache):
         environment.setenv("LAP_CACHE", str(shared_cache))
         base = train_here(tiny_recipe(write_text(folder / "text.txt"), train={"steps": 2}), folder / "runs", "base")
         train_stages(
-            stages, read_run(base.path), runs_dir=folder / "runs", name="base", console=Console(file=io.StringIO())
+            stages, read_run(base.path), runs_dir=folder / "runs", name="base", console=LogConsole(io.StringIO())
         )
     return folder / "runs"
 

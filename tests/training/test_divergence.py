@@ -6,10 +6,10 @@ from typing import Any
 import pytest
 import torch
 from kinds_support import KINDS, build_kind
-from rich.console import Console
 
 from lapcli.runs import Run
 from lapcli.runtime.errors import Diverged
+from lapcli.runtime.progress import LogConsole
 from lapcli.runtime.ranks import World
 from lapcli.training.loop import Loop
 
@@ -34,7 +34,7 @@ class Overflow(torch.autograd.Function):
 def test_nothing_is_updated(kind: str, broken: Any, message: str, tmp_path) -> None:
     objective = build_kind(kind, tmp_path, batch=16, micro_batch=8)
     run = Run(tmp_path / "run", objective._recipe, {})
-    loop = Loop(objective, objective._recipe, run, World(0, 1, torch.device("cpu")), Console(file=io.StringIO()))
+    loop = Loop(objective, objective._recipe, run, World(0, 1, torch.device("cpu")), LogConsole(io.StringIO()))
     loop._update(0)
 
     def state() -> list[torch.Tensor]:

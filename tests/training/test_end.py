@@ -6,7 +6,6 @@ import os
 
 import pytest
 import torch
-from rich.console import Console
 from safetensors.torch import load_file
 from support import exit_code, ranks, start_child, tiny_chat_recipe, tiny_recipe, train_here
 
@@ -19,6 +18,7 @@ from lapcli.objectives.self_supervised import SelfSupervised
 from lapcli.runs import read_run
 from lapcli.runtime.devices import Device
 from lapcli.runtime.errors import DataError, LapError, UsageError
+from lapcli.runtime.progress import LogConsole
 from lapcli.training import train as training
 
 STEPS = {"train": {"steps": 2}}
@@ -78,7 +78,7 @@ def test_pairs_that_do_not_fit_into_memory_are_refused_before_the_first_step(kin
 def test_a_later_stage_is_checked_before_the_first_begins(base, tmp_path):
     def train(recipe):
         runs = tmp_path / "runs"
-        return train_stages(recipe, base, runs_dir=runs, name="x", console=Console(file=io.StringIO()))
+        return train_stages(recipe, base, runs_dir=runs, name="x", console=LogConsole(io.StringIO()))
 
     recipe = tiny_chat_recipe(tmp_path, sft={"validation": {"prompts": ["what?"], "sample_tokens": POSITIONS}})
     with pytest.raises(UsageError, match=r"stage sft: validation\.sample_tokens"):

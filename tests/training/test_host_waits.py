@@ -14,7 +14,6 @@ import pytest
 import torch
 import torch.nn.functional as F
 from kinds_support import KINDS, build_kind
-from rich.console import Console
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -26,6 +25,7 @@ from lapcli.objectives.objective import Closable
 from lapcli.runs import Run
 from lapcli.runtime.counting import HostWaits
 from lapcli.runtime.devices import ComputePolicy
+from lapcli.runtime.progress import LogConsole
 from lapcli.runtime.ranks import World
 from lapcli.training.loop import Loop
 
@@ -82,7 +82,7 @@ def test_how_often_a_step_waits(kind: str, precision: str, tmp_path) -> None:
     policy = CudaPolicy("cuda", bf16=bf16, native_bf16=bf16)
     objective = build_kind(kind, tmp_path, world, policy, batch=16, micro_batch=4)
     run = Run(tmp_path / "run", objective._recipe, {})
-    loop = Loop(objective, objective._recipe, run, world, Console(file=io.StringIO()))
+    loop = Loop(objective, objective._recipe, run, world, LogConsole(io.StringIO()))
     with contextlib.closing(objective) if isinstance(objective, Closable) else contextlib.nullcontext():
         with HostWaits(META):
             loop._update(0)

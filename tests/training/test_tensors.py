@@ -10,7 +10,6 @@ import pytest
 import torch
 from analysis_support import self_supervised_recipe
 from image_support import image_recipe
-from rich.console import Console
 from support import edit_checkpoint, run_main, tiny_chat_recipe, tiny_recipe, train_here, write_text
 from torch import nn
 
@@ -20,6 +19,7 @@ from lapcli.recipe import recipe_to_yaml
 from lapcli.runs import read_run
 from lapcli.runtime.errors import DataError, Diverged
 from lapcli.runtime.files import sha256_of_file
+from lapcli.runtime.progress import LogConsole
 from lapcli.training import checkpoint
 from lapcli.training.checkpoint import check_tensors, first_not_finite
 from lapcli.training.optimizers import Optimizers
@@ -193,8 +193,8 @@ def finished(tmp_path_factory, shared_cache):
         text = write_text(folder / "text.txt")
         base = train_here(tiny_recipe(text, train={"steps": 1}, validation={"tokens": 32}), runs, "gpt")
         stages = tiny_chat_recipe(folder, sft={"train": {"steps": 1}, "validation": {"prompts": []}})
-        train_stages(stages, base, runs_dir=runs, name="chat", only="midtrain", console=Console(file=io.StringIO()))
-        train_stages(stages, base, runs_dir=runs, name="chat", only="sft", console=Console(file=io.StringIO()))
+        train_stages(stages, base, runs_dir=runs, name="chat", only="midtrain", console=LogConsole(io.StringIO()))
+        train_stages(stages, base, runs_dir=runs, name="chat", only="sft", console=LogConsole(io.StringIO()))
         train_here(image_recipe(train={"steps": 3}), runs, "vit")
         train_here(self_supervised_recipe(train={"steps": 2}), runs, "dino")
     (folder / "chat.yaml").write_text(recipe_to_yaml(stages))
