@@ -65,12 +65,15 @@ class StopRequest:
 
 
 @contextmanager
-def stop_before_the_first_step() -> Iterator[None]:
-    """Let SIGTERM and SIGUSR1 end the command cleanly in the block, as Ctrl-C does: there is nothing to save yet."""
+def stop_at_once() -> Iterator[None]:
+    """Let SIGTERM and SIGUSR1 end the command cleanly in the block, as Ctrl-C does: there is nothing to save.
+
+    `stop_on_signal` replaces it for the steps of a run.
+    """
 
     def stop(number: int, frame: FrameType | None) -> None:
         name = signal.Signals(number).name
-        raise Interrupted(f"stopped by {name} before the first step; run the same command to start again")
+        raise Interrupted(f"stopped by {name}; what was saved is kept, run the same command to resume")
 
     with handled((signal.SIGTERM, signal.SIGUSR1), stop):
         yield

@@ -20,7 +20,7 @@ from lapcli.runtime.errors import DataError, Diverged, ExitCode, Interrupted, La
 from lapcli.runtime.machine import usable_cores
 from lapcli.runtime.progress import LogConsole
 from lapcli.runtime.ranks import World, is_restarted, join_world, launch_name, leave_world
-from lapcli.runtime.signals import stop_before_the_first_step
+from lapcli.runtime.signals import stop_at_once
 from lapcli.training.loop import Loop
 
 
@@ -118,49 +118,50 @@ def _train(kind: StartableKind, recipe: BaseRecipe, run: Run, world: World, cons
     report = run.update if world.is_main else _nothing
     objective: Objective | None = None
     try:
-        plugins = _current_plugins(recipe, run, console if world.is_main else None)
-        with stop_before_the_first_step(), world.together():
-            _refuse_misfits(recipe, run)
-            start = kind.start(recipe, world, run)
-            objective, facts = start.objective, start.facts
-            _refuse_other_data(run, facts)
-        world.require_same(_identities(facts))  # a collective, so not inside `together`, where a failed rank skips it
-        with stop_before_the_first_step():
+        with stop_at_once():  # before the first step and after the last
+            plugins = _current_plugins(recipe, run, console if world.is_main else None)
+            with world.together():
+                _refuse_misfits(recipe, run)
+                start = kind.start(recipe, world, run)
+                objective, facts = start.objective, start.facts
+                _refuse_other_data(run, facts)
+            world.require_same(_identities(facts))  # a collective: in `together` a rank that failed would skip it
             _move_into_place_together(world, run)
-        report(
-            status="running",
-            failure=None,
-            steps=objective.steps,
-            world_size=world.size,
-            threads=torch.get_num_threads(),
-            device=_device_name(world),
-            parameters=sum(p.numel() for p in objective.model.parameters()),
-            flops_per_step=objective.flops_per_step,
-            **plugins,
-            **facts,
-        )
-        if world.is_main:
-            batches = objective.batches
-            console.print(
-                f"{run.path}: {objective.steps} steps of {objective.units_per_step:,} {objective.unit} "
-                f"({batches.processes} x {batches.micro_batch} x {batches.accumulation} accumulated), "
-                f"{sum(p.numel() for p in objective.model.parameters()):,} parameters, on {_device_name(world)}"
+            parameters = sum(p.numel() for p in objective.model.parameters())
+            report(
+                status="running",
+                failure=None,
+                steps=objective.steps,
+                world_size=world.size,
+                threads=torch.get_num_threads(),
+                device=_device_name(world),
+                parameters=parameters,
+                flops_per_step=objective.flops_per_step,
+                **plugins,
+                **facts,
             )
-            for note in start.notes:
-                console.print(note)
-            console.print("setting up the optimizer and validating before the first step ...")
-        loop = Loop(objective, recipe, run, world, console)
-        is_deterministic = recipe.train.deterministic
-        with (  # the settings are restored for the samples at the end
-            _named_rank(world),
-            deterministic(is_deterministic),
-            prefer_attention_kernels(world.device, is_deterministic),
-        ):
-            loop.train()
-        with world.together():
             if world.is_main:
-                _finish(run, loop, _peak_memory(run, world))
-    except (Interrupted, KeyboardInterrupt):  # the latter before the first step, when there is nothing to save
+                batches = objective.batches
+                console.print(
+                    f"{run.path}: {objective.steps} steps of {objective.units_per_step:,} {objective.unit} "
+                    f"({batches.processes} x {batches.micro_batch} x {batches.accumulation} accumulated), "
+                    f"{parameters:,} parameters, on {_device_name(world)}"
+                )
+                for note in start.notes:
+                    console.print(note)
+                console.print("setting up the optimizer and validating before the first step ...")
+            loop = Loop(objective, recipe, run, world, console)
+            is_deterministic = recipe.train.deterministic
+            with (  # the settings are restored for the samples at the end
+                _named_rank(world),
+                deterministic(is_deterministic),
+                prefer_attention_kernels(world.device, is_deterministic),
+            ):
+                loop.train()
+            with world.together():
+                if world.is_main:
+                    _finish(run, loop, _peak_memory(run, world))
+    except (Interrupted, KeyboardInterrupt):
         with suppress(OSError):
             report(status="interrupted", peak_memory=_peak_memory(run, world))
         raise

@@ -1,4 +1,4 @@
-"""Signals before the first step, signals to those who read for a run, and a reader of its log who goes away."""
+"""Signals when there is nothing to save, signals to those who read for a run, and a reader of its log who goes away."""
 
 import os
 import signal
@@ -9,16 +9,13 @@ import pytest
 from support import HANG, start_process
 
 from lapcli.runtime.errors import Interrupted
-from lapcli.runtime.signals import interruptible_imports, stop_before_the_first_step, stop_on_signal
+from lapcli.runtime.signals import interruptible_imports, stop_at_once, stop_on_signal
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])
-def test_a_signal_before_the_first_step_ends_the_command_in_order(number):
+def test_a_signal_with_nothing_to_save_ends_the_command_in_order(number):
     before = signal.getsignal(number)
-    with (
-        pytest.raises(Interrupted, match=f"stopped by {number.name} before the first step"),
-        stop_before_the_first_step(),
-    ):
+    with pytest.raises(Interrupted, match=f"stopped by {number.name}; what was saved is kept"), stop_at_once():
         os.kill(os.getpid(), number)
     assert signal.getsignal(number) is before
 

@@ -143,6 +143,40 @@ def test_a_signal_while_validating_loses_nothing(uninterrupted, tmp_path, shared
     assert numbers(tmp_path) == numbers(reference)
 
 
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])
+@pytest.mark.parametrize("where", ["Optimizers.__init__", "Loop._resume", "LanguageModel.finish"])
+def test_a_signal_before_the_first_step_or_after_the_last_exits_with_75(
+    uninterrupted, tmp_path, shared_cache, where, number
+):
+    recipe, reference = uninterrupted
+    assert exit_code(start_child(recipe, tmp_path, shared_cache, _ask_to_stop_in, where, number)) == 75
+    assert f"stopped by {number.name}" in (tmp_path / LOG).read_text()
+    if where == "LanguageModel.finish":
+        info = json.loads((tmp_path / "run" / "run.json").read_text())
+        assert (info["status"], info["step"]) == ("interrupted", STEPS)
+    else:
+        assert not (tmp_path / "run").exists()
+    assert exit_code(start_child(recipe, tmp_path, shared_cache)) == 0
+    assert_same_bits(final_state(tmp_path), final_state(reference))
+    assert numbers(tmp_path) == numbers(reference)
+
+
+def _ask_to_stop_in(where, number):
+    from lapcli.objectives.language_model import LanguageModel
+    from lapcli.training.loop import Loop
+    from lapcli.training.optimizers import Optimizers
+
+    name, _, method = where.partition(".")
+    patched = {"Optimizers": Optimizers, "Loop": Loop, "LanguageModel": LanguageModel}[name]
+    before = getattr(patched, method)
+
+    def asked(self, *arguments):
+        os.kill(os.getpid(), number)
+        return before(self, *arguments)
+
+    setattr(patched, method, asked)
+
+
 def _ask_to_stop_in_validation(times):
     from lapcli.objectives.language_model import LanguageModel
 
