@@ -21,7 +21,7 @@ from lapcli.runs import Run
 from lapcli.runtime.errors import DataError, LapError
 from lapcli.runtime.files import append, flush_to_disk, open_to_read, read_bytes, truncate
 
-_TAIL = 8192  # bytes, enough for the last lines of a file
+_TAIL = 8192  # bytes, enough for the last lines of a file unless a validation has a number for each head
 _REMEDY = "restore it from a backup, or remove it to do without the record of the steps so far"
 Record = dict[str, Any]  # {"bytes": 1157, "sha256": "..."}
 
@@ -161,11 +161,16 @@ def last_step_metrics(path: Path) -> dict[str, Any]:
     """Return the last complete line of a training step, {} if there is none, without reading the whole file."""
     try:
         with open_to_read(path) as file:
-            file.seek(max(0, path.stat().st_size - _TAIL))
-            lines = parse_metrics(file.read())  # the first line may be cut, and is dropped
+            size, tail = path.stat().st_size, _TAIL
+            while True:
+                file.seek(max(0, size - tail))
+                lines = parse_metrics(file.read())  # the first line may be cut, and is dropped
+                last: dict[str, Any] = next((line for line in reversed(lines) if "loss" in line), {})
+                if last or tail >= size:
+                    return last
+                tail *= 8
     except OSError:
         return {}
-    return next((line for line in reversed(lines) if "loss" in line), {})
 
 
 def metrics_of(run: Run) -> list[dict[str, Any]]:

@@ -9,7 +9,7 @@ from lapcli.objectives.language_model import LanguageModel
 from lapcli.runtime.errors import DataError
 from lapcli.runtime.ranks import World
 from lapcli.training import checkpoint
-from lapcli.training.metrics import MetricsLog, StepClock, read_metrics, without_times
+from lapcli.training.metrics import MetricsLog, StepClock, last_step_metrics, read_metrics, without_times
 from lapcli.training.optimizers import Optimizers
 
 
@@ -41,6 +41,11 @@ def test_lines_beyond_the_records_do_not_count(log):
     """A process that was killed wrote them; nothing says what they were."""
     assert [line["step"] for line in MetricsLog(log.path).read_until(5, [log.third])] == [1, 2, 3]
     assert [line["step"] for line in MetricsLog(log.path).read_until(5, [log.third, log.record()])] == [1, 2, 3, 4, 5]
+
+
+def test_the_last_step_is_found_before_a_long_validation(log):
+    log.append({"step": 5, **{f"smoothing_mix_alpha_layer_{n // 16}_head_{n % 16}": 0.5 for n in range(24 * 16)}})
+    assert last_step_metrics(log.path) == {"step": 5, "loss": 0.2}
 
 
 def test_a_file_of_version_0_1_has_no_records(log):
