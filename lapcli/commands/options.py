@@ -191,7 +191,7 @@ def init_from(source: str | None, weights: Path | None, section: str = "train") 
     if source is None:
         return []
     given = {"source": source, **({} if weights is None else {"weights": str(weights)})}
-    return [f"{section}.init_from={json.dumps(given)}"]
+    return [f"{section}.init_from={json.dumps(given, ensure_ascii=False)}"]
 
 
 def overrides(set_: list[str] | None, data: Path | None) -> list[str]:

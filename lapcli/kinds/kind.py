@@ -212,7 +212,8 @@ class Kind(ABC):
     def load_with_data(self, path: Path, overrides: Sequence[str], data: Path) -> AnyRecipe:
         """Load the recipe with a local file or folder instead of its own source."""
         # A local copy has the hub's files but not its revisions.
-        return load_recipe(path, [*overrides, f"data.train={json.dumps(str(data))}", "data.revision=null"])
+        local = [f"data.train={json.dumps(str(data), ensure_ascii=False)}", "data.revision=null"]
+        return load_recipe(path, [*overrides, *local])
 
     def run_recipes(self, recipe: Any, runs_dir: Path, run: str | None) -> dict[str, BaseRecipe]:
         """Return the recipes of the runs that a recipe file results in, by stage; the first stage starts from `run`."""

@@ -21,6 +21,7 @@ MAX_DEPTH = 20
 _MAX_VALUES = 10_000  # aliases count as the values they refer to
 _MAX_BYTES = 2**20
 _QUOTED = 60  # characters of a user's value that a message repeats
+_SURROGATE = "holds a lone surrogate (an escape, or a name that is not UTF-8)"
 _PRINTED = 50  # a list of ten thousand wrong items is one mistake, not ten thousand lines
 
 
@@ -184,7 +185,9 @@ def read_text(text: str, where: Callable[[int], str], under: tuple[str, ...] = (
         raise Unreadable(Problem(where(line), "", f"is not YAML: {_without_quotes(error)}")) from None
     except yaml.reader.ReaderError as error:
         line = text.count("\n", 0, error.position) + 1
-        raise Unreadable(Problem(where(line), "", "is not YAML: there is a control character; remove it")) from None
+        is_surrogate = "\ud800" <= text[error.position] <= "\udfff"
+        reason = _SURROGATE if is_surrogate else "is not YAML: there is a control character; remove it"
+        raise Unreadable(Problem(where(line), "", reason)) from None
     except (yaml.YAMLError, ValueError, OverflowError):
         # PyYAML lets these through for impossible escapes ("\UFFFFFFFF") and version numbers.
         raise Unreadable(Problem(where(builder.line), "", "is not YAML: an escape or a directive is wrong")) from None
@@ -275,7 +278,7 @@ class _Builder:
         if isinstance(event, yaml.ScalarEvent):
             # A lone surrogate ("\ud800") cannot be printed or saved again.
             if any("\ud800" <= c <= "\udfff" for c in event.value):
-                raise self._stop(event, "holds a lone surrogate (an escape, or a name that is not UTF-8)")
+                raise self._stop(event, _SURROGATE)
             return read_plain(event.value) if event.style is None else event.value
         if isinstance(event, yaml.SequenceStartEvent):
             items: list[Node] = []
