@@ -34,7 +34,7 @@ from lapcli.commands import (
 from lapcli.commands.completion import join_words_of_bash
 from lapcli.commands.options import RecipeCommand, RunCommand, RunsCommand
 from lapcli.runtime.environment import is_main_process, launcher, sleep_while_waiting
-from lapcli.runtime.errors import ExitCode, Interrupted, LapError, UsageError, from_os_error, is_lost_peer
+from lapcli.runtime.errors import STOPPED, ExitCode, Interrupted, LapError, UsageError, from_os_error, is_lost_peer
 from lapcli.runtime.signals import interruptible_imports
 from lapcli.runtime.tables import wrapped_message
 
@@ -121,9 +121,6 @@ app.command("import", epilog=import_.EXAMPLES)(import_.import_)
 #: New objects until Python's garbage collector looks for cycles. Imports create a million objects that stay, and
 #: collecting every 700 takes a seventh of the start; a training step leaves no cycles at all.
 COLLECT_EVERY = 50_000
-
-
-STOPPED = "lap: stopped; what was saved is kept, run the same command to resume"
 
 
 def main() -> None:

@@ -44,7 +44,7 @@ def measure_accuracy(
     *,
     workers: int = 0,
     pads: bool = False,
-    is_interrupted: Callable[[], bool] | None = None,
+    stop_if_asked: Callable[[], None] | None = None,
 ) -> Accuracy:
     """Measure the accuracy with each image counted once over all processes; the model's mode is restored.
 
@@ -66,9 +66,9 @@ def measure_accuracy(
     correct = dict.fromkeys(TOP, 0.0)
     try:
         for turn in range(len(shares)):
-            if is_interrupted is not None:
+            if stop_if_asked is not None:
                 # Called for its exception. A collective: every rank calls it in every turn, even with an empty share.
-                is_interrupted()
+                stop_if_asked()
             images_BCHW, labels_B = loader.batch(turn, 0)
             # The last share of some ranks is empty; nothing below is a collective, so they may skip it.
             if not len(labels_B):

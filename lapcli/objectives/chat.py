@@ -146,7 +146,7 @@ class Chat:
         pass
 
     @torch.no_grad()
-    def validate(self, is_interrupted: Callable[[], bool]) -> dict[str, float]:
+    def validate(self, stop_if_asked: Callable[[], None]) -> dict[str, float]:
         """Measure the loss on held-out rows, weighted as in training; for packed stages also bits per byte."""
         if self._held_out is None:
             return self._smoothing() if self._recipe.validation.smoothing else {}
@@ -157,7 +157,7 @@ class Chat:
         nats = targets = means = groups = counted_nats = counted_bytes = 0.0
         # The recipe's micro-batch, not the plan's: the groups that are averaged do not depend on the processes.
         for share in self._world.shares(count, self._recipe.train.micro_batch):
-            is_interrupted()  # a collective, so also with an empty share
+            stop_if_asked()  # a collective, so also with an empty share
             if not share:
                 continue
             tokens_BT, targets_BT = to_device(self._held_out.items(share.start, len(share)), self._world.device)

@@ -158,7 +158,7 @@ class Classification:
     def after_step(self, step: int) -> None:
         pass
 
-    def validate(self, is_interrupted: Callable[[], bool]) -> dict[str, float]:
+    def validate(self, stop_if_asked: Callable[[], None]) -> dict[str, float]:
         size = self._recipe.validation.batch or self._recipe.train.micro_batch
         with self._policy.autocast():
             accuracy = measure_accuracy(
@@ -170,7 +170,7 @@ class Classification:
                 size,
                 workers=self._loader.workers,
                 pads=self._policy.compiles,
-                is_interrupted=is_interrupted,
+                stop_if_asked=stop_if_asked,
             )
         values = {
             "validation_loss": accuracy.loss,

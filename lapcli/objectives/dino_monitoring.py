@@ -41,13 +41,13 @@ def neighbour_accuracy(
     *,
     workers: int = 0,
     pads: bool = False,
-    is_interrupted: Callable[[], bool] | None = None,
+    stop_if_asked: Callable[[], None] | None = None,
 ) -> float:
     """Return the accuracy on held-out images, by a vote of their neighbours weighted by similarity."""
     section = recipe.validation
     keys, queries = _spread(data.train, section.train_images), _spread(data.validation, section.images)
     keys_NC, queries_QC = (
-        class_tokens(backbone, part, recipe, world, workers=workers, pads=pads, is_interrupted=is_interrupted)
+        class_tokens(backbone, part, recipe, world, workers=workers, pads=pads, stop_if_asked=stop_if_asked)
         for part in (keys, queries)
     )
     labels_N, labels_Q = (torch.from_numpy(part.labels).to(world.device) for part in (keys, queries))
@@ -65,7 +65,7 @@ def class_tokens(
     *,
     workers: int = 0,
     pads: bool = False,
-    is_interrupted: Callable[[], bool] | None = None,
+    stop_if_asked: Callable[[], None] | None = None,
 ) -> Tensor:
     """Return the class tokens of all images on every process; each computes a share of them.
 
@@ -84,8 +84,8 @@ def class_tokens(
     )
     try:
         for turn, rows in enumerate(shares):
-            if is_interrupted is not None:
-                is_interrupted()
+            if stop_if_asked is not None:
+                stop_if_asked()
             images_BCHW, _ = loader.batch(turn, 0)
             if not rows:
                 continue

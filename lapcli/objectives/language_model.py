@@ -160,11 +160,11 @@ class LanguageModel:
         pass
 
     @torch.no_grad()
-    def validate(self, is_interrupted: Callable[[], bool]) -> dict[str, float]:
+    def validate(self, stop_if_asked: Callable[[], None]) -> dict[str, float]:
         """Measure the loss and bits per byte: nats / ln 2 / the raw bytes of the targets (special tokens have none)."""
         nats = targets = counted_nats = counted_bytes = 0.0
         for share in self._world.shares(self._validation_sequences, self.batches.micro_batch):
-            is_interrupted()  # a collective, so also with an empty share
+            stop_if_asked()  # a collective, so also with an empty share
             if not share:
                 continue
             sequences = self._validation.sequences(0, share.start, len(share))

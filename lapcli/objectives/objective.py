@@ -105,8 +105,8 @@ class Objective(Protocol):
 
     def after_step(self, step: int) -> None: ...
 
-    def validate(self, is_interrupted: Callable[[], bool]) -> dict[str, float]:
-        """Return metrics, the same on every rank; call `is_interrupted`, which may raise, equally often on each."""
+    def validate(self, stop_if_asked: Callable[[], None]) -> dict[str, float]:
+        """Return metrics, the same on every rank; call `stop_if_asked`, which raises to stop, equally often on each."""
 
     def describe_batch(self, step: int) -> str: ...
 

@@ -230,7 +230,7 @@ class SelfSupervised:
         self._has_collapsed = warning is not None
         return warning if is_new else None
 
-    def validate(self, is_interrupted: Callable[[], bool]) -> dict[str, float]:
+    def validate(self, stop_if_asked: Callable[[], None]) -> dict[str, float]:
         with self._policy.autocast():
             accuracy = neighbour_accuracy(
                 self.model.teacher.backbone,
@@ -239,7 +239,7 @@ class SelfSupervised:
                 self._world,
                 workers=self._loader.workers,
                 pads=self._policy.compiles,
-                is_interrupted=is_interrupted,
+                stop_if_asked=stop_if_asked,
             )
         values = {"validation_knn": accuracy}
         if self._recipe.validation.smoothing:

@@ -17,6 +17,10 @@ class ExitCode(IntEnum):
     INTERRUPTED = 75  # saved; the same command resumes (EX_TEMPFAIL, which batch systems requeue on)
 
 
+#: What a command says when Ctrl-C or a second SIGTERM ends it at once.
+STOPPED = "lap: stopped; what was saved is kept, run the same command to resume"
+
+
 class LapError(Exception):
     """Something failed while running: a full disk, a diverged loss, a dead rank."""
 

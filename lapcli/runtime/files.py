@@ -1,8 +1,9 @@
 """Every write of the package is atomic: a reader, or a second start after a kill, sees either the old content or the
 new. Locks end with the process that holds them.
 
-A file is written under a temporary name `.NAME.PID`, which stays locked while it is being written. A process that is
-killed leaves it behind unlocked, and `remove_leftovers` removes it.
+A file is written under a temporary name `.NAME.THREAD.PID`, which stays locked while it is being written, unless a
+library replaces it by a file of its own. A process that is killed leaves it behind unlocked, and `remove_leftovers`
+removes it.
 """
 
 import contextlib

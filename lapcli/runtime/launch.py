@@ -25,7 +25,7 @@ from typing import Any
 
 from lapcli.runtime.devices import NO_AMX
 from lapcli.runtime.environment import LAUNCHER, inside_torchrun
-from lapcli.runtime.errors import ExitCode, LapError, UsageError
+from lapcli.runtime.errors import STOPPED, ExitCode, LapError, UsageError
 from lapcli.runtime.machine import usable_cores
 from lapcli.runtime.signals import SecondRequest, handled
 
@@ -175,7 +175,7 @@ def _end_at_once() -> None:
         if parent == os.getpid():
             with suppress(ProcessLookupError, PermissionError):
                 os.killpg(pid, signal.SIGKILL)  # every rank leads a session, which its data workers belong to
-    print("lap: stopped; what was saved is kept, run the same command to resume", file=sys.stderr, flush=True)
+    print(STOPPED, file=sys.stderr, flush=True)
     os._exit(ExitCode.STOPPED)
 
 

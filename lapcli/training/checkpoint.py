@@ -41,7 +41,7 @@ from lapcli.runtime.files import (
 if TYPE_CHECKING:
     from lapcli.training.optimizers import Optimizers
 
-
+MODEL, OPTIMIZER, STATE = "model.safetensors", "optimizer.safetensors", "state.json"
 FLOATS = (torch.float32, torch.bfloat16, torch.float16)
 REMEDY = "restore the file, or move its checkpoint away to use the one before it"
 _NAME = re.compile(r"step-(\d{6,})")
@@ -334,6 +334,3 @@ def _shown(tensor: Tensor) -> str:
 
 def _name_of(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
-
-
-MODEL, OPTIMIZER, STATE = "model.safetensors", "optimizer.safetensors", "state.json"

@@ -139,18 +139,17 @@ class Loop:
         if not due or self.step in self.validated:
             return
 
-        def is_interrupted() -> bool:
+        def stop_if_asked() -> None:
             # A collective: a signal to one rank stops all of them at the same batch of the validation.
             if self.world.any(bool(stop)):
                 if self.saved_step != self.step:
                     self._save()
                 raise self._interrupted(stop)
-            return False
 
         if self.objective.best_metric and self.step and self.saved_step != self.step:
             self._save()  # the best weights can only be kept if they are saved
         with self.clock.between_steps("validating"):
-            values = self.objective.validate(is_interrupted)
+            values = self.objective.validate(stop_if_asked)
         self.validated[self.step] = values
         times = self.clock.since_last_line()
         if self.world.is_main:
@@ -171,12 +170,8 @@ class Loop:
         return max(sorted(values), key=lambda step: values[step]) if values else None
 
     def _save(self) -> None:
-        with self.clock.between_steps("saving"):
-            self._save_together()
-
-    def _save_together(self) -> None:
         """Save on rank 0; the others wait, so that none of them runs ahead of a save that fails."""
-        with self.world.together():
+        with self.clock.between_steps("saving"), self.world.together():
             if self.world.is_main:
                 self._write()
         self.saved_step = self.step

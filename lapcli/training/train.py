@@ -1,7 +1,7 @@
 """From a recipe to a finished run: opens the run directory, builds the objective, trains, and writes the results."""
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Protocol
@@ -115,8 +115,12 @@ def _refuse_other_recipes(world: World, recipe: BaseRecipe) -> None:
 
 def _train(kind: StartableKind, recipe: BaseRecipe, run: Run, world: World, console: LogConsole) -> None:
     _set_threads(recipe, run, world)
-    report = run.update if world.is_main else _nothing
     objective: Objective | None = None
+
+    def report(**changes: Any) -> None:
+        if world.is_main:
+            run.update(**changes)
+
     try:
         with stop_at_once():  # before the first step and after the last
             plugins = _current_plugins(recipe, run, console if world.is_main else None)
@@ -296,6 +300,3 @@ def _peak_memory(run: Run, world: World) -> int | None:
     current = torch.cuda.max_memory_allocated(world.device) if world.device.type == "cuda" else peak_memory()
     known = [value for value in (current, run.info.get("peak_memory")) if value]
     return max(known, default=None)
-
-
-_nothing: Callable[..., None] = lambda **changes: None  # noqa: E731

@@ -126,11 +126,11 @@ def test_a_failure_of_the_last_validation_comes_after_the_save(kinds, tmp_path, 
     validate = LanguageModel.validate
     calls = []
 
-    def failing(self, is_interrupted):
+    def failing(self, stop_if_asked):
         calls.append(0)
         if len(calls) == 2:
             raise RuntimeError("out of memory")
-        return validate(self, is_interrupted)
+        return validate(self, stop_if_asked)
 
     monkeypatch.setattr(LanguageModel, "validate", failing)
     recipe = kinds["language_model"](**STEPS)

@@ -183,12 +183,12 @@ def _ask_to_stop_in_validation(times):
     before = LanguageModel.validate
     done = 0
 
-    def validate(self, is_interrupted):
+    def validate(self, stop_if_asked):
         nonlocal done
         done += 1
         if done == times:
             os.kill(os.getpid(), signal.SIGTERM)
-        return before(self, is_interrupted)
+        return before(self, stop_if_asked)
 
     LanguageModel.validate = validate
 

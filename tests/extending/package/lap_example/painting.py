@@ -116,11 +116,11 @@ class Painting:
         pass
 
     @torch.no_grad()
-    def validate(self, is_interrupted: Callable[[], bool]) -> dict[str, float]:
+    def validate(self, stop_if_asked: Callable[[], None]) -> dict[str, float]:
         count, size, world = len(self._data.validation), self.batches.micro_batch, self._world
         total = seen = 0.0
         for first in range(0, count, size * world.size):
-            is_interrupted()
+            stop_if_asked()
             start = first + world.rank * size
             examples = [Example(0, index, 0) for index in range(start, min(count, start + size))]
             if examples:
