@@ -3,6 +3,7 @@
 import ctypes
 import json
 import os
+import shlex
 import shutil
 import subprocess
 import sys
@@ -270,7 +271,10 @@ def test_a_working_directory_that_was_deleted(tmp_path):
 
 def test_brackets_in_a_path_are_printed_as_they_are(tmp_path, capsys):
     """rich would take [old] for a style, and [/b] for the end of one that never began."""
-    recipe, runs = write_recipe(tmp_path, train={"steps": 2}), tmp_path / "[old]" / "a[" / "b]"
-    code, _, err = run_main(capsys, "train", str(recipe), "--runs-dir", str(runs))
+    recipe, runs = write_recipe(tmp_path, train={"steps": 2}), tmp_path / "[old] runs" / "a[" / "b]"
+    code, out, err = run_main(capsys, "train", str(recipe), "--runs-dir", str(runs))
     assert (code, "Traceback" in err) == (0, False), err
     assert f"{runs}/tiny: 2 steps of" in err
+    commands = [shlex.split(line) for line in out.partition("Next:")[2].splitlines() if line.startswith("  lap ")]
+    assert [words[words.index("--runs-dir") + 1] for words in commands] == [str(runs)] * 2
+    assert commands[-1][2] == f"{runs}/tiny/recipe.yaml"

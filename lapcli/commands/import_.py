@@ -51,7 +51,7 @@ def import_(
         f"  {run.recipe.objective}, {model.layers} layers of width {model.width}, {model.heads} heads, "
         f"laplacian_heads {model.head_plan()}, rotary tables in bf16"
     )
-    folder = "" if where == default_runs_dir() else f" --runs-dir {where}"
+    folder = options.runs_dir_option(where)
     is_chat = run.recipe.objective == "chat"
     following = f"chat --run {run.name}" if is_chat else f"sample --run {run.name} --prompt 'Once upon a time'"
     print(f"\nNext:\n  lap {following}{folder}\n  lap analyze all --run {run.name} --data FILE{folder}")

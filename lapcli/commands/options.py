@@ -3,6 +3,7 @@ sizes and ages, and the question before a removal."""
 
 import json
 import re
+import shlex
 import sys
 from collections.abc import Sequence
 from enum import StrEnum
@@ -14,6 +15,7 @@ from typer.core import TyperCommand
 from typer.exceptions import TyperException
 
 from lapcli.commands import completion
+from lapcli.runtime.environment import runs_dir as default_runs_dir
 from lapcli.runtime.errors import UsageError
 from lapcli.runtime.tables import fitted
 
@@ -204,6 +206,11 @@ def overrides(set_: list[str] | None, data: Path | None) -> list[str]:
     # A local copy has the hub's files but not its revisions.
     local = [] if data is None else [f"data.train={json.dumps(str(data), ensure_ascii=False)}", "data.revision=null"]
     return [*(set_ or []), *local]
+
+
+def runs_dir_option(folder: Path) -> str:
+    """Return ` --runs-dir FOLDER` for a command to try next; empty for the folder that it reads anyway."""
+    return "" if folder == default_runs_dir() else f" --runs-dir {shlex.quote(str(folder))}"
 
 
 def table(headers: Sequence[str], rows: Sequence[Sequence[str]], width: int | None = None) -> str:

@@ -130,7 +130,6 @@ def _name_of(start: "Run | InitFrom") -> str:
 
 
 def _print_counts(recipe: "ChatRecipe", as_json: bool) -> None:
-
     from lapcli.data.chat.mixture import count_stages
 
     counts = count_stages(recipe)
@@ -141,7 +140,6 @@ def _print_counts(recipe: "ChatRecipe", as_json: bool) -> None:
 
 
 def _print_result(runs: "list[Run]", as_json: bool) -> None:
-
     from lapcli.runs import read_summary
 
     for run in runs:
@@ -154,4 +152,4 @@ def _print_result(runs: "list[Run]", as_json: bool) -> None:
         for line in summary_lines(read_summary(run)):
             print(line)
     print("\nNext:")
-    print(f"  lap chat --run {runs[-1].name}")
+    print(f"  lap chat --run {runs[-1].name}{options.runs_dir_option(runs[-1].path.parent)}")

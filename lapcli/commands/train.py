@@ -2,6 +2,7 @@
 
 import json
 import os
+import shlex
 import sys
 from typing import TYPE_CHECKING
 
@@ -129,12 +130,13 @@ def _print_result(run: "Run", as_json: bool) -> None:
     print(f"\n{run.path} is finished: {run.info['step']:,} steps, weights sha256 {weights}")
     for line in summary_lines(summary):
         print(line)
-    where = "" if run.path.parent == default_runs_dir() else f" --runs-dir {run.path.parent}"
+    where = options.runs_dir_option(run.path.parent)
+    quoted = shlex.quote(str(run.path))
     baseline = f"--set model.laplacian_heads=0 --name {run.name}-0L{where}"
     following = {
         f"lap analyze all --run {run.name}{where}": "the paper's measurements and figures of its tokens",
-        f"cat {run.path}/metrics.jsonl": "loss and learning rate of every step",
-        f"lap train {run.path}/recipe.yaml {baseline}": "the baseline",
+        f"cat {quoted}/metrics.jsonl": "loss and learning rate of every step",
+        f"lap train {quoted}/recipe.yaml {baseline}": "the baseline",
     }
     if run.recipe.objective == "chat":  # a stage inherits its heads, so that it has no baseline to suggest
         following = {f"lap chat --run {run.name}{where}": "ask it something"}
