@@ -118,7 +118,7 @@ def _check_plugins_of(path: "Path") -> None:
 
 
 def _print_result(run: "Run", as_json: bool) -> None:
-    """Print the scores, a sample, the folder of the run and what to try next."""
+    """Print the scores, the samples, the folder of the run and what to try next."""
     from lapcli.runs import read_summary
 
     summary = read_summary(run)
@@ -130,22 +130,29 @@ def _print_result(run: "Run", as_json: bool) -> None:
     print(f"\n{run.path} is finished: {run.info['step']:,} steps, weights sha256 {weights}")
     for line in summary_lines(summary):
         print(line)
-    where = options.runs_dir_option(run.path.parent)
-    quoted = shlex.quote(str(run.path))
-    baseline = f"--set model.laplacian_heads=0 --name {run.name}-0L{where}"
-    following = {
-        f"lap analyze all --run {run.name}{where}": "the paper's measurements and figures of its tokens",
-        f"cat {quoted}/metrics.jsonl": "loss and learning rate of every step",
-        f"lap train {quoted}/recipe.yaml {baseline}": "the baseline",
-    }
+    print("\nNext:")
+    for command, what in _next_commands(run, summary).items():
+        print(f"  {command}\n      {what}")
+
+
+def _next_commands(run: "Run", summary: dict) -> dict[str, str]:
+    """Return commands to try next, each with what it gives."""
+    from lapcli.recipe.schema import TransformerModel
+
+    where, folder = options.runs_dir_option(run.path.parent), shlex.quote(str(run.path))
     if run.recipe.objective == "chat":  # a stage inherits its heads, so that it has no baseline to suggest
-        following = {f"lap chat --run {run.name}{where}": "ask it something"}
+        return {f"lap chat --run {run.name}{where}": "ask it something"}
+    commands = {}
     if "best_step" in summary:
         what = f"accuracy with its interval; --checkpoint best: step {summary['best_step']}"
-        following = {f"lap eval --run {run.name}{where}": what, **following}
-    print("\nNext:")
-    for command, what in following.items():
-        print(f"  {command}\n      {what}")
+        commands[f"lap eval --run {run.name}{where}"] = what
+    commands[f"lap analyze all --run {run.name}{where}"] = "the paper's measurements and figures of its tokens"
+    commands[f"cat {folder}/metrics.jsonl"] = "loss and learning rate of every step"
+    model = getattr(run.recipe, "model", None)
+    if isinstance(model, TransformerModel) and model.head_plan().counts():
+        plain = "model.laplacian_heads=0" if model.operators is None else "model.operators=null"
+        commands[f"lap train {folder}/recipe.yaml --set {plain} --name {run.name}-0L{where}"] = "the baseline"
+    return commands
 
 
 def print_missing_parts(run: "Run") -> None:
