@@ -285,8 +285,9 @@ def named_run(runs_dir: Path, name: str) -> Run:
     path = Path(name) if (Path(name) / INFO).is_file() else runs_dir / name
     if not path.is_dir():
         raise unknown_run(runs_dir, name)
-    run = read_run(path)
-    clean_up(path)  # only now: a folder that is not a run is not ours to clean up
+    run = read_run(path)  # first: a folder that is not a run is not ours to clean up
+    if run.status != "running":  # the lock of one that another machine trains may be invisible here
+        clean_up(path)
     return run
 
 

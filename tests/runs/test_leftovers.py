@@ -70,7 +70,17 @@ def test_checkpoints_on_their_way_belong_to_who_trains_the_run(recipe, tmp_path,
     assert not (run.checkpoints / leftover).exists()
 
 
-def test_a_reader_leaves_the_files_of_a_save_alone(recipe, tmp_path, monkeypatch):
+def test_checkpoints_of_a_run_on_another_machine_are_left_alone(recipe, tmp_path):
+    """Its lock may be invisible here, as on NFS with local locks."""
+    run = open_run(tmp_path / "runs", "run", recipe)
+    run.update(host="another-machine")
+    unlock(run)
+    (run.checkpoints / ".writing-step-000003").mkdir(parents=True)
+    assert named_run(tmp_path / "runs", "run").status == "running"
+    assert (run.checkpoints / ".writing-step-000003").is_dir()
+
+
+def test_a_reader_leaves_the_files_of_a_save_and_of_an_export_alone(recipe, tmp_path, monkeypatch):
     """safetensors replaces the temporary file by one of its own, which has no lock."""
     sort_metadata = checkpoint._sort_metadata
 
@@ -79,7 +89,13 @@ def test_a_reader_leaves_the_files_of_a_save_alone(recipe, tmp_path, monkeypatch
         sort_metadata(path)
 
     monkeypatch.setattr(checkpoint, "_sort_metadata", read_meanwhile)
-    assert train_here(recipe, tmp_path / "runs").is_finished
+    run = train_here(recipe, tmp_path / "runs")
+    assert run.is_finished
+    file = run.path / "export" / ".writing-timm-1" / f".model.safetensors.1.{os.getpid()}"
+    file.parent.mkdir(parents=True)
+    file.write_text("")
+    named_run(tmp_path / "runs", "run")
+    assert file.exists()
 
 
 @pytest.mark.parametrize("mask", [0o022, 0o027, 0o077])
