@@ -25,6 +25,7 @@ from lapcli.recipe.reading import (
     plain,
     quoted,
     read_file,
+    read_plain,
     read_text,
 )
 from lapcli.recipe.schema import AnyRecipe, BaseRecipe
@@ -110,9 +111,13 @@ def _place(root: Node, key: str) -> str:
 
 def _with_lengths(overrides: Sequence[str]) -> list[str]:
     """Unset a recipe's steps if epochs are set on the command line, since steps take precedence."""
-    keys = {text.split("=", 1)[0].strip() for text in overrides}
-    lengths = [key.removesuffix("epochs") for key in keys if key == "train.epochs" or key.endswith(".train.epochs")]
-    return [*(f"{section}steps=null" for section in lengths if f"{section}steps" not in keys), *overrides]
+    given = {key.strip(): value.strip() for key, _, value in (text.partition("=") for text in overrides)}
+    lengths = [
+        key.removesuffix("epochs")
+        for key, value in given.items()
+        if f".{key}".endswith(".train.epochs") and read_plain(value) is not None
+    ]
+    return [*(f"{section}steps=null" for section in lengths if f"{section}steps" not in given), *overrides]
 
 
 def recipe_from_dict(values: Mapping[str, Any], source: str = "the recipe") -> AnyRecipe:

@@ -221,6 +221,11 @@ def lines_of(path: str, *overrides: str) -> list[str]:
     return str(caught.value).splitlines()
 
 
+def test_epochs_that_are_unset_on_the_command_line_leave_the_recipes_steps():
+    train = load_recipe(ROOT / "recipes" / "quickstart.yaml", ["train.epochs=null"]).train
+    assert (train.steps, train.epochs) == (160, None)
+
+
 def test_a_chain_merges_mappings_and_replaces_the_rest(folder: Path, valid: str) -> None:
     (folder / "bases").mkdir()
     (folder / "bases" / "base.yaml").write_text(valid)
