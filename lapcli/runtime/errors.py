@@ -6,13 +6,11 @@ from enum import IntEnum
 
 
 class ExitCode(IntEnum):
-    """Exit codes of `lap`, beside 0 (done) and 1 (failed)."""
-
     DONE = 0
     FAILED = 1
     USAGE = 2  # wrong usage, recipe or data
     WILL_NOT_FIT = 3
-    STOPPED = 130  # at once, by Ctrl-C or a second SIGTERM: 128 + SIGINT, as of shells and of typer
+    STOPPED = 130  # at once, by Ctrl-C or a second SIGTERM: 128 + SIGINT, as in shells and typer
     LOST_PEER = 76  # from a rank to its launcher: another rank is gone, and that one reports the reason if it can
     INTERRUPTED = 75  # saved; the same command resumes (EX_TEMPFAIL, which batch systems requeue on)
 
@@ -30,6 +28,12 @@ class LapError(Exception):
 
 class Diverged(LapError):
     """The loss or its gradient is no longer finite; a search counts such a run as tried."""
+
+
+class Interrupted(LapError):
+    """A signal asked the run to stop; its state is saved."""
+
+    exit_code = ExitCode.INTERRUPTED
 
 
 class UsageError(LapError):
@@ -78,9 +82,3 @@ _GONE = ("Connection closed by peer", "Connection reset by peer", "remote proces
 def is_lost_peer(error: RuntimeError) -> bool:
     """Return whether a rank failed only because another did, which reports the reason; this one prints no traceback."""
     return int(os.environ.get("WORLD_SIZE", "1")) > 1 and any(words in str(error) for words in _GONE)
-
-
-class Interrupted(LapError):
-    """A signal asked the run to stop; its state is saved."""
-
-    exit_code = ExitCode.INTERRUPTED

@@ -17,7 +17,7 @@ import socket
 import subprocess
 import sys
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from types import FrameType
@@ -104,7 +104,7 @@ def launch(processes: Processes, arguments: list[str], device: str = "auto") -> 
     except SignalException:
         return ExitCode.INTERRUPTED
     except ChildFailedError as error:
-        return _explain(error)
+        return _explain(error.failures)
     except RendezvousError as error:
         reason = str(error.__cause__ or error).splitlines()[0]
         raise LapError(
@@ -194,7 +194,7 @@ def _torchrun_options(processes: Processes, device: str) -> list[str]:
     settings = f"read_timeout={SECONDS_TO_MEET}"
     if processes.node_rank is None:  # the machines number themselves, and find out who is the host by their names
         return [*options, f"--rdzv-conf={settings}"]
-    # Said explicitly: c10d would compare the endpoint with this machine's names, which misses secondary addresses, and
+    # Explicitly: c10d would compare the endpoint with this machine's names, which misses secondary addresses, and
     # then no machine opens the store.
     is_host = processes.node_rank == 0
     return [*options, f"--rdzv-conf={settings},is_host={int(is_host)}", *_own_address(processes.rdzv or "", is_host)]
@@ -214,9 +214,8 @@ def _own_address(rdzv: str, is_host: bool) -> list[str]:
         return []
 
 
-def _explain(error: object) -> int:
+def _explain(failures: Mapping[int, Any]) -> int:
     """Return the exit code for the rank that failed first; name a rank that was killed, which could not report it."""
-    failures: dict[int, Any] = error.failures  # type: ignore[attr-defined]
     # A rank that only lost its connection to the failed one prints nothing, so that the reason is the last line.
     causes = {rank: failure for rank, failure in failures.items() if failure.exitcode != ExitCode.LOST_PEER}
     rank, failure = min((causes or failures).items(), key=lambda item: item[1].timestamp)

@@ -21,7 +21,7 @@ from lapcli.runtime.signals import end_with_parent
 
 log = logging.getLogger(__name__)
 
-#: Of collectives. Long, since ranks wait in them for a first step that compiles, a save, and the preparation of data.
+#: Timeout of collectives. Long, since ranks wait in them for a first step that compiles, a save, and data to prepare.
 TIMEOUT = timedelta(minutes=30)
 
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 import yaml
 from support import TINY, Command, ranks, run_main, start_lap, tiny_recipe, train_here, wait_until, write_text
-from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
+from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 
 from lapcli.recipe import load_recipe
 from lapcli.runs import open_run
@@ -301,7 +301,7 @@ def test_a_rank_that_lost_another_leaves_the_last_word_to_it(capsys, monkeypatch
         failures = {rank: ProcessFailure(rank, 100 + rank, code, "none") for rank, code in enumerate(codes)}
         for rank, failure in failures.items():
             failure.timestamp = rank
-        return _explain(ChildFailedError("lap", failures)), capsys.readouterr().err
+        return _explain(failures), capsys.readouterr().err
 
     assert failed(ExitCode.LOST_PEER, ExitCode.USAGE) == (ExitCode.USAGE, "")
     assert failed(ExitCode.LOST_PEER, ExitCode.FAILED) == (ExitCode.FAILED, "")
