@@ -94,7 +94,8 @@ def launch(processes: Processes, arguments: list[str], device: str = "auto") -> 
     from torch.distributed.run import config_from_args, parse_args
 
     # The ranks report their error in one sentence; the agent's own report would bury it.
-    logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)
+    for name in ("torch.distributed.elastic", "torch.distributed.elastic.agent.server.api"):  # it has its own level
+        logging.getLogger(name).setLevel(logging.CRITICAL)
     try:
         with _environment(processes, device), _signals_passed_on():
             # Our own arguments come after: torchrun's parser would take `--nproc` for one of its options.

@@ -153,6 +153,7 @@ def test_launchers_and_ranks_that_die_stop_or_are_asked_to_stop(write_recipe, tm
     machines[1].send(signal.SIGTERM)  # one machine is asked, and all save
     stopped = [machine.result() for machine in machines]
     assert [result.returncode for result in stopped] == [75, 75], stopped
+    assert not any("torch/distributed/elastic" in result.stderr for result in stopped), stopped
     info = info_of(run)
     assert (info["status"], info["world_size"]) == ("interrupted", 2)
 
