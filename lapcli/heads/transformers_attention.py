@@ -13,6 +13,7 @@ Shapes: B batch, T tokens, C width, H heads, G key and value heads, S tokens in 
 """
 
 import inspect
+import json
 from functools import cache
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -57,6 +58,8 @@ def laplacianize(model: Model, laplacian_heads: HeadSpec | OperatorSpec) -> Mode
     model.__class__ = plain_model if plan.is_plain else _saved_with_plan(plain_model)
     keys = plan.recipe_keys()
     config.laplacian_heads = keys["operators"] or keys["laplacian_heads"]
+    if any(len(claims) > 1 for claims in plan.layers):
+        config.laplacian_heads = str(plan)  # as text: transformers sorts the keys of config.json, and their order counts
     return model
 
 
@@ -77,7 +80,7 @@ def load_laplacian(kind: type, folder: "str | Path", **options: Any) -> Any:
         raise ValueError(
             f"{folder} has no laplacian_heads in its config.json; it was not saved by a laplacianized model"
         )
-    return laplacianize(model, plan)
+    return laplacianize(model, json.loads(plan) if isinstance(plan, str) else plan)
 
 
 def _is_of_transformers(model: nn.Module) -> bool:

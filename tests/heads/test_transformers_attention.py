@@ -129,6 +129,19 @@ def test_saving_keeps_the_plan_and_a_plain_load_fails(tmp_path):
     assert (tmp_path / "plain" / "model.safetensors").exists()
 
 
+@torch.inference_mode()
+def test_saving_keeps_the_order_of_operators(tmp_path):
+    """transformers sorts the keys of config.json, and the operator that is named first gets the last heads."""
+    tokens = torch.randint(97, (2, 12), generator=torch.Generator().manual_seed(1))
+    model = laplacianize(built("llama"), [{"laplacian": 1, "exclusive": 2}, {}, {"exclusive": 1, "laplacian": 2}])
+    model.save_pretrained(tmp_path)
+    again = load_laplacian(transformers.LlamaForCausalLM, tmp_path).eval()
+    assert torch.equal(again(tokens).logits, model(tokens).logits)
+    again.save_pretrained(tmp_path / "again")
+    third = load_laplacian(transformers.LlamaForCausalLM, tmp_path / "again").eval()
+    assert torch.equal(third(tokens).logits, model(tokens).logits)
+
+
 @pytest.mark.parametrize("name", ["qwen3", "gpt2", "nanochat"])
 @torch.inference_mode()
 def test_every_family_is_saved_with_its_plan(name, tmp_path):
