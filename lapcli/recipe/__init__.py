@@ -2,7 +2,14 @@
 
 from lapcli.recipe.loading import RECIPES, find_recipe, load_recipe, recipe_from_dict, recipe_loader
 from lapcli.recipe.reading import Problem, RecipeError
-from lapcli.recipe.resolved import differing_keys, recipe_hash, recipe_to_dict, recipe_to_yaml, values_hash
+from lapcli.recipe.resolved import (
+    canonical_json,
+    differing_keys,
+    recipe_hash,
+    recipe_to_dict,
+    recipe_to_yaml,
+    values_hash,
+)
 from lapcli.recipe.schema import AnyRecipe, BaseRecipe
 
 __all__ = [
@@ -11,6 +18,7 @@ __all__ = [
     "BaseRecipe",
     "Problem",
     "RecipeError",
+    "canonical_json",
     "differing_keys",
     "find_recipe",
     "load_recipe",

@@ -44,8 +44,28 @@ def values_hash(text: str) -> str | None:
 
 
 def _sha256(values: Any) -> str:
-    canonical = json.dumps(values, sort_keys=True, separators=(",", ":"), allow_nan=False)
+    canonical = json.dumps(_in_order(values), separators=(",", ":"), allow_nan=False)
     return hashlib.sha256(canonical.encode()).hexdigest()
+
+
+def canonical_json(key: str, value: Any) -> str:
+    """Return the value of a dotted key as JSON, the same text for values that mean the same."""
+    return json.dumps(_in_order(value, key))
+
+
+def _in_order(value: Any, key: str = "") -> Any:
+    """Sort the keys of a value, except for operators: the one that is named first gets the last heads."""
+    if isinstance(value, Mapping):
+        is_ordered = _names_operators(key)
+        names = list(value) if is_ordered else sorted(value)
+        return {name: _in_order(value[name], "" if is_ordered else name) for name in names}
+    if isinstance(value, list):
+        return [_in_order(item, key) for item in value]
+    return value
+
+
+def _names_operators(key: str) -> bool:
+    return key.rpartition(".")[2] == "operators"
 
 
 def _hashed(value: Any) -> Any:
@@ -69,11 +89,16 @@ def _hashed(value: Any) -> Any:
 
 
 def differing_keys(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[tuple[str, Any, Any]]:
-    """Return (dotted key, old value, new value) for each key that differs; a missing key counts as null."""
+    """Return (dotted key, old value, new value) for each key that differs; a missing key counts as null.
+
+    Operators in another order differ too.
+    """
     return list(_differences("", old, new))
 
 
 def _differences(key: str, old: Any, new: Any) -> list[tuple[str, Any, Any]]:
+    if _names_operators(key) and old == new and canonical_json(key, old) != canonical_json(key, new):
+        return [(key, old, new)]
     if not (isinstance(old, Mapping | None) and isinstance(new, Mapping | None)) or (old is None and new is None):
         return [] if old == new else [(key, old, new)]
     old, new = old or {}, new or {}

@@ -14,6 +14,7 @@ from typing import Any
 
 from lapcli.heads.plan import head_plan, operator_plan
 from lapcli.kinds import KINDS
+from lapcli.recipe import canonical_json
 from lapcli.report.collect import RunResult
 from lapcli.runs import time_of
 from lapcli.runtime.errors import UsageError
@@ -147,7 +148,7 @@ def identity_of(run: RunResult, rows: Sequence[str] = (HEADS,)) -> dict[str, str
             # A stage inherits them. Kept, start.model.laplacian_heads would make a grid of every number of heads.
             if plain_key != key and plain_key.startswith(("model.", "tokenizer.")):
                 continue
-            run.identity[key] = json.dumps(value, sort_keys=True)
+            run.identity[key] = canonical_json(key, value)
         # Where the seed is part of the data's identity, as in chat mixtures, seeds could never be averaged.
         if not KINDS[run.objective].data_identity_has_seed and run.info.get("data_sha256"):
             run.identity[DATA] = json.dumps(str(run.info["data_sha256"])[:16])

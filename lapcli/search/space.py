@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 
 from lapcli.heads.operators import OPERATORS
 from lapcli.heads.plan import HeadPlan
-from lapcli.recipe import BaseRecipe, RecipeError, recipe_loader, recipe_to_dict
+from lapcli.recipe import BaseRecipe, RecipeError, canonical_json, recipe_loader, recipe_to_dict
 from lapcli.recipe.reading import Node, Problem, Unreadable, in_reading_order, plain, quoted, read_file
 from lapcli.recipe.schema import TransformerModel
 from lapcli.runtime.errors import UsageError
@@ -189,8 +189,8 @@ class Space:
             for part in domain.key.split("."):
                 own = own.get(part) if isinstance(own, Mapping) else None
             (parameter,) = domain.parameters
-            # With sorted keys, as `_domain` writes choices: another form of the same value would not be found.
-            own = 0 if domain.plan is not None else json.dumps(own, sort_keys=True) if parameter.choices else own
+            # As `_domain` writes choices: another form of the same value would not be found.
+            own = 0 if domain.plan is not None else canonical_json(domain.key, own) if parameter.choices else own
             if own in parameter.choices if parameter.choices else _is_in(own, parameter):
                 params[parameter.name] = own
         return params
@@ -313,7 +313,7 @@ def _domain(key: str, node: Node, base: BaseRecipe) -> Domain:
     if key == "seed":
         raise ValueError("the seed cannot be searched, because the winner is confirmed on other seeds; remove it")
     if isinstance(value, list):
-        texts = tuple(json.dumps(choice, sort_keys=True) for choice in value)
+        texts = tuple(canonical_json(key, choice) for choice in value)
         if not texts or len(set(texts)) < len(texts):
             raise ValueError(f"expected distinct choices, got {quoted(value)}")
         return Domain(key, (Parameter(key, texts),), where=node.where)

@@ -19,7 +19,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from lapcli.recipe import BaseRecipe, RecipeError, recipe_hash, recipe_loader, recipe_to_dict
+from lapcli.recipe import BaseRecipe, RecipeError, canonical_json, recipe_hash, recipe_loader, recipe_to_dict
 from lapcli.recipe.reading import Problem, Unreadable, plain, read_text
 from lapcli.runtime.errors import UsageError
 from lapcli.runtime.files import sha256_of_json
@@ -76,11 +76,11 @@ def _read(key: str, text: str) -> Any:
     return plain(node)
 
 
-def repeated(values: Sequence[Any]) -> Any | None:
-    """Return a value that occurs twice, however it is written; None if there is none."""
+def repeated(key: str, values: Sequence[Any]) -> Any | None:
+    """Return a value of the key that occurs twice, however it is written; None if there is none."""
     seen = set()
     for value in values:
-        text = json.dumps(value, sort_keys=True)
+        text = canonical_json(key, value)
         if text in seen:
             return value
         seen.add(text)

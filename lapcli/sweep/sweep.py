@@ -122,7 +122,7 @@ def sweep_from_options(
     if not over:
         raise UsageError(f"give --over, such as --over seed=0,1,2; a single run is trained by `lap train {recipe}`")
     for key, values in over.items():
-        if (twice := repeated(values)) is not None:
+        if (twice := repeated(key, values)) is not None:
             raise UsageError(f"--over {key} has {quoted(twice)} twice; keep one")
     _not_set_too(over, options)
     place = lambda *keys: "--then" if keys[0] == "then" else "--over"  # noqa: E731
@@ -140,7 +140,7 @@ def sweep_from_file(loaded: LoadedSweep, options: Sequence[str], name: str | Non
         for where, over in (("over", group.over), ("search", group.search.over if group.search else {})):
             _not_set_too(over, options)
             for key, values in over.items():
-                if (twice := repeated(values)) is not None:
+                if (twice := repeated(key, values)) is not None:
                     place = loaded.place("cells", number, *(("over",) if where == "over" else ("search", "over")), key)
                     problems.append(Problem(place, f"cells[{number}].{where}.{key}", f"has {quoted(twice)} twice"))
         spec = group.search

@@ -114,3 +114,22 @@ def test_recipe_from_a_wrong_dict_is_an_error_of_ours() -> None:
         recipe_from_dict({**SMALL, "sed": 3, "seed": object()})
     assert [problem.key for problem in caught.value.problems] == ["sed", "seed"]
     assert str(caught.value).startswith("2 errors in the recipe; nothing was started.\n")
+
+
+def test_the_order_of_operators_is_part_of_a_recipe() -> None:
+    """The operator that is named first gets the last heads, so another order is another model."""
+
+    def recipe(operators):
+        return recipe_from_dict({**SMALL, "model": {**SMALL["model"], "operators": operators}})
+
+    here, there = {"laplacian": 1, "exclusive": 2}, {"exclusive": 2, "laplacian": 1}
+    constants = [{"mix": {"heads": 2, "alpha": 0.5}}, {"mix": {"alpha": 0.5, "heads": 2}}]
+    for one, other in [(here, there), ([{}, {}, here, {}], [{}, {}, there, {}])]:
+        assert recipe_hash(recipe(one)) != recipe_hash(recipe(other))
+        differing = differing_keys(recipe_to_dict(recipe(one)), recipe_to_dict(recipe(other)))
+        assert differing == [("model.operators", one, other)]
+        assert json.dumps(differing[0][1:]) == json.dumps([one, other])
+    assert recipe_hash(recipe(constants[0])) == recipe_hash(recipe(constants[1]))
+    assert differing_keys(*(recipe_to_dict(recipe(each)) for each in constants)) == []
+    # As it was, where the order is that of the alphabet.
+    assert recipe_hash(recipe(there)) == "6b4e2acc845bedf9c8f2445f621a79234d5fb0085bb715c21073bd3990279ece"

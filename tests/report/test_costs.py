@@ -142,3 +142,14 @@ def test_rows_of_other_operators_stand_beside_the_numbers_of_laplacian_heads(tmp
     assert chart.x_ticks == [0, 2, 5, 6]
     assert sorted(chart.x_names.items()) == [(5, "2 shaped"), (6, "4 mix (learn alpha)")]
     assert [x for line in chart.lines for x, _ in line.points] == [0, 2]
+
+
+def test_runs_with_another_order_of_operators_are_not_averaged(capsys, tmp_path):
+    """Nor is one left out as the repetition of the other."""
+    for seed, operators in enumerate([{"laplacian": 1, "exclusive": 2}, {"exclusive": 2, "laplacian": 1}]):
+        change = [f"model.operators={json.dumps(operators)}"]
+        write_run(tmp_path, f"run{seed}", seed=seed, change=change, scores={"top1": 0.5})
+    arguments = ("--rows", "optimizer.lr", "--columns", "top1", "--format", "json")
+    code, out, err = run_main(capsys, "report", "--runs-dir", str(tmp_path), *arguments)
+    assert code == 0, err
+    assert [row["cells"]["top1"]["n"] for table in json.loads(out) for row in table["rows"]] == [1, 1]

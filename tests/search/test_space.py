@@ -45,6 +45,13 @@ def test_operators_are_a_choice_beside_their_number(recipe):
     assert plan(recipe, over, layer0=0, layer1=3, operator='"laplacian"').per_layer == (0, 3)
 
 
+def test_a_choice_of_operators_is_tried_in_its_order(recipe):
+    choices = [{"laplacian": 1, "exclusive": 2}, {"exclusive": 2, "laplacian": 1}]
+    space = space_from_options(recipe, {OPERATORS: choices}, [])
+    plans = [space.load({OPERATORS: text}).model.head_plan() for text in space.domains[0].parameters[0].choices]
+    assert [plan.letters(0) for plan in plans] == ["AXXL", "ALXX"]
+
+
 @pytest.mark.parametrize("place", ["first", "last", "spread"])
 def test_heads_are_placed_whole(place):
     for total in range(3 * 4 + 1):

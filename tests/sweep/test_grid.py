@@ -9,7 +9,7 @@ from sweep_support import write_recipe
 
 from lapcli.recipe import RecipeError
 from lapcli.runtime.errors import UsageError
-from lapcli.sweep.grid import cell_name, combinations, override, parse_over, split_values
+from lapcli.sweep.grid import cell_name, combinations, override, parse_over, repeated, split_values
 from lapcli.sweep.sweep import sweep_from_options
 
 HEADS = "model.laplacian_heads"
@@ -118,3 +118,10 @@ def test_a_conflict_says_whether_a_value_is_from_the_grid_or_from_an_option(tmp_
         with pytest.raises(RecipeError) as refused:
             sweep_from_options(recipe, over, [], options).check()
         assert f"32 is not a multiple of heads 5 (`heads` is from {source})" in str(refused.value)
+
+
+def test_another_order_of_operators_is_another_cell():
+    values = [{"laplacian": 1, "exclusive": 2}, {"exclusive": 2, "laplacian": 1}]
+    assert repeated("model.operators", values) is None
+    assert repeated("model.operators", [values[0], dict(values[0])]) == values[0]
+    assert repeated(HEADS, [{"layers": "2-3", "heads": 4}, {"heads": 4, "layers": "2-3"}]) is not None
