@@ -191,8 +191,11 @@ def _numbers(result: LayerResult) -> list[tuple[str, Any, Any]]:
 
 def to_table(analysis: Analysis) -> str:
     """Format a table with one row for each layer of each run."""
-    first = next(iter(analysis.runs[0].layers.values()))
-    columns = analysis.measurement.shown_columns(first.values)
+    # Of all layers: heads of an operator, for one, may be in some of them only.
+    values = {
+        name: value for run in analysis.runs for each in run.layers.values() for name, value in each.values.items()
+    }
+    columns = analysis.measurement.shown_columns(values)
     rows = [["run", "laplacian", "layer", *columns.values()]]
     for run, label in zip(analysis.runs, labels(analysis.runs), strict=True):
         for layer, result in run.layers.items():

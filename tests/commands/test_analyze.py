@@ -116,6 +116,24 @@ def test_all_that_fits_works_for_every_operator(kind, tmp_path, shared_cache, mo
     assert {"mix_alpha", "shaped_gamma", "attnscale_strength", "exclusive_gate"} <= learnt
 
 
+def test_a_table_has_the_columns_of_every_layer(tmp_path, shared_cache, monkeypatch, capsys):
+    """Also of what the first layer does not have: heads of other operators, and what they learnt."""
+    monkeypatch.setenv("LAP_CACHE", str(shared_cache))
+    model = {"layers": 2, "laplacian_heads": 0, "operators": [{"laplacian": 2}, {"shaped": 2}]}
+    train_here(tiny_recipe(write_text(tmp_path / "text.txt"), model=model, train={"steps": 2}), tmp_path, "mixed")
+    tables = tmp_path / "out"
+    monkeypatch.setenv("COLUMNS", "200")
+    for what, columns in [("updates", ["A along", "L along", "O along"]), ("mixing", ["shaped alpha"])]:
+        out = analyzed(
+            capsys, tmp_path, what, "--run", "mixed", "--limit", "4", "--format", "png", "--out", str(tables)
+        )
+        (heading,) = (line for line in out.splitlines() if line.startswith("run "))
+        assert [name for name in columns if name in heading] == columns
+        layer = json.loads((tables / f"{what}.json").read_text())["runs"][0]["layers"][1]
+        shown = layer["other_cosine_with_mean"] if what == "updates" else np.mean(layer["shaped_alpha"][2:])
+        assert f"{shown:.4g}" in out
+
+
 def test_a_run_keeps_its_own_and_the_newest_is_the_default(runs, capsys):
     out = analyzed(capsys, runs, "cossim", "--limit", "10")
     assert "dino_2L" in out
