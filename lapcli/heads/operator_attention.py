@@ -57,8 +57,9 @@ class HeadOperators(nn.Module):
         numbers, end = {}, self.heads
         for operator, count in self.claims:
             for name, parameter in self.learnt(operator).items():
-                if parameter.ndim == 1:
-                    number_H = (parameter.tanh() if name == "gate" else parameter).detach()
+                if parameter.shape == (count,):
+                    is_tanh = operator.name == "exclusive" and name == "gate"
+                    number_H = (parameter.tanh() if is_tanh else parameter).detach()
                     numbers[f"{operator.name}_{name}"] = (end - count, number_H)
             end -= count
         return numbers

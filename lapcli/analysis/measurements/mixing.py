@@ -130,9 +130,8 @@ class MixingAccumulator:
         tokens = inputs.normed_BTC.shape[0] * inputs.normed_BTC.shape[1]
         self._tokens += tokens
         for operator, count in inputs.operators.claims:
-            for parameter in inputs.operators.learnt(operator).values():
-                # A matrix is the projection of a gate of the input; numbers of heads are in `learnt_numbers`.
-                if parameter.ndim == 2:
+            if operator.name == "gate":  # its matrix is a projection of the input; that of another operator may be any
+                for parameter in inputs.operators.learnt(operator).values():
                     gates_NI = (inputs.normed_BTC.flatten(0, 1) @ parameter.mT.to(inputs.normed_BTC.dtype)).sigmoid()
                     # A head may have a gate for each channel; the mean over them is shown.
                     self._add("gate", end - count, to_float64(gates_NI).mean(0).view(count, -1).mean(1), tokens)

@@ -1,5 +1,8 @@
 """Attention to the first token and to oneself against whole matrices, and what operators learnt against the weights."""
 
+from dataclasses import dataclass
+
+import numpy as np
 import pytest
 import torch
 from analysis_support import gpt, on_a_device_without_float64, vit
@@ -7,6 +10,7 @@ from analysis_support import gpt, on_a_device_without_float64, vit
 from lapcli.analysis.measurement import NotApplicable, Settings
 from lapcli.analysis.measurements import sinks
 from lapcli.analysis.measurements.mixing import MixingAccumulator, OperatorMixing
+from lapcli.heads.operators.operator import INPUT, OPERATORS, Learnt, Operator
 from lapcli.measures.capture import Batch, Capture
 from lapcli.models.anatomy import anatomy_of
 
@@ -85,3 +89,31 @@ def test_a_model_that_learns_none_has_no_mixing():
 
     with pytest.raises(NotApplicable, match="no head operator of this model learns anything"):
         OperatorMixing(Opened(), Settings())
+
+
+@dataclass(frozen=True)
+class Borrowed(Operator):
+    """An operator of another package: a number for each head, a direction for all, and a map of the input."""
+
+    name = "borrowed"
+    letter = "B"
+    needs = frozenset({INPUT})
+
+    def parameters(self, heads, head_size, width):
+        return {"gate": Learnt((heads,), 2.0), "direction": Learnt((head_size,)), "map": Learnt((heads, width))}
+
+    def apply(self, v_BHTD, o_BHTD, state):
+        return o_BHTD * state.parameters["gate"][:, None, None]
+
+    def flops(self, head_size, width):
+        return head_size
+
+
+def test_only_gates_are_shown_as_gates(monkeypatch):
+    monkeypatch.setitem(OPERATORS._entries, "borrowed", Borrowed)
+    model, tokens = gpt(0, operators=[{"borrowed": 2, "gate": 1}, {}])
+    names = model.config.head_plan().operator_names(0)
+    (found,) = measured(model, tokens, [MixingAccumulator(names)])
+    assert found.series.keys() == {"borrowed_gate", "gate"}
+    assert found.series["borrowed_gate"][2:].tolist() == model.blocks[0].attn.operators.borrowed_gate.tolist()
+    assert np.isfinite(found.series["gate"]).tolist() == [False, True, False, False]
