@@ -11,7 +11,7 @@ and short for `model.operators: {laplacian: 5}`, which names any operators of `l
 
     {laplacian: 3, exclusive: 2}                            three and two in every layer, the rest is attention
     {mix: {heads: all, alpha: 0.0, learn: [alpha]}}         with its constants
-    {centered: linear(0, 4), neutreno: {layers: 6-11, heads: 2}}
+    {centered: "linear(0, 4)", neutreno: {layers: 6-11, heads: 2}}   the comma needs the quotes within braces
     [{}, {laplacian: 4}, {laplacian: 2, gate: 2}]           one mapping per layer
 
 The *last* heads of a layer are claimed first: `{laplacian: 3, exclusive: 2}` makes the last three Laplacian and the two
@@ -172,7 +172,7 @@ def operator_plan(spec: OperatorSpec, layers: int, heads: int) -> HeadPlan:
     elif isinstance(spec, list | tuple) and all(isinstance(layer, Mapping) for layer in spec):
         if len(spec) != layers:
             raise ValueError(f"a list needs one mapping for each of the {layers} layers, got {len(spec)}")
-        claimed = [[row[0] for row in _claims(layer, 1, heads, number)] for number, layer in enumerate(spec)]
+        claimed = [_claims_of_layer(number, layer, heads) for number, layer in enumerate(spec)]
     else:
         raise ValueError(f"expected operators with their heads such as {{laplacian: 3}}, got {repr(spec)[:60]}")
     for layer, row in enumerate(claimed):
@@ -180,6 +180,17 @@ def operator_plan(spec: OperatorSpec, layers: int, heads: int) -> HeadPlan:
             words = " and ".join(f"{operator.name} {n}" for operator, n in row if n)
             raise ValueError(f"layer {layer} has {heads} heads, too few for {words}")
     return plan_of_layers([tuple(row) for row in claimed], heads)
+
+
+def _claims_of_layer(layer: int, spec: Mapping[str, Any], heads: int) -> list[HeadClaim]:
+    """Return the claims of one mapping of a list by layer, whose heads can only be a number, or all."""
+    for name, value in spec.items():
+        count = value.get("heads") if isinstance(value, Mapping) else value
+        if isinstance(value, Mapping) and "layers" in value:
+            raise ValueError(f"{name} of layer {layer}: remove layers; the list has a mapping for each layer")
+        if isinstance(count, list | tuple) or (isinstance(count, str) and count != "all"):
+            raise ValueError(f"{name} of layer {layer}: expected a number or all, got {repr(count)[:60]}")
+    return [row[0] for row in _claims(spec, 1, heads, layer)]
 
 
 def _claims(spec: Mapping[str, Any], layers: int, heads: int, first: int = 0) -> Iterator[list[HeadClaim]]:
@@ -248,6 +259,8 @@ def _expected(spec: object) -> str:
 
 def _linear(spec: str, layers: int) -> list[int]:
     match = _LINEAR.fullmatch(spec.strip())
+    if re.fullmatch(r"linear\(\s*\d+", spec.strip()):  # YAML has parted {mix: linear(0, 4)} at its comma
+        raise ValueError('within braces write it in quotes, "linear(a, b)"')
     if not match:
         raise ValueError(_expected(spec))
     start, end = int(match[1]), int(match[2])
@@ -267,7 +280,7 @@ def _layer_range(spec: Mapping[str, Any], layers: int) -> list[int]:
 def _chosen_layers(value: Any, layers: int) -> set[int]:
     """Parse `6-11`, `3`, `0, 4-7` or a list of numbers."""
     if isinstance(value, Sequence) and not isinstance(value, str):
-        parts = [str(part) for part in value]
+        parts = [str(part) for part in value] or [""]
     else:
         parts = str(value).split(",")
     chosen: set[int] = set()

@@ -402,6 +402,13 @@ class TestPlans:
             ({"mix": {"heads": 1, "alpha": "half"}}, "alpha of mix is a number, got 'half'"),
             ({"gate": {"heads": 1, "form": "wide"}}, "form of gate is headwise or elementwise, got 'wide'"),
             ([{"laplacian": 1}], "a list needs one mapping for each of the 3 layers, got 1"),
+            # In a list by layer, a schedule would have one layer to run over, and layers would be counted from there.
+            ([{}, {"mix": "linear(0, 4)"}, {}], "mix of layer 1: expected a number or all, got 'linear(0, 4)'"),
+            ([{}, {"mix": {"heads": [2]}}, {}], "mix of layer 1: expected a number or all, got [2]"),
+            ([{}, {"mix": {"layers": 0, "heads": 4}}, {}], "mix of layer 1: remove layers; the list has a mapping"),
+            ({"mix": {"layers": [], "heads": 4}}, "mix: layers: expected numbers or ranges such as 6-11, got '[]'"),
+            # What YAML makes of {centered: linear(0, 4)}.
+            ({"centered": "linear(0", "4)": None}, 'centered: within braces write it in quotes, "linear(a, b)"'),
         ],
     )
     def test_what_is_wrong_is_said(self, spec: Any, message: str) -> None:

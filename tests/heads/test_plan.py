@@ -48,6 +48,7 @@ def test_every_form_by_hand(spec: object, layers: int, heads: int, per_layer: tu
         ({"layers": "0-3", "heads": 1}, "layers: 0-3 is not within the 3 layers 0 to 2"),
         ({"layers": "2-1", "heads": 1}, "layers: 2-1 is not within the 3 layers 0 to 2"),
         ({"layers": "last", "heads": 1}, "layers: expected numbers or ranges such as 6-11, got 'last'"),
+        ({"layers": [], "heads": 1}, "layers: expected numbers or ranges such as 6-11, got '[]'"),
         ({"layers": 1}, "expected the keys layers and heads, got ['layers']"),
         ({"layers": 1, "heads": 7}, "layer 1 has 4 heads, so 0 to 4 can be Laplacian, got 7"),
     ],
