@@ -11,6 +11,7 @@ from typing import Any
 
 from lapcli.kinds.kind import RUN
 from lapcli.recipe import recipe_to_dict
+from lapcli.recipe.schema import LayerRange
 from lapcli.runs import INFO, METRICS, RECIPE, SUMMARY, SWEEP, Run, read_run, read_summary, runs_in, unknown_run
 from lapcli.runtime.errors import UsageError
 from lapcli.runtime.files import open_to_read
@@ -103,6 +104,7 @@ def plan_of(run: Run) -> str | None:
     if getattr(model, "operators", None) is not None:
         return str(model.head_plan().label())  # type: ignore[union-attr]
     plan = getattr(model, "laplacian_heads", None)
+    plan = plan.model_dump() if isinstance(plan, LayerRange) else plan
     return plan if plan is None or isinstance(plan, str) else json.dumps(plan)
 
 

@@ -114,6 +114,7 @@ def list_(names: Patterns = None, runs_dir: options.RunsDir = None, as_json: opt
 def show(name: RunName, runs_dir: options.RunsDir = None, as_json: options.Json = False) -> None:
     """Show one run: recipe, data, scores, checkpoints, evaluations, sizes."""
     from lapcli.catalogue.listing import describe
+    from lapcli.recipe.schema import TransformerModel
     from lapcli.runs import named_run
 
     run = named_run(_folder(runs_dir), name)
@@ -122,9 +123,12 @@ def show(name: RunName, runs_dir: options.RunsDir = None, as_json: options.Json 
         print_json(told)
         return
     info, summary = told["info"], told["summary"] or {}
+    model = getattr(run.recipe, "model", None)
+    names_operators = isinstance(model, TransformerModel) and model.head_plan().claims
+    heads = told["plan"] if names_operators else f"{told['plan'] or 'no'} Laplacian"
     rows = [
         ("run", f"{told['path']}, {told['kind']}, {told['status']}"),
-        ("heads", f"{told['plan'] or 'no'} Laplacian"),
+        ("heads", heads),
         ("step", f"{told['step']:,} of {told['steps'] or '?'}, seed {info.get('seed')}, {info.get('device', '')}"),
         ("written", f"{age_text(told['seconds_since'])} ago; created {info.get('created')}"),
     ]
