@@ -17,7 +17,7 @@ from torch import Tensor
 import lapcli
 from lapcli.generation.engine import Engine, Sampling
 from lapcli.heads.operator_attention import FirstValues, HeadOperators
-from lapcli.heads.operators import OPERATORS
+from lapcli.heads.operators import OPERATORS, Operator
 from lapcli.heads.operators.operator import Dense
 from lapcli.heads.plan import head_plan, operator_plan
 from lapcli.models.dino_vit import StudentTeacher
@@ -426,6 +426,34 @@ class TestPlans:
     def test_letters_are_each_operators_own(self) -> None:
         letters = [OPERATORS[name].letter for name in OPERATORS.built_in()]
         assert len(set(letters)) == len(letters) == 10
+
+
+class TestDeclaration:
+    """What is wrong with an operator is said when its file is imported, not by a traceback of a command."""
+
+    @pytest.mark.parametrize(
+        ("declared", "words"),
+        [
+            ({"name": None}, "does not declare name"),
+            ({"letter": None, "flops": None}, "does not declare letter, flops"),
+            ({"letter": "XY"}, "letter 'XY' is not one character"),
+            ({"__annotations__": {"strength": "float"}}, "constant strength has no default"),
+            ({"__annotations__": {"is_on": "bool"}, "is_on": True}, "constant is_on is neither a number nor a word of"),
+            ({"__annotations__": {"side": "str"}, "side": "left"}, "constant side is neither a number nor a word of"),
+            ({"__annotations__": {"heads": "float"}, "heads": 1.0}, "constant heads would hide the key of recipes"),
+        ],
+    )
+    def test_what_is_missing_is_said(self, declared: dict[str, Any], words: str) -> None:
+        right = {"name": "mine", "letter": "Y", "apply": lambda *_: None, "flops": lambda *_: 0}
+        members = {name: member for name, member in {**right, **declared}.items() if member is not None}
+        with pytest.raises(TypeError, match=f"the operator Mine.*{words}"):
+            type("Mine", (Operator,), members)
+
+    def test_what_is_whole_is_taken(self) -> None:
+        constants = {"side": "left", "strength": 1, "learn": ("strength",), "choices": {"side": ("left", "right")}}
+        annotations = {"side": "str", "strength": "float", "learn": "tuple[str, ...]", "seen": "ClassVar[int]"}
+        members = {"name": "mine", "letter": "Y", "apply": lambda *_: None, "flops": lambda *_: 0}
+        type("Mine", (Operator,), {**members, **constants, "__annotations__": annotations})
 
 
 class TestLaplacianize:

@@ -1,6 +1,7 @@
 """The interface of head operators: a head's output as a function of its values `v` and of attention's, `o = P v`.
 
-To add one, write a frozen dataclass that subclasses `Operator`: its fields are the constants that a recipe may set.
+To add one, write a frozen dataclass that subclasses `Operator`: its fields are the constants that a recipe may set,
+numbers with a default, words of `choices`, and the names in `learn`.
 Name it in `OPERATORS`, or add it from another package with `extensions.add("operator", ...)`. These files import torch
 only for type checkers, because recipes are checked before torch is imported.
 
@@ -13,6 +14,7 @@ Shapes: B batch, H the operator's own heads, T query tokens, S key tokens, D hea
 from __future__ import annotations
 
 import dataclasses
+import inspect
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -72,6 +74,28 @@ class Operator:
     needs: ClassVar[frozenset[str]] = frozenset()
     learnable: ClassVar[tuple[str, ...]] = ()  # constants that a recipe may name in `learn`: then one per head
     choices: ClassVar[Mapping[str, tuple[str, ...]]] = {}  # allowed values of constants that are words
+
+    def __init_subclass__(cls) -> None:
+        # When the file is imported: a plugin's mistake is found before a recipe names the operator.
+        base: Any = Operator
+        missing = [name for name in ("name", "letter") if not hasattr(cls, name)]
+        missing += [name for name in ("apply", "flops") if getattr(cls, name) is getattr(base, name)]
+        if missing:
+            raise TypeError(f"the operator {cls.__qualname__} does not declare {', '.join(missing)}")
+        problem = None if len(cls.letter) == 1 else f"letter {cls.letter!r} is not one character"
+        for name, annotation in inspect.get_annotations(cls).items():
+            if "ClassVar" in str(annotation):
+                continue
+            value = getattr(cls, name, None)
+            is_number = isinstance(value, int | float) and not isinstance(value, bool)
+            if value is None:
+                problem = f"constant {name} has no default"
+            elif name in ("heads", "layers"):
+                problem = f"constant {name} would hide the key of recipes; give it another name"
+            elif not is_number and name != "learn" and value not in cls.choices.get(name, ()):
+                problem = f"constant {name} is neither a number nor a word of its `choices`"
+        if problem:
+            raise TypeError(f"the operator {cls.__qualname__}: {problem}")
 
     def apply(self, v_BHTD: Tensor, o_BHTD: Tensor, state: HeadState) -> Tensor:
         raise NotImplementedError
