@@ -189,7 +189,7 @@ class PreparedTask:
     is_chat: bool  # prompts are conversations
     files: dict[str, str] = field(default_factory=dict)  # sha256 of the data, by file
     judge: "CodeJudge | None" = None  # runs generated programs
-    sampling: dict[str, Any] | None = None  # of our own tasks; lm-eval's tasks have theirs in their configuration
+    sampling: dict[str, Any] | None = None  # `settings.to_dict()`; lm-eval's tasks have theirs in their configuration
     runs_unsafe_code: bool = False
 
     @property
