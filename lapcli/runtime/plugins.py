@@ -22,6 +22,7 @@ from typing import Any, ClassVar, Generic, Protocol, TypeVar
 from lapcli.runtime.errors import UsageError
 
 GROUP = "lap.plugins"
+SORTS = ("kind", "operator", "analysis", "benchmark", "optimizer", "data source")  # that other packages may add
 
 
 class Named(Protocol):
@@ -110,10 +111,12 @@ class Extensions:
         self._origin = origin
 
     def add(self, sort: str, entry: Named) -> None:
-        """Add an entry under its `name` to the registry of a sort: kind, operator, analysis, optimizer, ...
+        """Add an entry under its `name` to the registry of a sort.
 
         A kind brings its recipe along, and an optimizer its section of a recipe.
         """
+        if sort not in SORTS:
+            raise ValueError(f"there is no sort {sort!r} of extension; there are {', '.join(SORTS)}")
         self._add(sort, entry.name, entry)
         if sort == "kind":
             self._add("recipe", entry.name, entry.recipe_file)  # type: ignore[attr-defined]

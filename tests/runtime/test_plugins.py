@@ -17,7 +17,7 @@ class Named:
     name: str
 
 OWN = Named("own")
-registry = Registry("fruit", {"own": "__main__:OWN"})
+registry = Registry("analysis", {"own": "__main__:OWN"})
 """
 
 
@@ -50,7 +50,7 @@ class Apple:
     name = "apple"
 
 def register(extensions):
-    extensions.add("fruit", Apple())
+    extensions.add("analysis", Apple())
 """
 
 
@@ -67,8 +67,8 @@ def test_a_known_name_imports_no_plugin(tmp_path):
 
 
 def test_an_entry_waits_for_a_registry_that_is_made_later(tmp_path):
-    install(tmp_path, "stone", APPLE.replace("fruit", "stone").replace("apple", "opal"))
-    result = ask(tmp_path, 'list(registry); later = Registry("stone", {}); print(list(later))')
+    install(tmp_path, "stone", APPLE.replace("analysis", "benchmark").replace("apple", "opal"))
+    result = ask(tmp_path, 'list(registry); later = Registry("benchmark", {}); print(list(later))')
     assert result.stdout == "['opal']\n", result.stderr
 
 
@@ -81,6 +81,14 @@ def test_a_broken_plugin_is_named_and_skipped(tmp_path):
     assert "nowhere_to_be_found" in result.stderr
 
 
+def test_an_entry_of_a_sort_that_there_is_not_is_refused_with_those_that_there_are(tmp_path):
+    install(tmp_path, "mistyped", APPLE.replace("analysis", "analyses"))
+    result = ask(tmp_path, "print(list(registry))")
+    assert result.stdout == "['own']\n"
+    assert "plugin mistyped (mistyped) is skipped: ValueError: there is no sort 'analyses'" in result.stderr
+    assert "kind, operator, analysis, benchmark, optimizer, data source" in result.stderr
+
+
 def test_a_name_that_is_taken_is_an_error_that_names_both_owners(tmp_path):
     install(tmp_path, "greedy", APPLE.replace('"apple"', '"own"'))
     result = ask(tmp_path, "try:\n    list(registry)\nexcept UsageError as error:\n    print(error)")
@@ -91,4 +99,4 @@ def test_a_name_that_is_taken_is_an_error_that_names_both_owners(tmp_path):
 
 def test_an_unknown_name_suggests_the_nearest(tmp_path):
     result = ask(tmp_path, 'try:\n    registry["owm"]\nexcept UsageError as error:\n    print(error)')
-    assert result.stdout == "there is no fruit 'owm'; did you mean own?\n"
+    assert result.stdout == "there is no analysis 'owm'; did you mean own?\n"
