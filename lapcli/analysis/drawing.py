@@ -114,14 +114,15 @@ def labels(runs: Sequence[ModelResult]) -> list[str]:
     """Return short labels such as `3L`, with the run's name if two runs would have the same label."""
     plain = []
     for run in runs:
-        counts = run.plan.per_layer
-        text = f"{counts[0]}L" if len(set(counts)) == 1 else f"{run.plan.total / len(counts):.1f}L on average"
-        if run.plan.claims:
-            operators = run.plan.counts()
-            each = [f"{count / len(counts):.3g} {name}" for name, count in operators.items()]
-            text = ", ".join(each)
-            if len(each) > _MOST_NAMED:
-                text = f"{sum(operators.values()) / len(counts):.3g} of {len(each)} operators"
+        operators, layers = run.plan.counts(), len(run.plan.layers)
+        if not run.plan.claims:
+            text = f"{run.plan.total / layers:.3g}L"
+        elif len(operators) > _MOST_NAMED:
+            text = f"{sum(operators.values()) / layers:.3g} of {len(operators)} operators"
+        else:
+            text = ", ".join(f"{count / layers:.3g} {name}" for name, count in operators.items())
+        if len(set(run.plan.layers)) > 1:
+            text += " on average"
         plain.append(text if run.model.weights != "untrained" else f"{text}, untrained")
     return [
         text if plain.count(text) == 1 else f"{text} ({run.model.name})" for text, run in zip(plain, runs, strict=True)

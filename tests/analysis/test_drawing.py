@@ -1,6 +1,7 @@
 """Figures say what they show: every panel with data has named axes, and runs are labelled by their Laplacian heads."""
 
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import matplotlib as mpl
@@ -15,7 +16,7 @@ from lapcli.analysis.examples import class_names
 from lapcli.analysis.measurement import LayerResult, Settings
 from lapcli.analysis.measurements import MEASUREMENTS, anova, collapse, sinks, updates
 from lapcli.analysis.measurements.features import FeatureMap
-from lapcli.heads.plan import HeadPlan
+from lapcli.heads.plan import HeadPlan, operator_plan
 from lapcli.report import chart
 from lapcli.runtime.errors import UsageError
 
@@ -152,6 +153,17 @@ def test_labels_tell_runs_apart():
     )
     assert labels(both.runs) == ["0L", "2L", "4L", "0L, untrained", "2L, untrained", "4L, untrained"]
     assert labels(analysis("snr", heads=(2, 2)).runs) == ["2L (run0)", "2L (run1)"]
+
+
+def test_a_label_says_when_its_numbers_are_averages_over_layers():
+    plans = {
+        "1.5L on average": HeadPlan((0, 3), 4),
+        "2 gate": operator_plan({"gate": 2}, 2, 4),
+        "0.5 laplacian, 1 gate on average": operator_plan([{"laplacian": 1}, {"gate": 2}], 2, 4),
+        "1 laplacian, 1 gate on average": operator_plan([{"laplacian": 2}, {"gate": 2}], 2, 4),
+    }
+    (run,) = analysis("snr", heads=(0,)).runs
+    assert labels([replace(run, plan=plan) for plan in plans.values()]) == list(plans)
 
 
 @pytest.mark.parametrize("what", ["features", "sinks", "updates", "pca", "simplex"])
