@@ -164,7 +164,8 @@ def show_at_least(axes: Any, share: float = 0.1) -> None:
 
 def legend_title(runs: Sequence[ModelResult]) -> str:
     heads = {run.plan.heads for run in runs}
-    return f"Laplacian heads\n(of {heads.pop()} in a layer)" if len(heads) == 1 else "Laplacian heads in a layer"
+    what = "Heads by operator" if any(run.plan.claims for run in runs) else "Laplacian heads"
+    return f"{what}\n(of {heads.pop()} in a layer)" if len(heads) == 1 else f"{what} in a layer"
 
 
 def styles(runs: Sequence[ModelResult]) -> list[dict[str, Any]]:
