@@ -105,7 +105,7 @@ def save(
     Tensors that are not finite are not saved: they could not be loaded again, and would displace a good checkpoint.
     """
     if broken := first_not_finite(model) or first_not_finite(optimizer):
-        raise Diverged(f"{broken} is not finite after step {step}, which was not saved; {_last_good(folder)}")
+        raise Diverged(f"{broken} is not finite after step {step}, which was not saved; {_last_good(folder, step)}")
     final = folder / f"step-{step:06d}"
     temporary = folder / f".writing-step-{step:06d}"
     try:
@@ -132,15 +132,15 @@ def save(
     except (OSError, SafetensorError) as error:
         remove(temporary, or_leave=True)  # to free the space of a full disk
         raise LapError(
-            f"could not save step {step} in {folder} ({error}); {_last_good(folder)}. "
+            f"could not save step {step} in {folder} ({error}); {_last_good(folder, step)}. "
             "Make room, then run the same command to resume."
         ) from error
     prune(folder, step, keep, best)  # last: a failed save must not cost the checkpoint to resume from
     return Checkpoint(final, step, content)
 
 
-def _last_good(folder: Path) -> str:
-    steps = steps_in(folder)
+def _last_good(folder: Path, step: int) -> str:
+    steps = [saved for saved in steps_in(folder) if saved < step]  # later ones are damaged, see `prune`
     return f"the last good checkpoint is {folder / f'step-{steps[-1]:06d}'}" if steps else "there is no checkpoint yet"
 
 

@@ -7,7 +7,7 @@ from safetensors.torch import save_file
 from torch import nn
 
 from lapcli.objectives.objective import ParameterGroup
-from lapcli.runtime.errors import DataError
+from lapcli.runtime.errors import DataError, Diverged
 from lapcli.training import checkpoint
 from lapcli.training.optimizers import Optimizers
 
@@ -69,6 +69,10 @@ def test_a_damaged_later_checkpoint_does_not_displace_the_saved_one(model, tmp_p
         save(tmp_path, model, step, keep=1)
         assert checkpoint.newest(tmp_path, [].append).step == step
     assert checkpoint.steps_in(tmp_path) == [6, 8]
+    with torch.no_grad():
+        model.weight.fill_(float("nan"))
+    with pytest.raises(Diverged, match=r"the last good checkpoint is \S*step-000006"):
+        save(tmp_path, model, 7, keep=1)
 
 
 def test_weights_carry_their_head_plan_and_refuse_another(model, tmp_path):
