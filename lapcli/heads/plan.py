@@ -93,24 +93,28 @@ class HeadPlan:
 
     def grid(self) -> str:
         """Format the plan with a row per layer and a letter per head; equal neighbours share a row."""
-        rows: list[str] = []
-        first = 0
-        for layer in range(len(self.per_layer)):
-            if layer + 1 < len(self.per_layer) and self.layers[layer + 1] == self.layers[layer]:
+        return "\n".join(f"{name:<14}" + " ".join(self.letters(layer)) for name, layer in self._stretches())
+
+    def _stretches(self) -> Iterator[tuple[str, int]]:
+        """Yield `layers 2-5` and the last of them for each stretch of equal layers."""
+        first, layers = 0, self.layers
+        for layer, claims in enumerate(layers):
+            if layer + 1 < len(layers) and layers[layer + 1] == claims:
                 continue
-            name = f"layer {first}" if first == layer else f"layers {first}-{layer}"
-            rows.append(f"{name:<14}" + " ".join(self.letters(layer)))
+            yield f"layer {first}" if first == layer else f"layers {first}-{layer}", layer
             first = layer + 1
-        return "\n".join(rows)
 
     def label(self) -> str:
         """Return `3` for a plan of Laplacian heads only; else the operators with heads and non-default constants.
 
-        Different plans have different labels.
+        Different plans have different labels. Where layers differ, those with operators are named.
         """
-        if not self.claims or len(set(self.claims)) > 1:
+        if not self.claims:
             return str(self)
-        return ", ".join(_claim_label(claim) for claim in self.claims[0])
+        by_layer = {name: ", ".join(map(_claim_label, self.claims[layer])) for name, layer in self._stretches()}
+        if len(by_layer) == 1:
+            return next(iter(by_layer.values()))
+        return "; ".join(f"{name}: {claims}" for name, claims in by_layer.items() if claims)
 
     def recipe_keys(self) -> dict[str, Any]:
         """Return the keys of a recipe's model section that give this plan."""

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lapcli.heads.plan import HeadPlan, head_plan
+from lapcli.heads.plan import HeadPlan, head_plan, operator_plan
 
 
 @pytest.mark.parametrize(
@@ -92,3 +92,19 @@ def test_grid_shows_every_layer_and_head(per_layer: list[int]) -> None:
             assert letters == ["A"] * (16 - per_layer[layer]) + ["L"] * per_layer[layer]
             layers += 1
     assert layers == len(per_layer)
+
+
+def test_labels_are_short_and_tell_plans_apart():
+    one, two = {"laplacian": 1, "exclusive": 2}, {"exclusive": 2, "laplacian": 1}
+    plans = {
+        "2": 2,
+        "[0, 1, 1, 2]": [0, 1, 1, 2],
+        "1 laplacian, 2 exclusive": one,
+        "2 exclusive, 1 laplacian": two,
+        "layer 0: 1 laplacian, 2 exclusive": [one, {}, {}, {}],
+        "layers 0-1: 1 laplacian, 2 exclusive; layer 3: 2 exclusive, 1 laplacian": [one, one, {}, two],
+        "layers 0-2: 1 mix (alpha 0.25); layer 3: 1 mix": [{"mix": {"heads": 1, "alpha": 0.25}}] * 3 + [{"mix": 1}],
+    }
+    for label, spec in plans.items():
+        is_laplacian = isinstance(spec, int) or label.startswith("[")
+        assert (head_plan if is_laplacian else operator_plan)(spec, 4, 4).label() == label
