@@ -61,7 +61,8 @@ def wait_until(what: Callable[[], bool], told: Callable[[], object] = str) -> No
     """Until `what()` holds, however busy the machine is; what never comes to that hangs, and `told()` says more."""
     deadline = time.monotonic() + HANG
     while not what():
-        assert time.monotonic() < deadline, f"it hangs: {HANG:g} seconds and it has not come to that {told()}"
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"it hangs: {HANG:g} seconds and it has not come to that {told()}")
         time.sleep(0.02)
 
 

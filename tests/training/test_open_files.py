@@ -4,11 +4,10 @@ import gc
 import multiprocessing
 import os
 import sys
-import time
 
 import pytest
 from image_support import image_recipe
-from support import tiny_recipe, train_here, write_text
+from support import tiny_recipe, train_here, wait_until, write_text
 
 from lapcli.training.optimizers import Optimizers
 
@@ -27,14 +26,12 @@ def open_files():
 
 
 def wait_until_closed(before, prefix=""):
-    """A queue's own thread closes its pipe a moment after the queue was closed; the hang guard is generous."""
-    deadline = time.monotonic() + 900
-    while left := sorted(set(open_files()) - set(before)):
-        left = [name for name in left if name.startswith(prefix)]
-        if not left:
-            break
-        assert time.monotonic() < deadline, f"still open: {left}"
-        time.sleep(0.01)
+    """A queue's own thread closes its pipe a moment after the queue was closed."""
+
+    def still_open():
+        return sorted(name for name in set(open_files()) - set(before) if name.startswith(prefix))
+
+    wait_until(lambda: not still_open(), told=still_open)
 
 
 @pytest.fixture
