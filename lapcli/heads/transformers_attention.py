@@ -59,9 +59,8 @@ def laplacianize(model: Model, laplacian_heads: HeadSpec | OperatorSpec) -> Mode
     keys = plan.recipe_keys()
     config.laplacian_heads = keys["operators"] or keys["laplacian_heads"]
     if any(len(claims) > 1 for claims in plan.layers):
-        config.laplacian_heads = str(
-            plan
-        )  # as text: transformers sorts the keys of config.json, and their order counts
+        # As text: transformers sorts the keys of config.json, and the order of operators counts.
+        config.laplacian_heads = str(plan)
     return model
 
 
