@@ -23,6 +23,8 @@ from lapcli.runtime.ranks import World, is_restarted, join_world, launch_name, l
 from lapcli.runtime.signals import stop_at_once
 from lapcli.training.loop import Loop
 
+_DEFAULT_THREADS = torch.get_num_threads()  # torch's own default: one for each physical core
+
 
 class PreparedTraining(Protocol):
     """What a kind of training prepares: its objective, facts about its data for `run.json`, and lines for the log."""
@@ -114,7 +116,6 @@ def _refuse_other_recipes(world: World, recipe: BaseRecipe) -> None:
 
 
 def _train(kind: StartableKind, recipe: BaseRecipe, run: Run, world: World, console: LogConsole) -> None:
-    _set_threads(recipe, run, world)
     objective: Objective | None = None
 
     def report(**changes: Any) -> None:
@@ -122,7 +123,7 @@ def _train(kind: StartableKind, recipe: BaseRecipe, run: Run, world: World, cons
             run.update(**changes)
 
     try:
-        with stop_at_once():  # before the first step and after the last
+        with _threads(recipe, run, world), stop_at_once():  # signals: before the first step and after the last
             plugins = _current_plugins(recipe, run, console if world.is_main else None)
             with world.together():
                 _refuse_misfits(recipe, run)
@@ -275,18 +276,23 @@ def _move_into_place_together(world: World, run: Run) -> None:
     run.path = run.path.with_name(str(world.from_main(run.path.name)))
 
 
-def _set_threads(recipe: BaseRecipe, run: Run, world: World) -> None:
-    """Set the recipe's number of threads, else the run's earlier one (it affects rounding), else a share of cores."""
+@contextmanager
+def _threads(recipe: BaseRecipe, run: Run, world: World) -> Iterator[None]:
+    """Train with the recipe's number of threads, else the run's earlier one, else OMP_NUM_THREADS, else a fraction of
+    the cores. It affects rounding, so it never depends on what this process has set before, and is restored."""
     # Another number of processes changes the bits anyway, and each process's share of the cores.
     before = run.info.get("threads") if run.info.get("world_size") == world.size else None
-    threads = recipe.train.threads or before
-    if threads is None and "OMP_NUM_THREADS" not in os.environ:
-        local = int(os.environ.get("LOCAL_WORLD_SIZE", world.size))
-        threads = max(1, usable_cores() // local)
-        if local == 1:  # torch's default, unless it exceeds a container's quota
-            threads = min(threads, torch.get_num_threads())
-    if threads and threads != torch.get_num_threads():
-        torch.set_num_threads(threads)
+    given = os.environ.get("OMP_NUM_THREADS", "").split(",")[0]
+    threads = recipe.train.threads or before or (int(given) if given.isdecimal() else 0)
+    if not threads:
+        threads = max(1, usable_cores() // int(os.environ.get("LOCAL_WORLD_SIZE", world.size)))
+        threads = min(threads, _DEFAULT_THREADS)
+    process_threads = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(process_threads)
 
 
 def _device_name(world: World) -> str:

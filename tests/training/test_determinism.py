@@ -180,3 +180,18 @@ def test_the_key_at_its_default_is_no_other_recipe(text):
     assert recipe_to_dict(plain) == recipe_to_dict(named)
     assert recipe_hash(plain) == recipe_hash(named)
     assert recipe_hash(tiny_recipe(text, train={"deterministic": True})) != recipe_hash(plain)
+
+
+@pytest.mark.parametrize("process_threads", [1, 2])
+def test_threads_do_not_depend_on_what_the_process_has_set(text, tmp_path, monkeypatch, process_threads):
+    """MKL rounds batched matmuls by its number of threads on some CPUs: a training after another one in the same
+    process (a notebook) got the other's threads, and other last bits."""
+    monkeypatch.setenv("OMP_NUM_THREADS", "2")
+    before = torch.get_num_threads()
+    try:
+        torch.set_num_threads(process_threads)
+        run = train_here(tiny_recipe(text, train={"steps": 1, "threads": None}), tmp_path)
+        assert run.info["threads"] == 2
+        assert torch.get_num_threads() == process_threads
+    finally:
+        torch.set_num_threads(before)
