@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from lapcli.catalogue.listing import lower_is_better
-from lapcli.recipe import differing_keys
+from lapcli.recipe import differing_keys, recipe_to_dict
 from lapcli.report.collect import RunResult, collect
-from lapcli.runs import Run, trained_values
+from lapcli.runs import Run
 from lapcli.runtime.errors import UsageError
 
 Row = tuple[str, Any, Any]  # name, value in the first run, value in the second
@@ -31,7 +31,7 @@ class Difference:
 
 def difference(a: Run, b: Run) -> Difference:
     """Compare two runs: keys of the recipe, data and versions that differ, and the scores of the last weights."""
-    recipe = differing_keys(trained_values(a), trained_values(b))
+    recipe = differing_keys(recipe_to_dict(a.recipe), recipe_to_dict(b.recipe))
     data = [(key, a.info.get(key), b.info.get(key)) for key in _DATA]
     versions = differing_keys(a.info.get("versions", {}), b.info.get("versions", {}))
     versions += [(key, a.info.get(key), b.info.get(key)) for key in _MACHINE]

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from lapcli.catalogue.listing import best_validation, is_of_a_sweep, size_of, started_from
-from lapcli.runs import CHECKPOINTS, INFO, LOCK, Run, check_name, read_info, read_run, read_summary, runs_in, status_of
-from lapcli.runtime.errors import LapError, UsageError
-from lapcli.runtime.files import Lock, lock_file, move, open_to_write, read_text, remove, write_checked_json
+from lapcli.runs import CHECKPOINTS, Run, check_name, read_run, read_summary, runs_in, take_lock
+from lapcli.runtime.errors import DataError, LapError, UsageError
+from lapcli.runtime.files import move, read_text, remove
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,6 @@ def rename_run(run: Run, name: str) -> Path:
         if os.path.lexists(new):
             raise UsageError(f"{new} already exists; choose another name")
         try:
-            write_checked_json(run.path / INFO, {**read_info(run.path), "name": name})
             move(run.path, new)
         except OSError as error:
             raise LapError(f"{run.path} cannot be renamed ({error.strerror}); check its permissions") from None
@@ -94,15 +93,18 @@ def plan_prunings(
 
 def plan_pruning(run: Run, keep: int) -> Pruning:
     """Plan to remove all checkpoints but the newest `keep`, the best, and those that another run started from."""
-    from lapcli.training.checkpoint import find_damage, steps_in
+    from lapcli.training import checkpoint
+    from lapcli.training.checkpoint import steps_in
 
     steps = steps_in(run.checkpoints)
     folders = {step: run.checkpoints / f"step-{step:06d}" for step in steps}
     kept = dict.fromkeys(steps[max(0, len(steps) - keep) :], "among the newest")
     if steps:
         kept[steps[-1]] = "the newest"
-        if damage := find_damage(folders[steps[-1]]):  # an older checkpoint may be all that is left of the run
-            raise UsageError(f"{run.path} is not pruned, because its newest checkpoint is damaged: {damage}")
+        try:
+            checkpoint.read(folders[steps[-1]])
+        except DataError as damage:  # an older checkpoint may be all that is left of the run
+            raise UsageError(f"{run.path} is not pruned: {damage}") from None
     ended_best = read_summary(run).get("best_step")
     validated_best = best_validation(run, among=steps)
     for step in (ended_best, validated_best.step if validated_best else None):
@@ -147,21 +149,8 @@ def _remove(folder: Path, doomed: Path) -> None:
 @contextmanager
 def _locked(path: Path) -> Iterator[None]:
     """Hold the lock of a run; UsageError if it is being trained, here or on another machine."""
-    is_running = _says_running(path)  # before we take the lock, which would itself look like a running training
+    lock = take_lock(path)
     try:
-        handle = open_to_write(path / LOCK, "a")
-    except OSError as error:
-        raise UsageError(f"{path} cannot be changed ({error.strerror}); check its permissions") from None
-    with handle:
-        if is_running or lock_file(handle) is Lock.TAKEN:
-            raise UsageError(f"{path} is being trained; wait until it ends, or interrupt it first")
         yield
-
-
-def _says_running(path: Path) -> bool:
-    """Return whether `run.json` says that the run is being trained: a lock of another machine may not be visible here.
-    A damaged run counts as not running."""
-    try:
-        return status_of(path, read_info(path)) == "running"
-    except UsageError:
-        return False
+    finally:
+        lock.release()

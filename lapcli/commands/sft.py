@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from lapcli.commands import completion, options
-from lapcli.commands.train import print_missing_parts, summary_lines
+from lapcli.commands.train import summary_lines
 from lapcli.runtime.devices import prepare_determinism
 from lapcli.runtime.environment import STEP_TIMEOUT, is_main_process
 from lapcli.runtime.environment import runs_dir as default_runs_dir
@@ -142,8 +142,6 @@ def _print_counts(recipe: "ChatRecipe", as_json: bool) -> None:
 def _print_result(runs: "list[Run]", as_json: bool) -> None:
     from lapcli.runs import read_summary
 
-    for run in runs:
-        print_missing_parts(run)
     if as_json:
         print(json.dumps([{"run": str(run.path), **run.info, **read_summary(run)} for run in runs], indent=2))
         return

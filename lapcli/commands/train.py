@@ -122,7 +122,6 @@ def _print_result(run: "Run", as_json: bool) -> None:
     from lapcli.runs import read_summary
 
     summary = read_summary(run)
-    print_missing_parts(run)
     if as_json:
         print(json.dumps({"run": str(run.path), **run.info, **summary}, indent=2))
         return
@@ -153,11 +152,6 @@ def _next_commands(run: "Run", summary: dict) -> dict[str, str]:
         plain = "model.laplacian_heads=0" if model.operators is None else "model.operators=null"
         commands[f"lap train {folder}/recipe.yaml --set {plain} --name {run.name}-0L{where}"] = "the baseline"
     return commands
-
-
-def print_missing_parts(run: "Run") -> None:
-    for part in run.missing_parts():
-        print(f"lap: {run.path} is finished, but {part} is missing", file=sys.stderr)
 
 
 def summary_lines(summary: dict) -> list[str]:

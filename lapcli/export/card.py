@@ -15,7 +15,7 @@ from lapcli.kinds import kind_of
 from lapcli.models.gpt import GPT
 from lapcli.recipe import differing_keys, recipe_to_dict
 from lapcli.runs import METRICS, Run
-from lapcli.runtime.files import read_checked_json, read_text, write_text
+from lapcli.runtime.files import read_json, read_text, write_text
 
 CARD = "README.md"
 _MOST_DIFFERENCES = 40
@@ -111,7 +111,7 @@ def _result(task: str, name: str, score: Mapping[str, Any], evaluation: Mapping[
 def _scores(run: Run, weights_sha256: str) -> Iterator[tuple[str, dict[str, Any], dict[str, Any]]]:
     """Yield (task, score, evaluation) of exactly these weights."""
     for path in sorted((run.path / "eval").glob("*.json")):
-        evaluation = read_checked_json(path, "evaluate the run again")
+        evaluation = read_json(path, "evaluate the run again")
         if evaluation.get("weights_sha256") == weights_sha256:
             for name, score in evaluation["tasks"].items():
                 yield name, score, evaluation

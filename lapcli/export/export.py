@@ -22,7 +22,7 @@ from lapcli.kinds.opening import find_checkpoint, open_run
 from lapcli.runs import Run
 from lapcli.runtime import __version__
 from lapcli.runtime.errors import UsageError, from_os_error
-from lapcli.runtime.files import flush_to_disk, make_folder, move, remove, sha256_of_file, write_checked_json
+from lapcli.runtime.files import flush_to_disk, make_folder, move, remove, sha256_of_file, write_json
 
 RECORD = "lap.json"
 
@@ -129,7 +129,7 @@ def export_run(
         # The record has the hashes of the files so far: neither the card's, which is written from it, nor its own.
         record = _record(exported, form, temporary, checks)
         write_card(exported, record, temporary)
-        write_checked_json(temporary / RECORD, record)
+        write_json(temporary / RECORD, record)
         for path in temporary.iterdir():  # before the rename, so that the folder appears complete or not at all
             flush_to_disk(path)
         move(temporary, folder)

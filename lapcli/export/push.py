@@ -11,7 +11,7 @@ from lapcli.export.card import CARD
 from lapcli.export.export import RECORD
 from lapcli.runtime.environment import hub_is_offline
 from lapcli.runtime.errors import DataError, LapError, UsageError
-from lapcli.runtime.files import read_checked_json, sha256_of_file
+from lapcli.runtime.files import read_json, sha256_of_file
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ def plan_upload(folder: Path, repository: str, *, private: bool = True) -> Uploa
         raise UsageError(f"--to takes OWNER/NAME, got {repository[:80]!r}")
     again = "export the run again"
     try:
-        record = read_checked_json(folder / RECORD, again)
+        record = read_json(folder / RECORD, again)
     except OSError:
         raise UsageError(f"{folder} is not an exported folder: it has no {RECORD}; make one with lap export") from None
     expected = {*record["files"], RECORD, CARD}

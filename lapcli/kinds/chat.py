@@ -1,6 +1,7 @@
 """Chat training in stages: each stage is a run of its own that starts from the weights of the one before."""
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -207,9 +208,8 @@ def _weights_with(checkpoints: Path, sha256: str) -> Path | None:
 
     for step in reversed(checkpoint.steps_in(checkpoints)):
         path = checkpoints / f"step-{step:06d}"
-        if checkpoint.find_damage(path) is None:
-            intact = checkpoint.Checkpoint.read(path)
-            if intact.weights_sha256 == sha256:
+        with suppress(DataError):
+            if (intact := checkpoint.read(path)).weights_sha256 == sha256:
                 return intact.weights
     return None
 

@@ -28,10 +28,9 @@ from lapcli.recipe import recipe_from_dict
 from lapcli.recipe.checking import check_recipe
 from lapcli.recipe.reading import Node
 from lapcli.recipe.schema import UNKNOWN, BaseRecipe, GPTModel
-from lapcli.runs import INFO, METRICS, TOKENIZER, Run, move_into_place, new_run, read_run, write_summary
-from lapcli.runs.opening import discard_untrained, unlock
+from lapcli.runs import INFO, METRICS, TOKENIZER, Run, new_run, read_run, unlock, write_summary
 from lapcli.runtime.errors import DataError, UsageError
-from lapcli.runtime.files import read_bytes, read_text, sha256_of_file, write_text
+from lapcli.runtime.files import read_bytes, read_text, remove, sha256_of_file, write_text
 from lapcli.training import checkpoint
 from lapcli.training.checkpoint import check_tensors
 
@@ -205,13 +204,16 @@ def import_checkpoint(path: Path, runs_dir: Path, name: str, *, tokenizer: Path 
     sha256 = sha256_of_file(source.file)
     if (runs_dir / name / INFO).is_file():
         existing = read_run(runs_dir / name)
-        if (existing.info.get("imported_from") or {}).get("sha256") != sha256 or not existing.is_finished:
+        if (existing.info.get("imported_from") or {}).get("sha256") != sha256 or existing.status == "running":
             raise UsageError(f"{existing.path} is another run; choose another name with --to")
-        return existing, False
+        if existing.is_finished:
+            return existing, False
+        remove(existing.path)  # left by an import that was killed
     text_tokenizer = _tokenizer(source, tokenizer)
     tensors = read_weights(source)
     _check(source, tensors)
-    run = new_run(runs_dir, name, _recipe(source))
+    imported_from = {"file": str(source.file), "sha256": sha256, "meta": _plain(source)}
+    run = new_run(runs_dir, name, _recipe(source), imported_from=imported_from)
     try:
         text_tokenizer.save(run.path / TOKENIZER)
         saved = checkpoint.save(
@@ -231,12 +233,10 @@ def import_checkpoint(path: Path, runs_dir: Path, name: str, *, tokenizer: Path 
             steps=source.step,
             weights_sha256=saved.weights_sha256,
             tokenizer_sha256=text_tokenizer.sha256,
-            imported_from={"file": str(source.file), "sha256": sha256, "meta": _plain(source)},
             data="not known: the run was imported",
         )
-        move_into_place(run)  # last: until then a kill leaves only a prepared folder
     except BaseException:
-        discard_untrained(run)
+        remove(run.path, or_leave=True)
         raise
     finally:
         unlock(run)

@@ -26,7 +26,7 @@ from lapcli.recipe import recipe_to_dict
 from lapcli.recipe.schema import InitFrom
 from lapcli.runs import TOKENIZER, Run, named_run
 from lapcli.runtime.errors import DataError, UsageError
-from lapcli.runtime.files import read_checked_json, read_text, sha256_of_file
+from lapcli.runtime.files import read_json, read_text, sha256_of_file
 from lapcli.training.checkpoint import read_tensors
 
 RECORD, CONFIG, WEIGHTS = "lap.json", "config.json", "model.safetensors"  # of an exported folder
@@ -120,7 +120,7 @@ def _of_timm(name: str, weights: Path | None) -> WeightSource:
 def _of_folder(path: Path) -> WeightSource:
     """Open a folder that `lap export` wrote, after verifying the sha256 of every file that is read."""
     try:
-        record = read_checked_json(path / RECORD, AGAIN)
+        record = read_json(path / RECORD, AGAIN)
     except FileNotFoundError:
         raise DataError(f"{path} is not a folder that `lap export` wrote: it has no {RECORD}; {_forms()}") from None
     except OSError as error:

@@ -27,10 +27,10 @@ from lapcli.kinds.kind import LANGUAGE
 from lapcli.recipe import recipe_to_dict
 from lapcli.report.costs import costs_of
 from lapcli.report.statistics import is_number
-from lapcli.runs import INFO, SWEEP, Run, read_run, read_summary, runs_in, trained_values, unknown_run
+from lapcli.runs import INFO, SWEEP, Run, read_run, read_summary, runs_in, unknown_run
 from lapcli.runtime.errors import DataError, UsageError
-from lapcli.runtime.files import read_checked_json
-from lapcli.training.metrics import metrics_of
+from lapcli.runtime.files import read_json
+from lapcli.training.metrics import read_metrics
 
 Which = Literal["last", "best"]
 _ASIDE = re.compile(r".*\.old-\d+")  # runs that `--fresh` moved aside
@@ -142,11 +142,10 @@ def _read(run: Run, which: Which, notes: list[str]) -> RunResult:
         "+".join(seeds),
         recipe,
         run.info,
-        curve=metrics_of(run),
+        curve=read_metrics(run.metrics),
         pretraining=pretraining,
         is_search=_is_search(run.path),
     )
-    notes += [f"{run.name} is finished, but {part} is missing" for part in run.missing_parts()]
     if not result.is_finished:
         done = f"step {run.info.get('step', 0)} of {run.info.get('steps', '?')}"
         why = f": {run.info['failure']}" if run.info.get("failure") else ""
@@ -169,19 +168,15 @@ def _read(run: Run, which: Which, notes: list[str]) -> RunResult:
 
 
 def _is_search(path: Path) -> bool:
-    """Return whether a sweep marked the run as part of its search; sweeps of version 0.1 left only a name and a log."""
+    """Return whether a sweep marked the run as part of its search."""
     file = path / SWEEP
-    record = read_checked_json(file, "remove it and run the sweep again") if file.is_file() else {}
-    has_its_name = "-search-" in path.name and (path.parent / ".sweeps" / f"{path.name}.log").is_file()
-    return has_its_name or record.get("search") is True
+    return file.is_file() and read_json(file, "remove it and run the sweep again").get("search") is True
 
 
 def _whole_recipe(run: Run, notes: list[str]) -> tuple[dict[str, Any], list[str], dict[str, Any]]:
     """Return the recipe, with the recipes of earlier stages instead of their names; the seeds of all stages, the first
     stage first; and `run.json` of the first stage, empty if that run is missing."""
-    recipe = trained_values(run)
-    if recipe != recipe_to_dict(run.recipe):
-        notes.append(f"{run.name} was trained by version 0.1 with a LayerScale of 1e-6, though its recipe says null")
+    recipe = recipe_to_dict(run.recipe)
     seeds = [str(recipe.pop("seed", 0))]
     start = recipe.get("start")
     if isinstance(start, dict) and "run" in start:
@@ -353,6 +348,6 @@ def _other_data(result: RunResult, entry: Mapping[str, Any]) -> dict[str, str]:
 def _json_files(folder: Path) -> Iterator[tuple[Path, dict[str, Any]]]:
     for path in sorted(folder.glob("*.json")):
         try:
-            yield path, read_checked_json(path, "remove it and measure again")
+            yield path, read_json(path, "remove it and measure again")
         except OSError as error:
             raise DataError(f"{path} cannot be read ({error.strerror}); check its permissions") from None

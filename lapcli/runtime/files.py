@@ -1,9 +1,7 @@
-"""Every write of the package is atomic: a reader, or a second start after a kill, sees either the old content or the
-new. Locks end with the process that holds them.
+"""Files: atomic writes, JSON, hashes and locks.
 
-A file is written under a temporary name `.NAME.THREAD.PID`, which stays locked while it is being written, unless a
-library replaces it by a file of its own. A process that is killed leaves it behind unlocked, and `remove_leftovers`
-removes it.
+Whatever is written whole is written beside its place, flushed and renamed, so that a reader, or a second start after a
+kill, sees either the old content or the new.
 """
 
 import contextlib
@@ -13,11 +11,8 @@ import hashlib
 import json
 import logging
 import os
-import re
 import shutil
-import stat
-import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from enum import Enum
 from io import BufferedReader
 from pathlib import Path
@@ -31,81 +26,42 @@ log = logging.getLogger(__name__)
 #: Errors of a file system that has no locks: Lustre mounted without `flock`, NFS without a lock daemon.
 _NO_LOCKS = {errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOTSUP, errno.ENOLCK}
 _warned_about: set[int] = set()  # devices, as `stat` numbers them
-NOT_A_FILE = "it is a pipe or a device, not a file"
-_TEMPORARY = re.compile(r"\..+\.(\d{1,10})", re.DOTALL)
 
 
 @contextlib.contextmanager
 def atomic_file(path: Path) -> Iterator[Path]:
-    """Yield a temporary file beside `path` that a library may write by name; it becomes `path` when the block ends.
-
-    Its permissions follow the umask, whatever the library sets: safetensors writes files of mode 0600, which a
-    colleague could not read.
-    """
-    temporary, handle = _temporary(path)
+    """Yield a temporary name beside `path` for a library to write; it becomes `path` when the block ends."""
+    name = path.name.encode("utf-8", "surrogateescape")[:200].decode("utf-8", "ignore")  # a name has at most 255 bytes
+    temporary = path.with_name(f".{name}.{os.getpid()}.tmp")
     try:
-        with _named(path):
-            # Of the file that we made with the umask, before a library replaces it by one of its own.
-            mode = os.fstat(handle.fileno()).st_mode
-            yield temporary
-            os.chmod(temporary, mode & 0o777)
-            flush_to_disk(temporary)
-            os.replace(temporary, path)
+        with temporary.open("wb") as file:
+            mode = os.fstat(file.fileno()).st_mode & 0o777  # of the umask
+        yield temporary
+        os.chmod(temporary, mode)  # safetensors writes files of mode 0600, which a colleague could not read
+        flush_to_disk(temporary)
+        os.replace(temporary, path)
+    except OSError as error:
+        error.filename = error.filename or str(path)  # a write to an open file on a full disk names none
+        raise
     finally:
-        handle.close()
         temporary.unlink(missing_ok=True)
 
 
-@contextlib.contextmanager
-def _named(path: Path) -> Iterator[None]:
-    """Add the file's name to an OSError that names none, such as that of a write to an open file on a full disk."""
-    try:
-        yield
-    except OSError as error:
-        if error.filename is None:
-            error.filename = str(path)
-        raise
-
-
-def _temporary(path: Path) -> tuple[Path, IO[bytes]]:
-    """Open an empty file for the next content of `path`, locked, so that no other process takes it for a leftover."""
-    name = path.name.encode("utf-8", "surrogateescape")[:200].decode("utf-8", "ignore")  # a name has at most 255 bytes
-    # A file for each thread: the watch of a step writes run.json beside the training, and opening empties the file.
-    temporary = path.with_name(f".{name}.{threading.get_native_id()}.{os.getpid()}")
-    while True:
-        handle = temporary.open("wb")
-        lock_file(handle)
-        if is_same_file(handle, temporary):  # another process may have removed it as a leftover before the lock
-            return temporary, handle
-        handle.close()
-
-
 def open_to_read(path: Path | str) -> BufferedReader:
-    """Open a file for reading; OSError for a pipe, which would block, and a device, which may never end."""
-
-    def opener(name: str, flags: int) -> int:
-        handle = os.open(name, flags | os.O_NONBLOCK)  # opens a pipe without a writer; no effect on regular files
-        # A folder passes: `open` itself then raises the usual IsADirectoryError.
-        if not stat.S_ISREG(kind := os.fstat(handle).st_mode) and not stat.S_ISDIR(kind):
-            os.close(handle)
-            raise OSError(errno.EINVAL, NOT_A_FILE, name)
-        return handle
-
-    return open(path, "rb", opener=opener)
+    return open(path, "rb")
 
 
 def read_bytes(path: Path) -> bytes:
-    with open_to_read(path) as file:
-        return file.read()
+    return path.read_bytes()
 
 
 def read_text(path: Path, errors: str = "strict") -> str:
-    return read_bytes(path).decode("utf-8", errors)
+    return path.read_text(encoding="utf-8", errors=errors)
 
 
 def write_bytes(path: Path, content: bytes) -> None:
-    with atomic_file(path) as temporary, temporary.open("wb") as file:
-        file.write(content)
+    with atomic_file(path) as temporary:
+        temporary.write_bytes(content)
 
 
 def write_text(path: Path, text: str) -> None:
@@ -116,22 +72,15 @@ def append(path: Path, content: bytes) -> None:
     """Append in a single write, so that a kill or a full disk leaves at most one unfinished line at the end."""
     handle = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
     try:
-        with _named(path):
-            written = os.write(handle, content)
+        written = os.write(handle, content)
     finally:
         os.close(handle)
     if written != len(content):  # a disk that is almost full takes a part without an error
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
 
 
-def truncate(path: Path, size: int) -> None:
-    os.truncate(path, size)
-
-
 def open_to_write(path: Path, mode: str = "wb") -> IO[Any]:
     """Open a file that is written piece by piece: a log, a lock, a file of a folder that is renamed once complete."""
-    if path.exists() and not path.is_file() and not path.is_dir():
-        raise OSError(errno.EINVAL, NOT_A_FILE, str(path))
     return path.open(mode, encoding=None if "b" in mode else "utf-8")
 
 
@@ -150,44 +99,13 @@ def move(path: Path, new: Path) -> None:
 def remove(path: Path, *, or_leave: bool = False) -> None:
     """Remove a file or a folder with its contents. `or_leave`: skip what cannot be removed, without an error."""
     try:
-        # Of a link to a folder only the link is removed.
-        if path.is_dir() and not path.is_symlink():
+        if path.is_dir() and not path.is_symlink():  # a symlink to a folder is unlinked, not followed
             shutil.rmtree(path, ignore_errors=or_leave)
         else:
             path.unlink(missing_ok=True)
     except OSError:
         if not or_leave:
             raise
-
-
-def remove_leftovers(folder: Path) -> None:
-    """Remove the temporary files in a folder that no living process writes; skip a folder without permission."""
-    with contextlib.suppress(OSError):
-        for entry in list(os.scandir(folder)):
-            if (match := _TEMPORARY.fullmatch(entry.name)) and entry.is_file(follow_symlinks=False):
-                with contextlib.suppress(OSError), open(entry.path, "rb") as file:
-                    lock = lock_file(file)
-                    # Without locks only the process id in the name is left, which says nothing about other machines.
-                    if lock is Lock.HELD or (lock is Lock.UNSUPPORTED and not is_alive(match[1])):
-                        os.unlink(entry.path)
-
-
-def is_alive(pid: Any) -> bool:
-    """Return whether this machine has a process with that id."""
-    try:
-        os.kill(int(pid), 0)
-    except (ProcessLookupError, TypeError, ValueError, OverflowError):
-        return False
-    except PermissionError:
-        return True
-    return True
-
-
-def is_same_file(handle: IO[Any], path: Path) -> bool:
-    try:
-        return os.path.samestat(os.fstat(handle.fileno()), path.stat())
-    except OSError:
-        return False
 
 
 def write_for_user(path: Path, text: str) -> None:
@@ -198,8 +116,7 @@ def write_for_user(path: Path, text: str) -> None:
         raise UsageError(f"--out {path} is a folder; name a file in it")
     try:
         if path.exists() and not path.is_file():  # /dev/stdout, a pipe: to be written to, not replaced
-            with path.open("wb") as stream:
-                stream.write(text.encode("utf-8"))
+            path.write_bytes(text.encode("utf-8"))
         else:
             write_text(path.resolve(), text)  # a link stays, and what it points to is written
     except OSError as error:
@@ -210,34 +127,17 @@ def write_json(path: Path, value: Any) -> None:
     write_text(path, json.dumps(value, indent=2) + "\n")
 
 
-#: Format of JSON files with a checksum. Version 0.1 wrote neither a format nor a checksum; a file that has one of them
-#: needs the other, so that no damage in one place makes a file look like one of version 0.1.
-FORMAT = 2
-
-
-def write_checked_json(path: Path, value: Mapping[str, Any]) -> None:
-    """Write a JSON object whose last key is the sha256 of the rest."""
-    # As a reader will get it: tuples become lists, and numbers as keys become strings, which sort differently.
-    content = {"format": FORMAT, **json.loads(json.dumps(value))}
-    write_json(path, {**content, "sha256": sha256_of_json(content)})
-
-
-def read_checked_json(path: Path, again: str) -> dict[str, Any]:
-    """Read the object that `write_checked_json` wrote; DataError for a damaged file, with `again`, how to recreate it.
+def read_json(path: Path, again: str) -> dict[str, Any]:
+    """Read a JSON object; DataError for a damaged file, with `again`, how to recreate it.
 
     A file that is missing or cannot be opened raises OSError, for the caller to explain.
     """
     try:
-        content = json.loads(read_text(path))
+        content = json.loads(path.read_bytes())
     except (ValueError, RecursionError) as error:
         raise DataError(f"{path} is damaged ({error}); restore it from a backup, or {again}") from None
     if not isinstance(content, dict):
         raise DataError(f"{path} is damaged (it is not a JSON object); restore it from a backup, or {again}")
-    sha256 = content.pop("sha256", None)
-    if (sha256 is not None or "format" in content) and sha256 != sha256_of_json(content):
-        raise DataError(f"{path} is not what was written (its sha256 differs); restore it from a backup, or {again}")
-    if content.pop("format", FORMAT) != FORMAT:
-        raise DataError(f"{path} was written by a newer version of lap; install that version to read it")
     return content
 
 
@@ -256,7 +156,7 @@ def flush_to_disk(path: Path) -> None:
 
 
 def sha256_of_file(path: Path) -> str:
-    with open_to_read(path) as file:
+    with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
@@ -294,7 +194,7 @@ def lock_file(file: IO[Any], *, wait: bool = False) -> Lock:
 def is_locked(path: Path) -> bool | None:
     """Return whether a process holds the lock of that file; None if that cannot be known."""
     try:
-        with open_to_read(path) as file:
+        with path.open("rb") as file:
             # Shared, so that two readers who look at the same moment do not take each other for the holder.
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except FileNotFoundError:

@@ -17,13 +17,12 @@ from pathlib import Path
 from typing import Any
 
 from lapcli.recipe import recipe_hash
-from lapcli.runs import INFO, METRICS, read_info, read_run, status_of
-from lapcli.runs.opening import move_into_place, new_run, unlock, update_run_info
+from lapcli.runs import INFO, METRICS, SWEEP, new_run, read_info, read_run, status_of, unlock, update_run_info
 from lapcli.runtime.errors import LapError, UsageError
-from lapcli.runtime.files import read_checked_json, write_checked_json
+from lapcli.runtime.files import read_json
 from lapcli.search.space import Params, Space, space_from_file, space_from_options
 from lapcli.sweep.grid import Cell, Over
-from lapcli.sweep.state import last_validation, mark_as_search
+from lapcli.sweep.state import last_validation
 from lapcli.training.metrics import read_metrics
 
 RECORD = "search.json"
@@ -139,7 +138,7 @@ def read_trials(spec: SearchSpec, runs_dir: Path) -> dict[str, list[Trial]]:
 
 def _read(spec: SearchSpec, runs_dir: Path, arm: str, number: int) -> Trial:
     path = runs_dir / spec.trial_name(arm, number)
-    record = read_checked_json(path / RECORD, RUN_AGAIN) if (path / RECORD).is_file() else None
+    record = read_json(path / RECORD, RUN_AGAIN) if (path / RECORD).is_file() else None
     if record is None:
         raise UsageError(f"{path} is a run, but not a trial of this search; choose another --name for the search")
     _refuse_another(spec, path, record)
@@ -211,17 +210,9 @@ def create(spec: SearchSpec, runs_dir: Path, cell: Cell, arm: str, number: int, 
 
     # With the sha256 of initial weights, as `lap train` adds it: otherwise it would refuse the run for its recipe.
     recipe = kind_of(cell.loaded).pinned(cell.loaded, runs_dir / cell.name, False)
-    run = new_run(runs_dir, cell.name, recipe)
-    try:
-        record = {"search": spec.identity(), "arm": arm, "trial": number, "params": dict(cell.values), "told": told}
-        # Both before the run gets its name: a kill must not leave a run without this record, which would be refused as
-        # not one of the search, or without the mark, which reports would count as a result.
-        write_checked_json(run.path / RECORD, record)
-        mark_as_search(run.path)
-        run.update(status="interrupted")  # until the trial's process sets it to running
-        move_into_place(run)
-    finally:
-        unlock(run)
+    record = {"search": spec.identity(), "arm": arm, "trial": number, "params": dict(cell.values), "told": told}
+    # Interrupted until the trial's process sets it to running.
+    unlock(new_run(runs_dir, cell.name, recipe, {RECORD: record, SWEEP: {"search": True}}, status="interrupted"))
 
 
 def mark_pruned(runs_dir: Path, name: str) -> None:

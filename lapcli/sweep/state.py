@@ -14,7 +14,6 @@ from typing import IO, Any
 from lapcli.runs import (
     INFO,
     METRICS,
-    RECIPE,
     SUMMARY,
     SWEEP,
     TRAIN_AGAIN,
@@ -23,7 +22,6 @@ from lapcli.runs import (
     read_info,
     read_run,
     status_of,
-    verify_recipe_file,
 )
 from lapcli.runtime.errors import UsageError
 from lapcli.runtime.files import (
@@ -31,9 +29,8 @@ from lapcli.runtime.files import (
     lock_file,
     make_folder,
     open_to_write,
-    read_checked_json,
-    sha256_of_file,
-    write_checked_json,
+    read_json,
+    write_json,
 )
 from lapcli.sweep.grid import Cell
 from lapcli.training.metrics import last_step_metrics
@@ -83,26 +80,17 @@ def changed_keys(cell: Cell, path: Path, info: dict[str, Any]) -> list[tuple[str
     """Return (key, the run's value, the cell's) of each key for which `lap train` would refuse to resume the run.
 
     Recipes are compared key by key: a run of an earlier version has no value for keys that were added since, and gets
-    their defaults. Equal hashes make reading the recipe unnecessary, except for runs of version 0.1, which may have
-    been trained with another value than their recipe names.
+    their defaults. Equal hashes make that unnecessary.
     """
-    verify_recipe_file(path / RECIPE, info)
-    if info.get("recipe_sha256") == cell.recipe_sha256 and "recipe_file_sha256" in info:
+    if info.get("recipe_sha256") == cell.recipe_sha256:
         return []
-    key = (str(path), sha256_of_file(path / RECIPE), cell.recipe_sha256)
-    if key not in _compared:
-        _compared[key] = changes(read_run(path), cell.loaded)
-    return _compared[key]
-
-
-#: A cache: a live table needs the same cells every second, and reading a recipe is the slowest part.
-_compared: dict[tuple[str, str, str], list[tuple[str, Any, Any]]] = {}
+    return changes(read_run(path), cell.loaded)
 
 
 def last_validation(cell: Cell, runs_dir: Path) -> dict[str, float]:
     """Return the numbers of a finished run's last validation."""
     path = runs_dir / cell.name / SUMMARY
-    end = read_checked_json(path, TRAIN_AGAIN).get("end") if path.is_file() else {}
+    end = read_json(path, TRAIN_AGAIN).get("end") if path.is_file() else {}
     numbers = end if isinstance(end, dict) else {}
     return {name: float(value) for name, value in numbers.items() if isinstance(value, int | float)}
 
@@ -118,14 +106,14 @@ def commands_left(cell: Cell, runs_dir: Path) -> list[str]:
 def record_command(cell: Cell, runs_dir: Path, command: str) -> None:
     path = runs_dir / cell.name / SWEEP
     # With the weights, so that a run that is trained anew is evaluated anew.
-    write_checked_json(path, {**_read(path), command: progress(cell, runs_dir).weights_sha256})
+    write_json(path, {**_read(path), command: progress(cell, runs_dir).weights_sha256})
 
 
 def mark_as_search(run: Path) -> None:
     """Mark a run of a search, which only chose values for others, so that reports do not count it as a result."""
     path = run / SWEEP
     if path.parent.is_dir() and not (known := _read(path)).get("search"):
-        write_checked_json(path, {**known, "search": True})
+        write_json(path, {**known, "search": True})
 
 
 def log_of(cell: Cell, runs_dir: Path) -> Path:
@@ -179,4 +167,4 @@ def _info(path: Path) -> dict[str, Any] | None:
 
 def _read(path: Path) -> dict[str, Any]:
     """Read `sweep.json` of a run; empty if there is none."""
-    return read_checked_json(path, "remove it and run the sweep again") if path.is_file() else {}
+    return read_json(path, "remove it and run the sweep again") if path.is_file() else {}

@@ -27,11 +27,11 @@ from lapcli.runtime.files import (
     open_to_read,
     open_to_write,
     read_bytes,
-    read_checked_json,
-    write_checked_json,
+    read_json,
+    write_json,
 )
 from lapcli.tracking.tracker import FOLDER, Session, Tracker
-from lapcli.training.metrics import metrics_of, parse_metrics
+from lapcli.training.metrics import parse_metrics, read_metrics
 
 _POLL, _NAP = 2.0, 0.25  # seconds between two reads of runs that are followed, and between checks for their end
 _GROUPS = ("validation", "smoothing")
@@ -106,7 +106,7 @@ class _Mirror:
         run = read_run(self._path)
         is_running = run.status == "running"
         # A run that has ended is read whole and verified; the record of a running one lags behind its file.
-        steps = self._tail.steps() if is_running else _by_step(metrics_of(run))
+        steps = self._tail.steps() if is_running else _by_step(read_metrics(run.metrics))
         lines, items = list(_new_steps(steps, self._state, is_running)), list(_new_items(run, self._state))
         if lines or items:
             session = self._session or self._open(run)
@@ -122,7 +122,7 @@ class _Mirror:
 
     def _open(self, run: Run) -> Session:
         # The state as last recorded, not `self._state`: after a kill it has to say what closed sessions have sent.
-        write_checked_json(self._file, {**vars(_read_state(self._file)), "is_open": True})
+        write_json(self._file, {**vars(_read_state(self._file)), "is_open": True})
         self._session = self._tracker.open(run, recipe_to_dict(run.recipe))
         return self._session
 
@@ -131,7 +131,7 @@ class _Mirror:
             # Closed first, recorded last: a kill in between leaves the session open, and its pieces are sent again.
             self._session.close()
             self._state.pieces, self._state.is_open = self._tracker.pieces(read_run(self._path)), False
-            write_checked_json(self._file, vars(self._state))
+            write_json(self._file, vars(self._state))
 
 
 Steps = dict[int, dict[str, float]]
@@ -207,7 +207,7 @@ def _items(run: Run) -> Iterator[_Item]:
         text = "\n\n".join(f"{sample.get('prompt')}{sample.get('continuation', '')}" for sample in samples)
         yield _Item("samples", _sha256(text.encode()), lambda session: session.text("samples", text, step))
     for file in sorted((run.path / "eval").glob("*.json")):
-        record = read_checked_json(file, "remove it and measure again")
+        record = read_json(file, "remove it and measure again")
         scores = {
             f"eval/{task}": float(score["value"])
             for task, score in record.get("tasks", {}).items()
@@ -235,7 +235,7 @@ def _sha256(content: bytes) -> str:
 
 
 def _read_state(file: Path) -> State:
-    return State(**read_checked_json(file, "remove it to send everything again")) if file.is_file() else State()
+    return State(**read_json(file, "remove it to send everything again")) if file.is_file() else State()
 
 
 @contextmanager

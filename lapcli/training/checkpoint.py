@@ -24,19 +24,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from lapcli.runtime.errors import DataError, Diverged, LapError
-from lapcli.runtime.files import (
-    atomic_file,
-    flush_to_disk,
-    make_folder,
-    move,
-    open_to_read,
-    open_to_write,
-    read_text,
-    remove,
-    sha256_of_file,
-    sha256_of_json,
-    write_json,
-)
+from lapcli.runtime.files import flush_to_disk, make_folder, move, remove, sha256_of_file, sha256_of_json
 
 if TYPE_CHECKING:
     from lapcli.training.optimizers import Optimizers
@@ -45,7 +33,6 @@ MODEL, OPTIMIZER, STATE = "model.safetensors", "optimizer.safetensors", "state.j
 FLOATS = (torch.float32, torch.bfloat16, torch.float16)
 REMEDY = "restore the file, or move its checkpoint away to use the one before it"
 _NAME = re.compile(r"step-(\d{6,})")
-_LAYER_SCALE = re.compile(r"\.ls[12]\.gamma$")
 
 
 @dataclass(frozen=True)
@@ -55,13 +42,6 @@ class Checkpoint:
     path: Path
     step: int
     state: dict[str, Any]
-
-    @classmethod
-    def read(cls, path: Path) -> "Checkpoint":
-        """Read a checkpoint that `find_damage` has accepted."""
-        state = json.loads(read_text(path / STATE))
-        state.pop("sha256")
-        return cls(path, int(state["step"]), state)
 
     @property
     def weights(self) -> Path:
@@ -73,7 +53,7 @@ class Checkpoint:
 
     @property
     def sha256(self) -> str:
-        """The hash of the whole checkpoint, because the state holds the hashes of the other files."""
+        """A hash of the whole checkpoint: the state holds the hashes of the other files."""
         return sha256_of_json(self.state)
 
     def load(self, model: nn.Module, optimizers: "Optimizers", laplacian_heads: str) -> list[str]:
@@ -113,17 +93,19 @@ def save(
         remove_unfinished(folder)  # first: a killed save of this step left a folder of the same name
         make_folder(temporary, is_new=True)
         fault_point("folder made")
-        with atomic_file(temporary / MODEL) as file:
-            save_file(_plain(model), file, metadata={"format": "pt", **metadata, "step": str(step)})
-            _sort_metadata(file)
+        save_file(_plain(model), temporary / MODEL, metadata={"format": "pt", **metadata, "step": str(step)})
+        _sort_metadata(temporary / MODEL)
         fault_point("model written")
-        with atomic_file(temporary / OPTIMIZER) as file:
-            save_file(_plain(optimizer), file, metadata={"format": "pt"})  # one key: nothing to sort
+        save_file(_plain(optimizer), temporary / OPTIMIZER, metadata={"format": "pt"})  # one key: nothing to sort
         fault_point("optimizer written")
         files = {name: sha256_of_file(temporary / name) for name in (MODEL, OPTIMIZER)}
         content = {**state, "step": step, "files": files}
-        write_json(temporary / STATE, {**content, "sha256": sha256_of_json(content)})
-        flush_to_disk(temporary)  # the folder's entries; its files are flushed as they are written
+        (temporary / STATE).write_text(json.dumps(content, indent=2) + "\n")
+        mode = (temporary / STATE).stat().st_mode & 0o777  # of the umask; safetensors writes 0600, for nobody else
+        for path in temporary.iterdir():
+            path.chmod(mode)
+            flush_to_disk(path)
+        flush_to_disk(temporary)
         fault_point("before rename")
         if final.exists():  # a damaged checkpoint of the same step, which the resume skipped
             remove(final)
@@ -157,7 +139,7 @@ def prune(folder: Path, step: int, keep: int, best: int | None = None) -> None:
 
 def _sort_metadata(path: Path) -> None:
     """Sort the metadata, so that equal weights are equal files: safetensors writes it in an order that varies."""
-    with open_to_write(path, "r+b") as file:
+    with path.open("r+b") as file:
         size = int.from_bytes(file.read(8), "little")
         header = json.loads(file.read(size))
         header = {"__metadata__": dict(sorted(header.pop("__metadata__").items())), **header}
@@ -170,54 +152,49 @@ def _sort_metadata(path: Path) -> None:
 def newest(folder: Path, warn: Callable[[str], None]) -> Checkpoint | None:
     """Return the newest intact checkpoint; damaged ones are reported through `warn`."""
     for step in reversed(steps_in(folder)):
-        path = folder / f"step-{step:06d}"
-        damage = find_damage(path)
-        if damage is None:
-            return Checkpoint.read(path)
-        warn(f"damaged checkpoint skipped: {damage}")
+        try:
+            return read(folder / f"step-{step:06d}")
+        except DataError as error:
+            warn(f"skipped: {error}")
     return None
 
 
-def read(path: Path) -> Checkpoint:
-    """Read a checkpoint; DataError if it is damaged."""
-    if damage := find_damage(path):
-        raise DataError(f"damaged checkpoint: {damage}; choose another one (--checkpoint) or restore its files")
-    return Checkpoint.read(path)
+def read(path: Path, is_verified: bool = True) -> Checkpoint:
+    """Read a checkpoint; DataError if it is damaged. `is_verified`: compare its files with their hashes."""
+
+    def damaged(what: str) -> DataError:
+        return DataError(f"damaged checkpoint: {what}; choose another one (--checkpoint) or restore its files")
+
+    try:
+        state = json.loads((path / STATE).read_bytes())
+        files = {name: str(state["files"][name]) for name in (MODEL, OPTIMIZER)}
+        step = int(state["step"])
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):  # a damaged file may be any JSON
+        raise damaged(f"{path / STATE} is missing or not readable") from None
+    if path.name != f"step-{step:06d}":
+        raise damaged(f"{path} holds the files of step {step}")
+    for name, digest in files.items() if is_verified else ():
+        if not (path / name).is_file():
+            raise damaged(f"{path / name} is missing")
+        if sha256_of_file(path / name) != digest:
+            raise damaged(f"{path / name} is not what was saved (its sha256 differs)")
+    return Checkpoint(path, step, state)
 
 
-def chosen_by_rank_0(folder: Path, step: int, sha256: str) -> Checkpoint:
+def chosen_by_rank_0(folder: Path, step: int, sha256: str, is_verified: bool) -> Checkpoint:
     """Read the checkpoint that rank 0 resumes from; DataError if this rank sees another one, as on another machine."""
     path = folder / f"step-{step:06d}"
-    differs = find_damage(path)
-    if differs is None:
-        local = Checkpoint.read(path)
-        if local.sha256 == sha256:
-            return local
-        differs = f"{path} holds other files than rank 0's (sha256 {local.sha256[:16]} here, {sha256[:16]} there)"
+    try:
+        found = read(path, is_verified)
+        if found.sha256 == sha256:
+            return found
+        differs = f"{path} holds other files than rank 0's (sha256 {found.sha256[:16]} here, {sha256[:16]} there)"
+    except DataError as error:
+        differs = str(error)
     raise DataError(
         f"cannot resume from step {step}, which rank 0 chose: {differs}; all machines need the same --runs-dir on a "
         "shared file system, and a file system that lags needs a moment: run the same command again"
     )
-
-
-def find_damage(path: Path) -> str | None:
-    """Describe the damage of a checkpoint, naming the file; None if it is intact."""
-    try:
-        state = json.loads(read_text(path / STATE))
-        if state.pop("sha256") != sha256_of_json(state):
-            return f"{path / STATE} is not what was saved (its sha256 differs)"
-        files = {name: str(state["files"][name]) for name in (MODEL, OPTIMIZER)}
-        step = int(state["step"])
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):  # a damaged file may be any JSON
-        return f"{path / STATE} is missing or not readable"
-    if path.name != f"step-{step:06d}":
-        return f"{path} holds the files of step {step}"
-    for name, digest in files.items():
-        if not (path / name).is_file():
-            return f"{path / name} is missing"
-        if sha256_of_file(path / name) != digest:
-            return f"{path / name} is not what was saved (its sha256 differs)"
-    return None
 
 
 def steps_in(folder: Path) -> list[int]:
@@ -239,13 +216,6 @@ def load_weights(path: Path, model: nn.Module, laplacian_heads: str) -> list[str
             f"the model here has {_plan_in_words(laplacian_heads)}; build it with the same heads"
         )
     expected = model.state_dict()
-    unknown = [name for name in tensors if name not in expected]
-    if unknown and expected.keys() <= tensors.keys() and all(_LAYER_SCALE.search(name) for name in unknown):
-        raise DataError(
-            f"{path} has LayerScale ({unknown[0]}) although its recipe says model.layer_scale: null: version 0.1 "
-            "trained such recipes with a LayerScale of 1e-6; train the run again with --fresh, "
-            "or with --name and --set model.layer_scale=1e-6 for the model that version 0.1 trained"
-        )
     converted = check_tensors(path, tensors, expected)
     model.load_state_dict(tensors)
     return converted
@@ -278,8 +248,6 @@ def _plain(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 def read_tensors(path: Path, remedy: str = REMEDY) -> tuple[dict[str, str], dict[str, Tensor]]:
     """Read metadata and tensors of a safetensors file. The tensors are memory-mapped until they are copied."""
     try:
-        with open_to_read(path):  # refuses a pipe, for which the library would wait
-            pass
         with safe_open(path, framework="pt") as file:
             metadata = dict(file.metadata() or {})
         return metadata, dict(load_file(path))

@@ -13,6 +13,7 @@ weights after 500 of them.
 
 import contextlib
 import math
+import os
 from collections.abc import Callable
 from typing import Any
 
@@ -30,7 +31,7 @@ from lapcli.runtime.ranks import World
 from lapcli.runtime.signals import StopRequest, stop_on_signal
 from lapcli.runtime.step_watch import StepWatch
 from lapcli.training import checkpoint
-from lapcli.training.metrics import MetricsLog, Record, StepClock, without_times
+from lapcli.training.metrics import MetricsLog, StepClock, without_times
 from lapcli.training.optimizers import Optimizers
 
 _BUCKETS = 8
@@ -76,7 +77,7 @@ class Loop:
                     # Ranks have exchanged stop requests before the update; a later one is handled in the next step.
                     stopping = self.stopping or (self.world.size == 1 and bool(stop))
                     line |= self.clock.end_step(self.objective.units_per_step, self.objective.unit)
-                if self.world.is_main:  # before the save, whose record of the metrics has to cover this line
+                if self.world.is_main:  # before the save: a resume keeps the lines up to its step
                     self.metrics.append(line)
                     throughput = line.get(f"{self.objective.unit}_per_second")
                     progress.step(self.step, line["loss"], line["lr"], throughput, self._share_of_peak(throughput))
@@ -154,7 +155,6 @@ class Loop:
         times = self.clock.since_last_line()
         if self.world.is_main:
             self.metrics.append({"step": self.step, **values, **times})
-            self.run.update(metrics=self.metrics.record())  # without it a resume would drop the line and validate again
             short = {  # without what is a number for each layer or head
                 k.removeprefix("validation_"): v for k, v in values.items() if "_layer_" not in k
             }
@@ -178,26 +178,19 @@ class Loop:
 
     def _write(self) -> None:
         try:
-            self.run.check_place()
-            # Flushed before the checkpoint: after a power cut its record must not cover lines that are not on disk.
-            metrics = self.metrics.record()
+            self.metrics.flush()
             self.saved = checkpoint.save(
                 self.run.checkpoints,
                 self.step,
                 self.objective.model.state_dict(),
                 self.optimizers.state(),
                 {**self.objective.weights_metadata(), "recipe_sha256": self.run.info["recipe_sha256"]},
-                {
-                    "world_size": self.world.size,
-                    "threads": torch.get_num_threads(),
-                    "seed": self.seed,
-                    "metrics": metrics,
-                },
+                {"world_size": self.world.size, "threads": torch.get_num_threads(), "seed": self.seed},
                 self.keep,
                 self.best_step(),
             )
             # After the checkpoint, so that `run.json` never names weights that do not exist.
-            self.run.update(step=self.step, weights_sha256=self.saved.weights_sha256, metrics=metrics)
+            self.run.update(step=self.step, weights_sha256=self.saved.weights_sha256)
         except OSError as error:
             raise from_os_error(error) from error
 
@@ -209,17 +202,18 @@ class Loop:
         chosen = self.world.from_main(self.saved and (self.saved.step, self.saved.sha256))
         with self.world.together():
             if isinstance(chosen, tuple):
-                self.saved = self.saved or checkpoint.chosen_by_rank_0(self.run.checkpoints, *chosen)
+                if self.saved is None:
+                    step, sha256 = chosen
+                    is_first_here = os.environ.get("LOCAL_RANK", "0") == "0"  # verifies the hashes for its machine
+                    self.saved = checkpoint.chosen_by_rank_0(self.run.checkpoints, step, sha256, is_first_here)
                 self._load(self.saved)
         lines: object = None
         with self.world.together():
             if self.world.is_main:
-                lines = self.metrics.read_until(self.step, self._metrics_records())
-                # Before the file is truncated: the shorter record is also true of the longer file, so that a kill in
-                # between does no harm. With the weights, which a process killed after its last save may not have noted.
+                lines = self.metrics.resume(self.step, self._warn)
+                # A process that was killed after its last save may not have noted it.
                 loaded = {"step": self.step, "weights_sha256": self.saved.weights_sha256} if self.saved else {}
-                self.run.update(metrics=self.metrics.record(), **loaded)
-                self.metrics.drop_rest()
+                self.run.update(**loaded, **({"metrics_lost": True} if self.step and not lines else {}))
         for line in self.world.from_main(lines):  # type: ignore[attr-defined]
             if "loss" not in line:  # a validation: its loss is `validation_loss`
                 values = without_times(line)
@@ -239,21 +233,6 @@ class Loop:
                 self._warn(f"{key} was {before} and is {current}: {consequence}")
         if self.world.is_main:
             self.console.print(f"resuming from {saved.path} of {self.objective.steps} steps")
-
-    def _metrics_records(self) -> list[Record]:
-        """Return the records of the metrics in `run.json` and the checkpoint; an empty list if the file is missing."""
-        stored = [self.run.info.get("metrics"), self.saved.state.get("metrics") if self.saved else None]
-        records = [record for record in stored if record is not None]
-        if any(record["bytes"] for record in records) and not self.metrics.path.exists():
-            if self.step:
-                self._warn(
-                    f"{self.metrics.path} is missing: losses and validations up to step {self.step} are lost, and with "
-                    "them the choice of the best checkpoint"
-                )
-                self.run.update(metrics_lost_until=self.step)
-            return []
-        # The record of a checkpoint from before the file was lost is about the lost file.
-        return records[:1] if self.step <= self.run.info.get("metrics_lost_until", -1) else records
 
     def _parallel(self) -> nn.Module:
         module = _LossModule(self.objective)

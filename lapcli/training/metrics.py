@@ -4,26 +4,20 @@ Times are seconds of wall time on rank 0. `seconds` is the time of a step, from 
 end; throughput is computed from it. In the first step of a process, which compiles and warms up, it is called
 `seconds_first_step`. `seconds_validating` and `seconds_saving` are the times since the line before. All of them add up
 to the total.
-
-Each checkpoint and `run.json` have a record of the file at that time: its size and its sha256. The file only grows, so
-a record is verified against the beginning of the file, and a line that was changed or lost is noticed.
 """
 
 import contextlib
-import hashlib
 import json
+import os
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from lapcli.runs import Run
-from lapcli.runtime.errors import DataError, LapError
-from lapcli.runtime.files import append, flush_to_disk, open_to_read, read_bytes, truncate
+from lapcli.runtime.errors import LapError
+from lapcli.runtime.files import append, flush_to_disk
 
 _TAIL = 8192  # bytes, enough for the last lines of a file unless a validation has a number for each head
-_REMEDY = "restore it from a backup, or remove it to do without the record of the steps so far"
-Record = dict[str, Any]  # {"bytes": 1157, "sha256": "..."}
 
 if TYPE_CHECKING:  # a report reads metrics without torch
     import torch
@@ -32,64 +26,44 @@ if TYPE_CHECKING:  # a report reads metrics without torch
 class MetricsLog:
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._bytes, self._hash = 0, hashlib.sha256()  # of the lines written or verified
 
-    def read_until(self, step: int, records: Sequence[Record]) -> list[dict[str, Any]]:
-        """Return the lines up to `step`; DataError if the beginning of the file does not match one of its records.
+    def resume(self, step: int, warn: Callable[[str], None]) -> list[dict[str, Any]]:
+        """Return the lines up to `step` and remove those of later steps, which are taken again, from the file.
 
-        Lines beyond the records are those of a process that was killed: they are skipped, and `drop_rest` removes
-        them. Without any record (version 0.1) all complete lines count.
+        A damaged line is reported and skipped, and stays in the file.
         """
-        content = read_bytes(self.path) if self.path.exists() else b""
-        for record in records:
-            verify_metrics(self.path, content, record)
-        known = max((int(record["bytes"]) for record in records), default=len(content))
-        self._bytes, self._hash = 0, hashlib.sha256()
+        content = self.path.read_bytes() if self.path.exists() else b""
         good: list[dict[str, Any]] = []
-        for text in content[:known].splitlines(keepends=True):
+        size = 0
+        for number, text in enumerate(content.splitlines(keepends=True), start=1):
             line = parse_line(text)
-            # Each line is one write, so only the last can be unfinished: a broken line before it is damage.
-            if line is None and self._bytes + len(text) < known:
-                raise DataError(f"{self.path} is damaged: line {len(good) + 1} is not JSON; {_REMEDY}")
-            # Lines are in the order of steps: the first one beyond the checkpoint ends what is kept.
-            if line is None or not text.endswith(b"\n") or line["step"] > step:
+            # Lines are in the order of steps. A last line without its end was being written when the run was killed.
+            if (line is not None and line["step"] > step) or not text.endswith(b"\n"):
                 break
-            good.append(line)
-            self._count(text)
+            size += len(text)
+            if line is None:
+                warn(f"{self.path}:{number} is damaged and skipped")
+            else:
+                good.append(line)
+        if size < len(content):
+            os.truncate(self.path, size)
+        if step and not good:
+            warn(f"{self.path} has no lines up to step {step}: losses and validations so far are lost")
         return good
 
-    def drop_rest(self) -> None:
-        """Truncate the file after the lines that `read_until` returned."""
-        if self.path.exists():
-            truncate(self.path, self._bytes)
-
-    def record(self) -> Record:
-        """Flush the file to disk and return its record, to be verified later."""
+    def flush(self) -> None:
+        """Flush the file to disk, before a checkpoint that covers its lines."""
         if self.path.exists():
             flush_to_disk(self.path)
-        return {"bytes": self._bytes, "sha256": self._hash.hexdigest()}
 
     def append(self, line: dict[str, Any]) -> None:
         """Append in a single write, so that a kill leaves at most one unfinished line, which the next start drops."""
-        data = (json.dumps(line) + "\n").encode()
         try:
-            append(self.path, data)
+            append(self.path, (json.dumps(line) + "\n").encode())
         except OSError as error:
             raise LapError(
                 f"cannot write {self.path} ({error.strerror}); make room, then run the same command to resume"
             ) from error
-        self._count(data)  # after the write, so that a record never covers a line that the file does not have
-
-    def _count(self, data: bytes) -> None:
-        self._bytes += len(data)
-        self._hash.update(data)
-
-
-def verify_metrics(path: Path, content: bytes, record: Record) -> None:
-    """Raise DataError if the beginning of the file is not what was recorded."""
-    size = int(record["bytes"])
-    if hashlib.sha256(content[:size]).hexdigest() != record["sha256"]:
-        raise DataError(f"{path} is damaged: its first {size:,} bytes are not what was written; {_REMEDY}")
 
 
 class StepClock:
@@ -150,7 +124,7 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
     """Return the complete lines of a file, without an unfinished last one."""
     if not path.is_file():
         return []
-    return parse_metrics(read_bytes(path))
+    return parse_metrics(path.read_bytes())
 
 
 def parse_metrics(content: bytes) -> list[dict[str, Any]]:
@@ -160,7 +134,7 @@ def parse_metrics(content: bytes) -> list[dict[str, Any]]:
 def last_step_metrics(path: Path) -> dict[str, Any]:
     """Return the last complete line of a training step, {} if there is none, without reading the whole file."""
     try:
-        with open_to_read(path) as file:
+        with path.open("rb") as file:
             size, tail = path.stat().st_size, _TAIL
             while True:
                 file.seek(max(0, size - tail))
@@ -171,19 +145,6 @@ def last_step_metrics(path: Path) -> dict[str, Any]:
                 tail *= 8
     except OSError:
         return {}
-
-
-def metrics_of(run: Run) -> list[dict[str, Any]]:
-    """Return the verified lines of a run; for a run that is being trained, all complete lines so far."""
-    record = run.info.get("metrics")
-    if record is None or run.status == "running" or not run.metrics.is_file():
-        return read_metrics(run.metrics)
-    content = read_bytes(run.metrics)
-    verify_metrics(run.metrics, content, record)
-    if run.is_finished and len(content) != record["bytes"]:
-        raise DataError(f"{run.metrics} is damaged: it is longer than what was written; {_REMEDY}")
-    # Beyond the record of an unfinished run are steps that were not saved, which a resume does again.
-    return parse_metrics(content[: int(record["bytes"])])
 
 
 def parse_line(text: bytes) -> dict[str, Any] | None:

@@ -11,16 +11,16 @@ import torch
 from lapcli.objectives.objective import Closable, Objective
 from lapcli.recipe import differing_keys, recipe_to_dict
 from lapcli.recipe.schema import BaseRecipe
-from lapcli.runs import KEYS_WITHOUT_EFFECT, Run, plugins_of, read_run, write_summary
-from lapcli.runs.opening import discard_untrained, is_prepared, move_into_place, open_run, unlock
+from lapcli.runs import Run, discard_untrained, open_run, plugins_of, read_run, unlock, write_summary
 from lapcli.runtime.attention_kernels import prefer_attention_kernels
 from lapcli.runtime.devices import deterministic, peak_memory, prepare_determinism
 from lapcli.runtime.environment import STEP_TIMEOUT
 from lapcli.runtime.errors import DataError, Diverged, ExitCode, Interrupted, LapError, UsageError
 from lapcli.runtime.machine import usable_cores
 from lapcli.runtime.progress import LogConsole
-from lapcli.runtime.ranks import World, is_restarted, join_world, launch_name, leave_world
+from lapcli.runtime.ranks import World, is_restarted, join_world, leave_world
 from lapcli.runtime.signals import stop_at_once
+from lapcli.training.checkpoint import steps_in
 from lapcli.training.loop import Loop
 
 _DEFAULT_THREADS = torch.get_num_threads()  # torch's own default: one for each physical core
@@ -81,23 +81,26 @@ def train_in_world(
     """Train a run with processes that have joined already, which may train several runs one after the other."""
     if recipe.train.deterministic and world.device.type == "mps":
         raise UsageError("train.deterministic: Apple GPUs have no deterministic algorithms; use --set train.device=cpu")
+    # Ranks that are started again after one died resume the run that they began with --fresh.
+    fresh = fresh and not world.any(is_restarted())
     with world.together():
-        # Ranks that are started again after one died resume the run that they began with --fresh.
-        recipe = kind.pinned(recipe, runs_dir / name, fresh and not is_restarted())
+        recipe = kind.pinned(recipe, runs_dir / name, fresh)
     _refuse_other_recipes(world, recipe)
-    run = _open_together(world, runs_dir, name, recipe, fresh)
+    run = _open_together(world, runs_dir, name, recipe, fresh, console)
     try:
         if not run.is_finished:
             _train(kind, recipe, run, world, console)
     except BaseException as error:
-        # A run that diverged is a result, even in its first step, unless it was to replace another.
-        is_result = isinstance(error, Diverged) and run.replaces is None
-        if world.is_main and not is_result and discard_untrained(run):
-            console.print(f"{run.replaces} still holds the previous run")
+        if world.is_main and not isinstance(error, Diverged):  # which is a result, even in the first step
+            discard_untrained(run)
         raise
     finally:
         unlock(run)
     return run
+
+
+#: Keys that may differ between the machines of one run.
+_OF_A_MACHINE = ("data.workers", "train.init_from.source", "train.init_from.weights")
 
 
 def _refuse_other_recipes(world: World, recipe: BaseRecipe) -> None:
@@ -105,7 +108,7 @@ def _refuse_other_recipes(world: World, recipe: BaseRecipe) -> None:
     main_recipe: Any
     main_recipe, *others = world.from_all(recipe_to_dict(recipe))
     for rank, other_recipe in enumerate(others, start=1):
-        differing = [row for row in differing_keys(main_recipe, other_recipe) if row[0] not in KEYS_WITHOUT_EFFECT]  # type: ignore[arg-type]
+        differing = [row for row in differing_keys(main_recipe, other_recipe) if row[0] not in _OF_A_MACHINE]  # type: ignore[arg-type]
         if differing:
             key, main_value, other_value = differing[0]
             more = f" and {len(differing) - 1} more keys" if len(differing) > 1 else ""
@@ -131,7 +134,6 @@ def _train(kind: StartableKind, recipe: BaseRecipe, run: Run, world: World, cons
                 objective, facts = start.objective, start.facts
                 _refuse_other_data(run, facts)
             world.require_same(_identities(facts))  # a collective: in `together` a rank that failed would skip it
-            _move_into_place_together(world, run)
             parameters = sum(p.numel() for p in objective.model.parameters())
             report(
                 status="running",
@@ -213,7 +215,7 @@ def _named_rank(world: World) -> Iterator[None]:
 def _refuse_other_data(run: Run, facts: dict[str, Any]) -> None:
     """Refuse to resume a run with other data than it was started with."""
     original = run.info.get("data_sha256")
-    if run.info.get("step", 0) > 0 and original not in (None, facts["data_sha256"]):
+    if steps_in(run.checkpoints) and original not in (None, facts["data_sha256"]):
         raise DataError(
             f"the data of {run.path} has changed since it began (sha256 {original[:16]} then, "
             f"{facts['data_sha256'][:16]} now); restore it, or use --fresh or --name for a new run"
@@ -239,41 +241,28 @@ def _finish(run: Run, loop: Loop, peak_memory: int | None) -> None:
     """Compute and write the results of the final weights, which are saved already; then the run is finished."""
     steps = loop.objective.steps
     start, end = loop.validated.get(0, {}), loop.validated.get(steps, {})
-    # With lost validations the best of those that are known may not be the best.
-    best = None if "metrics_lost_until" in run.info else loop.best_step()
+    best = None if "metrics_lost" in run.info else loop.best_step()  # of lost validations one may have been better
     best_values = {} if best is None else {"best_step": best, "best": loop.validated[best]}
     summary = {"start": start, "end": end, **best_values, **loop.objective.finish(run.path)}
     write_summary(run, summary)  # before the status: a finished run without a summary counts as incomplete
-    run.update(status="finished", step=steps, metrics=loop.metrics.record(), peak_memory=peak_memory)
+    run.update(status="finished", step=steps, peak_memory=peak_memory)
 
 
-def _open_together(world: World, runs_dir: Path, name: str, recipe: BaseRecipe, fresh: bool) -> Run:
+def _open_together(
+    world: World, runs_dir: Path, name: str, recipe: BaseRecipe, fresh: bool, console: LogConsole
+) -> Run:
     """Create or open the run on rank 0, which holds its lock; if one rank fails, all ranks do."""
     run: Run | None = None
-    launches = sorted({str(launch) for launch in world.from_all(launch_name()) if launch})
-    restarted = world.any(is_restarted())
     try:
         with world.together():
             if world.is_main:
-                run = open_run(runs_dir, name, recipe, fresh, launches, restarted)
-        folder = world.from_main(run.path.name if run is not None else None)  # `.NAME.new` if it is only prepared
+                run = open_run(runs_dir, name, recipe, fresh, console.warn)
         with world.together():
-            return run if run is not None else read_run(runs_dir / str(folder))
+            return run or read_run(runs_dir / name)
     except BaseException:
         if run is not None:
             discard_untrained(run)
-            unlock(run)
         raise
-
-
-def _move_into_place_together(world: World, run: Run) -> None:
-    """Move a new run that was prepared beside an old one to its place, before its first step, on every rank."""
-    if not is_prepared(run):
-        return
-    with world.together():
-        if world.is_main:
-            move_into_place(run)
-    run.path = run.path.with_name(str(world.from_main(run.path.name)))
 
 
 @contextmanager

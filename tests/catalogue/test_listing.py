@@ -7,8 +7,7 @@ import pytest
 from support import tiny_recipe
 
 from lapcli.catalogue.listing import best_validation, list_runs, size_of
-from lapcli.runs import open_run, read_run
-from lapcli.runs.opening import unlock
+from lapcli.runs import open_run, read_run, unlock
 from lapcli.runtime.errors import UsageError
 
 
@@ -28,9 +27,9 @@ def runs(tmp_path):
 
 
 def set_updated(run, moment):
-    from lapcli.runtime.files import write_checked_json
+    from lapcli.runtime.files import write_json
 
-    write_checked_json(run.path / "run.json", {**run.info, "updated": moment})
+    write_json(run.path / "run.json", {**run.info, "updated": moment})
 
 
 def test_the_newest_comes_first_with_its_best_validation(runs):

@@ -14,8 +14,7 @@ from typer.main import get_command
 
 from lapcli.cli import app
 from lapcli.recipe import load_recipe
-from lapcli.runs import open_run
-from lapcli.runs.opening import unlock
+from lapcli.runs import open_run, unlock
 from lapcli.runtime.errors import UsageError
 
 

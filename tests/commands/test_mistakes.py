@@ -11,8 +11,7 @@ import pytest
 from harness_support import make_run
 from support import HANG, ROOT, run_main, run_process, tiny_recipe
 
-from lapcli.runs import open_run
-from lapcli.runs.opening import unlock
+from lapcli.runs import open_run, unlock
 from lapcli.runtime.errors import from_os_error
 
 MISTAKES = {

@@ -15,7 +15,7 @@ from support import lap, run_main, train_here
 from lapcli.models.dino_vit import StudentTeacher
 from lapcli.recipe import recipe_from_dict
 from lapcli.runs import open_run
-from lapcli.runtime.files import read_checked_json
+from lapcli.runtime.files import read_json
 from lapcli.training import checkpoint
 
 QUICK = [
@@ -82,7 +82,7 @@ def test_all_three_on_a_run(capsys, runs, scenes, name):
         assert {"linear": "steps", "knn10": "temperature", "ade20k": "window"}[task] in protocol
     assert found["tasks"]["linear"]["details"]["protocol"]["changed"]["steps"] == {"default": 12500, "used": 6}
     (kept,) = (runs / name / "eval").glob("step-*_linear+knn+ade20k_*.json")
-    assert read_checked_json(kept, "measure again") == found
+    assert read_json(kept, "measure again") == found
 
 
 def test_two_processes_give_the_numbers_of_one(capsys, runs, scenes):
@@ -139,7 +139,7 @@ def test_a_stock_vit(capsys, tmp_path, scenes):
         "ade20k": 3,
     }
     (kept,) = (tmp_path / "runs" / "eval").glob("timm_vit_tiny_patch16_224_*.json")
-    assert read_checked_json(kept, "measure again") == found
+    assert read_json(kept, "measure again") == found
 
 
 def test_wrong_use_is_one_sentence(capsys, runs, tmp_path, scenes):

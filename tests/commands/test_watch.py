@@ -12,8 +12,7 @@ from support import ROOT, run_main, start_process, tiny_recipe
 
 from lapcli.catalogue.watching import plot_curves, read_watched_run
 from lapcli.commands.watch import _screen
-from lapcli.runs import open_run
-from lapcli.runs.opening import unlock
+from lapcli.runs import open_run, unlock
 
 
 def write_run(folder, name, values, status="finished", **facts):

@@ -26,7 +26,7 @@ from lapcli.data.images.tables import open_tables
 from lapcli.data.text.tokenizer import Tokenizer, train_tokenizer
 from lapcli.generation.dialogue import _harmless
 from lapcli.runtime.errors import DataError, LapError
-from lapcli.runtime.files import read_checked_json, write_checked_json
+from lapcli.runtime.files import read_json, write_json
 from lapcli.training.checkpoint import find_damage, read_tensors
 
 
@@ -217,7 +217,7 @@ def readers(folder: Path) -> dict[str, tuple[str, bytes, Callable[[Path], object
     turns = [{"role": "user", "content": "why?"}, {"role": "assistant", "content": "because"}]
     tokenizer = train_tokenizer(["the cat sat on the mat"] * 3, 270, max_chars=1000, crop=1000)
     tokenizer.save(folder / "good.json")
-    write_checked_json(folder / "run.json", {"status": "finished", "step": 4, "versions": {"lap": "0.2"}})
+    write_json(folder / "run.json", {"status": "finished", "step": 4, "versions": {"lap": "0.2"}})
 
     def documents(path: Path) -> None:
         consume(read_documents(path, name=path.name, column="text", separator=None))
@@ -246,7 +246,7 @@ def readers(folder: Path) -> dict[str, tuple[str, bytes, Callable[[Path], object
         "chat": ("f.jsonl", (json.dumps(turns) + "\n").encode() * 9, conversations),
         "tokenizer": ("f.json", (folder / "good.json").read_bytes(), Tokenizer.from_file),
         "safetensors": ("f.safetensors", save({"a": np.ones((4, 4), np.float32), "b": np.ones(3)}), read_tensors),
-        "run.json": ("run.json", (folder / "run.json").read_bytes(), lambda path: read_checked_json(path, "again")),
+        "run.json": ("run.json", (folder / "run.json").read_bytes(), lambda path: read_json(path, "again")),
         "state.json": ("state.json", b'{"step": 1, "files": {}, "sha256": ""}', checkpoint_state),
         "ade20k": ("f.png", labels.getvalue(), scene),
         **images,

@@ -7,7 +7,7 @@ from lapcli.export.export import export_run
 from lapcli.kinds import Kind
 from lapcli.kinds.language_model import LanguageModelKind
 from lapcli.kinds.opening import find_checkpoint
-from lapcli.runtime.files import write_checked_json
+from lapcli.runtime.files import write_json
 
 
 def card_of(run, to):
@@ -19,7 +19,7 @@ def evaluated(run, weights_sha256, value):
     score = {"task": "top1", "value": value, "count": 360, "interval": [0.5, 0.7], "details": {}}
     content = {"weights_sha256": weights_sha256, "data_sha256": "d" * 64, "limit": 360, "tasks": {"top1": score}}
     (run.path / "eval").mkdir(exist_ok=True)
-    write_checked_json(run.path / "eval" / f"step-000001_top1_{value}.json", content)
+    write_json(run.path / "eval" / f"step-000001_top1_{value}.json", content)
 
 
 def test_scores_of_these_weights_are_the_model_index(tmp_path):

@@ -16,7 +16,7 @@ from lapcli.export.verification import missing_library
 from lapcli.export.weights import WEIGHTS
 from lapcli.kinds.opening import find_checkpoint, open_run
 from lapcli.runtime.errors import DataError, UsageError
-from lapcli.runtime.files import read_checked_json
+from lapcli.runtime.files import read_json
 
 pytestmark = pytest.mark.slow  # each export is verified in a process of its own
 
@@ -83,7 +83,7 @@ def test_a_folder_that_differs_is_marked_and_exits_with_1(to, writer, make, said
     assert code == 1
     assert "DIFFERS" in out
     assert f"does not compute what the run does: {said}" in err
-    record = read_checked_json(run.path / "export" / to / "lap.json", "export it again")
+    record = read_json(run.path / "export" / to / "lap.json", "export it again")
     assert record["verified"] is False
     assert "NOT VERIFIED" in (run.path / "export" / to / "README.md").read_text()
 
@@ -107,7 +107,7 @@ def test_the_checkpoint_that_is_asked_for(tmp_path, capsys):
         code, out, err = run_main(capsys, *command, "--runs-dir", str(tmp_path))
         assert code == 0, err
         assert "not verified" in out
-        record = read_checked_json(folder / "lap.json", "")
+        record = read_json(folder / "lap.json", "")
         assert (record["step"], record["verified"]) == (step, None)
         written = load_file(folder / WEIGHTS)
         assert all(torch.equal(written[name], expected[name]) for name in expected)

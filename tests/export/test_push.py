@@ -5,7 +5,7 @@ from export_support import vit_run
 from support import run_main
 
 from lapcli.export.export import export_run
-from lapcli.runtime.files import read_checked_json, write_checked_json
+from lapcli.runtime.files import read_json, write_json
 
 
 @pytest.fixture
@@ -41,9 +41,9 @@ def test_what_is_not_sent(folder, tmp_path, capsys):
     (folder / "secret.txt").write_text("mine")
     assert "was not written by lap export" in refused(str(folder), "--to", "me/digits")
     (folder / "secret.txt").unlink()
-    record = read_checked_json(folder / "lap.json", "")
-    write_checked_json(folder / "lap.json", {**record, "verified": False})
+    record = read_json(folder / "lap.json", "")
+    write_json(folder / "lap.json", {**record, "verified": False})
     assert "failed its verification" in refused(str(folder), "--to", "me/digits")
-    write_checked_json(folder / "lap.json", record)
+    write_json(folder / "lap.json", record)
     (folder / "config.json").write_text("{}")
     assert "was changed after the export" in refused(str(folder), "--to", "me/digits")

@@ -26,7 +26,7 @@ from lapcli.report.claims import claims
 from lapcli.report.collect import find_paths
 from lapcli.report.page import _csv_address, write_page
 from lapcli.report.watching import watch_page
-from lapcli.runs.directory import LOCK
+from lapcli.runs import LOCK
 from lapcli.runtime.files import Lock, lock_file
 
 EVIL = '<script>alert(1)</script><img src=x onerror="alert(2)">'

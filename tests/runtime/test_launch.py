@@ -14,8 +14,7 @@ from support import TINY, Command, ranks, run_main, start_lap, tiny_recipe, trai
 from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 
 from lapcli.recipe import load_recipe
-from lapcli.runs import open_run
-from lapcli.runs.opening import unlock
+from lapcli.runs import open_run, unlock
 from lapcli.runtime.errors import ExitCode, LapError, UsageError, is_lost_peer
 from lapcli.runtime.launch import Processes, _explain, _torchrun_options, launch, needs_launch
 from lapcli.runtime.ranks import device_of, group_options

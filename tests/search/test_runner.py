@@ -12,7 +12,7 @@ from search_support import infos, quick_recipe, spec_of, start_search, trained_s
 from support import lap, start_lap, train_here
 
 from lapcli.recipe import load_recipe
-from lapcli.runs.opening import update_run_info
+from lapcli.runs import update_run_info
 from lapcli.runtime.errors import LapError
 from lapcli.search.proposals import propose
 from lapcli.search.result import confirmation_cells

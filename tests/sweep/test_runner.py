@@ -13,7 +13,7 @@ from support import HANG, ROOT, lap, run_main, run_process, start_lap, train_her
 from sweep_support import train_cells, write_recipe
 
 from lapcli.data.images.loader import count_workers
-from lapcli.runtime.files import read_checked_json
+from lapcli.runtime.files import read_json
 from lapcli.runtime.machine import usable_cores
 from lapcli.sweep.runner import Runner, Slot, share_machine
 from lapcli.sweep.state import lock_cell, log_of
@@ -149,7 +149,7 @@ def test_the_slurm_script_finishes_the_cell_of_its_task(tmp_path, shared_cache):
     assert run.name == "vit_digits-linear_4_0L"
     info = json.loads((run / "run.json").read_text())
     assert (info["status"], info["step"]) == ("finished", 3)
-    done_then = read_checked_json(run / "sweep.json", "train it again")
+    done_then = read_json(run / "sweep.json", "train it again")
     assert done_then == {f"eval --tasks top1 --run {run.name}": info["weights_sha256"]}
     assert list((run / "eval").iterdir())
     again = lap("sweep", *arguments, "--then", "eval --tasks top1", "--runs-dir", str(runs), "--dry-run", "--json")

@@ -13,10 +13,9 @@ import pytest
 from support import exit_code, process, run_main, tiny_recipe
 from tracking_support import tensorboard_scalars, wandb_scalars
 
-from lapcli.runs import open_run, read_run
-from lapcli.runs.opening import unlock
+from lapcli.runs import open_run, read_run, unlock
 from lapcli.runtime.errors import LapError, UsageError
-from lapcli.runtime.files import write_checked_json
+from lapcli.runtime.files import write_json
 from lapcli.tracking.mirror import mirror
 from lapcli.tracking.tracker import run_id
 from lapcli.tracking.trackers import TensorBoard, Trackio, WandB
@@ -216,7 +215,7 @@ def test_evaluations_are_sent_once_and_again_when_they_change(run):
     (run.path / "eval").mkdir()
     for value in (0.5, 0.75):
         told = {"tasks": {"top1": {"value": value}}, "step": 6}
-        write_checked_json(run.path / "eval" / "top1.json", told)
+        write_json(run.path / "eval" / "top1.json", told)
         assert mirror([run.path], TensorBoard())[0].items >= 1
         assert mirror([run.path], TensorBoard())[0].items == 0
     assert _events(run)["eval/top1"] == [(6, 0.5), (6, 0.75)]

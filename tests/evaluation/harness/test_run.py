@@ -26,7 +26,7 @@ from lapcli.data.text.tokenizer import Tokenizer
 from lapcli.evaluation.harness.lm_eval_tasks import _index
 from lapcli.evaluation.language_tasks import _lm_eval_names
 from lapcli.runtime.errors import LapError, UsageError
-from lapcli.runtime.files import read_checked_json, sha256_of_file
+from lapcli.runtime.files import read_json, sha256_of_file
 
 torch.set_num_threads(1)
 PAPER = "arc_easy,arc_challenge,mmlu,gsm8k,humaneval"
@@ -115,7 +115,7 @@ def test_the_result_names_what_it_is(made, whole):
     assert whole["average"]["value"] == pytest.approx(sum(values) / 5)
     assert whole["average"]["is_the_papers"] is True
     kept = [path for path in (run.path / "eval").glob("*.json") if "limit" not in path.name and "paper" in path.name]
-    assert read_checked_json(kept[0], "measure again") == json.loads(json.dumps(whole))
+    assert read_json(kept[0], "measure again") == json.loads(json.dumps(whole))
 
 
 @pytest.mark.parametrize("batch", [1, 3, 8])

@@ -10,7 +10,7 @@ import pytest
 from image_support import TINY_IMAGES
 from support import run_process
 
-ROOT = Path(__file__).parent.parent.parent
+ROOT = Path(__file__).parent.parent
 
 HEAVY_BALL = """
 from typing import Literal

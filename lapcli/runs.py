@@ -1,0 +1,437 @@
+"""Run directories: `runs/<name>/` and the rules by which a run is created, resumed, replaced and found.
+
+A run is never overwritten. The same command resumes an unfinished run, reports a finished one, and refuses one whose
+recipe differs in a key that changes the result; `--fresh` renames the old run to `NAME.old-1` first. `run.json` holds
+the resolved recipe and is what every command reads; `recipe.yaml` is a copy for people, and editing it changes nothing.
+"""
+
+import json
+import os
+import platform
+import re
+import shutil
+import socket
+import time
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from datetime import datetime
+from difflib import get_close_matches
+from importlib.metadata import version
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+from filelock import BaseFileLock, FileLock, Timeout
+
+from lapcli.recipe import RecipeError, differing_keys, load_recipe, recipe_from_dict, recipe_hash, recipe_to_dict
+from lapcli.recipe import recipe_to_yaml as to_yaml
+from lapcli.recipe.schema import BaseRecipe
+from lapcli.runtime import __version__
+from lapcli.runtime.errors import DataError, LapError, UsageError, from_os_error
+from lapcli.runtime.files import is_locked, read_json, write_json, write_text
+from lapcli.runtime.plugins import load_plugins, origin_of
+
+LOCK, TOKENIZER = ".lock", "tokenizer.json"
+RECIPE, INFO, METRICS, CHECKPOINTS, SUMMARY = "recipe.yaml", "run.json", "metrics.jsonl", "checkpoints", "summary.json"
+SWEEP = "sweep.json"  # commands that a sweep has run on the weights, and whether the run was only a search
+MIRRORS = ("track", "tensorboard")  # copies for trackers, which can be recreated at any time
+TRAIN_AGAIN = "train the run again with --fresh"
+#: Keys of a recipe that change how a run is computed or observed, not what it computes: a resume may change them.
+FREE_KEYS = re.compile(
+    r"train\.(micro_batch|compile|threads|device|deterministic|init_from\.(source|weights))|data\.workers|"
+    r"data\.decoded_gigabytes|checkpoint\..*|validation\.(every|prompts|sample_tokens|temperature|top_k|bigram)|track.*"
+)
+_FORMAT = 3  # of run.json
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]{0,127}")
+_SHOWN_RUNS = 8  # in a message
+
+
+@dataclass
+class Run:
+    path: Path
+    recipe: BaseRecipe
+    info: dict[str, Any]
+    lock: BaseFileLock | None = field(default=None, repr=False)  # held while this process trains the run
+
+    @property
+    def name(self) -> str:
+        return self.path.name
+
+    @property
+    def is_finished(self) -> bool:
+        return self.info.get("status") == "finished"
+
+    @property
+    def status(self) -> str:
+        """The status in `run.json`, except that a run whose process is gone is interrupted, not running."""
+        return status_of(self.path, self.info)
+
+    @property
+    def checkpoints(self) -> Path:
+        return self.path / CHECKPOINTS
+
+    @property
+    def metrics(self) -> Path:
+        return self.path / METRICS
+
+    def update(self, **changes: Any) -> None:
+        """Change facts in `run.json`; the recipe is written along."""
+        if self.lock is not None and not (self.path / INFO).is_file():
+            raise LapError(
+                f"{self.path} was moved or removed while it was being trained; nothing more is written. "
+                "Restore the folder to resume with the same command, which otherwise starts a new run."
+            )
+        self.info.update(changes, updated=now())
+        _write_info(self)
+
+    def check_tokenizer(self, sha256: str) -> None:
+        if self.info.get("tokenizer_sha256") not in (None, sha256):
+            raise DataError(
+                f"{self.path / TOKENIZER} is not the tokenizer that the model was trained with (its sha256 differs); "
+                f"restore it from a backup, or {TRAIN_AGAIN}"
+            )
+
+
+def check_name(name: str, next_step: str = "use --name") -> None:
+    if not _NAME.fullmatch(name):
+        raise UsageError(
+            f"{name[:60]!r} is not a valid run name: use ASCII letters, digits and, after the first one, . _ + -; "
+            f"{next_step}"
+        )
+
+
+def open_run(
+    runs_dir: Path,
+    name: str,
+    recipe: BaseRecipe,
+    fresh: bool = False,
+    say: Callable[[str], None] = lambda text: None,
+) -> Run:
+    """Open the run of that name to train it, locked by this process unless it is finished.
+
+    `fresh` moves an existing run aside. `say` gets one line for each thing that a user should know about the resume.
+    """
+    check_name(name)
+    path = runs_dir / name
+    if fresh and os.path.lexists(path):
+        say(f"the previous run is now {_move_aside(path)}")
+    if not (path / INFO).is_file():
+        return new_run(runs_dir, name, recipe)
+    run = read_run(path)
+    if run.is_finished and not changes(run, recipe):
+        return run  # without a lock: a finished run is only read
+    lock = take_lock(path)
+    try:
+        run = read_run(path)  # again: another process may have trained it before we had the lock
+        if is_untrained(run):  # a typo in --data, say: there is nothing to lose
+            return _create(path, recipe, lock)
+        if differing := changes(run, recipe):
+            lines = "\n".join(f"  {key}: {_short(old)} in the run, {_short(new)} now" for key, old, new in differing)
+            raise UsageError(
+                f"{path} was started with another recipe:\n{lines}\n"
+                "Use --name for a new run beside it, or --fresh to move the old one aside."
+            )
+        if run.is_finished:
+            lock.release()
+            return run
+        run.lock = lock
+        warn_about_edits(run, say)
+        for key, old, new in differing_keys(recipe_to_dict(run.recipe), recipe_to_dict(recipe)):
+            say(f"{key} was {_short(old)} and is {_short(new)}: the last bits of later steps may differ")
+        run.recipe = recipe
+        run.info.pop("pruned", None)  # a trial that is resumed is no longer pruned
+        write_text(path / RECIPE, to_yaml(recipe))
+        run.update(status="running", recipe_sha256=recipe_hash(recipe), **_process())
+    except BaseException:
+        lock.release()
+        raise
+    return run
+
+
+def new_run(
+    runs_dir: Path, name: str, recipe: BaseRecipe, files: Mapping[str, Any] = MappingProxyType({}), **facts: Any
+) -> Run:
+    """Create a run, locked by this process; it appears complete, with JSON `files`, and `facts` in its `run.json`."""
+    check_name(name)
+    path = runs_dir / name
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+        foreign = [entry.name for entry in path.iterdir() if entry.name not in (LOCK, RECIPE, *files)]
+    except OSError as error:
+        raise UsageError(f"{path} cannot be created ({error.strerror}); choose another --runs-dir") from None
+    if (path / INFO).exists():
+        raise UsageError(f"{path} already exists; choose another name")
+    if foreign and not all(entry.endswith(".tmp") for entry in foreign):
+        raise UsageError(f"{path} is not a run directory: it has {foreign[0]} but no {INFO}; choose another --name")
+    lock = take_lock(path)
+    try:
+        for file, content in files.items():
+            write_json(path / file, content)
+        return _create(path, recipe, lock, **facts)
+    except BaseException:
+        lock.release()
+        raise
+
+
+def update_run_info(path: Path, **facts: Any) -> None:
+    """Add facts to `run.json` of a run that no process trains."""
+    lock = take_lock(path)
+    try:
+        read_run(path).update(**facts)
+    finally:
+        lock.release()
+
+
+def _create(path: Path, recipe: BaseRecipe, lock: BaseFileLock, **facts: Any) -> Run:
+    info = {
+        "objective": recipe.objective,
+        "status": "running",
+        "step": 0,
+        "seed": recipe.seed,
+        "recipe_sha256": recipe_hash(recipe),
+        "created": now(),
+        "updated": now(),
+        "versions": versions(),
+        **({"plugins": plugins} if (plugins := plugins_of(recipe)) else {}),
+        **_process(),
+        **facts,
+    }
+    run = Run(path, recipe, info, lock)
+    try:
+        (path / METRICS).unlink(missing_ok=True)  # of an untrained run
+        write_text(path / RECIPE, to_yaml(recipe))
+        _write_info(run)  # last: it makes the folder a run
+    except OSError as error:
+        raise from_os_error(error) from None
+    return run
+
+
+def _write_info(run: Run) -> None:
+    write_json(run.path / INFO, {"format": _FORMAT, **run.info, "recipe": recipe_to_dict(run.recipe)})
+
+
+def _move_aside(path: Path) -> Path:
+    lock = take_lock(path) if path.is_dir() else None
+    number = 1
+    while os.path.lexists(aside := path.with_name(f"{path.name}.old-{number}")):
+        number += 1
+    os.rename(path, aside)
+    if lock is not None:
+        lock.release()
+    return aside
+
+
+def discard_untrained(run: Run) -> None:
+    """Remove a run that this process created and that never took a step, with the lock."""
+    if run.lock is not None and run.path.is_dir() and is_untrained(run):
+        shutil.rmtree(run.path, ignore_errors=True)
+    unlock(run)
+
+
+def unlock(run: Run) -> None:
+    if run.lock is not None:
+        run.lock.release()
+    run.lock = None
+
+
+def take_lock(path: Path) -> BaseFileLock:
+    """Take a run's lock, which the kernel frees however the process ends."""
+    # Two threads of one process may train different runs, and a reader holds the lock for an instant.
+    lock = FileLock(path / LOCK, thread_local=False)
+    try:
+        lock.acquire(timeout=1)
+    except Timeout:
+        who = ""
+        with suppress(UsageError):
+            info = read_info(path)
+            who = f" (process {info['pid']} on {info['host']})" if "pid" in info and "host" in info else ""
+        raise UsageError(f"{path} is being trained by another process{who}; wait for it or use --name") from None
+    except OSError as error:
+        raise UsageError(f"{path} cannot be locked ({error.strerror}); choose another --runs-dir") from None
+    return lock
+
+
+def changes(run: Run, recipe: BaseRecipe) -> list[tuple[str, Any, Any]]:
+    """Return (key, the run's value, the recipe's) for each key that prevents resuming the run with that recipe."""
+    return result_keys(recipe_to_dict(run.recipe), recipe_to_dict(recipe))
+
+
+def result_keys(old: dict[str, Any], new: dict[str, Any]) -> list[tuple[str, Any, Any]]:
+    """Return (key, old, new) for each key that changes the result and differs."""
+    return [row for row in differing_keys(old, new) if not FREE_KEYS.fullmatch(row[0])]
+
+
+def is_untrained(run: Run) -> bool:
+    """Return whether the run has no step, no checkpoint, and no files that lap did not write."""
+    made = {RECIPE, INFO, METRICS, CHECKPOINTS, TOKENIZER, *MIRRORS}
+    steps = run.metrics.read_text(errors="replace") if run.metrics.is_file() else ""
+    is_ours = all(path.name in made or path.name.startswith(".") for path in run.path.iterdir())
+    return is_ours and '"loss"' not in steps and not any(run.checkpoints.glob("*"))
+
+
+def warn_about_edits(run: Run, say: Callable[[str], None]) -> None:
+    """Say which keys somebody edited in `recipe.yaml`, which is only a copy of the recipe in `run.json`."""
+    file = run.path / RECIPE
+    try:
+        if file.read_text(encoding="utf-8") == to_yaml(run.recipe):
+            return
+        edited = load_recipe(file, is_kept=True)
+        keys = [key for key, _, _ in differing_keys(recipe_to_dict(run.recipe), recipe_to_dict(edited))]
+    except (OSError, UnicodeDecodeError, RecipeError) as error:
+        say(f"{file} cannot be read ({str(error).splitlines()[0]}): the recipe in {INFO} is used")
+        return
+    if keys:
+        say(f"{file} was edited ({', '.join(keys)}): the run's own values, in {INFO}, are used")
+
+
+def _process() -> dict[str, Any]:
+    """Return the process that trains the run, for messages about a locked run."""
+    return {"host": socket.gethostname(), "pid": os.getpid()}
+
+
+def _short(value: Any) -> str:
+    text = json.dumps(value)
+    return text if len(text) <= 60 else text[:57] + "..."
+
+
+def status_of(path: Path, info: dict[str, Any]) -> str:
+    """Return the status; a run without the lock of a living process is interrupted, not running."""
+    status = str(info.get("status"))
+    return "interrupted" if status == "running" and is_locked(path / LOCK) is False else status
+
+
+def plugins_of(recipe: BaseRecipe) -> list[dict[str, str]]:
+    """Return the entries of other packages that a run of the recipe uses, for `run.json`."""
+    origins = {(sort, name): origin_of(sort, name) for sort, name in recipe.named_entries()}
+    return [
+        {"sort": sort, "name": name, "package": origin.package, "version": origin.version}
+        for (sort, name), origin in origins.items()
+        if origin is not None
+    ]
+
+
+def check_plugins(path: Path, info: dict[str, Any], *, reads_data: bool = False) -> None:
+    """Raise DataError if a package that the run uses is not installed any more, instead of blaming the recipe.
+
+    Data sources are only needed if the caller `reads_data`: weights and results can be read without them.
+    """
+    needed = [plugin for plugin in info.get("plugins", []) if reads_data or plugin["sort"] != "data source"]
+    if needed:
+        load_plugins()
+    for plugin in needed:
+        if origin_of(plugin["sort"], plugin["name"]) is None:
+            raise DataError(
+                f"{path} uses the {plugin['sort']} {plugin['name']} of the package {plugin['package']} "
+                f"{plugin['version']}, which is not installed; install it: pip install {plugin['package']}"
+            )
+
+
+def read_run(path: Path) -> Run:
+    info = read_info(path)
+    check_plugins(path, info)
+    recipe = recipe_from_dict(info.pop("recipe"), str(path / INFO))
+    if not isinstance(recipe, BaseRecipe):
+        raise UsageError(f"{path} has no recipe of a run; name another run")
+    return Run(path, recipe, info)
+
+
+def read_info(path: Path) -> dict[str, Any]:
+    """Read `run.json` of a run, with its recipe as plain values."""
+    try:
+        info = read_json(path / INFO, TRAIN_AGAIN)
+    except (FileNotFoundError, NotADirectoryError):
+        raise UsageError(f"{path} is not a run directory: it has no {INFO}; name another") from None
+    except OSError as error:
+        raise UsageError(f"{path / INFO} cannot be read ({error.strerror}); name another run") from None
+    if info.pop("format", None) != _FORMAT:
+        raise DataError(f"{path / INFO} was written by another version of lap; {TRAIN_AGAIN}")
+    for key, kind in (("objective", str), ("status", str), ("step", int), ("recipe", dict)):
+        if not isinstance(info.get(key), kind):
+            raise DataError(f"{path / INFO} is damaged (its {key}); restore it from a backup, or {TRAIN_AGAIN}")
+    return info
+
+
+def write_summary(run: Run, summary: dict[str, Any]) -> None:
+    write_json(run.path / SUMMARY, summary)
+
+
+def read_summary(run: Run) -> dict[str, Any]:
+    """Read the results of a finished run: first and last validation, samples. Empty if there are none."""
+    try:
+        return read_json(run.path / SUMMARY, TRAIN_AGAIN)
+    except FileNotFoundError:
+        return {}
+    except OSError as error:
+        raise DataError(f"{run.path / SUMMARY} cannot be read ({error.strerror}); check its permissions") from None
+
+
+def runs_in(folder: Path) -> list[Path]:
+    """Return the folders of runs, by name."""
+    return sorted(path.parent for path in folder.glob(f"*/{INFO}") if not path.parent.name.startswith("."))
+
+
+def named_run(runs_dir: Path, name: str) -> Run:
+    """Read a run by its name in `runs_dir`, or by its folder."""
+    path = Path(name) if (Path(name) / INFO).is_file() else runs_dir / name
+    if not path.is_dir():
+        raise unknown_run(runs_dir, name)
+    return read_run(path)
+
+
+def unknown_run(runs_dir: Path, name: str) -> UsageError:
+    """Return the error for a name that no run has, with the nearest name and the existing runs, newest first."""
+    paths = sorted(runs_in(runs_dir), key=lambda path: (path / INFO).stat().st_mtime, reverse=True)
+    names = [path.name for path in paths]
+    if not names:
+        return UsageError(f"there is no run {name[:80]} in {runs_dir}, which has no runs; see --runs-dir")
+    near = get_close_matches(name, names, 1)
+    shown = ", ".join(names[:_SHOWN_RUNS]) + (f" and {more} more" if (more := len(names) - _SHOWN_RUNS) > 0 else "")
+    meant = f"did you mean {near[0]}? It" if near else "it"
+    return UsageError(f"there is no run {name[:80]} in {runs_dir}; {meant} has {shown} (lap runs lists them)")
+
+
+def find_run(runs_dir: Path, name: str | None, objectives: set[str]) -> Run:
+    """Return the finished run of that name or path, or the newest, if its objective is one of `objectives`."""
+    if name is None:
+        return newest_run(runs_dir, objectives)
+    run = named_run(runs_dir, name)
+    kinds = " or ".join(sorted(objectives))
+    if run.info.get("objective") not in objectives:
+        raise UsageError(f"{run.path} is a run of {run.info.get('objective')}, and {kinds} is needed; use --run")
+    if not run.is_finished:
+        raise UsageError(f"{run.path} is {run.status}, not finished; finish it first, or use --run")
+    return run
+
+
+def newest_run(runs_dir: Path, objectives: set[str]) -> Run:
+    """Return the newest finished run of one of `objectives`; a damaged run fails, since it could be the newest."""
+    candidates: list[tuple[float, float, Path]] = []
+    for path in runs_in(runs_dir):
+        try:
+            info = read_info(path)
+        except UsageError as error:
+            raise DataError(f"{error}, or name the run that you mean with --run") from None
+        if info.get("status") == "finished" and info.get("objective") in objectives:
+            # `updated` has whole seconds; the file's time decides between runs that ended in the same one.
+            candidates.append((time_of(info), (path / INFO).stat().st_mtime, path))
+    if not candidates:
+        raise UsageError(f"no finished run of {' or '.join(sorted(objectives))} in {runs_dir}; train one or use --run")
+    return read_run(max(candidates)[2])
+
+
+def time_of(info: dict[str, Any]) -> float:
+    """Return the last update's time in `run.json`, 0 if unreadable; unlike a file's time it survives copying."""
+    try:
+        return datetime.fromisoformat(str(info.get("updated") or info.get("created"))).timestamp()
+    except ValueError:
+        return 0.0
+
+
+def versions() -> dict[str, str]:
+    packages = ("torch", "numpy", "tokenizers", "safetensors", "timm", "pillow")
+    return {"lap": __version__, "python": platform.python_version(), **{name: version(name) for name in packages}}
+
+
+def now() -> str:
+    return time.strftime("%Y-%m-%dT%H:%M:%S%z")

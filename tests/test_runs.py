@@ -1,0 +1,437 @@
+"""Run directories: never overwritten, resumed with the same result, readable whatever people do to the text files."""
+
+import io
+import json
+import multiprocessing
+import os
+import shutil
+import signal
+import stat
+from pathlib import Path
+
+import pytest
+from image_support import image_recipe
+from support import (
+    LOG,
+    die_at,
+    exit_code,
+    process,
+    ranks,
+    run_main,
+    start_child,
+    tiny_recipe,
+    train_here,
+    wait_until,
+    write_text,
+)
+from sweep_support import write_recipe
+
+from lapcli.kinds.opening import find_checkpoint
+from lapcli.recipe import load_recipe, recipe_from_dict, recipe_to_dict
+from lapcli.runs import find_run, named_run, newest_run, open_run, read_run, runs_in, unlock
+from lapcli.runtime.errors import DataError, LapError, UsageError
+from lapcli.training import checkpoint
+from lapcli.training.metrics import read_metrics, without_times
+
+
+@pytest.fixture(scope="module")
+def text(tmp_path_factory):
+    return write_text(tmp_path_factory.mktemp("text") / "text.txt")
+
+
+@pytest.fixture
+def recipe(text):
+    return tiny_recipe(text, train={"steps": 4}, validation={"every": 2}, checkpoint={"every": 2})
+
+
+def with_a_step(runs, name, recipe, **facts):
+    """A run with a line of metrics, so that there is something to lose."""
+    run = open_run(runs, name, recipe)
+    run.metrics.write_text('{"step": 1, "loss": 5.0}\n')
+    run.update(**{"status": "interrupted", "step": 1, **facts})
+    unlock(run)
+    return run
+
+
+def content(run: Path) -> dict[str, bytes]:
+    files = [path for path in run.rglob("*") if path.is_file() and path.name != ".lock"]
+    return {str(path.relative_to(run)): path.read_bytes() for path in files}
+
+
+def result(run: Path):
+    """What a training leaves, without times."""
+    lines = [without_times(line) for line in read_metrics(run / "metrics.jsonl")]
+    return find_checkpoint(read_run(run), "last").weights_sha256, lines
+
+
+# Creating and finding
+
+
+def test_a_new_run_has_its_resolved_recipe_and_its_facts(recipe, tmp_path):
+    run = open_run(tmp_path / "runs", "first", recipe)
+    info = json.loads((run.path / "run.json").read_text())
+    assert recipe_from_dict(info["recipe"]) == recipe == load_recipe(run.path / "recipe.yaml")
+    assert (info["status"], info["step"], info["seed"]) == ("running", 0, recipe.seed)
+    assert set(info["versions"]) >= {"lap", "python", "torch"}
+    assert read_run(run.path).recipe == recipe
+
+
+@pytest.mark.parametrize("place", ["a file", "/proc/x"])
+def test_a_place_where_no_folder_can_be_made(recipe, tmp_path, place):
+    if place == "a file":
+        (tmp_path / "file").write_text("")
+        place = tmp_path / "file" / "runs"
+    with pytest.raises(UsageError, match=r"cannot be created.*--runs-dir"):
+        open_run(Path(place), "first", recipe)
+
+
+def test_somebodys_folder_is_not_taken_for_a_run(recipe, tmp_path):
+    (tmp_path / "photos").mkdir()
+    (tmp_path / "photos" / "cat.png").write_text("")
+    with pytest.raises(UsageError, match=r"cat\.png"):
+        open_run(tmp_path, "photos", recipe)
+    with pytest.raises(UsageError, match=r"run\.json"):
+        named_run(tmp_path, "photos")
+
+
+def test_the_newest_finished_run_stays_the_newest_when_another_is_copied(recipe, tmp_path, monkeypatch):
+    with pytest.raises(UsageError, match="no finished run"):
+        newest_run(tmp_path, {"language_model"})
+    for name, when in (("a", "2026-01-01T12:00:00+0200"), ("b", "2026-01-01T11:00:00+0000")):
+        monkeypatch.setattr("lapcli.runs.now", lambda when=when: when)
+        with_a_step(tmp_path, name, recipe, status="finished")
+    with_a_step(tmp_path, "c", recipe)  # not finished
+    shutil.copytree(tmp_path / "a", tmp_path / "copied")
+    assert newest_run(tmp_path, {"language_model"}).name == "b"
+    with pytest.raises(UsageError):
+        newest_run(tmp_path, {"classification"})
+
+
+@pytest.mark.parametrize("damage", [b"{}", b"[]", b"", b"\xff\xfe", b"[" * 100_000, b'{"format": 3, "step": "x"}'])
+def test_a_damaged_run_json_is_named_and_not_passed_over_for_an_older_run(recipe, tmp_path, damage):
+    for name in ("a", "b"):
+        with_a_step(tmp_path, name, recipe, status="finished")
+    (tmp_path / "b" / "run.json").write_bytes(damage)
+    with pytest.raises(DataError, match=r"b/run\.json.*--run"):
+        newest_run(tmp_path, {"language_model"})
+    assert find_run(tmp_path, "a", {"language_model"}).name == "a"
+
+
+@pytest.mark.parametrize("mask", [0o022, 0o077])
+def test_every_file_of_a_run_has_the_permissions_of_the_umask(recipe, tmp_path, mask):
+    """Checkpoints too, which safetensors writes for the owner alone: a colleague may evaluate them."""
+    before = os.umask(mask)
+    try:
+        train_here(recipe, tmp_path / "runs")
+    finally:
+        os.umask(before)
+    found = {stat.S_IMODE(path.stat().st_mode) for path in (tmp_path / "runs").rglob("*") if path.is_file()}
+    assert found == {0o666 & ~mask}
+
+
+# Locks
+
+
+def _open_and_die(folder, values):
+    open_run(folder, "first", recipe_from_dict(values)).update(status="running", step=2)
+    os._exit(1)  # as after a kill: nothing is cleaned up
+
+
+def test_a_killed_run_is_interrupted_and_can_be_opened(recipe, tmp_path):
+    child = process(_open_and_die, tmp_path, recipe_to_dict(recipe))
+    child.start()
+    assert exit_code(child) == 1
+    assert read_run(tmp_path / "first").status == "interrupted"
+    with pytest.raises(UsageError, match="interrupted"):
+        find_run(tmp_path, "first", {"language_model"})
+    again = open_run(tmp_path, "first", recipe)
+    assert read_run(tmp_path / "first").status == "running"
+    unlock(again)
+
+
+def _open_at_once(barrier, answers, runs, recipe):
+    barrier.wait()
+    run = None
+    try:
+        run = open_run(runs, "run", recipe)
+        answers.put("opened")
+    except LapError as error:
+        answers.put(str(error))
+    except BaseException as error:
+        answers.put(f"not a sentence: {error!r}")
+    barrier.wait()  # until all have tried
+    if run is not None:
+        unlock(run)
+
+
+@pytest.mark.slow
+def test_of_several_starts_of_one_new_name_one_trains_it(recipe, tmp_path):
+    fork = multiprocessing.get_context("fork")
+    for attempt in range(6):
+        barrier, answers = fork.Barrier(3), fork.Queue()
+        runs = tmp_path / f"runs-{attempt}"
+        children = [fork.Process(target=_open_at_once, args=(barrier, answers, runs, recipe)) for _ in range(3)]
+        for child in children:
+            child.start()
+        said = sorted(answers.get() for _ in children)
+        for child in children:
+            child.join()
+        assert said.count("opened") == 1, said
+        assert sum("another process" in text for text in said) == 2, said
+
+
+@pytest.mark.parametrize("how", ["removed", "renamed"])
+def test_a_run_folder_that_goes_away_under_training_is_one_sentence(recipe, tmp_path, monkeypatch, how):
+    runs = tmp_path / "runs"
+
+    def fault_point(point):
+        if point == "after rename":
+            shutil.rmtree(runs / "run") if how == "removed" else (runs / "run").rename(runs / "other")
+
+    monkeypatch.setattr(checkpoint, "fault_point", fault_point)
+    with pytest.raises(LapError, match="moved or removed"):
+        train_here(recipe, runs)
+    assert [path.name for path in runs.iterdir()] == ([] if how == "removed" else ["other"])
+
+
+# Resuming
+
+
+def test_another_recipe_is_refused_with_the_differing_keys(recipe, text, tmp_path):
+    with_a_step(tmp_path, "first", recipe)
+    before = content(tmp_path / "first")
+    other = tiny_recipe(text, train={"steps": 11}, seed=3, validation={"every": 2}, checkpoint={"every": 2})
+    with pytest.raises(UsageError) as refused:
+        open_run(tmp_path, "first", other)
+    for part in ("train.steps: 4 in the run, 11 now", "seed: 0 in the run, 3 now", "--name", "--fresh"):
+        assert part in str(refused.value)
+    assert content(tmp_path / "first") == before
+
+
+def test_another_recipe_may_take_the_name_of_a_run_without_a_step(recipe, text, tmp_path):
+    """A typo in --data must not block the name; a run with somebody's file in it stays."""
+    other = tiny_recipe(text, train={"steps": 11})
+    run = open_run(tmp_path, "first", recipe)
+    with pytest.raises(UsageError, match=rf"another process \(process {os.getpid()}"):
+        open_run(tmp_path, "first", other)
+    unlock(run)
+    (run.path / "notes.txt").write_text("mine")
+    with pytest.raises(UsageError, match=r"train\.steps"):
+        open_run(tmp_path, "first", other)
+    (run.path / "notes.txt").unlink()
+    again = open_run(tmp_path, "first", other)
+    assert (again.recipe, again.status) == (other, "running")
+
+
+@pytest.fixture(scope="module")
+def interrupted(text, tmp_path_factory, shared_cache):
+    """A run that was killed right after its checkpoint of step 2, and what it gives without a kill."""
+    folder = tmp_path_factory.mktemp("interrupted")
+    recipe = tiny_recipe(text, train={"steps": 4}, validation={"every": 2}, checkpoint={"every": 2})
+    assert exit_code(start_child(recipe, folder / "whole", shared_cache)) == 0
+    assert exit_code(start_child(recipe, folder / "killed", shared_cache, die_at, "after rename", 1)) == -signal.SIGKILL
+    return folder, recipe, result(folder / "whole" / "run")
+
+
+@pytest.fixture
+def killed(interrupted, tmp_path, monkeypatch):
+    from support import randomise_weights
+
+    from lapcli.models.gpt import GPT
+
+    monkeypatch.setattr(GPT, "initialise", GPT.initialise)
+    randomise_weights()  # as in the child that was killed
+    shutil.copytree(interrupted[0] / "killed" / "run", tmp_path / "run")
+    return tmp_path / "run"
+
+
+def test_a_comment_or_an_edit_in_recipe_yaml_does_not_matter(interrupted, killed):
+    _, recipe, expected = interrupted
+    file = killed / "recipe.yaml"
+    assert "batch: 8" in file.read_text()
+    file.write_text("# a remark\n" + file.read_text().replace("batch: 8", "batch: 12"))
+    assert read_run(killed).recipe == recipe  # for every command
+    log = io.StringIO()
+    train_here(recipe, killed.parent, log=log)
+    assert result(killed) == expected
+    assert "edited (train.batch)" in log.getvalue()
+
+
+@pytest.mark.parametrize("file", ["recipe.yaml", "metrics.jsonl"])
+def test_a_missing_text_file_does_not_end_a_run(interrupted, killed, file):
+    _, recipe, (weights, _) = interrupted
+    (killed / file).unlink()
+    log = io.StringIO()
+    train_here(recipe, killed.parent, log=log)
+    assert result(killed)[0] == weights
+    assert file in log.getvalue()
+
+
+def test_a_training_goes_on_when_its_recipe_yaml_is_removed_under_it(recipe, tmp_path, monkeypatch):
+    def fault_point(point):
+        if point == "after rename":
+            (tmp_path / "run" / "recipe.yaml").unlink(missing_ok=True)
+
+    monkeypatch.setattr(checkpoint, "fault_point", fault_point)
+    assert train_here(recipe, tmp_path).is_finished
+
+
+def test_a_damaged_line_of_metrics_is_skipped_with_a_warning(interrupted, killed):
+    _, recipe, (weights, lines) = interrupted
+    first, second, *rest = (killed / "metrics.jsonl").read_text().splitlines(keepends=True)
+    (killed / "metrics.jsonl").write_text("".join([first, second.replace("{", "<"), *rest, '{"step": 3, "lo']))
+    log = io.StringIO()
+    train_here(recipe, killed.parent, log=log)
+    found, kept = result(killed)
+    assert (found, kept) == (weights, [lines[0], *lines[2:]])
+    assert "metrics.jsonl:2" in log.getvalue()
+
+
+def test_without_its_metrics_nobody_knows_the_best_checkpoint(tmp_path, shared_cache):
+    recipe = image_recipe(train={"steps": 4}, validation={"every": 2}, checkpoint={"every": 2})
+    assert exit_code(start_child(recipe, tmp_path, shared_cache, die_at, "after rename", 1)) == -signal.SIGKILL
+    (tmp_path / "run" / "metrics.jsonl").unlink()
+    run = train_here(recipe, tmp_path)
+    assert [line["step"] for line in read_metrics(run.metrics) if "loss" in line] == [3, 4]
+    with pytest.raises(UsageError, match="best"):
+        find_checkpoint(run, "best")
+
+
+@pytest.mark.parametrize(
+    ("section", "key", "value"),
+    [
+        ("train", "micro_batch", 2),
+        ("checkpoint", "every", 1),
+        ("checkpoint", "keep", 5),
+        ("validation", "every", 1),
+    ],
+)
+def test_keys_that_do_not_change_the_result_may_change_at_a_resume(interrupted, killed, section, key, value):
+    _, recipe, (_, lines) = interrupted
+    values = recipe_to_dict(recipe)
+    old = values[section][key]
+    changed = recipe_from_dict({**values, section: {**values[section], key: value}})
+    log = io.StringIO()
+    run = train_here(changed, killed.parent, log=log)
+    assert f"{section}.{key} was {old} and is {value}" in log.getvalue()
+    assert run.recipe == read_run(killed).recipe == changed
+    assert load_recipe(killed / "recipe.yaml") == changed
+    losses = [line["loss"] for line in read_metrics(run.metrics) if "loss" in line]
+    # The same batches: only the order of summation may differ.
+    assert losses == pytest.approx([line["loss"] for line in lines if "loss" in line], rel=1e-5)
+
+
+def test_a_resume_with_the_key_of_another_result_is_refused(interrupted, killed):
+    values = recipe_to_dict(interrupted[1])
+    other = recipe_from_dict({**values, "train": {**values["train"], "batch": 4}})
+    with pytest.raises(UsageError, match=r"train\.batch: 8 in the run, 4 now"):
+        train_here(other, killed.parent)
+
+
+def test_other_data_is_refused(text, tmp_path, monkeypatch):
+    own = write_text(tmp_path / "own.txt")
+    recipe = tiny_recipe(own, train={"steps": 4}, checkpoint={"every": 2})
+
+    def stop(point):
+        if point == "after rename":
+            raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(checkpoint, "fault_point", stop)
+        with pytest.raises(KeyboardInterrupt):
+            train_here(recipe, tmp_path / "runs")
+    tokenizer = (tmp_path / "runs" / "run" / "tokenizer.json").read_bytes()
+    own.write_text(own.read_text() * 2)
+    with pytest.raises(DataError, match="has changed"):
+        train_here(recipe, tmp_path / "runs")
+    assert (tmp_path / "runs" / "run" / "tokenizer.json").read_bytes() == tokenizer
+
+
+@pytest.mark.parametrize("change", [{"data": {"train": "nowhere.txt"}}, {"schedule": {"warmup": 500}}])
+def test_a_start_that_fails_before_the_first_step_leaves_no_run(tmp_path, capsys, change):
+    recipe = write_recipe(tmp_path, **change)
+    runs = tmp_path / "runs"
+    code, _, err = run_main(capsys, "train", str(recipe), "--runs-dir", str(runs))
+    assert (code, err.count("lap: ")) == (2, 1), err
+    assert not runs.exists() or list(runs.iterdir()) == []
+
+
+def _fail_in_the_first_update():
+    from lapcli.training.optimizers import Optimizers
+
+    def update(self):
+        raise MemoryError("no more memory")
+
+    Optimizers.step = update
+
+
+def test_an_error_in_the_first_update_leaves_no_run(recipe, tmp_path, shared_cache):
+    assert exit_code(start_child(recipe, tmp_path / "runs", shared_cache, _fail_in_the_first_update)) == 1
+    assert runs_in(tmp_path / "runs") == []
+
+
+# --fresh
+
+
+def _wait_in_update(folder):
+    """Say that the first update has come, and take it when told to."""
+    import time
+
+    from lapcli.training.optimizers import Optimizers
+
+    before = Optimizers.step
+
+    def update(self):
+        Path(folder, "in update").touch()
+        while not Path(folder, "go on").exists():
+            time.sleep(0.02)
+        before(self)
+
+    Optimizers.step = update
+
+
+def test_a_run_that_is_being_trained_is_not_moved_aside(recipe, tmp_path, shared_cache):
+    first = start_child(recipe, tmp_path / "runs", shared_cache, _wait_in_update, str(tmp_path))
+    wait_until((tmp_path / "in update").exists)
+    assert exit_code(start_child(recipe, tmp_path / "runs", shared_cache, fresh=True)) == 2
+    assert f"process {first.pid} on" in (tmp_path / "runs" / LOG).read_text()
+    (tmp_path / "go on").touch()
+    assert exit_code(first) == 0
+    assert [path.name for path in (tmp_path / "runs").iterdir() if path.is_dir()] == ["run"]
+
+
+@pytest.mark.parametrize("processes", [1, 2])
+def test_fresh_moves_the_old_run_aside(recipe, text, tmp_path, shared_cache, processes):
+    train_here(recipe, tmp_path)
+    before = content(tmp_path / "run")
+    other = tiny_recipe(text, train={"steps": 2}, seed=1)
+    children = [start_child(other, tmp_path, shared_cache, fresh=True, environment=rank) for rank in ranks(processes)]
+    assert [exit_code(child) for child in children] == [0] * processes, (tmp_path / LOG).read_text()
+    assert content(tmp_path / "run.old-1") == before
+    assert "run.old-1" in (tmp_path / LOG).read_text()
+    found = read_run(tmp_path / "run")
+    assert (found.status, found.recipe.seed) == ("finished", 1)
+    assert find_checkpoint(found, "last").weights_sha256 == found.info["weights_sha256"]
+
+
+def test_a_fresh_start_that_fails_keeps_the_old_run_aside(recipe, text, tmp_path):
+    train_here(recipe, tmp_path)
+    before = content(tmp_path / "run")
+    with pytest.raises(UsageError, match=r"nowhere\.txt"):
+        train_here(tiny_recipe(text.with_name("nowhere.txt")), tmp_path, fresh=True)
+    assert content(tmp_path / "run.old-1") == before
+    assert not (tmp_path / "run").exists()
+
+
+# Checkpoints
+
+
+def test_an_older_checkpoint_does_not_stand_for_a_missing_one(recipe, tmp_path):
+    run = train_here(recipe, tmp_path)
+    path = find_checkpoint(run, "last").path
+    path.rename(path.with_name("step-000001"))
+    with pytest.raises(UsageError):
+        find_checkpoint(run, "last")
+    shutil.rmtree(run.checkpoints)
+    with pytest.raises(UsageError, match="checkpoint"):
+        find_checkpoint(run, "last")
