@@ -332,10 +332,8 @@ def edit_checkpoint(folder: Path, file: str, change: Callable[[dict[str, Any]], 
     change(tensors)
     save_file(tensors, folder / file, metadata=metadata)
     state = json.loads((folder / "state.json").read_text())
-    del state["sha256"]
     state["files"][file] = hashlib.sha256((folder / file).read_bytes()).hexdigest()
-    sha256 = hashlib.sha256(json.dumps(state, sort_keys=True).encode()).hexdigest()
-    (folder / "state.json").write_text(json.dumps({**state, "sha256": sha256}))
+    (folder / "state.json").write_text(json.dumps(state))
     return folder / file
 
 

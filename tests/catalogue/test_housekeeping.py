@@ -79,7 +79,7 @@ def test_a_run_whose_newest_checkpoint_is_damaged_is_not_pruned(runs):
     """What would be removed is all that the run could be resumed from."""
     newest = runs / "base" / "checkpoints" / "step-000010" / "model.safetensors"
     newest.write_bytes(newest.read_bytes()[:-1] + b"?")
-    with pytest.raises(UsageError, match="newest checkpoint is damaged"):
+    with pytest.raises(UsageError, match="damaged checkpoint"):
         plan_pruning(read_run(runs / "base"), keep=1)
 
 
@@ -103,18 +103,8 @@ def test_a_run_that_is_being_trained_is_left_alone(runs, tmp_path):
     prunings, left_out = plan_prunings([run.path], 1, with_sweeps=False, are_named=False)
     assert (prunings, len(left_out)) == ([], 1)
     unlock(run)  # its process is gone, though run.json says running
-    run.info["pid"] = 2**22 + 1
-    run.update()
     remove_run(run.path)
     assert not run.path.exists()
-
-
-def test_a_run_that_another_machine_trains_is_left_alone(runs, tmp_path):
-    run = open_run(runs, "far", tiny_recipe(tmp_path / "text.txt"))
-    run.update(host="another machine")
-    unlock(run)
-    with pytest.raises(UsageError, match="is being trained"):
-        remove_run(run.path)
 
 
 def test_a_renamed_run_keeps_its_age_and_its_weights(runs):
@@ -124,7 +114,7 @@ def test_a_renamed_run_keeps_its_age_and_its_weights(runs):
     path = rename_run(read_run(runs / "another"), "kept")
     assert not (runs / "another").exists()
     renamed = read_run(path)
-    assert (renamed.info["name"], find_checkpoint(renamed, "last").weights_sha256) == ("kept", weights)
+    assert (renamed.name, find_checkpoint(renamed, "last").weights_sha256) == ("kept", weights)
     assert newest_run(runs, {"language_model"}).info["updated"] == newest
     assert renamed.info["updated"] == read_run(runs / "chat-midtrain").info["updated"]
 

@@ -27,9 +27,8 @@ def runs(tmp_path):
 
 
 def set_updated(run, moment):
-    from lapcli.runtime.files import write_json
-
-    write_json(run.path / "run.json", {**run.info, "updated": moment})
+    file = run.path / "run.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), "updated": moment}))
 
 
 def test_the_newest_comes_first_with_its_best_validation(runs):
@@ -49,10 +48,10 @@ def test_higher_is_better_for_accuracies(runs):
 
 
 def test_a_damaged_run_is_listed_as_such(runs):
-    (runs / "new-run" / "recipe.yaml").write_text("objective: chat\n")
+    (runs / "new-run" / "run.json").write_text("{")
     damaged = next(run for run in list_runs(runs) if run.name == "new-run")
     assert damaged.status == "damaged"
-    assert "recipe.yaml was edited or damaged" in damaged.problem
+    assert "run.json is damaged" in damaged.problem
     assert damaged.bytes == size_of(runs / "new-run") > 0
 
 

@@ -151,7 +151,6 @@ def test_a_run_that_wanted_too_many_samples_is_finished_with_fewer(kinds, tmp_pa
             train_here(too_many, tmp_path)
     run = tmp_path / "run"
     assert json.loads((run / "run.json").read_text())["status"] == "failed"
-    kept = (run / "recipe.yaml").read_bytes()
     with pytest.raises(UsageError, match=r"validation\.sample_tokens.*lower it"):
         train_here(too_many, tmp_path)
 
@@ -162,11 +161,8 @@ def test_a_run_that_wanted_too_many_samples_is_finished_with_fewer(kinds, tmp_pa
         "the",
         "caf\u00e9 \u2028",
     ]
-    assert (run / "recipe.yaml").read_bytes() == kept
     assert read_run(run).recipe == fewer
     assert train_here(fewer, tmp_path).is_finished  # reported
-    with pytest.raises(UsageError, match=r"validation\.sample_tokens: 3 in the run, 320 now"):
-        train_here(too_many, tmp_path)
 
 
 def _become(rank, fails):

@@ -4,18 +4,15 @@ Augmentation, erasing, mixup, CutMix, repeated augmentation and drop path are on
 """
 
 import json
-import shutil
 import signal
 
 import pytest
 import torch
 from image_support import image_recipe, write_folder
 from safetensors.torch import load_file
-from support import die_at, die_in_update, exit_code, run_main, start_child, train_here
+from support import die_at, die_in_update, exit_code, start_child, train_here
 
-from lapcli.recipe import recipe_to_yaml, values_hash
 from lapcli.runtime.errors import DataError
-from lapcli.training import checkpoint
 from lapcli.training.metrics import read_metrics, without_times
 
 STEPS = 10
@@ -74,42 +71,6 @@ def test_a_run_does_not_go_on_with_other_images(tmp_path, shared_cache):
         (data / "train" / old).rename(data / "train" / new)
     with pytest.raises(DataError, match=r"the data of .* has changed since it began"):
         train_here(recipe, runs)
-
-
-def test_weights_with_a_layer_scale_that_the_recipe_does_not_have_get_a_sentence(
-    tmp_path, shared_cache, monkeypatch, capsys
-):
-    """As version 0.1 left them for `layer_scale: null`: no command takes them for what the recipe says."""
-    monkeypatch.setenv("LAP_CACHE", str(shared_cache))
-    recipe = image_recipe(model={"layer_scale": None}, train={"steps": 2}, data={"workers": 0})
-    run = train_here(recipe, tmp_path / "runs", "tiny-seed0")
-    saved = checkpoint.newest(run.checkpoints, pytest.fail)
-    weights = load_file(saved.weights)
-    assert not any("gamma" in name for name in weights)
-    gammas = {f"blocks.{n}.ls{i}.gamma": torch.full((32,), 1e-6) for n in (0, 1) for i in (1, 2)}
-    metadata = {"laplacian_heads": str(recipe.model.head_plan())}
-    shutil.rmtree(saved.path)
-    old = checkpoint.save(run.checkpoints, 2, {**weights, **gammas}, {}, metadata, {"seed": 0}, keep=1)
-    (tmp_path / "tiny.yaml").write_text(recipe_to_yaml(recipe))
-    train = ("train", str(tmp_path / "tiny.yaml"), "--name", "tiny-seed0")
-    named = ("blocks.0.ls1.gamma", "model.layer_scale: null")
-    for status, command, words in (
-        ("finished", ("eval", "--run", "tiny-seed0"), named),
-        ("finished", ("analyze", "cossim", "--run", "tiny-seed0"), named),
-        ("finished", train, ("model.layer_scale: 1e-06 in the run, null now", "--fresh")),
-        ("interrupted", train, ("model.layer_scale: 1e-06 in the run, null now", "--fresh")),
-        ("finished", ("sweep", train[1], "--over", "seed=0"), ("model.layer_scale 1e-06 in the run, null now",)),
-    ):
-        info = {key: run.info[key] for key in run.info if key != "recipe_file_sha256"}
-        info["recipe_sha256"] = values_hash((run.path / "recipe.yaml").read_text())
-        info.update(status=status, weights_sha256=old.weights_sha256)
-        (run.path / "run.json").write_text(json.dumps(info))
-        code, _, err = run_main(capsys, *command, "--runs-dir", str(run.path.parent))
-        assert code == 2, err
-        said = " ".join(err.split())
-        assert all(word in said for word in words), said
-        assert "Traceback" not in said
-    assert old.weights.exists()
 
 
 def test_killed_and_resumed(uninterrupted, tmp_path, shared_cache):

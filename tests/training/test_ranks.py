@@ -76,7 +76,7 @@ def no_run(path):
     ("change", "said"),
     [
         (remove, "cannot resume from step 4, which rank 0 chose"),
-        (damage, "model.safetensors is not what was saved"),
+        (damage, "model.safetensors is not a readable safetensors file"),
         (other_weights, "holds other files than rank 0's"),
         (other_moments, "holds other files than rank 0's"),
         (no_run, "is not a run directory"),

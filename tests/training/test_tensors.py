@@ -1,6 +1,5 @@
 """Files whose hashes are right and whose tensors are wrong: every command that loads them names the tensor, exit 2."""
 
-import hashlib
 import io
 import json
 import pickle
@@ -155,10 +154,8 @@ def test_a_file_that_is_no_safetensors_file_is_named(unfinished, tmp_path, file,
     place = tmp_path / "runs" / "run" / "checkpoints" / "step-000002"
     (place / file).write_bytes(FILES[damage]((place / file).read_bytes()))
     state = json.loads((place / "state.json").read_text())
-    del state["sha256"]
     state["files"][file] = sha256_of_file(place / file)
-    digest = hashlib.sha256(json.dumps(state, sort_keys=True).encode()).hexdigest()
-    (place / "state.json").write_text(json.dumps({**state, "sha256": digest}))
+    (place / "state.json").write_text(json.dumps(state))
     with pytest.raises(DataError, match="is not a readable safetensors file") as refused:
         train_here(recipe, tmp_path / "runs")
     assert str(place / file) in str(refused.value)
