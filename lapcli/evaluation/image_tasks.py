@@ -22,7 +22,7 @@ from lapcli.evaluation.tasks import EvaluationRequest, TaskFamily, TaskResults, 
 from lapcli.kinds.kind import CLASSES, FEATURES
 from lapcli.recipe.checking import check_recipe
 from lapcli.recipe.loading import apply_overrides
-from lapcli.recipe.reading import Node, RecipeError, plain
+from lapcli.recipe.reading import Document, RecipeError
 from lapcli.recipe.resolved import differing_keys
 from lapcli.recipe.section import Count, Fraction, NonNegative, Positive, Section, Size, Text, Whole, combination
 from lapcli.recipe.vision import ImageFiles
@@ -110,11 +110,10 @@ class Protocols(Section):
 
 def read_protocols(overrides: Sequence[str], holdout: bool = False) -> Protocols:
     """Apply overrides such as `linear.steps=100` to the default settings; report all problems at once."""
-    root, problems = apply_overrides(Node({}, "--set"), overrides)
-    problems += check_recipe(Protocols, root)
-    if problems:
-        raise RecipeError("--set", problems)
-    protocols = Protocols.model_validate(plain(root))
+    document, problems = apply_overrides(Document({}, {(): "--set"}), overrides)
+    protocols, wrong = check_recipe(Protocols, document)
+    if protocols is None or problems:
+        raise RecipeError("--set", problems + wrong)
     if holdout and not protocols.linear.holdout:
         protocols = protocols.model_copy(update={"linear": protocols.linear.model_copy(update={"holdout": HOLDOUT})})
     return protocols

@@ -26,7 +26,7 @@ from lapcli.data.text.tokenizer import Tokenizer, tokenizer_from_ranks
 from lapcli.models.gpt import GPT, GPTConfig, from_nanochat
 from lapcli.recipe import recipe_from_dict
 from lapcli.recipe.checking import check_recipe
-from lapcli.recipe.reading import Node
+from lapcli.recipe.reading import Document
 from lapcli.recipe.schema import UNKNOWN, BaseRecipe, GPTModel
 from lapcli.runs import INFO, METRICS, TOKENIZER, Run, new_run, read_run, unlock, write_summary
 from lapcli.runtime.errors import DataError, UsageError
@@ -106,14 +106,10 @@ def _model(settings: Mapping[str, Any], file: Path) -> GPTModel:
     """Return the model as it was trained: rotary tables in bf16, the constants of late 2025."""
     renamed = {_SETTINGS[key]: value for key, value in settings.items()}
     values = {**renamed, "rotary_base": 10_000.0, "rotary_precision": "bf16", "softcap": 15.0}
-    nodes = {key: _node(value) for key, value in values.items()}
-    if problems := check_recipe(GPTModel, Node(nodes, str(file))):
+    model, problems = check_recipe(GPTModel, Document(values, {(): str(file)}))
+    if model is None:
         raise DataError(f"{file} does not describe a GPT: {problems[0].key} {problems[0].message}; download it again")
-    return GPTModel(**values)
-
-
-def _node(value: Any) -> Node:
-    return Node([_node(each) for each in value] if isinstance(value, list) else value, "")
+    return model
 
 
 def read_weights(source: NanochatCheckpoint) -> dict[str, Tensor]:

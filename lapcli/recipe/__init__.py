@@ -8,7 +8,6 @@ from lapcli.recipe.resolved import (
     recipe_hash,
     recipe_to_dict,
     recipe_to_yaml,
-    values_hash,
 )
 from lapcli.recipe.schema import AnyRecipe, BaseRecipe
 
@@ -27,5 +26,4 @@ __all__ = [
     "recipe_loader",
     "recipe_to_dict",
     "recipe_to_yaml",
-    "values_hash",
 ]

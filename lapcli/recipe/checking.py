@@ -1,133 +1,103 @@
-"""Checks a recipe and lists all of its problems at once, each with its place and what is expected there.
+"""Validates a recipe once with pydantic, and turns its errors into problems with a place and what is expected there."""
 
-pydantic validates one key at a time here: on a whole section it skips the checks of combinations as soon as one key
-is wrong, and its messages are about Python types, not about recipes.
-"""
-
+from collections.abc import Iterator
 from difflib import get_close_matches
-from functools import cache
 from types import UnionType
-from typing import Annotated, Any, Literal, Union, cast, get_args, get_origin
+from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin
 
-from pydantic import ConfigDict, TypeAdapter, ValidationError
+from pydantic import ValidationError
 from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
-from lapcli.recipe.reading import Node, Problem, key_shown, listed, plain, quoted, read_plain
-from lapcli.recipe.section import Section, item_section, members, subsection
+from lapcli.recipe.reading import Document, KeyPath, Problem, dotted, listed, quoted, read_plain
+from lapcli.recipe.section import Conflicts, Section, item_section, members, subsection
 
-KeyPath = tuple[str, ...]
-
-
-def check_recipe(recipe: type[Section], root: Node) -> list[Problem]:
-    """Return all problems that keep `root` from being a `recipe`."""
-    check = _Check(recipe)
-    check.section(recipe, root, ())
-    return check.problems
+S = TypeVar("S", bound=Section)
 
 
-@cache
-def _adapter(section: type[Section], name: str) -> TypeAdapter[Any]:
-    """Return a validator for one key on its own, with the settings of its section."""
-    field = section.model_fields[name]
-    if subsection(field):
-        return TypeAdapter(cast(Any, field.annotation))  # a section brings its own config
-    annotation: Any = Annotated[(field.annotation, *field.metadata)] if field.metadata else field.annotation
-    return TypeAdapter(annotation, config=ConfigDict(strict=True, allow_inf_nan=False))
-
-
-class _Check:
-    def __init__(self, recipe: type[Section]) -> None:
-        self.recipe = recipe
-        self.problems: list[Problem] = []
-
-    def section(self, section: type[Section], node: Node, path: KeyPath) -> Section | None:
-        """Add the problems of a section. If every key is valid on its own, return the section, so that conflicts with
-        keys of other sections are found too."""
-        if not isinstance(node.value, dict):
-            first = next(iter(section.model_fields))
-            self._add(node, path, f"expected keys under it, such as `{first}:`, got {quoted(plain(node))}")
-            return None
-        given = self._known_keys(section, node.value, path)
-        values: dict[str, Any] = {}
-        for name, (written, child) in given.items():
-            self._key(section, name, child, (*path, written), values)
-        for name, field in section.model_fields.items():
-            if name not in given and field.is_required():
-                self._add(node, (*path, name), _missing(field))
-            elif name not in given:
-                values[name] = field.get_default(call_default_factory=True)
-        self._combinations(section, node, path, given, values)
-        is_complete = len(values) == len(section.model_fields) and len(given) == len(node.value)
-        return section.model_construct(**values) if is_complete else None
-
-    def _add(self, node: Node, path: KeyPath, message: str) -> None:
-        self.problems.append(Problem(node.where, ".".join(map(key_shown, path)), message))
-
-    def _known_keys(
-        self, section: type[Section], entries: dict[str, Node], path: KeyPath
-    ) -> dict[str, tuple[str, Node]]:
-        """Map keys to their spelling and value in the file; a clear misspelling is reported, then checked as meant."""
-        given = {name: (name, node) for name, node in entries.items() if name in section.model_fields}
-        for written, node in entries.items():
-            if written in section.model_fields:
-                continue
-            self._add(node, (*path, written), unknown_key(written, section, self.recipe))
-            meant = misspelt(written, section)
-            if meant and meant not in given:
-                given[meant] = (written, node)
-        return given
-
-    def _key(self, section: type[Section], name: str, node: Node, path: KeyPath, values: dict[str, Any]) -> None:
-        """Check one key, and add it to `values` if it is valid."""
-        field = section.model_fields[name]
-        inner = subsection(field)
-        try:
-            values[name] = _adapter(section, name).validate_python(plain(node))
-        except ValidationError as error:
-            items = item_section(field)
-            if inner:
-                if (known := self.section(inner, node, path)) is not None:
-                    values[name] = known
-            elif items and isinstance(node.value, list) and node.value:
-                for number, item in enumerate(node.value):
-                    self.section(items, item, (*path[:-1], f"{path[-1]}[{number}]"))
-            elif is_choice_of_forms(field):
-                self._add(node, path, f"{any_form(field)}, got {quoted(plain(node))}")
-            else:
-                self._wrong_value(error, field, node, path)
-
-    def _wrong_value(self, error: ValidationError, field: FieldInfo, node: Node, path: KeyPath) -> None:
+def check_recipe(schema: type[S], document: Document) -> tuple[S | None, list[Problem]]:
+    """Return the recipe, or the problems that prevent it. Keys that conflict are found once every key is valid."""
+    try:
+        return schema.model_validate(document.values), []
+    except ValidationError as error:
+        found = dict[KeyPath, Problem]()  # one for each key: a union has an error for each of its forms
+        missing, misspelt_keys = set[KeyPath](), set[KeyPath]()
+        conflicts: list[Problem] = []
         for detail in error.errors(include_url=False, include_input=False):
-            place, key = node, path
-            for step in detail["loc"]:
-                if isinstance(step, int) and isinstance(place.value, list) and step < len(place.value):
-                    place, key = place.value[step], (*key[:-1], f"{key[-1]}[{step}]")
-                elif isinstance(step, str) and isinstance(place.value, dict) and step in place.value:
-                    place, key = place.value[step], (*key, step)
-                else:
-                    break
-            value = plain(place)
-            self._add(place, key, f"{expected(detail, field)}, got {quoted(value)}{quotes_hint(detail, value)}")
+            path, section, field = _locate(schema, detail["loc"], document.values)
+            conflict = detail.get("ctx", {}).get("error")
+            if isinstance(conflict, Conflicts):
+                conflicts += _conflicts(conflict, path, document)
+            else:
+                message = _message(detail, path, section, field, schema, document)
+                found.setdefault(path, Problem(document.place(path), dotted(path), message))
+                if field is None and section is not None:
+                    misspelt_keys.add((*path[:-1], misspelt(str(path[-1]), section) or ""))
+                if detail["type"] == "missing" and path == detail["loc"]:
+                    missing.add(path)
+        # A key that is misspelt is not missing too.
+        return None, [found[path] for path in found if path not in missing & misspelt_keys] + conflicts
 
-    def _combinations(
-        self,
-        section: type[Section],
-        node: Node,
-        path: KeyPath,
-        given: dict[str, tuple[str, Node]],
-        values: dict[str, Any],
-    ) -> None:
-        partial = section.model_construct(**values)
-        for keys, check in section.combinations():
-            if not all(key in values for key in keys) or not (reason := check(partial)):
-                continue
-            places = {key: given[key][1].where for key in keys if key in given}
-            where = places.get(keys[0]) or next(iter(places.values()), node.where)
-            # The other key of a conflict may come from a parent file or from an option.
-            others = [f"`{key}` is from {place}" for key, place in places.items() if _source(place) != _source(where)]
-            note = f" ({', '.join(others)})" if others else ""
-            self._add(Node(None, where), (*path, keys[0]), reason + note)
+
+def _locate(schema: type[Section], loc: KeyPath, values: Any) -> tuple[KeyPath, type[Section] | None, FieldInfo | None]:
+    """Follow one of pydantic's locations: return the path of the key, the section that it is in, and its field.
+
+    What pydantic adds to the path of a union, the names of its forms, is left out.
+    """
+    path: KeyPath = ()
+    section: type[Section] | None = schema  # that has the next key
+    around, field, items = section, None, None
+    for step in loc:
+        if section is not None and isinstance(step, str):
+            path, around, field = (*path, step), section, section.model_fields.get(step)
+            section, items = (subsection(field), item_section(field)) if field else (None, None)
+            values = values.get(step) if isinstance(values, dict) else None
+            if field is None or (section is None and items is None and len(members(field.annotation)) > 1):
+                break
+        elif isinstance(values, list) and isinstance(step, int) and step < len(values):
+            path, section, values = (*path, step), items, values[step]
+        elif isinstance(values, dict) and step in values:
+            path, values = (*path, step), values[step]
+        else:
+            break
+    return path, around, field
+
+
+def _message(
+    detail: ErrorDetails,
+    path: KeyPath,
+    section: type[Section] | None,
+    field: FieldInfo | None,
+    schema: type[Section],
+    document: Document,
+) -> str:
+    if detail["type"] == "extra_forbidden" and section is not None and field is None:
+        return unknown_key(str(path[-1]), section, schema)
+    value: Any = document.values
+    for step in path:
+        if isinstance(value, list) and isinstance(step, int):
+            value = value[step]
+        else:
+            value = value.get(step) if isinstance(value, dict) else None
+    if field is None:
+        return expected(detail, field)
+    if detail["type"] == "missing" and path == detail["loc"]:
+        return _missing(field)
+    inner = subsection(field) or item_section(field)
+    if inner and detail["type"].startswith("model"):
+        return f"expected keys under it, such as `{next(iter(inner.model_fields))}:`, got {quoted(value)}"
+    if len(members(field.annotation)) > 1:
+        return f"expected {field.description or describe(field.annotation)}, got {quoted(value)}"
+    return f"{expected(detail, field)}, got {quoted(value)}{quotes_hint(detail, value)}"
+
+
+def _conflicts(conflicts: Conflicts, path: KeyPath, document: Document) -> Iterator[Problem]:
+    for keys, reason in conflicts.found:
+        places = {key: place for key in keys if (place := document.places.get((*path, key)))}
+        where = places.get(keys[0]) or next(iter(places.values()), document.place(path))
+        # The other key of a conflict may come from a parent file or from an option.
+        others = [f"`{key}` is from {place}" for key, place in places.items() if _source(place) != _source(where)]
+        yield Problem(where, dotted((*path, keys[0])), reason + (f" ({', '.join(others)})" if others else ""))
 
 
 def _source(where: str) -> str:
@@ -142,9 +112,9 @@ def _missing(field: FieldInfo) -> str:
     return f"the section is missing; it needs {', '.join(needed)}" if needed else "the section is missing"
 
 
-def key_paths(section: type[Section], under: KeyPath = ()) -> list[KeyPath]:
+def key_paths(section: type[Section], under: tuple[str, ...] = ()) -> list[tuple[str, ...]]:
     """Return every key that a recipe may have, sections included."""
-    paths: list[KeyPath] = []
+    paths: list[tuple[str, ...]] = []
     for name, field in section.model_fields.items():
         paths.append((*under, name))
         if inner := subsection(field) or item_section(field):
@@ -210,10 +180,10 @@ _BY_ERROR = {
 }
 
 
-def expected(error: ErrorDetails, field: FieldInfo) -> str:
+def expected(error: ErrorDetails, field: FieldInfo | None) -> str:
     """Return the message for one of pydantic's errors on `field`."""
     context = error.get("ctx", {})
-    if error["type"] == "literal_error":
+    if error["type"] == "literal_error" and field is not None:
         return "expected " + listed([form for member in members(field.annotation) for form in _forms(member)])
     if words := _BY_ERROR.get(error["type"]):
         return "expected " + words.format(**context)
@@ -229,16 +199,6 @@ def quotes_hint(error: ErrorDetails, value: Any) -> str:
     if error["type"] in ("int_type", "float_type", "bool_type") and isinstance(value, str):
         return "" if isinstance(read_plain(value), str | None) else "; remove the quotes"
     return ""
-
-
-def is_choice_of_forms(field: FieldInfo) -> bool:
-    """Return whether the field is a union, for which pydantic reports an error per branch and a reader wants one."""
-    return len(members(field.annotation)) > 1
-
-
-def any_form(field: FieldInfo) -> str:
-    """Describe what a union accepts, by the schema's own description if it has one."""
-    return "expected " + (field.description or describe(field.annotation))
 
 
 def describe(annotation: Any) -> str:

@@ -7,7 +7,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, get_args
 
-from pydantic import ValidationError, create_model
+from pydantic import create_model
 
 from lapcli.recipe.chat import ChatStageRecipe
 from lapcli.recipe.checking import check_recipe
@@ -15,14 +15,13 @@ from lapcli.recipe.data_sources import unusable_sources
 from lapcli.recipe.optimizers import OPTIMIZER_SECTIONS, OptimizerSection
 from lapcli.recipe.reading import (
     MAX_DEPTH,
-    Node,
+    Document,
     Problem,
     RecipeError,
     Unreadable,
     in_reading_order,
     key_shown,
     listed,
-    plain,
     quoted,
     read_file,
     read_plain,
@@ -87,26 +86,17 @@ def recipe_loader(path: str | Path, *, is_kept: bool = False) -> Callable[[Seque
         raise RecipeError(source, [error.problem]) from None
 
     def load(overrides: Sequence[str], seed: int | None) -> AnyRecipe:
-        root, refused = apply_overrides(file, _with_lengths(overrides))
-        if seed is not None and isinstance(root.value, dict):
-            root = Node({**root.value, "seed": Node(seed, "--seed")}, root.where)
-        recipe = _build(source, root, problems + refused)
+        document, refused = apply_overrides(file, _with_lengths(overrides))
+        if seed is not None:
+            document = document.under(Document({"seed": seed}, {("seed",): "--seed"}))
+        recipe = _build(source, document, problems + refused)
         unusable = [] if is_kept else [*recipe.schedule_problems(), *unusable_sources(recipe)]
         if unusable:
-            raise RecipeError(source, [Problem(_place(root, key), key, reason) for key, reason in unusable])
+            found = [Problem(document.place(tuple(key.split("."))), key, reason) for key, reason in unusable]
+            raise RecipeError(source, found)
         return recipe
 
     return load
-
-
-def _place(root: Node, key: str) -> str:
-    """Return the place of a key, or of its section if the key is not given."""
-    node = root
-    for part in key.split("."):
-        if not isinstance(node.value, dict) or part not in node.value:
-            break
-        node = node.value[part]
-    return node.where
 
 
 def _with_lengths(overrides: Sequence[str]) -> list[str]:
@@ -122,67 +112,54 @@ def _with_lengths(overrides: Sequence[str]) -> list[str]:
 
 def recipe_from_dict(values: Mapping[str, Any], source: str = "the recipe") -> AnyRecipe:
     """Build a recipe from the values of `recipe_to_dict`; errors name `source`."""
-    return _build(source, _node(values, source), [])
+    return _build(source, Document(dict(values), {(): source}), [])
 
 
-def _node(value: Any, where: str) -> Node:
-    if isinstance(value, Mapping):
-        return Node({str(key): _node(child, where) for key, child in value.items()}, where)
-    if isinstance(value, list | tuple):
-        return Node([_node(child, where) for child in value], where)
-    return Node(value, where)
-
-
-def _build(source: str, root: Node, problems: list[Problem]) -> AnyRecipe:
-    recipe, wrong = _recipe_type(root)
-    if recipe is not None:
-        recipe, wrong_optimizer = _with_optimizer(recipe, root)
+def _build(source: str, document: Document, problems: list[Problem]) -> AnyRecipe:
+    schema, wrong = _recipe_type(document)
+    if schema is not None:
+        schema, wrong_optimizer = _with_optimizer(schema, document)
         wrong += wrong_optimizer
-    problems = problems + wrong
-    if recipe is not None:
-        reported = {problem.key for problem in wrong}
-        problems += [problem for problem in check_recipe(recipe, root) if problem.key not in reported]
+    recipe, found = check_recipe(schema, document) if schema is not None else (None, [])
+    reported = {problem.key for problem in wrong}
+    problems = problems + wrong + [problem for problem in found if problem.key not in reported]
     if problems or recipe is None:
         raise RecipeError(source, in_reading_order(problems, source))
-    try:
-        return recipe.model_validate(plain(root))
-    except ValidationError as error:  # a rule of the schema that is not a `combination`
-        details = error.errors(include_url=False, include_input=False)
-        rest = [Problem(root.where, ".".join(map(str, d["loc"])), d["msg"]) for d in details]
-        raise RecipeError(source, rest) from None
+    return recipe
 
 
-def _recipe_type(root: Node) -> tuple[type[AnyRecipe] | None, list[Problem]]:
+def _recipe_type(document: Document) -> tuple[type[AnyRecipe] | None, list[Problem]]:
     """Return the recipe type of the objective; for an unknown one the nearest, so that the rest is checked as well."""
-    node = root.value.get("objective") if isinstance(root.value, dict) else None
-    value = None if node is None else node.value
-    if value == "chat" and isinstance(root.value, dict) and "stage" in root.value:
+    values = document.values
+    value = values.get("objective")
+    if value == "chat" and "stage" in values:
         return ChatStageRecipe, []  # the stored recipe of one stage's run
     if isinstance(value, str) and value in RECIPES:
         return RECIPES[value], []
+    if "objective" not in values and "cells" in values:
+        return None, [Problem(document.place(()), "cells", "this is a file of `lap sweep`, not a recipe")]
     near = get_close_matches(value, list(RECIPES), 1) if isinstance(value, str) else []
     choices = listed([f"`{name}`" for name in RECIPES])
-    if node is None and isinstance(root.value, dict) and "cells" in root.value:
-        return None, [Problem(root.where, "cells", "this is a file of `lap sweep`, not a recipe")]
-    message = f"is missing; expected {choices}" if node is None else f"expected {choices}, got {quoted(plain(node))}"
-    return (RECIPES[near[0]] if near else None), [Problem((node or root).where, "objective", message)]
+    got = f"expected {choices}, got {quoted(value)}" if "objective" in values else f"is missing; expected {choices}"
+    return (RECIPES[near[0]] if near else None), [Problem(document.place(("objective",)), "objective", got)]
 
 
-def _with_optimizer(recipe: type[AnyRecipe], root: Node) -> tuple[type[AnyRecipe], list[Problem]]:
+def _with_optimizer(recipe: type[AnyRecipe], document: Document) -> tuple[type[AnyRecipe], list[Problem]]:
     """Return the recipe type with the section of the optimizer that the file names, if it may name any optimizer."""
     if not issubclass(recipe, BaseRecipe) or not recipe.takes_any_optimizer:
         return recipe, []
     default_section = recipe.model_fields["optimizer"].annotation
     assert isinstance(default_section, type)
     names = list(get_args(default_section.model_fields["name"].annotation))
-    section = root.value.get("optimizer") if isinstance(root.value, dict) else None
-    node = section.value.get("name") if section is not None and isinstance(section.value, dict) else None
-    if node is None or node.value in names:
+    section = document.values.get("optimizer")
+    if not isinstance(section, dict) or section.get("name", names[0]) in names:
         return recipe, []
-    if isinstance(node.value, str) and node.value in OPTIMIZER_SECTIONS:
-        return _recipe_with_section(recipe, OPTIMIZER_SECTIONS[node.value]), []
+    name = section["name"]
+    if isinstance(name, str) and name in OPTIMIZER_SECTIONS:
+        return _recipe_with_section(recipe, OPTIMIZER_SECTIONS[name]), []
     known = listed([f"`{name}`" for name in dict.fromkeys((*names, *OPTIMIZER_SECTIONS))])
-    return recipe, [Problem(node.where, "optimizer.name", f"expected {known}, got {quoted(plain(node))}")]
+    where = document.place(("optimizer", "name"))
+    return recipe, [Problem(where, "optimizer.name", f"expected {known}, got {quoted(name)}")]
 
 
 @cache
@@ -191,9 +168,9 @@ def _recipe_with_section(recipe: type[BaseRecipe], section: type[OptimizerSectio
     return create_model(recipe.__name__, __base__=recipe, __module__=recipe.__module__, optimizer=(section, ...))
 
 
-def read_with_parents(path: Path) -> tuple[Node, list[Problem]]:
+def read_with_parents(path: Path) -> tuple[Document, list[Problem]]:
     """Read a recipe and all files it extends; every value keeps the file and line it comes from."""
-    files: list[dict[str, Node]] = []
+    files: list[Document] = []
     problems: list[Problem] = []
     chain: list[str] = []
     extends_at: str | None = None  # the place of the `extends` that named this file
@@ -204,76 +181,63 @@ def read_with_parents(path: Path) -> tuple[Node, list[Problem]]:
         if chain[-1] in chain[:-1]:
             names = " -> ".join(Path(name).name for name in chain[chain.index(chain[-1]) :])
             raise Unreadable(Problem(extends_at or str(path), "extends", f"the files extend each other: {names}"))
-        entries, unreadable = read_file(current)
+        document, unreadable = read_file(current)
         problems += unreadable
-        extends = entries.pop("extends", None)
-        files.append(entries)
-        extends_at = extends.where if extends else None
-        current = _parent(current, extends) if extends else None
-    merged = Node({}, f"{path}:1")
-    for entries in reversed(files):
-        merged = merge(merged, Node(entries, f"{path}:1"))
-    return merged, problems
+        files.append(document)
+        extends_at = document.places.pop(("extends",), None)
+        current = _parent(current, document.values.pop("extends"), extends_at) if extends_at else None
+    merged = files.pop()
+    while files:
+        merged = merged.under(files.pop())
+    return Document(merged.values, {**merged.places, (): f"{path}:1"}), problems
 
 
-def merge(below: Node, above: Node) -> Node:
-    """Merge mappings key by key; anything else in `above` replaces the value in `below`."""
-    if not (isinstance(below.value, dict) and isinstance(above.value, dict)):
-        return above
-    entries = dict(below.value)
-    for key, node in above.value.items():
-        entries[key] = merge(entries[key], node) if key in entries else node
-    return Node(entries, above.where)
-
-
-def apply_overrides(root: Node, overrides: Sequence[str]) -> tuple[Node, list[Problem]]:
+def apply_overrides(document: Document, overrides: Sequence[str]) -> tuple[Document, list[Problem]]:
     """Apply each `key.path=value` like a file of one line that extends the recipe before it."""
     problems: list[Problem] = []
     for text in overrides:
         try:
-            above, wrong = _override(root, text)
+            above, wrong = _override(document, text)
         except Unreadable as error:
             key = key_shown(text.partition("=")[0])
             problems.append(Problem("--set", key, error.problem.message))
             continue
         problems += wrong
-        root = merge(root, above)
-    return root, problems
+        document = document.under(above)
+    return document, problems
 
 
-def _override(root: Node, text: str) -> tuple[Node, list[Problem]]:
+def _override(document: Document, text: str) -> tuple[Document, list[Problem]]:
     key, sign, value_text = text.partition("=")
-    path = [part.strip() for part in key.split(".")]
+    path = tuple(part.strip() for part in key.split("."))
     if not sign or not all(path) or len(path) > MAX_DEPTH:
         raise _refused(f"expected key.path=value, such as train.steps=100, got {quoted(text)}")
     if path[0] == "extends":
         raise _refused("cannot be changed by --set; write a recipe that extends this one")
-    below: Node | None = root
-    places = []
+    below = document.values
     for depth, part in enumerate(path):
-        if below is not None and not isinstance(below.value, dict):
+        if depth and not isinstance(below, dict):
             above = key_shown(".".join(path[:depth]))
-            raise _refused(f"`{above}` is {quoted(plain(below))}, which has no keys; set `{above}` itself")
-        # A section of the file keeps its line, because a message about a missing key points there.
-        places.append(below.where if below is not None else "--set")
-        below = below.value.get(part) if below is not None and isinstance(below.value, dict) else None
-    node, problems = read_text(value_text, lambda line: "--set", under=tuple(path))
-    if node is None:
+            raise _refused(f"`{above}` is {quoted(below)}, which has no keys; set `{above}` itself")
+        if part not in below:
+            break
+        below = below[part]
+    value, problems = read_text(value_text, lambda line: "--set", under=path)
+    if value is None:
         raise _refused("has no value after `=`; write null to mean none")
-    for part, place in zip(reversed(path), reversed(places), strict=True):
-        node = Node({part: node}, place)
-    return node, problems
+    values = value.values
+    for part in reversed(path):
+        values = {part: values}
+    return Document(values, value.places), problems
 
 
 def _refused(message: str) -> Unreadable:
     return Unreadable(Problem("--set", "", message))
 
 
-def _parent(child: Path, extends: Node) -> Path:
-    name = extends.value
+def _parent(child: Path, name: Any, where: str) -> Path:
     if not isinstance(name, str) or not name.endswith((".yaml", ".yml")):
-        message = f"expected the name of one .yaml file, got {quoted(plain(extends))}"
-        raise Unreadable(Problem(extends.where, "extends", message))
+        raise Unreadable(Problem(where, "extends", f"expected the name of one .yaml file, got {quoted(name)}"))
     return child.parent / name
 
 

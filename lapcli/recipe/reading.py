@@ -1,13 +1,13 @@
-"""Parses YAML text into values that know their file and line, and collects problems on the way.
+"""Parses YAML text into plain values, with the file and line of every key beside them.
 
-The text is read from PyYAML's events instead of its constructor: each value keeps its line, the rules for numbers are
-ours, tags never reach code that could act on them, and depth, size and aliases are bounded.
+PyYAML composes the text to nodes, which have lines. Its constructor, which knows tags and the numbers of YAML 1.1, is
+not used.
 """
 
 import json
 import math
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,14 +15,16 @@ from typing import Any
 import yaml
 
 from lapcli.runtime.errors import UsageError, shortened
-from lapcli.runtime.files import open_to_read
 
 MAX_DEPTH = 20
 _MAX_VALUES = 10_000  # aliases count as the values they refer to
 _MAX_BYTES = 2**20
 _QUOTED = 60  # characters of a user's value that a message repeats
-_SURROGATE = "holds a lone surrogate (an escape, or a name that is not UTF-8)"
+_TOO_DEEP = f"is nested deeper than {MAX_DEPTH} levels; no recipe is"
 _PRINTED = 50  # a list of ten thousand wrong items is one mistake, not ten thousand lines
+
+
+KeyPath = tuple[str | int, ...]  # keys and positions in lists
 
 
 @dataclass(frozen=True)
@@ -78,6 +80,12 @@ def key_shown(key: str) -> str:
     return shown(key if len(key) <= _QUOTED else key[: _QUOTED - 1] + "…")
 
 
+def dotted(path: KeyPath) -> str:
+    """Format a path: `train.steps`, `validation.prompts[1]`."""
+    parts = [f"[{part}]" if isinstance(part, int) else f".{key_shown(part)}" for part in path]
+    return "".join(parts).removeprefix(".")
+
+
 def quoted(value: Any) -> str:
     """Format a value as in a recipe, cut to a readable length."""
     if value is None:
@@ -130,30 +138,37 @@ def read_plain(text: str) -> Scalar:
 
 
 @dataclass(frozen=True)
-class Node:
-    """A value and the place of its key (in a list: of itself)."""
+class Document:
+    """Plain values, and the file and line, or the option, of each key and list item by its path."""
 
-    value: "Scalar | list[Node] | dict[str, Node]"
-    where: str
+    values: Any
+    places: dict[KeyPath, str]  # of the root too, under the empty path
+
+    def place(self, path: KeyPath) -> str:
+        """Return the place of a key, or of the nearest key above it that has one."""
+        while path not in self.places:
+            path = path[:-1]
+        return self.places[path]
+
+    def under(self, above: "Document") -> "Document":
+        """Merge mappings key by key; anything else in `above` replaces the value here."""
+        return Document(_merged(self.values, above.values), {**self.places, **above.places})
 
 
-def plain(node: Node) -> Any:
-    """Return the bare value, without places."""
-    if isinstance(node.value, dict):
-        return {key: plain(child) for key, child in node.value.items()}
-    if isinstance(node.value, list):
-        return [plain(child) for child in node.value]
-    return node.value
+def _merged(below: Any, above: Any) -> Any:
+    if not (isinstance(below, dict) and isinstance(above, dict)):
+        return above
+    return {**below, **{key: _merged(below[key], value) if key in below else value for key, value in above.items()}}
 
 
-def read_file(path: Path) -> tuple[dict[str, Node], list[Problem]]:
-    """Read the top level of a recipe file, and the problems that do not prevent reading the rest.
+def read_file(path: Path) -> tuple[Document, list[Problem]]:
+    """Read a recipe file, and the problems that do not prevent reading the rest.
 
     A file that is not a recipe is never quoted: an `extends` must not reveal the content of other files.
     """
     name = str(path)
     try:
-        with open_to_read(path) as file:
+        with path.open("rb") as file:
             content = file.read(_MAX_BYTES + 1)
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or "not a file name"
@@ -165,32 +180,31 @@ def read_file(path: Path) -> tuple[dict[str, Node], list[Problem]]:
     except UnicodeDecodeError as error:
         line = content.count(b"\n", 0, error.start) + 1
         raise Unreadable(Problem(f"{name}:{line}", "", "is not UTF-8 text; save the recipe as UTF-8")) from None
-    node, problems = read_text(text, lambda line: f"{name}:{line}")
-    if node is None or node.value is None:
+    document, problems = read_text(text, lambda line: f"{name}:{line}")
+    if document is None or document.values is None:
         raise Unreadable(Problem(name, "", "is empty; a recipe starts with `objective:` or `extends:`"))
-    if not isinstance(node.value, dict):
-        kind = "a list" if isinstance(node.value, list) else "text"
-        raise Unreadable(Problem(node.where, "", f"expected `key: value` lines, got {kind}; is this a recipe?"))
-    return node.value, problems
+    if not isinstance(document.values, dict):
+        kind = "a list" if isinstance(document.values, list) else "text"
+        raise Unreadable(Problem(document.place(()), "", f"expected `key: value` lines, got {kind}; is this a recipe?"))
+    return document, problems
 
 
-def read_text(text: str, where: Callable[[int], str], under: tuple[str, ...] = ()) -> tuple[Node | None, list[Problem]]:
+def read_text(text: str, where: Callable[[int], str], under: KeyPath = ()) -> tuple[Document | None, list[Problem]]:
     """Parse one YAML document; None if it has nothing but comments. `under` is the key that it is the value of."""
-    builder = _Builder(where, under)
     try:
-        # The pure-Python SafeLoader: its parser keeps its own stack, so that deep nesting reaches our check.
-        return builder.document(yaml.parse(text, Loader=yaml.SafeLoader)), builder.problems
+        root = yaml.compose(text, Loader=_Loader)
+        reader = _Reader(where, under)
+        return (None if root is None else Document(reader.value(root, under), reader.places)), reader.problems
+    except RecursionError:
+        raise Unreadable(Problem(where(1), "", _TOO_DEEP)) from None
     except yaml.MarkedYAMLError as error:
         line = error.problem_mark.line + 1 if error.problem_mark else 1
         raise Unreadable(Problem(where(line), "", f"is not YAML: {_without_quotes(error)}")) from None
-    except yaml.reader.ReaderError as error:
-        line = text.count("\n", 0, error.position) + 1
-        is_surrogate = "\ud800" <= text[error.position] <= "\udfff"
-        reason = _SURROGATE if is_surrogate else "is not YAML: there is a control character; remove it"
-        raise Unreadable(Problem(where(line), "", reason)) from None
-    except (yaml.YAMLError, ValueError, OverflowError):
-        # PyYAML lets these through for impossible escapes ("\UFFFFFFFF") and version numbers.
-        raise Unreadable(Problem(where(builder.line), "", "is not YAML: an escape or a directive is wrong")) from None
+    except (yaml.YAMLError, ValueError, OverflowError) as error:
+        # Control characters; and what PyYAML lets through: impossible escapes ("\UFFFFFFFF"), version numbers.
+        line = text.count("\n", 0, getattr(error, "position", 0)) + 1
+        message = "is not YAML: a control character, an escape or a directive is wrong"
+        raise Unreadable(Problem(where(line), "", message)) from None
 
 
 def _without_quotes(error: yaml.MarkedYAMLError) -> str:
@@ -211,94 +225,56 @@ _YAML_STEPS = {
     "mapping values are not allowed": "a colon is missing in the line above, or the indent is wrong",
     "could not find expected ':'": "a colon is missing here or in the line above",
     "<stream end>": "it ends before a bracket or a quote is closed",
+    "another document": "a recipe is one document",
     "<block end>": "the indent differs from that of the lines above",
 }
 
 
-class _Builder:
-    def __init__(self, where: Callable[[int], str], under: tuple[str, ...]) -> None:
+class _Loader(yaml.SafeLoader):
+    def resolve(self, kind: Any, value: Any, implicit: Any) -> str:
+        return ""  # so that only nodes that a recipe tags have a tag
+
+
+class _Reader:
+    def __init__(self, where: Callable[[int], str], under: KeyPath) -> None:
         self.where = where
-        self._path = list(under)  # the key that is being read
+        self.places: dict[KeyPath, str] = {}
         self.problems: list[Problem] = []
-        self.line = 1
-        self._anchors: dict[str, tuple[Node, int] | None] = {}  # None while the anchored value is still being read
         self._count = 0
 
-    def document(self, events: Iterator[yaml.Event]) -> Node | None:
-        self._events = events
-        root = None
-        for event in events:
-            if isinstance(event, yaml.DocumentStartEvent):
-                if root is not None:
-                    raise self._stop(event, "a second document starts here; a recipe is one")
-                root = self._node(next(events), 0)
-        return root
-
-    def _add(self, where: str, message: str) -> None:
-        self.problems.append(Problem(where, ".".join(map(key_shown, self._path)), message))
-
-    def _stop(self, event: yaml.Event, message: str) -> Unreadable:
-        return Unreadable(Problem(self._place(event), "", message))
-
-    def _place(self, event: yaml.Event) -> str:
-        self.line = event.start_mark.line + 1 if event.start_mark else self.line
-        return self.where(self.line)
-
-    def _node(self, event: yaml.Event, depth: int, where: str | None = None) -> Node:
-        where = where or self._place(event)
-        before = self._count
+    def value(self, node: yaml.Node, path: KeyPath, depth: int = 0) -> Any:
+        where = self.where(node.start_mark.line + 1)
+        self.places.setdefault(path, where)
         self._count += 1
-        if depth > MAX_DEPTH:
-            raise self._stop(event, f"is nested deeper than {MAX_DEPTH} levels; no recipe is")
-        if isinstance(event, yaml.AliasEvent):
-            name = event.anchor or ""
-            known = self._anchors.get(name)
-            if known is None:
-                inside = name in self._anchors
-                raise self._stop(event, "an alias stands inside its own anchor" if inside else "an alias has no anchor")
-            self._bound(event, known[1])
-            return Node(known[0].value, where)
-        self._bound(event, 0)
-        if getattr(event, "tag", None) is not None:
-            self._add(self._place(event), "tags (`!name`) are not used in recipes; remove it")
-        anchor = getattr(event, "anchor", None)
-        if anchor is not None:
-            self._anchors[anchor] = None
-        node = Node(self._value(event, depth), where)
-        if anchor is not None:
-            self._anchors[anchor] = (node, self._count - before)
-        return node
-
-    def _bound(self, event: yaml.Event, more: int) -> None:
-        self._count += more
+        if depth > MAX_DEPTH:  # an alias inside its own anchor too
+            raise Unreadable(Problem(where, "", _TOO_DEEP))
         if self._count > _MAX_VALUES:
-            raise self._stop(event, f"holds more than {_MAX_VALUES} values (aliases count in full); no recipe does")
+            message = f"holds more than {_MAX_VALUES} values (aliases count in full); no recipe does"
+            raise Unreadable(Problem(where, "", message))
+        if node.tag:
+            self._add(where, path, "tags (`!name`) are not used in recipes; remove it")
+        if isinstance(node, yaml.ScalarNode):
+            if not node.value.isascii() and any("\ud800" <= c <= "\udfff" for c in node.value):
+                raise Unreadable(Problem(where, "", "holds a lone surrogate, which cannot be printed"))
+            return read_plain(node.value) if node.style is None else node.value
+        if isinstance(node, yaml.SequenceNode):
+            return [self.value(item, (*path, number), depth + 1) for number, item in enumerate(node.value)]
+        return self._mapping(node, path, depth)
 
-    def _value(self, event: yaml.Event, depth: int) -> "Scalar | list[Node] | dict[str, Node]":
-        if isinstance(event, yaml.ScalarEvent):
-            # A lone surrogate ("\ud800") cannot be printed or saved again.
-            if any("\ud800" <= c <= "\udfff" for c in event.value):
-                raise self._stop(event, _SURROGATE)
-            return read_plain(event.value) if event.style is None else event.value
-        if isinstance(event, yaml.SequenceStartEvent):
-            items: list[Node] = []
-            while not isinstance(item := next(self._events), yaml.SequenceEndEvent):
-                items.append(self._node(item, depth + 1))
-            return items
-        return self._mapping(depth)
-
-    def _mapping(self, depth: int) -> dict[str, Node]:
-        entries: dict[str, Node] = {}
-        while not isinstance(key := next(self._events), yaml.MappingEndEvent):
-            where = self._place(key)
-            if not isinstance(key, yaml.ScalarEvent):
-                raise self._stop(key, "a key must be a word")
+    def _mapping(self, node: yaml.Node, path: KeyPath, depth: int) -> dict[str, Any]:
+        entries: dict[str, Any] = {}
+        for key, child in node.value:
+            where = self.where(key.start_mark.line + 1)
+            if not isinstance(key, yaml.ScalarNode):
+                raise Unreadable(Problem(where, "", "a key must be a word"))
+            self.value(key, path, depth + 1)  # to check its tag and count it
             name = key.value  # as written: `on`, `1` and `null` are words here
-            self._path.append(name)
-            self._node(key, depth + 1)  # to check its tag and count it
-            value = self._node(next(self._events), depth + 1, where)
+            inner = (*path, name)
             if name in entries:
-                self._add(where, f"is given twice (first at {entries[name].where}); keep one")
-            entries[name] = value
-            self._path.pop()
+                self._add(where, inner, f"is given twice (first at {self.places[inner]}); keep one")
+            self.places[inner] = where
+            entries[name] = self.value(child, inner, depth + 1)
         return entries
+
+    def _add(self, where: str, path: KeyPath, message: str) -> None:
+        self.problems.append(Problem(where, dotted(path), message))

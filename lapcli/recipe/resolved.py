@@ -3,12 +3,11 @@
 import hashlib
 import json
 from collections.abc import Mapping
-from functools import lru_cache
 from typing import Any
 
 import yaml
 
-from lapcli.recipe.reading import Unreadable, plain, read_plain, read_text
+from lapcli.recipe.reading import read_plain
 from lapcli.recipe.schema import AnyRecipe
 from lapcli.recipe.section import Section, is_added, is_place
 
@@ -31,16 +30,6 @@ def recipe_hash(recipe: AnyRecipe) -> str:
     `differing_keys`.
     """
     return _sha256(_hashed(recipe))
-
-
-@lru_cache(maxsize=1024)  # a sweep reads the same files every second
-def values_hash(text: str) -> str | None:
-    """Return the sha256 of all values of a resolved recipe, as version 0.1 did; None if it is not YAML."""
-    try:
-        root, problems = read_text(text, str)
-    except Unreadable:
-        return None
-    return None if root is None or problems else _sha256(plain(root))
 
 
 def _sha256(values: Any) -> str:

@@ -38,17 +38,21 @@ def wrong_hub_name(source: str) -> str | None:
 
 
 def combination(*keys: str) -> Callable[[C], C]:
-    """Mark a method that returns why `keys` conflict, or None; the problem is reported at the first key.
-
-    The keys are named so that the check also runs when another key of the section is wrong: all problems of a
-    recipe are listed at once.
-    """
+    """Mark a method that returns why `keys` conflict, or None; the problem is reported at the first key."""
 
     def mark(check: C) -> C:
         check.combination_keys = keys  # type: ignore[attr-defined]
         return check
 
     return mark
+
+
+class Conflicts(ValueError):
+    """Keys of a section that cannot go together, each group with the reason."""
+
+    def __init__(self, found: list[tuple[tuple[str, ...], str]]) -> None:
+        self.found = found
+        super().__init__("; ".join(f"{keys[0]}: {reason}" for keys, reason in found))
 
 
 class Section(BaseModel):
@@ -63,9 +67,9 @@ class Section(BaseModel):
 
     @model_validator(mode="after")
     def _combinations_hold(self) -> Self:
-        reasons = [f"{keys[0]}: {reason}" for keys, check in self.combinations() if (reason := check(self))]
-        if reasons:
-            raise ValueError("; ".join(reasons))
+        found = [(keys, reason) for keys, check in self.combinations() if (reason := check(self))]
+        if found:
+            raise Conflicts(found)
         return self
 
 

@@ -23,7 +23,7 @@ from pydantic import Field
 
 from lapcli.recipe.checking import check_recipe, misspelt
 from lapcli.recipe.loading import find_recipe, read_with_parents
-from lapcli.recipe.reading import Node, RecipeError, Unreadable, in_reading_order, plain
+from lapcli.recipe.reading import Document, RecipeError, Unreadable, in_reading_order
 from lapcli.recipe.section import Section, Text, combination
 
 Values = Annotated[list[Any], Field(min_length=1, max_length=1000)]
@@ -90,39 +90,25 @@ class SweepFile(Section):
 class LoadedSweep:
     path: Path
     sweep: SweepFile
-    root: Node
+    document: Document
 
     def place(self, *keys: str | int) -> str:
         """Return the file and line of a key, or of the nearest section above it that is in the file."""
-        node = self.root
-        for key in keys:
-            inner = None
-            if isinstance(node.value, dict) and isinstance(key, str):
-                inner = node.value.get(key)
-            elif isinstance(node.value, list) and isinstance(key, int) and key < len(node.value):
-                inner = node.value[key]
-            if inner is None:
-                break
-            node = inner
-        return node.where
+        return self.document.place(keys)
 
 
 def load_sweep(path: Path) -> LoadedSweep | None:
     """Load a sweep file; None if the file is a recipe. RecipeError lists every problem at once."""
     path = find_recipe(path)
     try:
-        root, problems = read_with_parents(path)
+        document, problems = read_with_parents(path)
     except Unreadable as error:
         raise RecipeError(str(path), [error.problem]) from None
-    if not isinstance(root.value, dict) or not _is_sweep(root.value):
+    if "objective" in document.values or not any(
+        key in SweepFile.model_fields or misspelt(key, SweepFile) for key in document.values
+    ):
         return None
-    problems = [*problems, *check_recipe(SweepFile, root)]
-    if problems:
-        raise RecipeError(str(path), in_reading_order(problems, str(path)))
-    return LoadedSweep(path, SweepFile.model_validate(plain(root)), root)
-
-
-def _is_sweep(entries: dict[str, Node]) -> bool:
-    return "objective" not in entries and any(
-        key in SweepFile.model_fields or misspelt(key, SweepFile) for key in entries
-    )
+    sweep, wrong = check_recipe(SweepFile, document)
+    if sweep is None or problems:
+        raise RecipeError(str(path), in_reading_order([*problems, *wrong], str(path)))
+    return LoadedSweep(path, sweep, document)

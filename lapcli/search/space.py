@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any
 from lapcli.heads.operators import OPERATORS
 from lapcli.heads.plan import HeadPlan
 from lapcli.recipe import BaseRecipe, RecipeError, canonical_json, recipe_loader, recipe_to_dict
-from lapcli.recipe.reading import Node, Problem, Unreadable, in_reading_order, plain, quoted, read_file
+from lapcli.recipe.reading import Document, Problem, Unreadable, in_reading_order, quoted, read_file
 from lapcli.recipe.schema import TransformerModel
 from lapcli.runtime.errors import UsageError
 from lapcli.sweep.grid import LAPLACIAN_HEADS, Over, override
@@ -232,39 +232,34 @@ def plan_domain(
 
 def space_from_options(recipe: Path, over: Over, options: Sequence[str]) -> Space:
     """Return the space of `--over`: a single mapping in a known notation is a domain, all else a list of choices."""
-    nodes = {}
+    entries = {}
     for key, values in over.items():
         is_domain = len(values) == 1 and isinstance(values[0], Mapping) and _looks_like_a_domain(key, values[0])
-        nodes[key] = Node(_as_nodes(values[0] if is_domain else values, "--over"), "--over")
-    return _space(recipe, nodes, options, "--over")
+        entries[key] = values[0] if is_domain else values
+    return _space(recipe, Document(entries, {(): "--over"}), options, "--over")
 
 
 def space_from_file(recipe: Path, path: Path, options: Sequence[str]) -> Space:
     try:
-        entries, problems = read_file(path)
+        document, problems = read_file(path)
     except Unreadable as error:
         raise RecipeError(str(path), [error.problem]) from None
-    return _space(recipe, entries, options, str(path), problems)
+    return _space(recipe, document, options, str(path), problems)
 
 
 def _looks_like_a_domain(key: str, value: Mapping[str, Any]) -> bool:
     return bool({"from", "to", *PLANS} & set(value)) or key != OPERATORS_KEY
 
 
-def _as_nodes(value: Any, where: str) -> Any:
-    if isinstance(value, Mapping):
-        return {str(key): Node(_as_nodes(inner, where), where) for key, inner in value.items()}
-    return [Node(_as_nodes(inner, where), where) for inner in value] if isinstance(value, list) else value
-
-
 def _space(
     recipe: Path,
-    entries: Mapping[str, Node],
+    document: Document,
     options: Sequence[str],
     source: str,
     problems: Sequence[Problem] = (),
 ) -> Space:
     """Read and check all domains; raise RecipeError with every problem and its place."""
+    entries = document.values
     if not entries:
         raise UsageError("the space is empty; give --over, e.g. --over 'model.laplacian_heads={per_layer: [0, 4]}'")
     load = recipe_loader(recipe)
@@ -274,16 +269,17 @@ def _space(
     all_problems: list[Problem] = list(problems)
     domains: list[Domain] = []
     given = {text.partition("=")[0].strip() for text in options}
-    for key, node in entries.items():
+    for key, value in entries.items():
+        where = document.place((key,))
         if key in given:
-            all_problems.append(Problem(node.where, key, "is both searched and given by --set; remove one of them"))
+            all_problems.append(Problem(where, key, "is both searched and given by --set; remove one of them"))
         try:
-            domains.append(_domain(key, node, base))
+            domains.append(_domain(key, value, where, base))
         except ValueError as error:
-            all_problems.append(Problem(node.where, key, str(error)))
+            all_problems.append(Problem(where, key, str(error)))
     if {LAPLACIAN_HEADS, OPERATORS_KEY} <= set(entries):
         message = f"{LAPLACIAN_HEADS} is shorthand for its laplacian operator; search over one of the two"
-        all_problems.append(Problem(entries[OPERATORS_KEY].where, OPERATORS_KEY, message))
+        all_problems.append(Problem(document.place((OPERATORS_KEY,)), OPERATORS_KEY, message))
     space = Space(recipe, base, tuple(domains), tuple(options), load)
     for domain in domains:
         # Each domain by itself, so that a refused recipe can be blamed on one key.
@@ -307,23 +303,22 @@ def _wrong_recipes(space: Space, domain: Domain) -> list[Problem]:
     return list(dict.fromkeys(problems))
 
 
-def _domain(key: str, node: Node, base: BaseRecipe) -> Domain:
+def _domain(key: str, value: Any, where: str, base: BaseRecipe) -> Domain:
     """Return the domain of a key; raise ValueError with the expected form."""
-    value = plain(node)
     if key == "seed":
         raise ValueError("the seed cannot be searched, because the winner is confirmed on other seeds; remove it")
     if isinstance(value, list):
         texts = tuple(canonical_json(key, choice) for choice in value)
         if not texts or len(set(texts)) < len(texts):
             raise ValueError(f"expected distinct choices, got {quoted(value)}")
-        return Domain(key, (Parameter(key, texts),), where=node.where)
+        return Domain(key, (Parameter(key, texts),), where=where)
     if not isinstance(value, Mapping):
         raise ValueError(f"{_FORMS}, got {quoted(value)}")
     if plans := [name for name in PLANS if name in value]:
-        return _plan(key, value, plans, base, node.where)
+        return _plan(key, value, plans, base, where)
     if set(value) - {"from", "to", "log"} or not {"from", "to"} <= set(value):
         raise ValueError(f"{_FORMS}, got {quoted(value)}")
-    return Domain(key, (_range(key, value),), where=node.where)
+    return Domain(key, (_range(key, value),), where=where)
 
 
 def _range(key: str, value: Mapping[str, Any]) -> Parameter:

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from lapcli.recipe import BaseRecipe, RecipeError, canonical_json, recipe_hash, recipe_loader, recipe_to_dict
-from lapcli.recipe.reading import Problem, Unreadable, plain, read_text
+from lapcli.recipe.reading import Problem, Unreadable, read_text
 from lapcli.runtime.errors import UsageError
 from lapcli.runtime.files import sha256_of_json
 
@@ -66,14 +66,14 @@ def split_values(text: str) -> list[str]:
 def _read(key: str, text: str) -> Any:
     """Read a value as in a recipe."""
     try:
-        node, problems = read_text(text, lambda line: "--over", under=(key,))
+        document, problems = read_text(text, lambda line: "--over", under=(key,))
     except Unreadable as error:
         raise UsageError(f"--over {key}: {text[:60]!r} {error.problem.message}") from None
     if problems:
         raise UsageError(f"--over {key}: {problems[0].message}")
-    if node is None or not text:
+    if document is None or not text:
         raise UsageError(f"--over {key} has no value between two commas; write null to mean none")
-    return plain(node)
+    return document.values
 
 
 def repeated(key: str, values: Sequence[Any]) -> Any | None:

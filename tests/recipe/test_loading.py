@@ -251,10 +251,13 @@ def test_a_problem_names_the_file_it_stands_in(folder: Path, valid: str) -> None
     (folder / "base.yaml").write_text(valid.replace("lr: 3e-4", "lr: fast").replace("  steps: 100\n", ""))
     (folder / "x.yaml").write_text("extends: base.yaml\n\ntrain:\n  batch: 4\n  epochs: no\n")
     assert lines_of("x.yaml") == [
-        "3 errors in x.yaml; nothing was started.",
+        "2 errors in x.yaml; nothing was started.",
         'x.yaml:5  train.epochs: expected a number, got "no"',
-        "base.yaml:12  train.micro_batch: 8 exceeds the global batch 4; give at most 4 (`batch` is from x.yaml:4)",
         'base.yaml:14  optimizer.lr: expected a number, got "fast"',
+    ]
+    (folder / "x.yaml").write_text("extends: base.yaml\n\ntrain:\n  batch: 4\n  epochs: 1\noptimizer: {lr: 1}\n")
+    assert lines_of("x.yaml")[1:] == [
+        "base.yaml:12  train.micro_batch: 8 exceeds the global batch 4; give at most 4 (`batch` is from x.yaml:4)"
     ]
 
 

@@ -97,11 +97,11 @@ def test_two_texts_have_two_names(texts):
 @given(st.one_of(values, st.lists(values, max_size=4)))
 def test_an_override_is_read_as_the_value_that_it_was(value):
     from lapcli.recipe.loading import apply_overrides
-    from lapcli.recipe.reading import Node, plain
+    from lapcli.recipe.reading import Document
 
-    root, problems = apply_overrides(Node({}, "x"), [override("a.b", value)])
+    document, problems = apply_overrides(Document({}, {(): "x"}), [override("a.b", value)])
     assert not problems
-    assert plain(root) == {"a": {"b": value}}
+    assert document.values == {"a": {"b": value}}
 
 
 def test_too_many_cells_are_refused_before_one_is_made(tmp_path):
