@@ -42,7 +42,7 @@ class ModelResult:
         return {
             "name": model.name,
             "laplacian_heads": list(self.plan.per_layer),
-            **({"operators": str(self.plan)} if self.plan.claims else {}),
+            **({} if self.plan.is_laplacian else {"operators": str(self.plan)}),
             "heads": self.plan.heads,
             "weights": model.weights,
             "step": model.step,

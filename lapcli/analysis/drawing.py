@@ -115,7 +115,7 @@ def labels(runs: Sequence[ModelResult]) -> list[str]:
     plain = []
     for run in runs:
         operators, layers = run.plan.counts(), len(run.plan.layers)
-        if not run.plan.claims:
+        if run.plan.is_laplacian:
             text = f"{run.plan.total / layers:.3g}L"
         elif len(operators) > _MOST_NAMED:
             text = f"{sum(operators.values()) / layers:.3g} of {len(operators)} operators"
@@ -164,7 +164,7 @@ def show_at_least(axes: Any, share: float = 0.1) -> None:
 
 def legend_title(runs: Sequence[ModelResult]) -> str:
     heads = {run.plan.heads for run in runs}
-    what = "Heads by operator" if any(run.plan.claims for run in runs) else "Laplacian heads"
+    what = "Heads by operator" if not all(run.plan.is_laplacian for run in runs) else "Laplacian heads"
     return f"{what}\n(of {heads.pop()} in a layer)" if len(heads) == 1 else f"{what} in a layer"
 
 

@@ -124,7 +124,7 @@ def show(name: RunName, runs_dir: options.RunsDir = None, as_json: options.Json 
         return
     info, summary = told["info"], told["summary"] or {}
     model = getattr(run.recipe, "model", None)
-    names_operators = isinstance(model, TransformerModel) and model.head_plan().claims
+    names_operators = isinstance(model, TransformerModel) and not model.head_plan().is_laplacian
     heads = told["plan"] if names_operators else f"{told['plan'] or 'no'} Laplacian"
     rows = [
         ("run", f"{told['path']}, {told['kind']}, {told['status']}"),

@@ -110,7 +110,7 @@ def export_run(
             f"{run.path} is a run of {run.recipe.objective}, which {to} does not support; use {' or '.join(fitting)}"
         )
     plan = plan_of(run)
-    if plan.claims and not form.takes_operators:
+    if not plan.is_laplacian and not form.takes_operators:
         fitting = [name for name, each in FORMATS.items() if each.takes & loaded.gives and each.takes_operators]
         raise UsageError(
             f"{run.path} has heads of {', '.join(plan.counts())}, which {to} cannot express; use {' or '.join(fitting)}"
@@ -167,7 +167,7 @@ def _record(exported: ExportedModel, form: Format, folder: Path, checks: list[Co
         "step": loaded.step,
         "weights_sha256": loaded.weights_sha256,
         "laplacian_heads": list(exported.plan.per_layer),
-        **({"operators": str(exported.plan)} if exported.plan.claims else {}),
+        **({} if exported.plan.is_laplacian else {"operators": str(exported.plan)}),
         "heads": exported.plan.heads,
         "dtype": exported.dtype,
         "files": {path.name: sha256_of_file(path) for path in sorted(folder.iterdir())},

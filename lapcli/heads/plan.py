@@ -22,6 +22,7 @@ import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 from lapcli.heads.operators import OPERATORS, Operator, build_operator
@@ -46,23 +47,24 @@ LayerClaims = tuple[HeadClaim, ...]  # the first claim takes the last heads
 
 @dataclass(frozen=True)
 class HeadPlan:
-    """The number of Laplacian heads of each layer, out of `heads`, and all claims if there are other operators."""
+    """The operators that claim heads in each layer, out of `heads`; heads that nobody claims are plain attention."""
 
-    per_layer: tuple[int, ...]
+    layers: tuple[LayerClaims, ...]
     heads: int
-    claims: tuple[LayerClaims, ...] = ()  # per layer; empty: the last heads are Laplacian, the others attention
+
+    @property
+    def per_layer(self) -> tuple[int, ...]:
+        """The number of Laplacian heads of each layer."""
+        return tuple(sum(n for operator, n in claims if operator.name == "laplacian") for claims in self.layers)
 
     @property
     def total(self) -> int:
         return sum(self.per_layer)
 
     @property
-    def layers(self) -> tuple[LayerClaims, ...]:
-        """The claims of each layer."""
-        if self.claims:
-            return self.claims
-        laplacian = OPERATORS["laplacian"]()
-        return tuple((HeadClaim(laplacian, k),) if k else () for k in self.per_layer)
+    def is_laplacian(self) -> bool:
+        """Whether every head is Laplacian or plain attention, as with `laplacian_heads`."""
+        return all(len(claims) <= 1 and all(op.name == "laplacian" for op, _ in claims) for claims in self.layers)
 
     @property
     def is_plain(self) -> bool:
@@ -109,27 +111,27 @@ class HeadPlan:
 
         Different plans have different labels. Where layers differ, those with operators are named.
         """
-        if not self.claims:
+        if self.is_laplacian:
             return str(self)
-        by_layer = {name: ", ".join(map(_claim_label, self.claims[layer])) for name, layer in self._stretches()}
+        by_layer = {name: ", ".join(map(_claim_label, self.layers[layer])) for name, layer in self._stretches()}
         if len(by_layer) == 1:
             return next(iter(by_layer.values()))
         return "; ".join(f"{name}: {claims}" for name, claims in by_layer.items() if claims)
 
     def recipe_keys(self) -> dict[str, Any]:
         """Return the keys of a recipe's model section that give this plan."""
-        if not self.claims:
+        if self.is_laplacian:
             return {"laplacian_heads": list(self.per_layer), "operators": None}
-        return {"laplacian_heads": 0, "operators": [_layer_spec(claims) for claims in self.claims]}
+        return {"laplacian_heads": 0, "operators": [_layer_spec(claims) for claims in self.layers]}
 
     def __str__(self) -> str:
         """Return the shortest form that a recipe accepts, which is stored in the weights' metadata.
 
-        `5` or `[0, 0, 3, 3]` for Laplacian heads only, as in version 0.1; else operators with all constants as JSON.
+        `5` or `[0, 0, 3, 3]` for Laplacian heads only; else operators with all constants as JSON.
         """
-        if not self.claims:
+        if self.is_laplacian:
             return str(self.per_layer[0]) if len(set(self.per_layer)) == 1 else str(list(self.per_layer))
-        specs = [_layer_spec(claims) for claims in self.claims]
+        specs = [_layer_spec(claims) for claims in self.layers]
         return json.dumps(specs[0] if all(spec == specs[0] for spec in specs) else specs)
 
 
@@ -152,13 +154,7 @@ def _claim_label(claim: HeadClaim) -> str:
 
 def plan_of_layers(layers: Sequence[LayerClaims], heads: int) -> HeadPlan:
     """Build the plan of each layer's claims; claims without effect are dropped."""
-    effective = [_without_idle(claims) for claims in layers]
-    laplacian = tuple(sum(n for operator, n in claims if operator.name == "laplacian") for claims in effective)
-    is_laplacian = all(
-        len(claims) <= 1 and sum(n for _, n in claims) == k for claims, k in zip(effective, laplacian, strict=True)
-    )
-    # Without claims a plan equals that of `laplacian_heads`, and is written to metadata as in version 0.1.
-    return HeadPlan(laplacian, heads, () if is_laplacian else tuple(effective))
+    return HeadPlan(tuple(map(_without_idle, layers)), heads)
 
 
 def _without_idle(claims: LayerClaims) -> LayerClaims:
@@ -171,6 +167,18 @@ def _without_idle(claims: LayerClaims) -> LayerClaims:
 
 def operator_plan(spec: OperatorSpec, layers: int, heads: int) -> HeadPlan:
     """Parse any form of `model.operators`; ValueError says what is expected."""
+    try:
+        return _parsed(json.dumps(spec), layers, heads)
+    except TypeError:  # not JSON, such as the keys of a Python caller
+        return _parse(spec, layers, heads)
+
+
+@lru_cache(maxsize=1024)  # a recipe asks for its plan at every turn
+def _parsed(spec: str, layers: int, heads: int) -> HeadPlan:
+    return _parse(json.loads(spec), layers, heads)
+
+
+def _parse(spec: OperatorSpec, layers: int, heads: int) -> HeadPlan:
     if isinstance(spec, Mapping):
         claimed = [list(row) for row in zip(*_claims(spec, layers, heads), strict=True)] or [[] for _ in range(layers)]
     elif isinstance(spec, list | tuple) and all(isinstance(layer, Mapping) for layer in spec):
@@ -217,7 +225,8 @@ def _claims(spec: Mapping[str, Any], layers: int, heads: int, first: int = 0) ->
             raise ValueError(f"{name}: {error}") from None
         for layer, k in enumerate(counts, start=first):
             if isinstance(k, bool) or not isinstance(k, int) or not 0 <= k <= heads:
-                raise ValueError(f"layer {layer} has {heads} heads, so 0 to {heads} can be {name}, got {repr(k)[:60]}")
+                shown = "Laplacian" if name == "laplacian" else name
+                raise ValueError(f"layer {layer} has {heads} heads, so 0 to {heads} can be {shown}, got {repr(k)[:60]}")
         operator = build_operator(name, options)
         yield [HeadClaim(operator, k) for k in counts]
 
@@ -235,26 +244,8 @@ def _counts(value: Any, layers: int, heads: int) -> list[Any]:
 
 
 def head_plan(spec: HeadSpec, layers: int, heads: int) -> HeadPlan:
-    """Parse any form of `laplacian_heads`; ValueError says what is expected."""
-    if isinstance(spec, bool):
-        raise ValueError("expected a number of heads, not true or false")
-    if isinstance(spec, int):
-        per_layer = [spec] * layers
-    elif isinstance(spec, str):
-        per_layer = _linear(spec, layers)
-    elif isinstance(spec, Mapping):
-        per_layer = _layer_range(spec, layers)
-    elif isinstance(spec, list | tuple):
-        per_layer = list(spec)
-        if len(per_layer) != layers:
-            raise ValueError(f"a list needs one number for each of the {layers} layers, got {len(per_layer)}")
-    else:
-        raise ValueError(_expected(spec))
-    # bool is an int in Python: `true` would be one head.
-    for layer, k in enumerate(per_layer):
-        if isinstance(k, bool) or not isinstance(k, int) or not 0 <= k <= heads:
-            raise ValueError(f"layer {layer} has {heads} heads, so 0 to {heads} can be Laplacian, got {k!r}")
-    return HeadPlan(tuple(per_layer), heads)
+    """Parse any form of `laplacian_heads`, which is short for `operators: {laplacian: ...}`."""
+    return operator_plan({"laplacian": spec}, layers, heads)
 
 
 def _expected(spec: object) -> str:
@@ -272,13 +263,6 @@ def _linear(spec: str, layers: int) -> list[int]:
         return [start]
     # Halves round up; Python's round would take them to the even neighbour, and steps would be uneven over layers.
     return [(2 * (start * (layers - 1 - i) + end * i) + layers - 1) // (2 * (layers - 1)) for i in range(layers)]
-
-
-def _layer_range(spec: Mapping[str, Any], layers: int) -> list[int]:
-    if set(spec) != {"layers", "heads"}:
-        raise ValueError(f"expected the keys layers and heads, got {sorted(map(str, spec))}")
-    chosen = _chosen_layers(spec["layers"], layers)
-    return [spec["heads"] if layer in chosen else 0 for layer in range(layers)]
 
 
 def _chosen_layers(value: Any, layers: int) -> set[int]:

@@ -17,7 +17,7 @@ from typing import Any
 from torch import Tensor
 
 from lapcli.data.text.tokenizer import Tokenizer
-from lapcli.heads.plan import HeadPlan, operator_plan
+from lapcli.heads.plan import HeadPlan, head_plan, operator_plan
 from lapcli.kinds import nanochat
 from lapcli.kinds.kind import RUN
 from lapcli.kinds.opening import TIMM, build_timm, find_checkpoint, read_timm, timm_file
@@ -105,7 +105,7 @@ def _of_timm(name: str, weights: Path | None) -> WeightSource:
         file=file,
         sha256=sha256_of_file(file),
         read=lambda: read_timm(model, file),
-        plan=HeadPlan((0,) * layers, int(attention.num_heads)),
+        plan=head_plan(0, layers, int(attention.num_heads)),
         model={
             "layers": layers,
             "width": int(model.embed_dim),
@@ -134,7 +134,7 @@ def _of_folder(path: Path) -> WeightSource:
         if sha256_of_file(path / name) != files.get(name):
             raise DataError(f"{path / name} is not what was exported (its sha256 differs); {AGAIN}")
     config = json.loads(read_text(path / CONFIG))
-    plan = HeadPlan(tuple(record["laplacian_heads"]), int(record["heads"]))
+    plan = head_plan(record["laplacian_heads"], len(record["laplacian_heads"]), int(record["heads"]))
     if "operators" in record:  # its Laplacian heads alone are not the plan
         plan = operator_plan(json.loads(record["operators"]), len(plan.per_layer), plan.heads)
 

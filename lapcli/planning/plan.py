@@ -75,7 +75,7 @@ class TrainingPlan:
         facts, heads = self.facts, self.heads
         fields = {key: value for key, value in vars(self).items() if key not in ("facts", "heads", "batches")}
         plan = {} if heads is None else {"laplacian_heads": list(heads.per_layer), "heads": heads.heads}
-        if heads is not None and heads.claims:
+        if heads is not None and not heads.is_laplacian:
             plan["operators"] = [heads.operator_names(layer) for layer in range(len(heads.per_layer))]
         return {
             **fields,
@@ -129,7 +129,7 @@ class TrainingPlan:
         if self.heads is None:
             return []
         laplacian, heads = sum(self.heads.per_layer), self.heads.heads * len(self.heads.per_layer)
-        if not self.heads.claims:
+        if self.heads.is_laplacian:
             return [("heads", f"{laplacian} of {heads} Laplacian (L)\n{self.heads.grid()}")]
         letters = {c.operator.name: c.operator.letter for layer in self.heads.layers for c in layer}
         words = ", ".join(f"{count} {name} ({letters[name]})" for name, count in self.heads.counts().items())

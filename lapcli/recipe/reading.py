@@ -155,10 +155,15 @@ class Document:
         return Document(_merged(self.values, above.values), {**self.places, **above.places})
 
 
+#: Two spellings of one setting: the later one replaces the other.
+_OTHER_SPELLING = {"operators": "laplacian_heads", "laplacian_heads": "operators"}
+
+
 def _merged(below: Any, above: Any) -> Any:
     if not (isinstance(below, dict) and isinstance(above, dict)):
         return above
-    return {**below, **{key: _merged(below[key], value) if key in below else value for key, value in above.items()}}
+    kept = {key: value for key, value in below.items() if _OTHER_SPELLING.get(key) not in above}
+    return {**kept, **{key: _merged(kept[key], value) if key in kept else value for key, value in above.items()}}
 
 
 def read_file(path: Path) -> tuple[Document, list[Problem]]:

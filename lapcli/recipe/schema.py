@@ -53,20 +53,15 @@ class TransformerModel(Section):
 
     @combination("laplacian_heads", "layers", "heads")
     def _plan_fits(self) -> str | None:
-        try:
-            self._laplacian_plan()
-        except ValueError as error:
-            return str(error)
-        return None
+        return None if self.operators is not None else self._wrong_plan()
 
     @combination("operators", "laplacian_heads", "layers", "heads")
     def _operators_fit(self) -> str | None:
-        if self.operators is None:
-            return None
-        if self.laplacian_heads != 0:
-            return (
-                "`laplacian_heads: k` is short for {laplacian: k} in it; give one of the two, and 0 for laplacian_heads"
-            )
+        if self.operators is not None and self.laplacian_heads != 0:
+            return "set either operators or laplacian_heads, not both"
+        return None if self.operators is None else self._wrong_plan()
+
+    def _wrong_plan(self) -> str | None:
         try:
             self.head_plan()
         except ValueError as error:
@@ -76,9 +71,6 @@ class TransformerModel(Section):
     def head_plan(self) -> HeadPlan:
         if self.operators is not None:
             return operator_plan(self.operators, self.layers, self.heads)
-        return self._laplacian_plan()
-
-    def _laplacian_plan(self) -> HeadPlan:
         spec = self.laplacian_heads
         return head_plan(spec.model_dump() if isinstance(spec, LayerRange) else spec, self.layers, self.heads)
 

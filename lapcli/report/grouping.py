@@ -206,7 +206,7 @@ def _heads(run: RunResult, value: Any) -> tuple[float, str]:
         plan = head_plan(value, model["layers"], model["heads"])
     mean = sum(plan.counts().values()) / len(plan.per_layer)
     # Above the number of heads, which is how `figures` recognises rows of other operators.
-    return mean + (plan.heads if plan.claims else 0), plan.label()
+    return mean + (0 if plan.is_laplacian else plan.heads), plan.label()
 
 
 def differences(grids: Sequence[RunGrid]) -> dict[str, list[str | None]]:

@@ -16,7 +16,7 @@ from lapcli.analysis.examples import class_names
 from lapcli.analysis.measurement import LayerResult, Settings
 from lapcli.analysis.measurements import MEASUREMENTS, anova, collapse, sinks, updates
 from lapcli.analysis.measurements.features import FeatureMap
-from lapcli.heads.plan import HeadPlan, operator_plan
+from lapcli.heads.plan import head_plan, operator_plan
 from lapcli.report import chart
 from lapcli.runtime.errors import UsageError
 
@@ -55,7 +55,7 @@ def analysis(what, heads=(0, 2, 4), layers=(0, 1), weights="trained"):
     for number, k in enumerate(heads):
         model = AnalyzedModel(f"run{number}", weights, 1, "0" * 64, "classification", STOCK_GIVES, lambda: None)
         results = {layer: made_up(what) for layer in layers}
-        runs.append(ModelResult(model, HeadPlan((k, k), 4), results, 1, 1, "", "", "validation", ["a", "b", "c"]))
+        runs.append(ModelResult(model, head_plan(k, 2, 4), results, 1, 1, "", "", "validation", ["a", "b", "c"]))
     return Analysis(MEASUREMENTS[what], Settings(), runs)
 
 
@@ -157,7 +157,7 @@ def test_labels_tell_runs_apart():
 
 def test_a_label_says_when_its_numbers_are_averages_over_layers():
     plans = {
-        "1.5L on average": HeadPlan((0, 3), 4),
+        "1.5L on average": head_plan([0, 3], 2, 4),
         "2 gate": operator_plan({"gate": 2}, 2, 4),
         "0.5 laplacian, 1 gate on average": operator_plan([{"laplacian": 1}, {"gate": 2}], 2, 4),
         "1 laplacian, 1 gate on average": operator_plan([{"laplacian": 2}, {"gate": 2}], 2, 4),

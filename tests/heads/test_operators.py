@@ -418,7 +418,7 @@ class TestPlans:
 
     def test_a_recipe_takes_one_of_the_two_forms(self, tmp_path) -> None:
         text = write_text(tmp_path / "text.txt")
-        with pytest.raises(Exception, match="give one of the two"):
+        with pytest.raises(Exception, match="either operators or laplacian_heads"):
             tiny_recipe(text, model={"operators": {"laplacian": 2}})
         plain = tiny_recipe(text)
         assert recipe_hash(plain) == recipe_hash(tiny_recipe(text, model={"operators": None}))

@@ -123,8 +123,8 @@ OBJECTIVES = listed([f"`{name}`" for name in RECIPES])
         (
             "laplacian_heads: 2",
             "laplacian_heads: liner(0, 3)",
-            "x.yaml:7  model.laplacian_heads: expected a number, a list, `linear(a, b)` or {layers:, heads:}, got "
-            "'liner(0, 3)'",
+            "x.yaml:7  model.laplacian_heads: laplacian: expected a number, a list, `linear(a, b)` or {layers:, heads:}, "
+            "got 'liner(0, 3)'",
         ),
         (
             "train: builtin",
@@ -160,7 +160,7 @@ def test_conflicts_of_several_sections_at_once(problems, valid: str) -> None:
     text = valid.replace("width: 64", "width: 63").replace("laplacian_heads: 2", "laplacian_heads: [1, 2]")
     assert problems(text.replace("micro_batch: 8", "micro_batch: 64")) == [
         "x.yaml:5  model.width: 63 is not a multiple of heads 4",
-        "x.yaml:7  model.laplacian_heads: a list needs one number for each of the 4 layers, got 2",
+        "x.yaml:7  model.laplacian_heads: laplacian: a list needs one number for each of the 4 layers, got 2",
         "x.yaml:12  train.micro_batch: 64 exceeds the global batch 32; give at most 32",
     ]
 

@@ -375,3 +375,11 @@ def test_a_path_of_ten_thousand_parts(problems, valid: str) -> None:
 
 def test_a_wrong_seed_is_the_options(problems, valid: str) -> None:
     assert problems(valid, seed=-1) == ["--seed  seed: expected at least 0, got -1"]
+
+
+def test_the_later_of_two_spellings_of_the_heads_wins(folder: Path, valid: str) -> None:
+    (folder / "base.yaml").write_text(valid)  # with laplacian_heads: 2
+    (folder / "x.yaml").write_text("extends: base.yaml\nmodel: {operators: {centered: 1}}\n")
+    assert load_recipe("base.yaml", ["model.operators={mix: 3}"]).model.head_plan().counts() == {"mix": 12}
+    assert load_recipe("x.yaml").model.head_plan().counts() == {"centered": 4}
+    assert load_recipe("x.yaml", ["model.laplacian_heads=1"]).model.head_plan().counts() == {"laplacian": 4}
