@@ -6,6 +6,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from filelock import FileLock
 from support import ROOT
 
 from lapcli.recipe import load_recipe, recipe_to_dict, recipe_to_yaml
@@ -30,6 +31,9 @@ def write_run(
     settings = [f"model.laplacian_heads={json.dumps(heads)}", *(change or [])]
     loaded = _recipe(recipe, tuple(settings)).model_copy(update={"seed": seed})
     return write_directory(runs, name, loaded, scores, status=status, curve=curve, **evaluation)
+
+
+LOCKS: list[FileLock] = []
 
 
 @cache
@@ -64,7 +68,10 @@ def write_directory(
         "weights_sha256": weights_of(name),
         "updated": "2026-01-01T00:00:00+0000",
     }
-    (path / "run.json").write_text(json.dumps(info))
+    (path / "run.json").write_text(json.dumps({**info, "format": 3, "recipe": recipe_to_dict(loaded)}))
+    if status == "running":  # by this process, until it ends
+        LOCKS.append(FileLock(path / ".lock"))
+        LOCKS[-1].acquire()
     losses = curve if curve is not None else [2.0, 1.5, 1.2, 1.1]
     lines = [{"step": 25 * (number + 1), "loss": loss, "lr": 0.1} for number, loss in enumerate(losses)]
     (path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))

@@ -123,8 +123,8 @@ OBJECTIVES = listed([f"`{name}`" for name in RECIPES])
         (
             "laplacian_heads: 2",
             "laplacian_heads: liner(0, 3)",
-            "x.yaml:7  model.laplacian_heads: laplacian: expected a number, a list, `linear(a, b)` or {layers:, heads:}, "
-            "got 'liner(0, 3)'",
+            "x.yaml:7  model.laplacian_heads: laplacian: expected a number, a list, `linear(a, b)` or {layers:, "
+            "heads:}, got 'liner(0, 3)'",
         ),
         (
             "train: builtin",

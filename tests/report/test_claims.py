@@ -160,11 +160,11 @@ def test_another_corpus_is_not_the_papers(tmp_path):
 
 def test_another_mixture_of_conversations_is_not_the_papers(tmp_path):
     path = write_chat_run(tmp_path, "gpt", heads=0, seed=0, scores=None)
-    text = (path / "recipe.yaml").read_text()
+    text = (path / "run.json").read_text()
     local = text.replace("hub:HuggingFaceTB/smol-smoltalk", "/scratch/smol-smoltalk")
     assert local != text
     for source, differs in ((local, False), (text.replace("smol-smoltalk", "other-chats"), True)):
-        (path / "recipe.yaml").write_text(source)
+        (path / "run.json").write_text(source)
         (run,) = [run for run in collect([], tmp_path).runs if run.name == "gpt-sft"]
         assert [key for key, _, _ in recipe_differences(run)] == (["mixture"] if differs else [])
 

@@ -9,14 +9,13 @@ import json
 import re
 import shlex
 import shutil
-import socket
 from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
 from browser_support import browser
 from PIL import Image
-from report_support import write_analysis, write_run
+from report_support import LOCKS, write_analysis, write_run
 from support import ROOT, run_main
 
 from lapcli.analysis.drawing import FigureFormat
@@ -26,8 +25,6 @@ from lapcli.report.claims import claims
 from lapcli.report.collect import find_paths
 from lapcli.report.page import _csv_address, write_page
 from lapcli.report.watching import watch_page
-from lapcli.runs import LOCK
-from lapcli.runtime.files import Lock, lock_file
 
 EVIL = '<script>alert(1)</script><img src=x onerror="alert(2)">'
 SVG = '<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 40 20"><rect width="40" height="20" fill="#09f"/></svg>'
@@ -379,25 +376,20 @@ def test_what_is_written_while_the_page_is_made_is_on_the_next_one(tmp_path):
 def test_a_run_whose_process_was_killed_is_shown_as_interrupted_beside_one_that_goes_on(tmp_path):
     """A kill changes no file of the run: the kernel alone frees its lock."""
     runs, page = tmp_path / "runs", tmp_path / "page.html"
-    locks = []
     for name in ("killed", "kept"):
-        path = write_run(runs, name, heads=2, status="running")
-        info = json.loads((path / "run.json").read_text())
-        (path / "run.json").write_text(json.dumps({**info, "host": socket.gethostname()}))
-        locks.append((path / LOCK).open("a"))
-        assert lock_file(locks[-1]) is Lock.HELD
+        write_run(runs, name, heads=2, status="running")
+    killed = LOCKS[-2]
     told = []
 
     def make():
         told.append(page.read_text() if page.is_file() else "")
         if len(told) == 2:
-            locks[0].close()
+            killed.release()
         if len(told) == 4:
             raise KeyboardInterrupt
         return report_on([], runs)
 
     watch_page(lambda: find_paths([], runs), make, page, FigureFormat(), 0.01)
-    locks[1].close()
     assert "killed is interrupted" not in told[1]
     assert "killed is interrupted" in told[2]
     assert "kept is running" in told[2]

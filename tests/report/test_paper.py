@@ -174,7 +174,7 @@ def write_search(runs, *, mark):
             write_run(runs, f"grid-{heads}L-{rate}", "vitb_imagenet", heads=heads, change=change, scores=scores)
 
 
-@pytest.mark.parametrize("mark", ["mark", "log", "neither"])
+@pytest.mark.parametrize("mark", ["mark", "neither"])
 def test_a_run_of_a_search_is_no_result(tmp_path, capsys, mark):
     """Of which the paper's own rate and decay are two, so that it is nearer to the paper's recipe than the grid is."""
     write_search(tmp_path, mark=mark)
