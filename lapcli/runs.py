@@ -6,6 +6,7 @@ the resolved recipe and is what every command reads; `recipe.yaml` is a copy for
 """
 
 import json
+import logging
 import os
 import platform
 import re
@@ -29,8 +30,10 @@ from lapcli.recipe import recipe_to_yaml as to_yaml
 from lapcli.recipe.schema import BaseRecipe
 from lapcli.runtime import __version__
 from lapcli.runtime.errors import DataError, LapError, UsageError, from_os_error
-from lapcli.runtime.files import is_locked, read_json, write_json, write_text
+from lapcli.runtime.files import NO_LOCKS, is_locked, read_json, write_json, write_text
 from lapcli.runtime.plugins import load_plugins, origin_of
+
+log = logging.getLogger(__name__)
 
 LOCK, TOKENIZER = ".lock", "tokenizer.json"
 RECIPE, INFO, METRICS, CHECKPOINTS, SUMMARY = "recipe.yaml", "run.json", "metrics.jsonl", "checkpoints", "summary.json"
@@ -238,7 +241,7 @@ def unlock(run: Run) -> None:
 def take_lock(path: Path) -> BaseFileLock:
     """Take a run's lock, which the kernel frees however the process ends."""
     # Two threads of one process may train different runs, and a reader holds the lock for an instant.
-    lock = FileLock(path / LOCK, thread_local=False)
+    lock = FileLock(path / LOCK, thread_local=False, fallback_to_soft=False)
     try:
         lock.acquire(timeout=1)
     except Timeout:
@@ -248,7 +251,9 @@ def take_lock(path: Path) -> BaseFileLock:
             who = f" (process {info['pid']} on {info['host']})" if "pid" in info and "host" in info else ""
         raise UsageError(f"{path} is being trained by another process{who}; wait for it or use --name") from None
     except OSError as error:
-        raise UsageError(f"{path} cannot be locked ({error.strerror}); choose another --runs-dir") from None
+        if error.errno not in NO_LOCKS:
+            raise UsageError(f"{path} cannot be locked ({error.strerror}); choose another --runs-dir") from None
+        log.warning("warning: the file system of %s has no locks: make sure that no second process trains it", path)
     return lock
 
 

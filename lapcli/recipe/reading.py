@@ -152,7 +152,18 @@ class Document:
 
     def under(self, above: "Document") -> "Document":
         """Merge mappings key by key; anything else in `above` replaces the value here."""
-        return Document(_merged(self.values, above.values), {**self.places, **above.places})
+        values, places = _merged(self.values, above.values), {**self.places, **above.places}
+        return Document(values, {path: where for path, where in places.items() if _has(values, path)})
+
+
+def _has(values: Any, path: KeyPath) -> bool:
+    for step in path:
+        if not (
+            step in values if isinstance(values, dict) else isinstance(values, list) and step in range(len(values))
+        ):
+            return False
+        values = values[step]
+    return True
 
 
 #: Two spellings of one setting: the later one replaces the other.
@@ -162,7 +173,7 @@ _OTHER_SPELLING = {"operators": "laplacian_heads", "laplacian_heads": "operators
 def _merged(below: Any, above: Any) -> Any:
     if not (isinstance(below, dict) and isinstance(above, dict)):
         return above
-    kept = {key: value for key, value in below.items() if _OTHER_SPELLING.get(key) not in above}
+    kept = {key: value for key, value in below.items() if above.get(_OTHER_SPELLING.get(key, "")) is None}
     return {**kept, **{key: _merged(kept[key], value) if key in kept else value for key, value in above.items()}}
 
 

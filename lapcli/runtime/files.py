@@ -12,6 +12,7 @@ import json
 import logging
 import os
 import shutil
+import threading
 from collections.abc import Iterator
 from enum import Enum
 from io import BufferedReader
@@ -24,7 +25,7 @@ from lapcli.runtime.errors import DataError, LapError, UsageError
 log = logging.getLogger(__name__)
 
 #: Errors of a file system that has no locks: Lustre mounted without `flock`, NFS without a lock daemon.
-_NO_LOCKS = {errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOTSUP, errno.ENOLCK}
+NO_LOCKS = {errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOTSUP, errno.ENOLCK}
 _warned_about: set[int] = set()  # devices, as `stat` numbers them
 
 
@@ -32,7 +33,7 @@ _warned_about: set[int] = set()  # devices, as `stat` numbers them
 def atomic_file(path: Path) -> Iterator[Path]:
     """Yield a temporary name beside `path` for a library to write; it becomes `path` when the block ends."""
     name = path.name.encode("utf-8", "surrogateescape")[:200].decode("utf-8", "ignore")  # a name has at most 255 bytes
-    temporary = path.with_name(f".{name}.{os.getpid()}.tmp")
+    temporary = path.with_name(f".{name}.{threading.get_native_id()}.tmp")
     try:
         with temporary.open("wb") as file:
             mode = os.fstat(file.fileno()).st_mode & 0o777  # of the umask
@@ -176,7 +177,7 @@ def lock_file(file: IO[Any], *, wait: bool = False) -> Lock:
     except (BlockingIOError, PermissionError):  # the latter on NFS, which emulates flock by a byte-range lock
         return Lock.TAKEN
     except OSError as error:
-        if error.errno not in _NO_LOCKS:
+        if error.errno not in NO_LOCKS:
             raise LapError(f"{file.name} cannot be locked ({error.strerror}); try again or use another disk") from error
         device = os.fstat(file.fileno()).st_dev
         if device not in _warned_about and is_main_process():  # rank 0 warns for all ranks

@@ -240,7 +240,7 @@ def test_a_schedule_that_does_not_fit_is_refused_but_runs_of_one_stay_readable(t
 
     from support import train_here
 
-    from lapcli.recipe import recipe_to_yaml
+    from lapcli.recipe import recipe_to_dict
     from lapcli.runs import read_run
     from lapcli.runtime.errors import UsageError
 
@@ -249,6 +249,6 @@ def test_a_schedule_that_does_not_fit_is_refused_but_runs_of_one_stay_readable(t
         train_here(recipe, tmp_path)
     kept = tmp_path / "kept"
     kept.mkdir()
-    (kept / "recipe.yaml").write_text(recipe_to_yaml(recipe))
-    (kept / "run.json").write_text(json.dumps({"status": "finished", "objective": "self_supervised", "step": 2}))
+    info = {"format": 3, "status": "finished", "objective": "self_supervised", "step": 2}
+    (kept / "run.json").write_text(json.dumps({**info, "recipe": recipe_to_dict(recipe)}))
     assert read_run(kept).recipe == recipe

@@ -20,7 +20,7 @@ def _create_and_be_killed(recipe: str, runs: str) -> None:
     cell = spec.cell(SEARCH, 0, propose(spec, SEARCH, []))
 
     def kill(event: str, arguments: object) -> None:
-        if event != "os.kill" and os.access(Path(runs) / cell.name, os.F_OK):
+        if event != "os.kill" and os.access(Path(runs) / cell.name / "run.json", os.F_OK):
             os.kill(os.getpid(), signal.SIGKILL)
 
     sys.addaudithook(kill)
