@@ -158,9 +158,8 @@ class Document:
 
 def _has(values: Any, path: KeyPath) -> bool:
     for step in path:
-        if not (
-            step in values if isinstance(values, dict) else isinstance(values, list) and step in range(len(values))
-        ):
+        keys = values if isinstance(values, dict) else range(len(values)) if isinstance(values, list) else ()
+        if step not in keys:
             return False
         values = values[step]
     return True

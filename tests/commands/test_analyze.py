@@ -221,13 +221,12 @@ def test_feature_maps_of_a_picture_of_any_size(runs, capsys, tmp_path):
 
 
 def test_a_chat_stage_is_measured_on_the_text_of_its_pretraining(runs, capsys, tmp_path, shared_cache):
-    from rich.console import Console
-
     from lapcli.kinds.chat import train_stages
     from lapcli.runs import read_run
+    from lapcli.runtime.progress import LogConsole
 
     recipe = tiny_chat_recipe(tmp_path, sft={"train": {"steps": 2}})
-    console = Console(file=io.StringIO())
+    console = LogConsole(io.StringIO())
     (stage,) = train_stages(
         recipe.model_copy(update={"stages": recipe.stages.model_copy(update={"midtrain": None})}),
         read_run(runs / "gpt_4L"),

@@ -1,6 +1,7 @@
 """`lap train`, `lap sft`, `lap chat`: the quickstart pair as a user runs it, cut to a few steps."""
 
 import json
+from pathlib import Path
 
 import pytest
 from support import CHAT_CUT as CUT
@@ -30,7 +31,7 @@ def test_a_second_start_finds_them_finished(chat_runs, capsys):
     runs, _ = chat_runs
     code, out, err = run_main(capsys, "sft", str(ROOT / RECIPE), *CUT, "--runs-dir", str(runs), "--json")
     assert code == 0, err
-    assert [run["name"] for run in json.loads(out)] == ["quickstart-midtrain", "quickstart-sft"]
+    assert [Path(run["run"]).name for run in json.loads(out)] == ["quickstart-midtrain", "quickstart-sft"]
     code, _, err = run_main(capsys, "sft", str(ROOT / RECIPE), "--runs-dir", str(runs))
     assert code == 2
     assert "train.steps" in err
