@@ -28,7 +28,6 @@ from lapcli.runtime.errors import Diverged, Interrupted, from_os_error
 from lapcli.runtime.progress import LogConsole, StepProgress
 from lapcli.runtime.ranks import World
 from lapcli.runtime.signals import StopRequest, stop_on_signal
-from lapcli.runtime.step_watch import StepWatch
 from lapcli.training import checkpoint
 from lapcli.training.metrics import MetricsLog, Record, StepClock, without_times
 from lapcli.training.optimizers import Optimizers
@@ -48,7 +47,6 @@ class Loop:
         self.validate_every = recipe.validation.every
         self.optimizers = Optimizers(objective.parameter_groups())
         self.metrics = MetricsLog(run.metrics)
-        self.watch = StepWatch(world, lambda failure: run.update(status="failed", failure=failure))
         self.step = 0
         self.stopping = False  # whether any rank was asked to stop; the same on all of them
         self.validated: dict[int, dict[str, float]] = {}
@@ -61,21 +59,18 @@ class Loop:
         """Train until all steps are done, saved and validated; raise Interrupted if a signal came first."""
         self._resume()
         self.clock = StepClock(self.world.device)  # after the resume, whose time belongs to no step
-        first, steps = self.step, self.objective.steps
+        steps = self.objective.steps
         with (
             stop_on_signal(self._stopping) as stop,
-            StepProgress(self.console, first, steps, self.objective.unit, self.world.is_main) as progress,
-            self.watch,
+            StepProgress(self.console, self.step, steps, self.objective.unit, self.world.is_main) as progress,
         ):
             self._validate_if_due(stop, progress)
             while self.step < steps:
-                # The first step of a process compiles, so it has no time limit.
-                with self.watch.step(self.step + 1, is_timed=self.step > first):
-                    line = self._update(self.step, stop)
-                    self.step += 1
-                    # Ranks have exchanged stop requests before the update; a later one is handled in the next step.
-                    stopping = self.stopping or (self.world.size == 1 and bool(stop))
-                    line |= self.clock.end_step(self.objective.units_per_step, self.objective.unit)
+                line = self._update(self.step, stop)
+                self.step += 1
+                # Ranks have exchanged stop requests before the update; a later one is handled in the next step.
+                stopping = self.stopping or (self.world.size == 1 and bool(stop))
+                line |= self.clock.end_step(self.objective.units_per_step, self.objective.unit)
                 if self.world.is_main:  # before the save, whose record of the metrics has to cover this line
                     self.metrics.append(line)
                     throughput = line.get(f"{self.objective.unit}_per_second")
@@ -96,8 +91,7 @@ class Loop:
         # On the device: a Python number would make the host wait at every micro-step.
         total = torch.zeros((), device=self.world.device)
         for micro_step in range(accumulation):
-            with self.watch.reading():
-                batch = self.objective.batch(step, micro_step)
+            batch = self.objective.batch(step, micro_step)
             _seed_model(self.seed, step, micro_step, self.world.rank)
             # DDP decides in the forward whether the backward will average, so the context has to contain both.
             with self._without_averaging() if micro_step < accumulation - 1 else contextlib.nullcontext():

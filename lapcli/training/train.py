@@ -19,7 +19,7 @@ from lapcli.runtime.environment import STEP_TIMEOUT
 from lapcli.runtime.errors import DataError, Diverged, ExitCode, Interrupted, LapError, UsageError
 from lapcli.runtime.machine import usable_cores
 from lapcli.runtime.progress import LogConsole
-from lapcli.runtime.ranks import World, is_restarted, join_world, launch_name, leave_world
+from lapcli.runtime.ranks import World, is_restarted, joined_world, launch_name
 from lapcli.runtime.signals import stop_at_once
 from lapcli.training.loop import Loop
 
@@ -59,11 +59,8 @@ def train_recipe(
     # Before the ranks join, which may start CUDA: cuBLAS and Inductor read their variables once.
     if recipe.train.deterministic:
         prepare_determinism()
-    world = join_world(recipe.train.device, step_timeout)
-    try:
+    with joined_world(recipe.train.device, step_timeout) as world:
         return train_in_world(world, kind, recipe, runs_dir=runs_dir, name=name, fresh=fresh, console=console)
-    finally:
-        leave_world()
 
 
 def train_in_world(
