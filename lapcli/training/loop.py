@@ -13,7 +13,7 @@ weights after 500 of them.
 
 import contextlib
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -24,7 +24,7 @@ from lapcli.objectives.objective import MonitorsUpdates, Objective
 from lapcli.recipe.schema import BaseRecipe
 from lapcli.runs import Run
 from lapcli.runtime.devices import peak_flops
-from lapcli.runtime.errors import Diverged, Interrupted, from_os_error
+from lapcli.runtime.errors import Diverged, Interrupted, LapError, from_os_error
 from lapcli.runtime.progress import LogConsole, StepProgress
 from lapcli.runtime.ranks import World
 from lapcli.runtime.signals import StopRequest, stop_on_signal
@@ -165,10 +165,22 @@ class Loop:
 
     def _save(self) -> None:
         """Save on rank 0; the others wait, so that none of them runs ahead of a save that fails."""
+        if self.world.size > 1:
+            self._refuse_other_weights()
         with self.clock.between_steps("saving"), self.world.together():
             if self.world.is_main:
                 self._write()
         self.saved_step = self.step
+
+    def _refuse_other_weights(self) -> None:
+        """Refuse to save weights that the ranks do not share, as with gradients that were not averaged."""
+        checksums = self.world.from_all(weights_checksum(self.objective.model))
+        others = [rank for rank, checksum in enumerate(checksums) if checksum != checksums[0]]
+        if others:
+            raise LapError(
+                f"rank {others[0]} has other weights than rank 0 after step {self.step}, so nothing was saved; check "
+                "the machine with `lap doctor --only processes`, or train with --nproc 1"
+            )
 
     def _write(self) -> None:
         try:
@@ -250,7 +262,7 @@ class Loop:
         return records[:1] if self.step <= self.run.info.get("metrics_lost_until", -1) else records
 
     def _parallel(self) -> nn.Module:
-        module = _LossModule(self.objective)
+        module = _LossModule(self.objective, is_alone=self.world.size == 1)
         if self.world.size == 1:
             return module
         devices = [self.world.device.index] if self.world.device.type == "cuda" else None
@@ -304,16 +316,48 @@ class Loop:
 class _LossModule(nn.Module):
     """The module that DDP wraps: it averages the gradients of computations in `forward`."""
 
-    def __init__(self, objective: Objective) -> None:
+    def __init__(self, objective: Objective, is_alone: bool) -> None:
         super().__init__()
         self.model = objective.model
         self._loss: Callable[[Any], Tensor] = objective.loss
+        self._unused: list[nn.Parameter] | None = [] if is_alone else None
 
     def forward(self, batch: Any) -> Tensor:
         """Return the loss of a batch; for None, a zero that depends on all parameters."""
-        if batch is None:  # float: a stack has one dtype, and a GPT's embedding may be bf16
-            return torch.stack([0.0 * p.sum().float() for p in self.parameters() if p.requires_grad]).sum()
-        return self._loss(batch)
+        if batch is None:
+            return _zero([p for p in self.parameters() if p.requires_grad])
+        loss = self._loss(batch)
+        if self._unused is None:
+            self._unused = unused_parameters(self, loss)
+        # DDP waits for every gradient before it averages any of them, and a head operator may ignore its queries.
+        return loss + _zero(self._unused) if self._unused else loss
+
+
+def _zero(parameters: Sequence[Tensor]) -> Tensor:
+    """Return a zero that depends on the parameters."""
+    # float: a stack has one dtype, and a GPT's embedding may be bf16
+    return torch.stack([0.0 * p.sum().float() for p in parameters]).sum()
+
+
+def unused_parameters(module: nn.Module, loss: Tensor) -> list[nn.Parameter]:
+    """Return the parameters that the loss does not depend on, by its graph."""
+    seen, used, pending = set(), set(), [loss.grad_fn]
+    while pending:
+        node = pending.pop()
+        if node is not None and node not in seen:
+            seen.add(node)
+            used.add(id(getattr(node, "variable", None)))  # of a leaf
+            pending += [following for following, _ in node.next_functions]
+    return [p for p in module.parameters() if p.requires_grad and id(p) not in used]
+
+
+@torch.no_grad()
+def weights_checksum(model: nn.Module) -> list[int]:
+    """Return the sum of each parameter's bits."""
+    integers = {2: torch.int16, 4: torch.int32, 8: torch.int64}
+    weights = [p.contiguous().view(integers[p.element_size()]) for p in model.parameters()]
+    sums: list[int] = torch.stack([bits.sum(dtype=torch.int64) for bits in weights]).tolist()
+    return sums
 
 
 def _seed_model(seed: int, step: int, micro_step: int, rank: int) -> None:
