@@ -75,6 +75,12 @@ def from_os_error(error: OSError) -> LapError:
     return LapError(f"{what} cannot be used ({reason}); run the same command again, or use another disk")
 
 
+def is_out_of_memory(error: Exception) -> bool:
+    """Return whether a device has no memory left; torch has an exception for CUDA only."""
+    words = ("out of memory", "not enough memory", "can't allocate memory")
+    return isinstance(error, RuntimeError) and any(each in str(error) for each in words)
+
+
 #: Parts of the messages of gloo and NCCL when the process at the other end of a collective is gone.
 _GONE = ("Connection closed by peer", "Connection reset by peer", "remote process exited", "gloo/transport")
 

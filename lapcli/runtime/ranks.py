@@ -15,7 +15,15 @@ import torch.distributed as dist
 
 from lapcli.runtime.devices import has_float64, use_whole_float32
 from lapcli.runtime.environment import STEP_TIMEOUT, inside_torchrun, launcher
-from lapcli.runtime.errors import DataError, ExitCode, Interrupted, LapError, UsageError, from_peer_error
+from lapcli.runtime.errors import (
+    DataError,
+    ExitCode,
+    Interrupted,
+    LapError,
+    UsageError,
+    from_peer_error,
+    is_out_of_memory,
+)
 from lapcli.runtime.machine import missing_for_nccl
 from lapcli.runtime.signals import end_with_parent
 
@@ -148,6 +156,9 @@ def joined_world(device: str = "auto", step_timeout: float = STEP_TIMEOUT) -> It
     try:
         yield join_world(device, step_timeout)
     except RuntimeError as error:
+        if is_out_of_memory(error):
+            reason = str(error).splitlines()[0]
+            raise LapError(f"the device is out of memory ({reason}); use smaller batches, such as --batch 1") from error
         if (explained := from_peer_error(error)) is None:
             raise
         raise explained from error
