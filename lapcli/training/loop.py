@@ -20,6 +20,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
+from lapcli.heads.operator_attention import freeze_vanishing_biases
 from lapcli.objectives.objective import MonitorsUpdates, Objective
 from lapcli.recipe.schema import BaseRecipe
 from lapcli.runs import Run
@@ -45,6 +46,7 @@ class Loop:
         self.clip = recipe.optimizer.clip
         self.checkpoint_every, self.keep = recipe.checkpoint.every, recipe.checkpoint.keep
         self.validate_every = recipe.validation.every
+        freeze_vanishing_biases(objective.model)
         self.optimizers = Optimizers(objective.parameter_groups())
         self.metrics = MetricsLog(run.metrics)
         self.step = 0
