@@ -159,7 +159,9 @@ class _Estimate:
             batches.processes,
             prepared=prepared_bytes * batches.micro_batch,
             gradients=self._trained,
-            orthogonalised=_bytes(p for group in muon for p in group.parameters.values()),
+            orthogonalised=sum(
+                p.numel() * group.options.get("dtype", torch.float32).itemsize for group in muon for p in group.parameters.values()
+            ),
             objective=self._recipe.objective,
             compiles=self.policy.compiles,
             bf16=self.policy.bf16,

@@ -1,8 +1,8 @@
 """The order in which a run prefers torch's attention kernels, and a benchmark of them on this machine.
 
 torch uses the first kernel of its priority order that supports the inputs, and the same kernel for the backward pass,
-since each saves its own statistics of the forward. On Hopper (capability 9.x) cuDNN is preferred to flash: it is
-written for that architecture, torch's flash kernel for the one before. cuDNN has no deterministic backward, so
+since each saves its own statistics of the forward. From Hopper on (capability 9 and later) cuDNN is preferred to flash:
+it is written for these architectures, torch's flash kernel for the one before. cuDNN has no deterministic backward, so
 `train.deterministic` keeps torch's order. Inputs that cuDNN does not support (masks with gradients, dtypes other than
 bf16 and half) fall through to the next kernel.
 
@@ -25,7 +25,7 @@ def attention_order(capability: tuple[int, int] | None, deterministic: bool) -> 
     """Return the kernels in order of preference, or None for torch's own order. `capability` is None without CUDA."""
     from torch.nn.attention import SDPBackend
 
-    if capability is None or capability[0] != HOPPER or deterministic:
+    if capability is None or capability[0] < HOPPER or deterministic:
         return None
     return [
         SDPBackend.CUDNN_ATTENTION,

@@ -136,3 +136,12 @@ def test_the_loader_is_said_to_be_the_limit():
     few = dataclasses.replace(plan.step_time, reading_cores=40, has_cores=False)
     assert "the loader is the limit" in dataclasses.replace(plan, step_time=few).to_text()
     assert plan.to_dict()["step_time"]["seconds"] == plan.step_time.seconds
+
+
+@pytest.mark.parametrize(("precision", "size"), [("bf16", 2), ("float32", 4)])
+def test_muon_sends_its_matrices_once_in_its_own_precision(precision, size):
+    recipe = load_recipe(ROOT / "recipes" / "quickstart.yaml", [f"train.precision={precision}"])
+    model = recipe.model
+    matrices = 12 * model.layers * model.width**2  # q, k, v, out and the MLP's two
+    estimate = _Estimate(recipe, kind_of(recipe), GPUS["l40"])
+    assert estimate.counted(plan_batches(16, 16, 1), 0.0).orthogonalised == size * matrices

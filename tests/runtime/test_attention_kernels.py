@@ -10,13 +10,14 @@ from lapcli.runtime.attention_kernels import attention_order, prefer_attention_k
 CPU = torch.device("cpu")
 
 
-def test_cudnn_comes_first_on_hopper_alone() -> None:
-    order = attention_order((9, 0), deterministic=False)
-    assert order is not None
-    assert order[:2] == [SDPBackend.CUDNN_ATTENTION, SDPBackend.FLASH_ATTENTION]
-    assert SDPBackend.MATH in order  # whatever the shape, one of them takes it
-    assert attention_order((9, 0), deterministic=True) is None
-    for capability in ((7, 5), (8, 0), (8, 9), (10, 0), None):
+def test_cudnn_comes_first_from_hopper_on() -> None:
+    for capability in ((9, 0), (10, 0), (12, 0)):
+        order = attention_order(capability, deterministic=False)
+        assert order is not None
+        assert order[:2] == [SDPBackend.CUDNN_ATTENTION, SDPBackend.FLASH_ATTENTION]
+        assert SDPBackend.MATH in order  # whatever the shape, one of them takes it
+        assert attention_order(capability, deterministic=True) is None
+    for capability in ((7, 5), (8, 0), (8, 9), None):
         assert attention_order(capability, deterministic=False) is None
 
 
