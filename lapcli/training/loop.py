@@ -111,7 +111,7 @@ class Loop:
                 raise self._diverged(step, what, value)
         self.optimizers.clip(self.clip, norms, known_norms)
         self.optimizers.step()
-        self.optimizers.zero_grad()
+        self._zero_gradients()
         self.objective.after_step(step)
         values = dict(zip(seen, means[1 + len(norms) :], strict=True))
         self._watch(step, values)
@@ -272,15 +272,19 @@ class Loop:
             module,
             device_ids=devices,
             forward_sync_buffers=False,  # the buffers are rotary tables, which never change
-            gradient_as_bucket_view=True,  # saves a second copy of all gradients
+            gradient_as_bucket_view=True,  # saves a second copy of all gradients, see `_zero_gradients`
             bucket_cap_mb=bucket_megabytes(module),
         )
         # DDP rebuilds its buckets after its first backward, and with three or more processes their layout determines
         # the order in which gradients are summed. A backward of zeros moves that before the first step, so that a
         # resumed run sums in the same order as an uninterrupted one.
         parallel(None).backward()
-        self.optimizers.zero_grad()
+        self._zero_gradients()
         return parallel
+
+    def _zero_gradients(self) -> None:
+        # DDP's buckets stay allocated: without them, micro-batches would accumulate in a second copy of all gradients.
+        self.optimizers.zero_grad(set_to_none=self.world.size == 1)
 
     def _without_averaging(self) -> contextlib.AbstractContextManager[None]:
         """Return a context without averaging: the ranks average gradients once per step, with the last micro-batch."""
