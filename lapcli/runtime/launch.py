@@ -174,9 +174,15 @@ def _end_at_once(number: int, frame: FrameType | None) -> None:
 
 
 def _ranks() -> list[int]:
-    with subprocess.Popen(["ps", "-A", "-o", "pid=,ppid="], stdout=subprocess.PIPE, text=True) as ps:
-        pairs = [tuple(map(int, row.split())) for row in ps.communicate()[0].splitlines()]
-    return [pid for pid, parent in pairs if parent == os.getpid() and pid != ps.pid]
+    """Return the children of this process; small containers have no `ps`, macOS has no /proc."""
+    parents: dict[int, int] = {}
+    for entry in Path("/proc").glob("[0-9]*/stat"):
+        with suppress(OSError):  # it has ended
+            parents[int(entry.parent.name)] = int(entry.read_text().rpartition(")")[2].split()[1])
+    if sys.platform != "linux":
+        rows = subprocess.check_output(["ps", "-A", "-o", "pid=,ppid="], text=True).splitlines()
+        parents = {int(pid): int(parent) for pid, parent in map(str.split, rows)}
+    return [pid for pid, parent in parents.items() if parent == os.getpid()]
 
 
 def _torchrun_options(processes: Processes, device: str) -> list[str]:
