@@ -30,7 +30,7 @@ from lapcli.training.loop import Loop, bucket_megabytes
 from lapcli.training.optimizers.muon import cost, rounds
 
 ROWS, COLUMNS, WIDTH = 640, 4096, 8
-EAGER, COMPILED = (ComputePolicy("cuda", bf16=True, compiles=compiles, native_bf16=True) for compiles in (False, True))
+EAGER, COMPILED = (ComputePolicy("cuda", bf16=True, compiles=compiles) for compiles in (False, True))
 META = torch.device("meta")
 
 

@@ -3,6 +3,7 @@
 import gc
 import os
 import sys
+import traceback
 from typing import Annotated, Any
 
 import typer
@@ -33,9 +34,15 @@ from lapcli.commands import (
 )
 from lapcli.commands.completion import join_words_of_bash
 from lapcli.commands.options import RecipeCommand, RunCommand, RunsCommand
-from lapcli.runtime.environment import is_main_process, launcher, sleep_while_waiting
-from lapcli.runtime.errors import STOPPED, ExitCode, Interrupted, LapError, UsageError, from_os_error, is_lost_peer
-from lapcli.runtime.signals import interruptible_imports
+from lapcli.runtime.environment import (
+    end_process,
+    inside_torchrun,
+    is_main_process,
+    launcher,
+    sleep_while_waiting,
+    stopped_mark,
+)
+from lapcli.runtime.errors import STOPPED, ExitCode, Interrupted, LapError, UsageError, from_os_error
 from lapcli.runtime.tables import wrapped_message
 
 #: The commands as `lap --help` lists them, each in one section.
@@ -135,35 +142,45 @@ def main() -> None:
     except OSError:  # checked here, because libraries would end the process without our message
         print("lap: the working directory was removed; change to another one (cd), then try again", file=sys.stderr)
         raise SystemExit(int(ExitCode.USAGE)) from None
+    if (mark := stopped_mark()) is not None and mark.exists():  # restarted after the launch was asked to stop
+        end_process(ExitCode.DONE)
+    end_process(_run())
+
+
+def _run() -> int:
+    """Run the command and return its exit code, after its message is printed."""
     try:
-        with interruptible_imports():
-            app()
+        app()
     except LapError as error:
-        if not _said_by_rank_0(error):
+        if not _said_elsewhere(error):
             print(wrapped_message(f"lap: {error}"), file=sys.stderr)
-        raise SystemExit(int(error.exit_code)) from None
+        return error.exit_code
     except SystemExit as stop:
         if stop.code == ExitCode.STOPPED:  # by Ctrl-C, where there was nothing to save
             print(STOPPED, file=sys.stderr)
-        raise
+        return stop.code if isinstance(stop.code, int) else ExitCode.DONE
     except KeyboardInterrupt:  # outside of typer's own handling
         print(STOPPED, file=sys.stderr)
-        raise SystemExit(int(ExitCode.STOPPED)) from None
-    except RuntimeError as error:
-        if not is_lost_peer(error):
-            raise
-        if launcher() is None:
-            reason = str(error).splitlines()[0][:200]
-            print(wrapped_message(f"lap: another rank has ended; its own message says why ({reason})"), file=sys.stderr)
-        raise SystemExit(int(ExitCode.LOST_PEER)) from None
+        return ExitCode.STOPPED
     except BrokenPipeError:  # `lap ... | head`
-        raise SystemExit(1) from None
+        return ExitCode.FAILED
     except OSError as error:
         explained = from_os_error(error)
         print(wrapped_message(f"lap: {explained}"), file=sys.stderr)
-        raise SystemExit(int(explained.exit_code)) from None
+        return explained.exit_code
+    except Exception:
+        if not inside_torchrun():
+            raise
+        traceback.print_exc()
+        return ExitCode.FAILED
+    return ExitCode.DONE
 
 
-def _said_by_rank_0(error: LapError) -> bool:
-    """Return whether rank 0 prints this error too: ranks refuse and stop together, and one message is enough."""
+def _said_elsewhere(error: LapError) -> bool:
+    """Return whether rank 0 prints this error too: ranks refuse and stop together, and one message is enough.
+
+    Of a lost rank the launcher prints what it knows.
+    """
+    if error.exit_code == ExitCode.LOST_PEER:
+        return launcher() is not None
     return not is_main_process() and (error.is_echo or isinstance(error, UsageError | Interrupted))

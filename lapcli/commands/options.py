@@ -75,7 +75,7 @@ StepTimeout = Annotated[
         min=0.01,
         max=100_000,
         envvar="LAP_STEP_TIMEOUT",
-        help="How long ranks wait for each other in a step; the first step and saves are not timed.",
+        help="How long ranks wait for each other, also while one saves or compiles.",
     ),
 ]
 MaxRestarts = Annotated[

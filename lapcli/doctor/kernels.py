@@ -7,7 +7,7 @@ Shapes: B batch, H heads, G key and value heads, T queries, S keys, D head size;
 """
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -18,13 +18,13 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from lapcli.data.images.colours import Recolouring
 from lapcli.data.images.crops import CropKind, draw
-from lapcli.doctor.checks import REPORT, Check, Finding, fails, passes, warns, within
+from lapcli.doctor.checks import Check, Finding, fails, passes, warns, within
 from lapcli.heads.laplacian import laplacian_attention
 from lapcli.models.chunked_loss import softcapped_cross_entropy
 from lapcli.models.compiling import compiled
 from lapcli.objectives.dino_losses import sinkhorn_targets, target_cross_entropy
 from lapcli.recipe.vision import ImageFiles
-from lapcli.runtime.attention_kernels import attention_order, time_attention_kernels
+from lapcli.runtime.attention_kernels import prefer_attention_kernels
 from lapcli.runtime.devices import ComputePolicy
 from lapcli.runtime.errors import UsageError
 from lapcli.runtime.machine import check_compiler
@@ -35,8 +35,6 @@ WRONG_KERNEL = "update torch and the driver; until then train with --set train.p
 WRONG_MUON = "train with --set optimizer.newton_schulz_precision=float32, and report it with `lap doctor --json`"
 #: The rounding of bf16 is 2^-8 of a value; sums of products and the stages of the backward add up several of these.
 LIMITS = {torch.float32: 2e-5, torch.bfloat16: 3e-2}
-#: A kernel that takes at most this multiple of the faster one's time counts as equally fast.
-SLOWER_KERNEL = 1.05
 DTYPES = {"float32": torch.float32, "bf16": torch.bfloat16}
 
 
@@ -136,6 +134,11 @@ def check_muon(dtype: torch.dtype, device: torch.device, muon: type[torch.optim.
     return within(error, limit, "two updates", WRONG_MUON)
 
 
+def training_policy(device: torch.device) -> ComputePolicy:
+    """Return how a run computes its losses on the device: on CUDA compiled."""
+    return ComputePolicy(device.type, compiles=device.type == "cuda")
+
+
 def check_language_loss(
     dtype: torch.dtype, device: torch.device, loss: Callable[..., Tensor] = softcapped_cross_entropy
 ) -> Finding:
@@ -149,7 +152,8 @@ def check_language_loss(
     torch.nn.functional.cross_entropy(logits, targets_N, ignore_index=-1).backward()
     truth = [torch.nn.functional.cross_entropy(logits, targets_N, ignore_index=-1), x.grad, weight.grad]
     mine = [y.to(device).requires_grad_() for y in (x_ND, weight_VD)]
-    value = loss(*mine, targets_N.to(device), 15.0, policy=ComputePolicy(device.type))
+    policy = training_policy(device)
+    value = loss(*mine, targets_N.to(device), 15.0, compiled=policy.compiles, policy=policy)
     value.backward()
     return _loss_finding([value, mine[0].grad, mine[1].grad], truth, dtype)
 
@@ -176,7 +180,7 @@ def check_targets_loss(
     x, prototypes = (y.double().requires_grad_() for y in (x_ND, prototypes_VD))
     value = -(Q * (x @ prototypes.T / 0.1).log_softmax(1)).sum(1).mean()
     value.backward()
-    policy = ComputePolicy(device.type)
+    policy = training_policy(device)
     # Must follow the computation of Q: on the CPU the targets overwrite these logits.
     targets = balance(teacher_NV.to(device), 0.05, 3, policy)
     mine = [y.to(device).requires_grad_() for y in (x_ND, prototypes_VD)]
@@ -292,27 +296,6 @@ def backend_finding(names: KernelNames, device_type: str) -> Finding:
     return passes(names.text(), kernels=names.names)
 
 
-def check_attention_speed(
-    device: torch.device,
-    time: Callable[[torch.device], dict[str, float | None]] = time_attention_kernels,
-    preferred: str | None = None,
-) -> Finding:
-    """Time flash and cuDNN, forward and backward in bf16; the one that runs on this device prefer should be the
-    faster."""
-    if device.type != "cuda":
-        return passes("flash and cuDNN are kernels of CUDA")
-    if preferred is None:
-        preferred = "cudnn" if attention_order(torch.cuda.get_device_capability(device), False) else "flash"
-    seconds = time(device)
-    known = {name: value for name, value in seconds.items() if value is not None}
-    if not known:
-        return fails("neither flash nor cuDNN supports the GPT's attention", WRONG_KERNEL, **seconds)
-    text = ", ".join(f"{name} {value * 1e3:.3g} ms" for name, value in known.items())
-    if preferred in known and known[preferred] <= SLOWER_KERNEL * min(known.values()):
-        return passes(f"{text}; runs prefer {preferred}", **seconds)
-    return warns(f"{text}, but runs prefer {preferred}", REPORT, **seconds)
-
-
 def check_colours(
     device: torch.device, recolouring: Callable[..., Callable[[Tensor, Tensor], Tensor]] = Recolouring
 ) -> Finding:
@@ -336,7 +319,8 @@ def check_colours(
 
 
 def kernel_checks(device: torch.device) -> list[Check]:
-    """Return all kernel checks. On the CPU those of bf16 only warn: runs there compute in float32 by default."""
+    """Return all kernel checks, each on the kernels that training prefers. On the CPU those of bf16 only warn: runs
+    there compute in float32 by default."""
     checks = [Check("kernels", "attention kernel", partial(check_backend, device))]
     for name, dtype in DTYPES.items():
         needed = dtype == torch.float32 or device.type == "cuda"
@@ -347,9 +331,13 @@ def kernel_checks(device: torch.device) -> list[Check]:
             f"DINO loss, {name}": partial(check_targets_loss, dtype, device),
         }
         checks += [Check("kernels", title, run, needed) for title, run in named.items()]
-    return [
-        *checks,
+    checks += [
         Check("kernels", "colours of crops", partial(check_colours, device)),
         Check("kernels", "compiled", partial(check_compiled, device)),
-        Check("kernels", "flash and cuDNN", partial(check_attention_speed, device)),
     ]
+    return [replace(check, run=partial(_with_preference, device, check.run)) for check in checks]
+
+
+def _with_preference(device: torch.device, run: Callable[[], Finding]) -> Finding:
+    with prefer_attention_kernels(device):
+        return run()

@@ -13,13 +13,15 @@ import socket
 import subprocess
 import sys
 import time
+import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from lapcli.runtime.devices import prepare_determinism
-from lapcli.runtime.errors import LapError
+from lapcli.runtime.environment import end_process
+from lapcli.runtime.errors import ExitCode, LapError
 from lapcli.runtime.signals import end_with_parent
 
 #: Seconds after which a trial is considered to hang; the first step may compile for minutes.
@@ -90,7 +92,7 @@ def train_trial(
     from lapcli.kinds import kind_of
     from lapcli.recipe import BaseRecipe, recipe_from_dict
     from lapcli.runtime.progress import LogConsole
-    from lapcli.runtime.ranks import join_world, leave_world
+    from lapcli.runtime.ranks import joined_world
     from lapcli.training.train import train_in_world
 
     recipe = recipe_from_dict(recipe_of(trial))
@@ -100,15 +102,12 @@ def train_trial(
         prepare_determinism()
     console = LogConsole()
     console.quiet = True
-    world = join_world(trial.device)
-    try:
+    with joined_world(trial.device) as world:
         seen: dict[str, Any] = {"exchange_seconds": _exchange(trial.exchange_bytes, world)}
         observed = _ObservedKind(kind or kind_of(recipe), trial, die)
         train_in_world(world, observed, recipe, runs_dir=trial.run.parent, name=trial.name, console=console)
         if observed.objective is not None:
             seen |= {"waits": observed.objective.waits, "weights": _weights_hash(observed.objective.model)}
-    finally:
-        leave_world()
     trial.result_file(world.rank).write_text(json.dumps(seen))
     return seen
 
@@ -265,7 +264,10 @@ def main() -> None:
         train_trial(trial)
     except LapError as error:
         print(error, file=sys.stderr)
-        raise SystemExit(int(error.exit_code)) from None
+        end_process(error.exit_code)
+    except Exception:
+        traceback.print_exc()
+        end_process(ExitCode.FAILED)
 
 
 if __name__ == "__main__":

@@ -12,7 +12,7 @@ from lapcli.kinds import LoadedModel
 from lapcli.kinds.opening import find_checkpoint, open_run, open_timm
 from lapcli.runs import Run
 from lapcli.runtime.files import make_folder, write_json
-from lapcli.runtime.ranks import World, join_world, leave_world
+from lapcli.runtime.ranks import World, joined_world
 from lapcli.runtime.tables import fitted
 
 EVAL = "eval"
@@ -74,15 +74,12 @@ def evaluate_run(
     """Measure a run on every process of the world; rank 0 writes the result."""
     chosen = choose(run.recipe.objective, tasks, options or {}, data)
     weights = find_checkpoint(run, which)
-    world = join_world(run.recipe.train.device)
-    try:
+    with joined_world(run.recipe.train.device) as world:
         # Machines with different copies of a run would be scored as one model.
         world.require_same({"weights": weights.weights_sha256})
         loaded = open_run(run, weights, world.device)
         measured = _measure(chosen, loaded, world, batch, data, limit)
         return _saved(loaded, measured, limit, run.path / EVAL, f"step-{weights.step:06d}", chosen, world)
-    finally:
-        leave_world()
 
 
 def evaluate_model(
@@ -97,8 +94,7 @@ def evaluate_model(
 ) -> Evaluation:
     """Measure a stock model's features; the result is written to `eval/` in the folder of the runs."""
     chosen = choose(STOCK, tasks, options or {}, data)
-    world = join_world()
-    try:
+    with joined_world() as world:
         loaded = open_timm(name, world.device, weights=weights)
         sha256 = str(loaded.weights_sha256)
         world.require_same({"weights": sha256})
@@ -106,8 +102,6 @@ def evaluate_model(
         measured = replace(measured, details={"weights": str(loaded.file), **measured.details})
         subject = f"{name.replace(':', '_')}_{sha256[:8]}"
         return _saved(loaded, measured, limit, runs_dir / EVAL, subject, chosen, world)
-    finally:
-        leave_world()
 
 
 def _measure(

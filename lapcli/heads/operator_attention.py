@@ -8,6 +8,7 @@ Shapes: B batch, H query heads, G key and value heads, T query tokens, S key tok
 """
 
 import re
+from functools import partial
 
 import torch
 import torch.nn.functional as F
@@ -178,6 +179,31 @@ def operator_parameters(model: nn.Module) -> set[str]:
     """Return the names of operators' parameters: never decayed, and updated by AdamW even where the rest uses Muon."""
     modules = [(prefix, module) for prefix, module in model.named_modules() if isinstance(module, HeadOperators)]
     return {f"{prefix}.{name}" for prefix, module in modules for name, _ in module.named_parameters()}
+
+
+def freeze_vanishing_biases(model: nn.Module) -> None:
+    """Give the value bias of heads whose rows sum to zero no gradient, before training.
+
+    It changes no output, and its gradient is rounding noise, which Adam would turn into a random walk. Biases of
+    queries, keys and values are one vector, in this order, as in timm.
+    """
+    for module in model.modules():
+        operators, bias = getattr(module, "operators", None), getattr(getattr(module, "qkv", None), "bias", None)
+        # Later layers may read the first one's values as they are.
+        if not isinstance(operators, HeadOperators) or bias is None or operators.keeps_first_values:
+            continue
+        end, width = operators.heads, len(bias) // 3
+        for operator, count in operators.claims:
+            begin, size = end - count, width // operators.heads
+            if operator.rows_sum_to_zero and bias.requires_grad:
+                bias.register_hook(partial(_without, 2 * width + begin * size, 2 * width + end * size))
+            end = begin
+
+
+def _without(begin: int, end: int, gradient: Tensor) -> Tensor:
+    gradient = gradient.clone()
+    gradient[begin:end] = 0
+    return gradient
 
 
 def initialise_operators(model: nn.Module, generator: torch.Generator | None = None) -> None:

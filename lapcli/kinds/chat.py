@@ -305,7 +305,7 @@ def train_stages(
     console: LogConsole,
 ) -> list[Run]:
     """Train `<name>-midtrain`, then `<name>-sft`; with `only`, one of them. Finished ones are skipped."""
-    from lapcli.runtime.ranks import join_world, leave_world
+    from lapcli.runtime.ranks import joined_world
     from lapcli.training.train import train_in_world
 
     given = recipe.stages.given()
@@ -316,9 +316,8 @@ def train_stages(
         start = _stage_before(only, given, runs_dir, name) or start
     if any(given[stage].train.deterministic for stage in stages):
         prepare_determinism()  # before joining, which may start CUDA
-    world = join_world(given[stages[0]].train.device, step_timeout)
     runs: list[Run] = []
-    try:
+    with joined_world(given[stages[0]].train.device, step_timeout) as world:
         with world.together():
             if isinstance(start, Run):
                 first = StageStart.of(start)
@@ -343,8 +342,6 @@ def train_stages(
             # Read again: only rank 0 has updated its own, and the next stage's recipe has the sha256 of the weights.
             runs.append(read_run(run.path))
             first = StageStart.of(runs[-1])
-    finally:
-        leave_world()
     return runs
 
 

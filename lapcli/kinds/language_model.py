@@ -178,7 +178,7 @@ def load_gpt(
     model = build_gpt(plain, device, is_drawn=checkpoint is None)
     if checkpoint is not None:
         load_weights(checkpoint.weights, model, str(model.config.head_plan()))
-    return LoadedModel.from_run(run, checkpoint, model.eval(), device, gives, tokenizer=tokenizer)
+    return LoadedModel.from_run(run, checkpoint, model.cast_weights().eval(), device, gives, tokenizer=tokenizer)
 
 
 KIND = LanguageModelKind()

@@ -236,6 +236,13 @@ class GPT(nn.Module):
         self.embed.to(torch.bfloat16)
         return self
 
+    def cast_weights(self) -> "GPT":
+        """Cast the weights to the dtype of the activations, as every use of them would: a model to evaluate."""
+        for module in self.modules():
+            if isinstance(module, Linear):
+                module.to(self.embed.weight.dtype)
+        return self
+
     def use_compile(self, *, any_length: bool = False) -> "GPT":
         """Compile the blocks and the elementwise part of the loss for training; evaluation has too many shapes.
 

@@ -26,7 +26,7 @@ def rms_norm(x: Tensor) -> Tensor:
 
 
 def relu_squared(x: Tensor) -> Tensor:
-    """Compute relu(x)^2, overwriting `x` unless compiled."""
+    """Compute relu(x)^2. Not in place: selective activation checkpointing may have saved `x` for the backward."""
     if torch.compiler.is_compiling():
         return F.relu(x).square()
     y: Tensor = _ReLUSquared.apply(x)
@@ -68,8 +68,7 @@ class _ReLUSquared(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor) -> Tensor:
-        ctx.mark_dirty(x)
-        y = x.relu_().square_()
+        y = x.relu().square_()
         ctx.save_for_backward(y)
         return y
 

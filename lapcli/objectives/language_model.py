@@ -44,12 +44,9 @@ def parameter_groups(recipe: GPTRecipe, model: GPT) -> list[ParameterGroup]:
         return decay_groups(settings, named, operator_parameters(model))
     width_factor = (recipe.model.width / settings.reference_width) ** -0.5
     adamw = {"betas": tuple(settings.betas), "eps": settings.eps, "weight_decay": settings.weight_decay}
-    muon: dict[str, Any] = {"steps": settings.newton_schulz_steps}
     precision = settings.newton_schulz_precision
-    if precision == "auto" and model.policy is not None:
-        precision = "bf16" if model.policy.native_bf16 else "float32"
-    if precision != "auto":
-        muon["dtype"] = torch.bfloat16 if precision == "bf16" else torch.float32
+    bf16 = precision == "bf16" or (precision == "auto" and model.policy is not None and model.policy.bf16)
+    muon = {"steps": settings.newton_schulz_steps, "dtype": torch.bfloat16 if bf16 else torch.float32}
     embedding, head = ({name: named.pop(name)} for name in ("embed.weight", "head.weight"))
     # Sorted, because the order of a set of names varies between processes, and sums over gradients with it.
     learnt = {name: named.pop(name) for name in sorted(operator_parameters(model))}

@@ -33,6 +33,7 @@ from lapcli.planning.step_trace import (
     trace_update,
 )
 from lapcli.recipe.schema import AnyRecipe, BaseRecipe, TransformerModel
+from lapcli.runtime.attention_kernels import prefer_attention_kernels
 from lapcli.runtime.devices import ComputePolicy, Device, compute_policy, peak_memory, resident_memory, this_device
 from lapcli.runtime.errors import UsageError
 from lapcli.runtime.machine import usable_cores
@@ -159,7 +160,11 @@ class _Estimate:
             batches.processes,
             prepared=prepared_bytes * batches.micro_batch,
             gradients=self._trained,
-            orthogonalised=_bytes(p for group in muon for p in group.parameters.values()),
+            orthogonalised=sum(
+                p.numel() * group.options.get("dtype", torch.float32).itemsize
+                for group in muon
+                for p in group.parameters.values()
+            ),
             objective=self._recipe.objective,
             compiles=self.policy.compiles,
             bf16=self.policy.bf16,
@@ -266,7 +271,8 @@ def probe_plan(recipe: BaseRecipe, plan: TrainingPlan, steps: int) -> TrainingPl
     before = 0 if device.type == "cuda" else resident_memory()
     policy = compute_policy(device, train.precision, train.compile)
     step = kind_of(recipe).training_step(recipe, device, policy)
-    measured = measure_steps(step, plan.batches.micro_batch, plan.batches.accumulation, steps, device, before)
+    with prefer_attention_kernels(device, train.deterministic):  # as training does
+        measured = measure_steps(step, plan.batches.micro_batch, plan.batches.accumulation, steps, device, before)
     hours = None if plan.steps is None else plan.steps * measured["seconds_per_step"] / 3600
     return dataclasses.replace(plan, probe=measured, hours=hours)
 

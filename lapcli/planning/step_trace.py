@@ -94,8 +94,8 @@ def trace_step(
 ) -> StepTrace:
     """Trace a forward and backward of `examples`; `step` was built on the meta device and cannot be used again.
 
-    `keeps_gradients`: they exist during the forward already, from the micro-batch before or in DDP's buckets, and are
-    not counted here.
+    `keeps_gradients`: they exist during the forward already, from the micro-batch before or in DDP's buckets (they
+    accumulate there), and are not counted here.
     """
     with FakeTensorMode(allow_non_fake_inputs=True):
         model = step.model.to_empty(device=CPU)

@@ -98,7 +98,7 @@ def _waits_of_cuda(places: list[str]) -> Iterator[None]:
             yield
         finally:
             torch.cuda.set_sync_debug_mode("default")
-    places += [str(entry.message) for entry in caught if "synchroniz" in str(entry.message)]
+    places += [str(entry.message) for entry in caught if "called a synchronizing" in str(entry.message)]
 
 
 class _Calls(TorchFunctionMode):

@@ -79,7 +79,6 @@ class ComputePolicy:
     device_type: str  # cpu, cuda or mps
     bf16: bool = False  # matrix products and attention; weights and sums stay float32
     compiles: bool = False
-    native_bf16: bool = False  # a GPU that has bf16 in hardware
     coarse: bool = False  # losses use few large chunks instead of cache-sized ones: `lap plan` traces every chunk
 
     def autocast(self) -> contextlib.AbstractContextManager[object]:
@@ -182,8 +181,7 @@ class Device:
     def policy(self, precision: str, compiles: Literal["auto"] | bool) -> ComputePolicy:
         """Return how a run computes on this device; `compiles: auto` compiles only on CUDA."""
         would_compile = compiles is True or (compiles == "auto" and self.type == "cuda")
-        native = self.type == "cuda" and self.native_bf16
-        return ComputePolicy(self.type, self.uses_bf16(precision), would_compile, native)
+        return ComputePolicy(self.type, self.uses_bf16(precision), would_compile)
 
     def peak(self, bf16: bool) -> float | None:
         return self.bf16_flops if bf16 else self.float32_flops

@@ -2,9 +2,10 @@
 
 LAP_RUNS          folder of the run directories                (default `runs`)
 LAP_CACHE         tokenizers, tokenised text, decoded images   (default `$XDG_CACHE_HOME/lap`, else `~/.cache/lap`)
-LAP_STEP_TIMEOUT  minutes that ranks wait for each other       (default 10; as --step-timeout)
+LAP_STEP_TIMEOUT  minutes that ranks wait for each other       (default 30; as --step-timeout)
 LAP_CORES         cores to use at most                         (default all; a sweep sets a job's share)
 LAP_LAUNCHER      process that started this rank               (set by the launcher, so that no rank outlives it)
+LAP_STOPPED       file that marks a launch asked to stop       (set by the launcher)
 LAP_TEST_DATA     real benchmark files for the tests           (default none: those tests skip)
 
 Variables of other tools that are honoured: XDG_CACHE_HOME, HF_HOME, HF_HUB_CACHE, HF_ENDPOINT, HF_HUB_OFFLINE,
@@ -14,12 +15,16 @@ TORCHELASTIC_RUN_ID, TORCHELASTIC_RESTART_COUNT.
 """
 
 import os
+import sys
+from contextlib import suppress
 from pathlib import Path
+from typing import NoReturn
 
-from lapcli.runtime.errors import UsageError
+from lapcli.runtime.errors import ExitCode, UsageError
 
-STEP_TIMEOUT = 10.0
-LAUNCHER = "LAP_LAUNCHER"
+#: Minutes. Ranks also wait for each other while one compiles, saves or prepares data.
+STEP_TIMEOUT = 30.0
+LAUNCHER, STOPPED_MARK = "LAP_LAUNCHER", "LAP_STOPPED"
 
 
 def sleep_while_waiting() -> None:
@@ -62,6 +67,29 @@ def is_main_process() -> bool:
 def launcher() -> int | None:
     pid = os.environ.get(LAUNCHER, "")
     return int(pid) if pid.isdecimal() else None
+
+
+def stopped_mark() -> Path | None:
+    """Return the file that exists once this launch was asked to stop; None without a launcher."""
+    file = os.environ.get(STOPPED_MARK)
+    return Path(file) if file else None
+
+
+def end_process(code: int) -> NoReturn:
+    """Exit; a rank that failed does so without cleaning up, where torch and NCCL would wait for the others.
+
+    A rank that was asked to stop leaves a mark and exits with 0: torchrun takes any other code for a failure and
+    restarts all ranks.
+    """
+    if code == ExitCode.DONE or not inside_torchrun():
+        raise SystemExit(int(code))
+    if code == ExitCode.INTERRUPTED and (mark := stopped_mark()) is not None:
+        mark.touch()
+        code = ExitCode.DONE
+    with suppress(OSError):
+        sys.stdout.flush()
+        sys.stderr.flush()
+    os._exit(code)
 
 
 def hub_is_offline() -> bool:

@@ -75,10 +75,28 @@ def from_os_error(error: OSError) -> LapError:
     return LapError(f"{what} cannot be used ({reason}); run the same command again, or use another disk")
 
 
+def is_out_of_memory(error: Exception) -> bool:
+    """Return whether a device has no memory left; torch has an exception for CUDA only."""
+    words = ("out of memory", "not enough memory", "can't allocate memory")
+    return isinstance(error, RuntimeError) and any(each in str(error) for each in words)
+
+
 #: Parts of the messages of gloo and NCCL when the process at the other end of a collective is gone.
 _GONE = ("Connection closed by peer", "Connection reset by peer", "remote process exited", "gloo/transport")
 
 
-def is_lost_peer(error: RuntimeError) -> bool:
-    """Return whether a rank failed only because another did, which reports the reason; this one prints no traceback."""
-    return int(os.environ.get("WORLD_SIZE", "1")) > 1 and any(words in str(error) for words in _GONE)
+def from_peer_error(error: RuntimeError) -> LapError | None:
+    """Explain a collective that failed because of another rank; None for other errors."""
+    if int(os.environ.get("WORLD_SIZE", "1")) == 1:
+        return None
+    reason = next(iter(str(error).splitlines()), "")[:200]
+    if "Timed out waiting" in str(error):
+        return LapError(
+            f"another rank did not answer within --step-timeout ({reason}); the same command resumes from the last "
+            "checkpoint, and a larger --step-timeout gives a slow step or save more time"
+        )
+    if not any(words in str(error) for words in _GONE):
+        return None
+    lost = LapError(f"another rank has ended; its own message says why ({reason})")
+    lost.exit_code = ExitCode.LOST_PEER
+    return lost

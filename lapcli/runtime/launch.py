@@ -16,24 +16,32 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import uuid
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from pathlib import Path
 from types import FrameType
 from typing import Any
 
 from lapcli.runtime.devices import NO_AMX
-from lapcli.runtime.environment import LAUNCHER, inside_torchrun
-from lapcli.runtime.errors import STOPPED, ExitCode, LapError, UsageError
+from lapcli.runtime.environment import LAUNCHER, STOPPED_MARK, inside_torchrun
+from lapcli.runtime.errors import STOPPED, ExitCode, Interrupted, LapError, UsageError
 from lapcli.runtime.machine import usable_cores
-from lapcli.runtime.signals import SecondRequest, handled
+from lapcli.runtime.signals import stop_on_signal
 
-# A save of the largest model takes longer than torchrun's 30 seconds between SIGTERM and SIGKILL.
-SECONDS_TO_SAVE = 600
 # A batch system starts the machines of a job minutes apart.
 SECONDS_TO_MEET = 600
-FORWARDED_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1)
+#: NCCL writes what each rank was waiting for, for torch's flight recorder, before it ends a rank with SIGABRT.
+_NCCL_TRACE = Path(tempfile.gettempdir()) / "lap_nccl_trace_rank_"
+_AFTER_SIGNAL: dict[int, str] = {
+    signal.SIGILL: NO_AMX,
+    signal.SIGABRT: (
+        "NCCL ends a rank so if a collective takes longer than --step-timeout, or if another rank is gone; "
+        f"{_NCCL_TRACE}* tell which ranks were waiting, and the same command resumes"
+    ),
+}
 
 
 @dataclass(frozen=True)
@@ -87,7 +95,6 @@ def needs_launch(processes: Processes, device: str = "auto") -> bool:
 
 def launch(processes: Processes, arguments: list[str], device: str = "auto") -> int:
     """Run `lap ARGUMENTS` under torchrun and return the exit code of the command."""
-    from torch.distributed.elastic.multiprocessing.api import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.elastic.rendezvous.api import RendezvousError
     from torch.distributed.launcher.api import elastic_launch
@@ -96,23 +103,26 @@ def launch(processes: Processes, arguments: list[str], device: str = "auto") -> 
     # The ranks report their error in one sentence; the agent's own report would bury it.
     for name in ("torch.distributed.elastic", "torch.distributed.elastic.agent.server.api"):  # it has its own level
         logging.getLogger(name).setLevel(logging.CRITICAL)
-    try:
-        with _environment(processes, device), _signals_passed_on():
-            # Our own arguments come after: torchrun's parser would take `--nproc` for one of its options.
-            options = [*_torchrun_options(processes, device), "-m", "lapcli"]
-            config, command, first = config_from_args(parse_args(options))
-            elastic_launch(config, command)(*first, *arguments)
-    except SignalException:
-        return ExitCode.INTERRUPTED
-    except ChildFailedError as error:
-        return _explain(error.failures)
-    except RendezvousError as error:
-        reason = str(error.__cause__ or error).splitlines()[0]
-        raise LapError(
-            f"the machines cannot connect at {processes.rdzv} ({reason}); start the same command on all of them, with "
-            "--node-rank 0 on the one that --rdzv names, and read the messages of the others"
-        ) from error
-    return ExitCode.DONE
+    with tempfile.TemporaryDirectory(prefix="lap-") as folder:
+        mark = Path(folder) / "stopped"
+        try:
+            with (
+                _environment(processes, device, mark),
+                stop_on_signal(lambda name: _pass_on(name, mark), at_once=_end_at_once),
+            ):
+                # Our own arguments come after: torchrun's parser would take `--nproc` for one of its options.
+                options = [*_torchrun_options(processes, device), "-m", "lapcli"]
+                config, command, first = config_from_args(parse_args(options))
+                elastic_launch(config, command)(*first, *arguments)
+        except ChildFailedError as error:
+            return _explain(error.failures, mark.exists())
+        except RendezvousError as error:
+            reason = str(error.__cause__ or error).splitlines()[0]
+            raise LapError(
+                f"the machines cannot connect at {processes.rdzv} ({reason}); start the same command on all of them, "
+                "with --node-rank 0 on the one that --rdzv names, and read the messages of the others"
+            ) from error
+        return ExitCode.INTERRUPTED if mark.exists() else ExitCode.DONE
 
 
 def _gpus(device: str) -> int:
@@ -124,7 +134,7 @@ def _gpus(device: str) -> int:
 
 
 @contextmanager
-def _environment(processes: Processes, device: str) -> Iterator[None]:
+def _environment(processes: Processes, device: str, mark: Path) -> Iterator[None]:
     """Set the environment that the ranks inherit, and restore it afterwards."""
     before = dict(os.environ)
     # Without a number torchrun gives each process one thread. A sweep gives a cell as many as it has cores, for all of
@@ -132,7 +142,10 @@ def _environment(processes: Processes, device: str) -> Iterator[None]:
     if os.environ.get("OMP_NUM_THREADS") in (None, os.environ.get("LAP_CORES")):
         os.environ["OMP_NUM_THREADS"] = str(max(1, usable_cores() // processes.here(device)))
     os.environ["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"  # a store for every attempt, see above
-    os.environ[LAUNCHER] = str(os.getpid())
+    trace = {"DUMP_ON_TIMEOUT": "1", "BUFFER_SIZE": "2000", "DUMP_TEMP_FILE": str(_NCCL_TRACE)}
+    for key, value in trace.items():
+        os.environ.setdefault(f"TORCH_FR_{key}", value)
+    os.environ |= {LAUNCHER: str(os.getpid()), STOPPED_MARK: str(mark)}
     try:
         yield
     finally:
@@ -140,51 +153,42 @@ def _environment(processes: Processes, device: str) -> Iterator[None]:
         os.environ.update(before)
 
 
-@contextmanager
-def _signals_passed_on() -> Iterator[None]:
-    """Let torchrun pass the first signal on and wait until the ranks have saved; a second signal ends it at once.
-
-    torchrun's own handlers would start the wait again at a second signal.
-    """
-    from torch.distributed.elastic.multiprocessing.api import SignalException
-
-    second_request, is_ending = SecondRequest(), False
-
-    def handle(number: int, frame: FrameType | None) -> None:
-        nonlocal is_ending
-        if second_request.is_second(number):
-            _end_at_once()
-        # A copy of the first signal is ignored: another exception would interrupt torchrun's wait for the ranks.
-        if not is_ending:
-            is_ending = True
-            name = signal.Signals(number)
-            raise SignalException(f"{name.name} to the launcher", sigval=name)
-
-    # Signals that `nohup` or a shell has set to be ignored stay ignored.
-    with handled([number for number in FORWARDED_SIGNALS if signal.getsignal(number) is not signal.SIG_IGN], handle):
-        yield
+def _pass_on(name: str, mark: Path) -> None:
+    """Ask the ranks to stop: they save and exit with 0, and so do ranks that torchrun starts again."""
+    mark.touch()
+    ranks = _ranks()
+    if not ranks:  # it waits for other machines, or for ranks to start
+        raise Interrupted(f"stopped by {name}; what was saved is kept, run the same command to resume")
+    for pid in ranks:
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGTERM)
 
 
-def _end_at_once() -> None:
+def _end_at_once(number: int, frame: FrameType | None) -> None:
     """End this process without waiting for the ranks, and kill those: outside Linux they would outlive it."""
-    try:
-        listed = subprocess.run(["ps", "-A", "-o", "pid=,ppid="], capture_output=True, text=True, check=False).stdout
-    except OSError:  # no ps
-        listed = ""
-    for row in listed.splitlines():
-        pid, parent = map(int, row.split())
-        if parent == os.getpid():
-            with suppress(ProcessLookupError, PermissionError):
-                os.killpg(pid, signal.SIGKILL)  # every rank leads a session, which its data workers belong to
+    for pid in _ranks():
+        with suppress(ProcessLookupError, PermissionError):
+            os.killpg(pid, signal.SIGKILL)  # every rank leads a session, which its data workers belong to
     print(STOPPED, file=sys.stderr, flush=True)
     os._exit(ExitCode.STOPPED)
+
+
+def _ranks() -> list[int]:
+    """Return the children of this process; small containers have no `ps`, macOS has no /proc."""
+    parents: dict[int, int] = {}
+    for entry in Path("/proc").glob("[0-9]*/stat"):
+        with suppress(OSError):  # it has ended
+            parents[int(entry.parent.name)] = int(entry.read_text().rpartition(")")[2].split()[1])
+    if sys.platform != "linux":
+        rows = subprocess.check_output(["ps", "-A", "-o", "pid=,ppid="], text=True).splitlines()
+        parents = {int(pid): int(parent) for pid, parent in map(str.split, rows)}
+    return [pid for pid, parent in parents.items() if parent == os.getpid()]
 
 
 def _torchrun_options(processes: Processes, device: str) -> list[str]:
     options = [
         f"--nproc-per-node={processes.here(device)}",
         f"--max-restarts={processes.max_restarts}",
-        f"--shutdown-timeout={SECONDS_TO_SAVE}",
         "--signals-to-handle=SIGUSR2",  # the others are handled here
         "--rdzv-backend=c10d",
     ]
@@ -215,12 +219,14 @@ def _own_address(rdzv: str, is_host: bool) -> list[str]:
         return []
 
 
-def _explain(failures: Mapping[int, Any]) -> int:
+def _explain(failures: Mapping[int, Any], is_stopped: bool) -> int:
     """Return the exit code for the rank that failed first; name a rank that was killed, which could not report it."""
     # A rank that only lost its connection to the failed one prints nothing, so that the reason is the last line.
     causes = {rank: failure for rank, failure in failures.items() if failure.exitcode != ExitCode.LOST_PEER}
     rank, failure = min((causes or failures).items(), key=lambda item: item[1].timestamp)
     code = int(failure.exitcode)
+    if is_stopped and code in {-signal.SIGTERM, ExitCode.LOST_PEER}:  # before the rank could handle signals
+        return ExitCode.INTERRUPTED
     if not causes:
         print(
             "lap: the ranks lost the connection to each other; read the messages on the other machines, then run the "
@@ -229,7 +235,7 @@ def _explain(failures: Mapping[int, Any]) -> int:
         )
     if code < 0:
         name = signal.Signals(-code).name
-        next_step = NO_AMX if code == -signal.SIGILL else "run the same command to resume"
+        next_step = _AFTER_SIGNAL.get(-code, "run the same command to resume")
         print(f"lap: rank {rank} was ended by {name}; {next_step}", file=sys.stderr)
     # A signal's negative code, and LOST_PEER, are no exit codes of the command.
     return code if code in {ExitCode.USAGE, ExitCode.INTERRUPTED} else ExitCode.FAILED

@@ -15,14 +15,19 @@ import torch.distributed as dist
 
 from lapcli.runtime.devices import has_float64, use_whole_float32
 from lapcli.runtime.environment import STEP_TIMEOUT, inside_torchrun, launcher
-from lapcli.runtime.errors import DataError, ExitCode, Interrupted, LapError, UsageError
+from lapcli.runtime.errors import (
+    DataError,
+    ExitCode,
+    Interrupted,
+    LapError,
+    UsageError,
+    from_peer_error,
+    is_out_of_memory,
+)
 from lapcli.runtime.machine import missing_for_nccl
 from lapcli.runtime.signals import end_with_parent
 
 log = logging.getLogger(__name__)
-
-#: Timeout of collectives. Long, since ranks wait in them for a first step that compiles, a save, and data to prepare.
-TIMEOUT = timedelta(minutes=30)
 
 
 @dataclass(frozen=True)
@@ -30,7 +35,6 @@ class World:
     rank: int
     size: int
     device: torch.device
-    step_timeout: float = STEP_TIMEOUT  # minutes that the ranks wait for each other in a step after the first
 
     @property
     def is_main(self) -> bool:
@@ -142,11 +146,34 @@ class World:
             raise echo
 
 
+@contextmanager
+def joined_world(device: str = "auto", step_timeout: float = STEP_TIMEOUT) -> Iterator[World]:
+    """Join the other ranks, and leave with them after success.
+
+    After an exception this rank leaves alone (`end_process`): NCCL destroys a group together with the others, who
+    wait in another collective.
+    """
+    try:
+        yield join_world(device, step_timeout)
+    except RuntimeError as error:
+        if is_out_of_memory(error):
+            reason = str(error).splitlines()[0]
+            raise LapError(f"the device is out of memory ({reason}); use smaller batches, such as --batch 1") from error
+        if (explained := from_peer_error(error)) is None:
+            raise
+        raise explained from error
+    if dist.is_initialized():
+        dist.destroy_process_group()
+
+
 def join_world(device: str = "auto", step_timeout: float = STEP_TIMEOUT) -> World:
-    """Join the process group that torchrun set up, or return a world of one process."""
+    """Join the process group that torchrun set up, or return a world of one process.
+
+    `step_timeout` is the timeout of every collective, in minutes.
+    """
     kind = pick_device(device)
     if not inside_torchrun():
-        return World(0, 1, torch.device(kind), step_timeout)
+        return World(0, 1, torch.device(kind))
     if (parent := launcher()) is not None:
         end_with_parent(parent, signal.SIGKILL)  # no rank outlives its launcher
     local_rank = int(os.environ.get("LOCAL_RANK", "0"))
@@ -158,10 +185,8 @@ def join_world(device: str = "auto", step_timeout: float = STEP_TIMEOUT) -> Worl
         if local_rank == 0 and local_size > 1 and (warning := missing_for_nccl(local_size)):
             log.warning("warning: %s", warning)
     if not dist.is_initialized():
-        # Longer than the step's own timeout, which names the rank that hangs.
-        timeout = max(TIMEOUT, timedelta(minutes=2 * step_timeout))
-        dist.init_process_group(**group_options(chosen), timeout=timeout)
-    return World(dist.get_rank(), dist.get_world_size(), chosen, step_timeout)
+        dist.init_process_group(**group_options(chosen), timeout=timedelta(minutes=step_timeout))
+    return World(dist.get_rank(), dist.get_world_size(), chosen)
 
 
 def device_of(kind: str, local_rank: int, gpus: int) -> torch.device:
@@ -177,20 +202,9 @@ def group_options(device: torch.device) -> dict[str, Any]:
     return {"backend": "nccl", "device_id": device} if device.type == "cuda" else {"backend": "gloo"}
 
 
-def launch_name() -> str | None:
-    """Return a name for the launch that started this rank, the same after a restart; None outside torchrun."""
-    run_id = os.environ.get("TORCHELASTIC_RUN_ID")
-    return None if run_id is None else f"{run_id} on {platform.node()}, process {launcher() or os.getppid()}"
-
-
 def is_restarted() -> bool:
     """Return whether the launcher has started this rank again, after one of the ranks died."""
     return os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") != "0"
-
-
-def leave_world() -> None:
-    if dist.is_initialized():
-        dist.destroy_process_group()
 
 
 def pick_device(wanted: str) -> str:

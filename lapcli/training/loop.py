@@ -14,22 +14,22 @@ weights after 500 of them.
 import contextlib
 import math
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
+from lapcli.heads.operator_attention import freeze_vanishing_biases
 from lapcli.objectives.objective import MonitorsUpdates, Objective
 from lapcli.recipe.schema import BaseRecipe
 from lapcli.runs import Run
 from lapcli.runtime.devices import peak_flops
-from lapcli.runtime.errors import Diverged, Interrupted, from_os_error
+from lapcli.runtime.errors import Diverged, Interrupted, LapError, from_os_error
 from lapcli.runtime.progress import LogConsole, StepProgress
 from lapcli.runtime.ranks import World
 from lapcli.runtime.signals import StopRequest, stop_on_signal
-from lapcli.runtime.step_watch import StepWatch
 from lapcli.training import checkpoint
 from lapcli.training.metrics import MetricsLog, StepClock, without_times
 from lapcli.training.optimizers import Optimizers
@@ -47,9 +47,9 @@ class Loop:
         self.clip = recipe.optimizer.clip
         self.checkpoint_every, self.keep = recipe.checkpoint.every, recipe.checkpoint.keep
         self.validate_every = recipe.validation.every
+        freeze_vanishing_biases(objective.model)
         self.optimizers = Optimizers(objective.parameter_groups())
         self.metrics = MetricsLog(run.metrics)
-        self.watch = StepWatch(world, lambda failure: run.update(status="failed", failure=failure))
         self.step = 0
         self.stopping = False  # whether any rank was asked to stop; the same on all of them
         self.validated: dict[int, dict[str, float]] = {}
@@ -62,21 +62,18 @@ class Loop:
         """Train until all steps are done, saved and validated; raise Interrupted if a signal came first."""
         self._resume()
         self.clock = StepClock(self.world.device)  # after the resume, whose time belongs to no step
-        first, steps = self.step, self.objective.steps
+        steps = self.objective.steps
         with (
             stop_on_signal(self._stopping) as stop,
-            StepProgress(self.console, first, steps, self.objective.unit, self.world.is_main) as progress,
-            self.watch,
+            StepProgress(self.console, self.step, steps, self.objective.unit, self.world.is_main) as progress,
         ):
             self._validate_if_due(stop, progress)
             while self.step < steps:
-                # The first step of a process compiles, so it has no time limit.
-                with self.watch.step(self.step + 1, is_timed=self.step > first):
-                    line = self._update(self.step, stop)
-                    self.step += 1
-                    # Ranks have exchanged stop requests before the update; a later one is handled in the next step.
-                    stopping = self.stopping or (self.world.size == 1 and bool(stop))
-                    line |= self.clock.end_step(self.objective.units_per_step, self.objective.unit)
+                line = self._update(self.step, stop)
+                self.step += 1
+                # Ranks have exchanged stop requests before the update; a later one is handled in the next step.
+                stopping = self.stopping or (self.world.size == 1 and bool(stop))
+                line |= self.clock.end_step(self.objective.units_per_step, self.objective.unit)
                 if self.world.is_main:  # before the save: a resume keeps the lines up to its step
                     self.metrics.append(line)
                     throughput = line.get(f"{self.objective.unit}_per_second")
@@ -97,8 +94,7 @@ class Loop:
         # On the device: a Python number would make the host wait at every micro-step.
         total = torch.zeros((), device=self.world.device)
         for micro_step in range(accumulation):
-            with self.watch.reading():
-                batch = self.objective.batch(step, micro_step)
+            batch = self.objective.batch(step, micro_step)
             _seed_model(self.seed, step, micro_step, self.world.rank)
             # DDP decides in the forward whether the backward will average, so the context has to contain both.
             with self._without_averaging() if micro_step < accumulation - 1 else contextlib.nullcontext():
@@ -116,7 +112,7 @@ class Loop:
                 raise self._diverged(step, what, value)
         self.optimizers.clip(self.clip, norms, known_norms)
         self.optimizers.step()
-        self.optimizers.zero_grad()
+        self._zero_gradients()
         self.objective.after_step(step)
         values = dict(zip(seen, means[1 + len(norms) :], strict=True))
         self._watch(step, values)
@@ -171,10 +167,22 @@ class Loop:
 
     def _save(self) -> None:
         """Save on rank 0; the others wait, so that none of them runs ahead of a save that fails."""
+        if self.world.size > 1:
+            self._refuse_other_weights()
         with self.clock.between_steps("saving"), self.world.together():
             if self.world.is_main:
                 self._write()
         self.saved_step = self.step
+
+    def _refuse_other_weights(self) -> None:
+        """Refuse to save weights that the ranks do not share, as with gradients that were not averaged."""
+        checksums = self.world.from_all(weights_checksum(self.objective.model))
+        others = [rank for rank, checksum in enumerate(checksums) if checksum != checksums[0]]
+        if others:
+            raise LapError(
+                f"rank {others[0]} has other weights than rank 0 after step {self.step}, so nothing was saved; check "
+                "the machine with `lap doctor --only processes`, or train with --nproc 1"
+            )
 
     def _write(self) -> None:
         try:
@@ -235,7 +243,7 @@ class Loop:
             self.console.print(f"resuming from {saved.path} of {self.objective.steps} steps")
 
     def _parallel(self) -> nn.Module:
-        module = _LossModule(self.objective)
+        module = _LossModule(self.objective, is_alone=self.world.size == 1)
         if self.world.size == 1:
             return module
         devices = [self.world.device.index] if self.world.device.type == "cuda" else None
@@ -243,15 +251,19 @@ class Loop:
             module,
             device_ids=devices,
             forward_sync_buffers=False,  # the buffers are rotary tables, which never change
-            gradient_as_bucket_view=True,  # saves a second copy of all gradients
+            gradient_as_bucket_view=True,  # saves a second copy of all gradients, see `_zero_gradients`
             bucket_cap_mb=bucket_megabytes(module),
         )
         # DDP rebuilds its buckets after its first backward, and with three or more processes their layout determines
         # the order in which gradients are summed. A backward of zeros moves that before the first step, so that a
         # resumed run sums in the same order as an uninterrupted one.
         parallel(None).backward()
-        self.optimizers.zero_grad()
+        self._zero_gradients()
         return parallel
+
+    def _zero_gradients(self) -> None:
+        # DDP's buckets stay allocated: without them, micro-batches would accumulate in a second copy of all gradients.
+        self.optimizers.zero_grad(set_to_none=self.world.size == 1)
 
     def _without_averaging(self) -> contextlib.AbstractContextManager[None]:
         """Return a context without averaging: the ranks average gradients once per step, with the last micro-batch."""
@@ -289,16 +301,48 @@ class Loop:
 class _LossModule(nn.Module):
     """The module that DDP wraps: it averages the gradients of computations in `forward`."""
 
-    def __init__(self, objective: Objective) -> None:
+    def __init__(self, objective: Objective, is_alone: bool) -> None:
         super().__init__()
         self.model = objective.model
         self._loss: Callable[[Any], Tensor] = objective.loss
+        self._unused: list[nn.Parameter] | None = [] if is_alone else None
 
     def forward(self, batch: Any) -> Tensor:
         """Return the loss of a batch; for None, a zero that depends on all parameters."""
-        if batch is None:  # float: a stack has one dtype, and a GPT's embedding may be bf16
-            return torch.stack([0.0 * p.sum().float() for p in self.parameters() if p.requires_grad]).sum()
-        return self._loss(batch)
+        if batch is None:
+            return _zero([p for p in self.parameters() if p.requires_grad])
+        loss = self._loss(batch)
+        if self._unused is None:
+            self._unused = unused_parameters(self, loss)
+        # DDP waits for every gradient before it averages any of them, and a head operator may ignore its queries.
+        return loss + _zero(self._unused) if self._unused else loss
+
+
+def _zero(parameters: Sequence[Tensor]) -> Tensor:
+    """Return a zero that depends on the parameters."""
+    # float: a stack has one dtype, and a GPT's embedding may be bf16
+    return torch.stack([0.0 * p.sum().float() for p in parameters]).sum()
+
+
+def unused_parameters(module: nn.Module, loss: Tensor) -> list[nn.Parameter]:
+    """Return the parameters that the loss does not depend on, by its graph."""
+    seen, used, pending = set(), set(), [loss.grad_fn]
+    while pending:
+        node = pending.pop()
+        if node is not None and node not in seen:
+            seen.add(node)
+            used.add(id(getattr(node, "variable", None)))  # of a leaf
+            pending += [following for following, _ in node.next_functions]
+    return [p for p in module.parameters() if p.requires_grad and id(p) not in used]
+
+
+@torch.no_grad()
+def weights_checksum(model: nn.Module) -> list[int]:
+    """Return the sum of each parameter's bits."""
+    integers = {2: torch.int16, 4: torch.int32, 8: torch.int64}
+    weights = [p.contiguous().view(integers[p.element_size()]) for p in model.parameters()]
+    sums: list[int] = torch.stack([bits.sum(dtype=torch.int64) for bits in weights]).tolist()
+    return sums
 
 
 def _seed_model(seed: int, step: int, micro_step: int, rank: int) -> None:

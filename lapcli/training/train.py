@@ -15,10 +15,10 @@ from lapcli.runs import Run, discard_untrained, open_run, plugins_of, read_run, 
 from lapcli.runtime.attention_kernels import prefer_attention_kernels
 from lapcli.runtime.devices import deterministic, peak_memory, prepare_determinism
 from lapcli.runtime.environment import STEP_TIMEOUT
-from lapcli.runtime.errors import DataError, Diverged, ExitCode, Interrupted, LapError, UsageError
+from lapcli.runtime.errors import DataError, Diverged, ExitCode, Interrupted, LapError, UsageError, is_out_of_memory
 from lapcli.runtime.machine import usable_cores
 from lapcli.runtime.progress import LogConsole
-from lapcli.runtime.ranks import World, is_restarted, join_world, leave_world
+from lapcli.runtime.ranks import World, is_restarted, joined_world
 from lapcli.runtime.signals import stop_at_once
 from lapcli.training.checkpoint import steps_in
 from lapcli.training.loop import Loop
@@ -61,11 +61,8 @@ def train_recipe(
     # Before the ranks join, which may start CUDA: cuBLAS and Inductor read their variables once.
     if recipe.train.deterministic:
         prepare_determinism()
-    world = join_world(recipe.train.device, step_timeout)
-    try:
+    with joined_world(recipe.train.device, step_timeout) as world:
         return train_in_world(world, kind, recipe, runs_dir=runs_dir, name=name, fresh=fresh, console=console)
-    finally:
-        leave_world()
 
 
 def train_in_world(
@@ -173,12 +170,26 @@ def _train(kind: StartableKind, recipe: BaseRecipe, run: Run, world: World, cons
             report(status="interrupted", peak_memory=_peak_memory(run, world))
         raise
     except Exception as error:
+        explained = _out_of_memory(error, recipe, objective) or error
         with suppress(OSError):  # on a full disk the first error is the one to report
-            report(status="failed", failure=str(error), diverged=isinstance(error, Diverged))
+            report(status="failed", failure=str(explained), diverged=isinstance(error, Diverged))
+        if explained is not error:
+            raise explained from error
         raise
     finally:
         if isinstance(objective, Closable):
             objective.close()
+
+
+def _out_of_memory(error: Exception, recipe: BaseRecipe, objective: Objective | None) -> LapError | None:
+    """Explain that a device has no memory left, with the micro-batch to try; None for other errors."""
+    if not is_out_of_memory(error) or objective is None:
+        return None
+    reason, size = str(error).splitlines()[0], objective.batches.micro_batch
+    stage = getattr(recipe, "stage", None)  # of `lap sft`
+    key = f"stages.{stage}.train.micro_batch" if stage else "train.micro_batch"
+    smaller = f"run the same command with --set {key}={size // 2}" if size > 1 else "use a smaller model or context"
+    return LapError(f"micro-batches of {size} do not fit into the memory of the device ({reason}); {smaller}")
 
 
 def _current_plugins(recipe: BaseRecipe, run: Run, console: LogConsole | None) -> dict[str, Any]:

@@ -2,14 +2,15 @@
 
 import pytest
 import torch
+from torch.nn.attention import SDPBackend
 
 from lapcli.data.images.colours import ColourParameters, Recolouring
+from lapcli.doctor import kernels
 from lapcli.doctor.kernels import (
     CASES,
     KernelNames,
     backend_finding,
     check_attention,
-    check_attention_speed,
     check_backend,
     check_colours,
     check_compiled,
@@ -21,6 +22,7 @@ from lapcli.doctor.kernels import (
 from lapcli.heads.laplacian import laplacian_attention
 from lapcli.models.chunked_loss import softcapped_cross_entropy
 from lapcli.objectives.dino_losses import sinkhorn_targets, target_cross_entropy
+from lapcli.runtime.devices import ComputePolicy
 from lapcli.runtime.errors import UsageError
 from lapcli.training.optimizers.muon import Muon
 
@@ -169,19 +171,41 @@ def test_colours_of_crops():
     assert found.numbers["largest"] > 10
 
 
-def test_the_slower_attention_kernel():
-    cuda = torch.device("cuda")
-    both = {"flash": 2e-3, "cudnn": 1e-3}
-    assert check_attention_speed(cuda, lambda device: both, "cudnn").status == "passes"
-    found = check_attention_speed(cuda, lambda device: both, "flash")
-    assert (found.status, "flash 2 ms, cudnn 1 ms, but runs prefer flash" in found.text) == ("warns", True)
-    assert check_attention_speed(cuda, lambda device: {"flash": 2e-3, "cudnn": None}, "cudnn").status == "warns"
-    assert check_attention_speed(cuda, lambda device: dict.fromkeys(both), "cudnn").status == "fails"
-    assert check_attention_speed(CPU).status == "passes"
+def test_kernels_are_those_that_training_prefers(monkeypatch):
+    """Of a GPU of the newest kind, whose preference is set while each check runs."""
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
+    before, orders = torch._C._get_sdp_priority_order(), []
+    monkeypatch.setattr(kernels, "check_backend", lambda device: orders.append(torch._C._get_sdp_priority_order()))
+    kernel_checks(torch.device("cuda"))[0].run()
+    assert orders[0][0] == int(SDPBackend.CUDNN_ATTENTION)
+    assert torch._C._get_sdp_priority_order() == before
+
+
+def test_losses_are_compiled_where_training_compiles_them(monkeypatch):
+    assert kernels.training_policy(torch.device("cuda")).compiles
+    assert not kernels.training_policy(CPU).compiles
+    monkeypatch.setattr(kernels, "training_policy", lambda device: ComputePolicy("cpu", compiles=True))
+    seen = []
+
+    def loss(*arguments, compiled, policy):
+        seen.append(compiled and policy.compiles)
+        return softcapped_cross_entropy(*arguments, policy=policy)
+
+    def balance(z, t, n, policy):
+        seen.append(policy.compiles)
+        return sinkhorn_targets(z, t, n, ComputePolicy("cpu"))
+
+    assert check_language_loss(FLOAT, CPU, loss).status == "passes"
+
+    def cross_entropy(*arguments, policy):
+        return target_cross_entropy(*arguments, policy=ComputePolicy("cpu"))
+
+    assert check_targets_loss(FLOAT, CPU, balance, cross_entropy).status == "passes"
+    assert seen == [True, True]
 
 
 def test_on_the_cpu_bf16_is_not_needed():
     needed = {check.name: check.is_needed for check in kernel_checks(CPU)}
-    assert len(needed) == 18
+    assert len(needed) == 17
     assert all(is_needed is ("bf16" not in name) for name, is_needed in needed.items())
     assert all(check.is_needed for check in kernel_checks(torch.device("cuda")))

@@ -19,13 +19,14 @@ from lapcli.doctor.training import (
     crops_per_second,
     first_difference,
     images_trained,
+    training_checks,
 )
 from lapcli.doctor.trials import TrialOutcome, TrialTraining, start_trial, train_trial
 from lapcli.kinds import TrainingStart
 from lapcli.kinds.language_model import LanguageModelKind
 from lapcli.planning import plan_training
 from lapcli.recipe import find_recipe, load_recipe
-from lapcli.runtime.devices import GPUS, this_cpu
+from lapcli.runtime.devices import GPUS, Device, this_cpu
 
 pytestmark = pytest.mark.slow  # they train runs
 
@@ -150,6 +151,20 @@ def test_speed_and_memory():
     assert (found.status, found.numbers["planned_seconds"]) == ("warns", 0.1)
     assert "`lap plan` expects 0.1 s" in found.text
     assert [check_memory(plan).status for plan in (fine, slow)] == ["passes", "fails"]
+
+
+def test_a_mac_is_not_asked_for_what_it_does_not_have(tmp_path):
+    """Apple's GPUs have no deterministic algorithms, and a process there holds libraries too, as on the CPU."""
+    mac = Device("mps", "mps", None)
+    names = {check.name for check in training_checks(tmp_path, mac, 0)}
+    assert {check.name for check in training_checks(tmp_path, this_cpu(), 0)} - names == {
+        "... deterministic",
+        "killed and resumed",
+    }
+    found = check_same_step(tmp_path, False, "mps", another_seed_the_second_time)
+    assert found.status == "passes"
+    plan = {"device": "mps", "memory_total": 100e6, "probe": {"memory": 250e6}}
+    assert check_memory(plan).status == "passes"
 
 
 def test_reading_images():

@@ -15,6 +15,7 @@ from lapcli.models.gpt import GPT
 from lapcli.objectives.language_model import LanguageModel, gpt_config, parameter_groups
 from lapcli.recipe import recipe_from_dict
 from lapcli.recipe.schema import LanguageModelRecipe
+from lapcli.runtime.devices import Device
 from lapcli.runtime.errors import DataError
 from lapcli.runtime.ranks import World
 
@@ -80,6 +81,14 @@ class TestParameterGroups:
         assert (matrices.lr, embedding.lr, head.lr) == (0.5, pytest.approx(0.6), pytest.approx(0.2))
         assert matrices.options == {"steps": 3, "dtype": torch.bfloat16, "momentum": 0.95}
         assert embedding.options["weight_decay"] == 0.7
+
+    @pytest.mark.parametrize("bf16", [False, True])
+    def test_muon_computes_in_the_precision_of_the_run_on_a_gpu_that_has_both(self, bf16: bool) -> None:
+        made = recipe(train={"batch": 4, "micro_batch": 2, "steps": 10, "precision": "bf16" if bf16 else "float32"})
+        model = GPT(gpt_config(made))
+        model.policy = Device("H100", "cuda", None).policy(made.train.precision, False)
+        matrices, *_ = parameter_groups(made, model)
+        assert matrices.options["dtype"] is (torch.bfloat16 if bf16 else torch.float32)
 
 
 @pytest.fixture(scope="module")

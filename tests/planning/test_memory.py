@@ -113,7 +113,24 @@ def test_what_a_run_on_the_cpu_grows_by(given, gives_back, tmp_path):
     assert planned == pytest.approx(grown, rel=0.05 if gives_back else 0.25)
 
 
-def _grow(given: dict, gives_back: bool, folder: str) -> None:
+def test_two_ranks_that_accumulate_have_one_copy_of_all_gradients(tmp_path):
+    """A model that needs little besides weights, gradients and the states of AdamW."""
+    sections = {**GPT_RUN, "model": {**GPT_RUN["model"], "width": 1024, "context": 32}}
+    sections["train"] = {**GPT_RUN["train"], "batch": 8, "micro_batch": 1}
+    sections["optimizer"] = {"name": "adamw", "lr": 1e-3}
+    data = {"train": str(write_text(tmp_path / "text.txt")), "validation": 0.2}
+    recipe = recipe_from_dict({**sections, "data": data})
+    children = [process(_grow, recipe_to_dict(recipe), True, str(tmp_path), rank) for rank in support.ranks(2)]
+    for child in children:
+        child.start()
+    assert [exit_code(child, 300) for child in children] == [0, 0]
+    plan = plan_training(recipe, processes=2, device=this_cpu())
+    grown = json.loads((tmp_path / "grown.json").read_text())
+    assert plan.memory["gradients"] > 0.2 * plan.memory_total
+    assert plan.memory_total == pytest.approx(grown, rel=0.1)  # the rest are buffers of gloo
+
+
+def _grow(given: dict, gives_back: bool, folder: str, rank: dict[str, str] | None = None) -> None:
     if gives_back:
         ctypes.CDLL(None).mallopt(M_MMAP_THRESHOLD, 2**18)
     os.environ["LAP_CACHE"] = f"{folder}/cache"
@@ -121,7 +138,8 @@ def _grow(given: dict, gives_back: bool, folder: str) -> None:
 
     tiny = json.loads(json.dumps(given))
     tiny["model"]["layers"], tiny["train"]["batch"], tiny["train"]["micro_batch"] = 2, 2, 2
-    support.train_here(recipe_from_dict(tiny), Path(folder), "tiny")
+    support.train_here(recipe_from_dict(tiny), Path(folder), f"tiny{rank['RANK'] if rank else ''}")
+    os.environ.update(rank or {})
     before = resident_memory()
     support.train_here(recipe_from_dict(given), Path(folder), "large")
     (Path(folder) / "grown.json").write_text(json.dumps(peak_memory() - before))

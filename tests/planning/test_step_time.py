@@ -2,14 +2,17 @@
 
 import dataclasses
 from functools import cache
+from types import SimpleNamespace
 
 import pytest
+import torch
 from support import ROOT
+from torch.nn.attention import SDPBackend
 
 from lapcli.kinds import kind_of
 from lapcli.objectives.objective import plan_batches
 from lapcli.planning import plan_training
-from lapcli.planning.estimate import _Estimate
+from lapcli.planning.estimate import _Estimate, probe_plan
 from lapcli.planning.step_time import Counted, Reading, estimate_time
 from lapcli.planning.step_trace import AttentionFlops, StepTrace, UpdateTrace
 from lapcli.recipe import load_recipe
@@ -136,3 +139,34 @@ def test_the_loader_is_said_to_be_the_limit():
     few = dataclasses.replace(plan.step_time, reading_cores=40, has_cores=False)
     assert "the loader is the limit" in dataclasses.replace(plan, step_time=few).to_text()
     assert plan.to_dict()["step_time"]["seconds"] == plan.step_time.seconds
+
+
+@pytest.mark.parametrize(("precision", "size"), [("bf16", 2), ("float32", 4)])
+def test_muon_sends_its_matrices_once_in_its_own_precision(precision, size):
+    recipe = load_recipe(ROOT / "recipes" / "quickstart.yaml", [f"train.precision={precision}"])
+    model = recipe.model
+    matrices = 12 * model.layers * model.width**2  # q, k, v, out and the MLP's two
+    estimate = _Estimate(recipe, kind_of(recipe), GPUS["l40"])
+    assert estimate.counted(plan_batches(16, 16, 1), 0.0).orthogonalised == size * matrices
+
+
+def test_a_probe_measures_the_kernels_that_training_prefers(monkeypatch):
+    """On a GPU of Hopper; the steps themselves would need one."""
+    orders = []
+
+    def measure(*arguments):
+        orders.append(torch._C._get_sdp_priority_order())
+        return {"steps": 1, "seconds_per_step": 1.0, "memory": 1.0}
+
+    recipe = load_recipe(ROOT / "recipes" / "quickstart.yaml")
+    plan = plan_training(recipe, device=GPUS["h100"])
+    for name, value in {
+        "pick_device": lambda device: "cuda",
+        "compute_policy": lambda *arguments: None,
+        "kind_of": lambda recipe: SimpleNamespace(training_step=lambda *arguments: None),
+        "measure_steps": measure,
+    }.items():
+        monkeypatch.setattr(f"lapcli.planning.estimate.{name}", value)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
+    probe_plan(recipe, plan, 1)
+    assert orders[0][0] == int(SDPBackend.CUDNN_ATTENTION)

@@ -1,5 +1,6 @@
 """Counts of small pieces whose numbers are known by hand."""
 
+import warnings
 from typing import Any
 
 import pytest
@@ -119,3 +120,15 @@ def test_graphs() -> None:
     function(torch.zeros(4))
     assert len(graphs) == 2
     assert not graphs.symbolic
+
+
+NOTICE = "Synchronization debug mode is a prototype feature and does not yet detect all synchronizing operations"
+
+
+@pytest.mark.parametrize(("warning", "count"), [(NOTICE, 0), ("called a synchronizing CUDA operation", 1)])
+def test_torchs_notice_about_counting_is_no_wait(warning: str, count: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With torch's own switch, which works without a GPU but for the start of CUDA, and gives its notice once."""
+    monkeypatch.setattr(torch.cuda, "_lazy_init", lambda: None)
+    with HostWaits(torch.device("cuda")) as waits:
+        warnings.warn(warning, stacklevel=1)
+    assert len(waits) == count

@@ -61,7 +61,6 @@ def test_auto_is_bf16_where_the_hardware_has_it(
         use_gpu(gpu, name, major)
         cuda, device = torch.device("cuda"), this_device("cuda")
         assert compute_policy(cuda, "auto").bf16 is native
-        assert compute_policy(cuda, "auto").native_bf16 is native
         assert compute_policy(cuda, "bf16").bf16
         assert not compute_policy(cuda, "float32").bf16
     recipe = tiny_recipe(write_text(tmp_path / "text.txt"))

@@ -5,21 +5,34 @@ import os
 import signal
 import socket
 import subprocess
+import sys
 import time
 
 import pytest
 import torch
 import yaml
-from support import TINY, Command, ranks, run_main, start_lap, tiny_recipe, train_here, wait_until, write_text
+from support import (
+    HANG,
+    ROOT,
+    TINY,
+    Command,
+    ranks,
+    run_main,
+    start_lap,
+    start_process,
+    tiny_recipe,
+    train_here,
+    wait_until,
+    write_text,
+)
 from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 
 from lapcli.recipe import load_recipe
 from lapcli.runs import open_run, unlock
-from lapcli.runtime.errors import ExitCode, LapError, UsageError, is_lost_peer
+from lapcli.runtime.errors import ExitCode, LapError, UsageError, from_peer_error
 from lapcli.runtime.launch import Processes, _explain, _torchrun_options, launch, needs_launch
 from lapcli.runtime.ranks import device_of, group_options
-from lapcli.runtime.signals import SecondRequest
-from lapcli.runtime.step_watch import Heartbeat, explain
+from lapcli.runtime.signals import MOMENT
 from lapcli.training.metrics import read_metrics
 
 pytestmark = pytest.mark.slow  # they start processes
@@ -140,7 +153,7 @@ def test_launchers_and_ranks_that_die_stop_or_are_asked_to_stop(write_recipe, tm
     os.kill(started[1], signal.SIGSTOP)
     launcher.send(signal.SIGTERM)  # twice in a moment, as `timeout` does: one request
     launcher.send(signal.SIGTERM)
-    time.sleep(SecondRequest.MOMENT + 1)
+    time.sleep(MOMENT + 1)
     assert launcher.child.is_alive()  # it waits for them to save
     launcher.send(signal.SIGTERM)
     assert launcher.result().returncode == ExitCode.STOPPED
@@ -165,53 +178,126 @@ def test_launchers_and_ranks_that_die_stop_or_are_asked_to_stop(write_recipe, tm
         assert two[step] == pytest.approx(one[step], rel=1e-5), step
 
 
-def test_a_stopped_rank_is_named_by_those_who_wait_for_it(write_recipe, tmp_path):
-    """In a step, or (in the second run, which mostly saves) outside of one; also rank 0, who keeps the store through
-    which the others look for it. A job that is suspended as a whole goes on afterwards."""
+#: What a rank does first: destroying the group waits until all ranks do it, as with NCCL, and rank 1 fails alone.
+BROKEN_RANK = """
+import os, pathlib, time
+if "RANK" in os.environ:
+    import torch.distributed as dist
+    from lapcli.evaluation import run_tasks
+    from lapcli.objectives.language_model import LanguageModel
+
+    folder, destroy = pathlib.Path(__file__).parent, dist.destroy_process_group
+
+    def destroy_with_all():
+        (folder / os.environ["RANK"]).touch()
+        while not all((folder / rank).exists() for rank in "01"):
+            time.sleep(0.02)
+        destroy()
+
+    def fails(*arguments):
+        raise RuntimeError("it is broken here")
+
+    dist.destroy_process_group = destroy_with_all
+    if os.environ["RANK"] == "1":
+        LanguageModel.batch = run_tasks.open_run = fails
+"""
+
+
+@pytest.mark.parametrize("command", ["train", "eval"])
+def test_a_rank_that_fails_alone_says_so_and_ends_all(command, write_recipe, tmp_path):
+    """It leaves without the others, who wait for it elsewhere."""
+    arguments = ["train", str(write_recipe(100_000))]
+    if command == "eval":
+        train_here(load_recipe(write_recipe(2)), tmp_path / "runs", "tiny")
+        arguments = ["eval", "--run", "tiny", "--tasks", "bpb"]
+    (tmp_path / "sitecustomize.py").write_text(BROKEN_RANK)
+    environment = {"PYTHONPATH": f"{tmp_path}{os.pathsep}{ROOT}"}
+    launcher = start_lap(*arguments, "--runs-dir", str(tmp_path / "runs"), "--nproc", "2", environment=environment)
+    failed = launcher.result()
+    assert failed.returncode == 1, failed
+    assert failed.stderr.count("RuntimeError: it is broken here") == 1
+    assert failed.stderr.count("Traceback") == 1
+
+
+def test_a_rank_that_does_not_answer_ends_the_step(write_recipe, tmp_path):
+    """After the time that the ranks wait for each other, which the message names."""
     recipe = str(write_recipe(100_000))
-    options = ["--step-timeout", "0.1", "--set", "train.batch=12"]
-    every, runs = ["checkpoint.every=null", "checkpoint.every=1"], [tmp_path / "0" / "tiny", tmp_path / "1" / "tiny"]
-    worlds = [
-        [
-            start_lap("train", recipe, *options, "--set", key, "--runs-dir", str(run.parent), environment=rank)
-            for rank in ranks(3)
-        ]
-        for key, run in zip(every, runs, strict=True)
-    ]
-    for started, run in zip(worlds, runs, strict=True):
-        wait_for_steps(started[0], run, 12)
-    for command in worlds[1]:
-        command.send(signal.SIGSTOP)
-    for stopped, (started, run) in enumerate(zip(worlds, runs, strict=True)):
-        if stopped == 1:  # after more than the timeout
-            for command in started:
-                command.send(signal.SIGCONT)
-            wait_for_steps(started[0], run, 12)
-        started[stopped].send(signal.SIGSTOP)
-        results = [command.result() for rank, command in enumerate(started) if rank != stopped]
-        said = "".join(result.stderr for result in results)
-        name = "rank 0" if stopped == 0 else f"rank 1 (process {started[1].child.pid} on {socket.gethostname()})"
-        assert said.count("lap: no progress for 0.1 minutes at step") == 1  # one says it for all
-        assert f"{name} does not answer" in said
-        assert "Traceback" not in said
-        assert [result.returncode for result in results] == [1, 1]
-        started[stopped].send(signal.SIGKILL)
-        started[stopped].result()
-    assert info_of(runs[1])["status"] == "failed"
-    assert "rank 1" in info_of(runs[1])["failure"]
+    options = ["--step-timeout", "0.1", "--runs-dir", str(tmp_path)]
+    started = [start_lap("train", recipe, *options, environment=rank) for rank in ranks(2)]
+    wait_for_steps(started[0], tmp_path / "tiny", 12)
+    started[1].send(signal.SIGSTOP)
+    result = started[0].result()
+    started[1].send(signal.SIGKILL)
+    started[1].result()
+    assert result.returncode == 1
+    assert "--step-timeout" in result.stderr.splitlines()[-1]
+    assert "Traceback" not in result.stderr
+    assert info_of(tmp_path / "tiny")["status"] == "failed"
 
 
-def test_what_two_looks_at_the_ranks_mean():
-    def looked(*signs):
-        return [Heartbeat(rank, "host", 7, *sign) for rank, sign in enumerate(signs)]
+@pytest.mark.parametrize("asked", ["launcher", "rank"])
+def test_restarts_do_not_undo_a_stop(asked, write_recipe, tmp_path):
+    recipe, run = write_recipe(100_000), tmp_path / "tiny"
+    launcher = start_lap("train", str(recipe), "--runs-dir", str(tmp_path), "--nproc", "2", "--max-restarts", "3")
+    wait_for_steps(launcher, run, 12)
+    started = ranks_of(launcher)
+    os.kill(launcher.child.pid if asked == "launcher" else started[1], signal.SIGTERM)
+    stopped = launcher.result()
+    assert stopped.returncode == 75, stopped
+    assert stopped.stderr.count("saved. Run the same command to resume") == 1
+    info = info_of(run)
+    assert (info["status"], info["step"]) == ("interrupted", last_step(run))
+    wait_until_gone(started)
 
-    before = looked((4, 9), (4, 9))
-    assert explain(before, looked((7, 9), (4, 9)))[0] == {1}
-    assert explain(before, None)[0] == {0}
-    missing, words = explain(before, looked((7, 9), (7, 8)))
-    assert (missing, words) == (set(), "rank 1 (process 7 on host) is still at step 8")
-    assert "rank 0 (process 7 on host) is still reading" in explain(before, looked((7, 9, True), (7, 9)))[1]
-    assert "none is behind" in explain(before, looked((7, 9), (7, 9)))[1]
+
+@pytest.fixture
+def two_machines():
+    """Two network namespaces joined by a cable: the words before a command that runs on each."""
+    names, addresses = [f"lap-{os.getpid()}-{number}" for number in range(2)], ["10.199.7.1", "10.199.7.2"]
+
+    def ip(*words):
+        return subprocess.run(["ip", *words], capture_output=True, check=False).returncode == 0
+
+    try:
+        if os.getuid() or not all(ip("netns", "add", name) for name in names):
+            pytest.skip("making network namespaces needs root")
+        assert ip(*f"link add cable netns {names[0]} type veth peer name cable netns {names[1]}".split())
+        for name, address in zip(names, addresses, strict=True):
+            for words in (f"addr add {address}/24 dev cable", "link set cable up", "link set lo up"):
+                assert ip("-n", name, *words.split())
+        yield [["ip", "netns", "exec", name] for name in names]
+    finally:
+        for name in names:
+            ip("netns", "del", name)
+
+
+@pytest.mark.long
+def test_one_machine_of_two_is_asked_to_stop(two_machines, write_recipe, tmp_path):
+    """Both save and end with 75, although torchrun may restart."""
+    recipe, run = write_recipe(100_000), tmp_path / "tiny"
+    options = ["--nproc", "1", "--nnodes", "2", "--rdzv", "10.199.7.1:29511", "--max-restarts", "3"]
+    lap = [sys.executable, "-m", "lapcli", "train", str(recipe), "--runs-dir", str(tmp_path), *options]
+    machines = []
+    for number, namespace in enumerate(two_machines):
+        with (tmp_path / f"{number}.log").open("w") as log:
+            machines.append(
+                start_process(
+                    [*namespace, *lap, "--node-rank", str(number)],
+                    env={**os.environ, "GLOO_SOCKET_IFNAME": "cable"},
+                    cwd=ROOT,
+                    stdout=log,
+                    stderr=log,
+                )
+            )
+    try:
+        wait_until(lambda: last_step(run) >= 12, lambda: (tmp_path / "0.log").read_text())
+        machines[1].send_signal(signal.SIGTERM)
+        codes = [machine.wait(HANG) for machine in machines]
+    finally:
+        for machine in machines:
+            machine.kill()
+    assert codes == [75, 75], (tmp_path / "0.log").read_text() + (tmp_path / "1.log").read_text()
+    assert info_of(run)["status"] == "interrupted"
 
 
 def test_two_ranks_take_different_halves_of_the_same_batch(text, tmp_path):
@@ -301,7 +387,7 @@ def test_a_rank_that_lost_another_leaves_the_last_word_to_it(capsys, monkeypatch
         failures = {rank: ProcessFailure(rank, 100 + rank, code, "none") for rank, code in enumerate(codes)}
         for rank, failure in failures.items():
             failure.timestamp = rank
-        return _explain(failures), capsys.readouterr().err
+        return _explain(failures, False), capsys.readouterr().err
 
     assert failed(ExitCode.LOST_PEER, ExitCode.USAGE) == (ExitCode.USAGE, "")
     assert failed(ExitCode.LOST_PEER, ExitCode.FAILED) == (ExitCode.FAILED, "")
@@ -309,7 +395,7 @@ def test_a_rank_that_lost_another_leaves_the_last_word_to_it(capsys, monkeypatch
     assert (code, said.count("lap: "), "lost the connection" in said) == (ExitCode.FAILED, 1, True)
 
     gone = RuntimeError("[third_party/gloo/gloo/transport/tcp/pair.cc:561] Connection closed by peer [127.0.0.1]:2449")
-    assert not is_lost_peer(gone)  # a process that stands alone has no peer
+    assert from_peer_error(gone) is None  # a process that stands alone has no peer
     monkeypatch.setenv("WORLD_SIZE", "2")
-    assert is_lost_peer(gone)
-    assert not is_lost_peer(RuntimeError("shapes do not match"))
+    assert from_peer_error(gone).exit_code == ExitCode.LOST_PEER
+    assert from_peer_error(RuntimeError("shapes do not match")) is None

@@ -9,7 +9,7 @@ import pytest
 from support import HANG, start_process
 
 from lapcli.runtime.errors import Interrupted
-from lapcli.runtime.signals import interruptible_imports, stop_at_once, stop_on_signal
+from lapcli.runtime.signals import stop_at_once, stop_on_signal
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])
@@ -45,26 +45,6 @@ def test_a_second_request_stops_at_once_but_copies_of_the_first_do_not(monkeypat
             os.kill(os.getpid(), signal.SIGUSR1)  # a batch system's last warning changes nothing
             with pytest.raises(KeyboardInterrupt):
                 os.kill(os.getpid(), signal.Signals[second])
-
-
-SWALLOWS = "try: os.kill(os.getpid(), signal.SIGINT)\nexcept BaseException: pass\nwhile True: time.sleep(0.01)"
-MISTAKES = "try: os.kill(os.getpid(), signal.SIGINT)\nexcept BaseException: raise ImportError('there is no numpy')"
-
-
-@pytest.mark.parametrize("module", [SWALLOWS, MISTAKES])
-def test_an_interrupted_import_is_an_interrupt_whatever_the_library_makes_of_it(module, tmp_path, monkeypatch):
-    monkeypatch.setattr("lapcli.runtime.signals._AGAIN", 0.05)
-    monkeypatch.syspath_prepend(tmp_path)
-    (tmp_path / "interrupted_module.py").write_text(f"import os, signal, time\n{module}")
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    try:
-        with pytest.raises(KeyboardInterrupt), interruptible_imports():
-            import interrupted_module  # noqa: F401
-        with pytest.raises(ValueError, match="of its own"), interruptible_imports():
-            raise ValueError("of its own")
-        assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
-    finally:
-        signal.signal(signal.SIGINT, before)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells a process of its parent's death")

@@ -79,7 +79,7 @@ MOST_WAITS = 1
 def test_how_often_a_step_waits(kind: str, precision: str, tmp_path) -> None:
     """A whole update of the loop, the second: it has the states and tables that the first made."""
     bf16, world = precision == "bf16", World(0, 1, META)
-    policy = CudaPolicy("cuda", bf16=bf16, native_bf16=bf16)
+    policy = CudaPolicy("cuda", bf16=bf16)
     objective = build_kind(kind, tmp_path, world, policy, batch=16, micro_batch=4)
     run = Run(tmp_path / "run", objective._recipe, {})
     loop = Loop(objective, objective._recipe, run, world, LogConsole(io.StringIO()))

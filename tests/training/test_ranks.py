@@ -1,13 +1,29 @@
 """Ranks that resume: all from the checkpoint that rank 0 chose, or none; and to the bits of the uninterrupted run."""
 
+import dataclasses
+import os
 import shutil
 
 import pytest
 import torch
 from safetensors.torch import load_file
-from support import edit_checkpoint, lap, ranks, start_lap, tiny_recipe, train_here, write_text
+from support import (
+    LOG,
+    edit_checkpoint,
+    exit_code,
+    lap,
+    ranks,
+    start_child,
+    start_lap,
+    tiny_recipe,
+    train_here,
+    write_text,
+)
 
-from lapcli.recipe import recipe_to_yaml
+from lapcli.heads.operators.operator import OPERATORS, Learnt, Operator
+from lapcli.recipe import load_recipe, recipe_to_yaml
+from lapcli.runs import read_run
+from lapcli.training.optimizers import Optimizers
 
 STEPS = 6
 
@@ -127,3 +143,66 @@ def test_three_ranks_end_at_the_bits_of_the_uninterrupted_run(place, tmp_path, s
     whole, again = last_weights(tmp_path / "whole"), last_weights(tmp_path / "cut")
     for name, tensor in whole.items():
         assert torch.equal(tensor, again[name]), name
+
+
+@dataclasses.dataclass(frozen=True)
+class Deaf(Operator):
+    """Another package's: it ignores attention's output and its own parameter."""
+
+    name, letter = "deaf", "D"
+
+    def apply(self, v_BHTD, o_BHTD, state):
+        return 2 * v_BHTD
+
+    def parameters(self, heads, head_size, width):
+        return {"unused": Learnt((heads,))}
+
+    def flops(self, head_size, width):
+        return 0
+
+
+def _become(rank, sabotage=None):
+    os.environ.update(rank)
+    OPERATORS._entries["deaf"] = Deaf
+    if sabotage and rank["RANK"] == "1":
+        sabotage()
+
+
+@pytest.mark.parametrize("operator", ["value-only", "deaf"])
+def test_parameters_without_a_gradient_do_not_keep_the_others_from_being_averaged(
+    operator, tmp_path, shared_cache, monkeypatch
+):
+    """Two processes train as one does: queries and keys of such heads take no part in the loss."""
+    monkeypatch.setitem(OPERATORS._entries, "deaf", Deaf)
+    recipe = tiny_recipe(
+        write_text(tmp_path / "text.txt"),
+        model={"laplacian_heads": 0, "operators": {operator: "all"}},
+        train={"steps": 4, "batch": 8, "micro_batch": 2},
+        validation={"every": None, "tokens": 32, "prompts": []},
+        checkpoint={"every": 1, "keep": 4},
+    )
+    for count in (1, 2):
+        children = [start_child(recipe, tmp_path / str(count), shared_cache, _become, rank) for rank in ranks(count)]
+        assert [exit_code(child) for child in children] == [0] * count, (tmp_path / str(count) / LOG).read_text()
+    one, two = (load_file(tmp_path / n / "run/checkpoints/step-000004/model.safetensors") for n in "12")
+    for name in one:
+        torch.testing.assert_close(one[name], two[name], rtol=1e-4, atol=1e-5)
+
+
+def _drift():
+    step = Optimizers.step
+
+    def step_and_drift(self):
+        step(self)
+        self.parameters()[0].data.view(-1)[0] += 1e-3
+
+    Optimizers.step = step_and_drift
+
+
+def test_ranks_whose_weights_differ_save_nothing(place, tmp_path, shared_cache):
+    recipe = load_recipe(place / "run.yaml")
+    children = [start_child(recipe, tmp_path, shared_cache, _become, rank, _drift) for rank in ranks(2)]
+    assert [exit_code(child) for child in children] == [1, 1]
+    run = read_run(tmp_path / "run")
+    assert "rank 1" in run.info["failure"]
+    assert not list(run.checkpoints.glob("step-*"))

@@ -141,11 +141,14 @@ def _log_probabilities(model: GPT, x_NC: Tensor, wanted: list[list[int]]) -> lis
             logits_NV = logits_NV.double()
         total_N = logits_NV.logsumexp(dim=-1)
         likeliest_N = logits_NV.argmax(dim=-1).tolist()
-        for row, tokens in enumerate(wanted[start : start + at_once]):
-            logprobs = (logits_NV[row, tokens] - total_N[row]).tolist()
-            likelihoods.append(
-                {token: Likelihood(p, token == likeliest_N[row]) for token, p in zip(tokens, logprobs, strict=True)}
-            )
+        block = wanted[start : start + at_once]
+        # One gather for all positions: the host waits for each copy from the device.
+        rows = [row for row, tokens in enumerate(block) for _ in tokens]
+        logprobs = iter((logits_NV[rows, [token for tokens in block for token in tokens]] - total_N[rows]).tolist())
+        likelihoods += [
+            {token: Likelihood(next(logprobs), token == likeliest) for token in tokens}
+            for tokens, likeliest in zip(block, likeliest_N, strict=True)
+        ]
     return likelihoods
 
 

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 class Centered(Operator):
     name = "centered"
     letter = "C"
+    rows_sum_to_zero = True
     needs = frozenset({MEAN})
 
     def apply(self, v_BHTD: Tensor, o_BHTD: Tensor, state: HeadState) -> Tensor:

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 class Laplacian(Operator):
     name = "laplacian"
     letter = "L"
+    rows_sum_to_zero = True
 
     def apply(self, v_BHTD: Tensor, o_BHTD: Tensor, state: HeadState) -> Tensor:
         return v_BHTD - o_BHTD

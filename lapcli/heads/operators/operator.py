@@ -73,6 +73,7 @@ class Operator:
     letter: ClassVar[str]  # in the printed grid of heads
     needs: ClassVar[frozenset[str]] = frozenset()
     learnable: ClassVar[tuple[str, ...]] = ()  # constants that a recipe may name in `learn`: then one per head
+    rows_sum_to_zero: ClassVar[bool] = False  # what is constant over the tokens vanishes, such as a bias of the values
     choices: ClassVar[Mapping[str, tuple[str, ...]]] = {}  # allowed values of constants that are words
 
     def __init_subclass__(cls) -> None:

@@ -21,7 +21,6 @@ from torch import Tensor
 
 from lapcli.objectives.objective import ParameterGroup
 from lapcli.recipe.optimizers import MuonSection
-from lapcli.runtime.devices import compute_policy
 from lapcli.training.optimizers.optimizer import Optimizer, as_param_groups
 
 # Keller Jordan's quintic: it drives singular values into about [0.7, 1.2] in five steps.
@@ -182,13 +181,7 @@ class MuonOptimizer(Optimizer):
     section = MuonSection
 
     def build(self, groups: Sequence[ParameterGroup]) -> torch.optim.Optimizer:
-        parts = as_param_groups(groups)
-        for part in parts:
-            if part.get("dtype") is None:
-                # As upstream where the GPU has bf16 in hardware; elsewhere it would be slower than float32.
-                bf16 = compute_policy(part["params"][0].device).native_bf16
-                part["dtype"] = torch.bfloat16 if bf16 else torch.float32
-        return Muon(parts, lr=groups[0].lr)
+        return Muon(as_param_groups(groups), lr=groups[0].lr)
 
     def new_state(self, p: Tensor) -> dict[str, Tensor]:
         return {"momentum": torch.zeros_like(p)}

@@ -135,9 +135,9 @@ class Optimizers:
         for optimizer in self._optimizers.values():
             optimizer.step()
 
-    def zero_grad(self) -> None:
+    def zero_grad(self, set_to_none: bool = True) -> None:
         for optimizer in self._optimizers.values():
-            optimizer.zero_grad(set_to_none=True)
+            optimizer.zero_grad(set_to_none)
 
     def state(self) -> dict[str, Tensor]:
         """Return the state as tensors named `<state>/<parameter>`, independent of the number of ranks."""

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from lapcli.evaluation.harness.likelihood import Question, score
 from lapcli.models.gpt import GPT
+from lapcli.runtime.counting import HostWaits
 from lapcli.runtime.errors import LapError
 
 VOCAB = 50
@@ -47,6 +48,17 @@ def test_a_greedy_continuation_is_called_so():
     assert first.is_greedy
     assert not other.is_greedy
     assert first.logprob > other.logprob
+
+
+def test_the_host_does_not_wait_for_each_position() -> None:
+    """It waits as often for twelve times as many of them."""
+    model, waits = tiny_model(VOCAB), []
+    for times in (1, 12):
+        questions = [Question((1, 2, 3), ((4, 5 + n % 7), (6,))) for n in range(times)]
+        with HostWaits(torch.device("cpu")) as counted:
+            list(score(model, questions, batch=12))
+        waits.append(len(counted))
+    assert waits[0] == waits[1]
 
 
 def test_letters_cost_one_row_and_one_position_a_question():
