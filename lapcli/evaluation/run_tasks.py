@@ -75,14 +75,12 @@ def evaluate_run(
     chosen = choose(run.recipe.objective, tasks, options or {}, data)
     weights = find_checkpoint(run, which)
     world = join_world(run.recipe.train.device)
-    try:
-        # Machines with different copies of a run would be scored as one model.
-        world.require_same({"weights": weights.weights_sha256})
+    # Machines with different copies of a run would be scored as one model.
+    world.require_same({"weights": weights.weights_sha256})
+    with world.together():
         loaded = open_run(run, weights, world.device)
-        measured = _measure(chosen, loaded, world, batch, data, limit)
-        return _saved(loaded, measured, limit, run.path / EVAL, f"step-{weights.step:06d}", chosen, world)
-    finally:
-        leave_world()
+    measured = _measure(chosen, loaded, world, batch, data, limit)
+    return _saved(loaded, measured, limit, run.path / EVAL, f"step-{weights.step:06d}", chosen, world)
 
 
 def evaluate_model(
@@ -98,16 +96,14 @@ def evaluate_model(
     """Measure a stock model's features; the result is written to `eval/` in the folder of the runs."""
     chosen = choose(STOCK, tasks, options or {}, data)
     world = join_world()
-    try:
+    with world.together():
         loaded = open_timm(name, world.device, weights=weights)
-        sha256 = str(loaded.weights_sha256)
-        world.require_same({"weights": sha256})
-        measured = _measure(chosen, loaded, world, batch, data, limit)
-        measured = replace(measured, details={"weights": str(loaded.file), **measured.details})
-        subject = f"{name.replace(':', '_')}_{sha256[:8]}"
-        return _saved(loaded, measured, limit, runs_dir / EVAL, subject, chosen, world)
-    finally:
-        leave_world()
+    sha256 = str(loaded.weights_sha256)
+    world.require_same({"weights": sha256})
+    measured = _measure(chosen, loaded, world, batch, data, limit)
+    measured = replace(measured, details={"weights": str(loaded.file), **measured.details})
+    subject = f"{name.replace(':', '_')}_{sha256[:8]}"
+    return _saved(loaded, measured, limit, runs_dir / EVAL, subject, chosen, world)
 
 
 def _measure(
@@ -140,7 +136,10 @@ def _saved(
     chosen: ChosenTasks,
     world: World,
 ) -> Evaluation:
-    """Write the evaluation, on rank 0, to a file whose name says what was measured and how."""
+    """Write the evaluation, on rank 0, to a file whose name says what was measured and how; leave the world.
+
+    After an error no rank leaves it: with NCCL that would wait for ranks which wait in a collective.
+    """
     limited = "" if limit is None else f"_limit{limit}"
     variant = f"_{measured.variant}" if measured.variant else ""
     what = "+".join(chosen.names).replace("/", "_")[:100]
@@ -152,4 +151,5 @@ def _saved(
         write_checked_json(path, evaluation.to_dict())
     # When any rank returns, the file is complete.
     world.barrier()
+    leave_world()
     return evaluation
