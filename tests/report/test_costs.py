@@ -1,4 +1,4 @@
-"""What operators cost beside what they score, and scores at equal measured time, on runs with known times."""
+"""What operators cost beside what they score, on runs with known times."""
 
 import json
 
@@ -74,54 +74,6 @@ def test_without_operators_costs_are_shown_when_asked_for(capsys, tmp_path):
     rows, _ = told(capsys, tmp_path, "--columns", "top1,costs")
     assert rows["2"]["cost.added_parameters"] == 0
     assert "cost.peak_memory" not in rows["2"]  # a run of version 0.1 does not say
-
-
-def test_at_equal_time_a_faster_run_is_read_where_the_shortest_ended(capsys, tmp_path):
-    """Steps of 1 s and of 2 s: the first ends after 4 s, when the second has done 2 of its 4 steps."""
-    for seed in (0, 1):
-        write_timed(tmp_path, f"plain-{seed}", 1.0, seed)
-        write_timed(tmp_path, f"slow-{seed}", 2.0, seed, operators="shaped")
-    columns = ("--columns", "validation_top1,validation_loss")
-    rows, _ = told(capsys, tmp_path, *columns)
-    assert rows["0"] == rows["2 shaped"] == {"validation_top1": pytest.approx(90), "validation_loss": pytest.approx(1)}
-    rows, err = told(capsys, tmp_path, *columns, "--at", "time")
-    assert rows["0"] == {"validation_top1": pytest.approx(90), "validation_loss": pytest.approx(1)}
-    assert rows["2 shaped"] == {"validation_top1": pytest.approx(50), "validation_loss": pytest.approx(1.5)}
-    assert "scores at 4.0 s of training steps" in " ".join(err.split())
-    # Between two validations on a straight line: a third run of 3 s a step has done 4/3 steps by then.
-    write_timed(tmp_path, "slower", 3.0, 0, operators="gate")
-    rows, _ = told(capsys, tmp_path, *columns, "--at", "time")
-    assert rows["1 gate"]["validation_top1"] == pytest.approx(100 * (0.1 + 0.2 * 4 / 3))
-
-
-@pytest.mark.parametrize("other", [{"device": "1 x NVIDIA L40"}, {"host": "there"}, {"threads": 2}])
-def test_times_of_two_devices_are_not_compared(capsys, tmp_path, other):
-    write_timed(tmp_path, "one", 1.0)
-    write_timed(tmp_path, "two", 1.0, operators="shaped", **other)
-    code, _, err = run_main(capsys, "report", "--runs-dir", str(tmp_path), "--at", "time")
-    assert code == 2
-    assert "--at time compares runs of one device" in err
-    assert "--at steps" in err
-    assert run_main(capsys, "report", "--runs-dir", str(tmp_path), "--at", "steps")[0] == 0
-
-
-def test_what_was_measured_on_the_last_weights_alone_is_a_gap_at_another_time(capsys, tmp_path):
-    write_timed(tmp_path, "one", 1.0)
-    path = write_timed(tmp_path, "two", 2.0, operators="shaped")
-    (path / "analysis").mkdir()
-    layers = [{"layer": 3, "snr": 0.5}]
-    weights = json.loads((path / "run.json").read_text())["weights_sha256"]
-    entry = {
-        "name": "two",
-        "weights": "trained",
-        "weights_sha256": weights,
-        "layers": layers,
-        "laplacian_heads": [0] * 4,
-    }
-    (path / "analysis" / "snr.json").write_text(json.dumps({"what": "snr", "runs": [entry], "settings": {}}))
-    assert told(capsys, tmp_path, "--columns", "snr")[0]["2 shaped"]["snr.snr"] == 0.5
-    code, _, err = run_main(capsys, "report", "--runs-dir", str(tmp_path), "--columns", "snr", "--at", "time")
-    assert (code, "no run has a number 'snr'" in err) == (2, True), err
 
 
 def test_a_run_keeps_what_it_took(tmp_path, shared_cache, monkeypatch):
