@@ -57,8 +57,9 @@ class Evaluation:
             return self.measured.lines
         rows = [["task", "value", "95% interval", "examples"]]
         for score in self.measured.scores:
-            low, high = score.interval
-            rows.append([score.task, f"{score.value:.2%}", f"{low:.2%} - {high:.2%}", f"{score.count:,}"])
+            form = ".2%" if score.is_fraction else ".4f"
+            interval = " - ".join(format(end, form) for end in score.interval) if score.interval else "-"
+            rows.append([score.task, format(score.value, form), interval, f"{score.count:,}"])
         return fitted(rows, right=(1, 2, 3))
 
 
@@ -142,7 +143,9 @@ def _saved(
     """
     limited = "" if limit is None else f"_limit{limit}"
     variant = f"_{measured.variant}" if measured.variant else ""
-    what = "+".join(chosen.names).replace("/", "_")[:100]
+    what = "+".join(chosen.names).replace("/", "_")
+    if len(what) > 100:
+        what = f"{what[:90]}-{digest(*chosen.names)[:8]}"
     path = folder / f"{subject}_{what}{limited}{variant}_{measured.data_sha256[:8]}.json"
     run, step = loaded.run, loaded.step
     evaluation = Evaluation(run, step, loaded.name, str(loaded.weights_sha256), measured, limit, path)

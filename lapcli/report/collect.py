@@ -43,6 +43,8 @@ class Number:
     count: int | None = None  # examples
     source: str = ""  # the file
     seed: int = 0  # of an analysis: it chooses the images of --limit
+    is_fraction: bool | None = None  # of an evaluation: its unit and direction; None: not recorded
+    higher_is_better: bool | None = None
 
 
 @dataclass
@@ -217,7 +219,12 @@ def _read_evaluations(result: RunResult, step: Any, which: Which, notes: list[st
         for task, score in record["tasks"].items():
             if isinstance(score, dict) and is_number(score.get("value")):
                 number = Number(
-                    float(score["value"]), _conditions(task, score, record, result.info), score.get("count"), path.name
+                    float(score["value"]),
+                    _conditions(task, score, record, result.info),
+                    score.get("count"),
+                    path.name,
+                    is_fraction=score.get("is_fraction"),
+                    higher_is_better=score.get("higher_is_better"),
                 )
                 by_task.setdefault(task, []).append((path.stat().st_mtime, number))
     for task, numbers in by_task.items():

@@ -304,7 +304,7 @@ def _or_nan(deviation: float | None) -> float:
 
 
 def _points(grid: RunGrid, metric: str) -> list[_Point]:
-    scale = column_of(metric).scale
+    scale = column_of(metric, grid.number(metric)).scale
     points = []
     for row in grid.rows:
         summary = summarise(list(grid.values(row, metric).values()), 1)
