@@ -263,7 +263,7 @@ def _against_heads(family: Sequence[RunGrid], metrics: dict[str, str], name: str
     caption = "One seed, so no band and no deviation."
     if most > 1:
         caption = (
-            f"Means over {seeds}; the band is one standard deviation (ddof 1), and the axis shows at least two of them "
+            f"Means over {seeds}; bars and band are one standard deviation (ddof 1), and the axis shows at least two of them "
             "to either side."
         )
     if places:

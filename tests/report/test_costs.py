@@ -1,6 +1,7 @@
 """What operators cost beside what they score, on runs with known times."""
 
 import json
+import statistics
 
 import pytest
 from report_support import write_run
@@ -94,6 +95,23 @@ def test_rows_of_other_operators_stand_beside_the_numbers_of_laplacian_heads(tmp
     assert chart.x_ticks == [0, 2, 5, 6]
     assert sorted(chart.x_names.items()) == [(5, "2 shaped"), (6, "4 mix (learn alpha)")]
     assert [x for line in chart.lines for x, _ in line.points] == [0, 2]
+
+
+def test_every_mean_over_seeds_is_drawn_with_its_deviation(tmp_path):
+    """The baseline too, where it is the only row without other operators and has no band beside it."""
+    for heads, scores in (("none", (0.70, 0.80)), ("shaped", (0.75, 0.85))):
+        for seed, score in enumerate(scores):
+            operators, _ = OPERATORS[heads]
+            change = [f"model.operators={json.dumps(operators)}"]
+            write_run(tmp_path, f"{heads}-{seed}", seed=seed, change=change, scores={"top1": score})
+    charts = draw_all(report_on([], tmp_path).grids)
+    chart = next(chart for chart in charts if chart.name.endswith("-by-heads"))
+    _, axes = chart._draw((4.0, 3.0), legend=True)
+    bars = [segment for drawn in axes.collections for segment in getattr(drawn, "get_segments", list)()]
+    spans = {float(bar[0][0]): (float(bar[:, 1].min()), float(bar[:, 1].max())) for bar in bars}
+    deviation = 100 * statistics.stdev((0.70, 0.80))
+    assert spans[0.0] == pytest.approx((75 - deviation, 75 + deviation))
+    assert spans[chart.x_ticks[1]] == pytest.approx((80 - deviation, 80 + deviation))
 
 
 def test_runs_with_another_order_of_operators_are_not_averaged(capsys, tmp_path):
