@@ -263,8 +263,8 @@ def _against_heads(family: Sequence[RunGrid], metrics: dict[str, str], name: str
     caption = "One seed, so no band and no deviation."
     if most > 1:
         caption = (
-            f"Means over {seeds}; bars and band are one standard deviation (ddof 1), and the axis shows at least two of "
-            "them to either side."
+            f"Means over {seeds}; bars and band are one standard deviation (ddof 1), and the axis shows at least two "
+            "of them to either side."
         )
     if places:
         caption += " Hollow on the right: other operators."
