@@ -55,7 +55,9 @@ class SweepCost:
         rows.append(("in all", "", "", _number(flops), _number(flops_left), *total))
         left = sum(cost.state != "finished" for cost in self.cells)
         text = f"{len(self.cells)} cells, {left} to do" + (f"; {unknown} of unknown cost" if unknown else "")
-        return "\n".join([*fitted(rows), "", text, *((f"hours that are left, on {self.devices}, estimated",) if timed else ())])
+        return "\n".join(
+            [*fitted(rows), "", text, *((f"hours that are left, on {self.devices}, estimated",) if timed else ())]
+        )
 
     def to_json(self) -> str:
         cells = [asdict(cost) for cost in self.cells]

@@ -11,7 +11,9 @@ from lapcli.sweep.state import WORK
 _SECONDS_TO_SAVE = 300
 
 
-def array_script(cells: Sequence[Cell], arguments: Sequence[str], runs_dir: Path, jobs: int | None, gpus: int = 1) -> str:
+def array_script(
+    cells: Sequence[Cell], arguments: Sequence[str], runs_dir: Path, jobs: int | None, gpus: int = 1
+) -> str:
     """Return the script. `arguments` are those of `lap sweep` for all cells; `jobs`: tasks at a time; `gpus`: of each
     task."""
     title = shlex.quote(cells[0].name)
