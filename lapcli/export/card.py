@@ -22,10 +22,10 @@ _MOST_DIFFERENCES = 40
 
 _LOAD = {
     "hf": """\
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
 
 model = AutoModelForCausalLM.from_pretrained("FOLDER"{trust})
-tokenizer = AutoTokenizer.from_pretrained("FOLDER")""",
+tokenizer = PreTrainedTokenizerFast.from_pretrained("FOLDER")""",
     "timm": """\
 {register}import timm
 
