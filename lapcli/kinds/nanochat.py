@@ -233,6 +233,8 @@ def import_checkpoint(path: Path, runs_dir: Path, name: str, *, tokenizer: Path 
             tokenizer_sha256=text_tokenizer.sha256,
             imported_from={"file": str(source.file), "sha256": sha256, "meta": _plain(source)},
             data="not known: the run was imported",
+            # `lap eval --protocol paper` asks in the words of the fine-tuning.
+            **({"prompt_form": "nanochat"} if source.is_chat else {}),
         )
         move_into_place(run)  # last: until then a kill leaves only a prepared folder
     except BaseException:

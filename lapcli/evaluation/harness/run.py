@@ -23,7 +23,7 @@ from lm_eval import evaluator
 
 from lapcli.data.cache import digest
 from lapcli.evaluation.benchmarks import BENCHMARKS, PAPER_TASKS
-from lapcli.evaluation.benchmarks.benchmark import BenchmarkRequest, BenchmarkSettings, PreparedTask
+from lapcli.evaluation.benchmarks.benchmark import BenchmarkRequest, BenchmarkSettings, PreparedTask, prompt_form
 from lapcli.evaluation.benchmarks.bits_per_byte import METRIC, standard_error
 from lapcli.evaluation.harness.adapter import LapLM
 from lapcli.evaluation.harness.journal import Journal
@@ -174,6 +174,7 @@ class BenchmarkEvaluation:
         unsafe = "unsafe" if prepared.runs_unsafe_code else None
         return {
             "protocol": self._settings.protocol,
+            **({"prompt_form": prompt_form(self._run)} if self._settings.protocol == "paper" else {}),
             "sampling": prepared.sampling,
             "files": prepared.files,
             "prompts_cut": lm.truncated,
