@@ -374,8 +374,8 @@ def table(scores: Sequence[TaskScore]) -> list[str]:
         for number, (metric, numbers) in enumerate(score.details["metrics"].items()):
             name, count = (score.task, f"{score.count:,}") if number == 0 else ("", "")
             form = ".2%" if numbers["is_fraction"] else ".4f"
-            error = "-" if numbers["stderr"] is None else format(numbers["stderr"], form)
-            rows.append([name, metric, format(numbers["value"], form), error, count])
+            shown = "-" if numbers["stderr"] is None else format(numbers["stderr"], form)
+            rows.append([name, metric, format(numbers["value"], form), shown, count])
     notes = []
     if mean := average(scores):
         value, error, is_papers = mean

@@ -214,7 +214,7 @@ class Workers:
         """Release the other ranks; called on rank 0 when it is done or has failed."""
         # While a job is out they wait in the gather, not for a message: they end when this process does.
         if self._group is not None and not self._is_out:
-            self._hand_out([_Stop(error and self._told(error))] * self._world.size)
+            self._hand_out([_Stop(None if error is None else self._told(error))] * self._world.size)
 
     def _try(self, job: Job) -> tuple[list[Any], LapError | None]:
         """Do a job; an error is returned to rank 0, because a rank that just exited would leave the others waiting."""
