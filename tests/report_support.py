@@ -125,7 +125,11 @@ def write_chat_run(runs: Path, name: str, *, heads: int, seed: int, scores: dict
 
 
 def write_analysis(
-    folder: Path, what: str, runs: dict[str, tuple[int, int, list[dict[str, Any]]]], **told: Any
+    folder: Path,
+    what: str,
+    runs: dict[str, tuple[int, int, list[dict[str, Any]]]],
+    settings: dict[str, Any] | None = None,
+    **told: Any,
 ) -> None:
     """`runs`: name to (Laplacian heads, layers of the model, what was found in each measured layer)."""
     folder.mkdir(parents=True, exist_ok=True)
@@ -144,7 +148,7 @@ def write_analysis(
         for name, (heads, layers, found) in runs.items()
     ]
     (folder / f"{what}.json").write_text(
-        json.dumps({"what": what, "definition": "by hand", "settings": {}, "runs": entries})
+        json.dumps({"what": what, "definition": "by hand", "settings": settings or {}, "runs": entries})
     )
 
 

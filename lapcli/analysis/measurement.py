@@ -7,12 +7,14 @@ declarations and must answer at once.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
 
 import numpy as np
 
+from lapcli.data.cache import digest
 from lapcli.measures.tokens import to_float64
 from lapcli.runtime.errors import UsageError
 
@@ -88,12 +90,21 @@ class Settings:
 
     values: Mapping[Option, Any] = field(default_factory=dict)
     seed: int = 0
+    subject: Mapping[str, Any] = field(default_factory=dict)  # checkpoint, data, split and limit, unless the default
+
+    @property
+    def variant(self) -> str:
+        """A folder name that tells results of other settings apart; empty for the default ones."""
+        changed = {o.name: v for o, v in self.values.items() if v != o.default and (o.is_condition or o is LAYER)}
+        words = [f"{name}-{value}" for name, value in {**changed, **self.subject}.items()]
+        plain = [word if re.fullmatch(r"[\w.,-]{1,40}", word) else digest(word)[:8] for word in words]
+        return "_".join(plain)
 
     def __getitem__(self, option: Option) -> Any:
         return self.values.get(option, option.default)
 
     def only(self, options: Sequence[Option]) -> Settings:
-        return Settings({option: self[option] for option in options}, self.seed)
+        return Settings({option: self[option] for option in options}, self.seed, self.subject)
 
 
 class NotApplicable(UsageError):
@@ -170,7 +181,7 @@ class Measurement:
             values["layer"] = values["layer"] or cls.default_layers
         if "norm" in values:
             values["norm"] = values.pop("norm") or cls.default_norm
-        return {**values, "seed": settings.seed}
+        return {**values, "seed": settings.seed, **settings.subject}
 
     @property
     def norm(self) -> str:

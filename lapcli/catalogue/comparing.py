@@ -76,13 +76,14 @@ class Ranking:
 
 
 def rank(runs_dir: Path, names: Sequence[str], metric: str, lowest: bool | None = None) -> Ranking:
-    """Rank finished runs by a number of their last weights; `lowest`: lower is better; None: decided by its name."""
+    """Rank finished runs by a number of their last weights; `lowest`: lower is better; None: as its evaluation says."""
     collection = collect(names, runs_dir)
     finished = [run for run in collection.runs if run.is_finished and not run.is_search]
     known = sorted({name for run in finished for name in run.numbers})
     metric = _known_metric(metric, known, runs_dir)
-    is_lower = lower_is_better(metric) if lowest is None else lowest
     measured = [run for run in finished if metric in run.numbers]
+    higher = measured[0].numbers[metric].higher_is_better  # recorded by an evaluation
+    is_lower = lowest if lowest is not None else lower_is_better(metric) if higher is None else not higher
 
     def place(run: RunResult) -> tuple[float, str]:
         value = run.numbers[metric].value

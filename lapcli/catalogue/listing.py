@@ -186,7 +186,9 @@ def describe(run: Run) -> dict[str, Any]:
         "started_from": started_from(run),
         "checkpoints": sorted(folder.name for folder in run.checkpoints.glob("step-*")),
         "evaluations": sorted(file.name for file in (run.path / "eval").glob("*.json")),
-        "analyses": sorted(file.name for file in (run.path / "analysis").glob("*.json")),
+        "analyses": sorted(
+            str(file.relative_to(run.path / "analysis")) for file in (run.path / "analysis").rglob("*.json")
+        ),
         "summary": read_summary(run) if (run.path / SUMMARY).is_file() else None,
         "sizes": sizes(run.path),
         "recipe_file": str(run.path / RECIPE),

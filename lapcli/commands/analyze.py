@@ -150,7 +150,8 @@ def _add_command(commands: typer.Typer, name: str) -> None:
         from lapcli.analysis.measurement import Settings
 
         values = {o: tuple(given[o.name] or ()) if o.is_repeatable else given[o.name] for o in own}
-        _analyze(None if name == ALL else name, Settings(values, given["seed"]), given)
+        subject = {key: given[key] for key in ("checkpoint", "data", "split", "limit") if given[key] != _SHARED[key][1]}
+        _analyze(None if name == ALL else name, Settings(values, given["seed"], subject), given)
 
     parameters = [
         inspect.Parameter(parameter, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
@@ -202,7 +203,7 @@ def _analyze(what: str | None, settings: "Settings", given: dict[str, Any]) -> N
 
     models = find_models(selection, runs)
     analyses = analyze(None if what is None else [what], models, settings)
-    folder = given["out"] or results_folder(models, runs_dir)
+    folder = given["out"] or results_folder(models, runs_dir) / settings.variant
     written = {analysis.what: write_analysis(analysis, folder, figure_format) for analysis in analyses}
     if given["as_json"]:
         records = [analysis.to_dict() for analysis in analyses]

@@ -68,10 +68,6 @@ def report(
     checkpoint: Annotated[
         Literal["last", "best"], typer.Option("--checkpoint", help="Scores of the last weights or of the best.")
     ] = "last",
-    at: Annotated[
-        Literal["steps", "time"],
-        typer.Option("--at", help="Compare at equal steps, or at equal measured time on one device."),
-    ] = "steps",
     effects: Annotated[
         str | None,
         typer.Option(
@@ -118,7 +114,6 @@ def report(
             baseline=baseline,
             which=checkpoint,
             ddof=1 if ddof is None else ddof,
-            at=at,
         )
 
     if watch:

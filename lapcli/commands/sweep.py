@@ -102,7 +102,7 @@ def sweep(
         once = {"--data": data, "--name": name, "--runs-dir": where, "--nproc": nproc}
         single = [word for option, value in once.items() if value is not None for word in (option, str(value))]
         arguments = [str(recipe), *repeated, *single, *(["--no-search"] if no_search else [])]
-        _print_script(grid, where, only, jobs, arguments)
+        _print_script(grid, where, only, jobs, arguments, 1 if nproc == "auto" else int(nproc))
     else:
         _run(grid, where, jobs or 1, only, nproc, list(map(str, track or [])), as_json)
 
@@ -152,7 +152,9 @@ def _read(
     return sweep_from_file(loaded, overrides, name, search=not no_search)
 
 
-def _print_script(grid: "Sweep", where: Path, only: str | None, jobs: int | None, arguments: list[str]) -> None:
+def _print_script(
+    grid: "Sweep", where: Path, only: str | None, jobs: int | None, arguments: list[str], gpus: int
+) -> None:
     from lapcli.sweep.slurm import array_script
     from lapcli.sweep.state import make_work_folder
     from lapcli.sweep.sweep import known_cells
@@ -160,7 +162,7 @@ def _print_script(grid: "Sweep", where: Path, only: str | None, jobs: int | None
     make_work_folder(where)  # SLURM does not create the folder of its logs
     cells = known_cells(grid, where, only)
     ready = [cell for cell, waits in cells if not waits]
-    print(array_script(ready, arguments, where, jobs), end="")
+    print(array_script(ready, arguments, where, jobs, gpus), end="")
     if len(ready) < len(cells):
         count = len(cells) - len(ready)
         print(f"lap: these are the search's cells; run this again after them for the other {count}", file=sys.stderr)

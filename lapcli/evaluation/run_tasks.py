@@ -57,8 +57,9 @@ class Evaluation:
             return self.measured.lines
         rows = [["task", "value", "95% interval", "examples"]]
         for score in self.measured.scores:
-            low, high = score.interval
-            rows.append([score.task, f"{score.value:.2%}", f"{low:.2%} - {high:.2%}", f"{score.count:,}"])
+            form = ".2%" if score.is_fraction else ".4f"
+            interval = " - ".join(format(end, form) for end in score.interval) if score.interval else "-"
+            rows.append([score.task, format(score.value, form), interval, f"{score.count:,}"])
         return fitted(rows, right=(1, 2, 3))
 
 
@@ -77,7 +78,8 @@ def evaluate_run(
     with joined_world(run.recipe.train.device) as world:
         # Machines with different copies of a run would be scored as one model.
         world.require_same({"weights": weights.weights_sha256})
-        loaded = open_run(run, weights, world.device)
+        with world.together():
+            loaded = open_run(run, weights, world.device)
         measured = _measure(chosen, loaded, world, batch, data, limit)
         return _saved(loaded, measured, limit, run.path / EVAL, f"step-{weights.step:06d}", chosen, world)
 
@@ -95,7 +97,8 @@ def evaluate_model(
     """Measure a stock model's features; the result is written to `eval/` in the folder of the runs."""
     chosen = choose(STOCK, tasks, options or {}, data)
     with joined_world() as world:
-        loaded = open_timm(name, world.device, weights=weights)
+        with world.together():
+            loaded = open_timm(name, world.device, weights=weights)
         sha256 = str(loaded.weights_sha256)
         world.require_same({"weights": sha256})
         measured = _measure(chosen, loaded, world, batch, data, limit)
@@ -134,10 +137,15 @@ def _saved(
     chosen: ChosenTasks,
     world: World,
 ) -> Evaluation:
-    """Write the evaluation, on rank 0, to a file whose name says what was measured and how."""
+    """Write the evaluation, on rank 0, to a file whose name says what was measured and how; leave the world.
+
+    After an error no rank leaves it: with NCCL that would wait for ranks which wait in a collective.
+    """
     limited = "" if limit is None else f"_limit{limit}"
     variant = f"_{measured.variant}" if measured.variant else ""
-    what = "+".join(chosen.names).replace("/", "_")[:100]
+    what = "+".join(chosen.names).replace("/", "_")
+    if len(what) > 100:
+        what = f"{what[:90]}-{digest(*chosen.names)[:8]}"
     path = folder / f"{subject}_{what}{limited}{variant}_{measured.data_sha256[:8]}.json"
     run, step = loaded.run, loaded.step
     evaluation = Evaluation(run, step, loaded.name, str(loaded.weights_sha256), measured, limit, path)

@@ -23,8 +23,10 @@ class TaskScore:
     task: str
     value: float
     count: int  # examples that it was measured on: images, questions
-    interval: tuple[float, float]  # 95%
+    interval: tuple[float, float] | None  # 95%; None: its standard error is not known
     details: dict[str, Any] = field(default_factory=dict)
+    is_fraction: bool = True  # shown in percent
+    higher_is_better: bool | None = True  # None: neither
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)

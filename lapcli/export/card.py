@@ -22,10 +22,10 @@ _MOST_DIFFERENCES = 40
 
 _LOAD = {
     "hf": """\
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
 
 model = AutoModelForCausalLM.from_pretrained("FOLDER"{trust})
-tokenizer = AutoTokenizer.from_pretrained("FOLDER")""",
+tokenizer = PreTrainedTokenizerFast.from_pretrained("FOLDER")""",
     "timm": """\
 {register}import timm
 
@@ -104,7 +104,7 @@ def _result(task: str, name: str, score: Mapping[str, Any], evaluation: Mapping[
         },
         metric_type=str(details.get("metric") or name),
         metric_value=score["value"],
-        metric_args={"n": score["count"], "interval_95": list(score["interval"])},
+        metric_args={"n": score["count"], "interval_95": score["interval"]},
     )
 
 
@@ -122,16 +122,15 @@ def _score_table(scores: list[tuple[str, dict[str, Any], dict[str, Any]]]) -> st
         return "None: these weights have not been evaluated."
     rows = ["| task | metric | value | 95% interval | n | protocol |", "| --- | --- | --- | --- | --- | --- |"]
     for name, score, evaluation in scores:
-        details, (low, high) = score.get("details") or {}, score["interval"]
+        details = score.get("details") or {}
+        interval = " to ".join(f"{end:.4g}" for end in score["interval"]) if score["interval"] else "-"
         protocol = str(details.get("protocol") or evaluation.get("protocol") or "-")
         if details.get("num_fewshot") is not None:
             protocol += f", {details['num_fewshot']} shots"
         if evaluation.get("limit") is not None:
             protocol += f", only {evaluation['limit']} examples"
         metric = details.get("metric") or name
-        rows.append(
-            f"| {name} | {metric} | {score['value']:.4g} | {low:.4g} to {high:.4g} | {score['count']} | {protocol} |"
-        )
+        rows.append(f"| {name} | {metric} | {score['value']:.4g} | {interval} | {score['count']} | {protocol} |")
     return "\n".join(rows)
 
 

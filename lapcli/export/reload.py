@@ -113,12 +113,14 @@ def _safetensors(
     folder: Path, inputs: dict[str, Tensor], settings: dict[str, Any]
 ) -> tuple[dict[str, Tensor], dict[str, Any]]:
     tensors = load_file(folder / "model.safetensors")
+    with safe_open(folder / "model.safetensors", framework="pt") as file:
+        plan = (file.metadata() or {})["laplacian_heads"]
     digests = {
         name: hashlib.sha256(value.contiguous().view(torch.uint8).numpy().tobytes()).hexdigest()
         for name, value in tensors.items()
     }
     config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-    return {}, {"sha256": digests, "laplacian_heads": config["laplacian_heads"]}
+    return {}, {"sha256": digests, "plan": plan, **{name: config[name] for name in ("model", "laplacian_heads")}}
 
 
 if __name__ == "__main__":

@@ -230,6 +230,8 @@ def import_checkpoint(path: Path, runs_dir: Path, name: str, *, tokenizer: Path 
             weights_sha256=saved.weights_sha256,
             tokenizer_sha256=text_tokenizer.sha256,
             data="not known: the run was imported",
+            # `lap eval --protocol paper` asks in the words of the fine-tuning.
+            **({"prompt_form": "nanochat"} if source.is_chat else {}),
         )
     except BaseException:
         remove(run.path, or_leave=True)

@@ -3,11 +3,10 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
 
 from lapcli.kinds import KINDS
 from lapcli.report.collect import Collection, RunResult, Which, collect
-from lapcli.report.costs import COSTS, at_equal_time, cost_columns, has_operators
+from lapcli.report.costs import COSTS, cost_columns, has_operators
 from lapcli.report.grouping import (
     DATA,
     HEADS,
@@ -22,7 +21,6 @@ from lapcli.report.grouping import (
 from lapcli.report.tables import LABELS, ScoreTable, table_of
 from lapcli.runtime.errors import UsageError
 
-At = Literal["steps", "time"]
 ROW_NAMES = {HEADS: "Laplacian heads"}
 
 
@@ -53,18 +51,12 @@ def report_on(
     baseline: str | None = None,
     which: Which = "last",
     ddof: int = 1,
-    at: At = "steps",
 ) -> Report:
-    """Make a table for each grid of the runs. `at`: compare at equal steps, as trained, or at equal measured time."""
+    """Make a table for each grid of the runs."""
     collection = collect(names, runs_dir, which)
     notes = collection.notes
     grids = group(_results(collection.runs, names, notes), rows, notes)
     notes += describe_differences(grids)
-    if at == "time":
-        times = [at_equal_time(grid) for grid in grids]
-        if not any(times):
-            raise UsageError("--at time: no run here has the times of its steps; use --at steps")
-        notes += [note for note in times if note]
     chosen = _columns(grids, columns, notes)
     tables = []
     for grid, metrics in zip(grids, chosen, strict=True):

@@ -168,8 +168,11 @@ class Chart:
             else:
                 marker = MARKERS[line.style % len(MARKERS)]
                 axes.plot(x, y, marker=marker, **options)
-                if line.low and any(low < high for low, high in zip(line.low, line.high, strict=True)):
+                if line.low:
                     axes.fill_between(x, line.low, line.high, color=line.colour, alpha=0.18, linewidth=0)
+                    # A band has no width at a point without neighbours, such as a lone baseline.
+                    spreads = [high - mean for high, mean in zip(line.high, y, strict=True)]
+                    axes.errorbar(x, y, spreads, fmt="none", ecolor=line.colour, elinewidth=1.0, capsize=2)
                 for hx, hy, spread in line.hollow:
                     style: dict[str, Any] = {"color": line.colour, "marker": marker, "markerfacecolor": "none"}
                     axes.errorbar(hx, hy, spread or None, capsize=2, **style)

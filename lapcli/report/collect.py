@@ -43,6 +43,8 @@ class Number:
     count: int | None = None  # examples
     source: str = ""  # the file
     seed: int = 0  # of an analysis: it chooses the images of --limit
+    is_fraction: bool | None = None  # of an evaluation: its unit and direction; None: not recorded
+    higher_is_better: bool | None = None
 
 
 @dataclass
@@ -101,16 +103,22 @@ def collect(names: Sequence[str], runs_dir: Path, which: Which = "last") -> Coll
         raise UsageError(f"{runs_dir} holds no run to report on; name runs, or choose another --runs-dir")
     collection = Collection(results, notes, folders=list(dict.fromkeys(path.parent for path in paths)))
     for folder in collection.folders:
-        for place in (folder / "analysis", *sorted((folder / "analysis").glob("*/"))):
+        for place in _analysis_folders(folder):
             figures: dict[str, Path] = {}
             seen = _read_analyses(place, results, which, notes, figures)
-            whose = "several runs" if place.name == "analysis" else place.name
+            whose = "several runs" if place.name == "analysis" else str(place.relative_to(folder / "analysis"))
             collection.figures.update({(whose, what): path for what, path in figures.items()})
             collection.compared.update({(whose, what): names for what, names in seen.items()})
     for result in results:
         # After the comparisons: of equal measurements the one in the run's own folder counts.
-        _read_analyses(result.path / "analysis", [result], which, notes, result.figures)
+        for place in _analysis_folders(result.path):
+            _read_analyses(place, [result], which, notes, result.figures)
     return collection
+
+
+def _analysis_folders(folder: Path) -> list[Path]:
+    """Return the folders of analyses, first that of the default settings."""
+    return [folder / "analysis", *sorted((folder / "analysis").glob("**/"))[1:]]
 
 
 def find_paths(names: Sequence[str], runs_dir: Path) -> list[Path]:
@@ -206,7 +214,12 @@ def _read_evaluations(result: RunResult, step: Any, which: Which, notes: list[st
         for task, score in record["tasks"].items():
             if isinstance(score, dict) and is_number(score.get("value")):
                 number = Number(
-                    float(score["value"]), _conditions(task, score, record, result.info), score.get("count"), path.name
+                    float(score["value"]),
+                    _conditions(task, score, record, result.info),
+                    score.get("count"),
+                    path.name,
+                    is_fraction=score.get("is_fraction"),
+                    higher_is_better=score.get("higher_is_better"),
                 )
                 by_task.setdefault(task, []).append((path.stat().st_mtime, number))
     for task, numbers in by_task.items():
@@ -286,7 +299,7 @@ def _read_analyses(
             analyses[what] = seen
             for form in (".svg", ".png"):
                 if path.with_suffix(form).is_file():
-                    figures[what] = path.with_suffix(form)
+                    figures.setdefault(what, path.with_suffix(form))  # the default measurement's, which comes first
                     break
     return analyses
 
@@ -299,7 +312,7 @@ def _add_layers(result: RunResult, what: str, entry: Mapping[str, Any], settings
     skipped = {"layer", *measurement.counts}
     last = max(layers, key=lambda layer: layer["layer"])
     usual = {option.name: option.default for option in measurement.options if option.is_condition}
-    usual["norm"] = measurement.default_norm
+    usual |= {"norm": measurement.default_norm, "limit": None}
     changed = {key: str(settings[key]) for key in usual if settings.get(key) not in (None, usual[key])}
     changed |= _other_data(result, entry)
     # `by_layer` has no names for conditions, so that only default measurements go there.

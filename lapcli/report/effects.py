@@ -67,7 +67,8 @@ def effect_tables(report: Report, factors: Sequence[str], columns: Sequence[str]
             for row in sorted(rows):
                 corners = _corners(grids, name, row, baseline)
                 if corners:
-                    tables.append(_table(corners, factors, column_of(_full(name, grids)), row))
+                    metric = _full(name, [corners[0].grid])
+                    tables.append(_table(corners, factors, column_of(metric, corners[0].grid.number(metric)), row))
     if not tables:
         raise UsageError(f"--effects: no run with {', '.join(columns)} has a baseline of the same recipe and seed")
     return tables

@@ -263,8 +263,8 @@ def _against_heads(family: Sequence[RunGrid], metrics: dict[str, str], name: str
     caption = "One seed, so no band and no deviation."
     if most > 1:
         caption = (
-            f"Means over {seeds}; the band is one standard deviation (ddof 1), and the axis shows at least two of them "
-            "to either side."
+            f"Means over {seeds}; bars and band are one standard deviation (ddof 1), and the axis shows at least two "
+            "of them to either side."
         )
     if places:
         caption += " Hollow on the right: other operators."
@@ -304,7 +304,7 @@ def _or_nan(deviation: float | None) -> float:
 
 
 def _points(grid: RunGrid, metric: str) -> list[_Point]:
-    scale = column_of(metric).scale
+    scale = column_of(metric, grid.number(metric)).scale
     points = []
     for row in grid.rows:
         summary = summarise(list(grid.values(row, metric).values()), 1)

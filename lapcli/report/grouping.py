@@ -15,7 +15,7 @@ from typing import Any
 from lapcli.heads.plan import head_plan, operator_plan
 from lapcli.kinds import KINDS
 from lapcli.recipe import canonical_json
-from lapcli.report.collect import RunResult
+from lapcli.report.collect import Number, RunResult
 from lapcli.runs import time_of
 from lapcli.runtime.errors import UsageError
 
@@ -79,6 +79,10 @@ class RunGrid:
         """Return the numbers of a row by seed, without runs that lack the number."""
         runs = self.rows[row]
         return {seed: run.numbers[metric].value for seed, run in runs.items() if metric in run.numbers}
+
+    def number(self, metric: str) -> Number | None:
+        """Return one of the runs' numbers, for its unit and direction."""
+        return next((run.numbers[metric] for run in self.runs if metric in run.numbers), None)
 
     def metrics(self) -> list[str]:
         return list(dict.fromkeys(name for run in self.runs for name in run.numbers))

@@ -168,9 +168,6 @@ def _analysis(what: str, runs: Sequence[RunResult], conditions: dict[str, str], 
     words = ["lap", "analyze", what, *(word for run in runs for word in ("--run", run.name))]
     for key, value in conditions.items():
         words += ["--data", value.split(" ")[0]] if key == "on" else [flags.get(key, f"--{key}"), value]
-    if number and number.count:
-        # Of images too, where all are the default: whether the analysis had a --limit is not recorded.
-        words += ["--limit", str(number.count)]
     if number and number.seed:
         words += ["--seed", str(number.seed)]
     return [*words, *_checkpoint(runs), *_runs_dir(runs[0].path.parent)]
@@ -179,7 +176,8 @@ def _analysis(what: str, runs: Sequence[RunResult], conditions: dict[str, str], 
 def figure_command(what: str, runs: Sequence[RunResult]) -> str:
     """Return the command that draws the figure of an analysis of these runs."""
     numbers = [number for run in runs for name, number in run.numbers.items() if name.startswith(f"{what}.")]
-    return shlex.join(_analysis(what, runs, {}, numbers[0] if numbers else None))
+    number = min(numbers, key=lambda number: len(number.conditions), default=None)
+    return shlex.join(_analysis(what, runs, dict(number.conditions) if number else {}, number))
 
 
 def drawing_command(runs: Sequence[RunResult]) -> str:

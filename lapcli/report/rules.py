@@ -118,10 +118,12 @@ def gain(metric: str, points: float, heads: int | None = None, exactly: bool = F
             return Judgement("not run", f"no {metric} of {heads} Laplacian heads")
         top = max(others, key=lambda k: others[k])
         chosen = float(heads) if heads is not None else top
-        is_best = not best or others[chosen] >= others[top]
+        is_best = not best or heads is None or all(others[chosen] > value for k, value in others.items() if k != chosen)
         gained = 100 * (others[chosen] - values[0])
         evidence = f"{chosen:g}L {gained:+.2f} points over the baseline{case.rate_in_words(grid, ' at ')}"
-        evidence += f" ({in_numbers(values, 100)})" + ("" if is_best else f"; the best is {top:g}L")
+        evidence += f" ({in_numbers(values, 100)})" + (
+            "" if is_best else f"; {top:g}L is as good" if others[top] == others[chosen] else f"; the best is {top:g}L"
+        )
         enough = gained > points if exactly else gained >= _SHARE * points
         rates = {rate: case.at(rate) for rate in case.drop_paths}
         unknown = [rate for rate, one in rates.items() if one is None or 0 not in case.means(one, metric)]
@@ -199,8 +201,9 @@ def best_rows(metric: str, best: Sequence[int], below: int | None = None) -> Jud
         absent = sorted(k for k in needed if k not in values)
         if absent or len(values) <= len(best) + 1:
             return Judgement("not run", f"no {metric} of " + ", ".join(f"{k}L" for k in absent or ["the others"]))
-        # Rows that tie share their place, as in the paper's own table.
-        hits = [k for k in best if sum(value > values[k] for value in values.values()) < len(best)]
+        # These rows may tie with each other, as in the paper's own table; with another row, they are not the best.
+        ahead = {k: sum(v > values[k] if o in best else v >= values[k] for o, v in values.items()) for k in best}
+        hits = [k for k in best if ahead[k] < len(best)]
         ranked = sorted(values, key=lambda k: values[k], reverse=True)[: len(best)]
         parts = [len(hits) == len(best)] + ([values[below] < values[0]] if below is not None else [])
         rate = case.rate_in_words(grid, " at ")
@@ -219,7 +222,7 @@ def comparable(metric: str, points: float, best: int) -> Judge:
             return _not_run(metric)
         others = {k: value for k, value in values.items() if k > 0}
         near = sum(100 * abs(value - values[0]) <= points for value in others.values())
-        is_best = best in others and others[best] >= max(values.values())
+        is_best = best in others and all(others[best] > value for k, value in values.items() if k != best)
         evidence = f"{near} of {len(others)} within {points:g} points of the baseline, "
         evidence += f"{best}L is {'' if is_best else 'not '}the best ({in_numbers(values, 100)})"
         parts = [2 * near > len(others), is_best]
@@ -235,7 +238,7 @@ def falls_by(metric: str, share: float) -> Judge:
         values, heads = case.means(case.grids[0], metric), case.grids[0].all_heads
         if 0 not in values or heads not in values:
             return Judgement("not run", f"{metric} of the baseline and of all {heads} heads Laplacian is needed")
-        fall = 1 - values[heads] / values[0]
+        fall = 1 - values[heads] / values[0] if values[0] else 0.0
         evidence = f"{values[0]:.1f} to {values[heads]:.1f}, {fall:.1%} less ({in_numbers(values, 1, 1)})"
         return judgement(fall >= _SHARE * share, fall > 0, evidence, case.absent(values))
 

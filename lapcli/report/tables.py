@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from lapcli.evaluation.benchmarks import BENCHMARKS, PAPER_TASKS
+from lapcli.report.collect import Number
 from lapcli.report.costs import PREFIX
 from lapcli.report.grouping import RowKey, RunGrid
 from lapcli.report.statistics import Paired, Summary, compare, summarise
@@ -90,9 +91,9 @@ class ScoreTable:
         return gaps
 
 
-#: Measures with a label, a unit or a direction of their own; the others are shown under their names.
-_PERCENT = ("top1", "top5", "linear", "knn", "ade20k", "arc", "mmlu", "gsm8k", "humaneval", "spelling", "hellaswag")
-_LOWER = ("loss", "bpb", "bits_per_byte", "perplexity")
+#: Our own scores and validations; those of other tasks have unit and direction in their results.
+_PERCENT = ("top1", "top5", "linear", "knn", "ade20k")
+_LOWER = ("loss", "bpb", "bits_per_byte")
 LABELS = {
     "top1": "top-1 (%)",
     "top5": "top-5 (%)",
@@ -112,7 +113,8 @@ _COSTS = {
 }
 
 
-def column_of(name: str) -> ScoreColumn:
+def column_of(name: str, number: Number | None = None) -> ScoreColumn:
+    """Return the column of a measure; `number`: one of its values, which knows the unit and the direction."""
     task, _, rest = name.partition(" [")
     short = task.removeprefix("validation_")
     if task.startswith(PREFIX):
@@ -132,6 +134,8 @@ def column_of(name: str) -> ScoreColumn:
     else:
         percent = short.startswith(_PERCENT)
         lower = any(word in short for word in _LOWER)
+        if number is not None and number.is_fraction is not None:
+            percent, lower = number.is_fraction, number.higher_is_better is False
         label = LABELS.get(task, task.replace("_", " ") + (" (%)" if percent else ""))
         if short != task and short in LABELS:
             label = f"validation {LABELS[short]}"
@@ -139,14 +143,14 @@ def column_of(name: str) -> ScoreColumn:
         name,
         label + (f" [{rest}" if rest else ""),
         percent,
-        "lower" if lower else "higher" if percent else None,
+        "lower" if lower else "higher" if percent or (number and number.higher_is_better) else None,
         4 if lower else 2,
     )
 
 
 def table_of(grid: RunGrid, metrics: Sequence[str], row_name: str, ddof: int, baseline: RowKey | None) -> ScoreTable:
     """Make the table of a grid: a row for each value, a column for each measure."""
-    columns = [column_of(metric) for metric in metrics]
+    columns = [column_of(metric, grid.number(metric)) for metric in metrics]
     rows = [
         ScoreRow(key.label, [cell_of(grid, key, metric, ddof, baseline) for metric in metrics], key == baseline)
         for key in grid.rows

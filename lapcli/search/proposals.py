@@ -10,8 +10,9 @@ from collections.abc import Sequence
 from random import Random
 from typing import TYPE_CHECKING, Any
 
+from lapcli.recipe import RecipeError
 from lapcli.runtime.errors import UsageError
-from lapcli.search.space import Params
+from lapcli.search.space import Params, Space
 from lapcli.search.trials import CONTROL, SearchSpec, Trial
 
 if TYPE_CHECKING:
@@ -20,7 +21,8 @@ if TYPE_CHECKING:
 
 _STARTUP = 5  # random proposals before TPE fits its model
 _FACTOR = 3  # successive halving promotes one in three trials of a rung
-_TRIES = 20  # duplicate proposals accepted from the sampler before one is drawn at random
+_TRIES = 20  # duplicate or invalid proposals accepted from the sampler before one is drawn at random
+_DRAWS = 1000  # from a space that cannot be listed, until one is valid
 
 
 def check_installed() -> None:
@@ -32,7 +34,7 @@ def check_installed() -> None:
 
 
 def propose(spec: SearchSpec, arm: str, trials: Sequence[Trial]) -> Params | None:
-    """Return the parameters of the arm's next trial, or None if every combination has been tried."""
+    """Return the parameters of the arm's next trial, or None if every valid combination has been tried."""
     space, number = spec.arm(arm), len(trials)
     known = [trial.params for trial in trials]
     every = space.every()
@@ -42,17 +44,27 @@ def propose(spec: SearchSpec, arm: str, trials: Sequence[Trial]) -> Params | Non
     seed = _seed(spec.seed, arm, number)
     # A new sampler for each proposal: the state of a lasting one would depend on when the search was restarted.
     study.sampler = _sampler(spec.sampler, seed)
-    if arm == CONTROL and number == 0:
-        # Whatever the sampler would propose: without a trial of plain attention the control could miss the baseline.
-        return {**study.ask(space.distributions()).params, **space.plain()}
+    # Whatever the sampler would propose: without a trial of plain attention the control could miss the baseline.
+    plain = space.plain() if arm == CONTROL and number == 0 else {}
     for _ in range(_TRIES):
-        params = dict(study.ask(space.distributions()).params)
-        if params not in known:
+        params = {**study.ask(space.distributions()).params, **plain}
+        if params not in known and _is_valid(space, params):
             return params
-    draw = Random(seed)
-    if every is not None:
-        return draw.choice([params for params in every if params not in known])
-    return params  # duplicates are next to impossible in a continuous or very large space
+    if every is None:
+        study.sampler = _sampler("random", seed)
+        drawn = (dict(study.ask(space.distributions()).params) for _ in range(_DRAWS))
+        return next((params for params in drawn if _is_valid(space, params)), None)
+    left = [params for params in every if params not in known]
+    return next((params for params in Random(seed).sample(left, len(left)) if _is_valid(space, params)), None)
+
+
+def _is_valid(space: Space, params: Params) -> bool:
+    """Return whether a recipe may have these values together; alone each of them was checked at the start."""
+    try:
+        space.load(params)
+    except RecipeError:
+        return False
+    return True
 
 
 def should_prune(spec: SearchSpec, arm: str, trials: Sequence[Trial], number: int) -> bool:

@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import IO
 
+from lapcli.runs import METRICS
 from lapcli.runtime.errors import ExitCode, Interrupted, LapError
 from lapcli.runtime.files import open_to_write
 from lapcli.runtime.signals import StopRequest, stop_on_signal
@@ -26,6 +27,7 @@ from lapcli.search.trials import (
     finished_value,
     known_trials,
     mark_pruned,
+    read_trial,
     read_trials,
 )
 from lapcli.sweep.grid import Cell
@@ -46,12 +48,13 @@ class SearchRunner:
         self.spec, self.runs_dir, self.tell, self.nproc, self.start = spec, runs_dir, tell, nproc, start
         self.failed: dict[str, str] = {}  # name to reason; kept in memory, so that the next start retries them
         self.waited_for: set[str] = set()
+        self._settled: dict[str, tuple[int, Trial]] = {}
 
     def run(self) -> SearchOutcome:
         """Return the outcome; on a signal, let the running trial save and raise Interrupted."""
         with stop_on_signal(lambda name: self.tell(f"{name}: the running trial finishes its step and saves")) as stop:
             self._search(stop)
-            trials = read_trials(self.spec, self.runs_dir)
+            trials = self._trials()
             outcome = SearchOutcome(trials, None, self._notes(trials))
             pair = arms_to_confirm(self.spec, trials)
             if pair is not None:
@@ -62,7 +65,7 @@ class SearchRunner:
     def _search(self, stop: StopRequest) -> None:
         while True:
             self._check(stop)
-            trials = read_trials(self.spec, self.runs_dir)
+            trials = self._trials()
             if self._resume_one(trials, stop):
                 continue
             arms = sorted((SEARCH, CONTROL), key=lambda arm: (len(trials[arm]), arm))
@@ -107,7 +110,7 @@ class SearchRunner:
             return True
         with lock:
             # Read again under the lock: the process that held it before may have created this trial.
-            known = read_trials(self.spec, self.runs_dir)[arm]
+            known = self._trials()[arm]
             if len(known) > number:
                 return True
             params = propose(self.spec, arm, known)
@@ -135,22 +138,29 @@ class SearchRunner:
                     return True
         return False
 
+    def _trials(self) -> dict[str, list[Trial]]:
+        return read_trials(self.spec, self.runs_dir, self._settled)
+
     def _trial(self, trial: Trial) -> Trial:
-        return read_trials(self.spec, self.runs_dir)[trial.arm][trial.number]
+        return read_trial(self.spec, self.runs_dir, trial.arm, trial.number)
 
     def _stops(self, trial: Trial) -> bool:
-        return should_prune(self.spec, trial.arm, read_trials(self.spec, self.runs_dir)[trial.arm], trial.number)
+        return should_prune(self.spec, trial.arm, self._trials()[trial.arm], trial.number)
 
     def _train_trial(self, trial: Trial, cell: Cell, lock: IO[str], stop: StopRequest) -> None:
         if trial.reports and self._stops(trial):  # a search was killed after it stopped the trial, before marking it
             mark_pruned(self.runs_dir, trial.name)
             return
         self.tell(f"{trial.name}: {'resuming' if trial.step else 'training'}  {in_words(trial)}")
-        seen, stops = len(trial.reports), False
+        seen, size, stops = len(trial.reports), -1, False
+        metrics = self.runs_dir / trial.name / METRICS
 
         def look() -> bool:
             """Return whether to stop the trial at a validation that is new since the last call."""
-            nonlocal seen, stops
+            nonlocal seen, size, stops
+            before, size = size, metrics.stat().st_size if metrics.is_file() else 0
+            if size == before:
+                return stops
             current = self._trial(trial)
             if len(current.reports) > seen:
                 seen = len(current.reports)

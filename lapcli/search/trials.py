@@ -124,19 +124,31 @@ def spec_from(
     return SearchSpec(space=read, metric=metric, higher_is_better=higher, **settings)
 
 
-def read_trials(spec: SearchSpec, runs_dir: Path) -> dict[str, list[Trial]]:
-    """Return the trials of both arms in order; raise UsageError if they belong to another search with this name."""
+def read_trials(
+    spec: SearchSpec, runs_dir: Path, settled: dict[str, tuple[int, Trial]] | None = None
+) -> dict[str, list[Trial]]:
+    """Return the trials of both arms in order; raise UsageError if they belong to another search with this name.
+
+    `settled` remembers trials that have ended: they are read again only if their `run.json` has changed.
+    """
+    settled = {} if settled is None else settled
     trials: dict[str, list[Trial]] = {SEARCH: [], CONTROL: []}
     for arm, known in trials.items():
         number = 0
         # Numbers have no gaps, since a trial is created only after all before it; a removed run hides those after it.
-        while (runs_dir / spec.trial_name(arm, number) / INFO).is_file():
-            known.append(_read(spec, runs_dir, arm, number))
+        while (info := runs_dir / spec.trial_name(arm, number) / INFO).is_file():
+            written, trial = settled.get(info.parent.name, (0, None))
+            changed = info.stat().st_mtime_ns
+            if trial is None or written != changed:
+                trial = read_trial(spec, runs_dir, arm, number)
+                if trial.is_settled:
+                    settled[trial.name] = changed, trial
+            known.append(trial)
             number += 1
     return trials
 
 
-def _read(spec: SearchSpec, runs_dir: Path, arm: str, number: int) -> Trial:
+def read_trial(spec: SearchSpec, runs_dir: Path, arm: str, number: int) -> Trial:
     path = runs_dir / spec.trial_name(arm, number)
     record = read_json(path / RECORD, RUN_AGAIN) if (path / RECORD).is_file() else None
     if record is None:

@@ -20,7 +20,7 @@ class CellCost:
     steps: int | None  # None: a number of epochs over data that was not read
     flops: float | None
     flops_left: float | None
-    hours: float | None  # if the device's peak is known
+    hours: float | None  # that are left, if the device's peak is known
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ class SweepCost:
 
     @property
     def hours(self) -> float | None:
-        """The hours of all cells, one after the other; None if those of one are not known."""
+        """The hours that are left, cells one after the other; None if those of one are not known."""
         known = [cost.hours for cost in self.cells if cost.hours is not None]
         return sum(known) if len(known) == len(self.cells) else None
 
@@ -55,7 +55,9 @@ class SweepCost:
         rows.append(("in all", "", "", _number(flops), _number(flops_left), *total))
         left = sum(cost.state != "finished" for cost in self.cells)
         text = f"{len(self.cells)} cells, {left} to do" + (f"; {unknown} of unknown cost" if unknown else "")
-        return "\n".join([*fitted(rows), "", text, *((f"hours on {self.devices}, estimated",) if timed else ())])
+        return "\n".join(
+            [*fitted(rows), "", text, *((f"hours that are left, on {self.devices}, estimated",) if timed else ())]
+        )
 
     def to_json(self) -> str:
         cells = [asdict(cost) for cost in self.cells]
@@ -89,7 +91,8 @@ def _cost(cell: Cell, waits: bool, runs_dir: Path, plan: TrainingPlan) -> CellCo
     if training.is_trained and commands_left(cell, runs_dir):
         state = "trained"
     share = 0.0 if training.is_trained else 1 - training.step / steps if steps else 1.0
-    return CellCost(cell.name, state, steps, flops, None if flops is None else flops * share, plan.hours)
+    flops_left, hours = (None if value is None else value * share for value in (flops, plan.hours))
+    return CellCost(cell.name, state, steps, flops, flops_left, hours)
 
 
 def _shape(cell: Cell) -> str:

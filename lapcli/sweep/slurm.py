@@ -11,13 +11,17 @@ from lapcli.sweep.state import WORK
 _SECONDS_TO_SAVE = 300
 
 
-def array_script(cells: Sequence[Cell], arguments: Sequence[str], runs_dir: Path, jobs: int | None) -> str:
-    """Return the script. `arguments` are those of `lap sweep` for all cells; `jobs`: tasks at a time."""
+def array_script(
+    cells: Sequence[Cell], arguments: Sequence[str], runs_dir: Path, jobs: int | None, gpus: int = 1
+) -> str:
+    """Return the script. `arguments` are those of `lap sweep` for all cells; `jobs`: tasks at a time; `gpus`: of each
+    task."""
     title = shlex.quote(cells[0].name)
     at_once = f"%{jobs}" if jobs else ""
     width = len(str(len(cells) - 1))
     listed = "\n".join(f"  {shlex.quote(cell.name)}  # {number:>{width}}" for number, cell in enumerate(cells))
-    gpus = "" if all(cell.loaded.train.device == "cpu" for cell in cells) else "#SBATCH --gpus-per-node=1\n"
+    uses_gpus = any(cell.loaded.train.device != "cpu" for cell in cells)
+    asked = f"#SBATCH --gpus-per-node={gpus}\n" if uses_gpus else ""
     logs = (runs_dir / WORK).absolute()
     command = " ".join(map(shlex.quote, [sys.executable, "-m", "lapcli", "sweep", *arguments]))
     # --signal=B: the batch shell gets TERM, and its trap passes it on; without B only job steps do, and there are none.
@@ -28,7 +32,7 @@ def array_script(cells: Sequence[Cell], arguments: Sequence[str], runs_dir: Path
 #SBATCH --job-name={title}
 #SBATCH --array=0-{len(cells) - 1}{at_once}
 #SBATCH --nodes=1
-{gpus}#SBATCH --cpus-per-task=8
+{asked}#SBATCH --cpus-per-task=8
 #SBATCH --time=24:00:00
 #SBATCH --requeue
 #SBATCH --open-mode=append

@@ -217,8 +217,8 @@ def _items(run: Run) -> Iterator[_Item]:
         name = f"eval/{file.name}"
         # Defaults, because a closure would see the values of the last file by the time it is called.
         yield _Item(name, _sha256(read_bytes(file)), lambda session, at=at, scores=scores: session.scores(at, scores))  # type: ignore[misc]
-    for file in sorted((run.path / "analysis").glob("*.png")):
-        name = f"analysis/{file.stem}"
+    for file in sorted((run.path / "analysis").rglob("*.png")):
+        name = str(file.relative_to(run.path).with_suffix(""))
         yield _Item(
             name,
             _sha256(read_bytes(file)),

@@ -23,6 +23,7 @@ from lapcli.analysis.measurement import CLASSES, Settings
 from lapcli.analysis.measurements import MEASUREMENTS, measurements_for
 from lapcli.analysis.selection import Selection, find_runs
 from lapcli.kinds import KINDS
+from lapcli.report.collect import collect
 
 
 @pytest.fixture(scope="module")
@@ -138,7 +139,25 @@ def test_a_run_keeps_its_own_and_the_newest_is_the_default(runs, capsys):
     out = analyzed(capsys, runs, "cossim", "--limit", "10")
     assert "dino_2L" in out
     assert str(runs / "dino_2L" / "analysis") in out
-    check_files(runs / "dino_2L" / "analysis", "cossim")
+    check_files(runs / "dino_2L" / "analysis" / "limit-10", "cossim")
+
+
+@pytest.mark.parametrize(
+    "options",
+    [["--limit", "7"], ["--split", "train"], ["--tokens", "class"], ["--layer", "0"]],
+)
+def test_another_way_to_measure_keeps_the_usual_measurement(options, runs, capsys):
+    """And a report reads both, each as what it is."""
+    analyzed(capsys, runs, "spectrum", "--run", "vit_0L", "--format", "png")
+    usual = runs / "vit_0L" / "analysis" / "spectrum.json"
+    before = usual.read_bytes()
+    (whole,) = collect(["vit_0L"], runs).runs
+    analyzed(capsys, runs, "spectrum", "--run", "vit_0L", "--format", "png", *options)
+    assert usual.read_bytes() == before
+    (both,) = collect(["vit_0L"], runs).runs
+    assert both.numbers.items() > whole.numbers.items()
+    assert both.figures["spectrum"] == usual.with_suffix(".png")
+    shutil.rmtree(usual.parent)
 
 
 def chosen(selection):
@@ -148,7 +167,7 @@ def chosen(selection):
 def test_a_set_of_runs_has_a_folder_of_its_names(runs, capsys):
     """So that one comparison does not replace another."""
     analyzed(capsys, runs, "cossim", "--run", "vit_0L", "--run", "vit_2L", "--limit", "10")
-    check_files(runs / "analysis" / "vit_0L+vit_2L", "cossim")
+    check_files(runs / "analysis" / "vit_0L+vit_2L" / "limit-10", "cossim")
     models = chosen(Selection(runs, ["vit_4L", "vit_0L"]))
     assert results_folder(models, runs) == runs / "analysis" / "vit_0L+vit_4L"
     many = [dataclasses.replace(models[0], name=f"a_rather_long_name/{n}", path=Path(str(n))) for n in range(9)]

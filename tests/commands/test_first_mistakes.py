@@ -136,7 +136,6 @@ MISTAKES = {
     "report --paper table4": "'table4' is not one of 'table1'",
     "report --baseline 7": "the rows are 2",
     "report --effects seed": "--effects needs --columns, and is a table: --format table, markdown or latex",
-    "report --at space": "'space' is not one of 'steps', 'time'.",
     "report --format docx": "'docx' is not one of 'table'",
     "report --out nodir/r.html --format html": "make it first",
     "runs delete tiny": "rm",

@@ -11,9 +11,9 @@ from safetensors.torch import load_file
 from support import run_main
 
 from lapcli.export import export as exporting
-from lapcli.export.export import export_run
-from lapcli.export.verification import missing_library
-from lapcli.export.weights import WEIGHTS
+from lapcli.export.export import export_run, plan_of
+from lapcli.export.verification import missing_library, verify
+from lapcli.export.weights import WEIGHTS, ExportedModel
 from lapcli.kinds.opening import find_checkpoint, open_run
 from lapcli.runtime.errors import DataError, UsageError
 from lapcli.runtime.files import read_json
@@ -52,6 +52,34 @@ def test_safetensors_are_the_runs_tensors(tmp_path):
     config = json.loads((written.folder / "config.json").read_text())
     assert (config["laplacian_heads"], config["heads"]) == ([0, 2], 4)
     assert (written.folder / "tokenizer.json").exists()
+
+
+SEVEN = [
+    {"laplacian": 1, "gate": 1, "centered": 1, "exclusive": 1},
+    {"mix": {"heads": 1, "learn": ["alpha"]}, "neutreno": 1, "laplacian": 1, "value-only": 1},
+]
+
+
+def _other_operator(config):
+    config["model"]["operators"][0] = {"laplacian": 1, "gate": 1, "exclusive": 1, "centered": 1}
+
+
+def _other_constant(config):
+    config["model"]["operators"][1]["mix"]["learn"] = ["beta"]
+
+
+@pytest.mark.parametrize("change", [_other_operator, _other_constant])
+def test_a_plan_of_operators_is_not_verified_as_another(change, tmp_path):
+    """Both have as many Laplacian heads in each layer."""
+    run = gpt_run(tmp_path, laplacian_heads=0, operators=SEVEN)
+    written = export_run(run, "safetensors")
+    assert written.record["verified"] is True
+    weights = find_checkpoint(run, "last")
+    exported = ExportedModel(open_run(run, weights, torch.device("cpu"), float32=True), plan_of(run), "float32")
+    config = json.loads((written.folder / "config.json").read_text())
+    change(config)
+    (written.folder / "config.json").write_text(json.dumps(config))
+    assert [check.name for check in verify("safetensors", exported, written.folder) if not check.holds] == ["head plan"]
 
 
 @pytest.mark.parametrize("make", [gpt_run, vit_run, dino_run])

@@ -1,10 +1,12 @@
 """Exported GPTs in transformers: the same logits, the same greedy text with every cache, the same tokens."""
 
 import json
+import re
 
 import pytest
 import torch
 from export_support import gpt_run
+from support import ROOT
 
 from lapcli.data.chat.conversation import conversation, render, render_prompt
 from lapcli.export.export import export_run
@@ -56,6 +58,21 @@ def test_greedy_text_with_every_cache_and_padding(pair):
             stop = next((n + 1 for n, token in enumerate(expected) if token in ends), 12)
             assert row[:stop] == expected[:stop]
             assert set(row[stop:]) <= {pad}
+
+
+@pytest.mark.parametrize("source", ["card", "docs"])
+def test_the_documented_lines_ask_nobody(pair, source, monkeypatch):
+    """transformers asks before it runs a folder's code, unless it was told that it may; the tokenizer has no code."""
+    _, tokenizer, _, folder = pair
+    text = (folder / "README.md" if source == "card" else ROOT / "docs" / "weights.md").read_text()
+    (block,) = re.findall(r"^```\w*\n(from transformers import Auto.*?)^```", text, re.MULTILINE | re.DOTALL)
+    lines = [line for line in block.splitlines() if line.startswith(("from ", "model =", "tokenizer ="))]
+    monkeypatch.setattr("builtins.input", lambda *_: pytest.fail("it asks whether to run the folder's code"))
+    monkeypatch.chdir(folder.parent)
+    names = {"folder": str(folder)}
+    exec("\n".join(lines).replace("FOLDER", str(folder)), names)
+    assert names["tokenizer"]("a").input_ids == [tokenizer.bos, *tokenizer.encode("a")]
+    assert names["tokenizer"].chat_template
 
 
 def test_fine_tuning_sees_the_same_loss(pair):

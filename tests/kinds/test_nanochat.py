@@ -10,6 +10,7 @@ import rustbpe
 import tiktoken
 import torch
 import torch.nn.functional as F
+from harness_support import evaluated, make_run, write_benchmarks
 from safetensors.torch import load_file
 from support import lap, run_main, tiny_chat_recipe, tiny_recipe, train_here, write_text
 
@@ -300,6 +301,31 @@ def test_what_is_missing_or_does_not_fit_is_named(tmp_path, encoding):
     torch.save({"transformer.wte.weight": state["embed.weight"]}, place / "model_000007.pt")
     with pytest.raises(DataError, match="is missing from it"):
         import_checkpoint(place, tmp_path / "runs", "x")
+
+
+def test_an_imported_chat_model_is_asked_in_the_words_that_it_was_fine_tuned_with(tmp_path, encoding):
+    """nanochat's words, not those of `lap sft`; the run records which."""
+    chat, _ = write_checkpoint(tmp_path, encoding, "chatsft_checkpoints", step=9)
+    imported, _ = import_checkpoint(chat, tmp_path / "runs", "chat")
+    base, _ = import_checkpoint(write_checkpoint(tmp_path, encoding)[0], tmp_path / "runs", "base")
+    assert (imported.info.get("prompt_form"), base.info.get("prompt_form")) == ("nanochat", None)
+    data = write_benchmarks(tmp_path / "data")
+    out = tmp_path / "samples.jsonl"
+    for run, words in (
+        (imported, ("Multiple Choice question: {}", "Respond only with the letter of the correct answer.")),
+        (make_run(tmp_path / "own"), ("Multiple choice: {}", "Answer with the letter of the right choice alone.")),
+    ):
+        result = evaluated(run, "arc_easy,mmlu", data, samples_out=out, limit=2)
+        lines = [json.loads(line) for line in out.read_text().splitlines()]
+        assert {line["task"] for line in lines} == {"arc_easy", "mmlu"}
+        for line in lines:
+            asked = line["prompt"].partition("<|user_start|>")[2].partition("<|user_end|>")[0].split("\n")
+            assert asked[0].startswith(words[0].format(""))
+            assert asked[1:] == [*(f"- {text}" for text in (row[2:] for row in asked[1:-2])), "", words[1]]
+            assert [row[-1] for row in asked[1:-2]] == line["choices"]
+            assert all(row[-2] == "=" for row in asked[1:-2])
+        form = run.info.get("prompt_form", "lap")
+        assert {score["details"]["prompt_form"] for score in result["tasks"].values()} == {form}
 
 
 def test_commands_take_an_imported_run(tmp_path, encoding, shared_cache):

@@ -1,6 +1,8 @@
 """The paper's claims, judged on run directories that hold the paper's own numbers, all of them or a part."""
 
+from collections import Counter
 from copy import deepcopy
+from random import Random
 
 import pytest
 from report_support import write_analysis, write_chat_run, write_run
@@ -9,6 +11,8 @@ from lapcli.report.claims import claims, judge_all, judge_claim
 from lapcli.report.collect import collect
 from lapcli.report.paper import data_set_of, recipe_differences
 from lapcli.report.paper_tables import paper_tables
+
+NULL_DRAWS = 200
 
 
 def judged(key, runs):
@@ -217,12 +221,50 @@ def test_one_number_changes_a_verdict(collected, key, task, heads, value):
     assert judged(key, [*others, *runs]).status in ("partly", "not")
 
 
-def test_ties_share_a_place(collected):
-    """As 3L and 5L do in the paper's own table."""
+def test_a_tie_is_not_the_best(collected):
     runs = deepcopy([run for run in collected if run.objective == "self_supervised"])
     by_heads = {heads_of(run): run for run in runs}
     by_heads[1].numbers["ade20k"] = by_heads[5].numbers["ade20k"]
-    assert judged("dino-miou", runs).status == "reproduced"
+    assert judged("dino-miou", runs).status == "partly"
+
+
+@pytest.mark.parametrize("value", [0.0, 0.4])
+def test_equal_rows_reproduce_no_claim(collected, value):
+    """Every number the same for every model: nothing is the best, above the baseline or rising."""
+    runs = deepcopy(collected)
+    for run in runs:
+        for name, number in run.numbers.items():
+            run.numbers[name] = type(number)(value)
+        run.by_layer = {name: dict.fromkeys(layers, value) for name, layers in run.by_layer.items()}
+        run.series = {name: [max(value, 1e-3)] * len(values) for name, values in run.series.items()}
+    assert [verdict.claim.key for verdict in judge_all(runs) if verdict.status == "reproduced"] == []
+
+
+def null_draw(runs, draw):
+    """Every model has the baseline's mean; seeds deviate as the paper's do, measurements without a deviation by 1%."""
+    spread = {"humaneval": 0.02, "gsm8k": 0.005, "arc_easy": 0.02, "arc_challenge": 0.02, "mmlu": 0.01}
+    level: dict[str, float] = {}
+    for run in runs:
+        for name, number in run.numbers.items():
+            mean = level.setdefault(f"{run.objective} {name}", number.value)
+            deviation = spread.get(name, 0.003 if name in ("top1", "linear", "ade20k") else 0.01 * abs(mean))
+            run.numbers[name] = type(number)(draw.gauss(mean, deviation))
+        for layers in run.by_layer.values():
+            for layer in layers:
+                layers[layer] = draw.gauss(1.0, 0.01)
+        for name, values in run.series.items():
+            run.series[name] = [100 / (rank + 1) * draw.gauss(1.0, 0.01) for rank in range(len(values))]
+
+
+@pytest.mark.slow
+@pytest.mark.xfail(strict=True, reason="rules compare means without their noise; claims are to need intervals")
+def test_noise_alone_reproduces_a_claim_in_at_most_one_of_twenty_draws(collected):
+    runs, draw = deepcopy(collected), Random(0)
+    reproduced = Counter()
+    for _ in range(NULL_DRAWS):
+        null_draw(runs, draw)
+        reproduced.update(verdict.claim.key for verdict in judge_all(runs) if verdict.status == "reproduced")
+        assert {key: count for key, count in reproduced.items() if count > 0.05 * NULL_DRAWS} == {}
 
 
 def test_a_second_measurement_of_fewer_layers_is_not_mixed_in(tmp_path):

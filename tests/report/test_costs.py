@@ -1,6 +1,7 @@
-"""What operators cost beside what they score, and scores at equal measured time, on runs with known times."""
+"""What operators cost beside what they score, on runs with known times."""
 
 import json
+import statistics
 
 import pytest
 from report_support import write_run
@@ -76,54 +77,6 @@ def test_without_operators_costs_are_shown_when_asked_for(capsys, tmp_path):
     assert "cost.peak_memory" not in rows["2"]  # a run of version 0.1 does not say
 
 
-def test_at_equal_time_a_faster_run_is_read_where_the_shortest_ended(capsys, tmp_path):
-    """Steps of 1 s and of 2 s: the first ends after 4 s, when the second has done 2 of its 4 steps."""
-    for seed in (0, 1):
-        write_timed(tmp_path, f"plain-{seed}", 1.0, seed)
-        write_timed(tmp_path, f"slow-{seed}", 2.0, seed, operators="shaped")
-    columns = ("--columns", "validation_top1,validation_loss")
-    rows, _ = told(capsys, tmp_path, *columns)
-    assert rows["0"] == rows["2 shaped"] == {"validation_top1": pytest.approx(90), "validation_loss": pytest.approx(1)}
-    rows, err = told(capsys, tmp_path, *columns, "--at", "time")
-    assert rows["0"] == {"validation_top1": pytest.approx(90), "validation_loss": pytest.approx(1)}
-    assert rows["2 shaped"] == {"validation_top1": pytest.approx(50), "validation_loss": pytest.approx(1.5)}
-    assert "scores at 4.0 s of training steps" in " ".join(err.split())
-    # Between two validations on a straight line: a third run of 3 s a step has done 4/3 steps by then.
-    write_timed(tmp_path, "slower", 3.0, 0, operators="gate")
-    rows, _ = told(capsys, tmp_path, *columns, "--at", "time")
-    assert rows["1 gate"]["validation_top1"] == pytest.approx(100 * (0.1 + 0.2 * 4 / 3))
-
-
-@pytest.mark.parametrize("other", [{"device": "1 x NVIDIA L40"}, {"host": "there"}, {"threads": 2}])
-def test_times_of_two_devices_are_not_compared(capsys, tmp_path, other):
-    write_timed(tmp_path, "one", 1.0)
-    write_timed(tmp_path, "two", 1.0, operators="shaped", **other)
-    code, _, err = run_main(capsys, "report", "--runs-dir", str(tmp_path), "--at", "time")
-    assert code == 2
-    assert "--at time compares runs of one device" in err
-    assert "--at steps" in err
-    assert run_main(capsys, "report", "--runs-dir", str(tmp_path), "--at", "steps")[0] == 0
-
-
-def test_what_was_measured_on_the_last_weights_alone_is_a_gap_at_another_time(capsys, tmp_path):
-    write_timed(tmp_path, "one", 1.0)
-    path = write_timed(tmp_path, "two", 2.0, operators="shaped")
-    (path / "analysis").mkdir()
-    layers = [{"layer": 3, "snr": 0.5}]
-    weights = json.loads((path / "run.json").read_text())["weights_sha256"]
-    entry = {
-        "name": "two",
-        "weights": "trained",
-        "weights_sha256": weights,
-        "layers": layers,
-        "laplacian_heads": [0] * 4,
-    }
-    (path / "analysis" / "snr.json").write_text(json.dumps({"what": "snr", "runs": [entry], "settings": {}}))
-    assert told(capsys, tmp_path, "--columns", "snr")[0]["2 shaped"]["snr.snr"] == 0.5
-    code, _, err = run_main(capsys, "report", "--runs-dir", str(tmp_path), "--columns", "snr", "--at", "time")
-    assert (code, "no run has a number 'snr'" in err) == (2, True), err
-
-
 def test_a_run_keeps_what_it_took(tmp_path, shared_cache, monkeypatch):
     monkeypatch.setenv("LAP_CACHE", str(shared_cache))
     run = train_here(tiny_recipe(write_text(tmp_path / "text.txt"), train={"steps": 2}), tmp_path)
@@ -142,6 +95,23 @@ def test_rows_of_other_operators_stand_beside_the_numbers_of_laplacian_heads(tmp
     assert chart.x_ticks == [0, 2, 5, 6]
     assert sorted(chart.x_names.items()) == [(5, "2 shaped"), (6, "4 mix (learn alpha)")]
     assert [x for line in chart.lines for x, _ in line.points] == [0, 2]
+
+
+def test_every_mean_over_seeds_is_drawn_with_its_deviation(tmp_path):
+    """The baseline too, where it is the only row without other operators and has no band beside it."""
+    for heads, scores in (("none", (0.70, 0.80)), ("shaped", (0.75, 0.85))):
+        for seed, score in enumerate(scores):
+            operators, _ = OPERATORS[heads]
+            change = [f"model.operators={json.dumps(operators)}"]
+            write_run(tmp_path, f"{heads}-{seed}", seed=seed, change=change, scores={"top1": score})
+    charts = draw_all(report_on([], tmp_path).grids)
+    chart = next(chart for chart in charts if chart.name.endswith("-by-heads"))
+    _, axes = chart._draw((4.0, 3.0), legend=True)
+    bars = [segment for drawn in axes.collections for segment in getattr(drawn, "get_segments", list)()]
+    spans = {float(bar[0][0]): (float(bar[:, 1].min()), float(bar[:, 1].max())) for bar in bars}
+    deviation = 100 * statistics.stdev((0.70, 0.80))
+    assert spans[0.0] == pytest.approx((75 - deviation, 75 + deviation))
+    assert spans[chart.x_ticks[1]] == pytest.approx((80 - deviation, 80 + deviation))
 
 
 def test_runs_with_another_order_of_operators_are_not_averaged(capsys, tmp_path):

@@ -217,7 +217,7 @@ def test_every_training_is_told_as_a_command_that_gives_its_recipe(written):
         assert recipe_to_yaml(loaded) == (runs / name / "recipe.yaml").read_text()
     where = shlex.join(["--runs-dir", str(runs)])
     assert f"lap eval --run digits_0L_0.0_0 --tasks top1 {where}" in told
-    assert f"lap analyze anova --run digits_2L_0.0_1 --limit 64 {where}" in told
+    assert f"lap analyze anova --run digits_2L_0.0_1 {where}" in told
 
 
 #: Every table, figure and drawing that is laid out with no size, or that the page cannot be scrolled to.

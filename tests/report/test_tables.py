@@ -315,6 +315,18 @@ def test_analyses_are_columns(capsys, runs):
     assert {cell["mark"] for cell in cells} == {None}  # neither more nor fewer is better
 
 
+def test_analyses_of_different_limits_are_not_averaged(capsys, runs):
+    for name, value, limit in (("digits_0L_0", 30.0, None), ("digits_0L_1", 10.0, 4)):
+        found = {name: (0, 4, [{"layer": 3, "k_0.99": value}])}
+        write_analysis(runs / name / "analysis", "spectrum", found, settings={"limit": limit})
+    (table,) = told(capsys, runs, "--columns", "k_0.99")
+    cells = {name: cell for name, cell in table["rows"][0]["cells"].items() if cell["mean"] is not None}
+    assert {name: (cell["mean"], cell["n"]) for name, cell in cells.items()} == {
+        "spectrum.k_0.99": (30.0, 1),
+        "spectrum.k_0.99 [limit 4]": (10.0, 1),
+    }
+
+
 def test_an_analysis_of_other_weights_is_left_out(capsys, runs):
     write_analysis(runs / "analysis", "spectrum", {"digits_0L_0": (0, 4, [{"layer": 3, "k_0.99": 20.0}])})
     path = runs / "analysis" / "spectrum.json"

@@ -201,6 +201,29 @@ def test_the_dry_run_for_the_papers_machine(tmp_path, capsys):
     assert told["devices"] == f"4 x L40 at {plan.share_of_peak:.0%} of the peak"
 
 
+def test_what_is_left_of_a_sweep_leaves_out_finished_cells(folder, capsys):
+    import json
+
+    runs = folder / "runs"
+    words = ["tiny.yaml", "--over", "seed=0,1", "--runs-dir", str(runs), "--gpu", "l40", "--dry-run", "--json"]
+    code, out, err = run_main(capsys, "sweep", *words)
+    assert code == 0, err
+    before = json.loads(out)
+    assert before["hours"] == pytest.approx(2 * before["cells"][0]["hours"])
+    train_cells(sweep_from_options(folder / "tiny.yaml", {"seed": [0]}, [], []).grids[0].cells(), runs)
+    _, out, _ = run_main(capsys, "sweep", *words)
+    after = json.loads(out)
+    assert [cell["hours"] for cell in after["cells"]] == [0, before["cells"][0]["hours"]]
+    assert after["hours"] == pytest.approx(before["hours"] / 2)
+
+
+@pytest.mark.parametrize(("nproc", "gpus"), [([], 1), (["--nproc", "4"], 4)])
+def test_a_slurm_script_asks_for_a_gpu_for_each_process(folder, capsys, nproc, gpus):
+    code, out, err = run_main(capsys, "sweep", "tiny.yaml", "--over", "seed=0,1", *nproc, "--slurm")
+    assert code == 0, err
+    assert f"#SBATCH --gpus-per-node={gpus}\n" in out
+
+
 SEARCH = """\
 cells:
   - recipe: tiny.yaml

@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Any
 
-from lapcli.data.chat.formats import multiple_choice_question, read_choices
+from lapcli.data.chat.formats import read_choices
 from lapcli.evaluation.benchmarks.benchmark import (
     Benchmark,
     BenchmarkFiles,
@@ -11,7 +11,9 @@ from lapcli.evaluation.benchmarks.benchmark import (
     Document,
     Documents,
     PreparedTask,
+    choices_prompt,
     letters_definition,
+    prompt_form,
 )
 
 
@@ -40,21 +42,20 @@ class Arc(Benchmark):
         question, texts, labels, answer = read_choices(row)
         return {"question": question, "choices": {"text": texts, "label": labels}, "answerKey": answer}
 
-    def definition(self, documents: Documents) -> dict[str, Any]:
-        return letters_definition(self.name, documents, _question, labels_of, _right_label)
+    def definition(self, documents: Documents, form: str = "lap") -> dict[str, Any]:
+        def question(document: Document) -> str:
+            return choices_prompt(form, document["question"], document["choices"]["text"], labels_of(document))
+
+        return letters_definition(self.name, documents, question, labels_of, _right_label)
 
     def paper_task(self, request: BenchmarkRequest) -> PreparedTask:
         documents = self.documents("test", request.data)
-        return self.own_task(self.definition(documents), documents)
+        return self.own_task(self.definition(documents, prompt_form(request.run)), documents)
 
 
 def labels_of(document: Document) -> list[str]:
     """Return the labels of the row itself: some questions have 1 to 4 instead of letters."""
     return list(document["choices"]["label"])
-
-
-def _question(document: Document) -> str:
-    return multiple_choice_question(document["question"], document["choices"]["text"], labels_of(document))
 
 
 def _right_label(document: Document) -> int:

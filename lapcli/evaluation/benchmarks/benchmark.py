@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from lapcli.data.chat.conversation import Malformed
+from lapcli.data.chat.formats import multiple_choice_question
 from lapcli.data.file_formats import read_rows
 from lapcli.data.source_files import cached_hub_files, hub_files, unreachable
 from lapcli.kinds.kind import CHAT, LANGUAGE
@@ -148,7 +149,7 @@ SAMPLING = ("samples", "temperature", "top_k", "max_new_tokens")
 
 # Versions of prompts and scoring, which journals and scores record.
 LETTERS_VERSION = 1
-GENERATED_VERSION = 2  # since 2, more ways to write a number or a program are read, and the calculator knows //
+GENERATED_VERSION = 3  # since 3, numbers and programs are read as nanochat reads them; since 2, the calculator knows //
 
 
 @dataclass(frozen=True)
@@ -284,6 +285,20 @@ def task_definition(name: str, documents: Documents, version: int) -> dict[str, 
         "num_fewshot": 0,
         "metadata": {"version": version},
     }
+
+
+def prompt_form(run: Run) -> str:
+    """Return whose words a chat run was fine-tuned with: nanochat's, if it was imported from there, or ours."""
+    return str(run.info.get("prompt_form", "lap"))
+
+
+def choices_prompt(form: str, question: str, choices: Sequence[str], labels: Sequence[str]) -> str:
+    """Word a multiple-choice question as in fine-tuning."""
+    if form != "nanochat":
+        return multiple_choice_question(question, choices, labels)
+    lines = [f"- {choice}={label}" for choice, label in zip(choices, labels, strict=True)]
+    instruction = "Respond only with the letter of the correct answer."
+    return "\n".join([f"Multiple Choice question: {question}", *lines, "", instruction])
 
 
 def letters_definition(

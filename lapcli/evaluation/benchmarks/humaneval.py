@@ -1,7 +1,7 @@
 """HumanEval: Python functions, scored by running the data set's tests in a sandbox (Chen et al., 2021)."""
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,15 +26,8 @@ from lapcli.sandbox import Candidate, Mode, choose_mode, run_all
 VERDICTS = 2  # version of the sandbox's judgement; journalled verdicts of another version are not reused
 ProgramOf = Callable[[Document, str], str]
 
-_PYTHON = {"", "python", "python3", "py"}  # languages of a block
-_TRIPLE = r'"""(?:\\.|[^\\])*?"""|' + r"'''(?:\\.|[^\\])*?'''"
-# Where a block may open: not in a docstring or a comment of a program without fences, nor ```within``` a line.
-_OPENING = re.compile(
-    _TRIPLE + r"|^[ \t]*#[^\n]*|`{3,}[^`\n]+`{3,}|(?P<fence>`{3,})(?P<info>[^`\n]*)\n", re.DOTALL | re.MULTILINE
-)
-# Where it may close: not in a string or a comment of its program.
-_CLOSING = re.compile(_TRIPLE + r'|"(?:\\.|[^"\\\n])*"|' + r"'(?:\\.|[^'\\\n])*'|#[^\n]*|(?P<fence>`{3,})", re.DOTALL)
-_FENCE_LINE = re.compile(r"^[ \t]*`{3,}[^`\n]*$", re.MULTILINE)
+# As nanochat: a block without a language or of `python`, whose fences end a line and begin one.
+_BLOCK = re.compile(r"```(?:python)?\s*\n(.*?)\n```", re.DOTALL)
 
 
 class HumanEval(Benchmark):
@@ -112,44 +105,10 @@ def _continued_program(document: Document, answer: str) -> str:
 def python_program(prompt: str, answer: str) -> str:
     """Extract the program from an answer: its first fenced block, else all of it, after the prompt's imports.
 
-    The head of the function is not put before it: the model answers with the whole function. Empty blocks are skipped,
-    and so are blocks of other languages if there is one of Python.
+    The head of the function is not put before it: the model answers with the whole function.
     """
-    answer = answer.replace("\r\n", "\n")
-    fenced = list(_blocks(answer))
-    blocks = [block for block in fenced if block[1].strip()]
-    if blocks:
-        code = next((code for language, code in blocks if language in _PYTHON), blocks[0][1])
-    else:
-        code = _FENCE_LINE.sub("", answer) if fenced else answer
-    return "\n".join([*_imports(prompt), "", _unindented(code)])
-
-
-def _blocks(answer: str) -> Iterator[tuple[str, str]]:
-    """Yield language and content of the fenced blocks; the last one may lack its closing fence."""
-    place = 0
-    while opening := next((m for m in _OPENING.finditer(answer, place) if m["fence"] and _opens(m)), None):
-        fences = (m for m in _CLOSING.finditer(answer, opening.end()) if len(m["fence"] or "") >= len(opening["fence"]))
-        closing = next(fences, None)
-        end, place = closing.span() if closing else (len(answer), len(answer))
-        yield opening["info"].strip().partition(" ")[0].lower(), answer[opening.end() : end]
-
-
-def _opens(fence: re.Match[str]) -> bool:
-    """Return whether a fence opens a block: at the beginning of a line with any language, elsewhere only with Python's
-    or none."""
-    before = fence.string[: fence.start()].rpartition("\n")[2]
-    return not before.strip() or fence["info"].strip().lower() in _PYTHON
-
-
-def _unindented(code: str) -> str:
-    """Remove the indentation of the first line from all lines: a block within a list is indented as a whole."""
-    code = code.strip("\n")
-    indent = code[: len(code) - len(code.lstrip(" \t"))]
-    lines = code.split("\n")
-    if all(line.startswith(indent) for line in lines if line.strip()):
-        code = "\n".join(line.removeprefix(indent) for line in lines)
-    return code.strip()
+    block = _BLOCK.search(answer)
+    return "\n".join([*_imports(prompt), "", (block[1] if block else answer).strip()])
 
 
 def _imports(prompt: str) -> list[str]:

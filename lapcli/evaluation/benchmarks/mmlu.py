@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from lapcli.data.chat.formats import multiple_choice_question, read_choices
+from lapcli.data.chat.formats import read_choices
 from lapcli.evaluation.benchmarks.benchmark import (
     Benchmark,
     BenchmarkFiles,
@@ -12,9 +12,11 @@ from lapcli.evaluation.benchmarks.benchmark import (
     Document,
     Documents,
     PreparedTask,
+    choices_prompt,
     files_of,
     letters_definition,
     plain_names,
+    prompt_form,
 )
 from lapcli.runtime.errors import DataError
 
@@ -49,12 +51,15 @@ class Mmlu(Benchmark):
             subject = path.stem.rpartition("_")[0]
         return {"question": question, "subject": subject or "", "choices": texts, "answer": labels.index(answer)}
 
-    def definition(self, documents: Documents) -> dict[str, Any]:
-        return letters_definition(self.name, documents, _question, _labels, _right_label)
+    def definition(self, documents: Documents, form: str = "lap") -> dict[str, Any]:
+        def question(document: Document) -> str:
+            return choices_prompt(form, document["question"], document["choices"], _labels(document))
+
+        return letters_definition(self.name, documents, question, _labels, _right_label)
 
     def paper_task(self, request: BenchmarkRequest) -> PreparedTask:
         documents = self.documents("test", request.data)
-        return self.own_task(self.definition(documents), documents)
+        return self.own_task(self.definition(documents, prompt_form(request.run)), documents)
 
     def lm_eval_task(self, request: BenchmarkRequest) -> PreparedTask:
         splits = {split: self.documents(split, request.data) for split in self.lm_eval_splits}
@@ -70,10 +75,6 @@ def _with_choices(row: Any) -> Any:
 
 def _labels(document: Document) -> list[str]:
     return [chr(65 + number) for number in range(len(document["choices"]))]
-
-
-def _question(document: Document) -> str:
-    return multiple_choice_question(document["question"], document["choices"], _labels(document))
 
 
 def _right_label(document: Document) -> int:

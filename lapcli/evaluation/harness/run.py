@@ -23,13 +23,14 @@ from lm_eval import evaluator
 
 from lapcli.data.cache import digest
 from lapcli.evaluation.benchmarks import BENCHMARKS, PAPER_TASKS
-from lapcli.evaluation.benchmarks.benchmark import BenchmarkRequest, BenchmarkSettings, PreparedTask
+from lapcli.evaluation.benchmarks.benchmark import BenchmarkRequest, BenchmarkSettings, PreparedTask, prompt_form
 from lapcli.evaluation.benchmarks.bits_per_byte import METRIC, standard_error
 from lapcli.evaluation.harness.adapter import LapLM
 from lapcli.evaluation.harness.journal import Journal
 from lapcli.evaluation.harness.lm_eval_tasks import other_task
 from lapcli.evaluation.harness.workers import Worker, Workers
 from lapcli.evaluation.tasks import EvaluationRequest, TaskResults, TaskScore, wilson_interval
+from lapcli.runtime.errors import LapError
 from lapcli.runtime.files import append, make_folder, write_json, write_text
 from lapcli.runtime.progress import Progress, shown_progress
 from lapcli.runtime.tables import fitted, wrapped
@@ -173,6 +174,7 @@ class BenchmarkEvaluation:
         unsafe = "unsafe" if prepared.runs_unsafe_code else None
         return {
             "protocol": self._settings.protocol,
+            **({"prompt_form": prompt_form(self._run)} if self._settings.protocol == "paper" else {}),
             "sampling": prepared.sampling,
             "files": prepared.files,
             "prompts_cut": lm.truncated,
@@ -236,12 +238,20 @@ _UNNAMED = ("none", "verdicts", "create_test")  # filters that are not shown bes
 
 
 def scores_of(prepared: PreparedTask, results: Mapping[str, Any], details: Mapping[str, Any]) -> list[TaskScore]:
-    return [_score(prepared, head, results, details) for head in prepared.heads]
+    scores = []
+    for head in prepared.heads:
+        # A group without aggregate_metric_list has no numbers of its own.
+        names = [head] if _metrics(prepared, head, results) else _tasks_under(prepared, head)
+        scores += [_score(prepared, name, results, details) for name in names if _metrics(prepared, name, results)]
+    if not scores:
+        raise LapError(f"lm-eval has no metric with a number for {prepared.name}; choose another task")
+    return scores
 
 
-def _score(prepared: PreparedTask, head: str, results: Mapping[str, Any], details: Mapping[str, Any]) -> TaskScore:
-    numbers = results["results"][head]
-    metrics: dict[str, dict[str, float | None]] = {}
+def _metrics(prepared: PreparedTask, head: str, results: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """Return the metrics of a task or group: value, standard error, unit and direction."""
+    numbers, directions = results["results"][head], results["higher_is_better"].get(head, {})
+    metrics: dict[str, dict[str, Any]] = {}
     for key, value in numbers.items():
         # Beside metrics ("acc,none") there are names, counts and "N/A".
         metric, comma, filter_name = key.partition(",")
@@ -249,20 +259,38 @@ def _score(prepared: PreparedTask, head: str, results: Mapping[str, Any], detail
             continue
         error = numbers.get(f"{metric}_stderr,{filter_name}")
         shown = metric if filter_name in _UNNAMED else f"{metric} ({filter_name})"
-        metrics[shown] = {"value": float(value), "stderr": float(error) if isinstance(error, int | float) else None}
+        metrics[shown] = {
+            "value": float(value),
+            "stderr": float(error) if isinstance(error, int | float) else None,
+            "is_fraction": all(_is_fraction(task, key, results) for task in _tasks_under(prepared, head)),
+            "higher_is_better": directions.get(metric),
+        }
     if METRIC in metrics:
         pairs = [sample[METRIC] for sample in results["samples"][head]]
         metrics[METRIC]["stderr"] = standard_error(pairs)
+    return metrics
+
+
+def _is_fraction(task: str, key: str, results: Mapping[str, Any]) -> bool:
+    """Return whether the metric is a mean of numbers from 0 to 1, one for each document."""
+    metric, _, filter_name = key.partition(",")
+    values = [sample.get(metric) for sample in results["samples"][task] if sample["filter"] == filter_name]
+    if not all(isinstance(value, int | float) and 0 <= value <= 1 for value in values):
+        return False
+    value = results["results"][task].get(key)  # a group's metric may be one that not all of its tasks have
+    return value is None or math.isclose(math.fsum(values), value * len(values), abs_tol=1e-6)
+
+
+def _score(prepared: PreparedTask, head: str, results: Mapping[str, Any], details: Mapping[str, Any]) -> TaskScore:
+    metrics = _metrics(prepared, head, results)
     # The score of a task is pass@k with the largest k, else the first metric that lm-eval lists.
     first = max(metrics, key=_pass_size) if any(name.startswith("pass@") for name in metrics) else next(iter(metrics))
-    value, error = metrics[first]["value"], metrics[first]["stderr"]
-    assert value is not None
+    value, error, is_fraction = (metrics[first][key] for key in ("value", "stderr", "is_fraction"))
     tasks = _tasks_under(prepared, head)
     count = sum(results["n-samples"][task]["effective"] for task in tasks)
-    if 0 <= value <= 1 and first != METRIC:
+    interval = None if error is None else (value - 1.96 * error, value + 1.96 * error)
+    if is_fraction:
         interval = wilson_interval(value * count, count)
-    else:
-        interval = (value - 1.96 * (error or 0.0), value + 1.96 * (error or 0.0))
     described = {
         "metric": first,
         "stderr": error,
@@ -276,7 +304,8 @@ def _score(prepared: PreparedTask, head: str, results: Mapping[str, Any], detail
         described["subtasks"] = {
             task: {k: v for k, v in results["results"][task].items() if "," in k} for task in tasks
         }
-    return TaskScore(head, value, count, interval, {**described, **details})
+    described |= details
+    return TaskScore(head, value, count, interval, described, is_fraction, metrics[first]["higher_is_better"])
 
 
 def _pass_size(name: str) -> int:
@@ -344,10 +373,9 @@ def table(scores: Sequence[TaskScore]) -> list[str]:
     for score in scores:
         for number, (metric, numbers) in enumerate(score.details["metrics"].items()):
             name, count = (score.task, f"{score.count:,}") if number == 0 else ("", "")
-            shown = f"{numbers['value']:.4f}" if metric == METRIC else f"{numbers['value']:.2%}"
-            error = numbers["stderr"]
-            error_shown = "-" if error is None else f"{error:.4f}" if metric == METRIC else f"{error:.2%}"
-            rows.append([name, metric, shown, error_shown, count])
+            form = ".2%" if numbers["is_fraction"] else ".4f"
+            shown = "-" if numbers["stderr"] is None else format(numbers["stderr"], form)
+            rows.append([name, metric, format(numbers["value"], form), shown, count])
     notes = []
     if mean := average(scores):
         value, error, is_papers = mean

@@ -6,12 +6,15 @@ processes. Here it sees one process; its requests are divided among the workers,
 order. Prompts, few-shot examples and scores are therefore the same for any number of processes.
 """
 
+import platform
+import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, Protocol
 
+import torch
 import torch.distributed as dist
 
 from lapcli.data.text.tokenizer import SPECIAL_TOKENS, Tokenizer
@@ -161,8 +164,7 @@ class Job(Protocol):
 
 @dataclass(frozen=True)
 class _Stop:
-    error: str | None
-    is_usage: bool = False
+    error: LapError | None
 
 
 Work = Callable[[Any], list[Any]]
@@ -175,6 +177,7 @@ class Workers:
         self._world, self._work = world, work
         # All ranks have to create it, also those that only serve. gloo, because jobs are objects on the CPU.
         self._group: Any = dist.new_group(backend="gloo", timeout=_PATIENCE) if world.size > 1 else None
+        self._is_out = False  # a job, whose answers are not yet gathered
 
     def do(self, job: Job, cost: Callable[[Any], float]) -> list[Any]:
         """Return the answers to all items; called on rank 0."""
@@ -183,9 +186,11 @@ class Workers:
         # Dealt out from the most expensive item on, so that the processes end at about the same time.
         order = sorted(range(len(job.items)), key=lambda number: (-cost(job.items[number]), number))
         shares = [order[rank :: self._world.size] for rank in range(self._world.size)]
+        self._is_out = True
         self._hand_out([job.share(numbers) for numbers in shares])
         collected: list[Any] = [None] * self._world.size
-        dist.gather_object(_tried(self._work, job.share(shares[0])), collected, group=self._group)
+        dist.gather_object(self._try(job.share(shares[0])), collected, group=self._group)
+        self._is_out = False
         answers: list[Any] = [None] * len(job.items)
         for numbers, (its_answers, error) in zip(shares, collected, strict=True):
             if error is not None:
@@ -200,15 +205,31 @@ class Workers:
             (message,) = self._receive()
             if isinstance(message, _Stop):
                 if message.error is not None:
-                    raise (UsageError if message.is_usage else LapError)(message.error)
+                    message.error.is_echo = True
+                    raise message.error
                 return
-            dist.gather_object(_tried(self._work, message), group=self._group)
+            dist.gather_object(self._try(message), group=self._group)
 
     def stop(self, error: BaseException | None = None) -> None:
         """Release the other ranks; called on rank 0 when it is done or has failed."""
-        if self._group is not None:
-            stop = _Stop(None if error is None else str(error), isinstance(error, UsageError))
-            self._hand_out([stop] * self._world.size)
+        # While a job is out they wait in the gather, not for a message: they end when this process does.
+        if self._group is not None and not self._is_out:
+            self._hand_out([_Stop(None if error is None else self._told(error))] * self._world.size)
+
+    def _try(self, job: Job) -> tuple[list[Any], LapError | None]:
+        """Do a job; an error is returned to rank 0, because a rank that just exited would leave the others waiting."""
+        try:
+            return (self._work(job) if job.items else []), None
+        except Exception as error:
+            if not isinstance(error, LapError | torch.OutOfMemoryError):
+                traceback.print_exc()  # here: only the sentence reaches rank 0
+            return [], self._told(error)
+
+    def _told(self, error: BaseException) -> LapError:
+        """Return the error as one of ours, which every rank can unpickle."""
+        if isinstance(error, LapError):
+            return (UsageError if isinstance(error, UsageError) else LapError)(str(error))
+        return LapError(f"rank {self._world.rank} on {platform.node()}: {type(error).__name__}: {error}")
 
     def _hand_out(self, shares: list[Any]) -> None:
         dist.scatter_object_list([None], shares, group=self._group)
@@ -217,11 +238,3 @@ class Workers:
         received: list[Any] = [None]
         dist.scatter_object_list(received, group=self._group)
         return received
-
-
-def _tried(work: Work, job: Job) -> tuple[list[Any], LapError | None]:
-    """Run a job; an error is returned to rank 0, because a rank that just exited would leave the others waiting."""
-    try:
-        return (work(job) if job.items else []), None
-    except LapError as error:
-        return [], error

@@ -90,7 +90,7 @@ def test_one_from_outside_has_help_options_and_output(capsys, tmp_path):
     assert {"lengths.json", "lengths.csv", "lengths.png", "lengths.svg"} <= {path.name for path in tmp_path.iterdir()}
     two = json.loads((tmp_path / "lengths.json").read_text())
     assert two["definition"] == Lengths.definition
-    assert two["settings"] == {"layer": "all", "power": 2, "seed": 0}
+    assert two["settings"] == {"layer": "all", "power": 2, "seed": 0, "limit": 3}
     assert (two["package"], two["package_version"]) == ("ruler", "1.2")
     _, out, _ = run_main(capsys, "analyze", "lengths", *model, "--power", "1", "--json")
     one = json.loads(out)

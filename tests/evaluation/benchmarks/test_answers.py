@@ -31,32 +31,26 @@ def test_pass_at_the_edges():
     [
         ("so it is 5.\n#### 1,234", "1234"),
         ("#### -7 and #### 8", "-7"),  # the first one counts
-        ("#### 42.", "42"),
-        ("####42", "42"),
-        ("####\t42", "42"),
-        ("#### $42", "42"),
-        ("#### $ 1,234.50.", "1234.50"),
-        ("#### -$42", "-42"),
-        ("#### $-42.", "-42"),
-        ("####-42", "-42"),
         ("#### 3.14", "3.14"),
         ("#### .5", ".5"),
         ("#### 42, as asked", "42"),
         ("#### Answer\n#### 42", "42"),
-        ("####\n42", None),  # the next line is another matter
-        ("#### - 42", None),
-        ("#### ...", None),
+        ("#### 42.", "42."),  # which is not the reference's 42
+        ("####42", None),
+        ("#### $42", None),
+        ("####\n42", None),
         ("### 42", None),
         ("$42", None),
         ("ten", None),
     ],
 )
 def test_the_number_after_the_marks(text, number):
+    """As nanochat reads it: a space after the marks, then digits, points and commas."""
     assert final_number(text) == number
 
 
 def test_the_numbers_of_the_real_references(test_data):
-    """Each is what stands after the last mark, without commas: nothing of the wider reading changes a reference."""
+    """Each is what stands after the last mark, without commas."""
     rows = [row for path in sorted((test_data / "gsm8k").iterdir()) for row in read_rows(path)]
     assert len(rows) >= 1319
     for row in rows:
@@ -66,25 +60,6 @@ def test_the_numbers_of_the_real_references(test_data):
 
 PROMPT = "import math\nfrom typing import List\n\n\ndef area(r):\n    import os\n    '''Area.'''\n"
 AREA = "def area(r):\n    return math.pi * r * r\n"
-FENCED_DOCSTRING = '''def area(r):
-    """The area of a disc, it's pi r^2.
-
-    ```python
-    area(1)
-    ```
-    """
-    mark = "```"  # not ``` yet
-    return math.pi * r * r
-'''
-LEFT_MARGIN = '''HELP = """
-```
-area(1)
-```
-"""
-def area(r):
-    return math.pi * r * r
-'''
-INDENTED = "".join(f"   {line}\n" for line in AREA.splitlines())
 
 
 @pytest.mark.parametrize(
@@ -96,26 +71,6 @@ INDENTED = "".join(f"   {line}\n" for line in AREA.splitlines())
         f"It's as follows: ```python\n{AREA}```",
         f"```python  \n{AREA}```",
         f"``` \t\n{AREA}```",
-        f"``` python\n{AREA}```",
-        f"```Python\n{AREA}```",
-        f"```py\n{AREA}```",
-        f"```python title=area.py\n{AREA}```",
-        f"Sure.\n```python\n{AREA}```\nBye.\n".replace("\n", "\r\n"),
-        AREA.replace("\n", "\r\n"),
-        f"```python\n```\n```python\n{AREA}```",
-        f"```\n\n   \n```\nThis time:\n```\n{AREA}```",
-        f"```python\n```\n{AREA}",
-        f"```python\n{FENCED_DOCSTRING}```\nThat's it.",
-        FENCED_DOCSTRING,
-        f"```python\n{LEFT_MARGIN}```\nThat's it.",
-        LEFT_MARGIN,
-        f"# ```\n# area(1)\n# ```\n{AREA}",
-        f"````\n{FENCED_DOCSTRING}````",
-        f"Call ```area(1)``` like this.\n\n```python\n{AREA}```",
-        f"```bash\npip install nothing\n```\nand\n```python\n{AREA}```",
-        f"1. First:\n   ```python\n{INDENTED}   ```\n2. Then rest.",
-        f"```python\n{AREA}",
-        f"```python\n{AREA.rstrip()}```",
     ],
 )
 def test_a_program_is_the_first_block_with_the_imports_of_the_prompt(answer):
@@ -136,6 +91,12 @@ def test_a_program_is_the_first_block_with_the_imports_of_the_prompt(answer):
         "I cannot do it.",
         "```python\ndef area(r):\n    return 0\n```\n```python\ndef area(r):\n    return math.pi * r * r\n```",
         "    return math.pi * r * r\n",
+        # nanochat does not find these blocks, and runs the whole answer.
+        f"```Python\n{AREA}```",
+        f"```py\n{AREA}```",
+        f"```python\n{AREA}",
+        f"```python\n{AREA.rstrip()}```",
+        f"```bash\npip install nothing\n```\nand\n```python\n{AREA}```",
     ],
 )
 def test_what_is_not_a_right_program_does_not_become_one(answer):

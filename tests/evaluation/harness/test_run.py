@@ -106,7 +106,7 @@ def test_the_result_names_what_it_is(made, whole):
         details = score["details"]
         assert details["protocol"] == "paper"
         assert len(details["prompt_sha256"]) == 64
-        assert details["version"] == (2 if task in ("gsm8k", "humaneval") else 1)
+        assert details["version"] == (3 if task in ("gsm8k", "humaneval") else 1)
         for path, digest in details["files"].items():
             assert digest == sha256_of_file(Path(path))
         assert set(details["metrics"]) == ({"pass@1", "pass@3"} if task in ("gsm8k", "humaneval") else {"acc"})
