@@ -321,6 +321,35 @@ def test_the_digits_hold_out_a_fifth_of_each_class():
     assert sum(image in seen for image in held_out) <= 3  # the set itself has a few equal pictures
 
 
+@pytest.mark.parametrize("fraction", [0.1, 0.5, 0.95])
+def test_every_class_is_trained_on(tmp_path, fraction):
+    root = write_folder(tmp_path, {"all": {"a": 18, "b": 1, "c": 2}}) / "all"
+    data = open_images(ImageSource(train=str(root), validation=fraction), 3)
+    counts = np.bincount(data.train.labels, minlength=3)
+    assert counts.min() >= 1
+    assert np.bincount(data.validation.labels, minlength=3).tolist() == (np.array([18, 1, 2]) - counts).tolist()
+    assert (data.validation.labels == 0).any()
+    assert (data.validation.labels == 2).sum() == 1
+
+
+def test_classes_of_one_image_leave_nothing_to_hold_out(tmp_path):
+    root = write_folder(tmp_path, {"all": {"a": 1, "b": 1}}) / "all"
+    with pytest.raises(DataError, match="data.validation"):
+        open_images(ImageSource(train=str(root), validation=0.5), 2)
+
+
+def test_validation_images_that_a_fraction_leaves_unused_are_noted(tmp_path):
+    root = write_folder(tmp_path, {"train": {"a": 4, "b": 4}, "val": {"a": 3, "b": 3}})
+    fraction = ImageSource(train=str(root), validation=0.5)
+    data = open_images(fraction, 2)
+    (note,) = data.notes(64)
+    assert "6 validation images" in note
+    assert "data.validation=null" in note
+    # An evaluation of the run measures the images that its training held out.
+    assert open_held_out(fraction, ["a", "b"])[0].identity() == data.validation.identity()
+    assert open_images(ImageSource(train=str(root)), 2).notes(64) == []
+
+
 def test_cifar10_as_the_hub_has_it(test_data):
     data = open_images(ImageSource(train=str(test_data / "cifar10")), 10)
     assert (len(data.train), len(data.validation)) == (10_000, 2_000)
