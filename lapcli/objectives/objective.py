@@ -75,8 +75,8 @@ def plan_batches(batch: int, micro_batch: int, processes: int, multiple: int = 1
         nearest = max(1, round(share / usable)) * usable * processes
         larger = next(size for size in sizes if size > micro_batch)
         raise UsageError(
-            f"{share} examples a process cannot be split into equal micro-batches near {micro_batch}: the next sizes "
-            f"are {micro} and {larger}; use --set train.batch={nearest} or --set train.micro_batch={larger} (or {micro})"
+            f"{share} examples a process cannot be split into equal micro-batches near {micro_batch}; use --set "
+            f"train.batch={nearest}, or --set train.micro_batch={larger} (or {micro})"
         )
     return BatchPlan(batch, micro, share // micro, processes)
 

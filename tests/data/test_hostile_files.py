@@ -106,7 +106,8 @@ def test_long_texts_have_the_ids_of_the_whole(monkeypatch):
     texts = ["a b".join("".join(chance.choices(signs, k=9)) for _ in range(30)) for _ in range(100)]
     whole = tokenizer.encode_batch(texts)
     monkeypatch.setattr(module, "_UNBROKEN", 100)  # beyond which a text without a blank is cut anywhere
-    monkeypatch.setattr(module, "_LONG_TEXT", 64)  # so that parts have one character or more
+    monkeypatch.setattr(module, "_LONG_TEXT", 64)
+    monkeypatch.setattr(module, "PIECE", 1)
     assert all(len(list(module.cut_at_blanks(text, 1))) > 10 for text in texts)
     assert tokenizer.encode_batch(texts) == whole
     assert tokenizer.decode(tokenizer.encode_batch(["x" * 5000])[0]) == "x" * 5000

@@ -4,9 +4,8 @@ Each document begins with BOS. Documents are in source order, or shuffled withou
 """
 
 import hashlib
-import re
 from array import array
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import IO, NamedTuple
 
@@ -124,20 +123,6 @@ def shards_are_whole(folder: Path, shards: Sequence[tuple[str, int]], dtype: np.
 
 
 ENCODED_AT_ONCE = 1 << 22  # characters: enough work for all cores, few enough for memory
-PIECE = 1 << 16  # characters that one core encodes at a time
-
-# No token spans a newline and the word after it (see SPLIT_PATTERN), so a long document may be cut there: encoded in
-# pieces, on all cores, it has the same tokens.
-SAFE_CUT = re.compile(r"\n(?=\w)")
-
-
-def pieces(document: str, limit: int = PIECE) -> Iterator[str]:
-    """Cut a document into pieces of about `limit` characters whose tokens are those of the document."""
-    start = 0
-    while len(document) - start > limit and (cut := SAFE_CUT.search(document, start + limit)):
-        yield document[start : cut.end()]
-        start = cut.end()
-    yield document[start:] if start else document
 
 
 class Written(NamedTuple):
@@ -164,7 +149,7 @@ class DocumentWriter:
 
     def add(self, documents: Iterable[str]) -> None:
         for document in documents:
-            for number, piece in enumerate(pieces(document)):
+            for number, piece in enumerate(self._tokenizer.pieces(document)):
                 self._waiting.append((number == 0, piece))
                 self._waiting_characters += len(piece)
                 if self._waiting_characters > ENCODED_AT_ONCE:

@@ -334,7 +334,7 @@ def test_every_class_is_trained_on(tmp_path, fraction):
 
 def test_classes_of_one_image_leave_nothing_to_hold_out(tmp_path):
     root = write_folder(tmp_path, {"all": {"a": 1, "b": 1}}) / "all"
-    with pytest.raises(DataError, match="data.validation"):
+    with pytest.raises(DataError, match=r"data\.validation"):
         open_images(ImageSource(train=str(root), validation=0.5), 2)
 
 

@@ -6,8 +6,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lapcli.data.text import shards
-from lapcli.data.text.shards import DocumentWriter, ShardWriter, TokenStream, pieces, shards_are_whole, token_dtype
-from lapcli.data.text.tokenizer import train_tokenizer
+from lapcli.data.text import tokenizer as tokenizer_module
+from lapcli.data.text.shards import DocumentWriter, ShardWriter, TokenStream, shards_are_whole, token_dtype
+from lapcli.data.text.tokenizer import SPECIAL_TOKENS, tokenizer_from_ranks, train_tokenizer
 
 
 @settings(deadline=None, max_examples=50)
@@ -70,17 +71,27 @@ def tokenizer():
 
 
 @settings(deadline=None, max_examples=300)
-@given(text=st.text(st.sampled_from("one tw\n\n\n\r\t\u00a0\u2028é1!'s_\u0301的")), limit=st.integers(0, 8))
+@given(text=st.text(st.sampled_from("one tw\n\n\n\r\t\u00a0\u2028é1!'s_\u0301的")), limit=st.integers(1, 8))
 def test_a_document_in_pieces_has_the_tokens_of_the_whole(tokenizer, text, limit):
-    parts = list(pieces(text, limit))
+    parts = list(tokenizer_module.cut_at_blanks(text, limit))
     assert "".join(parts) == text
     assert [id_ for part in parts for id_ in tokenizer.encode(part)] == tokenizer.encode(text)
 
 
-def test_long_documents_are_cut():
+def test_long_documents_are_cut(tokenizer):
     text = "line of text\n" * 50_000
-    assert max(map(len, pieces(text))) <= shards.PIECE + 13
-    assert len(list(pieces(text))) > 5
+    assert max(map(len, tokenizer.pieces(text))) <= tokenizer_module.PIECE + 13
+    assert len(list(tokenizer.pieces(text))) > 5
+
+
+def test_a_long_document_has_its_ids_with_another_split_pattern(tokenizer, tmp_path):
+    gpt2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
+    ranks = {bytes([byte]): byte for byte in range(256)} | {b"\n\n": 256, b"on": 257}
+    other = tokenizer_from_ranks(ranks, gpt2, {name: 258 + n for n, name in enumerate(SPECIAL_TOKENS)})
+    text = "one two.\n\nthree\n\n" * 9000  # several pieces; GPT-2's pattern splits the newlines before a word
+    ids, _ = written(tmp_path, other, [text], seed=None)
+    assert ids == [other.bos, *other.encode(text)]
+    assert 256 not in ids[:-1]
 
 
 def written(folder, tokenizer, texts, seed):
@@ -105,7 +116,7 @@ def split_at_bos(tokenizer, ids):
 
 def test_in_order_with_bos_before_each(tokenizer, tmp_path, monkeypatch):
     monkeypatch.setattr(shards, "ENCODED_AT_ONCE", 20)
-    monkeypatch.setattr(shards, "PIECE", 10)
+    monkeypatch.setattr(tokenizer_module, "PIECE", 10)
     ids, _ = written(tmp_path, tokenizer, TEXTS, seed=None)
     assert ids == [id_ for text in TEXTS for id_ in [tokenizer.bos, *tokenizer.encode(text)]]
 
