@@ -182,13 +182,20 @@ def _text_documents(path: Path, name: str, separator: str | None) -> Iterator[Ba
         return
     # `_characters` turns CRLF into LF, so a separator with CRLF would never be found.
     separator = separator.replace("\r\n", "\n")
-    rest = ""
+    begun = [""]  # blocks of the document that has not ended yet
     with open_to_read(path) as raw:
         for characters in _characters(raw, name):
-            # `rest` is searched again with the next block: it may end in a part of a separator.
-            *complete, rest = (rest + characters).split(separator)
+            # Only the last block is searched again, which may end in a part of a separator: a file without separators
+            # is not searched from its beginning for every block.
+            last = begun.pop()
+            *complete, rest = (last + characters).split(separator)
+            if complete:
+                complete[0] = "".join(begun) + complete[0]
+                begun = [rest]
+            else:
+                begun += [last, characters] if len(characters) >= len(separator) else [rest]
             yield raw.tell() / size, [document.strip("\n") for document in complete]
-    yield 1.0, [rest.strip("\n")]
+    yield 1.0, ["".join(begun).strip("\n")]
 
 
 def _characters(raw: BinaryIO, name: str) -> Iterator[str]:

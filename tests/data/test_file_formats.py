@@ -84,6 +84,22 @@ def test_text_without_byte_order_mark_and_with_plain_newlines(tmp_path, monkeypa
     assert read(path) == ["é one\n\ntwo\r three\r"]
 
 
+def test_text_without_a_separator_is_searched_once(tmp_path, monkeypatch):
+    joined = []
+
+    class Counted(str):
+        def __radd__(self, before):
+            joined.append(len(before) + len(self))
+            return str(before) + str(self)
+
+    characters = file_formats._characters
+    monkeypatch.setattr(file_formats, "BATCH_BYTES", 100)
+    monkeypatch.setattr(file_formats, "_characters", lambda *given: map(Counted, characters(*given)))
+    text = "a line\n" * 2000 + "END" + "other\n" * 10
+    assert read(written(tmp_path / "a.txt", text), separator="END") == [part.strip("\n") for part in text.split("END")]
+    assert sum(joined) <= 3 * len(text)
+
+
 @pytest.mark.parametrize("block", [1, 5, 1 << 20])
 def test_text_split_by_a_separator(tmp_path, monkeypatch, block):
     monkeypatch.setattr(file_formats, "BATCH_BYTES", block)
