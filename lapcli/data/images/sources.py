@@ -215,9 +215,6 @@ class Digits(ImageSet):
     def encoded(self, index: int) -> bytes:
         return self._pixels[index].tobytes()
 
-    def sizes(self) -> np.ndarray:
-        return np.full(len(self), self._pixels[0].nbytes)
-
     def name(self, index: int) -> str:
         return f"scikit-learn's digit {index}"
 
@@ -249,9 +246,6 @@ class Photographs(ImageSet):
 
     def encoded(self, index: int) -> bytes:
         return self._pixels(index).tobytes()
-
-    def sizes(self) -> np.ndarray:
-        return np.full(len(self), 3 * CELL * CELL)
 
     def name(self, index: int) -> str:
         number, top, left = self._places[index]

@@ -10,8 +10,6 @@ import os
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from lapcli.data.cache import digest, locked
 from lapcli.data.checksums import content_sha256
 from lapcli.data.images.image_set import ImageSet, check_labels
@@ -69,16 +67,6 @@ class TableImages(ImageSet):
             return read_bytes(Path(cell["path"]))
         except OSError as error:
             raise DataError(f"{self.name(index)}: {cell['path']} cannot be read ({error.strerror})") from None
-
-    def sizes(self) -> np.ndarray:
-        """Return the sizes from Arrow's offsets, without reading an image."""
-        import pyarrow.compute as pc
-
-        lengths = [
-            pc.fill_null(pc.binary_length(pc.struct_field(chunk, "bytes")), 0).to_numpy(zero_copy_only=False)
-            for chunk in self._table.with_format("arrow")[:][self._column].chunks
-        ]
-        return np.concatenate(lengths)
 
     def name(self, index: int) -> str:
         return f"{self._place}, row {index}"

@@ -3,12 +3,14 @@
 import io
 import os
 import shutil
+import tracemalloc
 
 import numpy as np
 import pytest
 from image_support import encoded, picture, write_folder, write_parquet
 from PIL import Image
 
+from lapcli.data.images import image_set
 from lapcli.data.images.image_set import FolderImages, ImagesInMemory, ImageSubset, decode, decode_into_memory
 from lapcli.data.images.sources import Digits, open_held_out, open_images
 from lapcli.recipe.vision import ImageSource
@@ -236,6 +238,30 @@ def test_held_images_are_the_decoded_ones(tmp_path):
     shutil.rmtree(root)  # nothing is read again
     assert len(held) == 8
     assert np.array_equal(pixels(held, 4), np.asarray(picture(9, (5, 31))))
+
+
+def test_decoding_into_memory_holds_no_second_copy(tmp_path, monkeypatch):
+    (tmp_path / "a").mkdir()
+    for number in range(40):
+        picture(number, (100, 90)).save(tmp_path / "a" / f"{number:02}.png")
+    images, total = FolderImages(tmp_path), 40 * 3 * 100 * 90
+    monkeypatch.setattr(image_set, "BLOCK", total // 10)
+    tracemalloc.start()
+    held = ImagesInMemory(images)
+    _, peak = tracemalloc.get_traced_memory()  # of numpy's arrays; the shared memory of torch is not traced
+    tracemalloc.stop()
+    assert peak < total / 3
+    assert all(np.array_equal(pixels(held, n), pixels(images, n)) for n in range(40))
+
+
+def test_opening_a_folder_asks_nothing_of_each_image(tmp_path, monkeypatch):
+    root = write_folder(tmp_path, {"train": {"a": 60, "b": 60}, "val": {"a": 60, "b": 60}})
+    monkeypatch.setattr(image_set, "HASHED_IMAGES", 4)
+    monkeypatch.setattr(image_set, "SAMPLED_IMAGES", 4)
+    asked, stat = [], os.stat
+    monkeypatch.setattr(os, "stat", lambda *given, **options: asked.append(given) or stat(*given, **options))
+    open_images(ImageSource(train=str(root), decoded_gigabytes=0.0), 2)
+    assert len(asked) < 60
 
 
 def test_the_identity_is_of_content_not_of_place(tmp_path):
