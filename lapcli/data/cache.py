@@ -34,24 +34,13 @@ def digest(*parts: object) -> str:
     return sha256_of_json(parts)
 
 
-def build_once(
-    folder: Path,
-    build: Callable[[Path], None],
-    is_whole: Callable[[Path], bool],
-    adopt: Callable[[Path], object] | None = None,
-) -> Path:
-    """Return `folder`, after `build` has filled it if it was missing or damaged (not `is_whole`).
-
-    `adopt` may first complete a folder that an older version wrote.
-    """
+def build_once(folder: Path, build: Callable[[Path], None], is_whole: Callable[[Path], bool]) -> Path:
+    """Return `folder`, after `build` has filled it if it was missing or damaged (not `is_whole`)."""
     if folder.is_dir() and is_whole(folder):
         return folder
     try:
         make_folder(folder.parent)
         with locked(folder) as is_alone:
-            # Under the lock: adopting renames and writes folders that other ranks are waiting for.
-            if adopt is not None:
-                adopt(folder)
             if folder.is_dir() and is_whole(folder):  # another process may have built it while this one waited
                 return folder
             if folder.is_dir():

@@ -131,7 +131,6 @@ def read_index(folder: Path) -> dict[str, Any]:
 #: Resolution of change times, at worst: a file that changed within it before hashing may change again unnoticed.
 _TICK_NS = 1_000_000_000
 _READ_AT_ONCE = 1 << 22
-_HASHED_ENDS = 1 << 16
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 
 
@@ -172,17 +171,6 @@ def refuse_damaged_blobs(paths: Sequence[Path], progress: Progress | None = None
                 f"{path.name} is damaged: {path.resolve()} does not have the sha256 of its name; remove that file, "
                 "then run `lap fetch RECIPE`"
             )
-
-
-def fingerprint_of_0_1(path: Path) -> list[str | int]:
-    """Return size, modification time and a hash of both ends: version 0.1's cache key of local files."""
-    status = path.stat()
-    content = hashlib.sha256()
-    with open_to_read(path) as file:
-        content.update(file.read(_HASHED_ENDS))
-        file.seek(max(status.st_size - _HASHED_ENDS, 0))
-        content.update(file.read(_HASHED_ENDS))
-    return [status.st_size, status.st_mtime_ns, content.hexdigest()]
 
 
 def _content_sha256(path: Path, progress: Progress | None, done: int, total: int) -> str:

@@ -1,25 +1,17 @@
-"""Cached text is what was written, or it is refused and built again; a cache of version 0.1 is verified once."""
+"""Cached text is what was written, or it is refused and built again."""
 
-import hashlib
 import json
 import logging
 import os
 import random
-import shutil
 import time
-from pathlib import Path
 
 import numpy as np
 import pytest
-from support import ROOT
 from text_support import TOKENIZER, documents, flip, jsonl, source, story, write_stories
 
-from lapcli.data import checksums, file_formats
-from lapcli.data.cache import digest
-from lapcli.data.text import tokens
-from lapcli.data.text.tokenizer import SPLIT_PATTERN, train_tokenizer
-from lapcli.data.text.tokens import describe_source, prepare_text
-from lapcli.recipe.schema import TokenizerSection
+from lapcli.data import checksums
+from lapcli.data.text.tokens import prepare_text
 from lapcli.runtime.errors import DataError
 
 
@@ -144,94 +136,3 @@ def test_any_damage_to_the_cache_is_refused_or_repaired(stories, lap_cache):
             break
         else:
             raise AssertionError("it was not repaired")
-
-
-def as_of_0_1(cache, path, prepared, vocab=280):
-    """Turns the cache into what version 0.1 would have left of the same text: other names, and no checksums."""
-    content, status = path.read_bytes(), path.stat()
-    ends = hashlib.sha256(content[: 1 << 16] + content[-(1 << 16) :]).hexdigest()
-    settings = {"column": "text", "separator": None, "crop": None, "shuffled": False, "shuffle_seed": 0}
-    key = digest({**settings, "validation": None}, [[path.name, [status.st_size, status.st_mtime_ns, ends]]])
-    text = cache / "text" / digest(1, key, prepared.tokenizer.sha256)[:32]
-    prepared.folder.rename(text)
-    index = json.loads((text / "index.json").read_text())
-    (text / "index.json").write_text(
-        json.dumps({name: index[name] for name in ("identity", "vocab", "documents", "skipped", "shards")}, indent=1)
-    )
-    (new,) = (path for path in (cache / "tokenizers").iterdir() if path.is_dir())
-    old = new.with_name(digest(1, key, SPLIT_PATTERN, vocab, 2_000_000_000, 10_000)[:32])
-    new.rename(old)
-    (old / "index.json").unlink()
-    return text, old
-
-
-def test_a_cache_of_version_0_1_is_hashed_once_and_kept(stories, lap_cache, caplog, monkeypatch):
-    first = prepare_text(source(stories), TOKENIZER)
-    expected = documents(first, "train"), documents(first, "validation")
-    as_of_0_1(lap_cache, stories, first)
-    assert "tokenised already" in describe_source(source(stories), TOKENIZER)
-    monkeypatch.setattr(tokens, "_tokenise", None)  # doing it again would call these
-    monkeypatch.setattr(tokens, "train_tokenizer", None)
-    with caplog.at_level(logging.WARNING):
-        adopted = prepare_text(source(stories), TOKENIZER)
-    assert [record.message for record in caplog.records if "hashing it once" in record.message]
-    assert (documents(adopted, "train"), documents(adopted, "validation")) == expected
-    assert (adopted.identity, adopted.folder) == (first.identity, first.folder)
-    caplog.clear()
-    prepare_text(source(stories), TOKENIZER)
-    assert not caplog.records
-
-
-def test_what_version_0_1_made_itself_is_kept(tmp_path, lap_cache, monkeypatch):
-    """Its folders under the names that they have for the copied text, whose modification time is another."""
-    text, made = tmp_path / "text.txt", ROOT / "tests" / "made_by_0_1"
-    shutil.copy(made / "text.txt", text)
-    content, status = text.read_bytes(), text.stat()
-    ends = hashlib.sha256(content + content).hexdigest()
-    settings = {"column": "text", "separator": None, "crop": None, "shuffled": False, "shuffle_seed": 0}
-    key = digest({**settings, "validation": 0.2}, [["text.txt", [status.st_size, status.st_mtime_ns, ends]]])
-    run = json.loads((made / "trained" / "tiny-seed0" / "run.json").read_text())
-    for kind, parts in (
-        ("text", (1, key, run["tokenizer_sha256"])),
-        ("tokenizers", (1, key, SPLIT_PATTERN, 270, 2_000_000_000, 10_000)),
-    ):
-        (folder,) = (made / "cache" / kind).iterdir()
-        copied = Path(shutil.copytree(folder, lap_cache / kind / digest(*parts)[:32]))
-        for path in copied.iterdir():
-            path.touch()  # made after the text was written
-    monkeypatch.setattr(tokens, "_tokenise", None)  # doing it again would call these
-    monkeypatch.setattr(tokens, "train_tokenizer", None)
-    prepared = prepare_text(source(text, validation=0.2), TokenizerSection(vocab=270))
-    assert (prepared.identity, prepared.tokenizer.sha256) == (run["data_sha256"], run["tokenizer_sha256"])
-    (train,), (held,) = documents(prepared, "train"), documents(prepared, "validation")
-    assert train + held == content.decode()
-
-
-def test_text_full_of_zero_bytes_that_version_0_1_accepted_is_found(tmp_path, lap_cache, monkeypatch):
-    path = tmp_path / "wide.txt"
-    path.write_bytes("".join(story(i) for i in range(30)).encode("utf-16le"))
-    with monkeypatch.context() as patched:
-        patched.setattr(file_formats, "zero_bytes", None)
-        patched.setattr(file_formats, "_characters", lambda raw, name: [raw.read().decode()])  # as it was
-        first = prepare_text(source(path), TOKENIZER)
-    as_of_0_1(lap_cache, path, first)
-    with pytest.raises(DataError, match=r"wide\.txt has zero bytes.*iconv -f utf-16le"):
-        prepare_text(source(path), TOKENIZER)
-
-
-@pytest.mark.parametrize("spoil", ["shard", "tokenizer", "later change"])
-def test_a_damaged_or_doubtful_cache_of_version_0_1_is_built_again(stories, lap_cache, spoil):
-    first = prepare_text(source(stories), TOKENIZER)
-    expected = documents(first, "train")
-    folder, tokenizer = as_of_0_1(lap_cache, stories, first)
-    if spoil == "shard":
-        flip(folder / "train-00000.bin", 100)
-    elif spoil == "tokenizer":
-        other = train_tokenizer((story(i) * 2 for i in range(30)), 280, max_chars=10**9, crop=30)
-        assert other.sha256 != first.tokenizer.sha256
-        other.save(tokenizer / "tokenizer.json")
-    else:  # the source may have been replaced by another with the same name, size and time
-        os.utime(folder / "index.json", ns=(1, 1))
-    again = prepare_text(source(stories), TOKENIZER)
-    assert (again.identity, again.tokenizer.sha256) == (first.identity, first.tokenizer.sha256)
-    assert documents(again, "train") == expected

@@ -17,7 +17,7 @@ from typing import Any, TypeGuard
 
 from lapcli.data.cache import build_once, digest
 from lapcli.data.chat.conversation import Malformed, MessagePart, Turn, conversation, question_and_answer
-from lapcli.data.checksums import INDEX, read_index, write_index
+from lapcli.data.checksums import read_index, write_index
 from lapcli.data.file_formats import ROW_SUFFIXES
 from lapcli.data.source_files import cached_hub_files, expand_ranges, hub_files, refuse_same_file
 from lapcli.data.sources import RowSource
@@ -279,12 +279,7 @@ def _downloaded(data_set: DataSet, download: bool) -> list[Path] | None:
     folder = cache_dir() / "downloads" / digest(data_set.source, data_set.sha256)[:16]
     if not download and not (folder / name).is_file():
         return None
-    build_once(
-        folder,
-        lambda new: _download(data_set, new / name),
-        lambda old: _is_kept(data_set, old / name),
-        lambda old: _adopt(old / name),
-    )
+    build_once(folder, lambda new: _download(data_set, new / name), lambda old: _is_kept(data_set, old / name))
     return [folder / name]
 
 
@@ -319,9 +314,3 @@ def _is_kept(data_set: DataSet, path: Path) -> bool:
         return expected == sha256_of_file(path) and data_set.sha256 in (None, expected)
     except (OSError, ValueError, KeyError):
         return False
-
-
-def _adopt(path: Path) -> None:
-    """Accept a file that version 0.1 downloaded, which stored no hash of it."""
-    if path.is_file() and not (path.parent / INDEX).exists():
-        write_index(path.parent, {"sha256": sha256_of_file(path)})

@@ -6,8 +6,6 @@ KEY is a hash of the content, the tokenizer and the longest row. Tokens and targ
 read, the smaller files completely when they are opened.
 """
 
-import json
-import logging
 from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
@@ -20,7 +18,6 @@ from lapcli.data.chat.conversation import Malformed, Turn, refuse_empty_turns, r
 from lapcli.data.chat.formats import READERS, source_files
 from lapcli.data.chat.generated import GENERATED_FORMATS, builtin_questions, generated_conversations, generated_key
 from lapcli.data.checksums import (
-    INDEX,
     BlockHasher,
     CheckedFile,
     content_sha256,
@@ -35,13 +32,10 @@ from lapcli.data.text.tokenizer import Tokenizer
 from lapcli.recipe.chat import GENERATED, DataSet
 from lapcli.runtime.environment import cache_dir
 from lapcli.runtime.errors import DataError
-from lapcli.runtime.files import open_to_read, open_to_write, read_text, sha256_of_file
+from lapcli.runtime.files import open_to_read, open_to_write, sha256_of_file
 from lapcli.runtime.progress import Progress
 
-log = logging.getLogger(__name__)
-
-VERSION = 1  # of the files and of the wording of generated rows
-FORMS = 2  # with 1, ShareGPT and Alpaca were not known, and their rows counted as malformed
+VERSION = 2  # of the files and of the wording of generated rows
 SHOWN = 3  # malformed conversations quoted in a message
 _ROWS_AT_ONCE = 2048
 _READ_AT_ONCE = 1 << 22
@@ -92,7 +86,7 @@ def prepare_rows(
                 f"{data_set.name} changed while it was being read; run the command again when it is complete"
             )
 
-    build_once(folder, build, _is_whole, lambda folder: _adopt(folder, tokenizer, longest))
+    build_once(folder, build, _is_whole)
     return RenderedRows(folder, longest)
 
 
@@ -165,7 +159,6 @@ def _render(folder: Path, data_set: DataSet, tokenizer: Tokenizer, longest: int,
         "malformed": len(malformed),
         "examples": malformed[:SHOWN],
         "identity": _identity(folder),
-        "forms": FORMS,
     }
     write_index(folder, {**index, **_checksums(folder)})
 
@@ -177,7 +170,6 @@ def _keep_arrays(folder: Path, *arrays: np.ndarray) -> None:
 
 
 def _identity(folder: Path) -> str:
-    # Only of the files that version 0.1 wrote, so that its identities can still be verified.
     return digest(*(sha256_of_file(folder / name) for name in (*_STREAMS, "ends.npy")))
 
 
@@ -196,8 +188,6 @@ def _is_whole(folder: Path) -> bool:
     """Return whether the index, the sizes and the arrays are intact; tokens are verified when they are read."""
     try:
         index = read_index(folder)
-        if index["malformed"] and index.get("forms", 1) < FORMS:  # some may be in a form that is known now
-            return False
         return _has_sizes(folder, index) and all(
             sha256_of_file(folder / name) == index["sha256"][name] for name in _ARRAYS
         )
@@ -208,34 +198,3 @@ def _is_whole(folder: Path) -> bool:
 def _has_sizes(folder: Path, index: dict[str, Any]) -> bool:
     size = token_dtype(index["vocab"]).itemsize * index["tokens"]
     return [(folder / name).stat().st_size for name in _STREAMS] == [size, index["tokens"]]
-
-
-def _adopt(folder: Path, tokenizer: Tokenizer, longest: int) -> None:
-    """Add checksums to rows of version 0.1, which stored none, if their content still matches their identity."""
-    try:
-        index = json.loads(read_text(folder / INDEX))
-        if set(index) != {"vocab", "tokens", "malformed", "examples", "identity"} or not _has_sizes(folder, index):
-            return
-        log.warning("%s was made by version 0.1, which kept no checksums; hashing it once", folder)
-        if _identity(folder) != index["identity"]:
-            return
-        ends = np.load(folder / "ends.npy")
-    except (OSError, ValueError, KeyError, TypeError):
-        return
-    tokens = np.fromfile(folder / "tokens.bin", dtype=token_dtype(index["vocab"]))
-    targets = np.fromfile(folder / "targets.bin", dtype=bool)
-    if _has_empty_turns(tokens, tokenizer):  # version 0.1 accepted them
-        return
-    counts = np.diff(np.cumsum(targets)[ends - 1], prepend=0) if len(ends) else np.zeros(0, dtype=np.int64)
-    # Version 0.1 did not record truncated rows: they are full and do not end with the end of an answer.
-    is_full = np.diff(ends, prepend=0) == longest
-    _keep_arrays(folder, ends, counts, is_full & (tokens[ends - 1] != tokenizer.special("<|assistant_end|>")))
-    write_index(folder, {**index, **_checksums(folder)})
-
-
-def _has_empty_turns(tokens: np.ndarray, tokenizer: Tokenizer) -> bool:
-    return any(
-        bool(np.any((tokens[:-1] == tokenizer.special(f"<|{role}_start|>")) & (tokens[1:] == end)))
-        for role in ("user", "assistant")
-        for end in [tokenizer.special(f"<|{role}_end|>")]
-    )

@@ -22,7 +22,7 @@ log = logging.getLogger(__name__)
 
 #: In a folder of converted files: the sha256 of the files that they were converted from.
 CONVERTED_FROM = "converted_from.json"
-#: ... and the sha256 of the converted files. Version 0.1 stored none.
+#: ... and the sha256 of the converted files.
 CONVERTED_TO = "converted_to.json"
 #: Larger labels are no classes, but something else, such as an id of each image.
 MOST_CLASSES = 1_000_000
@@ -133,7 +133,7 @@ def _load_local(folder: Path, place: Path, options: dict[str, Any], progress: Pr
         # Only names the folder of the conversion; nothing is converted before the checks below.
         builder = datasets.load_dataset_builder(str(folder), cache_dir=str(place), **options)
         converted = Path(builder.cache_dir)
-        if converted.is_dir() and not _is_of(converted, folder, files):
+        if converted.is_dir() and not _is_of(converted, files):
             log.warning(
                 "%s was not converted from the files that are in %s now; converting them again", converted, folder
             )
@@ -172,27 +172,17 @@ def _sha256_of_arrow_files(converted: Path) -> dict[str, str]:
 def _is_as_written(converted: Path) -> bool:
     try:
         written: object = json.loads(read_text(converted / CONVERTED_TO))
-    except FileNotFoundError:
-        return True
     except (OSError, ValueError):
         return False
     return written == _sha256_of_arrow_files(converted)
 
 
-def _is_of(converted: Path, folder: Path, files: dict[str, str]) -> bool:
-    """Return whether files were converted from these contents.
-
-    Version 0.1 did not record that: then they have to be newer than the change time of each file, which no copy or
-    archive can set back as it can a modification time.
-    """
+def _is_of(converted: Path, files: dict[str, str]) -> bool:
+    """Return whether files were converted from these contents."""
     try:
         converted_from: object = json.loads(read_text(converted / CONVERTED_FROM))
         return converted_from == files
-    except FileNotFoundError:
-        written = [path.stat().st_mtime_ns for path in converted.glob("*.arrow")]
-        changed = [(folder / name).stat().st_ctime_ns for name in files]
-        return bool(written) and max(changed) < min(written)
-    except ValueError:
+    except (OSError, ValueError):
         return False
 
 

@@ -14,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 
 from lapcli.data.cache import digest
-from lapcli.data.checksums import content_sha256, fingerprint_of_0_1, hub_fingerprint, remembered_sha256
+from lapcli.data.checksums import content_sha256, hub_fingerprint, remembered_sha256
 from lapcli.data.file_formats import is_text, read_documents
 from lapcli.data.source_files import (
     cached_hub_files,
@@ -85,17 +85,6 @@ class Corpus:
                 known = [sha256_of_file(file.path)]
             hashes.append(known)
         return None if [None] in hashes else self._key(hashes)
-
-    def key_of_0_1(self) -> str:
-        """Return the key that version 0.1 would have used, to find its caches."""
-        return self._key(
-            [fingerprint_of_0_1(file.path) if file.content is None else file.content for file in self.files]
-        )
-
-    def is_older_than(self, cache: Path) -> bool:
-        """Return whether all local files are older than `cache`, by their change times, which cannot be set back."""
-        written = cache.stat().st_mtime_ns
-        return all(file.path.stat().st_ctime_ns < written for file in self.files if file.content is None)
 
     def _key(self, contents: Sequence[Sequence[str | int | None]]) -> str:
         # Only what changes documents or their split: where the files are (train, files, revision) is left out, so that

@@ -1,9 +1,7 @@
 """Rendered conversations in the cache: verified when they are read, whoever wrote them; long and empty ones counted."""
 
 import json
-import logging
 import random
-import shutil
 
 import numpy as np
 import pytest
@@ -73,38 +71,6 @@ def test_any_damage_to_the_cache_is_refused_or_repaired(chats, tokenizer, lap_ca
             raise AssertionError("it was not repaired")
 
 
-def as_of_0_1(cache):
-    """Turns the cache into what version 0.1 would have left of the same rows."""
-    (folder,) = (path for path in (cache / "chat").iterdir() if path.is_dir())
-    index = json.loads((folder / "index.json").read_text())
-    kept = {name: index[name] for name in ("vocab", "tokens", "malformed", "examples", "identity")}
-    (folder / "index.json").write_text(json.dumps(kept, indent=1))
-    (folder / "is_cut.npy").unlink()
-    return folder
-
-
-def test_a_cache_of_version_0_1_is_hashed_once_and_kept(data_set, tokenizer, lap_cache, caplog, monkeypatch):
-    chats = data_set("chats", [talk("q", "a" * n) for n in range(1, 60)])
-    first = prepare_rows(chats, tokenizer, LONGEST)
-    expected = all_rows(first), first.identity, first.target_counts.tolist(), first.is_cut.tolist()
-    assert 0 < sum(expected[-1]) < 59
-    folder = as_of_0_1(lap_cache)
-    spare = lap_cache / "spare"
-    shutil.copytree(folder, spare)
-    with monkeypatch.context() as patched, caplog.at_level(logging.WARNING):
-        patched.setattr(rendered_rows, "_render", None)  # rendering again would call it
-        rows = prepare_rows(chats, tokenizer, LONGEST)
-    assert "hashing it once" in caplog.text
-    assert (all_rows(rows), rows.identity, rows.target_counts.tolist(), rows.is_cut.tolist()) == expected
-    for name in ("tokens.bin", "targets.bin", "ends.npy"):
-        shutil.rmtree(folder)
-        shutil.copytree(spare, folder)
-        flip(folder / name, (folder / name).stat().st_size - 3)
-        caplog.clear()
-        assert all_rows(prepare_rows(chats, tokenizer, LONGEST)) == expected[0]
-        assert "is damaged" in caplog.text
-
-
 def test_conversations_that_are_cut_are_counted(data_set, tokenizer):
     """One byte a token, and five tokens around a question and its answer."""
     lengths = [10, 40 - 6, 40 - 5, 1000, 10]
@@ -142,16 +108,6 @@ def test_empty_answers_of_benchmark_rows_are_malformed(data_set, tokenizer):
     data = data_set("sums", [{"question": "1+1?", "answer": "2"}, {"question": "?", "answer": ""}])
     with pytest.raises(DataError, match=r"row 2: turn 2 \(assistant\) is empty"):
         mixture_of(data.model_copy(update={"format": "gsm8k"}), tokenizer)
-
-
-def test_empty_turns_that_version_0_1_accepted_are_found(data_set, tokenizer, lap_cache, monkeypatch):
-    data = data_set("chats", [talk("q", "a"), talk("q", "")])
-    with monkeypatch.context() as patched:
-        patched.setattr(rendered_rows, "refuse_empty_turns", lambda turns: None)  # as it was
-        assert len(prepare_rows(data, tokenizer, LONGEST)) == 2
-    as_of_0_1(lap_cache)
-    with pytest.raises(DataError, match="1 of 2 conversations of chats are malformed"):
-        mixture_of(data, tokenizer)
 
 
 def test_a_source_that_changes_while_it_is_rendered_is_refused(chats, tokenizer, monkeypatch, tmp_path):

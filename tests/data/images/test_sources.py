@@ -134,23 +134,6 @@ def test_a_table_replaced_by_another_with_the_old_time_is_converted_again(tmp_pa
         assert open_images(ImageSource(train=str(tmp_path)), 3).train.labels.tolist() == labels
 
 
-def test_a_conversion_of_version_0_1_is_kept_if_it_is_newer_than_the_files(tmp_path, lap_cache, caplog):
-    for name in ("train", "test"):
-        write_parquet(tmp_path / f"{name}.parquet", table([0, 2, 1, 2]))
-    open_images(ImageSource(train=str(tmp_path)), 3)
-    (written,) = lap_cache.rglob("converted_from.json")
-    written.unlink()  # version 0.1 did not write it
-    open_images(ImageSource(train=str(tmp_path)), 3)
-    assert not caplog.records
-    assert written.is_file()
-    written.unlink()
-    for arrow in written.parent.glob("*.arrow"):
-        os.utime(arrow, ns=(1, 1))
-    open_images(ImageSource(train=str(tmp_path)), 3)
-    assert "converting them again" in caplog.text
-    assert written.is_file()
-
-
 def test_a_label_column_must_be_named_where_there_are_two(tmp_path):
     for name in ("train", "test"):
         write_parquet(tmp_path / f"{name}.parquet", {**table([0, 1, 2]), "coarse": [0, 0, 1]})
