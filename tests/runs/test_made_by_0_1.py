@@ -6,7 +6,7 @@ import shutil
 import time
 
 import pytest
-from support import ROOT, run_main, train_here
+from support import ROOT, run_main
 
 from lapcli.recipe import load_recipe, loading, recipe_hash, values_hash
 from lapcli.recipe.schema import LanguageModelRecipe
@@ -16,7 +16,6 @@ from lapcli.runs import changes, read_run
 from lapcli.runs.directory import LONG_SILENT
 from lapcli.sweep.state import commands_left, progress
 from lapcli.sweep.sweep import sweep_from_file
-from lapcli.training.metrics import read_metrics
 
 MADE = ROOT / "tests" / "made_by_0_1"
 HASHES = json.loads((MADE / "recipes" / "hashes.json").read_text())
@@ -58,24 +57,6 @@ def test_a_finished_run_gives_its_results(folder, capsys):
     assert code == 0, err
     assert json.loads(out)["weights_sha256"] == json.loads(before)["weights_sha256"]
     assert (run / "run.json").read_bytes() == before  # it was read, not trained
-
-
-def test_a_killed_run_is_resumed(folder, capsys):
-    path = folder / "trained" / "tiny-seed1"
-    recipe = load_recipe("tiny.yaml", ["seed=1"])
-    assert read_run(path).status == "interrupted"
-    assert changes(read_run(path), recipe) == []
-    run = train_here(recipe, folder / "trained", "tiny-seed1")
-    assert run.status == "finished"
-    losses = [
-        {line["step"]: line["loss"] for line in read_metrics(file) if "loss" in line}
-        for file in (run.metrics, folder / "uninterrupted.jsonl")
-    ]
-    assert losses[0] == pytest.approx(losses[1], rel=1e-4)  # another machine may round otherwise
-    assert losses[0][2] == losses[1][2]  # kept, not trained again
-    info = json.loads((path / "run.json").read_text())
-    assert {"format", "sha256", "recipe_file_sha256", "host", "pid"} <= info.keys()
-    assert read_run(path).info["recipe_sha256"] == recipe_hash(recipe)
 
 
 def cells_of(folder):

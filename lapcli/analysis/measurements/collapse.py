@@ -24,7 +24,7 @@ import numpy as np
 from lapcli.analysis.drawing import COLOURS, first_layer_values, legend_title, name_runs, panels, plot_by_layer
 from lapcli.analysis.measurement import LayerResult, Measurement, Settings
 from lapcli.kinds import kind
-from lapcli.measures.capture import Capture
+from lapcli.measures.capture import Batch, Capture
 from lapcli.measures.tokens import ClassMoments
 
 if TYPE_CHECKING:
@@ -90,9 +90,9 @@ class Collapse(Measurement):
         """Run the model again, for NC4 of all layers."""
         capture = Capture(self.model.anatomy)
         for layer, accumulator in self._by_layer.items():
-            capture.on_tokens(self.site(layer), lambda tokens, _, of=accumulator: of.compare(tokens))
+            capture.on_tokens(self.site(layer), accumulator.compare)
             # Logits of the whole forward, which takes its own pooling and bias, not W times the mean of the tokens.
-            capture.on_logits(lambda logits, _, of=accumulator: of.compare_logits(logits))
+            capture.on_logits(accumulator.compare_logits)
         capture.run(self.model.examples.batches())
 
     @classmethod
@@ -139,7 +139,7 @@ class CollapseAccumulator:
     def update(self, tokens_BTD: Tensor, labels_B: Tensor) -> None:
         self._moments.update(tokens_BTD.mean(dim=1), labels_B)
 
-    def compare(self, tokens_BTD: Tensor) -> None:
+    def compare(self, tokens_BTD: Tensor, _: Batch) -> None:
         """Find the nearest class mean of each example, whose logits come next."""
         import torch
 
@@ -153,7 +153,7 @@ class CollapseAccumulator:
         # NC4 compares with the means themselves; centring shifts h and means alike and changes no distance.
         self._nearest_B = present[distance_BC.argmin(dim=1).numpy()]
 
-    def compare_logits(self, logits_BC: Tensor) -> None:
+    def compare_logits(self, logits_BC: Tensor, _: Batch) -> None:
         self._compared += len(logits_BC)
         self._disagree += int((logits_BC.argmax(dim=1).cpu().numpy() != self._nearest_B).sum())
 

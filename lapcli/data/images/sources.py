@@ -76,7 +76,7 @@ class ImageData:
 
 def open_images(source: ImageFiles, classes: int | None, progress: Progress | None = None) -> ImageData:
     """Open and check both parts; small sets are decoded into memory. `classes` is the expected number, or None."""
-    train, validation, note = _parts(source, progress=progress)
+    train, validation, note = _parts(source)
     if train.classes != validation.classes:
         differing = sorted(set(train.classes) ^ set(validation.classes))[:5]
         raise DataError(
@@ -141,14 +141,12 @@ def _described(source: ImageFiles, train: ImageSet, validation: ImageSet) -> str
     return f"{source.train}: {training}{len(validation):,} {kind} of {len(validation.classes)} classes"
 
 
-def _parts(
-    source: ImageFiles, whole: bool = False, progress: Progress | None = None
-) -> tuple[ImageSet, ImageSet, str | None]:
+def _parts(source: ImageFiles, whole: bool = False) -> tuple[ImageSet, ImageSet, str | None]:
     """Return the training and validation images, and a note about validation images that are not used."""
-    train, own_validation = _open(source, source.train, progress)
+    train, own_validation = _open(source, source.train)
     if isinstance(source.validation, str):
         # A folder of images for each class, or one of tables with a split of its own.
-        other, held_out = _open(source, source.validation, progress)
+        other, held_out = _open(source, source.validation)
         return train, held_out or other, None
     if isinstance(source.validation, float):
         note = None
@@ -168,14 +166,14 @@ def _parts(
     return train, own_validation, None
 
 
-def _open(source: ImageFiles, where: str, progress: Progress | None) -> tuple[ImageSet, ImageSet | None]:
+def _open(source: ImageFiles, where: str) -> tuple[ImageSet, ImageSet | None]:
     """Open the training part of a source, and its own held-out part if it has one."""
     turned = source.exif_orientation == "apply"
     named = find_source(where, "images")
     if isinstance(named, LabelledImageSource):
         return named.images()
     if where.startswith("hub:"):
-        return open_tables(where, source.revision, source.image_column, source.label_column, turned, progress)
+        return open_tables(where, source.revision, source.image_column, source.label_column, turned)
     folder = Path(where).expanduser()
     if not folder.is_dir():
         raise DataError(
@@ -185,7 +183,7 @@ def _open(source: ImageFiles, where: str, progress: Progress | None) -> tuple[Im
         held_out = next((folder / name for name in HELD_OUT if (folder / name).is_dir()), None)
         return FolderImages(folder / "train", turned), FolderImages(held_out, turned) if held_out else None
     if has_tables(folder):
-        return open_tables(str(folder), None, source.image_column, source.label_column, turned, progress)
+        return open_tables(str(folder), None, source.image_column, source.label_column, turned)
     return FolderImages(folder, turned), None
 
 

@@ -1,29 +1,23 @@
 """From a recipe's text source to memory-mapped token ids: tokenised once and cached.
 
-cache/tokenizers/KEY/{index.json, tokenizer.json}     by the source's content and the tokenizer's settings
-cache/text/KEY/{index.json, *.bin}                    by the source's content, the split and the tokenizer
-
-Both are verified when they are read: the tokenizer completely, token ids by block.
+cache/tokenizers/KEY/{index.json, tokenizer.json}     by the source's files and the tokenizer's settings
+cache/text/KEY/{index.json, *.bin}                    by the source's files, the split and the tokenizer
 """
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
-
 from lapcli.data.cache import build_once, digest
-from lapcli.data.checksums import read_index, refuse_damaged_blobs, write_index
 from lapcli.data.text.corpus import Corpus, corpus_at_hand, hub_list, open_corpus
-from lapcli.data.text.shards import DocumentWriter, TokenStream, shards_are_whole, token_dtype
 from lapcli.data.text.tokenizer import SPLIT_PATTERN, Tokenizer, train_tokenizer
+from lapcli.data.token_store import DocumentWriter, TokenStream, is_whole, open_stream, read_index, write_index
 from lapcli.recipe.data_sources import PREFIX
 from lapcli.recipe.schema import TextSource, TokenizerSection
 from lapcli.runtime.environment import cache_dir
 from lapcli.runtime.errors import DataError
 from lapcli.runtime.progress import Progress
 
-VERSION = 2  # of the files under cache/text and cache/tokenizers; changing it rebuilds them
+VERSION = 3  # of the files under cache/text and cache/tokenizers; changing it rebuilds them
 TOKENIZER = "tokenizer.json"
 _PARTS = ("train", "validation")
 
@@ -51,12 +45,9 @@ def prepare_text(
     Safe to call on every rank.
     """
     corpus = open_corpus(source, progress)
-    used = tokenizer if isinstance(tokenizer, Tokenizer) else _prepare_tokenizer(corpus, tokenizer, progress)
-    folder = build_once(
-        _text_folder(corpus.key, used.sha256),
-        lambda unfinished: _tokenise(unfinished, corpus, used, progress),
-        _is_whole,
-    )
+    used = tokenizer if isinstance(tokenizer, Tokenizer) else _prepare_tokenizer(corpus, tokenizer)
+    folder = _text_folder(corpus.key, used.sha256)
+    build_once(folder, lambda unfinished: _tokenise(unfinished, corpus, used), is_whole)
     return _open(folder, corpus, used)
 
 
@@ -88,14 +79,11 @@ def describe_source(source: TextSource, tokenizer: TokenizerSection) -> str:
 
 
 def _is_tokenised(corpus: Corpus, section: TokenizerSection) -> bool:
-    key = corpus.key_at_hand()
-    if key is None:
-        return False
-    path = Path(section.file).expanduser() if section.file else _tokenizer_folder(key, section) / TOKENIZER
-    return path.is_file() and _is_whole(_text_folder(key, Tokenizer.from_file(path).sha256))
+    path = Path(section.file).expanduser() if section.file else _tokenizer_folder(corpus.key, section) / TOKENIZER
+    return path.is_file() and is_whole(_text_folder(corpus.key, Tokenizer.from_file(path).sha256))
 
 
-def _prepare_tokenizer(corpus: Corpus, section: TokenizerSection, progress: Progress | None) -> Tokenizer:
+def _prepare_tokenizer(corpus: Corpus, section: TokenizerSection) -> Tokenizer:
     """Return the tokenizer that the recipe names, or train one on the training documents."""
     if section.file:
         named = Tokenizer.from_file(Path(section.file).expanduser())
@@ -106,34 +94,24 @@ def _prepare_tokenizer(corpus: Corpus, section: TokenizerSection, progress: Prog
             )
         return named
 
-    # `train` and `is_whole` leave the tokenizer in `ready`, so that it is neither read nor parsed a second time.
-    def train(folder: Path) -> None:
-        refuse_damaged_blobs([file.path for file in corpus.files], progress)
-        trained = train_tokenizer(
-            _train_documents(corpus), section.vocab, max_chars=section.train_chars, crop=section.train_crop
-        )
-        ready.append(trained)
-        trained.save(folder / TOKENIZER)
-        write_index(folder, {"sha256": trained.sha256})
+    # Each leaves the tokenizer in `ready`, so that it is neither read nor parsed a second time.
+    ready: list[Tokenizer] = []
 
-    def is_whole(folder: Path) -> bool:
+    def train(folder: Path) -> None:
+        documents = (text for part in corpus.parts("training the tokenizer", only_train=True) for text in part.train)
+        ready.append(train_tokenizer(documents, section.vocab, max_chars=section.train_chars, crop=section.train_crop))
+        ready[-1].save(folder / TOKENIZER)
+        write_index(folder, {"sha256": ready[-1].sha256})
+
+    def is_intact(folder: Path) -> bool:
         try:
-            trained = Tokenizer.from_file(folder / TOKENIZER)
-            if read_index(folder) != {"sha256": trained.sha256}:
-                return False
+            ready.append(Tokenizer.from_file(folder / TOKENIZER))
+            return read_index(folder) == {"sha256": ready[-1].sha256}
         except (DataError, OSError, ValueError):
             return False
-        ready.append(trained)
-        return True
 
-    ready: list[Tokenizer] = []
-    build_once(_tokenizer_folder(corpus.key, section), train, is_whole)
+    build_once(_tokenizer_folder(corpus.key, section), train, is_intact)
     return ready[-1]
-
-
-def _train_documents(corpus: Corpus) -> Iterator[str]:
-    for part in corpus.parts("training the tokenizer", only_train=True):
-        yield from part.train
 
 
 def _tokenizer_folder(corpus_key: str, section: TokenizerSection) -> Path:
@@ -145,49 +123,33 @@ def _text_folder(corpus_key: str, tokenizer_sha256: str) -> Path:
     return cache_dir() / "text" / digest(VERSION, corpus_key, tokenizer_sha256)[:32]
 
 
-def _tokenise(folder: Path, corpus: Corpus, tokenizer: Tokenizer, progress: Progress | None) -> None:
-    refuse_damaged_blobs([file.path for file in corpus.files], progress)
+def _tokenise(folder: Path, corpus: Corpus, tokenizer: Tokenizer) -> None:
     seed = None if corpus.source.shuffled else corpus.source.shuffle_seed
     writers = {part: DocumentWriter(folder, part, tokenizer, seed) for part in _PARTS}
     for parts in corpus.parts("tokenising"):
         writers["train"].add(parts.train)
         writers["validation"].add(parts.validation)
-    shards, sums, hashes = {}, {}, {}
+    streams = {part: writer.finish() for part, writer in writers.items()}
     for part, writer in writers.items():
-        shards[part], sums[part], hashes[part] = writer.finish()
         if not writer.documents:
             raise DataError(
                 f"{corpus.source.train} has no text for {part}; check data.train, data.files and data.validation"
             )
     if open_corpus(corpus.source).key != corpus.key:  # edited while it was read: the key is of other content
         raise corpus.changed_meanwhile()
+    hashes = {part: [sha256 for _, _, sha256 in shards] for part, (_, shards) in streams.items()}
     index = {
         "identity": digest(hashes, tokenizer.sha256),
-        "vocab": tokenizer.vocab_size,
         "documents": {part: writer.documents for part, writer in writers.items()},
         "skipped": corpus.skipped,
-        "shards": shards,
-        "sums": sums,
+        "streams": streams,
     }
     write_index(folder, index)
 
 
-def _is_whole(folder: Path) -> bool:
-    """Return whether the index and the sizes are intact; the content of shards is verified when it is read."""
-    try:
-        index = read_index(folder)
-        dtype = token_dtype(index["vocab"])
-        return all(shards_are_whole(folder, shards, dtype) for shards in index["shards"].values())
-    except (OSError, ValueError, KeyError, TypeError):
-        return False
-
-
 def _open(folder: Path, corpus: Corpus, tokenizer: Tokenizer) -> TextData:
     index = read_index(folder)
-    dtype: np.dtype = token_dtype(index["vocab"])
-    train, validation = (
-        TokenStream(folder, index["shards"][part], dtype, index["sums"][part], tokenizer.vocab_size) for part in _PARTS
-    )
+    train, validation = (open_stream(folder, part) for part in _PARTS)
     documents = index["documents"]
     return TextData(
         tokenizer=tokenizer,

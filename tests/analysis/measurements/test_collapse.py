@@ -25,8 +25,8 @@ def measured(h_BTD, labels, classifier, logits=None, batch=100):
 
     def second_pass():
         for x, part in zip(parts, torch.from_numpy(logits).split(batch), strict=True):
-            collapse.compare(x)
-            collapse.compare_logits(part)
+            collapse.compare(x, None)
+            collapse.compare_logits(part, None)
 
     collapse = CollapseAccumulator(classifier, (lambda: None) if logits is None else second_pass)
     for x, y in zip(parts, torch.from_numpy(labels).split(batch), strict=True):

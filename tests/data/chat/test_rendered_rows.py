@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 from text_support import flip
 
-from lapcli.data import checksums
 from lapcli.data.chat import rendered_rows
 from lapcli.data.chat.mixture import prepare_mixture
 from lapcli.data.chat.rendered_rows import prepare_rows
@@ -35,31 +34,28 @@ def mixture_of(data, tokenizer, **changes):
     return prepare_mixture([data], tokenizer, **settings)
 
 
-@pytest.mark.parametrize("name", ["tokens.bin", "targets.bin"])
-def test_a_flipped_bit_is_named_by_the_row_that_reads_it(chats, tokenizer, lap_cache, monkeypatch, name):
-    monkeypatch.setattr(checksums, "BLOCK_BYTES", 256)
+@pytest.mark.parametrize("name", ["tokens-00000.bin", "targets-00000.bin", "rows-00000.bin"])
+def test_a_flipped_bit_is_named_and_the_next_start_builds_again(chats, tokenizer, lap_cache, name):
     expected = all_rows(prepare_rows(chats, tokenizer, LONGEST))
     (path,) = lap_cache.glob(f"chat/*/{name}")
     flip(path, path.stat().st_size // 2)
-    damaged = prepare_rows(chats, tokenizer, LONGEST)
-    assert [part.tolist() for part in damaged.row(0)] == list(expected[0])
     with pytest.raises(DataError, match=rf"{name} is damaged .* run the same command again"):
-        all_rows(damaged)
+        all_rows(prepare_rows(chats, tokenizer, LONGEST))
     assert all_rows(prepare_rows(chats, tokenizer, LONGEST)) == expected
 
 
-def test_any_damage_to_the_cache_is_refused_or_repaired(chats, tokenizer, lap_cache):
+def test_any_damage_to_the_rows_is_refused_or_repaired(chats, tokenizer, lap_cache):
     rows = prepare_rows(chats, tokenizer, LONGEST)
     expected = all_rows(rows), rows.identity, rows.target_counts.tolist(), rows.is_cut.tolist(), rows.malformed
     seed = random.randrange(2**32)
     print("seed", seed)
     draw = random.Random(seed)
     for _ in range(40):
-        path = draw.choice(sorted(path for path in lap_cache.glob("chat/*/*")))
+        path = draw.choice(sorted(path for path in lap_cache.glob("chat/*/*.bin")))
         flip(path, draw.randrange(path.stat().st_size), draw.randrange(1, 256))
         for _ in range(2):  # what is refused is built again by the next start
-            rows = prepare_rows(chats, tokenizer, LONGEST)
             try:
+                rows = prepare_rows(chats, tokenizer, LONGEST)
                 got = all_rows(rows)
             except DataError as error:
                 if "is damaged" not in str(error):
@@ -129,7 +125,7 @@ def test_wide_text_and_files_under_two_names_are_refused(tmp_path, tokenizer):
     choices = DataSet(name="q", format="multiple_choice", source=str(tmp_path / "q.csv"))
     words = DataSet(name="w", format="simple_spelling", source=str(tmp_path / "words.txt"), rows=3)
     for data, name in ((choices, "q.csv"), (words, "words.txt")):
-        with pytest.raises(DataError, match=rf"{name} has zero bytes.*`iconv -f utf-16le -t utf-8`"):
+        with pytest.raises(DataError, match=rf"{name} has zero bytes.*`iconv"):
             prepare_rows(data, tokenizer, LONGEST)
     (tmp_path / "folder").mkdir()
     (tmp_path / "folder" / "a.jsonl").write_text(json.dumps(talk("q", "a")) + "\n")

@@ -121,19 +121,6 @@ def test_a_row_without_an_image_is_named(tmp_path):
         open_images(ImageSource(train=str(tmp_path)), 3)
 
 
-def test_a_table_replaced_by_another_with_the_old_time_is_converted_again(tmp_path):
-    """As after `cp -p`: the name and the modification time are the same, the labels are not."""
-    for name in ("train", "test"):
-        write_parquet(tmp_path / f"{name}.parquet", table([0, 2, 1, 2]))
-    path = tmp_path / "train.parquet"
-    assert open_images(ImageSource(train=str(tmp_path)), 3).train.labels.tolist() == [0, 2, 1, 2]
-    before = path.stat()
-    for labels in ([2, 1, 0, 2], [0, 2, 1, 2]):
-        write_parquet(path, table(labels))
-        os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
-        assert open_images(ImageSource(train=str(tmp_path)), 3).train.labels.tolist() == labels
-
-
 def test_a_label_column_must_be_named_where_there_are_two(tmp_path):
     for name in ("train", "test"):
         write_parquet(tmp_path / f"{name}.parquet", {**table([0, 1, 2]), "coarse": [0, 0, 1]})
