@@ -25,6 +25,13 @@ def test_there_are_commands_to_run():
     assert all(line.startswith("lap ") for line, _ in COMMANDS)
 
 
+def test_chat_names_the_run_that_it_takes():
+    """Without --run it would be the newest one, which in the order of the pages is the baseline."""
+    chat = [line for line, _ in COMMANDS if line.startswith(("lap sft ", "lap chat ", "lap sample "))]
+    assert chat
+    assert [line for line in chat if "--run " not in line and "--init-from " not in line] == []
+
+
 @pytest.fixture(scope="module")
 def measured_runs(tmp_path_factory):
     """Where the runs that `lap eval` and `lap analyze` look at are trained, each once."""

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 EXAMPLES = """\b
 Examples:
-  lap sft recipes/chat_quickstart.yaml
+  lap sft recipes/chat_quickstart.yaml --run quickstart
   lap sft recipes/chat561m.yaml --stage sft --run gpt561m_5L --nproc 8
   lap sft recipes/chat561m.yaml --init-from my_model/hf --name my_chat
   lap sft recipes/chat561m.yaml --dry-run

@@ -6,23 +6,19 @@ Only missing files are downloaded, by `lap train` when it needs them and by `lap
 commit, tag or branch) pins the data set itself.
 """
 
-import errno
 import glob
 import os
 import re
 import socket
 import urllib.parse
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
 
 from lapcli.data.file_formats import DOCUMENT_SUFFIXES
 from lapcli.runtime.environment import hub_is_offline
-from lapcli.runtime.errors import DataError, LapError
-
-#: Read if named, but skipped in a folder, where such a file mostly describes the data.
-ONLY_BY_NAME = (".md",)
+from lapcli.runtime.errors import DataError
+from lapcli.runtime.progress import Progress
 
 RANGE = re.compile(r"\{(\d{1,12})\.\.(\d{1,12})\}")
 MOST_FILES = 1_000_000
@@ -30,14 +26,9 @@ MOST_FILES = 1_000_000
 
 def expand_ranges(files: str | Sequence[str]) -> list[str]:
     """Expand `shard_{000..239}.parquet` to its 240 names; numbers are padded to the width of the first."""
-    names: list[str] = []
-    for pattern in [files] if isinstance(files, str) else files:
-        names += _expand(pattern)
-    return names
-
-
-def _expand(pattern: str) -> list[str]:
-    braces = RANGE.search(pattern)
+    if not isinstance(files, str):
+        return [name for pattern in files for name in expand_ranges(pattern)]
+    pattern, braces = files, RANGE.search(files)
     if not braces:
         return [pattern]
     first, last = braces.groups()
@@ -47,7 +38,7 @@ def _expand(pattern: str) -> list[str]:
             f"data.files: {braces.group()} in {pattern} is {max(count, 0):,} files; expected 1 to {MOST_FILES:,}"
         )
     numbers = (str(number).zfill(len(first)) for number in range(int(first), int(last) + 1))
-    return [name for n in numbers for name in _expand(pattern[: braces.start()] + n + pattern[braces.end() :])]
+    return [name for n in numbers for name in expand_ranges(pattern[: braces.start()] + n + pattern[braces.end() :])]
 
 
 def _meant(train: str) -> str:
@@ -59,7 +50,9 @@ def _meant(train: str) -> str:
     return "give `builtin`, `hub:OWNER/NAME`, or a file or folder"
 
 
-def local_files(train: str, files: str | Sequence[str] | None) -> list[Path]:
+def local_files(
+    train: str, files: str | Sequence[str] | None, suffixes: tuple[str, ...] = DOCUMENT_SUFFIXES
+) -> list[Path]:
     """Return the files of a local source: the file itself, those that `files` names, or all with a known suffix."""
     source = Path(train).expanduser()
     try:
@@ -68,65 +61,41 @@ def local_files(train: str, files: str | Sequence[str] | None) -> list[Path]:
         raise DataError(f"there is no {train[:200]}; {_meant(train)}") from None
     if source.is_file():
         if files is not None:
-            raise DataError(f"data.files: {source} is a single file; remove files, or name its folder in data.train")
+            raise DataError(f"files: {source} is a single file; remove files, or name its folder instead")
         return [source]
     if not source.is_dir():
-        raise DataError(f"{source} is a pipe or a device; give `builtin`, `hub:OWNER/NAME`, or a file or folder")
+        raise DataError(f"{source} is a pipe or a device; give a file or folder")
+    paths = [path for pattern in expand_ranges(files or []) for path in _matches(source, pattern)]
     if files is None:
-        paths = sorted(path for path in source.iterdir() if path.name.endswith(DOCUMENT_SUFFIXES) and path.is_file())
-        if not paths:
-            raise DataError(
-                f"{source} has no {', '.join(DOCUMENT_SUFFIXES)} files; name the folder that has them, "
-                "or give data.files, such as '**/*.txt'"
-            )
-        return paths
-    return [path for pattern in expand_ranges(files) for path in _matches(source, pattern)]
+        paths = sorted(path for path in source.iterdir() if path.name.endswith(suffixes) and path.is_file())
+    if not paths:
+        raise DataError(
+            f"{source} has no {', '.join(suffixes)} files; name the folder that has them, or give files, such as "
+            "'**/*.txt'"
+        )
+    # A file under two names would count twice, and could be both trained on and validated on.
+    seen: dict[Path, Path] = {}
+    for path in paths:
+        other = seen.setdefault(path.resolve(), path)
+        if other is not path:
+            raise DataError(f"{other} and {path} are the same file, by a link; remove the link, or name the files")
+    return paths
 
 
 def _matches(source: Path, pattern: str) -> list[Path]:
     # Before globbing: a file's own name may hold brackets.
     if (source / pattern).is_file():
         return [source / pattern]
-    names = glob.glob(pattern, root_dir=source, recursive=True)
-    paths = sorted(source / name for name in names if (source / name).is_file())
-    if not paths:
-        raise DataError(f"data.files: nothing in {source} matches {pattern}")
-    return paths
-
-
-def check_file_list(names: Sequence[str]) -> None:
-    """Refuse files of unknown formats, and one named twice, which could be both trained on and validated on."""
-    seen: set[str] = set()
-    for name in names:
-        if not name.endswith(DOCUMENT_SUFFIXES + ONLY_BY_NAME):
-            raise DataError(
-                f"data.files: {name} has a format that is not read here; expected {', '.join(DOCUMENT_SUFFIXES)}"
-            )
-        if name in seen:
-            raise DataError(f"data.files: {name} is named twice, so that validation would not be held out; remove one")
-        seen.add(name)
-
-
-def refuse_same_file(paths: Sequence[Path]) -> None:
-    """Refuse a file under two names, by a link: it would count twice, and could be trained and validated on."""
-    seen: dict[tuple[int, int], Path] = {}
-    for path in paths:
-        status = path.stat()
-        other = seen.setdefault((status.st_dev, status.st_ino), path)
-        if other != path:
-            raise DataError(f"{other} and {path} are the same file, by a link; remove the link, or name the files")
-
-
-DOWNLOADS_AT_ONCE = 8
-
-
-_PROXIES = ("HTTPS_PROXY", "https_proxy", "ALL_PROXY", "all_proxy")
+    paths = sorted(source / name for name in glob.glob(pattern, root_dir=source, recursive=True))
+    if not any(path.is_file() for path in paths):
+        raise DataError(f"files: nothing in {source} matches {pattern}")
+    return [path for path in paths if path.is_file()]
 
 
 def unreachable() -> str | None:
     """Return at once why the hub cannot be reached, or None if it may be: its library would retry for half a minute."""
     # Behind a proxy a direct connection fails although the hub can be reached.
-    if any(os.environ.get(name) for name in _PROXIES):
+    if any(os.environ.get(name) for name in ("HTTPS_PROXY", "https_proxy", "ALL_PROXY", "all_proxy")):
         return None
     address = urllib.parse.urlsplit(os.environ.get("HF_ENDPOINT") or "https://huggingface.co")
     port = address.port or (80 if address.scheme == "http" else 443)
@@ -140,94 +109,55 @@ def unreachable() -> str | None:
 
 
 def hub_files(
-    repository: str,
-    names: Sequence[str],
-    revision: str | None,
-    progress: Callable[[str, int, int], None] | None = None,
+    repository: str, names: Sequence[str], revision: str | None, progress: Progress | None = None
 ) -> list[Path]:
     """Return the local paths of a data set's files, all of one commit; download those that are missing."""
     if paths := cached_hub_files(repository, names, revision):
         return paths
-    if hub_is_offline():
-        missing = next(name for name in names if not _cached(repository, name, revision))
+    reason = "HF_HUB_OFFLINE is set" if hub_is_offline() else unreachable()
+    if reason:
+        missing = next(name for name in names if not cached_hub_files(repository, [name], revision))
         raise DataError(
-            f"HF_HUB_OFFLINE is set and {missing} of the data set {repository} is not on this machine; "
-            "run `lap fetch RECIPE` where the hub can be reached"
+            f"{missing} of the data set {repository} is not on this machine and cannot be downloaded ({reason}); run "
+            "`lap fetch RECIPE` where the hub can be reached, or give local files with --data"
         )
-    if reason := unreachable():
-        raise DataError(
-            f"the files of the data set {repository} are not on this machine and cannot be downloaded ({reason}); run "
-            "`lap fetch RECIPE` when the hub can be reached, or give local files with --data"
-        )
-    _download(repository, names, revision, progress)
-    paths = cached_hub_files(repository, names, revision)
-    if paths is None:  # the branch moved between two files; most of the new commit's are here by now
-        _download(repository, names, revision, progress)
-        paths = cached_hub_files(repository, names, revision)
-    if paths is None:
-        raise DataError(f"the data set {repository} keeps changing; give data.revision, then run `lap fetch RECIPE`")
-    return paths
+    for _ in range(2):  # a branch may move between two files; most of the new commit's are here by then
+        with ThreadPoolExecutor(8) as pool:
+            fetched = pool.map(lambda name: _download(repository, name, revision), names)
+            for done, _ in enumerate(fetched, start=1):
+                if progress:
+                    progress("downloading files", done, len(names))
+        if paths := cached_hub_files(repository, names, revision):
+            return paths
+    raise DataError(f"the data set {repository} keeps changing; give data.revision, then run `lap fetch RECIPE`")
 
 
 def cached_hub_files(repository: str, names: Sequence[str], revision: str | None) -> list[Path] | None:
     """Return the files if all of them are on this machine, in one snapshot of the data set."""
-    paths = []
-    for name in names:
-        if (path := _cached(repository, name, revision)) is None:
-            return None
-        paths.append(path)
-    return paths
-
-
-def _cached(repository: str, name: str, revision: str | None) -> Path | None:
     from huggingface_hub import try_to_load_from_cache
     from huggingface_hub.errors import HFValidationError
 
-    try:
-        path = try_to_load_from_cache(repository, name, cache_dir=_hub_cache(), revision=revision, repo_type="dataset")
-    except (HFValidationError, ValueError, OSError) as error:
-        raise DataError(f"{name} cannot be a file of the data set {repository}: {error}") from None
-    # Besides None the library returns a marker object for a file that it knows not to exist.
-    return Path(path) if isinstance(path, str) else None
-
-
-def _download(
-    repository: str, names: Sequence[str], revision: str | None, progress: Callable[[str, int, int], None] | None
-) -> None:
-    with ThreadPoolExecutor(DOWNLOADS_AT_ONCE) as pool:
-        downloads = [pool.submit(_download_file, repository, name, revision) for name in names]
+    paths, cache = [], _hub_cache()
+    for name in names:
         try:
-            for done, download in enumerate(downloads):
-                if progress:
-                    progress("downloading files", done, len(names))
-                download.result()
-        except BaseException:
-            # Else leaving the `with` block would first download every file that is still queued.
-            pool.shutdown(wait=False, cancel_futures=True)
-            raise
-    if progress:
-        progress("downloading files", len(names), len(names))
+            path = try_to_load_from_cache(repository, name, cache_dir=cache, revision=revision, repo_type="dataset")
+        except (HFValidationError, ValueError, OSError) as error:
+            raise DataError(f"{name} cannot be a file of the data set {repository}: {error}") from None
+        if not isinstance(path, str):  # None, or a marker object for a file that is known not to exist
+            return None
+        paths.append(Path(path))
+    return paths
 
 
-def _download_file(repository: str, name: str, revision: str | None) -> None:
+def _download(repository: str, name: str, revision: str | None) -> None:
     from huggingface_hub import errors, hf_hub_download
-    from huggingface_hub.utils import tqdm
+    from huggingface_hub.utils import disable_progress_bars
 
-    class Quiet(tqdm):
-        """No bar of the library: ours covers all files, and eight at once would be unreadable."""
-
-        def __init__(self, *args: Any, **options: Any) -> None:
-            super().__init__(*args, **{**options, "disable": True})
-
+    disable_progress_bars()  # ours covers all files, and eight at once would be unreadable
     try:
+        endpoint = os.environ.get("HF_ENDPOINT") or None
         hf_hub_download(
-            repository,
-            name,
-            repo_type="dataset",
-            revision=revision,
-            cache_dir=_hub_cache(),
-            endpoint=os.environ.get("HF_ENDPOINT") or None,
-            tqdm_class=Quiet,
+            repository, name, repo_type="dataset", revision=revision, cache_dir=_hub_cache(), endpoint=endpoint
         )
     except errors.GatedRepoError:
         raise DataError(
@@ -239,11 +169,7 @@ def _download_file(repository: str, name: str, revision: str | None) -> None:
         raise DataError(f"the data set {repository} has no revision {revision}; check data.revision") from None
     except errors.RemoteEntryNotFoundError:
         raise DataError(f"the data set {repository} has no file {name}; check data.files") from None
-    except Exception as error:  # the connection, proxies and the library's transports raise many kinds
-        if isinstance(error, OSError) and error.errno == errno.ENOSPC:
-            raise LapError(
-                f"the disk is full while downloading {name}; free some space, or set HF_HOME to another disk"
-            ) from error
+    except Exception as error:  # the connection, a full disk, proxies and the library's transports raise many kinds
         cause = str(error.__cause__ or error).splitlines() or [type(error).__name__]
         raise DataError(
             f"{name} of the data set {repository} could not be downloaded ({cause[0][:200]}); "
@@ -255,8 +181,6 @@ def _hub_cache() -> Path:
     """Return the hub's cache folder; the library reads the variables only once, at its import."""
     from huggingface_hub import constants
 
-    if cache := os.environ.get("HF_HUB_CACHE"):
-        return Path(cache).expanduser()
-    if home := os.environ.get("HF_HOME"):
-        return Path(home).expanduser() / "hub"
-    return Path(constants.HF_HUB_CACHE)
+    home = os.environ.get("HF_HOME")
+    given = os.environ.get("HF_HUB_CACHE") or (home and f"{home}/hub")
+    return Path(given).expanduser() if given else Path(constants.HF_HUB_CACHE)

@@ -9,7 +9,7 @@
         extensions.add("data source", Fables())
 
 Text and conversations are written once to a jsonl file in the cache, which a run reads like any other, so that
-everything (validation split, tokens, checksums, identity in `run.json`) works as for local files.
+everything (validation split, tokens, identity in `run.json`) works as for local files.
 
 Public data sets are known by name too (`known_set`): their sizes, for `lap plan` before anything is downloaded, and the
 places of their files on the hub. The files of benchmarks are declared by each benchmark.
@@ -27,7 +27,6 @@ from lapcli.data.cache import build_once, digest
 from lapcli.recipe.data_sources import PREFIX, Modality, find_source
 from lapcli.runtime.environment import cache_dir
 from lapcli.runtime.errors import DataError
-from lapcli.runtime.files import open_to_write, sha256_of_file, write_text
 
 if TYPE_CHECKING:
     from lapcli.data.images.image_set import ImageSet
@@ -64,7 +63,7 @@ class RowSource(DataSource):
 
     def file(self) -> Path:
         """Return a jsonl file of all rows, written on the first call."""
-        return build_once(self.folder(), self._write, _is_whole) / ROWS_FILE
+        return build_once(self.folder(), self._write) / ROWS_FILE
 
     def folder(self) -> Path:
         """Return the folder where that file is, or will be."""
@@ -72,7 +71,7 @@ class RowSource(DataSource):
 
     def _write(self, folder: Path) -> None:
         content, count = hashlib.sha256(), 0
-        with open_to_write(folder / ROWS_FILE) as file:
+        with (folder / ROWS_FILE).open("wb") as file:
             for count, row in enumerate(self.rows(), start=1):
                 try:
                     line = json.dumps(self._json(row)).encode() + b"\n"
@@ -82,7 +81,7 @@ class RowSource(DataSource):
                 content.update(line)
         if count == 0:
             raise DataError(f"the data source {self.name} has no rows; name another in the recipe")
-        write_text(folder / "index.json", json.dumps({"sha256": content.hexdigest()}))
+        (folder / "index.json").write_text(json.dumps({"sha256": content.hexdigest()}))
 
     def _json(self, row: Any) -> Any:
         return row
@@ -108,13 +107,6 @@ class ConversationSource(RowSource):
 def rows_sha256(file: Path) -> str:
     """Return the sha256 that was written beside a source's file."""
     return str(json.loads((file.parent / "index.json").read_text())["sha256"])
-
-
-def _is_whole(folder: Path) -> bool:
-    try:
-        return sha256_of_file(folder / ROWS_FILE) == rows_sha256(folder / ROWS_FILE)
-    except (OSError, ValueError, KeyError, TypeError):
-        return False
 
 
 @dataclass(frozen=True)

@@ -124,6 +124,8 @@ class ChatKind(Kind):
             before = read_run(folder_of(recipe.start.run, run.path.parent))
         elif init_from is not None and init_from.source.startswith(RUN):
             before = named_run(run.path.parent, init_from.source.removeprefix(RUN).partition("@")[0])
+        elif init_from is not None and (Path(init_from.source).expanduser() / INFO).is_file():
+            before = read_run(Path(init_from.source).expanduser())
         else:
             return run, TextSource(train=UNKNOWN)
         return kind_of(before.recipe).data_of(before)

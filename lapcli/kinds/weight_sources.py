@@ -1,6 +1,6 @@
 """Weights that a run can start from, by name: their file, what is known about their model, and their tensors.
 
-    run:NAME[@step|best]     a run, finished or not; without a suffix its last checkpoint
+    run:NAME[@step|best]     a run, finished or not; without a suffix its last checkpoint, as for the run's FOLDER
     timm:NAME                a stock ViT with its pretrained weights, or those of a file
     FOLDER                   an exported folder (hf, timm, safetensors), or one with checkpoints of nanochat
     FILE.pt                  a checkpoint of nanochat or of the author's fork
@@ -24,7 +24,7 @@ from lapcli.kinds.opening import TIMM, build_timm, find_checkpoint, read_timm, t
 from lapcli.models.gpt import from_transformers
 from lapcli.recipe import recipe_to_dict
 from lapcli.recipe.schema import InitFrom
-from lapcli.runs import TOKENIZER, Run, named_run
+from lapcli.runs import INFO, TOKENIZER, Run, named_run
 from lapcli.runtime.errors import DataError, UsageError
 from lapcli.runtime.files import read_json, read_text, sha256_of_file
 from lapcli.training.checkpoint import read_tensors
@@ -51,28 +51,29 @@ def find_source(given: InitFrom, runs_dir: Path) -> WeightSource:
     """Find a source; UsageError or DataError with the next step if it is missing, incomplete or of unknown format."""
     source = given.source
     if source.startswith(RUN):
-        return _of_run(source.removeprefix(RUN), runs_dir)
+        name, _, which = source.removeprefix(RUN).partition("@")
+        return _of_run(named_run(runs_dir, name), which or "last")
     if source.startswith(TIMM):
         return _of_timm(source, None if given.weights is None else Path(given.weights).expanduser())
     path = Path(source).expanduser()
+    if (path / INFO).is_file():
+        return _of_run(named_run(runs_dir, str(path)), "last")
     if path.is_dir() and any((path / name).exists() for name in (RECORD, CONFIG, WEIGHTS)):
         return _of_folder(path)
-    if path.is_dir() or path.suffix == ".pt":
+    if path.suffix == ".pt" or any(path.glob("model_*.pt")) or any(path.glob("*/model_*.pt")):
         return _of_nanochat(path)
     if path.exists():
-        raise UsageError(f"{path} is neither a folder nor a .pt file; {_forms()}")
+        raise UsageError(f"{path} has no weights that lap can read; {_forms()}")
     near = f"; did you mean run:{source}?" if (runs_dir / source.partition("@")[0]).is_dir() else f"; {_forms()}"
     raise UsageError(f"there is no {source[:200]}{near}")
 
 
 def _forms() -> str:
-    return "weights come from run:NAME[@step|best], timm:NAME, an exported folder or a checkpoint of nanochat"
+    return "weights come from run:NAME[@step|best], timm:NAME, a run's or exported folder or a checkpoint of nanochat"
 
 
-def _of_run(name: str, runs_dir: Path) -> WeightSource:
-    name, _, which = name.partition("@")
-    run = named_run(runs_dir, name)
-    checkpoint = find_checkpoint(run, which or "last")
+def _of_run(run: Run, which: str) -> WeightSource:
+    checkpoint = find_checkpoint(run, which)
     recipe: Any = run.recipe
     values = recipe_to_dict(recipe)
     is_gpt = (run.path / TOKENIZER).is_file()

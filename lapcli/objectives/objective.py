@@ -56,7 +56,9 @@ class BatchPlan:
 def plan_batches(batch: int, micro_batch: int, processes: int, multiple: int = 1) -> BatchPlan:
     """Choose the largest micro-batch up to the recipe's that divides a process's share; the rest is accumulation.
 
-    `multiple`: a micro-batch is a multiple of it, if examples come in pairs or groups.
+    `multiple`: a micro-batch is a multiple of it, if examples come in pairs or groups. Micro-batches are equal, so that
+    the mean of their means is the mean over the batch. A share with no divisor near the recipe's micro-batch is
+    refused: 254 examples with a micro-batch of 64 would take 127 forwards of 2 instead of 4.
     """
     if batch % (processes * multiple):
         nearest = max(1, round(batch / (processes * multiple))) * processes * multiple
@@ -66,7 +68,16 @@ def plan_batches(batch: int, micro_batch: int, processes: int, multiple: int = 1
             f"use --set train.batch={nearest} or another number of processes"
         )
     share = batch // processes
-    micro = next(size for size in range(min(micro_batch, share), 0, -1) if share % size == 0 and size % multiple == 0)
+    sizes = [size for size in range(multiple, share + 1, multiple) if share % size == 0]
+    micro = max((size for size in sizes if size <= micro_batch), default=sizes[0])
+    if micro > micro_batch or share // micro >= 2 * -(-share // micro_batch):
+        usable = max(multiple, micro_batch // multiple * multiple)
+        nearest = max(1, round(share / usable)) * usable * processes
+        larger = next(size for size in sizes if size > micro_batch)
+        raise UsageError(
+            f"{share} examples a process cannot be split into equal micro-batches near {micro_batch}; use --set "
+            f"train.batch={nearest}, or --set train.micro_batch={larger} (or {micro})"
+        )
     return BatchPlan(batch, micro, share // micro, processes)
 
 

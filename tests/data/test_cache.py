@@ -1,14 +1,12 @@
 import errno
 import logging
 import os
-import sys
 import threading
 import time
 
 import pytest
-from support import run_process
 
-from lapcli.data.cache import UNFINISHED, build_once, digest
+from lapcli.data.cache import build_once, digest
 from lapcli.runtime.errors import DataError, LapError
 
 
@@ -73,33 +71,6 @@ def test_one_builds_and_the_others_wait(tmp_path):
     for thread in threads:
         thread.join()
     assert len(built) == 1
-
-
-def test_what_a_killed_build_left_is_removed_by_the_next_of_any_key(tmp_path):
-    code = (
-        "import os, pathlib, sys; from lapcli.data.cache import build_once\n"
-        "def build(folder):\n"
-        "    (folder / 'content').write_text('whole'); os.kill(os.getpid(), 9)\n"
-        "build_once(pathlib.Path(sys.argv[1]), build, lambda folder: True)"
-    )
-    killed = run_process([sys.executable, "-c", code, str(tmp_path / "key")], check=False)
-    assert killed.returncode == -9
-    assert not (tmp_path / "key").exists()
-    assert (tmp_path / f"key{UNFINISHED}").exists()
-    build_once(tmp_path / "other", fill, is_whole)
-    assert not (tmp_path / f"key{UNFINISHED}").exists()
-
-
-def test_a_build_under_way_is_not_taken_for_abandoned(tmp_path):
-    inside = []
-
-    def outer(folder):
-        build_once(tmp_path / "other", fill, is_whole)
-        inside.append(folder.exists())
-        fill(folder)
-
-    build_once(tmp_path / "key", outer, is_whole)
-    assert inside == [True]
 
 
 def test_keys_depend_on_every_part():

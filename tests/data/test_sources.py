@@ -47,8 +47,6 @@ class Stripes(LabelledImageSource):
                 return kept.getvalue()
             def encoded(self, index):
                 return self._pngs[index]
-            def sizes(self):
-                return np.array([len(png) for png in self._pngs])
             def name(self, index):
                 return f"stripe {index}"
         return Drawn(24, 0), Drawn(8, 1)

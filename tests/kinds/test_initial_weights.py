@@ -71,6 +71,15 @@ def test_a_run_begins_with_the_weights_of_another_and_says_what_differs(tmp_path
     assert "head plan" in kept.info["started_from"]["changed"][0]
 
 
+def test_the_folder_of_a_run_gives_its_last_weights(tmp_path, source):
+    by_name = find_source(InitFrom(source="run:source"), tmp_path / "runs")
+    by_folder = find_source(InitFrom(source=str(source.path)), tmp_path / "elsewhere")
+    assert (by_folder.sha256, by_folder.file) == (by_name.sha256, by_name.file)
+    for folder in (tmp_path, source.path / "checkpoints"):  # of runs, and of checkpoints
+        with pytest.raises(UsageError, match="run:NAME"):
+            find_source(InitFrom(source=str(folder)), tmp_path / "runs")
+
+
 def test_identity_is_the_hash_of_the_weights_and_not_their_place(tmp_path, source):
     plain = continuing(tmp_path, "run:source")
     drawn = plain.model_copy(update={"train": plain.train.model_copy(update={"init_from": None})})

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 import torch
 
-from lapcli.data.text.shards import ShardWriter, TokenStream, token_dtype
 from lapcli.data.text.tokenizer import Tokenizer, train_tokenizer
 from lapcli.data.text.tokens import TextData
+from lapcli.data.token_store import ShardWriter, TokenStream, token_dtype
 from lapcli.models.gpt import GPT
 from lapcli.objectives.language_model import LanguageModel, gpt_config, parameter_groups
 from lapcli.recipe import recipe_from_dict

@@ -10,7 +10,6 @@ import pytest
 from support import run_main
 from sweep_support import write_recipe
 
-from lapcli.data.cache import build_once
 from lapcli.runtime import files
 from lapcli.runtime.errors import LapError
 from lapcli.sweep.state import lock_cell
@@ -48,24 +47,6 @@ def test_without_locks_a_run_trains_and_one_line_says_so(no_locks, tmp_path, cap
     assert not list((tmp_path / "cache").rglob("*.unfinished"))
     (cell,) = sweep_from_options(recipe, {"seed": [1]}, [], []).grids[0].cells()
     assert lock_cell(cell, runs) is not None
-
-
-def test_without_locks_two_builders_do_not_disturb_each_other(no_locks, tmp_path):
-    """The second begins and ends while the first is at work; both find the folder whole."""
-
-    def fill(folder):
-        (folder / "content").write_text("whole")
-
-    def is_whole(folder):
-        return (folder / "content").exists()
-
-    def slow(folder):
-        assert build_once(tmp_path / "key", fill, is_whole) == tmp_path / "key"
-        assert folder.is_dir()
-        fill(folder)
-
-    assert is_whole(build_once(tmp_path / "key", slow, is_whole))
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["key", "key.lock"]
 
 
 def test_a_lock_that_fails_for_another_reason_is_not_passed_over(tmp_path, monkeypatch):

@@ -10,13 +10,13 @@
     NC4              share of examples whose largest logit is not the class of the nearest class mean
 
 The paper prints NC2 with the class means themselves, where the target -1/(C-1) cannot be reached; Han et al. centre
-them. Both are given. NC4 needs all class means before the first example can be compared: the h_i, one row for each
-example, wait in a temporary file and not in memory.
+them. Both are given. NC4 needs all class means before the first example can be compared, so the model runs over the
+examples a second time: keeping the h_i of all layers would take gigabytes.
 """
 
 from __future__ import annotations
 
-import tempfile
+from collections.abc import Callable
 from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
@@ -24,6 +24,7 @@ import numpy as np
 from lapcli.analysis.drawing import COLOURS, first_layer_values, legend_title, name_runs, panels, plot_by_layer
 from lapcli.analysis.measurement import LayerResult, Measurement, Settings
 from lapcli.kinds import kind
+from lapcli.measures.capture import Batch, Capture
 from lapcli.measures.tokens import ClassMoments
 
 if TYPE_CHECKING:
@@ -32,9 +33,7 @@ if TYPE_CHECKING:
 
     from lapcli.analysis.analyze import Analysis
     from lapcli.analysis.analyzed_models import OpenedModel
-    from lapcli.measures.capture import Capture
 
-_ROWS = 1024  # of the temporary file at once
 #: The panels of the figure.
 TITLES = {
     "nc1": "NC1: within over between",
@@ -80,13 +79,21 @@ class Collapse(Measurement):
     def __init__(self, model: OpenedModel, settings: Settings) -> None:
         super().__init__(model, settings)
         self._classifier_CD = self.classifier_CD()
+        self._by_layer: dict[int, CollapseAccumulator] = {}
 
     def listen(self, capture: Capture, layer: int) -> CollapseAccumulator:
-        accumulator = CollapseAccumulator(self._classifier_CD)
+        accumulator = self._by_layer[layer] = CollapseAccumulator(self._classifier_CD, self._compare)
         capture.on_labelled_tokens(self.site(layer), lambda tokens, labels, _: accumulator.update(tokens, labels))
-        # Logits of the whole forward, which takes its own pooling and bias, not W times the mean of the tokens.
-        capture.on_logits(lambda logits, _: accumulator.update_logits(logits))
         return accumulator
+
+    def _compare(self) -> None:
+        """Run the model again, for NC4 of all layers."""
+        capture = Capture(self.model.anatomy)
+        for layer, accumulator in self._by_layer.items():
+            capture.on_tokens(self.site(layer), accumulator.compare)
+            # Logits of the whole forward, which takes its own pooling and bias, not W times the mean of the tokens.
+            capture.on_logits(accumulator.compare_logits)
+        capture.run(self.model.examples.batches())
 
     @classmethod
     def draw(cls, analysis: Analysis) -> Figure:
@@ -118,25 +125,42 @@ class Collapse(Measurement):
 
 
 class CollapseAccumulator:
-    """Neural collapse of one layer; the rows of `classifier_CD`, W, are the classes."""
+    """Neural collapse of one layer; the rows of `classifier_CD`, W, are the classes.
 
-    def __init__(self, classifier_CD: np.ndarray) -> None:
-        self._classifier = classifier_CD
+    `result` calls `second_pass`, which passes all tokens and logits again, unless another layer's has done so.
+    """
+
+    def __init__(self, classifier_CD: np.ndarray, second_pass: Callable[[], None]) -> None:
+        self._classifier, self._second_pass = classifier_CD, second_pass
         self._moments = ClassMoments(classifier_CD.shape[0], classifier_CD.shape[1], scatter=True)
-        self._waiting = tempfile.TemporaryFile()  # noqa: SIM115  lives as long as this object
-        self._predicted: list[np.ndarray] = []
+        self._nearest_B = np.empty(0, dtype=np.int64)
+        self._compared = self._disagree = 0
 
     def update(self, tokens_BTD: Tensor, labels_B: Tensor) -> None:
-        mean_BD = tokens_BTD.mean(dim=1)
-        self._moments.update(mean_BD, labels_B)
-        # In the order of the logits, which NC4 pairs with these rows by position.
-        self._waiting.write(np.ascontiguousarray(mean_BD.cpu().numpy()).tobytes())
+        self._moments.update(tokens_BTD.mean(dim=1), labels_B)
 
-    def update_logits(self, logits_BC: Tensor) -> None:
-        self._predicted.append(logits_BC.argmax(dim=1).cpu().numpy())
+    def compare(self, tokens_BTD: Tensor, _: Batch) -> None:
+        """Find the nearest class mean of each example, whose logits come next."""
+        import torch
+
+        present = np.flatnonzero(self._moments.count_C > 0)
+        # Differences are squared; |h|^2 - 2 h m + |m|^2 would lose the digits that decide near ties.
+        distance_BC = torch.cdist(
+            tokens_BTD.mean(dim=1).cpu(),
+            torch.from_numpy(self._moments.mean_CD[present]),
+            compute_mode="donot_use_mm_for_euclid_dist",
+        )
+        # NC4 compares with the means themselves; centring shifts h and means alike and changes no distance.
+        self._nearest_B = present[distance_BC.argmin(dim=1).numpy()]
+
+    def compare_logits(self, logits_BC: Tensor, _: Batch) -> None:
+        self._compared += len(logits_BC)
+        self._disagree += int((logits_BC.argmax(dim=1).cpu().numpy() != self._nearest_B).sum())
 
     def result(self) -> LayerResult:
         moments = self._moments
+        if not self._compared and moments.count_C.any():
+            self._second_pass()
         present = np.flatnonzero(moments.count_C > 0)
         C, D = len(present), self._classifier.shape[1]
         mean_CD, W_CD = moments.mean_CD[present], self._classifier[present]
@@ -152,7 +176,7 @@ class CollapseAccumulator:
             values[f"nc2_equinorm_{name}"] = equinorm(vectors)
             values[f"nc2_equiangular_{name}"] = equiangular(vectors)
         values["nc3"] = self_duality(W_CD, centred_CD)
-        values["nc4"] = self._nearest_mean_disagrees(present, mean_CD)
+        values["nc4"] = self._disagree / self._compared if self._compared else None
         if len(self._classifier) > C:
             missing = len(self._classifier) - C
             result.notes.append(f"{missing:,} classes have no example here; the measures are of {C:,}")
@@ -167,26 +191,6 @@ class CollapseAccumulator:
         if C and int(moments.count_C[present].min()) == 1:
             result.notes.append("a class with one example adds nothing to the within-class scatter of NC1")
         return result
-
-    def _nearest_mean_disagrees(self, present: np.ndarray, mean_CD: np.ndarray) -> float | None:
-        import torch
-
-        if not self._predicted or not len(present):
-            return None
-        predicted = np.concatenate(self._predicted)
-        width = self._classifier.shape[1]
-        means = torch.from_numpy(mean_CD)
-        self._waiting.seek(0)
-        disagree = 0
-        for first in range(0, len(predicted), _ROWS):
-            rows = np.frombuffer(self._waiting.read(_ROWS * width * 8)).reshape(-1, width)  # float64, as written
-            # Differences are squared; |h|^2 - 2 h m + |m|^2 would lose the digits that decide near ties.
-            # A copy, because torch warns about arrays that cannot be written, as those of `frombuffer` are.
-            distance = torch.cdist(torch.from_numpy(rows.copy()), means, compute_mode="donot_use_mm_for_euclid_dist")
-            # NC4 compares with the means themselves; centring shifts h and means alike and changes no distance.
-            nearest = present[distance.argmin(dim=1).numpy()]
-            disagree += int((nearest != predicted[first : first + len(rows)]).sum())
-        return disagree / len(predicted)
 
 
 def equinorm(vectors_CD: np.ndarray) -> float | None:

@@ -52,6 +52,7 @@ class PackedBatches:
                 f"the mixture has {total:,} tokens, less than one sequence of {context:,}; add rows or repeats"
             )
         self._ends = lru_cache(maxsize=2)(lambda epoch: np.cumsum(mixture.lengths[mixture.order(epoch)]))
+        self._marks = lru_cache(maxsize=2)(lambda epoch: np.cumsum(mixture.target_counts[mixture.order(epoch)]))
 
     def items(self, first: int, count: int) -> ChatBatch:
         tokens = np.empty((count, self._context + 1), dtype=np.int64)
@@ -66,7 +67,25 @@ class PackedBatches:
     def target_count(self, first: int, count: int) -> int:
         if not self._only_marked:
             return count * self._context
-        return int((self.items(first, count).targets_BT >= 0).sum())
+        total, end = 0, first + count
+        while first < end:  # the sequences of one epoch at a time
+            epoch, number = divmod(first, self.per_epoch)
+            taken = min(end - first, self.per_epoch - number)
+            # Targets begin with the second token of the first sequence and end with the last one's last.
+            start = number * self._context + 1
+            total += self._marks_before(epoch, start + taken * self._context) - self._marks_before(epoch, start)
+            first += taken
+        return total
+
+    def _marks_before(self, epoch: int, position: int) -> int:
+        """Count the marked tokens before a position of the epoch; only the conversation at the position is read."""
+        ends = self._ends(epoch)
+        place = int(np.searchsorted(ends, position, side="right"))
+        before = int(self._marks(epoch)[place - 1]) if place else 0
+        if place == len(ends):
+            return before
+        _, is_target = self._mixture.row(int(self._mixture.order(epoch)[place]))
+        return before + int(is_target[: len(is_target) - int(ends[place] - position)].sum())
 
     def identity(self, first: int, count: int) -> str:
         epoch, number = divmod(first, self.per_epoch)

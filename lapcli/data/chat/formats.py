@@ -17,15 +17,13 @@ from typing import Any, TypeGuard
 
 from lapcli.data.cache import build_once, digest
 from lapcli.data.chat.conversation import Malformed, MessagePart, Turn, conversation, question_and_answer
-from lapcli.data.checksums import INDEX, read_index, write_index
 from lapcli.data.file_formats import ROW_SUFFIXES
-from lapcli.data.source_files import cached_hub_files, expand_ranges, hub_files, refuse_same_file
+from lapcli.data.source_files import cached_hub_files, expand_ranges, hub_files, local_files
 from lapcli.data.sources import RowSource
 from lapcli.recipe.chat import ChatRecipe, DataSet, Stage
 from lapcli.recipe.data_sources import find_source
 from lapcli.runtime.environment import cache_dir, hub_is_offline
 from lapcli.runtime.errors import DataError
-from lapcli.runtime.files import sha256_of_file, write_bytes
 from lapcli.runtime.progress import Progress
 
 _MARK = re.compile(r"<<(.*?)>>", re.DOTALL)
@@ -217,7 +215,10 @@ def source_files(data_set: DataSet, progress: Progress | None = None, *, downloa
         return cached or (hub_files(repository, names, data_set.revision, progress) if download else None)
     if source.startswith("https://"):
         return _downloaded(data_set, download)
-    return _local(data_set)
+    try:
+        return local_files(source, data_set.files, ROW_SUFFIXES)
+    except DataError as error:
+        raise DataError(f"{data_set.name}: {error}; or use --data DIR") from None
 
 
 def with_local_data(recipe: ChatRecipe, folder: Path) -> ChatRecipe:
@@ -248,43 +249,13 @@ def with_local_data(recipe: ChatRecipe, folder: Path) -> ChatRecipe:
     return recipe.model_copy(update={"stages": recipe.stages.model_copy(update=stages)})
 
 
-def _local(data_set: DataSet) -> list[Path]:
-    source = Path(data_set.source).expanduser()
-    if source.is_file():
-        return [source]
-    if not source.is_dir():
-        raise DataError(f"{data_set.name}: there is no {source}; name a file or folder, or use --data DIR")
-    if data_set.files is None:
-        paths = sorted(path for path in source.iterdir() if path.name.endswith(ROW_SUFFIXES))
-    else:
-        paths = [path for pattern in expand_ranges(data_set.files) for path in _matches(source, pattern)]
-    if not paths:
-        raise DataError(
-            f"{data_set.name}: {source} has no {', '.join(ROW_SUFFIXES)} files; name the folder that has them"
-        )
-    refuse_same_file(paths)
-    return paths
-
-
-def _matches(folder: Path, pattern: str) -> list[Path]:
-    paths = [folder / pattern] if (folder / pattern).is_file() else sorted(folder.glob(pattern))
-    if not paths:
-        raise DataError(f"nothing in {folder} matches {pattern}; check files, or the copy of the data set")
-    return paths
-
-
 def _downloaded(data_set: DataSet, download: bool) -> list[Path] | None:
     """Return the cached file, which never expires: the address may serve another file when a run is resumed."""
     name = Path(urllib.parse.urlsplit(data_set.source).path).name or "file"
     folder = cache_dir() / "downloads" / digest(data_set.source, data_set.sha256)[:16]
     if not download and not (folder / name).is_file():
         return None
-    build_once(
-        folder,
-        lambda new: _download(data_set, new / name),
-        lambda old: _is_kept(data_set, old / name),
-        lambda old: _adopt(old / name),
-    )
+    build_once(folder, lambda new: _download(data_set, new / name))
     return [folder / name]
 
 
@@ -308,20 +279,4 @@ def _download(data_set: DataSet, path: Path) -> None:
             f"{data_set.name}: {data_set.source} has the sha256 {sha256}, but the recipe says {data_set.sha256}; "
             "correct the source or the sha256 in the recipe"
         )
-    write_bytes(path, content)
-    write_index(path.parent, {"sha256": sha256})
-
-
-def _is_kept(data_set: DataSet, path: Path) -> bool:
-    """Return whether the file is unchanged since its download."""
-    try:
-        expected = read_index(path.parent)["sha256"]
-        return expected == sha256_of_file(path) and data_set.sha256 in (None, expected)
-    except (OSError, ValueError, KeyError):
-        return False
-
-
-def _adopt(path: Path) -> None:
-    """Accept a file that version 0.1 downloaded, which stored no hash of it."""
-    if path.is_file() and not (path.parent / INDEX).exists():
-        write_index(path.parent, {"sha256": sha256_of_file(path)})
+    path.write_bytes(content)

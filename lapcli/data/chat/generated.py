@@ -18,13 +18,12 @@ from typing import Any
 from lapcli.data.cache import digest
 from lapcli.data.chat.conversation import MessagePart, Turn, question_and_answer
 from lapcli.data.chat.formats import source_files
-from lapcli.data.checksums import content_sha256
-from lapcli.data.file_formats import zero_bytes
+from lapcli.data.file_formats import read_plain_text
 from lapcli.data.sources import rows_sha256
 from lapcli.data.text.builtin import builtin_text
+from lapcli.data.token_store import file_key
 from lapcli.recipe.chat import GENERATED, DataSet
 from lapcli.runtime.errors import DataError
-from lapcli.runtime.files import read_text
 
 GENERATED_FORMATS = (*GENERATED, "questions")  # formats whose rows are generated, not read
 _NAME = re.compile(r"[a-zA-Z_]\w*(\.[a-zA-Z_]\w*)+")
@@ -169,13 +168,7 @@ _WORD = re.compile(r"[a-z]{3,}")
 
 def read_words(path: Path) -> list[str]:
     """Read one word per line, without blanks and CRLF."""
-    try:
-        text = read_text(path)
-    except (OSError, UnicodeDecodeError) as error:
-        raise DataError(f"cannot read the words of {path} ({error}); name another file as source") from None
-    if "\0" in text:
-        raise DataError(f"{path} {zero_bytes(text.encode())}")
-    words = text.split()
+    words = read_plain_text(path).split()
     if not words:
         raise DataError(f"{path} has no words; name another file as source")
     return words
@@ -211,11 +204,12 @@ def generated_conversations(data_set: DataSet) -> Iterator[list[Turn]]:
 def generated_key(data_set: DataSet) -> list[Any]:
     """Return everything that the generated rows depend on, for the cache key."""
     if data_set.source == "builtin":
-        content = rows_sha256(builtin_text())
+        content: Any = rows_sha256(builtin_text())
     else:
         if data_set.source == "system":
             system_words()  # for its error message if there is no such list
-        content = content_sha256([_words_file(data_set)])[0]
+        path = _words_file(data_set)
+        content = file_key(path.name, path)
     return [content] if data_set.format == "questions" else [content, data_set.rows, data_set.split, digest(QUESTIONS)]
 
 

@@ -219,7 +219,7 @@ def count_stage(name: str, stage: Stage | ChatStageRecipe) -> StageCounts:
     train, padded = _counts(stage.mixture), stage.batching == "padded"
     steps, rows = stage.train.steps, _sum(train)
     if steps is None and padded and rows is not None:
-        steps = max(1, int((stage.train.epochs or 0) * rows) // stage.train.batch) - stage.drop_last_update
+        steps = max(1, int((stage.train.epochs or 0) * rows) // stage.train.batch - stage.drop_last_update)
     return StageCounts(
         stage=name,
         train=train,

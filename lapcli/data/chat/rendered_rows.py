@@ -1,13 +1,11 @@
 """A data set of conversations as token ids on disk: rendered once and cached.
 
-cache/chat/KEY/{tokens.bin, targets.bin, ends.npy, target_counts.npy, is_cut.npy, index.json}
+cache/chat/KEY/{index.json, tokens-00000.bin, targets-00000.bin, rows-00000.bin}
 
-KEY is a hash of the content, the tokenizer and the longest row. Tokens and targets are verified by block when they are
-read, the smaller files completely when they are opened.
+KEY is a hash of the source's files, the tokenizer and the longest row. `rows` has three numbers for each row: its end
+among the tokens, its number of targets, and whether it was cut at the longest row.
 """
 
-import json
-import logging
 from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
@@ -19,34 +17,17 @@ from lapcli.data.cache import build_once, digest
 from lapcli.data.chat.conversation import Malformed, Turn, refuse_empty_turns, render_batch
 from lapcli.data.chat.formats import READERS, source_files
 from lapcli.data.chat.generated import GENERATED_FORMATS, builtin_questions, generated_conversations, generated_key
-from lapcli.data.checksums import (
-    INDEX,
-    BlockHasher,
-    CheckedFile,
-    content_sha256,
-    hub_fingerprint,
-    read_index,
-    refuse_damaged_blobs,
-    write_index,
-)
 from lapcli.data.file_formats import count_rows, read_rows
-from lapcli.data.text.shards import token_dtype
 from lapcli.data.text.tokenizer import Tokenizer
+from lapcli.data.token_store import ShardWriter, file_key, is_whole, open_stream, read_index, token_dtype, write_index
 from lapcli.recipe.chat import GENERATED, DataSet
 from lapcli.runtime.environment import cache_dir
 from lapcli.runtime.errors import DataError
-from lapcli.runtime.files import open_to_read, open_to_write, read_text, sha256_of_file
 from lapcli.runtime.progress import Progress
 
-log = logging.getLogger(__name__)
-
-VERSION = 1  # of the files and of the wording of generated rows
-FORMS = 2  # with 1, ShareGPT and Alpaca were not known, and their rows counted as malformed
+VERSION = 3  # of the files and of the wording of generated rows
 SHOWN = 3  # malformed conversations quoted in a message
 _ROWS_AT_ONCE = 2048
-_READ_AT_ONCE = 1 << 22
-_STREAMS = ("tokens.bin", "targets.bin")
-_ARRAYS = ("ends.npy", "target_counts.npy", "is_cut.npy")
 
 
 class RenderedRows:
@@ -58,21 +39,18 @@ class RenderedRows:
         self.malformed: int = index["malformed"]
         self.examples_of_malformed: list[str] = index["examples"]
         self.longest = longest
-        self._ends, self.target_counts, self.is_cut = (np.load(folder / name) for name in _ARRAYS)
-        self.lengths = np.diff(self._ends, prepend=0)
-        tokens, targets = (folder / name for name in _STREAMS)
-        vocab = index["vocab"]
-        self._tokens = CheckedFile(tokens, token_dtype(vocab), index["sums"][tokens.name], vocab)
-        self._targets = CheckedFile(targets, np.dtype(bool), index["sums"][targets.name])
+        self._tokens, self._targets, rows = (open_stream(folder, name) for name in ("tokens", "targets", "rows"))
+        self._ends, self.target_counts, is_cut = rows.read(0, len(rows)).reshape(-1, 3).T
+        self.lengths, self.is_cut = np.diff(self._ends, prepend=0), is_cut.astype(bool)
 
     def __len__(self) -> int:
         return len(self._ends)
 
     def row(self, number: int) -> tuple[np.ndarray, np.ndarray]:
         """Return the ids of a row, and which of them the assistant learns."""
-        end = int(self._ends[number])
-        start = end - int(self.lengths[number])
-        return self._tokens.read(start, end), self._targets.read(start, end)
+        length = int(self.lengths[number])
+        start = int(self._ends[number]) - length
+        return self._tokens.read_raw(start, length), self._targets.read_raw(start, length)
 
 
 def prepare_rows(
@@ -83,8 +61,6 @@ def prepare_rows(
     folder = cache_dir() / "chat" / digest(VERSION, data_set.format, content, tokenizer.sha256, longest)[:32]
 
     def build(unfinished: Path) -> None:
-        if data_set.source.startswith("hub:"):
-            refuse_damaged_blobs(source_files(data_set) or [], progress)
         _render(unfinished, data_set, tokenizer, longest, progress)
         # The key was computed before the rows were read: an edit in between would be cached under the wrong key.
         if _content_key(data_set, progress) != content:
@@ -92,7 +68,7 @@ def prepare_rows(
                 f"{data_set.name} changed while it was being read; run the command again when it is complete"
             )
 
-    build_once(folder, build, _is_whole, lambda folder: _adopt(folder, tokenizer, longest))
+    build_once(folder, build, is_whole)
     return RenderedRows(folder, longest)
 
 
@@ -110,11 +86,7 @@ def _content_key(data_set: DataSet, progress: Progress | None) -> list[Any]:
     """Return everything that the rows depend on, for the cache key."""
     if data_set.format in GENERATED_FORMATS:
         return generated_key(data_set)
-    files = source_files(data_set, progress) or []
-    if data_set.source.startswith("hub:"):  # its cache has the hashes, so that gigabytes need not be read
-        known = [hub_fingerprint(path) for path in files]
-        return [content_sha256([path]) if key is None else key for path, key in zip(files, known, strict=True)]
-    return content_sha256(files, progress)
+    return [file_key(path.name, path) for path in source_files(data_set, progress) or []]
 
 
 def conversations_of(data_set: DataSet) -> Iterator[list[Turn] | Malformed]:
@@ -135,107 +107,26 @@ def conversations_of(data_set: DataSet) -> Iterator[list[Turn] | Malformed]:
 
 def _render(folder: Path, data_set: DataSet, tokenizer: Tokenizer, longest: int, progress: Progress | None) -> None:
     total = rows_at_hand(data_set) or 0
-    dtype: np.dtype = token_dtype(tokenizer.vocab_size)
-    lengths: list[int] = []
-    target_counts: list[int] = []
-    is_cut: list[bool] = []
+    tokens = ShardWriter(folder, "tokens", token_dtype(tokenizer.vocab_size))
+    targets, rows = ShardWriter(folder, "targets", np.dtype(bool)), ShardWriter(folder, "rows", np.dtype("<i8"))
     malformed: list[str] = []
     done = 0
-    with open_to_write(folder / "tokens.bin") as tokens, open_to_write(folder / "targets.bin") as targets:
-        conversations = conversations_of(data_set)
-        while rows := list(islice(conversations, _ROWS_AT_ONCE)):
-            malformed += [str(row) for row in rows if isinstance(row, Malformed)]
-            good = [row for row in rows if not isinstance(row, Malformed)]
-            for ids, is_target in render_batch(good, tokenizer):
-                tokens.write(ids[:longest].astype(dtype).tobytes())
-                targets.write(is_target[:longest].tobytes())
-                lengths.append(min(len(ids), longest))
-                target_counts.append(int(is_target[:longest].sum()))
-                is_cut.append(len(ids) > longest)
-            done += len(rows)
-            if progress:
-                progress(f"rendering {data_set.name}", done, max(total, done))
-    if not lengths and not malformed:
+    conversations = conversations_of(data_set)
+    while some := list(islice(conversations, _ROWS_AT_ONCE)):
+        malformed += [str(row) for row in some if isinstance(row, Malformed)]
+        good = [row for row in some if not isinstance(row, Malformed)]
+        for ids, is_target in render_batch(good, tokenizer):
+            tokens.append(ids[:longest])
+            targets.append(is_target[:longest])
+            rows.append(np.array([tokens.count, is_target[:longest].sum(), len(ids) > longest]))
+        done += len(some)
+        if progress:
+            progress(f"rendering {data_set.name}", done, max(total, done))
+    if not done:
         raise DataError(f"{data_set.name} has no rows; check its source")
-    ends = np.cumsum(np.array(lengths, dtype=np.int64))
-    _keep_arrays(folder, ends, np.array(target_counts, dtype=np.int64), np.array(is_cut, dtype=bool))
-    index = {
-        "vocab": tokenizer.vocab_size,
-        "tokens": int(sum(lengths)),
-        "malformed": len(malformed),
-        "examples": malformed[:SHOWN],
-        "identity": _identity(folder),
-        "forms": FORMS,
-    }
-    write_index(folder, {**index, **_checksums(folder)})
-
-
-def _keep_arrays(folder: Path, *arrays: np.ndarray) -> None:
-    for name, array in zip(_ARRAYS, arrays, strict=True):
-        with open_to_write(folder / name) as file:
-            np.save(file, array)
-
-
-def _identity(folder: Path) -> str:
-    # Only of the files that version 0.1 wrote, so that its identities can still be verified.
-    return digest(*(sha256_of_file(folder / name) for name in (*_STREAMS, "ends.npy")))
-
-
-def _checksums(folder: Path) -> dict[str, Any]:
-    sums = {}
-    for name in _STREAMS:
-        blocks = BlockHasher()
-        with open_to_read(folder / name) as file:
-            while content := file.read(_READ_AT_ONCE):
-                blocks.update(content)
-        sums[name] = blocks.hexdigest()
-    return {"sums": sums, "sha256": {name: sha256_of_file(folder / name) for name in _ARRAYS}}
-
-
-def _is_whole(folder: Path) -> bool:
-    """Return whether the index, the sizes and the arrays are intact; tokens are verified when they are read."""
-    try:
-        index = read_index(folder)
-        if index["malformed"] and index.get("forms", 1) < FORMS:  # some may be in a form that is known now
-            return False
-        return _has_sizes(folder, index) and all(
-            sha256_of_file(folder / name) == index["sha256"][name] for name in _ARRAYS
-        )
-    except (OSError, ValueError, KeyError, TypeError):
-        return False
-
-
-def _has_sizes(folder: Path, index: dict[str, Any]) -> bool:
-    size = token_dtype(index["vocab"]).itemsize * index["tokens"]
-    return [(folder / name).stat().st_size for name in _STREAMS] == [size, index["tokens"]]
-
-
-def _adopt(folder: Path, tokenizer: Tokenizer, longest: int) -> None:
-    """Add checksums to rows of version 0.1, which stored none, if their content still matches their identity."""
-    try:
-        index = json.loads(read_text(folder / INDEX))
-        if set(index) != {"vocab", "tokens", "malformed", "examples", "identity"} or not _has_sizes(folder, index):
-            return
-        log.warning("%s was made by version 0.1, which kept no checksums; hashing it once", folder)
-        if _identity(folder) != index["identity"]:
-            return
-        ends = np.load(folder / "ends.npy")
-    except (OSError, ValueError, KeyError, TypeError):
-        return
-    tokens = np.fromfile(folder / "tokens.bin", dtype=token_dtype(index["vocab"]))
-    targets = np.fromfile(folder / "targets.bin", dtype=bool)
-    if _has_empty_turns(tokens, tokenizer):  # version 0.1 accepted them
-        return
-    counts = np.diff(np.cumsum(targets)[ends - 1], prepend=0) if len(ends) else np.zeros(0, dtype=np.int64)
-    # Version 0.1 did not record truncated rows: they are full and do not end with the end of an answer.
-    is_full = np.diff(ends, prepend=0) == longest
-    _keep_arrays(folder, ends, counts, is_full & (tokens[ends - 1] != tokenizer.special("<|assistant_end|>")))
-    write_index(folder, {**index, **_checksums(folder)})
-
-
-def _has_empty_turns(tokens: np.ndarray, tokenizer: Tokenizer) -> bool:
-    return any(
-        bool(np.any((tokens[:-1] == tokenizer.special(f"<|{role}_start|>")) & (tokens[1:] == end)))
-        for role in ("user", "assistant")
-        for end in [tokenizer.special(f"<|{role}_end|>")]
+    streams = {"tokens": tokens.close(), "targets": targets.close(), "rows": rows.close()}
+    identity = digest([sha256 for _, shards in streams.values() for _, _, sha256 in shards])
+    write_index(
+        folder,
+        {"identity": identity, "malformed": len(malformed), "examples": malformed[:SHOWN], "streams": streams},
     )

@@ -21,8 +21,10 @@ from lapcli.runtime.progress import Progress
 # A photograph of a hundred megapixels is large, not an attack; Pillow refuses at twice that.
 warnings.simplefilter("ignore", Image.DecompressionBombWarning)
 
-#: Images whose content is hashed for a set's identity, spread over the set; all labels and encoded sizes are hashed.
+#: Images whose content is hashed for a set's identity, spread over the set; the labels of all images are hashed.
 HASHED_IMAGES = 1000
+#: Bytes of one block of decoded images.
+BLOCK = 1 << 28
 #: Images from whose sizes the memory of the whole set is estimated.
 SAMPLED_IMAGES = 64
 #: Metadata of a JPEG that may have its orientation. Without any of them exif_transpose and its copy are skipped.
@@ -47,10 +49,6 @@ class ImageSet:
     def encoded(self, index: int) -> bytes:
         raise NotImplementedError
 
-    def sizes(self) -> np.ndarray:
-        """Return the bytes of each encoded image, without reading them."""
-        raise NotImplementedError
-
     def name(self, index: int) -> str:
         """Return the file or row, for messages."""
         raise NotImplementedError
@@ -66,9 +64,8 @@ class ImageSet:
     def identity(self) -> str:
         """Return a hash of images, labels, classes and their order, the same on every machine."""
         content = hashlib.sha256(repr((self.classes, len(self))).encode())
-        # Labels and sizes of all images: they show most changes outside the sample whose contents are hashed.
+        # Without the sizes of all images, which would take a `stat` for every file at every start.
         content.update(self.labels.tobytes())
-        content.update(self.sizes().astype(np.int64).tobytes())
         for index in np.unique(np.linspace(0, len(self) - 1, min(len(self), HASHED_IMAGES)).astype(int)):
             content.update(self.encoded(int(index)))
         return content.hexdigest()
@@ -84,9 +81,6 @@ class ImageSubset(ImageSet):
     def encoded(self, index: int) -> bytes:
         return self._whole.encoded(int(self._indices[index]))
 
-    def sizes(self) -> np.ndarray:
-        return self._whole.sizes()[self._indices]
-
     def name(self, index: int) -> str:
         return self._whole.name(int(self._indices[index]))
 
@@ -99,28 +93,31 @@ class ImageSubset(ImageSet):
 
 
 class ImagesInMemory(ImageSet):
-    """Images decoded once into one torch tensor, whose memory worker processes share however they are started."""
+    """Images decoded once into torch tensors, whose memory worker processes share however they are started."""
 
     def __init__(self, source: ImageSet, progress: Progress | None = None) -> None:
         super().__init__(source.labels, source.classes)
         # Before decoding, of the encoded images: a set has the same identity in memory and on disk.
         self._source, self._identity = source, source.identity()
-        shapes, pieces = [], []
+        self._blocks: list[torch.Tensor] = []  # of bounded size, so that never more than one is in memory twice
+        self._places: list[tuple[int, int, int, int]] = []  # block, first byte, height and width of each image
+        waiting: list[np.ndarray] = []
+        filled = 0
         for index in range(len(source)):
             pixels = np.asarray(source.image(index))
-            shapes.append(pixels.shape[:2])
-            pieces.append(pixels.reshape(-1))
+            self._places.append((len(self._blocks), filled, *pixels.shape[:2]))
+            waiting.append(pixels.reshape(-1))
+            filled += pixels.size
+            if filled >= BLOCK or index == len(source) - 1:
+                block = torch.empty(filled, dtype=torch.uint8).share_memory_()
+                np.concatenate(waiting, out=block.numpy())
+                self._blocks.append(block)
+                waiting, filled = [], 0
             if progress and index % 1000 == 0:
                 progress("decoding images", index, len(source))
-        self._shapes: np.ndarray = np.array(shapes)
-        self._ends = np.cumsum(3 * self._shapes.prod(axis=1))
-        self._pixels = torch.from_numpy(np.concatenate(pieces)).share_memory_()
 
     def encoded(self, index: int) -> bytes:
         return self._source.encoded(index)
-
-    def sizes(self) -> np.ndarray:
-        return self._source.sizes()
 
     def name(self, index: int) -> str:
         return self._source.name(index)
@@ -132,9 +129,9 @@ class ImagesInMemory(ImageSet):
         return self._source.files()
 
     def image(self, index: int) -> Image.Image:
-        height, width = self._shapes[index]
-        end = int(self._ends[index])
-        return Image.fromarray(self._pixels[end - 3 * height * width : end].numpy().reshape(height, width, 3))
+        block, start, height, width = self._places[index]
+        pixels = self._blocks[block][start : start + 3 * height * width]
+        return Image.fromarray(pixels.numpy().reshape(height, width, 3))
 
 
 def decode(encoded: bytes, name: str, turned: bool = False) -> Image.Image:
@@ -227,9 +224,6 @@ class FolderImages(ImageSet):
                 return file.read()
         except OSError as error:
             raise DataError(f"{self._files[index]} cannot be read ({error.strerror}); was it moved?") from None
-
-    def sizes(self) -> np.ndarray:
-        return np.array([os.stat(path).st_size for path in self._files])
 
     def name(self, index: int) -> str:
         return self._files[index]

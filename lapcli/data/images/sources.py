@@ -39,6 +39,7 @@ class ImageData:
     pixels: tuple[int, int]  # width and height of the training images, the median of a few
     seen_twice: int = 0  # training images that are another one's file, by a link
     held_out_seen: int = 0  # validation images that are a training image's file, by a link
+    note: str | None = None  # about validation images of the source that are not used
 
     def facts(self, size: int) -> dict[str, Any]:
         """Return the facts for `run.json` about data that is trained at `size` pixels."""
@@ -55,7 +56,7 @@ class ImageData:
     def notes(self, size: int) -> list[str]:
         """Return notes for the log before the first step."""
         width, height = self.pixels
-        notes = []
+        notes = [self.note] if self.note else []
         if self._kept(size) < 1:
             notes.append(
                 f"images of {width} x {height} pixels (the median) are trained at {size} x {size}, which keeps "
@@ -75,7 +76,7 @@ class ImageData:
 
 def open_images(source: ImageFiles, classes: int | None, progress: Progress | None = None) -> ImageData:
     """Open and check both parts; small sets are decoded into memory. `classes` is the expected number, or None."""
-    train, validation = _parts(source, progress=progress)
+    train, validation, note = _parts(source)
     if train.classes != validation.classes:
         differing = sorted(set(train.classes) ^ set(validation.classes))[:5]
         raise DataError(
@@ -95,6 +96,7 @@ def open_images(source: ImageFiles, classes: int | None, progress: Progress | No
         (width, height),
         seen_twice,
         held_out_seen,
+        note,
     )
 
 
@@ -115,7 +117,7 @@ def open_held_out(source: ImageFiles, classes: list[str]) -> tuple[ImageSet, str
 
     A folder without splits is used as a whole.
     """
-    train, validation = _parts(source, whole=True)
+    train, validation, _ = _parts(source, whole=True)
     _check_count(validation, len(classes), f"the images of {source.train}")
     # A table without names of classes has numbers in their place, whose order says nothing about the model's.
     are_named = validation.classes != [str(number) for number in range(len(validation.classes))]
@@ -139,32 +141,39 @@ def _described(source: ImageFiles, train: ImageSet, validation: ImageSet) -> str
     return f"{source.train}: {training}{len(validation):,} {kind} of {len(validation.classes)} classes"
 
 
-def _parts(source: ImageFiles, whole: bool = False, progress: Progress | None = None) -> tuple[ImageSet, ImageSet]:
-    train, own_validation = _open(source, source.train, progress)
+def _parts(source: ImageFiles, whole: bool = False) -> tuple[ImageSet, ImageSet, str | None]:
+    """Return the training and validation images, and a note about validation images that are not used."""
+    train, own_validation = _open(source, source.train)
     if isinstance(source.validation, str):
         # A folder of images for each class, or one of tables with a split of its own.
-        other, held_out = _open(source, source.validation, progress)
-        return train, held_out or other
+        other, held_out = _open(source, source.validation)
+        return train, held_out or other, None
     if isinstance(source.validation, float):
-        return held_out_fraction(train, source.validation, source.split_seed)
+        note = None
+        if own_validation is not None:
+            note = (
+                f"the {len(own_validation):,} validation images of {source.train} are not used: data.validation holds "
+                f"out {source.validation} of its training images; use them with --set data.validation=null"
+            )
+        return *held_out_fraction(train, source.validation, source.split_seed), note
     if own_validation is None and whole:
-        return train, train
+        return train, train, None
     if own_validation is None:
         raise DataError(
             f"{source.train} has no part to validate on ({', '.join(HELD_OUT)}); give data.validation, a folder or a "
             "fraction such as 0.1"
         )
-    return train, own_validation
+    return train, own_validation, None
 
 
-def _open(source: ImageFiles, where: str, progress: Progress | None) -> tuple[ImageSet, ImageSet | None]:
+def _open(source: ImageFiles, where: str) -> tuple[ImageSet, ImageSet | None]:
     """Open the training part of a source, and its own held-out part if it has one."""
     turned = source.exif_orientation == "apply"
     named = find_source(where, "images")
     if isinstance(named, LabelledImageSource):
         return named.images()
     if where.startswith("hub:"):
-        return open_tables(where, source.revision, source.image_column, source.label_column, turned, progress)
+        return open_tables(where, source.revision, source.image_column, source.label_column, turned)
     folder = Path(where).expanduser()
     if not folder.is_dir():
         raise DataError(
@@ -174,21 +183,21 @@ def _open(source: ImageFiles, where: str, progress: Progress | None) -> tuple[Im
         held_out = next((folder / name for name in HELD_OUT if (folder / name).is_dir()), None)
         return FolderImages(folder / "train", turned), FolderImages(held_out, turned) if held_out else None
     if has_tables(folder):
-        return open_tables(str(folder), None, source.image_column, source.label_column, turned, progress)
+        return open_tables(str(folder), None, source.image_column, source.label_column, turned)
     return FolderImages(folder, turned), None
 
 
 def held_out_fraction(images: ImageSet, fraction: float, seed: int) -> tuple[ImageSet, ImageSet]:
-    """Hold out the same fraction of each class, so that a small part still has all of them."""
+    """Hold out the same fraction of each class, at least one image and never all; a single image is trained on."""
     generator = np.random.default_rng([seed, len(images)])
     held_out = []
     for label in range(len(images.classes)):
         of_class = generator.permutation(np.flatnonzero(images.labels == label))
-        held_out.append(of_class[: max(1, round(fraction * len(of_class)))])
+        held_out.append(of_class[: min(max(1, round(fraction * len(of_class))), len(of_class) - 1)])
     mask = np.zeros(len(images), dtype=bool)
     mask[np.concatenate(held_out)] = True
-    if mask.all():
-        raise DataError(f"data.validation {fraction} leaves nothing to train on")
+    if not mask.any():
+        raise DataError(f"data.validation {fraction} holds nothing out: no class has two images; add some")
     return ImageSubset(images, np.flatnonzero(~mask)), ImageSubset(images, np.flatnonzero(mask))
 
 
@@ -203,9 +212,6 @@ class Digits(ImageSet):
 
     def encoded(self, index: int) -> bytes:
         return self._pixels[index].tobytes()
-
-    def sizes(self) -> np.ndarray:
-        return np.full(len(self), self._pixels[0].nbytes)
 
     def name(self, index: int) -> str:
         return f"scikit-learn's digit {index}"
@@ -238,9 +244,6 @@ class Photographs(ImageSet):
 
     def encoded(self, index: int) -> bytes:
         return self._pixels(index).tobytes()
-
-    def sizes(self) -> np.ndarray:
-        return np.full(len(self), 3 * CELL * CELL)
 
     def name(self, index: int) -> str:
         number, top, left = self._places[index]

@@ -1,31 +1,18 @@
 """Images in tables: hub data sets by name, and local folders of parquet files with the hub's columns and splits.
 
-Both use `datasets.load_dataset`, so that local files and the hub's behave alike. It converts local files once and
-recognises them by name and modification time; here the content decides whether a conversion is still valid.
+Both use `datasets.load_dataset`, so that local files and the hub's behave alike. It converts local files once, in a
+folder of our cache, and recognises them by name and modification time.
 """
 
-import json
-import logging
 import os
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
-from lapcli.data.cache import digest, locked
-from lapcli.data.checksums import content_sha256
 from lapcli.data.images.image_set import ImageSet, check_labels
 from lapcli.runtime.environment import cache_dir, hub_is_offline
 from lapcli.runtime.errors import DataError
-from lapcli.runtime.files import make_folder, read_bytes, read_text, remove, write_json
-from lapcli.runtime.progress import Progress
+from lapcli.runtime.files import read_bytes
 
-log = logging.getLogger(__name__)
-
-#: In a folder of converted files: the sha256 of the files that they were converted from.
-CONVERTED_FROM = "converted_from.json"
-#: ... and the sha256 of the converted files. Version 0.1 stored none.
-CONVERTED_TO = "converted_to.json"
 #: Larger labels are no classes, but something else, such as an id of each image.
 MOST_CLASSES = 1_000_000
 #: Names of a source's held-out split, in order of preference: ImageNet's `test` has no labels, its `validation` has.
@@ -70,16 +57,6 @@ class TableImages(ImageSet):
         except OSError as error:
             raise DataError(f"{self.name(index)}: {cell['path']} cannot be read ({error.strerror})") from None
 
-    def sizes(self) -> np.ndarray:
-        """Return the sizes from Arrow's offsets, without reading an image."""
-        import pyarrow.compute as pc
-
-        lengths = [
-            pc.fill_null(pc.binary_length(pc.struct_field(chunk, "bytes")), 0).to_numpy(zero_copy_only=False)
-            for chunk in self._table.with_format("arrow")[:][self._column].chunks
-        ]
-        return np.concatenate(lengths)
-
     def name(self, index: int) -> str:
         return f"{self._place}, row {index}"
 
@@ -90,10 +67,9 @@ def open_tables(
     image_column: str | None,
     label_column: str | None,
     turned: bool = False,
-    progress: Progress | None = None,
 ) -> tuple[TableImages, TableImages | None]:
     """Open the training images, and those that the source holds out; `source` is hub:OWNER/NAME or a folder."""
-    splits = load_tables(source, revision, progress)
+    splits = load_tables(source, revision)
     if "train" not in splits:
         raise DataError(f"{source} has no split `train`; it has {', '.join(splits)}")
     held_out = next((name for name in HELD_OUT if name in splits), None)
@@ -107,7 +83,7 @@ def open_tables(
     return parts[0], parts[1] if len(parts) > 1 else None
 
 
-def load_tables(source: str, revision: str | None, progress: Progress | None = None, **options: Any) -> Any:
+def load_tables(source: str, revision: str | None, **options: Any) -> Any:
     """Load the splits of a hub data set or of a folder of parquet files; DataError with the next step on failure."""
     import datasets
     from huggingface_hub import constants
@@ -120,9 +96,8 @@ def load_tables(source: str, revision: str | None, progress: Progress | None = N
     try:
         if is_hub:
             return datasets.load_dataset(source.removeprefix("hub:"), revision=revision, **options)
-        return _load_local(Path(source).expanduser(), cache_dir() / "datasets", options, progress)
-    except DataError:
-        raise
+        folder, place = str(Path(source).expanduser()), str(cache_dir() / "datasets")
+        return datasets.load_dataset(folder, cache_dir=place, **options)
     except GatedRepoError:
         raise DataError(f"{source} is gated; accept its terms and log in with `hf auth login`") from None
     except Exception as error:
@@ -133,79 +108,6 @@ def load_tables(source: str, revision: str | None, progress: Progress | None = N
                 "or give local files with --data DIR"
             ) from error
         raise DataError(f"{source} could not be read as a data set ({reason})") from error
-
-
-def _load_local(folder: Path, place: Path, options: dict[str, Any], progress: Progress | None) -> Any:
-    """Load a folder of parquet files, converted in `place`, beside our other caches, unless it was before."""
-    import datasets
-
-    make_folder(place)
-    with locked(place / digest(str(folder.resolve()))[:32]):  # so that the ranks of a machine convert once
-        files = _described_files(folder, progress)
-        # Only names the folder of the conversion; nothing is converted before the checks below.
-        builder = datasets.load_dataset_builder(str(folder), cache_dir=str(place), **options)
-        converted = Path(builder.cache_dir)
-        if converted.is_dir() and not _is_of(converted, folder, files):
-            log.warning(
-                "%s was not converted from the files that are in %s now; converting them again", converted, folder
-            )
-            remove(converted)
-        if converted.is_dir() and not _is_as_written(converted):
-            log.warning("%s is damaged; converting %s again", converted, folder)
-            remove(converted)
-        splits = datasets.load_dataset(str(folder), cache_dir=str(place), **options)
-        # Hashes of unchanged files are remembered, so the second look costs a stat for each.
-        if _described_files(folder) != files:
-            remove(converted, or_leave=True)
-            raise DataError(f"{folder} changed while it was being read; run the command again when it is complete")
-        if not (converted / CONVERTED_FROM).is_file():
-            write_json(converted / CONVERTED_FROM, files)
-        if not (converted / CONVERTED_TO).is_file():
-            write_json(converted / CONVERTED_TO, _sha256_of_arrow_files(converted))
-    return splits
-
-
-def _described_files(folder: Path, progress: Progress | None = None) -> dict[str, str]:
-    """Return the sha256 of the parquet files and of the files that describe them, by name."""
-    names = sorted(
-        os.path.relpath(os.path.join(where, name), folder)
-        for where, _, files in os.walk(folder)
-        for name in files
-        if name.endswith(".parquet") or name in ("README.md", "dataset_infos.json")
-    )
-    return dict(zip(names, content_sha256([folder / name for name in names], progress), strict=True))
-
-
-def _sha256_of_arrow_files(converted: Path) -> dict[str, str]:
-    paths = sorted(converted.glob("*.arrow"))
-    return dict(zip([path.name for path in paths], content_sha256(paths), strict=True))
-
-
-def _is_as_written(converted: Path) -> bool:
-    try:
-        written: object = json.loads(read_text(converted / CONVERTED_TO))
-    except FileNotFoundError:
-        return True
-    except (OSError, ValueError):
-        return False
-    return written == _sha256_of_arrow_files(converted)
-
-
-def _is_of(converted: Path, folder: Path, files: dict[str, str]) -> bool:
-    """Return whether files were converted from these contents.
-
-    Version 0.1 did not record that: then they have to be newer than the change time of each file, which no copy or
-    archive can set back as it can a modification time.
-    """
-    try:
-        converted_from: object = json.loads(read_text(converted / CONVERTED_FROM))
-        return converted_from == files
-    except FileNotFoundError:
-        written = [path.stat().st_mtime_ns for path in converted.glob("*.arrow")]
-        changed = [(folder / name).stat().st_ctime_ns for name in files]
-        return bool(written) and max(changed) < min(written)
-    except ValueError:
-        return False
 
 
 def _column(table: Any, source: str, wanted: str | None, candidates: list[str], kind: str) -> str:

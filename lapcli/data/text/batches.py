@@ -13,7 +13,7 @@ from functools import lru_cache
 import numpy as np
 import torch
 
-from lapcli.data.text.shards import TokenStream
+from lapcli.data.token_store import TokenStream
 from lapcli.runtime.errors import DataError
 
 

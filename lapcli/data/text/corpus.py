@@ -5,8 +5,8 @@ computed from the seed.
 """
 
 import math
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import NamedTuple
@@ -14,33 +14,16 @@ from typing import NamedTuple
 import numpy as np
 
 from lapcli.data.cache import digest
-from lapcli.data.checksums import content_sha256, fingerprint_of_0_1, hub_fingerprint, remembered_sha256
-from lapcli.data.file_formats import is_text, read_documents
-from lapcli.data.source_files import (
-    cached_hub_files,
-    check_file_list,
-    expand_ranges,
-    hub_files,
-    local_files,
-    refuse_same_file,
-)
-from lapcli.data.sources import RowSource, rows_sha256
+from lapcli.data.file_formats import DOCUMENT_SUFFIXES, is_text, read_documents
+from lapcli.data.source_files import cached_hub_files, expand_ranges, hub_files, local_files
+from lapcli.data.sources import RowSource
+from lapcli.data.token_store import document_order, file_key
 from lapcli.recipe.data_sources import find_source
 from lapcli.recipe.schema import UNKNOWN, TextSource
 from lapcli.runtime.errors import DataError
-from lapcli.runtime.files import sha256_of_file
 from lapcli.runtime.progress import Progress
 
 DEFAULT_FRACTION = 1 / 20
-_READ_AT_ONCE = 1 << 26  # bytes: a corpus up to this size is read to compute its key
-
-
-@dataclass(frozen=True)
-class SourceFile:
-    name: str  # within the source, as in the recipe and error messages
-    path: Path
-    size: int
-    content: tuple[str | int, ...] | None  # a hash known without reading the file; None: it has to be read
 
 
 class SplitDocuments(NamedTuple):
@@ -53,75 +36,44 @@ class SplitDocuments(NamedTuple):
 class Corpus:
     """The documents of a source: cropped, without nulls and empty ones, in source order."""
 
-    def __init__(self, source: TextSource, files: Sequence[SourceFile], progress: Progress | None = None) -> None:
-        self.source = source
-        self._progress = progress
-        self.files = files
+    def __init__(
+        self, source: TextSource, names: Sequence[str], paths: Sequence[Path], progress: Progress | None = None
+    ) -> None:
+        """`names` are those of the files within the source, as in the recipe and error messages."""
+        self.source, self._progress = source, progress
+        self.files = list(zip(names, paths, strict=True))
         self.skipped = 0  # nulls and empty documents in the last pass over the files
-        self.holds_out_a_file = source.validation == "last_file" or (source.validation is None and len(files) > 1)
-        if self.holds_out_a_file and len(files) < 2:
+        self.holds_out_a_file = source.validation == "last_file" or (source.validation is None and len(names) > 1)
+        if self.holds_out_a_file and len(names) < 2:
             raise DataError(
-                f"data.validation: last_file, but the source has only {files[0].name}; give a fraction or more files"
+                f"data.validation: last_file, but the source has only {names[0]}; give a fraction or more files"
             )
+        settings = source.model_dump(include={"column", "separator", "crop", "shuffled", "shuffle_seed", "validation"})
+        files = [file_key(name, path) for name, path in self.files]
+        self.sizes = [int(size) for _, _, size, _ in files]
+        self.key = digest(settings, files)  # of the cache: the files, and all settings that change documents or split
 
     @property
     def size(self) -> int:
-        return sum(file.size for file in self.files)
-
-    @cached_property
-    def key(self) -> str:
-        """The cache key: a hash of the content and of everything that affects the split of documents."""
-        unknown = [file.path for file in self.files if file.content is None]
-        hashes = iter(content_sha256(unknown, self._progress))
-        return self._key([[next(hashes)] if file.content is None else file.content for file in self.files])
-
-    def key_at_hand(self) -> str | None:
-        """Return the key if it is known without reading large files; nothing is written."""
-        hashes = []
-        for file in self.files:
-            known = file.content or [remembered_sha256(file.path)]
-            if known == [None] and self.size <= _READ_AT_ONCE:
-                # Not content_sha256, which would remember the hash and so write to the cache.
-                known = [sha256_of_file(file.path)]
-            hashes.append(known)
-        return None if [None] in hashes else self._key(hashes)
-
-    def key_of_0_1(self) -> str:
-        """Return the key that version 0.1 would have used, to find its caches."""
-        return self._key(
-            [fingerprint_of_0_1(file.path) if file.content is None else file.content for file in self.files]
-        )
-
-    def is_older_than(self, cache: Path) -> bool:
-        """Return whether all local files are older than `cache`, by their change times, which cannot be set back."""
-        written = cache.stat().st_mtime_ns
-        return all(file.path.stat().st_ctime_ns < written for file in self.files if file.content is None)
-
-    def _key(self, contents: Sequence[Sequence[str | int | None]]) -> str:
-        # Only what changes documents or their split: where the files are (train, files, revision) is left out, so that
-        # a moved or copied source keeps its cache. A key added here invalidates every cache.
-        settings = self.source.model_dump(
-            include={"column", "separator", "crop", "shuffled", "shuffle_seed", "validation"}
-        )
-        return digest(settings, [(file.name, content) for file, content in zip(self.files, contents, strict=True)])
+        return sum(self.sizes)
 
     def parts(self, doing: str, *, only_train: bool = False) -> Iterator[SplitDocuments]:
         """Yield every document once, in source order; `doing` names the work for the progress bar."""
         count = None if self.holds_out_a_file else self._count
         self.skipped = 0  # after counting, which counts skipped documents too
         if count is None:
-            for documents in self._documents(self.files[:-1], doing):
+            for documents in self._documents(doing, slice(None, -1)):
                 yield SplitDocuments(documents, [])
-            for documents in [] if only_train else self._documents(self.files[-1:], doing):
+            for documents in [] if only_train else self._documents(doing, slice(-1, None)):
                 yield SplitDocuments([], documents)
         elif count == 1:
-            for documents in self._documents(self.files, doing):
+            for documents in self._documents(doing):
                 for document in documents:
                     train, held = split_document(document, self._fraction)
                     yield SplitDocuments([train], [held])
         else:
             start = 0
-            for documents in self._documents(self.files, doing):
+            for documents in self._documents(doing):
                 held_of = self._held_out[start : start + len(documents)].tolist()
                 start += len(documents)
                 if len(held_of) < len(documents):
@@ -143,7 +95,7 @@ class Corpus:
     @cached_property
     def _count(self) -> int:
         """The number of documents, for a fraction of them; it takes a pass over the source."""
-        count = sum(len(documents) for documents in self._documents(self.files, "counting documents"))
+        count = sum(len(documents) for documents in self._documents("counting documents"))
         if count == 0:
             raise DataError(f"{self.source.train} has no text in it; check data.train, data.files and data.column")
         return count
@@ -152,25 +104,17 @@ class Corpus:
     def _held_out(self) -> np.ndarray:
         return held_out(self._count, self._fraction, None if self.source.shuffled else self.source.shuffle_seed)
 
-    def _documents(self, files: Sequence[SourceFile], doing: str) -> Iterator[list[str]]:
-        done = sum(file.size for file in self.files[: self.files.index(files[0])])
-        for file in files:
-            batches = read_documents(
-                file.path, name=file.name, column=self.source.column, separator=self.source.separator
-            )
-            for share, documents in batches:
+    def _documents(self, doing: str, chosen: slice = slice(None)) -> Iterator[list[str]]:
+        starts = np.cumsum([0, *self.sizes]).tolist()
+        for (name, path), size, done in list(zip(self.files, self.sizes, starts, strict=False))[chosen]:
+            batches = read_documents(path, name=name, column=self.source.column, separator=self.source.separator)
+            for fraction, documents in batches:
                 if self._progress:
-                    self._progress(doing, done + int(share * file.size), self.size)
+                    self._progress(doing, done + int(fraction * size), self.size)
                 cropped = [document[: self.source.crop] for document in documents if document]
                 self.skipped += len(documents) - len(cropped)
                 if cropped:
                     yield cropped
-            done += file.size
-
-
-def document_order(count: int, seed: int, purpose: str) -> np.ndarray:
-    """Return a permutation of `count` documents, a different one for each purpose."""
-    return np.random.default_rng([seed, *purpose.encode()]).permutation(count)
 
 
 def held_out(count: int, fraction: float, seed: int | None) -> np.ndarray:
@@ -208,17 +152,15 @@ def open_corpus(source: TextSource, progress: Progress | None = None) -> Corpus:
         raise DataError("the run was imported, and what it was trained on is not known; name a text with --data")
     if named := _row_source(source):
         text = named.file()
-        return Corpus(source, _files([text.name], [text], lambda path: [rows_sha256(path)]), progress)
+        return Corpus(source, [text.name], [text], progress)
     if source.train.startswith("hub:"):
         repository, names = hub_list(source)
-        paths = hub_files(repository, names, source.revision, progress)
-        return Corpus(source, _files(names, paths, hub_fingerprint), progress)
+        return Corpus(source, names, hub_files(repository, names, source.revision, progress), progress)
     paths = local_files(source.train, source.files)
     folder = Path(source.train).expanduser()
     names = [path.name if folder.is_file() else path.relative_to(folder).as_posix() for path in paths]
     _check(source, names)
-    refuse_same_file(paths)
-    return Corpus(source, _files(names, paths, lambda path: None), progress)
+    return Corpus(source, names, paths, progress)
 
 
 def corpus_at_hand(source: TextSource) -> Corpus | None:
@@ -244,21 +186,15 @@ def hub_list(source: TextSource) -> tuple[str, list[str]]:
     return source.train.removeprefix("hub:"), names
 
 
-def _files(
-    names: Sequence[str], paths: Sequence[Path], known: Callable[[Path], Sequence[str | int] | None]
-) -> list[SourceFile]:
-    try:
-        contents = [known(path) for path in paths]
-        return [
-            SourceFile(name, path, path.stat().st_size, None if content is None else tuple(content))
-            for name, path, content in zip(names, paths, contents, strict=True)
-        ]
-    except OSError as error:
-        raise DataError(f"cannot read {error.filename} ({error.strerror}); check data.train") from None
-
-
 def _check(source: TextSource, names: Sequence[str]) -> None:
-    check_file_list(names)
+    for name, count in Counter(names).items():
+        # A .md file is read if it is named, but skipped in a folder, where it mostly describes the data.
+        if not name.endswith((*DOCUMENT_SUFFIXES, ".md")):
+            raise DataError(
+                f"data.files: {name} has a format that is not read here; expected {', '.join(DOCUMENT_SUFFIXES)}"
+            )
+        if count > 1:
+            raise DataError(f"data.files: {name} is named twice, so that validation would not be held out; remove one")
     if source.separator is not None and not any(map(is_text, names)):
         raise DataError("data.separator: none of the source's files is a text file; remove it")
     if source.column != "text" and all(map(is_text, names)):

@@ -68,8 +68,7 @@ class Tokenizer:
         self._inner = inner
         self.vocab_size: int = inner.get_vocab_size()
         self._bytes = _bytes_of_ids(inner)
-        # Only with our own pattern does a text cut at blanks have the same ids.
-        self._cuts_at_blanks = json.dumps(SPLIT_PATTERN) in inner.to_str()
+        self._splits_by_our_pattern = json.dumps(SPLIT_PATTERN) in inner.to_str()
         self._special = {name: self.vocab_size - len(SPECIAL_TOKENS) + i for i, name in enumerate(SPECIAL_TOKENS)}
         self.bos = self._special["<|bos|>"]
         self.sha256 = hashlib.sha256(inner.to_str().encode()).hexdigest()
@@ -116,19 +115,26 @@ class Tokenizer:
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
         """Encode texts on all cores. A lone surrogate, which has no UTF-8 bytes, becomes U+FFFD."""
         clean = [LONE_SURROGATE.sub("\ufffd", text) for text in texts]
-        if not self._cuts_at_blanks or max(map(len, clean), default=0) <= _LONG_TEXT:
+        if max(map(len, clean), default=0) <= _LONG_TEXT:
             return [encoding.ids for encoding in self._inner.encode_batch_fast(clean, add_special_tokens=False)]
         return [self._encode_in_parts(text) for text in clean]
 
     def _encode_in_parts(self, text: str) -> list[int]:
         """Encode a long text in parts, with the same ids: at once it would take 200 bytes of memory per byte."""
         ids: list[int] = []
-        # 64 parts at a time are _LONG_TEXT characters in memory, and enough parts for all cores.
-        parts = cut_at_blanks(text, _LONG_TEXT // 64)
-        while some := list(islice(parts, 64)):
+        # 64 pieces at a time are about 4 million characters in memory, and enough work for all cores.
+        pieces = self.pieces(text)
+        while some := list(islice(pieces, 64)):
             for encoding in self._inner.encode_batch_fast(some, add_special_tokens=False):
                 ids += encoding.ids
         return ids
+
+    def pieces(self, text: str) -> Iterator[str]:
+        """Cut a long text into pieces whose ids, one after the other, are those of the text.
+
+        Where that is possible depends on the split pattern: with any but our own the text stays whole.
+        """
+        return cut_at_blanks(text, PIECE) if self._splits_by_our_pattern else iter([text])
 
     def decode(self, ids: Iterable[int]) -> str:
         """Decode to text; bytes that are not valid UTF-8, such as those of a truncated character, become U+FFFD."""
@@ -151,25 +157,27 @@ class Tokenizer:
         return id_
 
 
-_LONG_TEXT = 1 << 22  # characters
+PIECE = 1 << 16  # characters that one core encodes at a time
+_LONG_TEXT = 1 << 22
 _UNBROKEN = 1 << 20
 _BLANK = re.compile(r"(?<=\S) (?=\S)|(?<=\n)(?=\S)")
 
 
 def cut_at_blanks(text: str, length: int) -> Iterator[str]:
-    """Cut text into parts of at least `length` characters where SPLIT_PATTERN splits anyway.
+    """Cut text into pieces of at least `length` characters where SPLIT_PATTERN splits anyway.
 
     That is before a single space between other characters, which can only begin a piece, and after a newline, which
     can only end one. Text that has neither for a million characters is cut nevertheless.
     """
     start = 0
-    while start + length + _UNBROKEN < len(text):
+    while len(text) - start > length:
         first = start + length
         blank = _BLANK.search(text, first, first + _UNBROKEN)
-        end = blank.start() if blank else first + _UNBROKEN
+        end = blank.start() if blank else min(first + _UNBROKEN, len(text))
         yield text[start:end]
         start = end
-    yield text[start:]
+    if start < len(text) or not text:
+        yield text[start:]
 
 
 def _incomplete(path: str | Path, error: Exception) -> DataError:

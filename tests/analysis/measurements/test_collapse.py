@@ -1,10 +1,17 @@
 """NC1 to NC4: an exact simplex, hand-worked cases, plain loops, and input that has no answer."""
 
+import tempfile
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 import torch
+from analysis_support import vit
 
-from lapcli.analysis.measurements.collapse import CollapseAccumulator, equiangular, equinorm, self_duality
+from lapcli.analysis.measurement import LAYER, Settings
+from lapcli.analysis.measurements.collapse import Collapse, CollapseAccumulator, equiangular, equinorm, self_duality
+from lapcli.measures.capture import Batch, Capture
+from lapcli.models.anatomy import anatomy_of
 
 
 def simplex(classes, width, seed=0):
@@ -14,12 +21,16 @@ def simplex(classes, width, seed=0):
 
 
 def measured(h_BTD, labels, classifier, logits=None, batch=100):
-    collapse = CollapseAccumulator(classifier)
-    for x, y in zip(torch.from_numpy(h_BTD).split(batch), torch.from_numpy(labels).split(batch), strict=True):
+    parts = torch.from_numpy(h_BTD).split(batch)
+
+    def second_pass():
+        for x, part in zip(parts, torch.from_numpy(logits).split(batch), strict=True):
+            collapse.compare(x, None)
+            collapse.compare_logits(part, None)
+
+    collapse = CollapseAccumulator(classifier, (lambda: None) if logits is None else second_pass)
+    for x, y in zip(parts, torch.from_numpy(labels).split(batch), strict=True):
         collapse.update(x, y)
-    if logits is not None:
-        for part in torch.from_numpy(logits).split(batch):
-            collapse.update_logits(part)
     return collapse.result()
 
 
@@ -92,3 +103,27 @@ def test_degenerate_input_has_an_answer():
     assert np.isfinite(crowded.values["nc1"])
     assert any("does not fit" in note for note in crowded.notes)
     assert any("one example" in note for note in crowded.notes)
+
+
+def test_all_layers_of_a_model_need_no_temporary_file(monkeypatch, tmp_path):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "missing"))
+    model, _ = vit(2)
+    images, labels = torch.randn(24, 3, 8, 8), torch.arange(24) % 3
+    batches = [Batch(images[first : first + 5], labels[first : first + 5], first) for first in range(0, 24, 5)]
+    opened = SimpleNamespace(
+        anatomy=anatomy_of(model), examples=SimpleNamespace(classes=["a", "b", "c"], batches=lambda: iter(batches))
+    )
+    measurement, capture = Collapse(opened, Settings({LAYER: "all"})), Capture(opened.anatomy)
+    accumulators = [measurement.listen(capture, layer) for layer in measurement.layers]
+    capture.run(batches)
+    found = [accumulator.result().values["nc4"] for accumulator in accumulators]
+    assert len(found) == 2
+    for layer, nc4 in enumerate(found):
+        with torch.no_grad():
+            x = model.forward_intermediates(images, indices=[layer], norm=True, return_prefix_tokens=True)[1][0]
+            tokens = torch.cat([x[1], x[0].flatten(2).transpose(1, 2)], dim=1).double()
+            predicted = model(images).argmax(dim=1)
+        h = tokens.mean(dim=1)
+        means = torch.stack([h[labels == c].mean(dim=0) for c in range(3)])
+        nearest = torch.stack([(h - mean).norm(dim=1) for mean in means]).argmin(dim=0)
+        assert nc4 == pytest.approx(float((nearest != predicted).double().mean()), abs=1e-9), layer

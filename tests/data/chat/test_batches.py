@@ -74,6 +74,16 @@ def test_the_way_a_batch_is_taken_changes_nothing(mixture):
     assert whole.targets_BT.tolist() == [row for part in parts for row in part.targets_BT.tolist()]
 
 
+def test_targets_are_counted_from_the_index(mixture, monkeypatch):
+    packed = PackedBatches(mixture, 16, True)
+    spans = [(first, count) for first in range(packed.per_epoch + 3) for count in range(2 * packed.per_epoch)]
+    expected = [int((packed.items(*span).targets_BT >= 0).sum()) for span in spans]
+    read, row = [], mixture.row
+    monkeypatch.setattr(mixture, "row", lambda number: read.append(number) or row(number))
+    assert [packed.target_count(*span) for span in spans] == expected
+    assert len(read) <= 6 * len(spans)  # two conversations for each of at most three epochs, however long the span
+
+
 def test_batches_have_names(mixture):
     assert "of chats" in PackedBatches(mixture, 16, True).identity(0, 4)
     assert "of chats" in PaddedBatches(mixture, PADDING, True).identity(29, 4)

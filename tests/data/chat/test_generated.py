@@ -78,7 +78,7 @@ def test_words_of_a_file(tmp_path):
     assert read_words(tmp_path / "words.txt") == ["alpha", "beta", "gamma"]
     (tmp_path / "none.txt").write_bytes(b"\n")
     for name in ("none.txt", "missing.txt"):
-        with pytest.raises(DataError, match="source"):
+        with pytest.raises(DataError, match=name):
             read_words(tmp_path / name)
 
 

@@ -3,12 +3,14 @@
 import io
 import os
 import shutil
+import tracemalloc
 
 import numpy as np
 import pytest
 from image_support import encoded, picture, write_folder, write_parquet
 from PIL import Image
 
+from lapcli.data.images import image_set
 from lapcli.data.images.image_set import FolderImages, ImagesInMemory, ImageSubset, decode, decode_into_memory
 from lapcli.data.images.sources import Digits, open_held_out, open_images
 from lapcli.recipe.vision import ImageSource
@@ -119,36 +121,6 @@ def test_a_row_without_an_image_is_named(tmp_path):
         open_images(ImageSource(train=str(tmp_path)), 3)
 
 
-def test_a_table_replaced_by_another_with_the_old_time_is_converted_again(tmp_path):
-    """As after `cp -p`: the name and the modification time are the same, the labels are not."""
-    for name in ("train", "test"):
-        write_parquet(tmp_path / f"{name}.parquet", table([0, 2, 1, 2]))
-    path = tmp_path / "train.parquet"
-    assert open_images(ImageSource(train=str(tmp_path)), 3).train.labels.tolist() == [0, 2, 1, 2]
-    before = path.stat()
-    for labels in ([2, 1, 0, 2], [0, 2, 1, 2]):
-        write_parquet(path, table(labels))
-        os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
-        assert open_images(ImageSource(train=str(tmp_path)), 3).train.labels.tolist() == labels
-
-
-def test_a_conversion_of_version_0_1_is_kept_if_it_is_newer_than_the_files(tmp_path, lap_cache, caplog):
-    for name in ("train", "test"):
-        write_parquet(tmp_path / f"{name}.parquet", table([0, 2, 1, 2]))
-    open_images(ImageSource(train=str(tmp_path)), 3)
-    (written,) = lap_cache.rglob("converted_from.json")
-    written.unlink()  # version 0.1 did not write it
-    open_images(ImageSource(train=str(tmp_path)), 3)
-    assert not caplog.records
-    assert written.is_file()
-    written.unlink()
-    for arrow in written.parent.glob("*.arrow"):
-        os.utime(arrow, ns=(1, 1))
-    open_images(ImageSource(train=str(tmp_path)), 3)
-    assert "converting them again" in caplog.text
-    assert written.is_file()
-
-
 def test_a_label_column_must_be_named_where_there_are_two(tmp_path):
     for name in ("train", "test"):
         write_parquet(tmp_path / f"{name}.parquet", {**table([0, 1, 2]), "coarse": [0, 0, 1]})
@@ -238,6 +210,30 @@ def test_held_images_are_the_decoded_ones(tmp_path):
     assert np.array_equal(pixels(held, 4), np.asarray(picture(9, (5, 31))))
 
 
+def test_decoding_into_memory_holds_no_second_copy(tmp_path, monkeypatch):
+    (tmp_path / "a").mkdir()
+    for number in range(40):
+        picture(number, (100, 90)).save(tmp_path / "a" / f"{number:02}.png")
+    images, total = FolderImages(tmp_path), 40 * 3 * 100 * 90
+    monkeypatch.setattr(image_set, "BLOCK", total // 10)
+    tracemalloc.start()
+    held = ImagesInMemory(images)
+    _, peak = tracemalloc.get_traced_memory()  # of numpy's arrays; the shared memory of torch is not traced
+    tracemalloc.stop()
+    assert peak < total / 3
+    assert all(np.array_equal(pixels(held, n), pixels(images, n)) for n in range(40))
+
+
+def test_opening_a_folder_asks_nothing_of_each_image(tmp_path, monkeypatch):
+    root = write_folder(tmp_path, {"train": {"a": 60, "b": 60}, "val": {"a": 60, "b": 60}})
+    monkeypatch.setattr(image_set, "HASHED_IMAGES", 4)
+    monkeypatch.setattr(image_set, "SAMPLED_IMAGES", 4)
+    asked, stat = [], os.stat
+    monkeypatch.setattr(os, "stat", lambda *given, **options: asked.append(given) or stat(*given, **options))
+    open_images(ImageSource(train=str(root), decoded_gigabytes=0.0), 2)
+    assert len(asked) < 60
+
+
 def test_the_identity_is_of_content_not_of_place(tmp_path):
     a = write_folder(tmp_path / "a", {"train": {"a": 2, "b": 2}})
     b = tmp_path / "moved"
@@ -319,6 +315,35 @@ def test_the_digits_hold_out_a_fifth_of_each_class():
     seen = {pixels(data.train, i).tobytes() for i in range(len(data.train))}
     held_out = [pixels(data.validation, i).tobytes() for i in range(len(data.validation))]
     assert sum(image in seen for image in held_out) <= 3  # the set itself has a few equal pictures
+
+
+@pytest.mark.parametrize("fraction", [0.1, 0.5, 0.95])
+def test_every_class_is_trained_on(tmp_path, fraction):
+    root = write_folder(tmp_path, {"all": {"a": 18, "b": 1, "c": 2}}) / "all"
+    data = open_images(ImageSource(train=str(root), validation=fraction), 3)
+    counts = np.bincount(data.train.labels, minlength=3)
+    assert counts.min() >= 1
+    assert np.bincount(data.validation.labels, minlength=3).tolist() == (np.array([18, 1, 2]) - counts).tolist()
+    assert (data.validation.labels == 0).any()
+    assert (data.validation.labels == 2).sum() == 1
+
+
+def test_classes_of_one_image_leave_nothing_to_hold_out(tmp_path):
+    root = write_folder(tmp_path, {"all": {"a": 1, "b": 1}}) / "all"
+    with pytest.raises(DataError, match=r"data\.validation"):
+        open_images(ImageSource(train=str(root), validation=0.5), 2)
+
+
+def test_validation_images_that_a_fraction_leaves_unused_are_noted(tmp_path):
+    root = write_folder(tmp_path, {"train": {"a": 4, "b": 4}, "val": {"a": 3, "b": 3}})
+    fraction = ImageSource(train=str(root), validation=0.5)
+    data = open_images(fraction, 2)
+    (note,) = data.notes(64)
+    assert "6 validation images" in note
+    assert "data.validation=null" in note
+    # An evaluation of the run measures the images that its training held out.
+    assert open_held_out(fraction, ["a", "b"])[0].identity() == data.validation.identity()
+    assert open_images(ImageSource(train=str(root)), 2).notes(64) == []
 
 
 def test_cifar10_as_the_hub_has_it(test_data):

@@ -4,8 +4,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from lapcli.data import token_store
 from lapcli.data.text.batches import TokenBatches
-from lapcli.data.text.shards import ShardWriter, TokenStream, token_dtype
+from lapcli.data.token_store import ShardWriter, TokenStream, token_dtype
 from lapcli.runtime.errors import DataError
 
 
@@ -13,8 +14,10 @@ from lapcli.runtime.errors import DataError
 def stream(tmp_path_factory):
     """Tokens that are their own positions."""
     folder = tmp_path_factory.mktemp("stream")
-    writer = ShardWriter(folder, "train", token_dtype(1000), shard_tokens=33)
-    writer.append(np.arange(104))
+    writer = ShardWriter(folder, "train", token_dtype(1000))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(token_store, "SHARD_TOKENS", 33)
+        writer.append(np.arange(104))
     writer.close()
     return TokenStream(folder, writer.shards, token_dtype(1000))
 

@@ -1,6 +1,5 @@
 import json
 import sys
-from pathlib import Path
 
 import pytest
 
@@ -62,12 +61,3 @@ def test_a_python_without_documentation_says_so(tmp_path, monkeypatch):
     monkeypatch.setattr(builtin.sysconfig, "get_path", lambda name: str(tmp_path))
     with pytest.raises(DataError, match=r"no documentation.*data\.train"):
         builtin_text()
-
-
-def test_a_cut_cache_is_extracted_again(tmp_path, monkeypatch):
-    (tmp_path / "a.py").write_text('"""A docstring that is long enough to be more than a heading."""\n')
-    monkeypatch.setattr(builtin.sysconfig, "get_path", lambda name: str(tmp_path))
-    path = builtin_text()
-    whole = path.read_bytes()
-    path.write_bytes(whole[:-5])
-    assert Path(builtin_text()).read_bytes() == whole

@@ -1,0 +1,41 @@
+"""The split of a global batch into micro-batches."""
+
+import re
+
+import pytest
+
+from lapcli.objectives.objective import plan_batches
+from lapcli.runtime.errors import UsageError
+
+
+@pytest.mark.parametrize(
+    ("batch", "micro_batch", "processes", "multiple"),
+    [(254, 64, 1, 1), (257, 64, 1, 1), (2096, 64, 8, 1), (2 * 127 * 4, 60, 2, 4), (5, 4, 1, 1)],
+)
+def test_a_batch_without_a_split_near_the_micro_batch_is_refused_with_sizes_that_fit(
+    batch, micro_batch, processes, multiple
+):
+    with pytest.raises(UsageError, match=r"train\.batch") as refused:
+        plan_batches(batch, micro_batch, processes, multiple)
+    other_batch = int(re.search(r"train\.batch=(\d+)", str(refused.value))[1])
+    other_micro_batch = int(re.search(r"train\.micro_batch=(\d+)", str(refused.value))[1])
+    smaller = int(re.search(r"or (\d+)\)", str(refused.value))[1])
+    # Every size that the message names is accepted, and the batch is near the recipe's.
+    assert plan_batches(other_batch, micro_batch, processes, multiple).micro_batch > micro_batch - multiple
+    assert abs(other_batch - batch) <= processes * micro_batch
+    for size in (other_micro_batch, smaller):
+        assert plan_batches(batch, size, processes, multiple).micro_batch == size
+
+
+@pytest.mark.parametrize("share", range(1, 40))
+@pytest.mark.parametrize("micro_batch", [1, 2, 3, 5, 8, 64])
+def test_an_accepted_split_is_equal_and_at_most_the_recipes(share, micro_batch):
+    try:
+        plan = plan_batches(share * 2, micro_batch, 2)
+    except UsageError:
+        fitting = [size for size in range(1, micro_batch + 1) if share % size == 0]
+        assert share // max(fitting) >= 2 * (share / micro_batch)
+        return
+    assert plan.micro_batch * plan.accumulation == share
+    assert plan.micro_batch <= micro_batch
+    assert plan.accumulation < 2 * share / micro_batch + 2
