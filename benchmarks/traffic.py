@@ -27,7 +27,7 @@ from lapcli.runtime.devices import ComputePolicy
 from lapcli.runtime.progress import LogConsole
 from lapcli.runtime.ranks import World
 from lapcli.training.loop import Loop, bucket_megabytes
-from lapcli.training.optimizers.muon import cost, rounds
+from lapcli.training.muon import cost, rounds
 
 ROWS, COLUMNS, WIDTH = 640, 4096, 8
 EAGER, COMPILED = (ComputePolicy("cuda", bf16=True, compiles=compiles) for compiles in (False, True))

@@ -28,7 +28,7 @@ class HeavyBall:
     def build(self, groups):
         import torch
 
-        from lapcli.training.optimizers.optimizer import as_param_groups
+        from lapcli.training.optimizers import as_param_groups
 
         return torch.optim.SGD(as_param_groups(groups))
 

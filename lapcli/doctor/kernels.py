@@ -28,7 +28,7 @@ from lapcli.runtime.attention_kernels import prefer_attention_kernels
 from lapcli.runtime.devices import ComputePolicy
 from lapcli.runtime.errors import UsageError
 from lapcli.runtime.machine import check_compiler
-from lapcli.training.optimizers.muon import A, B, C, Muon
+from lapcli.training.muon import A, B, C, Muon
 
 CPU = torch.device("cpu")
 WRONG_KERNEL = "update torch and the driver; until then train with --set train.precision=float32 or train.device=cpu"

@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from lapcli.heads.laplacian import laplacian_attention
-from lapcli.heads.operators.operator import FIRST_VALUES, INPUT, MEAN, HeadState, Learnt, Operator
+from lapcli.heads.operators import FIRST_VALUES, INPUT, MEAN, HeadState, Learnt, Operator
 from lapcli.heads.plan import HeadPlan, LayerClaims
 
 

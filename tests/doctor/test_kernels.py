@@ -24,7 +24,7 @@ from lapcli.models.chunked_loss import softcapped_cross_entropy
 from lapcli.objectives.dino_losses import sinkhorn_targets, target_cross_entropy
 from lapcli.runtime.devices import ComputePolicy
 from lapcli.runtime.errors import UsageError
-from lapcli.training.optimizers.muon import Muon
+from lapcli.training.muon import Muon
 
 CPU, FLOAT = torch.device("cpu"), torch.float32
 SMALL = CASES[1:]

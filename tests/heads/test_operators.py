@@ -17,8 +17,7 @@ from torch import Tensor
 import lapcli
 from lapcli.generation.engine import Engine, Sampling
 from lapcli.heads.operator_attention import FirstValues, HeadOperators
-from lapcli.heads.operators import OPERATORS, Operator
-from lapcli.heads.operators.operator import Dense
+from lapcli.heads.operators import OPERATORS, Dense, Operator
 from lapcli.heads.plan import head_plan, operator_plan
 from lapcli.models.dino_vit import StudentTeacher
 from lapcli.models.gpt import GPT, GPTConfig, KVCache

@@ -20,7 +20,7 @@ from support import (
     write_text,
 )
 
-from lapcli.heads.operators.operator import OPERATORS, Learnt, Operator
+from lapcli.heads.operators import OPERATORS, Learnt, Operator
 from lapcli.recipe import load_recipe, recipe_to_yaml
 from lapcli.runs import read_run
 from lapcli.training.optimizers import Optimizers

@@ -10,7 +10,7 @@ from analysis_support import gpt, on_a_device_without_float64, vit
 from lapcli.analysis.measurement import NotApplicable, Settings
 from lapcli.analysis.measurements import sinks
 from lapcli.analysis.measurements.mixing import MixingAccumulator, OperatorMixing
-from lapcli.heads.operators.operator import INPUT, OPERATORS, Learnt, Operator
+from lapcli.heads.operators import INPUT, OPERATORS, Learnt, Operator
 from lapcli.measures.capture import Batch, Capture
 from lapcli.models.anatomy import anatomy_of
 

@@ -18,8 +18,9 @@ from lapcli.data.text.tokens import prepare_text
 from lapcli.objectives.language_model import LanguageModel
 from lapcli.recipe import load_recipe
 from lapcli.runtime.ranks import World
-from lapcli.training.optimizers import Optimizers, muon
-from lapcli.training.optimizers.muon import Muon, orthogonalise
+from lapcli.training import muon
+from lapcli.training.muon import Muon, orthogonalise
+from lapcli.training.optimizers import Optimizers
 
 torch.set_num_threads(2)
 

@@ -15,8 +15,7 @@ from lapcli.objectives.objective import ParameterGroup
 from lapcli.recipe import RecipeError, recipe_from_dict, recipe_hash, recipe_to_dict
 from lapcli.recipe.optimizers import OptimizerSection
 from lapcli.runtime.plugins import Extensions, Origin, Registry
-from lapcli.training.optimizers import OPTIMIZERS, Optimizer, Optimizers
-from lapcli.training.optimizers.optimizer import as_param_groups
+from lapcli.training.optimizers import OPTIMIZERS, Optimizer, Optimizers, as_param_groups
 
 STEPS = 10
 

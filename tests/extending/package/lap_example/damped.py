@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from lapcli.heads.operators.operator import Dense, HeadState, Operator
+from lapcli.heads.operators import Dense, HeadState, Operator
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -12,8 +12,7 @@ from torch import Tensor
 
 from lapcli.objectives.objective import ParameterGroup
 from lapcli.recipe.optimizers import OptimizerSection, Pair
-from lapcli.training.optimizers import Optimizer
-from lapcli.training.optimizers.optimizer import as_param_groups
+from lapcli.training.optimizers import Optimizer, as_param_groups
 
 
 class LionSection(OptimizerSection):

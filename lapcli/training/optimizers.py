@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from lapcli.objectives.objective import ParameterGroup
-from lapcli.recipe.optimizers import OptimizerSection
+from lapcli.recipe.optimizers import AdamWSection, OptimizerSection
 from lapcli.runtime.plugins import Registry
 from lapcli.training.checkpoint import check_tensors
 
@@ -59,19 +59,71 @@ class Optimizer(ABC):
         optimizer.state[p].update(state)
 
 
-OPTIMIZERS: Registry[Optimizer] = Registry(
-    "optimizer",
-    {
-        "adamw": "lapcli.training.optimizers.adamw:ADAMW",
-        "lamb": "lapcli.training.optimizers.lamb:LAMB",
-        "muon": "lapcli.training.optimizers.muon:MUON",
-    },
-)
-
-
 def as_param_groups(groups: Sequence[ParameterGroup]) -> list[dict[str, Any]]:
     """Convert groups to the form that torch's optimizers take."""
     return [{"params": list(group.parameters.values()), "lr": group.lr, **group.options} for group in groups]
+
+
+class AdamW(Optimizer):
+    """AdamW: torch's own, fused on devices that have a fused kernel."""
+
+    name = "adamw"
+    section = AdamWSection
+
+    def build(self, groups: Sequence[ParameterGroup]) -> torch.optim.Optimizer:
+        parts = as_param_groups(groups)
+        devices = {p.device.type for group in groups for p in group.parameters.values()}
+        return torch.optim.AdamW(parts, fused=devices <= {"cpu", "cuda"})
+
+    def new_state(self, p: Tensor) -> dict[str, Tensor]:
+        # torch has the count of steps on the CPU, except for the fused kernel of a GPU, which reads it.
+        device = p.device if p.device.type in {"cuda", "meta"} else "cpu"
+        count = torch.zeros((), dtype=torch.float32, device=device)
+        # In the dtype of the parameter: the moments of a bf16 embedding are bf16, as in nanochat.
+        return {"step": count, "exp_avg": torch.zeros_like(p), "exp_avg_sq": torch.zeros_like(p)}
+
+
+class Lamb(Optimizer):
+    """LAMB: timm's, which scales AdamW's update of each parameter by the ratio of its norms.
+
+    It clips the norm of all gradients that it updates, so all groups share one optimizer.
+    """
+
+    name = "lamb"
+    section = AdamWSection
+    clips_itself = True
+
+    def build(self, groups: Sequence[ParameterGroup]) -> torch.optim.Optimizer:
+        from timm.optim.lamb import Lamb as TimmLamb
+
+        # timm reads the clipping from the defaults, not from the groups.
+        clip = groups[0].options.get("max_grad_norm", 1.0)
+        return TimmLamb(as_param_groups(groups), lr=groups[0].lr, max_grad_norm=clip)
+
+    def new_state(self, p: Tensor) -> dict[str, Tensor]:
+        # timm has its count of steps on the CPU, whatever the device of the parameters.
+        device = "meta" if p.device.type == "meta" else "cpu"
+        count = torch.zeros((), dtype=torch.float32, device=device)
+        return {"step": count, "exp_avg": torch.zeros_like(p), "exp_avg_sq": torch.zeros_like(p)}
+
+    # timm counts the steps once per group; a checkpoint stores the count with each parameter, as for AdamW.
+
+    def read_state(self, optimizer: torch.optim.Optimizer, group: Mapping[str, Any], p: Tensor) -> dict[str, Tensor]:
+        moments = optimizer.state[p] or self.new_state(p)
+        return {**moments, "step": torch.tensor(float(group.get("step", 0.0)))}
+
+    def write_state(
+        self, optimizer: torch.optim.Optimizer, group: dict[str, Any], p: Tensor, state: dict[str, Tensor]
+    ) -> None:
+        group["step"] = state.pop("step")  # the same for all parameters of a group, so each may set it
+        super().write_state(optimizer, group, p, state)
+
+
+ADAMW, LAMB = AdamW(), Lamb()
+OPTIMIZERS: Registry[Optimizer] = Registry(
+    "optimizer",
+    {"adamw": f"{__name__}:ADAMW", "lamb": f"{__name__}:LAMB", "muon": "lapcli.training.muon:MUON"},
+)
 
 
 class Optimizers:

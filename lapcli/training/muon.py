@@ -21,7 +21,7 @@ from torch import Tensor
 
 from lapcli.objectives.objective import ParameterGroup
 from lapcli.recipe.optimizers import MuonSection
-from lapcli.training.optimizers.optimizer import Optimizer, as_param_groups
+from lapcli.training.optimizers import Optimizer, as_param_groups
 
 # Keller Jordan's quintic: it drives singular values into about [0.7, 1.2] in five steps.
 A, B, C = 3.4445, -4.7750, 2.0315

@@ -1,0 +1,457 @@
+"""Head operators: a head's output as a function of its values `v` and of attention's, `o = P v`.
+
+To add one, write a frozen dataclass that subclasses `Operator`: its fields are the constants that a recipe may set,
+numbers with a default, words of `choices`, and the names in `learn`.
+Name it in `OPERATORS`, or add it from another package with `extensions.add("operator", ...)`. This file imports torch
+only for type checkers, because recipes are checked before torch is imported.
+
+An operator is an epilogue of SDPA and never sees `P`. With a cache it sees the current tokens, and the mean is that of
+all cached values, so no operator has state of its own between tokens.
+
+Shapes: B batch, H the operator's own heads, T query tokens, S key tokens, D head size, C width of the layer.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from difflib import get_close_matches
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from lapcli.runtime.plugins import Registry
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+MEAN, FIRST_VALUES, INPUT = "the mean of the visible values", "the first layer's values", "the layer's input"
+LARGEST = 1e3  # of a constant; catches a typo with too many zeros
+
+
+@dataclass(frozen=True)
+class Learnt:
+    """A parameter of an operator: it starts at `start`, or is drawn with `deviation` after all other weights."""
+
+    shape: tuple[int, ...]
+    start: float = 0.0
+    deviation: float = 0.0
+
+
+@dataclass(frozen=True)
+class HeadState:
+    """Further inputs of an operator besides `v` and `o`; those that it does not declare in `needs` are None."""
+
+    parameters: Mapping[str, Tensor]
+    mean_BHTD: Tensor | None = None
+    first_v_BHTD: Tensor | None = None  # None in the first layer, whose values are `v` itself
+    x_BTC: Tensor | None = None
+
+
+@dataclass(frozen=True)
+class Dense:
+    """The inputs with all matrices written out, from which `Operator.dense` defines the operator for tests.
+
+    `I_TS` has its ones at the query tokens' places among the keys, `U_BHTS` is 1 / n over the n visible keys.
+    """
+
+    P_BHTS: Tensor
+    I_TS: Tensor
+    U_BHTS: Tensor
+    v_BHSD: Tensor
+    first_v_BHSD: Tensor  # in the first layer `v_BHSD`
+    x_BTC: Tensor
+    parameters: Mapping[str, Tensor]
+
+
+@dataclass(frozen=True)
+class Operator:
+    """A head operator with its constants."""
+
+    name: ClassVar[str]
+    letter: ClassVar[str]  # in the printed grid of heads
+    needs: ClassVar[frozenset[str]] = frozenset()
+    learnable: ClassVar[tuple[str, ...]] = ()  # constants that a recipe may name in `learn`: then one per head
+    rows_sum_to_zero: ClassVar[bool] = False  # what is constant over the tokens vanishes, such as a bias of the values
+    choices: ClassVar[Mapping[str, tuple[str, ...]]] = {}  # allowed values of constants that are words
+
+    def __init_subclass__(cls) -> None:
+        # When the file is imported: a plugin's mistake is found before a recipe names the operator.
+        base: Any = Operator
+        missing = [name for name in ("name", "letter") if not hasattr(cls, name)]
+        missing += [name for name in ("apply", "flops") if getattr(cls, name) is getattr(base, name)]
+        if missing:
+            raise TypeError(f"the operator {cls.__qualname__} does not declare {', '.join(missing)}")
+        problem = None if len(cls.letter) == 1 else f"letter {cls.letter!r} is not one character"
+        for name, annotation in inspect.get_annotations(cls).items():
+            if "ClassVar" in str(annotation):
+                continue
+            value = getattr(cls, name, None)
+            is_number = isinstance(value, int | float) and not isinstance(value, bool)
+            if value is None:
+                problem = f"constant {name} has no default"
+            elif name in ("heads", "layers"):
+                problem = f"constant {name} would hide the key of recipes; give it another name"
+            elif not is_number and name != "learn" and value not in cls.choices.get(name, ()):
+                problem = f"constant {name} is neither a number nor a word of its `choices`"
+        if problem:
+            raise TypeError(f"the operator {cls.__qualname__}: {problem}")
+
+    def apply(self, v_BHTD: Tensor, o_BHTD: Tensor, state: HeadState) -> Tensor:
+        raise NotImplementedError
+
+    def dense(self, dense: Dense) -> Tensor:
+        """Compute the definition with the T x S matrices."""
+        raise NotImplementedError
+
+    def flops(self, head_size: int, width: int) -> int:
+        """Return the FLOPs per token and head in the forward, beyond those of plain attention."""
+        raise NotImplementedError
+
+    def parameters(self, heads: int, head_size: int, width: int) -> dict[str, Learnt]:
+        return {name: Learnt((heads,), start=getattr(self, name)) for name in getattr(self, "learn", ())}
+
+    def value(self, name: str, parameters: Mapping[str, Tensor]) -> Any:
+        """Return a constant, or its learnt values, one per head, shaped to broadcast over T and D."""
+        learnt = parameters.get(name)
+        return getattr(self, name) if learnt is None else learnt[:, None, None]
+
+    @property
+    def adds_parameters(self) -> bool:
+        return bool(self.parameters(1, 1, 1))
+
+    def constants(self) -> dict[str, Any]:
+        """Return all constants in the form of a recipe, for the metadata of the weights."""
+        values = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+        return {name: list(value) if isinstance(value, tuple) else value for name, value in values.items()}
+
+
+def build_operator(name: str, constants: Mapping[str, Any]) -> Operator:
+    """Build the operator of that name; ValueError if a constant is unknown or out of range."""
+    kind = OPERATORS[name]
+    known = {field.name: field for field in dataclasses.fields(kind)}
+    values: dict[str, Any] = {}
+    for key, value in constants.items():
+        if key not in known:
+            near = get_close_matches(str(key), ["heads", "layers", *known], 1)
+            hint = f"did you mean {near[0]}?" if near else f"it takes {', '.join(['heads', 'layers', *known])}"
+            raise ValueError(f"{name} has no constant {str(key)[:40]!r}; {hint}")
+        values[key] = _checked(kind, key, value)
+    return kind(**values)
+
+
+def _checked(kind: type[Operator], key: str, value: Any) -> Any:
+    got = f"got {repr(value)[:60]}"
+    if key == "learn":
+        names = value if isinstance(value, list | tuple) else [value]
+        if any(name not in kind.learnable for name in names) or len(set(names)) != len(names):
+            raise ValueError(f"{kind.name} learns any of {', '.join(kind.learnable)}, {got}")
+        return tuple(names)
+    if key in kind.choices:
+        if value not in kind.choices[key]:
+            raise ValueError(f"{key} of {kind.name} is {' or '.join(kind.choices[key])}, {got}")
+        return value
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        raise ValueError(f"{key} of {kind.name} is a number, {got}")
+    if abs(value) > LARGEST:
+        raise ValueError(f"{key} of {kind.name} is between -{LARGEST:g} and {LARGEST:g}, {got}")
+    return float(value)
+
+
+@dataclass(frozen=True)
+class Laplacian(Operator):
+    """The Laplacian head of the paper (equation 3): `y = (I - P) v = v - o`.
+
+    Rows sum to zero: a constant over the tokens vanishes, and so does the first token under a causal mask. Layers that
+    have only this operator use `lapcli/heads/laplacian.py`, which applies the same formula to the last heads.
+    """
+
+    name = "laplacian"
+    letter = "L"
+    rows_sum_to_zero = True
+
+    def apply(self, v_BHTD: Tensor, o_BHTD: Tensor, state: HeadState) -> Tensor:
+        return v_BHTD - o_BHTD
+
+    def dense(self, dense: Dense) -> Tensor:
+        return (dense.I_TS - dense.P_BHTS) @ dense.v_BHSD
+
+    def flops(self, head_size: int, width: int) -> int:
+        return head_size
+
+
+@dataclass(frozen=True)
+class Mix(Operator):
+    """Identity mixing, `y = alpha v + beta o`, and its two ends: attention (0, 1) and the control `value-only` (1, 0).
+
+    The Laplacian head is (1, -1). The output projection absorbs the scale and the sign of a head, so only the ratio of
+    alpha to beta matters: with a learnt alpha that starts at 0 each head chooses between attention and, up to sign and
+    scale, the Laplacian. A head of `value-only` sees only its own values, which shows the effect of `I` in `I - P`.
+    """
+
+    name = "mix"
+    letter = "M"
+    learnable = ("alpha", "beta")
+
+    alpha: float = 0.0
+    beta: float = 1.0
+    learn: tuple[str, ...] = ()
+
+    def apply(self, v_BHTD: Tensor, o_BHTD: Tensor, state: HeadState) -> Tensor:
+        alpha, beta = (self.value(name, state.parameters) for name in self.learnable)
+        # A constant of 0 or 1 is skipped instead of multiplied: `alpha: 0, beta: 1` is bitwise attention.
+        scaled_BHTD = o_BHTD if _is(beta, 1) else beta * o_BHTD
+        return scaled_BHTD if _is(alpha, 0) else scaled_BHTD + alpha * v_BHTD
+
+    def dense(self, dense: Dense) -> Tensor:
+        alpha, beta = (self.value(name, dense.parameters) for name in self.learnable)
+        return (alpha * dense.I_TS + beta * dense.P_BHTS) @ dense.v_BHSD
+
+    def flops(self, head_size: int, width: int) -> int:
+        return 3 * head_size
+
+
+def _is(value: object, number: float) -> bool:
+    return isinstance(value, float) and value == number
+
+
+@dataclass(frozen=True)
+class Attention(Operator):
+    """Plain attention, to exempt some of the last heads from other operators."""
+
+    name = "attention"
+    letter = "A"
+
+    def apply(self, v_BHTD: Tensor, o_BHTD: Tensor, state: HeadState) -> Tensor:
+        return o_BHTD
+
+    def dense(self, dense: Dense) -> Tensor:
+        return dense.P_BHTS @ dense.v_BHSD
+
+    def flops(self, head_size: int, width: int) -> int:
+        return 0
+
+
+@dataclass(frozen=True)
+class ValueOnly(Operator):
+    """`y = v`: no parameters, and no attention either; queries and keys of such a head get no gradient."""
+
+    name = "value-only"
+    letter = "V"
+
+    def apply(self, v_BHTD: Tensor, o_BHTD: Tensor, state: HeadState) -> Tensor:
+        return v_BHTD
+
+    def dense(self, dense: Dense) -> Tensor:
+        return dense.I_TS.expand_as(dense.P_BHTS) @ dense.v_BHSD
+
+    def flops(self, head_size: int, width: int) -> int:
+        return 0
+
+
+@dataclass(frozen=True)
+class Centered(Operator):
+    """Centered self-attention (Ali, Galanti and Wolf, 2023, arXiv 2306.01610): `y = (P - U) v = o - m`.
+
+    `U` is the uniform matrix over the visible keys, and `m` the mean of their values: under a causal mask the
+    cumulative mean. Rows sum to zero as those of `I - P` do, but the token's own value has no special weight: the
+    closest relative of the Laplacian without parameters, and a control for it.
+    """
+
+    name = "centered"
+    letter = "C"
+    rows_sum_to_zero = True
+    needs = frozenset({MEAN})
+
+    def apply(self, v_BHTD: Tensor, o_BHTD: Tensor, state: HeadState) -> Tensor:
+        assert state.mean_BHTD is not None
+        return o_BHTD - state.mean_BHTD
+
+    def dense(self, dense: Dense) -> Tensor:
+        return (dense.P_BHTS - dense.U_BHTS) @ dense.v_BHSD
+
+    def flops(self, head_size: int, width: int) -> int:
+        return 3 * head_size  # a sum, a division, a difference
+
+
+@dataclass(frozen=True)
+class AttnScale(Operator):
+    """AttnScale (Wang et al., 2022, arXiv 2203.05962): `y = (U + (1 + s)(P - U)) v = o + s (o - m)`.
+
+    It amplifies the deviation of attention from the mean `m` of the visible values. `strength` s is learnt for each
+    head and starts at 0, which is plain attention. Under a causal mask `U` is uniform over the tokens so far, our own
+    extension.
+    """
+
+    name = "attnscale"
+    letter = "S"
+    needs = frozenset({MEAN})
+    learnable = ("strength",)
+
+    strength: float = 0.0
+    learn: tuple[str, ...] = ("strength",)
+
+    def apply(self, v_BHTD: Tensor, o_BHTD: Tensor, state: HeadState) -> Tensor:
+        assert state.mean_BHTD is not None
+        return o_BHTD + self.value("strength", state.parameters) * (o_BHTD - state.mean_BHTD)
+
+    def dense(self, dense: Dense) -> Tensor:
+        strength = self.value("strength", dense.parameters)
+        return (dense.U_BHTS + (1 + strength) * (dense.P_BHTS - dense.U_BHTS)) @ dense.v_BHSD
+
+    def flops(self, head_size: int, width: int) -> int:
+        return 5 * head_size
+
+
+@dataclass(frozen=True)
+class Shaped(Operator):
+    """Shaped attention (Noci et al., 2023, arXiv 2306.17759), as He and Hofmann (2023, arXiv 2311.01906) use it.
+
+        y = (alpha I + beta P - gamma U) v = alpha v + beta o - gamma m
+
+    All three are learnt for each head and start at 1: with small logits P is near U, and the head starts near the
+    identity. In those papers it replaces the skip connection; here it is a head of an ordinary block.
+    """
+
+    name = "shaped"
+    letter = "H"
+    needs = frozenset({MEAN})
+    learnable = ("alpha", "beta", "gamma")
+
+    alpha: float = 1.0
+    beta: float = 1.0
+    gamma: float = 1.0
+    learn: tuple[str, ...] = ("alpha", "beta", "gamma")
+
+    def apply(self, v_BHTD: Tensor, o_BHTD: Tensor, state: HeadState) -> Tensor:
+        assert state.mean_BHTD is not None
+        alpha, beta, gamma = (self.value(name, state.parameters) for name in self.learnable)
+        return alpha * v_BHTD + beta * o_BHTD - gamma * state.mean_BHTD
+
+    def dense(self, dense: Dense) -> Tensor:
+        alpha, beta, gamma = (self.value(name, dense.parameters) for name in self.learnable)
+        return (alpha * dense.I_TS + beta * dense.P_BHTS - gamma * dense.U_BHTS) @ dense.v_BHSD
+
+    def flops(self, head_size: int, width: int) -> int:
+        return 7 * head_size
+
+
+@dataclass(frozen=True)
+class NeuTRENO(Operator):
+    """NeuTRENO (Nguyen et al., 2023, arXiv 2312.00751): `y = o + s (v1 - v)`, v1 the same head's values in the first
+    layer.
+
+    It pulls tokens back to their initial values. `strength` s is fixed: 0.6 in the released DeiT, 0.4 in its language
+    model. In the first layer v1 is v, and the head is plain attention.
+    """
+
+    name = "neutreno"
+    letter = "N"
+    needs = frozenset({FIRST_VALUES})
+
+    strength: float = 0.6
+
+    def apply(self, v_BHTD: Tensor, o_BHTD: Tensor, state: HeadState) -> Tensor:
+        if state.first_v_BHTD is None:
+            return o_BHTD
+        return o_BHTD + self.strength * (state.first_v_BHTD - v_BHTD)
+
+    def dense(self, dense: Dense) -> Tensor:
+        own_BHTS = dense.I_TS.expand_as(dense.P_BHTS)
+        return (dense.P_BHTS - self.strength * own_BHTS) @ dense.v_BHSD + self.strength * own_BHTS @ dense.first_v_BHSD
+
+    def flops(self, head_size: int, width: int) -> int:
+        return 3 * head_size
+
+
+SMALLEST = 1e-8  # of |v|^2, as modded-nanogpt
+
+
+@dataclass(frozen=True)
+class Exclusive(Operator):
+    """Exclusive self-attention (2026, arXiv 2603.09078): `y = o - (o . v / |v|^2) v`.
+
+    The component of the output along the token's own value is removed; under a causal mask the first token's output is
+    0. With `gate: tanh` a head learns how much of it to remove, `y = o - tanh(a) (o . v / |v|^2) v`, starting at a = 0,
+    which is plain attention (modded-nanogpt's form). The projection is not linear in `v`; |v|^2 is clamped to at least
+    1e-8.
+    """
+
+    name = "exclusive"
+    letter = "X"
+    choices = {"gate": ("none", "tanh")}  # noqa: RUF012
+
+    gate: str = "none"
+
+    def parameters(self, heads: int, head_size: int, width: int) -> dict[str, Learnt]:
+        return {"gate": Learnt((heads,))} if self.gate == "tanh" else {}
+
+    def apply(self, v_BHTD: Tensor, o_BHTD: Tensor, state: HeadState) -> Tensor:
+        length_BHT1 = v_BHTD.square().sum(-1, keepdim=True).clamp(min=SMALLEST)
+        along_BHT1 = (o_BHTD * v_BHTD).sum(-1, keepdim=True) / length_BHT1
+        if self.gate == "tanh":
+            along_BHT1 = along_BHT1 * state.parameters["gate"].tanh()[:, None, None]
+        return o_BHTD - along_BHT1 * v_BHTD
+
+    def dense(self, dense: Dense) -> Tensor:
+        """Compute (1 - g v vT / |v|^2) o, with the D x D projection of each token."""
+        v_BHTD = dense.I_TS @ dense.v_BHSD
+        projection_BHTDD = v_BHTD[..., :, None] * v_BHTD[..., None, :] / v_BHTD.square().sum(-1)[..., None, None]
+        o_BHTD = dense.P_BHTS @ dense.v_BHSD
+        removed_BHTD = (projection_BHTDD @ o_BHTD[..., None])[..., 0]
+        share = dense.parameters["gate"].tanh()[:, None, None] if self.gate == "tanh" else 1
+        return o_BHTD - share * removed_BHTD
+
+    def flops(self, head_size: int, width: int) -> int:
+        return 6 * head_size  # two dot products, a product, a difference
+
+
+@dataclass(frozen=True)
+class Gate(Operator):
+    """Gated attention (Qiu et al., 2025, arXiv 2505.06708): `y = o * sigmoid(x W)`, x the layer's normed input.
+
+    `form: headwise` has one gate for each head and token (W is C x H), `elementwise` one for each channel of a head as
+    well (C x H D). W has no bias and is drawn with a deviation of 0.02, so that gates start near a half: not plain
+    attention.
+    """
+
+    name = "gate"
+    letter = "G"
+    needs = frozenset({INPUT})
+    choices = {"form": ("headwise", "elementwise")}  # noqa: RUF012
+
+    form: str = "headwise"
+
+    def parameters(self, heads: int, head_size: int, width: int) -> dict[str, Learnt]:
+        outputs = heads * (head_size if self.form == "elementwise" else 1)
+        return {"weight": Learnt((outputs, width), deviation=0.02)}
+
+    def apply(self, v_BHTD: Tensor, o_BHTD: Tensor, state: HeadState) -> Tensor:
+        assert state.x_BTC is not None
+        weight_IC = state.parameters["weight"].to(state.x_BTC.dtype)
+        gates_BTI = (state.x_BTC @ weight_IC.mT).sigmoid()  # I: H gates, or H x D
+        return o_BHTD * gates_BTI.unflatten(-1, (o_BHTD.shape[1], -1)).transpose(1, 2)
+
+    def dense(self, dense: Dense) -> Tensor:
+        """Compute diag(g) P v, head after head."""
+        import torch
+
+        o_BHTD = dense.P_BHTS @ dense.v_BHSD
+        rows = dense.parameters["weight"].chunk(o_BHTD.shape[1])
+        heads = zip(o_BHTD.split(1, dim=1), rows, strict=True)
+        gated = [o_B1TD / (1 + (-(dense.x_BTC @ rows_IC.mT)[:, None]).exp()) for o_B1TD, rows_IC in heads]
+        return torch.cat(gated, dim=1)
+
+    def flops(self, head_size: int, width: int) -> int:
+        gates = head_size if self.form == "elementwise" else 1
+        return gates * 2 * width + head_size
+
+
+OPERATORS: Registry[type[Operator]] = Registry(
+    "operator",
+    {
+        kind.name: f"{__name__}:{kind.__name__}"
+        for kind in (Attention, Laplacian, Mix, ValueOnly, Centered, AttnScale, Shaped, NeuTRENO, Exclusive, Gate)
+    },
+)
