@@ -134,7 +134,7 @@ def test_a_failure_of_the_last_validation_comes_after_the_save(kinds, tmp_path, 
 
     monkeypatch.setattr(LanguageModel, "validate", failing)
     recipe = kinds["language_model"](**STEPS)
-    with pytest.raises(RuntimeError, match="out of memory"):
+    with pytest.raises(LapError, match="out of memory"):
         train_here(recipe, tmp_path)
     assert (tmp_path / "run" / "checkpoints" / "step-000002").is_dir()
     run = train_here(recipe, tmp_path)
