@@ -22,6 +22,7 @@ from lapcli.training.metrics import without_times
 
 WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
 FILES = str(Path("lapcli", "runtime", "files.py"))
+CACHE = str(Path("lapcli", "data")) + os.sep  # folders of the cache are built under another name and renamed
 
 
 class Writes:
@@ -48,7 +49,8 @@ class Writes:
         frame = sys._getframe()
         while frame is not None and f"{os.sep}lapcli{os.sep}" not in frame.f_code.co_filename:
             frame = frame.f_back
-        if frame is not None and not frame.f_code.co_filename.endswith(FILES):
+        name = "" if frame is None else frame.f_code.co_filename
+        if frame is not None and not name.endswith(FILES) and CACHE not in name:
             self.by_others.add(f"{event} in {frame.f_code.co_filename}:{frame.f_lineno}")
 
 
