@@ -69,7 +69,7 @@ def find_source(given: InitFrom, runs_dir: Path) -> WeightSource:
 
 
 def _forms() -> str:
-    return "weights come from run:NAME[@step|best], timm:NAME, a run's or exported folder or a checkpoint of nanochat"
+    return "weights come from run:NAME[@step|best], timm:NAME, an exported folder or a checkpoint of nanochat"
 
 
 def _of_run(run: Run, which: str) -> WeightSource:

@@ -25,7 +25,6 @@ import torch
 from lapcli.analysis.drawing import COLOURS, first_layer_values, legend_title, name_runs, panels, plot_by_layer
 from lapcli.analysis.measurement import LayerResult, Measurement, Settings
 from lapcli.kinds import kind
-from lapcli.measures.capture import Batch, Capture
 from lapcli.measures.tokens import ClassMoments
 
 if TYPE_CHECKING:
@@ -34,6 +33,7 @@ if TYPE_CHECKING:
 
     from lapcli.analysis.analyze import Analysis
     from lapcli.analysis.analyzed_models import OpenedModel
+    from lapcli.measures.capture import Batch, Capture
 
 #: The panels of the figure.
 TITLES = {
@@ -89,6 +89,8 @@ class Collapse(Measurement):
 
     def _compare(self) -> None:
         """Run the model again, for NC4 of all layers."""
+        from lapcli.measures.capture import Capture
+
         capture = Capture(self.model.anatomy)
         for layer, accumulator in self._by_layer.items():
             capture.on_tokens(self.site(layer), accumulator.compare)

@@ -7,7 +7,7 @@ import hashlib
 import io
 import os
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -57,10 +57,6 @@ class ImageSet:
         """Decode an image as RGB, whatever its mode in the file."""
         return decode(self.encoded(index), self.name(index), self._turned)
 
-    def files(self) -> np.ndarray | None:
-        """Return device and inode of each image's file; None if images are not files."""
-        return None
-
     def identity(self) -> str:
         """Return a hash of images, labels, classes and their order, the same on every machine."""
         content = hashlib.sha256(repr((self.classes, len(self))).encode())
@@ -86,10 +82,6 @@ class ImageSubset(ImageSet):
 
     def image(self, index: int) -> Image.Image:
         return self._whole.image(int(self._indices[index]))
-
-    def files(self) -> np.ndarray | None:
-        files = self._whole.files()
-        return None if files is None else files[self._indices]
 
 
 class ImagesInMemory(ImageSet):
@@ -124,9 +116,6 @@ class ImagesInMemory(ImageSet):
 
     def identity(self) -> str:
         return self._identity
-
-    def files(self) -> np.ndarray | None:
-        return self._source.files()
 
     def image(self, index: int) -> Image.Image:
         block, start, height, width = self._places[index]
@@ -186,37 +175,24 @@ def check_labels(labels: Sequence[int | None] | np.ndarray, classes: int, name: 
 
 
 class FolderImages(ImageSet):
-    """Images of a folder with a folder per class. Links are followed, but no image may be in two classes, and no folder
-    may be visited twice."""
+    """Images of a folder with a folder for each class.
+
+    A class and an image may be links; hidden files, and links to folders within a class, are left out.
+    """
 
     def __init__(self, folder: Path, turned: bool = False) -> None:
-        classes = sorted(entry.name for entry in os.scandir(folder) if _is_folder(entry) and entry.name[:1] != ".")
+        classes = sorted(entry.name for entry in os.scandir(folder) if os.path.isdir(entry) and entry.name[:1] != ".")
         if not classes:
             raise DataError(f"{folder} has no folders of images; expected one for each class")
-        walk = _Walk()
+        self._files: list[str] = []
         labels: list[int] = []
         for label, name in enumerate(classes):
-            before = len(walk.files)
-            walk.add(str(folder / name))
-            if len(walk.files) == before:
+            files = list(image_files(folder / name))
+            if not files:
                 raise DataError(f"{folder / name} has no images ({', '.join(SUFFIXES)}); add some or remove the folder")
-            labels += [label] * (len(walk.files) - before)
-        self._files, self._identities = walk.files, np.array(walk.identities, dtype=np.uint64)
+            self._files += files
+            labels += [label] * len(files)
         super().__init__(np.array(labels), classes, turned)
-        self._refuse_two_classes()
-
-    def _refuse_two_classes(self) -> None:
-        """Refuse a file that is, by a link, in the folders of two classes: it would be trained on as both."""
-        # Sorted by file, then by label: two classes of one file are neighbours.
-        order = np.lexsort((self.labels, *self._identities.T))
-        identities, labels = self._identities[order], self.labels[order]
-        same = (identities[1:] == identities[:-1]).all(axis=1) & (labels[1:] != labels[:-1])
-        if same.any():
-            place = int(np.flatnonzero(same)[0])
-            first, second = (self._files[order[place + offset]] for offset in (0, 1))
-            raise DataError(
-                f"{first} and {second} are the same file, by a link, in the folders of two classes; remove one of them"
-            )
 
     def encoded(self, index: int) -> bytes:
         try:
@@ -228,73 +204,13 @@ class FolderImages(ImageSet):
     def name(self, index: int) -> str:
         return self._files[index]
 
-    def files(self) -> np.ndarray:
-        return self._identities
+
+def image_files(folder: Path) -> Iterator[str]:
+    """Yield the images below a folder, sorted by name; some data sets have one more level of folders."""
+    for place, folders, names in os.walk(folder):
+        folders[:] = sorted(name for name in folders if name[:1] != ".")  # in place: os.walk descends into these
+        yield from (os.path.join(place, name) for name in sorted(names) if _is_image(name))
 
 
-def is_image_folder(folder: Path) -> bool:
-    """Return whether a folder has a folder of images for each class, and not the splits of a data set."""
-    for entry in os.scandir(folder):
-        if _is_folder(entry):
-            walk = _Walk()
-            walk.add(entry.path, only_first=True)
-            if walk.files:
-                return True
-    return False
-
-
-class _Walk:
-    """Collects the images below folders, sorted by name; some data sets have one more level of folders."""
-
-    def __init__(self) -> None:
-        self.files: list[str] = []
-        self.identities: list[tuple[int, int]] = []  # device and inode of each
-        self._folders: dict[tuple[int, int], str] = {}
-
-    def add(self, folder: str, only_first: bool = False) -> None:
-        try:
-            status = os.stat(folder)
-            entries = sorted(os.scandir(folder), key=lambda entry: entry.name)
-        except OSError as error:
-            raise DataError(f"{folder} cannot be read ({error.strerror}); check its permissions") from None
-        other = self._folders.setdefault((status.st_dev, status.st_ino), folder)
-        if other != folder:
-            raise DataError(
-                f"{other} and {folder} are the same folder, by a link: its images would count several times, or in two "
-                "classes; remove the link"
-            )
-        below = []
-        for entry in entries:
-            if entry.name.startswith("."):
-                continue
-            if _is_folder(entry):
-                below.append(entry.path)
-            elif entry.name.lower().endswith(SUFFIXES):
-                if not entry.is_file() and os.path.exists(entry.path):  # reading a pipe would wait for its writer
-                    raise DataError(f"{entry.path} is a pipe or a device and not an image; remove it")
-                self.files.append(entry.path)
-                self.identities.append(_identity(entry, status.st_dev))
-                if only_first:
-                    return
-        for path in below:
-            self.add(path, only_first)
-            if only_first and self.files:
-                return
-
-
-def _is_folder(entry: os.DirEntry[str]) -> bool:
-    try:
-        return entry.is_dir()
-    except OSError:  # a link to itself
-        return False
-
-
-def _identity(entry: os.DirEntry[str], device: int) -> tuple[int, int]:
-    """Return device and inode; except for links, the directory listing has them without a `stat`."""
-    if not entry.is_symlink():
-        return device, entry.inode()
-    try:
-        status = entry.stat()
-    except OSError:  # a broken link is reported when it is read
-        return device, entry.inode()
-    return status.st_dev, status.st_ino
+def _is_image(name: str) -> bool:
+    return name.lower().endswith(SUFFIXES) and name[:1] != "."

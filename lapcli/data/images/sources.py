@@ -19,7 +19,7 @@ from lapcli.data.images.image_set import (
     ImageSet,
     ImageSubset,
     decode_into_memory,
-    is_image_folder,
+    image_files,
     sampled_sizes,
 )
 from lapcli.data.images.tables import HELD_OUT, has_tables, open_tables
@@ -37,8 +37,6 @@ class ImageData:
     description: str
     identity: str  # of both parts
     pixels: tuple[int, int]  # width and height of the training images, the median of a few
-    seen_twice: int = 0  # training images that are another one's file, by a link
-    held_out_seen: int = 0  # validation images that are a training image's file, by a link
     note: str | None = None  # about validation images of the source that are not used
 
     def facts(self, size: int) -> dict[str, Any]:
@@ -49,8 +47,6 @@ class ImageData:
             "classes": self.train.classes,
             "image_pixels": list(self.pixels),
             "pixels_kept": self._kept(size),
-            "images_seen_twice": self.seen_twice,
-            "held_out_images_seen": self.held_out_seen,
         }
 
     def notes(self, size: int) -> list[str]:
@@ -62,12 +58,6 @@ class ImageData:
                 f"images of {width} x {height} pixels (the median) are trained at {size} x {size}, which keeps "
                 f"{self._kept(size):.1%} of their pixels"
             )
-        for count, images, what in (
-            (self.seen_twice, self.train, "training images are the same file as another, by a link"),
-            (self.held_out_seen, self.validation, "validation images are the same file as a training image, by a link"),
-        ):
-            if count:
-                notes.append(f"{count:,} ({count / len(images):.1%}) of the {what}")
         return notes
 
     def _kept(self, size: int) -> float:
@@ -87,29 +77,14 @@ def open_images(source: ImageFiles, classes: int | None, progress: Progress | No
     train = decode_into_memory(train, source.decoded_gigabytes, progress, sizes)
     validation = decode_into_memory(validation, source.decoded_gigabytes, progress)
     width, height = np.median(sizes, axis=0).astype(int).tolist()
-    seen_twice, held_out_seen = _linked(train, validation)
     return ImageData(
         train,
         validation,
         _described(source, train, validation),
         digest(train.identity(), validation.identity()),
         (width, height),
-        seen_twice,
-        held_out_seen,
         note,
     )
-
-
-def _linked(train: ImageSet, validation: ImageSet) -> tuple[int, int]:
-    """Count training images that repeat another's file, and validation images that are a training image's file."""
-    trained, held_out = train.files(), validation.files()
-    if trained is None or held_out is None:
-        return 0, 0
-    # Device and inode as one value, so that np.unique and np.isin compare pairs: inodes repeat between devices.
-    names = np.dtype([("device", np.uint64), ("inode", np.uint64)])
-    trained, held_out = (np.ascontiguousarray(files).view(names).reshape(-1) for files in (trained, held_out))
-    distinct = np.unique(trained)
-    return len(trained) - len(distinct), int(np.isin(held_out, distinct).sum())
 
 
 def open_held_out(source: ImageFiles, classes: list[str]) -> tuple[ImageSet, str]:
@@ -179,7 +154,8 @@ def _open(source: ImageFiles, where: str) -> tuple[ImageSet, ImageSet | None]:
         raise DataError(
             f"there is no folder {folder}; give `builtin`, `builtin:photographs`, `hub:OWNER/NAME` or a folder"
         )
-    if (folder / "train").is_dir() and is_image_folder(folder / "train"):
+    # A folder of images for each class, and not of tables.
+    if any(next(image_files(place), None) for place in (folder / "train").glob("[!.]*/")):
         held_out = next((folder / name for name in HELD_OUT if (folder / name).is_dir()), None)
         return FolderImages(folder / "train", turned), FolderImages(held_out, turned) if held_out else None
     if has_tables(folder):
