@@ -42,7 +42,7 @@ MIRRORS = ("track", "tensorboard")  # copies for trackers, which can be recreate
 TRAIN_AGAIN = "train the run again with --fresh"
 #: Keys of a recipe that change how a run is computed or observed, not what it computes: a resume may change them.
 FREE_KEYS = re.compile(
-    r"train\.(micro_batch|compile|threads|device|deterministic|init_from\.(source|weights))|data\.workers|"
+    r"train\.(micro_batch|compile|threads|deterministic|init_from\.(source|weights))|data\.workers|"
     r"data\.decoded_gigabytes|checkpoint\..*|validation\.(every|prompts|sample_tokens|temperature|top_k|bigram)|track.*"
 )
 _FORMAT = 3  # of run.json
@@ -259,12 +259,9 @@ def take_lock(path: Path) -> BaseFileLock:
 
 def changes(run: Run, recipe: BaseRecipe) -> list[tuple[str, Any, Any]]:
     """Return (key, the run's value, the recipe's) for each key that prevents resuming the run with that recipe."""
-    return result_keys(recipe_to_dict(run.recipe), recipe_to_dict(recipe))
-
-
-def result_keys(old: dict[str, Any], new: dict[str, Any]) -> list[tuple[str, Any, Any]]:
-    """Return (key, old, new) for each key that changes the result and differs."""
-    return [row for row in differing_keys(old, new) if not FREE_KEYS.fullmatch(row[0])]
+    differing = differing_keys(recipe_to_dict(run.recipe), recipe_to_dict(recipe))
+    counts = {"train.micro_batch"} if recipe.micro_batch_counts else set()
+    return [row for row in differing if row[0] in counts or not FREE_KEYS.fullmatch(row[0])]
 
 
 def is_untrained(run: Run) -> bool:

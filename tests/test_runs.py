@@ -10,6 +10,7 @@ import stat
 from pathlib import Path
 
 import pytest
+from dino_support import dino_recipe
 from image_support import image_recipe
 from support import (
     LOG,
@@ -326,6 +327,16 @@ def test_a_resume_with_the_key_of_another_result_is_refused(interrupted, killed)
     other = recipe_from_dict({**values, "train": {**values["train"], "batch": 4}})
     with pytest.raises(UsageError, match=r"train\.batch: 8 in the run, 4 now"):
         train_here(other, killed.parent)
+
+
+def test_the_micro_batch_of_a_self_supervised_run_changes_its_result(tmp_path):
+    """Sinkhorn-Knopp balances each micro-batch separately."""
+    group = dino_recipe().train.group
+    values = recipe_to_dict(dino_recipe(train={"batch": 2 * group, "micro_batch": 2 * group}))
+    with_a_step(tmp_path, "dino", recipe_from_dict(values))
+    half = {**values["train"], "micro_batch": group}
+    with pytest.raises(UsageError, match=r"train\.micro_batch"):
+        open_run(tmp_path, "dino", recipe_from_dict({**values, "train": half}))
 
 
 def test_other_data_is_refused(text, tmp_path, monkeypatch):

@@ -183,6 +183,10 @@ class ChatStageRecipe(StageSettings, GPTRecipe):
     schedule: PlateauSchedule
     validation: ChatValidation
 
+    @property
+    def micro_batch_counts(self) -> bool:
+        return self.average == "micro_batch"
+
 
 class PretrainedGPT(Protocol):
     """The parts of a pretrained model's recipe that a stage inherits."""

@@ -150,6 +150,10 @@ class SelfSupervisedRecipe(BaseRecipe):
     schedule: SelfSupervisedSchedule = SelfSupervisedSchedule()
     validation: NeighbourValidation = NeighbourValidation()
 
+    @property
+    def micro_batch_counts(self) -> bool:
+        return True  # Sinkhorn-Knopp balances each one separately
+
     @combination("data", "model")
     def _patches_tile_the_crops(self) -> str | None:
         crops, patch = self.data.crops, self.model.patch

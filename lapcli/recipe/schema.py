@@ -287,6 +287,11 @@ class BaseRecipe(AnyRecipe):
     validation: ValidationSection = ValidationSection()
     checkpoint: CheckpointSection = CheckpointSection()
 
+    @property
+    def micro_batch_counts(self) -> bool:
+        """Whether another micro-batch gives another result, beyond rounding."""
+        return False
+
     def named_entries(self) -> list[tuple[str, str]]:
         """Return the registry entries that a run uses, by sort and name; another package may have added them."""
         sources = [("data source", name) for name in plugin_source_names(self)]
