@@ -36,8 +36,9 @@ format: $(INSTALLED)
 bench: $(INSTALLED)
 	@for file in $(filter-out benchmarks/measure.py,$(wildcard benchmarks/*.py)); do echo "== $$file"; $(BIN)/python $$file || exit 1; done
 
+# What takes too long for every change: faults at every write, hostile programs, disks that fill up, whole recipes.
 long: $(INSTALLED)
-	$(BIN)/python -m pytest -m long
+	$(BIN)/python -m pytest -n 2 --no-loadscope-reorder -m long
 
 $(INSTALLED): pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "lap needs Python 3.11 or newer: make PYTHON=python3.12 ...")'

@@ -20,6 +20,8 @@ from sweep_support import write_recipe
 from lapcli.recipe import load_recipe, recipe_to_yaml
 from lapcli.training.metrics import without_times
 
+pytestmark = pytest.mark.long  # every write of eight commands fails in turn
+
 WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
 
 

@@ -111,6 +111,7 @@ def test_folders_that_one_may_not_enter_or_write(home, tmp_path):
     assert not (tmp_path / "runs").exists() or not any((tmp_path / "runs").iterdir())
 
 
+@pytest.mark.long
 @pytest.mark.skipif(os.geteuid() != 0, reason="files can be given to another user by root alone")
 @pytest.mark.parametrize("mode", ["readable", "private"])
 def test_a_colleagues_runs_and_cache(home, tmp_path, mode):
@@ -183,6 +184,7 @@ def fill_up(disk, command: list[str], environment: dict[str, str], rooms: list[i
     return results[::2]
 
 
+@pytest.mark.long
 def test_a_disk_that_fills_up_while_training(home, tmp_path):
     """Whatever fits of it: the command fails in one sentence, and with more room the same command finishes the run."""
     disk = tmp_path / "disk"
@@ -194,6 +196,7 @@ def test_a_disk_that_fills_up_while_training(home, tmp_path):
     assert sum(code == 1 for code, _ in full) >= 2, full
 
 
+@pytest.mark.long
 def test_a_disk_that_fills_up_in_a_chat_stage(home, tmp_path):
     """The first one or the second; the pretrained run is on the same disk, and stays as it is."""
     disk = tmp_path / "disk"
@@ -213,6 +216,7 @@ def test_a_disk_that_fills_up_in_a_chat_stage(home, tmp_path):
     assert "chat-sft" in stages[-1]
 
 
+@pytest.mark.long
 def test_a_disk_that_fills_up_in_a_sweep(home, tmp_path):
     """The cell is named with the reason."""
     disk = tmp_path / "disk"

@@ -9,6 +9,8 @@ import pytest
 from report_support import write_run
 from support import ROOT, run_process
 
+pytestmark = pytest.mark.long  # builds and installs the package
+
 
 def run(*words: str, cwd: Path, **environment: str) -> str:
     clean = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "VIRTUAL_ENV")}

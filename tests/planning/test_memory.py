@@ -55,6 +55,7 @@ def test_the_561m_gpt_against_torchs_tracker(sequences):
     assert plan_training(recipe, device=this_cpu()).memory_total == pytest.approx(tracked, rel=0.05)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("precision", ["float32", pytest.param("bf16", marks=pytest.mark.long)])
 @pytest.mark.parametrize("images", [8, pytest.param(64, marks=pytest.mark.long)])
 def test_vit_b_against_torchs_tracker(images, precision):
@@ -159,6 +160,7 @@ def test_the_papers_recipes_fit_its_machine(name):
     assert "L40" in plan.to_text()
 
 
+@pytest.mark.long
 def test_what_does_not_fit_comes_with_the_largest_that_does():
     overrides = ["train.micro_batch=64", "model.layers=6"]
     recipe = load_recipe(ROOT / "recipes/gpt561m_0L.yaml", overrides)

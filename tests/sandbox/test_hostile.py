@@ -9,7 +9,10 @@ from hostile_programs import ATTACKS, Canaries, run_out
 
 from lapcli.sandbox import Candidate, Mode, run_all, run_candidate
 
-pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="the sandboxes are Linux'")
+pytestmark = [
+    pytest.mark.long,
+    pytest.mark.skipif(not sys.platform.startswith("linux"), reason="the sandboxes are Linux'"),
+]
 PR_SET_CHILD_SUBREAPER = 36
 IDS = [attack.name for attack in ATTACKS]
 HONEST = Candidate("", "def f(): return 1", "def check(candidate):\n    assert candidate() == 1\n", "f")

@@ -45,6 +45,7 @@ def results(spec, runs):
     }
 
 
+@pytest.mark.long
 def test_killed_twice_and_finished_it_is_the_search_that_nobody_disturbed(tmp_path, shared_cache):
     recipe = quick_recipe(tmp_path)
     settings = {"trials": 2, "confirmations": 1, "pruner": "none"}
@@ -78,6 +79,7 @@ def is_free(spec, runs, name):
     return lock is not None
 
 
+@pytest.mark.long
 def test_a_signal_in_the_middle_of_a_trial_saves_it_and_the_same_command_resumes_it(tmp_path, shared_cache):
     recipe = quick_recipe(tmp_path, **LESS)
     settings = {"trials": 1, "confirmations": 1, "pruner": "none"}
@@ -106,6 +108,7 @@ def test_a_signal_in_the_middle_of_a_trial_saves_it_and_the_same_command_resumes
     assert set(infos(runs)) == set(infos(calm))
 
 
+@pytest.mark.long
 @pytest.mark.skipif(sys.platform != "linux", reason="finds the trial's process in /proc")
 def test_a_second_signal_ends_the_trial_at_once(tmp_path, shared_cache):
     """The command itself, with a trial that does not answer: it is ended all the same, and keeps what it had saved."""
@@ -136,6 +139,7 @@ def proposed_again(spec, arm, trials, number):
     return propose(spec, arm, then)
 
 
+@pytest.mark.long
 def test_every_proposal_can_be_computed_again_from_the_run_directories(tmp_path, shared_cache):
     recipe = quick_recipe(tmp_path, train={"steps": 4}, validation={"every": 2, "prompts": []})
     settings = {"trials": 7, "options": ["train.micro_batch=8"]}
@@ -153,6 +157,7 @@ def test_every_proposal_can_be_computed_again_from_the_run_directories(tmp_path,
     assert sorted(trial.params["model.laplacian_heads.each"] for trial in trials[CONTROL]) == [0, 1, 2, 3, 4]
 
 
+@pytest.mark.long
 def test_two_processes_share_a_search(tmp_path, shared_cache):
     recipe = quick_recipe(tmp_path, train={"steps": 40})
     settings = {"trials": 3, "pruner": "none"}
@@ -167,6 +172,7 @@ def test_two_processes_share_a_search(tmp_path, shared_cache):
         assert trained_steps(runs / name) == list(range(1, 41))
 
 
+@pytest.mark.long
 def test_a_pruned_trial_is_an_interrupted_run_that_can_be_resumed(tmp_path, shared_cache):
     """Learning rates that cannot compete are stopped at the first rung; the run is whole and goes on where it was."""
     recipe = quick_recipe(tmp_path, **LONG)
@@ -191,6 +197,7 @@ def test_a_pruned_trial_is_an_interrupted_run_that_can_be_resumed(tmp_path, shar
     assert (again.state, again.value is not None) == ("finished", True)
 
 
+@pytest.mark.long
 def test_a_trial_that_was_to_be_stopped_when_the_search_died_is_stopped_by_the_next(tmp_path, shared_cache):
     recipe = quick_recipe(tmp_path, **LONG)
     settings = {"trials": 4, "over": {"optimizer.lr": [0.02, 1e-6, 2e-6, 3e-6]}}
@@ -206,6 +213,7 @@ def test_a_trial_that_was_to_be_stopped_when_the_search_died_is_stopped_by_the_n
     assert trained_steps(runs / pruned.name) == steps, "not a step more"
 
 
+@pytest.mark.long
 def test_the_budget_in_steps_is_the_same_for_both_arms(tmp_path, shared_cache):
     recipe = quick_recipe(tmp_path)
     runs = tmp_path / "runs"
@@ -219,6 +227,7 @@ def test_the_budget_in_steps_is_the_same_for_both_arms(tmp_path, shared_cache):
     }
 
 
+@pytest.mark.long
 def test_a_budget_in_hours_is_measured_for_each_arm_and_a_larger_one_resumes_the_search(tmp_path, shared_cache):
     """No trial begins after the budget is used, one that has begun is finished, and none is trained twice."""
     recipe = quick_recipe(tmp_path)
@@ -258,6 +267,7 @@ def test_a_budget_in_hours_is_measured_for_each_arm_and_a_larger_one_resumes_the
         assert info["weights_sha256"] == infos(calm)[name]["weights_sha256"]
 
 
+@pytest.mark.long
 def test_all_trials_that_diverge_are_no_result(tmp_path):
     """A diverged trial is tried and not repeated; here its runs say so themselves."""
     recipe, runs = quick_recipe(tmp_path), tmp_path / "runs"
@@ -274,6 +284,7 @@ def test_all_trials_that_diverge_are_no_result(tmp_path):
         refuse_without_result(outcome)
 
 
+@pytest.mark.long
 def test_no_trial_is_finished_where_the_data_is_missing(tmp_path, shared_cache):
     recipe = quick_recipe(tmp_path)
     runs = tmp_path / "runs"

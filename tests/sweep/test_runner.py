@@ -31,6 +31,7 @@ def steps_of(run):
     return [line["step"] for line in lines if "loss" in line]
 
 
+@pytest.mark.long
 def test_killed_twice_stopped_once_and_finished(tmp_path, shared_cache):
     """Nothing is lost or done twice, and the weights are those of runs that nobody disturbed."""
     recipe = write_recipe(tmp_path, train={"steps": STEPS}, checkpoint={"every": 20}, validation={"every": 60})
@@ -79,6 +80,7 @@ def show_nothing(statuses):
     pass
 
 
+@pytest.mark.long
 def test_a_cell_that_another_sweep_has_is_waited_for_and_not_trained_twice(tmp_path):
     recipe, runs = write_recipe(tmp_path), tmp_path / "runs"
     sweep = sweep_from_options(recipe, {"seed": [7]}, [], [])
@@ -130,6 +132,7 @@ def test_a_folder_for_runs_that_cannot_be_is_one_sentence(tmp_path, capsys):
     assert "choose another --runs-dir" in err
 
 
+@pytest.mark.long
 @pytest.mark.skipif(sys.platform == "win32", reason="SLURM runs bash")
 def test_the_slurm_script_finishes_the_cell_of_its_task(tmp_path, shared_cache):
     """Its body under bash, as SLURM would start task 1; and what follows the training is done."""
