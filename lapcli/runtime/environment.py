@@ -64,6 +64,11 @@ def is_main_process() -> bool:
     return os.environ.get("RANK", "0") == "0"
 
 
+def is_first_here() -> bool:
+    """Return whether this is the first process of its machine, which verifies files for the others."""
+    return os.environ.get("LOCAL_RANK", "0") == "0"
+
+
 def launcher() -> int | None:
     pid = os.environ.get(LAUNCHER, "")
     return int(pid) if pid.isdecimal() else None

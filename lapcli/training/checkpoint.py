@@ -23,6 +23,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
+from lapcli.runtime.environment import is_first_here
 from lapcli.runtime.errors import DataError, Diverged, LapError
 from lapcli.runtime.files import flush_to_disk, make_folder, move, remove, sha256_of_file, sha256_of_json
 
@@ -159,8 +160,8 @@ def newest(folder: Path, warn: Callable[[str], None]) -> Checkpoint | None:
     return None
 
 
-def read(path: Path, is_verified: bool = True) -> Checkpoint:
-    """Read a checkpoint; DataError if it is damaged. `is_verified`: compare its files with their hashes."""
+def read(path: Path) -> Checkpoint:
+    """Read a checkpoint; DataError if it is damaged. One process on each machine compares the hashes of its files."""
 
     def damaged(what: str) -> DataError:
         return DataError(f"damaged checkpoint: {what}; choose another one (--checkpoint) or restore its files")
@@ -173,7 +174,7 @@ def read(path: Path, is_verified: bool = True) -> Checkpoint:
         raise damaged(f"{path / STATE} is missing or not readable") from None
     if path.name != f"step-{step:06d}":
         raise damaged(f"{path} holds the files of step {step}")
-    for name, digest in files.items() if is_verified else ():
+    for name, digest in files.items() if is_first_here() else ():
         if not (path / name).is_file():
             raise damaged(f"{path / name} is missing")
         if sha256_of_file(path / name) != digest:
@@ -181,11 +182,11 @@ def read(path: Path, is_verified: bool = True) -> Checkpoint:
     return Checkpoint(path, step, state)
 
 
-def chosen_by_rank_0(folder: Path, step: int, sha256: str, is_verified: bool) -> Checkpoint:
+def chosen_by_rank_0(folder: Path, step: int, sha256: str) -> Checkpoint:
     """Read the checkpoint that rank 0 resumes from; DataError if this rank sees another one, as on another machine."""
     path = folder / f"step-{step:06d}"
     try:
-        found = read(path, is_verified)
+        found = read(path)
         if found.sha256 == sha256:
             return found
         differs = f"{path} holds other files than rank 0's (sha256 {found.sha256[:16]} here, {sha256[:16]} there)"

@@ -13,7 +13,6 @@ weights after 500 of them.
 
 import contextlib
 import math
-import os
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -210,10 +209,7 @@ class Loop:
         chosen = self.world.from_main(self.saved and (self.saved.step, self.saved.sha256))
         with self.world.together():
             if isinstance(chosen, tuple):
-                if self.saved is None:
-                    step, sha256 = chosen
-                    is_first_here = os.environ.get("LOCAL_RANK", "0") == "0"  # verifies the hashes for its machine
-                    self.saved = checkpoint.chosen_by_rank_0(self.run.checkpoints, step, sha256, is_first_here)
+                self.saved = self.saved or checkpoint.chosen_by_rank_0(self.run.checkpoints, *chosen)
                 self._load(self.saved)
         lines: object = None
         with self.world.together():

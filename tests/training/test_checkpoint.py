@@ -8,6 +8,7 @@ from torch import nn
 
 from lapcli.objectives.objective import ParameterGroup
 from lapcli.runtime.errors import DataError, Diverged
+from lapcli.runtime.files import sha256_of_file
 from lapcli.training import checkpoint
 from lapcli.training.optimizers import Optimizers
 
@@ -115,3 +116,14 @@ def test_all_damaged_is_none_and_each_is_named(model, tmp_path):
     named = []
     assert checkpoint.newest(tmp_path, named.append) is None
     assert ["step-000002" in named[0], "step-000001" in named[1]] == [True, True]
+
+
+@pytest.mark.parametrize(("local_rank", "hashed"), [("0", 2), ("1", 0)])
+def test_one_process_on_each_machine_verifies_the_files(model, tmp_path, monkeypatch, local_rank, hashed):
+    """Eight ranks would read 40 GB before the first step of a resume of the 561M model."""
+    saved = save(tmp_path, model, 3)
+    opened = []
+    monkeypatch.setattr(checkpoint, "sha256_of_file", lambda path: opened.append(path) or sha256_of_file(path))
+    monkeypatch.setenv("LOCAL_RANK", local_rank)
+    assert checkpoint.read(saved.path).weights_sha256 == saved.weights_sha256
+    assert len(opened) == hashed
