@@ -7,17 +7,13 @@ import csv
 import gzip
 import io
 import json
-import zlib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import Any, BinaryIO
 
 from lapcli.runtime.errors import DataError
 from lapcli.runtime.files import open_to_read
-
-if TYPE_CHECKING:
-    import pyarrow.parquet as pq
 
 Batch = tuple[float, list[str | None]]  # the fraction of the file read so far, and the next documents; None for null
 
@@ -36,7 +32,9 @@ def read_rows(path: Path) -> Iterator[Any]:
         raise DataError(f"{path} is not a file of rows; expected one of {', '.join(ROW_SUFFIXES)}")
     with _readable(str(path)):
         if name.endswith(".parquet"):
-            with _open_parquet(path, str(path)) as file:
+            import pyarrow.parquet as pq
+
+            with pq.ParquetFile(path) as file:
                 for batch in file.iter_batches(batch_size=_BATCH_ROWS):
                     yield from batch.to_pylist()
         elif name.endswith(".csv"):
@@ -55,8 +53,10 @@ def read_rows(path: Path) -> Iterator[Any]:
 def count_rows(path: Path) -> int:
     """Count the rows, from the footer of a parquet file; other files are read to the end."""
     if path.name.endswith(".parquet"):
-        with _open_parquet(path, str(path)) as file:
-            return int(file.metadata.num_rows)
+        import pyarrow.parquet as pq
+
+        with _readable(str(path)):
+            return int(pq.read_metadata(path).num_rows)
     return sum(1 for _ in read_rows(path))
 
 
@@ -94,30 +94,19 @@ def _readable(name: str) -> Iterator[None]:
         raise DataError(
             f"{name} is not UTF-8 ({error.reason}); convert it, such as with `iconv -f latin1 -t utf-8` (or utf-16)"
         ) from None
-    except (OSError, EOFError, ValueError, RecursionError, zlib.error, csv.Error) as error:
+    except DataError:
+        raise
+    except Exception as error:  # pyarrow, gzip, csv and json raise many kinds
         raise DataError(
             f"{name} cannot be read ({_first_line(error)}); correct it, or download or copy it again"
-        ) from None
-
-
-@contextmanager
-def _open_parquet(path: Path, name: str) -> "Iterator[pq.ParquetFile]":
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    try:
-        with pq.ParquetFile(path) as file:
-            yield file
-    except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
-        raise DataError(
-            f"{name} is not a complete parquet file ({_first_line(error)}); download or copy it again"
         ) from error
 
 
 def _parquet_documents(path: Path, name: str, column: str) -> Iterator[Batch]:
     import pyarrow as pa
+    import pyarrow.parquet as pq
 
-    with _open_parquet(path, name) as file:
+    with pq.ParquetFile(path) as file:
         names = file.schema_arrow.names
         if names.count(column) > 1:
             raise DataError(f"{name} has {names.count(column)} columns {column}; set data.column to another")

@@ -18,7 +18,7 @@ import numpy as np
 
 from lapcli.data.text.tokenizer import Tokenizer
 from lapcli.runtime.errors import DataError
-from lapcli.runtime.files import sha256_of_file
+from lapcli.runtime.files import remove, sha256_of_file
 
 INDEX = "index.json"
 SHARD_TOKENS = 1 << 27  # 256 MiB of 16-bit ids
@@ -138,10 +138,8 @@ class TokenStream:
             name, _, sha256 = self._shards[number]
             path = self._folder / name
             if sha256_of_file(path) != sha256:
-                (self._folder / INDEX).unlink(missing_ok=True)
-                raise DataError(
-                    f"{path} is damaged (its sha256 differs); run the same command again, which builds it anew"
-                )
+                remove(self._folder / INDEX, or_leave=True)
+                raise DataError(f"{path} is damaged (its sha256 differs); run the same command again to rebuild it")
             self._opened[number] = np.memmap(path, dtype=self._dtype, mode="r")
         return self._opened[number]
 

@@ -47,7 +47,7 @@ def test_a_cut_parquet_file_is_named(tmp_path):
     content = (tmp_path / "a.parquet").read_bytes()
     for cut in (content[: len(content) // 2], b"", b"PAR1"):
         (tmp_path / "b.parquet").write_bytes(cut)
-        with pytest.raises(DataError, match=r"b.parquet is not a complete parquet file"):
+        with pytest.raises(DataError, match=r"b.parquet cannot be read"):
             read(tmp_path / "b.parquet")
 
 

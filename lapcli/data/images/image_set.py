@@ -207,7 +207,11 @@ class FolderImages(ImageSet):
 
 def image_files(folder: Path) -> Iterator[str]:
     """Yield the images below a folder, sorted by name; some data sets have one more level of folders."""
-    for place, folders, names in os.walk(folder):
+
+    def refuse(error: OSError) -> None:
+        raise DataError(f"{error.filename} cannot be read ({error.strerror}); check its permissions")
+
+    for place, folders, names in os.walk(folder, onerror=refuse):
         folders[:] = sorted(name for name in folders if name[:1] != ".")  # in place: os.walk descends into these
         yield from (os.path.join(place, name) for name in sorted(names) if _is_image(name))
 
