@@ -290,7 +290,10 @@ class AccuracyTasks(TaskFamily):
         assert run is not None
         assert loaded.classes is not None
         source: Any = loaded.images
-        if request.data is not None and not ("ade20k" in request.all_tasks and is_ade20k(request.data)):
+        # The folder that the run was trained on keeps its held-out images: all others would be training images.
+        is_its_own = request.data is not None and Path(source.train).expanduser().resolve() == request.data.resolve()
+        is_scenes = request.data is not None and "ade20k" in request.all_tasks and is_ade20k(request.data)
+        if request.data is not None and not is_its_own and not is_scenes:
             source = source.model_copy(update={"train": str(request.data), "validation": None, "revision": None})
         names = run.info.get("classes") or [str(number) for number in range(loaded.classes)]
         images, description = open_held_out(source, names)
