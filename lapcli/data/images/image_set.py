@@ -3,17 +3,22 @@
 Images may be files in a folder for each class: `train/n01443537/n01443537_0.JPEG`. Classes are numbered by name.
 """
 
+import atexit
 import hashlib
 import io
 import os
+import shutil
+import tempfile
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
-import torch
 from PIL import Image, ImageOps
 
+from lapcli.data.cache import build_once, digest
+from lapcli.runtime.environment import launcher
 from lapcli.runtime.errors import DataError
 from lapcli.runtime.files import open_to_read
 from lapcli.runtime.progress import Progress
@@ -23,8 +28,6 @@ warnings.simplefilter("ignore", Image.DecompressionBombWarning)
 
 #: Images whose content is hashed for a set's identity, spread over the set; the labels of all images are hashed.
 HASHED_IMAGES = 1000
-#: Bytes of one block of decoded images.
-BLOCK = 1 << 28
 #: Images from whose sizes the memory of the whole set is estimated.
 SAMPLED_IMAGES = 64
 #: Metadata of a JPEG that may have its orientation. Without any of them exif_transpose and its copy are skipped.
@@ -71,7 +74,7 @@ class ImageSubset(ImageSet):
     """Some images of another set, in the given order."""
 
     def __init__(self, whole: ImageSet, indices: np.ndarray) -> None:
-        super().__init__(whole.labels[indices], whole.classes)
+        super().__init__(whole.labels[indices], whole.classes, whole._turned)
         self._whole, self._indices = whole, indices
 
     def encoded(self, index: int) -> bytes:
@@ -85,28 +88,30 @@ class ImageSubset(ImageSet):
 
 
 class ImagesInMemory(ImageSet):
-    """Images decoded once into torch tensors, whose memory worker processes share however they are started."""
+    """Images decoded once into a temporary file that all processes of a launch on this machine map: one copy in all."""
 
     def __init__(self, source: ImageSet, progress: Progress | None = None) -> None:
         super().__init__(source.labels, source.classes)
         # Before decoding, of the encoded images: a set has the same identity in memory and on disk.
         self._source, self._identity = source, source.identity()
-        self._blocks: list[torch.Tensor] = []  # of bounded size, so that never more than one is in memory twice
-        self._places: list[tuple[int, int, int, int]] = []  # block, first byte, height and width of each image
-        waiting: list[np.ndarray] = []
-        filled = 0
-        for index in range(len(source)):
-            pixels = np.asarray(source.image(index))
-            self._places.append((len(self._blocks), filled, *pixels.shape[:2]))
-            waiting.append(pixels.reshape(-1))
-            filled += pixels.size
-            if filled >= BLOCK or index == len(source) - 1:
-                block = torch.empty(filled, dtype=torch.uint8).share_memory_()
-                np.concatenate(waiting, out=block.numpy())
-                self._blocks.append(block)
-                waiting, filled = [], 0
-            if progress and index % 1000 == 0:
-                progress("decoding images", index, len(source))
+        key = digest(self._identity, source._turned)
+        self._folder = build_once(_launch_folder() / key, lambda folder: self._decode(folder, progress))
+        self._places_N3 = np.load(self._folder / "places.npy")  # first byte, height and width of each image
+        self._pixels: np.ndarray | None = None  # mapped by each process when it needs it
+
+    def _decode(self, folder: Path, progress: Progress | None) -> None:
+        places, first = [], 0
+        with (folder / "pixels").open("wb") as file:
+            for index in range(len(self)):
+                pixels = np.asarray(self._source.image(index))
+                places.append((first, *pixels.shape[:2]))
+                first += file.write(pixels.tobytes())
+                if progress and index % 1000 == 0:
+                    progress("decoding images", index, len(self))
+        np.save(folder / "places.npy", np.array(places))
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_pixels": None}  # a worker maps the file; a pickled map would be a copy
 
     def encoded(self, index: int) -> bytes:
         return self._source.encoded(index)
@@ -118,9 +123,25 @@ class ImagesInMemory(ImageSet):
         return self._identity
 
     def image(self, index: int) -> Image.Image:
-        block, start, height, width = self._places[index]
-        pixels = self._blocks[block][start : start + 3 * height * width]
-        return Image.fromarray(pixels.numpy().reshape(height, width, 3))
+        if self._pixels is None:
+            self._pixels = np.memmap(self._folder / "pixels", mode="r")
+        first, height, width = self._places_N3[index]
+        return Image.fromarray(self._pixels[first : first + 3 * height * width].reshape(height, width, 3))
+
+
+def _launch_folder() -> Path:
+    """Return a temporary folder that the processes of this launch share, and remove those of launches that ended."""
+    root = Path(tempfile.gettempdir()) / f"lap-images-{os.getuid()}"
+    for folder in root.glob("*"):
+        try:
+            os.kill(int(folder.name), 0)
+        except ProcessLookupError:
+            shutil.rmtree(folder, ignore_errors=True)
+        except (OSError, ValueError):
+            pass  # somebody else's
+    own = root / str(launcher() or os.getpid())
+    atexit.register(shutil.rmtree, own, ignore_errors=True)  # a file that another process has mapped stays readable
+    return own
 
 
 def decode(encoded: bytes, name: str, turned: bool = False) -> Image.Image:

@@ -2,8 +2,11 @@
 
 import io
 import os
+import pickle
 import shutil
+import tempfile
 import tracemalloc
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -210,18 +213,27 @@ def test_held_images_are_the_decoded_ones(tmp_path):
     assert np.array_equal(pixels(held, 4), np.asarray(picture(9, (5, 31))))
 
 
-def test_decoding_into_memory_holds_no_second_copy(tmp_path, monkeypatch):
+def test_the_processes_of_a_launch_share_one_copy_of_decoded_images(tmp_path, monkeypatch):
     (tmp_path / "a").mkdir()
     for number in range(40):
         picture(number, (100, 90)).save(tmp_path / "a" / f"{number:02}.png")
     images, total = FolderImages(tmp_path), 40 * 3 * 100 * 90
-    monkeypatch.setattr(image_set, "BLOCK", total // 10)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "temporary"))
+    monkeypatch.setenv("LAP_LAUNCHER", str(os.getppid()))
+    ended = tmp_path / "temporary" / f"lap-images-{os.getuid()}" / "4194305"  # beyond the largest process id
+    ended.mkdir(parents=True)
     tracemalloc.start()
     held = ImagesInMemory(images)
-    _, peak = tracemalloc.get_traced_memory()  # of numpy's arrays; the shared memory of torch is not traced
+    _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert peak < total / 3
-    assert all(np.array_equal(pixels(held, n), pixels(images, n)) for n in range(40))
+    assert not ended.exists()
+    with monkeypatch.context() as second:  # another rank decodes nothing
+        second.setattr(FolderImages, "image", None)
+        again = pickle.loads(pickle.dumps(ImagesInMemory(images)))
+    assert all(np.array_equal(pixels(each, n), pixels(images, n)) for each in (held, again) for n in range(40))
+    maps = Path("/proc/self/maps").read_text() if Path("/proc/self/maps").exists() else ""
+    assert not maps or len({line.split()[4] for line in maps.splitlines() if line.endswith("/pixels")}) == 1  # inodes
 
 
 def test_opening_a_folder_asks_nothing_of_each_image(tmp_path, monkeypatch):
