@@ -48,7 +48,7 @@ def chat(
 
     import torch
 
-    from lapcli.generation.dialogue import COMMANDS, Dialogue, converse, line_reader
+    from lapcli.generation.dialogue import COMMANDS, Dialogue, converse
     from lapcli.generation.engine import Sampling
     from lapcli.kinds.opening import find_checkpoint, open_run
     from lapcli.runtime.ranks import pick_device
@@ -63,11 +63,6 @@ def chat(
             print(text, end="", flush=True)
         print()
         return
-    if not sys.stdin.isatty():
-        converse(dialogue)
-        return
-    print(
-        f"Ask something; end a line with \\ to continue it on the next. {COMMANDS}, Ctrl-C stops an answer.",
-        file=sys.stderr,
-    )
-    converse(dialogue, line_reader())
+    if sys.stdin.isatty():
+        print(f"Ask something. {COMMANDS}, Ctrl-C stops an answer.", file=sys.stderr)
+    converse(dialogue)

@@ -67,24 +67,29 @@ def sample(
 
     import torch
 
-    from lapcli.generation.dialogue import Sampler
-    from lapcli.generation.engine import Sampling
+    from lapcli.generation import dialogue
+    from lapcli.generation.engine import Engine, Sampling
     from lapcli.kinds.opening import find_checkpoint, open_run
     from lapcli.runtime.ranks import pick_device
 
     weights = find_checkpoint(chosen, checkpoint)
     loaded = open_run(chosen, weights, torch.device(pick_device(chosen.recipe.train.device)))
     print(f"{chosen.path}, step {weights.step}, weights sha256 {weights.weights_sha256}", file=sys.stderr)
-    sampler = Sampler(*loaded.language_model(), is_chat=CHAT in KINDS[chosen.recipe.objective].gives)
+    model, tokenizer = loaded.language_model()
+    is_chat = CHAT in KINDS[chosen.recipe.objective].gives
+    # One row at a time, so that a sample is complete before the next begins.
+    engine = Engine(model, tokenizer, batch=1, uses_tools=is_chat)
     sampling = Sampling(max_tokens, temperature, top_k, seed)
-    for text in _prompts(prompt):
+    for question in _prompts(prompt):
+        texts = [""] * samples
+        for number, text, is_last in dialogue.sample(engine, tokenizer, question, sampling, samples, is_chat=is_chat):
+            texts[number] += text
+            if not as_json:
+                print(text, end="", flush=True)
+                if is_last:
+                    print("\n---" if samples > 1 else "", flush=True)
         if as_json:
-            print(json.dumps({"prompt": text, "samples": sampler.texts(text, sampling, samples)}), flush=True)
-            continue
-        for piece in sampler.stream(text, sampling, samples):
-            print(piece.text, end="", flush=True)
-            if piece.is_last:
-                print("\n---" if samples > 1 else "", flush=True)
+            print(json.dumps({"prompt": question, "samples": texts}), flush=True)
 
 
 def _prompts(prompt: str | None) -> Iterator[str]:
