@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from lapcli.commands import completion, options
+from lapcli.commands import options
 from lapcli.commands.options import print_json
 from lapcli.runtime.errors import UsageError
 from lapcli.runtime.tables import facts
@@ -23,8 +23,8 @@ def recipes(
     patterns: Annotated[
         list[str] | None,
         typer.Argument(
-            metavar="[NAMES]",
-            autocompletion=completion.recipes,
+            metavar="NAMES",
+            autocompletion=options.recipe_names,
             help="Names or patterns; by default all.",
         ),
     ] = None,

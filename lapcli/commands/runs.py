@@ -7,10 +7,8 @@ import sys
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from typer.core import TyperGroup
-from typer.exceptions import TyperException
 
-from lapcli.commands import completion, options
+from lapcli.commands import options
 from lapcli.commands.options import age_text, ask_to_confirm, print_json, size_text, table
 from lapcli.runtime.environment import runs_dir as default_runs_dir
 from lapcli.runtime.errors import UsageError
@@ -28,23 +26,7 @@ Examples:
 """
 
 
-class RunsGroup(TyperGroup):
-    """`lap runs NAME` is meant as `lap runs show NAME`, unless the name is nearly that of a command."""
-
-    def resolve_command(self, ctx: Any, args: list[str]) -> tuple[str | None, Any, list[str]]:
-        try:
-            return super().resolve_command(ctx, args)
-        except TyperException as error:
-            if "Did you mean" in str(error.message):
-                raise
-            commands = ", ".join(self.list_commands(ctx))
-            raise UsageError(
-                f"lap runs has no command {args[0][:60]!r}, only {commands}; a run is shown by lap runs show RUN"
-            ) from None
-
-
 app = typer.Typer(
-    cls=RunsGroup,
     help="List, compare, rename and remove runs. Without a command: the list of all.",
     invoke_without_command=True,
     epilog=EXAMPLES,
@@ -55,8 +37,8 @@ _LONGEST = 48  # characters of a value beside another
 Patterns = Annotated[
     list[str] | None,
     typer.Argument(
-        metavar="[RUNS]",
-        autocompletion=completion.runs,
+        metavar="RUNS",
+        autocompletion=options.run_names,
         help="Names, folders or patterns of runs; by default all.",
         show_default=False,
     ),
@@ -65,7 +47,7 @@ RunName = Annotated[
     str,
     typer.Argument(
         metavar="RUN",
-        autocompletion=completion.runs,
+        autocompletion=options.run_names,
         help="Name or folder of a run.",
     ),
 ]
@@ -159,7 +141,7 @@ def diff(
         str,
         typer.Argument(
             metavar="A",
-            autocompletion=completion.runs,
+            autocompletion=options.run_names,
             help="Name or folder of a run.",
         ),
     ],
@@ -167,7 +149,7 @@ def diff(
         str,
         typer.Argument(
             metavar="B",
-            autocompletion=completion.runs,
+            autocompletion=options.run_names,
             help="Name or folder of the run to compare it with.",
         ),
     ],
@@ -261,7 +243,7 @@ def rm(
         list[str],
         typer.Argument(
             metavar="RUNS",
-            autocompletion=completion.runs,
+            autocompletion=options.run_names,
             help="Names, folders or patterns of runs.",
         ),
     ],

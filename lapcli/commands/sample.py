@@ -7,28 +7,22 @@ from typing import Annotated
 
 import typer
 
-from lapcli.commands import completion, options
+from lapcli.commands import options
 from lapcli.runtime.environment import runs_dir as default_runs_dir
 from lapcli.runtime.errors import UsageError
 
 EXAMPLES = """\b
 Examples:
   lap sample --prompt "The list type"
-  lap sample --run quickstart --prompt "The list type" --samples 3 --temperature 0.7
-  lap sample --run quickstart-sft --prompt "Spell this word: method" --temperature 0
-  lap sample --run quickstart --json < prompts.txt
+  lap sample quickstart --prompt "The list type" --samples 3 --temperature 0.7
+  lap sample quickstart-sft --prompt "Spell this word: method" --temperature 0
+  lap sample quickstart --json < prompts.txt
 """
 
 
 def sample(
-    run: Annotated[
-        str | None,
-        typer.Option(
-            "--run",
-            autocompletion=completion.runs,
-            help="Run of a GPT or a chat stage; by default the newest finished one.",
-        ),
-    ] = None,
+    run: options.Run = None,
+    run_option: options.RunOption = None,
     prompt: Annotated[
         str | None, typer.Option("--prompt", help="Text to continue or question to answer; else each line of stdin.")
     ] = None,
@@ -47,6 +41,7 @@ def sample(
     from lapcli.runs import find_run, named_run
 
     folder = runs_dir or default_runs_dir()
+    run = options.one_run(run, run_option)
     kinds = {name for name in KINDS if LANGUAGE in KINDS[name].gives}
     if prompt is None and sys.stdin.isatty():
         raise UsageError("there is no prompt; give one with --prompt, or one a line on the standard input")

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from lapcli.commands import completion, options
+from lapcli.commands import options
 from lapcli.commands.train import summary_lines
 from lapcli.runtime.devices import prepare_determinism
 from lapcli.runtime.environment import STEP_TIMEOUT, is_main_process
@@ -35,7 +35,7 @@ def sft(
         str | None,
         typer.Option(
             "--run",
-            autocompletion=completion.runs,
+            autocompletion=options.run_names,
             help="Pretrained run; by default the newest finished one.",
         ),
     ] = None,
