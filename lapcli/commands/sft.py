@@ -150,4 +150,4 @@ def _print_result(runs: "list[Run]", as_json: bool) -> None:
         for line in summary_lines(read_summary(run)):
             print(line)
     print("\nNext:")
-    print(f"  lap chat --run {runs[-1].name}{options.runs_dir_option(runs[-1].path.parent)}")
+    print(f"  lap chat {runs[-1].name}{options.runs_dir_option(runs[-1].path.parent)}")
