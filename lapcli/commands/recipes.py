@@ -1,6 +1,7 @@
 """`lap recipes`: list the recipes that come with lap."""
 
 import fnmatch
+import sys
 from difflib import get_close_matches
 from typing import Annotated
 
@@ -15,7 +16,7 @@ EXAMPLES = """\b
 Examples:
   lap recipes
   lap recipes 'vit*'
-  lap recipes gpt561m_5L --print
+  lap recipes gpt561m --print
 """
 
 
@@ -55,3 +56,4 @@ def recipes(
             print(recipe.path.read_text(encoding="utf-8"), end="")
     else:
         print(facts([(recipe.name, recipe.summary) for recipe in chosen]))
+        print("NAME_kL is NAME with k Laplacian heads in every layer, such as gpt561m_5L.", file=sys.stderr)

@@ -25,7 +25,7 @@ Examples:
   lap train recipes/quickstart.yaml
   lap train recipes/quickstart.yaml --set 'model.laplacian_heads=linear(0, 4)' --name schedule
   lap train recipes/gpt_continue.yaml --init-from run:quickstart --data my_text.txt
-  lap train recipes/gpt561m_5L.yaml --nproc 8 --max-restarts 3
+  lap train gpt561m_5L --nproc 8 --max-restarts 3
 """
 
 
