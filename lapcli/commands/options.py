@@ -63,6 +63,15 @@ Run = Annotated[
         show_default=False,
     ),
 ]
+Runs = Annotated[
+    list[str] | None,
+    typer.Argument(
+        metavar="RUNS",
+        autocompletion=run_names,
+        help="Names, folders or patterns of runs; by default all.",
+        show_default=False,
+    ),
+]
 RunOption = Annotated[str | None, typer.Option("--run", autocompletion=run_names, help="Another spelling of RUN.")]
 Name = Annotated[str | None, typer.Option("--name", help="Name of the run; by default the recipe's.")]
 RunsDir = Annotated[

@@ -26,15 +26,7 @@ Format = Literal["table", "markdown", "latex", "csv", "html", "json", "svg", "pn
 
 
 def report(
-    runs: Annotated[
-        list[str] | None,
-        typer.Argument(
-            metavar="RUNS",
-            autocompletion=options.run_names,
-            help="Names, folders or patterns of runs; by default all.",
-            show_default=False,
-        ),
-    ] = None,
+    runs: options.Runs = None,
     rows: Annotated[
         str, typer.Option("--rows", metavar="KEY,...", help="Keys of the recipe whose values are the rows.")
     ] = HEADS,

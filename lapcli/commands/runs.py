@@ -34,22 +34,8 @@ app = typer.Typer(
 )
 
 _LONGEST = 48  # characters of a value beside another
-Patterns = Annotated[
-    list[str] | None,
-    typer.Argument(
-        metavar="RUNS",
-        autocompletion=options.run_names,
-        help="Names, folders or patterns of runs; by default all.",
-        show_default=False,
-    ),
-]
 RunName = Annotated[
-    str,
-    typer.Argument(
-        metavar="RUN",
-        autocompletion=options.run_names,
-        help="Name or folder of a run.",
-    ),
+    str, typer.Argument(metavar="RUN", autocompletion=options.run_names, help="Name or folder of a run.")
 ]
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
 
@@ -68,7 +54,7 @@ def runs(context: typer.Context, runs_dir: options.RunsDir = None, as_json: opti
 
 
 @app.command("list", epilog="\b\nExamples:\n  lap runs list\n  lap runs list 'vit_*' --json")
-def list_(names: Patterns = None, runs_dir: options.RunsDir = None, as_json: options.Json = False) -> None:
+def list_(names: options.Runs = None, runs_dir: options.RunsDir = None, as_json: options.Json = False) -> None:
     """List runs, the newest first: kind, Laplacian heads, step, best validation, age, size and status."""
 
     from lapcli.catalogue.listing import list_runs
@@ -137,22 +123,8 @@ def show(name: RunName, runs_dir: options.RunsDir = None, as_json: options.Json 
 
 @app.command(epilog="\b\nExamples:\n  lap runs diff quickstart baseline\n  lap runs diff runs/a other/b --json")
 def diff(
-    a: Annotated[
-        str,
-        typer.Argument(
-            metavar="A",
-            autocompletion=options.run_names,
-            help="Name or folder of a run.",
-        ),
-    ],
-    b: Annotated[
-        str,
-        typer.Argument(
-            metavar="B",
-            autocompletion=options.run_names,
-            help="Name or folder of the run to compare it with.",
-        ),
-    ],
+    a: RunName,
+    b: RunName,
     runs_dir: options.RunsDir = None,
     as_json: options.Json = False,
 ) -> None:
@@ -189,7 +161,7 @@ def _value(value: Any) -> str:
     epilog="\b\nExamples:\n  lap runs best --metric top1\n  lap runs best 'quickstart*' --metric bits_per_byte"
 )
 def best(
-    names: Patterns = None,
+    names: options.Runs = None,
     metric: Annotated[
         str, typer.Option("--metric", help="Score of the last weights, such as top1, arc_easy or bits_per_byte.")
     ] = "validation_loss",
@@ -241,11 +213,7 @@ def rename(
 def rm(
     names: Annotated[
         list[str],
-        typer.Argument(
-            metavar="RUNS",
-            autocompletion=options.run_names,
-            help="Names, folders or patterns of runs.",
-        ),
+        typer.Argument(metavar="RUNS", autocompletion=options.run_names, help="Names, folders or patterns of runs."),
     ],
     yes: Yes = False,
     runs_dir: options.RunsDir = None,
@@ -277,7 +245,7 @@ def rm(
 
 
 @app.command(epilog="\b\nExamples:\n  lap runs du\n  lap runs du 'vit_*' --json")
-def du(names: Patterns = None, runs_dir: options.RunsDir = None, as_json: options.Json = False) -> None:
+def du(names: options.Runs = None, runs_dir: options.RunsDir = None, as_json: options.Json = False) -> None:
     """Show the disk usage of each run, the largest first."""
     from lapcli.catalogue.listing import matching_runs, sizes
 
@@ -299,7 +267,7 @@ def du(names: Patterns = None, runs_dir: options.RunsDir = None, as_json: option
 
 @app.command(epilog="\b\nExamples:\n  lap runs prune --dry-run\n  lap runs prune 'vit_*' --keep 2 --yes")
 def prune(
-    names: Patterns = None,
+    names: options.Runs = None,
     keep: Annotated[int, typer.Option("--keep", min=1, help="Newest checkpoints of each run to keep.")] = 1,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print what would be removed; remove nothing.")] = False,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask; prune runs of a sweep too.")] = False,

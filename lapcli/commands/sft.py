@@ -34,9 +34,7 @@ def sft(
     run: Annotated[
         str | None,
         typer.Option(
-            "--run",
-            autocompletion=options.run_names,
-            help="Pretrained run; by default the newest finished one.",
+            "--run", autocompletion=options.run_names, help="Pretrained run; by default the newest finished one."
         ),
     ] = None,
     init_from: options.InitFrom = None,

@@ -76,19 +76,3 @@ def test_the_commands(tmp_path, capsys, monkeypatch):
     assert run_main(capsys, "recipes", "quickstart", "--print")[1] == (ROOT / "recipes/quickstart.yaml").read_text()
     made = json.loads(run_main(capsys, "init", str(tmp_path / "x"), "--job", "chat", "--json")[1])
     assert [row["next"].split()[1] for row in made] == ["train", "sft"]
-
-
-@pytest.mark.parametrize(
-    ("arguments", "said"),
-    [
-        (["recipes", "quikstart"], "did you mean quickstart?"),
-        (["recipes", "zzz"], "lap recipes lists all"),
-        (["init"], "DIR"),
-        (["init", "x", "--job", "video"], "self-supervised"),
-        (["init", str(ROOT / "README.md" / "x")], "cannot be written"),
-    ],
-)
-def test_mistakes_are_one_sentence(arguments, said, capsys):
-    code, out, err = run_main(capsys, *arguments)
-    assert (code, out) == (2, "")
-    assert said in err
