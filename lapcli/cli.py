@@ -8,6 +8,7 @@ from typing import Annotated, Any
 
 import typer
 from typer.core import TyperGroup
+from typer.exceptions import TyperException
 
 from lapcli import __version__
 from lapcli.commands import (
@@ -32,8 +33,6 @@ from lapcli.commands import (
     train,
     watch,
 )
-from lapcli.commands.completion import join_words_of_bash
-from lapcli.commands.options import RecipeCommand, RunCommand, RunsCommand
 from lapcli.runtime.environment import (
     end_process,
     inside_torchrun,
@@ -61,11 +60,6 @@ class CommandsInSections(TyperGroup):
 
     def list_commands(self, ctx: typer.Context) -> list[str]:  # type: ignore[override]
         return [name for names in SECTIONS.values() for name in names]
-
-    def resolve_command(self, ctx: Any, args: list[str]) -> tuple[str | None, Any, list[str]]:
-        if args[0] == "help":
-            raise UsageError(f"help is an option: lap {args[1] if len(args) > 1 else 'COMMAND'} -h, or lap -h for all")
-        return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: typer.Context, formatter: Any) -> None:  # type: ignore[override]
         longest = max(len(name) for name in self.commands)
@@ -105,22 +99,22 @@ def options(
 
 app.command(epilog=init.EXAMPLES)(init.init)
 app.command(epilog=recipes.EXAMPLES)(recipes.recipes)
-app.command(cls=doctor.DoctorCommand, epilog=doctor.EXAMPLES)(doctor.doctor)
-app.command(cls=RecipeCommand, epilog=fetch.EXAMPLES)(fetch.fetch)
-app.command(cls=RecipeCommand, epilog=train.EXAMPLES)(train.train)
-app.command(cls=RecipeCommand, epilog=sft.EXAMPLES)(sft.sft)
-app.command(cls=RecipeCommand, epilog=plan.EXAMPLES)(plan.plan)
-app.command(cls=RecipeCommand, epilog=sweep.EXAMPLES)(sweep.sweep)
-app.command(cls=RecipeCommand, epilog=search.EXAMPLES)(search.search)
-app.command("eval", cls=RunCommand, epilog=eval.EXAMPLES)(eval.evaluate)
+app.command(epilog=doctor.EXAMPLES)(doctor.doctor)
+app.command(epilog=fetch.EXAMPLES)(fetch.fetch)
+app.command(epilog=train.EXAMPLES)(train.train)
+app.command(epilog=sft.EXAMPLES)(sft.sft)
+app.command(epilog=plan.EXAMPLES)(plan.plan)
+app.command(epilog=sweep.EXAMPLES)(sweep.sweep)
+app.command(epilog=search.EXAMPLES)(search.search)
+app.command("eval", epilog=eval.EXAMPLES)(eval.evaluate)
 app.add_typer(analyze.app, name="analyze")
-app.command(cls=RunsCommand, epilog=report.EXAMPLES)(report.report)
-app.command(cls=RunCommand, epilog=sample.EXAMPLES)(sample.sample)
-app.command(cls=RunCommand, epilog=chat.EXAMPLES)(chat.chat)
+app.command(epilog=report.EXAMPLES)(report.report)
+app.command(epilog=sample.EXAMPLES)(sample.sample)
+app.command(epilog=chat.EXAMPLES)(chat.chat)
 app.add_typer(runs.app, name="runs")
-app.command(cls=RunsCommand, epilog=watch.EXAMPLES)(watch.watch)
-app.command(cls=RunsCommand, epilog=track.EXAMPLES)(track.track)
-app.command(cls=RunCommand, epilog=export.EXAMPLES)(export.export)
+app.command(epilog=watch.EXAMPLES)(watch.watch)
+app.command(epilog=track.EXAMPLES)(track.track)
+app.command(epilog=export.EXAMPLES)(export.export)
 app.command(epilog=push.EXAMPLES)(push.push)
 app.command("import", epilog=import_.EXAMPLES)(import_.import_)
 
@@ -133,7 +127,6 @@ COLLECT_EVERY = 50_000
 def main() -> None:
     """Run a command; an error that a user can cause becomes one message on stderr and an exit code, no traceback."""
     sleep_while_waiting()
-    join_words_of_bash()
     gc.set_threshold(COLLECT_EVERY)
     if sys.stdin is None:  # closed, as by `lap chat <&-`: treated as empty
         sys.stdin = open(os.devnull, encoding="utf-8")  # noqa: SIM115
@@ -150,14 +143,17 @@ def main() -> None:
 def _run() -> int:
     """Run the command and return its exit code, after its message is printed."""
     try:
-        app()
+        code = int(app(standalone_mode=False) or ExitCode.DONE)
+        if code == ExitCode.STOPPED:  # by Ctrl-C, where there was nothing to save
+            print(STOPPED, file=sys.stderr)
+        return code
+    except TyperException as error:
+        return _print_usage_error(error)
     except LapError as error:
         if not _said_elsewhere(error):
             print(wrapped_message(f"lap: {error}"), file=sys.stderr)
         return error.exit_code
     except SystemExit as stop:
-        if stop.code == ExitCode.STOPPED:  # by Ctrl-C, where there was nothing to save
-            print(STOPPED, file=sys.stderr)
         return stop.code if isinstance(stop.code, int) else ExitCode.DONE
     except KeyboardInterrupt:  # outside of typer's own handling
         print(STOPPED, file=sys.stderr)
@@ -173,7 +169,15 @@ def _run() -> int:
             raise
         traceback.print_exc()
         return ExitCode.FAILED
-    return ExitCode.DONE
+
+
+def _print_usage_error(error: Any) -> int:
+    """Print Typer's message about words that it does not know, and for a command with a recipe how to change a key."""
+    error.show()
+    parameters = {parameter.name for parameter in error.ctx.command.params} if getattr(error, "ctx", None) else set()
+    if hasattr(error, "possibilities") and {"recipe", "set_"} <= parameters:  # an unknown option
+        print("A key of the recipe is changed by --set, as in --set train.steps=100.", file=sys.stderr)
+    return int(error.exit_code)
 
 
 def _said_elsewhere(error: LapError) -> bool:

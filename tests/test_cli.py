@@ -93,34 +93,6 @@ def test_version(capsys):
     assert run_main(capsys, "--version") == (0, f"lap {lapcli.__version__}\n", "")
 
 
-@pytest.mark.parametrize(
-    ("arguments", "named"),
-    [
-        (["trian", "x.yaml"], "train"),
-        (["train"], "RECIPE"),
-        (["train", "recipes/quickstrat.yaml"], "quickstart.yaml"),
-        (["train", "recipes"], "recipes"),
-        (["train", str(QUICKSTART), "--set", "train.stpes=3"], "did you mean `steps`"),
-        (["train", str(QUICKSTART), "--set", "train.steps"], "--set"),
-        (["train", str(QUICKSTART), "--set", "train.micro_batch=64"], "global batch"),
-        (["train", str(QUICKSTART), "--seed", "-1"], "seed"),
-        (["train", str(QUICKSTART), "--nproc", "few", "--dry-run"], "--nproc"),
-        (["train", str(QUICKSTART), "--name", "../elsewhere"], "is not a valid run name"),
-        (["train", str(QUICKSTART), "--data", "nowhere/at/all"], "nowhere/at/all"),
-        (["fetch", str(QUICKSTART), "--data", "nowhere/at/all"], "nowhere/at/all"),
-        (["fetch", "recipes/gpt561m.yaml"], "lap fetch"),
-    ],
-)
-def test_wrong_usage_is_one_message_and_exit_code_2(arguments, named, capsys, tmp_path, monkeypatch):
-    monkeypatch.chdir(ROOT)
-    monkeypatch.setenv("LAP_RUNS", str(tmp_path))
-    code, out, err = run_main(capsys, *arguments)
-    assert code == 2
-    assert named in err
-    assert "Traceback" not in err
-    assert out == ""
-
-
 @pytest.mark.slow
 @settings(max_examples=250, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 @given(

@@ -39,7 +39,6 @@ def test_it_loads_and_every_key_that_it_has_is_kept(path):
 @pytest.mark.parametrize("heads", [0, 1, 3, 5, 7, 9, 10])
 def test_the_seven_gpts_differ_in_their_heads_alone(heads):
     path = ROOT / f"recipes/gpt561m_{heads}L.yaml"
-    assert len(path.read_text().splitlines()) <= 3
     ours, base = recipe_to_dict(load_recipe(path)), recipe_to_dict(load_recipe(ROOT / "recipes/gpt561m.yaml"))
     assert ours["model"].pop("laplacian_heads") == heads
     base["model"].pop("laplacian_heads")

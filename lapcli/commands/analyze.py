@@ -9,7 +9,7 @@ import typer
 from typer.core import TyperGroup
 from typer.main import get_group
 
-from lapcli.commands import completion, options
+from lapcli.commands import options
 from lapcli.runtime.environment import runs_dir as default_runs_dir
 
 if TYPE_CHECKING:
@@ -19,21 +19,29 @@ EXAMPLES = """\b
 Examples:
   lap analyze all
   lap analyze spectrum --runs 'vit_digits-*'
-  lap analyze cossim --run vit_digits --init
-  lap analyze features --run vit_digits --image photo.jpg
+  lap analyze cossim vit_digits --init
+  lap analyze features vit_digits --image photo.jpg
 """
 
 ALL = "all"  # every measurement that fits
 #: Options that every measurement has; its other options are declared in its file.
 _SHARED: dict[str, tuple[Any, Any]] = {
+    "names": (
+        Annotated[
+            list[str] | None,
+            typer.Argument(
+                metavar="RUN",
+                autocompletion=options.run_names,
+                help="Names or folders of runs; by default the newest finished one.",
+                show_default=False,
+            ),
+        ],
+        None,
+    ),
     "run": (
         Annotated[
             list[str] | None,
-            typer.Option(
-                "--run",
-                autocompletion=completion.runs,
-                help="Name or folder of a run; repeatable. Default: the newest finished one.",
-            ),
+            typer.Option("--run", autocompletion=options.run_names, help="Another spelling of RUN; repeatable."),
         ],
         None,
     ),
@@ -161,7 +169,7 @@ def _add_command(commands: typer.Typer, name: str) -> None:
     run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     run.__annotations__ = {parameter: annotation for parameter, (annotation, _) in declared.items()}
     epilog = f"\b\nExamples:\n  lap analyze {name}\n  lap analyze {name} --runs 'vit_digits-*' --json"
-    commands.command(name, cls=options.RunCommand, help=help, epilog=epilog)(run)
+    commands.command(name, help=help, epilog=epilog)(run)
 
 
 def _declaration(option: "Option") -> tuple[Any, Any]:
@@ -181,7 +189,7 @@ def _analyze(what: str | None, settings: "Settings", given: dict[str, Any]) -> N
     runs_dir = given["runs_dir"] or default_runs_dir()
     selection = Selection(
         runs_dir,
-        given["run"] or (),
+        (*(given["names"] or ()), *(given["run"] or ())),
         given["runs"],
         given["model"] or (),
         **{name: given[name] for name in ("init", "checkpoint", "stage", "data", "split", "limit", "batch", "seed")},

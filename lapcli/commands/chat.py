@@ -5,27 +5,21 @@ from typing import Annotated
 
 import typer
 
-from lapcli.commands import completion, options
+from lapcli.commands import options
 from lapcli.runtime.environment import runs_dir as default_runs_dir
 from lapcli.runtime.errors import UsageError
 
 EXAMPLES = """\b
 Examples:
   lap chat
-  lap chat --run quickstart-sft --temperature 0
+  lap chat quickstart-sft --temperature 0
   lap chat --prompt "How many r are in strawberry?"
 """
 
 
 def chat(
-    run: Annotated[
-        str | None,
-        typer.Option(
-            "--run",
-            autocompletion=completion.runs,
-            help="Chat run; by default the newest finished one.",
-        ),
-    ] = None,
+    run: options.Run = None,
+    run_option: options.RunOption = None,
     prompt: Annotated[str | None, typer.Option("--prompt", help="Print the answer to this prompt, and stop.")] = None,
     temperature: options.Temperature = 0.6,
     top_k: options.TopK = 50,
@@ -41,6 +35,7 @@ def chat(
 
     if prompt is not None and not prompt.strip():
         raise UsageError("--prompt is empty; ask something, or leave it out to type line by line")
+    run = options.one_run(run, run_option)
     chat_run = find_run(runs_dir or default_runs_dir(), run, {name for name in KINDS if CHAT in KINDS[name].gives})
     from lapcli.runtime.progress import say_start
 
@@ -48,7 +43,7 @@ def chat(
 
     import torch
 
-    from lapcli.generation.dialogue import COMMANDS, Dialogue, converse, line_reader
+    from lapcli.generation.dialogue import COMMANDS, Dialogue, converse
     from lapcli.generation.engine import Sampling
     from lapcli.kinds.opening import find_checkpoint, open_run
     from lapcli.runtime.ranks import pick_device
@@ -63,11 +58,6 @@ def chat(
             print(text, end="", flush=True)
         print()
         return
-    if not sys.stdin.isatty():
-        converse(dialogue)
-        return
-    print(
-        f"Ask something; end a line with \\ to continue it on the next. {COMMANDS}, Ctrl-C stops an answer.",
-        file=sys.stderr,
-    )
-    converse(dialogue, line_reader())
+    if sys.stdin.isatty():
+        print(f"Ask something. {COMMANDS}, Ctrl-C stops an answer.", file=sys.stderr)
+    converse(dialogue)

@@ -2,15 +2,13 @@
 
 import json
 import sys
-from typing import Annotated, Any, Literal, get_args
+from typing import Annotated, Literal
 
 import typer
-from typer.core import TyperCommand
-from typer.exceptions import TyperException
 
 from lapcli.commands import options
 from lapcli.doctor.checks import Result, Status
-from lapcli.runtime.errors import ExitCode, UsageError
+from lapcli.runtime.errors import ExitCode
 from lapcli.runtime.launch import Processes
 
 Section = Literal["environment", "kernels", "training", "processes"]
@@ -21,19 +19,6 @@ Examples:
   lap doctor --only processes --nproc 2
   lap doctor --json > doctor.json
 """
-
-
-class DoctorCommand(TyperCommand):
-    """`lap doctor kernels` is meant as `lap doctor --only kernels`."""
-
-    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        given = list(args)
-        try:
-            return list(super().parse_args(ctx, args))
-        except TyperException as error:
-            if not (section := next((word for word in given if word in get_args(Section)), None)):
-                raise
-            raise UsageError(f"{error.message}; a section is chosen with --only {section}") from None
 
 
 def doctor(

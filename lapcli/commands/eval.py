@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from lapcli.commands import completion, options
+from lapcli.commands import options
 from lapcli.runtime.environment import is_main_process
 from lapcli.runtime.environment import runs_dir as default_runs_dir
 from lapcli.runtime.errors import UsageError
@@ -19,30 +19,19 @@ if TYPE_CHECKING:
 
 EXAMPLES = """\b
 Examples:
-  lap eval --run vit_digits --tasks top1,top5
-  lap eval --run dino_vits_5L --tasks linear,knn,ade20k --nproc 4
-  lap eval --run quickstart-sft --tasks spelling --limit 20 --show-prompt 1
-  lap eval --run gpt561m_5L-sft --data /data/benchmarks --tasks arc_easy,arc_challenge,mmlu,gsm8k,humaneval
+  lap eval vit_digits --tasks top1,top5
+  lap eval dino_vits_5L --tasks linear,knn,ade20k --nproc 4
+  lap eval quickstart-sft --tasks spelling --limit 20 --show-prompt 1
+  lap eval gpt561m_5L-sft --data /data/benchmarks --tasks arc_easy,arc_challenge,mmlu,gsm8k,humaneval
 """
 
 
 def evaluate(
-    run: Annotated[
-        str | None,
-        typer.Option(
-            "--run",
-            autocompletion=completion.runs,
-            help="Name or folder of a run; by default the newest finished one.",
-        ),
-    ] = None,
+    run: options.Run = None,
+    run_option: options.RunOption = None,
     tasks: Annotated[
         str | None,
-        typer.Option(
-            "--tasks",
-            autocompletion=completion.tasks,
-            metavar="A,B",
-            help="Tasks to run; the default depends on the kind of run.",
-        ),
+        typer.Option("--tasks", metavar="A,B", help="Tasks to run; the default depends on the kind of run."),
     ] = None,
     checkpoint: options.Checkpoint = "last",
     batch: Annotated[int | None, typer.Option("--batch", min=1, help="Examples per forward pass of a process.")] = None,
@@ -119,10 +108,11 @@ def evaluate(
         "holdout": holdout,
     }
     where = runs_dir or default_runs_dir()
+    run = options.one_run(run, run_option)
     processes = Processes(nproc)
     if model is not None:
         if run is not None or checkpoint != "last":
-            raise UsageError("--model is measured instead of a run; leave out --run and --checkpoint, or --model")
+            raise UsageError("--model is measured instead of a run; leave out RUN and --checkpoint, or --model")
         choose(STOCK, tasks, given, data)
         if needs_launch(processes):
             raise typer.Exit(launch(processes, sys.argv[1:]))

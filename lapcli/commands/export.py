@@ -13,18 +13,17 @@ from lapcli.runtime.errors import LapError
 
 EXAMPLES = """\b
 Examples:
-  lap export --run gpt561m_5L-sft --to hf
-  lap export --run gpt561m_5L-sft --to hf --dtype bf16 --out my_model
-  lap export --run vitb_imagenet_6L --to timm --checkpoint best
-  lap export --run vit_digits --to onnx --no-verify
+  lap export gpt561m_5L-sft --to hf
+  lap export gpt561m_5L-sft --to hf --dtype bf16 --out my_model
+  lap export vitb_imagenet_6L --to timm --checkpoint best
+  lap export vit_digits --to onnx --no-verify
 """
 
 
 def export(
     to: Annotated[str, typer.Option("--to", metavar="FORMAT", help="hf (transformers), timm, safetensors or onnx.")],
-    run: Annotated[
-        str | None, typer.Option("--run", help="Name or folder of a run; by default the newest finished one.")
-    ] = None,
+    run: options.Run = None,
+    run_option: options.RunOption = None,
     out: Annotated[
         Path | None, typer.Option("--out", help="Folder to write; by default export/FORMAT in the run.")
     ] = None,
@@ -46,6 +45,7 @@ def export(
     from lapcli.runs import named_run, newest_run
 
     where = runs_dir or default_runs_dir()
+    run = options.one_run(run, run_option)
     chosen = newest_run(where, set(KINDS)) if run is None else named_run(where, run)
 
     from lapcli.export.export import export_run

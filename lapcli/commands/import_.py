@@ -54,4 +54,4 @@ def import_(
     folder = options.runs_dir_option(where)
     is_chat = run.recipe.objective == "chat"
     following = f"chat --run {run.name}" if is_chat else f"sample --run {run.name} --prompt 'Once upon a time'"
-    print(f"\nNext:\n  lap {following}{folder}\n  lap analyze all --run {run.name} --data FILE{folder}")
+    print(f"\nNext:\n  lap {following}{folder}\n  lap analyze all {run.name} --data FILE{folder}")

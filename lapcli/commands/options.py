@@ -1,20 +1,17 @@
-"""Shared parts of commands: options, declared once so that they read the same everywhere, tables that fit the terminal,
-sizes and ages, and the question before a removal."""
+"""Shared parts of commands: options and the names that the shell offers for them, declared once so that they read the
+same everywhere, tables that fit the terminal, sizes and ages, and the question before a removal."""
 
 import json
-import re
 import shlex
 import sys
 from collections.abc import Sequence
 from enum import StrEnum
+from glob import escape, glob
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from typer.core import TyperCommand
-from typer.exceptions import TyperException
 
-from lapcli.commands import completion
 from lapcli.runtime.environment import runs_dir as default_runs_dir
 from lapcli.runtime.errors import UsageError
 from lapcli.runtime.tables import fitted
@@ -26,8 +23,25 @@ def _find(recipe: Path) -> Path:
     return find_recipe(recipe)
 
 
+def run_names(incomplete: str) -> list[str]:
+    """Return the names that the shell offers for a run."""
+    names = [path.parent.name for path in default_runs_dir().glob("*/run.json")]
+    return sorted(name for name in names if name.startswith(incomplete))
+
+
+def recipe_names(incomplete: str) -> list[str]:
+    """Return what the shell offers for a recipe: shipped ones by name, and files and folders below what was typed."""
+    from lapcli.recipe.loading import shipped_recipes
+
+    folder = shipped_recipes()
+    names = [str(path.relative_to(folder).with_suffix("")) for path in sorted(folder.rglob("*.yaml"))]
+    below = [f"{path}/" if Path(path).is_dir() else path for path in sorted(glob(f"{escape(incomplete)}*"))]
+    names += [path for path in below if path.endswith(("/", ".yaml", ".yml"))]
+    return [name for name in names if name.startswith(incomplete)]
+
+
 def _recipe_argument(help_: str) -> Any:
-    return typer.Argument(metavar="RECIPE", callback=_find, autocompletion=completion.recipes, help=help_)
+    return typer.Argument(metavar="RECIPE", callback=_find, autocompletion=recipe_names, help=help_)
 
 
 Recipe = Annotated[Path, _recipe_argument("A YAML file, or the name of a shipped recipe, such as quickstart.")]
@@ -35,16 +49,30 @@ ChatRecipeFile = Annotated[Path, _recipe_argument("A chat recipe: a file, or a s
 SweepFile = Annotated[Path, _recipe_argument("A recipe, or a sweep file, such as sweeps/laptop.")]
 Set = Annotated[
     list[str] | None,
-    typer.Option(
-        "--set",
-        metavar="KEY=VALUE",
-        autocompletion=completion.settings,
-        help="Change a key of the recipe, such as train.steps=100; repeatable.",
-    ),
+    typer.Option("--set", metavar="KEY=VALUE", help="Change a key of the recipe, such as train.steps=100; repeatable."),
 ]
 Data = Annotated[
     Path | None, typer.Option("--data", help="Local file or folder to read instead of the recipe's source.")
 ]
+Run = Annotated[
+    str | None,
+    typer.Argument(
+        metavar="RUN",
+        autocompletion=run_names,
+        help="Name or folder of a run; by default the newest finished one that fits.",
+        show_default=False,
+    ),
+]
+Runs = Annotated[
+    list[str] | None,
+    typer.Argument(
+        metavar="RUNS",
+        autocompletion=run_names,
+        help="Names, folders or patterns of runs; by default all.",
+        show_default=False,
+    ),
+]
+RunOption = Annotated[str | None, typer.Option("--run", autocompletion=run_names, help="Another spelling of RUN.")]
 Name = Annotated[str | None, typer.Option("--name", help="Name of the run; by default the recipe's.")]
 RunsDir = Annotated[
     Path | None, typer.Option("--runs-dir", help="Folder of the runs.", envvar="LAP_RUNS", show_default="runs")
@@ -112,78 +140,11 @@ Size = Annotated[
 ]
 
 
-#: Names in other tools of keys in our recipes.
-_ELSEWHERE = {"batch_size": "batch", "learning_rate": "lr", "max_steps": "steps", "num_epochs": "epochs"}
-
-
-class RunCommand(TyperCommand):
-    """A command that takes its run by --run: `lap eval NAME` is meant as `lap eval --run NAME`."""
-
-    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        try:
-            return list(super().parse_args(ctx, args))
-        except TyperException as error:
-            # Typer has no class of its own for this error, only its words; if they change, Typer's message is shown.
-            extra = re.search(r"unexpected extra argument\(s\) \((.*)\)", str(error.message), re.DOTALL)
-            if extra is None:
-                raise
-            prompt = ", give a text with --prompt" if any(p.name == "prompt" for p in self.params) else ""
-            raise UsageError(
-                f"{ctx.command_path} does not take {extra[1][:60]!r}; name a run with --run{prompt}"
-            ) from None
-
-
-class RunsCommand(TyperCommand):
-    """A command whose arguments are runs: `lap watch --run NAME` is meant as `lap watch NAME`."""
-
-    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        try:
-            return list(super().parse_args(ctx, args))
-        except TyperException as error:
-            if getattr(error, "option_name", None) != "--run":
-                raise
-            name = f"lap {ctx.info_name}"
-            raise UsageError(f"{name} has no --run; name its runs without it: {name} NAME") from None
-
-
-class RecipeCommand(TyperCommand):
-    """A command that explains unknown options which are keys of its recipe: for `--steps 5`, it suggests
-    `--set train.steps=5`."""
-
-    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        # A copy: the parser takes words out of `args` as it reads them.
-        given = list(args)
-        try:
-            return list(super().parse_args(ctx, args))
-        except TyperException as error:
-            # `possibilities` marks Typer's NoSuchOption, which is not exported.
-            if hasattr(error, "possibilities") and (meant := _settings_meant(error.option_name, given)):  # type: ignore[attr-defined]
-                raise UsageError(
-                    f"there is no option {error.option_name}; keys of the recipe are changed by --set: use "  # type: ignore[attr-defined]
-                    + " or ".join(f"--set {setting}" for setting in meant)
-                ) from None
-            raise
-
-
-def _settings_meant(option: str, line: list[str]) -> list[str]:
-    """Return `KEY=VALUE` for each key of that name in the recipe of the line; empty without such a key or recipe."""
-    from lapcli.recipe import find_recipe, load_recipe
-
-    place = next((number for number, word in enumerate(line) if word.partition("=")[0] == option), len(line))
-    _, equals, value = line[place].partition("=") if place < len(line) else ("", "", "")
-    if not equals:
-        value = line[place + 1] if place + 1 < len(line) and not line[place + 1].startswith("-") else "VALUE"
-    try:
-        recipe = next(path for word in line if word[:1] != "-" and (path := find_recipe(Path(word))).is_file())
-        keys = completion.recipe_keys(type(load_recipe(recipe)))
-    except (UsageError, StopIteration, OSError):
-        return []
-    name = option.lstrip("-").replace("-", "_")
-    wanted = _ELSEWHERE.get(name, name)
-    paths = [key.split(".") for key in keys]
-    candidates = dict.fromkeys(tuple(path[: path.index(wanted) + 1]) for path in paths if wanted in path)
-    least = min(map(len, candidates), default=0)  # `heads` means model.heads, not a deeper key of the same name
-    return [f"{'.'.join(path)}={value}" for path in candidates if len(path) == least]
+def one_run(by_position: str | None, by_option: str | None) -> str | None:
+    """Return the run that is named in one of the two ways; None if it is not named."""
+    if by_position is not None and by_option is not None:
+        raise UsageError(f"{by_position[:60]!r} and --run {by_option[:60]!r} name two runs; leave one of them out")
+    return by_option if by_position is None else by_position
 
 
 def init_from(source: str | None, weights: Path | None, section: str = "train") -> list[str]:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 EXAMPLES = """\b
 Examples:
   lap plan recipes/quickstart.yaml
-  lap plan recipes/gpt561m_5L.yaml --gpu l40 --gpus 4
+  lap plan gpt561m_5L --gpu l40 --gpus 4
   lap plan recipes/chat561m.yaml --run gpt561m_5L --gpu h100 --gpus 8
   lap plan recipes/quickstart.yaml --probe 5
 """

@@ -1,12 +1,13 @@
 """`lap recipes`: list the recipes that come with lap."""
 
 import fnmatch
+import sys
 from difflib import get_close_matches
 from typing import Annotated
 
 import typer
 
-from lapcli.commands import completion, options
+from lapcli.commands import options
 from lapcli.commands.options import print_json
 from lapcli.runtime.errors import UsageError
 from lapcli.runtime.tables import facts
@@ -15,7 +16,7 @@ EXAMPLES = """\b
 Examples:
   lap recipes
   lap recipes 'vit*'
-  lap recipes gpt561m_5L --print
+  lap recipes gpt561m --print
 """
 
 
@@ -23,8 +24,8 @@ def recipes(
     patterns: Annotated[
         list[str] | None,
         typer.Argument(
-            metavar="[NAMES]",
-            autocompletion=completion.recipes,
+            metavar="NAMES",
+            autocompletion=options.recipe_names,
             help="Names or patterns; by default all.",
         ),
     ] = None,
@@ -55,3 +56,4 @@ def recipes(
             print(recipe.path.read_text(encoding="utf-8"), end="")
     else:
         print(facts([(recipe.name, recipe.summary) for recipe in chosen]))
+        print("NAME_kL is NAME with k Laplacian heads in every layer, such as gpt561m_5L.", file=sys.stderr)

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from lapcli.commands import completion, options
+from lapcli.commands import options
 from lapcli.runtime.environment import runs_dir as default_runs_dir
 from lapcli.runtime.errors import UsageError
 from lapcli.runtime.files import write_for_user
@@ -26,15 +26,7 @@ Format = Literal["table", "markdown", "latex", "csv", "html", "json", "svg", "pn
 
 
 def report(
-    runs: Annotated[
-        list[str] | None,
-        typer.Argument(
-            metavar="[RUNS]...",
-            autocompletion=completion.runs,
-            help="Names, folders or patterns of runs; by default all.",
-            show_default=False,
-        ),
-    ] = None,
+    runs: options.Runs = None,
     rows: Annotated[
         str, typer.Option("--rows", metavar="KEY,...", help="Keys of the recipe whose values are the rows.")
     ] = HEADS,

@@ -7,10 +7,8 @@ import sys
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from typer.core import TyperGroup
-from typer.exceptions import TyperException
 
-from lapcli.commands import completion, options
+from lapcli.commands import options
 from lapcli.commands.options import age_text, ask_to_confirm, print_json, size_text, table
 from lapcli.runtime.environment import runs_dir as default_runs_dir
 from lapcli.runtime.errors import UsageError
@@ -28,23 +26,7 @@ Examples:
 """
 
 
-class RunsGroup(TyperGroup):
-    """`lap runs NAME` is meant as `lap runs show NAME`, unless the name is nearly that of a command."""
-
-    def resolve_command(self, ctx: Any, args: list[str]) -> tuple[str | None, Any, list[str]]:
-        try:
-            return super().resolve_command(ctx, args)
-        except TyperException as error:
-            if "Did you mean" in str(error.message):
-                raise
-            commands = ", ".join(self.list_commands(ctx))
-            raise UsageError(
-                f"lap runs has no command {args[0][:60]!r}, only {commands}; a run is shown by lap runs show RUN"
-            ) from None
-
-
 app = typer.Typer(
-    cls=RunsGroup,
     help="List, compare, rename and remove runs. Without a command: the list of all.",
     invoke_without_command=True,
     epilog=EXAMPLES,
@@ -52,22 +34,8 @@ app = typer.Typer(
 )
 
 _LONGEST = 48  # characters of a value beside another
-Patterns = Annotated[
-    list[str] | None,
-    typer.Argument(
-        metavar="[RUNS]",
-        autocompletion=completion.runs,
-        help="Names, folders or patterns of runs; by default all.",
-        show_default=False,
-    ),
-]
 RunName = Annotated[
-    str,
-    typer.Argument(
-        metavar="RUN",
-        autocompletion=completion.runs,
-        help="Name or folder of a run.",
-    ),
+    str, typer.Argument(metavar="RUN", autocompletion=options.run_names, help="Name or folder of a run.")
 ]
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
 
@@ -86,7 +54,7 @@ def runs(context: typer.Context, runs_dir: options.RunsDir = None, as_json: opti
 
 
 @app.command("list", epilog="\b\nExamples:\n  lap runs list\n  lap runs list 'vit_*' --json")
-def list_(names: Patterns = None, runs_dir: options.RunsDir = None, as_json: options.Json = False) -> None:
+def list_(names: options.Runs = None, runs_dir: options.RunsDir = None, as_json: options.Json = False) -> None:
     """List runs, the newest first: kind, Laplacian heads, step, best validation, age, size and status."""
 
     from lapcli.catalogue.listing import list_runs
@@ -155,22 +123,8 @@ def show(name: RunName, runs_dir: options.RunsDir = None, as_json: options.Json 
 
 @app.command(epilog="\b\nExamples:\n  lap runs diff quickstart baseline\n  lap runs diff runs/a other/b --json")
 def diff(
-    a: Annotated[
-        str,
-        typer.Argument(
-            metavar="A",
-            autocompletion=completion.runs,
-            help="Name or folder of a run.",
-        ),
-    ],
-    b: Annotated[
-        str,
-        typer.Argument(
-            metavar="B",
-            autocompletion=completion.runs,
-            help="Name or folder of the run to compare it with.",
-        ),
-    ],
+    a: RunName,
+    b: RunName,
     runs_dir: options.RunsDir = None,
     as_json: options.Json = False,
 ) -> None:
@@ -207,7 +161,7 @@ def _value(value: Any) -> str:
     epilog="\b\nExamples:\n  lap runs best --metric top1\n  lap runs best 'quickstart*' --metric bits_per_byte"
 )
 def best(
-    names: Patterns = None,
+    names: options.Runs = None,
     metric: Annotated[
         str, typer.Option("--metric", help="Score of the last weights, such as top1, arc_easy or bits_per_byte.")
     ] = "validation_loss",
@@ -259,11 +213,7 @@ def rename(
 def rm(
     names: Annotated[
         list[str],
-        typer.Argument(
-            metavar="RUNS",
-            autocompletion=completion.runs,
-            help="Names, folders or patterns of runs.",
-        ),
+        typer.Argument(metavar="RUNS", autocompletion=options.run_names, help="Names, folders or patterns of runs."),
     ],
     yes: Yes = False,
     runs_dir: options.RunsDir = None,
@@ -295,7 +245,7 @@ def rm(
 
 
 @app.command(epilog="\b\nExamples:\n  lap runs du\n  lap runs du 'vit_*' --json")
-def du(names: Patterns = None, runs_dir: options.RunsDir = None, as_json: options.Json = False) -> None:
+def du(names: options.Runs = None, runs_dir: options.RunsDir = None, as_json: options.Json = False) -> None:
     """Show the disk usage of each run, the largest first."""
     from lapcli.catalogue.listing import matching_runs, sizes
 
@@ -317,7 +267,7 @@ def du(names: Patterns = None, runs_dir: options.RunsDir = None, as_json: option
 
 @app.command(epilog="\b\nExamples:\n  lap runs prune --dry-run\n  lap runs prune 'vit_*' --keep 2 --yes")
 def prune(
-    names: Patterns = None,
+    names: options.Runs = None,
     keep: Annotated[int, typer.Option("--keep", min=1, help="Newest checkpoints of each run to keep.")] = 1,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print what would be removed; remove nothing.")] = False,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask; prune runs of a sweep too.")] = False,

@@ -7,28 +7,22 @@ from typing import Annotated
 
 import typer
 
-from lapcli.commands import completion, options
+from lapcli.commands import options
 from lapcli.runtime.environment import runs_dir as default_runs_dir
 from lapcli.runtime.errors import UsageError
 
 EXAMPLES = """\b
 Examples:
   lap sample --prompt "The list type"
-  lap sample --run quickstart --prompt "The list type" --samples 3 --temperature 0.7
-  lap sample --run quickstart-sft --prompt "Spell this word: method" --temperature 0
-  lap sample --run quickstart --json < prompts.txt
+  lap sample quickstart --prompt "The list type" --samples 3 --temperature 0.7
+  lap sample quickstart-sft --prompt "Spell this word: method" --temperature 0
+  lap sample quickstart --json < prompts.txt
 """
 
 
 def sample(
-    run: Annotated[
-        str | None,
-        typer.Option(
-            "--run",
-            autocompletion=completion.runs,
-            help="Run of a GPT or a chat stage; by default the newest finished one.",
-        ),
-    ] = None,
+    run: options.Run = None,
+    run_option: options.RunOption = None,
     prompt: Annotated[
         str | None, typer.Option("--prompt", help="Text to continue or question to answer; else each line of stdin.")
     ] = None,
@@ -47,6 +41,7 @@ def sample(
     from lapcli.runs import find_run, named_run
 
     folder = runs_dir or default_runs_dir()
+    run = options.one_run(run, run_option)
     kinds = {name for name in KINDS if LANGUAGE in KINDS[name].gives}
     if prompt is None and sys.stdin.isatty():
         raise UsageError("there is no prompt; give one with --prompt, or one a line on the standard input")
@@ -67,24 +62,29 @@ def sample(
 
     import torch
 
-    from lapcli.generation.dialogue import Sampler
-    from lapcli.generation.engine import Sampling
+    from lapcli.generation import dialogue
+    from lapcli.generation.engine import Engine, Sampling
     from lapcli.kinds.opening import find_checkpoint, open_run
     from lapcli.runtime.ranks import pick_device
 
     weights = find_checkpoint(chosen, checkpoint)
     loaded = open_run(chosen, weights, torch.device(pick_device(chosen.recipe.train.device)))
     print(f"{chosen.path}, step {weights.step}, weights sha256 {weights.weights_sha256}", file=sys.stderr)
-    sampler = Sampler(*loaded.language_model(), is_chat=CHAT in KINDS[chosen.recipe.objective].gives)
+    model, tokenizer = loaded.language_model()
+    is_chat = CHAT in KINDS[chosen.recipe.objective].gives
+    # One row at a time, so that a sample is complete before the next begins.
+    engine = Engine(model, tokenizer, batch=1, uses_tools=is_chat)
     sampling = Sampling(max_tokens, temperature, top_k, seed)
-    for text in _prompts(prompt):
+    for question in _prompts(prompt):
+        texts = [""] * samples
+        for number, text, is_last in dialogue.sample(engine, tokenizer, question, sampling, samples, is_chat=is_chat):
+            texts[number] += text
+            if not as_json:
+                print(text, end="", flush=True)
+                if is_last:
+                    print("\n---" if samples > 1 else "", flush=True)
         if as_json:
-            print(json.dumps({"prompt": text, "samples": sampler.texts(text, sampling, samples)}), flush=True)
-            continue
-        for piece in sampler.stream(text, sampling, samples):
-            print(piece.text, end="", flush=True)
-            if piece.is_last:
-                print("\n---" if samples > 1 else "", flush=True)
+            print(json.dumps({"prompt": question, "samples": texts}), flush=True)
 
 
 def _prompts(prompt: str | None) -> Iterator[str]:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from lapcli.commands import completion, options
+from lapcli.commands import options
 from lapcli.commands.train import summary_lines
 from lapcli.runtime.devices import prepare_determinism
 from lapcli.runtime.environment import STEP_TIMEOUT, is_main_process
@@ -34,9 +34,7 @@ def sft(
     run: Annotated[
         str | None,
         typer.Option(
-            "--run",
-            autocompletion=completion.runs,
-            help="Pretrained run; by default the newest finished one.",
+            "--run", autocompletion=options.run_names, help="Pretrained run; by default the newest finished one."
         ),
     ] = None,
     init_from: options.InitFrom = None,
@@ -150,4 +148,4 @@ def _print_result(runs: "list[Run]", as_json: bool) -> None:
         for line in summary_lines(read_summary(run)):
             print(line)
     print("\nNext:")
-    print(f"  lap chat --run {runs[-1].name}{options.runs_dir_option(runs[-1].path.parent)}")
+    print(f"  lap chat {runs[-1].name}{options.runs_dir_option(runs[-1].path.parent)}")

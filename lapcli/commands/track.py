@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from lapcli.commands import completion, options
+from lapcli.commands import options
 from lapcli.commands.options import print_json
 from lapcli.runtime.environment import runs_dir as default_runs_dir
 
@@ -21,7 +21,7 @@ def track(
     runs: Annotated[
         list[str],
         typer.Argument(
-            metavar="RUNS", autocompletion=completion.runs, help="Names, folders or patterns of runs, of any status."
+            metavar="RUNS", autocompletion=options.run_names, help="Names, folders or patterns of runs, of any status."
         ),
     ],
     to: Annotated[Literal["tensorboard", "wandb", "trackio"], typer.Option("--to", help="The tracker.")],

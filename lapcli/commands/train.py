@@ -25,7 +25,7 @@ Examples:
   lap train recipes/quickstart.yaml
   lap train recipes/quickstart.yaml --set 'model.laplacian_heads=linear(0, 4)' --name schedule
   lap train recipes/gpt_continue.yaml --init-from run:quickstart --data my_text.txt
-  lap train recipes/gpt561m_5L.yaml --nproc 8 --max-restarts 3
+  lap train gpt561m_5L --nproc 8 --max-restarts 3
 """
 
 
@@ -140,12 +140,12 @@ def _next_commands(run: "Run", summary: dict) -> dict[str, str]:
 
     where, folder = options.runs_dir_option(run.path.parent), shlex.quote(str(run.path))
     if run.recipe.objective == "chat":  # a stage inherits its heads, so that it has no baseline to suggest
-        return {f"lap chat --run {run.name}{where}": "ask it something"}
+        return {f"lap chat {run.name}{where}": "ask it something"}
     commands = {}
     if "best_step" in summary:
         what = f"accuracy with its interval; --checkpoint best: step {summary['best_step']}"
-        commands[f"lap eval --run {run.name}{where}"] = what
-    commands[f"lap analyze all --run {run.name}{where}"] = "the paper's measurements and figures of its tokens"
+        commands[f"lap eval {run.name}{where}"] = what
+    commands[f"lap analyze all {run.name}{where}"] = "the paper's measurements and figures of its tokens"
     commands[f"cat {folder}/metrics.jsonl"] = "loss and learning rate of every step"
     model = getattr(run.recipe, "model", None)
     if isinstance(model, TransformerModel) and model.head_plan().counts():

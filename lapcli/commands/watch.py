@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from lapcli.commands import completion, options
+from lapcli.commands import options
 from lapcli.commands.options import table
 from lapcli.runtime.environment import runs_dir as default_runs_dir
 
@@ -30,8 +30,8 @@ def watch(
     runs: Annotated[
         list[str] | None,
         typer.Argument(
-            metavar="[RUNS]",
-            autocompletion=completion.runs,
+            metavar="RUNS",
+            autocompletion=options.run_names,
             help="Names, folders or patterns; by default those that are being trained, else the newest.",
             show_default=False,
         ),

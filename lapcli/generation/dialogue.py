@@ -1,14 +1,12 @@
-"""Text as the model generates it: samples of a prompt, and conversations at a terminal with line editing."""
+"""Text as the model generates it: samples of a prompt, and conversations at a terminal."""
 
-import atexit
 import codecs
 import contextlib
 import json
 import re
 import sys
 import unicodedata
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Generator, Iterable, Iterator
 from pathlib import Path
 from typing import Literal
 
@@ -16,16 +14,8 @@ from lapcli.data.chat.conversation import question_and_answer, render, render_pr
 from lapcli.data.text.tokenizer import SPECIAL_TOKENS, Tokenizer
 from lapcli.generation.engine import Engine, Sampling
 from lapcli.models.gpt import GPT
-from lapcli.runtime.environment import cache_dir
-from lapcli.runtime.files import append, atomic_file, make_folder
 
 COMMANDS = "/system TEXT sets a system message, /clear clears the conversation, /save FILE saves it, /quit quits"
-
-
-#: Bidirectional classes of characters that change the reading direction: embeddings, overrides, isolates.
-_DIRECTIONS = {"LRE", "RLE", "LRO", "RLO", "PDF", "LRI", "RLI", "FSI", "PDI"}
-# Invisible marks whose bidirectional class is that of a letter (L, R, AL).
-_DIRECTION_MARKS = "\u200e\u200f\u061c"
 
 
 class Transcript:
@@ -81,14 +71,8 @@ def transcript(tokens: Iterable[int], tokenizer: Tokenizer) -> str:
 
 
 def _harmless(text: str) -> str:
-    """Replace characters that move the cursor or change the reading direction by U+FFFD."""
-    return "".join("\ufffd" if _is_harmful(c) else c for c in text)
-
-
-def _is_harmful(character: str) -> bool:
-    if unicodedata.category(character) == "Cc":
-        return character not in "\n\t"
-    return character in _DIRECTION_MARKS or unicodedata.bidirectional(character) in _DIRECTIONS
+    """Replace control characters, which could steer the terminal, by U+FFFD."""
+    return "".join("\ufffd" if unicodedata.category(c) == "Cc" and c not in "\n\t" else c for c in text)
 
 
 class Dialogue:
@@ -106,7 +90,7 @@ class Dialogue:
     def clear(self) -> None:
         self._exchanges, self.messages = [], []
 
-    def answer(self, question: str) -> Iterator[str]:
+    def answer(self, question: str) -> Generator[str]:
         """Yield the answer in pieces of text. If this is closed early, the answer is kept as far as it went."""
         asked = self._user_turn(question)
         prompt = self._prompt(asked)
@@ -157,11 +141,14 @@ class Dialogue:
 
 def converse(dialogue: Dialogue, read: Callable[[str], str] = input) -> None:
     """Answer questions from the terminal until /quit or the end of input. Ctrl-C stops the answer, not the program."""
-    prompt = "\n> " if sys.stdin.isatty() else ""
+    is_terminal = sys.stdin.isatty()
+    if is_terminal:
+        with contextlib.suppress(ImportError):  # missing from some Pythons
+            import readline  # noqa: F401  gives `input` line editing and the lines before
     forgotten = 0
     while True:
         try:
-            question = read(prompt).strip()
+            question = read("\n> " if is_terminal else "").strip()
         except EOFError:
             return
         except KeyboardInterrupt:
@@ -186,124 +173,49 @@ def _obey(dialogue: Dialogue, command: str, words: str = "") -> str:
     if command == "/system":
         dialogue.system = words
         return "the system message is prepended to the first question" if words else "system message removed"
-    if command == "/save":
-        return _save(dialogue, Path(words or "conversation.jsonl").expanduser())
-    return f"no command {command}; {COMMANDS}"
-
-
-def _save(dialogue: Dialogue, file: Path) -> str:
-    """Append the conversation to a file as one line, in the format `conversations` of a recipe."""
+    if command != "/save":
+        return f"no command {command}; {COMMANDS}"
     if not dialogue.messages:
         return "nothing was said yet"
+    # One line for each conversation, in the format `conversations` of a recipe.
     system = [{"role": "system", "content": dialogue.system}] if dialogue.system else []
+    file = Path(words or "conversation.jsonl").expanduser()
     try:
-        append(file, (json.dumps([*system, *dialogue.messages], ensure_ascii=False) + "\n").encode("utf-8"))
+        with file.open("a", encoding="utf-8") as lines:
+            lines.write(json.dumps([*system, *dialogue.messages], ensure_ascii=False) + "\n")
     except OSError as error:
         return f"{file} cannot be written: {error.strerror}; name another file"
     return f"saved to {file}"
 
 
 def _print_answer(dialogue: Dialogue, question: str) -> None:
-    pieces = dialogue.answer(question)
-    try:
-        for text in pieces:
-            print(text, end="", flush=True)
-        print()
-    except KeyboardInterrupt:
-        print(" ...", flush=True)
-    finally:
-        # Runs the `finally` of `answer` at once, which keeps the part that was shown.
-        pieces.close()  # type: ignore[attr-defined]
+    # Closing runs the `finally` of `answer` at once, which keeps the part that was shown.
+    with contextlib.closing(dialogue.answer(question)) as pieces:
+        try:
+            for text in pieces:
+                print(text, end="", flush=True)
+            print()
+        except KeyboardInterrupt:
+            print(" ...", flush=True)
 
 
-QUOTES = '"""'
-_LONGEST_HISTORY = 1000
+def sample(
+    engine: Engine, tokenizer: Tokenizer, prompt: str, sampling: Sampling, samples: int, *, is_chat: bool
+) -> Iterator[tuple[int, str, bool]]:
+    """Yield (sample, some of its text, whether it ends). It ends with its document or answer, or after `max_tokens`.
 
-
-def line_reader(history: Path | None = None, read: Callable[[str], str] = input) -> Callable[[str], str]:
-    """Return a replacement of `input` with line editing and a history that lasts between sessions.
-
-    A line that ends with a backslash continues on the next one, as does text between triple quotes.
+    `is_chat`: the prompt is a question, in the format of the fine-tuning.
     """
-    _keep_history(history or cache_dir() / "chat_history")
-
-    def read_question(prompt: str) -> str:
-        line = read(prompt)
-        if line.strip().startswith(QUOTES):
-            return _quoted(line.strip().removeprefix(QUOTES), read)
-        lines = [line]
-        while lines[-1].endswith("\\"):
-            lines[-1] = lines[-1][:-1]
-            lines.append(read("  "))
-        return "\n".join(lines)
-
-    return read_question
-
-
-def _quoted(first: str, read: Callable[[str], str]) -> str:
-    lines = [first]
-    while not lines[-1].rstrip().endswith(QUOTES):
-        lines.append(read("  "))
-    lines[-1] = lines[-1].rstrip().removesuffix(QUOTES)
-    return "\n".join(lines).strip("\n")
-
-
-def _keep_history(file: Path) -> None:
-    """Load the history and save it at exit. Importing readline gives `input` its editing; some Pythons lack it."""
-    try:
-        import readline
-    except ImportError:
-        return
-    with contextlib.suppress(OSError):  # there is no file the first time; a chat works without a history
-        readline.read_history_file(file)
-    readline.set_history_length(_LONGEST_HISTORY)
-
-    def write() -> None:
-        with contextlib.suppress(OSError):
-            make_folder(file.parent)
-            with atomic_file(file) as temporary:
-                readline.write_history_file(temporary)
-
-    atexit.register(write)
-
-
-@dataclass(frozen=True)
-class Piece:
-    """Some text of one sample; the last piece of a sample ends it."""
-
-    sample: int
-    text: str
-    is_last: bool = False
-
-
-class Sampler:
-    """Samples continuations of a prompt; `is_chat`: the prompt is a question, in the format of the fine-tuning."""
-
-    def __init__(self, model: GPT, tokenizer: Tokenizer, *, is_chat: bool) -> None:
-        self._tokenizer, self._is_chat = tokenizer, is_chat
-        # One row at a time, so that a sample is complete before the next begins.
-        self._engine = Engine(model, tokenizer, batch=1, uses_tools=is_chat)
-
-    def stream(self, prompt: str, sampling: Sampling, samples: int = 1) -> Iterator[Piece]:
-        """Yield the samples one after the other. A sample ends with its document or answer, or after `max_tokens`."""
-        transcripts = [Transcript(self._tokenizer) for _ in range(samples)]
-        counts = [0] * samples
-        for event in self._engine.stream([self._tokens(prompt)], sampling, samples):
-            transcript = transcripts[event.sample]
-            counts[event.sample] += 1
-            if not event.is_end and (text := transcript.add(event.token)):
-                yield Piece(event.sample, text)
-            if event.is_end or counts[event.sample] == sampling.max_tokens:
-                yield Piece(event.sample, transcript.end(), is_last=True)
-
-    def texts(self, prompt: str, sampling: Sampling, samples: int = 1) -> list[str]:
-        """Return all samples as complete texts."""
-        texts = [""] * samples
-        for piece in self.stream(prompt, sampling, samples):
-            texts[piece.sample] += piece.text
-        return texts
-
-    def _tokens(self, prompt: str) -> list[int]:
-        if self._is_chat:
-            return render_prompt(question_and_answer(prompt)[:1], self._tokenizer)
-        return [self._tokenizer.bos, *self._tokenizer.encode(prompt)]
+    if is_chat:
+        tokens = render_prompt(question_and_answer(prompt)[:1], tokenizer)
+    else:
+        tokens = [tokenizer.bos, *tokenizer.encode(prompt)]
+    transcripts = [Transcript(tokenizer) for _ in range(samples)]
+    counts = [0] * samples
+    for event in engine.stream([tokens], sampling, samples):
+        shown = transcripts[event.sample]
+        counts[event.sample] += 1
+        if not event.is_end and (text := shown.add(event.token)):
+            yield event.sample, text, False
+        if event.is_end or counts[event.sample] == sampling.max_tokens:
+            yield event.sample, shown.end(), True

@@ -1,6 +1,7 @@
 """Loads a recipe: reads the file and those it `extends`, applies `--set` and `--seed`, checks, and builds it."""
 
 import os
+import re
 from collections.abc import Callable, Mapping, Sequence
 from difflib import get_close_matches
 from functools import cache
@@ -51,10 +52,13 @@ def shipped_recipes() -> Path:
 
 
 def find_recipe(name: str | Path) -> Path:
-    """Return the file of that name, or else the shipped recipe, such as `quickstart` or `sweeps/laptop`."""
+    """Return the file of that name, or else the shipped recipe, such as `quickstart` or `sweeps/laptop`.
+
+    `NAME_kL.yaml` need not exist: it is `NAME.yaml` with k Laplacian heads in every layer.
+    """
     path, shipped = Path(name), shipped_recipes()
     try:
-        if path.is_file():
+        if path.is_file() or _heads_in_name(path):
             return path
     except (OSError, ValueError):  # not a valid file name; reading it will explain why
         return path
@@ -62,9 +66,19 @@ def find_recipe(name: str | Path) -> Path:
     parts = short.parts[1:] if short.parts[:1] == ("recipes",) else short.parts
     if parts and ".." not in parts and not short.is_absolute():
         for folder in (shipped, shipped / "sweeps"):
-            if (file := folder.joinpath(*parts[:-1], f"{parts[-1]}.yaml")).is_file():
+            file = folder.joinpath(*parts[:-1], f"{parts[-1]}.yaml")
+            if file.is_file() or _heads_in_name(file):
                 return file
     return path
+
+
+def _heads_in_name(path: Path) -> Document | None:
+    """Return what a file `NAME_kL.yaml` beside `NAME.yaml` would say if it existed; None for other paths."""
+    name = re.fullmatch(r"(.+)_(\d+)L\.yaml", path.name)
+    if name is None or path.exists() or not path.with_name(f"{name[1]}.yaml").is_file():
+        return None
+    values = {"extends": f"{name[1]}.yaml", "model": {"laplacian_heads": int(name[2])}}
+    return Document(values, dict.fromkeys([(), ("extends",), ("model", "laplacian_heads")], f"{path}:1"))
 
 
 def load_recipe(
@@ -176,12 +190,14 @@ def read_with_parents(path: Path) -> tuple[Document, list[Problem]]:
     extends_at: str | None = None  # the place of the `extends` that named this file
     current: Path | None = path
     while current is not None:
-        _must_be_a_file(current, extends_at)
+        heads = _heads_in_name(current)
+        if heads is None:
+            _must_be_a_file(current, extends_at)
         chain.append(os.path.realpath(current))
         if chain[-1] in chain[:-1]:
             names = " -> ".join(Path(name).name for name in chain[chain.index(chain[-1]) :])
             raise Unreadable(Problem(extends_at or str(path), "extends", f"the files extend each other: {names}"))
-        document, unreadable = read_file(current)
+        document, unreadable = read_file(current) if heads is None else (heads, [])
         problems += unreadable
         files.append(document)
         extends_at = document.places.pop(("extends",), None)

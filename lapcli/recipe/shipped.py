@@ -79,7 +79,7 @@ def _shipped(path: Path) -> Shipped:
     values: dict[str, Any] = yaml.safe_load(text)
     kind = "sweep" if is_sweep else _objective(path, values)
     name = f"{SWEEPS}/{path.stem}" if is_sweep else path.stem
-    return Shipped(name, path, kind, _first_sentence(text) or _change(values))
+    return Shipped(name, path, kind, _first_sentence(text))
 
 
 def _objective(path: Path, values: dict[str, Any]) -> str:
@@ -101,13 +101,6 @@ def _leading_comment(text: str) -> Iterator[str]:
         if not line.startswith("#"):
             return
         yield line
-
-
-def _change(values: dict[str, Any]) -> str:
-    """Describe a recipe without a comment by its differences to the one that it extends."""
-    parent = str(values.pop("extends")).removesuffix(".yaml")
-    keys = (f"{section}.{key} {value}" for section, inner in values.items() for key, value in inner.items())
-    return f"{parent} with {', '.join(keys)}"
 
 
 def write_starter(job: str, folder: Path) -> list[tuple[Path, str]]:

@@ -166,7 +166,7 @@ def chosen(selection):
 
 def test_a_set_of_runs_has_a_folder_of_its_names(runs, capsys):
     """So that one comparison does not replace another."""
-    analyzed(capsys, runs, "cossim", "--run", "vit_0L", "--run", "vit_2L", "--limit", "10")
+    analyzed(capsys, runs, "cossim", "vit_0L", "--run", "vit_2L", "--limit", "10")
     check_files(runs / "analysis" / "vit_0L+vit_2L" / "limit-10", "cossim")
     models = chosen(Selection(runs, ["vit_4L", "vit_0L"]))
     assert results_folder(models, runs) == runs / "analysis" / "vit_0L+vit_4L"

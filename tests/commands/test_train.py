@@ -22,5 +22,5 @@ def test_a_run_of_plain_heads_is_its_own_baseline(tmp_path, capsys):
     recipe = write_recipe(tmp_path, train={"steps": 1}, model={"laplacian_heads": 0})
     code, out, err = run_main(capsys, "train", str(recipe), "--runs-dir", str(tmp_path / "runs"))
     assert code == 0, err
-    assert "lap analyze all --run tiny" in out
+    assert "lap analyze all tiny" in out
     assert "lap train" not in out

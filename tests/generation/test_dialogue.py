@@ -12,7 +12,7 @@ from support import ROOT, start_process
 
 from lapcli.data.chat.conversation import conversation, render_prompt
 from lapcli.data.text.tokenizer import train_tokenizer
-from lapcli.generation.dialogue import Dialogue, Transcript, converse, line_reader, transcript
+from lapcli.generation.dialogue import Dialogue, Transcript, converse, transcript
 from lapcli.generation.engine import Sampling
 from lapcli.models.gpt import GPT, GPTConfig
 
@@ -177,27 +177,24 @@ def test_a_saved_conversation_can_be_trained_on(model, tokenizer, tmp_path, caps
     assert json.loads(file.read_text().splitlines()[-1]) == second[1:]
 
 
-def test_lines_are_edited_and_remembered(tmp_path):
-    """At a real terminal: Ctrl-A goes to the beginning of the line, the up arrow recalls one of another time."""
-    code = "import sys, pathlib; from lapcli.generation.dialogue import line_reader\n"
-    code += "print(repr(line_reader(pathlib.Path(sys.argv[1]))('> ')))"
-    for keys in (b"bc\x01a\r", b"\x1b[A\r"):
-        ours, theirs = pty.openpty()
-        environment = {**os.environ, "PYTHONPATH": str(ROOT), "TERM": "xterm"}
-        command = [sys.executable, "-c", code, str(tmp_path / "history")]
-        started = start_process(command, stdin=theirs, stdout=theirs, stderr=theirs, env=environment)
-        os.close(theirs)
-        shown = b""
-        while b"> " not in shown:
-            shown += os.read(ours, 4096)
-        os.write(ours, keys)
-        while b"'abc'" not in shown and started.poll() is None:
-            shown += os.read(ours, 4096)
-        assert started.wait() == 0
-        os.close(ours)
-        assert b"'abc'" in shown
-
-
-def test_questions_of_several_lines(tmp_path):
-    read = line_reader(tmp_path / "history", typed("one \\", "two", '"""', "a", "", 'b"""', '"""c"""', "d"))
-    assert [read("> ") for _ in range(4)] == ["one \ntwo", "a\n\nb", "c", "d"]
+def test_lines_are_edited():
+    """At a real terminal: Ctrl-A goes to the beginning of the line."""
+    code = """from lapcli.generation.dialogue import converse
+class Asked:
+    forgotten = 0
+    def answer(self, question):
+        yield repr(question)
+converse(Asked())"""
+    ours, theirs = pty.openpty()
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "TERM": "xterm"}
+    started = start_process([sys.executable, "-c", code], stdin=theirs, stdout=theirs, stderr=theirs, env=environment)
+    os.close(theirs)
+    shown = b""
+    while b"> " not in shown:
+        shown += os.read(ours, 4096)
+    os.write(ours, b"bc\x01a\r/quit\r")
+    while b"'abc'" not in shown and started.poll() is None:
+        shown += os.read(ours, 4096)
+    assert started.wait() == 0
+    os.close(ours)
+    assert b"'abc'" in shown

@@ -146,9 +146,9 @@ def _grow(given: dict, gives_back: bool, folder: str, rank: dict[str, str] | Non
     (Path(folder) / "grown.json").write_text(json.dumps(peak_memory() - before))
 
 
-PAPER = sorted(
-    path.stem for pattern in ("gpt561m*", "vitb_*", "dino_vits*") for path in (ROOT / "recipes").glob(f"{pattern}.yaml")
-)
+VITS = dict.fromkeys(("vitb_cifar10", "vitb_cifar100", "vitb_imagenet"), (0, 3, 6, 9, 11, 12))
+COUNTS = {"gpt561m": (0, 1, 3, 5, 7, 9, 10), **VITS, "dino_vits": (0, 1, 3, 5, 6)}
+PAPER = [f"{name}_{heads}L" for name, counts in COUNTS.items() for heads in counts]
 ENDS = ["gpt561m_0L", "gpt561m_10L", "vitb_cifar100_12L", "vitb_imagenet_0L", "vitb_imagenet_6L", "dino_vits_3L"]
 
 

@@ -51,11 +51,10 @@ def test_table_4(column, name):
 
 
 @pytest.mark.parametrize("name", ["cifar10", "cifar100", "imagenet"])
-def test_every_number_of_heads_is_two_lines(name):
+def test_every_number_of_heads(name):
     base = recipe_to_dict(load_recipe(RECIPES / f"vitb_{name}.yaml"))
     for heads in HEADS:
         path = RECIPES / f"vitb_{name}_{heads}L.yaml"
-        assert len(path.read_text().splitlines()) == 2
         found = recipe_to_dict(load_recipe(path))
         assert found["model"].pop("laplacian_heads") == heads
         assert {**found, "model": {**found["model"], "laplacian_heads": 0}} == base
