@@ -20,7 +20,6 @@ from lapcli.commands import (
     import_,
     init,
     plan,
-    push,
     recipes,
     report,
     runs,
@@ -52,7 +51,7 @@ SECTIONS = {
     "Measure": ("eval", "analyze", "report"),
     "Ask a model": ("sample", "chat"),
     "Look after runs": ("runs", "watch", "track"),
-    "Exchange weights": ("export", "push", "import"),
+    "Exchange weights": ("export", "import"),
 }
 
 
@@ -121,7 +120,6 @@ app.add_typer(runs.app, name="runs")
 app.command(cls=RunsCommand, epilog=watch.EXAMPLES)(watch.watch)
 app.command(cls=RunsCommand, epilog=track.EXAMPLES)(track.track)
 app.command(cls=RunCommand, epilog=export.EXAMPLES)(export.export)
-app.command(epilog=push.EXAMPLES)(push.push)
 app.command("import", epilog=import_.EXAMPLES)(import_.import_)
 
 

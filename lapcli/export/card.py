@@ -30,10 +30,6 @@ tokenizer = PreTrainedTokenizerFast.from_pretrained("FOLDER")""",
 {register}import timm
 
 model = timm.create_model("local-dir:FOLDER", pretrained=True)""",
-    "onnx": """\
-import onnxruntime
-
-session = onnxruntime.InferenceSession("FOLDER/model.onnx")""",
     "safetensors": """\
 from safetensors.torch import load_file
 
@@ -81,7 +77,7 @@ def _front_matter(exported: ExportedModel, record: Mapping[str, Any], scores: li
     results = [_result(task, name, score, evaluation) for name, score, evaluation in scores]
     data = ModelCardData(
         model_name=exported.loaded.name,
-        library_name={"hf": "transformers", "timm": "timm", "onnx": "onnx"}.get(to),
+        library_name={"hf": "transformers", "timm": "timm"}.get(to),
         pipeline_tag=task,
         tags=[*tags, "custom_code"] if needs_code else tags,
         datasets=_hub_sets(recipe_to_dict(exported.recipe)) or None,
