@@ -1,4 +1,4 @@
-"""The model card of an exported folder: `card.md.j2`, filled with what is known about the run, as model hubs read it."""
+"""The model card of an exported folder: `card.md.j2`, filled with what is known about the run."""
 
 import json
 from collections.abc import Iterator, Mapping
