@@ -72,7 +72,6 @@ MISTAKES = {
     "track quickstart --to tensorboard --project x": "leave it out for tensorboard",
     "track quickstart --to trackio --offline": "leave it out",
     "track quickstart --to wandb --project ''": "--project is empty",
-    "track quickstart --to tensorboard --folow": "--follow",
     "sample --run quikstart --prompt a": "did you mean quickstart?",
     "sample --run RUNS --prompt a": "is not a run directory",
     "sample --run quickstart --prompt": "--prompt",
