@@ -195,16 +195,21 @@ class LiveTracking:
     def __exit__(self, *error: object) -> None:
         if self._names:
             metrics.listeners.remove(self._send)
-        every = [tracker for trackers in self._trackers.values() for tracker in trackers]
-        for tracker in every:
-            tracker.end()
+        every = self._end()
         deadline = time.monotonic() + SECONDS_TO_FINISH
         for tracker in every:
             tracker.wait(deadline - time.monotonic())
 
+    def _end(self) -> list[_Background]:
+        every = [tracker for trackers in self._trackers.values() for tracker in trackers]
+        for tracker in every:
+            tracker.end()
+        return every
+
     def _send(self, file: Path, line: Mapping[str, Any]) -> None:
         folder, step = file.parent, line["step"]
         if folder not in self._trackers:
+            self._end()  # a stage of `lap sft` begins when the one before has finished
             # A resumed run may begin with a validation that it missed, of a step whose loss has been sent.
             first = step if step == 0 or "loss" in line else step + 1
             self._trackers[folder] = [_Background(name, folder, first, self._warn) for name in self._names]

@@ -96,6 +96,18 @@ def test_a_resumed_run_replaces_the_steps_after_its_checkpoint(run):
     check_once(tensorboard_scalars(run.path), lines)
 
 
+def test_two_stages_are_two_runs(run, tmp_path):
+    other = open_run(tmp_path / "runs", "other", run.recipe)
+    unlock(other)
+    run.metrics.unlink()
+    with LiveTracking(["tensorboard"], pytest.fail):
+        for each in (run, other):
+            for line in lines_until(9):
+                MetricsLog(each.metrics).append(line)
+    for each in (run, other):
+        check_once(tensorboard_scalars(each.path), lines_until(9))
+
+
 class Stuck:
     def __init__(self, run, first_step):
         self.never = threading.Event()
