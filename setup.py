@@ -7,6 +7,7 @@ setup(
     package_dir={"lapcli.recipes": "recipes"},
     package_data={
         "lapcli": ["py.typed"],
+        "lapcli.export": ["*.j2"],
         "lapcli.report": ["*.yaml", "*.j2", "*.css", "*.js"],
         "lapcli.recipes": ["*.yaml"],
         "lapcli.recipes.sweeps": ["*.yaml"],

@@ -21,7 +21,6 @@ from lapcli.commands import (
     import_,
     init,
     plan,
-    push,
     recipes,
     report,
     runs,
@@ -51,7 +50,7 @@ SECTIONS = {
     "Measure": ("eval", "analyze", "report"),
     "Ask a model": ("sample", "chat"),
     "Look after runs": ("runs", "watch", "track"),
-    "Exchange weights": ("export", "push", "import"),
+    "Exchange weights": ("export", "import"),
 }
 
 
@@ -115,7 +114,6 @@ app.add_typer(runs.app, name="runs")
 app.command(epilog=watch.EXAMPLES)(watch.watch)
 app.command(epilog=track.EXAMPLES)(track.track)
 app.command(epilog=export.EXAMPLES)(export.export)
-app.command(epilog=push.EXAMPLES)(push.push)
 app.command("import", epilog=import_.EXAMPLES)(import_.import_)
 
 

@@ -96,18 +96,6 @@ def write_wrong_timm(exported: ExportedModel, folder: Path) -> None:
     _write_and_shift(write_timm, exported, folder)
 
 
-def write_wrong_onnx(exported: ExportedModel, folder: Path) -> None:
-    """The graph of weights that are not the run's."""
-    from lapcli.export.onnx_file import write_onnx
-
-    head = exported.module.get_parameter("head.weight")
-    kept = head.detach().clone()
-    with torch.no_grad():
-        head.add_(0.1)
-        write_onnx(exported, folder)
-        head.copy_(kept)
-
-
 def _write_and_shift(write: Any, exported: ExportedModel, folder: Path) -> None:
     """The folder as it should be, and then one of its tensors is not."""
     from safetensors import safe_open

@@ -38,7 +38,7 @@ def doctor(
     if nproc != "auto":
         Processes(nproc).here()  # refused before torch is imported
 
-    from lapcli.doctor.examination import examine_machine, versions
+    from lapcli.doctor.machine import examine_machine, versions
 
     results: list[Result] = []
     # Checks take minutes, so that each is shown when it is done; with --json stdout has only the object.

@@ -16,12 +16,12 @@ Examples:
   lap export gpt561m_5L-sft --to hf
   lap export gpt561m_5L-sft --to hf --dtype bf16 --out my_model
   lap export vitb_imagenet_6L --to timm --checkpoint best
-  lap export vit_digits --to onnx --no-verify
+  lap export vit_digits --to safetensors --no-verify
 """
 
 
 def export(
-    to: Annotated[str, typer.Option("--to", metavar="FORMAT", help="hf (transformers), timm, safetensors or onnx.")],
+    to: Annotated[str, typer.Option("--to", metavar="FORMAT", help="hf (transformers), timm or safetensors.")],
     run: options.Run = None,
     run_option: options.RunOption = None,
     out: Annotated[
@@ -39,7 +39,7 @@ def export(
     runs_dir: options.RunsDir = None,
     as_json: options.Json = False,
 ) -> None:
-    """Export a run for transformers, timm or ONNX, or as plain safetensors, and verify the folder."""
+    """Export a run for transformers or timm, or as plain safetensors, and verify the folder."""
 
     from lapcli.kinds import KINDS
     from lapcli.runs import named_run, newest_run

@@ -80,10 +80,10 @@ def sft(
         return
     from lapcli.kinds.chat import start_of, train_stages
     from lapcli.runtime.progress import say_start
-    from lapcli.tracking.tracker import check_installed
+    from lapcli.tracking import check_installed
 
-    mirrored = [*loaded.track, *map(str, track or [])]
-    for tracker in mirrored:
+    trackers = [*loaded.track, *map(str, track or [])]
+    for tracker in trackers:
         check_installed(tracker)
     folder = runs_dir or default_runs_dir()
     start = start_of(folder, run) if given is None else given
@@ -95,12 +95,11 @@ def sft(
         raise typer.Exit(launch(processes, [*sys.argv[1:], *named], device))
 
     from lapcli.runtime.progress import LogConsole
-    from lapcli.tracking.live import LiveMirrors
+    from lapcli.tracking import LiveTracking
 
     run_name = name or _name_of(start) + ("" if seed is None else f"-seed{seed}")
     console = LogConsole()
-    stages = [folder / f"{run_name}-{given}" for given in loaded.stages.given() if stage in (None, given)]
-    with LiveMirrors(mirrored, stages, console.warn):
+    with LiveTracking(trackers, console.warn):
         runs = train_stages(
             loaded,
             start,

@@ -74,7 +74,7 @@ def sweep(
     from lapcli.runs import check_name
     from lapcli.sweep.state import refuse_others
     from lapcli.sweep.sweep import startable_cells
-    from lapcli.tracking.tracker import check_installed
+    from lapcli.tracking import check_installed
 
     if (gpu or gpus) and not dry_run:
         raise UsageError("--gpu and --gpus belong to --dry-run; a sweep uses this machine's GPUs")

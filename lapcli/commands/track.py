@@ -1,6 +1,5 @@
-"""`lap track`: mirror runs in TensorBoard, Weights & Biases or trackio."""
+"""`lap track`: send runs to TensorBoard, Weights & Biases or trackio."""
 
-import sys
 from typing import Annotated, Literal
 
 import typer
@@ -8,12 +7,12 @@ import typer
 from lapcli.commands import options
 from lapcli.commands.options import print_json
 from lapcli.runtime.environment import runs_dir as default_runs_dir
+from lapcli.runtime.errors import UsageError
 
 EXAMPLES = """\b
 Examples:
   lap track quickstart --to tensorboard
   lap track 'vit_*' --to wandb --project laplacian --offline
-  lap track quickstart --to tensorboard --follow
 """
 
 
@@ -25,7 +24,6 @@ def track(
         ),
     ],
     to: Annotated[Literal["tensorboard", "wandb", "trackio"], typer.Option("--to", help="The tracker.")],
-    follow: Annotated[bool, typer.Option("--follow", help="Continue until no run is being trained any more.")] = False,
     project: Annotated[
         str | None, typer.Option("--project", help="Project of W&B or trackio.", show_default="lap")
     ] = None,
@@ -35,21 +33,22 @@ def track(
     runs_dir: options.RunsDir = None,
     as_json: options.Json = False,
 ) -> None:
-    """Mirror runs in TensorBoard, W&B or trackio.
+    """Send metrics, evaluations and recipes of runs to TensorBoard, W&B or trackio."""
+    if offline and to != "wandb":
+        raise UsageError(f"--offline is an option of --to wandb; leave it out for {to}, which sends nothing anyway")
+    if project is not None and to == "tensorboard":
+        raise UsageError("--project is an option of --to wandb and --to trackio; leave it out for tensorboard")
+    if project is not None and not project.strip():
+        raise UsageError("--project is empty; give a name, or leave it out for lap")
 
-    Metrics, samples, evaluations, figures and recipes are sent, each step once, however often the command is called.
-    """
     from lapcli.catalogue.listing import matching_runs
-    from lapcli.tracking.mirror import mirror
-    from lapcli.tracking.trackers import tracker_of
+    from lapcli.runs import read_run
+    from lapcli.tracking import replay
 
-    tracker = tracker_of(to, project, offline)
     paths = matching_runs(runs_dir or default_runs_dir(), runs)
-    if follow:
-        print(f"following {', '.join(path.name for path in paths)}; Ctrl-C ends", file=sys.stderr)
-    sent = mirror(paths, tracker, follow=follow)
+    sent = {path.name: replay(read_run(path), to, project, offline) for path in paths}
     if as_json:
-        print_json([vars(one) for one in sent])
+        print_json([{"run": name, "steps": steps} for name, steps in sent.items()])
         return
-    for one in sent:
-        print(f"{one.run}: {one.steps:,} steps and {one.items:,} other items sent to {to}")
+    for name, steps in sent.items():
+        print(f"{name}: {steps:,} steps sent to {to}")

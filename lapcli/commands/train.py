@@ -57,7 +57,7 @@ def train(
     from lapcli.recipe import BaseRecipe, RecipeError, load_recipe
     from lapcli.runs import check_name
     from lapcli.runtime.progress import say_start
-    from lapcli.tracking.tracker import check_installed
+    from lapcli.tracking import check_installed
 
     run_name = name if name is not None else (recipe.stem if seed is None else f"{recipe.stem}-seed{seed}")
     try:
@@ -81,8 +81,8 @@ def train(
         plan = plan_training(loaded, processes.here(device) * nnodes)
         print(plan.to_json() if as_json else plan.to_text())
         return
-    mirrored = [*loaded.track, *map(str, track or [])]
-    for tracker in mirrored:
+    trackers = [*loaded.track, *map(str, track or [])]
+    for tracker in trackers:
         check_installed(tracker)
     say_start(f"{recipe.name} is checked; loading torch")
     if needs_launch(processes, device):
@@ -91,11 +91,11 @@ def train(
 
     from lapcli.kinds import kind_of
     from lapcli.runtime.progress import LogConsole
-    from lapcli.tracking.live import LiveMirrors
+    from lapcli.tracking import LiveTracking
     from lapcli.training.train import train_recipe
 
     console, folder = LogConsole(), runs_dir or default_runs_dir()
-    with LiveMirrors(mirrored, [folder / run_name], console.warn):
+    with LiveTracking(trackers, console.warn):
         run = train_recipe(
             kind_of(loaded),
             loaded,

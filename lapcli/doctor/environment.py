@@ -8,6 +8,7 @@ import socket
 import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import IO, Any
 from urllib.parse import urlsplit
@@ -18,20 +19,10 @@ from lapcli.doctor.checks import Check, Finding, fails, passes, warns
 from lapcli.runtime.environment import cache_dir, hub_is_offline, runs_dir
 from lapcli.runtime.errors import UsageError
 from lapcli.runtime.files import Lock, lock_file
-from lapcli.runtime.machine import (
-    NCCL_BYTES,
-    SHARED_MEMORY,
-    check_compiler,
-    free_shared_memory,
-    usable_cores,
-)
+from lapcli.runtime.machine import NCCL_BYTES, SHARED_MEMORY, check_compiler, free_shared_memory, usable_cores
 
 DRIVER_FILE = Path("/proc/driver/nvidia/version")
-#: Cores for each GPU below which a step is likely to wait for the reading of images.
-CORES_PER_GPU = 8
-FEWEST_FILES, ENOUGH_FILES = 256, 4096
-#: A run of the 561M GPT keeps three checkpoints of 5.4 GB.
-LEAST_DISK, ENOUGH_DISK = 10**9, 20 * 10**9
+CORES_PER_GPU = 8  # with fewer, a step is likely to wait for the reading of images
 SECONDS_FOR_HUB = 5.0
 
 
@@ -41,11 +32,8 @@ class Gpu:
 
     count: int
     name: str = ""
-    capability: tuple[int, int] = (0, 0)
     native_bf16: bool = False
-    architectures: tuple[str, ...] = ()  # that this torch was compiled for
     driver: str | None = None
-    cuda: str | None = None  # that this torch was built with
 
 
 def this_gpu() -> Gpu:
@@ -55,23 +43,16 @@ def this_gpu() -> Gpu:
         match = re.search(r"Kernel Module\D*([\d.]+)", DRIVER_FILE.read_text())
         driver = match.group(1) if match else "unknown"
     if not torch.cuda.is_available():
-        return Gpu(0, driver=driver, cuda=torch.version.cuda)
-    return Gpu(
-        torch.cuda.device_count(),
-        torch.cuda.get_device_name(0),
-        torch.cuda.get_device_capability(0),
-        # By default torch also says True where bf16 is only emulated, as on a T4.
-        torch.cuda.is_bf16_supported(including_emulation=False),
-        tuple(torch.cuda.get_arch_list()),
-        driver,
-        torch.version.cuda,
-    )
+        return Gpu(0, driver=driver)
+    # By default torch also says True where bf16 is only emulated, as on a T4.
+    bf16 = torch.cuda.is_bf16_supported(including_emulation=False)
+    return Gpu(torch.cuda.device_count(), torch.cuda.get_device_name(0), bf16, driver)
 
 
 def check_driver(gpu: Gpu) -> Finding:
-    versions = f"torch {torch.__version__}, CUDA {gpu.cuda or 'none'}, driver {gpu.driver or 'none'}"
+    versions = f"torch {torch.__version__}, CUDA {torch.version.cuda or 'none'}, driver {gpu.driver or 'none'}"
     if gpu.count:
-        return passes(f"{gpu.count} x {gpu.name}; {versions}", gpus=gpu.count, driver=gpu.driver, cuda=gpu.cuda)
+        return passes(f"{gpu.count} x {gpu.name}; {versions}", gpus=gpu.count, driver=gpu.driver)
     if gpu.driver is not None:
         return fails(
             f"the machine has an NVIDIA driver, but torch sees no GPU; {versions}",
@@ -81,44 +62,12 @@ def check_driver(gpu: Gpu) -> Finding:
     return warns(f"no GPU: runs compute on the CPU; {versions}", "nothing, if this is intended", gpus=0)
 
 
-def check_capability(gpu: Gpu) -> Finding:
-    if not gpu.count:
-        return passes("there is no GPU to support")
-    major, minor = gpu.capability
-    numbers = {"capability": f"{major}.{minor}", "architectures": list(gpu.architectures)}
-    codes = [re.match(r"(sm|compute)_(\d+)(\d)([af]?)$", name) for name in gpu.architectures]
-    fitting = [code for code in codes if code and _runs_on(code, major, minor)]
-    if fitting:
-        return passes(f"capability {major}.{minor}, which this torch was compiled for", **numbers)
-    return fails(
-        f"this torch has no code for capability {major}.{minor}, only for {' '.join(gpu.architectures)}",
-        "install a torch for this GPU",
-        **numbers,
-    )
-
-
-def _runs_on(code: re.Match[str], major: int, minor: int) -> bool:
-    """Return whether code of an architecture runs on a GPU of this capability.
-
-    Machine code (sm_*) runs on the same major version, PTX (compute_*) is translated for any newer one. With the suffix
-    a either uses what a single version has, with f what a major version has.
-    """
-    kind, compiled_for, suffix = code[1], (int(code[2]), int(code[3])), code[4]
-    if suffix == "a":
-        return compiled_for == (major, minor)
-    is_portable = kind == "compute" and not suffix
-    return compiled_for <= (major, minor) and (is_portable or compiled_for[0] == major)
-
-
 def check_bf16(gpu: Gpu) -> Finding:
-    if not gpu.count:
-        return passes("without a GPU runs compute in float32")
-    if gpu.native_bf16:
-        return passes("in hardware, so runs compute in it", native_bf16=True)
+    if not gpu.count or gpu.native_bf16:
+        return passes("in hardware, so runs compute in it" if gpu.count else "without a GPU runs compute in float32")
     return warns(
         "this GPU only emulates bf16, so runs compute in float32 and need about twice the memory",
         "plan with `lap plan RECIPE`, and lower train.micro_batch if it does not fit",
-        native_bf16=False,
     )
 
 
@@ -131,98 +80,69 @@ def check_compiling(device_type: str, check: Callable[[str], None] = check_compi
     return passes("torch.compile finds what it needs")
 
 
+def check_amount(amount: float, least: float, enough: float, text: str, next_step: str) -> Finding:
+    """Fail below the least amount, warn below what is enough."""
+    if amount >= enough:
+        return passes(text, amount=amount)
+    return (fails if amount < least else warns)(text, next_step, amount=amount)
+
+
 def check_shared_memory(free: int | None, processes: int) -> Finding:
-    needed = processes * NCCL_BYTES
     if free is None:
         return passes(f"there is no {SHARED_MEMORY}; shared memory comes from elsewhere")
-    numbers = {"free": free, "needed": needed}
-    text = f"{free / 1e9:.2f} GB free in {SHARED_MEMORY}"
-    if free < needed:
-        return fails(
-            f"{text}, and NCCL may need {needed / 1e9:.2f} GB for {processes} processes",
-            "make it larger (docker run --shm-size=8g)",
-            **numbers,
-        )
-    if free < 10**9:
-        return warns(f"{text}: few workers can read images", "make it larger (docker run --shm-size=8g)", **numbers)
-    return passes(text, **numbers)
+    needed = processes * NCCL_BYTES  # more for workers that read images
+    text = f"{free / 1e9:.2f} GB free in {SHARED_MEMORY}; NCCL may need {needed / 1e9:.2f} GB"
+    return check_amount(free, needed, max(needed, 10**9), text, "make it larger (docker run --shm-size=8g)")
 
 
 def check_cores(cores: int, there: int, gpus: int) -> Finding:
-    numbers = {"usable": cores, "there": there}
-    text = f"{cores} of {there} usable" + (f", {cores / gpus:.3g} for each GPU" if gpus else "")
-    if gpus and cores < CORES_PER_GPU * gpus:
-        return warns(
-            f"{text}: reading images may be slower than the GPUs",
-            f"ask the batch system or the container for {CORES_PER_GPU * gpus} cores; GPTs do not need them",
-            **numbers,
-        )
-    return passes(text, **numbers)
-
-
-def check_locks(variable: str, folder: Path, lock: Callable[[IO[Any]], Lock] = lock_file) -> Finding:
-    """Take a lock in the folder twice; the second attempt has to be refused."""
-    place = _existing(folder)
-    try:
-        with tempfile.NamedTemporaryFile(prefix=".lap-doctor-", dir=place) as file, open(file.name, "rb") as again:
-            # A lock belongs to an open file, so a second open of it is refused like another process.
-            first, second = lock(file), lock(again)
-    except OSError as error:
-        return fails(
-            f"{variable}: {place} cannot be written ({error.strerror})", f"set {variable} to a folder you can write to"
-        )
-    if first is Lock.UNSUPPORTED:
-        return warns(
-            f"{variable}: the file system of {place} has no locks, so two processes can work on one run",
-            f"set {variable} to another disk, or never start a run twice at the same time",
-        )
-    if (first, second) == (Lock.HELD, Lock.TAKEN):
-        return passes(f"{variable}: they work in {place}")
-    return fails(
-        f"{variable}: {place} grants one lock twice, so two processes would write the same run",
-        f"set {variable} to another disk",
-    )
+    step = f"ask for {CORES_PER_GPU * gpus} cores, or reading images may be slower than the GPUs; GPTs need fewer"
+    return check_amount(cores, 0, CORES_PER_GPU * gpus, f"{cores} of {there} usable", step)
 
 
 def check_file_limit(limit: int) -> Finding:
-    step = f"raise it (ulimit -n {ENOUGH_FILES}) in the shell or job script"
-    numbers = {"limit": limit}
-    # RLIM_INFINITY is -1, which a comparison would take for too few.
-    if limit == resource.RLIM_INFINITY or limit >= ENOUGH_FILES:
-        return passes("no limit" if limit == resource.RLIM_INFINITY else f"{limit:,} open files", **numbers)
-    if limit < FEWEST_FILES:
-        return fails(f"{limit:,} open files are too few for workers that read images", step, **numbers)
-    return warns(f"{limit:,} open files, which many workers can use up", step, **numbers)
+    step = "raise it (ulimit -n 4096) in the shell or job script, for workers that read images"
+    if limit == resource.RLIM_INFINITY:  # it is -1
+        return passes("no limit")
+    return check_amount(limit, 256, 4096, f"{limit:,} open files", step)
 
 
 def check_disk(folder: Path, free: Callable[[Path], int] = lambda place: shutil.disk_usage(place).free) -> Finding:
     place = _existing(folder)
     left = free(place)
-    text = f"{left / 1e9:.1f} GB free in {place}"
     step = "set LAP_RUNS to a larger disk; `lap plan` says what a run needs"
-    if left < LEAST_DISK:
-        return fails(text, step, free=left)
-    return passes(text, free=left) if left >= ENOUGH_DISK else warns(text, step, free=left)
+    # A run of the 561M GPT keeps three checkpoints of 5.4 GB.
+    return check_amount(left, 10**9, 20 * 10**9, f"{left / 1e9:.1f} GB free in {place}", step)
+
+
+def check_locks(variable: str, folder: Path, lock: Callable[[IO[Any]], Lock] = lock_file) -> Finding:
+    """Take a lock in the folder twice; the second attempt has to be refused."""
+    place, step = _existing(folder), f"set {variable} to another disk"
+    try:
+        with tempfile.NamedTemporaryFile(prefix=".lap-doctor-", dir=place) as file, open(file.name, "rb") as again:
+            # A lock belongs to an open file, so a second open of it is refused like another process.
+            locks = lock(file), lock(again)
+    except OSError as error:
+        return fails(f"{variable}: {place} cannot be written ({error.strerror})", step)
+    if locks == (Lock.HELD, Lock.TAKEN):
+        return passes(f"{variable}: they work in {place}")
+    if locks[0] is Lock.UNSUPPORTED:
+        text = f"{variable}: the file system of {place} has no locks, so two processes can work on one run"
+        return warns(text, f"{step}, or never start a run twice at the same time")
+    return fails(f"{variable}: {place} grants one lock twice, so two processes would write the same run", step)
 
 
 def check_hub(is_offline: bool, address: str, connect: Callable[..., Any] = socket.create_connection) -> Finding:
-    """Open a connection to the hub and sends nothing."""
+    """Open a TCP connection to the hub; send nothing."""
     if is_offline:
-        return passes("offline, as HF_HUB_OFFLINE says: data and weights come from this machine", offline=True)
+        return passes("offline, as HF_HUB_OFFLINE says: data and weights come from this machine")
     parts = urlsplit(address)
     try:
         connect((parts.hostname, parts.port or (80 if parts.scheme == "http" else 443)), SECONDS_FOR_HUB).close()
     except OSError as error:
-        return warns(
-            f"{parts.hostname} cannot be reached ({error})",
-            "set HF_HUB_OFFLINE=1, and name local files with --data, or fetch them elsewhere with `lap fetch`",
-            offline=False,
-        )
-    return passes(f"{parts.hostname} answers", offline=False)
-
-
-def hub_address() -> str:
-    return os.environ.get("HF_ENDPOINT") or "https://huggingface.co"
+        step = "set HF_HUB_OFFLINE=1, and name local files with --data, or fetch them elsewhere with `lap fetch`"
+        return warns(f"{parts.hostname} cannot be reached ({error})", step)
+    return passes(f"{parts.hostname} answers")
 
 
 def _existing(folder: Path) -> Path:
@@ -232,19 +152,17 @@ def _existing(folder: Path) -> Path:
 
 
 def environment_checks(gpu: Gpu, processes: int) -> list[Check]:
-    """Return all checks of the environment, for this machine."""
-    device_type = "cuda" if gpu.count else "cpu"
+    hub = os.environ.get("HF_ENDPOINT") or "https://huggingface.co"
     named: dict[str, Callable[[], Finding]] = {
-        "driver": lambda: check_driver(gpu),
-        "capability": lambda: check_capability(gpu),
-        "bf16": lambda: check_bf16(gpu),
-        "compiler": lambda: check_compiling(device_type),
-        "shared memory": lambda: check_shared_memory(free_shared_memory(), processes),
-        "cores": lambda: check_cores(usable_cores(), os.cpu_count() or 1, gpu.count),
-        "locks of runs": lambda: check_locks("LAP_RUNS", runs_dir()),
-        "locks of the cache": lambda: check_locks("LAP_CACHE", cache_dir()),
-        "open files": lambda: check_file_limit(resource.getrlimit(resource.RLIMIT_NOFILE)[0]),
-        "disk": lambda: check_disk(runs_dir()),
-        "hub": lambda: check_hub(hub_is_offline(), hub_address()),
+        "driver": partial(check_driver, gpu),
+        "bf16": partial(check_bf16, gpu),
+        "compiler": partial(check_compiling, "cuda" if gpu.count else "cpu"),
+        "shared memory": partial(check_shared_memory, free_shared_memory(), processes),
+        "cores": partial(check_cores, usable_cores(), os.cpu_count() or 1, gpu.count),
+        "locks of runs": partial(check_locks, "LAP_RUNS", runs_dir()),
+        "locks of the cache": partial(check_locks, "LAP_CACHE", cache_dir()),
+        "open files": partial(check_file_limit, resource.getrlimit(resource.RLIMIT_NOFILE)[0]),
+        "disk": partial(check_disk, runs_dir()),
+        "hub": partial(check_hub, hub_is_offline(), hub),
     }
     return [Check("environment", name, run) for name, run in named.items()]

@@ -1,238 +1,152 @@
-"""Training on this machine: reproducible bits, a run that is killed and resumed, waits of the host, speed, memory.
+"""Small trainings by the real `lap train` on this machine: killed and resumed, on several ranks, with one that raises.
 
-Speed and memory are measured by `lap plan --probe` on two layers of the paper's GPT, or of a small GPT on the CPU, and
-compared with the plan itself.
+A GPT of two layers on a made-up text, in a temporary folder, with a checkpoint after every step.
 """
 
-import io
-import json
+import os
+import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
-from dataclasses import replace
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
 
-import numpy as np
-import torch
-from PIL import Image
-from safetensors.torch import load_file
+from lapcli.doctor.checks import REPORT, Check, Finding, fails, passes
+from lapcli.runtime.files import write_json
+from lapcli.runtime.ranks import joined_world
+from lapcli.runtime.signals import end_with_parent
+from lapcli.training.metrics import last_step_metrics
 
-from lapcli.data.images.crops import CropReader
-from lapcli.data.images.image_set import ImageSet
-from lapcli.data.images.loader import Example
-from lapcli.doctor.checks import REPORT, Check, Finding, fails, passes, warns
-from lapcli.doctor.trials import TrialOutcome, TrialTraining, start_trial
-from lapcli.planning import plan_training
-from lapcli.recipe import find_recipe, load_recipe
-from lapcli.recipe.dino import SelfSupervisedRecipe
-from lapcli.runtime.devices import Device
-from lapcli.runtime.machine import usable_cores
-
-Start = Callable[[TrialTraining], TrialOutcome]
-#: Waits of the host in a step: one for the loss, the norm of the gradient and whether to stop.
-MOST_WAITS = 1
-#: Measured over planned memory; a run with more may not fit although the plan says so.
-MOST_MEMORY = 1.15
-#: Bytes: a process, which is measured without CUDA, also holds the pages of libraries that its first step reads.
-LIBRARIES = 200 * 10**6
-#: Share of the GPU's peak below which something is slower than it should be; for CPUs nothing is expected.
-LEAST_SHARE = 0.25
-#: Measured over planned seconds; the plan is only arithmetic.
-MOST_SECONDS = 1.5
-SMALL = {
-    "model.width": 256,
-    "model.heads": 4,
-    "model.kv_heads": 4,
-    "model.context": 256,
-    "tokenizer.vocab": 4096,
-    "train.batch": 8,
-    "train.micro_batch": 8,
-}
-REAL = {"train.batch": 16, "train.micro_batch": 16}
+#: Seconds after which a process is considered to hang; the first step may compile for minutes.
+HANG = 900.0
+#: More steps than a run takes before it is found to have begun, so that it can be killed in between.
+STEPS, STEPS_TOGETHER = 100, 5
+PLANNED = "this rank was told to fail"
+WORDS = ["the", "cat", "sat", "on", "a", "mat", "while", "one", "dog", "ran", "round", "and", "round", "it"]
 
 
-def check_same_step(folder: Path, deterministic: bool, device_type: str, start: Start = start_trial) -> Finding:
-    """Train one step twice. On a GPU without `train.deterministic` the last bits may differ; elsewhere they may not."""
-    name = "deterministic" if deterministic else "default"
-    trials = [
-        TrialTraining(str(folder), f"{name}-{turn}", 1, deterministic=deterministic) for turn in ("once", "twice")
-    ]
-    for trial in trials:
-        if failure := start(trial).failure():
-            return fails(failure, REPORT)
-    differing = first_difference(*(trial.checkpoints / "step-000001" for trial in trials))
-    if differing is None:
-        return passes("one step, trained twice, gives the same bits", first_difference=None)
-    if device_type != "cpu" and not deterministic:
-        avoided = "; train.deterministic=true avoids that" if device_type == "cuda" else ""
-        return passes(f"the last bits differ, first in {differing}{avoided}", first_difference=differing)
-    return fails(f"one step, trained twice, differs first in {differing}", REPORT, first_difference=differing)
+class Training:
+    """A command in a process of its own, with its output in a file."""
+
+    def __init__(self, folder: Path, name: str, command: Sequence[str]) -> None:
+        self.run, self._log = folder / "runs" / name, folder / f"{name}.log"
+        # The cache in the folder is removed with it.
+        environment = {**os.environ, "LAP_CACHE": str(folder / "cache"), "OMP_NUM_THREADS": "1"}
+        parent = os.getpid()
+        with self._log.open("w") as log:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", *command],
+                env=environment,
+                stdout=log,
+                stderr=log,
+                preexec_fn=partial(end_with_parent, parent, signal.SIGKILL),
+            )
+
+    def output(self) -> str:
+        return self._log.read_text(errors="replace").strip()
+
+    def failure(self, hang: float = HANG) -> str | None:
+        """Wait for the end; return why the process failed, or None."""
+        try:
+            code = self.process.wait(hang)
+        except subprocess.TimeoutExpired:
+            return f"it did not end within {hang:.0f} s"
+        finally:
+            self.process.kill()  # on Linux its ranks end with it (PDEATHSIG)
+            self.process.wait()
+        last = (self.output().splitlines() or ["no message"])[-1]
+        return f"it ended with {code}: {last}" if code else None
+
+    def kill_after_steps(self, steps: int) -> str | None:
+        """Kill the process with SIGKILL once its metrics have that step; return why that was not possible, or None."""
+        deadline = time.monotonic() + HANG
+        while last_step_metrics(self.run / "metrics.jsonl").get("step", 0) < steps:
+            if self.process.poll() is not None or time.monotonic() > deadline:
+                return self.failure(0) or "it finished"
+            time.sleep(0.005)
+        self.process.kill()
+        self.process.wait()
+        return None if self.process.returncode == -signal.SIGKILL else "it finished"
 
 
-def check_resume(folder: Path, start: Start = start_trial) -> Finding:
-    """Compare six steps with three, SIGKILL, and three more, with `train.deterministic`."""
-    whole = TrialTraining(str(folder), "whole", 6, deterministic=True)
-    killed = replace(whole, name="killed", die_before_step=3)
-    if failure := start(whole).failure():
-        return fails(failure, REPORT)
-    first = start(killed)
-    if first.codes != [-9]:
-        return fails(f"the run did not end by SIGKILL as planned: {first.failure() or 'it finished'}", REPORT)
-    if failure := start(replace(killed, die_before_step=None)).failure():
-        return fails(f"the killed run does not resume: {failure}", REPORT)
-    differing = first_difference(*(trial.checkpoints / "step-000006" for trial in (whole, killed)))
-    if differing is None:
-        return passes("three steps, SIGKILL and three more give the bits of six")
-    return fails(f"a resumed run differs from an uninterrupted one, first in {differing}", REPORT)
-
-
-def first_difference(one: Path, other: Path) -> str | None:
-    """Return the first tensor whose bits differ in two checkpoints, weights before optimizer states."""
-    for file in ("model.safetensors", "optimizer.safetensors"):
-        ours, theirs = load_file(one / file), load_file(other / file)
-        if ours.keys() != theirs.keys():
-            return f"the names in {file}"
-        for name, tensor in ours.items():
-            # As bytes, where NaN equals itself and -0.0 is not 0.0; flattened, because a scalar has no view as bytes.
-            if not torch.equal(tensor.flatten().view(torch.uint8), theirs[name].flatten().view(torch.uint8)):
-                return name
-    return None
-
-
-def check_waits(folder: Path, start: Start = start_trial) -> Finding:
-    outcome = start(TrialTraining(str(folder), "waits", 3))
-    if failure := outcome.failure():
-        return fails(failure, REPORT)
-    waits = outcome.seen[0]["waits"]
-    text = f"waits of the host for the device in the third step: {waits}; at most {MOST_WAITS} expected"
-    return (passes if waits <= MOST_WAITS else partial(warns, next_step=REPORT))(text, waits=waits)
-
-
-def plan_and_probe(device_type: str) -> dict[str, Any]:
-    """Return the result of `lap plan --probe` for two layers, from a process of its own."""
-    changes = {"model.layers": 2, "train.device": device_type, **(REAL if device_type == "cuda" else SMALL)}
-    settings = [part for key, value in changes.items() for part in ("--set", f"{key}={value}")]
-    command = [sys.executable, "-m", "lapcli", "plan", "gpt561m_5L", "--probe", "5", "--json", *settings]
-    if device_type != "cuda":
-        # The recipe's 5 Laplacian heads are more than the 4 heads of SMALL.
-        command += ["--set", "model.laplacian_heads=2"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    if done.returncode:
-        raise RuntimeError((done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1])
-    plan: dict[str, Any] = json.loads(done.stdout)
-    return plan
-
-
-def check_memory(plan: dict[str, Any]) -> Finding:
-    measured, planned = plan["probe"]["memory"], plan["memory_total"]
-    text = f"{measured / 1e9:.2f} GB measured for two layers, {planned / 1e9:.2f} GB planned"
-    numbers = {"measured": measured, "planned": planned}
-    counts_process = plan["device"] in ("CPU", "mps")  # not the memory of a GPU alone
-    if measured <= MOST_MEMORY * planned + (LIBRARIES if counts_process else 0):
-        return passes(text, **numbers)
-    step = "leave that much more room than `lap plan` says, and report it with `lap doctor --json`"
-    return (warns if counts_process else fails)(text, step, **numbers)
-
-
-def check_speed(plan: dict[str, Any], device: Device) -> Finding:
-    seconds = plan["probe"]["seconds_per_step"]
-    rate = plan["flops_per_step"] / seconds
-    peak = device.peak(plan["precision"] == "bf16")
-    if peak is None:
-        text = f"{rate / 1e9:,.0f} GFLOP/s in {plan['precision']}; the peak of {device.name} is not known"
-        return passes(text, flops_per_second=rate)
-    share, planned = rate / peak, plan["step_time"]
-    numbers = {"flops_per_second": rate, "share_of_peak": share, "seconds": seconds}
-    text = f"two layers take {seconds:.3g} s a step, {share:.0%} of the peak of {device.name}"
-    if planned is not None:
-        numbers |= {"planned_seconds": planned["seconds"], "planned_share": planned["share_of_peak"]}
-        text += f"; `lap plan` expects {planned['seconds']:.3g} s, {planned['share_of_peak']:.0%}"
-    if share >= LEAST_SHARE and (planned is None or seconds <= MOST_SECONDS * planned["seconds"]):
-        return passes(text, **numbers)
-    step = "look for other programs on the GPU and for throttling (nvidia-smi), and whether train.compile works"
-    return warns(text, step, **numbers)
-
-
-class _Photographs(ImageSet):
-    """Sixteen JPEG files of 500 x 375 pixels in memory, decoded each time."""
-
-    def __init__(self) -> None:
-        generator = np.random.default_rng(0)
-        self._files = []
-        for _ in range(16):
-            pixels = generator.integers(0, 256, (94, 125, 3), dtype=np.uint8)
-            file = io.BytesIO()
-            Image.fromarray(pixels).resize((500, 375), Image.Resampling.BICUBIC).save(file, "JPEG", quality=90)
-            self._files.append(file.getvalue())
-        super().__init__(np.zeros(16), ["any"])
-
-    def encoded(self, index: int) -> bytes:
-        return self._files[index]
-
-    def name(self, index: int) -> str:
-        return f"photograph {index}"
-
-
-def crops_per_second(recipe: SelfSupervisedRecipe, images: int = 8) -> float:
-    """Measure for how many images a second one core reads and cuts the crops."""
-    reader = CropReader(_Photographs(), recipe.data, 0)
-    examples = [Example(0, number % 16, 0) for number in range(images)]
-    reader.read(examples[:1])
-    started = time.process_time()  # other programs do not count
-    reader.read(examples)
-    return images / (time.process_time() - started)
-
-
-def images_trained(recipe: SelfSupervisedRecipe, device: Device) -> float | None:
-    """Return the images a second that one GPU should train on, by `lap plan`; None if its peak is not known."""
-    one = recipe.train.model_copy(update={"batch": recipe.train.micro_batch})
-    time = plan_training(recipe.model_copy(update={"train": one}), 1, device).step_time
-    return None if time is None else time.examples_per_second
-
-
-def check_loader(
-    device: Device,
-    gpus: int,
-    cores: int,
-    rate: Callable[[SelfSupervisedRecipe], float],
-    trained: Callable[[SelfSupervisedRecipe, Device], float | None] = images_trained,
-) -> Finding:
-    """Compare reading with training for the most demanding kind, self-supervised training with ten crops an image."""
-    recipe = load_recipe(find_recipe(Path("dino_vits")))
-    assert isinstance(recipe, SelfSupervisedRecipe)
-    images = rate(recipe)
-    one = trained(recipe, device) if gpus else None
-    if one is None:
-        return passes(f"{images:.0f} images a second and core; on the CPU the model is slower", images_per_core=images)
-    wanted = gpus * one
-    needed = -(-wanted // images)
-    numbers = {"images_per_core": images, "wanted": wanted, "cores_wanted": needed, "cores": cores}
-    text = f"{images:.0f} images a second and core; {gpus} GPUs need {wanted:,.0f}, so {needed:.0f} cores"
-    if cores >= needed:
-        return passes(f"{text} of {cores}", **numbers)
-    return warns(f"{text}, and there are {cores}", "ask for more cores: the GPUs would wait for images", **numbers)
-
-
-def training_checks(folder: Path, device: Device, gpus: int) -> list[Check]:
-    measured: list[dict[str, Any]] = []
-
-    def plan() -> dict[str, Any]:
-        if not measured:
-            measured.append(plan_and_probe(device.type))
-        return measured[0]
-
-    named: dict[str, Callable[[], Finding]] = {
-        "one step twice": lambda: check_same_step(folder, False, device.type),
-        "... deterministic": lambda: check_same_step(folder, True, device.type),
-        "killed and resumed": lambda: check_resume(folder),
-        "waits of the host": lambda: check_waits(folder),
-        "speed": lambda: check_speed(plan(), device),
-        "memory": lambda: check_memory(plan()),
-        "reading images": lambda: check_loader(device, gpus, usable_cores(), crops_per_second),
+def train(folder: Path, name: str, device: str, steps: int, ranks: int = 1, deterministic: bool = False) -> Training:
+    text, recipe = folder / "text.txt", folder / f"{name}.json"  # JSON is YAML
+    lines = [" ".join(WORDS[(i * i + j * (i % 5 + 1)) % len(WORDS)] for j in range(12)) for i in range(600)]
+    text.write_text("\n".join(lines), encoding="utf-8")
+    settings = {"device": device, "deterministic": deterministic, "threads": 1}
+    content = {
+        "objective": "language_model",
+        "model": {"layers": 2, "width": 64, "heads": 4, "context": 64, "laplacian_heads": 2},
+        "tokenizer": {"vocab": 300},
+        "data": {"train": str(text), "validation": 0.2},
+        "train": {"steps": steps, "batch": 8 * ranks, "micro_batch": 4, **settings},
+        "validation": {"every": None, "tokens": 64, "prompts": []},
+        "checkpoint": {"every": 1, "keep": 1},
     }
-    # Apple GPUs have no deterministic algorithms.
-    skipped = {"... deterministic", "killed and resumed"} if device.type == "mps" else set()
-    return [Check("training", name, run) for name, run in named.items() if name not in skipped]
+    write_json(recipe, content)
+    command = ["lapcli", "train", str(recipe), "--runs-dir", str(folder / "runs"), "--name", name]
+    return Training(folder, name, [*command, "--nproc", str(ranks)])
+
+
+def check_resume(folder: Path, device: str, steps: int = STEPS) -> Finding:
+    """Compare a run that was killed and resumed with an uninterrupted one, bit by bit."""
+    whole = train(folder, "whole", device, steps, deterministic=True)
+    if failure := whole.failure():
+        return fails(f"a small training failed: {failure}", REPORT)
+    killed = train(folder, "killed", device, steps, deterministic=True)
+    if failure := killed.kill_after_steps(3):
+        return fails(f"the run was not killed as planned: {failure}", REPORT)
+    if failure := train(folder, "killed", device, steps, deterministic=True).failure():
+        return fails(f"the killed run does not resume: {failure}", REPORT)
+    for file in ("model.safetensors", "optimizer.safetensors"):
+        place = Path("checkpoints", f"step-{steps:06d}", file)
+        if (whole.run / place).read_bytes() != (killed.run / place).read_bytes():
+            return fails(f"a resumed run differs from an uninterrupted one in {place}", REPORT)
+    return passes(f"a run of {steps} steps that was killed and resumed has the bits of an uninterrupted one")
+
+
+def check_equal_ranks(folder: Path, ranks: int, device: str) -> Finding:
+    """Train on all ranks: before each save, here after every step, they compare their weights and refuse others."""
+    failure = train(folder, "ranks", device, STEPS_TOGETHER, ranks).failure()
+    if failure is None:
+        return passes(f"{ranks} ranks had the same weights after each of {STEPS_TOGETHER} steps", ranks=ranks)
+    step = "check `nvidia-smi topo -m`, and try NCCL_DEBUG=INFO or NCCL_P2P_DISABLE=1" if device == "cuda" else REPORT
+    return fails(f"{ranks} processes do not train together: {failure}", step, ranks=ranks)
+
+
+def check_raise(folder: Path, ranks: int, device: str, hang: float = HANG) -> Finding:
+    """Check that an error of one rank ends the others, which wait for it, and that its message is seen."""
+    launcher = ["torch.distributed.run", f"--nproc-per-node={ranks}", "--rdzv-backend=c10d"]
+    command = [*launcher, "--rdzv-endpoint=localhost:0", "-m", "lapcli.doctor.training", device]
+    training = Training(folder, "raising", command)
+    failure = training.failure(hang)
+    if failure and PLANNED in training.output() and training.process.returncode > 0:
+        return passes(f"an error of one of {ranks} ranks ends all of them")
+    return fails(f"an error of one rank does not end the others: {failure or 'they finished'}", REPORT)
+
+
+def training_checks(folder: Path, device: str) -> list[Check]:
+    if device == "mps":  # Apple GPUs have no deterministic algorithms
+        return []
+    return [Check("training", "killed and resumed", partial(check_resume, folder, device))]
+
+
+def process_checks(folder: Path, ranks: int, device: str) -> list[Check]:
+    return [
+        Check("processes", "equal weights", partial(check_equal_ranks, folder, ranks, device)),
+        Check("processes", "a rank that raises", partial(check_raise, folder, ranks, device)),
+    ]
+
+
+def _fail_on_the_last_rank(device: str) -> None:
+    end_with_parent(os.getppid(), signal.SIGKILL)
+    with joined_world(device) as world:
+        world.barrier()  # all are connected
+        if world.rank == world.size - 1:
+            raise RuntimeError(PLANNED)
+        world.barrier()
+
+
+if __name__ == "__main__":
+    _fail_on_the_last_rank(sys.argv[1])

@@ -1,1 +1,1 @@
-"""Exports the weights of a run: one file per format (transformers, timm, safetensors, ONNX), all by `export_run`."""
+"""Exports the weights of a run: one file per format (transformers, timm, safetensors), all by `export_run`."""

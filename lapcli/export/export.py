@@ -7,7 +7,6 @@ import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from importlib import import_module
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -31,11 +30,9 @@ RECORD = "lap.json"
 class Format:
     name: str
     module: str
-    function: str  # of that module, which writes the folder
+    function: str  # writes the folder
     takes: frozenset[str]  # a model has to give one of these
-    extra: str | None = None  # of our package, with the libraries for writing or verifying
-    needs: tuple[str, ...] = ()  # libraries without which nothing can be written
-    dtypes: tuple[str, ...] = tuple(DTYPES)
+    extra: str | None = None  # of our package, with the library for verifying
     takes_operators: bool = True  # head operators other than the Laplacian
 
     @property
@@ -51,15 +48,6 @@ FORMATS = {
             "timm", "lapcli.export.timm_folder", "write_timm", frozenset({CLASSES, FEATURES}), takes_operators=False
         ),
         Format("safetensors", "lapcli.export.weights", "write_safetensors", frozenset({LANGUAGE, CLASSES, FEATURES})),
-        Format(
-            "onnx",
-            "lapcli.export.onnx_file",
-            "write_onnx",
-            frozenset({LANGUAGE, CLASSES, FEATURES}),
-            "onnx",
-            ("onnx", "onnxscript"),
-            ("float32",),
-        ),
     )
 }
 
@@ -88,16 +76,18 @@ def export_run(
     dtype: str = "float32",
     verified: bool | None = None,
 ) -> Export:
-    """Write the folder `out` (by default `export/FORMAT` in the run) and, with `verified`, reloads it to compare.
+    """Write the folder `out` (by default `export/FORMAT` in the run); if `verified`, reload it and compare.
 
     `verified=None`: if the target library is installed.
     """
     form = FORMATS.get(to)
     if form is None:
         raise UsageError(f"--to takes {', '.join(FORMATS)}; got {to[:40]!r}")
-    if dtype not in form.dtypes:
-        raise UsageError(f"--dtype takes {', '.join(form.dtypes)} for {to}; got {dtype[:40]!r}")
-    _check_libraries(form, verified)
+    if dtype not in DTYPES:
+        raise UsageError(f"--dtype takes {', '.join(DTYPES)}; got {dtype[:40]!r}")
+    missing = missing_library(to)
+    if verified and missing:
+        raise UsageError(f"{missing} is not installed: pip install 'lapcli[{form.extra}]', or use --no-verify")
     folder = run.path / "export" / to if out is None else out
     if folder.exists():
         raise UsageError(f"{folder} already exists; remove it, or name another folder with --out")
@@ -125,7 +115,7 @@ def export_run(
         remove(temporary, or_leave=True)
         make_folder(temporary, is_new=True)
         form.write(exported, temporary)
-        checks = verify(to, exported, temporary) if _is_verified(form, verified) else []
+        checks = verify(to, exported, temporary) if (missing is None if verified is None else verified) else []
         # The record has the hashes of the files so far: neither the card's, which is written from it, nor its own.
         record = _record(exported, form, temporary, checks)
         write_card(exported, record, temporary)
@@ -143,19 +133,6 @@ def export_run(
 def plan_of(run: Run) -> HeadPlan:
     recipe: Any = run.recipe
     return recipe.model.head_plan()
-
-
-def _check_libraries(form: Format, verified: bool | None) -> None:
-    absent = [name for name in form.needs if find_spec(name) is None]
-    if verified and (missing := missing_library(form.name)):
-        absent.append(missing)
-    if absent:
-        leave_out = "" if form.needs else ", or use --no-verify"
-        raise UsageError(f"{' and '.join(absent)} is not installed: pip install 'lapcli[{form.extra}]'{leave_out}")
-
-
-def _is_verified(form: Format, verified: bool | None) -> bool:
-    return missing_library(form.name) is None if verified is None else verified
 
 
 def _record(exported: ExportedModel, form: Format, folder: Path, checks: list[Comparison]) -> dict[str, Any]:

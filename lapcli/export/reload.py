@@ -24,7 +24,7 @@ def main() -> None:
     torch.set_num_threads(1)
     with safe_open(asked, framework="pt") as file:
         settings = json.loads((file.metadata() or {})["settings"])
-    answer = {"hf": _hf, "timm": _timm, "onnx": _onnx, "safetensors": _safetensors}[form]
+    answer = {"hf": _hf, "timm": _timm, "safetensors": _safetensors}[form]
     tensors, facts = answer(folder, load_file(asked), settings)
     save_file(
         {name: tensor.contiguous() for name, tensor in tensors.items()}, answered, metadata={"facts": json.dumps(facts)}
@@ -94,19 +94,6 @@ def _timm(
     config = timm.data.resolve_model_data_config(model)
     facts = {key: config[key] for key in ("input_size", "mean", "std", "crop_pct", "interpolation")}
     return {"outputs": model(images), "fewer": model(images[:3])}, {"data": facts, "class": type(model).__name__}
-
-
-def _onnx(
-    folder: Path, inputs: dict[str, Tensor], settings: dict[str, Any]
-) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    import onnxruntime
-
-    session = onnxruntime.InferenceSession(folder / "model.onnx", providers=["CPUExecutionProvider"])
-    name = session.get_inputs()[0].name
-    outputs = {
-        key: torch.from_numpy(session.run(None, {name: value.numpy()})[0].copy()) for key, value in inputs.items()
-    }
-    return outputs, {"input": name}
 
 
 def _safetensors(

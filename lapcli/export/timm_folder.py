@@ -65,7 +65,7 @@ def _backbone(section: DinoModel, size: int | None) -> tuple[str, dict[str, Any]
     """Return the architecture's name and arguments. The name is ours even without Laplacian heads, because timm's
     config.json cannot express the epsilon of the norms."""
     if section.rope_precision != "float32":
-        raise UsageError("timm computes rotary positions in float32, this run in bf16; use --to onnx or safetensors")
+        raise UsageError("timm computes rotary positions in float32, this run in bf16; use --to safetensors")
     return "lap_dino_vit", {
         "img_size": size,
         "patch_size": section.patch,

@@ -7,7 +7,7 @@
     communication      summing gradients as far as the backward does not hide it, and gathering Muon's updates
     waiting for images the time by which reading exceeds all of that, if the number of cores is known
 
-It is arithmetic, not a measurement: no such GPU was at hand. `lap doctor` compares it with two layers on a real one.
+It is arithmetic, not a measurement: no such GPU was at hand.
 """
 
 from dataclasses import asdict, dataclass

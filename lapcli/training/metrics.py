@@ -23,6 +23,10 @@ if TYPE_CHECKING:  # a report reads metrics without torch
     import torch
 
 
+#: Called with the file and each line that was added to it, on rank 0: trackers.
+listeners: list[Callable[[Path, dict[str, Any]], None]] = []
+
+
 class MetricsLog:
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -64,6 +68,8 @@ class MetricsLog:
             raise LapError(
                 f"cannot write {self.path} ({error.strerror}); make room, then run the same command to resume"
             ) from error
+        for listener in listeners:
+            listener(self.path, line)
 
 
 class StepClock:

@@ -76,7 +76,6 @@ MISTAKES = {
     "chat tiny": "language_model",
     "export tiny --to timm": "safetensors",
     "import model.bin --to x": "model.bin",
-    "push runs/tiny --to me/x": "lap export",
     "fetch tiny.yaml --data nowhere": "nowhere",
     "init tiny.yaml": "tiny.yaml",
     "recipes quikstart": "quickstart",

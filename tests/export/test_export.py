@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from export_support import dino_run, gpt_run, vit_run
+from export_support import gpt_run, vit_run
 from safetensors import safe_open
 from safetensors.torch import load_file
 from support import run_main
@@ -82,22 +82,12 @@ def test_a_plan_of_operators_is_not_verified_as_another(change, tmp_path):
     assert [check.name for check in verify("safetensors", exported, written.folder) if not check.holds] == ["head plan"]
 
 
-@pytest.mark.parametrize("make", [gpt_run, vit_run, dino_run])
-def test_onnx_with_another_batch_and_length(make, tmp_path):
-    pytest.importorskip("onnxruntime", reason="the dev extra has it")
-    written = export_run(make(tmp_path), "onnx")
-    assert written.record["verified"] is True
-    assert len(written.checks) == 2
-    assert all(0 <= check.difference < 1e-5 for check in written.checks)
-
-
 @pytest.mark.parametrize(
     ("to", "writer", "make", "said"),
     [
         ("safetensors", "write_wrong", gpt_run, "tensors"),
         ("hf", "write_wrong_hf", gpt_run, "logits"),
         ("timm", "write_wrong_timm", vit_run, "outputs of 4 images"),
-        ("onnx", "write_wrong_onnx", vit_run, "outputs of 4 images"),
     ],
 )
 def test_a_folder_that_differs_is_marked_and_exits_with_1(to, writer, make, said, tmp_path, capsys, monkeypatch):
@@ -141,20 +131,6 @@ def test_the_checkpoint_that_is_asked_for(tmp_path, capsys):
         assert all(torch.equal(written[name], expected[name]) for name in expected)
 
 
-def test_onnxruntime_takes_any_batch_and_length(tmp_path):
-    """Asked here, with sizes that the export has not seen."""
-    onnxruntime = pytest.importorskip("onnxruntime", reason="the dev extra has it")
-    run = gpt_run(tmp_path, laplacian_heads=[1, 4])
-    folder = export_run(run, "onnx", verified=False).folder
-    session = onnxruntime.InferenceSession(str(folder / "model.onnx"))
-    model, _ = open_run(run, find_checkpoint(run, "last"), torch.device("cpu"), float32=True).language_model()
-    for batch, length in ((1, 1), (5, 17), (2, 128)):
-        tokens = torch.randint(model.config.vocab, (batch, length), generator=torch.Generator().manual_seed(length))
-        (logits,) = session.run(None, {"tokens": tokens.numpy()})
-        with torch.no_grad():
-            assert torch.allclose(torch.from_numpy(logits), model(tokens), atol=2e-5)
-
-
 def test_bf16_halves_the_weights_and_float16_may_not_hold_them(tmp_path, capsys):
     run = gpt_run(tmp_path)
     small = export_run(run, "safetensors", out=tmp_path / "small", dtype="bf16", verified=False)
@@ -179,10 +155,10 @@ def test_what_cannot_be_exported_is_refused_and_leaves_nothing(tmp_path, capsys)
     gpt, vit = gpt_run(tmp_path), vit_run(tmp_path)
     (tmp_path / "taken").mkdir()
     cases = {
-        "--run vit --to hf": "which hf does not support; use timm or safetensors or onnx",
-        "--run gpt --to timm": "which timm does not support; use hf or safetensors or onnx",
-        "--run gpt --to gguf": "--to takes hf, timm, safetensors, onnx; got 'gguf'",
-        "--run gpt --to onnx --dtype bf16": "--dtype takes float32 for onnx; got 'bf16'",
+        "--run vit --to hf": "use timm or safetensors",
+        "--run gpt --to timm": "use hf or safetensors",
+        "--run gpt --to gguf": "--to takes hf, timm, safetensors; got 'gguf'",
+        "--run gpt --to hf --dtype int8": "--dtype takes float32",
         f"--run gpt --to hf --out {tmp_path}/taken": "already exists; remove it, or name another folder with --out",
         f"--run gpt --to hf --out {tmp_path}/no/where": "there is no folder",
         "--run gpt --to hf --checkpoint 7": "the kept steps 1",

@@ -1,0 +1,282 @@
+"""Metrics in TensorBoard, Weights & Biases or trackio: while a run is trained, or from its `metrics.jsonl` afterwards.
+
+`metrics.jsonl` is the source of truth; a tracker may fail, and `lap track` replays the run into it. A resumed run
+computes the steps after its checkpoint again, with the same values: TensorBoard replaces them, W&B's server ignores
+those that it has. The packages of trackers are extras, imported on use.
+"""
+
+import contextlib
+import hashlib
+import json
+import os
+import queue
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, Protocol, Self
+
+from lapcli.recipe import recipe_to_dict, recipe_to_yaml
+from lapcli.runs import Run, read_run
+from lapcli.runtime.environment import is_main_process
+from lapcli.runtime.errors import LapError, UsageError
+from lapcli.runtime.files import read_json
+from lapcli.training import metrics
+
+SECONDS_TO_FINISH = 9.0  # after the training, for all trackers together
+_MOST_WAITING = 100_000  # lines that a slow tracker may lag behind
+_GROUPS = ("validation", "smoothing")
+
+
+class Tracker(Protocol):
+    def log(self, step: int, values: Mapping[str, float]) -> None: ...
+
+    def close(self) -> None: ...
+
+
+class TensorBoard:
+    """Event files in `runs/NAME/tensorboard/`; `tensorboard --logdir runs` shows all runs."""
+
+    def __init__(self, run: Run, first_step: int) -> None:
+        from torch.utils.tensorboard import SummaryWriter
+
+        # Readers drop what earlier sessions wrote of the steps from `purge_step` on.
+        self._writer = SummaryWriter(str(run.path / "tensorboard"), purge_step=first_step, flush_secs=5)
+        # The text panel renders Markdown; a fence keeps the indentation of YAML.
+        self._writer.add_text("recipe", f"```\n{recipe_to_yaml(run.recipe)}\n```", first_step)
+
+    def log(self, step: int, values: Mapping[str, float]) -> None:
+        for name, value in values.items():
+            self._writer.add_scalar(name, value, step)
+
+    def close(self) -> None:
+        self._writer.close()
+
+
+class WandB:
+    """One W&B run for each run, found by `run_id`. `offline`: a folder for `wandb sync` for each session."""
+
+    def __init__(self, run: Run, project: str | None = None, offline: bool = False) -> None:
+        # Nothing but the run's own numbers leaves the machine: no error reports, no source code, no git remote.
+        for variable in ("WANDB_DISABLE_GIT", "WANDB_DISABLE_CODE", "WANDB_SILENT"):
+            os.environ.setdefault(variable, "true")
+        os.environ.setdefault("WANDB_ERROR_REPORTING", "false")
+        import wandb
+
+        folder = run.path / "track"
+        folder.mkdir(exist_ok=True)
+        self._run = wandb.init(
+            project=project or os.environ.get("WANDB_PROJECT") or "lap",
+            id=run_id(run),
+            name=run.name,
+            config=config_of(recipe_to_dict(run.recipe)),
+            dir=str(folder),
+            mode="offline" if offline else None,
+            resume="allow",
+            reinit="create_new",  # the stages of `lap sft` are several runs of one process
+            settings=wandb.Settings(
+                x_disable_stats=True, x_disable_meta=True, x_save_requirements=False, console="off"
+            ),
+        )
+
+    def log(self, step: int, values: Mapping[str, float]) -> None:
+        self._run.log(dict(values), step=step)
+
+    def close(self) -> None:
+        self._run.finish()
+
+
+class Trackio:
+    """trackio's store on this machine, which `trackio show` displays; nothing is sent from here.
+
+    trackio finds a run by its name, in which a part of our id tells runs of one name apart. It cannot replace single
+    steps, so a replay removes the run first.
+    """
+
+    def __init__(self, run: Run, first_step: int, project: str | None = None) -> None:
+        for variable in ("TRACKIO_SPACE_ID", "TRACKIO_SERVER_URL", "TRACKIO_WEBHOOK_URL", "TRACKIO_BUCKET_ID"):
+            os.environ.pop(variable, None)
+        import trackio
+
+        project, name = project or "lap", f"{run.name}-{run_id(run)[:8]}"
+        with contextlib.redirect_stdout(sys.stderr):  # stdout is for our own output
+            if first_step == 0:
+                with contextlib.suppress(ValueError):  # no such project yet
+                    for stored in trackio.Api().runs(project):
+                        if stored.name == name:
+                            stored.delete()
+            self._run = trackio.init(
+                project=project,
+                name=name,
+                config=config_of(recipe_to_dict(run.recipe)),
+                resume="allow",
+                embed=False,
+                auto_log_gpu=False,
+                auto_log_cpu=False,
+            )
+
+    def log(self, step: int, values: Mapping[str, float]) -> None:
+        self._run.log(dict(values), step=step)
+
+    def close(self) -> None:
+        with contextlib.redirect_stdout(sys.stderr):
+            self._run.finish()
+
+
+def open_tracker(name: str, run: Run, first_step: int, project: str | None = None, offline: bool = False) -> Tracker:
+    """Open a tracker for the steps from `first_step` on; what it has of them is replaced if the tracker can do that."""
+    if name == "tensorboard":
+        return TensorBoard(run, first_step)
+    return WandB(run, project, offline) if name == "wandb" else Trackio(run, first_step, project)
+
+
+class _Background:
+    """A tracker in a thread of its own, so that none of its calls delays a step; dropped with a warning if it fails."""
+
+    def __init__(self, name: str, folder: Path, first_step: int, warn: Callable[[str], None]) -> None:
+        self._name, self._folder, self._warn = name, folder, warn
+        self._waiting: queue.Queue[tuple[int, Mapping[str, float]] | None] = queue.Queue(_MOST_WAITING)
+        self._thread = threading.Thread(target=self._work, args=(first_step,), name=name, daemon=True)
+        self._is_dropped = False
+        self._thread.start()
+
+    def log(self, step: int, values: Mapping[str, float]) -> None:
+        self._put((step, values))
+
+    def end(self) -> None:
+        """Let the thread close the tracker after what is waiting."""
+        self._put(None)
+
+    def wait(self, seconds: float) -> None:
+        self._thread.join(max(0.0, seconds))
+        if self._thread.is_alive():
+            self._drop("it did not receive everything in time")
+
+    def _put(self, item: tuple[int, Mapping[str, float]] | None) -> None:
+        try:
+            if not self._is_dropped:
+                self._waiting.put_nowait(item)
+        except queue.Full:
+            self._drop("it is too slow")
+
+    def _work(self, first_step: int) -> None:
+        try:
+            tracker = open_tracker(self._name, read_run(self._folder), first_step)
+            while (item := self._waiting.get()) is not None:
+                tracker.log(*item)
+            tracker.close()
+        except Exception as error:
+            self._drop(_first_line(error))
+
+    def _drop(self, reason: str) -> None:
+        if not self._is_dropped:
+            self._is_dropped = True
+            self._warn(
+                f"{self._name} does not have all of {self._folder.name} ({reason}); send it with "
+                f"lap track {self._folder} --to {self._name}"
+            )
+
+
+class LiveTracking:
+    """A context in which rank 0 sends each line that it adds to a run's metrics to the trackers."""
+
+    def __init__(self, names: Sequence[str], warn: Callable[[str], None]) -> None:
+        self._names = list(dict.fromkeys(names)) if is_main_process() else []
+        self._warn = warn
+        self._trackers: dict[Path, list[_Background]] = {}
+
+    def __enter__(self) -> Self:
+        if self._names:
+            metrics.listeners.append(self._send)
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        if self._names:
+            metrics.listeners.remove(self._send)
+        every = self._end()
+        deadline = time.monotonic() + SECONDS_TO_FINISH
+        for tracker in every:
+            tracker.wait(deadline - time.monotonic())
+
+    def _end(self) -> list[_Background]:
+        every = [tracker for trackers in self._trackers.values() for tracker in trackers]
+        for tracker in every:
+            tracker.end()
+        return every
+
+    def _send(self, file: Path, line: Mapping[str, Any]) -> None:
+        folder, step = file.parent, line["step"]
+        if folder not in self._trackers:
+            self._end()  # a stage of `lap sft` begins when the one before has finished
+            # A resumed run may begin with a validation that it missed, of a step whose loss has been sent.
+            first = step if step == 0 or "loss" in line else step + 1
+            self._trackers[folder] = [_Background(name, folder, first, self._warn) for name in self._names]
+        for tracker in self._trackers[folder]:
+            tracker.log(step, tagged(line))
+
+
+def replay(run: Run, name: str, project: str | None = None, offline: bool = False) -> int:
+    """Send the metrics and evaluations of a run to a tracker; return the number of steps."""
+    check_installed(name)
+    steps: dict[int, dict[str, float]] = {}
+    for line in metrics.read_metrics(run.metrics):
+        steps.setdefault(line["step"], {}).update(tagged(line))
+    for file in sorted((run.path / "eval").glob("*.json")):
+        record = read_json(file, "remove it and measure again")
+        scores = {f"eval/{task}": float(score["value"]) for task, score in record["tasks"].items()}
+        steps.setdefault(int(record.get("step") or run.info.get("step") or 0), {}).update(scores)
+    try:
+        tracker = open_tracker(name, run, 0, project, offline)
+        for step in sorted(steps):  # W&B accepts no earlier step
+            tracker.log(step, steps[step])
+        tracker.close()
+    except Exception as error:  # a tracker's library may raise anything
+        hint = "; log in with `wandb login`, or use --offline" if name == "wandb" else ""
+        raise LapError(f"{run.name} was not sent to {name} ({_first_line(error)}){hint}") from None
+    return len(steps)
+
+
+def tagged(line: Mapping[str, Any]) -> dict[str, float]:
+    """Return a line's numbers by their names in trackers, such as `train/loss`: each group becomes a panel."""
+    return {
+        _tag(name): float(value)
+        for name, value in line.items()
+        if name != "step" and isinstance(value, int | float) and not isinstance(value, bool)
+    }
+
+
+def _tag(name: str) -> str:
+    for group in _GROUPS:
+        if name.startswith(f"{group}_"):
+            return f"{group}/{name.removeprefix(f'{group}_')}"
+    return f"time/{name}" if name.startswith("seconds") else f"train/{name}"
+
+
+def config_of(recipe: Mapping[str, Any], before: str = "") -> dict[str, Any]:
+    """Flatten a recipe to dotted keys, by which trackers filter and group runs."""
+    flat: dict[str, Any] = {}
+    for key, value in recipe.items():
+        if isinstance(value, dict):
+            flat |= config_of(value, f"{before}{key}.")
+        else:
+            flat[f"{before}{key}"] = value if isinstance(value, str | int | float | None) else json.dumps(value)
+    return flat
+
+
+def run_id(run: Run) -> str:
+    """Return an id made from recipe, seed and time of creation, which a renamed run keeps."""
+    # W&B never gives a deleted id free again, so a run that is trained anew needs another: `created` makes it so.
+    text = f"{run.info.get('recipe_sha256')} {run.info.get('seed')} {run.info.get('created')}"
+    return hashlib.sha256(text.encode()).hexdigest()[:32]
+
+
+def check_installed(name: str) -> None:
+    """Raise UsageError if the package of a tracker is not installed; nothing is imported."""
+    if find_spec(name) is None:
+        raise UsageError(f"the package {name} is not installed; pip install 'lapcli[{name}]'")
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).strip() or type(error).__name__).splitlines()[0][:200]

@@ -1,1 +1,0 @@
-"""Mirrors runs in trackers. `metrics.jsonl` is the source: a mirror is made from it, during training or afterwards."""
