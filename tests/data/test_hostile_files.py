@@ -18,7 +18,7 @@ from sweep_support import write_recipe
 from lapcli.commands.options import overrides
 from lapcli.data.file_formats import read_documents, read_rows
 from lapcli.data.images.ade20k import decode_labels
-from lapcli.data.images.image_set import FolderImages, decode
+from lapcli.data.images.image_set import decode
 from lapcli.data.images.tables import open_tables
 from lapcli.data.text.tokenizer import Tokenizer, train_tokenizer
 from lapcli.runtime.errors import DataError, LapError
@@ -41,14 +41,6 @@ def image_table(folder: Path, labels: list[int]) -> Path:
     images = [{"bytes": png(number), "path": None} for number in range(len(labels))]
     pq.write_table(pa.table({"image": images, "label": labels}), folder / "train-00000-of-00001.parquet")
     return folder
-
-
-def test_a_pipe_among_the_images_is_named_and_not_waited_for(tmp_path):
-    (tmp_path / "cats").mkdir()
-    (tmp_path / "cats" / "a.png").write_bytes(png())
-    os.mkfifo(tmp_path / "cats" / "f.png")
-    with pytest.raises(DataError, match=r"f\.png cannot be read \(it is a pipe or a device"):
-        FolderImages(tmp_path).image(1)
 
 
 @pytest.mark.parametrize("content", [b"DDS |" + bytes(123), b"DDS ", b"\x89PNG\r\n\x1a\n", b"GIF89a", b"BM" + bytes(9)])

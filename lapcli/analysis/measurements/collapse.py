@@ -20,7 +20,6 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
-import torch
 
 from lapcli.analysis.drawing import COLOURS, first_layer_values, legend_title, name_runs, panels, plot_by_layer
 from lapcli.analysis.measurement import LayerResult, Measurement, Settings
@@ -144,6 +143,8 @@ class CollapseAccumulator:
 
     def compare(self, tokens_BTD: Tensor, _: Batch) -> None:
         """Find the nearest class mean of each example, whose logits come next."""
+        import torch
+
         present = np.flatnonzero(self._moments.count_C > 0)
         # Differences are squared; |h|^2 - 2 h m + |m|^2 would lose the digits that decide near ties.
         distance_BC = torch.cdist(
