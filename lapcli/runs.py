@@ -378,7 +378,9 @@ def named_run(runs_dir: Path, name: str) -> Run:
     path = Path(name) if (Path(name) / INFO).is_file() else runs_dir / name
     if not path.is_dir():
         raise unknown_run(runs_dir, name)
-    return read_run(path)
+    run = read_run(path)
+    warn_about_edits(run, lambda text: log.warning("warning: %s", text))
+    return run
 
 
 def unknown_run(runs_dir: Path, name: str) -> UsageError:

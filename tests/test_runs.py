@@ -258,6 +258,19 @@ def test_a_comment_or_an_edit_in_recipe_yaml_does_not_matter(interrupted, killed
     assert "edited (train.batch)" in log.getvalue()
 
 
+def test_a_command_that_names_a_run_says_what_was_edited_in_its_recipe(recipe, tmp_path, caplog):
+    run = with_a_step(tmp_path, "first", recipe)
+    named_run(tmp_path, "first")
+    assert caplog.records == []
+    file = run.path / "recipe.yaml"
+    file.write_text("# a remark\n" + file.read_text())
+    named_run(tmp_path, "first")
+    assert caplog.records == []
+    file.write_text(file.read_text().replace("batch: 8", "batch: 12"))
+    assert named_run(tmp_path, "first").recipe == recipe
+    assert "train.batch" in caplog.text
+
+
 @pytest.mark.parametrize("file", ["recipe.yaml", "metrics.jsonl"])
 def test_a_missing_text_file_does_not_end_a_run(interrupted, killed, file):
     _, recipe, (weights, _) = interrupted
