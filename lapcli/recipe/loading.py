@@ -244,7 +244,9 @@ def _override(document: Document, text: str) -> tuple[Document, list[Problem]]:
     values = value.values
     for part in reversed(path):
         values = {part: values}
-    return Document(values, value.places), problems
+    # A section of the file keeps its line, because a message about a missing key points there.
+    above = [path[:depth] for depth in range(1, len(path))]
+    return Document(values, {**{key: "--set" for key in above if key not in document.places}, **value.places}), problems
 
 
 def _refused(message: str) -> Unreadable:

@@ -351,6 +351,7 @@ def test_overrides_follow_the_rules_of_the_file(folder: Path, valid: str) -> Non
         ("train.steps=!!int 3", "--set  train.steps: tags (`!name`) are not used in recipes; remove it"),
         ("train.steps=ten", '--set  train.steps: expected a whole number, got "ten"'),
         ("train.stpes=3", "--set  train.stpes: unknown key; did you mean `steps`?"),
+        ("modle.layers=3", "--set  modle: unknown key; did you mean `model`?"),
         ("train={steps: 1, steps: 2}", "--set  train.steps: is given twice (first at --set); keep one"),
         ("train.steps.x=3", "--set  train.steps.x: `train.steps` is 100, which has no keys; set `train.steps` itself"),
         (
