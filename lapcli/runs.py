@@ -141,7 +141,8 @@ def open_run(
         run.lock = lock
         warn_about_edits(run, say)
         for key, old, new in differing_keys(recipe_to_dict(run.recipe), recipe_to_dict(recipe)):
-            say(f"{key} was {_short(old)} and is {_short(new)}: the last bits of later steps may differ")
+            consequence = ": the last bits of later steps may differ" if key.startswith("train.") else ""
+            say(f"{key} was {_short(old)} and is {_short(new)}{consequence}")
         run.recipe = recipe
         run.info.pop("pruned", None)  # a trial that is resumed is no longer pruned
         write_text(path / RECIPE, to_yaml(recipe))

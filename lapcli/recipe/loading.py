@@ -17,6 +17,7 @@ from lapcli.recipe.optimizers import OPTIMIZER_SECTIONS, OptimizerSection
 from lapcli.recipe.reading import (
     MAX_DEPTH,
     Document,
+    KeyPath,
     Problem,
     RecipeError,
     Unreadable,
@@ -245,8 +246,10 @@ def _override(document: Document, text: str) -> tuple[Document, list[Problem]]:
     for part in reversed(path):
         values = {part: values}
     # A section of the file keeps its line, because a message about a missing key points there.
-    above = [path[:depth] for depth in range(1, len(path))]
-    return Document(values, {**{key: "--set" for key in above if key not in document.places}, **value.places}), problems
+    sections: list[KeyPath] = [path[:depth] for depth in range(1, len(path))]
+    return Document(
+        values, {**{key: "--set" for key in sections if key not in document.places}, **value.places}
+    ), problems
 
 
 def _refused(message: str) -> Unreadable:
