@@ -14,15 +14,16 @@ from collections.abc import Callable
 from pathlib import Path
 
 import torch
+from counting import Graphs, HostWaits, compiled_bytes
 from torch._dynamo.backends.distributed import DDPOptimizer
 
 from lapcli.kinds import kind_of
 from lapcli.models.chunked_loss import softcapped_cross_entropy
 from lapcli.models.gpt import GPT, GPTConfig
 from lapcli.objectives.dino_losses import dino_loss, ibot_loss, sinkhorn_targets
+from lapcli.planning.traffic import Traffic
 from lapcli.recipe import find_recipe, load_recipe
 from lapcli.runs import Run
-from lapcli.runtime.counting import Graphs, HostWaits, Traffic, compiled_bytes
 from lapcli.runtime.devices import ComputePolicy
 from lapcli.runtime.progress import LogConsole
 from lapcli.runtime.ranks import World

@@ -129,10 +129,10 @@ def updates_of_a_rank(rank: int, size: int, folder: str, result: str, cache: str
     import torch
     import torch._dynamo
     import torch.distributed as dist
+    from counting import HostWaits
     from torch.nn.parallel import DistributedDataParallel
 
     from lapcli.runs import Run
-    from lapcli.runtime.counting import HostWaits
     from lapcli.runtime.errors import Diverged
     from lapcli.runtime.progress import LogConsole
     from lapcli.runtime.ranks import World

@@ -11,7 +11,6 @@ REASONS = {
     ("lapcli.commands.sweep", "typer"): "only --then and --report are parsed as command lines",
     ("lapcli.generation.dialogue", "readline"): "importing it changes how the terminal is read",
     ("lapcli.kinds.chat", "lapcli.kinds"): "the registry, which names this module",
-    ("lapcli.runtime.counting", "torch"): "the compiler, which importing torch does not load",
     ("lapcli.runtime.progress", "rich"): "bars, which only a terminal shows",
 }
 

@@ -18,7 +18,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
 
 from lapcli.kinds.kind import TrainingStep
-from lapcli.runtime.counting import Traffic
+from lapcli.planning.traffic import Traffic
 from lapcli.training.optimizers import Optimizers
 
 CPU = torch.device("cpu")

@@ -37,31 +37,19 @@ def _container_cores(membership: Path, mount: Path) -> int | None:
     quotas = []
     for line in lines:
         _, controllers, group = line.split(":", 2)
-        if controllers and "cpu" not in controllers.split(","):
-            continue
-        root = mount / "cpu" if controllers else mount  # version 1 has a tree for each controller, version 2 has one
         place = PurePosixPath(group.lstrip("/"))
         # A quota of any group above limits this one too; the last parent is the mount itself.
-        for folder in (place, *place.parents):
-            quotas.append(_quota_v1(root / folder) if controllers else _quota_v2(root / folder))
+        quotas += [_quota(mount / folder) for folder in (place, *place.parents) if not controllers]
     limits = [quota for quota in quotas if quota is not None]
     return max(1, int(min(limits))) if limits else None
 
 
-def _quota_v2(folder: Path) -> float | None:
+def _quota(folder: Path) -> float | None:
     try:
         quota, period = (folder / "cpu.max").read_text().split()
     except (OSError, ValueError):
         return None
     return None if quota == "max" else int(quota) / int(period)
-
-
-def _quota_v1(folder: Path) -> float | None:
-    try:
-        quota, period = (int((folder / f"cpu.cfs_{name}_us").read_text()) for name in ("quota", "period"))
-    except (OSError, ValueError):
-        return None
-    return None if quota <= 0 else quota / period
 
 
 def free_shared_memory() -> int | None:

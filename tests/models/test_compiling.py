@@ -5,13 +5,13 @@ from typing import Any
 
 import pytest
 import torch
+from counting import Graphs
 from kinds_support import KINDS, build_kind
 from torch._dynamo.utils import counters
 
 from lapcli.measures.accuracy import measure_accuracy
 from lapcli.models.compiling import compiled_once, pad_rows
 from lapcli.objectives.dino_monitoring import class_tokens
-from lapcli.runtime.counting import Graphs
 from lapcli.runtime.devices import Device
 from lapcli.runtime.ranks import World
 from lapcli.training.optimizers import Optimizers

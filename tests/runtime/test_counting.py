@@ -5,8 +5,9 @@ from typing import Any
 
 import pytest
 import torch
+from counting import Graphs, HostWaits, compiled_bytes
 
-from lapcli.runtime.counting import Graphs, HostWaits, Traffic, compiled_bytes
+from lapcli.planning.traffic import Traffic
 
 CPU, META = torch.device("cpu"), torch.device("meta")
 

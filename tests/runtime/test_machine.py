@@ -26,12 +26,6 @@ def write(path, text):
         ("0::/\n", {"cpu.max": "250000 100000\n"}, 2),  # docker run --cpus 2.5
         ("0::/\n", {"cpu.max": "50000 100000\n"}, 1),
         ("0::/job/step\n", {"job/cpu.max": "400000 100000", "job/step/cpu.max": "max 100000"}, 4),  # SLURM
-        (
-            "5:cpu,cpuacct:/job\n4:memory:/job\n",
-            {"cpu/job/cpu.cfs_quota_us": "300000\n", "cpu/job/cpu.cfs_period_us": "100000\n"},
-            3,
-        ),
-        ("5:cpu,cpuacct:/\n", {"cpu/cpu.cfs_quota_us": "-1\n", "cpu/cpu.cfs_period_us": "100000\n"}, None),
         ("1:name=systemd:/\n", {}, None),
     ],
 )

@@ -2,10 +2,10 @@
 
 import pytest
 import torch
+from counting import Graphs
 from torch._dynamo.backends.distributed import DDPOptimizer
 
 from lapcli.models.gpt import GPT, GPTConfig
-from lapcli.runtime.counting import Graphs
 from lapcli.training.loop import bucket_megabytes
 
 

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from counting import HostWaits
 from kinds_support import KINDS, build_kind
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
@@ -23,7 +24,6 @@ from lapcli.models.chunked_loss import softcapped_cross_entropy
 from lapcli.objectives.dino_losses import sinkhorn_targets
 from lapcli.objectives.objective import Closable
 from lapcli.runs import Run
-from lapcli.runtime.counting import HostWaits
 from lapcli.runtime.devices import ComputePolicy
 from lapcli.runtime.progress import LogConsole
 from lapcli.runtime.ranks import World

@@ -2,13 +2,13 @@
 
 import pytest
 import torch
+from counting import HostWaits
 from harness_support import tiny_model
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lapcli.evaluation.harness.likelihood import Question, score
 from lapcli.models.gpt import GPT
-from lapcli.runtime.counting import HostWaits
 from lapcli.runtime.errors import LapError
 
 VOCAB = 50

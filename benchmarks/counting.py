@@ -1,22 +1,16 @@
-"""Counts about GPU code that need no GPU: waits of the host, bytes moved by eager and by compiled code, graphs.
+"""Counts about GPU code that need no GPU: host syncs, bytes moved by compiled code, graphs. Tests use them too.
 
     with HostWaits(device) as waits: ...       places where the host waits for the device
-    with Traffic() as traffic: ...             bytes that eager operations read and write
     compiled_bytes(run)                        bytes that the kernels of compiled code read and write
     torch.compile(..., backend=Graphs())       graphs that were compiled
 
 On CUDA the waits are those that CUDA itself reports. Elsewhere they are inferred from the operation: a number leaves a
 tensor, the size of a result depends on values, a copy from or to the host is not asynchronous. On the meta device the
 device is distinct from the host, so all three are seen; on the CPU they are the same, and copies are not seen.
-
-Bytes are those of tensors, each read once and written once by an operation; savings by caches are not known. Matrix
-products are left out: their time depends on their FLOPs, not on their bytes.
 """
 
 import logging
-import math
 import warnings
-from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
@@ -52,12 +46,6 @@ _NUMBERS: dict[Any, Callable[[], object]] = {
     Tensor.__index__: lambda: 1,
     Tensor.__bool__: lambda: True,
 }
-_PRODUCTS = {"mm", "addmm", "bmm", "baddbmm", "convolution", "convolution_backward", "mv", "dot", "addmv"}
-_WRITE_ONLY = {"copy_", "fill_", "zero_", "normal_", "uniform_"}
-# They move no bytes. `device` is the query that fake tensors dispatch as an operation.
-_ALLOCATING = {"empty", "empty_like", "new_empty", "empty_strided", "new_empty_strided", "device"}
-_FILLING = {"zeros_like", "ones_like", "full_like", "new_zeros", "new_ones", "new_full", "rand_like", "randn_like"}
-_PICKING = {"index", "index_select", "gather", "embedding"}
 
 
 class HostWaits:
@@ -152,64 +140,6 @@ class _Operations(TorchDispatchMode):
             # A mask's true elements have to be counted, and an index on the host has to be copied.
             return any(x.dtype in {torch.bool, torch.uint8} or not self._waits.is_here(x) for x in indices)
         return bool(on_device) and func in _WAITING
-
-
-class Traffic(TorchDispatchMode):
-    """Bytes that eager operations read and write, by the name of the operation in `by_operation`."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.by_operation: Counter[str] = Counter()
-
-    @property
-    def bytes(self) -> int:
-        return self.by_operation.total()
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
-        result = func(*args, **kwargs)
-        self.add(func, args, kwargs, result)
-        return result
-
-    def add(self, func: Any, args: Any, kwargs: dict[str, Any], result: Any) -> None:
-        """Add the bytes of an operation that was computed."""
-        name = func._schema.name.partition("::")[2]
-        # Without underscores: `addmm_` and `_convolution` are the same products.
-        if name.strip("_") not in _PRODUCTS and name not in _ALLOCATING and not func.is_view:
-            self.by_operation[name] += _operation_bytes(func, name, args, kwargs, result)
-
-
-def _operation_bytes(func: Any, name: str, args: Any, kwargs: dict[str, Any], result: Any) -> int:
-    """Count the bytes that an operation reads and writes.
-
-    Inputs are read and results written; a tensor changed in place is both, `out` is only written. Of a tensor that rows
-    or elements are gathered from, only as much is read as is gathered.
-    """
-    results = sum(_extent(x) for x in tree_leaves(result) if isinstance(x, Tensor))
-    if name in _FILLING:
-        return results
-    if name in _PICKING:
-        return 2 * results  # what is gathered is read and written; the table itself is not
-    read = written = 0
-    seen = set()
-    for place, declared in enumerate(func._schema.arguments):
-        value = args[place] if place < len(args) else kwargs.get(declared.name)
-        size = sum(_extent(x) for x in tree_leaves(value) if isinstance(x, Tensor))
-        is_changed = declared.alias_info is not None and declared.alias_info.is_write
-        if is_changed:
-            written += size
-            seen |= {id(x) for x in tree_leaves(value)}
-        if not is_changed or not (declared.kwarg_only or name in _WRITE_ONLY):
-            read += size
-    # An operation in place returns the tensor that it changed, which is counted already.
-    written += sum(_extent(x) for x in tree_leaves(result) if isinstance(x, Tensor) and id(x) not in seen)
-    return read + written
-
-
-def _extent(x: Tensor) -> int:
-    """Return the bytes of the distinct elements: an expanded dimension counts once."""
-    count = math.prod(size for size, stride in zip(x.shape, x.stride(), strict=True) if stride)
-    return 0 if not x.numel() else count * x.element_size()
 
 
 class Graphs(list[torch.fx.GraphModule]):
