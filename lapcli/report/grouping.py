@@ -16,7 +16,7 @@ from lapcli.heads.plan import head_plan, operator_plan
 from lapcli.kinds import KINDS
 from lapcli.recipe import canonical_json
 from lapcli.report.collect import Number, RunResult
-from lapcli.runs import time_of
+from lapcli.runs import FREE_KEYS, time_of
 from lapcli.runtime.errors import UsageError
 
 HEADS, OPERATORS = "model.laplacian_heads", "model.operators"
@@ -147,10 +147,14 @@ def identity_of(run: RunResult, rows: Sequence[str] = (HEADS,)) -> dict[str, str
     """Return every key that has to agree, without the model of the stages before a chat run, which is the same."""
     if run.identity is None:
         run.identity = {}
+        # Whether the micro-batch is part of the result, as `micro_batch_counts` of a recipe.
+        counts = run.objective == "self_supervised" or run.recipe.get("average") == "micro_batch"
         for key, value in flatten(run.recipe):
             plain_key = re.sub(r"^(start\.)+", "", key)
             # A stage inherits them. Kept, start.model.laplacian_heads would make a grid of every number of heads.
             if plain_key != key and plain_key.startswith(("model.", "tokenizer.")):
+                continue
+            if FREE_KEYS.fullmatch(plain_key) and not (plain_key == "train.micro_batch" and counts):
                 continue
             run.identity[key] = canonical_json(key, value)
         # Where the seed is part of the data's identity, as in chat mixtures, seeds could never be averaged.

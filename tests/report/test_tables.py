@@ -155,11 +155,19 @@ def test_no_two_tables_share_a_title(capsys, tmp_path):
     info = json.loads((path / "run.json").read_text())
     (path / "run.json").write_text(json.dumps({**info, "data_sha256": "0" * 64}))
     for name in ("e", "f"):
-        write_run(tmp_path, name, "quickstart", change=[f"validation.prompts=[{json.dumps('long ' * 20 + name)}]"])
+        write_run(tmp_path, name, "quickstart", change=[f"tokenizer.file={json.dumps('long ' * 20 + name)}"])
     titles = [table["title"] for table in told(capsys, tmp_path)]
     assert len(set(titles)) == len(titles) == 6
     drawn = [experiment.title for experiment in experiments_of(group(collect([], tmp_path).runs, [HEADS], []))]
     assert len(set(drawn)) == 6
+
+
+def test_keys_that_a_resume_may_change_do_not_split_a_table(capsys, runs):
+    """They change how a run is computed, not what: a run that ran out of memory has another micro-batch."""
+    change = ["train.micro_batch=16", "checkpoint.every=7", "validation.every=7", "data.workers=1"]
+    write_run(runs, "resumed", heads=2, seed=3, change=change, scores={"top1": 0.86})
+    (table,) = told(capsys, runs)
+    assert {row["row"]: row["cells"]["top1"]["n"] for row in table["rows"]}["2"] == 4
 
 
 def test_a_run_that_was_stopped_before_it_read_its_data_is_a_gap_of_its_grid(capsys, runs):
