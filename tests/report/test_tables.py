@@ -164,7 +164,7 @@ def test_no_two_tables_share_a_title(capsys, tmp_path):
 
 def test_keys_that_a_resume_may_change_do_not_split_a_table(capsys, runs):
     """They change how a run is computed, not what: a run that ran out of memory has another micro-batch."""
-    change = ["train.micro_batch=16", "checkpoint.every=7", "validation.every=7", "data.workers=1"]
+    change = ["train.micro_batch=16", "checkpoint.every=7", "validation.every=7"]
     write_run(runs, "resumed", heads=2, seed=3, change=change, scores={"top1": 0.86})
     (table,) = told(capsys, runs)
     assert {row["row"]: row["cells"]["top1"]["n"] for row in table["rows"]}["2"] == 4
