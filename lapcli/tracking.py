@@ -279,4 +279,6 @@ def check_installed(name: str) -> None:
 
 
 def _first_line(error: Exception) -> str:
+    if isinstance(error, OSError) and error.strerror:
+        return f"{error.strerror}: {error.filename}" if error.filename else error.strerror
     return (str(error).strip() or type(error).__name__).splitlines()[0][:200]
