@@ -117,7 +117,7 @@ def open_run(
     """
     check_name(name)
     path = runs_dir / name
-    if fresh and os.path.lexists(path):
+    if fresh and (path / INFO).is_file():  # anything else at that place is not ours to move
         say(f"the previous run is now {_move_aside(path)}")
     if not (path / INFO).is_file():
         return new_run(runs_dir, name, recipe)
@@ -163,7 +163,7 @@ def new_run(
         path.mkdir(parents=True, exist_ok=True)
         foreign = [entry.name for entry in path.iterdir() if entry.name not in (LOCK, RECIPE, *files)]
     except OSError as error:
-        raise UsageError(f"{path} cannot be created ({error.strerror}); choose another --runs-dir") from None
+        raise UsageError(f"{path} cannot be created ({error.strerror}); choose another --name or --runs-dir") from None
     if (path / INFO).exists():
         raise UsageError(f"{path} already exists; choose another name")
     if foreign and not all(entry.endswith(".tmp") for entry in foreign):

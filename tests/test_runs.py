@@ -330,6 +330,8 @@ def test_keys_that_do_not_change_the_result_may_change_at_a_resume(interrupted, 
     assert f"{section}.{key} was {old} and is {value}" in log.getvalue()
     assert run.recipe == read_run(killed).recipe == changed
     assert load_recipe(killed / "recipe.yaml") == changed
+    if section != "train":  # the file of the weights is the same, bit for bit
+        assert find_checkpoint(run, "last").weights_sha256 == interrupted[2][0]
     losses = [line["loss"] for line in read_metrics(run.metrics) if "loss" in line]
     # The same batches: only the order of summation may differ.
     assert losses == pytest.approx([line["loss"] for line in lines if "loss" in line], rel=1e-5)
@@ -394,6 +396,17 @@ def test_an_error_in_the_first_update_leaves_no_run(recipe, tmp_path, shared_cac
     assert runs_in(tmp_path / "runs") == []
 
 
+def test_a_run_that_has_lost_its_checkpoints_says_that_it_starts_again(interrupted, killed):
+    _, recipe, (weights, _) = interrupted
+    info = json.loads((killed / "run.json").read_text())
+    (killed / "run.json").write_text(json.dumps({**info, "step": 2}))  # it was killed before it had noted the step
+    shutil.rmtree(killed / "checkpoints")
+    log = io.StringIO()
+    train_here(recipe, killed.parent, log=log)
+    assert "starts again from step 0" in log.getvalue()
+    assert result(killed)[0] == weights
+
+
 # --fresh
 
 
@@ -436,6 +449,16 @@ def test_fresh_moves_the_old_run_aside(recipe, text, tmp_path, shared_cache, pro
     found = read_run(tmp_path / "run")
     assert (found.status, found.recipe.seed) == ("finished", 1)
     assert find_checkpoint(found, "last").weights_sha256 == found.info["weights_sha256"]
+
+
+def test_fresh_moves_nothing_but_runs(recipe, tmp_path):
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "notes.txt").write_text("")
+    (tmp_path / "file").write_text("")
+    for name in ("mine", "file"):
+        with pytest.raises(UsageError, match="--name"):
+            open_run(tmp_path, name, recipe, fresh=True)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "mine"]
 
 
 def test_a_fresh_start_that_fails_keeps_the_old_run_aside(recipe, text, tmp_path):

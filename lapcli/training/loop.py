@@ -191,7 +191,7 @@ class Loop:
                 self.step,
                 self.objective.model.state_dict(),
                 self.optimizers.state(),
-                {**self.objective.weights_metadata(), "recipe_sha256": self.run.info["recipe_sha256"]},
+                self.objective.weights_metadata(),
                 {"world_size": self.world.size, "threads": torch.get_num_threads(), "seed": self.seed},
                 self.keep,
                 self.best_step(),
@@ -211,6 +211,8 @@ class Loop:
             if isinstance(chosen, tuple):
                 self.saved = self.saved or checkpoint.chosen_by_rank_0(self.run.checkpoints, *chosen)
                 self._load(self.saved)
+        if chosen is None and self.run.info.get("step", 0):
+            self._warn(f"{self.run.checkpoints} has no intact checkpoint any more: the run starts again from step 0")
         lines: object = None
         with self.world.together():
             if self.world.is_main:
