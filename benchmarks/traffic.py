@@ -14,7 +14,6 @@ from collections.abc import Callable
 from pathlib import Path
 
 import torch
-from counting import Graphs, HostWaits, compiled_bytes
 from torch._dynamo.backends.distributed import DDPOptimizer
 
 from lapcli.kinds import kind_of
@@ -29,6 +28,9 @@ from lapcli.runtime.progress import LogConsole
 from lapcli.runtime.ranks import World
 from lapcli.training.loop import Loop, bucket_megabytes
 from lapcli.training.muon import cost, rounds
+
+sys.path.append(str(Path(__file__).parent.parent / "tests"))
+from counting_support import Graphs, HostWaits, compiled_bytes
 
 ROWS, COLUMNS, WIDTH = 640, 4096, 8
 EAGER, COMPILED = (ComputePolicy("cuda", bf16=True, compiles=compiles) for compiles in (False, True))

@@ -129,7 +129,7 @@ def updates_of_a_rank(rank: int, size: int, folder: str, result: str, cache: str
     import torch
     import torch._dynamo
     import torch.distributed as dist
-    from counting import HostWaits
+    from counting_support import HostWaits
     from torch.nn.parallel import DistributedDataParallel
 
     from lapcli.runs import Run

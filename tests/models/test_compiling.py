@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 import torch
-from counting import Graphs
+from counting_support import Graphs
 from kinds_support import KINDS, build_kind
 from torch._dynamo.utils import counters
 

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 import torch
-from counting import Graphs, HostWaits, compiled_bytes
+from counting_support import Graphs, HostWaits, compiled_bytes
 
 from lapcli.planning.traffic import Traffic
 

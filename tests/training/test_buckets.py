@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from counting import Graphs
+from counting_support import Graphs
 from torch._dynamo.backends.distributed import DDPOptimizer
 
 from lapcli.models.gpt import GPT, GPTConfig

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from counting import HostWaits
+from counting_support import HostWaits
 from kinds_support import KINDS, build_kind
 from torch import Tensor
 from torch.overrides import TorchFunctionMode

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from counting import HostWaits
+from counting_support import HostWaits
 from harness_support import tiny_model
 from hypothesis import given, settings
 from hypothesis import strategies as st

@@ -1,4 +1,4 @@
-"""Counts about GPU code that need no GPU: host syncs, bytes moved by compiled code, graphs. Tests use them too.
+"""Counts about GPU code that need no GPU: host syncs, bytes moved by compiled code, graphs.
 
     with HostWaits(device) as waits: ...       places where the host waits for the device
     compiled_bytes(run)                        bytes that the kernels of compiled code read and write
