@@ -1,6 +1,7 @@
 """Tasks of lm-eval that `lap` knows nothing of: units, directions and intervals are those of lm-eval's own metrics."""
 
 import json
+import os
 
 import pytest
 import torch
@@ -97,3 +98,15 @@ def test_a_group_without_an_aggregate_is_listed_by_its_members(base, tasks, tmp_
     found = evaluated(base, "made_group", None, protocol="harness")["tasks"]
     assert set(found) == set(tasks)
     assert all(score["count"] == 6 for score in found.values())
+
+
+def test_long_lists_of_tasks_have_files_of_their_own(base, tasks):
+    """They begin alike, for more than a hundred characters."""
+    first, second, third = ("./" * 50 + os.path.relpath(file) for file in tasks.values())
+    for chosen in (f"{first},{second}", f"{first},{third}"):
+        evaluated(base, chosen, None, protocol="harness")
+    found = [json.loads(path.read_text()) for path in (base.path / "eval").glob("*.json")]
+    assert sorted(sorted(result["tasks"]) for result in found) == [
+        ["made_brier", "made_likelihood"],
+        ["made_likelihood", "made_piqa"],
+    ]
