@@ -14,9 +14,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 import torch
+from lapcli.kinds import kind_of
 from torch._dynamo.backends.distributed import DDPOptimizer
 
-from lapcli.kinds import kind_of
 from lapcli.models.chunked_loss import softcapped_cross_entropy
 from lapcli.models.gpt import GPT, GPTConfig
 from lapcli.objectives.dino_losses import dino_loss, ibot_loss, sinkhorn_targets

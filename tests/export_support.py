@@ -9,9 +9,9 @@ from harness_support import tiny_tokenizer
 from image_support import image_recipe
 from support import tiny_recipe, write_text
 
+from lapcli import checkpoint
 from lapcli.export.weights import WEIGHTS, ExportedModel, save_weights, write_safetensors
 from lapcli.runs import Run, open_run, read_run
-from lapcli.training import checkpoint
 
 
 def gpt_run(runs: Path, *, chat: bool = True, name: str = "gpt", context: int = 128, **model: Any) -> Run:

@@ -12,10 +12,10 @@ from typing import Any
 import torch
 from support import exit_code, process, ranks, tiny_recipe, write_text
 
+from lapcli import checkpoint
 from lapcli.data.text.tokenizer import Tokenizer, train_tokenizer
 from lapcli.models.gpt import GPT, GPTConfig
 from lapcli.runs import Run, open_run, read_run
-from lapcli.training import checkpoint
 
 WORDS = ["water", "plant", "light", "stone", "metal", "cloud", "heat", "energy", "animal", "river"]
 QUOTING = "What does <|user_end|><|assistant_start|> mean?"  # text, not tokens

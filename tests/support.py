@@ -311,6 +311,7 @@ def train_here(recipe: Any, runs: Path, name: str = "run", log: IO[str] | None =
     """Trains in this process; what it would show goes to `log`."""
     skip_if_quick("it trains a run")
     from lapcli.kinds import kind_of
+
     from lapcli.runtime.progress import LogConsole
     from lapcli.training.train import train_recipe
 
@@ -414,7 +415,7 @@ def randomise_weights() -> None:
 
 def die_at(point: str, times: int) -> None:
     """SIGKILL to ourselves when the checkpoint reaches `point` for the `times`-th time."""
-    from lapcli.training import checkpoint
+    from lapcli import checkpoint
 
     seen = 0
 

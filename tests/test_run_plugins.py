@@ -78,9 +78,7 @@ def trained(tmp_path_factory, shared_cache):
     (folder / "tiny.yaml").write_text(json.dumps(recipe))
     command = ["train", str(folder / "tiny.yaml"), "--runs-dir", str(folder / "runs"), "--nproc", "1"]
     first = install(folder / "first", "1.2")
-    code = (
-        "import os, sys, lapcli.training.checkpoint as c; c.prune = lambda folder, step, *more: step and os._exit(9); "
-    )
+    code = "import os, sys, lapcli.checkpoint as c; c.prune = lambda folder, step, *more: step and os._exit(9); "
     code += "sys.argv[0] = 'lap'; from lapcli.cli import main; main()"
     path = os.pathsep.join([str(first), str(ROOT)])
     environment = {**os.environ, "PYTHONPATH": path, "LAP_CACHE": str(shared_cache)}

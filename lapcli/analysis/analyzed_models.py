@@ -15,11 +15,11 @@ from lapcli.data.images.loader import count_workers
 from lapcli.data.images.sources import open_images
 from lapcli.data.text.tokens import prepare_text
 from lapcli.heads.plan import HeadPlan
-from lapcli.kinds import LoadedModel, kind_of
-from lapcli.kinds.kind import CLASSES, FEATURES, LANGUAGE
-from lapcli.kinds.opening import TIMM, check_timm_name, find_checkpoint, open_run, open_timm
 from lapcli.models.anatomy import Anatomy, anatomy_of
-from lapcli.recipe.schema import TextSource
+from lapcli.objectives.loading import TIMM, check_timm_name, find_checkpoint, open_run, open_timm
+from lapcli.objectives.objective import LoadedModel
+from lapcli.objectives.weights import text_of
+from lapcli.recipe.schema import CLASSES, FEATURES, LANGUAGE, TextSource
 from lapcli.runs import TOKENIZER, Run
 from lapcli.runtime.errors import DataError, UsageError
 from lapcli.runtime.progress import shown_progress
@@ -103,7 +103,7 @@ def _model_of_run(run: Run, selection: Selection, trained: bool) -> AnalyzedMode
         0 if checkpoint is None else checkpoint.step,
         None if checkpoint is None else checkpoint.weights_sha256,
         run.recipe.objective,
-        kind_of(run.recipe).gives,
+        run.recipe.gives,
         open_,
         run.path,
     )
@@ -113,7 +113,7 @@ def _text(loaded: LoadedModel, selection: Selection) -> TextExamples:
     """Open the text that the model was pretrained on, or that of --data."""
     assert loaded.run is not None
     model, tokenizer = loaded.language_model()
-    base, source = kind_of(loaded.run.recipe).data_of(loaded.run)
+    base, source = text_of(loaded.run)
     assert isinstance(source, TextSource)
     if selection.data is not None:
         # The other keys describe the recipe's own source: its files, its revision and its validation text.

@@ -115,7 +115,7 @@ class Measurement:
     """A measurement: a subclass declares it, an instance measures one model.
 
     `lap analyze NAME` shows `help` and takes `options`; `definition` goes to the output. The measurement is for models
-    that give all of `needs` (the names in `lapcli/kinds/kind.py`). Without --layer it measures `default_layers` (last,
+    that give all of `needs` (the names in `recipe/schema.py`). Without --layer it measures `default_layers` (last,
     all or spread); without --norm it takes tokens before or after the model's last norm, as `default_norm` says.
     `columns` are the values in the table of the terminal, with their headings. `counts` are values that describe the
     data and not the model; reports leave them out. `order` is its place in lists.

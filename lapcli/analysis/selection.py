@@ -5,9 +5,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from lapcli.kinds import KINDS
-from lapcli.kinds.chat import stage_of
-from lapcli.runs import Run, named_run, newest_run, read_run, runs_in
+from lapcli.recipe import OBJECTIVES
+from lapcli.recipe.chat import ChatStageRecipe
+from lapcli.runs import INFO, Run, named_run, newest_run, read_run, runs_in
 from lapcli.runtime.errors import UsageError
 
 
@@ -39,8 +39,20 @@ def find_runs(selection: Selection) -> list[Run]:
             raise UsageError(f"no run in {selection.runs_dir} matches --runs {selection.pattern!r}; see --runs-dir")
         runs += [read_run(path) for path in matching]
     if not runs and not selection.models:
-        runs = [newest_run(selection.runs_dir, set(KINDS))]
+        runs = [newest_run(selection.runs_dir, set(OBJECTIVES))]
     runs = list({run.path.resolve(): run for run in runs}.values())
     if selection.stage is None:
         return runs
-    return [stage_of(run, selection.stage, selection.runs_dir) for run in runs]
+    return [_stage_of(run, selection.stage, selection.runs_dir) for run in runs]
+
+
+def _stage_of(run: Run, stage: str, runs_dir: Path) -> Run:
+    """Return the run of that stage: the run itself, or the one that `lap sft` trained from it."""
+    if isinstance(run.recipe, ChatStageRecipe) and run.recipe.stage == stage:
+        return run
+    path = runs_dir / f"{run.name}-{stage}"
+    if isinstance(run.recipe, ChatStageRecipe) or not (path / INFO).is_file():
+        raise UsageError(
+            f"there is no {stage} stage of {run.name} ({path}); train it with `lap sft`, or name it: --run"
+        )
+    return read_run(path)

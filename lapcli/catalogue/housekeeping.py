@@ -93,8 +93,8 @@ def plan_prunings(
 
 def plan_pruning(run: Run, keep: int) -> Pruning:
     """Plan to remove all checkpoints but the newest `keep`, the best, and those that another run started from."""
-    from lapcli.training import checkpoint
-    from lapcli.training.checkpoint import steps_in
+    from lapcli import checkpoint
+    from lapcli.checkpoint import steps_in
 
     steps = steps_in(run.checkpoints)
     folders = {step: run.checkpoints / f"step-{step:06d}" for step in steps}

@@ -9,9 +9,8 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from lapcli.kinds.kind import RUN
 from lapcli.recipe import recipe_to_dict
-from lapcli.recipe.schema import LayerRange
+from lapcli.recipe.schema import RUN, LayerRange
 from lapcli.runs import INFO, METRICS, RECIPE, SUMMARY, SWEEP, Run, read_run, read_summary, runs_in, unknown_run
 from lapcli.runtime.errors import UsageError
 from lapcli.runtime.files import open_to_read
@@ -143,9 +142,7 @@ def lower_is_better(metric: str) -> bool:
 
 def started_from(run: Run) -> tuple[str, str] | None:
     """Return the source of the weights that this run started from, and their sha256; a run without prefix and step."""
-    start, init_from = getattr(run.recipe, "start", None), run.recipe.train.init_from
-    if start is not None:
-        return str(start.run), str(start.weights_sha256)
+    init_from = run.recipe.train.init_from
     if init_from is None:
         return None
     is_run = init_from.source.startswith(RUN)

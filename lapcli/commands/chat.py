@@ -29,14 +29,16 @@ def chat(
 ) -> None:
     """Talk to a fine-tuned model. /system, /clear, /save and /quit are commands; Ctrl-C stops an answer."""
 
-    from lapcli.kinds import KINDS
-    from lapcli.kinds.kind import CHAT
+    from lapcli.recipe import OBJECTIVES
+    from lapcli.recipe.schema import CHAT
     from lapcli.runs import find_run
 
     if prompt is not None and not prompt.strip():
         raise UsageError("--prompt is empty; ask something, or leave it out to type line by line")
     run = options.one_run(run, run_option)
-    chat_run = find_run(runs_dir or default_runs_dir(), run, {name for name in KINDS if CHAT in KINDS[name].gives})
+    chat_run = find_run(
+        runs_dir or default_runs_dir(), run, {name for name in OBJECTIVES if CHAT in OBJECTIVES[name].gives}
+    )
     from lapcli.runtime.progress import say_start
 
     say_start(f"{chat_run.path}: loading torch and the model")
@@ -45,7 +47,7 @@ def chat(
 
     from lapcli.generation.dialogue import COMMANDS, Dialogue, converse
     from lapcli.generation.engine import Sampling
-    from lapcli.kinds.opening import find_checkpoint, open_run
+    from lapcli.objectives.loading import find_checkpoint, open_run
     from lapcli.runtime.ranks import pick_device
 
     device = torch.device(pick_device(chat_run.recipe.train.device))

@@ -90,7 +90,7 @@ def evaluate(
     as_json: options.Json = False,
 ) -> None:
     """Evaluate a run: accuracy, probes of features, language benchmarks."""
-    from lapcli.evaluation.families import STOCK, choose, evaluated_kinds
+    from lapcli.evaluation.families import STOCK, choose, evaluated_objectives
     from lapcli.runs import named_run, newest_run
 
     given: dict[str, Any] = {
@@ -124,7 +124,7 @@ def evaluate(
         return
     if weights_file is not None:
         raise UsageError("--weights belongs to --model timm:NAME; choose a run's weights with --checkpoint")
-    evaluated = newest_run(where, set(evaluated_kinds())) if run is None else named_run(where, run)
+    evaluated = newest_run(where, set(evaluated_objectives())) if run is None else named_run(where, run)
     choose(evaluated.recipe.objective, tasks, given, data)
 
     from lapcli.runtime.progress import say_start
@@ -132,7 +132,7 @@ def evaluate(
     say_start(f"{evaluated.path}: loading torch and the model")
 
     from lapcli.evaluation.run_tasks import evaluate_run
-    from lapcli.kinds.opening import find_checkpoint
+    from lapcli.objectives.loading import find_checkpoint
 
     weights = find_checkpoint(evaluated, checkpoint)
     if needs_launch(processes, evaluated.recipe.train.device):

@@ -17,14 +17,16 @@ def fetch(
 ) -> None:
     """Download a recipe's data and tokenise its text, once. Afterwards everything runs with HF_HUB_OFFLINE=1."""
 
-    from lapcli.kinds import kind_of, load_recipe_with_data
+    from lapcli.objectives import objective_of
     from lapcli.runtime.progress import shown_progress
+    from lapcli.runtime.tables import aligned
 
-    loaded = load_recipe_with_data(recipe, set_ or [], data)
+    loaded = options.load_with_data(recipe, set_, data)
     with shown_progress() as progress:
-        fetched = kind_of(loaded).fetch(loaded, progress)
+        fetched = objective_of(loaded).fetch(loaded, progress)
     if as_json:
-        print(json.dumps(fetched.facts, indent=2))
+        print(json.dumps(fetched, indent=2))
         return
-    for line in fetched.lines:
-        print(line)
+    for row in fetched if isinstance(fetched, list) else [fetched]:
+        shown = {key: f"{value:,}" if isinstance(value, int) else str(value) for key, value in row.items()}
+        print("\n".join(aligned([(key.replace("_", " "), value) for key, value in shown.items()])))

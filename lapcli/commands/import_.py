@@ -37,7 +37,7 @@ def import_(
 
     check_name(to, "name another with --to")
 
-    from lapcli.kinds.nanochat import import_checkpoint
+    from lapcli.objectives.nanochat import import_checkpoint
 
     where = runs_dir or default_runs_dir()
     run, is_new = import_checkpoint(checkpoint.expanduser(), where, to, tokenizer=tokenizer)

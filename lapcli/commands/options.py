@@ -8,13 +8,16 @@ from collections.abc import Sequence
 from enum import StrEnum
 from glob import escape, glob
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from lapcli.runtime.environment import runs_dir as default_runs_dir
 from lapcli.runtime.errors import UsageError
 from lapcli.runtime.tables import fitted
+
+if TYPE_CHECKING:
+    from lapcli.recipe import AnyRecipe
 
 
 def _find(recipe: Path) -> Path:
@@ -167,6 +170,18 @@ def overrides(set_: list[str] | None, data: Path | None) -> list[str]:
     # A local copy has the hub's files but not its revisions.
     local = [] if data is None else [f"data.train={json.dumps(str(data), ensure_ascii=False)}", "data.revision=null"]
     return [*(set_ or []), *local]
+
+
+def load_with_data(path: Path, set_: list[str] | None, data: Path | None, seed: int | None = None) -> "AnyRecipe":
+    """Load a recipe of any objective; `data` is a local file or folder that replaces its own sources."""
+    from lapcli.data.chat.formats import with_local_data
+    from lapcli.recipe import load_recipe
+    from lapcli.recipe.chat import ChatRecipe
+
+    loaded = load_recipe(path, set_ or [], seed)
+    if data is not None and isinstance(loaded, ChatRecipe):
+        return with_local_data(loaded, data)
+    return loaded if data is None else load_recipe(path, overrides(set_, data), seed)
 
 
 def runs_dir_option(folder: Path) -> str:

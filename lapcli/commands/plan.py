@@ -13,7 +13,9 @@ from lapcli.runtime.errors import ExitCode, UsageError
 from lapcli.runtime.launch import Processes
 
 if TYPE_CHECKING:
-    from lapcli.recipe import BaseRecipe
+    from pathlib import Path
+
+    from lapcli.recipe import AnyRecipe, BaseRecipe
     from lapcli.runtime.devices import Device
 
 EXAMPLES = """\b
@@ -47,12 +49,11 @@ def plan(
 ) -> None:
     """Estimate what a recipe needs: parameters, FLOPs, memory, disk and hours. Exit code 3: it does not fit."""
 
-    from lapcli.kinds import kind_of, load_recipe_with_data
     from lapcli.planning import plan_training
 
-    loaded = load_recipe_with_data(recipe, set_ or [], data)
+    loaded = options.load_with_data(recipe, set_, data)
     plans = {}
-    for stage, staged in kind_of(loaded).run_recipes(loaded, runs_dir or default_runs_dir(), run).items():
+    for stage, staged in _run_recipes(loaded, runs_dir or default_runs_dir(), run).items():
         device = _device(gpu, staged, probing=probe is not None)
         plan = plan_training(staged, gpus or _how_many(gpu, staged), device)
         if probe is not None and plan.fits is False:
@@ -69,6 +70,26 @@ def plan(
         print("\n\n".join(f"{stage}\n{plan.to_text()}".lstrip() for stage, plan in plans.items()))
     if any(plan.fits is False for plan in plans.values()):
         raise typer.Exit(ExitCode.WILL_NOT_FIT)
+
+
+def _run_recipes(recipe: "AnyRecipe", runs_dir: "Path", run: str | None) -> "dict[str, BaseRecipe]":
+    """Return the recipes of the runs that a recipe file results in, by stage; the first stage starts from `run`."""
+    from lapcli.recipe import BaseRecipe
+    from lapcli.recipe.chat import ChatRecipe
+
+    if isinstance(recipe, BaseRecipe):
+        if run is not None:
+            raise UsageError(f"a recipe of {recipe.objective} has a model of its own; leave --run out")
+        return {"": recipe}
+    assert isinstance(recipe, ChatRecipe)
+    from lapcli.commands.sft import PRETRAINED, STARTS
+    from lapcli.runs import find_run
+    from lapcli.training.stages import from_run, stage_recipes
+
+    given = recipe.init_from if run is None else None
+    if given is None:
+        given = from_run(find_run(runs_dir, run, PRETRAINED if run is None else STARTS), runs_dir)
+    return dict(stage_recipes(recipe, given, runs_dir))
 
 
 def _device(gpu: str | None, recipe: "BaseRecipe", probing: bool) -> "Device | None":

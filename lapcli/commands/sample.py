@@ -36,13 +36,13 @@ def sample(
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object per prompt and line.")] = False,
 ) -> None:
     """Continue a text with a GPT, or ask a chat model one question. Same prompt and seed, same samples."""
-    from lapcli.kinds import KINDS
-    from lapcli.kinds.kind import CHAT, LANGUAGE
+    from lapcli.recipe import OBJECTIVES
+    from lapcli.recipe.schema import CHAT, LANGUAGE
     from lapcli.runs import find_run, named_run
 
     folder = runs_dir or default_runs_dir()
     run = options.one_run(run, run_option)
-    kinds = {name for name in KINDS if LANGUAGE in KINDS[name].gives}
+    kinds = {name for name in OBJECTIVES if LANGUAGE in OBJECTIVES[name].gives}
     if prompt is None and sys.stdin.isatty():
         raise UsageError("there is no prompt; give one with --prompt, or one a line on the standard input")
     if prompt is not None and not prompt.strip():
@@ -64,14 +64,14 @@ def sample(
 
     from lapcli.generation import dialogue
     from lapcli.generation.engine import Engine, Sampling
-    from lapcli.kinds.opening import find_checkpoint, open_run
+    from lapcli.objectives.loading import find_checkpoint, open_run
     from lapcli.runtime.ranks import pick_device
 
     weights = find_checkpoint(chosen, checkpoint)
     loaded = open_run(chosen, weights, torch.device(pick_device(chosen.recipe.train.device)))
     print(f"{chosen.path}, step {weights.step}, weights sha256 {weights.weights_sha256}", file=sys.stderr)
     model, tokenizer = loaded.language_model()
-    is_chat = CHAT in KINDS[chosen.recipe.objective].gives
+    is_chat = CHAT in OBJECTIVES[chosen.recipe.objective].gives
     # One row at a time, so that a sample is complete before the next begins.
     engine = Engine(model, tokenizer, batch=1, uses_tools=is_chat)
     sampling = Sampling(max_tokens, temperature, top_k, seed)

@@ -20,6 +20,10 @@ if TYPE_CHECKING:
     from lapcli.recipe.schema import InitFrom
     from lapcli.runs import Run
 
+#: Objectives of the runs that a stage can start from, without and with --run.
+PRETRAINED = {"language_model"}
+STARTS = {"language_model", "chat"}
+
 EXAMPLES = """\b
 Examples:
   lap sft recipes/chat_quickstart.yaml --run quickstart
@@ -63,12 +67,12 @@ def sft(
     as_json: options.Json = False,
 ) -> None:
     """Mid-train and fine-tune a pretrained GPT on conversations. The same command resumes an unfinished run."""
-    from lapcli.kinds.chat import init_from_of, load_chat_recipe
+    from lapcli.data.chat.formats import load_chat_recipe
     from lapcli.recipe.schema import InitFrom
-    from lapcli.runs import Run
+    from lapcli.runs import find_run
 
     loaded = load_chat_recipe(recipe, set_ or [], data, seed)
-    given = InitFrom(source=init_from) if init_from is not None else init_from_of(loaded)
+    given = InitFrom(source=init_from) if init_from is not None else loaded.init_from
     if run is not None and given is not None:
         raise UsageError(f"the stages start from --run {run} or from {given.source}, not from both; leave one out")
     if any(stage.train.deterministic for stage in loaded.stages.given().values()):
@@ -78,7 +82,6 @@ def sft(
         processes.check()
         _print_counts(loaded, as_json)
         return
-    from lapcli.kinds.chat import start_of, train_stages
     from lapcli.runtime.progress import say_start
     from lapcli.tracking import check_installed
 
@@ -86,23 +89,28 @@ def sft(
     for tracker in trackers:
         check_installed(tracker)
     folder = runs_dir or default_runs_dir()
-    start = start_of(folder, run) if given is None else given
+    start = find_run(folder, run, PRETRAINED if run is None else STARTS) if given is None else None
+    run_name = name or _name_of(start, given) + ("" if seed is None else f"-seed{seed}")
     say_start(f"{recipe.name} is checked; loading torch")
     device = next(iter(loaded.stages.given().values())).train.device
     if needs_launch(processes, device):
         # The newest run may be another one by the time the processes start.
-        named = ["--run", str(start.path.resolve())] if isinstance(start, Run) and run is None else []
+        named = ["--run", str(start.path.resolve())] if start is not None and run is None else []
         raise typer.Exit(launch(processes, [*sys.argv[1:], *named], device))
 
     from lapcli.runtime.progress import LogConsole
     from lapcli.tracking import LiveTracking
+    from lapcli.training.stages import from_run, stage_before, train_stages
 
-    run_name = name or _name_of(start) + ("" if seed is None else f"-seed{seed}")
+    if given is None and start is not None:
+        before = stage_before(stage, loaded, folder, run_name) if stage and start.recipe.objective != "chat" else None
+        given = from_run(before or start, folder)
+    assert given is not None
     console = LogConsole()
     with LiveTracking(trackers, console.warn):
         runs = train_stages(
             loaded,
-            start,
+            given,
             runs_dir=folder,
             name=run_name,
             only=stage,
@@ -114,16 +122,16 @@ def sft(
         _print_result(runs, as_json)
 
 
-def _name_of(start: "Run | InitFrom") -> str:
-    from lapcli.kinds.kind import RUN
-    from lapcli.runs import Run
+def _name_of(start: "Run | None", given: "InitFrom | None") -> str:
+    from lapcli.recipe.schema import RUN
 
-    if isinstance(start, Run):
+    if start is not None:
         # A stage that starts from NAME-midtrain is NAME-sft, as if both stages had been trained by one command.
         return start.name.removesuffix("-midtrain")
-    if not start.source.startswith(RUN):
-        raise UsageError(f"name the runs that start from {start.source} with --name")
-    return Path(start.source.removeprefix(RUN).partition("@")[0]).name
+    assert given is not None
+    if not given.source.startswith(RUN):
+        raise UsageError(f"name the runs that start from {given.source} with --name")
+    return Path(given.source.removeprefix(RUN).partition("@")[0]).name
 
 
 def _print_counts(recipe: "ChatRecipe", as_json: bool) -> None:

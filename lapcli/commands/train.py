@@ -89,7 +89,6 @@ def train(
         # The ranks parse the same words again; `needs_launch` is false for them, since torchrun has set RANK.
         raise typer.Exit(launch(processes, sys.argv[1:], device))
 
-    from lapcli.kinds import kind_of
     from lapcli.runtime.progress import LogConsole
     from lapcli.tracking import LiveTracking
     from lapcli.training.train import train_recipe
@@ -97,7 +96,6 @@ def train(
     console, folder = LogConsole(), runs_dir or default_runs_dir()
     with LiveTracking(trackers, console.warn):
         run = train_recipe(
-            kind_of(loaded),
             loaded,
             runs_dir=folder,
             name=run_name,

@@ -12,8 +12,8 @@ from typing import Any
 from lapcli.evaluation.image_tasks import ACCURACY, PROBES
 from lapcli.evaluation.language_tasks import LANGUAGE_TASKS
 from lapcli.evaluation.tasks import TaskFamily
-from lapcli.kinds import KINDS
-from lapcli.kinds.kind import FEATURES
+from lapcli.recipe import OBJECTIVES
+from lapcli.recipe.schema import FEATURES
 from lapcli.runtime.errors import UsageError
 
 FAMILIES: tuple[TaskFamily, ...] = (ACCURACY, PROBES, LANGUAGE_TASKS)
@@ -45,20 +45,19 @@ def choose(objective: str, tasks: str | None, given: Mapping[str, Any], data: Pa
     return ChosenTasks(names, [(family, its_tasks) for family, its_tasks in by_family.items() if its_tasks], options)
 
 
-def evaluated_kinds() -> list[str]:
-    return [name for name in KINDS if families_of(name)]
+def evaluated_objectives() -> list[str]:
+    return [name for name in OBJECTIVES if families_of(name)]
 
 
 def families_of(objective: str) -> list[TaskFamily]:
-    fitting = [family for family in FAMILIES if family.needs <= _gives(objective)]
-    return fitting if objective == STOCK else [*fitting, *KINDS[objective].evaluations]
+    return [family for family in FAMILIES if family.needs <= _gives(objective)]
 
 
 def chosen_tasks(objective: str, text: str | None) -> list[str]:
     """Read a comma-separated list of tasks; by default those of the first family."""
     families = families_of(objective)
     if not families:
-        raise UsageError(f"{_described(objective)} has no evaluation tasks; {', '.join(evaluated_kinds())} have")
+        raise UsageError(f"{_described(objective)} has no evaluation tasks; {', '.join(evaluated_objectives())} have")
     if text is None:
         return list(families[0].default)
     names = list(dict.fromkeys(part.strip() for part in text.split(",")))
@@ -87,7 +86,7 @@ def _chosen_options(objective: str, given: Mapping[str, Any]) -> dict[str, Any]:
     known = {option for family in families_of(objective) for option in family.options}
     for name in chosen:
         if name not in known:
-            kinds = [kind for kind in KINDS if any(name in family.options for family in families_of(kind))]
+            kinds = [kind for kind in OBJECTIVES if any(name in family.options for family in families_of(kind))]
             raise UsageError(
                 f"--{name.replace('_', '-')} has no effect for {_described(objective)}, only for "
                 f"{' and '.join(kinds)}; leave it out"
@@ -96,7 +95,7 @@ def _chosen_options(objective: str, given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _gives(objective: str) -> frozenset[str]:
-    return frozenset({FEATURES}) if objective == STOCK else KINDS[objective].gives
+    return frozenset({FEATURES}) if objective == STOCK else OBJECTIVES[objective].gives
 
 
 def _described(objective: str) -> str:

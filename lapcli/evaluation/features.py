@@ -19,8 +19,8 @@ from torch import Tensor, nn
 
 from lapcli.data.images.image_set import ImageSet
 from lapcli.data.images.loader import Example, ImageBatches, ImageLoader, Reader, Transform
-from lapcli.kinds import LoadedModel
 from lapcli.models.dino_vit import DinoViT
+from lapcli.objectives.objective import LoadedModel
 from lapcli.runtime.devices import ComputePolicy
 from lapcli.runtime.errors import LapError, UsageError
 from lapcli.runtime.progress import Progress

@@ -19,11 +19,11 @@ from pydantic import Field
 
 from lapcli.data.cache import digest
 from lapcli.evaluation.tasks import EvaluationRequest, TaskFamily, TaskResults, TaskScore, wilson_interval
-from lapcli.kinds.kind import CLASSES, FEATURES
 from lapcli.recipe.checking import check_recipe
 from lapcli.recipe.loading import apply_overrides
 from lapcli.recipe.reading import Document, RecipeError
 from lapcli.recipe.resolved import differing_keys
+from lapcli.recipe.schema import CLASSES, FEATURES
 from lapcli.recipe.section import Count, Fraction, NonNegative, Positive, Section, Size, Text, Whole, combination
 from lapcli.recipe.vision import ImageFiles
 from lapcli.runtime.devices import compute_policy

@@ -15,7 +15,7 @@ from typing import Any
 from lapcli.evaluation.benchmarks import BENCHMARKS, PAPER_TASKS
 from lapcli.evaluation.benchmarks.benchmark import SAMPLING, BenchmarkSettings
 from lapcli.evaluation.tasks import EvaluationRequest, TaskFamily, TaskResults
-from lapcli.kinds.kind import CHAT, LANGUAGE
+from lapcli.recipe.schema import CHAT, LANGUAGE
 from lapcli.runtime.errors import UsageError
 
 # Names in a definition: `task: name`, `tag: [a, b]`, or a list of names on lines of their own and comments.

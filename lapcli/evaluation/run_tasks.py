@@ -8,8 +8,8 @@ from typing import Any
 from lapcli.data.cache import digest
 from lapcli.evaluation.families import STOCK, ChosenTasks, choose
 from lapcli.evaluation.tasks import EvaluationRequest, TaskResults
-from lapcli.kinds import LoadedModel
-from lapcli.kinds.opening import find_checkpoint, open_run, open_timm
+from lapcli.objectives.loading import find_checkpoint, open_run, open_timm
+from lapcli.objectives.objective import LoadedModel
 from lapcli.runs import Run
 from lapcli.runtime.files import make_folder, write_json
 from lapcli.runtime.ranks import World, joined_world

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from lapcli.runs import Run
 
 if TYPE_CHECKING:
-    from lapcli.kinds import LoadedModel
+    from lapcli.objectives.objective import LoadedModel
     from lapcli.runtime.ranks import World
 
 

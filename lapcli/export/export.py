@@ -16,8 +16,8 @@ from lapcli.export.card import write_card
 from lapcli.export.verification import Comparison, missing_library, verify
 from lapcli.export.weights import DTYPES, ExportedModel, round_weights
 from lapcli.heads.plan import HeadPlan
-from lapcli.kinds.kind import CLASSES, FEATURES, LANGUAGE
-from lapcli.kinds.opening import find_checkpoint, open_run
+from lapcli.objectives.loading import find_checkpoint, open_run
+from lapcli.recipe.schema import CLASSES, FEATURES, LANGUAGE
 from lapcli.runs import Run
 from lapcli.runtime import __version__
 from lapcli.runtime.errors import UsageError, from_os_error

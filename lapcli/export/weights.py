@@ -11,7 +11,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from lapcli.heads.plan import HeadPlan
-from lapcli.kinds.kind import LoadedModel
+from lapcli.objectives.objective import LoadedModel
 from lapcli.recipe import recipe_to_dict
 from lapcli.runs import TOKENIZER
 from lapcli.runtime.errors import UsageError

@@ -4,92 +4,29 @@ Shapes: B rows, T tokens.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, NamedTuple
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from lapcli.data.chat.batches import ChatBatches, PackedBatches, PaddedBatches
 from lapcli.data.chat.conversation import conversation, render_prompt
-from lapcli.data.chat.mixture import Mixture, prepare_mixture
+from lapcli.data.chat.mixture import Mixture, count_stage, fetch_data_sets, prepare_mixture
 from lapcli.data.text.tokenizer import Tokenizer
 from lapcli.generation.dialogue import transcript
 from lapcli.generation.engine import Engine, Sampling
 from lapcli.measures.bits_per_byte import bits_per_byte
 from lapcli.measures.smoothing import PROBE_SEQUENCES, smoothing, without_padding
-from lapcli.objectives.language_model import build_gpt, check_samples, parameter_groups
-from lapcli.objectives.objective import BatchPlan, ParameterGroup, plan_batches
+from lapcli.objectives.language_model import GPTObjective
+from lapcli.objectives.objective import BatchPlan, PlanFacts
 from lapcli.objectives.schedules import learning_rate_multiplier
-from lapcli.recipe.chat import ChatStageRecipe
-from lapcli.runtime.devices import ComputePolicy, to_device
+from lapcli.objectives.weights import InitialWeights
+from lapcli.recipe.chat import ChatRecipe, ChatStageRecipe
+from lapcli.runs import Run
+from lapcli.runtime.devices import to_device
 from lapcli.runtime.errors import UsageError
-from lapcli.runtime.progress import Progress
+from lapcli.runtime.progress import Progress, shown_progress
 from lapcli.runtime.ranks import World
-
-
-@dataclass(frozen=True)
-class ChatData:
-    tokenizer: Tokenizer
-    train: Mixture
-    validation: Mixture | None
-
-    @property
-    def description(self) -> str:
-        held = f"; held out: {self.validation.describe()}" if self.validation else ""
-        return f"{self.train.describe()}{held}"
-
-
-def prepare_chat(recipe: ChatStageRecipe, tokenizer: Tokenizer, progress: Progress | None = None) -> ChatData:
-    """Download and render the mixtures unless they are cached. Safe to call on every rank."""
-
-    def mixture(data_sets: Any) -> Mixture:
-        return prepare_mixture(
-            data_sets,
-            tokenizer,
-            seed=recipe.seed,
-            longest=recipe.model.context,
-            needs_targets=recipe.loss == "assistant",
-            skip_malformed=recipe.skip_malformed,
-            progress=progress,
-        )
-
-    held_out = recipe.validation.mixture
-    return ChatData(tokenizer, mixture(recipe.mixture), mixture(held_out) if held_out else None)
-
-
-class StagePlan(NamedTuple):
-    """The batches and prompts of a stage."""
-
-    batches: BatchPlan
-    items: ChatBatches
-    held_out: ChatBatches | None
-    prompts: list[list[int]]  # answered at the end
-
-
-def plan_stage(recipe: ChatStageRecipe, data: ChatData, world: World) -> StagePlan:
-    """Plan a stage; UsageError or DataError for everything that would fail later."""
-    train, tokenizer = recipe.train, data.tokenizer
-    batches = plan_batches(train.batch, train.micro_batch, world.size)
-    if recipe.average == "micro_batch" and batches.micro_batch != train.micro_batch:
-        raise UsageError(
-            f"average: micro_batch is of {train.micro_batch} rows, but {world.size} processes share a batch of "
-            f"{train.batch} as {batches.micro_batch} rows each; use another --nproc, or average: tokens"
-        )
-
-    def items(mixture: Mixture) -> ChatBatches:
-        only_marked = recipe.loss == "assistant"
-        if recipe.batching == "packed":
-            return PackedBatches(mixture, recipe.model.context, only_marked)
-        # nanochat's padding (chat_sft.py): its tokenizer has no token for it, and padding has no target.
-        return PaddedBatches(mixture, tokenizer.special("<|assistant_end|>"), only_marked)
-
-    turns = [conversation([{"role": "user", "content": prompt}]) for prompt in recipe.validation.prompts]
-    prompts = [render_prompt(turn, tokenizer) for turn in turns]
-    check_samples(prompts, recipe)
-    return StagePlan(batches, items(data.train), items(data.validation) if data.validation else None, prompts)
 
 
 class _Batch(NamedTuple):
@@ -98,34 +35,84 @@ class _Batch(NamedTuple):
     weight: float  # factor of the sum over the targets
 
 
-class Chat:
-    best_metric = None
+class Chat(GPTObjective[ChatStageRecipe]):
+    def __init__(self, recipe: ChatStageRecipe) -> None:
+        super().__init__(recipe)
+        self._packed = recipe.batching == "packed"
+        self.any_length = not self._packed
+        self.unit = "tokens" if self._packed else "conversations"
 
-    def __init__(
-        self, recipe: ChatStageRecipe, data: ChatData, world: World, policy: ComputePolicy | None = None
-    ) -> None:
-        self._recipe, self._data, self._world = recipe, data, world
-        train = recipe.train
-        self.batches, self._items, self._held_out, self._prompts = plan_stage(recipe, data, world)
-        self._byte_lengths = torch.from_numpy(data.tokenizer.byte_lengths().astype(np.int64)).to(world.device)
+    def prepare(self, world: World, run: Run, initial: InitialWeights | None) -> dict[str, Any]:
+        if initial is None:
+            raise UsageError(f"{run.path} was imported and cannot be trained; use `lap sft RECIPE --run {run.name}`")
+        with shown_progress(world.is_main) as progress:
+            self.use(initial.tokenizer(self.recipe), world, progress)
+        self.save_tokenizer(run)
+        train, held_out = self.train_rows, self.held_out_rows
+        described = f"{train.describe()}; held out: {held_out.describe()}" if held_out else train.describe()
+        self.notes = [described, *train.malformed_examples()]
+        return {
+            "data": described,
+            "data_sha256": train.identity,
+            "held_out_sha256": held_out.identity if held_out else None,
+            "rows_without_target": train.dropped,
+            "cut_rows": train.cut,
+            "cut_share": train.cut / len(train),
+            "malformed_rows": sum(part.rows.malformed for part in train.parts),
+            "tokenizer_sha256": self.tokenizer.sha256,
+        }
+
+    def use(self, tokenizer: Tokenizer, world: World, progress: Progress | None = None) -> None:
+        """Render the mixtures unless they are cached, and plan the batches; raise for all that would fail later."""
+        self.tokenizer, self.world = tokenizer, world
+        recipe, train = self.recipe, self.recipe.train
+        self.batches = self.plan_batches(world.size)
+        if recipe.average == "micro_batch" and self.batches.micro_batch != train.micro_batch:
+            raise UsageError(
+                f"average: micro_batch is of {train.micro_batch} rows, but {world.size} processes share a batch of "
+                f"{train.batch} as {self.batches.micro_batch} rows each; use another --nproc, or average: tokens"
+            )
+        turns = [conversation([{"role": "user", "content": prompt}]) for prompt in recipe.validation.prompts]
+        self._prompts = [render_prompt(turn, tokenizer) for turn in turns]
+        self.check_samples(self._prompts)
+        self.train_rows = self._mixture(recipe.mixture, progress)
+        self.held_out_rows = self._mixture(recipe.validation.mixture, progress) if recipe.validation.mixture else None
+        self._items = self._batches_of(self.train_rows)
+        self._held_out = self._batches_of(self.held_out_rows) if self.held_out_rows else None
+        self._byte_lengths = self.byte_lengths()
         scheduled = train.steps or max(1, int((train.epochs or 0) * self._items.per_epoch) // train.batch)
         self._scheduled_steps = scheduled  # also with `drop_last_update`, as upstream: the rates are those of all steps
         self.steps = max(1, scheduled - 1) if recipe.drop_last_update else scheduled
-        self.model = build_gpt(recipe, world.device, any_length=recipe.batching == "padded", policy=policy)
-        packed = recipe.batching == "packed"
-        self.unit = "tokens" if packed else "conversations"
-        self.units_per_step = train.batch * (recipe.model.context if packed else 1)
-        self.flops_per_step = float(self.model.flops_per_token()) * train.batch * self._items.tokens_per_item
+        self.units_per_step = train.batch * (recipe.model.context if self._packed else 1)
 
-    def parameter_groups(self) -> list[ParameterGroup]:
-        return parameter_groups(self._recipe, self.model)
+    @property
+    def flops_per_step(self) -> float:
+        return float(self.model.flops_per_token()) * self.recipe.train.batch * self._items.tokens_per_item
+
+    def _mixture(self, data_sets: Any, progress: Progress | None) -> Mixture:
+        return prepare_mixture(
+            data_sets,
+            self.tokenizer,
+            seed=self.recipe.seed,
+            longest=self.recipe.model.context,
+            needs_targets=self.recipe.loss == "assistant",
+            skip_malformed=self.recipe.skip_malformed,
+            progress=progress,
+        )
+
+    def _batches_of(self, mixture: Mixture) -> ChatBatches:
+        only_marked = self.recipe.loss == "assistant"
+        if self._packed:
+            return PackedBatches(mixture, self.recipe.model.context, only_marked)
+        # nanochat's padding (chat_sft.py): its tokenizer has no token for it, and padding has no target.
+        return PaddedBatches(mixture, self.tokenizer.special("<|assistant_end|>"), only_marked)
 
     def batch(self, step: int, micro_step: int) -> _Batch:
         size, start = self.batches.batch, step * self.batches.batch
-        first = start + self.batches.first(micro_step, self._world.rank)
+        first = start + self.batches.first(micro_step, self.world.rank)
         rows = self._items.items(first, self.batches.micro_batch)
-        tokens_BT, targets_BT = to_device(rows, self._world.device)
-        if self._recipe.average == "micro_batch":
+        tokens_BT, targets_BT = to_device(rows, self.world.device)
+        if self.recipe.average == "micro_batch":
             # As nanochat: micro-batches count equally, however many targets they have. The rows are still on the
             # host, so that counting their targets waits for no GPU.
             weight = 1 / max(1, int((rows.targets_BT >= 0).sum()))
@@ -135,32 +122,32 @@ class Chat:
             weight = parts / max(1, self._items.target_count(start, size))
         return _Batch(tokens_BT, targets_BT, weight)
 
+    def synthetic_batch(self, examples: int, device: torch.device) -> _Batch:
+        tokens_BT, targets_BT = super().synthetic_batch(examples, device)
+        return _Batch(tokens_BT, targets_BT, weight=1.0)
+
     def loss(self, batch: _Batch) -> Tensor:
         return self.model.loss(batch.tokens_BT, batch.targets_BT, reduction="sum") * batch.weight
 
     def learning_rate_multiplier(self, step: int) -> float:
-        scale = self._recipe.optimizer.lr_scale
-        return scale * learning_rate_multiplier(self._recipe.schedule, step, self._scheduled_steps)
-
-    def after_step(self, step: int) -> None:
-        pass
+        scale = self.recipe.optimizer.lr_scale
+        return scale * learning_rate_multiplier(self.recipe.schedule, step, self._scheduled_steps)
 
     @torch.no_grad()
     def validate(self, stop_if_asked: Callable[[], None]) -> dict[str, float]:
         """Measure the loss on held-out rows, weighted as in training; for packed stages also bits per byte."""
         if self._held_out is None:
-            return self._smoothing() if self._recipe.validation.smoothing else {}
-        settings = self._recipe.validation
-        packed = self._recipe.batching == "packed"
-        wanted = settings.tokens // self._recipe.model.context if packed else settings.rows
+            return self._smoothing() if self.recipe.validation.smoothing else {}
+        settings = self.recipe.validation
+        wanted = settings.tokens // self.recipe.model.context if self._packed else settings.rows
         count = max(1, min(wanted, self._held_out.per_epoch))
         nats = targets = means = groups = counted_nats = counted_bytes = 0.0
         # The recipe's micro-batch, not the plan's: the groups that are averaged do not depend on the processes.
-        for share in self._world.shares(count, self._recipe.train.micro_batch):
+        for share in self.world.shares(count, self.recipe.train.micro_batch):
             stop_if_asked()  # a collective, so also with an empty share
             if not share:
                 continue
-            tokens_BT, targets_BT = to_device(self._held_out.items(share.start, len(share)), self._world.device)
+            tokens_BT, targets_BT = to_device(self._held_out.items(share.start, len(share)), self.world.device)
             losses_BT = self.model.loss(tokens_BT, targets_BT, reduction="none")
             counted = int((targets_BT >= 0).sum())
             nats, targets = nats + float(losses_BT.sum()), targets + counted
@@ -169,12 +156,12 @@ class Chat:
             bytes_BT = self._byte_lengths[targets_BT.clamp(min=0)] * (targets_BT >= 0)
             counted_nats += float(losses_BT[bytes_BT > 0].sum())
             counted_bytes += float(bytes_BT.sum())
-        nats, targets, means, groups, counted_nats, counted_bytes = self._world.sum(
+        nats, targets, means, groups, counted_nats, counted_bytes = self.world.sum(
             [nats, targets, means, groups, counted_nats, counted_bytes]
         )
-        by_group = self._recipe.average == "micro_batch"
+        by_group = self.recipe.average == "micro_batch"
         values = {"validation_loss": means / groups if by_group else nats / targets}
-        if packed:
+        if self._packed:
             text = "the text of validation.mixture that the loss counts"
             values["validation_bits_per_byte"] = bits_per_byte(counted_nats, counted_bytes, text)
         return values | self._smoothing() if settings.smoothing else values
@@ -183,31 +170,43 @@ class Chat:
         """Measure smoothing on the first held-out rows, or on the first training rows if the stage holds none out."""
         items = self._held_out or self._items
         tokens_BT, targets_BT = items.items(0, min(PROBE_SEQUENCES, items.per_epoch))
-        packed = self._recipe.batching == "packed"
-        probe_BT = tokens_BT if packed else without_padding(tokens_BT, targets_BT)
-        return smoothing(self.model, probe_BT.to(self._world.device))
+        probe_BT = tokens_BT if self._packed else without_padding(tokens_BT, targets_BT)
+        return smoothing(self.model, probe_BT.to(self.world.device))
 
     def describe_batch(self, step: int) -> str:
         return self._items.identity(step * self.batches.batch, self.batches.batch)
 
     def weights_metadata(self) -> dict[str, str]:
-        start, init_from = self._recipe.start, self._recipe.train.init_from
-        return {
-            "laplacian_heads": str(self.model.config.head_plan()),
-            "tokenizer_sha256": self._data.tokenizer.sha256,
-            "started_from_sha256": start.weights_sha256 if start else str(init_from and init_from.sha256),
-        }
+        init_from = self.recipe.train.init_from
+        return {**super().weights_metadata(), "started_from_sha256": str(init_from and init_from.sha256)}
 
-    def finish(self, run_dir: Path) -> dict[str, Any]:
+    def finish(self) -> dict[str, Any]:
         """Answer the recipe's prompts."""
-        settings, tokenizer = self._recipe.validation, self._data.tokenizer
+        settings = self.recipe.validation
         if not settings.prompts:
             return {}
-        sampling = Sampling(settings.sample_tokens, settings.temperature, settings.top_k, self._recipe.seed)
-        completions = Engine(self.model, tokenizer).complete(self._prompts, sampling)
+        sampling = Sampling(settings.sample_tokens, settings.temperature, settings.top_k, self.recipe.seed)
+        completions = Engine(self.model, self.tokenizer).complete(self._prompts, sampling)
         return {
             "samples": [
-                {"prompt": prompt, "continuation": " " + transcript(samples[0].tokens, tokenizer)}
+                {"prompt": prompt, "continuation": " " + transcript(samples[0].tokens, self.tokenizer)}
                 for prompt, samples in zip(settings.prompts, completions, strict=True)
             ]
         }
+
+    @classmethod
+    def fetch(cls, recipe: ChatRecipe, progress: Progress) -> list[dict[str, Any]]:
+        """Download every data set of every mixture, each once."""
+        return fetch_data_sets(recipe, progress)
+
+    def plan_facts(self, batches: BatchPlan) -> PlanFacts:
+        counts = count_stage(self.recipe.stage, self.recipe)
+        facts = self.token_facts(counts.steps)
+        if not self._packed:
+            context = self.recipe.model.context
+            longest = f"at most: rows are padded to the longest of a micro-batch, here to {context:,} tokens"
+            facts |= {"example": "conversations", "lines": {**facts["lines"], "length": longest}}
+        missing = [count.name for count in (*counts.train, *counts.validation) if count.available is None]
+        if missing:
+            facts |= {"download": f"{', '.join(missing)}, whose size only the hub knows", "download_bytes": None}
+        return PlanFacts(data=counts.to_text(), **facts)

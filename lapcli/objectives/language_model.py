@@ -5,29 +5,46 @@ Shapes: B sequences, T tokens.
 
 import contextlib
 from collections.abc import Callable, Sequence
-from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from lapcli.checkpoint import Checkpoint, load_weights
+from lapcli.data.source_files import cached_hub_files
+from lapcli.data.sources import known_set
 from lapcli.data.text.batches import TokenBatches
-from lapcli.data.text.tokens import TextData
+from lapcli.data.text.corpus import hub_list
+from lapcli.data.text.tokenizer import Tokenizer
+from lapcli.data.text.tokens import TextData, describe_source, prepare_text
 from lapcli.generation.engine import generate
 from lapcli.heads.operator_attention import operator_parameters
 from lapcli.measures.bits_per_byte import bigram_bits_per_byte, bits_per_byte
 from lapcli.measures.smoothing import PROBE_SEQUENCES, smoothing
 from lapcli.models.gpt import GPT, GPTConfig
-from lapcli.objectives.objective import ParameterGroup, decay_groups, plan_batches
+from lapcli.objectives.objective import (
+    BatchPlan,
+    LoadedModel,
+    Objective,
+    ParameterGroup,
+    PlanFacts,
+    decay_groups,
+    describe_download,
+)
 from lapcli.objectives.schedules import learning_rate_multiplier, muon_momentum
-from lapcli.recipe.chat import ChatStageRecipe
+from lapcli.objectives.weights import InitialWeights, open_weights, tokenizer_for
 from lapcli.recipe.optimizers import MuonSection
-from lapcli.recipe.schema import GPTRecipe, LanguageModelRecipe
+from lapcli.recipe.schema import GPTRecipe, LanguageModelRecipe, TextSource
+from lapcli.runs import TOKENIZER, Run
 from lapcli.runtime.devices import ComputePolicy, compute_policy, this_cpu, to_device
+from lapcli.runtime.environment import runs_dir
 from lapcli.runtime.errors import UsageError
 from lapcli.runtime.machine import check_compiler
+from lapcli.runtime.progress import Progress, shown_progress
 from lapcli.runtime.ranks import World
+
+R = TypeVar("R", bound=GPTRecipe)
 
 
 def gpt_config(recipe: GPTRecipe) -> GPTConfig:
@@ -67,57 +84,112 @@ def parameter_groups(recipe: GPTRecipe, model: GPT) -> list[ParameterGroup]:
     ]
 
 
-def build_gpt(
-    recipe: GPTRecipe,
-    device: torch.device,
-    *,
-    is_drawn: bool = True,
-    any_length: bool = False,
-    policy: ComputePolicy | None = None,
-) -> GPT:
-    """Build the model of a recipe. Without `is_drawn` its weights are uninitialized, to be loaded over.
+class GPTObjective(Objective[R]):
+    """What pretraining and chat training share: the GPT, its optimizers, its tokenizer."""
 
-    `any_length`: the length of sequences differs between batches.
-    """
-    train = recipe.train
-    # A graph for any length gains less than one for a fixed length, so `auto` does not compile it.
-    compiles = False if any_length and train.compile == "auto" else train.compile
-    policy = policy or compute_policy(device, train.precision, compiles)
-    with device if device.type == "meta" else contextlib.nullcontext():
-        model = GPT(gpt_config(recipe), is_drawn=False)
-    if is_drawn and device.type != "meta":  # on the CPU, so that a seed gives the same weights on every device
-        model.initialise(torch.Generator().manual_seed(recipe.seed))
-    model.policy = policy
-    if policy.bf16:
-        model.use_bf16()
-    model.to(device)
-    if policy.compiles:
-        check_compiler(device.type)
-        model.use_compile(any_length=any_length)
-    return model
+    any_length = False  # the length of sequences differs between batches
+    tokenizer: Tokenizer
+
+    def build(self, device: torch.device, policy: ComputePolicy | None = None, *, is_initialised: bool = True) -> None:
+        """Build the GPT; without `is_initialised` its weights are to be loaded over."""
+        train = self.recipe.train
+        # A graph for any length gains less than one for a fixed length, so `auto` does not compile it.
+        compiles = False if self.any_length and train.compile == "auto" else train.compile
+        self.policy = policy or compute_policy(device, train.precision, compiles)
+        with device if device.type == "meta" else contextlib.nullcontext():
+            model = GPT(gpt_config(self.recipe), is_drawn=False)
+        if (
+            is_initialised and device.type != "meta"
+        ):  # on the CPU, so that a seed gives the same weights on every device
+            model.initialise(torch.Generator().manual_seed(self.recipe.seed))
+        model.policy = self.policy
+        if self.policy.bf16:
+            model.use_bf16()
+        self.model = model.to(device)
+        if self.policy.compiles:
+            check_compiler(device.type)
+            model.use_compile(any_length=self.any_length)
+
+    def parameter_groups(self) -> list[ParameterGroup]:
+        return parameter_groups(self.recipe, self.model)
+
+    def synthetic_batch(self, examples: int, device: torch.device) -> Any:
+        tokens_BT = torch.zeros(examples, self.recipe.model.context, dtype=torch.long, device=device)
+        return [tokens_BT, tokens_BT]
+
+    def loss(self, batch: Any) -> Tensor:
+        tokens_BT, targets_BT = batch
+        return self.model.loss(tokens_BT, targets_BT)
+
+    def weights_metadata(self) -> dict[str, str]:
+        return {**super().weights_metadata(), "tokenizer_sha256": self.tokenizer.sha256}
+
+    def save_tokenizer(self, run: Run) -> None:
+        # The tokenizer of changed data, which is refused later, must not replace the run's own.
+        if self.world.is_main and run.info.get("tokenizer_sha256") in (None, self.tokenizer.sha256):
+            self.tokenizer.save(run.path / TOKENIZER)
+
+    def byte_lengths(self) -> Tensor:
+        return torch.from_numpy(self.tokenizer.byte_lengths().astype(np.int64)).to(self.world.device)
+
+    def token_facts(self, steps: int | None) -> dict[str, Any]:
+        """Return the fields of `PlanFacts` for batches of sequences as long as the context, counted in tokens."""
+        tokens_per_step = self.recipe.train.batch * self.recipe.model.context
+        tokens = None if steps is None else steps * tokens_per_step
+        return {
+            "steps": steps,
+            "epochs": None if self.recipe.train.steps else self.recipe.train.epochs,
+            "example": "sequences",
+            "unit": "token",
+            "units_per_example": self.recipe.model.context,
+            "lines": {"tokens": "-" if tokens is None else f"{tokens:,}"},
+            "values": {"tokens_per_step": tokens_per_step, "tokens": tokens},
+        }
+
+    def check_samples(self, prompts: Sequence[Sequence[int]]) -> None:
+        """Refuse samples that do not fit the model before training, since they are generated after it."""
+        wanted: int = self.recipe.validation.sample_tokens  # type: ignore[attr-defined]
+        positions = gpt_config(self.recipe).positions
+        longest = max(map(len, prompts), default=0)
+        if prompts and longest + wanted > positions:
+            raise UsageError(
+                f"validation.sample_tokens: {wanted:,} tokens after a prompt of {longest:,} go beyond the model's "
+                f"{positions:,} positions, which are 10 times model.context; lower it or shorten validation.prompts"
+            )
+
+    @classmethod
+    def load(
+        cls, run: Run, checkpoint: Checkpoint | None, device: torch.device, *, float32: bool = False
+    ) -> LoadedModel:
+        recipe: Any = run.recipe
+        tokenizer = Tokenizer.from_file(run.path / TOKENIZER)
+        run.check_tokenizer(tokenizer.sha256)
+        # Evaluations have too many shapes to compile.
+        changes = {"compile": False, **({"precision": "float32"} if float32 else {})}
+        objective = cls(recipe.model_copy(update={"train": recipe.train.model_copy(update=changes)}))
+        objective.build(device, is_initialised=checkpoint is None)
+        model = objective.model
+        if checkpoint is not None:
+            load_weights(checkpoint.weights, model, str(model.config.head_plan()))
+        return LoadedModel.from_run(run, checkpoint, model.cast_weights().eval(), device, tokenizer=tokenizer)
 
 
-def check_samples(prompts: Sequence[Sequence[int]], recipe: LanguageModelRecipe | ChatStageRecipe) -> None:
-    """Refuse samples that do not fit the model before training, since they are generated after it."""
-    wanted, positions = recipe.validation.sample_tokens, gpt_config(recipe).positions
-    longest = max(map(len, prompts), default=0)
-    if prompts and longest + wanted > positions:
-        raise UsageError(
-            f"validation.sample_tokens: {wanted:,} tokens after a prompt of {longest:,} go beyond the model's "
-            f"{positions:,} positions, which are 10 times model.context; lower it or shorten validation.prompts"
-        )
-
-
-class LanguageModel:
+class LanguageModel(GPTObjective[LanguageModelRecipe]):
     unit = "tokens"
-    best_metric = None
 
-    def __init__(
-        self, recipe: LanguageModelRecipe, data: TextData, world: World, policy: ComputePolicy | None = None
-    ) -> None:
-        self._recipe, self._data, self._world = recipe, data, world
-        train, context = recipe.train, recipe.model.context
-        self.batches = plan_batches(train.batch, train.micro_batch, world.size)
+    def prepare(self, world: World, run: Run, initial: InitialWeights | None) -> dict[str, Any]:
+        tokenizer = self.recipe.tokenizer if initial is None else initial.tokenizer(self.recipe)
+        with shown_progress(world.is_main) as progress:
+            data = prepare_text(self.recipe.data, tokenizer, progress=progress)
+        self.use(data, world)
+        self.save_tokenizer(run)
+        return {"data": data.description, "data_sha256": data.identity, "tokenizer_sha256": data.tokenizer.sha256}
+
+    def use(self, data: TextData, world: World) -> None:
+        """Plan the batches of prepared text."""
+        self.data, self.world, self.tokenizer = data, world, data.tokenizer
+        recipe, train, context = self.recipe, self.recipe.train, self.recipe.model.context
+        self.batches = self.plan_batches(world.size)
         self._sequences = TokenBatches(
             data.train, context=context, batch=train.batch, seed=recipe.seed, shuffled=recipe.data.shuffled
         )
@@ -127,96 +199,116 @@ class LanguageModel:
             1, min(recipe.validation.tokens // context, self._validation.sequences_per_epoch)
         )
         self._prompts = [[data.tokenizer.bos, *data.tokenizer.encode(prompt)] for prompt in recipe.validation.prompts]
-        check_samples(self._prompts, recipe)
+        self.check_samples(self._prompts)
         if recipe.validation.bigram:
             _check_memory_for_bigrams(len(data.train))
-        self._byte_lengths = torch.from_numpy(data.tokenizer.byte_lengths().astype(np.int64)).to(world.device)
+        self._byte_lengths = self.byte_lengths()
         self.steps = train.steps or max(
             1, int((train.epochs or 0) * self._sequences.sequences_per_epoch) // train.batch
         )
-        self.model = build_gpt(recipe, world.device, policy=policy)
         self.units_per_step = train.batch * context
-        self.flops_per_step = float(self.model.flops_per_token()) * self.units_per_step
 
-    def parameter_groups(self) -> list[ParameterGroup]:
-        return parameter_groups(self._recipe, self.model)
+    @property
+    def flops_per_step(self) -> float:
+        return float(self.model.flops_per_token()) * self.units_per_step
 
     def batch(self, step: int, micro_step: int) -> list[Tensor]:
         """Return tokens and targets."""
-        first = self.batches.first(micro_step, self._world.rank)
-        return to_device(self._sequences.sequences(step, first, self.batches.micro_batch), self._world.device)
-
-    def loss(self, batch: list[Tensor]) -> Tensor:
-        tokens_BT, targets_BT = batch
-        return self.model.loss(tokens_BT, targets_BT)
+        first = self.batches.first(micro_step, self.world.rank)
+        return to_device(self._sequences.sequences(step, first, self.batches.micro_batch), self.world.device)
 
     def learning_rate_multiplier(self, step: int) -> float:
-        return learning_rate_multiplier(self._recipe.schedule, step, self.steps)
-
-    def after_step(self, step: int) -> None:
-        pass
+        return learning_rate_multiplier(self.recipe.schedule, step, self.steps)
 
     @torch.no_grad()
     def validate(self, stop_if_asked: Callable[[], None]) -> dict[str, float]:
         """Measure the loss and bits per byte: nats / ln 2 / the raw bytes of the targets (special tokens have none)."""
         nats = targets = counted_nats = counted_bytes = 0.0
-        for share in self._world.shares(self._validation_sequences, self.batches.micro_batch):
+        for share in self.world.shares(self._validation_sequences, self.batches.micro_batch):
             stop_if_asked()  # a collective, so also with an empty share
             if not share:
                 continue
             sequences = self._validation.sequences(0, share.start, len(share))
-            tokens_BT, targets_BT = to_device(sequences, self._world.device)
+            tokens_BT, targets_BT = to_device(sequences, self.world.device)
             losses_BT = self.model.loss(tokens_BT, targets_BT, reduction="none")
             bytes_BT = self._byte_lengths[targets_BT]
             nats += float(losses_BT.sum())
             targets += losses_BT.numel()
             counted_nats += float(losses_BT[bytes_BT > 0].sum())
             counted_bytes += float(bytes_BT.sum())
-        nats, targets, counted_nats, counted_bytes = self._world.sum([nats, targets, counted_nats, counted_bytes])
+        nats, targets, counted_nats, counted_bytes = self.world.sum([nats, targets, counted_nats, counted_bytes])
         values = {
             "validation_loss": nats / targets,
             "validation_bits_per_byte": bits_per_byte(counted_nats, counted_bytes, "the held-out text"),
         }
-        return values | self._smoothing() if self._recipe.validation.smoothing else values
+        return values | self._smoothing() if self.recipe.validation.smoothing else values
 
     def _smoothing(self) -> dict[str, float]:
         tokens_BT, _ = self._validation.sequences(0, 0, min(PROBE_SEQUENCES, self._validation.sequences_per_epoch))
-        return smoothing(self.model, tokens_BT.to(self._world.device))
+        return smoothing(self.model, tokens_BT.to(self.world.device))
 
     def describe_batch(self, step: int) -> str:
         return self._sequences.identity(step)
 
-    def weights_metadata(self) -> dict[str, str]:
-        return {"laplacian_heads": str(self.model.config.head_plan()), "tokenizer_sha256": self._data.tokenizer.sha256}
-
-    def finish(self, run_dir: Path) -> dict[str, Any]:
+    def finish(self) -> dict[str, Any]:
         """Continue the recipe's prompts, and evaluate a bigram model if the recipe asks for it."""
         results: dict[str, Any] = {}
-        settings = self._recipe.validation
+        settings = self.recipe.validation
+        sampling = {"temperature": settings.temperature, "top_k": settings.top_k, "seed": self.recipe.seed}
         if settings.prompts:
-            tokenizer = self._data.tokenizer
             results["samples"] = [
-                {"prompt": prompt, "continuation": tokenizer.decode(self._continue(ids))}
+                {
+                    "prompt": prompt,
+                    "continuation": self.tokenizer.decode(
+                        generate(self.model, ids, settings.sample_tokens, **sampling)  # type: ignore[arg-type]
+                    ),
+                }
                 for prompt, ids in zip(settings.prompts, self._prompts, strict=True)
             ]
         if settings.bigram:
-            train, validation = self._data.train, self._data.validation
-            tokens = self._validation_sequences * self._recipe.model.context + 1  # with the target of the last token
+            train, validation = self.data.train, self.data.validation
+            tokens = self._validation_sequences * self.recipe.model.context + 1  # with the target of the last token
             results["bigram_bits_per_byte"] = bigram_bits_per_byte(
-                train.read(0, len(train)), validation.read(0, tokens), self._data.tokenizer.byte_lengths()
+                train.read(0, len(train)), validation.read(0, tokens), self.tokenizer.byte_lengths()
             )
         return results
 
-    def _continue(self, prompt: list[int]) -> list[int]:
-        settings = self._recipe.validation
-        return generate(
-            self.model,
-            prompt,
-            settings.sample_tokens,
-            temperature=settings.temperature,
-            top_k=settings.top_k,
-            seed=self._recipe.seed,
+    @classmethod
+    def fetch(cls, recipe: LanguageModelRecipe, progress: Progress) -> dict[str, Any]:
+        init_from = recipe.train.init_from
+        tokenizer = (
+            recipe.tokenizer if init_from is None else tokenizer_for(open_weights(init_from, runs_dir()), recipe)
         )
+        prepared = prepare_text(recipe.data, tokenizer, progress=progress)
+        return {
+            "source": recipe.data.train,
+            "source_files": prepared.source_files,
+            "source_bytes": prepared.source_bytes,
+            "documents": prepared.documents,
+            "vocab": prepared.tokenizer.vocab_size,
+            "train_tokens": len(prepared.train),
+            "validation_tokens": len(prepared.validation),
+            "bytes_on_disk": sum(path.stat().st_size for path in prepared.folder.iterdir()),
+            "folder": str(prepared.folder),
+            "identity": prepared.identity,
+            "tokenizer_sha256": prepared.tokenizer.sha256,
+        }
+
+    def plan_facts(self, batches: BatchPlan) -> PlanFacts:
+        recipe = self.recipe
+        data = describe_source(recipe.data, recipe.tokenizer)
+        return PlanFacts(data=data, **_download_facts(recipe.data), **self.token_facts(recipe.train.steps))
+
+
+def _download_facts(source: TextSource) -> dict[str, Any]:
+    if not source.train.startswith("hub:"):
+        return {}
+    repository, names = hub_list(source)
+    missing = [name for name in names if cached_hub_files(repository, [name], source.revision) is None]
+    if not missing:
+        return {}
+    each = known_set(source.train).file_bytes
+    return describe_download(None if each is None else each * len(missing), f"{len(missing):,} files of {repository}")
 
 
 def _check_memory_for_bigrams(tokens: int) -> None:

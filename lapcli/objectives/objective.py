@@ -1,14 +1,36 @@
-"""The interface between an objective and the training loop. Everything else is the loop's and the same for all
-objectives: accumulation, clipping, schedules, checkpoints, signals, metrics and progress."""
+"""The interface of an objective: everything that is particular to one way of training.
 
+One class tells the whole story of an objective: its data, model, batches, loss and validation, and how to load it. The
+loop owns what is the same for all of them: accumulation, clipping, schedules, checkpoints, signals, metrics and
+progress. The type of its recipes (`lapcli/recipe`) names the class, and says without importing torch what its models
+can do and which metrics its validation has.
+"""
+
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Protocol, runtime_checkable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
 
+import torch
 from torch import Tensor, nn
 
+from lapcli.checkpoint import Checkpoint
 from lapcli.recipe.optimizers import OptimizerSection
+from lapcli.recipe.schema import BaseRecipe
+from lapcli.recipe.vision import ImageFiles
+from lapcli.runs import Run
+from lapcli.runtime.devices import ComputePolicy
 from lapcli.runtime.errors import UsageError
+from lapcli.runtime.progress import Progress
+from lapcli.runtime.ranks import World
+
+if TYPE_CHECKING:
+    from lapcli.data.text.tokenizer import Tokenizer
+    from lapcli.models.gpt import GPT
+    from lapcli.objectives.weights import InitialWeights
+
+R = TypeVar("R", bound=BaseRecipe)
 
 
 @dataclass
@@ -81,67 +103,201 @@ def plan_batches(batch: int, micro_batch: int, processes: int, multiple: int = 1
     return BatchPlan(batch, micro, share // micro, processes)
 
 
-class Objective(Protocol):
-    @property
-    def model(self) -> nn.Module: ...
+@dataclass(frozen=True)
+class LoadedModel:
+    """A model with its weights, and what is needed to prepare its inputs."""
+
+    name: str
+    module: nn.Module
+    gives: frozenset[str]
+    weights: Literal["trained", "untrained", "pretrained"]
+    weights_sha256: str | None
+    step: int | None
+    device: torch.device
+    run: Run | None = None
+    file: Path | None = None  # of the weights
+    tokenizer: "Tokenizer | None" = None  # of language models
+    images: ImageFiles | None = None  # their normalisation, and the source that it was trained on
+    image_size: int | None = None  # pixels of a side
+    classes: int | None = None  # of a classifier trained here
+
+    @classmethod
+    def from_run(
+        cls, run: Run, checkpoint: Checkpoint | None, module: nn.Module, device: torch.device, **known: Any
+    ) -> "LoadedModel":
+        """Wrap a run's model. `module` has the checkpoint's weights or random ones; `known` sets further fields."""
+        return cls(
+            name=run.name,
+            module=module.to(device),
+            gives=run.recipe.gives,
+            weights="untrained" if checkpoint is None else "trained",
+            weights_sha256=None if checkpoint is None else checkpoint.weights_sha256,
+            step=0 if checkpoint is None else checkpoint.step,
+            device=device,
+            run=run,
+            **known,
+        )
 
     @property
-    def batches(self) -> BatchPlan: ...
+    def validation_batch(self) -> int | None:
+        """Batch size of validations in its run, if the recipe has one."""
+        return None if self.run is None else getattr(self.run.recipe.validation, "batch", None)
+
+    def language_model(self) -> "tuple[GPT, Tokenizer]":
+        """Return the GPT and its tokenizer; UsageError for other models."""
+        from lapcli.models.gpt import GPT
+
+        if not isinstance(self.module, GPT) or self.tokenizer is None:
+            raise UsageError(f"{self.name} is not a GPT; name a run of one with --run")
+        return self.module, self.tokenizer
+
+
+@dataclass(frozen=True)
+class PlanFacts:
+    """Facts about a recipe that a plan cannot compute from the training step."""
+
+    steps: int | None  # None: the recipe has epochs, and the size of its data is not known
+    data: str
+    download: str = "nothing"
+    download_bytes: int | None = 0  # None: not known without asking the hub
+    example: str = "examples"  # what batches are counted in
+    unit: str = "example"  # what FLOPs are given for
+    units_per_example: int = 1
+    epochs: float | None = None
+    keeps_best: bool = False  # keeps the best checkpoint besides the newest
+    read_seconds: float = 0.0  # of one core, to read an example; 0: negligible
+    prepared_bytes: float = 0.0  # memory traffic of the device to augment an example
+    lines: Mapping[str, str] = field(default_factory=dict)  # more lines of the text
+    values: Mapping[str, Any] = field(default_factory=dict)  # more keys of the JSON
+
+
+def describe_download(size: int | None, what: str) -> dict[str, Any]:
+    """Return the fields of `PlanFacts` about a download."""
+    words = f"{what}, whose size only the hub knows"
+    if size is not None:
+        words = f"about {size / 1e9:,.1f} GB unless it is on this machine already: {what}"
+    return {"download": words, "download_bytes": size}
+
+
+class Objective(ABC, Generic[R]):
+    """One way of training the models of a recipe.
+
+    Training calls `prepare`, then `build`, then `batch` and `loss` for each micro-step. A plan needs no data: it calls
+    `build` on the meta device, then `loss` on a `synthetic_batch`. Evaluation and analysis call `load`.
+    """
+
+    unit = "examples"  # of throughput: tokens, images, ...
+    best_metric: str | None = (
+        None  # metric of `validate` whose maximum marks the best checkpoint; None: keep the newest
+    )
+
+    # Set by `prepare`
+    world: World
+    batches: BatchPlan
+    steps: int
+    units_per_step: int
+    notes: list[str]  # lines for the log before the first step
+    # Set by `build`
+    model: Any
+    policy: ComputePolicy
+
+    def __init__(self, recipe: R) -> None:
+        self.recipe = recipe
+        self.notes = []
 
     @property
-    def steps(self) -> int: ...
+    def multiple(self) -> int:
+        """The size of which every micro-batch is a multiple, where examples come in pairs or groups."""
+        return 1
+
+    def plan_batches(self, processes: int) -> BatchPlan:
+        train = self.recipe.train
+        return plan_batches(train.batch, train.micro_batch, processes, self.multiple)
 
     @property
-    def unit(self) -> str:
-        """The unit of throughput: tokens or images."""
+    @abstractmethod
+    def flops_per_step(self) -> float:
+        """FLOPs of a step over all processes, by formula, for the model FLOPs utilisation."""
 
-    @property
-    def best_metric(self) -> str | None:
-        """A metric of `validate` whose maximum marks the best checkpoint; None: only the newest are kept."""
+    @abstractmethod
+    def prepare(self, world: World, run: Run, initial: "InitialWeights | None") -> dict[str, Any]:
+        """Read the data and plan the batches, on every rank; return facts for `run.json`, `data_sha256` among them.
 
-    @property
-    def units_per_step(self) -> int: ...
+        `initial` are the weights that the run starts from, if the recipe names any.
+        """
 
-    @property
-    def flops_per_step(self) -> float: ...
+    @abstractmethod
+    def build(self, device: torch.device, policy: ComputePolicy | None = None) -> None:
+        """Build the model from the recipe's seed; on the meta device no weight may take memory.
 
+        `policy`: of a device to plan for; by default that of `device`.
+        """
+
+    @abstractmethod
     def parameter_groups(self) -> list[ParameterGroup]: ...
 
+    @abstractmethod
     def batch(self, step: int, micro_step: int) -> Any:
         """Return a batch, a pure function of recipe, seed, step and micro-step: there is no iterator state."""
 
+    @abstractmethod
     def loss(self, batch: Any) -> Tensor: ...
 
+    @abstractmethod
     def learning_rate_multiplier(self, step: int) -> float: ...
 
-    def after_step(self, step: int) -> None: ...
-
+    @abstractmethod
     def validate(self, stop_if_asked: Callable[[], None]) -> dict[str, float]:
         """Return metrics, the same on every rank; call `stop_if_asked`, which raises to stop, equally often on each."""
 
-    def describe_batch(self, step: int) -> str: ...
+    @abstractmethod
+    def describe_batch(self, step: int) -> str:
+        """Describe the examples of a step, for the message about a loss that is not finite."""
 
-    def weights_metadata(self) -> dict[str, str]: ...
+    @classmethod
+    @abstractmethod
+    def load(
+        cls, run: Run, checkpoint: Checkpoint | None, device: torch.device, *, float32: bool = False
+    ) -> LoadedModel:
+        """Load a run's model with the weights of a checkpoint; without one, untrained, from the recipe's seed.
 
-    def finish(self, run_dir: Any) -> dict[str, Any]:
-        """After the last step, on rank 0: return results besides the weights, such as samples."""
+        `float32`: compute in float32 whatever it was trained in, so that measurements are not affected by bf16's
+        rounding.
+        """
 
+    @classmethod
+    @abstractmethod
+    def fetch(cls, recipe: Any, progress: Progress) -> "dict[str, Any] | list[dict[str, Any]]":
+        """Download and prepare everything that a run of the recipe reads; return what `lap fetch` prints."""
 
-@runtime_checkable
-class Closable(Protocol):
-    """An objective with resources to release: data workers, open files."""
+    def synthetic_batch(self, examples: int, device: torch.device) -> Any:
+        """Return a batch of that many examples with arbitrary values, for plans."""
+        raise UsageError(f"recipes of {self.recipe.objective} cannot be planned: {type(self).__name__} has no batches")
+
+    def plan_facts(self, batches: BatchPlan) -> PlanFacts:
+        train = self.recipe.train
+        return PlanFacts(steps=train.steps, data=f"not described by {type(self).__name__}", epochs=train.epochs)
+
+    def update_metrics(self) -> dict[str, Tensor]:
+        """Return further metrics of an update, still on the device, before the optimizer step on every rank.
+
+        The loop copies their means over the ranks to the host together with the loss, in the step's one sync.
+        """
+        return {}
+
+    def warning(self, step: int, values: dict[str, float]) -> str | None:
+        """Return a warning about the means of `update_metrics` after an update, if something is wrong with them."""
+        return None
+
+    def after_step(self, step: int) -> None:
+        """Update what follows the weights, such as a teacher."""
+
+    def weights_metadata(self) -> dict[str, str]:
+        return {"laplacian_heads": str(self.recipe.model.head_plan())}  # type: ignore[attr-defined]
+
+    def finish(self) -> dict[str, Any]:
+        """Return results besides the weights, such as samples; called after the last step on rank 0."""
+        return {}
 
     def close(self) -> None:
-        """Release them on every rank when the run ends, however it ends."""
-
-
-@runtime_checkable
-class MonitorsUpdates(Protocol):
-    """An objective that monitors more of an update than its loss."""
-
-    def seen(self) -> dict[str, Tensor]:
-        """Before an update, on every rank: return numbers of its micro-steps, still on the device. The loop copies
-        their means over the ranks to the host with the loss, so that there is one wait for all of them."""
-
-    def watch(self, step: int, values: dict[str, float]) -> str | None:
-        """After the update, on every rank: return a warning if something is wrong with those means."""
+        """Release data workers and open files on every rank when the run ends, however it ends."""

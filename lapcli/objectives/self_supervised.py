@@ -11,28 +11,25 @@ Shapes: G global and Q local crops of B images, M = G B, L = Q B, P patches, N m
 K prototypes.
 """
 
-import contextlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from lapcli.data.images.colours import Recolouring
+from lapcli.data.images.colours import BYTES_A_VALUE, Recolouring
 from lapcli.data.images.crops import GLOBALS, CropReader, deal_masks, mask_counts
-from lapcli.data.images.loader import Example, ImageBatches, ImageLoader
+from lapcli.data.images.loader import ImageBatches, seconds_to_read
 from lapcli.data.images.sources import ImageData
-from lapcli.measures.smoothing import smoothing
+from lapcli.data.sources import known_set
 from lapcli.models.compiling import compiled
-from lapcli.models.dino_vit import Head, StudentTeacher, crop_flops
-from lapcli.objectives.classification import check_room_for_workers, probe_images, worker_count
+from lapcli.models.dino_vit import DinoViT, Head, StudentTeacher, crop_flops
 from lapcli.objectives.dino_losses import dino_loss, ibot_loss, koleo_loss, patch_weights, sinkhorn_targets
 from lapcli.objectives.dino_monitoring import collapse, neighbour_accuracy, teacher_health
-from lapcli.objectives.objective import ParameterGroup, plan_batches
+from lapcli.objectives.image_objective import ImageObjective
+from lapcli.objectives.objective import BatchPlan, ParameterGroup, PlanFacts
 from lapcli.objectives.schedules import (
     parameter_groups,
     peak_rate,
@@ -41,8 +38,7 @@ from lapcli.objectives.schedules import (
     teacher_temperature,
 )
 from lapcli.recipe.dino import SelfSupervisedRecipe
-from lapcli.runtime.devices import ComputePolicy, compute_policy, to_device
-from lapcli.runtime.machine import check_compiler
+from lapcli.runtime.devices import ComputePolicy, to_device
 from lapcli.runtime.ranks import World
 
 
@@ -56,24 +52,84 @@ class CropBatch:
     step: int
 
 
-class SelfSupervisedStep:
-    """Student, teacher and their loss, which need no data: a run trains them, a plan traces them on the meta device."""
+class SelfSupervised(ImageObjective[SelfSupervisedRecipe]):
+    model: StudentTeacher
 
-    def __init__(self, recipe: SelfSupervisedRecipe, device: torch.device, policy: ComputePolicy) -> None:
-        self._recipe, self._policy = recipe, policy
-        # Drawn on the CPU, so that one seed gives the same weights on every device.
-        with device if device.type == "meta" else contextlib.nullcontext():
-            model = StudentTeacher(recipe.model, recipe.seed)
-        self.model = model.to(device).train()  # the teacher too: without drop path the mode changes nothing
-        if policy.compiles:
-            check_compiler(device.type)
-            self.model.student.backbone.use_compile()
-            self.model.teacher.backbone.use_compile()
+    def __init__(self, recipe: SelfSupervisedRecipe) -> None:
+        super().__init__(recipe)
+        self.image_size = recipe.data.crops.global_size
+        self.steps = recipe.steps
+        self._seen: list[dict[str, Tensor]] = []  # metrics of each micro-step of an update
+        self._has_collapsed = False
 
-    def synthetic_batch(self, images: int, device: torch.device) -> CropBatch:
-        """Return a batch of zeros for plans, with as many masked patches as a batch of data has."""
-        crops, masks, group = self._recipe.data.crops, self._recipe.data.masks, self._recipe.train.group
-        patches, (low, high) = (crops.global_size // self._recipe.model.patch) ** 2, masks.ratio
+    @property
+    def multiple(self) -> int:
+        return self.recipe.train.group
+
+    def use(self, data: ImageData, world: World) -> None:
+        super().use(data, world)
+        recipe, train = self.recipe, self.recipe.train
+        self._images = ImageBatches(len(data.train), batch=train.batch, group=train.group, repeats=1, seed=recipe.seed)
+        self.start_workers(CropReader(data.train, recipe.data, recipe.seed))
+        self.notes = [epochs_in_words(recipe, len(data.train)), *accumulation_in_words(self.batches.accumulation)]
+
+    @property
+    def flops_per_step(self) -> float:
+        return float(image_flops(self.recipe)) * self.recipe.train.batch
+
+    def build(self, device: torch.device, policy: ComputePolicy | None = None) -> None:
+        super().build(device, policy)
+        # On a CPU, where pieces fit into the cache, fusing gains less than compiling costs.
+        compiles = self.policy.compiles and device.type == "cuda"
+        self._recolour = Recolouring(self.recipe.data, partial(compiled, any_length=True) if compiles else None)
+
+    @classmethod
+    def new_model(cls, recipe: SelfSupervisedRecipe, seed: int | None) -> nn.Module:
+        return StudentTeacher(recipe.model, seed)
+
+    @classmethod
+    def evaluated(cls, model: StudentTeacher) -> nn.Module:
+        return model.teacher.backbone  # which is what upstream always evaluates
+
+    def compile(self) -> None:
+        self.model.student.backbone.use_compile()
+        self.model.teacher.backbone.use_compile()
+
+    def parameter_groups(self) -> list[ParameterGroup]:
+        return parameter_groups(self.recipe, self.model)
+
+    def batch(self, step: int, micro_step: int) -> CropBatch:
+        *crops, global_GBK, local_QBK = self._loader.batch(step, micro_step)
+        global_MCHW, local_LCHW = (
+            self._recolour(crops_NHWC.flatten(0, 1), drawn_NK.flatten(0, 1))
+            for crops_NHWC, drawn_NK in zip(to_device(crops, self.world.device), (global_GBK, local_QBK), strict=True)
+        )
+        masks = self.masks(step, micro_step)
+        # On the host: on a GPU the host would have to wait for the number of masked patches.
+        hidden = np.flatnonzero(masks)
+        masks_MP, hidden_N = to_device(map(torch.from_numpy, (masks, hidden)), self.world.device)
+        return CropBatch(global_MCHW, local_LCHW, masks_MP, hidden_N, self.batches.micro_batch, step)
+
+    def masks(self, step: int, micro_step: int) -> np.ndarray:
+        """Return the masks of this process's groups, in the order of its global crops."""
+        recipe, group = self.recipe, self.recipe.train.group
+        side = recipe.data.crops.global_size // recipe.model.patch
+        first = self.batches.first(micro_step, self.world.rank) // group
+        section = recipe.data.masks
+        ratios = section.ratio[0], section.ratio[1]
+        by_group = [
+            deal_masks(GLOBALS * group, (side, side), section.probability, ratios, (recipe.seed, step, number))
+            for number in range(first, first + self.batches.micro_batch // group)
+        ]
+        # From group by group to crop by crop over all groups, which is the order of the crops.
+        by_crop = [masks.reshape(GLOBALS, group, -1) for masks in by_group]
+        return np.concatenate(by_crop, axis=1).reshape(GLOBALS * self.batches.micro_batch, -1)
+
+    def synthetic_batch(self, examples: int, device: torch.device) -> CropBatch:
+        """Return zeros with as many masked patches as a batch of data has."""
+        images = examples
+        crops, masks, group = self.recipe.data.crops, self.recipe.data.masks, self.recipe.train.group
+        patches, (low, high) = (crops.global_size // self.recipe.model.patch) ** 2, masks.ratio
         hidden = images // group * sum(mask_counts(GLOBALS * group, patches, masks.probability, (low, high)))
         with device:
             return CropBatch(
@@ -85,38 +141,39 @@ class SelfSupervisedStep:
                 step=0,
             )
 
-    def loss(self, batch: CropBatch) -> tuple[Tensor, dict[str, Tensor]]:
-        """Return the loss, and its parts and the teacher's health without a gradient."""
-        train = self._recipe.train
-        temperature = teacher_temperature(self._recipe.schedule, batch.step)
+    def loss(self, batch: CropBatch) -> Tensor:
+        """Return the loss; its parts and the teacher's health are kept for `update_metrics`."""
+        train = self.recipe.train
+        temperature = teacher_temperature(self.recipe.schedule, batch.step)
         student, teacher = self.model.student, self.model.teacher
-        with torch.no_grad(), self._policy.autocast():
+        with torch.no_grad(), self.policy.autocast():
             (tokens_MTC,) = teacher.backbone.tokens([batch.global_MCHW])
             teacher_MC = tokens_MTC[:, 0]
             dino_MD = teacher.dino_head(teacher_MC)
             ibot_ND = teacher.ibot_head(_patches(tokens_MTC, batch.hidden_N))
         dino_MK = self._targets(teacher.dino_head, dino_MD, temperature)
 
-        with self._policy.autocast():
+        with self.policy.autocast():
             global_MTC, local_LTC = self._student_tokens(batch)
             class_SC = torch.cat([global_MTC[:, 0], local_LTC[:, 0]])
             class_SD = student.dino_head(class_SC)
             patch_ND = student.ibot_head(_patches(global_MTC, batch.hidden_N))
         tau = train.student_temperature
         dino, local_loss, global_loss = dino_loss(
-            self._rows(class_SD), student.dino_head.prototypes.weight, dino_MK, batch.images, tau, self._policy
+            self._rows(class_SD), student.dino_head.prototypes.weight, dino_MK, batch.images, tau, self.policy
         )
         seen = teacher_health(teacher_MC, dino_MK)
         del dino_MK  # N x K: freed before the targets of iBOT are computed
         ibot_NK = self._targets(teacher.ibot_head, ibot_ND, temperature)
         weights_N = patch_weights(batch.masks_MP, batch.hidden_N)
         ibot = ibot_loss(
-            self._rows(patch_ND), student.ibot_head.prototypes.weight, ibot_NK, weights_N, tau, self._policy
+            self._rows(patch_ND), student.ibot_head.prototypes.weight, ibot_NK, weights_N, tau, self.policy
         )
         koleo = koleo_loss(global_MTC[:, 0], GLOBALS, train.group)
         seen |= {"loss_local": local_loss, "loss_global": global_loss, "loss_ibot": ibot, "loss_koleo": koleo}
         total = train.dino * dino + train.koleo * koleo + train.ibot * ibot
-        return total, {name: value.detach() for name, value in seen.items()}
+        self._seen.append({name: value.detach() for name, value in seen.items()})
+        return total
 
     def _student_tokens(self, batch: CropBatch) -> tuple[Tensor, Tensor]:
         """Compute the tokens of global and local crops in one pass; without local crops the second has no rows."""
@@ -131,137 +188,69 @@ class SelfSupervisedStep:
         """Compute the teacher's targets, in float32 whatever the dtype of the logits."""
         rows_ND = self._rows(x_ND)
         logits_NK = rows_ND @ head.prototypes.weight.to(rows_ND.dtype).t()
-        return sinkhorn_targets(logits_NK, temperature, self._recipe.train.sinkhorn_iterations, self._policy)
+        return sinkhorn_targets(logits_NK, temperature, self.recipe.train.sinkhorn_iterations, self.policy)
 
     def _rows(self, x_ND: Tensor) -> Tensor:
         """Cast the input of the prototypes to bf16 if the run computes in it."""
-        return x_ND.bfloat16() if self._policy.bf16 else x_ND
-
-
-class SelfSupervised:
-    unit = "images"
-    best_metric = None  # the teacher of the last step is evaluated, not the best one
-
-    def __init__(
-        self, recipe: SelfSupervisedRecipe, data: ImageData, world: World, policy: ComputePolicy | None = None
-    ) -> None:
-        self._recipe, self._data, self._world = recipe, data, world
-        train = recipe.train
-        self._policy = policy or compute_policy(world.device, train.precision, train.compile)
-        self.steps = recipe.steps
-        self.batches = plan_batches(train.batch, train.micro_batch, world.size, multiple=train.group)
-        self._images = ImageBatches(len(data.train), batch=train.batch, group=train.group, repeats=1, seed=recipe.seed)
-        self._loader = ImageLoader(
-            CropReader(data.train, recipe.data, recipe.seed),
-            self._examples,
-            micro_steps=self.batches.accumulation,
-            last=(self.steps - 1, self.batches.accumulation - 1),
-            workers=worker_count(recipe, world.device),
-            device=world.device,
-        )
-        check_room_for_workers(self._loader, loaders=2)  # training and validation
-        # On a CPU, where pieces fit into the cache, fusing gains less than compiling costs.
-        compiles = self._policy.compiles and world.device.type == "cuda"
-        self._recolour = Recolouring(recipe.data, partial(compiled, any_length=True) if compiles else None)
-        self._step = SelfSupervisedStep(recipe, world.device, self._policy)
-        self.model = self._step.model
-        self.units_per_step = train.batch
-        self.flops_per_step = float(image_flops(recipe)) * train.batch
-        self._seen: list[dict[str, Tensor]] = []  # numbers of each micro-step of an update
-        self._has_collapsed = False
-
-    def parameter_groups(self) -> list[ParameterGroup]:
-        return parameter_groups(self._recipe, self.model)
-
-    def _examples(self, step: int, micro_step: int) -> list[Example]:
-        first = self.batches.first(micro_step, self._world.rank)
-        return self._images.examples(step, first, self.batches.micro_batch)
-
-    def batch(self, step: int, micro_step: int) -> CropBatch:
-        *crops, global_GBK, local_QBK = self._loader.batch(step, micro_step)
-        global_MCHW, local_LCHW = (
-            self._recolour(crops_NHWC.flatten(0, 1), drawn_NK.flatten(0, 1))
-            for crops_NHWC, drawn_NK in zip(to_device(crops, self._world.device), (global_GBK, local_QBK), strict=True)
-        )
-        masks = self.masks(step, micro_step)
-        # On the host: on a GPU the host would have to wait for the number of masked patches.
-        hidden = np.flatnonzero(masks)
-        masks_MP, hidden_N = to_device(map(torch.from_numpy, (masks, hidden)), self._world.device)
-        return CropBatch(global_MCHW, local_LCHW, masks_MP, hidden_N, self.batches.micro_batch, step)
-
-    def masks(self, step: int, micro_step: int) -> np.ndarray:
-        """Return the masks of this process's groups, in the order of its global crops."""
-        recipe, group = self._recipe, self._recipe.train.group
-        side = recipe.data.crops.global_size // recipe.model.patch
-        first = self.batches.first(micro_step, self._world.rank) // group
-        section = recipe.data.masks
-        ratios = section.ratio[0], section.ratio[1]
-        by_group = [
-            deal_masks(GLOBALS * group, (side, side), section.probability, ratios, (recipe.seed, step, number))
-            for number in range(first, first + self.batches.micro_batch // group)
-        ]
-        # From group by group to crop by crop over all groups, which is the order of the crops.
-        by_crop = [masks.reshape(GLOBALS, group, -1) for masks in by_group]
-        return np.concatenate(by_crop, axis=1).reshape(GLOBALS * self.batches.micro_batch, -1)
-
-    def loss(self, batch: CropBatch) -> Tensor:
-        loss, seen = self._step.loss(batch)
-        self._seen.append(seen)
-        return loss
+        return x_ND.bfloat16() if self.policy.bf16 else x_ND
 
     def learning_rate_multiplier(self, step: int) -> float:
-        return rate_multiplier(self._recipe.schedule, peak_rate(self._recipe), step, self.steps)
+        return rate_multiplier(self.recipe.schedule, peak_rate(self.recipe), step, self.steps)
 
     def after_step(self, step: int) -> None:
-        self.model.update_teacher(teacher_momentum(self._recipe.schedule, step, self.steps))
+        self.model.update_teacher(teacher_momentum(self.recipe.schedule, step, self.steps))
 
-    def seen(self) -> dict[str, Tensor]:
+    def update_metrics(self) -> dict[str, Tensor]:
         """Return the means over the micro-steps of this process."""
         seen, self._seen = self._seen, []
         return {name: torch.stack([part[name] for part in seen]).mean() for name in seen[0]}
 
-    def watch(self, step: int, values: dict[str, float]) -> str | None:
+    def warning(self, step: int, values: dict[str, float]) -> str | None:
         """Return a warning when a collapse begins, once the warm-up is over."""
-        schedule = self._recipe.schedule
+        schedule = self.recipe.schedule
         warm = step >= schedule.warmup_epochs * schedule.epoch_steps
-        prototypes = self._recipe.model.head.dino_prototypes
+        prototypes = self.recipe.model.head.dino_prototypes
         warning = collapse(values, GLOBALS * self.batches.micro_batch, prototypes) if warm else None
         is_new = warning is not None and not self._has_collapsed
         self._has_collapsed = warning is not None
         return warning if is_new else None
 
     def validate(self, stop_if_asked: Callable[[], None]) -> dict[str, float]:
-        with self._policy.autocast():
+        with self.policy.autocast():
             accuracy = neighbour_accuracy(
                 self.model.teacher.backbone,
-                self._data,
-                self._recipe,
-                self._world,
+                self.data,
+                self.recipe,
+                self.world,
                 workers=self._loader.workers,
-                pads=self._policy.compiles,
+                pads=self.policy.compiles,
                 stop_if_asked=stop_if_asked,
             )
         values = {"validation_knn": accuracy}
-        if self._recipe.validation.smoothing:
-            probe_BCHW = probe_images(self._data.validation, self._recipe.data, self._recipe.data.crops.global_size)
-            values |= smoothing(self.model.teacher.backbone, probe_BCHW.to(self._world.device))
-        return values
+        return values | self.smoothing_of(self.model.teacher.backbone) if self.recipe.validation.smoothing else values
 
-    def describe_batch(self, step: int) -> str:
-        return self._images.identity(step)
-
-    def weights_metadata(self) -> dict[str, str]:
-        return {"laplacian_heads": str(self._recipe.model.head_plan())}
-
-    def finish(self, run_dir: Path) -> dict[str, Any]:
-        return {}
-
-    def close(self) -> None:
-        self._loader.close()
-
-    def notes(self) -> list[str]:
-        """Return notes for the log before the first step."""
-        return [epochs_in_words(self._recipe, len(self._data.train)), *accumulation_in_words(self.batches.accumulation)]
+    def plan_facts(self, batches: BatchPlan) -> PlanFacts:
+        recipe, crops, patch = self.recipe, self.recipe.data.crops, self.recipe.model.patch
+        global_tokens, local_tokens = ((size // patch) ** 2 + 1 for size in (crops.global_size, crops.local_size))
+        tokens, images = GLOBALS * global_tokens + crops.locals * local_tokens, recipe.steps * recipe.train.batch
+        with torch.device("meta"):
+            parameters = sum(p.numel() for p in DinoViT(recipe.model).parameters())
+        length = [epochs_in_words(recipe, known_set(recipe.data.train).train_images)]
+        length += accumulation_in_words(batches.accumulation)
+        return PlanFacts(
+            steps=recipe.steps,
+            **self.image_facts(),
+            prepared_bytes=BYTES_A_VALUE * 3 * (GLOBALS * crops.global_size**2 + crops.locals * crops.local_size**2),
+            read_seconds=seconds_to_read([crops.global_size] * GLOBALS + [crops.local_size] * crops.locals),
+            lines={
+                "tokens": f"{tokens} an image, {images:,} images in all",
+                "backbone": f"{parameters:,} parameters, student and teacher each",
+                "crops": f"{GLOBALS} of {crops.global_size} and {crops.locals} of {crops.local_size} pixels an image",
+                "groups": f"masks and neighbours of {recipe.train.group} images",
+                "length": "\n".join(length),
+            },
+            values={"images": images, "tokens_per_image": tokens},
+        )
 
 
 def _patches(tokens_MTC: Tensor, places_N: Tensor) -> Tensor:

@@ -14,9 +14,8 @@ from typing import Any
 import torch
 
 from lapcli.heads.plan import HeadPlan, LayerClaims, plan_of_layers
-from lapcli.kinds import Kind, kind_of
-from lapcli.kinds.kind import TrainingStep
-from lapcli.objectives.objective import BatchPlan, plan_batches
+from lapcli.objectives import objective_of
+from lapcli.objectives.objective import BatchPlan, Objective, plan_batches
 from lapcli.planning.plan import TrainingPlan
 from lapcli.planning.step_time import Counted, Reading, estimate_time
 from lapcli.planning.step_trace import (
@@ -55,10 +54,10 @@ def plan_training(recipe: AnyRecipe, processes: int = 1, device: Device | None =
     is_named = device is not None
     if device is None:
         device = this_device(pick_device("auto" if recipe.train.device == "cuda" else recipe.train.device))
-    kind, train = kind_of(recipe), recipe.train
-    batches = plan_batches(train.batch, train.micro_batch, processes, kind.micro_batch_multiple(recipe))
-    estimate = _Estimate(recipe, kind, device)
-    facts = kind.plan_facts(recipe, batches)
+    objective = objective_of(recipe)(recipe)
+    batches = objective.plan_batches(processes)
+    estimate = _Estimate(recipe, device)
+    facts = objective.plan_facts(batches)
     phase, memory = estimate.peak(batches)
     limit = device.usable
     if limit is not None and device.type == "cpu":
@@ -109,8 +108,8 @@ class _Estimate:
     is added.
     """
 
-    def __init__(self, recipe: BaseRecipe, kind: Kind, device: Device) -> None:
-        self._recipe, self._kind, train = recipe, kind, recipe.train
+    def __init__(self, recipe: BaseRecipe, device: Device) -> None:
+        self._recipe, train = recipe, recipe.train
         self.policy = device.policy(train.precision, train.compile)
         self._traced = _TracedPolicy(**{**dataclasses.asdict(self.policy), "compiles": False, "coarse": True})
         self._traces: dict[tuple[Layers, int, bool], StepTrace] = {}
@@ -118,21 +117,23 @@ class _Estimate:
         section = getattr(recipe, "model", None)
         self.heads: HeadPlan | None = section.head_plan() if isinstance(section, TransformerModel) else None
         step = self._step(self._layers)
-        self.model, self.groups = step.model, step.parameter_groups()
+        self.model, self.groups, self._multiple = step.model, step.parameter_groups(), step.multiple
         self._trained = _bytes(p for p in self.model.parameters() if p.requires_grad)
 
     @property
     def _layers(self) -> Layers:
         return () if self.heads is None else self.heads.layers
 
-    def _step(self, layers: Layers) -> TrainingStep:
-        """Build the training step with these operators in each layer."""
+    def _step(self, layers: Layers) -> Objective[Any]:
+        """Build the objective with these operators in each layer."""
         recipe: Any = self._recipe
         if layers != self._layers:
             keys = plan_of_layers(layers, recipe.model.heads).recipe_keys()
             section = recipe.model.model_copy(update={"layers": len(layers), **keys})
             recipe = recipe.model_copy(update={"model": section})
-        return self._kind.training_step(recipe, META, self._traced)
+        objective = objective_of(recipe)(recipe)
+        objective.build(META, self._traced)
+        return objective
 
     @property
     def operator_flops(self) -> int:
@@ -188,7 +189,7 @@ class _Estimate:
 
     def largest(self, batches: BatchPlan, limit: int) -> int:
         """Return the largest smaller micro_batch that fits; 0 if none does."""
-        share, multiple = batches.batch // batches.processes, self._kind.micro_batch_multiple(self._recipe)
+        share, multiple = batches.batch // batches.processes, self._multiple
         sizes = [n for n in range(multiple, batches.micro_batch, multiple) if share % n == 0]
 
         def total(size: int) -> int:
@@ -206,7 +207,7 @@ class _Estimate:
         linearly.
         """
         keeps, examples = _keeps_gradients(batches), batches.micro_batch
-        size = self._kind.micro_batch_multiple(self._recipe)
+        size = self._multiple
         if examples < 4 * size:
             return self._all_layers(examples, keeps)
         if examples < self._too_many:
@@ -270,29 +271,30 @@ def probe_plan(recipe: BaseRecipe, plan: TrainingPlan, steps: int) -> TrainingPl
         torch.set_num_threads(train.threads)
     before = 0 if device.type == "cuda" else resident_memory()
     policy = compute_policy(device, train.precision, train.compile)
-    step = kind_of(recipe).training_step(recipe, device, policy)
+    objective = objective_of(recipe)(recipe)
+    objective.build(device, policy)
     with prefer_attention_kernels(device, train.deterministic):  # as training does
-        measured = measure_steps(step, plan.batches.micro_batch, plan.batches.accumulation, steps, device, before)
+        measured = measure_steps(objective, plan.batches.micro_batch, plan.batches.accumulation, steps, device, before)
     hours = None if plan.steps is None else plan.steps * measured["seconds_per_step"] / 3600
     return dataclasses.replace(plan, probe=measured, hours=hours)
 
 
 def measure_steps(
-    step: TrainingStep, examples: int, accumulation: int, steps: int, device: torch.device, before: int
+    objective: Objective[Any], examples: int, accumulation: int, steps: int, device: torch.device, before: int
 ) -> dict[str, float]:
     """Measure medians over `steps`, after one step to warm up. Only one of the accumulated micro-batches is computed,
     and its time is multiplied."""
-    optimizers = Optimizers(step.parameter_groups())
-    batch = step.synthetic_batch(examples, device)
+    optimizers = Optimizers(objective.parameter_groups())
+    batch = objective.synthetic_batch(examples, device)
     micro: list[float] = []
     update: list[float] = []
     for _ in range(steps + 1):
         started = _now(device)
-        step.loss(batch).backward()
+        objective.loss(batch).backward()
         done = _now(device)
         optimizers.step()
         optimizers.zero_grad()
-        step.after_step()
+        objective.after_step(0)
         micro.append(done - started)
         update.append(_now(device) - done)
     seconds = statistics.median(micro[1:]) * accumulation + statistics.median(update[1:])

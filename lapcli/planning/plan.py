@@ -5,8 +5,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from lapcli.heads.plan import HeadPlan
-from lapcli.kinds.kind import PlanFacts
-from lapcli.objectives.objective import BatchPlan
+from lapcli.objectives.objective import BatchPlan, PlanFacts
 from lapcli.planning.step_time import StepTime
 from lapcli.runtime.tables import aligned, wrapped
 
@@ -16,7 +15,7 @@ COMPILED_NOTE = "assumes that compiled code keeps as much for the backward as un
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingPlan:
-    """The contents and the cost of a run of a recipe; `facts` are those of its kind."""
+    """The contents and the cost of a run of a recipe; `facts` are those of its objective."""
 
     objective: str
     facts: PlanFacts

@@ -17,7 +17,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
 
-from lapcli.kinds.kind import TrainingStep
+from lapcli.objectives.objective import Objective
 from lapcli.planning.traffic import Traffic
 from lapcli.training.optimizers import Optimizers
 
@@ -90,15 +90,15 @@ class TooManyOperations(Exception):
 
 
 def trace_step(
-    step: TrainingStep, examples: int, *, keeps_gradients: bool, most_operations: float = math.inf
+    objective: Objective[Any], examples: int, *, keeps_gradients: bool, most_operations: float = math.inf
 ) -> StepTrace:
-    """Trace a forward and backward of `examples`; `step` was built on the meta device and cannot be used again.
+    """Trace a forward and backward of `examples`; `objective` was built on the meta device and cannot be used again.
 
     `keeps_gradients`: they exist during the forward already, from the micro-batch before or in DDP's buckets (they
     accumulate there), and are not counted here.
     """
     with FakeTensorMode(allow_non_fake_inputs=True):
-        model = step.model.to_empty(device=CPU)
+        model = objective.model.to_empty(device=CPU)
         parameters = [p for p in model.parameters() if p.requires_grad]
         for p in parameters:
             p.grad = torch.empty_like(p) if keeps_gradients else None
@@ -106,7 +106,7 @@ def trace_step(
         log = _StepLog(known, most_operations)
         with log:
             log.phase = FORWARD
-            loss = step.loss(step.synthetic_batch(examples, CPU))
+            loss = objective.loss(objective.synthetic_batch(examples, CPU))
             kept = log.mark_alive(ACTIVATIONS)
             log.phase = BACKWARD
             loss.backward()
@@ -115,20 +115,20 @@ def trace_step(
     return StepTrace(log.flops, log.attention, moved, moved, kept, log.peaks(), log.operations)
 
 
-def trace_update(step: TrainingStep) -> UpdateTrace:
-    """Trace one step of the optimizers; `step` was built on the meta device and cannot be used again."""
+def trace_update(objective: Objective[Any]) -> UpdateTrace:
+    """Trace one step of the optimizers; `objective` was built on the meta device and cannot be used again."""
     with FakeTensorMode(allow_non_fake_inputs=True):
-        model = step.model.to_empty(device=CPU)
+        model = objective.model.to_empty(device=CPU)
         for p in model.parameters():
             p.grad = torch.empty_like(p) if p.requires_grad else None
-        optimizers = Optimizers(step.parameter_groups())
+        optimizers = Optimizers(objective.parameter_groups())
         optimizers.step()  # the first step creates the states
         known = [x for p in model.parameters() for x in (p, p.grad) if x is not None]
         log = _StepLog([*known, *optimizers.state().values()])
         with log:
             log.phase = UPDATE
             optimizers.step()
-            step.after_step()
+            objective.after_step(0)
     peak = sum(size for (phase, _), size in log.peaks().items() if phase == UPDATE)
     return UpdateTrace(peak, log.flops, log.traffic.bytes)
 

@@ -1,6 +1,6 @@
 """The recipe: what a run is told to do. Loading, inheriting, checking and comparing; no torch in here."""
 
-from lapcli.recipe.loading import RECIPES, find_recipe, load_recipe, recipe_from_dict, recipe_loader
+from lapcli.recipe.loading import OBJECTIVES, find_recipe, load_recipe, recipe_from_dict, recipe_loader
 from lapcli.recipe.reading import Problem, RecipeError
 from lapcli.recipe.resolved import (
     canonical_json,
@@ -12,7 +12,7 @@ from lapcli.recipe.resolved import (
 from lapcli.recipe.schema import AnyRecipe, BaseRecipe
 
 __all__ = [
-    "RECIPES",
+    "OBJECTIVES",
     "AnyRecipe",
     "BaseRecipe",
     "Problem",

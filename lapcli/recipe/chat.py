@@ -4,13 +4,15 @@ A recipe has `stages:`, up to two, in this order: `midtrain`, then `sft`. Each i
 `ChatStageRecipe`: the stage, its model and the weights it started from.
 """
 
-from typing import Annotated, ClassVar, Literal, Protocol
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
 from lapcli.recipe.data_sources import PREFIX, Modality
 from lapcli.recipe.optimizers import ChatOptimizer
 from lapcli.recipe.schema import (
+    CHAT,
+    LANGUAGE,
     AnyRecipe,
     CheckpointSection,
     GPTModel,
@@ -160,25 +162,30 @@ class Stages(Section):
 class ChatRecipe(AnyRecipe):
     """For `lap sft`: the model comes from the pretrained run."""
 
+    implementation = "lapcli.objectives.chat:Chat"
+    gives = frozenset({LANGUAGE, CHAT})
+    metrics = ("validation_loss", "validation_bits_per_byte")
+    data_identity_has_seed = True  # it includes the order of conversations
+
     objective: Literal["chat"]
     stages: Stages
 
-
-class StartSection(Section):
-    """The weights that a stage began with."""
-
-    run: Text  # its name, in the same folder of runs
-    weights_sha256: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
+    @property
+    def init_from(self) -> InitFrom | None:
+        """The weights that the first stage starts from, if the recipe names them."""
+        return next(iter(self.stages.given().values())).train.init_from
 
 
 class ChatStageRecipe(StageSettings, GPTRecipe):
-    """The recipe that the run of one stage stores."""
+    """The recipe that the run of one stage stores; `train.init_from` has the weights that it starts from."""
+
+    implementation, gives, metrics = ChatRecipe.implementation, ChatRecipe.gives, ChatRecipe.metrics
+    data_identity_has_seed = ChatRecipe.data_identity_has_seed
 
     objective: Literal["chat"]
     stage: StageName
     model: GPTModel
     tokenizer: TokenizerSection
-    start: StartSection | None = None  # null: the weights come from train.init_from
     optimizer: ChatOptimizer
     schedule: PlateauSchedule
     validation: ChatValidation
@@ -187,34 +194,21 @@ class ChatStageRecipe(StageSettings, GPTRecipe):
     def micro_batch_counts(self) -> bool:
         return self.average == "micro_batch"
 
-
-class PretrainedGPT(Protocol):
-    """The parts of a pretrained model's recipe that a stage inherits."""
-
-    @property
-    def model(self) -> GPTModel: ...
-
-    @property
-    def tokenizer(self) -> TokenizerSection: ...
+    def paper_recipe(self) -> str:
+        return "chat561m"
 
 
 def stage_recipe(
-    recipe: ChatRecipe,
-    name: StageName,
-    gpt: PretrainedGPT,
-    run: str | None,
-    weights_sha256: str,
-    init_from: InitFrom | None = None,
+    recipe: ChatRecipe, name: StageName, model: GPTModel, tokenizer: TokenizerSection, init_from: InitFrom | None
 ) -> ChatStageRecipe:
-    """Build the recipe of one stage's run, with the model of the run it starts from, or else of `init_from`."""
+    """Build the recipe of one stage's run, with the model and the tokenizer of the weights that it starts from."""
     stage = recipe.stages.given()[name]
     return ChatStageRecipe(
         objective="chat",
         stage=name,
         seed=recipe.seed,
-        model=gpt.model,
-        tokenizer=gpt.tokenizer,
-        start=None if run is None else StartSection(run=run, weights_sha256=weights_sha256),
+        model=model,
+        tokenizer=tokenizer,
         train=stage.train.model_copy(update={"init_from": init_from}),
         **{key: getattr(stage, key) for key in type(stage).model_fields if key != "train"},
     )

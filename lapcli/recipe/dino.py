@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from lapcli.recipe.optimizers import DinoOptimizer
-from lapcli.recipe.schema import BaseRecipe, TrainSection, TransformerModel, ValidationSection
+from lapcli.recipe.schema import FEATURES, BaseRecipe, TrainSection, TransformerModel, ValidationSection
 from lapcli.recipe.section import Count, Fraction, NonNegative, Positive, Section, Size, Whole, combination
 from lapcli.recipe.vision import ImageFiles
 
@@ -142,6 +142,11 @@ class NeighbourValidation(ValidationSection):
 class SelfSupervisedRecipe(BaseRecipe):
     """DINO, iBOT and KoLeo with a student and a teacher."""
 
+    implementation = "lapcli.objectives.self_supervised:SelfSupervised"
+    gives = frozenset({FEATURES})
+    metrics = ("validation_knn",)
+    expected_scores = ("linear",)
+
     objective: Literal["self_supervised"]
     model: DinoModel = DinoModel()
     data: CropSource
@@ -198,3 +203,6 @@ class SelfSupervisedRecipe(BaseRecipe):
                     )
                 )
         return problems
+
+    def paper_recipe(self) -> str:
+        return "dino_vits"

@@ -33,9 +33,9 @@ from lapcli.recipe.schema import AnyRecipe, BaseRecipe
 from lapcli.runtime.errors import shortened
 from lapcli.runtime.plugins import Registry
 
-#: The recipe of each objective; a package that adds a kind of training adds its recipe here.
-RECIPES: Registry[type[AnyRecipe]] = Registry(
-    "recipe",
+#: The recipe type of each objective, which names the class that trains it; other packages add theirs.
+OBJECTIVES: Registry[type[AnyRecipe]] = Registry(
+    "objective",
     {
         "language_model": "lapcli.recipe.schema:LanguageModelRecipe",
         "chat": "lapcli.recipe.chat:ChatRecipe",
@@ -149,14 +149,14 @@ def _recipe_type(document: Document) -> tuple[type[AnyRecipe] | None, list[Probl
     value = values.get("objective")
     if value == "chat" and "stage" in values:
         return ChatStageRecipe, []  # the stored recipe of one stage's run
-    if isinstance(value, str) and value in RECIPES:
-        return RECIPES[value], []
+    if isinstance(value, str) and value in OBJECTIVES:
+        return OBJECTIVES[value], []
     if "objective" not in values and "cells" in values:
         return None, [Problem(document.place(()), "cells", "this is a file of `lap sweep`, not a recipe")]
-    near = get_close_matches(value, list(RECIPES), 1) if isinstance(value, str) else []
-    choices = listed([f"`{name}`" for name in RECIPES])
+    near = get_close_matches(value, list(OBJECTIVES), 1) if isinstance(value, str) else []
+    choices = listed([f"`{name}`" for name in OBJECTIVES])
     got = f"expected {choices}, got {quoted(value)}" if "objective" in values else f"is missing; expected {choices}"
-    return (RECIPES[near[0]] if near else None), [Problem(document.place(("objective",)), "objective", got)]
+    return (OBJECTIVES[near[0]] if near else None), [Problem(document.place(("objective",)), "objective", got)]
 
 
 def _with_optimizer(recipe: type[AnyRecipe], document: Document) -> tuple[type[AnyRecipe], list[Problem]]:

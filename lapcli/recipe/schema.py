@@ -3,7 +3,7 @@
 An unknown key is refused, and no key is parsed and then ignored. Batch sizes are global.
 """
 
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal, get_args
 
 from pydantic import Field, model_validator
 
@@ -123,6 +123,8 @@ class Source(Section):
         return None
 
 
+#: Before the name of a run in `train.init_from`.
+RUN = "run:"
 #: Value of `data.train` for an imported run, whose training data is not known.
 UNKNOWN = "unknown:"
 
@@ -260,13 +262,33 @@ class CheckpointSection(Section):
     keep: Annotated[Whole, Field(ge=1, le=10**6)] = 2  # newest checkpoints kept
 
 
+#: What models can do, on which evaluations and analyses depend.
+LANGUAGE = "language"  # next tokens of text, with a tokenizer
+CHAT = "chat"  # answers in conversations
+HELD_OUT_TEXT = "held-out text"  # as in the recipe's `data`, `tokenizer` and `validation`
+CLASSES = "classes"  # a class for each image
+FEATURES = "features"  # class token and patches of an image
+
+
 class AnyRecipe(Section):
-    """The keys that every recipe has."""
+    """The keys that every recipe has, and what is known about its objective without importing torch."""
+
+    implementation: ClassVar[str]  # `module:Class` of the `Objective`, imported when a run is trained or loaded
+    gives: ClassVar[frozenset[str]]  # what its models can do
+    metrics: ClassVar[tuple[str, ...]]  # of a validation; a search may optimise them
+    expected_scores: ClassVar[tuple[str, ...]] = ()  # evaluations that a report lists as missing
+    validated_scores: ClassVar[tuple[str, ...]] = ()  # evaluations that equal the metric `validation_NAME`
+    data_identity_has_seed: ClassVar[bool] = False  # `data_sha256` of runs with another seed differs
 
     objective: str
     seed: Annotated[Whole, Field(ge=0, lt=2**31)] = 0
     # Trackers that mirror the metrics. They do not affect the training, so a run does not store them in its recipe.
     track: list[Literal["tensorboard", "wandb", "trackio"]] = Field(default_factory=list, exclude=True)
+
+    @classmethod
+    def objective_name(cls) -> str:
+        """Return the `objective` of its recipes."""
+        return str(get_args(cls.model_fields["objective"].annotation)[0])
 
     def schedule_problems(self) -> list[tuple[str, str]]:
         """Return the keys that do not fit the length of the run, each with the reason.
@@ -287,6 +309,10 @@ class BaseRecipe(AnyRecipe):
     validation: ValidationSection = ValidationSection()
     checkpoint: CheckpointSection = CheckpointSection()
 
+    def paper_recipe(self) -> str | None:
+        """Return the name of the paper's recipe that is nearest to this one; None if there is none."""
+        return None
+
     @property
     def micro_batch_counts(self) -> bool:
         """Whether another micro-batch gives another result, beyond rounding."""
@@ -298,7 +324,7 @@ class BaseRecipe(AnyRecipe):
         model = getattr(self, "model", None)
         plan = model.head_plan().counts() if isinstance(model, TransformerModel) else {}
         operators = [("operator", name) for name in plan]
-        return [("kind", self.objective), ("optimizer", self.optimizer.name), *sources, *operators]
+        return [("objective", self.objective), ("optimizer", self.optimizer.name), *sources, *operators]
 
 
 class GPTRecipe(BaseRecipe):
@@ -313,8 +339,14 @@ class GPTRecipe(BaseRecipe):
 class LanguageModelRecipe(GPTRecipe):
     """Next-token prediction with a GPT."""
 
+    implementation = "lapcli.objectives.language_model:LanguageModel"
+    gives = frozenset({LANGUAGE, HELD_OUT_TEXT})
+    metrics = ("validation_loss", "validation_bits_per_byte")
     takes_any_optimizer = True
 
     objective: Literal["language_model"]
     data: TextSource
     validation: TextValidation = TextValidation()
+
+    def paper_recipe(self) -> str:
+        return "gpt561m"

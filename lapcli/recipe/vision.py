@@ -11,6 +11,8 @@ from pydantic import Field
 from lapcli.recipe.data_sources import Modality
 from lapcli.recipe.optimizers import AdamWSection
 from lapcli.recipe.schema import (
+    CLASSES,
+    FEATURES,
     BaseRecipe,
     Source,
     TrainSection,
@@ -164,6 +166,11 @@ class ImageValidation(ValidationSection):
 class ClassificationRecipe(BaseRecipe):
     """Image classification with a ViT."""
 
+    implementation = "lapcli.objectives.classification:Classification"
+    gives = frozenset({CLASSES, FEATURES})
+    metrics = ("validation_loss", "validation_top1", "validation_top5")
+    expected_scores = ("top1",)
+    validated_scores = ("top1", "top5")
     takes_any_optimizer = True
 
     objective: Literal["classification"]
@@ -210,3 +217,6 @@ class ClassificationRecipe(BaseRecipe):
         if self.train.steps is None and epochs is not None and 0 < epochs <= warmup:
             return [("schedule.warmup_epochs", f"{warmup:g} do not fit into a run of {epochs:g} epochs; lower it")]
         return []
+
+    def paper_recipe(self) -> str:
+        return {10: "vitb_cifar10", 100: "vitb_cifar100"}.get(self.model.classes, "vitb_imagenet")

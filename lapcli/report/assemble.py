@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from lapcli.kinds import KINDS
+from lapcli.recipe import OBJECTIVES
 from lapcli.report.collect import Collection, RunResult, Which, collect
 from lapcli.report.costs import COSTS, cost_columns, has_operators
 from lapcli.report.grouping import (
@@ -161,5 +161,5 @@ def _default(grid: RunGrid, notes: list[str]) -> list[str]:
     notes += [f"{grid.title}: {name} is not shown; ask for it with --columns" for name in aside]
     shown = [name for name in measured if name not in aside]
     shown.sort(key=lambda name: order.index(name) if name in order else len(order))
-    kind = KINDS[grid.objective]
+    kind = OBJECTIVES[grid.objective]
     return shown or [name for name in names if name not in aside] or list(kind.expected_scores or kind.metrics[:1])

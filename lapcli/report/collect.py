@@ -22,9 +22,9 @@ from typing import Any, Literal
 from lapcli.analysis.measurement import Measurement
 from lapcli.analysis.measurements import MEASUREMENTS
 from lapcli.evaluation.language_tasks import read_benchmark_settings
-from lapcli.kinds import KINDS
-from lapcli.kinds.kind import LANGUAGE
-from lapcli.recipe import recipe_to_dict
+from lapcli.recipe import OBJECTIVES, recipe_to_dict
+from lapcli.recipe.chat import ChatStageRecipe
+from lapcli.recipe.schema import LANGUAGE, RUN
 from lapcli.report.costs import costs_of
 from lapcli.report.statistics import is_number
 from lapcli.runs import INFO, SWEEP, Run, read_run, read_summary, runs_in, unknown_run
@@ -169,7 +169,7 @@ def _read(run: Run, which: Which, notes: list[str]) -> RunResult:
             result.numbers[name] = Number(float(value), source="summary.json")
     _read_evaluations(result, run.info.get("step") if which == "last" else result.best_step, which, notes)
     result.numbers |= {name: Number(value, source=INFO) for name, value in costs_of(result).items()}
-    for task in KINDS[run.recipe.objective].validated_scores:
+    for task in OBJECTIVES[run.recipe.objective].validated_scores:
         if task not in result.numbers and f"validation_{task}" in result.numbers:
             result.numbers[task] = result.numbers[f"validation_{task}"]
     return result
@@ -186,10 +186,11 @@ def _whole_recipe(run: Run, notes: list[str]) -> tuple[dict[str, Any], list[str]
     stage first; and `run.json` of the first stage, empty if that run is missing."""
     recipe = recipe_to_dict(run.recipe)
     seeds = [str(recipe.pop("seed", 0))]
-    start = recipe.get("start")
-    if isinstance(start, dict) and "run" in start:
-        name = str(start["run"])
+    given = run.recipe.train.init_from
+    if isinstance(run.recipe, ChatStageRecipe) and given is not None:
+        name = given.source.removeprefix(RUN).partition("@")[0]
         before = run.path.parent / name if (run.path.parent / name / INFO).is_file() else Path(name)
+        recipe["train"]["init_from"] = None
         if (before / INFO).is_file():
             recipe["start"], earlier, first = _whole_recipe(read_run(before), notes)
             return recipe, [*earlier, *seeds], first
@@ -251,7 +252,7 @@ def _conditions(
         conditions["limit"] = str(record["limit"])
     if record.get("protocol") is not None:
         kind = str(record.get("objective"))
-        usual = read_benchmark_settings(KINDS[kind].gives if kind in KINDS else frozenset(), {})
+        usual = read_benchmark_settings(OBJECTIVES[kind].gives if kind in OBJECTIVES else frozenset(), {})
         if record["protocol"] != usual.protocol:
             conditions["protocol"] = str(record["protocol"])
         sampling = _mapping(details.get("sampling"))
@@ -351,7 +352,7 @@ def _other_data(result: RunResult, entry: Mapping[str, Any]) -> dict[str, str]:
     """Return the data of an analysis, unless it is the run's own validation data, or that of its pretraining."""
     other = {} if entry.get("split") in (None, "validation") else {"split": str(entry["split"])}
     name, sha256 = entry.get("data"), entry.get("data_sha256")
-    if LANGUAGE in KINDS[result.objective].gives:  # text is identified by its contents
+    if LANGUAGE in OBJECTIVES[result.objective].gives:  # text is identified by its contents
         is_other = sha256 is not None and result.pretraining.get("data_sha256") not in (None, sha256)
     else:  # images by their description: the hash of the measured part is not that of the whole set
         is_other = name is not None and result.info.get("data") not in (None, name)

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from lapcli.analysis.drawing import FORMS, FigureFormat
-from lapcli.kinds import KINDS
+from lapcli.recipe import OBJECTIVES
 from lapcli.report import paper
 from lapcli.report.chart import COLOURS, Chart, Line, plan_colours
 from lapcli.report.collect import RunResult
@@ -159,7 +159,7 @@ def _charts(experiment: Experiment) -> list[Chart | None]:
 def _validated(grid: RunGrid) -> list[str]:
     """Return the validation's loss, and the first other number that the kind of training gives."""
     seen = {key for run in grid.runs for line in run.curve for key in line if key.startswith("validation_")}
-    metrics = [metric for metric in KINDS[grid.objective].metrics if metric in seen]
+    metrics = [metric for metric in OBJECTIVES[grid.objective].metrics if metric in seen]
     losses = [metric for metric in metrics if metric.endswith("_loss")]
     return [*losses[:1], *[metric for metric in metrics if metric not in losses][:1]]
 
@@ -210,7 +210,7 @@ def _scores(objective: str, metrics: Collection[str]) -> list[tuple[str, dict[st
 
     If nothing was evaluated, it is the validation: another number than the loss if the kind has one.
     """
-    kind = KINDS[objective]
+    kind = OBJECTIVES[objective]
     single = [name for name in dict.fromkeys((*kind.expected_scores, *paper.SELF_SUPERVISED)) if name in metrics]
     tasks = {task: column_of(task).label.removesuffix(" (%)") for task in paper.LANGUAGE if task in metrics}
     if not single and not tasks:

@@ -13,8 +13,7 @@ from difflib import get_close_matches
 from typing import Any
 
 from lapcli.heads.plan import head_plan, operator_plan
-from lapcli.kinds import KINDS
-from lapcli.recipe import canonical_json
+from lapcli.recipe import OBJECTIVES, canonical_json
 from lapcli.report.collect import Number, RunResult
 from lapcli.runs import FREE_KEYS, time_of
 from lapcli.runtime.errors import UsageError
@@ -158,7 +157,7 @@ def identity_of(run: RunResult, rows: Sequence[str] = (HEADS,)) -> dict[str, str
                 continue
             run.identity[key] = canonical_json(key, value)
         # Where the seed is part of the data's identity, as in chat mixtures, seeds could never be averaged.
-        if not KINDS[run.objective].data_identity_has_seed and run.info.get("data_sha256"):
+        if not OBJECTIVES[run.objective].data_identity_has_seed and run.info.get("data_sha256"):
             run.identity[DATA] = json.dumps(str(run.info["data_sha256"])[:16])
         if run.is_search:
             run.identity["(search)"] = "true"

@@ -181,7 +181,7 @@ def _paper_recipe(name: str, starts_from: str | None, stage: str | None) -> dict
     assert isinstance(loaded, ChatRecipe)
     assert isinstance(model, GPTRecipe)
     for name_of_stage in STAGES:
-        before = {**unseeded(stage_recipe(loaded, name_of_stage, model, "-", "0" * 64)), "start": before}
+        before = {**unseeded(stage_recipe(loaded, name_of_stage, model.model, model.tokenizer, None)), "start": before}
         if name_of_stage == stage:
             return before
     return None

@@ -15,7 +15,7 @@ from lapcli.analysis.measurements import MEASUREMENTS
 from lapcli.recipe import load_recipe, recipe_to_dict
 from lapcli.recipe.chat import ChatRecipe, ChatStageRecipe, stage_recipe
 from lapcli.recipe.loading import shipped_recipes
-from lapcli.recipe.schema import AnyRecipe
+from lapcli.recipe.schema import RUN, AnyRecipe
 from lapcli.report.collect import Number, RunResult
 from lapcli.report.grouping import HEADS, flatten
 from lapcli.runs import RECIPE, Run, read_run
@@ -62,7 +62,7 @@ def _shipped_stage(run: Run) -> list[str] | None:
     """Return the words for a stage of a shipped chat recipe, from the start of the run's stage."""
     kept = run.recipe
     assert isinstance(kept, ChatStageRecipe)
-    start, stage, seed = kept.start, kept.stage, str(kept.seed)
+    start, stage, seed = kept.train.init_from, kept.stage, str(kept.seed)
     if start is None or not run.name.endswith(f"-{stage}"):  # the name that `lap sft --name` gives
         return None
 
@@ -70,15 +70,15 @@ def _shipped_stage(run: Run) -> list[str] | None:
         chat = _load(name, [f"stages.{stage}.{setting}" for setting in settings], seed)
         if not isinstance(chat, ChatRecipe) or stage not in chat.stages.given():
             return None
-        return stage_recipe(chat, stage, kept, start.run, start.weights_sha256)
+        return stage_recipe(chat, stage, kept.model, kept.tokenizer, start)
 
     staged = {path.stem: load(path.stem, []) for path in sorted(shipped_recipes().glob("chat*.yaml"))}
     nearest = _nearest(kept, {name: _leaves(recipe_to_dict(recipe)) for name, recipe in staged.items() if recipe}, load)
     if nearest is None:
         return None
     settings = [word if word == "--set" else f"stages.{stage}.{word}" for word in nearest[1]]
-    name = run.name.removesuffix(f"-{stage}")
-    return ["lap", "sft", nearest[0], "--stage", stage, "--run", start.run, "--name", name, "--seed", seed, *settings]
+    name, source = run.name.removesuffix(f"-{stage}"), start.source.removeprefix(RUN)
+    return ["lap", "sft", nearest[0], "--stage", stage, "--run", source, "--name", name, "--seed", seed, *settings]
 
 
 def _nearest(

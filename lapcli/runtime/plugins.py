@@ -1,6 +1,6 @@
 """Registries of interchangeable parts, and the packages that add to them.
 
-A registry holds the entries of one sort (kinds of training, analyses, benchmarks, ...) by name. Other packages add
+A registry holds the entries of one sort (objectives, analyses, benchmarks, ...) by name. Other packages add
 theirs through the entry point group `lap.plugins`: one entry point names one module with `register(extensions)`:
 
     def register(extensions):
@@ -17,17 +17,12 @@ from dataclasses import dataclass
 from difflib import get_close_matches
 from importlib import import_module
 from importlib.metadata import EntryPoint, entry_points
-from typing import Any, ClassVar, Generic, Protocol, TypeVar
+from typing import Any, ClassVar, Generic, TypeVar
 
 from lapcli.runtime.errors import UsageError
 
 GROUP = "lap.plugins"
-SORTS = ("kind", "operator", "analysis", "benchmark", "optimizer", "data source")  # that other packages may add
-
-
-class Named(Protocol):
-    @property
-    def name(self) -> str: ...
+SORTS = ("objective", "operator", "analysis", "benchmark", "optimizer", "data source")  # that other packages may add
 
 
 E = TypeVar("E")
@@ -110,18 +105,18 @@ class Extensions:
     def __init__(self, origin: Origin) -> None:
         self._origin = origin
 
-    def add(self, sort: str, entry: Named) -> None:
+    def add(self, sort: str, entry: Any) -> None:
         """Add an entry under its `name` to the registry of a sort.
 
-        A kind brings its recipe along, and an optimizer its section of a recipe.
+        An objective is added by the type of its recipes, which names its class; an optimizer brings its section of a
+        recipe along.
         """
         if sort not in SORTS:
             raise ValueError(f"there is no sort {sort!r} of extension; there are {', '.join(SORTS)}")
-        self._add(sort, entry.name, entry)
-        if sort == "kind":
-            self._add("recipe", entry.name, entry.recipe_file)  # type: ignore[attr-defined]
+        name = entry.objective_name() if sort == "objective" else entry.name
+        self._add(sort, name, entry)
         if sort == "optimizer":
-            self._add("optimizer section", entry.name, entry.section)  # type: ignore[attr-defined]
+            self._add("optimizer section", entry.name, entry.section)
 
     def _add(self, sort: str, name: str, entry: Any) -> None:
         registry = Registry.by_sort.get(sort)

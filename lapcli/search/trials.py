@@ -110,14 +110,14 @@ def spec_from(
     **settings: Any,
 ) -> SearchSpec:
     """Return the checked search of a command line; raise UsageError or RecipeError with all problems."""
-    from lapcli.kinds import KINDS
+    from lapcli.recipe import OBJECTIVES
     from lapcli.report.tables import column_of
 
     if isinstance(space, Path):
         read = space_from_file(recipe, space, options)
     else:
         read = space_from_options(recipe, space, options)
-    known = KINDS[read.base.objective].metrics
+    known = OBJECTIVES[read.base.objective].metrics
     if metric not in known and not metric.startswith("smoothing"):
         raise UsageError(f"{metric[:60]!r} is not a validation metric of this recipe; use one of {', '.join(known)}")
     higher = column_of(metric).better == "higher"
@@ -218,10 +218,10 @@ def known_trials(trials: Sequence[Trial]) -> KnownTrials:
 
 def create(spec: SearchSpec, runs_dir: Path, cell: Cell, arm: str, number: int, told: KnownTrials) -> None:
     """Create the trial's run with its record, ready to be trained."""
-    from lapcli.kinds import kind_of
+    from lapcli.objectives.weights import with_sha256
 
     # With the sha256 of initial weights, as `lap train` adds it: otherwise it would refuse the run for its recipe.
-    recipe = kind_of(cell.loaded).pinned(cell.loaded, runs_dir / cell.name, False)
+    recipe = with_sha256(cell.loaded, runs_dir / cell.name)
     record = {"search": spec.identity(), "arm": arm, "trial": number, "params": dict(cell.values), "told": told}
     # Interrupted until the trial's process sets it to running.
     unlock(new_run(runs_dir, cell.name, recipe, {RECORD: record, SWEEP: {"search": True}}, status="interrupted"))

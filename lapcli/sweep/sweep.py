@@ -11,10 +11,9 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
+from lapcli.data.chat.formats import load_chat_recipe
 from lapcli.evaluation.families import chosen_tasks
-from lapcli.kinds import KINDS
-from lapcli.kinds.chat import load_chat_recipe
-from lapcli.recipe import RecipeError, recipe_to_dict
+from lapcli.recipe import OBJECTIVES, RecipeError, recipe_to_dict
 from lapcli.recipe.reading import Problem, in_reading_order, quoted
 from lapcli.recipe.sweep import LoadedSweep
 from lapcli.report.grouping import check_rows, row_keys
@@ -108,7 +107,7 @@ def _check_search(grid: Grid, cells: Sequence[Cell]) -> list[Problem]:
     """Check that the number which decides the search is one that the runs will have."""
     if grid.search is None or not cells or not cells[0].is_search:
         return []
-    known = KINDS[cells[0].loaded.objective].metrics
+    known = OBJECTIVES[cells[0].loaded.objective].metrics
     if grid.search.by in known or grid.search.by.startswith("smoothing"):
         return []
     message = f"{quoted(grid.search.by)} is not a validation metric of this recipe; use one of {', '.join(known)}"

@@ -20,8 +20,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
+from lapcli import checkpoint
 from lapcli.heads.operator_attention import freeze_vanishing_biases
-from lapcli.objectives.objective import MonitorsUpdates, Objective
+from lapcli.objectives.objective import Objective
 from lapcli.recipe.schema import BaseRecipe
 from lapcli.runs import Run
 from lapcli.runtime.devices import peak_flops
@@ -29,7 +30,6 @@ from lapcli.runtime.errors import Diverged, Interrupted, LapError, from_os_error
 from lapcli.runtime.progress import LogConsole, StepProgress
 from lapcli.runtime.ranks import World
 from lapcli.runtime.signals import StopRequest, stop_on_signal
-from lapcli.training import checkpoint
 from lapcli.training.metrics import MetricsLog, StepClock, without_times
 from lapcli.training.optimizers import Optimizers
 
@@ -40,7 +40,9 @@ _SMALLEST_BUCKET = 25  # megabytes: DDP's default; smaller buckets are slow to s
 class Loop:
     """Trains `objective` for a run, from its newest intact checkpoint."""
 
-    def __init__(self, objective: Objective, recipe: BaseRecipe, run: Run, world: World, console: LogConsole) -> None:
+    def __init__(
+        self, objective: Objective[Any], recipe: BaseRecipe, run: Run, world: World, console: LogConsole
+    ) -> None:
         self.objective, self.run, self.world, self.console = objective, run, world, console
         self.seed = recipe.seed
         self.clip = recipe.optimizer.clip
@@ -101,9 +103,9 @@ class Loop:
                 (loss / accumulation).backward()
             total += loss.detach()
         norms = self.optimizers.gradient_norms()  # of the averaged gradient
-        seen = self.objective.seen() if isinstance(self.objective, MonitorsUpdates) else {}
+        further = self.objective.update_metrics()
         # The one wait of the step. The norms are the same on all ranks, so their means are the norms.
-        means, self.stopping = self.world.means([total, *norms, *seen.values()], bool(stop))
+        means, self.stopping = self.world.means([total, *norms, *further.values()], bool(stop))
         mean_loss, known_norms = means[0] / accumulation, means[1 : 1 + len(norms)]
         gradient_norm = known_norms[0] if len(norms) == 1 else math.hypot(*known_norms)
         for what, value in (("loss", mean_loss), ("norm of the gradient", gradient_norm)):
@@ -113,8 +115,9 @@ class Loop:
         self.optimizers.step()
         self._zero_gradients()
         self.objective.after_step(step)
-        values = dict(zip(seen, means[1 + len(norms) :], strict=True))
-        self._watch(step, values)
+        values = dict(zip(further, means[1 + len(norms) :], strict=True))
+        if warning := self.objective.warning(step, values):
+            self._warn(f"step {step + 1}: {warning}")
         return {
             "step": step + 1,
             "loss": mean_loss,
@@ -122,12 +125,6 @@ class Loop:
             "gradient_norm": gradient_norm,
             **values,
         }
-
-    def _watch(self, step: int, values: dict[str, float]) -> None:
-        if isinstance(self.objective, MonitorsUpdates):
-            warning = self.objective.watch(step, values)
-            if warning:
-                self._warn(f"step {step + 1}: {warning}")
 
     def _validate_if_due(self, stop: StopRequest, progress: StepProgress) -> None:
         """Validate at the start, at the end and every `validation.every` steps; a resumed run makes up a missed one."""
@@ -299,7 +296,7 @@ class Loop:
 class _LossModule(nn.Module):
     """The module that DDP wraps: it averages the gradients of computations in `forward`."""
 
-    def __init__(self, objective: Objective, is_alone: bool) -> None:
+    def __init__(self, objective: Objective[Any], is_alone: bool) -> None:
         super().__init__()
         self.model = objective.model
         self._loss: Callable[[Any], Tensor] = objective.loss

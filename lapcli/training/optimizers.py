@@ -12,10 +12,10 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
+from lapcli.checkpoint import check_tensors
 from lapcli.objectives.objective import ParameterGroup
 from lapcli.recipe.optimizers import AdamWSection, OptimizerSection
 from lapcli.runtime.plugins import Registry
-from lapcli.training.checkpoint import check_tensors
 
 
 class Optimizer(ABC):

@@ -1,15 +1,18 @@
-"""From a recipe to a finished run: opens the run directory, builds the objective, trains, and writes the results."""
+"""From a recipe to a finished run: world, run, objective, loop, results."""
 
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
-from lapcli.objectives.objective import Closable, Objective
-from lapcli.recipe import differing_keys, recipe_to_dict
+from lapcli.checkpoint import steps_in
+from lapcli.objectives import objective_of
+from lapcli.objectives.objective import Objective
+from lapcli.objectives.weights import InitialWeights, with_sha256
+from lapcli.recipe import recipe_hash
 from lapcli.recipe.schema import BaseRecipe
 from lapcli.runs import Run, discard_untrained, open_run, plugins_of, read_run, unlock, write_summary
 from lapcli.runtime.attention_kernels import prefer_attention_kernels
@@ -20,35 +23,12 @@ from lapcli.runtime.machine import usable_cores
 from lapcli.runtime.progress import LogConsole
 from lapcli.runtime.ranks import World, is_restarted, joined_world
 from lapcli.runtime.signals import stop_at_once
-from lapcli.training.checkpoint import steps_in
 from lapcli.training.loop import Loop
 
 _DEFAULT_THREADS = torch.get_num_threads()  # torch's own default: one for each physical core
 
 
-class PreparedTraining(Protocol):
-    """What a kind of training prepares: its objective, facts about its data for `run.json`, and lines for the log."""
-
-    @property
-    def objective(self) -> Objective: ...
-
-    @property
-    def facts(self) -> dict[str, Any]: ...
-
-    @property
-    def notes(self) -> list[str]: ...
-
-
-class StartableKind(Protocol):
-    """The part of a kind of training that starting a run needs."""
-
-    def pinned(self, recipe: Any, path: Path, fresh: bool) -> Any: ...
-
-    def start(self, recipe: Any, world: World, run: Run) -> PreparedTraining: ...
-
-
 def train_recipe(
-    kind: StartableKind,
     recipe: BaseRecipe,
     *,
     runs_dir: Path,
@@ -62,18 +42,11 @@ def train_recipe(
     if recipe.train.deterministic:
         prepare_determinism()
     with joined_world(recipe.train.device, step_timeout) as world:
-        return train_in_world(world, kind, recipe, runs_dir=runs_dir, name=name, fresh=fresh, console=console)
+        return train_in_world(world, recipe, runs_dir=runs_dir, name=name, fresh=fresh, console=console)
 
 
 def train_in_world(
-    world: World,
-    kind: StartableKind,
-    recipe: BaseRecipe,
-    *,
-    runs_dir: Path,
-    name: str,
-    fresh: bool = False,
-    console: LogConsole,
+    world: World, recipe: BaseRecipe, *, runs_dir: Path, name: str, fresh: bool = False, console: LogConsole
 ) -> Run:
     """Train a run with processes that have joined already, which may train several runs one after the other."""
     if recipe.train.deterministic and world.device.type == "mps":
@@ -81,42 +54,29 @@ def train_in_world(
     # Ranks that are started again after one died resume the run that they began with --fresh.
     fresh = fresh and not world.any(is_restarted())
     with world.together():
-        recipe = kind.pinned(recipe, runs_dir / name, fresh)
-    _refuse_other_recipes(world, recipe)
-    run = _open_together(world, runs_dir, name, recipe, fresh, console)
+        recipe = with_sha256(recipe, runs_dir / name, fresh)
+    world.require_same({"recipe": recipe_hash(recipe)})  # another learning rate would train along unnoticed
+    run: Run | None = None
     try:
+        with world.together():
+            if world.is_main:  # it holds the lock
+                run = open_run(runs_dir, name, recipe, fresh, console.warn)
+        with world.together():
+            run = run or read_run(runs_dir / name)
         if not run.is_finished:
-            _train(kind, recipe, run, world, console)
+            _train(recipe, run, world, console)
+        return run
     except BaseException as error:
-        if world.is_main and not isinstance(error, Diverged):  # which is a result, even in the first step
+        if run is not None and world.is_main and not isinstance(error, Diverged):  # a result, even in the first step
             discard_untrained(run)
         raise
     finally:
-        unlock(run)
-    return run
+        if run is not None:
+            unlock(run)
 
 
-#: Keys that may differ between the machines of one run.
-_OF_A_MACHINE = ("data.workers", "train.init_from.source", "train.init_from.weights")
-
-
-def _refuse_other_recipes(world: World, recipe: BaseRecipe) -> None:
-    """Refuse ranks with different recipes: those with another learning rate or start would train along unnoticed."""
-    main_recipe: Any
-    main_recipe, *others = world.from_all(recipe_to_dict(recipe))
-    for rank, other_recipe in enumerate(others, start=1):
-        differing = [row for row in differing_keys(main_recipe, other_recipe) if row[0] not in _OF_A_MACHINE]  # type: ignore[arg-type]
-        if differing:
-            key, main_value, other_value = differing[0]
-            more = f" and {len(differing) - 1} more keys" if len(differing) > 1 else ""
-            raise UsageError(
-                f"rank {rank} has another recipe than rank 0: {key} is {other_value} instead of {main_value}{more}; "
-                "start every machine with the same command and the same recipe"
-            )
-
-
-def _train(kind: StartableKind, recipe: BaseRecipe, run: Run, world: World, console: LogConsole) -> None:
-    objective: Objective | None = None
+def _train(recipe: BaseRecipe, run: Run, world: World, console: LogConsole) -> None:
+    objective = objective_of(recipe)(recipe)
 
     def report(**changes: Any) -> None:
         if world.is_main:
@@ -124,13 +84,7 @@ def _train(kind: StartableKind, recipe: BaseRecipe, run: Run, world: World, cons
 
     try:
         with _threads(recipe, run, world), stop_at_once():  # signals: before the first step and after the last
-            plugins = _current_plugins(recipe, run, console if world.is_main else None)
-            with world.together():
-                _refuse_misfits(recipe, run)
-                start = kind.start(recipe, world, run)
-                objective, facts = start.objective, start.facts
-                _refuse_other_data(run, facts)
-            world.require_same(_identities(facts))  # a collective: in `together` a rank that failed would skip it
+            facts = _prepare(objective, recipe, run, world)
             parameters = sum(p.numel() for p in objective.model.parameters())
             report(
                 status="running",
@@ -141,7 +95,7 @@ def _train(kind: StartableKind, recipe: BaseRecipe, run: Run, world: World, cons
                 device=_device_name(world),
                 parameters=parameters,
                 flops_per_step=objective.flops_per_step,
-                **plugins,
+                **_current_plugins(recipe, run, console if world.is_main else None),
                 **facts,
             )
             if world.is_main:
@@ -151,7 +105,7 @@ def _train(kind: StartableKind, recipe: BaseRecipe, run: Run, world: World, cons
                     f"({batches.processes} x {batches.micro_batch} x {batches.accumulation} accumulated), "
                     f"{parameters:,} parameters, on {_device_name(world)}"
                 )
-                for note in start.notes:
+                for note in objective.notes:
                     console.print(note)
                 console.print("setting up the optimizer and validating before the first step ...")
             loop = Loop(objective, recipe, run, world, console)
@@ -177,13 +131,30 @@ def _train(kind: StartableKind, recipe: BaseRecipe, run: Run, world: World, cons
             raise explained from error
         raise
     finally:
-        if isinstance(objective, Closable):
-            objective.close()
+        objective.close()
 
 
-def _out_of_memory(error: Exception, recipe: BaseRecipe, objective: Objective | None) -> LapError | None:
+def _prepare(objective: Objective[Any], recipe: BaseRecipe, run: Run, world: World) -> dict[str, Any]:
+    """Prepare the data and build the model with its initial weights; return facts for `run.json`."""
+    with world.together():
+        if run.info.get("step", 0) == 0:  # a run that was started with such a schedule may be resumed
+            for key, reason in recipe.schedule_problems():
+                raise UsageError(f"{key} {reason}")
+        initial = InitialWeights.of(recipe, run)
+        facts = objective.prepare(world, run, initial)
+        _refuse_other_data(run, facts)
+        objective.build(world.device)
+        if initial is not None:
+            objective.notes = [*initial.load(objective.model, recipe), *objective.notes]
+    identities = {"data": "data_sha256", "held-out data": "held_out_sha256", "tokenizer": "tokenizer_sha256"}
+    # A collective: in `together` a rank that failed would skip it.
+    world.require_same({what: facts.get(key) for what, key in identities.items()})
+    return facts
+
+
+def _out_of_memory(error: Exception, recipe: BaseRecipe, objective: Objective[Any]) -> LapError | None:
     """Explain that a device has no memory left, with the micro-batch to try; None for other errors."""
-    if not is_out_of_memory(error) or objective is None:
+    if not is_out_of_memory(error) or not hasattr(objective, "batches"):
         return None
     reason, size = str(error).splitlines()[0], objective.batches.micro_batch
     stage = getattr(recipe, "stage", None)  # of `lap sft`
@@ -194,19 +165,15 @@ def _out_of_memory(error: Exception, recipe: BaseRecipe, objective: Objective | 
 
 def _current_plugins(recipe: BaseRecipe, run: Run, console: LogConsole | None) -> dict[str, Any]:
     """Return the packages that the run uses, for `run.json`; warn about one whose version has changed."""
-    before = {(plugin["sort"], plugin["name"]): plugin for plugin in run.info.get("plugins", [])}
-    current: list[dict[str, Any]] = []
-    for plugin in plugins_of(recipe):
-        old = before.get((plugin["sort"], plugin["name"]), plugin)
-        earlier = old.get("earlier_versions", [])
-        if old["version"] != plugin["version"]:
-            earlier = [*earlier, old["version"]]
-            if console is not None:
-                console.warn(
-                    f"{run.path} was trained with {old['package']} {old['version']} and is "
-                    f"resumed with {plugin['package']} {plugin['version']}: the results may differ"
-                )
-        current.append({**plugin, **({"earlier_versions": earlier} if earlier else {})})
+    before = {(plugin["sort"], plugin["name"]): plugin["version"] for plugin in run.info.get("plugins", [])}
+    current = plugins_of(recipe)
+    for plugin in current:
+        old = before.get((plugin["sort"], plugin["name"]), plugin["version"])
+        if old != plugin["version"] and console is not None:
+            console.warn(
+                f"{run.path} was trained with {plugin['package']} {old} and is resumed with {plugin['version']}: "
+                "the results may differ"
+            )
     return {"plugins": current} if current else {}
 
 
@@ -233,47 +200,15 @@ def _refuse_other_data(run: Run, facts: dict[str, Any]) -> None:
         )
 
 
-def _refuse_misfits(recipe: BaseRecipe, run: Run) -> None:
-    """Refuse a schedule that does not fit into the run, unless the run was already started with it."""
-    for key, reason in recipe.schedule_problems() if run.info.get("step", 0) == 0 else []:
-        raise UsageError(f"{key} {reason}")
-
-
-def _identities(facts: dict[str, Any]) -> dict[str, str | None]:
-    """Return the hashes that must be the same on every rank, which could have other data or another tokenizer."""
-    return {
-        "data": facts["data_sha256"],
-        "held-out data": facts.get("held_out_sha256"),
-        "tokenizer": facts.get("tokenizer_sha256"),
-    }
-
-
 def _finish(run: Run, loop: Loop, peak_memory: int | None) -> None:
     """Compute and write the results of the final weights, which are saved already; then the run is finished."""
     steps = loop.objective.steps
     start, end = loop.validated.get(0, {}), loop.validated.get(steps, {})
     best = None if "metrics_lost" in run.info else loop.best_step()  # of lost validations one may have been better
     best_values = {} if best is None else {"best_step": best, "best": loop.validated[best]}
-    summary = {"start": start, "end": end, **best_values, **loop.objective.finish(run.path)}
+    summary = {"start": start, "end": end, **best_values, **loop.objective.finish()}
     write_summary(run, summary)  # before the status: a finished run without a summary counts as incomplete
     run.update(status="finished", step=steps, peak_memory=peak_memory)
-
-
-def _open_together(
-    world: World, runs_dir: Path, name: str, recipe: BaseRecipe, fresh: bool, console: LogConsole
-) -> Run:
-    """Create or open the run on rank 0, which holds its lock; if one rank fails, all ranks do."""
-    run: Run | None = None
-    try:
-        with world.together():
-            if world.is_main:
-                run = open_run(runs_dir, name, recipe, fresh, console.warn)
-        with world.together():
-            return run or read_run(runs_dir / name)
-    except BaseException:
-        if run is not None:
-            discard_untrained(run)
-        raise
 
 
 @contextmanager

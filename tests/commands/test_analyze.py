@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 from analysis_support import self_supervised_recipe
 from image_support import image_recipe, picture
+from lapcli.kinds import KINDS
 from PIL import Image
 from support import edit_checkpoint, run_main, tiny_chat_recipe, tiny_recipe, train_here, write_text
 
@@ -22,7 +23,6 @@ from lapcli.analysis.analyzed_models import find_models, results_folder
 from lapcli.analysis.measurement import CLASSES, Settings
 from lapcli.analysis.measurements import MEASUREMENTS, measurements_for
 from lapcli.analysis.selection import Selection, find_runs
-from lapcli.kinds import KINDS
 from lapcli.report.collect import collect
 
 
@@ -241,6 +241,7 @@ def test_feature_maps_of_a_picture_of_any_size(runs, capsys, tmp_path):
 
 def test_a_chat_stage_is_measured_on_the_text_of_its_pretraining(runs, capsys, tmp_path, shared_cache):
     from lapcli.kinds.chat import train_stages
+
     from lapcli.runs import read_run
     from lapcli.runtime.progress import LogConsole
 

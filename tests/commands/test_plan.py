@@ -3,10 +3,10 @@
 import json
 
 import pytest
-from support import ROOT, run_main, tiny_chat_recipe, tiny_recipe, train_here, write_text
-
 from lapcli.kinds import KINDS, Kind
 from lapcli.kinds.classification import ClassificationKind
+from support import ROOT, run_main, tiny_chat_recipe, tiny_recipe, train_here, write_text
+
 from lapcli.planning import plan_training
 from lapcli.recipe import load_recipe, recipe_to_yaml
 from lapcli.runtime.errors import UsageError

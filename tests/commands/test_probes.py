@@ -12,11 +12,11 @@ from safetensors.torch import save_file
 from scene_support import write_scenes
 from support import lap, run_main, train_here
 
+from lapcli import checkpoint
 from lapcli.models.dino_vit import StudentTeacher
 from lapcli.recipe import recipe_from_dict
 from lapcli.runs import open_run
 from lapcli.runtime.files import read_json
-from lapcli.training import checkpoint
 
 QUICK = [
     *("--set", "linear.steps=6", "--set", "linear.batch=32", "--set", "linear.rates=[0.01, 0.1]"),

@@ -15,6 +15,8 @@ from PIL import Image
 from support import run_main
 from sweep_support import write_recipe
 
+from lapcli import checkpoint
+from lapcli.checkpoint import read_tensors
 from lapcli.commands.options import overrides
 from lapcli.data.file_formats import read_documents, read_rows
 from lapcli.data.images.ade20k import decode_labels
@@ -23,8 +25,6 @@ from lapcli.data.images.tables import open_tables
 from lapcli.data.text.tokenizer import Tokenizer, train_tokenizer
 from lapcli.runtime.errors import DataError, LapError
 from lapcli.runtime.files import read_json, write_json
-from lapcli.training import checkpoint
-from lapcli.training.checkpoint import read_tensors
 
 
 def png(shade: int = 0, form: str = "PNG") -> bytes:

@@ -7,13 +7,13 @@ import pytest
 import yaml
 from harness_support import make_run
 from image_support import TINY_IMAGES
+from lapcli.kinds import KINDS
 from runtime.test_plugins import install, lap_with
 from safetensors.numpy import load_file
 from support import ROOT, run_process
 
 from lapcli.evaluation.families import STOCK, chosen_tasks, evaluated_kinds, families_of
 from lapcli.evaluation.tasks import TaskFamily, TaskResults, TaskScore
-from lapcli.kinds import KINDS
 from lapcli.recipe import recipe_from_dict
 from lapcli.runs import open_run
 from lapcli.runtime.errors import UsageError

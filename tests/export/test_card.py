@@ -2,11 +2,11 @@
 
 from export_support import dino_run, gpt_run, vit_run
 from huggingface_hub import ModelCard
-
-from lapcli.export.export import export_run
 from lapcli.kinds import Kind
 from lapcli.kinds.language_model import LanguageModelKind
 from lapcli.kinds.opening import find_checkpoint
+
+from lapcli.export.export import export_run
 from lapcli.runtime.files import write_json
 
 

@@ -6,6 +6,7 @@ from dataclasses import replace
 import pytest
 import torch
 from export_support import gpt_run, vit_run
+from lapcli.kinds.opening import find_checkpoint, open_run
 from safetensors import safe_open
 from safetensors.torch import load_file
 from support import run_main
@@ -14,7 +15,6 @@ from lapcli.export import export as exporting
 from lapcli.export.export import export_run, plan_of
 from lapcli.export.verification import missing_library, verify
 from lapcli.export.weights import WEIGHTS, ExportedModel
-from lapcli.kinds.opening import find_checkpoint, open_run
 from lapcli.runtime.errors import DataError, UsageError
 from lapcli.runtime.files import read_json
 
@@ -108,8 +108,8 @@ def test_a_folder_that_differs_is_marked_and_exits_with_1(to, writer, make, said
 
 def test_the_checkpoint_that_is_asked_for(tmp_path, capsys):
     """The last, the best or a step; the record and the file have its weights."""
+    from lapcli import checkpoint
     from lapcli.runs import write_summary
-    from lapcli.training import checkpoint
 
     run = vit_run(tmp_path)
     first = load_file(run.checkpoints / "step-000001" / "model.safetensors")
@@ -141,7 +141,7 @@ def test_bf16_halves_the_weights_and_float16_may_not_hold_them(tmp_path, capsys)
 
     tensors = load_file(run.checkpoints / "step-000001" / "model.safetensors")
     tensors["head.weight"][0, 0] = 70_000.0
-    from lapcli.training import checkpoint
+    from lapcli import checkpoint
 
     checkpoint.save(run.checkpoints, 2, tensors, {"x": torch.zeros(1)}, {"laplacian_heads": "1"}, {}, keep=2)
     options = ["--checkpoint", "2", "--dtype", "float16", "--out", str(tmp_path / "half"), "--runs-dir", str(tmp_path)]

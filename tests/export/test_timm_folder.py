@@ -6,11 +6,11 @@ import pytest
 import timm
 import torch
 from export_support import dino_run, vit_run
+from lapcli.kinds.opening import find_checkpoint, open_run
 from support import run_process
 
 import lapcli.timm  # noqa: F401  registers the architectures
 from lapcli.export.export import export_run
-from lapcli.kinds.opening import find_checkpoint, open_run
 from lapcli.runtime.errors import DataError, UsageError
 
 IMAGES = torch.randn(3, 3, 8, 8, generator=torch.Generator().manual_seed(0))

@@ -15,6 +15,7 @@ from support import die_in_update, exit_code, start_child, tiny_recipe, write_te
 from torch import Tensor
 
 import lapcli
+from lapcli.checkpoint import load_weights
 from lapcli.generation.engine import Engine, Sampling
 from lapcli.heads.operator_attention import FirstValues, HeadOperators
 from lapcli.heads.operators import OPERATORS, Dense, Operator
@@ -26,7 +27,6 @@ from lapcli.objectives import classification, language_model, schedules
 from lapcli.planning import plan_training
 from lapcli.recipe import recipe_hash
 from lapcli.runtime.errors import DataError
-from lapcli.training.checkpoint import load_weights
 
 torch.set_num_threads(1)
 

@@ -7,6 +7,7 @@ import signal
 
 import pytest
 import torch
+from lapcli.kinds.chat import start_of, train_stages
 from safetensors.torch import load_file
 from support import (
     LOG,
@@ -22,7 +23,6 @@ from support import (
 )
 
 from lapcli.data.text.tokenizer import train_tokenizer
-from lapcli.kinds.chat import start_of, train_stages
 from lapcli.recipe import recipe_from_dict, recipe_to_dict, recipe_to_yaml
 from lapcli.recipe.chat import stage_recipe
 from lapcli.runs import read_run

@@ -10,14 +10,14 @@ import torch
 from dino_support import dino_recipe
 from export_support import dino_run, gpt_run, vit_run
 from image_support import image_recipe
+from lapcli.kinds.initial_weights import fit_weights
+from lapcli.kinds.opening import find_checkpoint, open_run
+from lapcli.kinds.weight_sources import find_source
 from safetensors.torch import load_file, save_file
 from support import exit_code, lap, ranks, start_child, tiny_recipe, train_here, write_text
 
 from lapcli.data.text.tokenizer import Tokenizer
 from lapcli.export.export import export_run
-from lapcli.kinds.initial_weights import fit_weights
-from lapcli.kinds.opening import find_checkpoint, open_run
-from lapcli.kinds.weight_sources import find_source
 from lapcli.models.vit import build_vit
 from lapcli.recipe import recipe_hash
 from lapcli.recipe.schema import InitFrom

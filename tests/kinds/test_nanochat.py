@@ -11,13 +11,13 @@ import tiktoken
 import torch
 import torch.nn.functional as F
 from harness_support import evaluated, make_run, write_benchmarks
+from lapcli.kinds.nanochat import find_checkpoint, import_checkpoint, read_tokenizer, read_weights
+from lapcli.kinds.opening import find_checkpoint as checkpoint_of
+from lapcli.kinds.opening import open_run
 from safetensors.torch import load_file
 from support import lap, run_main, tiny_chat_recipe, tiny_recipe, train_here, write_text
 
 from lapcli.data.text.tokenizer import SPECIAL_TOKENS, SPLIT_PATTERN
-from lapcli.kinds.nanochat import find_checkpoint, import_checkpoint, read_tokenizer, read_weights
-from lapcli.kinds.opening import find_checkpoint as checkpoint_of
-from lapcli.kinds.opening import open_run
 from lapcli.recipe import recipe_to_yaml
 from lapcli.recipe.schema import InitFrom
 from lapcli.runs import read_run
@@ -155,6 +155,7 @@ def same_weights(one, other):
 def test_a_whole_training_begins_with_a_checkpoint_directly_or_imported(tmp_path, encoding):
     """The loss of the first step is nanochat's own on that batch, and both ways end at the same bits."""
     from lapcli.kinds import kind_of
+
     from lapcli.runtime.ranks import World
 
     place, state = write_checkpoint(tmp_path, encoding, laplacian_heads=2)

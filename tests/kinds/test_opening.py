@@ -6,14 +6,14 @@ from typing import Any
 import pytest
 import timm
 import torch
+from lapcli.kinds.opening import find_checkpoint, open_run, open_timm
 from probe_support import CPU
 from safetensors.torch import save_file
 from support import tiny_recipe, train_here, write_text
 
-from lapcli.kinds.opening import find_checkpoint, open_run, open_timm
+from lapcli.checkpoint import load_weights
 from lapcli.objectives.language_model import build_gpt
 from lapcli.runtime.errors import DataError, UsageError
-from lapcli.training.checkpoint import load_weights
 
 NAME = "vit_tiny_patch16_224"
 

@@ -5,10 +5,10 @@ import json
 
 import pytest
 import torch
-from support import tiny_chat_recipe, tiny_recipe, train_here, write_text
-
 from lapcli.kinds import KINDS
 from lapcli.kinds.chat import train_stages
+from support import tiny_chat_recipe, tiny_recipe, train_here, write_text
+
 from lapcli.objectives.chat import Chat, prepare_chat
 from lapcli.recipe.chat import stage_recipe
 from lapcli.runs import open_run

@@ -2,9 +2,9 @@
 
 import pytest
 import torch
+from lapcli.kinds import kind_of
 from support import ROOT
 
-from lapcli.kinds import kind_of
 from lapcli.objectives.self_supervised import image_flops
 from lapcli.planning import plan_training
 from lapcli.planning.step_trace import trace_step

@@ -6,10 +6,10 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from lapcli.kinds import kind_of
 from support import ROOT
 from torch.nn.attention import SDPBackend
 
-from lapcli.kinds import kind_of
 from lapcli.objectives.objective import plan_batches
 from lapcli.planning import plan_training
 from lapcli.planning.estimate import _Estimate, probe_plan

@@ -300,8 +300,9 @@ def test_extends_only_at_the_top(problems, valid: str) -> None:
 
 @pytest.mark.parametrize("name", ["é.txt", "\N{GRINNING FACE}.txt"])
 def test_options_that_name_a_place_take_any_name(name: str) -> None:
-    from lapcli.commands import options
     from lapcli.kinds import load_recipe_with_data
+
+    from lapcli.commands import options
 
     recipe = ROOT / "recipes" / "quickstart.yaml"
     assert load_recipe(recipe, options.init_from(name, None)).train.init_from.source == name

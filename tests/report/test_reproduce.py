@@ -7,11 +7,11 @@ import shutil
 
 import pytest
 from image_support import image_recipe
+from lapcli.kinds.chat import train_stages
+from lapcli.kinds.opening import find_checkpoint
 from safetensors.torch import load_file
 from support import run_main, tiny_chat_recipe, tiny_recipe, train_here, write_text
 
-from lapcli.kinds.chat import train_stages
-from lapcli.kinds.opening import find_checkpoint
 from lapcli.report.assemble import report_on
 from lapcli.report.collect import collect
 from lapcli.report.figures import experiments_of

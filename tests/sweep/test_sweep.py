@@ -3,13 +3,13 @@
 from functools import partial
 
 import pytest
+from lapcli.kinds import KINDS
 from support import ROOT, run_main
 from sweep_support import train_cells, write_recipe
 from typer.main import get_command
 
 from lapcli.cli import app
 from lapcli.commands.sweep import parse_command
-from lapcli.kinds import KINDS
 from lapcli.recipe import RecipeError, recipe_to_dict
 from lapcli.recipe.sweep import load_sweep
 from lapcli.report.grouping import flatten

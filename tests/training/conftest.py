@@ -3,9 +3,8 @@
 import pytest
 from analysis_support import self_supervised_recipe
 from image_support import image_recipe
-from support import tiny_chat_recipe, tiny_recipe, train_here, write_text
-
 from lapcli.kinds.chat import stage_recipe
+from support import tiny_chat_recipe, tiny_recipe, train_here, write_text
 
 
 @pytest.fixture(scope="session")

@@ -6,10 +6,10 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import nn
 
+from lapcli import checkpoint
 from lapcli.objectives.objective import ParameterGroup
 from lapcli.runtime.errors import DataError, Diverged
 from lapcli.runtime.files import sha256_of_file
-from lapcli.training import checkpoint
 from lapcli.training.optimizers import Optimizers
 
 

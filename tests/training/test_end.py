@@ -6,10 +6,10 @@ import os
 
 import pytest
 import torch
+from lapcli.kinds.chat import train_stages
 from safetensors.torch import load_file
 from support import exit_code, ranks, start_child, tiny_chat_recipe, tiny_recipe, train_here
 
-from lapcli.kinds.chat import train_stages
 from lapcli.objectives import language_model
 from lapcli.objectives.chat import Chat
 from lapcli.objectives.classification import Classification

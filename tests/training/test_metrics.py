@@ -5,9 +5,9 @@ import json
 import pytest
 from support import tiny_recipe, train_here, write_text
 
+from lapcli import checkpoint
 from lapcli.objectives.language_model import LanguageModel
 from lapcli.runtime.ranks import World
-from lapcli.training import checkpoint
 from lapcli.training.metrics import MetricsLog, StepClock, last_step_metrics, read_metrics, without_times
 from lapcli.training.optimizers import Optimizers
 

@@ -241,7 +241,7 @@ def test_a_damaged_checkpoint_is_named_and_the_one_before_is_used(uninterrupted,
 
 def _no_room_from(step):
     """From that save on files cannot grow beyond 20 kB: the kernel refuses the write, as on a full disk."""
-    from lapcli.training import checkpoint
+    from lapcli import checkpoint
 
     save = checkpoint.save
 

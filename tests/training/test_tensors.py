@@ -9,18 +9,18 @@ import pytest
 import torch
 from analysis_support import self_supervised_recipe
 from image_support import image_recipe
+from lapcli.kinds.chat import train_stages
 from support import edit_checkpoint, run_main, tiny_chat_recipe, tiny_recipe, train_here, write_text
 from torch import nn
 
-from lapcli.kinds.chat import train_stages
+from lapcli import checkpoint
+from lapcli.checkpoint import check_tensors, first_not_finite
 from lapcli.objectives.objective import ParameterGroup
 from lapcli.recipe import recipe_to_yaml
 from lapcli.runs import read_run
 from lapcli.runtime.errors import DataError, Diverged
 from lapcli.runtime.files import sha256_of_file
 from lapcli.runtime.progress import LogConsole
-from lapcli.training import checkpoint
-from lapcli.training.checkpoint import check_tensors, first_not_finite
 from lapcli.training.optimizers import Optimizers
 
 MODEL, OPTIMIZER = "model.safetensors", "optimizer.safetensors"

@@ -23,8 +23,8 @@ import numpy as np
 
 from lapcli.analysis.drawing import COLOURS, first_layer_values, legend_title, name_runs, panels, plot_by_layer
 from lapcli.analysis.measurement import LayerResult, Measurement, Settings
-from lapcli.kinds import kind
 from lapcli.measures.tokens import ClassMoments
+from lapcli.recipe import schema
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -61,7 +61,7 @@ class Collapse(Measurement):
         "share of examples whose class by the logits is not that of the nearest class mean. `centred` takes M' for "
         "the means in NC2, `as_printed` the means themselves, as the paper writes."
     )
-    needs = frozenset({kind.CLASSES})
+    needs = frozenset({schema.CLASSES})
     default_norm = "after"
     columns: ClassVar = {
         "nc1": "nc1",

@@ -17,8 +17,8 @@ import numpy as np
 
 from lapcli.analysis.drawing import panels, title_labels
 from lapcli.analysis.measurement import LAYER, NORM, LayerResult, Measurement, Option, Settings
-from lapcli.kinds import kind
 from lapcli.measures.tokens import principal_components
+from lapcli.recipe import schema
 from lapcli.runtime.errors import UsageError
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ class Features(Measurement):
         "deviation; sigmoid(2 z) is red, green and blue. The largest entry of a component is positive."
     )
     options = (LAYER, NORM, IMAGE, OVERLAY)
-    needs = frozenset({kind.FEATURES})
+    needs = frozenset({schema.FEATURES})
     default_norm = "after"
     columns: ClassVar = {
         "pictures": "pictures",

@@ -27,8 +27,8 @@ from lapcli.analysis.measurement import (
     Settings,
 )
 from lapcli.analysis.token_samples import TokenSample, chosen_classes, class_legend, classes_in_order, scatter
-from lapcli.kinds import kind
 from lapcli.measures.tokens import StreamingMoments
+from lapcli.recipe import schema
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -50,7 +50,7 @@ class Simplex(Measurement):
         "the three corners to an equilateral triangle. Plotted is A U V^T x of tokens x of the three classes."
     )
     options = (LAYER, TOKENS, NORM, CENTER, CLASSES)
-    needs = frozenset({kind.CLASSES})
+    needs = frozenset({schema.CLASSES})
     default_norm = "after"
     columns: ClassVar = {"tokens_shown": "tokens shown", "nearest_corner_share": "nearest corner share"}
     counts = frozenset({"tokens_shown"})

@@ -20,10 +20,11 @@ from lapcli.data.chat.conversation import Malformed, MessagePart, Turn, conversa
 from lapcli.data.file_formats import ROW_SUFFIXES
 from lapcli.data.source_files import cached_hub_files, expand_ranges, hub_files, local_files
 from lapcli.data.sources import RowSource
+from lapcli.recipe import load_recipe
 from lapcli.recipe.chat import ChatRecipe, DataSet, Stage
 from lapcli.recipe.data_sources import find_source
 from lapcli.runtime.environment import cache_dir, hub_is_offline
-from lapcli.runtime.errors import DataError
+from lapcli.runtime.errors import DataError, UsageError
 from lapcli.runtime.progress import Progress
 
 _MARK = re.compile(r"<<(.*?)>>", re.DOTALL)
@@ -219,6 +220,16 @@ def source_files(data_set: DataSet, progress: Progress | None = None, *, downloa
         return local_files(source, data_set.files, ROW_SUFFIXES)
     except DataError as error:
         raise DataError(f"{data_set.name}: {error}; or use --data DIR") from None
+
+
+def load_chat_recipe(
+    path: Path, overrides: Sequence[str] = (), data: Path | None = None, seed: int | None = None
+) -> ChatRecipe:
+    """Load a recipe with stages; `data` is a folder with copies of its data sets."""
+    loaded = load_recipe(path, overrides, seed)
+    if not isinstance(loaded, ChatRecipe):
+        raise UsageError(f"{path} has no stages; it is trained by `lap train {path}`")
+    return loaded if data is None else with_local_data(loaded, data)
 
 
 def with_local_data(recipe: ChatRecipe, folder: Path) -> ChatRecipe:

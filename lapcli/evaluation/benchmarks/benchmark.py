@@ -19,7 +19,7 @@ from lapcli.data.chat.conversation import Malformed
 from lapcli.data.chat.formats import multiple_choice_question
 from lapcli.data.file_formats import read_rows
 from lapcli.data.source_files import cached_hub_files, hub_files, unreachable
-from lapcli.kinds.kind import CHAT, LANGUAGE
+from lapcli.recipe.schema import CHAT, LANGUAGE
 from lapcli.runs import Run
 from lapcli.runtime.environment import hub_is_offline
 from lapcli.runtime.errors import DataError, UsageError

@@ -24,8 +24,8 @@ from lapcli.evaluation.benchmarks.benchmark import (
     PreparedTask,
     task_definition,
 )
-from lapcli.kinds.kind import HELD_OUT_TEXT
 from lapcli.measures.bits_per_byte import bits_per_byte
+from lapcli.recipe.schema import HELD_OUT_TEXT
 from lapcli.runs import TOKENIZER, Run
 from lapcli.runtime.errors import UsageError
 from lapcli.runtime.files import sha256_of_file

@@ -10,7 +10,7 @@ from lapcli.data.sources import rows_sha256
 from lapcli.data.text.builtin import builtin_text
 from lapcli.evaluation.benchmarks.benchmark import BenchmarkRequest, BenchmarkSettings, Documents, PreparedTask
 from lapcli.evaluation.benchmarks.gsm8k import NumberBenchmark, final_number
-from lapcli.kinds.kind import CHAT, LANGUAGE
+from lapcli.recipe.schema import CHAT, LANGUAGE
 
 DOCUMENTS = 256
 

@@ -5,9 +5,9 @@ The shapes in names: B images, P patches, D features, C values of a patch.
 
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
+from lapcli.kinds.kind import FEATURES, Fetched, Kind, LoadedModel, TrainingStart, TrainingStep
 from pydantic import Field
 
-from lapcli.kinds.kind import FEATURES, Fetched, Kind, LoadedModel, TrainingStart, TrainingStep
 from lapcli.recipe.optimizers import AdamWSection
 from lapcli.recipe.schema import BaseRecipe, TransformerModel
 from lapcli.recipe.section import Size, combination
@@ -16,11 +16,11 @@ from lapcli.recipe.vision import CosineSchedule, ImageFiles
 if TYPE_CHECKING:  # a kind is imported when names are listed; torch and timm only when it trains or loads
     import torch
 
+    from lapcli.checkpoint import Checkpoint
     from lapcli.runs import Run
     from lapcli.runtime.devices import ComputePolicy
     from lapcli.runtime.progress import Progress
     from lapcli.runtime.ranks import World
-    from lapcli.training.checkpoint import Checkpoint
 
 
 class AutoencoderModel(TransformerModel):
@@ -65,7 +65,7 @@ class MaskedAutoencoder(Kind):
         self, run: "Run", checkpoint: "Checkpoint | None", device: "torch.device", *, float32: bool = False
     ) -> LoadedModel:
         from lap_example.painting import Painter
-        from lapcli.training.checkpoint import load_weights
+        from lapcli.checkpoint import load_weights
 
         recipe: Any = run.recipe
         model = Painter(recipe.model, recipe.seed)

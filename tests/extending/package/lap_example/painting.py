@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from lapcli.kinds.kind import TrainingStep
 from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor, nn
 
@@ -14,7 +15,6 @@ from lapcli import laplacianize
 from lapcli.data.images.augmentation import evaluation_transform, normalise
 from lapcli.data.images.loader import Example, ImageBatches, Reader
 from lapcli.data.images.sources import ImageData
-from lapcli.kinds.kind import TrainingStep
 from lapcli.objectives.objective import ParameterGroup, decay_groups, plan_batches
 from lapcli.objectives.schedules import cosine_multiplier
 from lapcli.runtime.ranks import World

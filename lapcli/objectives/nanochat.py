@@ -22,6 +22,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from lapcli import checkpoint
+from lapcli.checkpoint import check_tensors
 from lapcli.data.text.tokenizer import Tokenizer, tokenizer_from_ranks
 from lapcli.models.gpt import GPT, GPTConfig, from_nanochat
 from lapcli.recipe import recipe_from_dict
@@ -31,8 +33,6 @@ from lapcli.recipe.schema import UNKNOWN, BaseRecipe, GPTModel
 from lapcli.runs import INFO, METRICS, TOKENIZER, Run, new_run, read_run, unlock, write_summary
 from lapcli.runtime.errors import DataError, UsageError
 from lapcli.runtime.files import read_bytes, read_text, remove, sha256_of_file, write_text
-from lapcli.training import checkpoint
-from lapcli.training.checkpoint import check_tensors
 
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer.pkl")
 _MODEL = re.compile(r"model_(\d+)\.pt")
@@ -98,7 +98,7 @@ def find_checkpoint(path: Path) -> NanochatCheckpoint:
     except (ValueError, KeyError, TypeError):
         raise DataError(f"{meta_file} has no model_config of nanochat; download the file again") from None
     if unknown := [key for key in settings if key not in _SETTINGS]:
-        raise DataError(f"{meta_file} has unknown settings in model_config: {_listed(unknown)}; {_OF_2026}")
+        raise DataError(f"{meta_file} has unknown settings in model_config: {listed(unknown)}; {_OF_2026}")
     return NanochatCheckpoint(file, int(number[1]), _model(settings, meta_file), vocab, meta)
 
 
@@ -124,7 +124,7 @@ def read_weights(source: NanochatCheckpoint) -> dict[str, Tensor]:
         raise DataError(f"{source.file} does not hold tensors by name; {again}")
     names = {name: from_nanochat(str(name)) for name in state}
     if unknown := [str(name) for name, ours in names.items() if ours is None]:
-        raise DataError(f"{source.file} has unknown tensors: {_listed(unknown)}; {_OF_2026}")
+        raise DataError(f"{source.file} has unknown tensors: {listed(unknown)}; {_OF_2026}")
     tensors = {str(names[name]): tensor for name, tensor in state.items()}
     # nanochat pads the vocabulary to a multiple of 64, and cuts the logits (gpt.py). A view would keep the padding.
     for name in ("embed.weight", "head.weight"):
@@ -186,7 +186,8 @@ def _maps(value: Any, key: type) -> bool:
     return isinstance(value, dict) and all(type(k) is key and type(v) is int for k, v in value.items())
 
 
-def _listed(names: list[str]) -> str:
+def listed(names: list[str]) -> str:
+    """List the first names, and say how many more there are."""
     more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
     return ", ".join(name[:80] for name in names[:_SHOWN]) + more
 

@@ -7,17 +7,25 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
+import timm
 import torch
+from huggingface_hub import hf_hub_download
+from huggingface_hub.errors import EntryNotFoundError
+from timm.data import resolve_model_data_config
+from timm.models import clean_state_dict, eva, load_state_dict, vision_transformer
+from timm.models.eva import Eva
+from timm.models.vision_transformer import VisionTransformer
 
-from lapcli.kinds import kind_of
-from lapcli.kinds.kind import CLASSES, FEATURES, LoadedModel
+from lapcli import checkpoint as checkpoints
+from lapcli.checkpoint import Checkpoint, check_tensors, read_tensors
+from lapcli.objectives import objective_of
+from lapcli.objectives.objective import LoadedModel
+from lapcli.recipe.schema import CLASSES, FEATURES
 from lapcli.recipe.vision import ImageFiles
 from lapcli.runs import TRAIN_AGAIN, Run, read_summary
 from lapcli.runtime.environment import hub_is_offline
 from lapcli.runtime.errors import DataError, UsageError
 from lapcli.runtime.files import sha256_of_file
-from lapcli.training import checkpoint as checkpoints
-from lapcli.training.checkpoint import Checkpoint, check_tensors, read_tensors
 
 TIMM = "timm:"
 SAFE = "model.safetensors"
@@ -73,7 +81,7 @@ def _last_checkpoint(run: Run, newest: int) -> Checkpoint:
 def open_run(run: Run, checkpoint: Checkpoint | None, device: torch.device, *, float32: bool = False) -> LoadedModel:
     """Load the run's model with the weights of that checkpoint, or untrained without one."""
     try:
-        return kind_of(run.recipe).load(run, checkpoint, device, float32=float32)
+        return objective_of(run.recipe).load(run, checkpoint, device, float32=float32)
     except DataError:
         if checkpoint is None or checkpoint.path.is_dir():
             raise
@@ -92,8 +100,6 @@ def open_timm(
 
     `with_classifier`: with its head; otherwise only the features, which weights of other tasks have as well.
     """
-    from timm.data import resolve_model_data_config
-
     model = build_timm(name, seed or 0, with_classifier=with_classifier)
     path = None
     if seed is None:
@@ -123,10 +129,6 @@ def open_timm(
 
 def build_timm(name: str, seed: int = 0, *, with_classifier: bool = True) -> Any:
     """Build the stock ViT, untrained."""
-    import timm
-    from timm.models.eva import Eva
-    from timm.models.vision_transformer import VisionTransformer
-
     known = check_timm_name(name)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
@@ -153,8 +155,6 @@ def timm_file(name: str, model: Any, weights: Path | None) -> Path:
 
 def check_timm_name(name: str) -> str:
     """Return timm's name of the model; UsageError with the nearest name if there is none."""
-    import timm
-
     known = name.removeprefix(TIMM)
     if not name.startswith(TIMM) or not known:
         raise UsageError(f"--model takes timm:NAME, such as timm:vit_small_patch16_224, got {name[:80]!r}")
@@ -166,8 +166,6 @@ def check_timm_name(name: str) -> str:
 
 def read_timm(model: Any, path: Path) -> dict[str, torch.Tensor]:
     """Read the tensors of a file under timm's names for that model, whether they fit or not."""
-    from timm.models import clean_state_dict, eva, load_state_dict, vision_transformer
-
     adapt = eva.checkpoint_filter_fn if isinstance(model, eva.Eva) else vision_transformer.checkpoint_filter_fn
     try:
         if path.suffix == ".safetensors":
@@ -207,9 +205,6 @@ def _refuse_laplacian(path: Path, metadata: dict[str, str]) -> None:
 
 
 def _hub_weights(name: str, settings: dict[str, Any]) -> Path:
-    from huggingface_hub import hf_hub_download
-    from huggingface_hub.errors import EntryNotFoundError
-
     repository = settings.get("hf_hub_id")
     if not repository:
         raise UsageError(f"the hub has no weights for {name}; give a file with --weights")

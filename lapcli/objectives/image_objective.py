@@ -1,0 +1,150 @@
+"""What the objectives on images share: their data, workers and loading."""
+
+import contextlib
+import os
+from typing import Any, TypeVar
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from lapcli.checkpoint import Checkpoint, load_weights
+from lapcli.data.images.augmentation import evaluation_transform, normalise
+from lapcli.data.images.loader import Example, ImageBatches, ImageLoader, Reader, count_workers
+from lapcli.data.images.sources import ImageData, open_images
+from lapcli.data.sources import known_set
+from lapcli.measures.smoothing import PROBE_IMAGES, smoothing
+from lapcli.objectives.objective import LoadedModel, Objective, describe_download
+from lapcli.objectives.weights import InitialWeights
+from lapcli.recipe.dino import SelfSupervisedRecipe
+from lapcli.recipe.vision import ClassificationRecipe
+from lapcli.runs import Run
+from lapcli.runtime.devices import ComputePolicy, compute_policy
+from lapcli.runtime.machine import check_compiler, check_shared_memory
+from lapcli.runtime.progress import Progress, shown_progress
+from lapcli.runtime.ranks import World
+
+R = TypeVar("R", ClassificationRecipe, SelfSupervisedRecipe)
+
+
+class ImageObjective(Objective[R]):
+    """Training on images. A subclass sets `image_size` (pixels of a side), `classes` (None: any number), and `use`."""
+
+    unit = "images"
+    classes: int | None = None
+    image_size: int
+    _images: ImageBatches
+    _loader: ImageLoader
+
+    def prepare(self, world: World, run: Run, initial: InitialWeights | None) -> dict[str, Any]:
+        with shown_progress(world.is_main) as progress:
+            data = open_images(self.recipe.data, self.classes, progress)
+        self.use(data, world)
+        self.notes += data.notes(self.image_size)
+        return data.facts(self.image_size)
+
+    def use(self, data: ImageData, world: World) -> None:
+        """Plan the batches of opened images."""
+        self.data, self.world = data, world
+        self.batches = self.plan_batches(world.size)
+        self.units_per_step = self.recipe.train.batch
+
+    def start_workers(self, reader: Any) -> None:
+        self._loader = ImageLoader(
+            reader,
+            self.examples,
+            micro_steps=self.batches.accumulation,
+            last=(self.steps - 1, self.batches.accumulation - 1),
+            workers=count_workers(self.recipe.data.workers, self.world.device),
+            device=self.world.device,
+        )
+        # Shared memory has to fit the prefetched batches of all local processes, in training and in validation.
+        local_size = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+        check_shared_memory(local_size * 2 * self._loader.bytes_ahead(), self._loader.workers)
+
+    def examples(self, step: int, micro_step: int) -> list[Example]:
+        first = self.batches.first(micro_step, self.world.rank)
+        return self._images.examples(step, first, self.batches.micro_batch)
+
+    def build(self, device: torch.device, policy: ComputePolicy | None = None) -> None:
+        train = self.recipe.train
+        self.policy = policy or compute_policy(device, train.precision, train.compile)
+        # Initialised on the CPU, so that one seed gives the same weights on every device.
+        with device if device.type == "meta" else contextlib.nullcontext():
+            model = self.new_model(self.recipe, self.recipe.seed)
+        self.model = model.to(device).train()
+        if self.policy.compiles:
+            check_compiler(device.type)
+            self.compile()
+
+    @classmethod
+    def new_model(cls, recipe: R, seed: int | None) -> nn.Module:
+        """Return the model, initialised from the seed; None: with arbitrary weights."""
+        raise NotImplementedError
+
+    def compile(self) -> None:
+        """Compile the model in place."""
+
+    def smoothing_of(self, model: nn.Module) -> dict[str, float]:
+        """Measure how smooth the tokens of a few held-out images are, for `validation.smoothing`."""
+        images, source, size = self.data.validation, self.recipe.data, self.image_size
+        spread = np.unique(np.linspace(0, len(images) - 1, min(PROBE_IMAGES, len(images))).astype(int))
+        reader = Reader(images, evaluation_transform(source, size), size, None)
+        probe_BCHW: Tensor = normalise(reader.read([Example(0, int(index), 0) for index in spread])[0], source)
+        return smoothing(model, probe_BCHW.to(self.world.device))
+
+    def describe_batch(self, step: int) -> str:
+        return self._images.identity(step)
+
+    def close(self) -> None:
+        if hasattr(self, "_loader"):
+            self._loader.close()
+
+    @classmethod
+    def load(
+        cls, run: Run, checkpoint: Checkpoint | None, device: torch.device, *, float32: bool = False
+    ) -> LoadedModel:
+        recipe: Any = run.recipe
+        if checkpoint is None:
+            model = cls.new_model(recipe, recipe.seed)
+        else:
+            with torch.device("meta"):  # weights that are overwritten need no initialisation
+                model = cls.new_model(recipe, None)
+            # Buffers that are not in the state dict would stay unset; these models have none.
+            model.to_empty(device="cpu")
+            load_weights(checkpoint.weights, model, str(recipe.model.head_plan()))
+        objective = cls(recipe)
+        return LoadedModel.from_run(
+            run,
+            checkpoint,
+            cls.evaluated(model),
+            device,
+            images=recipe.data,
+            image_size=objective.image_size,
+            classes=objective.classes,
+        )
+
+    @classmethod
+    def evaluated(cls, model: Any) -> nn.Module:
+        """Return the part of the model that is evaluated."""
+        return model
+
+    @classmethod
+    def fetch(cls, recipe: R, progress: Progress) -> dict[str, Any]:
+        data = open_images(recipe.data, cls(recipe).classes, progress)
+        return {
+            "source": recipe.data.train,
+            "classes": len(data.train.classes),
+            "train_images": len(data.train),
+            "validation_images": len(data.validation),
+            "identity": data.identity,
+        }
+
+    def image_facts(self) -> dict[str, Any]:
+        """Return the fields of `PlanFacts` that images have."""
+        source = self.recipe.data.train
+        if not source.startswith("hub:"):
+            download = {}
+        else:
+            download = describe_download(known_set(source).download_bytes, source.removeprefix("hub:"))
+        return {"data": source, "example": "images", "unit": "image", **download}

@@ -1,0 +1,134 @@
+"""Chat training in stages: each stage is a run of its own that starts from the weights of the one before."""
+
+from pathlib import Path
+
+from lapcli.data.text.tokenizer import Tokenizer
+from lapcli.objectives.chat import Chat
+from lapcli.objectives.weights import Weights, open_weights
+from lapcli.recipe.chat import STAGES, ChatRecipe, ChatStageRecipe, StageName, stage_recipe
+from lapcli.recipe.schema import RUN, GPTModel, InitFrom, TokenizerSection
+from lapcli.runs import INFO, TOKENIZER, Run, read_run
+from lapcli.runtime.devices import prepare_determinism
+from lapcli.runtime.environment import STEP_TIMEOUT
+from lapcli.runtime.errors import UsageError
+from lapcli.runtime.progress import LogConsole, shown_progress
+from lapcli.runtime.ranks import World, joined_world
+from lapcli.training.train import train_in_world
+
+
+class StageStart:
+    """The weights that a stage starts from, with the model and the tokenizer that it inherits.
+
+    A stage that was begun with them has both in its own run, so that the source is not needed to resume it.
+    """
+
+    def __init__(self, given: InitFrom, runs_dir: Path, begun: Path | None = None) -> None:
+        self.given = given
+        self._source: Weights | None = None
+        if begun is not None and (begun / INFO).is_file() and (begun / TOKENIZER).is_file():
+            run = read_run(begun)
+            before = run.recipe.train.init_from
+            if isinstance(run.recipe, ChatStageRecipe) and before is not None and before.source == given.source:
+                self.model, self._section, self._tokenizer = run.recipe.model, run.recipe.tokenizer, begun / TOKENIZER
+                return
+        self._source = open_weights(given, runs_dir)
+        if self._source.tokenizer is None:
+            raise UsageError(
+                f"{self._source.shown} is not a GPT with its tokenizer; if it is one of nanochat's, import it with "
+                f"`lap import {given.source} --to NAME --tokenizer FILE`"
+            )
+        self.model = GPTModel(**self._source.model)
+        self._section = TokenizerSection(vocab=self._source.tokenizer().vocab_size)
+
+    def tokenizer(self) -> Tokenizer:
+        if self._source is not None and self._source.tokenizer is not None:
+            return self._source.tokenizer()
+        return Tokenizer.from_file(self._tokenizer)
+
+    def recipe(self, recipe: ChatRecipe, stage: StageName) -> ChatStageRecipe:
+        return stage_recipe(recipe, stage, self.model, self._section, self.given)
+
+
+def from_run(run: Run, runs_dir: Path) -> InitFrom:
+    """Return a run as the source of weights: by its name if it is in `runs_dir`, else by its path."""
+    beside = run.path.parent.resolve() == runs_dir.resolve()
+    source = f"{RUN}{run.name}" if beside else str(run.path.resolve())
+    return InitFrom(source=source, sha256=run.info.get("weights_sha256"))
+
+
+def stage_recipes(recipe: ChatRecipe, given: InitFrom, runs_dir: Path) -> dict[str, ChatStageRecipe]:
+    """Return the recipes of all stages, as if each of them started from those weights, for plans."""
+    start = StageStart(given, runs_dir)
+    return {stage: start.recipe(recipe, stage) for stage in recipe.stages.given()}
+
+
+def train_stages(
+    recipe: ChatRecipe,
+    given: InitFrom,
+    *,
+    runs_dir: Path,
+    name: str,
+    only: StageName | None = None,
+    fresh: bool = False,
+    step_timeout: float = STEP_TIMEOUT,
+    console: LogConsole,
+) -> list[Run]:
+    """Train `<name>-midtrain`, then `<name>-sft`; with `only`, one of them. Finished ones are skipped."""
+    sections = recipe.stages.given()
+    if only is not None and only not in sections:
+        raise UsageError(f"the recipe has no stage {only}; it has {' and '.join(sections)}")
+    stages = [stage for stage in sections if only in (None, stage)]
+    if any(sections[stage].train.deterministic for stage in stages):
+        prepare_determinism()  # before joining, which may start CUDA
+    runs: list[Run] = []
+    with joined_world(sections[stages[0]].train.device, step_timeout) as world:
+        with world.together():
+            start = StageStart(given, runs_dir, None if fresh else runs_dir / f"{name}-{stages[0]}")
+            later = [stage for stage in stages[1:] if fresh or not _is_finished(runs_dir / f"{name}-{stage}")]
+            _check_stages(recipe, later, start, world)
+        for stage in stages:
+            if world.is_main:
+                console.print(f"{stage} starts from {start.given.source}")
+            if start.given.source in (f"{RUN}{name}-{stage}", str((runs_dir / f"{name}-{stage}").resolve())):
+                raise UsageError(f"{name}-{stage} cannot start from itself; choose another --name or --run")
+            run = train_in_world(
+                world,
+                start.recipe(recipe, stage),
+                runs_dir=runs_dir,
+                name=f"{name}-{stage}",
+                fresh=fresh,
+                console=console,
+            )
+            # Read again: only rank 0 has updated its own, and the next stage's recipe has the sha256 of the weights.
+            runs.append(read_run(run.path))
+            if stage != stages[-1]:
+                start = StageStart(from_run(runs[-1], runs_dir), runs_dir)
+    return runs
+
+
+def _check_stages(recipe: ChatRecipe, stages: list[StageName], start: StageStart, world: World) -> None:
+    """Check data, batches and prompts of later stages, so that a missing file is found now and not after days."""
+    for stage in stages:
+        try:
+            with shown_progress(world.is_main) as progress:
+                Chat(start.recipe(recipe, stage)).use(start.tokenizer(), world, progress)
+        except UsageError as error:
+            raise type(error)(f"stage {stage}: {error}") from None
+
+
+def _is_finished(path: Path) -> bool:
+    return (path / INFO).exists() and read_run(path).is_finished
+
+
+def stage_before(stage: StageName, recipe: ChatRecipe, runs_dir: Path, name: str) -> Run | None:
+    """Return the finished run of the recipe's previous stage, for `--stage sft` after `--stage midtrain`."""
+    earlier = [other for other in STAGES[: STAGES.index(stage)] if other in recipe.stages.given()]
+    if not earlier:
+        return None
+    path = runs_dir / f"{name}-{earlier[-1]}"
+    run = read_run(path) if (path / INFO).exists() else None
+    if run is None or not run.is_finished:
+        raise UsageError(
+            f"{stage} starts from {path}, which is not finished; run --stage {earlier[-1]} first, or leave --stage out"
+        )
+    return run
