@@ -162,11 +162,10 @@ class _RandomText:
 
 def bench_gpt() -> None:
     """The paper's 20 layers at context 2048 with random weights, two sequences; mostly what `updates` takes."""
-    from lapcli.kinds.kind import LANGUAGE
-
     from lapcli.analysis.analyzed_models import AnalyzedModel, OpenedModel
     from lapcli.models.anatomy import anatomy_of
     from lapcli.models.gpt import GPT, GPTConfig
+    from lapcli.recipe.schema import LANGUAGE
 
     vocab = 65_536
 

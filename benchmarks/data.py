@@ -29,7 +29,9 @@ def main() -> None:
             begun = time.perf_counter()
             data = prepare_text(recipe.data, recipe.tokenizer)
             starts.append(time.perf_counter() - begun)
-        objective = LanguageModel(recipe, data, join_world("cpu"))
+        objective, world = LanguageModel(recipe), join_world("cpu")
+        objective.use(data, world)
+        objective.build(world.device)
 
         def forward_and_backward() -> None:
             objective.loss(objective.batch(0, 0)).backward()

@@ -53,8 +53,8 @@ def plain_targets(logits_NK: Tensor, temperature: float) -> Tensor:
 
 def plain_loss(objective: SelfSupervised, batch: CropBatch) -> Tensor:
     student, teacher = objective.model.student, objective.model.teacher
-    train = objective._recipe.train
-    temperature, B = teacher_temperature(objective._recipe.schedule, batch.step), batch.images
+    train = objective.recipe.train
+    temperature, B = teacher_temperature(objective.recipe.schedule, batch.step), batch.images
     with torch.no_grad():
         seen = teacher.backbone.tokens([batch.global_MCHW])[0]
         dino = plain_targets(teacher.dino_head.prototypes(teacher.dino_head(seen[:, 0])), temperature)
@@ -81,7 +81,10 @@ def plain_loss(objective: SelfSupervised, batch: CropBatch) -> Tensor:
 
 def build(recipe_name: str, overrides: list[str]) -> SelfSupervised:
     recipe = load_recipe(RECIPES / recipe_name, overrides)
-    return SelfSupervised(recipe, open_images(recipe.data, None), World(0, 1, torch.device("cpu")))  # type: ignore[arg-type]
+    objective, world = SelfSupervised(recipe), World(0, 1, torch.device("cpu"))  # type: ignore[arg-type]
+    objective.use(open_images(objective.recipe.data, None), world)
+    objective.build(world.device)
+    return objective
 
 
 def step_of(objective: SelfSupervised, loss: Callable[[CropBatch], Tensor], batch: CropBatch) -> Callable[[], float]:

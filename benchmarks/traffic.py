@@ -14,11 +14,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 import torch
-from lapcli.kinds import kind_of
 from torch._dynamo.backends.distributed import DDPOptimizer
 
 from lapcli.models.chunked_loss import softcapped_cross_entropy
 from lapcli.models.gpt import GPT, GPTConfig
+from lapcli.objectives import objective_of
 from lapcli.objectives.dino_losses import dino_loss, ibot_loss, sinkhorn_targets
 from lapcli.planning.traffic import Traffic
 from lapcli.recipe import find_recipe, load_recipe
@@ -95,7 +95,9 @@ def waits_of_a_step(recipe_name: str, folder: Path) -> tuple[int, int]:
     recipe = load_recipe(find_recipe(Path(recipe_name)), ["train.device=cpu", "train.compile=false"])
     (folder / recipe_name).mkdir()
     world, run = World(0, 1, META), Run(folder / recipe_name, recipe, {})
-    objective = kind_of(recipe).start(recipe, world, run).objective
+    objective = objective_of(recipe)(recipe)
+    objective.prepare(world, run, None)
+    objective.build(META)
     loop = Loop(objective, recipe, run, world, LogConsole(io.StringIO()))
     for step in range(2):
         with HostWaits(META) as waits:

@@ -45,11 +45,12 @@ def dino_recipe(**sections: Any):
 def objective(recipe: Any, rank: int = 0, size: int = 1) -> Any:
     """As that rank of so many processes would build it."""
     import torch
+    from support import built
 
     from lapcli.objectives.self_supervised import SelfSupervised
     from lapcli.runtime.ranks import World
 
-    return SelfSupervised(recipe, _photographs(), World(rank, size, torch.device("cpu")))
+    return built(SelfSupervised, recipe, _photographs(), World(rank, size, torch.device("cpu")))
 
 
 @cache
@@ -81,7 +82,7 @@ def loss_in_two_processes(rank: int, folder: str) -> None:
             "targets": sinkhorn_targets(logits[share].clone(), 0.05),
             "loss": loss.detach(),
             "gradients": values,
-            "seen": ours.seen(),
+            "seen": ours.update_metrics(),
         }
         torch.save(found, f"{folder}/{rank}.pt")
     finally:

@@ -32,9 +32,8 @@ def gpt_run(runs: Path, *, chat: bool = True, name: str = "gpt", context: int = 
             "batching": "padded",
             "train": {"steps": 1, "batch": 1, "micro_batch": 1},
         }
-        recipe = stage_recipe(
-            recipe_from_dict({"objective": "chat", "stages": {"sft": stage}}), "sft", base, "base", "0" * 64
-        )
+        chat_recipe = recipe_from_dict({"objective": "chat", "stages": {"sft": stage}})
+        recipe = stage_recipe(chat_recipe, "sft", base.model, base.tokenizer, None)
     module = GPT(GPTConfig(vocab=tokenizer.vocab_size, **shape))
     _draw(module, 0.2)
     run = _finished(runs, name, recipe, module, {"tokenizer_sha256": tokenizer.sha256})

@@ -58,7 +58,7 @@ def make_run(runs: Path, objective: str = "chat", *, seed: int = 0, damage: bool
             "train": {"steps": 1, "batch": 1, "micro_batch": 1},
         }
         chat = recipe_from_dict({"objective": "chat", "stages": {"sft": stage}})
-        recipe = stage_recipe(chat, "sft", base, "base", "0" * 64)
+        recipe = stage_recipe(chat, "sft", base.model, base.tokenizer, None)
     run = open_run(runs, objective, recipe)
     model = tiny_model(tokenizer.vocab_size, seed=seed)
     if damage:

@@ -11,6 +11,7 @@ from support import ROOT
 
 from lapcli.recipe import load_recipe, recipe_to_dict, recipe_to_yaml
 from lapcli.recipe.chat import stage_recipe
+from lapcli.recipe.schema import InitFrom
 from lapcli.report import paper
 
 
@@ -119,9 +120,13 @@ def write_chat_run(runs: Path, name: str, *, heads: int, seed: int, scores: dict
     chat = _recipe("chat561m")
     write_run(runs, name, "gpt561m", heads=heads, seed=seed)
     model = _recipe("gpt561m", (f"model.laplacian_heads={heads}",)).model_copy(update={"seed": seed})
-    write_directory(runs, f"{name}-midtrain", stage_recipe(chat, "midtrain", model, name, weights_of(name)), None)
-    last = stage_recipe(chat, "sft", model, f"{name}-midtrain", weights_of(f"{name}-midtrain"))
-    return write_directory(runs, f"{name}-sft", last, scores)
+
+    def stage(which, before):
+        given = InitFrom(source=f"run:{before}", sha256=weights_of(before))
+        return stage_recipe(chat, which, model.model, model.tokenizer, given)
+
+    write_directory(runs, f"{name}-midtrain", stage("midtrain", name), None)
+    return write_directory(runs, f"{name}-sft", stage("sft", f"{name}-midtrain"), scores)
 
 
 def write_analysis(

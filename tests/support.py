@@ -310,13 +310,28 @@ def write_text(path: Path) -> Path:
 def train_here(recipe: Any, runs: Path, name: str = "run", log: IO[str] | None = None, fresh: bool = False) -> Any:
     """Trains in this process; what it would show goes to `log`."""
     skip_if_quick("it trains a run")
-    from lapcli.kinds import kind_of
-
     from lapcli.runtime.progress import LogConsole
     from lapcli.training.train import train_recipe
 
     console = LogConsole(log or io.StringIO())
-    return train_recipe(kind_of(recipe), recipe, runs_dir=runs, name=name, fresh=fresh, console=console)
+    return train_recipe(recipe, runs_dir=runs, name=name, fresh=fresh, console=console)
+
+
+def built(objective: Any, recipe: Any, data: Any, world: Any, policy: Any = None) -> Any:
+    """An objective of that class on data that is open already, as training would build it."""
+    ready = objective(recipe)
+    ready.use(data, world)
+    ready.build(world.device, policy)
+    return ready
+
+
+def staged(recipe: Any, stage: Any, base: Any) -> Any:
+    """The recipe of a stage that starts from that run."""
+    from lapcli.recipe.chat import stage_recipe
+    from lapcli.training.stages import from_run
+
+    given = from_run(base, base.path.parent / "elsewhere")  # by its path
+    return stage_recipe(recipe, stage, base.recipe.model, base.recipe.tokenizer, given)
 
 
 def edit_checkpoint(folder: Path, file: str, change: Callable[[dict[str, Any]], None]) -> Path:

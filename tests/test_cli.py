@@ -195,7 +195,7 @@ def test_ctrl_c_before_the_first_step(tmp_path, capsys, monkeypatch):
     def interrupted(*_):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("lapcli.kinds.language_model.LanguageModelKind.start", interrupted)
+    monkeypatch.setattr("lapcli.objectives.language_model.LanguageModel.prepare", interrupted)
     code, _, err = run_main(capsys, "train", str(QUICKSTART), "--runs-dir", str(tmp_path))
     assert code == 130
     assert err.splitlines()[-1] == "lap: stopped; what was saved is kept, run the same command to resume"

@@ -12,7 +12,6 @@ from pathlib import Path
 import pytest
 from dino_support import dino_recipe
 from image_support import image_recipe
-from lapcli.kinds.opening import find_checkpoint
 from support import (
     LOG,
     die_at,
@@ -29,6 +28,7 @@ from support import (
 from sweep_support import write_recipe
 
 from lapcli import checkpoint
+from lapcli.objectives.loading import find_checkpoint
 from lapcli.recipe import load_recipe, recipe_from_dict, recipe_to_dict
 from lapcli.runs import find_run, named_run, newest_run, open_run, read_run, runs_in, unlock
 from lapcli.runtime.errors import DataError, LapError, UsageError

@@ -3,6 +3,7 @@
 import json
 
 from lapcli.commands import options
+from lapcli.runtime.tables import aligned
 
 EXAMPLES = """\b
 Examples:
@@ -19,7 +20,6 @@ def fetch(
 
     from lapcli.objectives import objective_of
     from lapcli.runtime.progress import shown_progress
-    from lapcli.runtime.tables import aligned
 
     loaded = options.load_with_data(recipe, set_, data)
     with shown_progress() as progress:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from lapcli.commands import options
+from lapcli.commands.sft import PRETRAINED, STARTS
 from lapcli.runtime.devices import GPUS, this_cpu
 from lapcli.runtime.environment import runs_dir as default_runs_dir
 from lapcli.runtime.errors import ExitCode, UsageError
@@ -82,7 +83,6 @@ def _run_recipes(recipe: "AnyRecipe", runs_dir: "Path", run: str | None) -> "dic
             raise UsageError(f"a recipe of {recipe.objective} has a model of its own; leave --run out")
         return {"": recipe}
     assert isinstance(recipe, ChatRecipe)
-    from lapcli.commands.sft import PRETRAINED, STARTS
     from lapcli.runs import find_run
     from lapcli.training.stages import from_run, stage_recipes
 

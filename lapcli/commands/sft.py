@@ -100,17 +100,15 @@ def sft(
 
     from lapcli.runtime.progress import LogConsole
     from lapcli.tracking import LiveTracking
-    from lapcli.training.stages import from_run, stage_before, train_stages
+    from lapcli.training.stages import train_stages
 
-    if given is None and start is not None:
-        before = stage_before(stage, loaded, folder, run_name) if stage and start.recipe.objective != "chat" else None
-        given = from_run(before or start, folder)
-    assert given is not None
+    start_from = start or given
+    assert start_from is not None
     console = LogConsole()
     with LiveTracking(trackers, console.warn):
         runs = train_stages(
             loaded,
-            given,
+            start_from,
             runs_dir=folder,
             name=run_name,
             only=stage,

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from lapcli.checkpoint import Checkpoint
+from lapcli.models.gpt import GPT
 from lapcli.recipe.optimizers import OptimizerSection
 from lapcli.recipe.schema import BaseRecipe
 from lapcli.recipe.vision import ImageFiles
@@ -27,7 +28,6 @@ from lapcli.runtime.ranks import World
 
 if TYPE_CHECKING:
     from lapcli.data.text.tokenizer import Tokenizer
-    from lapcli.models.gpt import GPT
     from lapcli.objectives.weights import InitialWeights
 
 R = TypeVar("R", bound=BaseRecipe)
@@ -145,8 +145,6 @@ class LoadedModel:
 
     def language_model(self) -> "tuple[GPT, Tokenizer]":
         """Return the GPT and its tokenizer; UsageError for other models."""
-        from lapcli.models.gpt import GPT
-
         if not isinstance(self.module, GPT) or self.tokenizer is None:
             raise UsageError(f"{self.name} is not a GPT; name a run of one with --run")
         return self.module, self.tokenizer

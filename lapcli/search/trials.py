@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from lapcli.recipe import recipe_hash
+from lapcli.recipe import OBJECTIVES, recipe_hash
 from lapcli.runs import INFO, METRICS, SWEEP, new_run, read_info, read_run, status_of, unlock, update_run_info
 from lapcli.runtime.errors import LapError, UsageError
 from lapcli.runtime.files import read_json
@@ -110,7 +110,6 @@ def spec_from(
     **settings: Any,
 ) -> SearchSpec:
     """Return the checked search of a command line; raise UsageError or RecipeError with all problems."""
-    from lapcli.recipe import OBJECTIVES
     from lapcli.report.tables import column_of
 
     if isinstance(space, Path):

@@ -64,7 +64,7 @@ def stage_recipes(recipe: ChatRecipe, given: InitFrom, runs_dir: Path) -> dict[s
 
 def train_stages(
     recipe: ChatRecipe,
-    given: InitFrom,
+    start_from: Run | InitFrom,
     *,
     runs_dir: Path,
     name: str,
@@ -78,12 +78,16 @@ def train_stages(
     if only is not None and only not in sections:
         raise UsageError(f"the recipe has no stage {only}; it has {' and '.join(sections)}")
     stages = [stage for stage in sections if only in (None, stage)]
+    if isinstance(start_from, Run):
+        if only is not None and not isinstance(start_from.recipe, ChatStageRecipe):
+            start_from = _stage_before(only, recipe, runs_dir, name) or start_from
+        start_from = from_run(start_from, runs_dir)
     if any(sections[stage].train.deterministic for stage in stages):
         prepare_determinism()  # before joining, which may start CUDA
     runs: list[Run] = []
     with joined_world(sections[stages[0]].train.device, step_timeout) as world:
         with world.together():
-            start = StageStart(given, runs_dir, None if fresh else runs_dir / f"{name}-{stages[0]}")
+            start = StageStart(start_from, runs_dir, None if fresh else runs_dir / f"{name}-{stages[0]}")
             later = [stage for stage in stages[1:] if fresh or not _is_finished(runs_dir / f"{name}-{stage}")]
             _check_stages(recipe, later, start, world)
         for stage in stages:
@@ -120,7 +124,7 @@ def _is_finished(path: Path) -> bool:
     return (path / INFO).exists() and read_run(path).is_finished
 
 
-def stage_before(stage: StageName, recipe: ChatRecipe, runs_dir: Path, name: str) -> Run | None:
+def _stage_before(stage: StageName, recipe: ChatRecipe, runs_dir: Path, name: str) -> Run | None:
     """Return the finished run of the recipe's previous stage, for `--stage sft` after `--stage midtrain`."""
     earlier = [other for other in STAGES[: STAGES.index(stage)] if other in recipe.stages.given()]
     if not earlier:

@@ -7,14 +7,14 @@ import shutil
 
 import pytest
 import torch
-from lapcli.kinds.chat import train_stages
-from lapcli.kinds.opening import find_checkpoint
 from support import tiny_chat_recipe, tiny_recipe, train_here, write_text
 
 from lapcli.catalogue.housekeeping import dependent_runs, plan_pruning, plan_prunings, prune, remove_run, rename_run
+from lapcli.objectives.loading import find_checkpoint
 from lapcli.runs import newest_run, open_run, read_run, unlock
 from lapcli.runtime.errors import UsageError
 from lapcli.runtime.progress import LogConsole
+from lapcli.training.stages import train_stages
 
 torch.set_num_threads(1)
 

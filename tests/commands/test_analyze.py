@@ -14,7 +14,6 @@ import numpy as np
 import pytest
 from analysis_support import self_supervised_recipe
 from image_support import image_recipe, picture
-from lapcli.kinds import KINDS
 from PIL import Image
 from support import edit_checkpoint, run_main, tiny_chat_recipe, tiny_recipe, train_here, write_text
 
@@ -23,6 +22,7 @@ from lapcli.analysis.analyzed_models import find_models, results_folder
 from lapcli.analysis.measurement import CLASSES, Settings
 from lapcli.analysis.measurements import MEASUREMENTS, measurements_for
 from lapcli.analysis.selection import Selection, find_runs
+from lapcli.recipe import OBJECTIVES
 from lapcli.report.collect import collect
 
 
@@ -66,7 +66,7 @@ def check_files(folder, what):
 def test_all_that_fits_each_kind(pattern, kind, count, tokens, runs, capsys, tmp_path):
     out = analyzed(capsys, runs, "all", "--runs", pattern, "--limit", "40", "--out", str(tmp_path))
     fits = [
-        what for what in measurements_for(KINDS[kind].gives) if what != "mixing"
+        what for what in measurements_for(OBJECTIVES[kind].gives) if what != "mixing"
     ]  # their operators have nothing learnt
     assert sorted(path.stem for path in tmp_path.glob("*.json")) == sorted(fits)
     for what in fits:
@@ -105,7 +105,7 @@ def test_all_that_fits_works_for_every_operator(kind, tmp_path, shared_cache, mo
     train_here(recipe, tmp_path, "every")
     out = tmp_path / "out"
     analyzed(capsys, tmp_path, "all", "--run", "every", "--limit", "16", "--format", "png", "--out", str(out))
-    fits = measurements_for(KINDS[kind].gives)
+    fits = measurements_for(OBJECTIVES[kind].gives)
     assert sorted(path.stem for path in out.glob("*.json")) == sorted(fits)
     told = json.loads((out / "updates.json").read_text())
     assert [layer["operators"] for layer in told["runs"][0]["layers"]] == [
@@ -240,10 +240,9 @@ def test_feature_maps_of_a_picture_of_any_size(runs, capsys, tmp_path):
 
 
 def test_a_chat_stage_is_measured_on_the_text_of_its_pretraining(runs, capsys, tmp_path, shared_cache):
-    from lapcli.kinds.chat import train_stages
-
     from lapcli.runs import read_run
     from lapcli.runtime.progress import LogConsole
+    from lapcli.training.stages import train_stages
 
     recipe = tiny_chat_recipe(tmp_path, sft={"train": {"steps": 2}})
     console = LogConsole(io.StringIO())

@@ -3,10 +3,10 @@
 import json
 
 import pytest
-from lapcli.kinds import KINDS, Kind
-from lapcli.kinds.classification import ClassificationKind
 from support import ROOT, run_main, tiny_chat_recipe, tiny_recipe, train_here, write_text
 
+from lapcli.objectives.classification import Classification
+from lapcli.objectives.objective import Objective
 from lapcli.planning import plan_training
 from lapcli.recipe import load_recipe, recipe_to_yaml
 from lapcli.runtime.errors import UsageError
@@ -131,14 +131,13 @@ def test_chat_stages_are_planned_with_the_model_of_their_run(tmp_path, monkeypat
     assert "padded to the longest" in out
 
 
-class Bare(ClassificationKind):
-    """A kind that says nothing for plans."""
+class Bare(Classification):
+    """An objective that says nothing for plans."""
 
-    name = "bare"
-    training_step = Kind.training_step
+    synthetic_batch = Objective.synthetic_batch
 
 
-def test_a_kind_without_a_training_step_is_one_sentence(monkeypatch):
-    monkeypatch.setitem(KINDS._entries, "classification", Bare())
-    with pytest.raises(UsageError, match="recipes of bare cannot be planned: the kind has no training_step"):
+def test_an_objective_without_synthetic_batches_is_one_sentence(monkeypatch):
+    monkeypatch.setattr("lapcli.objectives.classification.Classification", Bare)
+    with pytest.raises(UsageError, match="recipes of classification cannot be planned"):
         plan_training(load_recipe(ROOT / "recipes/vit_digits.yaml"))

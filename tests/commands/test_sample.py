@@ -5,10 +5,10 @@ import json
 
 import pytest
 import torch
-from lapcli.kinds.opening import find_checkpoint, open_run
 from support import run_main
 
 from lapcli.generation.engine import generate
+from lapcli.objectives.loading import find_checkpoint, open_run
 from lapcli.runs import read_run
 
 

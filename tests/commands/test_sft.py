@@ -19,8 +19,9 @@ def test_the_stages_are_runs(chat_runs):
     pretrained, midtrain, sft = (info(runs, name) for name in ("quickstart", "quickstart-midtrain", "quickstart-sft"))
     assert midtrain["objective"] == sft["objective"] == "chat"
     assert midtrain["status"] == sft["status"] == "finished"
-    assert midtrain["started_from"] == {"run": "quickstart", "weights_sha256": pretrained["weights_sha256"]}
-    assert sft["started_from"] == {"run": "quickstart-midtrain", "weights_sha256": midtrain["weights_sha256"]}
+    starts = [stage["recipe"]["train"]["init_from"] for stage in (midtrain, sft)]
+    assert [start["source"] for start in starts] == ["run:quickstart", "run:quickstart-midtrain"]
+    assert [start["sha256"] for start in starts] == [run["weights_sha256"] for run in (pretrained, midtrain)]
     assert f"weights sha256 {pretrained['weights_sha256'][:16]}" in result.stderr
     assert "questions " in result.stderr
     assert f"lap chat quickstart-sft --runs-dir {runs}" in result.stdout

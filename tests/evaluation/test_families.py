@@ -7,13 +7,10 @@ import pytest
 import yaml
 from harness_support import make_run
 from image_support import TINY_IMAGES
-from lapcli.kinds import KINDS
 from runtime.test_plugins import install, lap_with
-from safetensors.numpy import load_file
 from support import ROOT, run_process
 
-from lapcli.evaluation.families import STOCK, chosen_tasks, evaluated_kinds, families_of
-from lapcli.evaluation.tasks import TaskFamily, TaskResults, TaskScore
+from lapcli.evaluation.families import STOCK, chosen_tasks, evaluated_objectives, families_of
 from lapcli.recipe import recipe_from_dict
 from lapcli.runs import open_run
 from lapcli.runtime.errors import UsageError
@@ -52,7 +49,7 @@ def test_tasks_by_what_a_model_gives(objective, default, last):
         ("language_model", "openai", "no task 'openai'"),  # a word of lm-eval's files, as is the next
         ("language_model", "doc_to_text", "no task 'doc_to_text'"),
         (STOCK, "top1", "which a stock model does not give"),
-        ("nonsense", "top1", "there is no kind 'nonsense'"),
+        ("nonsense", "top1", "there is no objective 'nonsense'"),
     ],
 )
 def test_others_are_refused_with_the_nearest_name(objective, name, said):
@@ -67,22 +64,8 @@ def test_names_of_lm_eval_are_known_from_its_files():
     assert chosen_tasks("language_model", names) == names.split(",")
 
 
-def test_a_kind_with_tasks_of_its_own(monkeypatch):
-    class Sharpness(TaskFamily):
-        needs, measures, tasks, default = frozenset(), "weights", ("sharpness",), ("sharpness",)
-
-        def measure(self, request):
-            return TaskResults([TaskScore("sharpness", 1.0, 1, (1.0, 1.0))], "", "")
-
-    monkeypatch.setattr(type(KINDS["classification"]), "evaluations", (Sharpness(),))
-    assert chosen_tasks("classification", "sharpness,top1") == ["sharpness", "top1"]
-    assert chosen_tasks("classification", None) == ["top1", "top5"]
-    with pytest.raises(UsageError, match="no task 'sharpness'"):
-        chosen_tasks("self_supervised", "sharpness")
-
-
-def test_every_kind_can_be_evaluated():
-    assert evaluated_kinds() == ["language_model", "chat", "classification", "self_supervised"]
+def test_every_objective_can_be_evaluated():
+    assert evaluated_objectives() == ["language_model", "chat", "classification", "self_supervised"]
 
 
 def test_wrong_tasks_and_options_are_refused_without_torch_and_lm_eval(tmp_path):
@@ -117,8 +100,6 @@ for words in commands:
 PICTURES = """
 from typing import Literal
 
-from lapcli.evaluation.tasks import TaskFamily, TaskResults, TaskScore
-from lapcli.kinds.classification import ClassificationKind
 from lapcli.recipe.vision import ClassificationRecipe
 
 
@@ -126,37 +107,20 @@ class PicturesRecipe(ClassificationRecipe):
     objective: Literal["pictures"]
 
 
-class Parameters(TaskFamily):
-    needs, measures = frozenset(), "weights"
-    tasks = default = ("parameters",)
-
-    def measure(self, request):
-        count = sum(parameter.numel() for parameter in request.loaded.module.parameters())
-        return TaskResults([TaskScore("parameters", float(count), 1, (count, count))], "the weights", "0" * 64)
-
-
-class Pictures(ClassificationKind):
-    name = "pictures"
-    recipe = recipe_file = PicturesRecipe
-    evaluations = (Parameters(),)
-
-
 def register(extensions):
-    extensions.add("kind", Pictures())
+    extensions.add("objective", PicturesRecipe)
 """
 
 
-def test_a_kind_of_another_package_is_evaluated_by_what_its_models_give(tmp_path):
+def test_an_objective_of_another_package_is_evaluated_by_what_its_models_give(tmp_path):
     install(tmp_path, "gallery", PICTURES)
     recipe = {**TINY_IMAGES, "objective": "pictures"}
     recipe_file = tmp_path / "pictures.yaml"
     recipe_file.write_text(yaml.safe_dump(recipe))
     trained = lap_with(tmp_path, "train", str(recipe_file), "--runs-dir", str(tmp_path / "runs"), "--nproc", "1")
     assert trained.returncode == 0, trained.stderr
-    result = lap_with(tmp_path, "eval", "--runs-dir", str(tmp_path / "runs"), "--tasks", "parameters,top1", "--json")
+    result = lap_with(tmp_path, "eval", "--runs-dir", str(tmp_path / "runs"), "--tasks", "top1", "--json")
     assert result.returncode == 0, result.stderr
     scores = json.loads(result.stdout)["tasks"]
     lines = (tmp_path / "runs" / "pictures" / "metrics.jsonl").read_text().splitlines()
     assert scores["top1"]["value"] == json.loads(lines[-1])["validation_top1"]
-    (weights,) = (tmp_path / "runs" / "pictures" / "checkpoints").glob("step-000010/model.safetensors")
-    assert scores["parameters"]["value"] == sum(tensor.size for tensor in load_file(weights).values())

@@ -2,11 +2,10 @@
 
 from export_support import dino_run, gpt_run, vit_run
 from huggingface_hub import ModelCard
-from lapcli.kinds import Kind
-from lapcli.kinds.language_model import LanguageModelKind
-from lapcli.kinds.opening import find_checkpoint
 
 from lapcli.export.export import export_run
+from lapcli.objectives.loading import find_checkpoint
+from lapcli.recipe.schema import BaseRecipe, LanguageModelRecipe
 from lapcli.runtime.files import write_json
 
 
@@ -66,7 +65,7 @@ def test_every_kind_has_one(tmp_path):
 
 
 def test_a_kind_that_is_not_in_the_paper_is_not_compared_with_it(tmp_path, monkeypatch):
-    monkeypatch.setattr(LanguageModelKind, "paper_recipe", Kind.paper_recipe)  # as a kind of another package has it
+    monkeypatch.setattr(LanguageModelRecipe, "paper_recipe", BaseRecipe.paper_recipe)  # as another package has it
     text = card_of(gpt_run(tmp_path, chat=False), "safetensors").text
     assert "The paper has no recipe of this kind" in text
     assert "Compared with" not in text

@@ -6,7 +6,6 @@ from dataclasses import replace
 import pytest
 import torch
 from export_support import gpt_run, vit_run
-from lapcli.kinds.opening import find_checkpoint, open_run
 from safetensors import safe_open
 from safetensors.torch import load_file
 from support import run_main
@@ -15,6 +14,7 @@ from lapcli.export import export as exporting
 from lapcli.export.export import export_run, plan_of
 from lapcli.export.verification import missing_library, verify
 from lapcli.export.weights import WEIGHTS, ExportedModel
+from lapcli.objectives.loading import find_checkpoint, open_run
 from lapcli.runtime.errors import DataError, UsageError
 from lapcli.runtime.files import read_json
 

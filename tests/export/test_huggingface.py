@@ -6,12 +6,12 @@ import re
 import pytest
 import torch
 from export_support import gpt_run
-from lapcli.kinds.opening import find_checkpoint, open_run
 from support import ROOT
 
 from lapcli.data.chat.conversation import conversation, render, render_prompt
 from lapcli.export.export import export_run
 from lapcli.generation.engine import generate
+from lapcli.objectives.loading import find_checkpoint, open_run
 
 transformers = pytest.importorskip("transformers", reason="the dev extra has it")
 

@@ -6,11 +6,11 @@ import pytest
 import timm
 import torch
 from export_support import dino_run, vit_run
-from lapcli.kinds.opening import find_checkpoint, open_run
 from support import run_process
 
 import lapcli.timm  # noqa: F401  registers the architectures
 from lapcli.export.export import export_run
+from lapcli.objectives.loading import find_checkpoint, open_run
 from lapcli.runtime.errors import DataError, UsageError
 
 IMAGES = torch.randn(3, 3, 8, 8, generator=torch.Generator().manual_seed(0))
@@ -70,7 +70,7 @@ def test_what_timm_cannot_say_is_refused(tmp_path):
 
 
 def test_a_stock_model_does_not_take_the_exported_weights(tmp_path):
-    from lapcli.kinds.opening import open_timm
+    from lapcli.objectives.loading import open_timm
 
     folder = export_run(vit_run(tmp_path), "timm", verified=False).folder
     with pytest.raises(DataError, match="laplacian_heads 2"):

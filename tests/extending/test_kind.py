@@ -27,7 +27,7 @@ def test_it_trains_and_says_whose_it_is(painted):
     info = json.loads((painted / "run.json").read_text())
     assert info["status"] == "finished"
     assert info["plugins"] == [
-        {"sort": "kind", "name": "masked_autoencoder", "package": "lap-example", "version": "1.0"}
+        {"sort": "objective", "name": "masked_autoencoder", "package": "lap-example", "version": "1.0"}
     ]
     assert [step for step, _ in steps(painted)] == [1, 2, 3, 4, 5, 6]
 

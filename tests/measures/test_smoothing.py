@@ -7,7 +7,6 @@ import pytest
 import torch
 from analysis_support import self_supervised_recipe, vit
 from image_support import image_recipe
-from lapcli.kinds.opening import find_checkpoint, open_run
 from safetensors.torch import load_file
 from sklearn.metrics.pairwise import cosine_similarity as pairwise
 from support import tiny_recipe, train_here, write_text
@@ -18,6 +17,7 @@ from lapcli.analysis.measurement import Settings
 from lapcli.analysis.measurements.mixing import OperatorMixing
 from lapcli.analysis.selection import Selection
 from lapcli.measures.smoothing import smoothing, without_padding
+from lapcli.objectives.loading import find_checkpoint, open_run
 
 
 def lines(run):

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 from counting_support import Graphs
-from kinds_support import KINDS, build_kind
+from objectives_support import OBJECTIVES, build
 from torch._dynamo.utils import counters
 
 from lapcli.measures.accuracy import measure_accuracy
@@ -52,23 +52,23 @@ def outcome(objective: Any) -> tuple[list[float], dict[str, float]]:
     return before + train(objective, range(2, 4)), validated
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", OBJECTIVES)
 def test_a_run_has_few_graphs_of_fixed_shapes(kind: str, graphs: Graphs, tmp_path) -> None:
     """With a plan that varies by layer. Rows padded to the longest of their batch are the exception: their lengths
     differ from batch to batch, and one graph serves them all."""
-    losses, validated = outcome(build_kind(kind, tmp_path, compile=True))
+    losses, validated = outcome(build(kind, tmp_path, compile=True))
     # Of class tokens and of patches there are four more each: three of Sinkhorn's, and the cross entropy.
     assert 1 <= len(graphs) <= 3 + (8 if kind == "self_supervised" else 0)
     assert not counters["graph_break"]
     assert bool(graphs.symbolic) is (kind == "padded_chat")
-    plain_losses, plain_validated = outcome(build_kind(kind, tmp_path, compile=False))
+    plain_losses, plain_validated = outcome(build(kind, tmp_path, compile=False))
     assert losses == pytest.approx(plain_losses, rel=1e-4)
     assert validated == pytest.approx(plain_validated, rel=1e-3)
     assert len(set(losses)) == len(losses)
 
 
 def test_padded_rows_have_lengths_of_their_own(tmp_path) -> None:
-    chat = build_kind("padded_chat", tmp_path)
+    chat = build("padded_chat", tmp_path)
     assert len({chat.batch(step, 0).tokens_BT.shape[1] for step in range(4)}) > 1
 
 
@@ -76,7 +76,7 @@ def test_padded_rows_have_lengths_of_their_own(tmp_path) -> None:
 def test_two_models_do_not_share_their_limit(graphs: Graphs, tmp_path) -> None:
     """Runs one after the other in a process: the second is compiled although the first used the limit up."""
     for layers in (1, 2):
-        model = build_kind("language_model", tmp_path, compile=True).model
+        model = build("language_model", tmp_path, compile=True).model
         model.blocks = model.blocks[:layers]
         tokens_BT = torch.zeros(2, 8, dtype=torch.long)
         model.loss(tokens_BT, tokens_BT).backward()
@@ -86,7 +86,7 @@ def test_two_models_do_not_share_their_limit(graphs: Graphs, tmp_path) -> None:
 def test_padding_does_not_count(tmp_path) -> None:
     """Neither in accuracy and loss nor in the tokens that neighbours are looked for with."""
     alone = World(0, 1, torch.device("cpu"))
-    vit = build_kind("classification", tmp_path)
+    vit = build("classification", tmp_path)
     images = vit._data.validation
     assert len(images) % 100
     looks = vit._recipe.data, vit._recipe.model.image
@@ -95,7 +95,7 @@ def test_padding_does_not_count(tmp_path) -> None:
     assert found[0].correct == found[1].correct
     assert found[1].loss == pytest.approx(found[0].loss, rel=1e-5)
 
-    dino = build_kind("self_supervised", tmp_path)
+    dino = build("self_supervised", tmp_path)
     images = dino._data.validation
     assert len(images) % 16
     tokens = [class_tokens(dino.model.teacher.backbone, images, dino._recipe, alone, pads=pads) for pads in (0, 1)]

@@ -4,17 +4,17 @@ import io
 import json
 
 import pytest
+import support
 import torch
-from lapcli.kinds import KINDS
-from lapcli.kinds.chat import train_stages
 from support import tiny_chat_recipe, tiny_recipe, train_here, write_text
 
-from lapcli.objectives.chat import Chat, prepare_chat
-from lapcli.recipe.chat import stage_recipe
+from lapcli.objectives.chat import Chat
+from lapcli.objectives.weights import InitialWeights
 from lapcli.runs import open_run
 from lapcli.runtime.errors import UsageError
 from lapcli.runtime.progress import LogConsole
 from lapcli.runtime.ranks import World
+from lapcli.training.stages import train_stages
 
 torch.set_num_threads(1)
 CPU = torch.device("cpu")
@@ -30,13 +30,11 @@ def pretrained(tmp_path_factory, shared_cache):
 
 
 def built(pretrained, folder, world=None, stage="sft", **changes):
-    recipe = stage_recipe(
-        tiny_chat_recipe(folder, **{stage: changes}), stage, pretrained.recipe, "run", pretrained.info["weights_sha256"]
-    )
+    recipe = support.staged(tiny_chat_recipe(folder, **{stage: changes}), stage, pretrained)
     from lapcli.data.text.tokenizer import Tokenizer
 
     tokenizer = Tokenizer.from_file(pretrained.path / "tokenizer.json")
-    chat = Chat(recipe, prepare_chat(recipe, tokenizer), world or World(0, 1, CPU))
+    chat = support.built(Chat, recipe, tokenizer, world or World(0, 1, CPU))
     generator = torch.Generator().manual_seed(0)
     with torch.no_grad():
         for p in chat.model.parameters():
@@ -93,12 +91,12 @@ def test_the_assistants_tokens_alone_are_targets(pretrained, tmp_path):
         for loss in ("assistant", "all")
     )
     tokens, targets, _ = masked.batch(0, 0)
-    starts = (tokens == masked._data.tokenizer.special("<|user_start|>")).any(dim=1)
+    starts = (tokens == masked.tokenizer.special("<|user_start|>")).any(dim=1)
     assert starts.all()
     for name in ("<|bos|>", "<|user_start|>", "<|user_end|>", "<|assistant_start|>", "<|output_start|>"):
-        assert not (targets == masked._data.tokenizer.special(name)).any()
-    assert (targets == masked._data.tokenizer.special("<|assistant_end|>")).sum() == 8
-    assert (everything.batch(0, 0).targets_BT == masked._data.tokenizer.special("<|user_end|>")).sum() == 8
+        assert not (targets == masked.tokenizer.special(name)).any()
+    assert (targets == masked.tokenizer.special("<|assistant_end|>")).sum() == 8
+    assert (everything.batch(0, 0).targets_BT == masked.tokenizer.special("<|user_end|>")).sum() == 8
 
 
 def test_the_last_step_of_the_epoch_can_be_left_out(pretrained, tmp_path):
@@ -114,9 +112,10 @@ def test_the_last_step_of_the_epoch_can_be_left_out(pretrained, tmp_path):
 
 
 def test_a_stage_starts_from_the_weights_before_it(pretrained, tmp_path):
-    recipe = built(pretrained, tmp_path)._recipe
+    recipe = built(pretrained, tmp_path).recipe
     run = open_run(pretrained.path.parent, "stage", recipe)
-    fresh = KINDS["chat"].start(recipe, World(0, 1, CPU), run).objective
+    fresh = support.built(Chat, recipe, InitialWeights.of(recipe, run).tokenizer(recipe), World(0, 1, CPU))
+    InitialWeights.of(recipe, run).load(fresh.model, recipe)
     from safetensors.torch import load_file
 
     for name, tensor in load_file(next(pretrained.checkpoints.glob("step-*/model.safetensors"))).items():
@@ -131,5 +130,6 @@ def test_the_summary_has_answers(pretrained, tmp_path):
     summary = json.loads((runs[1].path / "summary.json").read_text())
     assert [sample["prompt"] for sample in summary["samples"]] == ["what?"]
     assert summary["end"]["validation_loss"] > 0
-    assert runs[0].info["started_from"]["weights_sha256"] == pretrained.info["weights_sha256"]
-    assert runs[1].info["started_from"] == {"run": "x-midtrain", "weights_sha256": runs[0].info["weights_sha256"]}
+    assert runs[0].recipe.train.init_from.sha256 == pretrained.info["weights_sha256"]
+    start = runs[1].recipe.train.init_from
+    assert (start.source, start.sha256) == ("run:x-midtrain", runs[0].info["weights_sha256"])

@@ -8,11 +8,14 @@ import pytest
 import torch
 import torch.nn.functional as F
 from image_support import image_recipe
+from support import built
 
+from lapcli.data.images.loader import count_workers
 from lapcli.data.images.sources import open_images
 from lapcli.models.vit import without_decay
-from lapcli.objectives.classification import Classification, worker_count
+from lapcli.objectives.classification import Classification
 from lapcli.recipe import RecipeError
+from lapcli.runs import Run
 from lapcli.runtime.errors import UsageError
 from lapcli.runtime.ranks import World
 
@@ -26,13 +29,13 @@ def data():
 
 def test_epochs_are_whole_batches(data):
     recipe = image_recipe(train={"steps": None, "epochs": 3.0})
-    objective = Classification(recipe, data, ALONE)
+    objective = built(Classification, recipe, data, ALONE)
     assert objective.steps == 3 * (len(data.train) // 16)
 
 
 @pytest.mark.parametrize("loss", ["cross_entropy", "binary_cross_entropy"])
 def test_losses(data, loss):
-    objective = Classification(image_recipe(train={"loss": loss}), data, ALONE)
+    objective = built(Classification, image_recipe(train={"loss": loss}), data, ALONE)
     objective.model.eval()
     images, targets = objective.batch(0, 0)
     assert (targets > 0).sum(dim=1).max() == 2
@@ -45,7 +48,7 @@ def test_losses(data, loss):
 
 
 def test_decay_is_for_matrices_only(data):
-    objective = Classification(image_recipe(), data, ALONE)
+    objective = built(Classification, image_recipe(), data, ALONE)
     weights, rest = objective.parameter_groups()
     assert (weights.options["weight_decay"], rest.options["weight_decay"]) == (0.02, 0.0)
     assert set(rest.parameters) == without_decay(objective.model)
@@ -56,7 +59,7 @@ def test_decay_is_for_matrices_only(data):
 
 def test_bf16_runs_on_the_cpu_where_it_is_asked_for(data):
     recipe = image_recipe(train={"precision": "bf16"})
-    objective = Classification(recipe, data, ALONE)
+    objective = built(Classification, recipe, data, ALONE)
     images, targets = objective.batch(0, 0)
     seen = []
     objective.model.blocks[0].attn.register_forward_hook(lambda m, i, out: seen.append(out.dtype))
@@ -65,7 +68,7 @@ def test_bf16_runs_on_the_cpu_where_it_is_asked_for(data):
     assert seen == [torch.bfloat16]
     assert loss.dtype == torch.float32
     assert all(p.dtype == p.grad.dtype == torch.float32 for p in objective.model.parameters())
-    full = Classification(image_recipe(), data, ALONE)
+    full = built(Classification, image_recipe(), data, ALONE)
     full.model.eval(), objective.model.eval()
     assert objective.loss((images, targets)).item() == pytest.approx(full.loss((images, targets)).item(), rel=0.02)
 
@@ -75,7 +78,7 @@ def test_accumulation_keeps_the_global_batch(data):
     gradients = []
     for micro_batch in (16, 4):
         recipe = image_recipe(train={"micro_batch": micro_batch}, model={"drop_path": 0.0})
-        objective = Classification(recipe, data, ALONE)
+        objective = built(Classification, recipe, data, ALONE)
         for micro_step in range(objective.batches.accumulation):
             (objective.loss(objective.batch(1, micro_step)) / objective.batches.accumulation).backward()
         gradients.append({name: p.grad for name, p in objective.model.named_parameters()})
@@ -84,12 +87,12 @@ def test_accumulation_keeps_the_global_batch(data):
 
 
 def test_pairs_stay_together(data):
-    odd = Classification(
-        image_recipe(train={"batch": 24, "micro_batch": 3}, data={"mixing": {"group": 8}}), data, ALONE
+    odd = built(
+        Classification, image_recipe(train={"batch": 24, "micro_batch": 3}, data={"mixing": {"group": 8}}), data, ALONE
     )
     assert odd.batches.micro_batch == 2
     with pytest.raises(UsageError, match="cannot be shared evenly by 3 processes"):
-        Classification(image_recipe(), data, World(0, 3, torch.device("cpu")))
+        built(Classification, image_recipe(), data, World(0, 3, torch.device("cpu")))
 
 
 @pytest.mark.parametrize(
@@ -137,11 +140,11 @@ def test_batches_that_do_not_fit_are_reported_with_values_that_work(batch, micro
 
 def test_workers_leave_the_cpu_to_the_model(monkeypatch):
     recipe = image_recipe()
-    assert worker_count(recipe, torch.device("cpu")) == 0
+    assert count_workers(recipe.data.workers, torch.device("cpu")) == 0
     monkeypatch.setattr("lapcli.data.images.loader.usable_cores", lambda: 32)
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "4")
-    assert worker_count(recipe, torch.device("cuda")) == 7
-    assert worker_count(image_recipe(data={"workers": 5}), torch.device("cpu")) == 5
+    assert count_workers(recipe.data.workers, torch.device("cuda")) == 7
+    assert count_workers(5, torch.device("cpu")) == 5
 
 
 def test_no_image_is_decoded_twice(data):
@@ -159,7 +162,7 @@ def test_no_image_is_decoded_twice(data):
     counted = replace(data, train=Counted(data.train))
     recipe = image_recipe(train={"micro_batch": 4})
     for rank in range(2):
-        objective = Classification(recipe, counted, World(rank, 2, torch.device("cpu")))
+        objective = built(Classification, recipe, counted, World(rank, 2, torch.device("cpu")))
         for micro_step in range(objective.batches.accumulation):
             objective.batch(2, micro_step)
     assert len(opened) == len(set(opened)) == 16
@@ -206,6 +209,6 @@ def test_a_warmup_that_does_not_fit_into_the_steps_is_refused_before_the_first(d
         train_here(recipe, tmp_path)
     assert not (tmp_path / "run" / "metrics.jsonl").exists()
     for warmup, fits in ((0.0, True), (11.9 / 89, True), (12 / 89, False)):
-        objective = Classification(image_recipe(train={"steps": 12}, schedule={"warmup_epochs": warmup}), data, ALONE)
+        recipe = image_recipe(train={"steps": 12}, schedule={"warmup_epochs": warmup})
         with contextlib.nullcontext() if fits else pytest.raises(UsageError):
-            objective.refuse_long_warmup()
+            Classification(recipe).prepare(ALONE, Run(tmp_path, recipe, {}), None)

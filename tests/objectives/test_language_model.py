@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from support import built
 
 from lapcli.data.text.tokenizer import Tokenizer, train_tokenizer
 from lapcli.data.text.tokens import TextData
@@ -127,7 +128,7 @@ def targets_of(data: TextData, sequences: int) -> list[int]:
 class TestBitsPerByte:
     def test_a_model_that_knows_nothing(self, data: TextData) -> None:
         """At the start every token costs log2(V) bits; the bytes are those of the text."""
-        objective = LanguageModel(recipe(), data, alone())
+        objective = built(LanguageModel, recipe(), data, alone())
         sequences = (len(data.validation) - 1) // 16
         ordinary = [t for t in targets_of(data, sequences) if t != data.tokenizer.bos]
         assert len(ordinary) < 16 * sequences  # some targets are start tokens, which have no bytes
@@ -137,7 +138,9 @@ class TestBitsPerByte:
         assert values["validation_bits_per_byte"] == pytest.approx(math.log2(275) * len(ordinary) / size, rel=1e-6)
 
     def test_a_model_with_random_weights_token_by_token(self, data: TextData) -> None:
-        objective = LanguageModel(recipe(validation={"tokens": 5 * 16 + 3}), data, alone())  # five whole sequences
+        objective = built(
+            LanguageModel, recipe(validation={"tokens": 5 * 16 + 3}), data, alone()
+        )  # five whole sequences
         generator = torch.Generator().manual_seed(1)
         with torch.no_grad():
             for p in objective.model.parameters():
@@ -161,7 +164,7 @@ class TestBitsPerByte:
         writer.append(np.full(100, data.tokenizer.bos))
         writer.close()
         starts = TokenStream(tmp_path, writer.shards, token_dtype(275))
-        objective = LanguageModel(recipe(), replace(data, validation=starts), alone())
+        objective = built(LanguageModel, recipe(), replace(data, validation=starts), alone())
         with pytest.raises(DataError, match="the held-out text has no bytes"):
             validate(objective)
 
@@ -169,7 +172,7 @@ class TestBitsPerByte:
         results = []
         for micro_batch in (1, 2, 4):
             train = {"batch": 4, "micro_batch": micro_batch, "steps": 10}
-            objective = LanguageModel(recipe(train=train), data, alone())
+            objective = built(LanguageModel, recipe(train=train), data, alone())
             torch.nn.init.normal_(objective.model.head.weight, generator=torch.Generator().manual_seed(2))
             results.append(validate(objective)["validation_bits_per_byte"])
         assert results[1:] == pytest.approx(results[:1] * 2, rel=1e-6)
@@ -177,13 +180,13 @@ class TestBitsPerByte:
 
 class TestObjective:
     def test_targets_are_the_next_tokens(self, data: TextData) -> None:
-        objective = LanguageModel(recipe(), data, alone())
+        objective = built(LanguageModel, recipe(), data, alone())
         tokens, targets = objective.batch(0, 0)
         assert tokens.shape == targets.shape == (2, 16)
         assert torch.equal(tokens[:, 1:], targets[:, :-1])
 
     def test_the_seed_gives_the_weights(self, data: TextData) -> None:
-        models = [LanguageModel(recipe(seed=seed), data, alone()).model for seed in (1, 1, 2)]
+        models = [built(LanguageModel, recipe(seed=seed), data, alone()).model for seed in (1, 1, 2)]
         weights = [model.embed.weight for model in models]
         assert torch.equal(weights[0], weights[1])
         assert not torch.equal(weights[0], weights[2])
@@ -191,7 +194,7 @@ class TestObjective:
     @pytest.mark.parametrize("precision", ["float32", "bf16"])
     def test_precision(self, data: TextData, precision: str) -> None:
         train = {"batch": 4, "micro_batch": 2, "steps": 10, "precision": precision}
-        objective = LanguageModel(recipe(train=train), data, alone())
+        objective = built(LanguageModel, recipe(train=train), data, alone())
         expected = torch.bfloat16 if precision == "bf16" else torch.float32
         assert objective.model.embed.weight.dtype == expected
         assert objective.model.head.weight.dtype == torch.float32
@@ -199,14 +202,14 @@ class TestObjective:
 
     def test_length_from_epochs(self, data: TextData) -> None:
         """1,500 or so tokens are some 90 sequences; two epochs of them in batches of four."""
-        objective = LanguageModel(recipe(train={"batch": 4, "micro_batch": 2, "epochs": 2}), data, alone())
+        objective = built(LanguageModel, recipe(train={"batch": 4, "micro_batch": 2, "epochs": 2}), data, alone())
         assert objective.steps == 2 * ((len(data.train) - 1) // 16) // 4
         assert objective.units_per_step == 4 * 16
 
     def test_what_a_run_leaves(self, data: TextData, tmp_path: Path) -> None:
         settings = {"prompts": ["the cat"], "sample_tokens": 6, "bigram": True}
-        objective = LanguageModel(recipe(validation=settings), data, alone())
-        left = objective.finish(tmp_path)
+        objective = built(LanguageModel, recipe(validation=settings), data, alone())
+        left = objective.finish()
         assert left["samples"][0]["prompt"] == "the cat"
         assert isinstance(left["samples"][0]["continuation"], str)
         assert 0 < left["bigram_bits_per_byte"] < math.log2(275)

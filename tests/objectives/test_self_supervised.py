@@ -57,11 +57,11 @@ def test_a_group_cannot_be_cut():
 
 
 def test_accumulation_is_said():
-    notes = objective(dino_recipe()).notes()
+    notes = objective(dino_recipe()).notes
     assert "3 epochs of 2 steps" in notes[0]
     assert "passes over 442 images" in notes[0]
     assert "Sinkhorn-Knopp balances each one separately" in notes[1]
-    assert len(objective(dino_recipe(**WHOLE)).notes()) == 1
+    assert len(objective(dino_recipe(**WHOLE)).notes) == 1
 
 
 def test_two_processes_give_the_sinkhorn_and_the_loss_of_one(tmp_path):
@@ -85,14 +85,14 @@ def test_two_processes_give_the_sinkhorn_and_the_loss_of_one(tmp_path):
             rounding = 1e-5 * max(1.0, float(parameter.grad.abs().max()))  # of sums in another order
             assert torch.allclose(both, parameter.grad, rtol=0, atol=rounding), name
     ibot = sum(float(part["seen"]["loss_ibot"]) for part in parts) / 2
-    assert ibot == pytest.approx(float(alone.seen()["loss_ibot"]), rel=1e-5)
+    assert ibot == pytest.approx(float(alone.update_metrics()["loss_ibot"]), rel=1e-5)
 
 
 def test_the_loss_is_the_weighted_sum_of_its_parts():
     for weights in ({"dino": 1.0, "koleo": 0.1, "ibot": 1.0}, {"dino": 0.5, "koleo": 2.0, "ibot": 3.0}):
         ours = objective(dino_recipe(**{**WHOLE, "train": {**WHOLE["train"], **weights}}))
         loss = float(ours.loss(ours.batch(0, 0)).detach())
-        seen = {name: float(value) for name, value in ours.seen().items()}
+        seen = {name: float(value) for name, value in ours.update_metrics().items()}
         dino = (4 * seen["loss_local"] + 2 * seen["loss_global"]) / 6  # 2 local and 2 global crops: 4 and 2 pairs
         parts = weights["dino"] * dino + weights["koleo"] * seen["loss_koleo"] + weights["ibot"] * seen["loss_ibot"]
         assert loss == pytest.approx(parts, rel=1e-5)
@@ -158,8 +158,8 @@ def test_a_collapse_is_named_once_and_not_during_warm_up():
     warnings = []
     for step in (0, 2, 3):
         ours.loss(ours.batch(step, 0))
-        values = {name: float(value) for name, value in ours.seen().items()}
-        warnings.append(ours.watch(step, values))
+        values = {name: float(value) for name, value in ours.update_metrics().items()}
+        warnings.append(ours.warning(step, values))
         assert values["feature_variance"] == pytest.approx(0, abs=1e-5)
         assert values["teacher_entropy"] == pytest.approx(1, abs=1e-5)
     assert warnings[0] is None

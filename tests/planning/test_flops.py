@@ -2,9 +2,9 @@
 
 import pytest
 import torch
-from lapcli.kinds import kind_of
 from support import ROOT
 
+from lapcli.objectives import objective_of
 from lapcli.objectives.self_supervised import image_flops
 from lapcli.planning import plan_training
 from lapcli.planning.step_trace import trace_step
@@ -56,8 +56,9 @@ def test_one_layer_and_two_say_it_for_all(name):
     path = ROOT / f"recipes/{name}.yaml"
     layers = load_recipe(path).model.layers
     recipe = load_recipe(path, [f"model.laplacian_heads={[0, 1, 4, 2][:layers]}", "train.device=cpu"])
-    step = kind_of(recipe).training_step(recipe, torch.device("meta"), ComputePolicy("cpu"))
-    whole = trace_step(step, recipe.train.micro_batch, keeps_gradients=False)
+    objective = objective_of(recipe)(recipe)
+    objective.build(torch.device("meta"), ComputePolicy("cpu"))
+    whole = trace_step(objective, recipe.train.micro_batch, keeps_gradients=False)
     plan = plan_training(recipe)
     assert plan.flops_per_step == whole.flops
     beside = sum(plan.memory[part] for part in ("gradients", "activations", "temporary"))

@@ -14,8 +14,7 @@ from torch.distributed._tools.mem_tracker import MemTracker
 
 from lapcli.models.gpt import GPT
 from lapcli.models.vit import build_vit
-from lapcli.objectives.classification import build_loss
-from lapcli.objectives.classification import parameter_groups as image_groups
+from lapcli.objectives.classification import Classification, build_loss
 from lapcli.objectives.language_model import gpt_config, parameter_groups
 from lapcli.planning import plan_training
 from lapcli.recipe import load_recipe, recipe_from_dict, recipe_to_dict
@@ -75,7 +74,9 @@ def test_vit_b_against_torchs_tracker(images, precision):
                 logits_BK = model(images_BCHW)
             return criterion(logits_BK.float(), targets_BK)
 
-        tracked = tracked_peak(model, Optimizers(image_groups(recipe, model)), loss)
+        objective = Classification(recipe)
+        objective.model = model
+        tracked = tracked_peak(model, Optimizers(objective.parameter_groups()), loss)
     assert plan_training(recipe, device=this_cpu()).memory_total == pytest.approx(tracked, rel=0.05)
 
 

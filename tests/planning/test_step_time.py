@@ -6,7 +6,6 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from lapcli.kinds import kind_of
 from support import ROOT
 from torch.nn.attention import SDPBackend
 
@@ -91,7 +90,7 @@ def test_devices_without_a_peak_have_no_time():
 def counted(name, *overrides):
     recipe = load_recipe(ROOT / f"recipes/{name}.yaml", list(overrides))
     batches = plan_batches(recipe.train.batch, recipe.train.micro_batch, 1)
-    return recipe, _Estimate(recipe, kind_of(recipe), GPUS["l40"]).counted(batches, 0.0).micro
+    return recipe, _Estimate(recipe, GPUS["l40"]).counted(batches, 0.0).micro
 
 
 @pytest.mark.slow
@@ -146,7 +145,7 @@ def test_muon_sends_its_matrices_once_in_its_own_precision(precision, size):
     recipe = load_recipe(ROOT / "recipes" / "quickstart.yaml", [f"train.precision={precision}"])
     model = recipe.model
     matrices = 12 * model.layers * model.width**2  # q, k, v, out and the MLP's two
-    estimate = _Estimate(recipe, kind_of(recipe), GPUS["l40"])
+    estimate = _Estimate(recipe, GPUS["l40"])
     assert estimate.counted(plan_batches(16, 16, 1), 0.0).orthogonalised == size * matrices
 
 
@@ -163,7 +162,7 @@ def test_a_probe_measures_the_kernels_that_training_prefers(monkeypatch):
     for name, value in {
         "pick_device": lambda device: "cuda",
         "compute_policy": lambda *arguments: None,
-        "kind_of": lambda recipe: SimpleNamespace(training_step=lambda *arguments: None),
+        "objective_of": lambda recipe: lambda recipe: SimpleNamespace(build=lambda *arguments: None),
         "measure_steps": measure,
     }.items():
         monkeypatch.setattr(f"lapcli.planning.estimate.{name}", value)

@@ -4,10 +4,11 @@ from pathlib import Path
 
 import pytest
 
-from lapcli.recipe import RECIPES, RecipeError, load_recipe
+from lapcli import recipe
+from lapcli.recipe import RecipeError, load_recipe
 from lapcli.recipe.reading import listed
 
-OBJECTIVES = listed([f"`{name}`" for name in RECIPES])
+OBJECTIVES = listed([f"`{name}`" for name in recipe.OBJECTIVES])
 
 
 @pytest.mark.parametrize(

@@ -300,14 +300,12 @@ def test_extends_only_at_the_top(problems, valid: str) -> None:
 
 @pytest.mark.parametrize("name", ["é.txt", "\N{GRINNING FACE}.txt"])
 def test_options_that_name_a_place_take_any_name(name: str) -> None:
-    from lapcli.kinds import load_recipe_with_data
-
     from lapcli.commands import options
 
     recipe = ROOT / "recipes" / "quickstart.yaml"
     assert load_recipe(recipe, options.init_from(name, None)).train.init_from.source == name
     assert load_recipe(recipe, options.overrides(None, Path(name))).data.train == name
-    assert load_recipe_with_data(recipe, [], Path(name)).data.train == name
+    assert options.load_with_data(recipe, None, Path(name)).data.train == name
 
 
 def test_overrides_follow_the_rules_of_the_file(folder: Path, valid: str) -> None:

@@ -7,11 +7,10 @@ import shutil
 
 import pytest
 from image_support import image_recipe
-from lapcli.kinds.chat import train_stages
-from lapcli.kinds.opening import find_checkpoint
 from safetensors.torch import load_file
 from support import run_main, tiny_chat_recipe, tiny_recipe, train_here, write_text
 
+from lapcli.objectives.loading import find_checkpoint
 from lapcli.report.assemble import report_on
 from lapcli.report.collect import collect
 from lapcli.report.figures import experiments_of
@@ -19,6 +18,7 @@ from lapcli.report.grouping import names_in_words
 from lapcli.report.reproduce import analysis_commands, commands_of, figure_command, training_command
 from lapcli.runs import read_run
 from lapcli.runtime.progress import LogConsole
+from lapcli.training.stages import train_stages
 
 
 def told(runs, name):

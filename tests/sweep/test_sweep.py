@@ -3,14 +3,13 @@
 from functools import partial
 
 import pytest
-from lapcli.kinds import KINDS
 from support import ROOT, run_main
 from sweep_support import train_cells, write_recipe
 from typer.main import get_command
 
 from lapcli.cli import app
 from lapcli.commands.sweep import parse_command
-from lapcli.recipe import RecipeError, recipe_to_dict
+from lapcli.recipe import OBJECTIVES, RecipeError, recipe_to_dict
 from lapcli.recipe.sweep import load_sweep
 from lapcli.report.grouping import flatten
 from lapcli.runs import read_run
@@ -259,7 +258,7 @@ def test_a_search_decides_what_the_grid_is_trained_with(folder, capsys):
         for rate in ("1e-07", "0.05", "1e-06")
     }
     told = json.loads((runs / "tiny-search-lr0.05/summary.json").read_text())["end"]
-    assert set(told) == set(KINDS["language_model"].metrics)
+    assert set(told) == set(OBJECTIVES["language_model"].metrics)
     assert min(ends, key=ends.get) == "0.05"  # two of them cannot learn in four steps
     after = [cell for cell, waits in known_cells(sweep, runs) if not cell.is_search and not waits]
     assert [cell.name for cell in after] == ["tiny-lr0.05-4L-seed0", "tiny-lr0.05-4L-seed1"]

@@ -3,8 +3,7 @@
 import pytest
 from analysis_support import self_supervised_recipe
 from image_support import image_recipe
-from lapcli.kinds.chat import stage_recipe
-from support import tiny_chat_recipe, tiny_recipe, train_here, write_text
+from support import staged, tiny_chat_recipe, tiny_recipe, train_here, write_text
 
 
 @pytest.fixture(scope="session")
@@ -26,8 +25,7 @@ def kinds(text, base, tmp_path_factory):
     folder = tmp_path_factory.mktemp("chats")
 
     def chat(**changes):
-        stages = tiny_chat_recipe(folder, sft=changes)
-        return stage_recipe(stages, "sft", base.recipe, str(base.path), base.info["weights_sha256"])
+        return staged(tiny_chat_recipe(folder, sft=changes), "sft", base)
 
     return {
         "language_model": lambda **changes: tiny_recipe(text, **changes),

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 import torch
-from kinds_support import KINDS, build_kind
+from objectives_support import OBJECTIVES, build
 
 from lapcli.runs import Run
 from lapcli.runtime.errors import Diverged
@@ -26,15 +26,15 @@ class Overflow(torch.autograd.Function):
         return gradient * torch.inf
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", OBJECTIVES)
 @pytest.mark.parametrize(
     ("broken", "message"),
     [(lambda loss: loss * torch.nan, "the loss is nan"), (Overflow.apply, "norm of the gradient is (inf|nan)")],
 )
 def test_nothing_is_updated(kind: str, broken: Any, message: str, tmp_path) -> None:
-    objective = build_kind(kind, tmp_path, batch=16, micro_batch=8)
-    run = Run(tmp_path / "run", objective._recipe, {})
-    loop = Loop(objective, objective._recipe, run, World(0, 1, torch.device("cpu")), LogConsole(io.StringIO()))
+    objective = build(kind, tmp_path, batch=16, micro_batch=8)
+    run = Run(tmp_path / "run", objective.recipe, {})
+    loop = Loop(objective, objective.recipe, run, World(0, 1, torch.device("cpu")), LogConsole(io.StringIO()))
     loop._update(0)
 
     def state() -> list[torch.Tensor]:

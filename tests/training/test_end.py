@@ -6,7 +6,6 @@ import os
 
 import pytest
 import torch
-from lapcli.kinds.chat import train_stages
 from safetensors.torch import load_file
 from support import exit_code, ranks, start_child, tiny_chat_recipe, tiny_recipe, train_here
 
@@ -20,6 +19,7 @@ from lapcli.runtime.devices import Device
 from lapcli.runtime.errors import DataError, LapError, UsageError
 from lapcli.runtime.progress import LogConsole
 from lapcli.training import train as training
+from lapcli.training.stages import train_stages
 
 STEPS = {"train": {"steps": 2}}
 OBJECTIVES = {

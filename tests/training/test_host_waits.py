@@ -14,7 +14,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from counting_support import HostWaits
-from kinds_support import KINDS, build_kind
+from objectives_support import OBJECTIVES, build
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -75,14 +75,14 @@ MOST_WAITS = 1
 
 @pytest.mark.slow
 @pytest.mark.parametrize("precision", ["bf16", "float32"])
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", OBJECTIVES)
 def test_how_often_a_step_waits(kind: str, precision: str, tmp_path) -> None:
     """A whole update of the loop, the second: it has the states and tables that the first made."""
     bf16, world = precision == "bf16", World(0, 1, META)
     policy = CudaPolicy("cuda", bf16=bf16)
-    objective = build_kind(kind, tmp_path, world, policy, batch=16, micro_batch=4)
-    run = Run(tmp_path / "run", objective._recipe, {})
-    loop = Loop(objective, objective._recipe, run, world, LogConsole(io.StringIO()))
+    objective = build(kind, tmp_path, world, policy, batch=16, micro_batch=4)
+    run = Run(tmp_path / "run", objective.recipe, {})
+    loop = Loop(objective, objective.recipe, run, world, LogConsole(io.StringIO()))
     with contextlib.closing(objective) if isinstance(objective, Closable) else contextlib.nullcontext():
         with HostWaits(META):
             loop._update(0)

@@ -9,7 +9,6 @@ import pytest
 import torch
 from analysis_support import self_supervised_recipe
 from image_support import image_recipe
-from lapcli.kinds.chat import train_stages
 from support import edit_checkpoint, run_main, tiny_chat_recipe, tiny_recipe, train_here, write_text
 from torch import nn
 
@@ -22,6 +21,7 @@ from lapcli.runtime.errors import DataError, Diverged
 from lapcli.runtime.files import sha256_of_file
 from lapcli.runtime.progress import LogConsole
 from lapcli.training.optimizers import Optimizers
+from lapcli.training.stages import train_stages
 
 MODEL, OPTIMIZER = "model.safetensors", "optimizer.safetensors"
 

@@ -4,7 +4,7 @@ import io
 
 import pytest
 import torch
-from kinds_support import build_kind
+from objectives_support import build
 
 from lapcli.runs import Run
 from lapcli.runtime.progress import LogConsole
@@ -15,12 +15,12 @@ from lapcli.training.loop import Loop
 @pytest.mark.parametrize("kind", ["classification", "self_supervised"])
 def test_only_biases_that_matter_are_updated(kind: str, tmp_path) -> None:
     """Three layers with none, one and two Laplacian heads, the last ones of each."""
-    objective = build_kind(kind, tmp_path, batch=16, micro_batch=8)
-    run = Run(tmp_path / "run", objective._recipe, {})
-    loop = Loop(objective, objective._recipe, run, World(0, 1, torch.device("cpu")), LogConsole(io.StringIO()))
+    objective = build(kind, tmp_path, batch=16, micro_batch=8)
+    run = Run(tmp_path / "run", objective.recipe, {})
+    loop = Loop(objective, objective.recipe, run, World(0, 1, torch.device("cpu")), LogConsole(io.StringIO()))
     biases = [p for name, p in objective.model.named_parameters() if name.endswith("attn.qkv.bias") and p.requires_grad]
     before = [p.detach().clone() for p in biases]
-    size = objective._recipe.model.width // objective._recipe.model.heads
+    size = objective.recipe.model.width // objective.recipe.model.heads
     for step in range(3):
         loop._update(step)
     for heads, bias, start in zip((0, 1, 2), biases, before, strict=True):

@@ -6,7 +6,6 @@ import sys
 
 import pytest
 import torch
-from lapcli.kinds.kind import FEATURES
 from report_support import write_analysis, write_run
 from support import run_main, run_process
 from typer.main import get_command
@@ -17,6 +16,7 @@ from lapcli.analysis.measurement import LAYER, LayerResult, Measurement, Option
 from lapcli.analysis.measurements import MEASUREMENTS, built_in_options
 from lapcli.cli import app
 from lapcli.commands.sweep import parse_command
+from lapcli.recipe.schema import FEATURES
 from lapcli.report.collect import collect
 from lapcli.runtime.errors import UsageError
 from lapcli.runtime.plugins import Extensions, Origin

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 from image_support import image_recipe, write_folder
+from support import built
 from timm.data import create_transform
 from timm.data.distributed_sampler import RepeatAugSampler
 from torchvision.transforms import RandomCrop
@@ -209,7 +210,7 @@ def test_the_global_batch_is_the_same_for_one_and_two_processes():
         data = open_images(recipe.data, 10)
         parts = {}
         for rank in range(size):
-            objective = Classification(recipe, data, World(rank, size, torch.device("cpu")))
+            objective = built(Classification, recipe, data, World(rank, size, torch.device("cpu")))
             for micro_step in range(objective.batches.accumulation):
                 first = objective.batches.first(micro_step, rank)
                 parts[first] = objective.batch(3, micro_step)

@@ -7,7 +7,7 @@ import torch
 from image_support import image_recipe
 from timm.optim.lamb import Lamb
 
-from lapcli.objectives.classification import parameter_groups
+from lapcli.objectives.classification import Classification
 from lapcli.objectives.objective import ParameterGroup
 from lapcli.training.optimizers import Optimizers
 
@@ -68,7 +68,9 @@ def test_no_clip_in_the_recipe_is_no_clipping():
         torch.manual_seed(0)
         model = torch.nn.Linear(4, 6)
         model.no_weight_decay = set
-        optimizers = Optimizers(parameter_groups(image_recipe(optimizer={"name": "lamb", "clip": clip}), model))
+        objective = Classification(image_recipe(optimizer={"name": "lamb", "clip": clip}))
+        objective.model = model
+        optimizers = Optimizers(objective.parameter_groups())
         for step in range(3):
             set_gradients(dict(model.named_parameters()), step)
             optimizers.step()

@@ -10,7 +10,7 @@ import torch.distributed as dist
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
-from support import ROOT, exit_code, process
+from support import ROOT, built, exit_code, process
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -220,7 +220,7 @@ class TestQuickstart:
             ROOT / "recipes" / "quickstart.yaml", [*cut, f"optimizer.newton_schulz_precision={precision}"]
         )
         data = prepare_text(recipe.data, recipe.tokenizer)
-        objective = LanguageModel(recipe, data, World(0, 1, torch.device("cpu")))
+        objective = built(LanguageModel, recipe, data, World(0, 1, torch.device("cpu")))
         optimizers = Optimizers(objective.parameter_groups())
         losses, gradients = [], []
         for step in range(self.STEPS):

@@ -1,32 +1,38 @@
-"""A kind of training: a ViT that paints the hidden patches of an image.
+"""An objective of another package: a ViT that paints the hidden patches of an image.
 
-The shapes in names: B images, P patches, D features, C values of a patch.
+Shapes: B images, P patches, D features, C values of a patch.
 """
 
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from collections.abc import Callable
+from typing import Annotated, Any, Literal
 
-from lapcli.kinds.kind import FEATURES, Fetched, Kind, LoadedModel, TrainingStart, TrainingStep
+import numpy as np
+import torch
 from pydantic import Field
+from timm.models.vision_transformer import VisionTransformer
+from torch import Tensor, nn
 
+from lapcli import laplacianize
+from lapcli.checkpoint import Checkpoint, load_weights
+from lapcli.data.images.augmentation import evaluation_transform, normalise
+from lapcli.data.images.loader import Example, ImageBatches, Reader
+from lapcli.data.images.sources import open_images
+from lapcli.objectives.objective import LoadedModel, Objective, ParameterGroup, decay_groups
+from lapcli.objectives.schedules import cosine_multiplier
 from lapcli.recipe.optimizers import AdamWSection
-from lapcli.recipe.schema import BaseRecipe, TransformerModel
+from lapcli.recipe.schema import FEATURES, BaseRecipe, TransformerModel
 from lapcli.recipe.section import Size, combination
 from lapcli.recipe.vision import CosineSchedule, ImageFiles
-
-if TYPE_CHECKING:  # a kind is imported when names are listed; torch and timm only when it trains or loads
-    import torch
-
-    from lapcli.checkpoint import Checkpoint
-    from lapcli.runs import Run
-    from lapcli.runtime.devices import ComputePolicy
-    from lapcli.runtime.progress import Progress
-    from lapcli.runtime.ranks import World
+from lapcli.runs import Run
+from lapcli.runtime.devices import ComputePolicy
+from lapcli.runtime.progress import Progress, shown_progress
+from lapcli.runtime.ranks import World
 
 
 class AutoencoderModel(TransformerModel):
     image: Size = 32
     patch: Size = 8
-    hidden: Annotated[float, Field(gt=0, lt=1)] = 0.6  # share of the patches that the model does not see
+    hidden: Annotated[float, Field(gt=0, lt=1)] = 0.6  # fraction of the patches that the model does not see
 
     @combination("image", "patch")
     def _patches_tile_the_image(self) -> str | None:
@@ -34,6 +40,10 @@ class AutoencoderModel(TransformerModel):
 
 
 class AutoencoderRecipe(BaseRecipe):
+    implementation = "lap_example.masked_autoencoder:MaskedAutoencoder"
+    gives = frozenset({FEATURES})
+    metrics = ("validation_loss",)
+    expected_scores = ("knn",)
     takes_any_optimizer = True
 
     objective: Literal["masked_autoencoder"]
@@ -43,43 +53,125 @@ class AutoencoderRecipe(BaseRecipe):
     schedule: CosineSchedule = CosineSchedule()
 
 
-class MaskedAutoencoder(Kind):
-    name = "masked_autoencoder"
-    recipe = recipe_file = AutoencoderRecipe
-    gives = frozenset({FEATURES})
-    metrics = ("validation_loss",)
-    expected_scores = ("knn",)
+class Painter(nn.Module):
+    """timm's ViT with Laplacian heads, and a linear map from its patches to pixels."""
 
-    def start(self, recipe: AutoencoderRecipe, world: "World", run: "Run") -> TrainingStart:
-        from lap_example.painting import Painting
-        from lapcli.data.images.sources import open_images
-        from lapcli.runtime.progress import shown_progress
+    def __init__(self, section: AutoencoderModel, seed: int) -> None:
+        super().__init__()
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            encoder = VisionTransformer(
+                img_size=section.image,
+                patch_size=section.patch,
+                embed_dim=section.width,
+                depth=section.layers,
+                num_heads=section.heads,
+                num_classes=0,
+            )
+            self.pixels = nn.Linear(section.width, 3 * section.patch**2)
+        self.encoder = laplacianize(encoder, section.head_plan().per_layer)
+        self.patch = section.patch
 
+    def forward(self, images_BCHW: Tensor, hidden_BP: Tensor) -> Tensor:
+        """Mean squared error of the hidden patches; what is hidden is grey to the encoder."""
+        side = images_BCHW.shape[-1] // self.patch
+        seen_BHW = (~hidden_BP).unflatten(1, (side, side)).repeat_interleave(self.patch, 1)
+        seen_BHW = seen_BHW.repeat_interleave(self.patch, 2)
+        tokens_BTD = self.encoder.forward_features(images_BCHW * seen_BHW[:, None])
+        painted_BPC = self.pixels(tokens_BTD[:, self.encoder.num_prefix_tokens :])
+        wanted_BCP = nn.functional.unfold(images_BCHW, self.patch, stride=self.patch)
+        error_BP = (painted_BPC - wanted_BCP.transpose(1, 2)).square().mean(dim=2)
+        return (error_BP * hidden_BP).sum() / hidden_BP.sum()
+
+
+class MaskedAutoencoder(Objective[AutoencoderRecipe]):
+    unit = "images"
+
+    def prepare(self, world: World, run: Run, initial: Any) -> dict[str, Any]:
+        self.world, recipe, size = world, self.recipe, self.recipe.model.image
         with shown_progress(world.is_main) as progress:
-            data = open_images(recipe.data, None, progress)
-        return TrainingStart(
-            Painting(recipe, data, world), data.facts(recipe.model.image), data.notes(recipe.model.image)
+            self.data = open_images(recipe.data, None, progress)
+        train = recipe.train
+        self.batches = self.plan_batches(world.size)
+        self._images = ImageBatches(
+            len(self.data.train), batch=train.batch, group=train.batch, repeats=1, seed=recipe.seed
         )
+        self.steps = train.steps or max(1, int((train.epochs or 0) * self._images.steps_per_epoch))
+        self.units_per_step = train.batch
+        transform = evaluation_transform(recipe.data, size)
+        self._train = Reader(self.data.train, transform, size, recipe.seed)
+        self._validation = Reader(self.data.validation, transform, size, None)
+        self.notes = self.data.notes(size)
+        return self.data.facts(size)
 
+    def build(self, device: torch.device, policy: ComputePolicy | None = None) -> None:
+        with device if device.type == "meta" else torch.device("cpu"):
+            self.model = Painter(self.recipe.model, self.recipe.seed).to(device).train()
+
+    @property
+    def flops_per_step(self) -> float:
+        tokens = (self.recipe.model.image // self.recipe.model.patch) ** 2 + 1
+        return 6.0 * sum(p.numel() for p in self.model.parameters()) * tokens * self.recipe.train.batch
+
+    def parameter_groups(self) -> list[ParameterGroup]:
+        named = dict(self.model.named_parameters())
+        return decay_groups(self.recipe.optimizer, named, [name for name, p in named.items() if p.ndim < 2])
+
+    def synthetic_batch(self, examples: int, device: torch.device) -> tuple[Tensor, Tensor]:
+        size, patch = self.recipe.model.image, self.recipe.model.patch
+        hidden_BP = torch.ones(examples, (size // patch) ** 2, dtype=torch.bool, device=device)
+        return torch.zeros(examples, 3, size, size, device=device), hidden_BP
+
+    def batch(self, step: int, micro_step: int) -> tuple[Tensor, Tensor]:
+        first = self.batches.first(micro_step, self.world.rank)
+        return self._read(self._train, self._images.examples(step, first, self.batches.micro_batch))
+
+    def _read(self, reader: Reader, examples: list[Example]) -> tuple[Tensor, Tensor]:
+        images_BCHW, _ = reader.read(examples)
+        section = self.recipe.model
+        patches = (section.image // section.patch) ** 2
+        # Drawn by what the example is, never by what came before: a resumed run hides the same patches.
+        keys = [(self.recipe.seed, example.epoch, example.index) for example in examples]
+        order_BP = np.stack([np.random.default_rng(key).permutation(patches) for key in keys])
+        hidden_BP = torch.from_numpy(order_BP < max(1, round(section.hidden * patches)))
+        device = self.world.device
+        return normalise(images_BCHW.to(device), self.recipe.data), hidden_BP.to(device)
+
+    def loss(self, batch: tuple[Tensor, Tensor]) -> Tensor:
+        return self.model(*batch)
+
+    def learning_rate_multiplier(self, step: int) -> float:
+        recipe = self.recipe
+        return cosine_multiplier(recipe.schedule, recipe.optimizer.lr, step, self.steps, self._images.steps_per_epoch)
+
+    @torch.no_grad()
+    def validate(self, stop_if_asked: Callable[[], None]) -> dict[str, float]:
+        count, size, world = len(self.data.validation), self.batches.micro_batch, self.world
+        total = seen = 0.0
+        for first in range(0, count, size * world.size):
+            stop_if_asked()
+            start = first + world.rank * size
+            examples = [Example(0, index, 0) for index in range(start, min(count, start + size))]
+            if examples:
+                total += float(self.loss(self._read(self._validation, examples))) * len(examples)
+                seen += len(examples)
+        total, seen = world.sum([total, seen])
+        return {"validation_loss": total / seen}
+
+    def describe_batch(self, step: int) -> str:
+        return self._images.identity(step)
+
+    @classmethod
     def load(
-        self, run: "Run", checkpoint: "Checkpoint | None", device: "torch.device", *, float32: bool = False
+        cls, run: Run, checkpoint: Checkpoint | None, device: torch.device, *, float32: bool = False
     ) -> LoadedModel:
-        from lap_example.painting import Painter
-        from lapcli.checkpoint import load_weights
-
         recipe: Any = run.recipe
         model = Painter(recipe.model, recipe.seed)
         if checkpoint is not None:
             load_weights(checkpoint.weights, model, str(recipe.model.head_plan()))
         known = {"images": recipe.data, "image_size": recipe.model.image}
-        return LoadedModel.from_run(run, checkpoint, model.encoder, device, self.gives, **known)
+        return LoadedModel.from_run(run, checkpoint, model.encoder, device, **known)
 
-    def fetch(self, recipe: AutoencoderRecipe, progress: "Progress") -> Fetched:
-        from lapcli.kinds.kind import fetch_images
-
-        return fetch_images(recipe.data, None, progress)
-
-    def training_step(self, recipe: AutoencoderRecipe, device: "torch.device", policy: "ComputePolicy") -> TrainingStep:
-        from lap_example.painting import training_step
-
-        return training_step(recipe, device)
+    @classmethod
+    def fetch(cls, recipe: AutoencoderRecipe, progress: Progress) -> dict[str, Any]:
+        return {"train_images": len(open_images(recipe.data, None, progress).train)}

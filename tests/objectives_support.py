@@ -1,18 +1,20 @@
-"""Every kind of training, tiny, as an objective without a run around it."""
+"""Every objective, tiny, without a run around it."""
 
 import functools
 import os
 from pathlib import Path
 from typing import Any
 
-TEXT_KINDS = ("language_model", "packed_chat", "padded_chat")
-KINDS = (*TEXT_KINDS, "classification", "self_supervised")
+from support import built
+
+TEXT = ("language_model", "packed_chat", "padded_chat")
+OBJECTIVES = (*TEXT, "classification", "self_supervised")
 
 # Three layers with none, one and two Laplacian heads, and nothing that is drawn by rank.
 MODEL: dict[str, Any] = {"layers": 3, "laplacian_heads": "linear(0, 2)"}
 
 
-def build_kind(kind: str, folder: Path, world: Any = None, policy: Any = None, **train: Any) -> Any:
+def build(kind: str, folder: Path, world: Any = None, policy: Any = None, **train: Any) -> Any:
     """The objective; keys of `train` are the recipe's. Weights are drawn, so that every head and layer matters."""
     import torch
 
@@ -57,20 +59,20 @@ def _language_model(kind: str, folder: Path, world: Any, policy: Any, train: dic
     from lapcli.objectives.language_model import LanguageModel
 
     recipe, data = _text(folder, train)
-    return LanguageModel(recipe, data, world, policy)
+    return built(LanguageModel, recipe, data, world, policy)
 
 
 def _chat(kind: str, folder: Path, world: Any, policy: Any, train: dict[str, Any]) -> Any:
     from support import tiny_chat_recipe
 
-    from lapcli.objectives.chat import Chat, prepare_chat
+    from lapcli.objectives.chat import Chat
     from lapcli.recipe.chat import stage_recipe
 
     base, data = _text(folder, {})
     stage: Any = "midtrain" if kind == "packed_chat" else "sft"
     stages = tiny_chat_recipe(folder, **{stage: {"train": train, "validation": {"rows": 7, "tokens": 7 * 32}}})
-    recipe = stage_recipe(stages, stage, base, "run", "0" * 64)
-    return Chat(recipe, prepare_chat(recipe, data.tokenizer), world, policy)
+    recipe = stage_recipe(stages, stage, base.model, base.tokenizer, None)
+    return built(Chat, recipe, data.tokenizer, world, policy)
 
 
 def _classification(kind: str, folder: Path, world: Any, policy: Any, train: dict[str, Any]) -> Any:
@@ -80,7 +82,7 @@ def _classification(kind: str, folder: Path, world: Any, policy: Any, train: dic
     from lapcli.objectives.classification import Classification
 
     recipe = image_recipe(model={**MODEL, "drop_path": 0.0}, train=train, validation={"batch": 100})
-    return Classification(recipe, open_images(recipe.data, recipe.model.classes), world, policy)
+    return built(Classification, recipe, open_images(recipe.data, recipe.model.classes), world, policy)
 
 
 def _self_supervised(kind: str, folder: Path, world: Any, policy: Any, train: dict[str, Any]) -> Any:
@@ -89,7 +91,7 @@ def _self_supervised(kind: str, folder: Path, world: Any, policy: Any, train: di
     from lapcli.objectives.self_supervised import SelfSupervised
 
     recipe = dino_recipe(model={**MODEL, "drop_path": 0.0}, train=train, validation={"batch": 16})
-    return SelfSupervised(recipe, _photographs(), world, policy)
+    return built(SelfSupervised, recipe, _photographs(), world, policy)
 
 
 _BUILDERS = {
@@ -107,7 +109,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "compile": {"precision": "float32", "compile": True, "batch": 8},
 }
 #: All, but for a graph of any length, which takes as long to trace as all others together.
-COMBINATIONS = [(kind, name) for kind in KINDS for name in OPTIONS if (kind, name) != ("padded_chat", "compile")]
+COMBINATIONS = [(kind, name) for kind in OBJECTIVES for name in OPTIONS if (kind, name) != ("padded_chat", "compile")]
 UPDATES = 3
 
 
@@ -171,13 +173,13 @@ def updates_of_a_rank(rank: int, size: int, folder: str, result: str, cache: str
     world, found = World(rank, size, torch.device("cpu")), {}
     for kind, name in COMBINATIONS:
         option = OPTIONS[name]
-        objective = build_kind(kind, Path(folder), world, **option, micro_batch=8 // size)
+        objective = build(kind, Path(folder), world, **option, micro_batch=8 // size)
         assert objective.batches.accumulation == option["batch"] // 8
-        run = Run(Path(folder) / "run", objective._recipe, {})
-        loop = loop_module.Loop(objective, objective._recipe, run, world, LogConsole(io.StringIO()))
+        run = Run(Path(folder) / "run", objective.recipe, {})
+        loop = loop_module.Loop(objective, objective.recipe, run, world, LogConsole(io.StringIO()))
         lines = [loop._update(step) for step in range(UPDATES - 1)]
         sums.clear()
-        counts_waits = name != "compile" and kind in TEXT_KINDS  # the host reads images with the same operations
+        counts_waits = name != "compile" and kind in TEXT  # the host reads images with the same operations
         with HostWaits(world.device) if counts_waits else contextlib.nullcontext([]) as waits:
             lines.append(loop._update(UPDATES - 1))
         found[f"{kind} {name}"] = {

@@ -6,8 +6,8 @@ import shutil
 import signal
 
 import pytest
+import support
 import torch
-from lapcli.kinds.chat import start_of, train_stages
 from safetensors.torch import load_file
 from support import (
     LOG,
@@ -22,13 +22,14 @@ from support import (
     write_text,
 )
 
+from lapcli.commands.sft import PRETRAINED, STARTS
 from lapcli.data.text.tokenizer import train_tokenizer
 from lapcli.recipe import recipe_from_dict, recipe_to_dict, recipe_to_yaml
-from lapcli.recipe.chat import stage_recipe
-from lapcli.runs import read_run
+from lapcli.runs import find_run, read_run
 from lapcli.runtime.errors import DataError, UsageError
 from lapcli.runtime.progress import LogConsole
 from lapcli.training.metrics import read_metrics, without_times
+from lapcli.training.stages import train_stages
 
 torch.set_num_threads(1)
 
@@ -43,8 +44,7 @@ def pretrained(tmp_path_factory, shared_cache):
 
 
 def staged(pretrained, folder, stage, **changes):
-    recipe = tiny_chat_recipe(folder, **{stage: changes})
-    return stage_recipe(recipe, stage, pretrained.recipe, str(pretrained.path), pretrained.info["weights_sha256"])
+    return support.staged(tiny_chat_recipe(folder, **{stage: changes}), stage, pretrained)
 
 
 def train(pretrained, folder, recipe=None, **options):
@@ -93,7 +93,8 @@ def test_one_stage_at_a_time(pretrained, tmp_path):
         train(pretrained, tmp_path, only="sft")
     (midtrain,) = train(pretrained, tmp_path, only="midtrain")
     (sft,) = train(pretrained, tmp_path, only="sft")
-    assert sft.info["started_from"] == {"run": "x-midtrain", "weights_sha256": midtrain.info["weights_sha256"]}
+    start = sft.recipe.train.init_from
+    assert (start.source, start.sha256) == ("run:x-midtrain", midtrain.info["weights_sha256"])
     again = train(pretrained, tmp_path)  # both are finished
     assert [run.info["updated"] for run in again] == [midtrain.info["updated"], sft.info["updated"]]
     assert (sft.path / "tokenizer.json").read_text() == (pretrained.path / "tokenizer.json").read_text()
@@ -106,14 +107,15 @@ def test_one_stage_at_a_time(pretrained, tmp_path):
 def test_other_weights_are_another_run(pretrained, tmp_path):
     train(pretrained, tmp_path, only="midtrain")
     other = train_here(pretrained.recipe.model_copy(update={"seed": 5}), tmp_path / "runs", "other")
-    with pytest.raises(UsageError, match=r"start\.weights_sha256"):
+    with pytest.raises(UsageError, match=r"init_from\.sha256"):
         train(other, tmp_path, only="midtrain")
 
 
 def test_weights_that_are_gone(pretrained, tmp_path):
     recipe = staged(pretrained, tmp_path, "sft")
-    missing = recipe.model_copy(update={"start": recipe.start.model_copy(update={"weights_sha256": "0" * 64})})
-    with pytest.raises(DataError, match="no longer has an intact checkpoint"):
+    given = recipe.train.init_from.model_copy(update={"sha256": "0" * 64})
+    missing = recipe.model_copy(update={"train": recipe.train.model_copy(update={"init_from": given})})
+    with pytest.raises(DataError, match="has other weights than"):
         train_here(missing, tmp_path / "runs")
 
 
@@ -131,13 +133,6 @@ def test_a_run_cannot_start_from_itself(pretrained, tmp_path):
     shutil.copytree(pretrained.path, tmp_path / "runs" / "x-midtrain")
     with pytest.raises(UsageError, match="cannot start from itself"):
         train(read_run(tmp_path / "runs" / "x-midtrain"), tmp_path, fresh=True)
-
-
-def test_another_head_plan_is_refused(pretrained, tmp_path):
-    recipe = staged(pretrained, tmp_path, "sft")
-    model = recipe.model.model_copy(update={"laplacian_heads": 1})
-    with pytest.raises(DataError, match="was trained with laplacian_heads"):
-        train_here(recipe.model_copy(update={"model": model}), tmp_path / "runs")
 
 
 def test_malformed_conversations_stop_the_run_unless_allowed(pretrained, tmp_path):
@@ -184,12 +179,12 @@ def test_a_run_does_not_go_on_with_other_conversations(pretrained, tmp_path, sha
 
 def test_where_to_start(pretrained, tmp_path):
     runs = pretrained.path.parent
-    assert start_of(runs, None).name == "base"
-    assert start_of(runs, "base").path == start_of(tmp_path, str(pretrained.path)).path
+    assert find_run(runs, None, PRETRAINED).name == "base"
+    assert find_run(runs, "base", STARTS).path == find_run(tmp_path, str(pretrained.path), STARTS).path
     with pytest.raises(UsageError, match="no finished run of language_model"):
-        start_of(tmp_path, None)
+        find_run(tmp_path, None, PRETRAINED)
     with pytest.raises(UsageError, match="there is no run nothing"):
-        start_of(runs, "nothing")
+        find_run(runs, "nothing", STARTS)
 
 
 def test_two_processes_train_both_stages_to_the_same_losses(pretrained, tmp_path, shared_cache):

@@ -11,13 +11,13 @@ import tiktoken
 import torch
 import torch.nn.functional as F
 from harness_support import evaluated, make_run, write_benchmarks
-from lapcli.kinds.nanochat import find_checkpoint, import_checkpoint, read_tokenizer, read_weights
-from lapcli.kinds.opening import find_checkpoint as checkpoint_of
-from lapcli.kinds.opening import open_run
 from safetensors.torch import load_file
 from support import lap, run_main, tiny_chat_recipe, tiny_recipe, train_here, write_text
 
 from lapcli.data.text.tokenizer import SPECIAL_TOKENS, SPLIT_PATTERN
+from lapcli.objectives.loading import find_checkpoint as checkpoint_of
+from lapcli.objectives.loading import open_run
+from lapcli.objectives.nanochat import find_checkpoint, import_checkpoint, read_tokenizer, read_weights
 from lapcli.recipe import recipe_to_yaml
 from lapcli.recipe.schema import InitFrom
 from lapcli.runs import read_run
@@ -126,10 +126,10 @@ def test_an_imported_run_computes_what_nanochat_computes(tmp_path, encoding, hea
 
 def test_a_run_begins_with_nanochats_weights(tmp_path, encoding):
     """Without `lap import` before it; the tokenizer comes along."""
-    from lapcli.kinds.weight_sources import find_source
+    from lapcli.objectives.weights import open_weights
 
     place, state = write_checkpoint(tmp_path, encoding, laplacian_heads=2)
-    source = find_source(InitFrom(source=str(place)), tmp_path)
+    source = open_weights(InitFrom(source=str(place)), tmp_path)
     tensors = source.read()
     assert torch.equal(tensors["blocks.1.attn.k.weight"], state["transformer.h.1.attn.c_k.weight"])
     assert torch.equal(tensors["head.weight"], state["lm_head.weight"][:VOCAB])
@@ -154,8 +154,8 @@ def same_weights(one, other):
 
 def test_a_whole_training_begins_with_a_checkpoint_directly_or_imported(tmp_path, encoding):
     """The loss of the first step is nanochat's own on that batch, and both ways end at the same bits."""
-    from lapcli.kinds import kind_of
-
+    from lapcli.objectives.language_model import LanguageModel
+    from lapcli.objectives.weights import InitialWeights
     from lapcli.runtime.ranks import World
 
     place, state = write_checkpoint(tmp_path, encoding, laplacian_heads=2)
@@ -170,7 +170,8 @@ def test_a_whole_training_begins_with_a_checkpoint_directly_or_imported(tmp_path
     assert read_run(direct.path).info["tokenizer_sha256"] == read_run(imported.path).info["tokenizer_sha256"]
 
     recipe = read_run(direct.path).recipe
-    objective = kind_of(recipe).start(recipe, World(0, 1, torch.device("cpu")), read_run(direct.path)).objective
+    objective, run = LanguageModel(recipe), read_run(direct.path)
+    objective.prepare(World(0, 1, torch.device("cpu")), run, InitialWeights.of(recipe, run))
     tokens, targets = objective.batch(0, 0)
     logits = nanochat_logits(state, tokens, [2] * LAYERS)
     expected = F.cross_entropy(logits.flatten(0, 1), targets.flatten().long(), ignore_index=-1)

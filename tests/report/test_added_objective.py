@@ -1,4 +1,4 @@
-"""Runs of a kind that another package adds stand in reports and sweeps with the numbers that the kind says it has."""
+"""Runs of an objective from another package are in reports and sweeps with the metrics of its recipe type."""
 
 import json
 import os
@@ -11,23 +11,17 @@ from support import ROOT, run_process
 PACKAGE = """
 from typing import Literal
 
-from lapcli.kinds.classification import ClassificationKind
 from lapcli.recipe.vision import ClassificationRecipe
 
 
 class TwinsRecipe(ClassificationRecipe):
     objective: Literal["twins"]
-
-
-class Twins(ClassificationKind):
-    name = "twins"
-    recipe = recipe_file = TwinsRecipe
     metrics = ("validation_agreement",)
     expected_scores = validated_scores = ()
 
 
 def register(extensions):
-    extensions.add("kind", Twins())
+    extensions.add("objective", TwinsRecipe)
 """
 NAMES = {"twins_0L": 0, "twins_2L": 2, "half": 4}
 
@@ -62,7 +56,7 @@ def test_in_a_table_and_on_the_page(folder):
     cells = {row["row"]: row["cells"]["validation_agreement"]["mean"] for row in table["rows"]}
     assert cells == {"0": 0.5, "2": 0.7, "4": None}
     done = lap(folder, "report", "half", "--format", "json")
-    assert "row 4, validation agreement: no score" in done.stderr  # what the kind says it has, as a gap
+    assert "row 4, validation agreement: no score" in done.stderr  # what the recipe says it has, as a gap
     done = lap(folder, "report", "--format", "html")
     assert done.returncode == 0, done.stderr
     assert [path.name for path in (folder / "runs" / "report_figures").glob("*agreement-by-heads.svg")]

@@ -4,7 +4,7 @@ import json
 from typing import Any
 
 import pytest
-from kinds_support import COMBINATIONS, OPTIONS, TEXT_KINDS, build_kind, updates_of_a_rank
+from objectives_support import COMBINATIONS, OPTIONS, TEXT, build, updates_of_a_rank
 from support import exit_code, process
 
 # What remains is rounding: of sums in another order, and in bf16 of products of other sizes.
@@ -19,8 +19,8 @@ def found(tmp_path_factory: pytest.TempPathFactory, shared_cache) -> list[dict[s
     folder = tmp_path_factory.mktemp("kinds")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("LAP_CACHE", str(shared_cache))
-        build_kind("language_model", folder)  # the tokenizer, once for all of them
-        build_kind("packed_chat", folder)
+        build("language_model", folder)  # the tokenizer, once for all of them
+        build("packed_chat", folder)
         places = [(0, 1), (0, 2), (1, 2)]
         results = [folder / f"{rank}-of-{size}.json" for rank, size in places]
         children = [
@@ -39,7 +39,7 @@ def test_two_processes_take_the_updates_of_one(found: list[dict[str, Any]], kind
     assert first == second  # to the bit: ranks never compare their weights later
     if option != "compile":
         assert one["sums"] == 0
-        assert first["waits"] == one["waits"] == (1 if kind in TEXT_KINDS else 0)  # not counted where images are read
+        assert first["waits"] == one["waits"] == (1 if kind in TEXT else 0)  # not counted where images are read
         # Loss, norms, what was seen and the wish to stop are one; Sinkhorn-Knopp balances two kinds of targets with a
         # maximum and three sums each in every micro-step.
         balancing = 8 * OPTIONS[option]["batch"] // 8 if kind == "self_supervised" else 0

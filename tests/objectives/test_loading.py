@@ -6,13 +6,13 @@ from typing import Any
 import pytest
 import timm
 import torch
-from lapcli.kinds.opening import find_checkpoint, open_run, open_timm
 from probe_support import CPU
 from safetensors.torch import save_file
 from support import tiny_recipe, train_here, write_text
 
 from lapcli.checkpoint import load_weights
-from lapcli.objectives.language_model import build_gpt
+from lapcli.objectives.language_model import LanguageModel
+from lapcli.objectives.loading import find_checkpoint, open_run, open_timm
 from lapcli.runtime.errors import DataError, UsageError
 
 NAME = "vit_tiny_patch16_224"
@@ -105,7 +105,9 @@ def test_a_gpt_in_bf16_has_its_weights_cast_once(tmp_path, shared_cache, monkeyp
     checkpoint = find_checkpoint(run, "last")
     model: Any = open_run(run, checkpoint, torch.device("cpu")).module
     assert {p.dtype for name, p in model.named_parameters() if ".operators." not in name} == {torch.bfloat16}
-    casting = build_gpt(recipe, torch.device("cpu"), is_drawn=False)
+    objective = LanguageModel(recipe)
+    objective.build(torch.device("cpu"), is_initialised=False)
+    casting = objective.model
     load_weights(checkpoint.weights, casting, str(casting.config.head_plan()))
     tokens = torch.arange(40).view(2, 20)
     with torch.no_grad():
