@@ -15,12 +15,12 @@ from pathlib import Path
 
 import torch
 from torch._dynamo.backends.distributed import DDPOptimizer
+from traffic_support import Traffic
 
 from lapcli.models.chunked_loss import softcapped_cross_entropy
 from lapcli.models.gpt import GPT, GPTConfig
 from lapcli.objectives import objective_of
 from lapcli.objectives.dino_losses import dino_loss, ibot_loss, sinkhorn_targets
-from lapcli.planning.traffic import Traffic
 from lapcli.recipe import find_recipe, load_recipe
 from lapcli.runs import Run
 from lapcli.runtime.devices import ComputePolicy

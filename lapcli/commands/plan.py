@@ -41,6 +41,11 @@ def plan(
         int | None,
         typer.Option("--probe", metavar="STEPS", min=1, help="Steps to measure on this machine, on random data."),
     ] = None,
+    mfu: Annotated[
+        float | None,
+        typer.Option("--mfu", min=0.01, max=1, help="Fraction of the peak to assume; by default by objective."),
+    ] = None,
+    price: Annotated[float | None, typer.Option("--price", min=0, help="Price of a GPU for an hour.")] = None,
     run: Annotated[
         str | None,
         typer.Option("--run", help="Chat recipes: the pretrained run to start from; by default the newest finished."),
@@ -56,7 +61,7 @@ def plan(
     plans = {}
     for stage, staged in _run_recipes(loaded, runs_dir or default_runs_dir(), run).items():
         device = _device(gpu, staged, probing=probe is not None)
-        plan = plan_training(staged, gpus or _how_many(gpu, staged), device)
+        plan = plan_training(staged, gpus or _how_many(gpu, staged), device, mfu, price)
         if probe is not None and plan.fits is False:
             print("lap: the recipe would not fit, so no step was measured", file=sys.stderr)
         elif probe is not None:

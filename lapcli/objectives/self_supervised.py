@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from lapcli.data.images.colours import BYTES_A_VALUE, Recolouring
+from lapcli.data.images.colours import Recolouring
 from lapcli.data.images.crops import GLOBALS, CropReader, deal_masks, mask_counts
 from lapcli.data.images.loader import ImageBatches, seconds_to_read
 from lapcli.data.images.sources import ImageData
@@ -240,7 +240,6 @@ class SelfSupervised(ImageObjective[SelfSupervisedRecipe]):
         return PlanFacts(
             steps=recipe.steps,
             **self.image_facts(),
-            prepared_bytes=BYTES_A_VALUE * 3 * (GLOBALS * crops.global_size**2 + crops.locals * crops.local_size**2),
             read_seconds=seconds_to_read([crops.global_size] * GLOBALS + [crops.local_size] * crops.locals),
             lines={
                 "tokens": f"{tokens} an image, {images:,} images in all",

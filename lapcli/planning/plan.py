@@ -6,10 +6,8 @@ from typing import Any
 
 from lapcli.heads.plan import HeadPlan
 from lapcli.objectives.objective import BatchPlan, PlanFacts
-from lapcli.planning.step_time import StepTime
-from lapcli.runtime.tables import aligned, wrapped
+from lapcli.runtime.tables import wrapped
 
-GPU_NOTE = "estimated, not measured on such a GPU"
 COMPILED_NOTE = "assumes that compiled code keeps as much for the backward as uncompiled code does"
 
 
@@ -31,7 +29,7 @@ class TrainingPlan:
     # memory, bytes of each process
     device: str
     precision: str
-    memory: dict[str, int]  # by part, at the fullest moment of a step
+    memory: dict[str, int]  # bytes by part at the peak of a step
     memory_peak_in: str  # forward, backward or update
     memory_limit: int | None
     largest_micro_batch: int | None  # that fits, if this one does not; 0: none does
@@ -41,7 +39,9 @@ class TrainingPlan:
     disk_bytes: int  # of all checkpoints that exist at the same time
     # time
     hours: float | None
-    step_time: StepTime | None  # that the hours are computed with; None if the device's peak is not known
+    mfu: float | None  # fraction of the peak that the hours assume; None: the peak is unknown, or a step was measured
+    reading_cores: int | None  # that decode images as fast as the devices train on them
+    cost: float | None  # in the currency of the given price
     probe: dict[str, float] | None = None  # a measurement that replaces the estimate
 
     @property
@@ -56,11 +56,6 @@ class TrainingPlan:
     def fits(self) -> bool | None:
         """Whether the memory is enough; None if the memory of the device is not known."""
         return None if self.memory_limit is None else self.memory_total <= self.memory_limit
-
-    @property
-    def share_of_peak(self) -> float | None:
-        """The share of the peak in the estimate of the hours; None if they were measured or are not known."""
-        return None if self.step_time is None or self.probe is not None else self.step_time.share_of_peak
 
     @property
     def flops(self) -> float | None:
@@ -85,8 +80,6 @@ class TrainingPlan:
             "epochs": facts.epochs,
             "flops": self.flops,
             f"flops_per_{facts.unit}": self.flops_per_unit,
-            "share_of_peak": self.share_of_peak,
-            "step_time": None if self.step_time is None else self.step_time.to_dict(),
             "fits": self.fits,
             "memory_total": self.memory_total,
             "download": facts.download,
@@ -112,7 +105,6 @@ class TrainingPlan:
             ("memory", self._memory()),
             ("disk", f"{gigabytes(self.disk_bytes)} for checkpoints of {gigabytes(self.checkpoint_bytes)}"),
             ("download", self.facts.download),
-            *self._step_time(),
             *self._reading(),
             ("time", self._time()),
             ("data", self.facts.data),
@@ -150,7 +142,7 @@ class TrainingPlan:
     def _memory(self) -> str:
         total = f"{gigabytes(self.memory_total)} a process, estimated, in {self.precision}"
         lines = [
-            f"{total}; fullest in the {self.memory_peak_in}",
+            f"{total}; peak in the {self.memory_peak_in}",
             ", ".join(f"{part} {gigabytes(size)}" for part, size in self.memory.items()),
             self._fit(),
         ]
@@ -166,35 +158,12 @@ class TrainingPlan:
             return f"does not fit into {limit}, nor does any smaller micro_batch"
         return f"does not fit into {limit}; --set train.micro_batch={self.largest_micro_batch} does"
 
-    def _step_time(self) -> list[tuple[str, str]]:
-        """Return a line for each part that takes a thousandth of a step or more."""
-        if self.step_time is None:
-            return []
-        seconds = self.step_time.seconds
-        rows = [
-            (name, milliseconds(part), f"{part / seconds:.0%}")
-            for name, part in self.step_time.parts.items()
-            if part >= 0.001 * seconds
-        ]
-        whole = ("in all", milliseconds(seconds), f"{self.step_time.share_of_peak:.0%} of the peak (MFU)")
-        lines = aligned([*rows, whole], right=[1])
-        return [("step", "\n".join([*lines, f"on {self.device}: arithmetic from counted FLOPs and bytes"]))]
-
     def _reading(self) -> list[tuple[str, str]]:
-        time = self.step_time
-        if time is None or time.reading_cores is None:
+        if self.reading_cores is None:
             return []
-        text = f"{time.examples_per_second:,.0f} {self.facts.example} a second"
-        if time.has_cores is False:
-            return [
-                (
-                    "reading",
-                    f"the loader is the limit: {text} with the cores of this machine; the GPUs need "
-                    f"{time.reading_cores:,} cores",
-                )
-            ]
         each = f"{1 / self.facts.read_seconds:,.0f} {self.facts.example} a second and core"
-        return [("reading", f"{text} need {time.reading_cores:,} cores, at {each}; with fewer the loader is the limit")]
+        text = f"{self.reading_cores:,} cores keep up with the devices, at {each}; with fewer the loader is the limit"
+        return [("reading", text)]
 
     def _time(self) -> str:
         if self.probe is not None:
@@ -205,7 +174,8 @@ class TrainingPlan:
             return (
                 "known once --probe has measured a step" if self.steps is not None else "known once the data is there"
             )
-        return f"{duration(self.hours)} at {self.share_of_peak:.0%} of the peak of {self.device}, {GPU_NOTE}"
+        cost = "" if self.cost is None else f", {self.cost:,.2f} at the given price"
+        return f"{duration(self.hours)}{cost}, if the FLOPs reach {self.mfu:.0%} of the peak of {self.device} (--mfu)"
 
 
 def _rates(rates: dict[str, float]) -> str:
@@ -220,10 +190,6 @@ def _rates(rates: dict[str, float]) -> str:
 
 def gigabytes(count: int) -> str:
     return f"{count / 1e9:.2f} GB" if count >= 5e6 else f"{count / 1e6:.2f} MB"
-
-
-def milliseconds(seconds: float) -> str:
-    return f"{seconds * 1e3:,.0f} ms" if seconds >= 0.1 else f"{seconds * 1e3:.3g} ms"
 
 
 def duration(hours: float) -> str:

@@ -1,4 +1,4 @@
-"""FLOPs, traffic and memory of a step, traced with torch's fake tensors: shapes are propagated, nothing is computed.
+"""FLOPs and memory of a step, traced with torch's fake tensors: shapes are propagated, nothing is computed.
 
 A fake tensor of the CPU is dispatched to the same kernels as a real one, so autograd keeps for the backward what a run
 keeps. A compiled graph on a GPU is assumed to keep as much: torch.compile keeps both sides of an activation function,
@@ -9,7 +9,7 @@ import math
 import weakref
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -18,44 +18,20 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
 
 from lapcli.objectives.objective import Objective
-from lapcli.planning.traffic import Traffic
 from lapcli.training.optimizers import Optimizers
 
 CPU = torch.device("cpu")
 FORWARD, BACKWARD, UPDATE = "forward", "backward", "update"
-ATTENTION = "scaled_dot_product"  # in the names of its kernels
 PARTS = ACTIVATIONS, GRADIENTS, TEMPORARY = "activations", "gradients", "temporary"
-
-
-class AttentionFlops(NamedTuple):
-    """FLOPs of attention kernels: of whole matrices, and of the part that a causal kernel computes."""
-
-    whole: int = 0
-    computed: int = 0
-
-    def plus(self, other: "AttentionFlops", times: int = 1) -> "AttentionFlops":
-        return AttentionFlops(self.whole + times * other.whole, self.computed + times * other.computed)
-
-
-@dataclass(frozen=True)
-class UpdateTrace:
-    """The update of the weights by one process that orthogonalises all matrices itself."""
-
-    peak: int  # most bytes beside weights, gradients and the states of the optimizers
-    flops: int
-    traffic: int
 
 
 @dataclass(frozen=True)
 class StepTrace:
     """FLOPs of a micro-batch, and its bytes beyond weights, gradients that are kept, and optimizer states."""
 
-    flops: int  # attention included, as if nothing were masked
-    attention: AttentionFlops
-    traffic: int  # bytes that uncompiled operations read and write, without matrix products and attention
-    traffic_of_layers: int  # the part of it inside the layers
+    flops: int  # of matmuls and attention, as if nothing were masked
     kept: int  # bytes between forward and backward
-    peaks: dict[tuple[str, str], int]  # by phase and part, at the fullest moment of the phase
+    peaks: dict[tuple[str, str], int]  # by phase and part, at the peak of the phase
     operations: int
 
     def peak(self, phase: str) -> dict[str, int]:
@@ -74,15 +50,7 @@ class StepTrace:
                 size = total if part == TEMPORARY else further(self.peaks[phase, part], other.peaks[phase, part])
                 peaks[phase, part] = min(max(0, size), total)
                 total -= peaks[phase, part]
-        return StepTrace(
-            further(self.flops, other.flops),
-            AttentionFlops(*map(further, self.attention, other.attention)),
-            further(self.traffic, other.traffic),
-            further(self.traffic_of_layers, other.traffic_of_layers),
-            further(self.kept, other.kept),
-            peaks,
-            self.operations,
-        )
+        return StepTrace(further(self.flops, other.flops), further(self.kept, other.kept), peaks, self.operations)
 
 
 class TooManyOperations(Exception):
@@ -111,12 +79,14 @@ def trace_step(
             log.phase = BACKWARD
             loss.backward()
             log.mark((p.grad for p in parameters), GRADIENTS)
-    moved = _without_attention(log.traffic)
-    return StepTrace(log.flops, log.attention, moved, moved, kept, log.peaks(), log.operations)
+    return StepTrace(log.flops, kept, log.peaks(), log.operations)
 
 
-def trace_update(objective: Objective[Any]) -> UpdateTrace:
-    """Trace one step of the optimizers; `objective` was built on the meta device and cannot be used again."""
+def trace_update(objective: Objective[Any]) -> int:
+    """Return the peak bytes of an optimizer step besides weights, gradients and states.
+
+    `objective` was built on the meta device and cannot be used again.
+    """
     with FakeTensorMode(allow_non_fake_inputs=True):
         model = objective.model.to_empty(device=CPU)
         for p in model.parameters():
@@ -129,13 +99,7 @@ def trace_update(objective: Objective[Any]) -> UpdateTrace:
             log.phase = UPDATE
             optimizers.step()
             objective.after_step(0)
-    peak = sum(size for (phase, _), size in log.peaks().items() if phase == UPDATE)
-    return UpdateTrace(peak, log.flops, log.traffic.bytes)
-
-
-def _without_attention(traffic: Traffic) -> int:
-    """Return the bytes without those of attention kernels, whose time is estimated from their FLOPs."""
-    return sum(size for name, size in traffic.by_operation.items() if ATTENTION not in name)
+    return sum(size for (phase, _), size in log.peaks().items() if phase == UPDATE)
 
 
 @dataclass
@@ -145,15 +109,14 @@ class _Storage:
 
 
 class _StepLog(TorchDispatchMode):
-    """Logs FLOPs, traffic, and when storages of operations' results are allocated and freed; `known` ones are not
+    """Logs FLOPs, and when storages of operations' results are allocated and freed; `known` ones are not
     counted. One mode for all of it: on fake tensors each mode takes as long as the operation itself.
     """
 
     def __init__(self, known: Iterable[Tensor | None], most_operations: float = math.inf) -> None:
         super().__init__()
         self._most_operations = most_operations
-        self.phase, self.operations, self.attention = FORWARD, 0, AttentionFlops()
-        self.flops, self.traffic = 0, Traffic()
+        self.phase, self.operations, self.flops = FORWARD, 0, 0
         self._formulas = FlopCounterMode(display=False, custom_mapping=_COUNTED).flop_registry
         self._known = [x.untyped_storage() for x in known if x is not None]  # referenced, so that no address is reused
         self._ignored = {storage._cdata for storage in self._known}
@@ -168,11 +131,8 @@ class _StepLog(TorchDispatchMode):
         out = func(*args, **given)
         if func is _DEVICE:  # half of all operations ask where a tensor is
             return out
-        if ATTENTION in func.__name__:
-            self.attention = self.attention.plus(_attention_flops(func, args, given))
         if formula := self._formulas.get(func.overloadpacket):
             self.flops += int(formula(*args, **given, out_val=out))
-        self.traffic.add(func, args, given, out)
         for x in out if isinstance(out, tuple | list) else (out,):
             if isinstance(x, Tensor):
                 self._see(x)
@@ -211,16 +171,6 @@ class _StepLog(TorchDispatchMode):
             if sum(held.values()) > sum(fullest[phase].values()):
                 fullest[phase] = dict(held)
         return {(phase, part): size for phase, parts in fullest.items() for part, size in parts.items()}
-
-
-def _attention_flops(func: Any, args: Any, kwargs: Any) -> AttentionFlops:
-    """Count a kernel's call: two products forward, four backward; a causal one computes half of each."""
-    names = [argument.name for argument in func._schema.arguments]
-    arguments = {**dict(zip(names, args, strict=False)), **kwargs}
-    B, H, T, D = arguments["query"].shape
-    products = 4 if "backward" in func.__name__ else 2
-    whole = products * 2 * B * H * T * arguments["key"].shape[2] * D
-    return AttentionFlops(whole, whole // 2 if arguments.get("is_causal") else whole)
 
 
 def _added_product(self_shape: Any, a_shape: Any, b_shape: Any, *_: Any, **__: Any) -> int:

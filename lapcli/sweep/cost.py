@@ -80,7 +80,7 @@ def sweep_cost(
             plans[shape] = plan_training(cell.loaded, devices, device)
         costs.append(_cost(cell, waits, runs_dir, plans[shape]))
     plan = next(iter(plans.values()))
-    share = "" if plan.share_of_peak is None else f" at {plan.share_of_peak:.0%} of the peak"
+    share = "" if plan.mfu is None else f" at {plan.mfu:.0%} of the peak"
     return SweepCost(costs, f"{devices} x {plan.device}{share}")
 
 

@@ -42,7 +42,7 @@ def test_on_gpus_that_are_not_here(capsys):
     assert found["memory"]["optimizer"] == pytest.approx(2 * 4 * parameters, rel=1e-5)  # and counts of steps
     assert found["checkpoint_bytes"] == pytest.approx(3 * 4 * parameters, rel=1e-5)
     assert found["disk_bytes"] == 3 * found["checkpoint_bytes"]  # newest, best, and the one being written
-    assert found["hours"] == pytest.approx(found["flops"] / (4 * found["share_of_peak"] * 90.5e12) / 3600)
+    assert found["hours"] == pytest.approx(found["flops"] / (4 * found["mfu"] * 90.5e12) / 3600)
     assert found["probe"] is None
 
 

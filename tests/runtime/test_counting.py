@@ -6,8 +6,7 @@ from typing import Any
 import pytest
 import torch
 from counting_support import Graphs, HostWaits, compiled_bytes
-
-from lapcli.planning.traffic import Traffic
+from traffic_support import Traffic
 
 CPU, META = torch.device("cpu"), torch.device("meta")
 

@@ -197,7 +197,7 @@ def test_the_dry_run_for_the_papers_machine(tmp_path, capsys):
     plan = plan_training(load_recipe(recipe), 4, GPUS["l40"])
     assert [cell["hours"] for cell in told["cells"]] == [plan.hours] * 6
     assert told["hours"] == pytest.approx(6 * plan.hours)
-    assert told["devices"] == f"4 x L40 at {plan.share_of_peak:.0%} of the peak"
+    assert told["devices"] == f"4 x L40 at {plan.mfu:.0%} of the peak"
 
 
 def test_what_is_left_of_a_sweep_leaves_out_finished_cells(folder, capsys):
