@@ -53,7 +53,7 @@ def test_pruning_keeps_the_newest_the_best_and_what_another_run_started_from(run
     (base / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     state = base / "checkpoints" / "step-000003" / "state.json"
     was = json.loads(state.read_text())["files"]["model.safetensors"]
-    state.write_text(state.read_text().replace(was, read_run(runs / "chat-midtrain").recipe.start.weights_sha256))
+    state.write_text(state.read_text().replace(was, read_run(runs / "chat-midtrain").recipe.train.init_from.sha256))
     pruning = plan_pruning(read_run(base), keep=1)
     assert pruning.removed == [9]
     assert pruning.kept == {3: "chat-midtrain started from it", 6: "the best", 10: "the newest"}

@@ -146,7 +146,7 @@ def test_a_run_that_wanted_too_many_samples_is_finished_with_fewer(kinds, tmp_pa
     """Version 0.1 found that after the last step, and no command could finish the run."""
     too_many = kinds["language_model"](**STEPS, validation={"prompts": ["the"], "sample_tokens": POSITIONS})
     with monkeypatch.context() as patch:
-        patch.setattr(language_model, "check_samples", lambda *arguments: None)
+        patch.setattr(LanguageModel, "check_samples", lambda *arguments: None)
         with pytest.raises(UsageError, match="positions"):
             train_here(too_many, tmp_path)
     run = tmp_path / "run"
@@ -166,7 +166,7 @@ def test_a_run_that_wanted_too_many_samples_is_finished_with_fewer(kinds, tmp_pa
 
 
 def _become(rank, fails):
-    def finish(self, run_dir):
+    def finish(self):
         raise LapError("the disk is full")
 
     os.environ.update(rank)

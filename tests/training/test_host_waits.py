@@ -22,7 +22,6 @@ from torch.utils._pytree import tree_leaves
 
 from lapcli.models.chunked_loss import softcapped_cross_entropy
 from lapcli.objectives.dino_losses import sinkhorn_targets
-from lapcli.objectives.objective import Closable
 from lapcli.runs import Run
 from lapcli.runtime.devices import ComputePolicy
 from lapcli.runtime.progress import LogConsole
@@ -83,7 +82,7 @@ def test_how_often_a_step_waits(kind: str, precision: str, tmp_path) -> None:
     objective = build(kind, tmp_path, world, policy, batch=16, micro_batch=4)
     run = Run(tmp_path / "run", objective.recipe, {})
     loop = Loop(objective, objective.recipe, run, world, LogConsole(io.StringIO()))
-    with contextlib.closing(objective) if isinstance(objective, Closable) else contextlib.nullcontext():
+    with contextlib.closing(objective):
         with HostWaits(META):
             loop._update(0)
         with HostWaits(META) as waits, OneDevice():

