@@ -17,6 +17,8 @@ from lapcli.analysis.measurement import LayerResult, Measurement, NotApplicable,
 from lapcli.analysis.measurements import MEASUREMENTS, measurements_for
 from lapcli.heads.plan import HeadPlan
 from lapcli.measures.capture import Capture
+from lapcli.results import add_rows, row
+from lapcli.runs import read_run
 from lapcli.runtime.errors import UsageError
 from lapcli.runtime.files import make_folder, write_json, write_text
 from lapcli.runtime.progress import shown_progress
@@ -157,10 +159,36 @@ def write_analysis(analysis: Analysis, folder: Path, figure_format: FigureFormat
     make_folder(folder)
     write_json(folder / f"{analysis.what}.json", analysis.to_dict())
     write_text(folder / f"{analysis.what}.csv", to_csv(analysis))
+    for measured in analysis.runs:
+        if measured.model.path is not None and measured.model.weights == "trained":
+            add_rows(read_run(measured.model.path), _rows(analysis, measured))
     return [
         folder / f"{analysis.what}.json",
         folder / f"{analysis.what}.csv",
         *save_figure(analysis, folder, figure_format),
+    ]
+
+
+def _rows(analysis: Analysis, measured: ModelResult) -> list[dict[str, Any]]:
+    """Return the values of all layers as rows of results; series and points stay in the files of the analysis."""
+    settings, measurement = analysis.settings, analysis.measurement
+    subject = dict(settings.subject)
+    options = [option for option in measurement.options if option.is_condition]
+    known = {
+        "conditions": {o.name: settings[o] for o in options if settings[o] not in (None, o.default)},
+        "n": measured.sequences,
+        "limit": subject.get("limit"),
+        "split": measured.split,
+        "step": measured.model.step,
+        "weights_sha256": measured.model.weights_sha256,
+        "data": measured.data,
+        "data_sha256": measured.data_sha256,
+    }
+    return [
+        row(analysis.what, name, value, layer=layer, **known)
+        for layer, result in measured.layers.items()
+        for name, value in result.values.items()
+        if name not in measurement.counts
     ]
 
 

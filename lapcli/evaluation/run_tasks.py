@@ -10,6 +10,7 @@ from lapcli.evaluation.families import STOCK, ChosenTasks, choose
 from lapcli.evaluation.tasks import EvaluationRequest, TaskResults
 from lapcli.objectives.loading import find_checkpoint, open_run, open_timm
 from lapcli.objectives.objective import LoadedModel
+from lapcli.results import add_rows, row
 from lapcli.runs import Run
 from lapcli.runtime.files import make_folder, write_json
 from lapcli.runtime.ranks import World, joined_world
@@ -50,6 +51,29 @@ class Evaluation:
             **self.measured.details,
             "tasks": {score.task: score.to_dict() for score in self.measured.scores},
         }
+
+    def rows(self) -> list[dict[str, Any]]:
+        """Return every metric of every task as a row of results."""
+        measured, rows = self.measured, []
+        for score in measured.scores:
+            known = {
+                "n": score.count,
+                "limit": self.limit,
+                "protocol": measured.details.get("protocol"),
+                "step": self.step,
+                "weights_sha256": self.weights_sha256,
+                "data": measured.data,
+                "data_sha256": measured.data_sha256,
+            }
+            stderr = None if score.interval is None else (score.interval[1] - score.interval[0]) / (2 * 1.96)
+            one = {"value": score.value, "stderr": stderr, "is_fraction": score.is_fraction}
+            one["higher_is_better"] = score.higher_is_better
+            for metric, numbers in score.details.get("metrics", {score.task: one}).items():
+                direction = {True: "higher", False: "lower", None: None}[numbers["higher_is_better"]]
+                unit = "fraction" if numbers["is_fraction"] else None
+                each = {"unit": unit, "direction": direction, "stderr": numbers["stderr"], **known}
+                rows.append(row(score.task, metric, numbers["value"], **each))
+        return rows
 
     def table(self) -> list[str]:
         """Return a table for the terminal: a line per task, or the evaluator's own table."""
@@ -152,6 +176,8 @@ def _saved(
     if world.is_main:
         make_folder(path.parent)
         write_json(path, evaluation.to_dict())
+        if run is not None:
+            add_rows(run, evaluation.rows())
     # When any rank returns, the file is complete.
     world.barrier()
     return evaluation

@@ -13,6 +13,7 @@ from lapcli.recipe.optimizers import ChatOptimizer
 from lapcli.recipe.schema import (
     CHAT,
     LANGUAGE,
+    TEXT_METRICS,
     AnyRecipe,
     CheckpointSection,
     GPTModel,
@@ -164,7 +165,7 @@ class ChatRecipe(AnyRecipe):
 
     implementation = "lapcli.objectives.chat:Chat"
     gives = frozenset({LANGUAGE, CHAT})
-    metrics = ("validation_loss", "validation_bits_per_byte")
+    metrics = TEXT_METRICS
     data_identity_has_seed = True  # it includes the order of conversations
 
     objective: Literal["chat"]

@@ -4,7 +4,7 @@ The values of the paper's table `tab:dino_hparams` are in `recipes/dino_vits.yam
 DINOv3's where the paper gives no value.
 """
 
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
@@ -144,7 +144,7 @@ class SelfSupervisedRecipe(BaseRecipe):
 
     implementation = "lapcli.objectives.self_supervised:SelfSupervised"
     gives = frozenset({FEATURES})
-    metrics = ("validation_knn",)
+    metrics: ClassVar = {"validation_knn": ("fraction", "higher")}
     expected_scores = ("linear",)
 
     objective: Literal["self_supervised"]

@@ -262,6 +262,10 @@ class CheckpointSection(Section):
     keep: Annotated[Whole, Field(ge=1, le=10**6)] = 2  # newest checkpoints kept
 
 
+TEXT_METRICS: dict[str, tuple[str, Literal["higher", "lower"]]] = {
+    "validation_loss": ("nats", "lower"),
+    "validation_bits_per_byte": ("bits", "lower"),
+}
 #: What models can do, on which evaluations and analyses depend.
 LANGUAGE = "language"  # next tokens of text, with a tokenizer
 CHAT = "chat"  # answers in conversations
@@ -275,7 +279,8 @@ class AnyRecipe(Section):
 
     implementation: ClassVar[str]  # `module:Class` of the `Objective`, imported when a run is trained or loaded
     gives: ClassVar[frozenset[str]]  # what its models can do
-    metrics: ClassVar[tuple[str, ...]]  # of a validation; a search may optimise them
+    #: Metrics of a validation with their unit and the direction that is better; a search may optimise them.
+    metrics: ClassVar[dict[str, tuple[str, Literal["higher", "lower"]]]]
     expected_scores: ClassVar[tuple[str, ...]] = ()  # evaluations that a report lists as missing
     validated_scores: ClassVar[tuple[str, ...]] = ()  # evaluations that equal the metric `validation_NAME`
     data_identity_has_seed: ClassVar[bool] = False  # `data_sha256` of runs with another seed differs
@@ -341,7 +346,7 @@ class LanguageModelRecipe(GPTRecipe):
 
     implementation = "lapcli.objectives.language_model:LanguageModel"
     gives = frozenset({LANGUAGE, HELD_OUT_TEXT})
-    metrics = ("validation_loss", "validation_bits_per_byte")
+    metrics = TEXT_METRICS
     takes_any_optimizer = True
 
     objective: Literal["language_model"]

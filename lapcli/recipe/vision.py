@@ -168,7 +168,11 @@ class ClassificationRecipe(BaseRecipe):
 
     implementation = "lapcli.objectives.classification:Classification"
     gives = frozenset({CLASSES, FEATURES})
-    metrics = ("validation_loss", "validation_top1", "validation_top5")
+    metrics: ClassVar = {
+        "validation_loss": ("nats", "lower"),
+        "validation_top1": ("fraction", "higher"),
+        "validation_top5": ("fraction", "higher"),
+    }
     expected_scores = ("top1",)
     validated_scores = ("top1", "top5")
     takes_any_optimizer = True

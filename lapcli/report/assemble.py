@@ -162,4 +162,6 @@ def _default(grid: RunGrid, notes: list[str]) -> list[str]:
     shown = [name for name in measured if name not in aside]
     shown.sort(key=lambda name: order.index(name) if name in order else len(order))
     kind = OBJECTIVES[grid.objective]
-    return shown or [name for name in names if name not in aside] or list(kind.expected_scores or kind.metrics[:1])
+    return (
+        shown or [name for name in names if name not in aside] or list(kind.expected_scores) or list(kind.metrics)[:1]
+    )

@@ -11,9 +11,7 @@ A missing number is not in the dictionary: it becomes a gap in the tables, never
 numbers; what was measured on other weights than the chosen ones is left out, with a note.
 """
 
-import fnmatch
 import math
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -27,13 +25,13 @@ from lapcli.recipe.chat import ChatStageRecipe
 from lapcli.recipe.schema import LANGUAGE, RUN
 from lapcli.report.costs import costs_of
 from lapcli.report.statistics import is_number
-from lapcli.runs import INFO, SWEEP, Run, read_run, read_summary, runs_in, unknown_run
+from lapcli.results import find_paths
+from lapcli.runs import INFO, SWEEP, Run, read_run, read_summary
 from lapcli.runtime.errors import DataError, UsageError
 from lapcli.runtime.files import read_json
 from lapcli.training.metrics import read_metrics
 
 Which = Literal["last", "best"]
-_ASIDE = re.compile(r".*\.old-\d+")  # runs that `--fresh` moved aside
 
 
 @dataclass(frozen=True)
@@ -119,25 +117,6 @@ def collect(names: Sequence[str], runs_dir: Path, which: Which = "last") -> Coll
 def _analysis_folders(folder: Path) -> list[Path]:
     """Return the folders of analyses, first that of the default settings."""
     return [folder / "analysis", *sorted((folder / "analysis").glob("**/"))[1:]]
-
-
-def find_paths(names: Sequence[str], runs_dir: Path) -> list[Path]:
-    """Return the folders of the runs with these names, folders or patterns; of all runs without any."""
-    if not names:
-        return [path for path in runs_in(runs_dir) if not _ASIDE.fullmatch(path.name)]
-    paths: dict[Path, None] = {}
-    for name in names:
-        direct = Path(name) if (Path(name) / INFO).is_file() else runs_dir / name
-        if (direct / INFO).is_file():
-            matching = [direct]
-        elif Path(name).is_dir() and runs_in(Path(name)):
-            matching = [path for path in runs_in(Path(name)) if not _ASIDE.fullmatch(path.name)]
-        else:
-            matching = [path for path in runs_in(runs_dir) if fnmatch.fnmatchcase(path.name, name)]
-        if not matching:
-            raise unknown_run(runs_dir, name)
-        paths.update(dict.fromkeys(matching))
-    return list(paths)
 
 
 def _read(run: Run, which: Which, notes: list[str]) -> RunResult:

@@ -14,6 +14,7 @@ from lapcli.objectives.objective import Objective
 from lapcli.objectives.weights import InitialWeights, with_sha256
 from lapcli.recipe import recipe_hash
 from lapcli.recipe.schema import BaseRecipe
+from lapcli.results import add_rows, row
 from lapcli.runs import Run, discard_untrained, open_run, plugins_of, read_run, unlock, write_summary
 from lapcli.runtime.attention_kernels import prefer_attention_kernels
 from lapcli.runtime.devices import deterministic, peak_memory, prepare_determinism
@@ -208,7 +209,23 @@ def _finish(run: Run, loop: Loop, peak_memory: int | None) -> None:
     best_values = {} if best is None else {"best_step": best, "best": loop.validated[best]}
     summary = {"start": start, "end": end, **best_values, **loop.objective.finish()}
     write_summary(run, summary)  # before the status: a finished run without a summary counts as incomplete
-    run.update(status="finished", step=steps, peak_memory=peak_memory)
+    add_rows(run, _rows(run, loop, peak_memory))
+    run.update(status="finished", step=steps, peak_memory=peak_memory, best_step=best)
+
+
+def _rows(run: Run, loop: Loop, peak_memory: int | None) -> list[dict[str, Any]]:
+    """Return the validations and the cost of a finished run as rows of results."""
+    rows, last = [], loop.objective.steps
+    data: dict[str, Any] = {"split": "validation", **{key: run.info.get(key) for key in ("data", "data_sha256")}}
+    for step in {0, loop.best_step() or 0, last} & loop.validated.keys():
+        weights = run.info["weights_sha256"] if step == last else None
+        for name, value in loop.validated[step].items():
+            unit, direction = run.recipe.metrics.get(name, (None, None))
+            known = {"unit": unit, "direction": direction, "step": step, "weights_sha256": weights, **data}
+            rows.append(row("validation", name.removeprefix("validation_"), value, **known))
+    if peak_memory is not None:
+        rows.append(row("training", "peak_memory", peak_memory, unit="bytes", direction="lower", step=loop.step))
+    return rows
 
 
 @contextmanager

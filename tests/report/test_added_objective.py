@@ -9,14 +9,14 @@ from report_support import write_run
 from support import ROOT, run_process
 
 PACKAGE = """
-from typing import Literal
+from typing import ClassVar, Literal
 
 from lapcli.recipe.vision import ClassificationRecipe
 
 
 class TwinsRecipe(ClassificationRecipe):
     objective: Literal["twins"]
-    metrics = ("validation_agreement",)
+    metrics: ClassVar = {"validation_agreement": ("fraction", "higher")}
     expected_scores = validated_scores = ()
 
 

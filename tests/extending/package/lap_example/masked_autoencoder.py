@@ -4,7 +4,7 @@ Shapes: B images, P patches, D features, C values of a patch.
 """
 
 from collections.abc import Callable
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
 import torch
@@ -42,7 +42,7 @@ class AutoencoderModel(TransformerModel):
 class AutoencoderRecipe(BaseRecipe):
     implementation = "lap_example.masked_autoencoder:MaskedAutoencoder"
     gives = frozenset({FEATURES})
-    metrics = ("validation_loss",)
+    metrics: ClassVar = {"validation_loss": ("squared error", "lower")}
     expected_scores = ("knn",)
     takes_any_optimizer = True
 
