@@ -174,7 +174,7 @@ def _rows(analysis: Analysis, measured: ModelResult) -> list[dict[str, Any]]:
     settings, measurement = analysis.settings, analysis.measurement
     subject = dict(settings.subject)
     options = [option for option in measurement.options if option.is_condition]
-    known = {
+    known: dict[str, Any] = {
         "conditions": {o.name: settings[o] for o in options if settings[o] not in (None, o.default)},
         "n": measured.sequences,
         "limit": subject.get("limit"),
