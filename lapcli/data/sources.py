@@ -15,7 +15,6 @@ Public data sets are known by name too (`known_set`): their sizes, for `lap plan
 places of their files on the hub. The files of benchmarks are declared by each benchmark.
 """
 
-import hashlib
 import json
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
@@ -70,18 +69,15 @@ class RowSource(DataSource):
         return cache_dir() / "sources" / digest(self.name, self.fingerprint())[:32]
 
     def _write(self, folder: Path) -> None:
-        content, count = hashlib.sha256(), 0
-        with (folder / ROWS_FILE).open("wb") as file:
+        count = 0
+        with (folder / ROWS_FILE).open("w", encoding="utf-8") as file:
             for count, row in enumerate(self.rows(), start=1):
                 try:
-                    line = json.dumps(self._json(row)).encode() + b"\n"
+                    file.write(json.dumps(self._json(row)) + "\n")
                 except (TypeError, ValueError) as error:
                     raise DataError(f"row {count} of the data source {self.name} is not usable: {error}") from None
-                file.write(line)
-                content.update(line)
         if count == 0:
             raise DataError(f"the data source {self.name} has no rows; name another in the recipe")
-        (folder / "index.json").write_text(json.dumps({"sha256": content.hexdigest()}))
 
     def _json(self, row: Any) -> Any:
         return row
@@ -102,11 +98,6 @@ class ConversationSource(RowSource):
     """Conversations for `source:` in a mixture: a row is a list of {role, content}, or whatever its `format` reads."""
 
     modality = "chat"
-
-
-def rows_sha256(file: Path) -> str:
-    """Return the sha256 that was written beside a source's file."""
-    return str(json.loads((file.parent / "index.json").read_text())["sha256"])
 
 
 @dataclass(frozen=True)

@@ -78,21 +78,11 @@ def test_long_texts_have_the_ids_of_the_whole(monkeypatch):
     texts = ["a b".join("".join(chance.choices(signs, k=9)) for _ in range(30)) for _ in range(100)]
     whole = tokenizer.encode_batch(texts)
     monkeypatch.setattr(module, "_UNBROKEN", 100)  # beyond which a text without a blank is cut anywhere
-    monkeypatch.setattr(module, "_LONG_TEXT", 64)
+    monkeypatch.setattr(module, "ENCODED_AT_ONCE", 64)
     monkeypatch.setattr(module, "PIECE", 1)
     assert all(len(list(module.cut_at_blanks(text, 1))) > 10 for text in texts)
     assert tokenizer.encode_batch(texts) == whole
     assert tokenizer.decode(tokenizer.encode_batch(["x" * 5000])[0]) == "x" * 5000
-
-
-def test_two_columns_of_one_name_are_refused(tmp_path):
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    columns = [pa.array(["a"] * 5), pa.array(["b"] * 5)]
-    pq.write_table(pa.Table.from_arrays(columns, names=["text", "text"]), tmp_path / "f.parquet")
-    with pytest.raises(DataError, match=r"f\.parquet has 2 columns text"):
-        consume(read_documents(tmp_path / "f.parquet", name="f.parquet", column="text", separator=None))
 
 
 def test_names_that_no_file_or_recipe_can_have(capsys, tmp_path, monkeypatch):
@@ -169,7 +159,7 @@ def readers(folder: Path) -> dict[str, tuple[str, bytes, Callable[[Path], object
     write_json(folder / "run.json", {"status": "finished", "step": 4, "versions": {"lap": "0.2"}})
 
     def documents(path: Path) -> None:
-        consume(read_documents(path, name=path.name, column="text", separator=None))
+        consume(read_documents(path, column="text", separator=None))
 
     def conversations(path: Path) -> None:
         for row in read_rows(path):

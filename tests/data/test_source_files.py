@@ -64,10 +64,9 @@ def test_nothing_there_is_an_error_that_says_where(folder, where, files):
         local_files(str(folder / where), files)
 
 
-def test_twice_the_same_file_and_unknown_kinds_are_refused():
-    for files, message in ((["a.txt", "b.txt", "b.txt"], r"b\.txt is named twice"), (["notes.csv"], r"notes\.csv has")):
-        with pytest.raises(DataError, match=message):
-            open_corpus(source(files=files))
+def test_unknown_kinds_are_refused():
+    with pytest.raises(DataError, match=r"notes\.csv"):
+        open_corpus(source(files=["notes.csv"]))
 
 
 REPOSITORY = "someone/some-text"
@@ -149,7 +148,7 @@ def test_offline_and_missing_names_the_data_set_and_the_command(monkeypatch):
 
 def test_a_download_that_failed_half_way_is_completed(online):
     del online.files["shard_00002.parquet"]
-    with pytest.raises(DataError, match=r"has no file shard_00002\.parquet"):
+    with pytest.raises(DataError, match=r"shard_00002\.parquet.*no such file"):
         prepare_text(source(), TOKENIZER)
     online.files, online.commit = shards(4), "b" * 40
     assert prepare_text(source(), TOKENIZER).documents == 36
@@ -158,11 +157,11 @@ def test_a_download_that_failed_half_way_is_completed(online):
 @pytest.mark.parametrize(
     ("keys", "message"),
     [
-        ({"train": "hub:no/body"}, "no public data set no/body"),
-        ({"revision": "v9"}, "no revision v9"),
-        ({"files": ["shard_1.parquet"]}, "no file shard_1.parquet"),
+        ({"train": "hub:no/body"}, "data set no/body.*no public data set"),
+        ({"revision": "v9"}, "v9.*no such revision"),
+        ({"files": ["shard_1.parquet"]}, "shard_1.parquet.*no such file"),
         ({"files": ["../shard_1.parquet"]}, "shard_1.parquet"),
-        ({"column": "content"}, "no column content; it has text"),
+        ({"column": "content"}, "shard_00000.parquet.*no column content; it has text"),
     ],
 )
 def test_what_is_wrong_is_named(online, keys, message):
@@ -179,7 +178,7 @@ def test_a_hub_that_does_not_answer_is_named_with_the_command(monkeypatch):
         prepare_text(source(), TOKENIZER)
     assert attempts == []
     monkeypatch.setattr(source_files, "unreachable", lambda: None)  # it was there a moment ago
-    with pytest.raises(DataError, match=r"shard_00000.parquet of the data set .* could not be downloaded.*lap fetch"):
+    with pytest.raises(DataError, match=r"shard_00000.parquet of the data set .* cannot be downloaded.*lap fetch"):
         prepare_text(source(), TOKENIZER)
 
 

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from lapcli.data.chat.mixture import Mixture
+from lapcli.data.token_store import spans
 from lapcli.runtime.errors import DataError
 
 
@@ -95,18 +96,12 @@ class PackedBatches:
 
     def _read(self, item: int, tokens: np.ndarray, marks: np.ndarray) -> None:
         epoch, number = divmod(item, self.per_epoch)
-        order, ends = self._mixture.order(epoch), self._ends(epoch)
-        position = number * self._context
-        # side="right": a position at the end of one conversation is the first of the next.
-        place = int(np.searchsorted(ends, position, side="right"))
-        filled = 0
-        while filled < len(tokens):
+        order, filled = self._mixture.order(epoch), 0
+        for place, start, end in spans(self._ends(epoch), number * self._context, len(tokens)):
             ids, is_target = self._mixture.row(int(order[place]))
-            skip = len(ids) - int(ends[place] - position)  # tokens of this conversation before `position`
-            taken = min(len(ids) - skip, len(tokens) - filled)
-            tokens[filled : filled + taken] = ids[skip : skip + taken]
-            marks[filled : filled + taken] = is_target[skip : skip + taken]
-            filled, position, place = filled + taken, position + taken, place + 1
+            tokens[filled : filled + end - start] = ids[start:end]
+            marks[filled : filled + end - start] = is_target[start:end]
+            filled += end - start
 
 
 class PaddedBatches:

@@ -19,7 +19,6 @@ from lapcli.data.cache import digest
 from lapcli.data.chat.conversation import MessagePart, Turn, question_and_answer
 from lapcli.data.chat.formats import source_files
 from lapcli.data.file_formats import read_plain_text
-from lapcli.data.sources import rows_sha256
 from lapcli.data.text.builtin import builtin_text
 from lapcli.data.token_store import file_key
 from lapcli.recipe.chat import GENERATED, DataSet
@@ -204,12 +203,12 @@ def generated_conversations(data_set: DataSet) -> Iterator[list[Turn]]:
 def generated_key(data_set: DataSet) -> list[Any]:
     """Return everything that the generated rows depend on, for the cache key."""
     if data_set.source == "builtin":
-        content: Any = rows_sha256(builtin_text())
+        content: Any = file_key(builtin_text())
     else:
         if data_set.source == "system":
             system_words()  # for its error message if there is no such list
         path = _words_file(data_set)
-        content = file_key(path.name, path)
+        content = file_key(path)
     return [content] if data_set.format == "questions" else [content, data_set.rows, data_set.split, digest(QUESTIONS)]
 
 

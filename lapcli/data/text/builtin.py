@@ -16,7 +16,6 @@ from pathlib import Path
 
 from lapcli.data.cache import digest
 from lapcli.data.sources import DocumentSource
-from lapcli.runtime.environment import cache_dir
 from lapcli.runtime.errors import DataError
 
 # Not installed by every distribution, or not documentation of the library.
@@ -35,9 +34,6 @@ class PythonDocumentation(DocumentSource):
         root = _library()
         sources = [(name, (root / name).stat().st_size) for name in _modules(root)]
         return digest(VERSION, platform.python_version(), sources)[:16]
-
-    def folder(self) -> Path:
-        return cache_dir() / "builtin" / self.fingerprint()
 
     def rows(self) -> Iterator[str]:
         with _collector_paused():

@@ -9,7 +9,7 @@ import hashlib
 import json
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from itertools import chain, islice
+from itertools import chain
 from pathlib import Path
 
 import numpy as np
@@ -109,32 +109,39 @@ class Tokenizer:
         return self._special[name]
 
     def encode(self, text: str) -> list[int]:
-        ids: list[int] = self._inner.encode(LONE_SURROGATE.sub("\ufffd", text), add_special_tokens=False).ids
-        return ids
+        return self.encode_batch([text])[0]
 
-    def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
-        """Encode texts on all cores. A lone surrogate, which has no UTF-8 bytes, becomes U+FFFD."""
-        clean = [LONE_SURROGATE.sub("\ufffd", text) for text in texts]
-        if max(map(len, clean), default=0) <= _LONG_TEXT:
-            return [encoding.ids for encoding in self._inner.encode_batch_fast(clean, add_special_tokens=False)]
-        return [self._encode_in_parts(text) for text in clean]
+    def encode_batch(self, texts: Iterable[str]) -> list[list[int]]:
+        encoded: list[list[int]] = []
+        for begins, ids in self.encode_stream(texts):
+            if begins:
+                encoded.append(ids)
+            else:
+                encoded[-1] += ids
+        return encoded
 
-    def _encode_in_parts(self, text: str) -> list[int]:
-        """Encode a long text in parts, with the same ids: at once it would take 200 bytes of memory per byte."""
-        ids: list[int] = []
-        # 64 pieces at a time are about 4 million characters in memory, and enough work for all cores.
-        pieces = self.pieces(text)
-        while some := list(islice(pieces, 64)):
-            for encoding in self._inner.encode_batch_fast(some, add_special_tokens=False):
-                ids += encoding.ids
-        return ids
+    def encode_stream(self, texts: Iterable[str]) -> Iterator[tuple[bool, list[int]]]:
+        """Encode texts on all cores; yield the ids of each piece of a text, after whether it begins the text.
 
-    def pieces(self, text: str) -> Iterator[str]:
-        """Cut a long text into pieces whose ids, one after the other, are those of the text.
-
-        Where that is possible depends on the split pattern: with any but our own the text stays whole.
+        Long texts are cut into pieces whose ids are those of the text: as a whole they would take 200 bytes of memory
+        per byte. Where that is possible depends on the split pattern: with any but our own a text stays whole. A lone
+        surrogate, which has no UTF-8 bytes, becomes U+FFFD.
         """
-        return cut_at_blanks(text, PIECE) if self._splits_by_our_pattern else iter([text])
+        waiting: list[tuple[bool, str]] = []
+        characters = 0
+        for text in texts:
+            clean = LONE_SURROGATE.sub("\ufffd", text)
+            for number, piece in enumerate(cut_at_blanks(clean, PIECE) if self._splits_by_our_pattern else [clean]):
+                waiting.append((number == 0, piece))
+                characters += len(piece)
+                if characters > ENCODED_AT_ONCE:
+                    yield from self._encoded(waiting)
+                    waiting, characters = [], 0
+        yield from self._encoded(waiting)
+
+    def _encoded(self, pieces: Sequence[tuple[bool, str]]) -> Iterator[tuple[bool, list[int]]]:
+        encodings = self._inner.encode_batch_fast([piece for _, piece in pieces], add_special_tokens=False)
+        yield from ((begins, encoding.ids) for (begins, _), encoding in zip(pieces, encodings, strict=True))
 
     def decode(self, ids: Iterable[int]) -> str:
         """Decode to text; bytes that are not valid UTF-8, such as those of a truncated character, become U+FFFD."""
@@ -158,7 +165,7 @@ class Tokenizer:
 
 
 PIECE = 1 << 16  # characters that one core encodes at a time
-_LONG_TEXT = 1 << 22
+ENCODED_AT_ONCE = 1 << 22  # characters: enough work for all cores, few enough for memory
 _UNBROKEN = 1 << 20
 _BLANK = re.compile(r"(?<=\S) (?=\S)|(?<=\n)(?=\S)")
 

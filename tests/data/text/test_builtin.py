@@ -3,7 +3,6 @@ import sys
 
 import pytest
 
-from lapcli.data.sources import rows_sha256
 from lapcli.data.text import builtin
 from lapcli.data.text.builtin import builtin_documents, builtin_text
 from lapcli.runtime.errors import DataError
@@ -20,7 +19,6 @@ def test_it_is_the_documentation_of_this_python():
     import textwrap
 
     assert textwrap.fill.__doc__.splitlines()[0] in module
-    assert rows_sha256(path)
 
 
 def test_it_is_extracted_once(tmp_path, monkeypatch):
