@@ -4,7 +4,7 @@ Shapes: B rows, T tokens. Ignored targets are -1.
 """
 
 from functools import lru_cache
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -20,27 +20,11 @@ class ChatBatch(NamedTuple):
     targets_BT: Tensor
 
 
-class ChatBatches(Protocol):
-    @property
-    def per_epoch(self) -> int:
-        """Sequences or rows per epoch."""
-
-    @property
-    def tokens_per_item(self) -> float:
-        """Average number of tokens in a sequence or row."""
-
-    def items(self, first: int, count: int) -> ChatBatch:
-        """Return `count` sequences or rows, from number `first` of the run."""
-
-    def target_count(self, first: int, count: int) -> int: ...
-
-    def identity(self, first: int, count: int) -> str: ...
-
-
 class PackedBatches:
     """All conversations of an epoch, one after the other, cut into sequences of T tokens and their targets.
 
-    Sequence i covers tokens [i T, i T + T] of the epoch: the last target of one is the first input of the next.
+    Sequence i covers tokens [i T, i T + T] of the epoch: the last target of one is the first input of the next. A run's
+    sequences are numbered on from epoch to epoch.
     """
 
     def __init__(self, mixture: Mixture, context: int, only_marked: bool) -> None:
@@ -136,3 +120,6 @@ class PaddedBatches:
     def _numbers(self, first: int, count: int) -> np.ndarray:
         pairs = [divmod(item, self.per_epoch) for item in range(first, first + count)]
         return np.array([self._mixture.order(epoch)[place] for epoch, place in pairs])
+
+
+ChatBatches = PackedBatches | PaddedBatches
