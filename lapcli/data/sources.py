@@ -25,7 +25,6 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from lapcli.data.cache import build_once, digest
 from lapcli.recipe.data_sources import PREFIX, Modality, find_source
 from lapcli.runtime.environment import cache_dir
-from lapcli.runtime.errors import DataError
 
 if TYPE_CHECKING:
     from lapcli.data.images.image_set import ImageSet
@@ -69,29 +68,15 @@ class RowSource(DataSource):
         return cache_dir() / "sources" / digest(self.name, self.fingerprint())[:32]
 
     def _write(self, folder: Path) -> None:
-        count = 0
+        rows = ({"text": row} if self.modality == "text" else row for row in self.rows())
         with (folder / ROWS_FILE).open("w", encoding="utf-8") as file:
-            for count, row in enumerate(self.rows(), start=1):
-                try:
-                    file.write(json.dumps(self._json(row)) + "\n")
-                except (TypeError, ValueError) as error:
-                    raise DataError(f"row {count} of the data source {self.name} is not usable: {error}") from None
-        if count == 0:
-            raise DataError(f"the data source {self.name} has no rows; name another in the recipe")
-
-    def _json(self, row: Any) -> Any:
-        return row
+            file.writelines(json.dumps(row) + "\n" for row in rows)
 
 
 class DocumentSource(RowSource):
     """Text for `data.train`: a row is one document."""
 
     modality = "text"
-
-    def _json(self, row: Any) -> Any:
-        if not isinstance(row, str):
-            raise TypeError(f"expected text, got {type(row).__name__}")
-        return {"text": row}
 
 
 class ConversationSource(RowSource):

@@ -18,9 +18,7 @@ from lapcli.data.token_store import (
     StoreWriter,
     TokenStore,
     TokenStream,
-    is_whole,
     token_dtype,
-    write_index,
 )
 from lapcli.runtime.errors import DataError
 
@@ -70,19 +68,6 @@ def test_a_read_is_a_copy(tmp_path):
 def test_two_bytes_up_to_65536_tokens():
     assert token_dtype(65_536).itemsize == 2
     assert token_dtype(65_537).itemsize == 4
-
-
-def test_a_short_shard_is_noticed(tmp_path, monkeypatch):
-    monkeypatch.setattr(token_store, "SHARD_TOKENS", 4)
-    writer = ShardWriter(tmp_path, "train", token_dtype(100))
-    writer.append(np.arange(10))
-    write_index(tmp_path, {"streams": {"train": writer.close()}})
-    assert is_whole(tmp_path)
-    with (tmp_path / "train-00001.bin").open("r+b") as file:
-        file.truncate(7)
-    assert not is_whole(tmp_path)
-    (tmp_path / "train-00001.bin").unlink()
-    assert not is_whole(tmp_path)
 
 
 def test_a_shard_is_verified_once_and_only_when_it_is_read(tmp_path, monkeypatch):

@@ -15,7 +15,7 @@ from lapcli.data.chat.formats import READERS, source_files
 from lapcli.data.chat.generated import GENERATED_FORMATS, builtin_questions, generated_conversations, generated_key
 from lapcli.data.file_formats import count_rows, read_rows
 from lapcli.data.text.tokenizer import Tokenizer
-from lapcli.data.token_store import StoreWriter, TokenStore, file_key, is_whole
+from lapcli.data.token_store import StoreWriter, TokenStore, file_key, has_index
 from lapcli.recipe.chat import GENERATED, DataSet
 from lapcli.runtime.environment import cache_dir
 from lapcli.runtime.errors import DataError
@@ -42,7 +42,7 @@ def prepare_rows(
     content = _content_key(data_set, progress)
     folder = cache_dir() / "chat" / digest(VERSION, data_set.format, content, tokenizer.sha256, longest)[:32]
 
-    build_once(folder, lambda new: _render(new, data_set, tokenizer, longest, progress), is_whole)
+    build_once(folder, lambda new: _render(new, data_set, tokenizer, longest, progress), has_index)
     return RenderedRows(folder, longest)
 
 

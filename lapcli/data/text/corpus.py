@@ -102,16 +102,10 @@ def split_document(document: str, fraction: float) -> tuple[str, str]:
     if len(document) < 2:
         raise DataError("the text is a single character, which cannot be trained and validated on; give more text")
     target = min(max(round(len(document) * (1 - fraction)), 1), len(document) - 1)
-    for mark in ("\n", " "):
-        before = document.rfind(mark, 0, target) + 1
-        # A mark at the very end is not searched: the held-out part would be empty.
-        after = document.find(mark, target, -1) + 1
-        # The nearer of both, but none so far off that the held-out share would be a very different one.
-        near = [cut for cut in (before, after) if cut and abs(cut - target) <= min(target, len(document) - target) / 2]
-        if near:
-            target = min(near, key=lambda cut: abs(cut - target))
-            break
-    return document[:target], document[target:]
+    # The last one before the target, but none so far off that the held-out share would be a very different one.
+    first = target - min(target, len(document) - target) // 2
+    cut = document.rfind("\n", first, target) + 1 or document.rfind(" ", first, target) + 1 or target
+    return document[:cut], document[cut:]
 
 
 def open_corpus(source: TextSource, progress: Progress | None = None) -> Corpus:

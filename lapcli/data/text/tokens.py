@@ -18,7 +18,7 @@ from lapcli.data.token_store import (
     StoreWriter,
     TokenStore,
     TokenStream,
-    is_whole,
+    has_index,
     read_index,
     write_index,
 )
@@ -57,7 +57,7 @@ def prepare_text(
     corpus = open_corpus(source, progress)
     used = tokenizer if isinstance(tokenizer, Tokenizer) else _prepare_tokenizer(corpus, tokenizer)
     folder = _text_folder(corpus.key, used.sha256)
-    build_once(folder, lambda unfinished: _tokenise(unfinished, corpus, used), is_whole)
+    build_once(folder, lambda unfinished: _tokenise(unfinished, corpus, used), has_index)
     return _open(folder, corpus, used)
 
 
@@ -88,7 +88,7 @@ def describe_source(source: TextSource, tokenizer: TokenizerSection) -> str:
 
 def _is_tokenised(corpus: Corpus, section: TokenizerSection) -> bool:
     path = Path(section.file).expanduser() if section.file else _tokenizer_folder(corpus.key, section) / TOKENIZER
-    return path.is_file() and is_whole(_text_folder(corpus.key, Tokenizer.from_file(path).sha256))
+    return path.is_file() and has_index(_text_folder(corpus.key, Tokenizer.from_file(path).sha256))
 
 
 def _prepare_tokenizer(corpus: Corpus, section: TokenizerSection) -> Tokenizer:
