@@ -11,14 +11,13 @@
 Text and conversations are written once to a jsonl file in the cache, which a run reads like any other, so that
 everything (validation split, tokens, identity in `run.json`) works as for local files.
 
-Public data sets are known by name too (`known_set`): their sizes, for `lap plan` before anything is downloaded, and the
-places of their files on the hub. The files of benchmarks are declared by each benchmark.
+The sizes of public data sets are known too (`known_set`), for `lap plan` before anything is downloaded.
 """
 
 import json
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -90,8 +89,6 @@ class KnownSet:
     train_images: int | None = None
     download_bytes: int | None = None  # all files together, roughly
     file_bytes: int | None = None  # one file, roughly
-    revision: str | None = None  # if the default branch has no parquet files
-    files: Mapping[str, str] = field(default_factory=dict)  # of that revision, by split
 
 
 KNOWN_SETS: dict[str, KnownSet] = {
@@ -101,11 +98,6 @@ KNOWN_SETS: dict[str, KnownSet] = {
     "hub:ILSVRC/imagenet-1k": KnownSet(train_images=1_281_167, download_bytes=166_000_000_000),
     # A shard has 250 million characters, compressed.
     "hub:karpathy/fineweb-edu-100b-shuffle": KnownSet(file_bytes=100_000_000),
-    # ADE20K: the hub's copy is a loading script, which `datasets` no longer runs; the hub has converted it to parquet.
-    "hub:zhoubolei/scene_parse_150": KnownSet(
-        revision="refs/convert/parquet",
-        files={split: f"scene_parsing/{split}/*.parquet" for split in ("train", "validation")},
-    ),
 }
 
 

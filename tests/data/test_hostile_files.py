@@ -17,10 +17,10 @@ from sweep_support import write_recipe
 
 from lapcli.commands.options import overrides
 from lapcli.data.file_formats import read_documents, read_rows
-from lapcli.data.images.ade20k import decode_labels
 from lapcli.data.images.image_set import decode
 from lapcli.data.images.tables import open_tables
 from lapcli.data.text.tokenizer import Tokenizer, train_tokenizer
+from lapcli.evaluation.ade20k import decode_labels
 from lapcli.runtime.errors import DataError, LapError
 from lapcli.runtime.files import read_json, write_json
 from lapcli.training import checkpoint

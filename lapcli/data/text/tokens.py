@@ -22,7 +22,6 @@ from lapcli.data.token_store import (
     read_index,
     write_index,
 )
-from lapcli.recipe.data_sources import PREFIX
 from lapcli.recipe.schema import TextSource, TokenizerSection
 from lapcli.runtime.environment import cache_dir
 from lapcli.runtime.errors import DataError
@@ -63,32 +62,25 @@ def prepare_text(
 
 def describe_source(source: TextSource, tokenizer: TokenizerSection) -> str:
     """Describe the source of the text and how much of it is prepared; downloads and builds nothing."""
-    remote = source.train.startswith("hub:")
-    if remote:
+    if source.train.startswith("hub:"):
         repository, names = hub_list(source)
         where = f"{len(names):,} files of the hub data set {repository}, {names[0]} to {names[-1]}"
-    elif source.train == "builtin":
-        where = "the built-in text (this Python's documentation and docstrings)"
-    elif source.train.startswith(PREFIX):
-        where = f"the data source {source.train.removeprefix(PREFIX)}"
+        missing = "not on this machine: `lap fetch RECIPE` downloads it"
     else:
-        where = f"local text {source.train}"
+        builtin = "the built-in text (this Python's documentation and docstrings)"
+        where = builtin if source.train == "builtin" else source.train
+        missing = "the first run prepares it, once"
     try:
-        if is_at_hand(source):
-            corpus = open_corpus(source)
-            tokenised = (
-                "tokenised already" if _is_tokenised(corpus, tokenizer) else "the first run tokenises them, once"
-            )
-            return f"{where}\n{len(corpus.files):,} files, {corpus.size / 1e6:,.1f} MB, {tokenised}"
+        if not is_at_hand(source):
+            return f"{where}\n{missing}"
+        corpus = open_corpus(source)
     except DataError as error:
         return f"{where}\nnot usable as it is: {error}"
-    missing = "not on this machine: `lap fetch RECIPE` downloads it"
-    return f"{where}\n{missing if remote else 'the first run prepares it, once'}"
-
-
-def _is_tokenised(corpus: Corpus, section: TokenizerSection) -> bool:
-    path = Path(section.file).expanduser() if section.file else _tokenizer_folder(corpus.key, section) / TOKENIZER
-    return path.is_file() and has_index(_text_folder(corpus.key, Tokenizer.from_file(path).sha256))
+    folder = _tokenizer_folder(corpus.key, tokenizer)
+    path = Path(tokenizer.file).expanduser() if tokenizer.file else folder / TOKENIZER
+    is_tokenised = path.is_file() and has_index(_text_folder(corpus.key, Tokenizer.from_file(path).sha256))
+    state = "tokenised already" if is_tokenised else "the first run tokenises them, once"
+    return f"{where}\n{len(corpus.files):,} files, {corpus.size / 1e6:,.1f} MB, {state}"
 
 
 def _prepare_tokenizer(corpus: Corpus, section: TokenizerSection) -> Tokenizer:
