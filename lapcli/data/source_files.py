@@ -17,6 +17,8 @@ from pathlib import Path
 from typing import Any
 
 from lapcli.data.file_formats import DOCUMENT_SUFFIXES
+from lapcli.data.sources import RowSource
+from lapcli.recipe.data_sources import Modality, find_source
 from lapcli.runtime.environment import hub_is_offline
 from lapcli.runtime.errors import DataError
 from lapcli.runtime.progress import Progress
@@ -47,6 +49,28 @@ def expand_ranges(files: str | Sequence[str]) -> list[str]:
         )
     numbers = (str(number).zfill(len(first)) for number in range(int(first), int(last) + 1))
     return [name for n in numbers for name in expand_ranges(pattern[: braces.start()] + n + pattern[braces.end() :])]
+
+
+def source_files(
+    source: str,
+    files: str | Sequence[str] | None,
+    revision: str | None,
+    modality: Modality,
+    suffixes: tuple[str, ...],
+    progress: Progress | None = None,
+    *,
+    download: bool = True,
+) -> list[Path] | None:
+    """Return the files of any source; without `download`, None if they would have to be downloaded or extracted."""
+    named = find_source(source, modality)
+    if isinstance(named, RowSource):
+        return [named.file()] if download or named.folder().is_dir() else None
+    if not source.startswith("hub:"):
+        return local_files(source, files, suffixes)
+    repository, names = source.removeprefix("hub:"), expand_ranges(files or [])
+    if download:
+        return hub_files(repository, names, revision, progress)
+    return cached_hub_files(repository, names, revision)
 
 
 def local_files(

@@ -193,26 +193,8 @@ def readers(folder: Path) -> dict[str, tuple[str, bytes, Callable[[Path], object
 
 
 FORMS = ("PNG", "JPEG", "GIF", "BMP", "TIFF", "WEBP", "PPM")
-READERS = [
-    "parquet",
-    "jsonl",
-    "text",
-    "csv",
-    "json",
-    "chat",
-    "tokenizer",
-    "safetensors",
-    "run.json",
-    "state.json",
-    "ade20k",
-    "PNG",
-    "JPEG",
-    "GIF",
-    "BMP",
-    "TIFF",
-    "WEBP",
-    "PPM",
-]
+READERS = ["parquet", "jsonl", "text", "csv", "json", "chat", "tokenizer", "safetensors", "run.json", "state.json"]
+READERS += ["ade20k", *FORMS]
 
 
 def fuzz(reader: str, folder: Path, seconds: float, at_least: int) -> None:

@@ -9,7 +9,6 @@ from support import run_process
 
 from lapcli.data import source_files
 from lapcli.data.source_files import expand_ranges, hub_files, local_files
-from lapcli.data.text.corpus import open_corpus
 from lapcli.data.text.tokens import describe_source, prepare_text
 from lapcli.recipe.schema import TextSource, TokenizerSection
 from lapcli.runtime.errors import DataError
@@ -62,11 +61,6 @@ def test_nothing_there_is_an_error_that_says_where(folder, where, files):
     (folder / "empty").mkdir()
     with pytest.raises(DataError, match=where):
         local_files(str(folder / where), files)
-
-
-def test_unknown_kinds_are_refused():
-    with pytest.raises(DataError, match=r"notes\.csv"):
-        open_corpus(source(files=["notes.csv"]))
 
 
 REPOSITORY = "someone/some-text"
@@ -161,6 +155,7 @@ def test_a_download_that_failed_half_way_is_completed(online):
         ({"revision": "v9"}, "v9.*no such revision"),
         ({"files": ["shard_1.parquet"]}, "shard_1.parquet.*no such file"),
         ({"files": ["../shard_1.parquet"]}, "shard_1.parquet"),
+        ({"files": ["notes.csv"]}, "notes.csv"),
         ({"column": "content"}, "shard_00000.parquet.*no column content; it has text"),
     ],
 )

@@ -18,10 +18,8 @@ from typing import Any, TypeGuard
 from lapcli.data.cache import build_once, digest
 from lapcli.data.chat.conversation import Malformed, MessagePart, Turn, conversation, question_and_answer
 from lapcli.data.file_formats import ROW_SUFFIXES
-from lapcli.data.source_files import cached_hub_files, expand_ranges, hub_files, local_files
-from lapcli.data.sources import RowSource
+from lapcli.data.source_files import source_files as files_of
 from lapcli.recipe.chat import ChatRecipe, DataSet, Stage
-from lapcli.recipe.data_sources import find_source
 from lapcli.runtime.environment import cache_dir, hub_is_offline
 from lapcli.runtime.errors import DataError
 from lapcli.runtime.progress import Progress
@@ -177,18 +175,11 @@ _SECONDS = 60  # timeout of a download
 
 def source_files(data_set: DataSet, progress: Progress | None = None, *, download: bool = True) -> list[Path] | None:
     """Return the files in the order of the recipe, downloaded if needed; None if `download` does not allow it."""
-    source = data_set.source
-    named = find_source(source, "chat")
-    if isinstance(named, RowSource):
-        return [named.file()] if download or named.folder().is_dir() else None
-    if source.startswith("hub:"):
-        repository, names = source.removeprefix("hub:"), expand_ranges(data_set.files or [])
-        cached = cached_hub_files(repository, names, data_set.revision)
-        return cached or (hub_files(repository, names, data_set.revision, progress) if download else None)
-    if source.startswith("https://"):
+    if data_set.source.startswith("https://"):
         return _downloaded(data_set, download)
+    place = data_set.source, data_set.files, data_set.revision
     try:
-        return local_files(source, data_set.files, ROW_SUFFIXES)
+        return files_of(*place, "chat", ROW_SUFFIXES, progress, download=download)
     except DataError as error:
         raise DataError(f"{data_set.name}: {error}; or use --data DIR") from None
 

@@ -29,8 +29,6 @@ warnings.simplefilter("ignore", Image.DecompressionBombWarning)
 HASHED_IMAGES = 1000
 #: Images from whose sizes the memory of the whole set is estimated.
 SAMPLED_IMAGES = 64
-#: Metadata of a JPEG that may have its orientation. Without any of them exif_transpose and its copy are skipped.
-_PLACES_OF_ORIENTATION = {"exif", "xmp", "XML:com.adobe.xmp", "Raw profile type exif"}
 SUFFIXES = (".jpeg", ".jpg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".ppm", ".pgm")
 
 
@@ -148,8 +146,7 @@ def decode(encoded: bytes, name: str, turned: bool = False) -> Image.Image:
     try:
         image: Image.Image
         with Image.open(io.BytesIO(encoded)) as image:
-            if turned and (image.format != "JPEG" or not _PLACES_OF_ORIENTATION.isdisjoint(image.info)):
-                image = ImageOps.exif_transpose(image)
+            image = ImageOps.exif_transpose(image) if turned else image
             image.load()
             return image if image.mode == "RGB" else _eight_bits(image).convert("RGB")
     except Exception as error:  # Pillow's readers raise many kinds of errors for damaged files

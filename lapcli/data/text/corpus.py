@@ -12,10 +12,8 @@ import numpy as np
 
 from lapcli.data.cache import digest
 from lapcli.data.file_formats import DOCUMENT_SUFFIXES, is_text, read_documents
-from lapcli.data.source_files import cached_hub_files, expand_ranges, hub_files, local_files
-from lapcli.data.sources import RowSource
+from lapcli.data.source_files import expand_ranges, source_files
 from lapcli.data.token_store import file_key
-from lapcli.recipe.data_sources import find_source
 from lapcli.recipe.schema import UNKNOWN, TextSource
 from lapcli.runtime.errors import DataError
 from lapcli.runtime.progress import Progress
@@ -108,44 +106,23 @@ def split_document(document: str, fraction: float) -> tuple[str, str]:
     return document[:cut], document[cut:]
 
 
-def open_corpus(source: TextSource, progress: Progress | None = None) -> Corpus:
-    """Open the source's files, downloading missing ones; no text is read yet."""
+def open_corpus(source: TextSource, progress: Progress | None = None, *, download: bool = True) -> Corpus | None:
+    """Open the source's files; without `download`, None if they would have to be downloaded or extracted."""
     if source.train == UNKNOWN:
         raise DataError("the run was imported, and what it was trained on is not known; name a text with --data")
-    named = find_source(source.train, "text")
-    if isinstance(named, RowSource):
-        paths = [named.file()]
-    elif source.train.startswith("hub:"):
-        paths = hub_files(*hub_list(source), source.revision, progress)
-    else:
-        paths = local_files(source.train, source.files)
-        _check(source, paths)
+    place = source.train, source.files, source.revision
+    paths = source_files(*place, "text", DOCUMENT_SUFFIXES, progress, download=download)
+    if paths is None:
+        return None
+    # A .md file is read if it is named, but skipped in a folder, where it mostly describes the data.
+    is_text_file = [is_text(path.name) for path in paths]
+    if source.separator is not None and not any(is_text_file):
+        raise DataError("data.separator: none of the source's files is a text file; remove it")
+    if source.column != "text" and all(is_text_file):
+        raise DataError(f"data.column: text files have no columns such as {source.column}; remove it")
     return Corpus(source, paths, progress)
-
-
-def is_at_hand(source: TextSource) -> bool:
-    """Return whether the source can be opened without a download or an extraction."""
-    named = find_source(source.train, "text")
-    if isinstance(named, RowSource):
-        return named.folder().is_dir()
-    return not source.train.startswith("hub:") or cached_hub_files(*hub_list(source), source.revision) is not None
 
 
 def hub_list(source: TextSource) -> tuple[str, list[str]]:
     """Return the data set's name and its files, in the order of the recipe."""
-    names = expand_ranges(source.files or [])
-    _check(source, names)
-    return source.train.removeprefix("hub:"), names
-
-
-def _check(source: TextSource, files: Sequence[str | Path]) -> None:
-    texts = [is_text(str(name)) for name in files]
-    # A .md file is read if it is named, but skipped in a folder, where it mostly describes the data.
-    if unknown := [name for name in files if not str(name).endswith((*DOCUMENT_SUFFIXES, ".md"))]:
-        raise DataError(
-            f"data.files: {unknown[0]} has a format that is not read here; expected {', '.join(DOCUMENT_SUFFIXES)}"
-        )
-    if source.separator is not None and not any(texts):
-        raise DataError("data.separator: none of the source's files is a text file; remove it")
-    if source.column != "text" and all(texts):
-        raise DataError(f"data.column: text files have no columns such as {source.column}; remove it")
+    return source.train.removeprefix("hub:"), expand_ranges(source.files or [])

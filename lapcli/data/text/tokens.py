@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from lapcli.data.cache import build_once, digest
-from lapcli.data.text.corpus import Corpus, document_order, hub_list, is_at_hand, open_corpus
+from lapcli.data.text.corpus import Corpus, document_order, hub_list, open_corpus
 from lapcli.data.text.tokenizer import SPLIT_PATTERN, Tokenizer, train_tokenizer
 from lapcli.data.token_store import (
     DocumentStream,
@@ -54,6 +54,7 @@ def prepare_text(
     Safe to call on every rank.
     """
     corpus = open_corpus(source, progress)
+    assert corpus is not None
     used = tokenizer if isinstance(tokenizer, Tokenizer) else _prepare_tokenizer(corpus, tokenizer)
     folder = _text_folder(corpus.key, used.sha256)
     build_once(folder, lambda unfinished: _tokenise(unfinished, corpus, used), has_index)
@@ -71,11 +72,11 @@ def describe_source(source: TextSource, tokenizer: TokenizerSection) -> str:
         where = builtin if source.train == "builtin" else source.train
         missing = "the first run prepares it, once"
     try:
-        if not is_at_hand(source):
-            return f"{where}\n{missing}"
-        corpus = open_corpus(source)
+        corpus = open_corpus(source, download=False)
     except DataError as error:
         return f"{where}\nnot usable as it is: {error}"
+    if corpus is None:
+        return f"{where}\n{missing}"
     folder = _tokenizer_folder(corpus.key, tokenizer)
     path = Path(tokenizer.file).expanduser() if tokenizer.file else folder / TOKENIZER
     is_tokenised = path.is_file() and has_index(_text_folder(corpus.key, Tokenizer.from_file(path).sha256))

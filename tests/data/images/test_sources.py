@@ -183,20 +183,6 @@ def test_greys_of_unknown_range_are_refused(values):
         decode(encoded(Image.fromarray(values), "TIFF"), "deep.tiff")
 
 
-def test_the_orientation_of_a_jpeg_is_found_wherever_it_stands():
-    """A JPEG without any such tag is taken as it is, which saves parsing and a copy; each place has to be known."""
-    plain = np.asarray(decode(encoded(picture(0, (12, 10)), "JPEG"), "plain"))
-    exif = Image.Exif()
-    exif[0x0112] = 3  # upside down
-    xmp = b'<x:xmpmeta xmlns:x="adobe:ns:meta/"><rdf:Description tiff:Orientation="3"/></x:xmpmeta>'
-    for tag in ({"exif": exif}, {"xmp": xmp}):
-        turned = encoded(picture(0, (12, 10)), "JPEG", **tag)
-        assert np.array_equal(np.asarray(decode(turned, "turned", turned=True)), np.rot90(plain, 2))
-        assert np.array_equal(np.asarray(decode(turned, "turned")), plain)
-    assert np.array_equal(plain, np.asarray(Image.open(io.BytesIO(encoded(picture(0, (12, 10)), "JPEG")))))
-    assert decode(encoded(picture(0, mode="L"), "JPEG"), "grey").mode == "RGB"
-
-
 def test_held_images_are_the_decoded_ones(tmp_path):
     root = write_folder(tmp_path, {"train": {"a": 4, "b": 3}})
     picture(9, (5, 31)).save(root / "train" / "a" / "odd.png")
