@@ -87,12 +87,18 @@ def test_a_shard_is_verified_once_and_only_when_it_is_read(tmp_path, monkeypatch
         stream.read(7, 2)
 
 
-def test_a_flipped_bit_is_named_and_the_next_start_builds_again(tmp_path, caplog):
+@pytest.mark.parametrize("is_cut", [True, False])
+@pytest.mark.parametrize("name", ["tokens-00000.bin", "documents-00000.bin"])
+def test_a_damaged_shard_is_named_and_the_next_start_builds_again(tmp_path, caplog, name, is_cut):
     where = source(write_stories(tmp_path / "stories.jsonl"), validation=0.4)
     first = prepare_text(where, TOKENIZER)
     expected = documents(first, "train")
-    flip(first.folder / "tokens-00000.bin", 2 * 700)
-    with pytest.raises(DataError, match=r"tokens-00000.bin is damaged"):
+    path = first.folder / name
+    if is_cut:
+        path.write_bytes(path.read_bytes()[:-1])
+    else:
+        flip(path, path.stat().st_size // 2)
+    with pytest.raises(DataError, match=rf"{name} is damaged"):
         documents(prepare_text(where, TOKENIZER), "train")
     with caplog.at_level(logging.WARNING):
         again = prepare_text(where, TOKENIZER)

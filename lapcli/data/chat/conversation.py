@@ -84,14 +84,11 @@ def _with_system_merged(messages: list[tuple[Any, Any]]) -> list[tuple[Any, Any]
     """Prepend a system message to the first user message, with a blank line between."""
     if not messages or messages[0][0] != "system":
         return messages
-    system = messages[0][1]
     if len(messages) < 2 or messages[1][0] != "user":
         raise Malformed("there is no user message after the system message")
-    user = messages[1][1]
-    if not isinstance(system, str) or not isinstance(user, str):
-        raise Malformed("the content of a system or user message is not text")
-    if not user.strip():
-        raise Malformed("the user's message after the system message is empty")
+    system, user = messages[0][1], messages[1][1]
+    if not isinstance(system, str) or not isinstance(user, str) or not user.strip():
+        raise Malformed("the content of a system or user message is not text, or empty")
     return [("user", f"{system}\n\n{user}"), *messages[2:]]
 
 

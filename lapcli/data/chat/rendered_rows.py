@@ -41,7 +41,6 @@ def prepare_rows(
     """Download and render the rows unless they are cached. Safe to call on every rank."""
     content = _content_key(data_set, progress)
     folder = cache_dir() / "chat" / digest(VERSION, data_set.format, content, tokenizer.sha256, longest)[:32]
-
     build_once(folder, lambda new: _render(new, data_set, tokenizer, longest, progress), has_index)
     return RenderedRows(folder, longest)
 

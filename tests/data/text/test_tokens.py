@@ -152,18 +152,6 @@ def test_an_edit_in_place_is_noticed(stories):
     assert "ONCE" in documents(edited, "train")[0]
 
 
-@pytest.mark.parametrize("name", ["tokens-00000.bin", "documents-00000.bin"])
-def test_a_cut_shard_is_named_and_built_again(stories, name):
-    first = prepare_text(source(stories), TOKENIZER)
-    train = documents(first, "train")
-    content = (first.folder / name).read_bytes()
-    (first.folder / name).write_bytes(content[:-1])
-    with pytest.raises(DataError, match=name):
-        documents(prepare_text(source(stories), TOKENIZER), "train")
-    again = prepare_text(source(stories), TOKENIZER)
-    assert (again.identity, documents(again, "train")) == (first.identity, train)
-
-
 def test_a_cut_tokenizer_is_trained_again(stories, lap_cache):
     first = prepare_text(source(stories), TOKENIZER)
     (path,) = (lap_cache / "tokenizers").glob("*/tokenizer.json")
