@@ -21,7 +21,7 @@ from timm.data import ImageDataset, create_loader
 from torch import nn
 
 from lapcli.data.images.augmentation import normalise, training_transform
-from lapcli.data.images.image_set import FolderImages, hold
+from lapcli.data.images.image_set import FolderImages, decode_into_memory
 from lapcli.data.images.loader import ImageBatches, ImageLoader, Reader
 from lapcli.models.vit import build_vit
 from lapcli.recipe.vision import Augmentation, ImageSource, ViTModel
@@ -44,7 +44,7 @@ def write_images(folder: Path, size: tuple[int, int], count: int) -> None:
 
 def our_epoch(folder: Path, source: ImageSource, size: int, held: bool) -> Callable[[], object]:
     images = FolderImages(folder)
-    images = hold(images, 1.0) if held else images
+    images = decode_into_memory(images, 1.0) if held else images
     batches = ImageBatches(len(images), batch=BATCH, group=BATCH, repeats=1, seed=0)
     reader = Reader(images, training_transform(source, size), size, 0)
 

@@ -4,13 +4,12 @@ A folder is filled under a temporary name and then renamed. One process builds i
 ends with the process that holds it.
 """
 
-import errno
 import logging
 import shutil
 from collections.abc import Callable
 from pathlib import Path
 
-from filelock import AcquireReturnProxy, FileLock, SoftFileLock
+from filelock import FileLock
 
 from lapcli.runtime.errors import LapError
 from lapcli.runtime.files import sha256_of_json
@@ -32,7 +31,7 @@ def build_once(folder: Path, build: Callable[[Path], None], is_whole: Callable[[
     unfinished = folder.with_name(folder.name + UNFINISHED)
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
-        with _locked(f"{folder}.lock"):
+        with FileLock(f"{folder}.lock"):
             if folder.is_dir() and is_whole(folder):  # another process has built it while this one waited
                 return folder
             if folder.is_dir():
@@ -46,20 +45,7 @@ def build_once(folder: Path, build: Callable[[Path], None], is_whole: Callable[[
             finally:
                 shutil.rmtree(unfinished, ignore_errors=True)
     except OSError as error:
-        if error.errno == errno.ENOSPC:
-            raise LapError(
-                f"the disk is full while writing {folder}; free some space, or set LAP_CACHE to another disk"
-            ) from error
         raise LapError(
-            f"cannot write {folder} ({error.strerror}); set LAP_CACHE to a folder that you can write to"
+            f"cannot write {folder} ({error.strerror}); free some space, or set LAP_CACHE to another folder"
         ) from error
     return folder
-
-
-def _locked(path: str) -> AcquireReturnProxy:
-    try:
-        return FileLock(path).acquire()
-    except OSError as error:
-        if error.errno not in (errno.EOPNOTSUPP, errno.ENOLCK):  # some mounts of Lustre, FUSE and NFS have no locks
-            raise
-        return SoftFileLock(f"{path}.soft").acquire()

@@ -14,20 +14,30 @@ import urllib.parse
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 from lapcli.data.file_formats import DOCUMENT_SUFFIXES
+from lapcli.data.sources import RowSource
+from lapcli.recipe.data_sources import Modality, find_source
 from lapcli.runtime.environment import hub_is_offline
 from lapcli.runtime.errors import DataError
 from lapcli.runtime.progress import Progress
 
 RANGE = re.compile(r"\{(\d{1,12})\.\.(\d{1,12})\}")
 MOST_FILES = 1_000_000
+#: Reasons for a failed download, by the error of the hub's library.
+REASONS = {
+    "GatedRepoError": "it is gated: accept its terms and log in with `hf auth login`",
+    "RepositoryNotFoundError": "the hub has no public data set of that name",
+    "RevisionNotFoundError": "it has no such revision",
+    "RemoteEntryNotFoundError": "it has no such file",
+}
 
 
 def expand_ranges(files: str | Sequence[str]) -> list[str]:
     """Expand `shard_{000..239}.parquet` to its 240 names; numbers are padded to the width of the first."""
     if not isinstance(files, str):
-        return [name for pattern in files for name in expand_ranges(pattern)]
+        return list(dict.fromkeys(name for pattern in files for name in expand_ranges(pattern)))
     pattern, braces = files, RANGE.search(files)
     if not braces:
         return [pattern]
@@ -41,13 +51,26 @@ def expand_ranges(files: str | Sequence[str]) -> list[str]:
     return [name for n in numbers for name in expand_ranges(pattern[: braces.start()] + n + pattern[braces.end() :])]
 
 
-def _meant(train: str) -> str:
-    """Suggest what to write instead of a name that is neither a file nor a folder."""
-    if re.match(r"https?:/", train):
-        return "a URL is not read directly: download the file and name it here"
-    if re.fullmatch(r"[\w-][\w.-]*/[\w.-]+", train) and not Path(train).suffix:
-        return f"did you mean hub:{train}? Otherwise give `builtin`, or a file or folder"
-    return "give `builtin`, `hub:OWNER/NAME`, or a file or folder"
+def source_files(
+    source: str,
+    files: str | Sequence[str] | None,
+    revision: str | None,
+    modality: Modality,
+    suffixes: tuple[str, ...],
+    progress: Progress | None = None,
+    *,
+    download: bool = True,
+) -> list[Path] | None:
+    """Return the files of any source; without `download`, None if they would have to be downloaded or extracted."""
+    named = find_source(source, modality)
+    if isinstance(named, RowSource):
+        return [named.file()] if download or named.folder().is_dir() else None
+    if not source.startswith("hub:"):
+        return local_files(source, files, suffixes)
+    repository, names = source.removeprefix("hub:"), expand_ranges(files or [])
+    if download:
+        return hub_files(repository, names, revision, progress)
+    return cached_hub_files(repository, names, revision)
 
 
 def local_files(
@@ -55,16 +78,14 @@ def local_files(
 ) -> list[Path]:
     """Return the files of a local source: the file itself, those that `files` names, or all with a known suffix."""
     source = Path(train).expanduser()
-    try:
-        source.stat()
-    except (OSError, ValueError):  # not there, a name too long, a zero byte
-        raise DataError(f"there is no {train[:200]}; {_meant(train)}") from None
-    if source.is_file():
+    # By os.path, which says False of a name that is too long or has a zero byte.
+    if os.path.isfile(source):
         if files is not None:
             raise DataError(f"files: {source} is a single file; remove files, or name its folder instead")
         return [source]
-    if not source.is_dir():
-        raise DataError(f"{source} is a pipe or a device; give a file or folder")
+    if not os.path.isdir(source):
+        hub = f" (hub:{train[:100]}?)" if train.count("/") == 1 else ""
+        raise DataError(f"there is no {train[:200]}; give `builtin`, `hub:OWNER/NAME`{hub}, or a file or folder")
     paths = [path for pattern in expand_ranges(files or []) for path in _matches(source, pattern)]
     if files is None:
         paths = sorted(path for path in source.iterdir() if path.name.endswith(suffixes) and path.is_file())
@@ -73,13 +94,8 @@ def local_files(
             f"{source} has no {', '.join(suffixes)} files; name the folder that has them, or give files, such as "
             "'**/*.txt'"
         )
-    # A file under two names would count twice, and could be both trained on and validated on.
-    seen: dict[Path, Path] = {}
-    for path in paths:
-        other = seen.setdefault(path.resolve(), path)
-        if other is not path:
-            raise DataError(f"{other} and {path} are the same file, by a link; remove the link, or name the files")
-    return paths
+    # A file under two names, by a link or two patterns, is read once: it could be both trained and validated on.
+    return list({path.resolve(): path for path in reversed(paths)}.values())[::-1]
 
 
 def _matches(source: Path, pattern: str) -> list[Path]:
@@ -114,34 +130,30 @@ def hub_files(
     """Return the local paths of a data set's files, all of one commit; download those that are missing."""
     if paths := cached_hub_files(repository, names, revision):
         return paths
-    reason = "HF_HUB_OFFLINE is set" if hub_is_offline() else unreachable()
-    if reason:
+    if reason := "HF_HUB_OFFLINE is set" if hub_is_offline() else unreachable():
         missing = next(name for name in names if not cached_hub_files(repository, [name], revision))
-        raise DataError(
-            f"{missing} of the data set {repository} is not on this machine and cannot be downloaded ({reason}); run "
-            "`lap fetch RECIPE` where the hub can be reached, or give local files with --data"
-        )
-    for _ in range(2):  # a branch may move between two files; most of the new commit's are here by then
-        with ThreadPoolExecutor(8) as pool:
-            fetched = pool.map(lambda name: _download(repository, name, revision), names)
-            for done, _ in enumerate(fetched, start=1):
-                if progress:
-                    progress("downloading files", done, len(names))
-        if paths := cached_hub_files(repository, names, revision):
-            return paths
-    raise DataError(f"the data set {repository} keeps changing; give data.revision, then run `lap fetch RECIPE`")
+        raise _not_downloaded(repository, missing, reason)
+    first = _download(repository, names[0], revision)
+    # The rest by the commit of the first, so that a branch may move meanwhile: .../snapshots/COMMIT/FOLDER/NAME.
+    commit = first.parents[len(Path(names[0]).parts) - 1].name
+    paths = [first]
+    with ThreadPoolExecutor(8) as pool:
+        for path in pool.map(lambda name: _download(repository, name, commit), names[1:]):
+            paths.append(path)
+            if progress:
+                progress("downloading files", len(paths), len(names))
+    return paths
 
 
 def cached_hub_files(repository: str, names: Sequence[str], revision: str | None) -> list[Path] | None:
     """Return the files if all of them are on this machine, in one snapshot of the data set."""
     from huggingface_hub import try_to_load_from_cache
-    from huggingface_hub.errors import HFValidationError
 
     paths, cache = [], _hub_cache()
     for name in names:
         try:
             path = try_to_load_from_cache(repository, name, cache_dir=cache, revision=revision, repo_type="dataset")
-        except (HFValidationError, ValueError, OSError) as error:
+        except (ValueError, OSError) as error:  # a name that the hub cannot have
             raise DataError(f"{name} cannot be a file of the data set {repository}: {error}") from None
         if not isinstance(path, str):  # None, or a marker object for a file that is known not to exist
             return None
@@ -149,32 +161,25 @@ def cached_hub_files(repository: str, names: Sequence[str], revision: str | None
     return paths
 
 
-def _download(repository: str, name: str, revision: str | None) -> None:
-    from huggingface_hub import errors, hf_hub_download
+def _download(repository: str, name: str, revision: str | None) -> Path:
+    from huggingface_hub import hf_hub_download
     from huggingface_hub.utils import disable_progress_bars
 
     disable_progress_bars()  # ours covers all files, and eight at once would be unreadable
+    options: dict[str, Any] = {"repo_type": "dataset", "endpoint": os.environ.get("HF_ENDPOINT") or None}
     try:
-        endpoint = os.environ.get("HF_ENDPOINT") or None
-        hf_hub_download(
-            repository, name, repo_type="dataset", revision=revision, cache_dir=_hub_cache(), endpoint=endpoint
-        )
-    except errors.GatedRepoError:
-        raise DataError(
-            f"the data set {repository} is gated; accept its terms and log in with `hf auth login`"
-        ) from None
-    except errors.RepositoryNotFoundError:
-        raise DataError(f"the hub has no public data set {repository}; check data.train, or `hf auth login`") from None
-    except errors.RevisionNotFoundError:
-        raise DataError(f"the data set {repository} has no revision {revision}; check data.revision") from None
-    except errors.RemoteEntryNotFoundError:
-        raise DataError(f"the data set {repository} has no file {name}; check data.files") from None
+        return Path(hf_hub_download(repository, name, revision=revision, cache_dir=_hub_cache(), **options))
     except Exception as error:  # the connection, a full disk, proxies and the library's transports raise many kinds
-        cause = str(error.__cause__ or error).splitlines() or [type(error).__name__]
-        raise DataError(
-            f"{name} of the data set {repository} could not be downloaded ({cause[0][:200]}); "
-            "run `lap fetch RECIPE` when the hub can be reached, or give local files in data.train"
-        ) from error
+        cause = (str(error.__cause__ or error).splitlines() or [type(error).__name__])[0][:200]
+        raise _not_downloaded(repository, name, REASONS.get(type(error).__name__, cause), revision) from error
+
+
+def _not_downloaded(repository: str, name: str, reason: str, revision: str | None = None) -> DataError:
+    place = f"{name} of the data set {repository}" + (f" ({revision})" if revision else "")
+    return DataError(
+        f"{place} is not on this machine and cannot be downloaded ({reason}); correct the recipe, run `lap fetch "
+        "RECIPE` where the hub can be reached, or give local files with --data"
+    )
 
 
 def _hub_cache() -> Path:

@@ -11,22 +11,19 @@
 Text and conversations are written once to a jsonl file in the cache, which a run reads like any other, so that
 everything (validation split, tokens, identity in `run.json`) works as for local files.
 
-Public data sets are known by name too (`known_set`): their sizes, for `lap plan` before anything is downloaded, and the
-places of their files on the hub. The files of benchmarks are declared by each benchmark.
+The sizes of public data sets are known too (`known_set`), for `lap plan` before anything is downloaded.
 """
 
-import hashlib
 import json
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from lapcli.data.cache import build_once, digest
 from lapcli.recipe.data_sources import PREFIX, Modality, find_source
 from lapcli.runtime.environment import cache_dir
-from lapcli.runtime.errors import DataError
 
 if TYPE_CHECKING:
     from lapcli.data.images.image_set import ImageSet
@@ -70,32 +67,15 @@ class RowSource(DataSource):
         return cache_dir() / "sources" / digest(self.name, self.fingerprint())[:32]
 
     def _write(self, folder: Path) -> None:
-        content, count = hashlib.sha256(), 0
-        with (folder / ROWS_FILE).open("wb") as file:
-            for count, row in enumerate(self.rows(), start=1):
-                try:
-                    line = json.dumps(self._json(row)).encode() + b"\n"
-                except (TypeError, ValueError) as error:
-                    raise DataError(f"row {count} of the data source {self.name} is not usable: {error}") from None
-                file.write(line)
-                content.update(line)
-        if count == 0:
-            raise DataError(f"the data source {self.name} has no rows; name another in the recipe")
-        (folder / "index.json").write_text(json.dumps({"sha256": content.hexdigest()}))
-
-    def _json(self, row: Any) -> Any:
-        return row
+        rows = ({"text": row} if self.modality == "text" else row for row in self.rows())
+        with (folder / ROWS_FILE).open("w", encoding="utf-8") as file:
+            file.writelines(json.dumps(row) + "\n" for row in rows)
 
 
 class DocumentSource(RowSource):
     """Text for `data.train`: a row is one document."""
 
     modality = "text"
-
-    def _json(self, row: Any) -> Any:
-        if not isinstance(row, str):
-            raise TypeError(f"expected text, got {type(row).__name__}")
-        return {"text": row}
 
 
 class ConversationSource(RowSource):
@@ -104,18 +84,11 @@ class ConversationSource(RowSource):
     modality = "chat"
 
 
-def rows_sha256(file: Path) -> str:
-    """Return the sha256 that was written beside a source's file."""
-    return str(json.loads((file.parent / "index.json").read_text())["sha256"])
-
-
 @dataclass(frozen=True)
 class KnownSet:
     train_images: int | None = None
     download_bytes: int | None = None  # all files together, roughly
     file_bytes: int | None = None  # one file, roughly
-    revision: str | None = None  # if the default branch has no parquet files
-    files: Mapping[str, str] = field(default_factory=dict)  # of that revision, by split
 
 
 KNOWN_SETS: dict[str, KnownSet] = {
@@ -125,11 +98,6 @@ KNOWN_SETS: dict[str, KnownSet] = {
     "hub:ILSVRC/imagenet-1k": KnownSet(train_images=1_281_167, download_bytes=166_000_000_000),
     # A shard has 250 million characters, compressed.
     "hub:karpathy/fineweb-edu-100b-shuffle": KnownSet(file_bytes=100_000_000),
-    # ADE20K: the hub's copy is a loading script, which `datasets` no longer runs; the hub has converted it to parquet.
-    "hub:zhoubolei/scene_parse_150": KnownSet(
-        revision="refs/convert/parquet",
-        files={split: f"scene_parsing/{split}/*.parquet" for split in ("train", "validation")},
-    ),
 }
 
 

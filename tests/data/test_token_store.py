@@ -12,7 +12,14 @@ from lapcli.data import token_store
 from lapcli.data.text import tokenizer as tokenizer_module
 from lapcli.data.text.tokenizer import SPECIAL_TOKENS, tokenizer_from_ranks, train_tokenizer
 from lapcli.data.text.tokens import prepare_text
-from lapcli.data.token_store import DocumentWriter, ShardWriter, TokenStream, is_whole, token_dtype, write_index
+from lapcli.data.token_store import (
+    DocumentStream,
+    ShardWriter,
+    StoreWriter,
+    TokenStore,
+    TokenStream,
+    token_dtype,
+)
 from lapcli.runtime.errors import DataError
 
 
@@ -63,19 +70,6 @@ def test_two_bytes_up_to_65536_tokens():
     assert token_dtype(65_537).itemsize == 4
 
 
-def test_a_short_shard_is_noticed(tmp_path, monkeypatch):
-    monkeypatch.setattr(token_store, "SHARD_TOKENS", 4)
-    writer = ShardWriter(tmp_path, "train", token_dtype(100))
-    writer.append(np.arange(10))
-    write_index(tmp_path, {"streams": {"train": writer.close()}})
-    assert is_whole(tmp_path)
-    with (tmp_path / "train-00001.bin").open("r+b") as file:
-        file.truncate(7)
-    assert not is_whole(tmp_path)
-    (tmp_path / "train-00001.bin").unlink()
-    assert not is_whole(tmp_path)
-
-
 def test_a_shard_is_verified_once_and_only_when_it_is_read(tmp_path, monkeypatch):
     monkeypatch.setattr(token_store, "SHARD_TOKENS", 4)
     writer = ShardWriter(tmp_path, "train", token_dtype(100))
@@ -93,18 +87,23 @@ def test_a_shard_is_verified_once_and_only_when_it_is_read(tmp_path, monkeypatch
         stream.read(7, 2)
 
 
-@pytest.mark.parametrize("part", ["train", "validation"])
-def test_a_flipped_bit_is_named_and_the_next_start_builds_again(tmp_path, caplog, part):
+@pytest.mark.parametrize("is_cut", [True, False])
+@pytest.mark.parametrize("name", ["tokens-00000.bin", "documents-00000.bin"])
+def test_a_damaged_shard_is_named_and_the_next_start_builds_again(tmp_path, caplog, name, is_cut):
     where = source(write_stories(tmp_path / "stories.jsonl"), validation=0.4)
     first = prepare_text(where, TOKENIZER)
-    expected = documents(first, part)
-    flip(first.folder / f"{part}-00000.bin", 2 * 700)
-    with pytest.raises(DataError, match=rf"{part}-00000.bin is damaged"):
-        documents(prepare_text(where, TOKENIZER), part)
+    expected = documents(first, "train")
+    path = first.folder / name
+    if is_cut:
+        path.write_bytes(path.read_bytes()[:-1])
+    else:
+        flip(path, path.stat().st_size // 2)
+    with pytest.raises(DataError, match=rf"{name} is damaged"):
+        documents(prepare_text(where, TOKENIZER), "train")
     with caplog.at_level(logging.WARNING):
         again = prepare_text(where, TOKENIZER)
     assert "is damaged" in caplog.text
-    assert documents(again, part) == expected
+    assert documents(again, "train") == expected
 
 
 def test_any_damage_to_tokens_and_tokenizer_is_refused_or_repaired(tmp_path, lap_cache):
@@ -150,55 +149,48 @@ def test_a_document_in_pieces_has_the_tokens_of_the_whole(tokenizer, text, limit
 
 def test_long_documents_are_cut(tokenizer):
     text = "line of text\n" * 50_000
-    assert max(map(len, tokenizer.pieces(text))) <= tokenizer_module.PIECE + 13
-    assert len(list(tokenizer.pieces(text))) > 5
+    pieces = list(tokenizer.encode_stream(["short", text, "short"]))
+    assert [begins for begins, _ in pieces] == [True, True, *[False] * (len(pieces) - 3), True]
+    assert max(len(tokenizer.decode(ids)) for _, ids in pieces) <= tokenizer_module.PIECE + 13
+    assert [id_ for _, ids in pieces[1:-1] for id_ in ids] == tokenizer._inner.encode(text).ids
 
 
-def test_a_long_document_has_its_ids_with_another_split_pattern(tokenizer, tmp_path):
+def test_a_long_document_has_its_ids_with_another_split_pattern():
     gpt2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
     ranks = {bytes([byte]): byte for byte in range(256)} | {b"\n\n": 256, b"on": 257}
     other = tokenizer_from_ranks(ranks, gpt2, {name: 258 + n for n, name in enumerate(SPECIAL_TOKENS)})
     text = "one two.\n\nthree\n\n" * 9000  # several pieces; GPT-2's pattern splits the newlines before a word
-    ids = written(tmp_path, other, [text], seed=None)
-    assert ids == [other.bos, *other.encode(text)]
+    ((begins, ids),) = other.encode_stream([text])
+    assert begins
     assert 256 not in ids[:-1]
 
 
-def written(folder, tokenizer, texts, seed):
-    writer = DocumentWriter(folder, "train", tokenizer, seed)
-    for text in texts:
-        writer.add([text])
-    dtype, shards = writer.finish()
-    assert writer.documents == len(texts)
-    stream = TokenStream(folder, shards, np.dtype(dtype))
-    assert sorted(path.name for path in folder.iterdir()) == sorted(name for name, _, _ in shards)
-    return stream.read(0, len(stream)).tolist()
-
-
-TEXTS = ["one two", "three, four!\n" * 30, "x", "one\n" * 7, *(f"text {i} <|bos|>" for i in range(40))]
-
-
-def split_at_bos(tokenizer, ids):
-    places = [i for i, id_ in enumerate(ids) if id_ == tokenizer.bos]
-    assert places[0] == 0
-    return [tokenizer.decode(part[1:]) for part in np.split(np.array(ids), places[1:])]
-
-
-def test_in_order_with_bos_before_each(tokenizer, tmp_path, monkeypatch):
-    monkeypatch.setattr(token_store, "ENCODED_AT_ONCE", 20)
-    monkeypatch.setattr(tokenizer_module, "PIECE", 10)
-    ids = written(tmp_path, tokenizer, TEXTS, seed=None)
-    assert ids == [id_ for text in TEXTS for id_ in [tokenizer.bos, *tokenizer.encode(text)]]
-
-
-def test_shuffled_by_seed_with_every_document_once(tokenizer, tmp_path, monkeypatch):
-    monkeypatch.setattr(token_store, "SHARD_TOKENS", 50)  # several shards
-    orders = []
-    for number, seed in enumerate((0, 0, 1)):
-        (tmp_path / str(number)).mkdir()
-        ids = written(tmp_path / str(number), tokenizer, TEXTS, seed)
-        orders.append(split_at_bos(tokenizer, ids))
-        assert sorted(orders[-1]) == sorted(TEXTS)
-    assert orders[0] == orders[1]
-    assert orders[0] != orders[2]
-    assert orders[0] != TEXTS
+@settings(deadline=None, max_examples=100)
+@given(
+    lengths=st.lists(st.integers(1, 9), min_size=1, max_size=8),
+    shard=st.integers(1, 25),
+    order=st.randoms(use_true_random=False),
+    read=st.tuples(st.floats(0, 1), st.floats(0, 1)),
+)
+def test_documents_in_any_order_are_one_stream(tmp_path_factory, lengths, shard, order, read):
+    folder = tmp_path_factory.mktemp("store")
+    texts = np.split(np.arange(sum(lengths)), np.cumsum(lengths)[:-1])
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(token_store, "SHARD_TOKENS", shard)
+        writer = StoreWriter(folder, 100, columns=2)
+        for number, ids in enumerate(texts):
+            writer.append(ids)
+            writer.end(number)
+        writer.close("key", fact=5)
+    store = TokenStore(folder)
+    assert store.lengths.tolist() == lengths
+    assert store.numbers[:, 1].tolist() == list(range(len(lengths)))
+    assert store.index["fact"] == 5
+    chosen = order.sample(range(len(lengths)), order.randint(1, len(lengths)))
+    expected = np.concatenate([texts[number] for number in chosen])
+    stream = DocumentStream(store, np.array(chosen))
+    assert len(stream) == len(expected)
+    first, end = sorted(round(place * len(expected)) for place in read)
+    assert stream.read(first, end - first).tolist() == expected[first:end].tolist()
+    with pytest.raises(IndexError):
+        stream.read(first, len(expected) + 1)

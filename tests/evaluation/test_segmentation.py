@@ -12,7 +12,7 @@ from scene_support import write_scenes
 from sklearn.metrics import confusion_matrix as sklearns
 from sklearn.metrics import jaccard_score
 
-from lapcli.data.images.ade20k import CLASSES, IGNORED, open_ade20k
+from lapcli.evaluation.ade20k import CLASSES, IGNORED, open_ade20k
 from lapcli.evaluation.image_tasks import Ade20kProtocol
 from lapcli.evaluation.segmentation import (
     LinearHead,

@@ -4,13 +4,14 @@ Shapes: B rows, T tokens. Ignored targets are -1.
 """
 
 from functools import lru_cache
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from lapcli.data.chat.mixture import Mixture
+from lapcli.data.token_store import spans
 from lapcli.runtime.errors import DataError
 
 
@@ -19,27 +20,11 @@ class ChatBatch(NamedTuple):
     targets_BT: Tensor
 
 
-class ChatBatches(Protocol):
-    @property
-    def per_epoch(self) -> int:
-        """Sequences or rows per epoch."""
-
-    @property
-    def tokens_per_item(self) -> float:
-        """Average number of tokens in a sequence or row."""
-
-    def items(self, first: int, count: int) -> ChatBatch:
-        """Return `count` sequences or rows, from number `first` of the run."""
-
-    def target_count(self, first: int, count: int) -> int: ...
-
-    def identity(self, first: int, count: int) -> str: ...
-
-
 class PackedBatches:
     """All conversations of an epoch, one after the other, cut into sequences of T tokens and their targets.
 
-    Sequence i covers tokens [i T, i T + T] of the epoch: the last target of one is the first input of the next.
+    Sequence i covers tokens [i T, i T + T] of the epoch: the last target of one is the first input of the next. A run's
+    sequences are numbered on from epoch to epoch.
     """
 
     def __init__(self, mixture: Mixture, context: int, only_marked: bool) -> None:
@@ -95,18 +80,12 @@ class PackedBatches:
 
     def _read(self, item: int, tokens: np.ndarray, marks: np.ndarray) -> None:
         epoch, number = divmod(item, self.per_epoch)
-        order, ends = self._mixture.order(epoch), self._ends(epoch)
-        position = number * self._context
-        # side="right": a position at the end of one conversation is the first of the next.
-        place = int(np.searchsorted(ends, position, side="right"))
-        filled = 0
-        while filled < len(tokens):
+        order, filled = self._mixture.order(epoch), 0
+        for place, start, end in spans(self._ends(epoch), number * self._context, len(tokens)):
             ids, is_target = self._mixture.row(int(order[place]))
-            skip = len(ids) - int(ends[place] - position)  # tokens of this conversation before `position`
-            taken = min(len(ids) - skip, len(tokens) - filled)
-            tokens[filled : filled + taken] = ids[skip : skip + taken]
-            marks[filled : filled + taken] = is_target[skip : skip + taken]
-            filled, position, place = filled + taken, position + taken, place + 1
+            tokens[filled : filled + end - start] = ids[start:end]
+            marks[filled : filled + end - start] = is_target[start:end]
+            filled += end - start
 
 
 class PaddedBatches:
@@ -141,3 +120,6 @@ class PaddedBatches:
     def _numbers(self, first: int, count: int) -> np.ndarray:
         pairs = [divmod(item, self.per_epoch) for item in range(first, first + count)]
         return np.array([self._mixture.order(epoch)[place] for epoch, place in pairs])
+
+
+ChatBatches = PackedBatches | PaddedBatches

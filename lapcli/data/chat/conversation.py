@@ -84,14 +84,11 @@ def _with_system_merged(messages: list[tuple[Any, Any]]) -> list[tuple[Any, Any]
     """Prepend a system message to the first user message, with a blank line between."""
     if not messages or messages[0][0] != "system":
         return messages
-    system = messages[0][1]
     if len(messages) < 2 or messages[1][0] != "user":
         raise Malformed("there is no user message after the system message")
-    user = messages[1][1]
-    if not isinstance(system, str) or not isinstance(user, str):
-        raise Malformed("the content of a system or user message is not text")
-    if not user.strip():
-        raise Malformed("the user's message after the system message is empty")
+    system, user = messages[0][1], messages[1][1]
+    if not isinstance(system, str) or not isinstance(user, str) or not user.strip():
+        raise Malformed("the content of a system or user message is not text, or empty")
     return [("user", f"{system}\n\n{user}"), *messages[2:]]
 
 
@@ -112,20 +109,14 @@ def _parts(content: Any, role: str, number: int) -> tuple[MessagePart, ...]:
 
 
 _AROUND = {
-    "python": ("<|python_start|>", "<|python_end|>", True),
-    "python_output": ("<|output_start|>", "<|output_end|>", False),
+    "python": ("<|python_start|>", "<|python_end|>"),
+    "python_output": ("<|output_start|>", "<|output_end|>"),
 }
 
 
 class Rendered(NamedTuple):
     ids: np.ndarray  # int64
     is_target: np.ndarray  # bool, of the same length
-
-
-class _Piece(NamedTuple):
-    special: str | None  # name of a special token; None: `text`
-    text: str
-    is_target: bool
 
 
 def render(turns: Sequence[Turn], tokenizer: Tokenizer) -> Rendered:
@@ -135,15 +126,15 @@ def render(turns: Sequence[Turn], tokenizer: Tokenizer) -> Rendered:
 def render_batch(conversations: Sequence[Sequence[Turn]], tokenizer: Tokenizer) -> list[Rendered]:
     """Render conversations; all texts are tokenised in one call, which uses all cores."""
     pieces = [list(_pieces(turns)) for turns in conversations]
-    texts = iter(tokenizer.encode_batch([piece.text for row in pieces for piece in row if piece.special is None]))
+    texts = iter(tokenizer.encode_batch(piece for row in pieces for piece, is_text, _ in row if is_text))
     rendered = []
     for row in pieces:
         ids: list[int] = []
         is_target: list[bool] = []
-        for piece in row:
-            added = next(texts) if piece.special is None else [tokenizer.special(piece.special)]
+        for piece, is_text, learned in row:
+            added = next(texts) if is_text else [tokenizer.special(piece)]
             ids += added
-            is_target += [piece.is_target] * len(added)
+            is_target += [learned] * len(added)
         rendered.append(Rendered(np.array(ids, dtype=np.int64), np.array(is_target, dtype=bool)))
     return rendered
 
@@ -160,23 +151,18 @@ def render_prompts(conversations: Sequence[Sequence[Turn]], tokenizer: Tokenizer
     return [[*rendered.ids.tolist(), start] for rendered in render_batch(conversations, tokenizer)]
 
 
-def _pieces(turns: Sequence[Turn]) -> Iterator[_Piece]:
-    yield _Piece("<|bos|>", "", False)
+def _pieces(turns: Sequence[Turn]) -> Iterator[tuple[str, bool, bool]]:
+    """Yield texts and names of special tokens, whether each is a text, and whether the assistant learns it."""
+    yield "<|bos|>", False, False
     for turn in turns:
-        learned = turn.role == "assistant"
-        yield _Piece(f"<|{turn.role}_start|>", "", False)
+        is_assistant = turn.role == "assistant"
+        yield f"<|{turn.role}_start|>", False, False
         for part in turn.parts:
-            yield from _part(part, learned)
+            # Of the output nothing is learned: when sampling, the engine inserts it.
+            learned = is_assistant and part.kind != "python_output"
+            start, end = _AROUND.get(part.kind, (None, None))
+            yield from [(start, False, learned)] if start else []
+            yield part.text, True, learned
+            yield from [(end, False, learned)] if end else []
         # The assistant learns its own end, after which sampling stops; a user's end is only context.
-        yield _Piece(f"<|{turn.role}_end|>", "", learned)
-
-
-def _part(part: MessagePart, learned: bool) -> Iterator[_Piece]:
-    if part.kind == "text":
-        yield _Piece(None, part.text, learned)
-        return
-    # Of the output nothing is learned: when sampling, the engine inserts it.
-    start, end, is_target = _AROUND[part.kind]
-    yield _Piece(start, "", is_target)
-    yield _Piece(None, part.text, is_target)
-    yield _Piece(end, "", is_target)
+        yield f"<|{turn.role}_end|>", False, is_assistant

@@ -18,11 +18,9 @@ from typing import Any, TypeGuard
 from lapcli.data.cache import build_once, digest
 from lapcli.data.chat.conversation import Malformed, MessagePart, Turn, conversation, question_and_answer
 from lapcli.data.file_formats import ROW_SUFFIXES
-from lapcli.data.source_files import cached_hub_files, expand_ranges, hub_files, local_files
-from lapcli.data.sources import RowSource
+from lapcli.data.source_files import source_files as files_of
 from lapcli.recipe import load_recipe
 from lapcli.recipe.chat import ChatRecipe, DataSet, Stage
-from lapcli.recipe.data_sources import find_source
 from lapcli.runtime.environment import cache_dir, hub_is_offline
 from lapcli.runtime.errors import DataError, UsageError
 from lapcli.runtime.progress import Progress
@@ -36,69 +34,47 @@ EXPECTED_FORMS = (
     '{"conversations": [{"from": "human", "value": "..."}, {"from": "gpt", "value": "..."}]} (ShareGPT) or '
     '{"instruction": "...", "output": "..."} (Alpaca)'
 )
-_SHAREGPT_ROLES = {
-    "human": "user",
-    "user": "user",
-    "gpt": "assistant",
-    "chatgpt": "assistant",
-    "assistant": "assistant",
-    "system": "system",
-}
+_ROLES = {"human": "user", "gpt": "assistant", "chatgpt": "assistant", "developer": "system"}  # by other names
 
 
 def chat(row: Any) -> list[Turn]:
     """Parse a row in any of the three forms; raise Malformed if it is in none."""
-    if not isinstance(row, Mapping):  # a list of messages
-        return conversation([_openai_message(message) for message in row] if _is_list(row) else row)
-    if "messages" in row:
-        return chat(row["messages"])
-    if "conversations" in row:
-        messages = row["conversations"]
-        if not _is_list(messages):
-            raise Malformed("there is no list under 'conversations'")
-        return conversation([*_system(row), *map(_sharegpt_message, messages)])
-    if "instruction" in row:
-        return conversation([*_system(row), *_alpaca_messages(row)])
-    raise Malformed(f"there is no 'messages', 'conversations' or 'instruction', but {', '.join(map(str, row))[:60]}")
+    if not isinstance(row, Mapping):
+        return conversation([_message(message) for message in row] if _is_list(row) else row)
+    key = next((key for key in ("messages", "conversations", "instruction") if key in row), None)
+    if key is None:
+        raise Malformed(
+            f"there is no 'messages', 'conversations' or 'instruction', but {', '.join(map(str, row))[:60]}"
+        )
+    messages = _alpaca_messages(row) if key == "instruction" else row[key]
+    if not _is_list(messages):
+        raise Malformed(f"there is no list under '{key}'")
+    system = [{"role": "system", "content": row["system"]}] if row.get("system") else []
+    return conversation([*system, *map(_message, messages)])
 
 
-def _openai_message(message: Any) -> Any:
-    """Normalise a message: `developer` is the newer name of `system`, and a user's text may be in parts."""
-    if not isinstance(message, Mapping) or "role" not in message:
+def _message(message: Any) -> Any:
+    """Return a message of OpenAI's form, from one of either form; a user's text may be in parts."""
+    if not isinstance(message, Mapping):
         return message
-    role = "system" if message["role"] == "developer" else message["role"]
-    content = message.get("content")
+    if "from" in message:
+        message = {"role": message["from"], **({"content": message["value"]} if "value" in message else {})}
+    role, content = message.get("role"), message.get("content")
+    role = _ROLES.get(role, role) if isinstance(role, str) else role
     # An assistant's list stays as it is: its parts may be calls of the calculator and their outputs.
     if role != "assistant" and _is_list(content) and all(_is_text_part(part) for part in content):
         content = "\n".join(part["text"] for part in content)
-    return {**message, "role": role, **({"content": content} if "content" in message else {})}
-
-
-def _sharegpt_message(message: Any) -> Any:
-    """Convert a message; some files of this form have `role` and `content` instead."""
-    if not isinstance(message, Mapping) or "from" not in message:
-        return _openai_message(message)
-    if "value" not in message:
-        raise Malformed("a message has no value")
-    return {"role": _SHAREGPT_ROLES.get(str(message["from"]), message["from"]), "content": message["value"]}
+    return {"role": role, "content": content} if "role" in message and "content" in message else message
 
 
 def _alpaca_messages(row: Mapping[str, Any]) -> list[dict[str, str]]:
     """Convert a row; the input follows the instruction, and `history` has earlier pairs of question and answer."""
-    question = _text(row, "instruction")
-    if row.get("input"):
-        question += f"\n\n{_text(row, 'input')}"
-    texts: list[str] = []
-    for pair in row.get("history") or ():
-        if not _is_list(pair) or len(pair) != 2:
-            raise Malformed("'history' is not a list of pairs")
-        texts += pair
-    texts += [question, _text(row, "output")]
+    question = _text(row, "instruction") + (f"\n\n{_text(row, 'input')}" if row.get("input") else "")
+    history = row.get("history") or ()
+    if not all(_is_list(pair) and len(pair) == 2 for pair in history):
+        raise Malformed("'history' is not a list of pairs")
+    texts = [*(text for pair in history for text in pair), question, _text(row, "output")]
     return [{"role": "assistant" if number % 2 else "user", "content": text} for number, text in enumerate(texts)]
-
-
-def _system(row: Mapping[str, Any]) -> list[dict[str, Any]]:
-    return [{"role": "system", "content": row["system"]}] if row.get("system") else []
 
 
 def _is_text_part(part: Any) -> bool:
@@ -134,20 +110,17 @@ def read_choices(row: Any) -> tuple[str, list[str], list[str], str]:
 
 def gsm8k(row: Any) -> list[Turn]:
     """Parse a row of GSM8K; `<<48/2=24>>` in the answer becomes a call of the calculator and its output."""
-    question, answer = (_text(row, key) for key in ("question", "answer"))
     parts: list[MessagePart] = []
-    end = 0
-    for mark in _MARK.finditer(answer):
-        if mark.start() > end:
-            parts.append(MessagePart("text", answer[end : mark.start()]))
-        expression, sign, result = mark[1].rpartition("=")
+    # Texts and calculations in turn, since the pattern has one group.
+    for number, text in enumerate(_MARK.split(_text(row, "answer"))):
+        if number % 2 == 0:
+            parts += [MessagePart("text", text)] if text else []
+            continue
+        expression, sign, result = text.rpartition("=")
         if not sign:
-            raise Malformed(f"the calculation {mark[0][:40]!r} has no result")
+            raise Malformed(f"the calculation {text[:40]!r} has no result")
         parts += [MessagePart("python", expression), MessagePart("python_output", result)]
-        end = mark.end()
-    if answer[end:]:
-        parts.append(MessagePart("text", answer[end:]))
-    return question_and_answer(question, *parts)
+    return question_and_answer(_text(row, "question"), *parts)
 
 
 #: By the `format` of a data set.
@@ -159,26 +132,23 @@ READERS: dict[str, Callable[[Any], list[Turn]]] = {
 
 
 def _read_choices(row: Any) -> tuple[str, list[str], list[str], str]:
-    if isinstance(row, Sequence) and not isinstance(row, str):  # a line of MMLU's csv: question, choices, letter
-        if len(row) < 4 or not all(isinstance(cell, str) for cell in row):
-            raise Malformed("the row is not a question, its choices and a letter")
-        choices = list(row[1:-1])
-        return row[0], choices, _letters(choices), row[-1]
+    if _is_list(row):  # a line of MMLU's csv: question, choices, letter
+        question, *choices, answer = _texts(row if len(row) > 3 else None)
+        return question, choices, _letters(choices), answer
     if isinstance(row, Mapping) and isinstance(row.get("train"), Mapping):  # the hub's MMLU auxiliary_train
         row = row["train"]
-    question = row.get("question") if isinstance(row, Mapping) else None
+    row = row if isinstance(row, Mapping) else {}
+    question, options = row.get("question"), row.get("choices")
     if isinstance(question, Mapping):  # AI2's own file of ARC
         pairs = question.get("choices") or []
-        if not isinstance(pairs, Sequence):
+        if not _is_list(pairs):
             raise Malformed("there is no list of choices")
         texts, labels = ([_text(choice, key) for choice in pairs] for key in ("text", "label"))
         return _text(question, "stem"), texts, labels, _text(row, "answerKey")
-    options = row.get("choices") if isinstance(row, Mapping) else None
     if isinstance(options, Mapping):  # the hub's ARC
         texts, labels = (_texts(options.get(key)) for key in ("text", "label"))
         return _text(row, "question"), texts, labels, _text(row, "answerKey")
-    texts = _texts(options)  # the hub's MMLU
-    answer = row.get("answer")
+    texts, answer = _texts(options), row.get("answer")  # the hub's MMLU
     if not isinstance(answer, int) or not 0 <= answer < len(texts):
         raise Malformed(f"the answer {str(answer)[:20]!r} is not the number of a choice")
     return _text(row, "question"), texts, _letters(texts), _letters(texts)[answer]
@@ -206,18 +176,11 @@ _SECONDS = 60  # timeout of a download
 
 def source_files(data_set: DataSet, progress: Progress | None = None, *, download: bool = True) -> list[Path] | None:
     """Return the files in the order of the recipe, downloaded if needed; None if `download` does not allow it."""
-    source = data_set.source
-    named = find_source(source, "chat")
-    if isinstance(named, RowSource):
-        return [named.file()] if download or named.folder().is_dir() else None
-    if source.startswith("hub:"):
-        repository, names = source.removeprefix("hub:"), expand_ranges(data_set.files or [])
-        cached = cached_hub_files(repository, names, data_set.revision)
-        return cached or (hub_files(repository, names, data_set.revision, progress) if download else None)
-    if source.startswith("https://"):
+    if data_set.source.startswith("https://"):
         return _downloaded(data_set, download)
+    place = data_set.source, data_set.files, data_set.revision
     try:
-        return local_files(source, data_set.files, ROW_SUFFIXES)
+        return files_of(*place, "chat", ROW_SUFFIXES, progress, download=download)
     except DataError as error:
         raise DataError(f"{data_set.name}: {error}; or use --data DIR") from None
 
@@ -240,14 +203,12 @@ def with_local_data(recipe: ChatRecipe, folder: Path) -> ChatRecipe:
     """
 
     def local(data_set: DataSet) -> DataSet:
-        address = urllib.parse.urlsplit(data_set.source).path if "://" in data_set.source else ""
-        owner_and_name = data_set.source.removeprefix("hub:")
-        for place in (owner_and_name, owner_and_name.rpartition("/")[2], address.rpartition("/")[2]):
-            remote = data_set.source.startswith(("hub:", "https://"))
-            if remote and place and (folder / place).exists():
+        scheme, _, address = data_set.source.partition(":")
+        path = urllib.parse.urlsplit(data_set.source).path if scheme == "https" else address
+        for place in (path, path.rpartition("/")[2]) if scheme in ("hub", "https") else ():
+            if place and (copy := folder / place.lstrip("/")).exists():
                 # Both describe the original's place: a recipe with a local source may have neither.
-                changes = {"source": str(folder / place), "revision": None, "sha256": None}
-                return data_set.model_copy(update=changes)
+                return data_set.model_copy(update={"source": str(copy), "revision": None, "sha256": None})
         return data_set
 
     def stage(before: Stage) -> Stage:
@@ -271,23 +232,17 @@ def _downloaded(data_set: DataSet, download: bool) -> list[Path] | None:
 
 
 def _download(data_set: DataSet, path: Path) -> None:
-    if hub_is_offline():
-        raise DataError(
-            f"{data_set.name}: {data_set.source} is not on this machine and HF_HUB_OFFLINE is set; run `lap fetch "
-            "RECIPE` where it can be reached, or put the file in a folder and use --data"
-        )
     try:
+        if hub_is_offline():
+            raise ValueError("HF_HUB_OFFLINE is set")
         with urllib.request.urlopen(data_set.source, timeout=_SECONDS) as answer:
             content = answer.read()
+        sha256 = hashlib.sha256(content).hexdigest()
+        if data_set.sha256 not in (None, sha256):
+            raise ValueError(f"its sha256 is {sha256}, but the recipe says {data_set.sha256}")
     except (OSError, ValueError) as error:
         raise DataError(
-            f"{data_set.name}: {data_set.source} could not be downloaded ({error}); run `lap fetch RECIPE` when it can "
-            "be reached, or put the file in a folder and use --data"
+            f"{data_set.name}: {data_set.source} could not be downloaded ({error}); correct the recipe, run `lap fetch "
+            "RECIPE` where it can be reached, or put the file in a folder and use --data"
         ) from None
-    sha256 = hashlib.sha256(content).hexdigest()
-    if data_set.sha256 not in (None, sha256):
-        raise DataError(
-            f"{data_set.name}: {data_set.source} has the sha256 {sha256}, but the recipe says {data_set.sha256}; "
-            "correct the source or the sha256 in the recipe"
-        )
     path.write_bytes(content)

@@ -7,7 +7,6 @@ spell a word. SpellingBee: count a letter in a word, by hand and then with the c
 wording is our own.
 """
 
-import json
 import random
 import re
 from collections.abc import Iterator, Sequence
@@ -18,8 +17,7 @@ from typing import Any
 from lapcli.data.cache import digest
 from lapcli.data.chat.conversation import MessagePart, Turn, question_and_answer
 from lapcli.data.chat.formats import source_files
-from lapcli.data.file_formats import read_plain_text
-from lapcli.data.sources import rows_sha256
+from lapcli.data.file_formats import read_plain_text, read_rows
 from lapcli.data.text.builtin import builtin_text
 from lapcli.data.token_store import file_key
 from lapcli.recipe.chat import GENERATED, DataSet
@@ -40,17 +38,18 @@ _QUESTIONS = (
 def builtin_questions() -> Iterator[list[Turn]]:
     """Yield questions in the order of the text, each name once."""
     seen: set[str] = set()
-    with builtin_text().open(encoding="utf-8") as lines:
-        for line in lines:
-            paragraphs = json.loads(line)["text"].split("\n\n")
-            for name, answer in pairwise(paragraphs):
-                answer = " ".join(answer.split())
-                is_pair = _NAME.fullmatch(name) and not _NAME.fullmatch(answer) and "._" not in name
-                if not is_pair or name in seen or not 10 <= len(answer) <= _LONGEST:
-                    continue
+    for text in _builtin_documents():
+        for name, answer in pairwise(text.split("\n\n")):
+            answer = " ".join(answer.split())
+            is_pair = _NAME.fullmatch(name) and not _NAME.fullmatch(answer) and "._" not in name
+            if is_pair and name not in seen and 10 <= len(answer) <= _LONGEST:
                 question = _QUESTIONS[len(seen) % len(_QUESTIONS)].format(name=name)
                 seen.add(name)
                 yield question_and_answer(question, answer)
+
+
+def _builtin_documents() -> Iterator[str]:
+    return (row["text"] for row in read_rows(builtin_text()))
 
 
 TEST_SEED = 10_000_000  # beyond the number of any training row
@@ -166,27 +165,9 @@ SYSTEM = Path("/usr/share/dict/words")
 _WORD = re.compile(r"[a-z]{3,}")
 
 
-def read_words(path: Path) -> list[str]:
-    """Read one word per line, without blanks and CRLF."""
-    words = read_plain_text(path).split()
-    if not words:
-        raise DataError(f"{path} has no words; name another file as source")
-    return words
-
-
-def system_words() -> list[str]:
-    if not SYSTEM.is_file():
-        raise DataError(f"this system has no {SYSTEM}; use source: builtin, or a file with one word a line")
-    return [word for word in read_words(SYSTEM) if _WORD.fullmatch(word)]
-
-
 def builtin_words() -> list[str]:
     """Return the words of the built-in text in alphabetical order."""
-    words: set[str] = set()
-    with builtin_text().open(encoding="utf-8") as lines:
-        for line in lines:
-            words.update(_WORD.findall(json.loads(line)["text"]))
-    return sorted(words)
+    return sorted({word for text in _builtin_documents() for word in _WORD.findall(text)})
 
 
 def generated_conversations(data_set: DataSet) -> Iterator[list[Turn]]:
@@ -194,7 +175,7 @@ def generated_conversations(data_set: DataSet) -> Iterator[list[Turn]]:
     if data_set.format == "questions":
         yield from builtin_questions()
         return
-    words, make = _words(data_set), spelling_bee
+    words, make = words_of(data_set), spelling_bee
     if data_set.format == "simple_spelling":
         words, make = shuffled_words(words), simple_spelling  # only this task shuffles its words, as in nanochat
     for number in range(data_set.rows or 0):
@@ -203,21 +184,26 @@ def generated_conversations(data_set: DataSet) -> Iterator[list[Turn]]:
 
 def generated_key(data_set: DataSet) -> list[Any]:
     """Return everything that the generated rows depend on, for the cache key."""
-    if data_set.source == "builtin":
-        content: Any = rows_sha256(builtin_text())
-    else:
-        if data_set.source == "system":
-            system_words()  # for its error message if there is no such list
-        path = _words_file(data_set)
-        content = file_key(path.name, path)
-    return [content] if data_set.format == "questions" else [content, data_set.rows, data_set.split, digest(QUESTIONS)]
+    key: list[Any] = file_key(_words_file(data_set))
+    return key if data_set.format == "questions" else [key, data_set.rows, data_set.split, digest(QUESTIONS)]
 
 
-def _words(data_set: DataSet) -> list[str]:
+def words_of(data_set: DataSet) -> list[str]:
     if data_set.source == "builtin":
         return builtin_words()
-    return system_words() if data_set.source == "system" else read_words(_words_file(data_set))
+    words = read_plain_text(path := _words_file(data_set)).split()
+    if data_set.source == "system":
+        return [word for word in words if _WORD.fullmatch(word)]
+    if not words:
+        raise DataError(f"{path} has no words; name another file as source")
+    return words
 
 
 def _words_file(data_set: DataSet) -> Path:
-    return SYSTEM if data_set.source == "system" else (source_files(data_set) or [])[0]
+    if data_set.source == "builtin":
+        return builtin_text()
+    if data_set.source != "system":
+        return (source_files(data_set) or [])[0]
+    if not SYSTEM.is_file():
+        raise DataError(f"this system has no {SYSTEM}; use source: builtin, or a file with one word a line")
+    return SYSTEM

@@ -31,27 +31,23 @@ class MixtureShare:
     rows: RenderedRows
     chosen: np.ndarray  # numbers of its rows, without repeats
 
-    @property
-    def count(self) -> int:
-        return len(self.chosen) * self.data_set.repeats
-
 
 class Mixture:
     """A shuffled mixture of rows; with `needs_targets`, rows without a token to learn are dropped and counted."""
 
     def __init__(self, parts: Sequence[MixtureShare], seed: int, needs_targets: bool) -> None:
         self.parts, self._seed = parts, seed
-        set_of = [np.full(part.count, number) for number, part in enumerate(parts)]
-        row_of = [np.tile(part.chosen, part.data_set.repeats) for part in parts]
-        self._set_of, self._row_of = np.concatenate(set_of), np.concatenate(row_of)
+        # By a row's number in the mixture: the share and the row in it.
+        self._row_of = np.concatenate([np.tile(part.chosen, part.data_set.repeats) for part in parts])
+        self._part_of = np.repeat(np.arange(len(parts)), [len(p.chosen) * p.data_set.repeats for p in parts])
         self.lengths = self._gather([part.rows.lengths for part in parts])
         self.target_counts = self._gather([part.rows.target_counts for part in parts])
-        usable = (self.target_counts > 0) if needs_targets else (self.lengths > 1)
-        self._usable = np.flatnonzero(usable)
+        is_usable = (self.target_counts > 0) if needs_targets else (self.lengths > 1)
+        self._usable = np.flatnonzero(is_usable)
         # Rows that are truncated at the context.
         self.cut = int(self._gather([part.rows.is_cut for part in parts])[self._usable].sum())
-        self.rows_asked_for = len(usable)
-        self.dropped = int(len(usable) - usable.sum())
+        self.rows_asked_for = len(is_usable)
+        self.dropped = self.rows_asked_for - len(self._usable)
         if len(self._usable) == 0:
             raise DataError("no row of the mixture has a token to learn; check the data sets, or use loss: all")
         # Two epochs, because a batch may end one and begin the next.
@@ -63,17 +59,16 @@ class Mixture:
 
     @property
     def identity(self) -> str:
-        return digest(
-            self._seed, [(part.rows.identity, len(part.chosen), part.data_set.repeats) for part in self.parts]
-        )
+        shares = [(part.rows.identity, len(part.chosen), part.data_set.repeats) for part in self.parts]
+        return digest(self._seed, shares)
 
     def row(self, number: int) -> tuple[np.ndarray, np.ndarray]:
         """Return the ids and marks of a row, by its number in `order`."""
-        return self.parts[self._set_of[number]].rows.row(int(self._row_of[number]))
+        return self.parts[self._part_of[number]].rows.row(int(self._row_of[number]))
 
     def name(self, number: int) -> str:
         """Return the name of a row in messages."""
-        return f"row {self._row_of[number]:,} of {self.parts[self._set_of[number]].data_set.name}"
+        return f"row {self._row_of[number]:,} of {self.parts[self._part_of[number]].data_set.name}"
 
     def describe(self) -> str:
         parts = [
@@ -81,12 +76,11 @@ class Mixture:
             f"{len(part.chosen):,}"
             for part in self.parts
         ]
-        dropped = f"; {self.dropped:,} without a token to learn are left out" if self.dropped else ""
-        malformed = sum(part.rows.malformed for part in self.parts)
-        skipped = f"; {malformed:,} malformed ones are left out" if malformed else ""
-        longest = self.parts[0].rows.longest
-        cut = f"; {self.cut:,} ({self.cut / len(self):.1%}) are cut at {longest:,} tokens" if self.cut else ""
-        return f"{' + '.join(parts)} = {self.rows_asked_for:,} rows{dropped}{skipped}{cut}"
+        malformed, longest = sum(part.rows.malformed for part in self.parts), self.parts[0].rows.longest
+        text = f"{' + '.join(parts)} = {self.rows_asked_for:,} rows"
+        text += f"; {self.dropped:,} without a token to learn are left out" if self.dropped else ""
+        text += f"; {malformed:,} malformed ones are left out" if malformed else ""
+        return text + (f"; {self.cut:,} ({self.cut / len(self):.1%}) are cut at {longest:,} tokens" if self.cut else "")
 
     def malformed_examples(self) -> list[str]:
         """Return messages about the first malformed rows that were skipped."""
@@ -100,13 +94,10 @@ class Mixture:
         # Dropped after the shuffle, so that the order of the other rows is the same with and without the dropped ones.
         return order if self.dropped == 0 else order[np.isin(order, self._usable)]
 
-    def _gather(self, of_sets: Sequence[np.ndarray]) -> np.ndarray:
-        return np.concatenate(
-            [
-                np.tile(values[part.chosen], part.data_set.repeats)
-                for part, values in zip(self.parts, of_sets, strict=True)
-            ]
-        )
+    def _gather(self, of_parts: Sequence[np.ndarray]) -> np.ndarray:
+        """Return the values of all rows of the mixture, from those of all rows of each data set."""
+        shares = zip(self.parts, of_parts, strict=True)
+        return np.concatenate([np.tile(values[part.chosen], part.data_set.repeats) for part, values in shares])
 
 
 def prepare_mixture(
@@ -143,14 +134,12 @@ def _malformed(data_set: DataSet, rows: RenderedRows) -> DataError:
     examples = "".join(f"\n  {example}" for example in rows.examples_of_malformed)
     more = rows.malformed - len(rows.examples_of_malformed)
     rest = f"\n  and {more:,} more" if more else ""
+    advice = "Correct them, or set skip_malformed: true in the stage to leave them out."
     if data_set.format == "conversations" and len(rows) == 0:  # skipping them would leave nothing
-        return DataError(
-            f"none of the {rows.malformed:,} rows of {data_set.name} is a conversation:{examples}{rest}\n"
-            f"Expected {EXPECTED_FORMS}."
-        )
+        advice = f"Expected {EXPECTED_FORMS}."
     return DataError(
         f"{rows.malformed:,} of {rows.malformed + len(rows):,} conversations of {data_set.name} are malformed:"
-        f"{examples}{rest}\nCorrect them, or set skip_malformed: true in the stage to leave them out."
+        f"{examples}{rest}\n{advice}"
     )
 
 
@@ -160,10 +149,6 @@ class DataSetCount:
     rows: int | None  # used; None: all of a source that is not on this machine
     repeats: int
     available: int | None  # in the source; None: not on this machine
-
-    @property
-    def total(self) -> int | None:
-        return None if self.rows is None else self.rows * self.repeats
 
 
 @dataclass(frozen=True)
@@ -185,66 +170,37 @@ class StageCounts:
 
     def to_text(self) -> str:
         steps = "by tokens, known once rendered" if self.steps is None else f"{self.steps:,}"
-        lines = [f"{self.stage}: {self.batch:,} {self.unit} a step, steps: {steps}"]
-        lines += _table(self.train, "rows in all")
-        if self.validation:
-            lines += ["  held out", *_table(self.validation, "rows in all")]
-        return "\n".join(lines)
+        lines = [f"{self.stage}: {self.batch:,} {self.unit} a step, steps: {steps}", *_table(self.train)]
+        return "\n".join(lines + (["  held out", *_table(self.validation)] if self.validation else []))
 
 
 def count_stages(recipe: ChatRecipe) -> list[StageCounts]:
     return [count_stage(name, stage) for name, stage in recipe.stages.given().items()]
 
 
-def fetch_data_sets(recipe: ChatRecipe, progress: Progress | None = None) -> list[dict[str, Any]]:
-    """Download the missing data of the mixtures; return an entry per data set."""
-    rows: dict[tuple, dict[str, Any]] = {}
-    for stage in recipe.stages.given().values():
-        for data_set in (*stage.mixture, *stage.validation.mixture):
-            key = (data_set.format, data_set.source, str(data_set.files), data_set.revision)
-            files = [] if data_set.source in ("builtin", "system") else source_files(data_set, progress) or []
-            count = rows_at_hand(data_set) or 0
-            before = rows.get(key, {"rows": 0})
-            rows[key] = {
-                "name": data_set.name,
-                "source": data_set.source,
-                "rows": max(count, before["rows"]),
-                "bytes": sum(path.stat().st_size for path in files),
-                "sha256": [sha256_of_file(path) for path in files],
-            }
-    return list(rows.values())
-
-
 def count_stage(name: str, stage: Stage | ChatStageRecipe) -> StageCounts:
-    train, padded = _counts(stage.mixture), stage.batching == "padded"
-    steps, rows = stage.train.steps, _sum(train)
+    train, validation = (
+        [
+            DataSetCount(data_set.name, data_set.rows or available, data_set.repeats, available)
+            for data_set in data_sets
+            for available in [rows_at_hand(data_set)]
+        ]
+        for data_sets in (stage.mixture, stage.validation.mixture)
+    )
+    padded, steps, rows = stage.batching == "padded", stage.train.steps, _sum(train)
     if steps is None and padded and rows is not None:
         steps = max(1, int((stage.train.epochs or 0) * rows) // stage.train.batch - stage.drop_last_update)
-    return StageCounts(
-        stage=name,
-        train=train,
-        validation=_counts(stage.validation.mixture),
-        batch=stage.train.batch,
-        unit="conversations" if padded else "packed sequences",
-        steps=steps,
-        learning_rate_scale=stage.optimizer.lr_scale,
-    )
-
-
-def _counts(data_sets: Sequence[DataSet]) -> list[DataSetCount]:
-    counts = []
-    for data_set in data_sets:
-        available = rows_at_hand(data_set)
-        counts.append(DataSetCount(data_set.name, data_set.rows or available, data_set.repeats, available))
-    return counts
+    unit = "conversations" if padded else "packed sequences"
+    return StageCounts(name, train, validation, stage.train.batch, unit, steps, stage.optimizer.lr_scale)
 
 
 def _sum(counts: Sequence[DataSetCount]) -> int | None:
-    totals = [count.total for count in counts]
-    return None if None in totals else sum(total for total in totals if total is not None)
+    if any(count.rows is None for count in counts):
+        return None
+    return sum((count.rows or 0) * count.repeats for count in counts)
 
 
-def _table(counts: Sequence[DataSetCount], last: str) -> list[str]:
+def _table(counts: Sequence[DataSetCount]) -> list[str]:
     lines = []
     for count in counts:
         rows = "all" if count.rows is None else f"{count.rows:,}"
@@ -252,4 +208,21 @@ def _table(counts: Sequence[DataSetCount], last: str) -> list[str]:
         there = "not on this machine" if count.available is None else f"of {count.available:,}"
         lines.append(f"  {count.name:<24}{rows:>14}   {there}")
     total = _sum(counts)
-    return [*lines, f"  {last:<24}{'unknown' if total is None else f'{total:,}':>14}"]
+    return [*lines, f"  {'rows in all':<24}{'unknown' if total is None else f'{total:,}':>14}"]
+
+
+def fetch_data_sets(recipe: ChatRecipe, progress: Progress | None = None) -> list[dict[str, Any]]:
+    """Download the missing data of the mixtures; return an entry per data set."""
+    entries: dict[tuple, dict[str, Any]] = {}
+    for stage in recipe.stages.given().values():
+        for data_set in (*stage.mixture, *stage.validation.mixture):
+            files = [] if data_set.source in ("builtin", "system") else source_files(data_set, progress) or []
+            key = (data_set.format, data_set.source, str(data_set.files), data_set.revision)
+            entries[key] = {
+                "name": data_set.name,
+                "source": data_set.source,
+                "rows": max(rows_at_hand(data_set) or 0, entries.get(key, {"rows": 0})["rows"]),
+                "bytes": sum(path.stat().st_size for path in files),
+                "sha256": [sha256_of_file(path) for path in files],
+            }
+    return list(entries.values())

@@ -10,7 +10,7 @@ import os
 import shutil
 import tempfile
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,6 @@ from PIL import Image, ImageOps
 from lapcli.data.cache import build_once, digest
 from lapcli.runtime.environment import launcher
 from lapcli.runtime.errors import DataError
-from lapcli.runtime.files import open_to_read
 from lapcli.runtime.progress import Progress
 
 # A photograph of a hundred megapixels is large, not an attack; Pillow refuses at twice that.
@@ -30,8 +29,6 @@ warnings.simplefilter("ignore", Image.DecompressionBombWarning)
 HASHED_IMAGES = 1000
 #: Images from whose sizes the memory of the whole set is estimated.
 SAMPLED_IMAGES = 64
-#: Metadata of a JPEG that may have its orientation. Without any of them exif_transpose and its copy are skipped.
-_PLACES_OF_ORIENTATION = {"exif", "xmp", "XML:com.adobe.xmp", "Raw profile type exif"}
 SUFFIXES = (".jpeg", ".jpg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".ppm", ".pgm")
 
 
@@ -149,8 +146,7 @@ def decode(encoded: bytes, name: str, turned: bool = False) -> Image.Image:
     try:
         image: Image.Image
         with Image.open(io.BytesIO(encoded)) as image:
-            if turned and (image.format != "JPEG" or not _PLACES_OF_ORIENTATION.isdisjoint(image.info)):
-                image = ImageOps.exif_transpose(image)
+            image = ImageOps.exif_transpose(image) if turned else image
             image.load()
             return image if image.mode == "RGB" else _eight_bits(image).convert("RGB")
     except Exception as error:  # Pillow's readers raise many kinds of errors for damaged files
@@ -184,19 +180,8 @@ def decode_into_memory(
     return ImagesInMemory(images, progress)
 
 
-def check_labels(labels: Sequence[int | None] | np.ndarray, classes: int, name: Callable[[int], str]) -> np.ndarray:
-    """Return labels as an array; DataError names a row whose label is not a whole number from 0 to classes - 1."""
-    for index, label in enumerate(labels):
-        # bool is a subclass of int, and True would be class 1.
-        if isinstance(label, bool) or not isinstance(label, int | np.integer):
-            raise DataError(f"{name(index)} has the label {repr(label)[:60]}; expected the number of a class, from 0")
-        if not 0 <= label < classes:
-            raise DataError(f"{name(index)} has the label {label}; expected a class from 0 to {classes - 1}")
-    return np.array(labels, dtype=np.int64)
-
-
 class FolderImages(ImageSet):
-    """Images of a folder with a folder for each class.
+    """Images of a folder with a folder for each class, which may have one more level of folders.
 
     A class and an image may be links; hidden files, and links to folders within a class, are left out.
     """
@@ -205,20 +190,16 @@ class FolderImages(ImageSet):
         classes = sorted(entry.name for entry in os.scandir(folder) if os.path.isdir(entry) and entry.name[:1] != ".")
         if not classes:
             raise DataError(f"{folder} has no folders of images; expected one for each class")
-        self._files: list[str] = []
-        labels: list[int] = []
-        for label, name in enumerate(classes):
-            files = list(image_files(folder / name))
-            if not files:
-                raise DataError(f"{folder / name} has no images ({', '.join(SUFFIXES)}); add some or remove the folder")
-            self._files += files
-            labels += [label] * len(files)
-        super().__init__(np.array(labels), classes, turned)
+        files = [list(image_files(folder / name)) for name in classes]
+        if not all(files):
+            empty = folder / classes[files.index([])]
+            raise DataError(f"{empty} has no images ({', '.join(SUFFIXES)}); add some or remove the folder")
+        self._files = [file for of_class in files for file in of_class]
+        super().__init__(np.repeat(np.arange(len(classes)), list(map(len, files))), classes, turned)
 
     def encoded(self, index: int) -> bytes:
         try:
-            with open_to_read(self._files[index]) as file:
-                return file.read()
+            return Path(self._files[index]).read_bytes()
         except OSError as error:
             raise DataError(f"{self._files[index]} cannot be read ({error.strerror}); was it moved?") from None
 
@@ -227,15 +208,8 @@ class FolderImages(ImageSet):
 
 
 def image_files(folder: Path) -> Iterator[str]:
-    """Yield the images below a folder, sorted by name; some data sets have one more level of folders."""
-
-    def refuse(error: OSError) -> None:
-        raise DataError(f"{error.filename} cannot be read ({error.strerror}); check its permissions")
-
-    for place, folders, names in os.walk(folder, onerror=refuse):
+    """Yield the images below a folder, sorted by name."""
+    for place, folders, names in os.walk(folder):
         folders[:] = sorted(name for name in folders if name[:1] != ".")  # in place: os.walk descends into these
-        yield from (os.path.join(place, name) for name in sorted(names) if _is_image(name))
-
-
-def _is_image(name: str) -> bool:
-    return name.lower().endswith(SUFFIXES) and name[:1] != "."
+        images = sorted(name for name in names if name.lower().endswith(SUFFIXES) and name[:1] != ".")
+        yield from (os.path.join(place, name) for name in images)

@@ -23,7 +23,7 @@ from typing import Any, Literal
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, Sampler
+from torch.utils.data import DataLoader
 
 from lapcli.data.images.image_set import ImageSet
 from lapcli.runtime.errors import DataError, LapError
@@ -176,7 +176,7 @@ class ImageLoader:
         check_shared_memory(self.bytes_ahead(first), self.workers)
         loader: DataLoader = DataLoader(
             self._reader,  # type: ignore[arg-type]
-            batch_sampler=_Requests(self._from(first)),
+            batch_sampler=self._from(first),
             num_workers=self.workers,
             # The reader returns whole batches; the default would stack their tensors.
             collate_fn=_as_it_is,
@@ -197,14 +197,6 @@ class ImageLoader:
     def _after(self, request: Request) -> Request:
         step, micro_step = request
         return (step, micro_step + 1) if micro_step + 1 < self._micro_steps else (step + 1, 0)
-
-
-class _Requests(Sampler):
-    def __init__(self, requests: Iterator[list[Example]]) -> None:
-        self._requests = requests
-
-    def __iter__(self) -> Iterator[list[Example]]:
-        return self._requests
 
 
 # A function of the module, since a lambda cannot be pickled for workers that are spawned (macOS).

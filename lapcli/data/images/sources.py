@@ -6,6 +6,7 @@ that contains it; every second cell, as on a chessboard, is held out, so that he
 others.
 """
 
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -72,19 +73,13 @@ def open_images(source: ImageFiles, classes: int | None, progress: Progress | No
         raise DataError(
             f"training and validation images have different classes: {', '.join(differing)} are in only one of them"
         )
-    _check_count(train, classes, f"the images of {source.train}")
+    _check_count(train, classes, source)
     sizes = sampled_sizes(train)
     train = decode_into_memory(train, source.decoded_gigabytes, progress, sizes)
     validation = decode_into_memory(validation, source.decoded_gigabytes, progress)
     width, height = np.median(sizes, axis=0).astype(int).tolist()
-    return ImageData(
-        train,
-        validation,
-        _described(source, train, validation),
-        digest(train.identity(), validation.identity()),
-        (width, height),
-        note,
-    )
+    identity = digest(train.identity(), validation.identity())
+    return ImageData(train, validation, _described(source, train, validation), identity, (width, height), note)
 
 
 def open_held_out(source: ImageFiles, classes: list[str]) -> tuple[ImageSet, str]:
@@ -93,7 +88,7 @@ def open_held_out(source: ImageFiles, classes: list[str]) -> tuple[ImageSet, str
     A folder without splits is used as a whole.
     """
     train, validation, _ = _parts(source, whole=True)
-    _check_count(validation, len(classes), f"the images of {source.train}")
+    _check_count(validation, len(classes), source)
     # A table without names of classes has numbers in their place, whose order says nothing about the model's.
     are_named = validation.classes != [str(number) for number in range(len(validation.classes))]
     if are_named and validation.classes != classes:
@@ -105,15 +100,17 @@ def open_held_out(source: ImageFiles, classes: list[str]) -> tuple[ImageSet, str
     return decode_into_memory(validation, source.decoded_gigabytes), _described(source, train, validation)
 
 
-def _check_count(images: ImageSet, classes: int | None, what: str) -> None:
+def _check_count(images: ImageSet, classes: int | None, source: ImageFiles) -> None:
     if classes is not None and len(images.classes) != classes:
-        raise DataError(f"{what} have {len(images.classes)} classes, but model.classes is {classes}; make them equal")
+        found = len(images.classes)
+        raise DataError(
+            f"the images of {source.train} have {found} classes, but model.classes is {classes}; make them equal"
+        )
 
 
 def _described(source: ImageFiles, train: ImageSet, validation: ImageSet) -> str:
-    training = f"{len(train):,} training and " if train is not validation else ""
-    kind = "validation images" if training else "images"
-    return f"{source.train}: {training}{len(validation):,} {kind} of {len(validation.classes)} classes"
+    counts = f"{len(train):,} training and {len(validation):,} validation" if train is not validation else len(train)
+    return f"{source.train}: {counts} images of {len(validation.classes)} classes"
 
 
 def _parts(source: ImageFiles, whole: bool = False) -> tuple[ImageSet, ImageSet, str | None]:
@@ -124,21 +121,18 @@ def _parts(source: ImageFiles, whole: bool = False) -> tuple[ImageSet, ImageSet,
         other, held_out = _open(source, source.validation)
         return train, held_out or other, None
     if isinstance(source.validation, float):
-        note = None
-        if own_validation is not None:
-            note = (
-                f"the {len(own_validation):,} validation images of {source.train} are not used: data.validation holds "
-                f"out {source.validation} of its training images; use them with --set data.validation=null"
-            )
-        return *held_out_fraction(train, source.validation, source.split_seed), note
-    if own_validation is None and whole:
-        return train, train, None
-    if own_validation is None:
+        unused = 0 if own_validation is None else len(own_validation)
+        note = (
+            f"the {unused:,} validation images of {source.train} are not used: data.validation holds out "
+            f"{source.validation} of its training images; use them with --set data.validation=null"
+        )
+        return *held_out_fraction(train, source.validation, source.split_seed), note if unused else None
+    if own_validation is None and not whole:
         raise DataError(
             f"{source.train} has no part to validate on ({', '.join(HELD_OUT)}); give data.validation, a folder or a "
             "fraction such as 0.1"
         )
-    return train, own_validation, None
+    return train, train if own_validation is None else own_validation, None
 
 
 def _open(source: ImageFiles, where: str) -> tuple[ImageSet, ImageSet | None]:
@@ -177,60 +171,52 @@ def held_out_fraction(images: ImageSet, fraction: float, seed: int) -> tuple[Ima
     return ImageSubset(images, np.flatnonzero(~mask)), ImageSubset(images, np.flatnonzero(mask))
 
 
-class Digits(ImageSet):
-    def __init__(self) -> None:
-        from sklearn.datasets import load_digits
+class PixelImages(ImageSet):
+    """Images that are arrays of pixels."""
 
-        digits = load_digits()
-        grey = np.rint(digits.images * (255 / 16)).astype(np.uint8)  # from 17 levels, 0 to 16
-        self._pixels = np.ascontiguousarray(np.broadcast_to(grey[..., None], (*grey.shape, 3)))
-        super().__init__(digits.target, [str(number) for number in digits.target_names])
+    def __init__(self, pixels: Iterable[np.ndarray], labels: np.ndarray, classes: Sequence[str], name: str) -> None:
+        super().__init__(labels, classes)
+        self._pixels, self._name = [np.ascontiguousarray(image) for image in pixels], name
 
     def encoded(self, index: int) -> bytes:
         return self._pixels[index].tobytes()
 
     def name(self, index: int) -> str:
-        return f"scikit-learn's digit {index}"
+        return f"{self._name} {index}"
 
     def image(self, index: int) -> Image.Image:
         return Image.fromarray(self._pixels[index])
 
 
+class Digits(PixelImages):
+    def __init__(self) -> None:
+        from sklearn.datasets import load_digits
+
+        digits = load_digits()
+        grey = np.rint(digits.images * (255 / 16)).astype(np.uint8)  # from 17 levels, 0 to 16
+        rgb = np.broadcast_to(grey[..., None], (*grey.shape, 3))
+        super().__init__(rgb, digits.target, [str(n) for n in digits.target_names], "scikit-learn's digit")
+
+
 CELL = 24  # pixels of a side
 REGIONS = (3, 4)  # rows and columns of regions in a photograph
-NAMES = ("temple", "flower")
 
 
-class Photographs(ImageSet):
+class Photographs(PixelImages):
     def __init__(self, held_out: bool = False) -> None:
         from sklearn.datasets import load_sample_images
 
-        self._photographs = [np.ascontiguousarray(pixels) for pixels in load_sample_images().images]
-        self._places, labels = [], []
-        for number, pixels in enumerate(self._photographs):
+        pieces, labels = [], []
+        for number, pixels in enumerate(load_sample_images().images):
             rows, columns = pixels.shape[0] // CELL, pixels.shape[1] // CELL
-            for row in range(rows):
-                for column in range(columns):
-                    if (row + column) % 2 == held_out:
-                        region = row * REGIONS[0] // rows, column * REGIONS[1] // columns
-                        self._places.append((number, row * CELL, column * CELL))
-                        labels.append((number * REGIONS[0] + region[0]) * REGIONS[1] + region[1])
-        classes = [f"{name} {r},{c}" for name in NAMES for r in range(REGIONS[0]) for c in range(REGIONS[1])]
-        super().__init__(np.array(labels), classes)
-
-    def encoded(self, index: int) -> bytes:
-        return self._pixels(index).tobytes()
-
-    def name(self, index: int) -> str:
-        number, top, left = self._places[index]
-        return f"the {NAMES[number]}'s piece at row {top}, column {left}"
-
-    def image(self, index: int) -> Image.Image:
-        return Image.fromarray(self._pixels(index))
-
-    def _pixels(self, index: int) -> np.ndarray:
-        number, top, left = self._places[index]
-        return np.ascontiguousarray(self._photographs[number][top : top + CELL, left : left + CELL])
+            for row, column in np.ndindex(rows, columns):
+                if (row + column) % 2 == held_out:
+                    top, left = row * CELL, column * CELL
+                    pieces.append(pixels[top : top + CELL, left : left + CELL])
+                    region = row * REGIONS[0] // rows, column * REGIONS[1] // columns
+                    labels.append((number * REGIONS[0] + region[0]) * REGIONS[1] + region[1])
+        classes = [f"{name} {r},{c}" for name in ("temple", "flower") for r, c in np.ndindex(*REGIONS)]
+        super().__init__(pieces, np.array(labels), classes, "scikit-learn's photographs, piece")
 
 
 class DigitsSource(LabelledImageSource):

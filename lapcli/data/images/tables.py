@@ -4,14 +4,14 @@ Both use `datasets.load_dataset`, so that local files and the hub's behave alike
 folder of our cache, and recognises them by name and modification time.
 """
 
-import os
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
-from lapcli.data.images.image_set import ImageSet, check_labels
+import numpy as np
+
+from lapcli.data.images.image_set import ImageSet
 from lapcli.runtime.environment import cache_dir, hub_is_offline
 from lapcli.runtime.errors import DataError
-from lapcli.runtime.files import read_bytes
 
 #: Larger labels are no classes, but something else, such as an id of each image.
 MOST_CLASSES = 1_000_000
@@ -26,24 +26,20 @@ class TableImages(ImageSet):
         from datasets import ClassLabel
         from datasets import Image as ImageFeature
 
-        self._place = f"{source}, split {split}"
+        self._place, self._column = f"{source}, split {split}", image_column
         labels = table[label_column][:]  # a column of `datasets` 4 is lazy; the slice reads it once
-        feature = table.features[label_column]
-        if isinstance(feature, ClassLabel):
-            classes = list(feature.names)
-        else:
-            known = [label if isinstance(label, int) else -1 for label in labels]
-            highest = max(known, default=-1)
-            if highest >= MOST_CLASSES:
-                raise DataError(
-                    f"{self.name(known.index(highest))} has the label {highest:,}; labels are the numbers of classes "
-                    f"from 0, at most {MOST_CLASSES:,}: choose another data.label_column"
-                )
-            classes = [str(number) for number in range(highest + 1)]
-        super().__init__(check_labels(labels, len(classes), self.name), classes, turned)
-        if not len(self):
+        if not labels:
             raise DataError(f"{self._place} has no rows")
-        self._column = image_column
+        feature = table.features[label_column]
+        classes = list(feature.names) if isinstance(feature, ClassLabel) else None
+        most = MOST_CLASSES if classes is None else len(classes)
+        for index, label in enumerate(labels):
+            if not isinstance(label, int) or not 0 <= label < most:
+                raise DataError(
+                    f"{self.name(index)} has the label {repr(label)[:60]}; expected the number of a class from 0 to "
+                    f"{most - 1}: correct it, or choose another data.label_column"
+                )
+        super().__init__(np.array(labels), classes or [str(number) for number in range(max(labels) + 1)], turned)
         self._table = table.select_columns([image_column]).cast_column(image_column, ImageFeature(decode=False))
 
     def encoded(self, index: int) -> bytes:
@@ -53,7 +49,7 @@ class TableImages(ImageSet):
         if not cell or not cell["path"]:
             raise DataError(f"{self.name(index)} has no image in column {self._column}")
         try:
-            return read_bytes(Path(cell["path"]))
+            return Path(cell["path"]).read_bytes()
         except OSError as error:
             raise DataError(f"{self.name(index)}: {cell['path']} cannot be read ({error.strerror})") from None
 
@@ -72,15 +68,21 @@ def open_tables(
     splits = load_tables(source, revision)
     if "train" not in splits:
         raise DataError(f"{source} has no split `train`; it has {', '.join(splits)}")
-    held_out = next((name for name in HELD_OUT if name in splits), None)
-    parts = []
-    for split in ("train", held_out):
-        if split is not None:
-            table = splits[split]
-            image = _column(table, source, image_column, _images(table), "image")
-            label = _column(table, source, label_column, _labels(table), "label")
-            parts.append(TableImages(table, source, split, image, label, turned))
-    return parts[0], parts[1] if len(parts) > 1 else None
+    train, held_out = (
+        TableImages(
+            splits[split],
+            source,
+            split,
+            _column(splits[split], source, image_column, "image"),
+            _column(splits[split], source, label_column, "label"),
+            turned,
+        )
+        if split
+        else None
+        for split in ("train", next((name for name in HELD_OUT if name in splits), None))
+    )
+    assert train is not None
+    return train, held_out
 
 
 def load_tables(source: str, revision: str | None, **options: Any) -> Any:
@@ -110,34 +112,26 @@ def load_tables(source: str, revision: str | None, **options: Any) -> Any:
         raise DataError(f"{source} could not be read as a data set ({reason})") from error
 
 
-def _column(table: Any, source: str, wanted: str | None, candidates: list[str], kind: str) -> str:
-    have = ", ".join(table.column_names)
-    if wanted is not None and wanted not in table.column_names:
+def _column(table: Any, source: str, wanted: str | None, kind: Literal["image", "label"]) -> str:
+    """Return the column that the recipe names, or the only one that may hold images or labels."""
+    from datasets import ClassLabel, Image, Value
+
+    features, have = table.features, ", ".join(table.column_names)
+    if wanted is not None and wanted not in features:
         raise DataError(f"{source} has no column {wanted}; it has {have} (data.{kind}_column)")
-    if wanted is None and len(candidates) != 1:
+    if kind == "image":
+        # Without the hub's metadata an image is a dictionary of its bytes and its path.
+        plain = [n for n, f in features.items() if isinstance(f, dict) and set(f) == {"bytes", "path"}]
+        found = plain + [name for name, feature in features.items() if isinstance(feature, Image)]
+    else:
+        numbers = [n for n, f in features.items() if isinstance(f, Value) and f.dtype.startswith(("int", "uint"))]
+        found = [name for name, feature in features.items() if isinstance(feature, ClassLabel)] or numbers
+    if wanted is None and len(found) != 1:
         raise DataError(
-            f"{source} has {len(candidates) or 'no'} columns that hold {kind}s; it has {have}: give data.{kind}_column"
+            f"{source} has {len(found) or 'no'} columns that hold {kind}s; it has {have}: give data.{kind}_column"
         )
-    return wanted or candidates[0]
-
-
-def _images(table: Any) -> list[str]:
-    from datasets import Image
-
-    return [name for name, feature in table.features.items() if isinstance(feature, Image) or _holds_bytes(feature)]
-
-
-def _holds_bytes(feature: Any) -> bool:
-    return isinstance(feature, dict) and set(feature) == {"bytes", "path"}
-
-
-def _labels(table: Any) -> list[str]:
-    from datasets import ClassLabel, Value
-
-    features = table.features.items()
-    classes = [name for name, feature in features if isinstance(feature, ClassLabel)]
-    return classes or [name for name, f in features if isinstance(f, Value) and f.dtype.startswith(("int", "uint"))]
+    return wanted or found[0]
 
 
 def has_tables(folder: Path) -> bool:
-    return any(name.endswith(".parquet") for _, _, files in os.walk(folder) for name in files)
+    return next(folder.rglob("*.parquet"), None) is not None

@@ -6,18 +6,14 @@ compared within one.
 """
 
 import ast
-import gc
 import os
 import platform
 import sysconfig
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 from lapcli.data.cache import digest
 from lapcli.data.sources import DocumentSource
-from lapcli.runtime.environment import cache_dir
-from lapcli.runtime.errors import DataError
 
 # Not installed by every distribution, or not documentation of the library.
 SKIPPED_FOLDERS = {
@@ -36,15 +32,8 @@ class PythonDocumentation(DocumentSource):
         sources = [(name, (root / name).stat().st_size) for name in _modules(root)]
         return digest(VERSION, platform.python_version(), sources)[:16]
 
-    def folder(self) -> Path:
-        return cache_dir() / "builtin" / self.fingerprint()
-
     def rows(self) -> Iterator[str]:
-        with _collector_paused():
-            documents = list(without_repeats(builtin_documents(_library())))
-        if not documents:
-            raise DataError(f"this Python has no documentation ({_library()}); name another text in data.train")
-        yield from documents
+        return without_repeats(builtin_documents(_library()))
 
 
 PYTHON_DOCUMENTATION = PythonDocumentation()
@@ -70,33 +59,18 @@ def builtin_documents(root: Path) -> Iterator[str]:
             yield "\n\n".join(docstrings) + "\n"
 
 
-@contextmanager
-def _collector_paused() -> Iterator[None]:
-    """Pause garbage collection: syntax trees have no cycles, and searching for them would take half of the time."""
-    was_enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_enabled:
-            gc.enable()
-
-
 def without_repeats(documents: Iterable[str]) -> Iterator[str]:
     """Drop repeated paragraphs: topics quote each other, and validation must not have text that was trained on."""
     seen: set[str] = set()
     for document in documents:
-        kept = []
-        new = False
+        kept, before = [], len(seen)
         for paragraph in document.split("\n\n"):
-            if len(paragraph) < REPEATABLE:
+            if paragraph not in seen:
                 kept.append(paragraph)
-            elif paragraph not in seen:
-                seen.add(paragraph)
-                kept.append(paragraph)
-                new = True
+                if len(paragraph) >= REPEATABLE:
+                    seen.add(paragraph)
         # Headings alone are not a document: all of its text stands in an earlier one.
-        if new:
+        if len(seen) > before:
             yield "\n\n".join(kept)
 
 

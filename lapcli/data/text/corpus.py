@@ -1,24 +1,19 @@
-"""A corpus: the files of a text source read as one sequence of documents, split into training and validation.
+"""A corpus: the files of a text source read as one sequence of documents, some of them held out for validation.
 
-The source is the built-in text, a hub data set or local files. The held-out documents and the order of the others are
-computed from the seed.
+The source is the built-in text, a hub data set or local files. The held-out documents are computed from the seed.
 """
 
 import math
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 
 from lapcli.data.cache import digest
 from lapcli.data.file_formats import DOCUMENT_SUFFIXES, is_text, read_documents
-from lapcli.data.source_files import cached_hub_files, expand_ranges, hub_files, local_files
-from lapcli.data.sources import RowSource
-from lapcli.data.token_store import document_order, file_key
-from lapcli.recipe.data_sources import find_source
+from lapcli.data.source_files import expand_ranges, source_files
+from lapcli.data.token_store import file_key
 from lapcli.recipe.schema import UNKNOWN, TextSource
 from lapcli.runtime.errors import DataError
 from lapcli.runtime.progress import Progress
@@ -26,95 +21,66 @@ from lapcli.runtime.progress import Progress
 DEFAULT_FRACTION = 1 / 20
 
 
-class SplitDocuments(NamedTuple):
-    """Some documents in source order, split into those to train on and those held out."""
-
-    train: list[str]
-    validation: list[str]
-
-
 class Corpus:
     """The documents of a source: cropped, without nulls and empty ones, in source order."""
 
-    def __init__(
-        self, source: TextSource, names: Sequence[str], paths: Sequence[Path], progress: Progress | None = None
-    ) -> None:
-        """`names` are those of the files within the source, as in the recipe and error messages."""
-        self.source, self._progress = source, progress
-        self.files = list(zip(names, paths, strict=True))
+    def __init__(self, source: TextSource, files: Sequence[Path], progress: Progress | None = None) -> None:
+        self.source, self.files, self._progress = source, files, progress
         self.skipped = 0  # nulls and empty documents in the last pass over the files
-        self.holds_out_a_file = source.validation == "last_file" or (source.validation is None and len(names) > 1)
-        if self.holds_out_a_file and len(names) < 2:
+        self._holds_out_a_file = source.validation == "last_file" or (source.validation is None and len(files) > 1)
+        if self._holds_out_a_file and len(files) < 2:
             raise DataError(
-                f"data.validation: last_file, but the source has only {names[0]}; give a fraction or more files"
+                f"data.validation: last_file, but the source has only {files[0]}; give a fraction or more files"
             )
         settings = source.model_dump(include={"column", "separator", "crop", "shuffled", "shuffle_seed", "validation"})
-        files = [file_key(name, path) for name, path in self.files]
-        self.sizes = [int(size) for _, _, size, _ in files]
-        self.key = digest(settings, files)  # of the cache: the files, and all settings that change documents or split
+        keys = [file_key(path) for path in files]
+        self._sizes = [int(size) for _, size, _ in keys]
+        self.size = sum(self._sizes)
+        self.key = digest(settings, keys)  # of the cache: the files, and all settings that change documents or split
 
     @property
-    def size(self) -> int:
-        return sum(self.sizes)
+    def seed(self) -> int | None:
+        """The seed of the documents' order; None for a source in random order, which is kept."""
+        return None if self.source.shuffled else self.source.shuffle_seed
 
-    def parts(self, doing: str, *, only_train: bool = False) -> Iterator[SplitDocuments]:
-        """Yield every document once, in source order; `doing` names the work for the progress bar."""
-        count = None if self.holds_out_a_file else self._count
-        self.skipped = 0  # after counting, which counts skipped documents too
-        if count is None:
-            for documents in self._documents(doing, slice(None, -1)):
-                yield SplitDocuments(documents, [])
-            for documents in [] if only_train else self._documents(doing, slice(-1, None)):
-                yield SplitDocuments([], documents)
-        elif count == 1:
-            for documents in self._documents(doing):
-                for document in documents:
-                    train, held = split_document(document, self._fraction)
-                    yield SplitDocuments([train], [held])
+    def documents(self, doing: str) -> Iterator[tuple[bool, str]]:
+        """Yield every document, after whether it is held out; `doing` names the work for the progress bar."""
+        if self._holds_out_a_file:
+            yield from ((file is self.files[-1], document) for file, document in self._read(doing))
+            return
+        documents = (document for _, document in self._read(doing))
+        fraction = DEFAULT_FRACTION if self.source.validation is None else float(self.source.validation)
+        if self._count == 1:
+            train, held = split_document(next(documents), fraction)
+            yield from ((False, train), (True, held))
         else:
-            start = 0
-            for documents in self._documents(doing):
-                held_of = self._held_out[start : start + len(documents)].tolist()
-                start += len(documents)
-                if len(held_of) < len(documents):
-                    raise self.changed_meanwhile()
-                yield SplitDocuments(
-                    [document for document, held in zip(documents, held_of, strict=True) if not held],
-                    [document for document, held in zip(documents, held_of, strict=True) if held],
-                )
-
-    def changed_meanwhile(self) -> DataError:
-        return DataError(
-            f"{self.source.train} changed while it was being read; run the command again when it is complete"
-        )
-
-    @property
-    def _fraction(self) -> float:
-        return DEFAULT_FRACTION if self.source.validation is None else float(self.source.validation)
+            try:
+                yield from zip(held_out(self._count, fraction, self.seed).tolist(), documents, strict=True)
+            except ValueError:  # another count than in the pass before
+                raise DataError(f"{self.source.train} changed while it was being read; run it again") from None
 
     @cached_property
     def _count(self) -> int:
         """The number of documents, for a fraction of them; it takes a pass over the source."""
-        count = sum(len(documents) for documents in self._documents("counting documents"))
+        count = sum(1 for _ in self._read("counting documents"))
         if count == 0:
             raise DataError(f"{self.source.train} has no text in it; check data.train, data.files and data.column")
         return count
 
-    @cached_property
-    def _held_out(self) -> np.ndarray:
-        return held_out(self._count, self._fraction, None if self.source.shuffled else self.source.shuffle_seed)
-
-    def _documents(self, doing: str, chosen: slice = slice(None)) -> Iterator[list[str]]:
-        starts = np.cumsum([0, *self.sizes]).tolist()
-        for (name, path), size, done in list(zip(self.files, self.sizes, starts, strict=False))[chosen]:
-            batches = read_documents(path, name=name, column=self.source.column, separator=self.source.separator)
-            for fraction, documents in batches:
+    def _read(self, doing: str) -> Iterator[tuple[Path, str]]:
+        done = self.skipped = 0
+        for path, size in zip(self.files, self._sizes, strict=True):
+            for fraction, documents in read_documents(path, column=self.source.column, separator=self.source.separator):
                 if self._progress:
                     self._progress(doing, done + int(fraction * size), self.size)
-                cropped = [document[: self.source.crop] for document in documents if document]
-                self.skipped += len(documents) - len(cropped)
-                if cropped:
-                    yield cropped
+                self.skipped += sum(not document for document in documents)
+                yield from ((path, document[: self.source.crop]) for document in documents if document)
+            done += size
+
+
+def document_order(count: int, seed: int, purpose: str) -> np.ndarray:
+    """Return a permutation of `count` documents, a different one for each purpose."""
+    return np.random.default_rng([seed, *purpose.encode()]).permutation(count)
 
 
 def held_out(count: int, fraction: float, seed: int | None) -> np.ndarray:
@@ -134,68 +100,29 @@ def split_document(document: str, fraction: float) -> tuple[str, str]:
     if len(document) < 2:
         raise DataError("the text is a single character, which cannot be trained and validated on; give more text")
     target = min(max(round(len(document) * (1 - fraction)), 1), len(document) - 1)
-    for mark in ("\n", " "):
-        before = document.rfind(mark, 0, target) + 1
-        # A mark at the very end is not searched: the held-out part would be empty.
-        after = document.find(mark, target, -1) + 1
-        # The nearer of both, but none so far off that the held-out share would be a very different one.
-        near = [cut for cut in (before, after) if cut and abs(cut - target) <= min(target, len(document) - target) / 2]
-        if near:
-            target = min(near, key=lambda cut: abs(cut - target))
-            break
-    return document[:target], document[target:]
+    # The last one before the target, but none so far off that the held-out share would be a very different one.
+    first = target - min(target, len(document) - target) // 2
+    cut = document.rfind("\n", first, target) + 1 or document.rfind(" ", first, target) + 1 or target
+    return document[:cut], document[cut:]
 
 
-def open_corpus(source: TextSource, progress: Progress | None = None) -> Corpus:
-    """Open the source's files, downloading missing ones; no text is read yet."""
+def open_corpus(source: TextSource, progress: Progress | None = None, *, download: bool = True) -> Corpus | None:
+    """Open the source's files; without `download`, None if they would have to be downloaded or extracted."""
     if source.train == UNKNOWN:
         raise DataError("the run was imported, and what it was trained on is not known; name a text with --data")
-    if named := _row_source(source):
-        text = named.file()
-        return Corpus(source, [text.name], [text], progress)
-    if source.train.startswith("hub:"):
-        repository, names = hub_list(source)
-        return Corpus(source, names, hub_files(repository, names, source.revision, progress), progress)
-    paths = local_files(source.train, source.files)
-    folder = Path(source.train).expanduser()
-    names = [path.name if folder.is_file() else path.relative_to(folder).as_posix() for path in paths]
-    _check(source, names)
-    return Corpus(source, names, paths, progress)
-
-
-def corpus_at_hand(source: TextSource) -> Corpus | None:
-    """Open the corpus; None if something would have to be downloaded or extracted."""
-    if (named := _row_source(source)) and not named.folder().is_dir():
+    place = source.train, source.files, source.revision
+    paths = source_files(*place, "text", DOCUMENT_SUFFIXES, progress, download=download)
+    if paths is None:
         return None
-    if source.train.startswith("hub:"):
-        repository, names = hub_list(source)
-        if cached_hub_files(repository, names, source.revision) is None:
-            return None
-    return open_corpus(source)
-
-
-def _row_source(source: TextSource) -> RowSource | None:
-    named = find_source(source.train, "text")
-    return named if isinstance(named, RowSource) else None
+    # A .md file is read if it is named, but skipped in a folder, where it mostly describes the data.
+    is_text_file = [is_text(path.name) for path in paths]
+    if source.separator is not None and not any(is_text_file):
+        raise DataError("data.separator: none of the source's files is a text file; remove it")
+    if source.column != "text" and all(is_text_file):
+        raise DataError(f"data.column: text files have no columns such as {source.column}; remove it")
+    return Corpus(source, paths, progress)
 
 
 def hub_list(source: TextSource) -> tuple[str, list[str]]:
     """Return the data set's name and its files, in the order of the recipe."""
-    names = expand_ranges(source.files or [])
-    _check(source, names)
-    return source.train.removeprefix("hub:"), names
-
-
-def _check(source: TextSource, names: Sequence[str]) -> None:
-    for name, count in Counter(names).items():
-        # A .md file is read if it is named, but skipped in a folder, where it mostly describes the data.
-        if not name.endswith((*DOCUMENT_SUFFIXES, ".md")):
-            raise DataError(
-                f"data.files: {name} has a format that is not read here; expected {', '.join(DOCUMENT_SUFFIXES)}"
-            )
-        if count > 1:
-            raise DataError(f"data.files: {name} is named twice, so that validation would not be held out; remove one")
-    if source.separator is not None and not any(map(is_text, names)):
-        raise DataError("data.separator: none of the source's files is a text file; remove it")
-    if source.column != "text" and all(map(is_text, names)):
-        raise DataError(f"data.column: text files have no columns such as {source.column}; remove it")
+    return source.train.removeprefix("hub:"), expand_ranges(source.files or [])

@@ -9,7 +9,7 @@ import hashlib
 import json
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from itertools import chain, islice
+from itertools import chain
 from pathlib import Path
 
 import numpy as np
@@ -17,7 +17,7 @@ import tokenizers
 from tokenizers import AddedToken, Regex, decoders, models, pre_tokenizers, trainers
 
 from lapcli.runtime.errors import DataError
-from lapcli.runtime.files import read_text, write_text
+from lapcli.runtime.files import write_text
 
 SPECIAL_TOKENS: tuple[str, ...] = (
     "<|bos|>",
@@ -69,36 +69,31 @@ class Tokenizer:
         self.vocab_size: int = inner.get_vocab_size()
         self._bytes = _bytes_of_ids(inner)
         self._splits_by_our_pattern = json.dumps(SPLIT_PATTERN) in inner.to_str()
-        self._special = {name: self.vocab_size - len(SPECIAL_TOKENS) + i for i, name in enumerate(SPECIAL_TOKENS)}
+        self._special = _special_ids(self.vocab_size - len(SPECIAL_TOKENS))
         self.bos = self._special["<|bos|>"]
         self.sha256 = hashlib.sha256(inner.to_str().encode()).hexdigest()
 
     @classmethod
     def from_file(cls, path: str | Path) -> "Tokenizer":
         try:
-            text = read_text(Path(path))
-        except OSError as error:
+            text = Path(path).read_text(encoding="utf-8")
+        except (OSError, ValueError) as error:
             raise DataError(
-                f"cannot read the tokenizer {path} ({error.strerror}); restore it, or check tokenizer.file"
+                f"cannot read the tokenizer {path} ({error}); restore it, or check tokenizer.file"
             ) from None
-        except ValueError as error:
-            raise _incomplete(path, error) from None
         return cls.from_text(text, path)
 
     @classmethod
     def from_text(cls, text: str, path: str | Path) -> "Tokenizer":
         """Load the content of a tokenizer.json; errors name `path`."""
         try:
-            inner = tokenizers.Tokenizer.from_str(text)
-        except Exception as error:  # the library raises plain Exception for anything that it cannot read
-            raise _incomplete(path, error) from None
-        try:
-            tokenizer = cls(inner)
+            tokenizer = cls(tokenizers.Tokenizer.from_str(text))
             if tokenizer.decode_bytes(tokenizer.encode(PROBE)) != PROBE.encode():
                 raise DataError("it changes the text that it encodes")
-        except DataError as error:
+        except Exception as error:  # the library raises plain Exception for anything that it cannot read
             raise DataError(
-                f"{path} is not a tokenizer that lap can use: {error}; leave tokenizer.file out to train one"
+                f"{path} is not a tokenizer that lap can use: {str(error)[:200]}; name another, or leave "
+                "tokenizer.file out to train one"
             ) from None
         return tokenizer
 
@@ -109,32 +104,39 @@ class Tokenizer:
         return self._special[name]
 
     def encode(self, text: str) -> list[int]:
-        ids: list[int] = self._inner.encode(LONE_SURROGATE.sub("\ufffd", text), add_special_tokens=False).ids
-        return ids
+        return self.encode_batch([text])[0]
 
-    def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
-        """Encode texts on all cores. A lone surrogate, which has no UTF-8 bytes, becomes U+FFFD."""
-        clean = [LONE_SURROGATE.sub("\ufffd", text) for text in texts]
-        if max(map(len, clean), default=0) <= _LONG_TEXT:
-            return [encoding.ids for encoding in self._inner.encode_batch_fast(clean, add_special_tokens=False)]
-        return [self._encode_in_parts(text) for text in clean]
+    def encode_batch(self, texts: Iterable[str]) -> list[list[int]]:
+        encoded: list[list[int]] = []
+        for begins, ids in self.encode_stream(texts):
+            if begins:
+                encoded.append(ids)
+            else:
+                encoded[-1] += ids
+        return encoded
 
-    def _encode_in_parts(self, text: str) -> list[int]:
-        """Encode a long text in parts, with the same ids: at once it would take 200 bytes of memory per byte."""
-        ids: list[int] = []
-        # 64 pieces at a time are about 4 million characters in memory, and enough work for all cores.
-        pieces = self.pieces(text)
-        while some := list(islice(pieces, 64)):
-            for encoding in self._inner.encode_batch_fast(some, add_special_tokens=False):
-                ids += encoding.ids
-        return ids
+    def encode_stream(self, texts: Iterable[str]) -> Iterator[tuple[bool, list[int]]]:
+        """Encode texts on all cores; yield the ids of each piece of a text, after whether it begins the text.
 
-    def pieces(self, text: str) -> Iterator[str]:
-        """Cut a long text into pieces whose ids, one after the other, are those of the text.
-
-        Where that is possible depends on the split pattern: with any but our own the text stays whole.
+        Long texts are cut into pieces whose ids are those of the text: as a whole they would take 200 bytes of memory
+        per byte. Where that is possible depends on the split pattern: with any but our own a text stays whole. A lone
+        surrogate, which has no UTF-8 bytes, becomes U+FFFD.
         """
-        return cut_at_blanks(text, PIECE) if self._splits_by_our_pattern else iter([text])
+        waiting: list[tuple[bool, str]] = []
+        characters = 0
+        for text in texts:
+            clean = LONE_SURROGATE.sub("\ufffd", text)
+            for number, piece in enumerate(cut_at_blanks(clean, PIECE) if self._splits_by_our_pattern else [clean]):
+                waiting.append((number == 0, piece))
+                characters += len(piece)
+                if characters > ENCODED_AT_ONCE:
+                    yield from self._encoded(waiting)
+                    waiting, characters = [], 0
+        yield from self._encoded(waiting)
+
+    def _encoded(self, pieces: Sequence[tuple[bool, str]]) -> Iterator[tuple[bool, list[int]]]:
+        encodings = self._inner.encode_batch_fast([piece for _, piece in pieces], add_special_tokens=False)
+        yield from ((begins, encoding.ids) for (begins, _), encoding in zip(pieces, encodings, strict=True))
 
     def decode(self, ids: Iterable[int]) -> str:
         """Decode to text; bytes that are not valid UTF-8, such as those of a truncated character, become U+FFFD."""
@@ -142,7 +144,10 @@ class Tokenizer:
 
     def decode_bytes(self, ids: Iterable[int]) -> bytes:
         """Decode any ids to their exact bytes; a special token becomes its name."""
-        return b"".join(self._bytes[self._checked(int(id_))] for id_ in ids)
+        numbers = [int(id_) for id_ in ids]
+        if unknown := [id_ for id_ in numbers if not 0 <= id_ < self.vocab_size]:  # -1 would be the last special token
+            raise ValueError(f"{unknown[0]} is not a token id of a vocabulary of {self.vocab_size}")
+        return b"".join(self._bytes[id_] for id_ in numbers)
 
     def byte_lengths(self) -> np.ndarray:
         """Return the number of text bytes of each id, int32, 0 for special tokens (for bits per byte)."""
@@ -151,14 +156,9 @@ class Tokenizer:
         ordinary = [len(raw) for raw in self._bytes[: -len(SPECIAL_TOKENS)]]
         return np.array(ordinary + [0] * len(SPECIAL_TOKENS), dtype=np.int32)
 
-    def _checked(self, id_: int) -> int:
-        if not 0 <= id_ < self.vocab_size:  # -1 would silently be the last special token
-            raise ValueError(f"{id_} is not a token id of a vocabulary of {self.vocab_size}")
-        return id_
-
 
 PIECE = 1 << 16  # characters that one core encodes at a time
-_LONG_TEXT = 1 << 22
+ENCODED_AT_ONCE = 1 << 22  # characters: enough work for all cores, few enough for memory
 _UNBROKEN = 1 << 20
 _BLANK = re.compile(r"(?<=\S) (?=\S)|(?<=\n)(?=\S)")
 
@@ -180,40 +180,32 @@ def cut_at_blanks(text: str, length: int) -> Iterator[str]:
         yield text[start:]
 
 
-def _incomplete(path: str | Path, error: Exception) -> DataError:
-    return DataError(
-        f"{path} is not a complete tokenizer.json ({str(error)[:200]}); name another, or leave tokenizer.file out to "
-        "train one"
-    )
+def _special_ids(ordinary: int) -> dict[str, int]:
+    return {name: ordinary + number for number, name in enumerate(SPECIAL_TOKENS)}
 
 
 def _bytes_of_ids(inner: tokenizers.Tokenizer) -> list[bytes]:
     """Return the bytes of every id; DataError for a tokenizer that is not byte-level or lacks our special tokens."""
     size = inner.get_vocab_size()
     added = {token.content: id_ for id_, token in inner.get_added_tokens_decoder().items() if token.special}
-    expected = {name: size - len(SPECIAL_TOKENS) + i for i, name in enumerate(SPECIAL_TOKENS)}
-    if added != expected or len(inner.get_added_tokens_decoder()) != len(added):
+    if added != _special_ids(size - len(added)) or len(inner.get_added_tokens_decoder()) != len(added):
         raise DataError(f"its last ids must be the special tokens {' '.join(SPECIAL_TOKENS)} and no others")
-    vocab = inner.get_vocab()
-    if set(vocab.values()) != set(range(size)):
-        raise DataError("its ids have gaps")  # embeddings have a row for each id below the size
-    ordinary = [token for token in vocab if token not in added]
-    if not set("".join(ordinary)) <= BYTE_OF_CHARACTER.keys():
-        raise DataError("its tokens are not byte-level")
-    to_byte = str.maketrans({character: chr(byte) for character, byte in BYTE_OF_CHARACTER.items()})
-    table = [b""] * size
-    for token in ordinary:
-        table[vocab[token]] = token.translate(to_byte).encode("latin-1")
-    for name, id_ in added.items():
-        table[id_] = name.encode()
-    if not {bytes([byte]) for byte in range(256)} <= set(table):
-        raise DataError("some of the 256 bytes are missing")
+    try:
+        table = {
+            id_: token.encode() if token in added else bytes(BYTE_OF_CHARACTER[character] for character in token)
+            for token, id_ in inner.get_vocab().items()
+        }
+    except KeyError:
+        raise DataError("its tokens are not byte-level") from None
+    # Embeddings have a row for each id below the size.
+    if table.keys() != set(range(size)) or not {bytes([byte]) for byte in range(256)} <= set(table.values()):
+        raise DataError("its ids have gaps, or some of the 256 bytes are missing")
     if getattr(inner.model, "dropout", None):
         raise DataError("it has BPE dropout, which makes encoding random")
-    return table
+    return [table[id_] for id_ in range(size)]
 
 
-def _assemble(model: models.BPE, pattern: str = SPLIT_PATTERN) -> tokenizers.Tokenizer:
+def _assemble(model: models.BPE, pattern: str = SPLIT_PATTERN, special: Sequence[str] = ()) -> tokenizers.Tokenizer:
     inner = tokenizers.Tokenizer(model)
     inner.pre_tokenizer = pre_tokenizers.Sequence(
         [
@@ -223,12 +215,13 @@ def _assemble(model: models.BPE, pattern: str = SPLIT_PATTERN) -> tokenizers.Tok
         ]
     )
     inner.decoder = decoders.ByteLevel()
+    inner.add_special_tokens([AddedToken(name, special=True, normalized=False) for name in special])
     return inner
 
 
 #: The trainer takes quadratic time in the length of a word: 46 seconds for 200,000 bytes. No real word is that long;
 #: a run that is, such as the rest of a file that a crash filled with one byte, is split.
-_LONG_RUN = re.compile(r"\w{2048}|\s{2048}|[^\w\s]{2048}")
+_LONG_RUN = re.compile(r"(\w{2048}|\s{2048}|[^\w\s]{2048})")
 
 
 def train_tokenizer(texts: Iterable[str], vocab: int, *, max_chars: int, crop: int) -> Tokenizer:
@@ -251,9 +244,8 @@ def train_tokenizer(texts: Iterable[str], vocab: int, *, max_chars: int, crop: i
             f"to {possible} or less, give more text, or raise tokenizer.train_crop (now {crop:,} characters a document)"
         )
     # Assembled anew, because in the learner the 256 bytes are special tokens too.
-    inner = _assemble(models.BPE(vocab=learned["vocab"], merges=[tuple(merge) for merge in learned["merges"]]))
-    inner.add_special_tokens([AddedToken(name, special=True, normalized=False) for name in SPECIAL_TOKENS])
-    return Tokenizer(inner)
+    model = models.BPE(vocab=learned["vocab"], merges=[tuple(merge) for merge in learned["merges"]])
+    return Tokenizer(_assemble(model, special=SPECIAL_TOKENS))
 
 
 def tokenizer_from_ranks(ranks: Mapping[bytes, int], pattern: str, special: Mapping[str, int]) -> Tokenizer:
@@ -263,8 +255,7 @@ def tokenizer_from_ranks(ranks: Mapping[bytes, int], pattern: str, special: Mapp
     gets a merge for every two tokens that it can be split into.
     """
     ordered = sorted(ranks, key=lambda token: ranks[token])
-    expected = {name: len(ordered) + i for i, name in enumerate(SPECIAL_TOKENS)}
-    if [ranks[token] for token in ordered] != list(range(len(ordered))) or dict(special) != expected:
+    if [ranks[token] for token in ordered] != list(range(len(ordered))) or special != _special_ids(len(ordered)):
         raise DataError(f"its last ids must be the special tokens {' '.join(SPECIAL_TOKENS)} and no others")
     shown = {token: "".join(BYTE_CHARACTERS[byte] for byte in token) for token in ordered}
     merges = []
@@ -274,22 +265,17 @@ def tokenizer_from_ranks(ranks: Mapping[bytes, int], pattern: str, special: Mapp
         fitting.sort(key=lambda cut: (ranks[cut[0]], ranks[cut[1]]))
         merges += [(shown[left], shown[right]) for left, right in fitting]
     try:
-        inner = _assemble(models.BPE(vocab={shown[token]: ranks[token] for token in ordered}, merges=merges), pattern)
+        model = models.BPE(vocab={shown[token]: ranks[token] for token in ordered}, merges=merges)
+        return Tokenizer(_assemble(model, pattern, SPECIAL_TOKENS))
     except Exception as error:  # the library raises plain Exception, here for a pattern that it cannot read
         raise DataError(f"no tokenizer can be built from its tables ({str(error)[:200]})") from None
-    inner.add_special_tokens([AddedToken(name, special=True, normalized=False) for name in SPECIAL_TOKENS])
-    return Tokenizer(inner)
 
 
 def _excerpts(texts: Iterable[str], max_chars: int, crop: int) -> Iterator[str]:
     seen = 0
     for text in texts:
-        excerpt = text[:crop]
-        start, clean = 0, LONE_SURROGATE.sub("\ufffd", excerpt)
-        for run in _LONG_RUN.finditer(clean):
-            yield clean[start : run.end()]
-            start = run.end()
-        yield clean[start:]
+        excerpt = LONE_SURROGATE.sub("\ufffd", text[:crop])
+        yield from filter(None, _LONG_RUN.split(excerpt))
         seen += len(excerpt)
         # After the text that crosses the limit, which is still used, as in nanochat's scripts/tok_train.py.
         if seen > max_chars:

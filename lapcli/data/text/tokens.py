@@ -4,22 +4,31 @@ cache/tokenizers/KEY/{index.json, tokenizer.json}     by the source's files and 
 cache/text/KEY/{index.json, *.bin}                    by the source's files, the split and the tokenizer
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
+
 from lapcli.data.cache import build_once, digest
-from lapcli.data.text.corpus import Corpus, corpus_at_hand, hub_list, open_corpus
+from lapcli.data.text.corpus import Corpus, document_order, hub_list, open_corpus
 from lapcli.data.text.tokenizer import SPLIT_PATTERN, Tokenizer, train_tokenizer
-from lapcli.data.token_store import DocumentWriter, TokenStream, is_whole, open_stream, read_index, write_index
-from lapcli.recipe.data_sources import PREFIX
+from lapcli.data.token_store import (
+    DocumentStream,
+    StoreWriter,
+    TokenStore,
+    TokenStream,
+    has_index,
+    read_index,
+    write_index,
+)
 from lapcli.recipe.schema import TextSource, TokenizerSection
 from lapcli.runtime.environment import cache_dir
 from lapcli.runtime.errors import DataError
 from lapcli.runtime.progress import Progress
 
-VERSION = 3  # of the files under cache/text and cache/tokenizers; changing it rebuilds them
+VERSION = 4  # of the files under cache/text and cache/tokenizers; changing it rebuilds them
 TOKENIZER = "tokenizer.json"
-_PARTS = ("train", "validation")
 
 
 @dataclass(frozen=True)
@@ -45,42 +54,34 @@ def prepare_text(
     Safe to call on every rank.
     """
     corpus = open_corpus(source, progress)
+    assert corpus is not None
     used = tokenizer if isinstance(tokenizer, Tokenizer) else _prepare_tokenizer(corpus, tokenizer)
     folder = _text_folder(corpus.key, used.sha256)
-    build_once(folder, lambda unfinished: _tokenise(unfinished, corpus, used), is_whole)
+    build_once(folder, lambda unfinished: _tokenise(unfinished, corpus, used), has_index)
     return _open(folder, corpus, used)
 
 
 def describe_source(source: TextSource, tokenizer: TokenizerSection) -> str:
     """Describe the source of the text and how much of it is prepared; downloads and builds nothing."""
-    remote = source.train.startswith("hub:")
-    if remote:
+    if source.train.startswith("hub:"):
         repository, names = hub_list(source)
         where = f"{len(names):,} files of the hub data set {repository}, {names[0]} to {names[-1]}"
-    elif source.train == "builtin":
-        where = "the built-in text (this Python's documentation and docstrings)"
-    elif source.train.startswith(PREFIX):
-        where = f"the data source {source.train.removeprefix(PREFIX)}"
+        missing = "not on this machine: `lap fetch RECIPE` downloads it"
     else:
-        where = f"local text {source.train}"
+        builtin = "the built-in text (this Python's documentation and docstrings)"
+        where = builtin if source.train == "builtin" else source.train
+        missing = "the first run prepares it, once"
     try:
-        corpus = corpus_at_hand(source)
-        if corpus is None:
-            state = (
-                "not on this machine: `lap fetch RECIPE` downloads it" if remote else "the first run prepares it, once"
-            )
-        elif _is_tokenised(corpus, tokenizer):
-            state = f"{len(corpus.files):,} files, {corpus.size / 1e6:,.1f} MB, tokenised already"
-        else:
-            state = f"{len(corpus.files):,} files, {corpus.size / 1e6:,.1f} MB; the first run tokenises them, once"
+        corpus = open_corpus(source, download=False)
     except DataError as error:
-        state = f"not usable as it is: {error}"
-    return f"{where}\n{state}"
-
-
-def _is_tokenised(corpus: Corpus, section: TokenizerSection) -> bool:
-    path = Path(section.file).expanduser() if section.file else _tokenizer_folder(corpus.key, section) / TOKENIZER
-    return path.is_file() and is_whole(_text_folder(corpus.key, Tokenizer.from_file(path).sha256))
+        return f"{where}\nnot usable as it is: {error}"
+    if corpus is None:
+        return f"{where}\n{missing}"
+    folder = _tokenizer_folder(corpus.key, tokenizer)
+    path = Path(tokenizer.file).expanduser() if tokenizer.file else folder / TOKENIZER
+    is_tokenised = path.is_file() and has_index(_text_folder(corpus.key, Tokenizer.from_file(path).sha256))
+    state = "tokenised already" if is_tokenised else "the first run tokenises them, once"
+    return f"{where}\n{len(corpus.files):,} files, {corpus.size / 1e6:,.1f} MB, {state}"
 
 
 def _prepare_tokenizer(corpus: Corpus, section: TokenizerSection) -> Tokenizer:
@@ -94,24 +95,19 @@ def _prepare_tokenizer(corpus: Corpus, section: TokenizerSection) -> Tokenizer:
             )
         return named
 
-    # Each leaves the tokenizer in `ready`, so that it is neither read nor parsed a second time.
-    ready: list[Tokenizer] = []
-
     def train(folder: Path) -> None:
-        documents = (text for part in corpus.parts("training the tokenizer", only_train=True) for text in part.train)
-        ready.append(train_tokenizer(documents, section.vocab, max_chars=section.train_chars, crop=section.train_crop))
-        ready[-1].save(folder / TOKENIZER)
-        write_index(folder, {"sha256": ready[-1].sha256})
+        documents = (text for is_held_out, text in corpus.documents("training the tokenizer") if not is_held_out)
+        trained = train_tokenizer(documents, section.vocab, max_chars=section.train_chars, crop=section.train_crop)
+        trained.save(folder / TOKENIZER)
+        write_index(folder, {"sha256": trained.sha256})
 
     def is_intact(folder: Path) -> bool:
         try:
-            ready.append(Tokenizer.from_file(folder / TOKENIZER))
-            return read_index(folder) == {"sha256": ready[-1].sha256}
+            return read_index(folder) == {"sha256": Tokenizer.from_file(folder / TOKENIZER).sha256}
         except (DataError, OSError, ValueError):
             return False
 
-    build_once(_tokenizer_folder(corpus.key, section), train, is_intact)
-    return ready[-1]
+    return Tokenizer.from_file(build_once(_tokenizer_folder(corpus.key, section), train, is_intact) / TOKENIZER)
 
 
 def _tokenizer_folder(corpus_key: str, section: TokenizerSection) -> Path:
@@ -124,43 +120,46 @@ def _text_folder(corpus_key: str, tokenizer_sha256: str) -> Path:
 
 
 def _tokenise(folder: Path, corpus: Corpus, tokenizer: Tokenizer) -> None:
-    seed = None if corpus.source.shuffled else corpus.source.shuffle_seed
-    writers = {part: DocumentWriter(folder, part, tokenizer, seed) for part in _PARTS}
-    for parts in corpus.parts("tokenising"):
-        writers["train"].add(parts.train)
-        writers["validation"].add(parts.validation)
-    streams = {part: writer.finish() for part, writer in writers.items()}
-    for part, writer in writers.items():
-        if not writer.documents:
-            raise DataError(
-                f"{corpus.source.train} has no text for {part}; check data.train, data.files and data.validation"
-            )
-    if open_corpus(corpus.source).key != corpus.key:  # edited while it was read: the key is of other content
-        raise corpus.changed_meanwhile()
-    hashes = {part: [sha256 for _, _, sha256 in shards] for part, (_, shards) in streams.items()}
-    index = {
-        "identity": digest(hashes, tokenizer.sha256),
-        "documents": {part: writer.documents for part, writer in writers.items()},
-        "skipped": corpus.skipped,
-        "streams": streams,
-    }
-    write_index(folder, index)
+    writer, is_held_out = StoreWriter(folder, tokenizer.vocab_size, columns=2), bytearray()  # a byte for each document
+
+    def texts() -> Iterator[str]:
+        for held_out, document in corpus.documents("tokenising"):
+            is_held_out.append(held_out)
+            yield document
+
+    for begins, ids in tokenizer.encode_stream(texts()):
+        if begins and writer.tokens:
+            writer.end(is_held_out[writer.documents])
+        # BOS only before the first piece: the later ones continue the document.
+        writer.append([tokenizer.bos, *ids] if begins else ids)
+    if len(set(is_held_out)) < 2:
+        part = "validation" if 0 in is_held_out else "train"
+        raise DataError(
+            f"{corpus.source.train} has no text for {part}; check data.train, data.files and data.validation"
+        )
+    writer.end(is_held_out[-1])
+    writer.close(tokenizer.sha256, corpus.seed, skipped=corpus.skipped)
 
 
 def _open(folder: Path, corpus: Corpus, tokenizer: Tokenizer) -> TextData:
-    index = read_index(folder)
-    train, validation = (open_stream(folder, part) for part in _PARTS)
-    documents = index["documents"]
+    store = TokenStore(folder)
+    _, is_held_out = store.numbers.T
+    streams = {}
+    for number, name in enumerate(("train", "validation")):
+        documents = np.flatnonzero(is_held_out == number)
+        order = np.arange(len(documents)) if corpus.seed is None else document_order(len(documents), corpus.seed, name)
+        streams[name] = DocumentStream(store, documents[order])
+    train, validation, held = streams["train"], streams["validation"], int(is_held_out.sum())
+    skipped = store.index["skipped"]
     return TextData(
         tokenizer=tokenizer,
         train=train,
         validation=validation,
-        identity=index["identity"],
-        documents=sum(documents.values()),
+        identity=store.identity,
+        documents=len(store),
         description=(
-            f"{corpus.source.train}: {documents['train']:,} documents of {len(train):,} tokens to train on, "
-            f"{documents['validation']:,} of {len(validation):,} held out"
-            + (f", {index['skipped']:,} empty ones left out" if index["skipped"] else "")
+            f"{corpus.source.train}: {len(store) - held:,} documents of {len(train):,} tokens to train on, "
+            f"{held:,} of {len(validation):,} held out" + (f", {skipped:,} empty ones left out" if skipped else "")
         ),
         folder=folder,
         source_files=len(corpus.files),

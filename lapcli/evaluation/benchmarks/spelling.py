@@ -6,11 +6,11 @@ from dataclasses import replace
 from pathlib import Path
 
 from lapcli.data.chat.generated import builtin_words, spelling_bee
-from lapcli.data.sources import rows_sha256
 from lapcli.data.text.builtin import builtin_text
 from lapcli.evaluation.benchmarks.benchmark import BenchmarkRequest, BenchmarkSettings, Documents, PreparedTask
 from lapcli.evaluation.benchmarks.gsm8k import NumberBenchmark, final_number
 from lapcli.recipe.schema import CHAT, LANGUAGE
+from lapcli.runtime.files import sha256_of_file
 
 DOCUMENTS = 256
 
@@ -30,7 +30,7 @@ class Spelling(NumberBenchmark):
             last = answer.parts[-1].text
             documents.append({"question": question.parts[0].text, "answer": last, "number": final_number(last)})
         digest = hashlib.sha256(json.dumps(documents).encode()).hexdigest()
-        return Documents(documents, {f"generated from builtin text {rows_sha256(builtin_text())[:16]}": digest})
+        return Documents(documents, {f"generated from builtin text {sha256_of_file(builtin_text())[:16]}": digest})
 
     def lm_eval_task(self, request: BenchmarkRequest) -> PreparedTask:
         """Ask for the likeliest answer alone; lm-eval itself has no such task."""

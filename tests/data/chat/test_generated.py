@@ -5,8 +5,9 @@ import string
 
 import pytest
 
-from lapcli.data.chat.generated import QUESTIONS, TEST_SEED, read_words, shuffled_words, simple_spelling, spelling_bee
+from lapcli.data.chat.generated import QUESTIONS, TEST_SEED, shuffled_words, simple_spelling, spelling_bee, words_of
 from lapcli.generation.calculator import calculate
+from lapcli.recipe.chat import DataSet
 from lapcli.runtime.errors import DataError
 
 WORDS = ["banana", "strawberry", "it", "zoo", "misspelling", "ten"]
@@ -73,16 +74,18 @@ def test_the_shuffled_list_is_a_permutation():
     assert shuffled_words(WORDS) == shuffled_words(WORDS)
 
 
+def words_in(path):
+    return words_of(DataSet(name="words", format="simple_spelling", source=str(path), rows=1))
+
+
 def test_words_of_a_file(tmp_path):
     (tmp_path / "words.txt").write_bytes(b"alpha\r\nbeta\r\n\r\ngamma")
-    assert read_words(tmp_path / "words.txt") == ["alpha", "beta", "gamma"]
+    assert words_in(tmp_path / "words.txt") == ["alpha", "beta", "gamma"]
     (tmp_path / "none.txt").write_bytes(b"\n")
     for name in ("none.txt", "missing.txt"):
         with pytest.raises(DataError, match=name):
-            read_words(tmp_path / name)
+            words_in(tmp_path / name)
 
 
 def test_the_real_list(test_data):
-    words = read_words(test_data / "words" / "words_alpha.txt")
-    assert len(words) == 370_099
-    assert all(not word.endswith("\r") for word in words[:100])
+    assert len(words_in(test_data / "words" / "words_alpha.txt")) == 370_099

@@ -56,22 +56,18 @@ def test_sizes_and_keys():
     assert not torch.equal(read[0][0], read[0][1])
 
 
-def test_photographs_share_no_pixel_between_their_parts():
+def test_photographs_are_cells_of_a_chessboard_that_are_apart():
+    """Together the two parts are every cell of both photographs once, and a part has none beside another."""
+    from sklearn.datasets import load_sample_image
+
     train, held_out = Photographs(), Photographs(held_out=True)
     assert train.classes == held_out.classes
     assert set(train.labels) == set(held_out.labels) == set(range(24))
-    places = [set(part._places) for part in (train, held_out)]
-    assert not places[0] & places[1]
-    for _, top, left in places[0] | places[1]:
-        assert top % CELL == left % CELL == 0  # so that pieces are the same or apart
-    assert len(places[0] | places[1]) == 2 * (427 // CELL) * (640 // CELL)
-
-
-def test_a_piece_is_what_the_photograph_shows_there():
-    from sklearn.datasets import load_sample_image
-
-    part = Photographs(held_out=True)
-    number, top, left = part._places[len(part) - 1]
-    expected = load_sample_image("flower.jpg")[top : top + CELL, left : left + CELL]
-    assert number == 1
-    assert np.array_equal(np.asarray(part.image(len(part) - 1)), expected)
+    cells = [[], []]
+    for name in ("china.jpg", "flower.jpg"):
+        for row in range(427 // CELL):
+            for column in range(640 // CELL):
+                part = load_sample_image(name)[row * CELL : (row + 1) * CELL, column * CELL : (column + 1) * CELL]
+                cells[(row + column) % 2].append(part.tobytes())
+    for part, expected in zip((train, held_out), cells, strict=True):
+        assert [np.asarray(part.image(number)).tobytes() for number in range(len(part))] == expected

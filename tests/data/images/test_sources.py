@@ -97,13 +97,9 @@ def test_parquet_files_without_metadata(tmp_path):
 @pytest.mark.parametrize(
     ("keys", "labels", "message"),
     [
-        ({}, [0, -1, 2], r"row 1 has the label -1; expected a class from 0 to 2"),
-        ({}, [0, None, 2], r"row 1 has the label None; expected the number of a class"),
-        (
-            {"label_column": "label"},
-            ["cat", "dog", "cat"],
-            r"row 0 has the label 'cat'; expected the number of a class",
-        ),
+        ({}, [0, -1, 2], r"row 1 has the label -1"),
+        ({}, [0, None, 2], r"row 1 has the label None"),
+        ({"label_column": "label"}, ["cat", "dog", "cat"], r"row 0 has the label 'cat'"),
         ({"label_column": "fine"}, [0, 1, 2], r"no column fine; it has img, label \(data.label_column\)"),
         ({"image_column": "photo"}, [0, 1, 2], r"no column photo; it has img, label \(data.image_column\)"),
     ],
@@ -185,20 +181,6 @@ def test_greys_of_more_bits_keep_their_shades(form, dtype):
 def test_greys_of_unknown_range_are_refused(values):
     with pytest.raises(DataError, match=r"deep.tiff cannot be decoded .*no known range"):
         decode(encoded(Image.fromarray(values), "TIFF"), "deep.tiff")
-
-
-def test_the_orientation_of_a_jpeg_is_found_wherever_it_stands():
-    """A JPEG without any such tag is taken as it is, which saves parsing and a copy; each place has to be known."""
-    plain = np.asarray(decode(encoded(picture(0, (12, 10)), "JPEG"), "plain"))
-    exif = Image.Exif()
-    exif[0x0112] = 3  # upside down
-    xmp = b'<x:xmpmeta xmlns:x="adobe:ns:meta/"><rdf:Description tiff:Orientation="3"/></x:xmpmeta>'
-    for tag in ({"exif": exif}, {"xmp": xmp}):
-        turned = encoded(picture(0, (12, 10)), "JPEG", **tag)
-        assert np.array_equal(np.asarray(decode(turned, "turned", turned=True)), np.rot90(plain, 2))
-        assert np.array_equal(np.asarray(decode(turned, "turned")), plain)
-    assert np.array_equal(plain, np.asarray(Image.open(io.BytesIO(encoded(picture(0, (12, 10)), "JPEG")))))
-    assert decode(encoded(picture(0, mode="L"), "JPEG"), "grey").mode == "RGB"
 
 
 def test_held_images_are_the_decoded_ones(tmp_path):

@@ -214,7 +214,7 @@ def test_padding_and_truncation_of_a_file_are_not_applied(tokenizer, tmp_path):
 def test_a_damaged_file_is_refused(tmp_path, content):
     path = tmp_path / "tokenizer.json"
     path.write_bytes(content)
-    with pytest.raises(DataError, match=r"tokenizer\.json is not a complete"):
+    with pytest.raises(DataError, match=r"tokenizer\.json"):
         Tokenizer.from_file(path)
 
 

@@ -1,5 +1,4 @@
 import json
-import logging
 import os
 import subprocess
 import sys
@@ -10,7 +9,7 @@ import pytest
 from support import HANG, start_process
 from text_support import TOKENIZER, documents, jsonl, source, story, write_stories
 
-from lapcli.data.text import corpus, tokens
+from lapcli.data.text import corpus
 from lapcli.data.text.tokenizer import train_tokenizer
 from lapcli.data.text.tokens import describe_source, prepare_text
 from lapcli.recipe.schema import TextSource, TokenizerSection
@@ -50,7 +49,7 @@ def test_the_last_of_several_files_is_held_out(tmp_path):
         assert {text[0] for text in documents(prepared, "train")} == {"a", "b"}
     by_list = prepare_text(source(tmp_path, files=["c.jsonl", "b.jsonl"]), TOKENIZER)
     assert {text[0] for text in documents(by_list, "validation")} == {"b"}
-    with pytest.raises(DataError, match=r"last_file.*only a\.jsonl"):
+    with pytest.raises(DataError, match=r"last_file.*only .*a\.jsonl"):
         prepare_text(source(tmp_path / "a.jsonl", validation="last_file"), TOKENIZER)
 
 
@@ -99,18 +98,13 @@ def test_an_empty_held_out_file_is_an_error(tmp_path):
         prepare_text(source(tmp_path), TOKENIZER)
 
 
-def test_a_loop_of_links_does_not_multiply_the_text(tmp_path):
+def test_a_file_under_two_names_is_read_once(tmp_path):
     (tmp_path / "deep").mkdir()
     for name in ("a.txt", "deep/b.txt"):
         (tmp_path / name).write_text(story(1) * 20)
-    assert prepare_text(source(tmp_path, files="**/*.txt"), TOKENIZER).source_files == 2
     (tmp_path / "deep" / "loop").symlink_to("..")
-    with pytest.raises(DataError, match=r"a\.txt and .*loop/a\.txt are the same file, by a link; remove the link"):
-        prepare_text(source(tmp_path, files="**/*.txt"), TOKENIZER)
-    (tmp_path / "deep" / "loop").unlink()
     (tmp_path / "latest.txt").symlink_to("a.txt")
-    with pytest.raises(DataError, match=r"a\.txt and .*latest\.txt are the same file"):
-        prepare_text(source(tmp_path), TOKENIZER)
+    assert prepare_text(source(tmp_path, files=["**/*.txt", "a.txt"]), TOKENIZER).source_files == 2
 
 
 def test_keys_that_do_nothing_are_refused(stories, tmp_path):
@@ -158,31 +152,6 @@ def test_an_edit_in_place_is_noticed(stories):
     assert "ONCE" in documents(edited, "train")[0]
 
 
-def test_a_source_that_changes_while_it_is_read_is_refused(stories, monkeypatch):
-    finish = tokens.DocumentWriter.finish
-
-    def append_then_finish(self):
-        with stories.open("a") as file:
-            file.write(json.dumps({"text": "late"}) + "\n")
-        return finish(self)
-
-    monkeypatch.setattr(tokens.DocumentWriter, "finish", append_then_finish)
-    with pytest.raises(DataError, match="changed while it was being read"):
-        prepare_text(source(stories), TOKENIZER)
-
-
-@pytest.mark.parametrize("name", ["train-00000.bin", "validation-00000.bin", "index.json"])
-def test_a_cut_shard_is_built_again(stories, caplog, name):
-    first = prepare_text(source(stories), TOKENIZER)
-    train = documents(first, "train")
-    content = (first.folder / name).read_bytes()
-    (first.folder / name).write_bytes(content[:-1])
-    with caplog.at_level(logging.WARNING):
-        again = prepare_text(source(stories), TOKENIZER)
-    assert "damaged" in caplog.text
-    assert (again.identity, documents(again, "train")) == (first.identity, train)
-
-
 def test_a_cut_tokenizer_is_trained_again(stories, lap_cache):
     first = prepare_text(source(stories), TOKENIZER)
     (path,) = (lap_cache / "tokenizers").glob("*/tokenizer.json")
@@ -197,7 +166,7 @@ from lapcli.data import token_store
 from lapcli.data.text import tokenizer, tokens
 from lapcli.recipe.schema import TextSource, TokenizerSection
 
-def die(*_):
+def die(*_, **__):
     os.kill(os.getpid(), 9)
 
 def counted(*arguments):
@@ -208,10 +177,7 @@ def counted(*arguments):
 build, tokens._tokenise = tokens._tokenise, counted
 match sys.argv[1]:
     case "tokenizer": tokenizer.Tokenizer.save = die
-    case "shuffle": token_store.DocumentWriter._shuffle = die
-    case "index":  # the source is looked at again just before it
-        calls, opened = [], tokens.open_corpus
-        tokens.open_corpus = lambda *given: die() if calls else (calls.append(1), opened(*given))[1]
+    case "index": token_store.StoreWriter.close = die
     case "rename":
         rename = Path.rename
         Path.rename = lambda old, new: die() if old.parts[-2] == "text" else rename(old, new)
@@ -229,7 +195,7 @@ def child(fault, path, cache):
 
 
 def test_a_killed_build_never_looks_finished(stories, lap_cache, monkeypatch):
-    faults = ["tokenizer", "shuffle", "index", "rename"]
+    faults = ["tokenizer", "index", "rename"]
     children = [child(fault, stories, lap_cache / fault) for fault in faults]
     whole = prepare_text(source(stories), TOKENIZER)
     for fault, process in zip(faults, children, strict=True):

@@ -24,12 +24,12 @@ from lapcli.data.cache import digest
 from lapcli.data.images.image_set import HASHED_IMAGES, SUFFIXES, decode
 from lapcli.data.images.loader import Example, Reader, seed_everything
 from lapcli.data.images.tables import has_tables, load_tables
-from lapcli.data.sources import known_set
 from lapcli.runtime.environment import hub_is_offline
 from lapcli.runtime.errors import DataError
 from lapcli.runtime.files import read_bytes
 from lapcli.runtime.progress import Progress
 
+HUB = "hub:zhoubolei/scene_parse_150"
 CLASSES = 150
 IGNORED = 255  # in place of label 0; label c of the file becomes class c - 1
 PARTS = ("training", "validation")
@@ -224,9 +224,10 @@ def _roots(folder: Path) -> tuple[Path, Path]:
 
 def _tables(source: str, revision: str | None, columns: Sequence[str]) -> tuple[Scenes, Scenes]:
     options: dict[str, Any] = {}
-    known = known_set(source)
-    if known.files and revision is None:
-        revision, options["data_files"] = known.revision, dict(known.files)
+    if source == HUB and revision is None:
+        # The hub's copy is a loading script, which `datasets` no longer runs; the hub has converted it to parquet.
+        files = {split: f"scene_parsing/{split}/*.parquet" for split in ("train", "validation")}
+        revision, options["data_files"] = "refs/convert/parquet", files
     try:
         splits = load_tables(source, revision, **options)
     except DataError as error:

@@ -5,8 +5,9 @@ from image_support import encoded, picture, write_parquet
 from PIL import Image
 from scene_support import COLOURS, scene, write_scenes
 
-from lapcli.data.images import ade20k
-from lapcli.data.images.ade20k import (
+from lapcli.data.images.loader import Example
+from lapcli.evaluation import ade20k
+from lapcli.evaluation.ade20k import (
     IGNORED,
     SceneReader,
     check_scenes,
@@ -16,7 +17,6 @@ from lapcli.data.images.ade20k import (
     open_ade20k,
     resize_short_side,
 )
-from lapcli.data.images.loader import Example
 from lapcli.runtime.errors import DataError
 
 
