@@ -14,6 +14,7 @@ from dino_support import dino_recipe
 from image_support import image_recipe
 from support import (
     LOG,
+    at_points_of_a_save,
     die_at,
     exit_code,
     process,
@@ -31,7 +32,6 @@ from lapcli.kinds.opening import find_checkpoint
 from lapcli.recipe import load_recipe, recipe_from_dict, recipe_to_dict
 from lapcli.runs import find_run, named_run, newest_run, open_run, read_run, runs_in, unlock
 from lapcli.runtime.errors import DataError, LapError, UsageError
-from lapcli.training import checkpoint
 from lapcli.training.metrics import read_metrics, without_times
 
 
@@ -185,11 +185,11 @@ def test_of_several_starts_of_one_new_name_one_trains_it(recipe, tmp_path):
 def test_a_run_folder_that_goes_away_under_training_is_one_sentence(recipe, tmp_path, monkeypatch, how):
     runs = tmp_path / "runs"
 
-    def fault_point(point):
+    def act(point):
         if point == "after rename":
             shutil.rmtree(runs / "run") if how == "removed" else (runs / "run").rename(runs / "other")
 
-    monkeypatch.setattr(checkpoint, "fault_point", fault_point)
+    at_points_of_a_save(act, monkeypatch.setattr)
     with pytest.raises(LapError, match="moved or removed"):
         train_here(recipe, runs)
     assert [path.name for path in runs.iterdir()] == ([] if how == "removed" else ["other"])
@@ -282,11 +282,11 @@ def test_a_missing_text_file_does_not_end_a_run(interrupted, killed, file):
 
 
 def test_a_training_goes_on_when_its_recipe_yaml_is_removed_under_it(recipe, tmp_path, monkeypatch):
-    def fault_point(point):
+    def act(point):
         if point == "after rename":
             (tmp_path / "run" / "recipe.yaml").unlink(missing_ok=True)
 
-    monkeypatch.setattr(checkpoint, "fault_point", fault_point)
+    at_points_of_a_save(act, monkeypatch.setattr)
     assert train_here(recipe, tmp_path).is_finished
 
 
@@ -363,7 +363,7 @@ def test_other_data_is_refused(text, tmp_path, monkeypatch):
             raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(checkpoint, "fault_point", stop)
+        at_points_of_a_save(stop, patch.setattr)
         with pytest.raises(KeyboardInterrupt):
             train_here(recipe, tmp_path / "runs")
     tokenizer = (tmp_path / "runs" / "run" / "tokenizer.json").read_bytes()

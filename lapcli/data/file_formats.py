@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from lapcli.runtime.errors import DataError
-from lapcli.runtime.files import open_to_read
 
 Batch = tuple[float, list[str | None]]  # the fraction of the file read so far, and the next documents; None for null
 
@@ -45,7 +44,7 @@ def read_rows(path: Path) -> Iterator[Any]:
                 raise DataError(f"{path} is not a JSON list of rows")
             yield from rows
         else:
-            with open_to_read(path) as raw:
+            with open(path, "rb") as raw:
                 for _, row in _json_lines(raw, str(path)):
                     yield row
 
@@ -62,7 +61,7 @@ def count_rows(path: Path) -> int:
 
 def read_plain_text(path: Path) -> str:
     """Return the content of a text file, with its line ends."""
-    with _readable(str(path)), open_to_read(path) as raw:
+    with _readable(str(path)), open(path, "rb") as raw:
         return _without_zeros(raw.read().decode("utf-8-sig"), str(path))
 
 
@@ -72,7 +71,7 @@ def read_documents(path: Path, *, name: str, column: str, separator: str | None)
         if name.endswith(".parquet"):
             yield from _parquet_documents(path, name, column)
             return
-        with open_to_read(path) as raw:
+        with open(path, "rb") as raw:
             size, is_json = max(path.stat().st_size, 1), name.endswith((".jsonl", ".jsonl.gz"))
             batches = _jsonl_documents(raw, name, column) if is_json else _text_documents(raw, name, separator)
             for documents in batches:

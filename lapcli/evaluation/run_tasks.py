@@ -11,7 +11,7 @@ from lapcli.evaluation.tasks import EvaluationRequest, TaskResults
 from lapcli.kinds import LoadedModel
 from lapcli.kinds.opening import find_checkpoint, open_run, open_timm
 from lapcli.runs import Run
-from lapcli.runtime.files import make_folder, write_json
+from lapcli.runtime.files import write_json
 from lapcli.runtime.ranks import World, joined_world
 from lapcli.runtime.tables import fitted
 
@@ -150,7 +150,7 @@ def _saved(
     run, step = loaded.run, loaded.step
     evaluation = Evaluation(run, step, loaded.name, str(loaded.weights_sha256), measured, limit, path)
     if world.is_main:
-        make_folder(path.parent)
+        path.parent.mkdir(parents=True, exist_ok=True)
         write_json(path, evaluation.to_dict())
     # When any rank returns, the file is complete.
     world.barrier()

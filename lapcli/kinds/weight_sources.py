@@ -26,7 +26,7 @@ from lapcli.recipe import recipe_to_dict
 from lapcli.recipe.schema import InitFrom
 from lapcli.runs import INFO, TOKENIZER, Run, named_run
 from lapcli.runtime.errors import DataError, UsageError
-from lapcli.runtime.files import read_json, read_text, sha256_of_file
+from lapcli.runtime.files import read_json, sha256_of_file
 from lapcli.training.checkpoint import read_tensors
 
 RECORD, CONFIG, WEIGHTS = "lap.json", "config.json", "model.safetensors"  # of an exported folder
@@ -134,7 +134,7 @@ def _of_folder(path: Path) -> WeightSource:
             raise DataError(f"{path} has no {name}; {AGAIN}")
         if sha256_of_file(path / name) != files.get(name):
             raise DataError(f"{path / name} is not what was exported (its sha256 differs); {AGAIN}")
-    config = json.loads(read_text(path / CONFIG))
+    config = json.loads((path / CONFIG).read_text(encoding="utf-8"))
     plan = head_plan(record["laplacian_heads"], len(record["laplacian_heads"]), int(record["heads"]))
     if "operators" in record:  # its Laplacian heads alone are not the plan
         plan = operator_plan(json.loads(record["operators"]), len(plan.per_layer), plan.heads)
@@ -159,7 +159,7 @@ def _of_folder(path: Path) -> WeightSource:
 
 def _exported_tokenizer(path: Path) -> Tokenizer:
     """Load a tokenizer without the post-processor with which `lap export` puts <|bos|> before every text."""
-    content = json.loads(read_text(path))
+    content = json.loads(path.read_text(encoding="utf-8"))
     return Tokenizer.from_text(json.dumps({**content, "post_processor": None}), path)
 
 

@@ -20,7 +20,6 @@ from PIL import Image, ImageOps
 from lapcli.data.cache import build_once, digest
 from lapcli.runtime.environment import launcher
 from lapcli.runtime.errors import DataError
-from lapcli.runtime.files import open_to_read
 from lapcli.runtime.progress import Progress
 
 # A photograph of a hundred megapixels is large, not an attack; Pillow refuses at twice that.
@@ -217,7 +216,7 @@ class FolderImages(ImageSet):
 
     def encoded(self, index: int) -> bytes:
         try:
-            with open_to_read(self._files[index]) as file:
+            with open(self._files[index], "rb") as file:
                 return file.read()
         except OSError as error:
             raise DataError(f"{self._files[index]} cannot be read ({error.strerror}); was it moved?") from None

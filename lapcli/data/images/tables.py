@@ -11,7 +11,6 @@ from typing import Any
 from lapcli.data.images.image_set import ImageSet, check_labels
 from lapcli.runtime.environment import cache_dir, hub_is_offline
 from lapcli.runtime.errors import DataError
-from lapcli.runtime.files import read_bytes
 
 #: Larger labels are no classes, but something else, such as an id of each image.
 MOST_CLASSES = 1_000_000
@@ -53,7 +52,7 @@ class TableImages(ImageSet):
         if not cell or not cell["path"]:
             raise DataError(f"{self.name(index)} has no image in column {self._column}")
         try:
-            return read_bytes(Path(cell["path"]))
+            return Path(cell["path"]).read_bytes()
         except OSError as error:
             raise DataError(f"{self.name(index)}: {cell['path']} cannot be read ({error.strerror})") from None
 

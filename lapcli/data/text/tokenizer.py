@@ -17,7 +17,7 @@ import tokenizers
 from tokenizers import AddedToken, Regex, decoders, models, pre_tokenizers, trainers
 
 from lapcli.runtime.errors import DataError
-from lapcli.runtime.files import read_text, write_text
+from lapcli.runtime.files import write_text
 
 SPECIAL_TOKENS: tuple[str, ...] = (
     "<|bos|>",
@@ -76,7 +76,7 @@ class Tokenizer:
     @classmethod
     def from_file(cls, path: str | Path) -> "Tokenizer":
         try:
-            text = read_text(Path(path))
+            text = Path(path).read_text(encoding="utf-8")
         except OSError as error:
             raise DataError(
                 f"cannot read the tokenizer {path} ({error.strerror}); restore it, or check tokenizer.file"
