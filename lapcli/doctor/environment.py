@@ -20,11 +20,13 @@ from lapcli.doctor.checks import Check, Finding, fails, passes, warns
 from lapcli.runtime.environment import cache_dir, hub_is_offline, runs_dir
 from lapcli.runtime.errors import UsageError
 from lapcli.runtime.files import NO_LOCKS
-from lapcli.runtime.machine import NCCL_BYTES, SHARED_MEMORY, check_compiler, free_shared_memory, usable_cores
+from lapcli.runtime.machine import SHARED_MEMORY, check_compiler, free_shared_memory, usable_cores
 
 DRIVER_FILE = Path("/proc/driver/nvidia/version")
 CORES_PER_GPU = 8  # with fewer, a step is likely to wait for the reading of images
 SECONDS_FOR_HUB = 5.0
+#: NCCL's buffers in shared memory per process: two channels in a ring and a tree, 9,637,888 bytes each.
+NCCL_BYTES = 4 * 9_637_888
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,5 @@
 """The processes of one run: this rank, its device, and the few collectives that the loop needs."""
 
-import logging
 import os
 import platform
 import signal
@@ -24,10 +23,7 @@ from lapcli.runtime.errors import (
     from_peer_error,
     is_out_of_memory,
 )
-from lapcli.runtime.machine import missing_for_nccl
 from lapcli.runtime.signals import end_with_parent
-
-log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -181,9 +177,6 @@ def join_world(device: str = "auto", step_timeout: float = STEP_TIMEOUT) -> Worl
     if kind == "cuda":
         # Collectives of objects use the current device, which would be GPU 0 on every rank.
         torch.cuda.set_device(chosen)
-        local_size = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
-        if local_rank == 0 and local_size > 1 and (warning := missing_for_nccl(local_size)):
-            log.warning("warning: %s", warning)
     if not dist.is_initialized():
         dist.init_process_group(**group_options(chosen), timeout=timedelta(minutes=step_timeout))
     return World(dist.get_rank(), dist.get_world_size(), chosen)
