@@ -198,7 +198,8 @@ def this_device(type_: str) -> Device:
 
         name, memory = torch.cuda.get_device_name(), torch.cuda.get_device_properties(0).total_memory
         native = torch.cuda.is_bf16_supported(including_emulation=False)
-        return Device(name, "cuda", memory, *(_listed(name) or (None, None))[:2], native_bf16=native)
+        bf16_flops, float32_flops, *_ = _listed(name) or (None, None)
+        return Device(name, "cuda", memory, bf16_flops, float32_flops, native)
     return this_cpu() if type_ == "cpu" else Device(type_, type_, None)
 
 
