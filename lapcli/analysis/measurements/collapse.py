@@ -23,8 +23,8 @@ import numpy as np
 
 from lapcli.analysis.drawing import COLOURS, first_layer_values, legend_title, name_runs, panels, plot_by_layer
 from lapcli.analysis.measurement import LayerResult, Measurement, Settings
+from lapcli.analysis.statistics import ClassMoments
 from lapcli.kinds import kind
-from lapcli.measures.tokens import ClassMoments
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

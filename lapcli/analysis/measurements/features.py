@@ -17,8 +17,8 @@ import numpy as np
 
 from lapcli.analysis.drawing import panels, title_labels
 from lapcli.analysis.measurement import LAYER, NORM, LayerResult, Measurement, Option, Settings
+from lapcli.analysis.statistics import principal_components
 from lapcli.kinds import kind
-from lapcli.measures.tokens import principal_components
 from lapcli.runtime.errors import UsageError
 
 if TYPE_CHECKING:
