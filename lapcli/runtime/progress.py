@@ -1,11 +1,10 @@
 """Messages and progress on stderr: a bar on a terminal, a line every so often elsewhere, on rank 0 alone."""
 
-import contextlib
 import os
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import IO, Any, Self
 
 from rich.console import Console
@@ -49,18 +48,15 @@ SECONDS_BETWEEN_LINES = 10.0
 @contextmanager
 def shown_progress(is_shown: bool = True) -> Iterator[Progress]:
     """Yield a callback for work that reports its progress; it shows nothing unless `is_shown` (rank 0)."""
-    with contextlib.ExitStack() as stack:
-        bars = (
-            stack.enter_context(_bars("{task.description} {task.percentage:.0f}%"))
-            if is_shown and sys.stderr.isatty()
-            else None
-        )
-        tasks: dict[str, Any] = {}
-        last = time.monotonic()
+    has_bars = is_shown and sys.stderr.isatty()
+    tasks: dict[str, Any] = {}
+    last = time.monotonic()
+    display: Any = _bars("{task.description} {task.percentage:.0f}%") if has_bars else nullcontext()
+    with display as bars:
 
         def show(doing: str, done: int, total: int) -> None:
             nonlocal last
-            if bars is not None:
+            if has_bars:
                 if doing not in tasks:
                     tasks[doing] = bars.add_task(doing, total=total)
                 bars.update(tasks[doing], completed=done, total=total)
