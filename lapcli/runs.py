@@ -359,8 +359,6 @@ def read_info(path: Path) -> dict[str, Any]:
         info = read_json(path / INFO, TRAIN_AGAIN)
     except (FileNotFoundError, NotADirectoryError):
         raise UsageError(f"{path} is not a run directory: it has no {INFO}; name another") from None
-    except OSError as error:
-        raise UsageError(f"{path / INFO} cannot be read ({error.strerror}); name another run") from None
     if info.pop("format", None) != _FORMAT:
         raise DataError(f"{path / INFO} was written by another version of lap; {TRAIN_AGAIN}")
     for key, kind in (("objective", str), ("status", str), ("step", int), ("recipe", dict)):
@@ -379,8 +377,6 @@ def read_summary(run: Run) -> dict[str, Any]:
         return read_json(run.path / SUMMARY, TRAIN_AGAIN)
     except FileNotFoundError:
         return {}
-    except OSError as error:
-        raise DataError(f"{run.path / SUMMARY} cannot be read ({error.strerror}); check its permissions") from None
 
 
 def runs_in(folder: Path) -> list[Path]:

@@ -290,17 +290,6 @@ def test_a_training_goes_on_when_its_recipe_yaml_is_removed_under_it(recipe, tmp
     assert train_here(recipe, tmp_path).is_finished
 
 
-def test_a_damaged_line_of_metrics_is_skipped_with_a_warning(interrupted, killed):
-    _, recipe, (weights, lines) = interrupted
-    first, second, *rest = (killed / "metrics.jsonl").read_text().splitlines(keepends=True)
-    (killed / "metrics.jsonl").write_text("".join([first, second.replace("{", "<"), *rest, '{"step": 3, "lo']))
-    log = io.StringIO()
-    train_here(recipe, killed.parent, log=log)
-    found, kept = result(killed)
-    assert (found, kept) == (weights, [lines[0], *lines[2:]])
-    assert "metrics.jsonl:2" in log.getvalue()
-
-
 def test_without_its_metrics_nobody_knows_the_best_checkpoint(tmp_path, shared_cache):
     recipe = image_recipe(train={"steps": 4}, validation={"every": 2}, checkpoint={"every": 2})
     assert exit_code(start_child(recipe, tmp_path, shared_cache, die_at, "after rename", 1)) == -signal.SIGKILL

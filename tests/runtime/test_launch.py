@@ -5,21 +5,18 @@ import os
 import signal
 import socket
 import subprocess
-import sys
 import time
 
 import pytest
 import torch
 import yaml
 from support import (
-    HANG,
     ROOT,
     TINY,
     Command,
     ranks,
     run_main,
     start_lap,
-    start_process,
     tiny_recipe,
     train_here,
     wait_until,
@@ -248,56 +245,6 @@ def test_restarts_do_not_undo_a_stop(asked, write_recipe, tmp_path):
     info = info_of(run)
     assert (info["status"], info["step"]) == ("interrupted", last_step(run))
     wait_until_gone(started)
-
-
-@pytest.fixture
-def two_machines():
-    """Two network namespaces joined by a cable: the words before a command that runs on each."""
-    names, addresses = [f"lap-{os.getpid()}-{number}" for number in range(2)], ["10.199.7.1", "10.199.7.2"]
-
-    def ip(*words):
-        return subprocess.run(["ip", *words], capture_output=True, check=False).returncode == 0
-
-    try:
-        if os.getuid() or not all(ip("netns", "add", name) for name in names):
-            pytest.skip("making network namespaces needs root")
-        assert ip(*f"link add cable netns {names[0]} type veth peer name cable netns {names[1]}".split())
-        for name, address in zip(names, addresses, strict=True):
-            for words in (f"addr add {address}/24 dev cable", "link set cable up", "link set lo up"):
-                assert ip("-n", name, *words.split())
-        yield [["ip", "netns", "exec", name] for name in names]
-    finally:
-        for name in names:
-            ip("netns", "del", name)
-
-
-@pytest.mark.long
-def test_one_machine_of_two_is_asked_to_stop(two_machines, write_recipe, tmp_path):
-    """Both save and end with 75, although torchrun may restart."""
-    recipe, run = write_recipe(100_000), tmp_path / "tiny"
-    options = ["--nproc", "1", "--nnodes", "2", "--rdzv", "10.199.7.1:29511", "--max-restarts", "3"]
-    lap = [sys.executable, "-m", "lapcli", "train", str(recipe), "--runs-dir", str(tmp_path), *options]
-    machines = []
-    for number, namespace in enumerate(two_machines):
-        with (tmp_path / f"{number}.log").open("w") as log:
-            machines.append(
-                start_process(
-                    [*namespace, *lap, "--node-rank", str(number)],
-                    env={**os.environ, "GLOO_SOCKET_IFNAME": "cable"},
-                    cwd=ROOT,
-                    stdout=log,
-                    stderr=log,
-                )
-            )
-    try:
-        wait_until(lambda: last_step(run) >= 12, lambda: (tmp_path / "0.log").read_text())
-        machines[1].send_signal(signal.SIGTERM)
-        codes = [machine.wait(HANG) for machine in machines]
-    finally:
-        for machine in machines:
-            machine.kill()
-    assert codes == [75, 75], (tmp_path / "0.log").read_text() + (tmp_path / "1.log").read_text()
-    assert info_of(run)["status"] == "interrupted"
 
 
 def test_two_ranks_take_different_halves_of_the_same_batch(text, tmp_path):
