@@ -13,7 +13,6 @@ import platform
 import re
 import shutil
 import socket
-import textwrap
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
@@ -301,7 +300,7 @@ def _process() -> dict[str, Any]:
 
 
 def _short(value: Any) -> str:
-    return textwrap.shorten(json.dumps(value), 60, placeholder="...")
+    return json.dumps(value)[:60]
 
 
 def status_of(path: Path, info: dict[str, Any]) -> str:
