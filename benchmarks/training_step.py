@@ -58,9 +58,9 @@ def our_step(compiled: bool) -> Step:
     def step() -> float:
         loss = model.loss(tokens_BT, targets_BT)
         loss.backward()
-        norm = nn.utils.get_total_norm([p.grad for p in optimizers.parameters() if p.grad is not None])
+        norm = nn.utils.get_total_norm([p.grad for p in model.parameters() if p.grad is not None])
         if norm > CLIP:
-            nn.utils.clip_grads_with_norm_(optimizers.parameters(), CLIP, norm)
+            nn.utils.clip_grads_with_norm_(model.parameters(), CLIP, norm)
         optimizers.step()
         optimizers.zero_grad()
         return loss.item()

@@ -25,7 +25,7 @@ from torch import Tensor, nn
 
 from lapcli.runtime.environment import is_first_here
 from lapcli.runtime.errors import DataError, Diverged, LapError
-from lapcli.runtime.files import flush_to_disk, make_folder, move, remove, sha256_of_file, sha256_of_json
+from lapcli.runtime.files import flush_to_disk, move, remove, sha256_of_file, sha256_of_json
 
 if TYPE_CHECKING:
     from lapcli.training.optimizers import Optimizers
@@ -67,10 +67,6 @@ class Checkpoint:
         return converted + optimizers.load_state(state, path)
 
 
-def fault_point(point: str) -> None:
-    """Do nothing; marks the points of a save at which the tests kill the process."""
-
-
 def save(
     folder: Path,
     step: int,
@@ -87,18 +83,15 @@ def save(
     """
     if broken := first_not_finite(model) or first_not_finite(optimizer):
         raise Diverged(f"{broken} is not finite after step {step}, which was not saved; {_last_good(folder, step)}")
-    final = folder / f"step-{step:06d}"
-    temporary = folder / f".writing-step-{step:06d}"
+    final, temporary = folder / f"step-{step:06d}", folder / f".writing-step-{step:06d}"
     try:
-        make_folder(folder)
-        remove_unfinished(folder)  # first: a killed save of this step left a folder of the same name
-        make_folder(temporary, is_new=True)
-        fault_point("folder made")
+        folder.mkdir(parents=True, exist_ok=True)
+        for unfinished in (*folder.glob(".writing-*"), *folder.glob(".removing-*")):  # of a process that was killed
+            remove(unfinished)
+        temporary.mkdir()
         save_file(_plain(model), temporary / MODEL, metadata={"format": "pt", **metadata, "step": str(step)})
         _sort_metadata(temporary / MODEL)
-        fault_point("model written")
         save_file(_plain(optimizer), temporary / OPTIMIZER, metadata={"format": "pt"})  # one key: nothing to sort
-        fault_point("optimizer written")
         files = {name: sha256_of_file(temporary / name) for name in (MODEL, OPTIMIZER)}
         content = {**state, "step": step, "files": files}
         (temporary / STATE).write_text(json.dumps(content, indent=2) + "\n")
@@ -107,11 +100,8 @@ def save(
             path.chmod(mode)
             flush_to_disk(path)
         flush_to_disk(temporary)
-        fault_point("before rename")
-        if final.exists():  # a damaged checkpoint of the same step, which the resume skipped
-            remove(final)
+        remove(final)  # a damaged checkpoint of the same step, which the resume skipped
         move(temporary, final)
-        fault_point("after rename")
     except (OSError, SafetensorError) as error:
         remove(temporary, or_leave=True)  # to free the space of a full disk
         raise LapError(
@@ -135,7 +125,10 @@ def prune(folder: Path, step: int, keep: int, best: int | None = None) -> None:
     reached = [saved for saved in steps_in(folder) if saved <= step]
     for old in reached[:-keep]:  # `keep` is at least 1: with 0 the slice would be empty and keep all
         if old != best:
-            _remove(folder / f"step-{old:06d}")
+            # Renamed first, so that a kill leaves nothing that looks like a damaged checkpoint.
+            doomed = folder / f".removing-step-{old:06d}"
+            move(folder / f"step-{old:06d}", doomed)
+            remove(doomed)
 
 
 def _sort_metadata(path: Path) -> None:
@@ -187,15 +180,14 @@ def chosen_by_rank_0(folder: Path, step: int, sha256: str) -> Checkpoint:
     path = folder / f"step-{step:06d}"
     try:
         found = read(path)
-        if found.sha256 == sha256:
-            return found
-        differs = f"{path} holds other files than rank 0's (sha256 {found.sha256[:16]} here, {sha256[:16]} there)"
+        if found.sha256 != sha256:
+            raise DataError(f"{path} holds other files (sha256 {found.sha256[:16]} here, {sha256[:16]} there)")
+        return found
     except DataError as error:
-        differs = str(error)
-    raise DataError(
-        f"cannot resume from step {step}, which rank 0 chose: {differs}; all machines need the same --runs-dir on a "
-        "shared file system, and a file system that lags needs a moment: run the same command again"
-    )
+        raise DataError(
+            f"cannot resume from step {step}, which rank 0 chose: {error}; all machines need the same --runs-dir on a "
+            "shared file system, and a file system that lags needs a moment: run the same command again"
+        ) from None
 
 
 def steps_in(folder: Path) -> list[int]:
@@ -210,36 +202,15 @@ def load_weights(path: Path, model: nn.Module, laplacian_heads: str) -> list[str
     Returns the names of the weights that were converted to another float dtype.
     """
     metadata, tensors = read_tensors(path)
-    saved = metadata.get("laplacian_heads")
+    saved = metadata.get("laplacian_heads", "(not in its metadata)")
     if saved != laplacian_heads:
         raise DataError(
-            f"{path} was trained with {_plan_in_words(saved)}, "
-            f"the model here has {_plan_in_words(laplacian_heads)}; build it with the same heads"
+            f"{path} was trained with laplacian_heads {saved}, the model here has laplacian_heads {laplacian_heads}; "
+            "build it with the same heads"
         )
-    expected = model.state_dict()
-    converted = check_tensors(path, tensors, expected)
+    converted = check_tensors(path, tensors, model.state_dict())
     model.load_state_dict(tensors)
     return converted
-
-
-def _plan_in_words(plan: str | None) -> str:
-    """Describe the text of a `HeadPlan`: plain numbers are Laplacian heads, otherwise operators are named."""
-    is_named = plan is not None and "{" in plan
-    return f"{'operators' if is_named else 'laplacian_heads'} {plan or '(not in its metadata)'}"
-
-
-def remove_unfinished(folder: Path) -> None:
-    """Remove checkpoints that a killed process left half written or half removed."""
-    for path in (*folder.glob(".writing-*"), *folder.glob(".removing-*")):
-        remove(path)
-
-
-def _remove(path: Path) -> None:
-    """Remove a checkpoint after renaming it, so that a kill leaves nothing that looks like a damaged checkpoint."""
-    doomed = path.with_name(f".removing-{path.name}")
-    move(path, doomed)
-    fault_point("removing")
-    remove(doomed)
 
 
 def _plain(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -268,23 +239,18 @@ def check_tensors(
         return DataError(f"{path} does not fit the model: {problem}; {remedy}")
 
     missing, unknown = [n for n in expected if n not in tensors], [n for n in tensors if n not in expected]
-    for names, problem in ((missing, "is missing from it"), (unknown, "is not a tensor of the model")):
+    for names, problem in ((missing, "missing from it"), (unknown, "not a tensor of the model")):
         if names:
-            more = f" (and {len(names) - 1} more)" if len(names) > 1 else ""
-            raise misfit(f"{names[0]}{more} {problem}")
-    converted = []
+            raise misfit(f"{names[0]}{f' (and {more} more)' if (more := len(names) - 1) else ''} is {problem}")
     for name, wanted in expected.items():
         tensor = tensors[name]
         if tensor.shape != wanted.shape:
-            raise misfit(f"{name} has shape {_shown(tensor)} and the model's has {_shown(wanted)}")
-        if tensor.dtype != wanted.dtype:
-            if not (tensor.dtype in FLOATS and wanted.dtype in FLOATS):
-                allowed = FLOATS if wanted.dtype in FLOATS else (wanted.dtype,)
-                raise misfit(f"{name} is {_name_of(tensor.dtype)}, not {' or '.join(map(_name_of, allowed))}")
-            converted.append(name)
+            raise misfit(f"{name} has shape {list(tensor.shape)} and the model's has {list(wanted.shape)}")
+        if tensor.dtype != wanted.dtype and not (tensor.dtype in FLOATS and wanted.dtype in FLOATS):
+            raise misfit(f"{name} is {tensor.dtype}, not {wanted.dtype}")
     if broken := first_not_finite(tensors):
         raise DataError(f"{path} cannot be used: {broken} has values that are not finite (NaN or infinity); {remedy}")
-    return converted
+    return [name for name, wanted in expected.items() if tensors[name].dtype != wanted.dtype]
 
 
 def first_not_finite(tensors: Mapping[str, Tensor]) -> str | None:
@@ -295,11 +261,3 @@ def first_not_finite(tensors: Mapping[str, Tensor]) -> str | None:
             if not (torch.isfinite(low) and torch.isfinite(high)):
                 return name
     return None
-
-
-def _shown(tensor: Tensor) -> str:
-    return " x ".join(map(str, tensor.shape)) or "()"
-
-
-def _name_of(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")

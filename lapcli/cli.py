@@ -44,13 +44,13 @@ from lapcli.runtime.errors import STOPPED, ExitCode, Interrupted, LapError, Usag
 from lapcli.runtime.tables import wrapped_message
 
 #: The commands as `lap --help` lists them, each in one section.
-SECTIONS = {
-    "Start": ("init", "recipes", "doctor", "fetch"),
-    "Train": ("train", "sft", "plan", "sweep", "search"),
-    "Measure": ("eval", "analyze", "report"),
-    "Ask a model": ("sample", "chat"),
-    "Look after runs": ("runs", "watch", "track"),
-    "Exchange weights": ("export", "import"),
+SECTIONS: dict[str, dict[str, Any]] = {
+    "Start": {"init": init.init, "recipes": recipes.recipes, "doctor": doctor.doctor, "fetch": fetch.fetch},
+    "Train": {"train": train.train, "sft": sft.sft, "plan": plan.plan, "sweep": sweep.sweep, "search": search.search},
+    "Measure": {"eval": eval.evaluate, "analyze": analyze.app, "report": report.report},
+    "Ask a model": {"sample": sample.sample, "chat": chat.chat},
+    "Look after runs": {"runs": runs.app, "watch": watch.watch, "track": track.track},
+    "Exchange weights": {"export": export.export, "import": import_.import_},
 }
 
 
@@ -96,25 +96,12 @@ def options(
     pass
 
 
-app.command(epilog=init.EXAMPLES)(init.init)
-app.command(epilog=recipes.EXAMPLES)(recipes.recipes)
-app.command(epilog=doctor.EXAMPLES)(doctor.doctor)
-app.command(epilog=fetch.EXAMPLES)(fetch.fetch)
-app.command(epilog=train.EXAMPLES)(train.train)
-app.command(epilog=sft.EXAMPLES)(sft.sft)
-app.command(epilog=plan.EXAMPLES)(plan.plan)
-app.command(epilog=sweep.EXAMPLES)(sweep.sweep)
-app.command(epilog=search.EXAMPLES)(search.search)
-app.command("eval", epilog=eval.EXAMPLES)(eval.evaluate)
-app.add_typer(analyze.app, name="analyze")
-app.command(epilog=report.EXAMPLES)(report.report)
-app.command(epilog=sample.EXAMPLES)(sample.sample)
-app.command(epilog=chat.EXAMPLES)(chat.chat)
-app.add_typer(runs.app, name="runs")
-app.command(epilog=watch.EXAMPLES)(watch.watch)
-app.command(epilog=track.EXAMPLES)(track.track)
-app.command(epilog=export.EXAMPLES)(export.export)
-app.command("import", epilog=import_.EXAMPLES)(import_.import_)
+for _section in SECTIONS.values():
+    for _name, _command in _section.items():
+        if isinstance(_command, typer.Typer):
+            app.add_typer(_command, name=_name)
+        else:
+            app.command(_name, epilog=sys.modules[_command.__module__].EXAMPLES)(_command)
 
 
 #: New objects until Python's garbage collector looks for cycles. Imports create a million objects that stay, and

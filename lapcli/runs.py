@@ -5,6 +5,7 @@ recipe differs in a key that changes the result; `--fresh` renames the old run t
 the resolved recipe and is what every command reads; `recipe.yaml` is a copy for people, and editing it changes nothing.
 """
 
+import fcntl
 import json
 import logging
 import os
@@ -12,9 +13,8 @@ import platform
 import re
 import shutil
 import socket
-import time
-from collections.abc import Callable, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import datetime
 from difflib import get_close_matches
@@ -29,8 +29,8 @@ from lapcli.recipe import RecipeError, differing_keys, load_recipe, recipe_from_
 from lapcli.recipe import recipe_to_yaml as to_yaml
 from lapcli.recipe.schema import BaseRecipe
 from lapcli.runtime import __version__
-from lapcli.runtime.errors import DataError, LapError, UsageError, from_os_error
-from lapcli.runtime.files import NO_LOCKS, is_locked, read_json, write_json, write_text
+from lapcli.runtime.errors import DataError, LapError, UsageError
+from lapcli.runtime.files import NO_LOCKS, read_json, write_json, write_text
 from lapcli.runtime.plugins import load_plugins, origin_of
 
 log = logging.getLogger(__name__)
@@ -67,7 +67,6 @@ class Run:
 
     @property
     def status(self) -> str:
-        """The status in `run.json`, except that a run whose process is gone is interrupted, not running."""
         return status_of(self.path, self.info)
 
     @property
@@ -86,7 +85,7 @@ class Run:
                 "Restore the folder to resume with the same command, which otherwise starts a new run."
             )
         self.info.update(changes, updated=now())
-        _write_info(self)
+        write_json(self.path / INFO, {"format": _FORMAT, **self.info, "recipe": recipe_to_dict(self.recipe)})
 
     def check_tokenizer(self, sha256: str) -> None:
         if self.info.get("tokenizer_sha256") not in (None, sha256):
@@ -117,40 +116,37 @@ def open_run(
     """
     check_name(name)
     path = runs_dir / name
-    if fresh and (path / INFO).is_file():  # anything else at that place is not ours to move
-        say(f"the previous run is now {_move_aside(path)}")
-    if not (path / INFO).is_file():
-        return new_run(runs_dir, name, recipe)
-    run = read_run(path)
-    if run.is_finished and not changes(run, recipe):
-        return run  # without a lock: a finished run is only read
-    lock = take_lock(path)
-    try:
-        run = read_run(path)  # again: another process may have trained it before we had the lock
-        if is_untrained(run):  # a typo in --data, say: there is nothing to lose
-            return _create(path, recipe, lock)
-        if differing := changes(run, recipe):
+    if (path / INFO).is_file():  # anything else at that place is not ours to move
+        if fresh:
+            say(f"the previous run is now {_move_aside(path)}")
+        elif (finished := read_run(path)).is_finished and not changes(finished, recipe):
+            return finished  # without a lock: it is only read
+    with _claimed(path) as lock:
+        # Read after the lock was taken: another process may have trained it until then.
+        run = read_run(path) if (path / INFO).is_file() else None
+        if run is None or is_untrained(run):  # after a typo in --data, say: there is nothing to lose
+            run = _create(path, recipe)
+        elif differing := changes(run, recipe):
             lines = "\n".join(f"  {key}: {_short(old)} in the run, {_short(new)} now" for key, old, new in differing)
             raise UsageError(
                 f"{path} was started with another recipe:\n{lines}\n"
                 "Use --name for a new run beside it, or --fresh to move the old one aside."
             )
-        if run.is_finished:
-            lock.release()
-            return run
+        elif not run.is_finished:
+            _resume(run, recipe, say)
         run.lock = lock
-        warn_about_edits(run, say)
-        for key, old, new in differing_keys(recipe_to_dict(run.recipe), recipe_to_dict(recipe)):
-            consequence = ": the last bits of later steps may differ" if key.startswith("train.") else ""
-            say(f"{key} was {_short(old)} and is {_short(new)}{consequence}")
-        run.recipe = recipe
-        run.info.pop("pruned", None)  # a trial that is resumed is no longer pruned
-        write_text(path / RECIPE, to_yaml(recipe))
-        run.update(status="running", recipe_sha256=recipe_hash(recipe), **_process())
-    except BaseException:
-        lock.release()
-        raise
     return run
+
+
+def _resume(run: Run, recipe: BaseRecipe, say: Callable[[str], None]) -> None:
+    warn_about_edits(run, say)
+    for key, old, new in differing_keys(recipe_to_dict(run.recipe), recipe_to_dict(recipe)):
+        consequence = ": the last bits of later steps may differ" if key.startswith("train.") else ""
+        say(f"{key} was {_short(old)} and is {_short(new)}{consequence}")
+    run.recipe = recipe
+    run.info.pop("pruned", None)  # a trial that is resumed is no longer pruned
+    write_text(run.path / RECIPE, to_yaml(recipe))
+    run.update(status="running", recipe_sha256=recipe_hash(recipe), **_process())
 
 
 def new_run(
@@ -159,35 +155,55 @@ def new_run(
     """Create a run, locked by this process; it appears complete, with JSON `files`, and `facts` in its `run.json`."""
     check_name(name)
     path = runs_dir / name
+    with _claimed(path, files) as lock:
+        if (path / INFO).exists():
+            raise UsageError(f"{path} already exists; choose another name")
+        for file, content in files.items():
+            write_json(path / file, content)
+        run = _create(path, recipe, **facts)
+        run.lock = lock
+    return run
+
+
+@contextmanager
+def _claimed(path: Path, files: Collection[str] = ()) -> Iterator[BaseFileLock]:
+    """Make the folder of a run, unless it exists, and take its lock, which is released if the block fails.
+
+    A folder without `run.json` must have nothing but what a start that was killed leaves: hidden files, a recipe, and
+    the `files` of this one.
+    """
     try:
         path.mkdir(parents=True, exist_ok=True)
-        foreign = [entry.name for entry in path.iterdir() if entry.name not in (LOCK, RECIPE, *files)]
+        foreign = [each.name for each in path.iterdir() if each.name[0] != "." and each.name not in (RECIPE, *files)]
     except OSError as error:
         raise UsageError(f"{path} cannot be created ({error.strerror}); choose another --name or --runs-dir") from None
-    if (path / INFO).exists():
-        raise UsageError(f"{path} already exists; choose another name")
-    if foreign and not all(entry.endswith(".tmp") for entry in foreign):
+    if foreign and not (path / INFO).exists():
         raise UsageError(f"{path} is not a run directory: it has {foreign[0]} but no {INFO}; choose another --name")
     lock = take_lock(path)
     try:
-        for file, content in files.items():
-            write_json(path / file, content)
-        return _create(path, recipe, lock, **facts)
+        yield lock
     except BaseException:
         lock.release()
         raise
 
 
-def update_run_info(path: Path, **facts: Any) -> None:
-    """Add facts to `run.json` of a run that no process trains."""
+@contextmanager
+def locked(path: Path) -> Iterator[None]:
+    """Hold the lock of a run; UsageError if it is being trained, here or on another machine."""
     lock = take_lock(path)
     try:
-        read_run(path).update(**facts)
+        yield
     finally:
         lock.release()
 
 
-def _create(path: Path, recipe: BaseRecipe, lock: BaseFileLock, **facts: Any) -> Run:
+def update_run_info(path: Path, **facts: Any) -> None:
+    """Add facts to `run.json` of a run that no process trains."""
+    with locked(path):
+        read_run(path).update(**facts)
+
+
+def _create(path: Path, recipe: BaseRecipe, **facts: Any) -> Run:
     info = {
         "objective": recipe.objective,
         "status": "running",
@@ -195,34 +211,24 @@ def _create(path: Path, recipe: BaseRecipe, lock: BaseFileLock, **facts: Any) ->
         "seed": recipe.seed,
         "recipe_sha256": recipe_hash(recipe),
         "created": now(),
-        "updated": now(),
         "versions": versions(),
         **({"plugins": plugins} if (plugins := plugins_of(recipe)) else {}),
         **_process(),
         **facts,
     }
-    run = Run(path, recipe, info, lock)
-    try:
-        (path / METRICS).unlink(missing_ok=True)  # of an untrained run
-        write_text(path / RECIPE, to_yaml(recipe))
-        _write_info(run)  # last: it makes the folder a run
-    except OSError as error:
-        raise from_os_error(error) from None
+    run = Run(path, recipe, info)
+    (path / METRICS).unlink(missing_ok=True)  # of an untrained run
+    write_text(path / RECIPE, to_yaml(recipe))
+    run.update()  # last: it makes the folder a run
     return run
 
 
-def _write_info(run: Run) -> None:
-    write_json(run.path / INFO, {"format": _FORMAT, **run.info, "recipe": recipe_to_dict(run.recipe)})
-
-
 def _move_aside(path: Path) -> Path:
-    lock = take_lock(path) if path.is_dir() else None
     number = 1
     while os.path.lexists(aside := path.with_name(f"{path.name}.old-{number}")):
         number += 1
-    os.rename(path, aside)
-    if lock is not None:
-        lock.release()
+    with locked(path):
+        os.rename(path, aside)
     return aside
 
 
@@ -246,11 +252,11 @@ def take_lock(path: Path) -> BaseFileLock:
     try:
         lock.acquire(timeout=1)
     except Timeout:
-        who = ""
+        info: dict[str, Any] = {}
         with suppress(UsageError):
             info = read_info(path)
-            who = f" (process {info['pid']} on {info['host']})" if "pid" in info and "host" in info else ""
-        raise UsageError(f"{path} is being trained by another process{who}; wait for it or use --name") from None
+        who = f"process {info.get('pid', '?')} on {info.get('host', '?')}"
+        raise UsageError(f"{path} is being trained by another process ({who}); wait for it or use --name") from None
     except OSError as error:
         if error.errno not in NO_LOCKS:
             raise UsageError(f"{path} cannot be locked ({error.strerror}); choose another --runs-dir") from None
@@ -294,14 +300,22 @@ def _process() -> dict[str, Any]:
 
 
 def _short(value: Any) -> str:
-    text = json.dumps(value)
-    return text if len(text) <= 60 else text[:57] + "..."
+    return json.dumps(value)[:60]
 
 
 def status_of(path: Path, info: dict[str, Any]) -> str:
-    """Return the status; a run without the lock of a living process is interrupted, not running."""
-    status = str(info.get("status"))
-    return "interrupted" if status == "running" and is_locked(path / LOCK) is False else status
+    """Return the status in `run.json`, except that a run whose process is gone is interrupted, not running."""
+    if info.get("status") != "running":
+        return str(info.get("status"))
+    try:
+        with (path / LOCK).open("rb") as file:
+            # Shared, so that two readers who look at the same moment do not take each other for the holder.
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except FileNotFoundError:
+        pass
+    except OSError:  # held by its process, or it cannot be known: no permission, or a file system without locks
+        return "running"
+    return "interrupted"
 
 
 def plugins_of(recipe: BaseRecipe) -> list[dict[str, str]]:
@@ -319,11 +333,10 @@ def check_plugins(path: Path, info: dict[str, Any], *, reads_data: bool = False)
 
     Data sources are only needed if the caller `reads_data`: weights and results can be read without them.
     """
-    needed = [plugin for plugin in info.get("plugins", []) if reads_data or plugin["sort"] != "data source"]
-    if needed:
+    for plugin in info.get("plugins", []):
         load_plugins()
-    for plugin in needed:
-        if origin_of(plugin["sort"], plugin["name"]) is None:
+        is_needed = reads_data or plugin["sort"] != "data source"
+        if is_needed and origin_of(plugin["sort"], plugin["name"]) is None:
             raise DataError(
                 f"{path} uses the {plugin['sort']} {plugin['name']} of the package {plugin['package']} "
                 f"{plugin['version']}, which is not installed; install it: pip install {plugin['package']}"
@@ -345,8 +358,6 @@ def read_info(path: Path) -> dict[str, Any]:
         info = read_json(path / INFO, TRAIN_AGAIN)
     except (FileNotFoundError, NotADirectoryError):
         raise UsageError(f"{path} is not a run directory: it has no {INFO}; name another") from None
-    except OSError as error:
-        raise UsageError(f"{path / INFO} cannot be read ({error.strerror}); name another run") from None
     if info.pop("format", None) != _FORMAT:
         raise DataError(f"{path / INFO} was written by another version of lap; {TRAIN_AGAIN}")
     for key, kind in (("objective", str), ("status", str), ("step", int), ("recipe", dict)):
@@ -365,8 +376,6 @@ def read_summary(run: Run) -> dict[str, Any]:
         return read_json(run.path / SUMMARY, TRAIN_AGAIN)
     except FileNotFoundError:
         return {}
-    except OSError as error:
-        raise DataError(f"{run.path / SUMMARY} cannot be read ({error.strerror}); check its permissions") from None
 
 
 def runs_in(folder: Path) -> list[Path]:
@@ -411,24 +420,23 @@ def find_run(runs_dir: Path, name: str | None, objectives: set[str]) -> Run:
 
 def newest_run(runs_dir: Path, objectives: set[str]) -> Run:
     """Return the newest finished run of one of `objectives`; a damaged run fails, since it could be the newest."""
-    candidates: list[tuple[float, float, Path]] = []
+    candidates: list[tuple[float, Path]] = []
     for path in runs_in(runs_dir):
         try:
             info = read_info(path)
         except UsageError as error:
             raise DataError(f"{error}, or name the run that you mean with --run") from None
         if info.get("status") == "finished" and info.get("objective") in objectives:
-            # `updated` has whole seconds; the file's time decides between runs that ended in the same one.
-            candidates.append((time_of(info), (path / INFO).stat().st_mtime, path))
+            candidates.append((time_of(info), path))
     if not candidates:
         raise UsageError(f"no finished run of {' or '.join(sorted(objectives))} in {runs_dir}; train one or use --run")
-    return read_run(max(candidates)[2])
+    return read_run(max(candidates)[1])
 
 
 def time_of(info: dict[str, Any]) -> float:
     """Return the last update's time in `run.json`, 0 if unreadable; unlike a file's time it survives copying."""
     try:
-        return datetime.fromisoformat(str(info.get("updated") or info.get("created"))).timestamp()
+        return datetime.fromisoformat(str(info.get("updated"))).timestamp()
     except ValueError:
         return 0.0
 
@@ -439,4 +447,4 @@ def versions() -> dict[str, str]:
 
 
 def now() -> str:
-    return time.strftime("%Y-%m-%dT%H:%M:%S%z")
+    return datetime.now().astimezone().isoformat()

@@ -428,19 +428,39 @@ def randomise_weights() -> None:
     GPT.initialise = initialise
 
 
-def die_at(point: str, times: int) -> None:
-    """SIGKILL to ourselves when the checkpoint reaches `point` for the `times`-th time."""
+def at_points_of_a_save(act: Callable[[str], None], replace: Callable[..., None] = setattr) -> None:
+    """Call `act` with the name of each point of a save that is reached, where a process may be killed."""
     from lapcli import checkpoint
 
+    save_file, move = checkpoint.save_file, checkpoint.move
+
+    def saving(tensors: Any, path: Path, metadata: Any) -> None:
+        if path.name == checkpoint.MODEL:
+            act("folder made")
+        save_file(tensors, path, metadata=metadata)
+        act("model written" if path.name == checkpoint.MODEL else "optimizer written")
+
+    def moving(path: Path, new: Path) -> None:
+        if new.name.startswith("step-"):
+            act("before rename")
+        move(path, new)
+        act("after rename" if new.name.startswith("step-") else "removing")
+
+    replace(checkpoint, "save_file", saving)
+    replace(checkpoint, "move", moving)
+
+
+def die_at(point: str, times: int = 1) -> None:
+    """SIGKILL to ourselves when the checkpoint reaches `point` for the `times`-th time."""
     seen = 0
 
-    def fault_point(name: str) -> None:
+    def act(name: str) -> None:
         nonlocal seen
         seen += name == point
         if seen == times and name == point:
             os.kill(os.getpid(), signal.SIGKILL)
 
-    checkpoint.fault_point = fault_point
+    at_points_of_a_save(act)
 
 
 def die_in_update(step: int) -> None:

@@ -20,7 +20,7 @@ from sweep_support import write_recipe
 from lapcli.recipe import load_recipe, recipe_to_yaml
 from lapcli.training.metrics import without_times
 
-pytestmark = pytest.mark.long  # every write of eight commands fails in turn
+pytestmark = pytest.mark.long  # every write of a command fails in turn
 
 WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
 
@@ -168,38 +168,13 @@ def test_training(place, capsys):
     fail_in_turn(capsys, place.folder, command, place.empty, place.trained)
 
 
-def test_evaluating(place, capsys):
-    command = ["eval", "--run", "tiny", "--tasks", "bpb", "--runs-dir", str(place.runs)]
-    fail_in_turn(capsys, place.folder, command, place.with_run, place.files)
-
-
-def test_analyzing(place, capsys):
-    command = ["analyze", "spectrum", "--run", "tiny", "--runs-dir", str(place.runs)]
-    fail_in_turn(capsys, place.folder, command, place.with_run, place.files)
-
-
-def test_reporting(place, capsys):
-    command = ["report", "--out", str(place.folder / "page.html"), "--format", "html", "--runs-dir", str(place.runs)]
-    fail_in_turn(capsys, place.folder, command, place.with_run, place.files, few=True)
-
-
 def test_exporting(place, capsys):
     command = ["export", "--to", "safetensors", "--no-verify", "--run", "tiny", "--out", str(place.folder / "out")]
     command += ["--runs-dir", str(place.runs)]
     fail_in_turn(capsys, place.folder, command, place.with_run, place.files, few=True)
 
 
-def test_fetching(place, capsys):
-    fail_in_turn(capsys, place.folder, ["fetch", str(place.recipe)], place.empty, place.files, few=True)
-
-
 def test_chat_training(place, capsys):
     """Both stages, from a run and its data that are there."""
     command = ["sft", str(place.home / "chat.yaml"), "--run", "tiny", "--name", "chat", "--runs-dir", str(place.runs)]
     fail_in_turn(capsys, place.folder, command, place.with_run, lambda: place.trained("chat-sft"), few=True)
-
-
-def test_sweeping(place, capsys):
-    """The writes of the sweep itself; those of its cells are `lap train`'s, in processes of their own."""
-    command = ["sweep", str(place.recipe), "--over", "seed=0", "--runs-dir", str(place.runs)]
-    fail_in_turn(capsys, place.folder, command, place.with_run, lambda: place.trained("tiny-seed0"), few=True)

@@ -14,6 +14,7 @@ from dino_support import dino_recipe
 from image_support import image_recipe
 from support import (
     LOG,
+    at_points_of_a_save,
     die_at,
     exit_code,
     process,
@@ -27,7 +28,6 @@ from support import (
 )
 from sweep_support import write_recipe
 
-from lapcli import checkpoint
 from lapcli.objectives.loading import find_checkpoint
 from lapcli.recipe import load_recipe, recipe_from_dict, recipe_to_dict
 from lapcli.runs import find_run, named_run, newest_run, open_run, read_run, runs_in, unlock
@@ -185,11 +185,11 @@ def test_of_several_starts_of_one_new_name_one_trains_it(recipe, tmp_path):
 def test_a_run_folder_that_goes_away_under_training_is_one_sentence(recipe, tmp_path, monkeypatch, how):
     runs = tmp_path / "runs"
 
-    def fault_point(point):
+    def act(point):
         if point == "after rename":
             shutil.rmtree(runs / "run") if how == "removed" else (runs / "run").rename(runs / "other")
 
-    monkeypatch.setattr(checkpoint, "fault_point", fault_point)
+    at_points_of_a_save(act, monkeypatch.setattr)
     with pytest.raises(LapError, match="moved or removed"):
         train_here(recipe, runs)
     assert [path.name for path in runs.iterdir()] == ([] if how == "removed" else ["other"])
@@ -282,23 +282,12 @@ def test_a_missing_text_file_does_not_end_a_run(interrupted, killed, file):
 
 
 def test_a_training_goes_on_when_its_recipe_yaml_is_removed_under_it(recipe, tmp_path, monkeypatch):
-    def fault_point(point):
+    def act(point):
         if point == "after rename":
             (tmp_path / "run" / "recipe.yaml").unlink(missing_ok=True)
 
-    monkeypatch.setattr(checkpoint, "fault_point", fault_point)
+    at_points_of_a_save(act, monkeypatch.setattr)
     assert train_here(recipe, tmp_path).is_finished
-
-
-def test_a_damaged_line_of_metrics_is_skipped_with_a_warning(interrupted, killed):
-    _, recipe, (weights, lines) = interrupted
-    first, second, *rest = (killed / "metrics.jsonl").read_text().splitlines(keepends=True)
-    (killed / "metrics.jsonl").write_text("".join([first, second.replace("{", "<"), *rest, '{"step": 3, "lo']))
-    log = io.StringIO()
-    train_here(recipe, killed.parent, log=log)
-    found, kept = result(killed)
-    assert (found, kept) == (weights, [lines[0], *lines[2:]])
-    assert "metrics.jsonl:2" in log.getvalue()
 
 
 def test_without_its_metrics_nobody_knows_the_best_checkpoint(tmp_path, shared_cache):
@@ -363,7 +352,7 @@ def test_other_data_is_refused(text, tmp_path, monkeypatch):
             raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(checkpoint, "fault_point", stop)
+        at_points_of_a_save(stop, patch.setattr)
         with pytest.raises(KeyboardInterrupt):
             train_here(recipe, tmp_path / "runs")
     tokenizer = (tmp_path / "runs" / "run" / "tokenizer.json").read_bytes()

@@ -20,7 +20,7 @@ from lapcli.measures.capture import Capture
 from lapcli.results import add_rows, row
 from lapcli.runs import read_run
 from lapcli.runtime.errors import UsageError
-from lapcli.runtime.files import make_folder, write_json, write_text
+from lapcli.runtime.files import write_json, write_text
 from lapcli.runtime.progress import shown_progress
 from lapcli.runtime.tables import fitted, wrapped
 
@@ -156,7 +156,7 @@ def _none_if_nan(value: float) -> float | None:
 
 
 def write_analysis(analysis: Analysis, folder: Path, figure_format: FigureFormat | None = None) -> list[Path]:
-    make_folder(folder)
+    folder.mkdir(parents=True, exist_ok=True)
     write_json(folder / f"{analysis.what}.json", analysis.to_dict())
     write_text(folder / f"{analysis.what}.csv", to_csv(analysis))
     for measured in analysis.runs:

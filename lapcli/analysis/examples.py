@@ -23,7 +23,6 @@ from lapcli.data.token_store import TokenStream
 from lapcli.measures.capture import Batch
 from lapcli.recipe.vision import ImageFiles
 from lapcli.runtime.errors import UsageError
-from lapcli.runtime.files import read_bytes
 
 TOKENS_AT_ONCE = 8192
 # As DINOv3's notebook pca.ipynb, which resizes pictures to a height of 768 pixels: 48 patches of 16.
@@ -200,6 +199,6 @@ class ImageExamples(Examples):
 
 def _read(path: Path, turned: bool) -> Image.Image:
     try:
-        return decode(read_bytes(path), str(path), turned)
+        return decode(path.read_bytes(), str(path), turned)
     except OSError as error:
         raise UsageError(f"--image {path} cannot be read ({error.strerror}); name a file with an image") from None

@@ -6,15 +6,14 @@ renamed to a hidden name before it is removed: a kill in between leaves nothing 
 
 import json
 import os
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from lapcli.catalogue.listing import best_validation, is_of_a_sweep, size_of, started_from
-from lapcli.runs import CHECKPOINTS, Run, check_name, read_run, read_summary, runs_in, take_lock
+from lapcli.runs import CHECKPOINTS, Run, check_name, locked, read_run, read_summary, runs_in
 from lapcli.runtime.errors import DataError, LapError, UsageError
-from lapcli.runtime.files import move, read_text, remove
+from lapcli.runtime.files import move, remove
 
 
 @dataclass(frozen=True)
@@ -37,7 +36,7 @@ def rename_run(run: Run, name: str) -> Path:
             "folder to have it under another name"
         )
     new = run.path.with_name(name)
-    with _locked(run.path):
+    with locked(run.path):
         if os.path.lexists(new):
             raise UsageError(f"{new} already exists; choose another name")
         try:
@@ -49,7 +48,7 @@ def rename_run(run: Run, name: str) -> Path:
 
 def remove_run(path: Path) -> int:
     """Remove a run with all its files, also a damaged one; return the bytes that this frees."""
-    with _locked(path):
+    with locked(path):
         freed = size_of(path)
         _remove(path, path.with_name(f".{path.name}.removing"))
     return freed
@@ -68,7 +67,7 @@ def dependent_runs(path: Path) -> dict[str, str]:
 def refuse_running(paths: Sequence[Path]) -> None:
     """Raise for the first run that is being trained, before any of them is touched."""
     for path in paths:
-        with _locked(path):
+        with locked(path):
             pass
 
 
@@ -123,7 +122,7 @@ def plan_pruning(run: Run, keep: int) -> Pruning:
 
 def prune(pruning: Pruning) -> None:
     """Remove the checkpoints of a plan."""
-    with _locked(pruning.path):
+    with locked(pruning.path):
         for step in pruning.removed:
             folder = pruning.path / CHECKPOINTS / f"step-{step:06d}"
             _remove(folder, folder.with_name(f".removing-{folder.name}"))  # training removes this name too
@@ -132,7 +131,7 @@ def prune(pruning: Pruning) -> None:
 def _weights_sha256(checkpoint: Path) -> str | None:
     """Return the sha256 in the checkpoint's state; None if it is damaged, so that no run can have started from it."""
     try:
-        return str(json.loads(read_text(checkpoint / "state.json"))["files"]["model.safetensors"])
+        return str(json.loads((checkpoint / "state.json").read_bytes())["files"]["model.safetensors"])
     except (OSError, ValueError, KeyError, TypeError):
         return None
 
@@ -144,13 +143,3 @@ def _remove(folder: Path, doomed: Path) -> None:
         remove(doomed)
     except OSError as error:
         raise LapError(f"{folder} cannot be removed ({error.strerror}); check its permissions") from None
-
-
-@contextmanager
-def _locked(path: Path) -> Iterator[None]:
-    """Hold the lock of a run; UsageError if it is being trained, here or on another machine."""
-    lock = take_lock(path)
-    try:
-        yield
-    finally:
-        lock.release()

@@ -13,7 +13,6 @@ from lapcli.recipe import recipe_to_dict
 from lapcli.recipe.schema import RUN, LayerRange
 from lapcli.runs import INFO, METRICS, RECIPE, SUMMARY, SWEEP, Run, read_run, read_summary, runs_in, unknown_run
 from lapcli.runtime.errors import UsageError
-from lapcli.runtime.files import open_to_read
 from lapcli.training.metrics import last_step_metrics, parse_line
 
 SWEEPS = ".sweeps"  # in a folder of runs: locks and logs of the sweeps that trained some of them
@@ -117,7 +116,7 @@ def validations(path: Path) -> list[dict[str, Any]]:
     """Return the lines of `metrics.jsonl` with a validation; the others, which are most, are not parsed."""
     if not path.is_file():
         return []
-    with open_to_read(path) as file:
+    with open(path, "rb") as file:
         return [line for text in file if b'"validation_' in text and (line := parse_line(text))]
 
 

@@ -1,9 +1,7 @@
-"""Shared parts of commands: options and the names that the shell offers for them, declared once so that they read the
-same everywhere, tables that fit the terminal, sizes and ages, and the question before a removal."""
+"""Options that commands share, and the names that the shell offers for them: they read the same everywhere."""
 
 import json
 import shlex
-import sys
 from collections.abc import Sequence
 from enum import StrEnum
 from glob import escape, glob
@@ -18,12 +16,6 @@ from lapcli.runtime.tables import fitted
 
 if TYPE_CHECKING:
     from lapcli.recipe import AnyRecipe
-
-
-def _find(recipe: Path) -> Path:
-    from lapcli.recipe import find_recipe
-
-    return find_recipe(recipe)
 
 
 def run_names(incomplete: str) -> list[str]:
@@ -44,6 +36,11 @@ def recipe_names(incomplete: str) -> list[str]:
 
 
 def _recipe_argument(help_: str) -> Any:
+    def _find(recipe: Path) -> Path:
+        from lapcli.recipe import find_recipe
+
+        return find_recipe(recipe)
+
     return typer.Argument(metavar="RECIPE", callback=_find, autocompletion=recipe_names, help=help_)
 
 
@@ -190,37 +187,8 @@ def runs_dir_option(folder: Path) -> str:
 
 
 def table(headers: Sequence[str], rows: Sequence[Sequence[str]], width: int | None = None) -> str:
-    """Format columns side by side; if that is wider than the terminal, as a short list for each row."""
     return "\n".join(fitted([headers, *rows], width=width))
 
 
 def print_json(value: Any) -> None:
     print(json.dumps(value, indent=2, default=str))
-
-
-def size_text(count: int) -> str:
-    size = float(count)
-    for unit in ("B", "kB", "MB", "GB"):
-        if size < 1000:
-            return f"{size:.0f} {unit}" if unit == "B" or size >= 100 else f"{size:.1f} {unit}"
-        size /= 1000
-    return f"{size:.1f} TB"
-
-
-def age_text(seconds: float | None) -> str:
-    if seconds is None:
-        return "?"
-    for unit, length in (("d", 86400), ("h", 3600), ("min", 60)):
-        if seconds >= length:
-            return f"{seconds / length:.0f} {unit}"
-    return f"{seconds:.0f} s"
-
-
-def ask_to_confirm(question: str, yes: bool) -> bool:
-    """Return whether the user agrees, by --yes or by an answer in the terminal; raise UsageError without a terminal."""
-    if yes:
-        return True
-    if not sys.stdin.isatty():
-        raise UsageError(f"{question} There is no terminal to answer on; use --yes")
-    print(f"{question} [y/N] ", end="", file=sys.stderr, flush=True)
-    return sys.stdin.readline().strip().lower() in ("y", "yes")

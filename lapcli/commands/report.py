@@ -7,10 +7,10 @@ from typing import Annotated, Literal
 import typer
 
 from lapcli.commands import options
+from lapcli.report.forms import to_latex, to_markdown, to_text, write_for_user
 from lapcli.runtime.environment import runs_dir as default_runs_dir
 from lapcli.runtime.errors import UsageError
-from lapcli.runtime.files import write_for_user
-from lapcli.runtime.tables import to_latex, to_markdown, to_text, wrapped_message
+from lapcli.runtime.tables import wrapped_message
 
 EXAMPLES = """\b
 Examples:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from lapcli.commands import options
-from lapcli.commands.options import age_text, ask_to_confirm, print_json, size_text, table
+from lapcli.commands.options import print_json, table
 from lapcli.runtime.environment import runs_dir as default_runs_dir
 from lapcli.runtime.errors import UsageError
 from lapcli.runtime.tables import facts, wrapped_message
@@ -308,3 +308,31 @@ def _print_pruning(pruning: "Pruning") -> None:
     kept = ", ".join(f"{step} ({reason})" for step, reason in pruning.kept.items())
     steps = ", ".join(map(str, pruning.removed))
     print(facts([(pruning.run, f"remove steps {steps} ({size_text(pruning.bytes)}); keep {kept}")]))
+
+
+def size_text(count: int) -> str:
+    size = float(count)
+    for unit in ("B", "kB", "MB", "GB"):
+        if size < 1000:
+            return f"{size:.0f} {unit}" if unit == "B" or size >= 100 else f"{size:.1f} {unit}"
+        size /= 1000
+    return f"{size:.1f} TB"
+
+
+def age_text(seconds: float | None) -> str:
+    if seconds is None:
+        return "?"
+    for unit, length in (("d", 86400), ("h", 3600), ("min", 60)):
+        if seconds >= length:
+            return f"{seconds / length:.0f} {unit}"
+    return f"{seconds:.0f} s"
+
+
+def ask_to_confirm(question: str, yes: bool) -> bool:
+    """Return whether the user agrees, by --yes or by an answer in the terminal; raise UsageError without a terminal."""
+    if yes:
+        return True
+    if not sys.stdin.isatty():
+        raise UsageError(f"{question} There is no terminal to answer on; use --yes")
+    print(f"{question} [y/N] ", end="", file=sys.stderr, flush=True)
+    return sys.stdin.readline().strip().lower() in ("y", "yes")

@@ -1,5 +1,6 @@
 """The machine around a run: GPU and driver, compiler, shared memory, cores, locks, file limit, disk, hub."""
 
+import fcntl
 import os
 import re
 import resource
@@ -10,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 from urllib.parse import urlsplit
 
 import torch
@@ -18,12 +19,14 @@ import torch
 from lapcli.doctor.checks import Check, Finding, fails, passes, warns
 from lapcli.runtime.environment import cache_dir, hub_is_offline, runs_dir
 from lapcli.runtime.errors import UsageError
-from lapcli.runtime.files import Lock, lock_file
-from lapcli.runtime.machine import NCCL_BYTES, SHARED_MEMORY, check_compiler, free_shared_memory, usable_cores
+from lapcli.runtime.files import NO_LOCKS
+from lapcli.runtime.machine import SHARED_MEMORY, check_compiler, free_shared_memory, usable_cores
 
 DRIVER_FILE = Path("/proc/driver/nvidia/version")
 CORES_PER_GPU = 8  # with fewer, a step is likely to wait for the reading of images
 SECONDS_FOR_HUB = 5.0
+#: NCCL's buffers in shared memory per process: two channels in a ring and a tree, 9,637,888 bytes each.
+NCCL_BYTES = 4 * 9_637_888
 
 
 @dataclass(frozen=True)
@@ -115,20 +118,23 @@ def check_disk(folder: Path, free: Callable[[Path], int] = lambda place: shutil.
     return check_amount(left, 10**9, 20 * 10**9, f"{left / 1e9:.1f} GB free in {place}", step)
 
 
-def check_locks(variable: str, folder: Path, lock: Callable[[IO[Any]], Lock] = lock_file) -> Finding:
+def check_locks(variable: str, folder: Path, lock: Callable[[Any, int], object] = fcntl.flock) -> Finding:
     """Take a lock in the folder twice; the second attempt has to be refused."""
     place, step = _existing(folder), f"set {variable} to another disk"
     try:
         with tempfile.NamedTemporaryFile(prefix=".lap-doctor-", dir=place) as file, open(file.name, "rb") as again:
+            lock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             # A lock belongs to an open file, so a second open of it is refused like another process.
-            locks = lock(file), lock(again)
-    except OSError as error:
+            lock(again, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except (BlockingIOError, PermissionError) as error:
+        if error.filename is None:  # the lock; an error of the file names it
+            return passes(f"{variable}: they work in {place}")
         return fails(f"{variable}: {place} cannot be written ({error.strerror})", step)
-    if locks == (Lock.HELD, Lock.TAKEN):
-        return passes(f"{variable}: they work in {place}")
-    if locks[0] is Lock.UNSUPPORTED:
-        text = f"{variable}: the file system of {place} has no locks, so two processes can work on one run"
-        return warns(text, f"{step}, or never start a run twice at the same time")
+    except OSError as error:
+        if error.errno in NO_LOCKS:
+            text = f"{variable}: the file system of {place} has no locks, so two processes can work on one run"
+            return warns(text, f"{step}, or never start a run twice at the same time")
+        return fails(f"{variable}: {place} cannot be written ({error.strerror})", step)
     return fails(f"{variable}: {place} grants one lock twice, so two processes would write the same run", step)
 
 

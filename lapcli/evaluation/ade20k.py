@@ -26,7 +26,6 @@ from lapcli.data.images.loader import Example, Reader, seed_everything
 from lapcli.data.images.tables import has_tables, load_tables
 from lapcli.runtime.environment import hub_is_offline
 from lapcli.runtime.errors import DataError
-from lapcli.runtime.files import read_bytes
 from lapcli.runtime.progress import Progress
 
 HUB = "hub:zhoubolei/scene_parse_150"
@@ -94,7 +93,7 @@ class FolderScenes(Scenes):
     def encoded(self, index: int) -> tuple[bytes, bytes]:
         photograph, labels = self._files[index]
         try:
-            return read_bytes(photograph), read_bytes(labels)
+            return photograph.read_bytes(), labels.read_bytes()
         except OSError as error:
             raise DataError(f"{error.filename} cannot be read ({error.strerror}); was it moved?") from None
 

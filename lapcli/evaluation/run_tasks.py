@@ -12,7 +12,7 @@ from lapcli.objectives.loading import find_checkpoint, open_run, open_timm
 from lapcli.objectives.objective import LoadedModel
 from lapcli.results import add_rows, row
 from lapcli.runs import Run
-from lapcli.runtime.files import make_folder, write_json
+from lapcli.runtime.files import write_json
 from lapcli.runtime.ranks import World, joined_world
 from lapcli.runtime.tables import fitted
 
@@ -174,7 +174,7 @@ def _saved(
     run, step = loaded.run, loaded.step
     evaluation = Evaluation(run, step, loaded.name, str(loaded.weights_sha256), measured, limit, path)
     if world.is_main:
-        make_folder(path.parent)
+        path.parent.mkdir(parents=True, exist_ok=True)
         write_json(path, evaluation.to_dict())
         if run is not None:
             add_rows(run, evaluation.rows())

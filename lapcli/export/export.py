@@ -21,7 +21,7 @@ from lapcli.recipe.schema import CLASSES, FEATURES, LANGUAGE
 from lapcli.runs import Run
 from lapcli.runtime import __version__
 from lapcli.runtime.errors import UsageError, from_os_error
-from lapcli.runtime.files import flush_to_disk, make_folder, move, remove, sha256_of_file, write_json
+from lapcli.runtime.files import flush_to_disk, move, remove, sha256_of_file, write_json
 
 RECORD = "lap.json"
 
@@ -111,9 +111,9 @@ def export_run(
     # Beside the folder, because a rename does not cross file systems; the process's id keeps two exports apart.
     temporary = folder.parent / f".writing-{folder.name}-{os.getpid()}"
     try:
-        make_folder(folder.parent)
+        folder.parent.mkdir(parents=True, exist_ok=True)
         remove(temporary, or_leave=True)
-        make_folder(temporary, is_new=True)
+        temporary.mkdir()
         form.write(exported, temporary)
         checks = verify(to, exported, temporary) if (missing is None if verified is None else verified) else []
         # The record has the hashes of the files so far: neither the card's, which is written from it, nor its own.

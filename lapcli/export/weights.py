@@ -15,7 +15,7 @@ from lapcli.objectives.objective import LoadedModel
 from lapcli.recipe import recipe_to_dict
 from lapcli.runs import TOKENIZER
 from lapcli.runtime.errors import UsageError
-from lapcli.runtime.files import atomic_file, write_text
+from lapcli.runtime.files import write_text
 
 WEIGHTS = "model.safetensors"
 DTYPES = {"float32": torch.float32, "bf16": torch.bfloat16, "float16": torch.float16}
@@ -61,8 +61,10 @@ def save_weights(exported: ExportedModel, tensors: Mapping[str, Tensor], path: P
     plain = {
         name: tensor.detach().to(DTYPES[exported.dtype]).cpu().contiguous().clone() for name, tensor in tensors.items()
     }
-    with atomic_file(path) as temporary:
-        save_file(plain, temporary, metadata={"format": "pt", **exported.metadata()})
+    path.touch()
+    mode = path.stat().st_mode  # of the umask; safetensors writes files of mode 0600, which a colleague could not read
+    save_file(plain, path, metadata={"format": "pt", **exported.metadata()})
+    path.chmod(mode)
 
 
 def write_json(path: Path, content: Mapping[str, Any]) -> None:

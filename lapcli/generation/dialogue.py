@@ -8,7 +8,6 @@ import sys
 import unicodedata
 from collections.abc import Callable, Generator, Iterable, Iterator
 from pathlib import Path
-from typing import Literal
 
 from lapcli.data.chat.conversation import question_and_answer, render, render_prompt
 from lapcli.data.text.tokenizer import SPECIAL_TOKENS, Tokenizer
@@ -18,61 +17,34 @@ from lapcli.models.gpt import GPT
 COMMANDS = "/system TEXT sets a system message, /clear clears the conversation, /save FILE saves it, /quit quits"
 
 
+#: How special tokens are shown: a call of the calculator reads `[calculator: 6*7][= 42]`. The others are not.
+_SHOWN = {"<|python_start|>": "[calculator: ", "<|python_end|>": "]", "<|output_start|>": "[= ", "<|output_end|>": "]"}
+
+
 class Transcript:
     """Decodes tokens as they arrive. A character of several tokens appears with its last; control characters never."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
-        self._special = {tokenizer.special(name): name for name in SPECIAL_TOKENS}
+        self._special = {tokenizer.special(name): _SHOWN.get(name, "") for name in SPECIAL_TOKENS}
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
-        self._call: Literal["none", "expression", "called", "result"] = "none"
 
     def add(self, token: int) -> str:
         """Add a token and return the text that can be shown now."""
-        name = self._special.get(token)
-        if name is None:
-            closed = self._close() if self._call == "called" else ""
-            return closed + _harmless(self._decoder.decode(self._tokenizer.decode_bytes([token])))
-        text = self._broken_character()
-        if name == "<|python_end|>" and self._call == "expression":
-            self._call = "called"
-        elif name == "<|output_start|>" and self._call == "called":
-            self._call = "result"
-            text += " = "
-        elif name == "<|output_end|>" and self._call == "result":
-            self._call = "none"
-            text += "]"
-        else:
-            text += self._close()
-            if name == "<|python_start|>":
-                self._call = "expression"
-                text += "[calculator: "
-        return text
+        if token in self._special:
+            return self.end() + self._special[token]
+        text = self._decoder.decode(self._tokenizer.decode_bytes([token]))
+        # Control characters could steer the terminal.
+        return "".join("\ufffd" if unicodedata.category(c) == "Cc" and c not in "\n\t" else c for c in text)
 
     def end(self) -> str:
-        """Return the text that was held back."""
-        return self._broken_character() + self._close()
-
-    def _close(self) -> str:
-        """End a call without a result, which was not understood or truncated."""
-        endings = {"none": "", "expression": " ...]", "called": " has no result]", "result": " ...]"}
-        ending, self._call = endings[self._call], "none"
-        return ending
-
-    def _broken_character(self) -> str:
-        text = self._decoder.decode(b"", final=True)
-        self._decoder.reset()
-        return text
+        """Return what was held back: a part of a character."""
+        return self._decoder.decode(b"", final=True)
 
 
 def transcript(tokens: Iterable[int], tokenizer: Tokenizer) -> str:
     shown = Transcript(tokenizer)
     return "".join([*(shown.add(token) for token in tokens), shown.end()])
-
-
-def _harmless(text: str) -> str:
-    """Replace control characters, which could steer the terminal, by U+FFFD."""
-    return "".join("\ufffd" if unicodedata.category(c) == "Cc" and c not in "\n\t" else c for c in text)
 
 
 class Dialogue:
@@ -93,25 +65,19 @@ class Dialogue:
     def answer(self, question: str) -> Generator[str]:
         """Yield the answer in pieces of text. If this is closed early, the answer is kept as far as it went."""
         asked = self._user_turn(question)
-        prompt = self._prompt(asked)
-        answer_tokens: list[int] = []
-        answer_texts: list[str] = []
+        tokens: list[int] = []
         shown = Transcript(self._tokenizer)
         try:
-            for event in self._engine.stream([prompt], self._sampling):
+            for event in self._engine.stream([self._prompt(asked)], self._sampling):
                 if not event.is_end:
-                    answer_tokens.append(event.token)
-                    if text := shown.add(event.token):
-                        answer_texts.append(text)
-                        yield text
-            if text := shown.end():
-                answer_texts.append(text)
-                yield text
+                    tokens.append(event.token)
+                    yield shown.add(event.token)
+            yield shown.end()
         finally:
             self.messages.append({"role": "user", "content": question})
-            self.messages.append({"role": "assistant", "content": "".join(answer_texts)})
+            self.messages.append({"role": "assistant", "content": transcript(tokens, self._tokenizer)})
             # Closed even if the answer was cut short: every turn of the training data ends with this token.
-            self._exchanges.append([*asked, *answer_tokens, self._tokenizer.special("<|assistant_end|>")])
+            self._exchanges.append([*asked, *tokens, self._tokenizer.special("<|assistant_end|>")])
 
     def _user_turn(self, question: str) -> list[int]:
         """Return the tokens from <|user_start|> to <|assistant_start|>; a question that exceeds the context is

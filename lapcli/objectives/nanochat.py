@@ -32,7 +32,7 @@ from lapcli.recipe.reading import Document
 from lapcli.recipe.schema import UNKNOWN, BaseRecipe, GPTModel
 from lapcli.runs import INFO, METRICS, TOKENIZER, Run, new_run, read_run, unlock, write_summary
 from lapcli.runtime.errors import DataError, UsageError
-from lapcli.runtime.files import read_bytes, read_text, remove, sha256_of_file, write_text
+from lapcli.runtime.files import remove, sha256_of_file, write_text
 
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer.pkl")
 _MODEL = re.compile(r"model_(\d+)\.pt")
@@ -88,7 +88,7 @@ def find_checkpoint(path: Path) -> NanochatCheckpoint:
         raise UsageError(f"{file} is not a checkpoint of nanochat; their names are like model_021400.pt")
     meta_file = file.with_name(f"meta_{number[1]}.json")
     try:
-        meta = json.loads(read_text(meta_file))
+        meta = json.loads(meta_file.read_text(encoding="utf-8"))
         settings = dict(meta["model_config"])
         vocab = int(settings.pop("vocab_size"))
     except OSError as error:
@@ -145,7 +145,7 @@ def read_tokenizer(path: Path) -> Tokenizer:
     if path.suffix != ".pkl":
         return Tokenizer.from_file(path)
     try:
-        encoding = _PlainEncoding(io.BytesIO(read_bytes(path))).load()
+        encoding = _PlainEncoding(io.BytesIO(path.read_bytes())).load()
     except OSError as error:
         raise DataError(f"cannot read the tokenizer {path} ({error.strerror}); name it with --tokenizer") from None
     except Exception as error:  # a broken or hostile pickle may raise anything

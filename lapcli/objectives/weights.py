@@ -35,7 +35,7 @@ from lapcli.recipe.chat import ChatStageRecipe
 from lapcli.recipe.schema import RUN, UNKNOWN, BaseRecipe, GPTRecipe, InitFrom, Source, TextSource
 from lapcli.runs import INFO, TOKENIZER, Run, named_run, read_run
 from lapcli.runtime.errors import DataError, UsageError
-from lapcli.runtime.files import read_json, read_text, sha256_of_file
+from lapcli.runtime.files import read_json, sha256_of_file
 
 Recipe = TypeVar("Recipe", bound=BaseRecipe)
 RECORD, CONFIG, WEIGHTS = "lap.json", "config.json", "model.safetensors"  # of an exported folder
@@ -143,7 +143,7 @@ def _of_folder(path: Path) -> Weights:
             raise DataError(f"{path} has no {name}; {AGAIN}")
         if sha256_of_file(path / name) != files.get(name):
             raise DataError(f"{path / name} is not what was exported (its sha256 differs); {AGAIN}")
-    config = json.loads(read_text(path / CONFIG))
+    config = json.loads((path / CONFIG).read_text(encoding="utf-8"))
     plan = head_plan(record["laplacian_heads"], len(record["laplacian_heads"]), int(record["heads"]))
     if "operators" in record:  # its Laplacian heads alone are not the plan
         plan = operator_plan(json.loads(record["operators"]), len(plan.per_layer), plan.heads)
@@ -166,7 +166,7 @@ def _of_folder(path: Path) -> Weights:
 
 def _exported_tokenizer(path: Path) -> Tokenizer:
     """Load a tokenizer without the post-processor with which `lap export` puts <|bos|> before every text."""
-    content = json.loads(read_text(path))
+    content = json.loads(path.read_text(encoding="utf-8"))
     return Tokenizer.from_text(json.dumps({**content, "post_processor": None}), path)
 
 

@@ -6,9 +6,11 @@
 import bisect
 import dataclasses
 import math
+import os
 import statistics
 import time
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -31,7 +33,7 @@ from lapcli.planning.step_trace import (
 )
 from lapcli.recipe.schema import AnyRecipe, BaseRecipe, TransformerModel
 from lapcli.runtime.attention_kernels import prefer_attention_kernels
-from lapcli.runtime.devices import ComputePolicy, Device, compute_policy, peak_memory, resident_memory, this_device
+from lapcli.runtime.devices import ComputePolicy, Device, compute_policy, peak_memory, this_device
 from lapcli.runtime.errors import UsageError
 from lapcli.runtime.machine import usable_cores
 from lapcli.runtime.ranks import pick_device
@@ -303,3 +305,12 @@ def _now(device: torch.device) -> float:
 
 def _memory(device: torch.device) -> int:
     return torch.cuda.max_memory_allocated() if device.type == "cuda" else peak_memory()
+
+
+def resident_memory() -> int:
+    """Return the bytes that this process holds now, or the most it ever held on systems without /proc."""
+    try:
+        # The second number counts resident pages, the first virtual ones.
+        return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    except OSError:
+        return peak_memory()

@@ -10,7 +10,7 @@ import yaml
 
 from lapcli.recipe.loading import shipped_recipes
 from lapcli.runtime.errors import UsageError
-from lapcli.runtime.files import make_folder, write_text
+from lapcli.runtime.files import write_text
 
 SWEEPS = "sweeps"
 _LONGEST = 140  # characters of a line about a recipe
@@ -112,7 +112,7 @@ def write_starter(job: str, folder: Path) -> list[tuple[Path, str]]:
         if file.exists():
             raise UsageError(f"{file} already exists; choose another folder, or move the file away")
     try:
-        make_folder(folder)
+        folder.mkdir(parents=True, exist_ok=True)
         for name, file in files.items():
             write_text(file, _starter_text(STARTERS[name], file))
     except OSError as error:

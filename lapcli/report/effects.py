@@ -17,10 +17,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from lapcli.report.assemble import Report, baseline_of, resolve
+from lapcli.report.forms import Entry, Table
 from lapcli.report.grouping import RowKey, RunGrid, in_words, title_words
 from lapcli.report.tables import ScoreColumn, column_of, p_text
 from lapcli.runtime.errors import UsageError
-from lapcli.runtime.tables import Entry, Table
 
 
 @dataclass(frozen=True)

@@ -16,6 +16,7 @@ from lapcli.recipe import OBJECTIVES
 from lapcli.report import paper
 from lapcli.report.chart import COLOURS, Chart, Line, plan_colours
 from lapcli.report.collect import RunResult
+from lapcli.report.forms import write_for_user
 from lapcli.report.grouping import RowKey, RunGrid, data_in_words, distinguishing_words, kind_in_words
 from lapcli.report.paper import data_set_of
 from lapcli.report.paper_tables import DROP_PATH, by_drop_path
@@ -23,7 +24,7 @@ from lapcli.report.statistics import is_number, summarise
 from lapcli.report.tables import column_of
 from lapcli.runs import time_of
 from lapcli.runtime.errors import UsageError
-from lapcli.runtime.files import make_folder, write_bytes, write_for_user
+from lapcli.runtime.files import write_bytes
 
 POINTS = 120  # of a training curve
 _NARROWEST = 0.05  # share of a value that an axis shows at least, if its noise is not known
@@ -84,7 +85,7 @@ def write_files(charts: Sequence[Chart], folder: Path, forms: Sequence[str], fig
     if folder.exists() and not folder.is_dir():
         raise UsageError(f"{folder} is a file; the figures need a folder of that name")
     try:
-        make_folder(folder)
+        folder.mkdir(parents=True, exist_ok=True)
         for path in folder.iterdir():  # old files of runs that were removed or have another number on the page
             # Only names that charts have: the folder of --out may hold the user's own files.
             if path.suffix.removeprefix(".") in (*FORMS, "csv") and re.match(r"\d+-", path.name):

@@ -22,6 +22,7 @@ from lapcli.report.chart import Chart, plan_colours
 from lapcli.report.claims import ClaimVerdict, judge_all
 from lapcli.report.collect import RunResult
 from lapcli.report.figures import Experiment, experiments_of, write_files
+from lapcli.report.forms import MARKING, write_for_user
 from lapcli.report.grouping import kind_in_words
 from lapcli.report.paper import recipe_differences, value_in_words
 from lapcli.report.paper_tables import TABLES, paper_tables
@@ -29,8 +30,6 @@ from lapcli.report.reproduce import commands_of, drawing_command, figure_command
 from lapcli.report.tables import ScoreTable, mean_text, p_text, paper_text, reading
 from lapcli.runs import time_of
 from lapcli.runtime import __version__
-from lapcli.runtime.files import write_for_user
-from lapcli.runtime.tables import MARKING
 
 STATUS = {"reproduced": "reproduced", "partly": "partly", "not": "not reproduced", "not run": "not run"}
 _LARGEST = 3_000_000  # bytes of an analysis figure as SVG; beyond it the PNG is shown

@@ -12,9 +12,10 @@ from typing import Any, Literal
 from lapcli.evaluation.benchmarks import BENCHMARKS, PAPER_TASKS
 from lapcli.report.collect import Number
 from lapcli.report.costs import PREFIX
+from lapcli.report.forms import GAP, Entry, Table, to_latex, to_markdown, to_text
 from lapcli.report.grouping import RowKey, RunGrid
 from lapcli.report.statistics import Paired, Summary, compare, summarise
-from lapcli.runtime.tables import GAP, Entry, Table, to_csv, to_latex, to_markdown, to_text
+from lapcli.runtime.tables import to_csv
 
 
 @dataclass(frozen=True)

@@ -1,5 +1,4 @@
-"""Devices: how a run computes on one, and its peaks from the vendors' data sheets: dense FLOP/s of its tensor cores in
-bf16, FLOP/s of plain float32, memory and bandwidths.
+"""Devices: how a run computes on one, and the peaks of GPUs from the vendors' data sheets.
 
 Where results are bitwise the same, on one machine with the same versions of everything:
 
@@ -30,36 +29,22 @@ from lapcli.runtime.errors import LapError
 if TYPE_CHECKING:
     import torch
 
-#: Dense bf16 FLOP/s. Data sheets often quote twice as much, with sparsity: 1,671 TFLOP/s for an H100 NVL.
-PEAK_FLOPS = {
-    "B200": 2250e12,
-    "H200": 989e12,
-    # More specific names first: `_listed` takes the first that matches.
-    "H100 PCIe": 756e12,
-    "H100 NVL": 835e12,
-    "H100": 989e12,
-    "A100": 312e12,
-    "L40S": 362e12,
-    "L40": 181e12,
-    "A40": 150e12,
-    "RTX 4090": 165e12,
-    "RTX 3090": 71e12,
-}
-
-#: Bytes per second of a GPU's memory, and in each direction between GPUs of a machine: NVLink, or PCIe without it
+#: Of each GPU, a second: FLOPs in bf16 (dense: data sheets often quote twice as much, with sparsity), FLOPs in float32
+#: without TF32, bytes of its memory, and bytes in each direction between GPUs of a machine: NVLink, or PCIe without it
 #: (NVLink bridges are not assumed).
-BANDWIDTHS = {
-    "B200": (8e12, 900e9),
-    "H200": (4.8e12, 450e9),
-    "H100 PCIe": (2e12, 64e9),
-    "H100 NVL": (3.9e12, 64e9),
-    "H100": (3.35e12, 450e9),
-    "A100": (2.039e12, 300e9),
-    "L40S": (864e9, 32e9),
-    "L40": (864e9, 32e9),
-    "A40": (696e9, 32e9),
-    "RTX 4090": (1008e9, 32e9),
-    "RTX 3090": (936e9, 32e9),
+PEAKS: dict[str, tuple[float, float | None, float, float]] = {
+    "B200": (2250e12, None, 8e12, 900e9),
+    "H200": (989e12, None, 4.8e12, 450e9),
+    # More specific names first: `_listed` takes the first that matches.
+    "H100 PCIe": (756e12, None, 2e12, 64e9),
+    "H100 NVL": (835e12, None, 3.9e12, 64e9),
+    "H100": (989e12, 67e12, 3.35e12, 450e9),
+    "A100": (312e12, 19.5e12, 2.039e12, 300e9),
+    "L40S": (362e12, None, 864e9, 32e9),
+    "L40": (181e12, 90.5e12, 864e9, 32e9),
+    "A40": (150e12, None, 696e9, 32e9),
+    "RTX 4090": (165e12, None, 1008e9, 32e9),
+    "RTX 3090": (71e12, None, 936e9, 32e9),
 }
 
 #: Suffixes that name another, slower or faster, GPU of the same number.
@@ -143,15 +128,16 @@ def use_whole_float32() -> None:
 
 def peak_flops(device_name: str) -> float | None:
     """Return the peak in bf16, or None if it is not known (a CPU, an unlisted GPU)."""
-    name = _listed(PEAK_FLOPS, device_name)
-    return None if name is None else PEAK_FLOPS[name]
+    peaks = _listed(device_name)
+    return None if peaks is None else peaks[0]
 
 
-def _listed(names: Iterable[str], device_name: str) -> str | None:
-    """Return the first name that is in the device's name as whole words: an "RTX A4000" is not an "A40"."""
+def _listed(device_name: str) -> tuple[float, float | None, float, float] | None:
+    """Return the first peaks whose name is in the device's as whole words: an "RTX A4000" is not an "A40"."""
     if _OTHER_MODELS & set(device_name.lower().split()):
         return None
-    return next((name for name in names if re.search(rf"\b{re.escape(name)}\b", device_name, re.IGNORECASE)), None)
+    names = (name for name in PEAKS if re.search(rf"\b{re.escape(name)}\b", device_name, re.IGNORECASE))
+    return PEAKS.get(next(names, ""))
 
 
 @dataclass(frozen=True)
@@ -173,15 +159,14 @@ class Device:
             return None
         return int((self.memory - 10**9) * 0.98) if self.type == "cuda" else self.memory
 
-    def uses_bf16(self, precision: str) -> bool:
-        """Return whether `precision` means bf16 here. `auto` is bf16 on GPUs that have it in hardware; those before
-        Ampere (a T4) emulate it, at a fraction of their float32 speed."""
-        return precision == "bf16" or (precision == "auto" and self.type == "cuda" and self.native_bf16)
-
     def policy(self, precision: str, compiles: Literal["auto"] | bool) -> ComputePolicy:
-        """Return how a run computes on this device; `compiles: auto` compiles only on CUDA."""
-        would_compile = compiles is True or (compiles == "auto" and self.type == "cuda")
-        return ComputePolicy(self.type, self.uses_bf16(precision), would_compile)
+        """Return how a run computes on this device; `compiles: auto` compiles only on CUDA.
+
+        `precision: auto` is bf16 on GPUs that have it in hardware; those before Ampere (a T4) emulate it, at a fraction
+        of their float32 speed.
+        """
+        bf16 = precision == "bf16" or (precision == "auto" and self.type == "cuda" and self.native_bf16)
+        return ComputePolicy(self.type, bf16, compiles is True or (compiles == "auto" and self.type == "cuda"))
 
     def peak(self, bf16: bool) -> float | None:
         return self.bf16_flops if bf16 else self.float32_flops
@@ -189,15 +174,15 @@ class Device:
     @property
     def bandwidths(self) -> tuple[float, float] | None:
         """Bytes per second of its memory and between two such devices; None if they are not known."""
-        name = _listed(BANDWIDTHS, self.name) if self.type == "cuda" else None
-        return None if name is None else BANDWIDTHS[name]
+        peaks = _listed(self.name) if self.type == "cuda" else None
+        return None if peaks is None else peaks[2:]
 
 
-#: By the names that `lap plan --gpu` takes. float32 is without TF32, which runs do not use.
+#: By the names that `lap plan --gpu` takes.
 GPUS = {
-    "l40": Device("L40", "cuda", 46_068 * 2**20, 181e12, 90.5e12),
-    "h100": Device("H100", "cuda", 81_559 * 2**20, 989e12, 67e12),
-    "a100": Device("A100 80GB", "cuda", 81_920 * 2**20, 312e12, 19.5e12),
+    "l40": Device("L40", "cuda", 46_068 * 2**20, *PEAKS["L40"][:2]),
+    "h100": Device("H100", "cuda", 81_559 * 2**20, *PEAKS["H100"][:2]),
+    "a100": Device("A100 80GB", "cuda", 81_920 * 2**20, *PEAKS["A100"][:2]),
 }
 
 
@@ -212,20 +197,10 @@ def this_device(type_: str) -> Device:
         import torch
 
         name, memory = torch.cuda.get_device_name(), torch.cuda.get_device_properties(0).total_memory
-        known = _listed(GPUS, name)
-        float32_flops = GPUS[known].float32_flops if known else None
         native = torch.cuda.is_bf16_supported(including_emulation=False)
-        return Device(name, "cuda", memory, peak_flops(name), float32_flops, native)
+        bf16_flops, float32_flops, *_ = _listed(name) or (None, None)
+        return Device(name, "cuda", memory, bf16_flops, float32_flops, native)
     return this_cpu() if type_ == "cpu" else Device(type_, type_, None)
-
-
-def resident_memory() -> int:
-    """Return the bytes that this process holds now, or the most it ever held on systems without /proc."""
-    try:
-        # The second number counts resident pages, the first virtual ones.
-        return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
-    except OSError:
-        return peak_memory()
 
 
 def peak_memory() -> int:

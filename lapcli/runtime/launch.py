@@ -18,8 +18,8 @@ import subprocess
 import sys
 import tempfile
 import uuid
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
@@ -105,11 +105,9 @@ def launch(processes: Processes, arguments: list[str], device: str = "auto") -> 
         logging.getLogger(name).setLevel(logging.CRITICAL)
     with tempfile.TemporaryDirectory(prefix="lap-") as folder:
         mark = Path(folder) / "stopped"
+        _set_environment(processes, device, mark)
         try:
-            with (
-                _environment(processes, device, mark),
-                stop_on_signal(lambda name: _pass_on(name, mark), at_once=_end_at_once),
-            ):
+            with stop_on_signal(lambda name: _pass_on(name, mark), at_once=_end_at_once):
                 # Our own arguments come after: torchrun's parser would take `--nproc` for one of its options.
                 options = [*_torchrun_options(processes, device), "-m", "lapcli"]
                 config, command, first = config_from_args(parse_args(options))
@@ -133,10 +131,8 @@ def _gpus(device: str) -> int:
     return torch.cuda.device_count()
 
 
-@contextmanager
-def _environment(processes: Processes, device: str, mark: Path) -> Iterator[None]:
-    """Set the environment that the ranks inherit, and restore it afterwards."""
-    before = dict(os.environ)
+def _set_environment(processes: Processes, device: str, mark: Path) -> None:
+    """Set the environment that the ranks inherit; this process does nothing else any more."""
     # Without a number torchrun gives each process one thread. A sweep gives a cell as many as it has cores, for all of
     # its processes together.
     if os.environ.get("OMP_NUM_THREADS") in (None, os.environ.get("LAP_CORES")):
@@ -146,11 +142,6 @@ def _environment(processes: Processes, device: str, mark: Path) -> Iterator[None
     for key, value in trace.items():
         os.environ.setdefault(f"TORCH_FR_{key}", value)
     os.environ |= {LAUNCHER: str(os.getpid()), STOPPED_MARK: str(mark)}
-    try:
-        yield
-    finally:
-        os.environ.clear()
-        os.environ.update(before)
 
 
 def _pass_on(name: str, mark: Path) -> None:

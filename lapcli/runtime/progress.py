@@ -4,7 +4,7 @@ import os
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import IO, Any, Self
 
 from rich.console import Console
@@ -48,46 +48,32 @@ SECONDS_BETWEEN_LINES = 10.0
 @contextmanager
 def shown_progress(is_shown: bool = True) -> Iterator[Progress]:
     """Yield a callback for work that reports its progress; it shows nothing unless `is_shown` (rank 0)."""
-    if not is_shown:
-        yield _nothing
-    elif sys.stderr.isatty():
-        with _bar() as progress:
-            yield progress
-    else:
-        yield _lines()
-
-
-def _nothing(doing: str, done: int, total: int) -> None:
-    pass
-
-
-@contextmanager
-def _bar() -> Iterator[Progress]:
-    from rich.progress import BarColumn, TaskProgressColumn, TextColumn, TimeRemainingColumn
-    from rich.progress import Progress as Bars
-
-    columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeRemainingColumn())
-    with Bars(*columns, console=Console(stderr=True)) as bars:
-        tasks = {}
+    has_bars = is_shown and sys.stderr.isatty()
+    tasks: dict[str, Any] = {}
+    last = time.monotonic()
+    display: Any = _bars("{task.description} {task.percentage:.0f}%") if has_bars else nullcontext()
+    with display as bars:
 
         def show(doing: str, done: int, total: int) -> None:
-            if doing not in tasks:
-                tasks[doing] = bars.add_task(doing, total=total)
-            bars.update(tasks[doing], completed=done, total=total)
+            nonlocal last
+            if has_bars:
+                if doing not in tasks:
+                    tasks[doing] = bars.add_task(doing, total=total)
+                bars.update(tasks[doing], completed=done, total=total)
+            elif is_shown and time.monotonic() - last >= SECONDS_BETWEEN_LINES:
+                last = time.monotonic()
+                print(f"{doing}: {done / max(total, 1):.0%}", file=sys.stderr, flush=True)
 
         yield show
 
 
-def _lines() -> Progress:
-    last = time.monotonic()
+def _bars(before: str, after: str = "", console: Console | None = None) -> Any:
+    """Return rich's bars between two texts, with the time left."""
+    from rich.progress import BarColumn, TextColumn, TimeRemainingColumn
+    from rich.progress import Progress as Bars
 
-    def show(doing: str, done: int, total: int) -> None:
-        nonlocal last
-        if time.monotonic() - last >= SECONDS_BETWEEN_LINES:
-            last = time.monotonic()
-            print(f"{doing}: {done / max(total, 1):.0%}", file=sys.stderr, flush=True)
-
-    return show
+    columns = (TextColumn(before), BarColumn(), TextColumn(after), TimeRemainingColumn())
+    return Bars(*columns, console=console or Console(stderr=True))
 
 
 class StepProgress:
@@ -100,17 +86,7 @@ class StepProgress:
         self._last_line = float("-inf")
         self._bar: Any = None
         if shown and console.is_terminal:
-            from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
-            from rich.progress import Progress as Bars
-
-            self._bar = Bars(
-                TextColumn("step"),
-                MofNCompleteColumn(),
-                BarColumn(bar_width=None),
-                TextColumn("{task.description}"),
-                TimeRemainingColumn(),
-                console=console,
-            )
+            self._bar = _bars("step {task.completed:.0f}/{task.total:.0f}", "{task.description}", console)
             self._task = self._bar.add_task("", total=steps, completed=first)
 
     def __enter__(self) -> Self:

@@ -1,6 +1,5 @@
 """The processes of one run: this rank, its device, and the few collectives that the loop needs."""
 
-import logging
 import os
 import platform
 import signal
@@ -24,10 +23,7 @@ from lapcli.runtime.errors import (
     from_peer_error,
     is_out_of_memory,
 )
-from lapcli.runtime.machine import missing_for_nccl
 from lapcli.runtime.signals import end_with_parent
-
-log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -100,21 +96,15 @@ class World:
     def require_same(self, identities: Mapping[str, str | None]) -> None:
         """Raise DataError on every rank if the identities of one, sha256 by name, differ from those of rank 0."""
         answers: list[Any] = self.from_all((platform.node(), dict(identities)))
-        hosts, hashes = [host for host, _ in answers], [by_name for _, by_name in answers]
-        others = [rank for rank in range(self.size) if hashes[rank] != hashes[0]]
-        if not others:
-            return
-        named = [f"rank {rank} on {hosts[rank]}" for rank in others[:8]]
-        more = f" and {len(others) - 8} more" if len(others) > 8 else ""
-        what = [
-            f"{name} (sha256 {(hashes[others[0]].get(name) or 'none')[:16]} instead of {(value or 'none')[:16]})"
-            for name, value in hashes[0].items()
-            if any(hashes[rank].get(name) != value for rank in others)
-        ]
-        raise DataError(
-            f"{', '.join(named)}{more} {'differs' if len(others) == 1 else 'differ'} from rank 0 on {hosts[0]} in "
-            f"{' and '.join(what)}; copy the same files to every machine, then run it again"
-        )
+        main_host, main = answers[0]
+        for rank, (host, found) in enumerate(answers):
+            for name, value in main.items():
+                if found.get(name) != value:
+                    raise DataError(
+                        f"rank {rank} on {host} differs from rank 0 on {main_host} in {name} (sha256 "
+                        f"{str(found.get(name))[:16]} instead of {str(value)[:16]}); copy the same files to every "
+                        "machine, then run it again"
+                    )
 
     @contextmanager
     def together(self) -> Iterator[None]:
@@ -181,9 +171,6 @@ def join_world(device: str = "auto", step_timeout: float = STEP_TIMEOUT) -> Worl
     if kind == "cuda":
         # Collectives of objects use the current device, which would be GPU 0 on every rank.
         torch.cuda.set_device(chosen)
-        local_size = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
-        if local_rank == 0 and local_size > 1 and (warning := missing_for_nccl(local_size)):
-            log.warning("warning: %s", warning)
     if not dist.is_initialized():
         dist.init_process_group(**group_options(chosen), timeout=timedelta(minutes=step_timeout))
     return World(dist.get_rank(), dist.get_world_size(), chosen)

@@ -1,10 +1,6 @@
-"""One table, and the forms that people read it in: text, Markdown and LaTeX; rows as CSV.
+"""Text that fits the terminal: a table that is too wide becomes a list, and lines are broken between words.
 
-Code that makes a table for people fills a `Table` and calls one of `to_text`, `to_markdown` and `to_latex`, or passes
-plain rows to `fitted`. Text from recipes and names is escaped, so that it never becomes markup.
-
-Text fits the terminal: a table that is too wide becomes a list, and lines are broken between words. In a file or a
-pipe, and without COLUMNS, lines are as long as they need to be.
+In a file or a pipe, and without COLUMNS, lines are as long as they need to be.
 """
 
 import csv
@@ -12,32 +8,7 @@ import io
 import shutil
 import textwrap
 from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass
-from typing import Any, Literal
-
-GAP = "-"
-
-
-@dataclass(frozen=True)
-class Entry:
-    """The text of one cell: `after` follows it outside of its mark, as the (3) in `91.00 ± 1.73 (3)`."""
-
-    text: str
-    after: str = ""
-    mark: Literal["best", "second"] | None = None
-    is_number: bool = False  # mathematics in LaTeX
-
-
-@dataclass(frozen=True)
-class Table:
-    title: str
-    header: Sequence[str]
-    rows: Sequence[Sequence[Entry]]
-    notes: Sequence[str] = ()
-
-    @property
-    def has_marks(self) -> bool:
-        return any(entry.mark for row in self.rows for entry in row)
+from typing import Any
 
 
 def aligned(rows: Sequence[Sequence[str]], right: Collection[int] = ()) -> list[str]:
@@ -116,96 +87,6 @@ def facts(rows: Sequence[tuple[str, str]], width: int | None = None) -> str:
     """Format a name and a text per line, long texts wrapped in their column."""
     label = max((len(name) for name, _ in rows), default=0)
     return "\n".join(line for name, text in rows for line in wrapped(text, f"{name.ljust(label)}  ", width))
-
-
-def to_text(table: Table, width: int | None = None) -> str:
-    marks = {"best": " *", "second": " +", None: ""}
-    rows = [[entry.text + entry.after + marks[entry.mark] for entry in row] for row in table.rows]
-    legend = ["* best, + second."] if table.has_marks else []
-    notes = [line for note in [*legend, *table.notes] for line in wrapped(note, width=width, indent="  ")]
-    lines = fitted([list(table.header), *rows], width=width)
-    return "\n".join([*wrapped(table.title, width=width), "", *lines, "", *notes])
-
-
-MARKING = "Best in bold, second best underlined."
-
-
-def to_markdown(table: Table) -> str:
-    rows = [list(map(_escaped_markdown, table.header))]
-    for row in table.rows:
-        rows.append([_marked_markdown(_escaped_markdown(entry.text + entry.after), entry.mark) for entry in row])
-    lines = ["| " + " | ".join(row) + " |" for row in rows]
-    lines.insert(1, "|" + " --- |" * len(table.header))
-    # Two trailing spaces are Markdown's line break.
-    notes = [_escaped_markdown(line) + "  " for line in _with_marking(table)]
-    return "\n".join([f"**{_escaped_markdown(table.title)}**", "", *lines, "", *notes])
-
-
-def _marked_markdown(text: str, mark: str | None) -> str:
-    return f"**{text}**" if mark == "best" else f"<u>{text}</u>" if mark == "second" else text
-
-
-def _escaped_markdown(text: str) -> str:
-    escaped = "".join(f"\\{letter}" if letter in "\\|`*_[]<>#" else letter for letter in text)
-    return escaped.replace("&", "&amp;").replace("\n", " ")
-
-
-def _with_marking(table: Table) -> list[str]:
-    return [*table.notes, *([MARKING] if table.has_marks else [])]
-
-
-_LATEX = {
-    "\\": r"\textbackslash{}",
-    "&": r"\&",
-    "%": r"\%",
-    "$": r"\$",
-    "#": r"\#",
-    "_": r"\_",
-    "{": r"\{",
-    "}": r"\}",
-    "[": "{[}",  # at the start of a row it would be read as the optional argument of the \\ before
-    "]": "{]}",
-    "~": r"\textasciitilde{}",
-    "^": r"\textasciicircum{}",
-    "<": r"\textless{}",
-    ">": r"\textgreater{}",
-    "·": r"\textperiodcentered{}",
-    "−": r"$-$",
-    "±": r"$\pm$",
-    "Δ": r"$\Delta$",
-}
-
-
-def to_latex(table: Table) -> str:
-    """Format a table in the paper's style; LaTeX needs only the package booktabs."""
-    header = [f"\\textbf{{{_escaped_latex(name)}}}" for name in table.header]
-    caption = _escaped_latex(" ".join([f"{table.title}.", *_with_marking(table)]))
-    lines = [
-        "% needs \\usepackage{booktabs}",
-        "\\begin{table}[h]",
-        "  \\centering",
-        f"  \\caption{{{caption}}}",
-        f"  \\begin{{tabular}}{{@{{}}l{'c' * (len(header) - 1)}@{{}}}}",
-        "    \\toprule",
-        "    " + " & ".join(header) + " \\\\",
-        "    \\midrule",
-        *("    " + " & ".join(map(_latex_entry, row)) + " \\\\" for row in table.rows),
-    ]
-    return "\n".join([*lines, "    \\bottomrule", "  \\end{tabular}", "\\end{table}"])
-
-
-def _latex_entry(entry: Entry) -> str:
-    if not entry.is_number:
-        return _escaped_latex(entry.text + entry.after)
-    if entry.text == GAP:
-        return "--"
-    number = entry.text.replace("±", r"\pm")
-    text = f"$\\mathbf{{{number}}}$" if entry.mark == "best" else f"${number}$"
-    return (f"\\underline{{{text}}}" if entry.mark == "second" else text) + entry.after
-
-
-def _escaped_latex(text: str) -> str:
-    return "".join(_LATEX.get(letter, letter if letter.isascii() else "?") for letter in text.replace("\n", " "))
 
 
 def to_csv(header: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:

@@ -21,7 +21,7 @@ from lapcli.analysis.drawing import STYLE, panels
 from lapcli.heads.plan import HeadPlan
 from lapcli.recipe import recipe_to_dict, recipe_to_yaml
 from lapcli.report.statistics import Paired, compare
-from lapcli.runtime.files import make_folder, write_bytes, write_text
+from lapcli.runtime.files import write_bytes, write_text
 from lapcli.runtime.tables import fitted, to_csv
 from lapcli.search.proposals import propose
 from lapcli.search.space import plan_of
@@ -213,7 +213,8 @@ def as_data(spec: SearchSpec, outcome: SearchOutcome) -> dict[str, Any]:
 
 def write_result(spec: SearchSpec, outcome: SearchOutcome, runs_dir: Path) -> list[Path]:
     """Write the result's files and return their paths; without a finished trial there is no winner.yaml."""
-    folder = make_folder(runs_dir / f"{spec.name}.search")
+    folder = runs_dir / f"{spec.name}.search"
+    folder.mkdir(parents=True, exist_ok=True)
     header, rows = _rows(spec, outcome)
     write_text(folder / "trials.csv", to_csv(header, rows))
     paths = [folder / "trials.csv"]

@@ -14,7 +14,6 @@ from typing import IO
 
 from lapcli.runs import METRICS
 from lapcli.runtime.errors import ExitCode, Interrupted, LapError
-from lapcli.runtime.files import open_to_write
 from lapcli.runtime.signals import StopRequest, stop_on_signal
 from lapcli.search.proposals import propose, should_prune
 from lapcli.search.result import SearchOutcome, arms_to_confirm, confirmation_cells, confirmation_of
@@ -183,7 +182,7 @@ class SearchRunner:
 
     def _train(self, cell: Cell, lock: IO[str], stop: StopRequest, look: Callable[[], bool]) -> int:
         arguments = [*cell.arguments(self.runs_dir), "--nproc", self.nproc]
-        with open_to_write(log_of(cell, self.runs_dir), "ab") as log:
+        with log_of(cell, self.runs_dir).open("ab") as log:
             self._log_start = log.tell()
             process = self.start(arguments, log, lock, {})
             asked = False

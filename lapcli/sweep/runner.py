@@ -20,7 +20,6 @@ from pathlib import Path
 from typing import IO, Protocol
 
 from lapcli.runtime.errors import ExitCode, Interrupted, UsageError
-from lapcli.runtime.files import open_to_write
 from lapcli.runtime.machine import usable_cores
 from lapcli.runtime.signals import StopRequest, end_with_parent, stop_on_signal
 from lapcli.sweep.grid import Cell, Grid
@@ -230,7 +229,7 @@ class Runner:
         status = job.status
         status.doing = what
         self.tell(f"{status.cell.name}: {what if what != 'train' else 'training'}")
-        with open_to_write(log_of(status.cell, self.runs_dir), "ab") as log:
+        with log_of(status.cell, self.runs_dir).open("ab") as log:
             job.log_start = log.tell()
             job.process = start_process(arguments, log, job.lock, job.slot.environment)
 

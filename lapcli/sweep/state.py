@@ -5,6 +5,7 @@
 of a search.
 """
 
+import fcntl
 import json
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -24,14 +25,7 @@ from lapcli.runs import (
     status_of,
 )
 from lapcli.runtime.errors import UsageError
-from lapcli.runtime.files import (
-    Lock,
-    lock_file,
-    make_folder,
-    open_to_write,
-    read_json,
-    write_json,
-)
+from lapcli.runtime.files import NO_LOCKS, read_json, write_json
 from lapcli.sweep.grid import Cell
 from lapcli.training.metrics import last_step_metrics
 
@@ -123,7 +117,7 @@ def log_of(cell: Cell, runs_dir: Path) -> Path:
 def make_work_folder(runs_dir: Path) -> Path:
     folder = runs_dir / WORK
     try:
-        make_folder(folder)
+        folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise UsageError(f"cannot create {folder}: {error.strerror}; choose another --runs-dir") from None
     return folder
@@ -153,10 +147,15 @@ def lock_cell(cell: Cell, runs_dir: Path) -> IO[str] | None:
     """Take the cell's lock; None if another process has it. Children inherit it: it outlives a killed sweep."""
     make_work_folder(runs_dir)
     # Never removed: two processes could each hold the lock of a file of this name, the removed one and its successor.
-    handle = open_to_write(runs_dir / WORK / f"{cell.name}.lock", "w")
-    if lock_file(handle) is Lock.TAKEN:
+    handle = (runs_dir / WORK / f"{cell.name}.lock").open("w", encoding="utf-8")
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except (BlockingIOError, PermissionError):  # the latter on NFS, which emulates flock by a byte-range lock
         handle.close()
         return None
+    except OSError as error:  # nobody can hold it where the file system has no locks
+        if error.errno not in NO_LOCKS:
+            raise
     return handle
 
 

@@ -17,8 +17,6 @@ from typing import TYPE_CHECKING, Any
 from lapcli.runtime.errors import LapError
 from lapcli.runtime.files import append, flush_to_disk
 
-_TAIL = 8192  # bytes, enough for the last lines of a file unless a validation has a number for each head
-
 if TYPE_CHECKING:  # a report reads metrics without torch
     import torch
 
@@ -128,29 +126,15 @@ def without_times(line: dict[str, Any]) -> dict[str, Any]:
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:
     """Return the complete lines of a file, without an unfinished last one."""
-    if not path.is_file():
-        return []
-    return parse_metrics(path.read_bytes())
-
-
-def parse_metrics(content: bytes) -> list[dict[str, Any]]:
+    content = path.read_bytes() if path.is_file() else b""
     return [line for text in content.splitlines() if (line := parse_line(text)) is not None]
 
 
 def last_step_metrics(path: Path) -> dict[str, Any]:
-    """Return the last complete line of a training step, {} if there is none, without reading the whole file."""
-    try:
-        with path.open("rb") as file:
-            size, tail = path.stat().st_size, _TAIL
-            while True:
-                file.seek(max(0, size - tail))
-                lines = parse_metrics(file.read())  # the first line may be cut, and is dropped
-                last: dict[str, Any] = next((line for line in reversed(lines) if "loss" in line), {})
-                if last or tail >= size:
-                    return last
-                tail *= 8
-    except OSError:
-        return {}
+    """Return the last complete line of a training step, {} if there is none."""
+    lines: list[bytes] = path.read_bytes().splitlines() if path.is_file() else []
+    parsed = (parse_line(text) for text in reversed(lines) if b'"loss"' in text)
+    return next((line for line in parsed if line is not None), {})
 
 
 def parse_line(text: bytes) -> dict[str, Any] | None:

@@ -28,6 +28,7 @@ class Optimizer(ABC):
     name: ClassVar[str]
     section: ClassVar[type[OptimizerSection]]  # its section of a recipe, whose `options` are those of the groups
     clips_itself: ClassVar[bool] = False  # the loop then only computes the gradient norm, for the metrics
+    group_state: ClassVar[tuple[str, ...]] = ()  # parts of the state that the optimizer holds once for a group
 
     @abstractmethod
     def build(self, groups: Sequence[ParameterGroup]) -> torch.optim.Optimizer:
@@ -44,20 +45,6 @@ class Optimizer(ABC):
         state = self.new_state(torch.empty_like(p, device="meta"))
         return sum(tensor.numel() * tensor.element_size() for tensor in state.values())
 
-    def read_state(self, optimizer: torch.optim.Optimizer, group: Mapping[str, Any], p: Tensor) -> dict[str, Tensor]:
-        """Return the state of one parameter; the initial state if the parameter had no gradient yet."""
-        state = optimizer.state[p]
-        if not state:
-            return self.new_state(p)
-        names = self.new_state(torch.empty_like(p, device="meta"))
-        return {name: torch.as_tensor(state[name], dtype=names[name].dtype) for name in names}
-
-    def write_state(
-        self, optimizer: torch.optim.Optimizer, group: dict[str, Any], p: Tensor, state: dict[str, Tensor]
-    ) -> None:
-        """Set the state that `read_state` returned; the optimizer owns the tensors from here on."""
-        optimizer.state[p].update(state)
-
 
 def as_param_groups(groups: Sequence[ParameterGroup]) -> list[dict[str, Any]]:
     """Convert groups to the form that torch's optimizers take."""
@@ -69,29 +56,30 @@ class AdamW(Optimizer):
 
     name = "adamw"
     section = AdamWSection
+    # Where the count of steps is on the parameter's device, because a fused kernel reads it; elsewhere on the CPU.
+    counts_on: ClassVar[tuple[str, ...]] = ("cuda", "meta")
 
     def build(self, groups: Sequence[ParameterGroup]) -> torch.optim.Optimizer:
-        parts = as_param_groups(groups)
         devices = {p.device.type for group in groups for p in group.parameters.values()}
-        return torch.optim.AdamW(parts, fused=devices <= {"cpu", "cuda"})
+        return torch.optim.AdamW(as_param_groups(groups), fused=devices <= {"cpu", "cuda"})
 
     def new_state(self, p: Tensor) -> dict[str, Tensor]:
-        # torch has the count of steps on the CPU, except for the fused kernel of a GPU, which reads it.
-        device = p.device if p.device.type in {"cuda", "meta"} else "cpu"
-        count = torch.zeros((), dtype=torch.float32, device=device)
+        count = torch.zeros((), dtype=torch.float32, device=p.device if p.device.type in self.counts_on else "cpu")
         # In the dtype of the parameter: the moments of a bf16 embedding are bf16, as in nanochat.
         return {"step": count, "exp_avg": torch.zeros_like(p), "exp_avg_sq": torch.zeros_like(p)}
 
 
-class Lamb(Optimizer):
+class Lamb(AdamW):
     """LAMB: timm's, which scales AdamW's update of each parameter by the ratio of its norms.
 
-    It clips the norm of all gradients that it updates, so all groups share one optimizer.
+    It clips the norm of all gradients that it updates, so all groups share one optimizer, and it counts the steps once
+    for each group, on the CPU.
     """
 
     name = "lamb"
-    section = AdamWSection
     clips_itself = True
+    counts_on = ("meta",)
+    group_state = ("step",)
 
     def build(self, groups: Sequence[ParameterGroup]) -> torch.optim.Optimizer:
         from timm.optim.lamb import Lamb as TimmLamb
@@ -99,24 +87,6 @@ class Lamb(Optimizer):
         # timm reads the clipping from the defaults, not from the groups.
         clip = groups[0].options.get("max_grad_norm", 1.0)
         return TimmLamb(as_param_groups(groups), lr=groups[0].lr, max_grad_norm=clip)
-
-    def new_state(self, p: Tensor) -> dict[str, Tensor]:
-        # timm has its count of steps on the CPU, whatever the device of the parameters.
-        device = "meta" if p.device.type == "meta" else "cpu"
-        count = torch.zeros((), dtype=torch.float32, device=device)
-        return {"step": count, "exp_avg": torch.zeros_like(p), "exp_avg_sq": torch.zeros_like(p)}
-
-    # timm counts the steps once per group; a checkpoint stores the count with each parameter, as for AdamW.
-
-    def read_state(self, optimizer: torch.optim.Optimizer, group: Mapping[str, Any], p: Tensor) -> dict[str, Tensor]:
-        moments = optimizer.state[p] or self.new_state(p)
-        return {**moments, "step": torch.tensor(float(group.get("step", 0.0)))}
-
-    def write_state(
-        self, optimizer: torch.optim.Optimizer, group: dict[str, Any], p: Tensor, state: dict[str, Tensor]
-    ) -> None:
-        group["step"] = state.pop("step")  # the same for all parameters of a group, so each may set it
-        super().write_state(optimizer, group, p, state)
 
 
 ADAMW, LAMB = AdamW(), Lamb()
@@ -132,20 +102,15 @@ class Optimizers:
     def __init__(self, groups: list[ParameterGroup]) -> None:
         self.groups = groups
         by_name: dict[str, list[ParameterGroup]] = {}
+        self._clipped: dict[str, list[Tensor]] = {}  # sets of parameters that share a gradient norm
         for group in groups:
             by_name.setdefault(group.optimizer, []).append(group)
+            self._clipped.setdefault(group.clipped_with, []).extend(group.parameters.values())
         self._optimizers = {name: OPTIMIZERS[name].build(members) for name, members in by_name.items()}
         self.clip_themselves = any(OPTIMIZERS[name].clips_itself for name in by_name)
         # Each group's entry of `param_groups`, whose lr and options change with the step.
-        inner = {
-            id(group): part  # by id: a mutable dataclass has no hash
-            for name, members in by_name.items()
-            for group, part in zip(members, self._optimizers[name].param_groups, strict=True)
-        }
-        self._inner = [inner[id(group)] for group in groups]
-
-    def parameters(self) -> list[Tensor]:
-        return [p for group in self.groups for p in group.parameters.values()]
+        parts = {name: iter(optimizer.param_groups) for name, optimizer in self._optimizers.items()}
+        self._inner = [next(parts[group.optimizer]) for group in groups]
 
     def set_learning_rates(self, multiplier: float) -> None:
         for group, inner in zip(self.groups, self._inner, strict=True):
@@ -157,18 +122,11 @@ class Optimizers:
             if group.at_step is not None:
                 inner.update(group.at_step(step))
 
-    def clipped_together(self) -> list[list[Tensor]]:
-        """Return the sets of parameters that share a gradient norm."""
-        sets: dict[str, list[Tensor]] = {}
-        for group in self.groups:
-            sets.setdefault(group.clipped_with, []).extend(group.parameters.values())
-        return list(sets.values())
-
     def gradient_norms(self) -> list[Tensor]:
         """Return the norm of each set of parameters that is clipped together, on their device."""
         return [
             torch.nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None])
-            for parameters in self.clipped_together()
+            for parameters in self._clipped.values()
         ]
 
     def clip(self, limit: float | None, norms: Sequence[Tensor], known: Sequence[float]) -> None:
@@ -179,7 +137,7 @@ class Optimizers:
         """
         if limit is None or self.clip_themselves:
             return
-        for parameters, norm, number in zip(self.clipped_together(), norms, known, strict=True):
+        for parameters, norm, number in zip(self._clipped.values(), norms, known, strict=True):
             if number > limit:
                 torch.nn.utils.clip_grads_with_norm_(parameters, limit, norm)
 
@@ -192,31 +150,31 @@ class Optimizers:
             optimizer.zero_grad(set_to_none)
 
     def state(self) -> dict[str, Tensor]:
-        """Return the state as tensors named `<state>/<parameter>`, independent of the number of ranks."""
-        named: dict[str, Tensor] = {}
-        for declared, optimizer, inner, name, p in self._each():
-            for key, value in declared.read_state(optimizer, inner, p).items():
-                named[f"{key}/{name}"] = value
+        """Return the state as tensors named `<state>/<parameter>`, independent of the number of ranks.
+
+        A parameter that had no gradient yet has its initial state.
+        """
+        named = {}
+        for name, holder, key, initial in self._tensors():
+            value = torch.as_tensor(holder.get(key, initial), dtype=initial.dtype)
+            named[name] = value.clone() if value.ndim == 0 else value  # one file cannot hold a group's count twice
         return named
 
     @torch.no_grad()
     def load_state(self, named: Mapping[str, Tensor], source: Path) -> list[str]:
         """Check and load what `state` returned; return the names of tensors converted to another float dtype."""
-        expected: dict[str, Tensor] = {}
-        for declared, _, _, name, p in self._each():
-            for key, value in declared.new_state(torch.empty_like(p, device="meta")).items():
-                expected[f"{key}/{name}"] = value
-        converted = check_tensors(source, named, expected)
-        for declared, optimizer, inner, name, p in self._each():
-            state = declared.new_state(p)
-            for key, value in state.items():  # a copy: the tensor may be memory-mapped from a file that will be removed
-                value.copy_(named[f"{key}/{name}"])
-            declared.write_state(optimizer, inner, p, state)
+        tensors = list(self._tensors())
+        converted = check_tensors(source, named, {name: initial for name, _, _, initial in tensors})
+        for name, holder, key, initial in tensors:
+            # A copy: the tensor may be memory-mapped from a file that will be removed.
+            holder[key] = initial.copy_(named[name])
         return converted
 
-    def _each(self) -> Iterator[tuple[Optimizer, torch.optim.Optimizer, dict[str, Any], str, Tensor]]:
-        """Yield every parameter with its optimizer and the entry of `param_groups` that has its options."""
+    def _tensors(self) -> Iterator[tuple[str, dict[str, Any], str, Tensor]]:
+        """Yield each tensor of the state: its name, the dictionary and the key that hold it, and its initial value."""
         for group, inner in zip(self.groups, self._inner, strict=True):
             declared, optimizer = OPTIMIZERS[group.optimizer], self._optimizers[group.optimizer]
             for name, p in group.parameters.items():
-                yield declared, optimizer, inner, name, p
+                for key, initial in declared.new_state(p).items():
+                    holder = inner if key in declared.group_state else optimizer.state[p]
+                    yield f"{key}/{name}", holder, key, initial

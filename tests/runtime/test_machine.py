@@ -1,7 +1,6 @@
 """What a machine gives a run, and one sentence where it gives too little."""
 
 import os
-import re
 import sysconfig
 from collections import namedtuple
 
@@ -9,32 +8,15 @@ import pytest
 from support import run_main
 from sweep_support import write_recipe
 
-from lapcli.runtime import machine
 from lapcli.runtime.errors import UsageError
-from lapcli.runtime.machine import check_compiler, missing_for_nccl, usable_cores
+from lapcli.runtime.machine import check_compiler, container_cores, usable_cores
 
 
-def write(path, text):
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(text)
-
-
-@pytest.mark.parametrize(
-    ("membership", "files", "cores"),
-    [
-        ("0::/\n", {"cpu.max": "max 100000\n"}, None),
-        ("0::/\n", {"cpu.max": "250000 100000\n"}, 2),  # docker run --cpus 2.5
-        ("0::/\n", {"cpu.max": "50000 100000\n"}, 1),
-        ("0::/job/step\n", {"job/cpu.max": "400000 100000", "job/step/cpu.max": "max 100000"}, 4),  # SLURM
-        ("1:name=systemd:/\n", {}, None),
-    ],
-)
-def test_a_containers_quota(tmp_path, membership, files, cores):
-    write(tmp_path / "membership", membership)
-    for name, text in files.items():
-        write(tmp_path / "mount" / name, text)
-    assert machine._container_cores(tmp_path / "membership", tmp_path / "mount") == cores
-    assert machine._container_cores(tmp_path / "nowhere", tmp_path) is None
+@pytest.mark.parametrize(("quota", "cores"), [("max 100000", None), ("250000 100000", 2), ("50000 100000", 1)])
+def test_a_containers_quota(tmp_path, quota, cores):
+    (tmp_path / "cpu.max").write_text(quota + "\n")  # of docker run --cpus 2.5, say
+    assert container_cores(tmp_path / "cpu.max") == cores
+    assert container_cores(tmp_path / "nowhere") is None
 
 
 @pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="affinity masks are Linux's")
@@ -74,33 +56,24 @@ def test_too_little_shared_memory_for_workers_is_said_before_the_first_step(smal
     given = [word for change in changes for word in ("--set", change)]
     code, out, err = run_main(capsys, "train", "recipes/vit_digits.yaml", "--runs-dir", str(tmp_path), *given)
     assert (code, out) == (2, "")
-    assert "data.workers=2 takes 2 MB of shared memory, and /dev/shm has 1 MB free" in err
     assert "--shm-size=2m" in err
     assert "--set data.workers=1" in err
     assert not list(tmp_path.rglob("step-*"))
 
 
-def test_too_little_shared_memory_for_nccl_is_a_warning(small_shared_memory, monkeypatch):
-    assert "NCCL may need 308 MB for 8 processes" in missing_for_nccl(8)
-    monkeypatch.setattr(machine, "SHARED_MEMORY", "/no/such/place")  # not Linux
-    assert missing_for_nccl(8) is None
-
-
-@pytest.mark.parametrize(("device", "language", "variable"), [("cuda", "C", "CC"), ("cpu", "C++", "CXX")])
-def test_without_a_compiler_one_sentence_names_the_key(device, language, variable, monkeypatch, tmp_path):
+@pytest.mark.parametrize(("device", "variable"), [("cuda", "CC"), ("cpu", "CXX")])
+def test_without_a_compiler_one_sentence_names_the_key(device, variable, monkeypatch, tmp_path):
     check_compiler(device)  # here is one
     monkeypatch.setenv(variable, "no-such-compiler -O2")
-    with pytest.raises(UsageError, match=rf"{variable} names 'no-such-compiler -O2'.*train\.compile=false"):
+    with pytest.raises(UsageError, match=r"no-such-compiler.*train\.compile=false"):
         check_compiler(device)
     monkeypatch.delenv(variable)
     with monkeypatch.context() as empty:
         empty.setenv("PATH", str(tmp_path))
-        with pytest.raises(
-            UsageError, match=rf"{re.escape(language)} compiler, and there is no .*train\.compile=false"
-        ):
+        with pytest.raises(UsageError, match=rf"set {variable}.*train\.compile=false"):
             check_compiler(device)
     monkeypatch.setattr(sysconfig, "get_paths", lambda: {"include": str(tmp_path)})
-    with pytest.raises(UsageError, match=r"Python\.h; install .*train\.compile=false"):
+    with pytest.raises(UsageError, match=r"Python\.h"):
         check_compiler(device)
 
 

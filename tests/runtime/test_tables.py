@@ -1,29 +1,11 @@
-"""Tables for people and for programs, from values that hold the marks of every form."""
+"""Text that fits the terminal, and rows as CSV."""
 
 import csv
 import io
 
 import pytest
 
-from lapcli.runtime.tables import (
-    Entry,
-    Table,
-    aligned,
-    fitted,
-    to_csv,
-    to_latex,
-    to_markdown,
-    to_text,
-    wrapped_message,
-)
-
-ODD = "a|b & 5% _x_ <i>\\{}"
-TABLE = Table(
-    "title",
-    ["row", "score"],
-    [[Entry(ODD), Entry("1.00 ± 0.50", " (3)", "best", True)], [Entry("0"), Entry("-", is_number=True)]],
-    ["a note"],
-)
+from lapcli.runtime.tables import aligned, fitted, to_csv, wrapped_message
 
 
 def test_columns_begin_or_end_at_the_same_place():
@@ -34,27 +16,8 @@ def test_columns_begin_or_end_at_the_same_place():
 
 
 def test_csv_reads_back_as_it_was_and_nothing_is_an_empty_field():
-    rows = list(csv.reader(io.StringIO(to_csv(["a", "b"], [[ODD, None], ['"quoted"\n', 0]]))))
-    assert rows == [["a", "b"], [ODD, ""], ['"quoted"\n', "0"]]
-
-
-def test_every_form_has_marks_gaps_and_notes():
-    text, markdown, latex = to_text(TABLE), to_markdown(TABLE), to_latex(TABLE)
-    assert "1.00 ± 0.50 (3) *" in text
-    assert "* best, + second." in text
-    assert "| **1.00 ± 0.50 (3)** |" in markdown
-    assert r"$\mathbf{1.00 \pm 0.50}$ (3)" in latex
-    assert "0 & --" in latex
-    assert all("a note" in form for form in (text, markdown, latex))
-
-
-def test_text_is_no_markup():
-    (row,) = [line for line in to_markdown(TABLE).splitlines() if line.startswith("| a")]
-    assert row.count("|") - row.count("\\|") == 3  # two columns
-    assert "<i>" not in row
-    (row,) = [line for line in to_latex(TABLE).splitlines() if "1.00" in line]
-    assert row.count("&") - row.count(r"\&") == 1
-    assert r"5\% \_x\_" in row
+    rows = list(csv.reader(io.StringIO(to_csv(["a", "b"], [["a|b, %", None], ['"quoted"\n', 0]]))))
+    assert rows == [["a", "b"], ["a|b, %", ""], ['"quoted"\n', "0"]]
 
 
 ROWS = [
@@ -76,10 +39,6 @@ def test_text_fits_the_terminal_with_every_word_whole(width):
         assert lines[0] == "vit_digits_2L_seed0"
         assert "run 3" in lines
         assert any(line.strip().startswith("kind classification") for line in lines)
-    note = "the runs differ in schedule.warmup_epochs and data-augmentation, " * 3
-    table = to_text(Table("a title " * 12, ["row", "score"], [[Entry("0"), Entry("1")]], [note]), width)
-    assert max(map(len, table.splitlines())) <= width
-    assert set(note.split()) <= set(table.split())
 
 
 def test_a_message_keeps_its_lines_and_their_beginnings(monkeypatch):

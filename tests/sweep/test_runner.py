@@ -194,7 +194,7 @@ def test_threads_are_divided_and_never_none(monkeypatch):
 
 def test_the_jobs_of_a_sweep_share_the_cores_of_their_data_loaders(monkeypatch):
     monkeypatch.setattr("os.sched_getaffinity", lambda pid: set(range(32)), raising=False)
-    monkeypatch.setattr("lapcli.runtime.machine._container_cores", lambda *paths: None)
+    monkeypatch.setattr("lapcli.runtime.machine.container_cores", lambda *paths: None)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1,2,3")
     assert count_workers("auto", torch.device("cuda")) == 16
     for slot in share_machine(4)[0]:

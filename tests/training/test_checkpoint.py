@@ -92,19 +92,6 @@ def test_weights_without_a_plan_are_refused(model, tmp_path):
         checkpoint.load_weights(tmp_path / "stock.safetensors", model, "0")
 
 
-def test_weights_of_another_model_are_refused(model, tmp_path):
-    saved = save(tmp_path, nn.Sequential(nn.Linear(4, 3)), 1)
-    with pytest.raises(DataError, match="does not fit the model"):
-        checkpoint.load_weights(saved.weights, model, "2")
-
-
-def test_a_file_that_is_no_safetensors_is_refused_without_running_anything(model, tmp_path):
-    path = tmp_path / "model.safetensors"
-    torch.save({"weight": torch.zeros(3, 4)}, path)  # a pickle
-    with pytest.raises(DataError, match="not a readable safetensors file"):
-        checkpoint.load_weights(path, model, "2")
-
-
 def test_nothing_saved_yet(tmp_path):
     assert checkpoint.newest(tmp_path / "none", pytest.fail) is None
 

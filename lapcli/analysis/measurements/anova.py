@@ -20,7 +20,8 @@ import numpy as np
 
 from lapcli.analysis.drawing import COLOURS, first_layer_values, legend_title, name_runs, panels, plot_by_layer
 from lapcli.analysis.measurement import LAYER, NORM, TOKENS, LayerResult, Measurement, Option, Value
-from lapcli.measures.tokens import ROUNDING, ClassMoments
+from lapcli.analysis.statistics import ClassMoments
+from lapcli.measures.tokens import ROUNDING
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -23,7 +23,7 @@ import numpy as np
 
 from lapcli.analysis.drawing import COLOURS, first_layer_values, legend_title, name_runs, panels, plot_by_layer
 from lapcli.analysis.measurement import LayerResult, Measurement, Settings
-from lapcli.measures.tokens import ClassMoments
+from lapcli.analysis.statistics import ClassMoments
 from lapcli.recipe import schema
 
 if TYPE_CHECKING:

@@ -17,7 +17,7 @@ import numpy as np
 
 from lapcli.analysis.drawing import panels, title_labels
 from lapcli.analysis.measurement import LAYER, NORM, LayerResult, Measurement, Option, Settings
-from lapcli.measures.tokens import principal_components
+from lapcli.analysis.statistics import principal_components
 from lapcli.recipe import schema
 from lapcli.runtime.errors import UsageError
 

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, ClassVar
 
 from lapcli.analysis.drawing import number_or_nan, panels, title_labels
 from lapcli.analysis.measurement import CLASSES, LAYER, NORM, TOKENS, LayerResult, Measurement, Settings
+from lapcli.analysis.statistics import principal_components
 from lapcli.analysis.token_samples import TokenSample, chosen_classes, class_legend, classes_in_order, scatter
-from lapcli.measures.tokens import principal_components
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -10,7 +10,7 @@ import json
 from pathlib import Path
 from typing import IO, Any
 
-from lapcli.runtime.files import make_folder, open_to_write, read_bytes, read_text, remove
+from lapcli.runtime.files import remove
 
 
 def line_key(*parts: Any) -> str:
@@ -33,7 +33,7 @@ class Journal:
         answers: dict[str, Any] = {}
         for path in sorted(self._folder.glob("*.jsonl")) if self._folder else ():
             # splitlines also splits at U+2028 and the like, which json.dumps escapes.
-            for line in read_text(path, "replace").splitlines():
+            for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
                 try:
                     entry = json.loads(line)
                     check = _check(entry["key"], entry["value"])
@@ -47,10 +47,10 @@ class Journal:
         if self._folder is None:
             return
         if self._file is None:
-            make_folder(self._folder)
+            self._folder.mkdir(parents=True, exist_ok=True)
             path = self._folder / f"process-{self._rank}.jsonl"
-            is_cut = path.is_file() and not read_bytes(path).endswith(b"\n")
-            self._file = open_to_write(path, "a")
+            is_cut = path.is_file() and not path.read_bytes().endswith(b"\n")
+            self._file = path.open("a", encoding="utf-8")
             if is_cut:  # the new line must not be appended to a half one
                 self._file.write("\n")
         self._file.write(json.dumps({"key": key, "value": value, "check": _check(key, value)}) + "\n")

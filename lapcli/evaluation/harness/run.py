@@ -31,7 +31,7 @@ from lapcli.evaluation.harness.lm_eval_tasks import other_task
 from lapcli.evaluation.harness.workers import Worker, Workers
 from lapcli.evaluation.tasks import EvaluationRequest, TaskResults, TaskScore, wilson_interval
 from lapcli.runtime.errors import LapError
-from lapcli.runtime.files import append, make_folder, write_json, write_text
+from lapcli.runtime.files import append, write_json, write_text
 from lapcli.runtime.progress import Progress, shown_progress
 from lapcli.runtime.tables import fitted, wrapped
 
@@ -161,7 +161,7 @@ class BenchmarkEvaluation:
         if lm.truncated:
             print(f"{prepared.name}: {lm.truncated:,} prompts lost their start to fit the context", file=sys.stderr)
         scores = scores_of(prepared, results, self._details(prepared, lm))
-        make_folder(folder)
+        folder.mkdir(parents=True, exist_ok=True)
         write_json(folder / "result.json", {**self._record(scores), "tasks": [score.to_dict() for score in scores]})
         for prompt in prompts_of(prepared, results, request.options.get("show_prompt") or 0):
             print(f"--- {prepared.name}\n{prompt}\n---", file=sys.stderr)

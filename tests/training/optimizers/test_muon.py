@@ -228,7 +228,7 @@ class TestQuickstart:
             optimizers.set_options(step)
             loss = objective.loss(objective.batch(step, 0))
             loss.backward()
-            torch.nn.utils.clip_grad_norm_(optimizers.parameters(), recipe.optimizer.clip)
+            torch.nn.utils.clip_grad_norm_(objective.model.parameters(), recipe.optimizer.clip)
             if step < self.CAPTURED:
                 matrices = optimizers.groups[0].parameters.values()
                 gradients += [p.grad.clone() for p in matrices if p.grad is not None and p.grad.any()]

@@ -106,7 +106,7 @@ def test_zero_grad_frees_the_gradients() -> None:
     named = parameters()
     optimizers = optimizers_of(named)
     train(optimizers, named, range(1))
-    assert all(p.grad is None for p in optimizers.parameters())
+    assert all(p.grad is None for p in named.values())
 
 
 def test_a_state_of_another_model_is_refused() -> None:
