@@ -14,7 +14,7 @@ from support import edit_checkpoint, run_main, tiny_chat_recipe, tiny_recipe, tr
 from torch import nn
 
 from lapcli import checkpoint
-from lapcli.checkpoint import check_tensors, first_not_finite
+from lapcli.checkpoint import check_tensors, first_not_finite, read_tensors
 from lapcli.objectives.objective import ParameterGroup
 from lapcli.recipe import recipe_to_yaml
 from lapcli.runs import read_run
