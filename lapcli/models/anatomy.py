@@ -16,8 +16,7 @@ from lapcli.heads.operator_attention import FirstValues, HeadOperators
 from lapcli.heads.plan import HeadPlan
 from lapcli.models.dino_vit import DinoViT
 from lapcli.models.dino_vit import rotate as rotate_in_space
-from lapcli.models.gpt import GPT, rotate
-from lapcli.models.low_memory_ops import rms_norm
+from lapcli.models.gpt import GPT, rms_norm, rotate
 from lapcli.runtime.errors import UsageError
 
 

@@ -32,7 +32,6 @@ from torch import Tensor, nn
 from lapcli.heads.operator_attention import FirstValues, HeadOperators, initialise_operators, needs_first_values
 from lapcli.heads.plan import HeadPlan
 from lapcli.models.compiling import compiled
-from lapcli.models.low_memory_ops import gelu_linear
 from lapcli.recipe.dino import DinoModel
 
 
@@ -122,7 +121,7 @@ class MLP(nn.Module):
         self.fc2 = nn.Linear(hidden, width)
 
     def forward(self, x_NC: Tensor) -> Tensor:
-        return gelu_linear(self.fc1(x_NC), self.fc2)
+        return self.fc2(F.gelu(self.fc1(x_NC)))
 
 
 class Block(nn.Module):
