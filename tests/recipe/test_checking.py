@@ -129,7 +129,8 @@ OBJECTIVES = listed([f"`{name}`" for name in RECIPES])
         (
             "train: builtin",
             "train: hub:a/b",
-            "x.yaml:9  data.files: name the hub data set's files, so that the list is fixed by the recipe",
+            "x.yaml:9  data.files: name the hub data set's files, or a range such as "
+            "a_{000..239}.parquet: the recipe fixes the list",
         ),
     ],
 )
