@@ -276,12 +276,8 @@ def _must_be_a_file(path: Path, extends_at: str | None) -> None:
         beside = {entry.name: str(entry) for entry in path.parent.glob("*.y*ml")}
     except (OSError, ValueError):
         raise Unreadable(Problem(where, key, f"{about}cannot be found; check the name")) from None
-    shipped = (
-        {}
-        if extends_at or len(path.parts) > 1
-        else {entry.name: entry.stem for entry in shipped_recipes().glob("*.yaml")}
-    )
-    for names in (beside, shipped):
-        for near in get_close_matches(path.with_suffix(".yaml").name, names, 1, cutoff=0.5):
+    shipped = {} if extends_at or len(path.parts) > 1 else {e.stem: e.stem for e in shipped_recipes().glob("*.yaml")}
+    for name, names in ((path.name, beside), (path.stem, shipped)):
+        for near in get_close_matches(name, names, 1, cutoff=0.5):
             raise Unreadable(Problem(where, key, f"{about}does not exist; did you mean {names[near]}?"))
     raise Unreadable(Problem(where, key, f"{about}does not exist; check the name"))
