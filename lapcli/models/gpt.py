@@ -154,11 +154,7 @@ class Attention(nn.Module):
         first: FirstValues | None = None,
     ) -> Tensor:
         B, T, _ = x_BTC.shape
-        q_BTHD, k_BTGD, v_BTGD = (p(x_BTC).view(B, T, -1, self.head_size) for p in (self.q, self.k, self.v))
-        # Rotated before the norm, as nanochat: a rotation keeps the norm, so the order only affects rounding.
-        q_BHTD = rms_norm(rotate(q_BTHD, rotary)).transpose(1, 2)
-        k_BGSD = rms_norm(rotate(k_BTGD, rotary)).transpose(1, 2)
-        v_BGSD = v_BTGD.transpose(1, 2)
+        q_BHTD, k_BGSD, v_BGSD = self.queries_keys_values(x_BTC, rotary)
         if first is not None and self.operators.keeps_first_values:
             first.v_BGTD = v_BGSD
         mask, current_v = None, None
@@ -175,6 +171,14 @@ class Attention(nn.Module):
             first=first,
         )
         return self.out(y_BHTD.transpose(1, 2).reshape(B, T, -1))
+
+    def queries_keys_values(self, x_BTC: Tensor, rotary: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor, Tensor]:
+        """Return B x H x T x D queries and B x G x T x D keys and values, rotated and normalised."""
+        B, T, _ = x_BTC.shape
+        q_BTHD, k_BTGD, v_BTGD = (p(x_BTC).view(B, T, -1, self.head_size) for p in (self.q, self.k, self.v))
+        # Rotated before the norm, as nanochat: a rotation keeps the norm, so the order only affects rounding.
+        q_BHTD, k_BGTD = (rms_norm(rotate(part, rotary)).transpose(1, 2) for part in (q_BTHD, k_BTGD))
+        return q_BHTD, k_BGTD, v_BTGD.transpose(1, 2)
 
 
 def rotate(x_BTHD: Tensor, rotary: tuple[Tensor, Tensor]) -> Tensor:
