@@ -62,12 +62,16 @@ class DataSet(Section):
     def _files_of_the_source(self) -> str | None:
         return unfixed_files(self.source, self.files)
 
-    @combination("revision", "sha256", "source")
-    def _version_of_the_source(self) -> str | None:
+    @combination("revision", "source")
+    def _revision_of_the_hub(self) -> str | None:
         if self.revision is not None and not self.source.startswith("hub:"):
-            return "only a hub data set (source: hub:OWNER/NAME) has a revision; remove it"
+            return "only a hub data set (source: hub:OWNER/NAME) has one; remove it"
+        return None
+
+    @combination("sha256", "source")
+    def _hash_of_a_download(self) -> str | None:
         if self.sha256 is not None and not self.source.startswith("https://"):
-            return "only a file downloaded by https has a sha256; remove it"
+            return "only a file downloaded by https has one; remove it"
         return None
 
     @combination("rows", "format")

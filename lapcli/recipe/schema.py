@@ -139,13 +139,19 @@ class TextSource(Source):
     # last of several files, or a twentieth of a single one.
     validation: Literal["last_file"] | Annotated[float, Field(gt=0, lt=1)] | None = None
 
-    @combination("files", "train", "validation")
+    @combination("files", "train")
     def _files_of_the_source(self) -> str | None:
-        if has_no_files(self.train) and (self.files is not None or self.validation == "last_file"):
-            return f"{self.train} has no files; remove files, and give a fraction for validation"
+        if has_no_files(self.train) and self.files is not None:
+            return f"{self.train} has no files; remove it"
         if self.files == []:
             return "name at least one file, or remove it"
         return unfixed_files(self.train, self.files)
+
+    @combination("validation", "train")
+    def _last_of_several_files(self) -> str | None:
+        if has_no_files(self.train) and self.validation == "last_file":
+            return f"{self.train} has no files; give a fraction"
+        return None
 
 
 class InitFrom(Section):

@@ -60,14 +60,17 @@ class Augmentation(Section):
     erase: Fraction = 0.0  # random erasing, filled with noise
     repeats: Annotated[Whole, Field(ge=1, le=100)] = 1  # copies of an image in an epoch, each augmented differently
 
-    @combination("crop", "scale", "padding")
-    def _options_of_the_crop(self) -> str | None:
+    @combination("scale", "crop")
+    def _scale_of_a_resized_crop(self) -> str | None:
+        if self.scale is not None and self.crop != "random_resized":
+            return "is for crop: random_resized; remove it"
         if self.scale is not None and self.scale[0] > self.scale[1]:
-            return "scale must go from the smaller share to the larger"
-        for key, crop in (("scale", "random_resized"), ("padding", "padded")):
-            if getattr(self, key) is not None and self.crop != crop:
-                return f"{self.crop} has no {key}; remove it, or set crop: {crop}"
+            return "must go from the smaller share to the larger"
         return None
+
+    @combination("padding", "crop")
+    def _padding_of_a_padded_crop(self) -> str | None:
+        return "is for crop: padded; remove it" if self.padding is not None and self.crop != "padded" else None
 
     @combination("policy")
     def _policy_is_known(self) -> str | None:
