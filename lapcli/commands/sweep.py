@@ -138,9 +138,9 @@ def _read(
     name: str | None,
     no_search: bool,
 ) -> "Sweep":
-    from lapcli.recipe.sweep import load_sweep
     from lapcli.sweep.grid import parse_over
     from lapcli.sweep.sweep import sweep_from_file, sweep_from_options
+    from lapcli.sweep.sweep_file import load_sweep
 
     loaded = load_sweep(recipe)
     if loaded is None:

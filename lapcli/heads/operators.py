@@ -78,25 +78,19 @@ class Operator:
 
     def __init_subclass__(cls) -> None:
         # When the file is imported: a plugin's mistake is found before a recipe names the operator.
+        if "flops_per_channel" in inspect.get_annotations(cls):  # a base of operators
+            return
         base: Any = Operator
         missing = [name for name in ("name", "letter") if not hasattr(cls, name)]
         missing += [name for name in ("apply", "flops") if getattr(cls, name) is getattr(base, name)]
         if missing:
             raise TypeError(f"the operator {cls.__qualname__} does not declare {', '.join(missing)}")
-        problem = None if len(cls.letter) == 1 else f"letter {cls.letter!r} is not one character"
         for name, annotation in inspect.get_annotations(cls).items():
-            if "ClassVar" in str(annotation):
-                continue
             value = getattr(cls, name, None)
             is_number = isinstance(value, int | float) and not isinstance(value, bool)
-            if value is None:
-                problem = f"constant {name} has no default"
-            elif name in ("heads", "layers"):
-                problem = f"constant {name} would hide the key of recipes; give it another name"
-            elif not is_number and name != "learn" and value not in cls.choices.get(name, ()):
-                problem = f"constant {name} is neither a number nor a word of its `choices`"
-        if problem:
-            raise TypeError(f"the operator {cls.__qualname__}: {problem}")
+            is_word = value is not None and value in cls.choices.get(name, ())
+            if "ClassVar" not in str(annotation) and name != "learn" and not is_number and not is_word:
+                raise TypeError(f"the operator {cls.__qualname__}: {name} needs a number, or a word of its `choices`")
 
     def apply(self, v_BHTD: Tensor, o_BHTD: Tensor, state: HeadState) -> Tensor:
         raise NotImplementedError
@@ -160,7 +154,38 @@ def _checked(kind: type[Operator], key: str, value: Any) -> Any:
 
 
 @dataclass(frozen=True)
-class Laplacian(Operator):
+class Combination(Operator):
+    """An operator `y = a v + b o + c m`, with `m` the mean of the visible values: the matrix `a I + b P + c U`.
+
+    `U` is the uniform matrix over the visible keys: under a causal mask `m` is the cumulative mean.
+    """
+
+    flops_per_channel: ClassVar[int]
+
+    def weights(self, parameters: Mapping[str, Tensor]) -> tuple[Any, Any, Any]:
+        """Return a, b and c: numbers, or the learnt ones of each head."""
+        raise NotImplementedError
+
+    def apply(self, v_BHTD: Tensor, o_BHTD: Tensor, state: HeadState) -> Tensor:
+        y_BHTD: Any = None
+        for weight, x_BHTD in zip(self.weights(state.parameters), (v_BHTD, o_BHTD, state.mean_BHTD), strict=True):
+            if isinstance(weight, float) and weight == 0:
+                continue
+            # A constant of 1 is not multiplied: `mix` with `alpha: 0, beta: 1` is bitwise attention.
+            term_BHTD = x_BHTD if isinstance(weight, float) and weight == 1 else weight * x_BHTD
+            y_BHTD = term_BHTD if y_BHTD is None else y_BHTD + term_BHTD
+        return 0 * o_BHTD if y_BHTD is None else y_BHTD
+
+    def dense(self, dense: Dense) -> Tensor:
+        a, b, c = self.weights(dense.parameters)
+        return (a * dense.I_TS + b * dense.P_BHTS + c * dense.U_BHTS) @ dense.v_BHSD
+
+    def flops(self, head_size: int, width: int) -> int:
+        return self.flops_per_channel * head_size
+
+
+@dataclass(frozen=True)
+class Laplacian(Combination):
     """The Laplacian head of the paper (equation 3): `y = (I - P) v = v - o`.
 
     Rows sum to zero: a constant over the tokens vanishes, and so does the first token under a causal mask. Layers that
@@ -170,19 +195,14 @@ class Laplacian(Operator):
     name = "laplacian"
     letter = "L"
     rows_sum_to_zero = True
+    flops_per_channel = 1
 
-    def apply(self, v_BHTD: Tensor, o_BHTD: Tensor, state: HeadState) -> Tensor:
-        return v_BHTD - o_BHTD
-
-    def dense(self, dense: Dense) -> Tensor:
-        return (dense.I_TS - dense.P_BHTS) @ dense.v_BHSD
-
-    def flops(self, head_size: int, width: int) -> int:
-        return head_size
+    def weights(self, parameters: Mapping[str, Tensor]) -> tuple[Any, Any, Any]:
+        return 1.0, -1.0, 0.0
 
 
 @dataclass(frozen=True)
-class Mix(Operator):
+class Mix(Combination):
     """Identity mixing, `y = alpha v + beta o`, and its two ends: attention (0, 1) and the control `value-only` (1, 0).
 
     The Laplacian head is (1, -1). The output projection absorbs the scale and the sign of a head, so only the ratio of
@@ -193,90 +213,60 @@ class Mix(Operator):
     name = "mix"
     letter = "M"
     learnable = ("alpha", "beta")
+    flops_per_channel = 3
 
     alpha: float = 0.0
     beta: float = 1.0
     learn: tuple[str, ...] = ()
 
-    def apply(self, v_BHTD: Tensor, o_BHTD: Tensor, state: HeadState) -> Tensor:
-        alpha, beta = (self.value(name, state.parameters) for name in self.learnable)
-        # A constant of 0 or 1 is skipped instead of multiplied: `alpha: 0, beta: 1` is bitwise attention.
-        scaled_BHTD = o_BHTD if _is(beta, 1) else beta * o_BHTD
-        return scaled_BHTD if _is(alpha, 0) else scaled_BHTD + alpha * v_BHTD
-
-    def dense(self, dense: Dense) -> Tensor:
-        alpha, beta = (self.value(name, dense.parameters) for name in self.learnable)
-        return (alpha * dense.I_TS + beta * dense.P_BHTS) @ dense.v_BHSD
-
-    def flops(self, head_size: int, width: int) -> int:
-        return 3 * head_size
-
-
-def _is(value: object, number: float) -> bool:
-    return isinstance(value, float) and value == number
+    def weights(self, parameters: Mapping[str, Tensor]) -> tuple[Any, Any, Any]:
+        return self.value("alpha", parameters), self.value("beta", parameters), 0.0
 
 
 @dataclass(frozen=True)
-class Attention(Operator):
+class Attention(Combination):
     """Plain attention, to exempt some of the last heads from other operators."""
 
     name = "attention"
     letter = "A"
+    flops_per_channel = 0
 
-    def apply(self, v_BHTD: Tensor, o_BHTD: Tensor, state: HeadState) -> Tensor:
-        return o_BHTD
-
-    def dense(self, dense: Dense) -> Tensor:
-        return dense.P_BHTS @ dense.v_BHSD
-
-    def flops(self, head_size: int, width: int) -> int:
-        return 0
+    def weights(self, parameters: Mapping[str, Tensor]) -> tuple[Any, Any, Any]:
+        return 0.0, 1.0, 0.0
 
 
 @dataclass(frozen=True)
-class ValueOnly(Operator):
+class ValueOnly(Combination):
     """`y = v`: no parameters, and no attention either; queries and keys of such a head get no gradient."""
 
     name = "value-only"
     letter = "V"
+    flops_per_channel = 0
 
-    def apply(self, v_BHTD: Tensor, o_BHTD: Tensor, state: HeadState) -> Tensor:
-        return v_BHTD
-
-    def dense(self, dense: Dense) -> Tensor:
-        return dense.I_TS.expand_as(dense.P_BHTS) @ dense.v_BHSD
-
-    def flops(self, head_size: int, width: int) -> int:
-        return 0
+    def weights(self, parameters: Mapping[str, Tensor]) -> tuple[Any, Any, Any]:
+        return 1.0, 0.0, 0.0
 
 
 @dataclass(frozen=True)
-class Centered(Operator):
+class Centered(Combination):
     """Centered self-attention (Ali, Galanti and Wolf, 2023, arXiv 2306.01610): `y = (P - U) v = o - m`.
 
-    `U` is the uniform matrix over the visible keys, and `m` the mean of their values: under a causal mask the
-    cumulative mean. Rows sum to zero as those of `I - P` do, but the token's own value has no special weight: the
-    closest relative of the Laplacian without parameters, and a control for it.
+    Rows sum to zero as those of `I - P` do, but the token's own value has no special weight: the closest relative of
+    the Laplacian without parameters, and a control for it.
     """
 
     name = "centered"
     letter = "C"
     rows_sum_to_zero = True
     needs = frozenset({MEAN})
+    flops_per_channel = 3  # a sum, a division, a difference
 
-    def apply(self, v_BHTD: Tensor, o_BHTD: Tensor, state: HeadState) -> Tensor:
-        assert state.mean_BHTD is not None
-        return o_BHTD - state.mean_BHTD
-
-    def dense(self, dense: Dense) -> Tensor:
-        return (dense.P_BHTS - dense.U_BHTS) @ dense.v_BHSD
-
-    def flops(self, head_size: int, width: int) -> int:
-        return 3 * head_size  # a sum, a division, a difference
+    def weights(self, parameters: Mapping[str, Tensor]) -> tuple[Any, Any, Any]:
+        return 0.0, 1.0, -1.0
 
 
 @dataclass(frozen=True)
-class AttnScale(Operator):
+class AttnScale(Combination):
     """AttnScale (Wang et al., 2022, arXiv 2203.05962): `y = (U + (1 + s)(P - U)) v = o + s (o - m)`.
 
     It amplifies the deviation of attention from the mean `m` of the visible values. `strength` s is learnt for each
@@ -288,24 +278,18 @@ class AttnScale(Operator):
     letter = "S"
     needs = frozenset({MEAN})
     learnable = ("strength",)
+    flops_per_channel = 5
 
     strength: float = 0.0
     learn: tuple[str, ...] = ("strength",)
 
-    def apply(self, v_BHTD: Tensor, o_BHTD: Tensor, state: HeadState) -> Tensor:
-        assert state.mean_BHTD is not None
-        return o_BHTD + self.value("strength", state.parameters) * (o_BHTD - state.mean_BHTD)
-
-    def dense(self, dense: Dense) -> Tensor:
-        strength = self.value("strength", dense.parameters)
-        return (dense.U_BHTS + (1 + strength) * (dense.P_BHTS - dense.U_BHTS)) @ dense.v_BHSD
-
-    def flops(self, head_size: int, width: int) -> int:
-        return 5 * head_size
+    def weights(self, parameters: Mapping[str, Tensor]) -> tuple[Any, Any, Any]:
+        strength = self.value("strength", parameters)
+        return 0.0, 1 + strength, -strength
 
 
 @dataclass(frozen=True)
-class Shaped(Operator):
+class Shaped(Combination):
     """Shaped attention (Noci et al., 2023, arXiv 2306.17759), as He and Hofmann (2023, arXiv 2311.01906) use it.
 
         y = (alpha I + beta P - gamma U) v = alpha v + beta o - gamma m
@@ -318,23 +302,16 @@ class Shaped(Operator):
     letter = "H"
     needs = frozenset({MEAN})
     learnable = ("alpha", "beta", "gamma")
+    flops_per_channel = 7
 
     alpha: float = 1.0
     beta: float = 1.0
     gamma: float = 1.0
     learn: tuple[str, ...] = ("alpha", "beta", "gamma")
 
-    def apply(self, v_BHTD: Tensor, o_BHTD: Tensor, state: HeadState) -> Tensor:
-        assert state.mean_BHTD is not None
-        alpha, beta, gamma = (self.value(name, state.parameters) for name in self.learnable)
-        return alpha * v_BHTD + beta * o_BHTD - gamma * state.mean_BHTD
-
-    def dense(self, dense: Dense) -> Tensor:
-        alpha, beta, gamma = (self.value(name, dense.parameters) for name in self.learnable)
-        return (alpha * dense.I_TS + beta * dense.P_BHTS - gamma * dense.U_BHTS) @ dense.v_BHSD
-
-    def flops(self, head_size: int, width: int) -> int:
-        return 7 * head_size
+    def weights(self, parameters: Mapping[str, Tensor]) -> tuple[Any, Any, Any]:
+        alpha, beta, gamma = (self.value(name, parameters) for name in self.learnable)
+        return alpha, beta, -gamma
 
 
 @dataclass(frozen=True)

@@ -122,6 +122,7 @@ class _LaplacianHeads:
     config: Any
     layer_idx: int
     scaling: float
+    norms_first = True  # of queries and keys, before the rotation
 
     def forward(
         self: Any,
@@ -153,16 +154,19 @@ class _LaplacianHeads:
         self: Any, x_BTC: Tensor, rotary: tuple[Tensor, Tensor] | None
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Return queries, keys and values as the family normalises and rotates them."""
-        raise NotImplementedError
+        q, k, v = (part.unflatten(2, (-1, self.head_dim)).transpose(1, 2) for part in self._projected(x_BTC))
+        norms = (self.q_norm, self.k_norm) if hasattr(self, "q_norm") else (nn.Identity(), nn.Identity())
+        if self.norms_first:
+            q, k = (norm(part) for norm, part in zip(norms, (q, k), strict=True))
+        if rotary is not None:
+            family: Any = inspect.getmodule(_plain(type(self)))
+            q, k = family.apply_rotary_pos_emb(q, k, *rotary)  # the family's own: nanochat rotates the other way
+        if not self.norms_first:
+            q, k = (norm(part) for norm, part in zip(norms, (q, k), strict=True))
+        return q, k, v
 
-    def _by_head(self: Any, x_BTC: Tensor) -> Tensor:
-        return x_BTC.unflatten(2, (-1, self.head_dim)).transpose(1, 2)
-
-    def _rotated(self: Any, q: Tensor, k: Tensor, rotary: tuple[Tensor, Tensor] | None) -> tuple[Tensor, Tensor]:
-        """Rotate with the family's own function: nanochat rotates by the opposite angle."""
-        assert rotary is not None
-        family: Any = inspect.getmodule(_plain(type(self)))
-        return family.apply_rotary_pos_emb(q, k, *rotary)
+    def _projected(self: Any, x_BTC: Tensor) -> tuple[Tensor, ...]:
+        return self.q_proj(x_BTC), self.k_proj(x_BTC), self.v_proj(x_BTC)
 
     def _dropout(self: Any) -> float:
         return float(self.attention_dropout)
@@ -171,37 +175,13 @@ class _LaplacianHeads:
         return self.o_proj(y_BTC)
 
 
-class _Llama(_LaplacianHeads):
-    def _queries_keys_values(
-        self: Any, x_BTC: Tensor, rotary: tuple[Tensor, Tensor] | None
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        q, k, v = (self._by_head(p(x_BTC)) for p in (self.q_proj, self.k_proj, self.v_proj))
-        return *self._rotated(q, k, rotary), v
-
-
-class _Qwen3(_LaplacianHeads):
-    def _queries_keys_values(
-        self: Any, x_BTC: Tensor, rotary: tuple[Tensor, Tensor] | None
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        q, k, v = (self._by_head(p(x_BTC)) for p in (self.q_proj, self.k_proj, self.v_proj))
-        return *self._rotated(self.q_norm(q), self.k_norm(k), rotary), v
-
-
 class _NanoChat(_LaplacianHeads):
-    def _queries_keys_values(
-        self: Any, x_BTC: Tensor, rotary: tuple[Tensor, Tensor] | None
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        q, k, v = (self._by_head(p(x_BTC)) for p in (self.q_proj, self.k_proj, self.v_proj))
-        q, k = self._rotated(q, k, rotary)  # before the norms, unlike Qwen3
-        return self.q_norm(q), self.k_norm(k), v
+    norms_first = False
 
 
 class _GPT2(_LaplacianHeads):
-    def _queries_keys_values(
-        self: Any, x_BTC: Tensor, rotary: tuple[Tensor, Tensor] | None
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        q, k, v = (self._by_head(part) for part in self.c_attn(x_BTC).chunk(3, dim=2))
-        return q, k, v
+    def _projected(self: Any, x_BTC: Tensor) -> tuple[Tensor, ...]:
+        return self.c_attn(x_BTC).chunk(3, dim=2)
 
     def _dropout(self: Any) -> float:
         return float(self.attn_dropout.p)
@@ -218,12 +198,6 @@ class _ViT(_LaplacianHeads):
     ) -> tuple[Tensor, Tensor | None]:
         return super().forward(hidden_states, None, attention_mask, **options)
 
-    def _queries_keys_values(
-        self: Any, x_BTC: Tensor, rotary: tuple[Tensor, Tensor] | None
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        q, k, v = (self._by_head(p(x_BTC)) for p in (self.q_proj, self.k_proj, self.v_proj))
-        return q, k, v
-
 
 class _SavedWithPlan:
     """A model whose `save_pretrained` writes weights that a plain `from_pretrained` does not find."""
@@ -234,8 +208,8 @@ class _SavedWithPlan:
 
 _OURS = (_LaplacianHeads, _SavedWithPlan)
 _FAMILIES: dict[str, type] = {
-    "transformers.models.llama.modeling_llama.LlamaAttention": _Llama,
-    "transformers.models.qwen3.modeling_qwen3.Qwen3Attention": _Qwen3,
+    "transformers.models.llama.modeling_llama.LlamaAttention": _LaplacianHeads,
+    "transformers.models.qwen3.modeling_qwen3.Qwen3Attention": _LaplacianHeads,
     "transformers.models.nanochat.modeling_nanochat.NanoChatAttention": _NanoChat,
     "transformers.models.gpt2.modeling_gpt2.GPT2Attention": _GPT2,
     "transformers.models.vit.modeling_vit.ViTAttention": _ViT,

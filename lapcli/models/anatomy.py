@@ -15,9 +15,7 @@ from torch import Tensor, nn
 from lapcli.heads.operator_attention import FirstValues, HeadOperators
 from lapcli.heads.plan import HeadPlan
 from lapcli.models.dino_vit import DinoViT
-from lapcli.models.dino_vit import rotate as rotate_in_space
-from lapcli.models.gpt import GPT, rotate
-from lapcli.models.low_memory_ops import rms_norm
+from lapcli.models.gpt import GPT, rms_norm
 from lapcli.runtime.errors import UsageError
 
 
@@ -99,12 +97,9 @@ class GPTAnatomy(Anatomy):
     def heads(self, layer: int, x_BTC: Tensor, args: tuple, kwargs: Mapping[str, Any]) -> HeadInputs:
         attn: Any = self.blocks[layer].attn
         normed_BTC, rotary = args[0], args[1]
-        B, T, _ = normed_BTC.shape
-        q, k, v = (p(normed_BTC).view(B, T, -1, attn.head_size) for p in (attn.q, attn.k, attn.v))
-        q, k = rms_norm(rotate(q, rotary)), rms_norm(rotate(k, rotary))
-        groups = q.shape[2] // k.shape[2]
-        k, v = (part.repeat_interleave(groups, dim=2) if groups > 1 else part for part in (k, v))
-        q, k, v = (part.transpose(1, 2) for part in (q, k, v))
+        q, k, v = attn.queries_keys_values(normed_BTC, rotary)
+        groups = q.shape[1] // k.shape[1]
+        k, v = (part.repeat_interleave(groups, dim=1) if groups > 1 else part for part in (k, v))
         first = args[3] if len(args) > 3 else None  # positional, as `Block.forward` passes it: x, rotary, cache, first
         return HeadInputs(x_BTC, q, k, v, attn.out.weight, None, True, attn.operators, normed_BTC, first)
 
@@ -186,13 +181,11 @@ class DinoAnatomy(Anatomy):
     def heads(self, layer: int, x_BTC: Tensor, args: tuple, kwargs: Mapping[str, Any]) -> HeadInputs:
         block: Any = self.blocks[layer]
         attn, normed_NC, group = block.attn, args[0], args[1][0]  # one group: all images have one size
-        B, T, _ = x_BTC.shape
-        q, k, v = attn.qkv(normed_NC).view(B, T, 3, attn.heads, -1).permute(2, 0, 3, 1, 4).unbind(0)
-        q, k = (rotate_in_space(part, group.cos_TD, group.sin_TD) for part in (q, k))
+        q, k, v = attn.queries_keys_values(attn.qkv(normed_NC), group)
         first = FirstValues()
         if len(args) > 2 and args[2] is not None:
             first.v_BGTD = attn.by_head(args[2], group)
-        normed_BTC = normed_NC.view(B, T, -1)
+        normed_BTC = normed_NC.view_as(x_BTC)
         return HeadInputs(x_BTC, q, k, v, attn.proj.weight, block.gamma_1, False, attn.operators, normed_BTC, first)
 
 

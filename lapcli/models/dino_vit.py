@@ -32,7 +32,6 @@ from torch import Tensor, nn
 from lapcli.heads.operator_attention import FirstValues, HeadOperators, initialise_operators, needs_first_values
 from lapcli.heads.plan import HeadPlan
 from lapcli.models.compiling import compiled
-from lapcli.models.low_memory_ops import gelu_linear
 from lapcli.recipe.dino import DinoModel
 
 
@@ -103,10 +102,14 @@ class RotaryAttention(nn.Module):
     def by_head(self, v_NC: Tensor, group: CropGroup) -> Tensor:
         return v_NC.view(group.images, group.tokens, self.heads, -1).transpose(1, 2)
 
-    def _attend(self, qkv_NC: Tensor, x_NC: Tensor, first_v_NC: Tensor | None, group: CropGroup) -> Tensor:
+    def queries_keys_values(self, qkv_NC: Tensor, group: CropGroup) -> tuple[Tensor, Tensor, Tensor]:
         split = qkv_NC.view(group.images, group.tokens, 3, self.heads, -1)
         q_BHTD, k_BHTD, v_BHTD = split.permute(2, 0, 3, 1, 4).unbind(0)
         q_BHTD, k_BHTD = (rotate(x, group.cos_TD, group.sin_TD) for x in (q_BHTD, k_BHTD))
+        return q_BHTD, k_BHTD, v_BHTD
+
+    def _attend(self, qkv_NC: Tensor, x_NC: Tensor, first_v_NC: Tensor | None, group: CropGroup) -> Tensor:
+        q_BHTD, k_BHTD, v_BHTD = self.queries_keys_values(qkv_NC, group)
         v_BHTD = v_BHTD.contiguous()  # a view would keep q, k and v in memory for the backward
         first = FirstValues()
         first.v_BGTD = None if first_v_NC is None else self.by_head(first_v_NC, group)
@@ -122,7 +125,7 @@ class MLP(nn.Module):
         self.fc2 = nn.Linear(hidden, width)
 
     def forward(self, x_NC: Tensor) -> Tensor:
-        return gelu_linear(self.fc1(x_NC), self.fc2)
+        return self.fc2(F.gelu(self.fc1(x_NC)))
 
 
 class Block(nn.Module):

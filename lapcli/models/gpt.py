@@ -17,17 +17,17 @@ Shapes: B batch, T tokens, C width, H heads, G key and value heads, D head size,
 
 import re
 from collections.abc import Callable
-from typing import Annotated
+from typing import Annotated, Any
 
 import torch
 import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
 
 from lapcli.heads.operator_attention import FirstValues, HeadOperators, initialise_operators
 from lapcli.models.chunked_loss import Reduction, softcapped_cross_entropy
 from lapcli.models.compiling import compiled
-from lapcli.models.low_memory_ops import relu_squared, rms_norm
 from lapcli.recipe.schema import GPTModel
 from lapcli.recipe.section import Whole
 from lapcli.runtime.devices import ComputePolicy
@@ -50,6 +50,37 @@ class GPTConfig(GPTModel):
     def positions(self) -> int:
         """Rows of the rotary table: generation may go ten times beyond the training context."""
         return 10 * self.context
+
+
+def rms_norm(x: Tensor) -> Tensor:
+    return F.rms_norm(x, (x.shape[-1],))
+
+
+def relu_squared(x: Tensor) -> Tensor:
+    """Compute relu(x)^2 and save only the result, as compiled code does: the largest activation of a block once."""
+    if torch.compiler.is_compiling():
+        return F.relu(x).square()
+    y: Tensor = _ReLUSquared.apply(x)
+    return y
+
+
+class _ReLUSquared(torch.autograd.Function):
+    """dx = 2 relu(x) dy = 2 sqrt(y) dy"""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        y = x.relu().square_()
+        ctx.save_for_backward(y)
+        return y
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, dy: Tensor) -> Tensor:
+        (y,) = ctx.saved_tensors
+        # The root as y / sqrt(y): torch's sqrt is ten times slower than its rsqrt on a CPU.
+        # Clamped, since the infinite rsqrt of 0 times 0 would be NaN.
+        root = y.clamp_min(torch.finfo(y.dtype).tiny).rsqrt_().mul_(y)
+        return torch.addcmul(root.new_zeros(()), root, dy, value=2, out=root)  # 2 root dy in one pass, over the root
 
 
 class Linear(nn.Module):
@@ -123,11 +154,7 @@ class Attention(nn.Module):
         first: FirstValues | None = None,
     ) -> Tensor:
         B, T, _ = x_BTC.shape
-        q_BTHD, k_BTGD, v_BTGD = (p(x_BTC).view(B, T, -1, self.head_size) for p in (self.q, self.k, self.v))
-        # Rotated before the norm, as nanochat: a rotation keeps the norm, so the order only affects rounding.
-        q_BHTD = rms_norm(rotate(q_BTHD, rotary)).transpose(1, 2)
-        k_BGSD = rms_norm(rotate(k_BTGD, rotary)).transpose(1, 2)
-        v_BGSD = v_BTGD.transpose(1, 2)
+        q_BHTD, k_BGSD, v_BGSD = self.queries_keys_values(x_BTC, rotary)
         if first is not None and self.operators.keeps_first_values:
             first.v_BGTD = v_BGSD
         mask, current_v = None, None
@@ -144,6 +171,14 @@ class Attention(nn.Module):
             first=first,
         )
         return self.out(y_BHTD.transpose(1, 2).reshape(B, T, -1))
+
+    def queries_keys_values(self, x_BTC: Tensor, rotary: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor, Tensor]:
+        """Return B x H x T x D queries and B x G x T x D keys and values, rotated and normalised."""
+        B, T, _ = x_BTC.shape
+        q_BTHD, k_BTGD, v_BTGD = (p(x_BTC).view(B, T, -1, self.head_size) for p in (self.q, self.k, self.v))
+        # Rotated before the norm, as nanochat: a rotation keeps the norm, so the order only affects rounding.
+        q_BHTD, k_BGTD = (rms_norm(rotate(part, rotary)).transpose(1, 2) for part in (q_BTHD, k_BTGD))
+        return q_BHTD, k_BGTD, v_BTGD.transpose(1, 2)
 
 
 def rotate(x_BTHD: Tensor, rotary: tuple[Tensor, Tensor]) -> Tensor:

@@ -6,11 +6,8 @@ In self-supervised training an epoch is `schedule.epoch_steps` steps, whatever t
 
 import math
 import re
-from collections.abc import Callable
 from functools import partial
 from typing import Any
-
-from torch import Tensor
 
 from lapcli.models.dino_vit import StudentTeacher
 from lapcli.objectives.objective import ParameterGroup
@@ -122,47 +119,23 @@ def is_decayed(name: str) -> bool:
 
 def parameter_groups(recipe: SelfSupervisedRecipe, model: StudentTeacher) -> list[ParameterGroup]:
     """Group by part (block, head, ...), with and without decay; prototypes apart, because they start frozen."""
-    members: dict[str, dict[str, Tensor]] = {}
-    facts: dict[str, tuple[float, bool, bool, str]] = {}
-    for full, parameter in model.trained():
-        part, _, name = full.removeprefix("student.").partition(".")
-        multiplier = _multiplier(recipe, part, name)
-        decayed, prototypes = is_decayed(name), name.startswith("prototypes.")
-        group = f"{part}{' prototypes' if prototypes else _block(name)}{'' if decayed else ', no decay'}"
-        if part == "backbone" and not _block(name):
-            group = f"backbone {name.split('.')[0]}{'' if decayed else ', no decay'}"
-        members.setdefault(group, {})[full] = parameter
-        facts[group] = multiplier, decayed, prototypes, part
-    return [_group(recipe, name, parameters, *facts[name]) for name, parameters in members.items()]
-
-
-def _multiplier(recipe: SelfSupervisedRecipe, part: str, name: str) -> float:
-    if part != "backbone":
-        return 1.0
-    settings = recipe.optimizer
-    return backbone_multiplier(name, recipe.model.layers, settings.layer_decay, settings.patch_embed_lr)
-
-
-def _block(name: str) -> str:
-    return f" block {name.split('.')[1]}" if name.startswith("blocks.") else ""
-
-
-def _group(
-    recipe: SelfSupervisedRecipe,
-    name: str,
-    parameters: dict[str, Tensor],
-    multiplier: float,
-    decayed: bool,
-    prototypes: bool,
-    part: str,
-) -> ParameterGroup:
     settings = recipe.optimizer
     # The weight decay of groups that decay is set for each step by `_at_step`.
     options: dict[str, Any] = {"betas": tuple(settings.betas), "eps": settings.eps, "weight_decay": 0.0}
-    at_step: Callable[[int], dict[str, float]] = partial(_at_step, recipe, decayed, prototypes)
-    return ParameterGroup(
-        name, "adamw", peak_rate(recipe) * multiplier, parameters, options, at_step=at_step, clipped_with=part
-    )
+    groups: dict[str, ParameterGroup] = {}
+    for full, parameter in model.trained():
+        part, _, name = full.removeprefix("student.").partition(".")
+        decayed, prototypes, multiplier, inner = is_decayed(name), name.startswith("prototypes."), 1.0, ""
+        if part == "backbone":
+            multiplier = backbone_multiplier(name, recipe.model.layers, settings.layer_decay, settings.patch_embed_lr)
+            inner = f" block {name.split('.')[1]}" if name.startswith("blocks.") else f" {name.split('.')[0]}"
+        label = f"{part}{' prototypes' if prototypes else inner}{'' if decayed else ', no decay'}"
+        at_step = partial(_at_step, recipe, decayed, prototypes)
+        rate = peak_rate(recipe) * multiplier
+        group = ParameterGroup(label, "adamw", rate, {}, dict(options), at_step=at_step, clipped_with=part)
+        group = groups.setdefault(label, group)
+        group.parameters = {**group.parameters, full: parameter}
+    return list(groups.values())
 
 
 def _at_step(recipe: SelfSupervisedRecipe, decayed: bool, prototypes: bool, step: int) -> dict[str, float]:

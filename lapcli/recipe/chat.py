@@ -24,7 +24,7 @@ from lapcli.recipe.schema import (
     TrainSection,
     ValidationSection,
 )
-from lapcli.recipe.section import Count, Section, Text, Whole, combination, wrong_hub_name
+from lapcli.recipe.section import Count, Section, Text, Whole, combination, unfixed_files, wrong_hub_name
 
 StageName = Literal["midtrain", "sft"]
 STAGES: tuple[StageName, ...] = ("midtrain", "sft")
@@ -63,11 +63,7 @@ class DataSet(Section):
 
     @combination("files", "source")
     def _files_of_the_source(self) -> str | None:
-        if self.source.startswith("hub:") and (self.files is None or any(mark in str(self.files) for mark in "*?")):
-            return "name the hub data set's files, so that the list is fixed by the recipe"
-        if self.files is not None and self.source.startswith(("https://", "builtin", "system", PREFIX)):
-            return "has no effect for this source; remove it"
-        return None
+        return unfixed_files(self.source, self.files)
 
     @combination("revision", "source")
     def _revision_of_the_hub(self) -> str | None:
@@ -78,7 +74,7 @@ class DataSet(Section):
     @combination("sha256", "source")
     def _hash_of_a_download(self) -> str | None:
         if self.sha256 is not None and not self.source.startswith("https://"):
-            return "is only for a file downloaded by https; remove it"
+            return "only a file downloaded by https has one; remove it"
         return None
 
     @combination("rows", "format")

@@ -273,16 +273,11 @@ def _must_be_a_file(path: Path, extends_at: str | None) -> None:
             inside = path / "recipe.yaml"  # of a run
             hint = f"did you mean {inside}?" if inside.is_file() else "name a .yaml file"
             raise Unreadable(Problem(where, key, f"{about}is not a file; {hint}"))
-        if path.is_symlink():
-            message = f"{about}is a link to {shortened(os.readlink(path))}, which does not exist; correct the link"
-            raise Unreadable(Problem(where, key, message))
-        names = [entry.name for entry in path.parent.iterdir() if entry.suffix in (".yaml", ".yml")]
+        beside = {entry.name: str(entry) for entry in path.parent.glob("*.y*ml")}
     except (OSError, ValueError):
         raise Unreadable(Problem(where, key, f"{about}cannot be found; check the name")) from None
-    near = get_close_matches(path.name, names, 1, cutoff=0.5)
-    hint = f"did you mean {path.parent / near[0]}?" if near else "check the name"
-    if not near and not extends_at and len(path.parts) == 1:
-        shipped = [entry.stem for entry in shipped_recipes().glob("*.yaml")]
-        close = get_close_matches(path.stem, shipped, 1, cutoff=0.5)
-        hint = f"did you mean the shipped recipe {close[0]}?" if close else hint
-    raise Unreadable(Problem(where, key, f"{about}does not exist; {hint}"))
+    shipped = {} if extends_at or len(path.parts) > 1 else {e.stem: e.stem for e in shipped_recipes().glob("*.yaml")}
+    for name, names in ((path.name, beside), (path.stem, shipped)):
+        for near in get_close_matches(name, names, 1, cutoff=0.5):
+            raise Unreadable(Problem(where, key, f"{about}does not exist; did you mean {names[near]}?"))
+    raise Unreadable(Problem(where, key, f"{about}does not exist; check the name"))

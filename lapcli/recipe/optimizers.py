@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from lapcli.recipe.section import NonNegative, Positive, Section, Text, Whole, added
+from lapcli.recipe.section import NonNegative, Positive, Section, Text, Whole
 from lapcli.runtime.plugins import Registry
 
 Beta = Annotated[float, Field(ge=0, lt=1)]
@@ -55,7 +55,7 @@ class MuonSection(OptimizerSection):
     newton_schulz_precision: Literal["auto", "float32", "bf16"] = "auto"  # auto: as train.precision
     embedding_lr: Positive = 0.2
     head_lr: Positive = 0.004
-    operator_lr: Positive = added(0.004)  # of the parameters of head operators: AdamW without decay
+    operator_lr: Positive = 0.004  # of the parameters of head operators: AdamW without decay
     reference_width: Positive = 768.0  # the AdamW rates are multiplied by (width / reference_width)^(-1/2)
     betas: Pair = Field(default_factory=lambda: [0.8, 0.95])
     eps: Positive = 1e-10

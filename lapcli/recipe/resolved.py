@@ -9,7 +9,6 @@ import yaml
 
 from lapcli.recipe.reading import read_plain
 from lapcli.recipe.schema import AnyRecipe
-from lapcli.recipe.section import Section, is_added, is_place
 
 
 def recipe_to_dict(recipe: AnyRecipe) -> dict[str, Any]:
@@ -25,16 +24,18 @@ def recipe_to_yaml(recipe: AnyRecipe) -> str:
 def recipe_hash(recipe: AnyRecipe) -> str:
     """Return the sha256 of the recipe's canonical JSON: equal for recipes that mean the same, however they are written.
 
-    A key that was `added` to the schema later counts only if it is not at its default, so that a recipe keeps its hash
-    from version to version; a `place` never counts. The hash names a recipe; whether two recipes agree is decided by
-    `differing_keys`.
+    Where the weights of `init_from` are does not count, since their own sha256 does. The hash names a recipe; whether
+    two recipes agree is decided by `differing_keys`.
     """
-    return _sha256(_hashed(recipe))
-
-
-def _sha256(values: Any) -> str:
-    canonical = json.dumps(_in_order(values), separators=(",", ":"), allow_nan=False)
+    canonical = json.dumps(_in_order(_without_places(recipe_to_dict(recipe))), separators=(",", ":"), allow_nan=False)
     return hashlib.sha256(canonical.encode()).hexdigest()
+
+
+def _without_places(value: Any, key: str = "") -> Any:
+    if not isinstance(value, dict):
+        return value
+    places = ("source", "weights") if key == "init_from" else ()
+    return {name: _without_places(inner, name) for name, inner in value.items() if name not in places}
 
 
 def canonical_json(key: str, value: Any) -> str:
@@ -55,26 +56,6 @@ def _in_order(value: Any, key: str = "") -> Any:
 
 def _names_operators(key: str) -> bool:
     return key.rpartition(".")[2] == "operators"
-
-
-def _hashed(value: Any) -> Any:
-    """Return the part of a value that counts for the hash."""
-    if isinstance(value, Section):
-        values = value.model_dump(mode="json")
-        for name, field in type(value).model_fields.items():
-            if field.exclude:  # does not affect what is trained; model_dump has left it out
-                continue
-            inner = getattr(value, name)
-            if is_place(field) or (is_added(field) and inner == field.get_default(call_default_factory=True)):
-                del values[name]
-            elif isinstance(inner, Section | list | dict):
-                values[name] = _hashed(inner)
-        return values
-    if isinstance(value, list):
-        return [_hashed(item) for item in value]
-    if isinstance(value, dict):
-        return {key: _hashed(item) for key, item in value.items()}
-    return value
 
 
 def differing_keys(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[tuple[str, Any, Any]]:

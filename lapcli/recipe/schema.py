@@ -18,9 +18,8 @@ from lapcli.recipe.section import (
     Size,
     Text,
     Whole,
-    added,
     combination,
-    place,
+    unfixed_files,
     wrong_hub_name,
 )
 
@@ -42,8 +41,8 @@ class TransformerModel(Section):
         default=0, description="a number, a list with one number a layer, `linear(a, b)` or {layers:, heads:}"
     )
     # Heads by operator: {laplacian: 3, exclusive: 2}; `laplacian_heads: 3` is short for {laplacian: 3}.
-    operators: dict[str, Any] | list[dict[str, Any]] | None = added(
-        None,
+    operators: dict[str, Any] | list[dict[str, Any]] | None = Field(
+        default=None,
         description="operators with their heads such as {laplacian: 3, exclusive: 2}, or a list of these, one a layer",
     )
 
@@ -145,35 +144,13 @@ class TextSource(Source):
     @combination("files", "train")
     def _files_of_the_source(self) -> str | None:
         if has_no_files(self.train) and self.files is not None:
-            return f"has no effect for {self.train}, which has no files; remove it"
-        if self.train.startswith("hub:") and self.files is None:
-            return "name the hub data set's files, so that the list is fixed by the recipe"
-        if self.train.startswith("hub:") and any(mark in str(self.files) for mark in "*?"):
-            return "a pattern is not a fixed list; name the files or give a range such as shard_{000..239}.parquet"
+            return f"{self.train} has no files; remove it"
         if self.files == []:
             return "name at least one file, or remove it"
-        return None
-
-    @combination("separator", "train")
-    def _separator_of_files(self) -> str | None:
-        if self.separator is not None and has_no_files(self.train):
-            return f"has no effect for {self.train}, which has no files; remove it"
-        return None
-
-    @combination("column", "train")
-    def _builtin_has_no_columns(self) -> str | None:
-        if has_no_files(self.train) and self.column != "text":
-            return f"has no effect for {self.train}, which has no files; remove it"
-        return None
-
-    @combination("shuffle_seed", "shuffled")
-    def _seed_of_a_shuffle(self) -> str | None:
-        if self.shuffled and self.shuffle_seed != 0:
-            return "has no effect for a source that is shuffled already; remove it"
-        return None
+        return unfixed_files(self.train, self.files)
 
     @combination("validation", "train")
-    def _builtin_has_no_files(self) -> str | None:
+    def _last_of_several_files(self) -> str | None:
         if has_no_files(self.train) and self.validation == "last_file":
             return f"{self.train} has no files; give a fraction"
         return None
@@ -185,8 +162,8 @@ class InitFrom(Section):
     A recipe may give the source alone. The stored recipe of a run has the sha256 too, which identifies the weights.
     """
 
-    source: Text = place()
-    weights: Text | None = place(None)  # a file that replaces timm's own weights
+    source: Text
+    weights: Text | None = None  # a file that replaces timm's own weights
     sha256: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")] | None = None  # of the file with the weights
 
     @model_validator(mode="before")
@@ -213,8 +190,8 @@ class TrainSection(Section):
     device: Literal["auto", "cpu", "cuda", "mps"] = "auto"
     threads: Annotated[Whole, Field(ge=1, le=1024)] | None = None  # CPU threads of each process
     # On CUDA: bitwise reproducible, and slower; runs on the CPU always are.
-    deterministic: bool = added(False)
-    init_from: InitFrom | None = added(None)  # null: random weights from the seed
+    deterministic: bool = False
+    init_from: InitFrom | None = None  # null: random weights from the seed
 
     @combination("micro_batch", "batch")
     def _micro_batch_fits(self) -> str | None:

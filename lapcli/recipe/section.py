@@ -37,6 +37,13 @@ def wrong_hub_name(source: str) -> str | None:
     return None
 
 
+def unfixed_files(source: str, files: str | list[str] | None) -> str | None:
+    """Return why the files of a hub data set are not fixed by the recipe; None if they are, or for another source."""
+    if source.startswith("hub:") and (files is None or any(mark in str(files) for mark in "*?")):
+        return "name the hub data set's files, or a range such as a_{000..239}.parquet: the recipe fixes the list"
+    return None
+
+
 def combination(*keys: str) -> Callable[[C], C]:
     """Mark a method that returns why `keys` conflict, or None; the problem is reported at the first key."""
 
@@ -71,30 +78,6 @@ class Section(BaseModel):
         if found:
             raise Conflicts(found)
         return self
-
-
-_ADDED = {"added": True}
-
-
-def added(default: Any, **constraints: Any) -> Any:
-    """Declare a key that version 0.1 did not have: at its default it does not count for a recipe's hash."""
-    return Field(default, json_schema_extra=dict(_ADDED), **constraints)
-
-
-def is_added(field: FieldInfo) -> bool:
-    return field.json_schema_extra == _ADDED
-
-
-_PLACE = {"place": True}
-
-
-def place(default: Any = ..., **constraints: Any) -> Any:
-    """Declare a key with the location of something that also has a sha256: the location does not count for the hash."""
-    return Field(default, json_schema_extra=dict(_PLACE), **constraints)
-
-
-def is_place(field: FieldInfo) -> bool:
-    return field.json_schema_extra == _PLACE
 
 
 def members(annotation: Any) -> list[Any]:

@@ -19,7 +19,7 @@ from lapcli.recipe.schema import (
     TransformerModel,
     ValidationSection,
 )
-from lapcli.recipe.section import Count, Fraction, NonNegative, Positive, Section, Size, Text, Whole, added, combination
+from lapcli.recipe.section import Count, Fraction, NonNegative, Positive, Section, Size, Text, Whole, combination
 
 Channels = Annotated[list[NonNegative], Field(min_length=3, max_length=3)]
 _POLICY = re.compile(
@@ -65,16 +65,14 @@ class Augmentation(Section):
     @combination("scale", "crop")
     def _scale_of_a_resized_crop(self) -> str | None:
         if self.scale is not None and self.crop != "random_resized":
-            return "has no effect without crop: random_resized; remove it"
+            return "is for crop: random_resized; remove it"
         if self.scale is not None and self.scale[0] > self.scale[1]:
             return "must go from the smaller share to the larger"
         return None
 
     @combination("padding", "crop")
     def _padding_of_a_padded_crop(self) -> str | None:
-        if self.padding is not None and self.crop != "padded":
-            return "has no effect without crop: padded; remove it"
-        return None
+        return "is for crop: padded; remove it" if self.padding is not None and self.crop != "padded" else None
 
     @combination("policy")
     def _policy_is_known(self) -> str | None:
@@ -103,10 +101,8 @@ class Mixing(Section):
     def is_on(self) -> bool:
         return self.probability > 0 and (self.mixup > 0 or self.cutmix > 0)
 
-    @combination("group", "mixup", "cutmix", "probability")
-    def _group_of_a_mixture(self) -> str | None:
-        if self.group is not None and not self.is_on:
-            return "has no effect without mixup or cutmix; remove it"
+    @combination("group")
+    def _group_has_pairs(self) -> str | None:
         if self.group is not None and self.group % 2:
             return "partners come in pairs: give an even number"
         return None
@@ -124,7 +120,7 @@ class ImageFiles(Source):
     image_column: Text | None = None  # of parquet files and hub sets; null: the only one that holds images
     label_column: Text | None = None  # null: the only one that holds classes
     # `ignore`: pixels as they are stored, as torchvision's and timm's loaders read them; `apply`: turned by the tag.
-    exif_orientation: Literal["ignore", "apply"] = added("ignore")
+    exif_orientation: Literal["ignore", "apply"] = "ignore"
     decoded_gigabytes: NonNegative = 2.0  # a set that fits is decoded once and kept in memory
     workers: Literal["auto"] | Annotated[Whole, Field(ge=0, le=256)] = "auto"  # processes that read ahead
     interpolation: Literal["bicubic", "bilinear"] = "bicubic"

@@ -15,11 +15,11 @@ from lapcli.data.chat.formats import load_chat_recipe
 from lapcli.evaluation.families import chosen_tasks
 from lapcli.recipe import OBJECTIVES, RecipeError, recipe_to_dict
 from lapcli.recipe.reading import Problem, in_reading_order, quoted
-from lapcli.recipe.sweep import LoadedSweep
 from lapcli.report.grouping import check_rows, row_keys
 from lapcli.runtime.errors import LapError, UsageError
 from lapcli.sweep.grid import Cell, Grid, GridSearch, Over, repeated
 from lapcli.sweep.state import last_validation, progress
+from lapcli.sweep.sweep_file import LoadedSweep
 
 THEN = ("eval", "analyze", "sft")  # commands that may follow a run
 

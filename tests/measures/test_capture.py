@@ -6,7 +6,7 @@ from analysis_support import dino, gpt, vit
 
 from lapcli.measures.capture import Batch, Capture, Site
 from lapcli.models.anatomy import anatomy_of
-from lapcli.models.low_memory_ops import rms_norm
+from lapcli.models.gpt import rms_norm
 from lapcli.runtime.errors import LapError
 
 

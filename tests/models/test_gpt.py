@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from lapcli.models.gpt import GPT, GPTConfig, KVCache
+from lapcli.models.gpt import GPT, GPTConfig, KVCache, relu_squared
 from lapcli.objectives.objective import ParameterGroup
 from lapcli.training.optimizers import Optimizers
 
@@ -35,6 +35,13 @@ def assert_heads_matter(**changes) -> None:
     tokens, _ = tokens_and_targets()
     plain, laplacian = (randomised(**{**changes, "laplacian_heads": k})(tokens) for k in (0, SMALL["heads"]))
     assert (plain - laplacian).abs().max() > 0.1
+
+
+def test_relu_squared_by_differences_and_at_zero() -> None:
+    x = torch.randn(4, 6, dtype=torch.float64, generator=torch.Generator().manual_seed(2)).requires_grad_()
+    assert torch.autograd.gradcheck(relu_squared, (x,))
+    zeros = torch.zeros(2, 4, requires_grad=True)
+    assert not torch.autograd.grad(relu_squared(zeros), zeros, torch.ones(2, 4))[0].any()
 
 
 class TestSize:

@@ -5,6 +5,8 @@ import math
 import pytest
 import torch
 
+from lapcli.models import chunked_loss
+from lapcli.models.compiling import compiled_once
 from lapcli.objectives.dino_losses import (
     dino_loss,
     ibot_loss,
@@ -13,6 +15,7 @@ from lapcli.objectives.dino_losses import (
     sinkhorn_targets,
     target_cross_entropy,
 )
+from lapcli.runtime.devices import ComputePolicy
 
 TAU = 0.1
 
@@ -100,11 +103,28 @@ def test_koleo_pushes_apart():
     assert torch.dist(moved[0], moved[1]) > torch.dist(before[0], before[1])
 
 
+@pytest.mark.parametrize("targets_each", [1, 2])
+def test_cross_entropy_against_autograd(targets_each: int) -> None:
+    x, prototypes = drawn(12, 5).requires_grad_(), drawn(7, 5, seed=1).requires_grad_()
+    targets, weights = drawn(6, 7, seed=2).softmax(1), drawn(12, seed=3).abs()
+    rows = torch.randint(6, (12, targets_each), generator=torch.Generator().manual_seed(4))
+    rows[::3, 1:] = -1
+    total, each = target_cross_entropy(x, prototypes, targets, weights, 0.1, rows)
+    summed = sum(torch.where(rows[:, [j]] >= 0, targets[rows[:, j].clamp(min=0)], 0.0) for j in range(targets_each))
+    expected = -(summed * (x @ prototypes.T / 0.1).log_softmax(1)).sum(1)
+    torch.testing.assert_close(each, expected.detach())
+    inputs = [x, prototypes]
+    pairs = zip(
+        torch.autograd.grad(total, inputs), torch.autograd.grad((expected * weights).sum(), inputs), strict=True
+    )
+    for found, truth in pairs:
+        torch.testing.assert_close(found, truth)
+
+
 def test_the_chunked_loss_in_float32_and_at_4096_masked_patches(monkeypatch):
     """Same value and gradients to 1e-5 as the plain one, with a third of its memory."""
-    from lapcli.objectives import dino_losses
-
-    monkeypatch.setitem(dino_losses.CHUNK_ELEMENTS, "cpu", 2**16)
+    monkeypatch.setitem(chunked_loss.CHUNK_BYTES, "cpu", 2**18)
+    monkeypatch.setitem(chunked_loss.BLOCK_ELEMENTS, "cpu", 2**16)
     N, K, D = 4096, 512, 16
     x = torch.nn.functional.normalize(drawn(N, D).float(), dim=1).requires_grad_()
     prototypes = (drawn(K, D, seed=1).float() * 0.5).requires_grad_()
@@ -154,3 +174,28 @@ def test_bf16_rows_give_nearly_the_same():
     a, b = (torch.autograd.grad(loss, prototypes)[0] for loss in (exact, rough))
     assert b.dtype == torch.float32
     assert float((a - b).norm() / a.norm()) < 0.02
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-5), (torch.bfloat16, 0.02)])
+def test_compiled_is_the_plain_way(dtype: torch.dtype, tolerance: float) -> None:
+    """Targets and both losses, at two temperatures of the teacher, for which nothing is compiled again."""
+    torch.compiler.reset()
+    compiled_once.cache_clear()
+    logits = (drawn(24, 64) * 0.3).to(dtype)
+    student, prototypes = drawn(120, 16, seed=1).to(dtype), drawn(64, 16, seed=2).float()
+    for temperature in (0.05, 0.07):
+        results = []
+        for policy in (ComputePolicy("cpu"), ComputePolicy("cpu", compiles=True)):
+            inputs = [student.clone().requires_grad_(), prototypes.clone().requires_grad_()]
+            targets = sinkhorn_targets(logits.clone(), temperature, 3, policy)
+            parts = dino_loss(*inputs, targets, 12, 0.1, policy)
+            own, _ = target_cross_entropy(inputs[0][:24], inputs[1], targets, targets.new_ones(24), 0.1, None, policy)
+            gradients = torch.autograd.grad(parts[0] + own, inputs)
+            results.append([targets, *parts, own, *gradients])
+        for plain, compiled in zip(*results, strict=True):
+            assert plain.dtype == compiled.dtype
+            assert (plain.double() - compiled.double()).norm() <= tolerance * plain.double().norm()
+        if temperature == 0.05:
+            counted = torch._dynamo.utils.counters["stats"]["unique_graphs"]
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == counted

@@ -1,11 +1,11 @@
-"""Sinkhorn-Knopp as it is defined, dense in float64, against the chunks."""
+"""Sinkhorn-Knopp as it is defined, dense in float64, against the blocks."""
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lapcli.objectives import dino_losses
+from lapcli.models import chunked_loss
 from lapcli.objectives.dino_losses import sinkhorn_targets
 
 
@@ -31,8 +31,20 @@ def test_against_the_definition(samples, prototypes, iterations, seed):
 def test_chunks_change_nothing(monkeypatch):
     logits = torch.randn(37, 11)
     whole = sinkhorn_targets(logits.clone(), 0.04)
-    monkeypatch.setitem(dino_losses.CHUNK_ELEMENTS, "cpu", 40)  # three rows at a time
+    monkeypatch.setitem(chunked_loss.BLOCK_ELEMENTS, "cpu", 40)  # three rows at a time
     assert torch.allclose(sinkhorn_targets(logits.clone(), 0.04), whole, atol=1e-6)
+
+
+def test_logits_of_bf16_are_not_rounded_again():
+    """All that follows is float32, although a factor without dimensions does not make it so."""
+    logits = (torch.randn(37, 11, generator=torch.Generator().manual_seed(0)) * 0.3).bfloat16()
+    found = sinkhorn_targets(logits, 0.05)
+    assert found.dtype == torch.float32
+    torch.testing.assert_close(found.double(), dense(logits, 0.05), rtol=1e-4, atol=1e-6)
+
+
+def test_a_process_without_samples():
+    assert sinkhorn_targets(torch.zeros(0, 11), 0.05).shape == (0, 11)
 
 
 def test_rows_sum_to_one_and_prototypes_are_used_alike():

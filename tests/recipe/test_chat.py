@@ -54,8 +54,8 @@ def test_it_loads(tmp_path, monkeypatch):
         (
             "source: a.jsonl",
             "source: hub:a/b",
-            "x.yaml:5  stages.sft.mixture[0].files: name the hub data set's files, so that the list is fixed by the "
-            "recipe",
+            "x.yaml:5  stages.sft.mixture[0].files: name the hub data set's files, or a range such as "
+            "a_{000..239}.parquet: the recipe fixes the list",
         ),
         (
             "loss: assistant",

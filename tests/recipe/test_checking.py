@@ -130,7 +130,8 @@ OBJECTIVES = listed([f"`{name}`" for name in recipe.OBJECTIVES])
         (
             "train: builtin",
             "train: hub:a/b",
-            "x.yaml:9  data.files: name the hub data set's files, so that the list is fixed by the recipe",
+            "x.yaml:9  data.files: name the hub data set's files, or a range such as "
+            "a_{000..239}.parquet: the recipe fixes the list",
         ),
     ],
 )
@@ -195,3 +196,8 @@ def test_a_thousand_wrong_items_are_counted_not_printed(folder: Path, valid: str
     assert lines[0] == "1000 errors in x.yaml; nothing was started."
     assert lines[50].startswith("x.yaml:69  validation.prompts[50]: expected text, got 1")
     assert lines[51:] == ["... and 950 more"]
+
+
+def test_a_conflict_names_the_key_that_was_set(problems, valid: str) -> None:
+    (line,) = problems(valid.replace("train: builtin", "train: builtin\n  validation: last_file"))
+    assert line.startswith("x.yaml:10  data.validation: ")

@@ -10,11 +10,11 @@ from typer.main import get_command
 from lapcli.cli import app
 from lapcli.commands.sweep import parse_command
 from lapcli.recipe import OBJECTIVES, RecipeError, recipe_to_dict
-from lapcli.recipe.sweep import load_sweep
 from lapcli.report.grouping import flatten
 from lapcli.runs import read_run
 from lapcli.runtime.errors import UsageError
 from lapcli.sweep.sweep import known_cells, sweep_from_file, sweep_from_options
+from lapcli.sweep.sweep_file import load_sweep
 
 HEADS = "model.laplacian_heads"
 
