@@ -22,6 +22,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor, distribute_tensor
 
 from lapcli.runtime.environment import is_first_here
 from lapcli.runtime.errors import DataError, Diverged, LapError
@@ -208,9 +209,20 @@ def load_weights(path: Path, model: nn.Module, laplacian_heads: str) -> list[str
             f"{path} was trained with laplacian_heads {saved}, the model here has laplacian_heads {laplacian_heads}; "
             "build it with the same heads"
         )
-    converted = check_tensors(path, tensors, model.state_dict())
-    model.load_state_dict(tensors)
+    expected = model.state_dict()
+    converted = check_tensors(path, tensors, expected)
+    with torch.no_grad():
+        for name, target in expected.items():
+            copy_into(target, tensors[name])
     return converted
+
+
+def copy_into(target: Tensor, source: Tensor) -> None:
+    """Copy a complete tensor into one that may be sharded, of which this rank takes its part."""
+    if isinstance(target, DTensor):
+        given = source.to(target.device, target.dtype)
+        source = distribute_tensor(given, target.device_mesh, target.placements, src_data_rank=None)
+    target.copy_(source)
 
 
 def _plain(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:

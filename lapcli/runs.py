@@ -42,7 +42,7 @@ MIRRORS = ("track", "tensorboard")  # copies for trackers, which can be recreate
 TRAIN_AGAIN = "train the run again with --fresh"
 #: Keys of a recipe that change how a run is computed or observed, not what it computes: a resume may change them.
 FREE_KEYS = re.compile(
-    r"train\.(micro_batch|compile|threads|deterministic|init_from\.(source|weights))|data\.workers|"
+    r"train\.(micro_batch|compile|threads|shard|recompute|deterministic|init_from\.(source|weights))|data\.workers|"
     r"data\.decoded_gigabytes|checkpoint\..*|validation\.(every|prompts|sample_tokens|temperature|top_k|bigram)|track.*"
 )
 _FORMAT = 3  # of run.json

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from lapcli.checkpoint import Checkpoint, load_weights
 from lapcli.data.source_files import cached_hub_files
@@ -109,6 +109,9 @@ class GPTObjective(Objective[R]):
         if self.policy.compiles:
             check_compiler(device.type)
             model.use_compile(any_length=self.any_length)
+
+    def shards(self) -> list[nn.Module]:
+        return [*self.blocks(), self.model.embed]  # the embedding may be bf16, and a gather has one dtype
 
     def parameter_groups(self) -> list[ParameterGroup]:
         return parameter_groups(self.recipe, self.model)

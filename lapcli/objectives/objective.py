@@ -230,6 +230,15 @@ class Objective(ABC, Generic[R]):
         `policy`: of a device to plan for; by default that of `device`.
         """
 
+    def blocks(self) -> list[nn.Module]:
+        """Return the transformer blocks, which are sharded and recomputed one by one."""
+        lists = [module for name, module in self.model.named_modules() if name.rpartition(".")[2] == "blocks"]
+        return [block for each in lists for block in each.children()]
+
+    def shards(self) -> list[nn.Module]:
+        """Return the modules whose weights several processes gather one by one; all others are gathered together."""
+        return self.blocks()
+
     @abstractmethod
     def parameter_groups(self) -> list[ParameterGroup]: ...
 

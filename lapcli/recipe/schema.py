@@ -189,6 +189,9 @@ class TrainSection(Section):
     compile: Literal["auto"] | bool = "auto"  # auto: on CUDA
     device: Literal["auto", "cpu", "cuda", "mps"] = "auto"
     threads: Annotated[Whole, Field(ge=1, le=1024)] | None = None  # CPU threads of each process
+    # What several processes share: gradients and optimizer state (ZeRO-2), or the weights too (ZeRO-3).
+    shard: Literal["gradients", "weights"] = "gradients"
+    recompute: Literal["none", "blocks"] = "none"  # blocks: keep only their inputs for the backward
     # On CUDA: bitwise reproducible, and slower; runs on the CPU always are.
     deterministic: bool = False
     init_from: InitFrom | None = None  # null: random weights from the seed

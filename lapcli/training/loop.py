@@ -12,13 +12,17 @@ weights after 500 of them.
 """
 
 import contextlib
+import functools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.parallel import DistributedDataParallel
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor import DTensor
+from torch.utils.checkpoint import checkpoint as recomputed
 
 from lapcli import checkpoint
 from lapcli.heads.operator_attention import freeze_vanishing_biases
@@ -26,15 +30,12 @@ from lapcli.objectives.objective import Objective
 from lapcli.recipe.schema import BaseRecipe
 from lapcli.runs import Run
 from lapcli.runtime.devices import peak_flops
-from lapcli.runtime.errors import Diverged, Interrupted, LapError, from_os_error
+from lapcli.runtime.errors import Diverged, Interrupted, from_os_error
 from lapcli.runtime.progress import LogConsole, StepProgress
 from lapcli.runtime.ranks import World
 from lapcli.runtime.signals import StopRequest, stop_on_signal
 from lapcli.training.metrics import MetricsLog, StepClock, without_times
 from lapcli.training.optimizers import Optimizers
-
-_BUCKETS = 8
-_SMALLEST_BUCKET = 25  # megabytes: DDP's default; smaller buckets are slow to send
 
 
 class Loop:
@@ -44,11 +45,12 @@ class Loop:
         self, objective: Objective[Any], recipe: BaseRecipe, run: Run, world: World, console: LogConsole
     ) -> None:
         self.objective, self.run, self.world, self.console = objective, run, world, console
-        self.seed = recipe.seed
+        self.recipe, self.seed = recipe, recipe.seed
         self.clip = recipe.optimizer.clip
         self.checkpoint_every, self.keep = recipe.checkpoint.every, recipe.checkpoint.keep
         self.validate_every = recipe.validation.every
         freeze_vanishing_biases(objective.model)
+        self.module = self._sharded(recipe)  # before the optimizers, whose state is sharded too
         self.optimizers = Optimizers(objective.parameter_groups())
         self.metrics = MetricsLog(run.metrics)
         self.step = 0
@@ -56,7 +58,7 @@ class Loop:
         self.validated: dict[int, dict[str, float]] = {}
         self.saved: checkpoint.Checkpoint | None = None  # on rank 0, which writes
         self.saved_step: int | None = None  # on every rank, so that all of them take the same decision to save
-        self.module = self._parallel()
+        self._next: tuple[int, Any] | None = None  # a step and its first batch, which was asked for early
         self.peak = _peak_of(world)
 
     def train(self) -> None:
@@ -95,15 +97,17 @@ class Loop:
         # On the device: a Python number would make the host wait at every micro-step.
         total = torch.zeros((), device=self.world.device)
         for micro_step in range(accumulation):
-            batch = self.objective.batch(step, micro_step)
+            batch = self._batch(step, micro_step)
             _seed_model(self.seed, step, micro_step, self.world.rank)
-            # DDP decides in the forward whether the backward will average, so the context has to contain both.
-            with self._without_averaging() if micro_step < accumulation - 1 else contextlib.nullcontext():
-                loss = self.module(batch)
-                (loss / accumulation).backward()
+            if isinstance(self.module, FSDPModule):  # the ranks average gradients once per step
+                self.module.set_requires_gradient_sync(micro_step == accumulation - 1)
+            loss = self.module(self.objective.loss, batch)
+            (loss / accumulation).backward()
             total += loss.detach()
         norms = self.optimizers.gradient_norms()  # of the averaged gradient
         further = self.objective.update_metrics()
+        if step + 1 < self.objective.steps:  # before the sync, so that the host prepares it while the device computes
+            self._next = step + 1, self.objective.batch(step + 1, 0)
         # The one wait of the step. The norms are the same on all ranks, so their means are the norms.
         means, self.stopping = self.world.means([total, *norms, *further.values()], bool(stop))
         mean_loss, known_norms = means[0] / accumulation, means[1 : 1 + len(norms)]
@@ -113,7 +117,7 @@ class Loop:
                 raise self._diverged(step, what, value)
         self.optimizers.clip(self.clip, norms, known_norms)
         self.optimizers.step()
-        self._zero_gradients()
+        self.optimizers.zero_grad()
         self.objective.after_step(step)
         values = dict(zip(further, means[1 + len(norms) :], strict=True))
         if warning := self.objective.warning(step, values):
@@ -125,6 +129,12 @@ class Loop:
             "gradient_norm": gradient_norm,
             **values,
         }
+
+    def _batch(self, step: int, micro_step: int) -> Any:
+        if self._next is not None and (step, micro_step) == (self._next[0], 0):
+            batch, self._next = self._next[1], None
+            return batch
+        return self.objective.batch(step, micro_step)
 
     def _validate_if_due(self, stop: StopRequest, progress: StepProgress) -> None:
         """Validate at the start, at the end and every `validation.every` steps; a resumed run makes up a missed one."""
@@ -141,8 +151,8 @@ class Loop:
 
         if self.objective.best_metric and self.step and self.saved_step != self.step:
             self._save()  # the best weights can only be kept if they are saved
-        with self.clock.between_steps("validating"):
-            values = self.objective.validate(stop_if_asked)
+        with self.clock.between_steps("validating"), self.gathered_weights():
+            values = self.module(self.objective.validate, stop_if_asked)
         self.validated[self.step] = values
         times = self.clock.since_last_line()
         if self.world.is_main:
@@ -163,31 +173,21 @@ class Loop:
 
     def _save(self) -> None:
         """Save on rank 0; the others wait, so that none of them runs ahead of a save that fails."""
-        if self.world.size > 1:
-            self._refuse_other_weights()
-        with self.clock.between_steps("saving"), self.world.together():
-            if self.world.is_main:
-                self._write()
+        with self.clock.between_steps("saving"):
+            tensors = [_whole(state) for state in (self.objective.model.state_dict(), self.optimizers.state())]
+            with self.world.together():
+                if self.world.is_main:
+                    self._write(*tensors)
         self.saved_step = self.step
 
-    def _refuse_other_weights(self) -> None:
-        """Refuse to save weights that the ranks do not share, as with gradients that were not averaged."""
-        checksums = self.world.from_all(weights_checksum(self.objective.model))
-        others = [rank for rank, checksum in enumerate(checksums) if checksum != checksums[0]]
-        if others:
-            raise LapError(
-                f"rank {others[0]} has other weights than rank 0 after step {self.step}, so nothing was saved; check "
-                "the machine with `lap doctor --only processes`, or train with --nproc 1"
-            )
-
-    def _write(self) -> None:
+    def _write(self, model: dict[str, Tensor], optimizer: dict[str, Tensor]) -> None:
         try:
             self.metrics.flush()
             self.saved = checkpoint.save(
                 self.run.checkpoints,
                 self.step,
-                self.objective.model.state_dict(),
-                self.optimizers.state(),
+                model,
+                optimizer,
                 self.objective.weights_metadata(),
                 {"world_size": self.world.size, "threads": torch.get_num_threads(), "seed": self.seed},
                 self.keep,
@@ -237,34 +237,37 @@ class Loop:
         if self.world.is_main:
             self.console.print(f"resuming from {saved.path} of {self.objective.steps} steps")
 
-    def _parallel(self) -> nn.Module:
-        module = _LossModule(self.objective, is_alone=self.world.size == 1)
-        if self.world.size == 1:
-            return module
-        devices = [self.world.device.index] if self.world.device.type == "cuda" else None
-        parallel = DistributedDataParallel(
-            module,
-            device_ids=devices,
-            forward_sync_buffers=False,  # the buffers are rotary tables, which never change
-            gradient_as_bucket_view=True,  # saves a second copy of all gradients, see `_zero_gradients`
-            bucket_cap_mb=bucket_megabytes(module),
-        )
-        # DDP rebuilds its buckets after its first backward, and with three or more processes their layout determines
-        # the order in which gradients are summed. A backward of zeros moves that before the first step, so that a
-        # resumed run sums in the same order as an uninterrupted one.
-        parallel(None).backward()
-        self._zero_gradients()
-        return parallel
+    def _sharded(self, recipe: BaseRecipe) -> "_Entry":
+        """Return the way to the weights, which several processes share: FSDP2 gathers a block while it computes.
 
-    def _zero_gradients(self) -> None:
-        # DDP's buckets stay allocated: without them, micro-batches would accumulate in a second copy of all gradients.
-        self.optimizers.zero_grad(set_to_none=self.world.size == 1)
+        `train.shard: gradients` keeps gathered weights until the backward has used them; `weights` gathers them again.
+        """
+        if recipe.train.recompute == "blocks":
+            for block in self.objective.blocks():
+                block.forward = functools.partial(recomputed, block.forward, use_reentrant=False)
+        entry = _Entry(self.objective.model)
+        if self.world.size > 1:
+            mesh = init_device_mesh(self.world.device.type, (self.world.size,))
+            policy = MixedPrecisionPolicy(reduce_dtype=torch.float32, cast_forward_inputs=False)
+            for part in self.objective.shards():
+                again = recipe.train.shard == "weights"
+                fully_shard(part, mesh=mesh, reshard_after_forward=again, mp_policy=policy)
+            fully_shard(entry, mesh=mesh, reshard_after_forward=False, mp_policy=policy)
+        return entry
 
-    def _without_averaging(self) -> contextlib.AbstractContextManager[None]:
-        """Return a context without averaging: the ranks average gradients once per step, with the last micro-batch."""
-        if isinstance(self.module, DistributedDataParallel):
-            return self.module.no_sync()
-        return contextlib.nullcontext()
+    @contextlib.contextmanager
+    def gathered_weights(self) -> Iterator[None]:
+        """Gather all weights on every rank, for work that ranks do alone or unequally: a rank whose part of a
+        validation is empty would miss a gather that the others wait in. A collective."""
+        parts = [part for part in self.module.modules() if isinstance(part, FSDPModule)]
+        for part in parts:
+            part.set_reshard_after_forward(False, recurse=False)
+            part.unshard()
+        yield
+        for part in parts:
+            part.reshard()
+            again = self.recipe.train.shard == "weights" and part is not self.module
+            part.set_reshard_after_forward(again, recurse=False)
 
     def _share_of_peak(self, throughput: float | None) -> float | None:
         if self.peak is None or throughput is None:
@@ -293,51 +296,20 @@ class Loop:
             self.console.warn(text)
 
 
-class _LossModule(nn.Module):
-    """The module that DDP wraps: it averages the gradients of computations in `forward`."""
+class _Entry(nn.Module):
+    """The one way to the weights: those outside of shards are gathered while a function runs in `forward`."""
 
-    def __init__(self, objective: Objective[Any], is_alone: bool) -> None:
+    def __init__(self, model: nn.Module) -> None:
         super().__init__()
-        self.model = objective.model
-        self._loss: Callable[[Any], Tensor] = objective.loss
-        self._unused: list[nn.Parameter] | None = [] if is_alone else None
+        self.model = model
 
-    def forward(self, batch: Any) -> Tensor:
-        """Return the loss of a batch; for None, a zero that depends on all parameters."""
-        if batch is None:
-            return _zero([p for p in self.parameters() if p.requires_grad])
-        loss = self._loss(batch)
-        if self._unused is None:
-            self._unused = unused_parameters(self, loss)
-        # DDP waits for every gradient before it averages any of them, and a head operator may ignore its queries.
-        return loss + _zero(self._unused) if self._unused else loss
+    def forward(self, function: Callable[..., Any], *arguments: Any) -> Any:
+        return function(*arguments)
 
 
-def _zero(parameters: Sequence[Tensor]) -> Tensor:
-    """Return a zero that depends on the parameters."""
-    # float: a stack has one dtype, and a GPT's embedding may be bf16
-    return torch.stack([0.0 * p.sum().float() for p in parameters]).sum()
-
-
-def unused_parameters(module: nn.Module, loss: Tensor) -> list[nn.Parameter]:
-    """Return the parameters that the loss does not depend on, by its graph."""
-    seen, used, pending = set(), set(), [loss.grad_fn]
-    while pending:
-        node = pending.pop()
-        if node is not None and node not in seen:
-            seen.add(node)
-            used.add(id(getattr(node, "variable", None)))  # of a leaf
-            pending += [following for following, _ in node.next_functions]
-    return [p for p in module.parameters() if p.requires_grad and id(p) not in used]
-
-
-@torch.no_grad()
-def weights_checksum(model: nn.Module) -> list[int]:
-    """Return the sum of each parameter's bits."""
-    integers = {2: torch.int16, 4: torch.int32, 8: torch.int64}
-    weights = [p.contiguous().view(integers[p.element_size()]) for p in model.parameters()]
-    sums: list[int] = torch.stack([bits.sum(dtype=torch.int64) for bits in weights]).tolist()
-    return sums
+def _whole(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Gather sharded tensors one after the other, on the CPU. A collective."""
+    return {name: x.full_tensor().cpu() if isinstance(x, DTensor) else x for name, x in tensors.items()}
 
 
 def _seed_model(seed: int, step: int, micro_step: int, rank: int) -> None:
@@ -346,16 +318,6 @@ def _seed_model(seed: int, step: int, micro_step: int, rank: int) -> None:
     for part in (seed, step, micro_step, rank):
         key = (key * 0x9E3779B97F4A7C15 + part + 1) % 2**63  # 2^64 / the golden ratio: spreads nearby numbers
     torch.manual_seed(key)
-
-
-def bucket_megabytes(module: nn.Module) -> int:
-    """Return the size of DDP's buckets: an eighth of all gradients, so that sending overlaps with the backward.
-
-    torch.compile splits a model into a graph for each bucket. With DDP's default of 25 MB a layer of a large model
-    would be several graphs, and everything that passes between graphs stays in memory.
-    """
-    size = sum(p.numel() * p.element_size() for p in module.parameters() if p.requires_grad)
-    return max(_SMALLEST_BUCKET, -(-size // (_BUCKETS * 2**20)))
 
 
 def _is_due(step: int, every: int | None) -> bool:

@@ -5,8 +5,8 @@
     W <- W - lr sqrt(max(1, out/in)) orthogonalise(U)
 
 torch.optim.Muon takes the same step, but always in bf16 (several times slower than float32 on a CPU), one matrix
-after the other, and all of them on every rank. Here matrices of one shape are batched, in the requested precision, and
-each rank orthogonalises its share and gathers the others'. Shares are balanced by FLOPs over all shapes.
+after the other, and not on shards. Here matrices of one shape are batched, in the requested precision. Sharded ones are
+orthogonalised each by one rank, which gets their rows from all ranks and returns them.
 
 Shapes: M matrices of one shape, R rows, C columns (R <= C inside the iteration).
 """
@@ -18,6 +18,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.distributed.tensor import DTensor
 
 from lapcli.objectives.objective import ParameterGroup
 from lapcli.recipe.optimizers import MuonSection
@@ -29,8 +30,7 @@ A, B, C = 3.4445, -4.7750, 2.0315
 # How large a rounding error of the Gram matrix may grow, relative to the singular values near 1 that are wanted.
 _GRAM_TOLERANCE = 5e-3
 
-# Elements of the matrices processed at a time, over all ranks. It bounds the scratch memory of a rank: one buffer of
-# this size, in which all ranks' results are gathered, and a few of the size of its own share.
+# Elements of the matrices processed at a time, over all ranks, which bounds the scratch memory.
 _LARGEST_STACK = 2**26
 
 
@@ -79,7 +79,7 @@ def _through_gram(X: Tensor, steps: int) -> Tensor:
 
 
 class Muon(torch.optim.Optimizer):
-    """Muon for two-dimensional weights; every rank must have the same averaged gradients, as with DDP."""
+    """Muon for two-dimensional weights, complete or with their rows sharded over the ranks."""
 
     def __init__(
         self,
@@ -93,34 +93,25 @@ class Muon(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> None:  # type: ignore[override]
-        ranks, rank = (dist.get_world_size(), dist.get_rank()) if dist.is_initialized() else (1, 0)
         for group in self.param_groups:
             params = [p for p in group["params"] if p.grad is not None]
-            # Every rank updates all averages, so that rank 0 can save them whatever the number of ranks.
-            averages = [self._average(p) for p in params]
-            torch._foreach_lerp_(averages, [p.grad for p in params], 1 - group["momentum"])
-            # Shares follow from the shapes alone, so that all ranks know them without communicating.
-            for shares in rounds([p.shape for p in params], ranks, _LARGEST_STACK):
-                done = self._orthogonal([params[i] for i in shares[rank]], group)
-                parts = [[params[i] for i in share] for share in shares]
-                for share, stack in zip(parts, _gathered(done, parts, group["dtype"]), strict=True):
-                    if share:
-                        self._add(share, stack, group)
+            averages = [_local(self._average(p)) for p in params]
+            gradients = [_local(p.grad) for p in params]
+            torch._foreach_lerp_(averages, gradients, 1 - group["momentum"])
+            for members in stacks([p.shape for p in params], _LARGEST_STACK):
+                rows, columns = params[members[0]].shape
+                lr = group["lr"] * max(1.0, rows / columns) ** 0.5
+                before, after = ([each[i] for i in members] for each in (gradients, averages))
+                updates = torch._foreach_lerp(before, after, group["momentum"])
+                steps = self._orthogonal([params[i] for i in members], updates, group)
+                weights = [_local(params[i]) for i in members]
+                torch._foreach_add_(weights, [x.to(w.dtype) for x, w in zip(steps, weights, strict=True)], alpha=-lr)
 
-    def _orthogonal(self, params: list[Tensor], group: dict[str, Any]) -> Tensor | None:
-        """Return the orthogonalised Nesterov step of matrices of one shape."""
-        if not params:
-            return None
-        averages = [self._average(p) for p in params]
-        gradients = [p.grad for p in params if p.grad is not None]
-        updates = torch._foreach_lerp(gradients, averages, group["momentum"])
-        return orthogonalise(torch.stack(list(updates)), group["steps"], group["dtype"])
-
-    def _add(self, params: list[Tensor], orthogonal: Tensor, group: dict[str, Any]) -> None:
-        rows, columns = params[0].shape
-        lr = group["lr"] * max(1.0, rows / columns) ** 0.5
-        steps = [x.to(p.dtype) for x, p in zip(orthogonal.unbind(), params, strict=True)]
-        torch._foreach_add_(params, steps, alpha=-lr)
+    def _orthogonal(self, params: list[Any], updates: Sequence[Tensor], group: dict[str, Any]) -> Sequence[Tensor]:
+        """Return this rank's rows of the orthogonalised updates of matrices of one shape."""
+        if not isinstance(params[0], DTensor):
+            return orthogonalise(torch.stack(list(updates)), group["steps"], group["dtype"]).unbind()
+        return _by_owner(params, updates, lambda stack: orthogonalise(stack, group["steps"], group["dtype"]))
 
     def _average(self, p: Tensor) -> Tensor:
         state = self.state[p]
@@ -130,48 +121,52 @@ class Muon(torch.optim.Optimizer):
         return average
 
 
-def rounds(shapes: Sequence[torch.Size | tuple[int, ...]], ranks: int, largest: int) -> list[list[list[int]]]:
-    """Return the matrices that each rank orthogonalises in each round, after which the results are gathered.
+def stacks(shapes: Sequence[torch.Size | tuple[int, ...]], largest: int) -> list[list[int]]:
+    """Group matrices of one shape, at most `largest` elements of them together, or one matrix."""
+    by_shape: dict[tuple[int, ...], list[int]] = {}
+    for i, shape in enumerate(shapes):
+        by_shape.setdefault(tuple(shape), []).append(i)
+    groups = []
+    for shape, members in by_shape.items():
+        size = max(1, largest // math.prod(shape))
+        groups += [members[first : first + size] for first in range(0, len(members), size)]
+    return groups
 
-    Matrices are assigned in order of decreasing cost, each to the rank with the least load: no rank has more than 4/3
-    of its load in the best assignment, and equal matrices are distributed evenly. A rank's share of a round has one
-    shape, so that it is batched, and at most `largest / ranks` elements, or one matrix.
+
+def _by_owner(
+    params: Sequence[DTensor], updates: Sequence[Tensor], orthogonalise: Callable[[Tensor], Tensor]
+) -> list[Tensor]:
+    """Orthogonalise matrices of one shape whose rows are sharded over the ranks, each matrix by one rank.
+
+    Matrix i belongs to rank i mod ranks, which receives its rows from all ranks and returns theirs: two all-to-alls.
     """
-    # The shape breaks ties of the cost: matrices of one shape follow each other and can be batched.
-    order = sorted(range(len(shapes)), key=lambda i: (-cost(shapes[i]), tuple(shapes[i])))
-    loads, owned = [0] * ranks, [list[list[int]]() for _ in range(ranks)]
-    for i in order:
-        rank = loads.index(min(loads))
-        loads[rank] += cost(shapes[i])
-        stacks, size = owned[rank], math.prod(shapes[i])
-        if stacks and shapes[stacks[-1][0]] == shapes[i] and (len(stacks[-1]) + 1) * size * ranks <= largest:
-            stacks[-1].append(i)
-        else:
-            stacks.append([i])
-    count = max(map(len, owned), default=0)
-    return [[stacks[turn] if turn < len(stacks) else [] for stacks in owned] for turn in range(count)]
+    mesh = params[0].device_mesh
+    ranks, rank = mesh.size(), mesh.get_local_rank()
+    rows, columns = params[0].shape
+    chunk = -(-rows // ranks)  # of FSDP: the last ranks may have fewer rows, or none
+    heights = [max(0, min(chunk, rows - chunk * other)) for other in range(ranks)]
+    owned = [list(range(other, len(params), ranks)) for other in range(ranks)]
+    sent = [len(mine) * heights[rank] * columns for mine in owned]
+    received = [len(owned[rank]) * height * columns for height in heights]
+    ordered = [updates[i] for mine in owned for i in mine]
+    outgoing = torch.cat([x.flatten() for x in ordered])
+    incoming = outgoing.new_empty(sum(received))
+    dist.all_to_all_single(incoming, outgoing, received, sent, group=mesh.get_group())
+    if owned[rank]:
+        parts = [
+            part.view(len(owned[rank]), height, columns)
+            for part, height in zip(incoming.split(received), heights, strict=True)
+        ]
+        done = orthogonalise(torch.cat(parts, dim=1)).to(outgoing.dtype)
+        incoming = torch.cat([part.flatten() for part in done.split(heights, dim=1)])
+    dist.all_to_all_single(outgoing, incoming, sent, received, group=mesh.get_group())
+    mine = iter(outgoing.view(len(params), heights[rank], columns).unbind())
+    by_index = {i: next(mine) for each in owned for i in each}
+    return [by_index[i] for i in range(len(params))]
 
 
-def cost(shape: torch.Size | tuple[int, ...]) -> int:
-    """Estimate the FLOPs of an iteration, up to a factor: X X^T, a product with it, and the square of X X^T."""
-    short, long = sorted(shape)
-    return 2 * short * short * long + short**3
-
-
-def _gathered(done: Tensor | None, parts: list[list[Tensor]], dtype: torch.dtype) -> list[Tensor]:
-    """Gather the results of all ranks on every rank; shares are padded to the largest, as all_gather needs."""
-    if len(parts) == 1:
-        return [done] if done is not None else []
-    sizes = [sum(p.numel() for p in part) for part in parts]
-    device = next(p.device for part in parts for p in part)
-    share = torch.zeros(max(sizes), dtype=dtype, device=device)
-    if done is not None:
-        share[: done.numel()] = done.flatten()
-    gathered = torch.empty(len(parts) * max(sizes), dtype=dtype, device=device)
-    dist.all_gather_into_tensor(gathered, share)
-    rows = gathered.view(len(parts), -1)
-    shapes = [(len(part), *part[0].shape) if part else (0,) for part in parts]
-    return [row[:size].view(shape) for row, size, shape in zip(rows, sizes, shapes, strict=True)]
+def _local(x: Any) -> Tensor:
+    return x.to_local() if isinstance(x, DTensor) else x
 
 
 class MuonOptimizer(Optimizer):

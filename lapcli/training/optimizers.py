@@ -11,8 +11,9 @@ from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
+from torch.distributed.tensor import DTensor
 
-from lapcli.checkpoint import check_tensors
+from lapcli.checkpoint import check_tensors, copy_into
 from lapcli.objectives.objective import ParameterGroup
 from lapcli.recipe.optimizers import AdamWSection, OptimizerSection
 from lapcli.runtime.plugins import Registry
@@ -21,8 +22,8 @@ from lapcli.runtime.plugins import Registry
 class Optimizer(ABC):
     """One optimizer: its name and section in a recipe, how it is built, and its state for a parameter.
 
-    Every rank has the same averaged gradients and the complete state; the work of an update may be shared over the
-    ranks, as Muon's is.
+    With several processes parameters, averaged gradients and states are shards, DTensors of torch: elementwise code
+    works on them as it is.
     """
 
     name: ClassVar[str]
@@ -124,10 +125,9 @@ class Optimizers:
 
     def gradient_norms(self) -> list[Tensor]:
         """Return the norm of each set of parameters that is clipped together, on their device."""
-        return [
-            torch.nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None])
-            for parameters in self._clipped.values()
-        ]
+        gradients = ([p.grad for p in parameters if p.grad is not None] for parameters in self._clipped.values())
+        norms = [torch.nn.utils.get_total_norm(each) for each in gradients]
+        return [norm.full_tensor() if isinstance(norm, DTensor) else norm for norm in norms]
 
     def clip(self, limit: float | None, norms: Sequence[Tensor], known: Sequence[float]) -> None:
         """Clip the gradients of each set of parameters whose norm exceeds the limit; None: no limit.
@@ -145,9 +145,9 @@ class Optimizers:
         for optimizer in self._optimizers.values():
             optimizer.step()
 
-    def zero_grad(self, set_to_none: bool = True) -> None:
+    def zero_grad(self) -> None:
         for optimizer in self._optimizers.values():
-            optimizer.zero_grad(set_to_none)
+            optimizer.zero_grad()
 
     def state(self) -> dict[str, Tensor]:
         """Return the state as tensors named `<state>/<parameter>`, independent of the number of ranks.
@@ -167,7 +167,8 @@ class Optimizers:
         converted = check_tensors(source, named, {name: initial for name, _, _, initial in tensors})
         for name, holder, key, initial in tensors:
             # A copy: the tensor may be memory-mapped from a file that will be removed.
-            holder[key] = initial.copy_(named[name])
+            copy_into(initial, named[name])
+            holder[key] = initial
         return converted
 
     def _tensors(self) -> Iterator[tuple[str, dict[str, Any], str, Tensor]]:

@@ -117,7 +117,7 @@ def _train(recipe: BaseRecipe, run: Run, world: World, console: LogConsole) -> N
                 prefer_attention_kernels(world.device, is_deterministic),
             ):
                 loop.train()
-            with world.together():
+            with loop.gathered_weights(), world.together():
                 if world.is_main:
                     _finish(run, loop, _peak_memory(run, world))
     except (Interrupted, KeyboardInterrupt):
@@ -207,7 +207,7 @@ def _finish(run: Run, loop: Loop, peak_memory: int | None) -> None:
     start, end = loop.validated.get(0, {}), loop.validated.get(steps, {})
     best = None if "metrics_lost" in run.info else loop.best_step()  # of lost validations one may have been better
     best_values = {} if best is None else {"best_step": best, "best": loop.validated[best]}
-    summary = {"start": start, "end": end, **best_values, **loop.objective.finish()}
+    summary = {"start": start, "end": end, **best_values, **loop.module(loop.objective.finish)}
     write_summary(run, summary)  # before the status: a finished run without a summary counts as incomplete
     add_rows(run, _rows(run, loop, peak_memory))
     run.update(status="finished", step=steps, peak_memory=peak_memory, best_step=best)
