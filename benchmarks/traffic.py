@@ -1,10 +1,10 @@
-"""What a GPU would be kept waiting for, counted without one: bytes of the losses, waits of the host in a step, and for
-several GPUs the shares of Muon and the graphs that DDP cuts a compiled GPT into.
+"""What a GPU would be kept waiting for, counted without one: bytes of the losses, and syncs of the host in a
+step.
 
 Bytes a logit (an element of tokens x vocabulary, or of samples x prototypes), matrix products left out: of eager code
 each operation's inputs and results, of compiled code Inductor's own count for the CPU, which stands for Triton's.
 Waits are counted on the meta device with the policy of a CUDA GPU, in the second step of shipped recipes.
-`python benchmarks/traffic.py [bytes|waits|ranks]` prints one part.
+`python benchmarks/traffic.py [bytes|waits]` prints one part.
 """
 
 import io
@@ -14,11 +14,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import torch
-from torch._dynamo.backends.distributed import DDPOptimizer
-from traffic_support import Traffic
 
 from lapcli.models.chunked_loss import softcapped_cross_entropy
-from lapcli.models.gpt import GPT, GPTConfig
 from lapcli.objectives import objective_of
 from lapcli.objectives.dino_losses import dino_loss, ibot_loss, sinkhorn_targets
 from lapcli.recipe import find_recipe, load_recipe
@@ -26,11 +23,11 @@ from lapcli.runs import Run
 from lapcli.runtime.devices import ComputePolicy
 from lapcli.runtime.progress import LogConsole
 from lapcli.runtime.ranks import World
-from lapcli.training.loop import Loop, bucket_megabytes
-from lapcli.training.muon import cost, rounds
+from lapcli.training.loop import Loop
 
 sys.path.append(str(Path(__file__).parent.parent / "tests"))
-from counting_support import Graphs, HostWaits, compiled_bytes
+from counting_support import HostWaits, compiled_bytes
+from traffic_support import Traffic
 
 ROWS, COLUMNS, WIDTH = 640, 4096, 8
 EAGER, COMPILED = (ComputePolicy("cuda", bf16=True, compiles=compiles) for compiles in (False, True))
@@ -113,23 +110,7 @@ def print_waits() -> None:
             print(f"{recipe:<20}{waits:>4} ({micro_steps} micro-step{'s' if micro_steps > 1 else ''})")
 
 
-def print_ranks(ranks: int = 8) -> None:
-    """Of the paper's GPT, on the meta device."""
-    with META:
-        model = GPT(GPTConfig(layers=20, heads=10, width=1280, vocab=65_536, context=2048, laplacian_heads=5))
-    shapes = [tuple(p.shape) for p in model.blocks.parameters()]
-    loads = [0] * ranks
-    for shares in rounds(shapes, ranks, 2**26):
-        for rank, share in enumerate(shares):
-            loads[rank] += sum(cost(shapes[i]) for i in share)
-    print(f"Muon of the 561M GPT on {ranks} ranks: busiest against an even share {max(loads) * ranks / sum(loads):.2f}")
-    graphs, size = Graphs(), bucket_megabytes(model)
-    cutting = DDPOptimizer(size * 2**20, graphs)  # type: ignore[arg-type]
-    torch.compile(model.hidden, backend=cutting.compile_fn, dynamic=False)(torch.zeros(1, 8, dtype=torch.long).to(META))
-    print(f"graphs under DDP with buckets of {size} MB: {len(graphs)}")
-
-
-PARTS = {"bytes": print_bytes, "waits": print_waits, "ranks": print_ranks}
+PARTS = {"bytes": print_bytes, "waits": print_waits}
 
 if __name__ == "__main__":
     for part in sys.argv[1:] or PARTS:

@@ -120,8 +120,7 @@ def updates_of_a_rank(rank: int, size: int, folder: str, result: str, cache: str
     compiled, and of the last update that is not compiled, how many sums over the ranks it took and how often the host
     waited. Then the last rank's loss is made not a number.
 
-    Compiled is what Dynamo and AOTAutograd make of it, without a compiler of machine code; DDP's buckets are so small
-    that it cuts the graphs, as it does with large models.
+    Compiled is what Dynamo and AOTAutograd make of it, without a compiler of machine code.
     """
     import contextlib
     import hashlib
@@ -132,17 +131,13 @@ def updates_of_a_rank(rank: int, size: int, folder: str, result: str, cache: str
     import torch._dynamo
     import torch.distributed as dist
     from counting_support import HostWaits
-    from torch.nn.parallel import DistributedDataParallel
+    from torch.distributed.tensor import DTensor
 
     from lapcli.runs import Run
     from lapcli.runtime.errors import Diverged
     from lapcli.runtime.progress import LogConsole
     from lapcli.runtime.ranks import World
     from lapcli.training import loop as loop_module
-
-    class SmallBuckets(DistributedDataParallel):
-        def __init__(self, *arguments: Any, **options: Any) -> None:
-            super().__init__(*arguments, **{**options, "bucket_cap_mb": 0.1})
 
     os.environ["LAP_CACHE"] = cache
     compile_, aot_eager, graphs = torch.compile, torch._dynamo.lookup_backend("aot_eager"), []
@@ -160,13 +155,12 @@ def updates_of_a_rank(rank: int, size: int, folder: str, result: str, cache: str
     def weights_of(model: Any) -> str:
         weights = hashlib.sha256()
         for parameter in model.parameters():
-            weights.update(parameter.detach().flatten().view(torch.uint8).numpy().tobytes())
+            whole = parameter.full_tensor() if isinstance(parameter, DTensor) else parameter
+            weights.update(whole.detach().flatten().view(torch.uint8).numpy().tobytes())
         return weights.hexdigest()
 
     dist.all_reduce = counted
     torch.compile = lambda *given, **options: compile_(*given, **options, backend=backend)  # type: ignore
-    dist._DEFAULT_FIRST_BUCKET_BYTES = 100_000  # type: ignore[attr-defined]
-    loop_module.DistributedDataParallel = SmallBuckets  # type: ignore[misc]
     torch.set_num_threads(1)
     if size > 1:
         dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=size)

@@ -113,6 +113,11 @@ class GPTObjective(Objective[R]):
     def shards(self) -> list[nn.Module]:
         return [*self.blocks(), self.model.embed]  # the embedding may be bf16, and a gather has one dtype
 
+    def gathered_dtype(self, shard: nn.Module) -> torch.dtype | None:
+        # Matmuls cast their weights to bf16 anyway; what head operators learn stays in float32.
+        learns = any(name.rpartition(".operators.")[1] for name, _ in shard.named_parameters())
+        return torch.bfloat16 if self.policy.bf16 and not learns else None
+
     def parameter_groups(self) -> list[ParameterGroup]:
         return parameter_groups(self.recipe, self.model)
 

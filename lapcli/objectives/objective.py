@@ -239,6 +239,10 @@ class Objective(ABC, Generic[R]):
         """Return the modules whose weights several processes gather one by one; all others are gathered together."""
         return self.blocks()
 
+    def gathered_dtype(self, shard: nn.Module) -> torch.dtype | None:
+        """Return the dtype in which the weights of a shard are gathered, if it computes in another than they have."""
+        return None
+
     @abstractmethod
     def parameter_groups(self) -> list[ParameterGroup]: ...
 

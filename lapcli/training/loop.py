@@ -12,6 +12,7 @@ weights after 500 of them.
 """
 
 import contextlib
+import dataclasses
 import functools
 import math
 from collections.abc import Callable, Iterator, Mapping
@@ -248,10 +249,13 @@ class Loop:
         entry = _Entry(self.objective.model)
         if self.world.size > 1:
             mesh = init_device_mesh(self.world.device.type, (self.world.size,))
-            policy = MixedPrecisionPolicy(reduce_dtype=torch.float32, cast_forward_inputs=False)
+            bf16 = self.objective.policy.bf16  # gradients are reduced in float32 all the same
+            policy = MixedPrecisionPolicy(reduce_dtype=torch.float32 if bf16 else None, cast_forward_inputs=False)
             for part in self.objective.shards():
+                dtype = self.objective.gathered_dtype(part)
                 again = recipe.train.shard == "weights"
-                fully_shard(part, mesh=mesh, reshard_after_forward=again, mp_policy=policy)
+                one = dataclasses.replace(policy, param_dtype=dtype)
+                fully_shard(part, mesh=mesh, reshard_after_forward=again, mp_policy=one)
             fully_shard(entry, mesh=mesh, reshard_after_forward=False, mp_policy=policy)
         return entry
 

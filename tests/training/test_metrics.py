@@ -71,7 +71,8 @@ class VirtualGPU:
 
 def test_times_add_up_to_the_wall_time(tmp_path, monkeypatch):
     """Ten steps of two micro-batches (1 of reading and 2 of computing each) and an update of 4. The one wait of a step
-    is before its update, so a step's time has the update of the step before, and the last update is in no line.
+    is before its update, so a step's time has the update of the step before, and the last update is in no line. The
+    first batch of the next step is read before the wait, while the device computes.
     Compiling takes 10,000, a validation 100, a save 1,000."""
     gpu = VirtualGPU()
     calls = iter([10_000.0])
@@ -98,10 +99,10 @@ def test_times_add_up_to_the_wall_time(tmp_path, monkeypatch):
     lines = read_metrics(run.metrics)
     steps = [line for line in lines if "loss" in line]
     assert [line["step"] for line in steps] == list(range(1, 11))
-    assert steps[0]["seconds_first_step"] == 10_006
+    assert steps[0]["seconds_first_step"] == 10_007
     assert not {"seconds", "tokens_per_second"} & steps[0].keys()
-    assert [line["seconds"] for line in steps[1:]] == [10] * 9
-    assert [line["tokens_per_second"] for line in steps[1:]] == [8 * 32 / 10] * 9
+    assert [line["seconds"] for line in steps[1:]] == [10] * 8 + [9]
+    assert [line["tokens_per_second"] for line in steps[1:-1]] == [8 * 32 / 10] * 8
     # Saved after steps 3, 6, 9 and 10, validated at 0, 4, 8 and 10; the line after says so.
     assert [line["step"] for line in lines if line.get("seconds_saving") == 1000] == [4, 7, 10, 10]
     assert [line["step"] for line in lines if line.get("seconds_validating") == 100] == [0, 4, 8, 10]

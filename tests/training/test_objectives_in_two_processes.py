@@ -36,7 +36,7 @@ def found(tmp_path_factory: pytest.TempPathFactory, shared_cache) -> list[dict[s
 @pytest.mark.parametrize(("kind", "option"), COMBINATIONS)
 def test_two_processes_take_the_updates_of_one(found: list[dict[str, Any]], kind: str, option: str) -> None:
     one, first, second = (results[f"{kind} {option}"] for results in found)
-    assert first == second  # to the bit: ranks never compare their weights later
+    assert first == second
     if option != "compile":
         assert one["sums"] == 0
         assert first["waits"] == one["waits"] == (1 if kind in TEXT else 0)  # not counted where images are read
@@ -54,11 +54,6 @@ def test_two_processes_take_the_updates_of_one(found: list[dict[str, Any]], kind
         assert first["graphs"] >= one["graphs"] > 0
     else:
         assert first["graphs"] == one["graphs"] == 0
-
-
-def test_large_models_are_cut_where_their_gradients_are_sent(found: list[dict[str, Any]]) -> None:
-    one, first, _ = (results["language_model compile"]["graphs"] for results in found)
-    assert first > one
 
 
 def test_a_loss_that_is_not_finite_on_one_rank_stops_all_before_the_update(found: list[dict[str, Any]]) -> None:

@@ -40,7 +40,7 @@ def test_training_and_evaluation_say_what_to_try(error, monkeypatch, tmp_path, c
     assert " ".join(said[said.index("lap: ") :].split()).count("--set train.micro_batch=2") == 1
     assert "Traceback" not in said
     info = json.loads((tmp_path / "tiny" / "run.json").read_text())
-    assert (info["status"], info["step"]) == ("failed", 2)
+    assert (info["status"], info["step"]) == ("failed", 1)  # the batch of step 3 is asked for during step 2
     assert "micro_batch" in info["failure"]
     assert run_main(capsys, *train)[0] == 0
 

@@ -21,9 +21,9 @@ from support import (
 )
 
 from lapcli.heads.operators import OPERATORS, Learnt, Operator
-from lapcli.recipe import load_recipe, recipe_to_yaml
+from lapcli.recipe import recipe_to_yaml
 from lapcli.runs import read_run
-from lapcli.training.optimizers import Optimizers
+from lapcli.training.metrics import read_metrics
 
 STEPS = 6
 
@@ -130,7 +130,6 @@ def last_weights(runs):
 
 def test_three_ranks_end_at_the_bits_of_the_uninterrupted_run(place, tmp_path, shared_cache):
     """Two numbers have one sum in any order; from three on the order in which gradients are added up counts."""
-    from lapcli.runs import read_run
 
     for name in ("whole", "cut"):
         if name == "cut":
@@ -161,11 +160,9 @@ class Deaf(Operator):
         return 0
 
 
-def _become(rank, sabotage=None):
+def _become(rank):
     os.environ.update(rank)
     OPERATORS._entries["deaf"] = Deaf
-    if sabotage and rank["RANK"] == "1":
-        sabotage()
 
 
 @pytest.mark.parametrize("operator", ["value-only", "deaf"])
@@ -184,25 +181,8 @@ def test_parameters_without_a_gradient_do_not_keep_the_others_from_being_average
     for count in (1, 2):
         children = [start_child(recipe, tmp_path / str(count), shared_cache, _become, rank) for rank in ranks(count)]
         assert [exit_code(child) for child in children] == [0] * count, (tmp_path / str(count) / LOG).read_text()
-    one, two = (load_file(tmp_path / n / "run/checkpoints/step-000004/model.safetensors") for n in "12")
-    for name in one:
-        torch.testing.assert_close(one[name], two[name], rtol=1e-4, atol=1e-5)
-
-
-def _drift():
-    step = Optimizers.step
-
-    def step_and_drift(self):
-        step(self)
-        next(iter(self.groups[0].parameters.values())).data.view(-1)[0] += 1e-3
-
-    Optimizers.step = step_and_drift
-
-
-def test_ranks_whose_weights_differ_save_nothing(place, tmp_path, shared_cache):
-    recipe = load_recipe(place / "run.yaml")
-    children = [start_child(recipe, tmp_path, shared_cache, _become, rank, _drift) for rank in ranks(2)]
-    assert [exit_code(child) for child in children] == [1, 1]
-    run = read_run(tmp_path / "run")
-    assert "rank 1" in run.info["failure"]
-    assert not list(run.checkpoints.glob("step-*"))
+    one, two = (
+        [line["loss"] for line in read_metrics(tmp_path / n / "run" / "metrics.jsonl") if "loss" in line] for n in "12"
+    )
+    assert two == pytest.approx(one, rel=1e-5)
+    assert len(one) == 4

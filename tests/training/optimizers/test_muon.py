@@ -1,16 +1,10 @@
 """Muon against torch's, against plain Newton-Schulz in float64, and alone against shared over two processes."""
 
-import math
-from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
-from hypothesis import given, settings
-from hypothesis import strategies as st
-from safetensors.torch import load_file, save_file
-from support import ROOT, built, exit_code, process
+from support import ROOT, built
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -247,76 +241,3 @@ class TestQuickstart:
                 rounded = orthogonalise(G[None], 5, torch.bfloat16)[0].double()
             assert torch.linalg.svdvals(rounded)[0] < 1.4
             assert cosine(rounded, orthogonalise(G[None], 5, torch.float32)[0].double()) > 0.99
-
-
-def loads(shapes: list[tuple[int, int]], ranks: int, largest: int = 2**26) -> list[int]:
-    """FLOPs of each rank; every matrix is somebody's, once, and a share is of one shape within its bound."""
-    dealt = muon.rounds(shapes, ranks, largest)
-    assert sorted(i for shares in dealt for share in shares for i in share) == list(range(len(shapes)))
-    for shares in dealt:
-        assert len(shares) == ranks
-        assert any(shares)
-        for share in shares:
-            assert len({shapes[i] for i in share}) <= 1
-            assert len(share) <= 1 or sum(math.prod(shapes[i]) for i in share) * ranks <= largest
-    return [sum(muon.cost(shapes[i]) for shares in dealt for i in shares[rank]) for rank in range(ranks)]
-
-
-class TestShares:
-    GPT561M: ClassVar = [*[(1280, 1280)] * 80, *[(5120, 1280)] * 20, *[(1280, 5120)] * 20]
-
-    def test_ten_matrices_on_eight_ranks_take_ten_slots(self) -> None:
-        """Two ranks have two; none works on padding."""
-        square = muon.cost((64, 64))
-        assert sorted(loads([(64, 64)] * 10, 8)) == [square] * 6 + [2 * square] * 2
-
-    @pytest.mark.parametrize("ranks", [1, 2, 4, 8])
-    def test_the_large_gpt_is_shared_evenly(self, ranks: int) -> None:
-        """Ups and downs together: 20 of each do not go round 8 ranks by themselves."""
-        assert len(set(loads(self.GPT561M, ranks))) == 1
-
-    def test_scratch_is_bounded_for_each_rank(self) -> None:
-        """What is gathered in a round, over all ranks, stays below the bound; only a matrix by itself may exceed it."""
-        for shares in muon.rounds(self.GPT561M, 8, 2**26):
-            largest = max(sum(math.prod(self.GPT561M[i]) for i in share) for share in shares)
-            assert 8 * largest <= 2**26
-
-    @settings(deadline=None, max_examples=100)
-    @given(st.lists(st.tuples(st.integers(1, 40), st.integers(1, 40)), max_size=40), st.integers(1, 9))
-    def test_no_rank_has_much_more_than_it_must(self, shapes: list[tuple[int, int]], ranks: int) -> None:
-        """Whoever has most took its last matrix when it had least of all, an even share of the others at most."""
-        costs, found = [muon.cost(shape) for shape in shapes], loads(shapes, ranks, largest=2000)
-        if costs:
-            last = max(costs)
-            assert max(found) <= (sum(costs) - last) / ranks + last
-            if len(costs) <= ranks:
-                assert max(found) == last
-
-
-UNEVEN = [*SHAPES, (24, 24)]  # three matrices of one shape (an odd number: shares are not even), and one each of others
-
-
-def three_steps() -> list[torch.Tensor]:
-    params = [draw(shape, seed=50 + i) for i, shape in enumerate(UNEVEN)]
-    train(Muon(params, lr=0.02, momentum=0.9), params, steps=3)
-    return params
-
-
-def three_steps_of_a_rank(rank: int, store: str, result: str) -> None:
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=2)
-    save_file({str(i): p for i, p in enumerate(three_steps())}, result)
-    dist.destroy_process_group()
-
-
-def test_two_ranks_take_the_steps_of_one(tmp_path: Path) -> None:
-    results = [tmp_path / f"{rank}.safetensors" for rank in range(2)]
-    children = [process(three_steps_of_a_rank, rank, str(tmp_path / "store"), str(results[rank])) for rank in range(2)]
-    for child in children:
-        child.start()
-    alone = three_steps()
-    assert [exit_code(child) for child in children] == [0, 0]
-    first, second = (load_file(result) for result in results)
-    for i, p in enumerate(alone):
-        assert torch.equal(first[str(i)], second[str(i)])
-        torch.testing.assert_close(first[str(i)], p, atol=1e-6, rtol=0)
