@@ -6,6 +6,7 @@ progress. The type of its recipes (`lapcli/recipe`) names the class, and says wi
 can do and which metrics its validation has.
 """
 
+import functools
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
@@ -14,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
 
 import torch
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint as recomputed
 
 from lapcli.checkpoint import Checkpoint
 from lapcli.models.gpt import GPT
@@ -234,6 +236,11 @@ class Objective(ABC, Generic[R]):
         """Return the transformer blocks, which are sharded and recomputed one by one."""
         lists = [module for name, module in self.model.named_modules() if name.rpartition(".")[2] == "blocks"]
         return [block for each in lists for block in each.children()]
+
+    def recompute_blocks(self) -> None:
+        """Keep only the inputs of blocks for the backward, which computes the rest of them again."""
+        for block in self.blocks():
+            block.forward = functools.partial(recomputed, block.forward, use_reentrant=False)
 
     def shards(self) -> list[nn.Module]:
         """Return the modules whose weights several processes gather one by one; all others are gathered together."""

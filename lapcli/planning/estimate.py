@@ -138,7 +138,8 @@ class _Estimate:
         section = getattr(recipe, "model", None)
         self.heads: HeadPlan | None = section.head_plan() if isinstance(section, TransformerModel) else None
         step = self._step(self._layers)
-        self.model, self.groups, self._multiple = step.model, step.parameter_groups(), step.multiple
+        self._objective, self._multiple = step, step.multiple
+        self.model, self.groups = step.model, step.parameter_groups()
         self._trained = _bytes(p for p in self.model.parameters() if p.requires_grad)
 
     @property
@@ -154,6 +155,8 @@ class _Estimate:
             recipe = recipe.model_copy(update={"model": section})
         objective = objective_of(recipe)(recipe)
         objective.build(META, self._traced)
+        if recipe.train.recompute == "blocks":
+            objective.recompute_blocks()
         return objective
 
     @property
@@ -180,13 +183,31 @@ class _Estimate:
         phase = max(phases, key=lambda name: sum(phases[name].values()) + keeps * self._trained * (name != UPDATE))
         parts = phases[phase]
         gradients = parts[GRADIENTS] + (self._trained if keeps and phase != UPDATE else 0)
+        weights, optimizer = _bytes(self.model.parameters()), self.optimizer_bytes
+        if (ranks := batches.processes) > 1:
+            # Accumulated gradients are complete until the last micro-step; without accumulation each block's are
+            # reduced to shards as they appear.
+            gradients = self._trained // ranks + (self._trained if batches.accumulation > 1 else 0)
+            weights, optimizer = weights // ranks + self._gathered(), optimizer // ranks
+            # The buffer from which the gradients of a block are reduced.
+            parts = {**parts, TEMPORARY: parts[TEMPORARY] + max(map(_shard_bytes, self._objective.shards()), default=0)}
         return phase, {
-            "weights": _bytes(self.model.parameters()),
+            "weights": weights,
             "gradients": gradients,
-            "optimizer": self.optimizer_bytes,
+            "optimizer": optimizer,
             "activations": parts[ACTIVATIONS] + _bytes(self.model.buffers()),
             "temporary": parts[TEMPORARY],
         }
+
+    def _gathered(self) -> int:
+        """Bytes of the weights that a process gathers of the others' shards: all, or two blocks and the rest."""
+        each = []
+        for shard in self._objective.shards():
+            dtype = self._objective.gathered_dtype(shard)
+            each.append(sum(p.numel() * (dtype or p.dtype).itemsize for p in shard.parameters()))
+        sharded = sum(map(_shard_bytes, self._objective.shards()))
+        rest = _bytes(self.model.parameters()) - sharded
+        return rest + (sum(each) if self._recipe.train.shard == "gradients" else 2 * max(each, default=0))
 
     def largest(self, batches: BatchPlan, limit: int) -> int:
         """Return the largest smaller micro_batch that fits; 0 if none does."""
@@ -249,6 +270,10 @@ class _Estimate:
             step = self._step(layers)
             self._traces[key] = trace_step(step, examples, keeps_gradients=keeps, most_operations=most_operations)
         return self._traces[key]
+
+
+def _shard_bytes(shard: torch.nn.Module) -> int:
+    return _bytes(shard.parameters())
 
 
 def _keeps_gradients(batches: BatchPlan) -> bool:

@@ -8,6 +8,7 @@ from lapcli.heads.plan import HeadPlan
 from lapcli.objectives.objective import BatchPlan, PlanFacts
 from lapcli.runtime.tables import wrapped
 
+_SMALLER = "try --set train.recompute=blocks, and with several GPUs --set train.shard=weights"
 COMPILED_NOTE = "assumes that compiled code keeps as much for the backward as uncompiled code does"
 
 
@@ -155,8 +156,8 @@ class TrainingPlan:
         if self.fits:
             return f"fits into {limit}"
         if not self.largest_micro_batch:
-            return f"does not fit into {limit}, nor does any smaller micro_batch"
-        return f"does not fit into {limit}; --set train.micro_batch={self.largest_micro_batch} does"
+            return f"does not fit into {limit}, nor does any smaller micro_batch; {_SMALLER}"
+        return f"does not fit into {limit}; --set train.micro_batch={self.largest_micro_batch} does, or {_SMALLER}"
 
     def _reading(self) -> list[tuple[str, str]]:
         if self.reading_cores is None:

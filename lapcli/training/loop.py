@@ -13,7 +13,6 @@ weights after 500 of them.
 
 import contextlib
 import dataclasses
-import functools
 import math
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
@@ -23,7 +22,6 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
-from torch.utils.checkpoint import checkpoint as recomputed
 
 from lapcli import checkpoint
 from lapcli.heads.operator_attention import freeze_vanishing_biases
@@ -244,8 +242,7 @@ class Loop:
         `train.shard: gradients` keeps gathered weights until the backward has used them; `weights` gathers them again.
         """
         if recipe.train.recompute == "blocks":
-            for block in self.objective.blocks():
-                block.forward = functools.partial(recomputed, block.forward, use_reentrant=False)
+            self.objective.recompute_blocks()
         entry = _Entry(self.objective.model)
         if self.world.size > 1:
             mesh = init_device_mesh(self.world.device.type, (self.world.size,))
