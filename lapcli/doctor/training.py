@@ -16,12 +16,13 @@ from lapcli.doctor.checks import REPORT, Check, Finding, fails, passes
 from lapcli.runtime.files import write_json
 from lapcli.runtime.ranks import joined_world
 from lapcli.runtime.signals import end_with_parent
-from lapcli.training.metrics import last_step_metrics
+from lapcli.training.metrics import last_step_metrics, read_metrics
 
 #: Seconds after which a process is considered to hang; the first step may compile for minutes.
 HANG = 900.0
 #: More steps than a run takes before it is found to have begun, so that it can be killed in between.
 STEPS, STEPS_TOGETHER = 100, 5
+MOST_DIFFERENCE = 0.01  # of losses in bf16, whose rounding depends on the number of processes
 PLANNED = "this rank was told to fail"
 WORDS = ["the", "cat", "sat", "on", "a", "mat", "while", "one", "dog", "ran", "round", "and", "round", "it"]
 
@@ -70,7 +71,9 @@ class Training:
         return None if self.process.returncode == -signal.SIGKILL else "it finished"
 
 
-def train(folder: Path, name: str, device: str, steps: int, ranks: int = 1, deterministic: bool = False) -> Training:
+def train(
+    folder: Path, name: str, device: str, steps: int, ranks: int = 1, deterministic: bool = False, batch: int = 8
+) -> Training:
     text, recipe = folder / "text.txt", folder / f"{name}.json"  # JSON is YAML
     lines = [" ".join(WORDS[(i * i + j * (i % 5 + 1)) % len(WORDS)] for j in range(12)) for i in range(600)]
     text.write_text("\n".join(lines), encoding="utf-8")
@@ -80,7 +83,7 @@ def train(folder: Path, name: str, device: str, steps: int, ranks: int = 1, dete
         "model": {"layers": 2, "width": 64, "heads": 4, "context": 64, "laplacian_heads": 2},
         "tokenizer": {"vocab": 300},
         "data": {"train": str(text), "validation": 0.2},
-        "train": {"steps": steps, "batch": 8 * ranks, "micro_batch": 4, **settings},
+        "train": {"steps": steps, "batch": batch, "micro_batch": 4, **settings},
         "validation": {"every": None, "tokens": 64, "prompts": []},
         "checkpoint": {"every": 1, "keep": 1},
     }
@@ -106,13 +109,20 @@ def check_resume(folder: Path, device: str, steps: int = STEPS) -> Finding:
     return passes(f"a run of {steps} steps that was killed and resumed has the bits of an uninterrupted one")
 
 
-def check_equal_ranks(folder: Path, ranks: int, device: str) -> Finding:
-    """Train on all ranks: before each save, here after every step, they compare their weights and refuse others."""
-    failure = train(folder, "ranks", device, STEPS_TOGETHER, ranks).failure()
-    if failure is None:
-        return passes(f"{ranks} ranks had the same weights after each of {STEPS_TOGETHER} steps", ranks=ranks)
+def check_ranks(folder: Path, ranks: int, device: str) -> Finding:
+    """Train the same global batches on all ranks, which share gradients and optimizer state, and on one."""
     step = "check `nvidia-smi topo -m`, and try NCCL_DEBUG=INFO or NCCL_P2P_DISABLE=1" if device == "cuda" else REPORT
-    return fails(f"{ranks} processes do not train together: {failure}", step, ranks=ranks)
+    losses = []
+    for name, processes in (("one", 1), ("ranks", ranks)):
+        training = train(folder, name, device, STEPS_TOGETHER, processes, batch=8 * ranks)
+        if failure := training.failure():
+            return fails(f"{processes} processes do not train: {failure}", step, ranks=ranks)
+        losses.append([x["loss"] for x in read_metrics(training.run / "metrics.jsonl") if "loss" in x])
+    worst = max(abs(one / other - 1) for one, other in zip(*losses, strict=True))
+    said = f"losses of {ranks} ranks are those of one within {worst:.1e}, over {STEPS_TOGETHER} steps"
+    return (
+        passes(said, ranks=ranks) if worst < MOST_DIFFERENCE else fails(f"{said}; that is too far", step, ranks=ranks)
+    )
 
 
 def check_raise(folder: Path, ranks: int, device: str, hang: float = HANG) -> Finding:
@@ -134,7 +144,7 @@ def training_checks(folder: Path, device: str) -> list[Check]:
 
 def process_checks(folder: Path, ranks: int, device: str) -> list[Check]:
     return [
-        Check("processes", "equal weights", partial(check_equal_ranks, folder, ranks, device)),
+        Check("processes", "as one process", partial(check_ranks, folder, ranks, device)),
         Check("processes", "a rank that raises", partial(check_raise, folder, ranks, device)),
     ]
 
