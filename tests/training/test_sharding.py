@@ -241,3 +241,29 @@ def test_a_run_of_two_processes_resumes_on_three_and_on_one(tmp_path, shared_cac
         found = [x["loss"] for x in read_metrics(runs / "run" / "metrics.jsonl") if "loss" in x]
         assert found[:4] == expected[:4]
         assert found == pytest.approx(expected, rel=1e-5)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("shard", ["gradients", "weights"])
+def test_ranks_without_a_part_of_the_validation_and_samples_of_rank_0_do_not_wait_for_each_other(
+    shard, tmp_path, shared_cache
+):
+    """One sequence to validate for three ranks, and texts that only rank 0 continues with the sharded model."""
+    recipe = tiny_recipe(
+        write_text(tmp_path / "text.txt"),
+        train={"steps": 2, "batch": 12, "micro_batch": 2, "shard": shard},
+        validation={"every": 1, "tokens": 32, "prompts": ["the cat", "a dog"], "sample_tokens": 3},
+    )
+    (tmp_path / "run.yaml").write_text(recipe_to_yaml(recipe))
+    found = []
+    for processes in (1, 3):
+        runs = tmp_path / str(processes)
+        result = lap(
+            "train", str(tmp_path / "run.yaml"), "--runs-dir", str(runs), cache=shared_cache, processes=processes
+        )
+        assert result.returncode == 0, result.stderr
+        summary = json.loads((runs / "run" / "summary.json").read_text())
+        found.append((summary["end"]["validation_loss"], [sample["continuation"] for sample in summary["samples"]]))
+    (one, texts), (three, texts_again) = found
+    assert three == pytest.approx(one, rel=1e-5)
+    assert texts == texts_again
