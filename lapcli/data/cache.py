@@ -6,13 +6,14 @@ ends with the process that holds it.
 
 import logging
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from filelock import FileLock
 
 from lapcli.runtime.errors import LapError
-from lapcli.runtime.files import sha256_of_json
+from lapcli.runtime.files import NO_LOCKS, sha256_of_json
 
 log = logging.getLogger(__name__)
 
@@ -24,6 +25,21 @@ def digest(*parts: object) -> str:
     return sha256_of_json(parts)
 
 
+@contextmanager
+def _lock(folder: Path) -> Iterator[None]:
+    lock = FileLock(f"{folder}.lock", fallback_to_soft=False)
+    try:
+        lock.acquire()
+    except OSError as error:
+        if error.errno not in NO_LOCKS:
+            raise
+        # Two processes may then build the same folder; the later rename wins.
+    try:
+        yield
+    finally:
+        lock.release()
+
+
 def build_once(folder: Path, build: Callable[[Path], None], is_whole: Callable[[Path], bool] = Path.is_dir) -> Path:
     """Return `folder`, after `build` has filled it if it was missing or damaged (not `is_whole`)."""
     if folder.is_dir() and is_whole(folder):
@@ -31,7 +47,7 @@ def build_once(folder: Path, build: Callable[[Path], None], is_whole: Callable[[
     unfinished = folder.with_name(folder.name + UNFINISHED)
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
-        with FileLock(f"{folder}.lock"):
+        with _lock(folder):
             if folder.is_dir() and is_whole(folder):  # another process has built it while this one waited
                 return folder
             if folder.is_dir():

@@ -178,5 +178,5 @@ def test_a_hub_that_does_not_answer_is_named_with_the_command(monkeypatch):
 
 
 def test_a_pattern_is_no_fixed_list():
-    with pytest.raises(ValueError, match="a pattern is not a fixed list"):
+    with pytest.raises(ValueError, match="fixes the list"):
         source(files="*.parquet")

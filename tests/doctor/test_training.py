@@ -6,7 +6,7 @@ import pytest
 from support import lap
 
 from lapcli.doctor import training
-from lapcli.doctor.training import check_equal_ranks, check_raise, check_resume, training_checks
+from lapcli.doctor.training import check_raise, check_ranks, check_resume, training_checks
 
 pytestmark = pytest.mark.slow  # they train runs
 
@@ -37,12 +37,12 @@ def test_a_run_that_finishes_before_it_is_killed(tmp_path):
 
 
 def test_ranks_are_equal_and_one_that_raises_ends_all(tmp_path):
-    assert check_equal_ranks(tmp_path, 2, "cpu").status == "passes"
+    assert check_ranks(tmp_path, 2, "cpu").status == "passes"
     assert check_raise(tmp_path, 2, "cpu").status == "passes"
 
 
 def test_ranks_that_do_not_start_or_end_by_another_error(tmp_path, monkeypatch):
-    found = check_equal_ranks(tmp_path, 2, "none")
+    found = check_ranks(tmp_path, 2, "none")
     assert found.status == "fails"
     assert "train.device" in found.text
     monkeypatch.setattr(training, "PLANNED", "an error that no rank raises")

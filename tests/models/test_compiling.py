@@ -87,18 +87,18 @@ def test_padding_does_not_count(tmp_path) -> None:
     """Neither in accuracy and loss nor in the tokens that neighbours are looked for with."""
     alone = World(0, 1, torch.device("cpu"))
     vit = build("classification", tmp_path)
-    images = vit._data.validation
+    images = vit.data.validation
     assert len(images) % 100
-    looks = vit._recipe.data, vit._recipe.model.image
+    looks = vit.recipe.data, vit.recipe.model.image
     found = [measure_accuracy(vit.model, images, *looks, alone, 100, pads=pads) for pads in (False, True)]
     assert found[0].images == found[1].images == len(images)
     assert found[0].correct == found[1].correct
     assert found[1].loss == pytest.approx(found[0].loss, rel=1e-5)
 
     dino = build("self_supervised", tmp_path)
-    images = dino._data.validation
+    images = dino.data.validation
     assert len(images) % 16
-    tokens = [class_tokens(dino.model.teacher.backbone, images, dino._recipe, alone, pads=pads) for pads in (0, 1)]
+    tokens = [class_tokens(dino.model.teacher.backbone, images, dino.recipe, alone, pads=pads) for pads in (0, 1)]
     torch.testing.assert_close(tokens[1], tokens[0])
 
 

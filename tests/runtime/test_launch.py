@@ -173,7 +173,7 @@ def test_launchers_and_ranks_that_die_stop_or_are_asked_to_stop(write_recipe, tm
     two, one = losses(run), losses(tmp_path / "one" / "tiny")
     assert sorted(two) == list(range(1, 301))
     for step in range(1, info["step"] + 21):
-        assert two[step] == pytest.approx(one[step], rel=1e-5), step
+        assert two[step] == pytest.approx(one[step], rel=1e-4), step
 
 
 #: What a rank does first: destroying the group waits until all ranks do it, as with NCCL, and rank 1 fails alone.

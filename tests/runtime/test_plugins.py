@@ -86,7 +86,7 @@ def test_an_entry_of_a_sort_that_there_is_not_is_refused_with_those_that_there_a
     result = ask(tmp_path, "print(list(registry))")
     assert result.stdout == "['own']\n"
     assert "plugin mistyped (mistyped) is skipped: ValueError: there is no sort 'analyses'" in result.stderr
-    assert "kind, operator, analysis, benchmark, optimizer, data source" in result.stderr
+    assert "objective, operator, analysis, benchmark, optimizer, data source" in result.stderr
 
 
 def test_a_name_that_is_taken_is_an_error_that_names_both_owners(tmp_path):

@@ -209,7 +209,11 @@ class FolderImages(ImageSet):
 
 def image_files(folder: Path) -> Iterator[str]:
     """Yield the images below a folder, sorted by name."""
-    for place, folders, names in os.walk(folder):
+
+    def refuse(error: OSError) -> None:
+        raise DataError(f"{error.filename} cannot be read ({error.strerror}); check its permissions")
+
+    for place, folders, names in os.walk(folder, onerror=refuse):
         folders[:] = sorted(name for name in folders if name[:1] != ".")  # in place: os.walk descends into these
         images = sorted(name for name in names if name.lower().endswith(SUFFIXES) and name[:1] != ".")
         yield from (os.path.join(place, name) for name in images)

@@ -24,7 +24,7 @@ from lapcli.recipe.schema import FEATURES, BaseRecipe, TransformerModel
 from lapcli.recipe.section import Size, combination
 from lapcli.recipe.vision import CosineSchedule, ImageFiles
 from lapcli.runs import Run
-from lapcli.runtime.devices import ComputePolicy
+from lapcli.runtime.devices import ComputePolicy, compute_policy
 from lapcli.runtime.progress import Progress, shown_progress
 from lapcli.runtime.ranks import World
 
@@ -105,6 +105,8 @@ class MaskedAutoencoder(Objective[AutoencoderRecipe]):
         return self.data.facts(size)
 
     def build(self, device: torch.device, policy: ComputePolicy | None = None) -> None:
+        train = self.recipe.train
+        self.policy = policy or compute_policy(device, train.precision, train.compile)
         with device if device.type == "meta" else torch.device("cpu"):
             self.model = Painter(self.recipe.model, self.recipe.seed).to(device).train()
 
