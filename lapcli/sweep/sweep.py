@@ -16,8 +16,10 @@ from lapcli.evaluation.families import chosen_tasks
 from lapcli.recipe import OBJECTIVES, RecipeError, recipe_to_dict
 from lapcli.recipe.reading import Problem, in_reading_order, quoted
 from lapcli.recipe.sweep import LoadedSweep
-from lapcli.report.grouping import check_rows, row_keys
+from lapcli.report.collect import check_rows
+from lapcli.report.tables import row_keys
 from lapcli.runtime.errors import LapError, UsageError
+from lapcli.same_recipe import leaves
 from lapcli.sweep.grid import Cell, Grid, GridSearch, Over, repeated
 from lapcli.sweep.state import last_validation, progress
 
@@ -197,7 +199,7 @@ def _check_reports(texts: Sequence[str], cells: Sequence[Cell], place: str, pars
             _, options = _parsed(f"report {text}", ("report",), parse)
             if options:
                 values = (options[option] for option in ("paper", "format_", "rows", "columns", "baseline"))
-                check_rows(row_keys(*values), [recipe_to_dict(cell.loaded) for cell in cells])
+                check_rows(row_keys(*values), [dict(leaves(recipe_to_dict(cell.loaded))) for cell in cells])
         except LapError as error:
             problems.append(Problem(place, "report", f"{error}, in {text[:100]!r}"))
     return problems

@@ -11,9 +11,9 @@ from lapcli.cli import app
 from lapcli.commands.sweep import parse_command
 from lapcli.recipe import OBJECTIVES, RecipeError, recipe_to_dict
 from lapcli.recipe.sweep import load_sweep
-from lapcli.report.grouping import flatten
 from lapcli.runs import read_run
 from lapcli.runtime.errors import UsageError
+from lapcli.same_recipe import leaves
 from lapcli.sweep.sweep import known_cells, sweep_from_file, sweep_from_options
 
 HEADS = "model.laplacian_heads"
@@ -420,10 +420,10 @@ def test_the_grid_is_trained_as_it_was_searched(name):
     assert len(choices) == 15
     for choice, searched in zip(choices, grid.search_cells(), strict=True):
         assert dict(searched.values) == choice
-        own = dict(flatten(recipe_to_dict(searched.loaded)))
+        own = dict(leaves(recipe_to_dict(searched.loaded)))
         first = grid.cells(choice, lambda name: name.endswith("-0L-drop_path0.1-seed0"))
         assert len(first) == 1
-        found = dict(flatten(recipe_to_dict(first[0].loaded)))
+        found = dict(leaves(recipe_to_dict(first[0].loaded)))
         assert {key for key in {**own, **found} if own.get(key) != found.get(key)} <= allowed
 
 
