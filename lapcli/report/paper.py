@@ -12,6 +12,7 @@ from lapcli.recipe.chat import STAGES
 from lapcli.report.collect import Grid, RowKey
 from lapcli.report.statistics import summarise
 from lapcli.report.tables import LABELS, Cell, Column, Row, ScoreTable, cell, cell_of, mark_best
+from lapcli.runs import read_run
 from lapcli.same_recipe import DROP_PATH, Difference, paper_differences
 
 Numbers = dict[int, tuple[float, float | None]]  # by Laplacian heads: mean and ±
@@ -35,8 +36,6 @@ EXPERIMENTS: dict[str, dict[str, Any]] = _PAPER["experiments"]
 
 @cache
 def _differences_of(path: Path, written: float) -> list[Difference] | None:
-    from lapcli.runs import read_run
-
     return paper_differences(read_run(path))
 
 

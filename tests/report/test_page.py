@@ -75,7 +75,7 @@ def test_nothing_comes_from_elsewhere_and_only_named_scripts_run(written):
 
 
 def test_each_table_says_the_command_that_gives_it_again(written, capsys):
-    runs, path, _ = written
+    _, path, _ = written
     commands = [
         html.unescape(each) for each in re.findall(r'<code class="command">(lap report .*?)</code>', path.read_text())
     ]
@@ -109,13 +109,16 @@ def test_the_same_runs_give_the_same_page(written, tmp_path):
 
 
 #: Elements that stand beyond the edge, outside of what scrolls by itself.
-BEYOND = """[...document.querySelectorAll('h1, h2, p, td, figure, .command')].filter(e => !e.closest('.wide') && e.offsetParent
-  && e.getBoundingClientRect().right > document.documentElement.clientWidth + 1).map(e => e.textContent.slice(0, 40))"""
+BEYOND = """[...document.querySelectorAll('h1, h2, p, td, figure, .command')].filter(e =>
+  !e.closest('.wide') && e.offsetParent && e.getBoundingClientRect().right >
+    document.documentElement.clientWidth + 1).map(e => e.textContent.slice(0, 40))"""
 CONTRAST = """(() => {
-  const light = c => { const [r, g, b] = c.match(/[0-9.]+/g).map(v => (v /= 255) <= .03928 ? v / 12.92 : ((v + .055) / 1.055) ** 2.4);
+  const light = c => {
+    const [r, g, b] = c.match(/[0-9.]+/g).map(v => (v /= 255) <= .03928 ? v / 12.92 : ((v + .055) / 1.055) ** 2.4);
     return .2126 * r + .7152 * g + .0722 * b; };
   const page = light(getComputedStyle(document.body).backgroundColor);
-  return [...document.querySelectorAll('h1, td, small, figcaption, .badge, svg .xtick text, svg .legendtext')].map(e => {
+  const shown = document.querySelectorAll('h1, td, small, figcaption, .badge, svg .xtick text, svg .legendtext');
+  return [...shown].map(e => {
     const style = getComputedStyle(e), own = light(e.closest('svg') ? style.fill : style.color);
     return (Math.max(own, page) + .05) / (Math.min(own, page) + .05); }).reduce((a, b) => Math.min(a, b), 21);
 })()"""

@@ -175,7 +175,7 @@ def test_ours_minus_paper_and_another_protocol(capsys, tmp_path):
     write_run(tmp_path, "a", "vitb_cifar10", heads=0, scores={"top1": 0.96})
     path = write_chat_run(tmp_path, "gpt", heads=0, seed=0, scores={"mmlu": 0.3})
     write_row(path, "arc_easy", "acc", 0.9, unit="fraction", direction="higher", protocol="harness")
-    code, out, err = run_main(capsys, "report", "--runs-dir", str(tmp_path), "--paper", "table1")
+    code, out, _ = run_main(capsys, "report", "--runs-dir", str(tmp_path), "--paper", "table1")
     assert (code, "95.35 ± 0.16 (+0.65)" in out) == (0, True)
     table, _ = made("table2", tmp_path)
     baseline = next(row for row in table.rows if row.label == "Baseline")

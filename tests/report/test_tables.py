@@ -252,7 +252,8 @@ def test_marks_in_markdown_and_latex(capsys, runs, tmp_path):
 
 def test_a_report_needs_no_torch(runs):
     """Importing it would cost seconds, and a laptop that only reads results may not have it."""
-    code = "import sys, atexit\natexit.register(lambda: print('torch' in sys.modules))\nfrom lapcli.cli import main\nmain()"
+    code = "import sys, atexit\natexit.register(lambda: print('torch' in sys.modules))\n"
+    code += "from lapcli.cli import main\nmain()"
     arguments = ["report", "--runs-dir", str(runs), "--format", "html"]
     done = run_process([sys.executable, "-c", code, *arguments], capture_output=True, text=True, cwd=ROOT)
     assert (done.returncode, done.stdout.splitlines()[-1]) == (0, "False"), done.stderr
