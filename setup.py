@@ -8,7 +8,7 @@ setup(
     package_data={
         "lapcli": ["py.typed"],
         "lapcli.export": ["*.j2"],
-        "lapcli.report": ["*.yaml", "*.j2", "*.css", "*.js"],
+        "lapcli.report": ["*.yaml", "*.j2", "*.css"],
         "lapcli.recipes": ["*.yaml"],
         "lapcli.recipes.sweeps": ["*.yaml"],
     },

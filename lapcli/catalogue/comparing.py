@@ -8,9 +8,10 @@ from typing import Any
 
 from lapcli.catalogue.listing import lower_is_better
 from lapcli.recipe import differing_keys, recipe_to_dict
-from lapcli.report.collect import RunResult, collect
+from lapcli.report.collect import collect
 from lapcli.runs import Run
 from lapcli.runtime.errors import UsageError
+from lapcli.training.metrics import read_metrics
 
 Row = tuple[str, Any, Any]  # name, value in the first run, value in the second
 #: Keys of `run.json`: the data, and the machine that trained.
@@ -48,10 +49,11 @@ def difference(a: Run, b: Run) -> Difference:
 
 def _scores(run: Run) -> dict[str, float]:
     """Return every number of a finished run, or the numbers of the last validation of an unfinished one."""
-    result = collect([str(run.path)], run.path.parent).runs[0]
-    if result.is_finished:
-        return {name: number.value for name, number in result.numbers.items()}
-    last: dict[str, Any] = next((line for line in reversed(result.curve) if any(map(_is_validation, line))), {})
+    if run.is_finished:
+        frame = collect([str(run.path)], run.path.parent).frame
+        return dict(zip(frame["measure"], frame["value"], strict=True))
+    curve = read_metrics(run.metrics)
+    last: dict[str, Any] = next((line for line in reversed(curve) if any(map(_is_validation, line))), {})
     return {name: value for name, value in last.items() if _is_validation(name)}
 
 
@@ -78,22 +80,21 @@ class Ranking:
 def rank(runs_dir: Path, names: Sequence[str], metric: str, lowest: bool | None = None) -> Ranking:
     """Rank finished runs by a number of their last weights; `lowest`: lower is better; None: as its evaluation says."""
     collection = collect(names, runs_dir)
-    finished = [run for run in collection.runs if run.is_finished and not run.is_search]
-    known = sorted({name for run in finished for name in run.numbers})
-    metric = _known_metric(metric, known, runs_dir)
-    measured = [run for run in finished if metric in run.numbers]
-    higher = measured[0].numbers[metric].higher_is_better  # recorded by an evaluation
-    is_lower = lowest if lowest is not None else lower_is_better(metric) if higher is None else not higher
-
-    def place(run: RunResult) -> tuple[float, str]:
-        value = run.numbers[metric].value
-        return (value if is_lower else -value), run.name
-
+    finished = {run.name: run for run in collection.runs if run.run.is_finished and not run.is_search}
+    frame = collection.frame[collection.frame["run"].isin(list(finished))]
+    metric = _known_metric(metric, sorted(set(frame["measure"])), runs_dir)
+    measured = frame[frame["measure"] == metric].drop_duplicates("run", keep="last")
+    direction = measured["direction"].iloc[0]  # recorded with the number
+    is_lower = lowest if lowest is not None else lower_is_better(metric) if not direction else direction == "lower"
+    ranked = measured.sort_values(["value", "run"], ascending=[is_lower, True])
     return Ranking(
         metric,
         is_lower,
-        [Ranked(run.name, run.path, run.objective, run.numbers[metric].value) for run in sorted(measured, key=place)],
-        [run.name for run in collection.runs if run not in measured],
+        [
+            Ranked(name, finished[name].run.path, finished[name].objective, value)
+            for name, value in zip(ranked["run"], ranked["value"], strict=True)
+        ],
+        [run.name for run in collection.runs if run.name not in set(measured["run"])],
     )
 
 

@@ -12,10 +12,10 @@ from huggingface_hub import EvalResult, ModelCard, ModelCardData
 from lapcli.export.verification import LIBRARIES, TOLERANCE
 from lapcli.export.weights import ExportedModel
 from lapcli.models.gpt import GPT
-from lapcli.recipe import AnyRecipe, BaseRecipe, differing_keys, find_recipe, load_recipe, recipe_to_dict
-from lapcli.recipe.chat import ChatRecipe, ChatStageRecipe, stage_recipe
+from lapcli.recipe import recipe_to_dict
 from lapcli.runs import Run
 from lapcli.runtime.files import read_json, write_text
+from lapcli.same_recipe import paper_differences
 from lapcli.training.metrics import read_metrics
 
 CARD = "README.md"
@@ -31,7 +31,6 @@ def write_card(exported: ExportedModel, record: Mapping[str, Any], folder: Path)
     scores = list(_scores(run, str(record["weights_sha256"])))
     recipe = _without_paths(recipe_to_dict(run.recipe))
     paper = run.recipe.paper_recipe()
-    theirs = run.recipe if paper is None else _paper_recipe(paper, run.recipe)
     card = ModelCard.from_template(
         _card_data(exported, to, scores, needs_code),
         template_path=str(Path(__file__).with_name("card.md.j2")),
@@ -47,20 +46,11 @@ def write_card(exported: ExportedModel, record: Mapping[str, Any], folder: Path)
         scores=scores,
         training=_training(run, record),
         paper=paper or "",
-        differences=differing_keys(_without_paths(recipe_to_dict(theirs)), recipe),
+        differences=_without_paths(paper_differences(run) or []),
         recipe=yaml.safe_dump(recipe, sort_keys=False, allow_unicode=True),
         shown=_shown,
     )
     write_text(folder / CARD, str(card) + "\n")
-
-
-def _paper_recipe(name: str, recipe: BaseRecipe) -> AnyRecipe:
-    """Return the paper's recipe of that name; of a chat recipe the same stage, from the same weights."""
-    paper = load_recipe(find_recipe(name))
-    if isinstance(paper, ChatRecipe) and isinstance(recipe, ChatStageRecipe):
-        base: Any = load_recipe(find_recipe("gpt561m"))
-        return stage_recipe(paper, recipe.stage, base.model, base.tokenizer, recipe.train.init_from)
-    return paper
 
 
 def _card_data(exported: ExportedModel, to: str, scores: list[dict[str, Any]], needs_code: bool) -> ModelCardData:
@@ -131,7 +121,7 @@ def _without_paths(value: Any) -> Any:
     """Shorten local paths to their last part, because a card may be published."""
     if isinstance(value, dict):
         return {key: _without_paths(inner) for key, inner in value.items()}
-    if isinstance(value, list):
+    if isinstance(value, list | tuple):
         return [_without_paths(inner) for inner in value]
     is_path = isinstance(value, str) and value.removeprefix("run:").startswith(("/", "~"))
     return Path(value).name if is_path else value

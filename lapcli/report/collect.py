@@ -1,346 +1,385 @@
-"""Reads runs: their recipes, and every number measured on their last or best weights.
+"""The runs of a report and their numbers: one frame, grouped into grids of runs that may be averaged.
 
-The names of numbers show where they come from:
+A number's name, its `measure`, says what it is and under which conditions:
 
-    top1, arc_easy, linear ...         `eval/*.json`
-    validation_loss ...                `summary.json`, the validation at the end of training
-    spectrum.k_0.99, snr.snr ...       `analysis/*.json` of the run or of the folder of runs, last layer
-    cost.peak_memory ...               `run.json`, `metrics.jsonl` and the head plan: report/costs.py
+    top1, arc_easy, linear ...       the score of a task; its other metrics are `arc_easy.acc_norm`
+    validation_loss ...              the validation of the training
+    spectrum.k_0.99, snr.snr ...     an analysis, in the last layer of the model
+    arc_easy [limit 100]             measured under another condition: another column, never averaged with the first
 
-A missing number is not in the dictionary: it becomes a gap in the tables, never a zero. Only finished runs have
-numbers; what was measured on other weights than the chosen ones is left out, with a note.
+Runs that agree in everything but the seed and the keys of the rows are one grid, and get one table (`same_recipe`).
 """
 
-import math
-from collections.abc import Iterator, Mapping, Sequence
+import json
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from difflib import get_close_matches
+from functools import cached_property
+from hashlib import sha256
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
-from lapcli.analysis.measurement import Measurement
-from lapcli.analysis.measurements import MEASUREMENTS
-from lapcli.evaluation.language_tasks import read_benchmark_settings
-from lapcli.recipe import OBJECTIVES, recipe_to_dict
-from lapcli.recipe.chat import ChatStageRecipe
-from lapcli.recipe.schema import LANGUAGE, RUN
-from lapcli.report.costs import costs_of
-from lapcli.report.statistics import is_number
-from lapcli.results import find_paths
-from lapcli.runs import INFO, SWEEP, Run, read_run, read_summary
-from lapcli.runtime.errors import DataError, UsageError
+from lapcli.recipe import canonical_json, recipe_to_dict
+from lapcli.recipe.schema import CHAT
+from lapcli.results import find_paths, results
+from lapcli.runs import SWEEP, Run, read_run, time_of
+from lapcli.runtime.errors import UsageError
 from lapcli.runtime.files import read_json
-from lapcli.training.metrics import read_metrics
+from lapcli.same_recipe import HEADS, OPERATORS, WholeRecipe, data_set_of, leaves, whole_recipe
+
+if TYPE_CHECKING:
+    from pandas import DataFrame, Series
 
 Which = Literal["last", "best"]
-
-
-@dataclass(frozen=True)
-class Number:
-    value: float
-    conditions: tuple[tuple[str, str], ...] = ()  # other than the default; only equal conditions are compared
-    count: int | None = None  # examples
-    source: str = ""  # the file
-    seed: int = 0  # of an analysis: it chooses the images of --limit
-    is_fraction: bool | None = None  # of an evaluation: its unit and direction; None: not recorded
-    higher_is_better: bool | None = None
+DATA = "data sha256"  # a key of a grid beside those of the recipe
 
 
 @dataclass
-class RunResult:
-    """One run: its recipe and its numbers."""
-
-    name: str
-    path: Path
-    objective: str
-    status: str
-    seed: str  # of all stages: `0`, or for a chat run `1+42+42`, its pretraining first
-    recipe: dict[str, Any]  # as data; a chat run's `start` is the recipe that it started from
-    info: dict[str, Any]
-    numbers: dict[str, Number] = field(default_factory=dict)
-    by_layer: dict[str, dict[int, float]] = field(default_factory=dict)  # of analyses
-    series: dict[str, list[float]] = field(default_factory=dict)  # of analyses, last layer: eigenvalues
-    curve: list[dict[str, Any]] = field(default_factory=list)  # metrics.jsonl
-    figures: dict[str, Path] = field(default_factory=dict)  # of analyses of this run alone, by name
-    identity: dict[str, str] | None = None  # keys that have to agree for an average; computed once, by `identity_of`
-    pretraining: dict[str, Any] = field(default_factory=dict)  # `run.json` of the first stage, or its own
-    best_step: int | None = None  # of its scores, if they are those of the best weights and not of the last
-    is_search: bool = False  # of a sweep's search: it only chose values for others, and is not a result
+class ReportRun:
+    run: Run
+    whole: WholeRecipe
+    is_search: bool  # a sweep used it to choose values for others: it is not a result
 
     @property
-    def is_finished(self) -> bool:
-        return self.status == "finished"
+    def name(self) -> str:
+        return self.run.name
+
+    @property
+    def objective(self) -> str:
+        return self.run.recipe.objective
+
+    @property
+    def seed(self) -> str:
+        """The seeds of all stages: `0`, or of a chat run `1+42+42`, its pretraining's first."""
+        return "+".join(self.whole.seeds)
+
+    @property
+    def data_set(self) -> str | None:
+        return data_set_of(self.whole.keys, self.run.info)
+
+    @cached_property
+    def values(self) -> dict[str, Any]:
+        """Every key of the recipe and of the stages before it."""
+        return {**self.whole.keys, **dict(leaves(recipe_to_dict(self.run.recipe)))}
+
+    @cached_property
+    def identity(self) -> dict[str, str]:
+        """What has to agree for an average, as JSON; also the data, unless its identity includes the seed."""
+        keys = {key: canonical_json(key, value) for key, value in self.whole.keys.items()}
+        if not self.run.recipe.data_identity_has_seed and self.run.info.get("data_sha256"):
+            keys[DATA] = json.dumps(str(self.run.info["data_sha256"])[:16])
+        return keys | ({"search": "true"} if self.is_search else {})
+
+
+@dataclass(frozen=True, order=True)
+class RowKey:
+    """The value of a row; sorts as a number if it is one."""
+
+    order: tuple[float, ...]
+    label: str
+
+    @property
+    def heads(self) -> int | None:
+        """The number of Laplacian heads in every layer, in rows by heads; None if the plan differs by layer."""
+        return int(self.label) if self.label.isdecimal() else None
+
+    @classmethod
+    def of_heads(cls, number: int) -> "RowKey":
+        return cls((float(number),), str(number))
+
+    @classmethod
+    def of(cls, run: ReportRun, rows: Sequence[str]) -> "RowKey":
+        orders, labels = [], []
+        for key in rows:
+            value = run.values.get(key)
+            order, label = float("inf"), value if isinstance(value, str) else json.dumps(value)
+            if key == HEADS and value is not None:  # one label for `3` and `[3, 3, 3, 3]`
+                model: Any = run.run.recipe.model  # type: ignore[attr-defined]
+                plan = model.head_plan()
+                order, label = sum(plan.counts().values()) / len(plan.layers), plan.label()
+                order += 0 if plan.is_laplacian else plan.heads  # other operators come after all Laplacian plans
+            elif isinstance(value, int | float):
+                order, label = float(value), f"{value:g}" if isinstance(value, float) else str(value)
+            orders.append(order)
+            labels.append(label)
+        return cls(tuple(orders), ", ".join(labels))
+
+
+@dataclass
+class Grid:
+    """Runs that agree in all but the keys of the rows and the seeds: the content of one table."""
+
+    identity: dict[str, str]
+    rows_by: tuple[str, ...]
+    rows: dict[RowKey, dict[str, ReportRun]] = field(default_factory=dict)  # by seed
+    title: str = ""
+    frame: Any = None  # the rows of results of these runs, with `measure`, `row` and `seeds`
+
+    @property
+    def runs(self) -> list[ReportRun]:
+        return [run for row in self.rows.values() for run in row.values()]
+
+    @property
+    def first(self) -> ReportRun:
+        return self.runs[0]
+
+    @property
+    def seeds(self) -> list[str]:
+        return list(dict.fromkeys(seed for row in self.rows.values() for seed in row))
+
+    @property
+    def baseline(self) -> RowKey | None:
+        """The row without Laplacian heads; None if the rows are not by heads, or if several rows have none."""
+        place = self.rows_by.index(HEADS) if HEADS in self.rows_by else None
+        without = [row for row in self.rows if place is not None and row.order[place] == 0]
+        return without[0] if len(without) == 1 else None
+
+    @cached_property
+    def wide(self) -> "DataFrame":
+        """Numbers by (row, seeds) and measure; NaN is a gap."""
+        kept = self.frame.drop_duplicates(["row", "seeds", "measure"], keep="last")
+        return kept.set_index(["row", "seeds", "measure"])["value"].unstack("measure")
+
+    def values(self, row: RowKey, measure: str) -> dict[str, float]:
+        """Return the numbers of a row by seed, without runs that lack it."""
+        if measure not in self.wide or row.label not in self.wide.index.get_level_values(0):
+            return {}
+        return self.wide[measure][row.label].dropna().to_dict()
+
+    def measures(self) -> list[str]:
+        return list(dict.fromkeys(self.frame["measure"]))
+
+    def about(self, measure: str) -> "Series | None":
+        """Return one of the measure's rows of results, for its unit and direction."""
+        rows = self.frame[self.frame["measure"] == measure]
+        return None if rows.empty else rows.astype(object).where(rows.notna(), None).iloc[0]
 
 
 @dataclass
 class Collection:
-    runs: list[RunResult]
-    notes: list[str] = field(default_factory=list)  # what was left out, and why
-    figures: dict[tuple[str, str], Path] = field(default_factory=dict)  # of comparisons, by folder and measurement
-    compared: dict[tuple[str, str], list[str]] = field(default_factory=dict)  # the names of the runs in those figures
-    folders: list[Path] = field(default_factory=list)
+    runs: list[ReportRun]
+    frame: "DataFrame"
+    notes: list[str]
 
 
 def collect(names: Sequence[str], runs_dir: Path, which: Which = "last") -> Collection:
-    """Read the runs with these names, folders or patterns; all runs of the folder without any."""
+    """Read runs by name, folder or pattern, and the numbers of their last or best weights; only finished runs count."""
     paths = find_paths(names, runs_dir)
-    notes: list[str] = []
-    results: list[RunResult] = []
-    damaged: list[str] = []  # a table without them would not show that anything is wrong
-    for path in paths:
-        try:
-            results.append(_read(read_run(path), which, notes))
-        except DataError as error:
-            damaged.append(str(error))
-        except UsageError as error:
-            if names and str(path) in names:
-                raise
-            notes.append(f"{path.name} is left out: {' '.join(map(str.strip, str(error).splitlines()[:2]))}")
-    if damaged:
-        raise DataError("\n".join([*damaged, "or name the other runs, to report without it"]))
-    if not results:
+    if not paths:
         raise UsageError(f"{runs_dir} holds no run to report on; name runs, or choose another --runs-dir")
-    collection = Collection(results, notes, folders=list(dict.fromkeys(path.parent for path in paths)))
-    for folder in collection.folders:
-        for place in _analysis_folders(folder):
-            figures: dict[str, Path] = {}
-            seen = _read_analyses(place, results, which, notes, figures)
-            whose = "several runs" if place.name == "analysis" else str(place.relative_to(folder / "analysis"))
-            collection.figures.update({(whose, what): path for what, path in figures.items()})
-            collection.compared.update({(whose, what): names for what, names in seen.items()})
-    for result in results:
-        # After the comparisons: of equal measurements the one in the run's own folder counts.
-        for place in _analysis_folders(result.path):
-            _read_analyses(place, [result], which, notes, result.figures)
-    return collection
-
-
-def _analysis_folders(folder: Path) -> list[Path]:
-    """Return the folders of analyses, first that of the default settings."""
-    return [folder / "analysis", *sorted((folder / "analysis").glob("**/"))[1:]]
-
-
-def _read(run: Run, which: Which, notes: list[str]) -> RunResult:
-    recipe, seeds, pretraining = _whole_recipe(run, notes)
-    result = RunResult(
-        run.name,
-        run.path,
-        run.recipe.objective,
-        run.status,
-        "+".join(seeds),
-        recipe,
-        run.info,
-        curve=read_metrics(run.metrics),
-        pretraining=pretraining,
-        is_search=_is_search(run.path),
-    )
-    if not result.is_finished:
-        done = f"step {run.info.get('step', 0)} of {run.info.get('steps', '?')}"
-        why = f": {run.info['failure']}" if run.info.get("failure") else ""
-        notes.append(f"{run.name} is {result.status} at {done}{why}; it counts as a gap")
-        return result
-    summary = read_summary(run)
-    if which == "best" and summary.get("best_step") is None:
-        notes.append(f"{run.name}: its kind of training keeps no best checkpoint; use --checkpoint last to include it")
-        return result
-    result.best_step = summary.get("best_step") if which == "best" else None
-    for name, value in _mapping(summary.get("end" if which == "last" else "best")).items():
-        if is_number(value):
-            result.numbers[name] = Number(float(value), source="summary.json")
-    _read_evaluations(result, run.info.get("step") if which == "last" else result.best_step, which, notes)
-    result.numbers |= {name: Number(value, source=INFO) for name, value in costs_of(result).items()}
-    for task in OBJECTIVES[run.recipe.objective].validated_scores:
-        if task not in result.numbers and f"validation_{task}" in result.numbers:
-            result.numbers[task] = result.numbers[f"validation_{task}"]
-    return result
+    runs = [ReportRun(run, whole_recipe(run), _is_search(run.path)) for run in map(read_run, paths)]
+    notes = []
+    for each in runs:
+        info = each.run.info
+        if not each.run.is_finished:
+            why = f": {info['failure']}" if info.get("failure") else ""
+            done = f"step {info.get('step', 0)} of {info.get('steps', '?')}"
+            notes.append(f"{each.name} is {each.run.status} at {done}{why}; it counts as a gap")
+        elif which == "best" and info.get("best_step") is None:
+            notes.append(f"{each.name} keeps no best checkpoint; use --checkpoint last to include it")
+        if each.whole.missing:
+            notes.append(f"{each.name} started from {each.whole.missing}, which is missing and not compared")
+    return Collection(runs, _numbers(runs, [str(path) for path in paths], which, notes), notes)
 
 
 def _is_search(path: Path) -> bool:
-    """Return whether a sweep marked the run as part of its search."""
     file = path / SWEEP
     return file.is_file() and read_json(file, "remove it and run the sweep again").get("search") is True
 
 
-def _whole_recipe(run: Run, notes: list[str]) -> tuple[dict[str, Any], list[str], dict[str, Any]]:
-    """Return the recipe, with the recipes of earlier stages instead of their names; the seeds of all stages, the first
-    stage first; and `run.json` of the first stage, empty if that run is missing."""
-    recipe = recipe_to_dict(run.recipe)
-    seeds = [str(recipe.pop("seed", 0))]
-    given = run.recipe.train.init_from
-    if isinstance(run.recipe, ChatStageRecipe) and given is not None:
-        name = given.source.removeprefix(RUN).partition("@")[0]
-        before = run.path.parent / name if (run.path.parent / name / INFO).is_file() else Path(name)
-        recipe["train"]["init_from"] = None
-        if (before / INFO).is_file():
-            recipe["start"], earlier, first = _whole_recipe(read_run(before), notes)
-            return recipe, [*earlier, *seeds], first
-        notes.append(f"{run.name} started from {name}, which is missing: how that was trained is not compared")
-        recipe["start"] = None
-        # The name stands for the unknown seeds and keeps stages of different starts apart; "+" separates seeds.
-        return recipe, [Path(name).name.replace("+", "-"), *seeds], {}
-    return recipe, seeds, run.info
+def _numbers(runs: Sequence[ReportRun], paths: Sequence[str], which: Which, notes: list[str]) -> "DataFrame":
+    """Return the finite numbers of the chosen weights, with `measure`."""
+    import numpy as np
+    import pandas
+
+    frame = results(paths)
+    frame["value"] = pandas.to_numeric(frame["value"], errors="coerce").replace([np.inf, -np.inf], np.nan)
+    by_name = {run.name: run for run in runs}
+    frame = frame[frame["run"].map(lambda name: by_name[name].run.is_finished).astype(bool)]
+    cost = frame["task"] == "training"
+    chosen = cost | (frame["checkpoint"] == "last" if which == "last" else frame["is_best"].astype(bool))
+    measured = frame[~chosen & (frame["task"] != "validation")]
+    for (run, task, step), _ in measured.groupby(["run", "task", "step"], dropna=False):
+        notes.append(f"{run}: {task} of step {step} is not of the {which} weights and is left out")
+    frame = frame[chosen & frame["value"].notna()].copy()
+    frame["seeds"] = frame["run"].map({run.name: run.seed for run in runs})
+    mains = {key: _main(list(metrics)) for key, metrics in frame.groupby(["run", "task"])["metric"]}
+    told = frame.astype(object).where(frame.notna(), None)  # NaN is None
+    names = [_measure(each, by_name[each["run"]], mains) for each in told.to_dict("records")]
+    frame["measure"] = pandas.Series(names, index=frame.index, dtype=object)
+    return _with_validated(frame, by_name)
 
 
-def _read_evaluations(result: RunResult, step: Any, which: Which, notes: list[str]) -> None:
-    by_task: dict[str, list[tuple[float, Number]]] = {}
-    for path, record in _json_files(result.path / "eval"):
-        if not isinstance(record.get("tasks"), dict):
-            continue
-        if record.get("step") != step:
-            notes.append(f"{result.name}: {path.name} is of step {record.get('step')}, not of the {which} weights")
-            continue
-        if which == "last" and record.get("weights_sha256") != result.info.get("weights_sha256"):
-            notes.append(f"{result.name}: {path.name} was measured on other weights than its last ones")
-            continue
-        for task, score in record["tasks"].items():
-            if isinstance(score, dict) and is_number(score.get("value")):
-                number = Number(
-                    float(score["value"]),
-                    _conditions(task, score, record, result.info),
-                    score.get("count"),
-                    path.name,
-                    is_fraction=score.get("is_fraction"),
-                    higher_is_better=score.get("higher_is_better"),
-                )
-                by_task.setdefault(task, []).append((path.stat().st_mtime, number))
-    for task, numbers in by_task.items():
-        by_conditions: dict[Any, Number] = {}
-        for _, number in sorted(numbers, key=lambda pair: pair[0]):  # of equal conditions the newest one stays
-            by_conditions[number.conditions] = number
-        for number in by_conditions.values():
-            result.numbers[numbered_name(task, number.conditions)] = number
+def _main(metrics: Sequence[str]) -> str:
+    """Return the metric that is the score of its task: pass@k with the largest k, else the first that was listed."""
+    sampled = [name for name in metrics if name.startswith("pass@")]
+    return max(sampled, key=lambda name: int(name[5:])) if sampled else metrics[0]
 
 
-def _mapping(value: Any) -> dict[str, Any]:
-    """Return the value if it is a dictionary; a damaged file may hold something else, which counts as empty."""
-    return value if isinstance(value, dict) else {}
+def _measure(row: dict[str, Any], run: ReportRun, mains: dict[Any, str]) -> str:
+    """Return the number's name, with the conditions that are not the default."""
+    task, metric, layer = row["task"], row["metric"], row["layer"]
+    if task == "training":
+        return str(metric)
+    if task == "validation":
+        return f"validation_{metric}"
+    conditions = [] if row["limit"] is None else [f"limit {int(row['limit'])}"]
+    if layer is not None:
+        name, last = f"{task}.{metric}", run.values.get("model.layers")
+        conditions += [f"layer {int(layer)}"] if last is None or layer != last - 1 else []
+        usual: tuple[Any, ...] = ("validation",)
+    else:
+        main = mains[row["run"], task]
+        name = task if metric in (task, main) else f"{task}.{metric}"
+        conditions += [metric] if metric.startswith("pass@") and metric == main != "pass@10" else []
+        usual = ("validation", "test")
+        protocol = "paper" if CHAT in run.run.recipe.gives else "harness"
+        conditions += [f"protocol {row['protocol']}"] if row["protocol"] not in (None, protocol) else []
+    conditions += [f"split {row['split']}"] if row["split"] not in (None, *usual) else []
+    conditions += [row["conditions"]] if row["conditions"] else []
+    return name + (f" [{', '.join(conditions)}]" if conditions else "")
 
 
-def numbered_name(task: str, conditions: tuple[tuple[str, str], ...]) -> str:
-    """Return `arc_easy`, or `arc_easy [limit 100, protocol harness]`: two measurements never share a name."""
-    words = ", ".join(f"{key} {value}" for key, value in conditions)
-    return f"{task} [{words}]" if words else task
+def _with_validated(frame: "DataFrame", runs: dict[str, ReportRun]) -> "DataFrame":
+    """Add the validation of the training as the score that it equals, where that was not evaluated."""
+    import pandas
+
+    have = set(zip(frame["run"], frame["measure"], strict=True))
+    validated = [
+        {**row, "measure": score}
+        for row in frame[frame["task"] == "validation"].to_dict("records")
+        for score in runs[row["run"]].run.recipe.validated_scores
+        if row["metric"] == score and (row["run"], score) not in have
+    ]
+    return pandas.concat([frame, pandas.DataFrame(validated, columns=frame.columns)]) if validated else frame
 
 
-def _conditions(
-    task: str, score: Mapping[str, Any], record: Mapping[str, Any], info: Mapping[str, Any]
-) -> tuple[tuple[str, str], ...]:
-    """Return how the measurement differs from the default one of that name; empty for the default one."""
-    details = _mapping(score.get("details"))
-    conditions: dict[str, str] = {}
-    if record.get("limit") is not None:
-        conditions["limit"] = str(record["limit"])
-    if record.get("protocol") is not None:
-        kind = str(record.get("objective"))
-        usual = read_benchmark_settings(OBJECTIVES[kind].gives if kind in OBJECTIVES else frozenset(), {})
-        if record["protocol"] != usual.protocol:
-            conditions["protocol"] = str(record["protocol"])
-        sampling = _mapping(details.get("sampling"))
-        metric = str(details.get("metric", ""))
-        if sampling and metric.startswith("pass@") and metric != f"pass@{usual.samples}":
-            conditions["metric"] = metric
-        for key in ("temperature", "top_k", "max_new_tokens"):
-            if key in sampling and sampling[key] != getattr(usual, key):
-                conditions[key] = str(sampling[key])
-    elif task != "ade20k":  # it always has its own scenes, whatever the run was trained on
-        first = str(record.get("data", "")).split("; ")[0]
-        if first and info.get("data") not in (None, first):
-            conditions["on"] = first
-    for key, value in _mapping(_mapping(details.get("protocol")).get("changed")).items():
-        used = value.get("used") if isinstance(value, dict) else value
-        if key != "data":
-            conditions[key] = str(used)
-    return tuple(sorted(conditions.items()))
+def grids_of(collection: Collection, rows: Sequence[str] = (HEADS,)) -> list[Grid]:
+    """Group the runs; of two runs with the same recipe and seed, the newer one counts."""
+    check_rows(rows, [run.values for run in collection.runs])
+    left_out = {*rows, OPERATORS} if HEADS in rows else set(rows)  # rows by heads are also rows by operator
+    grids: dict[str, Grid] = {}
+    # A run that was stopped before it had read its data is a gap in the grid of its recipe, not a grid of its own.
+    for run in sorted(collection.runs, key=lambda run: DATA not in run.identity):
+        identity = {key: value for key, value in run.identity.items() if key not in left_out}
+        alike = [grid for grid in grids.values() if {**grid.identity, DATA: ""} == {**identity, DATA: ""}]
+        if DATA not in identity and len(alike) == 1:
+            identity = alike[0].identity
+        grid = grids.setdefault(json.dumps(identity, sort_keys=True), Grid(identity, tuple(rows)))
+        row = grid.rows.setdefault(RowKey.of(run, rows), {})
+        other = row.get(run.seed)
+        if other is not None:
+            older, run = sorted((other, run), key=lambda each: (each.run.is_finished, time_of(each.run.info)))
+            collection.notes.append(f"{older.run.path} is left out: {run.run.path} has the same recipe and seed")
+        row[run.seed] = run
+    for grid in grids.values():
+        grid.rows = {key: dict(sorted(grid.rows[key].items(), key=_seed_order)) for key in sorted(grid.rows)}
+        labels = {run.name: key.label for key, runs in grid.rows.items() for run in runs.values()}
+        own = collection.frame[collection.frame["run"].isin(labels)]
+        grid.frame = _apart_by_data(own.assign(row=own["run"].map(labels)), grid)
+    _name(list(grids.values()))
+    collection.notes += _differences_in_words(list(grids.values()))
+    return list(grids.values())
 
 
-def _read_analyses(
-    folder: Path, results: Sequence[RunResult], which: Which, notes: list[str], figures: dict[str, Path]
-) -> dict[str, list[str]]:
-    """Add the numbers of analyses to the runs; return the names of the runs in each analysis."""
-    by_name = {result.name: result for result in results}
-    analyses: dict[str, list[str]] = {}
-    for path, record in _json_files(folder):
-        what, entries = record.get("what"), record.get("runs")
-        if not isinstance(what, str) or not isinstance(entries, list):
-            continue
-        seen: list[str] = []
-        for entry in entries:
-            result = by_name.get(entry.get("name"))
-            if result is None or entry.get("weights") != "trained" or not result.is_finished:
-                continue
-            if which == "last" and entry.get("weights_sha256") != result.info.get("weights_sha256"):
-                notes.append(f"{result.name}: {path.name} was measured on other weights than its last ones")
-                continue
-            if which == "best" and entry.get("step") != result.best_step:
-                notes.append(f"{result.name}: {path.name} is of step {entry.get('step')}, not of the best weights")
-                continue
-            seen.append(result.name)
-            _add_layers(result, what, entry, _mapping(record.get("settings")))
-        if seen:
-            analyses[what] = seen
-            for form in (".svg", ".png"):
-                if path.with_suffix(form).is_file():
-                    figures.setdefault(what, path.with_suffix(form))  # the default measurement's, which comes first
-                    break
-    return analyses
+def _seed_order(item: tuple[str, Any]) -> tuple[tuple[int, str], ...]:
+    return tuple((int(part), "") if part.isdecimal() else (-1, part) for part in item[0].split("+"))
 
 
-def _add_layers(result: RunResult, what: str, entry: Mapping[str, Any], settings: Mapping[str, Any]) -> None:
-    layers = [layer for layer in entry.get("layers", []) if isinstance(layer, dict) and "layer" in layer]
-    if not layers:
-        return
-    measurement = MEASUREMENTS[what] if what in MEASUREMENTS else Measurement  # noqa: SIM401  a registry has no `get`
-    skipped = {"layer", *measurement.counts}
-    last = max(layers, key=lambda layer: layer["layer"])
-    usual = {option.name: option.default for option in measurement.options if option.is_condition}
-    usual |= {"norm": measurement.default_norm, "limit": None}
-    changed = {key: str(settings[key]) for key in usual if settings.get(key) not in (None, usual[key])}
-    changed |= _other_data(result, entry)
-    # `by_layer` has no names for conditions, so that only default measurements go there.
-    if not changed:
-        _add_by_layer(result, what, layers, skipped)
-    if last["layer"] != len(entry.get("laplacian_heads") or []) - 1:  # the model's last layer was not measured
-        changed["layer"] = str(last["layer"])
-    conditions = tuple(sorted(changed.items()))
-    for name, value in last.items():
-        if name in skipped:
-            continue
-        if is_number(value):
-            source, seed = f"{what}.json", settings.get("seed") or 0
-            number = Number(float(value), conditions, entry.get("sequences"), source, seed)
-            result.numbers[numbered_name(f"{what}.{name}", conditions)] = number
-        elif (
-            not conditions
-            and isinstance(value, list)
-            and value
-            and all(item is None or is_number(item) for item in value)
-        ):
-            result.series[f"{what}.{name}"] = [math.nan if item is None else float(item) for item in value]
+def _apart_by_data(frame: "DataFrame", grid: Grid) -> "DataFrame":
+    """Name the data of numbers that were measured on other data than their run's own, if there are several."""
+    own = {run.name: run for run in grid.runs}
+    names = []
+    several = frame.groupby("measure")["data_sha256"].nunique() if len(frame) else {}
+    for row in frame[["run", "task", "measure", "data", "data_sha256"]].to_dict("records"):
+        run, name = own[row["run"]], row["measure"]
+        is_own = row["data"] == run.run.info.get("data") or row["data_sha256"] in (
+            run.run.info.get("data_sha256"),
+            run.whole.first.get("data_sha256"),
+        )
+        if row["task"] not in ("validation", "training") and several[name] > 1 and not is_own:
+            where = f"on {str(row['data']).split(': ')[0]} {str(row['data_sha256'])[:8]}"
+            name = f"{name[:-1]}, {where}]" if name.endswith("]") else f"{name} [{where}]"
+        names.append(name)
+    return frame.assign(measure=names)
 
 
-def _add_by_layer(result: RunResult, what: str, layers: Sequence[Mapping[str, Any]], skipped: set[str]) -> None:
-    """Add a measure by layer, from the file with the most layers: two measurements are not mixed."""
-    names = {name for layer in layers for name, value in layer.items() if name not in skipped and is_number(value)}
-    for name in names:
-        values = {int(layer["layer"]): float(layer[name]) for layer in layers if is_number(layer.get(name))}
-        # `>=`, so that of two files with equally many layers the later one counts, as in `numbers`.
-        if len(values) >= len(result.by_layer.get(f"{what}.{name}", {})):
-            result.by_layer[f"{what}.{name}"] = values
+def check_rows(rows: Sequence[str], recipes: Sequence[dict[str, Any]]) -> None:
+    known = {key for recipe in recipes for key in recipe}
+    for key in rows:
+        if key == "seed":
+            raise UsageError("--rows: tables are over seeds, so seeds cannot be their rows; name another key")
+        if recipes and key not in known:
+            close = get_close_matches(key, sorted(known), 1)
+            hint = f"; did you mean {close[0]}?" if close else "; give a key of recipe.yaml, such as optimizer.lr"
+            raise UsageError(f"--rows: no recipe of these runs has a key {key[:60]!r}{hint}")
 
 
-def _other_data(result: RunResult, entry: Mapping[str, Any]) -> dict[str, str]:
-    """Return the data of an analysis, unless it is the run's own validation data, or that of its pretraining."""
-    other = {} if entry.get("split") in (None, "validation") else {"split": str(entry["split"])}
-    name, sha256 = entry.get("data"), entry.get("data_sha256")
-    if LANGUAGE in OBJECTIVES[result.objective].gives:  # text is identified by its contents
-        is_other = sha256 is not None and result.pretraining.get("data_sha256") not in (None, sha256)
-    else:  # images by their description: the hash of the measured part is not that of the whole set
-        is_other = name is not None and result.info.get("data") not in (None, name)
-    return {**other, "on": f"{str(name).split(': ')[0]} {str(sha256)[:8]}"} if is_other else other
+_KINDS = {"classification": "image classification", "self_supervised": "self-supervised images"}
+_STAGES = {"midtrain": "chat mid-training", "sft": "chat fine-tuning"}
 
 
-def _json_files(folder: Path) -> Iterator[tuple[Path, dict[str, Any]]]:
-    for path in sorted(folder.glob("*.json")):
-        try:
-            yield path, read_json(path, "remove it and measure again")
-        except OSError as error:
-            raise DataError(f"{path} cannot be read ({error.strerror}); check its permissions") from None
+def kind_in_words(run: ReportRun) -> str:
+    kind = _STAGES.get(str(run.values.get("stage"))) or _KINDS.get(run.objective, run.objective.replace("_", " "))
+    return kind + (", search" if run.is_search else "")
+
+
+def data_in_words(run: ReportRun) -> str:
+    if mixture := run.values.get("mixture"):
+        names = list(dict.fromkeys(str(part["name"]).replace("_", " ") for part in mixture))
+        return ", ".join([*names[:4], *([f"{len(names) - 4} more"] if len(names) > 4 else [])])
+    return run.data_set or str(run.values.get("data.train") or run.run.info.get("data") or "")
+
+
+def differing(grids: Sequence[Grid]) -> dict[str, list[str]]:
+    """Return the keys in which the grids differ, with each grid's value."""
+    keys = dict.fromkeys(key for grid in grids for key in grid.identity)
+    values = {key: [in_words(grid.identity.get(key)) for grid in grids] for key in keys}
+    return {key: per_grid for key, per_grid in values.items() if len(set(per_grid)) > 1}
+
+
+def _alike(grids: Sequence[Grid]) -> list[list[Grid]]:
+    """Return the grids of one kind of training on the same data together."""
+    alike: dict[tuple[str, str], list[Grid]] = {}
+    for grid in grids:
+        alike.setdefault((kind_in_words(grid.first), data_in_words(grid.first)), []).append(grid)
+    return list(alike.values())
+
+
+def _name(grids: Sequence[Grid]) -> None:
+    """Title each grid by its objective, its data and the keys that tell it apart: no two grids share a title."""
+    for alike in _alike(grids):
+        different = differing(alike)
+        for place, grid in enumerate(alike):
+            words = [f"{key} {values[place]}" for key, values in different.items()]
+            kept = [*words[:3], *([f"{len(words) - 3} more differences"] if len(words) > 3 else [])]
+            parts = (kind_in_words(grid.first), data_in_words(grid.first), ", ".join(kept))
+            grid.title = " · ".join(part for part in parts if part)
+        titles = [grid.title for grid in alike]
+        for place, grid in enumerate(alike):
+            if titles.count(grid.title) > 1:
+                grid.title += f" ({titles[:place].count(titles[place]) + 1})"
+
+
+def _differences_in_words(grids: Sequence[Grid]) -> list[str]:
+    """Explain why runs of one kind on the same data are in several tables."""
+    lines = []
+    for alike in _alike(grids):
+        different = differing(alike)
+        if different:
+            shown = [f"{key}: {', '.join(dict.fromkeys(values))}" for key, values in different.items()]
+            more = f"; and {len(shown) - 12} more" if len(shown) > 12 else ""
+            lines.append(
+                f"{sum(len(grid.runs) for grid in alike)} runs of {alike[0].first.objective} are in {len(alike)} "
+                f"tables, not averaged together, because they differ in {'; '.join(shown[:12])}{more}"
+            )
+    return lines
+
+
+def in_words(value: str | None) -> str:
+    """Return a value of an identity, short; two different values never read the same."""
+    if value is None:
+        return "none"
+    text = json.loads(value)
+    text = text if isinstance(text, str) and text.isprintable() and text not in ("", "none", "null") else value
+    return text if len(text) <= 40 else f"{text[:30]}...{sha256(text.encode()).hexdigest()[:6]}"

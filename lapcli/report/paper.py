@@ -1,25 +1,24 @@
-"""The paper's own numbers (`paper.yaml`), and which of our runs belong to which of its experiments."""
+"""The paper's own numbers (`paper.yaml`), its three tables with our runs in them, and which runs are of its recipe."""
 
-import json
-import re
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 import yaml
 
-from lapcli.recipe import load_recipe, recipe_from_dict, recipe_to_dict
-from lapcli.recipe.chat import STAGES, ChatRecipe, stage_recipe
-from lapcli.recipe.loading import shipped_recipes
-from lapcli.recipe.schema import GPTRecipe
-from lapcli.report.collect import RunResult
-from lapcli.report.grouping import flatten
+from lapcli.recipe.chat import STAGES
+from lapcli.report.collect import Grid, RowKey
+from lapcli.report.statistics import summarise
+from lapcli.report.tables import LABELS, Cell, Column, Row, ScoreTable, cell, cell_of, mark_best
+from lapcli.runs import read_run
+from lapcli.same_recipe import DROP_PATH, Difference, paper_differences
 
-Numbers = dict[int, tuple[float, float | None]]  # by Laplacian heads: mean and deviation
+Numbers = dict[int, tuple[float, float | None]]  # by Laplacian heads: mean and ±
 
 _PAPER: dict[str, Any] = yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text(encoding="utf-8"))
+TABLES = ("table1", "table2", "table3")
 
 
 def _numbers(values: Mapping[int, Any]) -> Numbers:
@@ -30,158 +29,192 @@ CLASSIFICATION = {data_set: _numbers(values) for data_set, values in _PAPER["tab
 LANGUAGE = {task: _numbers(values) for task, values in _PAPER["table2"].items()}
 LANGUAGE_AVERAGE = _numbers(_PAPER["average"])
 RANDOM: dict[str, float] = _PAPER["random"]
-SPREAD: str = _PAPER["spread"]
 SELF_SUPERVISED = {task: _numbers(values) for task, values in _PAPER["table3"].items()}
 COMPONENTS = _numbers(_PAPER["components"])
-
-
-@dataclass(frozen=True)
-class PaperExperiment:
-    """The runs that a claim or a table is about, and the paper's set of heads for them."""
-
-    objectives: list[str]
-    heads: list[int]
-    data_sets: list[str] | None = None  # None: all its runs are judged together, as `scope`
-    scope: str = "other images"  # also for runs on none of the data sets
-
-    @property
-    def scopes(self) -> list[str]:
-        return self.data_sets or [self.scope]
-
-    def scope_of(self, run: RunResult) -> str:
-        return (data_set_of(run) if self.data_sets else None) or self.scope
-
-
-EXPERIMENTS = {name: PaperExperiment(**values) for name, values in _PAPER["experiments"].items()}
-
-
-def runs_of(experiment: str, runs: Sequence[RunResult]) -> list[RunResult]:
-    return [run for run in runs if run.objective in EXPERIMENTS[experiment].objectives]
-
-
-def data_set_of(run: RunResult) -> str | None:
-    """Recognise CIFAR10, CIFAR100 or ImageNet by the name of the source or by the names of the classes."""
-    source = str((run.recipe.get("data") or {}).get("train", ""))
-    classes = run.info.get("classes")
-    names = {str(name) for name in classes} if isinstance(classes, list) else set()
-    count = len(names) or (run.recipe.get("model") or {}).get("classes")
-    for name, known in _PAPER["data_sets"].items():
-        has_its_name = re.search(known["source"], source, re.IGNORECASE) is not None
-        # The number of classes too: "imagenet" is also in the names of subsets such as imagenet-100.
-        if count in (known["classes"], None) and (has_its_name or names.issuperset(known["names"])):
-            return name
-    return None
-
-
-#: Keys that say where data is and how a machine processes it; they change numbers only by rounding. The images of
-#: `data.train` are recognised by `data_set_of`, the text by its name.
-_TECHNICAL = re.compile(
-    r"(start\.)*(model\.laplacian_heads|model\.operators|data\.(train|revision|files|image_column|label_column|workers|"
-    r"decoded_gigabytes)|train\.(micro_batch|device|threads|compile|deterministic|steps|epochs)|checkpoint\..*|"
-    r"validation(\..*)?|tokenizer\.file)"
-)
-_LENGTH = ("train.steps", "train.epochs")
-_TEXT = re.compile(_PAPER["text"], re.IGNORECASE)
-
-
-def value_in_words(value: Any) -> str:
-    """Return the value roughly as a recipe would write it; for a mixture of data sets, their names and rows."""
-    if isinstance(value, list) and value and all(isinstance(part, dict) and "name" in part for part in value):
-        return ", ".join(str(part["name"]) + (f" ({part['rows']:,})" if part.get("rows") else "") for part in value)
-    return "none" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
-
-
-def recipe_differences(run: RunResult) -> list[tuple[str, Any, Any]] | None:
-    """Return (key, the paper's, the run's) of each difference from the paper's recipe; None if there is no recipe.
-
-    Laplacian heads and the paper's drop paths are its grid and do not count. Places of data, micro-batches, workers,
-    devices, validation and checkpoints are left out; the length of training is compared in steps or epochs, whichever
-    is given.
-    """
-    known = _recipe_entry(run)
-    paper = None if known is None else _paper_recipe(known["recipe"], known.get("starts_from"), run.recipe.get("stage"))
-    if known is None or paper is None:
-        return None
-    ours, theirs = dict(flatten(_without_places(run.recipe))), dict(flatten(_without_places(paper)))
-    differences = list(_text_differences(theirs, ours))
-    if ours.get("model.drop_path") in known.get("drop_paths", ()):
-        theirs["model.drop_path"] = ours["model.drop_path"]
-    for key in dict.fromkeys((*theirs, *ours)):
-        plain_key = re.sub(r"^(start\.)+", "", key)
-        is_inherited = plain_key != key and plain_key.startswith(("model.", "tokenizer."))  # compared in the last stage
-        if not _TECHNICAL.fullmatch(key) and not is_inherited and ours.get(key) != theirs.get(key):
-            differences.append((key, theirs.get(key), ours.get(key)))
-    prefixes = {key.removesuffix(_LENGTH[0]) for key in theirs if key.endswith(_LENGTH[0])}
-    for prefix in sorted(prefixes):
-        papers, own_length = _length(theirs, prefix), _length(ours, prefix)
-        if papers != own_length:
-            differences.append((f"{prefix}train (length)", papers, own_length))
-    return differences
-
-
-def is_papers(run: RunResult) -> bool:
-    """Return whether the run was trained by the paper's recipe: only its grid and technical keys may differ."""
-    # Not `not ...`: None means that there is no recipe to compare with.
-    return recipe_differences(run) == []
-
-
-def _recipe_entry(run: RunResult) -> dict[str, Any] | None:
-    """Return the entry of `paper.yaml` for the recipe of the run's experiment."""
-    for entry in _PAPER["recipes"]:
-        if entry["objective"] == run.objective and entry.get("data_set") in (None, data_set_of(run)):
-            return entry
-    return None
-
-
-def _length(leaves: Mapping[str, Any], prefix: str) -> str:
-    """Return the length of training; steps take precedence over epochs, as in training."""
-    steps, epochs = (leaves.get(prefix + key) for key in _LENGTH)
-    return f"{steps} steps" if steps is not None else f"{epochs} epochs"
-
-
-def _text_differences(theirs: Mapping[str, Any], ours: Mapping[str, Any]) -> Iterator[tuple[str, Any, Any]]:
-    """Yield differences if a language model, or a stage before it, was trained on other text than FineWeb-Edu.
-
-    A copy is recognised by its name, or by the paper's shards, which `--data DIR` leaves in the recipe.
-    """
-    for key, source in theirs.items():
-        if not re.fullmatch(r"(start\.)*data\.train", key) or not _TEXT.search(str(source)):
-            continue
-        files = key.removesuffix("train") + "files"
-        if ours.get(files) == theirs.get(files):
-            continue
-        if not _TEXT.search(str(ours.get(key))):
-            yield key, source, ours.get(key)
-        elif ours.get(files) is not None:
-            yield files, theirs.get(files), ours[files]
-
-
-def _without_places(value: Any) -> Any:
-    """Shorten the source of each data set of a chat mixture to its last part, so that hub, address and copy agree."""
-    if isinstance(value, dict):
-        plain = {key: _without_places(inner) for key, inner in value.items() if key not in ("sha256", "revision")}
-        if isinstance(value.get("source"), str):
-            plain["source"] = value["source"].rstrip("/").rpartition("/")[2].rpartition(":")[2]
-        return plain
-    return [_without_places(inner) for inner in value] if isinstance(value, list) else value
+EXPERIMENTS: dict[str, dict[str, Any]] = _PAPER["experiments"]
 
 
 @cache
-def _paper_recipe(name: str, starts_from: str | None, stage: str | None) -> dict[str, Any] | None:
-    """Return a shipped recipe as a run stores it, without its seed; a chat stage contains the stages before it."""
+def _differences_of(path: Path, written: float) -> list[Difference] | None:
+    return paper_differences(read_run(path))
 
-    def unseeded(recipe: Any) -> dict[str, Any]:
-        return {key: value for key, value in recipe_to_dict(recipe).items() if key != "seed"}
 
-    loaded = load_recipe(shipped_recipes() / f"{name}.yaml")
-    if starts_from is None:
-        return unseeded(loaded)
-    before = _paper_recipe(starts_from, None, None)
-    model = recipe_from_dict({**json.loads(json.dumps(before)), "seed": 0})
-    assert isinstance(loaded, ChatRecipe)
-    assert isinstance(model, GPTRecipe)
-    for name_of_stage in STAGES:
-        before = {**unseeded(stage_recipe(loaded, name_of_stage, model.model, model.tokenizer, None)), "start": before}
-        if name_of_stage == stage:
-            return before
-    return None
+def differences(grid: Grid) -> list[Difference] | None:
+    """Return where the grid's recipe is not the paper's; one run stands for the grid, whose recipes agree."""
+    path = grid.first.run.path
+    return _differences_of(path, (path / "run.json").stat().st_mtime)
+
+
+def is_papers(grid: Grid) -> bool:
+    return differences(grid) == []  # not `not ...`: None means that the paper has no such recipe
+
+
+def families(grids: Sequence[Grid]) -> list[list[Grid]]:
+    """Return grids that differ only in the drop path together, one for each rate."""
+    by_rest: dict[str, list[Grid]] = {}
+    for grid in grids:
+        rest = {key: value for key, value in grid.identity.items() if key != DROP_PATH}
+        by_rest.setdefault(repr(sorted(rest.items())), []).append(grid)
+    return [sorted(family, key=drop_path) for family in by_rest.values()]
+
+
+def drop_path(grid: Grid) -> str:
+    return grid.identity.get(DROP_PATH, "none")
+
+
+def best_baseline(family: Sequence[Grid], measure: str = "top1") -> Grid | None:
+    """Return the grid at the drop path with the best baseline, as in the paper: by the baseline alone, since a choice
+    by the best row would favour the Laplacian heads. None if no baseline has a score."""
+    means = {}
+    for number, grid in enumerate(family):
+        summary = summarise(list(grid.values(grid.baseline, measure).values())) if grid.baseline else None
+        if summary is not None:
+            means[number] = summary.mean
+    return family[max(means, key=lambda number: means[number])] if means else None
+
+
+def paper_tables(which: str, grids: Sequence[Grid]) -> list[ScoreTable]:
+    """Make one of the paper's tables; for language models also one of the numbers that the paper gives in its text."""
+    grids = [grid for grid in grids if not grid.first.is_search]
+    if which == "table1":
+        return [_table1(grids)]
+    if which == "table3":
+        notes: list[str] = []
+        own = [grid for grid in of("self-supervised", grids) if grid.first.data_set == "ImageNet"]
+        grid = _nearest("self-supervised", [[each] for each in own], list(SELF_SUPERVISED), notes)
+        columns = [(task, "fraction", task, numbers) for task, numbers in SELF_SUPERVISED.items()]
+        return [_table("Table 3: linear probes of self-supervised ViT-S", grid and grid[0], columns, notes)]
+    return [_table2(grids), _components(grids)]
+
+
+def of(experiment: str, grids: Sequence[Grid]) -> list[Grid]:
+    return [grid for grid in grids if grid.first.objective in EXPERIMENTS[experiment]["objectives"]]
+
+
+def _table1(grids: Sequence[Grid]) -> ScoreTable:
+    notes: list[str] = []
+    columns, chosen = [], []
+    for data_set, numbers in CLASSIFICATION.items():
+        own = [grid for grid in of("images", grids) if grid.first.data_set == data_set]
+        on_test = [grid for grid in own if not isinstance(grid.first.values.get("data.validation"), float)]
+        if len(on_test) < len(own):
+            left = sum(len(grid.runs) for grid in own) - sum(len(grid.runs) for grid in on_test)
+            notes.append(f"{data_set}: {left} runs were measured on training images held out, and are left out.")
+        family = _nearest(data_set, families(on_test), ["top1"], notes)
+        grid = family and (best_baseline(family) or max(family, key=lambda grid: len(grid.runs)))
+        if grid and family and len(family) > 1:
+            notes.append(f"{data_set}: drop path {drop_path(grid)}, the one with the best baseline.")
+        columns.append((data_set, "fraction", "top1", numbers))
+        chosen.append(grid or None)
+    return _table("Table 1: top-1 accuracy of image classification", chosen, columns, notes)
+
+
+def _table2(grids: Sequence[Grid]) -> ScoreTable:
+    """Make table 2, with standard errors, as the paper's own seem to be, and the average over the five tasks."""
+    notes = [f"{_PAPER['spread']} Ours are standard errors too."]
+    # The paper evaluates after supervised fine-tuning, not after mid-training.
+    own = [grid for grid in of("chat", grids) if grid.first.values.get("stage") == STAGES[-1]]
+    family = _nearest("language", [[grid] for grid in own], list(LANGUAGE), notes)
+    grid = family[0] if family else None
+    columns = [(task, "fraction", task, numbers) for task, numbers in LANGUAGE.items()]
+    others = [name for name in (grid.measures() if grid else []) if name.split(" [")[0] in LANGUAGE and " [" in name]
+    notes += [f"not shown, because it was not measured by the paper's protocol: {name}." for name in others]
+    table = _table("Table 2: accuracy of language models", grid, columns, notes)
+    table.rows.insert(0, Row("Random", [Cell(paper=(RANDOM[task], None)) for task in LANGUAGE], is_given=True))
+    table.columns = [replace(column, spread="error") for column in table.columns]
+    table.columns.append(Column("average", "Avg (%)", "fraction", "higher", spread="error"))
+    baseline = averages(grid, grid.baseline) if grid and grid.baseline else {}
+    for row, key in zip(table.rows, [None, *_keys(grid, LANGUAGE_AVERAGE)], strict=True):
+        made = cell(averages(grid, key) if grid and key else {}, {} if row.is_baseline else baseline, table.seeds)
+        made.paper = LANGUAGE_AVERAGE.get(key.heads) if key and key.heads is not None else None
+        row.cells.append(made)
+    mark_best(table)
+    return table
+
+
+def averages(grid: Grid, row: RowKey) -> dict[str, float]:
+    """Return the mean over the five tasks by seed; a run that lacks one of them has no average."""
+    columns = [grid.values(row, task) for task in LANGUAGE]
+    shared = set.intersection(*(set(column) for column in columns))
+    return {seed: sum(column[seed] for column in columns) / len(columns) for seed in columns[0] if seed in shared}
+
+
+def _components(grids: Sequence[Grid]) -> ScoreTable:
+    """Make the table of k_0.99, of the pretrained models or of the stage that was analyzed."""
+    measure = "spectrum.k_0.99"
+    notes: list[str] = []
+    own = [grid for grid in of("language", grids) if measure in grid.measures()]
+    family = _nearest("k_0.99", [[grid] for grid in own], [measure], notes)
+    title = "Section 4.2: components for 99% of the variance of a language model's tokens"
+    return _table(title, family and family[0], [("k_0.99", None, measure, COMPONENTS)], notes)
+
+
+def _nearest(what: str, choices: Sequence[list[Grid]], measures: Sequence[str], notes: list[str]) -> list[Grid] | None:
+    """Return the family that can be compared, is nearest to the paper's recipe, has the most runs; in this order."""
+
+    def rank(family: list[Grid]) -> tuple[bool, int, int]:
+        scored = [[r for r in grid.rows if grid.values(r, name)] for grid in family for name in measures]
+        is_comparison = any(len(rows) > 1 and any(row.order[0] == 0 for row in rows) for rows in scored)
+        distance = differences(family[0])
+        return not is_comparison, 10_000 if distance is None else len(distance), -sum(len(g.runs) for g in family)
+
+    if not choices:
+        notes.append(f"{what}: no runs.")
+        return None
+    family, *others = sorted(choices, key=rank)
+    if others:
+        left = "; ".join(f"{other[0].title} ({sum(len(grid.runs) for grid in other)} runs)" for other in others[:3])
+        notes.append(f"{what}: the recipe nearest to the paper's that can be compared is used. Not used: {left}.")
+    changed = differences(family[0])
+    if changed:
+        shown = ", ".join(f"{key} {in_words(ours)} (paper: {in_words(theirs)})" for key, theirs, ours in changed[:6])
+        more = f" and {len(changed) - 6} more" if len(changed) > 6 else ""
+        notes.append(f"{what}: NOT the paper's recipe, {len(changed)} keys differ: {shown}{more}.")
+    return family
+
+
+def in_words(value: Any) -> str:
+    """Return the value roughly as a recipe would write it; for a mixture of data sets, their names and rows."""
+    if isinstance(value, list) and value and all(isinstance(part, dict) and "name" in part for part in value):
+        return ", ".join(str(part["name"]) + (f" ({part['rows']:,})" if part.get("rows") else "") for part in value)
+    text = "none" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
+    return text if len(text) <= 200 else text[:197] + "..."
+
+
+def _table(
+    title: str,
+    grids: Sequence[Grid | None] | Grid | None,
+    columns: Sequence[tuple[str, str | None, str, Numbers]],
+    notes: list[str],
+) -> ScoreTable:
+    """Make a table of (label, unit, measure, the paper's numbers), each from its own grid or all from one."""
+    each = [grids] * len(columns) if grids is None or isinstance(grids, Grid) else list(grids)
+    sources = list(zip(each, columns, strict=True))
+    keys = sorted({key for grid, (_, _, _, numbers) in sources for key in _keys(grid, numbers)})
+    rows = []
+    for key in keys:
+        cells = []
+        for grid, (_, _, measure, numbers) in sources:
+            made = cell_of(grid, key, measure, grid.baseline) if grid and key in grid.rows else Cell()
+            made.paper = None if key.heads is None else numbers.get(key.heads)
+            cells.append(made)
+        rows.append(Row(_row_name(key), cells, key.heads == 0))
+    shown = []
+    for _, (name, unit, _, _) in sources:
+        label = LABELS.get(name, name) + (" (%)" if unit else "")
+        shown.append(Column(name, label, unit, "higher" if unit else None, 2 if unit else 1))
+    seeds = list(dict.fromkeys(seed for grid in each if grid for seed in grid.seeds))
+    table = ScoreTable(title, "Model", shown, rows, seeds, notes, "Baseline", has_paper=True)
+    mark_best(table)
+    return table
+
+
+def _keys(grid: Grid | None, numbers: Numbers) -> list[RowKey]:
+    """Return the paper's rows and ours; a plan that differs by layer is a row of its own, sorted by its mean."""
+    return sorted({*map(RowKey.of_heads, numbers), *(grid.rows if grid else ())})
+
+
+def _row_name(key: RowKey) -> str:
+    if key.heads is None:
+        return key.label
+    return {0: "Baseline", 1: "1 Laplacian"}.get(key.heads, f"{key.heads} Laplacians")

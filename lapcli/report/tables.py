@@ -1,66 +1,69 @@
-"""A table of scores: its cells, their marks and texts, and the formats that `lap report` prints.
+"""Tables over seeds: mean, deviation, n, the paired difference from the baseline; and the formats that are printed.
 
-The best mean of a column is bold and the second underlined, as in the paper; means that read the same share their mark.
-A gap is `-` for people, an empty field in CSV and null in JSON.
+The best mean of a column, by the direction that its numbers were recorded with, is bold and the second underlined;
+means that read the same are never best. A gap is `-` for people, an empty field in CSV and null in JSON.
 """
 
 import json
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Literal
 
-from lapcli.evaluation.benchmarks import BENCHMARKS, PAPER_TASKS
-from lapcli.report.collect import Number
-from lapcli.report.costs import PREFIX
-from lapcli.report.forms import GAP, Entry, Table, to_latex, to_markdown, to_text
-from lapcli.report.grouping import RowKey, RunGrid
+from lapcli.report.collect import Collection, Grid, RowKey, Which, collect, grids_of
 from lapcli.report.statistics import Paired, Summary, compare, summarise
+from lapcli.runtime.errors import UsageError
+from lapcli.report.forms import GAP, Entry, Table, to_latex, to_markdown, to_text
 from lapcli.runtime.tables import to_csv
+from lapcli.same_recipe import HEADS
+
+LABELS = {
+    "top1": "top-1",
+    "top5": "top-5",
+    "linear": "linear probe",
+    "knn": "k-NN",
+    "ade20k": "ADE20K mIoU",
+    "arc_easy": "ARC-Easy",
+    "arc_challenge": "ARC-Challenge",
+    "mmlu": "MMLU",
+    "gsm8k": "GSM8K",
+    "humaneval": "HumanEval",
+}
+_UNITS = {"fraction": (100.0, " (%)"), "bytes": (1e-6, " (MB)")}  # factor to the shown unit, and its name
 
 
 @dataclass(frozen=True)
-class ScoreColumn:
+class Column:
     name: str
     label: str
-    percent: bool
-    better: Literal["higher", "lower"] | None = None
+    unit: str | None = None
+    direction: Literal["higher", "lower"] | None = None
     digits: int = 2
-    spread: Literal["deviation", "error"] = "deviation"  # the number after the ±
-
-    factor: float = 1.0  # from the number's own unit to the one that is shown
-
-    def shown(self, value: float) -> str:
-        return f"{value * self.scale:,.{self.digits}f}" if self.is_cost else f"{value * self.scale:.{self.digits}f}"
-
-    def signed(self, value: float) -> str:
-        # `z`: a difference that rounds to zero is +0.00, never -0.00.
-        return f"{value * self.scale:+z.{self.digits}f}"
+    spread: Literal["std", "error"] = "std"  # the number after the ±
 
     @property
     def scale(self) -> float:
-        return 100.0 if self.percent else self.factor
+        return _UNITS.get(self.unit or "", (1.0, ""))[0]
 
-    @property
-    def is_cost(self) -> bool:
-        """Whether this is a cost, which has neither differences nor marks."""
-        return self.name.startswith(PREFIX)
+    def shown(self, value: float, sign: str = "") -> str:
+        return f"{value * self.scale:{sign}.{self.digits}f}"
 
 
 @dataclass
-class ScoreCell:
+class Cell:
     """One score over seeds; without a summary it is a gap."""
 
     summary: Summary | None = None
     paired: Paired | None = None  # against the baseline row
     missing: list[str] = field(default_factory=list)  # seeds of the table that this cell lacks
     mark: Literal["best", "second"] | None = None
-    paper: tuple[float, float | None] | None = None  # in the column's shown unit: mean and deviation
+    paper: tuple[float, float | None] | None = None  # in the shown unit: mean and ±
 
 
 @dataclass
-class ScoreRow:
+class Row:
     label: str
-    cells: list[ScoreCell]
+    cells: list[Cell]
     is_baseline: bool = False
     is_given: bool = False  # only in the paper, such as Random
 
@@ -69,21 +72,17 @@ class ScoreRow:
 class ScoreTable:
     title: str
     row_name: str
-    columns: list[ScoreColumn]
-    rows: list[ScoreRow]
-    ddof: int
+    columns: list[Column]
+    rows: list[Row]
     seeds: list[str]
     notes: list[str] = field(default_factory=list)
     baseline: str | None = None
     has_paper: bool = False
 
     def gaps(self) -> list[str]:
-        """Describe every missing score."""
         gaps = []
         for row in self.rows:
-            if row.is_given:
-                continue
-            for column, cell in zip(self.columns, row.cells, strict=True):
+            for column, cell in zip(self.columns, [] if row.is_given else row.cells, strict=False):
                 where = f"{self.title}: row {row.label}, {column.label}"
                 if cell.summary is None:
                     gaps.append(f"{where}: no score")
@@ -91,148 +90,225 @@ class ScoreTable:
                     gaps.append(f"{where}: no score of seed {', '.join(cell.missing)}")
         return gaps
 
-
-#: Our own scores and validations; those of other tasks have unit and direction in their results.
-_PERCENT = ("top1", "top5", "linear", "knn", "ade20k")
-_LOWER = ("loss", "bpb", "bits_per_byte")
-LABELS = {
-    "top1": "top-1 (%)",
-    "top5": "top-5 (%)",
-    "linear": "linear probe (%)",
-    "knn": "k-NN (%)",
-    "ade20k": "ADE20K mIoU (%)",
-    **{name: f"{BENCHMARKS[name].label} (%)" for name in PAPER_TASKS},
-}
+    @property
+    def has_numbers(self) -> bool:
+        return any(cell.summary for row in self.rows for cell in row.cells)
 
 
-#: Costs in words, with their digits and the factor to the unit that is shown.
-_COSTS = {
-    "added_parameters": ("added parameters", 0, 1.0),
-    "added_flops": ("added FLOPs a token", 0, 1.0),
-    "flops_per_step": ("GFLOPs a step", 2, 1e-9),
-    "peak_memory": ("peak memory (MB)", 0, 1e-6),
-}
+@dataclass
+class Report:
+    collection: Collection
+    grids: list[Grid]
+    tables: list[ScoreTable]
+    notes: list[str]
+    which: Which = "last"
+
+    def gaps(self) -> list[str]:
+        return [gap for table in self.tables for gap in table.gaps()]
 
 
-def column_of(name: str, number: Number | None = None) -> ScoreColumn:
-    """Return the column of a measure; `number`: one of its values, which knows the unit and the direction."""
-    task, _, rest = name.partition(" [")
-    short = task.removeprefix("validation_")
-    if task.startswith(PREFIX):
-        label, digits, factor = _COSTS.get(task.removeprefix(PREFIX), (None, 0, 1.0))
-        return ScoreColumn(
-            name, label or task.removeprefix(PREFIX).replace("_", " "), False, None, digits, factor=factor
-        )
-    if "." in task:  # an analysis
-        measure = task.partition(".")[2]
-        is_share = "_share" in measure
-        label = measure.replace("_", " ") + (" (%)" if is_share else "")
-        return ScoreColumn(name, label, is_share, None, 1 if is_share or measure.startswith("k_") else 3)
-    if short == task and task in BENCHMARKS:  # only for evaluations: the lookup may import plugins
-        benchmark = BENCHMARKS[task]
-        percent, lower = benchmark.is_share, benchmark.is_lower_better
-        label = benchmark.label + (" (%)" if percent else "")
-    else:
-        percent = short.startswith(_PERCENT)
-        lower = any(word in short for word in _LOWER)
-        if number is not None and number.is_fraction is not None:
-            percent, lower = number.is_fraction, number.higher_is_better is False
-        label = LABELS.get(task, task.replace("_", " ") + (" (%)" if percent else ""))
-        if short != task and short in LABELS:
-            label = f"validation {LABELS[short]}"
-    return ScoreColumn(
-        name,
-        label + (f" [{rest}" if rest else ""),
-        percent,
-        "lower" if lower else "higher" if percent or (number and number.higher_is_better) else None,
-        4 if lower else 2,
+def report_on(
+    names: Sequence[str],
+    runs_dir: Path,
+    *,
+    rows: Sequence[str] = (HEADS,),
+    columns: Sequence[str] | None = None,
+    baseline: str | None = None,
+    which: Which = "last",
+) -> Report:
+    """Make a table for each grid of the runs."""
+    collection = collect(names, runs_dir, which)
+    notes = collection.notes
+    named = {Path(name).name for name in names}
+    searches = [run.name for run in collection.runs if run.is_search and run.name not in named]
+    if searches and len(searches) < len(collection.runs):
+        notes.append(f"{len(searches)} runs of a search are not results and are not shown; name a run to see it")
+        collection.runs = [run for run in collection.runs if run.name not in searches]
+    grids = grids_of(collection, rows)
+    tables = []
+    row_name = ", ".join("Laplacian heads" if key == HEADS else key for key in rows)
+    for grid, measures in zip(grids, _columns(grids, columns, notes), strict=True):
+        against = grid.baseline
+        if baseline is not None:
+            against = next((row for row in grid.rows if row.label == baseline), None)
+        if measures:
+            tables.append(table_of(grid, measures, row_name, against))
+    if baseline is not None and not any(table.baseline == baseline for table in tables):
+        labels = ", ".join(dict.fromkeys(row.label for table in tables for row in table.rows))
+        raise UsageError(f"--baseline: no row is called {baseline[:60]!r}; the rows are {labels}")
+    return Report(collection, grids, tables, notes, which)
+
+
+def row_keys(paper: str | None, format_: str, rows: str, columns: str | None, baseline: str | None) -> list[str]:
+    """Return the keys of the rows; UsageError for options that cannot be combined."""
+    if paper is not None and (columns or baseline or rows != HEADS):
+        raise UsageError("--paper has the paper's rows and columns; leave out --rows, --columns and --baseline")
+    if paper is not None and format_ == "html":
+        raise UsageError("the html page has all three of the paper's tables; leave out --paper")
+    return names_in("--rows", rows)
+
+
+def names_in(option: str, text: str) -> list[str]:
+    """Split a comma-separated list of names; return each once."""
+    names = list(dict.fromkeys(part.strip() for part in text.split(",")))
+    if not all(names):
+        raise UsageError(f"{option} takes names with commas between them, got {text[:60]!r}")
+    return names
+
+
+def _columns(grids: Sequence[Grid], asked: Sequence[str] | None, notes: list[str]) -> list[list[str]]:
+    """Return the columns of each grid, without measures that its kind of run cannot have."""
+    if asked is None:
+        return [_default(grid, notes) for grid in grids]
+    chosen: list[list[str]] = [[] for _ in grids]
+    for name in asked:
+        found = [resolve(name, grid.measures()) for grid in grids]
+        having = {grid.first.objective for grid, names in zip(grids, found, strict=True) if names}
+        # A known score that nobody has measured yet is a column of gaps, not a typing error.
+        if not having and name not in LABELS:
+            listed = list(dict.fromkeys(name for grid in grids for name in grid.measures()))
+            shown = ", ".join(listed[:20]) + (", ..." if len(listed) > 20 else "")
+            raise UsageError(f"--columns: no run has a number {name[:60]!r}; there are {shown or 'none yet'}")
+        for grid, names, columns in zip(grids, found, chosen, strict=True):
+            if not having or grid.first.objective in having:
+                columns += [full for full in names or [name] if full not in columns]
+    return chosen
+
+
+def resolve(name: str, available: Sequence[str]) -> list[str]:
+    """Return a measure's full names: `k_0.99` is `spectrum.k_0.99`, `arc_easy` also `arc_easy [limit 100]`."""
+    for key in (
+        lambda full: full,
+        lambda full: full.split(" [")[0],
+        lambda full: full.split(" [")[0].split(".", 1)[-1],
+    ):
+        if matches := [full for full in available if key(full) == name]:
+            return matches
+    return []
+
+
+def _default(grid: Grid, notes: list[str]) -> list[str]:
+    """Return what `lap eval` measured, in the order of the tasks; without any, the validation of the training.
+
+    A score under other conditions is shown only if there is no other of its task; one on a few examples does not even
+    replace the validation. A grid without any number shows the scores that its kind should have, as gaps.
+    """
+    recipe = grid.first.run.recipe
+    known = grid.frame[~grid.frame["task"].isin(["training"])]["measure"]
+    names = [name for name in dict.fromkeys(known) if "." not in name.split(" [")[0]]
+    evaluated = [name for name in names if not name.startswith("validation_")]
+    whole = {name.split(" [")[0] for name in names if "[limit " not in name}
+    aside = [
+        name
+        for name in evaluated
+        if (" [" in name and name.split(" [")[0] in evaluated) or ("[limit " in name and whole)
+    ]
+    notes += [f"{grid.title}: {name} is not shown; ask for it with --columns" for name in aside]
+    order = list(LABELS)
+    shown = sorted(
+        (name for name in evaluated if name not in aside),
+        key=lambda name: order.index(name) if name in order else len(order),
+    )
+    return (
+        shown
+        or [name for name in names if name not in aside]
+        or list(recipe.expected_scores)
+        or list(recipe.metrics)[:1]
     )
 
 
-def table_of(grid: RunGrid, metrics: Sequence[str], row_name: str, ddof: int, baseline: RowKey | None) -> ScoreTable:
+def column_of(name: str, grid: Grid | None = None) -> Column:
+    """Return the column of a measure, by the unit and direction that the grid's numbers were recorded with."""
+    about = None if grid is None else grid.about(name)
+    unit, direction = (None, None) if about is None else (about["unit"], about["direction"])
+    if about is None and grid is not None:  # a column of gaps
+        unit, direction = grid.first.run.recipe.metrics.get(name, (None, None))
+        unit = "fraction" if name in LABELS else unit
+    task, bracket, rest = name.partition(" [")
+    short = task.removeprefix("validation_")
+    label = ("validation " if short != task else "") + LABELS.get(short, short.split(".", 1)[-1].replace("_", " "))
+    digits = 2 if unit == "fraction" else 0 if unit == "bytes" else 4 if unit else 3
+    if about is not None and unit is None and abs(about["value"]) >= 10:
+        digits = 1
+    label += _UNITS.get(unit or "", (1, ""))[1] + (f" [{rest}" if bracket else "")
+    return Column(name, label, unit, direction, digits)
+
+
+def table_of(grid: Grid, measures: Sequence[str], row_name: str, baseline: RowKey | None) -> ScoreTable:
     """Make the table of a grid: a row for each value, a column for each measure."""
-    columns = [column_of(metric, grid.number(metric)) for metric in metrics]
+    columns = [column_of(measure, grid) for measure in measures]
     rows = [
-        ScoreRow(key.label, [cell_of(grid, key, metric, ddof, baseline) for metric in metrics], key == baseline)
+        Row(key.label, [cell_of(grid, key, measure, baseline) for measure in measures], key == baseline)
         for key in grid.rows
     ]
-    label = baseline.label if baseline else None
-    table = ScoreTable(grid.title, row_name, columns, rows, ddof, grid.seeds, baseline=label)
+    table = ScoreTable(grid.title, row_name, columns, rows, grid.seeds, baseline=baseline.label if baseline else None)
     mark_best(table)
     return table
 
 
-def cell_of(grid: RunGrid, row: RowKey, metric: str, ddof: int, baseline: RowKey | None) -> ScoreCell:
-    values = grid.values(row, metric) if row in grid.rows else {}
-    against = grid.values(baseline, metric) if baseline is not None and baseline != row else {}
-    return ScoreCell(
-        summarise(list(values.values()), ddof),
-        compare(values, against) if against and not metric.startswith(PREFIX) else None,
-        # An empty cell is one gap, not one for each seed.
-        [seed for seed in grid.seeds if seed not in values] if values else [],
-    )
+def cell_of(grid: Grid, row: RowKey, measure: str, baseline: RowKey | None) -> Cell:
+    against = grid.values(baseline, measure) if baseline is not None and baseline != row else {}
+    return cell(grid.values(row, measure), against, grid.seeds)
+
+
+def cell(values: dict[str, float], against: dict[str, float], seeds: Sequence[str]) -> Cell:
+    # An empty cell is one gap, not one for each seed.
+    missing = [seed for seed in seeds if seed not in values] if values else []
+    return Cell(summarise(list(values.values())), compare(values, against), missing)
 
 
 def mark_best(table: ScoreTable) -> None:
-    """Mark best and second of each column, by the rounded means, so that means that read the same share a mark."""
+    """Mark best and second of each column by the rounded means; a best that several rows share is no best."""
     for number, column in enumerate(table.columns):
-        cells = [row.cells[number] for row in table.rows if row.cells[number].summary is not None and not row.is_given]
-        if column.better is None or len(cells) < 2:
-            continue
-        # Costs never come here, since they have no `better`: their thousands separators are not part of a float.
+        cells = [row.cells[number] for row in table.rows if not row.is_given]
         shown = {id(cell): float(column.shown(cell.summary.mean)) for cell in cells if cell.summary}
-        ranked = sorted(set(shown.values()), reverse=column.better == "higher")
+        if column.direction is None or len(set(shown.values())) < 2:
+            continue
+        ranked = sorted(shown.values(), reverse=column.direction == "higher")
         for cell in cells:
-            place = ranked.index(shown[id(cell)])
-            cell.mark = ("best", "second")[place] if place < 2 and len(ranked) > 1 else None
+            value = shown.get(id(cell))
+            place = ranked.index(value) if value is not None else 2
+            is_alone = value is not None and ranked.count(value) == 1
+            cell.mark = ("best", "second")[place] if place < 2 and is_alone else None
 
 
-def reading(table: ScoreTable, gap: str = GAP, ddof: str | None = None) -> list[str]:
+def reading(table: ScoreTable) -> list[str]:
     """Explain how to read the numbers; the same for tables of the same kind."""
-    if all(column.spread == "error" for column in table.columns):
-        spread = "standard error of the mean over seeds (deviation with ddof 1 over the root of n)"
-    else:
-        spread = f"standard deviation over seeds ({ddof or f'ddof {table.ddof}'})"
-    lines = [f"Mean ± {spread}, n in parentheses; {gap} is a gap, not a zero."]
-    if table.baseline is not None and any(cell.paired for row in table.rows for cell in row.cells):
+    is_error = all(column.spread == "error" for column in table.columns)
+    spread = "standard error of the mean" if is_error else "standard deviation (ddof 1)"
+    lines = [f"Mean ± {spread} over seeds, n in parentheses; {GAP} is a gap, not a zero."]
+    if any(cell.paired for row in table.rows for cell in row.cells):
         lines.append(
             f"Δ: mean difference from row {table.baseline} over the seeds that both have, its 95% interval, and p of "
             "the two-sided paired t-test (not corrected for the number of rows)."
         )
-    if table.has_paper:
-        lines.append("paper: its number (ours − paper).")
-    return lines
+    return [*lines, *(["paper: its number (ours − paper)."] if table.has_paper else [])]
 
 
-def mean_text(column: ScoreColumn, cell: ScoreCell) -> str:
+def mean_text(column: Column, cell: Cell) -> str:
     if cell.summary is None:
         return GAP
-    spread = cell.summary.error if column.spread == "error" else cell.summary.std
+    spread = getattr(cell.summary, column.spread)
     return column.shown(cell.summary.mean) + (f" ± {column.shown(spread)}" if spread is not None else "")
 
 
-def paired_text(column: ScoreColumn, cell: ScoreCell) -> str:
+def paired_text(column: Column, cell: Cell) -> str:
     if cell.paired is None:
         return ""
-    text = f"Δ {column.signed(cell.paired.difference)}"
-    if cell.paired.interval is not None:
-        low, high = cell.paired.interval
-        text += f" [{column.signed(low)}, {column.signed(high)}]"
-    return text if cell.paired.p is None else f"{text} {p_text(cell.paired.p)}"
+    # `z`: a difference that rounds to zero is +0.00, never -0.00.
+    text = f"Δ {column.shown(cell.paired.difference, '+z')}"
+    if cell.paired.interval is not None and cell.paired.p is not None:
+        low, high = (column.shown(end, "+z") for end in cell.paired.interval)
+        text += f" [{low}, {high}] " + ("p < 0.001" if cell.paired.p < 0.001 else f"p {cell.paired.p:.3f}")
+    return text
 
 
-def p_text(p: float) -> str:
-    return "p < 0.001" if p < 0.001 else f"p {p:.3f}"
-
-
-def paper_text(column: ScoreColumn, cell: ScoreCell) -> str:
+def paper_text(column: Column, cell: Cell) -> str:
     if cell.paper is None:
         return ""
-    mean, std = cell.paper
-    text = f"{mean:.{column.digits}f}" + (f" ± {std:.{column.digits}f}" if std is not None else "")
-    if cell.summary is not None:
-        text += f" ({cell.summary.mean * column.scale - mean:+z.{column.digits}f})"
-    return text
+    mean, spread = cell.paper
+    text = f"{mean:.{column.digits}f}" + (f" ± {spread:.{column.digits}f}" if spread is not None else "")
+    return text if cell.summary is None else f"{text} ({cell.summary.mean * column.scale - mean:+z.{column.digits}f})"
 
 
 def as_shown(table: ScoreTable, *, names_baseline: bool = True) -> Table:
@@ -247,14 +323,12 @@ def as_shown(table: ScoreTable, *, names_baseline: bool = True) -> Table:
         for entries, cell in zip(rows, cells, strict=True):
             count = f" ({cell.summary.n})" if cell.summary else ""
             entries.append(Entry(mean_text(column, cell), count, cell.mark, is_number=True))
-        if any(cell.paired for cell in cells):
-            header.append(f"Δ to {table.baseline}")
+        more = [(f"Δ to {table.baseline}", paired_text)] if any(cell.paired for cell in cells) else []
+        more += [("paper (ours − paper)", paper_text)] if table.has_paper else []
+        for name, text in more:
+            header.append(name)
             for entries, cell in zip(rows, cells, strict=True):
-                entries.append(Entry(paired_text(column, cell)))
-        if table.has_paper:
-            header.append("paper (ours − paper)")
-            for entries, cell in zip(rows, cells, strict=True):
-                entries.append(Entry(paper_text(column, cell)))
+                entries.append(Entry(text(column, cell)))
     return Table(table.title, header, rows, [*reading(table), *table.notes])
 
 
@@ -263,23 +337,16 @@ def to_dict(table: ScoreTable) -> dict[str, Any]:
         "title": table.title,
         "rows_by": table.row_name,
         "seeds": table.seeds,
-        "ddof": table.ddof,
         "baseline": table.baseline,
         "columns": [
-            {
-                "name": column.name,
-                "label": column.label,
-                "unit": "%" if column.percent else None,
-                "better": column.better,
-                "spread": column.spread,
-            }
+            {key: getattr(column, key) for key in ("name", "label", "unit", "direction", "spread")}
             for column in table.columns
         ],
         "rows": [
             {
                 "row": row.label,
                 "cells": {
-                    column.name: _cell_to_dict(column, cell, table.ddof)
+                    column.name: _cell_to_dict(column, cell)
                     for column, cell in zip(table.columns, row.cells, strict=True)
                 },
             }
@@ -289,44 +356,31 @@ def to_dict(table: ScoreTable) -> dict[str, Any]:
     }
 
 
-def _cell_to_dict(column: ScoreColumn, cell: ScoreCell, ddof: int) -> dict[str, Any]:
+def _cell_to_dict(column: Column, cell: Cell) -> dict[str, Any]:
     """Return plain values in the shown unit; None where there is no number."""
-    scale, summary, paired = column.scale, cell.summary, cell.paired
-    values: dict[str, Any] = {
-        "mean": _scaled(summary.mean, scale) if summary else None,
-        "std": _scaled(summary.std, scale) if summary else None,
-        "ddof": ddof,
-        "standard_error": _scaled(summary.error, scale) if summary else None,
-        "n": summary.n if summary else 0,
-        "interval": [bound * scale for bound in summary.interval] if summary and summary.interval else None,
-        "missing_seeds": cell.missing,
-        "mark": cell.mark,
-        "paired": None,
-        "paper": None,
-    }
+
+    def scaled(value: float | tuple[float, float] | None) -> Any:
+        if isinstance(value, tuple):
+            return [end * column.scale for end in value]
+        return None if value is None else value * column.scale
+
+    summary, paired, paper = cell.summary, cell.paired, cell.paper
+    numbers = {name: scaled(getattr(summary, name, None)) for name in ("mean", "std", "error", "interval")}
+    values: dict[str, Any] = {**numbers, "n": summary.n if summary else 0, "missing_seeds": cell.missing}
+    values |= {"mark": cell.mark, "paired": None, "paper": None}
     if paired is not None:
-        interval = [bound * scale for bound in paired.interval] if paired.interval else None
-        values["paired"] = {
-            "difference": paired.difference * scale,
-            "n": paired.n,
-            "interval": interval,
-            "p": paired.p,
-        }
-    if cell.paper is not None:
-        mean, std = cell.paper
-        ours_minus_paper = summary.mean * scale - mean if summary else None
-        values["paper"] = {"mean": mean, "std": std, "ours_minus_paper": ours_minus_paper}
+        difference, interval = scaled(paired.difference), scaled(paired.interval)
+        values["paired"] = {"difference": difference, "n": paired.n, "interval": interval, "p": paired.p}
+    if paper is not None:
+        difference = scaled(summary.mean) - paper[0] if summary else None
+        values["paper"] = {"mean": paper[0], "std": paper[1], "ours_minus_paper": difference}
     return values
 
 
-def _scaled(value: float | None, scale: float) -> float | None:
-    return None if value is None else value * scale
-
-
 CSV_HEADER = (
-    *("table", "row", "measure", "unit", "mean", "std", "ddof", "n", "interval_low", "interval_high"),
+    *("table", "row", "measure", "unit", "mean", "std", "standard_error", "n", "interval_low", "interval_high"),
     *("difference", "pairs", "difference_low", "difference_high", "p", "paper_mean", "paper_std", "ours_minus_paper"),
-    *("missing_seeds", "standard_error"),
+    "missing_seeds",
 )
 
 
@@ -335,25 +389,19 @@ def _csv_rows(tables: Sequence[ScoreTable]) -> Iterator[list[Any]]:
     for table in tables:
         for row in table.rows:
             for column, cell in zip(table.columns, row.cells, strict=True):
-                values = _cell_to_dict(column, cell, table.ddof)
+                values = _cell_to_dict(column, cell)
                 paired, paper = values["paired"] or {}, values["paper"] or {}
                 yield [
-                    *(table.title, row.label, column.name, "%" if column.percent else ""),
-                    *(
-                        values["mean"],
-                        values["std"],
-                        values["ddof"],
-                        values["n"],
-                        *(values["interval"] or (None, None)),
-                    ),
-                    *(paired.get("difference"), paired.get("n")),
-                    *(*(paired.get("interval") or (None, None)), paired.get("p")),
-                    *(paper.get("mean"), paper.get("std"), paper.get("ours_minus_paper")),
-                    *(" ".join(cell.missing), values["standard_error"]),
+                    *(table.title, row.label, column.name, "%" if column.unit == "fraction" else column.unit),
+                    *(values[key] for key in ("mean", "std", "error", "n")),
+                    *(values["interval"] or (None, None)),
+                    *(paired.get("difference"), paired.get("n"), *(paired.get("interval") or (None, None))),
+                    *(paired.get("p"), paper.get("mean"), paper.get("std"), paper.get("ours_minus_paper")),
+                    " ".join(cell.missing),
                 ]
 
 
-#: The formats of `lap report --format`, except the page and its figures.
+#: The formats of `lap report --format`, except the page.
 FORMATS: dict[str, Callable[[Sequence[ScoreTable]], str]] = {
     "table": lambda tables: "\n\n".join(to_text(as_shown(table)) for table in tables),
     "markdown": lambda tables: "\n\n".join(to_markdown(as_shown(table)) for table in tables),

@@ -110,8 +110,6 @@ def spec_from(
     **settings: Any,
 ) -> SearchSpec:
     """Return the checked search of a command line; raise UsageError or RecipeError with all problems."""
-    from lapcli.report.tables import column_of
-
     if isinstance(space, Path):
         read = space_from_file(recipe, space, options)
     else:
@@ -119,7 +117,7 @@ def spec_from(
     known = OBJECTIVES[read.base.objective].metrics
     if metric not in known and not metric.startswith("smoothing"):
         raise UsageError(f"{metric[:60]!r} is not a validation metric of this recipe; use one of {', '.join(known)}")
-    higher = column_of(metric).better == "higher"
+    higher = known.get(metric, (None, "lower"))[1] == "higher"
     return SearchSpec(space=read, metric=metric, higher_is_better=higher, **settings)
 
 

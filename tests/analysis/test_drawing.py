@@ -17,7 +17,7 @@ from lapcli.analysis.measurement import LayerResult, Settings
 from lapcli.analysis.measurements import MEASUREMENTS, anova, collapse, sinks, updates
 from lapcli.analysis.measurements.features import FeatureMap
 from lapcli.heads.plan import head_plan, operator_plan
-from lapcli.report import chart
+from lapcli.report import figures
 from lapcli.runtime.errors import UsageError
 
 rng = np.random.default_rng(0)
@@ -123,7 +123,7 @@ def test_colours_stay_apart_for_colour_blind_readers():
         "protan": [[0.152286, 1.052583, -0.204868], [0.114503, 0.786281, 0.099216], [-0.003882, -0.048116, 1.051998]],
         "deutan": [[0.367322, 0.860646, -0.227968], [0.280085, 0.672501, 0.047413], [-0.011820, 0.042940, 0.968881]],
     }
-    rgb = np.array([mpl.colors.to_rgb(colour) for colour in chart.COLOURS[:6]])
+    rgb = np.array([mpl.colors.to_rgb(colour) for colour in figures.COLOURS[:6]])
     linear = np.where(rgb <= 0.04045, rgb / 12.92, ((rgb + 0.055) / 1.055) ** 2.4)
     for matrix in blind.values():
         seen = np.clip(linear @ np.array(matrix).T, 0, 1) ** (1 / 2.2)

@@ -3,11 +3,11 @@
 import pytest
 from report_support import write_paper
 
-from lapcli.report.collect import collect
+from lapcli.report.collect import collect, grids_of
 
 
 @pytest.fixture(scope="session")
-def collected(tmp_path_factory):
+def paper_grids(tmp_path_factory):
     runs = tmp_path_factory.mktemp("paper")
     write_paper(runs)
-    return collect([], runs).runs
+    return grids_of(collect([], runs))

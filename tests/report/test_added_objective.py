@@ -35,11 +35,10 @@ def folder(tmp_path_factory):
     (folder / "twins-1.0.dist-info" / "METADATA").write_text("Metadata-Version: 2.1\nName: twins\nVersion: 1.0\n")
     (folder / "twins-1.0.dist-info" / "entry_points.txt").write_text("[lap.plugins]\ntwins = twins\n")
     for name, heads in NAMES.items():
-        path = write_run(folder / "runs", name, heads=heads, status="interrupted" if name == "half" else "finished")
+        told = {"status": "interrupted"} if name == "half" else {"validation": {"agreement": 0.5 + heads / 10}}
+        path = write_run(folder / "runs", name, heads=heads, **told)
         for file in (path / "recipe.yaml", path / "run.json"):
             file.write_text(file.read_text().replace("classification", "twins"))
-        if name != "half":
-            (path / "summary.json").write_text(json.dumps({"end": {"validation_agreement": 0.5 + heads / 10}}))
     return folder
 
 
@@ -56,10 +55,10 @@ def test_in_a_table_and_on_the_page(folder):
     cells = {row["row"]: row["cells"]["validation_agreement"]["mean"] for row in table["rows"]}
     assert cells == {"0": 0.5, "2": 0.7, "4": None}
     done = lap(folder, "report", "half", "--format", "json")
-    assert "row 4, validation agreement: no score" in done.stderr  # what the recipe says it has, as a gap
+    assert "row 4, validation agreement (%)" in done.stderr  # what the recipe says it has, as a gap
     done = lap(folder, "report", "--format", "html")
     assert done.returncode == 0, done.stderr
-    assert [path.name for path in (folder / "runs" / "report_figures").glob("*agreement-by-heads.svg")]
+    assert [path.name for path in (folder / "runs" / "report_figures").glob("*agreement-by-rows.svg")]
 
 
 def test_a_search_may_choose_by_what_it_validates(folder):

@@ -84,6 +84,14 @@ class Spectrum(Measurement):
         return figure
 
 
+def _ends(mean_R: np.ndarray) -> dict[str, float | None]:
+    """Return the geometric means of the leading hundredth of the eigenvalues and of the second half."""
+    positive = mean_R[mean_R > 1e-12 * max(float(mean_R[0]), 1e-300)]  # centring makes one 0 up to rounding
+    ranks = len(positive)
+    parts = {"leading": positive[: max(1, ranks // 100)], "tail": positive[ranks // 2 :]}
+    return {name: float(np.exp(np.log(part).mean())) if ranks else None for name, part in parts.items()}
+
+
 class SpectrumAccumulator:
     """Moments of the eigenvalues and of k_alpha over sequences of one length."""
 
@@ -109,6 +117,7 @@ class SpectrumAccumulator:
             result.values[f"k_{alpha}_std"] = self._k.std(column)
         # The trace of X~^T X~, T times the mean squared distance from the mean: Gram matrices are not divided by T.
         result.values["variance"] = float(self._eigenvalues.mean_D.sum())
+        result.values |= _ends(self._eigenvalues.mean_D)
         result.series = {"eigenvalue_mean": self._eigenvalues.mean_D, "eigenvalue_std": self._eigenvalues.std_D}
         if self._tokens == 1:
             result.notes.append("one token per sequence: nothing is left after centring, so k_alpha is not defined")

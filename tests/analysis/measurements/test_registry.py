@@ -112,17 +112,14 @@ def test_one_from_outside_may_follow_the_cells_of_a_sweep():
 
 
 @pytest.mark.usefixtures("added")
-def test_one_from_outside_is_in_reports_without_its_counts(tmp_path):
-    write_run(tmp_path, "vit")
-    write_analysis(tmp_path / "analysis", "lengths", {"vit": (0, 1, [{"layer": 0, "length": 3.0, "tokens_seen": 51}])})
-    (result,) = collect([], tmp_path).runs
-    assert result.numbers["lengths.length"].value == 3.0
-    assert "lengths.tokens_seen" not in result.numbers
-    path = tmp_path / "analysis" / "lengths.json"
-    path.write_text(path.read_text().replace('"settings": {}', '"settings": {"power": 3}'))
-    (result,) = collect([], tmp_path).runs
-    assert result.numbers["lengths.length [power 3]"].value == 3.0  # not averaged with those of the usual power
-    assert "lengths.length" not in result.numbers
+def test_one_from_outside_is_in_reports(tmp_path):
+    path = write_run(tmp_path, "vit")
+    write_analysis(path, "lengths", {3: {"length": 3.0}})
+    write_analysis(path, "lengths", {3: {"length": 9.0}}, conditions={"power": 3})
+    frame = collect([], tmp_path).frame
+    found = dict(zip(frame["measure"], frame["value"], strict=True))
+    assert found["lengths.length"] == 3.0  # not averaged with that of another power
+    assert found["lengths.length [power 3]"] == 9.0
 
 
 def test_a_declaration_that_is_not_complete_is_refused():

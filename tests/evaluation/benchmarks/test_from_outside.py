@@ -73,7 +73,7 @@ def test_it_is_evaluated_resumed_and_reported(objective, tmp_path):
     run.update(weights_sha256=json.loads(first.stdout)["weights_sha256"])
     report = lap_with(tmp_path, "report", "--runs-dir", str(run.path.parent), "--format", "markdown")
     assert report.returncode == 0, report.stderr
-    assert "Capitals (%)" in report.stdout
+    assert "capitals (%)" in report.stdout
 
 
 def test_names_and_labels_are_known_without_torch_and_lm_eval():

@@ -12,7 +12,7 @@ from support import run_main
 from lapcli.catalogue.comparing import rank
 from lapcli.evaluation.harness.run import average, table
 from lapcli.evaluation.tasks import TaskScore
-from lapcli.report.collect import collect
+from lapcli.report.collect import collect, grids_of
 from lapcli.report.tables import column_of
 
 torch.set_num_threads(1)
@@ -76,12 +76,12 @@ def test_units_directions_and_intervals(base, tasks, capsys):
     assert lines["acc"].count("%") == 2
     assert average(scores) is None
     # The report and the ranking read unit and direction from the result.
-    (run,) = collect([], base.path.parent).runs
-    columns = [column_of(name, run.numbers[name]) for name in tasks]
-    assert [(column.percent, column.better) for column in columns] == [
-        (False, "lower"),
-        (False, "lower"),
-        (True, "higher"),
+    (grid,) = grids_of(collect([], base.path.parent))
+    columns = [column_of(name, grid) for name in tasks]
+    assert [(column.unit, column.direction) for column in columns] == [
+        (None, "lower"),
+        (None, "lower"),
+        ("fraction", "higher"),
     ]
     assert rank(base.path.parent, [], "made_brier").lower_is_better
     code, _, err = run_main(capsys, "export", "--run", str(base.path), "--to", "hf", "--out", str(base.path / "out"))
