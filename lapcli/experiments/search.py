@@ -222,7 +222,9 @@ class Search(Chooser):
         trial = None
         for line in filter(None, map(parse_line, complete.splitlines())):
             value, step = line.get(self.settings.metric), line["step"]
-            if step == 0 or not isinstance(value, int | float) or not math.isfinite(value):
+            # Not the validation of the last step: a trial that is finished need not be stopped.
+            is_end = step >= (cell.loaded.train.steps or math.inf)
+            if step == 0 or is_end or not isinstance(value, int | float) or not math.isfinite(value):
                 continue
             trial = trial or self._open(cell)
             if step > max(trial.study.trials[trial.number].intermediate_values, default=0):

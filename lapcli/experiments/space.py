@@ -25,6 +25,7 @@ from lapcli.experiments.cells import LAPLACIAN_HEADS, OPERATORS, Over, overrides
 from lapcli.heads.operators import OPERATORS as KNOWN_OPERATORS
 from lapcli.recipe import BaseRecipe, RecipeError, canonical_json, recipe_loader, recipe_to_dict
 from lapcli.recipe.reading import Document, Problem, Unreadable, in_reading_order, quoted, read_file
+from lapcli.runtime.errors import UsageError
 
 PLANS = {"per_layer": (), "total": ("total",), "linear": ("first", "last"), "constant": ("each",)}  # parameters of each
 Params = Mapping[str, Any]  # parameter name to value, for one trial
@@ -157,7 +158,10 @@ def read_space(recipe: Path, space: Path | Over, options: Sequence[str]) -> Spac
         entries = {key: values[0] if _is_domain(key, values) else values for key, values in space.items()}
         document = Document(entries, {(): "--over"})
     loader = recipe_loader(recipe)
-    read = Space(recipe, loader(options, None), (), tuple(options), loader)
+    base = loader(options, None)
+    if not isinstance(base, BaseRecipe):
+        raise UsageError(f"{recipe} has stages, which start from a run; search over a recipe of a single run")
+    read = Space(recipe, base, (), tuple(options), loader)
     for key, value in document.values.items():
         where = document.place((key,))
         try:
