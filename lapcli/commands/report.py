@@ -91,7 +91,7 @@ def report(
 
     if watch and format_ != "html":
         raise UsageError(
-            "--watch rewrites the page while runs are being trained; use --format html, or `lap watch` in a terminal"
+            "--watch rewrites the page while runs are being trained; use --format html, or `lap runs watch`"
         )
     folder = runs_dir or default_runs_dir()
     figure_format = FigureFormat(None if size is None else size_of(size), dpi)

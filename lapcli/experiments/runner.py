@@ -173,9 +173,7 @@ class Runner:
             new = [CellStatus(cell) for cell in {cell.name: cell for cell in cells}.values() if cell.name not in known]
             self.statuses += new
             for status in new:
-                if state := self.chooser.state(status.cell):
-                    self._settle(status, state)
-                elif self.free:
+                if self.free:
                     self._start(status)
 
     def _start(self, status: CellStatus) -> None:
@@ -186,8 +184,8 @@ class Runner:
                 self.tell(f"{cell.name} is being trained by another process; waiting for it")
             status.state = "elsewhere"
         elif state := self.chooser.state(cell):  # settled by the process that held the lock before
-            lock.close()
             self._settle(status, state)
+            lock.close()
         else:
             status.state = "running"
             job = _Job(status, self.free.popleft(), lock, self._commands(cell), time.monotonic())
@@ -224,8 +222,6 @@ class Runner:
         if code == ExitCode.DONE and job.commands and not stopping:
             self._next_command(job)
             return
-        # The child has ended, so this is the last open handle, and the kernel frees the lock.
-        job.lock.close()
         self.jobs.remove(job)
         self.free.append(job.environment)
         if code == ExitCode.DONE:
@@ -236,6 +232,8 @@ class Runner:
             state = "diverged" if cell.is_search and progress(cell, self.runs_dir).diverged else "failed"
             job.status.reason = _reason(log_of(cell.name, self.runs_dir), job.log_start, code)
         self._settle(job.status, state, f" after {time.monotonic() - job.started:.0f} s")
+        # The child has ended, so this is the last open handle, and the kernel frees the lock; after the chooser knows.
+        job.lock.close()
 
     def _settle(self, status: CellStatus, state: str, seconds: str = "") -> None:
         status.state = state

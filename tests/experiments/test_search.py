@@ -161,7 +161,7 @@ def test_the_verdict_follows_the_interval_of_the_paired_test(winner, control, wo
     values = [dict(enumerate(each)) for each in (winner, control)]
     loss, score = (verdict(*values, "m", direction) for direction in ("lower", "higher"))
     assert loss["verdict"].startswith(f"{word}: ")
-    assert score["verdict"].startswith(f"{ {'Better': 'Worse', 'Worse': 'Better'}.get(word, word)}: ")
+    assert score["verdict"].startswith(f"{ {'Better': 'Worse', 'Worse': 'Better'}.get(word, word) }: ")
     assert loss["better"] == (word == "Better")
     if len(winner) > 1:
         interval = np.array(stats.ttest_rel(winner, control).confidence_interval(0.95))
