@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from lapcli.recipe import differing_keys, recipe_to_dict
-from lapcli.recipe.schema import RUN, LayerRange
+from lapcli.recipe.schema import RUN, LayerRange, TransformerModel
 from lapcli.results import find_paths, results
 from lapcli.runs import METRICS, SWEEP, Run, read_run, runs_in
 from lapcli.runtime.errors import UsageError
@@ -117,11 +117,12 @@ def size_of(folder: Path) -> int:
 def describe(run: Run) -> dict[str, Any]:
     """Return everything that `lap runs show` prints: run.json, recipe, results, checkpoints and sizes."""
     parts = {part.name: size_of(part) for part in sorted(run.path.iterdir()) if part.is_dir()}
-    summary = summary_of(run)
+    summary, model = summary_of(run), getattr(run.recipe, "model", None)
     return {
         **summary,
         "info": run.info,
         "started_from": started_from(run),
+        "names_operators": isinstance(model, TransformerModel) and not model.head_plan().is_laplacian,
         "checkpoints": sorted(folder.name for folder in run.checkpoints.glob("step-*")),
         "results": scores_of(run),
         "sizes": {**parts, "other": summary["bytes"] - sum(parts.values())},

@@ -94,7 +94,7 @@ def show(name: RunName, runs_dir: options.RunsDir = None, as_json: options.Json 
     steps = f"{told['step']:,} of {told['steps'] or '?'}"
     rows = {
         "run": f"{told['path']}, {told['kind']}, {told['status']}",
-        "heads": f"{told['plan'] or 'no'}{'' if told['recipe'].get('model', {}).get('operators') else ' Laplacian'}",
+        "heads": f"{told['plan'] or 'no'}{'' if told['names_operators'] else ' Laplacian'}",
         "step": f"{steps}, seed {info.get('seed')}, {info.get('device', '')}",
         "written": f"{age_text(told['seconds_since'])} ago; created {info.get('created')}",
         "failure": info.get("failure"),

@@ -1,5 +1,6 @@
 """`lap search RECIPE --over KEY=DOMAIN`: search head plans and other recipe values, and compare with a control."""
 
+from importlib.util import find_spec
 from itertools import chain
 from pathlib import Path
 from typing import Annotated
@@ -62,8 +63,6 @@ def search(
     same budget. The winner counts as better only if it beats the control on fresh seeds. The same command resumes a
     search, and several processes can share one.
     """
-    from importlib.util import find_spec
-
     from lapcli.experiments.cells import parse_over
     from lapcli.experiments.runner import Chooser, Runner, failure, share_machine
     from lapcli.experiments.search import ARMS, Search, Settings
