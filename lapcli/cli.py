@@ -28,9 +28,7 @@ from lapcli.commands import (
     search,
     sft,
     sweep,
-    track,
     train,
-    watch,
 )
 from lapcli.runtime.environment import (
     end_process,
@@ -49,7 +47,7 @@ SECTIONS: dict[str, dict[str, Any]] = {
     "Train": {"train": train.train, "sft": sft.sft, "plan": plan.plan, "sweep": sweep.sweep, "search": search.search},
     "Measure": {"eval": eval.evaluate, "analyze": analyze.app, "report": report.report},
     "Ask a model": {"sample": sample.sample, "chat": chat.chat},
-    "Look after runs": {"runs": runs.app, "watch": watch.watch, "track": track.track},
+    "Look after runs": {"runs": runs.app},
     "Exchange weights": {"export": export.export, "import": import_.import_},
 }
 

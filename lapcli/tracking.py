@@ -1,6 +1,6 @@
 """Metrics in TensorBoard, Weights & Biases or trackio: while a run is trained, or from its `metrics.jsonl` afterwards.
 
-`metrics.jsonl` is the source of truth; a tracker may fail, and `lap track` replays the run into it. A resumed run
+`metrics.jsonl` is the source of truth; a tracker may fail, and `lap runs track` replays the run into it. A resumed run
 computes the steps after its checkpoint again, with the same values: TensorBoard replaces them, W&B's server ignores
 those that it has. The packages of trackers are extras, imported on use.
 """
@@ -175,7 +175,7 @@ class _Background:
             self._is_dropped = True
             self._warn(
                 f"{self._name} does not have all of {self._folder.name} ({reason}); send it with "
-                f"lap track {self._folder} --to {self._name}"
+                f"lap runs track {self._folder} --to {self._name}"
             )
 
 

@@ -39,7 +39,7 @@ SHARED_RUNS = {
 }
 FIRST = [
     *sorted(SHARED_RUNS),
-    "tests/search/test_runner.py",
+    "tests/experiments/test_search.py",
     "tests/test_faults.py",
     "tests/runtime/test_launch.py",
     "tests/training/test_kinds_in_two_processes.py",
@@ -50,7 +50,7 @@ FIRST = [
     "tests/test_places.py",
     "tests/doctor/test_training.py",
     "tests/test_wheel.py",
-    "tests/sweep/test_runner.py",
+    "tests/experiments/test_runner.py",
     "tests/test_digits.py",
 ]
 

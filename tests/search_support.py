@@ -14,10 +14,11 @@ from typing import Any
 from support import HANG, _end_with_the_tests, process, wait_until
 from sweep_support import write_recipe
 
+from lapcli.experiments.runner import Runner
+from lapcli.experiments.search import Search, Settings
+from lapcli.experiments.space import read_space
 from lapcli.runtime.errors import LapError
 from lapcli.runtime.signals import end_with_parent
-from lapcli.search.runner import SearchRunner
-from lapcli.search.trials import SearchSpec, read_trials, spec_from
 
 _numbers = itertools.count()
 PER_LAYER = {"model.laplacian_heads": [{"per_layer": [0, 4]}]}
@@ -73,9 +74,13 @@ def quick_recipe(folder: Path, **sections: dict[str, Any]) -> Path:
     return write_recipe(folder, **{**QUICK, **sections})
 
 
-def spec_of(recipe: Path, over: dict[str, list[Any]] | Path | None = None, **settings: Any) -> SearchSpec:
-    given = {"name": "s", "metric": "validation_loss", "seed": 0, "trials": 3, "confirmations": 0, **settings}
-    return spec_from(recipe, PER_LAYER if over is None else over, given.pop("options", []), **given)
+def settings_of(recipe: Path, over: Any = None, options: Sequence[str] = (), **given: Any) -> Settings:
+    space = read_space(recipe, PER_LAYER if over is None else over, options)
+    return Settings(**{"name": "s", "space": space, "metric": "validation_loss", "trials": 3, **given})
+
+
+def search_of(recipe: Path, runs: Path | None = None, **given: Any) -> Search:
+    return Search(settings_of(recipe, **given), runs)
 
 
 class SearchProcess:
@@ -117,9 +122,9 @@ def _search(recipe: str, runs: str, cache: str, settings: dict[str, Any], log: s
     _end_with_the_tests()
     os.environ["LAP_CACHE"] = cache
     with Path(log).open("w", buffering=1) as told:
-        spec = spec_of(Path(recipe), **settings)
+        search = search_of(Path(recipe), Path(runs), **settings)
         try:
-            SearchRunner(spec, Path(runs), tell=lambda text: print(text, file=told), start=ForkedTrial).run()
+            Runner(search, Path(runs), tell=lambda text: print(text, file=told), start=ForkedTrial).run()
         except LapError as error:
             print(error, file=told)
             sys.exit(int(error.exit_code))
@@ -134,7 +139,3 @@ def trained_steps(run: Path) -> list[int]:
         return []
     lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines() if line.endswith("}")]
     return [line["step"] for line in lines if "loss" in line]
-
-
-def trials_of(spec: SearchSpec, runs: Path) -> Any:
-    return read_trials(spec, runs)

@@ -7,6 +7,8 @@ from typing import Any
 import yaml
 from support import TINY, train_here, write_text
 
+from lapcli.experiments.sweep import Sweep, load_sweep
+
 
 def write_recipe(folder: Path, **sections: dict[str, Any]) -> Path:
     """`tiny.yaml` in that folder, on a text file beside it."""
@@ -23,3 +25,7 @@ def train_cells(cells: Any, runs: Path) -> None:
     """As their `lap train` would."""
     for cell in cells:
         train_here(cell.loaded, runs, cell.name)
+
+
+def sweep_of(path: Path, *options: str, over: Any = None, then: Any = (), tune: bool = True) -> Sweep:
+    return load_sweep(path, options, over=over or {}, then=then, tune=tune)

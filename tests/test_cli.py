@@ -77,8 +77,6 @@ def test_what_cannot_work_is_refused_before_torch_is_imported(arguments, tmp_pat
         "sample",
         "recipes",
         "init",
-        "track",
-        "watch",
     ],
 )
 @pytest.mark.parametrize("flag", ["-h", "--help"])

@@ -8,7 +8,6 @@ from conftest import ROOT
 
 # (module, what it imports inside a function): why.
 REASONS = {
-    ("lapcli.commands.sweep", "typer"): "only --then and --report are parsed as command lines",
     ("lapcli.generation.dialogue", "readline"): "importing it changes how the terminal is read",
     ("lapcli.runtime.progress", "rich"): "bars, which only a terminal shows",
 }

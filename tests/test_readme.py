@@ -52,9 +52,7 @@ def test_command(line, long, capsys, tmp_path, measured_runs, monkeypatch, reque
     monkeypatch.chdir(ROOT)
     words = shlex.split(line)[1:]
     needs_runs = (
-        words[0] in {"sft", "chat", "report", "runs", "sample", "track", "watch"}
-        or "quickstart-sft" in words
-        or "gpt_continue" in line
+        words[0] in {"sft", "chat", "report", "runs", "sample"} or "quickstart-sft" in words or "gpt_continue" in line
     ) and not long
     runs = measured_runs if words[0] in {"eval", "analyze", "export"} and not long else tmp_path
     runs = request.getfixturevalue("chat_runs")[0] if needs_runs else runs

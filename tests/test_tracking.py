@@ -133,7 +133,7 @@ def test_a_tracker_that_hangs_or_fails_is_dropped_with_one_warning(kind, reason,
     ours = [text for text in warnings if text.startswith("wandb")]
     assert len(ours) == 1
     assert reason in ours[0]
-    assert f"lap track {run.path} --to wandb" in ours[0]
+    assert f"lap runs track {run.path} --to wandb" in ours[0]
     assert len(read_metrics(run.metrics)) == len(list(lines_until(9)))
     if kind is Broken:  # nothing is waited for
         check_once(tensorboard_scalars(run.path), lines_until(9))
@@ -166,7 +166,7 @@ def test_after_a_kill_of_the_training_every_step_is_there_once(tiny):
     done = lap(*words(tiny), cache=cache)
     assert done.returncode == 0, done.stderr
     if "does not have all" in done.stderr:  # on a busy machine: what the warning advises
-        assert lap("track", str(path), "--to", "tensorboard").returncode == 0
+        assert lap("runs", "track", str(path), "--to", "tensorboard").returncode == 0
     held, lines = tensorboard_scalars(path), read_metrics(path / "metrics.jsonl")
     # What TensorBoard had not yet flushed when it was killed is missing; nothing is there twice, and no value differs.
     resumed = next(int(line["step"]) for line in reversed(lines) if "seconds_first_step" in line)
@@ -174,7 +174,7 @@ def test_after_a_kill_of_the_training_every_step_is_there_once(tiny):
     values = {line["step"]: line["loss"] for line in lines if "loss" in line}
     assert {step for step, _ in held["train/loss"]} >= {step for step in values if step >= resumed}
     assert all(value == pytest.approx(values[step]) for step, value in held["train/loss"])
-    assert lap("track", str(path), "--to", "tensorboard").returncode == 0
+    assert lap("runs", "track", str(path), "--to", "tensorboard").returncode == 0
     check_once(tensorboard_scalars(path), lines)
 
 
@@ -199,15 +199,15 @@ def test_trackers_are_no_part_of_a_recipe(tiny):
 
 def test_the_command_and_its_mistakes(run, tiny, capsys, monkeypatch):
     monkeypatch.setenv("LAP_RUNS", str(run.path.parent))
-    code, out, _ = run_main(capsys, "track", "mi*", "--to", "tensorboard", "--json")
+    code, out, _ = run_main(capsys, "runs", "track", "mi*", "--to", "tensorboard", "--json")
     assert (code, json.loads(out)) == (0, [{"run": "mine", "steps": 10}])
     mistakes = {
-        ("track", "mine"): "--to",
-        ("track", "nine", "--to", "tensorboard"): "mine",
-        ("track", "mine", "--to", "tensorbord"): "tensorboard",
-        ("track", "mine", "--to", "tensorboard", "--offline"): "--to wandb",
-        ("track", "mine", "--to", "tensorboard", "--project", "p"): "tensorboard",
-        ("track", "mine", "--to", "trackio", "--offline"): "trackio",
+        ("runs", "track", "mine"): "--to",
+        ("runs", "track", "nine", "--to", "tensorboard"): "mine",
+        ("runs", "track", "mine", "--to", "tensorbord"): "tensorboard",
+        ("runs", "track", "mine", "--to", "tensorboard", "--offline"): "--to wandb",
+        ("runs", "track", "mine", "--to", "tensorboard", "--project", "p"): "tensorboard",
+        ("runs", "track", "mine", "--to", "trackio", "--offline"): "trackio",
         words(tiny, "--track", "tensorbord"): "tensorboard",
         words(tiny, "--set", "track=[mlflow]"): "track",
     }
@@ -215,6 +215,6 @@ def test_the_command_and_its_mistakes(run, tiny, capsys, monkeypatch):
         code, out, err = run_main(capsys, *asked)
         assert (code, out, named in err) == (2, "", True), err
     monkeypatch.setattr(tracking, "find_spec", lambda name: None)
-    code, _, err = run_main(capsys, "track", "mine", "--to", "wandb")
+    code, _, err = run_main(capsys, "runs", "track", "mine", "--to", "wandb")
     assert (code, "lapcli[wandb]" in err) == (2, True)
     assert not (tiny.parent / "runs" / "tiny").exists()

@@ -72,7 +72,7 @@ def refuse_running(paths: Sequence[Path]) -> None:
 
 
 def plan_prunings(
-    paths: Sequence[Path], keep: int, *, with_sweeps: bool, are_named: bool
+    paths: Sequence[Path], keep: int, with_sweeps: bool, are_named: bool
 ) -> tuple[list[Pruning], list[str]]:
     """Plan the pruning of each run, and say why some are left out; for runs that a user named, that is an error."""
     prunings: list[Pruning] = []
@@ -93,9 +93,8 @@ def plan_prunings(
 def plan_pruning(run: Run, keep: int) -> Pruning:
     """Plan to remove all checkpoints but the newest `keep`, the best, and those that another run started from."""
     from lapcli import checkpoint
-    from lapcli.checkpoint import steps_in
 
-    steps = steps_in(run.checkpoints)
+    steps = checkpoint.steps_in(run.checkpoints)
     folders = {step: run.checkpoints / f"step-{step:06d}" for step in steps}
     kept = dict.fromkeys(steps[max(0, len(steps) - keep) :], "among the newest")
     if steps:
@@ -104,9 +103,8 @@ def plan_pruning(run: Run, keep: int) -> Pruning:
             checkpoint.read(folders[steps[-1]])
         except DataError as damage:  # an older checkpoint may be all that is left of the run
             raise UsageError(f"{run.path} is not pruned: {damage}") from None
-    ended_best = read_summary(run).get("best_step")
-    validated_best = best_validation(run, among=steps)
-    for step in (ended_best, validated_best.step if validated_best else None):
+    validated = best_validation(run, among=steps)
+    for step in (read_summary(run).get("best_step"), validated and validated["step"]):
         if step in folders:
             kept.setdefault(step, "the best")
     # By the weights' hash, which is right even if this run was trained again since.
@@ -120,7 +118,7 @@ def plan_pruning(run: Run, keep: int) -> Pruning:
     return Pruning(run.name, run.path, removed, dict(sorted(kept.items())), freed)
 
 
-def prune(pruning: Pruning) -> None:
+def remove_checkpoints(pruning: Pruning) -> None:
     """Remove the checkpoints of a plan."""
     with locked(pruning.path):
         for step in pruning.removed:

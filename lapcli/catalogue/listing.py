@@ -1,142 +1,90 @@
-"""Lists the runs of a folder, a line for each: kind, head plan, step, best score, age, size and status."""
+"""The runs of a folder, a line for each (kind, head plan, step, best score, age, size and status), and two compared."""
 
-import fnmatch
 import json
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from lapcli.recipe import recipe_to_dict
-from lapcli.recipe.schema import RUN, LayerRange
-from lapcli.runs import INFO, METRICS, RECIPE, SUMMARY, SWEEP, Run, read_run, read_summary, runs_in, unknown_run
+from lapcli.recipe import differing_keys, recipe_to_dict
+from lapcli.recipe.schema import RUN, LayerRange, TransformerModel
+from lapcli.results import find_paths, results
+from lapcli.runs import METRICS, SWEEP, Run, read_run, runs_in
 from lapcli.runtime.errors import UsageError
 from lapcli.training.metrics import last_step_metrics, parse_line
 
 SWEEPS = ".sweeps"  # in a folder of runs: locks and logs of the sweeps that trained some of them
-_LOWER_IS_BETTER = ("loss", "bits_per_byte", "perplexity", "bpb")
-#: The number of a validation that represents a run, in this order of preference; for other kinds the first one.
-_MAIN_SCORES = ("validation_top1", "validation_knn", "validation_bits_per_byte", "validation_loss")
-
-
-@dataclass(frozen=True)
-class Score:
-    """The best of a run's validations."""
-
-    metric: str
-    value: float
-    step: int
-
-    def __str__(self) -> str:
-        return f"{self.metric.removeprefix('validation_')} {self.value:.4f}"
-
-
-@dataclass(frozen=True)
-class ListedRun:
-    """A run in one line. Little is known of a damaged run, and `problem` says what is wrong."""
-
-    name: str
-    path: Path
-    status: str
-    bytes: int
-    kind: str | None = None
-    plan: str | None = None
-    step: int | None = None
-    steps: int | None = None
-    best: Score | None = None
-    seconds_since: float | None = None  # its run.json was written
-    problem: str | None = None
-
-    def to_dict(self) -> dict[str, Any]:
-        return {**asdict(self), "path": str(self.path)}
-
-
-def list_runs(runs_dir: Path, names: Sequence[str] = ()) -> list[ListedRun]:
-    """List the runs of these names or patterns, all runs without any; the one written last comes first."""
-    listed = [_listed(path) for path in matching_runs(runs_dir, names)]
-    return sorted(listed, key=lambda run: (run.seconds_since is None, run.seconds_since or 0.0, run.name))
+#: Keys of `run.json`: the data, and the machine that trained.
+_DATA = ("data", "data_sha256", "held_out_sha256", "tokenizer_sha256")
+_MACHINE = ("device", "world_size", "threads")
 
 
 def matching_runs(runs_dir: Path, names: Sequence[str]) -> list[Path]:
     """Return the folders of the runs with these names, folders or patterns; all runs without any."""
-    if not names:
-        return runs_in(runs_dir)
-    chosen: dict[Path, None] = {}
-    for name in names:
-        direct = Path(name) if (Path(name) / INFO).is_file() else runs_dir / name
-        paths = [direct] if (direct / INFO).is_file() else []
-        paths = paths or [path for path in runs_in(runs_dir) if fnmatch.fnmatchcase(path.name, name)]
-        if not paths and Path(name).is_dir() and runs_in(Path(name)):
-            raise UsageError(f"{name} is a folder of runs, not a run; use --runs-dir {name}")
-        if not paths:
-            raise unknown_run(runs_dir, name)
-        chosen.update(dict.fromkeys(paths))
-    return list(chosen)
+    return find_paths(names, runs_dir) if names else runs_in(runs_dir)
 
 
-def _listed(path: Path) -> ListedRun:
-    try:
-        run = read_run(path)
-        best = best_validation(run)
-    except UsageError as error:
-        return ListedRun(path.name, path, "damaged", size_of(path), problem=str(error))
-    return ListedRun(
-        name=run.name,
-        path=path,
-        status=run.status,
-        bytes=size_of(path),
-        kind=run.recipe.objective,
-        plan=plan_of(run),
-        step=last_step(run),
-        steps=run.info.get("steps"),
-        best=best,
-        seconds_since=_seconds_since(run.info.get("updated") or run.info.get("created")),
+def list_runs(runs_dir: Path, names: Sequence[str] = ()) -> list[dict[str, Any]]:
+    """List runs, the one written last first. Of a damaged run little is known, and `problem` says what is wrong."""
+    listed = []
+    for path in matching_runs(runs_dir, names):
+        try:
+            listed.append(summary_of(read_run(path)))
+        except UsageError as error:
+            damage = {"status": "damaged", "problem": str(error)}
+            listed.append({"name": path.name, "path": str(path), "bytes": size_of(path), **damage})
+    return sorted(
+        listed, key=lambda run: (run.get("seconds_since") is None, run.get("seconds_since") or 0, run["name"])
     )
+
+
+def summary_of(run: Run) -> dict[str, Any]:
+    step = int(run.info.get("step") or 0)
+    return {
+        "name": run.name,
+        "path": str(run.path),
+        "status": run.status,
+        "bytes": size_of(run.path),
+        "kind": run.recipe.objective,
+        "plan": plan_of(run),
+        # While a run trains, its metrics are ahead of its last save.
+        "step": max(step, last_step_metrics(run.metrics).get("step", 0)) if run.status == "running" else step,
+        "steps": run.info.get("steps"),
+        "best": best_validation(run),
+        "seconds_since": _seconds_since(run.info.get("updated") or run.info.get("created")),
+    }
 
 
 def plan_of(run: Run) -> str | None:
     """Return `laplacian_heads` or `operators` as the recipe writes it."""
-    model = getattr(run.recipe, "model", None)
+    model: Any = getattr(run.recipe, "model", None)
     if getattr(model, "operators", None) is not None:
-        return str(model.head_plan().label())  # type: ignore[union-attr]
+        return str(model.head_plan().label())
     plan = getattr(model, "laplacian_heads", None)
     plan = plan.model_dump() if isinstance(plan, LayerRange) else plan
     return plan if plan is None or isinstance(plan, str) else json.dumps(plan)
 
 
-def last_step(run: Run) -> int:
-    """Return the step of the last checkpoint, or of the last line of metrics of a run that is being trained."""
-    step = int(run.info.get("step") or 0)
-    return max(step, last_step_metrics(run.metrics).get("step", 0)) if run.status == "running" else step
+def best_validation(run: Run, among: Sequence[int] | None = None) -> dict[str, Any] | None:
+    """Return metric, value and step of the run's best validation, the first of equals; `among`: of these steps only.
 
-
-def validations(path: Path) -> list[dict[str, Any]]:
-    """Return the lines of `metrics.jsonl` with a validation; the others, which are most, are not parsed."""
-    if not path.is_file():
-        return []
-    with open(path, "rb") as file:
-        return [line for text in file if b'"validation_' in text and (line := parse_line(text))]
-
-
-def best_validation(run: Run, among: Sequence[int] | None = None) -> Score | None:
-    """Return the best value of the run's main metric, the first of equals; `among`: of these steps only."""
-    lines = [line for line in validations(run.path / METRICS) if among is None or line["step"] in among]
-    names = [name for line in lines for name in line if name.startswith("validation_")]
-    metric = next((name for name in _MAIN_SCORES if name in names), names[0] if names else None)
+    The metric is the first of the recipe's where higher is better, else its last: top-1, k-NN, bits per byte.
+    """
+    lines = []
+    if (file := run.path / METRICS).is_file():
+        with file.open("rb") as texts:  # most lines have no validation, and are not parsed
+            lines = [line for text in texts if b'"validation_' in text and (line := parse_line(text))]
+    directions = {name: direction for name, (_, direction) in run.recipe.metrics.items()}
+    known = [name for name in directions if any(name in line for line in lines)]
+    metric = next((name for name in known if directions[name] == "higher"), known[-1] if known else None)
     # Step 0 is the validation before training: not a result of it, even where it is the best.
     values = {line["step"]: float(line[metric]) for line in lines if metric in line and line["step"] > 0}
-    if metric is None or not values:
+    steps = sorted(values if among is None else values.keys() & set(among))
+    if metric is None or not steps:
         return None
-    choose = min if lower_is_better(metric) else max
-    # Sorted, since min and max return the first of equals.
-    step = choose(sorted(values), key=lambda step: values[step])
-    return Score(metric, values[step], step)
-
-
-def lower_is_better(metric: str) -> bool:
-    return any(word in metric for word in _LOWER_IS_BETTER)
+    step = (max if directions[metric] == "higher" else min)(steps, key=lambda step: values[step])
+    return {"metric": metric, "value": values[step], "step": step}
 
 
 def started_from(run: Run) -> tuple[str, str] | None:
@@ -160,35 +108,51 @@ def size_of(folder: Path) -> int:
     total = 0
     for file in folder.rglob("*"):
         try:
-            stat = file.lstat()
+            total += file.lstat().st_blocks * 512  # POSIX counts blocks of 512 bytes
         except OSError:
             continue
-        # POSIX counts blocks of 512 bytes, whatever the file system's own size.
-        total += stat.st_blocks * 512
     return total
 
 
-def sizes(path: Path) -> dict[str, int]:
-    """Return the bytes of each folder of a run (checkpoints, evaluations, analyses), and of the rest."""
-    parts = {part.name: size_of(part) for part in sorted(path.iterdir()) if part.is_dir()}
-    return {**parts, "other": size_of(path) - sum(parts.values())}
-
-
 def describe(run: Run) -> dict[str, Any]:
-    """Return everything that `lap runs show` prints: run.json, recipe, scores, checkpoints and sizes."""
+    """Return everything that `lap runs show` prints: run.json, recipe, results, checkpoints and sizes."""
+    parts = {part.name: size_of(part) for part in sorted(run.path.iterdir()) if part.is_dir()}
+    summary, model = summary_of(run), getattr(run.recipe, "model", None)
     return {
-        **_listed(run.path).to_dict(),
+        **summary,
         "info": run.info,
         "started_from": started_from(run),
+        "names_operators": isinstance(model, TransformerModel) and not model.head_plan().is_laplacian,
         "checkpoints": sorted(folder.name for folder in run.checkpoints.glob("step-*")),
-        "evaluations": sorted(file.name for file in (run.path / "eval").glob("*.json")),
-        "analyses": sorted(
-            str(file.relative_to(run.path / "analysis")) for file in (run.path / "analysis").rglob("*.json")
-        ),
-        "summary": read_summary(run) if (run.path / SUMMARY).is_file() else None,
-        "sizes": sizes(run.path),
-        "recipe_file": str(run.path / RECIPE),
+        "results": scores_of(run),
+        "sizes": {**parts, "other": summary["bytes"] - sum(parts.values())},
         "recipe": recipe_to_dict(run.recipe),
+    }
+
+
+def scores_of(run: Run) -> dict[str, float]:
+    """Return the results of the last weights, by task, metric and the conditions that differ from the default."""
+    frame = results([run.path], run.path.parent)
+    scores = {}
+    for row in frame[frame.checkpoint == "last"].to_dict("records"):
+        limit = "" if row["limit"] is None or row["limit"] != row["limit"] else f"limit {row['limit']:g}"  # NaN: none
+        layer = "" if row["layer"] is None or row["layer"] != row["layer"] else f"layer {row['layer']:g}"
+        parts = [row["task"], row["metric"] if row["metric"] != row["task"] else "", layer, limit, row["conditions"]]
+        scores[" ".join(str(part) for part in parts if part)] = row["value"]
+    return scores
+
+
+def difference(a: Run, b: Run) -> dict[str, list[tuple[str, Any, Any]]]:
+    """Compare two runs: keys of the recipe, data and versions that differ, and all results of the last weights."""
+    versions = differing_keys(a.info.get("versions", {}), b.info.get("versions", {}))
+    facts = {keys: [(key, a.info.get(key), b.info.get(key)) for key in keys] for keys in (_DATA, _MACHINE)}
+    first, second = scores_of(a), scores_of(b)
+    return {
+        "recipe": differing_keys(recipe_to_dict(a.recipe), recipe_to_dict(b.recipe)),
+        "data": [row for row in facts[_DATA] if row[1] != row[2]],
+        "versions": [*versions, *(row for row in facts[_MACHINE] if row[1] != row[2])],
+        "results": [("step", a.info.get("step"), b.info.get("step"))]
+        + [(name, first.get(name), second.get(name)) for name in {**first, **second}],
     }
 
 

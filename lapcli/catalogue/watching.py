@@ -2,6 +2,8 @@
 
 import itertools
 import math
+import shutil
+import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
@@ -11,52 +13,50 @@ from typing import Any
 from lapcli.catalogue.listing import is_of_a_sweep, list_runs, matching_runs
 from lapcli.runs import METRICS, read_info, status_of
 from lapcli.runtime.errors import UsageError
+from lapcli.runtime.tables import fitted
 from lapcli.training.metrics import read_metrics
 
 LETTERS = "abcdefgh"  # one for each run in a picture; more runs become a table
 _SHOWN = ("loss", "lr", "tokens_per_second", "images_per_second")
+_UNBROKEN = "\N{NO-BREAK SPACE}"
 
 
 @dataclass(frozen=True)
 class WatchedRun:
     """A run at one moment."""
 
-    name: str
+    path: Path
     status: str
     step: int
     steps: int | None
     values: dict[str, float]  # of the last step and the last validation
     curve: list[tuple[int, float]]
-    is_of_a_sweep: bool = False
+
+    @property
+    def name(self) -> str:
+        return self.path.name
 
     def line(self) -> str:
         at = f"{self.step:,}/{self.steps:,}" if self.steps else f"{self.step:,}"
-        numbers = (
-            f"{name} {f'{value:,.0f}' if name.endswith('_per_second') and value >= 100 else f'{value:.4g}'}"
-            for name, value in self.values.items()
-            if name in _SHOWN or name.startswith("validation_")
-        )
+        shown = {key: v for key, v in self.values.items() if key in _SHOWN or key.startswith("validation_")}
+        numbers = [f"{key} {f'{v:,.0f}' if key.endswith('_second') else f'{v:.4g}'}" for key, v in shown.items()]
         return "  ".join([f"{self.name}  step {at}", *numbers, self.status])
 
 
-def chosen_runs(runs_dir: Path, names: Sequence[str]) -> list[Path]:
-    """Return the named runs; without names those that are being trained, else the newest."""
-    if names:
-        return matching_runs(runs_dir, names)
-    listed = list_runs(runs_dir)
-    if not listed:
+def chosen_runs(runs_dir: Path, names: Sequence[str], metric: str) -> list[Path]:
+    """Return the named runs, else those that are being trained, else the newest; UsageError if none has the metric."""
+    listed = [] if names else list_runs(runs_dir)
+    if not names and not listed:
         raise UsageError(f"there are no runs in {runs_dir} to watch; train one, or see --runs-dir")
-    return [run.path for run in listed if run.status == "running"] or [listed[0].path]
-
-
-def check_metric(paths: Sequence[Path], metric: str) -> None:
-    """Raise for a name that no run has in its metrics, unless one of them has no metrics yet."""
+    training = [Path(run["path"]) for run in listed if run["status"] == "running"]
+    paths = matching_runs(runs_dir, names) if names else training or [Path(listed[0]["path"])]
     named = [set[str]().union(*read_metrics(path / METRICS)) - {"step"} for path in paths]
     known = sorted(set[str]().union(*named))
-    if metric not in known and all(named):
+    if metric not in known and all(named):  # a run without metrics may have it later
         near = get_close_matches(metric, known, 1)
         hint = f"did you mean {near[0]}? Known" if near else "known"
         raise UsageError(f"none of these runs has the metric {metric[:60]!r}; {hint}: {', '.join(known)}")
+    return paths
 
 
 def read_watched_run(path: Path, metric: str) -> WatchedRun:
@@ -70,7 +70,24 @@ def read_watched_run(path: Path, metric: str) -> WatchedRun:
     # A loss that is not finite has no place on an axis.
     curve = [(line["step"], float(line[metric])) for line in lines if metric in line and math.isfinite(line[metric])]
     step = max([int(info.get("step") or 0), *(line["step"] for line in lines[-1:])])
-    return WatchedRun(path.name, status_of(path, info), step, info.get("steps"), values, curve, is_of_a_sweep(path))
+    return WatchedRun(path, status_of(path, info), step, info.get("steps"), values, curve)
+
+
+def screen(seen: Sequence[WatchedRun], metric: str) -> str:
+    """Return a picture with one line of text for each run; for sweeps and many runs, a table."""
+    width, height = shutil.get_terminal_size()
+    if len(seen) > len(LETTERS) or (len(seen) > 1 and all(is_of_a_sweep(run.path) for run in seen)):
+        rows = [
+            (run.name, f"{run.step:,}/{run.steps or '?'}", f"{run.values.get(metric, math.nan):.4g}", run.status)
+            for run in seen
+        ]
+        return "\n".join(fitted([("run", "step", metric, "status"), *rows], width=width))
+    lines = [f"{LETTERS[n]}  {run.line()}" if len(seen) > 1 else run.line() for n, run in enumerate(seen)]
+    # A name stays with its value: parts are separated by two spaces, and single spaces inside them must not wrap.
+    unbroken = (line.replace("  ", "\0").replace(" ", _UNBROKEN).replace("\0", "  ") for line in lines)
+    wrapped = (part for line in unbroken for part in textwrap.wrap(line, width, subsequent_indent="   "))
+    shown = [part.replace(_UNBROKEN, " ") for part in wrapped]
+    return "\n".join([plot_curves(seen, metric, width, max(8, min(24, height - len(shown) - 2))), *shown])
 
 
 def plot_curves(seen: Sequence[WatchedRun], metric: str, width: int, height: int) -> str:
@@ -79,32 +96,25 @@ def plot_curves(seen: Sequence[WatchedRun], metric: str, width: int, height: int
         import plotext
     except ImportError:
         raise UsageError("the package plotext is not installed; pip install 'lapcli[watch]'") from None
+    drawn = [run for run in seen if run.curve]
+    if not drawn:
+        return f"(no {metric} yet)"
     figure: Any = plotext.figure
     figure.clear()
     figure.plot_size(width, height)
     figure.title(metric)
-    drawn = [run for run in seen if run.curve]
     for letter, run in zip(LETTERS, drawn, strict=False):
-        points = _thinned(run.curve, 2 * width)
-        steps, values = [step for step, _ in points], [value for _, value in points]
-        signal = figure.signal(steps, values, marker="braille" if len(seen) == 1 else letter)
+        # Thinned to what the columns can show; the last point is kept.
+        points = [*run.curve[: -1 : max(1, len(run.curve) // (2 * width))], run.curve[-1]]
+        steps, values = zip(*points, strict=True)
+        signal = figure.signal(list(steps), list(values), marker="braille" if len(seen) == 1 else letter)
         if len(seen) == 1 and len(points) > 1:
             signal.lines()
         figure.draw(signal)
-    if drawn:
-        steps = [step for run in drawn for step, _ in run.curve]
-        figure.ruler("x").ticks(_whole_steps(min(steps), max(steps)))
-    return str(plotext.uncolorize(str(figure.build()))).rstrip("\n") if drawn else f"(no {metric} yet)"
-
-
-def _whole_steps(first: int, last: int, most: int = 6) -> list[int]:
-    """Return whole-number ticks: multiples of 1, 2 or 5 times a power of ten."""
+    every = [step for run in drawn for step, _ in run.curve]
+    first, last = min(every), max(every)
+    # At most seven ticks, at multiples of 1, 2 or 5 times a power of ten.
     sizes = (unit * 10**power for power in itertools.count() for unit in (1, 2, 5))
-    size = next(size for size in sizes if (last - first) / size <= most)
-    return list(range(-(-first // size) * size, last + 1, size))
-
-
-def _thinned(curve: Sequence[tuple[int, float]], most: int) -> Sequence[tuple[int, float]]:
-    """Leave out points beyond what the columns can show; the last point is kept."""
-    every = max(1, len(curve) // most)
-    return [*curve[:-1:every], curve[-1]]
+    size = next(size for size in sizes if (last - first) / size <= 6)
+    figure.ruler("x").ticks(list(range(-(-first // size) * size, last + 1, size)))
+    return str(plotext.uncolorize(str(figure.build()))).rstrip("\n")

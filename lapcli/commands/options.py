@@ -91,6 +91,9 @@ Weights = Annotated[
 ]
 Fresh = Annotated[bool, typer.Option("--fresh", help="Move an existing run of that name aside and start over.")]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Print what would be trained, and stop; no data is read.")]
+Jobs = Annotated[
+    int | None, typer.Option("--jobs", min=1, max=1024, help="Runs at a time; they share the GPUs. Default: 1.")
+]
 Nproc = Annotated[str, typer.Option("--nproc", metavar="N|auto", help="Processes on this machine; auto: one per GPU.")]
 Nnodes = Annotated[int, typer.Option("--nnodes", help="Number of machines.")]
 NodeRank = Annotated[int | None, typer.Option("--node-rank", help="Rank of this machine; --rdzv names that of rank 0.")]

@@ -7,8 +7,8 @@ from typing import Annotated, Literal
 import typer
 
 from lapcli.commands import options
-from lapcli.runtime.environment import runs_dir as default_runs_dir
 from lapcli.report.forms import write_for_user
+from lapcli.runtime.environment import runs_dir as default_runs_dir
 from lapcli.runtime.tables import wrapped_message
 
 EXAMPLES = """\b

@@ -1,10 +1,11 @@
-"""`lap runs`: list, compare, rename, prune and remove runs."""
+"""`lap runs`: list, compare, watch, track, rename, prune and remove runs."""
 
 import contextlib
 import json
-import re
 import sys
-from typing import TYPE_CHECKING, Annotated, Any
+import time
+from pathlib import Path
+from typing import Annotated, Any, Literal
 
 import typer
 
@@ -14,20 +15,19 @@ from lapcli.runtime.environment import runs_dir as default_runs_dir
 from lapcli.runtime.errors import UsageError
 from lapcli.runtime.tables import facts, wrapped_message
 
-if TYPE_CHECKING:
-    from lapcli.catalogue.housekeeping import Pruning
-
 EXAMPLES = """\b
 Examples:
   lap runs list 'vit_*'
   lap runs show quickstart
   lap runs diff quickstart baseline
-  lap runs best --metric top1
+  lap runs watch quickstart baseline --metric validation_bits_per_byte
+  lap runs track quickstart --to tensorboard
+  lap runs prune 'vit_*' --keep 2 --dry-run
 """
 
 
 app = typer.Typer(
-    help="List, compare, rename and remove runs. Without a command: the list of all.",
+    help="List, compare, watch, rename and remove runs. Without a command: the list of all.",
     invoke_without_command=True,
     epilog=EXAMPLES,
     rich_markup_mode=None,
@@ -37,10 +37,14 @@ _LONGEST = 48  # characters of a value beside another
 RunName = Annotated[
     str, typer.Argument(metavar="RUN", autocompletion=options.run_names, help="Name or folder of a run.")
 ]
-Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
+SomeRuns = Annotated[
+    list[str],
+    typer.Argument(metavar="RUNS", autocompletion=options.run_names, help="Names, folders or patterns of runs."),
+]
+Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask; runs of a sweep too.")]
 
 
-def _folder(runs_dir: Any) -> Any:
+def _folder(runs_dir: Path | None) -> Path:
     folder = runs_dir or default_runs_dir()
     if folder.exists() and not folder.is_dir():
         raise UsageError(f"{folder} is not a folder of runs; see --runs-dir")
@@ -53,145 +57,148 @@ def runs(context: typer.Context, runs_dir: options.RunsDir = None, as_json: opti
         list_(None, runs_dir, as_json)
 
 
-@app.command("list", epilog="\b\nExamples:\n  lap runs list\n  lap runs list 'vit_*' --json")
+@app.command("list")
 def list_(names: options.Runs = None, runs_dir: options.RunsDir = None, as_json: options.Json = False) -> None:
     """List runs, the newest first: kind, Laplacian heads, step, best validation, age, size and status."""
-
     from lapcli.catalogue.listing import list_runs
 
     folder = _folder(runs_dir)
     listed = list_runs(folder, names or [])
     if as_json:
-        print_json([run.to_dict() for run in listed])
-        return
-    if not listed:
+        print_json(listed)
+    elif not listed:
         print(f"no runs in {folder}; lap train quickstart trains one", file=sys.stderr)
-        return
-    rows = []
-    for run in listed:
-        step = "" if run.step is None else f"{run.step:,}/{run.steps:,}" if run.steps else f"{run.step:,}"
-        best, age = "" if run.best is None else str(run.best), age_text(run.seconds_since)
-        rows.append((run.name, run.kind or "?", run.plan or "", step, best, age, size_text(run.bytes), run.status))
-    print(table(("run", "kind", "Laplacian", "step", "best", "age", "size", "status"), rows))
-    for run in listed:
-        if run.problem:
-            print(wrapped_message(f"note: {run.problem}"), file=sys.stderr)
+    else:
+        rows = []
+        for run in listed:
+            step = f"{run['step']:,}" + (f"/{run['steps']:,}" if run["steps"] else "") if "step" in run else ""
+            known = (run["name"], run.get("kind", "?"), run.get("plan") or "", step, _best_text(run.get("best")))
+            rows.append((*known, age_text(run.get("seconds_since")), size_text(run["bytes"]), run["status"]))
+        print(table(("run", "kind", "Laplacian", "step", "best", "age", "size", "status"), rows))
+        for run in listed:
+            if "problem" in run:
+                print(wrapped_message(f"note: {run['problem']}"), file=sys.stderr)
 
 
-@app.command(epilog="\b\nExamples:\n  lap runs show quickstart\n  lap runs show quickstart --json")
+@app.command()
 def show(name: RunName, runs_dir: options.RunsDir = None, as_json: options.Json = False) -> None:
-    """Show one run: recipe, data, scores, checkpoints, evaluations, sizes."""
+    """Show one run: recipe, data, results, checkpoints, sizes."""
     from lapcli.catalogue.listing import describe
-    from lapcli.recipe.schema import TransformerModel
     from lapcli.runs import named_run
 
-    run = named_run(_folder(runs_dir), name)
-    told = describe(run)
+    told = describe(named_run(_folder(runs_dir), name))
     if as_json:
         print_json(told)
         return
-    info, summary = told["info"], told["summary"] or {}
-    model = getattr(run.recipe, "model", None)
-    names_operators = isinstance(model, TransformerModel) and not model.head_plan().is_laplacian
-    heads = told["plan"] if names_operators else f"{told['plan'] or 'no'} Laplacian"
-    rows = [
-        ("run", f"{told['path']}, {told['kind']}, {told['status']}"),
-        ("heads", heads),
-        ("step", f"{told['step']:,} of {told['steps'] or '?'}, seed {info.get('seed')}, {info.get('device', '')}"),
-        ("written", f"{age_text(told['seconds_since'])} ago; created {info.get('created')}"),
-    ]
-    if info.get("failure"):
-        rows.append(("failure", str(info["failure"])))
-    if told["started_from"]:
-        rows.append(("started from", f"{told['started_from'][0]}, weights sha256 {told['started_from'][1][:16]}"))
-    rows.append(("data", str(info.get("data", "not prepared yet"))))
-    for when in ("start", "end", "best"):
-        numbers = [f"{key.removeprefix('validation_')} {value:.4f}" for key, value in summary.get(when, {}).items()]
-        at = f" (step {summary['best_step']})" if when == "best" and numbers else ""
-        rows += [(f"at the {when}" if when != "best" else "best", ", ".join(numbers) + at)] if numbers else []
-    if not summary and run.status != "finished" and told["best"]:
-        rows.append(("best", f"{told['best']['metric']} {told['best']['value']:.4f} at step {told['best']['step']}"))
-    for key in ("checkpoints", "evaluations", "analyses"):
-        rows.append((key, ", ".join(told[key]) or "none"))
-    parts = ", ".join(f"{part} {size_text(count)}" for part, count in told["sizes"].items() if count)
-    rows.append(("size", f"{size_text(told['bytes'])}: {parts}"))
-    rows.append(("weights", f"sha256 {info.get('weights_sha256') or 'none yet'}"))
-    rows.append(("recipe", f"{told['recipe_file']}, sha256 {str(info.get('recipe_sha256'))[:16]}"))
-    rows.append(("versions", ", ".join(f"{key} {value}" for key, value in info.get("versions", {}).items())))
-    print(facts(rows))
+    info, start = told["info"], told["started_from"]
+    steps = f"{told['step']:,} of {told['steps'] or '?'}"
+    rows = {
+        "run": f"{told['path']}, {told['kind']}, {told['status']}",
+        "heads": f"{told['plan'] or 'no'}{'' if told['names_operators'] else ' Laplacian'}",
+        "step": f"{steps}, seed {info.get('seed')}, {info.get('device', '')}",
+        "written": f"{age_text(told['seconds_since'])} ago; created {info.get('created')}",
+        "failure": info.get("failure"),
+        "started from": start and f"{start[0]}, weights sha256 {start[1][:16]}",
+        "data": info.get("data", "not prepared yet"),
+        "best": _best_text(told["best"]) + (f" at step {told['best']['step']}" if told["best"] else ""),
+        "results": ", ".join(f"{key} {_value(value)}" for key, value in told["results"].items()),
+        "checkpoints": ", ".join(told["checkpoints"]) or "none",
+        "size": ", ".join(f"{part} {size_text(count)}" for part, count in told["sizes"].items() if count),
+        "weights": f"sha256 {info.get('weights_sha256') or 'none yet'}",
+        "recipe": f"sha256 {info.get('recipe_sha256')}",
+        "versions": ", ".join(f"{key} {value}" for key, value in info.get("versions", {}).items()),
+    }
+    print(facts([(key, str(text)) for key, text in rows.items() if text]))
 
 
-@app.command(epilog="\b\nExamples:\n  lap runs diff quickstart baseline\n  lap runs diff runs/a other/b --json")
-def diff(
-    a: RunName,
-    b: RunName,
-    runs_dir: options.RunsDir = None,
-    as_json: options.Json = False,
-) -> None:
-    """Compare two runs: recipe keys, data and versions that differ, and the scores of both."""
-    from lapcli.catalogue.comparing import difference
+@app.command()
+def diff(a: RunName, b: RunName, runs_dir: options.RunsDir = None, as_json: options.Json = False) -> None:
+    """Compare two runs: recipe keys, data and versions that differ, and the results of both."""
+    from lapcli.catalogue.listing import difference
     from lapcli.runs import named_run
 
     first, second = (named_run(_folder(runs_dir), name) for name in (a, b))
-    sections = difference(first, second).sections()
+    sections = difference(first, second)
     if as_json:
-        as_rows = {
-            what: [{"key": key, "a": old, "b": new} for key, old, new in rows] for what, rows in sections.items()
-        }
-        print_json({"a": str(first.path), "b": str(second.path), **as_rows})
+        keyed = {what: [dict(zip(["key", "a", "b"], row, strict=True)) for row in sections[what]] for what in sections}
+        print_json({"a": str(first.path), "b": str(second.path), **keyed})
         return
     print(f"A = {first.path}\nB = {second.path}")
     for what, rows in sections.items():
-        print(f"\n{what}: the same" if not rows else f"\n{what}")
-        if rows:
-            print(table(("key", "A", "B"), [(key, _value(old), _value(new)) for key, old, new in rows]))
+        shown = [(key, _value(old), _value(new)) for key, old, new in rows]
+        print(f"\n{what}\n{table(('key', 'A', 'B'), shown)}" if rows else f"\n{what}: the same")
 
 
-def _value(value: Any) -> str:
-
-    if isinstance(value, float):
-        return f"{value:.6g}"
-    text = value if isinstance(value, str) else "-" if value is None else json.dumps(value)
-    if re.fullmatch("[0-9a-f]{64}", text):  # a sha256; its beginning is enough
-        return text[:16]
-    return text if len(text) <= _LONGEST else text[: _LONGEST - 3] + "..."
-
-
-@app.command(
-    epilog="\b\nExamples:\n  lap runs best --metric top1\n  lap runs best 'quickstart*' --metric bits_per_byte"
-)
-def best(
+@app.command()
+def watch(
     names: options.Runs = None,
-    metric: Annotated[
-        str, typer.Option("--metric", help="Score of the last weights, such as top1, arc_easy or bits_per_byte.")
-    ] = "validation_loss",
-    lowest: Annotated[
-        bool | None,
-        typer.Option("--lowest/--highest", help="Which is better.", show_default="by name: lowest for a loss"),
-    ] = None,
+    metric: Annotated[str, typer.Option("--metric", help="Metric to draw, by its name in metrics.jsonl.")] = "loss",
+    every: Annotated[float, typer.Option("--every", min=0.1, help="Seconds between two updates.")] = 2.0,
+    once: Annotated[bool, typer.Option("--once", help="Draw once, and stop.")] = False,
     runs_dir: options.RunsDir = None,
     as_json: options.Json = False,
 ) -> None:
-    """Rank finished runs by a score, the best first."""
+    """Draw curves of runs while they train; by default of those in training, else of the newest.
 
-    from lapcli.catalogue.comparing import rank
+    Without a terminal: a line for each change and no curve.
+    """
+    from lapcli.catalogue.watching import chosen_runs, read_watched_run, screen
 
-    ranking = rank(_folder(runs_dir), names or [], metric, lowest)
+    paths = chosen_runs(_folder(runs_dir), names or [], metric)
+    is_screen = sys.stdout.isatty() and not as_json
+    told: dict[str, tuple[int, str]] = {}
+    while True:
+        seen = [read_watched_run(path, metric) for path in paths]
+        if is_screen:
+            # Clears the screen and moves the cursor to its corner; with --once the picture stays in the scroll-back.
+            print(("" if once else "\x1b[2J\x1b[H") + screen(seen, metric), flush=True)
+        for run in [] if is_screen else seen:
+            if told.get(run.name) != (run.step, run.status):
+                told[run.name] = run.step, run.status
+                row = {"run": run.name, "step": run.step, "steps": run.steps, "status": run.status, **run.values}
+                print(json.dumps(row) if as_json else run.line(), flush=True)
+        if once or all(run.status != "running" for run in seen):
+            return
+        try:
+            time.sleep(every)
+        except KeyboardInterrupt:  # ends only this command; the runs continue
+            return
+
+
+@app.command()
+def track(
+    names: SomeRuns,
+    to: Annotated[Literal["tensorboard", "wandb", "trackio"], typer.Option("--to", help="The tracker.")],
+    project: Annotated[
+        str | None, typer.Option("--project", help="Project of W&B or trackio.", show_default="lap")
+    ] = None,
+    offline: Annotated[bool, typer.Option("--offline", help="W&B: write folders for `wandb sync`.")] = False,
+    runs_dir: options.RunsDir = None,
+    as_json: options.Json = False,
+) -> None:
+    """Send metrics, evaluations and recipes of runs of any status to TensorBoard, W&B or trackio."""
+    if offline and to != "wandb":
+        raise UsageError(f"--offline is an option of --to wandb; leave it out for {to}, which sends nothing anyway")
+    if project is not None and (to == "tensorboard" or not project.strip()):
+        raise UsageError("--project names a project of --to wandb or --to trackio; leave it out")
+
+    from lapcli.catalogue.listing import matching_runs
+    from lapcli.runs import read_run
+    from lapcli.tracking import replay
+
+    paths = matching_runs(_folder(runs_dir), names)
+    sent = {path.name: replay(read_run(path), to, project, offline) for path in paths}
     if as_json:
-        placed = [vars(run) for run in ranking.runs]
-        order = "lowest first" if ranking.lower_is_better else "highest first"
-        print_json({"metric": ranking.metric, "order": order, "runs": placed, "without": ranking.without})
-        return
-    print(table(("run", "kind", ranking.metric), [(run.run, run.kind, f"{run.value:.6g}") for run in ranking.runs]))
-    if ranking.without:
-        print(wrapped_message(f"note: without {ranking.metric}: {', '.join(ranking.without)}"), file=sys.stderr)
+        print_json([{"run": name, "steps": steps} for name, steps in sent.items()])
+    else:
+        print("\n".join(f"{name}: {steps:,} steps sent to {to}" for name, steps in sent.items()))
 
 
-@app.command(epilog="\b\nExamples:\n  lap runs rename quickstart first_try\n  lap runs rename sweep-cell kept --yes")
+@app.command()
 def rename(
     name: RunName,
     new: Annotated[str, typer.Argument(metavar="NEW", help="Its new name.")],
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Rename it even if it belongs to a sweep.")] = False,
+    yes: Yes = False,
     runs_dir: options.RunsDir = None,
     as_json: options.Json = False,
 ) -> None:
@@ -202,137 +209,93 @@ def rename(
 
     run = named_run(_folder(runs_dir), name)
     if is_of_a_sweep(run.path) and not yes:
-        raise UsageError(
-            f"{run.path} belongs to a sweep, which would train it again under its old name; use --yes to rename it"
-        )
+        raise UsageError(f"{run.path} belongs to a sweep, which would train it again; use --yes to rename it")
     path = rename_run(run, new)
     print_json({"run": str(run.path), "renamed_to": str(path)}) if as_json else print(path)
 
 
-@app.command(epilog="\b\nExamples:\n  lap runs rm first_try\n  lap runs rm 'try-*' --yes")
-def rm(
-    names: Annotated[
-        list[str],
-        typer.Argument(metavar="RUNS", autocompletion=options.run_names, help="Names, folders or patterns of runs."),
-    ],
-    yes: Yes = False,
-    runs_dir: options.RunsDir = None,
-    as_json: options.Json = False,
-) -> None:
+@app.command()
+def rm(names: SomeRuns, yes: Yes = False, runs_dir: options.RunsDir = None, as_json: options.Json = False) -> None:
     """Remove runs with everything in them, after asking. A run that is being trained is refused."""
     from lapcli.catalogue.housekeeping import dependent_runs, refuse_running, remove_run
     from lapcli.catalogue.listing import is_of_a_sweep, matching_runs, size_of
 
     paths = matching_runs(_folder(runs_dir), names)
     refuse_running(paths)
-    remarks = []
+    remarks = [f"{path.name} belongs to a sweep, which would train it again." for path in paths if is_of_a_sweep(path)]
     for path in paths:
         with contextlib.suppress(UsageError):  # a damaged run elsewhere in the folder must not prevent the removal
             if others := [name for name in dependent_runs(path) if path.parent / name not in paths]:
                 remarks.append(f"{', '.join(others)} started from {path.name}.")
-        if is_of_a_sweep(path):
-            remarks.append(f"{path.name} belongs to a sweep, which would train it again.")
-    size = size_text(sum(map(size_of, paths)))
-    listed = ", ".join(str(path) for path in paths)
-    if not ask_to_confirm(" ".join([f"Remove {listed} ({size})?", *remarks]), yes):
-        raise typer.Exit(1)
+    listed, size = ", ".join(map(str, paths)), size_text(sum(map(size_of, paths)))
+    _confirm(" ".join([f"Remove {listed} ({size})?", *remarks]), yes)
     freed = {str(path): remove_run(path) for path in paths}
     if as_json:
         print_json({"removed": freed})
-        return
-    for removed, count in freed.items():
-        print(f"removed {removed}, {size_text(count)}")
+    else:
+        print("\n".join(f"removed {path}, {size_text(count)}" for path, count in freed.items()))
 
 
-@app.command(epilog="\b\nExamples:\n  lap runs du\n  lap runs du 'vit_*' --json")
-def du(names: options.Runs = None, runs_dir: options.RunsDir = None, as_json: options.Json = False) -> None:
-    """Show the disk usage of each run, the largest first."""
-    from lapcli.catalogue.listing import matching_runs, sizes
-
-    measured = {path: sizes(path) for path in matching_runs(_folder(runs_dir), names or [])}
-    order = sorted(measured, key=lambda path: -sum(measured[path].values()))
-    if as_json:
-        print_json([{"run": path.name, "bytes": sum(measured[path].values()), **measured[path]} for path in order])
-        return
-    rows = []
-    for path in order:
-        parts = measured[path]
-        kept = parts.get("checkpoints", 0)
-        total = sum(parts.values())
-        rows.append((path.name, size_text(total), size_text(kept), size_text(total - kept)))
-    whole = sum(sum(parts.values()) for parts in measured.values())
-    rows.append(("total", size_text(whole), "", ""))
-    print(table(("run", "size", "checkpoints", "other"), rows))
-
-
-@app.command(epilog="\b\nExamples:\n  lap runs prune --dry-run\n  lap runs prune 'vit_*' --keep 2 --yes")
+@app.command()
 def prune(
     names: options.Runs = None,
     keep: Annotated[int, typer.Option("--keep", min=1, help="Newest checkpoints of each run to keep.")] = 1,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print what would be removed; remove nothing.")] = False,
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask; prune runs of a sweep too.")] = False,
+    yes: Yes = False,
     runs_dir: options.RunsDir = None,
     as_json: options.Json = False,
 ) -> None:
     """Remove old checkpoints, after asking: never the newest, the best, or one that another run started from."""
-
-    from lapcli.catalogue.housekeeping import plan_prunings
-    from lapcli.catalogue.housekeeping import prune as remove_checkpoints
+    from lapcli.catalogue.housekeeping import plan_prunings, remove_checkpoints
     from lapcli.catalogue.listing import matching_runs
 
-    paths = matching_runs(_folder(runs_dir), names or [])
-    prunings, left_out = plan_prunings(paths, keep, with_sweeps=yes, are_named=bool(names))
-    for note in left_out:
-        print(wrapped_message(f"note: {note}"), file=sys.stderr)
-    doomed = [pruning for pruning in prunings if pruning.removed]
-    freed = size_text(sum(pruning.bytes for pruning in doomed))
+    plans, left_out = plan_prunings(matching_runs(_folder(runs_dir), names or []), keep, yes, bool(names))
+    print("".join(wrapped_message(f"note: {note}") + "\n" for note in left_out), end="", file=sys.stderr)
+    doomed = [plan for plan in plans if plan.removed]
+    freed = size_text(sum(plan.bytes for plan in doomed))
     if not as_json:
-        for pruning in doomed:
-            _print_pruning(pruning)
-        if not doomed:
-            print("nothing to remove")
+        rows = [(p.run, f"remove steps {p.removed} ({size_text(p.bytes)}); keep {p.kept}") for p in doomed]
+        print(facts(rows) if rows else "nothing to remove")
     if doomed and not dry_run:
-        count = sum(len(pruning.removed) for pruning in doomed)
-        if not ask_to_confirm(f"Remove {count} checkpoint{'s' if count > 1 else ''} ({freed})?", yes):
-            raise typer.Exit(1)
-        for pruning in doomed:
-            remove_checkpoints(pruning)
+        _confirm(f"Remove {sum(len(plan.removed) for plan in doomed)} checkpoints ({freed})?", yes)
+        for plan in doomed:
+            remove_checkpoints(plan)
     if as_json:
-        told = [{**vars(pruning), "path": str(pruning.path)} for pruning in prunings]
-        print_json({"is_done": not dry_run, "runs": told, "left_out": left_out})
+        print_json({"is_done": not dry_run, "runs": [vars(plan) for plan in plans], "left_out": left_out})
     elif doomed:
         print(f"{'would free' if dry_run else 'freed'} {freed}")
 
 
-def _print_pruning(pruning: "Pruning") -> None:
-    kept = ", ".join(f"{step} ({reason})" for step, reason in pruning.kept.items())
-    steps = ", ".join(map(str, pruning.removed))
-    print(facts([(pruning.run, f"remove steps {steps} ({size_text(pruning.bytes)}); keep {kept}")]))
+def _value(value: Any) -> str:
+    text = f"{value:.6g}" if isinstance(value, float) else value if isinstance(value, str) else json.dumps(value)
+    return text if len(text) <= _LONGEST else text[: _LONGEST - 3] + "..."
 
 
-def size_text(count: int) -> str:
-    size = float(count)
+def _best_text(best: dict[str, Any] | None) -> str:
+    return "" if best is None else f"{best['metric'].removeprefix('validation_')} {best['value']:.4f}"
+
+
+def size_text(count: float) -> str:
     for unit in ("B", "kB", "MB", "GB"):
-        if size < 1000:
-            return f"{size:.0f} {unit}" if unit == "B" or size >= 100 else f"{size:.1f} {unit}"
-        size /= 1000
-    return f"{size:.1f} TB"
+        if count < 1000:
+            return f"{count:.0f} {unit}" if unit == "B" or count >= 100 else f"{count:.1f} {unit}"
+        count /= 1000
+    return f"{count:.1f} TB"
 
 
 def age_text(seconds: float | None) -> str:
-    if seconds is None:
-        return "?"
-    for unit, length in (("d", 86400), ("h", 3600), ("min", 60)):
-        if seconds >= length:
+    for unit, length in (("d", 86400), ("h", 3600), ("min", 60), ("s", 1)):
+        if seconds is not None and (seconds >= length or unit == "s"):
             return f"{seconds / length:.0f} {unit}"
-    return f"{seconds:.0f} s"
+    return "?"
 
 
-def ask_to_confirm(question: str, yes: bool) -> bool:
-    """Return whether the user agrees, by --yes or by an answer in the terminal; raise UsageError without a terminal."""
+def _confirm(question: str, yes: bool) -> None:
+    """Exit with 1 unless the user agrees, by --yes or in the terminal; raise UsageError without a terminal."""
     if yes:
-        return True
+        return
     if not sys.stdin.isatty():
         raise UsageError(f"{question} There is no terminal to answer on; use --yes")
     print(f"{question} [y/N] ", end="", file=sys.stderr, flush=True)
-    return sys.stdin.readline().strip().lower() in ("y", "yes")
+    if sys.stdin.readline().strip().lower() not in ("y", "yes"):
+        raise typer.Exit(1)

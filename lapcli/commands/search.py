@@ -1,13 +1,14 @@
 """`lap search RECIPE --over KEY=DOMAIN`: search head plans and other recipe values, and compare with a control."""
 
-import json
-import sys
+from importlib.util import find_spec
+from itertools import chain
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated
 
 import typer
 
 from lapcli.commands import options
+from lapcli.commands.options import print_json, table
 from lapcli.runtime.environment import runs_dir as default_runs_dir
 from lapcli.runtime.errors import UsageError
 
@@ -35,23 +36,14 @@ def search(
     ] = None,
     trials: Annotated[int, typer.Option("--trials", min=1, max=100_000, help="Trials of each arm, at most.")] = 20,
     metric: Annotated[str, typer.Option("--metric", help="Validation metric to optimise.")] = "validation_loss",
-    max_steps: Annotated[
-        int | None, typer.Option("--max-steps", min=1, help="Training steps per arm after which no trial is started.")
-    ] = None,
     max_hours: Annotated[
         float | None,
         typer.Option("--max-hours", min=1e-6, help="Measured training hours per arm after which no trial is started."),
     ] = None,
-    sampler: Annotated[Literal["tpe", "random"], typer.Option("--sampler", help="How trials are proposed.")] = "tpe",
-    pruner: Annotated[
-        Literal["halving", "none"], typer.Option("--pruner", help="Successive halving at validations, or none.")
-    ] = "halving",
     confirm: Annotated[
-        int,
-        typer.Option(
-            "--confirm", min=0, max=1000, help="Number of new seeds on which the winner is compared with the control."
-        ),
+        int, typer.Option("--confirm", min=0, max=1000, help="New seeds on which the winner is compared.")
     ] = 3,
+    jobs: options.Jobs = None,
     set_: options.Set = None,
     data: options.Data = None,
     name: Annotated[
@@ -71,58 +63,48 @@ def search(
     same budget. The winner counts as better only if it beats the control on fresh seeds. The same command resumes a
     search, and several processes can share one.
     """
+    from lapcli.experiments.cells import parse_over
+    from lapcli.experiments.runner import Chooser, Runner, failure, share_machine
+    from lapcli.experiments.search import ARMS, Search, Settings
+    from lapcli.experiments.space import read_space
     from lapcli.runs import check_name
     from lapcli.runtime.progress import LogConsole
-    from lapcli.search.proposals import check_installed, rung
-    from lapcli.search.runner import SearchRunner, refuse_without_result
-    from lapcli.search.trials import spec_from
-    from lapcli.sweep.grid import parse_over
 
-    check_installed()
+    if find_spec("optuna") is None:
+        raise UsageError("a search needs Optuna; install it: pip install 'lapcli[search]'")
     if (space is None) == (not over):
         raise UsageError("give the search space, either by --space FILE or by --over KEY=DOMAIN")
     own_name = name or f"{recipe.stem}-search"
     check_name(own_name)
-    spec = spec_from(
-        recipe,
-        space if space is not None else parse_over(over or []),
-        options.overrides(set_, data),
-        name=own_name,
-        metric=metric,
-        seed=seed,
-        trials=trials,
-        sampler=sampler,
-        pruner=pruner,
-        confirmations=confirm,
-        max_steps=max_steps,
-        max_hours=max_hours,
-    )
+    read = read_space(recipe, space if space is not None else parse_over(over or []), options.overrides(set_, data))
+    settings = Settings(own_name, read, metric, seed, trials, confirm, max_hours)
+    where, tell = runs_dir or default_runs_dir(), LogConsole().print
     if dry_run:
-        from lapcli.search.result import describe
-
-        print(describe(spec))
+        found = Search(settings, None)
+        first = {arm: dict(found.propose(arm).params) for arm in ARMS}
+        domains = {arm: {key: str(each) for key, each in found.spaces[arm].distributions.items()} for arm in ARMS}
+        if as_json:
+            print_json({"metric": metric, "direction": settings.direction, "domains": domains, "first": first})
+            return
+        shown = [(arm, key, text, str(first[arm][key])) for arm in ARMS for key, text in domains[arm].items()]
+        print(table(("arm", "parameter", "domain", "first proposal"), shown))
+        print(f"then the best of each arm on {confirm} fresh seeds; {metric}, {settings.direction} is better")
         return
-    where = runs_dir or default_runs_dir()
-    tell = LogConsole().print
-    if pruner == "halving" and rung(spec) is None:
+    if settings.rung is None:
         tell("validation.every allows no validation before a trial's last step, so no trial is stopped early")
-    outcome = SearchRunner(spec, where, tell=tell, nproc=nproc).run()
-
-    from lapcli.search.result import as_data, table, write_result
-
-    # Before a search without a result is refused: its trials are still worth reading.
-    paths = write_result(spec, outcome, where)
+    found, slots = Search(settings, where), share_machine(jobs or 1)[0]
+    statuses = Runner(found, where, slots, nproc=nproc, tell=tell).run()
+    cells = found.confirmation()
+    statuses += Runner(Chooser([*chain(*cells.values())], where), where, slots, nproc=nproc, tell=tell).run()
+    result = found.result(cells)
     if as_json:
-        print(json.dumps(as_data(spec, outcome), indent=2))
+        print_json(result)
     else:
-        print(table(spec, outcome))
-    for note in outcome.notes:
-        print(f"lap: {note}", file=sys.stderr)
-    refuse_without_result(outcome)
-    if not as_json:
-        assert outcome.confirmation is not None
-        confirmation = outcome.confirmation
-        print(f"\nwinner   {confirmation.winner.name}, {metric} {confirmation.winner.value:.4f}")
-        print(f"control  {confirmation.control.name}, {metric} {confirmation.control.value:.4f}")
-        print(confirmation.verdict(metric))
-        print("\n".join(["", "The result was written to", *(f"  {path}" for path in paths)]))
+        shown = [
+            (row["trial"], row["state"], "-" if row["value"] is None else f"{row['value']:.4f}", str(row["values"]))
+            for row in result["trials"]
+        ]
+        print(table(("trial", "state", metric, "values"), shown))
+        print("\n".join([result["verdict"], "The result was written to", *(f"  {path}" for path in result["files"])]))
+    if error := failure(statuses):
+        raise error

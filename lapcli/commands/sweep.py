@@ -1,21 +1,23 @@
 """`lap sweep RECIPE --over KEY=A,B`: train a grid of runs, or resume one."""
 
-import json
+import contextlib
+import shlex
 import sys
-from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
+from typer.core import TyperGroup
+from typer.exceptions import TyperException
 
 from lapcli.commands import options
+from lapcli.commands.options import print_json, table
 from lapcli.runtime.devices import GPUS
 from lapcli.runtime.environment import runs_dir as default_runs_dir
-from lapcli.runtime.errors import UsageError
+from lapcli.runtime.errors import LapError, UsageError
 from lapcli.runtime.launch import Processes
 
 if TYPE_CHECKING:
-    from lapcli.sweep.sweep import Sweep
+    from lapcli.experiments.sweep import Sweep
 
 EXAMPLES = """\b
 Examples:
@@ -24,6 +26,7 @@ Examples:
   lap sweep recipes/sweeps/cifar100.yaml --jobs 4
   lap sweep recipes/sweeps/laptop.yaml --slurm > laptop.sbatch
 """
+THEN = ("eval", "analyze", "sft")  # commands that may follow a run
 
 
 def sweep(
@@ -35,20 +38,14 @@ def sweep(
     ] = None,
     then: Annotated[
         list[str] | None,
-        typer.Option(
-            "--then",
-            metavar="COMMAND",
-            help='Command to run after each training, such as "eval --tasks top1"; repeatable.',
-        ),
+        typer.Option("--then", metavar="COMMAND", help='After each training, such as "eval --tasks top1"; repeatable.'),
     ] = None,
-    jobs: Annotated[
-        int | None, typer.Option("--jobs", min=1, max=1024, help="Cells at a time; they share the GPUs. Default: 1.")
-    ] = None,
+    jobs: options.Jobs = None,
     only: Annotated[
         str | None, typer.Option("--only", metavar="PATTERN", help="Train only the cells with such names: '*-seed0'.")
     ] = None,
-    no_search: Annotated[
-        bool, typer.Option("--no-search", help="Skip the search of a sweep file; use the recipe's own values.")
+    no_tune: Annotated[
+        bool, typer.Option("--no-tune", help="Skip `tune` of a sweep file; use the recipe's own values.")
     ] = False,
     set_: options.Set = None,
     data: options.Data = None,
@@ -71,9 +68,12 @@ def sweep(
 
     `lap search` proposes values instead of trying all of them, with a control and a confirmation on fresh seeds.
     """
+    from lapcli.experiments import runner
+    from lapcli.experiments.cells import make_work_folder, parse_over, refuse_others
+    from lapcli.experiments.slurm import array_script
+    from lapcli.experiments.sweep import SweepChooser, known_cells, load_sweep, sweep_cost
     from lapcli.runs import check_name
-    from lapcli.sweep.state import refuse_others
-    from lapcli.sweep.sweep import startable_cells
+    from lapcli.runtime.progress import LogConsole
     from lapcli.tracking import check_installed
 
     if (gpu or gpus) and not dry_run:
@@ -84,120 +84,102 @@ def sweep(
         check_name(name)
     if nproc != "auto":
         Processes(nproc).here()
-    where = runs_dir or default_runs_dir()
-    grid = _read(recipe, over, then, options.overrides(set_, data), name, no_search)
-    # The parser is handed down, because sweeps are in a layer below the commands.
-    grid.check(partial(parse_command, context.find_root().command))
-    refuse_others(startable_cells(grid, where, only), where)
-    for tracker in track or []:
+    where, overrides = runs_dir or default_runs_dir(), options.overrides(set_, data)
+    grid = load_sweep(recipe, overrides, name, over=parse_over(over or []), then=then or [], tune=not no_tune)
+    grid.check()
+    lap = context.find_root().command
+    _check_commands(grid, lap)
+    known = known_cells(grid, where, only)
+    refuse_others([cell for cell, waits in known if not waits], where)
+    trackers = list(map(str, track or []))
+    for tracker in trackers:
         check_installed(tracker)
     if dry_run:
-        from lapcli.sweep.cost import sweep_cost
-
-        cost = sweep_cost(grid, where, only, GPUS[gpu] if gpu else None, gpus or 1)
-        print(cost.to_json() if as_json else cost.to_text())
-    elif slurm:
-        given = {"--over": over, "--then": then, "--set": set_, "--track": list(map(str, track or []))}
-        repeated = [word for option, texts in given.items() for text in texts or [] for word in (option, text)]
+        cost = sweep_cost(known, where, GPUS[gpu] if gpu else None, gpus or 1)
+        print_json(cost) if as_json else print(_cost_table(cost))
+        return
+    if slurm:
+        given = {"--over": over, "--then": then, "--set": set_, "--track": trackers}
         once = {"--data": data, "--name": name, "--runs-dir": where, "--nproc": nproc}
-        single = [word for option, value in once.items() if value is not None for word in (option, str(value))]
-        arguments = [str(recipe), *repeated, *single, *(["--no-search"] if no_search else [])]
-        _print_script(grid, where, only, jobs, arguments, 1 if nproc == "auto" else int(nproc))
+        given |= {option: [str(value)] for option, value in once.items() if value is not None}
+        words = [word for option, texts in given.items() for text in texts or [] for word in (option, text)]
+        make_work_folder(where)  # SLURM does not create the folder of its logs
+        words = [str(recipe), *words, *(["--no-tune"] if no_tune else [])]
+        ready = [cell for cell, waits in known if not waits]
+        print(array_script(ready, words, where, jobs, 1 if nproc == "auto" else int(nproc)), end="")
+        if len(ready) < len(known):
+            print("lap: these cells tune the others; run this again after them for the rest", file=sys.stderr)
+        return
+    slots, shares = runner.share_machine(jobs or 1)
+    # Every cell would be refused for the same reason, after it has loaded torch.
+    if (here := runner.visible_gpus()) and any(cell.loaded.train.device != "cpu" for cell, _ in known):
+        Processes(nproc).check_gpus(max(1, len(here) // (jobs or 1)))
+    tell = LogConsole().print
+    tell(shares)
+    chooser = SweepChooser(grid, where, only, tell)
+    statuses = runner.Runner(chooser, where, slots, nproc=nproc, track=trackers, tell=tell).run()
+    if not statuses:
+        raise UsageError(f"the cells called {only} wait until the sweep is tuned; run it without --only first")
+    if as_json:
+        print_json({"cells": runner.as_data(statuses, where), "chosen": chooser.chosen})
     else:
-        _run(grid, where, jobs or 1, only, nproc, list(map(str, track or [])), as_json)
+        print(runner.final_table(statuses, where))
+    for waiting in chooser.undecided:
+        tell(f"lap: the grid of {waiting.prefix} waits until all runs that tune it are finished")
+    # With --only, as in every task of a SLURM array, other cells may not be trained yet.
+    names = runner.report_names(statuses, where) if only is None else []
+    for text in grid.reports if names else ():
+        made = _parsed(lap, ["report", *names, *shlex.split(text), "--runs-dir", str(where)])
+        with contextlib.redirect_stdout(sys.stderr if as_json else sys.stdout), made:
+            made.command.invoke(made)
+    if error := runner.failure(statuses):
+        raise error
 
 
-def parse_command(command: Any, words: list[str]) -> tuple[str, dict[str, Any]]:
-    """Parse `lap WORDS` with the command line's own parser; return the command's name and options.
-
-    `command` is the group of `lap` itself.
-    """
-    from typer.core import TyperGroup
-    from typer.exceptions import TyperException
-
+def _parsed(command: Any, words: list[str]) -> Any:
+    """Parse `lap WORDS` with the command line's own parser, `command`; return the command's context."""
     name = "lap"
-    while isinstance(command, TyperGroup):
-        context = typer.Context(command)
-        named = command.get_command(context, words[0]) if words else None  # commands of plugins are not listed
-        if named is None:
-            known = ", ".join(command.list_commands(context))
-            raise UsageError(f"expected one of {known}, got {words[0] if words else 'nothing'}")
-        command, name, words = named, words[0], words[1:]
     try:
-        return name, command.make_context(name, words).params
+        while isinstance(command, TyperGroup):
+            context = typer.Context(command)
+            command, name, words = command.resolve_command(context, words)[1], words[0], words[1:]
+        return command.make_context(name, words)
     except TyperException as error:
         message = error.format_message() if hasattr(error, "format_message") else str(error)
         raise UsageError(str(message).rstrip(".")) from None
 
 
-def _read(
-    recipe: Path,
-    over: list[str] | None,
-    then: list[str] | None,
-    overrides: list[str],
-    name: str | None,
-    no_search: bool,
-) -> "Sweep":
-    from lapcli.sweep.grid import parse_over
-    from lapcli.sweep.sweep import sweep_from_file, sweep_from_options
-    from lapcli.sweep.sweep_file import load_sweep
+def _check_commands(grid: "Sweep", lap: Any) -> None:
+    """Find commands of `then` and `report` that do not exist, unknown options, and tasks that do not fit the runs."""
+    from lapcli.evaluation.families import chosen_tasks
+    from lapcli.recipe import Problem, RecipeError
 
-    loaded = load_sweep(recipe)
-    if loaded is None:
-        if no_search:
-            raise UsageError("--no-search is for sweep files; leave it out")
-        return sweep_from_options(recipe, parse_over(over or []), then or [], overrides, name)
-    if over or then:
-        raise UsageError(f"{recipe} has its own grid; leave out --over and --then, or copy the file and change it")
-    return sweep_from_file(loaded, overrides, name, search=not no_search)
-
-
-def _print_script(
-    grid: "Sweep", where: Path, only: str | None, jobs: int | None, arguments: list[str], gpus: int
-) -> None:
-    from lapcli.sweep.slurm import array_script
-    from lapcli.sweep.state import make_work_folder
-    from lapcli.sweep.sweep import known_cells
-
-    make_work_folder(where)  # SLURM does not create the folder of its logs
-    cells = known_cells(grid, where, only)
-    ready = [cell for cell, waits in cells if not waits]
-    print(array_script(ready, arguments, where, jobs, gpus), end="")
-    if len(ready) < len(cells):
-        count = len(cells) - len(ready)
-        print(f"lap: these are the search's cells; run this again after them for the other {count}", file=sys.stderr)
-    if grid.reports:
-        print("lap: when all cells are finished, the same command without --slurm makes the report", file=sys.stderr)
+    problems = []
+    commands = [(part.place("then", n), text, part) for part in grid.grids for n, text in enumerate(part.then)]
+    for place, text, part in [*commands, *((grid.report_place, f"report {text}", None) for text in grid.reports)]:
+        try:
+            words = shlex.split(part.cells()[0].then[part.then.index(text)] if part else text)
+            if words[0] not in (THEN if part else ("report",)):
+                raise UsageError(f"expected a command among {', '.join(THEN)}")
+            # --runs-dir is added by the runner; --help would end the command with success before it has done anything.
+            if {"--help", "-h", "--runs-dir"} & set(words):
+                raise UsageError("--help and --runs-dir have no effect here; leave them out")
+            given = _parsed(lap, words).params
+            # The tasks of a chat stage of the run are of another objective.
+            if part and words[0] == "eval" and "{run}" not in text and given.get("tasks"):
+                chosen_tasks(part.cells()[0].loaded.objective, given["tasks"])
+        except (LapError, ValueError) as error:
+            problems.append(Problem(place, text.split()[0], f"{error}, in {text[:100]!r}"))
+    if problems:
+        raise RecipeError(grid.name, problems)
 
 
-def _run(grid: "Sweep", where: Path, jobs: int, only: str | None, nproc: str, track: list[str], as_json: bool) -> None:
-
-    from lapcli.runtime.progress import LogConsole, say_start
-    from lapcli.sweep.output import LiveTable, as_data, failure, final_table, make_reports
-    from lapcli.sweep.runner import Runner, share_machine, visible_gpus
-
-    say_start(f"{grid.name} is checked; looking for GPUs")
-    slots, words = share_machine(jobs)
-    console = LogConsole()
-    with LiveTable(console, where) as table:
-        table.tell(words)
-        runner = Runner(grid, where, slots, only=only, nproc=nproc, track=track, show=table.show, tell=table.tell)
-        # Every cell would be refused for the same reason, after it has loaded torch.
-        if (gpus := visible_gpus()) and any(status.cell.loaded.train.device != "cpu" for status in runner.statuses):
-            Processes(nproc).check_gpus(max(1, len(gpus) // jobs))
-        outcome = runner.run()
-    if as_json:
-        chosen = {choice.cell: dict(choice.values) for choice in outcome.choices}
-        print(json.dumps({"cells": as_data(outcome.statuses, where), "chosen": chosen}, indent=2))
-    else:
-        print(final_table(outcome.statuses, where))
-    for note in outcome.notes():
-        print(f"lap: {note}", file=sys.stderr)
-    code = 0
-    # With --only, as in every task of a SLURM array, other cells may not be trained yet.
-    if only is None:
-        code = make_reports(grid, outcome.statuses, where, to_stderr=as_json)
-    if error := failure(outcome):
-        raise error
-    if code:
-        raise typer.Exit(code)
+def _cost_table(cost: dict[str, Any]) -> str:
+    rows = []
+    for row in [*cost["cells"], {"cell": "in all", "state": "", "steps": None, **cost}]:
+        numbers = {"steps": ",", "flops": ".3e", "flops_left": ".3e", "hours_left": ",.1f"}
+        shown = ["-" if row[key] is None else format(row[key], form) for key, form in numbers.items()]
+        rows.append((row["cell"], row["state"], *shown))
+    left = sum(cell["state"] != "finished" for cell in cost["cells"])
+    lines = table(("cell", "state", "steps", "FLOPs", "FLOPs left", "hours left"), rows)
+    return f"{lines}\n\n{len(cost['cells'])} cells, {left} to do; hours on {cost['devices']}, estimated"

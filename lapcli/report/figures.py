@@ -14,12 +14,12 @@ from typing import Any
 
 from lapcli.analysis.drawing import COLOURS, FORMS, MARKERS, STYLE, UNDATED
 from lapcli.report.collect import Grid, RowKey, data_in_words, kind_in_words
+from lapcli.report.forms import write_for_user
 from lapcli.report.paper import LANGUAGE, drop_path, families
 from lapcli.report.statistics import summarise
 from lapcli.report.tables import Column, column_of
 from lapcli.runs import time_of
 from lapcli.runtime.errors import UsageError
-from lapcli.report.forms import write_for_user
 from lapcli.runtime.files import write_bytes
 from lapcli.runtime.tables import to_csv
 from lapcli.same_recipe import HEADS

@@ -19,10 +19,10 @@ from lapcli.report import paper
 from lapcli.report.claims import judge_all
 from lapcli.report.collect import Grid, ReportRun, kind_in_words
 from lapcli.report.figures import Experiment, experiments_of, write_files
+from lapcli.report.forms import write_for_user
 from lapcli.report.tables import Report, ScoreTable, mean_text, paired_text, paper_text, reading
 from lapcli.runs import runs_in, time_of
 from lapcli.runtime import __version__
-from lapcli.report.forms import write_for_user
 from lapcli.runtime.files import read_json
 from lapcli.same_recipe import HEADS
 

@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any, Literal
 
 from lapcli.report.collect import Collection, Grid, RowKey, Which, collect, grids_of
+from lapcli.report.forms import GAP, Entry, Table, to_latex, to_markdown, to_text
 from lapcli.report.statistics import Paired, Summary, compare, summarise
 from lapcli.runtime.errors import UsageError
-from lapcli.report.forms import GAP, Entry, Table, to_latex, to_markdown, to_text
 from lapcli.runtime.tables import to_csv
 from lapcli.same_recipe import HEADS
 

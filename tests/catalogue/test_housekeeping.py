@@ -9,7 +9,14 @@ import pytest
 import torch
 from support import tiny_chat_recipe, tiny_recipe, train_here, write_text
 
-from lapcli.catalogue.housekeeping import dependent_runs, plan_pruning, plan_prunings, prune, remove_run, rename_run
+from lapcli.catalogue.housekeeping import (
+    dependent_runs,
+    plan_pruning,
+    plan_prunings,
+    remove_checkpoints,
+    remove_run,
+    rename_run,
+)
 from lapcli.objectives.loading import find_checkpoint
 from lapcli.runs import newest_run, open_run, read_run, unlock
 from lapcli.runtime.errors import UsageError
@@ -57,7 +64,7 @@ def test_pruning_keeps_the_newest_the_best_and_what_another_run_started_from(run
     pruning = plan_pruning(read_run(base), keep=1)
     assert pruning.removed == [9]
     assert pruning.kept == {3: "chat-midtrain started from it", 6: "the best", 10: "the newest"}
-    prune(pruning)
+    remove_checkpoints(pruning)
     assert steps(base) == [3, 6, 10]
     assert find_checkpoint(read_run(base), "last").step == 10
 
@@ -88,11 +95,11 @@ def test_runs_of_a_sweep_are_pruned_only_when_asked_for(runs):
     (runs / ".sweeps" / "base.log").touch()
     paths = [runs / "base"]
     with pytest.raises(UsageError, match="belongs to a sweep"):
-        plan_prunings(paths, 1, with_sweeps=False, are_named=True)
-    prunings, left_out = plan_prunings(paths, 1, with_sweeps=False, are_named=False)
+        plan_prunings(paths, 1, False, True)
+    prunings, left_out = plan_prunings(paths, 1, False, False)
     assert prunings == []
     assert "only with --yes" in left_out[0]
-    assert plan_prunings(paths, 1, with_sweeps=True, are_named=True)[0][0].removed == [3, 6, 9]
+    assert plan_prunings(paths, 1, True, True)[0][0].removed == [3, 6, 9]
 
 
 def test_a_run_that_is_being_trained_is_left_alone(runs, tmp_path):
@@ -100,7 +107,7 @@ def test_a_run_that_is_being_trained_is_left_alone(runs, tmp_path):
     for change in (lambda: remove_run(run.path), lambda: rename_run(run, "other")):
         with pytest.raises(UsageError, match="is being trained"):
             change()
-    prunings, left_out = plan_prunings([run.path], 1, with_sweeps=False, are_named=False)
+    prunings, left_out = plan_prunings([run.path], 1, False, False)
     assert (prunings, len(left_out)) == ([], 1)
     unlock(run)  # its process is gone, though run.json says running
     remove_run(run.path)

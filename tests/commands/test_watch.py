@@ -1,4 +1,4 @@
-"""`lap watch`: the numbers of the runs' own files, as curves on a terminal and as lines elsewhere."""
+"""`lap runs watch`: the numbers of the runs' own files, as curves on a terminal and as lines elsewhere."""
 
 import json
 import os
@@ -10,8 +10,7 @@ import time
 import pytest
 from support import ROOT, run_main, start_process, tiny_recipe
 
-from lapcli.catalogue.watching import plot_curves, read_watched_run
-from lapcli.commands.watch import _screen
+from lapcli.catalogue.watching import plot_curves, read_watched_run, screen
 from lapcli.runs import open_run, unlock
 
 
@@ -49,10 +48,10 @@ def test_curves_go_where_the_numbers_go(columns, runs):
 
 
 def test_a_line_for_each_change_without_a_terminal(runs, capsys):
-    code, out, _ = run_main(capsys, "watch", "falls", "rises")
+    code, out, _ = run_main(capsys, "runs", "watch", "falls", "rises")
     assert (code, len(out.splitlines())) == (0, 2)
     assert out.splitlines()[0].startswith("falls  step 20/20  loss 1")
-    rows = [json.loads(line) for line in run_main(capsys, "watch", "*", "--json")[1].splitlines()]
+    rows = [json.loads(line) for line in run_main(capsys, "runs", "watch", "*", "--json")[1].splitlines()]
     assert {row["run"]: row["loss"] for row in rows} == {"falls": 1.0, "rises": 19.0}
 
 
@@ -61,7 +60,7 @@ def test_the_last_validation_is_shown_however_many_steps_ago(runs, capsys):
     lines += [{"step": step, "loss": 1000.0 - step} for step in range(2, 999)]
     (runs / "falls" / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     assert read_watched_run(runs / "falls", "loss").values == {"loss": 2.0, "validation_loss": 3.25}
-    assert "validation_loss 3.25" in run_main(capsys, "watch", "falls")[1]
+    assert "validation_loss 3.25" in run_main(capsys, "runs", "watch", "falls")[1]
 
 
 def test_it_goes_on_while_a_run_is_being_trained(runs, capsys):
@@ -76,7 +75,7 @@ def test_it_goes_on_while_a_run_is_being_trained(runs, capsys):
 
     trainer = threading.Thread(target=train)
     trainer.start()
-    code, out, _ = run_main(capsys, "watch", "--every", "0.1")  # without a name: the one that is being trained
+    code, out, _ = run_main(capsys, "runs", "watch", "--every", "0.1")  # without a name: the one that is being trained
     trainer.join()
     assert code == 0
     assert all(line.startswith("going  step ") for line in out.splitlines())
@@ -92,7 +91,7 @@ def test_it_goes_on_while_a_run_is_being_trained(runs, capsys):
         (["cell-0", "cell-1"], "run     step  loss  status"),  # of a sweep
     ],
 )
-def test_the_screen(names, shown, runs):
+def test_thescreen(names, shown, runs):
     for name in names:
         if name.startswith(("many", "cell")):
             run = write_run(runs, name, [3.0, 2.0])
@@ -100,7 +99,7 @@ def test_the_screen(names, shown, runs):
             (run.path / "sweep.json").write_text("{}")
     ours, theirs = pty.openpty()
     environment = {**os.environ, "COLUMNS": "60", "LINES": "24", "PYTHONPATH": str(ROOT)}
-    command = [sys.executable, "-m", "lapcli", "watch", *names, "--once"]
+    command = [sys.executable, "-m", "lapcli", "runs", "watch", *names, "--once"]
     done = start_process(command, stdout=theirs, stderr=theirs, env=environment)
     os.close(theirs)
     text = b""
@@ -124,7 +123,7 @@ def test_a_name_stays_with_its_value(columns, runs, monkeypatch):
         line = {"step": 1, **{key: float(value) for key, value in values.items()}}
         (runs / name / "metrics.jsonl").write_text(json.dumps(line) + "\n")
     monkeypatch.setenv("COLUMNS", str(columns))
-    told = _screen([read_watched_run(runs / name, "loss") for name in ("falls", "rises")], "loss").splitlines()
+    told = screen([read_watched_run(runs / name, "loss") for name in ("falls", "rises")], "loss").splitlines()
     assert max(map(len, told)) <= columns
     for name, value in values.items():
         assert sum(f"  {name} {value}" in line for line in told) == 2, told
@@ -141,11 +140,11 @@ def test_a_name_stays_with_its_value(columns, runs, monkeypatch):
     ],
 )
 def test_mistakes_are_one_sentence(arguments, said, runs, capsys):
-    code, out, err = run_main(capsys, "watch", *arguments)
+    code, out, err = run_main(capsys, "runs", "watch", *arguments)
     assert (code, out) == (2, "")
     assert said in err
 
 
 def test_no_runs(tmp_path, capsys):
-    code, _, err = run_main(capsys, "watch", "--runs-dir", str(tmp_path))
+    code, _, err = run_main(capsys, "runs", "watch", "--runs-dir", str(tmp_path))
     assert (code, "there are no runs" in err) == (2, True)

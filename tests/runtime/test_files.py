@@ -10,9 +10,8 @@ import pytest
 from support import run_main
 from sweep_support import write_recipe
 
+from lapcli.experiments.cells import lock_cell
 from lapcli.runtime import files
-from lapcli.sweep.state import lock_cell
-from lapcli.sweep.sweep import sweep_from_options
 
 
 def test_writing_a_file_is_all_or_nothing(tmp_path):
@@ -42,8 +41,7 @@ def test_without_locks_a_run_trains_and_one_line_says_so(no_locks, tmp_path, cap
     assert json.loads((runs / "tiny" / "run.json").read_text())["status"] == "finished"
     assert any("has no locks" in record.getMessage() for record in caplog.records)
     assert not list((tmp_path / "cache").rglob("*.unfinished"))
-    (cell,) = sweep_from_options(recipe, {"seed": [1]}, [], []).grids[0].cells()
-    assert lock_cell(cell, runs) is not None
+    assert lock_cell("cell", runs) is not None
 
 
 def test_threads_that_write_one_file_at_once_never_leave_it_empty(tmp_path):

@@ -15,7 +15,7 @@ from lapcli.analysis.drawing import figure_by_layer
 from lapcli.analysis.measurement import LAYER, LayerResult, Measurement, Option
 from lapcli.analysis.measurements import MEASUREMENTS, built_in_options
 from lapcli.cli import app
-from lapcli.commands.sweep import parse_command
+from lapcli.commands.sweep import _parsed
 from lapcli.recipe.schema import FEATURES
 from lapcli.report.collect import collect
 from lapcli.runtime.errors import UsageError
@@ -105,10 +105,10 @@ def test_one_from_outside_has_help_options_and_output(capsys, tmp_path):
 
 @pytest.mark.usefixtures("added")
 def test_one_from_outside_may_follow_the_cells_of_a_sweep():
-    name, given = parse_command(get_command(app), ["analyze", "lengths", "--power", "3"])
-    assert (name, given["power"]) == ("lengths", 3)
-    with pytest.raises(UsageError, match="expected one of spectrum"):
-        parse_command(get_command(app), ["analyze", "lenghts"])
+    given = _parsed(get_command(app), ["analyze", "lengths", "--power", "3"])
+    assert (given.command.name, given.params["power"]) == ("lengths", 3)
+    with pytest.raises(UsageError, match="lenghts"):
+        _parsed(get_command(app), ["analyze", "lenghts"])
 
 
 @pytest.mark.usefixtures("added")

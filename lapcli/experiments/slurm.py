@@ -5,8 +5,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from lapcli.sweep.grid import Cell
-from lapcli.sweep.state import WORK
+from lapcli.experiments.cells import WORK, Cell
 
 _SECONDS_TO_SAVE = 300
 

@@ -1,0 +1,361 @@
+"""Search over head plans and other recipe keys: Optuna proposes trials of two arms, and each trial is an ordinary run.
+
+    runs/NAME.search/journal.log   Optuna's journal: what was proposed, reported, pruned and finished
+    runs/NAME-t004/                trial 4 of the search
+    runs/NAME-c004/                trial 4 of the control
+    runs/NAME-winner004-seed1/     confirms trial 4 of the search on seed 1; NAME-control002-seed1 is its control
+
+A trial that the journal calls running is resumed by the next start, or by another process that shares the search. The
+best of many trials at one seed is partly luck. Therefore the best of each arm is trained again with seeds that the
+search has not used, and the winner counts as better only if the interval of the paired difference excludes zero.
+"""
+
+import hashlib
+import json
+import math
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from random import Random
+from typing import Any
+
+from lapcli.experiments.cells import Cell, last_scores, lock_cell, overrides_of, progress
+from lapcli.experiments.runner import Chooser
+from lapcli.experiments.space import Params, Space
+from lapcli.recipe import RecipeError, recipe_hash, recipe_to_dict, recipe_to_yaml
+from lapcli.recipe.schema import TransformerModel
+from lapcli.runs import METRICS
+from lapcli.runtime.errors import LapError, UsageError
+from lapcli.runtime.files import write_text
+from lapcli.runtime.tables import to_csv
+from lapcli.training.metrics import parse_line, read_metrics
+
+ARMS = {"search": "t", "control": "c"}
+CONFIRMED = {"search": "winner", "control": "control"}
+_STARTUP = 5  # random proposals before TPE fits its model
+_FACTOR = 3  # successive halving promotes one in three trials of a rung
+_TRIES = 20  # duplicate or invalid proposals accepted from the sampler before one is drawn at random
+
+
+@dataclass(frozen=True)
+class Settings:
+    name: str
+    space: Space
+    metric: str
+    seed: int = 0
+    trials: int = 20  # of each arm, as is max_hours
+    confirm: int = 3
+    max_hours: float | None = None
+
+    @property
+    def direction(self) -> str:
+        known = self.space.base.metrics
+        if self.metric not in known:
+            raise UsageError(f"{self.metric[:60]!r} is not a validation metric of this recipe; use {', '.join(known)}")
+        return known[self.metric][1]
+
+    @property
+    def rung(self) -> int | None:
+        """The first validation, at which trials may be stopped; None if it is not before the last step."""
+        every, steps = self.space.base.validation.every, self.space.base.train.steps
+        return None if every is None or (steps is not None and every >= steps) else every
+
+
+class Search(Chooser):
+    """Chooses the trials of a search; without a folder of runs its studies are in memory, for `--dry-run`."""
+
+    def __init__(self, settings: Settings, runs_dir: Path | None) -> None:
+        import optuna
+
+        super().__init__([], runs_dir or Path())
+        optuna.logging.set_verbosity(optuna.logging.ERROR)
+        self.settings, self.states = settings, optuna.trial.TrialState
+        self.spaces = {"search": settings.space, "control": settings.space.control()}
+        self.folder = self.runs_dir / f"{settings.name}.search"
+        self.journal: Any = None
+        if runs_dir is not None:
+            from optuna.storages.journal import JournalFileBackend, JournalFileOpenLock
+
+            self.folder.mkdir(parents=True, exist_ok=True)
+            file = str(self.folder / "journal.log")
+            self.journal = optuna.storages.JournalStorage(JournalFileBackend(file, JournalFileOpenLock(file)))
+        self.studies = {arm: self._study(arm) for arm in ARMS}
+        self._trials: dict[str, tuple[str, int]] = {}  # name to arm and number, of trials that were handed out
+        self._read: dict[str, int] = {}  # bytes of metrics that were reported
+
+    def _study(self, arm: str) -> Any:
+        """Open the arm's study; UsageError if it is that of another search."""
+        from optuna import create_study
+        from optuna.distributions import distribution_to_json
+        from optuna.pruners import NopPruner, SuccessiveHalvingPruner
+
+        settings, space, rung = self.settings, self.spaces[arm], self.settings.rung
+        study = create_study(
+            study_name=arm,
+            storage=self.journal,
+            direction="maximize" if settings.direction == "higher" else "minimize",
+            pruner=SuccessiveHalvingPruner(min_resource=rung, reduction_factor=_FACTOR) if rung else NopPruner(),
+            load_if_exists=True,
+        )
+        # `--trials`, `--confirm` and `--max-hours` are not part of it: a search may be resumed with more of them.
+        identity = {
+            "recipe": recipe_hash(space.base),
+            "space": {name: distribution_to_json(each) for name, each in space.distributions.items()},
+            "metric": settings.metric,
+            "seed": settings.seed,
+        }
+        for key, value in identity.items():
+            if study.user_attrs.get(key, value) != value:
+                raise UsageError(
+                    f"{self.folder} is a search with another {key}; repeat the options of that search, or choose "
+                    "another --name"
+                )
+        for key in identity.keys() - study.user_attrs.keys():
+            study.set_user_attr(key, identity[key])
+        if arm == "control" and not study.trials:
+            # Whatever the sampler would propose: without plain attention the control could miss the baseline.
+            study.enqueue_trial(space.plain())
+        return study
+
+    def cell(self, arm: str, number: int, params: Params) -> Cell:
+        space, name = self.spaces[arm], f"{self.settings.name}-{ARMS[arm]}{number:03d}"
+        return Cell(name, space.recipe, space.overrides(params), params, space.load(params), is_search=True)
+
+    def next(self) -> list[Cell]:
+        """Return a trial that was begun and not ended, else a new one, for the arm with fewer trials first."""
+        while (lock := lock_cell(f"{self.settings.name}.search", self.runs_dir)) is None:  # another one is proposing
+            time.sleep(0.05)
+        with lock:
+            for arm, study in self.studies.items():
+                for trial in study.get_trials(deepcopy=False, states=(self.states.RUNNING,)):
+                    if (arm, trial.number) not in self._trials.values():
+                        return [self._handed_out(arm, trial)]
+            for arm in sorted(ARMS, key=lambda arm: (len(self.counted(arm)), arm)):
+                begun = self.counted(arm)
+                if len(begun) < self.settings.trials and not self._used_up(begun):
+                    trial = self.propose(arm)
+                    if trial is not None:
+                        return [self._handed_out(arm, trial)]
+        return []
+
+    def _handed_out(self, arm: str, trial: Any) -> Cell:
+        cell = self.cell(arm, trial.number, trial.params)
+        self._trials[cell.name] = arm, trial.number
+        return cell
+
+    def counted(self, arm: str) -> list[Any]:
+        """Return the arm's trials, without refused combinations."""
+        states = self.states
+        return self.studies[arm].get_trials(deepcopy=False, states=(states.COMPLETE, states.PRUNED, states.RUNNING))
+
+    def _used_up(self, trials: Sequence[Any]) -> bool:
+        hours = sum(trial.user_attrs.get("seconds", 0) for trial in trials) / 3600
+        return self.settings.max_hours is not None and hours >= self.settings.max_hours
+
+    def propose(self, arm: str) -> Any:
+        """Return a new trial, or None if every valid combination has been tried; an invalid one is a failed trial."""
+        from optuna.samplers import TPESampler
+
+        study, space = self.studies[arm], self.spaces[arm]
+        for attempt in range(_TRIES):
+            known = [trial for trial in study.trials if trial.state != self.states.WAITING]
+            tried = [trial.params for trial in known]
+            # A new sampler for each proposal: that of a search which was killed would have lost its state.
+            digest = hashlib.sha256(f"{self.settings.seed}/{arm}/{len(known)}".encode()).digest()
+            seed = int.from_bytes(digest[:4], "big")
+            every = space.every()
+            left = [params for params in every or () if params not in tried]
+            if every is not None and (not left or attempt == _TRIES - 1):
+                left = [params for params in Random(seed).sample(left, len(left)) if not self._problem(arm, params)]
+                if not left:
+                    return None
+                study.enqueue_trial(left[0])
+            # multivariate: the layers of a plan are sampled jointly. constant_liar: trials that are still running count
+            # as bad ones, so that two processes do not propose neighbours.
+            study.sampler = TPESampler(seed=seed, n_startup_trials=_STARTUP, multivariate=True, constant_liar=True)
+            trial = study.ask(space.distributions)
+            problem = "tried before" if trial.params in tried else self._problem(arm, trial.params)
+            if not problem:
+                return trial
+            trial.set_user_attr("refused", problem)
+            study.tell(trial, state=self.states.FAIL)
+        return None
+
+    def _problem(self, arm: str, params: Params) -> str:
+        """Return why a recipe cannot have these values together; alone each of them was checked at the start."""
+        try:
+            self.spaces[arm].load(params)
+        except RecipeError as error:
+            return error.problems[0].message
+        return ""
+
+    def state(self, cell: Cell) -> str | None:
+        arm, number = self._trials[cell.name]
+        trial = self.studies[arm].trials[number]
+        return super().state(cell) if trial.state == self.states.RUNNING else self.word(trial)
+
+    def word(self, trial: Any) -> str:
+        words = {"COMPLETE": "finished", "PRUNED": "pruned", "FAIL": "failed", "RUNNING": "unfinished"}
+        return "diverged" if trial.user_attrs.get("diverged") else words[trial.state.name]
+
+    def _open(self, cell: Cell) -> Any:
+        """Return Optuna's trial of the cell to report to."""
+        from optuna.trial import Trial
+
+        arm, number = self._trials[cell.name]
+        return Trial(self.studies[arm], self.studies[arm].trials[number]._trial_id)
+
+    def stops(self, cell: Cell) -> bool:
+        """Report the validations that are new since the last call; return whether successive halving prunes one."""
+        metrics, begin = self.runs_dir / cell.name / METRICS, self._read.get(cell.name, 0)
+        size = metrics.stat().st_size if metrics.is_file() else 0
+        if size <= begin:
+            # A resumed run removes the lines after its checkpoint and computes them again.
+            self._read[cell.name] = size
+            return False
+        with metrics.open("rb") as file:
+            file.seek(begin)
+            content = file.read()
+        complete = content[: content.rfind(b"\n") + 1]
+        self._read[cell.name] = begin + len(complete)
+        trial = None
+        for line in filter(None, map(parse_line, complete.splitlines())):
+            value, step = line.get(self.settings.metric), line["step"]
+            # Not the validation of the last step: a trial that is finished need not be stopped.
+            is_end = step >= (cell.loaded.train.steps or math.inf)
+            if step == 0 or is_end or not isinstance(value, int | float) or not math.isfinite(value):
+                continue
+            trial = trial or self._open(cell)
+            if step > max(trial.study.trials[trial.number].intermediate_values, default=0):
+                trial.report(value, step)
+                if trial.should_prune():
+                    # Told before the run is stopped: whatever is killed in between, the trial stays pruned.
+                    self._tell(cell, state=self.states.PRUNED)
+                    return True
+        return False
+
+    def settled(self, cell: Cell, state: str) -> str:
+        arm, number = self._trials[cell.name]
+        if self.studies[arm].trials[number].state != self.states.RUNNING or state not in ("finished", "diverged"):
+            return ""  # one that failed or was interrupted stays begun, and the next start resumes it
+        value = math.nan if state == "diverged" else self.score(cell)
+        if math.isfinite(value):
+            self._tell(cell, value)
+            return f"{self.settings.metric} {value:.4f}"
+        trial = self._open(cell)
+        trial.report(math.nan, progress(cell, self.runs_dir).step + 1)  # which TPE ranks last
+        trial.set_user_attr("diverged", True)
+        self._tell(cell, state=self.states.PRUNED)
+        return "the loss is not finite"
+
+    def _tell(self, cell: Cell, *value: float, **state: Any) -> None:
+        trial = self._open(cell)
+        lines = read_metrics(self.runs_dir / cell.name / METRICS)
+        seconds = sum(each for line in lines for name, each in line.items() if name.startswith("seconds"))
+        trial.set_user_attr("seconds", seconds)
+        trial.study.tell(trial, *value, **state)
+
+    def score(self, cell: Cell) -> float:
+        """Return the metric of a finished run's last validation."""
+        numbers = last_scores([cell.name], self.runs_dir)[cell.name]
+        if self.settings.metric not in numbers:
+            raise LapError(f"the last validation of {cell.name} has no {self.settings.metric}; see validation.every")
+        return numbers[self.settings.metric][0]
+
+    def best(self, arm: str) -> Any:
+        """Return the best finished trial, the first of equals; LapError if there is none."""
+        finished = [trial for trial in self.counted(arm) if trial.state == self.states.COMPLETE]
+        if not finished:
+            states = ", ".join(f"{trial.number} {self.word(trial)}" for trial in self.counted(arm)[:5])
+            raise LapError(
+                f"no trial of the {arm} arm has finished ({states or 'none was started'}); narrow the space if they "
+                "diverged, else see the logs in .sweeps and run the same command to retry"
+            )
+        return (max if self.settings.direction == "higher" else min)(finished, key=lambda trial: trial.value)
+
+    def confirmation(self) -> dict[str, list[Cell]]:
+        """Return the runs of each arm's best on fresh seeds; none if both arms arrived at the same model."""
+        best = {arm: self.best(arm) for arm in ARMS}
+        if _plain_values(self, "search", best) == _plain_values(self, "control", best):
+            return {}
+        # Every trial was trained with the base seed, so that these seeds have chosen nothing.
+        seeds = [self.settings.space.base.seed + 1 + number for number in range(self.settings.confirm)]
+        return {arm: [self._confirming(arm, best[arm], seed) for seed in seeds] for arm in ARMS}
+
+    def _confirming(self, arm: str, trial: Any, seed: int) -> Cell:
+        space, name = self.spaces[arm], f"{self.settings.name}-{CONFIRMED[arm]}{trial.number:03d}-seed{seed}"
+        overrides = (*space.overrides(trial.params), *overrides_of({"seed": seed}))
+        return Cell(name, space.recipe, overrides, trial.params, space.load(trial.params, seed))
+
+    def rows(self) -> list[dict[str, Any]]:
+        """Return a row for each trial, finished ones first, from best to worst."""
+        rows = []
+        for arm, study in self.studies.items():
+            for trial in study.get_trials(deepcopy=False):
+                refused = trial.user_attrs.get("refused")
+                if trial.state == self.states.WAITING or refused == "tried before":
+                    continue
+                values = {domain.key: domain.value(trial.params) for domain in self.spaces[arm].domains}
+                step = max(trial.intermediate_values, default=None)
+                last = trial.value if trial.value is not None else trial.intermediate_values.get(step)
+                name = f"{self.settings.name}-{ARMS[arm]}{trial.number:03d}"
+                told = {"trial": name, "arm": arm, "state": "invalid" if refused else self.word(trial)}
+                rows.append({**told, "values": values, "value": last, "reason": refused})
+        sign = -1 if self.settings.direction == "higher" else 1
+        return sorted(rows, key=lambda row: (row["state"] != "finished", sign * (row["value"] or 0), row["trial"]))
+
+    def result(self, cells: Mapping[str, Sequence[Cell]]) -> dict[str, Any]:
+        """Judge the winner by its confirming runs, and write all trials and the winner's recipe."""
+        settings, rows, winner = self.settings, self.rows(), self.best("search")
+        values = {
+            arm: {each.loaded.seed: self.score(each) for each in own if progress(each, self.runs_dir).is_trained}
+            for arm, own in cells.items()
+        }
+        judged = verdict(values.get("search", {}), values.get("control", {}), settings.metric, settings.direction)
+        if not cells:
+            judged["verdict"] = "The winner is the control itself: no other recipe in the space was better."
+        lines = [[*map(row.get, ("trial", "arm", "state", "value")), json.dumps(row["values"])] for row in rows]
+        write_text(self.folder / "trials.csv", to_csv(("trial", "arm", "state", settings.metric, "values"), lines))
+        write_text(self.folder / "winner.yaml", recipe_to_yaml(self.spaces["search"].load(winner.params)))
+        files = [str(self.folder / name) for name in ("winner.yaml", "trials.csv")]
+        told = {"search": settings.name, "metric": settings.metric, "trials": rows, "confirmation": values}
+        return {**told, **judged, "files": files}
+
+
+def _plain_values(search: Search, arm: str, best: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the recipe with one notation for head plans: `2` and `[2, 2, 2]` are the same."""
+    recipe = search.spaces[arm].load(best[arm].params)
+    model: Any = getattr(recipe, "model", None)
+    plan = {"model": model.head_plan().recipe_keys()} if isinstance(model, TransformerModel) else {}
+    values = recipe_to_dict(recipe)
+    return {**values, "model": {**values.get("model", {}), **plan.get("model", {})}}
+
+
+def verdict(winner: Mapping[int, float], control: Mapping[int, float], metric: str, direction: str) -> dict[str, Any]:
+    """Compare the two arms over the seeds that both have finished, by the paired t-test."""
+    from scipy.stats import ttest_rel
+
+    seeds = sorted(winner.keys() & control.keys())
+    if not seeds:
+        return {"better": False, "verdict": "Not confirmed: no fresh seed has finished in both arms."}
+    a, b = ([values[seed] for seed in seeds] for values in (winner, control))
+    difference = math.fsum(x - y for x, y in zip(a, b, strict=True)) / len(seeds)
+    text = f"{metric} {difference:+.4f} against the control over {len(seeds)} fresh seeds"
+    # Equal differences have no spread to judge by: most likely the seed changes nothing.
+    if len(seeds) < 2 or len({x - y for x, y in zip(a, b, strict=True)}) < 2:
+        text = f"Not confirmed: {text}, too few for an interval; give --confirm 3 or more."
+        return {"better": False, "difference": difference, "verdict": text}
+    test = ttest_rel(a, b)
+    low, high = map(float, test.confidence_interval(0.95))
+    text += f", 95% interval [{low:+.4f}, {high:+.4f}]"
+    is_better, is_worse = (low > 0, high < 0) if direction == "higher" else (high < 0, low > 0)
+    most = f"; no effect beyond ±{max(abs(low), abs(high)):.4f}"
+    text = f"Better: {text}." if is_better else f"Worse: {text}." if is_worse else f"Not better: {text}{most}."
+    return {
+        "better": is_better,
+        "difference": difference,
+        "interval": [low, high],
+        "p": float(test.pvalue),
+        "verdict": text,
+    }

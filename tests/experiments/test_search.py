@@ -1,0 +1,242 @@
+"""Searches that run: killed and finished, shared by two processes, pruned and resumed; and what is called better."""
+
+import json
+import math
+import signal
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from scipy import stats
+from search_support import infos, quick_recipe, search_of, start_search, trained_steps
+from support import lap, train_here
+
+from lapcli.experiments.search import verdict
+from lapcli.recipe import load_recipe
+from lapcli.runs import open_run, unlock
+from lapcli.runtime.errors import LapError, UsageError
+
+HEADS = "model.laplacian_heads"
+#: Each value is valid with the recipe's own width 48 and 4 heads; 6 heads do not divide a width of 32.
+JOINT = {"model.width": [32, 48], "model.heads": [4, 6]}
+
+
+def outcome(recipe, runs, **settings):
+    """What a search came to, whoever did it and however often it was killed."""
+    rows = search_of(recipe, runs, **settings).rows()
+    return [(row["trial"], row["values"], row["state"], row["value"]) for row in rows]
+
+
+def told(search, arm, cell, value):
+    """End a trial without a training: its score is `value`."""
+    search.score = lambda _: value
+    search.settled(cell, "finished")
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_combination_that_is_invalid_together_is_a_failed_trial(tmp_path, seed):
+    recipe = quick_recipe(tmp_path, model={"width": 48, "heads": 4, "laplacian_heads": 2})
+    search = search_of(recipe, tmp_path / "runs", over=JOINT, seed=seed, trials=9)
+    while cells := search.next():
+        told(search, "search", cells[0], 1.0)
+    rows = [row for row in search.rows() if row["arm"] == "search"]
+    found = {(row["values"]["model.width"], row["values"]["model.heads"]): row["state"] for row in rows}
+    assert len(found) == len(rows)
+    assert {values for values, state in found.items() if state == "finished"} == {(32, 4), (48, 4), (48, 6)}
+    assert found.get((32, 6), "invalid") == "invalid"
+
+
+def test_the_same_results_lead_to_the_same_proposals_also_after_a_restart(tmp_path):
+    recipe = quick_recipe(tmp_path)
+    proposed = []
+    for place, restarts in (("calm", False), ("killed", True)):
+        search = search_of(recipe, tmp_path / place, trials=8)
+        names = []
+        while cells := search.next():
+            (cell,) = cells
+            if restarts:  # before the trial is told: the next start hands out the same one
+                search = search_of(recipe, tmp_path / place, trials=8)
+                assert search.next()[0].overrides == cell.overrides
+            names.append((cell.name, cell.overrides))
+            told(search, None, cell, float(len(cell.overrides[-1]) + len(names) % 3))
+        proposed.append(names)
+    assert proposed[0] == proposed[1]
+    trials = [name for name, _ in proposed[0]]
+    assert sum("-t" in name for name in trials) == 8
+    assert sum("-c" in name for name in trials) == 5  # none to all of the four heads, each once
+
+
+def test_another_search_under_the_same_name_is_refused(tmp_path):
+    recipe = quick_recipe(tmp_path)
+    search_of(recipe, tmp_path / "runs")
+    for change, key in (({"seed": 3}, "seed"), ({"options": ["train.steps=20"]}, "recipe")):
+        with pytest.raises(UsageError, match=f"another {key}"):
+            search_of(recipe, tmp_path / "runs", **change)
+    search_of(recipe, tmp_path / "runs", trials=9)  # more trials are the same search
+
+
+def test_metrics_are_read_once_and_halving_stops_what_cannot_compete(tmp_path):
+    """Validations are written as a training would; every line is reported once, in pieces and after a resume."""
+    recipe = quick_recipe(tmp_path)  # 12 steps, a validation every 4
+    search = search_of(recipe, tmp_path / "runs", over={"optimizer.lr": [0.1, 0.2, 0.3, 0.4, 0.5, 0.6]}, trials=6)
+    stopped = []
+    while cells := search.next():
+        (cell,) = cells
+        run = open_run(tmp_path / "runs", cell.name, cell.loaded)
+        value = 1.0 + cell.loaded.optimizer.lr  # the smallest rate is the best
+        lines = [json.dumps({"step": step, "validation_loss": value, "seconds": 2.0}) + "\n" for step in (4, 8, 12)]
+        found = []
+        for end in (10, len(lines[0]), len(lines[0]) + 5):  # a line that is half written is not read
+            run.metrics.write_text("".join(lines)[:end])
+            found.append(search.stops(cell))
+        assert search._read[cell.name] == len(lines[0])
+        run.metrics.write_text(lines[0][:5])  # resumed: the lines are written again
+        assert not search.stops(cell)
+        stopped.append((value, any(found)))
+        arm, number = search._trials[cell.name]
+        assert search.studies[arm].trials[number].intermediate_values == {4: value}
+        if not any(found):
+            run.metrics.write_text("".join(lines))
+            assert not search.stops(cell)  # nor at the last step, where it is finished
+            told(search, arm, cell, value)
+        unlock(run)
+    assert not stopped[0][1]
+    assert any(stops for _, stops in stopped)
+    best = min(value for value, stops in stopped if not stops)
+    assert all(value > best for value, stops in stopped if stops)
+    assert search.best("search").user_attrs["seconds"] == 6.0
+
+
+def test_a_budget_of_hours_ends_an_arm(tmp_path):
+    search = search_of(quick_recipe(tmp_path), tmp_path / "runs", max_hours=0.5, trials=9)
+    names = []
+    while cells := search.next():
+        run = open_run(tmp_path / "runs", cells[0].name, cells[0].loaded)
+        run.metrics.write_text(json.dumps({"step": 1, "loss": 1.0, "seconds": 1000.0}) + "\n")
+        unlock(run)
+        told(search, None, cells[0], 1.0)
+        names.append(cells[0].name)
+    assert sorted(names) == ["s-c000", "s-c001", "s-t000", "s-t001"]
+
+
+def test_a_trial_without_a_finite_loss_has_diverged_and_is_never_the_best(tmp_path):
+    search = search_of(quick_recipe(tmp_path), tmp_path / "runs", trials=1)
+    for _ in range(2):
+        (cell,) = search.next()
+        told(search, None, cell, math.nan)
+    assert {row["state"] for row in search.rows()} == {"diverged"}
+    with pytest.raises(LapError, match="no trial of the search arm"):
+        search.confirmation()
+
+
+def test_the_winner_is_confirmed_on_seeds_that_have_chosen_nothing(tmp_path):
+    search = search_of(quick_recipe(tmp_path), tmp_path / "runs", trials=2, confirm=3)
+    while cells := search.next():
+        told(search, None, cells[0], 1.0 if "-t001" in cells[0].name else 2.0)
+    cells = search.confirmation()
+    assert [cell.name for cell in cells["search"]] == [f"s-winner001-seed{seed}" for seed in (1, 2, 3)]
+    assert [cell.loaded.seed for cell in cells["control"]] == [1, 2, 3]
+    assert not any(cell.is_search for own in cells.values() for cell in own)
+    winner = search.best("search")
+    assert cells["search"][0].loaded.model == search.spaces["search"].load(winner.params).model
+    search.best = lambda arm: SimpleNamespace(number=0, params=SAME[arm])
+    assert search.confirmation() == {}, "the same plan in two notations"
+
+
+SAME = {"search": {f"{HEADS}.layer0": 2, f"{HEADS}.layer1": 2}, "control": {f"{HEADS}.each": 2}}
+
+
+@pytest.mark.parametrize(
+    ("winner", "control", "word"),
+    [
+        ([2.10, 2.20, 2.31], [2.15, 2.25, 2.35], "Better"),
+        ([2.15, 2.25, 2.35], [2.10, 2.20, 2.31], "Worse"),
+        ([2.10, 2.30, 2.31], [2.15, 2.25, 2.35], "Not better"),
+        ([2.0], [3.0], "Not confirmed"),
+        ([], [3.0], "Not confirmed"),
+    ],
+)
+def test_the_verdict_follows_the_interval_of_the_paired_test(winner, control, word):
+    """The values are losses; as scores, of which more is better, the first two verdicts change places."""
+    values = [dict(enumerate(each)) for each in (winner, control)]
+    loss, score = (verdict(*values, "m", direction) for direction in ("lower", "higher"))
+    assert loss["verdict"].startswith(f"{word}: ")
+    assert score["verdict"].startswith(f"{ {'Better': 'Worse', 'Worse': 'Better'}.get(word, word) }: ")
+    assert loss["better"] == (word == "Better")
+    if len(winner) > 1:
+        interval = np.array(stats.ttest_rel(winner, control).confidence_interval(0.95))
+        assert loss["interval"] == pytest.approx(interval.tolist())
+
+
+@pytest.mark.long
+def test_killed_stopped_and_finished_it_is_the_search_that_nobody_disturbed(tmp_path, shared_cache):
+    recipe = quick_recipe(tmp_path, train={"steps": 60}, validation={"every": 60, "prompts": []})
+    calm, runs = tmp_path / "calm", tmp_path / "runs"
+    assert start_search(recipe, calm, shared_cache, trials=2).code() == 0
+    for name, step, kind, code in (
+        ("s-c000", 2, signal.SIGKILL, -9),
+        ("s-t001", 5, signal.SIGKILL, -9),
+        ("s-t001", 20, signal.SIGINT, 75),
+    ):
+        search = start_search(recipe, runs, shared_cache, trials=2)
+        search.wait_for(lambda name=name, step=step: any(s >= step for s in trained_steps(runs / name)))
+        search.send(kind)
+        assert search.code() == code, search.told
+    assert "Run the same command" in search.told
+    assert infos(runs)["s-t001"]["status"] == "interrupted"
+    assert start_search(recipe, runs, shared_cache, trials=2).code() == 0
+    assert outcome(recipe, runs, trials=2) == outcome(recipe, calm, trials=2)
+    for name, info in infos(runs).items():
+        assert trained_steps(runs / name) == list(range(1, 61)), "each step once"
+        assert info["weights_sha256"] == infos(calm)[name]["weights_sha256"]
+    end = start_search(recipe, runs, shared_cache, trials=2)
+    assert (end.code(), end.told) == (0, ""), "all of it is finished"
+
+
+@pytest.mark.long
+def test_two_processes_share_a_search(tmp_path, shared_cache):
+    recipe = quick_recipe(tmp_path, train={"steps": 40}, validation={"every": 40, "prompts": []})
+    runs = tmp_path / "runs"
+    both = [start_search(recipe, runs, shared_cache) for _ in range(2)]
+    assert [search.code() for search in both] == [0, 0], [search.told for search in both]
+    trained = [[line.split(":")[0] for line in search.told.splitlines() if ": training" in line] for search in both]
+    assert sorted(trained[0] + trained[1]) == [f"s-{letter}00{n}" for letter in "ct" for n in range(3)]
+    for name, info in infos(runs).items():
+        assert info["status"] == "finished"
+        assert trained_steps(runs / name) == list(range(1, 41))
+
+
+@pytest.mark.long
+def test_a_pruned_trial_is_an_interrupted_run_that_can_be_resumed(tmp_path, shared_cache):
+    recipe = quick_recipe(
+        tmp_path, train={"steps": 300}, validation={"every": 20, "prompts": []}, checkpoint={"every": 20}
+    )
+    settings = {"trials": 4, "over": {"optimizer.lr": [0.02, 1e-6, 2e-6, 3e-6]}}
+    runs = tmp_path / "runs"
+    search = start_search(recipe, runs, shared_cache, **settings)
+    assert search.code() == 0, search.told
+    pruned = [name for name, _, state, _ in outcome(recipe, runs, **settings) if state == "pruned"]
+    assert pruned, search.told
+    info = infos(runs)[pruned[0]]
+    assert info["status"] == "interrupted"
+    assert 20 <= info["step"] < 300
+    resumed = train_here(load_recipe(runs / pruned[0] / "recipe.yaml"), runs, pruned[0])
+    alone = train_here(load_recipe(runs / pruned[0] / "recipe.yaml"), tmp_path / "alone", pruned[0])
+    assert alone.info["weights_sha256"] == resumed.info["weights_sha256"]
+
+
+@pytest.mark.slow
+def test_the_command(tmp_path, shared_cache):
+    recipe = quick_recipe(tmp_path, train={"steps": 2}, validation={"every": 2, "prompts": []})
+    arguments = ["search", str(recipe), "--over", f"{HEADS}={{linear: [0, 4]}}", "--trials", "1", "--confirm", "1"]
+    arguments += ["--name", "s", "--runs-dir", str(tmp_path / "runs")]
+    done = lap(*arguments, cache=shared_cache)
+    assert done.returncode == 0, done.stderr
+    assert "Not confirmed" in done.stdout
+    folder = tmp_path / "runs" / "s.search"
+    assert load_recipe(folder / "winner.yaml").model.laplacian_heads.startswith("linear(")
+    assert len((folder / "trials.csv").read_text().splitlines()) == 3
+    again = lap(*arguments, "--json", cache=shared_cache)
+    assert again.returncode == 0, again.stderr
+    assert "training" not in again.stderr
+    assert {trial["state"] for trial in json.loads(again.stdout)["trials"]} == {"finished"}

@@ -1,0 +1,130 @@
+"""What may be searched: the values that parameters stand for, the control, and every problem of a space at once."""
+
+import json
+
+import pytest
+from search_support import quick_recipe, search_of, settings_of
+from support import run_main
+
+from lapcli.experiments.space import placed, read_space
+from lapcli.recipe import RecipeError, find_recipe
+from lapcli.runtime.errors import UsageError
+
+HEADS, OPERATORS = "model.laplacian_heads", "model.operators"
+
+
+@pytest.fixture(scope="module")
+def recipe(tmp_path_factory):
+    return quick_recipe(tmp_path_factory.mktemp("recipe"))
+
+
+def plan(recipe, over, **params):
+    space = read_space(recipe, over, [])
+    return space.load({f"{next(iter(over))}.{name}": value for name, value in params.items()}).model.head_plan()
+
+
+@pytest.mark.parametrize(
+    ("domain", "params", "letters"),
+    [
+        ({"per_layer": [0, 4]}, {"layer0": 1, "layer1": 4}, ["AAAL", "LLLL"]),
+        ({"constant": [0, 4]}, {"each": 2}, ["AALL", "AALL"]),
+        ({"linear": [0, 4]}, {"first": 4, "last": 1}, ["LLLL", "AAAL"]),
+        ({"total": [0, 8]}, {"total": 5, "place": '"last"'}, ["AAAL", "LLLL"]),
+        ({"total": [0, 8]}, {"total": 5, "place": '"first"'}, ["LLLL", "AAAL"]),
+        ({"total": [0, 8]}, {"total": 5, "place": '"spread"'}, ["AALL", "ALLL"]),
+    ],
+)
+def test_a_plan_is_where_its_parameters_say(recipe, domain, params, letters):
+    found = plan(recipe, {HEADS: [domain]}, **params)
+    assert [found.letters(layer) for layer in range(2)] == letters
+
+
+def test_operators_are_a_choice_beside_their_number(recipe):
+    over = {OPERATORS: [{"per_layer": [0, 4], "operator": ["laplacian", "exclusive"]}]}
+    assert plan(recipe, over, layer0=0, layer1=3, operator='"exclusive"').counts() == {"exclusive": 3}
+    assert plan(recipe, over, layer0=0, layer1=3, operator='"laplacian"').per_layer == (0, 3)
+
+
+@pytest.mark.parametrize("place", ["first", "last", "spread"])
+def test_heads_are_placed_whole(place):
+    for total in range(3 * 4 + 1):
+        counts = placed(total, place, 3, 4)
+        assert sum(counts) == total
+        assert all(0 <= count <= 4 for count in counts)
+        if place == "spread":
+            assert max(counts) - min(counts) <= 1
+
+
+def test_the_control_has_one_number_of_heads_and_begins_with_the_plain_recipe(recipe):
+    over = {HEADS: [{"per_layer": [1, 4]}], "optimizer.lr": [{"from": 1e-3, "to": 1e-1, "log": True}]}
+    search = search_of(recipe, over=over)
+    ends = {name: (each.low, each.high) for name, each in search.spaces["control"].distributions.items()}
+    assert ends == {f"{HEADS}.each": (0, 4), "optimizer.lr": (1e-3, 1e-1)}
+    # It begins with the plain model at the recipe's own rate, which is Muon's 0.02.
+    assert search.propose("control").params == {f"{HEADS}.each": 0, "optimizer.lr": 0.02}
+
+
+def test_the_control_of_other_keys_is_the_recipe(recipe):
+    search = search_of(recipe, over={"optimizer.lr": [0.01, 0.02]})
+    assert search.propose("control").params == {}
+    assert search.spaces["control"].load({}) == search.settings.space.base
+
+
+def test_the_first_rung_is_the_first_validation(recipe):
+    assert settings_of(recipe).rung == 4
+    assert settings_of(recipe, options=["validation.every=12"]).rung is None
+    assert settings_of(recipe, options=["validation.every=null"]).rung is None
+
+
+def test_a_wrong_space_file_lists_all_its_problems_by_line(tmp_path, recipe):
+    space = tmp_path / "space.yaml"
+    lines = [
+        "model.laplacian_heads: {per_layer: [0, 9]}",
+        "optimizer.lr: {from: 0.1, to: 0.01}",
+        "optimizer.larning_rate: [1, 2]",
+        "train.batch: 8",
+        "schedule.warmdown: {from: 0, to: 1, log: true}",
+        "validation.every: {from: 1, to: 8, steps: 2}",
+        "train.precision: [float32, float8]",
+        "seed: [0, 1]",
+        "model.operators: {total: [0, 4], operator: laplace}",
+    ]
+    space.write_text("\n".join(lines))
+    with pytest.raises(RecipeError) as caught:
+        read_space(recipe, space, [])
+    found = {problem.where: problem.key for problem in caught.value.problems}
+    assert found == {f"{space}:{n}": line.split(":")[0] for n, line in enumerate(lines, 1)}
+
+
+@pytest.mark.parametrize(
+    "over",
+    [
+        {"model.depth": [1, 2]},
+        {HEADS: [5]},
+        {"optimizer.lr": [{"per_layer": [0, 4]}]},
+        {HEADS: [{"per_layer": [0, 4]}], OPERATORS: [{"laplacian": 1}]},
+        {HEADS: [2, 2]},
+    ],
+)
+def test_a_wrong_domain_is_refused(recipe, over):
+    with pytest.raises(RecipeError, match=list(over)[-1]):
+        read_space(recipe, over, [])
+
+
+def test_the_direction_is_the_metrics_own(recipe):
+    assert settings_of(recipe).direction == "lower"
+    assert settings_of(find_recipe("vit_digits"), {HEADS: [0, 1]}, metric="validation_top1").direction == "higher"
+    with pytest.raises(UsageError, match="validation_bits_per_byte"):
+        search_of(recipe, metric="top1")
+
+
+def test_the_dry_run_prints_both_arms_and_starts_nothing(recipe, tmp_path, capsys):
+    words = ["search", str(recipe), "--over", f"{HEADS}={{per_layer: [0, 4]}}", "--runs-dir", str(tmp_path / "r")]
+    code, out, err = run_main(capsys, *words, "--dry-run", "--json")
+    assert code == 0, err
+    told = json.loads(out)
+    assert (told["direction"], told["first"]["control"]) == ("lower", {f"{HEADS}.each": 0})
+    assert set(told["first"]["search"]) == {f"{HEADS}.layer0", f"{HEADS}.layer1"}
+    code, out, _ = run_main(capsys, *words, "--dry-run")
+    assert f"{HEADS}.layer1" in out
+    assert not (tmp_path / "r").exists()
