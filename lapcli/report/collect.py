@@ -19,10 +19,10 @@ from typing import Any, Literal
 
 from lapcli.analysis.measurement import Measurement
 from lapcli.analysis.measurements import MEASUREMENTS
-from lapcli.evaluation.language_tasks import read_benchmark_settings
+from lapcli.evaluation.tasks import SAMPLING
 from lapcli.recipe import OBJECTIVES, recipe_to_dict
 from lapcli.recipe.chat import ChatStageRecipe
-from lapcli.recipe.schema import LANGUAGE, RUN
+from lapcli.recipe.schema import CHAT, LANGUAGE, RUN
 from lapcli.report.costs import costs_of
 from lapcli.report.statistics import is_number
 from lapcli.results import find_paths
@@ -231,15 +231,14 @@ def _conditions(
         conditions["limit"] = str(record["limit"])
     if record.get("protocol") is not None:
         kind = str(record.get("objective"))
-        usual = read_benchmark_settings(OBJECTIVES[kind].gives if kind in OBJECTIVES else frozenset(), {})
-        if record["protocol"] != usual.protocol:
+        if record["protocol"] != ("paper" if kind in OBJECTIVES and CHAT in OBJECTIVES[kind].gives else "harness"):
             conditions["protocol"] = str(record["protocol"])
         sampling = _mapping(details.get("sampling"))
         metric = str(details.get("metric", ""))
-        if sampling and metric.startswith("pass@") and metric != f"pass@{usual.samples}":
+        if sampling and metric.startswith("pass@") and metric != f"pass@{SAMPLING['samples']}":
             conditions["metric"] = metric
-        for key in ("temperature", "top_k", "max_new_tokens"):
-            if key in sampling and sampling[key] != getattr(usual, key):
+        for key in ("temperature", "top_k", "max_tokens"):
+            if key in sampling and sampling[key] != SAMPLING[key]:
                 conditions[key] = str(sampling[key])
     elif task != "ade20k":  # it always has its own scenes, whatever the run was trained on
         first = str(record.get("data", "")).split("; ")[0]

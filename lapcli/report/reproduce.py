@@ -23,7 +23,7 @@ from lapcli.runtime.errors import LapError
 
 _MOST, _LONGEST = 10, 160  # changes of a shipped recipe, and characters of one; beyond, the run's own file is shorter
 _EVALUATION = {"limit": "--limit", "protocol": "--protocol", "temperature": "--temperature", "top_k": "--top-k"}
-_EVALUATION["max_new_tokens"] = "--max-new-tokens"
+_EVALUATION["max_tokens"] = "--max-tokens"
 
 
 def commands_of(run: RunResult) -> list[str]:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from lapcli.data.chat.formats import load_chat_recipe
-from lapcli.evaluation.families import chosen_tasks
+from lapcli.evaluation.tasks import chosen_tasks
 from lapcli.recipe import OBJECTIVES, RecipeError, recipe_to_dict
 from lapcli.recipe.reading import Problem, in_reading_order, quoted
 from lapcli.recipe.sweep import LoadedSweep

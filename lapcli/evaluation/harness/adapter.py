@@ -4,7 +4,7 @@ Text prompts get <|bos|> before them, as every document has in training; chat pr
 longer than the training context loses its beginning, as in lm-eval's own models; chat prompts stay whole.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,7 @@ from lapcli.data.chat.conversation import Malformed, Turn, conversation, render_
 from lapcli.data.text.tokenizer import Tokenizer
 from lapcli.evaluation.harness.journal import Journal
 from lapcli.evaluation.harness.likelihood import Question
-from lapcli.evaluation.harness.workers import GenerationJob, LikelihoodJob, Workers
+from lapcli.evaluation.harness.workers import GenerationJob, Job, LikelihoodJob, Workers, share
 from lapcli.generation.engine import Sampling
 from lapcli.runtime.errors import DataError, UsageError
 
@@ -98,7 +98,7 @@ class LapLM(TemplateLM):
         self._tokenizer, self._workers, self._task, self._seed = tokenizer, workers, task, seed
         self.max_length = context
         self._folder = journal
-        self._known: dict[str, Any] = Journal(journal).read()
+        self._known: dict[str, Any] = workers.on_main(Journal(journal).read)
         self._encoded: dict[str, list[int]] = {}
         self._part = (0.0, 1.0)  # the share of a task's requests that is being scored, for the progress bar
         self.resumed = 0  # documents whose answers were in the journal
@@ -232,12 +232,14 @@ class LapLM(TemplateLM):
                 groups.append((request, 1))
         jobs: dict[Any, list[int]] = {}
         for number, (request, samples) in enumerate(groups):
-            jobs.setdefault((*self._sampling(request.args[1]), samples, _is_chat(request)), []).append(number)
+            jobs.setdefault(
+                (*self._sampling(request.args[1]), samples, isinstance(request.args[0], Prompt)), []
+            ).append(number)
         answers: list[list[str]] = [[] for _ in groups]
         for (sampling, until, samples, is_chat), numbers in jobs.items():
             items = [self._prompt(groups[number][0].args[0], sampling.max_tokens) for number in numbers]
             job = GenerationJob(items, self._task, sampling, samples, until, is_chat, self._folder)
-            for number, texts in zip(numbers, self._do(job, len), strict=True):
+            for number, texts in zip(numbers, self._do(job), strict=True):
                 answers[number] = texts
         return [text for group in answers for text in group]
 
@@ -274,10 +276,9 @@ class LapLM(TemplateLM):
         return ids[-room:]
 
     def _likelihoods(self, items: Sequence[Sequence[Question]]) -> list[Any]:
-        job = LikelihoodJob(items, self._task, self._folder, self._part)
-        return self._do(job, lambda item: sum(question.length for question in item))
+        return self._do(LikelihoodJob(items, self._task, self._folder, self._part))
 
-    def _do(self, job: LikelihoodJob | GenerationJob, cost: Callable[[Any], float]) -> list[Any]:
+    def _do(self, job: Job) -> list[Any]:
         """Take answers from the journal; the workers compute the missing ones."""
         answers: list[Any] = [None] * len(job.items)
         if self._known:
@@ -285,7 +286,7 @@ class LapLM(TemplateLM):
         missing = [number for number, answer in enumerate(answers) if answer is None]
         self.resumed += len(answers) - len(missing)
         if missing:
-            for number, answer in zip(missing, self._workers.do(job.share(missing), cost), strict=True):
+            for number, answer in zip(missing, self._workers.do(share(job, missing)), strict=True):
                 answers[number] = answer
         return answers
 
@@ -301,7 +302,3 @@ def _blocks(requests: list[Instance]) -> Iterator[list[Instance]]:
             start = number
     if start < len(requests):
         yield requests[start:]
-
-
-def _is_chat(request: Instance) -> bool:
-    return isinstance(request.args[0], Prompt)
