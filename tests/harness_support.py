@@ -150,8 +150,7 @@ def samples_of(result: dict[str, Any]) -> list[dict[str, Any]]:
 def numbers(result: dict[str, Any]) -> dict[str, Any]:
     """What must not depend on batches, processes and interruptions."""
     return {
-        task: (score["value"], score["count"], score["details"]["metrics"], score["details"]["prompt_sha256"])
-        for task, score in result["tasks"].items()
+        task: (score["value"], score["count"], score["details"]["metrics"]) for task, score in result["tasks"].items()
     }
 
 

@@ -78,7 +78,8 @@ class Evaluation:
         ]
         notes = [*((score.task, score.note) for score in self.scores if score.note)]
         notes += [("not default", "; ".join(changed))] if changed else []
-        notes += [*self.details.get("notes", {}).items(), *self.subject.items()]
+        notes += [(name, self.details[name]) for name in ("protocol", "settings", "dtype") if name in self.details]
+        notes += self.subject.items()
         notes += [("weights", f"sha256 {self.weights_sha256}"), ("data", self.data), ("", f"sha256 {self.data_sha256}")]
         notes += [("written to", str(self.path))]
         return "\n".join(lines) + "\n\n" + facts([(f"{name:<11}", str(text)) for name, text in notes])

@@ -10,7 +10,6 @@ from lapcli.evaluation.benchmarks.benchmark import (
     Document,
     PreparedTask,
     Verdicts,
-    pass_at,
     sampled_definition,
     texts_of,
 )
@@ -49,19 +48,11 @@ class HumanEval(Benchmark):
         """Return the task with lm-eval's prompt, stops and lengths; our sandbox, not lm-eval's process, runs
         programs."""
         judge = CodeJudge(choose_mode(request.unsafe_code_execution), _continued_program)
-        definition = {
-            # lm-eval would ask to confirm `unsafe_code`; the programs run in our sandbox.
-            **{key: value for key, value in self.lm_eval_definition().items() if key != "unsafe_code"},
-            # lm-eval's own name of the filter, so that results have the same keys.
-            "filter_list": [{"name": "create_test", "filter": [{"function": "custom", "filter_fn": judge.verdicts}]}],
-            "process_results": _pass_at_1,
-            "metric_list": [{"metric": "pass@1", "aggregation": "mean", "higher_is_better": True}],
-        }
+        ours = sampled_definition(self.name, {**request.sampling, "samples": 1}, judge.verdicts, "prompt", "test")
+        # lm-eval would ask to confirm `unsafe_code`; the programs run in our sandbox.
+        definition = {key: value for key, value in self.lm_eval_definition().items() if key != "unsafe_code"}
+        definition |= {key: ours[key] for key in ("filter_list", "process_results", "metric_list")}
         return self.prepared(definition, {"test": self.documents("test", request.data)}, request, judge=judge)
-
-
-def _pass_at_1(document: Document, verdicts: Sequence[Sequence[Any]]) -> dict[str, float]:
-    return {"pass@1": pass_at(1, [verdict["passed"] for verdict in verdicts[0]])}
 
 
 def _continued_program(document: Document, answer: str) -> str:

@@ -2,8 +2,7 @@
 its by name or file."""
 
 import os
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -13,10 +12,8 @@ from lm_eval.api.task import ConfigurableTask
 from lm_eval.tasks import TaskManager
 from lm_eval.tasks._yaml_loader import load_yaml
 
-from lapcli.data.source_files import unreachable
 from lapcli.evaluation.benchmarks.benchmark import Documents, PreparedTask
 from lapcli.evaluation.tasks import Request
-from lapcli.runtime.environment import hub_is_offline
 from lapcli.runtime.errors import DataError, UsageError
 
 DEFINITIONS = Path(lm_eval.tasks.__file__).parent
@@ -52,14 +49,14 @@ def other_task(name: str, request: Request) -> PreparedTask:
     allow_unsafe = request.unsafe_code_execution
     if allow_unsafe:
         os.environ["HF_ALLOW_CODE_EVAL"] = "1"  # read by the metric's own code, when the task is loaded
-    with _offline_if_there_is_no_hub():
-        try:
-            loaded: Any = index().load([name])
-        except Exception as error:  # whatever a task's own code, the hub's library or the connection raise
-            first = (str(error).splitlines() or [type(error).__name__])[0]
-            raise DataError(
-                f"lm-eval could not load {name} ({first[:200]}); check the network, or download its data set elsewhere"
-            ) from error
+    try:
+        loaded: Any = index().load([name])
+    except Exception as error:  # whatever a task's own code, the hub's library or the connection raise
+        first = (str(error).splitlines() or [type(error).__name__])[0]
+        raise DataError(
+            f"lm-eval could not load {name} ({first[:200]}); check the network, or download its data set elsewhere and "
+            "set HF_HUB_OFFLINE=1"
+        ) from error
     unsafe = any(getattr(task, "UNSAFE_CODE", False) for task in loaded["tasks"].values())
     if unsafe and not allow_unsafe:
         raise UsageError(
@@ -69,22 +66,3 @@ def other_task(name: str, request: Request) -> PreparedTask:
     for task in loaded["tasks"].values():
         task.set_fewshot_seed(seed=request.seed)
     return PreparedTask(name, dict(loaded), runs_unsafe_code=unsafe)
-
-
-@contextmanager
-def _offline_if_there_is_no_hub() -> Iterator[None]:
-    """Put the hub's library into offline mode if the hub is unreachable: otherwise it retries for half a minute before
-    it looks at what is on this machine."""
-    import datasets
-    import huggingface_hub.constants
-
-    # In the modules, which have read the environment at import.
-    places: Any = () if hub_is_offline() or unreachable() is None else (datasets.config, huggingface_hub.constants)
-    before = [module.HF_HUB_OFFLINE for module in places]
-    for module in places:
-        module.HF_HUB_OFFLINE = True
-    try:
-        yield
-    finally:
-        for module, value in zip(places, before, strict=True):
-            module.HF_HUB_OFFLINE = value

@@ -1,7 +1,6 @@
 """Measures a language model: the tasks one after the other through lm-eval, each with a journal and a file of samples,
 and lm-eval's results as scores with their units and directions."""
 
-import hashlib
 import json
 import logging
 import math
@@ -33,10 +32,6 @@ from lapcli.runtime.progress import Progress, shown_progress
 from lapcli.runtime.ranks import World
 
 BATCH = 16  # questions in one forward
-PROTOCOLS = {
-    "paper": "chat prompts, zero-shot; ARC and MMLU by the option letters' logits, the others by pass@k",
-    "harness": "lm-eval's own prompts and metrics",
-}
 Found = tuple[list[Score], dict[str, Any]]  # and details of the evaluation
 
 
@@ -59,12 +54,8 @@ def _ask(
     request: Request, loaded: LoadedModel, tasks: Sequence[PreparedTask], workers: Workers, progress: Progress
 ) -> Found:
     is_main = workers.world.is_main
-    say = partial(print, file=sys.stderr) if is_main else _silent
     model, tokenizer = loaded.language_model()
     dtype = str(model.embed.weight.dtype).removeprefix("torch.")
-    notes = _notes(request, tasks, dtype)
-    for name, text in notes.items():
-        say(f"{name:<12} {text}")
     scores: list[Score] = []
     for task in tasks:
         # All that answers and verdicts depend on, except the prompts, which are in each line's key.
@@ -90,10 +81,10 @@ def _ask(
                 confirm_run_unsafe_code=task.runs_unsafe_code,
                 bootstrap_iters=100_000 if is_main else 0,  # of standard errors
             )
-        if lm.resumed:
-            say(f"{task.name}: {lm.resumed:,} saved answers are reused (--fresh asks again)")
-        if lm.truncated:
-            say(f"{task.name}: {lm.truncated:,} prompts lost their start to fit the context")
+        if lm.resumed and is_main:
+            print(f"{task.name}: {lm.resumed:,} saved answers are reused (--fresh asks again)", file=sys.stderr)
+        if lm.truncated and is_main:
+            print(f"{task.name}: {lm.truncated:,} prompts lost their start to fit the context", file=sys.stderr)
         samples = folder / f"samples{'' if request.limit is None else f'-limit{request.limit}'}.jsonl"
         if is_main:
             make_folder(folder)
@@ -107,12 +98,7 @@ def _ask(
         "versions": {"lm_eval": version("lm-eval")},
         "tokenizer_sha256": tokenizer.sha256,
         "average": average(scores),
-        "notes": notes,
     }
-
-
-def _silent(text: str) -> None:
-    pass
 
 
 def _prepare(name: str, request: Request) -> PreparedTask:
@@ -120,18 +106,6 @@ def _prepare(name: str, request: Request) -> PreparedTask:
         return other_task(name, request)
     benchmark = BENCHMARKS[name]
     return benchmark.paper_task(request) if request.protocol == "paper" else benchmark.lm_eval_task(request)
-
-
-def _notes(request: Request, tasks: Sequence[PreparedTask], dtype: str) -> dict[str, str]:
-    notes = {"protocol": f"{request.protocol}: {PROTOCOLS[request.protocol]}"}
-    if sampled := next((task.sampling for task in tasks if task.sampling), None):
-        shown = ", ".join(f"{name} {value}" for name, value in sampled.items())
-        notes["sampling"] = f"{shown}, seed {request.seed} (the paper gives none; the defaults are nanochat's)"
-    if code := next((_code_execution(task) for task in tasks if _code_execution(task)), None):
-        notes["sandbox"] = code
-    if dtype != "float32":
-        notes["precision"] = f"{dtype}: numbers may change with the batch size and the number of processes"
-    return notes
 
 
 def _code_execution(task: PreparedTask) -> str | None:
@@ -154,7 +128,7 @@ def _swift_lm_eval() -> Iterator[None]:
         del templates.from_string
 
 
-_UNNAMED = ("none", "verdicts", "create_test")  # filters that are not shown beside a metric
+_UNNAMED = ("none", "verdicts")  # filters that are not shown beside a metric
 
 
 def scores_of(
@@ -198,7 +172,6 @@ def _score(
         "of": sum(results["n-samples"][task]["original"] for task in tasks),
         "version": results["versions"].get(name),
         "num_fewshot": results["n-shot"].get(tasks[0], 0),
-        "prompt_sha256": _prompt_sha256(results, tasks),
         "protocol": request.protocol,
         **({"prompt_form": prompt_form(request.run)} if request.protocol == "paper" else {}),
         "sampling": prepared.sampling,
@@ -206,10 +179,6 @@ def _score(
         "code_execution": _code_execution(prepared),
         **details,
     }
-    if len(tasks) > 1:
-        described["subtasks"] = {
-            task: {k: v for k, v in results["results"][task].items() if "," in k} for task in tasks
-        }
     files = list(prepared.files)
     data = ", ".join(files[:6]) + (f" and {len(files) - 6} more" if len(files) > 6 else "") or "lm-eval's own"
     identity = digest(*sorted(prepared.files.items()))
@@ -253,18 +222,6 @@ def _is_fraction(task: str, key: str, results: Mapping[str, Any]) -> bool:
 def _tasks_under(prepared: PreparedTask, name: str) -> list[str]:
     group = prepared.loaded["groups"].get(name)
     return [name] if group is None else [task.task_name for task in group.get_all_tasks()]
-
-
-def _prompt_sha256(results: Mapping[str, Any], tasks: Sequence[str]) -> str:
-    """Hash everything that the model was asked, in the order of the documents."""
-    digest = hashlib.sha256()
-    for task in tasks:
-        samples = results["samples"][task]
-        # Each sample once: lm-eval logs it again for every filter.
-        asked = {sample["doc_id"]: sample["arguments"] for sample in samples}
-        for _, arguments in sorted(asked.items()):
-            digest.update(json.dumps([list(map(str, each)) for each in arguments]).encode())
-    return digest.hexdigest()
 
 
 def sample_lines(prepared: PreparedTask, results: Mapping[str, Any]) -> Iterator[dict[str, Any]]:

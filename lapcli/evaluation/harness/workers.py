@@ -26,8 +26,6 @@ from lapcli.runtime.errors import LapError, UsageError
 from lapcli.runtime.progress import Progress
 from lapcli.runtime.ranks import World
 
-PARTS = 1000  # ticks of a progress bar that spans several jobs
-
 
 @dataclass(frozen=True)
 class LikelihoodJob:
@@ -36,7 +34,6 @@ class LikelihoodJob:
     items: Sequence[Sequence[Question]]
     task: str
     journal: Path | None = None
-    part: tuple[float, float] = (0.0, 1.0)  # of the task, for the progress bar
 
     def key(self, item: Sequence[Question]) -> str:
         return line_key("likelihood", item)
@@ -104,8 +101,7 @@ class Worker:
                 answers[number] = [likelihood for each in answers[number] for likelihood in each]
                 journal.add(job.key(job.items[number]), answers[number])
                 done += 1
-                begin, end = job.part
-                self._progress(job.task, round(PARTS * (begin + (end - begin) * done / len(job.items))), PARTS)
+                self._progress(job.task, done, len(job.items))
         return answers
 
     def _generate(self, job: GenerationJob, journal: Journal) -> list[Any]:

@@ -129,25 +129,6 @@ def test_letters_are_the_rows_own_labels_and_the_prompt_is_training_s():
     assert all(len(c) == 1 for item in job.items for c in item[0].continuations)
 
 
-def test_blocks_hold_whole_documents_and_change_no_answer(monkeypatch):
-    """Documents have 3, 4 or 5 requests; the first block is scored before the text of the others is tokenised."""
-    tokenizer, model = tiny_tokenizer(), tiny_model(320)
-    task = ARC_EASY.definition(), arc_documents()
-    whole = run(lm_of(alone(model, tokenizer), tokenizer), *task)
-    monkeypatch.setattr("lapcli.evaluation.harness.adapter.REQUESTS_AT_ONCE", 5)
-    oracle = Oracle(alone(model, tokenizer))
-    oracle.do = lambda job: oracle.jobs.append(job) or oracle.rule.do(job)
-    parts = run(lm_of(oracle, tokenizer), *task)
-    assert [len(job.items) for job in oracle.jobs] == [2, 2, 2, 1]
-    assert [job.part[1] for job in oracle.jobs[:-1]] == [job.part[0] for job in oracle.jobs[1:]]
-    assert (oracle.jobs[0].part[0], oracle.jobs[-1].part[1]) == (0.0, 1.0)
-    found, expected = (
-        [float(each[0][0]) for sample in result["samples"]["arc_easy"] for each in sample["resps"]]
-        for result in (parts, whole)
-    )
-    assert found == pytest.approx(expected, abs=1e-5)
-
-
 def test_special_tokens_in_a_question_are_text():
     tokenizer = tiny_tokenizer()
     prompt = lm_of(Oracle(None), tokenizer).apply_chat_template([{"role": "user", "content": QUOTING}])
