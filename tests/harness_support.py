@@ -126,7 +126,7 @@ def write_benchmarks(folder: Path) -> Path:
     return folder
 
 
-QUICK = {"samples": 3, "max_new_tokens": 6}
+QUICK = {"samples": 3, "max_tokens": 6}
 
 
 def evaluated(
@@ -134,15 +134,23 @@ def evaluated(
 ):
     """`evaluate_run` as a dictionary."""
     from lapcli.evaluation.run_tasks import evaluate_run
+    from lapcli.evaluation.tasks import new_request
+    from lapcli.objectives.loading import find_checkpoint
 
-    return evaluate_run(run, tasks, batch=batch, data=data, limit=limit, options=options).to_dict()
+    request = new_request(run, tasks, batch=batch, data=data, limit=limit, **options)
+    return evaluate_run(request, find_checkpoint(run, "last")).to_dict()
+
+
+def samples_of(result: dict[str, Any]) -> list[dict[str, Any]]:
+    """Every prompt with its answers and verdicts."""
+    files = dict.fromkeys(score["details"]["samples"] for score in result["tasks"].values())
+    return [json.loads(line) for file in files for line in Path(file).read_text().splitlines()]
 
 
 def numbers(result: dict[str, Any]) -> dict[str, Any]:
     """What must not depend on batches, processes and interruptions."""
     return {
-        task: (score["value"], score["count"], score["details"]["metrics"], score["details"]["prompt_sha256"])
-        for task, score in result["tasks"].items()
+        task: (score["value"], score["count"], score["details"]["metrics"]) for task, score in result["tasks"].items()
     }
 
 

@@ -87,7 +87,6 @@ def test_folders_that_one_may_not_enter_or_write(home, tmp_path):
             (["report", "--out", f"{below}.html", "--runs-dir", str(home / "runs")], {"LAP_CACHE": cache}),
             (["export", "--to", "safetensors", "--no-verify", "--out", below, *runs], {"LAP_CACHE": cache}),
             (["analyze", "cossim", "--out", below, *runs], {"LAP_CACHE": cache}),
-            (["eval", "--tasks", "bpb", "--samples-out", f"{below}.jsonl", *runs], {"LAP_CACHE": cache}),
             (["init", below], {"LAP_CACHE": cache}),
         ]
     for command in (["eval", "--tasks", "bpb"], ["analyze", "cossim"], ["report"], ["runs"], ["watch"], ["chat"]):

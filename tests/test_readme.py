@@ -73,7 +73,7 @@ def test_command(line, long, capsys, tmp_path, measured_runs, monkeypatch, reque
     if words[0] == "doctor":  # its other sections have tests of their own
         words += ["--only", "environment"] if long else []
     elif "quickstart-sft" in words and words[0] == "eval":
-        words += ["--limit", "2", "--samples", "2", "--max-new-tokens", "8"]
+        words += ["--limit", "2", "--samples", "2", "--max-tokens", "8"]
     elif words[0] == "export" and "quickstart-sft" in words:
         words += ["--no-verify", "--out", str(tmp_path / "out")]
     elif words[0] in {"eval", "analyze", "export"}:  # of what a line before it trained

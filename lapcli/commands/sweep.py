@@ -151,7 +151,7 @@ def _parsed(command: Any, words: list[str]) -> Any:
 
 def _check_commands(grid: "Sweep", lap: Any) -> None:
     """Find commands of `then` and `report` that do not exist, unknown options, and tasks that do not fit the runs."""
-    from lapcli.evaluation.families import chosen_tasks
+    from lapcli.evaluation.tasks import chosen_tasks
     from lapcli.recipe import Problem, RecipeError
 
     problems = []

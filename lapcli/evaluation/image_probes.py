@@ -28,8 +28,8 @@ from lapcli.evaluation.features import (
     class_token_and_mean_patch,
     evenly_spaced,
 )
-from lapcli.evaluation.image_tasks import KnnProtocol, LinearProtocol, within, written_out
-from lapcli.evaluation.tasks import TaskScore, wilson_interval
+from lapcli.evaluation.probe_settings import KnnProtocol, LinearProtocol
+from lapcli.evaluation.tasks import Score, wilson_interval
 from lapcli.measures.nearest_neighbours import classify
 from lapcli.recipe.vision import Augmentation, ImageSource
 from lapcli.runtime.errors import LapError, UsageError
@@ -114,7 +114,7 @@ def limited(data: ImageData, limit: int | None) -> ImageData:
 
 def measure_knn(
     backbone: Backbone, data: ImageData, protocol: KnnProtocol, how: ForwardSettings, limit: int | None = None
-) -> list[TaskScore]:
+) -> list[Score]:
     """Return one score for each number of neighbours; those beyond the number of training images are left out."""
     data = limited(data, limit)
     counts = [k for k in protocol.neighbours if k <= len(data.train)]
@@ -139,29 +139,32 @@ def measure_knn(
         for k, classes_B in guesses.items():
             right[k] += float((classes_B == true_B).sum())
     totals = how.world.sum(list(right.values()))
-    shared = {
+    left_out = [k for k in protocol.neighbours if k not in counts]
+    shown = f"k = {', '.join(map(str, left_out))} left out: only {len(data.train):,} training images"
+    details = {
         "feature": _class_token_name(backbone),
         "training_images": len(data.train),
-        "left_out": [k for k in protocol.neighbours if k not in counts],  # beyond the training images
-        "protocol": written_out(protocol),
+        "left_out": left_out,  # beyond the training images
+        "protocol": protocol.written_out(),
     }
-    scores = []
-    for k, correct in zip(right, totals, strict=True):
-        interval = wilson_interval(int(correct), len(data.validation))
-        details = {"k": k, **shared}
-        scores.append(TaskScore(f"knn{k}", correct / len(data.validation), len(data.validation), interval, details))
-    return scores
+    count = len(data.validation)
+    known: dict[str, Any] = {"conditions": protocol.conditions(), "note": shown if left_out else ""}
+    of = (data.description, data.identity)
+    return [
+        Score(f"knn{k}", right / count, count, wilson_interval(int(right), count), *of, {"k": k, **details}, **known)
+        for k, right in zip(counts, totals, strict=True)
+    ]
 
 
 def measure_linear(
     backbone: Backbone, data: ImageData, protocol: LinearProtocol, how: ForwardSettings, limit: int | None = None
-) -> TaskScore:
+) -> Score:
     """Return top-1 of the best learning rate, chosen on the validation images or on held-out training images."""
     data = limited(data, limit)
     train, chosen_on = data.train, data.validation
     if protocol.holdout:
         train, chosen_on = held_out_fraction(data.train, protocol.holdout, protocol.seed)
-    protocol = within(protocol, len(train), limit)
+    protocol = protocol.within(len(train), limit)
     width = 2 * backbone.width
     probes = LinearProbes(
         width,
@@ -206,9 +209,19 @@ def measure_linear(
         "top5": on_validation[best][1] / images,
         "rates": rates,
         "training_images": len(train),
-        "protocol": written_out(protocol),
+        "protocol": protocol.written_out(),
     }
-    return TaskScore("linear", correct / images, images, wilson_interval(correct, images), details)
+    return Score(
+        "linear",
+        correct / images,
+        images,
+        wilson_interval(correct, images),
+        data.description,
+        data.identity,
+        details,
+        conditions=protocol.conditions(),
+        note=f"best rate {protocol.rates[best]:g}, chosen on {details['best_rate_chosen_on']}",
+    )
 
 
 def _train(

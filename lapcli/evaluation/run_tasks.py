@@ -1,183 +1,151 @@
-"""Evaluates a run: loads its weights, measures, and writes the result to the run's `eval/`."""
+"""Evaluates a run or a stock model: opens it, measures, and keeps the result.
 
-from collections.abc import Mapping
+Every metric is a row of the run's `results.jsonl`; `eval/` has one file with all details of the evaluation.
+"""
+
+import time
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import torch
+
+from lapcli.checkpoint import Checkpoint
 from lapcli.data.cache import digest
-from lapcli.evaluation.families import STOCK, ChosenTasks, choose
-from lapcli.evaluation.tasks import EvaluationRequest, TaskResults
-from lapcli.objectives.loading import find_checkpoint, open_run, open_timm
+from lapcli.evaluation.tasks import IMAGE_TASKS, Request, Score
+from lapcli.objectives.loading import open_run, open_timm
 from lapcli.objectives.objective import LoadedModel
-from lapcli.results import add_rows, row
-from lapcli.runs import Run
+from lapcli.results import add_rows
 from lapcli.runtime.files import write_json
-from lapcli.runtime.ranks import World, joined_world
-from lapcli.runtime.tables import fitted
+from lapcli.runtime.ranks import joined_world
+from lapcli.runtime.tables import facts, fitted
 
 EVAL = "eval"
 
 
 @dataclass(frozen=True)
 class Evaluation:
-    """The result of an evaluation, with the run's checkpoint or the stock model that it belongs to."""
+    """The scores, with the model that they belong to."""
 
-    run: Run | None
-    step: int | None
-    model: str  # the run's name, or timm:NAME
+    request: Request
+    subject: dict[str, Any]  # run, objective and step, or model and weights
     weights_sha256: str
-    measured: TaskResults
-    limit: int | None
-    path: Path  # of the result
+    scores: list[Score]
+    details: dict[str, Any]
+    path: Path
 
     @property
-    def subject(self) -> str:
-        """The model that was measured, for messages."""
-        return f"{self.run.path}, step {self.step}" if self.run else self.model
+    def data(self) -> str:
+        return "; ".join(dict.fromkeys(score.data for score in self.scores))
+
+    @property
+    def data_sha256(self) -> str:
+        hashes = list(dict.fromkeys(score.data_sha256 for score in self.scores))
+        return hashes[0] if len(hashes) == 1 else digest(*hashes)
 
     def to_dict(self) -> dict[str, Any]:
-        subject = (
-            {"run": self.run.name, "objective": self.run.recipe.objective, "step": self.step}
-            if self.run
-            else {"model": self.model}
-        )
         return {
-            **subject,
+            **self.subject,
             "weights_sha256": self.weights_sha256,
-            "data": self.measured.data,
-            "data_sha256": self.measured.data_sha256,
-            "limit": self.limit,
-            **self.measured.details,
-            "tasks": {score.task: score.to_dict() for score in self.measured.scores},
+            "data": self.data,
+            "data_sha256": self.data_sha256,
+            "limit": self.request.limit,
+            **self.details,
+            "tasks": {score.task: score.to_dict() for score in self.scores},
         }
 
-    def rows(self) -> list[dict[str, Any]]:
-        """Return every metric of every task as a row of results."""
-        measured, rows = self.measured, []
-        for score in measured.scores:
-            known = {
-                "n": score.count,
-                "limit": self.limit,
-                "protocol": measured.details.get("protocol"),
-                "step": self.step,
-                "weights_sha256": self.weights_sha256,
-                "data": measured.data,
-                "data_sha256": measured.data_sha256,
-            }
-            stderr = None if score.interval is None else (score.interval[1] - score.interval[0]) / (2 * 1.96)
-            one = {"value": score.value, "stderr": stderr, "is_fraction": score.is_fraction}
-            one["higher_is_better"] = score.higher_is_better
-            for metric, numbers in score.details.get("metrics", {score.task: one}).items():
-                direction = {True: "higher", False: "lower", None: None}[numbers["higher_is_better"]]
-                unit = "fraction" if numbers["is_fraction"] else None
-                each = {"unit": unit, "direction": direction, "stderr": numbers["stderr"], **known}
-                rows.append(row(score.task, metric, numbers["value"], **each))
-        return rows
-
-    def table(self) -> list[str]:
-        """Return a table for the terminal: a line per task, or the evaluator's own table."""
-        if self.measured.lines:
-            return self.measured.lines
-        rows = [["task", "value", "95% interval", "examples"]]
-        for score in self.measured.scores:
-            form = ".2%" if score.is_fraction else ".4f"
-            interval = " - ".join(format(end, form) for end in score.interval) if score.interval else "-"
-            rows.append([score.task, format(score.value, form), interval, f"{score.count:,}"])
-        return fitted(rows, right=(1, 2, 3))
+    def to_text(self) -> str:
+        rows = [["task", "metric", "value", "95% interval", "stderr", "examples"]]
+        for score in self.scores:
+            main = score.details.get("metric", score.task)
+            for metric, numbers in score.metrics().items():
+                form = ".2%" if numbers["unit"] == "fraction" else ".4f"
+                ends = (score.interval or ()) if metric == main else ()
+                interval = " - ".join(format(end, form) for end in ends) or "-"
+                stderr = "-" if numbers["stderr"] is None else format(numbers["stderr"], form)
+                rows.append([score.task, metric, format(numbers["value"], form), interval, stderr, f"{score.count:,}"])
+        if mean := self.details.get("average"):
+            stderr = "-" if mean["stderr"] is None else f"{mean['stderr']:.2%}"
+            rows.append(["average", "", f"{mean['value']:.2%}", "-", stderr, ""])
+        limit = self.request.limit
+        lines = [] if limit is None else [f"only {limit:,} examples of each task (--limit)"]
+        lines += fitted(rows, right=(2, 3, 4, 5))
+        changed = [
+            f"{score.task}: {', '.join(f'{key} {value}' for key, value in score.conditions.items())}"
+            for score in self.scores
+            if score.conditions
+        ]
+        notes = [*((score.task, score.note) for score in self.scores if score.note)]
+        notes += [("not default", "; ".join(changed))] if changed else []
+        notes += [(name, self.details[name]) for name in ("protocol", "settings", "dtype") if name in self.details]
+        notes += self.subject.items()
+        notes += [("weights", f"sha256 {self.weights_sha256}"), ("data", self.data), ("", f"sha256 {self.data_sha256}")]
+        notes += [("written to", str(self.path))]
+        return "\n".join(lines) + "\n\n" + facts([(f"{name:<11}", str(text)) for name, text in notes])
 
 
-def evaluate_run(
-    run: Run,
-    tasks: str | None = None,
-    which: str = "last",
-    batch: int | None = None,
-    data: Path | None = None,
-    limit: int | None = None,
-    options: Mapping[str, Any] | None = None,
-) -> Evaluation:
-    """Measure a run on every process of the world; rank 0 writes the result."""
-    chosen = choose(run.recipe.objective, tasks, options or {}, data)
-    weights = find_checkpoint(run, which)
-    with joined_world(run.recipe.train.device) as world:
-        # Machines with different copies of a run would be scored as one model.
-        world.require_same({"weights": weights.weights_sha256})
-        with world.together():
-            loaded = open_run(run, weights, world.device)
-        measured = _measure(chosen, loaded, world, batch, data, limit)
-        return _saved(loaded, measured, limit, run.path / EVAL, f"step-{weights.step:06d}", chosen, world)
+def evaluate_run(request: Request, weights: Checkpoint) -> Evaluation:
+    """Measure the request's run on every process of the world; rank 0 writes the result."""
+    run = request.run
+    assert run is not None
+    subject = {"run": run.name, "objective": run.recipe.objective, "step": weights.step}
+
+    def load(device: torch.device) -> LoadedModel:
+        return open_run(run, weights, device)
+
+    name = f"step-{weights.step:06d}"
+    return _evaluate(request, load, subject, run.recipe.train.device, run.path / EVAL, name)
 
 
-def evaluate_model(
-    name: str,
-    weights: Path | None,
-    runs_dir: Path,
-    tasks: str | None = None,
-    batch: int | None = None,
-    data: Path | None = None,
-    limit: int | None = None,
-    options: Mapping[str, Any] | None = None,
-) -> Evaluation:
+def evaluate_model(request: Request, name: str, file: Path | None, runs_dir: Path) -> Evaluation:
     """Measure a stock model's features; the result is written to `eval/` in the folder of the runs."""
-    chosen = choose(STOCK, tasks, options or {}, data)
-    with joined_world() as world:
-        with world.together():
-            loaded = open_timm(name, world.device, weights=weights)
-        sha256 = str(loaded.weights_sha256)
-        world.require_same({"weights": sha256})
-        measured = _measure(chosen, loaded, world, batch, data, limit)
-        measured = replace(measured, details={"weights": str(loaded.file), **measured.details})
-        subject = f"{name.replace(':', '_')}_{sha256[:8]}"
-        return _saved(loaded, measured, limit, runs_dir / EVAL, subject, chosen, world)
+
+    def load(device: torch.device) -> LoadedModel:
+        return open_timm(name, device, weights=file)
+
+    return _evaluate(request, load, {"model": name}, "auto", runs_dir / EVAL, name.replace(":", "_"))
 
 
-def _measure(
-    chosen: ChosenTasks, loaded: LoadedModel, world: World, batch: int | None, data: Path | None, limit: int | None
-) -> TaskResults:
-    """Measure the families one after the other and merge them into one result."""
-    parts = [
-        family.measure(EvaluationRequest(loaded, tasks, world, batch, data, limit, chosen.options, chosen.names))
-        for family, tasks in chosen.by_family
-    ]
-    if len(parts) == 1:
-        return parts[0]
-    return TaskResults(
-        [score for part in parts for score in part.scores],
-        "; ".join(dict.fromkeys(text for part in parts for text in part.data.split("; "))),
-        digest(*(part.data_sha256 for part in parts)),
-        {name: value for part in parts for name, value in part.details.items()},
-        [line for part in parts for line in part.lines],
-        {name: text for part in parts for name, text in part.notes.items()},
-        "_".join(part.variant for part in parts if part.variant),
-    )
-
-
-def _saved(
-    loaded: LoadedModel,
-    measured: TaskResults,
-    limit: int | None,
+def _evaluate(
+    request: Request,
+    load: Callable[[torch.device], LoadedModel],
+    subject: dict[str, Any],
+    device: str,
     folder: Path,
-    subject: str,
-    chosen: ChosenTasks,
-    world: World,
+    name: str,
 ) -> Evaluation:
-    """Write the evaluation, on rank 0, to a file whose name says what was measured and how; leave the world.
+    with joined_world(device) as world:
+        with world.together():
+            loaded = load(world.device)
+        weights = str(loaded.weights_sha256)
+        # Machines with different copies of a model would be scored as one model.
+        world.require_same({"weights": weights})
+        began = time.monotonic()
+        scores: list[Score] = []
+        details: dict[str, Any] = {}
+        if images := [task for task in request.tasks if task in IMAGE_TASKS]:
+            from lapcli.evaluation.image_tasks import measure_images
 
-    After an error no rank leaves it: with NCCL that would wait for ranks which wait in a collective.
-    """
-    limited = "" if limit is None else f"_limit{limit}"
-    variant = f"_{measured.variant}" if measured.variant else ""
-    what = "+".join(chosen.names).replace("/", "_")
-    if len(what) > 100:
-        what = f"{what[:90]}-{digest(*chosen.names)[:8]}"
-    path = folder / f"{subject}_{what}{limited}{variant}_{measured.data_sha256[:8]}.json"
-    run, step = loaded.run, loaded.step
-    evaluation = Evaluation(run, step, loaded.name, str(loaded.weights_sha256), measured, limit, path)
-    if world.is_main:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write_json(path, evaluation.to_dict())
-        if run is not None:
-            add_rows(run, evaluation.rows())
-    # When any rank returns, the file is complete.
-    world.barrier()
-    return evaluation
+            scores += measure_images(replace(request, tasks=images), loaded, world)
+        if language := [task for task in request.tasks if task not in IMAGE_TASKS]:
+            from lapcli.evaluation.harness.run import measure_language
+
+            found, details = measure_language(replace(request, tasks=language), loaded, world)
+            scores += found
+        # The name says what was measured, the hash how: settings, weights and data.
+        settings = [score.to_dict()[key] for score in scores for key in ("conditions", "protocol", "data_sha256")]
+        what = "+".join(request.tasks).replace("/", "_")[:90]
+        limited = "" if request.limit is None else f"_limit{request.limit}"
+        path = folder / f"{name}_{what}{limited}_{digest(weights, list(request.tasks), settings)[:8]}.json"
+        evaluation = Evaluation(request, subject, weights, scores, details, path)
+        if world.is_main:
+            folder.mkdir(parents=True, exist_ok=True)
+            write_json(path, evaluation.to_dict())
+            if request.run is not None:
+                seconds = round(time.monotonic() - began, 3)
+                known = {"limit": request.limit, "step": loaded.step, "weights_sha256": weights, "seconds": seconds}
+                add_rows(request.run, [row for score in scores for row in score.rows(**known)])
+        # When any rank returns, the file is complete.
+        world.barrier()
+        return evaluation

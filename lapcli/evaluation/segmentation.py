@@ -29,8 +29,8 @@ from lapcli.evaluation.ade20k import (
     resize_short_side,
 )
 from lapcli.evaluation.features import Backbone, ForwardSettings, evenly_spaced
-from lapcli.evaluation.image_tasks import Ade20kProtocol, within, written_out
-from lapcli.evaluation.tasks import TaskScore
+from lapcli.evaluation.probe_settings import Ade20kProtocol
+from lapcli.evaluation.tasks import Score
 from lapcli.runtime.errors import UsageError
 
 RESAMPLES = 1000  # of the bootstrap
@@ -255,10 +255,10 @@ class Segmentation:
 
 def measure_ade20k(
     backbone: Backbone, data: SceneData, protocol: Ade20kProtocol, how: ForwardSettings, limit: int | None = None
-) -> TaskScore:
+) -> Score:
     """Train and measure; the score is the best mean IoU of all validations, as the DINOv3 scripts report it."""
     data = limited(data, limit)
-    protocol = within(protocol, len(data.train), limit)
+    protocol = protocol.within(len(data.train), limit)
     check_scenes(data, how.progress)
     task = Segmentation(backbone, data, protocol, how)
     validations: list[dict[str, float]] = []
@@ -293,11 +293,20 @@ def measure_ade20k(
         "last_loss": loss,
         "interval": "95%, from 1,000 draws of the validation scenes with replacement",
         "training_scenes": len(data.train),
-        "data": data.description,
-        "data_sha256": data.identity,
-        "protocol": written_out(protocol),
+        "protocol": protocol.written_out(),
     }
-    return TaskScore("ade20k", best, len(data.validation), interval_over_images(best_N2K), details)
+    return Score(
+        "ade20k",
+        best,
+        len(data.validation),
+        interval_over_images(best_N2K),
+        data.description,
+        data.identity,
+        details,
+        conditions=protocol.conditions(),
+        note=f"mean IoU over {details['classes_seen']} classes, step {details['best_step']:,} the best on "
+        f"{details['best_step_chosen_on']}",
+    )
 
 
 def limited(data: SceneData, limit: int | None) -> SceneData:

@@ -1,110 +1,189 @@
-"""The parts of an evaluation: families of tasks, each of which says what it needs of a model, and their scores.
+"""What can be measured of which model, and the request: the tasks and every setting of one `lap eval`.
 
-torch is not imported here, nor at the top of the modules that declare families, so that a wrong name fails at once.
+torch is not imported here, nor lm-eval unless a name is not one of ours, so that a mistake is refused at once.
 """
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from difflib import get_close_matches
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any
 
+from lapcli.evaluation.benchmarks import BENCHMARKS, PAPER_TASKS
+from lapcli.evaluation.probe_settings import ProbeSettings, read_probe_settings
+from lapcli.recipe import OBJECTIVES
+from lapcli.recipe.schema import CHAT, CLASSES, FEATURES, LANGUAGE
+from lapcli.results import Direction, row
 from lapcli.runs import Run
+from lapcli.runtime.errors import UsageError
 
-if TYPE_CHECKING:
-    from lapcli.objectives.objective import LoadedModel
-    from lapcli.runtime.ranks import World
+IMAGE_TASKS = {"top1": CLASSES, "top5": CLASSES, "linear": FEATURES, "knn": FEATURES, "ade20k": FEATURES}
+STOCK = "a stock model"  # in place of the objective of a run; its features can be measured
+
+# The paper gives no sampling settings; these are nanochat's: of its pass@k, and the length of its evaluations.
+SAMPLING: dict[str, Any] = {"samples": 10, "temperature": 1.0, "top_k": 50, "max_tokens": 512}
+SEED = 1234  # lm-eval's default, so that the few-shot examples are the ones that it draws
+_OF_LANGUAGE = {*SAMPLING, "seed", "protocol", "unsafe_code_execution", "fresh"}
 
 
 @dataclass(frozen=True)
-class TaskScore:
-    """One task's score, with its interval and the number of examples."""
+class Request:
+    """One evaluation, checked and complete; `run` is None for a stock model."""
+
+    run: Run | None
+    tasks: Sequence[str]
+    data: Path | None = None  # instead of the run's own, or the hub's
+    limit: int | None = None  # at most this many examples of each task
+    batch: int | None = None  # examples in one forward of a process
+    protocol: str = "harness"  # of language tasks
+    sampling: Mapping[str, Any] = field(default_factory=lambda: dict(SAMPLING))  # under the paper's protocol
+    seed: int = SEED
+    unsafe_code_execution: bool = False
+    fresh: bool = False
+    probes: ProbeSettings = field(default_factory=ProbeSettings)
+
+
+@dataclass(frozen=True)
+class Score:
+    """One task's score, and all that a row of results has to say about it."""
 
     task: str
     value: float
     count: int  # examples that it was measured on: images, questions
     interval: tuple[float, float] | None  # 95%; None: its standard error is not known
-    details: dict[str, Any] = field(default_factory=dict)
-    is_fraction: bool = True  # shown in percent
-    higher_is_better: bool | None = True  # None: neither
+    data: str  # in words
+    data_sha256: str
+    details: dict[str, Any] = field(default_factory=dict)  # `metrics`: all of them, of which the score is one
+    unit: str | None = "fraction"
+    direction: Direction | None = "higher"
+    protocol: str | None = None
+    conditions: Mapping[str, Any] = field(default_factory=dict)  # settings that are not the default
+    note: str = ""  # below the table
 
     def to_dict(self) -> dict[str, Any]:
-        return asdict(self)
+        higher = None if self.direction is None else self.direction == "higher"
+        return {**asdict(self), "is_fraction": self.unit == "fraction", "higher_is_better": higher}
+
+    def metrics(self) -> dict[str, dict[str, Any]]:
+        """Return value, standard error, unit and direction of each metric; an image task has one, of its own name."""
+        stderr = None if self.interval is None else (self.interval[1] - self.interval[0]) / (2 * 1.96)
+        own = {"value": self.value, "stderr": stderr, "unit": self.unit, "direction": self.direction}
+        return self.details.get("metrics") or {self.task: own}
+
+    def rows(self, **known: Any) -> list[dict[str, Any]]:
+        """Return the rows of results; `known` are further columns."""
+        known |= {"n": self.count, "protocol": self.protocol, "conditions": self.conditions}
+        known |= {"data": self.data, "data_sha256": self.data_sha256}
+        return [row(self.task, metric, **numbers, **known) for metric, numbers in self.metrics().items()]
 
 
-@dataclass(frozen=True)
-class EvaluationRequest:
-    """A loaded model, the tasks of one family to measure it by, and the settings."""
+def new_request(
+    run: Run | None,
+    tasks: str | None = None,
+    *,
+    data: Path | None = None,
+    limit: int | None = None,
+    batch: int | None = None,
+    **options: Any,
+) -> Request:
+    """Check tasks and options; those of `options` that are None or False were not given."""
+    objective = STOCK if run is None else run.recipe.objective
+    gives = _gives(objective)
+    given = {name: value for name, value in options.items() if value is not None and value is not False}
+    names = chosen_tasks(objective, tasks, given.get("protocol", "paper" if CHAT in gives else "harness"))
+    for name in given:
+        needed = LANGUAGE if name in _OF_LANGUAGE else FEATURES
+        if needed not in gives:
+            kinds = [kind for kind in OBJECTIVES if needed in _gives(kind)]
+            raise UsageError(
+                f"--{name.replace('_', '-')} has no effect for {_described(objective)}, only for "
+                f"{' and '.join(kinds)}; leave it out"
+            )
+    probes = read_probe_settings(given.pop("set", []), names)
+    common: dict[str, Any] = {"data": data, "limit": limit, "batch": batch, "probes": probes}
+    if LANGUAGE not in gives:
+        return Request(run, names, **common)
+    protocol = _protocol(given.pop("protocol", None), gives)
+    sampling = {name: given.pop(name) for name in SAMPLING if name in given}
+    if protocol == "harness" and sampling:
+        raise UsageError(
+            f"--{next(iter(sampling)).replace('_', '-')} has no effect with --protocol harness, whose tasks bring "
+            "their own sampling; leave it out, or use --protocol paper"
+        )
+    sampling = {**SAMPLING, **sampling}
+    if sampling["temperature"] == 0 and sampling["samples"] > 1:
+        raise UsageError(
+            f"at --temperature 0 all {sampling['samples']} samples of a question are the same; use --samples 1, or a "
+            "temperature above 0"
+        )
+    for name in names:
+        if name in BENCHMARKS:
+            BENCHMARKS[name].check(gives, data)
+        elif data is not None:
+            raise UsageError(f"--data is not for {name}, whose files lm-eval finds itself; leave it out")
+    return Request(run, names, protocol=protocol, sampling=sampling, **given, **common)
 
-    loaded: "LoadedModel"
-    tasks: Sequence[str]
-    world: "World"
-    batch: int | None = None
-    data: Path | None = None  # instead of the run's own
-    limit: int | None = None  # at most this many examples of each task
-    options: Mapping[str, Any] = field(default_factory=dict)  # those that were given
-    all_tasks: Sequence[str] = ()  # the tasks of all families
 
-    @property
-    def run(self) -> Run | None:
-        """The run that the model comes from; None for a stock model."""
-        return self.loaded.run
-
-    @property
-    def images_at_once(self) -> int:
-        """The number of images in one forward of a process."""
-        if self.batch is not None:
-            return self.batch
-        if self.run is None:
-            return 16 if self.world.device.type == "cpu" else 128
-        return self.loaded.validation_batch or self.run.recipe.train.micro_batch
-
-    @property
-    def image_workers(self) -> int:
-        from lapcli.data.images.loader import count_workers
-
-        return count_workers(getattr(self.loaded.images, "workers", "auto"), self.world.device)
+def _protocol(given: str | None, gives: frozenset[str]) -> str:
+    protocol = given or ("paper" if CHAT in gives else "harness")
+    if protocol not in ("paper", "harness"):
+        raise UsageError(f"--protocol takes paper or harness, got {protocol[:40]!r}")
+    if protocol == "paper" and CHAT not in gives:
+        raise UsageError(
+            "--protocol paper asks in chat form, which this run has not learned; use --protocol harness, or the run "
+            "of `lap sft`"
+        )
+    return protocol
 
 
-@dataclass(frozen=True)
-class TaskResults:
-    """The scores of a family's tasks."""
-
-    scores: list[TaskScore]
-    data: str  # its source, for people
-    data_sha256: str
-    details: dict[str, Any] = field(default_factory=dict)  # further keys of the result
-    lines: list[str] = field(default_factory=list)  # a table of its own; by default value and interval of every score
-    notes: dict[str, str] = field(default_factory=dict)  # lines under the table, by their first word
-    variant: str = ""  # part of the file name that tells results of other settings apart
+def evaluated_objectives() -> list[str]:
+    return [name for name in OBJECTIVES if tasks_of(name)]
 
 
-class TaskFamily:
-    """Tasks that are measured together, for every model that gives what they need.
+def tasks_of(objective: str) -> list[str]:
+    """Return the tasks that `lap` has for the models of an objective, or for a stock model."""
+    gives = _gives(objective)
+    return [
+        *(task for task, needed in IMAGE_TASKS.items() if needed in gives),
+        *(BENCHMARKS if LANGUAGE in gives else ()),
+    ]
 
-    A kind of training may bring families of its own (`Kind.evaluations`). An option that no family of a model declares
-    is an error.
-    """
 
-    needs: ClassVar[frozenset[str]]  # of a model: LANGUAGE, CLASSES, FEATURES
-    measures: ClassVar[str]  # what it measures, for messages
-    tasks: ClassVar[Iterable[str]]  # names
-    default: ClassVar[Sequence[str]]  # the tasks if none are named
-    options: ClassVar[Sequence[str]] = ()  # beside the batch, the data and the limit
+def chosen_tasks(objective: str, text: str | None, protocol: str = "harness") -> list[str]:
+    """Read a comma-separated list of tasks; by default those that belong to the objective."""
+    known, gives = tasks_of(objective), _gives(objective)
+    if not known:
+        raise UsageError(f"{_described(objective)} has no evaluation tasks; {', '.join(evaluated_objectives())} have")
+    if text is None:
+        return ["top1", "top5"] if CLASSES in gives else ["knn"] if FEATURES in gives else list(PAPER_TASKS)
+    names = list(dict.fromkeys(part.strip() for part in text.split(",")))
+    for name in names:
+        if name in known or (LANGUAGE in gives and name and Path(name).is_file()):
+            continue
+        there_are = f"there are {', '.join(known)}"
+        if name in IMAGE_TASKS or name in BENCHMARKS:
+            raise UsageError(f"--tasks: {name} cannot be measured of {_described(objective)}; {there_are}")
+        if LANGUAGE in gives and protocol == "paper":
+            raise UsageError(f"--tasks: {name[:60]!r}: {there_are}; lm-eval's other tasks need --protocol harness")
+        others: Sequence[str] = ()
+        if LANGUAGE in gives:
+            from lapcli.evaluation.harness.lm_eval_tasks import index
 
-    def has(self, name: str) -> bool:
-        return name in self.tasks
+            others = index().all_tasks
+        if name not in others:
+            near = get_close_matches(name, [*known, *others], 1)
+            hint = f" (did you mean {near[0]}?)" if near else ""
+            raise UsageError(f"--tasks: there is no task {name[:60]!r} for {_described(objective)}{hint}; {there_are}")
+    return names
 
-    def near(self) -> Iterable[str]:
-        """Return names to suggest for a misspelt one."""
-        return self.tasks
 
-    def check(self, tasks: Sequence[str], options: Mapping[str, Any], data: Path | None, gives: frozenset[str]) -> None:
-        """Raise UsageError for what can be refused before a model is loaded; must not import torch."""
+def _gives(objective: str) -> frozenset[str]:
+    return frozenset({FEATURES}) if objective == STOCK else OBJECTIVES[objective].gives
 
-    def measure(self, request: EvaluationRequest) -> TaskResults:
-        """Measure the tasks; called on every process."""
-        raise NotImplementedError
+
+def _described(objective: str) -> str:
+    return objective if objective == STOCK else f"a run of {objective}"
 
 
 def wilson_interval(successes: float, count: int, z: float = 1.959963984540054) -> tuple[float, float]:

@@ -11,7 +11,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from lapcli.data.images.sources import open_images
 from lapcli.evaluation import image_probes
 from lapcli.evaluation.image_probes import limited, measure_knn, measure_linear
-from lapcli.evaluation.image_tasks import KnnProtocol, LinearProtocol, read_protocols
+from lapcli.evaluation.probe_settings import KnnProtocol, LinearProtocol, read_probe_settings
 from lapcli.recipe.reading import RecipeError
 from lapcli.runtime.errors import LapError, UsageError
 
@@ -141,18 +141,16 @@ def test_the_rates_are_scaled_with_the_batch(digits, monkeypatch):
 
 
 def test_the_defaults_are_the_protocols():
-    found = read_protocols([])
+    found = read_probe_settings([])
     assert found.linear.rates == [1e-5, 2e-5, 5e-5, 1e-4, 2e-4, 5e-4, 1e-3, 2e-3, 5e-3, 1e-2, 2e-2, 5e-2, 0.1]
     assert (found.linear.steps, found.linear.crop_ratio, found.linear.holdout) == (12_500, 0.875, 0.0)
     assert (found.knn.neighbours, found.knn.temperature) == ([10, 20, 100, 200], 0.07)
     assert (found.ade20k.window, found.ade20k.batch, found.ade20k.steps) == (512, 16, 40_000)
-    assert read_protocols([], holdout=True).linear.holdout == 0.1
-    assert read_protocols(["linear.holdout=0.3"], holdout=True).linear.holdout == 0.3
 
 
 def test_wrong_settings_are_all_named_at_once():
     with pytest.raises(RecipeError) as error:
-        read_protocols(["linear.stepps=3", "knn.temperature=-1", "ade20k.scale=[2, 1]", "linear"])
+        read_probe_settings(["linear.stepps=3", "knn.temperature=-1", "ade20k.scale=[2, 1]", "linear"])
     message = str(error.value)
     for words in ("linear.stepps", "steps", "knn.temperature", "ade20k.scale", "expected key.path=value"):
         assert words in message

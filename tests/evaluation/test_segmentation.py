@@ -13,7 +13,7 @@ from sklearn.metrics import confusion_matrix as sklearns
 from sklearn.metrics import jaccard_score
 
 from lapcli.evaluation.ade20k import CLASSES, IGNORED, open_ade20k
-from lapcli.evaluation.image_tasks import Ade20kProtocol
+from lapcli.evaluation.probe_settings import Ade20kProtocol
 from lapcli.evaluation.segmentation import (
     LinearHead,
     Segmentation,

@@ -10,7 +10,7 @@ import rustbpe
 import tiktoken
 import torch
 import torch.nn.functional as F
-from harness_support import evaluated, make_run, write_benchmarks
+from harness_support import evaluated, make_run, samples_of, write_benchmarks
 from safetensors.torch import load_file
 from support import lap, run_main, tiny_chat_recipe, tiny_recipe, train_here, write_text
 
@@ -312,13 +312,12 @@ def test_an_imported_chat_model_is_asked_in_the_words_that_it_was_fine_tuned_wit
     base, _ = import_checkpoint(write_checkpoint(tmp_path, encoding)[0], tmp_path / "runs", "base")
     assert (imported.info.get("prompt_form"), base.info.get("prompt_form")) == ("nanochat", None)
     data = write_benchmarks(tmp_path / "data")
-    out = tmp_path / "samples.jsonl"
     for run, words in (
         (imported, ("Multiple Choice question: {}", "Respond only with the letter of the correct answer.")),
         (make_run(tmp_path / "own"), ("Multiple choice: {}", "Answer with the letter of the right choice alone.")),
     ):
-        result = evaluated(run, "arc_easy,mmlu", data, samples_out=out, limit=2)
-        lines = [json.loads(line) for line in out.read_text().splitlines()]
+        result = evaluated(run, "arc_easy,mmlu", data, limit=2)
+        lines = samples_of(result)
         assert {line["task"] for line in lines} == {"arc_easy", "mmlu"}
         for line in lines:
             asked = line["prompt"].partition("<|user_start|>")[2].partition("<|user_end|>")[0].split("\n")

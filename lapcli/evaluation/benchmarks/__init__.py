@@ -1,18 +1,19 @@
-"""The benchmarks of language models: a file for each, and the registry that `lap eval` and reports ask by name."""
+"""The benchmarks of language models, and the registry that `lap eval` and reports ask by name."""
 
 from lapcli.evaluation.benchmarks.benchmark import Benchmark
 from lapcli.runtime.plugins import Registry
 
+_PLACE = "lapcli.evaluation.benchmarks"
 BENCHMARKS: Registry[Benchmark] = Registry(
     "benchmark",
     {
-        "arc_easy": "lapcli.evaluation.benchmarks.arc:ARC_EASY",
-        "arc_challenge": "lapcli.evaluation.benchmarks.arc:ARC_CHALLENGE",
-        "mmlu": "lapcli.evaluation.benchmarks.mmlu:MMLU",
-        "gsm8k": "lapcli.evaluation.benchmarks.gsm8k:GSM8K",
-        "humaneval": "lapcli.evaluation.benchmarks.humaneval:HUMANEVAL",
-        "spelling": "lapcli.evaluation.benchmarks.spelling:SPELLING",
-        "bpb": "lapcli.evaluation.benchmarks.bits_per_byte:BITS_PER_BYTE",
+        "arc_easy": f"{_PLACE}.choices:ARC_EASY",
+        "arc_challenge": f"{_PLACE}.choices:ARC_CHALLENGE",
+        "mmlu": f"{_PLACE}.choices:MMLU",
+        "gsm8k": f"{_PLACE}.numbers:GSM8K",
+        "humaneval": f"{_PLACE}.humaneval:HUMANEVAL",
+        "spelling": f"{_PLACE}.numbers:SPELLING",
+        "bpb": f"{_PLACE}.bits_per_byte:BITS_PER_BYTE",
     },
 )
 

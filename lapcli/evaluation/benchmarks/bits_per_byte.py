@@ -8,7 +8,7 @@ import hashlib
 import math
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -16,19 +16,15 @@ from lapcli.data.file_formats import read_documents
 from lapcli.data.source_files import local_files
 from lapcli.data.text.tokenizer import Tokenizer
 from lapcli.data.text.tokens import prepare_text
-from lapcli.evaluation.benchmarks.benchmark import (
-    Benchmark,
-    BenchmarkRequest,
-    Document,
-    Documents,
-    PreparedTask,
-    task_definition,
-)
+from lapcli.evaluation.benchmarks.benchmark import Benchmark, Document, Documents, PreparedTask, task_definition
 from lapcli.measures.bits_per_byte import bits_per_byte
 from lapcli.recipe.schema import HELD_OUT_TEXT
 from lapcli.runs import TOKENIZER, Run
 from lapcli.runtime.errors import UsageError
 from lapcli.runtime.files import sha256_of_file
+
+if TYPE_CHECKING:
+    from lapcli.evaluation.tasks import Request
 
 VERSION = 1
 METRIC = "bits_per_byte"
@@ -36,7 +32,6 @@ METRIC = "bits_per_byte"
 
 class BitsPerByte(Benchmark):
     name = label = "bpb"
-    help = "bits per byte of held-out text"
     is_share = False
     is_lower_better = True
 
@@ -44,18 +39,20 @@ class BitsPerByte(Benchmark):
         if data is None and HELD_OUT_TEXT not in gives:
             raise UsageError("bpb: this run has no text held out; give --data DIR with text files")
 
-    def paper_task(self, request: BenchmarkRequest) -> PreparedTask:
+    def paper_task(self, request: "Request") -> PreparedTask:
         """Score the text itself, without a prompt, under either protocol."""
-        documents = _local(request.data) if request.data is not None else _held_out(request.run)
-        definition = {
-            **task_definition(self.name, documents, VERSION),
-            "output_type": "loglikelihood_rolling",
-            "doc_to_text": _nothing,
-            "doc_to_target": _text,
-            "process_results": _nats_and_bytes,
-            "metric_list": [{"metric": METRIC, "aggregation": bits_of_all, "higher_is_better": False}],
-        }
-        return self.own_task(definition, documents, is_chat=False)
+        assert request.run is not None
+        documents = _held_out(request.run) if request.data is None else _local(request.data)
+        definition = task_definition(
+            self.name,
+            VERSION,
+            output_type="loglikelihood_rolling",
+            doc_to_text=lambda document: "",
+            doc_to_target=lambda document: document["text"],
+            process_results=_nats_and_bytes,
+            metric_list=[{"metric": METRIC, "aggregation": bits_of_all, "higher_is_better": False}],
+        )
+        return self.prepared(definition, {"test": documents}, request)
 
     lm_eval_task = paper_task
 
@@ -104,14 +101,6 @@ def _documents(texts: list[str], files: dict[str, str]) -> Documents:
     if not texts:
         raise UsageError(f"bpb: there is no text in {next(iter(files), 'the data')}; name other files with --data")
     return Documents([{"text": text} for text in texts], files)
-
-
-def _text(document: Document) -> str:
-    return str(document["text"])
-
-
-def _nothing(_: Document) -> str:
-    return ""
 
 
 def _nats_and_bytes(document: Document, results: Sequence[float]) -> dict[str, tuple[float, int]]:

@@ -1,20 +1,15 @@
 """HumanEval: Python functions, scored by running the data set's tests in a sandbox (Chen et al., 2021)."""
 
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from lapcli.evaluation.benchmarks.benchmark import (
     Benchmark,
-    BenchmarkFiles,
-    BenchmarkRequest,
-    BenchmarkSettings,
     Document,
-    Documents,
     PreparedTask,
-    pass_at,
-    plain_names,
+    Verdicts,
     sampled_definition,
     texts_of,
 )
@@ -22,6 +17,9 @@ from lapcli.evaluation.harness.journal import Journal, line_key
 from lapcli.runtime.machine import usable_cores
 from lapcli.runtime.progress import Progress
 from lapcli.sandbox import Candidate, Mode, choose_mode, run_all
+
+if TYPE_CHECKING:
+    from lapcli.evaluation.tasks import Request
 
 VERDICTS = 2  # version of the sandbox's judgement; journalled verdicts of another version are not reused
 ProgramOf = Callable[[Document, str], str]
@@ -31,70 +29,30 @@ _BLOCK = re.compile(r"```(?:python)?\s*\n(.*?)\n```", re.DOTALL)
 
 
 class HumanEval(Benchmark):
-    name = "humaneval"
+    name = folder = "humaneval"
     label = "HumanEval"
-    help = "Python functions, by running their tests"
+    repository, config = "openai/openai_humaneval", "openai_humaneval"
+    official = ("HumanEval.jsonl.gz", "HumanEval.jsonl")
     lm_eval_file = "humaneval/humaneval.yaml"
-    files = BenchmarkFiles(
-        "openai/openai_humaneval",
-        {"test": "openai_humaneval/test-00000-of-00001.parquet"},
-        ("humaneval", "openai_humaneval", "openai/openai_humaneval"),
-        {
-            "test": (
-                "HumanEval.jsonl.gz",
-                "HumanEval.jsonl",
-                "openai_humaneval/test-*.parquet",
-                *plain_names("test", "humaneval"),
-            )
-        },
-    )
 
     def read_row(self, row: Any, path: Path) -> Document:
         return texts_of(row, "task_id", "prompt", "canonical_solution", "test", "entry_point")
 
-    def definition(self, documents: Documents, settings: BenchmarkSettings, judge: "CodeJudge") -> dict[str, Any]:
-        return sampled_definition(self.name, documents, settings, judge.__call__, _prompt, _solution)
+    def paper_task(self, request: "Request") -> PreparedTask:
+        judge = CodeJudge(choose_mode(request.unsafe_code_execution), answered_program)
+        sampling, splits = request.sampling, {"test": self.documents("test", request.data)}
+        definition = sampled_definition(self.name, sampling, judge.verdicts, "prompt", "canonical_solution")
+        return self.prepared(definition, splits, request, is_chat=True, sampling=sampling, judge=judge)
 
-    def paper_task(self, request: BenchmarkRequest) -> PreparedTask:
-        documents, settings = self.documents("test", request.data), request.settings
-        judge = CodeJudge(choose_mode(request.allow_unsafe), answered_program, request.progress)
-        definition = self.definition(documents, settings, judge)
-        return self.own_task(definition, documents, sampling=settings.to_dict(), judge=judge)
-
-    def lm_eval_task(self, request: BenchmarkRequest) -> PreparedTask:
+    def lm_eval_task(self, request: "Request") -> PreparedTask:
         """Return the task with lm-eval's prompt, stops and lengths; our sandbox, not lm-eval's process, runs
         programs."""
-        from lapcli.evaluation.harness.lm_eval_tasks import one_task, with_documents
-
-        documents = self.documents("test", request.data)
-        judge = CodeJudge(choose_mode(request.allow_unsafe), _continued_program, request.progress)
-        definition = {
-            # lm-eval would ask to confirm `unsafe_code`; the programs run in our sandbox.
-            **{key: value for key, value in self.lm_eval_definition().items() if key != "unsafe_code"},
-            # lm-eval's own name of the filter, so that results have the same keys.
-            "filter_list": [{"name": "create_test", "filter": [{"function": "custom", "filter_fn": judge.__call__}]}],
-            "process_results": _pass_at_1,
-            "metric_list": [{"metric": "pass@1", "aggregation": "mean", "higher_is_better": True}],
-        }
-        loaded = one_task(self.name, with_documents(definition, {"test": documents}), request.settings.seed)
-        return PreparedTask(self.name, loaded, False, documents.files, judge)
-
-
-def _prompt(document: Document) -> str:
-    return str(document["prompt"])
-
-
-def _solution(document: Document) -> str:
-    return str(document["canonical_solution"])
-
-
-def _pass_at_1(document: Document, verdicts: Sequence[Sequence[Any]]) -> dict[str, float]:
-    return {"pass@1": pass_at(1, [verdict["passed"] for verdict in verdicts[0]])}
-
-
-def answered_program(document: Document, answer: str) -> str:
-    """Return the program under the paper's protocol: a chat model answers with the whole function."""
-    return python_program(document["prompt"], answer)
+        judge = CodeJudge(choose_mode(request.unsafe_code_execution), _continued_program)
+        ours = sampled_definition(self.name, {**request.sampling, "samples": 1}, judge.verdicts, "prompt", "test")
+        # lm-eval would ask to confirm `unsafe_code`; the programs run in our sandbox.
+        definition = {key: value for key, value in self.lm_eval_definition().items() if key != "unsafe_code"}
+        definition |= {key: ours[key] for key in ("filter_list", "process_results", "metric_list")}
+        return self.prepared(definition, {"test": self.documents("test", request.data)}, request, judge=judge)
 
 
 def _continued_program(document: Document, answer: str) -> str:
@@ -102,13 +60,11 @@ def _continued_program(document: Document, answer: str) -> str:
     return str(document["prompt"]) + answer
 
 
-def python_program(prompt: str, answer: str) -> str:
-    """Extract the program from an answer: its first fenced block, else all of it, after the prompt's imports.
-
-    The head of the function is not put before it: the model answers with the whole function.
-    """
+def answered_program(document: Document, answer: str) -> str:
+    """Return the program under the paper's protocol: the answer's first fenced block, else all of it, after the
+    prompt's imports. The head of the function is not put before it: the model answers with the whole function."""
     block = _BLOCK.search(answer)
-    return "\n".join([*_imports(prompt), "", (block[1] if block else answer).strip()])
+    return "\n".join([*_imports(document["prompt"]), "", (block[1] if block else answer).strip()])
 
 
 def _imports(prompt: str) -> list[str]:
@@ -128,14 +84,18 @@ class CodeJudge:
     `program_of` makes the program from a document and an answer.
     """
 
-    def __init__(self, mode: Mode, program_of: ProgramOf, progress: Progress, workers: int | None = None) -> None:
-        self.mode = mode
+    def __init__(self, mode: Mode, program_of: ProgramOf) -> None:
+        self.mode, self._program_of = mode, program_of
         self.journal: Path | None = None
-        self._program_of, self._progress = program_of, progress
-        self._workers = workers or usable_cores()
+        self.progress: Progress = lambda doing, done, total: None
+        self.on_main: Callable[[Callable[[], Any]], Any] = lambda compute: compute()  # of several processes
 
-    def __call__(self, answers: Iterable[Sequence[str]], documents: Sequence[dict[str, Any]]) -> list[list[Any]]:
-        answers = list(answers)  # a filter before this one may hand on an iterator
+    @property
+    def verdicts(self) -> Verdicts:
+        """The filter; a function, because lm-eval copies a method together with its object."""
+        return lambda answers, documents: self.on_main(lambda: self._judge(list(answers), documents))
+
+    def _judge(self, answers: list[Sequence[str]], documents: Sequence[Document]) -> list[list[Any]]:
         candidates = [
             Candidate(document["prompt"], self._program_of(document, answer), document["test"], document["entry_point"])
             for document, samples in zip(documents, answers, strict=True)
@@ -150,11 +110,11 @@ class CodeJudge:
         # By key, so that equal programs of a question run once.
         waiting = {key: candidate for key, candidate in zip(keys, candidates, strict=True) if key not in known}
         try:
-            verdicts = run_all(waiting.values(), self.mode, self._workers)
+            verdicts = run_all(waiting.values(), self.mode, usable_cores())
             for number, (key, verdict) in enumerate(zip(waiting, verdicts, strict=True), start=1):
                 known[key] = {"passed": verdict.passed, "reason": verdict.reason}
                 journal.add(key, known[key])
-                self._progress("running programs", number, len(waiting))
+                self.progress("running programs", number, len(waiting))
         finally:
             journal.close()
         flat = iter(keys)

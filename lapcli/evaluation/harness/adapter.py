@@ -4,7 +4,7 @@ Text prompts get <|bos|> before them, as every document has in training; chat pr
 longer than the training context loses its beginning, as in lm-eval's own models; chat prompts stay whole.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,11 +12,11 @@ from lm_eval.api.instance import Instance
 from lm_eval.api.model import TemplateLM
 from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
 
-from lapcli.data.chat.conversation import Malformed, Turn, conversation, render_prompts
+from lapcli.data.chat.conversation import Malformed, conversation, render_prompt
 from lapcli.data.text.tokenizer import Tokenizer
 from lapcli.evaluation.harness.journal import Journal
 from lapcli.evaluation.harness.likelihood import Question
-from lapcli.evaluation.harness.workers import GenerationJob, LikelihoodJob, Workers
+from lapcli.evaluation.harness.workers import GenerationJob, Job, LikelihoodJob, Workers, share
 from lapcli.generation.engine import Sampling
 from lapcli.runtime.errors import DataError, UsageError
 
@@ -25,42 +25,18 @@ class Prompt(str):
     """Text that carries its token ids, through copying and pickling.
 
     lm-eval passes prompts on as text. Tokenising rendered chat would turn a `<|user_end|>` that a question merely
-    quotes into the real one; so the token ids travel with the text, which is only for people. All prompts of a task are
-    tokenised at once, which uses all cores: MMLU has 14,042.
+    quotes into the real one; so the token ids travel with the text, which is only for people.
     """
 
-    _ids: tuple[int, ...] | None
-    _parts: "tuple[Sequence[Turn], str, Tokenizer] | None"
+    ids: tuple[int, ...]
 
-    def __new__(cls, text: str, ids: Sequence[int] | None, parts: Any = None) -> "Prompt":
+    def __new__(cls, text: str, ids: Sequence[int]) -> "Prompt":
         prompt = super().__new__(cls, text)
-        prompt._ids = None if ids is None else tuple(ids)
-        prompt._parts = parts
+        prompt.ids = tuple(ids)
         return prompt
-
-    @property
-    def ids(self) -> tuple[int, ...]:
-        if self._ids is None:
-            encode_prompts([self])
-        assert self._ids is not None
-        return self._ids
 
     def __reduce__(self) -> tuple[Any, ...]:
         return Prompt, (str(self), self.ids)
-
-
-def encode_prompts(prompts: Iterable[Prompt]) -> None:
-    """Tokenise all prompts that have no ids yet, in one call of the tokenizer."""
-    # By identity: prompts of equal text are equal strings, but each of them needs its ids.
-    waiting = [(prompt, prompt._parts) for prompt in {id(each): each for each in prompts}.values()]
-    parts = [(prompt, *unencoded) for prompt, unencoded in waiting if unencoded is not None]
-    if not parts:
-        return
-    tokenizer = parts[0][3]
-    begun = tokenizer.encode_batch([text for _, _, text, _ in parts])
-    rendered = render_prompts([turns for _, turns, _, _ in parts], tokenizer)
-    for (prompt, *_), ids, more in zip(parts, rendered, begun, strict=True):
-        prompt._ids, prompt._parts = (*ids, *more), None
 
 
 def chat_prompt(messages: Sequence[Mapping[str, str]], tokenizer: Tokenizer, answer_begins: bool = False) -> Prompt:
@@ -77,11 +53,10 @@ def chat_prompt(messages: Sequence[Mapping[str, str]], tokenizer: Tokenizer, ans
         raise DataError("a prompt cannot be rendered as a conversation: it does not end with the user")
     rendered = "".join(f"<|{turn.role}_start|>{turn.parts[0].text}<|{turn.role}_end|>" for turn in turns)
     text = f"<|bos|>{rendered}<|assistant_start|>{begun}"  # equal to the decoded tokens
-    return Prompt(text, None, (turns, begun, tokenizer))
+    return Prompt(text, [*render_prompt(turns, tokenizer), *(tokenizer.encode(begun) if begun else [])])
 
 
 DEFAULT_NEW_TOKENS = 256  # lm-eval's
-REQUESTS_AT_ONCE = 1024
 #: Generation settings that `lap` has, and values of others that change nothing.
 _UNDERSTOOD = {"until", "do_sample", "temperature", "top_k", "max_gen_toks", "max_tokens", "max_new_tokens"}
 _NEUTRAL: dict[str, Any] = {"top_p": 1.0, "num_beams": 1, "min_p": 0.0}
@@ -98,9 +73,8 @@ class LapLM(TemplateLM):
         self._tokenizer, self._workers, self._task, self._seed = tokenizer, workers, task, seed
         self.max_length = context
         self._folder = journal
-        self._known: dict[str, Any] = Journal(journal).read()
+        self._known: dict[str, Any] = workers.on_main(Journal(journal).read)
         self._encoded: dict[str, list[int]] = {}
-        self._part = (0.0, 1.0)  # the share of a task's requests that is being scored, for the progress bar
         self.resumed = 0  # documents whose answers were in the journal
         self.truncated = 0  # prompts that lost their beginning
         self.beyond_context = 0  # chat prompts, whole, that are longer than the training context
@@ -140,18 +114,14 @@ class LapLM(TemplateLM):
         for request in requests:
             if not request.args[1]:
                 raise DataError(f"{self._task}: document {request.doc_id} has an empty answer, which has no likelihood")
-        answers: list[tuple[float, bool]] = []
-        for block in _blocks(requests):
-            self._part = (len(answers) / len(requests), (len(answers) + len(block)) / len(requests))
-            encode_prompts(request.args[0] for request in block if isinstance(request.args[0], Prompt))
-            texts = {text for request in block for text in self._texts(*request.args[:2])}
-            self._encoded = dict(zip(texts, self._tokenizer.encode_batch(list(texts)), strict=True))
-            answers += super().loglikelihood(block, disable_tqdm=True)
-        self._encoded, self._part = {}, (0.0, 1.0)
+        # One call encodes on all cores what `TemplateLM` asks for text by text.
+        texts = list({text for request in requests for text in self._texts(*request.args[:2])})
+        self._encoded = dict(zip(texts, self._tokenizer.encode_batch(texts), strict=True))
+        answers = super().loglikelihood(requests, disable_tqdm=True)
+        self._encoded = {}
         return answers
 
     def _texts(self, context: str, continuation: str) -> list[str]:
-        """Return the texts that `TemplateLM` encodes one by one; one call encodes them on all cores in advance."""
         if isinstance(context, Prompt) or not context:
             return [continuation]
         # As in `TemplateLM._encode_pair`; a text that is not predicted here is encoded later, one at a time.
@@ -222,7 +192,6 @@ class LapLM(TemplateLM):
 
     def generate_until(self, requests: list[Instance], disable_tqdm: bool = True) -> list[str]:
         """Generate answers. lm-eval repeats a request for every sample; samples of a request are drawn together."""
-        encode_prompts(request.args[0] for request in requests if isinstance(request.args[0], Prompt))
         groups: list[tuple[Instance, int]] = []
         for request in requests:
             # lm-eval repeats the very same object, and the repetitions are adjacent.
@@ -232,12 +201,14 @@ class LapLM(TemplateLM):
                 groups.append((request, 1))
         jobs: dict[Any, list[int]] = {}
         for number, (request, samples) in enumerate(groups):
-            jobs.setdefault((*self._sampling(request.args[1]), samples, _is_chat(request)), []).append(number)
+            jobs.setdefault(
+                (*self._sampling(request.args[1]), samples, isinstance(request.args[0], Prompt)), []
+            ).append(number)
         answers: list[list[str]] = [[] for _ in groups]
         for (sampling, until, samples, is_chat), numbers in jobs.items():
             items = [self._prompt(groups[number][0].args[0], sampling.max_tokens) for number in numbers]
             job = GenerationJob(items, self._task, sampling, samples, until, is_chat, self._folder)
-            for number, texts in zip(numbers, self._do(job, len), strict=True):
+            for number, texts in zip(numbers, self._do(job), strict=True):
                 answers[number] = texts
         return [text for group in answers for text in group]
 
@@ -274,10 +245,9 @@ class LapLM(TemplateLM):
         return ids[-room:]
 
     def _likelihoods(self, items: Sequence[Sequence[Question]]) -> list[Any]:
-        job = LikelihoodJob(items, self._task, self._folder, self._part)
-        return self._do(job, lambda item: sum(question.length for question in item))
+        return self._do(LikelihoodJob(items, self._task, self._folder))
 
-    def _do(self, job: LikelihoodJob | GenerationJob, cost: Callable[[Any], float]) -> list[Any]:
+    def _do(self, job: Job) -> list[Any]:
         """Take answers from the journal; the workers compute the missing ones."""
         answers: list[Any] = [None] * len(job.items)
         if self._known:
@@ -285,23 +255,6 @@ class LapLM(TemplateLM):
         missing = [number for number, answer in enumerate(answers) if answer is None]
         self.resumed += len(answers) - len(missing)
         if missing:
-            for number, answer in zip(missing, self._workers.do(job.share(missing), cost), strict=True):
+            for number, answer in zip(missing, self._workers.do(share(job, missing)), strict=True):
                 answers[number] = answer
         return answers
-
-
-def _blocks(requests: list[Instance]) -> Iterator[list[Instance]]:
-    """Yield blocks of whole documents that are tokenised and scored together, so that the first forward pass does not
-    wait for MMLU's 8 MB of text."""
-    start = 0
-    for number, request in enumerate(requests):
-        is_next = request.doc_id != requests[number - 1].doc_id or request.task_name != requests[number - 1].task_name
-        if number - start >= REQUESTS_AT_ONCE and is_next:
-            yield requests[start:number]
-            start = number
-    if start < len(requests):
-        yield requests[start:]
-
-
-def _is_chat(request: Instance) -> bool:
-    return isinstance(request.args[0], Prompt)

@@ -31,13 +31,12 @@ class Journal:
     def read(self) -> dict[str, Any]:
         """Return the answers of all processes; a line that was cut short by a kill or damaged is skipped."""
         answers: dict[str, Any] = {}
-        for path in sorted(self._folder.glob("*.jsonl")) if self._folder else ():
+        for path in sorted(self._folder.glob("process-*.jsonl")) if self._folder else ():
             # splitlines also splits at U+2028 and the like, which json.dumps escapes.
             for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
                 try:
                     entry = json.loads(line)
-                    check = _check(entry["key"], entry["value"])
-                    if entry.get("check", check) == check:  # lines of version 0.1 have no checksum
+                    if entry["check"] == _check(entry["key"], entry["value"]):
                         answers[entry["key"]] = entry["value"]
                 except (ValueError, KeyError, TypeError):
                     continue

@@ -1,9 +1,9 @@
-"""The processes of an evaluation: rank 0 talks to lm-eval and hands out jobs, every process computes its share of
-likelihoods and generations and journals the answers.
+"""The processes of an evaluation: all talk to lm-eval in the same way, and each computes and journals its share of
+likelihoods and generations.
 
 lm-eval's own way of distributing documents pads with copies of the last one and fails with fewer documents than
-processes. Here it sees one process; its requests are divided among the workers, and the answers come back in their
-order. Prompts, few-shot examples and scores are therefore the same for any number of processes.
+processes. Here each process asks as if it were alone; the requests are divided among all, and everyone gets all answers
+in their order. Prompts, few-shot examples and scores are therefore the same for any number of processes.
 """
 
 import platform
@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -26,8 +26,6 @@ from lapcli.runtime.errors import LapError, UsageError
 from lapcli.runtime.progress import Progress
 from lapcli.runtime.ranks import World
 
-PARTS = 1000  # ticks of a progress bar that spans several jobs
-
 
 @dataclass(frozen=True)
 class LikelihoodJob:
@@ -36,13 +34,12 @@ class LikelihoodJob:
     items: Sequence[Sequence[Question]]
     task: str
     journal: Path | None = None
-    part: tuple[float, float] = (0.0, 1.0)  # of the task, for the progress bar
 
     def key(self, item: Sequence[Question]) -> str:
         return line_key("likelihood", item)
 
-    def share(self, numbers: Sequence[int]) -> "LikelihoodJob":
-        return replace(self, items=[self.items[number] for number in numbers])
+    def cost(self, item: Sequence[Question]) -> int:
+        return sum(question.length for question in item)
 
 
 @dataclass(frozen=True)
@@ -62,8 +59,16 @@ class GenerationJob:
         settings = [sampling.max_tokens, sampling.temperature, sampling.top_k, sampling.seed]
         return line_key("generation", item, settings, self.samples, self.until, self.is_chat)
 
-    def share(self, numbers: Sequence[int]) -> "GenerationJob":
-        return replace(self, items=[self.items[number] for number in numbers])
+    def cost(self, item: tuple[int, ...]) -> int:
+        return len(item)
+
+
+Job = LikelihoodJob | GenerationJob
+
+
+def share(job: Job, numbers: Sequence[int]) -> Job:
+    """Return the job with these of its items."""
+    return replace(job, items=[job.items[number] for number in numbers])  # type: ignore[arg-type]
 
 
 class Worker:
@@ -74,7 +79,7 @@ class Worker:
         self._progress = progress or (lambda doing, done, total: None)
         self._special = {tokenizer.special(name) for name in SPECIAL_TOKENS}
 
-    def work(self, job: LikelihoodJob | GenerationJob) -> list[Any]:
+    def work(self, job: Job) -> list[Any]:
         journal = Journal(job.journal, self._rank)
         try:
             if isinstance(job, LikelihoodJob):
@@ -96,8 +101,7 @@ class Worker:
                 answers[number] = [likelihood for each in answers[number] for likelihood in each]
                 journal.add(job.key(job.items[number]), answers[number])
                 done += 1
-                begin, end = job.part
-                self._progress(job.task, round(PARTS * (begin + (end - begin) * done / len(job.items))), PARTS)
+                self._progress(job.task, done, len(job.items))
         return answers
 
     def _generate(self, job: GenerationJob, journal: Journal) -> list[Any]:
@@ -148,93 +152,56 @@ class Worker:
         return text
 
 
-# The other ranks wait while rank 0 builds prompts or runs generated code, possibly beyond gloo's default timeout.
+# All ranks wait while rank 0 runs generated code, possibly beyond gloo's default timeout.
 _PATIENCE = timedelta(days=7)
-
-
-class Job(Protocol):
-    """Work whose `items` can be divided among processes."""
-
-    @property
-    def items(self) -> Sequence[Any]: ...
-
-    def share(self, numbers: Sequence[int]) -> "Job":
-        """Return the job with these of its items."""
-
-
-@dataclass(frozen=True)
-class _Stop:
-    error: LapError | None
-
-
-Work = Callable[[Any], list[Any]]
+T = TypeVar("T")
 
 
 class Workers:
-    """The processes of an evaluation; `work` answers a job's items in their order."""
+    """All processes, in each of which `work` answers the items of a job in their order."""
 
-    def __init__(self, world: World, work: Work) -> None:
-        self._world, self._work = world, work
-        # All ranks have to create it, also those that only serve. gloo, because jobs are objects on the CPU.
+    def __init__(self, world: World, work: Callable[[Job], list[Any]]) -> None:
+        self.world, self._work = world, work
+        # gloo, because jobs are objects on the CPU.
         self._group: Any = dist.new_group(backend="gloo", timeout=_PATIENCE) if world.size > 1 else None
-        self._is_out = False  # a job, whose answers are not yet gathered
 
-    def do(self, job: Job, cost: Callable[[Any], float]) -> list[Any]:
-        """Return the answers to all items; called on rank 0."""
+    def do(self, job: Job) -> list[Any]:
+        """Return the answers to all items; called on every process with the same job."""
         if self._group is None:
             return self._work(job)
         # Dealt out from the most expensive item on, so that the processes end at about the same time.
-        order = sorted(range(len(job.items)), key=lambda number: (-cost(job.items[number]), number))
-        shares = [order[rank :: self._world.size] for rank in range(self._world.size)]
-        self._is_out = True
-        self._hand_out([job.share(numbers) for numbers in shares])
-        collected: list[Any] = [None] * self._world.size
-        dist.gather_object(self._try(job.share(shares[0])), collected, group=self._group)
-        self._is_out = False
+        order = sorted(range(len(job.items)), key=lambda number: -job.cost(job.items[number]))  # type: ignore[arg-type]
+        mine = order[self.world.rank :: self.world.size]
         answers: list[Any] = [None] * len(job.items)
-        for numbers, (its_answers, error) in zip(shares, collected, strict=True):
-            if error is not None:
-                raise error
-            for number, answer in zip(numbers, its_answers, strict=True):
+        for rank, found in enumerate(self._gather(lambda: self._work(share(job, mine)) if mine else [])):
+            for number, answer in zip(order[rank :: self.world.size], found, strict=True):
                 answers[number] = answer
         return answers
 
-    def serve(self) -> None:
-        """Answer jobs until rank 0 is done, and raise rank 0's error if it fails; called on the other ranks."""
-        while True:
-            (message,) = self._receive()
-            if isinstance(message, _Stop):
-                if message.error is not None:
-                    message.error.is_echo = True
-                    raise message.error
-                return
-            dist.gather_object(self._try(message), group=self._group)
+    def on_main(self, compute: Callable[[], T]) -> T:
+        """Return what rank 0 computes."""
+        if self._group is None:
+            return compute()
+        return self._gather(lambda: compute() if self.world.is_main else None)[0]
 
-    def stop(self, error: BaseException | None = None) -> None:
-        """Release the other ranks; called on rank 0 when it is done or has failed."""
-        # While a job is out they wait in the gather, not for a message: they end when this process does.
-        if self._group is not None and not self._is_out:
-            self._hand_out([_Stop(None if error is None else self._told(error))] * self._world.size)
-
-    def _try(self, job: Job) -> tuple[list[Any], LapError | None]:
-        """Do a job; an error is returned to rank 0, because a rank that just exited would leave the others waiting."""
+    def _gather(self, compute: Callable[[], Any]) -> list[Any]:
+        """Return what each rank computes. If one fails, all raise its error, or the others would wait for it."""
+        found, error = None, None
         try:
-            return (self._work(job) if job.items else []), None
-        except Exception as error:
-            if not isinstance(error, LapError | torch.OutOfMemoryError):
+            found = compute()
+        except Exception as caught:
+            if not isinstance(caught, LapError | torch.OutOfMemoryError):
                 traceback.print_exc()  # here: only the sentence reaches rank 0
-            return [], self._told(error)
+            error = self._told(caught)
+        collected: list[Any] = [None] * self.world.size
+        dist.all_gather_object(collected, (found, error), group=self._group)
+        for _, failure in collected:
+            if failure is not None:
+                raise failure
+        return [each for each, _ in collected]
 
-    def _told(self, error: BaseException) -> LapError:
+    def _told(self, error: Exception) -> LapError:
         """Return the error as one of ours, which every rank can unpickle."""
         if isinstance(error, LapError):
             return (UsageError if isinstance(error, UsageError) else LapError)(str(error))
-        return LapError(f"rank {self._world.rank} on {platform.node()}: {type(error).__name__}: {error}")
-
-    def _hand_out(self, shares: list[Any]) -> None:
-        dist.scatter_object_list([None], shares, group=self._group)
-
-    def _receive(self) -> list[Any]:
-        received: list[Any] = [None]
-        dist.scatter_object_list(received, group=self._group)
-        return received
+        return LapError(f"rank {self.world.rank} on {platform.node()}: {type(error).__name__}: {error}")

@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 
 from lapcli.data.file_formats import read_rows
 from lapcli.evaluation.benchmarks.benchmark import pass_at
-from lapcli.evaluation.benchmarks.gsm8k import final_number
-from lapcli.evaluation.benchmarks.humaneval import python_program
+from lapcli.evaluation.benchmarks.humaneval import answered_program
+from lapcli.evaluation.benchmarks.numbers import final_number
 
 
 @given(st.lists(st.booleans(), min_size=1, max_size=8), st.data())
@@ -74,7 +74,7 @@ AREA = "def area(r):\n    return math.pi * r * r\n"
     ],
 )
 def test_a_program_is_the_first_block_with_the_imports_of_the_prompt(answer):
-    program = python_program(PROMPT, answer)
+    program = answered_program({"prompt": PROMPT}, answer)
     assert program.startswith("import math\nfrom typing import List\n")
     assert "os" not in program
     found: dict = {}
@@ -103,7 +103,7 @@ def test_what_is_not_a_right_program_does_not_become_one(answer):
     """The first block counts, and a body without its head is none."""
     found: dict = {}
     try:
-        exec(python_program(PROMPT, answer), found)
+        exec(answered_program({"prompt": PROMPT}, answer), found)
     except SyntaxError:
         return
     assert "area" not in found or found["area"](2) == 0
@@ -112,4 +112,4 @@ def test_what_is_not_a_right_program_does_not_become_one(answer):
 @settings(deadline=None)
 @given(st.text(alphabet="`\"'#\\\n\r apython", max_size=200))
 def test_any_answer_becomes_some_text(answer):
-    assert python_program(PROMPT, answer).startswith("import math\n")
+    assert answered_program({"prompt": PROMPT}, answer).startswith("import math\n")

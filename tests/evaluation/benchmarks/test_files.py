@@ -11,7 +11,7 @@ from harness_support import QUOTING, write_benchmarks
 
 from lapcli.data.chat.generated import builtin_words
 from lapcli.evaluation.benchmarks import BENCHMARKS
-from lapcli.evaluation.benchmarks.arc import labels_of
+from lapcli.evaluation.benchmarks.choices import ARC_EASY
 from lapcli.runtime.errors import DataError
 from lapcli.runtime.files import sha256_of_file
 
@@ -47,16 +47,16 @@ def test_real_parquet_holds_the_same_questions(task, test_data):
 
 def test_arc_rows_keep_their_labels(test_data):
     documents = BENCHMARKS["arc_challenge"].documents("test", test_data)
-    labels = {tuple(labels_of(document)) for document in documents}
+    labels = {tuple(ARC_EASY.parts(document)[1]) for document in documents}
     assert tuple("1234") in labels
     assert {3, 4, 5} >= {len(each) for each in labels} > {4}
-    assert all(document["answerKey"] in labels_of(document) for document in documents)
+    assert all(document["answerKey"] in ARC_EASY.parts(document)[1] for document in documents)
 
 
 def test_small_files(tmp_path):
     data = write_benchmarks(tmp_path)
     arc = BENCHMARKS["arc_easy"].documents("test", data)
-    assert [len(labels_of(document)) for document in arc[:4]] == [4, 4, 3, 5]
+    assert [len(ARC_EASY.parts(document)[1]) for document in arc[:4]] == [4, 4, 3, 5]
     assert arc[2]["question"] == QUOTING
     mmlu = BENCHMARKS["mmlu"].documents("test", data)
     assert [(d["subject"], d["answer"]) for d in mmlu] == [(s, n) for s in ("astronomy", "virology") for n in range(3)]

@@ -9,11 +9,13 @@ from runtime.test_plugins import install, lap_with
 from support import ROOT, run_process
 
 CAPITALS = """
-from lapcli.evaluation.benchmarks.arc import labels_of
-from lapcli.evaluation.benchmarks.benchmark import Benchmark, letters_definition
-from lapcli.evaluation.benchmarks.benchmark import Documents
+from lapcli.evaluation.benchmarks.benchmark import Benchmark, Documents, letters_definition
 
 ROWS = [("France", "Paris", "A"), ("Italy", "Rome", "B"), ("Spain", "Madrid", "A"), ("Peru", "Lima", "B")]
+
+
+def labels_of(document):
+    return document["choices"]["label"]
 
 
 def question(document):
@@ -23,7 +25,6 @@ def question(document):
 class Capitals(Benchmark):
     name = "capitals"
     label = "Capitals"
-    help = "capitals of countries"
 
     def documents(self, split, data):
         rows = [
@@ -33,23 +34,11 @@ class Capitals(Benchmark):
         return Documents(rows, {"capitals": "0" * 64})
 
     def paper_task(self, request):
-        documents = self.documents("test", request.data)
-        definition = letters_definition(
-            self.name, documents, question, labels_of, lambda document: "AB".index(document["right"])
-        )
-        return self.own_task(definition, documents)
+        definition, splits = self.lm_eval_definition(), {"test": self.documents("test", request.data)}
+        return self.prepared(definition, splits, request, is_chat=True)
 
     def lm_eval_definition(self):
-        return {
-            "task": self.name,
-            "test_split": "test",
-            "output_type": "multiple_choice",
-            "doc_to_text": question,
-            "doc_to_choice": labels_of,
-            "doc_to_target": lambda document: "AB".index(document["right"]),
-            "metric_list": [{"metric": "acc", "aggregation": "mean", "higher_is_better": True}],
-            "num_fewshot": 0,
-        }
+        return letters_definition(self.name, question, labels_of, lambda document: "AB".index(document["right"]))
 
 
 def register(extensions):

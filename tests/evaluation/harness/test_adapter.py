@@ -8,18 +8,18 @@ import torch
 from harness_support import QUOTING, arc_rows, humaneval_rows, tiny_model, tiny_tokenizer
 from lm_eval import evaluator
 from lm_eval.api.instance import Instance
-from lm_eval.api.task import ConfigurableTask
 
 from lapcli.data.chat.conversation import question_and_answer, render_prompt
 from lapcli.data.chat.formats import multiple_choice, read_choices
 from lapcli.data.text.tokenizer import train_tokenizer
-from lapcli.evaluation.benchmarks.arc import ARC_EASY
-from lapcli.evaluation.benchmarks.benchmark import BenchmarkSettings, Documents
-from lapcli.evaluation.benchmarks.gsm8k import GSM8K
-from lapcli.evaluation.benchmarks.humaneval import HUMANEVAL, CodeJudge, answered_program
+from lapcli.evaluation.benchmarks.benchmark import Documents, sampled_definition
+from lapcli.evaluation.benchmarks.choices import ARC_EASY
+from lapcli.evaluation.benchmarks.humaneval import CodeJudge, answered_program
+from lapcli.evaluation.benchmarks.numbers import compare_numbers
 from lapcli.evaluation.harness.adapter import LapLM, Prompt, chat_prompt
-from lapcli.evaluation.harness.journal import Journal, line_key
+from lapcli.evaluation.harness.lm_eval_tasks import task_over
 from lapcli.evaluation.harness.workers import GenerationJob, Worker, Workers
+from lapcli.evaluation.tasks import SAMPLING
 from lapcli.generation.engine import Engine, Sampling
 from lapcli.runtime.errors import DataError, UsageError
 from lapcli.runtime.ranks import World
@@ -32,19 +32,22 @@ class Oracle:
     def __init__(self, rule):
         self.rule, self.jobs = rule, []
 
-    def do(self, job, cost):
+    def do(self, job):
         self.jobs.append(job)
-        assert [cost(item) > 0 for item in job.items]
+        assert [job.cost(item) > 0 for item in job.items]
         return [self.rule(item) for item in job.items]
+
+    def on_main(self, compute):
+        return compute()
 
 
 def lm_of(workers, tokenizer=None, context=128, **options):
     return LapLM(tokenizer or tiny_tokenizer(), context, workers, task="task", seed=0, **options)
 
 
-def run(lm, definition):
-    name = definition["task"]
-    loaded = {"tasks": {name: ConfigurableTask(config=definition)}, "groups": {}, "group_map": {}}
+def run(lm, definition, rows):
+    tasks = {definition["task"]: task_over(definition, {"test": Documents(rows, {})}, 0)}
+    loaded = {"tasks": tasks, "groups": {}, "group_map": {}}
     return evaluator.evaluate(lm=lm, task_dict=loaded, apply_chat_template=True)
 
 
@@ -52,7 +55,8 @@ def alone(model, tokenizer, batch=4):
     return Workers(World(0, 1, torch.device("cpu")), Worker(model, tokenizer, batch, 0, None).work)
 
 
-SETTINGS = BenchmarkSettings("paper", samples=10)
+def gsm8k(samples=10):
+    return sampled_definition("gsm8k", {**SAMPLING, "samples": samples}, compare_numbers, "question", "answer")
 
 
 def test_known_pass_at_1_and_10():
@@ -65,7 +69,7 @@ def test_known_pass_at_1_and_10():
         number = right[ids]
         return [f"so\n#### {number}" if s in (1, 4, 9) and int(number) % 2 == 0 else "#### 77" for s in range(10)]
 
-    results = run(lm_of(Oracle(rule), tokenizer), GSM8K.definition(Documents(rows, {}), SETTINGS))
+    results = run(lm_of(Oracle(rule), tokenizer), gsm8k(), rows)
     assert results["results"]["gsm8k"]["pass@1,verdicts"] == pytest.approx(0.3 * 3 / 5)
     assert results["results"]["gsm8k"]["pass@10,verdicts"] == pytest.approx(3 / 5)
     # Standard error of a mean of {1, 0, 1, 0, 1}: s / sqrt(5).
@@ -84,29 +88,17 @@ def test_known_pass_of_programs():
         right = f"```python\ndef add_{n}(a, b):\n    return a + b + {n}\n```"
         return [right if n == 0 and s < 2 else f"def add_{n}(a, b):\n    return None" for s in range(4)]
 
-    judge = CodeJudge(choose_mode(False), answered_program, lambda *_: None)
-    definition = HUMANEVAL.definition(Documents(rows, {}), BenchmarkSettings("paper", samples=4), judge)
-    found = run(lm_of(Oracle(rule), tokenizer), definition)["results"]["humaneval"]
+    judge = CodeJudge(choose_mode(False), answered_program)
+    definition = sampled_definition("humaneval", {**SAMPLING, "samples": 4}, judge.verdicts, "prompt", "test")
+    found = run(lm_of(Oracle(rule), tokenizer), definition, rows)["results"]["humaneval"]
     assert found["pass@1,verdicts"] == pytest.approx(0.25)
     assert found["pass@4,verdicts"] == pytest.approx(0.5)
-
-
-def test_verdicts_of_an_earlier_sandbox_are_not_taken_over(tmp_path):
-    """Version 0.1 judged this program wrong, whose value did not cross; its journal has no version in the key."""
-    program = "from decimal import Decimal\ndef half():\n    return Decimal('0.5')"
-    row = {"prompt": "", "test": "def check(candidate):\n    assert candidate() == 0.5\n", "entry_point": "half"}
-    judge = CodeJudge(choose_mode(False), lambda document, answer: answer, lambda *_: None)
-    old = Journal(tmp_path)
-    old.add(line_key("code", str(judge.mode), "", program, row["test"], "half"), {"passed": False, "reason": "old"})
-    old.close()
-    judge.journal = tmp_path
-    assert judge([[program]], [row]) == [[{"passed": True, "reason": "passed"}]]
 
 
 def test_one_request_for_all_samples_of_a_question():
     rows = [{"question": f"number {n}", "answer": "#### 1", "number": "1"} for n in range(3)]
     oracle = Oracle(lambda ids: ["#### 1"] * 10)
-    run(lm_of(oracle), GSM8K.definition(Documents(rows, {}), SETTINGS))
+    run(lm_of(oracle), gsm8k(), rows)
     (job,) = oracle.jobs
     assert (len(job.items), job.samples, job.is_chat, job.until) == (3, 10, True, ())
     assert job.sampling == Sampling(512, 1.0, 50, 0)
@@ -117,7 +109,7 @@ def arc_documents():
     for row in arc_rows():
         question, texts, labels, answer = read_choices(row)
         documents.append({"question": question, "choices": {"text": texts, "label": labels}, "answerKey": answer})
-    return Documents(documents, {})
+    return documents
 
 
 def test_letters_are_the_rows_own_labels_and_the_prompt_is_training_s():
@@ -130,30 +122,11 @@ def test_letters_are_the_rows_own_labels_and_the_prompt_is_training_s():
     oracle = Oracle(
         lambda item: [[-1.0 if c == (rights[item[0].context],) else -2.0, False] for c in item[0].continuations]
     )
-    results = run(lm_of(oracle, tokenizer), ARC_EASY.definition(arc_documents()))
+    results = run(lm_of(oracle, tokenizer), ARC_EASY.definition(), arc_documents())
     assert results["results"]["arc_easy"]["acc,none"] == 1.0
     (job,) = oracle.jobs
     assert [len(item[0].continuations) for item in job.items] == [4, 4, 3, 5, 4, 4, 3]
     assert all(len(c) == 1 for item in job.items for c in item[0].continuations)
-
-
-def test_blocks_hold_whole_documents_and_change_no_answer(monkeypatch):
-    """Documents have 3, 4 or 5 requests; the first block is scored before the text of the others is tokenised."""
-    tokenizer, model = tiny_tokenizer(), tiny_model(320)
-    task = ARC_EASY.definition(arc_documents())
-    whole = run(lm_of(alone(model, tokenizer), tokenizer), task)
-    monkeypatch.setattr("lapcli.evaluation.harness.adapter.REQUESTS_AT_ONCE", 5)
-    oracle = Oracle(alone(model, tokenizer))
-    oracle.do = lambda job, cost: oracle.jobs.append(job) or oracle.rule.do(job, cost)
-    parts = run(lm_of(oracle, tokenizer), task)
-    assert [len(job.items) for job in oracle.jobs] == [2, 2, 2, 1]
-    assert [job.part[1] for job in oracle.jobs[:-1]] == [job.part[0] for job in oracle.jobs[1:]]
-    assert (oracle.jobs[0].part[0], oracle.jobs[-1].part[1]) == (0.0, 1.0)
-    found, expected = (
-        [float(each[0][0]) for sample in result["samples"]["arc_easy"] for each in sample["resps"]]
-        for result in (parts, whole)
-    )
-    assert found == pytest.approx(expected, abs=1e-5)
 
 
 def test_special_tokens_in_a_question_are_text():

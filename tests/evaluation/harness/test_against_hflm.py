@@ -6,9 +6,9 @@ from harness_support import tiny_model, tiny_tokenizer, write_benchmarks
 from lm_eval import evaluator
 
 from lapcli.evaluation.benchmarks import BENCHMARKS
-from lapcli.evaluation.benchmarks.benchmark import BenchmarkRequest, BenchmarkSettings
 from lapcli.evaluation.harness.adapter import LapLM
 from lapcli.evaluation.harness.workers import Worker, Workers
+from lapcli.evaluation.tasks import Request
 from lapcli.runtime.ranks import World
 
 pytest.importorskip("transformers", reason="lm-eval's HFLM needs it; the dev extra has it")
@@ -23,8 +23,7 @@ def data(tmp_path_factory):
 
 
 def answers(lm, task, data):
-    request = BenchmarkRequest(None, BenchmarkSettings("harness"), data, False, lambda *_: None)
-    prepared = BENCHMARKS[task].lm_eval_task(request)
+    prepared = BENCHMARKS[task].lm_eval_task(Request(None, [task], data))
     results = evaluator.evaluate(lm=lm, task_dict=prepared.loaded, limit=3 if task == "gsm8k" else None)
     found = {}
     for name, samples in results["samples"].items():

@@ -1,7 +1,5 @@
 """Answers that were written down: whole ones are found again, damaged ones are asked once more."""
 
-import json
-
 from lapcli.evaluation.harness.journal import Journal
 
 
@@ -17,8 +15,3 @@ def test_a_damaged_line_is_as_if_it_had_not_been_written(tmp_path):
     file.write_text("\n".join(lines) + "\n")
     found = Journal(tmp_path).read()
     assert found == {f"key {number}": {"passed": True, "tokens": [number, 25]} for number in (0, 3)}
-
-
-def test_lines_of_version_0_1_have_no_check(tmp_path):
-    (tmp_path / "process-0.jsonl").write_text(json.dumps({"key": "a", "value": [1]}) + "\n")
-    assert Journal(tmp_path).read() == {"a": [1]}

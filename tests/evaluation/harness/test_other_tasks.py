@@ -1,6 +1,7 @@
 """Tasks of lm-eval that `lap` knows nothing of: units, directions and intervals are those of lm-eval's own metrics."""
 
 import json
+import math
 import os
 
 import pytest
@@ -9,10 +10,7 @@ from harness_support import evaluated, make_run
 from lm_eval.tasks import TaskManager
 from support import run_main
 
-from lapcli.evaluation.harness.run import average, table
-from lapcli.evaluation.tasks import TaskScore
-from lapcli.report.collect import collect, grids_of
-from lapcli.report.tables import column_of
+from lapcli.results import results
 
 torch.set_num_threads(1)
 
@@ -58,41 +56,34 @@ def tasks(tmp_path):
 
 
 def test_units_directions_and_intervals(base, tasks, capsys):
-    chosen = ",".join(map(str, tasks.values()))
-    result = evaluated(base, chosen, None, protocol="harness")
-    base.update(weights_sha256=result["weights_sha256"])
-    found = result["tasks"]
-    likelihood, brier, accuracy = (found[name] for name in tasks)
-    assert (likelihood["is_fraction"], likelihood["higher_is_better"]) == (False, False)
-    assert likelihood["details"]["metric"] == "perplexity"
+    result = evaluated(base, ",".join(map(str, tasks.values())), None, protocol="harness")
+    likelihood, brier, accuracy = (result["tasks"][name] for name in tasks)
+    assert (likelihood["unit"], likelihood["direction"], likelihood["details"]["metric"]) == (
+        None,
+        "lower",
+        "perplexity",
+    )
     assert likelihood["interval"][0] < likelihood["value"] < likelihood["interval"][1]
-    assert (brier["is_fraction"], brier["higher_is_better"], brier["interval"]) == (False, False, None)
-    assert (accuracy["is_fraction"], accuracy["higher_is_better"]) == (True, True)
-    scores = [TaskScore(**found[name]) for name in tasks]
-    lines = {line.split()[-4] if len(line.split()) > 3 else "": line for line in table(scores)}
-    assert "%" not in lines["perplexity"]
-    assert "%" not in lines["brier_score"]
-    assert lines["acc"].count("%") == 2
-    assert average(scores) is None
-    # The report and the ranking read unit and direction from the result.
-    (grid,) = grids_of(collect([], base.path.parent))
-    columns = [column_of(name, grid) for name in tasks]
-    assert [(column.unit, column.direction) for column in columns] == [
-        (None, "lower"),
-        (None, "lower"),
-        ("fraction", "higher"),
-    ]
-    code, _, err = run_main(capsys, "export", "--run", str(base.path), "--to", "hf", "--out", str(base.path / "out"))
+    assert (brier["unit"], brier["direction"], brier["interval"]) == (None, "lower", None)
+    assert (accuracy["unit"], accuracy["direction"]) == ("fraction", "higher")
+    assert result["average"] is None
+    rows = results([str(base.path)]).set_index(["task", "metric"])
+    assert rows.value["made_brier", "brier_score"] == brier["value"]
+    assert rows.direction["made_likelihood", "perplexity"] == rows.direction["made_brier", "brier_score"] == "lower"
+    assert rows.unit.dropna().to_dict() == {("made_likelihood", "acc"): "fraction", ("made_piqa", "acc"): "fraction"}
+    assert math.isnan(rows.stderr["made_brier", "brier_score"])
+    where = ["--run", str(base.path), "--protocol", "harness"]
+    code, out, err = run_main(capsys, "eval", *where, "--tasks", ",".join(map(str, tasks.values())))
     assert code == 0, err
-    (line,) = (line for line in (base.path / "out" / "README.md").read_text().splitlines() if "| made_brier |" in line)
-    assert line.split("|")[4].strip() == "-"
+    lines = {tuple(line.split()[:2]): line for line in out.splitlines()}
+    assert "%" not in lines["made_likelihood", "perplexity"] + lines["made_brier", "brier_score"]
+    assert "%" in lines["made_piqa", "acc"]
 
 
 def test_a_group_without_an_aggregate_is_listed_by_its_members(base, tasks, tmp_path, monkeypatch):
     (tmp_path / "group.yaml").write_text(f"group: made_group\ntask: [{', '.join(tasks)}]\n")
     index = TaskManager(include_path=str(tmp_path), include_defaults=False)
-    monkeypatch.setattr("lapcli.evaluation.harness.lm_eval_tasks._index", lambda: index)
-    monkeypatch.setattr("lapcli.evaluation.language_tasks._lm_eval_names", lambda: {"made_group"})
+    monkeypatch.setattr("lapcli.evaluation.harness.lm_eval_tasks.index", lambda: index)
     found = evaluated(base, "made_group", None, protocol="harness")["tasks"]
     assert set(found) == set(tasks)
     assert all(score["count"] == 6 for score in found.values())

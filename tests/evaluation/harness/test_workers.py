@@ -63,11 +63,11 @@ def _rank(environment, fails, place, error, arguments, folder):
 
     if fails:
         from lapcli.evaluation import run_tasks
-        from lapcli.evaluation.harness import run, workers
+        from lapcli.evaluation.harness import adapter, workers
 
         owner, name = {
             "job": (workers, "score"),
-            "prompts": (run.BenchmarkEvaluation, "measure"),
+            "prompts": (adapter.LapLM, "apply_chat_template"),
             "loading": (run_tasks, "open_run"),
         }[place]
         setattr(owner, name, raises)

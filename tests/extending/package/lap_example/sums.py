@@ -9,14 +9,7 @@ from typing import Any
 import numpy as np
 
 from lapcli.data.sources import DocumentSource
-from lapcli.evaluation.benchmarks.benchmark import (
-    Benchmark,
-    BenchmarkRequest,
-    Document,
-    Documents,
-    PreparedTask,
-    letters_definition,
-)
+from lapcli.evaluation.benchmarks.benchmark import Benchmark, Document, Documents, letters_definition
 
 QUESTIONS = [(a, b) for a in range(10) for b in range(10)]
 
@@ -37,16 +30,13 @@ class SumsText(DocumentSource):
 class SumsBenchmark(Benchmark):
     name = "sums"
     label = "Sums of two digits"
-    help = "sums of two digits (needs no data)"
 
     def documents(self, split: str, data: Path | None) -> Documents:
         documents = [{"a": a, "b": b} for a, b in QUESTIONS]
         return Documents(documents, {"sums": hashlib.sha256(json.dumps(documents).encode()).hexdigest()})
 
-    def lm_eval_task(self, request: BenchmarkRequest) -> PreparedTask:
-        documents = self.documents("test", request.data)
-        definition = letters_definition(self.name, documents, _question, _answers, _right_answer)
-        return self.own_task(definition, documents, is_chat=False)
+    def lm_eval_definition(self) -> dict[str, Any]:
+        return letters_definition(self.name, _question, _answers, _right_answer)
 
 
 def _question(document: Document) -> str:
