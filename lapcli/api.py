@@ -35,7 +35,7 @@ from lapcli.objectives.loading import find_checkpoint, open_run
 from lapcli.objectives.objective import LoadedModel
 from lapcli.recipe import BaseRecipe, find_recipe, load_recipe
 from lapcli.recipe.schema import CHAT
-from lapcli.results import results
+from lapcli.result_rows import results
 from lapcli.runs import Run, named_run
 from lapcli.runtime.environment import runs_dir as default_runs_dir
 from lapcli.runtime.errors import UsageError

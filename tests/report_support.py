@@ -13,7 +13,7 @@ from lapcli.recipe import load_recipe, recipe_to_dict, recipe_to_yaml
 from lapcli.recipe.chat import stage_recipe
 from lapcli.recipe.schema import InitFrom
 from lapcli.report import paper
-from lapcli.results import row
+from lapcli.result_rows import row
 
 LOCKS: list[FileLock] = []
 

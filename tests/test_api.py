@@ -7,7 +7,6 @@ import pytest
 from support import TINY, tiny_recipe, train_here, write_text
 
 import lapcli
-from lapcli import api
 from lapcli.recipe import recipe_to_yaml
 from lapcli.training.metrics import read_metrics
 
@@ -52,7 +51,7 @@ def test_training_returns_the_run_and_finds_it_again(runs, shared_cache, monkeyp
     assert (run.run.status, run.run.info["step"], run.recipe.model.laplacian_heads) == ("finished", 2, 1)
     again = lapcli.train(path, {"train.steps": 2, "model.laplacian_heads": 1}, runs_dir=runs)
     assert again.run.info["updated"] == run.run.info["updated"]
-    assert set(api.results(["gpt", "mine"], runs_dir=runs)["run"]) == {"gpt", "mine"}
+    assert set(lapcli.results(["gpt", "mine"], runs_dir=runs)["run"]) == {"gpt", "mine"}
 
 
 def test_importing_the_package_imports_no_torch():

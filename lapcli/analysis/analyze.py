@@ -17,7 +17,7 @@ from lapcli.analysis.measurement import LayerResult, Measurement, NotApplicable,
 from lapcli.analysis.measurements import MEASUREMENTS, measurements_for
 from lapcli.heads.plan import HeadPlan
 from lapcli.measures.capture import Capture
-from lapcli.results import add_rows, row
+from lapcli.result_rows import add_rows, row
 from lapcli.runs import read_run
 from lapcli.runtime.errors import UsageError
 from lapcli.runtime.files import write_json, write_text

@@ -9,7 +9,7 @@ from typing import Any
 
 from lapcli.recipe import differing_keys, recipe_to_dict
 from lapcli.recipe.schema import RUN, LayerRange, TransformerModel
-from lapcli.results import find_paths, results
+from lapcli.result_rows import find_paths, results
 from lapcli.runs import METRICS, SWEEP, Run, read_run, runs_in
 from lapcli.runtime.errors import UsageError
 from lapcli.training.metrics import last_step_metrics, parse_line

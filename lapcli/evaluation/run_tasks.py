@@ -16,7 +16,7 @@ from lapcli.data.cache import digest
 from lapcli.evaluation.tasks import IMAGE_TASKS, Request, Score
 from lapcli.objectives.loading import open_run, open_timm
 from lapcli.objectives.objective import LoadedModel
-from lapcli.results import add_rows
+from lapcli.result_rows import add_rows
 from lapcli.runtime.files import write_json
 from lapcli.runtime.ranks import joined_world
 from lapcli.runtime.tables import facts, fitted

@@ -14,7 +14,7 @@ from lapcli.evaluation.benchmarks import BENCHMARKS, PAPER_TASKS
 from lapcli.evaluation.probe_settings import ProbeSettings, read_probe_settings
 from lapcli.recipe import OBJECTIVES
 from lapcli.recipe.schema import CHAT, CLASSES, FEATURES, LANGUAGE
-from lapcli.results import Direction, row
+from lapcli.result_rows import Direction, row
 from lapcli.runs import Run
 from lapcli.runtime.errors import UsageError
 

@@ -21,7 +21,7 @@ from typing import IO, Any
 
 from lapcli.recipe import BaseRecipe, recipe_hash
 from lapcli.recipe.reading import Unreadable, read_text
-from lapcli.results import results
+from lapcli.result_rows import results
 from lapcli.runs import INFO, METRICS, SWEEP, changes, is_untrained, read_info, read_run, status_of
 from lapcli.runtime.errors import UsageError
 from lapcli.runtime.files import NO_LOCKS, read_json, sha256_of_json, write_json

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from lapcli.recipe import canonical_json, recipe_to_dict
 from lapcli.recipe.schema import CHAT
-from lapcli.results import find_paths, results
+from lapcli.result_rows import find_paths, results
 from lapcli.runs import SWEEP, Run, read_run, time_of
 from lapcli.runtime.errors import UsageError
 from lapcli.runtime.files import read_json

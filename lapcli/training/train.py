@@ -14,7 +14,7 @@ from lapcli.objectives.objective import Objective
 from lapcli.objectives.weights import InitialWeights, with_sha256
 from lapcli.recipe import recipe_hash
 from lapcli.recipe.schema import BaseRecipe
-from lapcli.results import add_rows, row
+from lapcli.result_rows import add_rows, row
 from lapcli.runs import Run, discard_untrained, open_run, plugins_of, read_run, unlock, write_summary
 from lapcli.runtime.attention_kernels import prefer_attention_kernels
 from lapcli.runtime.devices import deterministic, peak_memory, prepare_determinism

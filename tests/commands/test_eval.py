@@ -11,7 +11,7 @@ from support import lap, run_main, train_here
 
 from lapcli.data.images.sources import Digits
 from lapcli.recipe import recipe_from_dict, recipe_to_yaml
-from lapcli.results import results
+from lapcli.result_rows import results
 from lapcli.training.metrics import read_metrics
 
 

@@ -15,7 +15,7 @@ from support import lap, run_main, train_here
 from lapcli import checkpoint
 from lapcli.models.dino_vit import StudentTeacher
 from lapcli.recipe import recipe_from_dict
-from lapcli.results import results
+from lapcli.result_rows import results
 from lapcli.runs import open_run
 from lapcli.runtime.files import read_json
 

@@ -10,7 +10,7 @@ from harness_support import evaluated, make_run
 from lm_eval.tasks import TaskManager
 from support import run_main
 
-from lapcli.results import results
+from lapcli.result_rows import results
 
 torch.set_num_threads(1)
 

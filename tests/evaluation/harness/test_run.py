@@ -26,7 +26,7 @@ from lm_eval.tasks import TaskManager
 from support import HANG, ROOT, run_main, run_process
 
 from lapcli.data.text.tokenizer import Tokenizer
-from lapcli.results import results
+from lapcli.result_rows import results
 from lapcli.runs import read_run
 from lapcli.runtime.errors import LapError, UsageError
 from lapcli.runtime.files import read_json, sha256_of_file
