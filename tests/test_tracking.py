@@ -206,7 +206,7 @@ def test_the_command_and_its_mistakes(run, tiny, capsys, monkeypatch):
         ("runs", "track", "nine", "--to", "tensorboard"): "mine",
         ("runs", "track", "mine", "--to", "tensorbord"): "tensorboard",
         ("runs", "track", "mine", "--to", "tensorboard", "--offline"): "--to wandb",
-        ("runs", "track", "mine", "--to", "tensorboard", "--project", "p"): "tensorboard",
+        ("runs", "track", "mine", "--to", "tensorboard", "--project", "p"): "--project",
         ("runs", "track", "mine", "--to", "trackio", "--offline"): "trackio",
         words(tiny, "--track", "tensorbord"): "tensorboard",
         words(tiny, "--set", "track=[mlflow]"): "track",

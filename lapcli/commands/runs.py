@@ -17,8 +17,6 @@ from lapcli.runtime.tables import facts, wrapped_message
 
 EXAMPLES = """\b
 Examples:
-  lap runs list 'vit_*'
-  lap runs show quickstart
   lap runs diff quickstart baseline
   lap runs watch quickstart baseline --metric validation_bits_per_byte
   lap runs track quickstart --to tensorboard

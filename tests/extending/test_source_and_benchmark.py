@@ -42,7 +42,7 @@ def test_the_benchmark_is_asked_scored_and_reported(extended, adder):
     assert first["sums"]["count"] == 100
     assert first["sums"]["value"] in [n / 100 for n in range(101)]
     assert again == first
-    assert "Sums of two digits" in extended("report", "--format", "markdown").stdout
+    assert "sums (%)" in extended("report", "--format", "markdown").stdout
 
 
 def test_a_name_that_no_package_has_is_refused_with_the_nearest(extended, recipe):
