@@ -144,7 +144,6 @@ def _resume(run: Run, recipe: BaseRecipe, say: Callable[[str], None]) -> None:
         consequence = ": the last bits of later steps may differ" if key.startswith("train.") else ""
         say(f"{key} was {_short(old)} and is {_short(new)}{consequence}")
     run.recipe = recipe
-    run.info.pop("pruned", None)  # a trial that is resumed is no longer pruned
     write_text(run.path / RECIPE, to_yaml(recipe))
     run.update(status="running", recipe_sha256=recipe_hash(recipe), **_process())
 
@@ -195,12 +194,6 @@ def locked(path: Path) -> Iterator[None]:
         yield
     finally:
         lock.release()
-
-
-def update_run_info(path: Path, **facts: Any) -> None:
-    """Add facts to `run.json` of a run that no process trains."""
-    with locked(path):
-        read_run(path).update(**facts)
 
 
 def _create(path: Path, recipe: BaseRecipe, **facts: Any) -> Run:
