@@ -88,6 +88,7 @@ def written(path, recipe):
     return str(path)
 
 
+@pytest.mark.long
 def test_text_of_a_package_is_fetched_trained_on_and_part_of_the_run(shelf, tmp_path):
     recipe = written(tmp_path / "fables.yaml", LANGUAGE_MODEL)
     fetched = run(shelf, "-m", "lapcli", "fetch", recipe, "--json")

@@ -1,7 +1,6 @@
 """Benchmark rows as conversations, on hand-made rows and on the real files."""
 
 import csv
-import json
 import re
 from fractions import Fraction
 from itertools import pairwise
@@ -47,11 +46,6 @@ def test_gsm8k_by_hand():
             ],
         ),
     ]
-
-
-def test_the_result_stands_after_the_last_equals_sign():
-    (_, answer) = gsm8k({"question": "?", "answer": "<<x=1=2>>"})
-    assert [part.text for part in answer.parts] == ["x=1", "2"]
 
 
 def test_multiple_choice_in_every_form():
@@ -106,12 +100,10 @@ def read_back(ids, tokenizer):
     return found[1], re.sub(call, r"<<\1=\2>>", found[2])
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("split", ["train", "test"])
-def test_real_gsm8k_rendered_and_read_back(test_data, split):
+def test_real_gsm8k_rendered_and_read_back(test_data):
     tokenizer = train_tokenizer(["the cost of each apple"], 265, max_chars=100, crop=100)
-    rows = list(read_rows(test_data / "gsm8k" / f"{split}.jsonl"))
-    assert len(rows) == {"train": 7473, "test": 1319}[split]
+    rows = list(read_rows(test_data / "gsm8k" / "test.jsonl"))
+    assert len(rows) == 1319
     calls = 0
     for row, rendered in zip(rows, render_batch([gsm8k(row) for row in rows], tokenizer), strict=True):
         assert read_back(rendered.ids, tokenizer) == (row["question"], row["answer"])
@@ -169,21 +161,6 @@ def test_real_mmlu_csv_and_parquet_say_the_same(test_data):
     hub = [str(multiple_choice(row)) for row in read_rows(test_data / "mmlu/hf/all/dev-00000-of-00001.parquet")]
     assert len(hub) == 285
     assert sum(row in from_csv for row in hub) > 280  # a few differ in white space
-
-
-def test_real_identity_conversations(test_data):
-    rows = list(read_rows(test_data / "chat" / "nanochat_identity_conversations.jsonl"))
-    assert len(rows) == 1000
-    turns = [conversation(row) for row in rows]
-    for row, turn in zip(rows, turns, strict=True):
-        assert [t.parts[0].text for t in turn] == [message["content"] for message in row]
-
-
-def test_rows_of_every_kind_of_file(tmp_path):
-    rows = [{"a": 1}, {"a": 2}]
-    (tmp_path / "x.json").write_text(json.dumps(rows))
-    (tmp_path / "x.jsonl").write_text("\n".join(map(json.dumps, rows)) + "\n\n")
-    assert list(read_rows(tmp_path / "x.json")) == list(read_rows(tmp_path / "x.jsonl")) == rows
 
 
 SAID = [
