@@ -153,6 +153,7 @@ class ImageLoader:
             advice = "use fewer with data.workers, or make /dev/shm larger (docker run --shm-size=8g)"
             raise LapError(f"a worker that reads images died ({error}); {advice}") from error
         if isinstance(read, DataError):
+            self.close()  # while the error is handled its traceback would keep the workers alive
             raise read
         self._next = self._after((step, micro_step))
         return read

@@ -65,10 +65,10 @@ def test_photographs_are_cells_of_a_chessboard_that_are_apart():
     assert train.classes == held_out.classes
     assert set(train.labels) == set(held_out.labels) == set(range(24))
     cells = [[], []]
-    for name in ("china.jpg", "flower.jpg"):
+    for photograph in map(load_sample_image, ("china.jpg", "flower.jpg")):
         for row in range(427 // CELL):
             for column in range(640 // CELL):
-                part = load_sample_image(name)[row * CELL : (row + 1) * CELL, column * CELL : (column + 1) * CELL]
+                part = photograph[row * CELL : (row + 1) * CELL, column * CELL : (column + 1) * CELL]
                 cells[(row + column) % 2].append(part.tobytes())
     for part, expected in zip((train, held_out), cells, strict=True):
         assert [np.asarray(part.image(number)).tobytes() for number in range(len(part))] == expected
