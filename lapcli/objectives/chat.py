@@ -189,7 +189,7 @@ class Chat(GPTObjective[ChatStageRecipe]):
         completions = Engine(self.model, self.tokenizer).complete(self._prompts, sampling)
         return {
             "samples": [
-                {"prompt": prompt, "continuation": " " + transcript(samples[0].tokens, self.tokenizer)}
+                {"prompt": prompt, "continuation": " " + transcript(samples[0], self.tokenizer)}
                 for prompt, samples in zip(settings.prompts, completions, strict=True)
             ]
         }
