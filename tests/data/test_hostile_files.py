@@ -154,15 +154,8 @@ def fuzz(reader: str, folder: Path, seconds: float, at_least: int) -> None:
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning", "ignore::RuntimeWarning")
+@pytest.mark.parametrize("seconds", [0, pytest.param(3600 / len(READERS), marks=pytest.mark.long)])
 @pytest.mark.parametrize("reader", READERS)
-def test_fuzz(reader, tmp_path):
+def test_fuzz(reader, seconds, tmp_path):
     print(f"LAP_FUZZ_SEED={SEED}")
-    fuzz(reader, tmp_path, 0, 150)
-
-
-@pytest.mark.long
-@pytest.mark.filterwarnings("ignore::UserWarning", "ignore::RuntimeWarning")
-@pytest.mark.parametrize("reader", READERS)
-def test_fuzz_for_an_hour(reader, tmp_path):
-    print(f"LAP_FUZZ_SEED={SEED}")
-    fuzz(reader, tmp_path, 3600 / len(READERS), 1000)
+    fuzz(reader, tmp_path, seconds, 150)

@@ -46,17 +46,14 @@ def test_files_are_read_in_the_order_given(folder):
     assert found(folder, "x[1].txt") == ["x[1].txt"], "a name that looks like a pattern is a name"
 
 
-def test_a_file_is_itself(folder):
-    assert local_files(str(folder / "b.txt"), None) == [folder / "b.txt"]
-    with pytest.raises(DataError, match="single file"):
-        local_files(str(folder / "b.txt"), "b.txt")
-
-
 @pytest.mark.parametrize(("where", "files"), [("nowhere", None), ("deep", "*.parquet"), ("empty", None)])
 def test_nothing_there_is_an_error_that_says_where(folder, where, files):
     (folder / "empty").mkdir()
     with pytest.raises(DataError, match=where):
         local_files(str(folder / where), files)
+    assert local_files(str(folder / "b.txt"), None) == [folder / "b.txt"]
+    with pytest.raises(DataError, match="single file"):
+        local_files(str(folder / "b.txt"), "b.txt")
 
 
 REPOSITORY = "someone/some-text"

@@ -2,16 +2,13 @@
 
 import csv
 import re
-from fractions import Fraction
-from itertools import pairwise
 
 import pytest
 
-from lapcli.data.chat.conversation import Malformed, conversation, render_batch
+from lapcli.data.chat.conversation import Malformed, render_batch
 from lapcli.data.chat.formats import READERS, gsm8k, multiple_choice
 from lapcli.data.file_formats import read_rows
 from lapcli.data.text.tokenizer import train_tokenizer
-from lapcli.generation.calculator import calculate
 
 HUB_ARC = {
     "question": "Which is warm?",
@@ -115,30 +112,6 @@ def test_real_gsm8k_rendered_and_read_back(test_data):
     assert calls > 3 * len(rows)
 
 
-def test_the_calculator_agrees_with_the_real_calls(test_data):
-    """Where a result is a plain number, it is what the file says up to the file's own rounding."""
-    agreed = differing = unread = 0
-    for row in read_rows(test_data / "gsm8k" / "train.jsonl"):
-        parts = gsm8k(row)[1].parts
-        for call, output in pairwise(parts):
-            if call.kind != "python":
-                continue
-            result = calculate(call.text)
-            try:
-                expected = Fraction(output.text.replace(",", ""))
-            except ValueError:
-                continue
-            if result is None:
-                unread += 1
-            elif abs(Fraction(result) - expected) <= max(abs(expected), 1) / 100:
-                agreed += 1
-            else:
-                differing += 1
-    assert agreed > 20_000
-    assert differing / agreed < 0.005
-    assert unread / agreed < 0.02  # percent signs and units
-
-
 def test_real_arc_in_both_forms(test_data):
     odd = 0
     for name, count in (("ARC-Easy", 2251), ("ARC-Challenge", 1119)):
@@ -201,13 +174,6 @@ def test_chats_in_the_forms_that_are_around_are_the_same_conversation(row):
     turns = READERS["conversations"](row)
     said = [(turn.role, "".join(part.text for part in turn.parts)) for turn in turns]
     assert said == [("user", "Be brief.\n\nTwo?\n\n1 + 1"), *SAID[2:]]
-
-
-def test_the_input_of_alpaca_stands_below_its_instruction():
-    turns = READERS["conversations"]({"instruction": "Add.", "input": "1 and 1", "output": "2", "text": "### ..."})
-    assert turns == conversation([
-        {"role": "user", "content": "Add.\n\n1 and 1"}, {"role": "assistant", "content": "2"}
-    ])  # fmt: skip
 
 
 @pytest.mark.parametrize(

@@ -93,12 +93,6 @@ def test_a_crops_bits_do_not_depend_on_the_others(crops, monkeypatch):
     assert torch.equal(together, recoloured(many, drawn))
 
 
-def test_nothing_is_asked_of_the_device(crops):
-    """On the meta device there are no values: whoever asked for one would fail."""
-    many, drawn = crops.repeat(6, 1, 1, 1), torch.tensor([row.numbers() for row in some_drawn(24)], dtype=torch.float32)
-    assert Recolouring(PLAIN)(many.to("meta"), drawn).shape == (24, 3, 64, 64)
-
-
 def test_two_transfers_a_piece(crops):
     """Places and numbers of all operations travel together, whatever was drawn."""
     many, drawn = crops.repeat(6, 1, 1, 1), torch.tensor([row.numbers() for row in some_drawn(24)], dtype=torch.float32)

@@ -9,11 +9,10 @@ from image_support import image_recipe, write_folder
 from support import built
 from timm.data import create_transform
 from timm.data.distributed_sampler import RepeatAugSampler
-from torchvision.transforms import RandomCrop
 
 from lapcli.data.images.augmentation import Eraser, evaluation_transform, normalise, training_transform
 from lapcli.data.images.image_set import FolderImages
-from lapcli.data.images.loader import Example, ImageBatches, ImageLoader, Reader, pair_order, seed_everything
+from lapcli.data.images.loader import ImageBatches, ImageLoader, Reader, pair_order, seed_everything
 from lapcli.data.images.sources import Digits
 from lapcli.recipe.vision import Augmentation, ImageSource
 from lapcli.runtime.errors import DataError, UsageError
@@ -54,16 +53,6 @@ def test_workers_change_nothing():
     assert not torch.equal(stream(loader(0, seed=1))[0], expected[0])
     # Any batch at any time.
     assert torch.equal(stream(loader(2), steps=[2, 1])[0], stream(loader(0), steps=[2, 1])[0])
-
-
-def test_copies_of_an_image_are_augmented_differently_and_epochs_too():
-    reader = Reader(Digits(), training_transform(SOURCE, 8), 8, 0)
-    examples = [Example(0, 5, 0), Example(0, 5, 1), Example(1, 5, 0), Example(0, 5, 0)]
-    images, labels = reader.read(examples)
-    assert not torch.equal(images[0], images[1])
-    assert not torch.equal(images[0], images[2])
-    assert torch.equal(images[0], images[3])
-    assert len(set(labels.tolist())) == 1
 
 
 def test_an_error_in_a_worker_arrives_as_it_is(tmp_path):
@@ -144,17 +133,6 @@ def test_the_strongest_randaugment_works():
 def test_a_policy_that_timm_does_not_know_is_one_sentence(policy):
     with pytest.raises(UsageError, match=r"data.augmentation.policy .* is not a timm policy"):
         training_transform(ImageSource(train="x", augmentation=Augmentation(policy=policy)), 8)
-
-
-def test_the_padded_crop_is_the_deit_repositorys():
-    source = ImageSource(train="x", augmentation=Augmentation(crop="padded", flip=0.0))
-    transform = training_transform(source, 8)
-    image = Digits().image(3)
-    seed_everything(1)
-    ours = transform(image)
-    seed_everything(1)
-    expected = RandomCrop(8, padding=4)(image)
-    assert np.array_equal(ours.transpose(1, 2, 0), np.asarray(expected))
 
 
 def test_evaluation_is_resize_and_centre_crop():

@@ -76,17 +76,6 @@ def test_hand_worked_targets(monkeypatch):
     torch.testing.assert_close(mixed[3], 0.75 * images[3] + 0.25 * images[2])
 
 
-def test_hand_worked_box(monkeypatch):
-    images, _ = batch()
-    # A box of 4 x 8 of 16 x 16 pixels: an eighth comes from the partner.
-    cutmix = fixed(monkeypatch, GroupMix(1 - 32 / 256, (2, 6, 8, 16)))
-    mixed, targets = cutmix(images[:2].clone(), torch.tensor([4, 0]), 0, 0)
-    expected = images[0].clone()
-    expected[:, 2:6, 8:16] = images[1][:, 2:6, 8:16]
-    assert torch.equal(mixed[0], expected)
-    assert targets.tolist() == [[0.125, 0, 0, 0, 0.875], [0.875, 0, 0, 0, 0.125]]
-
-
 def test_cutmix_keeps_the_share_of_pixels_that_it_says():
     made = mixer(mixup=0.0)
     shares = []

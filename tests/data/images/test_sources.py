@@ -129,6 +129,10 @@ def test_decoding_gives_rgb():
     grey = decode(encoded(picture(0, mode="L")), "grey")
     assert grey.mode == "RGB"
     assert np.array_equal(np.asarray(grey)[..., 0], np.asarray(picture(0, mode="L")))
+    eight = np.asarray(picture(0, mode="L"))
+    for form, dtype in (("PNG", np.uint16), ("TIFF", np.uint16), ("TIFF", np.int32)):  # more bits keep their shades
+        sixteen = Image.fromarray((eight.astype(np.int64) * 257).astype(dtype))
+        assert np.array_equal(np.asarray(decode(encoded(sixteen, form), "deep"))[..., 1], eight)
     assert decode(encoded(picture(0, mode="P"), "GIF"), "palette").mode == "RGB"
     assert decode(encoded(picture(0).convert("CMYK"), "TIFF"), "cmyk").mode == "RGB"
 
@@ -158,14 +162,6 @@ def test_an_orientation_is_ignored_as_by_the_reference_loaders_or_applied(tmp_pa
                 assert np.array_equal(pixels(open_held_out(source, data.train.classes)[0], 1), expected)
     assert ImageSource(train=str(tmp_path)).exif_orientation == "ignore"
     assert np.array_equal(np.asarray(reference), np.asarray(stored))
-
-
-@pytest.mark.parametrize(("form", "dtype"), [("PNG", np.uint16), ("TIFF", np.uint16), ("TIFF", np.int32)])
-def test_greys_of_more_bits_keep_their_shades(form, dtype):
-    eight = np.asarray(picture(0, mode="L"))
-    assert len(np.unique(eight)) > 50
-    sixteen = Image.fromarray((eight.astype(np.int64) * 257).astype(dtype))
-    assert np.array_equal(np.asarray(decode(encoded(sixteen, form), "deep"))[..., 1], eight)
 
 
 def test_the_processes_of_a_launch_share_one_copy_of_decoded_images(tmp_path, monkeypatch):
@@ -266,40 +262,3 @@ def test_cifar10_as_the_hub_has_it(test_data):
     with Image.open(io.BytesIO(rows[0]["img"]["bytes"])) as image:
         assert np.array_equal(pixels(data.train, 1234), np.asarray(image))
     assert data.train.labels[1234] == rows[0]["label"]
-
-
-def test_cifar100_needs_its_label_column(test_data):
-    source = str(test_data / "cifar100")
-    with pytest.raises(DataError, match="fine_label, coarse_label"):
-        open_images(ImageSource(train=source), 100)
-    data = open_images(ImageSource(train=source, label_column="fine_label"), 100)
-    assert (len(data.train), len(data.validation)) == (2_000, 1_000)
-    assert data.train.classes[0] == "apple"
-    with pytest.raises(DataError, match=r"have 20 classes, but model\.classes is 100"):
-        open_images(ImageSource(train=source, label_column="coarse_label"), 100)
-
-
-def test_imagenet_as_the_hub_has_it(test_data, tmp_path):
-    """Photographs in the hub's columns (image, label) and splits, whose `test` has no labels."""
-    from datasets import ClassLabel, Dataset, Features
-    from datasets import Image as ImageFeature
-
-    files = sorted((test_data / "imagenet_samples").iterdir())
-    features = Features({"image": ImageFeature(), "label": ClassLabel(names=[file.stem for file in files])})
-    cells = [{"bytes": file.read_bytes(), "path": file.name} for file in files]
-    for split, labels in (("train", range(40)), ("validation", range(40)), ("test", [-1] * 40)):
-        rows = Dataset.from_dict({"image": cells, "label": list(labels)}, features=features)
-        (tmp_path / "data").mkdir(exist_ok=True)
-        rows.to_parquet(tmp_path / "data" / f"{split}-00000-of-00001.parquet")
-    data = open_images(ImageSource(train=str(tmp_path), decoded_gigabytes=0.0), 40)
-    assert data.validation.labels.tolist() == list(range(40))
-    grey = turned = 0
-    for index, file in enumerate(files):
-        ours = data.train.image(index)
-        with Image.open(file) as image:
-            orientation = image.getexif().get(0x0112, 1)
-            assert ours.mode == "RGB"
-            assert ours.size == image.size  # as it is stored
-            grey += image.mode == "L"
-            turned += orientation > 1
-    assert (grey, turned) == (6, 1)
