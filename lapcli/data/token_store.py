@@ -2,11 +2,11 @@
 
 PART/{index.json, tokens.bin, documents.bin}, and targets.bin for conversations
 
-A store is a sequence of parts, one for each source file. `tokens` are the ids of the file's documents, `documents` has
-a row of numbers for each of them, of which the first is its length, and `targets` has a flag for each token. The index
-has the sha256 of each file, which is verified when the file is first opened. The cache key of a part is the name, size
-and modification time of its source file, and the settings: parts are built, resumed and reused independently, and their
-bytes do not depend on who builds them or when.
+A store is a sequence of parts, one for each source file (or for several small ones). `tokens` are the ids of its
+documents, `documents` has a row of numbers for each of them, of which the first is its length, and `targets` has a flag
+for each token. The index has the sha256 of each file, which is verified when the file is first opened. The cache key of
+a part is the name, size and modification time of its source files, and the settings: parts are built, resumed and
+reused independently, and their bytes do not depend on who builds them or when.
 """
 
 import json
@@ -22,6 +22,7 @@ from lapcli.runtime.files import sha256_of_file, write_json
 
 INDEX = "index.json"
 TOKENS, DOCUMENTS, TARGETS = "tokens.bin", "documents.bin", "targets.bin"
+MOST_OPEN = 256  # mapped files of a store: each takes a descriptor, of which a process often has 1024
 
 
 def file_key(path: Path) -> list[str | int]:
@@ -79,6 +80,7 @@ class TokenStore:
         self.indexes = [json.loads((part / INDEX).read_text(encoding="utf-8")) for part in parts]
         self.identity = digest([index["files"] for index in self.indexes])
         self._opened: dict[tuple[int, str], np.ndarray] = {}
+        self._verified: set[Path] = set()
         self._part_ends = np.cumsum([index["tokens"] for index in self.indexes])
         numbers = [self._open(part, DOCUMENTS, np.fromfile) for part in range(len(parts))]
         self.numbers = np.concatenate(numbers).reshape(-1, self.indexes[0]["columns"])
@@ -94,6 +96,8 @@ class TokenStore:
         pieces = []
         for part, first, end in spans(self._part_ends, start, count):
             if (part, name) not in self._opened:
+                if len(self._opened) == MOST_OPEN:
+                    self._opened.pop(next(iter(self._opened)))  # the oldest
                 self._opened[part, name] = self._open(part, name, np.memmap)
             pieces.append(self._opened[part, name][first:end])
         return pieces[0] if len(pieces) == 1 else np.concatenate(pieces)
@@ -104,11 +108,12 @@ class TokenStore:
         return self.read(*place), self.read(*place, TARGETS)
 
     def _open(self, part: int, name: str, read: Any) -> np.ndarray:
-        """Read or map a file after verifying it; the part of a damaged one is rebuilt by the next start."""
+        """Read or map a file, verified the first time; the part of a damaged one is rebuilt by the next start."""
         path, (dtype, sha256) = self.parts[part] / name, self.indexes[part]["files"][name]
-        if not path.is_file() or sha256_of_file(path) != sha256:
+        if path not in self._verified and (not path.is_file() or sha256_of_file(path) != sha256):
             (self.parts[part] / INDEX).unlink(missing_ok=True)
             raise DataError(f"{path} is damaged (its sha256 differs); run the same command again to rebuild it")
+        self._verified.add(path)
         array: np.ndarray = read(path, dtype=dtype)
         return array
 

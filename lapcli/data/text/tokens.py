@@ -4,13 +4,14 @@ The files of a source (the built-in text, a hub data set or local ones) are read
 them held out for validation, which are computed from the seed.
 
 cache/tokenizers/KEY/{index.json, tokenizer.json}     by the source's files, the split and the tokenizer's settings
-cache/text/KEY/{index.json, *.bin}                    by one file, how it is read, and the tokenizer
+cache/text/KEY/{index.json, *.bin}                    by the files of a part, how they are read, and the tokenizer
 """
 
 import hashlib
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import chain, compress, islice
 from pathlib import Path
 from typing import Any
@@ -30,6 +31,7 @@ from lapcli.runtime.progress import Progress
 VERSION = 5  # of the files under cache/text and cache/tokenizers; changing it rebuilds them
 TOKENIZER = "tokenizer.json"
 DEFAULT_FRACTION = 1 / 20
+PART_BYTES = 1 << 26  # consecutive files are tokenised into one part as long as they have fewer bytes together
 
 
 @dataclass(frozen=True)
@@ -60,13 +62,22 @@ class Corpus:
         self._keys = [file_key(path) for path in files]
         self._sizes = [int(size) for _, size, _ in self._keys]
         self.size = sum(self._sizes)
-        # Of the file last read: nulls and empty documents, and whether its only document was split.
+        # Of the part last read: nulls and empty documents, and whether its only document was split.
         self.skipped, self.is_split = 0, False
+        self.parts: list[range] = []  # the files of each part of the token store
+        room = -1
+        for number, size in enumerate(self._sizes):
+            if size > room or (self._holds_out_a_file and number == len(files) - 1):
+                self.parts.append(range(number, number))
+                room = PART_BYTES
+            self.parts[-1] = range(self.parts[-1].start, number + 1)
+            room -= size
 
     def part_folders(self, tokenizer: Tokenizer) -> list[Path]:
         split = self._fraction if len(self.files) == 1 else None  # see `documents`
         settings = [self.source.column, self.source.separator, self.source.crop, split, tokenizer.sha256]
-        return [cache_dir() / "text" / digest(VERSION, key, settings)[:32] for key in self._keys]
+        keys = [[self._keys[number] for number in part] for part in self.parts]
+        return [cache_dir() / "text" / digest(VERSION, key, settings)[:32] for key in keys]
 
     def tokenizer_folder(self, section: TokenizerSection) -> Path:
         split = self.source.model_dump(
@@ -75,26 +86,26 @@ class Corpus:
         settings = [SPLIT_PATTERN, section.vocab, section.train_chars, section.train_crop]
         return cache_dir() / "tokenizers" / digest(VERSION, self._keys, split, settings)[:32]
 
-    def documents(self, number: int, doing: str) -> Iterator[str]:
-        """Yield the documents of a file; the only document of a single file is split in two, to hold the second out."""
-        documents = self._read(number, doing)
+    def documents(self, part: range, doing: str) -> Iterator[str]:
+        """Yield the documents of a part; the only document of a single file is split in two, to hold the second out."""
+        documents = self._read(part, doing)
         first = list(islice(documents, 2)) if len(self.files) == 1 else []
         self.is_split = len(first) == 1
         yield from chain(split_document(first[0], self._fraction) if self.is_split else first, documents)
 
     def training_documents(self) -> Iterator[str]:
         """Yield the documents that are not held out; to know which takes a pass over the source."""
-        doing, numbers = "training the tokenizer", range(len(self.files))
+        doing = "training the tokenizer"
         if self._holds_out_a_file:
-            for number in numbers[:-1]:
-                yield from self.documents(number, doing)
+            for part in self.parts[:-1]:
+                yield from self.documents(part, doing)
             return
-        counts = [sum(1 for _ in self.documents(number, "counting documents")) for number in numbers]
-        every = chain.from_iterable(self.documents(number, doing) for number in numbers)
+        counts = [sum(1 for _ in self.documents(part, "counting documents")) for part in self.parts]
+        every = chain.from_iterable(self.documents(part, doing) for part in self.parts)
         yield from compress(every, ~self.held_out(counts, self.is_split))
 
     def held_out(self, counts: Sequence[int], is_split: bool) -> np.ndarray:
-        """Return a mask of the validation documents, for the number of documents in each file."""
+        """Return a mask of the validation documents, for the number of documents in each part."""
         if self._holds_out_a_file:
             mask = np.repeat(np.arange(len(counts)) == len(counts) - 1, counts)
         else:
@@ -106,14 +117,16 @@ class Corpus:
             )
         return mask
 
-    def _read(self, number: int, doing: str) -> Iterator[str]:
-        before, size, self.skipped = sum(self._sizes[:number]), self._sizes[number], 0
-        source = self.source
-        for fraction, documents in read_documents(self.files[number], column=source.column, separator=source.separator):
-            if self._progress:
-                self._progress(doing, before + int(fraction * size), self.size)
-            self.skipped += sum(not document for document in documents)
-            yield from (document[: source.crop] for document in documents if document)
+    def _read(self, part: range, doing: str) -> Iterator[str]:
+        before, self.skipped = sum(self._sizes[: part.start]), 0
+        column, separator, crop = self.source.column, self.source.separator, self.source.crop
+        for number in part:
+            for fraction, documents in read_documents(self.files[number], column=column, separator=separator):
+                if self._progress:
+                    self._progress(doing, before + int(fraction * self._sizes[number]), self.size)
+                self.skipped += sum(not document for document in documents)
+                yield from (document[:crop] for document in documents if document)
+            before += self._sizes[number]
 
 
 def held_out(count: int, fraction: float, seed: int | None) -> np.ndarray:
@@ -172,8 +185,8 @@ def prepare_text(
     assert corpus is not None
     used = tokenizer if isinstance(tokenizer, Tokenizer) else _prepare_tokenizer(corpus, tokenizer)
     folders = corpus.part_folders(used)
-    for number, folder in enumerate(folders):
-        build_once(folder, lambda new, number=number: _tokenise(new, corpus, number, used), has_index)  # type: ignore[misc]
+    for part, folder in zip(corpus.parts, folders, strict=True):
+        build_once(folder, partial(_tokenise, corpus, part, used), has_index)
     store = TokenStore(folders)
     is_held_out = corpus.held_out(store.counts, store.indexes[0]["is_split"])
     streams = []
@@ -224,9 +237,9 @@ def _prepare_tokenizer(corpus: Corpus, section: TokenizerSection) -> Tokenizer:
     return Tokenizer.from_file(build_once(corpus.tokenizer_folder(section), train) / TOKENIZER)
 
 
-def _tokenise(folder: Path, corpus: Corpus, number: int, tokenizer: Tokenizer) -> None:
+def _tokenise(corpus: Corpus, part: range, tokenizer: Tokenizer, folder: Path) -> None:
     writer, has_begun = PartWriter(folder, tokenizer.vocab_size), False
-    for begins, ids in tokenizer.encode_stream(corpus.documents(number, "tokenising")):
+    for begins, ids in tokenizer.encode_stream(corpus.documents(part, "tokenising")):
         if begins and has_begun:
             writer.end()
         # BOS only before the first piece: the later ones continue the document.

@@ -82,8 +82,9 @@ def test_the_last_of_several_files_is_held_out(tmp_path):
         prepare_text(source(tmp_path / "a.jsonl", validation="last_file"), TOKENIZER)
 
 
-def test_parts_are_built_by_file_and_reused_with_other_files(tmp_path, lap_cache):
-    """Whoever builds a part, and beside which others: its bytes are the same."""
+def test_parts_are_built_by_file_and_reused_with_other_files(tmp_path, lap_cache, monkeypatch):
+    """Whoever builds a part, and beside which others: its bytes are the same. Small files share a part."""
+    monkeypatch.setattr(tokens, "PART_BYTES", 1)
     mine = train_tokenizer([story(1)], 280, max_chars=10**9, crop=10**9)
     for name in "abc":
         jsonl(tmp_path / f"{name}.jsonl", [f"{name} {story(i)}" for i in range(9)])
@@ -94,6 +95,10 @@ def test_parts_are_built_by_file_and_reused_with_other_files(tmp_path, lap_cache
     for path in lap_cache.glob("text/*/index.json"):
         path.unlink()
     assert prepare_text(source(tmp_path, validation=0.2), mine).identity == whole.identity != two.identity
+    monkeypatch.setattr(tokens, "PART_BYTES", 10**6)
+    together = prepare_text(source(tmp_path, validation=0.2), mine)
+    assert documents(together, "train") == documents(whole, "train")
+    assert len(list(lap_cache.glob("text/*/index.json"))) == 3 + 1
     every = [f"{name} {story(i)}" for name in "abc" for i in range(9)]
     assert sorted(documents(whole, "train") + documents(whole, "validation")) == every
 
