@@ -77,6 +77,7 @@ class GPTModel(TransformerModel):
     context: Size = 2048  # tokens in a training sequence
     rotary_base: Annotated[float, Field(gt=1, le=1e9)] = 10_000.0
     rotary_precision: Literal["float32", "bf16"] = "float32"
+    # Beyond 50 the sum of exp over a large vocabulary would overflow float32.
     softcap: Annotated[float, Field(gt=0, le=50)] = 15.0
 
     @combination("width", "heads")

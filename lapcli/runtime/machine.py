@@ -1,7 +1,4 @@
-"""The resources of this machine besides its GPUs: cores, shared memory and a compiler.
-
-They are checked before the first step, so that a shortage is a message and not a crash in the middle of one.
-"""
+"""The cores of this machine that a run may use, and the compiler that torch.compile needs."""
 
 import importlib.util
 import os
@@ -12,8 +9,6 @@ from pathlib import Path
 
 from lapcli.runtime.environment import cores_given
 from lapcli.runtime.errors import UsageError
-
-SHARED_MEMORY = Path("/dev/shm")
 
 
 def usable_cores() -> int:
@@ -33,36 +28,6 @@ def container_cores(quota_file: Path = Path("/sys/fs/cgroup/cpu.max")) -> int | 
         return max(1, int(quota) // int(period))
     except (OSError, ValueError):  # no control groups, or "max"
         return None
-
-
-def free_shared_memory() -> int | None:
-    """Return the free bytes; None without a /dev/shm (shared memory then comes from elsewhere)."""
-    try:
-        place = os.statvfs(SHARED_MEMORY)
-    except OSError:
-        return None
-    return place.f_bavail * place.f_frsize
-
-
-def check_shared_memory(needed: int, workers: int) -> None:
-    """Refuse to start data workers whose batches do not fit into shared memory: they would die of a bus error.
-
-    `workers` are those of one process, `needed` the bytes of all of them on this machine.
-    """
-    free = free_shared_memory()
-    if free is None or needed <= free:
-        return
-    fit = workers * free // needed
-    raise UsageError(
-        f"reading images with data.workers={workers} takes {_size(needed)} of shared memory, and {SHARED_MEMORY} has "
-        f"{_size(free)} free; make it larger (docker run --shm-size={_size(needed, up=True)}) or use "
-        f"--set data.workers={fit}"
-    )
-
-
-def _size(count: int, up: bool = False) -> str:
-    """Format a size for people, or with `up` rounded up in docker's notation."""
-    return f"{-(-count // 10**6)}m" if up else f"{count / 10**6:,.0f} MB"
 
 
 def check_compiler(device_type: str) -> None:

@@ -2,11 +2,8 @@
 
 import os
 import sysconfig
-from collections import namedtuple
 
 import pytest
-from support import run_main
-from sweep_support import write_recipe
 
 from lapcli.runtime.errors import UsageError
 from lapcli.runtime.machine import check_compiler, container_cores, usable_cores
@@ -38,29 +35,6 @@ def test_cores_that_are_given_are_a_limit(monkeypatch):
         usable_cores()
 
 
-@pytest.fixture
-def small_shared_memory(monkeypatch):
-    """1 MB, as `df` would show it."""
-    real, found = os.statvfs, namedtuple("statvfs", "f_bavail f_frsize")
-
-    def statvfs(path):
-        return found(250, 4000) if str(path) == "/dev/shm" else real(path)
-
-    monkeypatch.setattr(os, "statvfs", statvfs)
-
-
-@pytest.mark.slow
-def test_too_little_shared_memory_for_workers_is_said_before_the_first_step(small_shared_memory, tmp_path, capsys):
-    """1,000 images of 8 x 8 pixels and 3 colours in a batch, 2 batches ahead, 2 workers, training and validation."""
-    changes = ["train.batch=1000", "train.micro_batch=1000", "data.workers=2", "train.steps=1"]
-    given = [word for change in changes for word in ("--set", change)]
-    code, out, err = run_main(capsys, "train", "recipes/vit_digits.yaml", "--runs-dir", str(tmp_path), *given)
-    assert (code, out) == (2, "")
-    assert "--shm-size=2m" in err
-    assert "--set data.workers=1" in err
-    assert not list(tmp_path.rglob("step-*"))
-
-
 @pytest.mark.parametrize(("device", "variable"), [("cuda", "CC"), ("cpu", "CXX")])
 def test_without_a_compiler_one_sentence_names_the_key(device, variable, monkeypatch, tmp_path):
     check_compiler(device)  # here is one
@@ -75,12 +49,3 @@ def test_without_a_compiler_one_sentence_names_the_key(device, variable, monkeyp
     monkeypatch.setattr(sysconfig, "get_paths", lambda: {"include": str(tmp_path)})
     with pytest.raises(UsageError, match=r"Python\.h"):
         check_compiler(device)
-
-
-def test_a_run_that_compiles_asks_for_the_compiler_first(tmp_path, capsys, monkeypatch):
-    monkeypatch.setenv("PATH", str(tmp_path))
-    monkeypatch.delenv("CXX", raising=False)
-    recipe = write_recipe(tmp_path, train={"compile": True, "steps": 1})
-    code, _, err = run_main(capsys, "train", str(recipe), "--runs-dir", str(tmp_path / "runs"))
-    assert code == 2
-    assert "--set train.compile=false" in err
