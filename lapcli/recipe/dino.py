@@ -110,11 +110,7 @@ class SelfSupervisedTrain(TrainSection):
 
     @combination("dino", "ibot")
     def _something_to_learn(self) -> str | None:
-        return (
-            "dino and ibot are both 0; at least one loss weight must be positive"
-            if self.dino == self.ibot == 0
-            else None
-        )
+        return "is 0, and so is ibot: nothing would be learned" if self.dino == self.ibot == 0 else None
 
 
 class SelfSupervisedSchedule(Section):
@@ -182,22 +178,21 @@ class SelfSupervisedRecipe(BaseRecipe):
         return self.train.steps or max(1, int((self.train.epochs or 0) * self.schedule.epoch_steps))
 
     def schedule_problems(self) -> list[tuple[str, str]]:
-        schedule, problems = self.schedule, []
+        problems = []
         for key, what in (
             ("warmup_epochs", "the learning rate would never reach its peak"),
             ("teacher_warmup_epochs", "the teacher's temperature would never reach its end"),
             ("frozen_epochs", "the prototypes would never be trained"),
         ):
-            steps = getattr(schedule, key) * schedule.epoch_steps
+            epochs, epoch_steps = getattr(self.schedule, key), self.schedule.epoch_steps
+            steps = epochs * epoch_steps
             # The temperature may rise until the last step; after the other two something has to be left.
             if steps > self.steps or (steps == self.steps and key != "teacher_warmup_epochs"):
-                problems.append(
-                    (
-                        f"schedule.{key}",
-                        f"{getattr(schedule, key):g} epochs of {schedule.epoch_steps:,} steps do not fit into a run of "
-                        f"{self.steps:,} steps: {what}; lower it, or schedule.epoch_steps",
-                    )
+                reason = (
+                    f"{epochs:g} epochs of {epoch_steps:,} steps do not fit into a run of {self.steps:,} steps: {what}; "
+                    "lower it, or schedule.epoch_steps"
                 )
+                problems.append((f"schedule.{key}", reason))
         return problems
 
     def paper_recipe(self) -> str:

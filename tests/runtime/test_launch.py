@@ -91,6 +91,7 @@ def losses(run):
     return {line["step"]: line["loss"] for line in read_metrics(run / "metrics.jsonl") if "loss" in line}
 
 
+@pytest.mark.long
 def test_two_machines_go_on_after_one_of_them_lost_a_rank(write_recipe, tmp_path):
     """Their launchers count restarts by themselves, and meet again all the same; the run is finished.
 
@@ -115,6 +116,7 @@ def test_two_machines_go_on_after_one_of_them_lost_a_rank(write_recipe, tmp_path
     assert not (tmp_path / "tiny.old-2").exists()
 
 
+@pytest.mark.long
 def test_launchers_and_ranks_that_die_stop_or_are_asked_to_stop(write_recipe, tmp_path):
     """However it ends, no rank is left, the next command resumes, and the losses are those of one process."""
     recipe, run = write_recipe(300), tmp_path / "two" / "tiny"
@@ -194,7 +196,7 @@ if "RANK" in os.environ:
 """
 
 
-@pytest.mark.parametrize("command", ["train", "eval"])
+@pytest.mark.parametrize("command", ["train", pytest.param("eval", marks=pytest.mark.long)])
 def test_a_rank_that_fails_alone_says_so_and_ends_all(command, write_recipe, tmp_path):
     """It leaves without the others, who wait for it elsewhere."""
     arguments = ["train", str(write_recipe(100_000))]
@@ -226,7 +228,7 @@ def test_a_rank_that_does_not_answer_ends_the_step(write_recipe, tmp_path):
     assert info_of(tmp_path / "tiny")["status"] == "failed"
 
 
-@pytest.mark.parametrize("asked", ["launcher", "rank"])
+@pytest.mark.parametrize("asked", ["launcher", pytest.param("rank", marks=pytest.mark.long)])
 def test_restarts_do_not_undo_a_stop(asked, write_recipe, tmp_path):
     recipe, run = write_recipe(100_000), tmp_path / "tiny"
     launcher = start_lap("train", str(recipe), "--runs-dir", str(tmp_path), "--nproc", "2", "--max-restarts", "3")
