@@ -188,11 +188,8 @@ class SelfSupervisedRecipe(BaseRecipe):
             steps = epochs * epoch_steps
             # The temperature may rise until the last step; after the other two something has to be left.
             if steps > self.steps or (steps == self.steps and key != "teacher_warmup_epochs"):
-                reason = (
-                    f"{epochs:g} epochs of {epoch_steps:,} steps do not fit into a run of {self.steps:,} steps: {what}; "
-                    "lower it, or schedule.epoch_steps"
-                )
-                problems.append((f"schedule.{key}", reason))
+                fit = f"{epochs:g} epochs of {epoch_steps:,} steps do not fit into a run of {self.steps:,} steps"
+                problems.append((f"schedule.{key}", f"{fit}: {what}; lower it, or schedule.epoch_steps"))
         return problems
 
     def paper_recipe(self) -> str:
