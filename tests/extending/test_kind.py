@@ -46,6 +46,7 @@ def test_a_killed_run_resumes_with_the_same_bits(extended, painted, shared_cache
     assert weights(killed) == weights(painted)
 
 
+@pytest.mark.long
 def test_two_processes_train_it(extended, painted):
     extended("train", extended.recipe, "--name", "two", "--set", "train.micro_batch=16", processes=2)
     for (_, ours), (_, alone) in zip(steps(extended.runs / "two"), steps(painted), strict=True):

@@ -224,13 +224,10 @@ def test_a_missing_key_points_to_the_section_of_the_nearest_file(folder: Path, v
     ("said", "message"),
     [
         ("x.yaml", "the files extend each other: x.yaml -> x.yaml"),
-        ("./y.yaml", "the files extend each other: x.yaml -> y.yaml -> x.yaml"),
         ("bse.yaml", '"bse.yaml" does not exist; did you mean base.yaml?'),
         ("/etc/passwd", 'expected the name of one .yaml file, got "/etc/passwd"'),
         ("[base.yaml]", 'expected the name of one .yaml file, got ["base.yaml"]'),
         ("", "expected the name of one .yaml file, got nothing (null)"),
-        ("'qqqqqqqqqqqqqqqq\\0.yaml'", '"qqqqqqqqqqqqqqqq\\\\0.yaml" does not exist; check the name'),
-        ('"qqqqqqqqqqqqqqqq\\0.yaml"', '"qqqqqqqqqqqqqqqq\\u0000.yaml" does not exist; check the name'),
         ("folder.yaml", '"folder.yaml" is not a file; name a .yaml file'),
     ],
 )
@@ -238,9 +235,7 @@ def test_extends_that_leads_nowhere(folder: Path, valid: str, said: str, message
     (folder / "base.yaml").write_text(valid)
     (folder / "folder.yaml").mkdir()
     (folder / "x.yaml").write_text(f"seed: 1\nextends: {said}\n")
-    (folder / "y.yaml").write_text("seed: 1\nextends: x.yaml\n")
-    where = "y.yaml:2" if "y.yaml" in message and "x.yaml" in message else "x.yaml:2"
-    assert lines_of("x.yaml") == ["1 error in x.yaml; nothing was started.", f"{where}  extends: {message}"]
+    assert lines_of("x.yaml") == ["1 error in x.yaml; nothing was started.", f"x.yaml:2  extends: {message}"]
 
 
 def test_extends_only_at_the_top(problems, valid: str) -> None:
