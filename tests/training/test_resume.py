@@ -250,10 +250,10 @@ def _no_room_from(step):
     from lapcli import checkpoint
 
     save = checkpoint.save
+    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 
     def limited(**given):
         if given["step"] >= step:
-            signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
             resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, resource.getrlimit(resource.RLIMIT_FSIZE)[1]))
         return save(**given)
 
