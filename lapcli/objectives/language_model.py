@@ -21,6 +21,7 @@ from lapcli.generation.engine import generate
 from lapcli.heads.operator_attention import operator_parameters
 from lapcli.measures.bits_per_byte import bigram_bits_per_byte, bits_per_byte
 from lapcli.measures.smoothing import PROBE_SEQUENCES, smoothing
+from lapcli.models.compiling import pad_rows
 from lapcli.models.gpt import GPT, GPTConfig
 from lapcli.objectives.objective import (
     BatchPlan,
@@ -237,7 +238,9 @@ class LanguageModel(GPTObjective[LanguageModelRecipe]):
                 continue
             sequences = self._validation.sequences(0, share.start, len(share))
             tokens_BT, targets_BT = to_device(sequences, self.world.device)
-            losses_BT = self.model.loss(tokens_BT, targets_BT, reduction="none")
+            rows = self.batches.micro_batch if self.policy.compiles else len(share)  # compiled code has one shape
+            losses_BT = self.model.loss(pad_rows(tokens_BT, rows), pad_rows(targets_BT, rows), reduction="none")
+            losses_BT = losses_BT[: len(share)]
             bytes_BT = self._byte_lengths[targets_BT]
             nats += float(losses_BT.sum())
             targets += losses_BT.numel()

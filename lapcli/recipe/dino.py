@@ -87,6 +87,8 @@ class SelfSupervisedTrain(TrainSection):
     dino: NonNegative = 1.0  # weights of the losses
     koleo: NonNegative = 0.1
     ibot: NonNegative = 1.0
+    # Of the residual stream where train.precision is bf16. bf16: as DINOv3, which keeps no float32 stream.
+    stream: Literal["bf16", "float32"] = "bf16"
     student_temperature: Positive = 0.1
     sinkhorn_iterations: Annotated[Whole, Field(ge=1, le=1000)] = 3
 
