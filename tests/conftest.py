@@ -43,7 +43,6 @@ FIRST = [
     "tests/test_faults.py",
     "tests/runtime/test_launch.py",
     "tests/training/test_kinds_in_two_processes.py",
-    "tests/test_planning.py",
     "tests/export/test_export.py",
     "tests/training/test_host_waits.py",
     "tests/extending/test_kind.py",
