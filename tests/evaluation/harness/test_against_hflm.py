@@ -6,8 +6,7 @@ from harness_support import tiny_model, tiny_tokenizer, write_benchmarks
 from lm_eval import evaluator
 
 from lapcli.evaluation.benchmarks import BENCHMARKS
-from lapcli.evaluation.harness.adapter import LapLM
-from lapcli.evaluation.harness.workers import Worker, Workers
+from lapcli.evaluation.harness.adapter import LapLM, Workers
 from lapcli.evaluation.tasks import Request
 from lapcli.runtime.ranks import World
 
@@ -37,8 +36,8 @@ def both(laplacian_heads, folder, context=128):
 
     tokenizer = tiny_tokenizer()
     model = tiny_model(tokenizer.vocab_size, laplacian_heads, context=context)
-    workers = Workers(World(0, 1, torch.device("cpu")), Worker(model, tokenizer, 3, 0, None).work)
-    return LapLM(tokenizer, context, workers, task="task", seed=0), hflm(model, tokenizer, folder)
+    workers = Workers(World(0, 1, torch.device("cpu")))
+    return LapLM(model, tokenizer, workers, task="task", seed=0, batch=3), hflm(model, tokenizer, folder)
 
 
 @pytest.mark.parametrize("laplacian_heads", [0, 1])

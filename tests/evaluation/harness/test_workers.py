@@ -63,10 +63,10 @@ def _rank(environment, fails, place, error, arguments, folder):
 
     if fails:
         from lapcli.evaluation import run_tasks
-        from lapcli.evaluation.harness import adapter, workers
+        from lapcli.evaluation.harness import adapter
 
         owner, name = {
-            "job": (workers, "score"),
+            "job": (adapter, "score"),
             "prompts": (adapter.LapLM, "apply_chat_template"),
             "loading": (run_tasks, "open_run"),
         }[place]
