@@ -5,7 +5,7 @@ import pickle
 
 import pytest
 import torch
-from harness_support import QUOTING, arc_rows, humaneval_rows, tiny_model, tiny_tokenizer
+from harness_support import QUOTING, arc_rows, tiny_model, tiny_tokenizer
 from lm_eval import evaluator
 from lm_eval.api.instance import Instance
 
@@ -14,7 +14,6 @@ from lapcli.data.chat.formats import multiple_choice, read_choices
 from lapcli.data.text.tokenizer import train_tokenizer
 from lapcli.evaluation.benchmarks.benchmark import Documents, sampled_definition
 from lapcli.evaluation.benchmarks.choices import ARC_EASY
-from lapcli.evaluation.benchmarks.humaneval import CodeJudge, answered_program
 from lapcli.evaluation.benchmarks.numbers import compare_numbers
 from lapcli.evaluation.harness.adapter import LapLM, Prompt, Workers, chat_prompt
 from lapcli.evaluation.harness.lm_eval_tasks import task_over
@@ -22,7 +21,6 @@ from lapcli.evaluation.tasks import SAMPLING
 from lapcli.generation.engine import Engine, Sampling
 from lapcli.runtime.errors import DataError, UsageError
 from lapcli.runtime.ranks import World
-from lapcli.sandbox import choose_mode
 
 
 class Oracle(LapLM):
@@ -78,34 +76,6 @@ def test_known_pass_at_1_and_10():
     assert results["results"]["gsm8k"]["pass@10_stderr,verdicts"] == pytest.approx((0.3) ** 0.5 / 5**0.5)
 
 
-def test_known_pass_of_programs():
-    tokenizer = tiny_tokenizer()
-    rows = humaneval_rows()
-    numbers = {
-        chat_prompt([{"role": "user", "content": row["prompt"]}], tokenizer).ids: n for n, row in enumerate(rows)
-    }
-
-    def rule(ids):
-        n = numbers[ids]
-        right = f"```python\ndef add_{n}(a, b):\n    return a + b + {n}\n```"
-        return [right if n == 0 and s < 2 else f"def add_{n}(a, b):\n    return None" for s in range(4)]
-
-    judge = CodeJudge(choose_mode(False), answered_program)
-    definition = sampled_definition("humaneval", {**SAMPLING, "samples": 4}, judge.verdicts, "prompt", "test")
-    found = run(oracle(rule, tokenizer), definition, rows)["results"]["humaneval"]
-    assert found["pass@1,verdicts"] == pytest.approx(0.25)
-    assert found["pass@4,verdicts"] == pytest.approx(0.5)
-
-
-def test_one_request_for_all_samples_of_a_question():
-    rows = [{"question": f"number {n}", "answer": "#### 1", "number": "1"} for n in range(3)]
-    lm = oracle(lambda ids: ["#### 1"] * 10)
-    run(lm, gsm8k(), rows)
-    ((items, *settings),) = lm.asked
-    assert len(items) == 3
-    assert settings == [Sampling(512, 1.0, 50, 0), (), 10, True]
-
-
 def arc_documents():
     documents = []
     for row in arc_rows():
@@ -142,18 +112,6 @@ def test_special_tokens_in_a_question_are_text():
         assert (same, same.ids, type(same)) == (prompt, prompt.ids, Prompt)
 
 
-def test_a_system_message_and_the_beginning_of_an_answer():
-    tokenizer = tiny_tokenizer()
-    history = [
-        {"role": "system", "content": "Be."},
-        {"role": "user", "content": "Q"},
-        {"role": "assistant", "content": "The"},
-    ]
-    prompt = oracle(None, tokenizer).apply_chat_template(history, add_generation_prompt=False)
-    assert prompt == "<|bos|><|user_start|>Be.\n\nQ<|user_end|><|assistant_start|>The"
-    assert tokenizer.decode(prompt.ids) == prompt
-
-
 def likelihood(context, *continuations):
     return [Instance("loglikelihood", {}, (context, each), n, ("task", 0, 1)) for n, each in enumerate(continuations)]
 
@@ -162,17 +120,6 @@ def test_letters_that_are_not_tokens_are_an_error():
     small = train_tokenizer(["hello hello"], 267, max_chars=100, crop=100)  # bytes and two merges: " A" is two tokens
     with pytest.raises(DataError, match="A, B is a token of its own"):
         oracle(None, small).loglikelihood(likelihood("Question", " A", " B"))
-
-
-def test_an_empty_continuation_is_an_error():
-    with pytest.raises(DataError, match="empty answer"):
-        oracle().loglikelihood(likelihood("Question", ""))
-    tokenizer = train_tokenizer(["aaab" * 50], 268, max_chars=1000, crop=1000)
-    # The last token of the prompt and the answer are one token, which leaves the answer none.
-    whole, context = tokenizer.encode("aaab"), tokenizer.encode("aaa")
-    assert len(whole) <= len(context)
-    with pytest.raises(DataError, match="is merged into the last token"):
-        oracle(None, tokenizer).loglikelihood(likelihood("aaa", "b"))
 
 
 def test_text_beyond_the_context_loses_its_beginning_as_in_lm_eval():
@@ -215,13 +162,6 @@ def test_stops_end_an_answer_and_are_no_part_of_it():
     lm = alone(model, tokenizer)
     assert lm.generate_until(generation("water", max_gen_toks=30, until=[stop])) == [text.split(stop)[0]]
     assert lm.generate_until(generation("water", max_gen_toks=30, until=[])) == [text]
-
-
-def test_generation_settings_that_are_not_ours_are_refused():
-    lm = oracle(lambda ids: ["x"])
-    with pytest.raises(UsageError, match="top_p"):
-        lm.generate_until(generation("a", do_sample=True, temperature=0.2, top_p=0.95))
-    assert lm.generate_until(generation("a", do_sample=False, temperature=0.0, top_p=0.95)) == ["x"]
 
 
 def test_a_setting_that_changes_greedy_answers_is_refused_in_any_order():
